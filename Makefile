@@ -1,0 +1,47 @@
+# Orrery's commands. `make help` lists them; `make up` and `make test` work from a bare checkout.
+
+PYTHON ?= python3
+BIN := .venv/bin
+
+.PHONY: help install up test check lint format bench lock clean
+
+help: ## list these commands
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/  make \1|\2/' | column -t -s '|'
+
+$(BIN)/python:
+	@$(PYTHON) -c 'import sys; sys.exit(0 if sys.version_info >= (3, 11) else "Orrery needs Python 3.11 or later; this is " + sys.version.split()[0] + ". Say which: make up PYTHON=python3.12")'
+	@$(PYTHON) -m venv .venv || { echo "Python could not make a virtual environment; on Debian: apt install python3-venv" >&2; rm -rf .venv; exit 1; }
+
+install: $(BIN)/python ## create .venv with everything to run, and to compile kernels without a GPU
+	@$(BIN)/python tools/install.py
+
+install-test: $(BIN)/python
+	@$(BIN)/python tools/install.py --test
+
+up: install ## start everything on this machine, until Ctrl-C
+	@exec $(BIN)/python manage.py up
+
+test: install-test ## install what tests need and run them all
+	@$(BIN)/python tools/system.py
+	@exec $(BIN)/python -m pytest $(ARGS)
+
+check: install-test ## ruff, mypy, import-linter, Django checks, missing migrations
+	@$(BIN)/ruff check .
+	@$(BIN)/ruff format --check .
+	@$(BIN)/mypy
+	@$(BIN)/lint-imports
+	@$(BIN)/python -W error manage.py check --fail-level WARNING
+	@$(BIN)/python manage.py makemigrations --check --dry-run
+
+format: install-test ## let ruff put the code in order
+	@$(BIN)/ruff check --fix .
+	@$(BIN)/ruff format .
+
+bench: install-test ## measure what this machine can; rows are appended to docs/results/
+	@exec $(BIN)/python -m tests.bench $(ARGS)
+
+lock: install-test ## resolve the dependencies anew into requirements/
+	@$(BIN)/python tools/lock.py
+
+clean: ## remove the virtual environment and caches; keeps the data directory
+	rm -rf .venv node_modules .mypy_cache .ruff_cache .pytest_cache .import_linter_cache

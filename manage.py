@@ -1,0 +1,20 @@
+#!/usr/bin/env python
+"""Orrery's command line for the control plane; `python manage.py help` lists the commands."""
+
+import os
+import sys
+
+
+def main() -> None:
+    os.environ.setdefault("DJANGO_SETTINGS_MODULE", "orchestrator.config.settings")
+    if sys.argv[1:2] == ["up"]:  # its options are settings, so they must be known before settings are read
+        from orchestrator.config.embedded import options
+
+        options.apply(sys.argv[2:])
+    from django.core.management import execute_from_command_line
+
+    execute_from_command_line(sys.argv)
+
+
+if __name__ == "__main__":
+    main()

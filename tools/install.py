@@ -1,0 +1,116 @@
+"""Fills the virtual environment it runs in: torch for this machine first, then the locked rest, by hash.
+
+Knows pip and two lock files; knows nothing of the code. `--test` adds what the tests need.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import os
+import platform
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+TORCH = "2.13.0"
+TRITON = "3.6.0"  # known good with NumPy below 2.4; a CUDA wheel of torch brings its own
+PYTORCH_CPU_INDEX = "https://download.pytorch.org/whl/cpu"
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--test", action="store_true", help="add what the tests and checks need")
+    args = parser.parse_args()
+    lock = ROOT / "requirements" / ("test.lock" if args.test else "run.lock")
+    if is_done(lock):
+        return 0
+    say(f"installing from {lock.relative_to(ROOT)} into {sys.prefix} (a few minutes, the first time only)")
+    install_torch()
+    pip("install", "--no-deps", "--require-hashes", "-r", str(lock))
+    if args.test or not (stamp("test.lock")).exists():
+        stamp(lock.name).write_text(digest(lock))
+    if args.test:  # the test lock contains the run lock
+        run_lock = ROOT / "requirements" / "run.lock"
+        stamp(run_lock.name).write_text(digest(run_lock))
+    install_page_assets()
+    return 0
+
+
+def is_done(lock: Path) -> bool:
+    mark = stamp(lock.name)
+    return mark.exists() and mark.read_text() == digest(lock)
+
+
+def install_torch() -> None:
+    """Installs torch without downloading CUDA where this machine has no NVIDIA GPU and a CPU wheel can be had."""
+    if installed("torch"):
+        return
+    if has_nvidia_gpu():
+        say(f"NVIDIA GPU found: torch {TORCH} with CUDA")
+        pip("install", f"torch=={TORCH}")
+        return
+    plain_wheel_is_cpu = sys.platform == "darwin" or platform.machine() not in ("x86_64", "AMD64")
+    if plain_wheel_is_cpu:
+        pip("install", "--no-deps", f"torch=={TORCH}")
+    else:
+        say(f"no NVIDIA GPU: the CPU wheel of torch {TORCH}")
+        wheel = f"torch=={TORCH}+cpu"
+        tries = [
+            ["install", "--no-deps", wheel],  # from what pip is configured with
+            ["install", "--no-deps", "--retries", "0", "--timeout", "15", "--index-url", PYTORCH_CPU_INDEX, wheel],
+        ]
+        if not any(pip(*arguments, check=False) for arguments in tries):
+            say("no CPU wheel of torch within reach: taking the registry's own build, CUDA packages included")
+            pip("install", f"torch=={TORCH}")
+    if sys.platform == "linux":  # kernels compile without a GPU
+        pip("install", "--no-deps", f"triton=={TRITON}", check=False)
+
+
+def install_page_assets() -> None:
+    """Fetches the lean Plotly bundle where npm is present; the Python package's full bundle serves otherwise."""
+    npm = shutil.which("npm")
+    if npm is None or (ROOT / "node_modules" / "plotly.js-cartesian-dist-min").exists():
+        return
+    done = subprocess.run(
+        [npm, "ci", "--ignore-scripts", "--no-audit", "--no-fund", "--silent"], cwd=ROOT, stdin=subprocess.DEVNULL
+    )
+    if done.returncode != 0:
+        say("npm could not fetch the lean chart bundle; pages use the full one from the plotly Python package")
+
+
+def has_nvidia_gpu() -> bool:
+    if os.environ.get("ORRERY_TORCH") in ("cpu", "cuda"):
+        return os.environ["ORRERY_TORCH"] == "cuda"
+    return Path("/proc/driver/nvidia/version").exists() or shutil.which("nvidia-smi") is not None
+
+
+def installed(package: str) -> bool:
+    probe = f"import importlib.metadata as m; m.version({package!r})"
+    return subprocess.run([sys.executable, "-c", probe], capture_output=True).returncode == 0
+
+
+def pip(*arguments: str, check: bool = True) -> bool:
+    command = [sys.executable, "-m", "pip", "--disable-pip-version-check", *arguments, "-q"]
+    done = subprocess.run(command, stdin=subprocess.DEVNULL)
+    if check and done.returncode != 0:
+        raise SystemExit(f"install: `{' '.join(command)}` failed; see its words above, then run make again")
+    return done.returncode == 0
+
+
+def digest(lock: Path) -> str:
+    return hashlib.sha256(lock.read_bytes() + TORCH.encode() + TRITON.encode()).hexdigest()
+
+
+def stamp(name: str) -> Path:
+    return Path(sys.prefix) / f".{name}.installed"
+
+
+def say(text: str) -> None:
+    print(f"install: {text}", flush=True)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

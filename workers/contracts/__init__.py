@@ -1,0 +1,28 @@
+"""What both sides agree on: specs, plans and their legality, presets, devices, counts, points, events, node messages.
+
+Pydantic and the standard library only. `CONTRACT_VERSION` names the wire format.
+"""
+
+from workers.contracts.base import CONTRACT_VERSION, Contract, Problem, problems_of
+from workers.contracts.cluster import ClusterSpec
+from workers.contracts.legality import plan_problems
+from workers.contracts.model import ModelSource, ModelSpec
+from workers.contracts.plan import ParallelPlan
+from workers.contracts.points import Point, RunEvent
+from workers.contracts.run import RunSpec, spec_problems
+
+__all__ = [
+    "CONTRACT_VERSION",
+    "ClusterSpec",
+    "Contract",
+    "ModelSource",
+    "ModelSpec",
+    "ParallelPlan",
+    "Point",
+    "Problem",
+    "RunEvent",
+    "RunSpec",
+    "plan_problems",
+    "problems_of",
+    "spec_problems",
+]

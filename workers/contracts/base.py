@@ -1,0 +1,133 @@
+"""The base of every contract, and how a refusal becomes sentences.
+
+Knows pydantic; does not know any particular contract.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, ClassVar, Self
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic.json_schema import JsonSchemaMode
+from pydantic_core import ErrorDetails
+
+CONTRACT_VERSION = 1
+
+_SCHEMA_DIALECT = "https://json-schema.org/draft/2020-12/schema"
+
+
+class Contract(BaseModel):
+    """Frozen data that travels between the control plane, the nodes and people's programs.
+
+    Unknown fields are refused by name. `try` and `async` are Python keywords, so such fields carry a trailing
+    underscore in Python and their plain name in JSON.
+    """
+
+    model_config: ClassVar[ConfigDict] = ConfigDict(
+        extra="forbid",
+        frozen=True,
+        validate_by_name=True,
+        validate_by_alias=True,
+        serialize_by_alias=True,
+        allow_inf_nan=False,
+        protected_namespaces=(),
+    )
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain JSON data, optional fields that are not set left out."""
+        return self.model_dump(mode="json", exclude_none=True)
+
+    def to_json(self) -> str:
+        return self.model_dump_json(exclude_none=True)
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> Self:
+        """Raises `pydantic.ValidationError`; `problems_of` turns that into sentences."""
+        return cls.model_validate(dict(data))
+
+    @classmethod
+    def json_schema(cls, mode: JsonSchemaMode = "validation") -> dict[str, Any]:
+        """JSON Schema (2020-12) of this contract with its version under `x-version`."""
+        schema = cls.model_json_schema(mode=mode)
+        return {"$schema": _SCHEMA_DIALECT, "x-version": CONTRACT_VERSION, **schema}
+
+
+class Problem(Contract):
+    """What is wrong with one field, and the nearest thing to try."""
+
+    field: str
+    says: str
+    try_: str = Field(default="", validation_alias="try", serialization_alias="try")
+
+    def __str__(self) -> str:
+        where = f"{self.field}: " if self.field else ""
+        return f"{where}{self.says}" + (f"; try {self.try_}" if self.try_ else "")
+
+
+class Refused(ValueError):
+    """Raised inside validators: which field (below the one validated), what is wrong, what to try."""
+
+    def __init__(self, says: str, try_: str = "", *, field: str = "") -> None:
+        super().__init__(says + (f"; try {try_}" if try_ else ""))
+        self.field, self.says, self.try_ = field, says, try_
+
+
+def derived(*, le: int = 2**31 - 1) -> Any:
+    """A whole-number field whose default follows from other fields, filled in before validation."""
+
+    def without_default(schema: dict[str, Any]) -> None:
+        schema.pop("default", None)
+
+    return Field(default=0, ge=1, le=le, json_schema_extra=without_default)
+
+
+def problem(field: str, says: str, try_: str = "") -> Problem:
+    """Shorthand used wherever legality is checked."""
+    return Problem(field=field, says=says, try_=try_)
+
+
+def problems_of(error: ValidationError, *, prefix: str = "") -> list[Problem]:
+    """Each refusal of pydantic as a sentence, its field as `train.seq_len`; `prefix` is put before the field."""
+    return [_problem(item, prefix) for item in error.errors(include_url=False)]
+
+
+def _problem(item: ErrorDetails, prefix: str) -> Problem:
+    context = item.get("ctx") or {}
+    # parts with @ only tell which member of a union was meant
+    path = [prefix, *(str(part) for part in item["loc"] if not str(part).startswith("@"))]
+    cause = context.get("error")
+    if isinstance(cause, Refused):
+        says, try_ = cause.says, cause.try_
+        path.append(cause.field)
+    else:
+        name = str(item["loc"][-1]) if item["loc"] else "the document"
+        says, try_ = _sentence(item["type"], item["msg"], context, item["input"], name)
+    return Problem(field=".".join(part for part in path if part), says=says, try_=try_)
+
+
+def _sentence(kind: str, message: str, context: Mapping[str, Any], given: object, name: str) -> tuple[str, str]:
+    """`(says, try)` for one of pydantic's own errors on the field `name`."""
+    shown = _shown(given)
+    if kind == "missing":
+        return f"{name} is missing and has no default", f"add {name}"
+    if kind == "extra_forbidden":
+        return f"{name} is not a field of this contract", "remove it, or check its spelling"
+    if kind in {"literal_error", "enum"}:
+        expected = str(context.get("expected", "the known values"))
+        return f"{shown} is not one of {expected}", expected
+    bounds = {
+        "greater_than_equal": ("ge", "at least"),
+        "greater_than": ("gt", "more than"),
+        "less_than_equal": ("le", "at most"),
+        "less_than": ("lt", "less than"),
+    }
+    if kind in bounds:
+        key, words = bounds[kind]
+        return f"{shown} is out of range, it must be {words} {context.get(key)}", f"{words} {context.get(key)}"
+    return f"{shown} is refused: {message[:1].lower()}{message[1:]}", ""
+
+
+def _shown(given: object) -> str:
+    text = repr(given)
+    return text if len(text) <= 60 else text[:57] + "..."

@@ -1,0 +1,200 @@
+"""What each kind of run is told: train, generate, serve, evaluate, script, benchmark, external.
+
+Knows fields and defaults; how bodies, model, plan and resources fit together is `run`'s.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import AfterValidator, Discriminator, Field, Tag, model_validator
+
+from workers.contracts.base import Contract, Refused
+from workers.contracts.model import Count, ModelSource, ModelSpec, Positive
+from workers.contracts.presets import check_preset
+
+Rate = Annotated[float, Field(ge=0)]
+Quantize = Literal["int8", "int4", "fp8"]
+Objective = Literal["pretrain", "sft", "dpo", "reward", "grpo", "ppo", "distill"]
+OptimizerName = Literal["adamw", "adafactor", "lion", "muon", "sgd", "adamw8bit"]
+
+
+def _model_tag(given: Any) -> str:
+    if isinstance(given, str):
+        return "@preset"
+    if isinstance(given, ModelSource) or (isinstance(given, dict) and ("path" in given or "package" in given)):
+        return "@source"
+    return "@spec"
+
+
+ModelRef = Annotated[
+    Annotated[str, AfterValidator(check_preset), Tag("@preset")]
+    | Annotated[ModelSpec, Tag("@spec")]
+    | Annotated[ModelSource, Tag("@source")],
+    Discriminator(_model_tag),
+]
+
+# learning rate, betas, weight decay, momentum where none are given: torch.optim's own, Lion's from arXiv 2302.06675
+_OPTIMIZER_DEFAULTS: dict[str, dict[str, Any]] = {
+    "adamw": {"lr": 1e-3, "betas": (0.9, 0.999), "weight_decay": 0.01},
+    "adamw8bit": {"lr": 1e-3, "betas": (0.9, 0.999), "weight_decay": 0.01},
+    "adafactor": {"lr": 1e-2, "betas": (0.9, 0.999), "weight_decay": 0.0},
+    "lion": {"lr": 1e-4, "betas": (0.9, 0.99), "weight_decay": 0.0},
+    "muon": {"lr": 1e-3, "betas": (0.9, 0.999), "weight_decay": 0.1, "momentum": 0.95, "nesterov": True},
+    "sgd": {"lr": 1e-3, "betas": (0.9, 0.999), "weight_decay": 0.0},
+}
+
+
+class DataSpec(Contract):
+    """Text to learn from: a preset that ships with the project, or a file under the allowed data roots.
+
+    `tokenizer` is a path or package; without one text is read as raw bytes, token ids 0 to 255.
+    """
+
+    preset: Literal["shakespeare"] | None = None
+    path: str | None = None
+    format: Literal["text", "jsonl", "tokens"] = "text"
+    tokenizer: str | None = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _default(cls, data: Any) -> Any:
+        if isinstance(data, dict) and data.get("preset") is None and data.get("path") is None:
+            return {**data, "preset": "shakespeare"}
+        return data
+
+    @model_validator(mode="after")
+    def _one(self) -> DataSpec:
+        if self.preset is not None and self.path is not None:
+            raise Refused("data has both a preset and a path", "one of them")
+        return self
+
+
+class EvalSpec(Contract):
+    """Validation on a held-out split, or on `data`, every so many steps."""
+
+    every_steps: Positive = 100
+    batches: Positive = 8
+    data: DataSpec | None = None
+
+
+class OptimizerSpec(Contract):
+    """An update rule; what is not given follows from its name (torch.optim's defaults).
+
+    `momentum`, `nesterov`, `ns_steps` are for sgd and muon. `scalar_lr` is the AdamW learning rate that muon uses for
+    parameters that are not matrices (default: lr).
+    """
+
+    name: OptimizerName = "adamw"
+    lr: Rate = 1e-3
+    betas: tuple[Annotated[float, Field(ge=0, lt=1)], Annotated[float, Field(ge=0, lt=1)]] = (0.9, 0.999)
+    eps: Annotated[float, Field(gt=0)] = 1e-8
+    weight_decay: Rate = 0.01
+    momentum: Annotated[float, Field(ge=0, lt=1)] = 0.0
+    nesterov: bool = False
+    ns_steps: Positive = 5
+    scalar_lr: Rate | None = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _by_name(cls, data: Any) -> Any:
+        if isinstance(data, dict):
+            return {**_OPTIMIZER_DEFAULTS.get(str(data.get("name", "adamw")), {}), **data}
+        return data
+
+
+class LrSchedule(Contract):
+    """Learning rate over steps: linear warmup, then the named shape down to `min_lr` at the last step.
+
+    `wsd` (warmup, stable, decay; arXiv 2404.06395) falls linearly over the last `decay_steps` (default: a tenth).
+    """
+
+    name: Literal["constant", "cosine", "linear", "wsd"] = "constant"
+    warmup_steps: Count = 0
+    min_lr: Rate = 0.0
+    decay_steps: Count | None = None
+
+
+class CheckpointSpec(Contract):
+    """A checkpoint every so many steps, the newest `keep` of them kept; `async` writes beside training."""
+
+    every_steps: Positive = 200
+    keep: Positive = 3
+    async_: bool = Field(default=True, validation_alias="async", serialization_alias="async")
+
+
+class AdapterSpec(Contract):
+    """Low-rank adapters (arXiv 2106.09685) on the named projections, the rest frozen; qlora keeps it in 4 bits."""
+
+    name: Literal["lora", "qlora"] = "lora"
+    rank: Positive = 16
+    alpha: Annotated[float, Field(gt=0)] = 32.0
+    dropout: Annotated[float, Field(ge=0, lt=1)] = 0.0
+    targets: list[Literal["q", "k", "v", "o", "gate", "up", "down"]] = ["q", "k", "v", "o"]
+
+
+class TrainBody(Contract):
+    objective: Objective = "pretrain"
+    steps: Positive
+    seq_len: Positive
+    seed: Count = 0
+    eval: EvalSpec | None = None
+    optimizer: OptimizerSpec = OptimizerSpec()
+    lr_schedule: LrSchedule = LrSchedule()
+    clip_norm: Annotated[float, Field(gt=0)] | None = None
+    accumulate: Positive | None = None
+    checkpoint: CheckpointSpec | None = None
+    init_from: ModelSource | None = None
+    adapter: AdapterSpec | None = None
+    compile: bool = False
+    log_every: Positive = 1
+
+
+class GenerateBody(Contract):
+    """Answers to a JSONL of prompts. Temperature 0 is greedy; top_k 0 and top_p 1 cut nothing off."""
+
+    input: str
+    output: str
+    max_new_tokens: Positive = 64
+    temperature: Rate = 1.0
+    top_k: Count = 0
+    top_p: Annotated[float, Field(gt=0, le=1)] = 1.0
+    seed: Count = 0
+    stop: list[str] = []
+    ignore_eos: bool = False
+    draft: ModelRef | None = None
+    quantize: Quantize | None = None
+
+
+class ServeBody(Contract):
+    max_batch_tokens: Positive = 2048
+    max_seqs: Positive = 16
+    kv_blocks: Positive | None = None
+    quantize: Quantize | None = None
+    draft: ModelRef | None = None
+    api_key: str | None = None
+
+
+class EvaluateBody(Contract):
+    """Metrics over `input` (default: the run's data), against `references` where a metric wants them."""
+
+    input: str | None = None
+    metrics: list[str] = ["loss", "perplexity"]
+    references: str | None = None
+
+
+class ScriptBody(Contract):
+    """A user's own torchrun program: `command` is what follows torchrun's own arguments."""
+
+    command: list[str] = []
+    workdir: str | None = None
+    env: dict[str, str] = {}
+
+
+class BenchmarkBody(Contract):
+    techniques: list[str] = []
+    steps: Positive = 20
+
+
+class ExternalBody(Contract):
+    """Nothing to tell: the program runs elsewhere and reports by the recorder."""

@@ -1,0 +1,79 @@
+"""The known metric names with their units, and the known event types.
+
+A program may send other names; they get pages too, only without a unit.
+"""
+
+from __future__ import annotations
+
+_MEMORY = (
+    "params", "grads", "optimizer", "activations", "kv_cache", "buffers", "other", "allocated", "reserved", "capacity",
+)  # fmt: skip
+
+METRICS: dict[str, str] = {
+    "loss": "nats/token",
+    "val_loss": "nats/token",
+    "val_perplexity": "",
+    "grad_norm": "",
+    "lr": "",
+    "tokens_per_s": "tokens/s",
+    "tflops_per_device": "TFLOP/s",
+    "mfu": "fraction",
+    "hfu": "fraction",
+    "step_time_s": "s",
+    "data_time_s": "s",
+    "loss_scale": "",
+    **{f"memory/{part}_bytes": "bytes" for part in _MEMORY},
+    "pipeline/bubble_fraction": "fraction",
+    "comm/exposed_s": "s",
+    "comm/bytes": "bytes",
+    "device/utilization": "fraction",
+    "device/power_w": "W",
+    "device/temperature_c": "°C",
+    "inference/ttft_s": "s",
+    "inference/tpot_s": "s",
+    "inference/tokens_per_s": "tokens/s",
+    "inference/running": "requests",
+    "inference/waiting": "requests",
+    "inference/kv_blocks_used": "blocks",
+    "inference/accepted_per_step": "tokens",
+}
+
+# of names not in the table: the unit their ending tells
+_ENDINGS = {
+    "_tokens_per_s": "tokens/s",
+    "_per_s": "1/s",
+    "_s": "s",
+    "_ms": "ms",
+    "_bytes": "bytes",
+    "_fraction": "fraction",
+    "_w": "W",
+    "_c": "°C",
+}
+
+EVENT_TYPES = frozenset(
+    {
+        "state_changed",
+        "loss_scale_changed",
+        "overflow_skipped_step",
+        "non_finite",
+        "checkpoint_saved",
+        "checkpoint_restored",
+        "rank_exited",
+        "node_lost",
+        "out_of_memory",
+        "straggler",
+        "hang",
+        "preempted",
+        "plan_resolved",
+        "prediction_missed",
+    }
+)
+
+
+def unit_of(name: str) -> str:
+    """Unit of a metric, "" where it has none or is unknown; `loss/{source}` counts like `loss`."""
+    if name in METRICS:
+        return METRICS[name]
+    if name.startswith(("loss/", "val_loss/")):
+        return METRICS["loss"]
+    return next((unit for ending, unit in _ENDINGS.items() if name.endswith(ending)), "")

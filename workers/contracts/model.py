@@ -1,0 +1,242 @@
+"""ModelSpec: the shape of a decoder, its variants and what makes a shape impossible.
+
+Does not know presets, parameter counts or weights.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import BeforeValidator, Field, model_validator
+
+from workers.contracts.base import Contract, Refused, derived
+
+# bounded, so that no document can make a check count for hours or overflow a database's 64 bits
+Positive = Annotated[int, Field(ge=1, le=2**31 - 1)]
+Degree = Annotated[int, Field(ge=1, le=2**16)]
+Count = Annotated[int, Field(ge=0, le=2**63 - 1)]
+
+Activation = Literal["silu", "gelu", "gelu_tanh", "relu"]
+Norm = Literal["rmsnorm", "layernorm"]
+Position = Literal["rope", "learned", "none"]
+Attention = Literal["softmax", "mla", "mfa"]
+Bias = Literal["none", "qkv", "all"]
+
+
+def _bias(given: object) -> object:
+    return {True: "all", False: "none"}[given] if isinstance(given, bool) else given
+
+
+class RopeScaling(Contract):
+    """Context extension of RoPE; names and fields as in Hugging Face `rope_scaling`."""
+
+    name: Literal["linear", "dynamic", "llama3", "yarn"] = "linear"
+    factor: Annotated[float, Field(gt=0)] = 1.0
+    original_max_seq_len: Positive | None = None
+    low_freq_factor: Annotated[float, Field(gt=0)] = 1.0
+    high_freq_factor: Annotated[float, Field(gt=0)] = 4.0
+    beta_fast: Annotated[float, Field(gt=0)] = 32.0
+    beta_slow: Annotated[float, Field(gt=0)] = 1.0
+    mscale: float | None = None
+    mscale_all_dim: float | None = None
+
+
+class Rope(Contract):
+    """Rotary positions; `interleaved` rotates pairs (0, 1), (2, 3), ..., otherwise halves (Hugging Face Llama)."""
+
+    theta: Annotated[float, Field(gt=0)] = 10000.0
+    scaling: RopeScaling | None = None
+    interleaved: bool = False
+
+
+class Mla(Contract):
+    """Multi-head latent attention (DeepSeek-V2, arXiv 2405.04434); without `q_lora_rank` queries are projected once."""
+
+    q_lora_rank: Positive | None = None
+    kv_lora_rank: Positive
+    qk_nope_head_dim: Positive
+    qk_rope_head_dim: Positive
+    v_head_dim: Positive
+
+
+class Mfa(Contract):
+    """Multi-matrix factorisation attention (arXiv 2412.19255): low-rank queries share one key and value head."""
+
+    qk_rank: Positive
+    head_dim: Positive
+    heads: Positive
+
+
+class Moe(Contract):
+    """Routed experts of width `expert_ffn`, `top_k` per token, beside `shared_experts` always-on ones.
+
+    Layer i (from 0) routes when `i >= first_dense_layers` and `(i - first_dense_layers) % every == 0`. `shared_ffn` is
+    the width of one shared expert (default `expert_ffn`). `capacity` is a factor on the balanced load; without it no
+    token is dropped. `aux_loss` and `bias_update` (per step, arXiv 2408.15664) balance the load.
+    """
+
+    experts: Positive
+    top_k: Positive
+    expert_ffn: Positive
+    shared_experts: Count = 0
+    shared_ffn: Positive | None = None
+    first_dense_layers: Count = 0
+    every: Positive = 1
+    scoring: Literal["softmax", "sigmoid"] = "softmax"
+    renormalise: bool = True
+    groups: Positive | None = None
+    groups_per_token: Positive | None = None
+    routed_scale: Annotated[float, Field(gt=0)] = 1.0
+    aux_loss: Annotated[float, Field(ge=0)] = 0.0
+    bias_update: Annotated[float, Field(ge=0)] = 0.0
+    capacity: Annotated[float, Field(gt=0)] | None = None
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Moe:
+        if self.top_k > self.experts:
+            raise Refused(
+                f"top_k {self.top_k} is more than the {self.experts} experts", f"{self.experts}", field="top_k"
+            )
+        if self.groups_per_token is not None and self.groups is None:
+            raise Refused("groups_per_token needs groups", "groups 1", field="groups_per_token")
+        if self.groups is not None:
+            if self.experts % self.groups:
+                raise Refused(
+                    f"{self.experts} experts do not divide into {self.groups} groups", "groups 1", field="groups"
+                )
+            chosen = self.groups_per_token or self.groups
+            if chosen > self.groups:
+                raise Refused(
+                    f"groups_per_token {chosen} is more than groups {self.groups}",
+                    f"{self.groups}",
+                    field="groups_per_token",
+                )
+            if self.top_k > chosen * (self.experts // self.groups):
+                held = chosen * (self.experts // self.groups)
+                raise Refused(
+                    f"{chosen} groups hold {held} experts, fewer than top_k {self.top_k}",
+                    f"groups_per_token {self.groups}",
+                    field="groups_per_token",
+                )
+        return self
+
+    @property
+    def shared_width(self) -> int:
+        """Width of all shared experts together."""
+        return self.shared_experts * (self.shared_ffn or self.expert_ffn)
+
+
+class ModelSpec(Contract):
+    """A decoder-only transformer. MHA, GQA and MQA follow from `kv_heads`.
+
+    Bias: "all" puts one on every linear of attention and MLP and on LayerNorm, "qkv" on the query, key and value
+    projections only, "none" nowhere; embeddings, output head and router never have one. Defaults: `kv_heads` = heads,
+    `head_dim` = hidden / heads. `qk_norm` is an RMSNorm over head_dim on queries and keys (Qwen3).
+    """
+
+    name: Annotated[str, Field(min_length=1, max_length=120)] = "custom"
+    layers: Degree
+    hidden: Positive
+    heads: Positive
+    kv_heads: int = derived()
+    head_dim: int = derived()
+    ffn: Positive
+    vocab: Positive
+    max_seq_len: Positive
+    gated_mlp: bool = True
+    activation: Activation = "silu"
+    norm: Norm = "rmsnorm"
+    norm_eps: Annotated[float, Field(gt=0)] = 1e-5
+    position: Position = "rope"
+    rope: Rope = Rope()
+    qk_norm: bool = False
+    window: Positive | None = None
+    tie_embeddings: bool = False
+    bias: Annotated[Bias, BeforeValidator(_bias, json_schema_input_type=Bias | bool)] = "none"
+    dropout: Annotated[float, Field(ge=0, lt=1)] = 0.0
+    logit_softcap: Annotated[float, Field(gt=0)] | None = None
+    attention: Attention = "softmax"
+    mla: Mla | None = None
+    mfa: Mfa | None = None
+    moe: Moe | None = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _derived(cls, data: Any) -> Any:
+        """Fill `kv_heads` and `head_dim` from `heads` and `hidden`."""
+        if not isinstance(data, dict):
+            return data
+        data = dict(data)
+        heads, hidden = data.get("heads"), data.get("hidden")
+        if data.get("kv_heads") is None and heads is not None:
+            data["kv_heads"] = heads
+        if data.get("head_dim") is None and isinstance(heads, int) and isinstance(hidden, int) and heads > 0:
+            own_dims = data.get("attention") in ("mla", "mfa")
+            if hidden % heads and not own_dims:
+                below, above = hidden // heads * heads, (hidden // heads + 1) * heads
+                raise Refused(
+                    f"hidden {hidden} does not divide by heads {heads}",
+                    f"hidden {below or above} or {above}, or give head_dim",
+                    field="hidden",
+                )
+            data["head_dim"] = max(1, hidden // heads)
+        else:
+            # without heads or hidden those are what is missing; head_dim is not to be asked for as well
+            data.setdefault("head_dim", 1)
+        if data["head_dim"] is None:
+            data["head_dim"] = 1
+        data.setdefault("kv_heads", 1)
+        return data
+
+    @model_validator(mode="after")
+    def _consistent(self) -> ModelSpec:
+        if self.heads % self.kv_heads:
+            fits = max(k for k in range(1, self.kv_heads + 1) if self.heads % k == 0)
+            raise Refused(f"heads {self.heads} do not divide by kv_heads {self.kv_heads}", f"{fits}", field="kv_heads")
+        for name in ("mla", "mfa"):
+            given, wanted = getattr(self, name) is not None, self.attention == name
+            if wanted and not given:
+                raise Refused(
+                    f"attention {name} needs its sizes under {name}", f"attention softmax, or add {name}", field=name
+                )
+            if given and not wanted:
+                raise Refused(
+                    f"{name} is given but attention is {self.attention}", f"attention {name}", field="attention"
+                )
+        if self.position == "rope" and self.rotary_dim % 2:
+            raise Refused(f"RoPE turns pairs, {self.rotary_dim} dims are odd", "an even number", field="head_dim")
+        if self.moe and self.moe.first_dense_layers > self.layers:
+            raise Refused(
+                f"{self.moe.first_dense_layers} is more than the {self.layers} layers",
+                f"{self.layers - 1}",
+                field="moe.first_dense_layers",
+            )
+        return self
+
+    @property
+    def rotary_dim(self) -> int:
+        """How many dims of a head RoPE turns."""
+        if self.mla:
+            return self.mla.qk_rope_head_dim
+        return self.mfa.head_dim if self.mfa else self.head_dim
+
+    def is_moe_layer(self, layer: int) -> bool:
+        moe = self.moe
+        return moe is not None and layer >= moe.first_dense_layers and (layer - moe.first_dense_layers) % moe.every == 0
+
+    @property
+    def moe_layers(self) -> int:
+        return len(range(self.moe.first_dense_layers, self.layers, self.moe.every)) if self.moe else 0
+
+
+class ModelSource(Contract):
+    """Weights that exist: a Hugging Face folder or `.gguf` file at `path`, or an installed Python `package`."""
+
+    path: str | None = None
+    package: str | None = None
+
+    @model_validator(mode="after")
+    def _one(self) -> ModelSource:
+        if (self.path is None) == (self.package is None):
+            raise Refused("weights want exactly one of path and package", '{"path": "DIR"}')
+        return self

@@ -1,0 +1,51 @@
+"""Pools of ranks, one per world size and session, and the small runs that the tests are made of."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.workers.training.pool import Pool, Result, train_alone
+
+TINY = {
+    "name": "tiny", "layers": 2, "hidden": 32, "heads": 4, "kv_heads": 2, "ffn": 80, "vocab": 256, "max_seq_len": 64,
+}  # fmt: skip
+
+
+def make_spec(model: Any = None, plan: dict[str, Any] | None = None, **train: Any) -> dict[str, Any]:
+    """A short run of a tiny decoder on Shakespeare; keywords change `train`."""
+    defaults = {"steps": 4, "seq_len": 16, "seed": 3, "optimizer": {"name": "adamw", "lr": 1e-3}}
+    return {
+        "kind": "train",
+        "model": model if isinstance(model, str) else dict(model or TINY),
+        "plan": plan or {},
+        "train": {**defaults, **train},
+    }
+
+
+@pytest.fixture(scope="session")
+def pools(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[int], Pool]]:
+    started: dict[int, Pool] = {}
+
+    def pool(size: int) -> Pool:
+        if size not in started:
+            started[size] = Pool(size, tmp_path_factory.mktemp("pool") / "store")
+        return started[size]
+
+    yield pool
+    for each in started.values():
+        each.close()
+
+
+@pytest.fixture(scope="session")
+def train(pools: Callable[[int], Pool]) -> Callable[..., Result]:
+    """`train(spec, directory)`: in this process, or on as many as the plan wants."""
+
+    def run(spec: dict[str, Any], directory: Path, **more: str) -> Result:
+        ranks = spec["plan"].get("dp", 1)
+        return train_alone(spec, directory, **more) if ranks == 1 else pools(ranks).train(spec, directory, **more)
+
+    return run

@@ -1,0 +1,127 @@
+"""What an attempt says of itself: points, events, exit; requests it obeys; and how each failure ends."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+import torch
+
+from tests.workers.training.conftest import TINY, make_spec
+from workers.contracts.metrics import METRICS
+from workers.contracts.points import Point, RunEvent
+from workers.training.loop import Loop
+
+TWO = {"dp": 2, "micro_batch_size": 2, "global_batch_size": 4}
+
+
+def test_every_rank_writes_contracts(train, tmp_path):
+    more = {"eval": {"every_steps": 2, "batches": 1}, "checkpoint": {"every_steps": 3}}
+    result = train(make_spec(None, {**TWO, "zero": 3}, **more), tmp_path, ORRERY_RUN="r-1", ORRERY_ATTEMPT="3")
+    for rank in (0, 1):
+        points = [Point.from_dict(line) for line in result.points(rank)]
+        assert [(p.run, p.attempt, p.rank, p.seq, p.step) for p in points] == [
+            ("r-1", 3, rank, step, step) for step in (1, 2, 3, 4)
+        ]
+        assert all(set(p.values) <= set(METRICS) for p in points)
+        always = {name for name in METRICS if name.startswith("memory/")} - {"memory/kv_cache_bytes"}
+        always |= {"loss", "grad_norm", "lr", "tokens_per_s", "step_time_s", "mfu", "hfu", "tflops_per_device"}
+        assert always <= set(points[0].values)
+        assert [("val_loss" in p.values) for p in points] == [False, True, False, True]
+        assert json.loads((tmp_path / f"rank-{rank}" / "exit.json").read_text())["class"] == "ok"
+    events = [RunEvent.from_dict(line) for line in result.events()]
+    assert [event.seq for event in events] == list(range(1, len(events) + 1))
+    assert [event.type for event in events] == [
+        "peak_measured",
+        "plan_resolved",
+        "checkpoint_saved",
+        "checkpoint_saved",
+    ]
+    assert events[0].data["tflops"] > 0
+
+
+def test_logs_every_few_steps_and_the_last(train, tmp_path):
+    result = train(make_spec(steps=7, log_every=3), tmp_path)
+    assert [(p["seq"], p["step"]) for p in result.points()] == [(1, 3), (2, 6), (3, 7)]
+
+
+def test_learns_shakespeare(train, tmp_path):
+    plan = {"global_batch_size": 16, "micro_batch_size": 16}
+    wanted = make_spec(None, plan, steps=80, seq_len=64, optimizer={"lr": 1e-2}, eval={"every_steps": 80, "batches": 4})
+    result = train(wanted, tmp_path)
+    assert result.values("loss")[0] == pytest.approx(5.55, abs=0.1), "ln 256"
+    assert result.values("val_loss")[-1] < 3.0
+
+
+def test_validation_leaves_training_alone(train, tmp_path):
+    model = {**TINY, "dropout": 0.2}
+    without = train(make_spec(model), tmp_path / "without")
+    between = train(make_spec(model, eval={"every_steps": 1, "batches": 1}), tmp_path / "between")
+    assert between.values("loss") == without.values("loss")
+    twice = train(make_spec(model, eval={"every_steps": 1, "batches": 1}), tmp_path / "twice")
+    assert twice.values("val_loss") == between.values("val_loss"), "no dropout in validation"
+
+
+@pytest.mark.parametrize(
+    ("action", "ends", "saved"), [("stop", "cancelled", []), ("pause", "preempted", [1]), ("preempt", "preempted", [1])]
+)
+@pytest.mark.parametrize("plan", [{}, {**TWO, "zero": 2}], ids=["alone", "two"])
+def test_leaves_when_asked(action, ends, saved, plan, train, tmp_path):
+    (tmp_path / "control.json").write_text(json.dumps({"action": action, "id": 5}))
+    spec = make_spec(None, plan)
+    result = train(spec, tmp_path)
+    assert {(o["class"], o["step"]) for o in result.outcomes} == {(ends, 1)}
+    assert [e["data"]["step"] for e in result.events() if e["type"] == "checkpoint_saved"] == saved
+    again = train(spec, tmp_path)
+    assert again.outcomes[0]["class"] == "ok", "a request acts once"
+    assert again.points()[-1]["step"] == 4
+
+
+def test_checkpoint_when_asked(train, tmp_path):
+    (tmp_path / "control.json").write_text(json.dumps({"action": "checkpoint", "id": 1}))
+    result = train(make_spec(None, {**TWO, "zero": 1}), tmp_path)
+    assert [e["data"]["step"] for e in result.events() if e["type"] == "checkpoint_saved"] == [1]
+    assert [o["class"] for o in result.outcomes] == ["ok", "ok"]
+
+
+@pytest.mark.parametrize("plan", [{}, {**TWO, "zero": 3}], ids=["alone", "two"])
+def test_stops_before_an_update_that_is_not_a_number(plan, train, tmp_path):
+    result = train(make_spec(None, plan, steps=20, optimizer={"name": "sgd", "lr": 1e20}), tmp_path)
+    assert {o["class"] for o in result.outcomes} == {"numerics"}
+    event = next(e for e in result.events() if e["type"] == "non_finite")
+    assert event["data"]["step"] == result.outcomes[0]["step"] + 1
+    assert event["data"]["parameters"]
+    last = Point.from_dict(result.points()[-1])
+    assert not all(abs(last.values[name]) < float("inf") for name in ("loss", "grad_norm"))
+
+
+@pytest.mark.parametrize(
+    ("error", "ends"),
+    [
+        (torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB."), "out_of_memory"),
+        (RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 9 bytes."), "out_of_memory"),
+        (RuntimeError("Connection closed by peer [127.0.0.1]:3"), "infrastructure"),
+        (TypeError("a mistake"), "user_error"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else type(value).__name__,
+)
+def test_failures_are_told(error, ends, train, tmp_path, monkeypatch, capsys):
+    def fail(*_):
+        raise error
+
+    monkeypatch.setattr(Loop, "_loss", fail)
+    monkeypatch.setenv("TORCHELASTIC_ERROR_FILE", str(tmp_path / "error.json"))
+    result = train(make_spec(), tmp_path)
+    assert result.outcomes[0]["class"] == ends
+    assert str(error).split(":")[0] in result.outcomes[0]["reason"]
+    assert ("out_of_memory" in [e["type"] for e in result.events()]) == (ends == "out_of_memory")
+    assert "error: rank 0, forward, after step 0" in capsys.readouterr().err
+    assert str(error) in json.loads((tmp_path / "error.json").read_text())["message"]["message"]
+
+
+def test_unwritable_run_directory_is_infrastructure(train, tmp_path, capsys):
+    (tmp_path / "rank-0").mkdir()
+    (tmp_path / "rank-0" / "points.jsonl").symlink_to("/dev/full")
+    outcome = train(make_spec(steps=200), tmp_path).outcomes[0]
+    assert outcome["class"] == "infrastructure"
+    assert "No space left" in outcome["reason"]

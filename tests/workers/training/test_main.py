@@ -1,0 +1,115 @@
+"""The engine's command as people type it: refused specs, --print, --fake-ranks, and real ranks under torchrun."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.workers.training.conftest import make_spec
+from tests.workers.training.pool import read_lines
+from workers.training.main import main
+
+ROOT = Path(__file__).parents[3]
+ENV = {**os.environ, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
+TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+ENGINE = ["-m", "workers.training.main"]
+
+
+def written(tmp_path, spec):
+    (tmp_path / "run.json").write_text(spec if isinstance(spec, str) else json.dumps(spec))
+    return ["--spec", str(tmp_path / "run.json"), "--dir", str(tmp_path / "out")]
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        ({"plan": "auto"}, "the engine alone does not choose a plan"),
+        ({"plan": {"dp": 2}}, "2 devices, but 1 process started"),
+        ({"plan": {"global_batch_size": 3, "micro_batch_size": 2}}, "3 sequences do not divide"),
+        ({"plan": {"tp": 2}}, "data parallel only, tp is 2; try tp 1 and dp 2"),
+        ({"plan": {"offload": "all"}}, "does not run offload all"),
+        ({"plan": {"recompute": "auto"}}, "try none or full"),
+        ({"plan": {"precision": "fp16"}}, "try fp32 or bf16"),
+        ({"plan": {"nonsense": 1}}, "nonsense is not a field"),
+        ({"model": "mixtral-8x7b"}, "runs softmax attention without experts, mixtral-8x7b has 8 experts"),
+        ({"model": "deepseek-v3"}, "has attention mla"),
+        ({"model": "llama-tinny"}, "try llama-tiny"),
+        ({"model": {"path": "/weights"}}, "trains from a shape"),
+        ({"kind": "external", "train": None}, "this is external"),
+        ({"train": {"steps": 1, "seq_len": 8, "objective": "dpo"}}, "does not train by dpo"),
+        ({"train": {"steps": 1, "seq_len": 8, "optimizer": {"name": "muon"}}}, "does not have muon"),
+        ({"train": {"steps": 1}}, "seq_len is missing"),
+    ],
+    ids=str,
+)
+def test_refused_by_a_sentence(change, says, tmp_path, capsys):
+    spec = {**make_spec(), **change}
+    code = main(written(tmp_path, {key: value for key, value in spec.items() if value is not None}))
+    assert code == 64
+    assert says in capsys.readouterr().err
+    told = json.loads((tmp_path / "out" / "rank-0" / "exit.json").read_text())
+    assert (told["class"], told["step"]) == ("user_error", 0)
+
+
+@pytest.mark.parametrize(("text", "says"), [("{", "is not JSON"), ("[]", "is not a JSON object")])
+def test_files_that_are_no_spec(text, says, tmp_path, capsys):
+    assert main(written(tmp_path, text)) == 64
+    assert says in capsys.readouterr().err
+
+
+def test_print_shows_the_resolved_plan_without_torch(tmp_path):
+    args = written(tmp_path, make_spec("llama-tiny", {"dp": 4, "zero": 3, "dp_replicate": 2, "global_batch_size": 16}))
+    code = f"import sys; from workers.training.main import main; main({[*args, '--print']!r})"
+    code += "; assert 'torch' not in sys.modules"
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, env=ENV, capture_output=True, text=True, check=True)
+    told = json.loads(done.stdout)
+    assert told["mesh"] == {"dp_replicate": 2, "dp_shard": 2}
+    assert (told["accumulation"], told["tokens_per_step"], told["world_size"]) == (4, 256, 4)
+    assert not (tmp_path / "out").exists()
+
+
+def test_fake_ranks_show_every_shard(tmp_path):
+    args = written(tmp_path, make_spec("llama2-7b", {"dp": 64, "zero": 3}))
+    command = [sys.executable, *ENGINE, *args, "--fake-ranks", "64"]
+    done = subprocess.run(command, cwd=ROOT, env=ENV, capture_output=True, text=True, check=True)
+    told = json.loads(done.stdout)
+    assert len(told["ranks"]) == 64
+    assert told["parameters"] == 6_738_415_616
+    assert sum(rank["parameter_bytes"] for rank in told["ranks"]) == 4 * told["parameters"]
+    assert main([*args, "--fake-ranks", "8"]) == 64
+
+
+def test_two_real_ranks(tmp_path):
+    spec = make_spec("llama-tiny", {"dp": 2, "zero": 3, "micro_batch_size": 2})
+    done = subprocess.run(
+        [*TORCHRUN, *ENGINE, *written(tmp_path, spec)], cwd=ROOT, env=ENV, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+    losses = [
+        [p["values"]["loss"] for p in read_lines(tmp_path / "out" / f"rank-{rank}" / "points.jsonl")] for rank in (0, 1)
+    ]
+    assert losses[0] == losses[1]
+    assert len(losses[0]) == 4
+
+
+def test_sigterm_saves_and_leaves(tmp_path):
+    spec = make_spec("llama-tiny", {"dp": 2, "micro_batch_size": 2}, steps=100_000)
+    command = [*TORCHRUN, *ENGINE, *written(tmp_path, spec)]
+    with subprocess.Popen(command, cwd=ROOT, env=ENV, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as running:
+        points = tmp_path / "out" / "rank-0" / "points.jsonl"
+        deadline = time.monotonic() + 120
+        while not (points.exists() and points.stat().st_size) and time.monotonic() < deadline:
+            time.sleep(0.05)
+        running.send_signal(signal.SIGTERM)
+        running.wait(timeout=120)
+    told = [json.loads((tmp_path / "out" / f"rank-{rank}" / "exit.json").read_text()) for rank in (0, 1)]
+    assert [t["class"] for t in told] == ["preempted"] * 2
+    assert told[0]["step"] == told[1]["step"]
+    assert (tmp_path / "out" / "checkpoints" / f"step-{told[0]['step']:08d}" / "manifest.json").is_file()

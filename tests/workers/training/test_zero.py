@@ -1,0 +1,86 @@
+"""ZeRO 0 to 3 on 2 and 4 ranks learn exactly what one process learns, and hold what their stage says."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.workers.training.conftest import TINY, make_spec
+from workers.contracts.counts import parameter_count
+from workers.contracts.model import ModelSpec
+
+STEPS = 20
+BATCH = 8
+
+
+@pytest.fixture(scope="module")
+def alone(train, tmp_path_factory):
+    """One process, accumulating; with clipping that bites and a schedule that moves."""
+    return {
+        name: train(spec({"micro_batch_size": 2, "global_batch_size": BATCH}, **more), tmp_path_factory.mktemp(name))
+        for name, more in CASES.items()
+    }
+
+
+CASES = {"plain": {}, "untied gpt with dropout": {"gpt": True}}
+
+
+def spec(plan, gpt=False):
+    more = (
+        {"bias": "all", "norm": "layernorm", "position": "learned", "gated_mlp": False, "dropout": 0.1} if gpt else {}
+    )
+    tied = {"tie_embeddings": not gpt}
+    model = {
+        "name": "tiny", "layers": 2, "hidden": 32, "heads": 4, "kv_heads": 2, "ffn": 80, "vocab": 256,
+        "max_seq_len": 64, **more, **tied,
+    }  # fmt: skip
+    schedule = {"name": "cosine", "warmup_steps": 5}
+    return make_spec(
+        model, plan, steps=STEPS, clip_norm=0.5, lr_schedule=schedule, eval={"every_steps": 10, "batches": 3}
+    )
+
+
+PLANS = [
+    {"dp": dp, "zero": zero, "micro_batch_size": 2 if dp == 2 or zero == 0 else 1} for dp in (2, 4) for zero in range(4)
+] + [{"dp": 4, "dp_replicate": 2, "zero": zero, "micro_batch_size": 2} for zero in (2, 3)]
+
+
+@pytest.mark.parametrize("plan", PLANS, ids=lambda p: "-".join(f"{k[:4]}{v}" for k, v in p.items()))
+def test_losses_of_one_process(plan, alone, train, tmp_path):
+    plan = {**plan, "global_batch_size": BATCH}
+    result = train(spec(plan), tmp_path)
+    one = alone["plain"]
+    assert [o["class"] for o in result.outcomes] == ["ok"] * plan["dp"]
+    for name in ("loss", "grad_norm", "val_loss"):
+        assert result.values(name) == pytest.approx(one.values(name), rel=1e-5), name
+    assert min(result.values("grad_norm")) > 0.5, "clipping must bite for this test to mean something"
+    for name in ("loss", "grad_norm", "lr", "val_loss", "tokens_per_s", "mfu"):
+        assert all(result.values(name, rank) == result.values(name) for rank in range(plan["dp"])), name
+    assert [p["tokens"] for p in result.points(1)] == [BATCH * 16 * step for step in range(1, STEPS + 1)]
+
+
+@pytest.mark.parametrize("zero", [0, 1, 2, 3])
+def test_same_dropout_masks_where_micro_batches_are_the_same(zero, alone, train, tmp_path):
+    plan = {"dp": 2, "zero": zero, "micro_batch_size": 2, "global_batch_size": BATCH}
+    result = train(spec(plan, gpt=True), tmp_path)
+    one = alone["untied gpt with dropout"]
+    assert result.values("loss") == pytest.approx(one.values("loss"), rel=1e-5)
+    assert result.values("val_loss") == pytest.approx(one.values("val_loss"), rel=1e-5)
+
+
+@pytest.mark.parametrize("zero", [0, 1, 2, 3])
+def test_bytes_held_by_stage(zero, train, tmp_path):
+    plan = {"dp": 2, "zero": zero, "micro_batch_size": 2, "global_batch_size": 4}
+    result = train(make_spec(None, plan, steps=1), tmp_path)
+    names = ("params", "grads", "optimizer", "buffers")
+    held = {name: [result.values(f"memory/{name}_bytes", rank)[0] for rank in (0, 1)] for name in names}
+    whole = 4 * parameter_count(ModelSpec.from_dict(TINY)).total
+    assert sum(held["params"]) == (whole if zero >= 2 else 2 * whole)
+    assert sum(held["grads"]) == (whole if zero >= 2 else 2 * whole)
+    # two fp32 moments, and a step counter of 4 bytes a parameter tensor
+    moments = 2 * whole if zero else 4 * whole
+    assert moments <= sum(held["optimizer"]) <= moments + 2 * 4 * 21
+    gathered = {0: 0, 1: 0, 2: whole}
+    if zero in gathered:
+        assert held["buffers"] == [gathered[zero]] * 2
+    else:
+        assert 0 < held["buffers"][0] < whole

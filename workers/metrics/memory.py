@@ -1,0 +1,99 @@
+"""Memory by category as bytes that are really held by this rank: storages counted, not sizes predicted.
+
+Does not know optimizers or wrappers beyond the tensors it is given.
+"""
+
+from __future__ import annotations
+
+import os
+import resource
+from collections.abc import Iterable
+from pathlib import Path
+from types import TracebackType
+
+import torch
+from torch import Tensor
+
+_PAGE = os.sysconf("SC_PAGE_SIZE")
+
+
+def held_bytes(tensors: Iterable[Tensor], *, without: frozenset[int] | set[int] = frozenset()) -> int:
+    """Bytes of the distinct storages behind `tensors`; a DTensor counts by its local shard. `without`: storage keys."""
+    storages = {}
+    for tensor in tensors:
+        storage = local_tensor(tensor).untyped_storage()
+        storages[storage._cdata] = storage.nbytes()
+    return sum(size for key, size in storages.items() if key not in without)
+
+
+def storage_keys(tensors: Iterable[Tensor]) -> set[int]:
+    """What identifies the storages behind `tensors`."""
+    return {local_tensor(tensor).untyped_storage()._cdata for tensor in tensors}
+
+
+def local_tensor(tensor: Tensor) -> Tensor:
+    """The part of a DTensor that this rank holds; a plain tensor as it is."""
+    to_local = getattr(tensor, "_local_tensor", None)
+    return tensor.detach() if to_local is None else to_local
+
+
+class SavedForBackward:
+    """Within `with`, remembers the storages that autograd saves; `held()` tells their bytes while they are alive.
+
+    Costs a Python call per saved tensor: used on one step of an attempt, shapes being the same in all.
+    """
+
+    def __init__(self) -> None:
+        self._storages: dict[int, torch.UntypedStorage] = {}
+        self._hooks = torch.autograd.graph.saved_tensors_hooks(self._pack, lambda tensor: tensor)
+
+    def __enter__(self) -> SavedForBackward:
+        self._hooks.__enter__()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self._hooks.__exit__(kind, error, at)
+
+    def held(self, *, without: set[int]) -> int:
+        """Bytes still held, less the storages in `without` (weights); forgets them, call it before the backward pass.
+
+        A gathered weight that was freed after its layer has a storage of 0 bytes by now and counts as that.
+        """
+        total = sum(storage.nbytes() for key, storage in self._storages.items() if key not in without)
+        self._storages.clear()
+        return total
+
+    def _pack(self, tensor: Tensor) -> Tensor:
+        storage = local_tensor(tensor).untyped_storage()
+        self._storages[storage._cdata] = storage
+        return tensor
+
+
+def process_memory(device: torch.device) -> tuple[int, int]:
+    """`(allocated, reserved)`: on a GPU the peaks since the last call; on a CPU resident memory now and at its peak."""
+    if device.type == "cuda":
+        found = torch.cuda.max_memory_allocated(device), torch.cuda.max_memory_reserved(device)
+        torch.cuda.reset_peak_memory_stats(device)
+        return found
+    with open("/proc/self/statm") as file:
+        resident = int(file.read().split()[1]) * _PAGE
+    return resident, max(resident, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024)
+
+
+def capacity_bytes(device: torch.device, *, local_world_size: int) -> int:
+    """The GPU's memory, or this rank's share of the host's (of its control group's, where that is less)."""
+    if device.type == "cuda":
+        return torch.cuda.get_device_properties(device).total_memory
+    return min([_PAGE * os.sysconf("SC_PHYS_PAGES"), *_cgroup_limits()]) // local_world_size
+
+
+def _cgroup_limits() -> list[int]:
+    limits = []
+    for path in ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes"):
+        try:
+            text = Path(path).read_text().strip()
+        except OSError:
+            continue
+        if text.isdigit():
+            limits.append(int(text))
+    return limits

@@ -1,0 +1,137 @@
+"""Points and events of one rank as JSON lines, written by a thread so that the training step never waits for a disk.
+
+Knows the line format of `workers.contracts.points`; does not know who reads the files.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import threading
+import time
+from collections import deque
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from workers.contracts.points import encode_number, plain
+
+FLUSH_S = 0.05
+
+
+class RecorderError(OSError):
+    """The run directory cannot be written: a full disk, lost permissions, a vanished folder."""
+
+
+class Recorder:
+    """Appends to `directory/points.jsonl` and `directory/events.jsonl`; `seq` counts from 1 in each file and attempt.
+
+    A line reaches the file within FLUSH_S of being given, in one write, whole or not at all: an unfinished last line
+    that a killed predecessor left is cut off first. `cost_s` is what callers of `point` and `event` have waited here.
+    """
+
+    def __init__(self, directory: Path, *, run: str, attempt: int, rank: int) -> None:
+        self.run, self.attempt, self.rank = run, attempt, rank
+        self.points = self.events = 0
+        self.cost_s = 0.0
+        self._pending: deque[tuple[int, dict[str, Any]]] = deque()
+        self._error: OSError | None = None
+        self._wake, self._closing = threading.Event(), threading.Event()
+        try:
+            directory.mkdir(parents=True, exist_ok=True)
+            self._files = [_open_whole(directory / name) for name in ("points.jsonl", "events.jsonl")]
+        except OSError as error:
+            raise RecorderError(error.errno, f"run directory {directory} cannot be written: {error.strerror}") from None
+        self._thread = threading.Thread(target=self._write_until_closed, name="recorder", daemon=True)
+        self._thread.start()
+
+    def point(self, *, step: int, tokens: int, values: Mapping[str, float]) -> None:
+        """All metrics of one step; numbers that are not finite travel by name, since JSON has none.
+
+        Raises RecorderError if an earlier line could not be written.
+        """
+        started = time.perf_counter()
+        self._raise_error()
+        self.points += 1
+        line = {**self._head(self.points), "step": step, "tokens": tokens, "time": time.time(), "values": values}
+        self._give(0, line)
+        self.cost_s += time.perf_counter() - started
+
+    def event(self, type_: str, **data: Any) -> None:
+        """Something that happened once; `data` must be plain JSON data."""
+        started = time.perf_counter()
+        self._raise_error()
+        self.events += 1
+        self._give(1, {**self._head(self.events), "time": time.time(), "type": type_, "data": data})
+        self.cost_s += time.perf_counter() - started
+
+    def close(self) -> None:
+        """Write what is left and end the thread. Raises RecorderError if anything could not be written."""
+        if self._thread.is_alive():
+            self._closing.set()
+            self._wake.set()
+            self._thread.join()
+            for file in self._files:
+                os.close(file)
+        self._raise_error()
+
+    def _head(self, seq: int) -> dict[str, Any]:
+        return {"run": self.run, "attempt": self.attempt, "rank": self.rank, "seq": seq}
+
+    def _give(self, which: int, line: dict[str, Any]) -> None:
+        self._pending.append((which, line))
+        if not self._wake.is_set():
+            self._wake.set()
+
+    def _raise_error(self) -> None:
+        if self._error is not None:
+            says = f"the run's points cannot be written: {self._error.strerror or self._error}"
+            raise RecorderError(self._error.errno, says)
+
+    def _write_until_closed(self) -> None:
+        while True:
+            self._wake.wait()
+            # a short wait gathers what fast steps give, so that a write and a wake-up serve several of them
+            closing = self._closing.wait(FLUSH_S)
+            self._wake.clear()  # before looking: what comes from here on wakes again
+            try:
+                self._write_pending()
+            except OSError as error:
+                self._error = error
+                return
+            if closing:
+                return
+
+    def _write_pending(self) -> None:
+        lines: tuple[list[bytes], list[bytes]] = ([], [])
+        for _ in range(len(self._pending)):  # not until empty: a fast giver would keep it from ever writing
+            which, line = self._pending.popleft()
+            lines[which].append(_encoded(line))
+        for file, some in zip(self._files, lines, strict=True):
+            rest = b"".join(some)
+            while rest:
+                rest = rest[os.write(file, rest) :]
+
+
+def _encoded(line: dict[str, Any]) -> bytes:
+    if "values" in line:
+        line["values"] = {name: encode_number(value) for name, value in line["values"].items()}
+    else:
+        line["data"] = plain(line["data"])
+    return json.dumps(line, separators=(",", ":")).encode() + b"\n"
+
+
+def _open_whole(path: Path) -> int:
+    """Open for appending, cut back to the end of the last whole line."""
+    file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o644)
+    size = keep = os.fstat(file).st_size
+    while keep > 0:
+        start = max(0, keep - 65536)
+        found = os.pread(file, keep - start, start).rfind(b"\n")
+        if found >= 0:
+            keep = start + found + 1
+            break
+        keep = start
+    if keep != size:
+        os.ftruncate(file, keep)
+    return file

@@ -1,0 +1,41 @@
+"""Speed of the logged steps: tokens/s, TFLOP/s, MFU and HFU from durations that all ranks agree on.
+
+Does not know how steps are timed, only how long they took. MFU: PaLM, arXiv 2204.02311, appendix B.
+"""
+
+from __future__ import annotations
+
+
+class Throughput:
+    """Collects steps between two logged ones.
+
+    `flops_per_token` are the model's; `peak_flops` those of one device; `hardware_factor` is executed over model FLOPs,
+    above 1 where activations are recomputed.
+    """
+
+    def __init__(
+        self, *, flops_per_token: float, peak_flops: float, devices: int, hardware_factor: float = 1.0
+    ) -> None:
+        self.flops_per_token, self.peak_flops, self.devices = flops_per_token, peak_flops, devices
+        self.hardware_factor = hardware_factor
+        self._seconds, self._tokens, self._steps = 0.0, 0, 0
+
+    def step(self, *, seconds: float, tokens: int) -> None:
+        """One more step: its duration and the tokens of its global batch."""
+        self._seconds += seconds
+        self._tokens += tokens
+        self._steps += 1
+
+    def values(self) -> dict[str, float]:
+        """Metrics of the steps since the last call, and a new start."""
+        seconds, steps = max(self._seconds, 1e-9), max(self._steps, 1)
+        tokens_per_s = self._tokens / seconds
+        flops = tokens_per_s * self.flops_per_token / self.devices
+        self._seconds, self._tokens, self._steps = 0.0, 0, 0
+        return {
+            "tokens_per_s": tokens_per_s,
+            "step_time_s": seconds / steps,
+            "tflops_per_device": flops / 1e12,
+            "mfu": flops / self.peak_flops,
+            "hfu": flops * self.hardware_factor / self.peak_flops,
+        }

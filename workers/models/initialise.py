@@ -1,0 +1,74 @@
+"""Initial weights that depend on the seed and each parameter's name alone, never on how it is sharded.
+
+Every parameter is drawn in row chunks, each from its own generator on the CPU; a rank draws only the chunks it holds.
+Torch's own DTensor initialisation repeats one shard's numbers on every rank on CPU (pytorch#138329).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+STD = 0.02  # GPT-2 and Llama
+_CHUNK_ELEMENTS = 1 << 20
+
+
+@torch.no_grad()
+def initialise(model: nn.Module, *, layers: int, seed: int) -> None:
+    """Fill every parameter of `model` in place: plain tensors or DTensors sharded on any dim, on any device.
+
+    Normal(0, 0.02); the projections that write to the residual stream are scaled by 1 / sqrt(2 · layers) (GPT-2,
+    section 2.3); norm gains one, biases zero.
+    """
+    for name, parameter in model.named_parameters():
+        fill_parameter(name, parameter, layers=layers, seed=seed)
+
+
+def fill_parameter(name: str, parameter: Tensor, *, layers: int, seed: int) -> None:
+    """Fill one parameter, or the local shard of a DTensor, with the values that its name and `seed` give."""
+    if name.endswith(".bias"):
+        _local(parameter).zero_()
+    elif parameter.ndim == 1:
+        _local(parameter).fill_(1.0)
+    else:
+        residual = name.endswith(("attn.o.weight", "mlp.down.weight"))
+        _fill_normal(name, parameter, STD / math.sqrt(2 * layers) if residual else STD, seed)
+
+
+def _fill_normal(name: str, parameter: Tensor, std: float, seed: int) -> None:
+    local = _local(parameter)
+    starts = _offsets(parameter)
+    columns = tuple(slice(start, start + size) for start, size in zip(starts[1:], local.shape[1:], strict=True))
+    rows_per_chunk = max(1, _CHUNK_ELEMENTS // math.prod(parameter.shape[1:]))
+    first, last = starts[0], starts[0] + local.shape[0]
+    for chunk in range(first // rows_per_chunk, -(-last // rows_per_chunk)):
+        begin = chunk * rows_per_chunk
+        end = min(begin + rows_per_chunk, parameter.shape[0])
+        generator = torch.Generator().manual_seed(_chunk_seed(seed, name, chunk))
+        values = torch.empty((end - begin, *parameter.shape[1:])).normal_(0.0, std, generator=generator)
+        low, high = max(begin, first), min(end, last)
+        local[low - first : high - first].copy_(values[low - begin : high - begin][(slice(None), *columns)])
+
+
+def _chunk_seed(seed: int, name: str, chunk: int) -> int:
+    return int.from_bytes(hashlib.blake2b(f"{seed}/{name}/{chunk}".encode(), digest_size=8).digest(), "big") >> 1
+
+
+def _local(parameter: Tensor) -> Tensor:
+    to_local = getattr(parameter, "to_local", None)
+    return parameter if to_local is None else to_local()
+
+
+def _offsets(parameter: Tensor) -> tuple[int, ...]:
+    """Where the local shard starts in the whole parameter, one number a dim."""
+    if not hasattr(parameter, "to_local"):
+        return (0,) * parameter.ndim
+    sharded: Any = parameter
+    from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
+
+    _, offsets = compute_local_shape_and_global_offset(sharded.shape, sharded.device_mesh, sharded.placements)
+    return tuple(offsets)

@@ -1,0 +1,38 @@
+"""The feed-forward part of a block: gated (SwiGLU, GEGLU, ...) or plain, by configuration.
+
+Does not know experts. Shapes: `[..., hidden]` → `[..., hidden]`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import cast
+
+from torch import Tensor, nn
+from torch.nn import functional
+
+from workers.contracts.model import ModelSpec
+
+ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
+    "silu": functional.silu,
+    "gelu": functional.gelu,
+    "gelu_tanh": partial(functional.gelu, approximate="tanh"),
+    "relu": functional.relu,
+}
+
+
+class Mlp(nn.Module):
+    """`down(act(gate(x)) * up(x))` (arXiv 2002.05202) or `down(act(up(x)))`."""
+
+    def __init__(self, spec: ModelSpec) -> None:
+        super().__init__()
+        bias = spec.bias == "all"
+        self.activation = ACTIVATIONS[spec.activation]
+        self.gate = nn.Linear(spec.hidden, spec.ffn, bias=bias) if spec.gated_mlp else None
+        self.up = nn.Linear(spec.hidden, spec.ffn, bias=bias)
+        self.down = nn.Linear(spec.ffn, spec.hidden, bias=bias)
+
+    def forward(self, x: Tensor) -> Tensor:
+        inner = self.activation(self.up(x)) if self.gate is None else self.activation(self.gate(x)) * self.up(x)
+        return cast(Tensor, self.down(inner))

@@ -1,0 +1,273 @@
+"""One attempt of a run on this rank, from process group to exit: sets up, trains, tells how it ended.
+
+Knows the order of setting up and what each failure means; the steps themselves are `loop`'s.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import sys
+import time
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, TypeVar, cast
+
+import torch
+import torch.distributed as dist
+
+from workers.contracts.counts import flops_per_token, parameter_count
+from workers.metrics.memory import process_memory
+from workers.metrics.peak import device_peak
+from workers.metrics.recorder import Recorder, RecorderError
+from workers.metrics.throughput import Throughput
+from workers.training.accept import TrainingRun, mesh_axes
+from workers.training.batches import Samples
+from workers.training.checkpoint import Checkpointer, Saved, load_training
+from workers.training.control import Control
+from workers.training.corpus import open_corpus, split_held_out
+from workers.training.environment import Environment
+from workers.training.exits import Outcome, UserError, classify, is_out_of_memory, write_exit
+from workers.training.loop import Loop
+from workers.training.memory import MemoryBook
+from workers.training.mesh import World, start_world
+from workers.training.parallelize import parallelize
+from workers.training.resume import Start, choose_start
+
+T = TypeVar("T")
+
+
+def run_attempt(run: TrainingRun, environment: Environment) -> Outcome:
+    """Train; write `rank-N/exit.json`; never raises but for interrupts."""
+    attempt = _Attempt(run, environment)
+    try:
+        outcome = attempt.go()
+    except Exception as error:
+        outcome = attempt.failed(error)
+    try:
+        attempt.close()
+    except RecorderError as error:
+        outcome = Outcome("infrastructure", str(error), outcome.step)
+    try:
+        write_exit(environment.directory, environment.rank, outcome)
+    except OSError as error:
+        print(f"error: {environment.directory} cannot be written: {error}", file=sys.stderr)
+    if outcome.code in (0, 67) and environment.world_size > 1:
+        # leave together: torchrun ends the others as soon as it sees the first one gone
+        with contextlib.suppress(RuntimeError):  # a peer that failed while closing has said so itself
+            dist.barrier()
+    return outcome
+
+
+class _Attempt:
+    def __init__(self, run: TrainingRun, environment: Environment) -> None:
+        self.run, self.environment = run, environment
+        self.control = Control(environment.directory, reads_file=environment.leads_node)
+        self.recorder: Recorder | None = None
+        self.loop: Loop | None = None
+        self.began = time.perf_counter()
+
+    def go(self) -> Outcome:
+        run, environment = self.run, self.environment
+        self.control.listen(too_late=self._leave_at_once)
+        environment.rank_directory.mkdir(parents=True, exist_ok=True)
+        (environment.rank_directory / "exit.json").unlink(missing_ok=True)
+        world = start_world(environment, run.plan)
+        number, start = _agreed(world, self._first_words, leads=world.rank == 0)
+        self.recorder = Recorder(environment.rank_directory, run=environment.run, attempt=number, rank=world.rank)
+        train, held_out = self._samples(world)
+        self.loop = loop = self._loop(world, train, held_out, number)
+        self._tell_plan(world)
+        if start.folder is not None:
+            self._restore(world, loop, start)
+        return loop.go(start)
+
+    def failed(self, error: Exception) -> Outcome:
+        """Tell the error by event, on stderr and in torch elastic's error file."""
+        step = self.loop.step if self.loop else 0
+        outcome = classify(error, step)
+        phase = self.loop.phase if self.loop else "starting"
+        print(f"error: rank {self.environment.rank}, {phase}, after step {step}: {outcome.reason}", file=sys.stderr)
+        if outcome.exit_class not in ("user_error", "numerics") or not isinstance(error, (UserError, ArithmeticError)):
+            traceback.print_exception(error)
+        if outcome.exit_class == "numerics" and self.loop is not None:
+            with contextlib.suppress(Exception):  # all ranks are here: a save under way can still become whole
+                self.loop.checkpointer.finish()
+        try:
+            if is_out_of_memory(error) and self.recorder is not None:
+                self.recorder.event("out_of_memory", step=step, phase=phase, says=outcome.reason, **self._memory())
+        except OSError as broken:
+            print(f"error: {broken}", file=sys.stderr)
+        _record_for_elastic(error)
+        return outcome
+
+    def close(self) -> None:
+        if self.recorder is not None:
+            self.recorder.close()
+
+    def _leave_at_once(self) -> None:
+        """Ends the process from beside a main thread that hangs in a collective."""
+        step = self.loop.step if self.loop else 0
+        outcome = Outcome("preempted", "SIGTERM, and no step boundary was reached in time to save", step)
+        write_exit(self.environment.directory, self.environment.rank, outcome)
+        os._exit(outcome.code)
+
+    def _first_words(self) -> tuple[int, Start]:
+        """What rank 0 decides for all: the attempt's number and the checkpoint to continue from."""
+        environment = self.environment
+        number = environment.attempt or 1 + _last_attempt(environment.rank_directory / "points.jsonl")
+        return number, choose_start(self.run, checkpoints=environment.checkpoints, resume=environment.resume)
+
+    def _samples(self, world: World) -> tuple[Samples, Samples | None]:
+        """Training and held-out samples. What has to be tokenised is tokenised by one rank a node, once."""
+        run, cache = self.run, self.environment.directory / "cache"
+        vocab, spec = run.model.vocab, run.train.eval
+
+        def opened() -> tuple[Samples, Samples | None]:
+            common = {"seq_len": run.train.seq_len, "vocab": vocab, "seed": run.train.seed}
+            tokens, held = split_held_out(open_corpus(run.spec.data, vocab=vocab, cache=cache))
+            train = Samples(tokens, shuffle=True, name="data", **common)
+            if spec is None:
+                return train, None
+            if spec.data is not None:
+                held = open_corpus(spec.data, vocab=vocab, cache=cache)
+            return train, Samples(held, shuffle=False, name="held-out data", **common)
+
+        _together(world, opened, leads=self.environment.leads_node)
+        return opened()
+
+    def _loop(self, world: World, train: Samples, held_out: Samples | None, number: int) -> Loop:
+        run, environment, recorder = self.run, self.environment, self.recorder
+        assert recorder is not None
+        parallel = parallelize(run.model, run.plan, world, seed=run.train.seed)
+        world.barrier()
+        peak = device_peak(world.device, run.plan.precision)
+        recorder.event(
+            "peak_measured" if peak.measured else "peak_known",
+            tflops=peak.flops / 1e12, source=peak.source, device=peak.device, precision=run.plan.precision,
+        )  # fmt: skip
+        flops = flops_per_token(run.model, run.train.seq_len)
+        total = parameter_count(run.model).total
+        # recomputed blocks run their forward pass twice: 8 instead of 6 FLOPs a parameter
+        factor = 4 / 3 if run.plan.recompute == "full" and total else 1.0
+        # all ranks divide by the same peak, so that mfu is one number
+        mean_peak = float(world.sum_(torch.tensor(peak.flops, dtype=torch.float64, device=world.device))) / world.size
+        return Loop(
+            run,
+            world,
+            parallel,
+            train=train,
+            held_out=held_out,
+            recorder=recorder,
+            control=self.control,
+            checkpointer=Checkpointer(
+                environment.checkpoints,
+                world,
+                spec=run.train.checkpoint,
+                tag=f"attempt-{number}",
+                on_saved=self._tell_saved,
+            ),
+            throughput=Throughput(
+                flops_per_token=flops, peak_flops=mean_peak, devices=world.size, hardware_factor=factor
+            ),
+            memory=MemoryBook(parallel, world.device, local_world_size=environment.local_world_size),
+        )
+
+    def _tell_plan(self, world: World) -> None:
+        assert self.recorder is not None
+        if world.rank == 0:
+            self.recorder.event(
+                "plan_resolved",
+                plan=self.run.plan.to_dict(),
+                mesh=mesh_axes(self.run.plan),
+                accumulation=self.run.plan.accumulation,
+                parameters=parameter_count(self.run.model).total,
+                device=str(world.device),
+                torch=torch.__version__,
+                setup_s=round(time.perf_counter() - self.began, 3),
+            )
+
+    def _restore(self, world: World, loop: Loop, start: Start) -> None:
+        assert self.recorder is not None and start.folder is not None
+        began = time.perf_counter()
+        load_training(start.folder, loop.parameters, loop.optimizer)
+        if world.rank == 0:
+            for says in start.rejected:
+                self.recorder.event("checkpoint_rejected", says=says)
+            seconds = time.perf_counter() - began
+            self.recorder.event("checkpoint_restored", step=start.step, path=str(start.folder), seconds=seconds)
+
+    def _tell_saved(self, saved: Saved) -> None:
+        assert self.recorder is not None
+        self.recorder.event(
+            "checkpoint_saved", step=saved.step, path=str(saved.path), seconds=saved.seconds, bytes=saved.bytes
+        )
+
+    def _memory(self) -> dict[str, Any]:
+        if self.loop is None:
+            return {}
+        allocated, reserved = process_memory(self.loop.world.device)
+        return {"allocated_bytes": allocated, "reserved_bytes": reserved, **self.loop.memory.values()}
+
+
+def _agreed(world: World, decide: Callable[[], T], *, leads: bool) -> T:
+    """What rank 0 decides, on every rank; its error is raised on every rank too, so that none is left waiting."""
+    found = _try(decide) if leads else (None, None)
+    if world.size > 1:
+        told = [found]
+        dist.broadcast_object_list(told, src=0)
+        found = told[0]
+    return cast(T, _value_or_raise(found))
+
+
+def _together(world: World, act: Callable[[], object], *, leads: bool) -> None:
+    """Run `act` on the leading rank of each node; every rank goes on when all are done, or raises the first error."""
+    error = _try(act)[1] if leads else None
+    if world.size > 1:
+        errors: list[Any] = [None] * world.size
+        dist.all_gather_object(errors, error)
+        error = next((item for item in errors if item is not None), None)
+    _value_or_raise((None, error))
+
+
+def _try(act: Callable[[], T]) -> tuple[T | None, tuple[bool, str] | None]:
+    """The value, or whether it was the user's error and what it says. Only plain data travels between ranks."""
+    try:
+        return act(), None
+    except UserError as error:
+        return None, (True, str(error))
+    except OSError as error:
+        return None, (False, str(error))
+
+
+def _value_or_raise(found: Any) -> Any:
+    value, error = found
+    if error is not None:
+        users, says = error
+        raise UserError(says) if users else OSError(says)
+    return value
+
+
+def _last_attempt(path: Path) -> int:
+    """The attempt that wrote the last whole line of `path`, or 0."""
+    try:
+        with open(path, "rb") as file:
+            file.seek(max(0, path.stat().st_size - (1 << 16)))
+            lines = file.read(1 << 16).splitlines()
+    except OSError:
+        return 0
+    for line in reversed(lines):
+        try:
+            return int(json.loads(line)["attempt"])
+        except (ValueError, KeyError):
+            continue
+    return 0
+
+
+def _record_for_elastic(error: Exception) -> None:
+    """The first cause, in the file that torchrun told in TORCHELASTIC_ERROR_FILE, in its own format."""
+    from torch.distributed.elastic.multiprocessing.errors import get_error_handler
+
+    get_error_handler().record_exception(error)

@@ -1,0 +1,151 @@
+"""Distributed checkpoints: written beside training, complete or absent, read back under any plan.
+
+Tensors go by their unwrapped names through torch.distributed.checkpoint, so that any ZeRO stage and any number of ranks
+reads what any other wrote. Does not know steps' numbers beyond those it is given.
+"""
+
+from __future__ import annotations
+
+import shutil
+import time
+from collections.abc import Callable
+from concurrent.futures import Future
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch.distributed as dist
+from torch import Tensor
+from torch.optim import Optimizer
+
+from workers.contracts.bodies import CheckpointSpec
+from workers.training.manifest import complete_checkpoints, seal, step_folder
+from workers.training.mesh import World
+from workers.training.optim import fill_state, state_of
+
+
+@dataclass(frozen=True, slots=True)
+class Saved:
+    step: int
+    path: Path
+    seconds: float
+    bytes: int
+
+
+class Checkpointer:
+    """Saves to `root/step-N`; at most one save is under way.
+
+    A save writes to a hidden folder; when every rank has finished, rank 0 adds the manifest and renames. `on_saved` is
+    called on rank 0 only, from the thread that finished it.
+    """
+
+    def __init__(
+        self,
+        root: Path,
+        world: World,
+        *,
+        spec: CheckpointSpec | None,
+        tag: str,
+        on_saved: Callable[[Saved], None],
+    ) -> None:
+        self.root, self.world, self.tag, self.on_saved = root, world, tag, on_saved
+        self.keep = spec.keep if spec else 3
+        self.async_ = spec.async_ if spec else False
+        self._group: Any = None
+        self._pending: Future[Any] | None = None
+
+    def save(self, tensors: dict[str, Any], *, step: int, manifest: dict[str, Any], wait: bool) -> None:
+        """Start a save on all ranks; returns after the tensors are copied, or with `wait` after the rename."""
+        from torch.distributed.checkpoint import state_dict_saver as dcp  # 0.4 s that a first step need not wait for
+
+        self.finish()
+        started = time.perf_counter()
+        if self._group is None:
+            _need_group()
+            # a group of its own: the writing thread's collectives must not mix with the step's
+            self._group = dist.new_group(backend="gloo")
+        beside = self.root / f".{step_folder(step)}.{self.tag}"
+        if self.world.rank == 0:
+            shutil.rmtree(beside, ignore_errors=True)
+            beside.mkdir(parents=True)
+        self.world.barrier()
+        if self.async_ and not wait:
+            saving = dcp.async_save(tensors, storage_writer=_writer(beside), process_group=self._group)
+            assert isinstance(saving, Future)
+            self._pending = saving
+        else:
+            dcp.save(tensors, storage_writer=_writer(beside), process_group=self._group)
+            self._pending = Future()
+            self._pending.set_result(None)
+        if self.world.rank == 0:
+            self._pending = _then(self._pending, lambda: self._complete(beside, step, manifest, started))
+        if wait or not self.async_:
+            self.finish()
+
+    def finish(self) -> None:
+        """Wait for a save under way. Raises what it failed with."""
+        if self._pending is not None:
+            pending, self._pending = self._pending, None
+            pending.result()
+
+    def _complete(self, beside: Path, step: int, manifest: dict[str, Any], started: float) -> None:
+        target = self.root / step_folder(step)
+        size = seal(beside, manifest)
+        shutil.rmtree(target, ignore_errors=True)
+        beside.rename(target)
+        for old in complete_checkpoints(self.root)[self.keep :]:
+            shutil.rmtree(old, ignore_errors=True)
+        self.on_saved(Saved(step, target, time.perf_counter() - started, size))
+
+
+def training_tensors(parameters: dict[str, Tensor], optimizer: Optimizer) -> dict[str, Any]:
+    """`model.<name>` and `optim.<name>.<key>`: what a checkpoint holds, of this rank, by names free of any wrapping."""
+    found: dict[str, Any] = {f"model.{name}": tensor.detach() for name, tensor in parameters.items()}
+    state = state_of(optimizer)
+    for name, parameter in parameters.items():
+        for key, value in state.get(parameter, {}).items():
+            if isinstance(value, Tensor):
+                found[f"optim.{name}.{key}"] = value
+    return found
+
+
+def load_training(folder: Path, parameters: dict[str, Tensor], optimizer: Optimizer) -> None:
+    """Read weights and optimizer state in place, each rank what it holds under its own plan."""
+    from torch.distributed.checkpoint.filesystem import FileSystemReader
+    from torch.distributed.checkpoint.state_dict_loader import load
+
+    fill_state(optimizer, parameters.values())
+    tensors = training_tensors(parameters, optimizer)
+    _need_group()
+    load(tensors, storage_reader=FileSystemReader(folder))
+
+
+def _need_group() -> None:
+    """A process on its own gets a group of one: torch's checkpoints then go the same way as among many."""
+    if not dist.is_initialized():
+        from torch._C._distributed_c10d import HashStore
+
+        dist.init_process_group("gloo", store=HashStore(), rank=0, world_size=1)
+
+
+def _writer(folder: Path) -> Any:
+    from torch.distributed.checkpoint.filesystem import FileSystemWriter
+
+    return FileSystemWriter(folder, single_file_per_rank=True, sync_files=True)
+
+
+def _then(first: Future[Any], action: Callable[[], None]) -> Future[Any]:
+    """A future for `action` run once `first` is done well; errors of either are its error."""
+    second: Future[Any] = Future()
+
+    def run(done: Future[Any]) -> None:
+        try:
+            done.result()
+            action()
+        except BaseException as error:  # carried to whoever waits
+            second.set_exception(error)
+        else:
+            second.set_result(None)
+
+    first.add_done_callback(run)
+    return second

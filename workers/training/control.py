@@ -1,0 +1,103 @@
+"""Requests to a running attempt: `control.json` in the run directory, and SIGTERM.
+
+Polled once a step; what one rank saw travels to all in the step's own reduction, so that all act on the same step.
+Does not know what the actions do.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from types import FrameType
+
+from workers.training.exits import write_atomically
+
+ACTIONS = ("stop", "preempt", "pause", "checkpoint")  # strongest first
+GRACE_S = 20.0
+
+
+class Control:
+    """`{"action": one of ACTIONS, "id": n}`; an id acts once, over restarts too (`control-done.json` remembers it)."""
+
+    def __init__(self, directory: Path, *, reads_file: bool) -> None:
+        self._path = directory / "control.json" if reads_file else None
+        self._done_path = directory / "control-done.json"
+        self._stamp: tuple[int, int] | None = None
+        self._seen: tuple[str, int] | None = None
+        self._done = self._last_done()
+        self._terminated = self._leaving = False
+
+    def listen(self, *, too_late: Callable[[], None]) -> None:
+        """SIGTERM asks to be preempted at the next step. A rank that comes to none within GRACE_S, because it waits for
+        peers that are gone, calls `too_late` from a thread: Python's handler cannot run inside a collective, the
+        interpreter's wake-up pipe is written even then.
+        """
+        if threading.current_thread() is not threading.main_thread():
+            return
+        signal.signal(signal.SIGTERM, self._on_sigterm)
+        reading, writing = os.pipe()
+        os.set_blocking(writing, False)
+        signal.set_wakeup_fd(writing, warn_on_full_buffer=False)
+        threading.Thread(target=self._watch, args=(reading, too_late), name="sigterm", daemon=True).start()
+
+    def poll(self) -> list[float]:
+        """One number per action, 1 where this rank was asked for it. Costs one `stat` while nothing changes."""
+        flags = [0.0] * len(ACTIONS)
+        if self._terminated:
+            flags[ACTIONS.index("preempt")] = 1.0
+            self._leaving = True
+        asked = self._read()
+        if asked is not None:
+            flags[ACTIONS.index(asked)] = 1.0
+        return flags
+
+    def acted(self) -> None:
+        """The request that was polled last is done with."""
+        if self._seen is not None and self._path is not None:
+            self._done = self._seen[1]
+            write_atomically(self._done_path, json.dumps({"id": self._done}))
+            self._seen = None
+
+    def _read(self) -> str | None:
+        if self._path is None:
+            return None
+        try:
+            status = os.stat(self._path)
+        except OSError:
+            return None
+        stamp = (status.st_mtime_ns, status.st_ino)
+        if stamp != self._stamp:
+            try:
+                asked = json.loads(self._path.read_text())
+                action, number = str(asked["action"]), int(asked["id"])
+            except (OSError, ValueError, KeyError, TypeError):
+                return None  # not whole yet, or not ours: looked at again at the next step
+            self._stamp = stamp
+            self._seen = (action, number) if action in ACTIONS and number > self._done else None
+        return self._seen[0] if self._seen else None
+
+    def _last_done(self) -> int:
+        try:
+            return int(json.loads(self._done_path.read_text())["id"])
+        except (OSError, ValueError, KeyError, TypeError):
+            return -1
+
+    def _watch(self, reading: int, too_late: Callable[[], None]) -> None:
+        while os.read(reading, 1) != bytes([signal.SIGTERM]):
+            pass
+        time.sleep(GRACE_S)
+        if not self._leaving:
+            too_late()
+
+    def _on_sigterm(self, number: int, frame: FrameType | None) -> None:
+        self._terminated = True
+
+
+def strongest(flags: list[float]) -> str | None:
+    """The action to take when some ranks' `flags` were summed."""
+    return next((action for action, flag in zip(ACTIONS, flags, strict=True) if flag > 0), None)

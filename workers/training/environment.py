@@ -1,0 +1,81 @@
+"""What the surroundings tell a rank: torchrun's variables and Orrery's own. Read once, typed.
+
+Does not import torch: a wrong world size must be told before anything heavy is loaded.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from workers.contracts.plan import ParallelPlan
+from workers.training.exits import UserError
+
+
+@dataclass(frozen=True, slots=True)
+class Environment:
+    """`checkpoints` is shared by all attempts of a run; `resume` is one checkpoint's folder, or None for the newest."""
+
+    rank: int
+    world_size: int
+    local_rank: int
+    local_world_size: int
+    run: str
+    attempt: int | None
+    directory: Path
+    checkpoints: Path
+    resume: Path | None
+    timeout_s: float
+
+    @property
+    def leads_node(self) -> bool:
+        return self.local_rank == 0
+
+    @property
+    def rank_directory(self) -> Path:
+        return self.directory / f"rank-{self.rank}"
+
+
+def read_environment(
+    directory: Path, *, resume: Path | None = None, env: Mapping[str, str] = os.environ
+) -> Environment:
+    """`ORRERY_RUN` (default local), `ORRERY_ATTEMPT` (default: one more than the directory holds), `ORRERY_CHECKPOINTS`
+    (default DIR/checkpoints), `ORRERY_RESUME`, `ORRERY_PG_TIMEOUT_S` (default 600), and torchrun's variables.
+
+    Raises UserError naming the variable that is not a number.
+    """
+    world_size = _whole(env, "WORLD_SIZE", 1)
+    told = env.get("ORRERY_RESUME")
+    return Environment(
+        rank=_whole(env, "RANK", 0),
+        world_size=world_size,
+        local_rank=_whole(env, "LOCAL_RANK", 0),
+        local_world_size=_whole(env, "LOCAL_WORLD_SIZE", world_size),
+        run=env.get("ORRERY_RUN", "local"),
+        attempt=_whole(env, "ORRERY_ATTEMPT", 1) if "ORRERY_ATTEMPT" in env else None,
+        directory=directory,
+        checkpoints=Path(env.get("ORRERY_CHECKPOINTS") or directory / "checkpoints"),
+        resume=resume or (Path(told) if told else None),
+        timeout_s=float(_whole(env, "ORRERY_PG_TIMEOUT_S", 600)),
+    )
+
+
+def check_world(plan: ParallelPlan, environment: Environment) -> None:
+    """Raises UserError where the plan and torchrun disagree on the number of processes."""
+    if plan.world_size == environment.world_size:
+        return
+    plan_says = f"dp {plan.dp} x tp {plan.tp} x pp {plan.pp} x cp {plan.cp} = {plan.world_size}"
+    started = f"{environment.world_size} process" + ("es" if environment.world_size > 1 else "")
+    raise UserError(
+        f"plan: {plan_says} devices, but {started} started (WORLD_SIZE); "
+        f"try torchrun --nproc-per-node {plan.world_size}, or dp {environment.world_size}"
+    )
+
+
+def _whole(env: Mapping[str, str], name: str, default: int) -> int:
+    try:
+        return int(env.get(name, default))
+    except ValueError:
+        raise UserError(f"{name}={env[name]!r} is not a whole number; try {name}={default}") from None

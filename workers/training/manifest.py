@@ -1,0 +1,78 @@
+"""What makes a checkpoint folder complete: a manifest with its step, data state, spec and every file's checksum.
+
+Knows files; does not know tensors, torch or ranks.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+from workers.training.exits import UserError, write_atomically
+
+NAME = "manifest.json"
+VERSION = 1
+_DIGITS = 8
+
+
+def step_folder(step: int) -> str:
+    return f"step-{step:0{_DIGITS}d}"
+
+
+def seal(folder: Path, manifest: dict[str, Any]) -> int:
+    """Write the manifest of a finished folder, checksums included; returns the bytes of its files."""
+    files = {}
+    for path in sorted(folder.rglob("*")):
+        if path.is_file() and path.name != NAME:
+            files[str(path.relative_to(folder))] = {"bytes": path.stat().st_size, "sha256": _digest(path)}
+    document = {"version": VERSION, **manifest, "files": files}
+    write_atomically(folder / NAME, json.dumps(document, indent=1))
+    _sync_folder(folder)
+    return sum((folder / name).stat().st_size for name in files)
+
+
+def complete_checkpoints(root: Path) -> list[Path]:
+    """Folders with a manifest, newest step first; an unfinished save has a hidden name and no manifest."""
+    return sorted((p for p in root.glob("step-*") if (p / NAME).is_file()), key=lambda p: p.name, reverse=True)
+
+
+def read_manifest(folder: Path) -> dict[str, Any]:
+    """Raises UserError for a folder that is no checkpoint of this version."""
+    try:
+        document: dict[str, Any] = json.loads((folder / NAME).read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise UserError(f"resume: {folder} has no {NAME}; try a folder checkpoints/step-N") from None
+    except (OSError, ValueError) as error:
+        raise UserError(f"resume: {folder / NAME} cannot be read: {error}; try an older checkpoint") from None
+    if document.get("version") != VERSION:
+        raise UserError(f"resume: {folder} has version {document.get('version')}, this engine reads {VERSION}")
+    return document
+
+
+def damage(folder: Path, manifest: dict[str, Any]) -> str | None:
+    """A sentence naming the first file that is not as it was written, or None."""
+    for name, entry in manifest["files"].items():
+        path = folder / name
+        if not path.is_file():
+            return f"{name} is missing"
+        if path.stat().st_size != entry["bytes"]:
+            return f"{name} has {path.stat().st_size} bytes, not {entry['bytes']}"
+        if _digest(path) != entry["sha256"]:
+            return f"{name} does not have the checksum it was written with"
+    return None
+
+
+def _digest(path: Path) -> str:
+    with open(path, "rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _sync_folder(folder: Path) -> None:
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)

@@ -1,0 +1,55 @@
+"""bf16 computation over fp32 weights, for the stages that keep whole parameters.
+
+The same arithmetic as `fully_shard` with param_dtype bf16: weights are cast before use, gradients return through the
+cast in fp32. Does not know sharding.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call
+
+
+class CastUnits:
+    """Makes each block, and what is left of the model, compute with bf16 copies of its fp32 parameters.
+
+    Copies live from a unit's forward to its backward pass. `copies` lists their storages while `watch` is set.
+    """
+
+    def __init__(self, decoder: nn.Module, blocks: nn.ModuleList, dtype: torch.dtype) -> None:
+        self.dtype, self.watch = dtype, False
+        self.copies: list[Tensor] = []
+        in_blocks = {id(parameter) for parameter in blocks.parameters()}
+        for block in blocks:
+            self._cast(block, dict(block.named_parameters()))
+        rest = {name: parameter for name, parameter in decoder.named_parameters() if id(parameter) not in in_blocks}
+        self._cast(decoder, rest)
+
+    def _cast(self, module: nn.Module, parameters: dict[str, nn.Parameter]) -> None:
+        unit = _Unit(module)
+
+        def forward(*args: Any) -> Any:
+            return functional_call(unit, self._copied(parameters), args)
+
+        module.forward = forward
+
+    def _copied(self, parameters: dict[str, nn.Parameter]) -> dict[str, Tensor]:
+        copies = {f"module.{name}": parameter.to(self.dtype) for name, parameter in parameters.items()}
+        if self.watch:
+            self.copies.extend(copy.detach() for copy in copies.values())
+        return copies
+
+
+class _Unit(nn.Module):
+    """A module under the name by which `functional_call` swaps its parameters, with the forward it had before."""
+
+    def __init__(self, module: nn.Module) -> None:
+        super().__init__()
+        self.module = module
+        self.plain = module.forward
+
+    def forward(self, *args: Any) -> Any:
+        return self.plain(*args)

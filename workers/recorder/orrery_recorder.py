@@ -1,0 +1,624 @@
+"""Record any training program's numbers in Orrery: `init`, `run.log`, `run.event`, `run.finish`. Standard library only.
+
+Nothing here raises into the training loop. What is logged is a line in a spool on disk first; a background thread
+sends it and picks up after an outage or a crash where it stopped. Knows no framework and no other file of Orrery.
+"""
+
+from __future__ import annotations
+
+import argparse
+import atexit
+import contextlib
+import email.utils
+import gzip
+import json
+import logging
+import math
+import os
+import random
+import re
+import sys
+import threading
+import time as clock
+import urllib.error
+import urllib.parse
+import urllib.request
+import uuid
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+try:
+    import fcntl
+except ImportError:  # not on Windows; there two processes must not be given one spool
+    fcntl = None  # type: ignore[assignment]
+
+__version__ = "0.1.0"
+__all__ = ["Run", "init"]
+
+MAX_ITEMS = 10_000  # of one call, what the server takes
+MAX_BYTES = 4 << 20  # of one call before compression
+COMPACT_BYTES = 32 << 20  # a spool file all sent and longer than this is emptied
+INTERVAL_S = 0.25
+TIMEOUT_S = 15.0
+LONGEST_WAIT_S = 60.0
+
+_say = logging.getLogger("orrery_recorder")
+_STREAMS = {"points": "points", "events": "events", "logs": "lines"}  # REST path → key of its list
+
+
+def init(
+    url: str | None = None,
+    token: str | None = None,
+    name: str = "",
+    spec: Mapping[str, Any] | None = None,
+    *,
+    experiment: str | None = None,
+    key: str | None = None,
+    rank: int | None = None,
+    spool: str | os.PathLike[str] | None = None,
+    max_spool_bytes: int = 2 << 30,
+) -> Run:
+    """Begin to record a run; returns at once, the server is spoken to in the background.
+
+    `url` and `token` default to ORRERY_URL and ORRERY_TOKEN. `spec` is sent as the run's RunSpec with kind external.
+    `spool` is a directory to keep what is not sent yet; one that holds an unfinished run continues it. Unless given, a
+    new one is made under ORRERY_SPOOL (default ~/.cache/orrery/spool). Of several ranks only rank 0 records, unless
+    all are given the same `key`, which must be new for every run: then they share one run. Inside a program that
+    Orrery launched (ORRERY_RUN_DIR is set) the lines go to its run directory, and the arguments are not needed.
+    """
+    rank = _whole(os.environ.get("RANK")) if rank is None else rank
+    try:
+        folder = os.environ.get("ORRERY_RUN_DIR")
+        if folder:
+            return Run(_Outbox(Path(folder), rank))
+        if rank and key is None:
+            return Run(None)
+        url, token = url or os.environ.get("ORRERY_URL", ""), token or os.environ.get("ORRERY_TOKEN", "")
+        if urllib.parse.urlsplit(url).scheme not in ("http", "https"):
+            _say.warning("orrery: %r is not an http(s) address, nothing is recorded; give url or set ORRERY_URL", url)
+            return Run(None)
+        what: dict[str, Any] = {
+            "url": url.rstrip("/"),
+            "name": name or Path(sys.argv[0]).stem or "run",
+            "experiment": experiment,
+            "spec": {"kind": "external", **(spec or {})},
+            "key": key or uuid.uuid4().hex,
+            "rank": rank,
+        }
+        return Run(_Spool(_spool_folder(spool, what["name"]), what, token, max_spool_bytes))
+    except Exception as error:
+        _say.warning("orrery: nothing is recorded: %s", error)
+        return Run(None)
+
+
+class Run:
+    """A run being recorded. Every method returns at once, except `flush` and `finish`, whose wait is bounded."""
+
+    def __init__(self, sink: _Outbox | _Spool | None) -> None:
+        self._sink, self._kept, self._pid = sink, sink, os.getpid()
+        self._step, self._tokens, self._warned, self._failure = 0, 0, set[str](), ""
+        self._templates: dict[tuple[str, ...], str] = {}
+        if isinstance(sink, _Spool):
+            atexit.register(self._at_exit)
+            self._hook, sys.excepthook = sys.excepthook, self._uncaught
+
+    @property
+    def id(self) -> str | None:
+        """The run's id, None until the server gave one."""
+        return self._kept.run if self._kept else None
+
+    @property
+    def spool(self) -> Path | None:
+        """Where unsent lines are kept."""
+        return self._kept.folder if self._kept else None
+
+    def log(
+        self,
+        values: Mapping[str, Any],
+        step: int | None = None,
+        tokens: int | None = None,
+        *,
+        time: float | None = None,
+    ) -> None:
+        """Numbers (or anything `float()` takes) of one step; `step` counts up by itself, `tokens` is cumulative."""
+        sink = self._sink
+        if sink is None or os.getpid() != self._pid:
+            return
+        try:
+            self._step = step = self._step + 1 if step is None else int(step)
+            if tokens is not None:
+                self._tokens = int(tokens)
+            now = clock.time() if time is None else time
+            body = self._encoded(values)
+            sink.append("points", f'"step":{step},"tokens":{self._tokens},"time":{now!r},"values":{body}')
+        except Exception as error:
+            self._warn("log", error)
+
+    def event(self, type: str, data: Mapping[str, Any] | None = None, *, time: float | None = None) -> None:
+        """Something that happened, `data` in plain JSON."""
+        self._append("events", time, {"type": type, "data": data or {}})
+
+    def line(self, text: str, *, time: float | None = None) -> None:
+        """A line of the run's log. In a program that Orrery launched it is printed, as its output is the log."""
+        self._append("logs", time, {"text": str(text)})
+
+    def flush(self, timeout_s: float = 10.0) -> bool:
+        """Wait until the server has everything; False where it has not after `timeout_s`."""
+        try:
+            return self._sink is None or os.getpid() != self._pid or self._sink.flush(timeout_s)
+        except Exception as error:
+            self._warn("flush", error)
+            return False
+
+    def finish(self, status: str = "finished", reason: str = "", *, timeout_s: float = 10.0) -> bool:
+        """Tell how the run ended, send the rest, stop; False where a rest stays in the spool (see `main`).
+
+        `status`: finished | failed | cancelled.
+        """
+        sink = self._sink
+        if sink is None or os.getpid() != self._pid:
+            return True
+        self._sink = None
+        try:
+            if isinstance(sink, _Spool):
+                atexit.unregister(self._at_exit)
+                if sys.excepthook == self._uncaught:
+                    sys.excepthook = self._hook
+            known = status if status in ("finished", "failed", "cancelled") else "failed"
+            return sink.close({"status": known, "reason": str(reason)[:1000]}, timeout_s)
+        except Exception as error:
+            self._warn("finish", error)
+            return False
+
+    def __enter__(self) -> Run:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: object) -> None:
+        self.finish("failed" if kind else "finished", f"{kind.__name__}: {error}" if kind else "")
+
+    def _encoded(self, values: Mapping[str, Any]) -> str:
+        """The values as JSON. By a template of their names: half the time of `json.dumps` where caches are cold."""
+        try:
+            numbers = [float(value) for value in values.values()]
+            total = sum(numbers)
+        except (TypeError, ValueError, RuntimeError):
+            return json.dumps(self._numbers(values))
+        if total - total != 0:  # something is not finite
+            return json.dumps(self._numbers(values))
+        names = tuple(values)
+        template = self._templates.get(names)
+        if template is None:
+            if len(self._templates) > 1000:
+                self._templates.clear()
+            fields = [json.dumps(str(name)).replace("%", "%%") + ":%r" for name in names]
+            template = self._templates[names] = "{" + ",".join(fields) + "}"
+        return template % tuple(numbers)
+
+    def _numbers(self, values: Mapping[str, Any]) -> dict[str, float | str]:
+        numbers: dict[str, float | str] = {}
+        for name, value in values.items():
+            try:
+                numbers[str(name)] = _plain(float(value))
+            except (TypeError, ValueError, RuntimeError) as error:
+                self._warn(f"value {name}", error)
+        return numbers
+
+    def _append(self, stream: str, time: float | None, fields: dict[str, Any]) -> None:
+        if self._sink is None or os.getpid() != self._pid:
+            return
+        try:
+            now = clock.time() if time is None else float(time)
+            self._sink.append(stream, json.dumps(_plain({"time": now, **fields}), default=str)[1:-1])
+        except Exception as error:
+            self._warn(stream, error)
+
+    def _warn(self, about: str, error: Exception) -> None:
+        """Once for each thing that goes wrong: a loop of a million steps must not drown in it."""
+        if about not in self._warned:
+            self._warned.add(about)
+            _say.warning("orrery: %s is not recorded: %s: %s", about, type(error).__name__, error)
+
+    def _uncaught(self, kind: type[BaseException], error: BaseException, trace: Any) -> None:
+        self._failure = f"{kind.__name__}: {error}"[:500]
+        self._hook(kind, error, trace)
+
+    def _at_exit(self) -> None:
+        self.finish("failed" if self._failure else "finished", self._failure, timeout_s=5.0)
+
+
+class _File:
+    """An append-only file of JSON lines, each numbered by `seq`, and how far the server has it."""
+
+    def __init__(self, path: Path, head: str, most_bytes: int) -> None:
+        self._path, self._sent_path, self._head, self._most = path, path.with_suffix(".sent"), head, most_bytes
+        self._lock = threading.Lock()
+        path.parent.mkdir(parents=True, exist_ok=True)
+        self._file = open(path, "ab", buffering=0)  # noqa: SIM115  a line is one write: it outlives this process
+        self.size = 0
+        self.offset, self.seq = self._sent()
+        last = self._repair()
+        self.seq = max(self.seq, last)
+
+    def append(self, fields: str) -> None:
+        with self._lock:
+            line = f'{{{self._head}"seq":{self.seq + 1},{fields}}}\n'.encode()
+            if self.size + len(line) > self._most:
+                raise OSError(f"the spool {self._path} is full ({self._most} bytes), lines are dropped")
+            written = self._file.write(line)
+            if written != len(line):  # the disk is full: a torn line must not stay
+                os.ftruncate(self._file.fileno(), self.size)
+                raise OSError(f"no space left for {self._path}")
+            self.size += written
+            self.seq += 1
+
+    @property
+    def pending(self) -> bool:
+        return self.size > self.offset
+
+    def read(self, most_lines: int) -> list[bytes]:
+        """The next lines to send, without their newlines."""
+        with open(self._path, "rb") as file:
+            file.seek(self.offset)
+            chunk = file.read(min(MAX_BYTES, self.size - self.offset))
+            if b"\n" not in chunk:
+                chunk += file.readline()
+        return chunk[: chunk.rfind(b"\n") + 1].split(b"\n")[:-1][:most_lines]
+
+    def sent(self, lines: list[bytes]) -> None:
+        with self._lock:
+            self.offset += sum(len(line) + 1 for line in lines)
+            if self.offset >= self.size > COMPACT_BYTES:
+                os.ftruncate(self._file.fileno(), 0)
+                self.offset = self.size = 0
+            _write_whole(self._sent_path, {"offset": self.offset, "seq": self.seq})
+
+    def close(self) -> None:
+        self._file.close()
+
+    def _sent(self) -> tuple[int, int]:
+        try:
+            noted = json.loads(self._sent_path.read_text())
+            return int(noted["offset"]), int(noted["seq"])
+        except (OSError, ValueError, KeyError, TypeError):
+            return 0, 0
+
+    def _repair(self) -> int:
+        """Cut off a line torn by a crash; returns the last number in the file."""
+        size, last = self._path.stat().st_size, 0
+        with open(self._path, "rb") as file:
+            file.seek(max(0, size - MAX_BYTES))
+            lines = file.read().splitlines(keepends=True)
+        whole = size
+        while lines and not last:
+            try:
+                last = int(json.loads(lines[-1])["seq"]) if lines[-1].endswith(b"\n") else 0
+            except (ValueError, KeyError, TypeError):
+                last = 0
+            whole -= 0 if last else len(lines.pop())
+        if whole < size:
+            os.ftruncate(self._file.fileno(), whole)
+        self.size = whole
+        self.offset = self.offset if self.offset <= whole else 0
+        return last
+
+
+class _Outbox:
+    """The durable outbox of a rank that Orrery launched: its supervisor reads the lines."""
+
+    def __init__(self, folder: Path, rank: int) -> None:
+        self.run: str | None = os.environ.get("ORRERY_RUN", "")
+        attempt = _whole(os.environ.get("ORRERY_ATTEMPT")) or 1
+        self.folder = folder / f"rank-{rank}"
+        head = f'"run":{json.dumps(self.run)},"attempt":{attempt},"rank":{rank},'
+        self._files = {name: _File(self.folder / f"{name}.jsonl", head, 1 << 50) for name in ("points", "events")}
+
+    def append(self, stream: str, fields: str) -> None:
+        if stream == "logs":
+            print(json.loads(f"{{{fields}}}")["text"], flush=True)
+        else:
+            self._files[stream].append(fields)
+
+    def flush(self, timeout_s: float) -> bool:
+        return True
+
+    def close(self, end: dict[str, str], timeout_s: float) -> bool:
+        for file in self._files.values():
+            file.close()
+        return True
+
+
+class _Later(Exception):
+    """Not now: the server is away or busy. `wait_s` is its own wish, None where it has none."""
+
+    def __init__(self, says: str, wait_s: float | None = None) -> None:
+        super().__init__(says)
+        self.wait_s = wait_s
+
+
+class _Refused(Exception):
+    """The server will not take this request, however often it is sent."""
+
+
+class _Gone(Exception):
+    """The run is not there any more, or not ours, or over: nothing of it will be taken."""
+
+
+class _Spool:
+    """The lines of one rank on disk, and the thread that brings them to the server."""
+
+    def __init__(self, folder: Path, what: dict[str, Any], token: str, most_bytes: int) -> None:
+        self.folder, self._token, self._limit, self._over, self._told = folder, token, MAX_ITEMS, "", set[str]()
+        folder.mkdir(parents=True, exist_ok=True)
+        self._lock = open(folder / "lock", "w")  # noqa: SIM115  held while this process lives
+        if fcntl:
+            try:
+                fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except OSError:
+                self._lock.close()
+                raise RuntimeError(f"the spool {folder} is in use by another process; give each its own") from None
+        self._meta_path = folder / "run.json"
+        self._meta, self._noting = _read_object(self._meta_path), threading.Lock()
+        self._rest: _Spool | None = None
+        if what.get("key") and (not self._meta or "end" in self._meta):
+            self._rest = self._set_aside(most_bytes)
+            self._meta = {}
+            self._note(**what)
+        self.url: str = what.get("url") or self._meta["url"]
+        head = f'"rank":{int(self._meta["rank"])},'
+        self._files = {name: _File(folder / f"{name}.jsonl", head, most_bytes) for name in _STREAMS}
+        self._open = urllib.request.build_opener(*_proxies(self.url)).open
+        self._stop, self._kick = threading.Event(), threading.Event()
+        self._thread = threading.Thread(target=self._work, name="orrery-recorder", daemon=True)
+        self._thread.start()
+
+    @property
+    def run(self) -> str | None:
+        return self._meta.get("run")
+
+    def append(self, stream: str, fields: str) -> None:
+        self._files[stream].append(fields)
+
+    def _note(self, **more: Any) -> None:
+        """Add to what is known of the run, on disk; both the program's thread and the sender's do."""
+        with self._noting:
+            self._meta.update(more)
+            _write_whole(self._meta_path, self._meta)
+
+    def _set_aside(self, most_bytes: int) -> _Spool | None:
+        """Clear the folder for a new run; a former one that ended but is not all sent goes on in a folder below."""
+        former = [path for path in self.folder.iterdir() if path.suffix]
+        if "end" not in self._meta or self._meta.get("done"):
+            for path in former:
+                path.unlink()
+            return None
+        below = self.folder / f"unsent-{self._meta['key'][:12]}"
+        below.mkdir()
+        for path in former:
+            path.rename(below / path.name)
+        return _Spool(below, {}, self._token, most_bytes)
+
+    @property
+    def _settled(self) -> bool:
+        ended = "end" not in self._meta or bool(self._meta.get("done"))
+        return bool(self.run) and ended and not any(file.pending for file in self._files.values())
+
+    def flush(self, timeout_s: float) -> bool:
+        deadline = clock.monotonic() + timeout_s
+        while not self._settled:
+            if self._over or clock.monotonic() >= deadline or not self._thread.is_alive():
+                return False
+            self._kick.set()
+            clock.sleep(0.01)
+        return True
+
+    def close(self, end: dict[str, str] | None, timeout_s: float) -> bool:
+        if end is not None:
+            self._note(end=end)
+        deadline = clock.monotonic() + timeout_s
+        complete = self.flush(timeout_s)
+        if self._rest:
+            self._rest.close(None, max(0.0, deadline - clock.monotonic()))
+        self._stop.set()
+        self._kick.set()
+        self._thread.join(timeout=0.5)
+        for file in self._files.values():
+            file.close()
+        self._lock.close()
+        if not complete:
+            _say.warning("orrery: not all was sent, the rest lies in %s: `python -m orrery_recorder %s` sends it",
+                         self.folder, self.folder)  # fmt: skip
+        return complete
+
+    def _work(self) -> None:
+        failures = 0
+        while not self._stop.is_set() and not self._over:
+            try:
+                self._deliver()
+                if self._meta.get("done"):
+                    return
+                failures = 0
+                self._kick.wait(INTERVAL_S)
+            except _Later as later:
+                failures += 1
+                self._tell(str(later), f"{later}; lines are kept in {self.folder} and sent later")
+                wait = min(LONGEST_WAIT_S, 0.25 * 2 ** min(failures, 10)) * random.uniform(0.5, 1.0)
+                if later.wait_s is not None:
+                    self._stop.wait(later.wait_s)  # the server's own wish: a flush does not shorten it
+                else:
+                    self._kick.wait(wait)
+                    self._stop.wait(0.05)
+            except (_Gone, _Refused) as error:
+                self._over = str(error)
+                self._tell("over", f"sending ends: {error}; lines stay in {self.folder}")
+            except Exception as error:  # a defect here must not end the run's record for good
+                failures += 1
+                self._tell(f"work {type(error).__name__}", f"{type(error).__name__}: {error}")
+                self._stop.wait(min(LONGEST_WAIT_S, 2.0**failures))
+            self._kick.clear()
+
+    def _deliver(self) -> None:
+        """One round: the run itself if it is new, everything pending, then the end if it was told."""
+        if not self.run:
+            self._note(run=self._created())
+        for name, file in self._files.items():
+            while file.pending and not self._stop.is_set():
+                self._send(name, file)
+        if "end" in self._meta and not self._meta.get("done") and not any(f.pending for f in self._files.values()):
+            if not self._meta["rank"]:
+                with contextlib.suppress(_Gone):  # it may have been ended there already
+                    self._post(f"runs/{self.run}/finish", json.dumps(self._meta["end"]).encode())
+            self._note(done=True)
+
+    def _created(self) -> str:
+        """The run's id. A spec or experiment that is refused is left out rather than lose the run's record over it."""
+        name, key = self._meta["name"], self._meta["key"]
+        extra = {"experiment": self._meta["experiment"]} if self._meta.get("experiment") else {}
+        body = {"name": name, "spec": self._meta["spec"], **extra}
+        try:
+            answer = self._post("runs", json.dumps(body, default=str).encode(), key=key)
+        except _Refused as error:
+            bare = {"name": name, "spec": {"kind": "external"}}
+            if body == bare:
+                raise
+            self._tell("spec", f"the run is recorded without its spec and experiment, which are refused: {error}")
+            answer = self._post("runs", json.dumps(bare).encode(), key=f"{key}-bare")
+        except _Gone as error:  # another rank with the same key is just being answered
+            raise _Later(str(error)) from None
+        return str(answer["id"])
+
+    def _send(self, name: str, file: _File) -> None:
+        lines = file.read(self._limit)
+        body = b'{"%s":[%s]}' % (_STREAMS[name].encode(), b",".join(lines))
+        try:
+            answer = self._post(f"runs/{self.run}/{name}", body)
+        except _Refused as error:
+            if len(lines) > 1:  # find the line it does not like, and keep the others
+                self._limit = len(lines) // 2
+                return
+            self._tell("refused", f"a line of {name} was refused and left out: {error}")
+            answer = {}
+        file.sent(lines)
+        self._limit = min(MAX_ITEMS, self._limit * 2)
+        rejected = answer.get("rejected") or []
+        if rejected:
+            self._tell("rejected", f"{len(rejected)} of {len(lines)} {name} were rejected: {rejected[0].get('says')}")
+
+    def _post(self, path: str, body: bytes, key: str | None = None) -> dict[str, Any]:
+        headers = {"Authorization": f"Bearer {self._token}", "Content-Type": "application/json"}
+        headers["User-Agent"] = f"orrery-recorder/{__version__}"
+        if key:
+            headers["Idempotency-Key"] = key
+        elif len(body) > 1024:
+            body, headers["Content-Encoding"] = gzip.compress(body, 1), "gzip"
+        request = urllib.request.Request(f"{self.url}/api/v1/{path}", body, headers, method="POST")
+        try:
+            with self._open(request, timeout=TIMEOUT_S) as answer:
+                text = answer.read()
+        except urllib.error.HTTPError as error:
+            with error:
+                raise _judged(error, path) from None
+        except (OSError, urllib.error.URLError) as error:
+            raise _Later(f"{self.url} cannot be reached: {getattr(error, 'reason', error)}") from None
+        except Exception as error:  # http.client's own, on a broken answer
+            raise _Later(f"{self.url} answered brokenly: {type(error).__name__}") from None
+        try:
+            found = json.loads(text or b"{}")
+        except ValueError:
+            raise _Later(f"{self.url} does not answer like Orrery; check the address") from None
+        return found if isinstance(found, dict) else {}
+
+    def _tell(self, about: str, says: str) -> None:
+        if about not in self._told:
+            self._told.add(about)
+            _say.warning("orrery: %s", says)
+
+
+def _judged(error: urllib.error.HTTPError, path: str) -> Exception:
+    """What a status means for the one who sends."""
+    try:
+        detail = str(json.loads(error.read(65536)).get("detail", ""))
+    except Exception:
+        detail = ""
+    says = f"{error.code} {detail or error.reason} ({path})"
+    wait = _retry_after(error.headers.get("Retry-After"))
+    if error.code in (401, 403):
+        return _Later(f"the token is not accepted: {says}", LONGEST_WAIT_S)
+    if error.code in (408, 425, 429) or error.code >= 500:
+        return _Later(says, wait)
+    return _Gone(says) if error.code in (404, 409, 410) else _Refused(says)
+
+
+def _retry_after(text: str | None) -> float | None:
+    """Seconds to wait, from a number of seconds or an HTTP date; at most an hour."""
+    if not text:
+        return None
+    try:
+        wait = float(text)
+    except ValueError:
+        try:
+            wait = email.utils.parsedate_to_datetime(text).timestamp() - clock.time()
+        except (TypeError, ValueError):
+            return None
+    return min(3600.0, max(0.0, wait))
+
+
+def _proxies(url: str) -> list[urllib.request.BaseHandler]:
+    """A proxy of the environment is not for this machine itself."""
+    local = urllib.parse.urlsplit(url).hostname in ("localhost", "127.0.0.1", "::1")
+    return [urllib.request.ProxyHandler({})] if local else []
+
+
+def _spool_folder(given: str | os.PathLike[str] | None, name: str) -> Path:
+    if given is not None:
+        return Path(given)
+    root = os.environ.get("ORRERY_SPOOL") or Path.home() / ".cache" / "orrery" / "spool"
+    slug = re.sub(r"[^A-Za-z0-9._-]+", "-", name)[:60]
+    return Path(root) / f"{slug}-{clock.strftime('%Y%m%d-%H%M%S')}-{uuid.uuid4().hex[:6]}"
+
+
+def _write_whole(path: Path, data: Mapping[str, Any]) -> None:
+    fresh = path.with_suffix(".new")
+    fresh.write_text(json.dumps(data, default=str))
+    os.replace(fresh, path)
+
+
+def _read_object(path: Path) -> dict[str, Any]:
+    try:
+        found = json.loads(path.read_text())
+    except (OSError, ValueError):
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
+def _plain(data: Any) -> Any:
+    """Numbers that are not finite by name, as JSON has none for them."""
+    if isinstance(data, float) and not math.isfinite(data):
+        return "NaN" if data != data else "Infinity" if data > 0 else "-Infinity"
+    if isinstance(data, dict):
+        return {str(key): _plain(value) for key, value in data.items()}
+    return [_plain(value) for value in data] if isinstance(data, (list, tuple)) else data
+
+
+def _whole(text: str | None) -> int:
+    return int(text) if text and text.isdigit() else 0
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Send what lies in a spool: `python -m orrery_recorder SPOOL [--url URL] [--token TOKEN] [--timeout S]`."""
+    parser = argparse.ArgumentParser(prog="orrery_recorder", description="Send what a run left in its spool.")
+    parser.add_argument("spool", type=Path)
+    parser.add_argument("--url", default="")
+    parser.add_argument("--token", default=os.environ.get("ORRERY_TOKEN", ""))
+    parser.add_argument("--timeout", type=float, default=600.0)
+    given = parser.parse_args(arguments)
+    if not (given.spool / "run.json").is_file():
+        print(f"{given.spool} is not a spool: it has no run.json", file=sys.stderr)
+        return 2
+    what = {"url": given.url.rstrip("/")} if given.url else {}
+    spools = [_Spool(path, what, given.token, 1 << 50) for path in (given.spool, *given.spool.glob("unsent-*"))]
+    return 0 if all([spool.close(None, given.timeout) for spool in spools]) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,186 @@
+"""Writes people, tokens and audit entries, and says who may do what. Knows nothing of runs or nodes."""
+
+from __future__ import annotations
+
+import hashlib
+import secrets
+from collections.abc import Iterable, Mapping
+from datetime import datetime
+from typing import Any
+
+from django.contrib.auth.password_validation import validate_password
+from django.core.exceptions import ValidationError
+from django.db import IntegrityError, transaction
+
+from orchestrator.accounts.idempotency import (
+    idempotent_abandon,
+    idempotent_begin,
+    idempotent_finish,
+    idempotent_purge,
+)
+from orchestrator.accounts.models import ApiToken, AuditEntry, User
+from orchestrator.accounts.roles import SCOPES, Role, at_least, scopes_of
+from orchestrator.common import clock, conditional
+from orchestrator.common.errors import Refusal, conflict, forbidden, invalid
+
+__all__ = [
+    "audit",
+    "idempotent_abandon",
+    "idempotent_begin",
+    "idempotent_finish",
+    "idempotent_purge",
+    "password_change",
+    "require_role",
+    "token_create",
+    "token_digest",
+    "token_revoke",
+    "user_create",
+    "user_role_set",
+]
+
+TOKEN_PREFIX = "orr_"
+MAX_TOKENS = 100
+
+
+def user_create(
+    *,
+    username: str,
+    password: str | None = None,
+    role: str = Role.SUBMITTER,
+    email: str = "",
+    must_change_password: bool = False,
+    by: User | None = None,
+) -> User:
+    """A person who can log in with the password, or, without one, only use tokens. Admins get Django's admin pages."""
+    if role not in Role.values:
+        raise invalid("role", f"{role!r} is not a role", ", ".join(Role.values))
+    if by is not None:
+        require_role(by, Role.ADMIN, "create people")
+    try:
+        User.username_validator(username)
+    except ValidationError as error:
+        raise invalid("username", " ".join(error.messages), "letters, digits and @.+-_") from None
+    user = User(username=username, email=email, role=role, must_change_password=must_change_password)
+    user.is_staff = user.is_superuser = role == Role.ADMIN
+    user.set_password(password)
+    try:
+        with transaction.atomic():
+            user.save()
+            audit(actor=by, action="user.create", target=f"user:{user.pk}", data={"username": username, "role": role})
+    except IntegrityError:
+        raise conflict(f"There is already a user {username}. Choose another name.", type="name-taken") from None
+    return user
+
+
+def user_role_set(*, user: User, role: str, by: User | None) -> None:
+    """Gives a role; tokens lose the scopes that it does not allow at their next use."""
+    if by is not None:
+        require_role(by, Role.ADMIN, "change roles")
+    if role not in Role.values:
+        raise invalid("role", f"{role!r} is not a role", ", ".join(Role.values))
+    if by is not None and user.pk == by.pk and role != Role.ADMIN:
+        raise conflict("You cannot take the admin role from yourself. Ask another admin.", type="last-admin")
+    with transaction.atomic():
+        old, user.role = user.role, role
+        user.is_staff = user.is_superuser = role == Role.ADMIN
+        user.save(update_fields=["role", "is_staff", "is_superuser"])
+        audit(actor=by, action="user.role", target=f"user:{user.pk}", data={"old": old, "new": role})
+
+
+def password_change(*, user: User, password: str) -> None:
+    """Sets a new password under the site's rules and ends the duty to change it."""
+    try:
+        validate_password(password, user)
+    except ValidationError as error:
+        raise invalid("password", " ".join(error.messages), "a longer, less common one") from None
+    with transaction.atomic():
+        user.set_password(password)
+        user.must_change_password = False
+        user.save(update_fields=["password", "must_change_password"])
+        audit(actor=user, action="user.password", target=f"user:{user.pk}")
+
+
+def require_role(user: User, role: Role, doing: str) -> None:
+    """Raises 403 unless the person has at least that role. `doing` completes "is needed to …"."""
+    if not at_least(user.role, role) and not user.is_superuser:
+        raise forbidden(f"The role {role.value} is needed to {doing}; {user.username} is {user.role}. Ask an admin.")
+
+
+def token_create(
+    *, user: User, name: str, scopes: Iterable[str] | None = None, expires: datetime | None = None, by: User | None
+) -> tuple[ApiToken, str]:
+    """`(token, text)`; the text is shown now and never again. Scopes default to all that the user's role allows.
+
+    One makes tokens for oneself; admins, and commands of this machine (`by` None), for everybody.
+    """
+    if by is not None and by.pk != user.pk:
+        require_role(by, Role.ADMIN, "make tokens for other people")
+    name = name.strip()
+    if not 1 <= len(name) <= 80:
+        raise invalid("name", "a token's name has 1 to 80 characters", "what will use it, such as laptop")
+    allowed = scopes_of(user.role)
+    wanted = allowed if scopes is None else list(dict.fromkeys(scopes))
+    for scope in wanted:
+        if scope not in SCOPES:
+            raise invalid("scopes", f"{scope!r} is not a scope", ", ".join(allowed))
+        if scope not in allowed:
+            raise invalid("scopes", f"{scope} needs the role {SCOPES[scope].value}, {user.username} is {user.role}",
+                          ", ".join(allowed), type="scope-not-allowed")  # fmt: skip
+    if expires is not None and expires <= clock.now():
+        raise invalid("expires", "that moment is past", "a later one, or none")
+    if ApiToken.objects.filter(user=user, revoked=None).count() >= MAX_TOKENS:
+        raise conflict(f"{user.username} has {MAX_TOKENS} tokens. Revoke one first.", type="too-many-tokens")
+    text = TOKEN_PREFIX + secrets.token_urlsafe(32)
+    with transaction.atomic():
+        token = ApiToken.objects.create(
+            user=user,
+            name=name,
+            prefix=text[:12],
+            digest=token_digest(text),
+            scopes=wanted,
+            created=clock.now(),
+            expires=expires,
+        )
+        data = {"name": name, "user": user.username, "scopes": wanted}
+        audit(actor=by, action="token.create", target=f"token:{token.pk}", data=data)
+    return token, text
+
+
+def token_revoke(*, token: ApiToken, by: User) -> None:
+    """Ends the token at once. Revoking twice is the same as once."""
+    if token.user_id != by.pk:
+        require_role(by, Role.ADMIN, "revoke tokens of other people")
+    with transaction.atomic():
+        if conditional.move(ApiToken.objects.filter(pk=token.pk, revoked=None), revoked=clock.now()):
+            audit(actor=by, action="token.revoke", target=f"token:{token.pk}", data={"name": token.name})
+    token.refresh_from_db(fields=["revoked"])
+
+
+def token_digest(text: str) -> str:
+    """SHA-256 is enough: the text has 256 random bits, there is nothing to guess."""
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def audit(
+    *,
+    actor: User | None,
+    action: str,
+    target: str = "",
+    data: Mapping[str, Any] | None = None,
+    ip: str | None = None,
+) -> AuditEntry:
+    """Appends who did what, inside the caller's transaction. Without an actor it was the system itself."""
+    return AuditEntry.objects.create(
+        time=clock.now(),
+        actor=actor,
+        actor_name=actor.username if actor else "system",
+        action=action,
+        target=target,
+        data=dict(data or {}),
+        ip=ip,
+    )
+
+
+def refuse_anonymous() -> Refusal:
+    """401 for a request that carries neither a session nor a token."""
+    return Refusal("not-authenticated", "Who are you?", 401, "Log in, or send a token as Authorization: Bearer orr_….")

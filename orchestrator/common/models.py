@@ -1,0 +1,38 @@
+"""Live topics and their numbered frames. Knows no domain word: a topic is a name, a frame is text."""
+
+from __future__ import annotations
+
+import secrets
+
+from django.db import models
+
+
+def new_epoch() -> str:
+    return secrets.token_hex(4)
+
+
+class Topic(models.Model):
+    """One ordered stream of frames, `run:12` or `fleet`. `head` is the number of its newest frame."""
+
+    name = models.CharField(max_length=80, primary_key=True)
+    epoch = models.CharField(max_length=16, default=new_epoch)
+    head = models.BigIntegerField(default=0)
+
+    def __str__(self) -> str:
+        return f"{self.name}@{self.head}"
+
+
+class Frame(models.Model):
+    """One committed frame, kept as the very text that sockets send, so that catch-up replays the same bytes."""
+
+    topic = models.ForeignKey(Topic, on_delete=models.CASCADE, related_name="frames", db_index=False)
+    seq = models.BigIntegerField()
+    text = models.TextField()
+    created = models.DateTimeField(auto_now_add=True)
+
+    class Meta:
+        constraints = [models.UniqueConstraint(fields=["topic", "seq"], name="frame_topic_seq")]
+        indexes = [models.Index(fields=["created"], name="frame_created")]
+
+    def __str__(self) -> str:
+        return f"{self.topic_id}#{self.seq}"

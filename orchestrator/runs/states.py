@@ -1,0 +1,82 @@
+"""The one table of allowed moves, and the move itself: conditional UPDATE, event and live frames in one transaction.
+
+Knows states; does not know why somebody wants one.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from django.db import transaction
+
+from orchestrator.common import clock, conditional
+from orchestrator.runs import events, frames
+from orchestrator.runs.models import Attempt, Run
+from workers.contracts.node import AttemptState, RunState
+
+Q, S, R = RunState.QUEUED, RunState.STARTING, RunState.RUNNING
+STOPPING, PAUSED = RunState.STOPPING, RunState.PAUSED
+FINISHED, FAILED, CANCELLED = RunState.FINISHED, RunState.FAILED, RunState.CANCELLED
+
+ENDED = frozenset({FINISHED, FAILED, CANCELLED})
+ACTIVE = frozenset({S, R, STOPPING})  # an attempt holds devices
+
+RUN_MOVES: dict[RunState, frozenset[RunState]] = {
+    Q: frozenset({S, PAUSED, CANCELLED}),
+    # what starts or runs may end any way before anybody heard of its progress
+    S: frozenset({R, STOPPING, Q, PAUSED, *ENDED}),
+    R: frozenset({STOPPING, Q, PAUSED, *ENDED}),
+    STOPPING: frozenset({Q, PAUSED, *ENDED}),
+    PAUSED: frozenset({Q, CANCELLED}),
+    FINISHED: frozenset(),
+    FAILED: frozenset({Q}),  # retry by a person
+    CANCELLED: frozenset({Q}),
+}
+
+ATTEMPT_MOVES: dict[AttemptState, frozenset[AttemptState]] = {
+    # reports overtake each other: what runs need not have been seen launching
+    AttemptState.ASSIGNED: frozenset({AttemptState.LAUNCHING, AttemptState.RUNNING, AttemptState.EXITED}),
+    AttemptState.LAUNCHING: frozenset({AttemptState.RUNNING, AttemptState.EXITED}),
+    AttemptState.RUNNING: frozenset({AttemptState.EXITED}),
+    AttemptState.EXITED: frozenset(),
+}
+
+
+def run_move(run: Run, to: RunState, *, by: str = "control plane", why: str = "", **values: Any) -> bool:
+    """Moves the run from the state that `run` was read in, setting `values` with it; False when somebody was faster.
+
+    Raises ValueError for a move that the table does not allow: that is a mistake of ours, not of a person.
+    """
+    old = RunState(run.state)
+    if to not in RUN_MOVES[old]:
+        raise ValueError(f"a run does not go from {old} to {to}")
+    with transaction.atomic():
+        if not conditional.move(Run.objects.filter(pk=run.pk, state=old), state=to, **values):
+            return False
+        run.refresh_from_db()
+        data = {"of": "run", "old": str(old), "new": str(to), "by": by, "why": why}
+        events.record(run=run, new=[events.New("state_changed", data, attempt=run.attempt_number or None)])
+        frames.run_state(run)
+    return True
+
+
+def attempt_move(attempt: Attempt, to: AttemptState, *, why: str = "", **values: Any) -> bool:
+    """Moves the attempt out of any state that allows it; False when it is there already, or past it."""
+    allowed = [old for old, moves in ATTEMPT_MOVES.items() if to in moves]
+    with transaction.atomic():
+        events.lock(attempt.run_id)
+        old = Attempt.objects.values_list("state", flat=True).get(pk=attempt.pk)
+        if not conditional.move(Attempt.objects.filter(pk=attempt.pk, state__in=allowed), state=to, **values):
+            return False
+        attempt.refresh_from_db()
+        data = {"of": "attempt", "old": str(old), "new": str(to), "by": "node", "why": why}
+        events.record(run=attempt.run, new=[events.New("state_changed", data, attempt=attempt.number)])
+    return True
+
+
+def run_born(run: Run, *, by: str, extra: list[events.New]) -> None:
+    """The first event and frames of a run that was just created in its first state."""
+    data = {"of": "run", "old": None, "new": str(run.state), "by": by, "why": "submitted"}
+    first = events.New("state_changed", data, attempt=run.attempt_number or None, time=clock.now())
+    events.record(run=run, new=[first, *extra])
+    frames.run_state(run)

@@ -1,0 +1,90 @@
+"""What every test may ask for: three known people, clients, a clock that stands still, a real Redis server.
+
+People: `owner` and `teammate` share a team, `stranger` looks at everything from outside it; `operator` and `admin`
+run the place.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import pytest
+
+from orchestrator.accounts.models import User
+from tests import factories
+from tests.redis_server import redis_server, redis_url  # noqa: F401  (fixtures)
+
+
+class FakeClock:
+    """Stands at 2026-01-01 00:00 UTC until it is moved. `orchestrator.common.clock` tells its time."""
+
+    def __init__(self) -> None:
+        self.time = datetime(2026, 1, 1, tzinfo=UTC)
+
+    def now(self) -> datetime:
+        return self.time
+
+    def advance(self, seconds: float) -> datetime:
+        self.time += timedelta(seconds=seconds)
+        return self.time
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> FakeClock:
+    """The time that the control plane sees; `clock.advance(seconds)` moves it."""
+    fake = FakeClock()
+    monkeypatch.setattr("orchestrator.common.clock.timezone", fake)
+    return fake
+
+
+@pytest.fixture
+def people(db: None) -> factories.People:
+    return factories.people()
+
+
+@pytest.fixture
+def owner(people: factories.People) -> User:
+    return people.owner
+
+
+@pytest.fixture
+def teammate(people: factories.People) -> User:
+    return people.teammate
+
+
+@pytest.fixture
+def stranger(people: factories.People) -> User:
+    return people.stranger
+
+
+@pytest.fixture
+def operator(people: factories.People) -> User:
+    return people.operator
+
+
+@pytest.fixture
+def admin(people: factories.People) -> User:
+    return people.admin
+
+
+@pytest.fixture
+def data_root(tmp_path: Path, settings: object) -> Path:
+    """A folder of its own that data paths may lie under."""
+    root = tmp_path / "data"
+    root.mkdir()
+    settings.DATA_ROOTS = [root]  # type: ignore[attr-defined]
+    return root
+
+
+@pytest.fixture
+def live_redis(redis_url: str, settings: object) -> Iterator[str]:  # noqa: F811
+    """An empty real Redis that the control plane talks to for the length of the test; its URL."""
+    from orchestrator.common import redis as ours
+
+    settings.REDIS_URL = redis_url  # type: ignore[attr-defined]
+    ours.reset()
+    ours.client().flushall()
+    yield redis_url
+    ours.reset()

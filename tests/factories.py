@@ -1,0 +1,125 @@
+"""Makes people, clients, nodes and runs for tests, by the same services that the product uses."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from itertools import count
+from typing import Any
+
+from django.test import Client
+
+from orchestrator.accounts import services as accounts
+from orchestrator.accounts.models import Team, User
+from orchestrator.accounts.roles import Role
+from orchestrator.fleet import services as fleet
+from orchestrator.fleet.models import Node
+from orchestrator.runs import services as runs
+from orchestrator.runs.models import Attempt, Run
+from workers.contracts import envelope
+from workers.contracts.node import DeviceInfo, NodeInventory
+
+PASSWORD = "a long enough password"
+_numbers = count(1)
+
+
+@dataclass(frozen=True)
+class People:
+    owner: User  # submitter in team "lab"
+    teammate: User  # submitter in team "lab"
+    stranger: User  # viewer in no team
+    operator: User
+    admin: User
+
+
+def people() -> People:
+    made = People(
+        owner=user("owner"),
+        teammate=user("teammate"),
+        stranger=user("stranger", Role.VIEWER),
+        operator=user("operator", Role.OPERATOR),
+        admin=user("admin", Role.ADMIN),
+    )
+    team = Team.objects.create(name="lab")
+    team.members.add(made.owner, made.teammate)
+    return made
+
+
+def user(username: str, role: Role = Role.SUBMITTER) -> User:
+    return accounts.user_create(username=username, password=PASSWORD, role=role)
+
+
+def client_for(user: User, **more: Any) -> Client:
+    """A browser where this person is logged in."""
+    client = Client(**more)
+    client.force_login(user)
+    return client
+
+
+def api(user: User, *, scopes: list[str] | None = None) -> Client:
+    """A program that sends a bearer token of this person with every request."""
+    _, text = accounts.token_create(user=user, name=f"test {next(_numbers)}", scopes=scopes, by=user)
+    return Client(headers={"Authorization": f"Bearer {text}"})
+
+
+def spec(**changes: Any) -> dict[str, Any]:
+    """A small training run; `devices` asks for that many data-parallel ranks, other names replace spec fields."""
+    devices = changes.pop("devices", 1)
+    plan = {"dp": devices, "micro_batch_size": 2, "global_batch_size": 2 * devices}
+    made = {"kind": "train", "plan": plan, "train": {"steps": 20, "seq_len": 64}}
+    return {**made, **changes}
+
+
+def run(owner: User, *, name: str = "", **changes: Any) -> Run:
+    """A queued run of that person; `changes` go into its spec as in `spec`."""
+    return runs.run_submit(owner=owner, name=name or f"run {next(_numbers)}", spec=spec(**changes))
+
+
+def external_run(owner: User, *, name: str = "") -> Run:
+    """A run that Orrery only watches: running from birth, attempt 1."""
+    return runs.run_submit(owner=owner, name=name or f"run {next(_numbers)}", spec={"kind": "external"})
+
+
+def node(name: str = "", *, devices: int = 4, kind: str = "cpu", pool: str = "default", catalogue: str = "cpu") -> Node:
+    """A node that has joined by a token and is up."""
+    text = fleet.join_token_create(by=None, pool=pool)
+    described = inventory(name or f"node-{next(_numbers)}", devices=devices, kind=kind, catalogue=catalogue)
+    request = envelope.join_request(text, name=described.name)
+    return fleet.node_joined(request=request, inventory=described)[0]
+
+
+def inventory(name: str, *, devices: int = 4, kind: str = "cpu", catalogue: str = "cpu") -> NodeInventory:
+    return NodeInventory(
+        name=name,
+        address="127.0.0.1",
+        hostname=f"{name}.test",
+        cores=8,
+        memory_bytes=16 * 2**30,
+        devices=[_device(index, kind, catalogue) for index in range(devices)],
+    )
+
+
+def _device(index: int, kind: str, catalogue: str) -> DeviceInfo:
+    return DeviceInfo(
+        index=index,
+        kind=kind,
+        name=f"{kind} {index}",
+        memory_bytes=4 * 2**30,
+        catalogue=catalogue,
+        cores=[index],
+    )
+
+
+def placement(on: Node, devices: int = 1) -> list[dict[str, Any]]:
+    """The first `devices` of one node, as the scheduler writes it."""
+    return [{"node": on.name, "address": on.address, "devices": list(range(devices)), "node_rank": 0}]
+
+
+def running(run: Run, on: Node) -> Attempt:
+    """Takes a queued run to `running` on that node and returns its attempt."""
+    attempt = runs.attempt_create(run=run, placement=placement(on, run.devices), resume_from=None)
+    assert attempt is not None, f"{run} is {run.state}, not queued"
+    runs.attempt_launching(attempt=attempt)
+    runs.attempt_running(attempt=attempt)
+    run.refresh_from_db()
+    attempt.refresh_from_db()
+    return attempt

@@ -1,0 +1,191 @@
+"""What people do to runs, who may, and what happens when it comes too late or at the wrong time."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from orchestrator.accounts.models import AuditEntry, User
+from orchestrator.common.errors import Refusal
+from orchestrator.runs import selectors, services
+from orchestrator.runs.models import Attempt, Run
+from tests import factories
+
+
+@pytest.fixture
+def run(owner: User, clock: Any) -> Run:
+    return factories.run(owner)
+
+
+@pytest.fixture
+def attempt(run: Run) -> Attempt:
+    return factories.running(run, factories.node())
+
+
+def refusal_of(action: Any, run: Run, by: User, **more: Any) -> Refusal:
+    before = (run.state, run.requested, run.version)
+    with pytest.raises(Refusal) as caught:
+        action(run=run, by=by, **more)
+    run.refresh_from_db()
+    assert (run.state, run.requested, run.version) == before
+    return caught.value
+
+
+def test_a_waiting_run_is_cancelled_at_once(run: Run, owner: User) -> None:
+    services.run_cancel(run=run, by=owner)
+    assert (run.state, run.exit["class"], run.ended is not None) == ("cancelled", "cancelled", True)
+    services.run_cancel(run=run, by=owner)
+    assert AuditEntry.objects.filter(action="run.cancel").count() == 1
+    assert services.attempt_create(run=run, placement=[]) is None
+
+
+def test_a_running_run_is_asked_and_ends_when_the_nodes_say_so(run: Run, attempt: Attempt, owner: User) -> None:
+    services.run_cancel(run=run, by=owner)
+    attempt.refresh_from_db()
+    assert (run.state, run.requested, attempt.requested, attempt.state) == ("stopping", "cancel", "cancel", "running")
+    services.attempt_exited(attempt=attempt, exit_class="infrastructure", exit={"reason": "killed"})
+    run.refresh_from_db()
+    assert (run.state, run.exit["class"], run.requested) == ("cancelled", "cancelled", "")
+
+
+def test_pause_and_resume_go_on_from_the_newest_checkpoint(run: Run, attempt: Attempt, owner: User) -> None:
+    services.run_pause(run=run, by=owner)
+    assert (run.state, run.requested) == ("stopping", "pause")
+    for step in (10, 20):
+        services.checkpoint_record(run=run, attempt=1, step=step, path=f"runs/1/checkpoints/step-{step}")
+    services.checkpoint_deleted(run=run, step=10)
+    services.attempt_exited(attempt=attempt, exit_class="cancelled", exit={"reason": "left on request"})
+    run.refresh_from_db()
+    assert (run.state, run.ended, run.exit) == ("paused", None, None)
+    assert selectors.resume_point(run) == {"path": "runs/1/checkpoints/step-20", "step": 20}
+    services.run_resume(run=run, by=owner)
+    assert run.state == "queued"
+    second = factories.running(run, factories.node())
+    assert (second.number, second.fence != attempt.fence) == (2, True)
+
+
+def test_a_waiting_run_is_kept_back(run: Run, owner: User) -> None:
+    services.run_pause(run=run, by=owner)
+    assert run.state == "paused"
+    services.run_pause(run=run, by=owner)
+    services.run_cancel(run=run, by=owner)
+    assert run.state == "cancelled"
+
+
+def test_a_pausing_run_may_still_be_cancelled(run: Run, attempt: Attempt, owner: User) -> None:
+    services.run_pause(run=run, by=owner)
+    services.run_cancel(run=run, by=owner)
+    attempt.refresh_from_db()
+    assert (run.requested, attempt.requested) == ("cancel", "cancel")
+    assert refusal_of(services.run_pause, run, owner).status == 409
+
+
+def test_a_failed_run_is_retried_with_fresh_budgets(run: Run, attempt: Attempt, owner: User) -> None:
+    assert refusal_of(services.run_retry, run, owner).type == "run-not-ended"
+    Run.objects.filter(pk=run.pk).update(budgets_used={"numerics": 1})
+    services.attempt_exited(attempt=attempt, exit_class="numerics", exit={"reason": "loss is NaN", "step": 7})
+    run.refresh_from_db()
+    assert run.state == "failed" and "retries are used up" in run.exit["reason"] and run.exit["step"] == 7
+    services.run_retry(run=run, by=owner)
+    assert (run.state, run.budgets_used, run.exit, run.ended) == ("queued", {}, None, None)
+
+
+@pytest.mark.parametrize("action", ["cancel", "pause", "resume", "retry"])
+def test_a_finished_run_stays_finished(run: Run, attempt: Attempt, owner: User, action: str) -> None:
+    services.attempt_exited(attempt=attempt, exit_class="ok")
+    run.refresh_from_db()
+    assert refusal_of(getattr(services, f"run_{action}"), run, owner).status == 409
+
+
+@pytest.mark.parametrize("action", ["cancel", "pause", "resume", "retry", "checkpoint", "update"])
+def test_owners_and_operators_manage_others_look(
+    run: Run, teammate: User, stranger: User, operator: User, action: str
+) -> None:
+    for person in (teammate, stranger):
+        assert refusal_of(getattr(services, f"run_{action}"), run, person).status == 403
+    assert services.may_manage(run, operator)
+    services.run_cancel(run=run, by=operator)
+
+
+def test_checkpoint_now_is_a_wish_on_the_attempt(run: Run, owner: User) -> None:
+    assert refusal_of(services.run_checkpoint, run, owner).status == 409
+    attempt = factories.running(run, factories.node())
+    services.run_checkpoint(run=run, by=owner)
+    attempt.refresh_from_db()
+    assert attempt.requested == "checkpoint"
+    assert refusal_of(services.run_checkpoint, run, owner).retry
+    assert services.attempt_checkpoint_sent(attempt=attempt)
+    services.run_checkpoint(run=run, by=owner)
+    services.run_cancel(run=run, by=owner)
+    attempt.refresh_from_db()
+    assert attempt.requested == "cancel"
+    assert not services.attempt_checkpoint_sent(attempt=attempt)
+
+
+def test_edits_meet_by_version(run: Run, owner: User) -> None:
+    services.run_update(run=run, by=owner, priority=5, tags=["b", "a", "b"], notes="*fast*", version=1)
+    shown = selectors.run_answer(selectors.run_get(user=owner, id=run.pk))
+    assert (shown["priority"], shown["tags"], shown["notes"], shown["version"]) == (5, ["a", "b"], "*fast*", 2)
+    late = refusal_of(services.run_update, run, owner, tags=["c"], version=1)
+    assert (late.status, late.type) == (412, "version-conflict")
+    services.run_update(run=run, by=owner, tags=["a", "c"])
+    shown = selectors.run_answer(selectors.run_get(user=owner, id=run.pk))
+    assert (shown["tags"], shown["notes"], shown["version"]) == (["a", "c"], "*fast*", 3)
+    for wrong in ({"tags": [""]}, {"priority": 10**7}, {"notes": "x" * 20_001}):
+        assert refusal_of(services.run_update, run, owner, **wrong).status == 422
+
+
+def test_a_clone_is_a_new_run_of_whoever_clones(run: Run, teammate: User) -> None:
+    made = services.run_clone(
+        run=run, by=teammate, changes={"train": {"steps": 99}, "plan": {"micro_batch_size": None}}
+    )
+    assert (made.owner, made.state, made.name) == (teammate, "queued", f"{run.name} copy")
+    assert made.spec["train"] == {"steps": 99, "seq_len": 64}
+    assert made.plan["micro_batch_size"] == 1 and run.plan["micro_batch_size"] == 2
+    with pytest.raises(Refusal):
+        services.run_clone(run=run, by=teammate, changes={"train": {"steps": -1}})
+
+
+def test_a_fork_goes_on_from_a_checkpoint_that_is_there(run: Run, attempt: Attempt, owner: User) -> None:
+    for step in (100, 200):
+        services.checkpoint_record(run=run, attempt=1, step=step, path=f"p/step-{step}", tokens=step * 8, bytes=4)
+    with pytest.raises(Refusal) as caught:
+        services.run_fork(run=run, by=owner, step=140)
+    assert caught.value.errors[0] == {
+        "field": "step", "says": "there is no checkpoint of step 140", "try": "100, 200",
+    }  # fmt: skip
+    with pytest.raises(Refusal):
+        services.run_fork(run=run, by=owner, step=100, changes={"model": "llama-15m"})
+    fork = services.run_fork(run=run, by=owner, step=100, changes={"train": {"steps": 400}})
+    assert (fork.forked_from, selectors.resume_point(fork)) == (run, {"path": "p/step-100", "step": 100})
+    assert [event.type for event in selectors.events_of(run=fork)] == ["state_changed", "plan_resolved", "forked"]
+    services.checkpoint_deleted(run=run, step=100)
+    assert selectors.resume_point(fork) is None
+
+
+def test_an_external_run_is_born_running_and_told_finished(owner: User, clock: Any, settings: Any) -> None:
+    run = factories.external_run(owner)
+    assert (run.state, run.attempt_number, run.devices, run.plan) == ("running", 1, 0, None)
+    for action in (services.run_pause, services.run_retry, services.run_checkpoint):
+        assert refusal_of(action, run, owner).status == 409
+    with pytest.raises(Refusal):
+        services.external_finish(run=run, status="done", by=owner)
+    clock.advance(settings.ENV.external_silent_s + 1)
+    assert list(selectors.external_silent()) == [run]
+    services.event_record(run=run, type="note", data={}, attempt=1, origin="1/0/1")
+    assert not selectors.external_silent().exists()
+    services.external_finish(run=run, status="failed", reason="CUDA error", by=owner)
+    services.external_finish(run=run, status="failed", reason="again", by=owner)
+    assert (run.state, run.exit) == ("failed", {"class": "user_error", "reason": "CUDA error"})
+    assert selectors.attempts_of(run=run).get().state == "exited"
+    with pytest.raises(Refusal):
+        services.external_finish(run=run, status="finished", by=owner)
+    mine = factories.run(owner)
+    assert refusal_of(services.external_finish, mine, owner, status="finished").type == "not-external"
+
+
+def test_an_external_run_may_be_cancelled(owner: User) -> None:
+    run = factories.external_run(owner)
+    services.run_cancel(run=run, by=owner)
+    assert run.state == "cancelled"

@@ -1,0 +1,183 @@
+"""Attempts as the scheduler tells of them: budgets, fences, news that comes late or twice."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as some
+
+from orchestrator.accounts.models import User
+from orchestrator.common import live
+from orchestrator.runs import selectors, services, states
+from orchestrator.runs.budgets import outcome
+from orchestrator.runs.models import Attempt, Run
+from tests import factories
+from workers.contracts.node import AttemptState, ExitClass, RunState
+from workers.contracts.run import Retries
+
+
+@pytest.fixture
+def run(owner: User, clock: Any) -> Run:
+    return factories.run(owner)
+
+
+def start(run: Run) -> Attempt:
+    run.refresh_from_db()
+    return factories.running(run, factories.node())
+
+
+def test_the_tables_lead_everywhere_and_out_of_nowhere() -> None:
+    assert set(states.RUN_MOVES) == set(RunState) and set(states.ATTEMPT_MOVES) == set(AttemptState)
+    reached = {RunState.QUEUED}
+    while more := {to for state in reached for to in states.RUN_MOVES[state]} - reached:
+        reached |= more
+    assert reached == set(RunState)
+    for state in states.ACTIVE:
+        assert {RunState.QUEUED, RunState.PAUSED, *states.ENDED} <= states.RUN_MOVES[state]
+
+
+def test_a_move_off_the_table_is_our_mistake(run: Run) -> None:
+    with pytest.raises(ValueError, match="queued to running"):
+        states.run_move(run, RunState.RUNNING)
+
+
+def test_of_two_who_move_one_wins_and_nothing_is_told_of_the_other(run: Run) -> None:
+    stale = Run.objects.get(pk=run.pk)
+    assert states.run_move(run, RunState.PAUSED)
+    events, frames = len(selectors.events_of(run=run)), live.head("fleet")
+    assert not states.run_move(stale, RunState.CANCELLED)
+    assert (len(selectors.events_of(run=run)), live.head("fleet")) == (events, frames)
+
+
+def test_a_whole_life_is_in_order_in_events_and_frames(run: Run, clock: Any) -> None:
+    attempt = start(run)
+    assert (run.state, run.started, attempt.launched) == ("running", clock.now(), clock.now())
+    clock.advance(10)
+    services.attempt_exited(attempt=attempt, exit_class="ok")
+    run.refresh_from_db()
+    assert (run.state, run.ended, run.exit["class"]) == ("finished", clock.now(), "ok")
+    moves = [(event.data["of"], event.data["new"]) for event in selectors.events_of(run=run, types=["state_changed"])]
+    assert moves == [
+        ("run", "queued"), ("run", "starting"), ("attempt", "launching"), ("attempt", "running"), ("run", "running"),
+        ("attempt", "exited"), ("run", "finished"),
+    ]  # fmt: skip
+    frames = [json.loads(text) for _, text in live.frames_after(f"run:{run.pk}", 0)]
+    assert [frame["state"] for frame in frames if frame["type"] == "state"] == [
+        "queued", "starting", "running", "finished",
+    ]  # fmt: skip
+    assert [frame["seq"] for frame in frames] == list(range(1, len(frames) + 1))
+
+
+def test_news_twice_late_or_of_an_older_attempt_changes_nothing(run: Run) -> None:
+    first = start(run)
+    assert services.attempt_exited(attempt=first, exit_class="preempted") is not None
+    second = start(run)
+    before = len(selectors.events_of(run=run))
+    for stale in (first, Attempt.objects.get(pk=first.pk)):
+        assert services.attempt_exited(attempt=stale, exit_class="user_error") is None
+        assert not services.attempt_running(attempt=stale)
+        assert not services.attempt_launching(attempt=stale)
+    assert not services.attempt_running(attempt=second)
+    run.refresh_from_db()
+    assert (run.state, run.attempt_number, len(selectors.events_of(run=run))) == ("running", 2, before)
+    assert selectors.attempt_by_fence(attempt_id=str(first.pk), fence=str(second.fence)) is None
+    assert selectors.attempt_by_fence(attempt_id=second.pk, fence=str(second.fence)) == second
+    assert selectors.attempt_by_fence(attempt_id="nonsense", fence="x") is None
+
+
+def test_an_exit_before_anything_else_was_heard_counts(run: Run) -> None:
+    attempt = services.attempt_create(run=run, placement=factories.placement(factories.node()))
+    assert attempt is not None
+    services.attempt_exited(attempt=attempt, exit_class="ok")
+    run.refresh_from_db()
+    assert run.state == "finished"
+
+
+def test_a_queued_run_is_placed_once(run: Run) -> None:
+    placement = factories.placement(factories.node())
+    other = Run.objects.get(pk=run.pk)
+    assert services.attempt_create(run=run, placement=placement) is not None
+    assert services.attempt_create(run=other, placement=placement) is None
+    assert Attempt.objects.count() == 1
+
+
+def test_each_class_has_its_own_budget_and_a_growing_pause(run: Run, clock: Any) -> None:
+    for number in range(2):
+        services.attempt_exited(attempt=start(run), exit_class="hang", exit={"reason": "No step for 600 s"})
+        run.refresh_from_db()
+        assert run.state == "queued" and run.budgets_used == {"hang": number + 1}
+        assert (run.not_before - clock.now()).total_seconds() == 2**number
+    services.attempt_exited(attempt=start(run), exit_class="preempted")
+    run.refresh_from_db()
+    assert (run.state, run.budgets_used, run.not_before) == ("queued", {"hang": 2}, None)
+    services.attempt_exited(attempt=start(run), exit_class="hang", exit={"reason": "No step for 600 s"})
+    run.refresh_from_db()
+    assert run.state == "failed"
+    assert run.exit == {"class": "hang", "reason": "No step for 600 s. Ended by a hang; its 2 retries are used up."}
+    assert run.attempt_number == 4
+
+
+def test_the_specs_own_budget_counts(owner: User, clock: Any) -> None:
+    run = factories.run(owner, retries={"user_error": 1})
+    services.attempt_exited(attempt=start(run), exit_class="user_error")
+    run.refresh_from_db()
+    assert run.state == "queued"
+    services.attempt_exited(attempt=start(run), exit_class="user_error")
+    run.refresh_from_db()
+    assert run.state == "failed"
+
+
+def test_each_nodes_first_exit_report_is_kept(run: Run) -> None:
+    attempt = start(run)
+    services.attempt_node_exited(attempt=attempt, node="a", exit={"class": "ok"})
+    services.attempt_node_exited(attempt=Attempt.objects.get(pk=attempt.pk), node="b", exit={"class": "hang"})
+    found = services.attempt_node_exited(attempt=attempt, node="a", exit={"class": "lost"})
+    assert found == {"a": {"class": "ok"}, "b": {"class": "hang"}}
+
+
+def test_a_persons_wish_goes_before_the_schedulers(run: Run, owner: User) -> None:
+    attempt = start(run)
+    assert services.attempt_request(attempt=attempt, action="preempt")
+    services.run_cancel(run=run, by=owner)
+    assert not services.attempt_request(attempt=attempt, action="preempt")
+    services.attempt_exited(attempt=attempt, exit_class="preempted")
+    run.refresh_from_db()
+    assert run.state == "cancelled"
+
+
+def test_who_runs_on_a_node_is_known(run: Run, owner: User) -> None:
+    node, other = factories.node(), factories.node()
+    factories.external_run(owner)
+    attempt = factories.running(run, node)
+    assert selectors.attempts_on(node=node.name) == [attempt] and selectors.attempts_on(node=other.name) == []
+
+
+@given(
+    exit_class=some.sampled_from(ExitClass),
+    requested=some.sampled_from(["", "cancel", "pause"]),
+    attempt_requested=some.sampled_from(["", "cancel", "pause", "preempt", "checkpoint"]),
+    used=some.dictionaries(some.sampled_from([str(item) for item in ExitClass]), some.integers(0, 20)),
+)
+def test_every_exit_has_an_outcome_within_the_rules(
+    exit_class: ExitClass, requested: str, attempt_requested: str, used: dict[str, int]
+) -> None:
+    found = outcome(
+        exit_class=exit_class, exit={"reason": "r"}, requested=requested, attempt_requested=attempt_requested,
+        retries=Retries(), used=used,
+    )  # fmt: skip
+    assert found.why
+    assert (found.exit is not None) == (found.state in states.ENDED)
+    assert found.state in states.RUN_MOVES[RunState.STOPPING]
+    if exit_class == ExitClass.OK:
+        assert found.state == RunState.FINISHED
+    elif requested:
+        assert found.state == (RunState.CANCELLED if requested == "cancel" else RunState.PAUSED)
+    elif exit_class == ExitClass.PREEMPTED:
+        assert (found.state, found.budgets_used, found.wait_s) == (RunState.QUEUED, used, 0)
+    if found.wait_s:
+        assert found.state == RunState.QUEUED and 1 <= found.wait_s <= 300
+        assert found.budgets_used[str(exit_class)] == used.get(str(exit_class), 0) + 1
+        assert found.budgets_used[str(exit_class)] <= Retries().budget(str(exit_class))

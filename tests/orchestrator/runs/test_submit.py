@@ -1,0 +1,203 @@
+"""From a spec to a queued run, or to sentences, with nothing created."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from orchestrator.accounts.models import AuditEntry, User
+from orchestrator.common import live
+from orchestrator.common.errors import Refusal
+from orchestrator.runs import selectors, services
+from orchestrator.runs.models import Experiment, Run, RunEvent
+from tests import factories
+from workers.contracts import RunSpec
+
+MINIMAL = {"kind": "train", "train": {"steps": 200, "seq_len": 128}}
+
+
+def refused(owner: User, spec: Any, **more: Any) -> Refusal:
+    with pytest.raises(Refusal) as caught:
+        services.run_submit(owner=owner, **{"name": "x", "spec": spec, **more})
+    assert not Run.objects.exists() and not RunEvent.objects.exists()
+    assert caught.value.status == 422
+    return caught.value
+
+
+def fields(refusal: Refusal) -> set[str]:
+    assert all(error["says"] for error in refusal.errors)
+    return {error["field"] for error in refusal.errors}
+
+
+def test_a_minimal_spec_is_queued_and_told(owner: User, clock: Any) -> None:
+    run = services.run_submit(owner=owner, name=" first flight ", spec=MINIMAL)
+    assert selectors.run_answer(selectors.run_get(user=owner, id=run.pk)) == {
+        "id": str(run.pk), "name": "first flight", "kind": "train", "state": "queued", "spec": MINIMAL,
+        "plan": RunSpec(kind="train", train=MINIMAL["train"]).plan.to_dict(), "attempt": 0, "owner": "owner",
+        "experiment": None, "created": "2026-01-01T00:00:00Z", "started": None, "ended": None, "prediction": None,
+        "exit": None, "priority": 0, "tags": [], "notes": "", "devices": 1, "wait_reason": None,
+        "summary": {"step": 0, "steps": 200}, "forked_from": None, "version": 1,
+    }  # fmt: skip
+    first, resolved = selectors.events_of(run=run)
+    assert (first.seq, first.type, first.data["new"], first.data["by"]) == (1, "state_changed", "queued", "owner")
+    assert resolved.data["automatic"] and "one device" in resolved.data["why"]
+    assert [json.loads(text)["type"] for _, text in live.frames_after(f"run:{run.pk}", 0)] == [
+        "event",
+        "event",
+        "state",
+    ]
+    assert json.loads(live.frames_after("fleet", 0)[-1][1])["state"] == "queued"
+    assert AuditEntry.objects.get(action="run.submit").target == f"run:{run.pk}"
+
+
+@pytest.mark.parametrize(
+    ("spec", "dp", "batch"),
+    [
+        ({"plan": "auto", "resources": {"devices": 4}}, 4, 4),
+        ({"resources": {"devices": 2}, "train": {"steps": 1, "seq_len": 8, "accumulate": 3}}, 2, 6),
+        ({"plan": {"dp": 2, "zero": 3, "global_batch_size": 8}}, 2, 8),
+    ],
+)
+def test_an_open_plan_becomes_plain_data_parallel(owner: User, spec: dict[str, Any], dp: int, batch: int) -> None:
+    run = services.run_submit(owner=owner, name="x", spec={**MINIMAL, **spec})
+    assert (run.plan["dp"], run.plan["global_batch_size"], run.devices) == (dp, batch, dp)
+    assert selectors.launch_spec(run)["plan"] == run.plan
+    assert RunSpec.from_dict(selectors.launch_spec(run)).devices == dp
+    assert run.spec.get("plan") == RunSpec.from_dict({**MINIMAL, **spec}).model_dump(exclude_unset=True).get("plan")
+
+
+def test_examples_are_accepted(owner: User) -> None:
+    full = {
+        "kind": "train", "model": "llama-15m",
+        "plan": {"dp": 2, "zero": 2, "precision": "bf16", "micro_batch_size": 4, "global_batch_size": 16},
+        "train": {"steps": 2000, "seq_len": 256, "checkpoint": {"every_steps": 200, "keep": 3, "async": True}},
+        "resources": {"devices": 2, "pool": "default", "max_seconds": 3600}, "tags": ["demo", "demo", "x"],
+        "notes": "first flight", "priority": 3,
+    }  # fmt: skip
+    run = services.run_submit(owner=owner, name="x", spec=full)
+    answer = selectors.run_answer(run)
+    assert (answer["tags"], answer["notes"], answer["priority"], run.model_name) == (
+        ["demo", "x"], "first flight", 3, "llama-15m",
+    )  # fmt: skip
+    assert run.spec["train"]["checkpoint"]["async"] is True
+    own = {"name": "mine", "layers": 2, "hidden": 64, "heads": 4, "ffn": 128, "vocab": 256, "max_seq_len": 128}
+    assert services.run_submit(owner=owner, name="x", spec={**MINIMAL, "model": own}).model_name == "mine"
+    scripted = {"kind": "script", "script": {"command": ["train.py"]}, "resources": {"devices": 3}}
+    assert services.run_submit(owner=owner, name="x", spec=scripted).devices == 3
+
+
+@pytest.mark.parametrize(
+    ("spec", "field"),
+    [
+        ({"kind": "train"}, "train"),
+        ({**MINIMAL, "modle": "llama-tiny"}, "modle"),
+        ({**MINIMAL, "model": "lama-tiny"}, "model"),
+        ({**MINIMAL, "plan": {"dp": 2}, "resources": {"devices": 3}}, "resources.devices"),
+        ({**MINIMAL, "plan": {"dp": 2, "global_batch_size": 3}}, "plan.global_batch_size"),
+        ({**MINIMAL, "plan": {"tp": 3}}, "plan.tp"),
+        ({"kind": "train", "train": {"steps": 0, "seq_len": 128}}, "train.steps"),
+        ({**MINIMAL, "data": {"path": "/etc/passwd"}}, "data.path"),
+        ({**MINIMAL, "tags": ["x" * 101]}, "tags.0"),
+        ({"kind": "script", "script": {"command": []}}, "script.command"),
+        ("not an object", "spec"),
+        ([], "spec"),
+    ],
+)
+def test_wrong_specs_are_refused_by_field(owner: User, spec: Any, field: str) -> None:
+    refusal = refused(owner, spec)
+    assert refusal.type == "spec-invalid" and field in fields(refusal)
+    assert field in {error["field"] for error in services.spec_problem_list(spec)}
+
+
+@pytest.mark.parametrize("name", ["", "   ", "x" * 161, "a\nb"])
+def test_wrong_names_are_refused(owner: User, name: str) -> None:
+    assert fields(refused(owner, MINIMAL, name=name)) == {"name"}
+
+
+def test_everything_wrong_is_told_at_once(owner: User) -> None:
+    wrong = {**MINIMAL, "plan": {"dp": 2, "global_batch_size": 3}, "data": {"path": "/nowhere"}}
+    assert fields(refused(owner, wrong, name="")) == {"name", "plan.global_batch_size", "data.path"}
+
+
+def test_viewers_may_not_submit(stranger: User) -> None:
+    with pytest.raises(Refusal) as caught:
+        factories.run(stranger)
+    assert caught.value.status == 403 and not Run.objects.exists()
+
+
+def test_experiments_are_made_on_the_way_and_stay_in_the_team(owner: User, teammate: User, operator: User) -> None:
+    first = services.run_submit(owner=owner, name="a", spec=MINIMAL, experiment="Does warmup matter?")
+    second = services.run_submit(owner=teammate, name="b", spec=MINIMAL, experiment="Does warmup matter?")
+    assert first.experiment == second.experiment == Experiment.objects.get()
+    outsider = factories.user("outsider")
+    with pytest.raises(Refusal) as caught:
+        services.run_submit(owner=outsider, name="c", spec=MINIMAL, experiment="Does warmup matter?")
+    assert fields(caught.value) == {"experiment"}
+    assert Run.objects.count() == 2
+
+
+class TestPaths:
+    def spec(self, path: Path | str, **more: Any) -> dict[str, Any]:
+        return {**MINIMAL, "data": {"path": str(path), **more}}
+
+    def says(self, owner: User, spec: dict[str, Any]) -> str:
+        (error,) = refused(owner, spec).errors
+        assert error["try"]
+        return error["says"]
+
+    def test_text_under_a_root_is_taken_also_by_relative_path(self, owner: User, data_root: Path) -> None:
+        (data_root / "a.txt").write_text("Grüße, 世界. " * 200_000)  # characters cut at every border
+        services.run_submit(owner=owner, name="x", spec=self.spec(data_root / "a.txt"))
+        run = services.run_submit(owner=owner, name="x", spec=self.spec("a.txt"))
+        assert run.spec["data"]["path"] == str(data_root / "a.txt")
+
+    @pytest.mark.parametrize("path", ["../a.txt", "/etc/passwd", "/nowhere/at/all", "link"])
+    def test_outside_is_outside(self, owner: User, data_root: Path, path: str) -> None:
+        (data_root / "link").symlink_to("/etc/passwd")
+        assert "allowed folders" in self.says(owner, self.spec(path))
+
+    def test_what_is_wrong_with_a_file_is_told(self, owner: User, data_root: Path) -> None:
+        (data_root / "latin").write_bytes("Grüße".encode("latin-1"))
+        (data_root / "late").write_bytes(b"a" * 2**21 + b"\xff" + b"a" * 100)
+        (data_root / "nul").write_bytes(b"abc\0def")
+        (data_root / "cut").write_bytes("世界".encode()[:-1])
+        (data_root / "empty").touch()
+        (data_root / "folder").mkdir()
+        assert "byte 0xfc at offset 2" in self.says(owner, self.spec("latin"))
+        assert "last megabyte" in self.says(owner, self.spec("late"))
+        assert "NUL byte at offset 3" in self.says(owner, self.spec("nul"))
+        assert "not UTF-8" in self.says(owner, self.spec("cut"))
+        assert "empty" in self.says(owner, self.spec("empty"))
+        assert "not a file" in self.says(owner, self.spec("folder"))
+        assert "does not exist" in self.says(owner, self.spec("missing"))
+        assert "NUL character" in self.says(owner, self.spec("a\0b"))
+
+    def test_tokens_are_not_text_and_jsonl_is_json(self, owner: User, data_root: Path) -> None:
+        (data_root / "tokens.bin").write_bytes(b"\0\1\xff\xff")
+        services.run_submit(owner=owner, name="x", spec=self.spec("tokens.bin", format="tokens"))
+        Run.objects.all().delete()
+        RunEvent.objects.all().delete()
+        (data_root / "bad.jsonl").write_text("not json\n")
+        assert "first line" in self.says(owner, self.spec("bad.jsonl", format="jsonl"))
+
+    def test_other_kinds_name_paths_too(self, owner: User, data_root: Path) -> None:
+        (data_root / "prompts.jsonl").write_text('{"id": 1, "prompt": "To be"}\n')
+        made = {"kind": "generate", "generate": {"input": "prompts.jsonl", "output": "answers.jsonl"}}
+        run = services.run_submit(owner=owner, name="x", spec=made)
+        assert run.spec["generate"]["output"] == str(data_root / "answers.jsonl")
+        Run.objects.all().delete()
+        RunEvent.objects.all().delete()
+        outside = {"kind": "generate", "generate": {"input": "prompts.jsonl", "output": "/tmp/x/answers.jsonl"}}
+        assert fields(refused(owner, outside)) == {"generate.output"}
+        script = {"kind": "script", "script": {"command": ["a.py"], "workdir": "/root"}}
+        assert fields(refused(owner, script)) == {"script.workdir"}
+        assert fields(refused(owner, {**MINIMAL, "model": {"path": "/opt/weights"}})) == {"model.path"}
+
+    def test_weights_may_be_a_runs_own_checkpoint(self, owner: User, settings: Any) -> None:
+        folder = settings.ENV.media_runs / "7" / "checkpoints" / "step-10"
+        folder.mkdir(parents=True, exist_ok=True)
+        start = {**MINIMAL["train"], "init_from": {"path": str(folder)}}
+        services.run_submit(owner=owner, name="x", spec={"kind": "train", "train": start})

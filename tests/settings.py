@@ -1,0 +1,37 @@
+"""Settings of the tests: the project's own, over a temporary data directory that ends with the process.
+
+Set before the project's settings are read, so no test ever touches a real data directory, database or Redis.
+"""
+
+from __future__ import annotations
+
+import atexit
+import os
+import shutil
+import tempfile
+from pathlib import Path
+
+_HOME = Path(tempfile.mkdtemp(prefix="orrery-tests-"))
+_MAKER = os.getpid()
+
+
+def _clean() -> None:
+    if os.getpid() == _MAKER:  # not in a forked child
+        shutil.rmtree(_HOME, ignore_errors=True)
+
+
+atexit.register(_clean)
+os.environ["ORRERY_HOME"] = str(_HOME)
+os.environ["ORRERY_SECRET_KEY"] = "the tests' own key, which signs nothing outside them"
+for _name in ("ORRERY_DATA_ROOTS", "REDIS_URL"):
+    os.environ.pop(_name, None)
+
+from orchestrator.config.settings import *  # noqa: E402, F403
+from orchestrator.config.settings import DATABASES  # noqa: E402
+
+(_HOME / "data").mkdir()
+# hashing a password is meant to be slow; nothing here depends on it
+PASSWORD_HASHERS = ["django.contrib.auth.hashers.MD5PasswordHasher"]
+if DATABASES["default"]["ENGINE"].endswith("sqlite3"):
+    # a file, so that threads and processes of a test meet the locks that they meet in life
+    DATABASES["default"]["TEST"] = {"NAME": str(_HOME / "test.sqlite3")}

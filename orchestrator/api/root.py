@@ -1,0 +1,100 @@
+"""The REST API: its routers under /api/v1/, its OpenAPI document, its documentation page.
+
+The composition root of this package; what an address does is in its noun's module.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from django.urls import URLPattern, URLResolver
+from ninja import NinjaAPI
+from ninja.errors import ValidationErrorContext
+from ninja.openapi.docs import Swagger
+from ninja.operation import Operation
+
+from orchestrator.api import (
+    audit,
+    door,
+    events,
+    experiments,
+    ingest,
+    me,
+    nodes,
+    openapi,
+    presets,
+    problems,
+    queue,
+    runs,
+    series,
+    tokens,
+)
+from orchestrator.api.auth import needs
+from orchestrator.api.parser import BodyParser
+from workers.contracts.base import problems_of
+
+DESCRIPTION = """
+Orrery plans, launches and watches the training and serving of large language models.
+
+Send `Authorization: Bearer TOKEN`; the page Tokens makes one. Lists take `limit` (at most 200) and `cursor`, and answer
+`{items, next_cursor}`. Errors are problem details (RFC 9457) that say what, which, and what to do next. A creating POST
+with an `Idempotency-Key` happens once, however often it is sent. Times are ISO 8601 in UTC, sizes bytes.
+"""
+
+
+class Api(NinjaAPI):
+    @property
+    def urls(self) -> tuple[list[URLResolver | URLPattern], str, str]:
+        patterns, app_name, namespace = super().urls
+        return door.guarded(patterns), app_name, namespace
+
+    def validation_error_from_error_contexts(self, error_contexts: Sequence[ValidationErrorContext[Any]]) -> Any:
+        """Every wrong field as a sentence; fields of a spec are named as in the spec itself, `plan.tp`."""
+        found = []
+        for context in error_contexts:
+            named = getattr(context.model, "__read_from_single_attr__", None)
+            flat = getattr(context.model, "__ninja_flatten_map__", None) or {}
+            groups = {f"{path[0]}." for path in flat.values() if len(path) > 1}
+            for item in problems_of(context.pydantic_validation_error):
+                field = item.field
+                for prefix in (f"{named}.", *groups, "spec."):
+                    field = field.removeprefix(prefix)
+                found.append(item.model_copy(update={"field": "body" if field == named else field}))
+        return problems.Invalid(found)
+
+    def get_openapi_operation_id(self, operation: Operation) -> str:
+        """`runs_run_create`: what generated clients call it, steady when code moves between packages."""
+        module = operation.view_func.__module__.rpartition(".")[2]
+        return f"{module}_{operation.view_func.__name__}"
+
+    def get_openapi_schema(self, **kwargs: Any) -> Any:
+        return openapi.completed(super().get_openapi_schema(**kwargs))
+
+
+api = Api(
+    title="Orrery",
+    version="1",
+    description=DESCRIPTION,
+    openapi_url="/v1/openapi.json",
+    docs_url="/docs",
+    docs=Swagger(settings={"persistAuthorization": True, "tryItOutEnabled": False}),
+    urls_namespace="api",
+    auth=needs("read"),
+    parser=BodyParser(),
+)
+problems.install(api)
+for _prefix, _router in (
+    ("/v1/runs", runs.router),
+    ("/v1/runs", ingest.router),
+    ("/v1/runs", series.router),
+    ("/v1/experiments", experiments.router),
+    ("/v1/events", events.router),
+    ("/v1/queue", queue.router),
+    ("/v1", nodes.router),
+    ("/v1/presets", presets.router),
+    ("/v1/me", me.router),
+    ("/v1/tokens", tokens.router),
+    ("/v1/audit", audit.router),
+):
+    api.add_router(_prefix, _router)

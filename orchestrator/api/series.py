@@ -1,0 +1,122 @@
+"""A run's numbers: the names there are, one metric for a chart, every point of it, as JSON or CSV.
+
+Knows parameters and formats; which points stand for which, telemetry knows.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+from array import array
+from collections.abc import Iterator
+from typing import Annotated, Any, Literal
+
+from django.http import HttpRequest, HttpResponse, HttpResponseBase
+from ninja import Query, Router
+from pydantic import Field
+
+from orchestrator.api.answers import JSON, json_answer, streamed, wants_csv
+from orchestrator.api.auth import needs
+from orchestrator.api.lookup import LARGEST, run_of
+from orchestrator.api.problems import invalid
+from orchestrator.api.schemas import SeriesNames, SeriesOut
+from orchestrator.telemetry import selectors
+from workers.contracts.base import Contract
+from workers.contracts.metrics import unit_of
+from workers.contracts.points import encode_number
+
+router = Router(tags=["telemetry"])
+CSV = "text/csv; charset=utf-8"
+_ROWS = 4096  # points a piece of a stream
+
+
+class Wanted(Contract):
+    """`from` and `to` are on the axis `x`: steps, Unix seconds, tokens or FLOPs."""
+
+    name: Annotated[str | None, Field(max_length=120, description="a metric; without it: the names there are")] = None
+    rank: Annotated[int | None, Field(ge=0, le=LARGEST, description="without it one point per step")] = None
+    attempt: Annotated[int | None, Field(ge=0, le=LARGEST, description="without it the newest wins")] = None
+    x: Literal["step", "time", "tokens", "flops"] = "step"
+    points: Annotated[int, Field(ge=1, le=5000, description="at most so many, spikes kept")] = 1500
+    from_: Annotated[float | None, Field(alias="from")] = None
+    to: float | None = None
+    after_seq: Annotated[int | None, Field(ge=0, le=LARGEST, description="only points after this seq")] = None
+    raw: Annotated[bool, Field(description="every point, none left out")] = False
+
+
+@router.get(
+    "/{int:id}/series",
+    response=SeriesOut | SeriesNames,
+    auth=needs("read"),
+    summary="A metric over steps, time, tokens or FLOPs",
+    openapi_extra={"responses": {200: {"content": {"text/csv": {"schema": {"type": "string"}}}}}},
+)
+def series(request: HttpRequest, id: int, wanted: Query[Wanted]) -> HttpResponseBase:
+    """CSV with `Accept: text/csv`. A metric without points yet answers with empty lists."""
+    run, csv = run_of(request, id), wants_csv(request)
+    if wanted.name is None:
+        return _names(run, csv)
+    chosen = {
+        "run": run, "name": wanted.name, "rank": wanted.rank, "attempt": wanted.attempt, "x": wanted.x,
+        "from_": wanted.from_, "to": wanted.to, "after_seq": wanted.after_seq,
+    }  # fmt: skip
+    if wanted.raw:
+        if wanted.x == "flops":
+            raise invalid("x", "raw points carry steps, tokens and times", "tokens: FLOPs are a constant times tokens")
+        rows = selectors.series_raw(**chosen)
+        return streamed(request, _raw_csv(rows), CSV) if csv else streamed(request, _raw_json(rows, chosen), JSON)
+    answer = selectors.series(**chosen, points=wanted.points)
+    return _csv(answer) if csv else json_answer(answer.to_dict())
+
+
+def _names(run: Any, csv: bool) -> HttpResponse:
+    items = [{"name": name, "unit": unit_of(name)} for name in selectors.series_names(run=run)]
+    if csv:
+        lines = ["name,unit", *(f"{_cell(item['name'])},{item['unit']}" for item in items)]
+        return HttpResponse("\n".join(lines) + "\n", content_type=CSV)
+    return json_answer({"items": items, "next_cursor": None})
+
+
+def _csv(answer: Any) -> HttpResponse:
+    low, high = answer.low or answer.y, answer.high or answer.y
+    lines = [f"{answer.axis},{_cell(answer.name)},low,high"]
+    lines += [f"{x!r},{y!r},{a!r},{b!r}" for x, y, a, b in zip(answer.x, answer.y, low, high, strict=True)]
+    return HttpResponse("\n".join(lines) + "\n", content_type=CSV)
+
+
+def _raw_csv(rows: Iterator[tuple[Any, ...]]) -> Iterator[bytes]:
+    yield b"attempt,rank,seq,step,tokens,time,value\n"
+    for batch in _batches(rows):
+        yield "".join(f"{','.join(map(repr, row))}\n" for row in batch).encode()
+
+
+def _raw_json(rows: Iterator[tuple[Any, ...]], chosen: dict[str, Any]) -> Iterator[bytes]:
+    """The shape of `series` with every point: x goes out as it is read, y is held back packed, 8 bytes a point."""
+    head = {name: chosen[name] for name in ("name", "rank", "attempt")}
+    head |= {"unit": unit_of(chosen["name"]), "axis": chosen["x"]}
+    place = {"step": 3, "tokens": 4, "time": 5}[chosen["x"]]
+    values, last_seq, comma = array("d"), 0, ""
+    yield f'{json.dumps(head)[:-1]}, "x": ['.encode()
+    for batch in _batches(rows):
+        places = [row[place] for row in batch]
+        values.extend(row[6] for row in batch)
+        last_seq = batch[-1][2]
+        yield f"{comma}{json.dumps(places)[1:-1]}".encode()
+        comma = ", "
+    yield b'], "y": ['
+    comma = ""
+    for start in range(0, len(values), _ROWS):
+        part = [encode_number(value) for value in values[start : start + _ROWS]]
+        yield f"{comma}{json.dumps(part)[1:-1]}".encode()
+        comma = ", "
+    yield f'], "total_points": {len(values)}, "last_seq": {last_seq}}}'.encode()
+
+
+def _batches(rows: Iterator[tuple[Any, ...]]) -> Iterator[list[tuple[Any, ...]]]:
+    while batch := list(itertools.islice(rows, _ROWS)):
+        yield batch
+
+
+def _cell(text: str) -> str:
+    """Quoted where CSV needs it (RFC 4180)."""
+    return '"' + text.replace('"', '""') + '"' if any(mark in text for mark in ',"\r\n') else text

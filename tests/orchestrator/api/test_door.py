@@ -1,0 +1,186 @@
+"""What every call passes: who asks, how large the body is, and errors as problem details."""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import replace
+from datetime import timedelta
+from typing import Any
+
+import pytest
+from django.test import Client
+from django.utils import timezone
+from jsonschema import Draft202012Validator
+
+from orchestrator.accounts import services as accounts
+from orchestrator.accounts.models import User
+from orchestrator.api import throttle
+from orchestrator.common import redis
+from orchestrator.runs.models import Run
+from tests import factories
+from tests.conftest import FakeClock
+
+RUNS = "/api/v1/runs"
+
+
+def problem(response: Any, status: int, slug: str) -> dict[str, Any]:
+    """The problem document, once its form is right."""
+    assert response.status_code == status, response.content
+    assert response["Content-Type"] == "application/problem+json"
+    body = response.json()
+    assert set(body) - {"retry"} == {"type", "title", "status", "detail", "instance", "errors"}
+    assert (body["type"], body["status"]) == (f"https://orrery.dev/problems/{slug}", status), body
+    assert len(body["detail"].split()) >= 4, "a sentence says what, which, what next"
+    assert all(set(item) == {"field", "says", "try"} for item in body["errors"]), body["errors"]
+    return body
+
+
+@pytest.mark.django_db
+def test_tokens_open_the_door_until_they_end(owner: User) -> None:
+    token, text = accounts.token_create(user=owner, name="laptop", by=owner)
+
+    def ask(text: str) -> Any:
+        return Client(headers={"Authorization": f"Bearer {text}"}).get(RUNS)
+
+    assert ask(text).json() == {"items": [], "next_cursor": None}
+    problem(ask(text + "x"), 401, "token-unknown")
+    problem(ask("not even a token"), 401, "token-unknown")
+    type(token).objects.update(expires=timezone.now() - timedelta(seconds=1))
+    answer = ask(text)
+    assert "laptop" in problem(answer, 401, "token-expired")["detail"]
+    assert answer["WWW-Authenticate"].startswith("Bearer")
+    type(token).objects.update(expires=None)
+    assert ask(text).status_code == 200
+    accounts.token_revoke(token=token, by=owner)
+    assert "POST /api/v1/tokens" in problem(ask(text), 401, "token-revoked")["detail"]
+    problem(Client().get(RUNS), 401, "not-authenticated")
+    problem(Client(headers={"Authorization": "Basic b3duZXI6cHc="}).get(RUNS), 401, "not-authenticated")
+
+
+@pytest.mark.django_db
+def test_a_session_writes_with_its_csrf_token_only(owner: User) -> None:
+    page = factories.client_for(owner, enforce_csrf_checks=True)
+    body = json.dumps({"spec": factories.spec()})
+    problem(page.post(RUNS, body, content_type="application/json"), 403, "csrf-failed")
+    assert not Run.objects.exists()
+    page.cookies["csrftoken"] = "a" * 32
+    made = page.post(RUNS, body, content_type="application/json", headers={"X-CSRFToken": "a" * 32})
+    assert made.status_code == 201, made.content
+    assert page.get(RUNS).status_code == 200
+
+
+@pytest.mark.django_db
+def test_scopes_and_roles_bound_what_a_caller_does(owner: User, stranger: User) -> None:
+    body = {"spec": factories.spec()}
+    reader = factories.api(owner, scopes=["read"])
+    assert reader.get(RUNS).status_code == 200
+    told = problem(reader.post(RUNS, body, content_type="application/json"), 403, "scope-missing")
+    assert "scope runs" in told["detail"]
+    viewer = factories.api(stranger)
+    told = problem(viewer.post(RUNS, body, content_type="application/json"), 403, "role-refused")
+    assert "submitter" in told["detail"] and "viewer" in told["detail"]
+    problem(factories.api(owner).get("/api/v1/audit"), 403, "role-refused")
+    assert not Run.objects.exists()
+    assert factories.api(owner).post(RUNS, body, content_type="application/json").status_code == 201
+
+
+@pytest.mark.django_db
+def test_what_is_not_there_and_what_is_not_understood(owner: User, settings: Any) -> None:
+    client = factories.api(owner)
+    for path in ("/api/", "/api/v1/", "/api/v1/nothing", "/api/v1/runs/abc", "/api/v1/runs/1/nothing"):
+        problem(client.get(path), 404, "not-found")
+    for id in (7, 10**30):
+        problem(client.get(f"{RUNS}/{id}"), 404, "not-found")
+        problem(client.get(f"/api/v1/nodes/{id}"), 404, "not-found")
+    assert client.head(RUNS).status_code == 200
+    refused = client.delete(RUNS)
+    problem(refused, 405, "method-not-allowed")
+    assert set(refused["Allow"].replace(" ", "").split(",")) == {"GET", "POST"}
+    for body in (b'{"spec": ', b"\xff\xfe", b"[" * 200_000, b'{"name": "a\x00"}'):
+        problem(client.post(RUNS, body, content_type="application/json"), 400, "malformed-body")
+    problem(client.get(f"{RUNS}?q=%00"), 400, "malformed-address")
+    problem(client.get(f"{RUNS}?limit=201"), 422, "invalid")
+    told = problem(client.get(f"{RUNS}?cursor=bm9uc2Vuc2U"), 422, "invalid")
+    assert told["errors"][0]["field"] == "cursor"
+    settings.DATA_UPLOAD_MAX_MEMORY_SIZE = 1000
+    problem(client.post(RUNS, b'"' + b"x" * 1001 + b'"', content_type="application/json"), 413, "body-too-large")
+    assert not Run.objects.exists()
+
+
+@pytest.mark.django_db
+def test_a_fault_of_ours_has_a_number_and_shows_no_inside(
+    owner: User, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def broken(**_: Any) -> None:
+        raise RuntimeError("the secret inside")
+
+    monkeypatch.setattr("orchestrator.api.runs.selectors.run_list", broken)
+    told = problem(factories.api(owner).get(RUNS), 500, "internal-error")
+    number = re.search(r"id ([0-9a-f]{12})", told["detail"])
+    assert number and "secret" not in str(told)
+    assert number[1] in caplog.text and "the secret inside" in caplog.text
+
+
+@pytest.mark.django_db
+def test_too_many_requests_wait_for_the_next_minute(
+    owner: User, teammate: User, settings: Any, live_redis: str, clock: FakeClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(throttle, "_redis_away_until", 0.0)
+    settings.ENV = replace(settings.ENV, rate_per_minute=3)
+    client, other = factories.api(owner), factories.api(teammate)
+    assert [client.get(RUNS).status_code for _ in range(4)] == [200, 200, 200, 429]
+    answer = client.get(RUNS)
+    problem(answer, 429, "too-many-requests")
+    assert answer["Retry-After"] == "60"
+    assert other.get(RUNS).status_code == 200, "each token has a share of its own"
+    # guessing tokens spends the address's share
+    guesses = [Client(headers={"Authorization": f"Bearer orr_{n}"}).get(RUNS).status_code for n in range(4)]
+    assert guesses == [401, 401, 401, 429]
+    clock.advance(60)
+    assert client.get(RUNS).status_code == 200
+
+
+@pytest.mark.django_db
+def test_requests_are_counted_while_redis_is_away(
+    owner: User, settings: Any, clock: FakeClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings.ENV = replace(settings.ENV, rate_per_minute=2)
+    settings.REDIS_URL = "unix:///nowhere/valkey.sock"
+    redis.reset()
+    monkeypatch.setattr(throttle, "_redis_away_until", 0.0)
+    client = factories.api(owner)
+    assert [client.get(RUNS).status_code for _ in range(3)] == [200, 200, 429]
+
+
+def test_the_openapi_document_is_whole(client: Client) -> None:
+    document = client.get("/api/v1/openapi.json").json()
+    assert document["openapi"].startswith("3.1")
+    schemas = document["components"]["schemas"]
+    for schema in schemas.values():
+        Draft202012Validator.check_schema(schema)
+    for reference in re.findall(r'"\$ref": "([^"]+)"', json.dumps(document)):
+        assert reference.removeprefix("#/components/schemas/") in schemas, reference
+    operations = [
+        (path, method, operation)
+        for path, methods in document["paths"].items()
+        for method, operation in methods.items()
+    ]
+    ids = [operation["operationId"] for _, _, operation in operations]
+    assert len(ids) == len(set(ids))
+    for path, method, operation in operations:
+        assert operation["security"], (method, path)
+        named = {item["name"] for item in operation["parameters"] if item["in"] == "path"}
+        assert named == set(re.findall(r"{(\w+)}", path)), (method, path)
+        good = [answer for status, answer in operation["responses"].items() if status.startswith("2")]
+        assert len(good) == 1 and ("content" in good[0] or "204" in operation["responses"]), (method, path)
+    assert schemas["Submission"]["properties"]["spec"]["$ref"] == "#/components/schemas/RunSpec"
+    told = set(document["paths"])
+    for path in ("runs", "runs/{id}/series", "nodes", "devices", "pools", "queue", "events", "me", "tokens", "audit"):
+        assert f"/api/v1/{path}" in told
+
+
+def test_the_documentation_page_needs_no_other_host(client: Client) -> None:
+    page = client.get("/api/docs").content.decode()
+    assert "/api/v1/openapi.json" in page and "swagger-ui" in page
+    assert not re.findall(r'(?:src|href)="(?:https?:)?//', page)

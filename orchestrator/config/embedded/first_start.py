@@ -1,0 +1,73 @@
+"""What a start does to the database before anything else runs: migrate, first login, join token, demo run."""
+
+from __future__ import annotations
+
+import os
+import secrets
+from pathlib import Path
+from typing import Any
+
+from django.core.management import call_command
+
+DEMO_SPEC: dict[str, Any] = {
+    "kind": "train",
+    "model": "llama-tiny",
+    "plan": {"dp": 2, "zero": 2, "precision": "fp32", "micro_batch_size": 4, "global_batch_size": 16},
+    "data": {"preset": "shakespeare"},
+    "train": {
+        "steps": 2000,
+        "seq_len": 128,
+        "seed": 1,
+        "eval": {"every_steps": 100, "batches": 8},
+        "optimizer": {"name": "adamw", "lr": 0.003, "betas": [0.9, 0.95], "weight_decay": 0.1},
+        "lr_schedule": {"name": "cosine", "warmup_steps": 50, "min_lr": 0.0003},
+        "clip_norm": 1.0,
+        "checkpoint": {"every_steps": 200, "keep": 3, "async": True},
+    },
+    "resources": {"devices": 2},
+    "tags": ["demo"],
+    "notes": "A small Llama reads Shakespeare on two processes of this machine.",
+}
+
+
+def migrate() -> None:
+    call_command("migrate", verbosity=0, interactive=False)
+
+
+def first_login(home: Path) -> tuple[str, str] | None:
+    """Creates the first admin where there are no users. Returns (username, password), None where users exist."""
+    from orchestrator.accounts import services
+    from orchestrator.accounts.models import User
+    from orchestrator.accounts.roles import Role
+
+    if User.objects.exists():
+        return None
+    password = secrets.token_urlsafe(9)
+    services.user_create(username="admin", password=password, role=Role.ADMIN, must_change_password=True)
+    path = first_login_path(home)
+    path.unlink(missing_ok=True)
+    with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
+        file.write(f"admin {password}\n")
+    return "admin", password
+
+
+def first_login_path(home: Path) -> Path:
+    return home / "first-login"
+
+
+def join_token() -> str:
+    """A fresh single-use token for this machine's agent; the agent ignores it when it has joined before."""
+    from orchestrator.fleet import services
+
+    return services.join_token_create(by=None)
+
+
+def submit_demo() -> None:
+    """Submits the demo run, owned by the first admin, where no run was ever submitted."""
+    from orchestrator.accounts.models import User
+    from orchestrator.runs import services
+    from orchestrator.runs.models import Run
+
+    owner = User.objects.filter(is_superuser=True).order_by("id").first() or User.objects.order_by("id").first()
+    if owner is not None and not Run.objects.exists():
+        services.run_submit(owner=owner, name="first flight", spec=DEMO_SPEC)

@@ -1,0 +1,134 @@
+"""`manage.py up`: the whole of Orrery on this machine, in the foreground, until Ctrl-C or SIGTERM."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import sys
+import time
+import urllib.request
+from pathlib import Path
+from types import FrameType
+
+import psutil
+from django.conf import settings
+
+from orchestrator.config.embedded import broker, first_start, lock
+from orchestrator.config.embedded.processes import Child, Keeper
+
+ROOT = Path(settings.BASE_DIR)
+
+
+class Stop(Exception):
+    """Raised in the main thread by the first INT, TERM or HUP."""
+
+
+def up(*, devices: int) -> int:
+    """Runs until told to stop. Returns the exit code: 0 after a clean stop, 1 where it could not start."""
+    env = settings.ENV
+    home: Path = env.home
+    url = f"http://{_shown_host(env.host)}:{env.port}/"
+    try:
+        held = lock.hold(home, url)
+        lock.check_port(env.host, env.port)
+    except lock.AlreadyUp as refusal:
+        print(refusal, file=sys.stderr)
+        return 1
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, _raise_stop)  # INT may be inherited as ignored: `make up &` in a script
+    keeper = Keeper(home, say)
+    try:
+        _start(keeper, home=home, devices=devices)
+        _greet(keeper, home, url)
+        while True:
+            keeper.watch()
+            time.sleep(0.2)
+    except Stop:
+        say("stopping (runs that are under way go on from their last checkpoint at the next start)")
+        return 0
+    finally:
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            signal.signal(number, signal.SIG_IGN)  # a second Ctrl-C must not leave orphans
+        keeper.stop()
+        _end_strays(home)
+        held.close()
+
+
+def _start(keeper: Keeper, *, home: Path, devices: int) -> None:
+    environ = {**os.environ, "ORRERY_HOME": str(home), "ORRERY_EMBEDDED": "1", "PYTHONUNBUFFERED": "1"}
+    keeper.end_leftovers()
+    settings.STATIC_ROOT.mkdir(parents=True, exist_ok=True)  # whitenoise warns of a missing one
+    if not settings.ENV.redis_url:
+        server = broker.prepare(home)
+        environ["REDIS_URL"] = os.environ["REDIS_URL"] = settings.REDIS_URL = server.url
+        keeper.start(Child("valkey", server.command, environ, wave=3, patience_s=2.0))
+    say("preparing the database")
+    first_start.migrate()
+    login = first_start.first_login(home)
+    environ["ORRERY_JOIN"] = first_start.join_token()
+    if settings.ENV.demo and login is not None:
+        first_start.submit_demo()
+    python, manage = sys.executable, str(ROOT / "manage.py")
+    env = settings.ENV
+    web = [python, "-m", "uvicorn", "orchestrator.config.asgi:application", "--host", env.host, "--port", str(env.port)]
+    web += ["--no-access-log", "--log-level", "warning", "--timeout-graceful-shutdown", "1", "--ws-max-size", "65536"]
+    agent = [python, "-m", "workers.agent", "--devices", str(devices)]  # REDIS_URL, with its password, by environment
+    agent += ["--home", str(home), "--name", _node_name(), "--address", "127.0.0.1", "--stop-runs"]
+    without_join = {name: value for name, value in environ.items() if name != "ORRERY_JOIN"}
+    keeper.start(Child("scheduler", [python, manage, "scheduler"], without_join, wave=2))
+    # a killed keeper must not stop the training: the agent goes at once, its detached supervisors stay
+    keeper.start(Child("agent", agent, environ, wave=1, patience_s=8.0, on_orphan=signal.SIGKILL))
+    keeper.start(Child("web", web, without_join, wave=1, patience_s=2.0))
+    keeper.start(Child("ingest", [python, manage, "ingest"], without_join, wave=2))
+
+
+def _greet(keeper: Keeper, home: Path, url: str) -> None:
+    """Waits until the web process answers, then says where and how to log in."""
+    deadline = time.monotonic() + 60
+    while time.monotonic() < deadline:
+        try:
+            urllib.request.urlopen(f"{url}health/", timeout=2).read()
+            break
+        except OSError:
+            keeper.watch()
+            time.sleep(0.1)
+    else:
+        say(f"the web process does not answer yet; see {home / 'logs' / 'web.log'}")
+    say(f"Orrery is up: {url}")
+    kept = first_start.first_login_path(home)
+    if kept.exists():
+        username, password = kept.read_text().split()
+        say(f"first login: {username} / {password}   (change it under Account; kept in {kept})")
+    say("Ctrl-C stops everything.")
+
+
+def _end_strays(home: Path) -> None:
+    """The last look: no process of an attempt under this data directory outlives a clean stop."""
+    strays = []
+    for process in psutil.process_iter():
+        try:
+            folder = process.environ().get("ORRERY_RUN_DIR", "")
+        except psutil.Error:
+            continue
+        if folder.startswith(f"{home}{os.sep}") and process.pid != os.getpid():
+            strays.append(process)
+    for process in strays:
+        process.kill()
+    psutil.wait_procs(strays, timeout=1)
+
+
+def _raise_stop(number: int, frame: FrameType | None) -> None:
+    raise Stop
+
+
+def _node_name() -> str:
+    return socket.gethostname().split(".")[0] or "this-machine"
+
+
+def _shown_host(host: str) -> str:
+    return "127.0.0.1" if host in ("0.0.0.0", "::") else f"[{host}]" if ":" in host else host
+
+
+def say(text: str) -> None:
+    print(f"orrery: {text}", flush=True)

@@ -1,0 +1,22 @@
+from __future__ import annotations
+
+import sys
+from argparse import ArgumentParser
+from typing import Any
+
+from django.core.management.base import BaseCommand
+
+from orchestrator.config.embedded.options import add_options
+
+
+class Command(BaseCommand):
+    help = "Starts all of Orrery on this machine, in the foreground, until Ctrl-C."
+    requires_system_checks: list[str] = []
+
+    def add_arguments(self, parser: ArgumentParser) -> None:
+        add_options(parser)
+
+    def handle(self, *args: Any, **options: Any) -> None:
+        from orchestrator.config.embedded.up import up
+
+        sys.exit(up(devices=options["devices"]))

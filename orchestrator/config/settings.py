@@ -1,0 +1,124 @@
+"""Django's settings, made from `env`. Reads no variable itself."""
+
+from __future__ import annotations
+
+import os
+from importlib.util import find_spec
+from pathlib import Path
+
+from orchestrator.config import env as environment
+
+BASE_DIR = Path(__file__).resolve().parent.parent.parent
+ENV = environment.read(os.environ)
+
+SECRET_KEY = environment.secret_key(ENV)
+DEBUG = ENV.debug
+ALLOWED_HOSTS = ["localhost", "127.0.0.1", "[::1]", ENV.host, *ENV.allowed_hosts]
+CSRF_TRUSTED_ORIGINS = list(ENV.trusted_origins)
+
+INSTALLED_APPS = [
+    "orchestrator.config",
+    "orchestrator.common",
+    "orchestrator.accounts",
+    "orchestrator.fleet",
+    "orchestrator.runs",
+    "orchestrator.telemetry",
+    "orchestrator.scheduling",
+    "webui",
+    "ninja",  # serves the API's own documentation page from our static files
+    "django_htmx",
+    "django.contrib.admin",
+    "django.contrib.auth",
+    "django.contrib.contenttypes",
+    "django.contrib.sessions",
+    "django.contrib.messages",
+    "django.contrib.staticfiles",
+]
+
+MIDDLEWARE = [
+    "django.middleware.security.SecurityMiddleware",
+    "whitenoise.middleware.WhiteNoiseMiddleware",
+    "django.contrib.sessions.middleware.SessionMiddleware",
+    "django.middleware.common.CommonMiddleware",
+    "django.middleware.csrf.CsrfViewMiddleware",
+    "django.contrib.auth.middleware.AuthenticationMiddleware",
+    "django.contrib.messages.middleware.MessageMiddleware",
+    "django.middleware.clickjacking.XFrameOptionsMiddleware",
+    "django_htmx.middleware.HtmxMiddleware",
+]
+
+ROOT_URLCONF = "orchestrator.config.urls"
+ASGI_APPLICATION = "orchestrator.config.asgi.application"
+
+TEMPLATES = [
+    {
+        "BACKEND": "django.template.backends.django.DjangoTemplates",
+        "APP_DIRS": True,
+        "OPTIONS": {
+            "context_processors": [
+                "django.template.context_processors.request",
+                "django.contrib.auth.context_processors.auth",
+                "django.contrib.messages.context_processors.messages",
+            ]
+        },
+    }
+]
+
+DATABASES = {"default": environment.database(ENV)}
+DEFAULT_AUTO_FIELD = "django.db.models.BigAutoField"
+REDIS_URL = ENV.redis_url or f"unix://{ENV.home / 'valkey' / 'valkey.sock'}"  # `up` sets REDIS_URL for its children
+
+AUTH_USER_MODEL = "accounts.User"
+LOGIN_URL = "login"
+LOGIN_REDIRECT_URL = "overview"
+LOGOUT_REDIRECT_URL = "login"
+AUTH_PASSWORD_VALIDATORS = [
+    {"NAME": "django.contrib.auth.password_validation.MinimumLengthValidator"},
+    {"NAME": "django.contrib.auth.password_validation.CommonPasswordValidator"},
+]
+SESSION_COOKIE_SAMESITE = "Lax"
+SECURE_REFERRER_POLICY = "same-origin"
+X_FRAME_OPTIONS = "DENY"
+if ENV.behind_https:
+    SECURE_PROXY_SSL_HEADER = ("HTTP_X_FORWARDED_PROTO", "https")
+    SESSION_COOKIE_SECURE = CSRF_COOKIE_SECURE = True
+
+USE_TZ = True
+TIME_ZONE = "UTC"
+LANGUAGE_CODE = "en-us"
+
+STATIC_URL = "/static/"
+STATIC_ROOT = ENV.home / "static"
+WHITENOISE_USE_FINDERS = True  # a checkout serves its files without a collecting step
+WHITENOISE_MAX_AGE = 3600
+
+
+def _plotly_folder() -> Path:
+    """Where the chart bundle lies: the lean npm one where it is installed, else the Python package's full one."""
+    lean = BASE_DIR / "node_modules" / "plotly.js-cartesian-dist-min"
+    if lean.is_dir():
+        return lean
+    package = find_spec("plotly")
+    assert package is not None and package.origin is not None, "plotly is a dependency; run make install"
+    return Path(package.origin).parent / "package_data"
+
+
+STATICFILES_DIRS = [("plotly", _plotly_folder())]
+PLOTLY_BUNDLE = next(
+    name for name in ("plotly-cartesian.min.js", "plotly.min.js") if (_plotly_folder() / name).exists()
+)
+
+DATA_UPLOAD_MAX_MEMORY_SIZE = int(ENV.max_body_mb * 1e6)
+DATA_ROOTS = list(ENV.data_roots) or [ENV.home / "data"]
+
+LOGGING = {
+    "version": 1,
+    "disable_existing_loggers": False,
+    "formatters": {"line": {"format": "%(asctime)s %(levelname)s %(name)s: %(message)s"}},
+    "handlers": {"console": {"class": "logging.StreamHandler", "formatter": "line"}},
+    "root": {"handlers": ["console"], "level": "INFO"},
+    "loggers": {
+        "django.request": {"level": "ERROR"},
+        "httpx": {"level": "WARNING"},
+    },
+}

@@ -1,0 +1,187 @@
+"""A real `manage.py up` in a temporary home, spoken to as a person does: by its printed words, REST and signals."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, TypeVar
+
+import httpx
+import psutil
+
+ROOT = Path(__file__).resolve().parents[2]
+T = TypeVar("T")
+
+TINY: dict[str, Any] = {
+    "name": "tiny-flow",
+    "layers": 2,
+    "hidden": 32,
+    "heads": 4,
+    "ffn": 64,
+    "vocab": 256,
+    "max_seq_len": 64,
+    "gated_mlp": True,
+    "activation": "silu",
+    "norm": "rmsnorm",
+    "position": "rope",
+    "tie_embeddings": True,
+}
+
+
+def train_spec(*, steps: int, ranks: int = 2, every: int = 20, **more: Any) -> dict[str, Any]:
+    """A small real training run on `ranks` processes with a checkpoint each `every` steps."""
+    plan = {"dp": ranks, "zero": 1, "micro_batch_size": 2, "global_batch_size": 2 * ranks}
+    train = {"steps": steps, "seq_len": 32, "checkpoint": {"every_steps": every, "keep": 2, "async": False}}
+    return {"kind": "train", "model": TINY, "plan": plan, "train": train, **more}
+
+
+class Orrery:
+    """Starts and stops embedded Orrery. `environ` adds settings; `devices` is its CPU slots."""
+
+    def __init__(self, home: Path, *, devices: int = 4, environ: dict[str, str] | None = None) -> None:
+        self.home = home
+        self.devices = devices
+        self.port = free_port()
+        self.environ = {**clean_environ(), "ORRERY_DEMO": "0", "OMP_NUM_THREADS": "1", **(environ or {})}
+        self.process: subprocess.Popen[bytes] | None = None
+        self.client: httpx.Client | None = None
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.port}"
+
+    @property
+    def words(self) -> str:
+        return (self.home / "words").read_text()
+
+    def command(self) -> list[str]:
+        options = ["--home", str(self.home), "--port", str(self.port), "--devices", str(self.devices)]
+        return [sys.executable, str(ROOT / "manage.py"), "up", *options]
+
+    def start(self) -> None:
+        self.home.mkdir(parents=True, exist_ok=True)
+        with open(self.home / "words", "wb") as words:
+            self.process = subprocess.Popen(self.command(), stdout=words, stderr=words, env=self.environ)
+        self.until(lambda: "Orrery is up" in self.words, 60, "up says that it is up")
+        if self.client is None:
+            self.client = self.log_in("admin", "admin")
+
+    def log_in(self, username: str, role: str) -> httpx.Client:
+        """A REST client with a fresh token, made by the command that people use."""
+        command = [sys.executable, str(ROOT / "manage.py"), "token", username, "--role", role, "--create", "--json"]
+        environ = {**self.environ, "ORRERY_HOME": str(self.home)}
+        done = subprocess.run(command, env=environ, capture_output=True, text=True, check=True)
+        token = json.loads(done.stdout)["token"]
+        headers = {"Authorization": f"Bearer {token}"}
+        return httpx.Client(base_url=f"{self.url}/api/v1/", headers=headers, timeout=20)
+
+    def get(self, path: str, **params: Any) -> Any:
+        assert self.client is not None
+        answer = self.client.get(path, params=params)
+        assert answer.status_code == 200, answer.text
+        return answer.json()
+
+    def submit(self, spec: dict[str, Any], name: str = "flow") -> str:
+        assert self.client is not None
+        answer = self.client.post("runs", json={"name": name, "spec": spec})
+        assert answer.status_code == 201, answer.text
+        return str(answer.json()["id"])
+
+    def state(self, run: str) -> str:
+        return str(self.get(f"runs/{run}")["state"])
+
+    def steps(self, run: str, name: str = "loss", **params: Any) -> list[int]:
+        """The steps that the series has, raw, from every page of it."""
+        return list(self.get(f"runs/{run}/series", name=name, points=5000, **params)["x"])
+
+    def until_state(self, run: str, *states: str, seconds: float = 90) -> str:
+        def reached() -> str | None:
+            state = self.state(run)
+            return state if state in states else None
+
+        return self.until(reached, seconds, f"run {run} is {' or '.join(states)}")
+
+    def until_step(self, run: str, step: int, seconds: float = 90) -> int:
+        return self.until(lambda: next((s for s in self.steps(run)[-1:] if s >= step), None), seconds, f"step {step}")
+
+    def until(self, condition: Callable[[], T | None], seconds: float, what: str) -> T:
+        """Polls until the condition holds; on a hang, fails with the last words of every process."""
+        deadline = time.monotonic() + seconds
+        last: Exception | None = None
+        while time.monotonic() < deadline:
+            try:
+                value = condition()
+                if value:
+                    return value
+            except (httpx.TransportError, AssertionError) as error:  # a server that is just coming back
+                last = error
+            time.sleep(0.1)
+        raise AssertionError(f"{what}: not within {seconds} s ({last})\n{self.last_words()}")
+
+    def pid_of(self, name: str) -> int:
+        """The process of one part: valkey, scheduler, ingest, web or agent."""
+        listed = json.loads((self.home / "up.json").read_text())
+        return int(next(entry["pid"] for entry in listed if entry["name"] == name))
+
+    def processes(self) -> list[psutil.Process]:
+        """Every living process that was started under this home."""
+        found = []
+        for process in psutil.process_iter():
+            try:
+                environ = process.environ()
+                ours = environ.get("ORRERY_HOME") == str(self.home)
+                ours = ours or environ.get("ORRERY_RUN_DIR", "").startswith(str(self.home))
+                if ours and process.status() != psutil.STATUS_ZOMBIE:
+                    found.append(process)
+            except psutil.Error:
+                continue
+        return [process for process in found if process.pid != os.getpid()]
+
+    def stop(self, number: int = signal.SIGTERM) -> float:
+        """Asks it to stop and returns the seconds it took."""
+        assert self.process is not None
+        begun = time.monotonic()
+        self.process.send_signal(number)
+        self.process.wait(30)
+        return time.monotonic() - begun
+
+    def close(self) -> None:
+        if self.process is not None and self.process.poll() is None:
+            self.stop()
+        for process in self.processes():
+            process.kill()
+        if self.client is not None:
+            self.client.close()
+
+    def last_words(self) -> str:
+        parts = [f"--- up\n{self.words[-1500:]}"]
+        for path in sorted((self.home / "logs").glob("*.log")):
+            parts.append(f"--- {path.name}\n{path.read_text(errors='replace')[-1500:]}")
+        for path in sorted((self.home / "runs").glob("*/attempt-*/supervisor.log")):
+            parts.append(
+                f"--- {path.parent.parent.name}/{path.parent.name}\n{path.read_text(errors='replace')[-1500:]}"
+            )
+        return "\n".join(parts)
+
+
+def clean_environ() -> dict[str, str]:
+    """The caller's environment without Orrery's own settings and pytest's marks."""
+    return {
+        name: value
+        for name, value in os.environ.items()
+        if not re.match(r"ORRERY_|DATABASE_URL|REDIS_URL|DJANGO_|PYTEST_|PYTHONWARNINGS", name)
+    }
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])

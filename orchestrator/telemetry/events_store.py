@@ -1,0 +1,76 @@
+"""The way of a rank's events into a run's history: each once, in order, checkpoints noted as such.
+
+Runs inside the caller's transaction with the runs locked.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import numpy as np
+
+from orchestrator.common.clock import from_unix
+from orchestrator.runs import services as runs
+from orchestrator.runs.models import Run
+from orchestrator.telemetry import ranges
+from orchestrator.telemetry.cursors import Writer, cursors_of, cursors_save, ranges_of
+from workers.contracts.points import RunEvent
+
+
+@dataclass(frozen=True, slots=True)
+class StoredEvents:
+    writer: Writer
+    new: int
+    known: int
+    complete_to: int
+
+
+def events_write(found: dict[int, Run], incoming: Iterable[tuple[Writer, list[RunEvent]]]) -> list[StoredEvents]:
+    """Records the events that have not arrived before."""
+    parts: dict[Writer, list[RunEvent]] = {}
+    for writer, events in incoming:
+        parts.setdefault(writer, []).extend(events)
+    cursors = cursors_of(parts.keys(), "events")
+    stored, changed = [], []
+    for writer in sorted(parts):
+        cursor, events = cursors[writer], sorted(parts[writer], key=lambda event: event.seq)
+        known = ranges_of(cursor)
+        seqs = np.array([event.seq for event in events], np.int64)
+        fresh = ranges.unknown(known, seqs)
+        for i in np.flatnonzero(fresh):
+            _record(found[writer.run_id], writer, events[i])
+        if fresh.any():
+            known = ranges.add(known, seqs[fresh])
+            cursor.ranges = json.dumps(known, separators=(",", ":"))
+            cursor.last_seq = max(cursor.last_seq, int(seqs.max()))
+            changed.append(cursor)
+        new = int(fresh.sum())
+        stored.append(StoredEvents(writer, new, len(events) - new, ranges.complete_to(known)))
+    cursors_save(changed)
+    return stored
+
+
+def _record(run: Run, writer: Writer, event: RunEvent) -> None:
+    recorded = runs.event_record(
+        run=run,
+        type=event.type,
+        data=event.data,
+        attempt=writer.attempt,
+        rank=event.rank,
+        time=from_unix(event.time),
+        origin=f"{writer.attempt}/{writer.rank}/{event.seq}",
+    )
+    if recorded is None or event.type != "checkpoint_saved":
+        return
+    data = event.data
+    if isinstance(data.get("step"), int) and data.get("path"):
+        runs.checkpoint_record(
+            run=run,
+            attempt=writer.attempt,
+            step=data["step"],
+            tokens=int(data.get("tokens") or 0),
+            path=str(data["path"]),
+            bytes=int(data.get("bytes") or 0),
+        )

@@ -1,0 +1,214 @@
+"""What pages and the API read: curves for charts, raw points, newest values, sparklines, memory, logs.
+
+Knows what a person asks for; levels and merging are below (`read`, `merge`). Who may look is decided by the caller.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any, Final, Literal
+
+import numpy as np
+
+from orchestrator.common.errors import invalid
+from orchestrator.runs.models import Run
+from orchestrator.telemetry.chunks import Curve, Floats
+from orchestrator.telemetry.logs import LogLine, logs
+from orchestrator.telemetry.merge import merge
+from orchestrator.telemetry.models import Cursor
+from orchestrator.telemetry.newest import latest_by_rank, logs_newest
+from orchestrator.telemetry.pyramid import AXES
+from orchestrator.telemetry.read import Window, iterate, sources
+from orchestrator.telemetry.reduce import LEAST, reduce
+from orchestrator.telemetry.sparklines import sparkline
+from workers.contracts.counts import flops_per_token
+from workers.contracts.metrics import unit_of
+from workers.contracts.run import RunSpec
+
+__all__ = [
+    "LogLine", "SeriesAnswer", "latest", "latest_by_rank", "logs", "logs_newest", "memory_by_rank", "progress_of", "series", "series_names", "series_raw",
+    "sparkline",
+]  # fmt: skip
+
+Axis = Literal["step", "tokens", "time", "flops"]
+MOST_POINTS: Final = 5000
+_EXACT_CHUNKS = 128  # up to so many chunks (32,768 points) are always read whole, 4 ms
+
+
+@dataclass(frozen=True, slots=True)
+class SeriesAnswer:
+    """A metric for a chart: `x` in the axis's unit (steps, tokens, Unix seconds, FLOPs), `y` in `unit`.
+
+    `low` and `high`, where points were left out, are the extremes of each point's bucket; every extreme is itself among
+    the points. `total_points` counts what the selection holds, `last_seq` is the newest point's number in its attempt.
+    """
+
+    name: str
+    unit: str
+    rank: int | None
+    attempt: int | None
+    axis: str
+    x: list[float]
+    y: list[float]
+    low: list[float] | None
+    high: list[float] | None
+    total_points: int
+    last_seq: int
+
+    def to_dict(self) -> dict[str, Any]:
+        """The REST answer; numbers that are not finite are still floats here."""
+        band = {} if self.low is None else {"low": self.low, "high": self.high}
+        return {
+            "name": self.name, "unit": self.unit, "rank": self.rank, "attempt": self.attempt, "axis": self.axis,
+            "x": self.x, "y": self.y, **band, "total_points": self.total_points, "last_seq": self.last_seq,
+        }  # fmt: skip
+
+
+def series(
+    *,
+    run: Run,
+    name: str,
+    rank: int | None = None,
+    attempt: int | None = None,
+    x: Axis = "step",
+    points: int = 1500,
+    from_: float | None = None,
+    to: float | None = None,
+    after_seq: int | None = None,
+) -> SeriesAnswer:
+    """A metric with at most `points` (8 to 5000) points, every spike kept; `from_` and `to` are on the axis `x`.
+
+    Without `rank` one point per step: the lowest rank that has it, the newest attempt wins. A run without such points
+    answers with empty lists. Raises Refusal where FLOPs are asked of a run that names no model.
+    """
+    points = min(max(points, LEAST), MOST_POINTS)
+    per_token = _flops_per_token(run) if x == "flops" else 1.0
+    window = _window(x, from_, to, after_seq, per_token)
+    merged = merge(sources(run.id, name, rank=rank, attempt=attempt), window, enough=max(_EXACT_CHUNKS, points // 2))
+    places, y = _places(merged.points, x, per_token)
+    reduced = reduce(places, y, points)
+    whole = x in ("step", "tokens")
+    return SeriesAnswer(
+        name=name,
+        unit=unit_of(name),
+        rank=rank if rank is not None else merged.rank,
+        attempt=merged.attempt,
+        axis=x,
+        x=reduced.x.astype(np.int64).tolist() if whole else reduced.x.tolist(),
+        y=reduced.y.tolist(),
+        low=None if reduced.low is None else reduced.low.tolist(),
+        high=None if reduced.high is None else reduced.high.tolist(),
+        total_points=merged.total,
+        last_seq=merged.last_seq,
+    )
+
+
+def series_raw(
+    *,
+    run: Run,
+    name: str,
+    rank: int | None = None,
+    attempt: int | None = None,
+    from_: float | None = None,
+    to: float | None = None,
+    after_seq: int | None = None,
+    x: Axis = "step",
+) -> Iterator[tuple[int, int, int, int, int, float, float]]:
+    """Every point `(attempt, rank, seq, step, tokens, time, value)`, chunk by chunk, oldest attempt first.
+
+    The same choice per step as `series`; steps that a newer attempt or a lower rank has too are left out.
+    """
+    per_token = _flops_per_token(run) if x == "flops" else 1.0
+    window = _window(x, from_, to, after_seq, per_token)
+    found = sources(run.id, name, rank=rank, attempt=attempt)
+    if after_seq is not None:
+        found = [source for source in found if source.attempt == found[0].attempt]
+    taken = np.zeros(0, np.int64)
+    steps_above = []
+    for source in found:  # by falling precedence
+        steps_above.append(taken)
+        if source is not found[-1]:
+            taken = np.union1d(taken, np.concatenate([curve.step for curve in iterate(source, Window())]))
+    for source, above in zip(reversed(found), reversed(steps_above), strict=True):
+        for curve in iterate(source, window):
+            kept = curve.take(~np.isin(curve.step, above)) if len(above) else curve
+            columns = (*kept.axes.tolist(), kept.time.tolist(), kept.y.tolist())
+            for row in zip(*columns, strict=True):
+                yield (source.attempt, source.rank, *row)
+
+
+def series_names(*, run: Run) -> list[str]:
+    """The metrics that any rank of any attempt has logged, by name."""
+    writers = Cursor.objects.filter(run=run, stream="points").values_list("latest", flat=True)
+    return sorted({name for latest in writers for name in json.loads(latest)})
+
+
+def latest(*, run: Run) -> dict[str, float]:
+    """`{metric: newest value}` of the newest attempt that has it, its lowest rank first."""
+    found: dict[str, float] = {}
+    rows = Cursor.objects.filter(run=run, stream="points").order_by("-attempt", "rank")
+    for text in rows.values_list("latest", flat=True):
+        for name, (_, value) in json.loads(text).items():
+            found.setdefault(name, float(value))
+    return found
+
+
+def progress_of(*, run_ids: Iterable[int]) -> dict[int, dict[str, float]]:
+    """`{run: {step, time}}`: how far each run's newest attempt is, and since when (Unix seconds). One query."""
+    found: dict[int, tuple[int, dict[str, float]]] = {}
+    rows = Cursor.objects.filter(run_id__in=list(run_ids), stream="points")
+    for run_id, attempt, step, time in rows.values_list("run_id", "attempt", "last_step", "last_time"):
+        before = found.get(run_id)
+        if before is None or (attempt, step) > (before[0], before[1]["step"]):
+            found[run_id] = (attempt, {"step": step, "time": time})
+    return {run_id: numbers for run_id, (_, numbers) in found.items()}
+
+
+def memory_by_rank(*, run: Run) -> dict[int, dict[str, float]]:
+    """`{rank: {params, grads, ...: bytes}}`, the newest of the newest attempt."""
+    found: dict[int, dict[str, float]] = {}
+    newest = None
+    rows = Cursor.objects.filter(run=run, stream="points").order_by("-attempt", "rank")
+    for attempt, rank, text in rows.values_list("attempt", "rank", "latest"):
+        if newest is not None and attempt != newest:
+            break
+        values = {
+            name.removeprefix("memory/").removesuffix("_bytes"): float(value)
+            for name, (_, value) in json.loads(text).items()
+            if name.startswith("memory/")
+        }
+        if values:
+            found[rank], newest = values, attempt
+    return found
+
+
+def _window(x: Axis, from_: float | None, to: float | None, after_seq: int | None, per_token: float) -> Window:
+    axis = AXES.index("tokens" if x == "flops" else x)
+    low = -math.inf if from_ is None else from_ / per_token
+    high = math.inf if to is None else to / per_token
+    return Window(axis=axis, low=low, high=high, after_seq=after_seq)
+
+
+def _places(curve: Curve, x: Axis, per_token: float) -> tuple[Floats, Floats]:
+    """Points by their place on the axis: `(x, y)`."""
+    if x == "step":
+        return curve.step.astype(np.float64), curve.y
+    places = curve.time if x == "time" else curve.axes[2] * per_token
+    if len(places) > 1 and not np.all(places[1:] >= places[:-1]):
+        order = np.argsort(places, kind="stable")
+        return places[order], curve.y[order]
+    return places, curve.y
+
+
+def _flops_per_token(run: Run) -> float:
+    """Model FLOPs of one token of this run's training."""
+    spec = RunSpec.from_dict(run.spec)
+    shape = spec.shape if "model" in run.spec else None
+    if spec.kind == "train" and spec.train is not None and (shape := spec.shape) is not None:
+        return flops_per_token(shape, spec.train.seq_len)
+    if shape is not None:
+        return flops_per_token(shape, shape.max_seq_len)
+    raise invalid("x", "flops needs a model, and this run's spec names none", "tokens")

@@ -1,0 +1,116 @@
+"""What benchmarks stand on: a data directory, a Valkey server and a migrated database of their own, and PostgreSQL."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from tests.redis_server import RedisServer
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+@contextmanager
+def stack(*, postgres: bool = False) -> Iterator[RedisServer]:
+    """Environment variables of a fresh installation, then Django set up on it. Once a process."""
+    home = Path(tempfile.mkdtemp(prefix="orrery-bench-"))
+    server = RedisServer(home, append_only=True).start()
+    os.environ.update(ORRERY_HOME=str(home), REDIS_URL=server.url, ORRERY_SECRET_KEY="of a benchmark, signs nothing else")
+    os.environ.setdefault("DJANGO_SETTINGS_MODULE", "orchestrator.config.settings")
+    try:
+        if postgres:
+            with postgresql() as url:
+                os.environ["DATABASE_URL"] = url
+                _migrate()
+                yield server
+        else:
+            os.environ.pop("DATABASE_URL", None)
+            _migrate()
+            yield server
+    finally:
+        server.stop()
+        shutil.rmtree(home, ignore_errors=True)
+
+
+@contextmanager
+def postgresql() -> Iterator[str]:
+    """URL of a durable server of its own: fsync and synchronous_commit as they ship."""
+    programs = postgresql_programs()
+    assert programs is not None, "no PostgreSQL here: initdb is neither on PATH nor in /usr/lib/postgresql"
+    folder = Path(tempfile.mkdtemp(prefix="orrery-bench-pg-"))
+    become: list[str] = []
+    if os.geteuid() == 0:
+        shutil.chown(folder, "postgres", "postgres")
+        become = ["runuser", "-u", "postgres", "--"]
+    port = free_port()
+
+    def run(*command: str | Path) -> None:
+        subprocess.run([*become, *command], check=True, stdout=subprocess.DEVNULL, cwd=folder)
+
+    run(programs / "initdb", "-D", folder / "data", "-U", "orrery", "-A", "trust")
+    options = f"-c listen_addresses=127.0.0.1 -p {port} -k {folder}"
+    control = (programs / "pg_ctl", "-D", folder / "data", "-w", "-l", folder / "log")
+    run(*control, "-o", options, "start")
+    try:
+        yield f"postgresql://orrery@127.0.0.1:{port}/postgres"
+    finally:
+        from django.db import connection
+
+        connection.close()
+        run(*control, "-m", "fast", "stop")
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def postgresql_programs() -> Path | None:
+    for folder in sorted(Path("/usr/lib/postgresql").glob("*/bin"), reverse=True):
+        if (folder / "initdb").exists():
+            return folder
+    found = shutil.which("initdb")
+    return Path(found).parent if found else None
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def manage(*arguments: str) -> subprocess.Popen[bytes]:
+    """A process of the installation, e.g. `manage("ingest")`."""
+    return subprocess.Popen([sys.executable, "manage.py", *arguments], cwd=ROOT)
+
+
+def web(port: int) -> subprocess.Popen[bytes]:
+    """The web process as `manage.py up` starts it."""
+    command = [sys.executable, "-m", "uvicorn", "orchestrator.config.asgi:application", "--port", str(port)]
+    options = ["--log-level", "warning", "--ws-per-message-deflate", "false", "--no-access-log", "--ws", "wsproto"]
+    return subprocess.Popen([*command, *options], cwd=ROOT)
+
+
+def wait_for(port: int) -> None:
+    """Until something listens there."""
+    deadline = time.monotonic() + 60
+    while True:
+        try:
+            socket.create_connection(("127.0.0.1", port), timeout=2).close()
+            return
+        except OSError:
+            if time.monotonic() > deadline:
+                raise
+            time.sleep(0.1)
+
+
+def _migrate() -> None:
+    import django
+    from django.core.management import call_command
+
+    django.setup()
+    call_command("migrate", run_syncdb=True, verbosity=0)

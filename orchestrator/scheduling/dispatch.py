@@ -1,0 +1,109 @@
+"""Orders to nodes, after the commit that they tell of: launch, and what is asked of a running attempt.
+
+A lost message is sent again by the timer; a doubled one finds the attempt claimed. Decides nothing.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Iterable
+from typing import Any
+
+from django.conf import settings
+from kombu.exceptions import OperationalError
+
+from orchestrator.common import clock
+from orchestrator.fleet import selectors as fleet
+from orchestrator.fleet.models import Device, Node
+from orchestrator.runs import selectors as runs
+from orchestrator.runs import services as run_services
+from orchestrator.runs.models import Attempt
+from orchestrator.scheduling import celery_client
+from workers.contracts import envelope, wire
+from workers.contracts.node import ControlOrder, LaunchOrder
+
+log = logging.getLogger(__name__)
+
+
+def launch(attempt: Attempt, *, nodes: Iterable[str] | None = None) -> bool:
+    """Sends each of the attempt's nodes (or these) its launch order; False if one could not be sent."""
+    shares = attempt.placement
+    known = {node.name: node for node in Node.objects.filter(name__in=[share["node"] for share in shares])}
+    kinds = dict(Device.objects.filter(node__name=shares[0]["node"]).values_list("index", "kind"))
+    sent = True
+    for share in shares:
+        if nodes is not None and share["node"] not in nodes:
+            continue
+        node = known.get(share["node"])
+        if node is None:
+            continue  # removed from the fleet: the reaper ends the attempt
+        order = launch_order(attempt, share, gpu=kinds.get(share["devices"][0]) == "gpu")
+        sent &= _send(node, wire.TASK_LAUNCH, wire.KIND_LAUNCH, order.to_dict())
+    if sent:
+        run_services.attempt_dispatched(attempt=attempt)
+    return sent
+
+
+def launch_order(attempt: Attempt, share: dict[str, Any], *, gpu: bool) -> LaunchOrder:
+    """One node's share of an attempt as an order."""
+    run, shares = attempt.run, sorted(attempt.placement, key=lambda each: each["node_rank"])
+    before = [each for each in shares if each["node_rank"] < share["node_rank"]]
+    folder = f"runs/{run.pk}/attempt-{attempt.number}"
+    if settings.ENV.shared_runs and len(shares) > 1:
+        folder += f"/node-{share['node_rank']}"  # one file system for all: each node's supervisor has its own files
+    return LaunchOrder.from_dict(
+        {
+            "run": str(run.pk),
+            "run_name": run.name,
+            "kind": run.kind,
+            "attempt": attempt.number,
+            "attempt_id": str(attempt.pk),
+            "fence": str(attempt.fence),
+            "spec": runs.launch_spec(run),
+            "plan": run.plan,
+            "node_rank": share["node_rank"],
+            "nodes": len(shares),
+            "local_devices": share["devices"],
+            "local_ranks": len(share["devices"]),
+            "world_size": sum(len(each["devices"]) for each in shares),
+            "rank_offset": sum(len(each["devices"]) for each in before),
+            "run_dir": folder,
+            "resume_from": attempt.resume_from,
+            "device_kind": "gpu" if gpu else "cpu",
+            "max_seconds": (run.spec.get("resources") or {}).get("max_seconds"),
+            "grace_s": settings.ENV.cancel_grace_s,
+            "rendezvous": {"host": shares[0]["address"]},
+        }
+    )
+
+
+def control(attempt: Attempt, action: str, *, nodes: Iterable[str] | None = None, grace_s: float | None = None) -> bool:
+    """Asks the attempt's nodes (or these), but for those that have exited; False if one could not be asked."""
+    wanted = set(nodes) if nodes is not None else {share["node"] for share in attempt.placement}
+    wanted -= set(attempt.nodes_exited)
+    grace = settings.ENV.cancel_grace_s if grace_s is None else grace_s
+    order = ControlOrder(attempt_id=str(attempt.pk), fence=str(attempt.fence), action=action, grace_s=grace)
+    sent = True
+    for node in Node.objects.filter(name__in=wanted):
+        sent &= _send(node, wire.TASK_CONTROL, wire.KIND_CONTROL, order.to_dict())
+    return sent
+
+
+def end_unknown(node: Node, *, attempt_id: str, fence: str) -> bool:
+    """Tells a node to end an attempt that is over here: it was given up while the node was away."""
+    order = ControlOrder(attempt_id=attempt_id, fence=fence, action="kill", grace_s=0.0)
+    return _send(node, wire.TASK_CONTROL, wire.KIND_CONTROL, order.to_dict())
+
+
+def _send(node: Node, task: str, kind: str, body: dict[str, Any]) -> bool:
+    try:
+        secret = fleet.node_secret(node)
+        text = envelope.seal(secret, kind, body, ttl_s=wire.ORDER_TTL_S, now=time.time(), node=node.name)
+        celery_client.send(task=task, node=node.name, envelope=text)
+    except (OperationalError, OSError, ValueError) as error:
+        log.warning(
+            "The %s order for %s was not sent at %s, the timer tries again: %s", kind, node.name, clock.now(), error
+        )
+        return False
+    return True

@@ -1,0 +1,122 @@
+"""Reads what the scheduler decided: the queue with reasons, who held which device when, how the whole place is.
+
+Writes nothing. What the asker may not see is left out of the queue; callers of allocations hide names themselves.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+
+from django.conf import settings
+from django.db.models import Q, QuerySet
+
+from orchestrator.accounts.models import User
+from orchestrator.common import clock
+from orchestrator.fleet.models import Device, Node
+from orchestrator.runs import selectors as runs
+from orchestrator.runs.models import Run
+from orchestrator.scheduling import lease, snapshot
+from orchestrator.scheduling.health import broker_facts
+from orchestrator.scheduling.models import Allocation, Lease
+from workers.contracts.node import RunState
+
+
+@dataclass(frozen=True)
+class QueueEntry:
+    """A waiting run. `position` counts over the whole queue; `may_start` is an estimate, None where nobody can tell."""
+
+    run: Run
+    position: int
+    reason: str
+    may_start: datetime | None
+
+
+@dataclass(frozen=True)
+class Overview:
+    """Is the fleet busy with the right things, and is anything wrong? Runs are those that the asker may see."""
+
+    devices: int
+    busy: int
+    nodes: int
+    running: list[Run]
+    waiting: list[QueueEntry]
+    troubles: list[str]
+
+    @property
+    def waiting_devices(self) -> int:
+        return sum(entry.run.devices for entry in self.waiting)
+
+
+def queue_visible_to(*, user: User) -> list[QueueEntry]:
+    """Waiting runs in the order in which they are served, with a fresh reason and estimate each."""
+    now = clock.now()
+    seen = snapshot.take()
+    decision = seen.decide(now)
+    told = {wait.run: (wait.reason, wait.may_start) for wait in decision.waits}
+    for placement in decision.placements:
+        told[placement.run] = ("starts at the next turn of the scheduler", now.timestamp())
+    order = sorted(
+        seen.queue, key=lambda one: (-one.priority, -seen.pool_priority.get(one.pool, 0), one.queued_at, one.run)
+    )
+    visible = set(runs.runs_visible_to(user=user).filter(state=RunState.QUEUED).order_by().values_list("pk", flat=True))
+    entries = []
+    for position, waiting in enumerate(order, start=1):
+        if waiting.run in visible:
+            reason, start = told[waiting.run]
+            may_start = clock.from_unix(start) if start is not None else None
+            entries.append(QueueEntry(seen.runs[waiting.run], position, reason, may_start))
+    return entries
+
+
+def allocations(*, since: datetime) -> QuerySet[Allocation]:
+    """Every holding of a device that lasted beyond `since`, oldest first, with attempt, run and owner at hand."""
+    found = Allocation.objects.filter(Q(released=None) | Q(released__gt=since))
+    return found.select_related("attempt__run__owner", "device").order_by("created", "id")
+
+
+def allocations_by_device() -> dict[int, Allocation]:
+    """Who holds each device now, by the device's key."""
+    held = Allocation.objects.filter(released=None).select_related("attempt__run__owner", "device")
+    return {allocation.device_id: allocation for allocation in held}
+
+
+def overview(*, user: User) -> Overview:
+    nodes = list(Node.objects.order_by("name"))
+    serving = [node.pk for node in nodes if node.health == Node.Health.UP]
+    devices = Device.objects.filter(healthy=True, node_id__in=serving).count()
+    busy = Allocation.objects.filter(released=None, device__node_id__in=serving).count()
+    alive = [RunState.STARTING, RunState.RUNNING, RunState.STOPPING]
+    running = list(runs.runs_visible_to(user=user).filter(state__in=alive).order_by("-id")[:200])
+    return Overview(devices, busy, len(nodes), running, queue_visible_to(user=user), health()["troubles"])
+
+
+def health() -> dict[str, Any]:
+    """Whether all that runs depend on is alive: `{ok, troubles, scheduler, redis, reports, ingest, nodes, queue}`."""
+    now = clock.now()
+    troubles: list[str] = []
+    row = Lease.objects.filter(name=lease.NAME).first()
+    age_s = (now - row.beat).total_seconds() if row and row.beat else None
+    late = age_s is None or age_s > max(15.0, 5 * settings.ENV.tick_s)
+    if late:
+        told = "has not run yet" if age_s is None else f"was last heard of {age_s:.0f} s ago"
+        troubles.append(f"the scheduler {told}; nothing new starts until it is back")
+    broker = broker_facts()
+    if not broker["redis"]["ok"]:
+        troubles.append("Redis does not answer; runs go on, news of them waits on the nodes")
+    elif broker["ingest"]["lag_s"] > 30:
+        troubles.append(f"ingest is {broker['ingest']['lag_s']:.0f} s behind; charts are late")
+    counts = {str(health): 0 for health in Node.Health.values}
+    for name, health_ in Node.objects.values_list("name", "health"):
+        counts[health_] += 1
+        if health_ != Node.Health.UP:
+            troubles.append(f"node {name} is {health_}")
+    return {
+        "ok": not late and broker["redis"]["ok"],
+        "troubles": troubles,
+        "scheduler": {"age_s": None if age_s is None else round(age_s, 1), "holder": row.holder if row else None},
+        **broker,
+        "nodes": counts,
+        "queue": {"waiting": Run.objects.filter(state=RunState.QUEUED).count()},
+    }

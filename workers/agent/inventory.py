@@ -1,0 +1,165 @@
+"""What this node is made of and how busy it is: GPUs by NVML where there are any, else CPU slots.
+
+Reads the machine only. A device that does not answer is left out of a sample, never guessed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.metadata
+import os
+import platform
+import socket
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from workers.contracts.devices import identify
+from workers.contracts.node import DeviceInfo, DeviceSample, NodeInventory
+
+DEFAULT_SLOTS = 4
+
+
+class Machine:
+    """`slots` is the number of CPU devices offered where there is no GPU; `gpus` False leaves GPUs alone."""
+
+    def __init__(self, *, name: str, address: str, slots: int | None) -> None:
+        self.name, self.address = name, address
+        self._nvml = _nvml()
+        self._handles = self._gpu_handles()
+        self._slots = slots or DEFAULT_SLOTS
+        self._seen: dict[int, psutil.Process] = {}
+
+    def inventory(self) -> NodeInventory:
+        versions = {"python": platform.python_version()}
+        for package in ("orrery", "torch"):
+            with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+                versions[package] = importlib.metadata.version(package)
+        if self._handles:
+            versions["driver"] = str(self._nvml.nvmlSystemGetDriverVersion())
+        memory = psutil.virtual_memory().total
+        return NodeInventory(
+            name=self.name,
+            address=self.address,
+            hostname=socket.gethostname(),
+            cores=os.cpu_count() or 1,
+            memory_bytes=memory,
+            devices=self._gpus() if self._handles else self._cpu_slots(memory),
+            versions=versions,
+        )
+
+    def samples(self, ranks: Mapping[int, list[int]]) -> list[DeviceSample]:
+        """One reading per device. `ranks` are the processes of our ranks by device index, for CPU slots."""
+        if self._handles:
+            return [sample for index in range(len(self._handles)) if (sample := self._gpu_sample(index))]
+        self._seen = {
+            pid: process for pid, process in self._seen.items() if any(pid in some for some in ranks.values())
+        }
+        return [self._slot_sample(index, ranks.get(index, [])) for index in range(self._slots)]
+
+    def _gpu_handles(self) -> list[Any]:
+        if self._nvml is None:
+            return []
+        try:
+            count = self._nvml.nvmlDeviceGetCount()
+            return [self._nvml.nvmlDeviceGetHandleByIndex(index) for index in range(count)]
+        except self._nvml.NVMLError:
+            return []
+
+    def _gpus(self) -> list[DeviceInfo]:
+        found = []
+        for index, handle in enumerate(self._handles):
+            product = str(self._nvml.nvmlDeviceGetName(handle))
+            memory = int(self._nvml.nvmlDeviceGetMemoryInfo(handle).total)
+            found.append(
+                DeviceInfo(
+                    index=index,
+                    kind="gpu",
+                    name=product,
+                    memory_bytes=memory,
+                    catalogue=identify(product, memory),
+                    uuid=str(self._nvml.nvmlDeviceGetUUID(handle)),
+                    cores=self._near_cores(handle),
+                )
+            )
+        return found
+
+    def _near_cores(self, handle: Any) -> list[int] | None:
+        words = ((os.cpu_count() or 1) + 63) // 64
+        try:
+            masks = self._nvml.nvmlDeviceGetCpuAffinity(handle, words)
+        except self._nvml.NVMLError:
+            return None
+        return [word * 64 + bit for word, mask in enumerate(masks) for bit in range(64) if int(mask) >> bit & 1]
+
+    def _gpu_sample(self, index: int) -> DeviceSample | None:
+        nvml, handle = self._nvml, self._handles[index]
+
+        def ask(read: Any) -> Any:
+            try:
+                return read()
+            except nvml.NVMLError:
+                return None
+
+        memory = ask(lambda: nvml.nvmlDeviceGetMemoryInfo(handle))
+        if memory is None:
+            return None
+        rates = ask(lambda: nvml.nvmlDeviceGetUtilizationRates(handle))
+        power = ask(lambda: nvml.nvmlDeviceGetPowerUsage(handle))  # mW
+        heat = ask(lambda: nvml.nvmlDeviceGetTemperature(handle, nvml.NVML_TEMPERATURE_GPU))
+        busy = ask(lambda: nvml.nvmlDeviceGetComputeRunningProcesses(handle)) or []
+        return DeviceSample(
+            index=index,
+            utilization=None if rates is None else rates.gpu / 100,
+            memory_used_bytes=int(memory.used),
+            power_w=None if power is None else power / 1000,
+            temperature_c=None if heat is None else float(heat),
+            processes=[int(process.pid) for process in busy],
+        )
+
+    def _cpu_slots(self, memory: int) -> list[DeviceInfo]:
+        cores, product = os.cpu_count() or 1, _cpu_name()
+        return [
+            DeviceInfo(
+                index=i,
+                kind="cpu",
+                name=product,
+                memory_bytes=memory // self._slots,
+                catalogue="cpu",
+                cores=[i % cores],
+            )
+            for i in range(self._slots)
+        ]
+
+    def _slot_sample(self, index: int, pids: list[int]) -> DeviceSample:
+        """A slot is as busy as its rank: the first reading of a process says 0, as psutil measures between readings."""
+        used, busy = 0, 0.0
+        for pid in pids:
+            with contextlib.suppress(psutil.Error):
+                process = self._seen.setdefault(pid, psutil.Process(pid))
+                busy += process.cpu_percent(None) / 100
+                used += process.memory_info().rss
+        return DeviceSample(index=index, utilization=round(min(1.0, busy), 3), memory_used_bytes=used, processes=pids)
+
+
+def _nvml() -> Any:
+    """The initialised NVML binding; None on a machine without an NVIDIA driver."""
+    try:
+        import pynvml
+    except ImportError:
+        return None
+    try:
+        pynvml.nvmlInit()
+    except pynvml.NVMLError:
+        return None
+    return pynvml
+
+
+def _cpu_name() -> str:
+    with contextlib.suppress(OSError):
+        for line in Path("/proc/cpuinfo").read_text().splitlines():
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
+    return platform.processor() or platform.machine()

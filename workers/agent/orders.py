@@ -1,0 +1,110 @@
+"""The node's Celery worker: one queue of its own, JSON only, three short tasks that open sealed orders.
+
+An order that is forged, expired, replayed or for somebody else is logged and dropped. Does not know how attempts run.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from typing import Any
+
+from celery import Celery
+from celery.worker import state
+from kombu.entity import Queue
+
+from workers.contracts import envelope, wire
+from workers.contracts.node import ControlOrder, LaunchOrder, ProbeOrder
+
+log = logging.getLogger(__name__)
+
+
+class Orders:
+    """`start` begins to consume in a thread; `stop` ends within a second or two."""
+
+    def __init__(self, *, node: str, secret: bytes, redis_url: str, agent: Any) -> None:
+        self._node, self._secret, self._agent = node, secret, agent
+        self._seen = envelope.NonceCache()
+        self.app = _celery(node, redis_url)
+        for name, act in (
+            (wire.TASK_LAUNCH, self._launch),
+            (wire.TASK_CONTROL, self._control),
+            (wire.TASK_PROBE, self._probe),
+        ):
+            self.app.task(name=name, ignore_result=True)(_task(act))
+        self._thread: threading.Thread | None = None
+        self.last_order = time.monotonic()
+
+    def start(self) -> None:
+        state.should_stop = state.should_terminate = None
+        self._thread = threading.Thread(target=self._consume, name="orders", daemon=True)
+        self._thread.start()
+
+    def stop(self, patience_s: float = 2.0) -> bool:
+        """Stops consuming; False if the loop did not end in time."""
+        state.should_stop = 0
+        if self._thread is not None:
+            self._thread.join(patience_s)
+        return self._thread is None or not self._thread.is_alive()
+
+    @property
+    def alive(self) -> bool:
+        return self._thread is not None and self._thread.is_alive()
+
+    def _consume(self) -> None:
+        worker = self.app.WorkController(
+            hostname=f"orrery@{self._node}", pool="solo", concurrency=1, loglevel="WARNING",
+            without_heartbeat=True, without_gossip=True, without_mingle=True,
+            queues=[wire.queue_of(self._node)],
+        )  # fmt: skip
+        worker.start()
+
+    def _open(self, kind: str, text: str) -> dict[str, Any] | None:
+        self.last_order = time.monotonic()
+        try:
+            return envelope.open_envelope(self._secret, text, kind=kind, now=time.time(), seen=self._seen)
+        except envelope.EnvelopeError as error:
+            log.warning("A %s order was refused (%s): %s", kind, error.code, error)
+            return None
+
+    def _launch(self, text: str) -> None:
+        if body := self._open(wire.KIND_LAUNCH, text):
+            done = self._agent.attempts.launch(LaunchOrder.from_dict(body))
+            log.info("Attempt %s of run %s: %s", body["attempt"], body["run"], done)
+
+    def _control(self, text: str) -> None:
+        if body := self._open(wire.KIND_CONTROL, text):
+            order = ControlOrder.from_dict(body)
+            done = self._agent.attempts.control(order)
+            if done == "unknown":
+                self._agent.report_unknown(order)
+            log.info("%s of attempt %s: %s", order.action, order.attempt_id, done)
+
+    def _probe(self, text: str) -> None:
+        if body := self._open(wire.KIND_PROBE, text):
+            self._agent.answer_probe(ProbeOrder.from_dict(body))
+
+
+def _task(act: Any) -> Any:
+    def run(envelope_text: str) -> None:
+        try:
+            act(envelope_text)
+        except Exception:
+            log.exception("An order could not be carried out")
+
+    return run
+
+
+def _celery(node: str, redis_url: str) -> Celery:
+    app = Celery("orrery-agent", broker=wire.broker_url(redis_url), set_as_current=False)
+    queue = Queue(wire.queue_of(node), routing_key=wire.queue_of(node))  # type: ignore[no-untyped-call]
+    app.conf.update(
+        task_serializer="json", accept_content=["json"], task_ignore_result=True, result_backend=None,
+        task_queues=[queue],
+        task_default_queue=wire.queue_of(node), worker_prefetch_multiplier=1, worker_hijack_root_logger=False,
+        worker_redirect_stdouts=False, worker_enable_remote_control=False, worker_send_task_events=False,
+        broker_connection_retry=True, broker_connection_retry_on_startup=True, broker_connection_max_retries=None,
+        broker_transport_options={"visibility_timeout": 300, "socket_keepalive": not redis_url.startswith("unix")},
+    )  # fmt: skip
+    return app

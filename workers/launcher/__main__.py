@@ -1,0 +1,59 @@
+"""`python -m workers.launcher --dir RUNDIR`: one detached supervisor for one attempt on this node.
+
+Detaches from its caller at once; `supervisor.json` then names the living supervisor.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+import time
+from pathlib import Path
+
+from workers.launcher import processes
+from workers.launcher.rundir import RunDir, read_json, write_json
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="workers.launcher", description="Supervise one attempt on this node.")
+    parser.add_argument("--dir", required=True, type=Path, help="the attempt's run directory, claimed by the agent")
+    parser.add_argument("--foreground", action="store_true", help="stay with the caller instead of detaching")
+    args = parser.parse_args()
+    run_dir = RunDir(args.dir.resolve())
+    if not args.foreground:
+        _detach(run_dir)
+    order_data, agent = read_json(run_dir.order), read_json(run_dir.agent)
+    started = processes.start_time(os.getpid())
+    facts = {"pid": os.getpid(), "start_time": started, "state": "launching", "fence": order_data.get("fence")}
+    write_json(run_dir.supervisor, {**facts, "node": agent.get("node"), "up": time.time()})
+
+    # after supervisor.json: pydantic and redis take 0.25 s to import
+    from workers.contracts.node import LaunchOrder
+    from workers.launcher.link import Link
+    from workers.launcher.supervisor import Supervisor
+
+    processes.adopt_orphans()
+    order = LaunchOrder.from_dict(order_data)
+    os.environ["ORRERY_FENCE"] = order.fence  # for the children; an agent knows this process by supervisor.json
+    verdict = Supervisor(run_dir, order, Link(Path(agent["node_file"]), order)).run()
+    print(f"attempt {order.run}.{order.attempt} ended: {verdict.exit_class}, {verdict.reason}", flush=True)
+    return 0
+
+
+def _detach(run_dir: RunDir) -> None:
+    """A session of its own, a parent that is gone, and output into the run directory."""
+    if os.fork():
+        os._exit(0)
+    os.setsid()
+    log = os.open(run_dir.path / "supervisor.log", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+    null = os.open(os.devnull, os.O_RDONLY)
+    os.dup2(null, 0)
+    os.dup2(log, 1)
+    os.dup2(log, 2)
+    os.close(log)
+    os.close(null)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

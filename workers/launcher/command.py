@@ -1,0 +1,120 @@
+"""From a launch order to torchrun's command line and environment, by kind of program.
+
+Pure but for looking whether a script exists. Does not start anything.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+
+import workers
+from workers.contracts.node import LaunchOrder
+from workers.launcher.rundir import RunDir
+
+ROOT = Path(workers.__file__).resolve().parent.parent
+KEEPER = Path(__file__).resolve().parent / "rank.py"
+_OWN_PROGRAMS = {"train": "workers.training.main"}
+_LOOPBACK = ("127.", "localhost", "::1")
+
+
+class Unlaunchable(ValueError):
+    """What was asked for cannot be started on any node: a user error, told in a sentence."""
+
+
+def home_of(run_dir: RunDir, order: LaunchOrder) -> Path:
+    """The node's home, which the order's relative paths start from."""
+    return run_dir.path.parents[len(Path(order.run_dir).parts) - 1]
+
+
+def program(order: LaunchOrder, run_dir: RunDir) -> tuple[list[str], Path]:
+    """The command of one rank and the folder it starts in. Raises Unlaunchable."""
+    if order.kind in _OWN_PROGRAMS:
+        module = _OWN_PROGRAMS[order.kind]
+        return [
+            sys.executable,
+            "-u",
+            "-m",
+            module,
+            "--spec",
+            str(run_dir.spec),
+            "--dir",
+            str(run_dir.path),
+        ], run_dir.path
+    if order.kind == "script":
+        return _script(order, run_dir)
+    raise Unlaunchable(f"This node cannot start runs of kind {order.kind}; it starts train and script.")
+
+
+def _script(order: LaunchOrder, run_dir: RunDir) -> tuple[list[str], Path]:
+    body = order.spec.get("script") or {}
+    command = [str(part) for part in body.get("command") or []]
+    if not command:
+        raise Unlaunchable('script.command is empty; give a program, as ["train.py", "--lr", "0.1"].')
+    folder = home_of(run_dir, order) / body["workdir"] if body.get("workdir") else run_dir.path
+    if not folder.is_dir():
+        raise Unlaunchable(f"script.workdir {folder} is not a folder on this node; create it there, or give another.")
+    first = command[0]
+    if first == "--no-python":
+        return command[1:], folder
+    if first == "-m":
+        return [sys.executable, "-u", *command], folder
+    if first.endswith(".py"):
+        if not (folder / first).is_file():
+            raise Unlaunchable(
+                f"script.command: there is no file {folder / first} on this node; check the path and workdir."
+            )
+        return [sys.executable, "-u", *command], folder
+    if shutil.which(first, path=os.environ.get("PATH")) is None and not (folder / first).is_file():
+        raise Unlaunchable(f"script.command: {first} is neither a program on this node's PATH nor a file in {folder}.")
+    return command, folder
+
+
+def torchrun(order: LaunchOrder, run_dir: RunDir, *, host: str, port: int, local_address: str) -> list[str]:
+    """`torch.distributed.run` with a static rendezvous; each rank runs under its keeper (`rank.py`)."""
+    ranks, _ = program(order, run_dir)
+    return [
+        sys.executable, "-m", "torch.distributed.run",
+        "--nnodes", str(order.nodes), "--node-rank", str(order.node_rank), "--nproc-per-node", str(order.local_ranks),
+        "--rdzv-backend", "static", "--master-addr", host, "--master-port", str(port), "--local-addr", local_address,
+        "--max-restarts", "0", "--monitor-interval", "0.1",
+        "--no-python", sys.executable, "-S", "-E", str(KEEPER), str(run_dir.path), "--", *ranks,
+    ]  # fmt: skip
+
+
+def environment(
+    order: LaunchOrder, run_dir: RunDir, *, host: str, base: Mapping[str, str] = os.environ
+) -> dict[str, str]:
+    """What torchrun and all ranks see. What the order gives wins over our defaults, not over our names."""
+    home = home_of(run_dir, order)
+    script = (order.spec.get("script") or {}).get("env") or {}
+    given = {**order.env, **script}
+    gpu = order.device_kind == "gpu"
+    defaults = {"PYTHONFAULTHANDLER": "1", "PYTHONUNBUFFERED": "1", "TOKENIZERS_PARALLELISM": "false"}
+    if not gpu:
+        defaults["OMP_NUM_THREADS"] = (
+            "1"  # a slot is a core; the default of one pool per core and rank slows every rank
+        )
+    if host.startswith(_LOOPBACK):
+        defaults["GLOO_SOCKET_IFNAME"] = "lo" if sys.platform.startswith("linux") else "lo0"
+    # the recorder's folder lets a script say `import orrery_recorder`
+    path = [str(ROOT)] if order.kind in _OWN_PROGRAMS else [str(ROOT / "workers" / "recorder")]
+    path += [part for part in (given.get("PYTHONPATH", base.get("PYTHONPATH", "")),) if part]
+    kept = {name: value for name, value in base.items() if not name.startswith(("ORRERY_", "TORCHELASTIC_"))}
+    found = {
+        **kept, **defaults, **given,
+        "PYTHONPATH": os.pathsep.join(path),
+        "CUDA_VISIBLE_DEVICES": ",".join(str(index) for index in order.local_devices) if gpu else "",
+        "ORRERY_HOME": str(home),
+        "ORRERY_RUN": order.run,
+        "ORRERY_ATTEMPT": str(order.attempt),
+        "ORRERY_FENCE": order.fence,
+        "ORRERY_RUN_DIR": str(run_dir.path),
+        "ORRERY_CHECKPOINTS": str(home / "runs" / order.run / "checkpoints"),
+    }  # fmt: skip
+    if order.resume_from is not None:
+        found["ORRERY_RESUME"] = str(home / order.resume_from.path)
+    return found

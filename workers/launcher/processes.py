@@ -1,0 +1,123 @@
+"""Processes of an attempt: who is alive, who belongs to it, and the end of all of them.
+
+Ranks may have sessions and parents of their own; they are found as descendants and by ORRERY_FENCE in their
+environment. Knows no run and no Redis.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import signal
+import sys
+import time
+from pathlib import Path
+
+import psutil
+
+_SET_PDEATHSIG, _SET_CHILD_SUBREAPER = 1, 36  # linux/prctl.h
+
+
+def start_time(pid: int) -> float | None:
+    """When a living process started (Unix seconds); None where there is none. With the pid it names one process."""
+    try:
+        process = psutil.Process(pid)
+        return None if process.status() == psutil.STATUS_ZOMBIE else process.create_time()
+    except psutil.Error:
+        return None
+
+
+def is_alive(pid: int, started: float) -> bool:
+    """Whether the very process that had this start time still lives; a reused pid does not count."""
+    found = start_time(pid)
+    return found is not None and abs(found - started) < 1.0
+
+
+def adopt_orphans() -> None:
+    """Descendants whose parents die become children of this process instead of init's (Linux)."""
+    _prctl(_SET_CHILD_SUBREAPER, 1)
+
+
+def die_with_parent() -> None:
+    """For `preexec_fn`: SIGKILL when the parent thread ends, so that a killed supervisor leaves nothing (Linux)."""
+    _prctl(_SET_PDEATHSIG, signal.SIGKILL)
+
+
+def members(fence: str, *, root: int | None = None) -> list[psutil.Process]:
+    """Living processes of an attempt: descendants of `root`, and all that carry the fence; never this process."""
+    found: dict[int, psutil.Process] = {}
+    if root is not None:
+        with contextlib.suppress(psutil.Error):
+            found = {process.pid: process for process in psutil.Process(root).children(recursive=True)}
+    for pid in _pids_with(f"ORRERY_FENCE={fence}".encode()):
+        with contextlib.suppress(psutil.Error):
+            found.setdefault(pid, psutil.Process(pid))
+    found.pop(os.getpid(), None)
+    return [process for process in found.values() if _lives(process)]
+
+
+def end_all(fence: str, *, root: int | None = None, patience_s: float = 5.0) -> list[int]:
+    """SIGKILL every member until none is left; returns pids that outlived the patience (stuck in the kernel)."""
+    deadline = time.monotonic() + patience_s
+    while left := members(fence, root=root):
+        for process in left:
+            with contextlib.suppress(psutil.Error):
+                process.kill()
+        reap()
+        if time.monotonic() > deadline:
+            return [process.pid for process in left]
+        time.sleep(0.02)
+    return []
+
+
+def reap(spare: int | None = None) -> None:
+    """Collect adopted orphans that have ended. `spare` is a child that somebody else waits for."""
+    for child in psutil.Process().children():
+        if child.pid != spare and child.status() == psutil.STATUS_ZOMBIE:
+            with contextlib.suppress(ChildProcessError):
+                os.waitpid(child.pid, os.WNOHANG)
+
+
+def oom_kills() -> int:
+    """How many processes of this control group (or machine) the kernel's out-of-memory killer has ended so far."""
+    with contextlib.suppress(OSError, ValueError):
+        group = Path("/proc/self/cgroup").read_text().strip().rpartition("::")[2]
+        for folder in (Path("/sys/fs/cgroup") / group.lstrip("/"), Path("/sys/fs/cgroup")):
+            if (events := folder / "memory.events").exists():
+                return _counter(events, "oom_kill")
+    with contextlib.suppress(OSError, ValueError):
+        return _counter(Path("/proc/vmstat"), "oom_kill")
+    return 0
+
+
+def _counter(path: Path, name: str) -> int:
+    for line in path.read_text().splitlines():
+        key, _, value = line.partition(" ")
+        if key == name:
+            return int(value)
+    return 0
+
+
+def _lives(process: psutil.Process) -> bool:
+    try:
+        return bool(process.status() != psutil.STATUS_ZOMBIE)
+    except psutil.Error:
+        return False
+
+
+def _pids_with(entry: bytes) -> list[int]:
+    if not sys.platform.startswith("linux"):
+        return []
+    found = []
+    for name in os.listdir("/proc"):
+        if name.isdigit():
+            with contextlib.suppress(OSError), open(f"/proc/{name}/environ", "rb") as file:
+                if entry in file.read().split(b"\0"):
+                    found.append(int(name))
+    return found
+
+
+def _prctl(option: int, value: int) -> None:
+    if sys.platform.startswith("linux"):
+        ctypes.CDLL(None).prctl(option, value, 0, 0, 0)

@@ -1,0 +1,84 @@
+"""The files of one attempt's run directory on one node: their names, whole writes, and the claim.
+
+`order.json` is made by a link that fails where it exists, so an attempt starts once. Knows no process and no Redis.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from workers.contracts.wire import SUPERVISOR_RANK
+
+
+class RunDir:
+    """Paths under `$ORRERY_HOME/runs/<run>/attempt-<n>/`."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.order = path / "order.json"  # contracts.node.LaunchOrder
+        self.agent = path / "agent.json"  # {node, node_file}: whose claim it is
+        self.spec = path / "spec.json"
+        self.supervisor = path / "supervisor.json"  # {pid, start_time, state, node, fence}
+        self.request = path / "request.json"  # newest ControlOrder, from the agent to the supervisor
+        self.control = path / "control.json"  # newest request, from the supervisor to the ranks
+        self.offsets = path / "offsets.json"
+        self.exit = path / "exit.json"  # {class, reason, …, reported}
+
+    def __str__(self) -> str:
+        return str(self.path)
+
+    def rank(self, rank: int) -> Path:
+        """Where one rank writes; rank -1 is the supervisor itself."""
+        return self.path / ("supervisor" if rank == SUPERVISOR_RANK else f"rank-{rank}")
+
+    def ranks(self) -> list[int]:
+        """Every writer that has a folder here, the supervisor first."""
+        numbers = [int(path.name[5:]) for path in self.path.glob("rank-*") if path.name[5:].isdigit()]
+        return [SUPERVISOR_RANK, *sorted(numbers)]
+
+    def claim(self, order: dict[str, Any]) -> bool:
+        """True for the first caller only, over restarts too. Raises OSError where the directory cannot be written."""
+        self.path.mkdir(parents=True, exist_ok=True)
+        beside = self.path / f".order.{os.getpid()}.{id(order)}"
+        _write_synced(beside, json.dumps(order))
+        try:
+            os.link(beside, self.order)
+        except FileExistsError:
+            return False
+        finally:
+            beside.unlink()
+        return True
+
+
+def run_dirs(home: Path) -> Iterator[RunDir]:
+    """Every claimed run directory under a node's home; nodes that share one home have a folder each."""
+    for pattern in ("runs/*/attempt-*/order.json", "runs/*/attempt-*/node-*/order.json"):
+        for path in home.glob(pattern):
+            yield RunDir(path.parent)
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """The object in a file; empty where the file is absent or not whole."""
+    try:
+        found = json.loads(path.read_bytes())
+    except (OSError, ValueError):
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
+def write_json(path: Path, data: Any) -> None:
+    """Write beside, sync, rename: a reader sees the old text or the new, after a power cut too."""
+    beside = path.with_name(f".{path.name}.{os.getpid()}")
+    _write_synced(beside, json.dumps(data))
+    os.replace(beside, path)
+
+
+def _write_synced(path: Path, text: str) -> None:
+    with open(path, "w", encoding="utf-8") as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())

@@ -1,0 +1,230 @@
+"""One attempt on one node, from torchrun's start to the last acknowledged line and the exit report.
+
+Turns ten times a second: requests, files, Redis, processes, limits. Knows no database; retries are not its business.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import time
+from typing import Any
+
+from workers.contracts.node import LaunchOrder
+from workers.launcher import command, processes, rendezvous
+from workers.launcher.link import Link
+from workers.launcher.rundir import RunDir, read_json, write_json
+from workers.launcher.shipping import Shipping
+from workers.launcher.stopping import Stopping
+from workers.launcher.verdict import RankEnd, Verdict, judge, of_rank
+
+TURN_S = 0.1
+SETTLE_S = 5.0  # how long the exit report waits for telemetry to be acknowledged
+REDIS_PATIENCE_S = 3600.0  # how long the exit report waits for Redis; then the agent reports it at its next start
+FIRST_POINT_FACTOR = 3.0  # compiling and loading may come before the first point
+
+
+class Supervisor:
+    def __init__(self, run_dir: RunDir, order: LaunchOrder, link: Link) -> None:
+        self.run_dir, self.order, self.link = run_dir, order, link
+        self.ranks = range(order.rank_offset, order.rank_offset + order.local_ranks)
+        self.stopping = Stopping(run_dir, order.fence, listens=order.kind == "train")
+        self.shipping = Shipping(run_dir, order, link, on_event=self._on_event)
+        self.torchrun: subprocess.Popen[bytes] | None = None
+        self._running_since: float | None = None
+        self._decided: Verdict | None = None  # by this supervisor itself: a limit, a hang, an unwritable folder
+        self._oom_kills = processes.oom_kills()
+
+    def run(self) -> Verdict:
+        """Everything. Whatever happens, the attempt's processes have ended and a verdict is reported."""
+        signal.signal(signal.SIGTERM, lambda number, frame: self.stopping.take({"action": "preempt", "grace_s": 5.0}))
+        try:
+            verdict = self._attempt()
+        except command.Unlaunchable as error:
+            verdict = Verdict("user_error", str(error))
+        except OSError as error:
+            verdict = unwritable(self.run_dir, error, self.link.node.node)
+        processes.end_all(self.order.fence, root=os.getpid())
+        self._finish(verdict)
+        return verdict
+
+    def _attempt(self) -> Verdict:
+        self.link.report("launching", {"pid": os.getpid()})
+        self.link.flush()
+        write_json(self.run_dir.spec, _resolved_spec(self.order))
+        command.program(self.order, self.run_dir)  # refuses before anything is waited for
+        host, port = rendezvous.meet(self.order, self.link, keep_on=self._not_asked_to_end)
+        if self.stopping.action is None:
+            self._start(host, port)
+            while self.torchrun is not None and self.torchrun.poll() is None:
+                self._turn()
+                time.sleep(TURN_S)
+        return self._verdict()
+
+    def _not_asked_to_end(self) -> bool:
+        self.stopping.poll()
+        self.link.flush()
+        return self.stopping.action is None
+
+    def _start(self, host: str, port: int) -> None:
+        _, folder = command.program(self.order, self.run_dir)
+        words = command.torchrun(self.order, self.run_dir, host=host, port=port, local_address=self.link.node.address)
+        env = command.environment(self.order, self.run_dir, host=host)
+        with open(self.run_dir.path / "torchrun.log", "ab") as log:
+            self.torchrun = subprocess.Popen(
+                words, cwd=folder, env=env, stdin=subprocess.DEVNULL, stdout=log, stderr=log,
+                start_new_session=True, preexec_fn=processes.die_with_parent,
+            )  # fmt: skip
+
+    def _turn(self) -> None:
+        self.stopping.poll()
+        self.link.flush()
+        self.shipping.pump()
+        if self._running_since is None:
+            if all((self.run_dir.rank(rank) / "process.json").exists() for rank in self.ranks):
+                self._running_since = time.monotonic()
+                self.link.report("running", {"ranks": list(self.ranks)})
+                self.link.flush()
+                write_json(self.run_dir.supervisor, {**read_json(self.run_dir.supervisor), "state": "running"})
+        elif self._decided is None:
+            self._check_limits(time.monotonic(), self._running_since)
+        processes.reap(spare=self.torchrun.pid if self.torchrun else None)
+
+    def _check_limits(self, now: float, since: float) -> None:
+        limit = self.order.max_seconds
+        if limit is not None and now - since > limit and self.stopping.action is None:
+            says = f"Reached its limit of {limit:g} s (resources.max_seconds); allow more time, or ask for fewer steps."
+            self._decided = Verdict("user_error", says, time=time.time())
+            self.stopping.take({"action": "cancel", "grace_s": self.order.grace_s})
+            return
+        hang_s = self.order.hang_s
+        quiet_s = now - (self.shipping.last_point or since)
+        seen = self.shipping.last_point is not None
+        if self.order.kind == "train" and quiet_s > (hang_s if seen else FIRST_POINT_FACTOR * hang_s):
+            says = f"No rank wrote a point for {quiet_s:.0f} s; stacks of all ranks are in their stderr logs."
+            self._decided = Verdict("hang", says, time=time.time())
+            self.link.report(
+                "event", {"type": "hang", "data": {"quiet_s": round(quiet_s, 1), "ranks": list(self.ranks)}}
+            )
+            self._dump_stacks()
+            self.stopping.take({"action": "kill"})
+
+    def _dump_stacks(self) -> None:
+        """SIGABRT: PYTHONFAULTHANDLER makes every rank write the stacks of its threads and end."""
+        for rank in self.ranks:
+            if pid := read_json(self.run_dir.rank(rank) / "process.json").get("pid"):
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGABRT)
+        time.sleep(1.0)
+
+    def _verdict(self) -> Verdict:
+        ends = rank_ends(self.run_dir, self.ranks, self.shipping)
+        oom_killed = processes.oom_kills() > self._oom_kills
+        code = self.torchrun.returncode if self.torchrun else None
+        words = _tail(self.run_dir.path / "torchrun.log")
+        verdict = self._decided or judge(ends, torchrun_code=code, torchrun_words=words, oom_killed=oom_killed)
+        asked_at = self.stopping.asked_at
+        on_request = verdict.exit_class != "ok" and (
+            verdict.time is None or asked_at is None or verdict.time >= asked_at
+        )
+        if self._decided is None and self.stopping.action is not None and on_request:
+            verdict = requested(self.stopping, verdict)
+        elif verdict.exit_class not in ("ok", "preempted", "cancelled"):
+            for end in ends:
+                if end.code != 0:
+                    own = of_rank(end, oom_killed=oom_killed)
+                    data = {"code": end.code, "signal": own.signal, "class": own.exit_class, "step": own.step}
+                    self.link.report("event", {"type": "rank_exited", "rank": end.rank, "data": data})
+        return verdict
+
+    def _on_event(self, row: dict[str, Any]) -> None:
+        data = row.get("data")
+        if row.get("type") == "checkpoint_saved" and isinstance(data, dict):
+            path = str(data.get("path", ""))
+            with contextlib.suppress(ValueError):
+                path = os.path.relpath(path, command.home_of(self.run_dir, self.order)) if os.path.isabs(path) else path
+            found = {key: data.get(key, 0) for key in ("step", "tokens", "bytes")}
+            self.link.report("checkpoint", {**found, "path": path})
+
+    def _finish(self, verdict: Verdict) -> None:
+        """Ship the rest, then `exited`, then mark it as reported."""
+        told = verdict.to_dict()
+        with contextlib.suppress(OSError):
+            write_json(self.run_dir.exit, {**told, "reported": False})
+        for says in self.shipping.skipped():
+            print(says, flush=True)
+        started = time.monotonic()
+        settle_s = self.stopping.settle_s if self.stopping.settle_s is not None else SETTLE_S
+        settled_by = started + settle_s
+        while time.monotonic() < started + REDIS_PATIENCE_S:
+            try:
+                self.shipping.pump(final=True)
+                settled = self.shipping.settled()
+            except OSError:
+                settled = True  # the disk is what ended this attempt
+            if not self.link.flush():
+                settled_by = time.monotonic() + settle_s  # Redis is away: telemetry has not had its chance yet
+            elif settled or time.monotonic() > settled_by:
+                break
+            time.sleep(0.05)
+        self.link.report("exited", told)
+        while not self.link.flush() and time.monotonic() < started + REDIS_PATIENCE_S:
+            time.sleep(0.2)
+        with contextlib.suppress(OSError):
+            self.shipping.save()
+            write_json(self.run_dir.exit, {**told, "reported": self.link.flush()})
+
+
+def requested(stopping: Stopping, verdict: Verdict) -> Verdict:
+    """The verdict on ranks that ended because they were asked to."""
+    words = {
+        "cancel": ("cancelled", "Cancelled on request."),
+        "kill": ("cancelled", "Ended by order of the control plane."),
+        "pause": ("preempted", "Paused on request."),
+        "preempt": ("preempted", "Asked to make room; left after its last step."),
+    }
+    exit_class, reason = words[stopping.action or "cancel"]
+    return Verdict(exit_class, stopping.reason or reason, step=verdict.step, code=verdict.code, time=verdict.time)
+
+
+def rank_ends(run_dir: RunDir, ranks: range, shipping: Shipping) -> list[RankEnd]:
+    """What each local rank left; ranks that torchrun never started are left out."""
+    found = []
+    for rank in ranks:
+        folder = run_dir.rank(rank)
+        status = read_json(folder / "status.json")
+        if not status and not (folder / "process.json").exists():
+            continue
+        collector = shipping.collectors.get(rank)
+        if collector is not None:
+            with contextlib.suppress(OSError):
+                collector.collect(final=True)
+        told = read_json(folder / "exit.json")
+        words = list(collector.last_words) if collector else _tail(folder / "stderr.log")
+        found.append(RankEnd(rank, status.get("code"), float(status.get("time", time.time())), told, words))
+    return found
+
+
+def unwritable(run_dir: RunDir, error: OSError, node: str) -> Verdict:
+    """The verdict on a run directory or a rendezvous that failed this node."""
+    if isinstance(error, rendezvous.NoRendezvous):
+        return Verdict("infrastructure", str(error), time=time.time())
+    what = error.strerror or error
+    says = f"Run directory {run_dir} on node {node} cannot be used: {what}. Free space or permissions there."
+    return Verdict("infrastructure", says, time=time.time())
+
+
+def _resolved_spec(order: LaunchOrder) -> dict[str, Any]:
+    """The spec with the control plane's plan in it, as the engine reads it."""
+    return {**order.spec, "plan": order.plan} if order.plan else order.spec
+
+
+def _tail(path: Any) -> list[str]:
+    try:
+        with open(path, "rb") as file:
+            file.seek(max(0, os.stat(path).st_size - 16384))
+            return file.read().decode("utf-8", "replace").splitlines()
+    except OSError:
+        return []

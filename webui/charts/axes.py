@@ -1,0 +1,31 @@
+"""How far a run moves on each axis with one step, where its spec tells. Pure; knows contracts only."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from pydantic import ValidationError
+
+from workers.contracts.counts import flops_per_token
+from workers.contracts.run import RunSpec
+
+
+def per_step(spec: Mapping[str, Any], plan: Mapping[str, Any] | None) -> dict[str, float]:
+    """`{tokens, flops}` of one step of a training; empty where spec and plan do not fix them.
+
+    Live points carry their step only; with these factors the browser places them on the other axes.
+    """
+    train, batch = spec.get("train"), (plan or {}).get("global_batch_size")
+    if not isinstance(train, dict) or not isinstance(batch, int) or spec.get("kind") != "train":
+        return {}
+    if train.get("objective", "pretrain") != "pretrain":
+        return {}
+    tokens = float(batch * int(train["seq_len"]))
+    try:
+        shape = RunSpec.from_dict(spec).shape
+    except (ValidationError, ValueError):
+        return {"tokens": tokens}
+    if shape is None:
+        return {"tokens": tokens}
+    return {"tokens": tokens, "flops": tokens * flops_per_token(shape, int(train["seq_len"]))}

@@ -1,0 +1,78 @@
+"""Who held which device when, as bars on a common time axis. Pure: allocations in, places in per cent out."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+
+WINDOWS = {"1h": timedelta(hours=1), "6h": timedelta(hours=6), "24h": timedelta(days=1), "7d": timedelta(days=7)}
+_STEPS = (60, 300, 600, 1800, 3600, 3 * 3600, 6 * 3600, 86400)
+_LEAST = 0.3  # per cent: a run of a moment is still seen and touched
+_TICKS = 8
+
+
+@dataclass(frozen=True)
+class Held:
+    """One device held by one attempt; `end` None while it is."""
+
+    device: int
+    run: int
+    name: str
+    state: str
+    start: datetime
+    end: datetime | None
+
+
+@dataclass(frozen=True)
+class Bar:
+    held: Held
+    left: float
+    width: float
+    seconds: float
+
+
+@dataclass(frozen=True)
+class Tick:
+    left: float
+    says: str
+
+
+@dataclass(frozen=True)
+class Gantt:
+    """`bars` by device in the order asked for; `share` is the part of all device time that was held."""
+
+    bars: dict[int, list[Bar]]
+    ticks: list[Tick]
+    share: float
+
+
+def gantt(held: Iterable[Held], devices: Sequence[int], *, since: datetime, until: datetime) -> Gantt:
+    span = (until - since).total_seconds()
+    bars: dict[int, list[Bar]] = {device: [] for device in devices}
+    total = 0.0
+    for one in held:
+        start, end = max(one.start, since), min(one.end or until, until)
+        if end < start or one.device not in bars:
+            continue
+        seconds = (end - start).total_seconds()
+        total += seconds
+        left = 100 * (start - since).total_seconds() / span
+        width = max(_LEAST, 100 * seconds / span)
+        bars[one.device].append(Bar(one, round(min(left, 100 - width), 3), round(width, 3), seconds))
+    for row in bars.values():
+        row.sort(key=lambda bar: bar.left)
+    return Gantt(bars, _ticks(since, until), total / (span * len(devices)) if devices else 0.0)
+
+
+def _ticks(since: datetime, until: datetime) -> list[Tick]:
+    """Round moments, at most eight of them."""
+    span = (until - since).total_seconds()
+    step = next((step for step in _STEPS if span / step <= _TICKS), _STEPS[-1])
+    first = -(-int(since.timestamp()) // step) * step
+    ticks = []
+    for moment in range(first, int(until.timestamp()) + 1, step):
+        time = datetime.fromtimestamp(moment, since.tzinfo)
+        left = 100 * (moment - since.timestamp()) / span
+        ticks.append(Tick(round(left, 3), f"{time:%d %b}" if step >= 86400 else f"{time:%H:%M}"))
+    return [tick for tick in ticks if 2 <= tick.left <= 98]

@@ -1,0 +1,152 @@
+"""Which charts a run's page shows, by the names of its metrics. Pure: names in, panels out; knows no data and no page."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable
+from dataclasses import asdict, dataclass, replace
+from typing import Any, Final
+
+from workers.contracts.metrics import unit_of
+
+MEMORY_PARTS: Final = ("params", "grads", "optimizer", "activations", "kv_cache", "buffers", "other")
+MOST_PANELS: Final = 18  # charts of metrics that Orrery does not know, on one page
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """One series of a chart; `hue` names a colour of tokens.css, `dash` is Plotly's."""
+
+    name: str
+    label: str
+    hue: str
+    dash: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Panel:
+    """A chart: `kind` lines or stack; `zero`: the y axis starts there; `empty`: what to say without data."""
+
+    id: str
+    title: str
+    unit: str
+    series: tuple[Line, ...]
+    kind: str = "lines"
+    zero: bool = False
+    wide: bool = False
+    rank: int | None = None
+    empty: str = "No points yet: they appear here as the run logs them."
+
+    def to_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+LOSS = Panel("loss", "Loss", "nats/token", (Line("loss", "training", "loss"), Line("val_loss", "validation", "loss-2", "dash")), wide=True)
+THROUGHPUT = Panel("throughput", "Throughput", "tokens/s", (Line("tokens_per_s", "tokens/s", "throughput"),), zero=True)
+MFU = Panel("mfu", "Model FLOPs utilisation", "fraction", (Line("mfu", "MFU", "mfu"), Line("hfu", "HFU", "hfu", "dot")), zero=True)
+GRAD_NORM = Panel("grad_norm", "Gradient norm", "", (Line("grad_norm", "before clipping", "grad"),), zero=True)
+LEARNING_RATE = Panel("lr", "Learning rate", "", (Line("lr", "learning rate", "lr"),), zero=True)
+STEP_TIME = Panel(
+    "step_time",
+    "Step time",
+    "s",
+    (
+        Line("step_time_s", "whole step", "time"),
+        Line("data_time_s", "waiting for data", "time-2"),
+        Line("comm/exposed_s", "exposed communication", "fail"),
+    ),
+    zero=True,
+)
+MEMORY = Panel(
+    "memory",
+    "Memory held",
+    "bytes",
+    tuple(Line(f"memory/{part}_bytes", part.replace("kv_cache", "KV cache"), f"mem-{part}") for part in MEMORY_PARTS),
+    kind="stack",
+    zero=True,
+)
+ALLOCATOR = Panel(
+    "allocator",
+    "Allocated and reserved",
+    "bytes",
+    (
+        Line("memory/allocated_bytes", "allocated", "mem-params"),
+        Line("memory/reserved_bytes", "reserved", "mem-grads"),
+        Line("memory/capacity_bytes", "capacity", "other-series", "dot"),
+    ),
+    zero=True,
+)
+TFLOPS = Panel("tflops", "Model TFLOP/s per device", "TFLOP/s", (Line("tflops_per_device", "per device", "mfu"),), zero=True)
+BUBBLE = Panel("bubble", "Pipeline bubble", "fraction", (Line("pipeline/bubble_fraction", "bubble", "time-2"),), zero=True)
+LOSS_SCALE = Panel("loss_scale", "Loss scale", "", (Line("loss_scale", "loss scale", "event"),), zero=True)
+PERPLEXITY = Panel("val_perplexity", "Validation perplexity", "", (Line("val_perplexity", "validation", "loss-2"),))
+UTILISATION = Panel("utilisation", "Device utilisation", "fraction", (Line("device/utilization", "busy", "throughput"),), zero=True)
+POWER = Panel("power", "Power", "W", (Line("device/power_w", "power", "event"),), zero=True)
+TEMPERATURE = Panel("temperature", "Temperature", "°C", (Line("device/temperature_c", "temperature", "fail"),))
+LATENCY = Panel(
+    "latency", "Latency", "s", (Line("inference/ttft_s", "first token", "time"), Line("inference/tpot_s", "per token", "time-2")), zero=True
+)  # fmt: skip
+SERVED = Panel("served", "Tokens generated", "tokens/s", (Line("inference/tokens_per_s", "tokens/s", "throughput"),), zero=True)
+REQUESTS = Panel(
+    "requests", "Requests", "requests",
+    (Line("inference/running", "running", "throughput"), Line("inference/waiting", "waiting", "event")), zero=True,
+)  # fmt: skip
+BLOCKS = Panel("blocks", "KV blocks used", "blocks", (Line("inference/kv_blocks_used", "blocks", "mem-kv_cache"),), zero=True)
+
+SUMMARY: Final = (LOSS, THROUGHPUT, MFU, GRAD_NORM, LEARNING_RATE, STEP_TIME, MEMORY, LOSS_SCALE, PERPLEXITY, SERVED, LATENCY, REQUESTS, BLOCKS)
+TRAINING: Final = (LOSS, THROUGHPUT, MFU, GRAD_NORM, LEARNING_RATE, STEP_TIME, MEMORY)  # before the first point
+PERFORMANCE: Final = (replace(STEP_TIME, wide=True), THROUGHPUT, MFU, TFLOPS, BUBBLE)
+SYSTEM: Final = (UTILISATION, POWER, TEMPERATURE)
+KNOWN: Final = frozenset(
+    line.name for panel in (*SUMMARY, *PERFORMANCE, *SYSTEM, ALLOCATOR) for line in panel.series
+) | {"comm/bytes", "inference/accepted_per_step"}
+
+
+def summary(names: Collection[str], kind: str) -> list[Panel]:
+    """The summary's charts: known metrics in a steady order, then by source, then those of the program's own."""
+    if not names:
+        return list(TRAINING) if kind in ("train", "script", "external") else [SERVED, LATENCY]
+    chosen = _having(SUMMARY, names)
+    sources = sorted(name for name in names if name.startswith("loss/"))
+    if sources:
+        hues = ("loss", "loss-2", "throughput", "time-2", "mfu", "grad", "event", "other-series")
+        lines = tuple(Line(name, name.removeprefix("loss/"), hues[i % len(hues)]) for i, name in enumerate(sources[:16]))
+        chosen.insert(1, Panel("loss_sources", "Loss by source", "nats/token", lines))
+    return chosen + own(names)
+
+
+def own(names: Iterable[str]) -> list[Panel]:
+    """One chart for each metric that only the program knows, at most `MOST_PANELS`."""
+    unknown = sorted(name for name in names if name not in KNOWN and not name.startswith(("loss/", "memory/")))
+    return [
+        Panel(f"own-{i}", name, unit_of(name), (Line(name, name.rsplit("/", 1)[-1], "other-series"),))
+        for i, name in enumerate(unknown[:MOST_PANELS])
+    ]
+
+
+def performance(names: Collection[str]) -> list[Panel]:
+    return _having(PERFORMANCE, names) or [replace(STEP_TIME, wide=True), THROUGHPUT]
+
+
+def memory(names: Collection[str], rank: int | None) -> list[Panel]:
+    """Stack and allocator of one rank; None is the lowest that tells."""
+    found = _having((replace(MEMORY, wide=True), replace(ALLOCATOR, wide=True)), names) or [replace(MEMORY, wide=True)]
+    return [replace(panel, rank=rank) for panel in found]
+
+
+def system(names: Collection[str]) -> list[Panel]:
+    return _having(SYSTEM, names)
+
+
+def unshown(names: Iterable[str]) -> int:
+    """How many of the program's own metrics have no chart."""
+    return max(0, len([name for name in names if name not in KNOWN and not name.startswith(("loss/", "memory/"))]) - MOST_PANELS)
+
+
+def _having(panels: Iterable[Panel], names: Collection[str]) -> list[Panel]:
+    """Those with at least one series among the names, and of each the series that are; validation may still come."""
+    found = []
+    for panel in panels:
+        lines = tuple(line for line in panel.series if line.name in names or (panel.id == "loss" and line.name == "val_loss"))
+        if any(line.name in names for line in lines):
+            found.append(replace(panel, series=lines))
+    return found

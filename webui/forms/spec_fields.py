@@ -1,0 +1,189 @@
+"""The fields of a run's spec that the new-run form shows: one table, read by the server and by `new_run.js`.
+
+Knows paths, words and kinds of values; what is right or wrong is said by the contracts.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from workers.contracts.presets import PRESETS
+
+Kind = Literal["int", "float", "text", "long", "choice", "flag", "floats", "words", "argv", "pairs", "json"]
+
+CUSTOM_MODEL = "custom"  # the choice of `model` that opens `model.custom`
+OWN_FILE = "file"  # the choice of `data.preset` that opens `data.path`
+
+
+@dataclass(frozen=True)
+class SpecField:
+    """One value of the spec. `path` is where it stands, `default` what an empty field means.
+
+    An empty field that `gates` takes the whole object it stands in out of the spec (no `eval.every_steps`: no `eval`).
+    """
+
+    path: str
+    label: str
+    kind: Kind
+    help: str = ""
+    default: str = ""
+    choices: tuple[tuple[str, str], ...] = ()
+    gates: bool = False
+    wide: bool = False
+    double: bool = False  # two columns of the form
+
+    @property
+    def id(self) -> str:
+        return "f-" + self.path.replace(".", "-")
+
+    @property
+    def parent(self) -> str:
+        return self.path.rpartition(".")[0]
+
+
+@dataclass(frozen=True)
+class Section:
+    """Fields that answer one question; `kinds` are the run kinds that have it (empty: all)."""
+
+    key: str
+    title: str
+    says: str
+    fields: tuple[SpecField, ...]
+    kinds: tuple[str, ...] = ()
+    more: tuple[SpecField, ...] = ()  # behind a fold: right by default
+    owns: tuple[str, ...] = ()  # keys of the spec that go when the kind has no such section
+
+
+def _same(*names: str) -> tuple[tuple[str, str], ...]:
+    return tuple((name, name) for name in names)
+
+
+F = SpecField
+KIND = F(
+    "kind", "Kind of run", "choice",
+    choices=(
+        ("train", "train: Orrery's own engine"),
+        ("script", "script: a torchrun program of mine, launched here"),
+        ("external", "external: my program runs elsewhere and reports here"),
+    ),
+    default="train", double=True,
+)  # fmt: skip
+
+SECTIONS: tuple[Section, ...] = (
+    Section(
+        "model", "Model", "What learns.",
+        (
+            F("model", "Model", "choice", "A published shape, or one of your own.",
+              choices=(*_same(*PRESETS), (CUSTOM_MODEL, "own shape (JSON)")), default="llama-tiny"),
+            F("model.custom", "Own shape", "json", "A ModelSpec: layers, hidden, heads, ffn, vocab and max_seq_len at least.",
+              wide=True),
+        ),
+        kinds=("train",), owns=("model",),
+    ),
+    Section(
+        "data", "Data", "What it learns from.",
+        (
+            F("data.preset", "Text", "choice", choices=(("shakespeare", "shakespeare: ships with Orrery, raw bytes"),
+              (OWN_FILE, "a file under the data roots")), default="shakespeare", double=True),
+            F("data.path", "Path", "text", "Under one of the allowed data roots.", double=True),
+            F("data.format", "Format", "choice", choices=_same("text", "jsonl", "tokens"), default="text"),
+            F("data.tokenizer", "Tokenizer", "text", "Folder or package; without one, raw bytes."),
+        ),
+        kinds=("train",), owns=("data",),
+    ),
+    Section(
+        "script", "Program", "What torchrun starts on every rank.",
+        (
+            F("script.command", "Command", "argv", "What follows torchrun's own arguments: train.py --lr 3e-4", wide=True),
+            F("script.workdir", "Working directory", "text", "On every node; the run's own directory when empty."),
+            F("script.env", "Environment", "pairs", "NAME=value, one a line.", wide=True),
+        ),
+        kinds=("script",),
+    ),
+    Section(
+        "plan", "Plan", "How it is laid over the devices.",
+        (
+            F("plan", "Plan", "choice", choices=(("hand", "by hand"), ("auto", "auto: Orrery chooses")), default="hand"),
+            F("plan.dp", "Data parallel (dp)", "int", default="1"),
+            F("plan.zero", "ZeRO stage", "choice", "0 copies all, 1 shards the optimizer, 2 gradients too, 3 weights too.",
+              choices=_same("0", "1", "2", "3"), default="0"),
+            F("plan.micro_batch_size", "Micro-batch", "int", "Sequences a rank takes at once.", default="1"),
+            F("plan.global_batch_size", "Global batch", "int", "Sequences a step, over all ranks.", default="micro-batch × dp"),
+            F("plan.precision", "Precision", "choice", choices=_same("fp32", "bf16", "fp16", "fp8"), default="fp32"),
+        ),
+        kinds=("train",), owns=("plan",),
+        more=(
+            F("plan.tp", "Tensor parallel (tp)", "int", default="1"),
+            F("plan.pp", "Pipeline parallel (pp)", "int", default="1"),
+            F("plan.cp", "Context parallel (cp)", "int", default="1"),
+            F("plan.ep", "Expert parallel (ep)", "int", default="1"),
+            F("plan.recompute", "Recompute", "choice", choices=_same("none", "selective", "full", "auto"), default="none"),
+            F("plan.offload", "Offload", "choice", choices=_same("none", "optimizer", "all", "nvme"), default="none"),
+            F("plan.schedule", "Pipeline schedule", "choice",
+              choices=_same("naive", "gpipe", "1f1b", "interleaved_1f1b", "zb1p", "zbv", "dualpipev", "pipedream"),
+              default="1f1b"),
+            F("plan.sequence_parallel", "Sequence parallel", "flag"),
+        ),
+    ),
+    Section(
+        "train", "Training", "How long and how fast it learns.",
+        (
+            F("train.steps", "Steps", "int"),
+            F("train.seq_len", "Sequence length", "int", "Tokens."),
+            F("train.optimizer.lr", "Learning rate", "float", default="0.001"),
+            F("train.lr_schedule.name", "Schedule", "choice", choices=_same("constant", "cosine", "linear", "wsd"),
+              default="constant"),
+            F("train.lr_schedule.warmup_steps", "Warmup steps", "int", default="0"),
+            F("train.eval.every_steps", "Validate every", "int", "Steps; empty: never.", gates=True, default="never"),
+            F("train.checkpoint.every_steps", "Checkpoint every", "int", "Steps; empty: none is kept.", gates=True,
+              default="never"),
+            F("train.seed", "Seed", "int", default="0"),
+        ),
+        kinds=("train",),
+        more=(
+            F("train.optimizer.name", "Optimizer", "choice",
+              choices=_same("adamw", "adafactor", "lion", "muon", "sgd", "adamw8bit"), default="adamw"),
+            F("train.optimizer.betas", "Betas", "floats", default="0.9, 0.999"),
+            F("train.optimizer.weight_decay", "Weight decay", "float", default="0.01"),
+            F("train.clip_norm", "Clip gradient norm at", "float", default="never"),
+            F("train.lr_schedule.min_lr", "Last learning rate", "float", default="0"),
+            F("train.eval.batches", "Batches a validation", "int", default="8"),
+            F("train.checkpoint.keep", "Checkpoints kept", "int", default="3"),
+            F("train.log_every", "Log every", "int", "Steps.", default="1"),
+            F("train.compile", "torch.compile", "flag"),
+        ),
+    ),
+    Section(
+        "resources", "Resources and schedule", "Where and when it runs.",
+        (
+            F("resources.devices", "Devices", "int", default="the plan's world size"),
+            F("resources.pool", "Pool", "text", default="default"),
+            F("priority", "Priority", "int", "Higher starts first.", default="0"),
+            F("resources.max_seconds", "At most", "float", "Seconds; then it is stopped.", default="no limit"),
+        ),
+        kinds=("train", "script"), owns=("resources", "priority", "retries"),
+        more=(
+            F("resources.device", "Device type", "text", "A catalogue name such as h100-80g.", default="any"),
+            F("retries.infrastructure", "Retries after infrastructure faults", "int", default="5"),
+            F("retries.numerics", "Retries after non-finite numbers", "int", default="1"),
+            F("retries.out_of_memory", "Retries after out of memory", "int", default="0"),
+            F("retries.hang", "Retries after a hang", "int", default="2"),
+            F("retries.user_error", "Retries after an error of the program", "int", default="0"),
+        ),
+    ),
+    Section(
+        "notes", "Tags and notes", "How you find it again.",
+        (
+            F("tags", "Tags", "words", "Commas between them."),
+            F("notes", "Notes", "long", wide=True),
+        ),
+    ),
+)  # fmt: skip
+
+FIELDS: tuple[SpecField, ...] = tuple(field for section in SECTIONS for field in (*section.fields, *section.more))
+BODIES = ("train", "generate", "serve", "evaluate", "script", "benchmark", "external")
+
+
+def sections_of(kind: str) -> tuple[Section, ...]:
+    return tuple(section for section in SECTIONS if not section.kinds or kind in section.kinds)

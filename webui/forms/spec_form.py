@@ -1,0 +1,180 @@
+"""Form values to spec and back. The same two steps as `static/webui/js/spec_form.js`; a test holds them together.
+
+A value that cannot be read as its kind stays as typed, so that the contract says what is wrong with it. Keys of the
+spec that the form does not show are kept as they are.
+"""
+
+from __future__ import annotations
+
+import json
+import shlex
+from collections.abc import Mapping
+from copy import deepcopy
+from typing import Any
+
+from webui.forms.spec_fields import BODIES, CUSTOM_MODEL, FIELDS, OWN_FILE, SECTIONS, SpecField
+
+_SPECIAL = {"model", "model.custom", "data.preset", "plan"}
+
+
+def spec_of(values: Mapping[str, str], base: Mapping[str, Any] | None = None) -> dict[str, Any]:
+    """The spec that the fields say, laid over `base`."""
+    kind = values.get("kind", "train")
+    spec: dict[str, Any] = {"kind": kind, **{key: deepcopy(value) for key, value in (base or {}).items() if key != "kind"}}
+    for body in BODIES:
+        if body != kind:
+            spec.pop(body, None)
+    if kind == "train":
+        spec.setdefault("train", {})
+    for section in SECTIONS:
+        if section.kinds and kind not in section.kinds:
+            if kind in ("train", "script", "external"):  # other kinds are edited as JSON
+                for key in section.owns:
+                    spec.pop(key, None)
+            continue
+        if section.key == "model":
+            _model(spec, values)
+        if section.key == "data":
+            _data(spec, values)
+        if section.key == "plan" and values.get("plan") == "auto":
+            spec["plan"] = "auto"
+            continue
+        for field in (*section.fields, *section.more):
+            if field.path not in _SPECIAL and not (field.path.startswith("data.") and _preset_chosen(values)):
+                _put(spec, field, read(field, values.get(field.path, "")))
+    for field in FIELDS:
+        if field.gates and not values.get(field.path, "").strip():
+            _remove(spec, field.parent)
+    return _tidy(spec)
+
+
+def values_of(spec: Mapping[str, Any]) -> dict[str, str]:
+    """What each field shows for this spec; a key that is absent is an empty field, or its choice's default."""
+    values = {"kind": str(spec.get("kind", "train"))}
+    for field in FIELDS:
+        if field.path not in _SPECIAL:
+            values[field.path] = shown(field, _at(spec, field.path))
+        if field.kind == "choice" and not values.get(field.path):
+            values[field.path] = field.default
+    model = spec.get("model", "llama-tiny")
+    values["model"] = model if isinstance(model, str) else CUSTOM_MODEL
+    values["model.custom"] = "" if isinstance(model, str) else json.dumps(model, indent=2)
+    values["data.preset"] = OWN_FILE if _at(spec, "data.path") is not None else "shakespeare"
+    values["plan"] = "auto" if spec.get("plan") == "auto" else "hand"
+    return values
+
+
+def read(field: SpecField, text: str) -> Any:
+    """The value a field's text stands for; None for empty, the text itself where it cannot be read."""
+    text = text.strip()
+    if field.kind == "flag":
+        return True if text in ("on", "true", "1") else None
+    if not text:
+        return None
+    try:
+        match field.kind:
+            case "int":
+                return int(text)
+            case "float":
+                return int(text) if text.lstrip("-").isdigit() else float(text)
+            case "floats":
+                return [float(part) for part in text.replace(",", " ").split()]
+            case "words":
+                return [word.strip() for word in text.split(",") if word.strip()]
+            case "argv":
+                return shlex.split(text)
+            case "pairs":
+                lines = [line.strip() for line in text.splitlines() if line.strip()]
+                return {name.strip(): value for name, _, value in (line.partition("=") for line in lines)}
+            case "choice" if field.path == "plan.zero":
+                return int(text)
+    except ValueError:
+        return text
+    return text
+
+
+def shown(field: SpecField, value: Any) -> str:
+    if value is None or value is False:
+        return ""
+    if value is True:
+        return "on"
+    if field.kind in ("words", "floats") and isinstance(value, list):
+        return ", ".join(str(item) for item in value)
+    if field.kind == "argv" and isinstance(value, list):
+        return shlex.join(str(item) for item in value)
+    if field.kind == "pairs" and isinstance(value, Mapping):
+        return "\n".join(f"{name}={item}" for name, item in value.items())
+    return str(value)
+
+
+def _preset_chosen(values: Mapping[str, str]) -> bool:
+    return values.get("data.preset", "shakespeare") != OWN_FILE
+
+
+def _model(spec: dict[str, Any], values: Mapping[str, str]) -> None:
+    chosen = values.get("model", "").strip() or "llama-tiny"
+    if chosen != CUSTOM_MODEL:
+        spec["model"] = chosen
+        return
+    text = values.get("model.custom", "").strip()
+    try:
+        spec["model"] = json.loads(text) if text else {}
+    except ValueError:
+        spec["model"] = text
+
+
+def _data(spec: dict[str, Any], values: Mapping[str, str]) -> None:
+    if _preset_chosen(values):
+        spec["data"] = {"preset": values.get("data.preset") or "shakespeare"}
+        return
+    data = spec["data"] if isinstance(spec.get("data"), dict) else {}
+    data.pop("preset", None)
+    # an empty path is said, not dropped: the spec would quietly mean the preset again
+    spec["data"] = {**data, "path": values.get("data.path", "").strip()}
+
+
+def _put(spec: dict[str, Any], field: SpecField, value: Any) -> None:
+    *parents, name = field.path.split(".")
+    # what equals the default by choice stays out of the spec unless it was there: a short spec reads better
+    place: Any = spec
+    for parent in parents:
+        inner = place.get(parent)
+        if not isinstance(inner, dict):
+            if value is None:
+                return
+            inner = place[parent] = {}
+        place = inner
+    if value is None:
+        if field.path != "data.path":
+            place.pop(name, None)
+    elif name in place or field.kind != "choice" or str(value) != field.default:
+        place[name] = value
+
+
+def _remove(spec: dict[str, Any], path: str) -> None:
+    *parents, name = path.split(".")
+    place = _at(spec, ".".join(parents)) if parents else spec
+    if isinstance(place, dict):
+        place.pop(name, None)
+
+
+def _at(spec: Mapping[str, Any], path: str) -> Any:
+    place: Any = spec
+    for name in path.split("."):
+        if not isinstance(place, Mapping):
+            return None
+        place = place.get(name)
+    return place
+
+
+def _tidy(spec: dict[str, Any]) -> dict[str, Any]:
+    """Leaves out objects that the form emptied; `data` stays, an empty body stays."""
+    for key in ("plan", "resources", "retries"):
+        if spec.get(key) == {}:
+            del spec[key]
+    train = spec.get("train")
+    if isinstance(train, dict):
+        for key in ("optimizer", "lr_schedule"):
+            if train.get(key) == {}:
+                del train[key]
+    return spec

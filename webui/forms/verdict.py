@@ -1,0 +1,117 @@
+"""What the form says beside a spec: its problems by field, what the run amounts to, the same as curl and as recorder lines.
+
+Pure; the problems themselves come from the service that would refuse the run.
+"""
+
+from __future__ import annotations
+
+import json
+import shlex
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from pydantic import ValidationError
+
+from webui import words
+from webui.forms.spec_fields import FIELDS, KIND
+from workers.contracts import ParallelPlan, RunSpec
+from workers.contracts.counts import flops_per_token, parameter_count
+
+_KNOWN = {field.path for field in FIELDS} | {"name", "experiment", "spec", KIND.path}
+
+
+def field_of(path: str) -> str:
+    """The form's field that a problem's path belongs to: itself, or the nearest above it; empty where there is none."""
+    path = path.removeprefix("spec.")
+    while path and path not in _KNOWN:
+        path = path.rpartition(".")[0]
+    return path
+
+
+def placed(problems: Iterable[Mapping[str, str]]) -> list[dict[str, str]]:
+    """The problems, each with the form's field it belongs to as `id`."""
+    return [
+        {**item, "field": item["field"].removeprefix("spec."), "id": field_of(item["field"]).replace(".", "-") or "kind"}
+        for item in problems
+    ]
+
+
+def by_field(problems: Iterable[Mapping[str, str]]) -> dict[str, list[dict[str, str]]]:
+    found: dict[str, list[dict[str, str]]] = {}
+    for item in problems:
+        found.setdefault(field_of(item["field"]), []).append(dict(item))
+    return found
+
+
+def amounts(spec: Mapping[str, Any], problems: list[dict[str, str]], *, fleet_devices: int) -> dict[str, Any]:
+    """`headline`, `facts` (pairs) and `notes`: what the run would be, where the spec can be read at all."""
+    try:
+        run = RunSpec.from_dict(spec)
+    except ValidationError:
+        return {"headline": "", "facts": [], "notes": []}
+    facts: list[tuple[str, str]] = []
+    notes = []
+    if run.kind == "external":
+        return {"headline": "It will be watched, not launched", "facts": [("Devices", "none of this fleet")], "notes": []}
+    plan = run.plan if isinstance(run.plan, ParallelPlan) and run.plan_given else None
+    devices = run.resources.devices or (plan.world_size if plan else 1)
+    if run.kind == "train" and run.train is not None:
+        facts += _training(run, plan, devices)
+    facts.append(("Devices", f"{devices} of the fleet's {fleet_devices}" if fleet_devices else f"{devices}"))
+    if not problems and devices > fleet_devices:
+        have = words.count(fleet_devices, "device") if fleet_devices else "no device"
+        notes.append(f"The fleet has {have} now, so the run will wait in the queue until {devices} are there.")
+    return {"headline": "Ready to submit", "facts": facts, "notes": notes}
+
+
+def _training(run: RunSpec, plan: ParallelPlan | None, devices: int) -> list[tuple[str, str]]:
+    assert run.train is not None
+    train, shape = run.train, run.shape
+    batch = plan.global_batch_size if plan else devices * (train.accumulate or 1)
+    tokens = batch * train.seq_len
+    facts = []
+    if shape is not None:
+        count = parameter_count(shape)
+        facts.append(("Model", f"{words.quantity(count.total)} parameters"))
+    if plan is None:
+        ranks = "one device" if devices == 1 else f"data parallel over {devices} devices"
+        facts.append(("Plan", f"{ranks}, fp32, micro-batch 1"))
+    elif plan.global_batch_size % (plan.micro_batch_size * plan.dp) == 0:
+        rounds = words.count(plan.accumulation, "micro-batch", "micro-batches")
+        facts.append(("Plan", f"{words.plan_sentence(plan.to_dict())}; {rounds} a rank"))
+    facts.append(("A step", f"{batch:,} sequences × {train.seq_len:,} = {tokens:,} tokens"))
+    facts.append(("In all", f"{train.steps:,} steps, {words.quantity(tokens * train.steps)} tokens"))
+    if shape is not None:
+        total = flops_per_token(shape, train.seq_len) * tokens * train.steps
+        facts.append(("Work", flops(total)))
+    return facts
+
+
+def flops(total: float) -> str:
+    """`1.36 TFLOP`: floating-point operations with a metric prefix."""
+    for size, prefix in ((1e24, "Y"), (1e21, "Z"), (1e18, "E"), (1e15, "P"), (1e12, "T"), (1e9, "G")):
+        if total >= size:
+            return f"{total / size:.3g} {prefix}FLOP"
+    return f"{total:.3g} FLOP"
+
+
+def curl(url: str, name: str, experiment: str, spec: Mapping[str, Any]) -> str:
+    """The command that submits the very same run; the token stays a variable."""
+    body = {"name": name or "my run", **({"experiment": experiment} if experiment.strip() else {}), "spec": spec}
+    return (
+        f"curl -X POST {shlex.quote(url)} \\\n"
+        '  -H "Authorization: Bearer $ORRERY_TOKEN" \\\n'
+        '  -H "Content-Type: application/json" \\\n'
+        f"  -d {shlex.quote(json.dumps(body, indent=2, ensure_ascii=False))}"
+    )
+
+
+def recorder_lines(url: str, name: str, experiment: str) -> str:
+    """What a foreign program adds to be recorded."""
+    more = f", experiment={json.dumps(experiment)}" if experiment.strip() else ""
+    return (
+        "import orrery_recorder\n\n"
+        f"run = orrery_recorder.init({json.dumps(url.rstrip('/'))}, token, name={json.dumps(name or 'my run')}{more})\n"
+        'run.log({"loss": loss}, step=step, tokens=tokens)  # in the loop\n'
+        "run.finish()"
+    )

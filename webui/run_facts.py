@@ -1,0 +1,163 @@
+"""What every tab of a run's page shares: the run, its newest numbers, its events, its headline. At most seven queries.
+
+Knows selectors of runs and telemetry; knows no markup.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, Final
+
+from orchestrator.common import clock, live
+from orchestrator.runs import selectors as runs
+from orchestrator.runs import services
+from orchestrator.telemetry import selectors as telemetry
+from webui import moments, sentences, words
+from webui.charts.axes import per_step
+
+EVENTS: Final = 120  # newest, in the list and on charts
+SHOWN_EVENTS: Final = 30
+TAB_TITLES: Final = {
+    "summary": "Summary",
+    "performance": "Performance",
+    "memory": "Memory",
+    "system": "System",
+    "logs": "Logs",
+    "checkpoints": "Checkpoints and artifacts",
+    "config": "Config",
+    "history": "History",
+}
+
+
+def read(*, user: Any, id: int) -> Facts:
+    """Raises Refusal 404 for a run that is not there or not this person's to see."""
+    return of(run=runs.run_get(user=user, id=id), user=user)
+
+
+def of(*, run: Any, user: Any) -> Facts:
+    # the topic's head is read first: points that arrive while the page is made come again as frames, and count once
+    epoch, seq = live.heads([f"run:{run.pk}"]).get(f"run:{run.pk}", ("", 0))
+    return Facts(run=run, user=user, epoch=epoch, seq=seq, latest=telemetry.latest(run=run))
+
+
+@dataclass(frozen=True)
+class Facts:
+    run: Any
+    user: Any
+    epoch: str
+    seq: int
+    latest: dict[str, float]
+
+    @property
+    def names(self) -> list[str]:
+        return sorted(self.latest)
+
+    @cached_property
+    def moments(self) -> list[moments.Moment]:
+        """Newest first."""
+        found = runs.events_of(run=self.run, limit=EVENTS, newest=True)
+        return [moments.moment(event) for event in reversed(found)]
+
+    @cached_property
+    def per_step(self) -> dict[str, float]:
+        return per_step(self.run.spec, self.run.plan)
+
+    @cached_property
+    def may_manage(self) -> bool:
+        return services.may_manage(self.run, self.user)
+
+    def tabs(self) -> list[tuple[str, str]]:
+        """Those that have something to show for this run."""
+        names, kind = self.latest, self.run.kind
+        trains = kind in ("train", "script")
+        shown = {
+            "performance": trains or "step_time_s" in names or "tokens_per_s" in names,
+            "memory": kind != "external" or any(name.startswith("memory/") for name in names),
+            "system": any(name.startswith("device/") for name in names),
+            "checkpoints": kind != "external",
+        }
+        return [(name, title) for name, title in TAB_TITLES.items() if shown.get(name, True)]
+
+    def sentence(self) -> str:
+        run, now = self.run, clock.now()
+        ended = run.ended or now
+        last = run.summary.get("time")
+        curve = telemetry.sparkline(run_ids=[run.pk], name="loss").get(run.pk, []) if run.state == "running" else []
+        facts = sentences.RunFacts(
+            state=run.state,
+            kind=run.kind,
+            requested=run.requested,
+            wait_reason=run.wait_reason,
+            devices=run.devices,
+            attempt=run.attempt_number,
+            summary={**self.latest, **run.summary},
+            exit=run.exit,
+            loss_curve=curve,
+            runtime_s=(ended - run.started).total_seconds() if run.started else None,
+            last_point_s=now.timestamp() - last if isinstance(last, int | float) and run.state == "running" else None,
+            predicted_mfu=(run.prediction or {}).get("mfu"),
+        )
+        return sentences.run_headline(facts)
+
+    def progress(self) -> float | None:
+        """A fraction of the steps asked for."""
+        step, steps = self.run.summary.get("step"), self.run.summary.get("steps")
+        return min(1.0, step / steps) if step is not None and steps else None
+
+    def head(self) -> dict[str, Any]:
+        """The template's words for what stands above the tabs."""
+        run, done = self.run, self.progress()
+        return {
+            "run": run,
+            "plan": run.plan or run.spec.get("plan"),
+            "sentence": self.sentence(),
+            "progress": f"{100 * done:.1f}" if done is not None else "",
+            "actions": actions(run) if self.may_manage else [],
+            "may_manage": self.may_manage,
+            "moments": self.moments[:SHOWN_EVENTS],
+            "more_moments": len(self.moments) > SHOWN_EVENTS,
+            "marks": [found.mark(self.per_step) for found in self.moments if moments.on_charts(found)],
+            "epoch": self.epoch,
+            "seq": self.seq,
+            "latest": self.latest,
+            "runtime": words.duration(((run.ended or clock.now()) - run.started).total_seconds()) if run.started else "",
+        }
+
+    def source(self) -> dict[str, Any]:
+        """What the page's script needs to fetch and place points."""
+        run = self.run
+        return {
+            "id": run.pk,
+            "name": f"run-{run.pk}",
+            "series": f"/api/v1/runs/{run.pk}/series",
+            "socket": f"/ws/runs/{run.pk}/",
+            "epoch": self.epoch,
+            "after": self.seq,
+            "per_step": self.per_step,
+            "names": self.names,
+            "ended": run.state in sentences.ENDED,
+        }
+
+
+def actions(run: Any) -> list[dict[str, str]]:
+    """What can be done now, the likeliest first: {name, label, style, says}."""
+    state, ours = run.state, run.kind != "external"
+    offered = []
+    if state == "paused":
+        offered.append(_action("resume", "Resume", "primary", "goes on from the newest checkpoint"))
+    if state in ("failed", "cancelled") and ours:
+        offered.append(_action("retry", "Retry", "primary", "queues it again, from its newest checkpoint"))
+    if state == "running" and run.kind == "train":
+        offered.append(_action("checkpoint", "Checkpoint now", "", "saves a checkpoint at the next step"))
+    if state in ("queued", "starting", "running") and ours:
+        offered.append(_action("pause", "Pause", "", "saves a checkpoint and leaves its devices"))
+    if ours:
+        offered.append(_action("clone", "Clone", "", "submits the same spec as a new run"))
+    if state not in sentences.ENDED:
+        offered.append(_action("cancel", "Cancel", "danger", "ends it; checkpoints stay"))
+    return offered
+
+
+def _action(name: str, label: str, style: str, says: str) -> dict[str, str]:
+    return {"name": name, "label": label, "style": style, "says": says}

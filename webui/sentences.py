@@ -1,0 +1,209 @@
+"""The first line of a page, in words: is the fleet well, how is this run. Pure functions of plain numbers."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from webui import words
+
+STALE_S: Final = 30.0  # a step that takes longer than this and ten usual ones is told
+ENDED: Final = frozenset({"finished", "failed", "cancelled"})
+
+
+@dataclass(frozen=True, slots=True)
+class RunFacts:
+    """What the headline is made of. Times in seconds, `loss_curve` a short curve of the loss, oldest first."""
+
+    state: str
+    kind: str = "train"
+    requested: str = ""
+    wait_reason: str = ""
+    devices: int = 0
+    attempt: int = 0
+    summary: Mapping[str, Any] = field(default_factory=dict)
+    exit: Mapping[str, Any] | None = None
+    loss_curve: Sequence[float] = ()
+    runtime_s: float | None = None
+    last_point_s: float | None = None  # age of the newest point
+    predicted_mfu: float | None = None
+
+
+def run_headline(facts: RunFacts) -> str:
+    """How the run is doing, in one sentence or two."""
+    teller = {
+        "queued": _queued,
+        "starting": _starting,
+        "running": _running,
+        "stopping": _stopping,
+        "paused": _paused,
+        "finished": _finished,
+        "failed": _failed,
+        "cancelled": _cancelled,
+    }[facts.state]
+    return teller(facts)
+
+
+def trend(curve: Sequence[float]) -> str:
+    """falling, flat or rising: the last quarter against the quarter before; empty where there is too little to say."""
+    if len(curve) < 8:
+        return ""
+    quarter = len(curve) // 4
+    late, early = _median(curve[-quarter:]), _median(curve[-2 * quarter : -quarter])
+    change = (late - early) / (abs(early) or 1)
+    return "falling" if change < -0.004 else "rising" if change > 0.004 else "flat"
+
+
+def overview(*, busy: int, devices: int, runs: int, waiting: int, waiting_devices: int, troubles: Sequence[str]) -> str:
+    """ "3 of 4 devices busy, 1 run, nothing waits, nothing wrong." """
+    if not devices:
+        return "No node has joined yet, so nothing can run. Start an agent with a join token." + _wrong(troubles, " ")
+    waits = "nothing waits"
+    if waiting:
+        waits = f"{waiting:,} {'waits' if waiting == 1 else 'wait'}" + (
+            f" for {words.count(waiting_devices, 'device')}" if waiting_devices else ""
+        )
+    parts = [
+        f"{busy:,} of {words.count(devices, 'device')} busy",
+        words.count(runs, "run") if runs else "no runs",
+        waits,
+        "nothing wrong" if not troubles else "",
+    ]
+    return ", ".join(part for part in parts if part) + "." + _wrong(troubles, " ")
+
+
+def health(*, troubles: Sequence[str]) -> str:
+    return "Everything answers." if not troubles else " ".join(_sentence(trouble) for trouble in troubles)
+
+
+def _queued(facts: RunFacts) -> str:
+    again = f" (attempt {facts.attempt} ended)" if facts.attempt else ""
+    return f"Waits{again}: {_lower(facts.wait_reason) or 'the scheduler has not looked at it yet'}".rstrip(".") + "."
+
+
+def _starting(facts: RunFacts) -> str:
+    return f"Starting on {words.count(facts.devices, 'device')}" + (f", attempt {facts.attempt}." if facts.attempt > 1 else ".")
+
+
+def _running(facts: RunFacts) -> str:
+    if facts.summary.get("step") is None:
+        return "Running; no step has been logged yet."
+    parts = [_progress(facts), _loss(facts), _speed(facts), _mfu(facts)]
+    eta = words.number(facts.summary.get("eta_s"))
+    if eta is not None and eta > 0:
+        parts.append(f"done in about {words.duration(eta)}")
+    said = words.listed([part for part in parts if part])
+    return _capital(said) + "." + _stale(facts)
+
+
+def _stopping(facts: RunFacts) -> str:
+    why = {"pause": "It saves a checkpoint and leaves its devices", "cancel": "It was cancelled and is leaving its devices"}
+    return f"{why.get(facts.requested, 'It is leaving its devices')}; it was at {_progress(facts) or 'its start'}."
+
+
+def _paused(facts: RunFacts) -> str:
+    return f"Paused at {_progress(facts) or 'its start'}. Resume goes on from the newest checkpoint."
+
+
+def _finished(facts: RunFacts) -> str:
+    done = words.count(int(facts.summary.get("step") or 0), "step") if facts.summary.get("step") else "its work"
+    took = f" in {words.duration(facts.runtime_s)}" if facts.runtime_s else ""
+    parts = [part for part in (_loss(facts, trending=False), _validation(facts), _speed(facts), _mfu(facts)) if part]
+    return f"Finished {done}{took}" + (f": {words.listed(parts)}." if parts else ".")
+
+
+def _failed(facts: RunFacts) -> str:
+    ending = facts.exit or {}
+    where = ending.get("step") or facts.summary.get("step")
+    rank = f" on rank {ending['rank']}" if ending.get("rank") is not None else ""
+    reason = str(ending.get("reason") or "no reason was told").rstrip(".")
+    said = f"Failed{f' at step {where:,}' if isinstance(where, int) else ''}{rank}: {reason}."
+    return f"{said} {_ADVICE.get(str(ending.get('class')), 'Look at the logs, then retry.')}"
+
+
+def _cancelled(facts: RunFacts) -> str:
+    reason = str((facts.exit or {}).get("reason") or "").rstrip(".")
+    at = _progress(facts)
+    return f"Cancelled{f' at {at}' if at else ''}" + (f": {_lower(reason)}." if reason else ".")
+
+
+_ADVICE: Final = {
+    "user_error": "Correct the cause, then clone or retry.",
+    "out_of_memory": "A smaller micro-batch, more recomputation or a higher ZeRO stage would need less.",
+    "numerics": "A lower learning rate or bf16 usually helps; the events show the first bad step.",
+    "hang": "Look at the slowest rank's last lines, then retry.",
+    "infrastructure": "The machine, not the program, failed: retry.",
+    "preempted": "Retry goes on from the newest checkpoint.",
+    "lost": "Its node went silent: retry goes on from the newest checkpoint.",
+}
+
+
+def _progress(facts: RunFacts) -> str:
+    step, steps = facts.summary.get("step"), facts.summary.get("steps")
+    if step is None:
+        return ""
+    if not steps:
+        return f"step {step:,}"
+    return f"step {step:,} of {steps:,}"
+
+
+def _loss(facts: RunFacts, trending: bool = True) -> str:
+    if "loss" not in facts.summary:
+        return ""
+    loss = words.number(facts.summary["loss"])
+    if loss is None:
+        return "the loss is no longer a finite number"
+    going = trend(facts.loss_curve) if trending else ""
+    return f"loss {loss:.3f}" + (f" and {going}" if going else "")
+
+
+def _validation(facts: RunFacts) -> str:
+    loss = words.number(facts.summary.get("val_loss"))
+    return f"validation {loss:.3f}" if loss is not None else ""
+
+
+def _speed(facts: RunFacts) -> str:
+    speed = words.number(facts.summary.get("tokens_per_s"))
+    return f"{words.quantity(speed)} tokens/s" if speed else ""
+
+
+def _mfu(facts: RunFacts) -> str:
+    mfu = words.number(facts.summary.get("mfu"))
+    if mfu is None:
+        return ""
+    predicted = words.number(facts.predicted_mfu)
+    return f"MFU {words.percent(mfu)}" + (f" ({words.percent(predicted)} predicted)" if predicted else "")
+
+
+def _stale(facts: RunFacts) -> str:
+    age = facts.last_point_s
+    speed, step_time = words.number(facts.summary.get("tokens_per_s")), words.number(facts.summary.get("step_time_s"))
+    usual = step_time or (STALE_S / 10 if speed else 0)
+    if age is None or age < max(STALE_S, 10 * usual):
+        return ""
+    return f" No step for {words.duration(age)}: it may hang."
+
+
+def _wrong(troubles: Sequence[str], before: str) -> str:
+    return before + " ".join(_sentence(trouble) for trouble in troubles) if troubles else ""
+
+
+def _sentence(text: str) -> str:
+    return _capital(text).rstrip(".") + "."
+
+
+def _capital(text: str) -> str:
+    return text[:1].upper() + text[1:]
+
+
+def _lower(text: str) -> str:
+    """The first letter small, unless the word is a name or a shortening."""
+    head = text.split(" ", 1)[0]
+    return text[:1].lower() + text[1:] if head[1:].islower() or len(head) == 1 else text
+
+
+def _median(values: Sequence[float]) -> float:
+    ordered = sorted(values)
+    middle = len(ordered) // 2
+    return ordered[middle] if len(ordered) % 2 else (ordered[middle - 1] + ordered[middle]) / 2

@@ -1,0 +1,289 @@
+/* A page's charts together: their data from REST and live frames, their shared view in the URL, cursor and zoom.
+   Knows series and panels; knows nothing of runs beyond the address of their series. */
+import { Chart } from "./chart.js";
+import { quantity } from "./format.js";
+import { scheduler } from "./scheduler.js";
+import { Curve, MOST } from "./store.js";
+import { DEFAULTS, readView, writeView } from "./view.js";
+
+const ASK = 1200; // points of a snapshot, so that live ones have room up to 1,500
+const REFETCH_MS = 3000;
+const AT_ONCE = 4;
+
+export class ChartSet {
+  /** `source`: {series: address, name, per_step: {tokens, flops}}; `root` holds figure.chart[data-panel]. */
+  constructor(root, source, panels, marks = []) {
+    Object.assign(this, { root, source, marks, loading: true, queue: [], busy: 0, asked: new Map() });
+    this.view = readView();
+    this.curves = new Map(); // all data: "name" or "name@rank" → Curve
+    this.windows = new Map(); // the same for a zoomed window, finer
+    this.charts = panels.map((panel) => {
+      const chart = new Chart(root.querySelector(`[data-panel="${panel.id}"]`), panel, this);
+      chart.mark = scheduler.add(chart);
+      return chart;
+    });
+    for (const { panel } of this.charts) for (const item of panel.series) this.curves.set(this.key(panel, item.name), new Curve(item.name, panel.rank ?? null));
+    this.bindTools();
+    addEventListener("orrery:theme", () => this.dirty());
+    this.ready = this.refetch();
+  }
+
+  key(panel, name) { return panel.rank === undefined || panel.rank === null ? name : `${name}@${panel.rank}`; }
+
+  /** The curves that a panel draws now, by series name. */
+  curvesOf(panel) {
+    const found = new Map();
+    for (const { name } of panel.series) {
+      const key = this.key(panel, name);
+      found.set(name, (this.zoomed() && this.windows.get(key)) || this.curves.get(key));
+    }
+    return found;
+  }
+
+  zoomed() { return this.view.from !== null; }
+
+  windowOf(panel) {
+    if (this.zoomed()) return [this.view.from, this.view.to];
+    const match = /^last-(\d+)$/.exec(this.view.range);
+    if (!match || this.view.x !== "step") return null;
+    const end = Math.max(...panel.series.map(({ name }) => this.curves.get(this.key(panel, name))?.last?.x ?? 0));
+    return [Math.max(0, end - Number(match[1])), end];
+  }
+
+  dirty(name = null) {
+    for (const chart of this.charts) if (!name || chart.panel.series.some((item) => item.name === name)) chart.mark();
+  }
+
+  /* ---- data ---- */
+
+  async fetchSeries(name, rank, extra = {}) {
+    const query = new URLSearchParams({ name, x: this.view.x, points: ASK });
+    if (rank !== null && rank !== undefined) query.set("rank", rank);
+    for (const [key, value] of Object.entries(extra)) query.set(key, value);
+    const answer = await fetch(`${this.source.series}?${query}`, { headers: { Accept: "application/json" } });
+    if (!answer.ok) throw new Error(`series ${name}: ${answer.status}`);
+    return answer.json();
+  }
+
+  /** Reads all series again, as after a gap; resolves when all have arrived. */
+  async refetch() {
+    const axis = this.view.x;
+    this.followed = null;
+    await Promise.all([...this.curves].map(([, curve]) => this.slot(async () => {
+      const answer = await this.fetchSeries(curve.name, curve.rank);
+      if (this.view.x !== axis) return;
+      curve.replace(answer);
+      this.dirty(curve.name);
+    }).catch((error) => this.failed(error))));
+    this.loading = false;
+    await this.refine();
+    this.dirty();
+  }
+
+  slot(work) {
+    return new Promise((done, fail) => {
+      this.queue.push(() => work().then(done, fail));
+      this.next();
+    });
+  }
+
+  next() {
+    while (this.busy < AT_ONCE && this.queue.length) {
+      this.busy += 1;
+      this.queue.shift()().finally(() => { this.busy -= 1; this.next(); });
+    }
+  }
+
+  failed(error) {
+    console.warn(error.message);
+    this.problem = "The server did not answer; the page tries again.";
+    this.dirty();
+    clearTimeout(this.again);
+    this.again = setTimeout(() => this.refetch(), 5000);
+  }
+
+  /** The finer points of a zoomed window or of "last n", asked of the server where the whole curve is thinned. */
+  async refine() {
+    const window = this.zoomed() ? [this.view.from, this.view.to] : this.charts[0] && this.windowOf(this.charts[0].panel);
+    if (!window) return;
+    const mine = (this.refining = Symbol("refine"));
+    await Promise.all([...this.curves].filter(([, curve]) => curve.thinned).map(([key, curve]) => this.slot(async () => {
+      if (this.refining !== mine) return;
+      const answer = await this.fetchSeries(curve.name, curve.rank, { from: window[0], to: window[1] });
+      if (this.refining !== mine) return;
+      if (this.zoomed()) {
+        const fine = new Curve(curve.name, curve.rank);
+        fine.replace(answer);
+        this.windows.set(key, fine);
+      } else splice(curve, answer);
+      this.dirty(curve.name);
+    }).catch((error) => console.warn(error.message))));
+  }
+
+  /** A `points` frame. */
+  points(frame) {
+    for (const [name, points] of Object.entries(frame.values)) {
+      for (const key of [name, `${name}@${frame.rank}`]) {
+        const curve = this.curves.get(key);
+        if (!curve) continue;
+        if (curve.rank === null || curve.rank === undefined) curve.rank = frame.rank;
+        else if (curve.rank !== frame.rank) continue;
+        if (frame.attempt && curve.attempt && frame.attempt > curve.attempt) this.later(curve);
+        curve.attempt = Math.max(curve.attempt, frame.attempt ?? 0);
+        if (this.add(curve, points, frame.time)) this.dirty(name);
+        if (curve.wantsServer) { curve.wantsServer = false; this.later(curve); }
+      }
+    }
+  }
+
+  add(curve, points, time) {
+    const axis = this.view.x, factor = this.source.per_step?.[axis];
+    if ((axis === "tokens" || axis === "flops") && !factor) { this.later(curve); return false; }
+    let changed = false;
+    points.forEach(([step, y], i) => {
+      const x = axis === "step" ? step : axis === "time" ? time - (points.length - 1 - i) * 1e-3 : step * factor;
+      changed = curve.put(x, number(y)) || changed;
+      const fine = this.zoomed() && this.windows.get(curve.name);
+      if (fine && x <= this.view.to) fine.put(x, number(y));
+    });
+    return changed;
+  }
+
+  /** Asks the server for a curve soon, at most every few seconds: its pyramid replaces what was thinned here. */
+  later(curve) {
+    if (this.asked.has(curve)) return;
+    this.asked.set(curve, setTimeout(() => {
+      this.asked.delete(curve);
+      if (document.hidden) { curve.wantsServer = true; return; }
+      this.slot(async () => curve.replace(await this.fetchSeries(curve.name, curve.rank)))
+        .then(() => this.dirty(curve.name), (error) => console.warn(error.message));
+    }, REFETCH_MS));
+  }
+
+  mark(mark) {
+    this.marks.push(mark);
+    this.dirty();
+  }
+
+  /* ---- view ---- */
+
+  change(values, read = false) {
+    Object.assign(this.view, values);
+    writeView(this.view);
+    this.showTools();
+    if (read) {
+      for (const curve of this.curves.values()) curve.clear();
+      this.windows.clear();
+      this.loading = true;
+      return this.refetch();
+    }
+    this.dirty();
+  }
+
+  setAxis(x) { if (x !== this.view.x) this.change({ x, from: null, to: null }, true); }
+  setSmooth(smooth) { this.change({ smooth }); }
+  setRange(range) {
+    this.windows.clear();
+    this.change({ range, from: null, to: null });
+    this.refine();
+  }
+  zoom(from, to) {
+    if (this.view.x !== "time") [from, to] = [Math.max(0, from), to];
+    this.windows.clear();
+    this.change({ from: Math.min(from, to), to: Math.max(from, to) });
+    clearTimeout(this.zooming);
+    this.zooming = setTimeout(() => this.refine(), 150);
+  }
+  toggle(name) {
+    const hidden = new Set(this.view.hidden);
+    if (!hidden.delete(name)) hidden.add(name);
+    this.change({ hidden });
+  }
+  toggleLog(id) {
+    const logy = new Set(this.view.logy);
+    if (!logy.delete(id)) logy.add(id);
+    this.change({ logy });
+  }
+
+  hover(at) {
+    if (this.hovering === at) return;
+    this.hovering = at;
+    if (this.hoverQueued) return;
+    this.hoverQueued = true;
+    requestAnimationFrame(() => {
+      this.hoverQueued = false;
+      for (const chart of this.charts) chart.showCursor(this.hovering);
+    });
+  }
+
+  bindTools() {
+    const tools = (this.tools = document.querySelector("[data-chart-tools]"));
+    tools?.addEventListener("click", (event) => {
+      const button = event.target.closest("button");
+      if (!button) return;
+      if (button.dataset.x) this.setAxis(button.dataset.x);
+      else if (button.dataset.range) this.setRange(button.dataset.range);
+      else if (button.dataset.smooth) this.setSmooth(Number(button.dataset.smooth));
+      else if ("logx" in button.dataset) this.change({ logx: !this.view.logx });
+      else if ("reset" in button.dataset) this.change({ ...DEFAULTS(), x: this.view.x });
+    });
+    this.showTools();
+  }
+
+  showTools() {
+    const press = (selector, on) => this.tools?.querySelectorAll(selector).forEach((button) => button.setAttribute("aria-pressed", String(on(button))));
+    press("[data-x]", (button) => button.dataset.x === this.view.x);
+    press("[data-range]", (button) => !this.zoomed() && button.dataset.range === this.view.range);
+    press("[data-smooth]", (button) => Number(button.dataset.smooth) === this.view.smooth);
+    press("[data-logx]", () => this.view.logx);
+    this.tools?.querySelectorAll('[data-range^="last"]').forEach((button) => { button.disabled = this.view.x !== "step"; });
+    for (const chart of this.charts) chart.element.querySelector('[data-act="logy"]')?.setAttribute("aria-pressed", String(this.view.logy.has(chart.panel.id)));
+  }
+
+  /* ---- words and files ---- */
+
+  axisWords(at, bare = false) {
+    if (this.view.x === "time") return new Date(at * 1000).toLocaleTimeString();
+    const text = this.view.x === "step" ? Math.round(at).toLocaleString("en-US") : quantity(at);
+    return bare ? text : `${this.view.x === "flops" ? "FLOPs" : this.view.x} ${text}`;
+  }
+
+  emptyWords(panel) { return this.problem ?? panel.empty ?? "No points yet: they appear here as the run logs them."; }
+  fileName(panel) { return `${this.source.name}-${panel.id}`; }
+
+  async downloadCsv(panel) {
+    const parts = [];
+    for (const { name } of panel.series) {
+      if (!this.curves.get(this.key(panel, name))?.length) continue;
+      const query = new URLSearchParams({ name, raw: 1, ...(panel.rank === undefined || panel.rank === null ? {} : { rank: panel.rank }) });
+      const answer = await fetch(`${this.source.series}?${query}`, { headers: { Accept: "text/csv" } });
+      if (!answer.ok) continue;
+      const [head, ...rows] = (await answer.text()).trim().split(/\r?\n/);
+      if (!parts.length) parts.push(`name,${head}`);
+      for (const row of rows) parts.push(`${name},${row}`);
+    }
+    const link = document.createElement("a");
+    link.href = URL.createObjectURL(new Blob([parts.join("\n") + "\n"], { type: "text/csv" }));
+    link.download = `${this.fileName(panel)}.csv`;
+    link.click();
+    setTimeout(() => URL.revokeObjectURL(link.href), 1000);
+  }
+
+  /** Points that the browser holds, for tests and measurements. */
+  held() { return Object.fromEntries([...this.curves].map(([key, curve]) => [key, { points: curve.length, total: curve.total, last: curve.last, x: curve.x }])); }
+}
+
+const number = (value) => (typeof value === "string" ? Number(value) : (value ?? NaN));
+
+/* Puts a window's finer points in the place of the thinned ones, within what a curve may hold. */
+function splice(curve, answer) {
+  const from = answer.x[0], to = answer.x.at(-1);
+  if (from === undefined) return;
+  const a = curve.x.findIndex((x) => x >= from), b = curve.x.findLastIndex((x) => x <= to) + 1;
+  const before = a < 0 ? curve.x.length : a;
+  for (const [key, list] of [["x", answer.x], ["y", answer.y], ["low", answer.low ?? answer.y], ["high", answer.high ?? answer.y]]) {
+    const numbers = list.map(number);
+    if (curve[key]) curve[key].splice(before, Math.max(0, b - before), ...numbers);
+  }
+  while (curve.x.length > MOST) curve.compact();
+}

@@ -1,0 +1,181 @@
+/* Curves and a view → Plotly traces and layout. Pure: no DOM, no network, no Plotly call. */
+import { ema, upper } from "./store.js";
+import { faint } from "./plot.js";
+
+const AXIS = {
+  step: { title: "step", tickformat: ",d" },
+  tokens: { title: "tokens", tickformat: "~s" },
+  flops: { title: "FLOPs", tickformat: "~s" },
+  time: { title: "", type: "date" },
+};
+const LINES_FOR_EVENTS = 60; // more marks than that get no line through the chart
+
+/** `panel`: {id, kind, unit, zero, series: [{name, label, hue, dash}]}; `view`: axis, smoothing, range, scales.
+    `memory`: kept by the chart between calls, so that the y axis stays still while data stay inside it. */
+export function figure({ panel, curves, view, window, marks, theme, memory, width }) {
+  const shown = panel.series.filter((item) => !view.hidden.has(item.name) && curves.get(item.name)?.length);
+  const scale = view.x === "time" ? 1000 : 1;
+  const [from, to] = window ?? span(shown, curves);
+  const traces = [];
+  const extent = { low: Infinity, high: -Infinity };
+  const odd = [];
+  const stack = panel.kind === "stack";
+  for (const item of shown) {
+    const curve = curves.get(item.name), colour = theme[item.hue];
+    const a = Math.max(0, upper(curve.x, from) - 1), b = Math.min(curve.x.length, upper(curve.x, to) + 1);
+    const x = cut(curve.x, a, b, scale);
+    const y = a || b < curve.y.length ? curve.y.slice(a, b) : curve.y;
+    const smooth = view.smooth && !stack ? ema(y, view.smooth) : y;
+    if (!stack) for (const value of view.smooth ? [...quartiles(y), ...smooth] : y) grow(extent, value, view.logy);
+    x.forEach((at, i) => { if (!Number.isFinite(y[i])) odd.push([at, item.label, y[i]]); });
+    if (!stack && curve.low && curve.length > 400 && !view.smooth) traces.push(...band(x, curve, a, b, colour));
+    if (view.smooth && !stack) traces.push(line(x, y, faint(colour, 0.28), 1, item));
+    traces.push(stack ? layer(x, y, colour, item) : line(x, smooth, colour, 1.75, item, x.length < 30));
+  }
+  if (stack) for (const total of totals(shown, curves, from, to)) grow(extent, total, false);
+  traces.push(...oddTrace(odd, theme), ...markTraces(marks, theme, from, to, view.x, scale, memory));
+  const [low, high] = steady(extent, panel, view, memory);
+  return {
+    data: traces,
+    layout: layout({ panel, view, theme, range: [from * scale, to * scale], y: [low, high], width, empty: !shown.length }),
+    from, to,
+  };
+}
+
+function span(shown, curves) {
+  let from = Infinity, to = -Infinity;
+  for (const { name } of shown) {
+    const { x } = curves.get(name);
+    from = Math.min(from, x[0]);
+    to = Math.max(to, x.at(-1));
+  }
+  if (from > to) return [0, 1];
+  return from === to ? [from - 0.5, to + 0.5] : [from, to];
+}
+
+const cut = (list, a, b, scale) => {
+  const part = a || b < list.length ? list.slice(a, b) : list;
+  return scale === 1 ? part : part.map((value) => value * scale);
+};
+
+function grow(extent, value, log) {
+  if (!Number.isFinite(value) || (log && value <= 0)) return;
+  if (value < extent.low) extent.low = value;
+  if (value > extent.high) extent.high = value;
+}
+
+/* With smoothing on, lone spikes of the faint line may leave the chart; the bulk of it may not. */
+function quartiles(y) {
+  const sorted = y.filter(Number.isFinite).sort((p, q) => p - q);
+  return sorted.length ? [sorted[Math.floor(sorted.length * 0.02)], sorted[Math.floor((sorted.length - 1) * 0.98)]] : [];
+}
+
+function* totals(shown, curves, from, to) {
+  const first = shown.length ? curves.get(shown[0].name) : null;
+  if (!first) return;
+  for (let i = Math.max(0, upper(first.x, from) - 1); i < first.x.length && first.x[i] <= to; i++) {
+    let sum = 0;
+    for (const { name } of shown) sum += curves.get(name).y[Math.min(i, curves.get(name).y.length - 1)] || 0;
+    yield sum;
+  }
+}
+
+const line = (x, y, colour, width, item, dots = false) => ({
+  type: "scatter", mode: dots ? "lines+markers" : "lines", x, y, name: item.label, hoverinfo: "skip", connectgaps: false,
+  line: { color: colour, width, dash: item.dash || "solid" }, marker: { size: 4, color: colour },
+});
+const layer = (x, y, colour, item) => ({
+  type: "scatter", mode: "lines", x, y, name: item.label, hoverinfo: "skip", stackgroup: "one",
+  line: { color: colour, width: 0.5 }, fillcolor: faint(colour, 0.75),
+});
+const band = (x, curve, a, b, colour) => [
+  { type: "scatter", mode: "lines", x, y: curve.high.slice(a, b), line: { width: 0 }, hoverinfo: "skip" },
+  { type: "scatter", mode: "lines", x, y: curve.low.slice(a, b), line: { width: 0 }, fill: "tonexty", fillcolor: faint(colour, 0.16), hoverinfo: "skip" },
+];
+
+/* What is not a number: a red cross on the axis, never a silent hole. */
+function oddTrace(odd, theme) {
+  if (!odd.length) return [];
+  return [{
+    type: "scatter", mode: "markers", yaxis: "y2", x: odd.map((o) => o[0]), y: odd.map(() => 0.025),
+    marker: { symbol: "x", size: 8, color: theme.fail }, text: odd.map((o) => `${o[1]}: ${Number.isNaN(o[2]) ? "not a number" : "infinite"}`),
+    hovertemplate: "%{text}<extra></extra>",
+  }];
+}
+
+function markTraces(marks, theme, from, to, axis, scale, memory) {
+  const seen = marks.map((mark) => ({ ...mark, at: mark[axis] })).filter((mark) => mark.at >= from && mark.at <= to);
+  memory.marks = seen;
+  if (!seen.length) return [];
+  const traces = [];
+  if (seen.length <= LINES_FOR_EVENTS) for (const bad of [false, true]) {
+    const some = seen.filter((mark) => (mark.kind === "bad") === bad && mark.kind !== "plain");
+    if (some.length) traces.push({
+      type: "scatter", mode: "lines", yaxis: "y2", hoverinfo: "skip",
+      x: some.flatMap((mark) => [mark.at * scale, mark.at * scale, null]), y: some.flatMap(() => [0, 0.96, null]),
+      line: { width: 1, dash: "dot", color: faint(bad ? theme.fail : theme.event, 0.55) },
+    });
+  }
+  const symbols = { bad: "triangle-up", good: "square", plain: "circle", event: "diamond" };
+  const colours = { bad: theme.fail, good: theme.good, plain: theme["text-3"], event: theme.event };
+  traces.push({
+    type: "scatter", mode: "markers", yaxis: "y2", x: seen.map((mark) => mark.at * scale), y: seen.map(() => 0.97),
+    marker: { symbol: seen.map((mark) => symbols[mark.kind] ?? "diamond"), size: 8, color: seen.map((mark) => colours[mark.kind] ?? theme.event) },
+    text: seen.map((mark) => mark.text), hovertemplate: "%{text}<extra></extra>",
+  });
+  return traces;
+}
+
+/* The y range moves only when data leave it or fill less than two thirds of it. */
+function steady(extent, panel, view, memory) {
+  let { low, high } = extent;
+  if (low > high) [low, high] = view.logy ? [0.1, 1] : [0, 1];
+  if (view.logy) [low, high] = [Math.log10(low), Math.log10(high)];
+  else if (panel.zero) low = Math.min(0, low);
+  const pad = (high - low || Math.abs(high) * 0.1 || 1) * 0.06;
+  const key = `${view.logy}|${view.smooth > 0}`;
+  const before = memory.key === key ? memory.range : null;
+  if (before && low >= before[0] && high <= before[1] && high - low > 0.66 * (before[1] - before[0])) return before;
+  memory.key = key;
+  memory.range = [panel.zero && !view.logy && low === 0 ? 0 : low - pad, high + pad * 2];
+  return memory.range;
+}
+
+function layout({ panel, view, theme, range, y, width, empty }) {
+  const axis = AXIS[view.x], small = width < 420;
+  const log = view.logx && view.x !== "time";
+  const [a, b] = range[0] === range[1] ? [range[0] - 1, range[1] + 1] : range;
+  const common = {
+    gridcolor: theme.grid, linecolor: theme.line, zeroline: false, color: theme["text-3"], tickfont: { size: 11 }, fixedrange: false,
+  };
+  return {
+    uirevision: "still", datarevision: performance.now(), autosize: true, showlegend: false, hovermode: "closest", hoverdistance: 12,
+    margin: { l: small ? 46 : 54, r: 12, t: 8, b: 30 }, paper_bgcolor: "rgba(0,0,0,0)", plot_bgcolor: "rgba(0,0,0,0)",
+    font: { family: theme.font, size: 11, color: theme["text-3"] }, dragmode: empty ? false : "zoom",
+    hoverlabel: { bgcolor: theme.surface, bordercolor: theme["line-strong"], font: { color: theme.text, size: 12 } },
+    xaxis: {
+      ...common, type: log ? "log" : (axis.type ?? "linear"), tickformat: axis.tickformat, nticks: small ? 4 : 7, showgrid: false,
+      ticks: "outside", tickcolor: theme.line, ticklen: 4, range: log ? [Math.log10(Math.max(a, 1)), Math.log10(Math.max(b, 2))] : [a, b],
+    },
+    yaxis: {
+      ...common, type: view.logy ? "log" : "linear", range: y, nticks: 5, ...ticks(panel.unit, y, view.logy), fixedrange: true,
+      ...(view.logy ? { dtick: y[1] - y[0] > 2 ? 1 : undefined, minor: { showgrid: false } } : {}),
+    },
+    yaxis2: { overlaying: "y", range: [0, 1], visible: false, fixedrange: true },
+  };
+}
+
+/* Ticks in the unit's own words: binary multiples for bytes, per cent for fractions, SI else. */
+function ticks(unit, [low, high], log) {
+  if (unit === "fraction") return { tickformat: high - low < 0.02 ? ".2%" : high - low < 0.1 ? ".1%" : ".0%" };
+  if (unit !== "bytes" || log) return { tickformat: high - low < 1e-2 || high < 1e-2 ? "~g" : "~s" };
+  const power = Math.max(0, Math.min(4, Math.floor(Math.log2(Math.max(1, high)) / 10)));
+  const size = 1024 ** power, step = nice((high / size) / 4) * size;
+  const tickvals = Array.from({ length: Math.floor(high / step) + 1 }, (_, i) => i * step);
+  return { tickvals, ticktext: tickvals.map((v) => `${+(v / size).toPrecision(4)} ${["B", "KiB", "MiB", "GiB", "TiB"][power]}`) };
+}
+
+function nice(value) {
+  const ten = 10 ** Math.floor(Math.log10(value || 1));
+  return ([1, 2, 2.5, 5, 10].find((n) => n * ten >= value) ?? 10) * ten;
+}

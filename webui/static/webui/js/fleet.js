@@ -1,0 +1,63 @@
+// Fleet, node and queue pages: readings go into their cells at once; what changes who holds what asks for the part again.
+import { Live, showStatus } from "./live.js";
+import { announce } from "./page.js";
+import { memory, percent, quantity } from "./format.js";
+
+const part = document.querySelector("[data-live-part]");
+const kind = part.dataset.livePart;
+const REFRESH_MS = 1000;
+let waiting = 0;
+
+/** At most one request a second, none while a hand is in a field of the part. */
+function refresh() {
+  if (waiting) return;
+  waiting = setTimeout(() => {
+    waiting = 0;
+    if (part.contains(document.activeElement) && document.activeElement.matches("input, select, textarea")) return refresh();
+    const open = [...part.querySelectorAll("details[open]")].length > 0;
+    if (open) return refresh();
+    window.htmx?.trigger(part, "refresh");
+  }, REFRESH_MS);
+}
+
+const put = (row, name, text) => { const cell = row?.querySelector(`[data-cell="${name}"]`); if (cell) cell.textContent = text; };
+const bar = (row, name, share) => row?.querySelector(`[data-cell="${name}"]`)?.style.setProperty("--part", `${Math.min(100, Math.max(0, 100 * share))}%`);
+const known = (value) => value !== null && value !== undefined;
+
+function heard(row) {
+  const time = row?.querySelector('[data-cell="heard"] time');
+  if (time) time.dateTime = new Date().toISOString();
+}
+
+function sample(frame) {
+  if (kind === "fleet") {
+    const row = part.querySelector(`tr[data-node="${CSS.escape(frame.node)}"]`);
+    const uses = frame.devices.map((device) => device.utilization).filter(known);
+    if (uses.length) put(row, "use", percent(uses.reduce((a, b) => a + b, 0) / uses.length));
+    heard(row);
+  }
+  if (kind !== "node" || frame.node !== part.dataset.node) return;
+  heard(part);
+  for (const device of frame.devices) {
+    const row = part.querySelector(`tr[data-device="${device.index}"]`);
+    if (!row) continue;
+    if (known(device.utilization)) { put(row, "use", percent(device.utilization)); bar(row, "use-meter", device.utilization); }
+    if (known(device.memory_used_bytes)) {
+      const total = Number(row.querySelector('[data-cell="memory-meter"]').dataset.total);
+      put(row, "memory", total ? `${memory(device.memory_used_bytes)} of ${memory(total)}` : memory(device.memory_used_bytes));
+      bar(row, "memory-meter", total ? device.memory_used_bytes / total : 0);
+    }
+    if (known(device.power_w)) put(row, "power", `${quantity(device.power_w)} W`);
+    if (known(device.temperature_c)) put(row, "temperature", `${Math.round(device.temperature_c)} °C`);
+  }
+}
+
+function onFrame(frame) {
+  if (frame.type === "sample") return sample(frame);
+  if (frame.type === "node") {
+    announce(`Node ${frame.node} is ${frame.health}${frame.drained ? ", drained" : ""}`);
+    if (kind !== "queue") refresh();
+  } else if (frame.type === "state" || frame.type === "queue") refresh();
+}
+
+new Live({ path: "/ws/fleet/", after: part.dataset.after, epoch: part.dataset.epoch, onFrame, onGap: refresh, onStatus: showStatus });

@@ -1,0 +1,56 @@
+/* Numbers as people read them, the same words as webui/words.py. Knows nothing of pages. */
+
+export const DASH = "–";
+export const real = (value) => (typeof value === "number" && Number.isFinite(value) ? value : null);
+
+/** The number that JSON carried: the strings "NaN", "Infinity", "-Infinity" become themselves. */
+export const parse = (value) => (typeof value === "string" ? Number(value) : value === null || value === undefined ? NaN : value);
+
+export function significant(value, digits = 3) {
+  if (value === 0) return "0";
+  const decimals = Math.max(0, Math.min(20, digits - 1 - Math.floor(Math.log10(Math.abs(value)))));
+  return value.toLocaleString("en-US", { minimumFractionDigits: decimals, maximumFractionDigits: decimals });
+}
+
+export function quantity(value, digits = 3) {
+  if (real(value) === null) return DASH;
+  for (const [size, suffix] of [[1e15, "P"], [1e12, "T"], [1e9, "G"], [1e6, "M"], [1e4, "k"]])
+    if (Math.abs(value) >= size) return significant(value / (suffix === "k" ? 1e3 : size), digits) + suffix;
+  if (Math.abs(value) < 1e-3 && value !== 0) return value.toExponential(digits - 1);
+  return Number.isInteger(value) ? value.toLocaleString("en-US") : significant(value, Math.max(digits, String(Math.trunc(Math.abs(value))).length));
+}
+
+export function memory(value) {
+  if (real(value) === null) return DASH;
+  for (const [power, unit] of [[4, "TiB"], [3, "GiB"], [2, "MiB"], [1, "KiB"]])
+    if (Math.abs(value) >= 1024 ** power) return `${significant(value / 1024 ** power)} ${unit}`;
+  return `${Math.round(value)} B`;
+}
+
+export const percent = (value) => (real(value) === null ? DASH : `${significant(100 * value)} %`);
+
+export function duration(value) {
+  if (real(value) === null || value < 0) return DASH;
+  if (value < 1) return `${Math.round(value * 1000)} ms`;
+  if (value < 60) return value < 10 ? `${value.toFixed(1)} s` : `${Math.round(value)} s`;
+  const seconds = Math.round(value), minutes = Math.floor(seconds / 60), hours = Math.floor(minutes / 60), days = Math.floor(hours / 24);
+  const two = (n) => String(n).padStart(2, "0");
+  if (days) return `${days} d ${two(hours % 24)} h`;
+  if (hours) return `${hours} h ${two(minutes % 60)} min`;
+  return `${minutes} min ${two(seconds % 60)} s`;
+}
+
+export function ago(seconds) {
+  const whole = Math.max(0, Math.round(seconds));
+  if (whole < 3) return "now";
+  for (const [size, unit] of [[86400, "d"], [3600, "h"], [60, "min"]]) if (whole >= size) return `${Math.floor(whole / size)} ${unit} ago`;
+  return `${whole} s ago`;
+}
+
+/** A value of a metric in its unit; the unit is what the series endpoint or the chart says. */
+export function inUnit(value, unit) {
+  if (unit === "bytes") return memory(value);
+  if (unit === "fraction") return percent(value);
+  if (unit === "seconds" || unit === "s") return real(value) === null ? DASH : value < 1 ? `${significant(value * 1000)} ms` : `${significant(value)} s`;
+  return unit ? `${quantity(value)} ${unit}` : quantity(value, 4);
+}

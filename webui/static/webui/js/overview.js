@@ -1,0 +1,82 @@
+/* The overview, live: run cards and device rings from fleet frames, everything else read again when something moved. */
+import { duration, parse, percent, quantity } from "./format.js";
+import { Live, showStatus } from "./live.js";
+import { scheduler } from "./scheduler.js";
+import { spark, sparks } from "./spark.js";
+import { extremes } from "./store.js";
+
+const PULSE_MS = 2000;
+const RING = 2 * Math.PI * 20;
+const { epoch, after } = document.body.dataset;
+const WORDS = { loss: (v) => quantity(v, 4), tokens_per_s: quantity, mfu: percent, eta_s: duration };
+
+const draw = scheduler.add({ draw: () => sparks(), visible: () => true, hz: 5 });
+draw();
+addEventListener("resize", draw);
+addEventListener("orrery:theme", draw);
+
+const live = new Live({
+  path: "/ws/fleet/", after, epoch, onStatus: showStatus,
+  onFrame(frame) {
+    if (frame.type === "progress") progress(frame);
+    else if (frame.type === "sample") sample(frame);
+    else soon();
+  },
+  onGap: () => pulse(),
+});
+window.orrery = { live, scheduler };
+
+function progress({ run, summary }) {
+  const card = document.querySelector(`[data-run="${CSS.escape(String(run))}"]`);
+  if (!card) return;
+  for (const [name, words] of Object.entries(WORDS))
+    if (summary[name] !== undefined) card.querySelector(`[data-n="${name}"]`).textContent = words(parse(summary[name]));
+  if (summary.step && summary.steps) card.querySelector(".meter").style.setProperty("--part", `${(100 * summary.step) / summary.steps}%`);
+  const canvas = card.querySelector("canvas");
+  if (summary.loss === undefined) return;
+  let values = canvas.dataset.values ? canvas.dataset.values.split(",").map(Number) : [];
+  values.push(parse(summary.loss));
+  if (values.length > 160) values = extremes(values, 80).map((i) => values[i]);
+  canvas.dataset.values = values.join(",");
+  draw();
+}
+
+function sample({ node, devices }) {
+  for (const device of devices ?? []) {
+    const mark = document.querySelector(`[data-device="${CSS.escape(`${node}/${device.index}`)}"]`);
+    const total = device.memory_bytes, used = device.memory_used_bytes;
+    if (mark && total && used !== null && used !== undefined)
+      mark.querySelector(".ring").setAttribute("stroke-dasharray", `${RING * Math.min(1, used / total)} ${RING}`);
+  }
+}
+
+let timer = 0, last = 0;
+function soon() {
+  if (!timer) timer = setTimeout(pulse, Math.max(200, last + PULSE_MS - performance.now()));
+}
+
+async function pulse() {
+  clearTimeout(timer);
+  timer = 0;
+  if (document.hidden) { last = 0; return; }
+  last = performance.now();
+  const answer = await fetch(`/pulse/${location.search}`).catch(() => null);
+  if (!answer?.ok) return;
+  const fresh = new DOMParser().parseFromString(await answer.text(), "text/html");
+  const sentence = document.getElementById("sentence"), now = fresh.querySelector("[data-sentence]").textContent;
+  if (sentence.textContent !== now) sentence.textContent = now;
+  for (const part of fresh.querySelectorAll("[data-part]")) {
+    const here = document.querySelector(`#overview-parts [data-part="${part.dataset.part}"]`);
+    if (here && here.innerHTML !== part.innerHTML && !here.contains(document.activeElement)) here.innerHTML = part.innerHTML;
+  }
+  draw();
+}
+document.addEventListener("visibilitychange", () => { if (!document.hidden) pulse(); });
+setInterval(() => { if (!document.hidden && performance.now() - last > 15000) pulse(); }, 5000); // ages of steps tell a hang
+
+const told = (event) => {
+  const mark = event.target.closest?.("[data-words]"), words = document.getElementById("device-words");
+  if (mark && words) words.textContent = mark.dataset.words;
+};
+document.addEventListener("pointerover", told);
+document.addEventListener("focusin", told);

@@ -1,0 +1,84 @@
+/* What every page needs: theme choice, keyboard, dialogs, menus, ages, toasts. Knows no run and no chart. */
+import { startKeyboard } from "./keyboard.js";
+import { ago } from "./format.js";
+
+export const theme = () => document.documentElement.dataset.theme ?? "system";
+
+export function setTheme(choice) {
+  if (choice === "system") delete document.documentElement.dataset.theme;
+  else document.documentElement.dataset.theme = choice;
+  try { localStorage.setItem("orrery-theme", choice); } catch { /* lasts for this page then */ }
+  showTheme();
+  dispatchEvent(new CustomEvent("orrery:theme"));
+}
+
+function showTheme() {
+  for (const button of document.querySelectorAll("[data-theme-choice]"))
+    button.setAttribute("aria-pressed", String(button.dataset.themeChoice === theme()));
+}
+
+/** Says something once to people who listen, without moving focus. */
+export function announce(text) {
+  const region = document.getElementById("announce");
+  if (region) region.textContent = text;
+}
+
+/** Floats a message for a few seconds; `kind` is "", good, warn or bad. Bad ones stay until closed. */
+export function toast(text, kind = "") {
+  const box = document.createElement("div");
+  box.className = `note toast ${kind}`;
+  box.append(text);
+  const close = Object.assign(document.createElement("button"), { className: "button quiet small", textContent: "Close" });
+  close.onclick = () => box.remove();
+  box.append(close);
+  document.getElementById("toasts").append(box);
+  if (kind !== "bad") setTimeout(() => box.remove(), 6000);
+}
+
+document.addEventListener("click", (event) => {
+  const target = event.target.closest("[data-theme-choice], [data-dialog], [data-copy], tr[data-href]");
+  for (const menu of document.querySelectorAll("details.menu[open]")) if (!menu.contains(event.target)) menu.open = false;
+  if (!target) return;
+  if (target.dataset.themeChoice) setTheme(target.dataset.themeChoice);
+  else if (target.dataset.dialog) document.querySelector(target.dataset.dialog)?.showModal();
+  else if (target.dataset.copy) copy(document.querySelector(target.dataset.copy)?.textContent ?? "");
+  else if (target.dataset.href && !event.target.closest("a, button, input, label") && !getSelection().toString())
+    location.assign(target.dataset.href);
+});
+
+// a click beside a dialog closes it
+document.addEventListener("pointerdown", (event) => {
+  if (event.target instanceof HTMLDialogElement && event.target.open) {
+    const box = event.target.getBoundingClientRect();
+    const inside = event.clientX >= box.left && event.clientX <= box.right && event.clientY >= box.top && event.clientY <= box.bottom;
+    if (!inside) event.target.close();
+  }
+});
+
+// a second press of a form's button does nothing while the first is on its way
+document.addEventListener("submit", (event) => {
+  if (event.target.dataset.sent) event.preventDefault();
+  else if (event.target.method === "post") event.target.dataset.sent = "1";
+});
+addEventListener("pageshow", () => document.querySelectorAll("form[data-sent]").forEach((form) => delete form.dataset.sent));
+
+document.addEventListener("htmx:responseError", (event) => toast(`The server answered ${event.detail.xhr.status}. Try again, or reload the page.`, "bad"));
+document.addEventListener("htmx:sendError", () => toast("The server cannot be reached. Nothing was changed; try again.", "bad"));
+
+async function copy(text) {
+  try {
+    await navigator.clipboard.writeText(text);
+    toast("Copied", "good");
+  } catch {
+    toast("The browser does not allow copying here: select the text and copy it by hand.", "warn");
+  }
+}
+
+setInterval(() => {
+  if (document.hidden) return;
+  for (const node of document.querySelectorAll("time[data-ago]"))
+    node.textContent = ago((Date.now() - Date.parse(node.dateTime)) / 1000);
+}, 5000);
+
+showTheme();
+startKeyboard();

@@ -1,0 +1,145 @@
+/* The run page, live: one socket feeds charts, tiles, log lines and the headline. Knows the page's parts by id. */
+import { ChartSet } from "./charts.js";
+import { duration, memory, parse, percent, quantity } from "./format.js";
+import { Live, showStatus } from "./live.js";
+import { startLog } from "./logs.js";
+import { announce } from "./page.js";
+import { plotly } from "./plot.js";
+import { scheduler, watchVisible } from "./scheduler.js";
+import { spark } from "./spark.js";
+import { extremes } from "./store.js";
+
+const PULSE_MS = 4000;
+const data = (id) => JSON.parse(document.getElementById(id)?.textContent ?? "null");
+const source = data("run-source"), panels = data("run-panels") ?? [], marks = data("run-marks") ?? [];
+const part = (id) => document.getElementById(id);
+
+const charts = panels.length ? new ChartSet(part("charts"), source, panels, marks) : null;
+if (charts) plotly().then(() => charts.dirty(), (error) => showStatus("refused", `${error.message}; reload the page.`));
+const tiles = startTiles();
+const log = part("log") ? startLog(part("log"), part("log-empty"), part("follow")) : null;
+
+const live = new Live({
+  path: source.socket, after: source.after, epoch: source.epoch, onStatus: showStatus,
+  onFrame(frame) {
+    if (frame.type === "points") {
+      charts?.points(frame);
+      tiles.points(frame);
+      noticeNew(frame.values);
+      soon();
+    } else if (frame.type === "log") log?.add(frame);
+    else if (frame.type === "event" || frame.type === "state") soon(true);
+  },
+  async onGap(gap) {
+    soon(true);
+    await Promise.all([charts?.refetch(), log && gap.to - gap.from > 0 ? log.reload() : null]);
+  },
+});
+
+window.orrery = { charts, live, scheduler, tiles };
+
+/* ---- headline: asked of the server, which alone knows the words ---- */
+
+let pulseTimer = 0, lastPulse = performance.now() - PULSE_MS, state = document.querySelector("#run-state .state")?.textContent.trim();
+
+function soon(now = false) {
+  const wait = now ? 150 : Math.max(150, lastPulse + PULSE_MS - performance.now());
+  if (pulseTimer && !now) return;
+  clearTimeout(pulseTimer);
+  pulseTimer = setTimeout(pulse, wait);
+}
+
+async function pulse() {
+  pulseTimer = 0;
+  if (document.hidden) return;
+  lastPulse = performance.now();
+  const answer = await fetch(`/runs/${source.id}/pulse/`, { headers: { Accept: "application/json" } }).catch(() => null);
+  if (!answer?.ok) return;
+  const found = await answer.json();
+  part("sentence").textContent = found.sentence;
+  const bar = part("run-progress");
+  if (found.part) {
+    bar.removeAttribute("data-none");
+    bar.style.setProperty("--part", `${found.part}%`);
+    bar.setAttribute("aria-valuenow", found.part);
+  }
+  if (part("run-events") && part("run-events").innerHTML !== found.parts.events) part("run-events").innerHTML = found.parts.events;
+  if (charts && found.marks.length !== charts.marks.length) {
+    charts.marks = found.marks;
+    charts.dirty();
+  }
+  if (found.run_state === state) return;
+  state = found.run_state;
+  part("run-state").innerHTML = found.parts.state;
+  part("run-actions").innerHTML = found.parts.actions;
+  announce(`The run is ${state} now. ${found.sentence}`);
+}
+document.addEventListener("visibilitychange", () => { if (!document.hidden) soon(true); });
+if (!source.ended) soon();
+
+// a dangerous button asks first
+document.addEventListener("submit", (event) => {
+  if (event.target.dataset.confirm && !confirm(event.target.dataset.confirm)) {
+    event.preventDefault();
+    event.stopImmediatePropagation();
+  }
+}, true);
+
+/* ---- tiles ---- */
+
+function startTiles() {
+  const known = new Map();
+  for (const element of document.querySelectorAll("[data-metric]")) {
+    const name = element.dataset.metric, canvas = element.querySelector("canvas"), value = element.querySelector("[data-value]");
+    const tile = { values: [], hz: 5, draw: () => draw(tile), visible: () => sight.visible };
+    const sight = watchVisible(element, () => tile.mark?.());
+    Object.assign(tile, { name, canvas, value, mark: scheduler.add(tile) });
+    known.set(name, tile);
+    charts?.ready.then(() => { fill(tile); tile.mark(); });
+    addEventListener("orrery:theme", () => tile.mark());
+  }
+  function fill(tile) {
+    const curve = charts.curves.get(tile.name);
+    if (curve?.length && !tile.values.length) tile.values = extremes(curve.y, 120).map((i) => curve.y[i]);
+  }
+  function draw(tile) {
+    const last = tile.values.at(-1);
+    if (last !== undefined) tile.value.textContent = shown(tile.name, last);
+    spark(tile.canvas, tile.values);
+  }
+  return {
+    points(frame) {
+      for (const [name, points] of Object.entries(frame.values)) {
+        const tile = known.get(name);
+        if (!tile || (tile.rank ?? frame.rank) !== frame.rank) continue;
+        tile.rank = frame.rank;
+        for (const point of points) tile.values.push(parse(point[1]));
+        if (tile.values.length > 240) tile.values = extremes(tile.values, 120).map((i) => tile.values[i]);
+        tile.mark();
+      }
+    },
+    held: () => Object.fromEntries([...known].map(([name, tile]) => [name, tile.values.length])),
+  };
+}
+
+function shown(name, value) {
+  if (!Number.isFinite(value)) return "not finite";
+  if (name === "mfu") return percent(value);
+  if (name.endsWith("_bytes")) return memory(value);
+  if (name.endsWith("_s") && !name.endsWith("per_s")) return duration(value);
+  return quantity(value, name.includes("loss") ? 4 : 3);
+}
+
+/* ---- a metric that the page was not made with: offered, not forced ---- */
+
+const names = new Set(source.names);
+function noticeNew(values) {
+  const fresh = Object.keys(values).filter((name) => !names.has(name));
+  fresh.forEach((name) => names.add(name));
+  const unknown = fresh.filter((name) => !charts?.curves.has(name));
+  if (!charts || !unknown.length || !source.names.length || part("new-series")) return;
+  const note = Object.assign(document.createElement("p"), { id: "new-series", className: "note" });
+  const link = Object.assign(document.createElement("a"), { href: location.href, textContent: "Show them" });
+  note.append(`New series: ${unknown.slice(0, 4).join(", ")}. `, link);
+  part("charts").before(note);
+}

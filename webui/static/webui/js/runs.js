@@ -1,0 +1,166 @@
+// The runs list: sparklines, live cells, chosen rows, saved views. Knows the table's cells and the fleet's frames.
+import { Live, showStatus } from "./live.js";
+import { announce } from "./page.js";
+import { percent, quantity, parse } from "./format.js";
+import { spark, sparks } from "./spark.js";
+
+const table = document.getElementById("runs");
+const bulk = document.getElementById("bulk");
+const VIEWS = "orrery-runs-views";
+const MOST_SPARK = 60;
+
+sparks();
+addEventListener("resize", () => sparks());
+addEventListener("orrery:theme", () => sparks());
+
+// --- live ---------------------------------------------------------------------------------------------------------
+const rowOf = (run) => table?.querySelector(`tr[data-run="${CSS.escape(String(run))}"]`);
+const cell = (row, name) => row.querySelector(`[data-cell="${name}"]`);
+
+function setState(row, state) {
+  const badge = cell(row, "state").querySelector(".state");
+  if (badge.classList.contains(`state-${state}`)) return;
+  badge.className = `state state-${state}`;
+  badge.querySelector("use").setAttribute("href", `#state-${state}`);
+  badge.querySelector("span").textContent = state;
+  announce(`Run ${row.dataset.run} is ${state}`);
+}
+
+function setProgress(row, summary) {
+  const loss = parse(summary.loss);
+  const canvas = row.querySelector("canvas.spark");
+  const put = (name, text) => { const found = cell(row, name); if (found) { found.textContent = text; found.closest("td").classList.remove("none"); } };
+  if (summary.loss !== undefined) put("loss", quantity(loss, 4));
+  if (summary.mfu !== undefined) put("mfu", percent(parse(summary.mfu)));
+  if (summary.tokens !== undefined) put("tokens", quantity(parse(summary.tokens)));
+  const meter = cell(row, "meter");
+  if (meter && summary.step && summary.steps) meter.style.setProperty("--part", `${(100 * summary.step) / summary.steps}%`);
+  if (canvas && Number.isFinite(loss) && summary.step !== Number(canvas.dataset.step)) {
+    canvas.dataset.step = summary.step;
+    const values = canvas.dataset.values ? canvas.dataset.values.split(",") : [];
+    canvas.dataset.values = [...values, loss].slice(-MOST_SPARK).join(",");
+    if (!document.hidden) spark(canvas, canvas.dataset.values.split(",").map(Number));
+  }
+}
+
+function onFrame(frame) {
+  const row = rowOf(frame.run);
+  if (!row) {
+    if (frame.type === "state" && frame.state === "queued" && Number(frame.run) > newest()) sayNew();
+    return;
+  }
+  if (frame.type === "state") {
+    setState(row, frame.state);
+    const reason = cell(row, "reason");
+    if (reason) reason.textContent = frame.state === "queued" ? (frame.wait_reason ?? "") : "";
+  } else if (frame.type === "progress") setProgress(row, frame.summary ?? {});
+}
+
+const newest = () => Math.max(0, ...[...table.querySelectorAll("tr[data-run]")].map((row) => Number(row.dataset.run)));
+let fresh = 0;
+function sayNew() {
+  fresh += 1;
+  let note = document.getElementById("fresh");
+  if (!note) {
+    note = Object.assign(document.createElement("a"), { id: "fresh", className: "note", href: location.href });
+    table.closest(".card").before(note);
+  }
+  note.textContent = `${fresh} new ${fresh === 1 ? "run" : "runs"}. Show`;
+}
+
+/** After a hole in the stream the rows are asked for again; nothing else of the page is touched. */
+async function refill() {
+  const answer = await fetch(location.href, { headers: { Accept: "text/html" } });
+  if (!answer.ok) return;
+  const page = new DOMParser().parseFromString(await answer.text(), "text/html");
+  for (const row of page.querySelectorAll("tr[data-run]")) {
+    const old = rowOf(row.dataset.run);
+    if (!old) continue;
+    row.querySelector("input").checked = old.querySelector("input").checked;
+    old.replaceWith(row);
+  }
+  sparks();
+}
+
+if (table && "live" in table.dataset)
+  new Live({ path: "/ws/fleet/", after: table.dataset.after, epoch: table.dataset.epoch, onFrame, onGap: refill, onStatus: showStatus });
+
+// --- chosen rows --------------------------------------------------------------------------------------------------
+function chosen() {
+  const boxes = [...bulk.querySelectorAll('input[name="run"]')];
+  const count = boxes.filter((box) => box.checked).length;
+  for (const box of boxes) box.closest("tr").classList.toggle("selected", box.checked);
+  document.getElementById("bulk-bar").hidden = !count;
+  document.getElementById("bulk-count").textContent = `${count} chosen`;
+  const all = document.getElementById("pick-all");
+  all.checked = count === boxes.length;
+  all.indeterminate = count > 0 && count < boxes.length;
+}
+
+if (table) {
+  chosen();
+  let last = null;
+  bulk.addEventListener("click", (event) => {
+    const box = event.target.closest('input[name="run"]');
+    if (!box) return;
+    if (event.shiftKey && last) {
+      const boxes = [...bulk.querySelectorAll('input[name="run"]')];
+      const [from, to] = [boxes.indexOf(last), boxes.indexOf(box)].sort((a, b) => a - b);
+      for (const between of boxes.slice(from, to + 1)) between.checked = box.checked;
+    }
+    last = box;
+  });
+  bulk.addEventListener("change", (event) => {
+    if (event.target.id === "pick-all")
+      for (const box of bulk.querySelectorAll('input[name="run"]')) box.checked = event.target.checked;
+    chosen();
+  });
+  bulk.addEventListener("keydown", (event) => {
+    if (event.key !== "Enter" || event.target.name !== "tag") return;
+    event.preventDefault();
+    bulk.querySelector('button[value="tag"]').click();
+  });
+  bulk.addEventListener("submit", (event) => {
+    const count = bulk.querySelectorAll('input[name="run"]:checked').length;
+    if (event.submitter?.value === "cancel" && !confirm(`Cancel ${count} ${count === 1 ? "run" : "runs"}? What was learned since the last checkpoint is lost.`)) {
+      event.preventDefault();
+      event.stopImmediatePropagation();
+      delete bulk.dataset.sent;
+    }
+  });
+  addEventListener("keydown", (event) => {
+    const row = event.target.closest?.("tr[data-run]");
+    if (event.key !== "x" || !row || event.target !== row) return;
+    row.querySelector("input").click();
+  });
+}
+
+// --- saved views --------------------------------------------------------------------------------------------------
+const load = () => { try { return JSON.parse(localStorage.getItem(VIEWS) ?? "[]"); } catch { return []; } };
+const store = (views) => { try { localStorage.setItem(VIEWS, JSON.stringify(views)); } catch { /* this page only */ } };
+
+function showViews() {
+  const place = document.getElementById("views");
+  if (!place) return;
+  const views = load();
+  place.querySelectorAll(".chip").forEach((chip) => chip.remove());
+  for (const view of views) {
+    const chip = Object.assign(document.createElement("a"), { className: "chip", href: `?${view.query}`, textContent: view.name });
+    if (`?${view.query}` === location.search) {
+      chip.classList.add("on");
+      const remove = Object.assign(document.createElement("button"), { type: "button", className: "chip", textContent: `forget ${view.name}` });
+      remove.onclick = () => { store(load().filter((other) => other.name !== view.name)); showViews(); };
+      place.append(chip, remove);
+    } else place.append(chip);
+  }
+  place.hidden = !views.length;
+  document.getElementById("save-view").hidden = location.search.length < 2 || views.some((view) => `?${view.query}` === location.search);
+}
+
+document.getElementById("save-view")?.addEventListener("click", () => {
+  const name = prompt("Name of this view")?.trim();
+  if (!name) return;
+  store([...load().filter((view) => view.name !== name), { name, query: location.search.slice(1) }]);
+  showViews();
+});
+showViews();

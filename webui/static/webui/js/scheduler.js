@@ -1,0 +1,84 @@
+/* One scheduler for everything that draws: dirty, visible items in turn, within a share of the main thread.
+   Knows when to draw, not what. A hidden tab draws nothing and catches up when it is looked at again. */
+
+const SHARE = 0.3; // of the main thread
+const MOST_CREDIT_MS = 60; // a pause may not be spent in one long burst
+
+class Scheduler {
+  constructor() {
+    this.items = [];
+    this.turn = 0;
+    this.credit = MOST_CREDIT_MS;
+    this.before = performance.now();
+    this.waiting = false;
+    this.spent = 0; // ms of drawing since the start, for measurements
+    this.since = this.before;
+    document.addEventListener("visibilitychange", () => { if (!document.hidden) this.wake(); });
+  }
+
+  /** `item`: {draw(), visible() → bool, hz}. Returns a function that marks it dirty. */
+  add(item) {
+    const entry = { ...item, item, dirty: false, last: -Infinity, cost: 0 };
+    this.items.push(entry);
+    const mark = () => { entry.dirty = true; this.wake(); };
+    mark.remove = () => { this.items = this.items.filter((other) => other !== entry); };
+    return mark;
+  }
+
+  wake() {
+    if (this.waiting || document.hidden) return;
+    this.waiting = true;
+    requestAnimationFrame((now) => this.frame(now));
+  }
+
+  frame(now) {
+    this.waiting = false;
+    if (document.hidden) return;
+    this.credit = Math.min(MOST_CREDIT_MS, this.credit + (now - this.before) * SHARE);
+    this.before = now;
+    let next = Infinity;
+    const count = this.items.length;
+    for (let i = 0; i < count && this.credit > 0; i++) {
+      const entry = this.items[(this.turn + i) % count];
+      if (!entry?.dirty || !entry.item.visible()) continue;
+      const due = entry.last + 1000 / entry.hz - now;
+      if (due > 4) { next = Math.min(next, due); continue; }
+      entry.dirty = false;
+      entry.last = now;
+      const start = performance.now();
+      try { entry.item.draw(); } catch (error) { console.error("drawing failed", error); }
+      entry.cost = performance.now() - start;
+      this.credit -= entry.cost;
+      this.spent += entry.cost;
+      this.turn = (this.turn + i + 1) % count;
+      next = 0;
+      break; // one item a frame: input and scrolling come between
+    }
+    if (this.credit <= 0) next = Math.max(16, -this.credit / SHARE);
+    if (next === Infinity) return; // nothing dirty in sight: sleep until marked
+    this.waiting = true;
+    if (next < 20) requestAnimationFrame((time) => this.frame(time));
+    else setTimeout(() => requestAnimationFrame((time) => this.frame(time)), next);
+  }
+
+  /** Share of the main thread that drawing took since the last call. */
+  share() {
+    const now = performance.now();
+    const found = this.spent / Math.max(1, now - this.since);
+    this.spent = 0;
+    this.since = now;
+    return found;
+  }
+}
+
+export const scheduler = new Scheduler();
+
+/** Tracks whether an element is in sight; calls `changed` when it comes into it. */
+export function watchVisible(element, changed) {
+  const state = { visible: false };
+  new IntersectionObserver((entries) => {
+    state.visible = entries.at(-1).isIntersecting;
+    if (state.visible) changed();
+  }, { rootMargin: "64px" }).observe(element);
+  return state;
+}

@@ -1,0 +1,176 @@
+// Form values to spec and back: the browser's half of webui/forms/spec_form.py. Knows the field table it is given,
+// no element of the page and no server.
+
+const SPECIAL = new Set(["model", "model.custom", "data.preset", "plan"]);
+const FORM_KINDS = new Set(["train", "script", "external"]);
+const isObject = (value) => value !== null && typeof value === "object" && !Array.isArray(value);
+
+/** The spec that the field values (path → text) say, laid over `base`. `table`: {sections, bodies, custom, file}. */
+export function specOf(values, base, table) {
+  const kind = values.kind || "train";
+  const rest = structuredClone(base || {});
+  delete rest.kind;
+  const spec = { kind, ...rest };
+  for (const body of table.bodies) if (body !== kind) delete spec[body];
+  if (kind === "train" && !isObject(spec.train)) spec.train = {};
+  const preset = (values["data.preset"] || "shakespeare") !== table.file;
+  for (const section of table.sections) {
+    if (section.kinds.length && !section.kinds.includes(kind)) {
+      if (FORM_KINDS.has(kind)) for (const key of section.owns) delete spec[key];
+      continue;
+    }
+    if (section.key === "model") putModel(spec, values, table);
+    if (section.key === "data") putData(spec, values, preset);
+    if (section.key === "plan" && values.plan === "auto") {
+      spec.plan = "auto";
+      continue;
+    }
+    for (const field of section.fields) {
+      if (SPECIAL.has(field.path) || (field.path.startsWith("data.") && preset)) continue;
+      put(spec, field, read(field, values[field.path] || ""));
+    }
+  }
+  for (const section of table.sections)
+    for (const field of section.fields)
+      if (field.gates && !(values[field.path] || "").trim()) remove(spec, field.path.replace(/\.[^.]*$/, ""));
+  return tidy(spec);
+}
+
+/** What each field shows for this spec. */
+export function valuesOf(spec, table) {
+  const values = { kind: String(spec.kind ?? "train") };
+  for (const section of table.sections) {
+    for (const field of section.fields) {
+      if (!SPECIAL.has(field.path)) values[field.path] = shown(field, at(spec, field.path));
+      if (field.kind === "choice" && !values[field.path]) values[field.path] = field.default;
+    }
+  }
+  const model = spec.model ?? "llama-tiny";
+  values.model = typeof model === "string" ? model : table.custom;
+  values["model.custom"] = typeof model === "string" ? "" : JSON.stringify(model, null, 2);
+  values["data.preset"] = at(spec, "data.path") != null ? table.file : "shakespeare";
+  values.plan = spec.plan === "auto" ? "auto" : "hand";
+  return values;
+}
+
+export function read(field, given) {
+  const text = given.trim();
+  if (field.kind === "flag") return ["on", "true", "1"].includes(text) ? true : null;
+  if (!text) return null;
+  switch (field.kind) {
+    case "int":
+      return /^[+-]?\d+$/.test(text) ? Number(text) : text;
+    case "float":
+      return number(text) ?? text;
+    case "floats": {
+      const parts = text.replaceAll(",", " ").split(/\s+/).filter(Boolean).map(number);
+      return parts.includes(null) ? text : parts;
+    }
+    case "words":
+      return text.split(",").map((word) => word.trim()).filter(Boolean);
+    case "argv":
+      return split(text) ?? text;
+    case "pairs":
+      return Object.fromEntries(text.split("\n").map((line) => line.trim()).filter(Boolean).map((line) => {
+        const cut = line.indexOf("=");
+        return cut < 0 ? [line, ""] : [line.slice(0, cut).trim(), line.slice(cut + 1)];
+      }));
+    case "choice":
+      return field.path === "plan.zero" ? Number(text) : text;
+    default:
+      return text;
+  }
+}
+
+export function shown(field, value) {
+  if (value == null || value === false) return "";
+  if (value === true) return "on";
+  if ((field.kind === "words" || field.kind === "floats") && Array.isArray(value)) return value.join(", ");
+  if (field.kind === "argv" && Array.isArray(value)) return value.map(quoted).join(" ");
+  if (field.kind === "pairs" && isObject(value))
+    return Object.entries(value).map(([name, item]) => `${name}=${item}`).join("\n");
+  return typeof value === "object" ? JSON.stringify(value) : String(value);
+}
+
+/** A POSIX shell's words of a line, null where a quote is not closed. */
+export function split(text) {
+  const words = [];
+  const piece = /'([^']*)'|"((?:[^"\\]|\\[^])*)"|\\([^])|([^\s'"\\]+)|(\s+)/y;
+  let word = null;
+  for (let place = 0; place < text.length; place = piece.lastIndex) {
+    piece.lastIndex = place;
+    const found = piece.exec(text);
+    if (!found) return null;
+    if (found[5] !== undefined) {
+      if (word !== null) words.push(word);
+      word = null;
+    } else word = (word ?? "") + (found[1] ?? found[2]?.replace(/\\(["\\])/g, "$1") ?? found[3] ?? found[4]);
+  }
+  if (word !== null) words.push(word);
+  return words;
+}
+
+export function quoted(word) {
+  return /^[\w@%+=:,./-]+$/.test(word) ? word : `'${String(word).replaceAll("'", `'"'"'`)}'`;
+}
+
+function number(text) {
+  return /^[+-]?(\d+\.?\d*|\.\d+)(e[+-]?\d+)?$/i.test(text) ? Number(text) : null;
+}
+
+function putModel(spec, values, table) {
+  const chosen = (values.model || "").trim() || "llama-tiny";
+  if (chosen !== table.custom) {
+    spec.model = chosen;
+    return;
+  }
+  const text = (values["model.custom"] || "").trim();
+  try {
+    spec.model = text ? JSON.parse(text) : {};
+  } catch {
+    spec.model = text;
+  }
+}
+
+function putData(spec, values, preset) {
+  if (preset) {
+    spec.data = { preset: values["data.preset"] || "shakespeare" };
+    return;
+  }
+  const { preset: _, ...data } = isObject(spec.data) ? spec.data : {};
+  spec.data = { ...data, path: (values["data.path"] || "").trim() };
+}
+
+function put(spec, field, value) {
+  const parents = field.path.split(".");
+  const name = parents.pop();
+  let place = spec;
+  for (const parent of parents) {
+    if (!isObject(place[parent])) {
+      if (value === null) return;
+      place[parent] = {};
+    }
+    place = place[parent];
+  }
+  if (value === null) {
+    if (field.path !== "data.path") delete place[name];
+  } else if (name in place || field.kind !== "choice" || String(value) !== field.default) place[name] = value;
+}
+
+function remove(spec, path) {
+  const parents = path.split(".");
+  const name = parents.pop();
+  const place = parents.length ? at(spec, parents.join(".")) : spec;
+  if (isObject(place)) delete place[name];
+}
+
+function at(spec, path) {
+  return path.split(".").reduce((place, name) => (isObject(place) ? place[name] : undefined), spec);
+}
+
+function tidy(spec) {
+  const empty = (value) => isObject(value) && !Object.keys(value).length;
+  for (const key of ["plan", "resources", "retries"]) if (empty(spec[key])) delete spec[key];
+  if (isObject(spec.train)) for (const key of ["optimizer", "lr_schedule"]) if (empty(spec.train[key])) delete spec.train[key];
+  return spec;
+}

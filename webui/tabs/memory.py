@@ -1,0 +1,38 @@
+"""Memory tab: what holds a rank's memory over time, and how ranks differ."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from django.http import HttpRequest
+
+from orchestrator.telemetry import selectors as telemetry
+from webui import words
+from webui.charts import panels
+from webui.run_facts import Facts
+
+
+def content(facts: Facts, request: HttpRequest) -> dict[str, Any]:
+    by_rank = telemetry.memory_by_rank(run=facts.run)
+    wanted = request.GET.get("rank", "")
+    rank = int(wanted) if wanted.isdecimal() and int(wanted) in by_rank else None
+    parts = [part for part in panels.MEMORY_PARTS if any(values.get(part) for values in by_rank.values())]
+    return {
+        "panels": [panel.to_dict() for panel in panels.memory(facts.names, rank)],
+        "ranks": sorted(by_rank),
+        "rank": min(by_rank, default=0) if rank is None else rank,
+        "parts": parts,
+        "rows": rows(by_rank, parts),
+        "source": facts.source(),
+    }
+
+
+def rows(by_rank: dict[int, dict[str, float]], parts: list[str]) -> list[dict[str, Any]]:
+    """Per rank a bar of its categories against the largest sum or capacity, with the same numbers in words."""
+    made = []
+    sums = {rank: sum(values.get(part, 0.0) for part in parts) for rank, values in by_rank.items()}
+    full = max([*sums.values(), *(values.get("capacity", 0.0) for values in by_rank.values()), 1.0])
+    for rank, values in sorted(by_rank.items())[:64]:
+        bar = [{"part": part, "share": f"{100 * values.get(part, 0.0) / full:.2f}"} for part in parts]
+        made.append({"rank": rank, "bar": bar, "cells": [words.memory(values.get(part)) for part in parts], "sum": words.memory(sums[rank])})
+    return made

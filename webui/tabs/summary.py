@@ -1,0 +1,57 @@
+"""Summary tab: is it learning, is it fast, will it finish."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+from django.http import HttpRequest
+
+from webui import words
+from webui.charts import panels
+from webui.run_facts import Facts
+
+# metric → (title, unit words, hue)
+TILES: Final = (
+    ("loss", "Loss", "", "loss"),
+    ("val_loss", "Validation loss", "", "loss-2"),
+    ("tokens_per_s", "Throughput", "tokens/s", "throughput"),
+    ("mfu", "MFU", "", "mfu"),
+    ("grad_norm", "Gradient norm", "", "grad"),
+    ("step_time_s", "Step time", "", "time"),
+    ("memory/allocated_bytes", "Memory", "", "mem-params"),
+    ("inference/tokens_per_s", "Generated", "tokens/s", "throughput"),
+    ("inference/ttft_s", "First token", "", "time"),
+)
+
+
+def content(facts: Facts, request: HttpRequest) -> dict[str, Any]:
+    names = facts.names
+    return {
+        "tiles": tiles(facts),
+        "panels": [panel.to_dict() for panel in panels.summary(names, facts.run.kind)],
+        "unshown": panels.unshown(names),
+        "source": facts.source(),
+    }
+
+
+def tiles(facts: Facts) -> list[dict[str, str]]:
+    """Those whose metric the run has; the usual ones before its first point."""
+    usual = ("loss", "tokens_per_s", "mfu", "grad_norm", "step_time_s") if facts.run.kind in ("train", "script") else ()
+    return [
+        {"name": name, "title": title, "unit": unit, "hue": hue, "value": shown(name, facts.latest.get(name))}
+        for name, title, unit, hue in TILES
+        if name in facts.latest or (not facts.latest and name in usual)
+    ]
+
+
+def shown(name: str, value: float | None) -> str:
+    """A metric's value in its words, the same as the browser's format.js."""
+    if value is None:
+        return words.DASH
+    if name == "mfu":
+        return words.percent(value)
+    if name.endswith("_bytes"):
+        return words.memory(value)
+    if name.endswith("_s") and not name.endswith("per_s"):
+        return words.duration(value)
+    return words.quantity(value, 4 if "loss" in name else 3)

@@ -1,0 +1,16 @@
+"""Addresses of the overview, a run's page and the gallery."""
+
+from __future__ import annotations
+
+from django.urls import URLPattern, path
+
+from webui.views import gallery, overview, run, run_actions
+
+urlpatterns: list[URLPattern] = [
+    path("", overview.overview, name="overview"),
+    path("pulse/", overview.pulse, name="overview-pulse"),
+    path("runs/<int:id>/", run.run, name="run"),
+    path("runs/<int:id>/pulse/", run.pulse, name="run-pulse"),
+    path("runs/<int:id>/act/", run_actions.act, name="run-act"),
+    path("gallery/", gallery.gallery, name="gallery"),
+]

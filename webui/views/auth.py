@@ -1,0 +1,79 @@
+"""Logging in and out. Knows passwords only as Django's own check does."""
+
+from __future__ import annotations
+
+from django.conf import settings
+from django.contrib import messages
+from django.contrib.auth import login, logout
+from django.contrib.auth.forms import AuthenticationForm
+from django.http import HttpRequest, HttpResponse
+from django.shortcuts import redirect, render, resolve_url
+from django.utils.http import url_has_allowed_host_and_scheme
+from django.views.decorators.cache import never_cache
+from django.views.decorators.debug import sensitive_post_parameters
+from django.views.decorators.http import require_http_methods, require_POST
+
+from orchestrator.accounts import services
+from orchestrator.common.errors import Refusal
+from webui import login_limit
+
+
+@sensitive_post_parameters("password")
+@never_cache
+@require_http_methods(["GET", "POST"])
+def log_in(request: HttpRequest) -> HttpResponse:
+    target = _target(request)
+    if request.user.is_authenticated:
+        return redirect(target)
+    form = AuthenticationForm(request, data=request.POST or None)
+    refusal, status = None, 200
+    if request.method == "POST":
+        name, address = request.POST.get("username", ""), _address(request)
+        try:
+            login_limit.check(name, address)
+        except Refusal as found:
+            refusal, status = found, found.status
+        else:
+            if form.is_valid():
+                user = form.get_user()
+                login(request, user)
+                services.audit(actor=user, action="login", target=f"user:{user.pk}", ip=address or None)
+                if user.must_change_password:
+                    messages.warning(
+                        request, "You came in with the first password. Choose one of your own under Account, Password."
+                    )
+                return redirect(target)
+            login_limit.failed(name, address)
+            services.audit(actor=None, action="login.refused", data={"username": name[:150]}, ip=address or None)
+            status = 403
+    context = {"form": form, "next": request.POST.get("next") or request.GET.get("next", ""), "refusal": refusal,
+               "first_login": _first_login()}  # fmt: skip
+    response = render(request, "webui/login.html", context, status=status)
+    if refusal is not None:
+        response["Retry-After"] = str(refusal.retry_after_s)
+    return response
+
+
+@require_POST
+def log_out(request: HttpRequest) -> HttpResponse:
+    logout(request)
+    messages.info(request, "You are logged out.")
+    return redirect("login")
+
+
+def _target(request: HttpRequest) -> str:
+    wanted = request.POST.get("next") or request.GET.get("next", "")
+    if url_has_allowed_host_and_scheme(wanted, {request.get_host()}, require_https=request.is_secure()):
+        return wanted
+    return resolve_url(settings.LOGIN_REDIRECT_URL)
+
+
+def _first_login() -> bool:
+    """Whether nobody has replaced the password that the first start made; its file goes with it."""
+    return bool((settings.ENV.home / "first-login").exists())
+
+
+def _address(request: HttpRequest) -> str:
+    """The caller's address; behind a TLS proxy of ours the one that it appended last."""
+    forwarded = request.headers.get("X-Forwarded-For", "") if settings.ENV.behind_https else ""
+    return forwarded.rsplit(",", 1)[-1].strip() or str(request.META.get("REMOTE_ADDR") or "")

@@ -1,0 +1,181 @@
+"""The new-run form: fields, JSON and curl of one spec; a check while typing; the submit. Decides nothing itself."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from django.contrib import messages
+from django.http import HttpRequest, HttpResponse
+from django.shortcuts import redirect, render
+from django.views.decorators.http import require_http_methods, require_POST
+
+from orchestrator.common.errors import Refusal
+from orchestrator.fleet import selectors as fleet
+from orchestrator.runs import selectors, services
+from webui.forms import verdict
+from webui.forms.spec_fields import BODIES, CUSTOM_MODEL, KIND, OWN_FILE, SECTIONS, SpecField
+from webui.forms.spec_form import spec_of, values_of
+from webui.views.door import page
+from workers.contracts.presets import PRESETS
+
+START: dict[str, Any] = {
+    "kind": "train",
+    "model": "llama-tiny",
+    "data": {"preset": "shakespeare"},
+    "plan": {"dp": 1, "zero": 0, "precision": "fp32", "micro_batch_size": 8, "global_batch_size": 8},
+    "train": {
+        "steps": 200,
+        "seq_len": 128,
+        "optimizer": {"lr": 0.003},
+        "lr_schedule": {"name": "cosine", "warmup_steps": 20},
+        "eval": {"every_steps": 50},
+        "clip_norm": 1.0,
+    },
+}
+
+
+@page
+@require_http_methods(["GET", "POST"])
+def new_run(request: HttpRequest) -> HttpResponse:
+    """GET shows a start, a preset or an older run's spec; POST submits, and shows the same form where that is refused."""
+    if request.method == "GET":
+        name, experiment, spec, like = _begin(request)
+        return render(request, "webui/new_run.html", _context(request, name, experiment, spec, like=like))
+    name, experiment, spec, refusal = request.POST.get("name", ""), request.POST.get("experiment", ""), None, None
+    try:
+        spec = _asked(request)
+        run = services.run_submit(owner=request.user, name=name, spec=spec, experiment=experiment.strip() or None)
+    except Refusal as found:
+        refusal = found
+    else:
+        messages.success(request, f"Run {run.pk} is submitted.")
+        return redirect(f"/runs/{run.pk}/")
+    context = _context(request, name, experiment, spec or {}, refusal=refusal)
+    if spec is None:  # the JSON as typed, for its writer to mend
+        context["spec_text"] = request.POST.get("spec", "")
+    return render(request, "webui/new_run.html", context, status=refusal.status)
+
+
+@page
+@require_POST
+def check(request: HttpRequest) -> HttpResponse:
+    """What would be refused, and what the run amounts to, as a part of the page; creates nothing."""
+    try:
+        spec = _asked(request)
+    except Refusal as refusal:
+        return render(request, "webui/run_check.html", {"problems": verdict.placed(refusal.errors), "curl": ""})
+    name, experiment = request.POST.get("name", ""), request.POST.get("experiment", "")
+    return render(request, "webui/run_check.html", _verdict(request, name, experiment, spec))
+
+
+def _begin(request: HttpRequest) -> tuple[str, str, dict[str, Any], Any]:
+    """`(name, experiment, spec, the run it is like)` as the address asks."""
+    like, preset = request.GET.get("like", ""), request.GET.get("preset", "")
+    experiment = request.GET.get("experiment", "")[:120]
+    if like:
+        run = selectors.run_get(user=request.user, id=like)
+        return run.name, experiment or (run.experiment.name if run.experiment else ""), run.spec, run
+    spec = {**START, "model": preset} if preset in PRESETS else START
+    kind = request.GET.get("kind", "train")
+    if kind in ("script", "external"):
+        spec = {"kind": "script", "resources": {"devices": 1}} if kind == "script" else {"kind": "external"}
+    return "", experiment, spec, None
+
+
+def _asked(request: HttpRequest) -> dict[str, Any]:
+    """The spec of a POST: the fields over the JSON, or the JSON alone where it is what was edited last."""
+    text = request.POST.get("spec", "").strip()
+    base: Any = {}
+    alone = request.POST.get("from") == "json" or request.POST.get("submit") == "json"
+    if text:
+        try:
+            base = json.loads(text)
+        except ValueError as error:
+            raise _not_json(f"the JSON cannot be read: {error}") from None
+        if not isinstance(base, dict):
+            raise _not_json("a spec is an object in braces")
+    return base if alone else spec_of(request.POST, base)
+
+
+def _not_json(says: str) -> Refusal:
+    return Refusal("spec-invalid", "The spec cannot be read", 422, f"spec: {says}",
+                   [{"field": "spec", "says": says, "try": 'an object such as {"kind": "train", ...}'}])  # fmt: skip
+
+
+def _verdict(request: HttpRequest, name: str, experiment: str, spec: dict[str, Any]) -> dict[str, Any]:
+    problems = services.spec_problem_list(spec)
+    if not name.strip() and request.method == "POST":
+        problems.insert(0, {"field": "name", "says": "a run needs a name", "try": "first try"})
+    url = request.build_absolute_uri("/api/v1/runs")
+    return {
+        "problems": verdict.placed(problems),
+        **verdict.amounts(spec, problems, fleet_devices=fleet.capacity()),
+        "curl": verdict.curl(url, name, experiment, spec),
+    }
+
+
+def _context(
+    request: HttpRequest,
+    name: str,
+    experiment: str,
+    spec: dict[str, Any],
+    like: Any = None,
+    refusal: Refusal | None = None,
+) -> dict[str, Any]:
+    values = values_of(spec)
+    errors = verdict.by_field(refusal.errors) if refusal else {}
+    kind = values["kind"]
+    kinds = KIND.choices if kind in dict(KIND.choices) else (*KIND.choices, (kind, f"{kind}: as JSON"))
+    return {
+        "name": name, "experiment": experiment, "spec_text": json.dumps(spec, indent=2), "like": like,
+        "refusal": refusal, "errors": errors,
+        "kind": {"field": KIND, "value": kind, "choices": kinds, "errors": errors.get("kind", [])},
+        "sections": [_section(section, values, errors, kind) for section in SECTIONS],
+        "experiments": selectors.experiments_visible_to(user=request.user)[:50],
+        "recorder": verdict.recorder_lines(request.build_absolute_uri("/"), name, experiment),
+        "table": table(), **_verdict(request, name, experiment, spec),
+    }  # fmt: skip
+
+
+def _section(section: Any, values: dict[str, str], errors: dict[str, Any], kind: str) -> dict[str, Any]:
+    shown = {
+        "key": section.key, "title": section.title, "says": section.says, "kinds": section.kinds,
+        "hidden": bool(section.kinds) and kind not in section.kinds,
+        "fields": [_item(field, values, errors) for field in section.fields],
+        "more": [_item(field, values, errors) for field in section.more],
+    }  # fmt: skip
+    shown["open"] = any(
+        item["errors"] or (item["value"] and item["value"] != item["field"].default) for item in shown["more"]
+    ) and section.key == "plan"
+    return shown
+
+
+def _item(field: SpecField, values: dict[str, str], errors: dict[str, Any]) -> dict[str, Any]:
+    value = values.get(field.path, "")
+    choices = field.choices
+    if field.kind == "choice" and value not in dict(choices):
+        choices = (*choices, (value, value))
+    hidden = (
+        (field.path == "model.custom" and values["model"] != CUSTOM_MODEL)
+        or (field.path in ("data.path", "data.format", "data.tokenizer") and values["data.preset"] != OWN_FILE)
+        or (field.path.startswith("plan.") and values["plan"] == "auto")
+    )
+    return {"field": field, "value": value, "choices": choices, "errors": errors.get(field.path, []), "hidden": hidden}
+
+
+def table() -> dict[str, Any]:
+    """The field table for the page's script."""
+    return {
+        "sections": [
+            {
+                "key": section.key, "kinds": section.kinds, "owns": section.owns,
+                "fields": [
+                    {"path": field.path, "kind": field.kind, "default": field.default, "gates": field.gates}
+                    for field in (*section.fields, *section.more)
+                ],
+            }
+            for section in SECTIONS
+        ],
+        "bodies": BODIES, "custom": CUSTOM_MODEL, "file": OWN_FILE,
+    }  # fmt: skip

@@ -1,0 +1,80 @@
+"""The buttons of a run's page: each a POST that calls one service and comes back with a sentence."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from django.contrib import messages
+from django.http import HttpRequest, HttpResponse
+from django.shortcuts import redirect
+from django.views.decorators.http import require_POST
+
+from orchestrator.common.errors import Refusal, invalid
+from orchestrator.runs import selectors, services
+from webui.views.door import page
+
+
+@require_POST
+@page
+def act(request: HttpRequest, id: int) -> HttpResponse:
+    """`action` names what to do; a refusal is told on the page one came from."""
+    run = selectors.run_get(user=request.user, id=id)
+    action = ACTIONS.get(request.POST.get("action", ""))
+    if action is None:
+        raise invalid("action", f"{request.POST.get('action', '')!r} is not an action", ", ".join(ACTIONS))
+    try:
+        shown, says = action(run, request)
+    except Refusal as refusal:
+        messages.error(request, refusal.detail)
+        shown = run
+    else:
+        messages.success(request, says)
+    return redirect("run", shown.pk)
+
+
+def _simple(service: Callable[..., Any], says: str) -> Callable[[Any, HttpRequest], tuple[Any, str]]:
+    def do(run: Any, request: HttpRequest) -> tuple[Any, str]:
+        return service(run=run, by=request.user), says
+
+    return do
+
+
+def _clone(run: Any, request: HttpRequest) -> tuple[Any, str]:
+    made = services.run_clone(run=run, by=request.user)
+    return made, f"This is run {made.pk}, a clone of run {run.pk}."
+
+
+def _fork(run: Any, request: HttpRequest) -> tuple[Any, str]:
+    step = request.POST.get("step", "")
+    if not step.isdecimal():
+        raise invalid("step", f"{step!r} is not a step", "the step of a checkpoint")
+    made = services.run_fork(run=run, by=request.user, step=int(step), changes={})
+    return made, f"This is run {made.pk}; it goes on from step {int(step):,} of run {run.pk}."
+
+
+def _priority(run: Any, request: HttpRequest) -> tuple[Any, str]:
+    try:
+        priority = int(request.POST.get("priority", ""))
+    except ValueError:
+        raise invalid("priority", "it is a whole number", "0") from None
+    return services.run_update(run=run, by=request.user, priority=priority), f"Priority is {priority} now."
+
+
+def _notes(run: Any, request: HttpRequest) -> tuple[Any, str]:
+    tags = [tag.strip() for tag in request.POST.get("tags", "").split(",") if tag.strip()]
+    changed = services.run_update(run=run, by=request.user, tags=tags, notes=request.POST.get("notes", ""))
+    return changed, "Notes and tags are saved."
+
+
+ACTIONS: dict[str, Callable[[Any, HttpRequest], tuple[Any, str]]] = {
+    "cancel": _simple(services.run_cancel, "Asked to stop; its checkpoints stay."),
+    "pause": _simple(services.run_pause, "Asked to save a checkpoint and leave its devices."),
+    "resume": _simple(services.run_resume, "Queued again; it goes on from its newest checkpoint."),
+    "retry": _simple(services.run_retry, "Queued for another attempt."),
+    "checkpoint": _simple(services.run_checkpoint, "Asked for a checkpoint; an event tells when it is saved."),
+    "clone": _clone,
+    "fork": _fork,
+    "priority": _priority,
+    "notes": _notes,
+}

@@ -1,0 +1,109 @@
+"""The runs list: what ran, what runs, what was it worth. Reads selectors, calls services for the chosen rows."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from django.contrib import messages
+from django.http import HttpRequest, HttpResponse
+from django.shortcuts import redirect, render
+from django.utils import timezone
+from django.views.decorators.http import require_GET, require_POST
+
+from orchestrator.common import live
+from orchestrator.common.errors import Refusal, invalid
+from orchestrator.runs import selectors, services
+from orchestrator.telemetry import selectors as telemetry
+from webui import words
+from webui.forms.run_filters import LIVE_STATES, RunFilters
+from webui.views.door import back, page
+
+PAGE = 50
+BULK = 200
+
+
+@page
+@require_GET
+def runs(request: HttpRequest) -> HttpResponse:
+    """Keyset by id, newest first; the counts are of everything the person may see, not of the page."""
+    filters = RunFilters.read(request.GET)
+    head = live.head("fleet")
+    asked = {**filters.asked, **({"owner": request.user.username} if filters.owner == "me" else {})}
+    found = selectors.run_list(user=request.user, before_id=filters.before, limit=PAGE + 1, **asked)
+    rows, older = found[:PAGE], found[PAGE - 1].pk if len(found) > PAGE else None
+    counts = selectors.state_counts(user=request.user)
+    sparks = telemetry.sparkline(run_ids=[run.pk for run in rows], name="loss")
+    context = {
+        "rows": [row(run, sparks.get(run.pk, [])) for run in rows],
+        "filters": filters, "older": filters.url(before=older) if older else "", "newest": filters.url(),
+        "counts": counts, "total": sum(counts.values()), "sentence": sentence(counts),
+        "chips": filters.state_chips(counts), "asked": filters.asked_chips(),
+        "mine": filters.url(owner="" if filters.owner == "me" else "me"), "here": request.get_full_path(),
+        "head": head, "live": filters.before is None,
+    }  # fmt: skip
+    return render(request, "webui/runs.html", context)
+
+
+@page
+@require_POST
+def bulk(request: HttpRequest) -> HttpResponse:
+    """Cancels or tags the chosen runs, one by one; those that refuse are told by name, the others are done."""
+    ids = [int(one) for one in request.POST.getlist("run") if one.isdecimal()][:BULK]
+    action, tag = request.POST.get("action", ""), request.POST.get("tag", "").strip()
+    done, refused = 0, []
+    if action not in ("cancel", "tag"):
+        raise invalid("action", f"{action!r} is not possible for several runs", "cancel or tag")
+    if action == "tag" and not 1 <= len(tag) <= 60:
+        messages.error(request, "Type the tag, 1 to 60 characters, before you press Tag.")
+        return redirect(back(request, "runs"))
+    for id in ids:
+        try:
+            run = selectors.run_get(user=request.user, id=id)
+            if action == "cancel":
+                services.run_cancel(run=run, by=request.user)
+            else:
+                tags = sorted({*(item.name for item in run.tags.all()), tag})
+                services.run_update(run=run, by=request.user, tags=tags)
+            done += 1
+        except Refusal as refusal:
+            refused.append(f"{id}: {refusal.detail}")
+    did = "asked to end" if action == "cancel" else f"tagged {tag}"
+    if done:
+        messages.success(request, f"{words.count(done, 'run')} {did}.")
+    for says in refused[:5]:
+        messages.error(request, says)
+    if not ids:
+        messages.warning(request, "Choose runs by their boxes first.")
+    return redirect(back(request, "runs"))
+
+
+def row(run: Any, spark: list[float]) -> dict[str, Any]:
+    """A run as its line shows it; what is not known yet is None."""
+    summary = run.summary or {}
+    ended = run.ended or timezone.now()
+    held_s = (ended - run.started).total_seconds() if run.started and run.devices else None
+    steps = summary.get("steps") or ((run.spec.get("train") or {}).get("steps"))
+    step = summary.get("step")
+    return {
+        "run": run, "loss": summary.get("loss"), "mfu": summary.get("mfu"), "tokens": summary.get("tokens"),
+        "step": step, "steps": steps, "part": round(100 * step / steps, 1) if step and steps else None,
+        "spark": ",".join(f"{value:.5g}" for value in spark),
+        "device_hours": run.devices * held_s / 3600 if held_s is not None else None,
+        "tags": [item.name for item in run.tags.all()], "alive": run.state in LIVE_STATES,
+    }  # fmt: skip
+
+
+def sentence(counts: dict[str, int]) -> str:
+    """What runs, what waits, what came of the rest, in one line."""
+    if not counts:
+        return "Nothing ran here yet."
+    running = counts.get("running", 0) + counts.get("starting", 0) + counts.get("stopping", 0)
+    parts = [f"{words.count(running, 'run')} in flight" if running else "nothing in flight"]
+    if counts.get("queued"):
+        parts.append(f"{counts['queued']:,} waiting")
+    if counts.get("paused"):
+        parts.append(f"{counts['paused']:,} paused")
+    ended = {name: counts.get(name, 0) for name in ("finished", "failed", "cancelled")}
+    told = words.listed([f"{count:,} {name}" for name, count in ended.items() if count])
+    text = ", ".join(parts) + (f"; {told} before that." if told else ".")
+    return text[0].upper() + text[1:]

@@ -30,6 +30,7 @@ from orchestrator.config.settings import *  # noqa: E402, F403
 from orchestrator.config.settings import DATABASES  # noqa: E402
 
 (_HOME / "data").mkdir()
+(_HOME / "static").mkdir()  # whitenoise warns where there is none
 # hashing a password is meant to be slow; nothing here depends on it
 PASSWORD_HASHERS = ["django.contrib.auth.hashers.MD5PasswordHasher"]
 if DATABASES["default"]["ENGINE"].endswith("sqlite3"):

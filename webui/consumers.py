@@ -18,7 +18,7 @@ from orchestrator.accounts.selectors import token_user
 from orchestrator.common import live
 from orchestrator.common.errors import Refusal
 from orchestrator.runs.selectors import run_get
-from webui.hub import Client, Feed, frames_after, head_of, heartbeat, hub
+from webui.hub import Client, Feed, frames_after, head_of, hub
 
 NOT_LOGGED_IN: Final = 4401
 NOT_FOUND: Final = 4404
@@ -97,18 +97,22 @@ class LiveConsumer(AsyncWebsocketConsumer):  # type: ignore[misc]
 
 class RunConsumer(LiveConsumer):
     async def topic_for(self, user: AbstractBaseUser) -> str | None:
-        return await database_sync_to_async(_run_topic, thread_sensitive=False)(user, self.scope["url_route"]["kwargs"]["id"])
+        topic: str | None = await run_topic(user, self.scope["url_route"]["kwargs"]["id"])
+        return topic
 
 
 class FleetConsumer(LiveConsumer):
     pass
 
 
-def _run_topic(user: AbstractBaseUser, id: str) -> str | None:
+def _run_topic(user: Any, id: str) -> str | None:
     try:
         return f"run:{run_get(user=user, id=id).pk}"
     except Refusal:
         return None
+
+
+run_topic = database_sync_to_async(_run_topic, thread_sensitive=False)
 
 
 def _place(query: bytes) -> tuple[int | None, str]:

@@ -14,8 +14,10 @@ WIDTH: Final = 400  # characters shown of a line
 
 _ERROR = re.compile(r"\b(error|exception|traceback|fatal|critical|out of memory|sigkill|sigsegv|aborted)\b|\w+(Error|Exception)\b", re.I)
 _WARNING = re.compile(r"\b(warn|warning|deprecat\w+)\b|\w+Warning\b", re.I)
+_NAMED = re.compile(r"[\w.]*(Error|Exception|Interrupt)\b.*:|.*out of memory", re.I)
 _DEBUG = re.compile(r"\b(debug|trace)\b", re.I)
 _TIMESTAMP = re.compile(r"^\W*(\d{4}-\d\d-\d\d[T ])?\d\d:\d\d:\d\d([.,]\d+)?Z?\W*")
+_PREFIX = re.compile(r"^\[(rank)?\d+\]:?\s?")  # the page names the ranks itself
 _RANK = re.compile(r"\brank[ =:]?\d+|\[\d+\]", re.I)
 
 
@@ -46,7 +48,7 @@ def fold(lines: Iterable[Any]) -> list[Folded]:
         if before is not None and line.rank not in before.ranks and line.rank >= 0 and before.ranks[0] >= 0:
             before.ranks.append(line.rank)
             continue
-        found = Folded(line.attempt, [line.rank], line.seq, line.time, line.text[:WIDTH], level(line.text))
+        found = Folded(line.attempt, [line.rank], line.seq, line.time, _PREFIX.sub("", line.text)[:WIDTH], level(line.text))
         made.append(found)
         open_[key] = found
         if len(open_) > WINDOW:
@@ -75,3 +77,9 @@ def ranks_words(ranks: Iterable[int]) -> str:
         else:
             groups.append([rank])
     return ", ".join(str(group[0]) if len(group) == 1 else f"{group[0]}–{group[-1]}" for group in groups)
+
+
+def first_cause(lines: Iterable[Folded]) -> Folded | None:
+    """The first line that names an exception, or else the first error: what to read before its echoes on other ranks."""
+    errors = [line for line in lines if line.level == "error"]
+    return next((line for line in errors if _NAMED.match(line.text)), errors[0] if errors else None)

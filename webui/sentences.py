@@ -46,13 +46,15 @@ def run_headline(facts: RunFacts) -> str:
 
 
 def trend(curve: Sequence[float]) -> str:
-    """falling, flat or rising: the last quarter against the quarter before; empty where there is too little to say."""
+    """falling, flat or rising: the last quarter against the quarter before, beyond noise; empty for a short curve."""
     if len(curve) < 8:
         return ""
     quarter = len(curve) // 4
-    late, early = _median(curve[-quarter:]), _median(curve[-2 * quarter : -quarter])
-    change = (late - early) / (abs(early) or 1)
-    return "falling" if change < -0.004 else "rising" if change > 0.004 else "flat"
+    last, before = curve[-quarter:], curve[-2 * quarter : -quarter]
+    late, early = _median(last), _median(before)
+    spread = (sum(abs(y - late) for y in last) + sum(abs(y - early) for y in before)) / (2 * quarter)
+    least = max(0.004 * abs(early), 1.5 * spread / quarter**0.5)
+    return "falling" if late < early - least else "rising" if late > early + least else "flat"
 
 
 def overview(*, busy: int, devices: int, runs: int, waiting: int, waiting_devices: int, troubles: Sequence[str]) -> str:
@@ -79,7 +81,10 @@ def health(*, troubles: Sequence[str]) -> str:
 
 def _queued(facts: RunFacts) -> str:
     again = f" (attempt {facts.attempt} ended)" if facts.attempt else ""
-    return f"Waits{again}: {_lower(facts.wait_reason) or 'the scheduler has not looked at it yet'}".rstrip(".") + "."
+    reason = facts.wait_reason.rstrip(".")
+    if reason.lower().startswith("waits "):
+        return f"Waits{again} {reason[6:]}."
+    return f"Waits{again}: {_lower(reason) or 'the scheduler has not looked at it yet'}."
 
 
 def _starting(facts: RunFacts) -> str:

@@ -40,9 +40,9 @@ def memory(value: Any) -> str:
 
 
 def percent(value: Any) -> str:
-    """A fraction as per cent: 0.4312 → 43.1 %."""
+    """A fraction as per cent: 0.4312 → 43.1%."""
     real = number(value)
-    return DASH if real is None else f"{_significant(100 * real, 3)} %"
+    return DASH if real is None else f"{_significant(100 * real, 3)}%"
 
 
 def duration(value: Any) -> str:

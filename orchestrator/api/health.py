@@ -26,7 +26,7 @@ def health(request: HttpRequest) -> HttpResponse:
         return json_answer(facts, status=503, headers={"Cache-Control": "no-store"})
     status = 200 if facts["ok"] else 503
     if request.get_preferred_type(["application/json", "text/html"]) == "text/html":
-        response = render(request, "webui/health.html", {"health": facts}, status=status)
+        response = render(request, "webui/health.html", {"health": facts, **facts}, status=status)
     else:
         response = json_answer(facts, status=status)
     response["Cache-Control"] = "no-store"

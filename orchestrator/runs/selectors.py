@@ -104,7 +104,7 @@ def run_list(
         owned = User.objects.filter(username__in=names)
         runs = _among(runs, "owner_id", list(owned.values_list("id", flat=True)), asked=True)
     if q:
-        tagged = Exists(RunTag.objects.filter(run=OuterRef("pk"), name__icontains=q))
+        tagged = Q(pk__in=RunTag.objects.filter(name__icontains=q).values("run_id"))
         words = Q(name__icontains=q) | Q(notes__icontains=q) | Q(model_name__icontains=q)
         runs = runs.filter(words | tagged)
     if before_id is not None:

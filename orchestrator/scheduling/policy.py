@@ -99,6 +99,7 @@ class _Lane:
     slots: tuple[Slot, ...]
     free: list[int]
     free_at: list[float]
+    taken: dict[int, int] = field(default_factory=dict)  # by runs that this very pass has placed
     kept: int = 0  # free devices that are kept for a run at the head
 
     @property
@@ -125,8 +126,9 @@ def place(
     clock = now.timestamp()
     weight = pool_priority or {}
     order = sorted(queue, key=lambda run: (-run.priority, -weight.get(run.pool, 0), run.queued_at, run.run))
+    nodes = sorted(nodes, key=lambda node: node.name)
     pools: dict[str, list[_Lane]] = {}
-    for node in sorted(nodes, key=lambda node: node.name):
+    for node in nodes:
         pools.setdefault(node.pool, [])
         if node.usable:
             pools[node.pool] += _lanes(node, clock)
@@ -232,6 +234,7 @@ def _estimate(run: Waiting, lanes: list[_Lane], now: float, heads: dict[str, _He
 
 def _take(lane: _Lane, indices: list[int], run: Waiting, now: float) -> None:
     lane.free = [index for index in lane.free if index not in indices]
+    lane.taken[run.run] = len(indices)
     lane.free_at.sort()
     lane.free_at[: len(indices)] = [now + run.max_seconds if run.max_seconds is not None else math.inf] * len(indices)
 
@@ -298,5 +301,6 @@ def _why(run: Waiting, fitting: list[_Lane], nodes: Sequence[NodeView], head: _H
         for slot in lane.slots:
             if slot.run is not None:
                 holders[slot.run] = holders.get(slot.run, 0) + 1
-    taken = total - free - sum(holders.values())  # by runs that this very pass has placed
-    return busy(run, free, total, holders, taken)
+        for holder, count in lane.taken.items():
+            holders[holder] = holders.get(holder, 0) + count
+    return busy(run, free, total, holders)

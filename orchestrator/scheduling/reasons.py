@@ -50,13 +50,11 @@ def unequal(run: Waiting, free: Sequence[int], *, ever: bool) -> str:
     )
 
 
-def busy(run: Waiting, free: int, total: int, holders: Mapping[int, int], just_placed: int) -> str:
+def busy(run: Waiting, free: int, total: int, holders: Mapping[int, int]) -> str:
     most = sorted(holders.items(), key=lambda item: (-item[1], item[0]))
     parts = [f"r{holder} holds {count}" for holder, count in most[:_SHOWN]]
     if len(most) > _SHOWN:
         parts.append(f"{len(most) - _SHOWN} more hold {sum(count for _, count in most[_SHOWN:])}")
-    if just_placed:
-        parts.append(f"{just_placed} go to runs before it")
     return f"waits for {_devices(run)}: {free} of {total} are free in pool {run.pool}; {', '.join(parts)}"
 
 

@@ -20,16 +20,14 @@ from redis.exceptions import ResponseError
 
 from orchestrator.common import clock
 from orchestrator.common.redis import client
-from orchestrator.telemetry.cursors import Writer
-from orchestrator.telemetry.deliveries import Entry, Opener
 from orchestrator.telemetry.services import Kept, news_store, progress_tell
+from orchestrator.telemetry.writing.cursors import Writer
+from orchestrator.telemetry.writing.deliveries import Entry, Opener
 from workers.contracts import wire
 
 log = logging.getLogger(__name__)
 
 TICK_S: Final = 0.1  # entries of so long make one transaction and one live frame a run
-HEALTH_KEY: Final = "orrery:ingest"  # hash for /health/: beat, lag_s, waiting, dropped
-_HEALTH_TTL_S: Final = 60
 _READ: Final = 64  # entries a read at most; fewer where they are large
 _TICK_BYTES: Final = 2_000_000  # of envelopes a tick: some 60,000 points, 150 ms
 _BLOCK_MS: Final = 1000
@@ -50,7 +48,6 @@ class Ingest:
     _looked: float = 0.0  # for dead consumers' entries
     _told: dict[int, float] = field(default_factory=dict)  # run → when its progress was last told to everybody
     _owed: dict[int, dict[str, Any]] = field(default_factory=dict)  # run → progress not told yet
-    _beat: float = 0.0
     _entry_bytes: float = 500_000.0  # of late, to read no more than a tick's worth at once
 
     def run(self) -> None:
@@ -78,11 +75,10 @@ class Ingest:
             self._acknowledge(entries, kept, attempt_of)
             self.ticks += 1
         self._tell_owed()
-        self._report(entries)
         return len(entries)
 
     def _read(self) -> list[Entry]:
-        """New entries up to a tick's worth; first those that a dead consumer, or this one before a failure, had read."""
+        """Entries up to a tick's worth; first those that a dead consumer, or this one before a failure, had read."""
         redis_client = client()
         if time.monotonic() - self._looked > 1.0:
             self._claim(redis_client)
@@ -113,7 +109,7 @@ class Ingest:
         return entries
 
     def _claim(self, redis_client: redis.Redis) -> None:
-        """Takes over what was read and never acknowledged: by consumers long silent, and by this one before a failure."""
+        """Takes over what was read and not acknowledged: by consumers long silent, by this one before a failure."""
         try:
             redis_client.xgroup_create(wire.TELEMETRY, wire.TELEMETRY_GROUP, id="0", mkstream=True)
         except ResponseError as error:
@@ -137,7 +133,7 @@ class Ingest:
             break
 
     def _keep(self, entries: list[Entry]) -> tuple[list[Kept], dict[Writer, str]]:
-        """Commits them together; where the data itself is refused, one by one, so that only the bad entry is dropped."""
+        """Commits them together; where the data is refused, one by one, so that only the bad entry is dropped."""
         now = clock.now().timestamp()
         news, attempt_of = self.opener.news(entries, now)
         try:
@@ -185,24 +181,17 @@ class Ingest:
             pipe.xdel(wire.TELEMETRY, *ids)
             pipe.execute()
 
-    def _report(self, entries: list[Entry]) -> None:
-        """Once a second, for /health/: how old the oldest entry of this tick was when it was committed."""
-        now = clock.now().timestamp()
-        if now - self._beat < 1.0:
-            return
-        self._beat = now
-        lag = max((now - entry.written for entry in entries), default=0.0)
-        redis_client = client()
-        health = {"beat": now, "lag_s": round(max(lag, 0.0), 3), "dropped": self.opener.dropped.total()}
-        redis_client.hset(HEALTH_KEY, mapping={**health, "waiting": int(redis_client.xlen(wire.TELEMETRY))})
-        redis_client.expire(HEALTH_KEY, _HEALTH_TTL_S)
-
 
 def _acked(kept: list[Kept], attempt_of: dict[Writer, str]) -> list[tuple[str, str, int]]:
-    """`(key, field, number)` for every writer of the tick, those with nothing new too: they ask because they missed it."""
+    """`(key, field, number)` for every writer of the tick, also those with nothing new: they missed it before."""
     found = []
     for item in kept:
-        for stream, stored in ((wire.STREAM_POINTS, item.points), (wire.STREAM_EVENTS, item.events), (wire.STREAM_LOGS, item.lines)):
+        streams = (
+            (wire.STREAM_POINTS, item.points),
+            (wire.STREAM_EVENTS, item.events),
+            (wire.STREAM_LOGS, item.lines),
+        )
+        for stream, stored in streams:
             for one in stored:
                 key = wire.acked_key(attempt_of[one.writer])
                 found.append((key, wire.acked_field(stream, one.writer.rank), one.complete_to))

@@ -14,7 +14,7 @@ from orchestrator.runs.models import Run
 
 
 class Series(models.Model):
-    """One metric of one rank of one attempt, as far as it lies in chunks; its newest points may still be in the tail."""
+    """One metric of one rank of one attempt, as far as it lies in chunks; newer points are in the writer's tail."""
 
     run = models.ForeignKey(Run, on_delete=models.CASCADE, related_name="series", db_index=False)
     attempt = models.PositiveIntegerField()
@@ -82,7 +82,7 @@ class Cursor(models.Model):
 
 
 class Tail(models.Model):
-    """Newest points of one writer, all metrics, not yet in chunks: a few rows of up to 32 points, in order of arrival."""
+    """Newest points of one writer, all metrics, not yet in chunks: a few rows in order of arrival (`store`)."""
 
     cursor = models.ForeignKey(Cursor, on_delete=models.CASCADE, related_name="tail")
     count = models.PositiveIntegerField()

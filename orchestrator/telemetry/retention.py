@@ -36,9 +36,8 @@ def retain(*, now: datetime) -> Retained:
 
 def _logs(before: datetime) -> int:
     deleted = 0
-    while ids := list(
-        LogChunk.objects.filter(time__lt=before, run__ended__lt=before).order_by("time").values_list("id", flat=True)[:_BATCH]
-    ):
+    old = LogChunk.objects.filter(time__lt=before, run__ended__lt=before)
+    while ids := list(old.order_by("time").values_list("id", flat=True)[:_BATCH]):
         deleted += LogChunk.objects.filter(id__in=ids).delete()[0]
     return deleted
 

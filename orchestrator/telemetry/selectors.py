@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Final, Literal
 
@@ -15,22 +15,22 @@ import numpy as np
 
 from orchestrator.common.errors import invalid
 from orchestrator.runs.models import Run
-from orchestrator.telemetry.chunks import Curve, Floats
-from orchestrator.telemetry.logs import LogLine, logs
-from orchestrator.telemetry.merge import merge
 from orchestrator.telemetry.models import Cursor
-from orchestrator.telemetry.newest import latest_by_rank, logs_newest
-from orchestrator.telemetry.pyramid import AXES
-from orchestrator.telemetry.read import Window, iterate, sources
-from orchestrator.telemetry.reduce import LEAST, reduce
-from orchestrator.telemetry.sparklines import sparkline
+from orchestrator.telemetry.packing.chunks import Curve, Floats
+from orchestrator.telemetry.packing.pyramid import AXES
+from orchestrator.telemetry.packing.reduce import LEAST, reduce
+from orchestrator.telemetry.reading.levels import Window, iterate, sources
+from orchestrator.telemetry.reading.logs import LogLine, logs
+from orchestrator.telemetry.reading.merge import merge
+from orchestrator.telemetry.reading.newest import latest, latest_by_rank, logs_newest, memory_by_rank, progress_of
+from orchestrator.telemetry.reading.sparklines import sparkline
 from workers.contracts.counts import flops_per_token
 from workers.contracts.metrics import unit_of
 from workers.contracts.run import RunSpec
 
 __all__ = [
-    "LogLine", "SeriesAnswer", "latest", "latest_by_rank", "logs", "logs_newest", "memory_by_rank", "progress_of", "series", "series_names", "series_raw",
-    "sparkline",
+    "LogLine", "SeriesAnswer", "latest", "latest_by_rank", "logs", "logs_newest", "memory_by_rank", "progress_of",
+    "series", "series_names", "series_raw", "sparkline",
 ]  # fmt: skip
 
 Axis = Literal["step", "tokens", "time", "flops"]
@@ -144,45 +144,6 @@ def series_names(*, run: Run) -> list[str]:
     """The metrics that any rank of any attempt has logged, by name."""
     writers = Cursor.objects.filter(run=run, stream="points").values_list("latest", flat=True)
     return sorted({name for latest in writers for name in json.loads(latest)})
-
-
-def latest(*, run: Run) -> dict[str, float]:
-    """`{metric: newest value}` of the newest attempt that has it, its lowest rank first."""
-    found: dict[str, float] = {}
-    rows = Cursor.objects.filter(run=run, stream="points").order_by("-attempt", "rank")
-    for text in rows.values_list("latest", flat=True):
-        for name, (_, value) in json.loads(text).items():
-            found.setdefault(name, float(value))
-    return found
-
-
-def progress_of(*, run_ids: Iterable[int]) -> dict[int, dict[str, float]]:
-    """`{run: {step, time}}`: how far each run's newest attempt is, and since when (Unix seconds). One query."""
-    found: dict[int, tuple[int, dict[str, float]]] = {}
-    rows = Cursor.objects.filter(run_id__in=list(run_ids), stream="points")
-    for run_id, attempt, step, time in rows.values_list("run_id", "attempt", "last_step", "last_time"):
-        before = found.get(run_id)
-        if before is None or (attempt, step) > (before[0], before[1]["step"]):
-            found[run_id] = (attempt, {"step": step, "time": time})
-    return {run_id: numbers for run_id, (_, numbers) in found.items()}
-
-
-def memory_by_rank(*, run: Run) -> dict[int, dict[str, float]]:
-    """`{rank: {params, grads, ...: bytes}}`, the newest of the newest attempt."""
-    found: dict[int, dict[str, float]] = {}
-    newest = None
-    rows = Cursor.objects.filter(run=run, stream="points").order_by("-attempt", "rank")
-    for attempt, rank, text in rows.values_list("attempt", "rank", "latest"):
-        if newest is not None and attempt != newest:
-            break
-        values = {
-            name.removeprefix("memory/").removesuffix("_bytes"): float(value)
-            for name, (_, value) in json.loads(text).items()
-            if name.startswith("memory/")
-        }
-        if values:
-            found[rank], newest = values, attempt
-    return found
 
 
 def _window(x: Axis, from_: float | None, to: float | None, after_seq: int | None, per_token: float) -> Window:

@@ -14,16 +14,19 @@ from django.db import transaction
 from orchestrator.common import clock, live
 from orchestrator.runs import services as runs
 from orchestrator.runs.models import Run
-from orchestrator.telemetry.chunks import Block, block_of
-from orchestrator.telemetry.cursors import Writer, lock_runs
-from orchestrator.telemetry.events_store import StoredEvents, events_write
-from orchestrator.telemetry.log_store import Lines, StoredLines, lines_write, log_frames
-from orchestrator.telemetry.news import Owners, points_frames, summary_of
+from orchestrator.telemetry.packing.chunks import Block, block_of
 from orchestrator.telemetry.retention import retain
-from orchestrator.telemetry.store import Stored, points_write
+from orchestrator.telemetry.writing.cursors import Writer, lock_runs
+from orchestrator.telemetry.writing.events import StoredEvents, events_write
+from orchestrator.telemetry.writing.lines import Lines, StoredLines, lines_write, log_frames
+from orchestrator.telemetry.writing.news import Owners, points_frames, summary_of
+from orchestrator.telemetry.writing.store import Stored, points_write
 from workers.contracts.points import PointBatch, RunEvent
 
-__all__ = ["Lines", "News", "Stored", "StoredEvents", "StoredLines", "logs_store", "news_store", "points_store", "retain"]
+__all__ = [
+    "Kept", "Lines", "News", "Stored", "StoredEvents", "StoredLines", "logs_store", "news_store", "points_store",
+    "progress_tell", "retain",
+]  # fmt: skip
 
 _owners = Owners()
 
@@ -76,16 +79,18 @@ def news_store(news: News, *, progress_of: set[int] | None = None) -> Kept:
         frames.sort(key=lambda frame: int(frame.topic.partition(":")[2]))
         for run_id, summary in sorted(summaries.items()):
             if progress_of is None or run_id in progress_of:
-                frames.append(live.New("fleet", "progress", {"run": str(run_id), "summary": summary}))
+                frames.append(_progress(run_id, summary))
         live.append_many(frames)
     return Kept(points, events, lines, summaries)
 
 
 def progress_tell(summaries: dict[int, dict[str, Any]]) -> None:
     """Headline numbers on the `fleet` topic that `news_store` was told to hold back."""
-    live.append_many(
-        [live.New("fleet", "progress", {"run": str(run_id), "summary": summary}) for run_id, summary in summaries.items()]
-    )
+    live.append_many([_progress(run_id, summary) for run_id, summary in summaries.items()])
+
+
+def _progress(run_id: int, summary: dict[str, Any]) -> live.New:
+    return live.New("fleet", "progress", {"run": str(run_id), "summary": summary})
 
 
 def _summaries(found: dict[int, Run], points: list[Stored]) -> dict[int, dict[str, Any]]:

@@ -87,9 +87,8 @@ async def _collect(pipe: Any, url: str, token: str, frames: int) -> list[tuple[l
     from websockets.asyncio.client import connect
 
     headers = {"Authorization": f"Bearer {token}"}
-    sockets = []
-    for _ in range(SOCKETS):
-        sockets.append(await connect(url, additional_headers=headers, compression=None, max_queue=None, ping_interval=None))
+    options: dict[str, Any] = {"compression": None, "max_queue": None, "ping_interval": None}
+    sockets = [await connect(url, additional_headers=headers, **options) for _ in range(SOCKETS)]
     for one in sockets:
         await one.recv()  # the first heartbeat: replayed and live
     pipe.send("connected")

@@ -23,7 +23,8 @@ def stack(*, postgres: bool = False) -> Iterator[RedisServer]:
     """Environment variables of a fresh installation, then Django set up on it. Once a process."""
     home = Path(tempfile.mkdtemp(prefix="orrery-bench-"))
     server = RedisServer(home, append_only=True).start()
-    os.environ.update(ORRERY_HOME=str(home), REDIS_URL=server.url, ORRERY_SECRET_KEY="of a benchmark, signs nothing else")
+    key = "of a benchmark, signs nothing else"
+    os.environ.update(ORRERY_HOME=str(home), REDIS_URL=server.url, ORRERY_SECRET_KEY=key)
     os.environ.setdefault("DJANGO_SETTINGS_MODULE", "orchestrator.config.settings")
     try:
         if postgres:
@@ -91,7 +92,7 @@ def manage(*arguments: str) -> subprocess.Popen[bytes]:
 def web(port: int) -> subprocess.Popen[bytes]:
     """The web process as `manage.py up` starts it."""
     command = [sys.executable, "-m", "uvicorn", "orchestrator.config.asgi:application", "--port", str(port)]
-    options = ["--log-level", "warning", "--ws-per-message-deflate", "false", "--no-access-log", "--ws", "wsproto"]
+    options = ["--log-level", "warning", "--ws-per-message-deflate", "false", "--no-access-log"]
     return subprocess.Popen([*command, *options], cwd=ROOT)
 
 

@@ -35,8 +35,11 @@ def mark(
     used = words.number(sample.get("memory_used_bytes"))
     ring = min(100.0, 100 * used / memory_bytes) if used is not None and memory_bytes else 0.0
     power = words.number(sample.get("power_w"))
-    told = [f"memory {words.memory(used)} of {words.memory(memory_bytes)}"] * (used is not None and memory_bytes > 0)
-    told += [f"{power:.0f} W"] * (power is not None)
+    told = []
+    if used is not None and memory_bytes:
+        told.append(f"memory {words.memory(used)} of {words.memory(memory_bytes)}")
+    if power is not None:
+        told.append(f"{power:.0f} W")
     mood, fill, says = _mood(health, drained, healthy, sample, run)
     sentence = f"{node} device {index}: {says}" + (f"; {', '.join(told)}" if told else "")
     return Mark(node, index, mood, fill, ring, sentence, run["id"] if run else None, f"{RING * ring / 100:.1f} {RING:.1f}")

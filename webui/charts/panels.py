@@ -71,7 +71,6 @@ ALLOCATOR = Panel(
     (
         Line("memory/allocated_bytes", "allocated", "mem-params"),
         Line("memory/reserved_bytes", "reserved", "mem-grads"),
-        Line("memory/capacity_bytes", "capacity", "other-series", "dot"),
     ),
     zero=True,
 )
@@ -98,7 +97,7 @@ PERFORMANCE: Final = (replace(STEP_TIME, wide=True), THROUGHPUT, MFU, TFLOPS, BU
 SYSTEM: Final = (UTILISATION, POWER, TEMPERATURE)
 KNOWN: Final = frozenset(
     line.name for panel in (*SUMMARY, *PERFORMANCE, *SYSTEM, ALLOCATOR) for line in panel.series
-) | {"comm/bytes", "inference/accepted_per_step"}
+) | {"comm/bytes", "memory/capacity_bytes", "inference/accepted_per_step"}
 
 
 def summary(names: Collection[str], kind: str) -> list[Panel]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from statistics import median
+from statistics import median_low
 from typing import Any, Final
 
 from webui import words
@@ -35,7 +35,7 @@ def spread(by_rank: Mapping[int, Mapping[str, float]], names: Sequence[str]) -> 
     if not by_rank or not names:
         return None
     steps = {rank: number for rank, values in by_rank.items() if (number := words.number(values.get("step_time_s")))}
-    middle, slowest = (median(steps.values()), max(steps.values())) if steps else (0.0, 0.0)
+    middle, slowest = (median_low(list(steps.values())), max(steps.values())) if steps else (0.0, 0.0)
     rows = [
         {
             "rank": rank,
@@ -54,8 +54,8 @@ def _sentence(steps: Mapping[int, float], middle: float, slowest: float) -> str:
         return "One rank tells its step time." if steps else "No rank has told its step time yet."
     rank = max(steps, key=lambda key: steps[key])
     if slowest > SLOW * middle:
-        return f"Rank {rank} is slow: {words.duration(slowest)} a step, {100 * (slowest / middle - 1):.0f} % above the median."
-    return f"{len(steps)} ranks within {100 * (slowest / min(steps.values()) - 1):.0f} % of each other, median {words.duration(middle)} a step."
+        return f"Rank {rank} is slow: {words.duration(slowest)} a step, {100 * (slowest / middle - 1):.0f}% above the median."
+    return f"{len(steps)} ranks within {100 * (slowest / min(steps.values()) - 1):.0f}% of each other, median {words.duration(middle)} a step."
 
 
 def _cell(name: str, value: float | None) -> str:

@@ -20,7 +20,7 @@ _SPECIAL = {"model", "model.custom", "data.preset", "plan"}
 def spec_of(values: Mapping[str, str], base: Mapping[str, Any] | None = None) -> dict[str, Any]:
     """The spec that the fields say, laid over `base`."""
     kind = values.get("kind", "train")
-    spec: dict[str, Any] = {"kind": kind, **{key: deepcopy(value) for key, value in (base or {}).items() if key != "kind"}}
+    spec: dict[str, Any] = {"kind": kind} | deepcopy(dict(base or {})) | {"kind": kind}
     for body in BODIES:
         if body != kind:
             spec.pop(body, None)

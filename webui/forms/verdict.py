@@ -1,4 +1,4 @@
-"""What the form says beside a spec: its problems by field, what the run amounts to, the same as curl and as recorder lines.
+"""What the form says beside a spec: its problems by field, what the run amounts to, the same by curl and recorder.
 
 Pure; the problems themselves come from the service that would refuse the run.
 """
@@ -30,10 +30,11 @@ def field_of(path: str) -> str:
 
 def placed(problems: Iterable[Mapping[str, str]]) -> list[dict[str, str]]:
     """The problems, each with the form's field it belongs to as `id`."""
-    return [
-        {**item, "field": item["field"].removeprefix("spec."), "id": field_of(item["field"]).replace(".", "-") or "kind"}
-        for item in problems
-    ]
+    found = []
+    for item in problems:
+        path = item["field"].removeprefix("spec.")
+        found.append({**item, "field": path, "id": field_of(path).replace(".", "-") or "kind"})
+    return found
 
 
 def by_field(problems: Iterable[Mapping[str, str]]) -> dict[str, list[dict[str, str]]]:
@@ -52,7 +53,8 @@ def amounts(spec: Mapping[str, Any], problems: list[dict[str, str]], *, fleet_de
     facts: list[tuple[str, str]] = []
     notes = []
     if run.kind == "external":
-        return {"headline": "It will be watched, not launched", "facts": [("Devices", "none of this fleet")], "notes": []}
+        facts.append(("Devices", "none of this fleet"))
+        return {"headline": "It will be watched, not launched", "facts": facts, "notes": notes}
     plan = run.plan if isinstance(run.plan, ParallelPlan) and run.plan_given else None
     devices = run.resources.devices or (plan.world_size if plan else 1)
     if run.kind == "train" and run.train is not None:

@@ -7,7 +7,7 @@ from typing import Any, Final
 from django.http import HttpRequest
 
 from orchestrator.telemetry import selectors as telemetry
-from webui.fold import LEVELS, fold
+from webui.fold import LEVELS, first_cause, fold
 from webui.run_facts import Facts
 
 LINES: Final = 300
@@ -21,7 +21,7 @@ def content(facts: Facts, request: HttpRequest) -> dict[str, Any]:
     folded = fold(lines)
     return {
         "lines": [line for line in folded if level not in LEVELS or LEVELS.index(line.level) >= LEVELS.index(level)],
-        "first_cause": next((line for line in folded if line.level == "error"), None),
+        "first_cause": first_cause(folded),
         "q": q,
         "level": level,
         "rank": wanted,

@@ -28,11 +28,14 @@ def content(facts: Facts, request: HttpRequest) -> dict[str, Any]:
 
 
 def rows(by_rank: dict[int, dict[str, float]], parts: list[str]) -> list[dict[str, Any]]:
-    """Per rank a bar of its categories against the largest sum or capacity, with the same numbers in words."""
+    """Per rank a bar of its categories against the largest sum, with the same numbers in words."""
     made = []
     sums = {rank: sum(values.get(part, 0.0) for part in parts) for rank, values in by_rank.items()}
-    full = max([*sums.values(), *(values.get("capacity", 0.0) for values in by_rank.values()), 1.0])
+    full = max([*sums.values(), 1.0])
     for rank, values in sorted(by_rank.items())[:64]:
         bar = [{"part": part, "share": f"{100 * values.get(part, 0.0) / full:.2f}"} for part in parts]
-        made.append({"rank": rank, "bar": bar, "cells": [words.memory(values.get(part)) for part in parts], "sum": words.memory(sums[rank])})
+        cells = [words.memory(values.get(part)) for part in parts]
+        capacity = values.get("capacity")
+        share = f"{words.percent(sums[rank] / capacity)} of {words.memory(capacity)}" if capacity else ""
+        made.append({"rank": rank, "bar": bar, "cells": cells, "sum": words.memory(sums[rank]), "share": share})
     return made

@@ -1,4 +1,4 @@
-"""Template tags of the lists and forms: moments to come, run numbers as links, list addresses. Knows words and markup."""
+"""Template tags of the lists and forms: moments to come, run numbers as links, parts and hues. Knows words and markup."""
 
 from __future__ import annotations
 
@@ -38,7 +38,8 @@ def since(moment: datetime | None) -> SafeString | str:
     if moment is None:
         return words.DASH
     seconds = max(0.0, (timezone.now() - moment).total_seconds())
-    return format_html('<time datetime="{0}" title="since {0}">{1}</time>', moment.isoformat(timespec="seconds"), words.duration(round(seconds)))
+    start = moment.isoformat(timespec="seconds")
+    return format_html('<time datetime="{0}" title="since {0}">{1}</time>', start, words.duration(round(seconds)))
 
 
 @register.filter

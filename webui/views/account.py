@@ -116,7 +116,8 @@ def people(request: HttpRequest) -> HttpResponse:
         except Refusal as refusal:
             context |= {"refusal": refusal, "errors": field_errors(refusal)}
     context["people"] = selectors.people_visible_to(user=request.user).prefetch_related("teams")
-    return render(request, "webui/people.html", context, status=context["refusal"].status if "refusal" in context else 200)
+    status = context["refusal"].status if "refusal" in context else 200
+    return render(request, "webui/people.html", context, status=status)
 
 
 @page

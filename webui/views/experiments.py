@@ -137,8 +137,6 @@ def _typed(request: HttpRequest, *names: str) -> dict[str, str]:
 
 def _form(request: HttpRequest, item: Any = None, refusal: Refusal | None = None) -> HttpResponse:
     typed = _typed(request, "name", "hypothesis", "notes") if request.method == "POST" else {}
-    shown = {
-        name: typed.get(name) or (getattr(item, name) if item else "") for name in ("name", "hypothesis", "notes")
-    }
+    shown = {name: typed.get(name) or (getattr(item, name) if item else "") for name in ("name", "hypothesis", "notes")}
     context = {"item": item, "shown": shown, "refusal": refusal, "errors": field_errors(refusal) if refusal else {}}
     return render(request, "webui/experiment_form.html", context, status=refusal.status if refusal else 200)

@@ -67,10 +67,11 @@ def drain(request: HttpRequest, name: str) -> HttpResponse:
     shown = _node(found, _holders(request.user))
     nodes = list(selectors.nodes_visible_to(user=request.user))
     rest = [other for other in nodes if other.pk != found.pk and other.health == "up" and not other.drained]
-    waiting = [entry for entry in scheduling.queue_visible_to(user=request.user) if entry.run.pool_name == found.pool.name]
+    queue = scheduling.queue_visible_to(user=request.user)
+    left = [device for other in rest if other.pool_id == found.pool_id for device in other.devices.all()]
     context = {
-        "node": shown, "attempts": runs.attempts_on(node=found.name), "waiting": waiting,
-        "left": sum(device.healthy for other in rest if other.pool_id == found.pool_id for device in other.devices.all()),
+        "node": shown, "attempts": runs.attempts_on(node=found.name), "left": sum(device.healthy for device in left),
+        "waiting": [entry for entry in queue if entry.run.pool_name == found.pool.name],
     }  # fmt: skip
     return render(request, "webui/drain.html", context)
 
@@ -106,7 +107,8 @@ def sentence(nodes: list[dict[str, Any]]) -> str:
         return "No node has joined yet, so no run can start."
     devices = [device for node in nodes for device in node["devices"]]
     held = sum(bool(device["run"]) for device in devices)
-    text = f"{words.count(len(nodes), 'node')}, {words.count(len(devices), 'device')}: {held} held, {len(devices) - held} free"
+    there = f"{words.count(len(nodes), 'node')}, {words.count(len(devices), 'device')}"
+    text = f"{there}: {held} held, {len(devices) - held} free"
     troubles = [f"{node['node'].name} is {node['node'].health}" for node in nodes if node["node"].health != "up"]
     troubles += [f"{node['node'].name} is drained" for node in nodes if node["node"].drained]
     sick = sum(not device["device"].healthy for device in devices)
@@ -138,7 +140,8 @@ def _named(request: HttpRequest, name: str) -> Any:
 
 def _holders(user: Any) -> dict[int, dict[str, Any]]:
     """`{device: {id, name, owner, state, since}}` of what is held now; what the person may not see has no id."""
-    return {device: _told(one, visible) for device, one, visible in _seen(user, scheduling.allocations_by_device().values())}
+    held = _seen(user, scheduling.allocations_by_device().values())
+    return {device: _told(one, visible) for device, one, visible in held}
 
 
 def _seen(user: Any, allocations: Iterable[Any]) -> list[tuple[int, Any, bool]]:

@@ -38,7 +38,7 @@ START: dict[str, Any] = {
 @page
 @require_http_methods(["GET", "POST"])
 def new_run(request: HttpRequest) -> HttpResponse:
-    """GET shows a start, a preset or an older run's spec; POST submits, and shows the same form where that is refused."""
+    """GET shows a start, a preset or an older run's spec; POST submits, or shows the same form with what is wrong."""
     if request.method == "GET":
         name, experiment, spec, like = _begin(request)
         return render(request, "webui/new_run.html", _context(request, name, experiment, spec, like=like))
@@ -145,9 +145,10 @@ def _section(section: Any, values: dict[str, str], errors: dict[str, Any], kind:
         "fields": [_item(field, values, errors) for field in section.fields],
         "more": [_item(field, values, errors) for field in section.more],
     }  # fmt: skip
-    shown["open"] = any(
-        item["errors"] or (item["value"] and item["value"] != item["field"].default) for item in shown["more"]
-    ) and section.key == "plan"
+    shown["open"] = (
+        any(item["errors"] or (item["value"] and item["value"] != item["field"].default) for item in shown["more"])
+        and section.key == "plan"
+    )
     return shown
 
 

@@ -126,8 +126,13 @@ def cards(shown: list[Any]) -> list[dict[str, Any]]:
 def stream_of(user: Any, stream: str) -> list[moments.Moment]:
     types = STREAMS.get(stream, STREAMS[""])[1]
     found = runs.events_visible_to(user=user, types=types, limit=EVENTS)
-    told = [moments.moment(event, event.run.name) for event in found]
-    return [one for one in told if stream or one.type != "plan_resolved"]
+    shown = [event for event in found if stream or not _small(event)]
+    return [moments.moment(event, event.run.name) for event in shown]
+
+
+def _small(event: Any) -> bool:
+    """Steps on the way that the run's own page tells: attempts' moves, plans."""
+    return event.type == "plan_resolved" or (event.type == "state_changed" and event.data.get("of") == "attempt")
 
 
 def use(now: Any, capacity: int) -> list[week.Day]:

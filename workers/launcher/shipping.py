@@ -5,6 +5,7 @@ Used by a living supervisor and by the agent that finishes a dead one's work. Do
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -12,6 +13,7 @@ from typing import Any
 from workers.contracts.node import LaunchOrder
 from workers.contracts.points import PointBatch, plain
 from workers.contracts.wire import SUPERVISOR_RANK, acked_field
+from workers.launcher.command import home_of
 from workers.launcher.link import Link
 from workers.launcher.logs import LogCollector
 from workers.launcher.outbox import Mark, Outbox
@@ -135,10 +137,17 @@ class Shipping:
                 batch = PointBatch.from_points(good)
             return {"stream": stream, "rank": rank, "batch": batch.to_dict()}
         for row in rows:
+            self._make_relative(row)
             if row["seq"] > self._events_seen.get(rank, 0):
                 self._events_seen[rank] = row["seq"]
                 self._on_event({**row, "rank": rank})
         return {"stream": stream, "rank": rank, "events": [plain({**row, **head}) for row in rows]}
+
+    def _make_relative(self, row: dict[str, Any]) -> None:
+        """A checkpoint's path is told from the node's home, which another node mounts elsewhere."""
+        data = row.get("data")
+        if row.get("type") == "checkpoint_saved" and isinstance(data, dict) and os.path.isabs(str(data.get("path", ""))):
+            data["path"] = os.path.relpath(data["path"], home_of(self.run_dir, self.order))
 
     def _readable(self, rows: list[dict[str, Any]], head: dict[str, Any]) -> Iterator[dict[str, Any]]:
         """A foreign program may write lines that are no points: each is dropped, its neighbours are kept."""

@@ -141,12 +141,8 @@ class Supervisor:
 
     def _on_event(self, row: dict[str, Any]) -> None:
         data = row.get("data")
-        if row.get("type") == "checkpoint_saved" and isinstance(data, dict):
-            path = str(data.get("path", ""))
-            with contextlib.suppress(ValueError):
-                path = os.path.relpath(path, command.home_of(self.run_dir, self.order)) if os.path.isabs(path) else path
-            found = {key: data.get(key, 0) for key in ("step", "tokens", "bytes")}
-            self.link.report("checkpoint", {**found, "path": path})
+        if row.get("type") == "checkpoint_saved" and isinstance(data, dict) and data.get("path"):
+            self.link.report("checkpoint", {key: data.get(key) or 0 for key in ("step", "tokens", "bytes", "path")})
 
     def _finish(self, verdict: Verdict) -> None:
         """Ship the rest, then `exited`, then mark it as reported."""

@@ -39,6 +39,12 @@ def fill_parameter(name: str, parameter: Tensor, *, layers: int, seed: int) -> N
         _fill_normal(name, parameter, STD / math.sqrt(2 * layers) if residual else STD, seed)
 
 
+def derived_seed(*parts: int | str) -> int:
+    """A 63-bit seed that depends on all `parts` and nothing else."""
+    text = "/".join(str(part) for part in parts)
+    return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "big") >> 1
+
+
 def _fill_normal(name: str, parameter: Tensor, std: float, seed: int) -> None:
     local = _local(parameter)
     starts = _offsets(parameter)
@@ -48,14 +54,10 @@ def _fill_normal(name: str, parameter: Tensor, std: float, seed: int) -> None:
     for chunk in range(first // rows_per_chunk, -(-last // rows_per_chunk)):
         begin = chunk * rows_per_chunk
         end = min(begin + rows_per_chunk, parameter.shape[0])
-        generator = torch.Generator().manual_seed(_chunk_seed(seed, name, chunk))
+        generator = torch.Generator().manual_seed(derived_seed(seed, name, chunk))
         values = torch.empty((end - begin, *parameter.shape[1:])).normal_(0.0, std, generator=generator)
         low, high = max(begin, first), min(end, last)
         local[low - first : high - first].copy_(values[low - begin : high - begin][(slice(None), *columns)])
-
-
-def _chunk_seed(seed: int, name: str, chunk: int) -> int:
-    return int.from_bytes(hashlib.blake2b(f"{seed}/{name}/{chunk}".encode(), digest_size=8).digest(), "big") >> 1
 
 
 def _local(parameter: Tensor) -> Tensor:

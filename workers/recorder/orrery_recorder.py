@@ -1,7 +1,8 @@
 """Record any training program's numbers in Orrery: `init`, `run.log`, `run.event`, `run.finish`. Standard library only.
 
 Nothing here raises into the training loop. What is logged is a line in a spool on disk first; a background thread
-sends it and picks up after an outage or a crash where it stopped. Knows no framework and no other file of Orrery.
+sends it and picks up after an outage or a crash where it stopped. Knows no framework and no other file of Orrery:
+one file, longer than others here, so that it can be copied beside any program.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ import math
 import os
 import random
 import re
+import shutil
 import sys
 import threading
 import time as clock
@@ -86,7 +88,7 @@ def init(
             "key": key or uuid.uuid4().hex,
             "rank": rank,
         }
-        return Run(_Spool(_spool_folder(spool, what["name"]), what, token, max_spool_bytes))
+        return Run(_Spool(_spool_folder(spool, what["name"]), what, token, max_spool_bytes, ours=spool is None))
     except Exception as error:
         _say.warning("orrery: nothing is recorded: %s", error)
         return Run(None)
@@ -97,7 +99,7 @@ class Run:
 
     def __init__(self, sink: _Outbox | _Spool | None) -> None:
         self._sink, self._kept, self._pid = sink, sink, os.getpid()
-        self._step, self._tokens, self._warned, self._failure = 0, 0, set[str](), ""
+        self._step, self._tokens, self._warned, self._failure = 0, 0, set[tuple[str, type]](), ""
         self._templates: dict[tuple[str, ...], str] = {}
         if isinstance(sink, _Spool):
             atexit.register(self._at_exit)
@@ -215,8 +217,8 @@ class Run:
 
     def _warn(self, about: str, error: Exception) -> None:
         """Once for each thing that goes wrong: a loop of a million steps must not drown in it."""
-        if about not in self._warned:
-            self._warned.add(about)
+        if (about, type(error)) not in self._warned:
+            self._warned.add((about, type(error)))
             _say.warning("orrery: %s is not recorded: %s: %s", about, type(error).__name__, error)
 
     def _uncaught(self, kind: type[BaseException], error: BaseException, trace: Any) -> None:
@@ -347,8 +349,10 @@ class _Gone(Exception):
 class _Spool:
     """The lines of one rank on disk, and the thread that brings them to the server."""
 
-    def __init__(self, folder: Path, what: dict[str, Any], token: str, most_bytes: int) -> None:
+    def __init__(self, folder: Path, what: dict[str, Any], token: str, most_bytes: int, *, ours: bool = False) -> None:
+        """`ours`: the folder was made for this run alone, and goes once all is sent."""
         self.folder, self._token, self._limit, self._over, self._told = folder, token, MAX_ITEMS, "", set[str]()
+        self._ours = ours
         folder.mkdir(parents=True, exist_ok=True)
         self._lock = open(folder / "lock", "w")  # noqa: SIM115  held while this process lives
         if fcntl:
@@ -425,6 +429,8 @@ class _Spool:
         for file in self._files.values():
             file.close()
         self._lock.close()
+        if complete and self._ours:
+            shutil.rmtree(self.folder, ignore_errors=True)
         if not complete:
             _say.warning("orrery: not all was sent, the rest lies in %s: `python -m orrery_recorder %s` sends it",
                          self.folder, self.folder)  # fmt: skip
@@ -441,7 +447,7 @@ class _Spool:
                 self._kick.wait(INTERVAL_S)
             except _Later as later:
                 failures += 1
-                self._tell(str(later), f"{later}; lines are kept in {self.folder} and sent later")
+                self._tell(str(later).partition(": ")[0], f"{later}; lines are kept in {self.folder} and sent later")
                 wait = min(LONGEST_WAIT_S, 0.25 * 2 ** min(failures, 10)) * random.uniform(0.5, 1.0)
                 if later.wait_s is not None:
                     self._stop.wait(later.wait_s)  # the server's own wish: a flush does not shorten it

@@ -104,6 +104,7 @@ class _Attempt:
         return outcome
 
     def close(self) -> None:
+        self.control.close()
         if self.recorder is not None:
             self.recorder.close()
 

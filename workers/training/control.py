@@ -31,6 +31,7 @@ class Control:
         self._seen: tuple[str, int] | None = None
         self._done = self._last_done()
         self._terminated = self._leaving = False
+        self._restore: Callable[[], None] = lambda: None
 
     def listen(self, *, too_late: Callable[[], None]) -> None:
         """SIGTERM asks to be preempted at the next step. A rank that comes to none within GRACE_S, because it waits for
@@ -39,11 +40,25 @@ class Control:
         """
         if threading.current_thread() is not threading.main_thread():
             return
-        signal.signal(signal.SIGTERM, self._on_sigterm)
         reading, writing = os.pipe()
         os.set_blocking(writing, False)
-        signal.set_wakeup_fd(writing, warn_on_full_buffer=False)
-        threading.Thread(target=self._watch, args=(reading, too_late), name="sigterm", daemon=True).start()
+        watch = threading.Thread(target=self._watch, args=(reading, too_late), name="sigterm", daemon=True)
+        watch.start()
+        handler = signal.signal(signal.SIGTERM, self._on_sigterm)
+        wakeup = signal.set_wakeup_fd(writing, warn_on_full_buffer=False)
+
+        def restore() -> None:
+            signal.set_wakeup_fd(wakeup)
+            signal.signal(signal.SIGTERM, handler)
+            os.close(writing)  # ends the watching thread, unless SIGTERM did
+            watch.join(timeout=0.0 if self._terminated else None)
+
+        self._restore = restore
+
+    def close(self) -> None:
+        """Give SIGTERM back to whoever had it."""
+        self._leaving = True
+        self._restore()
 
     def poll(self) -> list[float]:
         """One number per action, 1 where this rank was asked for it. Costs one `stat` while nothing changes."""
@@ -88,8 +103,10 @@ class Control:
             return -1
 
     def _watch(self, reading: int, too_late: Callable[[], None]) -> None:
-        while os.read(reading, 1) != bytes([signal.SIGTERM]):
-            pass
+        with os.fdopen(reading, "rb", buffering=0) as pipe:
+            while (number := pipe.read(1)) != bytes([signal.SIGTERM]):
+                if not number:
+                    return
         time.sleep(GRACE_S)
         if not self._leaving:
             too_late()

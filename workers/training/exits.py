@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -17,8 +18,15 @@ CODES = {
     "out_of_memory": 66,
     "preempted": 67,
     "cancelled": 67,
+    "hang": 69,
     "infrastructure": 69,
 }
+
+# how gloo, NCCL and the rendezvous store speak of a peer that is gone, or silent beyond the group's timeout
+_LOST = re.compile(
+    r"gloo|NCCL|Connection (closed|reset|refused)|Broken pipe|Socket|TCPStore|[Tt]imed out waiting", re.A
+)
+_TIMEOUT = re.compile(r"[Tt]imed out|[Tt]imeout", re.A)
 
 
 class UserError(ValueError):
@@ -52,7 +60,11 @@ def classify(error: BaseException, step: int) -> Outcome:
     if is_out_of_memory(error):
         return Outcome("out_of_memory", reason, step)
     told = f"{type(error).__name__}: {reason}"
-    return Outcome("infrastructure" if _is_infrastructure(error) else "user_error", told, step)
+    if isinstance(error, RuntimeError) and _LOST.search(reason):
+        if _TIMEOUT.search(reason):
+            return Outcome("hang", f"another rank did not answer in time: {told}", step)
+        return Outcome("infrastructure", f"another rank was lost: {told}", step)
+    return Outcome("infrastructure" if isinstance(error, OSError) else "user_error", told, step)
 
 
 def is_out_of_memory(error: BaseException) -> bool:
@@ -78,8 +90,3 @@ def write_atomically(path: Path, text: str) -> None:
         file.flush()
         os.fsync(file.fileno())
     os.replace(beside, path)
-
-
-def _is_infrastructure(error: BaseException) -> bool:
-    """Lost peers, stores and disks; everything else an unforeseen error means is the run's own fault."""
-    return isinstance(error, OSError) or type(error).__name__.startswith("Dist") or "Connection" in str(error)

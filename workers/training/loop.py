@@ -16,6 +16,7 @@ from torch.nn import functional
 from workers.metrics.memory import SavedForBackward, held_bytes, local_tensor, storage_keys
 from workers.metrics.recorder import Recorder
 from workers.metrics.throughput import Throughput
+from workers.models.initialise import derived_seed
 from workers.training.accept import TrainingRun
 from workers.training.batches import IGNORED, Block, Samples, blocks_of, tensors_of
 from workers.training.checkpoint import Checkpointer, training_tensors
@@ -140,7 +141,7 @@ class Loop:
         """Summed token loss of a micro-batch; the attempt's first also counts what is kept for the backward pass."""
         if self.run.model.dropout:
             # by sample, not by rank or restart: the same masks under any number of ranks and after a resume
-            torch.manual_seed((self.run.train.seed << 40) + block.first)
+            torch.manual_seed(derived_seed(self.run.train.seed, "dropout", block.first))
         if self.memory.counted:
             return self._loss(inputs, targets)
         if self.parallel.casts:

@@ -45,10 +45,8 @@ def pick_device(environment: Environment) -> torch.device:
     """The local rank's GPU where any are visible, else the CPU. Raises UserError where GPUs do not suffice."""
     if torch.cuda.is_available():
         if environment.local_world_size > torch.cuda.device_count():
-            raise UserError(
-                f"plan: {environment.local_world_size} ranks on this node with {torch.cuda.device_count()} visible GPUs, "
-                "and each rank wants its own; try fewer ranks, or CUDA_VISIBLE_DEVICES= to run on the CPU"
-            )
+            found = f"{environment.local_world_size} ranks on a node with {torch.cuda.device_count()} visible GPUs"
+            raise UserError(f"plan: {found}; try as many as GPUs, or CUDA_VISIBLE_DEVICES= to run on the CPU")
         device = torch.device("cuda", environment.local_rank)
         torch.cuda.set_device(device)
         return device

@@ -12,7 +12,7 @@ from django.core.management import call_command
 DEMO_SPEC: dict[str, Any] = {
     "kind": "train",
     "model": "llama-tiny",
-    "plan": {"dp": 2, "zero": 2, "precision": "fp32", "micro_batch_size": 4, "global_batch_size": 16},
+    "plan": {"dp": 2, "zero": 2, "precision": "fp32", "micro_batch_size": 4, "global_batch_size": 8},
     "data": {"preset": "shakespeare"},
     "train": {
         "steps": 2000,

@@ -76,7 +76,8 @@ def _start(keeper: Keeper, *, home: Path, devices: int) -> None:
     agent = [python, "-m", "workers.agent", "--devices", str(devices)]  # REDIS_URL, with its password, by environment
     agent += ["--home", str(home), "--name", _node_name(), "--address", "127.0.0.1", "--stop-runs"]
     without_join = {name: value for name, value in environ.items() if name != "ORRERY_JOIN"}
-    keeper.start(Child("scheduler", [python, manage, "scheduler"], without_join, wave=2))
+    # the scheduler stops before the agent has ended its runs, or it would place them on the leaving node at once
+    keeper.start(Child("scheduler", [python, manage, "scheduler"], without_join, wave=0, patience_s=2.0))
     # a killed keeper must not stop the training: the agent goes at once, its detached supervisors stay
     keeper.start(Child("agent", agent, environ, wave=1, patience_s=8.0, on_orphan=signal.SIGKILL))
     keeper.start(Child("web", web, without_join, wave=1, patience_s=2.0))

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from asgiref.testing import ApplicationCommunicator
 from django.core.asgi import get_asgi_application
+from django.db import connections
 
 from orchestrator.accounts import services as accounts
 from orchestrator.accounts.models import User
@@ -46,7 +47,8 @@ def call(token: str, method: str, path: str, *chunks: bytes, query: str = "") ->
 
 
 @pytest.mark.django_db(transaction=True)
-def test_streams_and_chunked_bodies(owner: User, settings: Any) -> None:
+def test_streams_and_chunked_bodies(owner: User, settings: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(connections.settings["default"], "CONN_MAX_AGE", 0)  # requests' threads end with the test
     _, token = accounts.token_create(user=owner, name="program", by=owner)
     run = factories.external_run(owner)
     steps = list(range(1, 10_001))

@@ -53,6 +53,7 @@ def test_what_is_logged_arrives_whole_and_in_contract_form(server: Ingest) -> No
     assert RunEvent.from_dict({**event, "run": "r1", "attempt": 1}).data == {"step": 2, "loss": "Infinity"}
     assert [line["text"] for line in server.store["r1"]["logs"].values()] == ["hello"]
     assert server.ends == {"r1": {"status": "finished", "reason": ""}}
+    assert run.id == "r1" and run.spool is not None and not run.spool.exists()  # nothing is left to keep
 
 
 def test_a_server_that_comes_late_gets_everything_in_few_calls(caplog: pytest.LogCaptureFixture) -> None:

@@ -100,7 +100,8 @@ def test_stops_before_an_update_that_is_not_a_number(plan, train, tmp_path):
     [
         (torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB."), "out_of_memory"),
         (RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 9 bytes."), "out_of_memory"),
-        (RuntimeError("Connection closed by peer [127.0.0.1]:3"), "infrastructure"),
+        (RuntimeError("[gloo/transport/tcp/pair.cc:537] Connection closed by peer [127.0.0.1]:3"), "infrastructure"),
+        (RuntimeError("[gloo/transport/tcp/unbound_buffer.cc:78] Timed out waiting 600000ms for recv"), "hang"),
         (TypeError("a mistake"), "user_error"),
     ],
     ids=lambda value: value if isinstance(value, str) else type(value).__name__,

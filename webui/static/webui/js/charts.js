@@ -243,7 +243,7 @@ export class ChartSet {
   /* ---- words and files ---- */
 
   axisWords(at, bare = false) {
-    if (this.view.x === "time") return new Date(at * 1000).toLocaleTimeString();
+    if (this.view.x === "time") return `${new Date(at * 1000).toISOString().slice(11, 19)} UTC`;
     const text = this.view.x === "step" ? Math.round(at).toLocaleString("en-US") : quantity(at);
     return bare ? text : `${this.view.x === "flops" ? "FLOPs" : this.view.x} ${text}`;
   }

@@ -8,6 +8,7 @@ const AXIS = {
   flops: { title: "FLOPs", tickformat: "~s" },
   time: { title: "", type: "date" },
 };
+const FEW = 60; // a curve of so few points is not smoothed: validation says what it says
 const LINES_FOR_EVENTS = 60; // more marks than that get no line through the chart
 
 /** `panel`: {id, kind, unit, zero, series: [{name, label, hue, dash}]}; `view`: axis, smoothing, range, scales.
@@ -20,19 +21,21 @@ export function figure({ panel, curves, view, window, marks, theme, memory, widt
   const extent = { low: Infinity, high: -Infinity };
   const odd = [];
   const stack = panel.kind === "stack";
+  const grid = stack ? shown.map(({ name }) => curves.get(name)).reduce((a, b) => (b.length > a.length ? b : a), { length: 0 }) : null;
   for (const item of shown) {
-    const curve = curves.get(item.name), colour = theme[item.hue];
+    const own = curves.get(item.name), colour = theme[item.hue], curve = stack ? held(own, grid) : own;
     const a = Math.max(0, upper(curve.x, from) - 1), b = Math.min(curve.x.length, upper(curve.x, to) + 1);
     const x = cut(curve.x, a, b, scale);
     const y = a || b < curve.y.length ? curve.y.slice(a, b) : curve.y;
-    const smooth = view.smooth && !stack ? ema(y, view.smooth) : y;
-    if (!stack) for (const value of view.smooth ? [...quartiles(y), ...smooth] : y) grow(extent, value, view.logy);
+    const smoothing = view.smooth > 0 && !stack && own.length > FEW;
+    const smooth = smoothing ? ema(y, view.smooth) : y;
+    if (!stack) for (const value of smoothing ? [...quartiles(y), ...smooth] : y) grow(extent, value, view.logy);
     x.forEach((at, i) => { if (!Number.isFinite(y[i])) odd.push([at, item.label, y[i]]); });
-    if (!stack && curve.low && curve.length > 400 && !view.smooth) traces.push(...band(x, curve, a, b, colour));
-    if (view.smooth && !stack) traces.push(line(x, y, faint(colour, 0.28), 1, item));
+    if (!stack && curve.low && curve.length > 400 && !smoothing) traces.push(...band(x, curve, a, b, colour));
+    if (smoothing) traces.push(line(x, y, faint(colour, 0.28), 1, item));
     traces.push(stack ? layer(x, y, colour, item) : line(x, smooth, colour, 1.75, item, x.length < 30));
   }
-  if (stack) for (const total of totals(shown, curves, from, to)) grow(extent, total, false);
+  if (stack && grid) for (const total of totals(shown, curves, grid, from, to)) grow(extent, total, false);
   traces.push(...oddTrace(odd, theme), ...markTraces(marks, theme, from, to, view.x, scale, memory));
   const [low, high] = steady(extent, panel, view, memory);
   return {
@@ -70,14 +73,21 @@ function quartiles(y) {
   return sorted.length ? [sorted[Math.floor(sorted.length * 0.02)], sorted[Math.floor((sorted.length - 1) * 0.98)]] : [];
 }
 
-function* totals(shown, curves, from, to) {
-  const first = shown.length ? curves.get(shown[0].name) : null;
-  if (!first) return;
-  for (let i = Math.max(0, upper(first.x, from) - 1); i < first.x.length && first.x[i] <= to; i++) {
-    let sum = 0;
-    for (const { name } of shown) sum += curves.get(name).y[Math.min(i, curves.get(name).y.length - 1)] || 0;
-    yield sum;
-  }
+function* totals(shown, curves, grid, from, to) {
+  const layers = shown.map(({ name }) => held(curves.get(name), grid).y);
+  for (let i = Math.max(0, upper(grid.x ?? [], from) - 1); i < grid.length && grid.x[i] <= to; i++)
+    yield layers.reduce((sum, y) => sum + (y[i] || 0), 0);
+}
+
+/* A layer at the places of another curve: each series is thinned at places of its own, and layers must share theirs. */
+function held(curve, grid) {
+  if (curve === grid) return curve;
+  let at = -1;
+  const y = grid.x.map((x) => {
+    while (at + 1 < curve.length && curve.x[at + 1] <= x) at += 1;
+    return curve.y[Math.max(at, 0)];
+  });
+  return { x: grid.x, y, length: grid.length };
 }
 
 const line = (x, y, colour, width, item, dots = false) => ({
@@ -150,7 +160,7 @@ function layout({ panel, view, theme, range, y, width, empty }) {
   };
   return {
     uirevision: "still", datarevision: performance.now(), autosize: true, showlegend: false, hovermode: "closest", hoverdistance: 12,
-    margin: { l: small ? 46 : 54, r: 12, t: 8, b: 30 }, paper_bgcolor: "rgba(0,0,0,0)", plot_bgcolor: "rgba(0,0,0,0)",
+    margin: { l: small ? 46 : 54, r: 14, t: 8, b: view.x === "time" ? 42 : 30 }, paper_bgcolor: "rgba(0,0,0,0)", plot_bgcolor: "rgba(0,0,0,0)",
     font: { family: theme.font, size: 11, color: theme["text-3"] }, dragmode: empty ? false : "zoom",
     hoverlabel: { bgcolor: theme.surface, bordercolor: theme["line-strong"], font: { color: theme.text, size: 12 } },
     xaxis: {
@@ -168,11 +178,16 @@ function layout({ panel, view, theme, range, y, width, empty }) {
 /* Ticks in the unit's own words: binary multiples for bytes, per cent for fractions, SI else. */
 function ticks(unit, [low, high], log) {
   if (unit === "fraction") return { tickformat: high - low < 0.02 ? ".2%" : high - low < 0.1 ? ".1%" : ".0%" };
-  if (unit !== "bytes" || log) return { tickformat: high - low < 1e-2 || high < 1e-2 ? "~g" : "~s" };
+  if (unit === "s" && !log && high < 1) return scaled(high, 1e-3, "ms");
+  if (unit !== "bytes" || log) return { tickformat: high >= 1e4 ? "~s" : high < 1e-3 ? "~e" : "~g" };
   const power = Math.max(0, Math.min(4, Math.floor(Math.log2(Math.max(1, high)) / 10)));
-  const size = 1024 ** power, step = nice((high / size) / 4) * size;
+  return scaled(high, 1024 ** power, ["B", "KiB", "MiB", "GiB", "TiB"][power]);
+}
+
+function scaled(high, size, word) {
+  const step = nice(high / size / 4) * size;
   const tickvals = Array.from({ length: Math.floor(high / step) + 1 }, (_, i) => i * step);
-  return { tickvals, ticktext: tickvals.map((v) => `${+(v / size).toPrecision(4)} ${["B", "KiB", "MiB", "GiB", "TiB"][power]}`) };
+  return { tickvals, ticktext: tickvals.map((v) => `${+(v / size).toPrecision(4)} ${word}`) };
 }
 
 function nice(value) {

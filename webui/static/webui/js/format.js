@@ -27,7 +27,7 @@ export function memory(value) {
   return `${Math.round(value)} B`;
 }
 
-export const percent = (value) => (real(value) === null ? DASH : `${significant(100 * value)} %`);
+export const percent = (value) => (real(value) === null ? DASH : `${significant(100 * value)}%`);
 
 export function duration(value) {
   if (real(value) === null || value < 0) return DASH;

@@ -42,7 +42,7 @@ export function startLog(list, empty, follow) {
     line.className = its;
     who.className = "who";
     who.textContent = ranksWords([rank]);
-    words.textContent = text.slice(0, 400);
+    words.textContent = text.replace(/^\[(rank)?\d+\]:?\s?/, "").slice(0, 400);
     line.append(who, words);
     list.append(line);
     open.set(key, { ranks: [rank], who });

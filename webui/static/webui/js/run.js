@@ -95,12 +95,12 @@ function startTiles() {
     const sight = watchVisible(element, () => tile.mark?.());
     Object.assign(tile, { name, canvas, value, mark: scheduler.add(tile) });
     known.set(name, tile);
-    charts?.ready.then(() => { fill(tile); tile.mark(); });
+    charts?.ready.then(() => fill(tile)).then(() => tile.mark());
     addEventListener("orrery:theme", () => tile.mark());
   }
-  function fill(tile) {
-    const curve = charts.curves.get(tile.name);
-    if (curve?.length && !tile.values.length) tile.values = extremes(curve.y, 120).map((i) => curve.y[i]);
+  async function fill(tile) {
+    const y = charts.curves.get(tile.name)?.y ?? (await charts.fetchSeries(tile.name, null)).y.map(parse);
+    if (y.length && !tile.values.length) tile.values = extremes(y, 120).map((i) => y[i]);
   }
   function draw(tile) {
     const last = tile.values.at(-1);

@@ -13,8 +13,9 @@ import numpy as np
 from django.db import connection
 from django.db.models import F
 
-from orchestrator.telemetry import pyramid
-from orchestrator.telemetry.chunks import (
+from orchestrator.telemetry.models import Chunk, Series
+from orchestrator.telemetry.packing import pyramid
+from orchestrator.telemetry.packing.chunks import (
     CHUNK,
     Block,
     Curve,
@@ -27,8 +28,7 @@ from orchestrator.telemetry.chunks import (
     select,
     unpack_curve,
 )
-from orchestrator.telemetry.cursors import Writer
-from orchestrator.telemetry.models import Chunk, Series
+from orchestrator.telemetry.writing.cursors import Writer
 
 _EXTEND = "UPDATE telemetry_chunk SET last_time = %s, summary = %s, data = %s WHERE id = %s"
 _SERIES = (
@@ -55,7 +55,7 @@ def compact(blocks: list[tuple[Writer, Block]]) -> None:
     for writer, block in blocks:
         order = np.argsort(block.step, kind="stable")
         block = block if np.array_equal(order, np.arange(len(block))) else select(block, order)
-        gaps = missing(block.values).any(axis=1)
+        gaps: list[bool] = np.any(missing(block.values), axis=1).tolist()
         aligned = []
         for row, name in enumerate(block.names):
             one = series[writer, name]
@@ -148,8 +148,8 @@ def _write(work: _Work) -> None:
     Chunk.objects.bulk_create(work.new, batch_size=_CHUNK_ROWS)
     rows: list[tuple[Any, ...]] = [
         (
-            row.points, row.chunks, row.open, row.last_seq, row.first_step, row.last_step, row.last_time, row.non_finite,
-            row.ordered, row.id,
+            row.points, row.chunks, row.open, row.last_seq, row.first_step, row.last_step, row.last_time,
+            row.non_finite, row.ordered, row.id,
         )
         for row, _ in work.series
     ]  # fmt: skip

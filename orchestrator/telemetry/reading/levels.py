@@ -12,9 +12,20 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from orchestrator.telemetry import pyramid
-from orchestrator.telemetry.chunks import CHUNK, Curve, Floats, Mask, curve_of, join_curves, unpack_block, unpack_curve
 from orchestrator.telemetry.models import Chunk, Cursor, Series, Tail
+from orchestrator.telemetry.packing import pyramid
+from orchestrator.telemetry.packing.chunks import (
+    CHUNK,
+    Curve,
+    Floats,
+    Mask,
+    curve_of,
+    join_curves,
+    unpack_block,
+    unpack_curve,
+)
+
+Bytes = bytes | memoryview
 
 _FETCH = 512  # chunks a query
 _WIDEST = 48  # chunks opened for their large range: a summary shows one spike up and one down, they may hold more
@@ -231,7 +242,7 @@ def _curves(source: Source, node: _Node, opened: Mask) -> Iterator[tuple[Curve, 
 
 def _rows(
     source: Source, level: int, first: int, last: int, *, only: set[int] | None = None
-) -> Sequence[tuple[int, bytes, bytes]]:
+) -> Sequence[tuple[int, Bytes, Bytes]]:
     assert source.series is not None
     rows = Chunk.objects.filter(series_id=source.series.id, level=level, index__gte=first, index__lte=last)
     if only is not None and len(only) <= last - first:
@@ -239,5 +250,5 @@ def _rows(
     return list(rows.order_by("index").values_list("index", "summary", "data"))
 
 
-def _opened(data: bytes, summary: bytes) -> Curve:
+def _opened(data: Bytes, summary: Bytes) -> Curve:
     return unpack_curve(data) if data else pyramid.marks(np.frombuffer(summary)[None, :])

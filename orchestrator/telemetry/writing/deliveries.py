@@ -14,10 +14,10 @@ from pydantic import Field, TypeAdapter, ValidationError
 
 from orchestrator.fleet.selectors import node_named, node_secret
 from orchestrator.runs.models import Attempt
-from orchestrator.telemetry.chunks import block_of
-from orchestrator.telemetry.cursors import Writer
-from orchestrator.telemetry.log_store import Lines
+from orchestrator.telemetry.packing.chunks import block_of
 from orchestrator.telemetry.services import News
+from orchestrator.telemetry.writing.cursors import Writer
+from orchestrator.telemetry.writing.lines import Lines
 from workers.contracts import wire
 from workers.contracts.base import Contract
 from workers.contracts.envelope import EnvelopeError, open_envelope
@@ -102,7 +102,8 @@ class Opener:
 
     def drop(self, entry: Entry, code: str, why: str) -> None:
         self.dropped[code] += 1
-        log.warning("telemetry entry %s dropped (%s): %s", entry.id.decode(), code, why)
+        total = self.dropped.total()
+        log.warning("telemetry entry %s dropped (%s, %d so far): %s", entry.id.decode(), code, total, why)
 
     def _add(self, news: News, entry: Entry, now: float) -> dict[Writer, str]:
         node = entry.fields.get(wire.FIELD_NODE.encode(), b"").decode("utf-8", "replace")

@@ -14,10 +14,10 @@ import numpy as np
 
 from orchestrator.common import live
 from orchestrator.runs.models import Run
-from orchestrator.telemetry.chunks import CHUNK, Block, curve_of, select
 from orchestrator.telemetry.models import Cursor
-from orchestrator.telemetry.reduce import reduce
-from orchestrator.telemetry.store import Stored
+from orchestrator.telemetry.packing.chunks import CHUNK, Block, curve_of, select
+from orchestrator.telemetry.packing.reduce import reduce
+from orchestrator.telemetry.writing.store import Stored
 
 _MANY: Final = 2048  # steps of one rank in one tick: an import or a long backlog, told in outline
 _OUTLINE: Final = 512  # points a metric
@@ -104,7 +104,7 @@ def _body(item: Stored, block: Block, names: list[str], outline: bool) -> dict[s
 
 
 def summary_of(run: Run, stored: Collection[Stored]) -> dict[str, Any] | None:
-    """The run's headline numbers after these points, from its newest attempt's lowest rank; None where nothing is new."""
+    """The run's headline numbers, from its newest attempt's lowest rank among these; None where nothing is new."""
     fresh = [item for item in stored if len(item.new) and item.writer.attempt >= run.attempt_number]
     if not fresh:
         return None
@@ -122,7 +122,7 @@ def summary_of(run: Run, stored: Collection[Stored]) -> dict[str, Any] | None:
     for name in HEADLINE:
         if name in item.latest:
             summary[name] = item.latest[name][1]
-    step_time = item.latest.get("step_time_s", (0, None))[1]
-    known = isinstance(step_time, float) and isinstance(steps, int)
-    summary["eta_s"] = round(max(steps - step, 0) * float(step_time), 1) if known else None
+    step_time = item.latest.get("step_time_s", (0, "unknown"))[1]
+    known = isinstance(step_time, float | int) and isinstance(steps, int)
+    summary["eta_s"] = round(max((steps or 0) - step, 0) * float(step_time), 1) if known else None
     return summary

@@ -10,8 +10,8 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from orchestrator.telemetry.chunks import EMPTY, Curve, Ints, join_curves
-from orchestrator.telemetry.read import Source, Window, load
+from orchestrator.telemetry.packing.chunks import EMPTY, Curve, Ints, join_curves
+from orchestrator.telemetry.reading.levels import Source, Window, load
 
 _STEP_BY_STEP = 20_000  # points of all writers together: some 80 chunks, 2 ms
 

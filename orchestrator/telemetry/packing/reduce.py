@@ -11,14 +11,14 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from orchestrator.telemetry.chunks import Floats, Ints, Mask
+from orchestrator.telemetry.packing.chunks import Floats, Ints, Mask
 
 LEAST = 8  # fewer points than this cannot keep the ends, the extremes and a mark
 
 
 @dataclass(frozen=True, slots=True)
 class Reduced:
-    """`x`, `y` [n] are points as they were logged; `low`, `high` [n] their bucket's extremes, None where all are kept."""
+    """`x`, `y` [n] are points as logged; `low`, `high` [n] their bucket's extremes, None where all points are kept."""
 
     x: Floats
     y: Floats
@@ -63,7 +63,8 @@ def _buckets(x: Floats, count: int) -> Ints:
     width = x[-1] - x[0]
     if not width > 0:
         return np.zeros(len(x), np.int64)
-    return np.minimum(((x - x[0]) * (count / width)).astype(np.int64), count - 1)
+    found: Ints = np.minimum(((x - x[0]) * (count / width)).astype(np.int64), count - 1)
+    return found
 
 
 def _starts(ids: Ints) -> Ints:
@@ -73,13 +74,15 @@ def _starts(ids: Ints) -> Ints:
 
 def _ranks(ids: Ints) -> Ints:
     """Buckets renumbered without holes."""
-    return np.concatenate(([0], np.cumsum(ids[1:] != ids[:-1])))
+    ranks: Ints = np.concatenate(([0], np.cumsum(ids[1:] != ids[:-1])))
+    return ranks
 
 
 def _first_hits(hit: Mask, ids: Ints) -> Ints:
     """Index of the first hit in each bucket."""
     found = np.flatnonzero(hit)
-    return found[_starts(ids[found])]
+    hits: Ints = found[_starts(ids[found])]
+    return hits
 
 
 def _farthest_jumps(y: Floats, count: int) -> Ints:

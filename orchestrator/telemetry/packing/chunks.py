@@ -45,11 +45,13 @@ class Block:
 
     @property
     def seq(self) -> Ints:
-        return self.axes[0]
+        found: Ints = self.axes[0]
+        return found
 
     @property
     def step(self) -> Ints:
-        return self.axes[1]
+        found: Ints = self.axes[1]
+        return found
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,11 +67,13 @@ class Curve:
 
     @property
     def seq(self) -> Ints:
-        return self.axes[0]
+        found: Ints = self.axes[0]
+        return found
 
     @property
     def step(self) -> Ints:
-        return self.axes[1]
+        found: Ints = self.axes[1]
+        return found
 
     def take(self, keep: Mask | Ints) -> Curve:
         return Curve(self.axes[:, keep], self.time[keep], self.y[keep])
@@ -92,7 +96,8 @@ EMPTY = Curve(np.zeros((3, 0), np.int64), np.zeros(0), np.zeros(0))
 
 def missing(values: Floats) -> Mask:
     """Where a step lacks the metric."""
-    return np.ascontiguousarray(values).view(np.int64) == _MISSING_BITS
+    found: Mask = np.ascontiguousarray(values).view(np.int64) == _MISSING_BITS
+    return found
 
 
 def block_of(batch: PointBatch) -> Block:
@@ -173,7 +178,8 @@ def pack_axes(axes: Ints, time: Floats) -> bytes:
     """Packed seq, step, tokens and time; metrics of one rank share them, so they are packed once for all."""
     columns = np.empty((4, len(time)), np.int64)
     columns[:3] = axes
-    columns[3] = time.view(np.int64)  # bit patterns of positive floats ascend with them: differences are small and exact
+    # bit patterns of positive floats ascend with them, so their differences are small and exact
+    columns[3] = time.view(np.int64)
     columns[:, 1:] -= columns[:, :-1].copy()
     return zlib.compress(_shuffled(columns), _ZLIB_LEVEL)
 

@@ -11,7 +11,7 @@ from typing import Final
 
 import numpy as np
 
-from orchestrator.telemetry.chunks import EMPTY, Curve, Floats, Mask
+from orchestrator.telemetry.packing.chunks import EMPTY, Curve, Floats, Mask
 
 COUNT: Final = 0  # points
 BAD: Final = 1  # of them not finite
@@ -36,7 +36,8 @@ def place(axis: int, what: int) -> int:
 
 def summarise(curve: Curve) -> Floats:
     """`[WIDTH]` of a curve of at least one point, in order."""
-    return summarise_rows(axes_of(curve), curve.y[None, :])[0]
+    found: Floats = summarise_rows(axes_of(curve), curve.y[None, :])[0]
+    return found
 
 
 def axes_of(curve: Curve) -> Floats:

@@ -12,10 +12,12 @@ from typing import Final
 import numpy as np
 from django.db.models import Case, F, Q, When
 
-from orchestrator.telemetry import pyramid
-from orchestrator.telemetry.chunks import CHUNK, Curve, curve_of, join_curves, unpack_block, unpack_curve
 from orchestrator.telemetry.models import Chunk, Cursor, Series, Tail
-from orchestrator.telemetry.reduce import reduce
+from orchestrator.telemetry.packing import pyramid
+from orchestrator.telemetry.packing.chunks import CHUNK, Curve, curve_of, join_curves, unpack_block, unpack_curve
+from orchestrator.telemetry.packing.reduce import reduce
+
+Bytes = bytes | memoryview
 
 _SHORT: Final = 4  # chunks: a shorter series is read whole, a longer one by its summaries
 
@@ -44,25 +46,28 @@ def _writers(run_ids: list[int], name: str) -> dict[int, tuple[int, int, int]]:
     """`{run: (attempt, rank, cursor)}` of the writer to draw."""
     marked = json.dumps(name)
     best: dict[int, tuple[int, int, int]] = {}
-    rows = Cursor.objects.filter(run_id__in=run_ids, stream="points", latest__contains=marked).order_by("-attempt", "rank")
+    rows = Cursor.objects.filter(run_id__in=run_ids, stream="points", latest__contains=marked)
+    rows = rows.order_by("-attempt", "rank")
     for run_id, attempt, rank, cursor in rows.values_list("run_id", "attempt", "rank", "id"):
         best.setdefault(run_id, (attempt, rank, cursor))
     return best
 
 
-def _chunks(series: list[int]) -> list[tuple[int, int, bytes, bytes]]:
+def _chunks(series: list[int]) -> list[tuple[int, int, Bytes, Bytes]]:
     """Rows `(series, level, data, summary)` that cover each series: whole if it is short, else by summaries.
 
     A level-1 row stands for 256 chunks; the chunks after the last such row are taken one by one, without their data.
     """
     short = Q(series__chunks__lte=_SHORT, level=0)
     rows = Chunk.objects.filter(Q(series_id__in=series) & (short | Q(level=1)))
-    found = list(rows.order_by("series_id", "index").values_list("series_id", "level", "data", "summary"))
+    found: list[tuple[int, int, Bytes, Bytes]] = list(
+        rows.order_by("series_id", "index").values_list("series_id", "level", "data", "summary")
+    )
     full = F("series__chunks") - Case(When(series__open__gt=0, then=1), default=0)
     full -= full % CHUNK
     rest = Chunk.objects.filter(series_id__in=series, level=0, series__chunks__gt=_SHORT, index__gte=full)
-    found += [(series_id, 0, b"", summary) for series_id, summary in rest.values_list("series_id", "summary")]
-    return found
+    summaries = rest.order_by("series_id", "index").values_list("series_id", "summary")
+    return found + [(series_id, 0, b"", summary) for series_id, summary in summaries]
 
 
 def _values(curve: Curve, points: int) -> list[float]:

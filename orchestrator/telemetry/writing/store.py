@@ -13,11 +13,11 @@ from typing import Any, Final
 import numpy as np
 from django.db import connection
 
-from orchestrator.telemetry import ranges
-from orchestrator.telemetry.chunks import CHUNK, Block, join_blocks, missing, pack_block, select, unpack_block
-from orchestrator.telemetry.compact import compact
-from orchestrator.telemetry.cursors import Writer, cursors_of, cursors_save, ranges_of
 from orchestrator.telemetry.models import Cursor, Tail
+from orchestrator.telemetry.packing import ranges
+from orchestrator.telemetry.packing.chunks import CHUNK, Block, join_blocks, missing, pack_block, select, unpack_block
+from orchestrator.telemetry.writing.compact import compact
+from orchestrator.telemetry.writing.cursors import Writer, cursors_of, cursors_save, ranges_of
 from workers.contracts.points import encode_number
 
 TAIL_ROW: Final = 32  # points; a row with fewer is extended in place, so a writer's tail stays a handful of rows
@@ -79,7 +79,8 @@ def _note_latest(latest: dict[str, tuple[int, float | str]], block: Block) -> No
     gone = missing(block.values[:, order])
     newest = gone.shape[1] - 1 - (~gone)[:, ::-1].argmax(axis=1)
     values = block.values[np.arange(len(block.names)), order[newest]].tolist()
-    for name, value, step, none in zip(block.names, values, steps[newest].tolist(), gone.all(axis=1), strict=True):
+    nowhere: list[bool] = np.all(gone, axis=1).tolist()
+    for name, value, step, none in zip(block.names, values, steps[newest].tolist(), nowhere, strict=True):
         if not none and (name not in latest or latest[name][0] <= step):
             latest[name] = (step, encode_number(value))
 

@@ -13,7 +13,7 @@ from django.db import connection
 
 from orchestrator.runs.models import Run
 from orchestrator.telemetry.models import Cursor
-from orchestrator.telemetry.ranges import Ranges
+from orchestrator.telemetry.packing.ranges import Ranges
 
 
 class Writer(NamedTuple):

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 import numpy as np
 
-from orchestrator.telemetry.chunks import Ints, Mask
+from orchestrator.telemetry.packing.chunks import Ints, Mask
 
 Ranges = list[list[int]]
 

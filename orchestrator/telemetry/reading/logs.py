@@ -9,8 +9,6 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import datetime
 
-
-
 from orchestrator.runs.models import Run
 from orchestrator.telemetry.models import LogChunk
 

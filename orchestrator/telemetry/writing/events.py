@@ -14,8 +14,8 @@ import numpy as np
 from orchestrator.common.clock import from_unix
 from orchestrator.runs import services as runs
 from orchestrator.runs.models import Run
-from orchestrator.telemetry import ranges
-from orchestrator.telemetry.cursors import Writer, cursors_of, cursors_save, ranges_of
+from orchestrator.telemetry.packing import ranges
+from orchestrator.telemetry.writing.cursors import Writer, cursors_of, cursors_save, ranges_of
 from workers.contracts.points import RunEvent
 
 

@@ -14,9 +14,9 @@ import numpy as np
 
 from orchestrator.common import live
 from orchestrator.common.clock import from_unix
-from orchestrator.telemetry import ranges
-from orchestrator.telemetry.cursors import Writer, cursors_of, cursors_save, ranges_of
 from orchestrator.telemetry.models import LogChunk
+from orchestrator.telemetry.packing import ranges
+from orchestrator.telemetry.writing.cursors import Writer, cursors_of, cursors_save, ranges_of
 
 LONGEST_LINE: Final = 16_384  # characters; a progress bar without line ends would grow for ever
 _FRAME_LINES: Final = 200

@@ -1,0 +1,55 @@
+"""The metrics that a run has: who has logged each, and how many points there are. Reads no point of a chunk."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, field
+from typing import Any
+
+from django.db.models import Sum
+
+from orchestrator.runs.models import Run
+from orchestrator.telemetry.chunks import missing, unpack_block
+from orchestrator.telemetry.models import Cursor, Series, Tail
+from workers.contracts.metrics import unit_of
+
+
+@dataclass(slots=True)
+class SeriesEntry:
+    """One metric over all ranks and attempts that have it; `points` counts those of every one of them."""
+
+    name: str
+    unit: str
+    ranks: set[int] = field(default_factory=set)
+    attempts: set[int] = field(default_factory=set)
+    points: int = 0
+
+    def to_dict(self) -> dict[str, Any]:
+        return {
+            "name": self.name,
+            "unit": self.unit,
+            "ranks": sorted(self.ranks),
+            "attempts": sorted(self.attempts),
+            "points": self.points,
+        }
+
+
+def series_index(*, run: Run) -> list[SeriesEntry]:
+    """By name, in three queries."""
+    found: dict[str, SeriesEntry] = {}
+    writers = Cursor.objects.filter(run=run, stream="points").values_list("attempt", "rank", "latest")
+    for attempt, rank, latest in writers:
+        for name in json.loads(latest):
+            entry = found.setdefault(name, SeriesEntry(name, unit_of(name)))
+            entry.ranks.add(rank)
+            entry.attempts.add(attempt)
+    in_chunks = Series.objects.filter(run=run).order_by().values_list("name").annotate(Sum("points"))
+    for name, points in in_chunks:
+        if name in found:
+            found[name].points += points
+    for data in Tail.objects.filter(cursor__run=run).values_list("data", flat=True):
+        block = unpack_block(data)
+        for name, count in zip(block.names, (~missing(block.values)).sum(axis=1).tolist(), strict=True):
+            if name in found:
+                found[name].points += count
+    return [found[name] for name in sorted(found)]

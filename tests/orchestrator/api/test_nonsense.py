@@ -1,0 +1,79 @@
+"""Every address, asked in every wrong way: a problem document each time, never a fault of the server."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from django.test import Client
+
+from orchestrator.accounts.models import User
+from orchestrator.runs.models import Run
+from tests import factories
+
+ODD: list[Any] = [
+    None, True, -1, 0, 2**63, 10**40, 1.5, "", "x" * 300, "grüße \u2603", "NaN", [], [1], {},
+    {"a": {"b": [None]}}, "1,2", "2026-01-01", "00000000-0000-0000-0000-000000000000", "../../etc/passwd", "a\nb",
+]  # fmt: skip
+
+
+def _bodies(schema: dict[str, Any], schemas: dict[str, Any]) -> Iterator[Any]:
+    """Bodies that are wrong in one place, and some that are no object at all."""
+    yield from ODD
+    named = schemas[re.sub(r".*/", "", json.dumps(schema.get("$ref") or schema["anyOf"][0]["$ref"])).strip('"')]
+    for field in named["properties"]:
+        for odd in ODD:
+            yield {field: odd}
+    for odd in ODD[:10]:
+        yield {field: odd for field in named["properties"]}
+    for field, part in named["properties"].items():
+        inner = schemas["RunSpec"] if field == "spec" else part.get("items", {})
+        for name in inner.get("properties", {}):
+            for odd in ODD[::2]:
+                item = factories.spec() if field == "spec" else {"seq": 1, "type": "x", "text": "x"}
+                yield {field: item | {name: odd} if field == "spec" else [item | {name: odd}]}
+
+
+@pytest.mark.django_db
+def test_nonsense_is_refused_in_words(admin: User, client: Client) -> None:
+    document = client.get("/api/v1/openapi.json").json()
+    caller = factories.api(admin)
+    caller.raise_request_exception = False
+    run, node = factories.external_run(admin), factories.node("n1")
+    known = {"id": str(run.pk), "artifact": "1"}
+    asked = 0
+
+    def check(answer: Any, what: str) -> None:
+        nonlocal asked
+        asked += 1
+        assert answer.status_code < 500, (what, answer.content[:500])
+        if answer.status_code >= 400:
+            assert answer["Content-Type"] == "application/problem+json", what
+            assert answer.json()["detail"], what
+        elif not answer.streaming and answer.content:
+            json.loads(answer.content)
+
+    for path, methods in document["paths"].items():
+        for method, operation in methods.items():
+            good = path.format(**(known | ({"id": node.name} if "nodes" in path else {})))
+            for odd in ("0", "999", "-1", str(10**40), "x", "%20", "1%2f2"):
+                if "{" in path:
+                    wrong = re.sub(r"{\w+}", odd, path)
+                    check(caller.generic(method.upper(), wrong, b"{}", "application/json"), f"{method} {wrong}")
+            for parameter in operation["parameters"]:
+                if parameter["in"] == "query":
+                    for value in ODD:
+                        query = {"name": "loss", parameter["name"]: str(value)}
+                        check(caller.get(good, query), f"{good}?{query}") if method == "get" else None
+            if "requestBody" in operation:
+                shape = operation["requestBody"]["content"]["application/json"]["schema"]
+                for body in _bodies(shape, document["components"]["schemas"]):
+                    raw = json.dumps(body).encode()
+                    check(
+                        caller.generic(method.upper(), good, raw, "application/json"), f"{method} {good} {raw[:200]!r}"
+                    )
+    assert asked > 1000
+    assert Run.objects.get(pk=run.pk).kind == "external"

@@ -1,0 +1,78 @@
+"""A real Redis under the control plane, what it sent to nodes, and nodes that speak."""
+
+from __future__ import annotations
+
+import base64
+import json
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import redis
+
+from orchestrator.common import redis as common_redis
+from orchestrator.fleet import selectors as fleet
+from orchestrator.fleet.models import Node
+from orchestrator.runs.models import Attempt
+from orchestrator.scheduling import services
+from orchestrator.scheduling.presence import presence
+from workers.contracts import envelope, wire
+
+
+class Broker:
+    """The session's Redis, emptied, as settings.REDIS_URL."""
+
+    def __init__(self, client: redis.Redis) -> None:
+        self.client = client
+
+    def orders(self, node: Node) -> list[tuple[str, dict[str, Any]]]:
+        """Takes what waits in a node's queue: `(kind, body)`, opened with the node's secret."""
+        found = []
+        while message := self.client.rpop(wire.queue_of(node.name)):
+            args = json.loads(base64.b64decode(json.loads(message)["body"]))[0]
+            kind = envelope.peek(args[0])[0]
+            found.append((kind, envelope.open_envelope(fleet.node_secret(node), args[0], kind=kind, now=time.time())))
+        return found
+
+
+class Speaker:
+    """Says what a node's agent and supervisors would say, straight to the service."""
+
+    def __init__(self, node: Node) -> None:
+        self.node = node
+        self.seq = 0
+
+    def sealed(self, kind: str, body: dict[str, Any], **more: Any) -> str:
+        secret = more.pop("secret", None) or fleet.node_secret(self.node)
+        more = {"ttl_s": 60, "now": time.time(), "node": self.node.name, **more}
+        return envelope.seal(secret, kind, body, **more)
+
+    def beat(self, *attempts: Attempt, state: str = "running") -> bool:
+        seen = [{"fence": str(attempt.fence), "state": state} for attempt in attempts]
+        body = {"node": self.node.name, "time": time.time(), "attempts": seen}
+        return services.report(self.sealed(wire.KIND_HEARTBEAT, body))
+
+    def tells(self, attempt: Attempt, kind: str, /, **data: Any) -> bool:
+        self.seq += 1
+        body = {
+            "attempt_id": str(attempt.pk), "fence": str(data.pop("fence", attempt.fence)), "node": self.node.name,
+            "seq": self.seq, "time": time.time(), "type": kind, "data": data,
+        }  # fmt: skip
+        return services.report(self.sealed(wire.KIND_REPORT, body))
+
+    def exited(self, attempt: Attempt, exit_class: str, **data: Any) -> bool:
+        return self.tells(attempt, "exited", **{"class": exit_class, "reason": exit_class, **data})
+
+
+@pytest.fixture
+def broker(redis_url: str, settings: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator[Broker]:
+    settings.REDIS_URL = redis_url
+    common_redis.reset()
+    client = redis.Redis.from_url(redis_url)
+    client.flushall()
+    for table in (presence.states, presence.missing, presence.sent, presence.first):
+        table.clear()
+    yield Broker(client)
+    client.close()
+    common_redis.reset()

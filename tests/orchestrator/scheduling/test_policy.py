@@ -1,0 +1,180 @@
+"""The pure policy: whole gangs, no device twice, even ranks, priorities, no starvation, a sentence for each."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from datetime import UTC, datetime
+from typing import Any
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from orchestrator.scheduling.policy import RESERVE_AFTER_S, Decision, NodeView, Slot, Waiting, place
+
+NOW = datetime(2026, 1, 1, tzinfo=UTC)
+T = NOW.timestamp()
+
+
+def node(
+    name: str, devices: int, *, held: dict[int, int] | None = None, until: float | None = None, **more: Any
+) -> NodeView:
+    kind = more.pop("kind", "cpu")
+    slots = tuple(
+        Slot(i, kind, kind != "cpu", (held or {}).get(i), "ann", until if i in (held or {}) else None)
+        for i in range(devices)
+    )
+    return NodeView(name, more.pop("pool", "default"), slots, **more)
+
+
+def run(number: int, devices: int, *, waited: float = 1.0, **more: Any) -> Waiting:
+    return Waiting(number, devices, more.pop("pool", "default"), T - waited, **more)
+
+
+def placed(decision: Decision) -> dict[int, list[tuple[str, tuple[int, ...]]]]:
+    return {one.run: [(share.node, share.devices) for share in one.shares] for one in decision.placements}
+
+
+def reason(decision: Decision, number: int) -> str:
+    return next(wait.reason for wait in decision.waits if wait.run == number)
+
+
+slots = st.builds(
+    lambda index, kind, by, until: Slot(index, kind, kind != "cpu", by, "ann", until),
+    st.just(0), st.sampled_from(["cpu", "h100-80g"]), st.sampled_from([None, None, 900, 901]), st.sampled_from([None, T + 30]),
+)  # fmt: skip
+
+
+def fleet(nodes: list[tuple[str, list[Slot], bool]]) -> list[NodeView]:
+    return [
+        NodeView(f"n{i}", pool, tuple(replace(slot, index=j) for j, slot in enumerate(some)), usable, "" if usable else "silent")
+        for i, (pool, some, usable) in enumerate(nodes)
+    ]  # fmt: skip
+
+
+fleets = st.lists(
+    st.tuples(st.sampled_from(["default", "big"]), st.lists(slots, max_size=6), st.booleans()), max_size=5
+).map(fleet)
+waiting = st.builds(
+    run, st.just(0), st.integers(1, 9), pool=st.sampled_from(["default", "big"]), priority=st.integers(-1, 2),
+    waited=st.floats(0, 200), device=st.sampled_from([None, "cpu", "h100-80g"]), owner=st.just("bob"),
+    max_seconds=st.sampled_from([None, 10.0, 100.0]), keep=st.sampled_from([(), ("n0",), ("n0", "n1")]),
+)  # fmt: skip
+queues = st.lists(waiting, max_size=8).map(lambda some: [replace(one, run=i + 1) for i, one in enumerate(some)])
+
+
+@settings(max_examples=80, deadline=None)
+@given(queue=queues, nodes=fleets)
+def test_every_decision_keeps_the_rules(queue: list[Waiting], nodes: list[NodeView]) -> None:
+    decision = place(queue, nodes, NOW)
+    assert decision == place(list(reversed(queue)), list(reversed(nodes)), NOW), (
+        "the order of the input must not matter"
+    )
+    by_name, wanted = {one.name: one for one in nodes}, {one.run: one for one in queue}
+    assert sorted([one.run for one in decision.placements] + [one.run for one in decision.waits]) == sorted(wanted)
+    given_away = set()
+    for placement in decision.placements:
+        asked = wanted[placement.run]
+        counts = {len(share.devices) for share in placement.shares}
+        assert len(counts) == 1 and sum(len(share.devices) for share in placement.shares) == asked.devices
+        kinds = set()
+        for share in placement.shares:
+            there = by_name[share.node]
+            assert there.usable and there.pool == asked.pool
+            for index in share.devices:
+                slot = there.slots[index]
+                assert slot.run is None and (share.node, index) not in given_away
+                given_away.add((share.node, index))
+                kinds.add(slot.kind)
+        assert len(kinds) == 1 and asked.device in (None, *kinds)
+    for wait in decision.waits:
+        assert wait.reason.startswith("waits") and len(wait.reason) <= 300
+        assert wait.may_start is None or wait.may_start >= T
+
+
+@settings(max_examples=80, deadline=None)
+@given(queue=queues, nodes=fleets)
+def test_quotas_are_never_exceeded(queue: list[Waiting], nodes: list[NodeView]) -> None:
+    decision = place(queue, nodes, NOW, quotas={"default": 3})
+    wanted = {one.run: one for one in queue}
+    assert sum(wanted[one.run].devices for one in decision.placements if wanted[one.run].pool == "default") <= 3
+
+
+def test_one_node_is_preferred_and_the_fullest_that_has_room() -> None:
+    nodes = [node("a", 4), node("b", 4, held={0: 9, 1: 9}), node("c", 2, held={0: 9})]
+    assert placed(place([run(1, 2)], nodes, NOW)) == {1: [("b", (2, 3))]}
+
+
+def test_a_gang_spreads_evenly_over_the_fewest_nodes() -> None:
+    nodes = [node("a", 2), node("b", 2), node("c", 2)]
+    assert placed(place([run(1, 4)], nodes, NOW)) == {1: [("a", (0, 1)), ("b", (0, 1))]}
+    assert placed(place([run(1, 6)], nodes, NOW)) == {1: [("a", (0, 1)), ("b", (0, 1)), ("c", (0, 1))]}
+
+
+def test_an_uneven_spread_is_named_as_the_reason() -> None:
+    ever = place([run(1, 3)], [node("a", 2), node("b", 1)], NOW)
+    assert "only as 2 + 1" in reason(ever, 1) and "same number of ranks on every node" in reason(ever, 1)
+    now = place([run(1, 3)], [node("a", 3, held={0: 9}), node("b", 1)], NOW)
+    assert "enough are free in pool default, but as 2 + 1" in reason(now, 1)
+
+
+def test_who_holds_what_is_told() -> None:
+    nodes = [node("a", 4, held=dict.fromkeys(range(4), 12)), node("b", 2)]
+    assert reason(place([run(1, 4)], nodes, NOW), 1) == (
+        "waits for 4 devices: 2 of 6 are free in pool default; r12 holds 4"
+    )
+
+
+def test_other_reasons() -> None:
+    four = [node("a", 4)]
+    assert "has 4 in all; ask for 4 or fewer" in reason(place([run(1, 8)], four, NOW), 1)
+    assert "pool x has no node" in reason(place([run(1, 1, pool="x")], four, NOW), 1)
+    assert "has only cpu" in reason(place([run(1, 1, device="h100-80g")], four, NOW), 1)
+    assert "no node of pool default takes work; a is silent" in reason(
+        place([run(1, 1)], [node("a", 4, usable=False, away="silent")], NOW), 1
+    )
+    assert "before its next attempt" in reason(place([run(1, 1, not_before=T + 5)], four, NOW), 1)
+    assert "allows bob 2 at a time" in reason(place([run(1, 3, owner="bob")], four, NOW, quotas={"default": 2}), 1)
+
+
+def test_priority_goes_first_then_time() -> None:
+    decision = place([run(1, 2, waited=50), run(2, 2, waited=90), run(3, 2, priority=1)], [node("a", 4)], NOW)
+    assert sorted(placed(decision)) == [2, 3] and decision.waits[0].run == 1
+
+
+def test_small_runs_pass_a_big_one_only_for_a_while() -> None:
+    nodes = [node("a", 4, held={0: 9, 1: 9})]
+    small = run(2, 1, waited=5)
+    assert placed(place([run(1, 4, waited=RESERVE_AFTER_S - 1), small], nodes, NOW)) == {2: [("a", (2,))]}
+    late = place([run(1, 4, waited=RESERVE_AFTER_S + 1), small], nodes, NOW)
+    assert placed(late) == {} and "kept for r1, which has waited longer" in reason(late, 2)
+
+
+def test_a_short_run_may_use_what_is_kept_until_it_is_needed() -> None:
+    nodes = [node("a", 4, held={0: 9, 1: 9}, until=T + 100)]
+    big = run(1, 4, waited=RESERVE_AFTER_S + 1)
+    assert placed(place([big, run(2, 1, max_seconds=90)], nodes, NOW)) == {2: [("a", (2,))]}
+    assert placed(place([big, run(2, 1, max_seconds=110)], nodes, NOW)) == {}
+
+
+def test_starts_are_estimated_where_limits_are_known() -> None:
+    nodes = [node("a", 4, held=dict.fromkeys(range(4), 9), until=T + 40)]
+    waits = place([run(1, 4, waited=9, max_seconds=20), run(2, 2)], nodes, NOW).waits
+    assert [wait.may_start for wait in waits] == [T + 40, T + 60]
+    unknown = place([run(1, 4)], [node("a", 4, held={0: 9})], NOW).waits
+    assert unknown[0].may_start is None
+
+
+def test_a_checkpoint_keeps_its_run_on_its_nodes_unless_they_are_gone() -> None:
+    a, b = node("a", 4, held={0: 9, 1: 9, 2: 9}), node("b", 4)
+    assert placed(place([run(1, 2, keep=("a",))], [a, b], NOW)) == {}, "its node is up and only busy"
+    assert placed(place([run(1, 1, keep=("a",))], [a, b], NOW)) == {1: [("a", (3,))]}
+    silent = node("a", 4, usable=False, away="silent")
+    assert "which holds its checkpoint" in reason(place([run(1, 1, keep=("a",))], [silent, b], NOW), 1)
+    lost = node("a", 4, usable=False, away="lost")
+    assert placed(place([run(1, 1, keep=("a",))], [lost, b], NOW)) == {1: [("b", (0,))]}
+
+
+def test_gpus_go_before_slots_and_kinds_do_not_mix() -> None:
+    nodes = [node("a", 4), node("b", 4, kind="h100-80g")]
+    assert placed(place([run(1, 2)], nodes, NOW)) == {1: [("b", (0, 1))]}
+    assert placed(place([run(1, 8)], nodes, NOW)) == {}

@@ -1,0 +1,159 @@
+"""News from nodes: joins, beats, states, exits; forged, foreign, stale and repeated ones do nothing."""
+
+from __future__ import annotations
+
+import json
+import time
+from typing import Any
+
+import pytest
+
+from orchestrator.accounts.models import User
+from orchestrator.fleet import services as fleet
+from orchestrator.fleet.models import Node
+from orchestrator.runs.models import Attempt, Checkpoint, Run, RunEvent
+from orchestrator.scheduling import services
+from orchestrator.scheduling.models import Allocation
+from orchestrator.scheduling.reports import dropped
+from tests import factories
+from tests.orchestrator.scheduling.conftest import Broker, Speaker
+from workers.contracts import envelope, wire
+
+pytestmark = pytest.mark.django_db
+
+
+def placed(owner: User, *, devices: int = 1) -> Attempt:
+    run = factories.run(owner, devices=devices)
+    services.tick()
+    return Attempt.objects.select_related("run").get(run=run)
+
+
+def test_a_join_is_answered_with_what_completes_the_secret(broker: Broker) -> None:
+    token = fleet.join_token_create(by=None)
+    request = envelope.join_request(token, name="n9")
+    body = {"request": request, "inventory": factories.inventory("n9").to_dict()}
+    token_id, key = envelope.join_token_parts(token)
+    text = envelope.seal(key, wire.KIND_JOIN, body, ttl_s=60, now=time.time(), node=token_id)
+    replies = []
+    for _ in range(2):  # the stream may be read twice
+        assert services.report(text)
+        replies.append(json.loads(broker.client.lpop(wire.join_reply_key(request["nonce_a"]))))
+    assert replies[0] == replies[1]
+    name, secret = envelope.join_accept(token, request, replies[0])
+    node = Node.objects.get(name="n9")
+    assert name == "n9" and Speaker(node).sealed("x", {}, nonce="1", now=0.0) == envelope.seal(
+        secret, "x", {}, ttl_s=60, now=0.0, node="n9", nonce="1"
+    )
+    again = envelope.join_request(token, name="n10")
+    body = {"request": again, "inventory": factories.inventory("n10").to_dict()}
+    services.report(envelope.seal(key, wire.KIND_JOIN, body, ttl_s=60, now=time.time(), node=token_id))
+    assert "used before" in json.loads(broker.client.lpop(wire.join_reply_key(again["nonce_a"])))["refused"]
+    assert not Node.objects.filter(name="n10").exists()
+
+
+def test_a_run_goes_from_launching_to_its_end_and_frees_its_devices(broker: Broker, owner: User) -> None:
+    speaker, attempt = Speaker(factories.node("n1")), placed(owner, devices=2)
+    seen = []
+    for kind, data in (
+        ("launching", {}),
+        ("running", {"ranks": [0, 1]}),
+        ("exited", {"class": "ok", "reason": "done"}),
+    ):
+        assert speaker.tells(attempt, kind, **data) and speaker.tells(attempt, kind, **data)
+        attempt.refresh_from_db()
+        seen.append((attempt.state, Run.objects.get(pk=attempt.run_id).state))
+    assert seen == [("launching", "starting"), ("running", "running"), ("exited", "finished")]
+    assert not Allocation.objects.filter(released=None).exists()
+    assert speaker.tells(attempt, "running") and Run.objects.get(pk=attempt.run_id).state == "finished"
+
+
+@pytest.mark.parametrize(
+    ("wrong", "code"),
+    [
+        ({"secret": b"another"}, "forged"),
+        ({"now": time.time() - 1000}, "expired"),
+        ({"node": "unheard-of"}, "unknown"),
+    ],
+)
+def test_what_does_not_open_is_dropped(broker: Broker, owner: User, wrong: dict[str, Any], code: str) -> None:
+    node, before = factories.node("n1"), dropped[code]
+    attempt = placed(owner)
+    body = {
+        "attempt_id": str(attempt.pk), "fence": str(attempt.fence), "node": "n1", "seq": 1, "time": 1.0, "type": "running",
+    }  # fmt: skip
+    assert not services.report(Speaker(node).sealed(wire.KIND_REPORT, body, **wrong))
+    assert dropped[code] == before + 1
+    attempt.refresh_from_db()
+    assert attempt.state == "assigned"
+    assert services.report(Speaker(node).sealed(wire.KIND_REPORT, body)), "the same words, rightly sealed, count"
+
+
+def test_nonsense_is_dropped() -> None:
+    for text in (b"", b"\xff\xfe", "x" * 64 + ".{}", "no envelope"):
+        assert not services.report(text)
+
+
+def test_a_stale_fence_and_a_foreign_node_change_nothing(broker: Broker, owner: User) -> None:
+    one, other = factories.node("n1", devices=1), factories.node("n2", devices=1)
+    attempt = placed(owner)
+    assert attempt.placement[0]["node"] == "n1"
+    Speaker(one).tells(attempt, "running", fence="0" * 32)
+    Speaker(other).tells(attempt, "running")
+    Speaker(other).exited(attempt, "ok")
+    attempt.refresh_from_db()
+    assert attempt.state == "assigned"
+
+
+def test_a_gang_runs_when_every_node_runs_and_a_heartbeat_alone_can_tell(broker: Broker, owner: User) -> None:
+    nodes = [factories.node(name, devices=2) for name in ("n1", "n2")]
+    attempt = placed(owner, devices=4)
+    Speaker(nodes[0]).tells(attempt, "running")
+    attempt.refresh_from_db()
+    assert attempt.state == "launching"
+    Speaker(nodes[1]).beat(attempt, state="running")
+    attempt.refresh_from_db()
+    assert attempt.state == "running" and Run.objects.get(pk=attempt.run_id).state == "running"
+
+
+def test_the_first_cause_wins_and_the_other_nodes_are_ended(broker: Broker, owner: User) -> None:
+    nodes = [factories.node(name, devices=2) for name in ("n1", "n2")]
+    attempt = placed(owner, devices=4)
+    for node in nodes:
+        Speaker(node).tells(attempt, "running")
+        broker.orders(node)
+    # what lost its peer may speak first
+    Speaker(nodes[1]).exited(attempt, "infrastructure", reason="Connection closed by peer", time=10.0)
+    [(kind, order)] = broker.orders(nodes[0])
+    assert (kind, order["action"]) == ("control", "kill") and broker.orders(nodes[1]) == []
+    assert Allocation.objects.filter(released=None).count() == 4, "held until the whole gang is over"
+    Speaker(nodes[0]).exited(attempt, "user_error", reason="ValueError: bad data", rank=1, time=11.0)
+    attempt.refresh_from_db()
+    assert attempt.exit_class == "user_error" and attempt.exit["reason"] == "ValueError: bad data"
+    assert attempt.exit["node"] == "n1" and not Allocation.objects.filter(released=None).exists()
+    assert Run.objects.get(pk=attempt.run_id).state == "failed"
+
+
+def test_checkpoints_and_events_are_kept_once(broker: Broker, owner: User) -> None:
+    speaker, attempt = Speaker(factories.node("n1")), placed(owner)
+    told = {"type": "rank_exited", "rank": 1, "data": {"code": -9}}
+    for _ in range(2):
+        speaker.seq = 7
+        speaker.tells(attempt, "event", **told)
+        speaker.tells(attempt, "checkpoint", step=5, tokens=50, bytes=9, path="runs/1/checkpoints/step-5")
+    assert Checkpoint.objects.filter(run=attempt.run).values_list("step", "bytes").get() == (5, 9)
+    event = RunEvent.objects.get(run=attempt.run, type="rank_exited")
+    assert (event.rank, event.data["code"], event.attempt) == (1, -9, 1)
+
+
+def test_a_node_that_still_has_what_is_over_is_told_to_end_it(broker: Broker, owner: User) -> None:
+    from datetime import timedelta
+
+    from orchestrator.common import clock
+
+    node = factories.node("n1")
+    attempt = placed(owner)
+    Speaker(node).exited(attempt, "infrastructure")
+    broker.orders(node)
+    Attempt.objects.filter(pk=attempt.pk).update(ended=clock.now() - timedelta(seconds=60))
+    Speaker(node).beat(attempt)
+    assert [(kind, order["action"]) for kind, order in broker.orders(node)] == [("control", "kill")]

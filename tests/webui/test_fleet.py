@@ -1,0 +1,143 @@
+"""Fleet and node pages: what is held by whom, who may know whose run it is, draining, and a token that really joins."""
+
+from __future__ import annotations
+
+import html
+import re
+from datetime import UTC, datetime, timedelta
+
+import pytest
+
+from orchestrator.accounts.models import User
+from orchestrator.fleet import services as fleet
+from orchestrator.fleet.models import Node
+from orchestrator.runs.models import Run
+from orchestrator.scheduling.models import Allocation
+from tests import factories
+from webui.charts.gantt import Held, gantt
+from workers.contracts import envelope
+from workers.contracts.node import DeviceSample
+
+NOON = datetime(2026, 1, 1, 12, tzinfo=UTC)
+
+
+def hold(run: Run, node: Node) -> None:
+    """The run starts on the node's first devices, as the scheduler would write it."""
+    attempt = factories.running(run, node)
+    for rank, device in enumerate(node.devices.order_by("index")[: run.devices]):
+        Allocation.objects.create(attempt=attempt, device=device, rank=rank)
+
+
+def page_of(user: User, address: str) -> str:
+    answer = factories.client_for(user).get(address)
+    assert answer.status_code == 200, answer.content[:300]
+    return re.sub(r"\s+", " ", html.unescape(answer.content.decode()))
+
+
+@pytest.mark.django_db
+def test_an_empty_fleet_says_what_to_do_first(people: factories.People) -> None:
+    assert "No node has joined yet" in page_of(people.owner, "/fleet/")
+    assert "/join-node/" not in page_of(people.owner, "/fleet/")
+    assert "/join-node/" in page_of(people.operator, "/fleet/")
+
+
+@pytest.mark.django_db
+def test_what_is_held_and_whose_run_only_for_those_who_may_know(people: factories.People) -> None:
+    node = factories.node("orion", devices=4)
+    run = factories.run(people.owner, name="secret plan", devices=2)
+    hold(run, node)
+    for viewer, knows in ((people.teammate, True), (people.stranger, False)):
+        for address in ("/fleet/", "/fleet/orion/"):
+            page = page_of(viewer, address)
+            assert ("secret plan" in page) is knows, (viewer, address)
+            assert (f"/runs/{run.pk}/" in page) is knows
+        assert "1 node, 4 devices: 2 held, 2 free; all nodes are up." in page_of(viewer, "/fleet/")
+        assert "It is up; 2 of 4 devices held." in page_of(viewer, "/fleet/orion/")
+    assert "a run of others" in page_of(people.stranger, "/fleet/")
+
+
+@pytest.mark.django_db
+def test_readings_and_troubles_are_told(owner: User) -> None:
+    node = factories.node("orion", devices=2)
+    known = {"utilization": 0.5, "memory_used_bytes": 2**30, "power_w": 310, "temperature_c": 61, "processes": [7]}
+    fleet.node_heartbeat(node=node, samples=[DeviceSample(index=0, **known)])
+    page = page_of(owner, "/fleet/orion/")
+    assert "50%" in page and "1 GiB of 4 GiB" in page and "310 W" in page and "61 °C" in page
+    assert "not ours" in page  # a process on a device that nobody holds
+    Node.objects.update(health="silent")
+    assert "orion is silent" in page_of(owner, "/fleet/")
+
+
+@pytest.mark.django_db
+def test_draining_tells_its_consequences_first(people: factories.People) -> None:
+    node = factories.node("orion", devices=4)
+    run = factories.run(people.owner, devices=2)
+    hold(run, node)
+    page = page_of(people.operator, "/fleet/orion/drain/")
+    assert f"Run {run.pk} {run.name}" in page and "has no other device in service" in page
+    node.refresh_from_db()
+    assert not node.drained  # looking changes nothing
+    client = factories.client_for(people.operator)
+    answer = client.post("/fleet/orion/drain/", {"reason": "new fan"}, follow=True)
+    assert "drained (new fan), nothing new starts here" in answer.content.decode()
+    node.refresh_from_db()
+    assert node.drained and node.drain_reason == "new fan"
+    client.post("/fleet/orion/undrain/")
+    node.refresh_from_db()
+    assert not node.drained
+
+
+@pytest.mark.django_db
+def test_operators_only_drain_and_let_join(owner: User) -> None:
+    factories.node("orion")
+    client = factories.client_for(owner)
+    for method, address in (
+        ("get", "/fleet/orion/drain/"), ("post", "/fleet/orion/drain/"), ("post", "/fleet/orion/undrain/"),
+        ("get", "/join-node/"), ("post", "/join-node/"),
+    ):  # fmt: skip
+        answer = getattr(client, method)(address)
+        assert answer.status_code == 403 and "operator" in answer.content.decode(), address
+    assert not Node.objects.filter(drained=True).exists()
+    assert client.get("/fleet/elsewhere/").status_code == 404
+
+
+@pytest.mark.django_db
+def test_the_token_shown_once_lets_one_node_join(operator: User) -> None:
+    client = factories.client_for(operator)
+    answer = client.post("/join-node/", {"pool": "gpus"})
+    assert "no-store" in answer.headers["Cache-Control"]
+    command = re.search(r'<pre id="join-command">(.*?)</pre>', answer.content.decode())
+    assert command is not None
+    words = html.unescape(command[1]).split()
+    assert words[:4] == ["python", "-m", "workers.agent", "--redis"]
+    token = words[words.index("--join") + 1]
+    assert token not in client.get("/join-node/").content.decode()
+    request = envelope.join_request(token, name="new")
+    node, _ = fleet.node_joined(request=request, inventory=factories.inventory("new"))
+    assert node.pool.name == "gpus"
+    assert "1 node, 4 devices: 0 held" in page_of(operator, "/fleet/")
+
+
+def test_bars_are_cut_to_the_window_and_sorted() -> None:
+    def held(device: int, start_h: float, end_h: float | None) -> Held:
+        end = None if end_h is None else NOON - timedelta(hours=end_h)
+        return Held(device, 1, "a", "running", NOON - timedelta(hours=start_h), end)
+
+    drawn = gantt(
+        [held(1, 1, None), held(1, 9, 5), held(1, 9, 7), held(2, 2, 1.999), held(3, 1, 0)], [1, 2],
+        since=NOON - timedelta(hours=6), until=NOON,
+    )  # fmt: skip
+    first, second = drawn.bars[1]
+    assert (first.left, first.width) == (0, pytest.approx(100 / 6, abs=0.01))  # began before the window
+    assert (second.left, second.width) == (pytest.approx(500 / 6, abs=0.01), pytest.approx(100 / 6, abs=0.01))
+    assert drawn.bars[2][0].width == 0.3  # a moment is still seen
+    assert drawn.share == pytest.approx((2 * 3600 + 3.6) / (2 * 6 * 3600))
+    assert [tick.says for tick in drawn.ticks] == ["07:00", "08:00", "09:00", "10:00", "11:00"]
+
+
+@pytest.mark.parametrize("window", ["1h", "24h", "7d", "nonsense"])
+@pytest.mark.django_db
+def test_every_window_is_drawn(owner: User, window: str) -> None:
+    hold(factories.run(owner, name="wide"), factories.node("orion"))
+    page = page_of(owner, f"/fleet/?window={window}")
+    assert 'class="gantt-bar' in page and "held now" in page

@@ -1,0 +1,228 @@
+"""The new-run form through its page: what it starts with, how fields become a spec, what it says when that is wrong."""
+
+from __future__ import annotations
+
+import html
+import json
+import re
+import shlex
+from pathlib import Path
+from typing import Any
+
+import pytest
+from django.test import Client
+
+from orchestrator.accounts.models import User
+from orchestrator.runs.models import Run
+from tests import factories
+from webui.forms.spec_fields import FIELDS
+from webui.forms.spec_form import read, spec_of, values_of
+from webui.views.new_run import START
+from workers.contracts import RunSpec
+
+OWN_SHAPE = {"layers": 2, "hidden": 64, "heads": 4, "ffn": 128, "vocab": 256, "max_seq_len": 64}
+SPECS: dict[str, dict[str, Any]] = {
+    "start": START,
+    "script": {
+        "kind": "script",
+        "script": {"command": ["train.py", "--name", "two words"], "env": {"A": "1", "B": "x=y"}},
+        "resources": {"devices": 2, "pool": "gpus"},
+        "priority": 3,
+    },
+    "external": {"kind": "external", "tags": ["a", "b c"], "notes": "on my desk"},
+    "own shape": {**START, "model": OWN_SHAPE},
+    "weights": {**START, "model": {"path": "/weights"}},
+    "own file": {**START, "data": {"path": "/data/a.jsonl", "format": "jsonl"}},
+    "auto": {**START, "plan": "auto", "resources": {"devices": 4}},
+    "what the form does not show": {
+        **START,
+        "plan": {"dp": 4, "dp_replicate": 2, "global_batch_size": 4},
+        "train": {**START["train"], "optimizer": {"lr": 0.1, "betas": [0.9, 0.95], "eps": 1e-6}, "accumulate": 1,
+                  "checkpoint": {"every_steps": 5, "async": False}},
+        "retries": {"numerics": 0},
+    },
+    "another kind": {"kind": "generate", "generate": {"input": "a.jsonl", "output": "b.jsonl"}, "priority": 2},
+}  # fmt: skip
+
+
+def form_of(start: dict[str, Any], **changes: str) -> dict[str, str]:
+    """What a browser without scripts posts for that spec, some fields typed anew."""
+    values = {name: value for name, value in values_of(start).items() if value}
+    return {"name": "first", "experiment": "", "spec": json.dumps(start), **values, **changes}
+
+
+def post(client: Client, start: dict[str, Any], **changes: str) -> Any:
+    return client.post("/runs/new/", form_of(start, **changes))
+
+
+def same(one: dict[str, Any], other: dict[str, Any]) -> bool:
+    """Whether both mean the same run, written-out defaults aside."""
+    return RunSpec.from_dict(one) == RunSpec.from_dict(other)
+
+
+def errors_beside(page: str, field: str) -> list[str]:
+    """The sentences that stand within the field of that path."""
+    found = re.search(rf'<div class="field[^"]*" data-field="{re.escape(field)}".*?</div>', page, re.DOTALL)
+    assert found, f"no field {field}"
+    return [html.unescape(one) for one in re.findall(r'<span class="error"[^>]*>(.*?)</span>', found[0], re.DOTALL)]
+
+
+@pytest.mark.parametrize("spec", SPECS.values(), ids=SPECS)
+def test_an_untouched_form_changes_nothing(spec: dict[str, Any]) -> None:
+    assert spec_of(values_of(spec), spec) == spec
+
+
+@pytest.mark.parametrize("name", ["start", "script", "external", "own shape", "own file", "auto"])
+def test_the_fields_alone_say_the_same_run(name: str) -> None:
+    again = spec_of(values_of(SPECS[name]), {})
+    assert values_of(again) == values_of(SPECS[name])
+
+
+def test_empty_fields_leave_their_values_and_gates_their_objects() -> None:
+    values = values_of(START) | {"train.eval.every_steps": " ", "train.eval.batches": "4", "train.clip_norm": "",
+                                 "train.optimizer.lr": ""}  # fmt: skip
+    train = spec_of(values, START)["train"]
+    assert "eval" not in train and "clip_norm" not in train and "optimizer" not in train
+
+
+def test_another_kind_takes_its_own_body_only() -> None:
+    values = values_of(START) | {"kind": "script", "script.command": "train.py --lr 3e-4"}
+    assert spec_of(values, START) == {"kind": "script", "script": {"command": ["train.py", "--lr", "3e-4"]}}
+    assert spec_of(values | {"kind": "external"}, START) == {"kind": "external"}
+
+
+@pytest.mark.parametrize(
+    ("path", "text", "value"),
+    [
+        ("train.steps", "20", 20),
+        ("train.steps", "2e3", "2e3"),
+        ("train.optimizer.lr", "3e-4", 3e-4),
+        ("train.optimizer.lr", "1", 1),
+        ("train.optimizer.lr", "fast", "fast"),
+        ("train.optimizer.betas", "0.9 0.95", [0.9, 0.95]),
+        ("train.optimizer.betas", "0.9, x", "0.9, x"),
+        ("plan.zero", "3", 3),
+        ("tags", "a, b c,", ["a", "b c"]),
+        ("script.command", "x.py 'a b'", ["x.py", "a b"]),
+        ("script.command", "x.py 'a", "x.py 'a"),
+        ("script.env", "A=1\nB", {"A": "1", "B": ""}),
+        ("train.compile", "on", True),
+        ("train.compile", "", None),
+    ],
+)
+def test_text_becomes_its_value_or_stays_text(path: str, text: str, value: Any) -> None:
+    field = next(field for field in FIELDS if field.path == path)
+    assert read(field, text) == value
+
+
+@pytest.mark.django_db
+def test_the_form_as_it_stands_can_be_submitted(owner: User) -> None:
+    client = factories.client_for(owner)
+    page = client.get("/runs/new/").content.decode()
+    assert "Ready to submit" in page and "1,024 tokens" in page
+    answer = post(client, START, experiment="zero", tags="a, b")
+    run = Run.objects.get()
+    assert answer.headers["Location"] == f"/runs/{run.pk}/"
+    assert same(run.spec, {**START, "tags": ["a", "b"]}) and run.owner == owner and run.name == "first"
+    assert run.experiment is not None and run.experiment.name == "zero"
+    assert sorted(run.tags.values_list("name", flat=True)) == ["a", "b"]
+
+
+@pytest.mark.django_db
+@pytest.mark.parametrize(
+    ("changes", "field", "says"),
+    [
+        ({"train.seq_len": "abc"}, "train.seq_len", "'abc' is refused"),
+        ({"train.steps": ""}, "train.steps", "steps is missing"),
+        ({"train.steps": "0"}, "train.steps", "0 is out of range, it must be at least 1"),
+        ({"plan.tp": "3"}, "plan.tp", "4 heads do not divide by tp 3; try tp"),
+        ({"plan.global_batch_size": "9"}, "plan.global_batch_size", "9 sequences do not divide"),
+        ({"resources.devices": "3"}, "resources.devices", "3 devices are asked for"),
+        ({"data.preset": "file", "data.path": "/etc/passwd"}, "data.path", "does not lie under the allowed folders"),
+        ({"data.preset": "file", "data.path": ""}, "data.path", ""),
+        ({"model": "custom", "model.custom": '{"layers": 2'}, "model", ""),
+        ({"name": " "}, "name", "a run's name has 1 to 160 printable characters"),
+        ({"train.lr_schedule.warmup_steps": "900"}, "train.lr_schedule.warmup_steps", "outlasts the 200 steps"),
+    ],
+)
+def test_a_wrong_field_is_told_beside_it_and_nothing_is_made(
+    owner: User, data_root: Path, changes: dict[str, str], field: str, says: str
+) -> None:
+    answer = post(factories.client_for(owner), START, **changes)
+    page = answer.content.decode()
+    assert answer.status_code == 422
+    told = errors_beside(page, field)
+    assert told and says in told[0], told
+    assert not Run.objects.exists()
+    for path, text in changes.items():  # what was typed is still there
+        if path not in ("model", "model.custom", "data.preset") and text.strip():
+            assert f'name="{path}" value="{text}"' in page
+
+
+@pytest.mark.django_db
+def test_json_alone_is_submitted_where_it_was_edited_last(owner: User) -> None:
+    client = factories.client_for(owner)
+    spec = {**START, "notes": "from JSON"}
+    post(client, START, spec=json.dumps(spec), submit="json", notes="from the field")
+    assert Run.objects.get().spec["notes"] == "from JSON"
+    for text, says in (("{", "the JSON cannot be read"), ("[1]", "a spec is an object")):
+        answer = post(client, START, spec=text)
+        assert answer.status_code == 422 and says in answer.content.decode()
+        assert f'rows="20">{text}</textarea>' in answer.content.decode()
+    assert Run.objects.count() == 1
+
+
+@pytest.mark.django_db
+def test_like_an_older_run_and_from_a_preset(people: factories.People) -> None:
+    run = factories.run(people.owner, name="older", devices=2, tags=["x"])
+    page = factories.client_for(people.teammate).get(f"/runs/new/?like={run.pk}").content.decode()
+    assert "Like run" in page and 'name="plan.dp" value="2"' in page and 'name="tags" value="x"' in page
+    assert html.escape(json.dumps(run.spec, indent=2)) in page
+    for other in (str(run.pk), "999999", "x"):
+        assert factories.client_for(people.stranger).get(f"/runs/new/?like={other}").status_code == 404
+    page = factories.client_for(people.owner).get("/runs/new/?preset=smollm2-135m").content.decode()
+    assert '<option value="smollm2-135m" selected>' in page
+
+
+@pytest.mark.django_db
+def test_the_check_answers_without_making_anything(owner: User) -> None:
+    client = factories.client_for(owner)
+    factories.node(devices=2)
+    good = client.post("/runs/check/", form_of(START, **{"plan.dp": "2", "plan.global_batch_size": "16"}))
+    text = html.unescape(good.content.decode())
+    assert "Ready to submit" in text and "16 sequences × 128 = 2,048 tokens" in text and "2 of the fleet's 2" in text
+    bad = client.post("/runs/check/", form_of(START, **{"plan.tp": "3"})).content.decode()
+    assert 'data-problem="plan.tp"' in bad and "to put right" in bad and "Ready" not in bad
+    assert "put right" in client.post("/runs/check/", form_of(START, spec="{")).content.decode()
+    waits = client.post("/runs/check/", form_of(START, **{"plan.dp": "4", "plan.global_batch_size": "32"}))
+    assert "the run will wait in the queue until 4 are there" in waits.content.decode()
+    assert not Run.objects.exists()
+
+
+@pytest.mark.django_db
+def test_the_curl_command_submits_the_very_same_run(owner: User) -> None:
+    client = factories.client_for(owner)
+    answer = client.post("/runs/check/", form_of(START, name="it's mine", experiment="zero"))
+    command = re.search(r'<pre id="curl-text">(.*?)</pre>', answer.content.decode(), re.DOTALL)
+    assert command is not None
+    words = shlex.split(html.unescape(command[1]).replace("\\\n", " "))
+    body = words[words.index("-d") + 1]
+    made = factories.api(owner).post(words[words.index("-X") + 2], body, content_type="application/json")
+    assert made.status_code == 201, made.content
+    run = Run.objects.get()
+    assert run.name == "it's mine" and same(run.spec, START) and run.experiment.name == "zero"
+
+
+@pytest.mark.django_db
+def test_external_runs_get_their_three_lines(owner: User) -> None:
+    page = html.unescape(factories.client_for(owner).get("/runs/new/?kind=external").content.decode())
+    assert 'orrery_recorder.init("http://testserver", token' in page
+    assert '<section class="card" data-section="external" data-kinds="external" aria-labelledby="s-external">' in page
+
+
+@pytest.mark.django_db
+def test_who_may_only_look_is_told_so(stranger: User, owner: User) -> None:
+    refused = post(factories.client_for(stranger), START)
+    assert refused.status_code == 403 and "The role submitter is needed to submit runs" in refused.content.decode()
+    assert not Run.objects.exists()
+    assert post(factories.client_for(owner), START).status_code == 302

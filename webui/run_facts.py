@@ -79,11 +79,12 @@ class Facts:
         }
         return [(name, title) for name, title in TAB_TITLES.items() if shown.get(name, True)]
 
-    def sentence(self) -> str:
+    def sentence(self, *, trending: bool) -> str:
+        """`trending` reads the loss curve, five queries more: told by the pulse that follows each page at once."""
         run, now = self.run, clock.now()
         ended = run.ended or now
         last = run.summary.get("time")
-        curve = telemetry.sparkline(run_ids=[run.pk], name="loss").get(run.pk, []) if run.state == "running" else []
+        curve = telemetry.sparkline(run_ids=[run.pk], name="loss").get(run.pk, []) if trending else []
         facts = sentences.RunFacts(
             state=run.state,
             kind=run.kind,
@@ -105,13 +106,13 @@ class Facts:
         step, steps = self.run.summary.get("step"), self.run.summary.get("steps")
         return min(1.0, step / steps) if step is not None and steps else None
 
-    def head(self) -> dict[str, Any]:
+    def head(self, *, trending: bool = False) -> dict[str, Any]:
         """The template's words for what stands above the tabs."""
         run, done = self.run, self.progress()
         return {
             "run": run,
             "plan": run.plan or run.spec.get("plan"),
-            "sentence": self.sentence(),
+            "sentence": self.sentence(trending=trending and run.state == "running"),
             "progress": f"{100 * done:.1f}" if done is not None else "",
             "actions": actions(run) if self.may_manage else [],
             "may_manage": self.may_manage,

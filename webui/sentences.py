@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from statistics import fmean, pvariance
 from typing import Any, Final
 
 from webui import words
@@ -46,14 +47,14 @@ def run_headline(facts: RunFacts) -> str:
 
 
 def trend(curve: Sequence[float]) -> str:
-    """falling, flat or rising: the last quarter against the quarter before, beyond noise; empty for a short curve."""
-    if len(curve) < 8:
+    """falling, flat or rising: the last third against the third before, beyond noise; empty for a short curve."""
+    third = len(curve) // 3
+    if third < 3:
         return ""
-    quarter = len(curve) // 4
-    last, before = curve[-quarter:], curve[-2 * quarter : -quarter]
-    late, early = _median(last), _median(before)
-    spread = (sum(abs(y - late) for y in last) + sum(abs(y - early) for y in before)) / (2 * quarter)
-    least = max(0.004 * abs(early), 1.5 * spread / quarter**0.5)
+    last, before = curve[-third:], curve[-2 * third : -third]
+    late, early = fmean(last), fmean(before)
+    error = ((pvariance(last) + pvariance(before)) / third) ** 0.5
+    least = 0.004 * abs(early) + 2.5 * error
     return "falling" if late < early - least else "rising" if late > early + least else "flat"
 
 
@@ -206,9 +207,3 @@ def _lower(text: str) -> str:
     """The first letter small, unless the word is a name or a shortening."""
     head = text.split(" ", 1)[0]
     return text[:1].lower() + text[1:] if head[1:].islower() or len(head) == 1 else text
-
-
-def _median(values: Sequence[float]) -> float:
-    ordered = sorted(values)
-    middle = len(ordered) // 2
-    return ordered[middle] if len(ordered) % 2 else (ordered[middle - 1] + ordered[middle]) / 2

@@ -90,8 +90,6 @@ class Session(APIKeyCookie):
         super().__init__(csrf=True)
 
     def _get_key(self, request: HttpRequest) -> str | None:
-        if request.headers.get("Authorization"):  # a scheme that is not Bearer
-            raise AuthenticationError
         if not request.user.is_authenticated:  # nobody is logged in: 401, before a CSRF cookie is asked for
             throttle.check(f"ip:{_short(address(request))}")
             raise AuthenticationError

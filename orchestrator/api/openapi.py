@@ -28,14 +28,33 @@ def completed(schema: dict[str, Any]) -> dict[str, Any]:
         components.update(found.pop("$defs", {}))
         components[name] = found
     _name_contracts(schema)
-    for operations in schema["paths"].values():
-        for operation in operations.values():
+    for path, operations in schema["paths"].items():
+        for method, operation in operations.items():
             operation["responses"] = {str(status): answer for status, answer in operation["responses"].items()}
+            _name_headers(path, method, operation)
             operation["responses"]["default"] = {
                 "description": "What is wrong, with which field, and what to do next",
                 "content": {MEDIA_TYPE: {"schema": _PROBLEM}},
             }
     return schema
+
+
+def _name_headers(path: str, method: str, operation: dict[str, Any]) -> None:
+    """Headers that views read and write by themselves."""
+    created = operation["responses"].get("201")
+    if created is not None:
+        operation["parameters"].append(_header("Idempotency-Key", "the same key and body make one thing, not two"))
+        created["headers"] = {"Location": {"schema": {"type": "string"}, "description": "its address, if it has one"}}
+    if path.endswith("/runs/{id}"):
+        given = (
+            ("If-Match", "412 if somebody edited it since") if method == "patch" else ("If-None-Match", "304 if equal")
+        )
+        operation["parameters"].append(_header(*given))
+        operation["responses"]["200"]["headers"] = {"ETag": {"schema": {"type": "string"}}}
+
+
+def _header(name: str, says: str) -> dict[str, Any]:
+    return {"in": "header", "name": name, "required": False, "schema": {"type": "string"}, "description": says}
 
 
 def _name_contracts(node: Any) -> None:

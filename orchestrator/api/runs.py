@@ -45,7 +45,7 @@ class RunChange(Contract):
     """What is left out stays as it is."""
 
     priority: Annotated[int, Field(ge=-1_000_000, le=1_000_000)] | None = None
-    tags: list[Annotated[str, Field(min_length=1, max_length=60)]] | None = None
+    tags: list[Annotated[str, Field(min_length=1, max_length=100)]] | None = None
     notes: Annotated[str, Field(max_length=20_000)] | None = None
 
 

@@ -220,6 +220,9 @@ class QueueOut(Schema):
 class SeriesName(Schema):
     name: str
     unit: str
+    ranks: list[int]
+    attempts: list[int]
+    points: int = Field(description="of all its ranks and attempts together")
 
 
 class SeriesNames(PageOf[SeriesName]):

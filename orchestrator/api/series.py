@@ -18,7 +18,6 @@ from pydantic import Field
 from orchestrator.api.answers import JSON, json_answer, streamed, wants_csv
 from orchestrator.api.auth import needs
 from orchestrator.api.lookup import LARGEST, run_of
-from orchestrator.api.problems import invalid
 from orchestrator.api.schemas import SeriesNames, SeriesOut
 from orchestrator.telemetry import selectors
 from workers.contracts.base import Contract
@@ -61,8 +60,6 @@ def series(request: HttpRequest, id: int, wanted: Query[Wanted]) -> HttpResponse
         "from_": wanted.from_, "to": wanted.to, "after_seq": wanted.after_seq,
     }  # fmt: skip
     if wanted.raw:
-        if wanted.x == "flops":
-            raise invalid("x", "raw points carry steps, tokens and times", "tokens: FLOPs are a constant times tokens")
         rows = selectors.series_raw(**chosen)
         return streamed(request, _raw_csv(rows), CSV) if csv else streamed(request, _raw_json(rows, chosen), JSON)
     answer = selectors.series(**chosen, points=wanted.points)
@@ -70,9 +67,9 @@ def series(request: HttpRequest, id: int, wanted: Query[Wanted]) -> HttpResponse
 
 
 def _names(run: Any, csv: bool) -> HttpResponse:
-    items = [{"name": name, "unit": unit_of(name)} for name in selectors.series_names(run=run)]
+    items = [entry.to_dict() for entry in selectors.series_index(run=run)]
     if csv:
-        lines = ["name,unit", *(f"{_cell(item['name'])},{item['unit']}" for item in items)]
+        lines = ["name,unit,points", *(f"{_cell(item['name'])},{item['unit']},{item['points']}" for item in items)]
         return HttpResponse("\n".join(lines) + "\n", content_type=CSV)
     return json_answer({"items": items, "next_cursor": None})
 
@@ -85,20 +82,23 @@ def _csv(answer: Any) -> HttpResponse:
 
 
 def _raw_csv(rows: Iterator[tuple[Any, ...]]) -> Iterator[bytes]:
-    yield b"attempt,rank,seq,step,tokens,time,value\n"
-    for batch in _batches(rows):
-        yield "".join(f"{','.join(map(repr, row))}\n" for row in batch).encode()
+    head = "attempt,rank,seq,step,tokens,time,value\n"
+    for batch in _batches(rows):  # the first is read before anything is sent: it may be refused
+        yield (head + "".join(f"{','.join(map(repr, row))}\n" for row in batch)).encode()
+        head = ""
+    yield head.encode()
 
 
 def _raw_json(rows: Iterator[tuple[Any, ...]], chosen: dict[str, Any]) -> Iterator[bytes]:
     """The shape of `series` with every point: x goes out as it is read, y is held back packed, 8 bytes a point."""
     head = {name: chosen[name] for name in ("name", "rank", "attempt")}
     head |= {"unit": unit_of(chosen["name"]), "axis": chosen["x"]}
-    place = {"step": 3, "tokens": 4, "time": 5}[chosen["x"]]
+    place = {"step": 3, "tokens": 4, "flops": 4, "time": 5}[chosen["x"]]
+    per_token = selectors.run_flops_per_token(chosen["run"]) if chosen["x"] == "flops" else 1
     values, last_seq, comma = array("d"), 0, ""
     yield f'{json.dumps(head)[:-1]}, "x": ['.encode()
     for batch in _batches(rows):
-        places = [row[place] for row in batch]
+        places = [row[place] * per_token for row in batch]
         values.extend(row[6] for row in batch)
         last_seq = batch[-1][2]
         yield f"{comma}{json.dumps(places)[1:-1]}".encode()

@@ -19,6 +19,7 @@ from orchestrator.telemetry.models import Cursor
 from orchestrator.telemetry.packing.chunks import Curve, Floats
 from orchestrator.telemetry.packing.pyramid import AXES
 from orchestrator.telemetry.packing.reduce import LEAST, reduce
+from orchestrator.telemetry.reading.index import SeriesEntry, series_index
 from orchestrator.telemetry.reading.levels import Window, iterate, sources
 from orchestrator.telemetry.reading.logs import LogLine, logs
 from orchestrator.telemetry.reading.merge import merge
@@ -29,8 +30,8 @@ from workers.contracts.metrics import unit_of
 from workers.contracts.run import RunSpec
 
 __all__ = [
-    "LogLine", "SeriesAnswer", "latest", "latest_by_rank", "logs", "logs_newest", "memory_by_rank", "progress_of",
-    "series", "series_names", "series_raw", "sparkline",
+    "LogLine", "SeriesAnswer", "SeriesEntry", "latest", "latest_by_rank", "logs", "logs_newest", "memory_by_rank",
+    "progress_of", "run_flops_per_token", "series", "series_index", "series_names", "series_raw", "sparkline",
 ]  # fmt: skip
 
 Axis = Literal["step", "tokens", "time", "flops"]
@@ -85,7 +86,7 @@ def series(
     answers with empty lists. Raises Refusal where FLOPs are asked of a run that names no model.
     """
     points = min(max(points, LEAST), MOST_POINTS)
-    per_token = _flops_per_token(run) if x == "flops" else 1.0
+    per_token = run_flops_per_token(run) if x == "flops" else 1.0
     window = _window(x, from_, to, after_seq, per_token)
     merged = merge(sources(run.id, name, rank=rank, attempt=attempt), window, enough=max(_EXACT_CHUNKS, points // 2))
     places, y = _places(merged.points, x, per_token)
@@ -121,7 +122,7 @@ def series_raw(
 
     The same choice per step as `series`; steps that a newer attempt or a lower rank has too are left out.
     """
-    per_token = _flops_per_token(run) if x == "flops" else 1.0
+    per_token = run_flops_per_token(run) if x == "flops" else 1.0
     window = _window(x, from_, to, after_seq, per_token)
     found = sources(run.id, name, rank=rank, attempt=attempt)
     if after_seq is not None:
@@ -164,7 +165,7 @@ def _places(curve: Curve, x: Axis, per_token: float) -> tuple[Floats, Floats]:
     return places, curve.y
 
 
-def _flops_per_token(run: Run) -> float:
+def run_flops_per_token(run: Run) -> float:
     """Model FLOPs of one token of this run's training."""
     spec = RunSpec.from_dict(run.spec)
     shape = spec.shape if "model" in run.spec else None

@@ -104,7 +104,7 @@ def shown(field: SpecField, value: Any) -> str:
         return shlex.join(str(item) for item in value)
     if field.kind == "pairs" and isinstance(value, Mapping):
         return "\n".join(f"{name}={item}" for name, item in value.items())
-    return str(value)
+    return str(int(value)) if isinstance(value, float) and value.is_integer() and abs(value) < 1e15 else str(value)
 
 
 def _preset_chosen(values: Mapping[str, str]) -> bool:

@@ -51,7 +51,7 @@ def amounts(spec: Mapping[str, Any], problems: list[dict[str, str]], *, fleet_de
     except ValidationError:
         return {"headline": "", "facts": [], "notes": []}
     facts: list[tuple[str, str]] = []
-    notes = []
+    notes: list[str] = []
     if run.kind == "external":
         facts.append(("Devices", "none of this fleet"))
         return {"headline": "It will be watched, not launched", "facts": facts, "notes": notes}

@@ -1,4 +1,4 @@
-"""Template tags of the lists and forms: moments to come, run numbers as links, parts and hues. Knows words and markup."""
+"""Template tags of lists and forms: moments to come, run numbers as links, parts and hues. Knows words and markup."""
 
 from __future__ import annotations
 

@@ -9,7 +9,7 @@ from typing import Any
 from django.conf import settings
 from django.contrib.auth import update_session_auth_hash
 from django.contrib.auth.forms import PasswordChangeForm
-from django.http import HttpRequest, HttpResponse
+from django.http import HttpResponse
 from django.shortcuts import render
 from django.utils import timezone
 from django.views.decorators.cache import never_cache
@@ -19,7 +19,7 @@ from django.views.decorators.http import require_GET, require_http_methods, requ
 from orchestrator.accounts import selectors, services
 from orchestrator.accounts.roles import SCOPES, Role, scopes_of
 from orchestrator.common.errors import Refusal, not_found
-from webui.views.door import demand, done, field_errors, may, page
+from webui.views.door import PageRequest, demand, done, field_errors, may, page
 
 LIFETIMES = (("30", "30 days"), ("90", "90 days"), ("365", "a year"), ("", "until revoked"))
 SECRET = {"secret_key", "database_url", "redis_url"}
@@ -28,7 +28,7 @@ AUDIT_PAGE = 100
 
 @page
 @require_GET
-def account(request: HttpRequest) -> HttpResponse:
+def account(request: PageRequest) -> HttpResponse:
     user = request.user
     return render(request, "webui/account.html", {"teams": user.teams.all(), "scopes": scopes_of(user.role)})
 
@@ -36,7 +36,7 @@ def account(request: HttpRequest) -> HttpResponse:
 @sensitive_post_parameters()
 @page
 @require_http_methods(["GET", "POST"])
-def password(request: HttpRequest) -> HttpResponse:
+def password(request: PageRequest) -> HttpResponse:
     form = PasswordChangeForm(request.user, data=request.POST or None)
     if request.method == "POST" and form.is_valid():
         first = request.user.must_change_password
@@ -51,7 +51,7 @@ def password(request: HttpRequest) -> HttpResponse:
 @page
 @never_cache
 @require_http_methods(["GET", "POST"])
-def tokens(request: HttpRequest) -> HttpResponse:
+def tokens(request: PageRequest) -> HttpResponse:
     """The list, and the making of one: its text stands in the answer to that POST and nowhere else."""
     user, status = request.user, 200
     context: dict[str, Any] = {
@@ -76,7 +76,7 @@ def tokens(request: HttpRequest) -> HttpResponse:
 
 @page
 @require_POST
-def token_revoke(request: HttpRequest, id: int) -> HttpResponse:
+def token_revoke(request: PageRequest, id: int) -> HttpResponse:
     token = selectors.token_get(user=request.user, id=id)
     if token is None:
         raise not_found("token", id)
@@ -86,7 +86,7 @@ def token_revoke(request: HttpRequest, id: int) -> HttpResponse:
 
 @page
 @require_GET
-def audit(request: HttpRequest) -> HttpResponse:
+def audit(request: PageRequest) -> HttpResponse:
     """Keyset by id; everyone sees what they did themselves, admins everything."""
     entries = selectors.audit_entries(user=request.user)
     action, before = request.GET.get("action", "").strip(), request.GET.get("before", "")
@@ -102,7 +102,7 @@ def audit(request: HttpRequest) -> HttpResponse:
 
 @page
 @require_http_methods(["GET", "POST"])
-def people(request: HttpRequest) -> HttpResponse:
+def people(request: PageRequest) -> HttpResponse:
     demand(request.user, Role.ADMIN, "The list of people")
     context: dict[str, Any] = {"roles": [(role.value, _ROLE_SAYS[role]) for role in Role], "wanted": request.POST}
     if request.method == "POST":
@@ -122,7 +122,7 @@ def people(request: HttpRequest) -> HttpResponse:
 
 @page
 @require_POST
-def role_set(request: HttpRequest, username: str) -> HttpResponse:
+def role_set(request: PageRequest, username: str) -> HttpResponse:
     demand(request.user, Role.ADMIN, "Changing roles")
     person = selectors.user_get(username)
     if person is None:
@@ -133,7 +133,7 @@ def role_set(request: HttpRequest, username: str) -> HttpResponse:
 
 @page
 @require_GET
-def installation(request: HttpRequest) -> HttpResponse:
+def installation(request: PageRequest) -> HttpResponse:
     """The settings in force. Secrets are told as given or made, never shown."""
     demand(request.user, Role.OPERATOR, "The settings page")
     env, rows = settings.ENV, []

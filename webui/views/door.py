@@ -19,6 +19,13 @@ from orchestrator.common.errors import Refusal, forbidden
 View = Callable[..., HttpResponseBase]
 
 
+class PageRequest(HttpRequest):
+    """What a view behind `page` gets: somebody is logged in; `htmx` tells whether only a part of it is asked for."""
+
+    user: Any
+    htmx: Any
+
+
 def page(view: View) -> View:
     """A page for people who are logged in; a service's refusal becomes a page that says what to do next."""
 

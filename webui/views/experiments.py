@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
-from django.http import HttpRequest, HttpResponse
+from django.http import HttpResponse
 from django.shortcuts import render
 from django.views.decorators.http import require_GET, require_http_methods
 
@@ -17,7 +17,7 @@ from orchestrator.runs import selectors, services
 from orchestrator.telemetry import selectors as telemetry
 from webui import words
 from webui.markdown import rendered
-from webui.views.door import done, field_errors, may, page
+from webui.views.door import PageRequest, done, field_errors, may, page
 from webui.views.runs import row
 
 SHOWN = 100
@@ -35,14 +35,14 @@ class Best:
 
 @page
 @require_GET
-def experiments(request: HttpRequest) -> HttpResponse:
+def experiments(request: PageRequest) -> HttpResponse:
     q = request.GET.get("q", "").strip()
     found = selectors.experiments_visible_to(user=request.user)
-    shown = list((found.filter(name__icontains=q) if q else found)[:SHOWN])
+    shown: list[Any] = list((found.filter(name__icontains=q) if q else found)[:SHOWN])
     runs = selectors.runs_visible_to(user=request.user).filter(experiment_id__in=[item.pk for item in shown])
     by_experiment: dict[int, list[Any]] = {}
     for run in runs.order_by("-id")[: 2 * RUNS]:
-        by_experiment.setdefault(run.experiment_id, []).append(run)
+        by_experiment.setdefault(run.experiment_id or 0, []).append(run)
     lowest = best_values([run for some in by_experiment.values() for run in some])
     rows = [{"item": item, "best": best_of(by_experiment.get(item.pk, []), lowest)} for item in shown]
     context = {"rows": rows, "q": q, "runs": sum(item.run_count for item in shown), "may_create": _may_create(request)}
@@ -51,7 +51,7 @@ def experiments(request: HttpRequest) -> HttpResponse:
 
 @page
 @require_GET
-def experiment(request: HttpRequest, id: int) -> HttpResponse:
+def experiment(request: PageRequest, id: int) -> HttpResponse:
     item = selectors.experiment_get(user=request.user, id=id)
     runs = selectors.run_list(user=request.user, experiment=item.pk, limit=RUNS)
     lowest = best_values(runs)
@@ -68,7 +68,7 @@ def experiment(request: HttpRequest, id: int) -> HttpResponse:
 
 @page
 @require_http_methods(["GET", "POST"])
-def create(request: HttpRequest) -> HttpResponse:
+def create(request: PageRequest) -> HttpResponse:
     if request.method == "POST":
         try:
             made = services.experiment_create(owner=request.user, **_typed(request, "name", "hypothesis", "notes"))
@@ -80,7 +80,7 @@ def create(request: HttpRequest) -> HttpResponse:
 
 @page
 @require_http_methods(["GET", "POST"])
-def edit(request: HttpRequest, id: int) -> HttpResponse:
+def edit(request: PageRequest, id: int) -> HttpResponse:
     item = selectors.experiment_get(user=request.user, id=id)
     if item.owner_id != request.user.pk and not may(request.user, Role.OPERATOR):
         raise forbidden(f"{item.name} belongs to {item.owner.username}; its owner and operators edit it.")
@@ -127,15 +127,15 @@ def sentence(runs: list[Any], best: Best | None) -> str:
     return f"{text}; best so far: {what} {words.quantity(best.value, 4)} by run {best.run.pk} {best.run.name}."
 
 
-def _may_create(request: HttpRequest) -> bool:
+def _may_create(request: PageRequest) -> bool:
     return may(request.user, Role.SUBMITTER)
 
 
-def _typed(request: HttpRequest, *names: str) -> dict[str, str]:
+def _typed(request: PageRequest, *names: str) -> dict[str, str]:
     return {name: request.POST.get(name, "").replace("\r\n", "\n") for name in names}
 
 
-def _form(request: HttpRequest, item: Any = None, refusal: Refusal | None = None) -> HttpResponse:
+def _form(request: PageRequest, item: Any = None, refusal: Refusal | None = None) -> HttpResponse:
     typed = _typed(request, "name", "hypothesis", "notes") if request.method == "POST" else {}
     shown = {name: typed.get(name) or (getattr(item, name) if item else "") for name in ("name", "hypothesis", "notes")}
     context = {"item": item, "shown": shown, "refusal": refusal, "errors": field_errors(refusal) if refusal else {}}

@@ -7,7 +7,7 @@ from datetime import timedelta
 from typing import Any
 
 from django.conf import settings
-from django.http import HttpRequest, HttpResponse
+from django.http import HttpResponse
 from django.shortcuts import render
 from django.utils import timezone
 from django.views.decorators.cache import never_cache
@@ -21,14 +21,14 @@ from orchestrator.runs import selectors as runs
 from orchestrator.scheduling import selectors as scheduling
 from webui import words
 from webui.charts.gantt import WINDOWS, Held, gantt
-from webui.views.door import demand, done, may, page
+from webui.views.door import PageRequest, demand, done, may, page
 
 OTHERS = "a run of others"
 
 
 @page
 @require_GET
-def fleet(request: HttpRequest) -> HttpResponse:
+def fleet(request: PageRequest) -> HttpResponse:
     head = live.head("fleet")
     nodes = list(selectors.nodes_visible_to(user=request.user))
     holders = _holders(request.user)
@@ -43,7 +43,7 @@ def fleet(request: HttpRequest) -> HttpResponse:
 
 @page
 @require_GET
-def node(request: HttpRequest, name: str) -> HttpResponse:
+def node(request: PageRequest, name: str) -> HttpResponse:
     head = live.head("fleet")
     found = _named(request, name)
     shown = _node(found, _holders(request.user))
@@ -57,7 +57,7 @@ def node(request: HttpRequest, name: str) -> HttpResponse:
 
 @page
 @require_http_methods(["GET", "POST"])
-def drain(request: HttpRequest, name: str) -> HttpResponse:
+def drain(request: PageRequest, name: str) -> HttpResponse:
     """GET tells what draining would do to whom; POST does it."""
     demand(request.user, Role.OPERATOR, "Draining nodes")
     found = _named(request, name)
@@ -78,7 +78,7 @@ def drain(request: HttpRequest, name: str) -> HttpResponse:
 
 @page
 @require_POST
-def undrain(request: HttpRequest, name: str) -> HttpResponse:
+def undrain(request: PageRequest, name: str) -> HttpResponse:
     found = _named(request, name)
     services.node_undrain(node=found, by=request.user)
     return done(request, f"{found.name} takes work again.", "node", found.name)
@@ -87,7 +87,7 @@ def undrain(request: HttpRequest, name: str) -> HttpResponse:
 @page
 @never_cache
 @require_http_methods(["GET", "POST"])
-def join(request: HttpRequest) -> HttpResponse:
+def join(request: PageRequest) -> HttpResponse:
     """A token that lets one machine join, once; its text stands in the answer to the POST and nowhere else."""
     demand(request.user, Role.OPERATOR, "Letting nodes join")
     context: dict[str, Any] = {"pools": selectors.pools()}
@@ -131,7 +131,7 @@ def node_sentence(shown: dict[str, Any]) -> str:
     return text + "."
 
 
-def _named(request: HttpRequest, name: str) -> Any:
+def _named(request: PageRequest, name: str) -> Any:
     found = selectors.nodes_visible_to(user=request.user).filter(name=name).first()
     if found is None:
         raise not_found("node", name)
@@ -183,7 +183,7 @@ def _mean(values: list[Any]) -> float | None:
     return sum(known) / len(known) if known else None
 
 
-def _gantt(request: HttpRequest, devices: list[Any]) -> tuple[dict[str, Any], str]:
+def _gantt(request: PageRequest, devices: list[Any]) -> tuple[dict[str, Any], str]:
     """The chart of the window that the address asks for, a row a device."""
     window = request.GET.get("window", "")
     window = window if window in WINDOWS else "6h"
@@ -194,8 +194,8 @@ def _gantt(request: HttpRequest, devices: list[Any]) -> tuple[dict[str, Any], st
     for device, one, visible in _seen(request.user, scheduling.allocations(since=since)):
         if device in wanted:
             run = one.attempt.run
-            shown = (run.pk, run.name) if visible else (0, OTHERS)
-            held.append(Held(device, *shown, run.state, one.created, one.released))
+            id, name = (run.pk, run.name) if visible else (0, OTHERS)
+            held.append(Held(device, id, name, run.state, one.created, one.released))
     drawn = gantt(held, [device.pk for device in devices], since=since, until=until)
     rows = [{"device": device, "bars": drawn.bars[device.pk]} for device in devices]
     table = [{"device": row["device"], "bar": bar} for row in rows for bar in row["bars"]]

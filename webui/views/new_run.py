@@ -6,7 +6,7 @@ import json
 from typing import Any
 
 from django.contrib import messages
-from django.http import HttpRequest, HttpResponse
+from django.http import HttpResponse
 from django.shortcuts import redirect, render
 from django.views.decorators.http import require_http_methods, require_POST
 
@@ -16,7 +16,7 @@ from orchestrator.runs import selectors, services
 from webui.forms import verdict
 from webui.forms.spec_fields import BODIES, CUSTOM_MODEL, KIND, OWN_FILE, SECTIONS, SpecField
 from webui.forms.spec_form import spec_of, values_of
-from webui.views.door import page
+from webui.views.door import PageRequest, page
 from workers.contracts.presets import PRESETS
 
 START: dict[str, Any] = {
@@ -37,29 +37,28 @@ START: dict[str, Any] = {
 
 @page
 @require_http_methods(["GET", "POST"])
-def new_run(request: HttpRequest) -> HttpResponse:
+def new_run(request: PageRequest) -> HttpResponse:
     """GET shows a start, a preset or an older run's spec; POST submits, or shows the same form with what is wrong."""
     if request.method == "GET":
         name, experiment, spec, like = _begin(request)
         return render(request, "webui/new_run.html", _context(request, name, experiment, spec, like=like))
-    name, experiment, spec, refusal = request.POST.get("name", ""), request.POST.get("experiment", ""), None, None
+    name, experiment = request.POST.get("name", ""), request.POST.get("experiment", "")
+    asked: dict[str, Any] | None = None
     try:
-        spec = _asked(request)
-        run = services.run_submit(owner=request.user, name=name, spec=spec, experiment=experiment.strip() or None)
-    except Refusal as found:
-        refusal = found
-    else:
-        messages.success(request, f"Run {run.pk} is submitted.")
-        return redirect(f"/runs/{run.pk}/")
-    context = _context(request, name, experiment, spec or {}, refusal=refusal)
-    if spec is None:  # the JSON as typed, for its writer to mend
-        context["spec_text"] = request.POST.get("spec", "")
-    return render(request, "webui/new_run.html", context, status=refusal.status)
+        asked = _asked(request)
+        run = services.run_submit(owner=request.user, name=name, spec=asked, experiment=experiment.strip() or None)
+    except Refusal as refusal:
+        context = _context(request, name, experiment, asked or {}, refusal=refusal)
+        if asked is None:  # the JSON as typed, for its writer to mend
+            context["spec_text"] = request.POST.get("spec", "")
+        return render(request, "webui/new_run.html", context, status=refusal.status)
+    messages.success(request, f"Run {run.pk} is submitted.")
+    return redirect(f"/runs/{run.pk}/")
 
 
 @page
 @require_POST
-def check(request: HttpRequest) -> HttpResponse:
+def check(request: PageRequest) -> HttpResponse:
     """What would be refused, and what the run amounts to, as a part of the page; creates nothing."""
     try:
         spec = _asked(request)
@@ -69,7 +68,7 @@ def check(request: HttpRequest) -> HttpResponse:
     return render(request, "webui/run_check.html", _verdict(request, name, experiment, spec))
 
 
-def _begin(request: HttpRequest) -> tuple[str, str, dict[str, Any], Any]:
+def _begin(request: PageRequest) -> tuple[str, str, dict[str, Any], Any]:
     """`(name, experiment, spec, the run it is like)` as the address asks."""
     like, preset = request.GET.get("like", ""), request.GET.get("preset", "")
     experiment = request.GET.get("experiment", "")[:120]
@@ -83,7 +82,7 @@ def _begin(request: HttpRequest) -> tuple[str, str, dict[str, Any], Any]:
     return "", experiment, spec, None
 
 
-def _asked(request: HttpRequest) -> dict[str, Any]:
+def _asked(request: PageRequest) -> dict[str, Any]:
     """The spec of a POST: the fields over the JSON, or the JSON alone where it is what was edited last."""
     text = request.POST.get("spec", "").strip()
     base: Any = {}
@@ -103,7 +102,7 @@ def _not_json(says: str) -> Refusal:
                    [{"field": "spec", "says": says, "try": 'an object such as {"kind": "train", ...}'}])  # fmt: skip
 
 
-def _verdict(request: HttpRequest, name: str, experiment: str, spec: dict[str, Any]) -> dict[str, Any]:
+def _verdict(request: PageRequest, name: str, experiment: str, spec: dict[str, Any]) -> dict[str, Any]:
     problems = services.spec_problem_list(spec)
     if not name.strip() and request.method == "POST":
         problems.insert(0, {"field": "name", "says": "a run needs a name", "try": "first try"})
@@ -116,7 +115,7 @@ def _verdict(request: HttpRequest, name: str, experiment: str, spec: dict[str, A
 
 
 def _context(
-    request: HttpRequest,
+    request: PageRequest,
     name: str,
     experiment: str,
     spec: dict[str, Any],

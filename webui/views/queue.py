@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from django.http import HttpRequest, HttpResponse
+from django.http import HttpResponse
 from django.shortcuts import redirect, render
 from django.utils import timezone
 from django.views.decorators.http import require_GET, require_POST
@@ -15,12 +15,12 @@ from orchestrator.runs import selectors as runs
 from orchestrator.runs import services
 from orchestrator.scheduling import selectors
 from webui import words
-from webui.views.door import done, page
+from webui.views.door import PageRequest, done, page
 
 
 @page
 @require_GET
-def queue(request: HttpRequest) -> HttpResponse:
+def queue(request: PageRequest) -> HttpResponse:
     head = live.head("fleet")
     entries = selectors.queue_visible_to(user=request.user)
     rows = [{"entry": entry, "mine": services.may_manage(entry.run, request.user)} for entry in entries]
@@ -32,7 +32,7 @@ def queue(request: HttpRequest) -> HttpResponse:
 
 @page
 @require_POST
-def priority(request: HttpRequest, id: int) -> HttpResponse:
+def priority(request: PageRequest, id: int) -> HttpResponse:
     run = runs.run_get(user=request.user, id=id)
     text = request.POST.get("priority", "").strip()
     try:

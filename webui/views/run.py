@@ -51,7 +51,7 @@ def pulse(request: HttpRequest, id: int) -> HttpResponse:
     """The headline's parts as markup, and the marks on charts, for a page that is open."""
     found = runs.run_get(user=request.user, id=id)
     facts = run_facts.of(run=found, user=request.user)
-    head = facts.head()
+    head = facts.head(trending=True)
     parts = {
         "state": render_to_string("webui/run/state.html", head, request),
         "actions": render_to_string("webui/run/actions.html", head, request),

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from django.contrib import messages
-from django.http import HttpRequest, HttpResponse
+from django.http import HttpResponse
 from django.shortcuts import redirect, render
 from django.utils import timezone
 from django.views.decorators.http import require_GET, require_POST
@@ -16,7 +16,7 @@ from orchestrator.runs import selectors, services
 from orchestrator.telemetry import selectors as telemetry
 from webui import words
 from webui.forms.run_filters import LIVE_STATES, RunFilters
-from webui.views.door import back, page
+from webui.views.door import PageRequest, back, page
 
 PAGE = 50
 BULK = 200
@@ -24,7 +24,7 @@ BULK = 200
 
 @page
 @require_GET
-def runs(request: HttpRequest) -> HttpResponse:
+def runs(request: PageRequest) -> HttpResponse:
     """Keyset by id, newest first; the counts are of everything the person may see, not of the page."""
     filters = RunFilters.read(request.GET)
     head = live.head("fleet")
@@ -46,7 +46,7 @@ def runs(request: HttpRequest) -> HttpResponse:
 
 @page
 @require_POST
-def bulk(request: HttpRequest) -> HttpResponse:
+def bulk(request: PageRequest) -> HttpResponse:
     """Cancels or tags the chosen runs, one by one; those that refuse are told by name, the others are done."""
     ids = [int(one) for one in request.POST.getlist("run") if one.isdecimal()][:BULK]
     action, tag = request.POST.get("action", ""), request.POST.get("tag", "").strip()

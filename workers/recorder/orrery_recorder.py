@@ -550,7 +550,8 @@ def _judged(error: urllib.error.HTTPError, path: str) -> Exception:
     wait = _retry_after(error.headers.get("Retry-After"))
     if error.code in (401, 403):
         return _Later(f"the token is not accepted: {says}", LONGEST_WAIT_S)
-    if error.code in (408, 425, 429) or error.code >= 500:
+    busy = error.code == 409 and wait is not None  # the same request is being answered already
+    if busy or error.code in (408, 425, 429) or error.code >= 500:
         return _Later(says, wait)
     return _Gone(says) if error.code in (404, 409, 410) else _Refused(says)
 

@@ -44,7 +44,9 @@ def run_attempt(run: TrainingRun, environment: Environment) -> Outcome:
     attempt = _Attempt(run, environment)
     try:
         outcome = attempt.go()
-    except Exception as error:
+    except (KeyboardInterrupt, SystemExit):
+        raise
+    except BaseException as error:  # torch's CheckpointException is no Exception
         outcome = attempt.failed(error)
     try:
         attempt.close()
@@ -67,6 +69,7 @@ class _Attempt:
         self.control = Control(environment.directory, reads_file=environment.leads_node)
         self.recorder: Recorder | None = None
         self.loop: Loop | None = None
+        self.peak: dict[str, Any] = {}
         self.began = time.perf_counter()
 
     def go(self) -> Outcome:
@@ -84,7 +87,7 @@ class _Attempt:
             self._restore(world, loop, start)
         return loop.go(start)
 
-    def failed(self, error: Exception) -> Outcome:
+    def failed(self, error: BaseException) -> Outcome:
         """Tell the error by event, on stderr and in torch elastic's error file."""
         step = self.loop.step if self.loop else 0
         outcome = classify(error, step)
@@ -111,7 +114,7 @@ class _Attempt:
     def _leave_at_once(self) -> None:
         """Ends the process from beside a main thread that hangs in a collective."""
         step = self.loop.step if self.loop else 0
-        outcome = Outcome("preempted", "SIGTERM, and no step boundary was reached in time to save", step)
+        outcome = Outcome("preempted", "told to end, and no step boundary was reached in time to save", step)
         write_exit(self.environment.directory, self.environment.rank, outcome)
         os._exit(outcome.code)
 
@@ -145,10 +148,9 @@ class _Attempt:
         parallel = parallelize(run.model, run.plan, world, seed=run.train.seed)
         world.barrier()
         peak = device_peak(world.device, run.plan.precision)
-        recorder.event(
-            "peak_measured" if peak.measured else "peak_known",
-            tflops=peak.flops / 1e12, source=peak.source, device=peak.device, precision=run.plan.precision,
-        )  # fmt: skip
+        self.peak = {"tflops": peak.flops / 1e12, "source": peak.source, "precision": run.plan.precision}
+        if peak.measured:
+            recorder.event("peak_measured", device=peak.device, **self.peak)
         flops = flops_per_token(run.model, run.train.seq_len)
         total = parameter_count(run.model).total
         # recomputed blocks run their forward pass twice: 8 instead of 6 FLOPs a parameter
@@ -185,6 +187,7 @@ class _Attempt:
                 mesh=mesh_axes(self.run.plan),
                 accumulation=self.run.plan.accumulation,
                 parameters=parameter_count(self.run.model).total,
+                peak=self.peak,
                 device=str(world.device),
                 torch=torch.__version__,
                 setup_s=round(time.perf_counter() - self.began, 3),
@@ -267,7 +270,7 @@ def _last_attempt(path: Path) -> int:
     return 0
 
 
-def _record_for_elastic(error: Exception) -> None:
+def _record_for_elastic(error: BaseException) -> None:
     """The first cause, in the file that torchrun told in TORCHELASTIC_ERROR_FILE, in its own format."""
     from torch.distributed.elastic.multiprocessing.errors import get_error_handler
 

@@ -1,4 +1,4 @@
-"""Requests to a running attempt: `control.json` in the run directory, and SIGTERM.
+"""Requests to a running attempt: `control.json` in the run directory, SIGTERM and SIGINT.
 
 Polled once a step; what one rank saw travels to all in the step's own reduction, so that all act on the same step.
 Does not know what the actions do.
@@ -19,6 +19,7 @@ from workers.training.exits import write_atomically
 
 ACTIONS = ("stop", "preempt", "pause", "checkpoint")  # strongest first
 GRACE_S = 20.0
+_SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
 
 class Control:
@@ -34,29 +35,31 @@ class Control:
         self._restore: Callable[[], None] = lambda: None
 
     def listen(self, *, too_late: Callable[[], None]) -> None:
-        """SIGTERM asks to be preempted at the next step. A rank that comes to none within GRACE_S, because it waits for
-        peers that are gone, calls `too_late` from a thread: Python's handler cannot run inside a collective, the
-        interpreter's wake-up pipe is written even then.
+        """A signal asks to be preempted at the next step.
+
+        A rank that comes to none within GRACE_S, because it waits for peers that are gone, calls `too_late` from a
+        thread: Python's handler cannot run inside a collective, the interpreter's wake-up pipe is written even then.
         """
         if threading.current_thread() is not threading.main_thread():
             return
         reading, writing = os.pipe()
         os.set_blocking(writing, False)
-        watch = threading.Thread(target=self._watch, args=(reading, too_late), name="sigterm", daemon=True)
+        watch = threading.Thread(target=self._watch, args=(reading, too_late), name="signals", daemon=True)
         watch.start()
-        handler = signal.signal(signal.SIGTERM, self._on_sigterm)
+        handlers = {number: signal.signal(number, self._on_signal) for number in _SIGNALS}
         wakeup = signal.set_wakeup_fd(writing, warn_on_full_buffer=False)
 
         def restore() -> None:
             signal.set_wakeup_fd(wakeup)
-            signal.signal(signal.SIGTERM, handler)
-            os.close(writing)  # ends the watching thread, unless SIGTERM did
+            for number, handler in handlers.items():
+                signal.signal(number, handler)
+            os.close(writing)  # ends the watching thread, unless a signal did
             watch.join(timeout=0.0 if self._terminated else None)
 
         self._restore = restore
 
     def close(self) -> None:
-        """Give SIGTERM back to whoever had it."""
+        """Give the signals back to whoever had them."""
         self._leaving = True
         self._restore()
 
@@ -104,14 +107,14 @@ class Control:
 
     def _watch(self, reading: int, too_late: Callable[[], None]) -> None:
         with os.fdopen(reading, "rb", buffering=0) as pipe:
-            while (number := pipe.read(1)) != bytes([signal.SIGTERM]):
+            while (number := pipe.read(1)) not in {bytes([each]) for each in _SIGNALS}:
                 if not number:
                     return
         time.sleep(GRACE_S)
         if not self._leaving:
             too_late()
 
-    def _on_sigterm(self, number: int, frame: FrameType | None) -> None:
+    def _on_signal(self, number: int, frame: FrameType | None) -> None:
         self._terminated = True
 
 

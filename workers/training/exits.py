@@ -52,6 +52,13 @@ class Outcome:
 
 def classify(error: BaseException, step: int) -> Outcome:
     """The exit class that an uncaught error means; its reason is the error's first line."""
+    failures = getattr(error, "failures", None)  # a checkpoint's, by rank, each with its own cause
+    if isinstance(failures, dict) and failures:
+        rank, (cause, _) = next(iter(failures.items()))
+        found = classify(cause, step)
+        return Outcome(
+            found.exit_class, f"the checkpoint could not be written or read: rank {rank}: {found.reason}", step
+        )
     reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
     if isinstance(error, UserError):
         return Outcome("user_error", reason, step)

@@ -72,6 +72,7 @@ if __name__ == "__main__":
     code = main()
     sys.stdout.flush()
     sys.stderr.flush()
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, signal.SIG_IGN)  # torchrun ends the others when it sees the first one gone
     # all is written and closed: an orderly interpreter shutdown of torch would only cost time
     os._exit(code)

@@ -41,6 +41,7 @@ def merge(sources: list[Source], window: Window, *, enough: int) -> Merged:
             return replace(merge(sources, replace(window, after_seq=None), enough=enough), last_seq=last_seq)
     one_by_one = sum(source.total for source in sources) <= _STEP_BY_STEP
     parts: list[Curve] = []
+    exact = one_by_one
     owned: list[tuple[int, int]] = []
     total = 0
     for source in sources:
@@ -50,10 +51,11 @@ def merge(sources: list[Source], window: Window, *, enough: int) -> Merged:
         part = load(source, replace(window, without=tuple(owned)), enough=enough)
         total += part.total
         parts.append(part.points)
-        if not one_by_one or _gapless(part.points, first, last):
+        exact = exact and part.exact
+        if not (one_by_one and part.exact) or _gapless(part.points, first, last):
             owned.append((first, last))
     points = join_curves(parts)
-    if one_by_one:
+    if exact:
         points = points.take(_first_of_each_step(points.step))
         total = len(points)
     elif len(parts) > 1:

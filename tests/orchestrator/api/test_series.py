@@ -24,7 +24,7 @@ SPIKE = 1234
 @pytest.fixture
 def run(owner: User) -> Run:
     """An external run with 3000 steps of a falling loss that has one spike and one NaN."""
-    made = factories.external_run(owner)
+    made = factories.runs.run_submit(owner=owner, name="watched", spec={"kind": "external", "model": "llama-tiny"})
     loss = [5 * math.exp(-step / 1000) for step in range(1, STEPS + 1)]
     loss[SPIKE - 1], loss[2000 - 1] = 99.0, math.nan
     steps = list(range(1, STEPS + 1))
@@ -52,7 +52,8 @@ def test_a_chart_keeps_its_spikes(owner: User, run: Run) -> None:
     assert late["x"] == [1790000000.0 + step for step in range(2991, STEPS + 1)]
     empty = client.get(f"{path}?name=val_loss").json()
     assert (empty["x"], empty["y"], empty["total_points"]) == ([], [], 0)
-    assert client.get(path).json() == {"items": [{"name": "loss", "unit": "nats/token"}], "next_cursor": None}
+    told = {"name": "loss", "unit": "nats/token", "ranks": [0], "attempts": [1], "points": STEPS}
+    assert client.get(path).json() == {"items": [told], "next_cursor": None}
 
 
 @pytest.mark.django_db
@@ -64,6 +65,9 @@ def test_exports_hold_every_point(owner: User, run: Run) -> None:
     assert answer["x"] == list(range(1, STEPS + 1))
     assert (answer["y"][SPIKE - 1], answer["y"][1999], answer["total_points"]) == (99.0, "NaN", STEPS)
     assert json.loads(client.get(f"{path}?name=nothing&raw=1").getvalue())["x"] == []
+    drawn = client.get(f"{path}?name=loss&x=flops&points=5000").json()["x"]
+    assert json.loads(client.get(f"{path}?name=loss&x=flops&raw=1").getvalue())["x"] == drawn
+    assert drawn[0] / 2048 > 1e6, "model FLOPs a token of the model that the spec names"
 
     def rows(response: Any) -> list[list[str]]:
         assert response["Content-Type"].startswith("text/csv")
@@ -76,7 +80,7 @@ def test_exports_hold_every_point(owner: User, run: Run) -> None:
     assert points[SPIKE - 1] == ["1", "0", "1234", "1234", str(2048 * SPIKE), "1790001234.0", "99.0"]
     head, *points = rows(client.get(f"{path}?name=loss&points=100", headers=accept))
     assert head == ["step", "loss", "low", "high"] and len(points) <= 100
-    assert rows(client.get(path, headers=accept)) == [["name", "unit"], ["loss", "nats/token"]]
+    assert rows(client.get(path, headers=accept)) == [["name", "unit", "points"], ["loss", "nats/token", "3000"]]
 
 
 @pytest.mark.django_db
@@ -91,10 +95,16 @@ def test_wrong_parameters_are_named(owner: User, run: Run) -> None:
         ("rank=99999999999999999999", "rank"),
         ("after_seq=-2", "after_seq"),
         ("from=yesterday", "from"),
-        ("raw=1&x=flops", "x"),
     ):
         told = problem(client.get(f"{path}?name=loss&{query}"), 422, "invalid")
         assert [item["field"] for item in told["errors"]] == [field], told
+    shapeless = factories.external_run(owner)
+    for query in ("", "&raw=1"):
+        for accept in ("application/json", "text/csv"):
+            asked = f"/api/v1/runs/{shapeless.pk}/series?name=loss&x=flops{query}"
+            told = problem(client.get(asked, headers={"Accept": accept}), 422, "invalid")
+            assert told["errors"][0]["field"] == "x"
     training = factories.run(owner)
     flops = f"/api/v1/runs/{training.pk}/series?name=loss&x=flops"
     assert client.get(flops).json()["axis"] == "flops"
+    assert json.loads(client.get(f"{flops}&raw=1").getvalue())["x"] == []

@@ -46,9 +46,9 @@ slots = st.builds(
 
 def fleet(nodes: list[tuple[str, list[Slot], bool]]) -> list[NodeView]:
     return [
-        NodeView(f"n{i}", pool, tuple(replace(slot, index=j) for j, slot in enumerate(some)), usable, "" if usable else "silent")
-        for i, (pool, some, usable) in enumerate(nodes)
-    ]  # fmt: skip
+        NodeView(f"n{i}", pool, tuple(replace(one, index=j) for j, one in enumerate(some)), up, "" if up else "silent")
+        for i, (pool, some, up) in enumerate(nodes)
+    ]
 
 
 fleets = st.lists(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import resource
 
 import pytest
 import torch
@@ -126,3 +127,16 @@ def test_unwritable_run_directory_is_infrastructure(train, tmp_path, capsys):
     outcome = train(make_spec(steps=200), tmp_path).outcomes[0]
     assert outcome["class"] == "infrastructure"
     assert "No space left" in outcome["reason"]
+
+
+@pytest.mark.parametrize("asynchronous", [True, False])
+def test_a_checkpoint_that_does_not_fit_the_disk_is_infrastructure(asynchronous, train, tmp_path):
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, before[1]))  # writing beyond fails as on a full disk
+    try:
+        result = train(make_spec(checkpoint={"every_steps": 2, "async": asynchronous}), tmp_path)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    assert result.outcomes[0]["class"] == "infrastructure"
+    assert "the checkpoint could not be written" in result.outcomes[0]["reason"]
+    assert not [path.name for path in (tmp_path / "checkpoints").iterdir() if not path.name.startswith(".")]

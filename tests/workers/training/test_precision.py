@@ -45,3 +45,10 @@ def test_recomputing_changes_memory_only(plan, fp32, bf16, train, tmp_path):
     less, more = (result.values("memory/activations_bytes")[0] for result in (again, plain))
     assert less < 0.6 * more
     assert again.values("hfu") == pytest.approx([4 / 3 * mfu for mfu in again.values("mfu")])
+
+
+def test_reducing_in_bf16_and_gathering_ahead(bf16, train, tmp_path):
+    plan = {"dp": 2, "zero": 3, "precision": "bf16", "reduce_dtype": "bf16", "prefetch_layers": 1}
+    result = train(make_spec(None, {**BATCH, **plan}, steps=12), tmp_path)
+    assert result.values("loss") == pytest.approx(bf16.values("loss"), rel=2e-3)
+    assert result.values("loss") != bf16.values("loss")

@@ -35,9 +35,8 @@ def straight(train, tmp_path_factory):
     ],
     ids=str,
 )
-@pytest.mark.parametrize("asynchronous", [True, False], ids=["async", "sync"])
-def test_goes_on_exactly(before, after, asynchronous, straight, train, tmp_path):
-    checkpoint = {"every_steps": HALF, "async": asynchronous}
+def test_goes_on_exactly(before, after, straight, train, tmp_path):
+    checkpoint = {"every_steps": HALF, "async": before.get("zero") != 1}
     first = train(spec(before, HALF, checkpoint=checkpoint), tmp_path)
     saved = [event for event in first.events() if event["type"] == "checkpoint_saved"]
     assert [event["data"]["step"] for event in saved] == [HALF]

@@ -84,3 +84,12 @@ def test_bytes_held_by_stage(zero, train, tmp_path):
         assert held["buffers"] == [gathered[zero]] * 2
     else:
         assert 0 < held["buffers"][0] < whole
+
+
+@pytest.mark.parametrize("zero", [0, 1, 2, 3])
+def test_sgd_with_momentum(zero, train, tmp_path):
+    sgd = {"optimizer": {"name": "sgd", "lr": 0.1, "momentum": 0.9, "nesterov": True, "weight_decay": 0.01}}
+    plan = {"micro_batch_size": 2, "global_batch_size": 4}
+    one = train(make_spec(None, plan, steps=10, **sgd), tmp_path / "one")
+    two = train(make_spec(None, {**plan, "dp": 2, "zero": zero}, steps=10, **sgd), tmp_path / "two")
+    assert two.values("loss") == pytest.approx(one.values("loss"), rel=1e-5)

@@ -93,10 +93,13 @@ export class Chart {
       button.hidden = !curve?.length && this.panel.series.length > 1;
       button.setAttribute("aria-pressed", String(!this.set.view.hidden.has(item.name)));
       if (!curve?.length) { value.textContent = ""; continue; }
-      const at = this.cursorAt === null ? curve.length - 1 : Math.max(0, upper(curve.x, this.cursorAt) - 1);
-      const number = curve.y[at];
-      value.textContent = Number.isFinite(number) ? inUnit(number, this.panel.unit) : "not finite";
+      value.textContent = this.valueAt(curve, this.cursorAt ?? Infinity);
     }
+  }
+
+  valueAt(curve, place) {
+    const number = curve.y[Math.max(0, upper(curve.x, place) - 1)];
+    return Number.isFinite(number) ? inUnit(number, this.panel.unit) : "not finite";
   }
 
   listen() {
@@ -125,7 +128,7 @@ export class Chart {
     const at = Math.max(0, Math.min(curve.length - 1, here + (forward ? jump : -jump)));
     this.set.hover(curve.x[at]);
     const said = this.panel.series.filter(({ name }) => this.curves().get(name)?.length)
-      .map((item) => `${item.label} ${this.values.get(item.name).value.textContent}`).join(", ");
+      .map((item) => `${item.label} ${this.valueAt(this.curves().get(item.name), curve.x[at])}`).join(", ");
     this.words.textContent = `${this.set.axisWords(curve.x[at])}: ${said}`;
   }
 

@@ -52,5 +52,5 @@ export function inUnit(value, unit) {
   if (unit === "bytes") return memory(value);
   if (unit === "fraction") return percent(value);
   if (unit === "seconds" || unit === "s") return real(value) === null ? DASH : value < 1 ? `${significant(value * 1000)} ms` : `${significant(value)} s`;
-  return unit ? `${quantity(value)} ${unit}` : quantity(value, 4);
+  return unit ? `${quantity(value, unit === "nats/token" ? 4 : 3)} ${unit}` : quantity(value, 4);
 }

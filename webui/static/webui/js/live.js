@@ -13,7 +13,7 @@ export class Live {
   constructor({ path, after = 0, epoch = "", onFrame, onGap, onStatus = () => {} }) {
     Object.assign(this, { path, epoch, onFrame, onGap, onStatus });
     this.lastSeq = Number(after) || 0;
-    this.stats = { frames: 0, gaps: 0, filled: 0, doubles: 0, reconnects: 0, lag_ms: [] };
+    this.stats = { frames: 0, gaps: 0, filled: 0, doubles: 0, reconnects: 0 };
     this.buffer = [];
     this.tries = 0;
     this.behind = 0;
@@ -73,7 +73,9 @@ export class Live {
   }
 
   say(status, reason = "") {
+    const again = status === "lost" && this.status === "lost"; // one more try that failed: the notice is on its way
     this.status = status;
+    if (again) return;
     clearTimeout(this.noticing);
     const tell = () => this.onStatus(status, reason);
     if (status === "lost") this.noticing = setTimeout(tell, NOTICE_MS);

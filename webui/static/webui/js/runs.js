@@ -53,6 +53,11 @@ function onFrame(frame) {
     setState(row, frame.state);
     const reason = cell(row, "reason");
     if (reason) reason.textContent = frame.state === "queued" ? (frame.wait_reason ?? "") : "";
+    const hours = cell(row, "hours");
+    if (frame.state === "running" && !hours.dataset.started) {
+      Object.assign(hours.dataset, { started: new Date().toISOString(), devices: hours.dataset.asked });
+      hours.classList.remove("none");
+    }
   } else if (frame.type === "progress") setProgress(row, frame.summary ?? {});
 }
 
@@ -67,6 +72,17 @@ function sayNew() {
   }
   note.textContent = `${fresh} new ${fresh === 1 ? "run" : "runs"}. Show`;
 }
+
+/** Device-hours of what runs grow with the clock. */
+function growHours() {
+  if (document.hidden) return;
+  for (const found of table.querySelectorAll('[data-cell="hours"][data-started]')) {
+    if (!found.closest("tr").querySelector(".state-running, .state-stopping, .state-starting")) continue;
+    const hours = (Date.now() - Date.parse(found.dataset.started)) / 3.6e6;
+    found.textContent = quantity(Number(found.dataset.devices) * Math.max(0, hours));
+  }
+}
+if (table) setInterval(growHours, 5000);
 
 /** After a hole in the stream the rows are asked for again; nothing else of the page is touched. */
 async function refill() {

@@ -9,8 +9,8 @@ from typing import Any
 from django.db.models import Sum
 
 from orchestrator.runs.models import Run
-from orchestrator.telemetry.chunks import missing, unpack_block
 from orchestrator.telemetry.models import Cursor, Series, Tail
+from orchestrator.telemetry.packing.chunks import missing, unpack_block
 from workers.contracts.metrics import unit_of
 
 

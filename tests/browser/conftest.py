@@ -1,0 +1,71 @@
+"""A real Chromium for these tests, and a web process to point it at. Without a Chromium they are skipped, never under CI."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from playwright.sync_api import Browser, Page, sync_playwright
+
+from tests.browser.site import Site, chromium
+
+ARGUMENTS = ["--headless", "--no-sandbox", "--disable-gpu", "--disable-background-networking"]
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Browser]:
+    """One a module: playwright's loop runs in this thread, and other modules' tests ask the database from it."""
+    path = chromium()
+    if path is None:
+        missing = "No Chromium on this machine: install one, or name it in CHROMIUM."
+        pytest.fail(missing) if os.environ.get("CI") == "true" else pytest.skip(missing)
+    with sync_playwright() as playwright:
+        made = playwright.chromium.launch(executable_path=path, args=ARGUMENTS)
+        yield made
+        made.close()
+
+
+@pytest.fixture(scope="session")
+def site(tmp_path_factory: pytest.TempPathFactory, redis_url: str) -> Iterator[Site]:
+    made = Site(tmp_path_factory.mktemp("site"), redis_url)
+    made.start()
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def visit(browser: Browser, site: Site) -> Iterator[Callable[..., Page]]:
+    """`visit(address, **context)` opens a page of the logged-in owner.
+
+    At the end no script may have failed, and no other host may have been asked for anything.
+    """
+    contexts, wrong = [], []
+
+    def open_page(address: str, **options: Any) -> Page:
+        context = browser.new_context(base_url=site.url, **options)
+        context.set_default_timeout(20_000)
+        context.add_cookies([site.session()])
+        contexts.append(context)
+        page = context.new_page()
+        page.on("pageerror", lambda error: wrong.append(str(error)))
+        page.on("request", lambda request: None if _ours(request.url, site.url) else wrong.append(request.url))
+        page.goto(address)
+        return page
+
+    yield open_page
+    for context in contexts:
+        context.close()
+    assert not wrong, wrong
+
+
+@pytest.fixture
+def home(site: Site) -> Path:
+    return site.home
+
+
+def _ours(address: str, site: str) -> bool:
+    return re.match(rf"(http|ws)://{re.escape(site.removeprefix('http://'))}/|data:|blob:", address) is not None

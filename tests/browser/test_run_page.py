@@ -1,0 +1,259 @@
+"""The run page in a real Chromium: live without reload, whole after a break, small in memory, on a phone, dark, by keys."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from playwright.sync_api import Page, expect
+
+from tests.browser.site import Site
+
+pytestmark = pytest.mark.browser
+
+LOSS = "orrery.charts.held().loss"
+Visit = Callable[..., Page]
+
+
+def until_step(page: Page, step: int) -> None:
+    page.wait_for_function(f"window.orrery?.charts && {LOSS}.last?.x === {step}")
+
+
+def test_the_loss_chart_grows_without_a_reload(site: Site, visit: Visit) -> None:
+    run = site.external()
+    page = visit(f"/runs/{run}/")
+    expect(page.locator('[data-panel="loss"] .chart-note')).to_contain_text("No points yet")
+    page.evaluate("window.marked = true")
+    site.log(run, 1, 30)
+    until_step(page, 30)
+    expect(page.locator('[data-panel="loss"] .js-line').first).to_be_visible()
+    site.log(run, 31, 10)
+    until_step(page, 40)
+    drawn = """document.querySelector('[data-panel="loss"] .chart-plot').data?.[0].x.length"""
+    page.wait_for_function(f"{drawn} === 40")
+    assert page.evaluate("window.marked"), "the page was loaded anew"
+    expect(page.locator("#sentence")).to_contain_text("Step 40")
+    expect(page.locator('[data-metric="loss"] [data-value]')).to_have_text("2.778")
+    label = page.locator('[data-panel="loss"] .chart-plot')
+    expect(label).to_have_attribute("aria-label", re.compile(r"Loss\. training .* nats/token at step"))
+
+
+def test_events_become_marks_and_not_a_number_is_shown(site: Site, visit: Visit) -> None:
+    run = site.external()
+    site.log(run, 1, 20)
+    page = visit(f"/runs/{run}/")
+    until_step(page, 20)
+    site.tell(run, "checkpoint_saved", step=10)
+    expect(page.locator("#run-events")).to_contain_text("Checkpoint saved at step 10")
+    page.wait_for_function("orrery.charts.marks.length === 1")
+    answer = site.client.post(
+        f"runs/{run}/points",
+        json={"points": [{"seq": 21, "step": 21, "tokens": 0, "time": 1e9, "rank": 0, "values": {"loss": "NaN"}}]},
+    )
+    assert answer.status_code == 200, answer.text
+    traces = """[...document.querySelector('[data-panel="loss"] .chart-plot').data ?? []]"""
+    page.wait_for_function(f"{traces}.some((trace) => trace.text?.some((text) => text.includes('not a number')))")
+    page.wait_for_function(f"{traces}.some((trace) => trace.text?.includes('Checkpoint saved at step 10'))")
+
+
+def test_a_broken_connection_fills_its_gap(site: Site, visit: Visit) -> None:
+    run = site.external()
+    site.log(run, 1, 10)
+    page = visit(f"/runs/{run}/")
+    until_step(page, 10)
+    page.wait_for_function("orrery.live.status === 'open'")
+    page.context.set_offline(True)
+    page.evaluate("orrery.live.drop()")
+    expect(page.locator("#connection")).to_have_text("Reconnecting…")
+    for first in range(11, 111, 10):
+        site.log(run, first, 10)
+    page.context.set_offline(False)
+    until_step(page, 110)
+    expect(page.locator("#connection")).to_be_hidden()
+    assert_whole(page, 110)
+
+
+def test_a_web_process_that_is_killed_and_comes_back_loses_nothing(site: Site, visit: Visit) -> None:
+    run = site.external()
+    site.log(run, 1, 10)
+    page = visit(f"/runs/{run}/")
+    until_step(page, 10)
+    site.kill()
+    page.wait_for_function("orrery.live.status === 'lost'")
+    site.start()
+    site.log(run, 11, 40)
+    until_step(page, 50)
+    assert_whole(page, 50)
+
+
+def assert_whole(page: Page, last: int) -> None:
+    """Every step once and in order, though frames may have come twice or not at all."""
+    page.wait_for_function(f"{LOSS}.x.length === {last}")
+    assert page.evaluate(f"{LOSS}.x") == list(range(1, last + 1))
+    stats = page.evaluate("orrery.live.stats")
+    assert stats["filled"] == stats["gaps"]
+
+
+def test_a_gap_frame_is_filled_by_rest(site: Site, visit: Visit) -> None:
+    run = site.external()
+    site.log(run, 1, 10)
+    page = visit(f"/runs/{run}/")
+    until_step(page, 10)
+    page.evaluate("orrery.charts.curves.get('loss').clear()")
+    page.evaluate(
+        """() => { const live = orrery.live;
+        live.take({epoch: live.epoch, seq: live.lastSeq + 5, type: "gap", from: live.lastSeq + 1, to: live.lastSeq + 5}); }"""
+    )
+    until_step(page, 10)
+    assert page.evaluate("orrery.live.stats.gaps") == 1
+
+
+def test_two_hours_of_frames_stay_small_and_keep_their_spike(site: Site, visit: Visit) -> None:
+    run = site.external()
+    site.log(run, 1, 5)
+    page = visit(f"/runs/{run}/")
+    until_step(page, 5)
+    found = page.evaluate(
+        """async () => {
+            const live = orrery.live;
+            live.socket.onclose = null; live.socket.close();  // only these frames
+            let step = 5;
+            for (let frame = 0; frame < 7200; frame++) {
+                const values = [];
+                for (let i = 0; i < 10; i++) { step += 1; values.push([step, step === 30_003 ? 99 : 2 + Math.sin(step)]); }
+                live.take({epoch: live.epoch, seq: live.lastSeq + 1, type: "points", attempt: 1, rank: 0, time: 1e9 + frame,
+                           values: {loss: values, tokens_per_s: values, grad_norm: values}});
+                if (frame % 600 === 0) await new Promise(requestAnimationFrame);
+            }
+            const curve = orrery.charts.curves.get("loss");
+            return {held: orrery.charts.held().loss.points, last: curve.last.x, top: Math.max(...curve.y), tiles: orrery.tiles.held()};
+        }"""
+    )
+    assert found["held"] <= 1500 and found["last"] == 72_005
+    assert found["top"] == 99
+    assert max(found["tiles"].values()) <= 250
+
+
+def test_the_address_keeps_how_one_looks(site: Site, visit: Visit) -> None:
+    run = site.external()
+    site.log(run, 1, 300)
+    page = visit(f"/runs/{run}/")
+    until_step(page, 300)
+    page.get_by_role("button", name="tokens", exact=True).click()
+    page.wait_for_function(f"{LOSS}.last?.x === 19200")
+    page.get_by_role("button", name="smoother", exact=True).click()
+    page.locator('[data-panel="loss"] [data-act="logy"]').click()
+    assert page.evaluate("location.search") == "?x=tokens&smooth=0.9&logy=loss"
+    other = visit(f"/runs/{run}/?x=tokens&smooth=0.9&logy=loss")
+    other.wait_for_function(f"window.orrery?.charts && {LOSS}.last?.x === 19200")
+    expect(other.get_by_role("button", name="smoother", exact=True)).to_have_attribute("aria-pressed", "true")
+    other.wait_for_function("""document.querySelector('[data-panel="loss"] .chart-plot').layout?.yaxis.type === 'log'""")
+
+
+def test_a_zoom_asks_the_server_for_that_window(site: Site, visit: Visit) -> None:
+    run = site.external()
+    for first in range(1, 8001, 2000):
+        site.log(run, first, 2000)
+    page = visit(f"/runs/{run}/")
+    until_step(page, 8000)
+    with page.expect_request(re.compile(r"series\?name=loss.*from=4000&to=4100")):
+        page.evaluate("orrery.charts.zoom(4000, 4100)")
+    page.wait_for_function("orrery.charts.windows.get('loss')?.length === 101")
+    assert "from=4000&to=4100" in page.evaluate("location.search")
+
+
+def test_table_and_legend_say_what_the_chart_shows(site: Site, visit: Visit) -> None:
+    run = site.external()
+    site.log(run, 1, 5)
+    page = visit(f"/runs/{run}/")
+    until_step(page, 5)
+    chart = page.locator('[data-panel="loss"]')
+    chart.locator('[data-act="table"]').click()
+    expect(chart.locator("tbody tr")).to_have_count(5)
+    expect(chart.locator("tbody tr").first).to_contain_text("4.545 nats/token")
+    with page.expect_download() as download:
+        chart.locator("details summary").click()
+        chart.locator('[data-act="csv"]').click()
+    rows = download.value.path().read_text().splitlines()
+    assert rows[0] == "name,attempt,rank,seq,step,tokens,time,value" and len(rows) == 6
+
+
+def test_logs_come_live_and_fold(site: Site, visit: Visit) -> None:
+    run = site.external()
+    page = visit(f"/runs/{run}/?tab=logs")
+    expect(page.locator("#log-empty")).to_contain_text("No log lines yet")
+    page.wait_for_function("orrery.live.status === 'open'")
+    site.say(run, 0, 1, "loading", "<i>step</i> 1")
+    site.say(run, 1, 1, "loading")
+    expect(page.locator("#log li")).to_have_count(2)
+    expect(page.locator("#log li").first).to_have_text("0–1loading")
+    expect(page.locator("#log")).to_contain_text("<i>step</i> 1")
+
+
+def test_a_state_that_changes_is_announced(site: Site, visit: Visit) -> None:
+    run = site.external()
+    page = visit(f"/runs/{run}/")
+    page.wait_for_function("orrery.live.status === 'open'")
+    site.client.post(f"runs/{run}/finish", json={"status": "failed", "reason": "The power went."})
+    expect(page.locator("#run-state")).to_contain_text("failed")
+    expect(page.locator("#announce")).to_contain_text("The run is failed now.")
+    expect(page.locator("#sentence")).to_contain_text("The power went")
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_a_phone_shows_everything_without_sideways_scrolling(site: Site, visit: Visit, scheme: Any) -> None:
+    run = site.external("a name that is longer than any phone is wide, and then some more of it")
+    site.log(run, 1, 20)
+    site.say(run, 0, 1, "x" * 500)
+    phone: dict[str, Any] = {"viewport": {"width": 390, "height": 844}, "has_touch": True, "color_scheme": scheme}
+    page = visit(f"/runs/{run}/", **phone)
+    for address in ("/", f"/runs/{run}/", *(f"/runs/{run}/?tab={tab}" for tab in ("logs", "config", "history", "performance")), "/gallery/"):
+        page.goto(address)
+        wide = page.evaluate("document.documentElement.scrollWidth - document.documentElement.clientWidth")
+        assert wide <= 0, f"{address} is {wide} px too wide"
+        dark = page.evaluate("getComputedStyle(document.body).backgroundColor.match(/\\d+/g).map(Number)[0] < 60")
+        assert dark is (scheme == "dark"), address
+    page.goto(f"/runs/{run}/")
+    expect(page.get_by_role("button", name="Cancel")).to_be_visible()
+    until_step(page, 20)
+
+
+def test_the_theme_can_be_chosen_and_stays(site: Site, visit: Visit) -> None:
+    page = visit("/", color_scheme="light")
+    page.locator('summary[aria-label="Account and more"]').click()
+    page.get_by_role("button", name="dark", exact=True).click()
+    assert page.evaluate("document.documentElement.dataset.theme") == "dark"
+    page.reload()
+    assert page.evaluate("getComputedStyle(document.body).backgroundColor") == "rgb(15, 18, 22)"
+
+
+def test_by_keys_alone(site: Site, visit: Visit) -> None:
+    run = site.external("found by its name")
+    site.log(run, 1, 10)
+    page = visit("/")
+    page.keyboard.press("?")
+    expect(page.locator("#help")).to_be_visible()
+    page.keyboard.press("Escape")
+    expect(page.locator("#help")).to_be_hidden()
+    page.keyboard.press("/")
+    expect(page.locator("#search")).to_be_focused()
+    page.keyboard.press("Escape")
+    page.keyboard.press("g")
+    page.keyboard.press("r")
+    page.wait_for_url("**/runs/")
+    page.keyboard.press("ArrowDown")
+    page.keyboard.press("Enter")
+    page.wait_for_url(re.compile(rf"/runs/{run}/$"))
+    until_step(page, 10)
+    page.locator(".tabs a").first.focus()
+    page.keyboard.press("ArrowRight")
+    page.keyboard.press("Enter")
+    page.wait_for_url(re.compile(r"\?tab="))
+    page.go_back()
+    until_step(page, 10)
+    page.wait_for_function("""document.querySelector('[data-panel="loss"] .chart-plot').data""")
+    page.locator('[data-panel="loss"] .chart-plot').focus()
+    page.keyboard.press("ArrowLeft")
+    expect(page.locator('[data-panel="loss"] .chart-words')).to_contain_text("step 9: training 4.237 nats/token")

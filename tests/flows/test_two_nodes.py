@@ -1,0 +1,119 @@
+"""Two agents on one machine share a run: two nodes, two ranks on each, one rendezvous, one loss."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+from tests.flows.embedded import ROOT, Orrery, train_spec
+
+pytestmark = [pytest.mark.flow, pytest.mark.timeout(300)]
+
+
+class SecondNode:
+    """An agent with a home of its own, joined by a token as an operator makes one."""
+
+    def __init__(self, orrery: Orrery, home: Path, name: str = "second") -> None:
+        self.orrery, self.home, self.name = orrery, home, name
+        self.process: subprocess.Popen[bytes] | None = None
+
+    def start(self) -> None:
+        folder = self.orrery.home / "valkey"
+        url = (
+            f"redis://:{(folder / 'password').read_text().strip()}@127.0.0.1:{(folder / 'port').read_text().strip()}/0"
+        )
+        self.home.mkdir(parents=True, exist_ok=True)
+        joined = (self.home / "agent" / self.name / "node.json").exists()
+        environ = {**self.orrery.environ, "REDIS_URL": url, **({} if joined else {"ORRERY_JOIN": self._token(url)})}
+        words = [sys.executable, "-m", "workers.agent", "--name", self.name, "--home", str(self.home), "--devices", "2"]
+        with open(self.home / "agent.log", "ab") as log:
+            self.process = subprocess.Popen(
+                [*words, "--address", "127.0.0.1"], cwd=ROOT, env=environ, stdout=log, stderr=log
+            )
+
+    def _token(self, url: str) -> str:
+        code = "from orchestrator.fleet.services import join_token_create; print('token', join_token_create(by=None))"
+        environ = {**self.orrery.environ, "ORRERY_HOME": str(self.orrery.home), "REDIS_URL": url}
+        command = [sys.executable, str(ROOT / "manage.py"), "shell", "-c", code]
+        done = subprocess.run(command, env=environ, capture_output=True, text=True, check=True)
+        return done.stdout.split("token ")[-1].strip()
+
+    def close(self) -> None:
+        if self.process is not None:
+            self.process.kill()
+            self.process.wait()
+        for process in psutil.process_iter():
+            try:
+                if process.environ().get("ORRERY_RUN_DIR", "").startswith(str(self.home)) or str(self.home) in " ".join(
+                    process.cmdline()
+                ):
+                    process.kill()
+            except psutil.Error:
+                continue
+
+
+@pytest.fixture
+def orrery(tmp_path: Path) -> Iterator[Orrery]:
+    server = Orrery(tmp_path / "home", devices=2)
+    yield server
+    server.close()
+
+
+@pytest.fixture
+def second(orrery: Orrery, tmp_path: Path) -> Iterator[SecondNode]:
+    orrery.start()
+    node = SecondNode(orrery, tmp_path / "second-home")
+    node.start()
+    orrery.until(lambda: len(orrery.get("nodes")["items"]) == 2, 30, "the second node joined")
+    yield node
+    node.close()
+
+
+def test_a_run_spans_two_nodes_and_survives_the_loss_of_an_agent(orrery: Orrery, second: SecondNode) -> None:
+    run = orrery.submit(train_spec(steps=150, ranks=4, every=50))
+    orrery.until_step(run, 20)
+    attempt = orrery.get(f"runs/{run}/attempts")["items"][0]
+    shares = sorted(attempt["placement"], key=lambda share: share["node_rank"])
+    assert [len(share["devices"]) for share in shares] == [2, 2] and {"second"} < {share["node"] for share in shares}
+
+    # unreachable is not failed: the supervisor outlives its agent, which finds it again
+    assert second.process is not None
+    second.process.send_signal(signal.SIGKILL)
+    second.process.wait()
+    second.start()
+
+    assert orrery.until_state(run, "finished", "failed", "cancelled") == "finished", orrery.get(f"runs/{run}")["exit"]
+    assert len(orrery.get(f"runs/{run}/attempts")["items"]) == 1
+    losses = {}
+    for rank in range(4):
+        assert orrery.steps(run, rank=rank) == list(range(1, 151)), f"rank {rank} lacks points"
+        losses[rank] = orrery.get(f"runs/{run}/series", name="loss", rank=rank, points=5000)["y"]
+    assert losses[0] == losses[1] == losses[2] == losses[3], "one loss, global over both nodes"
+    for home, ranks in ((second.home, {2, 3}), (orrery.home, {0, 1})):
+        folder = home / "runs" / run / "attempt-1"
+        found = {int(path.name[5:]) for path in folder.glob("rank-*")}
+        assert len(found) == 2, f"{folder} holds the ranks of its own node, found {found}"
+    if shares[0]["node"] != "second":
+        assert {int(p.name[5:]) for p in (second.home / "runs" / run / "attempt-1").glob("rank-*")} == {2, 3}
+
+
+def test_a_rank_lost_on_one_node_ends_the_other_and_the_run_resumes(orrery: Orrery, second: SecondNode) -> None:
+    run = orrery.submit(train_spec(steps=400, ranks=4, every=20))
+    orrery.until_step(run, 45)
+    keeper = next((second.home / "runs" / run / "attempt-1").glob("rank-*/process.json"))
+    os.kill(json.loads(keeper.read_text())["pid"], signal.SIGKILL)
+    orrery.until(lambda: len(orrery.get(f"runs/{run}/attempts")["items"]) == 2, 60, "a second attempt")
+    first = sorted(orrery.get(f"runs/{run}/attempts")["items"], key=lambda attempt: attempt["attempt"])[0]
+    assert first["exit_class"] == "infrastructure" and "SIGKILL" in first["exit"]["reason"]
+    assert orrery.until_state(run, "finished", "failed", "cancelled", seconds=120) == "finished"
+    assert orrery.steps(run) == list(range(1, 401))
+    restored = [event for event in orrery.get(f"runs/{run}/events")["items"] if event["type"] == "checkpoint_restored"]
+    assert restored and restored[0]["data"]["step"] >= 40

@@ -1,0 +1,34 @@
+"""What is not kept: thinned series keep their spikes, and only what has ended is touched."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+
+import pytest
+
+from orchestrator.common import clock
+from orchestrator.config.env import Env
+from orchestrator.runs import services as runs
+from orchestrator.runs.models import Run
+from orchestrator.telemetry import selectors, services
+from orchestrator.telemetry.services import Lines
+from tests.orchestrator.telemetry.conftest import batch_of
+
+pytestmark = pytest.mark.django_db
+
+
+def test_old_series_are_thinned_and_old_logs_deleted(run: Run, settings: object) -> None:
+    settings.ENV = Env(retain_series_days=30, retain_logs_days=30)  # type: ignore[attr-defined]
+    points = batch_of(run, range(1, 1025), loss=lambda step: 50.0 if step == 300 else 1.0)
+    services.points_store(run=run, attempt=1, batches=[points])
+    services.logs_store(run=run, attempt=1, batches=[(0, Lines(0, 1000.0, ["a line"]))])
+    later = clock.now() + timedelta(days=31)
+    assert services.retain(now=later).chunks == 0  # the run has not ended
+    runs.external_finish(run=run, status="finished", reason="", by=run.owner)
+    done = services.retain(now=later)
+    assert (done.chunks, done.log_chunks) == (4, 1)
+    assert services.retain(now=later).chunks == 0
+    answer = selectors.series(run=run, name="loss")
+    assert dict(zip(answer.x, answer.y, strict=True))[300] == 50.0
+    assert (answer.x[0], answer.x[-1], answer.total_points) == (1, 1024, 1024)
+    assert len(list(selectors.series_raw(run=run, name="loss"))) < 20

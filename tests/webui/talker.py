@@ -1,0 +1,39 @@
+"""A websocket to the web process's application without a server between (the one of channels wants daphne)."""
+
+from __future__ import annotations
+
+from typing import Any
+from urllib.parse import urlsplit
+
+from asgiref.testing import ApplicationCommunicator
+
+Headers = list[tuple[bytes, bytes]]
+
+
+class Talker(ApplicationCommunicator):  # type: ignore[misc]
+    """One socket on `path`, sending these headers at the handshake."""
+
+    def __init__(self, application: Any, path: str, headers: Headers) -> None:
+        parts = urlsplit(path)
+        scope = {
+            "type": "websocket", "asgi": {"version": "3.0"}, "http_version": "1.1", "scheme": "ws", "path": parts.path,
+            "raw_path": parts.path.encode(), "query_string": parts.query.encode(), "root_path": "",
+            "headers": [(b"host", b"localhost"), *headers], "client": ("127.0.0.1", 1), "server": ("localhost", 80),
+            "subprotocols": [],
+        }  # fmt: skip
+        super().__init__(application, scope)
+
+    async def connect(self) -> bool:
+        """Whether the handshake was accepted."""
+        await self.send_input({"type": "websocket.connect"})
+        answer = await self.receive_output(20)
+        return bool(answer["type"] == "websocket.accept")
+
+    async def text(self) -> str:
+        answer = await self.receive_output(20)
+        assert answer["type"] == "websocket.send", answer
+        return str(answer["text"])
+
+    async def disconnect(self) -> None:
+        await self.send_input({"type": "websocket.disconnect", "code": 1000})
+        await self.wait(20)

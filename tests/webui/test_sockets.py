@@ -1,0 +1,256 @@
+"""Live sockets through the web process's own application: who gets in, what is replayed, what follows."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
+from contextlib import asynccontextmanager
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+from channels.db import database_sync_to_async
+from django.db import connections, transaction
+
+from orchestrator.accounts import services as accounts
+from orchestrator.accounts.models import User
+from orchestrator.common import clock, live
+from orchestrator.common import redis as ours
+from orchestrator.config.asgi import application
+from tests import factories
+from tests.redis_server import RedisServer
+from tests.webui.talker import Headers, Talker
+from webui import hub as hubs
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+
+@pytest.fixture(autouse=True)
+def no_kept_connections(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The threads that read for sockets end with the test."""
+    monkeypatch.setitem(connections.settings["default"], "CONN_MAX_AGE", 0)
+
+
+def bearer(user: User) -> Headers:
+    _, text = accounts.token_create(user=user, name="socket", by=user)
+    return [(b"authorization", f"Bearer {text}".encode())]
+
+
+def session(user: User) -> Headers:
+    cookie = factories.client_for(user).cookies["sessionid"].value
+    return [(b"cookie", f"sessionid={cookie}".encode())]
+
+
+@asynccontextmanager
+async def opened(path: str, headers: Headers) -> AsyncIterator[Talker]:
+    talker = Talker(application, path, headers)
+    assert await talker.connect()
+    try:
+        yield talker
+    finally:
+        await talker.disconnect()
+
+
+async def frame(talker: Talker) -> dict[str, Any]:
+    """The next one that is no heartbeat."""
+    while True:
+        found: dict[str, Any] = json.loads(await talker.text())
+        if found["type"] != "heartbeat":
+            return found
+
+
+async def frames(talker: Talker, count: int) -> list[int]:
+    return [(await frame(talker))["seq"] for _ in range(count)]
+
+
+@database_sync_to_async
+def append(topic: str, *numbers: int) -> None:
+    for number in numbers:
+        with transaction.atomic():
+            assert live.append(topic, "event", {"event": {"n": number}}) == number
+
+
+async def closed_with(path: str, headers: Headers) -> tuple[int, str]:
+    talker = Talker(application, path, headers)
+    assert await talker.connect()  # a browser tells a page the code only of an accepted socket
+    close = await talker.receive_output(20)
+    assert close["type"] == "websocket.close"
+    await talker.wait(20)
+    return close["code"], close["reason"]
+
+
+def test_who_gets_in(owner: User, teammate: User, stranger: User, live_redis: str) -> None:
+    run = factories.external_run(owner)
+    path = f"/ws/runs/{run.pk}/"
+    refused = {
+        "nobody": (path, []),
+        "fleet": ("/ws/fleet/", []),
+        "wrong token": (path, [(b"authorization", b"Bearer orr_nonsense")]),
+        "stranger": (path, session(stranger)),
+        "no such run": ("/ws/runs/999999/", session(owner)),
+        "no number": ("/ws/runs/first/", bearer(owner)),
+        "no place": (f"{path}?after=soon", session(owner)),
+    }
+    welcome = [session(owner), bearer(owner), session(teammate)]
+
+    async def ask() -> dict[str, int]:
+        for headers in welcome:
+            async with opened(path, headers) as talker:
+                assert json.loads(await talker.text())["type"] == "heartbeat"
+        async with opened("/ws/fleet/", welcome[0]):
+            pass
+        codes = {}
+        for name, (where, headers) in refused.items():
+            codes[name], reason = await closed_with(where, headers)
+            assert reason
+        return codes
+
+    assert asyncio.run(ask()) == {
+        "nobody": 4401, "fleet": 4401, "wrong token": 4401,
+        "stranger": 4404, "no such run": 4404, "no number": 4404, "no place": 4400,
+    }  # fmt: skip
+
+
+def test_pages_of_other_hosts_are_refused(owner: User, live_redis: str) -> None:
+    run, login = factories.external_run(owner), session(owner)
+
+    async def connects(origin: bytes) -> bool:
+        talker = Talker(application, f"/ws/runs/{run.pk}/", [*login, (b"origin", origin)])
+        connected = await talker.connect()
+        await (talker.disconnect() if connected else talker.wait(20))
+        return connected
+
+    async def ask() -> list[bool]:
+        return [await connects(origin) for origin in (b"http://localhost:8000", b"https://evil.example", b"null")]
+
+    assert asyncio.run(ask()) == [True, False, False]
+
+
+def with_frames(owner: User, count: int, talk: Callable[[str, str, Headers], Coroutine[Any, Any, None]]) -> None:
+    """Runs `talk(topic, path, headers)` on a run that has exactly `count` frames."""
+    run, headers = factories.external_run(owner), bearer(owner)
+    topic = f"run:{run.pk}"
+    already = live.head(topic).seq
+    live.append_many([live.New(topic, "event", {"event": {"n": n}}) for n in range(already + 1, count + 1)])
+    asyncio.run(talk(topic, f"/ws/runs/{run.pk}/", headers))
+
+
+def test_what_was_missed_and_then_what_comes(owner: User, live_redis: str) -> None:
+    async def talk(topic: str, path: str, headers: Headers) -> None:
+        epoch = (await hubs.head_of(topic)).epoch
+        async with opened(f"{path}?after=4&epoch={epoch}", headers) as late, opened(path, headers) as fresh:
+            assert await frames(late, 6) == [5, 6, 7, 8, 9, 10]
+            await append(topic, 11, 12, 13)
+            assert await frames(late, 3) == await frames(fresh, 3) == [11, 12, 13]
+        async with opened(f"{path}?after=13", headers) as back:
+            await append(topic, 14)
+            assert await frames(back, 1) == [14]
+
+    with_frames(owner, 10, talk)
+
+
+def test_too_far_back_or_of_another_epoch_is_a_gap(owner: User, live_redis: str) -> None:
+    async def talk(topic: str, path: str, headers: Headers) -> None:
+        async def first(query: str) -> tuple[str, int, int, int]:
+            async with opened(path + query, headers) as talker:
+                found = await frame(talker)
+                return found["type"], found["seq"], found["from"], found["to"]
+
+        assert await first("?after=5&epoch=other") == ("gap", 2010, 1, 2010)
+        assert await first("?after=3000") == ("gap", 2010, 1, 2010)
+        assert await first("?after=5") == ("gap", 2010, 6, 2010)
+        async with opened(f"{path}?after=10", headers) as talker:
+            assert await frames(talker, 2000) == list(range(11, 2011))
+        await database_sync_to_async(live.prune)(before=clock.now() + timedelta(seconds=1))
+        assert await first("?after=2005") == ("gap", 2010, 2006, 2010)
+
+    with_frames(owner, 2010, talk)
+
+
+@pytest.fixture
+def mortal_redis(tmp_path_factory: pytest.TempPathFactory, settings: Any) -> Iterator[RedisServer]:
+    import shutil
+    import tempfile
+
+    directory = Path(tempfile.mkdtemp(prefix="orrery-redis-"))
+    server = RedisServer(directory).start()
+    settings.REDIS_URL = server.url
+    ours.reset()
+    yield server
+    server.stop()
+    ours.reset()
+    shutil.rmtree(directory, ignore_errors=True)
+
+
+def test_redis_may_die_and_come_back(owner: User, mortal_redis: RedisServer) -> None:
+    async def talk(topic: str, path: str, headers: Headers) -> None:
+        async with opened(f"{path}?after=3", headers) as talker:
+            await append(topic, 4)
+            assert await frames(talker, 1) == [4]
+            mortal_redis.kill()
+            await append(topic, 5, 6)
+            assert await frames(talker, 2) == [5, 6]
+            mortal_redis.start()
+            await append(topic, *range(7, 20))
+            assert await frames(talker, 13) == list(range(7, 20))
+            assert await talker.receive_nothing(1.2)
+
+    with_frames(owner, 3, talk)
+
+
+def test_a_socket_that_is_too_slow_gets_one_gap() -> None:
+    async def talk() -> list[dict[str, Any]]:
+        sent: list[dict[str, Any]] = []
+        door = asyncio.Event()
+
+        async def send(message: dict[str, Any]) -> None:
+            await door.wait()
+            sent.append(json.loads(message["text"]))
+
+        client, feed = hubs.Client(send), hubs.Feed("run:1")
+        feed.epoch = "e1"
+        feed.clients.add(client)
+        pump = asyncio.create_task(client.pump(feed))
+        for seq in range(1, 1000):
+            feed._offer(seq, live.frame_text("e1", seq, "event", {}))
+            if seq == 1:
+                await asyncio.sleep(0)  # the first is on its way when the door is found shut
+        door.set()
+        await asyncio.sleep(0.01)
+        feed._offer(1000, live.frame_text("e1", 1000, "event", {}))
+        await asyncio.sleep(0.01)
+        pump.cancel()
+        return sent
+
+    sent = asyncio.run(talk())
+    assert [(frame["type"], frame["seq"]) for frame in sent] == [("event", 1), ("gap", 999), ("event", 1000)]
+    assert (sent[1]["from"], sent[1]["to"]) == (2, 999)
+
+
+def test_published_out_of_order_and_never_published(owner: User, live_redis: str) -> None:
+    async def talk(topic: str, path: str, headers: Headers) -> None:
+        async with opened(f"{path}?after=3", headers) as talker:
+            await talker.text()
+            feed = hubs.hub()._feeds[topic]
+            rows = await database_sync_to_async(_unpublished)(topic)
+            for seq, text in (rows[1], rows[0], rows[1]):
+                feed.hear(feed.epoch, seq, text)
+            assert await frames(talker, 2) == [4, 5]
+            await database_sync_to_async(_unpublished)(topic)
+            assert await frames(talker, 2) == [6, 7]  # the look at the heads finds them
+            assert await talker.receive_nothing(1.2)
+        assert hubs.hub()._feeds == {}
+        assert hubs.hub()._tasks == []
+
+    with_frames(owner, 3, talk)
+
+
+def _unpublished(topic: str) -> list[tuple[int, str]]:
+    """Two new frames, as if the process had died between commit and publish."""
+    before = live.head(topic).seq
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(live, "_publish", lambda frames: None)
+        live.append_many([live.New(topic, "event", {}) for _ in range(2)])
+    return live.frames_after(topic, before)

@@ -1,0 +1,127 @@
+"""A control plane's ear in a test: lets a real agent join, reads what it says, sends it sealed orders."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, TypeVar
+
+import pytest
+import redis
+from celery import Celery
+
+from tests.workers.launcher.harness import ROOT, Node
+from workers.contracts import envelope, wire
+
+T = TypeVar("T")
+
+
+class Agent:
+    """One agent process and its control plane. `bench` is the launcher tests' node, with the agent's secret."""
+
+    def __init__(self, home: Path, url: str) -> None:
+        self.home, self.url = home, url
+        home.mkdir()
+        self.token_id, self.token = envelope.join_token_new()
+        self.key = envelope.join_token_parts(self.token)[1]
+        self.bench = Node(home, url, ear=False)
+        (home / "agent" / "n1" / "node.json").unlink()
+        self.beats: list[dict[str, Any]] = []
+        self.joins: list[dict[str, Any]] = []
+        self.process: subprocess.Popen[bytes] | None = None
+        self._app = Celery("test", broker=wire.broker_url(url), set_as_current=False)
+        self._stopping = threading.Event()
+        self._thread = threading.Thread(target=self._listen, daemon=True)
+        self._thread.start()
+
+    def start(self, *options: str, join: bool = True) -> None:
+        environ = {**os.environ, "ORRERY_HEARTBEAT_S": "0.2"} | ({"ORRERY_JOIN": self.token} if join else {})
+        command = [sys.executable, "-m", "workers.agent", "--redis", self.url, "--name", "n1", "--home", str(self.home)]
+        beats = len(self.beats)
+        with open(self.home / "agent.log", "ab") as log:
+            self.process = subprocess.Popen(
+                [*command, "--devices", "2", *options], cwd=ROOT, env=environ, stdout=log, stderr=log
+            )
+        self.until(lambda: len(self.beats) > beats, "a heartbeat")
+
+    def end(self, number: int = signal.SIGTERM) -> float:
+        assert self.process is not None
+        begun = time.monotonic()
+        self.process.send_signal(number)
+        self.process.wait(30)
+        return time.monotonic() - begun
+
+    def sealed(self, kind: str, body: dict[str, Any], **more: Any) -> str:
+        secret = more.pop("secret", self.bench.secret)
+        return envelope.seal(secret, kind, body, **{"ttl_s": 60, "now": time.time(), "node": "n1", **more})
+
+    def send(self, task: str, text: str) -> None:
+        self._app.send_task(task, args=[text], queue=wire.queue_of("n1"))
+
+    def launch(self, order: dict[str, Any]) -> Path:
+        self.send(wire.TASK_LAUNCH, self.sealed(wire.KIND_LAUNCH, order))
+        path = self.home / order["run_dir"]
+        self.until(lambda: (path / "supervisor.json").exists(), "supervisor.json")
+        return path
+
+    def control(self, order: dict[str, Any], action: str, grace_s: float = 1.0) -> None:
+        body = {"attempt_id": order["attempt_id"], "fence": order["fence"], "action": action, "grace_s": grace_s}
+        self.send(wire.TASK_CONTROL, self.sealed(wire.KIND_CONTROL, body))
+
+    def until(self, ask: Callable[[], T | None], what: str, seconds: float = 40) -> T:
+        try:
+            return self.bench.until(ask, seconds, what)
+        except AssertionError as error:
+            raise AssertionError(f"{error}\n{self.log()}") from None
+
+    def log(self) -> str:
+        return (self.home / "agent.log").read_text()
+
+    def close(self) -> None:
+        if self.process is not None and self.process.poll() is None:
+            self.process.kill()
+            self.process.wait()
+        self._stopping.set()
+        self._thread.join(10)
+        self._app.close()
+        self.bench.close()
+
+    def _listen(self) -> None:
+        after: dict[str, str] = {wire.REPORTS: "0", wire.TELEMETRY: "0"}
+        with redis.Redis.from_url(self.url, decode_responses=True) as client:
+            while not self._stopping.is_set():
+                try:
+                    for stream, entries in client.xread(after, block=50) or []:
+                        for id, fields in entries:
+                            after[stream] = id
+                            self._take(client, fields[wire.FIELD_MESSAGE])
+                except redis.RedisError:
+                    self._stopping.wait(0.1)
+
+    def _take(self, client: redis.Redis, text: str) -> None:
+        kind = envelope.peek(text)[0]
+        if kind == wire.KIND_JOIN:
+            body = envelope.open_envelope(self.key, text, kind=kind, now=time.time())
+            reply, self.bench.secret = envelope.join_reply(self.key, body["request"], node="n1")
+            self.joins.append(body)
+            client.rpush(wire.join_reply_key(body["request"]["nonce_a"]), json.dumps(reply))
+        elif kind == wire.KIND_HEARTBEAT:
+            self.beats.append(envelope.open_envelope(self.bench.secret, text, kind=kind, now=time.time()))
+        else:
+            self.bench.take(client, text)
+
+
+@pytest.fixture
+def agent(tmp_path: Path, redis_url: str) -> Iterator[Agent]:
+    with redis.Redis.from_url(redis_url) as client:
+        client.flushall()
+    made = Agent(tmp_path / "home", redis_url)
+    yield made
+    made.close()

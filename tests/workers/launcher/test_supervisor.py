@@ -1,0 +1,211 @@
+"""Real supervisors over a real torchrun and tiny programs: every way to end, and nothing left behind."""
+
+from __future__ import annotations
+
+import os
+import signal
+import tempfile
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.redis_server import RedisServer
+from tests.workers.launcher.harness import Node, script
+from workers.launcher import processes
+from workers.launcher.recover import recover, reported, supervisor_alive
+from workers.launcher.rundir import RunDir, read_json, write_json
+
+pytestmark = pytest.mark.flow
+
+SLEEPS = script("print('up', flush=True)\ntime.sleep(600)")
+
+
+def test_all_ranks_finish_and_every_line_arrives_once(node: Node) -> None:
+    program = script(
+        """
+        for n in range(1, 31):
+            point(n)
+            print("step", n)
+        print("last words", file=sys.stderr)
+        points.write('{"seq": 99, "no": "point"}\\nnot json\\n')
+        """,
+        points=True,
+    )
+    order = node.order(program)
+    run_dir = node.launch(order)
+    assert node.exited(order)["class"] == "ok"
+    assert [report["type"] for report in node.reports] == ["launching", "running", "exited"]
+    for rank in (0, 1):
+        assert node.seqs("points", rank) == list(range(1, 31))
+        assert node.seqs("logs", rank) == list(range(1, 32))
+        assert sorted(node.lines(rank)) == sorted([f"step {n}" for n in range(1, 31)] + ["last words"])
+    batch = next(b for b in node.batches if b["stream"] == "points")["batch"]
+    assert (batch["run"], batch["attempt"]) == ("7", 1) and set(batch["values"]) == {"loss"}
+    assert read_json(run_dir.exit) == {"class": "ok", "reason": "All ranks finished.", "code": 0, "reported": True}
+
+
+def test_ranks_know_their_attempt(node: Node) -> None:
+    program = script(
+        """
+        names = ("RANK", "WORLD_SIZE", "ORRERY_RUN", "ORRERY_ATTEMPT", "ORRERY_FENCE", "ORRERY_RUN_DIR", "ORRERY_RESUME",
+                 "ORRERY_HOME", "OMP_NUM_THREADS", "CUDA_VISIBLE_DEVICES", "MINE")
+        print({name: os.environ.get(name) for name in names}, flush=True)
+        import orrery_recorder
+        """
+    )
+    order = node.order(
+        program, ranks=1, env={"MINE": "yes"}, resume_from={"path": "runs/7/checkpoints/step-3", "step": 3}
+    )
+    run_dir = node.launch(order)
+    assert node.exited(order)["class"] == "ok"
+    told = eval(node.lines(0)[0])
+    assert told == {
+        "RANK": "0", "WORLD_SIZE": "1", "ORRERY_RUN": "7", "ORRERY_ATTEMPT": "1", "ORRERY_FENCE": order["fence"],
+        "ORRERY_RUN_DIR": str(run_dir), "ORRERY_RESUME": str(node.home / "runs/7/checkpoints/step-3"),
+        "ORRERY_HOME": str(node.home), "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": "", "MINE": "yes",
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("text", "exit_class", "reason"),
+    [
+        ("raise ValueError('no such column')", "user_error", "ValueError: no such column"),
+        ("print('CUDA out of memory', file=sys.stderr); sys.exit(1)", "out_of_memory", "CUDA out of memory"),
+        ("sys.exit(65)", "numerics", "exited with 65"),
+        ("raise ConnectionResetError('Connection reset by peer')", "infrastructure", "Connection reset"),
+    ],
+)
+def test_the_first_cause_is_told(node: Node, text: str, exit_class: str, reason: str) -> None:
+    order = node.order(script(f"if os.environ['RANK'] == '1':\n    {text}\ntime.sleep(60)"))
+    node.launch(order)
+    found = node.exited(order)
+    assert found["class"] == exit_class and reason in found["reason"] and found["rank"] == 1
+    events = [report["data"] for report in node.reports if report["type"] == "event"]
+    assert {event["rank"]: event["data"]["class"] for event in events}[1] == exit_class
+
+
+def test_a_killed_rank_is_the_cause_and_not_those_it_took_along(node: Node) -> None:
+    order = node.order(SLEEPS)
+    run_dir = node.launch(order)
+    node.told("running")
+    os.kill(node.pid(run_dir, 1), signal.SIGKILL)
+    found = node.exited(order)
+    assert (found["class"], found["rank"], found["signal"]) == ("infrastructure", 1, "SIGKILL")
+
+
+@pytest.mark.parametrize(
+    ("action", "exit_class"), [("cancel", "cancelled"), ("pause", "preempted"), ("kill", "cancelled")]
+)
+def test_requests_end_every_process(node: Node, action: str, exit_class: str) -> None:
+    """Rank 0 has a child in a session of its own and ignores SIGTERM."""
+    program = script(
+        """
+        import signal, subprocess
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        subprocess.Popen(["sleep", "600"], start_new_session=True)
+        print("up", flush=True)
+        time.sleep(600)
+        """
+    )
+    order = node.order(program)
+    run_dir = node.launch(order)
+    node.until(lambda: len([p for p in processes.members(order["fence"]) if p.name() == "sleep"]) == 2, 30, "children")
+    write_json(run_dir.request, {"action": action, "grace_s": 0.5, "fence": order["fence"], "attempt_id": "71"})
+    assert node.exited(order)["class"] == exit_class
+    assert read_json(run_dir.control).get("action") == {"cancel": "stop", "pause": "pause"}.get(action)
+
+
+def test_a_limit_in_seconds_ends_the_attempt_with_a_sentence(node: Node) -> None:
+    order = node.order(SLEEPS, max_seconds=0.3, grace_s=0.5)
+    node.launch(order)
+    found = node.exited(order)
+    assert found["class"] == "user_error" and "limit of 0.3 s" in found["reason"]
+
+
+def test_a_hang_is_ended_with_the_stacks_of_its_ranks(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Only training is watched: another program need not write points. So the engine's place is taken by a sleeper."""
+    stand_in = node.home / "stand-in"
+    (stand_in / "workers" / "training").mkdir(parents=True)
+    for name in ("workers/__init__.py", "workers/training/__init__.py"):
+        (stand_in / name).write_text("__path__ = __import__('pkgutil').extend_path(__path__, __name__)\n")
+    (stand_in / "workers/training/main.py").write_text(
+        script("point(1)\n\ndef stuck_here():\n    time.sleep(600)\n\nstuck_here()", points=True)
+    )
+    monkeypatch.setattr("tests.workers.launcher.harness.ROOT", stand_in)
+    monkeypatch.setenv("PYTHONPATH", f"{stand_in}:{Path(__file__).resolve().parents[3]}")
+    order = node.order("", kind="train", spec={"kind": "train"}, hang_s=0.5)
+    node.launch(order)
+    found = node.exited(order)
+    assert found["class"] == "hang" and "No rank wrote a point" in found["reason"]
+    assert any("stuck_here" in line for line in node.lines(0)) and any("stuck_here" in line for line in node.lines(1))
+
+
+@pytest.mark.parametrize(
+    ("command", "says"),
+    [
+        (["nowhere.py"], "there is no file"),
+        (["no-such-program"], "neither a program"),
+        ([], "script.command is empty"),
+    ],
+)
+def test_what_cannot_be_launched_is_a_user_error(node: Node, command: list[str], says: str) -> None:
+    order = node.order(command)
+    node.launch(order)
+    found = node.exited(order)
+    assert found["class"] == "user_error" and says in found["reason"]
+
+
+def test_a_kind_that_nodes_cannot_start_is_refused_in_words(node: Node) -> None:
+    order = node.order("", kind="generate", spec={"kind": "generate"})
+    node.launch(order)
+    assert "cannot start runs of kind generate" in node.exited(order)["reason"]
+
+
+def test_an_unwritable_run_directory_is_an_infrastructure_error(node: Node) -> None:
+    order = node.order(SLEEPS)
+    run_dir = RunDir(node.home / order["run_dir"])
+    run_dir.path.mkdir(parents=True)
+    (run_dir.path / "spec.json").mkdir()  # a rename onto it fails, as a write to a full disk would
+    node.launch(order)
+    found = node.exited(order)
+    assert (
+        found["class"] == "infrastructure" and "cannot be used" in found["reason"] and str(run_dir) in found["reason"]
+    )
+
+
+def test_a_killed_supervisor_takes_its_ranks_along_and_a_successor_tells_the_rest(node: Node) -> None:
+    order = node.order(
+        script("for n in range(1, 2000):\n    point(n)\n    print(n, flush=True)\n    time.sleep(0.01)", points=True)
+    )
+    run_dir = node.launch(order)
+    node.until(lambda: node.seqs("points", 1), 30, "points")
+    os.kill(read_json(run_dir.supervisor)["pid"], signal.SIGKILL)
+    node.until(lambda: not processes.members(order["fence"]), 10, "ranks ended with their supervisor")
+    assert not supervisor_alive(run_dir) and not reported(run_dir)
+    told = recover(run_dir, node.node_file, patience_s=20)
+    assert told is not None and told["class"] == "infrastructure" and reported(run_dir)
+    assert node.exited(order)["class"] == "infrastructure"
+    for rank in (0, 1):
+        whole = (run_dir.rank(rank) / "points.jsonl").read_text().splitlines()
+        assert sorted(set(node.seqs("points", rank))) == list(range(1, len(whole) + 1))
+        lines = sorted(set(node.seqs("logs", rank)))
+        assert lines == list(range(1, len(lines) + 1)) and len(lines) >= len(whole) - 1
+
+
+def test_redis_may_be_killed_and_nothing_is_missing(tmp_path: Path) -> None:
+    """What the server lost of its last second is sent again."""
+    server = RedisServer(Path(tempfile.mkdtemp(prefix="orrery-redis-"))).start()
+    node = Node(tmp_path / "home", server.url)
+    try:
+        order = node.order(script("for n in range(1, 301):\n    point(n)\n    time.sleep(0.01)", points=True), ranks=1)
+        node.launch(order)
+        node.until(lambda: node.seqs("points", 0), 30, "points")
+        server.kill()
+        time.sleep(1.0)
+        server.start()
+        assert node.exited(order)["class"] == "ok"
+        assert sorted(set(node.seqs("points", 0))) == list(range(1, 301))
+    finally:
+        node.close()
+        server.stop()

@@ -12,7 +12,9 @@ LEVELS: Final = ("debug", "info", "warning", "error")
 WINDOW: Final = 200  # lines back that an equal one of another rank may lie
 WIDTH: Final = 400  # characters shown of a line
 
-_ERROR = re.compile(r"\b(error|exception|traceback|fatal|critical|out of memory|sigkill|sigsegv|aborted)\b|\w+(Error|Exception)\b", re.I)
+_ERROR = re.compile(
+    r"\b(error|exception|traceback|fatal|critical|out of memory|sigkill|sigsegv|aborted)\b|\w+(Error|Exception)\b", re.I
+)
 _WARNING = re.compile(r"\b(warn|warning|deprecat\w+)\b|\w+Warning\b", re.I)
 _NAMED = re.compile(r"[\w.]*(Error|Exception|Interrupt)\b.*:|.*out of memory", re.I)
 _DEBUG = re.compile(r"\b(debug|trace)\b", re.I)
@@ -39,7 +41,7 @@ class Folded:
 
 
 def fold(lines: Iterable[Any]) -> list[Folded]:
-    """Lines in order; one that another rank wrote within the last `WINDOW`, but for its clock and rank, is joined to it."""
+    """Lines in order; one that another rank wrote too within the last `WINDOW` is joined, clocks and ranks aside."""
     made: list[Folded] = []
     open_: dict[tuple[int, str], Folded] = {}
     for line in lines:
@@ -48,7 +50,9 @@ def fold(lines: Iterable[Any]) -> list[Folded]:
         if before is not None and line.rank not in before.ranks and line.rank >= 0 and before.ranks[0] >= 0:
             before.ranks.append(line.rank)
             continue
-        found = Folded(line.attempt, [line.rank], line.seq, line.time, _PREFIX.sub("", line.text)[:WIDTH], level(line.text))
+        found = Folded(
+            line.attempt, [line.rank], line.seq, line.time, _PREFIX.sub("", line.text)[:WIDTH], level(line.text)
+        )
         made.append(found)
         open_[key] = found
         if len(open_) > WINDOW:
@@ -58,7 +62,15 @@ def fold(lines: Iterable[Any]) -> list[Folded]:
 
 def level(text: str) -> str:
     head = text[:WIDTH]
-    return "error" if _ERROR.search(head) else "warning" if _WARNING.search(head) else "debug" if _DEBUG.search(head) else "info"
+    return (
+        "error"
+        if _ERROR.search(head)
+        else "warning"
+        if _WARNING.search(head)
+        else "debug"
+        if _DEBUG.search(head)
+        else "info"
+    )
 
 
 def plain(text: str) -> str:
@@ -80,6 +92,6 @@ def ranks_words(ranks: Iterable[int]) -> str:
 
 
 def first_cause(lines: Iterable[Folded]) -> Folded | None:
-    """The first line that names an exception, or else the first error: what to read before its echoes on other ranks."""
+    """The first line that names an exception, else the first error: what to read before its echoes elsewhere."""
     errors = [line for line in lines if line.level == "error"]
     return next((line for line in errors if _NAMED.match(line.text)), errors[0] if errors else None)

@@ -98,13 +98,19 @@ def _checkpoint(data: Mapping[str, Any], rank: int | None) -> str:
 def _exited(data: Mapping[str, Any], rank: int | None) -> str:
     how = data.get("signal") or (f"code {data['code']}" if data.get("code") is not None else "")
     name = data.get("class")
-    return f"Rank {rank if rank is not None else '?'} exited" + (f" with {how}" if how else "") + (f", {name}" if name else "") + _at(data)
+    return (
+        f"Rank {rank if rank is not None else '?'} exited"
+        + (f" with {how}" if how else "")
+        + (f", {name}" if name else "")
+        + _at(data)
+    )
 
 
 def _missed(data: Mapping[str, Any], rank: int | None) -> str:
     likely = data.get("likely")
     why = f"; likely {words.listed([str(item) for item in likely])}" if likely else ""
-    return f"Prediction missed: {data.get('what')} {_short(data.get('measured'))}, predicted {_short(data.get('predicted'))}{why}"
+    measured, predicted = _short(data.get("measured")), _short(data.get("predicted"))
+    return f"Prediction missed: {data.get('what')} {measured}, predicted {predicted}{why}"
 
 
 def _non_finite(data: Mapping[str, Any], rank: int | None) -> str:

@@ -122,7 +122,9 @@ class Facts:
             "epoch": self.epoch,
             "seq": self.seq,
             "latest": self.latest,
-            "runtime": words.duration(((run.ended or clock.now()) - run.started).total_seconds()) if run.started else "",
+            "runtime": words.duration(((run.ended or clock.now()) - run.started).total_seconds())
+            if run.started
+            else "",
         }
 
     def source(self) -> dict[str, Any]:

@@ -89,7 +89,9 @@ def _queued(facts: RunFacts) -> str:
 
 
 def _starting(facts: RunFacts) -> str:
-    return f"Starting on {words.count(facts.devices, 'device')}" + (f", attempt {facts.attempt}." if facts.attempt > 1 else ".")
+    return f"Starting on {words.count(facts.devices, 'device')}" + (
+        f", attempt {facts.attempt}." if facts.attempt > 1 else "."
+    )
 
 
 def _running(facts: RunFacts) -> str:
@@ -104,7 +106,10 @@ def _running(facts: RunFacts) -> str:
 
 
 def _stopping(facts: RunFacts) -> str:
-    why = {"pause": "It saves a checkpoint and leaves its devices", "cancel": "It was cancelled and is leaving its devices"}
+    why = {
+        "pause": "It saves a checkpoint and leaves its devices",
+        "cancel": "It was cancelled and is leaving its devices",
+    }
     return f"{why.get(facts.requested, 'It is leaving its devices')}; it was at {_progress(facts) or 'its start'}."
 
 

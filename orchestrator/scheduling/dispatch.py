@@ -70,6 +70,7 @@ def launch_order(attempt: Attempt, share: dict[str, Any], *, gpu: bool) -> Launc
             "rank_offset": sum(len(each["devices"]) for each in before),
             "run_dir": folder,
             "resume_from": attempt.resume_from,
+            "shared_dir": f"runs/{run.pk}" if settings.ENV.shared_runs else None,
             "device_kind": "gpu" if gpu else "cpu",
             "max_seconds": (run.spec.get("resources") or {}).get("max_seconds"),
             "grace_s": settings.ENV.cancel_grace_s,

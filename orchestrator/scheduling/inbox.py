@@ -20,6 +20,7 @@ from workers.contracts import wire
 
 log = logging.getLogger(__name__)
 _READ = 200
+_CLAIM = 1000
 _BLOCK_MS = 2000
 _LONGEST_WAIT_S = 2.0
 
@@ -117,18 +118,13 @@ class Inbox:
         """Entries that a dead scheduler had taken: the caller holds the lease, so no other reader lives."""
         start: Any = "0-0"
         while True:
-            found: Any = client.xautoclaim(
-                wire.REPORTS,
-                wire.REPORTS_GROUP,
-                self._consumer,
-                min_idle_time=0,
-                start_id=start,
-                count=1000,
-                justid=True,
+            # with justid redis-py answers a plain list of ids
+            ids: Any = client.xautoclaim(
+                wire.REPORTS, wire.REPORTS_GROUP, self._consumer, 0, start_id=start, count=_CLAIM, justid=True
             )
-            start = found[0] if found and isinstance(found[0], (bytes, str)) else b"0-0"
-            if start in (b"0-0", "0-0"):
+            if len(ids) < _CLAIM:
                 break
+            start = ids[-1]
         for other in client.xinfo_consumers(wire.REPORTS, wire.REPORTS_GROUP):
             if other["name"] not in (self._consumer, self._consumer.encode()) and other["pending"] == 0:
                 client.xgroup_delconsumer(wire.REPORTS, wire.REPORTS_GROUP, other["name"])

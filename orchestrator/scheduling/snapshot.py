@@ -93,7 +93,9 @@ def _slot(device: Device, held: Allocation | None) -> Slot:
 
 def _waiting(run: Run, resume: tuple[dict[str, object], frozenset[str]] | None) -> Waiting:
     resources = run.spec.get("resources") or {}
-    keep = () if resume is None or settings.ENV.shared_runs else tuple(sorted(resume[1]))
+    # parts on several nodes are no checkpoint to wait for: see tick
+    holders = resume[1] if resume is not None and not settings.ENV.shared_runs else frozenset()
+    keep = tuple(holders) if len(holders) == 1 else ()
     return Waiting(
         run=run.pk,
         devices=max(1, run.devices),

@@ -95,10 +95,12 @@ def _resume(
     if found is None:
         return None, None
     point, holders = found
-    if settings.ENV.shared_runs or not holders or holders == names:
+    if settings.ENV.shared_runs or not holders or (holders == names and len(names) == 1):
         return dict(point), None
+    where = ", ".join(sorted(holders))
+    why = f"lies in parts on {where}" if len(holders) > 1 else f"lies on {where}, which this attempt does not run on"
     says = (
-        f"The checkpoint of step {point['step']} lies on {', '.join(sorted(holders))}, which this attempt does not run "
-        f"on; it starts from the beginning. Share run directories (ORRERY_SHARED_RUNS) to resume anywhere."
+        f"The checkpoint of step {point['step']} {why}; it starts from the beginning. "
+        f"Share run directories (ORRERY_SHARED_RUNS) to resume anywhere."
     )
     return None, {"step": point["step"], "nodes": sorted(holders), "says": says}

@@ -80,7 +80,9 @@ def measure(orrery: Orrery) -> None:
 def weigh(page: Page, answers: list[Response], orrery: Orrery) -> None:
     scripts = [a for a in answers if a.request.resource_type == "script" and a.status == 200]
     weight = sum(len(gzip.compress(answer.body(), 6)) for answer in scripts)
-    record("page", what="run page: JavaScript, gzip", value=weight / 1000, unit="kB", figure="<= 600", files=len(scripts))
+    record(
+        "page", what="run page: JavaScript, gzip", value=weight / 1000, unit="kB", figure="<= 600", files=len(scripts)
+    )
     hosts = {urlsplit(answer.url).netloc for answer in answers} - {urlsplit(orrery.url).netloc, ""}
     record("page", what="run page: other hosts asked", value=len(hosts), unit="hosts", figure="== 0")
     html = next(a for a in answers if a.request.resource_type == "document")
@@ -108,7 +110,14 @@ def main_thread(page: Page, orrery: Orrery, run: str, shown: int) -> None:
     finally:
         stop.set()
         feeder.join()
-    record("page", what="live charts: share of the main thread", value=share, unit="fraction", figure="<= 0.3", charts=shown)
+    record(
+        "page",
+        what="live charts: share of the main thread",
+        value=share,
+        unit="fraction",
+        figure="<= 0.3",
+        charts=shown,
+    )
 
 
 def heap(page: Page) -> None:
@@ -119,7 +128,14 @@ def heap(page: Page) -> None:
     stats = replay(page, FRAMES)
     after = used_bytes(session)
     growth = after / before - 1
-    record("page", what="heap growth over 2 hours of frames", value=growth, unit="fraction", figure="<= 0.1", before_mb=before / 1e6)
+    record(
+        "page",
+        what="heap growth over 2 hours of frames",
+        value=growth,
+        unit="fraction",
+        figure="<= 0.1",
+        before_mb=before / 1e6,
+    )
     longest = page.evaluate("Math.max(...[...window.orrery.charts.curves.values()].map((curve) => curve.x.length))")
     record("page", what="points a curve holds in the browser", value=longest, unit="points", figure="<= 1500", **stats)
 

@@ -1,4 +1,4 @@
-"""A real Chromium for these tests, and a web process to point it at. Without a Chromium they are skipped, never under CI."""
+"""A real Chromium and a web process to point it at. Without a Chromium tests are skipped, though never under CI."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A real web process over a database of its own, which tests feed as programs do: by REST. It can be killed and started."""
+"""A real web process over a database of its own, fed by REST as programs do. It can be killed and started again."""
 
 from __future__ import annotations
 
@@ -81,7 +81,11 @@ class Site:
         """The cookie of a fresh login of the owner, as the login form gives it."""
         with httpx.Client(base_url=self.url, follow_redirects=False) as browser:
             browser.get("/login/")
-            form = {"username": "owner", "password": factories.PASSWORD, "csrfmiddlewaretoken": browser.cookies["csrftoken"]}
+            form = {
+                "username": "owner",
+                "password": factories.PASSWORD,
+                "csrfmiddlewaretoken": browser.cookies["csrftoken"],
+            }
             answer = browser.post("/login/", data=form, headers={"Referer": f"{self.url}/login/"})
             assert answer.status_code == 302, answer.text[-2000:]
             return {"name": "sessionid", "value": browser.cookies["sessionid"], "url": self.url}

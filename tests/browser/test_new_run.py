@@ -6,14 +6,13 @@ Also the lists around it on a phone: nothing wider than the screen.
 from __future__ import annotations
 
 import json
-import os
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
 import pytest
-from playwright.sync_api import Browser, Page, expect, sync_playwright
+from playwright.sync_api import Browser, Page, expect
 
 from orchestrator.accounts.models import User
 from orchestrator.runs.models import Run
@@ -26,24 +25,18 @@ from webui.views.new_run import table
 
 pytestmark = [pytest.mark.browser, pytest.mark.django_db(transaction=True)]
 
-CHROMIUM = os.environ.get("CHROMIUM", "/usr/bin/chromium")
-ARGUMENTS = ["--headless", "--no-sandbox", "--disable-gpu", "--disable-background-networking"]
-
-
 ADDRESSES = (
     *("/runs/", "/runs/new/", "/fleet/", "/fleet/orion/", "/queue/", "/experiments/", "/experiments/new/"),
     *("/account/", "/account/tokens/", "/account/audit/"),
 )
 
 
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Browser]:
-    with sync_playwright() as playwright, pytest.MonkeyPatch.context() as patch:
-        # playwright's loop runs in this thread; the database is asked from here between its steps
+@pytest.fixture(scope="module", autouse=True)
+def _database_from_here() -> Iterator[None]:
+    """Playwright's loop runs in this thread, and between its steps the tests ask the database."""
+    with pytest.MonkeyPatch.context() as patch:
         patch.setenv("DJANGO_ALLOW_ASYNC_UNSAFE", "1")
-        made = playwright.chromium.launch(executable_path=CHROMIUM, args=ARGUMENTS)
-        yield made
-        made.close()
+        yield
 
 
 @pytest.fixture

@@ -1,4 +1,4 @@
-"""The run page in a real Chromium: live without reload, whole after a break, small in memory, on a phone, dark, by keys."""
+"""The run page in a real Chromium: live, whole after a break, small in memory, on a phone, dark, by keys alone."""
 
 from __future__ import annotations
 
@@ -104,7 +104,8 @@ def test_a_gap_frame_is_filled_by_rest(site: Site, visit: Visit) -> None:
     page.evaluate("orrery.charts.curves.get('loss').clear()")
     page.evaluate(
         """() => { const live = orrery.live;
-        live.take({epoch: live.epoch, seq: live.lastSeq + 5, type: "gap", from: live.lastSeq + 1, to: live.lastSeq + 5}); }"""
+        const [from, to] = [live.lastSeq + 1, live.lastSeq + 5];
+        live.take({epoch: live.epoch, seq: to, type: "gap", from, to}); }"""
     )
     until_step(page, 10)
     assert page.evaluate("orrery.live.stats.gaps") == 1
@@ -122,13 +123,17 @@ def test_two_hours_of_frames_stay_small_and_keep_their_spike(site: Site, visit: 
             let step = 5;
             for (let frame = 0; frame < 7200; frame++) {
                 const values = [];
-                for (let i = 0; i < 10; i++) { step += 1; values.push([step, step === 30_003 ? 99 : 2 + Math.sin(step)]); }
-                live.take({epoch: live.epoch, seq: live.lastSeq + 1, type: "points", attempt: 1, rank: 0, time: 1e9 + frame,
+                for (let i = 0; i < 10; i++) {
+                    step += 1;
+                    values.push([step, step === 30_003 ? 99 : 2 + Math.sin(step)]);
+                }
+                live.take({epoch: live.epoch, seq: live.lastSeq + 1, type: "points", attempt: 1, rank: 0, time: frame,
                            values: {loss: values, tokens_per_s: values, grad_norm: values}});
                 if (frame % 600 === 0) await new Promise(requestAnimationFrame);
             }
             const curve = orrery.charts.curves.get("loss");
-            return {held: orrery.charts.held().loss.points, last: curve.last.x, top: Math.max(...curve.y), tiles: orrery.tiles.held()};
+            const held = orrery.charts.held().loss.points;
+            return {held, last: curve.last.x, top: Math.max(...curve.y), tiles: orrery.tiles.held()};
         }"""
     )
     assert found["held"] <= 1500 and found["last"] == 72_005
@@ -149,7 +154,9 @@ def test_the_address_keeps_how_one_looks(site: Site, visit: Visit) -> None:
     other = visit(f"/runs/{run}/?x=tokens&smooth=0.9&logy=loss")
     other.wait_for_function(f"window.orrery?.charts && {LOSS}.last?.x === 19200")
     expect(other.get_by_role("button", name="smoother", exact=True)).to_have_attribute("aria-pressed", "true")
-    other.wait_for_function("""document.querySelector('[data-panel="loss"] .chart-plot').layout?.yaxis.type === 'log'""")
+    other.wait_for_function(
+        """document.querySelector('[data-panel="loss"] .chart-plot').layout?.yaxis.type === 'log'"""
+    )
 
 
 def test_a_zoom_asks_the_server_for_that_window(site: Site, visit: Visit) -> None:
@@ -209,7 +216,12 @@ def test_a_phone_shows_everything_without_sideways_scrolling(site: Site, visit: 
     site.say(run, 0, 1, "x" * 500)
     phone: dict[str, Any] = {"viewport": {"width": 390, "height": 844}, "has_touch": True, "color_scheme": scheme}
     page = visit(f"/runs/{run}/", **phone)
-    for address in ("/", f"/runs/{run}/", *(f"/runs/{run}/?tab={tab}" for tab in ("logs", "config", "history", "performance")), "/gallery/"):
+    for address in (
+        "/",
+        f"/runs/{run}/",
+        *(f"/runs/{run}/?tab={tab}" for tab in ("logs", "config", "history", "performance")),
+        "/gallery/",
+    ):
         page.goto(address)
         wide = page.evaluate("document.documentElement.scrollWidth - document.documentElement.clientWidth")
         assert wide <= 0, f"{address} is {wide} px too wide"

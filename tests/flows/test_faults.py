@@ -73,6 +73,9 @@ def kill_part(orrery: Orrery, name: str) -> None:
     before = orrery.pid_of(name)
     kill(before)
     orrery.until(lambda: orrery.pid_of(name) != before, 30, f"another {name}")
+    import time; time.sleep(2)
+    for f in orrery.home.glob("runs/*/attempt-*/rank-0/points.jsonl"):
+        print(name, f, f.read_text().count("\n"))
 
 
 def finished(orrery: Orrery, run: str) -> list[dict[str, Any]]:
@@ -174,7 +177,7 @@ def test_a_killed_attempt_resumes_from_its_last_checkpoint(orrery: Orrery, victi
 
 
 ORDERS = """
-import json, time
+import time
 from orchestrator.fleet import selectors as fleet
 from orchestrator.fleet.models import Device, Node
 from orchestrator.runs.models import Attempt
@@ -188,11 +191,10 @@ again = dispatch.launch_order(attempt, attempt.placement[0], gpu=False).to_dict(
 other = {**again, "attempt": 9, "attempt_id": "999", "fence": "f" * 32, "run_dir": f"runs/{RUN}/attempt-9"}
 seal = lambda key, body, at=now: envelope.seal(key, wire.KIND_LAUNCH, body, ttl_s=60, now=at, node=node.name)
 twice = seal(secret, again)
-changed = json.loads(seal(secret, again))
-changed["body"] = json.dumps(other) if isinstance(changed["body"], str) else other
+changed = seal(secret, again).replace(f"runs/{RUN}/attempt-1", f"runs/{RUN}/attempt-9")
 sent = {
     "again": [twice, twice, seal(secret, again)],
-    "nobody": [seal(b"x" * 32, other), seal(secret, other, now - 3600), json.dumps(changed), "no envelope"],
+    "nobody": [seal(b"x" * 32, other), seal(secret, other, now - 3600), changed, "no envelope"],
     "outside": [seal(secret, {**other, "run_dir": "../attempt-9"})],
 }
 for texts in sent.values():

@@ -141,7 +141,7 @@ def test_the_form_as_it_stands_can_be_submitted(owner: User) -> None:
         ({"data.preset": "file", "data.path": "/etc/passwd"}, "data.path", "does not lie under the allowed folders"),
         ({"data.preset": "file", "data.path": ""}, "data.path", ""),
         ({"model": "custom", "model.custom": '{"layers": 2'}, "model", ""),
-        ({"name": " "}, "name", "a run's name has 1 to 160 printable characters"),
+        ({"name": "x" * 161}, "name", "a run's name has 1 to 160 printable characters"),
         ({"train.lr_schedule.warmup_steps": "900"}, "train.lr_schedule.warmup_steps", "outlasts the 200 steps"),
     ],
 )
@@ -155,7 +155,7 @@ def test_a_wrong_field_is_told_beside_it_and_nothing_is_made(
     assert told and says in told[0], told
     assert not Run.objects.exists()
     for path, text in changes.items():  # what was typed is still there
-        if path not in ("model", "model.custom", "data.preset") and text.strip():
+        if path not in ("model", "model.custom", "data.preset") and text:
             assert f'name="{path}" value="{text}"' in page
 
 
@@ -202,8 +202,9 @@ def test_the_check_answers_without_making_anything(owner: User) -> None:
 @pytest.mark.django_db
 def test_the_curl_command_submits_the_very_same_run(owner: User) -> None:
     client = factories.client_for(owner)
-    answer = client.post("/runs/check/", form_of(START, name="it's mine", experiment="zero"))
-    command = re.search(r'<pre id="curl-text">(.*?)</pre>', answer.content.decode(), re.DOTALL)
+    typed = form_of(START, name="it's mine", experiment="zero")
+    answer = client.post("/runs/check/", typed, headers={"HX-Request": "true"})
+    command = re.search(r'<pre id="curl-text"[^>]*>(.*?)</pre>', answer.content.decode(), re.DOTALL)
     assert command is not None
     words = shlex.split(html.unescape(command[1]).replace("\\\n", " "))
     body = words[words.index("-d") + 1]
@@ -211,6 +212,26 @@ def test_the_curl_command_submits_the_very_same_run(owner: User) -> None:
     assert made.status_code == 201, made.content
     run = Run.objects.get()
     assert run.name == "it's mine" and same(run.spec, START) and run.experiment.name == "zero"
+
+
+@pytest.mark.django_db
+def test_a_run_without_a_name_is_called_by_kind_and_model(owner: User) -> None:
+    post(factories.client_for(owner), START, name=" ")
+    assert Run.objects.get().name == "train llama-tiny"
+
+
+@pytest.mark.django_db
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        ({"plan.tp": "2"}, "does not run tp 2 yet"),
+        ({"plan.precision": "fp16", "train.optimizer.name": "lion"}, "does not run fp16 and lion yet"),
+        ({"model": "mixtral-8x7b"}, "does not run experts yet"),
+    ],
+)
+def test_what_the_engine_does_not_run_yet_is_told_before(owner: User, changes: dict[str, str], says: str) -> None:
+    page = factories.client_for(owner).post("/runs/check/", form_of(START, **changes)).content.decode()
+    assert says in html.unescape(page) and "Ready to submit" in page
 
 
 @pytest.mark.django_db

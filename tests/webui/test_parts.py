@@ -65,11 +65,21 @@ def test_a_line_repeated_by_one_rank_stays_repeated() -> None:
 
 
 def test_the_first_cause_is_the_exception_and_not_its_preamble() -> None:
-    lines = ["all well", "Traceback (most recent call last):", "ValueError: head_dim 63 is odd", "RuntimeError: rank 1 left"]
+    lines = [
+        "all well",
+        "Traceback (most recent call last):",
+        "ValueError: head_dim 63 is odd",
+        "RuntimeError: rank 1 left",
+    ]
     cause = first_cause(fold([line(text, 0) for text in lines]))
     assert cause is not None and cause.text == "ValueError: head_dim 63 is odd"
     assert first_cause(fold([line("all well", 0)])) is None
-    assert [level(text) for text in ("UserWarning: x", "loss 2.0", "DEBUG x", "CUDA out of memory")] == ["warning", "info", "debug", "error"]
+    assert [level(text) for text in ("UserWarning: x", "loss 2.0", "DEBUG x", "CUDA out of memory")] == [
+        "warning",
+        "info",
+        "debug",
+        "error",
+    ]
 
 
 def test_a_slow_rank_is_named_even_among_two() -> None:
@@ -81,8 +91,26 @@ def test_a_slow_rank_is_named_even_among_two() -> None:
 
 
 def device(**changes: Any) -> devices.Mark:
-    run = {"id": 7, "name": "a", "owner": "ada", "state": "running", "step_time_s": 0.2, "mfu": 0.4, "age_s": 1.0, **changes.pop("run", {})}
-    given: dict[str, Any] = {"node": "n", "health": "up", "drained": False, "index": 0, "healthy": True, "memory_bytes": 100, "sample": None, "run": run}
+    run = {
+        "id": 7,
+        "name": "a",
+        "owner": "ada",
+        "state": "running",
+        "step_time_s": 0.2,
+        "mfu": 0.4,
+        "age_s": 1.0,
+        **changes.pop("run", {}),
+    }
+    given: dict[str, Any] = {
+        "node": "n",
+        "health": "up",
+        "drained": False,
+        "index": 0,
+        "healthy": True,
+        "memory_bytes": 100,
+        "sample": None,
+        "run": run,
+    }
     return devices.mark(**{**given, **changes})
 
 
@@ -111,7 +139,9 @@ def test_work_without_an_allocation_is_told() -> None:
 def test_a_week_splits_what_crosses_midnight_and_weighs_mfu_by_time() -> None:
     days = week.week(
         [
-            week.Held(NOW - timedelta(hours=18), NOW - timedelta(hours=6), mfu=0.2),  # six hours on each side of midnight
+            week.Held(
+                NOW - timedelta(hours=18), NOW - timedelta(hours=6), mfu=0.2
+            ),  # six hours on each side of midnight
             week.Held(NOW - timedelta(hours=2), NOW, mfu=0.6),
             week.Held(NOW - timedelta(days=30), NOW - timedelta(days=29)),
         ],
@@ -139,13 +169,25 @@ def event(type: str, rank: int | None = None, **data: Any) -> Any:
 @pytest.mark.parametrize(
     ("event", "text", "kind"),
     [
-        (event("loss_scale_changed", old=65536.0, new=32768.0, reason="overflow", step=412), "Loss scale 65.5k → 32.8k after overflow at step 412", "event"),
+        (
+            event("loss_scale_changed", old=65536.0, new=32768.0, reason="overflow", step=412),
+            "Loss scale 65.5k → 32.8k after overflow at step 412",
+            "event",
+        ),
         (event("checkpoint_saved", step=400, bytes=14_000_000), "Checkpoint saved at step 400 (13.4 MiB)", "good"),
-        (event("rank_exited", rank=3, signal="SIGKILL", **{"class": "infrastructure"}), "Rank 3 exited with SIGKILL, infrastructure", "bad"),
-        (event("state_changed", of="run", old="running", new="failed", by="control plane", why="hang"), "Run failed: hang", "bad"),
+        (
+            event("rank_exited", rank=3, signal="SIGKILL", **{"class": "infrastructure"}),
+            "Rank 3 exited with SIGKILL, infrastructure",
+            "bad",
+        ),
+        (
+            event("state_changed", of="run", old="running", new="failed", by="control plane", why="hang"),
+            "Run failed: hang",
+            "bad",
+        ),
         (event("weights_frozen", layers=4), "Weights frozen: layers 4", "event"),
     ],
-)  # fmt: skip
+)
 def test_events_are_sentences_with_a_mark(event: Any, text: str, kind: str) -> None:
     found = moments.moment(event)
     assert (found.text, found.kind) == (text, kind)

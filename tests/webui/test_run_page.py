@@ -29,9 +29,15 @@ def points(run: Run, steps: range, ranks: int = 2) -> None:
     for rank in range(ranks):
         values = {name: [1.0] * len(steps) for name in names}
         batch = PointBatch(
-            run=str(run.pk), attempt=1, rank=rank, seq=list(steps), step=list(steps),
-            tokens=[64 * step for step in steps], time=[time.time()] * len(steps), values=values,
-        )  # fmt: skip
+            run=str(run.pk),
+            attempt=1,
+            rank=rank,
+            seq=list(steps),
+            step=list(steps),
+            tokens=[64 * step for step in steps],
+            time=[time.time()] * len(steps),
+            values=values,
+        )
         telemetry.points_store(run=run, attempt=1, batches=[batch])
 
 
@@ -55,9 +61,13 @@ def test_a_long_run_costs_few_queries_and_a_small_page(people: factories.People,
     for start in range(1, 4001, 1000):
         points(run, range(start, start + 1000))
     for step in range(0, 4000, 10):
-        runs.event_record(run=run, type="checkpoint_saved", data={"step": step}, attempt=1, rank=0, origin=f"1/0/{step}")
+        runs.event_record(
+            run=run, type="checkpoint_saved", data={"step": step}, attempt=1, rank=0, origin=f"1/0/{step}"
+        )
     lines = [f"a line of some length that tells step {n} and little else, again and again" for n in range(3000)]
-    telemetry.logs_store(run=run, attempt=1, batches=[(rank, Lines(first_seq=1, time=1e9, lines=lines)) for rank in (0, 1)])
+    telemetry.logs_store(
+        run=run, attempt=1, batches=[(rank, Lines(first_seq=1, time=1e9, lines=lines)) for rank in (0, 1)]
+    )
     response, queries = queries_of(client, f"/runs/{run.pk}/?tab={tab}")
     assert response.status_code == 200
     assert queries <= MOST_QUERIES

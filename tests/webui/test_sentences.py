@@ -11,7 +11,10 @@ from webui.sentences import RunFacts
 @pytest.mark.parametrize(
     ("facts", "said"),
     [
-        (RunFacts("queued", wait_reason="waits for 4 devices: 2 of 8 are free"), "Waits for 4 devices: 2 of 8 are free."),
+        (
+            RunFacts("queued", wait_reason="waits for 4 devices: 2 of 8 are free"),
+            "Waits for 4 devices: 2 of 8 are free.",
+        ),
         (RunFacts("queued", attempt=1, wait_reason="Node n1 is silent"), "Waits (attempt 1 ended): node n1 is silent."),
         (RunFacts("starting", devices=2, attempt=1), "Starting on 2 devices."),
         (RunFacts("starting", devices=1, attempt=3), "Starting on 1 device, attempt 3."),
@@ -19,12 +22,20 @@ from webui.sentences import RunFacts
         (
             RunFacts(
                 "running",
-                summary={"step": 1204, "steps": 2000, "loss": 1.5204, "tokens_per_s": 12_412, "mfu": 0.4312, "eta_s": 203},
+                summary={
+                    "step": 1204,
+                    "steps": 2000,
+                    "loss": 1.5204,
+                    "tokens_per_s": 12_412,
+                    "mfu": 0.4312,
+                    "eta_s": 203,
+                },
                 loss_curve=[3 - 0.1 * i for i in range(15)],
                 predicted_mfu=0.5,
                 last_point_s=1.0,
             ),
-            "Step 1,204 of 2,000, loss 1.520 and falling, 12.4k tokens/s, MFU 43.1% (50% predicted) and done in about 3 min 23 s.",
+            "Step 1,204 of 2,000, loss 1.520 and falling, 12.4k tokens/s, MFU 43.1% (50% predicted)"
+            " and done in about 3 min 23 s.",
         ),
         (
             RunFacts("running", summary={"step": 90, "loss": "NaN", "step_time_s": 0.2}, last_point_s=240),
@@ -44,7 +55,10 @@ from webui.sentences import RunFacts
             "Failed at step 12 on rank 1: The loss is NaN. "
             "A lower learning rate or bf16 usually helps; the events show the first bad step.",
         ),
-        (RunFacts("paused", summary={"step": 7, "steps": 9}), "Paused at step 7 of 9. Resume goes on from the newest checkpoint."),
+        (
+            RunFacts("paused", summary={"step": 7, "steps": 9}),
+            "Paused at step 7 of 9. Resume goes on from the newest checkpoint.",
+        ),
         (RunFacts("cancelled", exit={"reason": "Cancelled by ada."}), "Cancelled: cancelled by ada."),
     ],
 )
@@ -73,9 +87,11 @@ def test_the_overview_is_one_line_and_names_what_is_wrong() -> None:
     ("said", "expected"),
     [
         (words.quantity(1_234_567), "1.23M"), (words.quantity(12_412), "12.4k"), (words.quantity(9_999), "9,999"),
-        (words.quantity(0), "0"), (words.quantity(float("nan")), "–"), (words.quantity(True), "–"), (words.quantity(0.00123), "0.00123"),
+        (words.quantity(0), "0"), (words.quantity(float("nan")), "–"), (words.quantity(True), "–"),
+        (words.quantity(0.00123), "0.00123"),
         (words.memory(1536), "1.50 KiB"), (words.memory(4 * 2**30), "4 GiB"), (words.memory(12), "12 B"),
-        (words.duration(0.165), "165 ms"), (words.duration(7500), "2 h 05 min"), (words.duration(200_000), "2 d 07 h"), (words.duration(-1), "–"),
+        (words.duration(0.165), "165 ms"), (words.duration(7500), "2 h 05 min"), (words.duration(200_000), "2 d 07 h"),
+        (words.duration(-1), "–"),
         (words.percent(0.4312), "43.1%"), (words.age(1), "now"), (words.age(200), "3 min ago"),
         (words.listed(["a", "b", "c"]), "a, b and c"), (words.count(1, "run"), "1 run"),
     ],

@@ -77,7 +77,7 @@ async def closed_with(path: str, headers: Headers) -> tuple[int, str]:
     assert await talker.connect()  # a browser tells a page the code only of an accepted socket
     close = await talker.receive_output(20)
     assert close["type"] == "websocket.close"
-    await talker.wait(20)
+    await talker.disconnect()
     return close["code"], close["reason"]
 
 

@@ -1,4 +1,7 @@
-"""The device grid: what a device's mark shows. Fill is progress, not utilisation: a hung GPU reads 100% utilised. Pure."""
+"""The device grid: what a device's mark shows. Pure.
+
+The core's fill is progress, not utilisation: a hung GPU reads 100% utilised.
+"""
 
 from __future__ import annotations
 
@@ -27,10 +30,17 @@ class Mark:
 
 
 def mark(
-    *, node: str, health: str, drained: bool, index: int, healthy: bool, memory_bytes: int, sample: Mapping[str, Any] | None,
+    *,
+    node: str,
+    health: str,
+    drained: bool,
+    index: int,
+    healthy: bool,
+    memory_bytes: int,
+    sample: Mapping[str, Any] | None,
     run: Mapping[str, Any] | None,
-) -> Mark:  # fmt: skip
-    """`run`: {id, name, owner, state, age_s (of its last step), step_time_s, mfu} of who holds the device, None if free."""
+) -> Mark:
+    """`run`: {id, name, owner, state, age_s (of its last step), step_time_s, mfu} of the holder, None where it is free."""
     sample = sample or {}
     used = words.number(sample.get("memory_used_bytes"))
     ring = min(100.0, 100 * used / memory_bytes) if used is not None and memory_bytes else 0.0
@@ -42,7 +52,9 @@ def mark(
         told.append(f"{power:.0f} W")
     mood, fill, says = _mood(health, drained, healthy, sample, run)
     sentence = f"{node} device {index}: {says}" + (f"; {', '.join(told)}" if told else "")
-    return Mark(node, index, mood, fill, ring, sentence, run["id"] if run else None, f"{RING * ring / 100:.1f} {RING:.1f}")
+    return Mark(
+        node, index, mood, fill, ring, sentence, run["id"] if run else None, f"{RING * ring / 100:.1f} {RING:.1f}"
+    )
 
 
 def _mood(
@@ -54,7 +66,11 @@ def _mood(
         return "gone", 0, "unhealthy"
     if run is None:
         if sample.get("processes") and (words.number(sample.get("utilization")) or 0) > 0.05:
-            return "foreign", 100, f"free, but used by {words.count(len(sample['processes']), 'process', 'processes')} that Orrery did not start"
+            return (
+                "foreign",
+                100,
+                f"free, but used by {_processes(sample)} that Orrery did not start",
+            )
         return "idle", 0, "drained" if drained else ("free" if health == "up" else "its node is silent")
     whose = f"run {run['id']} {run['name']}, {run['owner']}"
     age, mfu = run.get("age_s"), words.number(run.get("mfu"))
@@ -67,3 +83,7 @@ def _mood(
     if age > max(FRESH_S, usual):
         return "slow", 100, last
     return "busy", 30 + 70 * min(1.0, (mfu if mfu is not None else 0.5) / 0.6), last
+
+
+def _processes(sample: Mapping[str, Any]) -> str:
+    return words.count(len(sample["processes"]), "process", "processes")

@@ -1,4 +1,4 @@
-"""Which charts a run's page shows, by the names of its metrics. Pure: names in, panels out; knows no data and no page."""
+"""Which charts a run's page shows, by the names of its metrics. Pure; knows no data and no page."""
 
 from __future__ import annotations
 
@@ -40,9 +40,21 @@ class Panel:
         return asdict(self)
 
 
-LOSS = Panel("loss", "Loss", "nats/token", (Line("loss", "training", "loss"), Line("val_loss", "validation", "loss-2", "dash")), wide=True)
+LOSS = Panel(
+    "loss",
+    "Loss",
+    "nats/token",
+    (Line("loss", "training", "loss"), Line("val_loss", "validation", "loss-2", "dash")),
+    wide=True,
+)
 THROUGHPUT = Panel("throughput", "Throughput", "tokens/s", (Line("tokens_per_s", "tokens/s", "throughput"),), zero=True)
-MFU = Panel("mfu", "Model FLOPs utilisation", "fraction", (Line("mfu", "MFU", "mfu"), Line("hfu", "HFU", "hfu", "dot")), zero=True)
+MFU = Panel(
+    "mfu",
+    "Model FLOPs utilisation",
+    "fraction",
+    (Line("mfu", "MFU", "mfu"), Line("hfu", "HFU", "hfu", "dot")),
+    zero=True,
+)
 GRAD_NORM = Panel("grad_norm", "Gradient norm", "", (Line("grad_norm", "before clipping", "grad"),), zero=True)
 LEARNING_RATE = Panel("lr", "Learning rate", "", (Line("lr", "learning rate", "lr"),), zero=True)
 STEP_TIME = Panel(
@@ -74,30 +86,63 @@ ALLOCATOR = Panel(
     ),
     zero=True,
 )
-TFLOPS = Panel("tflops", "Model TFLOP/s per device", "TFLOP/s", (Line("tflops_per_device", "per device", "mfu"),), zero=True)
-BUBBLE = Panel("bubble", "Pipeline bubble", "fraction", (Line("pipeline/bubble_fraction", "bubble", "time-2"),), zero=True)
+TFLOPS = Panel(
+    "tflops", "Model TFLOP/s per device", "TFLOP/s", (Line("tflops_per_device", "per device", "mfu"),), zero=True
+)
+BUBBLE = Panel(
+    "bubble", "Pipeline bubble", "fraction", (Line("pipeline/bubble_fraction", "bubble", "time-2"),), zero=True
+)
 LOSS_SCALE = Panel("loss_scale", "Loss scale", "", (Line("loss_scale", "loss scale", "event"),), zero=True)
 PERPLEXITY = Panel("val_perplexity", "Validation perplexity", "", (Line("val_perplexity", "validation", "loss-2"),))
-UTILISATION = Panel("utilisation", "Device utilisation", "fraction", (Line("device/utilization", "busy", "throughput"),), zero=True)
+UTILISATION = Panel(
+    "utilisation", "Device utilisation", "fraction", (Line("device/utilization", "busy", "throughput"),), zero=True
+)
 POWER = Panel("power", "Power", "W", (Line("device/power_w", "power", "event"),), zero=True)
 TEMPERATURE = Panel("temperature", "Temperature", "°C", (Line("device/temperature_c", "temperature", "fail"),))
 LATENCY = Panel(
-    "latency", "Latency", "s", (Line("inference/ttft_s", "first token", "time"), Line("inference/tpot_s", "per token", "time-2")), zero=True
-)  # fmt: skip
-SERVED = Panel("served", "Tokens generated", "tokens/s", (Line("inference/tokens_per_s", "tokens/s", "throughput"),), zero=True)
+    "latency",
+    "Latency",
+    "s",
+    (Line("inference/ttft_s", "first token", "time"), Line("inference/tpot_s", "per token", "time-2")),
+    zero=True,
+)
+SERVED = Panel(
+    "served", "Tokens generated", "tokens/s", (Line("inference/tokens_per_s", "tokens/s", "throughput"),), zero=True
+)
 REQUESTS = Panel(
-    "requests", "Requests", "requests",
-    (Line("inference/running", "running", "throughput"), Line("inference/waiting", "waiting", "event")), zero=True,
-)  # fmt: skip
-BLOCKS = Panel("blocks", "KV blocks used", "blocks", (Line("inference/kv_blocks_used", "blocks", "mem-kv_cache"),), zero=True)
+    "requests",
+    "Requests",
+    "requests",
+    (Line("inference/running", "running", "throughput"), Line("inference/waiting", "waiting", "event")),
+    zero=True,
+)
+BLOCKS = Panel(
+    "blocks", "KV blocks used", "blocks", (Line("inference/kv_blocks_used", "blocks", "mem-kv_cache"),), zero=True
+)
 
-SUMMARY: Final = (LOSS, THROUGHPUT, MFU, GRAD_NORM, LEARNING_RATE, STEP_TIME, MEMORY, LOSS_SCALE, PERPLEXITY, SERVED, LATENCY, REQUESTS, BLOCKS)
+SUMMARY: Final = (
+    LOSS,
+    THROUGHPUT,
+    MFU,
+    GRAD_NORM,
+    LEARNING_RATE,
+    STEP_TIME,
+    MEMORY,
+    LOSS_SCALE,
+    PERPLEXITY,
+    SERVED,
+    LATENCY,
+    REQUESTS,
+    BLOCKS,
+)
 TRAINING: Final = (LOSS, THROUGHPUT, MFU, GRAD_NORM, LEARNING_RATE, STEP_TIME, MEMORY)  # before the first point
 PERFORMANCE: Final = (replace(STEP_TIME, wide=True), THROUGHPUT, MFU, TFLOPS, BUBBLE)
 SYSTEM: Final = (UTILISATION, POWER, TEMPERATURE)
 KNOWN: Final = frozenset(
     line.name for panel in (*SUMMARY, *PERFORMANCE, *SYSTEM, ALLOCATOR) for line in panel.series
 ) | {"comm/bytes", "memory/capacity_bytes", "inference/accepted_per_step"}
+# of the known ones, those that other tabs draw
+ELSEWHERE: Final = KNOWN - {line.name for panel in SUMMARY for line in panel.series}
 
 
 def summary(names: Collection[str], kind: str) -> list[Panel]:
@@ -108,7 +153,9 @@ def summary(names: Collection[str], kind: str) -> list[Panel]:
     sources = sorted(name for name in names if name.startswith("loss/"))
     if sources:
         hues = ("loss", "loss-2", "throughput", "time-2", "mfu", "grad", "event", "other-series")
-        lines = tuple(Line(name, name.removeprefix("loss/"), hues[i % len(hues)]) for i, name in enumerate(sources[:16]))
+        lines = tuple(
+            Line(name, name.removeprefix("loss/"), hues[i % len(hues)]) for i, name in enumerate(sources[:16])
+        )
         chosen.insert(1, Panel("loss_sources", "Loss by source", "nats/token", lines))
     return chosen + own(names)
 
@@ -138,14 +185,19 @@ def system(names: Collection[str]) -> list[Panel]:
 
 def unshown(names: Iterable[str]) -> int:
     """How many of the program's own metrics have no chart."""
-    return max(0, len([name for name in names if name not in KNOWN and not name.startswith(("loss/", "memory/"))]) - MOST_PANELS)
+    return max(
+        0,
+        len([name for name in names if name not in KNOWN and not name.startswith(("loss/", "memory/"))]) - MOST_PANELS,
+    )
 
 
 def _having(panels: Iterable[Panel], names: Collection[str]) -> list[Panel]:
     """Those with at least one series among the names, and of each the series that are; validation may still come."""
     found = []
     for panel in panels:
-        lines = tuple(line for line in panel.series if line.name in names or (panel.id == "loss" and line.name == "val_loss"))
+        lines = tuple(
+            line for line in panel.series if line.name in names or (panel.id == "loss" and line.name == "val_loss")
+        )
         if any(line.name in names for line in lines):
             found.append(replace(panel, series=lines))
     return found

@@ -46,7 +46,12 @@ def spread(by_rank: Mapping[int, Mapping[str, float]], names: Sequence[str]) -> 
         for rank, values in by_rank.items()
     ]
     rows.sort(key=lambda row: (-float(row["part"]), row["rank"]))
-    return Spread([TITLES[name] for name in names], rows[:MOST_ROWS], _sentence(steps, middle, slowest), max(0, len(rows) - MOST_ROWS))
+    return Spread(
+        [TITLES[name] for name in names],
+        rows[:MOST_ROWS],
+        _sentence(steps, middle, slowest),
+        max(0, len(rows) - MOST_ROWS),
+    )
 
 
 def _sentence(steps: Mapping[int, float], middle: float, slowest: float) -> str:
@@ -54,8 +59,10 @@ def _sentence(steps: Mapping[int, float], middle: float, slowest: float) -> str:
         return "One rank tells its step time." if steps else "No rank has told its step time yet."
     rank = max(steps, key=lambda key: steps[key])
     if slowest > SLOW * middle:
-        return f"Rank {rank} is slow: {words.duration(slowest)} a step, {100 * (slowest / middle - 1):.0f}% above the median."
-    return f"{len(steps)} ranks within {100 * (slowest / min(steps.values()) - 1):.0f}% of each other, median {words.duration(middle)} a step."
+        above = f"{100 * (slowest / middle - 1):.0f}% above the median"
+        return f"Rank {rank} is slow: {words.duration(slowest)} a step, {above}."
+    within = f"{100 * (slowest / min(steps.values()) - 1):.0f}%"
+    return f"{len(steps)} ranks within {within} of each other, median {words.duration(middle)} a step."
 
 
 def _cell(name: str, value: float | None) -> str:

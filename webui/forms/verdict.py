@@ -60,6 +60,11 @@ def amounts(spec: Mapping[str, Any], problems: list[dict[str, str]], *, fleet_de
     if run.kind == "train" and run.train is not None:
         facts += _training(run, plan, devices)
     facts.append(("Devices", f"{devices} of the fleet's {fleet_devices}" if fleet_devices else f"{devices}"))
+    if run.kind == "train" and (beyond := beyond_engine(run)):
+        notes.append(
+            f"Orrery's engine does not run {words.listed(beyond)} yet: the run would end at its start and say so. "
+            "It runs dp with ZeRO 0 to 3, fp32 and bf16, AdamW and SGD, on dense models."
+        )
     if not problems and devices > fleet_devices:
         have = words.count(fleet_devices, "device") if fleet_devices else "no device"
         notes.append(f"The fleet has {have} now, so the run will wait in the queue until {devices} are there.")
@@ -97,9 +102,40 @@ def flops(total: float) -> str:
     return f"{total:.3g} FLOP"
 
 
+def beyond_engine(run: RunSpec) -> list[str]:
+    """What of a training run the present engine would refuse at its start, in words; legal all the same."""
+    found = []
+    if isinstance(run.plan, ParallelPlan):
+        plan = run.plan
+        found += [f"{axis} {getattr(plan, axis)}" for axis in ("tp", "pp", "cp", "ep") if getattr(plan, axis) > 1]
+        found += [plan.precision] if plan.precision not in ("fp32", "bf16") else []
+        found += [f"recompute {plan.recompute}"] if plan.recompute not in ("none", "full") else []
+        found += [f"offload {plan.offload}"] if plan.offload != "none" else []
+    shape = run.shape
+    if shape is None:
+        found.append("existing weights")
+    elif shape.moe is not None or shape.attention != "softmax":
+        found.append("experts" if shape.moe is not None else f"attention {shape.attention}")
+    if run.train is not None:
+        found += [run.train.optimizer.name] if run.train.optimizer.name not in ("adamw", "sgd") else []
+        found += [run.train.objective] if run.train.objective != "pretrain" else []
+        found += ["torch.compile"] if run.train.compile else []
+    return found
+
+
+def named(name: str, spec: Mapping[str, Any]) -> str:
+    """The name as typed; kind and model where it was left empty."""
+    if name.strip():
+        return name
+    kind, model = str(spec.get("kind", "run")), spec.get("model")
+    if kind == "train" and model is not None:
+        return f"{kind} {model if isinstance(model, str) else 'own shape'}"[:160]
+    return kind
+
+
 def curl(url: str, name: str, experiment: str, spec: Mapping[str, Any]) -> str:
     """The command that submits the very same run; the token stays a variable."""
-    body = {"name": name or "my run", **({"experiment": experiment} if experiment.strip() else {}), "spec": spec}
+    body = {"name": named(name, spec), **({"experiment": experiment} if experiment.strip() else {}), "spec": spec}
     return (
         f"curl -X POST {shlex.quote(url)} \\\n"
         '  -H "Authorization: Bearer $ORRERY_TOKEN" \\\n'

@@ -18,7 +18,9 @@ def content(facts: Facts, request: HttpRequest) -> dict[str, Any]:
     for attempt in attempts:
         began, ended = attempt.started or attempt.created, attempt.ended
         attempt.took = words.duration((ended - began).total_seconds()) if ended else ""
-        attempt.where = words.listed([f"{share['node']} ({words.count(len(share['devices']), 'device')})" for share in attempt.placement])
+        attempt.where = words.listed(
+            [f"{share['node']} ({words.count(len(share['devices']), 'device')})" for share in attempt.placement]
+        )
     return {
         "attempts": attempts,
         "all_moments": facts.moments,

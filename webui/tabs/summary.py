@@ -22,6 +22,11 @@ TILES: Final = (
     ("inference/tokens_per_s", "Generated", "tokens/s", "throughput"),
     ("inference/ttft_s", "First token", "", "time"),
 )
+USUAL: Final = {
+    "train": ("loss", "tokens_per_s", "mfu", "grad_norm", "step_time_s"),
+    "script": ("loss", "tokens_per_s"),
+    "external": ("loss", "tokens_per_s"),
+}
 
 
 def content(facts: Facts, request: HttpRequest) -> dict[str, Any]:
@@ -30,13 +35,13 @@ def content(facts: Facts, request: HttpRequest) -> dict[str, Any]:
         "tiles": tiles(facts),
         "panels": [panel.to_dict() for panel in panels.summary(names, facts.run.kind)],
         "unshown": panels.unshown(names),
-        "source": facts.source(),
+        "source": {**facts.source(), "quiet": sorted(panels.ELSEWHERE)},
     }
 
 
 def tiles(facts: Facts) -> list[dict[str, str]]:
     """Those whose metric the run has; the usual ones before its first point."""
-    usual = ("loss", "tokens_per_s", "mfu", "grad_norm", "step_time_s") if facts.run.kind in ("train", "script") else ()
+    usual = USUAL.get(facts.run.kind, ())
     return [
         {"name": name, "title": title, "unit": unit, "hue": hue, "value": shown(name, facts.latest.get(name))}
         for name, title, unit, hue in TILES

@@ -39,8 +39,12 @@ def nav_link(context: dict[str, Any], name: str, title: str, keys: str) -> str:
     current = mark_safe(' aria-current="page"') if here else ""
     return format_html(
         '<a href="{}" data-key="{}"{}><svg aria-hidden="true"><use href="#nav-{}"/></svg>{}</a>',
-        url, keys, current, name, title,
-    )  # fmt: skip
+        url,
+        keys,
+        current,
+        name,
+        title,
+    )
 
 
 @register.simple_tag
@@ -54,9 +58,11 @@ def state_badge(state: str, live: bool = False) -> SafeString:
     """A state by colour, shape and word; `live` lets the page's socket change it."""
     mark = mark_safe(' data-live="state"') if live else ""
     return format_html(
-        '<span class="state state-{0}"{1}><svg aria-hidden="true"><use href="#state-{0}"/></svg><span>{0}</span></span>',
-        state, mark,
-    )  # fmt: skip
+        '<span class="state state-{0}"{1}><svg aria-hidden="true"><use href="#state-{0}"/></svg>'
+        "<span>{0}</span></span>",
+        state,
+        mark,
+    )
 
 
 @register.simple_tag
@@ -82,7 +88,9 @@ def ago(moment: datetime | None) -> str:
     if moment is None:
         return "–"
     age = words.age((timezone.now() - moment).total_seconds())
-    return format_html('<time datetime="{0}" title="{0}" data-ago>{1}</time>', moment.isoformat(timespec="seconds"), age)
+    return format_html(
+        '<time datetime="{0}" title="{0}" data-ago>{1}</time>', moment.isoformat(timespec="seconds"), age
+    )
 
 
 @register.filter

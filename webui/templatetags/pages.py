@@ -67,3 +67,9 @@ def css(value: Any) -> str:
 def hue(run: int) -> int:
     """One of eight colours, the same for a run everywhere; 0 for runs of others."""
     return run % 8 + 1 if run else 0
+
+
+@register.filter
+def plain(value: Any) -> str:
+    """Lists as words with commas, everything else as it is."""
+    return ", ".join(str(item) for item in value) if isinstance(value, list) else str(value)

@@ -142,7 +142,7 @@ def installation(request: PageRequest) -> HttpResponse:
         name = item.name.upper() if item.name in ("database_url", "redis_url") else f"ORRERY_{item.name.upper()}"
         given = value != item.default
         shown = ("given" if value else "not given") if item.name in SECRET else _plain(value)
-        rows.append({"name": name, "value": shown, "given": given, "says": item.metadata["says"]})
+        rows.append({"name": name, "value": shown, "given": given, "says": item.metadata["says"].replace("`", "")})
     return render(request, "webui/settings.html", {"rows": rows, "changed": sum(row["given"] for row in rows)})
 
 

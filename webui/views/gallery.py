@@ -31,15 +31,25 @@ def gallery(request: HttpRequest) -> HttpResponse:
         "marks": [devices.mark(**one) for one in _devices()],
         "days": week.week(_held(), devices=8, now=NOW),
         "spread": spread(
-            {0: {"step_time_s": 0.21, "mfu": 0.4}, 1: {"step_time_s": 0.22, "mfu": 0.39}, 2: {"step_time_s": 0.33, "mfu": 0.26}},
+            {
+                0: {"step_time_s": 0.21, "mfu": 0.4},
+                1: {"step_time_s": 0.22, "mfu": 0.39},
+                2: {"step_time_s": 0.33, "mfu": 0.26},
+            },
             ["step_time_s", "mfu"],
         ),
         "panels": [panel.to_dict() for panel in shown],
         "plotly": static(f"plotly/{settings.PLOTLY_BUNDLE}"),
-        "source": {"name": "gallery", "series": "", "per_step": {"tokens": 2048.0, "flops": 1.2e10}, "curves": curves(), "ended": True},
+        "source": {
+            "name": "gallery",
+            "series": "",
+            "per_step": {"tokens": 2048.0, "flops": 1.2e10},
+            "curves": curves(),
+            "ended": True,
+        },
         "chart_marks": _marks(),
         "loss_curve": ",".join(f"{value:.4g}" for value in curves()["loss"]["y"][::8]),
-    }  # fmt: skip
+    }
     return render(request, "webui/gallery.html", context)
 
 
@@ -59,14 +69,26 @@ def curves() -> dict[str, dict[str, Any]]:
         "step_time_s": [2048 / value for value in speed],
         "data_time_s": [0.004 + 0.002 * abs(wave) for wave in ripple],
         "loss_scale": [2.0 ** (16 + step // 400 - 2 * (step > 800)) for step in steps],
-        "odd": [("NaN" if 600 < step < 620 else "Infinity" if step == 901 else 2 + wave) for step, wave in zip(steps, ripple, strict=True)],
+        "odd": [
+            ("NaN" if 600 < step < 620 else "Infinity" if step == 901 else 2 + wave)
+            for step, wave in zip(steps, ripple, strict=True)
+        ],
         "device/power_w": [520 + 90 * wave for wave in ripple],
     }
     for i, part in enumerate(panels.MEMORY_PARTS):
         made[f"memory/{part}_bytes"] = [(2 + i) * 2**28 * (1 + 0.2 * wave * (part == "activations")) for wave in ripple]
     found = {name: {"x": steps, "y": values, "total_points": len(values), "rank": 0} for name, values in made.items()}
-    found["val_loss"] = {"x": steps[24::25], "y": [value + 0.05 for value in loss[24::25]], "total_points": 16, "rank": 0}
-    found["loss"] |= {"low": [value - 0.12 for value in loss], "high": [value + 0.16 for value in loss], "total_points": 160_000}
+    found["val_loss"] = {
+        "x": steps[24::25],
+        "y": [value + 0.05 for value in loss[24::25]],
+        "total_points": 16,
+        "rank": 0,
+    }
+    found["loss"] |= {
+        "low": [value - 0.12 for value in loss],
+        "high": [value + 0.16 for value in loss],
+        "total_points": 160_000,
+    }
     return found
 
 
@@ -86,7 +108,14 @@ def _marks() -> list[dict[str, Any]]:
     ]
     start = NOW.timestamp()
     return [
-        {"step": step, "time": start + step / 6, "tokens": step * 2048, "flops": step * 1.2e10, "kind": kind, "text": text}
+        {
+            "step": step,
+            "time": start + step / 6,
+            "tokens": step * 2048,
+            "flops": step * 1.2e10,
+            "kind": kind,
+            "text": text,
+        }
         for step, kind, text in told
     ]
 
@@ -99,25 +128,42 @@ PLANS: list[dict[str, Any]] = [
 ]
 
 FACTS: list[sentences.RunFacts] = [
-    sentences.RunFacts("queued", wait_reason="Waits for 4 devices; 2 are free, and run 11 holds the others for about 5 min"),
+    sentences.RunFacts(
+        "queued", wait_reason="Waits for 4 devices; 2 are free, and run 11 holds the others for about 5 min"
+    ),
     sentences.RunFacts("starting", devices=2, attempt=1),
     sentences.RunFacts("running"),
     sentences.RunFacts(
-        "running", loss_curve=[3, 2.9, 2.7, 2.5, 2.2, 2.0, 1.9, 1.7, 1.6, 1.5],
+        "running",
+        loss_curve=[3, 2.9, 2.7, 2.5, 2.2, 2.0, 1.9, 1.7, 1.6, 1.5],
         summary={"step": 1204, "steps": 2000, "loss": 1.52, "tokens_per_s": 12_400, "mfu": 0.43, "eta_s": 203},
     ),
     sentences.RunFacts("running", summary={"step": 90, "steps": 2000, "loss": "NaN"}, last_point_s=240),
     sentences.RunFacts("stopping", requested="pause", summary={"step": 700, "steps": 2000}),
     sentences.RunFacts("paused", summary={"step": 700, "steps": 2000}),
-    sentences.RunFacts("finished", runtime_s=331, summary={"step": 2000, "steps": 2000, "loss": 1.43, "val_loss": 1.51, "tokens_per_s": 12_400}),
-    sentences.RunFacts("failed", exit={"class": "out_of_memory", "reason": "CUDA out of memory", "rank": 1, "step": 12}),
+    sentences.RunFacts(
+        "finished",
+        runtime_s=331,
+        summary={"step": 2000, "steps": 2000, "loss": 1.43, "val_loss": 1.51, "tokens_per_s": 12_400},
+    ),
+    sentences.RunFacts(
+        "failed", exit={"class": "out_of_memory", "reason": "CUDA out of memory", "rank": 1, "step": 12}
+    ),
     sentences.RunFacts("cancelled", exit={"reason": "Cancelled by ada."}, summary={"step": 40, "steps": 2000}),
-]  # fmt: skip
+]
 
 
 def _devices() -> list[dict[str, Any]]:
     base: dict[str, Any] = {"node": "n1", "health": "up", "drained": False, "healthy": True, "memory_bytes": 80 * 2**30}
-    run = {"id": 12, "name": "first flight", "owner": "ada", "state": "running", "step_time_s": 0.2, "mfu": 0.42, "age_s": 1.0}
+    run = {
+        "id": 12,
+        "name": "first flight",
+        "owner": "ada",
+        "state": "running",
+        "step_time_s": 0.2,
+        "mfu": 0.42,
+        "age_s": 1.0,
+    }
     half = {"memory_used_bytes": 40 * 2**30}
     return [
         {**base, "index": 0, "sample": None, "run": None},

@@ -46,7 +46,9 @@ def new_run(request: PageRequest) -> HttpResponse:
     asked: dict[str, Any] | None = None
     try:
         asked = _asked(request)
-        run = services.run_submit(owner=request.user, name=name, spec=asked, experiment=experiment.strip() or None)
+        run = services.run_submit(
+            owner=request.user, name=verdict.named(name, asked), spec=asked, experiment=experiment.strip() or None
+        )
     except Refusal as refusal:
         context = _context(request, name, experiment, asked or {}, refusal=refusal)
         if asked is None:  # the JSON as typed, for its writer to mend
@@ -63,7 +65,7 @@ def check(request: PageRequest) -> HttpResponse:
     try:
         spec = _asked(request)
     except Refusal as refusal:
-        return render(request, "webui/run_check.html", {"problems": verdict.placed(refusal.errors), "curl": ""})
+        return render(request, "webui/run_check.html", {"problems": verdict.placed(refusal.errors)})
     name, experiment = request.POST.get("name", ""), request.POST.get("experiment", "")
     return render(request, "webui/run_check.html", _verdict(request, name, experiment, spec))
 
@@ -104,13 +106,12 @@ def _not_json(says: str) -> Refusal:
 
 def _verdict(request: PageRequest, name: str, experiment: str, spec: dict[str, Any]) -> dict[str, Any]:
     problems = services.spec_problem_list(spec)
-    if not name.strip() and request.method == "POST":
-        problems.insert(0, {"field": "name", "says": "a run needs a name", "try": "first try"})
     url = request.build_absolute_uri("/api/v1/runs")
     return {
         "problems": verdict.placed(problems),
         **verdict.amounts(spec, problems, fleet_devices=fleet.capacity()),
         "curl": verdict.curl(url, name, experiment, spec),
+        "recorder": verdict.recorder_lines(request.build_absolute_uri("/"), name, experiment),
     }
 
 
@@ -132,7 +133,6 @@ def _context(
         "kind": {"field": KIND, "value": kind, "choices": kinds, "errors": errors.get("kind", [])},
         "sections": [_section(section, values, errors, kind) for section in SECTIONS],
         "experiments": selectors.experiments_visible_to(user=request.user)[:50],
-        "recorder": verdict.recorder_lines(request.build_absolute_uri("/"), name, experiment),
         "table": table(), **_verdict(request, name, experiment, spec),
     }  # fmt: skip
 

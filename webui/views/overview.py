@@ -23,7 +23,10 @@ CARDS: Final = 12
 EVENTS: Final = 40
 STREAMS: Final = {
     "": ("all", None),
-    "troubles": ("troubles", ["non_finite", "out_of_memory", "hang", "straggler", "rank_exited", "node_lost", "preempted"]),
+    "troubles": (
+        "troubles",
+        ["non_finite", "out_of_memory", "hang", "straggler", "rank_exited", "node_lost", "preempted"],
+    ),
     "checkpoints": ("checkpoints", ["checkpoint_saved", "checkpoint_restored"]),
     "states": ("states", ["state_changed"]),
     "precision": ("loss scale", ["loss_scale_changed", "overflow_skipped_step"]),
@@ -52,8 +55,12 @@ def content(request: HttpRequest) -> dict[str, Any]:
     nodes = list(fleet.nodes_visible_to(user=user))
     return {
         "sentence": sentences.overview(
-            busy=seen.busy, devices=seen.devices, runs=len(seen.running), waiting=len(seen.waiting),
-            waiting_devices=seen.waiting_devices, troubles=seen.troubles,
+            busy=seen.busy,
+            devices=seen.devices,
+            runs=len(seen.running),
+            waiting=len(seen.waiting),
+            waiting_devices=seen.waiting_devices,
+            troubles=seen.troubles,
         ),
         "troubled": bool(seen.troubles),
         "grid": grid(nodes, seen.running),
@@ -73,7 +80,7 @@ def content(request: HttpRequest) -> dict[str, Any]:
         "no_nodes": not nodes,
         "epoch": epoch,
         "seq": seq,
-    }  # fmt: skip
+    }
 
 
 def grid(nodes: list[Any], visible: list[Any]) -> list[dict[str, Any]]:
@@ -81,11 +88,16 @@ def grid(nodes: list[Any], visible: list[Any]) -> list[dict[str, Any]]:
     held = scheduling.allocations_by_device()
     known = {run.pk: run for run in visible}
     return [
-        {"name": node.name, "health": "drained" if node.drained and node.health == "up" else node.health, "marks": [
-            _mark(node, device, held.get(device.pk), known) for device in sorted(node.devices.all(), key=lambda one: one.index)
-        ]}
+        {
+            "name": node.name,
+            "health": "drained" if node.drained and node.health == "up" else node.health,
+            "marks": [
+                _mark(node, device, held.get(device.pk), known)
+                for device in sorted(node.devices.all(), key=lambda one: one.index)
+            ],
+        }
         for node in nodes
-    ]  # fmt: skip
+    ]
 
 
 def _mark(node: Any, device: Any, allocation: Any, known: dict[int, Any]) -> devices.Mark:
@@ -96,16 +108,26 @@ def _mark(node: Any, device: Any, allocation: Any, known: dict[int, Any]) -> dev
         summary = held.summary
         last = summary.get("time")
         run = {
-            "id": held.pk if held.pk in known else None, "name": held.name if held.pk in known else "", "state": held.state,
-            "owner": held.owner.username, "mfu": summary.get("mfu"), "step_time_s": summary.get("step_time_s"),
+            "id": held.pk if held.pk in known else None,
+            "name": held.name if held.pk in known else "",
+            "state": held.state,
+            "owner": held.owner.username,
+            "mfu": summary.get("mfu"),
+            "step_time_s": summary.get("step_time_s"),
             "age_s": timezone.now().timestamp() - last if isinstance(last, int | float) else None,
-        }  # fmt: skip
+        }
         if run["id"] is None:
             run |= {"id": "", "name": "of another team"}
     return devices.mark(
-        node=node.name, health=node.health, drained=node.drained, index=device.index, healthy=device.healthy,
-        memory_bytes=device.memory_bytes, sample=sample, run=run,
-    )  # fmt: skip
+        node=node.name,
+        health=node.health,
+        drained=node.drained,
+        index=device.index,
+        healthy=device.healthy,
+        memory_bytes=device.memory_bytes,
+        sample=sample,
+        run=run,
+    )
 
 
 def cards(shown: list[Any]) -> list[dict[str, Any]]:
@@ -115,11 +137,15 @@ def cards(shown: list[Any]) -> list[dict[str, Any]]:
     made = []
     for run in shown:
         step, steps = run.summary.get("step"), run.summary.get("steps")
-        made.append({
-            "run": run, "plan": run.plan, "summary": run.summary,
-            "part": f"{100 * step / steps:.1f}" if step is not None and steps else "",
-            "curve": ",".join(f"{value:.5g}" for value in curves.get(run.pk, [])),
-        })  # fmt: skip
+        made.append(
+            {
+                "run": run,
+                "plan": run.plan,
+                "summary": run.summary,
+                "part": f"{100 * step / steps:.1f}" if step is not None and steps else "",
+                "curve": ",".join(f"{value:.5g}" for value in curves.get(run.pk, [])),
+            }
+        )
     return made
 
 
@@ -138,7 +164,8 @@ def _small(event: Any) -> bool:
 def use(now: Any, capacity: int) -> list[week.Day]:
     since = (now - timedelta(days=week.DAYS - 1)).replace(hour=0, minute=0, second=0, microsecond=0)
     held = [
-        week.Held(one.created, one.released or now, _mfu(one.attempt.run.summary)) for one in scheduling.allocations(since=since)
+        week.Held(one.created, one.released or now, _mfu(one.attempt.run.summary))
+        for one in scheduling.allocations(since=since)
     ]
     return week.week(held, devices=capacity, now=now)
 

@@ -57,5 +57,11 @@ def pulse(request: HttpRequest, id: int) -> HttpResponse:
         "actions": render_to_string("webui/run/actions.html", head, request),
         "events": render_to_string("webui/run/events.html", head, request),
     }
-    answer = {"run_state": found.state, "sentence": head["sentence"], "part": head["progress"], "parts": parts, "marks": head["marks"]}
+    answer = {
+        "run_state": found.state,
+        "sentence": head["sentence"],
+        "part": head["progress"],
+        "parts": parts,
+        "marks": head["marks"],
+    }
     return JsonResponse(json.loads(json.dumps(answer)))

@@ -85,6 +85,13 @@ def torchrun(order: LaunchOrder, run_dir: RunDir, *, host: str, port: int, local
     ]  # fmt: skip
 
 
+def checkpoints(order: LaunchOrder, run_dir: RunDir) -> Path:
+    """Shared by a run's attempts, but for nodes that share no directory: there each holds a part that is no whole."""
+    if order.nodes > 1 and order.shared_dir is None:
+        return run_dir.path / "checkpoints"
+    return home_of(run_dir, order) / (order.shared_dir or f"runs/{order.run}") / "checkpoints"
+
+
 def environment(
     order: LaunchOrder, run_dir: RunDir, *, host: str, base: Mapping[str, str] = os.environ
 ) -> dict[str, str]:
@@ -113,7 +120,7 @@ def environment(
         "ORRERY_ATTEMPT": str(order.attempt),
         "ORRERY_FENCE": order.fence,
         "ORRERY_RUN_DIR": str(run_dir.path),
-        "ORRERY_CHECKPOINTS": str(home / "runs" / order.run / "checkpoints"),
+        "ORRERY_CHECKPOINTS": str(checkpoints(order, run_dir)),
     }  # fmt: skip
     if order.resume_from is not None:
         found["ORRERY_RESUME"] = str(home / order.resume_from.path)

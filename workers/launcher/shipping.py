@@ -146,7 +146,11 @@ class Shipping:
     def _make_relative(self, row: dict[str, Any]) -> None:
         """A checkpoint's path is told from the node's home, which another node mounts elsewhere."""
         data = row.get("data")
-        if row.get("type") == "checkpoint_saved" and isinstance(data, dict) and os.path.isabs(str(data.get("path", ""))):
+        if (
+            row.get("type") == "checkpoint_saved"
+            and isinstance(data, dict)
+            and os.path.isabs(str(data.get("path", "")))
+        ):
             data["path"] = os.path.relpath(data["path"], home_of(self.run_dir, self.order))
 
     def _readable(self, rows: list[dict[str, Any]], head: dict[str, Any]) -> Iterator[dict[str, Any]]:

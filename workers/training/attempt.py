@@ -11,9 +11,8 @@ import os
 import sys
 import time
 import traceback
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any, TypeVar, cast
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -24,6 +23,7 @@ from workers.metrics.peak import device_peak
 from workers.metrics.recorder import Recorder, RecorderError
 from workers.metrics.throughput import Throughput
 from workers.training.accept import TrainingRun, mesh_axes
+from workers.training.agree import agreed, together
 from workers.training.batches import Samples
 from workers.training.checkpoint import Checkpointer, Saved, load_training
 from workers.training.control import Control
@@ -35,8 +35,6 @@ from workers.training.memory import MemoryBook
 from workers.training.mesh import World, start_world
 from workers.training.parallelize import parallelize
 from workers.training.resume import Start, choose_start
-
-T = TypeVar("T")
 
 
 def run_attempt(run: TrainingRun, environment: Environment) -> Outcome:
@@ -60,6 +58,7 @@ def run_attempt(run: TrainingRun, environment: Environment) -> Outcome:
         # leave together: torchrun ends the others as soon as it sees the first one gone
         with contextlib.suppress(RuntimeError):  # a peer that failed while closing has said so itself
             dist.barrier()
+    attempt.control.close()
     return outcome
 
 
@@ -74,11 +73,11 @@ class _Attempt:
 
     def go(self) -> Outcome:
         run, environment = self.run, self.environment
-        self.control.listen(too_late=self._leave_at_once)
         environment.rank_directory.mkdir(parents=True, exist_ok=True)
         (environment.rank_directory / "exit.json").unlink(missing_ok=True)
         world = start_world(environment, run.plan)
-        number, start = _agreed(world, self._first_words, leads=world.rank == 0)
+        self.control.listen(too_late=self._leave_at_once)  # until here a signal may simply end the process
+        number, start = agreed(world, self._first_words, leads=world.rank == 0)
         self.recorder = Recorder(environment.rank_directory, run=environment.run, attempt=number, rank=world.rank)
         train, held_out = self._samples(world)
         self.loop = loop = self._loop(world, train, held_out, number)
@@ -107,7 +106,6 @@ class _Attempt:
         return outcome
 
     def close(self) -> None:
-        self.control.close()
         if self.recorder is not None:
             self.recorder.close()
 
@@ -139,7 +137,7 @@ class _Attempt:
                 held = open_corpus(spec.data, vocab=vocab, cache=cache)
             return train, Samples(held, shuffle=False, name="held-out data", **common)
 
-        _together(world, opened, leads=self.environment.leads_node)
+        together(world, opened, leads=self.environment.leads_node)
         return opened()
 
     def _loop(self, world: World, train: Samples, held_out: Samples | None, number: int) -> Loop:
@@ -214,44 +212,6 @@ class _Attempt:
             return {}
         allocated, reserved = process_memory(self.loop.world.device)
         return {"allocated_bytes": allocated, "reserved_bytes": reserved, **self.loop.memory.values()}
-
-
-def _agreed(world: World, decide: Callable[[], T], *, leads: bool) -> T:
-    """What rank 0 decides, on every rank; its error is raised on every rank too, so that none is left waiting."""
-    found = _try(decide) if leads else (None, None)
-    if world.size > 1:
-        told = [found]
-        dist.broadcast_object_list(told, src=0)
-        found = told[0]
-    return cast(T, _value_or_raise(found))
-
-
-def _together(world: World, act: Callable[[], object], *, leads: bool) -> None:
-    """Run `act` on the leading rank of each node; every rank goes on when all are done, or raises the first error."""
-    error = _try(act)[1] if leads else None
-    if world.size > 1:
-        errors: list[Any] = [None] * world.size
-        dist.all_gather_object(errors, error)
-        error = next((item for item in errors if item is not None), None)
-    _value_or_raise((None, error))
-
-
-def _try(act: Callable[[], T]) -> tuple[T | None, tuple[bool, str] | None]:
-    """The value, or whether it was the user's error and what it says. Only plain data travels between ranks."""
-    try:
-        return act(), None
-    except UserError as error:
-        return None, (True, str(error))
-    except OSError as error:
-        return None, (False, str(error))
-
-
-def _value_or_raise(found: Any) -> Any:
-    value, error = found
-    if error is not None:
-        users, says = error
-        raise UserError(says) if users else OSError(says)
-    return value
 
 
 def _last_attempt(path: Path) -> int:

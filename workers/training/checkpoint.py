@@ -66,7 +66,8 @@ class Checkpointer:
             self._group = dist.new_group(backend="gloo")
         beside = self.root / f".{step_folder(step)}.{self.tag}"
         if self.world.rank == 0:
-            shutil.rmtree(beside, ignore_errors=True)
+            for left in self.root.glob(".step-*"):  # by an attempt that ended while it wrote
+                shutil.rmtree(left, ignore_errors=True)
             beside.mkdir(parents=True)
         self.world.barrier()
         if self.async_ and not wait:

@@ -25,7 +25,8 @@ def test_frames_are_numbered_and_replayed_as_text() -> None:
         {"epoch": epoch, "seq": 2, "type": "points", "values": {"loss": [[1, 2.5]]}},
     ]
     assert [seq for seq, _ in live.frames_after("run:1", 1)] == [2]
-    assert json.loads(live.frames_after("fleet", 0)[0][1]) == {"epoch": live.head("fleet").epoch, "seq": 1, "type": "queue"}
+    frame = {"epoch": live.head("fleet").epoch, "seq": 1, "type": "queue"}
+    assert json.loads(live.frames_after("fleet", 0)[0][1]) == frame
     assert live.head("run:2") == ("", 0, 0)
 
 

@@ -40,7 +40,8 @@ def reason(decision: Decision, number: int) -> str:
 
 slots = st.builds(
     lambda index, kind, by, until: Slot(index, kind, kind != "cpu", by, "ann", until),
-    st.just(0), st.sampled_from(["cpu", "h100-80g"]), st.sampled_from([None, None, 900, 901]), st.sampled_from([None, T + 30]),
+    st.just(0), st.sampled_from(["cpu", "h100-80g"]), st.sampled_from([None, None, 900, 901]),
+    st.sampled_from([None, T + 30]),
 )  # fmt: skip
 
 

@@ -135,6 +135,23 @@ def test_it_starts_anew_elsewhere_when_that_node_is_lost_and_says_so(broker: Bro
     assert event.data["nodes"] == ["n1"] and "starts from the beginning" in event.data["says"]
 
 
+def test_parts_on_two_nodes_that_share_nothing_are_no_checkpoint(broker: Broker, owner: User) -> None:
+    nodes = [factories.node(name, devices=1) for name in ("n1", "n2")]
+    run = factories.run(owner, devices=2)
+    services.tick()
+    attempt = Attempt.objects.get(run=run)
+    Speaker(nodes[0]).tells(
+        attempt, "checkpoint", step=10, tokens=1, bytes=5, path=f"runs/{run.pk}/checkpoints/step-10"
+    )
+    for node in nodes:
+        Speaker(node).exited(attempt, "infrastructure")
+        broker.orders(node)
+    Run.objects.filter(pk=run.pk).update(not_before=None)
+    services.tick()
+    assert [order.get("resume_from") for node in nodes for _, order in broker.orders(node)] == [None, None]
+    assert "lies in parts on n1, n2" in RunEvent.objects.get(run=run, type="checkpoint_left_behind").data["says"]
+
+
 def test_the_queue_tells_each_person_what_they_may_see(
     broker: Broker, owner: User, stranger: User, teammate: User
 ) -> None:

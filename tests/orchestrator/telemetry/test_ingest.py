@@ -43,7 +43,7 @@ class Supervisor:
             "fence": str(self.attempt.fence), "batches": list(parts),
         }  # fmt: skip
 
-    def send(self, *parts: dict[str, Any], secret: bytes | None = None, node: str | None = None, **changes: Any) -> None:
+    def send(self, *parts: dict[str, Any], secret: bytes = b"", node: str = "", **changes: Any) -> None:
         sealed = seal(
             secret or node_secret(self.on), wire.KIND_TELEMETRY, {**self.body(*parts), **changes},
             ttl_s=60, now=time.time(), node=self.on.name,

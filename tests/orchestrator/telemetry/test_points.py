@@ -77,11 +77,9 @@ def test_per_step_the_newest_attempt_wins_and_then_the_lowest_rank(run: Run) -> 
     for attempt in (1, 2, 3):
         for rank in (2, 1, 0):
             steps = sorted(draw.sample(range(1, 60), 25))
-            store(
-                run,
-                batch_of(run, range(1, 26), steps=steps, rank=rank, attempt=attempt, loss=lambda _: attempt * 10 + rank),
-                attempt=attempt,
-            )
+            told = float(attempt * 10 + rank)
+            points = batch_of(run, range(1, 26), steps=steps, rank=rank, attempt=attempt, loss=lambda _, y=told: y)
+            store(run, points, attempt=attempt)
             for step in steps:
                 wanted[step] = max(wanted.get(step, (0, 0)), (attempt, -rank))
     expected = {step: attempt * 10 - rank for step, (attempt, rank) in sorted(wanted.items())}
@@ -134,7 +132,8 @@ def test_a_resumed_long_run_counts_each_step_once(run: Run) -> None:
     for start in range(1, 30_001, 6000):
         store(run, batch_of(run, range(start, start + 6000)))
     for start in range(1, 20_001, 5000):
-        store(run, batch_of(run, range(start, start + 5000), steps=range(start + 25_000, start + 30_000), attempt=2), attempt=2)
+        steps = range(start + 25_000, start + 30_000)
+        store(run, batch_of(run, range(start, start + 5000), steps=steps, attempt=2), attempt=2)
     answer = selectors.series(run=run, name="loss", points=400)
     assert (answer.total_points, answer.x[0], answer.x[-1], answer.attempt) == (45_000, 1, 45_000, 2)
     assert answer.x == sorted(answer.x)
@@ -143,7 +142,7 @@ def test_a_resumed_long_run_counts_each_step_once(run: Run) -> None:
 def test_newest_values_memory_and_sparklines(run: Run, owner: User) -> None:
     memory = {"memory/params_bytes": lambda _: 64.0, "memory/grads_bytes": lambda _: 32.0}
     for rank in (0, 1):
-        store(run, batch_of(run, [1, 2], rank=rank, loss=lambda step: step + rank, **memory))
+        store(run, batch_of(run, [1, 2], rank=rank, loss=lambda step, more=rank: step + more, **memory))
     assert selectors.latest(run=run)["loss"] == 2.0
     assert selectors.memory_by_rank(run=run) == {rank: {"params": 64.0, "grads": 32.0} for rank in (0, 1)}
     assert selectors.progress_of(run_ids=[run.pk]) == {run.pk: {"step": 2, "time": 1002.0}}

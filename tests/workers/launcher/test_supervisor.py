@@ -48,8 +48,8 @@ def test_all_ranks_finish_and_every_line_arrives_once(node: Node) -> None:
 def test_ranks_know_their_attempt(node: Node) -> None:
     program = script(
         """
-        names = ("RANK", "WORLD_SIZE", "ORRERY_RUN", "ORRERY_ATTEMPT", "ORRERY_FENCE", "ORRERY_RUN_DIR", "ORRERY_RESUME",
-                 "ORRERY_HOME", "OMP_NUM_THREADS", "CUDA_VISIBLE_DEVICES", "MINE")
+        names = ("RANK", "WORLD_SIZE", "ORRERY_RUN", "ORRERY_ATTEMPT", "ORRERY_FENCE", "ORRERY_RUN_DIR",
+                 "ORRERY_RESUME", "ORRERY_HOME", "OMP_NUM_THREADS", "CUDA_VISIBLE_DEVICES", "MINE")
         print({name: os.environ.get(name) for name in names}, flush=True)
         import orrery_recorder
         """

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
@@ -22,7 +24,7 @@ def test_ranges_say_what_a_set_says(batches: list[list[int]]) -> None:
         found = ranges.add(found, seqs[new])
         known |= set(batch)
         assert {number for first, last in found for number in range(first, last + 1)} == known
-        assert all(above[0] > below[1] + 1 for below, above in zip(found, found[1:], strict=False))
+        assert all(above[0] > below[1] + 1 for below, above in pairwise(found))
 
 
 def test_complete_up_to_the_first_hole() -> None:

@@ -7,7 +7,6 @@ const form = document.getElementById("run-form");
 const json = document.getElementById("spec-json");
 const jsonError = document.getElementById("json-error");
 const table = JSON.parse(document.getElementById("spec-table").textContent);
-let curlOpen = false;
 
 const fieldOf = (path) => form.querySelector(`[data-field="${CSS.escape(path)}"]`);
 const control = (path) => form.elements[path];
@@ -114,12 +113,10 @@ form.addEventListener("input", (event) => {
   if (event.target === json) fromJson();
   else if (!["name", "experiment"].includes(event.target.name)) fromForm();
 });
-document.getElementById("verdict").addEventListener("toggle", (event) => { if (event.target.id === "curl") curlOpen = event.target.open; }, true);
 document.addEventListener("htmx:afterSwap", (event) => {
   if (event.detail.target.id !== "verdict") return;
   // the server's own words of a refused submit have done their duty once the form was checked again
   for (const old of form.querySelectorAll('.field > .error[role="alert"]:not(#json-error)')) old.remove();
-  if (curlOpen) document.getElementById("curl").open = true;
   place();
 });
 // a link of the problem list opens the field's fold and goes to it

@@ -136,8 +136,8 @@ const names = new Set(source.names);
 function noticeNew(values) {
   const fresh = Object.keys(values).filter((name) => !names.has(name));
   fresh.forEach((name) => names.add(name));
-  const unknown = fresh.filter((name) => !charts?.curves.has(name));
-  if (!charts || !unknown.length || !source.names.length || part("new-series")) return;
+  const unknown = fresh.filter((name) => !charts?.curves.has(name) && !source.quiet?.includes(name));
+  if (!charts || !unknown.length || !source.quiet || part("new-series")) return;
   const note = Object.assign(document.createElement("p"), { id: "new-series", className: "note" });
   const link = Object.assign(document.createElement("a"), { href: location.href, textContent: "Show them" });
   note.append(`New series: ${unknown.slice(0, 4).join(", ")}. `, link);

@@ -1,0 +1,104 @@
+"""The runs list and the queue in a real Chromium over live sockets: cells move, news is told, nothing is reloaded."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from playwright.sync_api import Page, expect
+
+from tests import factories
+from tests.browser.site import Site
+
+pytestmark = pytest.mark.browser
+
+Visit = Callable[..., Page]
+
+
+def submit(site: Site, **more: Any) -> int:
+    answer = site.client.post("runs", json={"name": more.pop("name", "waits"), "spec": factories.spec(**more)})
+    assert answer.status_code == 201, answer.text
+    return int(answer.json()["id"])
+
+
+def spark_of(page: Page, run: str) -> list[str]:
+    values = page.locator(f'tr[data-run="{run}"] canvas.spark').get_attribute("data-values") or ""
+    return values.split(",") if values else []
+
+
+def test_rows_follow_their_runs_without_a_reload(visit: Visit, site: Site) -> None:
+    run = site.external("watched in a list")
+    page = visit("/runs/")
+    page.evaluate("window.stayed = true")
+    row = page.locator(f'tr[data-run="{run}"]')
+    loss = row.locator('[data-cell="loss"]')
+    expect(loss).to_have_text("–")
+    for step in range(1, 4):
+        site.log(run, step, 1, loss=5.0 - step, mfu=0.25)
+        expect(loss).to_have_text(re.compile(rf"^{5 - step}(\.0+)?$"))
+    expect(row.locator('[data-cell="mfu"]')).to_have_text(re.compile(r"^25(\.0)? ?%$"))
+    assert [float(value) for value in spark_of(page, run)] == [4, 3, 2]
+    site.client.post(f"runs/{run}/finish", json={"status": "finished"})
+    expect(row.locator(".state")).to_have_text("finished")
+    expect(page.locator("#announce")).to_have_text(f"Run {run} is finished")
+    assert page.evaluate("window.stayed")
+
+
+def test_a_new_run_is_told_and_shown_when_asked_for(visit: Visit, site: Site) -> None:
+    site.external()
+    page = visit("/runs/")
+    expect(page.locator("tr[data-run]").first).to_be_visible()
+    run = submit(site, name="just came in")
+    page.get_by_text("1 new run. Show").click()
+    expect(page.locator("tr[data-run]").first).to_contain_text(f"{run} just came in")
+
+
+def test_rows_missed_during_a_break_are_right_afterwards(visit: Visit, site: Site) -> None:
+    run = site.external("broken line")
+    page = visit("/runs/")
+    loss = page.locator(f'tr[data-run="{run}"] [data-cell="loss"]')
+    site.log(run, 1, 1, loss=4.0)
+    expect(loss).to_have_text(re.compile("^4"))
+    site.kill()
+    site.start()
+    site.log(run, 2, 1, loss=3.0)
+    expect(loss).to_have_text(re.compile("^3"))
+    site.log(run, 3, 1, loss=2.0)
+    expect(loss).to_have_text(re.compile("^2"))
+    expect(page.locator("#connection")).to_be_hidden()
+
+
+def test_chosen_rows_a_kept_view_and_the_queue(visit: Visit, site: Site) -> None:
+    first, second = submit(site, name="pick one"), submit(site, name="pick two")
+    page = visit("/queue/")
+    rows = page.locator("#queue tr[data-run]")
+    expect(page.locator(f'#queue tr[data-run="{first}"]')).to_be_visible()
+    third = submit(site, name="pick three")
+    expect(page.locator(f'#queue tr[data-run="{third}"]')).to_be_visible()  # the row came by itself
+    field = page.locator(f'#queue tr[data-run="{third}"] input[name="priority"]')
+    field.fill("7")
+    field.press("Enter")
+    expect(rows.first).to_have_attribute("data-run", str(third))
+
+    page.goto("/runs/?q=pick")
+    page.once("dialog", lambda dialog: dialog.accept("picks"))
+    page.get_by_role("button", name="save this view").click()
+    expect(page.locator("#views").get_by_role("link", name="picks")).to_be_visible()
+    page.goto("/runs/")
+    page.locator("#views").get_by_role("link", name="picks").click()
+    expect(page.locator("tr[data-run]")).to_have_count(3)
+    page.locator(f'tr[data-run="{second}"] input').check()
+    page.locator(f'tr[data-run="{third}"] input').check()
+    expect(page.locator("#bulk-count")).to_have_text("2 chosen")
+    page.locator('#bulk-bar input[name="tag"]').fill("kept")
+    page.locator('#bulk-bar input[name="tag"]').press("Enter")
+    expect(page.locator(".note.good")).to_have_text("2 runs tagged kept.")
+    page.locator("#pick-all").check()
+    page.once("dialog", lambda dialog: dialog.dismiss())
+    page.locator("#bulk-bar button[value=cancel]").click()
+    page.once("dialog", lambda dialog: dialog.accept())
+    page.locator("#bulk-bar button[value=cancel]").click()
+    expect(page.locator(".note.good")).to_have_text("3 runs asked to end.")
+    expect(page.locator("tr[data-run] .state-cancelled")).to_have_count(3)

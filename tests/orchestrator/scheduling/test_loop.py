@@ -1,0 +1,150 @@
+"""The loop's two supports: entries at least once through killed servers and dead readers; one holder of the lease."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from datetime import timedelta
+from pathlib import Path
+
+import pytest
+import redis
+
+from orchestrator.common import clock
+from orchestrator.scheduling import lease, selectors
+from orchestrator.scheduling.inbox import Entry, Inbox
+from orchestrator.scheduling.models import Lease
+from tests.redis_server import RedisServer
+from workers.contracts import wire
+
+
+@pytest.fixture
+def server() -> Iterator[RedisServer]:
+    made = RedisServer(Path(tempfile.mkdtemp(prefix="orrery-redis-")), append_only=True).start()
+    yield made
+    made.stop()
+
+
+def inbox(server: RedisServer, name: str) -> Inbox:
+    made = Inbox(lambda: redis.Redis.from_url(server.url, socket_timeout=10), consumer=name)
+    made.start()
+    return made
+
+
+def take(box: Inbox, wanted: Callable[[Entry], bool], seconds: float = 20) -> list[Entry]:
+    """Entries up to and with the wanted one."""
+    found, deadline = [], time.monotonic() + seconds
+    while time.monotonic() < deadline:
+        entry = box.get(0.2)
+        if entry is not None:
+            found.append(entry)
+            if wanted(entry):
+                return found
+    raise AssertionError(f"not within {seconds} s; got {found}")
+
+
+def test_entries_and_wakes_arrive_and_what_is_done_is_gone(server: RedisServer) -> None:
+    box = inbox(server, "a")
+    with server.client() as client:
+        client.xadd(wire.REPORTS, {"m": "one"})
+        [entry] = take(box, lambda entry: entry.text == b"one")
+        client.lpush(wire.TICK, "1")
+        take(box, lambda entry: entry.id is None)
+        assert entry.id is not None
+        box.done(entry.id)
+        box.flush()
+        assert client.xlen(wire.REPORTS) == 0 and client.xpending(wire.REPORTS, wire.REPORTS_GROUP)["pending"] == 0
+    box.stop()
+
+
+def test_what_a_dead_reader_had_taken_is_read_by_the_next(server: RedisServer) -> None:
+    first = inbox(server, "a")
+    with server.client() as client:
+        for text in ("one", "two"):
+            client.xadd(wire.REPORTS, {"m": text})
+        take(first, lambda entry: entry.text == b"two")  # taken, never done with
+        first.stop()
+        second = inbox(server, "b")
+        assert [entry.text for entry in take(second, lambda entry: entry.text == b"two")] == [b"one", b"two"]
+        second.stop()
+
+
+@pytest.mark.parametrize("data_kept", [True, False])
+def test_a_killed_server_delays_and_loses_nothing_that_it_kept(server: RedisServer, data_kept: bool) -> None:
+    box = inbox(server, "a")
+    with server.client() as client:
+        client.xadd(wire.REPORTS, {"m": "before"})
+    take(box, lambda entry: entry.text == b"before")
+    time.sleep(1.2)  # the append-only file is synced every second
+    server.kill()
+    if not data_kept:
+        for path in server.directory.rglob("*.aof*"):
+            path.unlink()
+    time.sleep(0.3)
+    server.start()
+    with server.client() as client:
+        client.xadd(wire.REPORTS, {"m": "after"})
+        client.lpush(wire.TICK, "1")
+    texts = [entry.text for entry in take(box, lambda entry: entry.text == b"after")]
+    assert (b"before" in texts) == data_kept, "what was not acknowledged is read again"
+    box.stop()
+
+
+@pytest.mark.django_db
+def test_one_holder_at_a_time_and_the_next_when_it_lapses() -> None:
+    elsewhere = "another-host-1-abcd"
+    assert lease.hold(elsewhere) and lease.hold(elsewhere, beat=True)
+    mine = lease.new_holder()
+    assert not lease.hold(mine) and Lease.objects.get().holder == elsewhere
+    Lease.objects.update(expires=clock.now() - timedelta(seconds=1))
+    assert lease.hold(mine) and not lease.hold(elsewhere)
+    lease.release(mine)
+    assert lease.hold(elsewhere)
+
+
+@pytest.mark.django_db
+def test_a_holder_that_died_on_this_machine_is_not_waited_for() -> None:
+    child = subprocess.Popen([sys.executable, "-c", "pass"])
+    child.wait()
+    dead = lease.new_holder().replace(str(os.getpid()), str(child.pid))
+    assert lease.hold(dead)
+    assert lease.hold(lease.new_holder())
+
+
+@pytest.mark.django_db
+def test_health_tells_of_a_scheduler_that_stopped(redis_url: str, settings: object) -> None:
+    from orchestrator.common import redis as common_redis
+
+    settings.REDIS_URL = redis_url  # type: ignore[attr-defined]
+    common_redis.reset()
+    assert not selectors.health()["ok"]
+    assert lease.hold("a-host-1-x", beat=True)
+    told = selectors.health()
+    assert told["ok"] and told["troubles"] == [] and told["ingest"]["lag_s"] == 0.0
+    Lease.objects.update(beat=clock.now() - timedelta(seconds=60))
+    told = selectors.health()
+    assert not told["ok"] and "last heard of 60 s ago" in told["troubles"][0]
+    common_redis.reset()
+
+
+@pytest.mark.flow
+def test_the_command_stops_promptly_on_sigterm(server: RedisServer, tmp_path: Path) -> None:
+    root = Path(__file__).resolve().parents[3]
+    environ = {
+        key: value for key, value in os.environ.items() if not key.startswith(("ORRERY_", "DJANGO_", "DATABASE_"))
+    }
+    environ |= {"ORRERY_HOME": str(tmp_path), "REDIS_URL": server.url}
+    manage = [sys.executable, str(root / "manage.py")]
+    subprocess.run([*manage, "migrate", "-v", "0"], env=environ, check=True)
+    process = subprocess.Popen([*manage, "scheduler"], env=environ, stderr=subprocess.PIPE)
+    assert process.stderr is not None
+    assert b"Scheduling as" in process.stderr.readline()
+    begun = time.monotonic()
+    process.send_signal(signal.SIGTERM)
+    assert process.wait(30) == 0 and time.monotonic() - begun < 3
+    process.stderr.close()

@@ -11,7 +11,7 @@ import contextlib
 import logging
 import re
 from collections import deque
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable, Iterator
 from typing import Any, Final
 from weakref import WeakKeyDictionary
 
@@ -183,6 +183,7 @@ class Hub:
         feed = self._feeds[topic] = Feed(topic)
         feed.clients.add(client)
         if not self._tasks:
+            self._connected = False
             self._tasks = [asyncio.create_task(work()) for work in (self._listen, self._look, self._beat)]
         if self._connected:
             with contextlib.suppress(redis.RedisError, OSError):
@@ -214,23 +215,25 @@ class Hub:
             tasks, self._tasks = self._tasks, []
             for task in tasks:
                 task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
         elif self._connected:
             with contextlib.suppress(redis.RedisError, OSError):
                 await self._pubsub.unsubscribe(feed.channel)
 
     async def _listen(self) -> None:
         """Redis to feeds. After a loss it subscribes anew and reads what it has missed."""
-        while True:
+        own = asyncio.current_task()
+        while own in self._tasks:
             connection = redis.asyncio.Redis.from_url(settings.REDIS_URL, socket_connect_timeout=2.0)
             try:
                 self._pubsub = connection.pubsub()
                 await self._pubsub.subscribe(_ALL_FRAMES, *(feed.channel for feed in self._feeds.values()))
                 self._connected = True
+                if left_out := {feed.channel for feed in self._feeds.values()} - {*_names(self._pubsub.channels)}:
+                    await self._pubsub.subscribe(*left_out)  # joined meanwhile
                 for feed in self._feeds.values():
                     feed.catch_up()
-                while True:
-                    message = await self._pubsub.get_message(timeout=None)
+                while own in self._tasks:  # redis-py swallows a cancellation that comes while it connects
+                    message = await self._pubsub.get_message(timeout=_LOOK_S)
                     if message is not None:
                         self._hear(message)
             except (redis.RedisError, OSError, RuntimeError) as error:
@@ -238,7 +241,8 @@ class Hub:
                     log.warning("live frames come from the database until Redis is back: %s", error)
                 self._connected = False
             finally:
-                self._connected = False
+                if own in self._tasks:
+                    self._connected = False
                 with contextlib.suppress(Exception):
                     await connection.aclose()
             await asyncio.sleep(0.5)
@@ -285,6 +289,10 @@ class Hub:
 
 def heartbeat(feed: Feed) -> str:
     return live.frame_text(feed.epoch, feed.head, "heartbeat", "{}")
+
+
+def _names(channels: Iterable[bytes | str]) -> Iterator[str]:
+    return (name.decode() if isinstance(name, bytes) else name for name in channels)
 
 
 _hubs: WeakKeyDictionary[asyncio.AbstractEventLoop, Hub] = WeakKeyDictionary()

@@ -10,7 +10,8 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from orchestrator.scheduling.policy import NodeView, Waiting
+    from orchestrator.scheduling.capacity import NodeView
+    from orchestrator.scheduling.policy import Waiting
 
 _SHOWN = 3
 
@@ -50,12 +51,17 @@ def unequal(run: Waiting, free: Sequence[int], *, ever: bool) -> str:
     )
 
 
-def busy(run: Waiting, free: int, total: int, holders: Mapping[int, int]) -> str:
+def busy(run: Waiting, free: int, total: int, holders: str) -> str:
+    return f"waits for {_devices(run)}: {free} of {total} are free in pool {run.pool}; {holders}"
+
+
+def holding(holders: Mapping[int, int]) -> str:
+    """Who holds how many, the largest first."""
     most = sorted(holders.items(), key=lambda item: (-item[1], item[0]))
     parts = [f"r{holder} holds {count}" for holder, count in most[:_SHOWN]]
     if len(most) > _SHOWN:
         parts.append(f"{len(most) - _SHOWN} more hold {sum(count for _, count in most[_SHOWN:])}")
-    return f"waits for {_devices(run)}: {free} of {total} are free in pool {run.pool}; {', '.join(parts)}"
+    return ", ".join(parts)
 
 
 def no_room(run: Waiting, total: int, nodes: Sequence[NodeView]) -> str:

@@ -15,7 +15,7 @@ from orchestrator.fleet.models import Device, Node, Pool
 from orchestrator.runs import selectors as runs
 from orchestrator.runs.models import Attempt, Checkpoint, Run
 from orchestrator.scheduling.models import Allocation
-from orchestrator.scheduling.policy import Decision, NodeView, Slot, Waiting, place
+from orchestrator.scheduling.policy import ESTIMATED, Decision, NodeView, Slot, Waiting, place
 from workers.contracts.node import RunState
 
 QUEUE_LIMIT = 2000
@@ -30,8 +30,10 @@ class Snapshot:
     quotas: dict[str, int]
     pool_priority: dict[str, int]
 
-    def decide(self, now: datetime) -> Decision:
-        return place(self.queue, self.nodes, now, quotas=self.quotas, pool_priority=self.pool_priority)
+    def decide(self, now: datetime, *, estimated: int = ESTIMATED) -> Decision:
+        return place(
+            self.queue, self.nodes, now, quotas=self.quotas, pool_priority=self.pool_priority, estimated=estimated
+        )
 
 
 def take() -> Snapshot:

@@ -35,7 +35,7 @@ def main() -> None:
 
 
 def first_loss(page: Page, home: Path) -> None:
-    """`manage.py up`, installed, in an empty home, with its demo run; the person logs in as soon as it says it is up."""
+    """`manage.py up`, installed, in an empty home, with its demo run; a person logs in as soon as it says it is up."""
     orrery = Orrery(home, environ={"ORRERY_DEMO": "1"})
     try:
         begun = time.monotonic()

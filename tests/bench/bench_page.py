@@ -1,5 +1,5 @@
-"""The run page in a real Chromium: 12 live charts' share of the main thread, heap over two hours of frames, first chart,
-JavaScript's weight, and hosts asked. Needs Debian's chromium."""
+"""The run page in a real Chromium: 12 live charts' share of the main thread, heap over two hours of frames,
+first chart, JavaScript's weight, and hosts asked. Needs Debian's chromium."""
 
 from __future__ import annotations
 
@@ -26,7 +26,8 @@ REPLAY = """async ([names, from, count, step0]) => {
   const live = window.orrery.live;
   for (let i = 0; i < count; i++) {
     const seq = from + i, values = {};
-    for (const name of names) values[name] = [0, 1, 2].map((k) => [step0 + 3 * i + k, Math.sin(seq / 50) + Math.random()]);
+    const at = (k) => [step0 + 3 * i + k, Math.sin(seq / 50) + Math.random()];
+    for (const name of names) values[name] = [0, 1, 2].map(at);
     live.take({ epoch: live.epoch, seq: live.lastSeq + 1, type: "points", attempt: 1, rank: 0, values });
     if (i % 200 === 199) await new Promise((done) => setTimeout(done, 0));
   }

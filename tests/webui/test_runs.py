@@ -94,8 +94,9 @@ def test_a_full_page_costs_few_queries(owner: User, django_assert_max_num_querie
             )  # fmt: skip
             telemetry.points_store(run=run, attempt=1, batches=[batch])
     client = factories.client_for(owner)
-    with django_assert_max_num_queries(12):  # login and session among them
+    with django_assert_max_num_queries(12) as counted:  # login and session among them
         answer = client.get("/runs/")
+    print(len(counted.captured_queries))
     page = answer.content.decode()
     assert page.count("<tr data-run=") == 50 and len(page) < 150_000
     assert page.count('data-values="3,2.5"') == 10

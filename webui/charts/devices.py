@@ -40,7 +40,7 @@ def mark(
     sample: Mapping[str, Any] | None,
     run: Mapping[str, Any] | None,
 ) -> Mark:
-    """`run`: {id, name, owner, state, age_s (of its last step), step_time_s, mfu} of the holder, None where it is free."""
+    """`run`: {id, name, owner, state, age_s (of its last step), step_time_s, mfu} of the holder, None if free."""
     sample = sample or {}
     used = words.number(sample.get("memory_used_bytes"))
     ring = min(100.0, 100 * used / memory_bytes) if used is not None and memory_bytes else 0.0

@@ -8,6 +8,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+from webui.words import quantity
+from workers.contracts.counts import parameter_count
 from workers.contracts.presets import PRESETS
 
 Kind = Literal["int", "float", "text", "long", "choice", "flag", "floats", "words", "argv", "pairs", "json"]
@@ -59,6 +61,12 @@ def _same(*names: str) -> tuple[tuple[str, str], ...]:
     return tuple((name, name) for name in names)
 
 
+def _presets() -> tuple[tuple[str, str], ...]:
+    return tuple(
+        (name, f"{name} · {quantity(parameter_count(spec).total)} parameters") for name, spec in PRESETS.items()
+    )
+
+
 F = SpecField
 KIND = F(
     "kind", "Kind of run", "choice",
@@ -75,7 +83,7 @@ SECTIONS: tuple[Section, ...] = (
         "model", "Model", "What learns.",
         (
             F("model", "Model", "choice", "A published shape, or one of your own.",
-              choices=(*_same(*PRESETS), (CUSTOM_MODEL, "own shape (JSON)")), default="llama-tiny"),
+              choices=(*_presets(), (CUSTOM_MODEL, "own shape (JSON)")), default="llama-tiny", double=True),
             F("model.custom", "Own shape", "json",
               "A ModelSpec: layers, hidden, heads, ffn, vocab, max_seq_len at least.", wide=True),
         ),

@@ -116,6 +116,6 @@ def percent(value: Any) -> str:
 
 
 @register.filter
-def item(mapping: Any, key: Any) -> Any:
-    """`mapping[key]`, None where it is missing."""
-    return mapping.get(key) if isinstance(mapping, dict) else None
+def words_of(text: str) -> list[str]:
+    """A template's list of words."""
+    return text.split()

@@ -10,6 +10,7 @@ from django.shortcuts import redirect, render
 from django.utils import timezone
 from django.views.decorators.http import require_GET, require_POST
 
+from orchestrator.accounts import selectors as people
 from orchestrator.common import live
 from orchestrator.common.errors import Refusal, invalid
 from orchestrator.runs import selectors, services
@@ -17,6 +18,7 @@ from orchestrator.telemetry import selectors as telemetry
 from webui import words
 from webui.forms.run_filters import LIVE_STATES, RunFilters
 from webui.views.door import PageRequest, back, page
+from workers.contracts.run import KINDS
 
 PAGE = 50
 BULK = 200
@@ -37,6 +39,7 @@ def runs(request: PageRequest) -> HttpResponse:
         "rows": [row(run, sparks.get(run.pk, [])) for run in rows],
         "filters": filters, "older": filters.url(before=older) if older else "", "newest": filters.url(),
         "counts": counts, "total": sum(counts.values()), "sentence": sentence(counts),
+        "people": people.people_visible_to(user=request.user), "kinds": KINDS,
         "chips": filters.state_chips(counts), "asked": filters.asked_chips(),
         "mine": filters.url(owner="" if filters.owner == "me" else "me"), "here": request.get_full_path(),
         "head": head, "live": filters.before is None,

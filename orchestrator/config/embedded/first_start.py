@@ -12,10 +12,10 @@ from django.core.management import call_command
 DEMO_SPEC: dict[str, Any] = {
     "kind": "train",
     "model": "llama-tiny",
-    "plan": {"dp": 2, "zero": 2, "precision": "fp32", "micro_batch_size": 4, "global_batch_size": 8},
+    "plan": {"dp": 2, "zero": 1, "precision": "fp32", "micro_batch_size": 4, "global_batch_size": 8},
     "data": {"preset": "shakespeare"},
     "train": {
-        "steps": 2000,
+        "steps": 3000,
         "seq_len": 128,
         "seed": 1,
         "eval": {"every_steps": 100, "batches": 8},

@@ -9,7 +9,7 @@ const CONFIG = { displayModeBar: false, responsive: false, doubleClick: false, s
 
 export class Chart {
   constructor(element, panel, set) {
-    Object.assign(this, { element, panel, set, memory: {}, cursorAt: null, hz: 1.5 });
+    Object.assign(this, { element, panel, set, memory: {}, cursorAt: null, hz: 1, drawn: false });
     this.plot = element.querySelector(".chart-plot");
     this.legend = element.querySelector(".legend");
     this.note = element.querySelector(".chart-note");

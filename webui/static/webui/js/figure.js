@@ -1,5 +1,5 @@
 /* Curves and a view → Plotly traces and layout. Pure: no DOM, no network, no Plotly call. */
-import { ema, upper } from "./store.js";
+import { ema, extremes, upper } from "./store.js";
 import { faint } from "./plot.js";
 
 const AXIS = {
@@ -9,6 +9,8 @@ const AXIS = {
   time: { title: "", type: "date" },
 };
 const FEW = 60; // a curve of so few points is not smoothed: validation says what it says
+const POINTS_PER_PIXEL = 1.2; // more cannot be seen; the extremes stay
+const LAYER_PLACES = 400; // of a stack: its cost is the sum of its layers
 const LINES_FOR_EVENTS = 60; // more marks than that get no line through the chart
 
 /** `panel`: {id, kind, unit, zero, series: [{name, label, hue, dash}]}; `view`: axis, smoothing, range, scales.
@@ -21,7 +23,8 @@ export function figure({ panel, curves, view, window, marks, theme, memory, widt
   const extent = { low: Infinity, high: -Infinity };
   const odd = [];
   const stack = panel.kind === "stack";
-  const grid = stack ? shown.map(({ name }) => curves.get(name)).reduce((a, b) => (b.length > a.length ? b : a), { length: 0 }) : null;
+  const grid = stack ? commonPlaces(shown.map(({ name }) => curves.get(name))) : null;
+  const most = Math.max(300, Math.round(width * POINTS_PER_PIXEL));
   for (const item of shown) {
     const own = curves.get(item.name), colour = theme[item.hue], curve = stack ? held(own, grid) : own;
     const a = Math.max(0, upper(curve.x, from) - 1), b = Math.min(curve.x.length, upper(curve.x, to) + 1);
@@ -29,11 +32,13 @@ export function figure({ panel, curves, view, window, marks, theme, memory, widt
     const y = a || b < curve.y.length ? curve.y.slice(a, b) : curve.y;
     const smoothing = view.smooth > 0 && !stack && own.length > FEW;
     const smooth = smoothing ? ema(y, view.smooth) : y;
+    const keep = !stack && x.length > most ? extremes(y, most) : null;
+    const seen = (list) => (keep ? keep.map((i) => list[i]) : list);
     if (!stack) for (const value of smoothing ? [...quartiles(y), ...smooth] : y) grow(extent, value, view.logy);
     x.forEach((at, i) => { if (!Number.isFinite(y[i])) odd.push([at, item.label, y[i]]); });
-    if (!stack && curve.low && curve.length > 400 && !smoothing) traces.push(...band(x, curve, a, b, colour));
-    if (smoothing) traces.push(line(x, y, faint(colour, 0.28), 1, item));
-    traces.push(stack ? layer(x, y, colour, item) : line(x, smooth, colour, 1.75, item, x.length < 30));
+    if (!stack && curve.low && curve.length > 400 && !smoothing) traces.push(...band(seen(x), seen(curve.high.slice(a, b)), seen(curve.low.slice(a, b)), colour));
+    if (smoothing) traces.push(line(seen(x), seen(y), faint(colour, 0.28), 1, item));
+    traces.push(stack ? layer(x, y, colour, item) : line(seen(x), seen(smooth), colour, 1.75, item, x.length < 30));
   }
   if (stack && grid) for (const total of totals(shown, curves, grid, from, to)) grow(extent, total, false);
   traces.push(...oddTrace(odd, theme), ...markTraces(marks, theme, from, to, view.x, scale, memory));
@@ -79,6 +84,16 @@ function* totals(shown, curves, grid, from, to) {
     yield layers.reduce((sum, y) => sum + (y[i] || 0), 0);
 }
 
+/* The places that all layers of a stack are drawn at: those of the longest one, thinned where its extremes allow. */
+function commonPlaces(curves) {
+  const longest = curves.reduce((a, b) => (b.length > a.length ? b : a), { x: [], y: [], length: 0 });
+  if (longest.length <= LAYER_PLACES) return longest;
+  const x = longest.x, sums = x.map(() => 0);
+  for (const curve of curves) held(curve, { x, length: x.length }).y.forEach((y, i) => { sums[i] += y || 0; });
+  const keep = extremes(sums, LAYER_PLACES);
+  return { x: keep.map((i) => x[i]), y: [], length: keep.length };
+}
+
 /* A layer at the places of another curve: each series is thinned at places of its own, and layers must share theirs. */
 function held(curve, grid) {
   if (curve === grid) return curve;
@@ -98,9 +113,9 @@ const layer = (x, y, colour, item) => ({
   type: "scatter", mode: "lines", x, y, name: item.label, hoverinfo: "skip", stackgroup: "one",
   line: { color: colour, width: 0.5 }, fillcolor: faint(colour, 0.75),
 });
-const band = (x, curve, a, b, colour) => [
-  { type: "scatter", mode: "lines", x, y: curve.high.slice(a, b), line: { width: 0 }, hoverinfo: "skip" },
-  { type: "scatter", mode: "lines", x, y: curve.low.slice(a, b), line: { width: 0 }, fill: "tonexty", fillcolor: faint(colour, 0.16), hoverinfo: "skip" },
+const band = (x, high, low, colour) => [
+  { type: "scatter", mode: "lines", x, y: high, line: { width: 0 }, hoverinfo: "skip" },
+  { type: "scatter", mode: "lines", x, y: low, line: { width: 0 }, fill: "tonexty", fillcolor: faint(colour, 0.16), hoverinfo: "skip" },
 ];
 
 /* What is not a number: a red cross on the axis, never a silent hole. */

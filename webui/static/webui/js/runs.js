@@ -151,6 +151,12 @@ if (table) {
   });
 }
 
+document.getElementById("filters")?.addEventListener("change", (event) => {
+  if (!event.target.matches("select")) return;
+  for (const field of event.currentTarget.elements) if (!field.value) field.disabled = true; // a short address
+  event.currentTarget.submit();
+});
+
 // --- saved views --------------------------------------------------------------------------------------------------
 const load = () => { try { return JSON.parse(localStorage.getItem(VIEWS) ?? "[]"); } catch { return []; } };
 const store = (views) => { try { localStorage.setItem(VIEWS, JSON.stringify(views)); } catch { /* this page only */ } };

@@ -1,7 +1,7 @@
 /* One scheduler for everything that draws: dirty, visible items in turn, within a share of the main thread.
    Knows when to draw, not what. A hidden tab draws nothing and catches up when it is looked at again. */
 
-const SHARE = 0.3; // of the main thread
+const SHARE = 0.22; // of the main thread; what else a live page does there takes a few per cent more
 const MOST_CREDIT_MS = 60; // a pause may not be spent in one long burst
 
 class Scheduler {
@@ -13,12 +13,14 @@ class Scheduler {
     this.waiting = false;
     this.spent = 0; // ms of drawing since the start, for measurements
     this.since = this.before;
+    this.channel = new MessageChannel();
+    this.channel.port1.onmessage = () => this.painted();
     document.addEventListener("visibilitychange", () => { if (!document.hidden) this.wake(); });
   }
 
   /** `item`: {draw(), visible() → bool, hz}. Returns a function that marks it dirty. */
   add(item) {
-    const entry = { ...item, item, dirty: false, last: -Infinity, cost: 0 };
+    const entry = { ...item, item, dirty: false, drawn: false, last: -Infinity };
     this.items.push(entry);
     const mark = () => { entry.dirty = true; this.wake(); };
     mark.remove = () => { this.items = this.items.filter((other) => other !== entry); };
@@ -45,20 +47,30 @@ class Scheduler {
       if (due > 4) { next = Math.min(next, due); continue; }
       entry.dirty = false;
       entry.last = now;
-      const start = performance.now();
+      this.drawing = { start: performance.now(), free: !entry.drawn }; // the first look at a page does not wait
       try { entry.item.draw(); } catch (error) { console.error("drawing failed", error); }
-      entry.cost = performance.now() - start;
-      this.credit -= entry.cost;
-      this.spent += entry.cost;
+      entry.drawn = entry.item.drawn ?? true;
       this.turn = (this.turn + i + 1) % count;
-      next = 0;
-      break; // one item a frame: input and scrolling come between
+      this.waiting = true;
+      this.channel.port2.postMessage(0); // arrives when the frame has been laid out and painted
+      return; // one item a frame: input and scrolling come between
     }
-    if (this.credit <= 0) next = Math.max(16, -this.credit / SHARE);
-    if (next === Infinity) return; // nothing dirty in sight: sleep until marked
+    if (this.credit <= 0) next = -this.credit / SHARE;
+    if (next !== Infinity) this.later(next); // else nothing is dirty in sight: sleep until marked
+  }
+
+  /* The whole frame counts: script, style, layout and paint. */
+  painted() {
+    const cost = performance.now() - this.drawing.start;
+    this.spent += cost;
+    if (!this.drawing.free) this.credit -= cost;
+    this.later(this.credit > 0 ? 0 : -this.credit / SHARE);
+  }
+
+  later(wait) {
     this.waiting = true;
-    if (next < 20) requestAnimationFrame((time) => this.frame(time));
-    else setTimeout(() => requestAnimationFrame((time) => this.frame(time)), next);
+    if (wait < 20) requestAnimationFrame((time) => this.frame(time));
+    else setTimeout(() => requestAnimationFrame((time) => this.frame(time)), wait);
   }
 
   /** Share of the main thread that drawing took since the last call. */

@@ -79,10 +79,12 @@ def data_root(tmp_path: Path, settings: object) -> Path:
 
 
 @pytest.fixture
-def live_redis(redis_url: str, settings: object) -> Iterator[str]:  # noqa: F811
+def live_redis(redis_url: str, settings: object, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:  # noqa: F811
     """An empty real Redis that the control plane talks to for the length of the test; its URL."""
+    from orchestrator.common import live
     from orchestrator.common import redis as ours
 
+    monkeypatch.setattr(live, "_silent_until", 0.0)  # an earlier test's Redis was away a moment ago
     settings.REDIS_URL = redis_url  # type: ignore[attr-defined]
     ours.reset()
     ours.client().flushall()

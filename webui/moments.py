@@ -9,7 +9,7 @@ from typing import Any, Final
 
 from webui import words
 
-_PLAIN: Final = frozenset({"state_changed", "plan_resolved"})
+_PLAIN: Final = frozenset({"state_changed", "plan_resolved", "peak_measured"})
 _GOOD: Final = frozenset({"checkpoint_saved", "checkpoint_restored"})
 _BAD: Final = frozenset({"non_finite", "node_lost", "out_of_memory", "hang"})
 
@@ -69,7 +69,7 @@ def sentence(type: str, data: Mapping[str, Any], rank: int | None) -> str:
     """One sentence for an event; unknown types show their data in short."""
     teller = _TELLERS.get(type)
     if teller is not None:
-        return teller(data, rank)
+        return str(teller(data, rank))
     told = ", ".join(f"{key} {_short(value)}" for key, value in list(data.items())[:4])
     name = type.replace("_", " ")
     return f"{name[:1].upper()}{name[1:]}{_on(rank)}" + (f": {told}" if told else "")
@@ -79,6 +79,8 @@ def _state(data: Mapping[str, Any], rank: int | None) -> str:
     what = "Attempt" if data.get("of") == "attempt" else "Run"
     by, why = data.get("by"), data.get("why")
     whom = f" by {by}" if by and by not in ("control plane", "node") else ""
+    if why == "submitted":
+        return f"Run submitted{whom}"
     cause = f": {why}" if why and why not in (data.get("new"), "cancelled", "paused", "resumed") else ""
     return f"{what} {data.get('new')}{whom}{cause}"
 
@@ -146,6 +148,14 @@ def _plainly(what: str) -> Any:
     return tell
 
 
+def _peak(data: Mapping[str, Any], rank: int | None) -> str:
+    how = " ".join(str(data[key]) for key in ("precision", "source") if data.get(key))
+    return (
+        f"Peak of {data.get('device', 'the device')}{_on(rank)}: {_short(data.get('tflops'))} TFLOP/s"
+        + f" ({how})" * bool(how)
+    )
+
+
 def _node(data: Mapping[str, Any], rank: int | None) -> str:
     return f"Node {data.get('node', '')} lost: no heartbeat".replace("  ", " ")
 
@@ -169,5 +179,6 @@ _TELLERS: Final[dict[str, Any]] = {
     "hang": _plainly("No progress"),
     "preempted": _plainly("Preempted"),
     "plan_resolved": _plan,
+    "peak_measured": _peak,
     "prediction_missed": _missed,
 }

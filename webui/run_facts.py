@@ -157,7 +157,7 @@ def actions(run: Any) -> list[dict[str, str]]:
         offered.append(_action("pause", "Pause", "", "saves a checkpoint and leaves its devices"))
     if ours:
         offered.append(_action("clone", "Clone", "", "submits the same spec as a new run"))
-    if state not in sentences.ENDED:
+    if state not in sentences.ENDED and not (state == "stopping" and run.requested == "cancel"):
         offered.append(_action("cancel", "Cancel", "danger", "ends it; checkpoints stay"))
     return offered
 

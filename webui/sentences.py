@@ -69,7 +69,7 @@ def overview(*, busy: int, devices: int, runs: int, waiting: int, waiting_device
         )
     parts = [
         f"{busy:,} of {words.count(devices, 'device')} busy",
-        words.count(runs, "run") if runs else "no runs",
+        words.count(runs, "run") if runs else "no runs of yours" if busy else "no runs",
         waits,
         "nothing wrong" if not troubles else "",
     ]

@@ -7,7 +7,7 @@ from datetime import timedelta
 from django.db.models import Q, QuerySet
 
 from orchestrator.accounts.models import ApiToken, AuditEntry, Team, User
-from orchestrator.accounts.roles import Role, at_least, scopes_of
+from orchestrator.accounts.roles import Role, at_least
 from orchestrator.accounts.services import TOKEN_PREFIX, token_digest
 from orchestrator.common import clock, conditional
 from orchestrator.common.errors import Refusal, not_found
@@ -45,12 +45,6 @@ def token_user(text: str) -> tuple[User, ApiToken] | None:
         return token_check(text)
     except Refusal:
         return None
-
-
-def token_scopes(token: ApiToken) -> list[str]:
-    """What the token may do now: its scopes, as far as the user's present role allows them."""
-    allowed = scopes_of(token.user.role)
-    return [scope for scope in token.scopes if scope in allowed]
 
 
 def tokens_of(*, user: User) -> QuerySet[ApiToken]:

@@ -21,7 +21,7 @@ from orchestrator.accounts.idempotency import (
 from orchestrator.accounts.models import ApiToken, AuditEntry, User
 from orchestrator.accounts.roles import SCOPES, Role, at_least, scopes_of
 from orchestrator.common import clock, conditional
-from orchestrator.common.errors import Refusal, conflict, forbidden, invalid
+from orchestrator.common.errors import conflict, forbidden, invalid
 
 __all__ = [
     "audit",
@@ -179,8 +179,3 @@ def audit(
         data=dict(data or {}),
         ip=ip,
     )
-
-
-def refuse_anonymous() -> Refusal:
-    """401 for a request that carries neither a session nor a token."""
-    return Refusal("not-authenticated", "Who are you?", 401, "Log in, or send a token as Authorization: Bearer orr_….")

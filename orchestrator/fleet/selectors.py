@@ -50,12 +50,6 @@ def pools() -> QuerySet[Pool]:
     )
 
 
-def placeable_nodes() -> QuerySet[Node]:
-    """Nodes that may get work now: up and not drained, with their devices and pool at hand."""
-    found = Node.objects.filter(health=Node.Health.UP, drained=False)
-    return found.order_by("name").select_related("pool").prefetch_related("devices")
-
-
 def capacity() -> int:
     """Healthy devices of the whole fleet, whatever their nodes' present health."""
     return Device.objects.filter(healthy=True).count()

@@ -73,12 +73,6 @@ def attempt_running(*, attempt: Attempt) -> bool:
     return True
 
 
-def attempt_request(*, attempt: Attempt, action: str) -> bool:
-    """Writes down what the scheduler wants of the attempt, such as `preempt`; a person's wish goes first."""
-    open_ = Attempt.objects.filter(pk=attempt.pk, requested__in=("", "checkpoint")).exclude(state=AttemptState.EXITED)
-    return conditional.move(open_, requested=action)
-
-
 def attempt_checkpoint_sent(*, attempt: Attempt) -> bool:
     """The wish for a checkpoint went to the nodes; another may be made."""
     return conditional.move(Attempt.objects.filter(pk=attempt.pk, requested="checkpoint"), requested="")

@@ -30,13 +30,13 @@ from orchestrator.runs.attempts import (
     attempt_exited,
     attempt_launching,
     attempt_node_exited,
-    attempt_request,
     attempt_running,
 )
 from orchestrator.runs.events import New as NewEvent
 from orchestrator.runs.experiments import experiment_create, experiment_update
 from orchestrator.runs.models import Artifact, Checkpoint, Run, RunEvent
 from orchestrator.runs.submit import run_submit, spec_problem_list
+from workers.contracts.bodies import CheckpointSpec
 
 __all__ = [
     "NewEvent",
@@ -47,7 +47,6 @@ __all__ = [
     "attempt_exited",
     "attempt_launching",
     "attempt_node_exited",
-    "attempt_request",
     "attempt_running",
     "checkpoint_deleted",
     "checkpoint_record",
@@ -106,18 +105,31 @@ def checkpoint_record(
     known = Checkpoint.objects.filter(run=run, attempt=attempt, step=step)
     values = {"path": path, "tokens": tokens, "bytes": bytes}
     with transaction.atomic():
-        if conditional.move(known.exclude(deleted=None), deleted=None, created=clock.now(), **values):
-            return known.get()
-        made, new = Checkpoint.objects.get_or_create(
-            run=run, attempt=attempt, step=step, defaults={**values, "created": clock.now()}
-        )
-    return made if new else None
+        new = conditional.move(known.exclude(deleted=None), deleted=None, created=clock.now(), **values)
+        if not new:
+            _, new = Checkpoint.objects.get_or_create(
+                run=run, attempt=attempt, step=step, defaults={**values, "created": clock.now()}
+            )
+        if new:
+            _let_go(run)
+    return known.get() if new else None
 
 
 def checkpoint_deleted(*, run: Run, step: int) -> int:
     """Notes that the checkpoint of this step is gone from disk, also for runs forked from it; returns the rows."""
     paths = Checkpoint.objects.filter(run=run, step=step, deleted=None).values_list("path", flat=True)
     return Checkpoint.objects.filter(path__in=list(paths), deleted=None).update(deleted=clock.now())
+
+
+def _let_go(run: Run) -> None:
+    """Training keeps the newest few checkpoints of a run on disk and deletes the others as it saves; so do the rows."""
+    if run.kind != "train":
+        return
+    asked = (run.spec.get("train") or {}).get("checkpoint")
+    keep = CheckpointSpec.from_dict(asked or {}).keep
+    own = Checkpoint.objects.filter(run=run, deleted=None, attempt__gt=0)
+    for step in own.order_by("-step").values_list("step", flat=True).distinct()[keep:]:
+        checkpoint_deleted(run=run, step=step)
 
 
 def artifact_record(*, run: Run, name: str, path: str, bytes: int = 0) -> Artifact:

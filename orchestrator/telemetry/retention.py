@@ -5,15 +5,22 @@ Thinning empties a chunk's data and keeps its summary, so charts keep every spik
 
 from __future__ import annotations
 
+import logging
+import threading
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Final
 
 from django.conf import settings
+from django.db import DatabaseError, connection
 
-from orchestrator.common import live
+from orchestrator.accounts import services as accounts
+from orchestrator.common import clock, live
 from orchestrator.telemetry.models import Chunk, LogChunk
 
+log = logging.getLogger(__name__)
+
+_EVERY_S: Final = 60.0
 _BATCH: Final = 2000  # rows a transaction: one SQLite writer must not keep the others waiting
 
 
@@ -52,3 +59,15 @@ def _thin(before: datetime) -> int:
     ):
         thinned += Chunk.objects.filter(id__in=ids).update(data=b"")
     return thinned
+
+
+def keep_house(stop: threading.Event) -> None:
+    """Retains once a minute until `stop`; a thread of its own beside ingest, so that a long pass delays no point."""
+    while not stop.is_set():
+        try:
+            retain(now=clock.now())
+            accounts.idempotent_purge(now=clock.now())
+        except DatabaseError as error:
+            log.warning("Old data stays a minute longer: %s", error)
+        connection.close()
+        stop.wait(_EVERY_S)

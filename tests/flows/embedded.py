@@ -83,6 +83,20 @@ class Orrery:
         headers = {"Authorization": f"Bearer {token}"}
         return httpx.Client(base_url=f"{self.url}/api/v1/", headers=headers, timeout=20)
 
+    def shell(self, code: str) -> str:
+        """What this Python code prints where the control plane's own rooms can be imported (`manage.py shell`)."""
+        folder = self.home / "valkey"
+        password, port = (folder / "password").read_text().strip(), (folder / "port").read_text().strip()
+        environ = {
+            **self.environ,
+            "ORRERY_HOME": str(self.home),
+            "REDIS_URL": f"redis://:{password}@127.0.0.1:{port}/0",
+        }
+        command = [sys.executable, str(ROOT / "manage.py"), "shell", "--no-imports", "-c", code]
+        done = subprocess.run(command, env=environ, capture_output=True, text=True, timeout=60)
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
     def get(self, path: str, **params: Any) -> Any:
         assert self.client is not None
         answer = self.client.get(path, params=params)

@@ -83,23 +83,24 @@ def test_pages_follow_each_other_without_gap_or_double(owner: User) -> None:
 
 def test_a_full_page_costs_few_queries(owner: User, django_assert_max_num_queries: Any) -> None:
     experiment = services.experiment_create(owner=owner, name="question")
+    steps = list(range(1, 1601))
     for number in range(50):
         run = services.run_submit(
             owner=owner, name=f"run {number}", spec={**factories.spec(), "tags": ["a", "b"]}, experiment=experiment
         )
         if number % 5 == 0:
+            count = 2 if number else 1600  # short and long series are kept in different tables
             batch = PointBatch(
-                run=str(run.pk), attempt=1, rank=0, seq=[1, 2], step=[1, 2], tokens=[8, 16], time=[1.0, 2.0],
-                values={"loss": [3.0, 2.5]},
+                run=str(run.pk), attempt=1, rank=0, seq=steps[:count], step=steps[:count], tokens=steps[:count],
+                time=[float(step) for step in steps[:count]], values={"loss": [3.0, 2.5] * (count // 2)},
             )  # fmt: skip
             telemetry.points_store(run=run, attempt=1, batches=[batch])
     client = factories.client_for(owner)
-    with django_assert_max_num_queries(12) as counted:  # login and session among them
+    with django_assert_max_num_queries(12):  # login and session among them
         answer = client.get("/runs/")
-    print(len(counted.captured_queries))
     page = answer.content.decode()
     assert page.count("<tr data-run=") == 50 and len(page) < 150_000
-    assert page.count('data-values="3,2.5"') == 10
+    assert page.count('data-values="3,2.5"') == 9
 
 
 def test_chosen_runs_are_cancelled_and_refusals_told_by_number(owner: User, teammate: User) -> None:

@@ -141,6 +141,7 @@ def test_what_was_missed_and_then_what_comes(owner: User, live_redis: str) -> No
     async def talk(topic: str, path: str, headers: Headers) -> None:
         epoch = (await hubs.head_of(topic)).epoch
         async with opened(f"{path}?after=4&epoch={epoch}", headers) as late, opened(path, headers) as fresh:
+            assert json.loads(await fresh.text())["type"] == "heartbeat"  # without `after`: from now on
             assert await frames(late, 6) == [5, 6, 7, 8, 9, 10]
             await append(topic, 11, 12, 13)
             assert await frames(late, 3) == await frames(fresh, 3) == [11, 12, 13]

@@ -36,7 +36,7 @@ def spread(by_rank: Mapping[int, Mapping[str, float]], names: Sequence[str]) -> 
         return None
     steps = {rank: number for rank, values in by_rank.items() if (number := words.number(values.get("step_time_s")))}
     middle, slowest = (median_low(list(steps.values())), max(steps.values())) if steps else (0.0, 0.0)
-    rows = [
+    rows: list[dict[str, Any]] = [
         {
             "rank": rank,
             "cells": [_cell(name, values.get(name)) for name in names],

@@ -13,17 +13,18 @@ from webui.run_facts import Facts
 
 
 def content(facts: Facts, request: HttpRequest) -> dict[str, Any]:
-    run = facts.run
-    attempts = list(runs.attempts_of(run=run)[:50])
-    for attempt in attempts:
-        began, ended = attempt.started or attempt.created, attempt.ended
-        attempt.took = words.duration((ended - began).total_seconds()) if ended else ""
-        attempt.where = words.listed(
-            [f"{share['node']} ({words.count(len(share['devices']), 'device')})" for share in attempt.placement]
-        )
+    run, user = facts.run, facts.user
     return {
-        "attempts": attempts,
+        "attempts": [row(attempt) for attempt in runs.attempts_of(run=run)[:50]],
         "all_moments": facts.moments,
-        "audit": list(accounts.audit_entries(user=request.user).filter(target=f"run:{run.pk}")[:50]),
+        "audit": list(accounts.audit_entries(user=user).filter(target=f"run:{run.pk}")[:50]),
         "source": facts.source(),
     }
+
+
+def row(attempt: Any) -> dict[str, Any]:
+    """An attempt with where it ran and how long, in words."""
+    began, ended = attempt.started or attempt.created, attempt.ended
+    shares = [f"{share['node']} ({words.count(len(share['devices']), 'device')})" for share in attempt.placement]
+    took = words.duration((ended - began).total_seconds()) if ended else ""
+    return {"attempt": attempt, "where": words.listed(shares), "took": took}

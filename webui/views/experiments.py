@@ -43,7 +43,8 @@ def experiments(request: PageRequest) -> HttpResponse:
     by_experiment: dict[int, list[Any]] = {}
     for run in runs.order_by("-id")[: 2 * RUNS]:
         by_experiment.setdefault(run.experiment_id or 0, []).append(run)
-    lowest = best_values([run for some in by_experiment.values() for run in some])
+    every = [run for some in by_experiment.values() for run in some]
+    lowest = best_values(every, telemetry.sparkline(run_ids=[run.pk for run in every], name="loss"))
     rows = [{"item": item, "best": best_of(by_experiment.get(item.pk, []), lowest)} for item in shown]
     context = {"rows": rows, "q": q, "runs": sum(item.run_count for item in shown), "may_create": _may_create(request)}
     return render(request, "webui/experiments.html", context)
@@ -54,9 +55,9 @@ def experiments(request: PageRequest) -> HttpResponse:
 def experiment(request: PageRequest, id: int) -> HttpResponse:
     item = selectors.experiment_get(user=request.user, id=id)
     runs = selectors.run_list(user=request.user, experiment=item.pk, limit=RUNS)
-    lowest = best_values(runs)
-    best = best_of(runs, lowest)
     sparks = telemetry.sparkline(run_ids=[run.pk for run in runs], name="loss")
+    lowest = best_values(runs, sparks)
+    best = best_of(runs, lowest)
     rows = [{**row(run, sparks.get(run.pk, [])), "low": lowest.get(run.pk)} for run in runs]
     context = {
         "item": item, "rows": rows, "best": best, "sentence": sentence(runs, best), "notes": rendered(item.notes),
@@ -93,13 +94,12 @@ def edit(request: PageRequest, id: int) -> HttpResponse:
     return _form(request, item=item)
 
 
-def best_values(runs: Iterable[Any]) -> dict[int, tuple[str, float]]:
-    """`{run: (metric, lowest value)}`: of `val_loss` where a run has it, else of `loss`; both keep their extremes."""
-    ids = [run.pk for run in runs]
+def best_values(runs: Iterable[Any], losses: dict[int, list[float]]) -> dict[int, tuple[str, float]]:
+    """`{run: (metric, lowest value)}`: of `val_loss` where a run has it, else of `loss`; small curves keep extremes."""
+    validated = telemetry.sparkline(run_ids=[run.pk for run in runs], name="val_loss")
     found: dict[int, tuple[str, float]] = {}
-    for metric in ("val_loss", "loss"):
-        missing = [id for id in ids if id not in found]
-        for id, values in telemetry.sparkline(run_ids=missing, name=metric).items() if missing else ():
+    for metric, curves in (("loss", losses), ("val_loss", validated)):
+        for id, values in curves.items():
             finite = [value for value in values if math.isfinite(value)]
             if finite:
                 found[id] = (metric, min(finite))

@@ -29,14 +29,15 @@ OTHERS = "a run of others"
 @page
 @require_GET
 def fleet(request: PageRequest) -> HttpResponse:
-    head = live.head("fleet")
+    epoch, seq = live.heads(["fleet"]).get("fleet", ("", 0))
     nodes = list(selectors.nodes_visible_to(user=request.user))
     holders = _holders(request.user)
     shown = [_node(node, holders) for node in nodes]
     chart, window = _gantt(request, [device for node in nodes for device in node.devices.all()])
     context = {
-        "nodes": shown, "sentence": sentence(shown), "head": head, "operator": may(request.user, Role.OPERATOR),
+        "nodes": shown, "sentence": sentence(shown), "operator": may(request.user, Role.OPERATOR),
         "pools": selectors.pools(), "chart": chart, "window": window, "windows": list(WINDOWS),
+        "head": {"epoch": epoch, "seq": seq},
     }  # fmt: skip
     return render(request, "webui/fleet_parts.html" if request.htmx else "webui/fleet.html", context)
 
@@ -44,13 +45,13 @@ def fleet(request: PageRequest) -> HttpResponse:
 @page
 @require_GET
 def node(request: PageRequest, name: str) -> HttpResponse:
-    head = live.head("fleet")
+    epoch, seq = live.heads(["fleet"]).get("fleet", ("", 0))
     found = _named(request, name)
     shown = _node(found, _holders(request.user))
     chart, window = _gantt(request, list(found.devices.all()))
     context = {
-        "node": shown, "sentence": node_sentence(shown), "head": head, "operator": may(request.user, Role.OPERATOR),
-        "chart": chart, "window": window, "windows": list(WINDOWS),
+        "node": shown, "sentence": node_sentence(shown), "operator": may(request.user, Role.OPERATOR),
+        "chart": chart, "window": window, "windows": list(WINDOWS), "head": {"epoch": epoch, "seq": seq},
     }  # fmt: skip
     return render(request, "webui/node_parts.html" if request.htmx else "webui/node.html", context)
 

@@ -62,7 +62,7 @@ def content(request: HttpRequest) -> dict[str, Any]:
             waiting_devices=seen.waiting_devices,
             troubles=seen.troubles,
         ),
-        "troubled": bool(seen.troubles),
+        "busy": seen.busy,
         "grid": grid(nodes, seen.running),
         "cards": cards(own if mine else seen.running),
         "more_cards": max(0, len(own if mine else seen.running) - CARDS),
@@ -157,8 +157,11 @@ def stream_of(user: Any, stream: str) -> list[moments.Moment]:
 
 
 def _small(event: Any) -> bool:
-    """Steps on the way that the run's own page tells: attempts' moves, plans."""
-    return event.type == "plan_resolved" or (event.type == "state_changed" and event.data.get("of") == "attempt")
+    """Steps on the way that the run's own page tells: attempts' moves, plans, measured peaks."""
+    return bool(
+        event.type in ("plan_resolved", "peak_measured")
+        or (event.type == "state_changed" and event.data.get("of") == "attempt")
+    )
 
 
 def use(now: Any, capacity: int) -> list[week.Day]:

@@ -21,10 +21,10 @@ from webui.views.door import PageRequest, done, page
 @page
 @require_GET
 def queue(request: PageRequest) -> HttpResponse:
-    head = live.head("fleet")
+    epoch, seq = live.heads(["fleet"]).get("fleet", ("", 0))
     entries = selectors.queue_visible_to(user=request.user)
     rows = [{"entry": entry, "mine": services.may_manage(entry.run, request.user)} for entry in entries]
-    context = {"rows": rows, "sentence": sentence(entries), "head": head}
+    context = {"rows": rows, "sentence": sentence(entries), "head": {"epoch": epoch, "seq": seq}}
     if request.htmx:
         return render(request, "webui/queue_rows.html", context)
     return render(request, "webui/queue.html", context)

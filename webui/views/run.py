@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from typing import Any
 
@@ -12,7 +11,6 @@ from django.shortcuts import render
 from django.template.loader import render_to_string
 from django.templatetags.static import static
 
-from orchestrator.runs import selectors as runs
 from webui import run_facts
 from webui.tabs import checkpoints, config, history, logs, memory, performance, summary, system
 from webui.views.door import page
@@ -49,8 +47,7 @@ def run(request: HttpRequest, id: int) -> HttpResponse:
 @page
 def pulse(request: HttpRequest, id: int) -> HttpResponse:
     """The headline's parts as markup, and the marks on charts, for a page that is open."""
-    found = runs.run_get(user=request.user, id=id)
-    facts = run_facts.of(run=found, user=request.user)
+    facts = run_facts.read(user=request.user, id=id)
     head = facts.head(trending=True)
     parts = {
         "state": render_to_string("webui/run/state.html", head, request),
@@ -58,10 +55,10 @@ def pulse(request: HttpRequest, id: int) -> HttpResponse:
         "events": render_to_string("webui/run/events.html", head, request),
     }
     answer = {
-        "run_state": found.state,
+        "run_state": facts.run.state,
         "sentence": head["sentence"],
         "part": head["progress"],
         "parts": parts,
         "marks": head["marks"],
     }
-    return JsonResponse(json.loads(json.dumps(answer)))
+    return JsonResponse(answer)

@@ -19,7 +19,7 @@ from webui.views.door import page
 @page
 def act(request: HttpRequest, id: int) -> HttpResponse:
     """`action` names what to do; a refusal is told on the page one came from."""
-    run = selectors.run_get(user=request.user, id=id)
+    run = selectors.run_get(user=_user(request), id=id)
     action = ACTIONS.get(request.POST.get("action", ""))
     if action is None:
         raise invalid("action", f"{request.POST.get('action', '')!r} is not an action", ", ".join(ACTIONS))
@@ -33,15 +33,19 @@ def act(request: HttpRequest, id: int) -> HttpResponse:
     return redirect("run", shown.pk)
 
 
+def _user(request: HttpRequest) -> Any:
+    return request.user
+
+
 def _simple(service: Callable[..., Any], says: str) -> Callable[[Any, HttpRequest], tuple[Any, str]]:
     def do(run: Any, request: HttpRequest) -> tuple[Any, str]:
-        return service(run=run, by=request.user), says
+        return service(run=run, by=_user(request)), says
 
     return do
 
 
 def _clone(run: Any, request: HttpRequest) -> tuple[Any, str]:
-    made = services.run_clone(run=run, by=request.user)
+    made = services.run_clone(run=run, by=_user(request))
     return made, f"This is run {made.pk}, a clone of run {run.pk}."
 
 
@@ -49,7 +53,7 @@ def _fork(run: Any, request: HttpRequest) -> tuple[Any, str]:
     step = request.POST.get("step", "")
     if not step.isdecimal():
         raise invalid("step", f"{step!r} is not a step", "the step of a checkpoint")
-    made = services.run_fork(run=run, by=request.user, step=int(step), changes={})
+    made = services.run_fork(run=run, by=_user(request), step=int(step), changes={})
     return made, f"This is run {made.pk}; it goes on from step {int(step):,} of run {run.pk}."
 
 
@@ -58,12 +62,12 @@ def _priority(run: Any, request: HttpRequest) -> tuple[Any, str]:
         priority = int(request.POST.get("priority", ""))
     except ValueError:
         raise invalid("priority", "it is a whole number", "0") from None
-    return services.run_update(run=run, by=request.user, priority=priority), f"Priority is {priority} now."
+    return services.run_update(run=run, by=_user(request), priority=priority), f"Priority is {priority} now."
 
 
 def _notes(run: Any, request: HttpRequest) -> tuple[Any, str]:
     tags = [tag.strip() for tag in request.POST.get("tags", "").split(",") if tag.strip()]
-    changed = services.run_update(run=run, by=request.user, tags=tags, notes=request.POST.get("notes", ""))
+    changed = services.run_update(run=run, by=_user(request), tags=tags, notes=request.POST.get("notes", ""))
     return changed, "Notes and tags are saved."
 
 

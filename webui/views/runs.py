@@ -10,7 +10,6 @@ from django.shortcuts import redirect, render
 from django.utils import timezone
 from django.views.decorators.http import require_GET, require_POST
 
-from orchestrator.accounts import selectors as people
 from orchestrator.common import live
 from orchestrator.common.errors import Refusal, invalid
 from orchestrator.runs import selectors, services
@@ -29,20 +28,22 @@ BULK = 200
 def runs(request: PageRequest) -> HttpResponse:
     """Keyset by id, newest first; the counts are of everything the person may see, not of the page."""
     filters = RunFilters.read(request.GET)
-    head = live.head("fleet")
-    asked = {**filters.asked, **({"owner": request.user.username} if filters.owner == "me" else {})}
-    found = selectors.run_list(user=request.user, before_id=filters.before, limit=PAGE + 1, **asked)
+    epoch, seq = live.heads(["fleet"]).get("fleet", ("", 0))  # before the rows are read: frames repeat, never miss
+    visible = selectors.runs_visible_to(user=request.user)
+    found = selectors.run_list(
+        user=request.user, before_id=filters.before, limit=PAGE + 1, within=visible, **filters.asked
+    )
     rows, older = found[:PAGE], found[PAGE - 1].pk if len(found) > PAGE else None
-    counts = selectors.state_counts(user=request.user)
+    counts = selectors.state_counts(user=request.user, within=visible)
     sparks = telemetry.sparkline(run_ids=[run.pk for run in rows], name="loss")
     context = {
         "rows": [row(run, sparks.get(run.pk, [])) for run in rows],
         "filters": filters, "older": filters.url(before=older) if older else "", "newest": filters.url(),
         "counts": counts, "total": sum(counts.values()), "sentence": sentence(counts),
-        "people": people.people_visible_to(user=request.user), "kinds": KINDS,
+        "kinds": KINDS,
         "chips": filters.state_chips(counts), "asked": filters.asked_chips(),
         "mine": filters.url(owner="" if filters.owner == "me" else "me"), "here": request.get_full_path(),
-        "head": head, "live": filters.before is None,
+        "head": {"epoch": epoch, "seq": seq}, "live": filters.before is None,
     }  # fmt: skip
     return render(request, "webui/runs.html", context)
 

@@ -64,7 +64,6 @@ def end_all(fence: str, *, root: int | None = None, patience_s: float = 5.0) -> 
         for process in left:
             with contextlib.suppress(psutil.Error):
                 process.kill()
-        reap()
         if time.monotonic() > deadline:
             return [process.pid for process in left]
         time.sleep(0.02)
@@ -73,10 +72,9 @@ def end_all(fence: str, *, root: int | None = None, patience_s: float = 5.0) -> 
 
 def reap(spare: int | None = None) -> None:
     """Collect adopted orphans that have ended. `spare` is a child that somebody else waits for."""
-    for child in psutil.Process().children():
-        if child.pid != spare and child.status() == psutil.STATUS_ZOMBIE:
-            with contextlib.suppress(ChildProcessError):
-                os.waitpid(child.pid, os.WNOHANG)
+    with contextlib.suppress(ChildProcessError):
+        while (ended := os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)) and ended.si_pid != spare:
+            os.waitpid(ended.si_pid, os.WNOHANG)
 
 
 def oom_kills() -> int:

@@ -47,6 +47,11 @@ class Supervisor:
         except OSError as error:
             verdict = unwritable(self.run_dir, error, self.link.node.node)
         processes.end_all(self.order.fence, root=os.getpid())
+        try:
+            write_json(self.run_dir.exit, {**verdict.to_dict(), "reported": False})
+        except OSError as error:
+            if verdict.signal == "vanished":  # ranks could not write their status either: that is why they ended
+                verdict = unwritable(self.run_dir, error, self.link.node.node)
         self._finish(verdict)
         return verdict
 
@@ -147,8 +152,6 @@ class Supervisor:
     def _finish(self, verdict: Verdict) -> None:
         """Ship the rest, then `exited`, then mark it as reported."""
         told = verdict.to_dict()
-        with contextlib.suppress(OSError):
-            write_json(self.run_dir.exit, {**told, "reported": False})
         for says in self.shipping.skipped():
             print(says, flush=True)
         started = time.monotonic()

@@ -138,16 +138,6 @@ def test_each_nodes_first_exit_report_is_kept(run: Run) -> None:
     assert found == {"a": {"class": "ok"}, "b": {"class": "hang"}}
 
 
-def test_a_persons_wish_goes_before_the_schedulers(run: Run, owner: User) -> None:
-    attempt = start(run)
-    assert services.attempt_request(attempt=attempt, action="preempt")
-    services.run_cancel(run=run, by=owner)
-    assert not services.attempt_request(attempt=attempt, action="preempt")
-    services.attempt_exited(attempt=attempt, exit_class="preempted")
-    run.refresh_from_db()
-    assert run.state == "cancelled"
-
-
 def test_who_runs_on_a_node_is_known(run: Run, owner: User) -> None:
     node, other = factories.node(), factories.node()
     factories.external_run(owner)

@@ -116,3 +116,13 @@ def test_checkpoints_and_artifacts_are_noted_once(owner: User) -> None:
     services.artifact_record(run=run, name="answers.jsonl", path="a", bytes=1)
     services.artifact_record(run=run, name="answers.jsonl", path="b", bytes=2)
     assert [(item.path, item.bytes) for item in selectors.artifacts_of(run=run)] == [("b", 2)]
+
+
+def test_the_rows_let_go_of_checkpoints_as_training_does(owner: User) -> None:
+    train = {"steps": 50, "seq_len": 64, "checkpoint": {"every_steps": 10, "keep": 2}}
+    run = factories.run(owner, train=train)
+    for step in (10, 20, 30):
+        services.checkpoint_record(run=run, attempt=1, step=step, path=f"p/step-{step}")
+    assert [item.step for item in selectors.checkpoints_of(run=run)] == [30, 20]
+    late = services.checkpoint_record(run=run, attempt=1, step=15, path="p/step-15")
+    assert late is not None and late.deleted is not None, "it was gone when its news came"

@@ -10,6 +10,7 @@ from typing import Any
 from django.core.management.base import BaseCommand
 
 from orchestrator.telemetry.ingest import Ingest
+from orchestrator.telemetry.retention import keep_house
 
 log = logging.getLogger(__name__)
 
@@ -24,5 +25,11 @@ class Command(BaseCommand):
             signal.signal(number, lambda *_: stop.set())
         ingest = Ingest(stop=stop)
         log.info("ingest %s reads", ingest.name)
-        ingest.run()
+        house = threading.Thread(target=keep_house, args=(stop,), name="retention")
+        house.start()
+        try:
+            ingest.run()
+        finally:
+            stop.set()
+            house.join()
         log.info("ingest %s stops after %d ticks", ingest.name, ingest.ticks)

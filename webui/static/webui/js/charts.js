@@ -8,7 +8,7 @@ import { DEFAULTS, readView, writeView } from "./view.js";
 
 const ASK = 1200; // points of a snapshot, so that live ones have room up to 1,500
 const REFETCH_MS = 3000;
-const AT_ONCE = 4;
+const AT_ONCE = 2; // the first chart in sight comes first
 
 export class ChartSet {
   /** `source`: {series: address, name, per_step: {tokens, flops}}; `root` holds figure.chart[data-panel]. */

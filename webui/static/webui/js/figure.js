@@ -194,7 +194,7 @@ function layout({ panel, view, theme, range, y, width, empty }) {
 function ticks(unit, [low, high], log) {
   if (unit === "fraction") return { tickformat: high - low < 0.02 ? ".2%" : high - low < 0.1 ? ".1%" : ".0%" };
   if (unit === "s" && !log && high < 1) return scaled(high, 1e-3, "ms");
-  if (unit !== "bytes" || log) return { tickformat: high >= 1e4 ? "~s" : high < 1e-3 ? "~e" : "~g" };
+  if (unit !== "bytes" || log) return { tickformat: high >= 1e4 ? "~s" : high < 1e-3 ? "~e" : ",~g" };
   const power = Math.max(0, Math.min(4, Math.floor(Math.log2(Math.max(1, high)) / 10)));
   return scaled(high, 1024 ** power, ["B", "KiB", "MiB", "GiB", "TiB"][power]);
 }

@@ -10,7 +10,7 @@ const RING = 2 * Math.PI * 20;
 const { epoch, after } = document.body.dataset;
 const WORDS = { loss: (v) => quantity(v, 4), tokens_per_s: quantity, mfu: percent, eta_s: duration };
 
-const draw = scheduler.add({ draw: () => sparks(), visible: () => true, hz: 5 });
+const draw = scheduler.add({ draw: () => sparks(), visible: () => true, hz: 4, light: true });
 draw();
 addEventListener("resize", draw);
 addEventListener("orrery:theme", draw);

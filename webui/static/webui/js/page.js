@@ -82,3 +82,4 @@ setInterval(() => {
 
 showTheme();
 startKeyboard();
+document.querySelector(".tabs [aria-current]")?.scrollIntoView({ block: "nearest", inline: "nearest" });

@@ -40,7 +40,7 @@ window.orrery = { charts, live, scheduler, tiles };
 
 /* ---- headline: asked of the server, which alone knows the words ---- */
 
-let pulseTimer = 0, lastPulse = performance.now() - PULSE_MS, state = document.querySelector("#run-state .state")?.textContent.trim();
+let pulseTimer = 0, lastPulse = performance.now() - PULSE_MS + 1500, state = document.querySelector("#run-state .state")?.textContent.trim();
 
 function soon(now = false) {
   const wait = now ? 150 : Math.max(150, lastPulse + PULSE_MS - performance.now());
@@ -91,7 +91,7 @@ function startTiles() {
   const known = new Map();
   for (const element of document.querySelectorAll("[data-metric]")) {
     const name = element.dataset.metric, canvas = element.querySelector("canvas"), value = element.querySelector("[data-value]");
-    const tile = { values: [], hz: 5, draw: () => draw(tile), visible: () => sight.visible };
+    const tile = { values: [], hz: 4, light: true, draw: () => draw(tile), visible: () => sight.visible };
     const sight = watchVisible(element, () => tile.mark?.());
     Object.assign(tile, { name, canvas, value, mark: scheduler.add(tile) });
     known.set(name, tile);

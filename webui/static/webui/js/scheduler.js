@@ -18,7 +18,8 @@ class Scheduler {
     document.addEventListener("visibilitychange", () => { if (!document.hidden) this.wake(); });
   }
 
-  /** `item`: {draw(), visible() → bool, hz}. Returns a function that marks it dirty. */
+  /** `item`: {draw(), visible() → bool, hz, light?, drawn?}; light ones (tiles) are drawn together and do not wait for
+      their turn, `drawn` false says that a draw had nothing to show yet. Returns a function that marks it dirty. */
   add(item) {
     const entry = { ...item, item, dirty: false, drawn: false, last: -Infinity };
     this.items.push(entry);
@@ -39,24 +40,38 @@ class Scheduler {
     this.credit = Math.min(MOST_CREDIT_MS, this.credit + (now - this.before) * SHARE);
     this.before = now;
     let next = Infinity;
-    const count = this.items.length;
-    for (let i = 0; i < count && this.credit > 0; i++) {
-      const entry = this.items[(this.turn + i) % count];
-      if (!entry?.dirty || !entry.item.visible()) continue;
+    const ready = (entry) => {
+      if (!entry?.dirty || !entry.item.visible()) return false;
       const due = entry.last + 1000 / entry.hz - now;
-      if (due > 4) { next = Math.min(next, due); continue; }
-      entry.dirty = false;
-      entry.last = now;
-      this.drawing = { start: performance.now(), free: !entry.drawn }; // the first look at a page does not wait
-      try { entry.item.draw(); } catch (error) { console.error("drawing failed", error); }
-      entry.drawn = entry.item.drawn ?? true;
+      if (due > 4) next = Math.min(next, due);
+      return due <= 4;
+    };
+    this.drawing = { start: performance.now(), free: true };
+    const drawn = this.items.filter((entry) => entry.item.light && ready(entry));
+    const count = this.items.length;
+    for (let i = 0; i < count && this.credit > 0; i++) { // one heavy item a frame: input and scrolling come between
+      const entry = this.items[(this.turn + i) % count];
+      if (entry.item.light || !ready(entry)) continue;
+      drawn.push(entry);
+      this.drawing.free = !entry.drawn; // the first look at a page does not wait
       this.turn = (this.turn + i + 1) % count;
+      break;
+    }
+    for (const entry of drawn) this.draw(entry, now);
+    if (drawn.length) {
       this.waiting = true;
       this.channel.port2.postMessage(0); // arrives when the frame has been laid out and painted
-      return; // one item a frame: input and scrolling come between
+      return;
     }
-    if (this.credit <= 0) next = -this.credit / SHARE;
+    if (this.credit <= 0 && this.items.some((entry) => entry.dirty && entry.item.visible())) next = Math.min(next, -this.credit / SHARE);
     if (next !== Infinity) this.later(next); // else nothing is dirty in sight: sleep until marked
+  }
+
+  draw(entry, now) {
+    entry.dirty = false;
+    try { entry.item.draw(); } catch (error) { console.error("drawing failed", error); }
+    entry.drawn = entry.item.drawn ?? true;
+    if (entry.drawn) entry.last = now;
   }
 
   /* The whole frame counts: script, style, layout and paint. */
@@ -64,7 +79,7 @@ class Scheduler {
     const cost = performance.now() - this.drawing.start;
     this.spent += cost;
     if (!this.drawing.free) this.credit -= cost;
-    this.later(this.credit > 0 ? 0 : -this.credit / SHARE);
+    this.later(0);
   }
 
   later(wait) {

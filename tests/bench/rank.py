@@ -1,0 +1,117 @@
+"""One rank of a running attempt: its recorder, its supervisor's shipping, and the page's side of the socket."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+
+class Rank:
+    """Logs steps at a steady rate, each with the time it was logged at among its values."""
+
+    def __init__(self, home: Path, rate_hz: float) -> None:
+        from orchestrator.fleet.selectors import node_secret
+        from tests import factories
+        from workers.contracts.node import LaunchOrder
+        from workers.launcher.link import Link
+        from workers.launcher.rundir import RunDir, write_json
+        from workers.launcher.shipping import Shipping
+        from workers.metrics.recorder import Recorder
+
+        self.owner = factories.user("bench")
+        on = factories.node(devices=1)
+        attempt = factories.running(factories.run(self.owner), on)
+        self.run = attempt.run
+        run_dir = RunDir(home / "runs" / str(self.run.pk) / "attempt-1")
+        run_dir.rank(0).mkdir(parents=True)
+        run_dir.rank(-1).mkdir()
+        from orchestrator.common.redis import settings
+
+        node_file = home / "node.json"
+        secret = node_secret(on).hex()
+        write_json(node_file, {"node": on.name, "secret": secret, "redis": settings.REDIS_URL, "address": "127.0.0.1"})
+        order = LaunchOrder(
+            run=str(self.run.pk), kind="train", attempt=1, attempt_id=str(attempt.pk), fence=str(attempt.fence),
+            spec=self.run.spec, local_devices=[0], local_ranks=1, world_size=1, run_dir=str(run_dir.path),
+        )  # fmt: skip
+        self._recorder = Recorder(run_dir.rank(0), run=str(self.run.pk), attempt=1, rank=0)
+        self._shipping = Shipping(run_dir, order, Link(node_file, order), on_event=lambda event: None)
+        self._rate_hz = rate_hz
+        self._stop = threading.Event()
+        self.steps = 0
+
+    @contextmanager
+    def logging(self) -> Iterator[None]:
+        threads = [threading.Thread(target=work) for work in (self._log, self._ship)]
+        for thread in threads:
+            thread.start()
+        try:
+            yield
+        finally:
+            self._stop.set()
+            for thread in threads:
+                thread.join()
+
+    def _log(self) -> None:
+        start = time.time()
+        more = {f"metric/{i}": 0.123456789 * i for i in range(28)}
+        while not self._stop.wait(max(0.0, start + self.steps / self._rate_hz - time.time())):
+            self.steps += 1
+            values = {"loss": 2.5, "logged_at": time.time(), **more}
+            self._recorder.point(step=self.steps, tokens=self.steps * 4096, values=values)
+
+    def _ship(self) -> None:
+        from workers.launcher.supervisor import TURN_S
+
+        while not self._stop.wait(TURN_S):
+            self._shipping.pump()
+        time.sleep(0.2)  # the recorder's last flush
+        self._shipping.pump(final=True)
+
+
+class Page:
+    """What a run page's socket code does: keeps the last number, reconnects from it, takes each step once."""
+
+    def __init__(self, url: str, token: str) -> None:
+        self._url, self._headers = url, {"Authorization": f"Bearer {token}"}
+        self._seq, self._epoch = 0, ""
+        self.arrivals: list[tuple[int, float, float]] = []  # (step, logged at, arrived at)
+        self.gaps = 0
+        self.caught_up_s: list[float] = []  # after each connection
+
+    async def watch(self, until: asyncio.Event, head: Any) -> None:
+        """Follows until told; `head()` is the topic's newest number, asked at each connection."""
+        from websockets.asyncio.client import connect
+        from websockets.exceptions import WebSocketException
+
+        while not until.is_set():
+            place = f"?after={self._seq}&epoch={self._epoch}" if self._epoch else "?after=0"
+            began = time.perf_counter()
+            try:
+                async with connect(self._url + place, additional_headers=self._headers, ping_interval=None) as socket:
+                    wanted, waiting = await asyncio.to_thread(head), True
+                    while not until.is_set():
+                        try:
+                            self._take(await asyncio.wait_for(socket.recv(), 0.5))
+                        except TimeoutError:
+                            pass
+                        if waiting and self._seq >= wanted:
+                            self.caught_up_s.append(time.perf_counter() - began)
+                            waiting = False
+            except (OSError, WebSocketException):
+                await asyncio.sleep(0.1)
+
+    def _take(self, text: str | bytes) -> None:
+        frame, now = json.loads(text), time.time()
+        self._seq, self._epoch = frame["seq"], frame["epoch"]
+        if frame["type"] == "gap":
+            self.gaps += 1
+        elif frame["type"] == "points":
+            for step, logged in frame["values"]["logged_at"]:
+                self.arrivals.append((step, logged, now))

@@ -1,0 +1,52 @@
+"""What a newcomer does: `up`, log in, fill the form, submit, and watch the loss of real processes come down."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from playwright.sync_api import Browser, expect
+
+from tests.flows.embedded import Orrery, train_spec
+
+pytestmark = [pytest.mark.browser, pytest.mark.flow]
+
+
+@pytest.fixture
+def orrery(tmp_path: Path) -> Iterator[Orrery]:
+    made = Orrery(tmp_path / "home", devices=2)
+    made.start()
+    yield made
+    made.close()
+
+
+def test_a_run_submitted_by_the_form_draws_its_loss_without_a_reload(browser: Browser, orrery: Orrery) -> None:
+    name, password = (orrery.home / "first-login").read_text().split()
+    context = browser.new_context(base_url=orrery.url)
+    context.set_default_timeout(60_000)
+    page = context.new_page()
+    page.goto("/runs/new/")
+    page.fill("[name=username]", name)
+    page.fill("[name=password]", password)
+    page.get_by_role("button", name="Log in").click()
+    page.wait_for_url(lambda url: "/login" not in url)
+    page.goto("/runs/new/")
+    page.fill("[name=name]", "first of mine")
+    page.fill("#spec-json", json.dumps(train_spec(steps=400, ranks=2)))
+    page.get_by_role("button", name="Submit run").click()
+    page.wait_for_url(re.compile(r"/runs/\d+/$"))
+    page.evaluate("window.marked = true")
+    loss = "orrery.charts.held().loss"
+    page.wait_for_function(f"window.orrery?.charts && {loss}.points > 5")
+    first = page.evaluate(f"{loss}.last.x")
+    page.wait_for_function(f"{loss}.last.x > {first + 5}")
+    expect(page.locator('[data-panel="loss"] .js-line').first).to_be_visible()
+    expect(page.locator("#run-state")).to_have_text(re.compile("running|finished"))
+    expect(page.locator("#sentence")).to_contain_text(re.compile("Step|Finished"))
+    expect(page.locator("#run-state")).to_have_text("finished", timeout=90_000)
+    page.wait_for_function(f"{loss}.last.x === 400")
+    assert page.evaluate("window.marked"), "the page was loaded anew"
+    context.close()

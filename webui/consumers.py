@@ -18,7 +18,8 @@ from orchestrator.accounts.selectors import token_user
 from orchestrator.common import live
 from orchestrator.common.errors import Refusal
 from orchestrator.runs.selectors import run_get
-from webui.hub import Client, Feed, frames_after, head_of, hub
+from webui.feeds import Client, Feed, frames_after, head_of
+from webui.hub import hub
 
 NOT_LOGGED_IN: Final = 4401
 NOT_FOUND: Final = 4404

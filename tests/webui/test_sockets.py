@@ -22,6 +22,7 @@ from orchestrator.config.asgi import application
 from tests import factories
 from tests.redis_server import RedisServer
 from tests.webui.talker import Headers, Talker
+from webui import feeds
 from webui import hub as hubs
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -139,7 +140,7 @@ def with_frames(owner: User, count: int, talk: Callable[[str, str, Headers], Cor
 
 def test_what_was_missed_and_then_what_comes(owner: User, live_redis: str) -> None:
     async def talk(topic: str, path: str, headers: Headers) -> None:
-        epoch = (await hubs.head_of(topic)).epoch
+        epoch = (await feeds.head_of(topic)).epoch
         async with opened(f"{path}?after=4&epoch={epoch}", headers) as late, opened(path, headers) as fresh:
             assert json.loads(await fresh.text())["type"] == "heartbeat"  # without `after`: from now on
             assert await frames(late, 6) == [5, 6, 7, 8, 9, 10]
@@ -210,7 +211,7 @@ def test_a_socket_that_is_too_slow_gets_one_gap() -> None:
             await door.wait()
             sent.append(json.loads(message["text"]))
 
-        client, feed = hubs.Client(send), hubs.Feed("run:1")
+        client, feed = feeds.Client(send), feeds.Feed("run:1")
         feed.epoch = "e1"
         feed.clients.add(client)
         pump = asyncio.create_task(client.pump(feed))

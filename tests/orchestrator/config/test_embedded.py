@@ -108,6 +108,7 @@ def test_leftovers_of_a_killed_keeper_are_ended(tmp_path: Path) -> None:
     assert process is not None
     Keeper(tmp_path, lambda text: None).end_leftovers()
     assert not psutil.pid_exists(process.pid)
+    process.wait()
 
 
 def test_options_become_settings() -> None:

@@ -1,13 +1,14 @@
 /* One scheduler for everything that draws: dirty, visible items in turn, within a share of the main thread.
    Knows when to draw, not what. A hidden tab draws nothing and catches up when it is looked at again. */
 
-const SHARE = 0.22; // of the main thread; what else a live page does there takes a few per cent more
+const SHARE = 0.2; // of the main thread; what else a live page does there takes a few per cent more
 const MOST_CREDIT_MS = 60; // a pause may not be spent in one long burst
 
 class Scheduler {
   constructor() {
     this.items = [];
     this.turn = 0;
+    this.timer = 0;
     this.credit = MOST_CREDIT_MS;
     this.before = performance.now();
     this.waiting = false;
@@ -29,6 +30,11 @@ class Scheduler {
   }
 
   wake() {
+    if (this.timer) { // waiting for somebody else's turn
+      clearTimeout(this.timer);
+      this.timer = 0;
+      this.waiting = false;
+    }
     if (this.waiting || document.hidden) return;
     this.waiting = true;
     requestAnimationFrame((now) => this.frame(now));
@@ -85,7 +91,10 @@ class Scheduler {
   later(wait) {
     this.waiting = true;
     if (wait < 20) requestAnimationFrame((time) => this.frame(time));
-    else setTimeout(() => requestAnimationFrame((time) => this.frame(time)), wait);
+    else this.timer = setTimeout(() => {
+      this.timer = 0;
+      requestAnimationFrame((time) => this.frame(time));
+    }, wait);
   }
 
   /** Share of the main thread that drawing took since the last call. */

@@ -74,7 +74,7 @@ def test_orders_that_repeat_or_lie_start_and_end_nothing(orrery: Orrery) -> None
     words = log.read_text()[before:]
     refused = ["replayed", "forged", "expired", "forged", "kind", "malformed", "forged"]
     assert re.findall(r"order was refused \((\w+)\)", words) == refused, words
-    assert words.count("launched before") == 2, words  # the same once more, and the same under a new seal
+    assert words.count(": launched before") == 2, words  # the same once more, and the same under a new seal
     assert [p.pid for p in orrery.processes() if "workers.launcher" in p.cmdline()] in ([begun["pid"]], [])
     assert orrery.until_state(run, "finished", "failed", "cancelled", "queued") == "finished"
     assert len(orrery.get(f"runs/{run}/attempts")["items"]) == 1

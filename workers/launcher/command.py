@@ -102,15 +102,13 @@ def environment(
     gpu = order.device_kind == "gpu"
     defaults = {"PYTHONFAULTHANDLER": "1", "PYTHONUNBUFFERED": "1", "TOKENIZERS_PARALLELISM": "false"}
     if not gpu:
-        defaults["OMP_NUM_THREADS"] = (
-            "1"  # a slot is a core; the default of one pool per core and rank slows every rank
-        )
+        defaults["OMP_NUM_THREADS"] = "1"  # a slot is a core; a pool per core and rank slows every rank
     if host.startswith(_LOOPBACK):
         defaults["GLOO_SOCKET_IFNAME"] = "lo" if sys.platform.startswith("linux") else "lo0"
     # the recorder's folder lets a script say `import orrery_recorder`
     path = [str(ROOT)] if order.kind in _OWN_PROGRAMS else [str(ROOT / "workers" / "recorder")]
     path += [part for part in (given.get("PYTHONPATH", base.get("PYTHONPATH", "")),) if part]
-    kept = {name: value for name, value in base.items() if not name.startswith(("ORRERY_", "TORCHELASTIC_"))}
+    kept = {name: value for name, value in base.items() if _may_pass(name)}
     found = {
         **kept, **defaults, **given,
         "PYTHONPATH": os.pathsep.join(path),
@@ -125,3 +123,10 @@ def environment(
     if order.resume_from is not None:
         found["ORRERY_RESUME"] = str(home / order.resume_from.path)
     return found
+
+
+def _may_pass(name: str) -> bool:
+    """A node's own settings and its broker's password are no business of the programs it runs."""
+    if name == "ORRERY_PG_TIMEOUT_S":
+        return True
+    return not name.startswith(("ORRERY_", "TORCHELASTIC_")) and name not in ("REDIS_URL", "DATABASE_URL")

@@ -30,6 +30,7 @@ Reader = Callable[[str, int], "orrery_textlogs.Numbers | None"]
 _TAGS: dict[str, tuple[str, float]] = {
     **dict.fromkeys(("loss", "train/loss", "loss/train", "train_loss", "training/loss", "lm loss"), ("loss", 1.0)),
     "loss_metrics/global_avg_loss": ("loss", 1.0),
+    "train/train_loss": ("train/train_loss", 1.0),  # the Trainer's mean over the whole run, told at its last step
     **dict.fromkeys(("eval/loss", "val/loss", "loss/val", "validation/loss", "eval_loss"), ("val_loss", 1.0)),
     **dict.fromkeys(("lm loss validation", "validation_metrics/loss"), ("val_loss", 1.0)),
     **dict.fromkeys(("lr", "learning-rate", "learning_rate", "train/learning_rate", "train/lr"), ("lr", 1.0)),

@@ -86,6 +86,8 @@ def test_a_tensorboard_directory_is_followed(server: Ingest, tmp_path: Path) -> 
         for tag, value in (("train/loss", 1 / step), ("train/learning_rate", 0.5), ("custom/thing", float(step))):
             simple = summary_pb2.Summary(value=[summary_pb2.Summary.Value(tag=tag, simple_value=value)])
             writer.add_event(event_pb2.Event(wall_time=1.7e9 + step, step=step, summary=simple))
+    mean = summary_pb2.Summary(value=[summary_pb2.Summary.Value(tag="train/train_loss", simple_value=9.0)])
+    writer.add_event(event_pb2.Event(wall_time=1.7e9 + 50, step=50, summary=mean))  # as the Trainer ends
     writer.flush()
     below = writer_module.EventFileWriter(str(tmp_path / "tb" / "validation"))
     tensor = tensor_pb2.TensorProto(dtype=1, float_val=[0.25])
@@ -99,6 +101,7 @@ def test_a_tensorboard_directory_is_followed(server: Ingest, tmp_path: Path) -> 
     assert points[3]["values"] == {"loss": 0.25, "lr": 0.5, "custom/thing": 4.0}
     assert points[3]["time"] == 1.7e9 + 4
     assert points[49]["values"]["val_loss"] == 0.25
+    assert (points[49]["values"]["loss"], points[49]["values"]["train/train_loss"]) == (pytest.approx(0.02), 9.0)
 
 
 def test_a_follower_without_an_address_says_so(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

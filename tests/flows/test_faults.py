@@ -6,7 +6,6 @@ import json
 import os
 import signal
 import subprocess
-import time
 from collections.abc import Callable, Iterator
 from itertools import pairwise
 from pathlib import Path
@@ -71,18 +70,16 @@ def whole(orrery: Orrery, run: str, steps: int) -> None:
 
 @pytest.mark.parametrize("part", ["web", "scheduler", "ingest", "agent", "valkey"])
 def test_a_killed_part_delays_a_run_and_nothing_else(orrery: Orrery, part: str) -> None:
-    run = orrery.submit(train_spec(steps=200, every=50), name=f"kill {part}")
+    run = orrery.submit(train_spec(steps=120, every=50), name=f"kill {part}")
     orrery.until_step(run, 20)
     supervisor, killed = pid_in(folder(orrery, run) / "supervisor.json"), orrery.pid_of(part)
-    if part == "valkey":
-        time.sleep(1.1)  # its file is synced every second; what is younger is sent again
     os.kill(killed, signal.SIGKILL)
     assert orrery.until_state(run, "finished", "failed", "cancelled", "queued") == "finished", explained(orrery, run)
     assert [attempt["exit_class"] for attempt in attempts(orrery, run)] == ["ok"]
     assert [state for state, _ in explained(orrery, run)] == ["queued", "starting", "running", "finished"]
-    whole(orrery, run, 200)
+    whole(orrery, run, 120)
     points = [line for line in (folder(orrery, run) / "rank-0" / "points.jsonl").read_text().splitlines() if line]
-    assert len(points) == 200, "the attempt started once"
+    assert len(points) == 120, "the attempt started once"
     assert pid_in(folder(orrery, run) / "supervisor.json") == supervisor, "under one supervisor"
     orrery.until(lambda: orrery.pid_of(part) != killed, 30, f"another {part}")
     if part in ("scheduler", "agent", "valkey"):  # it takes new work, and so do those that had lost it

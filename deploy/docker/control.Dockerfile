@@ -18,10 +18,11 @@ COPY webui webui
 COPY workers/__init__.py workers/__init__.py
 COPY workers/contracts workers/contracts
 COPY workers/recorder workers/recorder
+RUN python manage.py collectstatic --noinput --verbosity 0
 RUN useradd --system --create-home --home-dir /var/lib/orrery orrery
 USER orrery
 VOLUME /var/lib/orrery
 EXPOSE 8000
 HEALTHCHECK --interval=15s --timeout=5s --start-period=30s \
     CMD ["python", "-c", "import urllib.request as u; u.urlopen('http://127.0.0.1:8000/health/', timeout=4)"]
-CMD ["uvicorn", "orchestrator.config.asgi:application", "--host", "0.0.0.0", "--port", "8000", "--no-access-log", "--proxy-headers"]
+CMD ["uvicorn", "orchestrator.config.asgi:application", "--host", "0.0.0.0", "--port", "8000", "--no-access-log", "--proxy-headers", "--ws-per-message-deflate", "false"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -88,8 +89,14 @@ TIME_ZONE = "UTC"
 LANGUAGE_CODE = "en-us"
 
 STATIC_URL = "/static/"
-STATIC_ROOT = ENV.home / "static"
-WHITENOISE_USE_FINDERS = True  # a checkout serves its files without a collecting step
+# `manage.py collectstatic` (the images run it) compresses once; a checkout serves its files without that step
+COLLECTED = BASE_DIR / "staticfiles"
+WHITENOISE_USE_FINDERS = not COLLECTED.is_dir()
+STATIC_ROOT = COLLECTED if COLLECTED.is_dir() or "collectstatic" in sys.argv else ENV.home / "static"
+STORAGES = {
+    "default": {"BACKEND": "django.core.files.storage.FileSystemStorage"},
+    "staticfiles": {"BACKEND": "whitenoise.storage.CompressedStaticFilesStorage"},
+}
 WHITENOISE_MAX_AGE = 3600
 
 

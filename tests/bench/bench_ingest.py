@@ -104,7 +104,12 @@ def _messages(run_id: int, attempt: object, on: object, steps: int, points: int)
             batches.append({"stream": "points", "rank": rank, "batch": batch})
         body = {"run": str(run_id), "attempt": 1, "attempt_id": str(attempt.id), "fence": str(attempt.fence)}  # type: ignore[attr-defined]
         sealed = seal(
-            secret, wire.KIND_TELEMETRY, {**body, "batches": batches}, ttl_s=3600, now=time.time(), node=on.name  # type: ignore[attr-defined]
+            secret,
+            wire.KIND_TELEMETRY,
+            {**body, "batches": batches},
+            ttl_s=3600,
+            now=time.time(),
+            node=on.name,  # type: ignore[attr-defined]
         )
         yield sealed
 

@@ -62,7 +62,7 @@ async def measure(rank: Rank, port: int, server: object, calm_s: float, cut_s: f
 
     end.set()  # this page's connection is gone for a while
     await cut
-    assert isinstance(pid := server.pid, int)  # type: ignore[attr-defined]
+    pid: int = server.pid  # type: ignore[attr-defined]
     os.kill(pid, signal.SIGKILL)
     server.wait()  # type: ignore[attr-defined]
     again = web(port)

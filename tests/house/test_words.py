@@ -26,7 +26,11 @@ def test_commands_that_documents_name_exist(page: Path) -> None:
     targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
     for name in re.findall(r"`make ([a-z-]+)", text):
         assert name in targets, f"{page.name} names `make {name}`"
-    commands = {path.stem for path in ROOT.glob("orchestrator/*/management/commands/*.py")} | {"help", "migrate"}
+    commands = {path.stem for path in ROOT.glob("orchestrator/*/management/commands/*.py")} | {
+        "help",
+        "migrate",
+        "collectstatic",
+    }
     for name in re.findall(r"manage\.py ([a-z_]+)", text):
         assert name in commands, f"{page.name} names `manage.py {name}`"
     for module in re.findall(r"python -m ((?:workers|tests|orchestrator)[\w.]*)", text):

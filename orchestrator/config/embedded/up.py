@@ -58,7 +58,7 @@ def up(*, devices: int) -> int:
 def _start(keeper: Keeper, *, home: Path, devices: int) -> None:
     environ = {**os.environ, "ORRERY_HOME": str(home), "ORRERY_EMBEDDED": "1", "PYTHONUNBUFFERED": "1"}
     keeper.end_leftovers()
-    settings.STATIC_ROOT.mkdir(parents=True, exist_ok=True)  # whitenoise warns of a missing one
+    Path(settings.STATIC_ROOT).mkdir(parents=True, exist_ok=True)  # whitenoise warns of a missing one
     if not settings.ENV.redis_url:
         server = broker.prepare(home)
         environ["REDIS_URL"] = os.environ["REDIS_URL"] = settings.REDIS_URL = server.url
@@ -73,6 +73,7 @@ def _start(keeper: Keeper, *, home: Path, devices: int) -> None:
     env = settings.ENV
     web = [python, "-m", "uvicorn", "orchestrator.config.asgi:application", "--host", env.host, "--port", str(env.port)]
     web += ["--no-access-log", "--log-level", "warning", "--timeout-graceful-shutdown", "1", "--ws-max-size", "65536"]
+    web += ["--ws-per-message-deflate", "false"]  # else every frame is compressed once a socket
     agent = [python, "-m", "workers.agent", "--devices", str(devices)]  # REDIS_URL, with its password, by environment
     agent += ["--home", str(home), "--name", _node_name(), "--address", "127.0.0.1", "--stop-runs"]
     without_join = {name: value for name, value in environ.items() if name != "ORRERY_JOIN"}

@@ -18,7 +18,7 @@ from orchestrator.runs.models import Run
 from orchestrator.telemetry.models import Cursor
 from orchestrator.telemetry.packing.chunks import Curve, Floats
 from orchestrator.telemetry.packing.pyramid import AXES
-from orchestrator.telemetry.packing.reduce import LEAST, reduce
+from orchestrator.telemetry.packing.reduce import reduce
 from orchestrator.telemetry.reading.index import SeriesEntry, series_index
 from orchestrator.telemetry.reading.levels import Window, iterate, sources
 from orchestrator.telemetry.reading.logs import LogLine, logs
@@ -80,12 +80,12 @@ def series(
     to: float | None = None,
     after_seq: int | None = None,
 ) -> SeriesAnswer:
-    """A metric with at most `points` (8 to 5000) points, every spike kept; `from_` and `to` are on the axis `x`.
+    """A metric with at most `points` (1 to 5000) points, every spike kept; `from_` and `to` are on the axis `x`.
 
     Without `rank` one point per step: the lowest rank that has it, the newest attempt wins. A run without such points
     answers with empty lists. Raises Refusal where FLOPs are asked of a run that names no model.
     """
-    points = min(max(points, LEAST), MOST_POINTS)
+    points = min(max(points, 1), MOST_POINTS)
     per_token = run_flops_per_token(run) if x == "flops" else 1.0
     window = _window(x, from_, to, after_seq, per_token)
     merged = merge(sources(run.id, name, rank=rank, attempt=attempt), window, enough=max(_EXACT_CHUNKS, points // 2))

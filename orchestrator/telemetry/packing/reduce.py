@@ -13,7 +13,7 @@ import numpy as np
 
 from orchestrator.telemetry.packing.chunks import Floats, Ints, Mask
 
-LEAST = 8  # fewer points than this cannot keep the ends, the extremes and a mark
+LEAST = 8  # fewer points than this have no buckets: the extremes, the ends and a mark, in this order
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,9 +30,10 @@ def reduce(x: Floats, y: Floats, points: int) -> Reduced:
     """At most `points` of the points, which must be sorted by `x`. At most a quarter of them are non-finite marks."""
     if len(x) <= points:
         return Reduced(x, y, None, None)
-    points = max(points, LEAST)
     finite = np.isfinite(y)
     good, bad = np.flatnonzero(finite), np.flatnonzero(~finite)
+    if points < LEAST:
+        return _fewest(x, y, good, bad, points)
     if len(bad) > points // 4:
         bad = bad[_starts(_buckets(x[bad], points // 4))]
     if not len(good):
@@ -55,6 +56,15 @@ def reduce(x: Floats, y: Floats, points: int) -> Reduced:
     # a mark takes the band of the finite point before it
     bucket = ids[np.clip(np.searchsorted(good, kept, side="right") - 1, 0, None)]
     return Reduced(x[kept], y[kept], lows[bucket], highs[bucket])
+
+
+def _fewest(x: Floats, y: Floats, good: Ints, bad: Ints, points: int) -> Reduced:
+    """Highest, lowest, last, first, first mark: as many of them as asked for, at least one."""
+    wanted = [int(good[np.argmax(y[good])]), int(good[np.argmin(y[good])])] if len(good) else []
+    wanted += [len(y) - 1, 0, *(int(at) for at in bad[:1])]
+    kept = np.sort(np.array(list(dict.fromkeys(wanted))[: max(points, 1)], dtype=np.int64))
+    low, high = (float(y[good].min()), float(y[good].max())) if len(good) else (np.nan, np.nan)
+    return Reduced(x[kept], y[kept], np.full(len(kept), low), np.full(len(kept), high))
 
 
 def _buckets(x: Floats, count: int) -> Ints:

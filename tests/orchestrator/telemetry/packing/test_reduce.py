@@ -48,3 +48,12 @@ def test_planted_spikes_are_kept_even_two_in_a_bucket(seed: int) -> None:
 def test_a_few_points_are_left_alone() -> None:
     found = reduce(np.arange(3.0), np.array([1.0, float("nan"), 2.0]), 10)
     assert (found.low, found.high, len(found.y)) == (None, None, 3)
+
+
+@pytest.mark.parametrize("points", range(1, LEAST))
+def test_very_few_points_are_the_extremes_first(points: int) -> None:
+    y = np.array([3.0, 2.0, float("nan"), 9.0, 1.0, *[2.5] * 20])
+    found = reduce(np.arange(25.0), y, points)
+    assert len(found.x) <= points
+    assert {3, 4, 24}.issuperset(found.x.astype(int)) or points > 3
+    assert 3 in found.x

@@ -92,8 +92,9 @@ class Recorder:
         while True:
             self._wake.wait()
             # a short wait gathers what fast steps give, so that a write and a wake-up serve several of them
-            closing = self._closing.wait(FLUSH_S)
-            self._wake.clear()  # before looking: what comes from here on wakes again
+            self._closing.wait(FLUSH_S)
+            self._wake.clear()  # before looking: what comes from here on, a close too, wakes again
+            closing = self._closing.is_set()
             try:
                 self._write_pending()
             except OSError as error:

@@ -17,6 +17,7 @@ from workers.metrics.memory import SavedForBackward, held_bytes, local_tensor, s
 from workers.metrics.recorder import Recorder
 from workers.metrics.throughput import Throughput
 from workers.models.initialise import derived_seed
+from workers.training import narrate
 from workers.training.accept import TrainingRun
 from workers.training.batches import IGNORED, Block, Samples, blocks_of, tensors_of
 from workers.training.checkpoint import Checkpointer, training_tensors
@@ -63,6 +64,13 @@ class Loop:
         """Train from `start` to the last step, or until asked to leave. Raises NumericsError when numbers end."""
         self.step, self.tokens, self.samples = start.step, start.tokens, start.samples
         steps, checkpoint = self.run.train.steps, self.run.train.checkpoint
+        narrate.started(
+            model=self.run.model.name,
+            first=self.step,
+            steps=steps,
+            tokens_per_step=self.run.tokens_per_step,
+            ranks=self.world.size,
+        )
         while self.step < steps:
             asked = self._one_step()
             leaving = asked in ("stop", "pause", "preempt")
@@ -75,9 +83,13 @@ class Loop:
                 self.checkpointer.finish()
                 self.recorder.event("preempted" if asked != "stop" else "stopped", action=asked, step=self.step)
                 kind = "cancelled" if asked == "stop" else "preempted"
-                return Outcome(kind, f"{asked} was asked for, left after step {self.step}", self.step)
+                return self._left(Outcome(kind, f"{asked} was asked for, left after step {self.step}", self.step))
         self.checkpointer.finish()
-        return Outcome("ok", f"all {steps} steps done", self.step)
+        return self._left(Outcome("ok", f"all {steps} steps done", self.step))
+
+    def _left(self, outcome: Outcome) -> Outcome:
+        narrate.ended(outcome.reason)
+        return outcome
 
     def _one_step(self) -> str | None:
         """One update and its point; returns the action that any rank was asked for."""
@@ -174,6 +186,7 @@ class Loop:
         values |= self.throughput.values() | self.memory.values()
         self.phase = "record"
         self.recorder.point(step=self.step, tokens=self.tokens, values=values)
+        narrate.stepped(self.step, train.steps, values)
 
     @torch.no_grad()
     def validate(self) -> float:

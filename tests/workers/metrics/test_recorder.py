@@ -8,6 +8,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -105,3 +106,22 @@ def test_a_file_in_the_place_of_the_directory_is_told(tmp_path):
     (tmp_path / "rank-0").write_text("")
     with pytest.raises(RecorderError, match="cannot be written"):
         recorder(tmp_path / "rank-0")
+
+
+def test_a_close_between_two_looks_is_seen(tmp_path):
+    """The writer had looked for a close, found none, and cleared the wake-up that came with it: it slept for ever."""
+    recorder = Recorder(tmp_path, run="r", attempt=1, rank=0)
+
+    class Late(threading.Event):
+        def wait(self, timeout=None):
+            found = super().is_set()
+            self.set()
+            recorder._wake.set()
+            return found
+
+    recorder._closing = Late()
+    recorder.event("last")
+    recorder._thread.join(20)
+    assert not recorder._thread.is_alive()
+    recorder.close()
+    assert json.loads((tmp_path / "events.jsonl").read_text())["type"] == "last"

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 import threading
@@ -41,7 +42,7 @@ class Pool:
         common = {**os.environ, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo", "WORLD_SIZE": str(size)}
         self.ranks = [
             subprocess.Popen(
-                [sys.executable, "-m", "tests.workers.training.pool", str(rendezvous)],
+                [sys.executable, "-X", "faulthandler", "-m", "tests.workers.training.pool", str(rendezvous)],
                 cwd=ROOT,
                 env={**common, "RANK": str(rank), "LOCAL_RANK": str(rank), "LOCAL_WORLD_SIZE": str(size)},
                 stdin=subprocess.PIPE,
@@ -57,11 +58,16 @@ class Pool:
             assert rank.stdin is not None
             rank.stdin.write(json.dumps({"spec": spec, "directory": str(directory), "env": more}) + "\n")
             rank.stdin.flush()
-        hung = threading.Timer(TIMEOUT_S, self.close)
+        hung = threading.Timer(TIMEOUT_S, self.abort)
         hung.start()
         outcomes = [json.loads(rank.stdout.readline()) for rank in self.ranks if rank.stdout is not None]
         hung.cancel()
         return Result(outcomes, directory)
+
+    def abort(self) -> None:
+        """On a hang: every rank says where its threads stand, then ends."""
+        for rank in self.ranks:
+            rank.send_signal(signal.SIGABRT)
 
     def close(self) -> None:
         for rank in self.ranks:
@@ -96,9 +102,10 @@ def _serve() -> None:
 
     rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     dist.init_process_group("gloo", init_method=f"file://{sys.argv[1]}", rank=rank, world_size=size)
+    answers, sys.stdout = sys.stdout, sys.stderr  # what the engine says is not an answer
     for line in sys.stdin:
         job = json.loads(line)
-        print(json.dumps(_run(job["spec"], Path(job["directory"]), job["env"])), flush=True)
+        print(json.dumps(_run(job["spec"], Path(job["directory"]), job["env"])), file=answers, flush=True)
 
 
 if __name__ == "__main__":

@@ -47,12 +47,13 @@ class Link:
     def __init__(self, node_file: Path, order: LaunchOrder) -> None:
         self._path = node_file
         self.node = NodeFile.read(node_file)
+        self._stamp = _stamp(node_file)
         self.order = order
         self.generation = 0
         self._client: redis.Redis | None = None
         self._wait_s = 0.0
         self._next_try = 0.0
-        self._reports: deque[str] = deque()
+        self._reports: deque[dict[str, Any]] = deque()
         self._seq = 0
 
     def report(self, kind: str, data: dict[str, Any], *, now: float | None = None) -> None:
@@ -62,12 +63,13 @@ class Link:
             "attempt_id": self.order.attempt_id, "fence": self.order.fence, "node": self.node.node,
             "seq": self._seq, "time": now or time.time(), "type": kind, "data": data,
         }  # fmt: skip
-        self._reports.append(self._sealed(wire.KIND_REPORT, body))
+        self._reports.append(body)
 
     def flush(self) -> bool:
         """True once no report is left here."""
         while self._reports:
-            text = self._reports[0]
+            self._follow_node()
+            text = self._sealed(wire.KIND_REPORT, self._reports[0])
             if not self._add(wire.REPORTS, {wire.FIELD_MESSAGE: text}):
                 return False
             self._reports.popleft()
@@ -75,6 +77,7 @@ class Link:
 
     def telemetry(self, batches: list[dict[str, Any]]) -> bool:
         """Send one envelope of batches; True when Redis has it."""
+        self._follow_node()
         head = {"run": self.order.run, "attempt": self.order.attempt, "attempt_id": self.order.attempt_id}
         text = self._sealed(wire.KIND_TELEMETRY, {**head, "fence": self.order.fence, "batches": batches})
         fields = {wire.FIELD_NODE: self.node.node, wire.FIELD_MESSAGE: text}
@@ -113,6 +116,19 @@ class Link:
         node = self.node
         return envelope.seal(node.secret, kind, body, ttl_s=wire.REPORT_TTL_S, now=time.time(), node=node.node)
 
+    def _follow_node(self) -> None:
+        """A node that joined anew has another secret: what the old one sealed meanwhile was refused, so the connection
+        is made anew, and with it the outbox goes back to what was acknowledged."""
+        stamp = _stamp(self._path)
+        if stamp == self._stamp:
+            return
+        with contextlib.suppress(OSError):
+            before, self.node = self.node, NodeFile.read(self._path)
+            self._stamp = stamp
+            if self.node != before and self._client is not None:
+                self._client.close()
+                self._client = None
+
     def _call(self, do: Callable[[redis.Redis], Answer]) -> Answer | None:
         if time.monotonic() < self._next_try:
             return None
@@ -141,3 +157,11 @@ class Link:
     def _connected(self, connection: Any) -> None:
         connection.on_connect()
         self.generation += 1
+
+
+def _stamp(path: Path) -> tuple[int, int]:
+    try:
+        status = path.stat()
+    except OSError:
+        return (0, 0)
+    return (status.st_mtime_ns, status.st_ino)

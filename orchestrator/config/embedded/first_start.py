@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import secrets
 from pathlib import Path
@@ -55,10 +56,17 @@ def first_login_path(home: Path) -> Path:
     return home / "first-login"
 
 
-def join_token() -> str:
-    """A fresh single-use token for this machine's agent; the agent ignores it when it has joined before."""
+def join_token(home: Path, node: str) -> str | None:
+    """A fresh single-use token for this machine's agent; None where the node has joined and is known here."""
     from orchestrator.fleet import services
+    from orchestrator.fleet.models import Node
 
+    try:
+        known = json.loads((home / "agent" / node / "node.json").read_text())["token"]
+    except (OSError, ValueError, KeyError):
+        known = None
+    if known and Node.objects.filter(name=node, join_token_id=known).exists():
+        return None
     return services.join_token_create(by=None)
 
 

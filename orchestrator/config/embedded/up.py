@@ -66,7 +66,9 @@ def _start(keeper: Keeper, *, home: Path, devices: int) -> None:
     say("preparing the database")
     first_start.migrate()
     login = first_start.first_login(home)
-    environ["ORRERY_JOIN"] = first_start.join_token()
+    token = first_start.join_token(home, _node_name())
+    if token is not None:
+        environ["ORRERY_JOIN"] = token
     if settings.ENV.demo and login is not None:
         first_start.submit_demo()
     python, manage = sys.executable, str(ROOT / "manage.py")

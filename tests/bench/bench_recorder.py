@@ -1,0 +1,71 @@
+"""What recording costs the training loop: 30 values a step, steps of 50 ms that keep a core busy."""
+
+from __future__ import annotations
+
+import statistics
+import tempfile
+import time
+from pathlib import Path
+
+from tests.bench.record import record
+from workers.metrics.recorder import Recorder
+
+STEPS = 200
+STEP_S = 0.05
+VALUES = {f"metric/{number}": 1.0 / (number + 1) for number in range(30)}
+
+
+def main() -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        alone = statistics.median(steps(None))
+        recorder = Recorder(Path(folder), run="bench", attempt=1, rank=0)
+        with_recorder = steps(recorder)
+        waited = recorder.cost_s / STEPS
+        recorder.close()
+    share = waited / STEP_S
+    record(
+        "recorder",
+        what="waiting in the training loop",
+        value=share,
+        unit="of a 50 ms step",
+        figure="<= 0.01",
+        us=waited * 1e6,
+    )
+    slower = statistics.median(with_recorder) / alone - 1
+    record("recorder", what="slower steps, all in all", value=slower, unit="of a step", figure="<= 0.01")
+
+
+def steps(recorder: Recorder | None) -> list[float]:
+    """Seconds of each step: a fixed count of products, so that a thread beside it shows."""
+    count = calibrated()
+    seconds = []
+    for step in range(1, STEPS + 1):
+        begun = time.perf_counter()
+        spin(count)
+        if recorder is not None:
+            recorder.point(step=step, tokens=step * 1000, values=VALUES)
+        seconds.append(time.perf_counter() - begun)
+    return seconds
+
+
+def spin(count: int) -> float:
+    total = 0.0
+    for number in range(count):
+        total += number * 0.5
+    return total
+
+
+_count: list[int] = []
+
+
+def calibrated() -> int:
+    """How many turns take STEP_S here; found once, so that both loops do the same work."""
+    if not _count:
+        begun = time.perf_counter()
+        spin(1_000_000)
+        _count.append(int(1_000_000 * STEP_S / (time.perf_counter() - begun)))
+    return _count[0]
+
+
+if __name__ == "__main__":
+    main()

@@ -59,7 +59,7 @@ def measure(orrery: Orrery) -> None:
         browser = play.chromium.launch(executable_path="/usr/bin/chromium", args=CHROMIUM)
         page = browser.new_page(viewport={"width": 1440, "height": 2600})
         answers: list[Response] = []
-        page.on("response", answers.append)
+        page.on("response", lambda answer: answers.append(answer))  # a bound method of a list cannot be wrapped
         page.goto(f"{orrery.url}/login/")
         page.fill("[name=username]", username)
         page.fill("[name=password]", password)

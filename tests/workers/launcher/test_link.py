@@ -1,0 +1,31 @@
+"""A supervisor's line when its node joins anew meanwhile: the new secret seals, and the outbox is told to go back."""
+
+from __future__ import annotations
+
+import os
+import time
+
+import redis
+
+from tests.workers.launcher.harness import Node
+from workers.contracts import envelope, wire
+from workers.contracts.node import LaunchOrder
+from workers.launcher.link import Link
+from workers.launcher.rundir import read_json, write_json
+
+
+def test_a_node_that_joined_anew_seals_with_its_new_secret(tmp_path, redis_url: str) -> None:
+    node = Node(tmp_path / "home", redis_url, "again", ear=False)
+    link = Link(node.node_file, LaunchOrder.model_validate(node.order(["true"])))
+    with redis.Redis.from_url(redis_url, decode_responses=True) as client:
+        client.flushall()
+        assert link.telemetry([{"stream": "logs"}])
+        before, secret = link.generation, os.urandom(32)
+        link.report("running", {"ranks": 2})
+        write_json(node.node_file, {**read_json(node.node_file), "secret": secret.hex()})
+        assert link.flush() and link.telemetry([{"stream": "logs"}])
+        assert link.generation > before, "the outbox rewinds when the generation rises"
+        for stream, kind in ((wire.TELEMETRY, wire.KIND_TELEMETRY), (wire.REPORTS, wire.KIND_REPORT)):
+            _, fields = client.xrevrange(stream, count=1)[0]
+            envelope.open_envelope(secret, fields[wire.FIELD_MESSAGE], kind=kind, now=time.time())
+        client.flushall()

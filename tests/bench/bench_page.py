@@ -14,6 +14,7 @@ from urllib.parse import urlsplit
 
 from playwright.sync_api import CDPSession, Page, Response, sync_playwright
 
+from tests.bench.bench_flight import log_in
 from tests.bench.record import record
 from tests.flows.embedded import Orrery
 
@@ -54,17 +55,12 @@ def measure(orrery: Orrery) -> None:
     assert orrery.client is not None
     run = orrery.submit({"kind": "external", "external": {}}, "twelve charts")
     send(orrery, run, 1, 600)
-    username, password = (orrery.home / "first-login").read_text().split()
     with sync_playwright() as play:
         browser = play.chromium.launch(executable_path="/usr/bin/chromium", args=CHROMIUM)
         page = browser.new_page(viewport={"width": 1440, "height": 2600})
         answers: list[Response] = []
         page.on("response", lambda answer: answers.append(answer))  # a bound method of a list cannot be wrapped
-        page.goto(f"{orrery.url}/login/")
-        page.fill("[name=username]", username)
-        page.fill("[name=password]", password)
-        page.press("[name=password]", "Enter")
-        page.wait_for_url(lambda url: "login" not in url)
+        log_in(page, orrery)
         answers.clear()
         begun = time.monotonic()
         page.goto(f"{orrery.url}/runs/{run}/")

@@ -32,13 +32,11 @@ _ZLIB_LEVEL = 1
 
 
 @dataclass(frozen=True, slots=True)
-class Block:
-    """Points of one rank. `axes` [3, n]: seq, step, tokens; `time` [n] in Unix seconds; `values` [len(names), n]."""
+class _Points:
+    """What points have besides their values: `axes` [3, n]: seq, step, tokens; `time` [n] in Unix seconds."""
 
     axes: Ints
     time: Floats
-    names: tuple[str, ...]
-    values: Floats
 
     def __len__(self) -> int:
         return len(self.time)
@@ -55,25 +53,18 @@ class Block:
 
 
 @dataclass(frozen=True, slots=True)
-class Curve:
+class Block(_Points):
+    """Points of one rank. `axes` [3, n]: seq, step, tokens; `time` [n] in Unix seconds; `values` [len(names), n]."""
+
+    names: tuple[str, ...]
+    values: Floats
+
+
+@dataclass(frozen=True, slots=True)
+class Curve(_Points):
     """Points of one metric: `axes` [3, n]: seq, step, tokens; `time` [n] in Unix seconds; `y` [n]."""
 
-    axes: Ints
-    time: Floats
     y: Floats
-
-    def __len__(self) -> int:
-        return len(self.time)
-
-    @property
-    def seq(self) -> Ints:
-        found: Ints = self.axes[0]
-        return found
-
-    @property
-    def step(self) -> Ints:
-        found: Ints = self.axes[1]
-        return found
 
     def take(self, keep: Mask | Ints) -> Curve:
         return Curve(self.axes[:, keep], self.time[keep], self.y[keep])

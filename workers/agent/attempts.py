@@ -73,7 +73,7 @@ class Attempts:
             run_dir = self._active.get(order.fence)
             if run_dir is None and order.action in ("cancel", "kill", "preempt", "pause"):
                 self._ended_before.add(order.fence)
-                processes.end_all(order.fence)
+                processes.end_all(order.fence, node=self._node)
                 return "unknown"
         if run_dir is None:
             return "unknown"
@@ -81,7 +81,7 @@ class Attempts:
             write_json(run_dir.request, order.to_dict())
         except OSError as error:  # a full disk: the supervisor's own SIGTERM path needs no file
             log.error("Request %s for attempt %s cannot be written: %s", order.action, order.attempt_id, error)
-            processes.end_all(order.fence)
+            processes.end_all(order.fence, node=self._node)
         return "passed on"
 
     def watch(self) -> None:
@@ -135,13 +135,13 @@ class Attempts:
                     },
                 )
             except OSError:
-                processes.end_all(fence)
+                processes.end_all(fence, node=self._node)
         deadline = time.monotonic() + patience_s
         while active and time.monotonic() < deadline:
             active = {fence: run_dir for fence, run_dir in active.items() if supervisor_alive(run_dir)}
             time.sleep(0.05)
         for fence in active:
-            processes.end_all(fence, patience_s=1.0)
+            processes.end_all(fence, node=self._node, patience_s=1.0)
 
     def _spawn(self, run_dir: RunDir, fence: str) -> None:
         path = os.pathsep.join(part for part in (str(command.ROOT), os.environ.get("PYTHONPATH", "")) if part)
@@ -149,7 +149,7 @@ class Attempts:
             child = subprocess.Popen(
                 [sys.executable, "-m", "workers.launcher", "--dir", str(run_dir.path)],
                 stdin=subprocess.DEVNULL, stdout=output, stderr=output, start_new_session=True,
-                env={**os.environ, "PYTHONPATH": path, "ORRERY_FENCE": fence},
+                env={**os.environ, "PYTHONPATH": path, "ORRERY_FENCE": fence, "ORRERY_NODE": self._node},
             )  # fmt: skip
         self._starting.append(child)
 

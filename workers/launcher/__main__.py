@@ -35,8 +35,10 @@ def main() -> int:
 
     processes.adopt_orphans()
     order = LaunchOrder.from_dict(order_data)
-    os.environ["ORRERY_FENCE"] = order.fence  # for the children; an agent knows this process by supervisor.json
-    verdict = Supervisor(run_dir, order, Link(Path(agent["node_file"]), order)).run()
+    link = Link(Path(agent["node_file"]), order)
+    # for the children; an agent knows this process by supervisor.json
+    os.environ |= {"ORRERY_FENCE": order.fence, "ORRERY_NODE": link.node.node}
+    verdict = Supervisor(run_dir, order, link).run()
     print(f"attempt {order.run}.{order.attempt} ended: {verdict.exit_class}, {verdict.reason}", flush=True)
     return 0
 

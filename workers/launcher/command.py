@@ -117,6 +117,7 @@ def environment(
         "ORRERY_RUN": order.run,
         "ORRERY_ATTEMPT": str(order.attempt),
         "ORRERY_FENCE": order.fence,
+        "ORRERY_NODE": base.get("ORRERY_NODE", ""),
         "ORRERY_RUN_DIR": str(run_dir.path),
         "ORRERY_CHECKPOINTS": str(checkpoints(order, run_dir)),
     }  # fmt: skip

@@ -1,7 +1,7 @@
 """Processes of an attempt: who is alive, who belongs to it, and the end of all of them.
 
-Ranks may have sessions and parents of their own; they are found as descendants and by ORRERY_FENCE in their
-environment. Knows no run and no Redis.
+Ranks may have sessions and parents of their own; they are found as descendants and by ORRERY_FENCE and ORRERY_NODE
+in their environment: two agents on one machine may share an attempt. Knows no run and no Redis.
 """
 
 from __future__ import annotations
@@ -44,23 +44,24 @@ def die_with_parent() -> None:
     _prctl(_SET_PDEATHSIG, signal.SIGKILL)
 
 
-def members(fence: str, *, root: int | None = None) -> list[psutil.Process]:
-    """Living processes of an attempt: descendants of `root`, and all that carry the fence; never this process."""
+def members(fence: str, *, node: str | None = None, root: int | None = None) -> list[psutil.Process]:
+    """Living processes of an attempt: descendants of `root`, and all that carry the fence and the node's name (of any
+    node by default); never this process."""
     found: dict[int, psutil.Process] = {}
     if root is not None:
         with contextlib.suppress(psutil.Error):
             found = {process.pid: process for process in psutil.Process(root).children(recursive=True)}
-    for pid in _pids_with(f"ORRERY_FENCE={fence}".encode()):
+    for pid in _pids_with(f"ORRERY_FENCE={fence}", *([f"ORRERY_NODE={node}"] if node else [])):
         with contextlib.suppress(psutil.Error):
             found.setdefault(pid, psutil.Process(pid))
     found.pop(os.getpid(), None)
     return [process for process in found.values() if _lives(process)]
 
 
-def end_all(fence: str, *, root: int | None = None, patience_s: float = 5.0) -> list[int]:
+def end_all(fence: str, *, node: str | None = None, root: int | None = None, patience_s: float = 5.0) -> list[int]:
     """SIGKILL every member until none is left; returns pids that outlived the patience (stuck in the kernel)."""
     deadline = time.monotonic() + patience_s
-    while left := members(fence, root=root):
+    while left := members(fence, node=node, root=root):
         for process in left:
             with contextlib.suppress(psutil.Error):
                 process.kill()
@@ -104,14 +105,14 @@ def _lives(process: psutil.Process) -> bool:
         return False
 
 
-def _pids_with(entry: bytes) -> list[int]:
+def _pids_with(*entries: str) -> list[int]:
     if not sys.platform.startswith("linux"):
         return []
-    found = []
+    wanted, found = {entry.encode() for entry in entries}, []
     for name in os.listdir("/proc"):
         if name.isdigit():
             with contextlib.suppress(OSError), open(f"/proc/{name}/environ", "rb") as file:
-                if entry in file.read().split(b"\0"):
+                if wanted <= set(file.read().split(b"\0")):
                     found.append(int(name))
     return found
 

@@ -40,8 +40,8 @@ def reported(run_dir: RunDir) -> bool:
 def recover(run_dir: RunDir, node_file: Path, *, patience_s: float = 600.0) -> dict[str, Any] | None:
     """Reports `exited` for a directory without a living supervisor; None while Redis stays away for `patience_s`."""
     order = LaunchOrder.from_dict(read_json(run_dir.order))
-    left = processes.end_all(order.fence)
     link = Link(node_file, order)
+    left = processes.end_all(order.fence, node=link.node.node)
     shipping = Shipping(run_dir, order, link, on_event=lambda row: None)
     deadline = time.monotonic() + patience_s
     settled_by = time.monotonic() + SETTLE_S

@@ -22,8 +22,8 @@ _TERM_S = 2.0  # between SIGTERM and SIGKILL
 class Stopping:
     """`poll()` once a turn. `listens`: whether the program reads control.json; another gets SIGTERM at once."""
 
-    def __init__(self, run_dir: RunDir, fence: str, *, listens: bool) -> None:
-        self._run_dir, self._fence, self._listens = run_dir, fence, listens
+    def __init__(self, run_dir: RunDir, fence: str, node: str, *, listens: bool) -> None:
+        self._run_dir, self._fence, self._node, self._listens = run_dir, fence, node, listens
         self._stamp = 0
         self._number = int(read_json(run_dir.control).get("id", 0))
         self._deadline = float("inf")
@@ -78,9 +78,9 @@ class Stopping:
         if not self._termed:
             self._termed = True
             self._deadline = time.monotonic() + self._kill_after_s
-            for process in processes.members(self._fence, root=os.getpid()):
+            for process in processes.members(self._fence, node=self._node, root=os.getpid()):
                 with contextlib.suppress(Exception):
                     process.send_signal(signal.SIGTERM)
             return
-        processes.end_all(self._fence, root=os.getpid())
+        processes.end_all(self._fence, node=self._node, root=os.getpid())
         self._deadline = time.monotonic() + 1.0

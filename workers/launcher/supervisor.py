@@ -30,7 +30,7 @@ class Supervisor:
     def __init__(self, run_dir: RunDir, order: LaunchOrder, link: Link) -> None:
         self.run_dir, self.order, self.link = run_dir, order, link
         self.ranks = range(order.rank_offset, order.rank_offset + order.local_ranks)
-        self.stopping = Stopping(run_dir, order.fence, listens=order.kind == "train")
+        self.stopping = Stopping(run_dir, order.fence, link.node.node, listens=order.kind == "train")
         self.shipping = Shipping(run_dir, order, link, on_event=self._on_event)
         self.torchrun: subprocess.Popen[bytes] | None = None
         self._running_since: float | None = None
@@ -46,7 +46,7 @@ class Supervisor:
             verdict = Verdict("user_error", str(error))
         except OSError as error:
             verdict = unwritable(self.run_dir, error, self.link.node.node)
-        processes.end_all(self.order.fence, root=os.getpid())
+        processes.end_all(self.order.fence, node=self.link.node.node, root=os.getpid())
         try:
             write_json(self.run_dir.exit, {**verdict.to_dict(), "reported": False})
         except OSError as error:

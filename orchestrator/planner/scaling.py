@@ -1,0 +1,130 @@
+"""Scaling laws: how many FLOPs, days, dollars and kilowatt-hours a training takes, and what a budget can train.
+
+A registry of its own. Rules of thumb, stated as such; the plan of a real cluster is the search's.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from orchestrator.planner.terms import Registry, Table, explain
+from workers.contracts.base import Problem, problem
+
+SCALING = Registry()
+term, given = SCALING.term, SCALING.given
+KAPLAN = "Kaplan et al. 2020, arXiv 2001.08361, section 2.1"
+NARAYANAN = "Narayanan et al. 2021, arXiv 2104.04473, eq. 4"
+HOFFMANN = "Hoffmann et al. 2022, arXiv 2203.15556"
+_DAY_S = 86400.0
+
+given("parameters", "request", "parameters")
+given("tokens", "request", "tokens")
+given("", "request", "devices", "tokens_per_parameter", "flops_per_parameter_token")
+given("FLOP/s", "request: device peak · MFU", "flops_per_device")
+given("USD/h", "request or device catalogue", "usd_per_hour")
+given("W", "device catalogue", "power_w")
+given("days", "request", "budget_days")
+
+
+@term("FLOP", "k · N · D, k = 6, or 8 where all is recomputed", KAPLAN)
+def total_flops(flops_per_parameter_token: Any, parameters: Any, tokens: Any) -> Any:
+    return flops_per_parameter_token * parameters * tokens
+
+
+@term("days", "k · N · D / (devices · FLOP/s) / 86400", NARAYANAN)
+def days(total_flops: Any, devices: Any, flops_per_device: Any) -> Any:
+    return total_flops / (devices * flops_per_device) / _DAY_S
+
+
+@term("h", "devices · days · 24", "")
+def device_hours(devices: Any, days: Any) -> Any:
+    return devices * days * 24
+
+
+@term("USD", "device hours · price", "")
+def usd(device_hours: Any, usd_per_hour: Any) -> Any:
+    return device_hours * usd_per_hour
+
+
+@term("kWh", "device hours · power", "the device alone, without host and cooling")
+def energy_kwh(device_hours: Any, power_w: Any) -> Any:
+    return device_hours * power_w / 1000
+
+
+@term("PFLOP/s-days", "FLOPs / (10^15 · 86400)", "Brown et al. 2020, arXiv 2005.14165, appendix D")
+def petaflop_days(total_flops: Any) -> Any:
+    return total_flops / (1e15 * _DAY_S)
+
+
+@term("tokens", "tokens per parameter · N", f"{HOFFMANN}, table 3: about 20")
+def optimal_tokens(tokens_per_parameter: Any, parameters: Any) -> Any:
+    return tokens_per_parameter * parameters
+
+
+@term("FLOP", "devices · FLOP/s · budget days · 86400", "")
+def budget_flops(devices: Any, flops_per_device: Any, budget_days: Any) -> Any:
+    return devices * flops_per_device * budget_days * _DAY_S
+
+
+@term("parameters", "√(C / (k · tokens per parameter))", f"{HOFFMANN}, approach 2 with D = r · N")
+def budget_parameters(budget_flops: Any, flops_per_parameter_token: Any, tokens_per_parameter: Any) -> Any:
+    return np.sqrt(budget_flops / (flops_per_parameter_token * tokens_per_parameter))
+
+
+@term("tokens", "r · N", HOFFMANN)
+def budget_tokens(budget_parameters: Any, tokens_per_parameter: Any) -> Any:
+    return budget_parameters * tokens_per_parameter
+
+
+@term("nats/token", "1.69 + 406.4 / N^0.34 + 410.7 / D^0.28", f"{HOFFMANN}, approach 3, on its own data")
+def expected_loss(parameters: Any, tokens: Any) -> Any:
+    return 1.69 + 406.4 / parameters**0.34 + 410.7 / tokens**0.28
+
+
+def scaling(
+    *, parameters: float | None = None, tokens: float | None = None, devices: float = 1, flops_per_device: float,
+    budget_days: float | None = None, tokens_per_parameter: float = 20.0, recompute: bool = False,
+    usd_per_hour: float = 0.0, power_w: float = 0.0, explained: bool = False,
+) -> dict[str, Any]:  # fmt: skip
+    """Forward from `parameters` (tokens default to the optimal number), or back from `budget_days`.
+
+    Returns `{ok, problems, …}`: forward `total_flops, days, device_hours, usd, energy_kwh, petaflop_days,
+    optimal_tokens, expected_loss`; back `budget_flops, budget_parameters, budget_tokens`. With `explained` each
+    number is a tree.
+    """
+    columns: dict[str, Any] = {
+        "devices": devices, "flops_per_device": flops_per_device, "tokens_per_parameter": tokens_per_parameter,
+        "flops_per_parameter_token": 8.0 if recompute else 6.0, "usd_per_hour": usd_per_hour, "power_w": power_w,
+    }  # fmt: skip
+    names: list[str] = []
+    if parameters is not None:
+        columns |= {"parameters": parameters, "tokens": tokens or tokens_per_parameter * parameters}
+        names += ["total_flops", "days", "device_hours", "usd", "energy_kwh", "petaflop_days", "optimal_tokens",
+                  "expected_loss"]  # fmt: skip
+    if budget_days is not None:
+        columns["budget_days"] = budget_days
+        names += ["budget_flops", "budget_parameters", "budget_tokens"]
+    problems = _problems(columns)
+    if not names:
+        problems.append(problem("parameters", "neither parameters nor budget_days is given", "parameters 7e9"))
+    if problems:
+        return {"ok": False, "problems": [each.to_dict() for each in problems]}
+    table = Table({name: float(value) for name, value in columns.items()}, 1, SCALING)
+    found: dict[str, Any] = {name: float(table[name]) for name in names}
+    if explained:
+        found = {name: explain(table, name).to_dict() for name in names}
+    given_now = {"parameters": parameters, "tokens": columns.get("tokens")} if parameters is not None else {}
+    return {"ok": True, "problems": [], **given_now, **found}
+
+
+def _problems(columns: Mapping[str, Any]) -> list[Problem]:
+    free = ("usd_per_hour", "power_w")
+    return [
+        problem(name, f"{name} is {value:g}, it must be a number above 0", "1")
+        for name, value in columns.items()
+        if not math.isfinite(value) or (value < 0 if name in free else value <= 0)
+    ]

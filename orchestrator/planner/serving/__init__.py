@@ -1,0 +1,6 @@
+"""Serving: KV cache, time to first token, time per output token, throughput, concurrency. Knows no training."""
+
+from orchestrator.planner.serving.answer import serving
+from orchestrator.planner.serving.request import ServingRequest
+
+__all__ = ["ServingRequest", "serving"]

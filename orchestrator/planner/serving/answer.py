@@ -1,0 +1,119 @@
+"""Answers to serving questions: memory, latency, throughput, the curve over batch sizes, speculative decoding.
+
+Knows how answers look, not how terms are computed.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+from pydantic import ValidationError
+
+from orchestrator.planner.serving.request import ServingRequest
+from orchestrator.planner.serving.terms import SERVING
+from orchestrator.planner.terms import Table, explain
+from workers.contracts.base import problems_of
+
+MOST_BATCH = 256  # of a default batch; a person may ask for more
+NUMBERS = (
+    "ttft_s", "tpot_s", "tokens_per_s", "tokens_per_s_per_device", "usd_per_million_tokens", "kv_bytes_per_token",
+    "kv_bytes_per_sequence", "max_concurrency", "crossover_batch",
+)  # fmt: skip
+MEMORY = (
+    "weights_bytes_per_device", "kv_bytes_per_sequence_device", "activations_bytes", "reserved_bytes", "kv_room_bytes",
+    "total_bytes", "capacity_bytes",
+)  # fmt: skip
+
+
+def serving(given: Mapping[str, Any], *, explained: bool = False) -> dict[str, Any]:
+    """`{ok, problems, fits, batch, ttft_s, tpot_s, tokens_per_s, …, memory {…}, speculative?, curve [{batch, …}]}`.
+
+    Seconds, bytes, tokens/s of all replicas together. `explained`: each number is a tree of its formula.
+    """
+    try:
+        request = ServingRequest.model_validate(dict(given))
+    except ValidationError as error:
+        return {"ok": False, "problems": [each.to_dict() for each in problems_of(error)]}
+    if problems := request.problems():
+        return {"ok": False, "problems": [each.to_dict() for each in problems]}
+    columns = request.columns()
+    one = Table({**columns, "batch": request.replicas}, 1, SERVING)
+    concurrency = float(one["max_concurrency"])
+    batch = request.batch or int(max(request.replicas, min(concurrency, MOST_BATCH)))
+    table = Table({**columns, "batch": float(batch)}, 1, SERVING)
+
+    def shown(name: str) -> Any:
+        return explain(table, name).to_dict() if explained else float(table[name])
+
+    answer: dict[str, Any] = {
+        "ok": True, "problems": [], "fits": bool(table["fits"]), "batch": batch, "devices": request.devices,
+        **{name: shown(name) for name in NUMBERS}, "memory": {name: shown(name) for name in MEMORY},
+        "bound": _bound(table), "curve": _curve(columns, request, concurrency),
+    }  # fmt: skip
+    if not answer["fits"]:
+        answer["try"] = _advice(request, table)
+    if request.acceptance is not None:
+        answer["speculative"] = _speculative(table, request, explained)
+    return answer
+
+
+def _bound(table: Table) -> str:
+    """What a decode step waits for."""
+    parts = {
+        "memory bandwidth": float(table["decode_memory_s"]), "compute": float(table["decode_compute_s"]),
+        "communication": float(table["decode_comm_s"]),
+        "launches": float(table["layers"] * table["launch_s_per_layer"]),
+    }  # fmt: skip
+    return max(parts, key=lambda name: parts[name])
+
+
+def _curve(columns: dict[str, Any], request: ServingRequest, concurrency: float) -> list[dict[str, Any]]:
+    """Throughput against latency over batch sizes, up to what fits."""
+    most = max(request.replicas, int(min(concurrency, 4096)))
+    steps = np.unique(np.geomspace(request.replicas, most, 16).round().astype(int))
+    table = Table({**columns, "batch": steps.astype(float)}, len(steps), SERVING)
+    names = ("ttft_s", "tpot_s", "tokens_per_s", "total_bytes")
+    found = {name: table.column(name) for name in names}
+    return [
+        {"batch": int(batch), **{name: float(found[name][index]) for name in names}}
+        for index, batch in enumerate(steps)
+    ]
+
+
+def _speculative(table: Table, request: ServingRequest, explained: bool) -> dict[str, Any]:
+    lengths = np.arange(1, 17) if request.draft_tokens is None else np.array([request.draft_tokens])
+    tried = table.with_columns({"draft_tokens": lengths.astype(float)})
+    speedups = np.atleast_1d(tried["speculative_speedup"])
+    best = float(lengths[int(speedups.argmax())])
+    chosen = table.with_columns({"draft_tokens": best})
+    names = ("accepted_per_step", "speculative_speedup", "speculative_tpot_s")
+    found = {name: explain(chosen, name).to_dict() if explained else float(chosen[name]) for name in names}
+    return {"draft_tokens": int(best), "pays": bool(speedups.max() > 1), **found}
+
+
+def _advice(request: ServingRequest, table: Table) -> list[str]:
+    """Single changes that make it fit, smallest first."""
+    weights, room = float(table["weights_bytes_per_device"]), float(table["kv_room_bytes"])
+    found = []
+    if room > float(table["kv_bytes_per_sequence_device"]):
+        found.append(f"batch {int(float(table['max_concurrency']))}")
+    for quantize in ("fp8", "int8", "int4"):
+        smaller = request.model_copy(update={"quantize": quantize})
+        if smaller.columns()["weight_bytes_each"] < table["weight_bytes_each"] and _holds(smaller):
+            found.append(f"quantize {quantize}")
+            break
+    for tp in (2, 4, 8, 16):
+        wider = request.model_copy(update={"tp": request.tp * tp})
+        if not wider.problems() and _holds(wider):
+            found.append(f"tp {wider.tp}")
+            break
+    gib = math.ceil(weights * request.tp * request.pp / 2**30)
+    return found or [f"more or larger devices: the weights alone take {gib} GiB"]
+
+
+def _holds(request: ServingRequest) -> bool:
+    batch = float(request.batch or request.replicas)
+    return bool(Table({**request.columns(), "batch": batch}, 1, SERVING)["fits"])

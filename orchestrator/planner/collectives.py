@@ -1,0 +1,136 @@
+"""Bytes per kind of collective that a rank hands to torch.distributed in one step, as Orrery's engine and torch send.
+
+Counted as they are called: an all-reduce by its buffer, an all-gather by its output, a reduce-scatter by its input, a
+broadcast by its tensor, a send by its message. The textbook's volumes (`communication.py`) know nothing of engines.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from orchestrator.planner.inputs import SCHEDULE
+from orchestrator.planner.terms import term
+
+FSDP = "torch.distributed.fsdp.fully_shard: dim 0 of each parameter is padded to the shard group"
+
+
+@term("parameters", "rows padded to the group, summed over a block's weights, norms and biases", FSDP)
+def block_padded_params(
+    hidden: Any, heads: Any, kv_heads: Any, head_dim: Any, ffn: Any, gated: Any, norm_biased: Any, qk_norm: Any,
+    qkv_biased: Any, biased: Any, tp: Any, dp_shard: Any,
+) -> Any:  # fmt: skip
+    query, kv, width = heads * head_dim / tp, kv_heads * head_dim / np.minimum(tp, kv_heads), ffn / tp
+
+    def held(rows: Any, columns: Any = 1.0) -> Any:
+        return np.ceil(rows / dp_shard) * dp_shard * columns
+
+    attention = held(query, hidden) + 2 * held(kv, hidden) + held(hidden, query) + 2 * qk_norm * held(head_dim)
+    attention = attention + qkv_biased * (held(query) + 2 * held(kv)) + biased * held(hidden)
+    mlp = (1 + gated) * held(width, hidden) + held(hidden, width)
+    mlp = mlp + biased * ((1 + gated) * held(width) + held(hidden))
+    return attention + mlp + 2 * (1 + norm_biased) * held(hidden)
+
+
+@term("parameters", "token table, its rows padded to the group", FSDP)
+def table_padded_params(vocab: Any, hidden: Any, tp: Any, dp_shard: Any) -> Any:
+    return np.ceil(vocab / tp / dp_shard) * dp_shard * hidden
+
+
+@term("parameters", "output head and last norm; a tied head is the token table", FSDP)
+def head_padded_params(table_padded_params: Any, hidden: Any, norm_biased: Any, tied: Any, dp_shard: Any) -> Any:
+    return np.where(tied > 0, 0.0, table_padded_params) + (1 + norm_biased) * np.ceil(hidden / dp_shard) * dp_shard
+
+
+@term("parameters", "learned positions, rows padded to the group", FSDP)
+def position_padded_params(learned_positions: Any, max_seq_len: Any, hidden: Any, dp_shard: Any) -> Any:
+    return learned_positions * np.ceil(max_seq_len / dp_shard) * dp_shard * hidden
+
+
+@term("parameters", "layers · block + table + head + positions", FSDP)
+def padded_params(
+    layers: Any, pp: Any, block_padded_params: Any, table_padded_params: Any, head_padded_params: Any,
+    position_padded_params: Any,
+) -> Any:  # fmt: skip
+    edges = np.maximum(table_padded_params + position_padded_params, head_padded_params)
+    whole = table_padded_params + head_padded_params + position_padded_params
+    return np.ceil(layers / pp) * block_padded_params + np.where(pp > 1, edges, whole)
+
+
+@term("", "1 where fully_shard splits the weights: ZeRO 2 or 3 over more than one rank", "")
+def ranks_sharded(zero: Any, dp: Any) -> Any:
+    return np.asarray((zero >= 2) & (dp > 1), float)
+
+
+@term("B", "sharded: micro-batches · Ψ · (2 - what stays whole), in the compute dtype",
+      "ZeRO 3 gathers blocks and table again for the backward pass, the head stays; ZeRO 2 gathers once")  # fmt: skip
+def all_gather_bytes(
+    ranks_sharded: Any, zero: Any, accumulation: Any, padded_params: Any, layers: Any, pp: Any,
+    block_padded_params: Any, table_padded_params: Any, tied: Any, compute_bytes: Any, sequence_parallel: Any,
+    sp_bytes: Any,
+) -> Any:  # fmt: skip
+    again = np.ceil(layers / pp) * block_padded_params + np.where(tied > 0, 0.0, table_padded_params)
+    elements = padded_params + np.where(zero >= 3, again, 0.0)
+    return ranks_sharded * accumulation * elements * compute_bytes + sequence_parallel * sp_bytes
+
+
+@term("B", "sharded: micro-batches · Ψ, in the reduce dtype", "gradients are reduced after every micro-batch")
+def reduce_scatter_bytes(
+    ranks_sharded: Any, accumulation: Any, padded_params: Any, sharded_reduce_bytes: Any, sequence_parallel: Any,
+    sp_bytes: Any,
+) -> Any:  # fmt: skip
+    return ranks_sharded * accumulation * padded_params * sharded_reduce_bytes + sequence_parallel * sp_bytes
+
+
+@term("B", "copies: Ψ of gradients once a step; hybrid: Ψ / shard each micro-batch; tensor parallel: 4 a layer",
+      "DistributedDataParallel under no_sync; Shoeybi et al. 2019, arXiv 1909.08053, section 3")  # fmt: skip
+def all_reduce_bytes(
+    ranks_sharded: Any, dp: Any, dp_replicate: Any, dp_shard: Any, accumulation: Any, padded_params: Any,
+    device_params: Any, sharded_reduce_bytes: Any, sequence_parallel: Any, tp: Any, sp_bytes: Any,
+) -> Any:  # fmt: skip
+    copies = (dp > 1) * (1 - ranks_sharded) * device_params * 4.0
+    hybrid = ranks_sharded * (dp_replicate > 1) * accumulation * padded_params / dp_shard * sharded_reduce_bytes
+    return copies + hybrid + (tp > 1) * (1 - sequence_parallel) * sp_bytes
+
+
+@term("B", "ZeRO 1: Ψ of updated weights, in fp32", "ZeroRedundancyOptimizer sends each rank's part to all")
+def broadcast_bytes(zero: Any, dp: Any, device_params: Any) -> Any:
+    return np.asarray((zero == 1) & (dp > 1), float) * device_params * 4.0
+
+
+@term("parameters", "parameters of a device before ZeRO, its heaviest pipeline stage", "")
+def device_params(stage_params: Any) -> Any:
+    return np.max(stage_params, axis=0) if np.ndim(stage_params) > 1 else stage_params
+
+
+@term("B", "micro-batches · layers · 4 · b · s/c · h", "two in the forward, two in the backward pass of a layer")
+def sp_bytes(
+    accumulation: Any, layers: Any, pp: Any, micro_batch: Any, seq_len: Any, cp: Any, hidden: Any, compute_bytes: Any
+) -> Any:
+    return accumulation * np.ceil(layers / pp) * 4 * micro_batch * seq_len / cp * hidden * compute_bytes
+
+
+@term("B", "micro-batches · boundaries · b · s/c · h, forward and backward", "one message each way and boundary")
+def send_bytes(
+    accumulation: Any, pp: Any, virtual_stages: Any, schedule: Any, micro_batch: Any, seq_len: Any, cp: Any,
+    hidden: Any, compute_bytes: Any,
+) -> Any:  # fmt: skip
+    # chunks of a rank send forward, all but the last stage, and backward, all but the first; a middle rank both
+    folded = (schedule == SCHEDULE["zbv"]) | (schedule == SCHEDULE["dualpipev"])
+    ends = np.where(pp > 2, 0.0, 1.0)  # of two ranks each is at an end
+    messages = np.where(folded, 4.0 - 2 * ends, 2.0 * virtual_stages - ends)
+    message = micro_batch * seq_len / cp * hidden * compute_bytes
+    return (pp > 1) * accumulation * messages * message
+
+
+@term("B", "micro-batches · routing layers · 4 · b · s/c · k · h", "dispatch and combine, forward and backward")
+def all_to_all_bytes(
+    ep: Any, accumulation: Any, moe_layers: Any, pp: Any, micro_batch: Any, seq_len: Any, cp: Any, top_k: Any,
+    hidden: Any, compute_bytes: Any,
+) -> Any:  # fmt: skip
+    tokens = micro_batch * seq_len / cp * top_k
+    return (ep > 1) * accumulation * np.ceil(moe_layers / pp) * 4 * tokens * hidden * compute_bytes
+
+
+KINDS = ("all_reduce", "all_gather", "reduce_scatter", "broadcast", "all_to_all", "send")

@@ -1,0 +1,199 @@
+"""One step of a real parallel program on gloo, its collectives counted by torch's profiler; prints JSON from rank 0.
+
+Data parallelism is Orrery's own engine; tensor, pipeline, context and expert parallelism are torch's primitives.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import math
+import os
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.profiler import ProfilerActivity, profile
+
+from workers.contracts import ModelSpec, ParallelPlan
+from workers.contracts.bodies import OptimizerSpec
+
+Step = Callable[[], None]
+
+
+def data_parallel(model: ModelSpec, plan: ParallelPlan, seq_len: int) -> Step:
+    from workers.training.mesh import World, build_mesh
+    from workers.training.optim import build_optimizer
+    from workers.training.parallelize import parallelize
+
+    world = World(dist.get_rank(), dist.get_world_size(), torch.device("cpu"), build_mesh(plan, "cpu"))
+    parallel = parallelize(model, plan, world, seed=1)
+    optimizer = build_optimizer(parallel.parameters().values(), OptimizerSpec(), split_state=plan.zero == 1)
+
+    def step() -> None:
+        for index in range(plan.accumulation):
+            last = index + 1 == plan.accumulation
+            tokens = torch.randint(0, model.vocab, (plan.micro_batch_size, seq_len))
+            with contextlib.nullcontext() if last else parallel.accumulating():
+                parallel.module(tokens).float().sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+    return step
+
+
+class Block(nn.Module):
+    """The linears of a decoder block, attention and MLP in parallel paths one after the other."""
+
+    def __init__(self, hidden: int, ffn: int) -> None:
+        super().__init__()
+        self.qkv, self.o = nn.Linear(hidden, 3 * hidden, bias=False), nn.Linear(hidden, hidden, bias=False)
+        self.up, self.down = nn.Linear(hidden, ffn, bias=False), nn.Linear(ffn, hidden, bias=False)
+        self.norm1, self.norm2 = nn.LayerNorm(hidden, bias=False), nn.LayerNorm(hidden, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        value = self.qkv(self.norm1(x))
+        x = x + self.o(value[..., : value.shape[-1] // 3])
+        return x + self.down(torch.relu(self.up(self.norm2(x))))
+
+
+def tensor_parallel(model: ModelSpec, plan: ParallelPlan, seq_len: int) -> Step:
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.tensor import Replicate, Shard
+    from torch.distributed.tensor.parallel import (
+        ColwiseParallel,
+        PrepareModuleInput,
+        RowwiseParallel,
+        SequenceParallel,
+        parallelize_module,
+    )
+
+    mesh = init_device_mesh("cpu", (plan.tp,))
+    blocks = nn.ModuleList(Block(model.hidden, model.ffn) for _ in range(model.layers))
+    split = Shard(1)
+    for block in blocks:
+        ways: dict[str, Any] = {"qkv": ColwiseParallel(), "o": RowwiseParallel(), "up": ColwiseParallel(),
+                                "down": RowwiseParallel()}  # fmt: skip
+        if plan.sequence_parallel:
+            columns = ColwiseParallel(input_layouts=split)
+            rows = RowwiseParallel(output_layouts=split)
+            ways = {"qkv": columns, "up": columns, "o": rows, "down": rows}
+            ways |= dict.fromkeys(("norm1", "norm2"), SequenceParallel(use_local_output=True))
+            whole = PrepareModuleInput(input_layouts=split, desired_input_layouts=split, use_local_output=True)
+            parallelize_module(block, mesh, whole)
+        else:
+            parallelize_module(block, mesh, PrepareModuleInput(input_layouts=Replicate(),
+                               desired_input_layouts=Replicate(), use_local_output=True))  # fmt: skip
+        parallelize_module(block, mesh, ways)
+    length = seq_len // plan.tp if plan.sequence_parallel else seq_len
+
+    def step() -> None:
+        for _ in range(plan.accumulation):
+            x = torch.randn(plan.micro_batch_size, length, model.hidden, requires_grad=True)
+            for block in blocks:
+                x = block(x)
+            x.sum().backward()
+
+    return step
+
+
+def pipeline_parallel(model: ModelSpec, plan: ParallelPlan, seq_len: int) -> Step:
+    from torch.distributed.pipelining import PipelineStage
+    from torch.distributed.pipelining.schedules import Schedule1F1B, ScheduleGPipe, ScheduleInterleaved1F1B
+
+    rank, micro = dist.get_rank(), plan.micro_batch_size
+    stages = [
+        PipelineStage(nn.Linear(model.hidden, model.hidden, bias=False), chunk * plan.pp + rank, plan.stages,
+                      torch.device("cpu"))
+        for chunk in range(plan.virtual_stages)
+    ]  # fmt: skip
+    kind: Any = {"gpipe": ScheduleGPipe, "1f1b": Schedule1F1B, "interleaved_1f1b": ScheduleInterleaved1F1B}
+    whole: Any = stages if plan.virtual_stages > 1 else stages[0]
+    schedule = kind[plan.schedule](whole, n_microbatches=plan.accumulation, loss_fn=lambda out, target: out.sum())
+    batch = torch.randn(micro * plan.accumulation, seq_len, model.hidden)
+
+    def step() -> None:
+        first, last = rank == 0, rank == plan.pp - 1
+        schedule.step(*([batch] if first else []), **({"target": batch} if last else {}))
+
+    return step
+
+
+class _Exchange(torch.autograd.Function):
+    @staticmethod
+    def forward(context: Any, x: Tensor) -> Tensor:
+        out = torch.empty_like(x)
+        dist.all_to_all_single(out, x)
+        return out
+
+    @staticmethod
+    def backward(context: Any, *grads: Tensor) -> Tensor:
+        out = torch.empty_like(grads[0])
+        dist.all_to_all_single(out, grads[0].contiguous())
+        return out
+
+
+def expert_parallel(model: ModelSpec, plan: ParallelPlan, seq_len: int) -> Step:
+    """Balanced routing: every expert gets as many tokens, so that the exchange is the planner's."""
+    assert model.moe is not None
+    copies = plan.micro_batch_size * seq_len * model.moe.top_k
+    experts = nn.ModuleList(nn.Linear(model.hidden, model.hidden, bias=False) for _ in range(model.moe_layers))
+
+    def step() -> None:
+        for _ in range(plan.accumulation):
+            x = torch.randn(copies, model.hidden, requires_grad=True)
+            for expert in experts:
+                x = _Exchange.apply(expert(_Exchange.apply(x)))
+            x.sum().backward()
+
+    return step
+
+
+def main() -> None:
+    """Each of the asked programs in turn, all on the same ranks."""
+    dist.init_process_group("gloo")
+    found = [_one(asked) for asked in json.loads(sys.argv[1])]
+    told: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(told, found)
+    if dist.get_rank() == 0:
+        print("COUNTED", json.dumps(told))
+    dist.destroy_process_group()
+
+
+def _one(asked: dict[str, Any]) -> dict[str, int]:
+    model, plan = ModelSpec.from_dict(asked["model"]), ParallelPlan.from_dict(asked["plan"])
+    program = {"dp": data_parallel, "tp": tensor_parallel, "pp": pipeline_parallel, "ep": expert_parallel}
+    step = program[asked["axis"]](model, plan, asked["seq_len"])
+    step()  # DistributedDataParallel settles its buckets after the first backward pass
+    step()
+    with profile(activities=[ProfilerActivity.CPU], record_shapes=True) as profiled:
+        step()
+    return counted(profiled.events(), group=plan.tp if plan.tp > 1 else plan.dp_shard)
+
+
+def counted(events: Any, *, group: int) -> dict[str, int]:
+    """Bytes by kind, all tensors being fp32; all-gathers are over `group` ranks."""
+    found = dict.fromkeys(("all_reduce", "all_gather", "reduce_scatter", "broadcast", "all_to_all", "send"), 0)
+    for event in events:
+        size = [4 * math.prod(shape) for shape in event.input_shapes or []]
+        if event.name in ("c10d::_reduce_scatter_base_", "_c10d_functional::reduce_scatter_tensor"):
+            # gloo does it by an all-reduce
+            whole = size[1] if event.name.startswith("c10d") else size[0]
+            found["reduce_scatter"] += whole
+            found["all_reduce"] -= whole
+        elif event.name == "c10d::alltoall_base_":
+            found["all_to_all"] += size[1]
+        elif event.name == "gloo:all_gather":
+            found["all_gather"] += size[0] * group
+        elif event.name in ("gloo:all_reduce", "gloo:broadcast", "gloo:send"):
+            found[event.name[5:]] += size[0]
+    return found
+
+
+if __name__ == "__main__":
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
+    torch.set_num_threads(1)
+    main()

@@ -11,10 +11,15 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
+from hypothesis import settings
 
 from orchestrator.accounts.models import User
 from tests import factories
 from tests.redis_server import redis_server, redis_url  # noqa: F401  (fixtures)
+
+# no test measures time, on a busy machine an example takes as long as it takes
+settings.register_profile("untimed", deadline=None)
+settings.load_profile("untimed")
 
 
 class FakeClock:

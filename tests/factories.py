@@ -79,31 +79,37 @@ def external_run(owner: User, *, name: str = "") -> Run:
     return runs.run_submit(owner=owner, name=name or f"run {next(_numbers)}", spec={"kind": "external"})
 
 
-def node(name: str = "", *, devices: int = 4, kind: str = "cpu", pool: str = "default", catalogue: str = "cpu") -> Node:
+def node(
+    name: str = "", *, devices: int = 4, kind: str = "cpu", pool: str = "default", catalogue: str = "cpu",
+    memory_bytes: int = 4 * 2**30,
+) -> Node:  # fmt: skip
     """A node that has joined by a token and is up."""
     text = fleet.join_token_create(by=None, pool=pool)
-    described = inventory(name or f"node-{next(_numbers)}", devices=devices, kind=kind, catalogue=catalogue)
+    name = name or f"node-{next(_numbers)}"
+    described = inventory(name, devices=devices, kind=kind, catalogue=catalogue, memory_bytes=memory_bytes)
     request = envelope.join_request(text, name=described.name)
     return fleet.node_joined(request=request, inventory=described)[0]
 
 
-def inventory(name: str, *, devices: int = 4, kind: str = "cpu", catalogue: str = "cpu") -> NodeInventory:
+def inventory(
+    name: str, *, devices: int = 4, kind: str = "cpu", catalogue: str = "cpu", memory_bytes: int = 4 * 2**30
+) -> NodeInventory:
     return NodeInventory(
         name=name,
         address="127.0.0.1",
         hostname=f"{name}.test",
         cores=8,
         memory_bytes=16 * 2**30,
-        devices=[_device(index, kind, catalogue) for index in range(devices)],
+        devices=[_device(index, kind, catalogue, memory_bytes) for index in range(devices)],
     )
 
 
-def _device(index: int, kind: str, catalogue: str) -> DeviceInfo:
+def _device(index: int, kind: str, catalogue: str, memory_bytes: int) -> DeviceInfo:
     return DeviceInfo(
         index=index,
         kind=kind,
         name=f"{kind} {index}",
-        memory_bytes=4 * 2**30,
+        memory_bytes=memory_bytes,
         catalogue=catalogue,
         cores=[index],
     )

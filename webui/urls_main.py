@@ -11,6 +11,7 @@ urlpatterns: list[URLPattern] = [
     path("pulse/", overview.pulse, name="overview-pulse"),
     path("runs/<int:id>/", run.run, name="run"),
     path("runs/<int:id>/pulse/", run.pulse, name="run-pulse"),
+    path("runs/<int:id>/beside/", run.beside, name="run-beside"),
     path("runs/<int:id>/act/", run_actions.act, name="run-act"),
     path("gallery/", gallery.gallery, name="gallery"),
 ]

@@ -64,6 +64,20 @@ def duration(value: Any) -> str:
     return f"{minutes} min {seconds:02} s"
 
 
+def seconds(value: Any, digits: int = 3) -> str:
+    """A time that is predicted or compared: three digits from microseconds to a minute, then as `duration`.
+
+    More `digits` tell close times apart: they stay seconds up to a thousand.
+    """
+    real = number(value)
+    if real is None:
+        return DASH
+    for most, size, unit in ((1e-3, 1e6, "µs"), (1.0, 1e3, "ms"), (60.0 if digits <= 3 else 1e3, 1.0, "s")):
+        if 0 < real < most:
+            return f"{_significant(real * size, digits)} {unit}"
+    return "0 s" if real == 0 else duration(real)
+
+
 def age(seconds: float) -> str:
     """How long ago, in one unit: 42 s ago, 3 min ago, 5 h ago, 2 d ago."""
     whole = max(0, round(seconds))

@@ -13,6 +13,7 @@ from orchestrator.api.auth import user
 from orchestrator.api.problems import not_found
 from orchestrator.common.errors import Refusal
 from orchestrator.fleet import selectors as fleet
+from orchestrator.planner import selectors as planner
 from orchestrator.runs import selectors as runs
 
 LARGEST = 2**63 - 1  # of a database key
@@ -38,3 +39,24 @@ def experiment_of(request: HttpRequest, id: int) -> Any:
         return runs.experiment_get(user=user(request), id=id)
     except Refusal:
         raise not_found("experiment", id, "/api/v1/experiments") from None
+
+
+def calibration_of(request: HttpRequest, id: int) -> Any:
+    try:
+        return planner.calibration_by_number(user=user(request), id=id)
+    except Refusal:
+        raise not_found("calibration", id, "/api/v1/calibrations") from None
+
+
+def device_type_of(request: HttpRequest, id: int) -> Any:
+    try:
+        return planner.device_type_get(user=user(request), id=id)
+    except Refusal:
+        raise not_found("device type", id, "/api/v1/device-types") from None
+
+
+def saved_plan_of(request: HttpRequest, id: int) -> Any:
+    try:
+        return planner.saved_plan_get(user=user(request), id=id)
+    except Refusal:
+        raise not_found("saved plan", id, "/api/v1/plans") from None

@@ -9,6 +9,7 @@ from typing import Any
 
 from orchestrator.api.problems import MEDIA_TYPE, ProblemAnswer
 from workers.contracts.base import Contract
+from workers.contracts.devices import Device
 from workers.contracts.plan import ParallelPlan
 from workers.contracts.run import RunSpec
 
@@ -16,6 +17,7 @@ _CONTRACTS: dict[str, type[Contract]] = {
     "RunSpec": RunSpec,
     "ParallelPlan": ParallelPlan,
     "ProblemAnswer": ProblemAnswer,
+    "Device": Device,
 }
 _PROBLEM = {"$ref": "#/components/schemas/ProblemAnswer"}
 
@@ -45,7 +47,7 @@ def _name_headers(path: str, method: str, operation: dict[str, Any]) -> None:
     if created is not None:
         operation["parameters"].append(_header("Idempotency-Key", "the same key and body make one thing, not two"))
         created["headers"] = {"Location": {"schema": {"type": "string"}, "description": "its address, if it has one"}}
-    if path.endswith("/runs/{id}"):
+    if path.endswith(("/runs/{id}", "/calibrations/{id}")) and method != "delete":
         given = (
             ("If-Match", "412 if somebody edited it since") if method == "patch" else ("If-None-Match", "304 if equal")
         )

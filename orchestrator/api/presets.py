@@ -9,8 +9,8 @@ from ninja import Router
 
 from orchestrator.api.auth import needs
 from orchestrator.api.schemas import PresetsOut
-from workers.contracts.bodies import DataSpec
 from workers.contracts.counts import parameter_count
+from workers.contracts.data import DataSpec
 from workers.contracts.devices import DEVICES
 from workers.contracts.presets import PRESETS
 

@@ -16,6 +16,7 @@ from ninja.operation import Operation
 
 from orchestrator.api import (
     audit,
+    calibrations,
     door,
     events,
     experiments,
@@ -23,6 +24,7 @@ from orchestrator.api import (
     me,
     nodes,
     openapi,
+    plans,
     presets,
     problems,
     queue,
@@ -93,6 +95,9 @@ for _prefix, _router in (
     ("/v1/queue", queue.router),
     ("/v1", nodes.router),
     ("/v1/presets", presets.router),
+    ("/v1/plans", plans.router),
+    ("/v1/calibrations", calibrations.router),
+    ("/v1/device-types", calibrations.devices),
     ("/v1/me", me.router),
     ("/v1/tokens", tokens.router),
     ("/v1/audit", audit.router),

@@ -267,3 +267,83 @@ class PresetsOut(Schema):
     models: list[Preset]
     devices: list[dict[str, Any]]
     data: list[str]
+
+
+class CalibrationOut(Schema):
+    id: Id
+    name: str
+    device: str = Field(description="catalogue name of most of its measurements")
+    framework: str
+    rows: int = Field(description="measurements it was fitted to")
+    default: bool = Field(description="predictions of runs on its device rest on it")
+    created_by: str
+    created: Time
+    fitted: Time
+    version: int
+    document: dict[str, Any] | None = Field(None, description="as `manage.py calibrate` writes it; left out in lists")
+
+
+class DeviceTypeOut(Schema):
+    id: Id
+    name: str
+    owner: str
+    created: Time
+    entry: dict[str, Any] = Field(json_schema_extra={"x-contract": "Device"})
+
+
+class SavedPlanOut(Schema):
+    id: Id
+    name: str
+    owner: str
+    created: Time
+    line: dict[str, Any] = Field(description="a request line for plans/estimate")
+    link: str | None
+
+
+class EstimateOut(Schema):
+    """An answer line; with `explain` each number is a tree `{name, value, unit, formula, inputs, source}`."""
+
+    model_config = ConfigDict(extra="allow")
+
+    id: Any = None
+    ok: bool = Field(True, description="the plan is legal")
+    problems: list[dict[str, str]] = Field([], description="[{field, says, try}] of an illegal plan")
+    fits: bool | None = None
+    memory: dict[str, Any] | None = Field(None, description="bytes by category on the worst pipeline rank, and totals")
+    step_time_s: Any = None
+    step_time_low_s: Any = Field(None, description="with step_time_high_s an 80% interval")
+    step_time_high_s: Any = None
+    time: dict[str, Any] | None = None
+    tokens_per_s_per_device: Any = None
+    tflops_per_device: Any = Field(None, description="model FLOPs")
+    mfu: Any = None
+    hfu: Any = None
+    bubble_fraction: Any = None
+    comm: dict[str, Any] | None = Field(None, description="bytes a device and step, by kind of parallelism")
+    usd_per_billion_tokens: Any = None
+    days: Any = Field(None, description="for workload.tokens, null without them")
+    calibration: str | None = None
+    answers: list[dict[str, Any]] | None = Field(None, description="one a line, where `requests` were sent")
+
+
+class SearchOut(Schema):
+    model_config = ConfigDict(extra="allow")
+
+    enumerated: int = Field(description="legal candidates")
+    legal: int
+    fit: int
+    seconds: float
+    plans: list[dict[str, Any]] = Field(description="[{plan, …the answer}], best first")
+    pareto: list[int] = Field(description="positions in `plans`")
+    rejected: dict[str, int] = Field(description="how many plans were left out, by reason")
+
+
+class ExportOut(Schema):
+    engine: str
+    filename: str
+    text: str
+    notes: list[str]
+
+
+class ServingOut(Schema):
+    model_config = ConfigDict(extra="allow")

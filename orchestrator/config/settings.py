@@ -22,6 +22,7 @@ INSTALLED_APPS = [
     "orchestrator.common",
     "orchestrator.accounts",
     "orchestrator.fleet",
+    "orchestrator.planner",
     "orchestrator.runs",
     "orchestrator.telemetry",
     "orchestrator.scheduling",

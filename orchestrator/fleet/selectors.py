@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import hmac
+from collections import Counter
+from dataclasses import dataclass
 from typing import Any
 
 from django.conf import settings
@@ -53,6 +55,36 @@ def pools() -> QuerySet[Pool]:
 def capacity() -> int:
     """Healthy devices of the whole fleet, whatever their nodes' present health."""
     return Device.objects.filter(healthy=True).count()
+
+
+@dataclass(frozen=True)
+class Offer:
+    """What a pool has of one kind of device: the least memory among them, the most on one node, how many in all.
+
+    `cores` are the fewest of a node that has `per_node` of them: CPU slots may be more than there are cores.
+    """
+
+    catalogue: str
+    memory_bytes: int
+    per_node: int
+    devices: int
+    cores: int
+
+
+def offer(*, pool: str, catalogue: str | None = None) -> Offer | None:
+    """The kind of healthy device that the pool has most of, or the named kind; None where it has none it knows."""
+    devices = Device.objects.filter(healthy=True, node__pool__name=pool).exclude(catalogue="")
+    if catalogue is not None:
+        devices = devices.filter(catalogue=catalogue)
+    rows = list(devices.order_by("id").values_list("catalogue", "memory_bytes", "node_id", "node__inventory__cores"))
+    if not rows:
+        return None
+    kind = Counter(name for name, *_ in rows).most_common(1)[0][0]
+    rows = [row for row in rows if row[0] == kind]
+    on_node = Counter(node for _, _, node, _ in rows)
+    most = max(on_node.values())
+    cores = [number for _, _, node, number in rows if on_node[node] == most and isinstance(number, int)]
+    return Offer(kind, min(size for _, size, _, _ in rows), most, len(rows), min(cores, default=most))
 
 
 def join_key(token_id: str) -> bytes:

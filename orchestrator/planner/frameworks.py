@@ -24,6 +24,19 @@ class Framework:
     `params_dtype`: of the stored weights (None: the compute dtype); where it is wider than the compute dtype, a
     gathered or cast copy is what computes. `grad_dtype` None: the stored weights' dtype. `master_weights`: an fp32
     copy beside 16-bit weights. `distributed_optimizer`: Megatron's, gradients stay whole (zero 1).
+    `fully_shard`: ZeRO 2 and 3 keep shards of the stored weights and gather whole copies to compute with, shards being
+    "rows" of each tensor (FSDP2) or of all numbers in a row ("flat", FSDP1). `greedy_optimizer`: ZeRO 1 gives whole
+    tensors to ranks (torch's ZeroRedundancyOptimizer). `bucket_elements`: of a separate reduction and gathering bucket
+    (DeepSpeed). `fused_wgrad`: weight gradients accumulate inside the matrix product, which leaves a dummy gradient of
+    each shape. `offload_grads`: gradients follow optimizer states off the device.
+    `fused_norm_on_cpu`, `mask_bytes_on_cpu` (0: of the compute dtype): what torch does on a CPU, unless a request says
+    fused_norm and mask_bytes itself. `norm_weight_in_fp32`: a decomposed RMSNorm multiplies by its weight before it
+    casts back (torch), or after (Hugging Face). `repeats_kv`: keys and values are copied per query head.
+    `windows_as_masks`: a window is a mask tensor. `regathers_inputs`: sequence parallel inputs of products are kept in
+    parts and gathered again. `selective` recomputes the attention "core", or all but the outputs of "products".
+    `cross_entropy_in_place`: the softmax overwrites fp32 logits and their gradient the softmax. `loss_chunks`: pieces
+    of a micro-batch whose logits exist one after the other.
+    `scatter_gather`: each tensor rank sends its part of a hidden state to the next stage (arXiv 2104.04473, 4.1).
     `vocab_multiple`: the vocabulary is padded to this times tp. `attention_flops` is a convention for MFU.
     """
 
@@ -39,9 +52,26 @@ class Framework:
     master_weights: bool = True
     optimizer: str = "adamw"
     distributed_optimizer: bool = False
+    fully_shard: str | None = None
+    greedy_optimizer: bool = False
+    bucket_elements: float = 0.0
+    fused_wgrad: bool = False
+    offload_grads: bool = False
+    flat_step: bool = False
+    keeps_outputs: bool = True
+    fused_norm_on_cpu: bool = False
+    mask_bytes_on_cpu: float = 0.0
+    norm_weight_in_fp32: bool = True
+    repeats_kv: bool = False
+    windows_as_masks: bool = False
+    regathers_inputs: bool = True
+    selective: str = "core"
+    cross_entropy_in_place: bool = False
+    loss_chunks: int = 1
     vocab_multiple: int = 1
     mask_bytes: float = 1.0
     overlap_grad_reduce: bool = True
+    scatter_gather: bool = False
     attention_flops: str = "full"
 
     def columns(self, plan: ParallelPlan, model: ModelSpec) -> dict[str, float]:
@@ -60,9 +90,21 @@ class Framework:
             "master_bytes": 4.0 if mixed and self.master_weights else 0.0,
             "moment_bytes": _moment_bytes(self.optimizer, 4.0 if self.master_weights or not mixed else stored),
             "reduce_bytes": _BYTES[plan.reduce_dtype] if plan.reduce_dtype else compute,
+            # fully_shard reduces in fp32 unless told otherwise
+            "sharded_reduce_bytes": _BYTES[plan.reduce_dtype] if plan.reduce_dtype else 4.0,
             "distributed_optimizer": float(self.distributed_optimizer),
+            "fully_sharded": float(self.fully_shard is not None), "row_sharded": float(self.fully_shard == "rows"),
+            "greedy_optimizer": float(self.greedy_optimizer), "bucket_elements": self.bucket_elements,
+            "fused_wgrad": float(self.fused_wgrad), "offload_grads": float(self.offload_grads),
+            "factored": float(self.optimizer == "adafactor"), "muon": float(self.optimizer == "muon"),
+            "flat_step": float(self.flat_step), "keeps_outputs": float(self.keeps_outputs),
+            "fused_norm_on_cpu": float(self.fused_norm_on_cpu), "mask_bytes_on_cpu": self.mask_bytes_on_cpu or compute,
+            "norm_weight_in_fp32": float(self.norm_weight_in_fp32), "windows_as_masks": float(self.windows_as_masks),
+            "repeats_kv": float(self.repeats_kv), "regathers_inputs": float(self.regathers_inputs),
+            "selective_products": float(self.selective == "products"), "loss_chunks": float(self.loss_chunks),
+            "cross_entropy_in_place": float(self.cross_entropy_in_place),
             "vocab_multiple": float(self.vocab_multiple), "mask_bytes": self.mask_bytes,
-            "overlap_grad_reduce": float(self.overlap_grad_reduce),
+            "overlap_grad_reduce": float(self.overlap_grad_reduce), "scatter_gather": float(self.scatter_gather),
             "causal_flops": float(self.attention_flops == "causal"),
         }  # fmt: skip
 
@@ -72,6 +114,7 @@ _MOMENTS: dict[str, tuple[float, float | None]] = {
     "adamw": (2, None),
     "adam": (2, None),
     "adam8bit": (2, 1.0),
+    "adamw8bit": (2, 1.0),
     "adafactor": (0, None),  # rows and columns only
     "muon": (1, None),
     "lion": (1, None),
@@ -87,12 +130,45 @@ def _moment_bytes(optimizer: str, each: float) -> float:
 FRAMEWORKS = {
     each.name: each
     for each in (
-        Framework("orrery"),
-        Framework("fsdp2", params_dtype="fp32"),
-        Framework("megatron", grad_dtype="fp32", vocab_multiple=128, distributed_optimizer=True),
-        Framework("megatron-deepspeed", vocab_multiple=128, flash_attention=False),
-        Framework("llm-foundry", params_dtype="fp32"),
-        Framework("deepspeed"),
+        Framework(
+            "orrery",
+            params_dtype="fp32",
+            fully_shard="rows",
+            greedy_optimizer=True,
+            fused_swiglu=False,
+            windows_as_masks=True,
+            selective="products",
+        ),
+        Framework(
+            "fsdp2",
+            params_dtype="fp32",
+            fully_shard="rows",
+            fused_swiglu=False,
+            regathers_inputs=False,
+            selective="products",
+        ),
+        Framework(
+            "megatron",
+            grad_dtype="fp32",
+            vocab_multiple=128,
+            distributed_optimizer=True,
+            fused_wgrad=True,
+            keeps_outputs=False,
+            scatter_gather=True,
+            cross_entropy_in_place=True,
+        ),
+        Framework(
+            "megatron-deepspeed",
+            vocab_multiple=128,
+            flash_attention=False,
+            bucket_elements=5e8,
+            flat_step=True,
+            overlap_grad_reduce=False,
+            cross_entropy_in_place=True,
+            scatter_gather=True,
+        ),
+        Framework("llm-foundry", params_dtype="fp32", fully_shard="flat", fused_cross_entropy=True),
+        Framework("deepspeed", bucket_elements=5e8, offload_grads=True, flat_step=True, scatter_gather=True),
     )
 }
 
@@ -104,5 +180,8 @@ def framework(given: Mapping[str, Any] | str | None) -> Framework:
     if name not in FRAMEWORKS:
         near = difflib.get_close_matches(name, FRAMEWORKS, n=2, cutoff=0.3) or sorted(FRAMEWORKS)
         raise Refused(f"{name!r} is not a framework the planner knows", ", ".join(near), field="framework.name")
+    for switch in ("fused_norm", "mask_bytes"):
+        if switch in given:
+            given.setdefault(f"{switch}_on_cpu", given[switch])
     known = {each.name for each in fields(Framework)} - {"name"}
     return replace(FRAMEWORKS[name], **{key: value for key, value in given.items() if key in known})

@@ -33,7 +33,7 @@ given(
     "norm_biased", "layernorm", "learned_positions", "tied", "qk_norm", "window", "dropout", "is_mla", "is_mfa",
     "q_lora", "kv_lora", "qk_nope", "qk_rope", "v_head_dim", "mfa_rank", "experts", "top_k", "expert_ffn",
     "shared_ffn", "moe_layers", "dense_layers", "capacity", "attention_width",
-    "first_dense", "moe_every", "rope", "biased", "qkv_biased",
+    "first_dense", "moe_every", "rope", "biased", "qkv_biased", "relu", "softcapped",
 )  # fmt: skip
 given(
     "parameters", "model", "params_embedding", "params_head", "params_positions", "params_final_norm",
@@ -44,10 +44,22 @@ given(
 given(
     "", "plan", "dp", "tp", "pp", "cp", "ep", "zero", "sequence_parallel", "offload", "recompute", "precision",
     "schedule", "virtual_stages", "micro_batch", "global_batch", "accumulation", "dp_replicate", "dp_shard",
-    "prefetch_layers", "seq_len", "tokens",
+    "prefetch_layers", "max_live_params", "recompute_budget_bytes", "weight_stashing", "vertical_sync", "seq_len",
+    "tokens",
 )  # fmt: skip
 given("", "plan", "stage", "stage_layers", "stage_moe_layers", "stage_dense_layers", "stage_first", "stage_last")
-given("FLOP/s", "device catalogue", "peak_flops")
+given(
+    "", "framework", "flash", "fused_norm", "fused_swiglu", "fused_cross_entropy", "fused_rope", "fused_softmax",
+    "distributed_optimizer", "fully_sharded", "row_sharded", "greedy_optimizer", "bucket_elements", "fused_wgrad",
+    "offload_grads", "flat_step", "keeps_outputs", "factored", "muon", "vocab_multiple", "overlap_grad_reduce",
+    "scatter_gather", "causal_flops", "repeats_kv", "regathers_inputs", "selective_products", "fused_norm_on_cpu",
+    "norm_weight_in_fp32", "windows_as_masks", "cross_entropy_in_place", "loss_chunks",
+)  # fmt: skip
+given(
+    "B", "framework", "compute_bytes", "param_bytes", "grad_bytes", "master_bytes", "moment_bytes", "reduce_bytes",
+    "sharded_reduce_bytes", "mask_bytes", "mask_bytes_on_cpu",
+)  # fmt: skip
+given("FLOP/s", "device catalogue", "peak_flops", "wide_peak_flops")
 given("B/s", "device catalogue or cluster", "memory_bandwidth", "intra_bandwidth", "inter_bandwidth")
 given("B", "device catalogue", "capacity_bytes")
 given("", "cluster", "nodes", "devices_per_node", "usd_per_hour", "power_w", "is_cpu")
@@ -107,6 +119,7 @@ def model_columns(model: ModelSpec) -> dict[str, float]:
         "norm_biased": float(model.norm == "layernorm" and biased), "layernorm": float(model.norm == "layernorm"),
         "learned_positions": float(model.position == "learned"), "rope": float(model.position == "rope"),
         "tied": float(model.tie_embeddings), "qk_norm": float(model.qk_norm), "window": model.window or 0,
+        "relu": float(model.activation == "relu"), "softcapped": float(model.logit_softcap is not None),
         "dropout": model.dropout, "biased": float(biased), "qkv_biased": float(qkv_biased),
         "is_mla": float(mla is not None), "is_mfa": float(mfa is not None),
         "q_lora": (mla.q_lora_rank or 0) if mla else 0, "kv_lora": mla.kv_lora_rank if mla else 0,
@@ -139,12 +152,16 @@ def plan_columns(plan: ParallelPlan, seq_len: int) -> dict[str, float]:
         "dp_shard": plan.dp_shard, "seq_len": seq_len,
         "prefetch_layers": 1 if plan.prefetch_layers is None else plan.prefetch_layers,
         "recompute_budget_bytes": plan.recompute_budget_bytes or 0, "max_live_params": plan.max_live_params or 0,
+        "weight_stashing": float(plan.schedule == "pipedream" and plan.weight_stashing is not False),
+        "vertical_sync": float(bool(plan.vertical_sync)),
     }  # fmt: skip
 
 
 def device_columns(entry: Device, cluster: ClusterSpec, precision: str) -> dict[str, float]:
     return {
-        "peak_flops": entry.peak(precision) * 1e12, "memory_bandwidth": entry.memory_gb_per_s * 1e9,
+        "peak_flops": entry.peak(precision) * 1e12,
+        "wide_peak_flops": entry.peak("bf16" if precision == "fp8" else precision) * 1e12,
+        "memory_bandwidth": entry.memory_gb_per_s * 1e9,
         "intra_bandwidth": (cluster.intra_node_gb_per_s or entry.intra_node_gb_per_s) * 1e9,
         "inter_bandwidth": (cluster.inter_node_gb_per_s or entry.inter_node_gb_per_s) * 1e9,
         "capacity_bytes": entry.memory_bytes, "nodes": cluster.nodes, "devices_per_node": cluster.devices_per_node,
@@ -154,23 +171,18 @@ def device_columns(entry: Device, cluster: ClusterSpec, precision: str) -> dict[
 
 
 def stage_columns(
-    columns: Mapping[str, Column], n: int, *, given_layers: Sequence[Sequence[int] | None] | None = None,
-    probes: bool = False,
-) -> dict[str, Column]:  # fmt: skip
+    columns: Mapping[str, Column], n: int, *, given_layers: Sequence[Sequence[int] | None] | None = None
+) -> dict[str, Column]:
     """`(S, n)` columns of pipeline ranks: which rank, its layers, and whether it holds the first and the last stage.
 
     A pipeline rank holds `virtual_stages` stages: chunk k of rank r is stage k·pp + r, and in V-shaped schedules
-    (zbv, dualpipev) chunk 1 is stage 2·pp - 1 - r. Rows beyond pp repeat the last rank. With `probes` S is 3: the
-    first, the one in the middle and the last rank, which hold the worst whenever layers are spread evenly with the
-    remainder in front. `given_layers` are the plans' own `stage_layers`.
+    (zbv, dualpipev) chunk 1 is stage 2·pp - 1 - r. Rows beyond pp repeat the last rank. `given_layers` are the
+    plans' own `stage_layers`.
     """
     pp, virtual = np.broadcast_to(columns["pp"], n), np.broadcast_to(columns["virtual_stages"], n)
     schedule, layers = np.broadcast_to(columns["schedule"], n), np.broadcast_to(columns["layers"], n)
-    if probes:
-        rank = np.stack([np.zeros(n), np.minimum(pp // 2, pp - 1), pp - 1])
-    else:
-        most = int(pp.max()) if n else 1
-        rank = np.minimum(np.arange(most)[:, None], pp - 1)
+    most = int(pp.max()) if n else 1
+    rank = np.minimum(np.arange(most)[:, None], pp - 1)
     folded = (schedule == SCHEDULE["zbv"]) | (schedule == SCHEDULE["dualpipev"])
     stages = pp * virtual
     each, more = layers // stages, layers % stages
@@ -194,7 +206,7 @@ def stage_columns(
     }  # fmt: skip
 
 
-def table_of(requests: Sequence[Request], parameters: Mapping[str, Any], *, probes: bool = False) -> Table:
+def table_of(requests: Sequence[Request], parameters: Mapping[str, Any]) -> Table:
     """One row a request, models and clusters mixed. `parameters` are the calibratable ones, scalars or `(n,)`."""
     rows = [
         {
@@ -206,7 +218,7 @@ def table_of(requests: Sequence[Request], parameters: Mapping[str, Any], *, prob
     ]  # fmt: skip
     n = len(rows)
     columns: dict[str, Column] = {name: np.array([row[name] for row in rows], float) for name in rows[0]}
-    columns |= stage_columns(columns, n, given_layers=[each.plan.stage_layers for each in requests], probes=probes)
+    columns |= stage_columns(columns, n, given_layers=[each.plan.stage_layers for each in requests])
     return Table({**columns, **parameters}, n)
 
 

@@ -99,6 +99,10 @@ class Table:
     def __contains__(self, name: str) -> bool:
         return name in self._values or name in self.registry.terms
 
+    def is_given(self, name: str) -> bool:
+        """Whether it is one of the given columns, which stand before a term of the same name."""
+        return name in self._given
+
     def column(self, name: str) -> Column:
         """The value spread to a full `(n,)` column (`(S, n)` where it has stages)."""
         value = self[name]

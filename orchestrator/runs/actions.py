@@ -112,7 +112,8 @@ def run_checkpoint(*, run: Run, by: User) -> Run:
 def run_clone(*, run: Run, by: User, changes: dict[str, Any] | None = None, name: str | None = None) -> Run:
     """A new run of `by` with the same spec but for `changes`; a null removes what stands there."""
     label = name or _shortened(f"{run.name} copy")
-    return run_submit(owner=by, name=label, spec=merged(run.spec, changes or {}), experiment=run.experiment)
+    spec = merged(run.spec, changes or {})
+    return run_submit(owner=by, name=label, spec=spec, experiment=run.experiment, force=_forced(run))
 
 
 def run_fork(*, run: Run, by: User, step: int, changes: dict[str, Any] | None = None, name: str | None = None) -> Run:
@@ -127,7 +128,7 @@ def run_fork(*, run: Run, by: User, step: int, changes: dict[str, Any] | None = 
     label = name or _shortened(f"{run.name} from {step}")
     return run_submit(
         owner=by, name=label, spec=merged(run.spec, changes or {}), experiment=run.experiment, forked_from=run,
-        resume_from=checkpoint,
+        resume_from=checkpoint, force=_forced(run),
     )  # fmt: skip
 
 
@@ -195,6 +196,11 @@ def external_finish(*, run: Run, status: str, reason: str = "", by: User | None 
                 return run
         run.refresh_from_db()
     raise _busy(run)
+
+
+def _forced(run: Run) -> bool:
+    """Whether it was submitted although its plan was predicted not to fit; so are runs made from it."""
+    return run.prediction is not None and not run.prediction.get("fits", True)
 
 
 def merged(given: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:

@@ -12,16 +12,20 @@ from pathlib import Path
 from typing import Any
 
 from workers.contracts import ModelSource, Problem, RunSpec
-from workers.contracts.bodies import DataSpec
+from workers.contracts.data import SUFFIXES, DataSpec
 
 _LOOK_BYTES = 2**20
+_LOOK_FILES = 20  # of a folder
+_LARGEST_TOKENIZER_BYTES = 2**26
 
 
 def path_problems(spec: RunSpec, *, data_roots: Sequence[Path], run_root: Path) -> list[Problem]:
-    """What is wrong with the paths of a spec. Weights may also lie under `run_root`, where checkpoints are."""
+    """What is wrong with the paths of a spec. Weights and tokenizers may also lie under `run_root`, by checkpoints."""
     found: list[Problem] = []
     for field, path, format in _data(spec):
         found += _file(field, path, format, data_roots)
+    for field, path in _tokenizers(spec):
+        found += _tokenizer(field, path, spec.shape.vocab if spec.shape else None, [*data_roots, run_root])
     for field, path in _models(spec):
         found += _there(field, path, [*data_roots, run_root])[1]
     if spec.generate:
@@ -38,25 +42,44 @@ def path_problems(spec: RunSpec, *, data_roots: Sequence[Path], run_root: Path) 
 def with_absolute_paths(given: dict[str, Any], *, data_roots: Sequence[Path]) -> dict[str, Any]:
     """The spec with relative data paths put under the root that has them (the first one where none has)."""
     made = dict(given)
-    places = (("data", "path"), ("data", "tokenizer"), ("generate", "input"), ("generate", "output"),
-              ("evaluate", "input"), ("evaluate", "references"), ("script", "workdir"), ("model", "path"))  # fmt: skip
+    places = (("generate", "input"), ("generate", "output"), ("evaluate", "input"), ("evaluate", "references"),
+              ("script", "workdir"), ("model", "path"))  # fmt: skip
     for part, name in places:
         body = made.get(part)
         if isinstance(body, dict) and isinstance(body.get(name), str) and data_roots:
-            if name == "tokenizer" and not any((root / body[name]).exists() for root in data_roots):
-                continue  # the name of a package
             made[part] = {**body, name: str(_absolute(body[name], data_roots))}
+    if data_roots:
+        made = _with_absolute_data(made, data_roots)
+        train = made.get("train")
+        if isinstance(train, dict) and isinstance(train.get("eval"), dict):
+            made["train"] = {**train, "eval": _with_absolute_data(train["eval"], data_roots)}
     return made
+
+
+def _with_absolute_data(body: dict[str, Any], roots: Sequence[Path]) -> dict[str, Any]:
+    data = body.get("data")
+    if not isinstance(data, dict):
+        return body
+    made = dict(data)
+    for name in ("path", "tokenizer"):
+        if isinstance(made.get(name), str) and (name, made[name]) != ("tokenizer", "bytes"):
+            made[name] = str(_absolute(made[name], roots))
+    if isinstance(made.get("sources"), list):
+        made["sources"] = [
+            {**source, "path": str(_absolute(source["path"], roots))}
+            if isinstance(source, dict) and isinstance(source.get("path"), str)
+            else source
+            for source in made["sources"]
+        ]
+    return {**body, "data": made}
 
 
 def _data(spec: RunSpec) -> Iterator[tuple[str, str, str]]:
     """`(field, path, format)` of everything that is read as data."""
-    sources: list[tuple[str, DataSpec | None]] = [("data", spec.data)]
-    if spec.train and spec.train.eval:
-        sources.append(("train.eval.data", spec.train.eval.data))
-    for field, data in sources:
-        if data is not None and data.path is not None:
-            yield f"{field}.path", data.path, data.format
+    for field, data in _data_specs(spec):
+        for place, source in data.parts(field):
+            if source.path is not None:
+                yield f"{place}.path", source.path, source.format
     if spec.generate:
         yield "generate.input", spec.generate.input, "jsonl"
     if spec.evaluate:
@@ -64,6 +87,18 @@ def _data(spec: RunSpec) -> Iterator[tuple[str, str, str]]:
             path = getattr(spec.evaluate, name)
             if path is not None:
                 yield f"evaluate.{name}", path, "any"
+
+
+def _data_specs(spec: RunSpec) -> Iterator[tuple[str, DataSpec]]:
+    yield "data", spec.data
+    if spec.train and spec.train.eval and spec.train.eval.data:
+        yield "train.eval.data", spec.train.eval.data
+
+
+def _tokenizers(spec: RunSpec) -> Iterator[tuple[str, str]]:
+    for field, data in _data_specs(spec):
+        if isinstance(data.tokenizer, str) and data.tokenizer != "bytes":
+            yield f"{field}.tokenizer", data.tokenizer
 
 
 def _models(spec: RunSpec) -> Iterator[tuple[str, str]]:
@@ -109,6 +144,13 @@ def _file(field: str, path: str, format: str, roots: Sequence[Path]) -> list[Pro
     resolved, problems = _there(field, path, roots)
     if resolved is None:
         return problems
+    if resolved.is_dir() and format in SUFFIXES:
+        names = SUFFIXES[format]
+        files = sorted(each for each in resolved.iterdir() if each.suffix in names and each.is_file())
+        if not files:
+            says = f"{path} is not a file, and a folder without {' or '.join(f'*{name}' for name in names)}"
+            return [_problem(field, says, f"a {format} file, or a folder of such")]
+        return [item for each in files[:_LOOK_FILES] for item in _file(field, str(each), format, roots)][:1]
     if not resolved.is_file():
         return [_problem(field, f"{path} is not a file", "one file")]
     try:
@@ -128,6 +170,33 @@ def _file(field: str, path: str, format: str, roots: Sequence[Path]) -> list[Pro
     if wrong:
         return [_problem(field, f"{path} is not UTF-8 text: {wrong}", "converting it: iconv -t UTF-8")]
     return _not_jsonl(field, path, first) if format == "jsonl" else []
+
+
+def _tokenizer(field: str, path: str, vocab: int | None, roots: Sequence[Path]) -> list[Problem]:
+    """A tokenizer.json, or a folder with one, whose token ids the model's vocabulary has."""
+    resolved, problems = _there(field, path, roots)
+    if resolved is None:
+        return problems
+    file = resolved / "tokenizer.json" if resolved.is_dir() else resolved
+    try:
+        if file.stat().st_size > _LARGEST_TOKENIZER_BYTES:
+            raise ValueError(f"more than {_LARGEST_TOKENIZER_BYTES} bytes")
+        largest = _largest_id(json.loads(file.read_bytes()))
+    except OSError as error:
+        return [_problem(field, f"{file} cannot be read: {error.strerror}", "a tokenizer.json, or a folder with one")]
+    except (ValueError, TypeError, KeyError, AttributeError) as error:
+        return [_problem(field, f"{path} is not a tokenizer.json: {error}", "a Hugging Face one")]
+    if vocab is not None and largest >= vocab:
+        says = f"{path} has token ids up to {largest}, the model's vocabulary has {vocab}"
+        return [_problem(field, says, f"the tokenizer of this model, or vocab {largest + 1} or more")]
+    return []
+
+
+def _largest_id(document: Any) -> int:
+    """Of a tokenizer.json: `model.vocab` maps tokens to ids, or lists them in order (Unigram), and tokens are added."""
+    vocab = document["model"]["vocab"]
+    ids = list(vocab.values()) if isinstance(vocab, dict) else [len(vocab) - 1]
+    return max(-1, *map(int, ids), *(int(token["id"]) for token in document.get("added_tokens", [])))
 
 
 def _not_text(raw: bytes, *, cut_start: bool = False, cut_end: bool = False) -> str | None:

@@ -35,7 +35,7 @@ from orchestrator.runs.attempts import (
 from orchestrator.runs.events import New as NewEvent
 from orchestrator.runs.experiments import experiment_create, experiment_update
 from orchestrator.runs.models import Artifact, Checkpoint, Run, RunEvent
-from orchestrator.runs.submit import run_submit, spec_problem_list
+from orchestrator.runs.submit import run_submit, spec_forecast, spec_problem_list
 from workers.contracts.bodies import CheckpointSpec
 
 __all__ = [
@@ -65,6 +65,7 @@ __all__ = [
     "run_retry",
     "run_submit",
     "run_update",
+    "spec_forecast",
     "spec_problem_list",
     "summary_update",
     "wait_reasons_set",

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+from dataclasses import dataclass, field
 from typing import Any
 
 from django.conf import settings
@@ -18,11 +20,31 @@ from orchestrator.common.redis import wake_scheduler
 from orchestrator.runs import events, states
 from orchestrator.runs.models import Attempt, Checkpoint, Experiment, Run, RunTag
 from orchestrator.runs.paths import path_problems, with_absolute_paths
+from orchestrator.runs.predict import Prediction, choose, predict
 from orchestrator.runs.resolve import Resolved, model_label, resolve_plan
+from orchestrator.runs.venue import Venue, venue_of
 from workers.contracts import Problem, RunSpec, problems_of, spec_problems
 from workers.contracts.node import AttemptState, RunState
 
+log = logging.getLogger(__name__)
+
 NAME_LENGTH = 160
+
+
+@dataclass(frozen=True)
+class Checked:
+    """A spec with its plan resolved, as it is stored, what is wrong with it, and what the planner says of it.
+
+    `misfits` say that the plan is predicted not to fit the pool's devices, and what would; empty where it fits, where
+    the pool has no device that is known, and for runs that the planner knows nothing of.
+    """
+
+    spec: RunSpec | None = None
+    resolved: Resolved | None = None
+    stored: dict[str, Any] = field(default_factory=dict)
+    problems: list[Problem] = field(default_factory=list)
+    prediction: Prediction | None = None
+    misfits: list[Problem] = field(default_factory=list)
 
 
 def run_submit(
@@ -39,13 +61,17 @@ def run_submit(
 
     `experiment` is one, or a name: an unknown name makes a new one. `resume_from` is a checkpoint of `forked_from` that
     the run goes on from. `force` submits what the planner thinks does not fit.
-    Raises 422 `spec-invalid` with a sentence for each wrong field, 403 for people who may only look.
+    Raises 422 `spec-invalid` with a sentence for each wrong field, 422 `plan-does-not-fit` with the nearest changes
+    that would, 403 for people who may only look.
     """
     accounts.require_role(owner, Role.SUBMITTER, "submit runs")
-    checked, resolved, stored, problems = check(spec)
-    problems = [*_name_problems(name), *problems]
+    found = check(spec)
+    checked, resolved = found.spec, found.resolved
+    problems = [*_name_problems(name), *found.problems]
     if problems or checked is None or resolved is None:
         raise spec_invalid(problems)
+    if found.misfits and not force:
+        raise _does_not_fit(found.misfits)
     now = clock.now()
     external = checked.kind == "external"
     with transaction.atomic():
@@ -53,7 +79,8 @@ def run_submit(
             name=name.strip(),
             kind=checked.kind,
             state=RunState.RUNNING if external else RunState.QUEUED,
-            spec=stored,
+            spec=found.stored,
+            prediction=found.prediction.document if found.prediction else None,
             plan=resolved.plan.to_dict() if resolved.plan else None,
             model_name=model_label(checked),
             devices=resolved.devices,
@@ -75,7 +102,7 @@ def run_submit(
             Attempt.objects.create(
                 run=run, number=1, state=AttemptState.RUNNING, created=now, launched=now, started=now
             )
-        states.run_born(run, by=owner.username, extra=_first_events(resolved, forked_from, resume_from))
+        states.run_born(run, by=owner.username, extra=_first_events(found, forked_from, resume_from))
         if resume_from is not None:
             Checkpoint.objects.create(
                 run=run, attempt=0, step=resume_from.step, tokens=resume_from.tokens, path=resume_from.path,
@@ -88,30 +115,74 @@ def run_submit(
     return run
 
 
-def check(spec: Any) -> tuple[RunSpec | None, Resolved | None, dict[str, Any], list[Problem]]:
-    """`(the spec, its plan resolved, the spec as it is stored, what is wrong with it)`, writing nothing.
+def check(spec: Any) -> Checked:
+    """All that is wrong with a spec, and what it would be as a run, writing nothing.
 
     A spec is stored as given, defaults left out, so that a copy of it rests on the defaults of its own day.
     """
     if not isinstance(spec, dict):
-        return None, None, {}, [Problem(field="spec", says="the spec is not an object", try_='{"kind": "train", ...}')]
+        says = "the spec is not an object"
+        return Checked(problems=[Problem(field="spec", says=says, try_='{"kind": "train", ...}')])
     roots = settings.DATA_ROOTS
     try:
         checked = RunSpec.from_dict(with_absolute_paths(spec, data_roots=roots))
     except ValidationError as error:
-        return None, None, {}, problems_of(error)
-    resolved = resolve_plan(checked)
+        return Checked(problems=problems_of(error))
+    venue = venue_of(checked) if checked.kind == "train" else None
+    resolved = resolve_plan(checked, (lambda spec, devices: choose(spec, venue, devices)) if venue else None)
     stored = checked.model_dump(mode="json", exclude_unset=True)
     complete = checked.model_copy(update={"plan": resolved.plan}) if resolved.plan else checked
-    problems = spec_problems(complete)
+    problems = [*resolved.problems, *([] if resolved.problems else spec_problems(complete))]
     if checked.kind != "external":
         problems += path_problems(checked, data_roots=roots, run_root=settings.ENV.media_runs)
-    return checked, resolved, stored, problems
+    prediction = _predicted(complete, resolved, venue) if venue is not None and not problems else None
+    misfits = prediction.problems(venue) if prediction is not None and venue is not None else []
+    return Checked(checked, resolved, stored, problems, prediction, misfits)
 
 
 def spec_problem_list(spec: Any) -> list[dict[str, str]]:
     """`[{field, says, try}]` for a spec that a form still edits; empty when it may be submitted."""
-    return [{"field": item.field, "says": item.says, "try": item.try_} for item in check(spec)[3]]
+    return [{"field": item.field, "says": item.says, "try": item.try_} for item in check(spec).problems]
+
+
+def spec_forecast(spec: Any) -> dict[str, Any]:
+    """What a form may say beside a spec, writing nothing.
+
+    `{problems, plan, automatic, how, prediction, fits, misfits, advice}`: `plan` is the resolved one, `how` where it is
+    from; `misfits` are problems that only `force` overrides, `advice` says what single changes would make it fit. Parts
+    that cannot be told are None.
+    """
+    found = check(spec)
+    plan = found.resolved.plan if found.resolved is not None else None
+    return {
+        "problems": [item.model_dump(by_alias=True) for item in found.problems],
+        "plan": plan.to_dict() if plan is not None else None,
+        "automatic": found.resolved.automatic if found.resolved is not None else None,
+        "how": found.resolved.how if found.resolved is not None else None,
+        "prediction": found.prediction.document if found.prediction is not None else None,
+        "fits": found.prediction.fits if found.prediction is not None else None,
+        "misfits": [item.model_dump(by_alias=True) for item in found.misfits],
+        "advice": [each.says for each in found.prediction.advice] if found.prediction is not None else [],
+    }
+
+
+def _predicted(spec: RunSpec, resolved: Resolved, venue: Venue) -> Prediction | None:
+    """None also where the planner fails: a run must not wait for a forecast."""
+    if resolved.plan is None:
+        return None
+    try:
+        return predict(spec, resolved.plan, venue)
+    except Exception:
+        log.exception("the planner failed on a spec, which is accepted without a prediction")
+        return None
+
+
+def _does_not_fit(misfits: list[Problem]) -> Refusal:
+    detail = "; ".join(str(item) for item in misfits[:3])
+    return Refusal(
+        "plan-does-not-fit", "The plan is predicted not to fit its devices", 422,
+        f"{detail}. Send it with force to run it all the same.", misfits,
+    )  # fmt: skip
 
 
 def spec_invalid(problems: list[Problem]) -> Refusal:
@@ -141,8 +212,9 @@ def _experiment(given: Experiment | str | None, owner: User) -> Experiment | Non
     return found
 
 
-def _first_events(resolved: Resolved, forked_from: Run | None, resume_from: Checkpoint | None) -> list[events.New]:
-    found = []
+def _first_events(checked: Checked, forked_from: Run | None, resume_from: Checkpoint | None) -> list[events.New]:
+    resolved, found = checked.resolved, list[events.New]()
+    assert resolved is not None
     if resolved.plan is not None:
         data = {
             "plan": resolved.plan.to_dict(),
@@ -150,6 +222,8 @@ def _first_events(resolved: Resolved, forked_from: Run | None, resume_from: Chec
             "automatic": resolved.automatic,
             "why": resolved.how,
         }
+        if checked.misfits:
+            data |= {"forced": True, "misfits": [str(item) for item in checked.misfits]}
         found.append(events.New("plan_resolved", data))
     if forked_from is not None:
         step = resume_from.step if resume_from else None

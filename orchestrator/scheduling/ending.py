@@ -18,6 +18,7 @@ from orchestrator.scheduling import dispatch
 from orchestrator.scheduling.exits import first_cause
 from orchestrator.scheduling.models import Allocation
 from orchestrator.scheduling.presence import presence
+from orchestrator.telemetry.outcome import misses_tell
 
 log = logging.getLogger(__name__)
 
@@ -46,7 +47,16 @@ def finish(attempt: Attempt, reports: Mapping[str, Mapping[str, Any]]) -> None:
         runs.attempt_exited(attempt=attempt, exit_class=exit_class, exit=exit)
         Allocation.objects.filter(attempt=attempt, released=None).update(released=clock.now())
     presence.forget(str(attempt.fence))
+    _judge(attempt, exit_class)
     log.info("Attempt %s of run %s ended: %s, %s", attempt.number, attempt.run_id, exit_class, exit.get("reason"))
+
+
+def _judge(attempt: Attempt, exit_class: str) -> None:
+    """Holds the attempt against its prediction. The attempt is over whatever comes of it."""
+    try:
+        misses_tell(run=attempt.run, attempt=attempt.number, exit_class=exit_class)
+    except Exception:
+        log.exception("attempt %s of run %s could not be held against its prediction", attempt.number, attempt.run_id)
 
 
 def give_up(attempt: Attempt, *, exit_class: str, reason: str, nodes: set[str] | None = None) -> None:

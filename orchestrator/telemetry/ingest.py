@@ -20,6 +20,8 @@ from redis.exceptions import ResponseError
 
 from orchestrator.common import clock
 from orchestrator.common.redis import client
+from orchestrator.runs.models import Run
+from orchestrator.telemetry.outcome import EARLY, misses_tell
 from orchestrator.telemetry.services import Kept, news_store, progress_tell
 from orchestrator.telemetry.writing.cursors import Writer
 from orchestrator.telemetry.writing.deliveries import Entry, Opener
@@ -33,6 +35,7 @@ _TICK_BYTES: Final = 2_000_000  # of envelopes a tick: some 60,000 points, 150 m
 _BLOCK_MS: Final = 1000
 _DEAD_MS: Final = 3000  # a living consumer reads at least every second
 _PROGRESS_S: Final = 1.0
+_REMEMBERED: Final = 2000  # attempts
 _REST_S: Final = (0.1, 0.5, 1.0, 2.0)  # between tries while Redis or the database is away
 
 
@@ -48,6 +51,9 @@ class Ingest:
     _looked: float = 0.0  # for dead consumers' entries
     _told: dict[int, float] = field(default_factory=dict)  # run → when its progress was last told to everybody
     _owed: dict[int, dict[str, Any]] = field(default_factory=dict)  # run → progress not told yet
+    _judged: dict[tuple[int, int], int] = field(
+        default_factory=dict
+    )  # run and attempt → step at which to judge, 0: done
     _entry_bytes: float = 500_000.0  # of late, to read no more than a tick's worth at once
 
     def run(self) -> None:
@@ -74,6 +80,8 @@ class Ingest:
             kept, attempt_of = self._keep(entries)
             self._acknowledge(entries, kept, attempt_of)
             self.ticks += 1
+            for item in kept:
+                self._judge(item.summaries)
         self._tell_owed()
         return len(entries)
 
@@ -158,6 +166,23 @@ class Ingest:
             else:
                 self._owed[run_id] = summary
         return kept
+
+    def _judge(self, summaries: dict[int, dict[str, Any]]) -> None:
+        """Holds each attempt against its prediction once, some steps after its first; its end does so again."""
+        for run_id, summary in summaries.items():
+            key = (run_id, summary["attempt"])
+            due = self._judged.setdefault(key, summary["step"] + EARLY)
+            if not due or summary["step"] < due:
+                continue
+            self._judged[key] = 0
+            run = Run.objects.filter(pk=run_id, kind="train").first()
+            if run is not None:
+                try:
+                    misses_tell(run=run, attempt=key[1])
+                except (ValueError, KeyError, TypeError):
+                    log.exception("run %s could not be held against its prediction", run_id)
+        while len(self._judged) > _REMEMBERED:
+            del self._judged[next(iter(self._judged))]
 
     def _tell_owed(self) -> None:
         now = time.monotonic()

@@ -33,6 +33,8 @@ SPECS: dict[str, dict[str, Any]] = {
     "own shape": {**START, "model": OWN_SHAPE},
     "weights": {**START, "model": {"path": "/weights"}},
     "own file": {**START, "data": {"path": "/data/a.jsonl", "format": "jsonl"}},
+    "mixture": {**START, "data": {"sources": [{"path": "/data/a.txt", "weight": 3.0}, {"preset": "shakespeare"}],
+                                  "tokenizer": {"vocab": 257}}},
     "auto": {**START, "plan": "auto", "resources": {"devices": 4}},
     "what the form does not show": {
         **START,
@@ -226,8 +228,7 @@ def test_a_run_without_a_name_is_called_by_kind_and_model(owner: User) -> None:
     ("changes", "says"),
     [
         ({"plan.tp": "2"}, "does not run tp 2 yet"),
-        ({"plan.precision": "fp16", "train.optimizer.name": "lion"}, "does not run fp16 and lion yet"),
-        ({"model": "mixtral-8x7b"}, "does not run experts yet"),
+        ({"plan.precision": "fp8", "plan.offload": "nvme"}, "does not run offload nvme and fp8 yet"),
     ],
 )
 def test_what_the_engine_does_not_run_yet_is_told_before(owner: User, changes: dict[str, str], says: str) -> None:

@@ -32,6 +32,11 @@ def test_a_page_has_no_chart_for_what_is_not_there() -> None:
     sources = panels.summary(["loss", "loss/code", "loss/web", "reward"], "external")
     assert [panel.id for panel in sources] == ["loss", "loss_sources", "own-0"]
     assert sources[2].title == "reward"
+    layers = [f"grad_underflow/layer_{layer:02}" for layer in range(40)]
+    [_, scale, lost] = panels.summary(["loss", "loss_scale", *layers], "train")
+    assert (scale.id, lost.id, lost.unit) == ("loss_scale", "grad_underflow", "fraction")
+    assert [line.label for line in lost.series] == [f"layer_{layer:02}" for layer in range(0, 40, 3)]
+    assert panels.unshown(layers) == 0
     assert panels.unshown([f"metric-{i}" for i in range(panels.MOST_PANELS + 3)]) == 3
 
 

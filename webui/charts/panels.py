@@ -23,6 +23,15 @@ class Line:
 
 
 @dataclass(frozen=True, slots=True)
+class Level:
+    """What was predicted: a dashed line across the chart."""
+
+    label: str
+    hue: str
+    value: float
+
+
+@dataclass(frozen=True, slots=True)
 class Panel:
     """A chart: `kind` lines or stack; `zero`: the y axis starts there; `empty`: what to say without data."""
 
@@ -35,6 +44,7 @@ class Panel:
     wide: bool = False
     rank: int | None = None
     empty: str = "No points yet: they appear here as the run logs them."
+    levels: tuple[Level, ...] = ()
 
     def to_dict(self) -> dict[str, Any]:
         return asdict(self)
@@ -141,6 +151,7 @@ SYSTEM: Final = (UTILISATION, POWER, TEMPERATURE)
 KNOWN: Final = frozenset(
     line.name for panel in (*SUMMARY, *PERFORMANCE, *SYSTEM, ALLOCATOR) for line in panel.series
 ) | {"comm/bytes", "memory/capacity_bytes", "inference/accepted_per_step"}
+FAMILIES: Final = ("loss/", "memory/", "grad_underflow/")  # charts of many lines
 # of the known ones, those that other tabs draw
 ELSEWHERE: Final = KNOWN - {line.name for panel in SUMMARY for line in panel.series}
 
@@ -150,19 +161,24 @@ def summary(names: Collection[str], kind: str) -> list[Panel]:
     if not names:
         return list(TRAINING) if kind in ("train", "script", "external") else [SERVED, LATENCY]
     chosen = _having(SUMMARY, names)
-    sources = sorted(name for name in names if name.startswith("loss/"))
-    if sources:
-        hues = ("loss", "loss-2", "throughput", "time-2", "mfu", "grad", "event", "other-series")
-        lines = tuple(
-            Line(name, name.removeprefix("loss/"), hues[i % len(hues)]) for i, name in enumerate(sources[:16])
-        )
-        chosen.insert(1, Panel("loss_sources", "Loss by source", "nats/token", lines))
+    if sources := _family(names, "loss/"):
+        chosen.insert(1, Panel("loss_sources", "Loss by source", "nats/token", sources))
+    if layers := _family(names, "grad_underflow/"):
+        chosen.append(Panel("grad_underflow", "Gradient lost to fp16 underflow", "fraction", layers, zero=True))
     return chosen + own(names)
+
+
+def _family(names: Iterable[str], prefix: str) -> tuple[Line, ...]:
+    """A line for each name with this prefix, for at most 16 of them, spread over all."""
+    found = sorted(name for name in names if name.startswith(prefix))
+    found = found[:: -(-len(found) // 16)] if found else found
+    hues = ("loss", "loss-2", "throughput", "time-2", "mfu", "grad", "event", "other-series")
+    return tuple(Line(name, name.removeprefix(prefix), hues[i % len(hues)]) for i, name in enumerate(found))
 
 
 def own(names: Iterable[str]) -> list[Panel]:
     """One chart for each metric that only the program knows, at most `MOST_PANELS`."""
-    unknown = sorted(name for name in names if name not in KNOWN and not name.startswith(("loss/", "memory/")))
+    unknown = sorted(name for name in names if name not in KNOWN and not name.startswith(FAMILIES))
     return [
         Panel(f"own-{i}", name, unit_of(name), (Line(name, name.rsplit("/", 1)[-1], "other-series"),))
         for i, name in enumerate(unknown[:MOST_PANELS])
@@ -187,7 +203,7 @@ def unshown(names: Iterable[str]) -> int:
     """How many of the program's own metrics have no chart."""
     return max(
         0,
-        len([name for name in names if name not in KNOWN and not name.startswith(("loss/", "memory/"))]) - MOST_PANELS,
+        len([name for name in names if name not in KNOWN and not name.startswith(FAMILIES)]) - MOST_PANELS,
     )
 
 

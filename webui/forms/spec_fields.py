@@ -16,6 +16,7 @@ Kind = Literal["int", "float", "text", "long", "choice", "flag", "floats", "word
 
 CUSTOM_MODEL = "custom"  # the choice of `model` that opens `model.custom`
 OWN_FILE = "file"  # the choice of `data.preset` that opens `data.path`
+OWN_JSON = "json"  # the one that leaves `data` as the JSON has it: sources, a tokenizer to be trained
 
 
 @dataclass(frozen=True)
@@ -93,10 +94,11 @@ SECTIONS: tuple[Section, ...] = (
         "data", "Data", "What it learns from.",
         (
             F("data.preset", "Text", "choice", choices=(("shakespeare", "shakespeare: ships with Orrery, raw bytes"),
-              (OWN_FILE, "a file under the data roots")), default="shakespeare", double=True),
+              (OWN_FILE, "a file under the data roots"), (OWN_JSON, "as in the JSON: sources by weight")),
+              default="shakespeare", double=True),
             F("data.path", "Path", "text", "Under one of the allowed data roots.", double=True),
             F("data.format", "Format", "choice", choices=_same("text", "jsonl", "tokens"), default="text"),
-            F("data.tokenizer", "Tokenizer", "text", "Folder or package; without one, raw bytes."),
+            F("data.tokenizer", "Tokenizer", "text", "A tokenizer.json or its folder; without one, raw bytes."),
         ),
         kinds=("train",), owns=("data",),
     ),

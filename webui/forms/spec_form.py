@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from copy import deepcopy
 from typing import Any
 
-from webui.forms.spec_fields import BODIES, CUSTOM_MODEL, FIELDS, OWN_FILE, SECTIONS, SpecField
+from webui.forms.spec_fields import BODIES, CUSTOM_MODEL, FIELDS, OWN_FILE, OWN_JSON, SECTIONS, SpecField
 
 _SPECIAL = {"model", "model.custom", "data.preset", "plan"}
 
@@ -59,7 +59,9 @@ def values_of(spec: Mapping[str, Any]) -> dict[str, str]:
     model = spec.get("model", "llama-tiny")
     values["model"] = model if isinstance(model, str) else CUSTOM_MODEL
     values["model.custom"] = "" if isinstance(model, str) else json.dumps(model, indent=2)
-    values["data.preset"] = OWN_FILE if _at(spec, "data.path") is not None else "shakespeare"
+    values["data.preset"] = _data_choice(spec)
+    if values["data.preset"] == OWN_JSON:
+        values["data.tokenizer"] = ""
     values["plan"] = "auto" if spec.get("plan") == "auto" else "hand"
     return values
 
@@ -123,12 +125,21 @@ def _model(spec: dict[str, Any], values: Mapping[str, str]) -> None:
         spec["model"] = text
 
 
+def _data_choice(spec: Mapping[str, Any]) -> str:
+    if _at(spec, "data.sources") is not None or isinstance(_at(spec, "data.tokenizer"), Mapping):
+        return OWN_JSON
+    return OWN_FILE if _at(spec, "data.path") is not None else "shakespeare"
+
+
 def _data(spec: dict[str, Any], values: Mapping[str, str]) -> None:
+    if values.get("data.preset") == OWN_JSON:
+        return
     if _preset_chosen(values):
         spec["data"] = {"preset": values.get("data.preset") or "shakespeare"}
         return
     data = spec["data"] if isinstance(spec.get("data"), dict) else {}
-    data.pop("preset", None)
+    for other in ("preset", "sources"):
+        data.pop(other, None)
     # an empty path is said, not dropped: the spec would quietly mean the preset again
     spec["data"] = {**data, "path": values.get("data.path", "").strip()}
 

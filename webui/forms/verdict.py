@@ -16,6 +16,7 @@ from webui import words
 from webui.forms.spec_fields import FIELDS, KIND
 from workers.contracts import ParallelPlan, RunSpec
 from workers.contracts.counts import flops_per_token, parameter_count
+from workers.contracts.engine import ENGINE_RUNS, beyond_engine
 
 _KNOWN = {field.path for field in FIELDS} | {"name", "experiment", "spec", KIND.path}
 
@@ -63,7 +64,7 @@ def amounts(spec: Mapping[str, Any], problems: list[dict[str, str]], *, fleet_de
     if run.kind == "train" and (beyond := beyond_engine(run)):
         notes.append(
             f"Orrery's engine does not run {words.listed(beyond)} yet: the run would end at its start and say so. "
-            "It runs dp with ZeRO 0 to 3, fp32 and bf16, AdamW and SGD, on dense models."
+            f"It runs {ENGINE_RUNS}."
         )
     if not problems and devices > fleet_devices:
         have = words.count(fleet_devices, "device") if fleet_devices else "no device"
@@ -100,27 +101,6 @@ def flops(total: float) -> str:
         if total >= size:
             return f"{total / size:.3g} {prefix}FLOP"
     return f"{total:.3g} FLOP"
-
-
-def beyond_engine(run: RunSpec) -> list[str]:
-    """What of a training run the present engine would refuse at its start, in words; legal all the same."""
-    found = []
-    if isinstance(run.plan, ParallelPlan):
-        plan = run.plan
-        found += [f"{axis} {getattr(plan, axis)}" for axis in ("tp", "pp", "cp", "ep") if getattr(plan, axis) > 1]
-        found += [plan.precision] if plan.precision not in ("fp32", "bf16") else []
-        found += [f"recompute {plan.recompute}"] if plan.recompute not in ("none", "full") else []
-        found += [f"offload {plan.offload}"] if plan.offload != "none" else []
-    shape = run.shape
-    if shape is None:
-        found.append("existing weights")
-    elif shape.moe is not None or shape.attention != "softmax":
-        found.append("experts" if shape.moe is not None else f"attention {shape.attention}")
-    if run.train is not None:
-        found += [run.train.optimizer.name] if run.train.optimizer.name not in ("adamw", "sgd") else []
-        found += [run.train.objective] if run.train.objective != "pretrain" else []
-        found += ["torch.compile"] if run.train.compile else []
-    return found
 
 
 def named(name: str, spec: Mapping[str, Any]) -> str:

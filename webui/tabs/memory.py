@@ -10,6 +10,7 @@ from orchestrator.telemetry import selectors as telemetry
 from webui import words
 from webui.charts import panels
 from webui.run_facts import Facts
+from webui.tabs import predicted
 
 
 def content(facts: Facts, request: HttpRequest) -> dict[str, Any]:
@@ -18,7 +19,10 @@ def content(facts: Facts, request: HttpRequest) -> dict[str, Any]:
     rank = int(wanted) if wanted.isdecimal() and int(wanted) in by_rank else None
     parts = [part for part in panels.MEMORY_PARTS if any(values.get(part) for values in by_rank.values())]
     return {
-        "panels": [panel.to_dict() for panel in panels.memory(facts.names, rank)],
+        "panels": [
+            panel.to_dict() for panel in predicted.with_levels(panels.memory(facts.names, rank), facts.run.prediction)
+        ],
+        "predicted": predicted.content(facts, memory=True),
         "ranks": sorted(by_rank),
         "rank": min(by_rank, default=0) if rank is None else rank,
         "parts": parts,

@@ -10,6 +10,8 @@ from orchestrator.telemetry import selectors as telemetry
 from webui.charts import panels
 from webui.charts.spread import spread
 from webui.run_facts import Facts
+from webui.tabs import predicted
+from webui.views.planner_pipeline import pipeline_of_run
 
 PER_RANK = ("step_time_s", "data_time_s", "comm/exposed_s", "tokens_per_s", "mfu")
 
@@ -17,7 +19,11 @@ PER_RANK = ("step_time_s", "data_time_s", "comm/exposed_s", "tokens_per_s", "mfu
 def content(facts: Facts, request: HttpRequest) -> dict[str, Any]:
     found = telemetry.latest_by_rank(run=facts.run)
     return {
-        "panels": [panel.to_dict() for panel in panels.performance(facts.names)],
+        "panels": [
+            panel.to_dict() for panel in predicted.with_levels(panels.performance(facts.names), facts.run.prediction)
+        ],
+        "predicted": predicted.content(facts, memory=False),
+        "pipeline": pipeline_of_run(facts.run),
         "spread": spread(found, [name for name in PER_RANK if name in facts.latest]),
         "source": facts.source(),
     }

@@ -9,6 +9,7 @@ from django.http import HttpRequest
 from webui import words
 from webui.charts import panels
 from webui.run_facts import Facts
+from webui.tabs import predicted
 
 # metric → (title, unit words, hue)
 TILES: Final = (
@@ -33,7 +34,10 @@ def content(facts: Facts, request: HttpRequest) -> dict[str, Any]:
     names = facts.names
     return {
         "tiles": tiles(facts),
-        "panels": [panel.to_dict() for panel in panels.summary(names, facts.run.kind)],
+        "panels": [
+            panel.to_dict()
+            for panel in predicted.with_levels(panels.summary(names, facts.run.kind), facts.run.prediction)
+        ],
         "unshown": panels.unshown(names),
         "source": {**facts.source(), "quiet": sorted(panels.ELSEWHERE)},
     }

@@ -14,6 +14,7 @@ from django.templatetags.static import static
 from webui import sentences
 from webui.charts import devices, panels, week
 from webui.charts.spread import spread
+from webui.views import planner_sample
 from webui.views.door import page
 from workers.contracts.node import RunState
 
@@ -55,6 +56,7 @@ def gallery(request: HttpRequest) -> HttpResponse:
         "chart_marks": _marks(),
         "loss_curve": ",".join(f"{value:.4g}" for value in curves()["loss"]["y"][::8]),
     }
+    context["planner"] = planner_sample.gallery_context()
     return render(request, "webui/gallery.html", context)
 
 

@@ -13,8 +13,8 @@ from django.views.decorators.http import require_http_methods, require_POST
 from orchestrator.common.errors import Refusal
 from orchestrator.fleet import selectors as fleet
 from orchestrator.runs import selectors, services
-from webui.forms import verdict
-from webui.forms.spec_fields import BODIES, CUSTOM_MODEL, KIND, OWN_FILE, SECTIONS, SpecField
+from webui.forms import forecast, verdict
+from webui.forms.spec_fields import BODIES, CUSTOM_MODEL, KIND, OWN_FILE, OWN_JSON, SECTIONS, SpecField
 from webui.forms.spec_form import spec_of, values_of
 from webui.views.door import PageRequest, page
 from workers.contracts.presets import PRESETS
@@ -47,8 +47,9 @@ def new_run(request: PageRequest) -> HttpResponse:
     try:
         asked = _asked(request)
         run = services.run_submit(
-            owner=request.user, name=verdict.named(name, asked), spec=asked, experiment=experiment.strip() or None
-        )
+            owner=request.user, name=verdict.named(name, asked), spec=asked, experiment=experiment.strip() or None,
+            force=bool(request.POST.get("force")),
+        )  # fmt: skip
     except Refusal as refusal:
         context = _context(request, name, experiment, asked or {}, refusal=refusal)
         if asked is None:  # the JSON as typed, for its writer to mend
@@ -77,6 +78,14 @@ def _begin(request: PageRequest) -> tuple[str, str, dict[str, Any], Any]:
     if like:
         run = selectors.run_get(user=request.user, id=like)
         return run.name, experiment or (run.experiment.name if run.experiment else ""), run.spec, run
+    if given := request.GET.get("spec", ""):  # as the planner writes it
+        spec = _json(given)
+        return (
+            request.GET.get("name", "")[:160],
+            experiment,
+            {**START, **spec} if spec.get("kind") == "train" else spec,
+            None,
+        )
     spec = {**START, "model": preset} if preset in PRESETS else START
     kind = request.GET.get("kind", "train")
     if kind in ("script", "external"):
@@ -87,16 +96,20 @@ def _begin(request: PageRequest) -> tuple[str, str, dict[str, Any], Any]:
 def _asked(request: PageRequest) -> dict[str, Any]:
     """The spec of a POST: the fields over the JSON, or the JSON alone where it is what was edited last."""
     text = request.POST.get("spec", "").strip()
-    base: Any = {}
+    base = _json(text) if text else {}
     alone = request.POST.get("from") == "json" or request.POST.get("submit") == "json"
-    if text:
-        try:
-            base = json.loads(text)
-        except ValueError as error:
-            raise _not_json(f"the JSON cannot be read: {error}") from None
-        if not isinstance(base, dict):
-            raise _not_json("a spec is an object in braces")
     return base if alone else spec_of(request.POST, base)
+
+
+def _json(text: str) -> dict[str, Any]:
+    """Raises Refusal 422 for what is no object."""
+    try:
+        found = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise _not_json(f"the JSON cannot be read: {error}") from None
+    if not isinstance(found, dict):
+        raise _not_json("a spec is an object in braces")
+    return found
 
 
 def _not_json(says: str) -> Refusal:
@@ -105,11 +118,14 @@ def _not_json(says: str) -> Refusal:
 
 
 def _verdict(request: PageRequest, name: str, experiment: str, spec: dict[str, Any]) -> dict[str, Any]:
-    problems = services.spec_problem_list(spec)
+    found = services.spec_forecast(spec)
+    problems = found["problems"]
     url = request.build_absolute_uri("/api/v1/runs")
     return {
         "problems": verdict.placed(problems),
         **verdict.amounts(spec, problems, fleet_devices=fleet.capacity()),
+        "forecast": forecast.told(spec, found),
+        "forced": bool(request.POST.get("force")),
         "curl": verdict.curl(url, name, experiment, spec),
         "recorder": verdict.recorder_lines(request.build_absolute_uri("/"), name, experiment),
     }
@@ -177,5 +193,5 @@ def table() -> dict[str, Any]:
             }
             for section in SECTIONS
         ],
-        "bodies": BODIES, "custom": CUSTOM_MODEL, "file": OWN_FILE,
+        "bodies": BODIES, "custom": CUSTOM_MODEL, "file": OWN_FILE, "json": OWN_JSON,
     }  # fmt: skip

@@ -12,7 +12,7 @@ from django.template.loader import render_to_string
 from django.templatetags.static import static
 
 from webui import run_facts
-from webui.tabs import checkpoints, config, history, logs, memory, performance, summary, system
+from webui.tabs import checkpoints, config, history, logs, memory, performance, predicted, summary, system
 from webui.views.door import page
 
 # tab → what it adds to the page; a tab without anything to show is left out by `run_facts.tabs`
@@ -42,6 +42,15 @@ def run(request: HttpRequest, id: int) -> HttpResponse:
         "plotly": static(f"plotly/{settings.PLOTLY_BUNDLE}"),
     }
     return render(request, f"webui/run/{tab}.html", context)
+
+
+@page
+def beside(request: HttpRequest, id: int) -> HttpResponse:
+    """The prediction beside what is measured by now, as a part of the page."""
+    facts = run_facts.read(user=request.user, id=id)
+    found = predicted.content(facts, memory=request.GET.get("part") == "memory", measured=True)
+    context = {"predicted": found, "run": facts.run, "may_manage": facts.may_manage}
+    return render(request, "webui/run/predicted.html", context)
 
 
 @page

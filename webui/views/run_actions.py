@@ -11,7 +11,10 @@ from django.shortcuts import redirect
 from django.views.decorators.http import require_POST
 
 from orchestrator.common.errors import Refusal, invalid
+from orchestrator.planner import selectors as planner
+from orchestrator.planner import services as planner_services
 from orchestrator.runs import selectors, services
+from orchestrator.telemetry import outcome
 from webui.views.door import page
 
 
@@ -71,6 +74,20 @@ def _notes(run: Any, request: HttpRequest) -> tuple[Any, str]:
     return changed, "Notes and tags are saved."
 
 
+def _calibrate(run: Any, request: HttpRequest) -> tuple[Any, str]:
+    """Fits the device's default calibration anew with this run, or begins one; predictions rest on it from now on."""
+    line = outcome.measurement_line(run=run)
+    if isinstance(line, str):
+        raise invalid("run", line, "training runs that logged their steps")
+    device = str((run.prediction or {}).get("device") or "cpu")
+    known = planner.calibration_default(device=device)
+    made = planner_services.calibration_add(
+        by=_user(request), name=known.name if known else f"{device}, measured here", measurements=[line], onto=known,
+        default=True, devices=planner.own_devices(user=_user(request)),
+    )  # fmt: skip
+    return run, f"Predictions for {device} rest on {made.name} now, fitted to {made.rows} measured run(s)."
+
+
 ACTIONS: dict[str, Callable[[Any, HttpRequest], tuple[Any, str]]] = {
     "cancel": _simple(services.run_cancel, "Asked to stop; its checkpoints stay."),
     "pause": _simple(services.run_pause, "Asked to save a checkpoint and leave its devices."),
@@ -81,4 +98,5 @@ ACTIONS: dict[str, Callable[[Any, HttpRequest], tuple[Any, str]]] = {
     "fork": _fork,
     "priority": _priority,
     "notes": _notes,
+    "calibrate": _calibrate,
 }

@@ -9,7 +9,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, Discriminator, Field, Tag, model_validator
 
-from workers.contracts.base import Contract, Refused
+from workers.contracts.base import Contract
+from workers.contracts.data import DataSpec
 from workers.contracts.model import Count, ModelSource, ModelSpec, Positive
 from workers.contracts.presets import check_preset
 
@@ -43,31 +44,6 @@ _OPTIMIZER_DEFAULTS: dict[str, dict[str, Any]] = {
     "muon": {"lr": 1e-3, "betas": (0.9, 0.999), "weight_decay": 0.1, "momentum": 0.95, "nesterov": True},
     "sgd": {"lr": 1e-3, "betas": (0.9, 0.999), "weight_decay": 0.0},
 }
-
-
-class DataSpec(Contract):
-    """Text to learn from: a preset that ships with the project, or a file under the allowed data roots.
-
-    `tokenizer` is a path or package; without one text is read as raw bytes, token ids 0 to 255.
-    """
-
-    preset: Literal["shakespeare"] | None = None
-    path: str | None = None
-    format: Literal["text", "jsonl", "tokens"] = "text"
-    tokenizer: str | None = None
-
-    @model_validator(mode="before")
-    @classmethod
-    def _default(cls, data: Any) -> Any:
-        if isinstance(data, dict) and data.get("preset") is None and data.get("path") is None:
-            return {**data, "preset": "shakespeare"}
-        return data
-
-    @model_validator(mode="after")
-    def _one(self) -> DataSpec:
-        if self.preset is not None and self.path is not None:
-            raise Refused("data has both a preset and a path", "one of them")
-        return self
 
 
 class EvalSpec(Contract):

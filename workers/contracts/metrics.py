@@ -71,9 +71,14 @@ EVENT_TYPES = frozenset(
 
 
 def unit_of(name: str) -> str:
-    """Unit of a metric, "" where it has none or is unknown; `loss/{source}` counts like `loss`."""
+    """Unit of a metric, "" where it has none or is unknown; `loss/{source}` counts like `loss`.
+
+    `grad_underflow/{layer}` is the share of a layer's gradient that fp16 rounded to zero.
+    """
     if name in METRICS:
         return METRICS[name]
+    if name.startswith("grad_underflow/"):
+        return "fraction"
     if name.startswith(("loss/", "val_loss/")):
         return METRICS["loss"]
     return next((unit for ending, unit in _ENDINGS.items() if name.endswith(ending)), "")

@@ -12,7 +12,6 @@ from pydantic import AfterValidator, Discriminator, Field, Tag, model_validator
 from workers.contracts.base import Contract, Problem, Refused, problem
 from workers.contracts.bodies import (
     BenchmarkBody,
-    DataSpec,
     EvaluateBody,
     ExternalBody,
     GenerateBody,
@@ -21,6 +20,7 @@ from workers.contracts.bodies import (
     ServeBody,
     TrainBody,
 )
+from workers.contracts.data import DataSpec, data_problems
 from workers.contracts.devices import check_device
 from workers.contracts.legality import plan_problems
 from workers.contracts.model import Count, ModelSpec, Positive
@@ -178,6 +178,9 @@ def _train_problems(spec: RunSpec, train: TrainBody) -> list[Problem]:
                 str(train.optimizer.lr / 10),
             )
         )
-    if spec.data.preset == "shakespeare" and spec.shape is not None and spec.shape.vocab < 256:
-        found.append(problem("data", f"the text is bytes 0 to 255, the vocabulary has {spec.shape.vocab}", "vocab 256"))
+    if spec.shape is not None:
+        found += data_problems(spec.data, vocab=spec.shape.vocab)
+        if train.eval and train.eval.data:
+            held_out = train.eval.data
+            found += data_problems(held_out, vocab=spec.shape.vocab, field="train.eval.data", beside=spec.data)
     return found

@@ -11,20 +11,25 @@ from torch.nn import functional
 
 from workers.contracts.model import ModelSpec
 from workers.models.attention import Attention
+from workers.models.mfa import FactorisedAttention
+from workers.models.mla import LatentAttention
 from workers.models.mlp import Mlp
-from workers.models.rope import check_rope, rope_tables
+from workers.models.moe import RoutedMlp
+from workers.models.rope import rope_tables
+
+ATTENTION = {"softmax": Attention, "mla": LatentAttention, "mfa": FactorisedAttention}
 
 
 class Block(nn.Module):
-    """One pre-norm layer: attention and MLP, each added to the residual stream."""
+    """One pre-norm layer: attention and MLP, dense or routed, each added to the residual stream."""
 
-    def __init__(self, spec: ModelSpec) -> None:
+    def __init__(self, spec: ModelSpec, layer: int = 0) -> None:
         super().__init__()
         self.dropout = spec.dropout
         self.attn_norm = build_norm(spec)
-        self.attn = Attention(spec)
+        self.attn = ATTENTION[spec.attention](spec)
         self.mlp_norm = build_norm(spec)
-        self.mlp = Mlp(spec)
+        self.mlp = RoutedMlp(spec, spec.moe) if spec.moe and spec.is_moe_layer(layer) else Mlp(spec)
 
     def forward(self, x: Tensor, rope: tuple[Tensor, Tensor] | None) -> Tensor:
         x = x + self._drop(self.attn(self.attn_norm(x), rope))
@@ -46,7 +51,7 @@ class Decoder(nn.Module):
         self.spec = spec
         self.embed = nn.Embedding(spec.vocab, spec.hidden)
         self.positions = nn.Embedding(spec.max_seq_len, spec.hidden) if spec.position == "learned" else None
-        self.blocks = nn.ModuleList(Block(spec) for _ in range(spec.layers))
+        self.blocks = nn.ModuleList(Block(spec, layer) for layer in range(spec.layers))
         self.norm = build_norm(spec)
         self.head = None if spec.tie_embeddings else nn.Linear(spec.hidden, spec.vocab, bias=False)
         self._rope: tuple[Tensor, Tensor] | None = None
@@ -69,12 +74,16 @@ class Decoder(nn.Module):
 
     def _rope_for(self, length: int, device: torch.device) -> tuple[Tensor, Tensor] | None:
         """Tables made at first use and kept: no buffer, so that meta construction and casts cannot harm them."""
-        if self.spec.position != "rope":
+        spec, kept = self.spec, self._rope
+        if spec.position != "rope":
             return None
-        if self._rope is None or self._rope[0].shape[0] < length or self._rope[0].device != device:
-            self._rope = rope_tables(self.spec.rope, self.spec.head_dim, length, device)
-        cos, sin = self._rope
-        return cos[:length], sin[:length]
+        # dynamic scaling turns by the sequence's length, so a longer table's beginning is not a shorter one
+        dynamic = spec.rope.scaling is not None and spec.rope.scaling.name == "dynamic"
+        fits = kept is not None and (kept[0].shape[0] == length if dynamic else kept[0].shape[0] >= length)
+        if kept is None or not fits or kept[0].device != device:
+            kept = rope_tables(spec.rope, spec.rotary_dim, length, device, max_seq_len=spec.max_seq_len)
+            self._rope = kept
+        return kept[0][:length], kept[1][:length]
 
 
 def build_norm(spec: ModelSpec) -> nn.Module:
@@ -86,15 +95,5 @@ def build_norm(spec: ModelSpec) -> nn.Module:
 
 def check_supported(spec: ModelSpec) -> None:
     """Raises ValueError for a shape that this decoder does not compute."""
-    if spec.attention != "softmax":
-        raise ValueError(
-            f"this engine version runs softmax attention without experts, {spec.name} has attention {spec.attention}; "
-            "try attention softmax"
-        )
-    if spec.moe is not None:
-        raise ValueError(
-            f"this engine version runs softmax attention without experts, {spec.name} has {spec.moe.experts} experts; "
-            "try a dense model, or leave moe out"
-        )
-    if spec.position == "rope":
-        check_rope(spec.rope)
+    if spec.attention == "mla" and spec.qk_norm:
+        raise ValueError(f"latent attention norms its latents, {spec.name} asks for qk_norm too; try qk_norm false")

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 STD = 0.02  # GPT-2 and Llama
 _CHUNK_ELEMENTS = 1 << 20
+_RESIDUAL = ("attn.o.weight", "mlp.down.weight", "mlp.experts.down.weight", "mlp.shared.down.weight")
 
 
 @torch.no_grad()
@@ -22,10 +23,12 @@ def initialise(model: nn.Module, *, layers: int, seed: int) -> None:
     """Fill every parameter of `model` in place: plain tensors or DTensors sharded on any dim, on any device.
 
     Normal(0, 0.02); the projections that write to the residual stream are scaled by 1 / sqrt(2 · layers) (GPT-2,
-    section 2.3); norm gains one, biases zero.
+    section 2.3); norm gains one, biases and buffers zero.
     """
     for name, parameter in model.named_parameters():
         fill_parameter(name, parameter, layers=layers, seed=seed)
+    for buffer in model.buffers():
+        buffer.zero_()
 
 
 def fill_parameter(name: str, parameter: Tensor, *, layers: int, seed: int) -> None:
@@ -35,8 +38,7 @@ def fill_parameter(name: str, parameter: Tensor, *, layers: int, seed: int) -> N
     elif parameter.ndim == 1:
         _local(parameter).fill_(1.0)
     else:
-        residual = name.endswith(("attn.o.weight", "mlp.down.weight"))
-        _fill_normal(name, parameter, STD / math.sqrt(2 * layers) if residual else STD, seed)
+        _fill_normal(name, parameter, STD / math.sqrt(2 * layers) if name.endswith(_RESIDUAL) else STD, seed)
 
 
 def derived_seed(*parts: int | str) -> int:
@@ -45,12 +47,17 @@ def derived_seed(*parts: int | str) -> int:
     return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "big") >> 1
 
 
+def local_part(tensor: Tensor) -> tuple[Tensor, tuple[slice, ...]]:
+    """What this rank holds of a tensor, and where that lies in the whole; all of a plain one."""
+    local = _local(tensor)
+    starts = _offsets(tensor)
+    return local, tuple(slice(start, start + size) for start, size in zip(starts, local.shape, strict=True))
+
+
 def _fill_normal(name: str, parameter: Tensor, std: float, seed: int) -> None:
-    local = _local(parameter)
-    starts = _offsets(parameter)
-    columns = tuple(slice(start, start + size) for start, size in zip(starts[1:], local.shape[1:], strict=True))
+    local, (rows, *columns) = local_part(parameter)
     rows_per_chunk = max(1, _CHUNK_ELEMENTS // math.prod(parameter.shape[1:]))
-    first, last = starts[0], starts[0] + local.shape[0]
+    first, last = rows.start, rows.stop
     for chunk in range(first // rows_per_chunk, -(-last // rows_per_chunk)):
         begin = chunk * rows_per_chunk
         end = min(begin + rows_per_chunk, parameter.shape[0])

@@ -23,15 +23,15 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
 
 
 class Mlp(nn.Module):
-    """`down(act(gate(x)) * up(x))` (arXiv 2002.05202) or `down(act(up(x)))`."""
+    """`down(act(gate(x)) * up(x))` (arXiv 2002.05202) or `down(act(up(x)))`; `width` defaults to the model's ffn."""
 
-    def __init__(self, spec: ModelSpec) -> None:
+    def __init__(self, spec: ModelSpec, width: int | None = None) -> None:
         super().__init__()
-        bias = spec.bias == "all"
+        bias, width = spec.bias == "all", width or spec.ffn
         self.activation = ACTIVATIONS[spec.activation]
-        self.gate = nn.Linear(spec.hidden, spec.ffn, bias=bias) if spec.gated_mlp else None
-        self.up = nn.Linear(spec.hidden, spec.ffn, bias=bias)
-        self.down = nn.Linear(spec.ffn, spec.hidden, bias=bias)
+        self.gate = nn.Linear(spec.hidden, width, bias=bias) if spec.gated_mlp else None
+        self.up = nn.Linear(spec.hidden, width, bias=bias)
+        self.down = nn.Linear(width, spec.hidden, bias=bias)
 
     def forward(self, x: Tensor) -> Tensor:
         inner = self.activation(self.up(x)) if self.gate is None else self.activation(self.gate(x)) * self.up(x)

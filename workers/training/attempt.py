@@ -18,18 +18,20 @@ import torch
 import torch.distributed as dist
 
 from workers.contracts.counts import flops_per_token, parameter_count
+from workers.contracts.model import ModelSource
 from workers.metrics.memory import process_memory
 from workers.metrics.peak import device_peak
 from workers.metrics.recorder import Recorder, RecorderError
 from workers.metrics.throughput import Throughput
 from workers.training.accept import TrainingRun, mesh_axes
 from workers.training.agree import agreed, together
-from workers.training.batches import Samples
 from workers.training.checkpoint import Checkpointer, Saved, load_training
 from workers.training.control import Control
-from workers.training.corpus import open_corpus, split_held_out
+from workers.training.data.opened import open_samples
+from workers.training.data.samples import Samples
 from workers.training.environment import Environment
 from workers.training.exits import Outcome, UserError, classify, is_out_of_memory, write_exit
+from workers.training.initial import fill_from, open_initial
 from workers.training.loop import Loop
 from workers.training.memory import MemoryBook
 from workers.training.mesh import World, start_world
@@ -84,6 +86,8 @@ class _Attempt:
         self._tell_plan(world)
         if start.folder is not None:
             self._restore(world, loop, start)
+        elif run.train.init_from is not None:
+            self._begin_from(world, loop, run.train.init_from)
         return loop.go(start)
 
     def failed(self, error: BaseException) -> Outcome:
@@ -124,20 +128,12 @@ class _Attempt:
 
     def _samples(self, world: World) -> tuple[Samples, Samples | None]:
         """Training and held-out samples. What has to be tokenised is tokenised by one rank a node, once."""
-        run, cache = self.run, self.environment.directory / "cache"
-        vocab, spec = run.model.vocab, run.train.eval
+        environment = self.environment
 
         def opened() -> tuple[Samples, Samples | None]:
-            common = {"seq_len": run.train.seq_len, "vocab": vocab, "seed": run.train.seed}
-            tokens, held = split_held_out(open_corpus(run.spec.data, vocab=vocab, cache=cache))
-            train = Samples(tokens, shuffle=True, name="data", **common)
-            if spec is None:
-                return train, None
-            if spec.data is not None:
-                held = open_corpus(spec.data, vocab=vocab, cache=cache)
-            return train, Samples(held, shuffle=False, name="held-out data", **common)
+            return open_samples(self.run, cache=environment.cache, kept=environment.checkpoints)
 
-        together(world, opened, leads=self.environment.leads_node)
+        together(world, opened, leads=environment.leads_node)
         return opened()
 
     def _loop(self, world: World, train: Samples, held_out: Samples | None, number: int) -> Loop:
@@ -194,12 +190,21 @@ class _Attempt:
     def _restore(self, world: World, loop: Loop, start: Start) -> None:
         assert self.recorder is not None and start.folder is not None
         began = time.perf_counter()
-        load_training(start.folder, loop.parameters, loop.optimizer)
+        load_training(start.folder, loop.parallel.weights(), loop.optimizer)
         if world.rank == 0:
             for says in start.rejected:
                 self.recorder.event("checkpoint_rejected", says=says)
             seconds = time.perf_counter() - began
             self.recorder.event("checkpoint_restored", step=start.step, path=str(start.folder), seconds=seconds)
+
+    def _begin_from(self, world: World, loop: Loop, source: ModelSource) -> None:
+        """Existing weights in place of drawn ones; every rank reads, all agree on whether they can."""
+        assert self.recorder is not None
+        began = time.perf_counter()
+        together(world, lambda: open_initial(source, self.run.model), leads=True)
+        told = fill_from(loop.parallel.decoder, open_initial(source, self.run.model))
+        if world.rank == 0:
+            self.recorder.event("weights_loaded", **told, seconds=time.perf_counter() - began)
 
     def _tell_saved(self, saved: Saved) -> None:
         assert self.recorder is not None

@@ -1,7 +1,6 @@
-"""Which tokens stand in which sample, and which rank gets which sample: functions of the global sample index.
+"""Which rank gets which sample of a batch, and its tensors: functions of the global sample index.
 
-The index is the whole data state: any number of ranks sees the same global batches, and a resumed run goes on exactly.
-Does not know where tokens come from.
+Any number of ranks sees the same global batches. Does not know where samples come from.
 """
 
 from __future__ import annotations
@@ -12,55 +11,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from workers.training.corpus import Tokens
-from workers.training.exits import UserError
+from workers.training.data.samples import Samples
 
 IGNORED = -100  # target that no loss counts; cross_entropy's default
-
-
-class Samples:
-    """Windows of `seq_len` + 1 tokens, back to back, in a seeded order that changes every epoch.
-
-    Sample i of epoch e is window `permutation(seed, e)[i]`; `shuffle=False` keeps the text's order. Documents are
-    packed without padding, and attention looks across their borders (GPT-2's and GPT-3's way).
-    """
-
-    def __init__(
-        self, tokens: Tokens, *, seq_len: int, vocab: int, seed: int, shuffle: bool, name: str = "data"
-    ) -> None:
-        self.tokens, self.seq_len, self.vocab, self.seed, self.shuffle = tokens, seq_len, vocab, seed, shuffle
-        self.name = name
-        self.windows = (len(tokens) - 1) // seq_len
-        if self.windows < 1:
-            raise UserError(
-                f"{name}: {len(tokens)} tokens are shorter than one sequence of {seq_len} + 1; "
-                f"try more text, or seq_len {max(1, len(tokens) - 1)} or less"
-            )
-        self._order: tuple[int, np.ndarray] | None = None
-
-    def window(self, index: int) -> np.ndarray:
-        """Token ids of global sample `index`, `[seq_len + 1]`, int64.
-
-        Raises UserError for ids outside the vocabulary.
-        """
-        epoch, place = divmod(index, self.windows)
-        if self.shuffle:
-            place = int(self._permutation(epoch)[place])
-        start = place * self.seq_len
-        found = self.tokens[start : start + self.seq_len + 1].astype(np.int64)
-        largest = int(found.max())
-        if largest >= self.vocab:
-            raise UserError(
-                f"{self.name}: token id {largest} near token {start} is outside the model's vocabulary of "
-                f"{self.vocab}; try the tokenizer of this model, or vocab {largest + 1} or more"
-            )
-        return found
-
-    def _permutation(self, epoch: int) -> np.ndarray:
-        if self._order is None or self._order[0] != epoch:
-            generator = np.random.default_rng([self.seed, epoch])
-            self._order = epoch, generator.permutation(self.windows)
-        return self._order[1]
 
 
 @dataclass(frozen=True, slots=True)

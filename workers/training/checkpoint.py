@@ -19,7 +19,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from workers.contracts.bodies import CheckpointSpec
-from workers.training.manifest import complete_checkpoints, seal, step_folder
+from workers.models.manifest import complete_checkpoints, seal, step_folder
 from workers.training.mesh import World
 from workers.training.optim import fill_state, state_of
 
@@ -99,24 +99,27 @@ class Checkpointer:
         self.on_saved(Saved(step, target, time.perf_counter() - started, size))
 
 
-def training_tensors(parameters: dict[str, Tensor], optimizer: Optimizer) -> dict[str, Any]:
-    """`model.<name>` and `optim.<name>.<key>`: what a checkpoint holds, of this rank, by names free of any wrapping."""
-    found: dict[str, Any] = {f"model.{name}": tensor.detach() for name, tensor in parameters.items()}
+def training_tensors(weights: dict[str, Tensor], optimizer: Optimizer) -> dict[str, Any]:
+    """`model.<name>` and `optim.<name>.<key>`: what a checkpoint holds, of this rank, by names free of any wrapping.
+
+    `weights` are the parameters and what else belongs to the model's state.
+    """
+    found: dict[str, Any] = {f"model.{name}": tensor.detach() for name, tensor in weights.items()}
     state = state_of(optimizer)
-    for name, parameter in parameters.items():
+    for name, parameter in weights.items():
         for key, value in state.get(parameter, {}).items():
             if isinstance(value, Tensor):
                 found[f"optim.{name}.{key}"] = value
     return found
 
 
-def load_training(folder: Path, parameters: dict[str, Tensor], optimizer: Optimizer) -> None:
+def load_training(folder: Path, weights: dict[str, Tensor], optimizer: Optimizer) -> None:
     """Read weights and optimizer state in place, each rank what it holds under its own plan."""
     from torch.distributed.checkpoint.filesystem import FileSystemReader
     from torch.distributed.checkpoint.state_dict_loader import load
 
-    fill_state(optimizer, parameters.values())
-    tensors = training_tensors(parameters, optimizer)
+    fill_state(optimizer, [tensor for tensor in weights.values() if tensor.requires_grad])
+    tensors = training_tensors(weights, optimizer)
     _need_group()
     load(tensors, storage_reader=FileSystemReader(folder))
 

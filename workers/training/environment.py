@@ -37,6 +37,12 @@ class Environment:
     def rank_directory(self) -> Path:
         return self.directory / f"rank-{self.rank}"
 
+    @property
+    def cache(self) -> Path:
+        """For what later attempts need not do again: the run's folder where attempts lie below it, else this one's."""
+        run = self.checkpoints.parent
+        return (run if self.directory.absolute().is_relative_to(run.absolute()) else self.directory) / "cache"
+
 
 def read_environment(
     directory: Path, *, resume: Path | None = None, env: Mapping[str, str] = os.environ

@@ -13,22 +13,29 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from workers.contracts.plan import LossScale
 from workers.metrics.memory import SavedForBackward, held_bytes, local_tensor, storage_keys
 from workers.metrics.recorder import Recorder
 from workers.metrics.throughput import Throughput
+from workers.models.balance import Balancer
 from workers.models.initialise import derived_seed
 from workers.training import narrate
 from workers.training.accept import TrainingRun
-from workers.training.batches import IGNORED, Block, Samples, blocks_of, tensors_of
+from workers.training.batches import IGNORED, Block, blocks_of, tensors_of
 from workers.training.checkpoint import Checkpointer, training_tensors
 from workers.training.control import ACTIONS, Control, strongest
+from workers.training.data.losses import SourceLosses
+from workers.training.data.samples import Samples
 from workers.training.exits import NumericsError, Outcome
+from workers.training.loss_scale import Change, LossScaler
 from workers.training.memory import MemoryBook
 from workers.training.mesh import World
-from workers.training.optim import build_optimizer, clip_, set_lr, squared_norm
+from workers.training.optim import build_optimizer, fill_state, scale_, set_lr, squared_norm
 from workers.training.parallelize import Parallel
+from workers.training.precision import products
 from workers.training.resume import Start, manifest_of
 from workers.training.schedule import lr_at
+from workers.training.underflow import shares, zeros_by_layer
 
 
 class Loop:
@@ -54,15 +61,22 @@ class Loop:
         self.throughput, self.memory = throughput, memory
         self.parameters = parallel.parameters()
         self.optimizer = build_optimizer(
-            self.parameters.values(), run.train.optimizer, split_state=run.plan.zero == 1 and world.size > 1
+            self.parameters, run.train.optimizer, split_state=run.plan.zero == 1 and world.size > 1
         )
+        self.balancer = Balancer(parallel.decoder, run.model.moe) if run.model.moe else None
+        self.scaler = LossScaler(run.plan.loss_scale or LossScale()) if run.plan.precision == "fp16" else None
+        self.by_source = SourceLosses(train, world.device) if len(train.names) > 1 else None
         self.step = self.tokens = self.samples = 0
         self.phase = "starting"
         self._tail_s = 0.0
+        self._has_state = self._loss_was_lost = False
 
     def go(self, start: Start) -> Outcome:
         """Train from `start` to the last step, or until asked to leave. Raises NumericsError when numbers end."""
         self.step, self.tokens, self.samples = start.step, start.tokens, start.samples
+        self._has_state = start.folder is not None
+        if self.scaler and start.loss_scale:
+            self.scaler = LossScaler(self.scaler.spec, start.loss_scale)
         steps, checkpoint = self.run.train.steps, self.run.train.checkpoint
         narrate.started(
             model=self.run.model.name,
@@ -102,22 +116,46 @@ class Loop:
         share = squared_norm(gradients, replicas=self.parallel.replicas)
         head_s = time.perf_counter() - started + self._tail_s
         # the only collective of a step besides the gradients' own: loss, norm, duration and requests travel together
-        told = torch.tensor([head_s, *asked], dtype=torch.float64, device=self.world.device)
-        sums = self.world.sum_(torch.cat([torch.stack([loss_sum.double(), share]), told])).tolist()
+        told = [torch.tensor([head_s, *asked], dtype=torch.float64, device=self.world.device)]
+        if self.by_source:
+            told.append(self.by_source.take())
+        if self.scaler and self._logs(number):
+            told.append(zeros_by_layer(self.parameters, self.run.model.layers))
+        if self.balancer:
+            told.append(self.balancer.take(self.world.device))
+        sums = self.world.sum_(torch.cat([torch.stack([loss_sum.double(), share]), *told])).tolist()
         tail_started = time.perf_counter()
-        loss, norm = sums[0] / self.run.tokens_per_step, math.sqrt(sums[1]) if sums[1] >= 0 else math.nan
+        routed = self.balancer.told if self.balancer else 0
+        # what `_backward_factor` put into fp16 gradients beyond the mean over all tokens
+        scale = self.scaler.scale / self.run.plan.dp if self.scaler else 1.0
+        loss, norm = sums[0] / self.run.tokens_per_step, math.sqrt(sums[1]) / scale if sums[1] >= 0 else math.nan
         lr = lr_at(number, steps=train.steps, peak=train.optimizer.lr, schedule=train.lr_schedule)
+        first = self.samples
         self.samples += self.run.plan.global_batch_size
         self.tokens += self.run.tokens_per_step
         self.throughput.step(seconds=sums[2] / self.world.size, tokens=self.run.tokens_per_step)
         values = {"loss": loss, "grad_norm": norm, "lr": lr, "data_time_s": data_s}
-        if not (math.isfinite(loss) and math.isfinite(norm)):
-            self._stop_on_non_finite(number, values)
-        if train.clip_norm is not None:
-            clip_(gradients, norm=norm, limit=train.clip_norm)
-        set_lr(self.optimizer, lr)
-        self.optimizer.step()
-        self.memory.count_state(gradients, self.optimizer)
+        rest = 3 + len(ACTIONS)
+        if self.by_source:
+            told_by_source = sums[rest : rest + self.by_source.width]
+            values |= self.by_source.values(told_by_source, first=first, count=self.run.plan.global_batch_size)
+            rest += self.by_source.width
+        if self.scaler:
+            values |= {"loss_scale": self.scaler.scale, **shares(sums[rest : len(sums) - routed])}
+        if self.balancer:
+            values |= self.balancer.values(sums[-routed:], sequences=self.run.plan.global_batch_size)
+        if math.isfinite(loss) and math.isfinite(norm):
+            scale_(gradients, norm=norm, limit=train.clip_norm, loss_scale=scale)
+            set_lr(self.optimizer, lr)
+            self.optimizer.step()
+            self.memory.count_state(gradients, self.optimizer)
+            self._has_state, self._loss_was_lost = True, False
+            if self.balancer:
+                self.balancer.update(sums[-routed:])
+            if self.scaler:
+                self._tell_scale(number, self.scaler.updated())
+        else:
+            self._skip(number, values)
         self.optimizer.zero_grad(set_to_none=True)
         self.step = number
         self._tail_s = time.perf_counter() - tail_started
@@ -131,8 +169,9 @@ class Loop:
             self.samples, plan.global_batch_size, micro_batch_size=plan.micro_batch_size, dp=plan.dp, rank=world.rank
         )
         self.parallel.module.train()
-        # data-parallel reductions average over dp, and a mean over all tokens is wanted
-        scale = plan.dp / self.run.tokens_per_step
+        factor = self._backward_factor()
+        if self.balancer:  # a mean over all sequences, likewise
+            self.balancer.scale_gradients(factor * self.run.train.seq_len)
         total = torch.zeros((), device=world.device)
         data_s = 0.0
         for index, block in enumerate(blocks):
@@ -140,20 +179,33 @@ class Loop:
             inputs, targets = tensors_of(self.train, block, world.device)
             data_s += time.perf_counter() - started
             with ExitStack() as stack:
+                stack.enter_context(products(plan.precision, world.device))
                 if index + 1 < len(blocks):
                     stack.enter_context(self.parallel.accumulating())
                 self.phase = "forward"
                 loss = self._forward_watched(block, inputs, targets)
                 self.phase = "backward"
-                torch.autograd.backward(loss * scale)
+                torch.autograd.backward(loss * factor)
             total += loss.detach()
         return total, data_s
+
+    def _backward_factor(self) -> float:
+        """Of the summed token loss. Data-parallel reductions average over dp, and a mean over all tokens is wanted.
+
+        fp16 gradients are of one size under any dp instead, so that they overflow under all or none; the update
+        multiplies by dp.
+        """
+        if self.scaler:
+            return self.scaler.scale / self.run.tokens_per_step
+        return self.run.plan.dp / self.run.tokens_per_step
 
     def _forward_watched(self, block: Block, inputs: Tensor, targets: Tensor) -> Tensor:
         """Summed token loss of a micro-batch; the attempt's first also counts what is kept for the backward pass."""
         if self.run.model.dropout:
             # by sample, not by rank or restart: the same masks under any number of ranks and after a resume
             torch.manual_seed(derived_seed(self.run.train.seed, "dropout", block.first))
+        if self.by_source:
+            self.by_source.expect(block)
         if self.memory.counted:
             return self._loss(inputs, targets)
         if self.parallel.casts:
@@ -169,15 +221,20 @@ class Loop:
         return loss
 
     def _loss(self, inputs: Tensor, targets: Tensor) -> Tensor:
-        logits = self.parallel.module(inputs)
-        return functional.cross_entropy(
-            logits.float().flatten(0, 1), targets.flatten(), ignore_index=IGNORED, reduction="sum"
-        )
+        """Summed token loss."""
+        logits = self.parallel.module(inputs).float().flatten(0, 1)
+        awaited = self.by_source is not None and self.by_source.awaits
+        how = "none" if awaited else "sum"
+        loss = functional.cross_entropy(logits, targets.flatten(), ignore_index=IGNORED, reduction=how)
+        if awaited and self.by_source:
+            loss = loss.view_as(targets).sum(dim=1)
+            self.by_source.add(loss)
+        return loss.sum()
 
     def _after_step(self, values: dict[str, float]) -> None:
         train = self.run.train
-        validate = train.eval is not None and self.step % train.eval.every_steps == 0
-        if not (validate or self.step % train.log_every == 0 or self.step == train.steps):
+        validate = self._validates(self.step)
+        if not self._logs(self.step):
             return
         if validate:
             self.phase = "validation"
@@ -187,6 +244,14 @@ class Loop:
         self.phase = "record"
         self.recorder.point(step=self.step, tokens=self.tokens, values=values)
         narrate.stepped(self.step, train.steps, values)
+
+    def _validates(self, step: int) -> bool:
+        return self.run.train.eval is not None and step % self.run.train.eval.every_steps == 0
+
+    def _logs(self, step: int) -> bool:
+        """Whether the step gets a point."""
+        train = self.run.train
+        return self._validates(step) or step % train.log_every == 0 or step == train.steps
 
     @torch.no_grad()
     def validate(self) -> float:
@@ -203,7 +268,8 @@ class Loop:
         blocks = blocks_of(0, count, micro_batch_size=plan.micro_batch_size, dp=plan.dp, rank=self.world.rank)
         for block in blocks:
             inputs, targets = tensors_of(samples, block, self.world.device)
-            total[0] += self._loss(inputs, targets).double()
+            with products(plan.precision, self.world.device):
+                total[0] += self._loss(inputs, targets).double()
             total[1] += block.count * samples.seq_len
         module.train()
         self.parallel.release_gathered()
@@ -213,14 +279,51 @@ class Loop:
     def _save(self, *, wait: bool) -> None:
         self.phase = "checkpoint"
         manifest = manifest_of(
-            self.run, step=self.step, tokens=self.tokens, samples=self.samples, world_size=self.world.size
+            self.run,
+            step=self.step,
+            tokens=self.tokens,
+            samples=self.samples,
+            world_size=self.world.size,
+            loss_scale=self.scaler.state if self.scaler else None,
         )
-        tensors = training_tensors(self.parameters, self.optimizer)
+        if not self._has_state:  # every update so far was skipped
+            fill_state(self.optimizer, self.parameters.values())
+            self._has_state = True
+        tensors = training_tensors(self.parallel.weights(), self.optimizer)
         self.checkpointer.save(tensors, step=self.step, manifest=manifest, wait=wait)
+
+    def _skip(self, number: int, values: dict[str, float]) -> None:
+        """No update: an overflow of fp16 gradients, of which every rank knows by the norm; the scale backs off.
+
+        Ends where no smaller scale helps: without scaling, at the smallest scale, or when the loss itself is lost in
+        two steps running, since scaling begins after the loss.
+        """
+        scaler, lost = self.scaler, not math.isfinite(values["loss"])
+        if scaler is None or scaler.exhausted or (lost and self._loss_was_lost):
+            self._stop_on_non_finite(number, values)
+        else:
+            self._loss_was_lost = lost
+            bad = self._non_finite()
+            found = torch.zeros(self.world.size, dtype=torch.float64, device=self.world.device)
+            found[self.world.rank] = float(bool(bad))
+            ranks = [rank for rank, count in enumerate(self.world.sum_(found).tolist()) if count]
+            if self.world.rank == 0:
+                told = {"loss_scale": scaler.scale, "ranks": ranks, "parameters": bad[:8]}
+                self.recorder.event("overflow_skipped_step", step=number, **told)
+            self._tell_scale(number, scaler.overflowed(), ranks=ranks)
+
+    def _tell_scale(self, number: int, change: Change | None, **more: list[int]) -> None:
+        if change is not None and change.old != change.new and self.world.rank == 0:
+            told = {"old": change.old, "new": change.new, "reason": change.reason}
+            self.recorder.event("loss_scale_changed", step=number, **told, **more)
+
+    def _non_finite(self) -> list[str]:
+        """Parameters of which this rank holds a gradient that is not finite."""
+        return [name for name, p in self.parameters.items() if p.grad is not None and not _all_finite(p.grad)]
 
     def _stop_on_non_finite(self, number: int, values: dict[str, float]) -> None:
         """The update is not made: the last checkpoint's weights, and these, are still sound."""
-        bad = [name for name, p in self.parameters.items() if p.grad is not None and not _all_finite(p.grad)]
+        bad = self._non_finite()
         self.recorder.point(step=number, tokens=self.tokens, values=values)
         self.recorder.event("non_finite", step=number, **values, parameters=bad[:8], parameters_affected=len(bad))
         what = "loss" if not math.isfinite(values["loss"]) else "gradient norm"
@@ -228,7 +331,7 @@ class Loop:
         numbers = f"loss {values['loss']}, grad_norm {values['grad_norm']}"
         raise NumericsError(
             f"the {what} is not finite at step {number} ({numbers}){where}; "
-            "try a lower learning rate, clip_norm 1.0, warm-up, or fp32"
+            f"try a lower learning rate, clip_norm 1.0, warm-up, or {'bf16' if self.scaler else 'fp32'}"
         )
 
 

@@ -8,22 +8,28 @@ from __future__ import annotations
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import partial
+from inspect import signature
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel as DDP
 
 from workers.contracts.model import ModelSpec
 from workers.contracts.plan import ParallelPlan
 from workers.models.decoder import Decoder
 from workers.models.initialise import initialise
+from workers.models.shapes import weights_of
 from workers.training.mesh import World
 from workers.training.precision import CastUnits
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
 
-DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
+# torch 2.13 renamed the switch
+_SYNC = "forward_sync_buffers" if "forward_sync_buffers" in signature(DDP.__init__).parameters else "broadcast_buffers"
+_LOCAL_BUFFERS: dict[str, Any] = {_SYNC: False}
+DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 
 @dataclass(slots=True)
@@ -43,6 +49,10 @@ class Parallel:
     def parameters(self) -> dict[str, Tensor]:
         """By the names they have in an unwrapped model, whatever the plan; sharded ones are DTensors."""
         return dict(self.decoder.named_parameters())
+
+    def weights(self) -> dict[str, Tensor]:
+        """What a checkpoint holds of the model: the parameters, and routers' balancing biases."""
+        return weights_of(self.decoder)
 
     def accumulating(self) -> AbstractContextManager[None]:
         """Around a micro-batch that is not the step's last.
@@ -128,11 +138,10 @@ def _recompute(decoder: Decoder) -> None:
 
 
 def _copied(decoder: Decoder, world: World) -> nn.Module:
-    from torch.nn.parallel import DistributedDataParallel
-
-    return DistributedDataParallel(
+    return DDP(
         decoder,
         device_ids=[world.device.index] if world.device.type == "cuda" else None,
         gradient_as_bucket_view=True,
         init_sync=False,  # every rank drew the same weights from the seed
+        **_LOCAL_BUFFERS,  # every rank moves routers' biases by the same global loads
     )

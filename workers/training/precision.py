@@ -1,20 +1,30 @@
-"""bf16 computation over fp32 weights, for the stages that keep whole parameters.
+"""bf16 and fp16 computation over fp32 weights, for the stages that keep whole parameters.
 
-The same arithmetic as `fully_shard` with param_dtype bf16: weights are cast before use, gradients return through the
-cast in fp32. Does not know sharding.
+The same arithmetic as `fully_shard` with that param_dtype: weights are cast before use, gradients return through the
+cast in fp32. Does not know sharding or loss scales.
 """
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
+from workers.training.half_products import HalfProducts
+
+
+def products(precision: str, device: torch.device) -> AbstractContextManager[Any]:
+    """Around forward and backward passes: how matrices are multiplied where the device does it badly by itself."""
+    if precision == "fp16" and device.type == "cpu":
+        return HalfProducts()  # type: ignore[no-untyped-call]
+    return nullcontext()
+
 
 class CastUnits:
-    """Makes each block, and what is left of the model, compute with bf16 copies of its fp32 parameters.
+    """Makes each block, and what is left of the model, compute with `dtype` copies of its fp32 parameters.
 
     Copies live from a unit's forward to its backward pass. `copies` lists their storages while `watch` is set.
     """

@@ -9,9 +9,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from workers.models.errors import WeightsError
+from workers.models.manifest import complete_checkpoints, damage, read_manifest
 from workers.training.accept import TrainingRun
 from workers.training.exits import UserError
-from workers.training.manifest import complete_checkpoints, damage, read_manifest
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,6 +23,7 @@ class Start:
     tokens: int = 0
     samples: int = 0
     folder: Path | None = None
+    loss_scale: dict[str, Any] | None = None
     rejected: tuple[str, ...] = ()
 
 
@@ -32,19 +34,34 @@ def choose_start(run: TrainingRun, *, checkpoints: Path, resume: Path | None) ->
     """
     rejected: list[str] = []
     for folder in [resume] if resume is not None else complete_checkpoints(checkpoints):
-        manifest = read_manifest(folder)
+        try:
+            manifest = read_manifest(folder)
+        except WeightsError as error:
+            raise UserError(f"resume: {error}") from None
         broken = damage(folder, manifest)
         if broken is None:
             _check_same(run, folder, manifest)
-            return Start(manifest["step"], manifest["tokens"], manifest["samples"], folder, tuple(rejected))
+            done = manifest["step"], manifest["tokens"], manifest["samples"]
+            return Start(*done, folder, manifest.get("loss_scale"), tuple(rejected))
         if resume is not None:
             raise UserError(f"resume: {folder}: {broken}; try an older checkpoint")
         rejected.append(f"{folder}: {broken}")
     return Start(rejected=tuple(rejected))
 
 
-def manifest_of(run: TrainingRun, *, step: int, tokens: int, samples: int, world_size: int) -> dict[str, Any]:
-    """What the manifest says besides files. Random numbers need no state: seeds follow from seed and sample index."""
+def manifest_of(
+    run: TrainingRun,
+    *,
+    step: int,
+    tokens: int,
+    samples: int,
+    world_size: int,
+    loss_scale: dict[str, Any] | None = None,
+) -> dict[str, Any]:
+    """What the manifest says besides files. Random numbers need no state: seeds follow from seed and sample index.
+
+    Nor does the learning rate, a function of the step.
+    """
     return {
         "step": step,
         "tokens": tokens,
@@ -55,6 +72,7 @@ def manifest_of(run: TrainingRun, *, step: int, tokens: int, samples: int, world
         "seq_len": run.train.seq_len,
         "optimizer": run.train.optimizer.name,
         "spec": run.spec.to_dict(),
+        **({"loss_scale": loss_scale} if loss_scale else {}),
     }
 
 

@@ -46,7 +46,7 @@ def serving(given: Mapping[str, Any], *, explained: bool = False) -> dict[str, A
     table = Table({**columns, "batch": float(batch)}, 1, SERVING)
 
     def shown(name: str) -> Any:
-        return explain(table, name).to_dict() if explained else float(table[name])
+        return explain(table, name).to_dict() if explained else _plain(name, table[name])
 
     answer: dict[str, Any] = {
         "ok": True, "problems": [], "fits": bool(table["fits"]), "batch": batch, "devices": request.devices,
@@ -58,6 +58,12 @@ def serving(given: Mapping[str, Any], *, explained: bool = False) -> dict[str, A
     if request.acceptance is not None:
         answer["speculative"] = _speculative(table, request, explained)
     return answer
+
+
+def _plain(name: str, value: Any) -> float | int:
+    """Bytes and sequences are whole."""
+    number = float(value)
+    return round(number) if ("_bytes" in name or name == "max_concurrency") and math.isfinite(number) else number
 
 
 def _bound(table: Table) -> str:
@@ -78,7 +84,7 @@ def _curve(columns: dict[str, Any], request: ServingRequest, concurrency: float)
     names = ("ttft_s", "tpot_s", "tokens_per_s", "total_bytes")
     found = {name: table.column(name) for name in names}
     return [
-        {"batch": int(batch), **{name: float(found[name][index]) for name in names}}
+        {"batch": int(batch), **{name: _plain(name, found[name][index]) for name in names}}
         for index, batch in enumerate(steps)
     ]
 

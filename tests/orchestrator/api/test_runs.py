@@ -283,3 +283,14 @@ def test_a_call_costs_a_dozen_queries_at_most(owner: User, django_assert_max_num
     for path in paths:
         with django_assert_max_num_queries(12):
             assert client.get(path).status_code == 200, path
+
+
+@pytest.mark.django_db
+def test_a_plan_that_cannot_fit_wants_force(owner: User) -> None:
+    factories.node("n1", devices=2)
+    client = factories.api(owner)
+    body = {"spec": {"kind": "train", "model": "llama3-8b", "train": {"steps": 1, "seq_len": 128}}}
+    told = problem(post(client, RUNS, body), 422, "plan-does-not-fit")
+    assert "GiB" in told["detail"] and "force" in told["detail"] and told["errors"][0]["try"]
+    forced = post(client, RUNS, {**body, "force": True})
+    assert forced.status_code == 201 and forced.json()["prediction"]["fits"] is False

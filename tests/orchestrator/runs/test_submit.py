@@ -34,7 +34,9 @@ def fields(refusal: Refusal) -> set[str]:
 
 def test_a_minimal_spec_is_queued_and_told(owner: User, clock: Any) -> None:
     run = services.run_submit(owner=owner, name=" first flight ", spec=MINIMAL)
-    assert selectors.run_answer(selectors.run_get(user=owner, id=run.pk)) == {
+    answer = selectors.run_answer(selectors.run_get(user=owner, id=run.pk))
+    assert answer["prediction"]["fits"] and answer["prediction"]["device"] == "cpu"
+    assert answer | {"prediction": None} == {
         "id": str(run.pk), "name": "first flight", "kind": "train", "state": "queued", "spec": MINIMAL,
         "plan": RunSpec(kind="train", train=MINIMAL["train"]).plan.to_dict(), "attempt": 0, "owner": "owner",
         "experiment": None, "created": "2026-01-01T00:00:00Z", "started": None, "ended": None, "prediction": None,
@@ -182,6 +184,35 @@ class TestPaths:
         RunEvent.objects.all().delete()
         (data_root / "bad.jsonl").write_text("not json\n")
         assert "first line" in self.says(owner, self.spec("bad.jsonl", format="jsonl"))
+
+    def test_sources_tokenizers_and_folders_are_looked_at_too(self, owner: User, data_root: Path) -> None:
+        (data_root / "shards").mkdir()
+        (data_root / "shards" / "a.bin").write_bytes(b"\0\1")
+        (data_root / "a.txt").write_text("To be")
+        vocab = {"model": {"vocab": {"a": 0, "b": 1}}, "added_tokens": [{"id": 255}]}
+        (data_root / "tokenizer.json").write_text(json.dumps(vocab))
+        good = {
+            "sources": [{"path": "shards", "format": "tokens", "weight": 2}, {"path": "a.txt"}],
+            "tokenizer": "tokenizer.json",
+        }
+        run = services.run_submit(owner=owner, name="x", spec={**MINIMAL, "data": good})
+        assert run.spec["data"]["tokenizer"] == str(data_root / "tokenizer.json")
+        assert run.spec["data"]["sources"][1]["path"] == str(data_root / "a.txt")
+        Run.objects.all().delete()
+        RunEvent.objects.all().delete()
+        wrong = {"sources": [{"path": "none.txt"}, {"path": "/etc/hosts"}], "tokenizer": "/etc/passwd"}
+        told = fields(refused(owner, {**MINIMAL, "data": wrong}))
+        assert told == {"data.sources.0.path", "data.sources.1.path", "data.tokenizer"}
+        (data_root / "shards" / "b.bin").touch()
+        assert "b.bin is empty" in self.says(owner, self.spec("shards", format="tokens"))
+        assert fields(refused(owner, {**MINIMAL, "data": {"sources": [{"path": "a.txt", "weight": 0}]}})) == {
+            "data.sources.0.weight"
+        }
+        assert "is not a tokenizer.json" in self.says(owner, self.spec("a.txt", tokenizer="a.txt"))
+        vocab["added_tokens"] = [{"id": 256}]
+        (data_root / "tokenizer.json").write_text(json.dumps(vocab))
+        says = self.says(owner, self.spec("a.txt", tokenizer="."))
+        assert "has token ids up to 256, the model's vocabulary has 256" in says
 
     def test_other_kinds_name_paths_too(self, owner: User, data_root: Path) -> None:
         (data_root / "prompts.jsonl").write_text('{"id": 1, "prompt": "To be"}\n')

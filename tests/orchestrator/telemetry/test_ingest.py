@@ -228,3 +228,20 @@ def _until(done: Any) -> None:
             pass
         assert time.monotonic() < deadline, "it never came"
         time.sleep(0.02)
+
+
+def test_a_running_attempt_is_held_against_its_prediction_after_some_steps(supervisor: Supervisor) -> None:
+    ingest, predicted = Ingest(), supervisor.run.prediction
+    slow = {"step_time_s": lambda step: 3 * predicted["step_time_s"], "loss": float}
+    told = RunEvent.objects.filter(run=supervisor.run, type="prediction_missed")
+    for steps in (range(1, 3), range(3, 29)):
+        supervisor.send(supervisor.points(steps, **slow))
+        ingest.tick()
+    assert not told.exists()
+    supervisor.send(supervisor.points(range(29, 40), **slow))
+    ingest.tick()
+    event = told.get()
+    assert (event.data["metric"], event.attempt) == ("step_time_s", 1) and event.data["ratio"] == pytest.approx(3)
+    supervisor.send(supervisor.points(range(40, 120), **slow))
+    ingest.tick()
+    assert told.count() == 1

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import math
-import warnings
+from functools import partial
 
 import pytest
 import torch
+from torch.utils.checkpoint import checkpoint
 
 from workers.contracts.counts import parameter_count
 from workers.contracts.model import ModelSpec
 from workers.contracts.presets import PRESETS
+from workers.models.balance import Balancer
 from workers.models.decoder import Decoder
 from workers.models.initialise import initialise
 
@@ -25,78 +27,74 @@ def build(**more) -> Decoder:
     return decoder.eval()
 
 
-DENSE = sorted(name for name, spec in PRESETS.items() if spec.attention == "softmax" and spec.moe is None)
-
-
-@pytest.mark.parametrize("name", DENSE)
+@pytest.mark.parametrize("name", PRESETS)
 def test_presets_have_their_published_parameters(name):
     with torch.device("meta"):
         decoder = Decoder(PRESETS[name])
     assert sum(p.numel() for p in decoder.parameters()) == parameter_count(PRESETS[name]).total
 
 
-@pytest.mark.parametrize("name", sorted(set(PRESETS) - set(DENSE)))
-def test_other_presets_are_refused(name):
-    with pytest.raises(ValueError, match="softmax attention without experts"):
-        Decoder(PRESETS[name])
+MFA = {"attention": "mfa", "mfa": {"qk_rank": 12, "head_dim": 8, "heads": 6}}
+MLA = {"kv_lora_rank": 16, "qk_nope_head_dim": 8, "qk_rope_head_dim": 4, "v_head_dim": 6}
 
 
-def test_unknown_rope_scaling_is_refused():
-    with pytest.raises(ValueError, match="yarn"):
-        build(rope={"scaling": {"name": "yarn", "factor": 4.0}})
+@pytest.mark.parametrize("bias", ["none", "qkv", "all"])
+@pytest.mark.parametrize("shape", [{}, MFA, {"attention": "mla", "mla": MLA}], ids=["softmax", "mfa", "mla"])
+def test_biases_are_counted_as_they_are_built(shape, bias):
+    moe = {"experts": 4, "top_k": 2, "expert_ffn": 16, "shared_experts": 1, "first_dense_layers": 1}
+    for more in ({}, {"norm": "layernorm"}, {"moe": moe, "gated_mlp": False}):
+        decoder = build(**shape, **more, bias=bias)
+        assert sum(p.numel() for p in decoder.parameters()) == parameter_count(decoder.spec).total
 
 
-LLAMA3 = {"name": "llama3", "factor": 8.0, "original_max_seq_len": 16, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
-HF_LLAMA3 = {
-    "rope_type": "llama3", "factor": 8.0, "original_max_position_embeddings": 16,
-    "low_freq_factor": 1.0, "high_freq_factor": 4.0, "rope_theta": 10000.0,
-}  # fmt: skip
-
-
-@pytest.mark.parametrize("scaling", [None, "llama3"])
-def test_llama_of_hugging_face(scaling):
-    ours = build(rope={"theta": 10000.0, "scaling": LLAMA3 if scaling else None})
-    assert_same_logits(ours, "Llama", {"rope_parameters": HF_LLAMA3} if scaling else {})
-
-
-def test_tied_qwen3_of_hugging_face():
-    ours = build(tie_embeddings=True, qk_norm=True, head_dim=16, rope={"theta": 5e5}, norm_eps=1e-6)
-    more = {"head_dim": 16, "rope_parameters": {"rope_type": "default", "rope_theta": 5e5}, "rms_norm_eps": 1e-6}
-    assert_same_logits(ours, "Qwen3", {**more, "tie_word_embeddings": True})
-
-
-def test_windowed_mistral_of_hugging_face():
-    assert_same_logits(build(window=7), "Mistral", {"sliding_window": 7})
-
-
-def test_gpt2_of_hugging_face():
-    gpt = {"norm": "layernorm", "position": "learned", "gated_mlp": False, "activation": "gelu_tanh", "bias": "all"}
-    ours = build(**gpt, kv_heads=4, tie_embeddings=True)
+def test_factorised_attention_is_attention_with_one_shared_head():
+    """MFA's product of two query matrices as one, without the norm between, is multi-query attention."""
+    factorised, plain = build(**MFA), build(heads=6, kv_heads=1, head_dim=8)
+    for block in factorised.blocks:
+        block.attn.q_latent_norm = torch.nn.Identity()
+    own = dict(factorised.named_parameters())
     with torch.no_grad():
-        for name, parameter in ours.named_parameters():
-            if name.endswith("bias"):
-                parameter.normal_()
-    config, model = hugging_face("GPT2")
-    sizes = {"n_layer": 2, "n_embd": 32, "n_head": 4, "n_inner": 48, "vocab_size": 61, "n_positions": 64}
-    theirs = model(config(**sizes, layer_norm_epsilon=1e-5)).eval()
-    own = dict(ours.named_parameters())
-    names = {
-        "attn_norm": "ln_1", "mlp_norm": "ln_2", "attn.o": "attn.c_proj",
-        "mlp.up": "mlp.c_fc", "mlp.down": "mlp.c_proj",
-    }  # fmt: skip
-    state = {"transformer.wte.weight": own["embed.weight"], "transformer.wpe.weight": own["positions.weight"]}
-    state |= {f"transformer.ln_f.{kind}": own[f"norm.{kind}"] for kind in ("weight", "bias")}
-    for layer in range(2):
-        for kind in ("weight", "bias"):
-            # Conv1D keeps weights transposed, and queries, keys and values in one
-            qkv = torch.cat([own[f"blocks.{layer}.attn.{part}.{kind}"] for part in "qkv"])
-            state[f"transformer.h.{layer}.attn.c_attn.{kind}"] = qkv.T if kind == "weight" else qkv
-            for mine, hers in names.items():
-                value = own[f"blocks.{layer}.{mine}.{kind}"]
-                state[f"transformer.h.{layer}.{hers}.{kind}"] = value.T if value.ndim == 2 else value
-    state["lm_head.weight"] = own["embed.weight"]
-    theirs.load_state_dict(state)
-    torch.testing.assert_close(ours(TOKENS), theirs(TOKENS).logits, atol=1e-5, rtol=1e-4)
+        for name, parameter in plain.named_parameters():
+            if name.endswith("attn.q.weight"):
+                before = name.removesuffix("q.weight")
+                parameter.copy_(own[f"{before}q_up.weight"] @ own[f"{before}q_down.weight"])
+            else:
+                parameter.copy_(own[name])
+    torch.testing.assert_close(factorised(TOKENS), plain(TOKENS), atol=1e-6, rtol=1e-5)
+
+
+@pytest.mark.parametrize("shape", [MFA, {"attention": "mla", "mla": MLA}], ids=["mfa", "mla"])
+@pytest.mark.parametrize("window", [None, 5])
+def test_the_past_alone_is_seen(shape, window):
+    decoder = build(**shape, window=window)
+    changed = TOKENS.clone()
+    changed[:, 10] = (changed[:, 10] + 1) % 61
+    same = (decoder(TOKENS) == decoder(changed)).all(-1)
+    assert same[:, :10].all() and not same[:, 10].any()
+    assert same[:, 10 + 2 * 4 + 1 :].all() == (window is not None), "two layers of a window of 5 see 8 back"
+
+
+@pytest.mark.parametrize("recomputed", [False, True])
+@pytest.mark.parametrize(
+    "shape", [{}, MFA, {"attention": "mla", "mla": {**MLA, "q_lora_rank": 8}}], ids=["softmax", "mfa", "mla"]
+)
+def test_every_parameter_gets_a_gradient(shape, recomputed):
+    moe = {"experts": 4, "top_k": 2, "expert_ffn": 16, "shared_experts": 1, "first_dense_layers": 1, "aux_loss": 0.1}
+    decoder = build(**shape, moe=moe, bias="qkv").train()
+    for block in decoder.blocks if recomputed else ():
+        block.forward = partial(checkpoint, block.forward, use_reentrant=False)
+    balancer = Balancer(decoder, decoder.spec.moe)
+    balancer.scale_gradients(1.0)
+    decoder(TOKENS).square().sum().backward()
+    norms = {name: p.grad.norm().item() if p.grad is not None else None for name, p in decoder.named_parameters()}
+    assert all(norms.values()), norms
+    loads = balancer.take(TOKENS.device)[:4]
+    assert loads.sum() == TOKENS.numel() * 2, "counted once, recomputed or not"
+
+
+def test_latent_attention_refuses_a_second_norm():
+    with pytest.raises(ValueError, match="qk_norm"):
+        build(attention="mla", mla=MLA, qk_norm=True)
 
 
 def test_interleaved_rope_is_a_complex_rotation():
@@ -127,33 +125,3 @@ def test_initial_weights():
     again = build(bias="all", norm="layernorm", layers=8, hidden=64)
     assert all(torch.equal(p, own[name]) for name, p in again.named_parameters())
     assert not torch.equal(own["blocks.0.mlp.up.weight"], own["blocks.1.mlp.up.weight"])
-
-
-def hugging_face(family):
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        transformers = pytest.importorskip("transformers")
-        model = {"GPT2": "GPT2LMHeadModel"}.get(family, f"{family}ForCausalLM")
-        return getattr(transformers, f"{family}Config"), getattr(transformers, model)
-
-
-def assert_same_logits(ours: Decoder, family: str, more: dict) -> None:
-    config, model = hugging_face(family)
-    sizes = {
-        "num_hidden_layers": 2, "hidden_size": 32, "num_attention_heads": 4, "num_key_value_heads": 2,
-        "intermediate_size": 48, "vocab_size": 61, "max_position_embeddings": 64, "rms_norm_eps": 1e-5,
-    }  # fmt: skip
-    theirs = model(config(**{**sizes, **more})).eval()
-    names = {
-        "embed": "model.embed_tokens", "norm": "model.norm", "head": "lm_head", "blocks": "model.layers",
-        "attn_norm": "input_layernorm", "mlp_norm": "post_attention_layernorm", "attn": "self_attn",
-        "q": "q_proj", "k": "k_proj", "v": "v_proj", "o": "o_proj",
-        "gate": "gate_proj", "up": "up_proj", "down": "down_proj",
-    }  # fmt: skip
-    state = {}
-    for name, parameter in ours.named_parameters():
-        state[".".join(names.get(part, part) for part in name.split("."))] = parameter
-    if ours.head is None:
-        state["lm_head.weight"] = ours.embed.weight
-    theirs.load_state_dict(state)
-    torch.testing.assert_close(ours(TOKENS), theirs(TOKENS).logits, atol=1e-5, rtol=1e-4)

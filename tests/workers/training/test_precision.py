@@ -1,4 +1,4 @@
-"""bf16 computes over fp32 weights alike in every stage; recomputed activations change memory and nothing else."""
+"""bf16 and fp16 compute over fp32 weights alike in every stage; recomputing activations changes memory only."""
 
 from __future__ import annotations
 
@@ -15,26 +15,47 @@ def fp32(train, tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def bf16(train, tmp_path_factory):
-    return train(make_spec(None, {**BATCH, "precision": "bf16"}, steps=12), tmp_path_factory.mktemp("bf16"))
+def halves(train, tmp_path_factory):
+    return {
+        precision: train(make_spec(None, {**BATCH, "precision": precision}, steps=12), tmp_path_factory.mktemp("half"))
+        for precision in ("bf16", "fp16")
+    }
 
 
-def test_bf16_follows_fp32(fp32, bf16):
-    assert bf16.values("loss") == pytest.approx(fp32.values("loss"), rel=2e-3)
-    assert bf16.values("loss") != fp32.values("loss")
-    params, copies = (bf16.values(f"memory/{name}_bytes")[0] for name in ("params", "buffers"))
-    assert copies == params / 2, "a bf16 copy of every fp32 weight"
+@pytest.fixture(scope="module")
+def bf16(halves):
+    return halves["bf16"]
 
 
+@pytest.mark.parametrize(("precision", "apart"), [("bf16", 2e-3), ("fp16", 2e-4)])
+def test_half_follows_fp32(precision, apart, fp32, halves):
+    half = halves[precision]
+    assert half.values("loss") == pytest.approx(fp32.values("loss"), rel=apart)
+    assert half.values("loss") != fp32.values("loss")
+    params, copies = (half.values(f"memory/{name}_bytes")[0] for name in ("params", "buffers"))
+    assert copies == params / 2, "a 16-bit copy of every fp32 weight"
+    # rope's tables, the loss and its fp32 logits stay as they are
+    assert half.values("memory/activations_bytes")[0] < 0.7 * fp32.values("memory/activations_bytes")[0]
+
+
+@pytest.mark.parametrize("precision", ["bf16", "fp16"])
 @pytest.mark.parametrize("zero", [0, 1, 2, 3])
-def test_bf16_of_one_process(zero, bf16, train, tmp_path):
-    result = train(make_spec(None, {**BATCH, "precision": "bf16", "dp": 2, "zero": zero}, steps=12), tmp_path)
-    assert result.values("loss") == pytest.approx(bf16.values("loss"), rel=2e-4)
-    assert result.values("grad_norm") == pytest.approx(bf16.values("grad_norm"), rel=2e-3)
+def test_half_of_one_process(zero, precision, halves, train, tmp_path):
+    result = train(make_spec(None, {**BATCH, "precision": precision, "dp": 2, "zero": zero}, steps=12), tmp_path)
+    assert result.values("loss") == pytest.approx(halves[precision].values("loss"), rel=2e-4)
+    assert result.values("grad_norm") == pytest.approx(halves[precision].values("grad_norm"), rel=2e-3)
 
 
 @pytest.mark.parametrize(
-    "plan", [{}, {"precision": "bf16"}, {"dp": 2, "zero": 3}, {"dp": 2, "zero": 3, "precision": "bf16"}]
+    "plan",
+    [
+        {},
+        {"precision": "bf16"},
+        {"precision": "fp16"},
+        {"dp": 2, "zero": 3},
+        {"dp": 2, "zero": 3, "precision": "bf16"},
+        {"dp": 2, "zero": 3, "precision": "fp16"},
+    ],
 )
 def test_recomputing_changes_memory_only(plan, fp32, bf16, train, tmp_path):
     dropout = {**TINY, "dropout": 0.1}
@@ -47,8 +68,9 @@ def test_recomputing_changes_memory_only(plan, fp32, bf16, train, tmp_path):
     assert again.values("hfu") == pytest.approx([4 / 3 * mfu for mfu in again.values("mfu")])
 
 
-def test_reducing_in_bf16_and_gathering_ahead(bf16, train, tmp_path):
-    plan = {"dp": 2, "zero": 3, "precision": "bf16", "reduce_dtype": "bf16", "prefetch_layers": 1}
+@pytest.mark.parametrize("precision", ["bf16", "fp16"])
+def test_reducing_in_16_bits_and_gathering_ahead(precision, halves, train, tmp_path):
+    plan = {"dp": 2, "zero": 3, "precision": precision, "reduce_dtype": precision, "prefetch_layers": 1}
     result = train(make_spec(None, {**BATCH, **plan}, steps=12), tmp_path)
-    assert result.values("loss") == pytest.approx(bf16.values("loss"), rel=2e-3)
-    assert result.values("loss") != bf16.values("loss")
+    assert result.values("loss") == pytest.approx(halves[precision].values("loss"), rel=2e-3)
+    assert result.values("loss") != halves[precision].values("loss")

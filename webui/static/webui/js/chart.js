@@ -83,6 +83,12 @@ export class Chart {
       this.legend.append(button);
       this.values.set(item.name, { button, value });
     }
+    for (const level of this.panel.levels ?? []) {
+      const said = Object.assign(document.createElement("span"), { className: "level" });
+      said.style.setProperty("--hue", `var(--${level.hue})`);
+      said.append(`${level.label} `, Object.assign(document.createElement("b"), { textContent: inUnit(level.value, this.panel.unit) }));
+      this.legend.append(said);
+    }
   }
 
   /** Newest values, or those under the cursor. */

@@ -40,6 +40,10 @@ export function figure({ panel, curves, view, window, marks, theme, memory, widt
     if (smoothing) traces.push(line(seen(x), seen(y), faint(colour, 0.28), 1, item));
     traces.push(stack ? layer(x, y, colour, item) : line(seen(x), seen(smooth), colour, 1.75, item, x.length < 30));
   }
+  for (const level of shown.length ? panel.levels ?? [] : []) {
+    grow(extent, level.value, view.logy);
+    traces.push(across(level, from * scale, to * scale, theme[level.hue]));
+  }
   if (stack && grid) for (const total of totals(shown, curves, grid, from, to)) grow(extent, total, false);
   traces.push(...oddTrace(odd, theme), ...markTraces(marks, theme, from, to, view.x, scale, memory));
   const [low, high] = steady(extent, panel, view, memory);
@@ -108,6 +112,11 @@ function held(curve, grid) {
 const line = (x, y, colour, width, item, dots = false) => ({
   type: "scatter", mode: dots ? "lines+markers" : "lines", x, y, name: item.label, hoverinfo: "skip", connectgaps: false,
   line: { color: colour, width, dash: item.dash || "solid" }, marker: { size: 4, color: colour },
+});
+/* What was predicted: dashed, in the colour of what it predicts. */
+const across = (level, from, to, colour) => ({
+  type: "scatter", mode: "lines", x: [from, to], y: [level.value, level.value], name: level.label, hoverinfo: "skip",
+  line: { color: colour, width: 1.25, dash: "dash" },
 });
 const layer = (x, y, colour, item) => ({
   type: "scatter", mode: "lines", x, y, name: item.label, hoverinfo: "skip", stackgroup: "one",

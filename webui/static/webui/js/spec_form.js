@@ -5,7 +5,7 @@ const SPECIAL = new Set(["model", "model.custom", "data.preset", "plan"]);
 const FORM_KINDS = new Set(["train", "script", "external"]);
 const isObject = (value) => value !== null && typeof value === "object" && !Array.isArray(value);
 
-/** The spec that the field values (path → text) say, laid over `base`. `table`: {sections, bodies, custom, file}. */
+/** The spec that the field values (path → text) say, laid over `base`. `table`: {sections, bodies, custom, file, json}. */
 export function specOf(values, base, table) {
   const kind = values.kind || "train";
   const rest = structuredClone(base || {});
@@ -20,7 +20,7 @@ export function specOf(values, base, table) {
       continue;
     }
     if (section.key === "model") putModel(spec, values, table);
-    if (section.key === "data") putData(spec, values, preset);
+    if (section.key === "data" && values["data.preset"] !== table.json) putData(spec, values, preset);
     if (section.key === "plan" && values.plan === "auto") {
       spec.plan = "auto";
       continue;
@@ -48,7 +48,9 @@ export function valuesOf(spec, table) {
   const model = spec.model ?? "llama-tiny";
   values.model = typeof model === "string" ? model : table.custom;
   values["model.custom"] = typeof model === "string" ? "" : JSON.stringify(model, null, 2);
-  values["data.preset"] = at(spec, "data.path") != null ? table.file : "shakespeare";
+  const byJson = at(spec, "data.sources") != null || isObject(at(spec, "data.tokenizer"));
+  if (byJson) values["data.tokenizer"] = "";
+  values["data.preset"] = byJson ? table.json : at(spec, "data.path") != null ? table.file : "shakespeare";
   values.plan = spec.plan === "auto" ? "auto" : "hand";
   return values;
 }
@@ -137,7 +139,7 @@ function putData(spec, values, preset) {
     spec.data = { preset: values["data.preset"] || "shakespeare" };
     return;
   }
-  const { preset: _, ...data } = isObject(spec.data) ? spec.data : {};
+  const { preset: _, sources: __, ...data } = isObject(spec.data) ? spec.data : {};
   spec.data = { ...data, path: (values["data.path"] || "").trim() };
 }
 

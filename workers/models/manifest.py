@@ -1,4 +1,4 @@
-"""What makes a checkpoint folder complete: a manifest with its step, data state, spec and every file's checksum.
+"""What makes a checkpoint folder complete: a manifest with what it holds and every file's checksum.
 
 Knows files; does not know tensors, torch or ranks.
 """
@@ -11,7 +11,7 @@ import os
 from pathlib import Path
 from typing import Any
 
-from workers.training.exits import UserError, write_atomically
+from workers.models.errors import WeightsError
 
 NAME = "manifest.json"
 VERSION = 1
@@ -23,13 +23,19 @@ def step_folder(step: int) -> str:
 
 
 def seal(folder: Path, manifest: dict[str, Any]) -> int:
-    """Write the manifest of a finished folder, checksums included; returns the bytes of its files."""
+    """Write the manifest of a finished folder, checksums included; returns the bytes of its files.
+
+    The folder is to have a hidden name still: a manifest torn by a crash is then never taken for one.
+    """
     files = {}
     for path in sorted(folder.rglob("*")):
         if path.is_file() and path.name != NAME:
             files[str(path.relative_to(folder))] = {"bytes": path.stat().st_size, "sha256": _digest(path)}
     document = {"version": VERSION, **manifest, "files": files}
-    write_atomically(folder / NAME, json.dumps(document, indent=1))
+    with open(folder / NAME, "w", encoding="utf-8") as file:
+        file.write(json.dumps(document, indent=1))
+        file.flush()
+        os.fsync(file.fileno())
     _sync_folder(folder)
     return sum((folder / name).stat().st_size for name in files)
 
@@ -40,15 +46,15 @@ def complete_checkpoints(root: Path) -> list[Path]:
 
 
 def read_manifest(folder: Path) -> dict[str, Any]:
-    """Raises UserError for a folder that is no checkpoint of this version."""
+    """Raises WeightsError for a folder that is no checkpoint of this version."""
     try:
         document: dict[str, Any] = json.loads((folder / NAME).read_text(encoding="utf-8"))
     except FileNotFoundError:
-        raise UserError(f"resume: {folder} has no {NAME}; try a folder checkpoints/step-N") from None
+        raise WeightsError(f"{folder} has no {NAME}; try a folder checkpoints/step-N") from None
     except (OSError, ValueError) as error:
-        raise UserError(f"resume: {folder / NAME} cannot be read: {error}; try an older checkpoint") from None
+        raise WeightsError(f"{folder / NAME} cannot be read: {error}; try an older checkpoint") from None
     if document.get("version") != VERSION:
-        raise UserError(f"resume: {folder} has version {document.get('version')}, this engine reads {VERSION}")
+        raise WeightsError(f"{folder} has version {document.get('version')}, this engine reads {VERSION}")
     return document
 
 

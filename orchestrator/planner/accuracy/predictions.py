@@ -1,0 +1,55 @@
+"""Predictions of measured runs beside what was measured, with or without a calibration. Judges nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from orchestrator.planner.calibrate import fit
+from orchestrator.planner.calibration import Calibration
+from orchestrator.planner.inputs import table_of
+from orchestrator.planner.intervals import bounds
+from orchestrator.planner.measurements import Pair, peaks, ran_out, step_times, usable
+from orchestrator.planner.parameters import columns_for
+from orchestrator.planner.terms import Table
+
+Floats = NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class Predicted:
+    """Seconds per step `(n,)`: predicted, its interval, measured."""
+
+    predicted: Floats
+    low: Floats
+    high: Floats
+    measured: Floats
+
+
+def timed(pairs: Sequence[Pair]) -> list[Pair]:
+    """Those whose time was measured, without what they say of memory."""
+    return [
+        (request, {key: value for key, value in measured.items() if key not in ("peak_bytes", "out_of_memory")})
+        for request, measured in pairs
+        if usable(measured).keys() - {"peak_bytes"}
+    ]
+
+
+def predict(pairs: Sequence[Pair], calibration: Calibration | None = None) -> Predicted:
+    requests = [request for request, _ in pairs]
+    table = table_of(requests, columns_for(requests, calibration))
+    low, high = bounds(table, requests, calibration)
+    return Predicted(table.column("step_time_s"), low, high, step_times(pairs, table))
+
+
+def predict_held_out(calibrating: Sequence[Pair], held_out: Sequence[Pair]) -> Predicted:
+    return predict(held_out, fit(calibrating))
+
+
+def memory(pairs: Sequence[Pair], calibration: Calibration | None = None) -> tuple[Table, Floats, NDArray[np.bool_]]:
+    """The plans' table with every stage, measured peak bytes (nan where none), and which ran out of memory."""
+    requests = [request for request, _ in pairs]
+    return table_of(requests, columns_for(requests, calibration)), peaks(pairs), ran_out(pairs)

@@ -1,0 +1,270 @@
+"""The planner's doors: request lines in, answer lines out; a search in, ranked plans out.
+
+Joins what the other files compute. Knows no formula, no Django, no files but those that a line may name.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, cast
+
+from pydantic import ValidationError
+
+# imported for their terms as well
+from orchestrator.planner import activations, communication, compute, cost, flops, memory, states, steptime  # noqa: F401
+from orchestrator.planner.advice import advise_search
+from orchestrator.planner.answers import answers, explained, refused
+from orchestrator.planner.auto import choose
+from orchestrator.planner.axes import divisors
+from orchestrator.planner.inputs import Request, table_of
+from orchestrator.planner.interchange import KINDS, Exported, Inexpressible
+from orchestrator.planner.interchange import export as write_export
+from orchestrator.planner.intervals import bounds
+from orchestrator.planner.notes import warnings
+from orchestrator.planner.parameters import columns_for
+from orchestrator.planner.requests import (
+    SCENE_KEYS,
+    Asked,
+    BadRequest,
+    Choices,
+    Scene,
+    read,
+    read_scene,
+    read_shape,
+    unknown_keys,
+    without_comments,
+)
+from orchestrator.planner.search import Objective, SearchResult
+from orchestrator.planner.search import search as run_search
+from orchestrator.planner.serving.answer import serving as answer_serving
+from orchestrator.planner.terms import Table
+from workers.contracts.base import Problem, Refused, problem
+from workers.contracts.cluster import ClusterSpec
+from workers.contracts.model import ModelSpec
+from workers.contracts.plan import ParallelPlan
+
+if TYPE_CHECKING:
+    from orchestrator.planner.calibration import Calibration
+
+_CELLS = 2**21  # (S, n) cells a table at most: 16 MiB a column
+_MOST_TP = 64
+_SEARCH_KEYS = (*SCENE_KEYS, "fix", "objective", "top")
+_TOP, MOST_TOP = 20, 200
+_TOP_EXPLAINED, MOST_EXPLAINED = 3, 10  # the trees of one plan are 2 MB
+
+
+def estimate(
+    lines: Iterable[Any],
+    *,
+    calibration: Calibration | None = None,
+    explain: bool = False,
+    choices: Choices | None = None,
+) -> list[dict[str, Any]]:
+    """An answer line for each request line, in their order (INTERFACES section 4). Never raises for bad input.
+
+    A line is an object, or a Problem where it could not even be parsed. With `explain` numbers are trees.
+    """
+    return of_asked([read_one(line, choices, calibration) for line in lines], calibration=calibration, explain=explain)
+
+
+def of_asked(
+    asked: Sequence[Asked], *, calibration: Calibration | None = None, explain: bool = False
+) -> list[dict[str, Any]]:
+    """The same for lines that were read before."""
+    found: list[dict[str, Any]] = [refused(each.id, each.problems) for each in asked]
+    legal = {place: each.request for place, each in enumerate(asked) if each.request is not None}
+    for some in _batches(legal):
+        told = of_requests([legal[place] for place in some], calibration=calibration, explain=explain)
+        for place, answer in zip(some, told, strict=True):
+            found[place] = {**answer, "id": asked[place].id}
+    return found
+
+
+def of_requests(
+    requests: Sequence[Request], *, calibration: Calibration | None = None, explain: bool = False
+) -> list[dict[str, Any]]:
+    """The same for requests that are known to be legal; their ids are text."""
+    return of_table(table_with(requests, calibration), requests, calibration, explain=explain) if requests else []
+
+
+def of_table(
+    table: Table, requests: Sequence[Request], calibration: Calibration | None = None, *, explain: bool = False
+) -> list[dict[str, Any]]:
+    """The same from the plans' own table, which must hold every pipeline stage."""
+    low, high = bounds(table, requests, calibration)
+    told = answers(table, [each.id for each in requests], low, high)
+    return [explained(table, row, answer) for row, answer in enumerate(told)] if explain else told
+
+
+def table_with(requests: Sequence[Request], calibration: Calibration | None = None) -> Table:
+    """All terms of these plans, every pipeline stage shown."""
+    return table_of(requests, columns_for(requests, calibration))
+
+
+def read_one(line: Any, choices: Choices | None = None, calibration: Calibration | None = None) -> Asked:
+    """One line; where its plan is "auto", the one that the planner chooses. Never raises for bad input."""
+    try:
+        return read(line, choices, lambda scene: choose(scene, calibration))
+    except RecursionError:
+        return Asked(problems=[problem("", "the line is nested beyond reason", "an object as in the documentation")])
+
+
+def search(
+    request: Any,
+    *,
+    calibration: Calibration | None = None,
+    explain: bool = False,
+    choices: Choices | None = None,
+    front: bool = False,
+) -> dict[str, Any]:
+    """The search answer (INTERFACES section 4), its plans ranked, with `notes`, and `advice` where nothing fits.
+
+    `request` is `{model, cluster, workload {seq_len, global_batch_size, tokens?}, framework?, fix?, objective?, top?}`.
+    `top` bounds the answer's plans; without it the Pareto front follows the ranked ones, as with `front`.
+    Raises BadRequest with a sentence for each wrong field.
+    """
+    started = time.perf_counter()
+    asked = _question(request, choices or Choices(), explain)
+    scene = asked.scene
+    parameters = columns_for([scene.request(ParallelPlan())], calibration)
+    try:
+        found = run_search(
+            scene, fix=asked.fix, parameters=parameters, objective=cast(Objective, asked.objective), top=asked.top
+        )
+    except Refused as error:
+        raise BadRequest([Problem(field=error.field, says=error.says, try_=error.try_)]) from None
+    most = asked.top if explain or (not front and request.get("top") is not None) else None
+    answer: dict[str, Any] = {
+        "enumerated": found.enumerated, "legal": found.legal, "fit": found.fit, "seconds": 0.0,
+        "plans": _ranked(scene, found, calibration, most=most, explained=explain),
+        "pareto": [place for place in found.pareto if most is None or place < most],
+        "rejected": found.rejected, "notes": [*found.notes, *warnings(found.requests[: asked.top], parameters)],
+        "problems": [item.model_dump(by_alias=True) for item in found.problems],
+    }  # fmt: skip
+    if found.closest is not None:
+        [nearest] = of_requests([found.closest], calibration=calibration)
+        answer["closest"] = {"plan": found.closest.plan.to_dict(), **nearest}
+        answer["advice"] = [each.to_dict() for each in advise_search(scene, asked.fix, calibration)]
+    answer["seconds"] = round(time.perf_counter() - started, 6)
+    return answer
+
+
+@dataclass(frozen=True)
+class _Question:
+    scene: Scene
+    fix: dict[str, Any]
+    objective: str
+    top: int
+
+
+def _question(request: Any, choices: Choices, explain: bool) -> _Question:
+    if not isinstance(request, Mapping):
+        raise BadRequest([problem("", "a search is a JSON object", '{"model": "llama3-8b", ...}')])
+    request = without_comments(request)
+    problems = unknown_keys(request, _SEARCH_KEYS)
+    scene, more = read_scene(request, choices)
+    problems += more
+    fix, objective = request.get("fix") or {}, request.get("objective") or "time"
+    usual, most = (_TOP_EXPLAINED, MOST_EXPLAINED) if explain else (_TOP, MOST_TOP)
+    top = usual if request.get("top") is None else request["top"]
+    if not isinstance(fix, Mapping):
+        problems.append(problem("fix", "fix is an object of a plan's fields", '{"tp": 8}'))
+    if type(top) is not int or not 1 <= top <= most:
+        which = "explained plans" if explain else "plans"
+        problems.append(problem("top", f"{str(top)[:40]} is not a number of {which} from 1 to {most}", str(usual)))
+    if not isinstance(objective, str):
+        problems.append(problem("objective", "an objective is a word", "time"))
+    if scene is None or problems:
+        raise BadRequest(problems)
+    return _Question(scene, dict(fix), objective, top)
+
+
+def _ranked(
+    scene: Scene, found: SearchResult, calibration: Calibration | None, *, most: int | None, explained: bool
+) -> list[dict[str, Any]]:
+    """The plans' answers, best first, at most so many; `explained` as trees."""
+    if found.table is None:
+        return []
+    requests = found.requests[:most]
+    table = found.table.take(slice(0, len(requests)))
+    told = of_table(table, requests, calibration, explain=explained)
+    plans = [{"plan": used.plan.to_dict(), **answer} for used, answer in zip(requests, told, strict=True)]
+    for rank, (answer, used) in enumerate(zip(plans, requests, strict=True), 1):
+        answer["id"] = str(rank)
+        if used.cluster.devices != scene.cluster.devices:
+            answer["cluster"] = {**used.cluster.to_dict(), "device": used.entry.name}
+    return plans
+
+
+def export(line: Any, kind: str, *, calibration: Calibration | None = None, choices: Choices | None = None) -> Exported:
+    """The plan of a request line as configuration of `kind` (torchtitan, megatron, deepspeed, accelerate).
+
+    Raises BadRequest for a line that has problems and for what that engine cannot run.
+    """
+    asked = read_one(line, choices, calibration)
+    if asked.request is None:
+        raise BadRequest(asked.problems)
+    request, steps = asked.request, None
+    if request.tokens:
+        steps = max(1, math.ceil(request.tokens / (request.plan.global_batch_size * request.seq_len)))
+    cluster = request.cluster.model_copy(update={"device": request.entry.name})
+    try:
+        return write_export(
+            kind, model=request.model, plan=request.plan, cluster=cluster, seq_len=request.seq_len, steps=steps
+        )
+    except Inexpressible as error:
+        says, _, next_ = str(error).rpartition("; ")
+        raise BadRequest(
+            [problem("engine" if kind not in KINDS else "plan", says or next_, next_ if says else "")]
+        ) from None
+
+
+def serving(request: Any, *, explain: bool = False, choices: Choices | None = None) -> dict[str, Any]:
+    """What serving a model would reach: memory, TTFT, TPOT, tokens/s, concurrency. Raises BadRequest."""
+    if not isinstance(request, Mapping):
+        raise BadRequest([problem("", "a serving question is a JSON object", '{"model": "llama3-8b", ...}')])
+    request = without_comments(request)
+    model, problems = read_shape(request.get("model"), files=bool(choices and choices.files))
+    if model is None:
+        raise BadRequest(problems)
+    given = {key: value for key, value in request.items() if key not in ("id", "source")}
+    told = answer_serving({**given, **_spread(given, model), "model": model}, explained=explain)
+    if not told["ok"]:
+        raise BadRequest([_problem(each) for each in told["problems"]])
+    return {"id": request.get("id"), **told}
+
+
+def _spread(given: Mapping[str, Any], model: ModelSpec) -> dict[str, int]:
+    """Where nobody says how to lay the model out: the fewest devices of a node that hold it, copied over the rest."""
+    if any(name in given for name in ("tp", "pp", "replicas")):
+        return {}
+    try:
+        cluster = ClusterSpec.from_dict(given.get("cluster") or {})
+    except (ValidationError, TypeError, ValueError):
+        return {}
+    best = {}
+    for tp in (each for each in divisors(cluster.devices_per_node) if each <= _MOST_TP):
+        layout = {"tp": tp, "replicas": cluster.devices // tp}
+        told = answer_serving({**given, **layout, "model": model})
+        if told["ok"]:
+            best = layout
+            if told["fits"]:
+                break
+    return best
+
+
+def _problem(told: Mapping[str, str]) -> Problem:
+    return Problem(field=told["field"], says=told["says"], try_=told.get("try", ""))
+
+
+def _batches(legal: Mapping[int, Request]) -> Iterable[list[int]]:
+    """Places in groups of like pipeline depth, so that a deep pipeline does not widen everybody's table."""
+    groups: dict[int, list[int]] = {}
+    for place, request in legal.items():
+        groups.setdefault((request.plan.pp - 1).bit_length(), []).append(place)
+    for deep, some in groups.items():
+        most = max(1, _CELLS >> deep)
+        yield from (some[start : start + most] for start in range(0, len(some), most))

@@ -1,0 +1,204 @@
+"""A plan as DeepSpeed's JSON configuration.
+
+Names and meanings as in DeepSpeed 0.19.6 (`deepspeed/runtime/config.py`, `runtime/zero/config.py`,
+`runtime/precision_config.py`, docs `config-json`). DeepSpeed is told the model in Python, so the file has none of it;
+the batch it writes is `train_batch_size = micro-batch x accumulation x dp`, exactly.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from typing import Any
+
+from orchestrator.planner.interchange.common import Exported, Job, refuse
+from workers.contracts.counts import parameter_count
+
+ENGINE = "DeepSpeed"
+VERSION = "0.19.6"
+
+# where nothing else is known; DeepSpeed wants a folder on a fast local disk
+NVME_PATH = "/local_nvme"
+
+
+def write(job: Job) -> Exported:
+    """Raises Inexpressible for plans that DeepSpeed does not run."""
+    plan = job.plan
+    values: dict[str, Any] = {
+        "train_batch_size": plan.global_batch_size,
+        "train_micro_batch_size_per_gpu": plan.micro_batch_size,
+        "gradient_accumulation_steps": plan.accumulation,
+        "zero_optimization": _zero(job),
+        **_precision(job),
+        **_mesh(job),
+        **_recompute(job),
+    }
+    if job.lr is not None:
+        values["optimizer"] = {"type": "AdamW", "params": {"lr": job.lr}}
+    if plan.offload == "nvme":
+        values["aio"] = {"block_size": 1048576, "queue_depth": 8, "single_submit": False, "overlap_events": True}
+    if job.steps is not None:
+        job.note(f"The number of steps, {job.steps}, is your loop's")
+    nodes = f"--num_nodes {job.cluster.nodes} --num_gpus {job.cluster.devices_per_node}"
+    job.note(f"DeepSpeed {VERSION}: deepspeed {nodes} train.py --deepspeed_config ds_config.json")
+    job.note(f"The model ({job.model.name}) and sequences of {job.seq_len} tokens are your program's")
+    return Exported(json.dumps(values, indent=2) + "\n", "ds_config.json", tuple(job.notes))
+
+
+def _zero(job: Job) -> dict[str, Any]:
+    plan = job.plan
+    values: dict[str, Any] = {"stage": plan.zero, "overlap_comm": plan.zero > 0}
+    if plan.pp > 1 and plan.zero > 1:
+        raise refuse(
+            ENGINE, f"pipelines with ZeRO 0 or 1 only, zero is {plan.zero}", "zero 1, or megatron or torchtitan"
+        )
+    if plan.offload != "none":
+        _offload(job, values)
+    if plan.zero == 3:
+        if plan.max_live_params is not None:
+            values["stage3_max_live_parameters"] = plan.max_live_params
+        if plan.prefetch_layers is not None:
+            # elements, of the layer that a device gathers
+            values["stage3_prefetch_bucket_size"] = plan.prefetch_layers * _layer_elements(job)
+        values["stage3_gather_16bit_weights_on_model_save"] = True
+    elif plan.prefetch_layers is not None or plan.max_live_params is not None:
+        job.note("prefetch_layers and max_live_params belong to ZeRO-3 in DeepSpeed, left out")
+    if plan.dp_replicate and plan.dp_replicate > 1 and plan.zero:
+        if plan.zero == 3:
+            values["mics_shard_size"] = plan.dp_shard
+            job.note("Copies of shards are MiCS: construct the model under deepspeed.zero.MiCS_Init")
+        else:
+            job.note(
+                f"DeepSpeed shards ZeRO-{plan.zero} over all dp ranks, dp_replicate {plan.dp_replicate} is left out"
+            )
+    return values
+
+
+def _offload(job: Job, values: dict[str, Any]) -> None:
+    plan = job.plan
+    if plan.zero == 0:
+        raise refuse(ENGINE, f"offloads under ZeRO only, zero is 0 with offload {plan.offload}", "zero 1 to 3")
+    device: dict[str, Any] = {"device": "nvme" if plan.offload == "nvme" else "cpu", "pin_memory": True}
+    if plan.offload == "nvme":
+        if plan.zero < 3:
+            raise refuse(
+                ENGINE, f"offloads to NVMe under ZeRO-3 only, zero is {plan.zero}", "zero 3, or offload optimizer"
+            )
+        device["nvme_path"] = NVME_PATH
+        job.note(f"Set nvme_path (here {NVME_PATH}) to a folder on a fast local disk")
+    values["offload_optimizer"] = dict(device)
+    if plan.offload == "all":
+        if plan.zero < 3:
+            raise refuse(
+                ENGINE, f"offloads parameters under ZeRO-3 only, zero is {plan.zero}", "zero 3, or offload optimizer"
+            )
+        values["offload_param"] = dict(device)
+    elif plan.offload == "nvme":
+        values["offload_param"] = dict(device)
+
+
+def _precision(job: Job) -> dict[str, Any]:
+    plan = job.plan
+    if plan.params_dtype is not None and plan.precision != "fp32" and plan.params_dtype != "fp32":
+        job.note("DeepSpeed keeps fp32 master weights beside 16-bit ones, params_dtype is left out")
+    values: dict[str, Any] = {}
+    if plan.precision in ("bf16", "fp8"):
+        values["bf16"] = {"enabled": True}
+        if plan.precision == "fp8":
+            job.note(
+                "DeepSpeed has no fp8 of its own: written as bf16; fp8 layers (Transformer Engine) are your model's"
+            )
+    elif plan.precision == "fp16":
+        values["fp16"] = {"enabled": True, **_loss_scale(job)}
+    if plan.grad_dtype is not None:
+        values["data_types"] = {"grad_accum_dtype": plan.grad_dtype}
+    if plan.reduce_dtype is not None:
+        values["communication_data_type"] = plan.reduce_dtype
+    return values
+
+
+def _loss_scale(job: Job) -> dict[str, Any]:
+    scale = job.plan.loss_scale
+    if scale is None:
+        return {"loss_scale": 0}
+    power = round(math.log2(scale.initial))
+    if 2.0**power != scale.initial:
+        job.note(f"DeepSpeed starts at a power of two: 2^{power} instead of {scale.initial:g}")
+    if (scale.growth, scale.backoff) != (2.0, 0.5):
+        job.note("DeepSpeed always doubles and halves the loss scale")
+    return {"loss_scale": 0, "initial_scale_power": power, "loss_scale_window": scale.growth_interval}
+
+
+def _mesh(job: Job) -> dict[str, Any]:
+    plan = job.plan
+    values: dict[str, Any] = {}
+    if plan.tp > 1 and plan.pp > 1:
+        job.note(
+            f"Within a PipelineModule tp is your layers' own: give it PipeModelDataParallelTopology(num_pp={plan.pp}, "
+            f"num_mp={plan.tp}, num_dp={plan.dp})"
+        )
+    elif plan.tp > 1:
+        if plan.ep > 1:
+            raise refuse(
+                ENGINE, "does not combine AutoTP with expert parallelism", "tp 1 or ep 1, or megatron or torchtitan"
+            )
+        values["tensor_parallel"] = {"autotp_size": plan.tp}
+        job.note("Tensor parallel is AutoTP: it splits Hugging Face models by itself and others by a partition_config")
+        if plan.sequence_parallel:
+            job.note("AutoTP does not shard the sequence between blocks: activations take more memory than planned")
+    if plan.cp > 1:
+        if plan.tp > 1 or plan.pp > 1:
+            raise refuse(
+                ENGINE, "combines its sequence parallelism with neither tp nor pp", "tp 1 and pp 1, or megatron"
+            )
+        heads = job.model.heads
+        if heads % plan.cp:
+            raise refuse(
+                ENGINE, f"spreads heads over cp (Ulysses), {heads} do not divide by {plan.cp}", "megatron or torchtitan"
+            )
+        values |= {"sequence_parallel_size": plan.cp, "data_parallel_size": plan.dp}
+        job.note("Context parallel is Ulysses (all-to-all over heads), not a ring: its traffic differs from the plan's")
+        if job.model.kv_heads % plan.cp and job.model.attention == "softmax":
+            job.note(f"{job.model.kv_heads} key-value heads are repeated to reach cp {plan.cp}")
+    if plan.ep > 1:
+        if plan.dp % plan.ep:
+            raise refuse(
+                ENGINE,
+                f"spreads experts over dp ranks, ep {plan.ep} does not divide dp {plan.dp}",
+                "another ep, or megatron",
+            )
+        values["expert_parallel"] = {"enabled": True, "autoep_size": plan.ep}
+        job.note("Expert parallel is AutoEP: name preset_model or the patterns of your model's experts")
+    if plan.pp > 1:
+        values["pipeline"] = {"stages": plan.pp, "partition": "uniform"}
+        _pipeline(job)
+    return values
+
+
+def _pipeline(job: Job) -> None:
+    plan = job.plan
+    job.note(
+        f"Build the model as PipelineModule(layers, num_stages={plan.pp}, partition_method='uniform'); micro-batches "
+        f"of a step are the {plan.accumulation} accumulation steps"
+    )
+    if plan.schedule != "1f1b":
+        other = "pipedream is Orrery's own engine's" if plan.schedule == "pipedream" else "torchtitan may run it"
+        job.note(f"DeepSpeed's pipeline is 1F1B, not {plan.schedule}: bubble and memory differ; {other}")
+    if plan.stage_layers is not None:
+        job.note(f"partition_method takes no list of layers a stage, {plan.stage_layers} is left out")
+
+
+def _recompute(job: Job) -> dict[str, Any]:
+    plan = job.plan
+    if plan.recompute == "none":
+        return {}
+    if plan.recompute != "full":
+        job.note(f"DeepSpeed has no recompute {plan.recompute}: written as full, which takes less memory and more time")
+    job.note("Recompute runs where your model calls deepspeed.checkpointing (or torch's), once a block")
+    return {"activation_checkpointing": {"partition_activations": plan.tp > 1, "number_checkpoints": job.model.layers}}
+
+
+def _layer_elements(job: Job) -> int:
+    count = parameter_count(job.model)
+    moe = job.model.moe
+    return count.layer(moe=moe is not None, experts=moe.experts // job.plan.ep if moe else 0) // job.plan.tp

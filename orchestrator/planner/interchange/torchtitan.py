@@ -1,0 +1,211 @@
+"""A plan as torchtitan's job configuration, a TOML file.
+
+Names and meanings as in torchtitan v0.2.2 (`torchtitan/config/job_config.py`, `distributed/parallel_dims.py`), the last
+version that reads TOML; later ones take the same options as `--section.option` beside a Python configuration. The
+model is one of torchtitan's own by name and flavor (`torchtitan_models`). Does not know data sets.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from orchestrator.planner.interchange.common import (
+    Exported,
+    Job,
+    commented,
+    note_cpu,
+    note_gathering,
+    refuse,
+    toml,
+    torchrun,
+)
+from orchestrator.planner.interchange.torchtitan_models import Titan, titan_model
+
+ENGINE = "torchtitan"
+VERSION = "0.2.2"
+
+# names of torch.distributed.pipelining
+_SCHEDULES = {
+    "gpipe": "GPipe",
+    "1f1b": "1F1B",
+    "interleaved_1f1b": "Interleaved1F1B",
+    "zb1p": "InterleavedZeroBubble",
+    "zbv": "ZBVZeroBubble",
+    "dualpipev": "DualPipeV",
+}
+
+
+def write(job: Job) -> Exported:
+    """Raises Inexpressible for models and plans that torchtitan does not run."""
+    titan = titan_model(job)
+    tables: dict[str, dict[str, Any]] = {
+        "job": {"description": job.headline},
+        "model": _model(job, titan),
+        "optimizer": {"name": "AdamW", **({"lr": job.lr} if job.lr is not None else {})},
+        "training": _training(job),
+        "parallelism": _parallelism(job, titan),
+        "activation_checkpoint": _recompute(job),
+    }
+    if tables["activation_checkpoint"]["mode"] == "memory_budget":
+        tables["compile"] = {"enable": True, "components": ["model"]}
+    if job.plan.precision == "fp8":
+        tables["compile"] = {"enable": True, "components": ["model", "loss"]}
+        tables["quantize.linear.float8"] = {"recipe_name": "rowwise", "filter_fqns": ["output"]}
+        job.note(
+            "fp8 is torchao's float8 with rowwise scales on every linear but the output head, and wants compilation"
+        )
+    job.note(
+        f"torchtitan {VERSION}: {torchrun(job)} -m torchtitan.train --job.config_file torchtitan.toml; versions "
+        "without TOML take the same options as --section.option"
+    )
+    note_cpu(job, ENGINE)
+    job.note("Set model.hf_assets_path to a folder with the tokenizer, and training.dataset to your data")
+    return Exported(commented(job.comments(), toml(tables)), "torchtitan.toml", tuple(job.notes))
+
+
+def _model(job: Job, titan: Titan) -> dict[str, Any]:
+    if titan.registration:
+        job.note(
+            f"torchtitan has no flavor of this shape: register {titan.flavor!r} in torchtitan/models/{titan.name}/"
+            f"__init__.py as {titan.registration}"
+        )
+    values: dict[str, Any] = {"name": titan.name, "flavor": titan.flavor}
+    if job.plan.precision == "fp8":
+        values["converters"] = ["quantize.linear.float8"]
+    return values
+
+
+def _training(job: Job) -> dict[str, Any]:
+    plan = job.plan
+    if plan.precision == "fp16":
+        raise refuse(ENGINE, "has no fp16 (no loss scaling)", "bf16, or deepspeed or megatron for fp16")
+    wide = plan.precision == "fp32"
+    sharded = plan.dp_shard * plan.cp > 1 if plan.zero else plan.cp > 1
+    if not wide and not sharded and plan.tp * plan.pp > 1:
+        raise refuse(
+            ENGINE,
+            f"mixes precision only where it shards weights or on dp alone, tp {plan.tp} x pp {plan.pp} without would "
+            "train in fp32",
+            "zero 3 with dp at least 2, or megatron",
+        )
+    values: dict[str, Any] = {
+        # one step's sequences of a rank go through a pipeline together, else one after another
+        "local_batch_size": plan.micro_batch_size * (plan.accumulation if plan.pp > 1 else 1),
+        "global_batch_size": plan.global_batch_size,
+        "seq_len": job.seq_len,
+        "mixed_precision_param": "float32" if wide else "bfloat16",
+        "mixed_precision_reduce": "float32",
+    }
+    if plan.params_dtype == "bf16" and not wide:
+        values["dtype"] = "bfloat16"
+        job.note("training.dtype bfloat16 keeps the optimizer's states in bf16 as well")
+    if "fp16" in (plan.params_dtype, plan.grad_dtype, plan.reduce_dtype) or "bf16" in (
+        plan.grad_dtype,
+        plan.reduce_dtype,
+    ):
+        job.note("Gradients are reduced in fp32, torchtitan offers nothing else")
+    if plan.offload in ("optimizer", "all"):
+        if plan.zero == 0:
+            raise refuse(ENGINE, "offloads only what it shards", "zero 3, or megatron for the optimizer alone")
+        values["enable_cpu_offload"] = True
+        if plan.offload == "optimizer":
+            job.note(
+                "torchtitan offloads parameters and gradients with the optimizer: less device memory, a slower step"
+            )
+    elif plan.offload == "nvme":
+        raise refuse(ENGINE, "does not offload to NVMe", "deepspeed does")
+    if job.steps is not None:
+        values["steps"] = job.steps
+    if job.model.dropout:
+        job.note(f"torchtitan has no dropout, {job.model.dropout:g} is left out")
+    return values
+
+
+def _parallelism(job: Job, titan: Titan) -> dict[str, Any]:
+    plan = job.plan
+    replicate, shard = (plan.dp_replicate or 1, plan.dp_shard) if plan.zero else (plan.dp, 1)
+    if shard * plan.cp == 1 and replicate > 1 and plan.tp * plan.pp > 1:
+        raise refuse(
+            ENGINE,
+            "copies whole weights over dp only where tp, pp and cp are 1",
+            "zero 3 or 2, or megatron or deepspeed",
+        )
+    if plan.ep > 1 and (shard * plan.cp) % plan.ep:
+        raise refuse(
+            ENGINE,
+            f"spreads experts over sharded ranks, ep {plan.ep} does not divide dp_shard {shard} x cp {plan.cp}",
+            "zero 3 with a dp_replicate that leaves them together, or megatron",
+        )
+    if job.seq_len % (plan.tp * (2 * plan.cp if plan.cp > 1 else 1)):
+        raise refuse(
+            ENGINE, f"wants a sequence length that divides by tp x 2 cp, {job.seq_len} does not", "another length"
+        )
+    values: dict[str, Any] = {
+        "data_parallel_replicate_degree": replicate,
+        "data_parallel_shard_degree": shard,
+        "tensor_parallel_degree": plan.tp,
+        "pipeline_parallel_degree": plan.pp,
+        "context_parallel_degree": plan.cp,
+        "expert_parallel_degree": plan.ep,
+    }
+    if plan.zero:
+        values["fsdp_reshard_after_forward"] = "always" if plan.zero == 3 else "never"
+    if plan.zero == 1 and shard > 1:
+        job.note("torchtitan has no ZeRO-1: written as ZeRO-2, which shards gradients too (less memory, same traffic)")
+    if plan.zero == 0 and plan.cp > 1:
+        job.note(f"torchtitan always shards weights over the cp ranks, here {plan.cp}: less memory than with zero 0")
+    if plan.ep > 1:
+        # the other choice, 1, would give tp's ranks to expert parallelism as well
+        values["expert_tensor_parallel_degree"] = plan.tp
+    if plan.tp > 1 and not plan.sequence_parallel:
+        job.note("torchtitan's tensor parallel always shards the sequence between blocks: less memory, same traffic")
+    if plan.tp > job.cluster.devices_per_node:
+        job.note(
+            f"tp {plan.tp} spans nodes of {job.cluster.devices_per_node} devices: expect a slow network in every layer"
+        )
+    note_gathering(job, "torchtitan; FSDP2 prefetches one block by itself")
+    return values | (_pipeline(job, titan) if plan.pp > 1 else {})
+
+
+def _pipeline(job: Job, titan: Titan) -> dict[str, Any]:
+    plan = job.plan
+    if not titan.pipelines:
+        raise refuse(ENGINE, f"{VERSION} has no pipeline for its model {titan.name}", "pp 1, or megatron")
+    schedule = _SCHEDULES.get(plan.schedule)
+    if schedule is None:
+        schedule = _SCHEDULES["1f1b"]
+        job.note(
+            f"Schedule {plan.schedule} is not torchtitan's: written as 1F1B, so bubble and memory differ"
+            + (" and weights are not stale; Orrery's own engine runs pipedream" if plan.schedule == "pipedream" else "")
+        )
+    overlap: dict[str, Any] = {}
+    if plan.schedule == "dualpipev" and plan.ep > 1 and plan.recompute != "none":
+        overlap["pipeline_parallel_expert_parallel_overlap"] = False
+        job.note("torchtitan overlaps expert traffic in DualPipeV only without recompute: written without that overlap")
+    return overlap | {
+        "pipeline_parallel_schedule": schedule,
+        "pipeline_parallel_microbatch_size": plan.micro_batch_size,
+        "module_fqns_per_model_part": _parts(plan.layers_of_stages(job.model.layers)),
+    }
+
+
+def _parts(layers: list[int]) -> list[list[str]]:
+    """The modules of each stage; left to itself torchtitan counts embedding and head as a layer each."""
+    parts, first = [], 0
+    for count in layers:
+        parts.append([f"layers.{i}" for i in range(first, first + count)])
+        first += count
+    parts[0].insert(0, "tok_embeddings")
+    parts[-1] += ["norm", "output"]
+    return parts
+
+
+def _recompute(job: Job) -> dict[str, Any]:
+    plan = job.plan
+    if plan.recompute == "auto":
+        job.note("recompute auto is torchtitan's memory_budget, a share (0 full recompute, 1 none), not bytes: tune it")
+        return {"mode": "memory_budget", "memory_budget": 0.5}
+    if plan.recompute == "selective":
+        job.note("Selective recompute is torchtitan's per-operation kind: it keeps attention and every second product")
+        return {"mode": "selective", "selective_ac_option": "op"}
+    return {"mode": plan.recompute}

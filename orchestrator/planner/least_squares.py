@@ -1,0 +1,97 @@
+"""Bounded, robust least squares with a prior: Levenberg-Marquardt on a few parameters, their covariance with them.
+
+Knows arrays only, nothing of models or devices.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+Floats = NDArray[np.float64]
+
+FREEDOM = 4.0  # of the t distribution that residuals are taken for: an outlier of 10 spreads weighs 1/20
+
+
+@dataclass(frozen=True)
+class Solution:
+    """Parameters `x` (k,), residuals (n,) and their robust `spread`, the covariance (k, k), and each row's `leverage`:
+    how much of its own residual the fit has taken away, 0 to 1."""
+
+    x: Floats
+    residuals: Floats
+    spread: float
+    covariance: Floats
+    leverage: Floats
+
+
+def solve(
+    residuals: Callable[[Floats], Floats], start: Floats, low: Floats, high: Floats, sigma: Floats, *,
+    floor: float = 0.01, spread: float = 0.05, rounds: int = 40, step: float = 1e-3,
+) -> Solution:  # fmt: skip
+    """Minimises sum rho(r(x) / s) + sum ((x - start) / sigma)^2 within bounds.
+
+    rho is Student's t with 4 degrees of freedom, as iterated weights 5 / (4 + (r/s)^2): an outlier of 10 s weighs 1/20.
+    s is estimated as it goes, from `spread` down or up, never below `floor`, so that few exact runs outweigh the prior
+    and noisy ones do not.
+    """
+    x, damping = start.copy(), 1e-2
+    r = residuals(x)
+    jacobian = _jacobian(residuals, x, r, step, low, high)
+    for turn in range(rounds):
+        weights = (FREEDOM + 1) / (FREEDOM + (r / spread) ** 2) / spread**2
+        gradient = jacobian.T @ (weights * r) + (x - start) / sigma**2
+        normal = (jacobian.T * weights) @ jacobian + np.diag(1 / sigma**2)
+        cost = _cost(r, x, start, sigma, spread)
+        better = False
+        for _ in range(8):
+            free = ~(((x <= low) & (gradient > 0)) | ((x >= high) & (gradient < 0)))
+            move = np.zeros_like(x)
+            kept = np.ix_(free, free)
+            move[free] = -np.linalg.solve(normal[kept] + damping * np.diag(np.diag(normal)[free]), gradient[free])
+            tried = np.clip(x + np.clip(move, -1.0, 1.0), low, high)
+            found = residuals(tried)
+            if np.all(np.isfinite(found)) and _cost(found, tried, start, sigma, spread) < cost:
+                better = True
+                break
+            damping *= 4
+        if not better:
+            break
+        shift = float(np.abs(tried - x).max())
+        x, r, damping = tried, found, max(damping / 5, 1e-9)
+        if turn % 2:
+            spread = max(floor, _spread(r, len(x)))
+        jacobian = _jacobian(residuals, x, r, step, low, high)
+        if shift < 1e-4:
+            break
+    spread = max(floor, _spread(r, len(x)))
+    weights = (FREEDOM + 1) / (FREEDOM + (r / spread) ** 2) / spread**2
+    covariance = np.asarray(np.linalg.inv((jacobian.T * weights) @ jacobian + np.diag(1 / sigma**2)), np.float64)
+    leverage = weights * np.einsum("nk,kl,nl->n", jacobian, covariance, jacobian)
+    return Solution(x, r, spread, covariance, np.clip(leverage, 0.0, 1.0).astype(np.float64))
+
+
+def _cost(r: Floats, x: Floats, start: Floats, sigma: Floats, spread: float) -> float:
+    robust = (FREEDOM + 1) / 2 * np.log1p((r / spread) ** 2 / FREEDOM).sum()
+    return float(2 * robust + (((x - start) / sigma) ** 2).sum())
+
+
+def _spread(r: Floats, parameters: int) -> float:
+    """Robust: median of absolute residuals over what a normal distribution has, more where few rows carry many."""
+    n = r.size
+    return float(1.4826 * np.median(np.abs(r)) * np.sqrt(n / max(n - 0.5 * min(parameters, n), 1))) if n else 0.0
+
+
+def _jacobian(
+    residuals: Callable[[Floats], Floats], x: Floats, r: Floats, step: float, low: Floats, high: Floats
+) -> Floats:
+    columns = []
+    for place in range(x.size):
+        moved = x.copy()
+        by = step if x[place] + step <= high[place] else -step
+        moved[place] += by
+        columns.append((residuals(moved) - r) / by)
+    return np.stack(columns, 1) if columns else np.zeros((r.size, 0))

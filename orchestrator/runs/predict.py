@@ -1,0 +1,115 @@
+"""What the planner says of a run before it starts: its plan where that was left open, its prediction, whether it fits.
+
+Pure: knows specs, a venue and the planner; reads no database.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from orchestrator.planner import ask
+from orchestrator.planner.advice import Change, advise
+from orchestrator.planner.auto import Choice, resolve_auto
+from orchestrator.planner.axes import AXES
+from orchestrator.planner.frameworks import Framework, framework
+from orchestrator.planner.inputs import Request
+from orchestrator.planner.requests import Scene, Workload
+from orchestrator.runs.venue import Venue
+from workers.contracts import ModelSpec, ParallelPlan, Problem, RunSpec
+from workers.contracts.devices import DEVICES, GIB, Device
+from workers.contracts.engine import ENGINE_VALUES, plan_beyond_engine
+
+_STATES = {"adamw8bit": "adam8bit"}  # the planner's word for the same optimizer states
+_MOST_ADVICE = 3
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """`document` is what the run keeps; `advice` the nearest changes where it does not fit."""
+
+    document: dict[str, Any]
+    fits: bool
+    advice: list[Change] = field(default_factory=list)
+
+    def problems(self, venue: Venue) -> list[Problem]:
+        """What to say where it does not fit; empty where it does, or where nobody knows the devices."""
+        if self.fits or not venue.known:
+            return []
+        memory = self.document["memory"]
+        needs, has = memory["total_bytes"] / GIB, memory["capacity_bytes"] / GIB
+        says = f"the plan needs {needs:.1f} GiB a device, {venue.entry.name} has {has:.1f} GiB"
+        if not self.advice:
+            return [Problem(field="plan", says=says, try_="a smaller model, or larger devices")]
+        return [Problem(field=_field(each), says=says, try_=each.says) for each in self.advice]
+
+
+def choose(spec: RunSpec, venue: Venue, devices: int) -> Choice:
+    """The plan for a training run that leaves it open, among those that the engine runs, on all its devices.
+
+    The batch is not the planner's to choose, because what is learned depends on it: a sequence a rank, or
+    `train.accumulate` of them. Raises Refused where no legal plan exists.
+    """
+    assert spec.train is not None and spec.shape is not None
+    allowed: dict[str, Any] = {name: values for name, values in ENGINE_VALUES.items() if name in AXES}
+    allowed |= {"dp_replicate": None, "prefetch_layers": None, "micro_batch_size": 1}
+    gpu, runs = venue.entry.kind == "gpu", ENGINE_VALUES["precision"]
+    halves = (each for each in ("bf16", "fp16") if gpu and venue.entry.supports(each) and each in runs)
+    allowed["precision"] = next(halves, "fp32")
+    batch = devices * (spec.train.accumulate or 1)
+    scene = _scene(spec, spec.shape, venue, devices, batch)
+    return resolve_auto(scene, allowed=allowed, calibration=venue.calibration)
+
+
+def predict(spec: RunSpec, plan: ParallelPlan, venue: Venue) -> Prediction | None:
+    """None for what the planner knows nothing of: other kinds than train, weights whose shape is not known."""
+    if spec.kind != "train" or spec.train is None or spec.shape is None:
+        return None
+    request = _scene(spec, spec.shape, venue, plan.world_size, plan.global_batch_size).request(plan)
+    table = ask.table_with([request], venue.calibration)
+    [answer] = ask.of_table(table, [request], venue.calibration)
+    document = {key: value for key, value in answer.items() if key not in ("id", "ok", "problems")}
+    document |= {
+        "tokens_per_s": answer["tokens_per_s_per_device"] * plan.world_size,
+        # logits as they are kept at the end of a forward pass, where the engine counts; more come with gradients
+        "kept_logits_bytes": round(float(table.column("logits_kept_bytes").max())),
+        "device": venue.entry.name,
+        "cluster": {**request.cluster.to_dict(), "device": _device(request.entry)},
+        "framework": {"name": request.framework.name, "optimizer": request.framework.optimizer},
+        "calibration": venue.calibration_name,
+        "assumed": not venue.known,
+    }
+    fits = bool(answer["fits"])
+    return Prediction(document, fits, [] if fits else _advice(request, venue))
+
+
+def _scene(spec: RunSpec, shape: ModelSpec, venue: Venue, devices: int, batch: int) -> Scene:
+    assert spec.train is not None
+    tokens = float(spec.train.steps * batch * spec.train.seq_len)
+    work = Workload(seq_len=spec.train.seq_len, global_batch_size=batch, tokens=tokens)
+    return Scene(shape, venue.cluster(devices), work, _framework(spec), venue.device(devices))
+
+
+def _framework(spec: RunSpec) -> Framework:
+    assert spec.train is not None
+    optimizer = spec.train.optimizer
+    states = _STATES.get(optimizer.name, optimizer.name)
+    if optimizer.name == "sgd" and optimizer.momentum:
+        states = "lion"  # one moment a parameter, as momentum is
+    return replace(framework("orrery"), optimizer=states)
+
+
+def _device(entry: Device) -> str | dict[str, Any]:
+    """Its name where it is as the catalogue has it, else the whole entry: a measurement of it must say what it was."""
+    return entry.name if entry == DEVICES[entry.name] else entry.to_dict()
+
+
+def _advice(request: Request, venue: Venue) -> list[Change]:
+    """Changes that the engine can run, on devices that the pool has first."""
+    found = [each for each in advise(request, venue.calibration) if not plan_beyond_engine(each.plan)]
+    return found[:_MOST_ADVICE]
+
+
+def _field(change: Change) -> str:
+    name = next(iter(change.changes), "")
+    return f"plan.{name}" if name in ParallelPlan.model_fields else "train.seq_len" if name == "seq_len" else "plan"

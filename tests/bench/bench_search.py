@@ -1,0 +1,75 @@
+"""A search over all axes: GPT-3 175B on 512 devices. Legal plans looked at a second on one core, and the whole answer.
+
+The answer is what the page and REST ask for: search, ranked plans with every number, JSON text.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from typing import Any
+
+import numpy as np
+
+from tests.bench.record import record
+
+ROUNDS = 30
+GPT3: dict[str, Any] = {
+    "model": "gpt3-175b",
+    "cluster": {"device": "h100-80g", "nodes": 64, "devices_per_node": 8},
+    "workload": {"seq_len": 2048, "global_batch_size": 1536, "tokens": 3e11},
+}
+OTHERS = {
+    "DeepSeek-V3 on 2048 devices": {
+        "model": "deepseek-v3",
+        "cluster": {"device": "h800-80g", "nodes": 256, "devices_per_node": 8},
+        "workload": {"seq_len": 4096, "global_batch_size": 15360},
+    },
+    "Llama 3 70B on 512 devices": {
+        "model": "llama3-70b",
+        "cluster": {"device": "h100-80g", "nodes": 64, "devices_per_node": 8},
+        "workload": {"seq_len": 8192, "global_batch_size": 1024},
+    },
+}
+
+
+def main() -> None:
+    if hasattr(os, "sched_setaffinity"):
+        os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})  # one core
+    measure("GPT-3 175B on 512 devices", GPT3, figure=True)
+    for told, request in OTHERS.items():
+        measure(told, request, figure=False)
+
+
+def measure(told: str, request: dict[str, Any], *, figure: bool) -> None:
+    from orchestrator.planner import ask
+    from orchestrator.planner.parameters import columns_for
+    from orchestrator.planner.requests import Choices, read_scene
+    from orchestrator.planner.search import search
+    from workers.contracts.plan import ParallelPlan
+
+    scene, problems = read_scene(request, Choices())
+    assert scene is not None and not problems
+    parameters = columns_for([scene.request(ParallelPlan())])
+    rates, answers, size = [], [], 0
+    for _ in range(ROUNDS):
+        found = search(scene, parameters=parameters)
+        rates.append(found.enumerated / found.seconds)
+        started = time.perf_counter()
+        text = json.dumps(ask.search(request))
+        answers.append(time.perf_counter() - started)
+        size = len(text)
+    record(
+        "planner", what=f"search: {told}, all axes, plans/s on one core", value=float(np.median(rates)),
+        unit="plans/s", figure=">= 1000000" if figure else "", legal=found.enumerated, fit=found.fit,
+    )  # fmt: skip
+    record(
+        "planner", what=f"search: {told}, whole answer, p95", value=float(np.quantile(answers, 0.95)), unit="s",
+        figure="<= 1" if figure else "", median=round(float(np.median(answers)), 4), bytes=size,
+    )  # fmt: skip
+    assert found.enumerated >= 10**6
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,32 @@
+"""Shorthand for planner tests: a table of one plan, without commands or databases."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from orchestrator.planner.frameworks import framework
+from orchestrator.planner.inputs import Request, table_of
+from orchestrator.planner.parameters import columns_for
+from orchestrator.planner.terms import Table
+from workers.contracts.cluster import ClusterSpec
+from workers.contracts.model import ModelSpec
+from workers.contracts.plan import ParallelPlan
+from workers.contracts.presets import preset
+
+
+def request(
+    model: str | ModelSpec, plan: dict[str, Any] | None = None, *, device: str = "h100-80g", seq_len: int = 2048,
+    using: Any = "orrery",
+) -> Request:  # fmt: skip
+    """`using` is a framework's name, or its switches; the cluster has as many devices as the plan wants."""
+    spec = preset(model) if isinstance(model, str) else model
+    laid = ParallelPlan.model_validate(plan or {})
+    each = min(8, laid.world_size)
+    cluster = ClusterSpec(device=device, nodes=-(-laid.world_size // each), devices_per_node=each)
+    return Request(spec, laid, cluster, seq_len, framework(using))
+
+
+def predicted(model: str | ModelSpec, plan: dict[str, Any] | None = None, **more: Any) -> Table:
+    """One row, every pipeline rank."""
+    asked = [request(model, plan, **more)]
+    return table_of(asked, columns_for(asked))

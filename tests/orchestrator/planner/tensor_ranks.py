@@ -1,0 +1,50 @@
+"""One rank of tensor-parallel shards under `fully_shard`: prints the bytes it holds after an update, as JSON.
+
+`test_states` runs it under torchrun, with the model and the tensor-parallel degree as arguments.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+
+import torch
+import torch.distributed as dist
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+
+from workers.contracts.model import ModelSpec
+from workers.metrics.memory import held_bytes
+from workers.models.decoder import Decoder
+
+COLUMNS, ROWS = ("attn.q", "attn.k", "attn.v", "mlp.gate", "mlp.up"), ("attn.o", "mlp.down")
+
+
+def main() -> None:
+    spec, tp = ModelSpec.model_validate_json(sys.argv[1]), int(sys.argv[2])
+    dist.init_process_group("gloo")
+    mesh = init_device_mesh("cpu", (dist.get_world_size() // tp, tp), mesh_dim_names=("dp", "tp"))
+    with torch.device("meta"):
+        decoder = Decoder(spec)
+    parallelize_module(decoder, mesh["tp"], {"embed": RowwiseParallel(), "head": ColwiseParallel()})
+    for block in decoder.blocks:
+        split = {name: ColwiseParallel() for name in COLUMNS} | {name: RowwiseParallel() for name in ROWS}
+        parallelize_module(block, mesh["tp"], split)
+        fully_shard(block, mesh=mesh["dp"])
+    fully_shard(decoder, mesh=mesh["dp"])
+    decoder.to_empty(device="cpu")
+    parameters = list(decoder.parameters())
+    for parameter in parameters:
+        torch.nn.init.zeros_(parameter)
+        parameter.grad = torch.zeros_like(parameter)
+    optimizer = torch.optim.AdamW(parameters)
+    optimizer.step()
+    state = [value for each in optimizer.state.values() for value in each.values()]
+    held = {"params": parameters, "grads": [p.grad for p in parameters], "optimizer": state}
+    sys.stdout.write(json.dumps({name: held_bytes(tensors) for name, tensors in held.items()}) + "\n")
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,76 @@
+"""What would make a plan fit: every change told is legal, fits by its own prediction, and is one that was asked for."""
+
+from __future__ import annotations
+
+import pytest
+
+from orchestrator.planner.advice import advise, advise_search
+from orchestrator.planner.frameworks import framework
+from orchestrator.planner.inputs import Request, table_of
+from orchestrator.planner.parameters import columns_for
+from orchestrator.planner.requests import Scene, Workload
+from workers.contracts.cluster import ClusterSpec
+from workers.contracts.legality import plan_problems
+from workers.contracts.plan import ParallelPlan
+from workers.contracts.presets import preset
+
+
+def request_of(model: str, device: str, nodes: int, per_node: int, seq_len: int, **plan: object) -> Request:
+    cluster = ClusterSpec(device=device, nodes=nodes, devices_per_node=per_node)
+    return Request(preset(model), ParallelPlan.from_dict(plan), cluster, seq_len, framework("orrery"))
+
+
+def predicted(request: Request):
+    return table_of([request], columns_for([request]))
+
+
+def test_single_changes_that_make_a_plan_fit() -> None:
+    request = request_of("llama3-8b", "h100-80g", 1, 8, 8192, dp=8, precision="bf16")
+    assert not predicted(request).column("fits")[0]
+    changes = advise(request)
+    assert changes
+    for change in changes:
+        now = change.request
+        assert not plan_problems(now.plan, model=now.model, seq_len=now.seq_len, devices=now.cluster.devices)
+        table = predicted(now)
+        assert table.column("fits")[0]
+        assert table.column("step_time_s")[0] == pytest.approx(change.step_time_s)
+        assert table.column("total_bytes")[0] == pytest.approx(change.total_bytes)
+        assert change.says.endswith(".") and "GiB" in change.says
+        plan, before = now.plan.to_dict(), request.plan.to_dict()
+        differ = {name for name in plan.keys() | before.keys() if plan.get(name) != before.get(name)}
+        assert differ <= change.changes.keys()
+        document = change.to_dict()
+        assert document["plan"] == plan and document["changes"] == change.changes
+    # of the plan's own changes the fastest comes first; other devices come last
+    own = [each for each in changes if not {"nodes", "device"} & each.changes.keys()]
+    assert changes[: len(own)] == own
+    assert [each.step_time_s for each in own] == sorted(each.step_time_s for each in own)
+    assert ["zero"] in [list(each.changes) for each in own]
+
+
+def test_more_than_one_change_where_a_single_one_is_not_enough() -> None:
+    request = request_of("llama3-70b", "a100-40g", 2, 8, 8192, dp=16, precision="fp32", micro_batch_size=4)
+    [change, *_] = advise(request)
+    assert len(change.changes) > 1
+    assert "together" in change.says
+    assert predicted(change.request).column("fits")[0]
+
+
+def test_a_plan_that_fits_needs_no_advice() -> None:
+    assert advise(request_of("llama-tiny", "h100-80g", 1, 1, 128)) == []
+
+
+def test_a_search_that_nothing_fits_is_told_what_would() -> None:
+    cluster = ClusterSpec(device="rtx4090-24g", nodes=1, devices_per_node=8)
+    scene = Scene(preset("llama3-70b"), cluster, Workload(seq_len=8192, global_batch_size=16), framework("orrery"))
+    fix = {"offload": "none"}
+    changes = advise_search(scene, fix)
+    assert list(changes[0].changes) == ["offload"]
+    nodes = next(each for each in changes if "nodes" in each.changes)
+    assert nodes.changes["nodes"] > 1 and nodes.request.cluster.nodes == nodes.changes["nodes"]
+    device = next(each for each in changes if "device" in each.changes)
+    assert device.request.cluster.device == device.changes["device"] != "rtx4090-24g"
+    for change in changes:
+        assert predicted(change.request).column("fits")[0]
+        assert ": then " in change.says and " GiB, a step takes " in change.says

@@ -1,0 +1,176 @@
+"""Answers to the letter: shapes, sums, order, trees, searches, and one plan alone as among others."""
+
+from __future__ import annotations
+
+import json
+import math
+from typing import Any
+
+import pytest
+
+from orchestrator.planner import ask
+from orchestrator.planner.requests import BadRequest, parse
+from tests.orchestrator.planner.test_requests import LINE
+
+MEMORY = [
+    "params_bytes", "grads_bytes", "optimizer_bytes", "activations_bytes", "logits_bytes", "buffers_bytes",
+    "unattributed_bytes",
+]  # fmt: skip
+PIPELINE = {
+    **LINE, "id": 7, "plan": {"dp": 2, "tp": 2, "pp": 4, "zero": 1, "precision": "bf16", "global_batch_size": 32},
+    "cluster": {"device": "a100-80g", "nodes": 2, "devices_per_node": 8}, "framework": "megatron",
+}  # fmt: skip
+SEARCH: dict[str, Any] = {
+    "model": "llama3-8b", "cluster": LINE["cluster"], "workload": {"seq_len": 8192, "global_batch_size": 64},
+    "framework": "fsdp2", "fix": {"tp": 1, "pp": 1, "cp": 1}, "top": 3,
+}  # fmt: skip
+
+
+def test_an_answer_line_is_as_promised() -> None:
+    [answer] = ask.estimate([LINE])
+    assert list(answer)[:12] == [
+        "id", "ok", "problems", "fits", "memory", "step_time_s", "step_time_low_s", "step_time_high_s", "time",
+        "tokens_per_s_per_device", "tflops_per_device", "mfu",
+    ]  # fmt: skip
+    assert {"hfu", "bubble_fraction", "comm", "usd_per_billion_tokens", "days"} <= set(answer)
+    assert (answer["id"], answer["ok"], answer["problems"]) == ("q1", True, [])
+    memory = answer["memory"]
+    assert list(memory) == [*MEMORY, "total_bytes", "capacity_bytes", "stage", "per_stage_total_bytes"]
+    assert sum(memory[name] for name in MEMORY) == pytest.approx(memory["total_bytes"], abs=8)
+    assert memory["capacity_bytes"] == 80 * 2**30 and memory["per_stage_total_bytes"] == [memory["total_bytes"]]
+    assert set(answer["time"]) == {"compute_s", "exposed_comm_s", "bubble_s", "optimizer_s", "other_s"}
+    assert sum(answer["time"].values()) == pytest.approx(answer["step_time_s"])
+    assert answer["step_time_low_s"] < answer["step_time_s"] < answer["step_time_high_s"]
+    assert set(answer["comm"]) == {"dp_bytes", "tp_bytes", "pp_bytes", "cp_bytes", "ep_bytes"}
+    rate = 16 * 8192 / answer["step_time_s"] / 8
+    assert answer["tokens_per_s_per_device"] == pytest.approx(rate)
+    assert answer["days"] == pytest.approx(1e12 / rate / 8 / 86400)
+    assert answer["usd_per_billion_tokens"] == pytest.approx(1e9 / rate / 3600 * 3.0)
+    # 6N and full attention on the datasheet's 989.4 dense TFLOP/s
+    assert answer["mfu"] == pytest.approx(answer["tflops_per_device"] / 989.4)
+    json.dumps(answer, allow_nan=False)
+
+
+def test_the_worst_pipeline_rank_is_named() -> None:
+    [answer] = ask.estimate([PIPELINE])
+    memory = answer["memory"]
+    assert answer["id"] == 7 and len(memory["per_stage_total_bytes"]) == 4
+    assert memory["per_stage_total_bytes"][memory["stage"]] == max(memory["per_stage_total_bytes"])
+    assert sum(memory[name] for name in MEMORY) == pytest.approx(memory["total_bytes"], abs=8)
+    assert answer["bubble_fraction"] > 0 and answer["comm"]["pp_bytes"] > 0 and answer["days"] is not None
+
+
+def test_what_does_not_fit_is_told_all_the_same() -> None:
+    [answer] = ask.estimate([{**LINE, "model": "llama3-70b", "plan": {**LINE["plan"], "zero": 0}}])
+    assert answer["ok"] and answer["fits"] is False
+    assert answer["memory"]["total_bytes"] > answer["memory"]["capacity_bytes"] and answer["step_time_s"] > 0
+
+
+def test_lines_are_answered_in_order_each_as_if_alone() -> None:
+    lines = [PIPELINE, parse("{"), LINE, {**LINE, "id": None, "plan": {"dp": 3}}, {**PIPELINE, "id": "b"}, 5]
+    answers = ask.estimate(lines)
+    assert [each["id"] for each in answers] == [7, None, "q1", None, "b", None]
+    assert [each["ok"] for each in answers] == [True, False, True, False, True, False]
+    assert set(answers[1]) == {"id", "ok", "fits", "problems"}
+    assert answers[3]["problems"][0].keys() == {"field", "says", "try"}
+    for at in (0, 2):
+        alone = ask.estimate([lines[at]])[0]
+        assert alone["memory"] == answers[at]["memory"]
+        assert alone["step_time_s"] == pytest.approx(answers[at]["step_time_s"], rel=1e-12)
+
+
+def test_trees_say_the_same_as_numbers_and_end_at_what_is_given() -> None:
+    [plain], [tree] = ask.estimate([PIPELINE]), ask.estimate([PIPELINE], explain=True)
+    pairs = [(plain[name], tree[name]) for name in ("step_time_s", "step_time_low_s", "mfu", "bubble_fraction")]
+    pairs += [(plain["memory"][name], tree["memory"][name]) for name in [*MEMORY, "total_bytes", "capacity_bytes"]]
+    pairs += [(plain["memory"]["per_stage_total_bytes"], tree["memory"]["per_stage_total_bytes"])]
+    pairs += [(value, tree[block][name]) for block in ("time", "comm") for name, value in plain[block].items()]
+    for value, found in pairs:
+        assert set(found) == {"name", "value", "unit", "formula", "inputs", "source"}
+        assert found["value"] == pytest.approx(value, rel=1e-9, abs=1)
+    seen: set[str] = set()
+    waiting = [tree["step_time_s"], tree["memory"]["total_bytes"]]
+    while waiting:
+        node = waiting.pop()
+        assert node["inputs"] or node["formula"] == "given" or node["name"] in seen or node["name"], node
+        if node["inputs"]:
+            seen.add(node["name"])
+        waiting += node["inputs"]
+    assert {"layers", "hidden"} <= _leaves(tree["memory"]["total_bytes"])
+    assert "peak_flops" in _leaves(tree["step_time_s"])
+
+
+def _leaves(tree: dict[str, Any]) -> set[str]:
+    below = set().union(*(_leaves(each) for each in tree["inputs"])) if tree["inputs"] else set()
+    return below | ({tree["name"]} if tree["formula"] == "given" else set())
+
+
+def test_a_search_ranks_what_fits() -> None:
+    answer = ask.search(SEARCH)
+    assert answer["enumerated"] == answer["legal"] >= answer["fit"] > 0 and answer["seconds"] > 0
+    plans = answer["plans"]
+    times = [each["step_time_s"] for each in plans[:3]]
+    assert times == sorted(times) and all(each["fits"] and each["plan"]["tp"] == 1 for each in plans)
+    assert answer["pareto"] and all(0 <= place < len(plans) for place in answer["pareto"])
+    assert answer["rejected"]["memory: does not fit"] == answer["enumerated"] - answer["fit"]
+    line = {**LINE, "plan": plans[0]["plan"], "workload": {"seq_len": 8192}}
+    [again] = ask.estimate([line])
+    assert again["step_time_s"] == pytest.approx(times[0], rel=1e-9) and again["memory"] == plans[0]["memory"]
+    cheap = ask.search({**SEARCH, "objective": "memory"})
+    assert cheap["plans"][0]["memory"]["total_bytes"] <= min(each["memory"]["total_bytes"] for each in plans)
+    explained = ask.search({**SEARCH, "top": 1}, explain=True)
+    assert len(explained["plans"]) == 1 and explained["plans"][0]["mfu"]["name"] == "mfu"
+
+
+def test_where_nothing_fits_the_answer_says_what_would() -> None:
+    answer = ask.search({**SEARCH, "model": "llama3-70b", "fix": {"zero": 0, "offload": "none", "tp": 1, "pp": 1}})
+    assert answer["fit"] == 0 and answer["plans"] == [] and answer["closest"]["fits"] is False
+    assert answer["advice"] and all(each["says"] for each in answer["advice"])
+
+
+@pytest.mark.parametrize(
+    ("change", "field"),
+    [
+        ({"top": 0}, "top"),
+        ({"objective": "beauty"}, "objective"),
+        ({"fix": {"tq": 1}}, "fix.tq"),
+        ({"fix": 3}, "fix"),
+        ({"fixed": {}}, "fixed"),
+        ({"workload": {"seq_len": 128}}, "workload"),
+        ({"cluster": {"device": "h100-80g", "nodes": 1000, "devices_per_node": 1000}, "fix": {"micro_batch_size": 0}},
+         "fix.micro_batch_size"),
+    ],
+)  # fmt: skip
+def test_a_search_that_cannot_be_asked_says_why(change: dict[str, Any], field: str) -> None:
+    with pytest.raises(BadRequest) as caught:
+        ask.search({**SEARCH, **change})
+    assert field in [item.field for item in caught.value.problems]
+    with pytest.raises(BadRequest):
+        ask.search([])
+
+
+def test_an_open_plan_is_chosen() -> None:
+    line = {**LINE, "plan": "auto", "workload": {"seq_len": 8192, "global_batch_size": 64}}
+    [chosen] = ask.estimate([line])
+    best = ask.search({key: value for key, value in line.items() if key != "plan"} | {"top": 1})["plans"][0]
+    assert chosen["ok"] and chosen["step_time_s"] == pytest.approx(best["step_time_s"])
+    impossible = {**line, "cluster": {"device": "h100-80g", "devices_per_node": 101}}
+    [refused] = ask.estimate([impossible])
+    assert refused["ok"] is False and refused["problems"][0]["says"]
+
+
+def test_serving_and_export_answer_and_refuse() -> None:
+    asked = {"model": "llama3-70b", "cluster": LINE["cluster"], "prompt_len": 1024, "output_len": 256}
+    answer = ask.serving(asked)
+    assert answer["fits"] and answer["kv_bytes_per_token"] == 2 * 80 * 8 * 128 * 2
+    assert all(math.isfinite(answer[name]) for name in ("ttft_s", "tpot_s", "tokens_per_s", "max_concurrency"))
+    # 140 GB of weights want two of these devices; what is left of the node holds copies
+    assert answer["devices"] == 8 and answer["memory"]["weights_bytes_per_device"] < 75e9
+    for wrong in ({"tp": 7}, {"model": "x"}, {"colour": 1}):
+        with pytest.raises(BadRequest):
+            ask.serving({**asked, **wrong})
+    for kind in ("torchtitan", "megatron", "deepspeed", "accelerate"):
+        assert ask.export({**LINE, "plan": {**LINE["plan"], "zero": 1}}, kind).text
+    with pytest.raises(BadRequest) as caught:
+        ask.export(LINE, "jax")
+    assert caught.value.problems[0].field == "engine"

@@ -1,0 +1,86 @@
+"""What "auto" stands for: the fastest plan that fits, within what is allowed, the same one each time."""
+
+from __future__ import annotations
+
+import pytest
+
+from orchestrator.planner.auto import choose, resolve_auto
+from orchestrator.planner.frameworks import framework
+from orchestrator.planner.inputs import table_of
+from orchestrator.planner.parameters import columns_for
+from orchestrator.planner.requests import Scene, Workload
+from workers.contracts.base import Refused
+from workers.contracts.cluster import ClusterSpec
+from workers.contracts.legality import plan_problems
+from workers.contracts.plan import ParallelPlan
+from workers.contracts.presets import preset
+
+# plain data parallel with any ZeRO stage, as an engine without the other axes runs
+DATA_PARALLEL = {
+    "tp": 1, "pp": 1, "cp": 1, "ep": 1, "offload": "none", "recompute": ["none", "full"], "dp_replicate": None,
+    "precision": ["fp32", "bf16"], "prefetch_layers": None,
+}  # fmt: skip
+
+
+def scene_of(model: str, device: str, nodes: int, per_node: int, seq_len: int, batch: int | None) -> Scene:
+    cluster = ClusterSpec(device=device, nodes=nodes, devices_per_node=per_node)
+    return Scene(preset(model), cluster, Workload(seq_len=seq_len, global_batch_size=batch), framework("orrery"))
+
+
+def test_the_fastest_data_parallel_plan_is_chosen() -> None:
+    scene = scene_of("llama-15m", "h100-80g", 1, 4, 512, 64)
+    choice = resolve_auto(scene, allowed=DATA_PARALLEL)
+    plan = choice.plan
+    assert choice.fits and plan is not None
+    assert (plan.dp, plan.tp, plan.pp, plan.cp, plan.ep, plan.offload, plan.precision) == (
+        4,
+        1,
+        1,
+        1,
+        1,
+        "none",
+        "bf16",
+    )
+    assert choice.how.startswith("The fastest of") and choice.how.endswith(".")
+    requests = [
+        scene.request(ParallelPlan(dp=4, zero=zero, recompute=recompute, precision="bf16", micro_batch_size=micro,
+                                   global_batch_size=64))
+        for zero in range(4) for recompute in ("none", "full") for micro in (1, 2, 4, 8, 16)
+    ]  # fmt: skip
+    table = table_of(requests, columns_for(requests))
+    fastest = table.column("step_time_s")[table.column("fits").astype(bool)].min()
+    assert choice.step_time_s == pytest.approx(fastest)
+    assert resolve_auto(scene, allowed=DATA_PARALLEL) == choice
+
+
+def test_a_model_that_is_too_large_for_copies_is_sharded() -> None:
+    choice = resolve_auto(scene_of("llama3-8b", "h100-80g", 1, 8, 4096, 64), allowed=DATA_PARALLEL)
+    assert choice.fits and choice.plan is not None
+    assert choice.plan.zero >= 1 and choice.plan.dp == 8
+
+
+def test_without_a_batch_one_is_chosen() -> None:
+    scene = scene_of("llama-tiny", "cpu", 1, 2, 64, None)
+    choice = resolve_auto(scene, allowed={**DATA_PARALLEL, "dp": 2})
+    assert choice.fits and choice.plan is not None
+    assert choice.plan.dp == 2 and choice.plan.global_batch_size % 2 == 0
+    assert "sequences a step" in choice.how
+
+
+def test_what_is_fixed_is_kept_and_what_the_engine_lacks_is_refused() -> None:
+    scene = scene_of("llama-15m", "h100-80g", 1, 4, 512, 64)
+    choice = resolve_auto(scene, fix={"zero": 2, "micro_batch_size": 4}, allowed=DATA_PARALLEL)
+    assert choice.plan is not None and (choice.plan.zero, choice.plan.micro_batch_size) == (2, 4)
+    with pytest.raises(Refused) as refused:
+        resolve_auto(scene, fix={"tp": 2}, allowed=DATA_PARALLEL)
+    assert refused.value.field == "plan.tp"
+
+
+def test_nothing_fits_and_nothing_legal() -> None:
+    choice = resolve_auto(scene_of("llama3-70b", "rtx4090-24g", 1, 2, 4096, 2), allowed=DATA_PARALLEL)
+    assert not choice.fits and choice.plan is not None and "None of" in choice.how
+    found = choose(scene_of("llama3-8b", "h100-80g", 1, 8, 8192, 3))
+    assert isinstance(found, ParallelPlan)
+    assert not plan_problems(found, model=preset("llama3-8b"), seq_len=8192, devices=8)
+    odd = choose(scene_of("gpt2-124m", "h100-80g", 1, 7, 1023, 5))
+    assert isinstance(odd, ParallelPlan) or odd[0].says

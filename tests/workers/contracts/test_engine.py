@@ -1,0 +1,48 @@
+"""The one list of what the engine runs: each thing beyond it is named, with what to try, in words and by field."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from workers.contracts import ParallelPlan, RunSpec
+from workers.contracts.engine import ENGINE_VALUES, beyond_engine, engine_problems, plan_beyond_engine
+
+TRAIN = {"steps": 1, "seq_len": 8}
+
+
+def spec(**changes: Any) -> RunSpec:
+    return RunSpec.from_dict({"kind": "train", "train": TRAIN, **changes})
+
+
+def test_what_it_runs_has_no_problems() -> None:
+    assert not engine_problems(spec()) and not beyond_engine(spec())
+    plan = {"dp": 4, "zero": 3, "precision": "bf16", "recompute": "full", "reduce_dtype": "fp32"}
+    assert not engine_problems(spec(plan=plan))
+
+
+@pytest.mark.parametrize("field", sorted(ENGINE_VALUES))
+def test_every_listed_value_runs_by_itself(field: str) -> None:
+    for value in ENGINE_VALUES[field]:
+        plan = ParallelPlan.from_dict({} if value is None else {field: value})
+        assert field not in str(plan_beyond_engine(plan))
+
+
+def test_an_open_plan_is_for_the_planner_not_for_the_engine() -> None:
+    [found] = engine_problems(spec(plan="auto"))
+    assert found.field == "plan" and beyond_engine(spec(plan="auto")) == []
+
+
+@pytest.mark.parametrize("kind", [{"kind": "script", "script": {"command": ["x.py"]}}, {"kind": "external"}])
+def test_other_kinds_are_not_the_training_engines(kind: dict[str, Any]) -> None:
+    assert [item.field for item in engine_problems(RunSpec.from_dict(kind))] == ["kind"]
+
+
+def test_what_is_beyond_is_told_by_field_and_in_words() -> None:
+    far = spec(plan={"precision": "fp8", "offload": "nvme"})
+    problems = engine_problems(far)
+    assert {item.field for item in problems} == {"plan.precision", "plan.offload"} and all(
+        item.try_ for item in problems
+    )
+    assert set(beyond_engine(far)) == {"fp8", "offload nvme"}

@@ -1,0 +1,177 @@
+"""Each update rule learns alike under every ZeRO stage, holds the bytes it should, and goes on under another plan."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from tests.workers.training.conftest import make_spec
+from workers.contracts.bodies import OptimizerSpec
+from workers.training.optim import build_optimizer
+from workers.training.optim.blockwise import Blocks, codebook, dequantise, quantise
+from workers.training.optim.newton_schulz import orthogonalise
+
+# no width divides by 4 ranks
+RAGGED = {
+    "name": "ragged", "layers": 2, "hidden": 40, "heads": 4, "kv_heads": 1, "ffn": 50, "vocab": 257, "max_seq_len": 32,
+}  # fmt: skip
+RULES = {
+    "lion": {"name": "lion", "lr": 1e-3, "weight_decay": 0.1},
+    "adafactor": {"name": "adafactor", "lr": 3e-2, "weight_decay": 0.1},
+    "muon": {"name": "muon", "lr": 2e-2, "scalar_lr": 3e-3},
+    "adamw8bit": {"name": "adamw8bit", "lr": 3e-3},
+}
+BATCH = {"micro_batch_size": 2, "global_batch_size": 8}
+
+
+def spec(rule, plan=None, steps=20, **more):
+    schedule = {"name": "constant", "warmup_steps": 5}
+    return make_spec(
+        RAGGED,
+        {**BATCH, **(plan or {})},
+        steps=steps,
+        clip_norm=0.5,
+        optimizer=RULES[rule],
+        lr_schedule=schedule,
+        **more,
+    )
+
+
+@pytest.fixture(scope="module")
+def alone(train, tmp_path_factory):
+    return {rule: train(spec(rule), tmp_path_factory.mktemp(rule)) for rule in RULES}
+
+
+PLANS = [{"dp": 2, "zero": zero} for zero in range(4)]
+PLANS += [{"dp": 4, "dp_replicate": 2, "zero": 3}]
+
+
+@pytest.mark.parametrize("rule", RULES)
+@pytest.mark.parametrize("plan", PLANS, ids=lambda p: "-".join(f"{k[:4]}{v}" for k, v in p.items()))
+def test_losses_of_one_process(rule, plan, alone, train, tmp_path):
+    result, one = train(spec(rule, plan), tmp_path), alone[rule]
+    assert result.outcomes[0]["class"] == "ok", result.outcomes
+    assert result.values("loss") == pytest.approx(one.values("loss"), rel=1e-5)
+    assert result.values("grad_norm") == pytest.approx(one.values("grad_norm"), rel=1e-4)
+    assert one.values("loss")[-1] < one.values("loss")[0] - 0.1
+    # every parameter has a gradient, and no more state than its share
+    copies = plan.get("dp_replicate", 1 if plan["zero"] else 2)
+    params, grads, state = (
+        sum(result.values(f"memory/{name}_bytes", rank)[0] for rank in range(plan["dp"]))
+        for name in ("params", "grads", "optimizer")
+    )
+    assert grads == params
+    whole = copies * one.values("memory/optimizer_bytes")[0]
+    more = 1.4 if rule == "adafactor" and plan["zero"] >= 2 else 1.0  # columns are whole on every rank
+    assert whole - 200 <= state <= more * whole + 200
+
+
+@pytest.mark.parametrize(("rule", "bytes_each"), [("lion", 4), ("adafactor", 0.18), ("muon", 6), ("adamw8bit", 2.3)])
+def test_bytes_of_state(rule, bytes_each, alone):
+    """Muon: 4, and 8 for embeddings, half of it here; 8 bits: 2, and a scale for each row of these narrow matrices."""
+    params, state = (alone[rule].values(f"memory/{name}_bytes")[0] for name in ("params", "optimizer"))
+    assert state / (params / 4) == pytest.approx(bytes_each, rel=0.15)
+
+
+@pytest.mark.parametrize("rule", RULES)
+@pytest.mark.parametrize(
+    ("before", "after"), [({"dp": 2, "zero": 3}, {"dp": 2, "zero": 1}), ({}, {"dp": 2, "zero": 3})], ids=str
+)
+def test_goes_on_under_another_plan(rule, before, after, alone, train, tmp_path):
+    checkpoint = {"every_steps": 10, "async": False}
+    train(spec(rule, before, steps=10, checkpoint=checkpoint), tmp_path)
+    result = train(spec(rule, after, checkpoint=checkpoint), tmp_path)
+    assert result.outcomes[0]["class"] == "ok", result.outcomes
+    assert result.values("loss") == pytest.approx(alone[rule].values("loss"), rel=1e-5)
+
+
+def steps_of(optimizer, parameters, *, count=5):
+    generator = torch.Generator().manual_seed(1)
+    for _ in range(count):
+        for each in parameters:
+            each.grad = torch.randn(each.shape, generator=generator)
+        optimizer.step()
+    return [each.detach() for each in parameters]
+
+
+def model():
+    generator = torch.Generator().manual_seed(0)
+    shapes = {"embed.weight": (30, 20), "blocks.0.a": (12, 20), "blocks.0.b": (3, 40, 20), "blocks.0.norm": (20,)}
+    return {name: torch.randn(shape, generator=generator).requires_grad_() for name, shape in shapes.items()}
+
+
+def test_adafactor_is_torchs():
+    ours, theirs = model(), model()
+    found = steps_of(
+        build_optimizer(ours, OptimizerSpec.from_dict({**RULES["adafactor"]}), split_state=False), ours.values()
+    )
+    want = steps_of(torch.optim.Adafactor(theirs.values(), lr=3e-2, weight_decay=0.1), theirs.values())
+    for one, other in zip(found, want, strict=True):
+        torch.testing.assert_close(one, other)
+
+
+def test_muon_is_torchs_for_matrices_and_adamw_for_the_rest():
+    ours, theirs = model(), model()
+    before = {name: each.detach().clone() for name, each in ours.items()}
+    rule = OptimizerSpec.from_dict({"name": "muon", "lr": 0.02, "scalar_lr": 0.01})
+    steps_of(build_optimizer(ours, rule, split_state=False), ours.values())
+    rest = torch.optim.AdamW([theirs["embed.weight"], theirs["blocks.0.norm"]], lr=0.01, weight_decay=0.1)
+    matrix = torch.optim.Muon([theirs["blocks.0.a"]], lr=0.02)
+
+    class Both:
+        def step(self):
+            rest.step()
+            matrix.step()
+
+    steps_of(Both(), theirs.values())
+    torch.testing.assert_close(ours["embed.weight"], theirs["embed.weight"])
+    torch.testing.assert_close(ours["blocks.0.norm"], theirs["blocks.0.norm"])
+    moved, want = (each["blocks.0.a"].detach() - before["blocks.0.a"] for each in (ours, theirs))
+    assert float((moved - want).norm() / want.norm()) < 0.02, "torch's products are in bf16"
+    assert bool((ours["blocks.0.b"] != before["blocks.0.b"]).all())
+
+
+def test_orthogonal_stacks():
+    stack = torch.randn(3, 40, 20, generator=torch.Generator().manual_seed(0))
+    found = orthogonalise(stack, steps=5)
+    for one, alone in zip(found, stack, strict=True):
+        torch.testing.assert_close(one, orthogonalise(alone, steps=5))
+    values = torch.linalg.svdvals(found)
+    assert 0.6 < float(values.min()) <= float(values.max()) < 1.3
+
+
+def test_lion_by_hand():
+    weight = torch.tensor([1.0, -2.0], requires_grad=True)
+    rule = OptimizerSpec.from_dict({"name": "lion", "lr": 0.1, "betas": (0.5, 0.75), "weight_decay": 0.5})
+    optimizer = build_optimizer({"w": weight}, rule, split_state=False)
+    weight.grad = torch.tensor([4.0, -4.0])
+    optimizer.step()  # moment 0 → 1, -1
+    assert weight.tolist() == pytest.approx([0.95 - 0.1, -1.9 + 0.1])
+    weight.grad = torch.tensor([-0.5, 3.0])
+    optimizer.step()  # 0.5 · 1 − 0.5 · 0.5 > 0; −0.5 + 1.5 > 0
+    assert weight.tolist() == pytest.approx([0.85 * 0.95 - 0.1, -1.8 * 0.95 - 0.1])
+
+
+@pytest.mark.parametrize("signed", [True, False])
+@pytest.mark.parametrize("columns", [1, 80, 256, 600, 769])
+def test_eight_bits_keep_large_numbers_within_a_hundredth(signed, columns):
+    values = torch.randn(7, columns, generator=torch.Generator().manual_seed(columns))
+    values = (values if signed else values.square()) * torch.logspace(-9, 3, 7).unsqueeze(1)
+    values[2] = 0
+    blocks = Blocks(torch.empty(7, columns, dtype=torch.uint8), torch.empty(7, -(-columns // 256)))
+    quantise(values, blocks, signed=signed)
+    found = dequantise(blocks, signed=signed)
+    assert bool((found[2] == 0).all())
+    largest = values.abs().amax(dim=1, keepdim=True)
+    assert float(((found - values).abs() / largest.clamp(min=1e-30)).max()) <= 0.0095
+    if not signed:
+        rest = torch.arange(7) != 2
+        assert bool((found[rest] > 0).all()), "no second moment becomes zero"
+    assert len(set(codebook(signed, torch.device("cpu")).values.tolist())) == (256 if signed else 255)
+
+
+def test_eight_bits_follow_adamw(train, alone, tmp_path):
+    rule = {**RULES["adamw8bit"], "name": "adamw"}
+    full = train({**spec("adamw8bit"), "train": {**spec("adamw8bit")["train"], "optimizer": rule}}, tmp_path)
+    assert alone["adamw8bit"].values("loss") == pytest.approx(full.values("loss"), rel=2e-3)
+    assert alone["adamw8bit"].values("loss") != full.values("loss")

@@ -1,0 +1,101 @@
+"""A run's prediction beside what it measured: rows of numbers, and levels for its charts. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+from webui import words
+
+# metric → (title, hue, whether less is better)
+_TITLES: Final = {
+    "step_time_s": ("Step time", "time", True),
+    "tokens_per_s": ("Tokens/s", "throughput", False),
+    "mfu": ("MFU", "mfu", False),
+    "pipeline/bubble_fraction": ("Pipeline bubble", "time-2", True),
+    "memory/params_bytes": ("Parameters", "mem-params", True),
+    "memory/grads_bytes": ("Gradients", "mem-grads", True),
+    "memory/optimizer_bytes": ("Optimizer states", "mem-optimizer", True),
+    "memory/activations_bytes": ("Activations", "mem-activations", True),
+    "memory/allocated_bytes": ("Allocated at the peak", "mem-params", True),
+}
+_FAR: Final = 0.10  # as the `prediction_missed` event
+
+
+@dataclass(frozen=True, slots=True)
+class Beside:
+    """`predicted_at` and `measured_at` in per cent of the larger of the two."""
+
+    metric: str
+    title: str
+    hue: str
+    predicted: str
+    measured: str
+    predicted_at: float
+    measured_at: float
+    off: str
+    mood: str
+
+
+def rows(compared: Iterable[Mapping[str, Any]]) -> list[Beside]:
+    """From `{metric, predicted, measured}` in the order of the titles; one not measured yet has None."""
+    by_metric = {str(item["metric"]): item for item in compared}
+    found = []
+    for metric, (title, hue, less) in _TITLES.items():
+        item = by_metric.get(metric)
+        predicted = words.number(item["predicted"]) if item else None
+        if item is None or predicted is None:
+            continue
+        measured = words.number(item.get("measured"))
+        most = max(predicted, measured or 0.0) or 1.0
+        share = measured / predicted - 1 if measured is not None and predicted else None
+        mood = "" if share is None or abs(share) <= _FAR else "good" if (share < 0) == less else "warn"
+        off = "" if share is None else f"{share:+.1%}".replace("-", "−")
+        found.append(
+            Beside(
+                metric, title, hue, shown(metric, predicted), shown(metric, measured), round(100 * predicted / most, 2),
+                round(100 * (measured or 0.0) / most, 2), off, mood,
+            )
+        )  # fmt: skip
+    return found
+
+
+def foreseen(prediction: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """What a prediction says, in the run's metrics, before anything is measured."""
+    memory = prediction.get("memory") or {}
+    pairs = {
+        "step_time_s": prediction.get("step_time_s"), "tokens_per_s": prediction.get("tokens_per_s"),
+        "mfu": prediction.get("mfu"), "pipeline/bubble_fraction": prediction.get("bubble_fraction") or None,
+        "memory/params_bytes": memory.get("params_bytes"), "memory/grads_bytes": memory.get("grads_bytes"),
+        "memory/optimizer_bytes": memory.get("optimizer_bytes"),
+        # autograd keeps what is left of the logits among them
+        "memory/activations_bytes": (memory.get("activations_bytes") or 0) + (prediction.get("kept_logits_bytes") or 0),
+        # on a CPU a process holds Python and its libraries as well
+        "memory/allocated_bytes": None if prediction.get("device") == "cpu" else memory.get("total_bytes"),
+    }  # fmt: skip
+    return [{"metric": metric, "predicted": value, "measured": None} for metric, value in pairs.items() if value]
+
+
+def summary(found: Iterable[Beside]) -> str:
+    """One sentence: how near the prediction was."""
+    known = [row for row in found if row.off]
+    if not known:
+        return "Nothing is measured yet: a median needs the first steps behind it."
+    far = [row for row in known if row.mood]
+    if not far:
+        return f"All {len(known)} measured numbers are within a tenth of their prediction."
+    told = words.listed([f"{row.title.lower()} {row.off}" for row in far[:4]])
+    return (
+        f"{len(known) - len(far)} of {len(known)} measured numbers are within a tenth of their prediction; not {told}."
+    )
+
+
+def shown(metric: str, value: float | None) -> str:
+    if value is None:
+        return words.DASH
+    if metric.endswith("_bytes"):
+        return words.memory(value)
+    if metric in ("mfu", "pipeline/bubble_fraction"):
+        return words.percent(value)
+    return words.seconds(value) if metric == "step_time_s" else words.quantity(value)

@@ -1,0 +1,287 @@
+/* The planner's page while one moves things: question → answer by the server, in order, stale ones dropped. The address
+   holds the whole state. Computes nothing: the same page answers without scripts. */
+import { announce, toast } from "./page.js";
+
+const WAIT_MS = 60; // of quiet after the last move of a slider or key
+const form = document.getElementById("planner-form");
+const dialog = document.getElementById("opened");
+document.documentElement.classList.add("scripted");
+
+let timer = 0, running = null, spoken = 0;
+
+/* ---- question → answer ---- */
+
+function soon(wait = WAIT_MS, quick = false) {
+  clearTimeout(timer);
+  timer = setTimeout(() => ask(query(), quick), wait);
+}
+
+function query() {
+  const found = new URLSearchParams();
+  for (const [name, value] of new FormData(form)) {
+    if (typeof value !== "string" || name === "csrfmiddlewaretoken") continue;
+    if (name === "plan" && !value) continue;
+    found.append(name, value);
+  }
+  const top = new URLSearchParams(location.search).get("top"); // how many plans are shown stays
+  if (top) found.set("top", top);
+  return found;
+}
+
+async function ask(asked = query(), quick = false) {
+  clearTimeout(timer);
+  if (quick) asked.set("quick", "1");
+  running?.abort();
+  const mine = (running = new AbortController());
+  const answer = document.getElementById("answer");
+  answer.setAttribute("aria-busy", "true");
+  try {
+    const response = await fetch(`${form.dataset.answer}?${asked}`, { signal: mine.signal, headers: { Accept: "text/html" } });
+    if (response.redirected) return location.reload(); // logged out meanwhile
+    if (!response.ok) throw new Error(`The server answered ${response.status}.`);
+    show(await response.text());
+  } catch (error) {
+    if (error.name === "AbortError") return;
+    toast(`${error.message} The numbers shown are those of before.`, "bad");
+  } finally {
+    if (running === mine) document.getElementById("answer").removeAttribute("aria-busy");
+  }
+}
+
+function show(text) {
+  const held = document.activeElement?.closest("#answer") ? document.activeElement : null;
+  const place = held && (held.id ? `#${CSS.escape(held.id)}` : held.dataset.why ? `#answer [data-why="${held.dataset.why}"].${held.classList[0]}`
+    : held.matches("[name=compare]") ? `#answer [name=compare][value="${CSS.escape(held.value)}"]`
+      : held.dataset.plan ? `#answer .point[data-plan="${CSS.escape(held.dataset.plan)}"]` : held.dataset.keyOf ? `#answer tr[data-key-of="${CSS.escape(held.dataset.keyOf)}"]` : "");
+  const open = [...document.querySelectorAll("#answer details[open] > summary")].map((node) => node.textContent.trim());
+  const parts = new DOMParser().parseFromString(text, "text/html");
+  for (const id of ["headline", "plan-actions", "answer"]) {
+    const fresh = parts.getElementById(id), old = document.getElementById(id);
+    if (id === "plan-actions" && old.querySelector("details[open]")) old.querySelector("details").open = false;
+    old.replaceWith(document.adoptNode(fresh));
+  }
+  for (const summary of document.querySelectorAll("#answer details > summary"))
+    if (open.includes(summary.textContent.trim())) summary.parentElement.open = true;
+  rows();
+  const again = place ? document.querySelector(place) : null;
+  if (again?.matches("tr")) again.tabIndex = 0;
+  if (again) again.focus({ preventScroll: true });
+  const state = document.getElementById("answer").dataset.query;
+  if (state !== undefined) history.replaceState(null, "", `?${state}`);
+  errors();
+  clearTimeout(spoken);
+  spoken = setTimeout(() => announce(document.getElementById("headline").textContent.trim()), 900);
+}
+
+/** The server's problems beside their fields. */
+function errors() {
+  for (const place of form.querySelectorAll("[data-errors]")) place.textContent = "";
+  for (const control of form.querySelectorAll('[aria-invalid="true"]')) control.removeAttribute("aria-invalid");
+  for (const item of document.querySelectorAll("#answer [data-problem]")) {
+    const place = form.querySelector(`[data-errors="${CSS.escape(item.dataset.problem)}"]`);
+    const control = form.elements[item.dataset.problem];
+    if (!place || !control) continue;
+    const said = Object.assign(document.createElement("span"), { className: "error", id: `e-${item.dataset.problem}` });
+    said.textContent = item.querySelector("span").textContent;
+    place.append(said);
+    control.setAttribute("aria-invalid", "true");
+    control.setAttribute("aria-describedby", said.id);
+    control.closest("details:not([open])")?.setAttribute("open", "");
+  }
+}
+
+/* ---- the form ---- */
+
+const stops = (slider) => slider.dataset.stops.split(",").map(Number);
+
+function paint(slider) {
+  slider.style.setProperty("--done", `${(100 * slider.value) / (slider.max || 1)}%`);
+  slider.setAttribute("aria-valuetext", form.elements[slider.dataset.for].value || "any");
+}
+
+function toSlider(control) {
+  const slider = form.querySelector(`.slider[data-for="${control.name}"]`);
+  if (!slider) return;
+  const list = stops(slider), value = Number(control.value.replaceAll(",", "")) || 0;
+  slider.value = list.reduce((best, stop, at) => (Math.abs(stop - value) < Math.abs(list[best] - value) ? at : best), 0);
+  paint(slider);
+}
+
+function own() {
+  const model = form.elements.model.value === "own", device = form.elements.device.value === "own";
+  form.querySelector('[data-field="shape"]').hidden = !model;
+  for (const part of form.querySelectorAll("[data-own]")) part.hidden = !(part.dataset.own === "model" ? model : device);
+}
+
+function moved(event) {
+  const control = event.target;
+  if (control.id === "p-file") return;
+  if (control.matches(".slider")) {
+    const value = stops(control)[control.value];
+    form.elements[control.dataset.for].value = value === 0 ? "" : String(value);
+    paint(control);
+    return soon(WAIT_MS, event.type === "input");
+  }
+  if (control.name === "compare") return;
+  toSlider(control);
+  own();
+  soon(control.matches("textarea, input") ? 250 : WAIT_MS);
+}
+
+async function file(event) {
+  const [chosen] = event.target.files;
+  if (!chosen) return;
+  if (chosen.size > 4 * 2 ** 20) return toast("That file is too large for a config.json.", "bad");
+  const text = await chosen.text();
+  try {
+    form.elements.shape.value = JSON.stringify(JSON.parse(text));
+  } catch {
+    form.elements.shape.value = text.slice(0, 2000);
+  }
+  soon(0);
+}
+
+/** A second box more than two lets the oldest go. */
+function comparing(event) {
+  if (event.target.name !== "compare") return;
+  // a plan that the table does not show at present is marked by a hidden field
+  const on = [...document.querySelectorAll("#answer [name=compare]")].filter((box) => box.type === "hidden" || box.checked);
+  const oldest = on.length > 2 && on.find((box) => box !== event.target);
+  if (oldest?.type === "hidden") oldest.remove();
+  else if (oldest) oldest.checked = false;
+  if (on.length !== 1) soon(0);
+  else announce("One plan is marked. Mark another to compare.");
+}
+
+/** Puts a link's whole state into the form. */
+function take(address) {
+  const asked = new URL(address, location.href).searchParams;
+  for (const control of form.elements) {
+    if (!control.name || control.type === "file" || control.name === "compare") continue;
+    if (asked.has(control.name)) control.value = asked.get(control.name);
+    else if (control.name === "plan") control.value = "";
+    if (control.name && !control.matches(".slider")) toSlider(control);
+  }
+  own();
+  ask(asked);
+}
+
+/* ---- rows, links, dialog ---- */
+
+function rows() {
+  const list = [...document.querySelectorAll(".plans tr[data-item]")];
+  (list.find((row) => row.classList.contains("selected")) ?? list[0])?.setAttribute("tabindex", "0");
+}
+
+function choose(key) {
+  form.elements.plan.value = key;
+  ask();
+}
+
+function clicked(event) {
+  if (event.ctrlKey || event.metaKey || event.shiftKey || event.button) return;
+  const link = event.target.closest("a"), row = event.target.closest("tr[data-key-of]");
+  if (link?.dataset.plan && form) {
+    event.preventDefault();
+    choose(link.dataset.plan);
+  } else if (link && "take" in link.dataset && form) {
+    event.preventDefault();
+    take(link.href);
+  } else if (link?.dataset.why && dialog) {
+    event.preventDefault();
+    openDialog(link.href, link.dataset.why);
+  } else if (link?.dataset.opens && dialog) {
+    event.preventDefault();
+    openDialog(link.href, "", link.dataset.opens);
+  } else if (event.target.closest("[data-copy-link]")) {
+    navigator.clipboard.writeText(location.href).then(() => toast("The link is copied; it holds the whole question.", "good"),
+      () => toast("The browser does not allow copying here: take the address from its bar.", "warn"));
+  } else if (link?.closest(".problems") && link.hash) {
+    const control = document.getElementById(link.hash.slice(1));
+    if (!control) return;
+    event.preventDefault();
+    control.closest("details")?.setAttribute("open", "");
+    control.focus();
+  } else if (row && !event.target.closest("a, button, input, label") && !getSelection().toString()) choose(row.dataset.keyOf);
+}
+
+let opened = null;
+
+async function openDialog(address, why, title) {
+  const body = document.getElementById("opened-body"), head = document.getElementById("opened-title");
+  head.textContent = title ?? "What this number is made of";
+  body.innerHTML = '<div class="skeleton" style="height: 160px"></div>';
+  opened = document.activeElement;
+  for (const menu of document.querySelectorAll("details.menu[open]")) {
+    if (menu.contains(opened)) opened = menu.querySelector("summary");
+    menu.open = false;
+  }
+  if (!dialog.open) dialog.showModal();
+  setWhy(why);
+  const found = await part(address, "whole");
+  if (!found) return dialog.close();
+  body.innerHTML = found;
+  if (why) head.textContent = `${body.querySelector(".why")?.dataset.word || "What this number is made of"}`;
+  body.focus();
+}
+
+async function part(address, kind) {
+  try {
+    const response = await fetch(address, { headers: { "X-Part": kind } });
+    if (response.ok && !response.redirected) return await response.text();
+    const words = new DOMParser().parseFromString(await response.text(), "text/html").querySelector("main p");
+    toast(words?.textContent.trim() || `The server answered ${response.status}.`, "bad");
+  } catch {
+    toast("The server cannot be reached; try again.", "bad");
+  }
+  return null;
+}
+
+function setWhy(why) {
+  const now = new URLSearchParams(location.search);
+  why ? now.set("why", why) : now.delete("why");
+  history.replaceState(null, "", `?${now}`);
+}
+
+// a branch is asked for when it is opened
+document.addEventListener("toggle", async (event) => {
+  const branch = event.target;
+  if (!branch.open || !branch.dataset?.deeper) return;
+  const address = branch.dataset.deeper;
+  delete branch.dataset.deeper;
+  const found = await part(address, "inner");
+  if (found) branch.querySelector(".why-inputs").innerHTML = found;
+}, true);
+
+document.addEventListener("click", clicked);
+dialog?.addEventListener("close", () => {
+  setWhy("");
+  opened?.focus?.({ preventScroll: true });
+});
+
+if (form) {
+  form.addEventListener("input", moved);
+  form.addEventListener("change", (event) => { if (event.target.matches(".slider")) moved(event); }); // let go: all plans
+  form.addEventListener("submit", (event) => {
+    if (event.submitter?.hasAttribute("formaction")) return;
+    event.preventDefault();
+    ask();
+  });
+  document.addEventListener("change", comparing);
+  document.getElementById("p-file")?.addEventListener("change", file);
+  // the row under the pointer is lit in the scatter
+  document.addEventListener("pointerover", (event) => {
+    const key = event.target.closest?.("tr[data-key-of]")?.dataset.keyOf;
+    for (const point of document.querySelectorAll(".point.near")) point.classList.remove("near");
+    if (key) document.querySelector(`.point[data-plan="${CSS.escape(key)}"]`)?.classList.add("near");
+  });
+  for (const slider of form.querySelectorAll(".slider")) paint(slider);
+  rows();
+  const why = new URLSearchParams(location.search).get("why");
+  if (why) {
+    const link = document.querySelector(`#answer [data-why="${CSS.escape(why)}"]`);
+    const now = new URLSearchParams(location.search);
+    openDialog(link?.href ?? `/planner/why/?${now}`, why);
+  }
+  window.orrery = { ...window.orrery, planner: { ask, query } };
+}

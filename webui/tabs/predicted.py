@@ -1,0 +1,59 @@
+"""What performance and memory tab share: the run's prediction beside what is measured, and levels for the charts."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import replace
+from typing import Any, Final
+
+from orchestrator.telemetry import outcome
+from webui.charts import plan_measured, plan_memory, plan_time
+from webui.charts.panels import Level, Panel
+from webui.forms.forecast import planner_query
+from webui.run_facts import Facts
+from webui.views import planner_words
+
+_MEMORY: Final = "memory/"
+
+
+def content(facts: Facts, *, memory: bool, measured: bool = False) -> dict[str, Any] | None:
+    """`{rows, summary, …}`, rows of memory or of everything else; None for a run without prediction.
+
+    `measured` reads the curves, some thirty queries: asked for by the page once it is there.
+    """
+    predicted = facts.run.prediction
+    if not predicted:
+        return None
+    found = [each.to_dict() for each in outcome.comparisons(run=facts.run)] if measured else []
+    known = {item["metric"] for item in found}
+    found += [item for item in plan_measured.foreseen(predicted) if item["metric"] not in known]
+    rows = [row for row in plan_measured.rows(found) if row.metric.startswith(_MEMORY) == memory]
+    says, mood = planner_words.verdict(predicted)
+    query = planner_query(facts.run.spec, {"plan": facts.run.plan, "prediction": predicted})
+    return {
+        "rows": rows, "summary": plan_measured.summary(rows) if measured else "Reading what was measured…",
+        "waits": not measured, "part": "memory" if memory else "performance", "link": query,
+        "verdict": says, "mood": mood,
+        "calibration": predicted.get("calibration") or "", "assumed": bool(predicted.get("assumed")),
+        "device": predicted.get("device") or "", "time": plan_time.waterfall(predicted),
+        "treemap": plan_memory.treemap(predicted["memory"], with_free=False),
+        "memory_says": plan_memory.summary(predicted["memory"]),
+    }  # fmt: skip
+
+
+def with_levels(panels: Iterable[Panel], prediction: dict[str, Any] | None) -> list[Panel]:
+    """The charts with their predictions as dashed levels, in the colour of what they predict."""
+    if not prediction:
+        return list(panels)
+    values = {item["metric"]: item["predicted"] for item in plan_measured.foreseen(prediction)}
+    made = []
+    for panel in panels:
+        levels = [
+            Level(f"{line.label} predicted", line.hue, float(values[line.name]))
+            for line in panel.series
+            if line.name in values and panel.kind != "stack"
+        ]
+        if panel.kind == "stack" and "memory/allocated_bytes" in values:
+            levels = [Level("peak predicted", "text-2", float(values["memory/allocated_bytes"]))]
+        made.append(replace(panel, levels=tuple(levels)))
+    return made

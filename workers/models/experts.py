@@ -1,0 +1,81 @@
+"""The routed experts of a layer, their weights stacked, and the sorting of tokens to them and back.
+
+Does not know how tokens were routed. Shapes: T tokens, K chosen a token, E experts.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from workers.contracts.model import ModelSpec, Moe
+from workers.models.mlp import ACTIVATIONS
+
+
+class StackedLinear(nn.Module):
+    """One linear an expert: `weight` `[E, out, in]`, `bias` `[E, out]` or None."""
+
+    def __init__(self, experts: int, inputs: int, outputs: int, *, bias: bool) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.empty(experts, outputs, inputs))
+        self.bias = nn.Parameter(torch.empty(experts, outputs)) if bias else None
+
+    def forward(self, pieces: list[Tensor]) -> list[Tensor]:
+        """Each expert's linear on its own piece. Experts without a token still get a gradient, of zeros."""
+        biases = [None] * len(pieces) if self.bias is None else self.bias.unbind()
+        return [
+            functional.linear(piece, weight, bias)
+            for piece, weight, bias in zip(pieces, self.weight.unbind(), biases, strict=True)
+        ]
+
+
+class Experts(nn.Module):
+    """Tokens `[T, hidden]` through their experts and back, `[T, hidden]`, weighted and summed over the K chosen."""
+
+    def __init__(self, spec: ModelSpec, moe: Moe) -> None:
+        super().__init__()
+        bias = spec.bias == "all"
+        self.experts, self.activation = moe.experts, ACTIVATIONS[spec.activation]
+        self.gate = StackedLinear(moe.experts, spec.hidden, moe.expert_ffn, bias=bias) if spec.gated_mlp else None
+        self.up = StackedLinear(moe.experts, spec.hidden, moe.expert_ffn, bias=bias)
+        self.down = StackedLinear(moe.experts, moe.expert_ffn, spec.hidden, bias=bias)
+
+    def forward(self, x_T: Tensor, weights_TK: Tensor, chosen_TK: Tensor) -> Tensor:
+        """`chosen_TK` names experts 0 to E - 1, and E where an assignment was dropped."""
+        top_k, flat = chosen_TK.shape[1], chosen_TK.flatten()
+        order = flat.argsort(stable=True)
+        counts = torch.bincount(flat, minlength=self.experts + 1).tolist()
+        *pieces, dropped = torch.split(x_T[order // top_k], counts)
+        sorted_out = torch.cat([*self._mlp(pieces), torch.zeros_like(dropped)])
+        # gathered by the inverse order and summed, not added by index: the same sum in every run
+        out_TK = sorted_out[order.argsort()].reshape(*chosen_TK.shape, -1)
+        weighted: Tensor = out_TK * weights_TK.unsqueeze(-1).to(out_TK.dtype)
+        return weighted.sum(1)
+
+    def _mlp(self, pieces: list[Tensor]) -> list[Tensor]:
+        inner: list[Tensor] = self.up(pieces)
+        if self.gate is None:
+            inner = [self.activation(up) for up in inner]
+        else:
+            inner = [self.activation(gate) * up for gate, up in zip(self.gate(pieces), inner, strict=True)]
+        out: list[Tensor] = self.down(inner)
+        return out
+
+
+def drop_beyond_capacity(chosen_BSK: Tensor, *, experts: int, capacity: float) -> Tensor:
+    """`chosen_BSK` with what exceeds an expert's capacity set to `experts`.
+
+    An expert takes ceil(capacity · S · K / E) tokens of each sequence, first choices before second ones, earlier tokens
+    before later ones (GShard, arXiv 2006.16668, algorithm 1, whose groups are our sequences: so what is dropped does
+    not depend on how a batch is spread over ranks and micro-batches).
+    """
+    batch, length, top_k = chosen_BSK.shape
+    most = math.ceil(capacity * length * top_k / experts)
+    by_rank = chosen_BSK.transpose(1, 2).reshape(batch, top_k * length)
+    assigned = functional.one_hot(by_rank, experts)
+    place = (assigned.cumsum(1) - assigned).gather(2, by_rank.unsqueeze(-1)).squeeze(-1)
+    kept = by_rank.masked_fill(place >= most, experts)
+    return kept.reshape(batch, top_k, length).transpose(1, 2)

@@ -1,0 +1,1 @@
+"""Hugging Face folders: their configurations, tensor names and safetensors files. Knows nothing of runs or training."""

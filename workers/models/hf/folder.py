@@ -1,0 +1,159 @@
+"""A Hugging Face folder as weights: config.json beside one or many safetensors files, read tensor by tensor.
+
+Pickle files (`.bin`, `.pt`) are refused: reading one runs what is in it. Does not know models beyond their names.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from torch import Tensor
+
+from workers.models.errors import WeightsError
+from workers.models.hf.fields import read_json
+from workers.models.hf.names import Entry, entries_of
+from workers.models.hf.reading import read_shape
+from workers.models.shapes import weight_shapes
+from workers.models.weights import checked
+
+INDEX, SINGLE = "model.safetensors.index.json", "model.safetensors"
+PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl", ".pickle")
+# in some published files, and no weights: tables that follow from the configuration
+_DERIVED = ("rotary_emb.inv_freq", ".attn.bias", ".attn.masked_bias", "_scale_inv")
+
+
+class HuggingFaceFolder:
+    """Weights of the families in `reading`. Raises WeightsError for everything that is not whole and well known."""
+
+    def __init__(self, folder: Path) -> None:
+        self.where = str(folder)
+        config = read_json(folder / "config.json")
+        self.family, self.spec = read_shape(config, what=str(folder / "config.json"), name=folder.name)
+        _check_quantization(config, self.where)
+        self._files = _files(folder)
+        self._prefix = "transformer." if self.family == "gpt2" and "wte.weight" in self._files else ""
+        self._shapes = weight_shapes(self.spec)
+        entries = entries_of(self.spec, self.family)
+        self._entries: dict[str, Entry] = {name: entry for entry in entries for name in entry.ours}
+        self._last: tuple[Entry, list[Tensor]] | None = None
+        self._open: tuple[Path, Any] | None = None
+        self._check_names(entries)
+
+    def read(self, name: str) -> Tensor:
+        entry = self._entries[name]
+        if self._last is None or self._last[0] is not entry:
+            self._last = (entry, entry.to_ours([self._read(theirs) for theirs in entry.theirs]))
+        return checked(self._last[1][entry.ours.index(name)], name, self._shapes[name], self.where)
+
+    def _read(self, theirs: str) -> Tensor:
+        stored = theirs.removeprefix(self._prefix)
+        tensor = self._tensor(stored)
+        if tensor.dtype == torch.float8_e4m3fn:
+            return _unscaled(tensor, self._scale(stored))
+        return tensor
+
+    def _scale(self, stored: str) -> Tensor:
+        name = f"{stored}_scale_inv"
+        if name not in self._files:
+            raise WeightsError(f"{self.where}: {stored} is fp8 without its scales {name}; fetch the folder again")
+        return self._tensor(name)
+
+    def _tensor(self, stored: str) -> Tensor:
+        """The file stays open until another is wanted: experts alone can be 768 tensors of a layer."""
+        path = self._files[stored]
+        try:
+            if self._open is None or self._open[0] != path:
+                self._open = (path, safe_open(path, "pt"))
+            tensor: Tensor = self._open[1].get_tensor(stored)
+        except (SafetensorError, OSError) as error:
+            raise _broken(path, error) from None
+        return tensor
+
+    def _check_names(self, entries: list[Entry]) -> None:
+        wanted = {theirs.removeprefix(self._prefix) for entry in entries for theirs in entry.theirs}
+        missing = sorted(wanted - self._files.keys())
+        if missing:
+            says = f"{len(missing)} tensors are missing, the first is {missing[0]}"
+            raise WeightsError(f"{self.where}: {says}; fetch the folder again, or mend its config.json")
+        foreign = sorted(name for name in self._files.keys() - wanted if not self._known_beyond(name))
+        if foreign:
+            says = f"{len(foreign)} tensors belong to no {self.family} of this configuration, the first is {foreign[0]}"
+            raise WeightsError(f"{self.where}: {says}; give the configuration that these weights were saved with")
+
+    def _known_beyond(self, name: str) -> bool:
+        if name.endswith(_DERIVED):
+            return True
+        if name == "lm_head.weight":
+            return self.spec.tie_embeddings
+        # DeepSeek-V3 keeps its layers of multi-token prediction behind the decoder's own
+        layer = re.match(r"model\.layers\.(\d+)\.", name)
+        return self.family == "deepseek_v3" and layer is not None and int(layer[1]) >= self.spec.layers
+
+
+def refuse_pickles(paths: list[Path], where: str) -> None:
+    """Raises WeightsError when there are pickle files among the paths."""
+    pickles = sorted(path.name for path in paths if path.suffix in PICKLES)
+    if pickles:
+        says = f"{pickles[0]} is a pickle file, and reading one runs what is in it"
+        raise WeightsError(f"{where}: {says}; convert it to safetensors where you trust it, and give that")
+
+
+def _files(folder: Path) -> dict[str, Path]:
+    """The file of each tensor."""
+    if (folder / INDEX).is_file():
+        listed = read_json(folder / INDEX).get("weight_map")
+        if not isinstance(listed, Mapping) or not all(_plain(name) for name in listed.values()):
+            raise WeightsError(f"{folder / INDEX} has no weight_map of file names in this folder; save it again")
+        files = {name: folder / str(file) for name, file in listed.items()}
+        for path in set(files.values()):
+            _check_listed(path, {name for name, file in files.items() if file == path})
+        return files
+    if (folder / SINGLE).is_file():
+        return dict.fromkeys(_names(folder / SINGLE), folder / SINGLE)
+    refuse_pickles(list(folder.iterdir()), str(folder))
+    raise WeightsError(f"{folder} holds no {SINGLE} and no {INDEX}; give a folder as transformers saves it")
+
+
+def _plain(name: Any) -> bool:
+    return isinstance(name, str) and name == Path(name).name and name.endswith(".safetensors")
+
+
+def _check_listed(path: Path, wanted: set[str]) -> None:
+    absent = sorted(wanted - set(_names(path)))
+    if absent:
+        raise WeightsError(f"{path} does not hold {absent[0]}, which the index says it does; fetch the folder again")
+
+
+def _names(path: Path) -> list[str]:
+    try:
+        with safe_open(path, "pt") as file:
+            return list(file.keys())
+    except (SafetensorError, OSError) as error:
+        raise _broken(path, error) from None
+
+
+def _broken(path: Path, error: Exception) -> WeightsError:
+    if not path.exists():
+        return WeightsError(f"{path} is missing, and the index names it; fetch the folder again")
+    return WeightsError(f"{path} is no whole safetensors file ({str(error)[:120]}); fetch it again")
+
+
+def _check_quantization(config: Mapping[str, Any], where: str) -> None:
+    told = config.get("quantization_config")
+    if told is None:
+        return
+    method = told.get("quant_method") if isinstance(told, Mapping) else None
+    if method != "fp8" or told.get("weight_block_size") != [128, 128]:
+        says = f"its weights are quantised by {method!r}"
+        raise WeightsError(f"{where}: {says}; give the weights before quantisation, or fp8 in blocks of 128 x 128")
+
+
+def _unscaled(tensor: Tensor, scale: Tensor) -> Tensor:
+    """bf16 of fp8 weights that carry one scale for each block of 128 x 128 (DeepSeek-V3)."""
+    whole = scale.float().repeat_interleave(128, 0).repeat_interleave(128, 1)
+    return (tensor.float() * whole[: tensor.shape[0], : tensor.shape[1]]).bfloat16()

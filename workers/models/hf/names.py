@@ -1,0 +1,84 @@
+"""Which tensors of a Hugging Face file make which of ours, and back.
+
+Knows names and layouts; does not know files or configurations.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from workers.contracts.model import ModelSpec
+from workers.models.shapes import weight_shapes
+
+Layout = Literal["same", "transposed", "joined", "joined_transposed", "stacked"]
+
+_LLAMA = {
+    "embed": "model.embed_tokens", "norm": "model.norm", "head": "lm_head", "blocks": "model.layers",
+    "attn_norm": "input_layernorm", "mlp_norm": "post_attention_layernorm", "attn": "self_attn",
+    "q": "q_proj", "k": "k_proj", "v": "v_proj", "o": "o_proj",
+    "q_down": "q_a_proj", "q_latent_norm": "q_a_layernorm", "q_up": "q_b_proj",
+    "kv_down": "kv_a_proj_with_mqa", "kv_latent_norm": "kv_a_layernorm", "kv_up": "kv_b_proj",
+    "gate": "gate_proj", "up": "up_proj", "down": "down_proj",
+    "router": "gate", "choice_bias": "e_score_correction_bias", "shared": "shared_experts",
+}  # fmt: skip
+_MIXTRAL = {**_LLAMA, "mlp": "block_sparse_moe", "gate": "w1", "down": "w2", "up": "w3"}
+_GPT2 = {
+    "embed": "transformer.wte", "positions": "transformer.wpe", "norm": "transformer.ln_f", "head": "lm_head",
+    "blocks": "transformer.h", "attn_norm": "ln_1", "mlp_norm": "ln_2",
+    "q": "c_attn", "o": "c_proj", "up": "c_fc", "down": "c_proj",
+}  # fmt: skip
+_TABLES = {"gpt2": _GPT2, "mixtral": _MIXTRAL}
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """`ours` and `theirs` hold the same numbers.
+
+    transposed: GPT-2's Conv1D keeps `[in, out]`; joined: our queries, keys and values lie in one of theirs; stacked:
+    one of ours holds all experts.
+    """
+
+    ours: tuple[str, ...]
+    theirs: tuple[str, ...]
+    layout: Layout = "same"
+
+    def to_ours(self, tensors: list[Tensor]) -> list[Tensor]:
+        if self.layout == "stacked":
+            return [torch.stack(tensors)]
+        whole = tensors[0].T if self.layout in ("transposed", "joined_transposed") else tensors[0]
+        return list(whole.chunk(len(self.ours))) if len(self.ours) > 1 else [whole]
+
+    def to_theirs(self, tensors: list[Tensor]) -> list[Tensor]:
+        if self.layout == "stacked":
+            return list(tensors[0].unbind())
+        whole = torch.cat(tensors) if len(tensors) > 1 else tensors[0]
+        return [whole.T if self.layout in ("transposed", "joined_transposed") else whole]
+
+
+def entries_of(spec: ModelSpec, family: str) -> list[Entry]:
+    """All weights of the model in the family's names, in the model's order."""
+    table = _TABLES.get(family, _LLAMA)
+    found = []
+    for name, shape in weight_shapes(spec).items():
+        parts = name.split(".")
+        theirs = ".".join(table.get(part, part) for part in parts)
+        if family == "gpt2" and parts[0] == "blocks":
+            if parts[-2] in ("k", "v"):
+                continue  # with q
+            names = tuple(".".join([*parts[:-2], part, parts[-1]]) for part in "qkv") if parts[-2] == "q" else (name,)
+            turned = len(shape) == 2
+            if len(names) > 1:
+                found.append(Entry(names, (theirs,), "joined_transposed" if turned else "joined"))
+            else:
+                found.append(Entry(names, (theirs,), "transposed" if turned else "same"))
+        elif "experts" in parts:
+            before, after = theirs.split(".experts.")
+            numbered = tuple(f"{before}.experts.{number}.{after}" for number in range(shape[0]))
+            found.append(Entry((name,), numbered, "stacked"))
+        else:
+            found.append(Entry((name,), (theirs,)))
+    return found

@@ -1,0 +1,68 @@
+"""Weights written as a Hugging Face folder: config.json, safetensors files of bounded size, and their index.
+
+Does not know where the weights come from.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+from safetensors import SafetensorError
+from safetensors.torch import save_file
+from torch import Tensor
+
+from workers.models.errors import WeightsError
+from workers.models.hf.folder import INDEX, SINGLE
+from workers.models.hf.names import entries_of
+from workers.models.hf.writing import family_of, write_config
+from workers.models.weights import Weights
+
+MOST_FILE_BYTES = 5 * 10**9  # as transformers splits
+
+
+def save_hugging_face(weights: Weights, folder: Path, *, most_file_bytes: int = MOST_FILE_BYTES) -> None:
+    """Write into an existing, empty folder; holds one file's tensors at a time. Raises WeightsError."""
+    spec = weights.spec
+    family = family_of(spec)
+    dtype = str(weights.read("embed.weight").dtype).removeprefix("torch.")
+    (folder / "config.json").write_text(json.dumps(write_config(spec, dtype=dtype), indent=2) + "\n", encoding="utf-8")
+    parts: list[list[str]] = []
+    held: dict[str, Tensor] = {}
+    size = total = 0
+    for name, tensor in _tensors(weights, family):
+        if held and size + tensor.nbytes > most_file_bytes:
+            parts.append(_write(held, folder, len(parts)))
+            held, size = {}, 0
+        held[name] = tensor.contiguous()
+        size, total = size + tensor.nbytes, total + tensor.nbytes
+    parts.append(_write(held, folder, len(parts)))
+    if len(parts) == 1:
+        _part(folder, 0).rename(folder / SINGLE)
+        return
+    where: dict[str, str] = {}
+    for number, names in enumerate(parts):
+        file = f"model-{number + 1:05d}-of-{len(parts):05d}.safetensors"
+        _part(folder, number).rename(folder / file)
+        where |= dict.fromkeys(names, file)
+    index = {"metadata": {"total_size": total}, "weight_map": where}
+    (folder / INDEX).write_text(json.dumps(index, indent=2) + "\n", encoding="utf-8")
+
+
+def _tensors(weights: Weights, family: str) -> Iterator[tuple[str, Tensor]]:
+    for entry in entries_of(weights.spec, family):
+        made = entry.to_theirs([weights.read(name) for name in entry.ours])
+        yield from zip(entry.theirs, made, strict=True)
+
+
+def _write(tensors: dict[str, Tensor], folder: Path, number: int) -> list[str]:
+    try:
+        save_file(tensors, _part(folder, number), metadata={"format": "pt"})
+    except SafetensorError as error:  # a full disk too
+        raise WeightsError(f"{folder.parent} cannot be written to: {error}; free some space") from None
+    return list(tensors)
+
+
+def _part(folder: Path, number: int) -> Path:
+    return folder / f"part-{number}"

@@ -1,0 +1,185 @@
+"""From a ModelSpec to the `config.json` of the Hugging Face family that computes the same, or why there is none.
+
+Does not know tensors.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from workers.contracts.model import ModelSpec
+from workers.models.errors import WeightsError
+from workers.models.hf.rotary import write_rope
+
+_ACTIVATIONS = {"silu": "silu", "gelu": "gelu", "gelu_tanh": "gelu_pytorch_tanh", "relu": "relu"}
+_CLASSES = {
+    "gpt2": "GPT2LMHeadModel", "llama": "LlamaForCausalLM", "mistral": "MistralForCausalLM",
+    "mixtral": "MixtralForCausalLM", "qwen2": "Qwen2ForCausalLM", "qwen3": "Qwen3ForCausalLM",
+    "qwen3_moe": "Qwen3MoeForCausalLM", "deepseek_v2": "DeepseekV2ForCausalLM", "deepseek_v3": "DeepseekV3ForCausalLM",
+}  # fmt: skip
+
+
+def family_of(spec: ModelSpec) -> str:
+    """The family that computes the same logits. Raises WeightsError naming what no family has."""
+    if spec.logit_softcap is not None:
+        raise _none(spec, "logit_softcap", "leave it out")
+    if spec.attention == "mfa":
+        raise _none(spec, "attention mfa", "keep these weights in our own form")
+    if spec.norm == "layernorm":
+        return _gpt2(spec)
+    if spec.position != "rope" or not spec.gated_mlp:
+        raise _none(spec, "RMSNorm without rotary positions or without a gated MLP", "position rope and gated_mlp")
+    if spec.attention == "mla":
+        return _deepseek(spec)
+    if spec.rope.interleaved:
+        raise _none(spec, "interleaved rotation without latent attention", "rope.interleaved false")
+    if spec.moe is not None:
+        return _routed(spec)
+    if spec.qk_norm:
+        if spec.bias != "none":
+            raise _none(spec, f"qk_norm with bias {spec.bias}", "bias none")
+        return "qwen3"
+    if spec.bias == "qkv":
+        if spec.head_dim * spec.heads != spec.hidden:
+            raise _none(spec, "bias qkv with a head_dim of its own", "head_dim hidden / heads")
+        return "qwen2"
+    if spec.window is not None:
+        if spec.bias != "none":
+            raise _none(spec, "a window with bias all", "bias none")
+        return "mistral"
+    return "llama"
+
+
+def write_config(spec: ModelSpec, *, dtype: str) -> dict[str, Any]:
+    """The configuration in version 4's keys, which version 5 reads too."""
+    family = family_of(spec)
+    common = {
+        "architectures": [_CLASSES[family]],
+        "model_type": family,
+        "_name_or_path": spec.name,
+        "vocab_size": spec.vocab,
+        "tie_word_embeddings": spec.tie_embeddings,
+        "torch_dtype": dtype,
+        "bos_token_id": None,
+        "eos_token_id": None,
+    }
+    if family == "gpt2":
+        return {**common, **_gpt2_config(spec)}
+    config: dict[str, Any] = {
+        **common,
+        "num_hidden_layers": spec.layers,
+        "hidden_size": spec.hidden,
+        "num_attention_heads": spec.heads,
+        "num_key_value_heads": spec.heads if spec.mla else spec.kv_heads,
+        "intermediate_size": spec.moe.expert_ffn if spec.moe and family == "mixtral" else spec.ffn,
+        "max_position_embeddings": spec.max_seq_len,
+        "rms_norm_eps": spec.norm_eps,
+        "hidden_act": _ACTIVATIONS[spec.activation],
+        "attention_dropout": 0.0,
+        **write_rope(spec),
+    }
+    if family not in ("deepseek_v2", "deepseek_v3"):
+        config["head_dim"] = spec.head_dim
+    if family == "llama":
+        config |= {"attention_bias": spec.bias == "all", "mlp_bias": spec.bias == "all"}
+    if family in ("mistral", "mixtral"):
+        config["sliding_window"] = spec.window
+    if family in ("qwen2", "qwen3", "qwen3_moe"):
+        config |= {"use_sliding_window": spec.window is not None, "sliding_window": spec.window, "max_window_layers": 0}
+    return config | (_moe_config(spec, family) if spec.moe else {})
+
+
+def _gpt2(spec: ModelSpec) -> str:
+    plain = spec.attention == "softmax" and spec.moe is None and not spec.qk_norm and spec.window is None
+    heads = spec.kv_heads == spec.heads and spec.head_dim * spec.heads == spec.hidden
+    if plain and heads and spec.position == "learned" and spec.bias == "all" and not spec.gated_mlp:
+        return "gpt2"
+    raise _none(
+        spec, "LayerNorm other than GPT-2's block", "learned positions, bias all, a plain MLP, kv_heads = heads"
+    )
+
+
+def _deepseek(spec: ModelSpec) -> str:
+    moe = spec.moe
+    if moe is None or not moe.shared_experts:
+        raise _none(spec, "latent attention without shared experts", "keep these weights in our own form")
+    if spec.bias != "none" or spec.window is not None or moe.every != 1 or moe.shared_width % moe.expert_ffn:
+        says = "latent attention with biases, a window, every above 1 or shared experts of another width"
+        raise _none(spec, says, "keep these weights in our own form")
+    if moe.scoring == "sigmoid":
+        if not moe.bias_update:
+            raise _none(spec, "sigmoid scores without a balancing bias", "bias_update above 0")
+        return "deepseek_v3"
+    if moe.renormalise or moe.bias_update or not spec.rope.interleaved:
+        says = "softmax scores with latent attention that are renormalised or biased, or rotation by halves"
+        raise _none(spec, says, "scoring sigmoid")
+    return "deepseek_v2"
+
+
+def _routed(spec: ModelSpec) -> str:
+    moe = spec.moe
+    assert moe is not None
+    plain = moe.scoring == "softmax" and not moe.shared_experts and moe.groups in (None, 1) and moe.routed_scale == 1.0
+    if not plain or moe.bias_update or spec.bias != "none":
+        says = "shared experts, groups, sigmoid scores, a routed scale or biases without latent attention"
+        raise _none(spec, says, "keep these weights in our own form")
+    if not spec.qk_norm and moe.first_dense_layers == 0 and moe.every == 1 and moe.renormalise:
+        return "mixtral"
+    if spec.qk_norm and (moe.every == 1 or moe.first_dense_layers == moe.every - 1):
+        return "qwen3_moe"
+    raise _none(spec, "this placing of routing layers and norms", "mixtral's or qwen3_moe's")
+
+
+def _moe_config(spec: ModelSpec, family: str) -> dict[str, Any]:
+    moe = spec.moe
+    assert moe is not None
+    if family == "mixtral":
+        shape: dict[str, Any] = {"num_local_experts": moe.experts, "num_experts_per_tok": moe.top_k}
+        return {**shape, "router_aux_loss_coef": moe.aux_loss}
+    common: dict[str, Any] = {"num_experts_per_tok": moe.top_k, "moe_intermediate_size": moe.expert_ffn}
+    if family == "qwen3_moe":
+        return {
+            **common,
+            "num_experts": moe.experts,
+            "norm_topk_prob": moe.renormalise,
+            "decoder_sparse_step": moe.every,
+            "mlp_only_layers": list(range(moe.first_dense_layers)) if moe.every == 1 else [],
+            "router_aux_loss_coef": moe.aux_loss,
+        }
+    assert spec.mla is not None
+    config = {
+        **common,
+        **spec.mla.model_dump(),
+        "n_routed_experts": moe.experts,
+        "n_shared_experts": moe.shared_width // moe.expert_ffn,
+        "first_k_dense_replace": moe.first_dense_layers,
+        "moe_layer_freq": 1,
+        "routed_scaling_factor": moe.routed_scale,
+        "norm_topk_prob": moe.renormalise,
+        "n_group": moe.groups or 1,
+        "topk_group": moe.groups_per_token or moe.groups or 1,
+        "aux_loss_alpha": moe.aux_loss,
+        "attention_bias": False,
+    }
+    if family == "deepseek_v2":
+        method = "greedy" if moe.groups is None else "group_limited_greedy"
+        return {**config, "topk_method": method, "scoring_func": "softmax"}
+    told: dict[str, Any] = {"topk_method": "noaux_tc", "scoring_func": "sigmoid", "num_nextn_predict_layers": 0}
+    return {**config, **told, "rope_interleave": spec.rope.interleaved}
+
+
+def _gpt2_config(spec: ModelSpec) -> dict[str, Any]:
+    return {
+        "n_layer": spec.layers,
+        "n_embd": spec.hidden,
+        "n_head": spec.heads,
+        "n_inner": spec.ffn,
+        "n_positions": spec.max_seq_len,
+        "layer_norm_epsilon": spec.norm_eps,
+        "activation_function": "gelu_new" if spec.activation == "gelu_tanh" else _ACTIVATIONS[spec.activation],
+        **{key: spec.dropout for key in ("resid_pdrop", "embd_pdrop", "attn_pdrop")},
+    }
+
+
+def _none(spec: ModelSpec, what: str, next_: str) -> WeightsError:
+    return WeightsError(f"no Hugging Face family that can be written has {what} ({spec.name}); try {next_}")

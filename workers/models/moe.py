@@ -1,0 +1,40 @@
+"""The feed-forward part of a routing layer: router, routed experts, shared experts, balance.
+
+Does not know parallelism. Shapes: B batch, S sequence.
+"""
+
+from __future__ import annotations
+
+from torch import Tensor, nn
+
+from workers.contracts.model import ModelSpec, Moe
+from workers.models.balance import Balance
+from workers.models.experts import Experts, drop_beyond_capacity
+from workers.models.mlp import Mlp
+from workers.models.router import Router
+
+
+class RoutedMlp(nn.Module):
+    """`[B, S, hidden]` → `[B, S, hidden]`: the sum of each token's `top_k` experts and of the shared ones.
+
+    A capacity limits training alone: outside it no token is dropped.
+    """
+
+    def __init__(self, spec: ModelSpec, moe: Moe) -> None:
+        super().__init__()
+        self.moe = moe
+        self.router = Router(spec.hidden, moe)
+        self.experts = Experts(spec, moe)
+        self.shared = Mlp(spec, moe.shared_width) if moe.shared_experts else None
+        self.balance = Balance(moe)
+
+    def forward(self, x: Tensor) -> Tensor:
+        weights, chosen, scores = self.router(x)
+        kept = chosen
+        if self.training and self.moe.capacity is not None:
+            kept = drop_beyond_capacity(chosen, experts=self.moe.experts, capacity=self.moe.capacity)
+        out = self.experts(x.flatten(0, 1), weights.flatten(0, 1), kept.flatten(0, 1)).view_as(x)
+        if self.shared is not None:
+            out = out + self.shared(x)
+        balanced: Tensor = self.balance(out, scores, chosen)
+        return balanced

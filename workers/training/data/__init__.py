@@ -1,0 +1,1 @@
+"""From files to samples: reading, tokenising, mapping, mixing. Which rank gets which sample is `batches`' business."""

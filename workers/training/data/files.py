@@ -1,0 +1,105 @@
+"""Documents of text and JSON lines files, read in pieces; what is wrong with a file is told with line and offset.
+
+Does not know tokens.
+"""
+
+from __future__ import annotations
+
+import codecs
+import json
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+from workers.contracts.data import SUFFIXES
+from workers.training.exits import UserError
+
+_CHUNK = 1 << 16  # small, so that a tokenizer's threads share a text
+_LONGEST = 1 << 23  # characters without a place to cut before one is made
+_CUT = re.compile(r"\S\n(?=\S)")
+BOM = b"\xef\xbb\xbf"
+
+
+def files_of(path: Path, format_: str) -> list[Path]:
+    """The file, or a folder's files of that format by name. Raises UserError where there is none."""
+    if path.is_file():
+        return [path]
+    names = " or ".join(f"*{suffix}" for suffix in SUFFIXES[format_])
+    if not path.is_dir():
+        raise UserError(f"data.path: {path} does not exist; try the path of a {format_} file on this node")
+    found = sorted(each for each in path.iterdir() if each.suffix in SUFFIXES[format_] and each.is_file())
+    if not found:
+        raise UserError(f"data.path: {path} is a folder without {names}; try the path of a {format_} file")
+    return found
+
+
+def text_pieces(path: Path) -> Iterator[str]:
+    """The text in pieces that end with a line before one that is not indented.
+
+    There no tokenizer joins what stands on both sides, so tokens are those of the whole text. Raises UserError with the
+    offset of the first byte that is not UTF-8.
+    """
+    rest = ""
+    for piece in _decoded(path):
+        rest += piece
+        cut = max((found.end() for found in _CUT.finditer(rest)), default=0)
+        if not cut and len(rest) > _LONGEST:
+            cut = max(rest.rfind("\n"), rest.rfind(" ")) + 1 or len(rest)
+        if cut:
+            yield rest[:cut]
+            rest = rest[cut:]
+    if rest:
+        yield rest
+
+
+def json_documents(path: Path) -> Iterator[str]:
+    """The field `text` of every line. Raises UserError naming the line that has none."""
+    with open(path, "rb") as file:
+        for number, raw in enumerate(file, 1):
+            line = raw.removeprefix(BOM) if number == 1 else raw
+            if line.strip():
+                yield _text_of(line, f"data.path: {path}: line {number}")
+
+
+def check_text(path: Path) -> None:
+    """Raises UserError with the offset of the first byte that is not UTF-8, or when there is none at all."""
+    if not path.stat().st_size:
+        raise UserError(f"data.path: {path} is empty; try a file with text")
+    for _ in _decoded(path):
+        pass
+
+
+def _text_of(line: bytes, where: str) -> str:
+    try:
+        document = json.loads(line)
+    except UnicodeDecodeError as error:
+        says = f"byte {line[error.start]:#04x} at its offset {error.start} is not UTF-8"
+        raise UserError(f"{where}: {says}; try converting the file: iconv -t UTF-8") from None
+    except ValueError as error:
+        raise UserError(f"{where} is not JSON: {error}; try one JSON object a line") from None
+    text = document.get("text") if isinstance(document, dict) else None
+    if isinstance(text, str):
+        return text
+    if isinstance(document, dict) and "messages" in document:
+        raise UserError(f'{where} is a conversation ("messages"), pretraining reads "text"; try train.objective sft')
+    has = f"has {', '.join(map(str, document)) or 'no fields'}" if isinstance(document, dict) else "is no object"
+    raise UserError(f'{where} is not {{"text": "..."}}, it {has}; try one JSON object a line')
+
+
+def _decoded(path: Path) -> Iterator[str]:
+    decoder = codecs.getincrementaldecoder("utf-8")()
+    offset = 0
+    with open(path, "rb") as file:
+        while True:
+            piece = file.read(_CHUNK)
+            pending = len(decoder.getstate()[0])
+            try:
+                text = decoder.decode(piece, final=not piece)
+            except UnicodeDecodeError as error:
+                at = offset - pending + error.start
+                says = f"byte {error.object[error.start]:#04x} at offset {at} is not UTF-8"
+                raise UserError(f"data.path: {path}: {says}; try converting the file: iconv -t UTF-8") from None
+            yield text.removeprefix("\ufeff") if not offset else text
+            offset += len(piece)
+            if not piece:
+                return

@@ -1,0 +1,178 @@
+"""Token files: memory-mapped `.npy` and `.bin`, a JSON beside them that says what they hold, and writing them.
+
+Reads plain little-endian files (nanoGPT's) and those with llm.c's header too. Does not know text.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from workers.training.data.stream import Tokens
+from workers.training.exits import UserError
+
+_DTYPES = {"uint8": "u1", "uint16": "<u2", "uint32": "<u4"}
+# karpathy/llm.c, dev/data/data_common.py: 256 int32 of header, magic number to width; the third is the count
+_LLMC = {20240520: "uint16", 20240801: "uint32"}
+_LLMC_HEADER_BYTES = 1024
+
+
+@dataclass(frozen=True, slots=True)
+class Shard:
+    """One file's ids. `starts` are the places where documents begin, `document_end` the token after each, if known."""
+
+    tokens: Tokens
+    starts: NDArray[np.int64] | None = None
+    document_end: int | None = None
+    tokenizer: str | None = None
+
+
+def beside(path: Path) -> Path:
+    """Where a token file's description stands: `{dtype, tokens, vocab?, document_end?, tokenizer?, starts?}`."""
+    return path.with_name(path.name + ".json")
+
+
+def open_shard(path: Path, *, vocab: int) -> Shard:
+    """Map a file. Raises UserError where it is cut, empty, of no known type, or made with a larger vocabulary.
+
+    Without a description a `.bin` is uint16, or uint32 where the model's vocabulary needs it.
+    """
+    told = _description(path)
+    if told.get("vocab", 0) > vocab:
+        says = f"its tokenizer has {told['vocab']} tokens, the model's vocabulary {vocab}"
+        raise UserError(f"data.path: {path}: {says}; try a model with vocab {told['vocab']} or more")
+    tokens = _array(path) if path.suffix == ".npy" else _raw(path, told.get("dtype"), vocab)
+    if "tokens" in told and len(tokens) != told["tokens"]:
+        says = f"holds {len(tokens)} tokens, {beside(path).name} says {told['tokens']}"
+        raise UserError(f"data.path: {path} {says}; try copying the file again")
+    try:
+        starts = np.load(path.with_name(told["starts"]), mmap_mode="r") if "starts" in told else None
+    except (OSError, ValueError, TypeError) as error:
+        says = f"says where documents start in {told['starts']}, which cannot be read: {error}"
+        raise UserError(f"data.path: {beside(path)} {says}; try copying it too") from None
+    return Shard(tokens, starts, told.get("document_end"), told.get("tokenizer"))
+
+
+def write_shard(
+    path: Path,
+    documents: Iterable[Iterable[str]],
+    *,
+    encode: Callable[[Sequence[str]], list[list[int]]],
+    vocab: int,
+    separator: Sequence[int],
+    document_end: int | None,
+    tokenizer: str,
+) -> None:
+    """Tokenise documents, each given in pieces, into `path`; its description comes last and makes it valid.
+
+    `separator` follows every document. Places where documents begin are kept beside: with the separator before them,
+    so that the separator predicts a document's first token, and no token is predicted from another document.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    mark = f".{socket.gethostname()}.{os.getpid()}"
+    dtype = "uint8" if vocab <= 1 << 8 else "uint16" if vocab <= 1 << 16 else "uint32"
+    hidden = path.with_name(f".{path.name}{mark}")
+    starts, written = [0], 0
+    with open(hidden, "wb") as file:
+        for texts, ends in _batched(documents):
+            for ids, ended in zip(encode(texts), ends, strict=True):
+                whole = [*ids, *separator] if ended else ids
+                np.asarray(whole, dtype=_DTYPES[dtype]).tofile(file)
+                written += len(whole)
+                if ended:
+                    starts.append(written - len(separator))
+    if not written:
+        hidden.unlink()
+        raise UserError("data.path: there is no text in it; try a file with text")
+    # not .npy, which a folder's token files may be called
+    starts_path = path.with_name(path.name + ".starts")
+    hidden_starts = path.with_name(f".{path.name}{mark}.starts")
+    with open(hidden_starts, "wb") as file:
+        np.save(file, np.unique(np.asarray(starts, dtype=np.int64)))
+    os.replace(hidden, path)
+    os.replace(hidden_starts, starts_path)
+    told = {"dtype": dtype, "tokens": written, "vocab": vocab, "tokenizer": tokenizer, "starts": starts_path.name}
+    if document_end is not None:
+        told["document_end"] = document_end
+    hidden.write_text(json.dumps(told) + "\n", encoding="utf-8")
+    os.replace(hidden, beside(path))
+
+
+_BATCH_CHARACTERS = 1 << 21
+
+
+def _batched(documents: Iterable[Iterable[str]]) -> Iterable[tuple[list[str], list[bool]]]:
+    """Pieces in batches that a tokenizer's threads share, and whether each ends its document."""
+    texts: list[str] = []
+    ends: list[bool] = []
+    held = 0
+    for pieces in documents:
+        for text in pieces:
+            texts.append(text)
+            ends.append(False)
+            held += len(text)
+            if held > _BATCH_CHARACTERS:
+                # the last one stays: only what follows tells whether it ends its document
+                yield texts[:-1], ends[:-1]
+                texts, ends, held = texts[-1:], ends[-1:], len(texts[-1])
+        if ends:
+            ends[-1] = True
+    yield texts, ends
+
+
+def _description(path: Path) -> dict[str, Any]:
+    file = beside(path)
+    if not file.is_file():
+        return {}
+    wants = f"try {{'dtype': 'uint16', 'tokens': N}}, or no {file.name}"
+    try:
+        told = json.loads(file.read_text(encoding="utf-8"))
+        if not isinstance(told, dict):
+            raise ValueError("no object")
+    except ValueError as error:
+        raise UserError(f"data.path: {file} is not JSON: {error}; {wants}") from None
+    numbers = [told.get(name, 0) for name in ("tokens", "vocab", "document_end")]
+    if told.get("dtype", "uint16") not in _DTYPES or not all(isinstance(number, int) for number in numbers):
+        raise UserError(f"data.path: {file} says dtype {told.get('dtype')}, and numbers {numbers}; {wants}")
+    return told
+
+
+def _array(path: Path) -> Tokens:
+    try:
+        tokens: Tokens = np.load(path, mmap_mode="r")
+    except (ValueError, EOFError) as error:
+        raise UserError(f"data.path: {path} is no .npy array: {error}; try np.save of a flat uint16 array") from None
+    if tokens.ndim != 1 or tokens.dtype.kind not in "ui":
+        shape = f"{tokens.dtype} of shape {tokens.shape}"
+        raise UserError(f"data.path: {path} holds {shape}; try a flat array of uint16 or uint32")
+    if not len(tokens):
+        raise UserError(f"data.path: {path} is empty; try a file with tokens")
+    return tokens
+
+
+def _raw(path: Path, named: str | None, vocab: int) -> Tokens:
+    size = path.stat().st_size
+    if not size:
+        raise UserError(f"data.path: {path} is empty; try a file with tokens")
+    head = np.fromfile(path, dtype="<i4", count=3) if size >= _LLMC_HEADER_BYTES else np.zeros(3, dtype="<i4")
+    if named is None and int(head[0]) in _LLMC:
+        dtype = np.dtype(_DTYPES[_LLMC[int(head[0])]])
+        if size != _LLMC_HEADER_BYTES + int(head[2]) * dtype.itemsize:
+            held = (size - _LLMC_HEADER_BYTES) / dtype.itemsize
+            says = f"holds {held:g} tokens, its header says {int(head[2])}"
+            raise UserError(f"data.path: {path} {says}; try copying the file again")
+        return np.memmap(path, dtype=dtype, mode="r", offset=_LLMC_HEADER_BYTES)
+    dtype = np.dtype(_DTYPES[named] if named else "<u2" if vocab <= 1 << 16 else "<u4")
+    if size % dtype.itemsize:
+        why = "" if named else f" for a vocabulary of {vocab}"
+        says = f"{size} bytes are no whole number of {dtype.name}{why}"
+        raise UserError(f"data.path: {path}: {says}; try copying it again, or .npy, which names its type")
+    return np.memmap(path, dtype=dtype, mode="r")

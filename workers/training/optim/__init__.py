@@ -1,0 +1,9 @@
+"""The update: which rule with which options, its state's split among ranks, gradient norm and clipping.
+
+Does not know models or learning-rate schedules. What torch does not have, or not over shards, stands in a file a rule.
+"""
+
+from workers.training.optim.build import build_optimizer, fill_state, set_lr, state_of
+from workers.training.optim.norm import scale_, squared_norm
+
+__all__ = ["build_optimizer", "fill_state", "scale_", "set_lr", "squared_norm", "state_of"]

@@ -1,0 +1,101 @@
+"""AdamW whose two moments are kept in 8 bits (arXiv 2110.02861): 2 bytes a parameter and a scale for 256 of them.
+
+The update itself is computed in fp32, a few million numbers at a time. Plain torch operations, on any device.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+
+from workers.metrics.memory import local_tensor
+from workers.training.optim.blockwise import Blocks, blocks_of_row, dequantise, quantise
+from workers.training.optim.layout import layout_of, state_like
+
+_AT_ONCE = 1 << 22  # numbers whose moments exist in fp32 at the same time
+_MOMENTS = (("exp_avg", True), ("exp_avg_sq", False))
+
+
+class AdamW8bit(Optimizer):
+    """torch.optim.AdamW's rule and options.
+
+    Vectors (norms, biases) keep fp32 moments, being few and sensitive; so do matrices sharded by columns, whose blocks,
+    and with them the numbers, would depend on the sharding.
+    """
+
+    def __init__(
+        self,
+        params: Iterable[Any],
+        *,
+        lr: float = 1e-3,
+        betas: tuple[float, float] = (0.9, 0.999),
+        eps: float = 1e-8,
+        weight_decay: float = 0.01,
+    ) -> None:
+        super().__init__(params, {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay})
+
+    @torch.no_grad()
+    def step(self, closure: None = None) -> None:  # type: ignore[override]
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                if parameter.grad is not None:
+                    self._update(parameter, parameter.grad, group)
+
+    def _update(self, parameter: Tensor, gradient: Tensor, group: dict[str, Any]) -> None:
+        state = self.state[parameter]
+        if not state:
+            state.update(_empty_state(parameter))
+        state["step"] += 1
+        rule = _Rule(group, int(state["step"]))
+        weights, grad = local_tensor(parameter), local_tensor(gradient)
+        if _in_fp32(parameter):
+            rule.apply(weights, grad, *(local_tensor(state[name]) for name, _ in _MOMENTS))
+            return
+        columns = weights.shape[-1]
+        weights_RC, grad_RC = weights.view(-1, columns), grad.reshape(-1, columns)
+        codes = {name: local_tensor(state[f"{name}_codes"]).view(-1, columns) for name, _ in _MOMENTS}
+        scales = {name: local_tensor(state[f"{name}_scales"]).view(-1, blocks_of_row(columns)) for name, _ in _MOMENTS}
+        rows = max(1, _AT_ONCE // columns)
+        for first in range(0, weights_RC.shape[0], rows):
+            part = slice(first, first + rows)
+            kept = {name: Blocks(codes[name][part], scales[name][part]) for name, _ in _MOMENTS}
+            moments = {name: dequantise(kept[name], signed=signed) for name, signed in _MOMENTS}
+            rule.apply(weights_RC[part], grad_RC[part], moments["exp_avg"], moments["exp_avg_sq"])
+            for name, signed in _MOMENTS:
+                quantise(moments[name], kept[name], signed=signed)
+
+
+class _Rule:
+    def __init__(self, group: dict[str, Any], step: int) -> None:
+        (self.beta1, self.beta2), self.eps, lr = group["betas"], group["eps"], group["lr"]
+        self.keep = 1 - lr * group["weight_decay"]
+        self.rate = lr / (1 - self.beta1**step)
+        self.correction = math.sqrt(1 - self.beta2**step)
+
+    def apply(self, weights: Tensor, grad: Tensor, mean: Tensor, square: Tensor) -> None:
+        mean.lerp_(grad, 1 - self.beta1)
+        square.mul_(self.beta2).addcmul_(grad, grad, value=1 - self.beta2)
+        weights.mul_(self.keep).addcdiv_(mean, square.sqrt().div_(self.correction).add_(self.eps), value=-self.rate)
+
+
+def _in_fp32(parameter: Tensor) -> bool:
+    return parameter.ndim < 2 or bool(layout_of(parameter).axes(parameter.ndim - 1))
+
+
+def _empty_state(parameter: Tensor) -> dict[str, Tensor]:
+    state = {"step": torch.zeros((), dtype=torch.float32)}
+    if _in_fp32(parameter):
+        return state | {name: torch.zeros_like(parameter) for name, _ in _MOMENTS}
+    local, blocks = local_tensor(parameter), blocks_of_row(local_tensor(parameter).shape[-1])
+    for name, _ in _MOMENTS:
+        codes = torch.zeros_like(local, dtype=torch.uint8)
+        scales = local.new_zeros((*local.shape[:-1], blocks), dtype=torch.float32)
+        whole = tuple(parameter.shape)
+        state[f"{name}_codes"] = state_like(parameter, codes, whole)
+        state[f"{name}_scales"] = state_like(parameter, scales, (*whole[:-1], blocks))
+    return state

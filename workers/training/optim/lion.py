@@ -1,0 +1,46 @@
+"""Lion: the sign of an interpolated momentum (arXiv 2302.06675, algorithm 2). One state a parameter.
+
+Works number by number, so on whatever part of a parameter a rank holds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+
+from workers.metrics.memory import local_tensor
+
+
+class Lion(Optimizer):
+    """u = sign(β₁ m + (1 − β₁) g); θ ← θ (1 − lr λ) − lr u; m ← β₂ m + (1 − β₂) g."""
+
+    def __init__(
+        self,
+        params: Iterable[Any],
+        *,
+        lr: float = 1e-4,
+        betas: tuple[float, float] = (0.9, 0.99),
+        weight_decay: float = 0.0,
+    ) -> None:
+        super().__init__(params, {"lr": lr, "betas": betas, "weight_decay": weight_decay})
+
+    @torch.no_grad()
+    def step(self, closure: None = None) -> None:  # type: ignore[override]
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                if parameter.grad is not None:
+                    self._update(parameter, parameter.grad, group)
+
+    def _update(self, parameter: Tensor, gradient: Tensor, group: dict[str, Any]) -> None:
+        # one parameter at a time: the interpolation is a temporary of its size, not of the whole model's
+        state, (beta1, beta2) = self.state[parameter], group["betas"]
+        if not state:
+            state["exp_avg"] = torch.zeros_like(parameter)
+        weights, grad, moment = local_tensor(parameter), local_tensor(gradient), local_tensor(state["exp_avg"])
+        direction = moment.lerp(grad, 1 - beta1).sign_()
+        weights.mul_(1 - group["lr"] * group["weight_decay"]).sub_(direction, alpha=group["lr"])
+        moment.lerp_(grad, 1 - beta2)

@@ -140,8 +140,7 @@ def prefill_comm_s(
     pp_bandwidth: Any, collective_latency_s: Any,
 ) -> Any:  # fmt: skip
     size = prompt_len * hidden * activation_bytes_each
-    reduces = 2 * layers * (2 * (tp - 1) / tp * size / tp_bandwidth + collective_latency_s) * (tp > 1)
-    return reduces + (pp - 1) * (size / pp_bandwidth + collective_latency_s)
+    return _reduced_and_sent_s(size, layers, tp, pp, tp_bandwidth, pp_bandwidth, collective_latency_s)
 
 
 @term("s", "max(compute, reading weights) + communication + launches", POPE)
@@ -205,8 +204,7 @@ def decode_comm_s(
     pp_bandwidth: Any, collective_latency_s: Any,
 ) -> Any:  # fmt: skip
     size = replica_batch * hidden * activation_bytes_each
-    reduces = 2 * layers * (2 * (tp - 1) / tp * size / tp_bandwidth + collective_latency_s) * (tp > 1)
-    return reduces + (pp - 1) * (size / pp_bandwidth + collective_latency_s)
+    return _reduced_and_sent_s(size, layers, tp, pp, tp_bandwidth, pp_bandwidth, collective_latency_s)
 
 
 @term("s", "max(memory, compute) + communication + launches", POPE)
@@ -255,3 +253,11 @@ def speculative_speedup(accepted_per_step: Any, draft_tokens: Any, draft_cost: A
 @term("s", "TPOT / speed-up", LEVIATHAN)
 def speculative_tpot_s(tpot_s: Any, speculative_speedup: Any) -> Any:
     return tpot_s / speculative_speedup
+
+
+def _reduced_and_sent_s(
+    size: Any, layers: Any, tp: Any, pp: Any, tp_bandwidth: Any, pp_bandwidth: Any, latency_s: Any
+) -> Any:  # fmt: skip
+    """Two ring all-reduces a layer of `size` bytes, and a hop to the next stage for each boundary."""
+    reduces = 2 * layers * (2 * (tp - 1) / tp * size / tp_bandwidth + latency_s) * (tp > 1)
+    return reduces + (pp - 1) * (size / pp_bandwidth + latency_s)

@@ -35,6 +35,10 @@ class Stream:
         self._first: int = span[0] if span else 0
         self._stop: int = span[1] if span else self._ends[-1]
 
+    @property
+    def knows_documents(self) -> bool:
+        return self.starts is not None or self.document_end is not None
+
     def __len__(self) -> int:
         return self._stop - self._first
 
@@ -50,6 +54,17 @@ class Stream:
             found[filled : filled + len(piece)] = piece
             filled, index = filled + len(piece), index + 1
         return found
+
+    def documents(self, start: int, ids: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Of the ids read from `start`: the number of each one's document within them, `[len(ids)]`, from 0."""
+        begins = np.zeros(len(ids), dtype=np.int64)
+        if self.starts is not None:
+            first = self._first + start
+            low, high = np.searchsorted(self.starts, (first + 1, first + len(ids)))
+            begins[self.starts[low:high] - first] = 1
+        elif self.document_end is not None:
+            begins[1:] = ids[1:] == self.document_end
+        return np.cumsum(begins)
 
     def split(self) -> tuple[Stream, Stream]:
         """What is learned from, and the last tenth held out for validation."""

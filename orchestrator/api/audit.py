@@ -9,7 +9,7 @@ from ninja import Router
 
 from orchestrator.accounts import selectors
 from orchestrator.api.auth import needs, user
-from orchestrator.api.paging import Page, after, paged
+from orchestrator.api.paging import Page, paged_query
 from orchestrator.api.schemas import AuditOut, PageOf
 
 router = Router(tags=["accounts"])
@@ -22,6 +22,4 @@ def audit(request: HttpRequest, page: Page, action: str | None = None, target: s
         rows = rows.filter(action=action)
     if target:
         rows = rows.filter(target=target)
-    before = after(page, "audit")
-    rows = rows if before is None else rows.filter(pk__lt=before)
-    return paged(rows[: page.limit + 1], page, "audit", lambda entry: entry.pk, lambda entry: entry)
+    return paged_query(rows, page, "audit", lambda entry: entry, newest_first=True)

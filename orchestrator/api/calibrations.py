@@ -4,16 +4,15 @@ from __future__ import annotations
 
 from typing import Annotated, Any
 
-from django.http import HttpRequest, HttpResponse, HttpResponseNotModified
+from django.http import HttpRequest, HttpResponse
 from ninja import Router
 from pydantic import Field
 
-from orchestrator.api.answers import json_answer
 from orchestrator.api.auth import needs, user
-from orchestrator.api.etags import check_version, etag, matches, wanted_version
+from orchestrator.api.etags import check_version, tagged_answer, wanted_version
 from orchestrator.api.idempotency import creates
 from orchestrator.api.lookup import calibration_of, device_type_of, run_of
-from orchestrator.api.paging import Page, after, paged
+from orchestrator.api.paging import Page, paged_query
 from orchestrator.api.problems import invalid
 from orchestrator.api.schemas import CalibrationOut, DeviceTypeOut, PageOf
 from orchestrator.planner import selectors, services
@@ -45,9 +44,7 @@ class CalibrationChange(Contract):
 @router.get("", response=PageOf[CalibrationOut], auth=needs("read"), summary="Calibrations, newest first")
 def calibration_list(request: HttpRequest, page: Page) -> dict[str, Any]:
     rows = selectors.calibrations_visible_to(user=user(request))
-    before = after(page, "calibrations")
-    rows = rows if before is None else rows.filter(pk__lt=before)
-    return paged(rows[: page.limit + 1], page, "calibrations", lambda row: row.pk, selectors.calibration_answer)
+    return paged_query(rows, page, "calibrations", selectors.calibration_answer, newest_first=True)
 
 
 @router.post("", response={201: CalibrationOut}, auth=needs("runs"), summary="Fit the planner to what was measured")
@@ -93,9 +90,7 @@ def calibration_delete(request: HttpRequest, id: int) -> HttpResponse:
 def device_type_list(request: HttpRequest, page: Page) -> dict[str, Any]:
     """Those of the catalogue are under `presets`, those that stand in nodes under `devices`."""
     rows = selectors.device_types_visible_to(user=user(request)).order_by("id")
-    last = after(page, "device-types")
-    rows = rows if last is None else rows.filter(pk__gt=last)
-    return paged(rows[: page.limit + 1], page, "device-types", lambda row: row.pk, selectors.device_type_answer)
+    return paged_query(rows, page, "device-types", selectors.device_type_answer)
 
 
 @devices.post("", response={201: DeviceTypeOut}, auth=needs("runs"), summary="Describe a kind of device to plan with")
@@ -124,9 +119,4 @@ def _number(id: int | str, field: str) -> int:
 
 def _answer(request: HttpRequest, row: Any) -> HttpResponse:
     body = CalibrationOut.model_validate(selectors.calibration_answer(row, whole=True)).model_dump(mode="json")
-    tag = etag(row.version, body)
-    if request.method == "GET" and matches(request, tag):
-        unchanged = HttpResponseNotModified()
-        unchanged["ETag"] = tag
-        return unchanged
-    return json_answer(body, headers={"ETag": tag})
+    return tagged_answer(request, body, row.version)

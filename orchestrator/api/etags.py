@@ -9,8 +9,9 @@ from __future__ import annotations
 import hashlib
 import re
 
-from django.http import HttpRequest
+from django.http import HttpRequest, HttpResponse, HttpResponseNotModified
 
+from orchestrator.api.answers import json_answer
 from orchestrator.api.problems import invalid, refuse
 from orchestrator.common import live
 
@@ -25,6 +26,16 @@ def matches(request: HttpRequest, tag: str) -> bool:
     """Whether the caller's copy is still good (If-None-Match); a proxy's `W/` before it does not matter."""
     given = request.headers.get("If-None-Match", "")
     return any(item.strip().removeprefix("W/") == tag for item in given.split(","))
+
+
+def tagged_answer(request: HttpRequest, body: object, version: int) -> HttpResponse:
+    """The body under its ETag; 304 without it for a GET by whoever has it already."""
+    tag = etag(version, body)
+    if request.method == "GET" and matches(request, tag):
+        unchanged = HttpResponseNotModified()
+        unchanged["ETag"] = tag
+        return unchanged
+    return json_answer(body, headers={"ETag": tag})
 
 
 def wanted_version(request: HttpRequest) -> int | None:

@@ -11,7 +11,7 @@ from pydantic import Field
 from orchestrator.api.auth import needs, user
 from orchestrator.api.idempotency import creates
 from orchestrator.api.lookup import experiment_of
-from orchestrator.api.paging import Page, after, paged
+from orchestrator.api.paging import Page, paged_query
 from orchestrator.api.schemas import ExperimentOut, PageOf
 from orchestrator.runs import selectors, services
 from workers.contracts.base import Contract
@@ -38,9 +38,7 @@ def experiment_list(request: HttpRequest, page: Page, q: str | None = None) -> d
     rows = selectors.experiments_visible_to(user=user(request))
     if q:
         rows = rows.filter(name__icontains=q)
-    before = after(page, "experiments")
-    rows = rows if before is None else rows.filter(pk__lt=before)
-    return paged(rows[: page.limit + 1], page, "experiments", lambda item: item.pk, selectors.experiment_answer)
+    return paged_query(rows, page, "experiments", selectors.experiment_answer, newest_first=True)
 
 
 @router.post("", response={201: ExperimentOut}, auth=needs("runs"), summary="Open an experiment")

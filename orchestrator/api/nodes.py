@@ -12,7 +12,7 @@ from pydantic import Field
 from orchestrator.api.auth import needs, user
 from orchestrator.api.idempotency import creates
 from orchestrator.api.lookup import node_of
-from orchestrator.api.paging import Page, after, paged, paged_whole
+from orchestrator.api.paging import Page, paged_query, paged_whole
 from orchestrator.api.schemas import DeviceOut, NodeOut, PageOf, PoolOut, aware
 from orchestrator.fleet import selectors, services
 from workers.contracts.base import Contract
@@ -40,9 +40,7 @@ def nodes(request: HttpRequest, page: Page, health: str | None = None, pool: str
         rows = rows.filter(health=health)
     if pool:
         rows = rows.filter(pool__name=pool)
-    last = after(page, "nodes")
-    rows = rows if last is None else rows.filter(pk__gt=last)
-    return paged(rows[: page.limit + 1], page, "nodes", lambda node: node.pk, selectors.node_answer)
+    return paged_query(rows, page, "nodes", selectors.node_answer)
 
 
 @router.get("/nodes/{id}", response=NodeOut, auth=needs("read"), summary="One node, by number or name")
@@ -66,9 +64,7 @@ def devices(request: HttpRequest, page: Page, node: str | None = None) -> dict[s
     rows = selectors.devices_visible_to(user=user(request)).order_by("id")
     if node:
         rows = rows.filter(node=node_of(request, node))
-    last = after(page, "devices")
-    rows = rows if last is None else rows.filter(pk__gt=last)
-    return paged(rows[: page.limit + 1], page, "devices", lambda device: device.pk, selectors.device_answer)
+    return paged_query(rows, page, "devices", selectors.device_answer)
 
 
 @router.get("/pools", response=PageOf[PoolOut], auth=needs("read"), summary="Named shares of the fleet")

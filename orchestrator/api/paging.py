@@ -11,6 +11,7 @@ import json
 from collections.abc import Callable, Iterable
 from typing import Annotated, Any
 
+from django.db.models import QuerySet
 from ninja import Query
 from pydantic import Field
 
@@ -62,6 +63,16 @@ def paged(
         "items": [shape(row) for row in items],
         "next_cursor": cursor(name, key(items[-1])) if more and items else None,
     }
+
+
+def paged_query(
+    rows: QuerySet[Any], page: Paging, name: str, shape: Callable[[Any], Any], *, newest_first: bool = False
+) -> dict[str, Any]:
+    """The same over a query in the order of its primary key, ascending or `newest_first`."""
+    last = after(page, name)
+    if last is not None:
+        rows = rows.filter(pk__lt=last) if newest_first else rows.filter(pk__gt=last)
+    return paged(rows[: page.limit + 1], page, name, lambda row: row.pk, shape)
 
 
 def paged_whole(

@@ -12,7 +12,7 @@ from orchestrator.api.answers import json_answer
 from orchestrator.api.auth import needs, user
 from orchestrator.api.idempotency import creates
 from orchestrator.api.lookup import saved_plan_of
-from orchestrator.api.paging import Page, after, paged
+from orchestrator.api.paging import Page, paged_query
 from orchestrator.api.problems import Invalid
 from orchestrator.api.schemas import (
     EstimateOut,
@@ -140,9 +140,7 @@ def serving(request: HttpRequest, body: Serving) -> HttpResponse:
 @router.get("", response=PageOf[SavedPlanOut], auth=needs("read"), summary="Saved plans, newest first")
 def plan_list(request: HttpRequest, page: Page) -> dict[str, Any]:
     rows = selectors.saved_plans_visible_to(user=user(request))
-    before = after(page, "plans")
-    rows = rows if before is None else rows.filter(pk__lt=before)
-    return paged(rows[: page.limit + 1], page, "plans", lambda row: row.pk, selectors.saved_plan_answer)
+    return paged_query(rows, page, "plans", selectors.saved_plan_answer, newest_first=True)
 
 
 @router.post("", response={201: SavedPlanOut}, auth=needs("runs"), summary="Keep a plan under a name")

@@ -7,13 +7,12 @@ from __future__ import annotations
 
 from typing import Annotated, Any
 
-from django.http import HttpRequest, HttpResponse, HttpResponseNotModified
+from django.http import HttpRequest, HttpResponse
 from ninja import Query, Router
 from pydantic import AliasChoices, Field
 
-from orchestrator.api.answers import json_answer
 from orchestrator.api.auth import needs, user
-from orchestrator.api.etags import check_version, etag, matches, wanted_version
+from orchestrator.api.etags import check_version, tagged_answer, wanted_version
 from orchestrator.api.idempotency import creates
 from orchestrator.api.lookup import experiment_of, run_of
 from orchestrator.api.paging import Page, after, paged
@@ -159,9 +158,4 @@ def _act(request: HttpRequest, id: int, service: Any) -> Any:
 
 def _answer(request: HttpRequest, run: Any) -> HttpResponse:
     body = RunOut.model_validate(selectors.run_answer(run)).model_dump(mode="json")
-    tag = etag(run.version, body)
-    if request.method == "GET" and matches(request, tag):
-        unchanged = HttpResponseNotModified()
-        unchanged["ETag"] = tag
-        return unchanged
-    return json_answer(body, headers={"ETag": tag})
+    return tagged_answer(request, body, run.version)

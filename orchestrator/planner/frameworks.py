@@ -23,7 +23,7 @@ class Framework:
 
     `params_dtype`: of the stored weights (None: the compute dtype); where it is wider than the compute dtype, a
     gathered or cast copy is what computes. `grad_dtype` None: the stored weights' dtype. `master_weights`: an fp32
-    copy beside 16-bit weights. `distributed_optimizer`: Megatron's, gradients stay whole (zero 1).
+    copy beside 16-bit weights.
     `fully_shard`: ZeRO 2 and 3 keep shards of the stored weights and gather whole copies to compute with, shards being
     "rows" of each tensor (FSDP2) or of all numbers in a row ("flat", FSDP1). `greedy_optimizer`: ZeRO 1 gives whole
     tensors to ranks (torch's ZeroRedundancyOptimizer). `bucket_elements`: of a separate reduction and gathering bucket
@@ -45,13 +45,11 @@ class Framework:
     fused_norm: bool = True
     fused_swiglu: bool = True
     fused_cross_entropy: bool = False
-    fused_rope: bool = True
     fused_softmax: bool = True
     params_dtype: str | None = None
     grad_dtype: str | None = None
     master_weights: bool = True
     optimizer: str = "adamw"
-    distributed_optimizer: bool = False
     fully_shard: str | None = None
     greedy_optimizer: bool = False
     bucket_elements: float = 0.0
@@ -84,7 +82,7 @@ class Framework:
         return {
             "flash": float(self.flash_attention), "fused_norm": float(self.fused_norm),
             "fused_swiglu": float(self.fused_swiglu), "fused_cross_entropy": float(self.fused_cross_entropy),
-            "fused_rope": float(self.fused_rope), "fused_softmax": float(self.fused_softmax),
+            "fused_softmax": float(self.fused_softmax),
             "compute_bytes": compute, "param_bytes": stored,
             "grad_bytes": _BYTES[grad_dtype] if grad_dtype else stored,
             "master_bytes": 4.0 if mixed and self.master_weights else 0.0,
@@ -92,7 +90,6 @@ class Framework:
             "reduce_bytes": _BYTES[plan.reduce_dtype] if plan.reduce_dtype else compute,
             # fully_shard reduces in fp32 unless told otherwise
             "sharded_reduce_bytes": _BYTES[plan.reduce_dtype] if plan.reduce_dtype else 4.0,
-            "distributed_optimizer": float(self.distributed_optimizer),
             "fully_sharded": float(self.fully_shard is not None), "row_sharded": float(self.fully_shard == "rows"),
             "greedy_optimizer": float(self.greedy_optimizer), "bucket_elements": self.bucket_elements,
             "fused_wgrad": float(self.fused_wgrad), "offload_grads": float(self.offload_grads),
@@ -151,7 +148,6 @@ FRAMEWORKS = {
             "megatron",
             grad_dtype="fp32",
             vocab_multiple=128,
-            distributed_optimizer=True,
             fused_wgrad=True,
             keeps_outputs=False,
             scatter_gather=True,

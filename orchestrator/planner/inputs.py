@@ -49,8 +49,8 @@ given(
 )  # fmt: skip
 given("", "plan", "stage", "stage_layers", "stage_moe_layers", "stage_dense_layers", "stage_first", "stage_last")
 given(
-    "", "framework", "flash", "fused_norm", "fused_swiglu", "fused_cross_entropy", "fused_rope", "fused_softmax",
-    "distributed_optimizer", "fully_sharded", "row_sharded", "greedy_optimizer", "bucket_elements", "fused_wgrad",
+    "", "framework", "flash", "fused_norm", "fused_swiglu", "fused_cross_entropy", "fused_softmax",
+    "fully_sharded", "row_sharded", "greedy_optimizer", "bucket_elements", "fused_wgrad",
     "offload_grads", "flat_step", "keeps_outputs", "factored", "muon", "vocab_multiple", "overlap_grad_reduce",
     "scatter_gather", "causal_flops", "repeats_kv", "regathers_inputs", "selective_products", "fused_norm_on_cpu",
     "norm_weight_in_fp32", "windows_as_masks", "cross_entropy_in_place", "loss_chunks",

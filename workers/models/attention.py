@@ -14,7 +14,27 @@ from workers.models.attend import attend
 from workers.models.rope import apply_rope
 
 
-class Attention(nn.Module):
+class Attending(nn.Module):
+    """What comes after the projections to heads: QK norm, rotation, softmax attention, the way back to hidden."""
+
+    o: nn.Linear
+    q_norm: nn.RMSNorm | None
+    k_norm: nn.RMSNorm | None
+    window: int | None
+    dropout: float
+    interleaved: bool
+
+    def attended(self, q: Tensor, k: Tensor, v: Tensor, rope: tuple[Tensor, Tensor] | None) -> Tensor:
+        """`[B, S, H, D]` queries, keys and values with as many heads or fewer → `[B, S, hidden]`."""
+        if self.q_norm is not None and self.k_norm is not None:
+            q, k = self.q_norm(q), self.k_norm(k)
+        if rope is not None:
+            q, k = apply_rope(q, *rope, self.interleaved), apply_rope(k, *rope, self.interleaved)
+        out = attend(q, k, v, window=self.window, dropout=self.dropout if self.training else 0.0)
+        return cast(Tensor, self.o(out))
+
+
+class Attention(Attending):
     """`[B, S, hidden]` → `[B, S, hidden]`; optional QK norm (Qwen3), biases, sliding window."""
 
     def __init__(self, spec: ModelSpec) -> None:
@@ -33,9 +53,4 @@ class Attention(nn.Module):
         q = self.q(x).unflatten(-1, (-1, self.head_dim))
         k = self.k(x).unflatten(-1, (-1, self.head_dim))
         v = self.v(x).unflatten(-1, (-1, self.head_dim))
-        if self.q_norm is not None and self.k_norm is not None:
-            q, k = self.q_norm(q), self.k_norm(k)
-        if rope is not None:
-            q, k = apply_rope(q, *rope, self.interleaved), apply_rope(k, *rope, self.interleaved)
-        out = attend(q, k, v, window=self.window, dropout=self.dropout if self.training else 0.0)
-        return cast(Tensor, self.o(out))
+        return self.attended(q, k, v, rope)

@@ -5,16 +5,13 @@ Does not know caches or parallelism. Shapes: B batch, S sequence, H heads, D hea
 
 from __future__ import annotations
 
-from typing import cast
-
 from torch import Tensor, nn
 
 from workers.contracts.model import ModelSpec
-from workers.models.attend import attend
-from workers.models.rope import apply_rope
+from workers.models.attention import Attending
 
 
-class FactorisedAttention(nn.Module):
+class FactorisedAttention(Attending):
     """`[B, S, hidden]` → `[B, S, hidden]`; the query latent is normed before it is widened to all heads."""
 
     def __init__(self, spec: ModelSpec) -> None:
@@ -35,9 +32,4 @@ class FactorisedAttention(nn.Module):
     def forward(self, x: Tensor, rope: tuple[Tensor, Tensor] | None) -> Tensor:
         q = self.q_up(self.q_latent_norm(self.q_down(x))).unflatten(-1, (-1, self.head_dim))
         k, v = self.k(x).unsqueeze(-2), self.v(x).unsqueeze(-2)
-        if self.q_norm is not None and self.k_norm is not None:
-            q, k = self.q_norm(q), self.k_norm(k)
-        if rope is not None:
-            q, k = apply_rope(q, *rope, self.interleaved), apply_rope(k, *rope, self.interleaved)
-        out = attend(q, k, v, window=self.window, dropout=self.dropout if self.training else 0.0)
-        return cast(Tensor, self.o(out))
+        return self.attended(q, k, v, rope)

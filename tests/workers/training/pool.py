@@ -76,8 +76,14 @@ class Pool:
 
 
 def train_alone(spec: dict[str, Any], directory: Path, **more: str) -> Result:
-    """Run `spec` in this process."""
-    return Result([_run(spec, directory, more)], directory)
+    """Run `spec` in this process, and leave it without the group of one that checkpoints start."""
+    import torch.distributed as dist
+
+    try:
+        return Result([_run(spec, directory, more)], directory)
+    finally:
+        if dist.is_initialized():
+            dist.destroy_process_group()
 
 
 def read_lines(path: Path) -> list[dict[str, Any]]:

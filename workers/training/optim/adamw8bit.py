@@ -11,17 +11,17 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.optim import Optimizer
 
 from workers.metrics.memory import local_tensor
 from workers.training.optim.blockwise import Blocks, blocks_of_row, dequantise, quantise
 from workers.training.optim.layout import layout_of, state_like
+from workers.training.optim.one_by_one import OneByOne
 
 _AT_ONCE = 1 << 22  # numbers whose moments exist in fp32 at the same time
 _MOMENTS = (("exp_avg", True), ("exp_avg_sq", False))
 
 
-class AdamW8bit(Optimizer):
+class AdamW8bit(OneByOne):
     """torch.optim.AdamW's rule and options.
 
     Vectors (norms, biases) keep fp32 moments, being few and sensitive; so do matrices sharded by columns, whose blocks,
@@ -38,13 +38,6 @@ class AdamW8bit(Optimizer):
         weight_decay: float = 0.01,
     ) -> None:
         super().__init__(params, {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay})
-
-    @torch.no_grad()
-    def step(self, closure: None = None) -> None:  # type: ignore[override]
-        for group in self.param_groups:
-            for parameter in group["params"]:
-                if parameter.grad is not None:
-                    self._update(parameter, parameter.grad, group)
 
     def _update(self, parameter: Tensor, gradient: Tensor, group: dict[str, Any]) -> None:
         state = self.state[parameter]

@@ -10,12 +10,12 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.optim import Optimizer
 
 from workers.metrics.memory import local_tensor
+from workers.training.optim.one_by_one import OneByOne
 
 
-class Lion(Optimizer):
+class Lion(OneByOne):
     """u = sign(β₁ m + (1 − β₁) g); θ ← θ (1 − lr λ) − lr u; m ← β₂ m + (1 − β₂) g."""
 
     def __init__(
@@ -27,13 +27,6 @@ class Lion(Optimizer):
         weight_decay: float = 0.0,
     ) -> None:
         super().__init__(params, {"lr": lr, "betas": betas, "weight_decay": weight_decay})
-
-    @torch.no_grad()
-    def step(self, closure: None = None) -> None:  # type: ignore[override]
-        for group in self.param_groups:
-            for parameter in group["params"]:
-                if parameter.grad is not None:
-                    self._update(parameter, parameter.grad, group)
 
     def _update(self, parameter: Tensor, gradient: Tensor, group: dict[str, Any]) -> None:
         # one parameter at a time: the interpolation is a temporary of its size, not of the whole model's

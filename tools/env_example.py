@@ -24,6 +24,8 @@ COMPOSE = """
 # Read by agents and supervisors on the nodes
 # ORRERY_JOIN=
 # ORRERY_PG_TIMEOUT_S=600
+# Where optimizer states go that a plan offloads to disk (offload nvme): a fast local one; the attempt's folder else
+# ORRERY_SCRATCH=
 """
 
 

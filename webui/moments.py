@@ -8,9 +8,22 @@ from datetime import datetime
 from typing import Any, Final
 
 from webui import words
+from webui.charts import plan_measured
 
-_PLAIN: Final = frozenset({"state_changed", "plan_resolved", "peak_measured"})
-_GOOD: Final = frozenset({"checkpoint_saved", "checkpoint_restored"})
+DRAWN: Final = frozenset({"pipeline_timeline"})  # charts, not sentences: no list of events tells them
+_PLAIN: Final = frozenset(
+    {
+        "state_changed",
+        "plan_resolved",
+        "peak_measured",
+        "recompute_chosen",
+        "weights_loaded",
+        "benchmark_began",
+        "benchmark_collectives",
+        "benchmark_products",
+    }
+)
+_GOOD: Final = frozenset({"checkpoint_saved", "checkpoint_restored", "profile_saved", "memory_profile"})
 _BAD: Final = frozenset({"non_finite", "node_lost", "out_of_memory", "hang"})
 
 
@@ -111,13 +124,79 @@ def _exited(data: Mapping[str, Any], rank: int | None) -> str:
 def _missed(data: Mapping[str, Any], rank: int | None) -> str:
     likely = data.get("likely")
     why = f"; likely {words.listed([str(item) for item in likely])}" if likely else ""
-    measured, predicted = _short(data.get("measured")), _short(data.get("predicted"))
-    return f"Prediction missed: {data.get('what')} {measured}, predicted {predicted}{why}"
+    metric = str(data.get("what") or data.get("metric") or "a number")
+    measured, predicted = (
+        plan_measured.shown(metric, words.number(data.get(key))) for key in ("measured", "predicted")
+    )
+    return f"Prediction missed: {metric} {measured}, predicted {predicted}{why}"
+
+
+def _slow(data: Mapping[str, Any], rank: int | None) -> str:
+    share = words.number(data.get("ratio"))
+    causes = [str(cause["says"]) for cause in data.get("causes") or [] if isinstance(cause, dict) and cause.get("says")]
+    says = f"Slow: {words.percent(share)} of the predicted speed" if share is not None else "Slower than predicted"
+    return f"{says}. {' '.join(causes[:2])}" if causes else says
+
+
+def _profile(data: Mapping[str, Any], rank: int | None) -> str:
+    size = f" ({words.memory(data['bytes'])}, among the artifacts)" if data.get("bytes") else ""
+    return f"Profile saved{_on(rank)}{_at(data)}: {data.get('name') or 'a trace'}{size}"
+
+
+def _memory_profile(data: Mapping[str, Any], rank: int | None) -> str:
+    """The peak of the fullest device, its largest kinds first."""
+    peaks = [found for found in (data.get("peak") or {}).values() if isinstance(found, dict)]
+    kinds = max(peaks, key=lambda found: max([*found.values(), 0]), default={})
+    total = words.number(kinds.get("total"))
+    largest = sorted((kind for kind in kinds if kind != "total" and kinds[kind]), key=lambda kind: -kinds[kind])[:3]
+    held = [f"{kind.replace('_', ' ')} {words.memory(kinds[kind])}" for kind in largest]
+    peak = f" {words.memory(total)} at the peak" if total else ""
+    of = " of it" if total else ""
+    return f"Memory told{_on(rank)}{_at(data)}:{peak}" + (f",{of} {words.listed(held)}" if held else "")
 
 
 def _non_finite(data: Mapping[str, Any], rank: int | None) -> str:
-    what = data.get("what") or data.get("name") or data.get("metric") or "a value"
-    return f"Not a finite number: {what}{_on(rank)}{_at(data)}"
+    what = str(data.get("what") or data.get("name") or data.get("metric") or "a value")
+    module = data.get("module")
+    where = f", first in {module}" if module and str(module) not in what else ""
+    # the engine's words name the rank where it began, whichever rank tells it
+    return f"Not a finite number: {what}{where}{'' if '(rank' in what else _on(rank)}{_at(data)}"
+
+
+def _overflow(data: Mapping[str, Any], rank: int | None) -> str:
+    ranks, scale = data.get("ranks") or [], data.get("loss_scale")
+    which = words.listed([str(each) for each in ranks[:4]]) + (" and more" if len(ranks) > 4 else "")
+    told = [f"on rank{'' if len(ranks) == 1 else 's'} {which}"]
+    more = (told if ranks else []) + ([f"at loss scale {words.quantity(scale)}"] if scale else [])
+    return f"Step skipped{_at(data)}: gradients overflowed{(' ' + ' '.join(more)) if more else ''}"
+
+
+def _recompute(data: Mapping[str, Any], rank: int | None) -> str:
+    """What of each stage is kept, what it costs, and what room it had."""
+    stages = [stage for stage in data.get("stages") or [] if isinstance(stage, dict)]
+    told = []
+    for stage in stages[:4]:
+        kept = [
+            f"{layers['count']} layer{'' if layers['count'] == 1 else 's'} {_KEPT.get(layers['kind'], layers['kind'])}"
+            for layers in stage.get("layers") or []
+        ]
+        where = f"stage {stage.get('stage')}: " if len(stages) > 1 else ""
+        extra = words.number(stage.get("extra_s"))
+        cost = f", {words.seconds(extra)} more a micro-batch" if extra else ""
+        told.append(f"{where}{words.listed(kept)}; {words.memory(stage.get('bytes'))} held{cost}")
+    more = f"; and {len(stages) - 4} stages more" if len(stages) > 4 else ""
+    return "Recompute chosen" + (f": {'; '.join(told)}{more}" if told else "")
+
+
+_KEPT: Final = {"none": "kept whole", "some": "kept in part", "full": "run again"}
+
+
+def _weights(data: Mapping[str, Any], rank: int | None) -> str:
+    name = data.get("weights") or data.get("path") or "a model"
+    took = f" in {words.duration(data['seconds'])}" if data.get("seconds") else ""
+    differs = [str(item) for item in data.get("model_differs_in") or []]
+    but = f"; this model differs in {words.listed(differs[:4])}" if differs else ""
+    return f"Weights of {name} loaded{took}{but}"
 
 
 def _at(data: Mapping[str, Any]) -> str:
@@ -148,6 +227,19 @@ def _plainly(what: str) -> Any:
     return tell
 
 
+def _forked(data: Mapping[str, Any], rank: int | None) -> str:
+    if data.get("into"):
+        return f"Forked{_at(data)} into run {data['into']}"
+    return f"Forked from run {data.get('from')}{_at(data)}"
+
+
+def _rewound(data: Mapping[str, Any], rank: int | None) -> str:
+    lost = data.get("given_up") or []
+    gone = f"; checkpoints of step {words.listed([f'{step:,}' for step in lost])} are given up" if lost else ""
+    by = f" by {data['by']}" if data.get("by") else ""
+    return f"Rewound to step {data.get('step')}{by}{gone}"
+
+
 def _peak(data: Mapping[str, Any], rank: int | None) -> str:
     how = " ".join(str(data[key]) for key in ("precision", "source") if data.get(key))
     return (
@@ -156,29 +248,68 @@ def _peak(data: Mapping[str, Any], rank: int | None) -> str:
     )
 
 
+def _hang(data: Mapping[str, Any], rank: int | None) -> str:
+    quiet = f" for {words.duration(data['quiet_s'])}" if data.get("quiet_s") else ""
+    says = f": {data['says']}" if data.get("says") else _on(rank)
+    return f"No progress{quiet}{says}"
+
+
+def _straggler(data: Mapping[str, Any], rank: int | None) -> str:
+    where = f" ({data['node']}, stage {data.get('stage', 0)})" if data.get("node") else ""
+    says = f": {data['says']}" if data.get("says") else ""
+    return f"Slow rank{f' {rank}' if rank is not None else ''}{where}{_at(data)}{says}"
+
+
 def _node(data: Mapping[str, Any], rank: int | None) -> str:
     return f"Node {data.get('node', '')} lost: no heartbeat".replace("  ", " ")
 
 
 def _plan(data: Mapping[str, Any], rank: int | None) -> str:
     plan = data.get("plan")
-    return f"Plan resolved: {words.plan_sentence(plan)}" if isinstance(plan, dict) else "Plan resolved"
+    if not isinstance(plan, dict):
+        return "Plan resolved"
+    size, setup = words.number(data.get("parameters")), words.number(data.get("setup_s"))
+    more = [f"{words.quantity(size)} parameters"] if size else []
+    more += [f"set up in {words.duration(setup)}"] if setup else []
+    return f"Plan resolved: {words.plan_sentence(plan)}" + (f"; {words.listed(more)}" if more else "")
+
+
+def _benchmark(data: Mapping[str, Any], rank: int | None) -> str:
+    return f"Benchmark of {words.count(len(data.get('variants') or []), 'variant')} began"
+
+
+def _variant(data: Mapping[str, Any], rank: int | None) -> str:
+    if data.get("state") != "measured":
+        return f"Variant {data.get('name')} failed: {_short(data.get('says'))}"
+    seconds, peak = words.seconds(data.get("step_time_s")), words.memory(data.get("peak_bytes"))
+    return f"Variant {data.get('name')}: {seconds} a step, peak {peak}"
 
 
 _TELLERS: Final[dict[str, Any]] = {
+    "benchmark_began": _benchmark,
+    "benchmark_result": _variant,
+    "benchmark_collectives": lambda data, rank: f"Collectives measured between {data.get('ranks')} ranks",
+    "benchmark_products": lambda data, rank: "Matrix products measured",
     "state_changed": _state,
     "loss_scale_changed": _scale,
-    "overflow_skipped_step": _plainly("Step skipped: gradients overflowed"),
+    "overflow_skipped_step": _overflow,
     "non_finite": _non_finite,
     "checkpoint_saved": _checkpoint,
     "checkpoint_restored": _plainly("Continued from a checkpoint"),
     "rank_exited": _exited,
     "node_lost": _node,
     "out_of_memory": _plainly("Out of memory"),
-    "straggler": _plainly("Slow rank"),
-    "hang": _plainly("No progress"),
+    "straggler": _straggler,
+    "hang": _hang,
+    "forked": _forked,
+    "rewound": _rewound,
     "preempted": _plainly("Preempted"),
     "plan_resolved": _plan,
+    "recompute_chosen": _recompute,
+    "weights_loaded": _weights,
     "peak_measured": _peak,
     "prediction_missed": _missed,
+    "slow": _slow,
+    "profile_saved": _profile,
+    "memory_profile": _memory_profile,
 }

@@ -18,10 +18,13 @@ from webui.charts.axes import per_step
 
 EVENTS: Final = 120  # newest, in the list and on charts
 SHOWN_EVENTS: Final = 30
+_NUMERICS: Final = ("loss_scale", "grad_norm", "grad_underflow/", "moe/")
 TAB_TITLES: Final = {
+    "benchmark": "Results",
     "summary": "Summary",
     "performance": "Performance",
     "memory": "Memory",
+    "numerics": "Numerics",
     "system": "System",
     "logs": "Logs",
     "checkpoints": "Checkpoints and artifacts",
@@ -56,12 +59,18 @@ class Facts:
     @cached_property
     def moments(self) -> list[moments.Moment]:
         """Newest first."""
-        found = runs.events_of(run=self.run, limit=EVENTS, newest=True)
+        found = runs.events_of(run=self.run, limit=EVENTS, newest=True, without=moments.DRAWN)
         return [moments.moment(event) for event in reversed(found)]
 
     @cached_property
     def per_step(self) -> dict[str, float]:
         return per_step(self.run.spec, self.run.plan)
+
+    @property
+    def plan(self) -> dict[str, Any]:
+        """As resolved, else as submitted; empty where there is none or it is left open."""
+        plan = self.run.plan or self.run.spec.get("plan")
+        return plan if isinstance(plan, dict) else {}
 
     @cached_property
     def may_manage(self) -> bool:
@@ -71,9 +80,14 @@ class Facts:
         """Those that have something to show for this run."""
         names, kind = self.latest, self.run.kind
         trains = kind in ("train", "script")
+        if kind == "benchmark":  # its steps are of many plans: curves of time and memory would mix them
+            own = ("benchmark", "summary", "logs", "config", "history")
+            return [(name, title) for name, title in TAB_TITLES.items() if name in own]
         shown = {
+            "benchmark": False,
             "performance": trains or "step_time_s" in names or "tokens_per_s" in names,
             "memory": kind != "external" or any(name.startswith("memory/") for name in names),
+            "numerics": kind == "train" or any(name.startswith(_NUMERICS) for name in names),
             "system": any(name.startswith("device/") for name in names),
             "checkpoints": kind != "external",
         }
@@ -153,6 +167,9 @@ def actions(run: Any) -> list[dict[str, str]]:
         offered.append(_action("retry", "Retry", "primary", "queues it again, from its newest checkpoint"))
     if state == "running" and run.kind == "train":
         offered.append(_action("checkpoint", "Checkpoint now", "", "saves a checkpoint at the next step"))
+        offered.append(_action("profile", "Profile now", "", "torch's profiler over the next step, as artifacts"))
+        says = "what holds memory in the next step, as artifacts"
+        offered.append(_action("memory-snapshot", "Memory snapshot", "", says))
     if state in ("queued", "starting", "running") and ours:
         offered.append(_action("pause", "Pause", "", "saves a checkpoint and leaves its devices"))
     if ours:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from django.urls import URLPattern, path
 
-from webui.views import gallery, overview, run, run_actions
+from webui.views import fork, gallery, overview, run, run_actions
 
 urlpatterns: list[URLPattern] = [
     path("", overview.overview, name="overview"),
@@ -12,6 +12,9 @@ urlpatterns: list[URLPattern] = [
     path("runs/<int:id>/", run.run, name="run"),
     path("runs/<int:id>/pulse/", run.pulse, name="run-pulse"),
     path("runs/<int:id>/beside/", run.beside, name="run-beside"),
+    path("runs/<int:id>/heat/", run.heat, name="run-heat"),
+    path("runs/<int:id>/timeline/", run.timeline, name="run-timeline"),
     path("runs/<int:id>/act/", run_actions.act, name="run-act"),
+    path("runs/<int:id>/fork/", fork.fork, name="run-fork"),
     path("gallery/", gallery.gallery, name="gallery"),
 ]

@@ -2,21 +2,34 @@
 
 from __future__ import annotations
 
+import gzip
 from collections.abc import AsyncIterator, Iterator, Mapping
 from typing import Any
 
 from asgiref.sync import sync_to_async
 from django.core.handlers.asgi import ASGIRequest
 from django.http import HttpRequest, HttpResponse, StreamingHttpResponse
+from django.utils.cache import patch_vary_headers
 
 from orchestrator.common import live
 
 JSON = "application/json; charset=utf-8"
+_LARGE = 2**16
 
 
 def json_answer(body: Any, *, status: int = 200, headers: Mapping[str, str] | None = None) -> HttpResponse:
     """Numbers that are not finite become "NaN", "Infinity", "-Infinity"."""
     return HttpResponse(live.dumps(body), status=status, content_type=JSON, headers=headers)
+
+
+def packed(request: HttpRequest, answer: HttpResponse) -> HttpResponse:
+    """The answer as gzip where it is large and the asker takes it; for numbers alone, which hold nobody's secret."""
+    if len(answer.content) < _LARGE or "gzip" not in request.headers.get("Accept-Encoding", ""):
+        return answer
+    answer.content = gzip.compress(answer.content, 3)
+    answer["Content-Encoding"] = "gzip"
+    patch_vary_headers(answer, ["Accept-Encoding"])
+    return answer
 
 
 def streamed(request: HttpRequest, parts: Iterator[bytes], content_type: str) -> StreamingHttpResponse:

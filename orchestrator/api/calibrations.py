@@ -16,7 +16,7 @@ from orchestrator.api.paging import Page, paged_query
 from orchestrator.api.problems import invalid
 from orchestrator.api.schemas import CalibrationOut, DeviceTypeOut, PageOf
 from orchestrator.planner import selectors, services
-from orchestrator.telemetry.outcome import measurement_line
+from orchestrator.telemetry.outcome import measurement_lines
 from workers.contracts.base import Contract
 from workers.contracts.devices import Device
 
@@ -32,7 +32,9 @@ class NewCalibration(Contract):
     measurements: Annotated[
         list[dict[str, Any]], Field(max_length=MOST, description="request lines with `measured`")
     ] = []
-    runs: Annotated[list[int | str], Field(max_length=MOST, description="numbers of training runs that ended")] = []
+    runs: Annotated[
+        list[int | str], Field(max_length=MOST, description="numbers of training runs and benchmarks that ended")
+    ] = []
     onto: Annotated[int | str | None, Field(description="an existing calibration to add to")] = None
     default: Annotated[bool, Field(description="let predictions of runs on this kind of device rest on it")] = False
 
@@ -54,10 +56,10 @@ def calibration_create(request: HttpRequest, body: NewCalibration) -> Any:
     who = user(request)
     lines = [dict(line) for line in body.measurements]
     for place, id in enumerate(body.runs):
-        line = measurement_line(run=run_of(request, _number(id, f"runs.{place}")))
-        if isinstance(line, str):
-            raise invalid(f"runs.{place}", line, "training runs that logged their steps")
-        lines.append(line)
+        found = measurement_lines(run=run_of(request, _number(id, f"runs.{place}")))
+        if isinstance(found, str):
+            raise invalid(f"runs.{place}", found, "training runs that logged their steps, or benchmarks")
+        lines += found
     made = services.calibration_add(
         by=who, name=body.name, measurements=lines, default=body.default,
         devices=selectors.own_devices(user=who),

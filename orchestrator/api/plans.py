@@ -8,7 +8,7 @@ from django.http import HttpRequest, HttpResponse
 from ninja import Router
 from pydantic import ConfigDict, Field
 
-from orchestrator.api.answers import json_answer
+from orchestrator.api.answers import json_answer, packed
 from orchestrator.api.auth import needs, user
 from orchestrator.api.idempotency import creates
 from orchestrator.api.lookup import saved_plan_of
@@ -40,6 +40,14 @@ CalibrationId = Annotated[
     int | str | None,
     Field(description='number or name; the device\'s default one where it is left out, "none" for none'),
 ]
+Explain = Annotated[
+    bool | str | list[str],
+    Field(
+        description="true: a tree {name, value, unit, formula, inputs, source} in place of every number, 2 MB a plan; "
+        "the name of a number, or several: their trees alone, under `explained`"
+    ),
+]
+ExplainDepth = Annotated[int | None, Field(description="levels of the trees; left out: down to what is given")]
 
 
 class Scenery(Contract):
@@ -52,9 +60,8 @@ class Scenery(Contract):
     workload: Workload = None
     framework: Framework = None
     calibration: CalibrationId = None
-    explain: Annotated[bool, Field(description="trees {name, value, unit, formula, inputs, source} for numbers")] = (
-        False
-    )
+    explain: Explain = False
+    explain_depth: ExplainDepth = None
 
 
 class Estimate(Scenery):
@@ -101,21 +108,24 @@ def estimate(request: HttpRequest, body: Estimate) -> HttpResponse:
     try:
         told = desk.estimate(
             user=user(request), lines=lines, calibration=body.calibration, explain=body.explain,
-            strict=body.requests is None,
+            explain_depth=body.explain_depth, strict=body.requests is None,
         )  # fmt: skip
     except BadRequest as error:
         raise Invalid(error.problems) from None
-    return json_answer(told[0] if body.requests is None else {"answers": told})
+    return packed(request, json_answer(told[0] if body.requests is None else {"answers": told}))
 
 
 @router.post("/search", response=SearchOut, auth=needs("read"), summary="The best of all legal plans")
 def search(request: HttpRequest, body: Search) -> HttpResponse:
     """Enumerates, prunes, times and ranks; `pareto` are positions in `plans` that no other plan beats in everything."""
     try:
-        told = desk.search(user=user(request), request=_line(body), calibration=body.calibration, explain=body.explain)
+        told = desk.search(
+            user=user(request), request=_line(body), calibration=body.calibration, explain=body.explain,
+            explain_depth=body.explain_depth,
+        )  # fmt: skip
     except BadRequest as error:
         raise Invalid(error.problems) from None
-    return json_answer(told)
+    return packed(request, json_answer(told))
 
 
 @router.post("/export", response=ExportOut, auth=needs("read"), summary="A plan as another engine's configuration")
@@ -166,6 +176,6 @@ def plan_delete(request: HttpRequest, id: int) -> HttpResponse:
 
 def _line(body: Contract) -> dict[str, Any]:
     found = body.model_dump(exclude_unset=True)
-    for key in ("calibration", "explain", "requests"):
+    for key in ("calibration", "explain", "explain_depth", "requests"):
         found.pop(key, None)
     return found

@@ -16,6 +16,7 @@ from ninja.operation import Operation
 
 from orchestrator.api import (
     audit,
+    benchmarks,
     calibrations,
     door,
     events,
@@ -90,6 +91,7 @@ for _prefix, _router in (
     ("/v1/runs", runs.router),
     ("/v1/runs", ingest.router),
     ("/v1/runs", series.router),
+    ("/v1/runs", benchmarks.router),
     ("/v1/experiments", experiments.router),
     ("/v1/events", events.router),
     ("/v1/queue", queue.router),

@@ -59,7 +59,13 @@ class Clone(Contract):
 
 
 class Fork(Clone):
-    step: Annotated[int, Field(ge=0, description="of a checkpoint of this run")]
+    step: Annotated[int, Field(ge=0, description="of a checkpoint that this run keeps")]
+    name: Annotated[str, Field(max_length=160, description="the parent's name and step where it is left out")] = ""
+    force: Annotated[bool, Field(description="fork although the plan is predicted not to fit")] = False
+
+
+class Retry(Contract):
+    step: Annotated[int | None, Field(ge=0, description="rewind to this checkpoint; the newest where left out")] = None
 
 
 @router.post("", response={201: RunOut}, auth=needs("runs"), summary="Submit a run")
@@ -121,13 +127,32 @@ def run_resume(request: HttpRequest, id: int) -> Any:
 
 
 @router.post("/{int:id}/retry", response=RunOut, auth=needs("runs"), summary="Queue an ended run for another attempt")
-def run_retry(request: HttpRequest, id: int) -> Any:
-    return _act(request, id, services.run_retry)
+def run_retry(request: HttpRequest, id: int, body: Retry | None = None) -> Any:
+    """With a step, rewinds: it goes on from that checkpoint, and what it did after it is given up."""
+    if body is None or body.step is None:
+        return _act(request, id, services.run_retry)
+    made = services.run_rewind(run=run_of(request, id), by=user(request), step=body.step)
+    return selectors.run_answer(made)
 
 
 @router.post("/{int:id}/checkpoint", response=RunOut, auth=needs("runs"), summary="Save a checkpoint now")
 def run_checkpoint(request: HttpRequest, id: int) -> Any:
     return _act(request, id, services.run_checkpoint)
+
+
+@router.post("/{int:id}/profile", response=RunOut, auth=needs("runs"), summary="Profile the next step")
+def run_profile(request: HttpRequest, id: int) -> Any:
+    """torch's profiler over one step, of a rank of each pipeline place: artifacts, and `profile_saved` events."""
+    return _act(request, id, services.run_profile)
+
+
+@router.post("/{int:id}/memory-snapshot", response=RunOut, auth=needs("runs"), summary="See what holds memory")
+def run_memory_snapshot(request: HttpRequest, id: int) -> Any:
+    """Over one step, of a rank of each pipeline place: artifacts, and `memory_profile` events with its peak by kind.
+
+    By torch's MemTracker on a CPU; on a GPU the allocator's counters, and its history for pytorch.org/memory_viz.
+    """
+    return _act(request, id, services.run_memory_snapshot)
 
 
 @router.post("/{int:id}/clone", response={201: RunOut}, auth=needs("runs"), summary="The same again, as a new run")
@@ -140,7 +165,11 @@ def run_clone(request: HttpRequest, id: int, body: Clone | None = None) -> Any:
 @router.post("/{int:id}/fork", response={201: RunOut}, auth=needs("runs"), summary="A new run from a checkpoint")
 @creates(RunOut, location=LOCATION)
 def run_fork(request: HttpRequest, id: int, body: Fork) -> Any:
-    made = services.run_fork(run=run_of(request, id), by=user(request), step=body.step, changes=body.spec)
+    """The spec changes as a merge patch (RFC 7396), its plan too; 422 tells which steps are kept."""
+    made = services.run_fork(
+        run=run_of(request, id), by=user(request), step=body.step, changes=body.spec, name=body.name.strip() or None,
+        force=body.force,
+    )  # fmt: skip
     return selectors.run_answer(made)
 
 

@@ -310,6 +310,7 @@ class EstimateOut(Schema):
     problems: list[dict[str, str]] = Field([], description="[{field, says, try}] of an illegal plan")
     fits: bool | None = None
     memory: dict[str, Any] | None = Field(None, description="bytes by category on the worst pipeline rank, and totals")
+    host: dict[str, Any] | None = Field(None, description="bytes that offloading puts into a host's memory, a device")
     step_time_s: Any = None
     step_time_low_s: Any = Field(None, description="with step_time_high_s an 80% interval")
     step_time_high_s: Any = None
@@ -320,6 +321,11 @@ class EstimateOut(Schema):
     hfu: Any = None
     bubble_fraction: Any = None
     comm: dict[str, Any] | None = Field(None, description="bytes a device and step, by kind of parallelism")
+    collectives: dict[str, Any] | None = Field(
+        None, description="bytes a rank hands to each kind of collective; null where these are not counted"
+    )
+    notes: list[str] = Field([], description="what to know before taking the plan")
+    explained: dict[str, Any] | None = Field(None, description="trees of the numbers that `explain` names")
     usd_per_billion_tokens: Any = None
     days: Any = Field(None, description="for workload.tokens, null without them")
     calibration: str | None = None
@@ -336,6 +342,9 @@ class SearchOut(Schema):
     plans: list[dict[str, Any]] = Field(description="[{plan, …the answer}], best first")
     pareto: list[int] = Field(description="positions in `plans`")
     rejected: dict[str, int] = Field(description="how many plans were left out, by reason")
+    notes: list[str] = Field([], description="what the search left out, and what to know of its plans")
+    closest: dict[str, Any] | None = Field(None, description="where nothing fits: the plan that needs least")
+    advice: list[dict[str, Any]] | None = Field(None, description="and single changes that would make one fit")
 
 
 class ExportOut(Schema):

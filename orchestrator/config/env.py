@@ -59,6 +59,7 @@ class Env:
     node_silent_s: float = _setting(15.0, float, "no heartbeat for so long: the node is silent, nothing fails yet")
     node_lost_s: float = _setting(90.0, float, "no heartbeat for so long: the node is lost, its attempts end as lost")
     launch_timeout_s: float = _setting(120.0, float, "an assigned attempt that nobody launched for so long is lost")
+    hang_s: float = _setting(300.0, float, "a training without progress for so long ends as hang, and is tried again")
     external_silent_s: float = _setting(1800.0, float, "an external run without a word for so long has ended")
     tick_s: float = _setting(2.0, float, "the scheduler's timer; events wake it sooner")
     cancel_grace_s: float = _setting(10.0, float, "between the asking and the killing of a cancelled attempt")
@@ -113,6 +114,7 @@ OTHER_VARIABLES = {
     "ORRERY_RESUME",
     "ORRERY_CHECKPOINTS",
     "ORRERY_PG_TIMEOUT_S",
+    "ORRERY_SCRATCH",
     "ORRERY_URL",
     "ORRERY_TOKEN",
     "ORRERY_SPOOL",

@@ -5,25 +5,24 @@ Joins what the other files compute. Knows no formula, no Django, no files but th
 
 from __future__ import annotations
 
+import difflib
 import math
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, cast
 
-from pydantic import ValidationError
-
 # imported for their terms as well
 from orchestrator.planner import activations, communication, compute, cost, flops, memory, states, steptime  # noqa: F401
 from orchestrator.planner.advice import advise_search
-from orchestrator.planner.answers import answers, explained, refused
+from orchestrator.planner.answers import answers, chosen_trees, explained, is_term, refused
 from orchestrator.planner.auto import choose
 from orchestrator.planner.axes import divisors
 from orchestrator.planner.inputs import Request, table_of
 from orchestrator.planner.interchange import KINDS, Exported, Inexpressible
 from orchestrator.planner.interchange import export as write_export
-from orchestrator.planner.intervals import bounds
-from orchestrator.planner.notes import warnings
+from orchestrator.planner.intervals import bounds, extrapolations
+from orchestrator.planner.notes import of_plans, warnings
 from orchestrator.planner.parameters import columns_for
 from orchestrator.planner.requests import (
     SCENE_KEYS,
@@ -32,6 +31,7 @@ from orchestrator.planner.requests import (
     Choices,
     Scene,
     read,
+    read_cluster,
     read_scene,
     read_shape,
     unknown_keys,
@@ -40,10 +40,9 @@ from orchestrator.planner.requests import (
 from orchestrator.planner.search import Objective, SearchResult
 from orchestrator.planner.search import search as run_search
 from orchestrator.planner.serving.answer import serving as answer_serving
-from orchestrator.planner.terms import Table
+from orchestrator.planner.terms import TERMS, Table
 from workers.contracts.base import Problem, Refused, problem
 from workers.contracts.cluster import ClusterSpec
-from workers.contracts.model import ModelSpec
 from workers.contracts.plan import ParallelPlan
 
 if TYPE_CHECKING:
@@ -53,25 +52,52 @@ _CELLS = 2**21  # (S, n) cells a table at most: 16 MiB a column
 _MOST_TP = 64
 _SEARCH_KEYS = (*SCENE_KEYS, "fix", "objective", "top")
 _TOP, MOST_TOP = 20, 200
-_TOP_EXPLAINED, MOST_EXPLAINED = 3, 10  # the trees of one plan are 2 MB
+_TOP_EXPLAINED, MOST_EXPLAINED = 3, 10  # all trees of one plan are 2 MB
+_MOST_NAMES = 24
+
+
+@dataclass(frozen=True)
+class Trees:
+    """Which numbers to explain and how deep: all in place (no `names`), or some beside the answer, `explained`."""
+
+    names: tuple[str, ...] = ()
+    depth: int | None = None
+
+
+def trees(explain: Any, depth: Any = None) -> Trees | None:
+    """What `explain` (true, a number's name, or several) and `explain_depth` ask for. Raises BadRequest."""
+    if depth is not None and (type(depth) is not int or not 0 <= depth <= 100):
+        raise BadRequest([problem("explain_depth", f"{str(depth)[:40]} is not a number of levels from 0 to 100", "1")])
+    if explain is None or isinstance(explain, bool):
+        return Trees((), depth) if explain else None
+    names = [explain] if isinstance(explain, str) else explain
+    if not isinstance(names, Sequence) or not 1 <= len(names) <= _MOST_NAMES:
+        says = f"explain is true, the name of a number, or 1 to {_MOST_NAMES} names"
+        raise BadRequest([problem("explain", says, '"step_time_s"')])
+    for name in names:
+        if not isinstance(name, str) or not is_term(name):
+            near = difflib.get_close_matches(str(name), TERMS.terms, n=3, cutoff=0.5) or ["step_time_s", "total_bytes"]
+            raise BadRequest([problem("explain", f"{str(name)[:60]!r} is no number of the planner", ", ".join(near))])
+    return Trees(tuple(dict.fromkeys(names)), depth)
 
 
 def estimate(
     lines: Iterable[Any],
     *,
     calibration: Calibration | None = None,
-    explain: bool = False,
+    explain: Trees | None = None,
     choices: Choices | None = None,
 ) -> list[dict[str, Any]]:
     """An answer line for each request line, in their order (INTERFACES section 4). Never raises for bad input.
 
-    A line is an object, or a Problem where it could not even be parsed. With `explain` numbers are trees.
+    A line is an object, or a Problem where it could not even be parsed. With `explain` numbers are trees, or some have
+    theirs under `explained`.
     """
     return of_asked([read_one(line, choices, calibration) for line in lines], calibration=calibration, explain=explain)
 
 
 def of_asked(
-    asked: Sequence[Asked], *, calibration: Calibration | None = None, explain: bool = False
+    asked: Sequence[Asked], *, calibration: Calibration | None = None, explain: Trees | None = None
 ) -> list[dict[str, Any]]:
     """The same for lines that were read before."""
     found: list[dict[str, Any]] = [refused(each.id, each.problems) for each in asked]
@@ -84,19 +110,29 @@ def of_asked(
 
 
 def of_requests(
-    requests: Sequence[Request], *, calibration: Calibration | None = None, explain: bool = False
+    requests: Sequence[Request], *, calibration: Calibration | None = None, explain: Trees | None = None
 ) -> list[dict[str, Any]]:
     """The same for requests that are known to be legal; their ids are text."""
     return of_table(table_with(requests, calibration), requests, calibration, explain=explain) if requests else []
 
 
 def of_table(
-    table: Table, requests: Sequence[Request], calibration: Calibration | None = None, *, explain: bool = False
+    table: Table, requests: Sequence[Request], calibration: Calibration | None = None, *, explain: Trees | None = None
 ) -> list[dict[str, Any]]:
     """The same from the plans' own table, which must hold every pipeline stage."""
     low, high = bounds(table, requests, calibration)
     told = answers(table, [each.id for each in requests], low, high)
-    return [explained(table, row, answer) for row, answer in enumerate(told)] if explain else told
+    far = extrapolations(table, requests, calibration)
+    notes = [[*said, *filter(None, [more])] for said, more in zip(of_plans(requests, table), far, strict=True)]
+    told = [{**answer, "notes": said} for answer, said in zip(told, notes, strict=True)]
+    if explain is None:
+        return told
+    if explain.names:
+        return [
+            {**answer, "explained": chosen_trees(table, row, answer, explain.names, explain.depth)}
+            for row, answer in enumerate(told)
+        ]
+    return [explained(table, row, answer, explain.depth) for row, answer in enumerate(told)]
 
 
 def table_with(requests: Sequence[Request], calibration: Calibration | None = None) -> Table:
@@ -116,7 +152,7 @@ def search(
     request: Any,
     *,
     calibration: Calibration | None = None,
-    explain: bool = False,
+    explain: Trees | None = None,
     choices: Choices | None = None,
     front: bool = False,
 ) -> dict[str, Any]:
@@ -127,7 +163,7 @@ def search(
     Raises BadRequest with a sentence for each wrong field.
     """
     started = time.perf_counter()
-    asked = _question(request, choices or Choices(), explain)
+    asked = _question(request, choices or Choices(), explain is not None)
     scene = asked.scene
     parameters = columns_for([scene.request(ParallelPlan())], calibration)
     try:
@@ -139,9 +175,10 @@ def search(
     most = asked.top if explain or (not front and request.get("top") is not None) else None
     answer: dict[str, Any] = {
         "enumerated": found.enumerated, "legal": found.legal, "fit": found.fit, "seconds": 0.0,
-        "plans": _ranked(scene, found, calibration, most=most, explained=explain),
+        "plans": _ranked(scene, found, calibration, most=most, explain=explain),
         "pareto": [place for place in found.pareto if most is None or place < most],
-        "rejected": found.rejected, "notes": [*found.notes, *warnings(found.requests[: asked.top], parameters)],
+        "rejected": found.rejected,
+        "notes": [*found.notes, *warnings(found.requests[: asked.top], found.table), *_of_best(found, calibration)],
         "problems": [item.model_dump(by_alias=True) for item in found.problems],
     }  # fmt: skip
     if found.closest is not None:
@@ -150,6 +187,14 @@ def search(
         answer["advice"] = [each.to_dict() for each in advise_search(scene, asked.fix, calibration)]
     answer["seconds"] = round(time.perf_counter() - started, 6)
     return answer
+
+
+def _of_best(found: SearchResult, calibration: Calibration | None) -> list[str]:
+    """That the time of the best plan is extrapolated, where it is."""
+    if found.table is None or not found.requests:
+        return []
+    said = extrapolations(found.table.take(slice(0, 1)), found.requests[:1], calibration)
+    return [f"Number 1: {each[0].lower()}{each[1:]}" for each in said if each]
 
 
 @dataclass(frozen=True)
@@ -183,14 +228,14 @@ def _question(request: Any, choices: Choices, explain: bool) -> _Question:
 
 
 def _ranked(
-    scene: Scene, found: SearchResult, calibration: Calibration | None, *, most: int | None, explained: bool
+    scene: Scene, found: SearchResult, calibration: Calibration | None, *, most: int | None, explain: Trees | None
 ) -> list[dict[str, Any]]:
-    """The plans' answers, best first, at most so many; `explained` as trees."""
+    """The plans' answers, best first, at most so many."""
     if found.table is None:
         return []
     requests = found.requests[:most]
     table = found.table.take(slice(0, len(requests)))
-    told = of_table(table, requests, calibration, explain=explained)
+    told = of_table(table, requests, calibration, explain=explain)
     plans = [{"plan": used.plan.to_dict(), **answer} for used, answer in zip(requests, told, strict=True)]
     for rank, (answer, used) in enumerate(zip(plans, requests, strict=True), 1):
         answer["id"] = str(rank)
@@ -228,27 +273,26 @@ def serving(request: Any, *, explain: bool = False, choices: Choices | None = No
         raise BadRequest([problem("", "a serving question is a JSON object", '{"model": "llama3-8b", ...}')])
     request = without_comments(request)
     model, problems = read_shape(request.get("model"), files=bool(choices and choices.files))
-    if model is None:
+    cluster, device, more = read_cluster(request.get("cluster"), choices.devices if choices else {})
+    problems += more + (unknown_keys({"device": 0}, ("cluster.device",)) if "device" in request else [])
+    if model is None or cluster is None or problems:
         raise BadRequest(problems)
     given = {key: value for key, value in request.items() if key not in ("id", "source")}
-    told = answer_serving({**given, **_spread(given, model), "model": model}, explained=explain)
+    given |= {"model": model, "cluster": cluster, "device": device}
+    told = answer_serving({**given, **_spread(given, cluster)}, explained=explain)
     if not told["ok"]:
         raise BadRequest([_problem(each) for each in told["problems"]])
     return {"id": request.get("id"), **told}
 
 
-def _spread(given: Mapping[str, Any], model: ModelSpec) -> dict[str, int]:
+def _spread(given: Mapping[str, Any], cluster: ClusterSpec) -> dict[str, int]:
     """Where nobody says how to lay the model out: the fewest devices of a node that hold it, copied over the rest."""
     if any(name in given for name in ("tp", "pp", "replicas")):
-        return {}
-    try:
-        cluster = ClusterSpec.from_dict(given.get("cluster") or {})
-    except (ValidationError, TypeError, ValueError):
         return {}
     best = {}
     for tp in (each for each in divisors(cluster.devices_per_node) if each <= _MOST_TP):
         layout = {"tp": tp, "replicas": cluster.devices // tp}
-        told = answer_serving({**given, **layout, "model": model})
+        told = answer_serving({**given, **layout})
         if told["ok"]:
             best = layout
             if told["fits"]:

@@ -9,22 +9,13 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-import numpy as np
-from numpy.typing import NDArray
-
+from orchestrator.planner.basis import Basis
 from orchestrator.planner.terms import Table
-
-Floats = NDArray[np.float64]
 
 VERSION = 1
 # what belongs to a device more than to the framework that drives it
 OF_DEVICE = ("gemm_efficiency", "memory_efficiency", "intra_efficiency", "inter_efficiency", "intra_latency_s",
              "inter_latency_s")  # fmt: skip
-# what is told as extrapolation where a plan leaves it behind, in the words of a person
-RANGES = {
-    "hidden": "hidden size", "layers": "layers", "seq_len": "sequence length", "rank_tokens": "tokens of a micro-batch",
-    "devices": "devices", "tp": "tp", "pp": "pp", "dp": "dp", "cp": "cp", "ep": "ep", "zero": "zero",
-}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -32,7 +23,8 @@ class Group:
     """What was fitted for one device and framework.
 
     `values` of all parameters; `covariance` of the log of those `names` that step times rest on; `points`, `noise` and
-    `weights` of the correction, its `scale` in log, how much `widening` intervals need; `ranges` of what was measured.
+    `weights` of the correction, its `scale` in log, how much `widening` intervals need near the runs, and the error
+    `far` from them in log; `ranges` and `kinds` of what was measured (`basis`).
     """
 
     device: str
@@ -47,17 +39,15 @@ class Group:
     weights: list[float] = field(default_factory=list)
     scale: float = 0.0
     widening: float = 1.0
+    far: float = 0.05
     ranges: dict[str, list[float]] = field(default_factory=dict)
+    kinds: dict[str, list[int]] = field(default_factory=dict)
     weighed: int = 0
     memory_spread: float = 0.0
 
-    def outside(self, table: Table) -> dict[str, Floats]:
-        """By what name, how many doublings each plan lies beyond the measured runs, `(n,)`."""
-        found = {}
-        for name, (low, high) in self.ranges.items():
-            value = np.maximum(table.column(name), 0.5)
-            found[name] = np.asarray(np.log2(np.maximum(np.maximum(max(low, 0.5) / value, value / max(high, 0.5)), 1)))
-        return found
+    @property
+    def basis(self) -> Basis:
+        return Basis(self.ranges, self.kinds)
 
 
 @dataclass(frozen=True)
@@ -84,12 +74,7 @@ class Calibration:
         own = self.group(device, framework)
         if own is None:
             return [f"no run of {framework} on {device} is in the calibration: default values are used"]
-        return [
-            f"{RANGES[name]} {table.column(name)[row]:g} lies outside the measured {own.ranges[name][0]:g} to "
-            f"{own.ranges[name][1]:g}"
-            for name, far in own.outside(table).items()
-            if far[row] > 0
-        ]
+        return own.basis.says(table, row)
 
     def to_dict(self) -> dict[str, Any]:
         return asdict(self)

@@ -2,6 +2,8 @@
 
 Counted as they are called: an all-reduce by its buffer, an all-gather by its output, a reduce-scatter by its input, a
 broadcast by its tensor, a send by its message. The textbook's volumes (`communication.py`) know nothing of engines.
+Knows no context parallelism, no offloading, no sharded experts or latent attention, and no recomputation of tensor
+parallel blocks: `collectives_known` tells. Of tensor parallelism it counts blocks, not the table's and head's calls.
 """
 
 from __future__ import annotations
@@ -58,45 +60,60 @@ def padded_params(
     return np.ceil(layers / pp) * block_padded_params + np.where(pp > 1, edges, whole)
 
 
+@term("", "1 where torch's own parts send (orrery, fsdp2) and every kind below is counted", "")
+def collectives_known(
+    row_sharded: Any, ranks_sharded: Any, is_mla: Any, is_mfa: Any, experts: Any, cp: Any, offload: Any,
+    tp: Any, recompute: Any,
+) -> Any:  # fmt: skip
+    plain = (is_mla + is_mfa == 0) & (experts == 0)
+    again = (tp > 1) & (recompute > 0)  # what recomputation sends anew
+    known = (row_sharded == 1) & (cp == 1) & (offload == 0) & ~again
+    return np.asarray(known & (plain | (ranks_sharded == 0)), float)
+
+
 @term("", "1 where fully_shard splits the weights: ZeRO 2 or 3 over more than one rank", "")
 def ranks_sharded(zero: Any, dp: Any) -> Any:
     return np.asarray((zero >= 2) & (dp > 1), float)
 
 
-@term("B", "sharded: micro-batches · Ψ · (2 - what stays whole), in the compute dtype",
+@term("B", "sharded: micro-batches · Ψ · (2 - what stays whole), compute dtype; sequence parallel: tp_call_bytes",
       "ZeRO 3 gathers blocks and table again for the backward pass, the head stays; ZeRO 2 gathers once")  # fmt: skip
 def all_gather_bytes(
     ranks_sharded: Any, zero: Any, accumulation: Any, padded_params: Any, layers: Any, pp: Any,
     block_padded_params: Any, table_padded_params: Any, tied: Any, compute_bytes: Any, sequence_parallel: Any,
-    sp_bytes: Any,
+    tp_call_bytes: Any,
 ) -> Any:  # fmt: skip
     again = np.ceil(layers / pp) * block_padded_params + np.where(tied > 0, 0.0, table_padded_params)
     elements = padded_params + np.where(zero >= 3, again, 0.0)
-    return ranks_sharded * accumulation * elements * compute_bytes + sequence_parallel * sp_bytes
+    return ranks_sharded * accumulation * elements * compute_bytes + sequence_parallel * tp_call_bytes
 
 
-@term("B", "sharded: micro-batches · Ψ, in the reduce dtype", "gradients are reduced after every micro-batch")
+@term(
+    "B",
+    "sharded: micro-batches · Ψ, in the reduce dtype; sequence parallel: tp_call_bytes",
+    "gradients are reduced after every micro-batch",
+)
 def reduce_scatter_bytes(
     ranks_sharded: Any, accumulation: Any, padded_params: Any, sharded_reduce_bytes: Any, sequence_parallel: Any,
-    sp_bytes: Any,
+    tp_call_bytes: Any,
 ) -> Any:  # fmt: skip
-    return ranks_sharded * accumulation * padded_params * sharded_reduce_bytes + sequence_parallel * sp_bytes
+    return ranks_sharded * accumulation * padded_params * sharded_reduce_bytes + sequence_parallel * tp_call_bytes
 
 
-@term("B", "copies: Ψ of gradients once a step; hybrid: Ψ / shard each micro-batch; tensor parallel: 4 a layer",
+@term("B", "copies: Ψ of gradients once a step; hybrid: Ψ / shard each micro-batch; tensor parallel: tp_call_bytes",
       "DistributedDataParallel under no_sync; Shoeybi et al. 2019, arXiv 1909.08053, section 3")  # fmt: skip
 def all_reduce_bytes(
     ranks_sharded: Any, dp: Any, dp_replicate: Any, dp_shard: Any, accumulation: Any, padded_params: Any,
-    device_params: Any, sharded_reduce_bytes: Any, sequence_parallel: Any, tp: Any, sp_bytes: Any,
+    device_params: Any, grad_bytes: Any, sharded_reduce_bytes: Any, sequence_parallel: Any, tp: Any, tp_call_bytes: Any,
 ) -> Any:  # fmt: skip
-    copies = (dp > 1) * (1 - ranks_sharded) * device_params * 4.0
+    copies = (dp > 1) * (1 - ranks_sharded) * device_params * grad_bytes
     hybrid = ranks_sharded * (dp_replicate > 1) * accumulation * padded_params / dp_shard * sharded_reduce_bytes
-    return copies + hybrid + (tp > 1) * (1 - sequence_parallel) * sp_bytes
+    return copies + hybrid + (tp > 1) * (1 - sequence_parallel) * tp_call_bytes
 
 
-@term("B", "ZeRO 1: Ψ of updated weights, in fp32", "ZeroRedundancyOptimizer sends each rank's part to all")
-def broadcast_bytes(zero: Any, dp: Any, device_params: Any) -> Any:
-    return np.asarray((zero == 1) & (dp > 1), float) * device_params * 4.0
+@term("B", "ZeRO 1: Ψ of updated weights as they are stored", "ZeroRedundancyOptimizer sends each rank's part to all")
+def broadcast_bytes(zero: Any, dp: Any, device_params: Any, param_bytes: Any) -> Any:
+    return np.asarray((zero == 1) & (dp > 1), float) * device_params * param_bytes
 
 
 @term("parameters", "parameters of a device before ZeRO, its heaviest pipeline stage", "")
@@ -104,11 +121,12 @@ def device_params(stage_params: Any) -> Any:
     return np.max(stage_params, axis=0) if np.ndim(stage_params) > 1 else stage_params
 
 
-@term("B", "micro-batches · layers · 4 · b · s/c · h", "two in the forward, two in the backward pass of a layer")
-def sp_bytes(
-    accumulation: Any, layers: Any, pp: Any, micro_batch: Any, seq_len: Any, cp: Any, hidden: Any, compute_bytes: Any
-) -> Any:
-    return accumulation * np.ceil(layers / pp) * 4 * micro_batch * seq_len / cp * hidden * compute_bytes
+@term("B", "tensor parallel: micro-batches · layers · 4 · b · s/c · h", "two in the forward, two in the backward pass")
+def tp_call_bytes(
+    tp: Any, accumulation: Any, layers: Any, pp: Any, micro_batch: Any, seq_len: Any, cp: Any, hidden: Any,
+    compute_bytes: Any,
+) -> Any:  # fmt: skip
+    return (tp > 1) * accumulation * np.ceil(layers / pp) * 4 * micro_batch * seq_len / cp * hidden * compute_bytes
 
 
 @term("B", "micro-batches · boundaries · b · s/c · h, forward and backward", "one message each way and boundary")
@@ -124,13 +142,15 @@ def send_bytes(
     return (pp > 1) * accumulation * messages * message
 
 
-@term("B", "micro-batches · routing layers · 4 · b · s/c · k · h", "dispatch and combine, forward and backward")
+@term("B", "micro-batches · routing layers · (4 · b · s/c · k · h + 4 bytes · experts); recomputed: 6 and counts twice",
+      "dispatch and combine, forward and backward, counts before; a group's mean, nothing dropped")  # fmt: skip
 def all_to_all_bytes(
     ep: Any, accumulation: Any, moe_layers: Any, pp: Any, micro_batch: Any, seq_len: Any, cp: Any, top_k: Any,
-    hidden: Any, compute_bytes: Any,
+    hidden: Any, compute_bytes: Any, experts: Any, recompute: Any,
 ) -> Any:  # fmt: skip
-    tokens = micro_batch * seq_len / cp * top_k
-    return (ep > 1) * accumulation * np.ceil(moe_layers / pp) * 4 * tokens * hidden * compute_bytes
+    tokens, again = micro_batch * seq_len / cp * top_k, recompute > 0
+    each = (4 + 2 * again) * tokens * hidden * compute_bytes + (1 + again) * 4 * experts
+    return (ep > 1) * accumulation * np.ceil(moe_layers / pp) * each
 
 
 KINDS = ("all_reduce", "all_gather", "reduce_scatter", "broadcast", "all_to_all", "send")

@@ -140,13 +140,15 @@ def kv_bytes(
 
 @term(
     "B",
-    "(cp - 1) x kv_bytes x layers x micro-batches x (1 forward + 2 backward + 1 where recomputed)",
-    "ring attention, arXiv 2310.01889: keys and values go round, in the backward their gradients too",
+    "(cp - 1) x kv_bytes x layers x micro-batches x (2, 1 more where recomputed, ring_grad_bytes / compute_bytes)",
+    "ring attention, arXiv 2310.01889: keys and values go round in both passes, in the backward their gradients too",
 )
 def cp_bytes(
-    cp: Column, kv_bytes: Column, stage_layers: Column, accumulation: Column, recompute: Column
+    cp: Column, kv_bytes: Column, stage_layers: Column, accumulation: Column, recompute: Column,
+    ring_grad_bytes: Column, compute_bytes: Column,
 ) -> Column:  # fmt: skip
-    passes = 3 + ((recompute == RECOMPUTE["full"]) | (recompute == RECOMPUTE["selective"]))
+    again = (recompute == RECOMPUTE["full"]) | (recompute == RECOMPUTE["selective"])
+    passes = 2 + again + ring_grad_bytes / compute_bytes
     return np.asarray((cp - 1) * kv_bytes * stage_layers.max(axis=0) * accumulation * passes)
 
 

@@ -23,7 +23,9 @@ NUGGET = 0.08  # share of the residuals' variance that a second run at the same 
 LIMIT = 0.4  # of a residual, in log: an outlier must not move its neighbours further
 _ODD = 8.0  # times what was expected: from there on a run counts as an odd one, and less
 _ODD_NUGGET = 0.3
+_NEIGHBOURED = 0.2  # share of a run's variance that its neighbours tell, for them to call it odd
 _USUAL = 0.03  # scale of residuals below which runs that agree with formulas do not make others odd
+_PRIOR_RUNS = 3  # of that scale: a few runs do not tell how far others lie from the formulas
 _APART = 1e3
 MOST_POINTS = 256
 
@@ -65,13 +67,15 @@ def likeness(points: Floats, others: Floats) -> Floats:
 @dataclass(frozen=True)
 class Kriging:
     """Distinct `points` (m, k) with `weights` (m,), the share of variance each does not repeat (`noise`), the process'
-    `scale` in log, and of every run its leave-one-out error over what was expected of it (`surprise`)."""
+    `scale` in log; of every run (n,) its leave-one-out error `left_out` in log, and the share of variance that the
+    other runs left `open` there."""
 
     points: Floats
     weights: Floats
     noise: Floats
     scale: float
-    surprise: Floats
+    left_out: Floats
+    open: Floats
 
 
 def krige(points: Floats, residuals: Floats, leverage: Floats) -> Kriging:
@@ -81,13 +85,15 @@ def krige(points: Floats, residuals: Floats, leverage: Floats) -> Kriging:
     left out of the fit. Runs far from what their neighbours say are odd: they count less (a robust kriging).
     """
     alone = residuals / (1 - np.minimum(leverage, 0.7))
-    scale = max(0.01, 1.4826 * float(np.median(np.abs(alone))))
+    usual = np.full(_PRIOR_RUNS, _USUAL / 1.4826)
+    scale = max(0.01, 1.4826 * float(np.median(np.concatenate([np.abs(alone), usual]))))
     near = likeness(points, points)
-    noise, surprise = np.full(len(points), NUGGET), np.zeros(len(points))
+    noise, errors, open_share = np.full(len(points), NUGGET), alone, np.ones(len(points))
     for _ in range(3):
         expected, errors = _left_out(near, noise, np.clip(alone, -LIMIT, LIMIT), alone)
-        surprise = np.abs(errors) / (scale * np.sqrt(np.maximum(expected - noise, 0) + NUGGET))
-        oddness = surprise * min(scale / _USUAL, 1) / _ODD
+        open_share = np.maximum(expected - noise, 0) + NUGGET
+        oddness = np.abs(errors) / (scale * np.sqrt(open_share)) * min(scale / _USUAL, 1) / _ODD
+        oddness = oddness * np.clip((1 + NUGGET - open_share) / _NEIGHBOURED, 0, 1)
         noise = np.where(oddness > 1, NUGGET + _ODD_NUGGET * oddness**2, NUGGET)
     distinct, which, counts = np.unique(points.round(6), axis=0, return_inverse=True, return_counts=True)
     which = which.reshape(-1)
@@ -97,7 +103,7 @@ def krige(points: Floats, residuals: Floats, leverage: Floats) -> Kriging:
         kept = np.sort(np.argsort(-counts, kind="stable")[:MOST_POINTS])
         distinct, mean, precision = distinct[kept], mean[kept], precision[kept]
     weights = np.linalg.solve(likeness(distinct, distinct) + np.diag(1 / precision), mean).astype(np.float64)
-    return Kriging(distinct, weights, np.asarray(1 / precision, float), scale, surprise)
+    return Kriging(distinct, weights, np.asarray(1 / precision, float), scale, errors, open_share)
 
 
 def _left_out(near: Floats, noise: Floats, clipped: Floats, residuals: Floats) -> tuple[Floats, Floats]:

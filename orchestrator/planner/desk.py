@@ -18,16 +18,17 @@ NONE = "none"
 
 
 def estimate(
-    *, user: User, lines: Sequence[Any], calibration: int | str | None = None, explain: bool = False,
-    strict: bool = False,
+    *, user: User, lines: Sequence[Any], calibration: int | str | None = None, explain: Any = False,
+    explain_depth: int | None = None, strict: bool = False,
 ) -> list[dict[str, Any]]:  # fmt: skip
     """Answer lines in the order of the lines, each with the name of the `calibration` it rests on, or None.
 
     `calibration` is a stored one's number or name, "none", or None: each device kind's default one. With `strict` a
     line that cannot even be read raises BadRequest; illegal plans are answered in any case. So do too many lines at
-    once to `explain`.
+    once to `explain`, which is true, or names numbers.
     """
-    if explain and len(lines) > ask.MOST_EXPLAINED:
+    wanted = ask.trees(explain, explain_depth)
+    if wanted and len(lines) > ask.MOST_EXPLAINED:
         says = f"{len(lines)} lines are too many to explain at once, at most {ask.MOST_EXPLAINED} are"
         raise BadRequest([problem("explain", says, "fewer lines, or no explain")])
     choices = choices_of(user)
@@ -40,18 +41,24 @@ def estimate(
         asked = [ask.read_one(lines[place], choices, used) for place in places]
         if strict:
             _readable(asked)
-        told = ask.of_asked(asked, calibration=used, explain=explain)
+        told = ask.of_asked(asked, calibration=used, explain=wanted)
         for place, answer in zip(places, told, strict=True):
             found[place] = {**answer, "calibration": name}
     return found
 
 
 def search(
-    *, user: User, request: Mapping[str, Any], calibration: int | str | None = None, explain: bool = False
+    *,
+    user: User,
+    request: Mapping[str, Any],
+    calibration: int | str | None = None,
+    explain: Any = False,
+    explain_depth: int | None = None,
 ) -> dict[str, Any]:
     """The search answer with the name of the `calibration` it rests on. Raises BadRequest."""
     name, used = calibration_for(user=user, device=_device(request), named=calibration)
-    told = ask.search(request, calibration=used, explain=explain, choices=choices_of(user))
+    wanted = ask.trees(explain, explain_depth)
+    told = ask.search(request, calibration=used, explain=wanted, choices=choices_of(user))
     return {**told, "calibration": name}
 
 

@@ -50,6 +50,21 @@ def cp_forward_s(
     return np.asarray((cp - 1) * np.maximum(wait, intra_latency_s))
 
 
+@term(
+    "s",
+    "the same with twice the attention and, beside keys and values, the sums of their gradients",
+    "ring attention, arXiv 2310.01889; its backward",
+)
+def cp_backward_s(
+    cp: Column, cp_local: Column, kv_bytes: Column, attention_core_s: Column, intra_rate: Column, inter_rate: Column,
+    intra_latency_s: Column, ring_grad_bytes: Column, compute_bytes: Column,
+) -> Column:  # fmt: skip
+    rate = np.where(cp_local < cp, inter_rate, intra_rate)
+    carried = kv_bytes * (1 + ring_grad_bytes / compute_bytes)
+    wait = carried / rate + 2 * intra_latency_s - 2 * attention_core_s / cp
+    return np.asarray((cp - 1) * np.maximum(wait, 2 * intra_latency_s))
+
+
 @term("s", "boundary_bytes / rate + latency; over the network where the pipeline spans nodes")
 def hop_s(
     pp: Column, devices: Column, devices_per_node: Column, boundary_bytes: Column, intra_rate: Column,

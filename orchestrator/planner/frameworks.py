@@ -36,6 +36,7 @@ class Framework:
     parts and gathered again. `selective` recomputes the attention "core", or all but the outputs of "products".
     `cross_entropy_in_place`: the softmax overwrites fp32 logits and their gradient the softmax. `loss_chunks`: pieces
     of a micro-batch whose logits exist one after the other.
+    `ring_grad_dtype`: in which the sums of key and value gradients go round a context-parallel ring (None: compute).
     `scatter_gather`: each tensor rank sends its part of a hidden state to the next stage (arXiv 2104.04473, 4.1).
     `vocab_multiple`: the vocabulary is padded to this times tp. `attention_flops` is a convention for MFU.
     """
@@ -48,6 +49,7 @@ class Framework:
     fused_softmax: bool = True
     params_dtype: str | None = None
     grad_dtype: str | None = None
+    ring_grad_dtype: str | None = None
     master_weights: bool = True
     optimizer: str = "adamw"
     fully_shard: str | None = None
@@ -85,6 +87,7 @@ class Framework:
             "fused_softmax": float(self.fused_softmax),
             "compute_bytes": compute, "param_bytes": stored,
             "grad_bytes": _BYTES[grad_dtype] if grad_dtype else stored,
+            "ring_grad_bytes": _BYTES[self.ring_grad_dtype] if self.ring_grad_dtype else compute,
             "master_bytes": 4.0 if mixed and self.master_weights else 0.0,
             "moment_bytes": _moment_bytes(self.optimizer, 4.0 if self.master_weights or not mixed else stored),
             "reduce_bytes": _BYTES[plan.reduce_dtype] if plan.reduce_dtype else compute,
@@ -130,6 +133,7 @@ FRAMEWORKS = {
         Framework(
             "orrery",
             params_dtype="fp32",
+            ring_grad_dtype="fp32",
             fully_shard="rows",
             greedy_optimizer=True,
             fused_swiglu=False,
@@ -139,6 +143,7 @@ FRAMEWORKS = {
         Framework(
             "fsdp2",
             params_dtype="fp32",
+            ring_grad_dtype="fp32",
             fully_shard="rows",
             fused_swiglu=False,
             regathers_inputs=False,

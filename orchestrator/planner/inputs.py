@@ -15,7 +15,7 @@ from orchestrator.planner.frameworks import Framework
 from orchestrator.planner.terms import Column, Table, given
 from workers.contracts.cluster import ClusterSpec
 from workers.contracts.counts import attention_width, parameter_count
-from workers.contracts.devices import Device
+from workers.contracts.devices import GIB, Device
 from workers.contracts.model import ModelSpec
 from workers.contracts.plan import ParallelPlan
 
@@ -57,11 +57,12 @@ given(
 )  # fmt: skip
 given(
     "B", "framework", "compute_bytes", "param_bytes", "grad_bytes", "master_bytes", "moment_bytes", "reduce_bytes",
-    "sharded_reduce_bytes", "mask_bytes", "mask_bytes_on_cpu",
+    "sharded_reduce_bytes", "ring_grad_bytes", "mask_bytes", "mask_bytes_on_cpu",
 )  # fmt: skip
 given("FLOP/s", "device catalogue", "peak_flops", "wide_peak_flops")
 given("B/s", "device catalogue or cluster", "memory_bandwidth", "intra_bandwidth", "inter_bandwidth")
 given("B", "device catalogue", "capacity_bytes")
+given("B", "cluster: host_gib_per_device", "host_capacity_bytes")
 given("", "cluster", "nodes", "devices_per_node", "usd_per_hour", "power_w", "is_cpu")
 
 
@@ -160,12 +161,13 @@ def plan_columns(plan: ParallelPlan, seq_len: int) -> dict[str, float]:
 def device_columns(entry: Device, cluster: ClusterSpec, precision: str) -> dict[str, float]:
     return {
         "peak_flops": entry.peak(precision) * 1e12,
-        "wide_peak_flops": entry.peak("bf16" if precision == "fp8" else precision) * 1e12,
+        "wide_peak_flops": entry.peak(entry.half if precision == "fp8" else precision) * 1e12,
         "memory_bandwidth": entry.memory_gb_per_s * 1e9,
         "intra_bandwidth": (cluster.intra_node_gb_per_s or entry.intra_node_gb_per_s) * 1e9,
         "inter_bandwidth": (cluster.inter_node_gb_per_s or entry.inter_node_gb_per_s) * 1e9,
         "capacity_bytes": entry.memory_bytes, "nodes": cluster.nodes, "devices_per_node": cluster.devices_per_node,
         "usd_per_hour": entry.usd_per_hour if cluster.usd_per_device_hour is None else cluster.usd_per_device_hour,
+        "host_capacity_bytes": np.inf if cluster.host_gib_per_device is None else cluster.host_gib_per_device * GIB,
         "power_w": entry.power_w, "is_cpu": float(entry.kind == "cpu"),
     }  # fmt: skip
 

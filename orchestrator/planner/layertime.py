@@ -48,11 +48,11 @@ def dense_layer_s(
 )
 def dense_layer_exposed_s(
     dense_layer_s: Column, launch_layer_s: Column, dense_forward_s: Column, dense_backward_s: Column, again_s: Column,
-    recomputed_share: Column, launch_overlap: Column, tp_reduce_s: Column, cp_forward_s: Column,
+    recomputed_share: Column, launch_overlap: Column, tp_reduce_s: Column, cp_forward_s: Column, cp_backward_s: Column,
     sequence_parallel: Column, tp_exposed: Column,
 ) -> Column:  # fmt: skip
     ahead = 2 * tp_reduce_s + cp_forward_s
-    back = (2 + sequence_parallel) * tp_reduce_s * tp_exposed + 2 * cp_forward_s
+    back = (2 + sequence_parallel) * tp_reduce_s * tp_exposed + cp_backward_s
     forward = held(launch_layer_s, dense_forward_s + ahead, launch_overlap) * (1 + recomputed_share)
     return np.asarray(forward + held(launch_layer_s, dense_backward_s + again_s + back, launch_overlap) - dense_layer_s)
 

@@ -18,26 +18,33 @@ FREEDOM = 4.0  # of the t distribution that residuals are taken for: an outlier 
 
 @dataclass(frozen=True)
 class Solution:
-    """Parameters `x` (k,), residuals (n,) and their robust `spread`, the covariance (k, k), and each row's `leverage`:
-    how much of its own residual the fit has taken away, 0 to 1."""
+    """Parameters `x` (k,), residuals (n,) and their robust `spread`, the covariance (k, k), each row's `variance` from
+    it, and its `leverage`: how much of its own residual the fit has taken away, 0 to 1."""
 
     x: Floats
     residuals: Floats
     spread: float
     covariance: Floats
+    variance: Floats
     leverage: Floats
 
 
 def solve(
     residuals: Callable[[Floats], Floats], start: Floats, low: Floats, high: Floats, sigma: Floats, *,
-    floor: float = 0.01, spread: float = 0.05, rounds: int = 40, step: float = 1e-3,
+    floor: float = 0.01, spread: float = 0.05, usual: float = 0.03, usual_rows: float = 4.0, rounds: int = 40,
+    step: float = 1e-3,
 ) -> Solution:  # fmt: skip
     """Minimises sum rho(r(x) / s) + sum ((x - start) / sigma)^2 within bounds.
 
     rho is Student's t with 4 degrees of freedom, as iterated weights 5 / (4 + (r/s)^2): an outlier of 10 s weighs 1/20.
-    s is estimated as it goes, from `spread` down or up, never below `floor`, so that few exact runs outweigh the prior
-    and noisy ones do not.
+    s is estimated as it goes, from `spread` down or up, never below `floor`. `usual` counts as the spread that
+    `usual_rows` rows had before: one run, however exactly it can be met, does not tell what all others do.
     """
+
+    def spread_of(r: Floats) -> float:
+        own, rows = _spread(r, len(start)), r.size
+        return max(floor, float(np.sqrt((rows * own**2 + usual_rows * usual**2) / (rows + usual_rows))))
+
     x, damping = start.copy(), 1e-2
     r = residuals(x)
     jacobian = _jacobian(residuals, x, r, step, low, high)
@@ -63,15 +70,15 @@ def solve(
         shift = float(np.abs(tried - x).max())
         x, r, damping = tried, found, max(damping / 5, 1e-9)
         if turn % 2:
-            spread = max(floor, _spread(r, len(x)))
+            spread = spread_of(r)
         jacobian = _jacobian(residuals, x, r, step, low, high)
         if shift < 1e-4:
             break
-    spread = max(floor, _spread(r, len(x)))
+    spread = spread_of(r)
     weights = (FREEDOM + 1) / (FREEDOM + (r / spread) ** 2) / spread**2
     covariance = np.asarray(np.linalg.inv((jacobian.T * weights) @ jacobian + np.diag(1 / sigma**2)), np.float64)
-    leverage = weights * np.einsum("nk,kl,nl->n", jacobian, covariance, jacobian)
-    return Solution(x, r, spread, covariance, np.clip(leverage, 0.0, 1.0).astype(np.float64))
+    variance = np.asarray(np.einsum("nk,kl,nl->n", jacobian, covariance, jacobian), np.float64)
+    return Solution(x, r, spread, covariance, variance, np.clip(weights * variance, 0.0, 1.0).astype(np.float64))
 
 
 def _cost(r: Floats, x: Floats, start: Floats, sigma: Floats, spread: float) -> float:

@@ -9,6 +9,7 @@ import numpy as np
 
 import orchestrator.planner.activations
 import orchestrator.planner.buffers
+import orchestrator.planner.host
 import orchestrator.planner.memory_parameters
 import orchestrator.planner.states  # noqa: F401  their terms are used by name
 from orchestrator.planner.terms import Column, term
@@ -60,7 +61,7 @@ def headroom_bytes(usable_bytes: Column, total_bytes: Column) -> Column:
     return usable_bytes - total_bytes
 
 
-@term("", "1 where headroom is not negative")
-def fits(headroom_bytes: Column) -> Column:
-    """(n,)."""
-    return np.asarray(headroom_bytes >= 0)
+@term("", "1 where neither the device's headroom nor what its host is to hold says no")
+def fits(headroom_bytes: Column, host_bytes: Column, host_room_bytes: Column) -> Column:
+    """(n,). A host whose memory nobody told holds everything."""
+    return np.asarray((headroom_bytes >= 0) & (host_bytes <= host_room_bytes))

@@ -1,24 +1,30 @@
-"""What a person should know before taking a ranked plan: another algorithm, or memory that no catalogue holds.
+"""What a person should know before taking a plan: another algorithm, a wider precision, memory that nobody told.
 
-Reads predictions of plans that were chosen; knows no formula and ranks nothing.
+Reads plans and what was predicted of them; knows no formula and ranks nothing.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import replace
-from typing import Any
+from collections.abc import Sequence
 
-import numpy as np
-
-from orchestrator.planner.inputs import Request, table_of
+from orchestrator.planner.inputs import Request
+from orchestrator.planner.terms import Table
 from workers.contracts.devices import GIB
 
-_STATES = ("params_bytes", "grads_bytes", "optimizer_bytes")
+
+def of_plans(requests: Sequence[Request], table: Table) -> list[list[str]]:
+    """Sentences on each plan, as they stand in its answer."""
+    holds = table.column("host_bytes")
+    return [
+        [each for each in (_precision(request), _host(request, float(held)), _stale(request), _disk(request)) if each]
+        for request, held in zip(requests, holds, strict=True)
+    ]
 
 
-def warnings(ranked: Sequence[Request], parameters: Mapping[str, Any]) -> list[str]:
-    """Sentences on plans, best first, which they name by their rank. `parameters` as a search's."""
+def warnings(ranked: Sequence[Request], table: Table | None) -> list[str]:
+    """Sentences on ranked plans, best first, which they name by their rank; `table` holds them and perhaps more."""
+    if table is None or not ranked:
+        return []
     notes = []
     stale = [str(place) for place, each in enumerate(ranked, 1) if each.plan.schedule == "pipedream"]
     if stale:
@@ -27,23 +33,62 @@ def warnings(ranked: Sequence[Request], parameters: Mapping[str, Any]) -> list[s
             f"Number {which}: pipedream updates weights with stale gradients, which trains differently from all other "
             "schedules; fix schedule to leave it out."
         )
-    away = (each for each in enumerate(ranked, 1) if each[1].plan.offload in {"optimizer", "all"})
-    for place, request in away:
-        notes.append(
-            f"Number {place} keeps {host_bytes(request, parameters) / GIB:,.0f} GiB of states in the memory of each "
-            "host, which the catalogue does not know: that a plan fits is said of the devices alone."
+    holds = table.column("host_bytes")
+    for place, (request, held) in enumerate(zip(ranked, holds, strict=False), 1):
+        if request.cluster.host_gib_per_device is None and held * _on_node(request) >= GIB:
+            notes.append(
+                f"Number {place} keeps {_of_node(request, float(held))} GiB of states in the memory of each host, "
+                f"which the catalogue does not know: that a plan fits is said of the devices alone. {_SAY_HOST}"
+            )
+            break
+    return [*dict.fromkeys(filter(None, map(_precision, ranked))), *notes]
+
+
+_SAY_HOST = "Say host_gib_per_device of the cluster to have it checked."
+
+
+def _precision(request: Request) -> str:
+    """Empty where the device multiplies in the plan's precision."""
+    asked, entry = request.plan.precision, request.entry
+    used = entry.runs_at(asked)
+    if used == asked:
+        return ""
+    says = f"{entry.name} does not multiply in {asked}: time and MFU are counted at its {used} peak, "
+    return f"{says}{entry.peak(used):g} TFLOP/s, which is the most that this plan can reach there."
+
+
+def _host(request: Request, held: float) -> str:
+    if held * _on_node(request) < GIB:  # no host lacks that
+        return ""
+    if request.entry.kind == "cpu":
+        return "On a CPU the device is the host: what is offloaded stays in the same memory."
+    all_, has = _of_node(request, held), request.cluster.host_gib_per_device
+    if has is None:
+        return (
+            f"It keeps {all_} GiB of states in the memory of each host, which nobody told: that it fits is said of the "
+            f"devices alone. {_SAY_HOST}"
         )
-        break
-    return notes
+    if held > has * GIB:
+        room = has * _on_node(request)
+        return f"Each host would have to hold {all_} GiB of states and has {room:,.0f} GiB for them."
+    return ""
 
 
-def host_bytes(request: Request, parameters: Mapping[str, Any]) -> float:
-    """Bytes that a node's host holds for all its devices: states that are on them without offloading and not with it.
+def _disk(request: Request) -> str:
+    if request.plan.offload != "nvme":
+        return ""
+    return "All its states lie on each node's disks, whose size nobody told."
 
-    Of the pipeline rank that holds most; staging buffers aside.
-    """
-    here = replace(request, plan=request.plan.model_copy(update={"offload": "none"}))
-    table = table_of([here, request], parameters)
-    held = np.sum([np.atleast_2d(table.column(name)) for name in _STATES], axis=0)
-    devices = min(request.plan.world_size, request.cluster.devices_per_node)
-    return float((held[:, 0] - held[:, 1]).max()) * devices
+
+def _stale(request: Request) -> str:
+    if request.plan.schedule != "pipedream" or request.plan.pp == 1:
+        return ""
+    return "pipedream updates weights with stale gradients, which trains differently from all other schedules."
+
+
+def _of_node(request: Request, held: float) -> str:
+    return f"{held * _on_node(request) / GIB:,.0f}"
+
+
+def _on_node(request: Request) -> int:
+    return min(request.plan.world_size, request.cluster.devices_per_node)

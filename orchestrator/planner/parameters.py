@@ -5,7 +5,7 @@ Holds values and spreads them to columns; fits nothing.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -13,7 +13,7 @@ import numpy as np
 
 from orchestrator.planner.correction import LENGTHS, columns
 from orchestrator.planner.profiles import profile
-from orchestrator.planner.terms import Column, given
+from orchestrator.planner.terms import Column, Table, given
 from workers.contracts.devices import Device
 
 if TYPE_CHECKING:
@@ -113,3 +113,17 @@ def columns_for(requests: Sequence[Request], calibration: Calibration | None = N
     if len(pairs) <= 1:
         return {name: np.asarray(value) for each in values for name, value in each.items()} | corrections
     return {name: np.array([values[key][name] for key in keys]) for name in PARAMETERS} | corrections
+
+
+def fixed_columns(table: Table, term: str, moved: Collection[str]) -> dict[str, Any]:
+    """The table's columns and every term under `term` that no parameter of `moved` moves, computed once."""
+    known: dict[str, bool] = {}
+
+    def moves(name: str) -> bool:
+        if name not in known:
+            inputs = () if table.is_given(name) else table.registry.terms[name].inputs
+            known[name] = name in moved or any([moves(each) for each in inputs])
+        return known[name]
+
+    moves(term)
+    return {name: table[name] for name, moving in known.items() if not moving}

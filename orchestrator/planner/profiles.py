@@ -6,6 +6,10 @@ A pair without published runs takes its device's generation.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
+from orchestrator.planner.basis import RANGES, Basis
+from orchestrator.planner.inputs import PRECISION, RECOMPUTE, SCHEDULE
 from orchestrator.planner.memory_profiles import MEMORY_PROFILES
 from workers.contracts.devices import Device
 
@@ -71,6 +75,60 @@ _PAIRS: dict[tuple[str, str], dict[str, float]] = {
     },
 }  # fmt: skip
 
+
+@dataclass(frozen=True)
+class Published:
+    """The runs that a pair's values were set with: how far they lie from it in log, and what they cover."""
+
+    spread: float
+    basis: Basis
+
+
+_BF16, _FP8 = PRECISION["bf16"], PRECISION["fp8"]
+_NONE, _SELECTIVE, _FULL = RECOMPUTE["none"], RECOMPUTE["selective"], RECOMPUTE["full"]
+_1F1B, _INTERLEAVED = SCHEDULE["1f1b"], SCHEDULE["interleaved_1f1b"]
+
+
+def _published(
+    spread: float, *, recompute: tuple[int, ...], flash: bool, schedule: tuple[int, ...] = (_1F1B,),
+    precision: tuple[int, ...] = (_BF16,), **ranges: tuple[float, float],
+) -> Published:  # fmt: skip
+    """A range that is not named is that of one device: (1, 1)."""
+    named = {name: list(ranges.get(name, (1.0, 1.0))) for name in RANGES}
+    kinds = {"attention": [int(flash)], "experts": [0], "recompute": [*recompute], "offload": [0],
+             "schedule": [*schedule], "precision": [*precision]}  # fmt: skip
+    return Published(spread, Basis(named, kinds))
+
+
+_BASES: dict[tuple[str, str], Published] = {
+    ("megatron-deepspeed", "ampere"): _published(
+        0.08, recompute=(_FULL,), flash=False, hidden=(1024, 14336), layers=(12, 106), seq_len=(1024, 2048),
+        rank_tokens=(1024, 131072), devices=(2, 512), tp=(1, 16), pp=(1, 48), dp=(1, 64), zero=(0, 1),
+    ),
+    ("megatron", "ampere"): _published(
+        0.08, recompute=(_SELECTIVE, _FULL), flash=False, schedule=(_1F1B, _INTERLEAVED), hidden=(3072, 20480),
+        layers=(30, 105), seq_len=(2048, 2048), rank_tokens=(2048, 2048), devices=(64, 2520), tp=(2, 8), pp=(1, 35),
+        dp=(1, 32), zero=(0, 0),
+    ),
+    ("megatron", "blackwell"): _published(
+        0.05, recompute=(_NONE,), flash=True, hidden=(8192, 16384), layers=(4, 12), seq_len=(4096, 131072),
+        rank_tokens=(4096, 32768), devices=(8, 8), tp=(1, 8), pp=(1, 2), dp=(1, 4), cp=(1, 4), zero=(1, 1),
+    ),
+    ("llm-foundry", "ampere"): _published(
+        0.036, recompute=(_NONE, _FULL), flash=True, hidden=(768, 8192), layers=(12, 80), seq_len=(512, 32768),
+        rank_tokens=(4096, 65536), devices=(8, 128), dp=(8, 128), zero=(3, 3),
+    ),
+    ("llm-foundry", "hopper"): _published(
+        0.034, recompute=(_NONE, _FULL), flash=True, precision=(_BF16, _FP8), hidden=(1536, 8192), layers=(24, 80),
+        seq_len=(512, 65536), rank_tokens=(4096, 98304), devices=(8, 512), dp=(8, 512), zero=(2, 3),
+    ),
+    ("fsdp2", "hopper"): _published(
+        0.08, recompute=(_SELECTIVE, _FULL), flash=True, precision=(_BF16, _FP8), schedule=(_1F1B, _INTERLEAVED),
+        hidden=(4096, 16384), layers=(32, 126), seq_len=(8192, 8192), rank_tokens=(8192, 16384), devices=(8, 512),
+        tp=(1, 8), pp=(1, 8), dp=(8, 512), zero=(3, 3),
+    ),
+}  # fmt: skip
+
 _FAMILIES = {
     "v100": "volta", "a100": "ampere", "a800": "ampere", "h100": "hopper", "h800": "hopper", "h20": "hopper",
     "h200": "hopper", "b200": "blackwell", "gb200": "blackwell",
@@ -88,6 +146,6 @@ def profile(framework: str, device: Device) -> dict[str, float]:
     return _GENERATIONS.get(kind, {}) | MEMORY_PROFILES.get(framework, {}) | _PAIRS.get((framework, kind), {})
 
 
-def is_known(framework: str, device: Device) -> bool:
-    """Whether published runs of the pair stand behind its values."""
-    return (framework, generation(device)) in _PAIRS
+def published(framework: str, device: Device) -> Published | None:
+    """The published runs that stand behind the pair's values, if any do."""
+    return _BASES.get((framework, generation(device)))

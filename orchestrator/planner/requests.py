@@ -144,7 +144,7 @@ def legality(plan: ParallelPlan, scene: Scene) -> list[Problem]:
 def read_scene(line: Mapping[str, Any], choices: Choices) -> tuple[Scene | None, list[Problem]]:
     """Model, cluster, workload and framework of a line or of a search."""
     model, problems = read_shape(line.get("model"), files=choices.files)
-    cluster, device, more = _cluster(line.get("cluster"), choices.devices)
+    cluster, device, more = read_cluster(line.get("cluster"), choices.devices)
     problems += more
     workload, more = _contract(Workload, line.get("workload", {}), "workload")
     problems += more
@@ -196,7 +196,7 @@ def _contract(contract: type[Any], given: Any, name: str) -> tuple[Any, list[Pro
         return None, problems_of(error, prefix=name)
 
 
-def _cluster(given: Any, devices: Mapping[str, Device]) -> tuple[ClusterSpec | None, Device | None, list[Problem]]:
+def read_cluster(given: Any, devices: Mapping[str, Device]) -> tuple[ClusterSpec | None, Device | None, list[Problem]]:
     """A device may be a catalogue entry, one of a person's own by name, or an entry written out in its place."""
     device: Device | None = None
     if isinstance(given, Mapping):
@@ -236,7 +236,8 @@ def _framework(given: Any) -> tuple[Framework | None, list[Problem]]:
 
 
 _WORDS: dict[str, tuple[str, ...]] = {
-    "params_dtype": _DTYPES, "grad_dtype": _DTYPES, "optimizer": _OPTIMIZERS, "attention_flops": ("full", "causal"),
+    "params_dtype": _DTYPES, "grad_dtype": _DTYPES, "ring_grad_dtype": _DTYPES,
+    "optimizer": _OPTIMIZERS, "attention_flops": ("full", "causal"),
     "fully_shard": ("rows", "flat"), "selective": ("core", "products"),
 }  # fmt: skip
 

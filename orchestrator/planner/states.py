@@ -113,24 +113,31 @@ def params_sharded(zero: Column, fully_sharded: Column) -> Column:
     return np.asarray(zero >= np.where(fully_sharded == 1, 2, 3), float)
 
 
-@term("B", "stored weights x param_bytes x versions, sharded where params_sharded, 0 where offloaded", _ZERO)
-def params_bytes(
-    stage_params: Column, sharded_params: Column, params_sharded: Column, weight_versions: Column, param_bytes: Column,
-    offload: Column,
-) -> Column:  # fmt: skip
+@term("B", "stored weights x param_bytes x versions, sharded where params_sharded, wherever they lie", _ZERO)
+def all_params_bytes(
+    stage_params: Column, sharded_params: Column, params_sharded: Column, weight_versions: Column, param_bytes: Column
+) -> Column:
     """(S, n)."""
-    held = np.where(params_sharded == 1, sharded_params, stage_params)
-    return np.where(offload >= OFFLOAD["all"], 0.0, held * param_bytes * weight_versions)
+    return np.asarray(np.where(params_sharded == 1, sharded_params, stage_params) * param_bytes * weight_versions)
 
 
-@term("B", "gradients x grad_bytes, sharded from zero 2, 0 where offloaded", _ZERO)
-def grads_bytes(
-    stage_params: Column, sharded_params: Column, zero: Column, grad_bytes: Column, offload: Column,
-    offload_grads: Column,
-) -> Column:  # fmt: skip
+@term("B", "all_params_bytes, 0 where offloaded", _ZERO)
+def params_bytes(all_params_bytes: Column, offload: Column) -> Column:
+    """(S, n)."""
+    return np.where(offload >= OFFLOAD["all"], 0.0, all_params_bytes)
+
+
+@term("B", "gradients x grad_bytes, sharded from zero 2, wherever they lie", _ZERO)
+def all_grads_bytes(stage_params: Column, sharded_params: Column, zero: Column, grad_bytes: Column) -> Column:
+    """(S, n)."""
+    return np.asarray(np.where(zero >= 2, sharded_params, stage_params) * grad_bytes)
+
+
+@term("B", "all_grads_bytes, 0 where offloaded", _ZERO)
+def grads_bytes(all_grads_bytes: Column, offload: Column, offload_grads: Column) -> Column:
     """(S, n). ZeRO-Offload (arXiv 2101.06840) moves each gradient to the host as soon as it is reduced."""
     away = (offload >= OFFLOAD["all"]) | ((offload == OFFLOAD["optimizer"]) & (offload_grads == 1))
-    return np.where(away, 0.0, np.where(zero >= 2, sharded_params, stage_params) * grad_bytes)
+    return np.where(away, 0.0, all_grads_bytes)
 
 
 @term("parameters", "parameters whose optimizer state this device keeps: sharded from zero 1", _ZERO)
@@ -143,10 +150,15 @@ def updated_params(
     return np.where(zero >= 2, sharded_params, np.where(zero == 1, split, stage_params))
 
 
-@term("B", "updated_params x (master weights + moments) + what Adafactor and Muon keep, 0 where offloaded", _ZERO)
-def optimizer_bytes(
-    updated_params: Column, master_bytes: Column, moment_bytes: Column, special_moments_bytes: Column, offload: Column
+@term("B", "updated_params x (master weights + moments) + what Adafactor and Muon keep, wherever they lie", _ZERO)
+def all_optimizer_bytes(
+    updated_params: Column, master_bytes: Column, moment_bytes: Column, special_moments_bytes: Column
 ) -> Column:
     """(S, n). K = 12 of the ZeRO paper is an fp32 master copy and Adam's two fp32 moments."""
-    held = updated_params * (master_bytes + moment_bytes) + special_moments_bytes
-    return np.where(offload == OFFLOAD["none"], held, 0.0)
+    return np.asarray(updated_params * (master_bytes + moment_bytes) + special_moments_bytes)
+
+
+@term("B", "all_optimizer_bytes, 0 where offloaded", _ZERO)
+def optimizer_bytes(all_optimizer_bytes: Column, offload: Column) -> Column:
+    """(S, n)."""
+    return np.where(offload == OFFLOAD["none"], all_optimizer_bytes, 0.0)

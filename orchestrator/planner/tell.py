@@ -48,11 +48,12 @@ def _no_advice(answer: Mapping[str, Any]) -> list[str]:
 
 
 def told_trees(answer: Mapping[str, Any]) -> str:
-    """The best plan's memory and main numbers, each with its formula and inputs."""
+    """The best plan's memory and main numbers, or those asked for by name, each with its formula and inputs."""
     if not answer["plans"]:
         return ""
     best = answer["plans"][0]
-    trees = [best["memory"]["total_bytes"], *(best[name] for name in _TREES)]
+    named = best.get("explained")
+    trees = named.values() if named else [best["memory"]["total_bytes"], *(best[name] for name in _TREES)]
     return "\n" + "\n".join(line for tree in trees if tree for line in _tree(tree, 0)) + "\n"
 
 

@@ -1,4 +1,4 @@
-"""What people do to runs: cancel, pause, resume, retry, checkpoint, clone, fork, edit. Each leaves an audit entry.
+"""What people do to runs: cancel, pause, resume, retry, checkpoint, clone, edit. Each leaves an audit entry.
 
 Wishes for a running attempt are written down on it; the scheduler takes them to the nodes.
 """
@@ -19,7 +19,7 @@ from orchestrator.common import clock, conditional, live
 from orchestrator.common.errors import Refusal, conflict, forbidden, invalid
 from orchestrator.common.redis import wake_scheduler
 from orchestrator.runs import frames, states
-from orchestrator.runs.models import Attempt, Checkpoint, Run, RunTag
+from orchestrator.runs.models import Attempt, Run, RunTag
 from orchestrator.runs.submit import NAME_LENGTH, run_submit
 from workers.contracts.node import AttemptState, ExitClass, RunState
 
@@ -46,7 +46,7 @@ def run_cancel(*, run: Run, by: User) -> Run:
             )  # fmt: skip
         return _ask(run, "cancel", by)
 
-    return _acted(run, by, "cancel", act)
+    return acted(run, by, "cancel", act)
 
 
 def run_pause(*, run: Run, by: User) -> Run:
@@ -63,7 +63,7 @@ def run_pause(*, run: Run, by: User) -> Run:
             return states.run_move(run, RunState.PAUSED, by=by.username, why="paused", requested="", wait_reason="")
         return _ask(run, "pause", by)
 
-    return _acted(run, by, "pause", act)
+    return acted(run, by, "pause", act)
 
 
 def run_resume(*, run: Run, by: User) -> Run:
@@ -72,9 +72,9 @@ def run_resume(*, run: Run, by: User) -> Run:
     def act() -> bool:
         if run.state != RunState.PAUSED:
             raise conflict(f"Run {run.pk} is {run.state}; only a paused run is resumed.", type="not-paused")
-        return _requeue(run, by, "resumed")
+        return requeue(run, by, "resumed")
 
-    return _acted(run, by, "resume", act)
+    return acted(run, by, "resume", act)
 
 
 def run_retry(*, run: Run, by: User) -> Run:
@@ -87,49 +87,31 @@ def run_retry(*, run: Run, by: User) -> Run:
             raise conflict(detail, type="run-finished")
         if run.state not in states.ENDED:
             raise conflict(f"Run {run.pk} is {run.state}; only an ended run is retried.", type="run-not-ended")
-        return _requeue(run, by, "retried", budgets_used={}, ended=None, exit=None)
+        return requeue(run, by, "retried", budgets_used={}, ended=None, exit=None)
 
-    return _acted(run, by, "retry", act)
+    return acted(run, by, "retry", act)
 
 
 def run_checkpoint(*, run: Run, by: User) -> Run:
     """Asks a running training to save a checkpoint now; an event tells when it is saved."""
-    _may_manage(run, by)
-    if run.kind != "train" or run.state != RunState.RUNNING:
-        detail = f"Run {run.pk} is a {run.kind} run and {run.state}; a running training saves checkpoints."
-        raise conflict(detail, type="no-checkpoint-now")
-    with transaction.atomic():
-        asked = Attempt.objects.filter(run=run, number=run.attempt_number, requested="").exclude(
-            state=AttemptState.EXITED
-        )
-        if not conditional.move(asked, requested="checkpoint"):
-            raise conflict(f"Run {run.pk} is stopping, or saving already. Look at its events.", retry=True)
-        accounts.audit(actor=by, action="run.checkpoint", target=f"run:{run.pk}")
-        wake_scheduler()
-    return run
+    return _wish(run, by, "checkpoint", does="saves checkpoints", audited="run.checkpoint")
+
+
+def run_profile(*, run: Run, by: User) -> Run:
+    """Asks for torch's profile of a training's next step: an artifact of each pipeline place, and an event, tell."""
+    return _wish(run, by, "profile", does="can be profiled", audited="run.profile")
+
+
+def run_memory_snapshot(*, run: Run, by: User) -> Run:
+    """Asks what holds memory in a training's next step: an artifact of each pipeline place, and an event, tell."""
+    return _wish(run, by, "memory", does="tells its memory", audited="run.memory-snapshot")
 
 
 def run_clone(*, run: Run, by: User, changes: dict[str, Any] | None = None, name: str | None = None) -> Run:
     """A new run of `by` with the same spec but for `changes`; a null removes what stands there."""
-    label = name or _shortened(f"{run.name} copy")
+    label = name or shortened(f"{run.name} copy")
     spec = merged(run.spec, changes or {})
-    return run_submit(owner=by, name=label, spec=spec, experiment=run.experiment, force=_forced(run))
-
-
-def run_fork(*, run: Run, by: User, step: int, changes: dict[str, Any] | None = None, name: str | None = None) -> Run:
-    """A new run of `by` that goes on from this run's checkpoint of that step, with a changed spec."""
-    checkpoint = Checkpoint.objects.filter(run=run, step=step, deleted=None).order_by("-id").first()
-    if checkpoint is None:
-        steps = sorted(set(Checkpoint.objects.filter(run=run, deleted=None).values_list("step", flat=True)))
-        nearest = ", ".join(str(known) for known in sorted(steps, key=lambda known: abs(known - step))[:3])
-        raise invalid("step", f"there is no checkpoint of step {step}", nearest or "a clone: no checkpoint is kept")
-    if "model" in (changes or {}):
-        raise invalid("changes.model", "a fork goes on with the weights it has", "a clone with another model")
-    label = name or _shortened(f"{run.name} from {step}")
-    return run_submit(
-        owner=by, name=label, spec=merged(run.spec, changes or {}), experiment=run.experiment, forked_from=run,
-        resume_from=checkpoint, force=_forced(run),
-    )  # fmt: skip
+    return run_submit(owner=by, name=label, spec=spec, experiment=run.experiment, force=forced(run))
 
 
 def run_update(
@@ -198,7 +180,7 @@ def external_finish(*, run: Run, status: str, reason: str = "", by: User | None 
     raise _busy(run)
 
 
-def _forced(run: Run) -> bool:
+def forced(run: Run) -> bool:
     """Whether it was submitted although its plan was predicted not to fit; so are runs made from it."""
     return run.prediction is not None and not run.prediction.get("fits", True)
 
@@ -221,12 +203,30 @@ def may_manage(run: Run, user: User) -> bool:
     return at_least(user.role, Role.OPERATOR) or (run.owner_id == user.pk and at_least(user.role, Role.SUBMITTER))
 
 
+def _wish(run: Run, by: User, what: str, *, does: str, audited: str) -> Run:
+    """Something that training does at its next step, and goes on."""
+    _may_manage(run, by)
+    if run.kind != "train" or run.state != RunState.RUNNING:
+        detail = f"Run {run.pk} is a {run.kind} run and {run.state}; a running training {does}."
+        raise conflict(detail, type=f"no-{what}-now")
+    with transaction.atomic():
+        asked = Attempt.objects.filter(run=run, number=run.attempt_number, requested="").exclude(
+            state=AttemptState.EXITED
+        )
+        if not conditional.move(asked, requested=what):
+            says = f"Run {run.pk} is stopping, or was asked for something already. Look at its events."
+            raise conflict(says, retry=True)
+        accounts.audit(actor=by, action=audited, target=f"run:{run.pk}")
+        wake_scheduler()
+    return run
+
+
 def _may_manage(run: Run, by: User) -> None:
     if not may_manage(run, by):
         raise forbidden(f"Run {run.pk} belongs to {run.owner.username}; its owner and operators manage it.")
 
 
-def _acted(run: Run, by: User, what: str, act: Callable[[], bool]) -> Run:
+def acted(run: Run, by: User, what: str, act: Callable[[], bool]) -> Run:
     """Does it, looking again each time somebody else moved the run in between."""
     _may_manage(run, by)
     for _ in range(_TRIES):
@@ -257,7 +257,8 @@ def _ask(run: Run, what: str, by: User) -> bool:
     return won
 
 
-def _requeue(run: Run, by: User, why: str, **values: Any) -> bool:
+def requeue(run: Run, by: User, why: str, **values: Any) -> bool:
+    """Queues it again, fresh; False when somebody was faster."""
     return states.run_move(
         run, RunState.QUEUED, by=by.username, why=why, queued_at=clock.now(), not_before=None, requested="", **values
     )
@@ -288,5 +289,6 @@ def _busy(run: Run) -> Refusal:
     return conflict(f"Run {run.pk} is changing state just now. Ask again in a second.", type="run-busy", retry=True)
 
 
-def _shortened(name: str) -> str:
+def shortened(name: str) -> str:
+    """To the length that a run's name may have."""
     return name if len(name) <= NAME_LENGTH else name[: NAME_LENGTH - 1] + "…"

@@ -21,6 +21,8 @@ from orchestrator.runs.models import Attempt, Run
 from workers.contracts.node import AttemptState, ExitClass, RunState
 from workers.contracts.run import Retries
 
+WISHES = ("checkpoint", "profile", "memory")  # of an attempt, which does it and goes on
+
 
 def attempt_create(
     *, run: Run, placement: Sequence[Mapping[str, Any]], resume_from: Mapping[str, Any] | None = None
@@ -73,9 +75,9 @@ def attempt_running(*, attempt: Attempt) -> bool:
     return True
 
 
-def attempt_checkpoint_sent(*, attempt: Attempt) -> bool:
-    """The wish for a checkpoint went to the nodes; another may be made."""
-    return conditional.move(Attempt.objects.filter(pk=attempt.pk, requested="checkpoint"), requested="")
+def attempt_wish_sent(*, attempt: Attempt) -> bool:
+    """The wish for a checkpoint or a profile went to the nodes; another may be made."""
+    return conditional.move(Attempt.objects.filter(pk=attempt.pk, requested__in=WISHES), requested="")
 
 
 def attempt_node_exited(*, attempt: Attempt, node: str, exit: Mapping[str, Any]) -> dict[str, Any]:

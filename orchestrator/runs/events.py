@@ -20,7 +20,9 @@ from orchestrator.runs.models import Run, RunEvent
 from workers.contracts.points import plain
 
 # told on the run's page only: `state` frames say the first, and the others come with single steps
-_NOT_FOR_EVERYBODY = frozenset({"state_changed", "loss_scale_changed", "overflow_skipped_step", "plan_resolved"})
+_NOT_FOR_EVERYBODY = frozenset(
+    {"state_changed", "loss_scale_changed", "overflow_skipped_step", "plan_resolved", "pipeline_timeline"}
+)
 
 
 @dataclass(frozen=True)

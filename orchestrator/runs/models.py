@@ -56,6 +56,7 @@ class Run(models.Model):
     prediction = models.JSONField(null=True, blank=True)
     summary = models.JSONField(default=dict)  # newest headline numbers: step, steps, loss, tokens_per_s, mfu, eta_s
     version = models.PositiveIntegerField(default=1)  # the ETag; every write of a person's edit raises it
+    rewinds = models.JSONField(default=list)  # [[newest attempt by then, step it went back to], …]
     forked_from = models.ForeignKey("self", null=True, blank=True, on_delete=models.SET_NULL, related_name="forks")
 
     class Meta:

@@ -38,6 +38,8 @@ class Prediction:
             return []
         memory = self.document["memory"]
         needs, has = memory["total_bytes"] / GIB, memory["capacity_bytes"] / GIB
+        if venue.entry.kind == "cpu":  # what is offloaded stays in the same memory
+            needs += self.document["host"]["host_bytes"] / GIB
         says = f"the plan needs {needs:.1f} GiB a device, {venue.entry.name} has {has:.1f} GiB"
         if not self.advice:
             return [Problem(field="plan", says=says, try_="a smaller model, or larger devices")]
@@ -52,6 +54,8 @@ def choose(spec: RunSpec, venue: Venue, devices: int) -> Choice:
     """
     assert spec.train is not None and spec.shape is not None
     allowed: dict[str, Any] = {name: values for name, values in ENGINE_VALUES.items() if name in AXES}
+    # nothing to offload to where the device is the host; weights that stream cost more than they save unless asked for
+    allowed["offload"] = ("none", "optimizer") if venue.entry.kind == "gpu" else ("none",)
     allowed |= {"dp_replicate": None, "prefetch_layers": None, "micro_batch_size": 1}
     gpu, runs = venue.entry.kind == "gpu", ENGINE_VALUES["precision"]
     halves = (each for each in ("bf16", "fp16") if gpu and venue.entry.supports(each) and each in runs)

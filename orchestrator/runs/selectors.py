@@ -45,6 +45,8 @@ __all__ = [
     "experiment_get",
     "experiments_visible_to",
     "external_silent",
+    "forked_at",
+    "forks_of",
     "launch_spec",
     "resume_point",
     "run_answer",
@@ -126,12 +128,23 @@ def state_counts(*, user: User | None, within: QuerySet[Run] | None = None) -> d
 
 
 def events_of(
-    *, run: Run, after: int = 0, limit: int = 200, types: Iterable[str] | None = None, newest: bool = False
+    *,
+    run: Run,
+    after: int = 0,
+    limit: int = 200,
+    types: Iterable[str] | None = None,
+    without: Iterable[str] = (),
+    newest: bool = False,
 ) -> list[RunEvent]:
-    """Events numbered above `after`, ascending; with `newest`, the last `limit` of them instead of the first."""
+    """Events numbered above `after`, ascending; with `newest`, the last `limit` of them instead of the first.
+
+    `types` keeps these types only, `without` leaves these out.
+    """
     found = RunEvent.objects.filter(run=run, seq__gt=after)
     if types:
         found = found.filter(type__in=list(types))
+    if without:
+        found = found.exclude(type__in=list(without))
     if newest:
         return list(reversed(found.order_by("-seq")[:limit]))
     return list(found.order_by("seq")[:limit])
@@ -144,6 +157,7 @@ def events_visible_to(
     before_id: int | None = None,
     limit: int = 50,
     types: Iterable[str] | None = None,
+    without: Iterable[str] = (),
 ) -> list[RunEvent]:
     """Events of all visible runs, or of one, newest first, below the row `before_id`; their runs are at hand."""
     found = RunEvent.objects.select_related("run")
@@ -154,6 +168,8 @@ def events_visible_to(
         found = found.filter(run__owner_id__in=owners)
     if types:
         found = found.filter(type__in=list(types))
+    if without:
+        found = found.exclude(type__in=list(without))
     if before_id is not None:
         found = found.filter(pk__lt=before_id)
     return list(found.order_by("-id")[:limit])
@@ -181,6 +197,18 @@ def checkpoints_of(*, run: Run, kept: bool = True) -> QuerySet[Checkpoint]:
     """Newest first; those still on disk, unless asked for all."""
     found = Checkpoint.objects.filter(run=run).order_by("-step", "-id")
     return found.filter(deleted=None) if kept else found
+
+
+def forks_of(*, run: Run, user: User) -> list[dict[str, Any]]:
+    """`[{run, step}]` of runs forked from this one that this person may see, newest first, at most 50."""
+    found = list(runs_visible_to(user=user).filter(forked_from=run).order_by("-id")[:50])
+    steps = dict(Checkpoint.objects.filter(run__in=found, attempt=0).values_list("run_id", "step"))
+    return [{"run": each, "step": steps.get(each.pk)} for each in found]
+
+
+def forked_at(run: Run) -> int | None:
+    """The step that a fork began with."""
+    return Checkpoint.objects.filter(run=run, attempt=0).values_list("step", flat=True).first()
 
 
 def resume_point(run: Run) -> dict[str, Any] | None:

@@ -8,6 +8,7 @@ from datetime import datetime
 from typing import Any
 
 from django.db import transaction
+from django.db.models import Q
 
 from orchestrator.common import clock, conditional, live
 from orchestrator.runs import events
@@ -17,37 +18,41 @@ from orchestrator.runs.actions import (
     run_cancel,
     run_checkpoint,
     run_clone,
-    run_fork,
+    run_memory_snapshot,
     run_pause,
+    run_profile,
     run_resume,
     run_retry,
     run_update,
 )
 from orchestrator.runs.attempts import (
-    attempt_checkpoint_sent,
+    WISHES,
     attempt_create,
     attempt_dispatched,
     attempt_exited,
     attempt_launching,
     attempt_node_exited,
     attempt_running,
+    attempt_wish_sent,
 )
 from orchestrator.runs.events import New as NewEvent
 from orchestrator.runs.experiments import experiment_create, experiment_update
+from orchestrator.runs.lineage import fork_problems, run_fork, run_rewind
 from orchestrator.runs.models import Artifact, Checkpoint, Run, RunEvent
-from orchestrator.runs.submit import run_submit, spec_forecast, spec_problem_list
+from orchestrator.runs.submit import run_folder, run_submit, spec_forecast, spec_problem_list
 from workers.contracts.bodies import CheckpointSpec
 
 __all__ = [
+    "WISHES",
     "NewEvent",
     "artifact_record",
-    "attempt_checkpoint_sent",
     "attempt_create",
     "attempt_dispatched",
     "attempt_exited",
     "attempt_launching",
     "attempt_node_exited",
     "attempt_running",
+    "attempt_wish_sent",
     "checkpoint_deleted",
     "checkpoint_record",
     "event_record",
@@ -55,14 +60,18 @@ __all__ = [
     "experiment_create",
     "experiment_update",
     "external_finish",
+    "fork_problems",
     "may_manage",
     "run_cancel",
     "run_checkpoint",
     "run_clone",
     "run_fork",
+    "run_memory_snapshot",
     "run_pause",
+    "run_profile",
     "run_resume",
     "run_retry",
+    "run_rewind",
     "run_submit",
     "run_update",
     "spec_forecast",
@@ -117,9 +126,8 @@ def checkpoint_record(
 
 
 def checkpoint_deleted(*, run: Run, step: int) -> int:
-    """Notes that the checkpoint of this step is gone from disk, also for runs forked from it; returns the rows."""
-    paths = Checkpoint.objects.filter(run=run, step=step, deleted=None).values_list("path", flat=True)
-    return Checkpoint.objects.filter(path__in=list(paths), deleted=None).update(deleted=clock.now())
+    """Notes that the checkpoint of this step is gone from disk; returns the rows. Forks of it have their own."""
+    return Checkpoint.objects.filter(run=run, step=step, deleted=None).update(deleted=clock.now())
 
 
 def _let_go(run: Run) -> None:
@@ -128,7 +136,8 @@ def _let_go(run: Run) -> None:
         return
     asked = (run.spec.get("train") or {}).get("checkpoint")
     keep = CheckpointSpec.from_dict(asked or {}).keep
-    own = Checkpoint.objects.filter(run=run, deleted=None, attempt__gt=0)
+    kept = Q(attempt__gt=0) | Q(path__startswith=f"{run_folder(run)}/")  # and the one that a fork began with
+    own = Checkpoint.objects.filter(kept, run=run, deleted=None)
     for step in own.order_by("-step").values_list("step", flat=True).distinct()[keep:]:
         checkpoint_deleted(run=run, step=step)
 

@@ -28,8 +28,9 @@ RUN_MOVES: dict[RunState, frozenset[RunState]] = {
     R: frozenset({STOPPING, Q, PAUSED, *ENDED}),
     STOPPING: frozenset({Q, PAUSED, *ENDED}),
     PAUSED: frozenset({Q, CANCELLED}),
-    FINISHED: frozenset(),
-    FAILED: frozenset({Q}),  # retry by a person
+    # retried, or rewound to a checkpoint, by a person
+    FINISHED: frozenset({Q}),
+    FAILED: frozenset({Q}),
     CANCELLED: frozenset({Q}),
 }
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from dataclasses import dataclass, field
+from pathlib import PurePosixPath
 from typing import Any
 
 from django.conf import settings
@@ -24,11 +25,18 @@ from orchestrator.runs.predict import Prediction, choose, predict
 from orchestrator.runs.resolve import Resolved, model_label, resolve_plan
 from orchestrator.runs.venue import Venue, venue_of
 from workers.contracts import Problem, RunSpec, problems_of, spec_problems
+from workers.contracts.benchmark import as_training, technique_problems
 from workers.contracts.node import AttemptState, RunState
+from workers.contracts.variants import total_steps
 
 log = logging.getLogger(__name__)
 
 NAME_LENGTH = 160
+
+
+def run_folder(run: Run) -> str:
+    """Where a run's files lie on its nodes, relative to each one's home."""
+    return f"runs/{run.pk}"
 
 
 @dataclass(frozen=True)
@@ -94,7 +102,7 @@ def run_submit(
             started=now if external else None,
             last_seen=now if external else None,
             attempt_number=1 if external else 0,
-            summary={"step": 0, "steps": checked.train.steps} if checked.train else {},
+            summary=_first_summary(checked, resolved),
             forked_from=forked_from,
         )
         RunTag.objects.bulk_create(RunTag(run=run, name=tag) for tag in dict.fromkeys(checked.tags))
@@ -105,8 +113,8 @@ def run_submit(
         states.run_born(run, by=owner.username, extra=_first_events(found, forked_from, resume_from))
         if resume_from is not None:
             Checkpoint.objects.create(
-                run=run, attempt=0, step=resume_from.step, tokens=resume_from.tokens, path=resume_from.path,
-                bytes=resume_from.bytes, created=now,
+                run=run, attempt=0, step=resume_from.step, tokens=resume_from.tokens, bytes=resume_from.bytes,
+                path=f"{run_folder(run)}/checkpoints/{PurePosixPath(resume_from.path).name}", created=now,
             )  # fmt: skip
         data = {"name": run.name, "kind": run.kind} | ({"force": True} if force else {})
         accounts.audit(actor=owner, action="run.submit", target=f"run:{run.pk}", data=data)
@@ -128,14 +136,17 @@ def check(spec: Any) -> Checked:
         checked = RunSpec.from_dict(with_absolute_paths(spec, data_roots=roots))
     except ValidationError as error:
         return Checked(problems=problems_of(error))
-    venue = venue_of(checked) if checked.kind == "train" else None
-    resolved = resolve_plan(checked, (lambda spec, devices: choose(spec, venue, devices)) if venue else None)
+    training = as_training(checked)  # of a benchmark: its base
+    venue = venue_of(training) if training.kind == "train" else None
+    resolved = resolve_plan(training, (lambda spec, devices: choose(spec, venue, devices)) if venue else None)
     stored = checked.model_dump(mode="json", exclude_unset=True)
     complete = checked.model_copy(update={"plan": resolved.plan}) if resolved.plan else checked
     problems = [*resolved.problems, *([] if resolved.problems else spec_problems(complete))]
+    if checked.benchmark is not None:
+        problems += technique_problems(checked.benchmark)
     if checked.kind != "external":
         problems += path_problems(checked, data_roots=roots, run_root=settings.ENV.media_runs)
-    prediction = _predicted(complete, resolved, venue) if venue is not None and not problems else None
+    prediction = _predicted(as_training(complete), resolved, venue) if venue is not None and not problems else None
     misfits = prediction.problems(venue) if prediction is not None and venue is not None else []
     return Checked(checked, resolved, stored, problems, prediction, misfits)
 
@@ -188,6 +199,12 @@ def _does_not_fit(misfits: list[Problem]) -> Refusal:
 def spec_invalid(problems: list[Problem]) -> Refusal:
     first = "; ".join(str(item) for item in problems[:3])
     return Refusal("spec-invalid", "The run cannot be submitted as it is", 422, first, problems)
+
+
+def _first_summary(spec: RunSpec, resolved: Resolved) -> dict[str, Any]:
+    if spec.benchmark is not None and resolved.plan is not None:
+        return {"step": 0, "steps": total_steps(spec.model_copy(update={"plan": resolved.plan}))}
+    return {"step": 0, "steps": spec.train.steps} if spec.train else {}
 
 
 def _name_problems(name: Any) -> list[Problem]:

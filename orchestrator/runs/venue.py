@@ -67,11 +67,14 @@ def venue_of(spec: RunSpec) -> Venue:
 
 def _measured_peaks(pool: str) -> dict[str, float]:
     """TFLOP/s by precision that the pool's ranks measured at their start, the most of each: others had neighbours."""
-    runs = list(Run.objects.filter(pool_name=pool, kind="train").order_by("-id").values_list("id", flat=True)[:_LATELY])
+    lately = Run.objects.filter(pool_name=pool, kind__in=("train", "benchmark")).order_by("-id")
+    runs = list(lately.values_list("id", flat=True)[:_LATELY])
     rows = RunEvent.objects.filter(run_id__in=runs, type="peak_measured").order_by("-id").values_list("data", flat=True)
     found: dict[str, float] = {}
     for data in rows[: 4 * _LATELY]:
         precision, peak = data.get("precision"), data.get("tflops")
         if precision in ("fp32", "bf16", "fp16") and isinstance(peak, int | float) and peak > 0:
-            found[precision] = max(float(peak), found.get(precision, 0.0))
+            # a CPU multiplies fp16 in fp32: one peak, whichever was measured
+            for name in ("fp32", "fp16") if precision != "bf16" else ("bf16",):
+                found[name] = max(float(peak), found.get(name, 0.0))
     return found

@@ -21,7 +21,7 @@ from orchestrator.runs import services as run_services
 from orchestrator.runs.models import Attempt
 from orchestrator.scheduling import celery_client
 from workers.contracts import envelope, wire
-from workers.contracts.node import ControlOrder, LaunchOrder
+from workers.contracts.node import ControlOrder, KeepOrder, LaunchOrder
 
 log = logging.getLogger(__name__)
 
@@ -73,6 +73,7 @@ def launch_order(attempt: Attempt, share: dict[str, Any], *, gpu: bool) -> Launc
             "shared_dir": f"runs/{run.pk}" if settings.ENV.shared_runs else None,
             "device_kind": "gpu" if gpu else "cpu",
             "max_seconds": (run.spec.get("resources") or {}).get("max_seconds"),
+            "hang_s": (run.spec.get("resources") or {}).get("hang_s") or settings.ENV.hang_s,
             "grace_s": settings.ENV.cancel_grace_s,
             "rendezvous": {"host": shares[0]["address"]},
         }
@@ -88,6 +89,14 @@ def control(attempt: Attempt, action: str, *, nodes: Iterable[str] | None = None
     sent = True
     for node in Node.objects.filter(name__in=wanted):
         sent &= _send(node, wire.TASK_CONTROL, wire.KIND_CONTROL, order.to_dict())
+    return sent
+
+
+def keep(nodes: Iterable[str], *, source: str, target: str) -> bool:
+    """Asks these nodes to keep a checkpoint under a second name; False if one could not be asked."""
+    order, sent = KeepOrder(source=source, target=target), True
+    for node in Node.objects.filter(name__in=list(nodes)):
+        sent &= _send(node, wire.TASK_KEEP, wire.KIND_KEEP, order.to_dict())
     return sent
 
 

@@ -25,6 +25,8 @@ def first_cause(reports: Mapping[str, Mapping[str, Any]]) -> tuple[str, dict[str
 def _key(item: tuple[str, Mapping[str, Any]]) -> tuple[float, float, str]:
     node, report = item
     near = float(_NEARNESS.get(str(report.get("class")), 2))
+    if report.get("class") == "hang" and report.get("rank") is None:
+        near = 0.5  # its ranks only waited for another node's
     if report.get("class") == "infrastructure" and report.get("signal") not in (None, "SIGTERM"):
         near = 1.0  # a killed rank stands before those that then lost it
     return near, float(report.get("time") or float("inf")), node

@@ -18,7 +18,7 @@ from orchestrator.fleet.models import Node
 from orchestrator.runs import selectors as runs
 from orchestrator.runs import services as run_services
 from orchestrator.runs.models import Attempt
-from orchestrator.scheduling import dispatch, ending
+from orchestrator.scheduling import dispatch, ending, stalls
 from orchestrator.scheduling.models import Allocation
 from orchestrator.scheduling.presence import Presence, presence
 from workers.contracts.node import AttemptState
@@ -47,6 +47,7 @@ def reap(*, now: datetime | None = None, known: Presence | None = None) -> int:
             ended += _look(attempt, nodes, now, known)
         except Exception:
             log.exception("Attempt %s could not be looked after; the next pass tries again", attempt.pk)
+    stalls.tell_due()
     for run in runs.external_silent(now=now):
         says = f"Nothing was heard of it for {settings.ENV.external_silent_s:.0f} s."
         run_services.external_finish(run=run, status="failed", reason=says)
@@ -116,16 +117,16 @@ def _repeat_launch(attempt: Attempt, up: set[str], known: Presence) -> None:
 def _request(attempt: Attempt, up: set[str], known: Presence) -> bool:
     """Takes a wish to the nodes, again until it has effect, as a kill after its grace; True if it is done with."""
     fence, action = str(attempt.fence), attempt.requested
-    if attempt.dispatched is None and attempt.launched is None and action != "checkpoint":
+    if attempt.dispatched is None and attempt.launched is None and action not in run_services.WISHES:
         ending.give_up(attempt, exit_class="cancelled", reason="Ended before it was launched.")
         return True
-    if action == "checkpoint":
+    if action in run_services.WISHES:
         if (
             attempt.state == AttemptState.RUNNING
-            and known.due(fence, "checkpoint", 1.0)
+            and known.due(fence, action, 1.0)
             and dispatch.control(attempt, action)
         ):
-            run_services.attempt_checkpoint_sent(attempt=attempt)
+            run_services.attempt_wish_sent(attempt=attempt)
         return True
     grace_s = settings.ENV.cancel_grace_s if action == "cancel" else PAUSE_GRACE_S
     if known.wanted_for(fence, action) > grace_s + SHARPEN_S:

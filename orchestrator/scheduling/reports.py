@@ -21,7 +21,7 @@ from orchestrator.fleet.models import Node
 from orchestrator.runs import selectors as runs
 from orchestrator.runs import services as run_services
 from orchestrator.runs.models import Attempt
-from orchestrator.scheduling import dispatch, ending
+from orchestrator.scheduling import dispatch, ending, stalls
 from orchestrator.scheduling.presence import presence
 from workers.contracts import envelope, wire
 from workers.contracts.node import AttemptReport, AttemptState, Heartbeat, NodeInventory
@@ -130,7 +130,16 @@ def _attempt_report(node: Node, told: AttemptReport) -> None:
             run=attempt.run, attempt=attempt.number, step=int(data["step"]), path=str(data["path"]),
             tokens=int(data.get("tokens") or 0), bytes=int(data.get("bytes") or 0),
         )  # fmt: skip
+    elif told.type == "artifact":
+        name, size = str(told.data["name"])[:200], int(told.data.get("bytes") or 0)
+        run_services.artifact_record(
+            run=attempt.run, name=f"attempt-{attempt.number}-{name}", path=str(told.data["path"]), bytes=size
+        )
     elif told.type == "event":
+        if told.data.get("type") == "hang" and stalls.takes(
+            attempt, node=node.name, data=dict(told.data.get("data") or {})
+        ):
+            return
         origin = f"{attempt.number}/{node.name}/{told.seq}"
         run_services.event_record(
             run=attempt.run, type=str(told.data.get("type", "node"))[:60], data=dict(told.data.get("data") or {}),

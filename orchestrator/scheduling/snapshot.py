@@ -13,7 +13,8 @@ from django.db.models import QuerySet
 
 from orchestrator.fleet.models import Device, Node, Pool
 from orchestrator.runs import selectors as runs
-from orchestrator.runs.models import Attempt, Checkpoint, Run
+from orchestrator.runs.models import Run
+from orchestrator.scheduling.keeping import writer_of
 from orchestrator.scheduling.models import Allocation
 from orchestrator.scheduling.policy import ESTIMATED, Decision, NodeView, Slot, Waiting, place
 from workers.contracts.node import RunState
@@ -62,8 +63,7 @@ def checkpoint_of(run: Run) -> tuple[dict[str, object], frozenset[str]] | None:
     point = runs.resume_point(run)
     if point is None:
         return None
-    saved = Checkpoint.objects.filter(path=point["path"], step=point["step"], attempt__gt=0).order_by("id").first()
-    writer = Attempt.objects.filter(run_id=saved.run_id, number=saved.attempt).first() if saved else None
+    writer = writer_of(run, step=point["step"])
     return point, frozenset(share["node"] for share in writer.placement) if writer else frozenset()
 
 

@@ -17,7 +17,7 @@ from orchestrator.common import clock
 from orchestrator.fleet.models import Device, Node
 from orchestrator.runs import services as runs
 from orchestrator.runs.models import Attempt, Run
-from orchestrator.scheduling import dispatch, snapshot
+from orchestrator.scheduling import dispatch, keeping, snapshot
 from orchestrator.scheduling.models import Allocation
 from orchestrator.scheduling.policy import Placement
 
@@ -38,6 +38,7 @@ def tick(*, now: datetime | None = None) -> Pass:
     seen = snapshot.take()
     if not seen.queue:
         return Pass()
+    keeping.keep_for(seen.runs.values())
     decision = seen.decide(now, estimated=0)  # people who ask get estimates; here only heads of line count
     placed = []
     for placement in decision.placements:
@@ -96,7 +97,9 @@ def _resume(
         return None, None
     point, holders = found
     if settings.ENV.shared_runs or not holders or (holders == names and len(names) == 1):
-        return dict(point), None
+        origin = keeping.origin_of(run)
+        fresh = origin is not None and origin[0].path == point["path"]
+        return {**point, **({"source": origin[1].path} if origin is not None and fresh else {})}, None
     where = ", ".join(sorted(holders))
     why = f"lies in parts on {where}" if len(holders) > 1 else f"lies on {where}, which this attempt does not run on"
     says = (

@@ -23,6 +23,7 @@ from orchestrator.common.redis import client
 from orchestrator.runs.models import Run
 from orchestrator.telemetry.outcome import EARLY, misses_tell
 from orchestrator.telemetry.services import Kept, news_store, progress_tell
+from orchestrator.telemetry.slow import slow_tell
 from orchestrator.telemetry.writing.cursors import Writer
 from orchestrator.telemetry.writing.deliveries import Entry, Opener
 from workers.contracts import wire
@@ -36,6 +37,7 @@ _BLOCK_MS: Final = 1000
 _DEAD_MS: Final = 3000  # a living consumer reads at least every second
 _PROGRESS_S: Final = 1.0
 _REMEMBERED: Final = 2000  # attempts
+_AGAIN: Final = 1 << 62  # added to a step: only the speed is still to be judged
 _REST_S: Final = (0.1, 0.5, 1.0, 2.0)  # between tries while Redis or the database is away
 
 
@@ -172,13 +174,16 @@ class Ingest:
         for run_id, summary in summaries.items():
             key = (run_id, summary["attempt"])
             due = self._judged.setdefault(key, summary["step"] + EARLY)
-            if not due or summary["step"] < due:
+            if not due or summary["step"] < due % _AGAIN:
                 continue
-            self._judged[key] = 0
+            first, self._judged[key] = due < _AGAIN, 0
             run = Run.objects.filter(pk=run_id, kind="train").first()
             if run is not None:
                 try:
-                    misses_tell(run=run, attempt=key[1])
+                    if slow_tell(run=run, attempt=key[1]) is None:  # too few steps are logged yet
+                        self._judged[key] = _AGAIN + summary["step"] + EARLY
+                    if first:
+                        misses_tell(run=run, attempt=key[1])
                 except (ValueError, KeyError, TypeError):
                     log.exception("run %s could not be held against its prediction", run_id)
         while len(self._judged) > _REMEMBERED:

@@ -12,6 +12,7 @@ from statistics import median
 from typing import Any, Final
 
 from orchestrator.runs import services as runs
+from orchestrator.runs.benchmark import benchmark_lines
 from orchestrator.runs.models import Run
 from orchestrator.telemetry.models import Cursor
 from orchestrator.telemetry.selectors import series
@@ -99,7 +100,7 @@ def comparisons(*, run: Run, attempt: int | None = None) -> list[Comparison]:
 
 def misses_tell(*, run: Run, attempt: int, exit_class: str = "") -> int:
     """Writes a `prediction_missed` event for each number that is more than a tenth off; returns how many are new."""
-    if not run.prediction:
+    if not run.prediction or run.kind == "benchmark":  # whose steps are of many plans, the prediction is of one
         return 0
     found = [each for each in comparisons(run=run, attempt=attempt) if each.missed and each.metric != "mfu"]
     told = [{key: each.to_dict()[key] for key in ("metric", "predicted", "measured", "ratio")} for each in found]
@@ -117,10 +118,18 @@ def misses_tell(*, run: Run, attempt: int, exit_class: str = "") -> int:
     return len(runs.events_record(run=run, events=new))
 
 
+def measurement_lines(*, run: Run) -> list[dict[str, Any]] | str:
+    """The run's measurement lines: one of a training run, one for each variant of a benchmark; or why there is none."""
+    if run.kind == "benchmark" and run.ended is not None:
+        return benchmark_lines(run=run)
+    line = measurement_line(run=run)
+    return line if isinstance(line, str) else [line]
+
+
 def measurement_line(*, run: Run) -> dict[str, Any] | str:
     """The run as a measurement line to calibrate with, or why it is none, in a sentence."""
     document = run.prediction
-    if run.kind != "train" or not document or run.plan is None:
+    if run.kind not in ("train", "benchmark") or not document or run.plan is None:
         return f"run {run.pk} has no prediction to be measured against"
     if run.ended is None:
         return f"run {run.pk} is {run.state}; wait for its end"

@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final, Literal
 
 import numpy as np
@@ -22,7 +22,7 @@ from orchestrator.telemetry.packing.reduce import reduce
 from orchestrator.telemetry.reading.index import SeriesEntry, series_index
 from orchestrator.telemetry.reading.levels import Window, iterate, sources
 from orchestrator.telemetry.reading.logs import LogLine, logs
-from orchestrator.telemetry.reading.merge import merge
+from orchestrator.telemetry.reading.merge import given_up, merge
 from orchestrator.telemetry.reading.newest import latest, latest_by_rank, logs_newest, memory_by_rank, progress_of
 from orchestrator.telemetry.reading.sparklines import sparkline
 from workers.contracts.counts import flops_per_token
@@ -88,7 +88,9 @@ def series(
     points = min(max(points, 1), MOST_POINTS)
     per_token = run_flops_per_token(run) if x == "flops" else 1.0
     window = _window(x, from_, to, after_seq, per_token)
-    merged = merge(sources(run.id, name, rank=rank, attempt=attempt), window, enough=max(_EXACT_CHUNKS, points // 2))
+    found = sources(run.id, name, rank=rank, attempt=attempt)
+    rewinds = run.rewinds if attempt is None else ()  # an attempt that is asked for is shown as it was
+    merged = merge(found, window, enough=max(_EXACT_CHUNKS, points // 2), rewinds=rewinds)
     places, y = _places(merged.points, x, per_token)
     reduced = reduce(places, y, points)
     whole = x in ("step", "tokens")
@@ -133,8 +135,9 @@ def series_raw(
         steps_above.append(taken)
         if source is not found[-1]:
             taken = np.union1d(taken, np.concatenate([curve.step for curve in iterate(source, Window())]))
+    rewinds = run.rewinds if attempt is None else ()
     for source, above in zip(reversed(found), reversed(steps_above), strict=True):
-        for curve in iterate(source, window):
+        for curve in iterate(source, replace(window, without=given_up(source, rewinds))):
             kept = curve.take(~np.isin(curve.step, above)) if len(above) else curve
             columns = (*kept.axes.tolist(), kept.time.tolist(), kept.y.tolist())
             for row in zip(*columns, strict=True):

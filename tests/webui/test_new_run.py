@@ -227,8 +227,7 @@ def test_a_run_without_a_name_is_called_by_kind_and_model(owner: User) -> None:
 @pytest.mark.parametrize(
     ("changes", "says"),
     [
-        ({"plan.tp": "2"}, "does not run tp 2 yet"),
-        ({"plan.precision": "fp8", "plan.offload": "nvme"}, "does not run offload nvme and fp8 yet"),
+        ({"train.compile": "on"}, "does not run torch.compile yet"),
     ],
 )
 def test_what_the_engine_does_not_run_yet_is_told_before(owner: User, changes: dict[str, str], says: str) -> None:

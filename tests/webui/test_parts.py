@@ -18,9 +18,11 @@ NOW = datetime(2026, 1, 15, 12, tzinfo=UTC)
 
 
 def test_every_known_metric_has_a_chart_in_some_tab_and_its_own_unit() -> None:
-    charts = [*panels.SUMMARY, *panels.PERFORMANCE, *panels.SYSTEM, panels.ALLOCATOR]
+    charts = [*panels.SUMMARY, *panels.PERFORMANCE, *panels.NUMERICS, *panels.SYSTEM, panels.ALLOCATOR]
     drawn = {line.name: panel.unit for panel in charts for line in panel.series}
-    assert set(METRICS) - set(drawn) == {"comm/bytes", "inference/accepted_per_step", "memory/capacity_bytes"}
+    elsewhere = {"comm/arrival_skew_s", "inference/accepted_per_step", "memory/capacity_bytes"}
+    assert set(METRICS) - set(drawn) == elsewhere
+    drawn = {name: unit for name, unit in drawn.items() if name in METRICS}
     wrong = {name: unit for name, unit in drawn.items() if unit != METRICS[name]}
     assert wrong == {}
 
@@ -33,9 +35,12 @@ def test_a_page_has_no_chart_for_what_is_not_there() -> None:
     assert [panel.id for panel in sources] == ["loss", "loss_sources", "own-0"]
     assert sources[2].title == "reward"
     layers = [f"grad_underflow/layer_{layer:02}" for layer in range(40)]
-    [_, scale, lost] = panels.summary(["loss", "loss_scale", *layers], "train")
-    assert (scale.id, lost.id, lost.unit) == ("loss_scale", "grad_underflow", "fraction")
-    assert [line.label for line in lost.series] == [f"layer_{layer:02}" for layer in range(0, 40, 3)]
+    loads = [f"moe/load/{layer}/{expert}" for layer in range(4) for expert in range(8)]
+    told = ["loss", "loss_scale", "moe/max_violation", "time/forward_s", "comm/send_bytes", *layers, *loads]
+    assert [panel.id for panel in panels.summary(told, "train")] == ["loss", "loss_scale"]
+    assert [panel.id for panel in panels.numerics(told)] == ["loss_scale", "max_violation"]
+    assert [panel.id for panel in panels.performance(told)] == ["step_split", "sent"]
+    assert panels.unshown(loads) == 0
     assert panels.unshown(layers) == 0
     assert panels.unshown([f"metric-{i}" for i in range(panels.MOST_PANELS + 3)]) == 3
 

@@ -119,7 +119,7 @@ def test_examples_write_links_that_the_page_reads(client: Client) -> None:
         ({"model": "own", "shape": '{"model_type": "t5"}'}, "model", "t5"),
         ({"device": "h1000"}, "device", "h1000"),
         ({"nodes": "0"}, "nodes", "not between"),
-        ({"nodes": "-1"}, "nodes", "not a whole number"),
+        ({"nodes": "-1"}, "nodes", "-1 is not between 1 and 1,048,576"),
         ({"nodes": "9" * 40}, "nodes", "not a whole number"),
         ({"nodes": "2000000"}, "nodes", "not between"),
         ({"seq_len": "8k"}, "seq_len", "not a whole number"),
@@ -131,7 +131,7 @@ def test_examples_write_links_that_the_page_reads(client: Client) -> None:
         ({"ep": "3"}, "ep", "no experts"),
         ({"plan": "dp8.<script>"}, "plan", "not a plan as links write it"),
         ({"own_memory": "x", "device": "own"}, "own_memory", "not a number"),
-        ({"price": "-3"}, "price", "not a number"),
+        ({"price": "-3"}, "price", "-3 is not between 0 and 1,000,000"),
     ],
 )  # fmt: skip
 def test_a_wrong_question_gets_a_sentence_beside_its_field(
@@ -231,8 +231,30 @@ def test_own_devices_by_name_and_by_numbers(client: Client, owner: User) -> None
     services.device_type_create(by=owner, entry=entry)
     page = get(client, device="lab-gpu")
     assert "of 48 GiB" in sentence(page) and "lab-gpu · mine" in page
+    served = client.get("/planner/serving/", {"model": "llama3-8b", "device": "lab-gpu"}).content.decode()
+    assert "llama3-8b on 1 lab-gpu serves" in sentence(served) and "lab-gpu · mine" in served
+    scaled = client.get("/planner/scaling/", {"parameters": "7G", "device": "lab-gpu"}).content.decode()
+    assert "64 lab-gpu" in sentence(scaled)
+    for address in ("serving", "scaling"):
+        answer = client.get(f"/planner/{address}/", {"model": "llama3-8b", "parameters": "7G", "device": "nothing"})
+        assert answer.status_code == 200 and "device catalogue" in answer.content.decode()
     assert "of 24 GiB" in sentence(get(client, device="own", own_memory="24", own_tflops="300", model="gpt2-124m",
                                        seq_len="1024"))  # fmt: skip
+
+
+def test_what_is_known_of_a_plan_stands_beside_it(client: Client) -> None:
+    """A host that nobody told, a precision that the device lacks, collectives as the engine calls them."""
+    page = get(client, offload="optimizer", zero="2", dp="8")
+    assert "if the host holds" in sentence(page) and "nobody told" in text_of(page)
+    page = get(client, offload="optimizer", zero="2", dp="8", host="1")
+    assert "does not fit: it offloads" in sentence(page) and "the host has 1 GiB for each" in sentence(page)
+    assert "v100-32g does not multiply in bf16" in text_of(get(client, device="v100-32g", model="llama-15m"))
+    page = get(client, zero="3", dp="8", precision="bf16")
+    assert "By collective, as the engine calls them" in page and "reduce-scatter" in text_of(page)
+    assert "By collective" not in get(client, framework="megatron")
+    key = key_of({"dp": 8, "zero": 3, "precision": "bf16", "micro_batch_size": 1})
+    told = client.get(f"/planner/why/?{urlencode({**SMALL, 'plan': key, 'why': 'reduce_scatter_bytes'})}")
+    assert "in the reduce dtype" in told.content.decode()
 
 
 def test_run_this_plan_fills_the_form(client: Client) -> None:

@@ -150,3 +150,93 @@ def test_the_gallery_shows_everything(people: factories.People) -> None:
     page = factories.client_for(people.stranger).get("/gallery/").content.decode()
     for word in ("queued", "cancelled", "drained", "Waits for 4 devices", "Failed at step 12", "Not finite"):
         assert word in page
+    for word in ("Who comes late, of 256", "Expert loads, now", "The pipeline in step 40", "does not count this plan"):
+        assert word in page
+
+
+def test_a_run_is_forked_and_rewound_from_its_page(people: factories.People) -> None:
+    run = factories.run(people.owner, train={"steps": 200, "seq_len": 64})
+    attempt = factories.running(run, factories.node())
+    for step in (50, 100):
+        path = f"runs/{run.pk}/checkpoints/step-{step:08d}"
+        runs.checkpoint_record(run=run, attempt=1, step=step, path=path, tokens=step, bytes=1)
+    client = factories.client_for(people.owner)
+    tab = client.get(f"/runs/{run.pk}/?tab=checkpoints").content.decode()
+    assert f"/runs/{run.pk}/fork/?step=100" in tab and 'value="rewind"' not in tab and "pause or cancel it first" in tab
+    form = client.get(f"/runs/{run.pk}/fork/?step=50").content.decode()
+    assert '<option value="50" selected>' in form and 'value="200"' in form
+    sent = {"step": "50", "steps": "40", "plan": '{"dp": 2', "changes": ""}
+    broken = client.post(f"/runs/{run.pk}/fork/", sent)
+    assert broken.status_code == 422 and b"the JSON cannot be read" in broken.content
+    sent |= {"plan": '{"dp": 2, "zero": 3, "global_batch_size": 4, "micro_batch_size": 2}'}
+    assert b"all 40 steps are done by step 50" in client.post(f"/runs/{run.pk}/fork/", sent).content
+    sent |= {"steps": "400", "lr": "0.01", "changes": '{"train": {"clip_norm": 1.0}}'}
+    answer = client.post(f"/runs/{run.pk}/fork/", sent, follow=True)
+    made = Run.objects.latest("id")
+    assert f"it goes on from step 50 of run {run.pk}".encode() in answer.content
+    train = made.spec["train"]
+    assert (train["steps"], train["optimizer"]["lr"], train["clip_norm"], made.plan["zero"]) == (400, 0.01, 1.0, 3)
+    for page in (client.get(f"/runs/{run.pk}/?tab=history"), client.get(f"/runs/{run.pk}/?tab=checkpoints")):
+        assert f'href="/runs/{made.pk}/"'.encode() in page.content, "the parent names its fork"
+    assert f"run {run.pk}</a> at step 50".encode() in client.get(f"/runs/{made.pk}/?tab=history").content
+
+    runs.attempt_exited(attempt=attempt, exit_class="user_error", exit={"reason": "wrong"})
+    assert b'value="rewind"' in client.get(f"/runs/{run.pk}/?tab=checkpoints").content
+    answer = client.post(f"/runs/{run.pk}/act/", {"action": "rewind", "step": "50"}, follow=True)
+    assert b"Rewound; it goes on from step 50." in answer.content
+
+
+def test_the_engines_numbers_stand_on_their_tabs(people: factories.People) -> None:
+    plan = {"dp": 1, "pp": 2, "micro_batch_size": 1, "global_batch_size": 4}
+    run = factories.run(people.owner, plan=plan, devices=2)
+    factories.running(run, factories.node("n1"))
+    client = factories.client_for(people.owner)
+    empty = client.get(f"/runs/{run.pk}/?tab=numerics").content.decode()
+    assert "No step is logged yet." in empty and "No numbers yet" in empty
+    assert "The pipeline as predicted" in client.get(f"/runs/{run.pk}/?tab=performance").content.decode()
+    assert client.get(f"/runs/{run.pk}/timeline/").status_code == 204
+    steps = list(range(1, 41))
+    for rank in (0, 1):
+        values = {"loss": 2.0, "loss_scale": 1024.0, "comm/arrival_skew_s": 0.2 * rank, "step_time_s": 0.5,
+                  "comm/send_bytes": 1e6, "grad_underflow/layer_0": 0.2, "moe/load/0/0": 1.5,
+                  "moe/load/0/1": 0.5}  # fmt: skip
+        batch = PointBatch(run=str(run.pk), attempt=1, rank=rank, seq=steps, step=steps, tokens=steps,
+                           time=[1e9 + step for step in steps],
+                           values={name: [value] * len(steps) for name, value in values.items()})  # fmt: skip
+        telemetry.points_store(run=run, attempt=1, batches=[batch])
+        actions = [["F", rank, 0, 0.1 * rank, 0.1 * rank + 0.1], ["B", rank, 0, 0.3, 0.5]]
+        told = {"step": 40, "stages": [rank], "pp_rank": rank, "began_s": 1e9, "span_s": 0.5, "actions": actions,
+                "bubble_fraction": 0.4}  # fmt: skip
+        runs.event_record(run=run, type="pipeline_timeline", data=told, attempt=1, rank=rank, origin=f"1/{rank}/1")
+    late = {"step": 20, "node": "n1", "stage": 1, "says": "it comes 200 ms after them"}
+    runs.event_record(run=run, type="straggler", data=late, attempt=1, rank=1, origin="1/-1/1")
+
+    page, queries = queries_of(client, f"/runs/{run.pk}/?tab=performance")
+    text = page.content.decode()
+    assert queries <= MOST_QUERIES
+    assert "The pipeline in step 40" in text and "The bubble is 40% of the step" in text
+    assert "Slow rank 1 (n1, stage 1) at step 20" in text and "What a rank sends in a step" in text
+    assert f"/runs/{run.pk}/heat/?of=skew" in text
+    assert "Pipeline timeline" not in client.get(f"/runs/{run.pk}/").content.decode()
+    skew = client.get(f"/runs/{run.pk}/heat/?of=skew").content.decode()
+    assert "Rank 1 (node n1, stage 1) comes 200 ms after the first, 40% of a step" in skew
+    newest = client.get(f"/runs/{run.pk}/timeline/")
+    assert newest.status_code == 200 and "The pipeline in step 40" in newest.content.decode()
+    numerics = client.get(f"/runs/{run.pk}/?tab=numerics").content.decode()
+    assert "The loss scale is 1,024 and has not moved" in numerics
+    words = {"underflow": "Layer 0 loses 20%", "loads": "1.50 times the even load", "experts": "expert 1"}
+    for of, word in words.items():
+        assert f"of={of}" in numerics and word in client.get(f"/runs/{run.pk}/heat/?of={of}").content.decode()
+    assert client.get(f"/runs/{run.pk}/heat/?of=nothing").status_code == 422
+    assert factories.client_for(people.stranger).get(f"/runs/{run.pk}/heat/?of=skew").status_code == 404
+
+
+def test_a_profile_and_a_memory_snapshot_are_asked_for_by_a_button(people: factories.People, run: Run) -> None:
+    client = factories.client_for(people.owner)
+    page = client.get(f"/runs/{run.pk}/").content.decode()
+    assert "Profile now" in page and "Memory snapshot" in page
+    answer = client.post(f"/runs/{run.pk}/act/", {"action": "profile"}, follow=True)
+    assert b"Asked for a profile of the next step" in answer.content
+    teammate = factories.client_for(people.teammate)
+    refused = teammate.post(f"/runs/{run.pk}/act/", {"action": "memory-snapshot"}, follow=True)
+    assert b"its owner and operators manage it" in refused.content

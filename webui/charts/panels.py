@@ -33,7 +33,8 @@ class Level:
 
 @dataclass(frozen=True, slots=True)
 class Panel:
-    """A chart: `kind` lines or stack; `zero`: the y axis starts there; `empty`: what to say without data."""
+    """A chart: `kind` lines or stack; `zero`: the y axis starts there; `log`: it begins logarithmic; `empty`: what to
+    say without data."""
 
     id: str
     title: str
@@ -41,6 +42,7 @@ class Panel:
     series: tuple[Line, ...]
     kind: str = "lines"
     zero: bool = False
+    log: bool = False
     wide: bool = False
     rank: int | None = None
     empty: str = "No points yet: they appear here as the run logs them."
@@ -67,6 +69,37 @@ MFU = Panel(
 )
 GRAD_NORM = Panel("grad_norm", "Gradient norm", "", (Line("grad_norm", "before clipping", "grad"),), zero=True)
 LEARNING_RATE = Panel("lr", "Learning rate", "", (Line("lr", "learning rate", "lr"),), zero=True)
+STEP_SPLIT = Panel(
+    "step_split",
+    "Where a step's time goes",
+    "s",
+    (
+        Line("time/data_s", "data", "split-data"),
+        Line("time/forward_s", "forward", "split-forward"),
+        Line("time/backward_s", "backward", "split-backward"),
+        Line("comm/exposed_s", "exposed communication", "split-exposed"),
+        Line("time/optimizer_s", "optimizer", "split-optimizer"),
+        Line("time/other_s", "other", "split-other"),
+    ),
+    kind="stack",
+    zero=True,
+    wide=True,
+)
+SENT = Panel(
+    "sent",
+    "Bytes handed to collectives",
+    "bytes",
+    (
+        Line("comm/bytes", "all", "other-series", "dot"),
+        Line("comm/all_reduce_bytes", "all-reduce", "loss"),
+        Line("comm/all_gather_bytes", "all-gather", "throughput"),
+        Line("comm/reduce_scatter_bytes", "reduce-scatter", "grad"),
+        Line("comm/all_to_all_bytes", "all-to-all", "loss-2"),
+        Line("comm/broadcast_bytes", "broadcast", "mfu"),
+        Line("comm/send_bytes", "send", "time-2"),
+    ),
+    zero=True,
+)
 STEP_TIME = Panel(
     "step_time",
     "Step time",
@@ -96,13 +129,28 @@ ALLOCATOR = Panel(
     ),
     zero=True,
 )
+OFFLOADED = Panel(
+    "offloaded",
+    "Offloaded, outside the device",
+    "bytes",
+    (Line("memory/offloaded_bytes", "offloaded", "mem-offloaded"),),
+    zero=True,
+)
 TFLOPS = Panel(
     "tflops", "Model TFLOP/s per device", "TFLOP/s", (Line("tflops_per_device", "per device", "mfu"),), zero=True
 )
 BUBBLE = Panel(
     "bubble", "Pipeline bubble", "fraction", (Line("pipeline/bubble_fraction", "bubble", "time-2"),), zero=True
 )
-LOSS_SCALE = Panel("loss_scale", "Loss scale", "", (Line("loss_scale", "loss scale", "event"),), zero=True)
+LOSS_SCALE = Panel("loss_scale", "Loss scale", "", (Line("loss_scale", "loss scale", "event"),), log=True)
+VIOLATION = Panel(
+    "max_violation",
+    "Largest expert load above even",
+    "",
+    (Line("moe/max_violation", "largest load over the mean, minus 1", "event"),),
+    zero=True,
+)
+AUXILIARY = Panel("aux_loss", "Auxiliary loss", "", (Line("moe/aux_loss", "summed over layers", "loss-2"),), zero=True)
 PERPLEXITY = Panel("val_perplexity", "Validation perplexity", "", (Line("val_perplexity", "validation", "loss-2"),))
 UTILISATION = Panel(
     "utilisation", "Device utilisation", "fraction", (Line("device/utilization", "busy", "throughput"),), zero=True
@@ -146,12 +194,15 @@ SUMMARY: Final = (
     BLOCKS,
 )
 TRAINING: Final = (LOSS, THROUGHPUT, MFU, GRAD_NORM, LEARNING_RATE, STEP_TIME, MEMORY)  # before the first point
-PERFORMANCE: Final = (replace(STEP_TIME, wide=True), THROUGHPUT, MFU, TFLOPS, BUBBLE)
+PERFORMANCE: Final = (STEP_SPLIT, STEP_TIME, THROUGHPUT, MFU, TFLOPS, SENT, BUBBLE)
+NUMERICS: Final = (LOSS_SCALE, GRAD_NORM, VIOLATION, AUXILIARY)
 SYSTEM: Final = (UTILISATION, POWER, TEMPERATURE)
 KNOWN: Final = frozenset(
-    line.name for panel in (*SUMMARY, *PERFORMANCE, *SYSTEM, ALLOCATOR) for line in panel.series
-) | {"comm/bytes", "memory/capacity_bytes", "inference/accepted_per_step"}
-FAMILIES: Final = ("loss/", "memory/", "grad_underflow/")  # charts of many lines
+    line.name for panel in (*SUMMARY, *PERFORMANCE, *NUMERICS, *SYSTEM, ALLOCATOR, OFFLOADED) for line in panel.series
+) | {"comm/arrival_skew_s", "memory/capacity_bytes", "inference/accepted_per_step"}
+# of many curves, drawn together: charts of many lines, stacks and heat maps
+FAMILIES: Final = ("loss/", "memory/", "time/", "comm/", "grad_underflow/", "moe/load/")
+QUIET: Final = ("memory/", "time/", "comm/", "grad_underflow/", "moe/load/")  # those of them that other tabs draw
 # of the known ones, those that other tabs draw
 ELSEWHERE: Final = KNOWN - {line.name for panel in SUMMARY for line in panel.series}
 
@@ -163,8 +214,6 @@ def summary(names: Collection[str], kind: str) -> list[Panel]:
     chosen = _having(SUMMARY, names)
     if sources := _family(names, "loss/"):
         chosen.insert(1, Panel("loss_sources", "Loss by source", "nats/token", sources))
-    if layers := _family(names, "grad_underflow/"):
-        chosen.append(Panel("grad_underflow", "Gradient lost to fp16 underflow", "fraction", layers, zero=True))
     return chosen + own(names)
 
 
@@ -186,12 +235,27 @@ def own(names: Iterable[str]) -> list[Panel]:
 
 
 def performance(names: Collection[str]) -> list[Panel]:
-    return _having(PERFORMANCE, names) or [replace(STEP_TIME, wide=True), THROUGHPUT]
+    """The split leads once it is told, else the step's time does."""
+    if "time/forward_s" in names:
+        return _having(PERFORMANCE, set(names) - {"data_time_s"})  # the split has it
+    found = [panel for panel in _having(PERFORMANCE, names) if panel.id != "step_split"]
+    return [_wide(panel) for panel in found] or [_wide(STEP_TIME), THROUGHPUT]
+
+
+def numerics(names: Collection[str]) -> list[Panel]:
+    """Loss scale, gradients and the experts' balance; one that stands alone or before three takes the width."""
+    found = _having(NUMERICS, names)
+    return [replace(panel, wide=len(found) in (1, 4) and panel is found[0]) for panel in found]
+
+
+def _wide(panel: Panel) -> Panel:
+    return replace(panel, wide=True) if panel.id == "step_time" else panel
 
 
 def memory(names: Collection[str], rank: int | None) -> list[Panel]:
     """Stack and allocator of one rank; None is the lowest that tells."""
-    found = _having((replace(MEMORY, wide=True), replace(ALLOCATOR, wide=True)), names) or [replace(MEMORY, wide=True)]
+    wanted = (replace(MEMORY, wide=True), replace(ALLOCATOR, wide=True), OFFLOADED)
+    found = _having(wanted, names) or [replace(MEMORY, wide=True)]
     return [replace(panel, rank=rank) for panel in found]
 
 

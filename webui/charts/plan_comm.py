@@ -18,6 +18,14 @@ KINDS: Final = (
     ("cp_bytes", "context", "keys and values around the ring"),
     ("ep_bytes", "expert", "tokens to their experts and back"),
 )
+CALLS: Final = (
+    ("all_reduce_bytes", "all-reduce", "by its buffer: gradients of copies, activations of tensor ranks"),
+    ("all_gather_bytes", "all-gather", "by its output: sharded weights, sequences of tensor ranks"),
+    ("reduce_scatter_bytes", "reduce-scatter", "by its input: sharded gradients, activations of tensor ranks"),
+    ("broadcast_bytes", "broadcast", "by its tensor: weights that ZeRO 1 has updated"),
+    ("all_to_all_bytes", "all-to-all", "tokens to their experts and back"),
+    ("send_bytes", "send", "activations and their gradients between stages"),
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,11 +40,21 @@ class Kind:
 
 def kinds(comm: Mapping[str, Any]) -> list[Kind]:
     """Every kind, those without traffic too: nothing is moved by a group of one."""
-    held = {name: words.number(comm.get(name)) or 0.0 for name, _, _ in KINDS}
+    return _kinds(KINDS, comm)
+
+
+def calls(collectives: Mapping[str, Any] | None) -> list[Kind]:
+    """What the engine hands to each kind of collective; empty where that is not counted, or nothing is sent."""
+    found = _kinds(CALLS, collectives or {})
+    return found if any(kind.bytes for kind in found) else []
+
+
+def _kinds(known: tuple[tuple[str, str, str], ...], given: Mapping[str, Any]) -> list[Kind]:
+    held = {name: words.number(given.get(name)) or 0.0 for name, _, _ in known}
     most = max(held.values()) or 1.0
     return [
         Kind(name, word, what, held[name], _size(held[name]), round(100 * held[name] / most, 2))
-        for name, word, what in KINDS
+        for name, word, what in known
     ]
 
 

@@ -32,7 +32,8 @@ _PLACES: Final = {
     "cluster.devices_per_node": "devices_per_node", "workload.global_batch_size": "global_batch_size",
     "plan.global_batch_size": "global_batch_size", "workload.tokens": "tokens", "framework": "framework",
     "cluster.intra_node_gb_per_s": "intra", "cluster.inter_node_gb_per_s": "inter", "objective": "objective",
-    "cluster.usd_per_device_hour": "price", "cluster": "nodes", "workload": "seq_len", "seq_len": "seq_len",
+    "cluster.usd_per_device_hour": "price",
+    "cluster.host_gib_per_device": "host", "cluster": "nodes", "workload": "seq_len", "seq_len": "seq_len",
     "global_batch_size": "global_batch_size", "top": "objective",
 }  # fmt: skip
 
@@ -79,7 +80,7 @@ class Question:
         cluster = {
             "device": self._device(found), "nodes": found["nodes"], "devices_per_node": found["devices_per_node"],
             "intra_node_gb_per_s": found["intra"], "inter_node_gb_per_s": found["inter"],
-            "usd_per_device_hour": found["price"],
+            "usd_per_device_hour": found["price"], "host_gib_per_device": found["host"],
         }  # fmt: skip
         workload = {"seq_len": found["seq_len"], "tokens": found["tokens"]}
         if plan is None:
@@ -180,7 +181,7 @@ def read(about: PlannerField, text: str) -> Any:
         return said(about.name, f"{about.label.lower()} is empty", about.default)
     plain = text.replace(",", "").replace("_", "").replace(" ", "")
     if about.kind == "int":
-        value: float | int | None = int(plain) if re.fullmatch(r"\d{1,18}", plain) else None
+        value: float | int | None = int(plain) if re.fullmatch(r"[+-]?\d{1,18}", plain) else None
     else:
         value = amount(plain)
     if value is None:
@@ -188,13 +189,14 @@ def read(about: PlannerField, text: str) -> Any:
             about.name, f"{text[:40]!r} is not a {'whole ' if about.kind == 'int' else ''}number", about.default or "8"
         )
     if not about.least <= value <= about.most:
-        return said(about.name, f"{text[:40]} is not between {about.least:g} and {about.most:g}", about.default or "8")
+        least, most = (f"{each:,.0f}" if each >= 1 else f"{each:g}" for each in (about.least, about.most))
+        return said(about.name, f"{text[:40]} is not between {least} and {most}", about.default or "8")
     return value
 
 
 def amount(text: str) -> float | None:
     """`300G`, `1.5T`, `3e11`: a finite number of at most metric suffixes; None for anything else."""
-    found = re.fullmatch(r"(\d+\.?\d*|\.\d+)(e[+-]?\d{1,3})?([kmgbtp])?", text, re.IGNORECASE)
+    found = re.fullmatch(r"([+-]?(?:\d+\.?\d*|\.\d+))(e[+-]?\d{1,3})?([kmgbtp])?", text, re.IGNORECASE)
     if not found:
         return None
     value = float(found[1] + (found[2] or "")) * _SUFFIXES.get((found[3] or "").lower(), 1.0)

@@ -76,8 +76,10 @@ OWN_DEVICE: Final = (
 LINKS: Final = (
     F("intra", "Link inside a node", "float", hint="A device and direction.", unit="GB/s", least=1e-6, most=1e9),
     F("inter", "Link between nodes", "float", unit="GB/s", least=1e-6, most=1e9),
+    F("host", "Host memory", "float", hint="Filled by offloading; empty: unknown.", unit="GiB a device", least=1e-6,
+      most=1e6),
     F("price", "Price", "float", unit="$ a device-hour", least=0, most=1e6),
-)
+)  # fmt: skip
 BATCH: Final = (
     F("seq_len", "Sequence length", "int", "8192", slide=_twos(9, 17), most=2**24),
     F("global_batch_size", "Global batch", "int", "128", slide=_twos(0, 13), most=2**24),

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from webui.words import quantity
+from workers.contracts.benchmark import TECHNIQUES
 from workers.contracts.counts import parameter_count
 from workers.contracts.presets import PRESETS
 
@@ -73,6 +74,7 @@ KIND = F(
     "kind", "Kind of run", "choice",
     choices=(
         ("train", "train: Orrery's own engine"),
+        ("benchmark", "benchmark: one plan's techniques on and off, measured"),
         ("script", "script: a torchrun program of mine, launched here"),
         ("external", "external: my program runs elsewhere and reports here"),
     ),
@@ -88,7 +90,7 @@ SECTIONS: tuple[Section, ...] = (
             F("model.custom", "Own shape", "json",
               "A ModelSpec: layers, hidden, heads, ffn, vocab, max_seq_len at least.", wide=True),
         ),
-        kinds=("train",), owns=("model",),
+        kinds=("train", "benchmark"), owns=("model",),
     ),
     Section(
         "data", "Data", "What it learns from.",
@@ -100,7 +102,7 @@ SECTIONS: tuple[Section, ...] = (
             F("data.format", "Format", "choice", choices=_same("text", "jsonl", "tokens"), default="text"),
             F("data.tokenizer", "Tokenizer", "text", "A tokenizer.json or its folder; without one, raw bytes."),
         ),
-        kinds=("train",), owns=("data",),
+        kinds=("train", "benchmark"), owns=("data",),
     ),
     Section(
         "script", "Program", "What torchrun starts on every rank.",
@@ -126,7 +128,7 @@ SECTIONS: tuple[Section, ...] = (
               default="micro-batch × dp"),
             F("plan.precision", "Precision", "choice", choices=_same("fp32", "bf16", "fp16", "fp8"), default="fp32"),
         ),
-        kinds=("train",), owns=("plan",),
+        kinds=("train", "benchmark"), owns=("plan",),
         more=(
             F("plan.tp", "Tensor parallel (tp)", "int", default="1"),
             F("plan.pp", "Pipeline parallel (pp)", "int", default="1"),
@@ -172,6 +174,19 @@ SECTIONS: tuple[Section, ...] = (
         ),
     ),
     Section(
+        "benchmark", "Benchmark", "The same model and batch, one technique changed at a time.",
+        (
+            F("benchmark.techniques", "Techniques", "words", "Empty: all of them. What the plan rules out is told.",
+              choices=tuple(TECHNIQUES.items()), default="all", wide=True),
+            F("benchmark.steps", "Timed steps", "int", "Of each variant, over all its turns.", default="20"),
+            F("benchmark.seq_len", "Sequence length", "int", "Tokens.", default="128"),
+            F("benchmark.warmup_steps", "Warmup steps", "int", "Of each turn, not timed.", default="2"),
+            F("benchmark.repeats", "Turns", "int", "Variants alternate, so that drift hits all.", default="3"),
+            F("benchmark.seed", "Seed", "int", default="0"),
+        ),
+        kinds=("benchmark",),
+    ),
+    Section(
         "resources", "Resources and schedule", "Where and when it runs.",
         (
             F("resources.devices", "Devices", "int", default="the plan's world size"),
@@ -179,7 +194,7 @@ SECTIONS: tuple[Section, ...] = (
             F("priority", "Priority", "int", "Higher starts first.", default="0"),
             F("resources.max_seconds", "At most", "float", "Seconds; then it is stopped.", default="no limit"),
         ),
-        kinds=("train", "script"), owns=("resources", "priority", "retries"),
+        kinds=("train", "benchmark", "script"), owns=("resources", "priority", "retries"),
         more=(
             F("resources.device", "Device type", "text", "A catalogue name such as h100-80g.", default="any"),
             F("retries.infrastructure", "Retries after infrastructure faults", "int", default="5"),

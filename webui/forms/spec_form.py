@@ -24,11 +24,11 @@ def spec_of(values: Mapping[str, str], base: Mapping[str, Any] | None = None) ->
     for body in BODIES:
         if body != kind:
             spec.pop(body, None)
-    if kind == "train":
-        spec.setdefault("train", {})
+    if kind in ("train", "benchmark"):
+        spec.setdefault(kind, {})
     for section in SECTIONS:
         if section.kinds and kind not in section.kinds:
-            if kind in ("train", "script", "external"):  # other kinds are edited as JSON
+            if kind in ("train", "benchmark", "script", "external"):  # other kinds are edited as JSON
                 for key in section.owns:
                     spec.pop(key, None)
             continue

@@ -15,8 +15,10 @@ from pydantic import ValidationError
 from webui import words
 from webui.forms.spec_fields import FIELDS, KIND
 from workers.contracts import ParallelPlan, RunSpec
+from workers.contracts.benchmark import turns
 from workers.contracts.counts import flops_per_token, parameter_count
 from workers.contracts.engine import ENGINE_RUNS, beyond_engine
+from workers.contracts.variants import expand, total_steps
 
 _KNOWN = {field.path for field in FIELDS} | {"name", "experiment", "spec", KIND.path}
 
@@ -60,8 +62,10 @@ def amounts(spec: Mapping[str, Any], problems: list[dict[str, str]], *, fleet_de
     devices = run.resources.devices or (plan.world_size if plan else 1)
     if run.kind == "train" and run.train is not None:
         facts += _training(run, plan, devices)
+    if run.benchmark is not None:
+        facts += _benchmark(run)
     facts.append(("Devices", f"{devices} of the fleet's {fleet_devices}" if fleet_devices else f"{devices}"))
-    if run.kind == "train" and (beyond := beyond_engine(run)):
+    if run.kind in ("train", "benchmark") and (beyond := beyond_engine(run)):
         notes.append(
             f"Orrery's engine does not run {words.listed(beyond)} yet: the run would end at its start and say so. "
             f"It runs {ENGINE_RUNS}."
@@ -92,6 +96,21 @@ def _training(run: RunSpec, plan: ParallelPlan | None, devices: int) -> list[tup
     if shape is not None:
         total = flops_per_token(shape, train.seq_len) * tokens * train.steps
         facts.append(("Work", flops(total)))
+    return facts
+
+
+def _benchmark(run: RunSpec) -> list[tuple[str, str]]:
+    """What would be measured; without a plan in numbers the planner chooses the base first."""
+    assert run.benchmark is not None
+    if not isinstance(run.plan, ParallelPlan):
+        return [("Variants", "of the plan that the planner chooses")]
+    found = expand(run)
+    names = dict.fromkeys(each.technique.replace("_", " ") for each in found.variants[1:])
+    more = ", ".join([*names, *found.devices])
+    facts = [("Variants", f"the base and {len(found.variants) - 1} more" + (f": {more}" if more else ""))]
+    if found.left_out:
+        facts.append(("Left out", "; ".join(f"{each['name']}: {each['reason']}" for each in found.left_out[:4])))
+    facts.append(("In all", f"{total_steps(run):,} steps in {words.count(turns(run.benchmark), 'turn')}"))
     return facts
 
 

@@ -1,4 +1,4 @@
-"""Checkpoints and artifacts tab: what the run has saved and left behind."""
+"""Checkpoints and artifacts tab: what the run has saved and left behind, and the ways to go back to it."""
 
 from __future__ import annotations
 
@@ -8,11 +8,18 @@ from django.http import HttpRequest
 
 from orchestrator.runs import selectors as runs
 from webui.run_facts import Facts
+from webui.sentences import ENDED
 
 
 def content(facts: Facts, request: HttpRequest) -> dict[str, Any]:
+    found = list(runs.checkpoints_of(run=facts.run, kept=False)[:200])
+    kept = [each.step for each in found if each.deleted is None]
     return {
-        "checkpoints": list(runs.checkpoints_of(run=facts.run, kept=False)[:200]),
+        "checkpoints": found,
+        "kept": kept,
+        "rewindable": facts.may_manage and (facts.run.state in ENDED or facts.run.state == "paused"),
+        "steps": (facts.run.spec.get("train") or {}).get("steps") or 0,
+        "forks": runs.forks_of(run=facts.run, user=facts.user),
         "artifacts": list(runs.artifacts_of(run=facts.run)[:200]),
         "source": facts.source(),
     }

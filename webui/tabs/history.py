@@ -17,6 +17,8 @@ def content(facts: Facts, request: HttpRequest) -> dict[str, Any]:
     return {
         "attempts": [row(attempt) for attempt in runs.attempts_of(run=run)[:50]],
         "all_moments": facts.moments,
+        "forks": runs.forks_of(run=run, user=user),
+        "forked_at": runs.forked_at(run) if run.forked_from_id else None,
         "audit": list(accounts.audit_entries(user=user).filter(target=f"run:{run.pk}")[:50]),
         "source": facts.source(),
     }

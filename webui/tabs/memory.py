@@ -27,6 +27,7 @@ def content(facts: Facts, request: HttpRequest) -> dict[str, Any]:
         "rank": min(by_rank, default=0) if rank is None else rank,
         "parts": parts,
         "rows": rows(by_rank, parts),
+        "offloaded": any(values.get("offloaded") for values in by_rank.values()),
         "source": facts.source(),
     }
 
@@ -41,5 +42,10 @@ def rows(by_rank: dict[int, dict[str, float]], parts: list[str]) -> list[dict[st
         cells = [words.memory(values.get(part)) for part in parts]
         capacity = values.get("capacity")
         share = f"{words.percent(sums[rank] / capacity)} of {words.memory(capacity)}" if capacity else ""
-        made.append({"rank": rank, "bar": bar, "cells": cells, "sum": words.memory(sums[rank]), "share": share})
+        made.append(
+            {
+                "rank": rank, "bar": bar, "cells": cells, "sum": words.memory(sums[rank]), "share": share,
+                "offloaded": words.memory(values.get("offloaded")),
+            }
+        )  # fmt: skip
     return made

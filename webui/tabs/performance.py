@@ -1,19 +1,24 @@
-"""Performance tab: where a step's time goes, and which ranks are slower than the rest."""
+"""Performance tab: where a step's time goes, what ranks send, how the pipeline runs, who holds the others up."""
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Final
 
 from django.http import HttpRequest
 
+from orchestrator.runs import selectors as runs
 from orchestrator.telemetry import selectors as telemetry
-from webui.charts import panels
+from webui import moments
+from webui.charts import comm_measured, panels, pipe_measured
+from webui.charts.plan_pipeline import pipeline
 from webui.charts.spread import spread
 from webui.run_facts import Facts
-from webui.tabs import predicted
-from webui.views.planner_pipeline import pipeline_of_run
+from webui.tabs import heats, predicted
+from webui.views.planner_pipeline import timeline_of_run
 
 PER_RANK = ("step_time_s", "data_time_s", "comm/exposed_s", "tokens_per_s", "mfu")
+_TOLD: Final = 4  # stalls in words above the charts
+_STEPS: Final = 3  # sampled steps that are read: of the newest, some ranks may still be on their way
 
 
 def content(facts: Facts, request: HttpRequest) -> dict[str, Any]:
@@ -23,7 +28,21 @@ def content(facts: Facts, request: HttpRequest) -> dict[str, Any]:
             panel.to_dict() for panel in predicted.with_levels(panels.performance(facts.names), facts.run.prediction)
         ],
         "predicted": predicted.content(facts, memory=False),
-        "pipeline": pipeline_of_run(facts.run),
+        **timeline(facts),
+        "calls": comm_measured.calls(facts.latest, (facts.run.prediction or {}).get("collectives")),
+        "stalls": [moment for moment in facts.moments if moment.type in heats.STALLS][:_TOLD],
+        "heats": heats.offered(facts, ("skew",)),
         "spread": spread(found, [name for name in PER_RANK if name in facts.latest]),
         "source": facts.source(),
     }
+
+
+def timeline(facts: Facts) -> dict[str, Any]:
+    """`{timeline, pipeline}`: a sampled step above its prediction, or the prediction alone before one is sampled."""
+    stages = int(facts.plan.get("pp") or 1)
+    if stages < 2:
+        return {"timeline": None, "pipeline": None}
+    told = runs.events_of(run=facts.run, types=moments.DRAWN, limit=_STEPS * stages, newest=True)
+    foreseen = timeline_of_run(facts.run, whole=bool(told))
+    found = pipe_measured.beside([event.data for event in told], foreseen)
+    return {"timeline": found, "pipeline": pipeline(foreseen) if foreseen and found is None else None}

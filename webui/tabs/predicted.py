@@ -53,7 +53,9 @@ def with_levels(panels: Iterable[Panel], prediction: dict[str, Any] | None) -> l
             for line in panel.series
             if line.name in values and panel.kind != "stack"
         ]
-        if panel.kind == "stack" and "memory/allocated_bytes" in values:
+        if panel.id == "step_split" and "step_time_s" in values:
+            levels = [Level("step predicted", "time", float(values["step_time_s"]))]
+        if panel.id == "memory" and "memory/allocated_bytes" in values:
             levels = [Level("peak predicted", "text-2", float(values["memory/allocated_bytes"]))]
         made.append(replace(panel, levels=tuple(levels)))
     return made

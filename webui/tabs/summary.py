@@ -39,7 +39,7 @@ def content(facts: Facts, request: HttpRequest) -> dict[str, Any]:
             for panel in predicted.with_levels(panels.summary(names, facts.run.kind), facts.run.prediction)
         ],
         "unshown": panels.unshown(names),
-        "source": {**facts.source(), "quiet": sorted(panels.ELSEWHERE)},
+        "source": {**facts.source(), "quiet": [*sorted(panels.ELSEWHERE), *panels.QUIET]},
     }
 
 

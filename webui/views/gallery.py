@@ -14,7 +14,7 @@ from django.templatetags.static import static
 from webui import sentences
 from webui.charts import devices, panels, week
 from webui.charts.spread import spread
-from webui.views import planner_sample
+from webui.views import engine_sample, planner_sample
 from webui.views.door import page
 from workers.contracts.node import RunState
 
@@ -29,6 +29,10 @@ def gallery(request: HttpRequest) -> HttpResponse:
         _odd(),
         _empty(),
         *panels.system(["device/power_w"]),
+        panels.STEP_SPLIT,
+        panels.SENT,
+        panels.VIOLATION,
+        panels.OFFLOADED,
     ]
     context = {
         "states": [str(state) for state in RunState],
@@ -57,6 +61,7 @@ def gallery(request: HttpRequest) -> HttpResponse:
         "loss_curve": ",".join(f"{value:.4g}" for value in curves()["loss"]["y"][::8]),
     }
     context["planner"] = planner_sample.gallery_context()
+    context["engine"] = engine_sample.gallery_context()
     return render(request, "webui/gallery.html", context)
 
 
@@ -82,6 +87,17 @@ def curves() -> dict[str, dict[str, Any]]:
         ],
         "device/power_w": [520 + 90 * wave for wave in ripple],
     }
+    split = {"data": 0.03, "forward": 0.29, "backward": 0.5, "optimizer": 0.06, "other": 0.02}
+    step_s = made["step_time_s"]
+    made |= {f"time/{part}_s": [share * value for value in step_s] for part, share in split.items()}
+    made["comm/exposed_s"] = [0.1 * value * (1 + 0.5 * wave) for value, wave in zip(step_s, ripple, strict=True)]
+    made["comm/all_reduce_bytes"] = [3.1e8] * len(steps)
+    made["comm/all_gather_bytes"] = [9e7] * len(steps)
+    made["comm/bytes"] = [4e8] * len(steps)
+    made["moe/max_violation"] = [
+        0.3 + 2 * math.exp(-step / 200) + 0.1 * abs(wave) for step, wave in zip(steps, ripple, strict=True)
+    ]
+    made["memory/offloaded_bytes"] = [6 * 2**30] * len(steps)
     for i, part in enumerate(panels.MEMORY_PARTS):
         made[f"memory/{part}_bytes"] = [(2 + i) * 2**28 * (1 + 0.2 * wave * (part == "activations")) for wave in ripple]
     found = {name: {"x": steps, "y": values, "total_points": len(values), "rank": 0} for name, values in made.items()}

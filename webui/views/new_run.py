@@ -88,6 +88,8 @@ def _begin(request: PageRequest) -> tuple[str, str, dict[str, Any], Any]:
         )
     spec = {**START, "model": preset} if preset in PRESETS else START
     kind = request.GET.get("kind", "train")
+    if kind == "benchmark":
+        spec = {name: spec[name] for name in ("model", "data", "plan")} | {"kind": kind, "benchmark": {}}
     if kind in ("script", "external"):
         spec = {"kind": "script", "resources": {"devices": 1}} if kind == "script" else {"kind": "external"}
     return "", experiment, spec, None

@@ -151,7 +151,7 @@ def cards(shown: list[Any]) -> list[dict[str, Any]]:
 
 def stream_of(user: Any, stream: str) -> list[moments.Moment]:
     types = STREAMS.get(stream, STREAMS[""])[1]
-    found = runs.events_visible_to(user=user, types=types, limit=EVENTS)
+    found = runs.events_visible_to(user=user, types=types, limit=EVENTS, without=moments.DRAWN)
     shown = [event for event in found if stream or not _small(event)]
     return [moments.moment(event, event.run.name) for event in shown]
 
@@ -159,7 +159,7 @@ def stream_of(user: Any, stream: str) -> list[moments.Moment]:
 def _small(event: Any) -> bool:
     """Steps on the way that the run's own page tells: attempts' moves, plans, measured peaks."""
     return bool(
-        event.type in ("plan_resolved", "peak_measured")
+        event.type in ("plan_resolved", "peak_measured", "recompute_chosen", "weights_loaded")
         or (event.type == "state_changed" and event.data.get("of") == "attempt")
     )
 

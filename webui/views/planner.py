@@ -186,6 +186,8 @@ def _has_more(found: dict[str, Any], asked: Question) -> bool:
 
 
 def _unanswered(problems: list[dict[str, str]]) -> str:
-    says = problems[0]["says"]
+    says, about = problems[0]["says"], planner_fields.FIELDS.get(problems[0]["field"])
     more = f" And {len(problems) - 1} more." if len(problems) > 1 else ""
-    return f"{says[:1].upper()}{says[1:].rstrip('.')}.{more}"
+    where = f"{about.label}: " if about and says[:1] in "-+.0123456789'" else ""
+    says = says if where else f"{says[:1].upper()}{says[1:]}"
+    return f"{where}{says.rstrip('.')}.{more}"

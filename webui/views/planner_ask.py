@@ -15,13 +15,13 @@ from orchestrator.planner import ask, desk
 from orchestrator.planner.calibration import Calibration
 from orchestrator.planner.requests import BadRequest, Choices
 from webui.forms.planner import Question
-from workers.contracts.devices import Device
+from workers.contracts.devices import DEVICES, Device
 
 _KEPT: Final = 64  # answers in memory; one of 100 plans is about 200 kB
-# what a search keeps to while a slider is held: a tenth of the plans, the best of them nearly always among these
+# what a search keeps to while a slider is held: a thirtieth of the plans, most often with the best of all among them
 _QUICK: Final[dict[str, Any]] = {
-    "prefetch_layers": [None], "dp_replicate": [None], "offload": ["none", "optimizer", "all"],
-    "schedule": ["1f1b", "interleaved_1f1b", "zb1p", "zbv"],
+    "prefetch_layers": [None], "dp_replicate": [None], "offload": ["none", "optimizer"], "schedule": ["1f1b", "zbv"],
+    "micro_batch_size": [1, 2, 3, 4, 5, 6, 8, 16],
 }  # fmt: skip
 
 
@@ -37,8 +37,17 @@ class Asker:
 
     def search(self) -> dict[str, Any]:
         """The search's answer, plans in the objective's order; `{problems}` alone where it cannot be asked."""
+        found = self._search(self._few()) if self.quick else {}
+        return found if found.get("fit") else self._search({})
+
+    def _few(self) -> dict[str, Any]:
+        name = self.question.values["device"]
+        on_cpu = name == "cpu" or _devices(self.devices).get(name, DEVICES["h100-80g"]).kind == "cpu"
+        return {key: value for key, value in _QUICK.items() if not (on_cpu and key == "offload")}
+
+    def _search(self, fix: Mapping[str, Any]) -> dict[str, Any]:
         asked = self.question
-        fix = {**(_QUICK if self.quick else {}), **asked.fixed()}
+        fix = {**fix, **asked.fixed()}
         request = {**asked.line(), "fix": fix, "objective": asked.objective, "top": min(200, 3 * asked.top)}
         return _searched(json.dumps(request, sort_keys=True), self.devices, self.calibration)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 from collections.abc import Mapping
 from typing import Any, Final
 
@@ -19,7 +20,7 @@ from webui.forms.planner import read
 from webui.forms.planner_fields import FIELDS, PlannerField
 from webui.views import planner_words
 from webui.views.door import PageRequest, page
-from workers.contracts.devices import DEVICES
+from workers.contracts.devices import DEVICES, Device
 
 F = PlannerField
 _DEVICE: Final = F("device", "Device", "choice", "h100-80g", choices=tuple((name, name) for name in DEVICES), wide=True)
@@ -80,9 +81,12 @@ def serving(request: PageRequest) -> HttpResponse:
         try:
             answer = desk.serving(user=request.user, request={**asked, "cluster": cluster, "explain": True})
         except BadRequest as refused:
-            problems = [{"field": item.field, "says": item.says, "try": item.try_} for item in refused.problems]
+            problems = [
+                {"field": item.field.rpartition(".")[2], "says": item.says, "try": item.try_}
+                for item in refused.problems
+            ]
     context = {
-        **_context("planner-serving", SERVING, values, problems), **(_served(answer) if answer else {}),
+        **_context("planner-serving", SERVING, values, problems, request.user), **(_served(answer) if answer else {}),
         "headline": values["model"] if answer else "",
         "rest": _serving_says(answer, given) if answer else _first(problems),
     }  # fmt: skip
@@ -95,18 +99,13 @@ def scaling(request: PageRequest) -> HttpResponse:
     values, given, problems = _asked(request, SCALING)
     answer: dict[str, Any] = {}
     if not problems:
-        own = selectors.own_devices(user=request.user)
-        entry = own.get(given["device"]) or DEVICES[given["device"]]
-        answer = scaled(
-            parameters=given["parameters"], tokens=given["tokens"], devices=given["devices"],
-            flops_per_device=given["mfu"] * entry.peak("bf16") * 1e12, budget_days=given["budget_days"],
-            tokens_per_parameter=given["tokens_per_parameter"], recompute=given["recompute"] == "1",
-            usd_per_hour=entry.usd_per_hour, power_w=entry.power_w, explained=True,
-        )  # fmt: skip
+        entry = selectors.own_devices(user=request.user).get(given["device"]) or DEVICES.get(given["device"])
+        answer = _scaled(given, entry) if entry else {"ok": False, "problems": [_unknown_device(given["device"])]}
         if not answer["ok"]:
             problems, answer = answer["problems"], {}
     context = {
-        **_context("planner-scaling", SCALING, values, problems), "tiles": _tiles(_SCALED, answer), "headline": "",
+        **_context("planner-scaling", SCALING, values, problems, request.user), "headline": "",
+        "tiles": _tiles(_SCALED, answer),
         "rest": _scaling_says(answer, given) if answer else _first(problems), "answered": bool(answer),
     }  # fmt: skip
     return render(request, "webui/planner/scaling.html", context)
@@ -158,12 +157,14 @@ def _asked(
 
 
 def _context(
-    tab: str, fields: tuple[PlannerField, ...], values: dict[str, str], problems: list[dict[str, str]]
+    tab: str, fields: tuple[PlannerField, ...], values: dict[str, str], problems: list[dict[str, str]], user: Any
 ) -> dict[str, Any]:
-    items = []
+    items, own = [], [(name, f"{name} · mine") for name in selectors.own_devices(user=user)]
     for field in fields:
         choices = list(field.choices)
         value = values[field.name]
+        if field.name == "device":
+            choices = [*own, *choices]
         if field.kind == "choice" and value not in dict(choices):
             choices.append((value, value))
         if field.name == "model":
@@ -194,7 +195,8 @@ def _served(answer: Mapping[str, Any]) -> dict[str, Any]:
     speculative = answer.get("speculative")
     return {
         "answered": True, "tiles": _tiles(_SERVED, answer), "bar": bar, "fits": answer["fits"],
-        "room": planner_words.room(value), "tries": answer.get("try", []), "curve": answer["curve"],
+        "room": planner_words.room(value), "tries": answer.get("try", []), "notes": answer["notes"],
+        "curve": answer["curve"],
         "drawn": curve(points, x_unit="", y_unit=""), "memory_tiles": _tiles(
             (("kv_bytes_per_token", "KV cache a token", "mem-kv_cache"),
              ("kv_bytes_per_sequence", "KV cache a sequence", "mem-kv_cache"),
@@ -269,6 +271,21 @@ def _tile_value(name: str, tree: Mapping[str, Any]) -> str:
     if name == "expected_loss":
         return f"{value:.3f}"
     return planner_words.in_unit(value, tree["unit"])
+
+
+def _scaled(given: Mapping[str, Any], entry: Device) -> dict[str, Any]:
+    return scaled(
+        parameters=given["parameters"], tokens=given["tokens"], devices=given["devices"],
+        flops_per_device=given["mfu"] * entry.peak(entry.half) * 1e12, budget_days=given["budget_days"],
+        tokens_per_parameter=given["tokens_per_parameter"], recompute=given["recompute"] == "1",
+        usd_per_hour=entry.usd_per_hour, power_w=entry.power_w, explained=True,
+    )  # fmt: skip
+
+
+def _unknown_device(name: str) -> dict[str, str]:
+    near = difflib.get_close_matches(name, DEVICES, n=3, cutoff=0.3) or list(DEVICES)
+    says = f"{name[:60]!r} is neither in the device catalogue nor one of your own"
+    return {"field": "device", "says": says, "try": ", ".join(near)}
 
 
 def _first(problems: list[dict[str, str]]) -> str:

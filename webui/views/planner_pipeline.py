@@ -19,12 +19,13 @@ from webui.charts.plan_pipeline import Pipeline, pipeline
 from workers.contracts import RunSpec
 
 _MOST_BLOCKS: Final = 160  # drawn in a row; beyond that fewer micro-batches are simulated
+_MOST_WHOLE: Final = 1536
 _MOST_STAGES: Final = 32
 
 
 def pipeline_of(table: Table, plan: Mapping[str, Any]) -> Pipeline | None:
     """None for plans without a pipeline, and for those whose devices are too many to be seen."""
-    return drawn(table, plan) if 2 <= int(plan.get("pp") or 1) <= _MOST_STAGES else None
+    return pipeline(timeline_of(table, plan)) if 2 <= int(plan.get("pp") or 1) <= _MOST_STAGES else None
 
 
 def more_terms(table: Table | None) -> dict[str, float]:
@@ -33,8 +34,11 @@ def more_terms(table: Table | None) -> dict[str, float]:
     return {} if table is None else {name: float(np.max(table[name])) for name in names}
 
 
-def pipeline_of_run(run: Any) -> Pipeline | None:
-    """The predicted pipeline of a run; None without a prediction or a pipeline."""
+def timeline_of_run(run: Any, *, whole: bool) -> dict[str, Any] | None:
+    """The predicted pipeline of a run, as plain numbers; None without a prediction or a pipeline.
+
+    `whole`: up to `_MOST_WHOLE` blocks a row, for a timeline beside the measured one, which shows every micro-batch.
+    """
     plan, predicted = run.plan or {}, run.prediction or {}
     spec = RunSpec.from_dict(run.spec) if predicted and run.kind == "train" else None
     if spec is None or spec.shape is None or spec.train is None or not 2 <= int(plan.get("pp") or 1) <= _MOST_STAGES:
@@ -44,10 +48,12 @@ def pipeline_of_run(run: Any) -> Pipeline | None:
         "workload": {"seq_len": spec.train.seq_len}, "framework": predicted["framework"],
     }  # fmt: skip
     asked = ask.read_one(line)
-    return None if asked.request is None else drawn(ask.table_with([asked.request]), plan)
+    if asked.request is None:
+        return None
+    return timeline_of(ask.table_with([asked.request]), plan, most=_MOST_WHOLE if whole else _MOST_BLOCKS)
 
 
-def drawn(table: Table, plan: Mapping[str, Any]) -> Pipeline:
+def timeline_of(table: Table, plan: Mapping[str, Any], *, most: int = _MOST_BLOCKS) -> dict[str, Any]:
     """The plan's timeline from the terms of its table (one row, every stage).
 
     A stage's time for one micro-batch is parted as the layers' is: forward by `dense_forward_s`, the recomputed forward
@@ -63,14 +69,14 @@ def drawn(table: Table, plan: Mapping[str, Any]) -> Pipeline:
     weight = np.maximum(whole - forward - again, 0.0) / 2
     stages = [device_of_stage(schedule, pp, stage) for stage in range(pp * virtual)]
     shown = rounds
-    if virtual * rounds * 3 > _MOST_BLOCKS:
+    if virtual * rounds * 3 > most:
         turn = 2 * pp if schedule == "dualpipev" else pp
-        shown = min(rounds, max(turn, _MOST_BLOCKS // (3 * virtual) // turn * turn))
+        shown = min(rounds, max(turn, most // (3 * virtual) // turn * turn))
     ran = simulate(
         schedule, pp, shown, forward_s=forward[stages], backward_s=(again + weight)[stages], weight_s=weight[stages],
         virtual_stages=virtual, hop_s=_one(table, "hop_s"),
     )  # fmt: skip
-    return pipeline({**timeline(ran, shown), "of": rounds, "predicted_bubble": _one(table, "bubble_fraction")})
+    return {**timeline(ran, shown), "of": rounds, "predicted_bubble": _one(table, "bubble_fraction")}
 
 
 def _one(table: Table, name: str) -> float:

@@ -34,7 +34,7 @@ _PLAN_ROWS: Final = (
 def row(rank: int, answer: Mapping[str, Any], alike: int, question: Question, chosen: str) -> dict[str, Any]:
     """One line of the table; `alike` more plans differ from it in prefetched layers alone."""
     plan, memory = answer["plan"], answer["memory"]
-    key = key_of(plan)
+    key, (held, _) = key_of(plan), planner_words.host(answer)
     total, capacity = words.number(memory.get("total_bytes")) or 0.0, words.number(memory.get("capacity_bytes")) or 0.0
     says, mood = planner_words.verdict(answer)
     return {
@@ -44,6 +44,7 @@ def row(rank: int, answer: Mapping[str, Any], alike: int, question: Question, ch
         "verdict": says, "mood": mood, "step_time": words.seconds(answer["step_time_s"], 4),
         "interval": spread(answer), "tokens": words.quantity(answer["tokens_per_s_per_device"]),
         "mfu": words.percent(answer["mfu"]), "bar": plan_memory.pieces(memory, with_free=False),
+        "host": f"+ {words.memory(held)} of host" if held else "",
         "memory": words.memory(total), "share": words.percent(total / capacity) if capacity else "",
         "cost": planner_words.money(answer.get("usd_per_billion_tokens")),
         "bubble": words.percent(answer.get("bubble_fraction")),
@@ -101,6 +102,7 @@ def chosen(
         "treemap": plan_memory.treemap(memory), "memory_says": plan_memory.summary(memory),
         "stages": plan_memory.stages(memory), "time": plan_time.waterfall(answer),
         "comm": plan_comm.kinds(answer.get("comm") or {}), "comm_says": plan_comm.summary(answer.get("comm") or {}),
+        "calls": plan_comm.calls(answer.get("collectives")), "notes": answer.get("notes") or [],
         "servers": plan_comm.servers(
             (terms or {}).get("parameter_server_bytes", 0.0), (terms or {}).get("parameter_server_link_bytes", 0.0),
             int(plan.get("dp") or 1),
@@ -158,6 +160,7 @@ def _numbers(tokens: float | None) -> list[tuple[str, Any, Any, bool]]:
             (part, lambda a, n=name: a["memory"].get(n), words.memory, True)
             for name, part, _ in plan_memory.CATEGORIES
         ),
+        ("host memory a device", lambda a: planner_words.host(a)[0], words.memory, True),
         *(
             (f"sent for {kind} parallel", lambda a, n=name: (a.get("comm") or {}).get(n), words.memory, True)
             for name, kind, _ in plan_comm.KINDS

@@ -65,7 +65,7 @@ def _node(tree: dict[str, Any], table: Table) -> dict[str, Any]:
     inputs = [_node(each, table) for each in tree["inputs"]]
     return {
         "name": name, "word": planner_words.term_words(name),
-        "value": planner_words.in_unit(tree["value"], tree["unit"]),
+        "value": planner_words.shown(name, tree["value"], tree["unit"]),
         "exact": exact(tree["value"], tree["unit"]), "formula": tree["formula"], "source": tree["source"],
         "inputs": inputs, "deeper": known is not None and bool(known.inputs) and not inputs,
         "given": known is None,

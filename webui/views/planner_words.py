@@ -18,8 +18,12 @@ _TERMS: Final = {
     "hfu": "HFU", "tflops_per_device": "model TFLOP/s per device", "bubble_fraction": "bubble", "days": "days",
     "usd_per_billion_tokens": "dollars per billion tokens", "kwh_per_billion_tokens": "kWh per billion tokens",
     "step_time_low_s": "step time, low end", "step_time_high_s": "step time, high end",
+    "host_bytes": "host memory", "all_reduce_bytes": "all-reduce", "all_gather_bytes": "all-gather",
+    "reduce_scatter_bytes": "reduce-scatter", "broadcast_bytes": "broadcast", "all_to_all_bytes": "all-to-all",
+    "send_bytes": "sent between stages", "tp_call_bytes": "calls of tensor ranks",
     "ttft_s": "time to first token", "tpot_s": "time per output token",
 }  # fmt: skip
+_SHARES: Final = frozenset({"mfu", "hfu", "occupancy"})
 
 
 def money(usd: Any) -> str:
@@ -74,6 +78,12 @@ def verdict(answer: Mapping[str, Any]) -> tuple[str, str]:
     return ("tight", "warn") if total and capacity and total > TIGHT * capacity else ("fits", "good")
 
 
+def host(answer: Mapping[str, Any]) -> tuple[float, float | None]:
+    """`(bytes, capacity)` of host memory for a device; None where nobody told it."""
+    told = answer.get("host") or {}
+    return words.number(told.get("host_bytes")) or 0.0, words.number(told.get("host_capacity_bytes"))
+
+
 def room(memory: Mapping[str, Any]) -> str:
     """62.1 of 80.0 GiB."""
     total, capacity = words.memory(memory.get("total_bytes")), words.memory(memory.get("capacity_bytes"))
@@ -99,6 +109,10 @@ def headline(
     memory, step = chosen["memory"], words.seconds(chosen["step_time_s"])
     fit = int(found.get("fit") or 0)
     says, mood = verdict(chosen)
+    held, has = host(chosen)
+    if mood == "bad" and has is not None and held > has:
+        away = f"it offloads {words.memory(held)} a device, the host has {words.memory(has)} for each"
+        return glyph(chosen["plan"]), f" does not fit: {away}."
     if mood == "bad":
         where = f" on stage {memory.get('stage', 0)}" if len(memory.get("per_stage_total_bytes") or []) > 1 else ""
         closest = "" if fit else f"; it is the closest of {words.count(int(found.get('legal') or 0), 'legal plan')}"
@@ -109,6 +123,7 @@ def headline(
     within = f" ({words.seconds(low)} to {words.seconds(high)})" if low and high and high > low else ""
     rest += f"{step} a step{within}, MFU {words.percent(chosen.get('mfu'))}, {room(memory)}"
     rest += " (tight)" if says == "tight" else ""
+    rest += f" if the host holds {words.memory(held)} more for each" if held and has is None else ""
     if tokens and chosen.get("days") is not None:
         usd = total_usd(chosen, tokens)
         rest += f"; {words.quantity(tokens)} tokens take {days(chosen['days'])}" + (f" and {money(usd)}" if usd else "")
@@ -145,6 +160,12 @@ def in_unit(value: Any, unit: str) -> str:
     if unit == "USD":
         return money(real)
     return f"{words.quantity(real, 4)} {unit}"
+
+
+def shown(name: str, value: Any, unit: str) -> str:
+    """The same for a term of that name: shares have no unit, and are read as percent."""
+    share = name in _SHARES or name.rpartition("_")[2] in ("fraction", "share", "efficiency")
+    return words.percent(value) if share and isinstance(value, int | float) else in_unit(value, unit)
 
 
 def prefixed(real: float, unit: str) -> str:

@@ -11,15 +11,31 @@ from django.shortcuts import render
 from django.template.loader import render_to_string
 from django.templatetags.static import static
 
+from orchestrator.common.errors import invalid
 from webui import run_facts
-from webui.tabs import checkpoints, config, history, logs, memory, performance, predicted, summary, system
+from webui.tabs import (
+    benchmark,
+    checkpoints,
+    config,
+    heats,
+    history,
+    logs,
+    memory,
+    numerics,
+    performance,
+    predicted,
+    summary,
+    system,
+)
 from webui.views.door import page
 
 # tab → what it adds to the page; a tab without anything to show is left out by `run_facts.tabs`
 TABS: dict[str, Callable[[run_facts.Facts, HttpRequest], dict[str, Any]]] = {
+    "benchmark": benchmark.content,
     "summary": summary.content,
     "performance": performance.content,
     "memory": memory.content,
+    "numerics": numerics.content,
     "system": system.content,
     "logs": logs.content,
     "checkpoints": checkpoints.content,
@@ -32,8 +48,9 @@ TABS: dict[str, Callable[[run_facts.Facts, HttpRequest], dict[str, Any]]] = {
 def run(request: HttpRequest, id: int) -> HttpResponse:
     facts = run_facts.read(user=request.user, id=id)
     tabs = facts.tabs()
-    wanted = request.GET.get("tab", "summary")
-    tab = wanted if wanted in {name for name, _ in tabs} else "summary"
+    first = tabs[0][0]
+    wanted = request.GET.get("tab", first)
+    tab = wanted if wanted in {name for name, _ in tabs} else first
     context = {
         **facts.head(),
         **TABS[tab](facts, request),
@@ -51,6 +68,26 @@ def beside(request: HttpRequest, id: int) -> HttpResponse:
     found = predicted.content(facts, memory=request.GET.get("part") == "memory", measured=True)
     context = {"predicted": found, "run": facts.run, "may_manage": facts.may_manage}
     return render(request, "webui/run/predicted.html", context)
+
+
+@page
+def heat(request: HttpRequest, id: int) -> HttpResponse:
+    """One heat map as a part of the page, which asks for it once it stands."""
+    facts = run_facts.read(user=request.user, id=id)
+    shown = heats.content(facts, request)
+    if shown is None:
+        raise invalid("of", f"{request.GET.get('of', '')!r} is not a heat map", ", ".join(heats.MAPS))
+    return render(request, "webui/run/heat.html", {"shown": shown, "run": facts.run})
+
+
+@page
+def timeline(request: HttpRequest, id: int) -> HttpResponse:
+    """The newest sampled step of the pipeline as a part of the page; nothing (204) where none is sampled."""
+    facts = run_facts.read(user=request.user, id=id)
+    found = performance.timeline(facts)["timeline"]
+    if found is None:
+        return HttpResponse(status=204)
+    return render(request, "webui/run/timeline.html", {"timeline": found, "run": facts.run})
 
 
 @page

@@ -52,12 +52,12 @@ def _clone(run: Any, request: HttpRequest) -> tuple[Any, str]:
     return made, f"This is run {made.pk}, a clone of run {run.pk}."
 
 
-def _fork(run: Any, request: HttpRequest) -> tuple[Any, str]:
+def _rewind(run: Any, request: HttpRequest) -> tuple[Any, str]:
     step = request.POST.get("step", "")
     if not step.isdecimal():
         raise invalid("step", f"{step!r} is not a step", "the step of a checkpoint")
-    made = services.run_fork(run=run, by=_user(request), step=int(step), changes={})
-    return made, f"This is run {made.pk}; it goes on from step {int(step):,} of run {run.pk}."
+    made = services.run_rewind(run=run, by=_user(request), step=int(step))
+    return made, f"Rewound; it goes on from step {int(step):,}."
 
 
 def _priority(run: Any, request: HttpRequest) -> tuple[Any, str]:
@@ -76,13 +76,13 @@ def _notes(run: Any, request: HttpRequest) -> tuple[Any, str]:
 
 def _calibrate(run: Any, request: HttpRequest) -> tuple[Any, str]:
     """Fits the device's default calibration anew with this run, or begins one; predictions rest on it from now on."""
-    line = outcome.measurement_line(run=run)
-    if isinstance(line, str):
-        raise invalid("run", line, "training runs that logged their steps")
+    lines = outcome.measurement_lines(run=run)
+    if isinstance(lines, str):
+        raise invalid("run", lines, "training runs that logged their steps, or benchmarks")
     device = str((run.prediction or {}).get("device") or "cpu")
     known = planner.calibration_default(device=device)
     made = planner_services.calibration_add(
-        by=_user(request), name=known.name if known else f"{device}, measured here", measurements=[line], onto=known,
+        by=_user(request), name=known.name if known else f"{device}, measured here", measurements=lines, onto=known,
         default=True, devices=planner.own_devices(user=_user(request)),
     )  # fmt: skip
     return run, f"Predictions for {device} rest on {made.name} now, fitted to {made.rows} measured run(s)."
@@ -93,9 +93,13 @@ ACTIONS: dict[str, Callable[[Any, HttpRequest], tuple[Any, str]]] = {
     "pause": _simple(services.run_pause, "Asked to save a checkpoint and leave its devices."),
     "resume": _simple(services.run_resume, "Queued again; it goes on from its newest checkpoint."),
     "retry": _simple(services.run_retry, "Queued for another attempt."),
+    "profile": _simple(services.run_profile, "Asked for a profile of the next step; an event tells when it is saved."),
+    "memory-snapshot": _simple(
+        services.run_memory_snapshot, "Asked what holds memory in the next step; an event tells when it is saved."
+    ),
     "checkpoint": _simple(services.run_checkpoint, "Asked for a checkpoint; an event tells when it is saved."),
     "clone": _clone,
-    "fork": _fork,
+    "rewind": _rewind,
     "priority": _priority,
     "notes": _notes,
     "calibrate": _calibrate,

@@ -1,4 +1,4 @@
-"""The node's Celery worker: one queue of its own, JSON only, three short tasks that open sealed orders.
+"""The node's Celery worker: one queue of its own, JSON only, four short tasks that open sealed orders.
 
 An order that is forged, expired, replayed or for somebody else is logged and dropped. Does not know how attempts run.
 """
@@ -15,7 +15,8 @@ from celery.worker import state
 from kombu.entity import Queue
 
 from workers.contracts import envelope, wire
-from workers.contracts.node import ControlOrder, LaunchOrder, ProbeOrder
+from workers.contracts.node import ControlOrder, KeepOrder, LaunchOrder, ProbeOrder
+from workers.launcher.keep import keep
 
 log = logging.getLogger(__name__)
 
@@ -31,6 +32,7 @@ class Orders:
             (wire.TASK_LAUNCH, self._launch),
             (wire.TASK_CONTROL, self._control),
             (wire.TASK_PROBE, self._probe),
+            (wire.TASK_KEEP, self._keep),
         ):
             self.app.task(name=name, ignore_result=True)(_task(act))
         self._thread: threading.Thread | None = None
@@ -84,6 +86,12 @@ class Orders:
     def _probe(self, text: str) -> None:
         if body := self._open(wire.KIND_PROBE, text):
             self._agent.answer_probe(ProbeOrder.from_dict(body))
+
+    def _keep(self, text: str) -> None:
+        if body := self._open(wire.KIND_KEEP, text):
+            order = KeepOrder.from_dict(body)
+            done = keep(self._agent.attempts.home, order.source, order.target)
+            log.info("%s %s as %s", order.source, "is kept" if done else "is not here to be kept", order.target)
 
 
 def _task(act: Any) -> Any:

@@ -8,12 +8,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, ClassVar, Self
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 from pydantic.json_schema import JsonSchemaMode
 from pydantic_core import ErrorDetails
 
 CONTRACT_VERSION = 1
 
+_WHOLE = TypeAdapter(int)
 _SCHEMA_DIALECT = "https://json-schema.org/draft/2020-12/schema"
 
 
@@ -80,6 +81,23 @@ def derived(*, le: int = 2**31 - 1) -> Any:
         schema.pop("default", None)
 
     return Field(default=0, ge=1, le=le, json_schema_extra=without_default)
+
+
+def whole(given: object) -> int | None:
+    """What a whole-number field would read: 8, 8.0 and "8" are 8; None for what such a field refuses."""
+    if isinstance(given, bool):
+        return None
+    try:
+        return _WHOLE.validate_python(given)
+    except ValidationError:
+        return None
+
+
+def not_truth(given: object) -> object:
+    """Refuses true and false where a number is meant, which pydantic would read as 1 and 0."""
+    if isinstance(given, bool):
+        raise Refused(f"{str(given).lower()} is not a number", "a whole number")
+    return given
 
 
 def problem(field: str, says: str, try_: str = "") -> Problem:

@@ -168,8 +168,20 @@ class ScriptBody(Contract):
 
 
 class BenchmarkBody(Contract):
+    """Variants of the run's plan, one technique changed in each, on the same samples; see `benchmark`.
+
+    `techniques` empty: all of them. A variant trains `steps` steps in all, in `repeats` turns that alternate with the
+    other variants', each turn beginning anew with `warmup_steps` that are not timed.
+    """
+
     techniques: list[str] = []
     steps: Positive = 20
+    seq_len: Positive = 128
+    seed: Count = 0
+    warmup_steps: Count = 2
+    repeats: Annotated[int, Field(ge=1, le=100)] = 3
+    optimizer: OptimizerSpec = OptimizerSpec()
+    clip_norm: Annotated[float, Field(gt=0)] | None = None
 
 
 class ExternalBody(Contract):

@@ -17,7 +17,10 @@ Rate = Annotated[float, Field(gt=0)]
 
 
 class ClusterSpec(Contract):
-    """`nodes` x `devices_per_node` devices of one kind. Bandwidths: per device, one direction, GB/s (10^9)."""
+    """`nodes` x `devices_per_node` devices of one kind. Bandwidths: per device, one direction, GB/s (10^9).
+
+    `host_gib_per_device` is a node's own memory (2^30) over its devices, which offloading fills; left out: unknown.
+    """
 
     device: Annotated[str, AfterValidator(check_device)] = "cpu"
     nodes: Degree = 1
@@ -25,6 +28,7 @@ class ClusterSpec(Contract):
     intra_node_gb_per_s: Rate | None = None
     inter_node_gb_per_s: Rate | None = None
     usd_per_device_hour: Annotated[float, Field(ge=0)] | None = None
+    host_gib_per_device: Rate | None = None
 
     @property
     def devices(self) -> int:

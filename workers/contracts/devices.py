@@ -14,6 +14,9 @@ from workers.contracts.base import Contract, Refused
 
 Precision = Literal["fp32", "bf16", "fp16", "fp8"]
 GIB = 2**30
+_HOLDS = {
+    "fp8": ("fp8", "bf16", "fp16", "fp32"), "bf16": ("bf16", "fp32"), "fp16": ("fp16", "fp32"), "fp32": ("fp32",),
+}  # fmt: skip
 
 
 class Device(Contract):
@@ -39,13 +42,25 @@ class Device(Contract):
         """Whether the device multiplies in this precision natively."""
         return precision in self.peak_tflops
 
+    @property
+    def half(self) -> str:
+        """The 16-bit precision that it multiplies in, bf16 before fp16; fp32 where it has neither."""
+        return next((name for name in ("bf16", "fp16") if self.supports(name)), "fp32")
+
     def peak(self, precision: str) -> float:
-        """Dense TFLOP/s; a precision that the device lacks runs at its next wider one (fp8 → bf16 → fp16 → fp32)."""
-        order = ("fp8", "bf16", "fp16", "fp32")
-        if precision not in order:
-            raise Refused(f"{precision!r} is not a precision", f"one of {', '.join(reversed(order))}")
-        wider = order[order.index(precision) :]
-        return next(self.peak_tflops[name] for name in wider if name in self.peak_tflops)
+        """Dense TFLOP/s; a precision that the device lacks runs at the next one that holds its numbers."""
+        return self.peak_tflops[self.runs_at(precision)]
+
+    def runs_at(self, precision: str) -> str:
+        """The precision that products really run at: its own, else the nearest one that holds all of its numbers.
+
+        bf16 has the exponents of fp32, so that fp16 is no stand-in for it; fp8 fits all of them. A device described
+        without fp32 runs at the widest it has.
+        """
+        if precision not in _HOLDS:
+            raise Refused(f"{precision!r} is not a precision", f"one of {', '.join(reversed(_HOLDS))}")
+        known = [name for name in _HOLDS[precision] if name in self.peak_tflops]
+        return known[0] if known else next(name for name in reversed(_HOLDS) if name in self.peak_tflops)
 
 
 def _gpu(
@@ -90,7 +105,8 @@ _ALL = (
     _gpu("mi300x-192g", 192, 5300, (448, 50), 750, 2.5, "AMD Instinct MI300X datasheet (7 Infinity Fabric links)",
          ("MI300X",), fp32=163.4, tf32=653.7, bf16=1307.4, fp16=1307.4, fp8=2614.9),
     Device(
-        name="cpu", kind="cpu", peak_tflops={"fp32": 0.06, "bf16": 0.015, "fp16": 0.005}, memory_bytes=4 * GIB,
+        # fp16 is multiplied in fp32, by the engine and by what measures a node's peak
+        name="cpu", kind="cpu", peak_tflops={"fp32": 0.06, "bf16": 0.015, "fp16": 0.06}, memory_bytes=4 * GIB,
         memory_gb_per_s=10.0, intra_node_gb_per_s=2.0, inter_node_gb_per_s=1.25, power_w=15.0, usd_per_hour=0.04,
         source="nominal: one core with AVX2 fused multiply-add; a node measures its own peak",
     ),

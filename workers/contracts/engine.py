@@ -5,25 +5,23 @@ Says nothing of legality (`legality`, `run`) nor of memory; what is legal and no
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from typing import Any
 
 from workers.contracts.base import Problem, problem
+from workers.contracts.benchmark import as_training, technique_problems
 from workers.contracts.bodies import TrainBody
 from workers.contracts.model import ModelSpec
 from workers.contracts.plan import ParallelPlan
 from workers.contracts.run import RunSpec
 
-ENGINE_RUNS = "dp with ZeRO 0 to 3, fp32, bf16 and fp16, every optimizer"
+ENGINE_RUNS = "dp, tp, pp, cp and ep with ZeRO 0 to 3, every schedule, offload, fp32 to fp8, every optimizer"
 # the values that each field of a plan may take; zero, dp and the batch are free
 ENGINE_VALUES: dict[str, tuple[Any, ...]] = {
-    "tp": (1,),
-    "pp": (1,),
-    "cp": (1,),
-    "ep": (1,),
-    "offload": ("none",),
-    "recompute": ("none", "full"),
-    "precision": ("fp32", "bf16", "fp16"),
+    "offload": ("none", "optimizer", "all", "nvme"),
+    "recompute": ("none", "selective", "full", "auto"),
+    "precision": ("fp32", "bf16", "fp16", "fp8"),
     "params_dtype": (None, "fp32"),
     "grad_dtype": (None, "fp32"),
     "max_live_params": (None,),
@@ -33,7 +31,7 @@ ENGINE_VALUES: dict[str, tuple[Any, ...]] = {
 def engine_problems(spec: RunSpec) -> list[Problem]:
     """Why the engine would refuse this spec at its start; empty for what it runs.
 
-    An "auto" plan is refused: the engine does not choose. Kinds other than train are refused as such.
+    An "auto" plan is refused: the engine does not choose. Kinds other than train and benchmark are refused.
     """
     return [item for _, item in _spec(spec)]
 
@@ -52,6 +50,10 @@ Found = Iterator[tuple[str, Problem]]
 
 
 def _spec(spec: RunSpec) -> Found:
+    if spec.benchmark is not None:
+        for item in technique_problems(spec.benchmark):
+            yield "", item
+        spec = as_training(spec)
     if spec.kind != "train" or spec.train is None:
         yield spec.kind, problem("kind", f"the training engine runs kind train, this is {spec.kind}", "kind train")
         return
@@ -60,6 +62,8 @@ def _spec(spec: RunSpec) -> Found:
         yield "", problem("plan", says, "numbers, or submit to the planner")
     else:
         yield from _plan(spec.plan)
+        if spec.plan.pp > 1 and spec.plan.schedule == "pipedream":
+            yield from _pipedream(spec.plan, spec.shape, spec.train)
     if spec.shape is None:
         says = "the engine trains a shape; existing weights come in by train.init_from"
         yield "existing weights", problem("model", says, "a preset's name")
@@ -75,19 +79,17 @@ def _model(model: ModelSpec) -> Found:
 
 
 def _plan(plan: ParallelPlan) -> Found:
-    half = plan.precision in ("bf16", "fp16") and plan.zero >= 2
-    reduced = (None, "fp32", plan.precision) if half else (None, "fp32")
+    gathered = {"bf16": "bf16", "fp16": "fp16", "fp8": "bf16"}.get(plan.precision) if plan.zero >= 2 else None
+    reduced = (None, "fp32", gathered) if gathered else (None, "fp32")
     for field, known in {**ENGINE_VALUES, "reduce_dtype": reduced}.items():
         value = getattr(plan, field)
         if value in known:
             continue
-        if known == (1,):
-            says, try_ = f"this engine version is data parallel only, {field} is {value}", f"{field} 1"
-            yield f"{field} {value}", problem(f"plan.{field}", says, f"{try_} and dp {plan.world_size}")
-            continue
         tries = [str(item) for item in known if item is not None] or ["leaving it out"]
         words = str(value) if field == "precision" else f"{field} {value}"
         yield words, problem(f"plan.{field}", f"this engine version does not run {field} {value}", " or ".join(tries))
+    yield from _offload(plan)
+    yield from _experts(plan)
     if plan.loss_scale is not None and plan.precision != "fp16":
         says = f"loss scaling is for fp16 gradients, precision is {plan.precision}"
         yield f"loss scaling of {plan.precision}", problem("plan.loss_scale", says, "leave it out, or precision fp16")
@@ -97,6 +99,48 @@ def _plan(plan: ParallelPlan) -> Found:
             f"dp_replicate with zero {plan.zero}",
             problem("plan.dp_replicate", says, "zero 2 or 3, or dp_replicate 1"),
         )
+
+
+def _pipedream(plan: ParallelPlan, model: ModelSpec | None, train: TrainBody) -> Found:
+    """What wants all stages at one step, or other weights than a forward pass had, does not go with PipeDream."""
+    for field in ("tp", "cp", "ep"):
+        if getattr(plan, field) > 1:
+            says = f"pipedream runs with dp alone beside it, {field} is {getattr(plan, field)}"
+            yield f"pipedream with {field}", problem(f"plan.{field}", says, f"{field} 1, or schedule 1f1b")
+    if plan.precision != "fp32":
+        says = f"pipedream keeps versions of fp32 weights, precision is {plan.precision}"
+        yield f"pipedream in {plan.precision}", problem("plan.precision", says, "fp32, or schedule 1f1b")
+    if plan.recompute != "none":
+        says = f"recompute {plan.recompute} would run a forward pass again with other weights"
+        yield f"pipedream with recompute {plan.recompute}", problem("plan.recompute", says, "none, or schedule 1f1b")
+    if train.clip_norm is not None:
+        says = "clipping by the global norm would make every stage wait for all others, which pipedream never does"
+        yield "pipedream with clipping", problem("train.clip_norm", says, "leaving it out, or schedule 1f1b")
+    if model is not None and model.tie_embeddings:
+        says = "first and last stage update a tied embedding at different times"
+        yield "pipedream with a tied embedding", problem("model.tie_embeddings", says, "false, or schedule 1f1b")
+    if model is not None and model.moe:
+        says = "balancing experts wants a step's loads from all ranks before the next step"
+        yield "pipedream with experts", problem("model.moe", says, "a dense model, or schedule 1f1b")
+
+
+def _experts(plan: ParallelPlan) -> Found:
+    shards = plan.dp_shard * plan.cp
+    if plan.ep > 1 and plan.tp > 1 and plan.zero >= 2:
+        says = f"experts dealt out over ep and cut over tp are not sharded once more, zero is {plan.zero}"
+        yield f"ep and tp with zero {plan.zero}", problem("plan.zero", says, "zero 1, or tp 1")
+    if plan.ep > 1 and plan.zero >= 2 and shards % plan.ep:
+        says = f"a copy of the model lies on dp_shard x cp = {shards} ranks, ep {plan.ep} does not divide them"
+        yield f"ep {plan.ep} over copies", problem("plan.ep", says, f"dp_replicate 1 or ep {math.gcd(plan.ep, shards)}")
+
+
+def _offload(plan: ParallelPlan) -> Found:
+    if plan.offload == "all" and plan.zero < 3 and plan.dp * plan.cp > 1:
+        says = f"weights come from the host in shards, zero {plan.zero} keeps them whole on {plan.dp * plan.cp} ranks"
+        yield f"offload all with zero {plan.zero}", problem("plan.offload", says, "zero 3, or offload optimizer")
+    if plan.offload != "none" and plan.pp > 1 and plan.schedule == "pipedream":
+        says = "pipedream updates after every micro-batch, and keeps versions of weights beside each other"
+        yield f"offload {plan.offload} with pipedream", problem("plan.offload", says, "none, or schedule 1f1b")
 
 
 def _training(train: TrainBody) -> Found:

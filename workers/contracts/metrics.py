@@ -8,6 +8,7 @@ from __future__ import annotations
 _MEMORY = (
     "params", "grads", "optimizer", "activations", "kv_cache", "buffers", "other", "allocated", "reserved", "capacity",
 )  # fmt: skip
+_COLLECTIVES = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast", "send")
 
 METRICS: dict[str, str] = {
     "loss": "nats/token",
@@ -21,11 +22,14 @@ METRICS: dict[str, str] = {
     "hfu": "fraction",
     "step_time_s": "s",
     "data_time_s": "s",
+    **{f"time/{part}_s": "s" for part in ("data", "forward", "backward", "optimizer", "other")},
     "loss_scale": "",
     **{f"memory/{part}_bytes": "bytes" for part in _MEMORY},
     "pipeline/bubble_fraction": "fraction",
     "comm/exposed_s": "s",
     "comm/bytes": "bytes",
+    **{f"comm/{kind}_bytes": "bytes" for kind in _COLLECTIVES},
+    "comm/arrival_skew_s": "s",
     "device/utilization": "fraction",
     "device/power_w": "W",
     "device/temperature_c": "°C",
@@ -66,6 +70,10 @@ EVENT_TYPES = frozenset(
         "preempted",
         "plan_resolved",
         "prediction_missed",
+        "pipeline_timeline",
+        "memory_profile",
+        "profile_saved",
+        "slow",
     }
 )
 

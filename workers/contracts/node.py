@@ -110,8 +110,11 @@ class RankSlot(Contract):
 
 
 class ResumeFrom(Contract):
+    """`source` is the checkpoint that `path` is kept from, for the first attempt of a fork."""
+
     path: str
     step: Count
+    source: str | None = None
 
 
 class Rendezvous(Contract):
@@ -148,8 +151,8 @@ class LaunchOrder(Contract):
     env: dict[str, str] = {}
     max_seconds: Annotated[float, Field(gt=0)] | None = None
     grace_s: Annotated[float, Field(ge=0)] = 30.0
-    # a training run without a point from any rank for so long hangs
-    hang_s: Annotated[float, Field(gt=0)] = 600.0
+    # a training run without progress of any rank for so long hangs
+    hang_s: Annotated[float, Field(gt=0)] = 300.0
     rendezvous: Rendezvous = Rendezvous()
 
 
@@ -158,7 +161,7 @@ class ControlOrder(Contract):
 
     attempt_id: Annotated[str, Field(coerce_numbers_to_str=True)]
     fence: Fence
-    action: Literal["cancel", "pause", "preempt", "checkpoint", "kill"]
+    action: Literal["cancel", "pause", "preempt", "checkpoint", "profile", "memory", "kill"]
     grace_s: Annotated[float, Field(ge=0)] = 30.0
 
 
@@ -170,11 +173,18 @@ class ProbeOrder(Contract):
     inventory: bool = False
 
 
+class KeepOrder(Contract):
+    """Keep the checkpoint `source` also as `target`, so that whoever wrote it may delete it; both under `runs/`."""
+
+    source: str
+    target: str
+
+
 class AttemptReport(Contract):
     """One numbered piece of news of an attempt from one node.
 
     `data` of `exited`: `{class, reason, code?, rank?, step?, signal?}`; of `checkpoint`: `{step, tokens, path, bytes}`;
-    of `running`: `{ranks}`; of `event`: `{type, data, rank?}`.
+    of `artifact`: `{name, path, bytes}`; of `running`: `{ranks}`; of `event`: `{type, data, rank?}`.
     """
 
     attempt_id: Annotated[str, Field(coerce_numbers_to_str=True)]
@@ -182,5 +192,5 @@ class AttemptReport(Contract):
     node: NodeName
     seq: Count
     time: Time
-    type: Literal["launching", "running", "checkpoint", "exited", "event"]
+    type: Literal["launching", "running", "checkpoint", "artifact", "exited", "event"]
     data: dict[str, Any] = {}

@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, model_validator
 
-from workers.contracts.base import Contract, derived
+from workers.contracts.base import Contract, derived, whole
 from workers.contracts.devices import Precision
 from workers.contracts.model import Count, Degree, Positive
 
@@ -75,9 +75,9 @@ class ParallelPlan(Contract):
         if data.get("virtual_stages") is None:
             data["virtual_stages"] = 2 if str(data.get("schedule")) in V_SHAPED | INTERLEAVED else 1
         if data.get("global_batch_size") is None:
-            micro, dp = data.get("micro_batch_size", 1), data.get("dp", 1)
-            whole = isinstance(micro, int) and isinstance(dp, int)
-            data["global_batch_size"] = max(1, micro * dp) if whole else 1
+            # read as the fields will be, so that {"dp": "8"} is not a batch of 1; a part that cannot be read is refused
+            micro, dp = whole(data.get("micro_batch_size", 1)), whole(data.get("dp", 1))
+            data["global_batch_size"] = max(1, micro * dp) if micro is not None and dp is not None else 1
         return data
 
     @property
@@ -88,6 +88,11 @@ class ParallelPlan(Contract):
     def accumulation(self) -> int:
         """Micro-batches per data-parallel rank and step, rounded down where the batch does not divide."""
         return self.global_batch_size // (self.micro_batch_size * self.dp)
+
+    @property
+    def offloads_weights(self) -> bool:
+        """Whether weights live on the host and come to the device block by block; with nvme where they are sharded."""
+        return self.offload == "all" or (self.offload == "nvme" and self.zero == 3)
 
     @property
     def stages(self) -> int:

@@ -47,6 +47,8 @@ class Resources(Contract):
     pool: str | None = None
     device: Annotated[str, AfterValidator(check_device)] | None = None
     max_seconds: Annotated[float, Field(gt=0)] | None = None
+    # a training that makes no progress for so long ends as hang; the installation's ORRERY_HANG_S unless given
+    hang_s: Annotated[float, Field(ge=10)] | None = None
 
 
 class Retries(Contract):
@@ -129,12 +131,14 @@ def spec_problems(spec: RunSpec) -> list[Problem]:
     """What is wrong between fields that are each right; an empty list means the run may be submitted."""
     found: list[Problem] = []
     plan, shape = spec.plan, spec.shape
-    seq_len = spec.train.seq_len if spec.train else None
+    trains = spec.train or spec.benchmark
+    seq_len = trains.seq_len if trains else None
     if spec.kind == "external":
         return found
     if isinstance(plan, ParallelPlan):
         for item in plan_problems(plan, model=shape, seq_len=seq_len):
-            found.append(item.model_copy(update={"field": "train.seq_len"}) if item.field == "seq_len" else item)
+            field = f"{spec.kind}.seq_len" if item.field == "seq_len" else item.field
+            found.append(item.model_copy(update={"field": field}))
         if spec.resources.devices is not None and spec.resources.devices != plan.world_size and spec.kind != "script":
             found.append(
                 problem(
@@ -146,6 +150,8 @@ def spec_problems(spec: RunSpec) -> list[Problem]:
             )
     if spec.train:
         found += _train_problems(spec, spec.train)
+    if spec.benchmark and spec.shape is not None:
+        found += data_problems(spec.data, vocab=spec.shape.vocab)
     if spec.script and not spec.script.command:
         found.append(problem("script.command", "there is no program to run", '["train.py"]'))
     return found

@@ -23,7 +23,8 @@ CONTRACTS: dict[str, type[Contract]] = {
     contract.__name__: contract
     for contract in (
         RunSpec, ModelSpec, ModelSource, ParallelPlan, ClusterSpec, Device, Point, PointBatch, RunEvent, Problem,
-        node.NodeInventory, node.Heartbeat, node.LaunchOrder, node.ControlOrder, node.ProbeOrder, node.AttemptReport,
+        node.NodeInventory, node.Heartbeat, node.LaunchOrder, node.ControlOrder, node.ProbeOrder, node.KeepOrder,
+        node.AttemptReport,
     )
 }  # fmt: skip
 

@@ -17,7 +17,7 @@ from workers.launcher.rundir import RunDir
 
 ROOT = Path(workers.__file__).resolve().parent.parent
 KEEPER = Path(__file__).resolve().parent / "rank.py"
-_OWN_PROGRAMS = {"train": "workers.training.main"}
+OWN_PROGRAMS = {"train": "workers.training.main", "benchmark": "workers.training.benchmark.main"}
 _LOOPBACK = ("127.", "localhost", "::1")
 
 
@@ -32,8 +32,8 @@ def home_of(run_dir: RunDir, order: LaunchOrder) -> Path:
 
 def program(order: LaunchOrder, run_dir: RunDir) -> tuple[list[str], Path]:
     """The command of one rank and the folder it starts in. Raises Unlaunchable."""
-    if order.kind in _OWN_PROGRAMS:
-        module = _OWN_PROGRAMS[order.kind]
+    if order.kind in OWN_PROGRAMS:
+        module = OWN_PROGRAMS[order.kind]
         return [
             sys.executable,
             "-u",
@@ -46,7 +46,7 @@ def program(order: LaunchOrder, run_dir: RunDir) -> tuple[list[str], Path]:
         ], run_dir.path
     if order.kind == "script":
         return _script(order, run_dir)
-    raise Unlaunchable(f"This node cannot start runs of kind {order.kind}; it starts train and script.")
+    raise Unlaunchable(f"This node cannot start runs of kind {order.kind}; it starts train, benchmark and script.")
 
 
 def _script(order: LaunchOrder, run_dir: RunDir) -> tuple[list[str], Path]:
@@ -106,7 +106,7 @@ def environment(
     if host.startswith(_LOOPBACK):
         defaults["GLOO_SOCKET_IFNAME"] = "lo" if sys.platform.startswith("linux") else "lo0"
     # the recorder's folder lets a script say `import orrery_recorder`
-    path = [str(ROOT)] if order.kind in _OWN_PROGRAMS else [str(ROOT / "workers" / "recorder")]
+    path = [str(ROOT)] if order.kind in OWN_PROGRAMS else [str(ROOT / "workers" / "recorder")]
     path += [part for part in (given.get("PYTHONPATH", base.get("PYTHONPATH", "")),) if part]
     kept = {name: value for name, value in base.items() if _may_pass(name)}
     found = {
@@ -120,14 +120,22 @@ def environment(
         "ORRERY_NODE": base.get("ORRERY_NODE", ""),
         "ORRERY_RUN_DIR": str(run_dir.path),
         "ORRERY_CHECKPOINTS": str(checkpoints(order, run_dir)),
+        # the supervisor, which can tell who hangs, is to speak before a collective gives up
+        "ORRERY_PG_TIMEOUT_S": kept.get("ORRERY_PG_TIMEOUT_S", str(round(order.hang_s) + 60)),
     }  # fmt: skip
     if order.resume_from is not None:
         found["ORRERY_RESUME"] = str(home / order.resume_from.path)
     return found
 
 
+def stage_of(order: LaunchOrder, rank: int) -> int:
+    """The pipeline stage that a rank belongs to: stages are the mesh's outermost axis."""
+    stages = (order.plan or {}).get("pp") or 1
+    return rank * int(stages) // order.world_size
+
+
 def _may_pass(name: str) -> bool:
     """A node's own settings and its broker's password are no business of the programs it runs."""
-    if name == "ORRERY_PG_TIMEOUT_S":
+    if name in ("ORRERY_PG_TIMEOUT_S", "ORRERY_SCRATCH"):
         return True
     return not name.startswith(("ORRERY_", "TORCHELASTIC_")) and name not in ("REDIS_URL", "DATABASE_URL")

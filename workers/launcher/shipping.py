@@ -144,10 +144,10 @@ class Shipping:
         return {"stream": stream, "rank": rank, "events": [plain({**row, **head}) for row in rows]}
 
     def _make_relative(self, row: dict[str, Any]) -> None:
-        """A checkpoint's path is told from the node's home, which another node mounts elsewhere."""
+        """The path of a checkpoint or profile is told from the node's home, which another node mounts elsewhere."""
         data = row.get("data")
         if (
-            row.get("type") == "checkpoint_saved"
+            row.get("type") in ("checkpoint_saved", "profile_saved", "memory_profile")
             and isinstance(data, dict)
             and os.path.isabs(str(data.get("path", "")))
         ):

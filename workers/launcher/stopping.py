@@ -14,8 +14,9 @@ from typing import Any
 from workers.launcher import processes
 from workers.launcher.rundir import RunDir, read_json, write_json
 
-RANK_WORDS = {"cancel": "stop", "pause": "pause", "preempt": "preempt", "checkpoint": "checkpoint"}
-_STRENGTH = {"checkpoint": 0, "pause": 1, "preempt": 2, "cancel": 3, "kill": 4}
+RANK_WORDS = {"cancel": "stop", "pause": "pause", "preempt": "preempt"}
+WISHES = {"checkpoint": "checkpoint", "profile": "profile", "memory": "memory_snapshot"}  # training goes on
+_STRENGTH = {**dict.fromkeys(WISHES, 0), "pause": 1, "preempt": 2, "cancel": 3, "kill": 4}
 _TERM_S = 2.0  # between SIGTERM and SIGKILL
 
 
@@ -50,8 +51,8 @@ class Stopping:
         action = request.get("action")
         if action not in _STRENGTH:
             return
-        if action == "checkpoint":
-            self._tell("checkpoint")
+        if action in WISHES:
+            self._tell(WISHES[action])
             return
         if self.action is not None and _STRENGTH[action] <= _STRENGTH[self.action]:
             return

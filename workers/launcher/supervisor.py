@@ -10,28 +10,34 @@ import os
 import signal
 import subprocess
 import time
+from pathlib import Path
 from typing import Any
 
 from workers.contracts.node import LaunchOrder
-from workers.launcher import command, processes, rendezvous
+from workers.launcher import command, processes, rendezvous, stalls
+from workers.launcher.keep import keep
 from workers.launcher.link import Link
 from workers.launcher.rundir import RunDir, read_json, write_json
 from workers.launcher.shipping import Shipping
 from workers.launcher.stopping import Stopping
 from workers.launcher.verdict import RankEnd, Verdict, judge, of_rank
+from workers.launcher.watch import Watch
 
 TURN_S = 0.1
 SETTLE_S = 5.0  # how long the exit report waits for telemetry to be acknowledged
 REDIS_PATIENCE_S = 3600.0  # how long the exit report waits for Redis; then the agent reports it at its next start
-FIRST_POINT_FACTOR = 3.0  # compiling and loading may come before the first point
+PATIENT_FACTOR = 3.0  # for loading, compiling, first steps, saving, validation
 
 
 class Supervisor:
     def __init__(self, run_dir: RunDir, order: LaunchOrder, link: Link) -> None:
         self.run_dir, self.order, self.link = run_dir, order, link
         self.ranks = range(order.rank_offset, order.rank_offset + order.local_ranks)
-        self.stopping = Stopping(run_dir, order.fence, link.node.node, listens=order.kind == "train")
+        self.stopping = Stopping(run_dir, order.fence, link.node.node, listens=order.kind in command.OWN_PROGRAMS)
         self.shipping = Shipping(run_dir, order, link, on_event=self._on_event)
+        self.watch = Watch(
+            run_dir.rank, self.ranks, stage_of=lambda rank: command.stage_of(order, rank), node=link.node.node
+        )
         self.torchrun: subprocess.Popen[bytes] | None = None
         self._running_since: float | None = None
         self._decided: Verdict | None = None  # by this supervisor itself: a limit, a hang, an unwritable folder
@@ -60,6 +66,7 @@ class Supervisor:
         self.link.flush()
         write_json(self.run_dir.spec, _resolved_spec(self.order))
         command.program(self.order, self.run_dir)  # refuses before anything is waited for
+        self._keep_origin()
         host, port = rendezvous.meet(self.order, self.link, keep_on=self._not_asked_to_end)
         if self.stopping.action is None:
             self._start(host, port)
@@ -67,6 +74,16 @@ class Supervisor:
                 self._turn()
                 time.sleep(TURN_S)
         return self._verdict()
+
+    def _keep_origin(self) -> None:
+        """A fork's first attempt has its checkpoint under a name of its own, whatever becomes of its parent's."""
+        origin = self.order.resume_from
+        if origin is None or origin.source is None:
+            return
+        home = command.home_of(self.run_dir, self.order)
+        if not keep(home, origin.source, origin.path):
+            says = f"The checkpoint of step {origin.step} that this run goes on from is not on this node any more"
+            raise command.Unlaunchable(f"{says} ({home / origin.source}); fork from one that is kept.")
 
     def _not_asked_to_end(self) -> bool:
         self.stopping.poll()
@@ -104,15 +121,19 @@ class Supervisor:
             self._decided = Verdict("user_error", says, time=time.time())
             self.stopping.take({"action": "cancel", "grace_s": self.order.grace_s})
             return
+        if self.order.kind not in command.OWN_PROGRAMS:
+            return
         hang_s = self.order.hang_s
-        quiet_s = now - (self.shipping.last_point or since)
-        seen = self.shipping.last_point is not None
-        if self.order.kind == "train" and quiet_s > (hang_s if seen else FIRST_POINT_FACTOR * hang_s):
-            says = f"No rank wrote a point for {quiet_s:.0f} s; stacks of all ranks are in their stderr logs."
-            self._decided = Verdict("hang", says, time=time.time())
-            self.link.report(
-                "event", {"type": "hang", "data": {"quiet_s": round(quiet_s, 1), "ranks": list(self.ranks)}}
-            )
+        news = stalls.event(self.watch.look(now), nodes=self.order.nodes, ends_after_s=hang_s)
+        if news is not None:
+            self.link.report("event", news)
+        # the beacons of this engine; of another program, points
+        quiet_s = now - (self.shipping.last_point or since) if self.watch.quiet_s is None else self.watch.quiet_s
+        hurried = self.watch.in_a_step if self.watch.quiet_s is not None else self.shipping.last_point is not None
+        if quiet_s > (hang_s if hurried else PATIENT_FACTOR * hang_s):
+            self._decided = stalls.verdict(self.watch.standings(), quiet_s)
+            if self.watch.stall is None:
+                self.link.report("event", stalls.hang(self.watch.standings(), quiet_s, nodes=self.order.nodes))
             self._dump_stacks()
             self.stopping.take({"action": "kill"})
 
@@ -146,7 +167,12 @@ class Supervisor:
 
     def _on_event(self, row: dict[str, Any]) -> None:
         data = row.get("data")
-        if row.get("type") == "checkpoint_saved" and isinstance(data, dict) and data.get("path"):
+        if not isinstance(data, dict) or not data.get("path"):
+            return
+        if row.get("type") in ("profile_saved", "memory_profile"):
+            name = f"{Path(str(data['path'])).parent.name}-{data.get('name') or row['type']}"
+            self.link.report("artifact", {"name": name, "path": data["path"], "bytes": data.get("bytes") or 0})
+        if row.get("type") == "checkpoint_saved":
             self.link.report("checkpoint", {key: data.get(key) or 0 for key in ("step", "tokens", "bytes", "path")})
 
     def _finish(self, verdict: Verdict) -> None:

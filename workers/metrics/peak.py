@@ -13,7 +13,7 @@ import torch
 from workers.contracts import devices
 
 _SIZE = 512
-_DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+_DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16, "fp8": torch.bfloat16}
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,8 +46,8 @@ def measured_peak(device: torch.device, precision: str, *, budget_s: float) -> f
     second, has let MFU come out above 1); all at once, because ranks share caches and memory.
     """
     size = _SIZE if device.type == "cpu" else 16 * _SIZE
-    # fp16 training on a CPU multiplies in fp32: torch's fp16 products are many times slower there
-    dtype = torch.float32 if device.type == "cpu" and precision == "fp16" else _DTYPES[precision]
+    # fp16 and fp8 training on a CPU multiply in fp32: torch's fp16 products are many times slower there
+    dtype = torch.float32 if device.type == "cpu" and precision in ("fp16", "fp8") else _DTYPES[precision]
     left = torch.randn(size, size, device=device).to(dtype)
     right = torch.randn(size, size, device=device).to(dtype)
     left @ right

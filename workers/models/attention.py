@@ -23,6 +23,7 @@ class Attending(nn.Module):
     window: int | None
     dropout: float
     interleaved: bool
+    attend = staticmethod(attend)  # settable: another way to the same attention
 
     def attended(self, q: Tensor, k: Tensor, v: Tensor, rope: tuple[Tensor, Tensor] | None) -> Tensor:
         """`[B, S, H, D]` queries, keys and values with as many heads or fewer → `[B, S, hidden]`."""
@@ -30,7 +31,7 @@ class Attending(nn.Module):
             q, k = self.q_norm(q), self.k_norm(k)
         if rope is not None:
             q, k = apply_rope(q, *rope, self.interleaved), apply_rope(k, *rope, self.interleaved)
-        out = attend(q, k, v, window=self.window, dropout=self.dropout if self.training else 0.0)
+        out = self.attend(q, k, v, window=self.window, dropout=self.dropout if self.training else 0.0)
         return cast(Tensor, self.o(out))
 
 

@@ -1,10 +1,11 @@
-"""Keeping experts evenly loaded: the auxiliary loss, the load counters, and the training loop's handle on both.
+"""Keeping experts evenly loaded: the auxiliary loss and the load counters of one layer.
 
-Does not know routing or steps. Shapes: B batch, S sequence, K chosen a token, E experts, L routing layers.
+Does not know routing or steps. Shapes: B batch, S sequence, K chosen a token, E experts.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -12,8 +13,6 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from workers.contracts.model import Moe
-
-MOST_LOADS = 512
 
 
 class Balance(nn.Module):
@@ -27,13 +26,16 @@ class Balance(nn.Module):
         super().__init__()
         self.experts, self.coefficient = moe.experts, moe.aux_loss
         self.gradient_scale = 0.0
+        # settable: from the assignments counted here, `[B, E]`, to those of the whole sequences
+        self.whole_counts: Callable[[Tensor], Tensor] = lambda assigned_BE: assigned_BE
         self.told: Tensor | None = None  # E loads and the summed auxiliary loss, since last taken
 
     def forward(self, out: Tensor, scores_BSE: Tensor, chosen_BSK: Tensor) -> Tensor:
         if not (self.training and torch.is_grad_enabled()):
             return out
         assigned_BE = functional.one_hot(chosen_BSK, self.experts).sum((1, 2))
-        loss = balance_loss(scores_BSE, assigned_BE) * self.coefficient
+        whole_BE = self.whole_counts(assigned_BE)
+        loss = balance_loss(scores_BSE, whole_BE, top_k=chosen_BSK.shape[2]) * self.coefficient
         passed: Tensor = _Through.apply(out, loss, assigned_BE.sum(0), self)  # type: ignore[no-untyped-call]
         return passed
 
@@ -54,62 +56,14 @@ class _Through(torch.autograd.Function):
         return gradients[0], torch.full_like(ctx.loss, ctx.balance.gradient_scale), None, None
 
 
-def balance_loss(scores_BSE: Tensor, assigned_BE: Tensor) -> Tensor:
+def balance_loss(scores_BSE: Tensor, assigned_BE: Tensor, *, top_k: int) -> Tensor:
     """Sum over sequences of Σ_e f_e · P_e (DeepSeek-V3, arXiv 2412.19437, eq. 17 to 20), before its coefficient.
 
     f_e is the share of a sequence's assignments times E, P_e its mean normalised score: 1 when balanced. By sequence,
-    so that a batch's loss is the same however it is spread over ranks and micro-batches.
+    so that a batch's loss is the same however it is spread over ranks and micro-batches. Of scores that are a part of
+    their sequences, with assignments of the whole, it gives what that part adds to the sum.
     """
-    share_BE = assigned_BE * (assigned_BE.shape[1] / assigned_BE.sum(1, keepdim=True))
-    mean_BE = (scores_BSE / (scores_BSE.sum(-1, keepdim=True) + 1e-20)).mean(1)
+    total_B1 = assigned_BE.sum(1, keepdim=True)
+    share_BE = assigned_BE * (assigned_BE.shape[1] / total_B1)
+    mean_BE = (scores_BSE / (scores_BSE.sum(-1, keepdim=True) + 1e-20)).sum(1) * (top_k / total_B1)
     return (share_BE * mean_BE).sum()
-
-
-class Balancer:
-    """The training loop's handle on all routing layers of a model, in order of depth.
-
-    `told` is how many numbers `take` gives: each layer's loads and its summed auxiliary loss, one layer after another.
-    """
-
-    def __init__(self, model: nn.Module, moe: Moe) -> None:
-        self.moe = moe
-        self.layers = [module for module in model.modules() if isinstance(module, Balance)]
-        self.biases = [buffer for name, buffer in model.named_buffers() if name.endswith("choice_bias")]
-        self.told = len(self.layers) * (moe.experts + 1)
-
-    def scale_gradients(self, scale: float) -> None:
-        """What one sequence's auxiliary loss counts for in the gradients that the next backward passes leave."""
-        for layer in self.layers:
-            layer.gradient_scale = scale
-
-    def take(self, device: torch.device) -> Tensor:
-        """`[L · (E + 1)]` in fp64 of what this rank did since the last call; summed over ranks, `values` reads it."""
-        empty = torch.zeros(self.moe.experts + 1, dtype=torch.float64, device=device)
-        taken = [empty if layer.told is None else layer.told for layer in self.layers]
-        for layer in self.layers:
-            layer.told = None
-        return torch.cat(taken)
-
-    @torch.no_grad()
-    def update(self, told: list[float]) -> None:
-        """Move each choice bias by `bias_update` towards even loads (arXiv 2408.15664, algorithm 1)."""
-        for bias, loads in zip(self.biases, self._loads(told) if self.biases else [], strict=True):
-            bias += (self.moe.bias_update * torch.sign(loads.mean() - loads)).to(bias)
-
-    def values(self, told: list[float], *, sequences: int) -> dict[str, float]:
-        """Metrics of a step over `sequences`: each expert's share of its layer's assignments times E (1 when even),
-        the largest of them minus 1 (MaxVio, arXiv 2408.15664, eq. 4), and the auxiliary loss summed over layers.
-
-        Layers count from the first routing one. Of models with more than MOST_LOADS experts in all the loads are left
-        out: a series for each of DeepSeek-V3's 14,848 would drown all others.
-        """
-        loads = self._loads(told)
-        shares = (loads / loads.mean(1, keepdim=True)).tolist()
-        named: dict[str, float] = {}
-        if loads.numel() <= MOST_LOADS:
-            named = {f"moe/load/{layer}/{e}": load for layer, row in enumerate(shares) for e, load in enumerate(row)}
-        auxiliary = sum(told[self.moe.experts :: self.moe.experts + 1]) / sequences
-        return {"moe/aux_loss": auxiliary, "moe/max_violation": max(map(max, shares)) - 1, **named}
-
-    def _loads(self, told: list[float]) -> Tensor:
-        return torch.tensor(told, dtype=torch.float64).view(len(self.layers), -1)[:, :-1]

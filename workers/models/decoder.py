@@ -5,6 +5,10 @@ Does not know losses, precision, sharding or where its weights come from.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import cast
+
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
@@ -17,6 +21,8 @@ from workers.models.mlp import Mlp
 from workers.models.moe import RoutedMlp
 from workers.models.rope import rope_tables
 
+# tokens at hand and their device → the whole sequence's length, and which of its positions they are
+Placement = Callable[[int, torch.device], tuple[int, slice | Tensor]]
 ATTENTION = {"softmax": Attention, "mla": LatentAttention, "mfa": FactorisedAttention}
 
 
@@ -39,51 +45,86 @@ class Block(nn.Module):
         return functional.dropout(x, self.dropout) if self.training and self.dropout else x
 
 
+@dataclass(frozen=True, slots=True)
+class Part:
+    """Consecutive layers of a model, and whether the embedding comes before them and the head after them."""
+
+    layers: range
+    first: bool = True
+    last: bool = True
+
+
 class Decoder(nn.Module):
     """Token ids `[B, S]` → logits `[B, S, vocab]`; S at most `spec.max_seq_len`.
 
-    A tied head has no parameter of its own: it reads `embed.weight`, one parameter under any wrapping.
+    A tied head has no parameter of its own: it reads `embed.weight`, one parameter under any wrapping. A `part` of the
+    model takes and gives hidden states `[B, S, hidden]` where it is not first and last; its parameters keep the names
+    that they have in the whole, and a last part with a tied head holds the embedding's weight too.
     """
 
-    def __init__(self, spec: ModelSpec) -> None:
+    def __init__(self, spec: ModelSpec, part: Part | None = None) -> None:
         super().__init__()
         check_supported(spec)
         self.spec = spec
-        self.embed = nn.Embedding(spec.vocab, spec.hidden)
-        self.positions = nn.Embedding(spec.max_seq_len, spec.hidden) if spec.position == "learned" else None
-        self.blocks = nn.ModuleList(Block(spec, layer) for layer in range(spec.layers))
-        self.norm = build_norm(spec)
-        self.head = None if spec.tie_embeddings else nn.Linear(spec.hidden, spec.vocab, bias=False)
+        self.part = part = part or Part(range(spec.layers))
+        tied = spec.tie_embeddings
+        self.embed = nn.Embedding(spec.vocab, spec.hidden) if part.first or (part.last and tied) else None
+        learned = spec.position == "learned" and part.first
+        self.positions = nn.Embedding(spec.max_seq_len, spec.hidden) if learned else None
+        self.blocks = nn.ModuleDict({str(layer): Block(spec, layer) for layer in part.layers})
+        self.norm = build_norm(spec) if part.last else None
+        self.head = nn.Linear(spec.hidden, spec.vocab, bias=False) if part.last and not tied else None
+        self.placement: Placement = whole_sequence  # settable: for a part of the sequence
         self._rope: tuple[Tensor, Tensor] | None = None
 
-    def forward(self, tokens_BS: Tensor) -> Tensor:
-        length = tokens_BS.shape[1]
-        x = self.embed(tokens_BS)
-        if self.positions is not None:
-            x = x + self.positions(torch.arange(length, device=tokens_BS.device))
-        if self.training and self.spec.dropout:
-            x = functional.dropout(x, self.spec.dropout)
-        rope = self._rope_for(length, tokens_BS.device)
-        for block in self.blocks:
+    def forward(self, x: Tensor) -> Tensor:
+        if self.part.first:
+            x = self.embedded(x)
+        rope = self._rope_for(x.shape[1], x.device)
+        for block in self.blocks.values():
             x = block(x, rope)
+        return self.logits(x) if self.part.last else x
+
+    def embedded(self, tokens_BS: Tensor) -> Tensor:
+        """`[B, S, hidden]`."""
+        assert self.embed is not None
+        x = cast(Tensor, self.embed(tokens_BS))
+        if self.positions is not None:
+            length, held = self.placement(tokens_BS.shape[1], tokens_BS.device)
+            x = x + self.positions(torch.arange(length, device=tokens_BS.device)[held])
+        return functional.dropout(x, self.spec.dropout) if self.training and self.spec.dropout else x
+
+    def logits(self, x: Tensor) -> Tensor:
+        """`[B, S, vocab]` of the last block's output."""
+        assert self.norm is not None
         x = self.norm(x)
-        logits = functional.linear(x, self.embed.weight) if self.head is None else self.head(x)
+        if self.head is not None:
+            logits = cast(Tensor, self.head(x))
+        else:
+            assert self.embed is not None
+            logits = functional.linear(x, self.embed.weight)
         if self.spec.logit_softcap is not None:
             logits = self.spec.logit_softcap * torch.tanh(logits / self.spec.logit_softcap)
         return logits
 
-    def _rope_for(self, length: int, device: torch.device) -> tuple[Tensor, Tensor] | None:
+    def _rope_for(self, tokens: int, device: torch.device) -> tuple[Tensor, Tensor] | None:
         """Tables made at first use and kept: no buffer, so that meta construction and casts cannot harm them."""
         spec, kept = self.spec, self._rope
         if spec.position != "rope":
             return None
+        length, held = self.placement(tokens, device)
         # dynamic scaling turns by the sequence's length, so a longer table's beginning is not a shorter one
         dynamic = spec.rope.scaling is not None and spec.rope.scaling.name == "dynamic"
         fits = kept is not None and (kept[0].shape[0] == length if dynamic else kept[0].shape[0] >= length)
         if kept is None or not fits or kept[0].device != device:
             kept = rope_tables(spec.rope, spec.rotary_dim, length, device, max_seq_len=spec.max_seq_len)
             self._rope = kept
-        return kept[0][:length], kept[1][:length]
+        return kept[0][held], kept[1][held]
+
+
+def whole_sequence(tokens: int, device: torch.device) -> tuple[int, slice]:
+    """The placement of a sequence that is all at hand."""
+    return tokens, slice(tokens)
 
 
 def build_norm(spec: ModelSpec) -> nn.Module:

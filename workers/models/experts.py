@@ -6,6 +6,7 @@ Does not know how tokens were routed. Shapes: T tokens, K chosen a token, E expe
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 import torch
 from torch import Tensor, nn
@@ -42,20 +43,29 @@ class Experts(nn.Module):
         self.gate = StackedLinear(moe.experts, spec.hidden, moe.expert_ffn, bias=bias) if spec.gated_mlp else None
         self.up = StackedLinear(moe.experts, spec.hidden, moe.expert_ffn, bias=bias)
         self.down = StackedLinear(moe.experts, moe.expert_ffn, spec.hidden, bias=bias)
+        # settable: for experts that lie on several ranks
+        self.through: Callable[[Tensor, Tensor], Tensor] = self.through_all
 
     def forward(self, x_T: Tensor, weights_TK: Tensor, chosen_TK: Tensor) -> Tensor:
         """`chosen_TK` names experts 0 to E - 1, and E where an assignment was dropped."""
         top_k, flat = chosen_TK.shape[1], chosen_TK.flatten()
         order = flat.argsort(stable=True)
-        counts = torch.bincount(flat, minlength=self.experts + 1).tolist()
-        *pieces, dropped = torch.split(x_T[order // top_k], counts)
-        sorted_out = torch.cat([*self._mlp(pieces), torch.zeros_like(dropped)])
+        counts_E = torch.bincount(flat, minlength=self.experts + 1)[:-1]
+        sorted_x = x_T[order // top_k]
+        done = self.through(sorted_x, counts_E)
+        sorted_out = torch.cat([done, done.new_zeros(len(sorted_x) - len(done), done.shape[1])])
         # gathered by the inverse order and summed, not added by index: the same sum in every run
         out_TK = sorted_out[order.argsort()].reshape(*chosen_TK.shape, -1)
         weighted: Tensor = out_TK * weights_TK.unsqueeze(-1).to(out_TK.dtype)
         return weighted.sum(1)
 
-    def _mlp(self, pieces: list[Tensor]) -> list[Tensor]:
+    def through_all(self, sorted_x: Tensor, counts_E: Tensor) -> Tensor:
+        """Outputs for the first rows of `sorted_x`, `counts_E[e]` in turn for expert e; the rows after are dropped."""
+        counts: list[int] = counts_E.tolist()
+        return torch.cat(self.mlp(list(torch.split(sorted_x[: sum(counts)], counts))))
+
+    def mlp(self, pieces: list[Tensor]) -> list[Tensor]:
+        """Each expert that is held here on its piece."""
         inner: list[Tensor] = self.up(pieces)
         if self.gate is None:
             inner = [self.activation(up) for up in inner]

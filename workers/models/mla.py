@@ -26,6 +26,8 @@ class LatentAttention(nn.Module):
     (decoupled RoPE). Queries pass through a latent of their own where `q_lora_rank` is given.
     """
 
+    attend = staticmethod(attend)  # settable: another way to the same attention
+
     def __init__(self, spec: ModelSpec) -> None:
         super().__init__()
         assert spec.mla is not None
@@ -59,7 +61,7 @@ class LatentAttention(nn.Module):
             rotary_key = apply_rope(rotary_key, *rope, self.interleaved)
         key = torch.cat((key, rotary_key.expand(*key.shape[:-1], -1)), dim=-1)
         dropout = self.dropout if self.training else 0.0
-        return cast(Tensor, self.o(attend(q, key, value, window=self.window, dropout=dropout, scale=self.scale)))
+        return cast(Tensor, self.o(self.attend(q, key, value, window=self.window, dropout=dropout, scale=self.scale)))
 
 
 def softmax_scale(spec: ModelSpec) -> float:

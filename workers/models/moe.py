@@ -20,6 +20,8 @@ class RoutedMlp(nn.Module):
     A capacity limits training alone: outside it no token is dropped.
     """
 
+    drop_beyond_capacity = staticmethod(drop_beyond_capacity)  # settable: for a part of each sequence
+
     def __init__(self, spec: ModelSpec, moe: Moe) -> None:
         super().__init__()
         self.moe = moe
@@ -32,7 +34,7 @@ class RoutedMlp(nn.Module):
         weights, chosen, scores = self.router(x)
         kept = chosen
         if self.training and self.moe.capacity is not None:
-            kept = drop_beyond_capacity(chosen, experts=self.moe.experts, capacity=self.moe.capacity)
+            kept = self.drop_beyond_capacity(chosen, experts=self.moe.experts, capacity=self.moe.capacity)
         out = self.experts(x.flatten(0, 1), weights.flatten(0, 1), kept.flatten(0, 1)).view_as(x)
         if self.shared is not None:
             out = out + self.shared(x)

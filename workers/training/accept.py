@@ -52,10 +52,12 @@ class TrainingRun:
 
 
 def mesh_axes(plan: ParallelPlan) -> dict[str, int]:
-    """Axis names and sizes of the device mesh, outer to inner."""
+    """Axis names and sizes of the device mesh, outer to inner; data parallel ones always, others where above 1."""
+    data = {"dp": plan.dp}
     if plan.zero >= 2:
-        return {"dp_replicate": plan.dp_replicate or 1, "dp_shard": plan.dp_shard}
-    return {"dp": plan.dp}
+        data = {"dp_replicate": plan.dp_replicate or 1, "dp_shard": plan.dp_shard}
+    outer = {"pp": plan.pp} if plan.pp > 1 else {}
+    return outer | data | {name: size for name, size in (("cp", plan.cp), ("tp", plan.tp)) if size > 1}
 
 
 def load_run(path: Path) -> TrainingRun:

@@ -25,6 +25,7 @@ from workers.metrics.recorder import Recorder, RecorderError
 from workers.metrics.throughput import Throughput
 from workers.training.accept import TrainingRun, mesh_axes
 from workers.training.agree import agreed, together
+from workers.training.beacon import Beacon
 from workers.training.checkpoint import Checkpointer, Saved, load_training
 from workers.training.control import Control
 from workers.training.data.opened import open_samples
@@ -35,13 +36,22 @@ from workers.training.initial import fill_from, open_initial
 from workers.training.loop import Loop
 from workers.training.memory import MemoryBook
 from workers.training.mesh import World, start_world
-from workers.training.parallelize import parallelize
+from workers.training.optim import release
+from workers.training.parallelize import Parallel, parallelize
+from workers.training.recompute import hardware_factor
+from workers.training.recompute.auto import choose_recompute
 from workers.training.resume import Start, choose_start
+from workers.training.trace.watch import Trace
 
 
 def run_attempt(run: TrainingRun, environment: Environment) -> Outcome:
     """Train; write `rank-N/exit.json`; never raises but for interrupts."""
-    attempt = _Attempt(run, environment)
+    return carry_out(Attempt(run, environment))
+
+
+def carry_out(attempt: Attempt) -> Outcome:
+    """Whatever an attempt is about, from its first step to its exit file; never raises but for interrupts."""
+    environment = attempt.environment
     try:
         outcome = attempt.go()
     except (KeyboardInterrupt, SystemExit):
@@ -64,12 +74,16 @@ def run_attempt(run: TrainingRun, environment: Environment) -> Outcome:
     return outcome
 
 
-class _Attempt:
+class Attempt:
+    """The parts of an attempt on this rank; `go` puts them together and trains."""
+
     def __init__(self, run: TrainingRun, environment: Environment) -> None:
         self.run, self.environment = run, environment
         self.control = Control(environment.directory, reads_file=environment.leads_node)
         self.recorder: Recorder | None = None
+        self.beacon: Beacon | None = None
         self.loop: Loop | None = None
+        self.trace: Trace | None = None
         self.peak: dict[str, Any] = {}
         self.began = time.perf_counter()
 
@@ -77,6 +91,7 @@ class _Attempt:
         run, environment = self.run, self.environment
         environment.rank_directory.mkdir(parents=True, exist_ok=True)
         (environment.rank_directory / "exit.json").unlink(missing_ok=True)
+        self.beacon = Beacon(environment.rank_directory, stages=run.plan.pp)
         world = start_world(environment, run.plan)
         self.control.listen(too_late=self._leave_at_once)  # until here a signal may simply end the process
         number, start = agreed(world, self._first_words, leads=world.rank == 0)
@@ -110,6 +125,10 @@ class _Attempt:
         return outcome
 
     def close(self) -> None:
+        if self.trace is not None:
+            self.trace.close()
+        if self.loop is not None:
+            release(self.loop.optimizer)
         if self.recorder is not None:
             self.recorder.close()
 
@@ -138,20 +157,28 @@ class _Attempt:
 
     def _loop(self, world: World, train: Samples, held_out: Samples | None, number: int) -> Loop:
         run, environment, recorder = self.run, self.environment, self.recorder
-        assert recorder is not None
+        assert recorder is not None and self.beacon is not None
         parallel = parallelize(run.model, run.plan, world, seed=run.train.seed)
+        again = self._choose_recompute(parallel)
         world.barrier()
         peak = device_peak(world.device, run.plan.precision)
         self.peak = {"tflops": peak.flops / 1e12, "source": peak.source, "precision": run.plan.precision}
         if peak.measured:
             recorder.event("peak_measured", device=peak.device, **self.peak)
         flops = flops_per_token(run.model, run.train.seq_len)
-        total = parameter_count(run.model).total
-        # recomputed blocks run their forward pass twice: 8 instead of 6 FLOPs a parameter
-        factor = 4 / 3 if run.plan.recompute == "full" and total else 1.0
+        factor = hardware_factor(run.model, run.plan, run.train.seq_len, again=again)
         # all ranks divide by the same peak, so that mfu is one number
         mean_peak = float(world.sum_(torch.tensor(peak.flops, dtype=torch.float64, device=world.device))) / world.size
-        return Loop(
+        self.trace = Trace(
+            run, parallel, recorder=recorder, folder=environment.rank_directory,
+            spans_nodes=environment.local_world_size < environment.world_size,
+        )  # fmt: skip
+        kind = Loop
+        if run.plan.pp > 1 and run.plan.schedule == "pipedream":
+            from workers.training.pipeline.asynchronous import AsynchronousLoop
+
+            kind = AsynchronousLoop
+        return kind(
             run,
             world,
             parallel,
@@ -170,7 +197,21 @@ class _Attempt:
                 flops_per_token=flops, peak_flops=mean_peak, devices=world.size, hardware_factor=factor
             ),
             memory=MemoryBook(parallel, world.device, local_world_size=environment.local_world_size),
+            scratch=environment.scratch,
+            beacon=self.beacon,
+            trace=self.trace,
+            spans_nodes=environment.local_world_size < environment.world_size,
         )
+
+    def _choose_recompute(self, parallel: Parallel) -> float | None:
+        """Recompute auto measures and chooses now: the share of the blocks' forward FLOPs that will run again."""
+        if self.run.plan.recompute != "auto":
+            return None
+        assert self.recorder is not None
+        chosen = choose_recompute(self.run, parallel, local_world_size=self.environment.local_world_size)
+        if parallel.world.rank == 0:
+            self.recorder.event("recompute_chosen", **chosen.event)
+        return chosen.again
 
     def _tell_plan(self, world: World) -> None:
         assert self.recorder is not None
@@ -191,6 +232,7 @@ class _Attempt:
         assert self.recorder is not None and start.folder is not None
         began = time.perf_counter()
         load_training(start.folder, loop.parallel.weights(), loop.optimizer)
+        loop.parallel.finish_update()
         if world.rank == 0:
             for says in start.rejected:
                 self.recorder.event("checkpoint_rejected", says=says)
@@ -202,15 +244,16 @@ class _Attempt:
         assert self.recorder is not None
         began = time.perf_counter()
         together(world, lambda: open_initial(source, self.run.model), leads=True)
-        told = fill_from(loop.parallel.decoder, open_initial(source, self.run.model))
+        told = fill_from(loop.parallel.parts, open_initial(source, self.run.model))
         if world.rank == 0:
             self.recorder.event("weights_loaded", **told, seconds=time.perf_counter() - began)
 
     def _tell_saved(self, saved: Saved) -> None:
         assert self.recorder is not None
         self.recorder.event(
-            "checkpoint_saved", step=saved.step, path=str(saved.path), seconds=saved.seconds, bytes=saved.bytes
-        )
+            "checkpoint_saved", step=saved.step, tokens=saved.tokens, path=str(saved.path), bytes=saved.bytes,
+            seconds=saved.seconds, stall_s=saved.stall_s,
+        )  # fmt: skip
 
     def _memory(self) -> dict[str, Any]:
         if self.loop is None:

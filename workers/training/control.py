@@ -17,7 +17,7 @@ from types import FrameType
 
 from workers.training.exits import write_atomically
 
-ACTIONS = ("stop", "preempt", "pause", "checkpoint")  # strongest first
+ACTIONS = ("stop", "preempt", "pause", "checkpoint", "profile", "memory_snapshot")  # strongest first
 GRACE_S = 20.0
 _SIGNALS = (signal.SIGTERM, signal.SIGINT)
 

@@ -28,6 +28,7 @@ class Environment:
     checkpoints: Path
     resume: Path | None
     timeout_s: float
+    scratch: Path
 
     @property
     def leads_node(self) -> bool:
@@ -48,7 +49,8 @@ def read_environment(
     directory: Path, *, resume: Path | None = None, env: Mapping[str, str] = os.environ
 ) -> Environment:
     """`ORRERY_RUN` (default local), `ORRERY_ATTEMPT` (default: one more than the directory holds), `ORRERY_CHECKPOINTS`
-    (default DIR/checkpoints), `ORRERY_RESUME`, `ORRERY_PG_TIMEOUT_S` (default 600), and torchrun's variables.
+    (default DIR/checkpoints), `ORRERY_RESUME`, `ORRERY_PG_TIMEOUT_S` (default 600), `ORRERY_SCRATCH`
+    (default DIR/scratch: where states that are offloaded to disk go), and torchrun's variables.
 
     Raises UserError naming the variable that is not a number.
     """
@@ -65,6 +67,7 @@ def read_environment(
         checkpoints=Path(env.get("ORRERY_CHECKPOINTS") or directory / "checkpoints"),
         resume=resume or (Path(told) if told else None),
         timeout_s=float(_whole(env, "ORRERY_PG_TIMEOUT_S", 600)),
+        scratch=Path(env.get("ORRERY_SCRATCH") or directory / "scratch"),
     )
 
 

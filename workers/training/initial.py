@@ -34,13 +34,14 @@ def open_initial(source: ModelSource, model: ModelSpec) -> Weights:
     return weights
 
 
-def fill_from(decoder: Decoder, weights: Weights) -> dict[str, Any]:
+def fill_from(parts: list[Decoder], weights: Weights) -> dict[str, Any]:
     """Read the weights into what this rank holds; returns what the event says. Raises UserError."""
     try:
-        fill_model(decoder, weights)
+        for part in parts:
+            fill_model(part, weights)
     except WeightsError as error:
         raise UserError(f"train.init_from: {error}") from None
-    differ = _differences(weights.spec, decoder.spec)
+    differ = _differences(weights.spec, parts[0].spec)
     return {"path": weights.where, "weights": weights.spec.name, "model_differs_in": sorted(differ.keys() - {"name"})}
 
 

@@ -6,35 +6,37 @@ Knows the order of things; how each is done stands in the module of its name.
 from __future__ import annotations
 
 import math
-import time
-from contextlib import ExitStack
+from pathlib import Path
 
 import torch
 from torch import Tensor
-from torch.nn import functional
 
 from workers.contracts.plan import LossScale
-from workers.metrics.memory import SavedForBackward, held_bytes, local_tensor, storage_keys
+from workers.metrics.memory import local_tensor
 from workers.metrics.recorder import Recorder
 from workers.metrics.throughput import Throughput
-from workers.models.balance import Balancer
-from workers.models.initialise import derived_seed
+from workers.models.balancer import Balancer
 from workers.training import narrate
 from workers.training.accept import TrainingRun
-from workers.training.batches import IGNORED, Block, blocks_of, tensors_of
+from workers.training.arrival import Arrivals
+from workers.training.beacon import Beacon
 from workers.training.checkpoint import Checkpointer, training_tensors
-from workers.training.control import ACTIONS, Control, strongest
+from workers.training.control import Control, strongest
 from workers.training.data.losses import SourceLosses
 from workers.training.data.samples import Samples
 from workers.training.exits import NumericsError, Outcome
+from workers.training.locate import locate
 from workers.training.loss_scale import Change, LossScaler
 from workers.training.memory import MemoryBook
 from workers.training.mesh import World
 from workers.training.optim import build_optimizer, fill_state, scale_, set_lr, squared_norm
 from workers.training.parallelize import Parallel
-from workers.training.precision import products
+from workers.training.passes import Setting, passes_of
 from workers.training.resume import Start, manifest_of
 from workers.training.schedule import lr_at
+from workers.training.sums import Sums
+from workers.training.trace.watch import ACTIONS as WATCHED
+from workers.training.trace.watch import Trace
 from workers.training.underflow import shares, zeros_by_layer
 
 
@@ -54,21 +56,38 @@ class Loop:
         checkpointer: Checkpointer,
         throughput: Throughput,
         memory: MemoryBook,
+        scratch: Path,
+        beacon: Beacon,
+        trace: Trace,
+        spans_nodes: bool,
     ) -> None:
         self.run, self.world, self.parallel = run, world, parallel
         self.train, self.held_out = train, held_out
         self.recorder, self.control, self.checkpointer = recorder, control, checkpointer
-        self.throughput, self.memory = throughput, memory
+        self.throughput, self.memory, self.beacon, self.trace = throughput, memory, beacon, trace
+        self.spans_nodes = spans_nodes
         self.parameters = parallel.parameters()
+        self.holders = [parallel.holders(name, each) for name, each in self.parameters.items()]
+        data = world.axis("data")
         self.optimizer = build_optimizer(
-            self.parameters, run.train.optimizer, split_state=run.plan.zero == 1 and world.size > 1
+            self.parameters,
+            run.train.optimizer,
+            split_state=run.plan.zero == 1 and data.size > 1,
+            among=lambda parameter: parallel.copies(parameter).group,
+            offload=run.plan.offload,
+            scratch=scratch,
         )
-        self.balancer = Balancer(parallel.decoder, run.model.moe) if run.model.moe else None
+        trace.optimizer = self.optimizer
+        self.balancer = Balancer(parallel.parts, run.model, run.model.moe) if run.model.moe else None
         self.scaler = LossScaler(run.plan.loss_scale or LossScale()) if run.plan.precision == "fp16" else None
         self.by_source = SourceLosses(train, world.device) if len(train.names) > 1 else None
+        setting = Setting(run, world, parallel, train, memory, self.by_source, self._tell, trace)
+        self.passes = passes_of(setting)
+        self.arrivals = Arrivals(rank=world.rank, size=world.size, stages=run.plan.pp, device=world.device)
+        if run.plan.zero < 2:
+            self.arrivals.watch(self.parameters.values())
         self.step = self.tokens = self.samples = 0
         self.phase = "starting"
-        self._tail_s = 0.0
         self._has_state = self._loss_was_lost = False
 
     def go(self, start: Start) -> Outcome:
@@ -86,11 +105,14 @@ class Loop:
             ranks=self.world.size,
         )
         while self.step < steps:
-            asked = self._one_step()
+            with self.trace.step(self.step + 1):
+                asked = self._one_step()
             leaving = asked in ("stop", "pause", "preempt")
             due = checkpoint is not None and (self.step % checkpoint.every_steps == 0 or self.step == steps)
             if asked in ("pause", "preempt", "checkpoint") or (due and asked != "stop"):
                 self._save(wait=leaving)
+            if asked in WATCHED:
+                self.trace.want(asked)
             if asked is not None:
                 self.control.acted()
             if leaving and self.step < steps:
@@ -108,142 +130,106 @@ class Loop:
     def _one_step(self) -> str | None:
         """One update and its point; returns the action that any rank was asked for."""
         train, number = self.run.train, self.step + 1
-        started = time.perf_counter()
+        self.trace.split.enter("other")
         asked = self.control.poll()
         loss_sum, data_s = self._gradients()
         self.phase = "update"
-        gradients = [p.grad for p in self.parameters.values() if p.grad is not None]
-        share = squared_norm(gradients, replicas=self.parallel.replicas)
-        head_s = time.perf_counter() - started + self._tail_s
+        gradients = self._found_gradients()
+        share = squared_norm(gradients, self.holders)
         # the only collective of a step besides the gradients' own: loss, norm, duration and requests travel together
-        told = [torch.tensor([head_s, *asked], dtype=torch.float64, device=self.world.device)]
+        told = Sums(self.world)
+        told.put("loss", loss_sum)
+        told.put("norm", share)
+        told.put("asked", asked)
+        told.put("arrivals", self.arrivals.told())
         if self.by_source:
-            told.append(self.by_source.take())
+            told.put("by_source", self.by_source.take() / self.run.plan.tp)
         if self.scaler and self._logs(number):
-            told.append(zeros_by_layer(self.parameters, self.run.model.layers))
+            told.put("underflow", zeros_by_layer(self.parameters, self.run.model.layers))
         if self.balancer:
-            told.append(self.balancer.take(self.world.device))
-        sums = self.world.sum_(torch.cat([torch.stack([loss_sum.double(), share]), *told])).tolist()
-        tail_started = time.perf_counter()
-        routed = self.balancer.told if self.balancer else 0
+            told.put("balance", self.balancer.take(self.world.device) / self.run.plan.tp)
+        if (moments := self.trace.moments()) is not None:
+            told.put("pipeline", moments.row)
+        told.put("seconds", self.trace.split.cut())
+        sums = told.total()
+        pipeline = self.trace.summed(number, sums.get("pipeline"), moments)
         # what `_backward_factor` put into fp16 gradients beyond the mean over all tokens
-        scale = self.scaler.scale / self.run.plan.dp if self.scaler else 1.0
-        loss, norm = sums[0] / self.run.tokens_per_step, math.sqrt(sums[1]) / scale if sums[1] >= 0 else math.nan
+        scale = self.scaler.scale / self.parallel.averaged if self.scaler else 1.0
+        [loss_sum_all], [square] = sums["loss"], sums["norm"]
+        loss, norm = loss_sum_all / self.run.tokens_per_step, math.sqrt(square) / scale if square >= 0 else math.nan
         lr = lr_at(number, steps=train.steps, peak=train.optimizer.lr, schedule=train.lr_schedule)
         first = self.samples
         self.samples += self.run.plan.global_batch_size
         self.tokens += self.run.tokens_per_step
-        self.throughput.step(seconds=sums[2] / self.world.size, tokens=self.run.tokens_per_step)
-        values = {"loss": loss, "grad_norm": norm, "lr": lr, "data_time_s": data_s}
-        rest = 3 + len(ACTIONS)
+        self.throughput.step(seconds=sums["seconds"][0] / self.world.size, tokens=self.run.tokens_per_step)
+        values = {"loss": loss, "grad_norm": norm, "lr": lr, "data_time_s": data_s, **pipeline}
+        values |= self._arrived(sums["arrivals"])
         if self.by_source:
-            told_by_source = sums[rest : rest + self.by_source.width]
-            values |= self.by_source.values(told_by_source, first=first, count=self.run.plan.global_batch_size)
-            rest += self.by_source.width
+            values |= self.by_source.values(sums["by_source"], first=first, count=self.run.plan.global_batch_size)
         if self.scaler:
-            values |= {"loss_scale": self.scaler.scale, **shares(sums[rest : len(sums) - routed])}
+            values |= {"loss_scale": self.scaler.scale, **shares(sums.get("underflow", []))}
         if self.balancer:
-            values |= self.balancer.values(sums[-routed:], sequences=self.run.plan.global_batch_size)
+            values |= self.balancer.values(sums["balance"], sequences=self.run.plan.global_batch_size)
         if math.isfinite(loss) and math.isfinite(norm):
             scale_(gradients, norm=norm, limit=train.clip_norm, loss_scale=scale)
             set_lr(self.optimizer, lr)
             self.optimizer.step()
+            self.parallel.finish_update()
             self.memory.count_state(gradients, self.optimizer)
             self._has_state, self._loss_was_lost = True, False
             if self.balancer:
-                self.balancer.update(sums[-routed:])
+                self.balancer.update(sums["balance"])
             if self.scaler:
                 self._tell_scale(number, self.scaler.updated())
         else:
             self._skip(number, values)
         self.optimizer.zero_grad(set_to_none=True)
         self.step = number
-        self._tail_s = time.perf_counter() - tail_started
-        self._after_step(values)
-        return strongest(sums[3 : 3 + len(ACTIONS)])
+        self._after_step(number, self.tokens, values)
+        return strongest(sums["asked"])
+
+    def _found_gradients(self) -> list[Tensor]:
+        """The step's gradients in the parameters' order. Raises RuntimeError where one is missing: some combination of
+        techniques lost it, and the update would silently leave its weights behind."""
+        gradients = [each.grad for each in self.parameters.values()]
+        missing = [name for name, gradient in zip(self.parameters, gradients, strict=True) if gradient is None]
+        if missing:
+            raise RuntimeError(f"the backward pass left {len(missing)} parameters without gradient: {missing[:4]}")
+        return [gradient for gradient in gradients if gradient is not None]
 
     def _gradients(self) -> tuple[Tensor, float]:
-        """Forward and backward over this rank's micro-batches: summed token losses, seconds spent on data."""
-        plan, world = self.run.plan, self.world
-        blocks = blocks_of(
-            self.samples, plan.global_batch_size, micro_batch_size=plan.micro_batch_size, dp=plan.dp, rank=world.rank
-        )
-        self.parallel.module.train()
+        """Forward and backward over this rank's micro-batches: its share of the summed token loss, seconds of data."""
+        for module in self.parallel.modules:
+            module.train()
         factor = self._backward_factor()
-        if self.balancer:  # a mean over all sequences, likewise
-            self.balancer.scale_gradients(factor * self.run.train.seq_len)
-        total = torch.zeros((), device=world.device)
-        data_s = 0.0
-        for index, block in enumerate(blocks):
-            started = time.perf_counter()
-            inputs, targets = tensors_of(self.train, block, world.device)
-            data_s += time.perf_counter() - started
-            with ExitStack() as stack:
-                stack.enter_context(products(plan.precision, world.device))
-                if index + 1 < len(blocks):
-                    stack.enter_context(self.parallel.accumulating())
-                self.phase = "forward"
-                loss = self._forward_watched(block, inputs, targets)
-                self.phase = "backward"
-                torch.autograd.backward(loss * factor)
-            total += loss.detach()
-        return total, data_s
+        if self.balancer:  # a mean over all sequences, likewise, to which each tensor-parallel rank adds its part
+            self.balancer.scale_gradients(factor * self.run.train.seq_len / self.run.plan.tp)
+        return self.passes.gradients(self.samples, factor)
 
     def _backward_factor(self) -> float:
-        """Of the summed token loss. Data-parallel reductions average over dp, and a mean over all tokens is wanted.
+        """Of the summed token loss. Gradient reductions average over ranks, and a mean over all tokens is wanted.
 
-        fp16 gradients are of one size under any dp instead, so that they overflow under all or none; the update
-        multiplies by dp.
+        fp16 gradients are of one size under any number of ranks instead, so that they overflow under all or none; the
+        update multiplies by it.
         """
         if self.scaler:
             return self.scaler.scale / self.run.tokens_per_step
-        return self.run.plan.dp / self.run.tokens_per_step
+        return self.parallel.averaged / self.run.tokens_per_step
 
-    def _forward_watched(self, block: Block, inputs: Tensor, targets: Tensor) -> Tensor:
-        """Summed token loss of a micro-batch; the attempt's first also counts what is kept for the backward pass."""
-        if self.run.model.dropout:
-            # by sample, not by rank or restart: the same masks under any number of ranks and after a resume
-            torch.manual_seed(derived_seed(self.run.train.seed, "dropout", block.first))
-        if self.by_source:
-            self.by_source.expect(block)
-        if self.memory.counted:
-            return self._loss(inputs, targets)
-        if self.parallel.casts:
-            self.parallel.casts.watch = True
-        with SavedForBackward() as saved:
-            loss = self._loss(inputs, targets)
-        gathered = self.parallel.gathered_weights()
-        weights = storage_keys([*self.parameters.values(), *gathered])
-        self.memory.count_forward(activations=saved.held(without=weights), gathered=held_bytes(gathered))
-        if self.parallel.casts:
-            self.parallel.casts.watch = False
-            self.parallel.casts.copies.clear()
-        return loss
-
-    def _loss(self, inputs: Tensor, targets: Tensor) -> Tensor:
-        """Summed token loss."""
-        logits = self.parallel.module(inputs).float().flatten(0, 1)
-        awaited = self.by_source is not None and self.by_source.awaits
-        how = "none" if awaited else "sum"
-        loss = functional.cross_entropy(logits, targets.flatten(), ignore_index=IGNORED, reduction=how)
-        if awaited and self.by_source:
-            loss = loss.view_as(targets).sum(dim=1)
-            self.by_source.add(loss)
-        return loss.sum()
-
-    def _after_step(self, values: dict[str, float]) -> None:
+    def _after_step(self, step: int, tokens: int, values: dict[str, float]) -> None:
+        """The point of a step that gets one, `tokens` being those until then."""
         train = self.run.train
-        validate = self._validates(self.step)
-        if not self._logs(self.step):
+        self.trace.split.enter(None)
+        if not self._logs(step):
             return
-        if validate:
+        if self._validates(step):
             self.phase = "validation"
             values["val_loss"] = self.validate()
             values["val_perplexity"] = math.exp(min(values["val_loss"], 700.0))
-        values |= self.throughput.values() | self.memory.values()
+        values |= self.throughput.values() | self.memory.values() | self.trace.values()
         self.phase = "record"
-        self.recorder.point(step=self.step, tokens=self.tokens, values=values)
-        narrate.stepped(self.step, train.steps, values)
+        self.recorder.point(step=step, tokens=tokens, values=values)
+        narrate.stepped(step, train.steps, values)
 
     def _validates(self, step: int) -> bool:
         return self.run.train.eval is not None and step % self.run.train.eval.every_steps == 0
@@ -259,22 +245,38 @@ class Loop:
 
         The same samples under any number of ranks.
         """
-        plan, spec, samples = self.run.plan, self.run.train.eval, self.held_out
+        spec, samples = self.run.train.eval, self.held_out
         assert spec is not None and samples is not None
-        count = min(spec.batches * plan.global_batch_size, samples.windows)
-        module = self.parallel.module
-        module.eval()
-        total = torch.zeros(2, dtype=torch.float64, device=self.world.device)
-        blocks = blocks_of(0, count, micro_batch_size=plan.micro_batch_size, dp=plan.dp, rank=self.world.rank)
-        for block in blocks:
-            inputs, targets = tensors_of(samples, block, self.world.device)
-            with products(plan.precision, self.world.device):
-                total[0] += self._loss(inputs, targets).double()
-            total[1] += block.count * samples.seq_len
-        module.train()
-        self.parallel.release_gathered()
+        count = min(spec.batches * self.run.plan.global_batch_size, samples.windows)
+        for module in self.parallel.modules:
+            module.eval()
+        total = self.passes.evaluate(samples, count)
+        for module in self.parallel.modules:
+            module.train()
         loss, tokens = self.world.sum_(total).tolist()
         return float(loss / tokens)
+
+    def _tell(self, phase: str) -> None:
+        self.phase = phase
+        if phase == "forward":
+            self.arrivals.begin()
+
+    def _arrived(self, seconds: list[float]) -> dict[str, float]:
+        late_s = self.arrivals.left(seconds)
+        # a node's supervisor sees its own ranks' every collective; over several nodes this is what there is
+        if self.world.rank == 0 and self.spans_nodes and (found := self.arrivals.straggler()):
+            self.recorder.event("straggler", step=self.step + 1, **found)
+        return {"comm/arrival_skew_s": late_s} if self.world.size > 1 else {}
+
+    @property
+    def phase(self) -> str:
+        """What this rank is doing; each setting is a sign of progress."""
+        return self.beacon.phase
+
+    @phase.setter
+    def phase(self, phase: str) -> None:
+        self.beacon.mark(phase, step=self.step)
+        self.trace.split.phase(phase)
 
     def _save(self, *, wait: bool) -> None:
         self.phase = "checkpoint"
@@ -290,6 +292,8 @@ class Loop:
             fill_state(self.optimizer, self.parameters.values())
             self._has_state = True
         tensors = training_tensors(self.parallel.weights(), self.optimizer)
+        # beside training, a copy of all states would be held in memory: the very thing that states on disk avoid
+        wait = wait or self.run.plan.offload == "nvme"
         self.checkpointer.save(tensors, step=self.step, manifest=manifest, wait=wait)
 
     def _skip(self, number: int, values: dict[str, float]) -> None:
@@ -325,9 +329,17 @@ class Loop:
         """The update is not made: the last checkpoint's weights, and these, are still sound."""
         bad = self._non_finite()
         self.recorder.point(step=number, tokens=self.tokens, values=values)
-        self.recorder.event("non_finite", step=number, **values, parameters=bad[:8], parameters_affected=len(bad))
+        self.phase = "locating"
+        self.optimizer.zero_grad(set_to_none=True)
+        self.samples -= self.run.plan.global_batch_size  # the step once more, to see where it begins
+        culprit = locate(self.parallel.parts, self.world, self._gradients)
         what = "loss" if not math.isfinite(values["loss"]) else "gradient norm"
-        where = f", first in the gradient of {bad[0]}" if bad else ""
+        where = f", first in the {culprit.what} of {culprit.module} (rank {culprit.rank})" if culprit else ""
+        told = {"what": what + where, "module": culprit.module if culprit else None}
+        self.recorder.event(
+            "non_finite", step=number, **values, **told, parameters=bad[:8], parameters_affected=len(bad)
+        )
+        where = where or ", but was when the step was done again, which points to the device"
         numbers = f"loss {values['loss']}, grad_norm {values['grad_norm']}"
         raise NumericsError(
             f"the {what} is not finite at step {number} ({numbers}){where}; "

@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from workers.metrics.memory import capacity_bytes, held_bytes, process_memory
-from workers.training.optim import state_of
+from workers.training.optim import masters_of, state_of
 from workers.training.parallelize import Parallel
 
 
@@ -19,15 +19,19 @@ class MemoryBook:
 
     `params`, `grads`, `optimizer`: this rank's shards. `activations`: what autograd keeps of one micro-batch at the end
     of its forward pass. `buffers`: buffers, and whole or cast copies of weights at that moment. `other`: the rest of
-    what the process has allocated (on a CPU its resident memory, Python and libraries included).
+    what the process has allocated (on a CPU its resident memory, Python and libraries included). What the plan offloads
+    counts as `offloaded` alone, be it in the host's memory, which a CPU shares with it, or on a disk.
     """
 
     def __init__(self, parallel: Parallel, device: torch.device, *, local_world_size: int) -> None:
         self.device = device
         self.counted = False
-        self._buffers = held_bytes(parallel.decoder.buffers())
-        self._bytes = {"params": held_bytes(parallel.parameters().values())}
+        self._buffers = held_bytes(buffer for part in parallel.parts for buffer in part.buffers())
+        self._offload = parallel.plan.offload
+        self._weights_away = parallel.plan.offloads_weights
+        self._bytes = {"params": held_bytes(p for part in parallel.parts for p in part.parameters())}
         self._capacity = capacity_bytes(device, local_world_size=local_world_size)
+        self._masters = 0
         self._state_counted = False
 
     def count_forward(self, *, activations: int, gathered: int) -> None:
@@ -41,16 +45,30 @@ class MemoryBook:
             return
         state = [x for entry in state_of(optimizer).values() for x in entry.values() if isinstance(x, Tensor)]
         self._bytes |= {"grads": held_bytes(gradients), "optimizer": held_bytes(state)}
+        self._masters = held_bytes(masters_of(optimizer))
         self._state_counted = True
 
     def values(self) -> dict[str, float]:
         """All `memory/..._bytes` metrics at this moment."""
         allocated, reserved = process_memory(self.device)
+        here, away = self._split()
+        if self.device.type == "cpu":  # the host's memory is the device's own
+            in_memory = sum(size for name, size in away.items() if name != "optimizer" or self._offload != "nvme")
+        else:
+            in_memory = 0
         whole = {
-            **self._bytes,
-            "other": max(0, allocated - sum(self._bytes.values())),
+            **here,
+            **({"offloaded": sum(away.values())} if self._offload != "none" else {}),
+            "other": max(0, allocated - sum(here.values()) - in_memory),
             "allocated": allocated,
             "reserved": reserved,
             "capacity": self._capacity,
         }
         return {f"memory/{name}_bytes": float(value) for name, value in whole.items()}
+
+    def _split(self) -> tuple[dict[str, int], dict[str, int]]:
+        """Bytes by category on the device, 0 for what is offloaded, and bytes that are."""
+        gone = [] if self._offload == "none" else ["optimizer"]
+        gone += ["params", "grads"] if self._weights_away else []
+        away = {name: self._bytes[name] for name in gone if name in self._bytes}
+        return self._bytes | dict.fromkeys(away, 0), away | {"masters": self._masters}

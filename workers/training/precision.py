@@ -29,11 +29,11 @@ class CastUnits:
     Copies live from a unit's forward to its backward pass. `copies` lists their storages while `watch` is set.
     """
 
-    def __init__(self, decoder: nn.Module, blocks: nn.ModuleList, dtype: torch.dtype) -> None:
+    def __init__(self, decoder: nn.Module, blocks: nn.ModuleDict, dtype: torch.dtype) -> None:
         self.dtype, self.watch = dtype, False
         self.copies: list[Tensor] = []
         in_blocks = {id(parameter) for parameter in blocks.parameters()}
-        for block in blocks:
+        for block in blocks.values():
             self._cast(block, dict(block.named_parameters()))
         rest = {name: parameter for name, parameter in decoder.named_parameters() if id(parameter) not in in_blocks}
         self._cast(decoder, rest)

@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 
 from orchestrator.planner.accuracy import measures
-from orchestrator.planner.accuracy.predictions import Predicted, memory, predict, predict_held_out, timed
+from orchestrator.planner.accuracy.predictions import memory, predict_held_out, predict_times, timed
 from orchestrator.planner.accuracy.splits import Split, leave_one_out, random_splits
 from orchestrator.planner.calibrate import fit
 from orchestrator.planner.measurements import Pair, read_lines
@@ -70,10 +70,10 @@ def rows(directory: Path, seeds: Sequence[int] = SEEDS) -> Iterator[Row]:
 
 
 def _uncalibrated(name: str, pairs: list[Pair]) -> Row:
-    found = predict(pairs)
+    predicted, times = predict_times(pairs)
     least = {"korthikanti": 3.0, "b200": 5.0}.get(name, 15.0)
     peer = {"korthikanti": "Calculon 3.65", "b200": "SimuMax 5.62"}.get(name, "prototype 34 to 40")
-    return Row("step time, no calibration", name, len(pairs), measures.mean_error(found.predicted, found.measured),
+    return Row("step time, no calibration", name, len(pairs), measures.mean_error(predicted, times),
                least, peer=peer)  # fmt: skip
 
 
@@ -110,8 +110,7 @@ def _held_out(case: str, splits: Sequence[Split], to_reach: float, peer: str) ->
 def _left_out(what: str, pairs: list[Pair], key: Callable[[Pair], int | str], to_reach: float, peer: str) -> Row:
     told, errors = [], []
     for split in leave_one_out(pairs, key):
-        found = predict_held_out(split.calibrating, split.held_out)
-        errors.append(measures.mean_error(found.predicted, found.measured))
+        errors.append(measures.mean_error(*predict_times(split.held_out, fit(split.calibrating))))
         told.append(f"{split.name}: {errors[-1]:.1f}")
     return Row(f"step time, one {what} left out", "vtrain", len(pairs), float(np.mean(errors)), to_reach, peer=peer,
                detail="; ".join(told))  # fmt: skip
@@ -122,11 +121,11 @@ def _ranking(case: str, splits: Sequence[Split]) -> Iterator[Row]:
     lost, ranks = [], []
     for split in splits:
         pairs = [*split.calibrating, *split.held_out]
-        found: Predicted = predict(pairs, fit(split.calibrating))
+        calibration = fit(split.calibrating)
+        predicted, times = predict_times(pairs, calibration)
         groups = [(r.model.name, r.cluster.devices, r.plan.global_batch_size) for r, _ in pairs]
-        lost.append(measures.regret(found.predicted, found.measured, groups).mean())
-        held: Predicted = predict(split.held_out, fit(split.calibrating))
-        ranks.append(measures.spearman(held.predicted, held.measured))
+        lost.append(measures.regret(predicted, times, groups).mean())
+        ranks.append(measures.spearman(*predict_times(split.held_out, calibration)))
     runs = len(splits[0].calibrating) + len(splits[0].held_out)
     span = f"{len(splits)} seeds, {min(lost):.1f} to {max(lost):.1f}"
     yield Row("regret of the top plan", case, runs, float(np.mean(lost)), 2.0, peer="none", detail=span)

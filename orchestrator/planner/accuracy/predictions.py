@@ -45,6 +45,13 @@ def predict(pairs: Sequence[Pair], calibration: Calibration | None = None) -> Pr
     return Predicted(table.column("step_time_s"), low, high, step_times(pairs, table))
 
 
+def predict_times(pairs: Sequence[Pair], calibration: Calibration | None = None) -> tuple[Floats, Floats]:
+    """Predicted and measured seconds per step `(n,)`, without intervals."""
+    requests = [request for request, _ in pairs]
+    table = table_of(requests, columns_for(requests, calibration))
+    return table.column("step_time_s"), step_times(pairs, table)
+
+
 def predict_held_out(calibrating: Sequence[Pair], held_out: Sequence[Pair]) -> Predicted:
     return predict(held_out, fit(calibrating))
 

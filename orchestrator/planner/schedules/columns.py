@@ -11,7 +11,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from orchestrator.planner.schedules.closed import FORMULAS, Columns, busy_s, pipedream
+from orchestrator.planner.schedules.closed import FORMULAS, Columns, busy_s
 from orchestrator.planner.schedules.orders import SCHEDULES, problem_of
 from orchestrator.planner.schedules.program import Floats, Ints, duration_rows, end_times, program
 from workers.contracts.plan import INTERLEAVED, V_SHAPED
@@ -95,30 +95,6 @@ def pipeline_time(
     rows = np.flatnonzero(simulated)
     if rows.size:
         makespan[rows] = _simulated(code[rows], _pick(c, rows))
-    return PipelineTime(makespan, busy)
-
-
-def simulated_time(
-    schedule: ArrayLike,
-    pp: ArrayLike,
-    virtual_stages: ArrayLike,
-    micro_batches: ArrayLike,
-    regular: StageTimes,
-    *,
-    first: StageTimes = NOTHING,
-    last: StageTimes = NOTHING,
-    hop_s: ArrayLike = 0.0,
-    overlap_s: ArrayLike = 0.0,
-) -> PipelineTime:
-    """`pipeline_time` with every row simulated: exact, and slow. For a few plans worth it (ranked first, explained)."""
-    code, c = _columns(schedule, pp, virtual_stages, micro_batches, regular, first, last, hop_s, overlap_s)
-    makespan, busy = np.zeros(code.shape), np.zeros(code.shape)
-    for index in np.unique(code).tolist():
-        rows = np.flatnonzero(code == index)
-        here = _pick(c, rows)
-        busy[rows] = busy_s(here, SCHEDULES[index])
-        steady = SCHEDULES[index] == "pipedream"
-        makespan[rows] = np.where(here.p > 1, pipedream(here), busy[rows]) if steady else _simulated(code[rows], here)
     return PipelineTime(makespan, busy)
 
 

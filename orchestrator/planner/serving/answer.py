@@ -51,7 +51,7 @@ def serving(given: Mapping[str, Any], *, explained: bool = False) -> dict[str, A
     answer: dict[str, Any] = {
         "ok": True, "problems": [], "fits": bool(table["fits"]), "batch": batch, "devices": request.devices,
         **{name: shown(name) for name in NUMBERS}, "memory": {name: shown(name) for name in MEMORY},
-        "bound": _bound(table), "curve": _curve(columns, request, concurrency),
+        "bound": _bound(table), "notes": request.notes(), "curve": _curve(columns, request, concurrency),
     }  # fmt: skip
     if not answer["fits"]:
         answer["try"] = _advice(request, table)

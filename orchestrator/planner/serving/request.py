@@ -12,6 +12,7 @@ from pydantic import BeforeValidator, Field
 from orchestrator.planner.inputs import model_columns
 from workers.contracts.base import Contract, Problem, problem
 from workers.contracts.cluster import ClusterSpec
+from workers.contracts.devices import Device
 from workers.contracts.legality import nearest_divisor
 from workers.contracts.model import ModelSpec, Positive
 from workers.contracts.presets import preset
@@ -41,11 +42,12 @@ class ServingRequest(Contract):
 
     `quantize` is of the weights, `kv_dtype` of the cache. `acceptance` is the chance that a draft token is accepted,
     `draft_cost` the time of one draft step over that of the model, `draft_tokens` how many are drafted a step
-    (default: the number that pays most).
+    (default: the number that pays most). `device` stands in the place of the cluster's: one that no catalogue holds.
     """
 
     model: Annotated[ModelSpec, BeforeValidator(_named, json_schema_input_type=str | ModelSpec)]
     cluster: ClusterSpec
+    device: Device | None = None
     prompt_len: Positive = 1024
     output_len: Positive = 256
     batch: Positive | None = None
@@ -59,6 +61,10 @@ class ServingRequest(Contract):
     draft_tokens: Positive | None = None
     draft_cost: Annotated[float, Field(gt=0, le=1)] = 0.05
     memory_utilization: Annotated[float, Field(gt=0, le=1)] | None = None
+
+    @property
+    def entry(self) -> Device:
+        return self.device or self.cluster.entry
 
     @property
     def devices(self) -> int:
@@ -88,15 +94,31 @@ class ServingRequest(Contract):
             found.append(problem("prompt_len", says, f"{max(1, model.max_seq_len - self.output_len)}"))
         return found
 
+    @property
+    def precision(self) -> str:
+        """What products are asked to run in: weights of int8 and int4 are widened to 16 bit first."""
+        return {"fp8": "fp8", "fp32": "fp32"}.get(self.quantize, self.entry.half)
+
+    def notes(self) -> list[str]:
+        """What to know of the prediction."""
+        used = self.entry.runs_at(self.precision)
+        if used == self.precision:
+            return []
+        says = f"{self.entry.name} does not multiply in {self.precision}: weights are kept in it and"
+        return [f"{says} products counted at its {used} peak, {self.entry.peak(used):g} TFLOP/s."]
+
     def columns(self) -> dict[str, Any]:
         """Input columns of SERVING but for `batch`."""
-        entry = self.cluster.entry
+        entry, cluster = self.entry, self.cluster
         profile = CPU_PROFILE if entry.kind == "cpu" else GPU_PROFILE
         sizes = model_columns(self.model)
         inside = self.tp <= self.cluster.devices_per_node
-        precision = {"fp8": "fp8", "fp32": "fp32"}.get(self.quantize, "bf16")
         hop_inside = self.tp * self.pp <= self.cluster.devices_per_node
-        links = (self.cluster.inter_gb_per_s * 1e9, self.cluster.intra_gb_per_s * 1e9)
+        links = (
+            (cluster.inter_node_gb_per_s or entry.inter_node_gb_per_s) * 1e9,
+            (cluster.intra_node_gb_per_s or entry.intra_node_gb_per_s) * 1e9,
+        )
+        usd = entry.usd_per_hour if cluster.usd_per_device_hour is None else cluster.usd_per_device_hour
         return {
             **sizes, **profile, "params_expert": sizes["params_expert_split"] + sizes["params_expert_whole"],
             "params_table": sizes["params_embedding"] + sizes["params_head"] + sizes["params_positions"],
@@ -104,9 +126,9 @@ class ServingRequest(Contract):
             "output_len": self.output_len, "block_size": self.block_size,
             "weight_bytes_each": WEIGHT_BYTES[self.quantize], "kv_bytes_each": KV_BYTES[self.kv_dtype],
             "activation_bytes_each": 4.0 if self.quantize == "fp32" else 2.0,
-            "capacity_bytes": entry.memory_bytes, "peak_flops": entry.peak(precision) * 1e12,
+            "capacity_bytes": entry.memory_bytes, "peak_flops": entry.peak(self.precision) * 1e12,
             "memory_bandwidth": entry.memory_gb_per_s * 1e9, "tp_bandwidth": links[inside],
-            "pp_bandwidth": links[hop_inside], "usd_per_hour": self.cluster.usd_per_hour,
+            "pp_bandwidth": links[hop_inside], "usd_per_hour": usd,
             "memory_utilization": self.memory_utilization or profile["memory_utilization"],
             "acceptance": 0.0 if self.acceptance is None else self.acceptance, "draft_cost": self.draft_cost,
             "draft_tokens": 0.0,

@@ -6,6 +6,7 @@ nothing below it has to be read.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -14,6 +15,10 @@ from orchestrator.telemetry.packing.chunks import EMPTY, Curve, Ints, join_curve
 from orchestrator.telemetry.reading.levels import Source, Window, load
 
 _STEP_BY_STEP = 20_000  # points of all writers together: some 80 chunks, 2 ms
+
+
+LAST_STEP = 2**62
+Rewinds = Sequence[Sequence[int]]  # [[newest attempt by then, step it went back to], …]
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,9 +32,12 @@ class Merged:
     rank: int | None = None
 
 
-def merge(sources: list[Source], window: Window, *, enough: int) -> Merged:
-    """`sources` come by falling precedence. `after_seq` counts within the newest attempt: older ones have been seen,
-    unless it is beyond all of the newest attempt's numbers and so belongs to an older one."""
+def merge(sources: list[Source], window: Window, *, enough: int, rewinds: Rewinds = ()) -> Merged:
+    """`sources` come by falling precedence; of what was given up by `rewinds` nothing shows.
+
+    `after_seq` counts within the newest attempt: older ones have been seen, unless it is beyond all of the newest
+    attempt's numbers and so belongs to an older one.
+    """
     if not sources:
         return Merged(EMPTY, 0, 0)
     newest = sources[0].attempt
@@ -38,7 +46,8 @@ def merge(sources: list[Source], window: Window, *, enough: int) -> Merged:
         if window.after_seq <= last_seq or sources[-1].attempt == newest:
             sources = [source for source in sources if source.attempt == newest]
         else:
-            return replace(merge(sources, replace(window, after_seq=None), enough=enough), last_seq=last_seq)
+            window = replace(window, after_seq=None)
+            return replace(merge(sources, window, enough=enough, rewinds=rewinds), last_seq=last_seq)
     one_by_one = sum(source.total for source in sources) <= _STEP_BY_STEP
     parts: list[Curve] = []
     exact = one_by_one
@@ -48,7 +57,7 @@ def merge(sources: list[Source], window: Window, *, enough: int) -> Merged:
         first, last = source.steps
         if any(low <= first and last <= high for low, high in owned) and not one_by_one:
             continue
-        part = load(source, replace(window, without=tuple(owned)), enough=enough)
+        part = load(source, replace(window, without=(*owned, *given_up(source, rewinds))), enough=enough)
         total += part.total
         parts.append(part.points)
         exact = exact and part.exact
@@ -61,6 +70,12 @@ def merge(sources: list[Source], window: Window, *, enough: int) -> Merged:
     elif len(parts) > 1:
         points = points.take(np.argsort(points.step, kind="stable"))
     return Merged(points, total, last_seq, newest, sources[0].rank)
+
+
+def given_up(source: Source, rewinds: Rewinds) -> tuple[tuple[int, int], ...]:
+    """Ranges of steps of this attempt that a rewind went back before."""
+    steps = [step for attempt, step in rewinds if source.attempt <= attempt]
+    return ((min(steps) + 1, LAST_STEP),) if steps else ()
 
 
 def _gapless(points: Curve, first: int, last: int) -> bool:

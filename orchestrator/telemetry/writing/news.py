@@ -110,7 +110,8 @@ def summary_of(run: Run, stored: Collection[Stored]) -> dict[str, Any] | None:
         return None
     item = min(fresh, key=lambda item: (-item.writer.attempt, item.writer.rank))
     step, tokens = int(item.new.step.max()), int(item.new.axes[2].max())
-    steps = ((run.spec or {}).get("train") or {}).get("steps")
+    # a benchmark's are those of all its variants, counted when it was submitted
+    steps = ((run.spec or {}).get("train") or {}).get("steps") or (run.summary or {}).get("steps")
     summary: dict[str, Any] = {
         **(run.summary or {}),
         "attempt": item.writer.attempt,

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gzip
+import json
 from typing import Any
 
 import pytest
@@ -30,8 +32,12 @@ def test_whoever_may_look_may_plan(stranger: User) -> None:
     assert illegal.status_code == 200 and illegal.json()["ok"] is False and illegal.json()["problems"][0]["try"]
     many = post(client, f"{PLANS}/estimate", {"requests": [LINE, {"id": 2, "model": "x"}, 3]}).json()["answers"]
     assert [each["ok"] for each in many] == [True, False, False] and many[0]["memory"] == one["memory"]
-    tree = post(client, f"{PLANS}/estimate", {**LINE, "explain": True}).json()["mfu"]
+    whole = post(client, f"{PLANS}/estimate", {**LINE, "explain": True}, **{"Accept-Encoding": "gzip"})
+    assert whole["Content-Encoding"] == "gzip" and len(whole.content) < 300_000
+    tree = json.loads(gzip.decompress(whole.content))["mfu"]
     assert tree["value"] == pytest.approx(one["mfu"]) and tree["inputs"]
+    named = post(client, f"{PLANS}/estimate", {**LINE, "explain": "mfu", "explain_depth": 1})
+    assert named.json()["explained"]["mfu"]["value"] == tree["value"] and len(named.content) < 8_000
 
     found = post(client, f"{PLANS}/search", SEARCH).json()
     assert found["fit"] and found["plans"][0]["plan"]["pp"] == 1 and found["pareto"]
@@ -58,6 +64,8 @@ def test_whoever_may_look_may_plan(stranger: User) -> None:
         ("estimate", {"requests": [LINE] * 99, "explain": True}, "explain"),
         ("search", {**SEARCH, "model": {"layers": 2}}, "model.hidden"),
         ("serving", {"model": "llama2-7b", "cluster": {"device": "x"}}, "cluster.device"),
+        ("serving", {"model": "llama2-7b", "cluster": {}, "device": "x"}, "device"),
+        ("estimate", {**LINE, "explain": "beauty"}, "explain"),
         ("export", {**LINE, "engine": "jax"}, "engine"),
     ],
 )
@@ -100,6 +108,11 @@ def test_own_devices_and_saved_plans(owner: User, teammate: User, stranger: User
     made = post(client, "/api/v1/device-types", {**H100, "name": "lab-gpu"})
     assert made.status_code == 201, made.content
     assert [each["name"] for each in mate.get("/api/v1/device-types").json()["items"]] == ["lab-gpu"]
+    served = {"model": "llama2-7b", "cluster": {"device": "lab-gpu", "devices_per_node": 2}, "prompt_len": 128}
+    same = {**served, "cluster": {**served["cluster"], "device": H100["name"]}}
+    own, catalogue = (post(client, f"{PLANS}/serving", each).json() for each in (served, same))
+    assert own["memory"]["capacity_bytes"] == H100["memory_bytes"] and own["devices"] == catalogue["devices"]
+    assert own["tpot_s"] > 0
     problem(other.get(made["Location"]), 404, "not-found")
     line = {**LINE, "cluster": {"device": "lab-gpu", "devices_per_node": 8}}
     assert post(mate, f"{PLANS}/estimate", line).json()["ok"]

@@ -213,9 +213,13 @@ def test_actions_move_the_run_or_say_why_not(owner: User) -> None:
     assert post(client, f"{path}/pause").json()["state"] == "paused"
     assert post(client, f"{path}/resume").json()["state"] == "queued"
     problem(post(client, f"{path}/resume"), 409, "not-paused")
-    problem(post(client, f"{path}/checkpoint"), 409, "no-checkpoint-now")
-    factories.running(run, factories.node())
-    assert post(client, f"{path}/checkpoint").json()["state"] == "running"
+    wishes = {"checkpoint": "checkpoint", "profile": "profile", "memory-snapshot": "memory"}
+    for action, wish in wishes.items():
+        problem(post(client, f"{path}/{action}"), 409, f"no-{wish}-now")
+    attempt = factories.running(run, factories.node())
+    for action in wishes:
+        assert post(client, f"{path}/{action}").json()["state"] == "running"
+        assert services.attempt_wish_sent(attempt=attempt)
     assert post(client, f"{path}/cancel").json()["state"] == "stopping"
     assert post(client, f"{path}/cancel").json()["state"] == "stopping"
     services.attempt_exited(
@@ -232,6 +236,12 @@ def test_actions_move_the_run_or_say_why_not(owner: User) -> None:
     assert fork.status_code == 201 and fork.json()["forked_from"] == str(run.pk)
     assert fork["Location"] == f"{RUNS}/{fork.json()['id']}"
     problem(post(client, f"{path}/fork", {}), 422, "invalid")
+    refused = problem(post(client, f"{path}/retry", {"step": 10}), 409, "run-under-way")
+    assert "pause or cancel it first" in refused["detail"]
+    post(client, f"{path}/pause")
+    kept = problem(post(client, f"{path}/retry", {"step": 11}), 422, "invalid")
+    assert "kept are 10" in kept["detail"]
+    assert post(client, f"{path}/retry", {"step": 10}).json()["state"] == "queued"
 
 
 @pytest.mark.django_db

@@ -28,7 +28,7 @@ def main() -> None:
     with torch.device("meta"):
         decoder = Decoder(spec)
     parallelize_module(decoder, mesh["tp"], {"embed": RowwiseParallel(), "head": ColwiseParallel()})
-    for block in decoder.blocks:
+    for block in decoder.blocks.values():
         split = {name: ColwiseParallel() for name in COLUMNS} | {name: RowwiseParallel() for name in ROWS}
         parallelize_module(block, mesh["tp"], split)
         fully_shard(block, mesh=mesh["dp"])

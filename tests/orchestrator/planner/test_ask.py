@@ -79,8 +79,62 @@ def test_lines_are_answered_in_order_each_as_if_alone() -> None:
         assert alone["step_time_s"] == pytest.approx(answers[at]["step_time_s"], rel=1e-12)
 
 
+def test_some_numbers_are_explained_beside_the_answer_and_not_deeper_than_asked() -> None:
+    [plain] = ask.estimate([PIPELINE])
+    [answer] = ask.estimate([PIPELINE], explain=ask.trees(["mfu", "send_bytes", "step_time_low_s"], 1))
+    found = answer.pop("explained")
+    assert answer == plain and list(found) == ["mfu", "send_bytes", "step_time_low_s"]
+    assert found["mfu"]["value"] == pytest.approx(plain["mfu"])
+    assert found["mfu"]["inputs"] and not any(each["inputs"] for each in found["mfu"]["inputs"])
+    assert len(json.dumps(found)) < 20_000
+    assert ask.trees(False) is None and ask.trees(None) is None and ask.trees("mfu") == ask.Trees(("mfu",))
+    for explain, depth in (("beauty", None), ([], None), (3, None), ([{}], None), (True, -1), (True, "1")):
+        with pytest.raises(BadRequest) as caught:
+            ask.trees(explain, depth)
+        assert caught.value.problems[0].field.startswith("explain")
+
+
+@pytest.mark.parametrize(
+    ("device", "precision", "used"),
+    [
+        ("v100-32g", "bf16", "fp32 peak, 15.7"),
+        ("v100-32g", "fp8", "fp16 peak, 125"),
+        ("a100-80g", "fp8", "bf16 peak, 312"),
+        ("a100-80g", "bf16", ""),
+        ("v100-32g", "fp16", ""),
+    ],
+)
+def test_a_precision_that_the_device_lacks_is_said(device: str, precision: str, used: str) -> None:
+    cluster = {"device": device, "devices_per_node": 8}
+    [answer] = ask.estimate([{**LINE, "cluster": cluster, "plan": {"dp": 8, "zero": 3, "precision": precision}}])
+    said = [each for each in answer["notes"] if "does not multiply" in each]
+    assert (used in said[0] and precision in said[0]) if used else not said
+    searched = ask.search(
+        {**SEARCH, "cluster": cluster, "fix": {"precision": precision, "recompute": "full"}, "top": 1}
+    )
+    assert any("does not multiply" in each for each in searched["notes"]) == bool(used)
+
+
+def test_what_a_host_cannot_hold_does_not_fit() -> None:
+    """ZeRO-Offload keeps 12 bytes a parameter of the shard on the host: 8.03e9 x 12 / 8 a device."""
+    plan = {"dp": 8, "zero": 2, "offload": "optimizer", "precision": "bf16"}
+    lines = [
+        {**LINE, "framework": "megatron", "plan": plan, "cluster": {**LINE["cluster"], **more}}
+        for more in ({}, {"host_gib_per_device": 5}, {"host_gib_per_device": 64})
+    ]
+    unknown, small, large = ask.estimate(lines)
+    assert unknown["host"]["host_bytes"] == pytest.approx(8.03e9 * 12 / 8, rel=1e-3)
+    assert [each["fits"] for each in (unknown, small, large)] == [True, False, True]
+    assert "nobody told" in unknown["notes"][0] and "has 40 GiB" in small["notes"][0] and not large["notes"]
+    asked = {**SEARCH, "framework": "megatron", "fix": {**SEARCH["fix"], "zero": 2, "offload": ["none", "optimizer"]}}
+    fit = [ask.search({**asked, "cluster": {**LINE["cluster"], "host_gib_per_device": gib}})["fit"] for gib in (5, 64)]
+    assert 0 < fit[0] < fit[1]
+    [disk] = ask.estimate([{**lines[1], "plan": {**plan, "offload": "nvme"}}])
+    assert disk["host"]["host_bytes"] == 0 and disk["fits"] and "disks" in disk["notes"][0]
+
+
 def test_trees_say_the_same_as_numbers_and_end_at_what_is_given() -> None:
-    [plain], [tree] = ask.estimate([PIPELINE]), ask.estimate([PIPELINE], explain=True)
+    [plain], [tree] = ask.estimate([PIPELINE]), ask.estimate([PIPELINE], explain=ask.Trees())
     pairs = [(plain[name], tree[name]) for name in ("step_time_s", "step_time_low_s", "mfu", "bubble_fraction")]
     pairs += [(plain["memory"][name], tree["memory"][name]) for name in [*MEMORY, "total_bytes", "capacity_bytes"]]
     pairs += [(plain["memory"]["per_stage_total_bytes"], tree["memory"]["per_stage_total_bytes"])]
@@ -118,7 +172,7 @@ def test_a_search_ranks_what_fits() -> None:
     assert again["step_time_s"] == pytest.approx(times[0], rel=1e-9) and again["memory"] == plans[0]["memory"]
     cheap = ask.search({**SEARCH, "objective": "memory"})
     assert cheap["plans"][0]["memory"]["total_bytes"] <= min(each["memory"]["total_bytes"] for each in plans)
-    explained = ask.search({**SEARCH, "top": 1}, explain=True)
+    explained = ask.search({**SEARCH, "top": 1}, explain=ask.Trees())
     assert len(explained["plans"]) == 1 and explained["plans"][0]["mfu"]["name"] == "mfu"
 
 

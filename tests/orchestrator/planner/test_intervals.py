@@ -7,7 +7,7 @@ import pytest
 
 from orchestrator.planner.calibrate import fit
 from orchestrator.planner.inputs import table_of
-from orchestrator.planner.intervals import bounds
+from orchestrator.planner.intervals import bounds, extrapolations
 from orchestrator.planner.parameters import columns_for
 from tests.orchestrator.planner.measured import measured, requests, shuffled
 from tests.orchestrator.planner.predicted import request
@@ -66,3 +66,28 @@ def test_without_runs_a_known_pair_is_trusted_more():
         return float(high[0] / low[0])
 
     assert span("a100-80g", "megatron") < span("mi300x-192g", "deepspeed")
+
+
+def test_a_default_profile_widens_away_from_the_runs_it_was_set_with_and_says_so():
+    """Megatron on A100 rests on unfused attention, recomputed, at tp 2 to 8: not on what a search likes best."""
+    shape = {"tp": 8, "pp": 8, "dp": 1, "precision": "bf16", "schedule": "interleaved_1f1b", "virtual_stages": 3,
+             "recompute": "selective", "global_batch_size": 64}  # fmt: skip
+    like = request("gpt3-175b", shape, device="a100-80g", using={"name": "megatron", "flash_attention": False})
+    kinds = request("gpt3-175b", {**shape, "recompute": "none"}, device="a100-80g", using="megatron")
+    far = request("gpt3-175b", {**shape, "recompute": "none", "schedule": "zbv", "virtual_stages": 2, "tp": 4, "dp": 2,
+                                "zero": 1}, device="a100-80g", using="megatron")  # fmt: skip
+    low, high, _ = interval([like, kinds, far])
+    spans = high / low
+    assert spans[0] < spans[1] < spans[2] and spans[2] > 1.1 * spans[0]
+    table = table_of([like, kinds, far], columns_for([like, kinds, far]))
+    said = extrapolations(table, [like, kinds, far])
+    assert said[0] == ""
+    assert "fused attention (they have unfused attention)" in said[1] and "recompute none" in said[1]
+    assert "schedule zbv" in said[2] and "zero 1 lies outside" in said[2]
+
+
+def test_one_run_that_agrees_narrows_and_never_widens():
+    asked = requests()[:12]
+    before = interval(asked)
+    after = interval(asked, fit([(asked[3], {"step_time_s": float(before[2][3])})]))
+    assert np.all(after[1] / after[0] <= 1.02 * before[1] / before[0])

@@ -186,7 +186,7 @@ def test_what_should_cost_or_save_does(using):
 def test_trees_reach_down_to_what_is_given_and_their_sums_hold():
     plan = {"dp": 4, "pp": 2, "ep": 4, "zero": 1, "global_batch_size": 16}
     [plain] = told([line("deepseek-v2", plan)])
-    [answer] = ask.estimate([line("deepseek-v2", plan)], explain=True)
+    [answer] = ask.estimate([line("deepseek-v2", plan)], explain=ask.Trees())
     trees = [*answer["memory"].values(), *answer["time"].values(), *answer["comm"].values()]
     trees += [answer[name] for name in NUMBERS]
     named: dict[str, Any] = {}

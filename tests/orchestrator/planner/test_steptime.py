@@ -12,9 +12,10 @@ import orchestrator.planner.memory
 import orchestrator.planner.steptime  # noqa: F401  registers the terms
 from orchestrator.planner.inputs import SCHEDULE, Request, table_of
 from orchestrator.planner.parameters import columns_for
-from orchestrator.planner.schedules.columns import StageTimes, simulated_time
+from orchestrator.planner.schedules.columns import StageTimes
 from orchestrator.planner.terms import Table, explain
 from tests.orchestrator.planner.predicted import predicted, request
+from tests.orchestrator.planner.schedules.simulated import simulated_time
 from workers.contracts.cluster import ClusterSpec
 from workers.contracts.legality import plan_problems
 from workers.contracts.presets import preset

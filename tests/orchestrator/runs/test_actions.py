@@ -98,7 +98,9 @@ def test_a_finished_run_stays_finished(run: Run, attempt: Attempt, owner: User, 
     assert refusal_of(getattr(services, f"run_{action}"), run, owner).status == 409
 
 
-@pytest.mark.parametrize("action", ["cancel", "pause", "resume", "retry", "checkpoint", "update"])
+@pytest.mark.parametrize(
+    "action", ["cancel", "pause", "resume", "retry", "checkpoint", "profile", "memory_snapshot", "update"]
+)
 def test_owners_and_operators_manage_others_look(
     run: Run, teammate: User, stranger: User, operator: User, action: str
 ) -> None:
@@ -108,19 +110,23 @@ def test_owners_and_operators_manage_others_look(
     services.run_cancel(run=run, by=operator)
 
 
-def test_checkpoint_now_is_a_wish_on_the_attempt(run: Run, owner: User) -> None:
-    assert refusal_of(services.run_checkpoint, run, owner).status == 409
+@pytest.mark.parametrize(
+    ("action", "wish"), [("checkpoint", "checkpoint"), ("profile", "profile"), ("memory_snapshot", "memory")]
+)
+def test_what_training_does_on_its_way_is_a_wish_on_the_attempt(run: Run, owner: User, action: str, wish: str) -> None:
+    act = getattr(services, f"run_{action}")
+    assert refusal_of(act, run, owner).status == 409
     attempt = factories.running(run, factories.node())
-    services.run_checkpoint(run=run, by=owner)
+    act(run=run, by=owner)
     attempt.refresh_from_db()
-    assert attempt.requested == "checkpoint"
-    assert refusal_of(services.run_checkpoint, run, owner).retry
-    assert services.attempt_checkpoint_sent(attempt=attempt)
-    services.run_checkpoint(run=run, by=owner)
+    assert attempt.requested == wish
+    assert refusal_of(act, run, owner).retry
+    assert services.attempt_wish_sent(attempt=attempt)
+    act(run=run, by=owner)
     services.run_cancel(run=run, by=owner)
     attempt.refresh_from_db()
     assert attempt.requested == "cancel"
-    assert not services.attempt_checkpoint_sent(attempt=attempt)
+    assert not services.attempt_wish_sent(attempt=attempt)
 
 
 def test_edits_meet_by_version(run: Run, owner: User) -> None:
@@ -145,23 +151,6 @@ def test_a_clone_is_a_new_run_of_whoever_clones(run: Run, teammate: User) -> Non
     assert made.plan["micro_batch_size"] == 1 and run.plan["micro_batch_size"] == 2
     with pytest.raises(Refusal):
         services.run_clone(run=run, by=teammate, changes={"train": {"steps": -1}})
-
-
-def test_a_fork_goes_on_from_a_checkpoint_that_is_there(run: Run, attempt: Attempt, owner: User) -> None:
-    for step in (100, 200):
-        services.checkpoint_record(run=run, attempt=1, step=step, path=f"p/step-{step}", tokens=step * 8, bytes=4)
-    with pytest.raises(Refusal) as caught:
-        services.run_fork(run=run, by=owner, step=140)
-    assert caught.value.errors[0] == {
-        "field": "step", "says": "there is no checkpoint of step 140", "try": "100, 200",
-    }  # fmt: skip
-    with pytest.raises(Refusal):
-        services.run_fork(run=run, by=owner, step=100, changes={"model": "llama-15m"})
-    fork = services.run_fork(run=run, by=owner, step=100, changes={"train": {"steps": 400}})
-    assert (fork.forked_from, selectors.resume_point(fork)) == (run, {"path": "p/step-100", "step": 100})
-    assert [event.type for event in selectors.events_of(run=fork)] == ["state_changed", "plan_resolved", "forked"]
-    services.checkpoint_deleted(run=run, step=100)
-    assert selectors.resume_point(fork) is None
 
 
 def test_an_external_run_is_born_running_and_told_finished(owner: User, clock: Any, settings: Any) -> None:

@@ -48,8 +48,6 @@ def test_a_plan_that_cannot_fit_is_refused_with_what_would(owner: User) -> None:
     assert (refusal.type, refusal.status) == ("plan-does-not-fit", 422) and "GiB" in refusal.detail
     assert refusal.errors and all(error["field"].startswith(("plan", "train")) for error in refusal.errors)
     assert any("ZeRO" in error["try"] for error in refusal.errors)
-    for error in refusal.errors:
-        assert "tp 2" not in error["try"], "the engine does not run it"
     forecast = services.spec_forecast(LARGE)
     assert forecast["problems"] == [] and forecast["fits"] is False and len(forecast["misfits"]) == len(refusal.errors)
 
@@ -90,7 +88,8 @@ def test_measured_peaks_and_calibrations_come_along(owner: User) -> None:
     first = submit(owner, factories.spec())
     services.event_record(run=first, type="peak_measured", data={"tflops": 0.6, "precision": "fp32"}, attempt=1)
     second = submit(owner, factories.spec())
-    assert second.prediction["cluster"]["device"]["peak_tflops"]["fp32"] == 0.6
+    peaks = second.prediction["cluster"]["device"]["peak_tflops"]
+    assert peaks["fp32"] == peaks["fp16"] == 0.6 > peaks["bf16"]
     assert second.prediction["step_time_s"] < first.prediction["step_time_s"]
     line = {
         "id": 1, "model": "llama-tiny", "plan": second.plan, "cluster": second.prediction["cluster"],

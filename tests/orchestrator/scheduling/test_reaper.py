@@ -126,14 +126,15 @@ def test_a_run_cancelled_before_its_order_left_ends_at_once(broker: Broker, owne
     assert Run.objects.get(pk=run.pk).state == "cancelled" and not Allocation.objects.filter(released=None).exists()
 
 
-def test_a_checkpoint_is_asked_for_once(broker: Broker, owner: User) -> None:
+def test_a_checkpoint_or_a_profile_is_asked_for_once(broker: Broker, owner: User) -> None:
     attempt, [node] = running(owner, "n1")
     actions(broker, node)
-    runs.run_checkpoint(run=Run.objects.get(), by=owner)
-    services.reap()
-    services.reap()
-    attempt.refresh_from_db()
-    assert actions(broker, node) == ["checkpoint"] and attempt.requested == ""
+    for ask, word in ((runs.run_checkpoint, "checkpoint"), (runs.run_memory_snapshot, "memory")):
+        ask(run=Run.objects.get(), by=owner)
+        services.reap()
+        services.reap()
+        attempt.refresh_from_db()
+        assert actions(broker, node) == [word] and attempt.requested == ""
 
 
 def test_an_external_run_without_a_word_has_ended(broker: Broker, owner: User, settings: Any) -> None:

@@ -140,6 +140,9 @@ def test_checkpoints_and_events_are_kept_once(broker: Broker, owner: User) -> No
         speaker.tells(attempt, "event", **told)
         speaker.tells(attempt, "checkpoint", step=5, tokens=50, bytes=9, path="runs/1/checkpoints/step-5")
     assert Checkpoint.objects.filter(run=attempt.run).values_list("step", "bytes").get() == (5, 9)
+    for size in (7, 8):
+        speaker.tells(attempt, "artifact", name="rank-0-profile", path="runs/1/attempt-1/rank-0/profile", bytes=size)
+    assert attempt.run.artifacts.values_list("name", "bytes").get() == ("attempt-1-rank-0-profile", 8)
     event = RunEvent.objects.get(run=attempt.run, type="rank_exited")
     assert (event.rank, event.data["code"], event.attempt) == (1, -9, 1)
 

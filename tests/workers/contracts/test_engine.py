@@ -40,9 +40,8 @@ def test_other_kinds_are_not_the_training_engines(kind: dict[str, Any]) -> None:
 
 
 def test_what_is_beyond_is_told_by_field_and_in_words() -> None:
-    far = spec(plan={"precision": "fp8", "offload": "nvme"})
+    far = spec(plan={"params_dtype": "bf16", "max_live_params": 9})
     problems = engine_problems(far)
-    assert {item.field for item in problems} == {"plan.precision", "plan.offload"} and all(
-        item.try_ for item in problems
-    )
-    assert set(beyond_engine(far)) == {"fp8", "offload nvme"}
+    assert {item.field for item in problems} == {"plan.params_dtype", "plan.max_live_params"}
+    assert all(item.try_ for item in problems)
+    assert set(beyond_engine(far)) == {"params_dtype bf16", "max_live_params 9"}

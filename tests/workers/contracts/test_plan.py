@@ -48,6 +48,16 @@ def test_legal(fields: dict[str, object]) -> None:
     assert refused(**fields) == []
 
 
+def test_numbers_as_text_are_counted_as_numbers() -> None:
+    plan = ParallelPlan.from_dict({"dp": "8", "micro_batch_size": 2.0})
+    assert (plan.dp, plan.global_batch_size, plan.world_size) == (8, 16, 8)
+    sizes = {"layers": 2, "hidden": "64", "heads": "4", "ffn": 128, "vocab": 256, "max_seq_len": 64}
+    assert ModelSpec.from_dict(sizes) == ModelSpec.from_dict({**sizes, "hidden": 64, "heads": 4})
+    for wrong in ({"dp": "eight"}, {"dp": 2.5}, {"micro_batch_size": [1]}, {"dp": True}):
+        with pytest.raises(ValueError, match=r"dp|micro_batch_size"):
+            ParallelPlan.from_dict(wrong)
+
+
 @pytest.mark.parametrize(
     ("fields", "sentence"),
     [

@@ -12,7 +12,7 @@ from torch.utils.checkpoint import checkpoint
 from workers.contracts.counts import parameter_count
 from workers.contracts.model import ModelSpec
 from workers.contracts.presets import PRESETS
-from workers.models.balance import Balancer
+from workers.models.balancer import Balancer
 from workers.models.decoder import Decoder
 from workers.models.initialise import initialise
 
@@ -50,7 +50,7 @@ def test_biases_are_counted_as_they_are_built(shape, bias):
 def test_factorised_attention_is_attention_with_one_shared_head():
     """MFA's product of two query matrices as one, without the norm between, is multi-query attention."""
     factorised, plain = build(**MFA), build(heads=6, kv_heads=1, head_dim=8)
-    for block in factorised.blocks:
+    for block in factorised.blocks.values():
         block.attn.q_latent_norm = torch.nn.Identity()
     own = dict(factorised.named_parameters())
     with torch.no_grad():
@@ -81,7 +81,7 @@ def test_the_past_alone_is_seen(shape, window):
 def test_every_parameter_gets_a_gradient(shape, recomputed):
     moe = {"experts": 4, "top_k": 2, "expert_ffn": 16, "shared_experts": 1, "first_dense_layers": 1, "aux_loss": 0.1}
     decoder = build(**shape, moe=moe, bias="qkv").train()
-    for block in decoder.blocks if recomputed else ():
+    for block in decoder.blocks.values() if recomputed else ():
         block.forward = partial(checkpoint, block.forward, use_reentrant=False)
     balancer = Balancer(decoder, decoder.spec.moe)
     balancer.scale_gradients(1.0)

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from workers.contracts.model import ModelSpec
-from workers.models.balance import Balancer
+from workers.models.balancer import Balancer
 from workers.models.experts import drop_beyond_capacity
 from workers.models.initialise import initialise
 from workers.models.moe import RoutedMlp

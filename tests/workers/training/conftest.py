@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+from torch import Tensor
 
 from tests.workers.training.pool import Pool, Result, train_alone
+from workers.models.checkpoint import CheckpointFolder
+from workers.models.manifest import step_folder
+from workers.models.shapes import weight_shapes
 
 TINY = {
     "name": "tiny", "layers": 2, "hidden": 32, "heads": 4, "kv_heads": 2, "ffn": 80, "vocab": 256, "max_seq_len": 64,
@@ -24,6 +29,17 @@ def make_spec(model: Any = None, plan: dict[str, Any] | None = None, **train: An
         "plan": plan or {},
         "train": {**defaults, **train},
     }
+
+
+def final_weights(result: Result, step: int) -> dict[str, Tensor]:
+    """The weights in a run's checkpoint of `step`, whole, by name."""
+    found = CheckpointFolder(result.directory / "checkpoints" / step_folder(step))
+    return {name: found.read(name) for name in weight_shapes(found.spec)}
+
+
+def relative(ours: Tensor, theirs: Tensor) -> float:
+    """The largest difference, of the largest number."""
+    return float((ours - theirs).abs().max() / theirs.abs().max().clamp_min(1e-12))
 
 
 @pytest.fixture(scope="session")
@@ -45,7 +61,7 @@ def train(pools: Callable[[int], Pool]) -> Callable[..., Result]:
     """`train(spec, directory)`: in this process, or on as many as the plan wants."""
 
     def run(spec: dict[str, Any], directory: Path, **more: str) -> Result:
-        ranks = spec["plan"].get("dp", 1)
+        ranks = math.prod(spec["plan"].get(axis, 1) for axis in ("dp", "tp", "pp", "cp"))
         return train_alone(spec, directory, **more) if ranks == 1 else pools(ranks).train(spec, directory, **more)
 
     return run

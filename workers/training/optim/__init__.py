@@ -3,7 +3,8 @@
 Does not know models or learning-rate schedules. What torch does not have, or not over shards, stands in a file a rule.
 """
 
-from workers.training.optim.build import build_optimizer, fill_state, set_lr, state_of
+from workers.training.optim.build import build_optimizer, fill_state, set_lr
 from workers.training.optim.norm import scale_, squared_norm
+from workers.training.optim.split import masters_of, release, state_of
 
-__all__ = ["build_optimizer", "fill_state", "scale_", "set_lr", "squared_norm", "state_of"]
+__all__ = ["build_optimizer", "fill_state", "masters_of", "release", "scale_", "set_lr", "squared_norm", "state_of"]

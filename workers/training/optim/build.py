@@ -5,22 +5,40 @@ Knows the rules by name and their options; does not know schedules.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import Any, cast
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
 from torch.optim import SGD, AdamW, Optimizer
 
 from workers.contracts.bodies import OptimizerSpec
+from workers.contracts.plan import Offload
 from workers.training.optim.adafactor import Adafactor
 from workers.training.optim.adamw8bit import AdamW8bit
+from workers.training.optim.layout import layout_of
 from workers.training.optim.lion import Lion
 from workers.training.optim.muon import Muon
+from workers.training.optim.split import Groups, SplitOptimizer, state_of
+
+Among = Callable[[Tensor], dist.ProcessGroup | None]
 
 
-def build_optimizer(parameters: dict[str, Tensor], spec: OptimizerSpec, *, split_state: bool) -> Optimizer:
+def build_optimizer(
+    parameters: dict[str, Tensor],
+    spec: OptimizerSpec,
+    *,
+    split_state: bool,
+    among: Among = lambda _: None,
+    offload: Offload = "none",
+    scratch: Path | None = None,
+) -> Optimizer:
     """All parameters decay alike, as torch.optim does it. `split_state`: ZeRO-1, each rank keeps its part of it.
+
+    `among`: the ranks that share a parameter's state, None for all. `offload`: where state lives and the update runs;
+    `scratch` is the folder of state on disk. Parameters that lie on the host are updated there in any case.
 
     Muon's rule is for the matrices of blocks; embeddings, head, norms and biases get AdamW's, at `scalar_lr`.
     """
@@ -38,22 +56,34 @@ def build_optimizer(parameters: dict[str, Tensor], spec: OptimizerSpec, *, split
                 "lr_ratio": ratio,
             },
         ]
-    if not split_state:
-        return kind(groups, **options)
-    from torch.distributed.optim import ZeroRedundancyOptimizer
 
-    # one flat bucket a rank: one broadcast each, instead of one for every parameter
-    return ZeroRedundancyOptimizer(groups, kind, parameters_as_bucket_view=True, **options)
+    groups = [part for group in groups for part in _by_mesh(group)]
+
+    def rule(some: Groups) -> Optimizer:
+        return kind(some, **options)
+
+    def placed(some: Groups) -> Optimizer:
+        if offload == "none":
+            return rule(some)
+        from workers.training.offload import Disk, OffloadedOptimizer
+
+        assert offload != "nvme" or scratch is not None, "state on disk needs a folder"
+        return OffloadedOptimizer(some, rule, disk=Disk(scratch) if offload == "nvme" and scratch else None)
+
+    return SplitOptimizer(groups, placed, among=among) if split_state else placed(groups)
+
+
+def _by_mesh(group: dict[str, Any]) -> Groups:
+    """torch's fused and foreach updates want tensors that are all plain, or all of one mesh."""
+    alike: dict[Any, list[Tensor]] = {}
+    for parameter in group["params"]:
+        alike.setdefault(layout_of(parameter).mesh, []).append(parameter)
+    return [{**group, "params": parameters} for parameters in alike.values()] or [group]
 
 
 def set_lr(optimizer: Optimizer, lr: float) -> None:
     for group in optimizer.param_groups:
         group["lr"] = lr * group.get("lr_ratio", 1.0)
-
-
-def state_of(optimizer: Optimizer) -> dict[Tensor, dict[str, Any]]:
-    """State by parameter, of this rank's part."""
-    return cast(dict[Tensor, dict[str, Any]], getattr(optimizer, "optim", optimizer).state)
 
 
 def fill_state(optimizer: Optimizer, parameters: Iterable[Tensor]) -> None:

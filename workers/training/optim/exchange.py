@@ -23,7 +23,7 @@ def on_whole(
 ) -> list[Tensor]:
     """`compute` of each whole tensor; `parts` are this rank's parts, laid out as `parameters`, and so is the answer.
 
-    Tensors travel and are computed with in `dtype` of their device.
+    Tensors travel and are computed with on the mesh's device, in `dtype` of that: offloaded ones too.
     """
     found: list[Tensor | None] = [None] * len(parts)
     shared: dict[Layout, list[int]] = {}
@@ -31,18 +31,20 @@ def on_whole(
         layout = layout_of(parameter)
         if all(layout.placements[axis].dim < parameter.ndim - 2 for axis in layout.axes()):
             # whole, or a stack of matrices sharded between matrices
-            found[index] = compute(part.to(dtype(part.device)))
+            device = torch.accelerator.current_accelerator(check_available=True) or part.device
+            found[index] = compute(part.to(device, dtype(device)))
         elif _by_rows(layout):
             shared.setdefault(layout, []).append(index)
         else:
-            found[index] = _gathered(parameter, part, compute, dtype(part.device))
+            found[index] = _gathered(parameter, part, compute, dtype(torch.device(layout.mesh.device_type)))
     for layout, indices in shared.items():
         [axis] = layout.axes()
         ranks = layout.mesh.size(axis)
         for first in range(0, len(indices), ranks):
             some = indices[first : first + ranks]
             shapes = [tuple(parameters[i].shape) for i in some]
-            given = [parts[i].to(dtype(parts[i].device)) for i in some]
+            device = torch.device(layout.mesh.device_type)
+            given = [parts[i].to(device, dtype(device)) for i in some]
             for i, result in zip(some, _dealt(layout, axis, shapes, given, compute), strict=True):
                 found[i] = result
     return [each for each in found if each is not None]

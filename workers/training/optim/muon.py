@@ -65,7 +65,7 @@ class Muon(Optimizer):
             rows, columns = parameter.shape[-2:]
             weights = local_tensor(parameter)
             weights.mul_(1 - lr * group["weight_decay"])
-            weights.sub_(update.to(weights.dtype), alpha=lr * math.sqrt(max(1.0, rows / columns)))
+            weights.sub_(update.to(weights), alpha=lr * math.sqrt(max(1.0, rows / columns)))
 
     def _adamw(self, parameters: list[Tensor], group: dict[str, Any]) -> None:
         states = []

@@ -11,14 +11,16 @@ from torch import Tensor
 from workers.metrics.memory import local_tensor
 
 
-def squared_norm(gradients: list[Tensor], *, replicas: int) -> Tensor:
+def squared_norm(gradients: list[Tensor], holders: list[int]) -> Tensor:
     """This rank's share of the squared global gradient norm: summed over all ranks it counts each number once.
 
-    In fp64, so that clipping multiplies by the same factor however gradients are sharded: fp32 partial sums differ by
-    1e-7, which Adam's first steps blow up to 1e-4 of the loss within 20 steps.
+    `holders[i]` ranks of the world hold the same part of gradient i as this one does; meshes may differ from gradient
+    to gradient. In fp64, so that clipping multiplies by the same factor however gradients are sharded: fp32 partial
+    sums differ by 1e-7, which Adam's first steps blow up to 1e-4 of the loss within 20 steps.
     """
     norms = torch._foreach_norm([local_tensor(gradient) for gradient in gradients], 2, dtype=torch.float64)
-    return torch.stack(list(norms)).square().sum() / replicas
+    squares = torch.stack(list(norms)).square()
+    return (squares / torch.tensor(holders, dtype=torch.float64, device=squares.device)).sum()
 
 
 @torch.no_grad()

@@ -22,6 +22,7 @@ _FLAGS = {
     "cluster.devices_per_node": "--devices-per-node", "workload.seq_len": "--seq-len", "workload.tokens": "--tokens",
     "workload.global_batch_size": "--global-batch", "framework.name": "--framework", "objective": "--objective",
     "top": "--top", "engine": "--export",
+    "explain": "--explain", "explain_depth": "--explain-depth", "cluster.host_gib_per_device": "--host-gib-per-device",
 }  # fmt: skip
 _SERVING = ("prompt_len", "output_len", "batch", "tp", "pp", "replicas", "quantize", "kv_dtype", "acceptance",
             "draft_tokens", "draft_cost")  # fmt: skip
@@ -42,6 +43,7 @@ class Command(BaseCommand):
         one.add_argument("--device", default="h100-80g", help="a name of the device catalogue")
         one.add_argument("--nodes", type=int, default=1)
         one.add_argument("--devices-per-node", type=int, default=8)
+        one.add_argument("--host-gib-per-device", type=float, help="memory of a host over its devices, for offloading")
         one.add_argument("--seq-len", type=int, help="tokens a sequence")
         one.add_argument("--global-batch", type=int, help="sequences a step")
         one.add_argument("--tokens", type=float, help="to be trained in all, for days")
@@ -51,7 +53,9 @@ class Command(BaseCommand):
         one.add_argument("--objective", default="time", help="time, cost or memory")
         one.add_argument("--top", type=int, help="plans to show; 10, with --explain 3")
         one.add_argument("--calibration", metavar="FILE", help="parameters as `manage.py calibrate` wrote them")
-        one.add_argument("--explain", action="store_true", help="the formula and inputs of each number")
+        one.add_argument("--explain", nargs="?", const=True, default=False, metavar="NAME,…",
+                         help="the formula and inputs of each number, or of these alone")  # fmt: skip
+        one.add_argument("--explain-depth", type=int, metavar="N", help="levels of them; else down to the catalogue")
         one.add_argument("--json", action="store_true", help="one JSON document and nothing else")
         one.add_argument("--export", metavar="ENGINE", help=f"print the best plan for {', '.join(KINDS)}")
         serve = parser.add_argument_group("serving")
@@ -79,7 +83,7 @@ class Command(BaseCommand):
             raise CommandError(str(error), returncode=2) from None
 
     def _lines(self, options: dict[str, Any], calibration: Calibration | None) -> None:
-        lines, explain = lines_of(options["requests"]), options["explain"]
+        lines, explain = lines_of(options["requests"]), _trees(options)
         each = 1 if explain else max(1, len(lines))  # trees are large: one line's at a time
         for start in range(0, len(lines), each):
             told = ask.estimate(
@@ -96,7 +100,7 @@ class Command(BaseCommand):
         if options["export"]:
             self._export(scene, request, options["export"], calibration)
             return
-        explain = options["explain"]
+        explain = _trees(options)
         top = (3 if explain else 10) if options["top"] is None else options["top"]
         answer = ask.search(
             {**request, "top": top}, calibration=calibration, choices=Choices(files=True), explain=explain,
@@ -140,7 +144,7 @@ class Command(BaseCommand):
         if options["global_batch"]:
             given.setdefault("batch", options["global_batch"])
         request = {key: value for key, value in _scene(options).items() if key in ("model", "cluster")} | given
-        answer = ask.serving(request, explain=options["explain"], choices=Choices(files=True))
+        answer = ask.serving(request, explain=bool(options["explain"]), choices=Choices(files=True))
         if options["json"]:
             self._write(json.dumps(answer) + "\n")
         else:
@@ -150,6 +154,12 @@ class Command(BaseCommand):
         self.stdout.write(text, ending="")
 
 
+def _trees(options: dict[str, Any]) -> ask.Trees | None:
+    named = options["explain"]
+    names = [each.strip() for each in named.split(",") if each.strip()] if isinstance(named, str) else named
+    return ask.trees(names, options["explain_depth"])
+
+
 def _nothing(answer: Any) -> CommandError:
     says = [f"{each['says']}; try {each['try']}" for each in answer["problems"]] or ["No plan fits; leave out --export"]
     return CommandError("\n".join(says), returncode=2)
@@ -157,6 +167,8 @@ def _nothing(answer: Any) -> CommandError:
 
 def _scene(options: dict[str, Any]) -> dict[str, Any]:
     cluster = {"device": options["device"], "nodes": options["nodes"], "devices_per_node": options["devices_per_node"]}
+    if options["host_gib_per_device"] is not None:
+        cluster["host_gib_per_device"] = options["host_gib_per_device"]
     workload = {"seq_len": options["seq_len"], "global_batch_size": options["global_batch"]}
     if options["tokens"] is not None:
         workload["tokens"] = options["tokens"]

@@ -12,10 +12,7 @@ from typing import Any
 
 import pytest
 
-from orchestrator.planner import collectives, states  # noqa: F401  the terms
-from orchestrator.planner.frameworks import framework
-from orchestrator.planner.inputs import Request, table_of
-from workers.contracts import ClusterSpec, ModelSpec, ParallelPlan
+from orchestrator.planner import ask
 
 pytestmark = pytest.mark.flow
 ROOT = Path(__file__).resolve().parents[4]
@@ -43,13 +40,26 @@ CASES: list[tuple[str, int, dict[str, Any], dict[str, Any]]] = [
 ]
 
 
-def predicted(model: dict[str, Any], plan: dict[str, Any], devices: int) -> dict[str, float]:
-    request = Request(
-        ModelSpec.from_dict(model), ParallelPlan.from_dict(plan), ClusterSpec(devices_per_node=devices), 16,
-        framework("orrery"),
-    )  # fmt: skip
-    table = table_of([request], {})
-    return {kind: float(table.column(f"{kind}_bytes")[0]) for kind in collectives.KINDS}
+def predicted(model: dict[str, Any], plan: dict[str, Any], devices: int) -> dict[str, int]:
+    line = {"model": model, "plan": plan, "cluster": {"devices_per_node": devices}, "workload": {"seq_len": 16}}
+    [answer] = ask.estimate([line])
+    return {name.removesuffix("_bytes"): value for name, value in answer["collectives"].items()}
+
+
+@pytest.mark.parametrize(
+    ("model", "plan", "framework"),
+    [
+        (LLAMA, {"dp": 2}, "megatron"),
+        (LLAMA, {"cp": 2}, "orrery"),
+        (LLAMA, {"dp": 2, "offload": "optimizer"}, "orrery"),
+        (MOE, {"dp": 2, "ep": 2, "zero": 3}, "orrery"),
+    ],
+)
+def test_what_is_not_counted_is_said_to_be_unknown(model: dict[str, Any], plan: dict[str, Any], framework: str) -> None:
+    line = {"model": model, "plan": plan, "cluster": {"devices_per_node": 2}, "workload": {"seq_len": 16},
+            "framework": framework}  # fmt: skip
+    [answer] = ask.estimate([line])
+    assert answer["ok"] and answer["collectives"] is None, answer
 
 
 @functools.cache

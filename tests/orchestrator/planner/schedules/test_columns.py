@@ -7,9 +7,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from orchestrator.planner.schedules.columns import StageTimes, pipeline_time, simulated_time
+from orchestrator.planner.schedules.columns import StageTimes, pipeline_time
 from orchestrator.planner.schedules.orders import SCHEDULES, problem_of
 from orchestrator.planner.schedules.simulate import simulate
+from tests.orchestrator.planner.schedules.simulated import simulated_time
 
 CODE = {name: index for index, name in enumerate(SCHEDULES)}
 UNEVEN_EXACT = ("naive", "gpipe", "1f1b", "pipedream")

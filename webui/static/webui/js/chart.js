@@ -31,7 +31,7 @@ export class Chart {
     if (!has) return this.sayEmpty();
     const Plotly = window.Plotly;
     if (!Plotly) { plotly().then(() => this.mark()); return; }
-    const view = { ...this.set.view, logy: this.set.view.logy.has(this.panel.id) };
+    const view = { ...this.set.view, logy: this.set.isLog(this.panel) };
     const width = this.plot.clientWidth;
     const { data, layout, from, to } = figure({
       panel: this.panel, curves: this.curves(), view, window: this.set.windowOf(this.panel), marks: this.set.marks, theme: theme(),

@@ -199,6 +199,11 @@ export class ChartSet {
     if (!hidden.delete(name)) hidden.add(name);
     this.change({ hidden });
   }
+  /** The view names the charts whose scale is not the one that they begin with. */
+  isLog(panel) {
+    return this.view.logy.has(panel.id) !== Boolean(panel.log);
+  }
+
   toggleLog(id) {
     const logy = new Set(this.view.logy);
     if (!logy.delete(id)) logy.add(id);
@@ -237,7 +242,7 @@ export class ChartSet {
     press("[data-smooth]", (button) => Number(button.dataset.smooth) === this.view.smooth);
     press("[data-logx]", () => this.view.logx);
     this.tools?.querySelectorAll('[data-range^="last"]').forEach((button) => { button.disabled = this.view.x !== "step"; });
-    for (const chart of this.charts) chart.element.querySelector('[data-act="logy"]')?.setAttribute("aria-pressed", String(this.view.logy.has(chart.panel.id)));
+    for (const chart of this.charts) chart.element.querySelector('[data-act="logy"]')?.setAttribute("aria-pressed", String(this.isLog(chart.panel)));
   }
 
   /* ---- words and files ---- */

@@ -1,5 +1,6 @@
 /* The gallery's charts, fed from the page itself instead of a server. */
 import { ChartSet } from "./charts.js";
+import "./heat.js";
 import { toast } from "./page.js";
 import { plotly } from "./plot.js";
 import { scheduler } from "./scheduler.js";

@@ -81,6 +81,17 @@ function show() {
   fieldOf("model.custom").hidden = control("model").value !== table.custom;
   const own = control("data.preset").value === table.file;
   for (const path of ["data.path", "data.format", "data.tokenizer"]) fieldOf(path).hidden = !own;
+  for (const ticks of form.querySelectorAll("[data-ticks]")) {
+    const words = document.getElementById(ticks.dataset.ticks).value.split(",").map((word) => word.trim());
+    for (const tick of ticks.querySelectorAll("[data-tick]")) tick.checked = words.includes(tick.value);
+  }
+}
+
+/** Ticks write the words of the field that they stand in. */
+function fromTick(tick) {
+  const ticks = tick.closest("[data-ticks]");
+  const chosen = [...ticks.querySelectorAll("[data-tick]:checked")].map((each) => each.value);
+  document.getElementById(ticks.dataset.ticks).value = chosen.join(", ");
 }
 
 /** Puts the answer's problems beside the fields they name, or the nearest field above. */
@@ -110,6 +121,7 @@ function place() {
 }
 
 form.addEventListener("input", (event) => {
+  if (event.target.matches("[data-tick]")) fromTick(event.target);
   if (event.target === json) fromJson();
   else if (!["name", "experiment"].includes(event.target.name)) fromForm();
 });

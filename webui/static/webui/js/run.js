@@ -8,6 +8,7 @@ import { plotly } from "./plot.js";
 import { scheduler, watchVisible } from "./scheduler.js";
 import { spark } from "./spark.js";
 import { extremes } from "./store.js";
+import "./heat.js";
 
 const PULSE_MS = 4000;
 const data = (id) => JSON.parse(document.getElementById(id)?.textContent ?? "null");
@@ -136,7 +137,7 @@ const names = new Set(source.names);
 function noticeNew(values) {
   const fresh = Object.keys(values).filter((name) => !names.has(name));
   fresh.forEach((name) => names.add(name));
-  const unknown = fresh.filter((name) => !charts?.curves.has(name) && !source.quiet?.includes(name));
+  const unknown = fresh.filter((name) => !charts?.curves.has(name) && !source.quiet?.some((known) => (known.endsWith("/") ? name.startsWith(known) : name === known)));
   if (!charts || !unknown.length || !source.quiet || part("new-series")) return;
   const note = Object.assign(document.createElement("p"), { id: "new-series", className: "note" });
   const link = Object.assign(document.createElement("a"), { href: location.href, textContent: "Show them" });

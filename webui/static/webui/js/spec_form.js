@@ -2,7 +2,7 @@
 // no element of the page and no server.
 
 const SPECIAL = new Set(["model", "model.custom", "data.preset", "plan"]);
-const FORM_KINDS = new Set(["train", "script", "external"]);
+const FORM_KINDS = new Set(["train", "benchmark", "script", "external"]);
 const isObject = (value) => value !== null && typeof value === "object" && !Array.isArray(value);
 
 /** The spec that the field values (path → text) say, laid over `base`. `table`: {sections, bodies, custom, file, json}. */
@@ -12,7 +12,7 @@ export function specOf(values, base, table) {
   delete rest.kind;
   const spec = { kind, ...rest };
   for (const body of table.bodies) if (body !== kind) delete spec[body];
-  if (kind === "train" && !isObject(spec.train)) spec.train = {};
+  if ((kind === "train" || kind === "benchmark") && !isObject(spec[kind])) spec[kind] = {};
   const preset = (values["data.preset"] || "shakespeare") !== table.file;
   for (const section of table.sections) {
     if (section.kinds.length && !section.kinds.includes(kind)) {

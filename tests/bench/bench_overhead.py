@@ -1,0 +1,122 @@
+"""What the engine's telemetry costs of a training: points, events, beacon, time split, arrivals; 15M parameters.
+
+By CPU time, so that other load does not count: what the training thread spends in each of these calls, and their
+threads beside it, of all that the process spends while it trains.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import tempfile
+import threading
+import time
+from collections import defaultdict
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from tests.bench.record import record
+from workers.metrics.recorder import Recorder
+from workers.metrics.throughput import Throughput
+from workers.training.accept import accept
+from workers.training.arrival import Arrivals
+from workers.training.attempt import run_attempt
+from workers.training.beacon import Beacon
+from workers.training.control import Control
+from workers.training.environment import read_environment
+from workers.training.loop import Loop
+from workers.training.memory import MemoryBook
+from workers.training.trace.split import StepSplit
+from workers.training.trace.watch import Trace
+
+STEPS, FIRST = 24, 4  # the first steps allocate
+# outermost calls of the training thread; what they call is in them
+CALLS = {
+    "points and events": (Recorder, ("point", "event")),
+    "beacon": (Beacon, ("mark",)),
+    "time split": (StepSplit, ("enter", "cut", "settle", "values")),
+    "trace": (Trace, ("moments", "summed")),
+    "arrivals": (Arrivals, ("begin", "told", "left", "straggler")),
+    "memory": (MemoryBook, ("values",)),
+    "throughput": (Throughput, ("step", "values")),
+    "control": (Control, ("poll",)),
+}
+SPEC: dict[str, Any] = {
+    "kind": "train",
+    "model": "llama-15m",
+    "plan": {"micro_batch_size": 2, "global_batch_size": 4},
+    "train": {"steps": STEPS, "seq_len": 256, "seed": 1, "optimizer": {"name": "adamw", "lr": 1e-3}, "log_every": 1},
+}
+
+
+class Spent:
+    """CPU seconds by kind of call, of the thread that trains; calls within calls count once."""
+
+    def __init__(self) -> None:
+        self.seconds: dict[str, float] = defaultdict(float)
+        self.inside = self.on = False
+        for name, (owner, methods) in CALLS.items():
+            for method in methods:
+                setattr(owner, method, self._timed(name, getattr(owner, method)))
+
+    def _timed(self, name: str, call: Any) -> Any:
+        @functools.wraps(call)
+        def timed(*args: Any, **kwargs: Any) -> Any:
+            if self.inside or not self.on or threading.current_thread() is not threading.main_thread():
+                return call(*args, **kwargs)
+            self.inside, began = True, time.thread_time()
+            try:
+                return call(*args, **kwargs)
+            finally:
+                self.seconds[name] += time.thread_time() - began
+                self.inside = False
+
+        return timed
+
+
+def main() -> None:
+    torch.set_num_threads(1)
+    spent, began = Spent(), {}
+    plain = Loop._one_step
+
+    def one_step(loop: Loop) -> str | None:
+        if loop.step == FIRST:
+            began.update(process=time.process_time(), threads=_threads_s())
+            spent.on = True
+        asked = plain(loop)
+        if loop.step == STEPS:
+            spent.on = False
+            began.update(process=time.process_time() - began["process"], threads=_threads_s() - began["threads"])
+        return asked
+
+    Loop._one_step = one_step  # type: ignore[method-assign]
+    with tempfile.TemporaryDirectory() as folder:
+        outcome = run_attempt(accept(SPEC), read_environment(Path(folder), env={}))
+    assert outcome.exit_class == "ok", outcome.reason
+    whole_s = began["process"]
+    parts = {**spent.seconds, "their threads": began["threads"]}
+    record(
+        "overhead",
+        what=f"telemetry of the 15M model on one CPU, a point each step, {STEPS - FIRST} steps",
+        value=sum(parts.values()) / whole_s,
+        unit="of CPU time",
+        figure="<= 0.01",
+        step_cpu_s=round(whole_s / (STEPS - FIRST), 4),
+        parts={name: round(seconds / whole_s, 6) for name, seconds in parts.items()},
+    )
+
+
+def _threads_s() -> float:
+    """CPU seconds of the recorder's and the beacon's threads."""
+    tick, total = os.sysconf("SC_CLK_TCK"), 0.0
+    for thread in threading.enumerate():
+        if thread is not threading.main_thread() and thread.native_id is not None:
+            fields = Path(f"/proc/self/task/{thread.native_id}/stat").read_text().rpartition(")")[2].split()
+            total += (int(fields[11]) + int(fields[12])) / tick
+    return total
+
+
+if __name__ == "__main__":
+    main()

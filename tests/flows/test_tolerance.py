@@ -1,0 +1,121 @@
+"""A run that meets everything: a rank killed, a save torn, a rank that hangs. Its curve is an undisturbed run's, bit by
+bit, and each attempt ended as what it was."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.flows.embedded import Orrery, train_spec
+
+pytestmark = [pytest.mark.flow, pytest.mark.timeout(300)]
+STEPS = 160
+
+
+@pytest.fixture(scope="module")
+def orrery(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Orrery]:
+    server = Orrery(tmp_path_factory.mktemp("tolerance") / "home", devices=2)
+    try:
+        server.start()
+        yield server
+    finally:
+        server.close()
+
+
+def spec(**train: Any) -> dict[str, Any]:
+    """Validates often, saves often and asynchronously; hangs for 12 s at most."""
+    made = train_spec(steps=STEPS, every=10, resources={"hang_s": 12})
+    made["train"] |= {"eval": {"every_steps": 20, "batches": 1}, **train}
+    made["train"]["checkpoint"]["async"] = True
+    return made
+
+
+def losses(orrery: Orrery, run: str) -> dict[int, float]:
+    found = orrery.get(f"runs/{run}/series", name="loss", points=5000)
+    return dict(zip(found["x"], found["y"], strict=True))
+
+
+def attempt_of(orrery: Orrery, run: str, number: int) -> Path:
+    """The folder of an attempt that has come some steps further than where it began."""
+    folder = orrery.home / "runs" / run / f"attempt-{number}"
+
+    def going() -> bool:
+        path = folder / "rank-0/points.jsonl"
+        return path.exists() and len(path.read_text().splitlines()) > 12
+
+    orrery.until(going, 90, f"attempt {number} is under way")
+    return folder
+
+
+def pid_of(folder: Path, rank: int) -> int:
+    return int(json.loads((folder / f"rank-{rank}/process.json").read_text())["pid"])
+
+
+def test_what_befalls_a_run_leaves_no_trace_in_its_curve(orrery: Orrery) -> None:
+    quiet = orrery.submit(spec(), name="undisturbed")
+    assert orrery.until_state(quiet, "finished", "failed") == "finished"
+    told = [event["type"] for event in orrery.get(f"runs/{quiet}/events", limit=200)["items"]]
+    assert not {"hang", "straggler"} & set(told), "no alarm through first steps, validations and saves"
+
+    run = orrery.submit(spec(), name="disturbed")
+    orrery.until_step(run, random.randint(15, 40))
+    os.kill(pid_of(attempt_of(orrery, run, 1), random.randint(0, 1)), signal.SIGKILL)
+
+    folder = attempt_of(orrery, run, 2)
+    checkpoints = orrery.home / "runs" / run / "checkpoints"
+    torn = orrery.until(lambda: next(checkpoints.glob(".step-*"), None), 60, "a save under way")
+    for rank in (0, 1):
+        os.kill(pid_of(folder, rank), signal.SIGKILL)
+
+    hanging = pid_of(attempt_of(orrery, run, 3), 1)
+    os.kill(hanging, signal.SIGSTOP)
+
+    assert orrery.until_state(run, "finished", "failed", "cancelled", seconds=150) == "finished"
+    attempts = sorted(orrery.get(f"runs/{run}/attempts")["items"], key=lambda each: each["attempt"])
+    assert [each["exit_class"] for each in attempts] == ["infrastructure", "infrastructure", "hang", "ok"]
+    assert attempts[2]["exit"]["rank"] == 1 and "is stopped" in attempts[2]["exit"]["reason"]
+    events = orrery.get(f"runs/{run}/events", limit=200)["items"]
+    [hang] = [event for event in events if event["type"] == "hang"]
+    assert (hang["rank"], hang["data"]["ranks"], hang["data"]["waiting"]) == (1, [1], [0])
+    assert hang["data"]["quiet_s"] <= 10.0, "within three steps, and 10 s at the least"
+    assert hang["data"]["node"] == attempts[2]["placement"][0]["node"] and hang["data"]["stage"] == 0
+    restored = [event["data"]["step"] for event in events if event["type"] == "checkpoint_restored"]
+    assert len(restored) == 3 and all(step % 10 == 0 for step in restored)
+    assert not torn.exists(), "what was half written is cleared away"
+    assert losses(orrery, run) == losses(orrery, quiet), "bit by bit"
+
+
+def test_a_fork_goes_on_after_its_parent_let_go_and_a_rewound_run_repeats_itself(orrery: Orrery) -> None:
+    parent = orrery.submit(spec(steps=60), name="parent")
+    orrery.until(lambda: orrery.get(f"runs/{parent}/checkpoints")["items"], 60, "a checkpoint")
+    assert orrery.until_state(parent, "finished", "failed") == "finished"
+    kept = sorted(each["step"] for each in orrery.get(f"runs/{parent}/checkpoints")["items"])
+    assert kept == [50, 60]
+    before = losses(orrery, parent)
+    assert orrery.client is not None
+    plan = {"dp": 1, "zero": 0, "micro_batch_size": 4, "global_batch_size": 4}
+    asked = {"step": 50, "spec": {"plan": plan, "train": {"steps": 70}}}
+    answer = orrery.client.post(f"runs/{parent}/fork", json=asked)
+    assert answer.status_code == 201, answer.text
+    fork = str(answer.json()["id"])
+    own = orrery.home / "runs" / fork / "checkpoints/step-00000050"
+    orrery.until(lambda: (own / "manifest.json").exists(), 30, "the fork has its checkpoint")
+    assert orrery.until_state(fork, "finished", "failed") == "finished", orrery.get(f"runs/{fork}")["exit"]
+    after = losses(orrery, fork)
+    assert min(after) == 51 and max(after) == 70
+    assert [after[step] for step in range(51, 61)] == pytest.approx([before[step] for step in range(51, 61)], rel=1e-5)
+
+    answer = orrery.client.post(f"runs/{parent}/retry", json={"step": 50})
+    assert answer.status_code == 200, answer.text
+    assert max(losses(orrery, parent)) == 50, "what came after is given up"
+    assert orrery.until_state(parent, "finished", "failed") == "finished"
+    assert losses(orrery, parent) == before
+    refused = orrery.client.post(f"runs/{parent}/fork", json={"step": 7})
+    assert refused.status_code == 422 and "no checkpoint of step 7 is kept; kept are 50, 60" in refused.json()["detail"]

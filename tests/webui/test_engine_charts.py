@@ -1,0 +1,271 @@
+"""What the engine tells, as pictures and sentences: heat maps, timelines, collectives, numerics. No database."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+
+from orchestrator.planner.schedules.simulate import simulate
+from orchestrator.planner.schedules.timeline import timeline
+from webui import moments, words
+from webui.charts import comm_measured, pipe_measured
+from webui.charts.heat import Heat, Mark, Strip, heat
+from webui.charts.heat_words import experts_now, loads_summary, skew_summary, underflow_summary
+from webui.charts.numerics import numerics_sentence
+from webui.charts.ranks import places
+
+
+def drawn(strips: list[Strip], **more: Any) -> Heat:
+    found = heat(strips, says=words.seconds, summary="", **more)
+    assert found is not None
+    return found
+
+
+def cells(found: Heat) -> int:
+    """The area of all blocks: each `M left row h width v1 h-width z`."""
+    return sum(int(part.split("h")[1].split("v")[0]) for _, path in found.paths for part in path.split("M")[1:])
+
+
+def test_a_heat_map_keeps_the_spike_of_every_bucket_and_covers_what_was_told() -> None:
+    steps = range(1, 1001)
+    calm = Strip("rank 0", steps, [0.001] * 1000)
+    wild = Strip("rank 1", steps, [0.001 if step != 613 else 2.0 for step in steps])
+    gone = Strip("rank 2", range(1, 501), [0.001] * 500)
+    found = drawn([calm, wild, gone], columns=50)
+    says = found.cells["says"]
+    assert found.columns == 50 and found.rows == 3 and cells(found) == 50 + 50 + 25
+    assert says[1].count("2 s") == 1 and found.cells["edges"][says[1].index("2 s")] == [601, 620]
+    assert says[2][24] == "1 ms" and says[2][25] is None
+    assert [row[0] for row in found.table] == ["rank 0", "rank 1", "rank 2"] and found.table[1][3] == "2 s"
+
+
+def test_one_wild_cell_does_not_make_the_others_look_alike() -> None:
+    steps = range(1, 97)
+    rows = [Strip(f"rank {rank}", steps, [0.01 + 0.03 * (rank == 3)] * 96) for rank in range(8)]
+    rows[0] = Strip("rank 0", steps, [60.0, *rows[0].y[1:]])
+    levels = dict(drawn(rows).paths)
+    assert len(levels["8"].split("M")) - 1 == 2, "the slow row is one block, the wild cell another"
+    assert len(levels) == 2 and "more" in drawn(rows).legend[-1][1]
+
+
+def test_what_is_not_a_number_keeps_its_own_colour_and_word() -> None:
+    found = drawn([Strip("layer 0", range(300), [0.1] * 150 + [math.nan] + [0.1] * 149)], columns=30)
+    assert dict(found.paths)["odd"].count("M") == 1 and found.legend[-1] == ("odd", "not finite")
+    assert "not a number" in found.cells["says"][0]
+
+
+def test_even_loads_are_neutral_and_both_sides_differ() -> None:
+    found = heat(
+        [Strip("layer 0", range(5), [1.0, 0.0, 0.5, 2.0, 9.0])], says=lambda value: f"{value:g}", summary="", even=True
+    )
+    assert found is not None
+    assert {name for name, _ in found.paths} == {"even", "cool-4", "cool-2", "warm-2", "warm-4"}
+    assert [name for name, _ in found.legend][4] == "even" and len(found.legend) == 9
+
+
+def test_ticks_are_round_and_stand_over_their_columns() -> None:
+    found = drawn([Strip("rank 0", range(1, 601), [1.0] * 600)], columns=60)
+    assert [tick.says for tick in found.ticks] == ["100", "200", "300", "400", "500", "600"]
+    assert found.ticks[0].at == pytest.approx(100 * 9.5 / 60, abs=0.01)
+    one = drawn([Strip("rank 0", [7], [1.0])])
+    assert [tick.says for tick in one.ticks] == ["7"]
+
+
+def test_marks_stand_over_their_steps_and_share_a_column() -> None:
+    steps = range(1, 101)
+    marks = [Mark(50, "slow"), Mark(50, "hangs", "bad"), Mark(500, "later"), Mark(10, "early")]
+    found = drawn([Strip("rank 0", steps, [1.0] * 100)], columns=100, marks=marks)
+    assert [(mark["at"], mark["kind"], mark["text"]) for mark in found.marks] == [
+        (9.5, "event", "early"),
+        (49.5, "bad", "slow; hangs"),
+    ]
+
+
+def test_no_point_is_no_heat_map() -> None:
+    assert heat([Strip("rank 0", [], [])], says=str, summary="") is None
+
+
+def test_ranks_are_told_by_node_and_stage() -> None:
+    placement = [{"node": "n1", "devices": [0, 1]}, {"node": "n2", "devices": [0, 1]}]
+    plan = {"dp": 2, "pp": 2}
+    assert places(placement, plan) == ["node n1, stage 0"] * 2 + ["node n2, stage 1"] * 2
+    assert places([], plan) == ["stage 0", "stage 0", "stage 1", "stage 1"]
+    assert places(placement, {"dp": 4}) == ["node n1"] * 2 + ["node n2"] * 2
+    assert places([], None) == []
+
+
+def test_sentences_name_the_late_rank_the_lossy_layer_and_the_full_expert() -> None:
+    strips = [Strip(f"rank {rank}", range(60), [0.2 if rank == 2 else 0.01] * 60, "node n1") for rank in range(4)]
+    assert skew_summary(strips, 1.0).startswith("Rank 2 (node n1) comes 200 ms after the first, 20% of a step")
+    assert skew_summary(strips, 100.0).startswith("Ranks come together now: the latest, rank 2 (node n1)")
+    assert skew_summary([], 1.0) == "No rank has told its arrival yet."
+    layers = [Strip("layer 0", [1], [0.001]), Strip("layer 1", [1], [0.3])]
+    assert underflow_summary(layers).startswith("Layer 1 loses 30% of its gradient entries")
+    assert underflow_summary(layers[:1]).startswith("Almost nothing is lost")
+    latest = {"moe/load/1/0": 3.0, "moe/load/1/1": 0.0, "moe/load/0/0": 1.0, "moe/load/0/1": 1.0, "loss": 2.0}
+    loads = experts_now(latest)
+    assert loads == {0: {0: 1.0, 1: 1.0}, 1: {0: 3.0, 1: 0.0}}
+    says = "The fullest is expert 0 of layer 1 with 3 times the even load. 1 expert gets no token at all."
+    assert loads_summary(loads) == says
+    assert loads_summary({}) == "No expert has told its load yet."
+
+
+def told(factor: float = 1.0, step: int = 9) -> list[dict[str, Any]]:
+    """A step of zbv on 2 ranks as they tell it."""
+    ran = timeline(foreseen_run(), 4)
+    kinds = {"F": "F", "B": "I", "W": "W"}
+    return [
+        {
+            "step": step,
+            "stages": 4,
+            "pp_rank": rank,
+            "began_s": 1e9,
+            "actions": [
+                [
+                    kinds[row["kind"]],
+                    row["stage"],
+                    row["micro_batch"],
+                    factor * row["start_s"],
+                    factor * row["end_s"],
+                ]
+                for row in ran["rows"]
+                if row["device"] == rank
+            ]
+            + [["recv", 0, 0, 0.0, 0.01], ["unknown", 0, 0, 0.0, 0.01]],
+            "bubble_fraction": 0.2 + 0.02 * rank,
+        }
+        for rank in range(2)
+    ]
+
+
+def foreseen_run() -> Any:
+    return simulate("zbv", 2, 4, forward_s=0.1, backward_s=0.1, weight_s=0.1, virtual_stages=2)
+
+
+def test_a_measured_step_stands_above_its_prediction_on_one_scale() -> None:
+    foreseen = timeline(foreseen_run(), 4)
+    found = pipe_measured.beside(told(2.0), {**foreseen, "predicted_bubble": 0.1})
+    assert found is not None and found.predicted is not None and found.step == 9
+    blocks = sum(path.count("M") for row in found.measured.rows for _, path in row.paths)
+    assert blocks == 2 * 2 * 4 * 3 + 2, "every action and the two waits, nothing of an unknown kind"
+    assert [tick.says for tick in found.measured.ticks] == [tick.says for tick in found.predicted.ticks]
+    assert "one scale" in found.scale
+    assert found.says == "The bubble is 21% of the step, 10% was predicted: 11.0 points more."
+    assert "4 micro-batches" in found.measured.summary and "21%" in found.measured.summary
+    assert [row.device for row, _ in found.table] == [0, 1]
+
+
+def test_the_newest_step_that_all_ranks_told_is_shown() -> None:
+    older, newer = told(step=9), told(step=19)
+    assert [data["step"] for data in pipe_measured.newest_step([*older, *newer[:1]])] == [9, 9]
+    assert [data["step"] for data in pipe_measured.newest_step([*older, *newer])] == [19, 19]
+    assert pipe_measured.beside([], None) is None
+    assert pipe_measured.beside([{"step": 3, "actions": "odd", "pp_rank": 0}], None) is None
+
+
+def test_lengths_that_are_worlds_apart_have_scales_of_their_own_and_say_so() -> None:
+    foreseen = timeline(foreseen_run(), 4)
+    found = pipe_measured.beside(told(30.0), foreseen)
+    assert found is not None and found.predicted is not None
+    assert "30.0 times longer than predicted" in found.scale
+    alone = pipe_measured.beside(told(), None)
+    assert alone is not None and alone.predicted is None and "nothing was predicted" in alone.says
+
+
+def test_a_wait_from_before_the_step_begins_with_it() -> None:
+    early = told()
+    early[1]["actions"] += [["recv", 0, 0, -0.5, 0.02], ["recv", 0, 0, -0.9, -0.5]]
+    rows = pipe_measured.measured_rows(early)
+    assert min(row["start_s"] for row in rows["rows"]) == 0.0
+    assert rows["drawn_s"] == pytest.approx(timeline(foreseen_run(), 4)["drawn_s"])
+    assert len(rows["rows"]) == 2 * 2 * 4 * 3 + 3
+
+
+def test_collectives_stand_beside_what_was_predicted() -> None:
+    latest = {"comm/bytes": 3e9, "comm/exposed_s": 0.05, "step_time_s": 0.5, "comm/all_reduce_bytes": 2e9,
+              "comm/send_bytes": 1e9}  # fmt: skip
+    found = comm_measured.calls(latest, {"all_reduce_bytes": 2e9, "send_bytes": 5e8, "broadcast_bytes": 0})
+    assert found is not None and [row.word for row in found.rows] == ["all-reduce", "send"]
+    assert [(row.off, row.mood) for row in found.rows] == [("+0.0%", ""), ("+100.0%", "warn")]
+    assert "10% of the step" in found.summary and "Not as predicted: send." in found.summary
+    alone = comm_measured.calls(latest, None)
+    assert alone is not None and "does not count" in alone.summary and alone.rows[0].predicted == words.DASH
+    assert comm_measured.calls({"loss": 1.0}, {"send_bytes": 1}) is None
+
+
+@pytest.mark.parametrize(
+    ("events", "latest", "says"),
+    [
+        ([], {}, "No step is logged yet."),
+        ([], {"loss": 1.0}, "All numbers are finite; fp32 needs no loss scale."),
+        ([], {"loss_scale": 1024.0}, "The loss scale is 1,024 and has not moved: no gradient overflowed."),
+        (
+            [
+                ("overflow_skipped_step", {"step": 3}),
+                ("loss_scale_changed", {"old": 8.0, "new": 4.0}),
+                ("loss_scale_changed", {"old": 4.0, "new": 8.0}),
+                ("loss_scale_changed", {"old": 8.0, "new": 16.0}),
+            ],
+            {"loss_scale": 16.0},
+            "The loss scale is 16; it fell once and grew twice, and 1 step was skipped because gradients overflowed.",
+        ),
+        (
+            [("non_finite", {"step": 12, "what": "loss, first in the output of blocks.3.mlp (rank 2)",
+                             "module": "blocks.3.mlp"})],
+            {"loss": math.nan},
+            "The loss was not finite at step 12: it began in blocks.3.mlp on rank 2.",
+        ),
+        (
+            [],
+            {"moe/max_violation": 1.5},
+            "Experts are out of balance: the fullest takes 150% more than its even share.",
+        ),
+    ],
+)  # fmt: skip
+def test_numerics_in_a_sentence(
+    events: list[tuple[str, Mapping[str, Any]]], latest: dict[str, float], says: str
+) -> None:
+    assert numerics_sentence(events, latest, precision="fp32") == says
+
+
+def test_events_of_the_engine_are_sentences() -> None:
+    stage = {"stage": 0, "bytes": 2**20, "extra_s": 0.004, "layers": [
+        {"count": 3, "kind": "some"}, {"count": 1, "kind": "none"}]}  # fmt: skip
+    says = moments.sentence("recompute_chosen", {"stages": [stage]}, 0)
+    assert says == (
+        "Recompute chosen: 3 layers kept in part and 1 layer kept whole; 1 MiB held, 4 ms more a micro-batch"
+    )
+    loaded = {"weights": "SmolLM2", "seconds": 2.0, "model_differs_in": ["max_seq_len"]}
+    assert moments.sentence("weights_loaded", loaded, 0) == (
+        "Weights of SmolLM2 loaded in 2.0 s; this model differs in max_seq_len"
+    )
+    odd = {"step": 3, "what": "loss, first in the output of blocks.1 (rank 2)", "module": "blocks.1"}
+    assert moments.sentence("non_finite", odd, 0) == (
+        "Not a finite number: loss, first in the output of blocks.1 (rank 2) at step 3"
+    )
+    assert moments.sentence("non_finite", {"what": "loss", "module": "head"}, 1) == (
+        "Not a finite number: loss, first in head on rank 1"
+    )
+    skipped = {"step": 7, "loss_scale": 65536.0, "ranks": [1, 3]}
+    assert moments.sentence("overflow_skipped_step", skipped, 0) == (
+        "Step skipped at step 7: gradients overflowed on ranks 1 and 3 at loss scale 65.5k"
+    )
+    missed = {"metric": "step_time_s", "predicted": 0.05, "measured": 0.28, "ratio": 5.6}
+    assert moments.sentence("prediction_missed", missed, None) == (
+        "Prediction missed: step_time_s 280 ms, predicted 50 ms"
+    )
+    slow = {"ratio": 0.6, "causes": [{"cause": "data", "excess_s": 0.1, "says": "Training waits for its data."}]}
+    assert moments.sentence("slow", slow, None) == "Slow: 60% of the predicted speed. Training waits for its data."
+    saved = {"step": 26, "name": "profile-step-26.json.gz", "bytes": 2**20}
+    assert moments.sentence("profile_saved", saved, 1) == (
+        "Profile saved on rank 1 at step 26: profile-step-26.json.gz (1 MiB, among the artifacts)"
+    )
+    peak = {"cpu": {"params": 2**20, "activations": 2**21, "grads": 0, "total": 3 * 2**20}}
+    assert moments.sentence("memory_profile", {"step": 3, "peak": peak}, 0) == (
+        "Memory told on rank 0 at step 3: 3 MiB at the peak, of it activations 2 MiB and params 1 MiB"
+    )
+    plan = {"plan": {"dp": 2, "precision": "bf16"}, "parameters": 15_000_000, "setup_s": 3.2}
+    assert moments.sentence("plan_resolved", plan, 0).endswith("bf16; 15M parameters and set up in 3.2 s")

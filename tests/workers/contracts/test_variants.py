@@ -1,0 +1,69 @@
+"""What a benchmark's techniques mean: variants of one world and batch, and what is left out with its reason."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from workers.contracts.benchmark import TECHNIQUES, as_training, technique_problems, turn_steps
+from workers.contracts.engine import engine_problems
+from workers.contracts.run import RunSpec
+from workers.contracts.variants import Expansion, expand, total_steps
+
+
+def spec_of(plan: dict[str, Any], *techniques: str, **body: Any) -> RunSpec:
+    return RunSpec.from_dict({"kind": "benchmark", "plan": plan, "benchmark": {"techniques": list(techniques), **body}})
+
+
+def named(found: Expansion) -> list[str]:
+    return [each.name for each in found.variants]
+
+
+@pytest.mark.parametrize(
+    "plan",
+    [
+        {},
+        {"dp": 2, "micro_batch_size": 2, "global_batch_size": 16},
+        {"dp": 2, "zero": 3, "prefetch_layers": 1, "precision": "bf16", "global_batch_size": 8},
+        {"pp": 2, "tp": 2, "sequence_parallel": True, "global_batch_size": 8},
+        {"dp": 4, "dp_replicate": 2, "zero": 2},
+    ],
+)
+def test_every_variant_is_legal_and_of_one_size(plan: dict[str, Any]) -> None:
+    spec = spec_of(plan)
+    found = expand(spec)
+    base = found.variants[0].plan
+    assert len({each.plan.to_json() for each in found.variants}) == len(found.variants) > 1
+    assert len({each.id for each in found.variants}) == len(found.variants)
+    for each in found.variants:
+        assert (each.plan.world_size, each.plan.global_batch_size) == (base.world_size, base.global_batch_size)
+        assert engine_problems(as_training(spec, each.plan)) == []
+    assert all(each["reason"] and each["technique"] in TECHNIQUES for each in found.left_out)
+
+
+def test_techniques_say_what_changes_and_what_cannot() -> None:
+    two = {"dp": 2, "micro_batch_size": 2, "global_batch_size": 8}
+    assert named(expand(spec_of(two, "zero", "accumulation"))) == [
+        "base", "micro-batch 4 × 1", "micro-batch 1 × 4", "ZeRO 1", "ZeRO 2", "ZeRO 3",
+    ]  # fmt: skip
+    assert expand(spec_of(two, "collectives")).devices == ["collectives"]
+    [alone] = expand(spec_of({}, "collectives")).left_out
+    assert alone["reason"] == "one rank has nobody to talk to"
+    [flat] = expand(spec_of(two, "schedule")).left_out
+    assert "one pipeline stage" in flat["reason"]
+    piped = expand(spec_of({"pp": 2, "tp": 2, "global_batch_size": 8}, "schedule"))
+    assert named(piped) == ["base", "naive", "gpipe", "interleaved_1f1b", "zb1p", "zbv", "dualpipev"]
+    [stashed] = piped.left_out
+    assert (stashed["name"], stashed["reason"]) == ("pipedream", "pipedream runs with dp alone beside it, tp is 2")
+    spec = spec_of(two, "zero", steps=7, warmup_steps=1, repeats=3)
+    assert turn_steps(spec.benchmark) == 4 and total_steps(spec) == 4 * 3 * 4  # type: ignore[arg-type]
+
+
+def test_unknown_names_are_told_with_the_nearest() -> None:
+    found = technique_problems(spec_of({}, "recompte", "fused_kernels", "zero").benchmark)  # type: ignore[arg-type]
+    assert [str(each) for each in found] == [
+        "benchmark.techniques.0: 'recompte' is no technique to compare; try recompute",
+        "benchmark.techniques.1: this version has no fused kernels to turn on and off; try leave it out",
+    ]
+    assert engine_problems(spec_of({}, "recompte"))

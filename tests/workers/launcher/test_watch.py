@@ -1,0 +1,108 @@
+"""The watch over beacons, on a clock of its own: alarms in time, none in first steps, saves or validations."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from workers.contracts.progress import BEACON, BEAT, LAYOUT, VERSION
+from workers.launcher.lateness import LOOKS, Lateness
+from workers.launcher.watch import LEAST_S, Over, Stall, Watch
+
+
+class Ranks:
+    """Two ranks' beacons; `tick` moves the clock while they stand where `at` put them."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder, self.now, self.marks = folder, 1000.0, 0
+        self.watch = Watch(lambda rank: folder / f"rank-{rank}", [0, 1], stage_of=lambda rank: rank, node="n")
+        for rank in (0, 1):
+            (folder / f"rank-{rank}").mkdir()
+        self.at("starting", 0)
+
+    def at(self, phase: str, step: int, ranks: tuple[int, ...] = (0, 1)) -> None:
+        self.marks += 1
+        for rank in ranks:
+            words = LAYOUT.pack(VERSION, step, 1, self.marks, int(self.now * 1e9), phase.encode())
+            (self.folder / f"rank-{rank}" / BEACON).write_bytes(words + BEAT.pack(int(self.now * 1e9)))
+
+    def beat(self, rank: int) -> None:
+        path = self.folder / f"rank-{rank}" / BEACON
+        path.write_bytes(path.read_bytes()[: LAYOUT.size] + BEAT.pack(int(self.now * 1e9)))
+
+    def tick(self, seconds: float, beats: tuple[int, ...] = (0, 1)) -> list[object]:
+        found = []
+        for _ in range(int(seconds * 2)):
+            self.now += 0.5
+            for rank in beats:
+                self.beat(rank)
+            found.append(self.watch.look(self.now))
+        return [each for each in found if each is not None]
+
+    def steps(self, first: int, last: int, each_s: float = 1.0) -> list[object]:
+        found = []
+        for step in range(first, last + 1):
+            self.at("forward", step)
+            found += self.tick(each_s / 2)
+            self.at("update", step)
+            found += self.tick(each_s / 2)
+        return found
+
+
+def test_a_stall_is_told_in_time_with_the_rank_that_does_not_breathe(tmp_path: Path) -> None:
+    ranks = Ranks(tmp_path)
+    assert ranks.steps(0, 9) == []
+    ranks.at("forward", 10)
+    ranks.at("update", 10, ranks=(0,))
+    [stall] = ranks.tick(10.0, beats=(0,))
+    assert isinstance(stall, Stall) and LEAST_S < stall.quiet_s <= 10.0
+    assert [(each.rank, each.stage, each.phase) for each in stall.judgement.behind] == [(1, 1, "forward")]
+    assert [each.rank for each in stall.judgement.waiting] == [0]
+    [again] = ranks.tick(32.0, beats=(0,))
+    assert isinstance(again, Stall) and again.again
+    ranks.at("update", 10)
+    [over] = ranks.tick(1.0)
+    assert isinstance(over, Over) and over.quiet_s > 40.0
+    assert ranks.steps(11, 15) == []
+    assert isinstance(ranks.tick(10.0)[0], Stall), "and its length is not what the next one is compared with"
+
+
+def test_long_steps_are_given_their_time(tmp_path: Path) -> None:
+    ranks = Ranks(tmp_path)
+    assert ranks.steps(0, 6, each_s=20.0) == []
+    ranks.at("forward", 7)
+    assert ranks.tick(45.0) == []
+    assert isinstance(ranks.tick(15.0)[0], Stall), "within three times a step"
+
+
+def test_no_alarm_at_the_start_in_first_steps_in_validation_and_saves(tmp_path: Path) -> None:
+    ranks = Ranks(tmp_path)
+    assert ranks.tick(120.0) == [] and not ranks.watch.in_a_step
+    assert ranks.steps(0, 0, each_s=100.0) == [], "compiling"
+    assert ranks.steps(1, 9) == []
+    for phase in ("validation", "checkpoint"):
+        ranks.at(phase, 10)
+        assert ranks.tick(90.0) == [], f"a first {phase} takes as long as it takes"
+        assert not ranks.watch.in_a_step
+        ranks.at("forward", 10)
+        assert ranks.tick(1.0) == []
+        ranks.at(phase, 10)
+        assert ranks.tick(200.0) == [], "the next one up to 2.5 times that"
+        assert isinstance(ranks.tick(40.0)[0], Stall)
+        ranks.at("forward", 11)
+        ranks.tick(1.0)
+
+
+def arrivals(late_ns: int, count: int = 40, start: int = 0) -> dict[int, list[tuple[str, int, int]]]:
+    """Three ranks at collectives every 100 ms; rank 2 comes late."""
+    at = [(number, number * 100_000_000) for number in range(start, start + count)]
+    return {rank: [("g", n, ns + (late_ns if rank == 2 else rank * 1000)) for n, ns in at] for rank in range(3)}
+
+
+def test_a_rank_that_is_always_late_is_told_once(tmp_path: Path) -> None:
+    lateness = Lateness()
+    told = [lateness.look(arrivals(50_000_000, start=40 * look)) for look in range(LOOKS + 3)]
+    [found] = [each for each in told if each is not None]
+    assert found.rank == 2 and 0.4 < found.share < 0.6 and abs(found.mean_s - 0.05) < 0.001
+    assert all(Lateness().look(arrivals(1_000_000)) is None for _ in range(LOOKS)), "nobody is"
+    few = {0: [("g", 1, 5)], 1: [("h", 1, 9)]}
+    assert lateness.look(few) is None, "nothing in common"

@@ -1,0 +1,151 @@
+"""What each rank of a pool does for the tests of ring attention and of decoders on parts of sequences."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.nn import functional
+
+from workers.contracts.model import ModelSpec
+from workers.models.attend import attend
+from workers.models.balance import Balance
+from workers.models.decoder import Decoder
+from workers.models.initialise import initialise
+from workers.training import ring
+from workers.training.chunks import held_spans
+from workers.training.context import apply_context, cut
+from workers.training.mesh import Axis
+from workers.training.recompute.kept import Recomputed
+from workers.training.ring import ring_attend
+
+
+def attention_errors(dtype: str, shapes: list[dict[str, Any]]) -> list[list[float]]:
+    """Of each shape: how far this rank's output and its gradients of q, k and v are from plain attention's."""
+    return [_attention_error(getattr(torch, dtype), **shape) for shape in shapes]
+
+
+def _attention_error(
+    dtype: torch.dtype, length: int, heads: int, shared: int, width: int, value_width: int, window: int | None
+) -> list[float]:
+    torch.manual_seed(length)
+    q, k = torch.randn(2, length, heads, width), torch.randn(2, length, shared, width)
+    v, slope = torch.randn(2, length, shared, value_width), torch.randn(2, length, heads * value_width)
+    q, k, v, slope = (x.to(dtype) for x in (q, k, v, slope))
+    whole = [x.double().clone().requires_grad_() for x in (q, k, v)]
+    expected = attend(*whole, window=window, scale=0.3)
+    expected.backward(slope.double())
+    held = [position for span in held_spans(length, dist.get_world_size(), dist.get_rank()) for position in span]
+    mine = [x[:, held].requires_grad_() for x in (q, k, v)]
+    out = ring_attend(*mine, group=None, window=window, scale=0.3)
+    out.backward(slope[:, held])
+    pairs = [(out, expected[:, held])] + [(a.grad, b.grad[:, held]) for a, b in zip(mine, whole, strict=True)]
+    return [_apart(found, wanted) for found, wanted in pairs]
+
+
+def _apart(found: Tensor, wanted: Tensor) -> float:
+    """Largest difference, against the largest number where that is above 1."""
+    largest = max(1.0, wanted.abs().max().item())
+    return (found.double() - wanted.double()).abs().max().item() / largest
+
+
+def dropout_slopes(length: int, dropout: float) -> dict[str, float]:
+    """Of a sum of outputs over all ranks, under one draw of masks: the slope in a random direction by gradients and by
+    finite differences, and the mean output where all values are 1."""
+    torch.manual_seed(dist.get_rank())
+    held = length // dist.get_world_size()
+    point = [torch.randn(2, held, heads, 8, dtype=torch.float64).requires_grad_() for heads in (4, 2, 2)]
+    direction, weights = [torch.randn_like(x) for x in point], torch.randn(2, held, 32, dtype=torch.float64)
+
+    def total(step: float, leaves: list[Tensor]) -> Tensor:
+        torch.manual_seed(7)
+        q, k, v = (x + step * along for x, along in zip(leaves, direction, strict=True))
+        return (ring_attend(q, k, v, group=None, window=None, dropout=dropout) * weights).sum()
+
+    total(0.0, point).backward()
+    slope = torch.stack(
+        [(x.grad * along).sum() for x, along in zip(point, direction, strict=True) if x.grad is not None]
+    )
+    with torch.no_grad():
+        ones = ring_attend(point[0], point[1], torch.ones_like(point[2]), group=None, window=None, dropout=dropout)
+        told = torch.stack([slope.sum(), (total(1e-5, point) - total(-1e-5, point)) / 2e-5, ones.mean()])
+    dist.all_reduce(told)
+    by_gradients, by_differences, mean = told.tolist()
+    return {"gradients": by_gradients, "differences": by_differences, "mean": mean / dist.get_world_size()}
+
+
+def decoder_errors(model: dict[str, Any], length: int, recompute: bool = False) -> dict[str, float]:
+    """A decoder on this rank's positions, its losses and gradients summed over ranks, against one on whole sequences:
+    `loss` relative, `told` by routing layers, and the worst of all gradients against the largest number in any."""
+    spec = ModelSpec.model_validate(model)
+    size, rank = dist.get_world_size(), dist.get_rank()
+    axis = Axis("cp", size, rank)
+    torch.manual_seed(0)
+    inputs, targets = torch.randint(0, spec.vocab, (2, length)), torch.randint(0, spec.vocab, (2, length))
+    loss, told, gradients = _passes(Decoder(spec), inputs, targets)
+    decoder = Decoder(spec)
+    apply_context(decoder, axis)
+    if recompute:
+        for block in decoder.blocks.values():
+            block.forward = Recomputed(block.forward)
+    part_loss, part_told, part_gradients = _passes(decoder, *cut(inputs, targets, axis))
+    assert set(part_gradients) == set(gradients)
+    for summed in (part_loss, part_told, *part_gradients.values()):
+        dist.all_reduce(summed)
+    largest = max(each.abs().max().item() for each in gradients.values())
+    worst = max((part_gradients[name] - each).abs().max().item() for name, each in gradients.items())
+    return {
+        "loss": abs(part_loss.item() / loss.item() - 1),
+        "told": (part_told - told).abs().max().item(),
+        "gradients": worst / largest,
+    }
+
+
+def _passes(decoder: Decoder, inputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
+    initialise(decoder, layers=decoder.spec.layers, seed=1)
+    layers = [module for module in decoder.modules() if isinstance(module, Balance)]
+    for layer in layers:
+        layer.gradient_scale = 10.0
+    logits = decoder(inputs)
+    loss = functional.cross_entropy(logits.flatten(0, 1), targets.flatten(), reduction="sum")
+    loss.backward()
+    told = torch.stack([layer.told for layer in layers]) if layers else torch.zeros(1)
+    return loss.detach(), told, {name: _gradient(each) for name, each in decoder.named_parameters()}
+
+
+def _gradient(parameter: nn.Parameter) -> Tensor:
+    assert parameter.grad is not None
+    return parameter.grad
+
+
+def sent_bytes(
+    batch: int, held: int, heads: int, shared: int, width: int, value_width: int, dtype: str
+) -> dict[str, int]:
+    """What this rank hands to point-to-point sends in one forward and in one backward pass of an attention."""
+    sizes = [(heads, width), (shared, width), (shared, value_width)]
+    q, k, v = (torch.randn(batch, held, *size).to(getattr(torch, dtype)).requires_grad_() for size in sizes)
+    with _counted() as forward:
+        out = ring_attend(q, k, v, group=None, window=None)
+    with _counted() as backward:
+        out.sum().backward()
+    return {"forward": sum(forward), "backward": sum(backward)}
+
+
+@contextmanager
+def _counted() -> Iterator[list[int]]:
+    posted: list[int] = []
+    plain = dist.batch_isend_irecv
+
+    def counting(operations: list[dist.P2POp]) -> list[dist.Work]:
+        posted.extend(each.tensor.nbytes for each in operations if each.op is dist.isend)
+        return plain(operations)
+
+    ring.dist.batch_isend_irecv = counting
+    try:
+        yield posted
+    finally:
+        ring.dist.batch_isend_irecv = plain

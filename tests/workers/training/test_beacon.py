@@ -1,0 +1,61 @@
+"""What a rank shows from outside while it trains, and who came late to a step."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+import torch
+
+from tests.workers.training.conftest import make_spec
+from workers.contracts.progress import read_progress, read_pulse
+from workers.training import arrival
+from workers.training.arrival import Arrivals
+from workers.training.beacon import Beacon
+
+
+def test_a_beacon_is_read_while_its_thread_stands(tmp_path, monkeypatch):
+    monkeypatch.setattr("workers.training.beacon.PULSE_S", 0.2)
+    beacon = Beacon(tmp_path)
+    try:
+        beacon.mark("forward", step=3)
+        beacon.mark("backward", step=3)
+        beacon.mark("forward", step=3)
+        marked = time.monotonic()
+        while not read_pulse(tmp_path).where:
+            time.sleep(0.02)
+        found = read_progress(tmp_path, now_ns=time.monotonic_ns())
+        assert (found.step, found.micro_batch, found.phase, found.marks) == (3, 1, "forward", 4)
+        assert found.idle_s == pytest.approx(time.monotonic() - marked, abs=0.5) and found.beat_s < 3.0
+    finally:
+        beacon.close()
+    later = read_progress(tmp_path, now_ns=time.monotonic_ns() + 60 * 10**9)
+    assert later.idle_s > 60 and later.beat_s > 60, "and what is gone does not beat"
+    assert read_progress(tmp_path / "nowhere", now_ns=0) is None
+
+
+@pytest.mark.parametrize("zero", [1, 3])
+def test_every_rank_tells_how_late_it_came(zero, train, tmp_path):
+    result = train(make_spec(None, {"dp": 2, "zero": zero, "micro_batch_size": 1, "global_batch_size": 4}), tmp_path)
+    late = [result.values("comm/arrival_skew_s", rank) for rank in (0, 1)]
+    assert [len(each) for each in late] == [4, 4]
+    assert all(min(pair) == 0.0 <= max(pair) for pair in zip(*late, strict=True)), "the first one is not late"
+    for rank in (0, 1):
+        found = read_progress(tmp_path / f"rank-{rank}", now_ns=time.monotonic_ns())
+        assert found.step >= 3 and found.marks > 4 * 4
+
+
+def test_a_rank_that_is_last_step_after_step_is_told_once(monkeypatch):
+    now = [100.0]
+    monkeypatch.setattr(arrival.time, "perf_counter", lambda: now[0])
+    of_rank_0 = Arrivals(rank=0, size=4, stages=2, device=torch.device("cpu"))
+    told = []
+    for step in range(30):
+        now[0] += 1.0
+        slow = 0.9 if step < 24 else 0.4
+        late_s = of_rank_0.left([0.4, 0.4, 0.2, 0.2 + slow - 0.4])  # the second stage begins before the first, always
+        assert late_s == 0.0
+        told.append(of_rank_0.straggler())
+    [found] = [each for each in told if each]
+    assert (found["rank"], found["stage"], found["late_s"]) == (3, 1, 0.5)
+    assert told.index(found) >= 7, "after eight seconds"

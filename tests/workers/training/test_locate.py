@@ -1,0 +1,83 @@
+"""A number that is not finite is traced to the first module that made it, on any rank and in any sharding."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch.nn import functional
+
+from tests.workers.training.conftest import TINY, make_spec
+from workers.contracts.model import ModelSpec
+from workers.models.decoder import Decoder
+from workers.models.initialise import initialise
+from workers.training.locate import Culprit, locate
+from workers.training.mesh import World
+
+TOKENS = torch.arange(32).view(2, 16)
+
+
+def poison(module: Any, value: float) -> None:
+    with torch.no_grad():
+        next(module.parameters()).view(-1)[7] = value
+
+
+def overflowing_core(decoder: Decoder) -> None:
+    """Finite queries and keys whose products are not."""
+    with torch.no_grad():
+        for name in ("q", "k"):
+            decoder.get_submodule(f"blocks.1.attn.{name}").weight.mul_(1e20)
+
+
+def wide_gradient(decoder: Decoder) -> None:
+    decoder.get_submodule("blocks.0.mlp.gate").register_forward_hook(
+        lambda module, given, out: out.register_hook(lambda gradient: gradient * torch.inf) and None
+    )
+
+
+@pytest.mark.parametrize(
+    ("spoil", "module", "what"),
+    [
+        (lambda d: poison(d.embed, torch.nan), "embed", "output"),
+        (lambda d: poison(d.get_submodule("blocks.1.attn.v"), torch.inf), "blocks.1.attn.v", "output"),
+        (lambda d: poison(d.get_submodule("blocks.0.mlp_norm"), torch.nan), "blocks.0.mlp_norm", "output"),
+        (overflowing_core, "blocks.1.attn", "output"),
+        (lambda d: poison(d.head, torch.inf), "head", "output"),
+        (wide_gradient, "blocks.0.mlp.gate", "gradient"),
+    ],
+    ids=["embedding", "linear", "norm", "between modules", "head", "backward"],
+)
+def test_the_first_module(spoil, module, what):
+    decoder = Decoder(ModelSpec.from_dict({**TINY, "tie_embeddings": False}))
+    initialise(decoder, layers=2, seed=0)
+    spoil(decoder)
+
+    def again() -> None:
+        functional.cross_entropy(decoder(TOKENS).flatten(0, 1), TOKENS.flatten()).backward()
+
+    world = World(0, 1, torch.device("cpu"))
+    assert locate([decoder], world, again) == Culprit(module, what, 0)
+    assert not any(each._forward_hooks for name, each in decoder.named_modules() if not name.endswith("gate"))
+
+
+def test_nothing_where_all_is_finite():
+    decoder = Decoder(ModelSpec.from_dict(TINY))
+    initialise(decoder, layers=2, seed=0)
+    world = World(0, 1, torch.device("cpu"))
+    assert locate([decoder], world, lambda: decoder(TOKENS).sum().backward()) is None
+
+
+@pytest.mark.parametrize(
+    "plan",
+    [{}, {"dp": 2, "zero": 1}, {"dp": 2, "zero": 3, "recompute": "full"}, {"precision": "fp8"}],
+    ids=["alone", "two", "sharded and recomputed", "fp8"],
+)
+def test_a_run_names_it(plan, train, tmp_path):
+    spec = make_spec(None, {"global_batch_size": 4, **plan}, steps=20, optimizer={"name": "sgd", "lr": 1e20})
+    result = train(spec, tmp_path)
+    assert {each["class"] for each in result.outcomes} == {"numerics"}
+    event = next(each for each in result.events() if each["type"] == "non_finite")["data"]
+    assert event["module"].startswith(("blocks.0", "embed")), "the first of many"
+    assert f"first in the output of {event['module']} (rank 0)" in result.outcomes[0]["reason"]
+    assert event["what"].startswith("loss, first in") or event["what"].startswith("gradient norm, first in")

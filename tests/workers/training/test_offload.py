@@ -1,0 +1,272 @@
+"""Offloaded optimizers: the same numbers bit for bit, states where they were asked to be, and errors of disks told."""
+
+from __future__ import annotations
+
+import errno
+import os
+from pathlib import Path
+
+import pytest
+import torch
+
+from tests.workers.training.conftest import make_spec
+from workers.contracts.bodies import OptimizerSpec
+from workers.contracts.engine import engine_problems
+from workers.contracts.run import RunSpec
+from workers.metrics.memory import process_memory
+from workers.training.offload import Disk, OffloadedOptimizer, copies
+from workers.training.offload.disk import BUFFERS
+from workers.training.optim import build_optimizer, masters_of, release, state_of
+
+# no width divides by 2
+RAGGED = {
+    "name": "ragged", "layers": 2, "hidden": 40, "heads": 4, "kv_heads": 1, "ffn": 51, "vocab": 257, "max_seq_len": 32,
+}  # fmt: skip
+RULES = {
+    "adamw": {"name": "adamw", "lr": 1e-3},
+    "sgd": {"name": "sgd", "lr": 0.1, "momentum": 0.9, "nesterov": True},
+    "lion": {"name": "lion", "lr": 1e-3, "weight_decay": 0.1},
+    "adafactor": {"name": "adafactor", "lr": 3e-2, "weight_decay": 0.1},
+    "muon": {"name": "muon", "lr": 2e-2, "scalar_lr": 3e-3},
+    "adamw8bit": {"name": "adamw8bit", "lr": 3e-3},
+}
+BATCH = {"micro_batch_size": 2, "global_batch_size": 4}
+
+
+def spec(plan, rule="adamw", steps=6, **more):
+    schedule = {"name": "constant", "warmup_steps": 3}
+    plan = {**BATCH, **plan}
+    return make_spec(RAGGED, plan, steps=steps, clip_norm=0.5, optimizer=RULES[rule], lr_schedule=schedule, **more)
+
+
+def ended(result):
+    assert {outcome["class"] for outcome in result.outcomes} == {"ok"}, result.outcomes
+    return result
+
+
+@pytest.fixture(scope="module")
+def plain(train, tmp_path_factory):
+    """Runs without offloading, each made once."""
+    made = {}
+
+    def run(plan, rule):
+        key = str((plan, rule))
+        if key not in made:
+            made[key] = ended(train(spec(plan, rule), tmp_path_factory.mktemp("plain")))
+        return made[key]
+
+    return run
+
+
+@pytest.mark.parametrize("offload", ["optimizer", "all", "nvme"])
+@pytest.mark.parametrize("rule", RULES)
+def test_one_process_learns_the_same_bit_for_bit(rule, offload, plain, train, tmp_path):
+    found = ended(train(spec({"offload": offload}, rule), tmp_path))
+    want = plain({}, rule)
+    for name in ("loss", "grad_norm"):
+        assert found.values(name) == want.values(name), name
+    held = {name: found.values(f"memory/{name}_bytes")[-1] for name in ("params", "grads", "optimizer", "offloaded")}
+    whole = {name: want.values(f"memory/{name}_bytes")[-1] for name in ("params", "grads", "optimizer")}
+    assert held["optimizer"] == 0
+    gone = sum(whole.values()) if offload == "all" else whole["optimizer"]
+    assert gone <= held["offloaded"] <= gone + 64 * 4 * 21  # each state begins at a multiple of 64 bytes
+    assert held["params"] == held["grads"] == (0 if offload == "all" else whole["params"])
+    assert whole["grads"] == whole["params"], "every parameter has a gradient"
+    assert not (tmp_path / "scratch").exists() or not list((tmp_path / "scratch").iterdir())
+
+
+PLANS = [
+    ({"zero": 0, "offload": "optimizer"}, "adamw"),
+    ({"zero": 1, "offload": "nvme"}, "adamw"),
+    ({"zero": 2, "offload": "nvme"}, "muon"),
+    ({"zero": 3, "offload": "all"}, "adamw"),
+    ({"zero": 3, "offload": "nvme"}, "adafactor"),
+    ({"zero": 2, "offload": "optimizer"}, "adamw8bit"),
+    ({"zero": 3, "offload": "nvme", "precision": "fp16", "loss_scale": {"initial": 2.0**20}}, "adamw"),
+    ({"zero": 1, "offload": "optimizer", "precision": "bf16"}, "lion"),
+]
+
+
+@pytest.mark.parametrize(("plan", "rule"), PLANS, ids=lambda each: str(each).replace("'", "")[1:60])
+def test_two_ranks_learn_the_same_bit_for_bit(plan, rule, plain, train, tmp_path):
+    plan = {"dp": 2, **plan}
+    found = ended(train(spec(plan, rule), tmp_path))
+    want = plain({name: value for name, value in plan.items() if name != "offload"}, rule)
+    for name in ("loss", "grad_norm"):
+        assert str(found.values(name)) == str(want.values(name)), name  # of overflows both have infinities
+    if "loss_scale" in plan:
+        skipped = [event for event in found.events() if event["type"] == "overflow_skipped_step"]
+        assert skipped, "the scale must overflow for this test to mean something"
+    for rank in (0, 1):
+        gone = ["optimizer", *(["params", "grads"] if plan["zero"] == 3 and plan["offload"] != "optimizer" else [])]
+        least = sum(want.values(f"memory/{name}_bytes", rank)[-1] for name in gone)
+        assert least <= found.values("memory/offloaded_bytes", rank)[-1] <= least + 64 * 4 * 21
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "rule"),
+    [
+        ({"offload": "nvme"}, {}, "adamw"),
+        ({}, {"offload": "nvme"}, "adafactor"),
+        ({"dp": 2, "zero": 3, "offload": "nvme"}, {"dp": 2, "zero": 1, "offload": "optimizer"}, "muon"),
+        ({"dp": 2, "zero": 1, "offload": "nvme"}, {"offload": "all"}, "adamw8bit"),
+    ],
+    ids=str,
+)
+def test_checkpoints_hold_the_states_and_load_under_any_other_offload(before, after, rule, plain, train, tmp_path):
+    checkpoint = {"every_steps": 3, "async": True}
+    ended(train(spec(before, rule, steps=3, checkpoint=checkpoint), tmp_path))
+    found = ended(train(spec(after, rule, checkpoint=checkpoint), tmp_path))
+    assert "checkpoint_restored" in [event["type"] for event in found.events()]
+    want = plain({}, rule).values("loss")
+    assert found.values("loss") == (want if "dp" not in {**before, **after} else pytest.approx(want, rel=1e-5))
+
+
+def parameters(count, size):
+    generator = torch.Generator().manual_seed(0)
+    return {f"w{i}": torch.randn(size, generator=generator).requires_grad_() for i in range(count)}
+
+
+def stepped(optimizer, given, steps=3):
+    generator = torch.Generator().manual_seed(1)
+    for _ in range(steps):
+        for each in given.values():
+            each.grad = torch.randn(each.shape, generator=generator)
+        optimizer.step()
+    return [each.detach() for each in given.values()]
+
+
+def test_states_on_disk_are_not_in_memory(tmp_path):
+    """256 MB of states on disk, 3 buffers of 24 MB of them in memory: told by the process's resident memory."""
+    rule = OptimizerSpec.from_dict(RULES["adamw"])
+    ours, theirs = parameters(32, (1000, 1000)), parameters(32, (1000, 1000))
+    optimizer = build_optimizer(ours, rule, split_state=False, offload="nvme", scratch=tmp_path)
+    assert isinstance(optimizer, OffloadedOptimizer) and optimizer.disk is not None
+    for each in ours.values():
+        each.grad = torch.ones_like(each)
+    before, _ = process_memory(torch.device("cpu"))
+    found = stepped(optimizer, ours)
+    after, _ = process_memory(torch.device("cpu"))
+    states = 2 * sum(each.nbytes for each in ours.values())
+    assert optimizer.disk.bytes >= states == 256_000_000
+    assert optimizer.disk.largest * BUFFERS < states / 4
+    assert after - before < states / 2, "resident memory grew by what should be on the disk"
+    assert os.listdir(tmp_path) == [], "the file has no name, and goes with the process however that ends"
+    for one, other in zip(found, stepped(build_optimizer(theirs, rule, split_state=False), theirs), strict=True):
+        assert torch.equal(one, other)
+    held = state_of(optimizer)
+    assert all(torch.equal(held[each]["step"], torch.tensor(3.0)) for each in ours.values())
+    release(optimizer)
+    release(optimizer)
+
+
+@pytest.mark.parametrize("rule", RULES)
+@pytest.mark.parametrize("offload", ["optimizer", "nvme"])
+def test_a_device_gets_the_same_weights_back(rule, offload, tmp_path, monkeypatch):
+    """Masters apart from weights, as beside a GPU, here without one: streams do nothing, copies are made at once."""
+
+    class Stream:
+        def __init__(self, *_):
+            pass
+
+        def __enter__(self):
+            return self
+
+        def __exit__(self, *_):
+            pass
+
+        def wait_stream(self, other):
+            pass
+
+        record_event = synchronize = lambda self: self
+
+    monkeypatch.setattr(copies, "_on_device", lambda tensor: True)
+    monkeypatch.setattr(copies, "_to_host", lambda tensor: tensor.clone())
+    monkeypatch.setattr(torch, "Stream", Stream)
+    monkeypatch.setattr(torch.accelerator, "current_stream", Stream)
+    spec = OptimizerSpec.from_dict(RULES[rule])
+    ours, theirs = ({f"blocks.{name}": each for name, each in parameters(5, (70, 100)).items()} for _ in range(2))
+    optimizer = build_optimizer(ours, spec, split_state=False, offload=offload, scratch=tmp_path)
+    assert isinstance(optimizer, OffloadedOptimizer) and len(optimizer.parts) > 2
+    plain = build_optimizer(theirs, spec, split_state=False)
+    for turn in range(3):
+        if turn == 2:  # someone else writes the weights, as a checkpoint that is read does
+            for given in (ours, theirs):
+                with torch.no_grad():
+                    given["blocks.w1"].mul_(0.5)
+        for one, other in zip(stepped(optimizer, ours, 2), stepped(plain, theirs, 2), strict=True):
+            assert torch.equal(one, other)
+        assert {each: len(entry) for each, entry in state_of(optimizer).items()} == {
+            ours[name]: len(state_of(plain)[each]) for name, each in theirs.items()
+        }
+    held = sum(each.nbytes for each in masters_of(optimizer))
+    assert held == (5 * 70 * 100 * 4 if offload == "optimizer" else 0)
+    release(optimizer)
+
+
+def test_a_full_disk_is_told_with_what_to_try(tmp_path, monkeypatch):
+    def full(*_):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(os, "posix_fallocate", full)
+    given = parameters(2, (10, 10))
+    optimizer = build_optimizer(
+        given, OptimizerSpec.from_dict(RULES["adamw"]), split_state=False, offload="nvme", scratch=tmp_path
+    )
+    with pytest.raises(OSError, match=r"cannot be reserved.*No space left.*bytes are free.*ORRERY_SCRATCH") as told:
+        stepped(optimizer, given)
+    assert told.value.errno == errno.ENOSPC and str(tmp_path) in str(told.value)
+    release(optimizer)
+
+
+@pytest.mark.parametrize(("call", "says"), [("preadv", "cannot be read"), ("pwritev", "cannot be written")])
+def test_a_failing_disk_is_told(call, says, tmp_path, monkeypatch):
+    def broken(*_):
+        raise OSError(errno.EIO, "Input/output error")
+
+    given = parameters(40, (100, 100))
+    optimizer = build_optimizer(
+        given, OptimizerSpec.from_dict(RULES["adamw"]), split_state=False, offload="nvme", scratch=tmp_path
+    )
+    stepped(optimizer, given, steps=1)
+    monkeypatch.setattr(os, call, broken)
+    with pytest.raises(OSError, match=f"bytes at .*{says}.*Input/output error.*offload optimizer"):
+        stepped(optimizer, given, steps=1)
+    monkeypatch.undo()
+    release(optimizer)
+
+
+def test_a_folder_that_cannot_be_made_is_told(train, tmp_path):
+    (tmp_path / "file").write_text("")
+    result = train(spec({"offload": "nvme"}), tmp_path / "run", ORRERY_SCRATCH=str(tmp_path / "file" / "scratch"))
+    [outcome] = result.outcomes
+    assert outcome["class"] == "infrastructure"
+    assert "no scratch file can be made" in outcome["reason"] and "ORRERY_SCRATCH" in outcome["reason"]
+
+
+def test_scratch_goes_where_it_is_told(tmp_path):
+    disk = Disk(tmp_path / "far" / "away")
+    extent = disk.claim(5000)
+    buffer = disk.buffer(5000)
+    buffer[:5000] = torch.arange(5000).to(torch.uint8)
+    disk.write(extent, buffer)
+    disk.settle()
+    assert torch.equal(disk.read(extent).result()[:5000], torch.arange(5000).to(torch.uint8))
+    mapped = disk.mapped(extent)
+    mapped[7] = 255
+    assert disk.read(extent).result()[7] == 255, "what is written to mapped states counts"
+    disk.close()
+    assert Path(tmp_path / "far" / "away").is_dir()
+
+
+@pytest.mark.parametrize(
+    ("plan", "says"),
+    [
+        ({"dp": 2, "zero": 1, "offload": "all"}, "zero 1 keeps them whole"),
+        ({"pp": 2, "schedule": "pipedream", "offload": "optimizer", "global_batch_size": 4}, "after every micro-batch"),
+    ],
+)
+def test_what_does_not_go_together_is_refused(plan, says):
+    problems = engine_problems(RunSpec.from_dict(spec(plan)))
+    [found] = [each for each in problems if each.field == "plan.offload"]
+    assert says in found.says and found.try_

@@ -1,0 +1,101 @@
+"""Every schedule learns exactly what one process learns: tied or not, uneven layers, few micro-batches, any ZeRO."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.workers.training.conftest import final_weights, make_spec, relative
+
+STEPS = 20
+
+
+def spec(plan, *, tied=True, batch=4, **train):
+    model = {
+        "name": "tiny", "layers": 5, "hidden": 24, "heads": 4, "kv_heads": 2, "ffn": 56, "vocab": 256,
+        "max_seq_len": 64, "tie_embeddings": tied,
+    }  # fmt: skip
+    plan = {"global_batch_size": batch, **plan}
+    checkpoint = {"every_steps": STEPS, "async": False}
+    settings = {"seq_len": 13, "clip_norm": 0.5, "eval": {"every_steps": 10, "batches": 3}, "checkpoint": checkpoint}
+    return make_spec(model, plan, **{"steps": STEPS, **settings, **train})
+
+
+@pytest.fixture(scope="module")
+def alone(train, tmp_path_factory):
+    kept = {}
+
+    def run(**more):
+        key = str(sorted(more.items()))
+        if key not in kept:
+            kept[key] = train(spec({}, **more), tmp_path_factory.mktemp("alone"))
+        return kept[key]
+
+    return run
+
+
+def assert_equal(result, one):
+    assert {outcome["class"] for outcome in result.outcomes} == {"ok"}, result.outcomes
+    for name in ("loss", "grad_norm", "val_loss"):
+        assert result.values(name) == pytest.approx(one.values(name), rel=1e-5), name
+        assert all(result.values(name, rank) == result.values(name) for rank in range(len(result.outcomes))), name
+    theirs, ours = final_weights(one, STEPS), final_weights(result, STEPS)
+    assert max(relative(ours[name], theirs[name]) for name in theirs) <= 1e-4
+    assert min(one.values("grad_norm")) > 0.5, "clipping must bite for this test to mean something"
+
+
+TWO = [
+    ({"schedule": "naive"}, {}),
+    ({"schedule": "gpipe"}, {"batch": 3}),
+    ({"schedule": "1f1b", "stage_layers": [4, 1]}, {}),
+    ({"schedule": "1f1b"}, {"batch": 1}),
+    ({"schedule": "interleaved_1f1b", "virtual_stages": 2}, {"tied": False}),
+    ({"schedule": "zb1p"}, {}),
+    ({"schedule": "zbv"}, {}),
+    ({"schedule": "zbv", "stage_layers": [1, 2, 2, 0]}, {"tied": False}),
+    ({"schedule": "dualpipev"}, {}),
+]
+
+
+@pytest.mark.parametrize(("plan", "more"), TWO, ids=str)
+def test_losses_of_one_process(plan, more, alone, train, tmp_path):
+    assert_equal(train(spec({"pp": 2, **plan}, **more), tmp_path), alone(**more))
+
+
+FOUR = [
+    {"pp": 4, "schedule": "1f1b"},
+    {"pp": 2, "dp": 2, "zero": 0, "schedule": "zbv"},
+    {"pp": 2, "dp": 2, "zero": 1, "schedule": "1f1b"},
+    {"pp": 2, "dp": 2, "zero": 2, "schedule": "dualpipev"},
+    {"pp": 2, "dp": 2, "zero": 3, "schedule": "interleaved_1f1b"},
+]
+
+
+@pytest.mark.parametrize("plan", FOUR, ids=str)
+def test_with_data_parallel_ranks(plan, alone, train, tmp_path):
+    assert_equal(train(spec(plan, batch=8), tmp_path), alone(batch=8))
+
+
+def test_dropout_masks_are_those_of_one_process(train, tmp_path):
+    gpt = {"bias": "all", "norm": "layernorm", "position": "learned", "gated_mlp": False, "dropout": 0.1}
+    model = {
+        "name": "gpt", "layers": 4, "hidden": 32, "heads": 4, "ffn": 80, "vocab": 256, "max_seq_len": 64, **gpt,
+    }  # fmt: skip
+    one, two = (make_spec(model, {"global_batch_size": 4, **plan}, steps=8) for plan in ({}, {"pp": 2}))
+    alone = train(one, tmp_path / "one")
+    assert train(two, tmp_path / "two").values("loss") == pytest.approx(alone.values("loss"), rel=1e-5)
+
+
+def test_saved_under_a_pipeline_resumed_without_and_back(alone, train, tmp_path):
+    """A folded pipeline with a tied embedding holds it twice; whoever reads the checkpoint finds one."""
+    half = {"steps": STEPS // 2, "checkpoint": {"every_steps": STEPS // 2, "async": False}}
+    train(spec({"pp": 2, "schedule": "zbv"}, **half), tmp_path)
+    rest = train(spec({"dp": 2, "zero": 3}), tmp_path)
+    expected = alone().values("loss")[STEPS // 2 :]
+    assert [point["values"]["loss"] for point in rest.points() if point["attempt"] == 2] == pytest.approx(
+        expected, rel=1e-5
+    )
+    train(spec({"dp": 2, "zero": 2}, **half), tmp_path / "back")
+    back = train(spec({"pp": 2, "schedule": "dualpipev"}), tmp_path / "back")
+    assert [point["values"]["loss"] for point in back.points() if point["attempt"] == 2] == pytest.approx(
+        expected, rel=1e-5
+    )

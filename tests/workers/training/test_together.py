@@ -1,0 +1,78 @@
+"""Techniques together on four ranks learn what one process learns: the same losses, norms and final weights."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.workers.training.conftest import final_weights, make_spec, relative
+
+STEPS = 20
+MOE_STEPS = 12  # one flipped route ends parity
+
+DENSE = {"name": "dense", "layers": 4, "hidden": 32, "heads": 4, "kv_heads": 2, "ffn": 88, "vocab": 257}
+GPT = {
+    "name": "gpt", "layers": 4, "hidden": 32, "heads": 4, "ffn": 96, "vocab": 256, "norm": "layernorm", "bias": "all",
+    "position": "learned", "gated_mlp": False, "activation": "gelu",
+}  # fmt: skip
+MLA = {
+    "name": "mla", "layers": 2, "hidden": 32, "heads": 4, "ffn": 80, "vocab": 256, "attention": "mla",
+    "mla": {"q_lora_rank": 16, "kv_lora_rank": 12, "qk_nope_head_dim": 8, "qk_rope_head_dim": 4, "v_head_dim": 8},
+}  # fmt: skip
+MOE = {
+    "name": "moe", "layers": 2, "hidden": 32, "heads": 4, "kv_heads": 2, "ffn": 64, "vocab": 256,
+    "moe": {"experts": 4, "top_k": 2, "expert_ffn": 40, "shared_experts": 1, "aux_loss": 0.01},
+}  # fmt: skip
+
+COMBINATIONS = [
+    (DENSE, {"dp": 2, "pp": 2, "zero": 0, "schedule": "1f1b"}, {}),
+    (DENSE, {"tp": 2, "pp": 2, "schedule": "zb1p"}, {}),
+    (DENSE, {"tp": 2, "pp": 2, "schedule": "zbv", "sequence_parallel": True}, {}),
+    (DENSE, {"tp": 2, "dp": 2, "zero": 0}, {}),
+    (DENSE, {"tp": 2, "dp": 2, "zero": 1, "sequence_parallel": True}, {}),
+    (GPT, {"tp": 2, "dp": 2, "zero": 2}, {}),
+    (DENSE, {"tp": 2, "dp": 2, "zero": 3, "sequence_parallel": True, "recompute": "full"}, {}),
+    (GPT, {"dp": 2, "pp": 2, "zero": 3, "schedule": "interleaved_1f1b"}, {}),
+    (DENSE, {"cp": 2, "tp": 2}, {}),
+    (GPT, {"cp": 2, "dp": 2, "zero": 3}, {}),
+    (DENSE, {"cp": 2, "pp": 2, "schedule": "dualpipev"}, {}),
+    (MLA, {"tp": 2, "cp": 2, "recompute": "selective"}, {}),
+    (DENSE, {"dp": 4, "dp_replicate": 2, "zero": 3, "recompute": "selective"}, {}),
+    (DENSE, {"tp": 2, "dp": 2, "zero": 1}, {"optimizer": {"name": "muon", "lr": 1e-3}}),
+    (MOE, {"tp": 2, "dp": 2, "zero": 2}, {"steps": MOE_STEPS}),
+    (MOE, {"dp": 2, "pp": 2, "zero": 1, "schedule": "1f1b"}, {"steps": MOE_STEPS}),
+    (MOE, {"dp": 4, "ep": 2, "zero": 3}, {"steps": MOE_STEPS}),
+]
+
+
+def spec(model, plan, *, steps=STEPS, **train):
+    plan = {"global_batch_size": 8, **plan}
+    settings = {"seq_len": 16, "clip_norm": 0.5, "eval": {"every_steps": steps // 2, "batches": 2}}
+    checkpoint = {"every_steps": steps, "async": False}
+    return make_spec(model | {"max_seq_len": 64}, plan, steps=steps, checkpoint=checkpoint, **settings, **train)
+
+
+@pytest.fixture(scope="module")
+def alone(train, tmp_path_factory):
+    kept = {}
+
+    def run(model, more):
+        key = f"{model['name']} {more}"
+        if key not in kept:
+            kept[key] = train(spec(model, {}, **more), tmp_path_factory.mktemp("alone"))
+        return kept[key]
+
+    return run
+
+
+@pytest.mark.parametrize(
+    ("model", "plan", "more"), COMBINATIONS, ids=[f"{m['name']} {p} {t or ''}" for m, p, t in COMBINATIONS]
+)
+def test_equal_to_one_process(model, plan, more, alone, train, tmp_path):
+    result, one = train(spec(model, plan, **more), tmp_path), alone(model, more)
+    assert {outcome["class"] for outcome in result.outcomes} == {"ok"}, result.outcomes
+    for name in ("loss", "grad_norm", "val_loss"):
+        assert result.values(name) == pytest.approx(one.values(name), rel=1e-5), name
+        assert all(result.values(name, rank) == result.values(name) for rank in range(4)), name
+    steps = more.get("steps", STEPS)
+    theirs, ours = final_weights(one, steps), final_weights(result, steps)
+    assert max(relative(ours[name], theirs[name]) for name in theirs) <= 1e-4

@@ -1,0 +1,136 @@
+"""The run page's heat maps: arrival skew by rank, fp16 underflow by layer, expert loads. Read apart from the page.
+
+Knows which curves make which map; reads one curve a row, so that the page itself waits for none of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any, Final
+
+from django.http import HttpRequest
+
+from orchestrator.runs import selectors as runs
+from orchestrator.telemetry import selectors as telemetry
+from webui import moments, words
+from webui.charts.heat import COLUMNS, ROWS, Heat, Mark, Strip, heat
+from webui.charts.heat_words import experts_now, loads_summary, skew_summary, underflow_summary
+from webui.charts.ranks import places
+from webui.run_facts import Facts
+
+SKEW: Final = "comm/arrival_skew_s"
+UNDERFLOW: Final = "grad_underflow/"
+LOADS: Final = "moe/load/"
+STALLS: Final = ("straggler", "hang")
+_POINTS: Final = 4 * COLUMNS  # a curve's points: buckets keep their extremes
+
+
+@dataclass(frozen=True, slots=True)
+class Shown:
+    """A heat map with its card's words; `heat` None where nothing was told yet, which `empty` then says."""
+
+    of: str
+    title: str
+    what: str
+    heat: Heat | None
+    empty: str
+    layers: list[int] | None = None
+    layer: int | None = None
+
+
+def content(facts: Facts, request: HttpRequest) -> Shown | None:
+    """The map named `of`, None for another name."""
+    make = MAPS.get(request.GET.get("of", ""))
+    return make(facts, request) if make else None
+
+
+def offered(facts: Facts, names: Iterable[str]) -> list[str]:
+    """Of these maps the ones this run has curves for."""
+    has = {
+        "skew": SKEW in facts.latest,
+        "underflow": any(name.startswith(UNDERFLOW) for name in facts.latest),
+        "loads": any(name.startswith(LOADS) for name in facts.latest),
+        "experts": any(name.startswith(LOADS) for name in facts.latest),
+    }
+    return [name for name in names if has[name]]
+
+
+def _skew(facts: Facts, request: HttpRequest) -> Shown:
+    newest = {rank: values[SKEW] for rank, values in telemetry.latest_by_rank(run=facts.run).items() if SKEW in values}
+    stalls = [event for event in runs.events_of(run=facts.run, types=STALLS, limit=200, newest=True)]
+    told = {event.rank for event in stalls if event.rank is not None}
+    # those that were told as slow first, then those that are late now
+    chosen = sorted(sorted(newest, key=lambda rank: (rank not in told, -newest[rank], rank))[:ROWS])
+    attempt = next(iter(runs.attempts_of(run=facts.run)[:1]), None)
+    where = places(attempt.placement if attempt else [], facts.plan)
+    strips = [
+        _strip(facts, SKEW, f"rank {rank}", rank=rank, place=where[rank] if rank < len(where) else "")
+        for rank in chosen
+    ]
+    found = [moments.moment(event) for event in stalls]
+    marks = [Mark(each.step, each.text, each.kind) for each in found if each.step is not None]
+    drawn = heat(
+        strips, says=words.seconds, summary=skew_summary(strips, facts.latest.get("step_time_s")), marks=marks,
+        left_out=len(newest) - len(chosen),
+    )  # fmt: skip
+    what = "how long after the first rank of its stage each came to the step's first reduction"
+    return Shown("skew", "Who comes late", what, drawn, "A run of several ranks tells this with its first logged step.")
+
+
+def _underflow(facts: Facts, request: HttpRequest) -> Shown:
+    names = _spread(sorted(name for name in facts.latest if name.startswith(UNDERFLOW)))
+    strips = [_strip(facts, name, name.removeprefix(UNDERFLOW).replace("_", " ")) for name in names]
+    drawn = heat(strips, says=words.percent, summary=underflow_summary(strips))
+    what = "share of each layer's gradient entries that fp16 rounds to zero"
+    return Shown("underflow", "Gradients lost to underflow", what, drawn, "Runs in fp16 tell this.")
+
+
+def _loads(facts: Facts, request: HttpRequest) -> Shown:
+    """Layers by experts, in the newest step: one picture of the whole model, without reading a curve."""
+    by_layer = experts_now(facts.latest)
+    strips = [
+        Strip(f"layer {layer}", sorted(row), [row[expert] for expert in sorted(row)])
+        for layer, row in list(by_layer.items())[:ROWS]
+    ]
+    drawn = heat(
+        strips, says=_times, summary=loads_summary(by_layer), even=True, across="expert", columns=4 * COLUMNS,
+        left_out=max(0, len(by_layer) - ROWS),
+    )  # fmt: skip
+    what = "each expert's share of its layer's tokens in the newest step; 1 is even"
+    return Shown("loads", "Expert loads, now", what, drawn, "Models with experts tell this.")
+
+
+def _experts(facts: Facts, request: HttpRequest) -> Shown:
+    """The experts of one layer over the steps."""
+    by_layer = experts_now(facts.latest)
+    wanted = request.GET.get("layer", "")
+    layer = int(wanted) if wanted.isdecimal() and int(wanted) in by_layer else next(iter(by_layer), 0)
+    experts = sorted(by_layer.get(layer, {}))
+    strips = [_strip(facts, f"{LOADS}{layer}/{expert}", f"expert {expert}") for expert in _spread(experts)]
+    drawn = heat(
+        strips, says=_times, summary=loads_summary({layer: by_layer.get(layer, {})}, of_steps=True), even=True,
+        left_out=max(0, len(experts) - ROWS),
+    )  # fmt: skip
+    what = "each expert's share of the layer's tokens, step by step; 1 is even"
+    return Shown("experts", f"Experts of layer {layer}", what, drawn, "Models with experts tell this.",
+                 list(by_layer), layer)  # fmt: skip
+
+
+MAPS: Final[dict[str, Callable[[Facts, HttpRequest], Shown]]] = {
+    "skew": _skew, "underflow": _underflow, "loads": _loads, "experts": _experts,
+}  # fmt: skip
+
+
+def _strip(facts: Facts, series: str, name: str, *, rank: int | None = None, place: str = "") -> Strip:
+    found = telemetry.series(run=facts.run, name=series, rank=rank, points=_POINTS)
+    return Strip(name, found.x, found.y, place)
+
+
+def _spread(items: list[Any]) -> list[Any]:
+    """At most ROWS of them, spread over all."""
+    return items[:: -(-len(items) // ROWS)] if items else items
+
+
+def _times(value: float) -> str:
+    return f"{words.quantity(value, 2)}×"

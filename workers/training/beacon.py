@@ -1,0 +1,140 @@
+"""How far this rank is, for whoever looks from outside while it hangs: a mapped file, and a thread that beats.
+
+A mark costs about a microsecond. Does not know who looks, nor what is slow; the layout is `workers.contracts.progress`.
+"""
+
+from __future__ import annotations
+
+import json
+import mmap
+import os
+import sys
+import threading
+import time
+import zlib
+from pathlib import Path
+from typing import Any
+
+import torch.distributed as dist
+
+from workers.contracts.progress import BEACON, BEAT, BEAT_S, LAYOUT, PULSE, SIZE, VERSION
+
+PULSE_S = 2.0  # between pulses; their arrivals are taken at even seconds of the clock, alike on all ranks
+_OWN = f"{os.sep}workers{os.sep}"
+
+
+class Beacon:
+    """`mark(phase)` from the training thread. `step` is the last finished step, `micro_batch` counts within a step."""
+
+    def __init__(self, folder: Path, *, stages: int = 1) -> None:
+        self.phase = ""
+        self.step = self.micro_batch = self.marks = 0
+        self._folder, self._stages = folder, stages
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / PULSE).unlink(missing_ok=True)
+        with open(folder / BEACON, "wb+") as file:
+            file.truncate(SIZE)
+            self._map = mmap.mmap(file.fileno(), SIZE)
+        self._beat()
+        self.mark("starting")
+        self._watched = threading.get_ident()
+        self._closing = threading.Event()
+        self._thread = threading.Thread(target=self._beat_until_closed, name="beacon", daemon=True)
+        self._thread.start()
+
+    def mark(self, phase: str, *, step: int | None = None) -> None:
+        """The training thread begins `phase` (at most 16 ASCII characters), or another piece of the same."""
+        if step is not None and step != self.step:
+            self.step, self.micro_batch = step, 0
+        elif phase == "forward":
+            self.micro_batch += 1
+        self.phase = phase
+        self.marks += 1
+        now = time.monotonic_ns()
+        LAYOUT.pack_into(self._map, 0, VERSION, self.step, self.micro_batch, self.marks, now, phase.encode()[:16])
+
+    def close(self) -> None:
+        """The file stays, with the last mark."""
+        self._closing.set()
+        self._thread.join()
+        self._map.close()
+
+    def _beat(self) -> None:
+        BEAT.pack_into(self._map, LAYOUT.size, time.monotonic_ns())
+
+    def _beat_until_closed(self) -> None:
+        due = time.time() // PULSE_S
+        while not self._closing.wait(min(BEAT_S, PULSE_S - time.time() % PULSE_S + 0.001)):
+            self._beat()
+            if time.time() // PULSE_S > due:
+                due = time.time() // PULSE_S
+                self._pulse()
+
+    def _pulse(self) -> None:
+        groups = _groups()
+        told = {
+            "time": time.time(),
+            "where": _standing(self._watched),
+            "calls": {name: group._get_sequence_number_for_group() for name, (group, _, _) in groups.items()},
+            "arrivals": self._arrivals(groups),
+        }
+        beside = self._folder / f".{PULSE}"
+        try:
+            beside.write_text(json.dumps(told, separators=(",", ":")))
+            os.replace(beside, self._folder / PULSE)
+        except OSError:
+            return  # a full disk is told by the recorder
+
+    def _arrivals(self, groups: dict[str, Any]) -> list[tuple[str, int, int]]:
+        """When this rank came to its newest collectives, from torch's flight recorder, which is on by default.
+
+        Only of groups within one pipeline stage: stages come to theirs one after the other by design. Not of the
+        checkpoints' group, whose first rank has more to do.
+        """
+        if not groups:
+            return []
+        size = dist.get_world_size() // self._stages
+        fair = {
+            name.rpartition(":")[0]: name
+            for name, (_, ranks, about) in groups.items()
+            if about != "checkpoint" and len({rank // size for rank in ranks}) == 1
+        }
+        return [
+            (fair[entry["process_group"][0]], entry["collective_seq_id"], entry["time_created_ns"])
+            for entry in _recorded()
+            if not entry["is_p2p"] and entry["process_group"][0] in fair
+        ]
+
+
+def _recorded() -> list[dict[str, Any]]:
+    """The flight recorder's entries; gloo and NCCL keep one each."""
+    from torch._C import _distributed_c10d as c10d
+
+    found = []
+    for name in ("_dump_fr_trace_json", "_dump_nccl_trace_json"):
+        dump = getattr(c10d, name, None)
+        if dump is not None:
+            found += json.loads(dump(includeCollectives=True, onlyActive=False)).get("entries", [])
+    return found
+
+
+def _groups() -> dict[str, tuple[Any, list[int], str]]:
+    """Process groups of more than one rank: `{name and members: (group, ranks, what it is for)}`."""
+    if not dist.is_initialized() or dist.get_world_size() == 1:
+        return {}
+    found = {}
+    for group, name in list(dist.distributed_c10d._world.pg_names.items()):
+        ranks = dist.get_process_group_ranks(group)
+        if len(ranks) > 1:
+            found[f"{name}:{zlib.crc32(str(ranks).encode()):08x}"] = (group, ranks, str(group.group_desc))
+    return found
+
+
+def _standing(thread: int) -> str:
+    """`loop.py:170 _gradients`: the innermost line of ours on that thread's stack."""
+    frame = sys._current_frames().get(thread)
+    innermost = frame
+    while frame is not None and _OWN not in frame.f_code.co_filename:
+        frame = frame.f_back
+    frame = frame or innermost
+    return f"{Path(frame.f_code.co_filename).name}:{frame.f_lineno} {frame.f_code.co_name}" if frame else ""

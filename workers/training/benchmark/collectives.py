@@ -1,0 +1,128 @@
+"""Collectives and sends between the placed ranks by message size: seconds, bandwidth, and the link that they mean.
+
+Bus bandwidth as NCCL's tests count it (github.com/NVIDIA/nccl-tests, PERFORMANCE.md): the rate at which each rank's
+link carries bytes, comparable between kinds and numbers of ranks. Knows no model.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable
+from statistics import median
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from workers.training.mesh import World
+
+KIB = 1 << 10
+_CPU_SIZES = tuple(4 * KIB * 4**power for power in range(8))  # 4 KiB to 64 MiB
+_GPU_SIZES = tuple(4 * KIB * 4**power for power in range(10))  # to 1 GiB
+_LEAST_S, _MOST_CALLS = 0.05, 30  # a size is measured for so long, by at most so many calls
+
+
+def measure_collectives(world: World, *, local_world_size: int, tell: Callable[[], None]) -> dict[str, Any]:
+    """`{ranks, rows, link}` on all ranks of the world together; `tell` is called at every size.
+
+    Rows: `{kind, bytes, seconds, bus_bytes_per_s}`; `bytes` is the whole message (the gathered one, the one that is
+    scattered), `seconds` the slowest rank's median. `link`: what the planner takes of it.
+    """
+    sizes = _GPU_SIZES if world.device.type == "cuda" else _CPU_SIZES
+    rows = []
+    for kind in _CALLS:
+        for size in sizes:
+            tell()
+            seconds = _seconds(world, _CALLS[kind](world, size // 4 // world.size * world.size))
+            share = _SHARES[kind](world.size)
+            rows.append({"kind": kind, "bytes": size, "seconds": seconds, "bus_bytes_per_s": share * size / seconds})
+    return {"ranks": world.size, "rows": rows, "link": link(rows, world.size, local_world_size)}
+
+
+def link(rows: list[dict[str, Any]], ranks: int, local: int) -> dict[str, Any] | None:
+    """`{where, bytes_per_s, latency_s}` of the link that these rings ran over; None where they ran over two kinds.
+
+    Bandwidth: the median over kinds of what their largest messages reach. Latency: of one pass of a ring, its smallest
+    message's time, spread as the planner counts it: (1 + ranks/4) inside a node, log2(nodes) between nodes.
+    """
+    if local not in (1, ranks):
+        return None
+    passes = [each for each in rows if each["kind"] in ("all_gather", "reduce_scatter")]
+    largest, smallest = max(each["bytes"] for each in rows), min(each["bytes"] for each in rows)
+    rates = [each["bus_bytes_per_s"] for each in rows if each["bytes"] == largest and each["kind"] != "send_recv"]
+    first = median(each["seconds"] for each in passes if each["bytes"] == smallest)
+    inside = local == ranks
+    steps = 1 + ranks / 4 if inside else max(1.0, math.log2(ranks))
+    return {"where": "intra" if inside else "inter", "bytes_per_s": median(rates), "latency_s": first / steps}
+
+
+def _seconds(world: World, call: Callable[[], Any]) -> float:
+    """Median of some calls, each with all ranks at its start; all ranks get the slowest one's."""
+    call()  # buffers and connections
+    first = _slowest(world, _timed(world, call))  # all ranks must make as many calls
+    calls = int(min(_MOST_CALLS, max(3.0, _LEAST_S / max(first, 1e-9))))
+    return _slowest(world, median(_timed(world, call) for _ in range(calls)))
+
+
+def _slowest(world: World, seconds: float) -> float:
+    told = torch.tensor(seconds, dtype=torch.float64, device=world.device)
+    dist.all_reduce(told, op=dist.ReduceOp.MAX)
+    return float(told)
+
+
+def _timed(world: World, call: Callable[[], Any]) -> float:
+    world.barrier()
+    started = time.perf_counter()
+    call()
+    if world.device.type == "cuda":
+        torch.cuda.synchronize(world.device)
+    return time.perf_counter() - started
+
+
+def _all_reduce(world: World, count: int) -> Callable[[], Any]:
+    values = torch.ones(count, device=world.device)
+    return lambda: dist.all_reduce(values, op=dist.ReduceOp.MAX)  # a sum would grow out of range over many calls
+
+
+def _all_gather(world: World, count: int) -> Callable[[], Any]:
+    whole, mine = torch.empty(count, device=world.device), torch.ones(count // world.size, device=world.device)
+    return lambda: dist.all_gather_into_tensor(whole, mine)
+
+
+def _reduce_scatter(world: World, count: int) -> Callable[[], Any]:
+    whole, mine = torch.ones(count, device=world.device), torch.empty(count // world.size, device=world.device)
+    return lambda: dist.reduce_scatter_tensor(mine, whole)
+
+
+def _all_to_all(world: World, count: int) -> Callable[[], Any]:
+    sent, got = torch.ones(count, device=world.device), torch.empty(count, device=world.device)
+    return lambda: dist.all_to_all_single(got, sent)
+
+
+def _send_recv(world: World, count: int) -> Callable[[], Any]:
+    """Every rank sends to the next one, as stages of a pipeline and rings of context parallel do."""
+    sent, got = torch.ones(count, device=world.device), torch.empty(count, device=world.device)
+
+    def call() -> None:
+        there, here = (world.rank + 1) % world.size, (world.rank - 1) % world.size
+        for work in dist.batch_isend_irecv([dist.P2POp(dist.isend, sent, there), dist.P2POp(dist.irecv, got, here)]):
+            work.wait()
+
+    return call
+
+
+_CALLS: dict[str, Callable[[World, int], Callable[[], Any]]] = {
+    "all_reduce": _all_reduce,
+    "all_gather": _all_gather,
+    "reduce_scatter": _reduce_scatter,
+    "all_to_all": _all_to_all,
+    "send_recv": _send_recv,
+}
+_SHARES: dict[str, Callable[[int], float]] = {
+    "all_reduce": lambda ranks: 2 * (ranks - 1) / ranks,
+    "all_gather": lambda ranks: (ranks - 1) / ranks,
+    "reduce_scatter": lambda ranks: (ranks - 1) / ranks,
+    "all_to_all": lambda ranks: (ranks - 1) / ranks,
+    "send_recv": lambda ranks: 1.0,
+}

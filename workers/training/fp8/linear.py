@@ -1,0 +1,110 @@
+"""Linear layers whose forward, input-gradient and weight-gradient products are in fp8 (arXiv 2412.19437, section 3.3).
+
+Forward and input gradient sum over features in tiles of 1 x 128, with weights in blocks of 128 x 128; the weight
+gradient sums over tokens in tiles of 128 x 1. The layer's input is kept for it as fp8 already tiled along tokens:
+rounded once from what it was, where DeepSeek tiles its forward pass's fp8 anew. Knows modules; does not know plans.
+"""
+
+from __future__ import annotations
+
+import weakref
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from workers.models.experts import StackedLinear
+from workers.training.fp8.products import forward_product, input_gradient, weight_gradient
+from workers.training.fp8.tiles import BLOCK, COLUMN, ROW, Tiles, quantize
+
+
+def apply_fp8(decoder: nn.Module) -> None:
+    """Every linear layer inside blocks, of routed experts too, multiplies in fp8; parameters stay as they are named.
+
+    Routers, norms, embeddings and the head are left alone, as in DeepSeek-V3. Weights are quantised at each use from
+    what the module then holds: a cast copy, a gathered shard, this rank's part under tensor parallelism (tiles lie
+    within a part, so that a part's ragged end is a smaller tile).
+    """
+    inputs = _Inputs()
+    for block in decoder.get_submodule("blocks").children():
+        for module in block.modules():
+            forward: Any = None
+            if isinstance(module, nn.Linear):
+                forward = partial(_linear, module, inputs)
+            elif isinstance(module, StackedLinear):
+                forward = partial(_stacked, module, inputs)
+            if forward is not None:
+                module.forward = forward
+
+
+def _linear(module: nn.Linear, inputs: _Inputs, x: Tensor) -> Tensor:
+    out = multiply(x, module.weight, inputs)
+    return out if module.bias is None else out + module.bias
+
+
+def _stacked(module: StackedLinear, inputs: _Inputs, pieces: list[Tensor]) -> list[Tensor]:
+    outs = [multiply(piece, weight, inputs) for piece, weight in zip(pieces, module.weight.unbind(), strict=True)]
+    if module.bias is None:
+        return outs
+    return [out + bias for out, bias in zip(outs, module.bias.unbind(), strict=True)]
+
+
+def multiply(x: Tensor, weight: Tensor, inputs: _Inputs | None = None) -> Tensor:
+    """`[..., K]` times `[N, K]` transposed → `[..., N]` in x's dtype; gradients in their tensors' own."""
+    if x.numel() == 0:  # an expert without a token: zeros for its gradient
+        return functional.linear(x, weight)
+    out: Tensor = _Multiply.apply(x, weight, inputs or _Inputs(), torch.is_grad_enabled())  # type: ignore[no-untyped-call]
+    return out
+
+
+class _Multiply(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, inputs: _Inputs, kept: bool) -> Tensor:
+        kept = kept and ctx.needs_input_grad[1]
+        rows, columns = inputs.quantized(x, along_tokens=kept)
+        ctx.weight_wanted = kept
+        if columns is None:
+            ctx.save_for_backward(weight)
+        else:
+            ctx.save_for_backward(weight, columns.codes, columns.scales)
+        out = forward_product(rows, weight, x.dtype)
+        return out.view(*x.shape[:-1], weight.shape[0])
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, Tensor | None, None, None]:
+        weight, *kept = ctx.saved_tensors
+        flat = gradient.reshape(-1, gradient.shape[-1])
+        for_x = for_weight = None
+        if ctx.needs_input_grad[0]:
+            for_x = input_gradient(quantize(flat, ROW), quantize(weight, BLOCK), gradient.dtype)
+            for_x = for_x.view(*gradient.shape[:-1], weight.shape[1])
+        if ctx.weight_wanted:
+            for_weight = weight_gradient(quantize(flat, COLUMN), Tiles(kept[0], kept[1], COLUMN), weight.dtype)
+        return for_x, for_weight, None, None
+
+
+class _Inputs:
+    """The last input's tiles: projections that read one input (q, k, v; gate, up) quantise and keep it once."""
+
+    def __init__(self) -> None:
+        self._of: weakref.ref[Tensor] | None = None
+        self._version = 0
+        self._rows: Tiles | None = None
+        self._columns: Tiles | None = None
+
+    def quantized(self, x: Tensor, *, along_tokens: bool) -> tuple[Tiles, Tiles | None]:
+        """`x` `[..., K]` as a matrix in tiles along features, and along tokens where that is asked for."""
+        flat = x.detach().reshape(-1, x.shape[-1])
+        if self._rows is None or self._of is None or self._of() is not x or self._version != x._version:
+            self._rows, self._columns = quantize(flat, ROW), None
+            # forgotten with the input, not one use later
+            self._of, self._version = weakref.ref(x, self._forget), x._version
+        if along_tokens and self._columns is None:
+            self._columns = quantize(flat, COLUMN)
+        return self._rows, self._columns if along_tokens else None
+
+    def _forget(self, of: weakref.ref[Tensor]) -> None:
+        if self._of is of:
+            self._of = self._rows = self._columns = None

@@ -1,0 +1,76 @@
+"""e4m3 values with an fp32 scale a tile (DeepSeek-V3, arXiv 2412.19437, section 3.3.2).
+
+Knows matrices and tiles; does not know what is multiplied, nor on what. Sizes need not divide by 128: the last tile of
+a row, a column or both is smaller.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+SIDE = 128
+ROW, COLUMN, BLOCK = (1, SIDE), (SIDE, 1), (SIDE, SIDE)
+E4M3 = torch.float8_e4m3fn
+LARGEST = torch.finfo(E4M3).max  # 448
+# scales stay normal fp32 numbers, and tiles of zeros have one
+_LEAST = LARGEST * torch.finfo(torch.float32).tiny
+
+
+@dataclass(frozen=True, slots=True)
+class Tiles:
+    """A matrix `[R, C]` as e4m3 `codes` `[R, C]` times `scales` `[R / tile[0], C / tile[1]]`, both rounded up, fp32."""
+
+    codes: Tensor
+    scales: Tensor
+    tile: tuple[int, int]
+
+    def transposed(self) -> Tiles:
+        """The same numbers as `[C, R]`, codes contiguous."""
+        codes = self.codes.view(torch.uint8).t().contiguous().view(E4M3)
+        return Tiles(codes, self.scales.t(), (self.tile[1], self.tile[0]))
+
+    def decoded(self) -> Tensor:
+        """`[R, C]` in fp32: codes times their scales, rounded to 24 bits."""
+        rows, columns = self.codes.shape
+        wide = _tiled(_values(self.codes), self.tile) * self.scales[:, None, :, None]
+        return wide.flatten(2).flatten(0, 1)[:rows, :columns]
+
+
+def quantize(matrix: Tensor, tile: tuple[int, int]) -> Tiles:
+    """Scale each tile so that its largest magnitude becomes 448, and round to e4m3, ties to even.
+
+    `s = max |x| / 448`, `code = e4m3(x / s)`, both in fp32. A tile with a number that is not finite decodes to NaN.
+    """
+    rows, columns = matrix.shape
+    tiled = _tiled(matrix.float(), tile)
+    scales = tiled.abs().amax((1, 3)).clamp_(min=_LEAST).div_(LARGEST)
+    codes = (tiled / scales[:, None, :, None]).to(E4M3).flatten(2).flatten(0, 1)
+    if codes.shape != matrix.shape:  # copied, so that what is kept of a small piece is not the tile it was filled up to
+        codes = codes[:rows, :columns].clone(memory_format=torch.contiguous_format)
+    return Tiles(codes, scales, tile)
+
+
+def _tiled(matrix: Tensor, tile: tuple[int, int]) -> Tensor:
+    """`[R / tile[0], tile[0], C / tile[1], tile[1]]`, filled up with zeros."""
+    rows, columns = matrix.shape
+    missing = (-rows % tile[0], -columns % tile[1])
+    if any(missing):
+        matrix = functional.pad(matrix, (0, missing[1], 0, missing[0]))
+    return matrix.reshape(-1, tile[0], matrix.shape[1] // tile[1], tile[1])
+
+
+def _values(codes: Tensor) -> Tensor:
+    """e4m3 → fp32, NaN aside, which tiles carry in their scales.
+
+    torch's own cast goes number by number on a CPU: 2.4 ms for 2048 x 384, this 0.2 ms. Sign, exponent and mantissa
+    moved to fp16's places are the value times 2^-8, subnormal ones too.
+    """
+    if codes.device.type != "cpu":
+        return codes.float()
+    moved = codes.view(torch.int8).to(torch.int16)
+    moved = moved.bitwise_left_shift_(8).bitwise_right_shift_(1).bitwise_and_(~0x4000)
+    return moved.view(torch.float16).float().mul_(256)

@@ -1,0 +1,9 @@
+"""Optimizer state away from the device: in the host's memory (ZeRO-Offload), or on a local disk (ZeRO-Infinity).
+
+Does not know update rules, plans or steps.
+"""
+
+from workers.training.offload.disk import Disk
+from workers.training.offload.update import OffloadedOptimizer
+
+__all__ = ["Disk", "OffloadedOptimizer"]

@@ -1,0 +1,160 @@
+"""How a step's micro-batches go through the model, forward and backward: one after another, or as a pipeline.
+
+Knows samples, parts and losses; does not know optimizers, metrics or steps.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from contextlib import ExitStack
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from workers.metrics.memory import SavedForBackward, held_bytes, storage_keys
+from workers.training.accept import TrainingRun
+from workers.training.batches import Block, blocks_of, tensors_of
+from workers.training.context import cut
+from workers.training.data.losses import SourceLosses
+from workers.training.data.samples import Samples
+from workers.training.memory import MemoryBook
+from workers.training.mesh import World
+from workers.training.objectives import token_loss, token_losses
+from workers.training.parallelize import Parallel
+from workers.training.precision import products
+from workers.training.trace.watch import Trace
+
+
+@dataclass(slots=True)
+class Setting:
+    """What every way of going through the model needs. `tell` is told the phase, for reports."""
+
+    run: TrainingRun
+    world: World
+    parallel: Parallel
+    train: Samples
+    memory: MemoryBook
+    by_source: SourceLosses | None
+    tell: Callable[[str], None]
+    trace: Trace
+
+    def blocks(self, first: int, count: int) -> list[Block]:
+        """This rank's micro-batches of `count` samples from `first` on."""
+        plan, data = self.run.plan, self.world.axis("dp")
+        return blocks_of(first, count, micro_batch_size=plan.micro_batch_size, dp=data.size, rank=data.rank)
+
+    def tensors(self, samples: Samples, block: Block) -> tuple[Tensor, Tensor]:
+        """Inputs and targets as this rank sees them."""
+        return cut(*tensors_of(samples, block, self.world.device), self.world.axis("cp"))
+
+    @property
+    def positions(self) -> int:
+        """Positions of a sequence that go through this rank's parts between attention and attention."""
+        plan = self.run.plan
+        return self.run.train.seq_len // plan.cp // (plan.tp if plan.sequence_parallel else 1)
+
+    def seed_dropout(self, block: Block) -> None:
+        """The masks of the micro-batch that goes through the model next."""
+        self.parallel.dropout.sample = block.first
+
+    def loss(self, logits: Tensor, targets: Tensor, block: Block | None) -> Tensor:
+        """Summed token loss; of a training `block` also told to its sources."""
+        if self.by_source is None or block is None:
+            return token_loss(logits, targets)
+        losses = token_losses(logits, targets)
+        self.by_source.add(block, losses)
+        return losses.sum()
+
+    @property
+    def share(self) -> float:
+        """What this rank's losses count for in a sum over all ranks: tensor-parallel ranks compute the same."""
+        return 1.0 / self.run.plan.tp
+
+
+class Passes(Protocol):
+    """`gradients` leaves the step's reduced gradients on the parameters."""
+
+    def gradients(self, first: int, factor: float) -> tuple[Tensor, float]:
+        """Over the global batch from sample `first`: this rank's share of the summed token loss, in fp64, and seconds
+        spent on data. The loss is multiplied by `factor` before the backward passes."""
+        ...
+
+    def evaluate(self, samples: Samples, count: int) -> Tensor:
+        """Of `count` samples from the first: this rank's share of summed loss and of tokens, `[2]` in fp64."""
+        ...
+
+
+def passes_of(setting: Setting) -> Passes:
+    if setting.run.plan.pp == 1:
+        return Straight(setting)
+    if setting.run.plan.schedule == "pipedream":
+        from workers.training.pipeline.pipedream import PipeDream
+
+        return PipeDream(setting)
+    from workers.training.pipeline.passes import Pipelined  # torch's pipelining takes seconds to load
+
+    return Pipelined(setting)
+
+
+class Straight:
+    """Each micro-batch forward and backward before the next."""
+
+    def __init__(self, setting: Setting) -> None:
+        self.setting = setting
+        [self.module] = setting.parallel.modules
+
+    def gradients(self, first: int, factor: float) -> tuple[Tensor, float]:
+        here, plan = self.setting, self.setting.run.plan
+        blocks = here.blocks(first, plan.global_batch_size)
+        total = torch.zeros((), dtype=torch.float64, device=here.world.device)
+        data_s = 0.0
+        for index, block in enumerate(blocks):
+            started = time.perf_counter()
+            with here.trace.split.within("data"):
+                inputs, targets = here.tensors(here.train, block)
+            data_s += time.perf_counter() - started
+            with ExitStack() as stack:
+                stack.enter_context(products(plan.precision, here.world.device))
+                stack.enter_context(here.parallel.backward_of(last=index + 1 == len(blocks)))
+                here.tell("forward")
+                here.seed_dropout(block)
+                loss = watched(here, lambda: here.loss(self.module(inputs), targets, block))  # noqa: B023 called at once
+                here.tell("backward")
+                torch.autograd.backward(loss * factor)
+                here.trace.split.enter("other")
+            total += loss.detach()
+        here.parallel.finish_gradients()
+        return total * here.share, data_s
+
+    def evaluate(self, samples: Samples, count: int) -> Tensor:
+        here = self.setting
+        total = torch.zeros(2, dtype=torch.float64, device=here.world.device)
+        for block in here.blocks(0, count):
+            here.tell("validation")
+            inputs, targets = here.tensors(samples, block)
+            with products(here.run.plan.precision, here.world.device):
+                total[0] += here.loss(self.module(inputs), targets, None)
+            total[1] += int((targets >= 0).sum())
+        here.parallel.release_gathered()
+        return total * here.share
+
+
+def watched(setting: Setting, forward: Callable[[], Tensor]) -> Tensor:
+    """A forward pass; the attempt's first also counts what is kept for its backward pass."""
+    parallel, memory = setting.parallel, setting.memory
+    if memory.counted:
+        return forward()
+    for casts in parallel.casts:
+        casts.watch = True
+    with SavedForBackward() as saved:
+        out = forward()
+    gathered = parallel.gathered_weights()
+    weights = storage_keys([*parallel.parameters().values(), *gathered])
+    memory.count_forward(activations=saved.held(without=weights), gathered=held_bytes(gathered))
+    for casts in parallel.casts:
+        casts.watch = False
+        casts.copies.clear()
+    return out

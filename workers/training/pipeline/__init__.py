@@ -1,0 +1,1 @@
+"""Pipeline parallelism: parts of the model, torch's schedules over them, tied ends, evaluation."""

@@ -1,0 +1,132 @@
+"""The training loop of PipeDream: every stage updates its weights when its own part of a batch is done.
+
+No stage waits for another's update, so a step's sums come back some steps later; points are written then. Knows when
+the pipeline is flushed; what runs within it is `pipedream`'s.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from dataclasses import dataclass
+from typing import cast
+
+from workers.training.control import strongest
+from workers.training.exits import NumericsError, Outcome
+from workers.training.loop import Loop
+from workers.training.optim import set_lr, squared_norm
+from workers.training.pipeline.pipedream import PipeDream, unchanged
+from workers.training.resume import Start
+from workers.training.schedule import lr_at
+from workers.training.sums import Sums
+from workers.training.trace.watch import Moments
+
+
+@dataclass(slots=True)
+class _Told:
+    """A step whose sums are on their way."""
+
+    step: int
+    samples: int
+    tokens: int
+    values: dict[str, float]
+    sums: Sums
+    moments: Moments
+
+
+class AsynchronousLoop(Loop):
+    """Flushes the pipeline where all stages must stand at the same step: at checkpoints, validations and the end.
+
+    A request to stop, pause or save is known when a step's sums are back, and met at a flush as many steps later as
+    there are stages, because forward passes have run ahead by then.
+    """
+
+    _asked: str | None = None
+    _flush_at: int | None = None
+
+    def go(self, start: Start) -> Outcome:
+        self._pipe.begin(start.step, samples=start.samples)
+        self._told: deque[_Told] = deque()
+        return super().go(start)
+
+    @property
+    def _pipe(self) -> PipeDream:
+        return cast(PipeDream, self.passes)
+
+    def _one_step(self) -> str | None:
+        train, number = self.run.train, self.step + 1
+        self.trace.split.enter("other")
+        asked = self.control.poll()
+        horizon = self._horizon(number)
+        for module in self.parallel.modules:
+            module.train()
+        loss_sum = self._pipe.turn(number, horizon=horizon, factor=self._backward_factor())
+        self.parallel.finish_gradients()
+        self.phase = "update"
+        gradients = self._found_gradients()
+        lr = lr_at(number, steps=train.steps, peak=train.optimizer.lr, schedule=train.lr_schedule)
+        sums = Sums(self.world)
+        sums.put("loss", loss_sum)
+        sums.put("norm", squared_norm(gradients, self.holders))
+        sums.put("asked", asked)
+        if self.by_source:
+            sums.put("by_source", self.by_source.take())
+        set_lr(self.optimizer, lr)
+        with unchanged(self.parameters.values()):
+            self.optimizer.step()
+        self.memory.count_state(gradients, self.optimizer)
+        self._has_state = True
+        self.optimizer.zero_grad(set_to_none=True)
+        moments = self.trace.moments()
+        assert moments is not None
+        sums.put("pipeline", moments.row)
+        sums.put("seconds", self.trace.split.cut())
+        sums.send()
+        self.step = number
+        self.tokens += self.run.tokens_per_step
+        values = {"lr": lr, "data_time_s": self._pipe.data_s}
+        self._told.append(_Told(number, self.samples, self.tokens, values, sums, moments))
+        self.samples += self.run.plan.global_batch_size
+        while self._told and (number == horizon or len(self._told) > self._pipe.stages):
+            self._collect(self._told.popleft())
+        if number < horizon:
+            return None
+        self._pipe.drain()
+        self._pipe.begin(number, samples=self.samples)
+        found, self._asked, self._flush_at = self._asked, None, None
+        return found
+
+    def _horizon(self, number: int) -> int:
+        """The first step from `number` on at which the pipeline is flushed."""
+        train = self.run.train
+        ends = [train.steps]
+        for every in (train.checkpoint and train.checkpoint.every_steps, train.eval and train.eval.every_steps):
+            if every:
+                ends.append(-(-number // every) * every)
+        if self._flush_at is not None:
+            ends.append(self._flush_at)
+        return min(ends)
+
+    def _collect(self, told: _Told) -> None:
+        """Write the step's point; take note of what was asked for."""
+        sums, size = told.sums.total(), self.run.plan.global_batch_size
+        [loss], [square] = sums["loss"], sums["norm"]
+        values = {"loss": loss / self.run.tokens_per_step, "grad_norm": math.sqrt(square), **told.values}
+        values |= self.trace.summed(told.step, sums["pipeline"], told.moments)
+        self.throughput.step(seconds=sums["seconds"][0] / self.world.size, tokens=self.run.tokens_per_step)
+        if self.by_source:
+            values |= self.by_source.values(sums["by_source"], first=told.samples, count=size)
+        if not (math.isfinite(values["loss"]) and math.isfinite(values["grad_norm"])):
+            self._stop_on_non_finite(told.step, values)
+        asked = strongest(sums["asked"])
+        if asked is not None and self._asked is None:
+            self._asked = asked
+            self._flush_at = min(self.step + self._pipe.stages - 1, self._horizon(self.step))
+        self._after_step(told.step, told.tokens, values)
+
+    def _stop_on_non_finite(self, number: int, values: dict[str, float]) -> None:
+        """Updates were made since; the last checkpoint, before which every step's sums came back, is sound."""
+        self.recorder.point(step=number, tokens=self.tokens, values=values)
+        self.recorder.event("non_finite", step=number, **values)
+        numbers = f"loss {values['loss']}, grad_norm {values['grad_norm']}"
+        raise NumericsError(f"step {number} is not finite ({numbers}); try a lower learning rate, or warm-up")

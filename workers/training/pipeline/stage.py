@@ -1,0 +1,51 @@
+"""One stage of a pipeline as torch's schedules want it: a part of the model, the shapes at its ends, what it tells.
+
+Does not know the order in which schedules call it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.pipelining import PipelineStage
+
+# kind of action, stage, micro-batch -> what surrounds it
+Around = Callable[[str, int, int], AbstractContextManager[Any]]
+
+
+class Stage(PipelineStage):
+    """A part under the eyes of whoever `around` is: F, B, I (input gradient alone) and W (weight gradient).
+
+    Shapes are told beforehand, so that no forward pass is run only to learn them.
+    """
+
+    def __init__(
+        self,
+        module: nn.Module,
+        *,
+        index: int,
+        stages: int,
+        ends: tuple[Tensor, Tensor],
+        group: Any,
+        device: torch.device,
+        around: Around,
+    ) -> None:
+        inputs, outputs = ends
+        super().__init__(module, index, stages, device, input_args=inputs, output_args=outputs, group=group)
+        self.around = around
+
+    def forward_one_chunk(self, fwd_chunk_id: int, *args: Any, **kwargs: Any) -> Any:
+        with self.around("F", self.stage_index, fwd_chunk_id):
+            return super().forward_one_chunk(fwd_chunk_id, *args, **kwargs)
+
+    def backward_one_chunk(self, bwd_chunk_id: int, *args: Any, **kwargs: Any) -> Any:
+        with self.around("B" if kwargs.get("full_backward", True) else "I", self.stage_index, bwd_chunk_id):
+            return super().backward_one_chunk(bwd_chunk_id, *args, **kwargs)
+
+    def backward_weight_one_chunk(self, bwd_chunk_id: int, *args: Any, **kwargs: Any) -> Any:
+        with self.around("W", self.stage_index, bwd_chunk_id):
+            return super().backward_weight_one_chunk(bwd_chunk_id, *args, **kwargs)

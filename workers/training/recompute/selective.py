@@ -1,0 +1,25 @@
+"""The rule of recompute `selective`: outputs of matrix products are kept, all that is cheap is computed again.
+
+The attention core counts as cheap: it is run again by its own kernel (arXiv 2205.05198, section 5). Knows torch's
+operators; does not know models.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from workers.training.fp8.products import FORWARD
+from workers.training.recompute.kept import Call
+
+_aten = torch.ops.aten
+# of linear layers; attention cores multiply by bmm or within one kernel
+PRODUCTS = frozenset(
+    getattr(_aten, name).default for name in ("mm", "addmm", "_grouped_mm", "_scaled_mm") if hasattr(_aten, name)
+) | {FORWARD}
+
+
+def keeps_products(call: Call, out: Any) -> bool:
+    """Whether an operator's output is kept from the forward to the backward pass."""
+    return call[0] in PRODUCTS

@@ -5,7 +5,7 @@ Does not know how a layer counts. Shapes: E experts, L routing layers.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 import torch
 from torch import Tensor
@@ -17,23 +17,27 @@ from workers.models.moe import RoutedMlp
 MOST_LOADS = 512
 
 
+def routing_layers(parts: Iterable[Decoder], spec: ModelSpec) -> list[RoutedMlp | None]:
+    """Every routing layer of the model, where one of this rank's `parts` of it holds it."""
+    found: dict[int, RoutedMlp] = {}
+    for part in parts:
+        for layer, block in part.blocks.items():
+            if isinstance(block.mlp, RoutedMlp):
+                found[int(layer)] = block.mlp
+    return [found.get(layer) for layer in range(spec.layers) if spec.is_moe_layer(layer)]
+
+
 class Balancer:
     """The training loop's handle on all routing layers of a model, in order of depth.
 
     `told` is how many numbers `take` gives: each layer's loads and its summed auxiliary loss, one layer after another.
     """
 
-    def __init__(self, parts: Iterable[Decoder], spec: ModelSpec, moe: Moe) -> None:
-        """`parts` of the model are what this rank holds; layers elsewhere count nothing here."""
+    def __init__(self, layers: Sequence[RoutedMlp | None], moe: Moe) -> None:
+        """All routing layers of the model; None counts nothing here, being another rank's."""
         self.moe = moe
-        found: dict[int, RoutedMlp] = {}
-        for part in parts:
-            for layer, block in part.blocks.items():
-                if isinstance(block.mlp, RoutedMlp):
-                    found[int(layer)] = block.mlp
-        routing = [found.get(layer) for layer in range(spec.layers) if spec.is_moe_layer(layer)]
-        self.layers = [None if mlp is None else mlp.balance for mlp in routing]
-        self.biases = [None if mlp is None else mlp.router.choice_bias for mlp in routing]
+        self.layers = [None if mlp is None else mlp.balance for mlp in layers]
+        self.biases = [None if mlp is None else mlp.router.choice_bias for mlp in layers]
         self.told = len(self.layers) * (moe.experts + 1)
 
     def scale_gradients(self, scale: float) -> None:

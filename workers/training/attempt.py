@@ -71,6 +71,8 @@ def carry_out(attempt: Attempt) -> Outcome:
         with contextlib.suppress(RuntimeError):  # a peer that failed while closing has said so itself
             dist.barrier()
     attempt.control.close()
+    if attempt.beacon is not None:
+        attempt.beacon.close()
     return outcome
 
 

@@ -15,7 +15,7 @@ from workers.contracts.plan import LossScale
 from workers.metrics.memory import local_tensor
 from workers.metrics.recorder import Recorder
 from workers.metrics.throughput import Throughput
-from workers.models.balancer import Balancer
+from workers.models.balancer import Balancer, routing_layers
 from workers.training import narrate
 from workers.training.accept import TrainingRun
 from workers.training.arrival import Arrivals
@@ -78,7 +78,9 @@ class Loop:
             scratch=scratch,
         )
         trace.optimizer = self.optimizer
-        self.balancer = Balancer(parallel.parts, run.model, run.model.moe) if run.model.moe else None
+        self.balancer: Balancer | None = None
+        if run.model.moe:
+            self.balancer = Balancer(routing_layers(parallel.parts, run.model), run.model.moe)
         self.scaler = LossScaler(run.plan.loss_scale or LossScale()) if run.plan.precision == "fp16" else None
         self.by_source = SourceLosses(train, world.device) if len(train.names) > 1 else None
         setting = Setting(run, world, parallel, train, memory, self.by_source, self._tell, trace)

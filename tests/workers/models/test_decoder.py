@@ -12,7 +12,7 @@ from torch.utils.checkpoint import checkpoint
 from workers.contracts.counts import parameter_count
 from workers.contracts.model import ModelSpec
 from workers.contracts.presets import PRESETS
-from workers.models.balancer import Balancer
+from workers.models.balancer import Balancer, routing_layers
 from workers.models.decoder import Decoder
 from workers.models.initialise import initialise
 
@@ -83,7 +83,7 @@ def test_every_parameter_gets_a_gradient(shape, recomputed):
     decoder = build(**shape, moe=moe, bias="qkv").train()
     for block in decoder.blocks.values() if recomputed else ():
         block.forward = partial(checkpoint, block.forward, use_reentrant=False)
-    balancer = Balancer(decoder, decoder.spec.moe)
+    balancer = Balancer(routing_layers([decoder], decoder.spec), decoder.spec.moe)
     balancer.scale_gradients(1.0)
     decoder(TOKENS).square().sum().backward()
     norms = {name: p.grad.norm().item() if p.grad is not None else None for name, p in decoder.named_parameters()}

@@ -69,7 +69,7 @@ def test_capacity_drops_in_training_alone(x):
 @pytest.mark.parametrize("scoring", ["softmax", "sigmoid"])
 def test_the_bias_evens_the_load(scoring, x):
     layer = routed(bias_update=0.01, scoring=scoring).train()
-    balancer = Balancer(layer, layer.moe)
+    balancer = Balancer([layer], layer.moe)
     violations = []
     for _ in range(150):
         layer(x).sum().backward()
@@ -83,7 +83,7 @@ def test_the_bias_evens_the_load(scoring, x):
 
 def test_the_auxiliary_loss_evens_the_load_and_is_one_when_even(x):
     layer, x = routed(aux_loss=1.0).train(), x + 1  # a direction that all tokens share favours a few experts
-    balancer = Balancer(layer, layer.moe)
+    balancer = Balancer([layer], layer.moe)
     balancer.scale_gradients(1 / 3)
     optimizer = torch.optim.SGD([layer.router.weight], lr=0.3)
     told = []
@@ -99,4 +99,4 @@ def test_the_auxiliary_loss_evens_the_load_and_is_one_when_even(x):
 def test_nothing_is_counted_outside_training(x):
     layer = routed(aux_loss=1.0).eval()
     layer(x).sum().backward()
-    assert not Balancer(layer, layer.moe).take(x.device).any()
+    assert not Balancer([layer], layer.moe).take(x.device).any()

@@ -41,7 +41,13 @@ class Result:
 class Pool:
     def __init__(self, size: int, rendezvous: Path) -> None:
         self.size = size
-        common = {**os.environ, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo", "WORLD_SIZE": str(size)}
+        common = {
+            **os.environ,
+            "OMP_NUM_THREADS": "1",
+            "TORCH_FR_BUFFER_SIZE": "256",
+            "GLOO_SOCKET_IFNAME": "lo",
+            "WORLD_SIZE": str(size),
+        }
         self.ranks = [
             subprocess.Popen(
                 [sys.executable, "-X", "faulthandler", "-m", "tests.workers.training.pool", str(rendezvous)],

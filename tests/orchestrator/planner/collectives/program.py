@@ -5,7 +5,6 @@ Data parallelism is Orrery's own engine; tensor, pipeline, context and expert pa
 
 from __future__ import annotations
 
-import contextlib
 import json
 import math
 import os
@@ -25,11 +24,11 @@ Step = Callable[[], None]
 
 
 def data_parallel(model: ModelSpec, plan: ParallelPlan, seq_len: int) -> Step:
-    from workers.training.mesh import World, build_mesh
+    from workers.training.mesh import World, lay_out
     from workers.training.optim import build_optimizer
     from workers.training.parallelize import parallelize
 
-    world = World(dist.get_rank(), dist.get_world_size(), torch.device("cpu"), build_mesh(plan, "cpu"))
+    world = lay_out(plan, World(dist.get_rank(), dist.get_world_size(), torch.device("cpu")))
     parallel = parallelize(model, plan, world, seed=1)
     optimizer = build_optimizer(parallel.parameters(), OptimizerSpec(), split_state=plan.zero == 1)
 
@@ -37,8 +36,8 @@ def data_parallel(model: ModelSpec, plan: ParallelPlan, seq_len: int) -> Step:
         for index in range(plan.accumulation):
             last = index + 1 == plan.accumulation
             tokens = torch.randint(0, model.vocab, (plan.micro_batch_size, seq_len))
-            with contextlib.nullcontext() if last else parallel.accumulating():
-                parallel.module(tokens).float().sum().backward()
+            with parallel.backward_of(last=last):
+                parallel.modules[0](tokens).float().sum().backward()
         optimizer.step()
         optimizer.zero_grad()
 
@@ -141,11 +140,13 @@ def expert_parallel(model: ModelSpec, plan: ParallelPlan, seq_len: int) -> Step:
     assert model.moe is not None
     copies = plan.micro_batch_size * seq_len * model.moe.top_k
     experts = nn.ModuleList(nn.Linear(model.hidden, model.hidden, bias=False) for _ in range(model.moe_layers))
+    counts = torch.full((model.moe.experts,), copies // model.moe.experts, dtype=torch.int32)
 
     def step() -> None:
         for _ in range(plan.accumulation):
             x = torch.randn(copies, model.hidden, requires_grad=True)
             for expert in experts:
+                dist.all_to_all_single(torch.empty_like(counts), counts)
                 x = _Exchange.apply(expert(_Exchange.apply(x)))
             x.sum().backward()
 

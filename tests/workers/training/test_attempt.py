@@ -11,7 +11,7 @@ import torch
 from tests.workers.training.conftest import TINY, make_spec
 from workers.contracts.metrics import METRICS
 from workers.contracts.points import Point, RunEvent
-from workers.training.loop import Loop
+from workers.training.passes import Setting
 
 TWO = {"dp": 2, "micro_batch_size": 2, "global_batch_size": 4}
 
@@ -111,7 +111,7 @@ def test_failures_are_told(error, ends, train, tmp_path, monkeypatch, capsys):
     def fail(*_):
         raise error
 
-    monkeypatch.setattr(Loop, "_loss", fail)
+    monkeypatch.setattr(Setting, "loss", fail)
     monkeypatch.setenv("TORCHELASTIC_ERROR_FILE", str(tmp_path / "error.json"))
     result = train(make_spec(), tmp_path)
     assert result.outcomes[0]["class"] == ends

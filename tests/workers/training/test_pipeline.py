@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import pytest
+import torch
 
 from tests.workers.training.conftest import final_weights, make_spec, relative
+from workers.training.pipeline.stage import plainly
 
 STEPS = 20
 
@@ -99,3 +101,11 @@ def test_saved_under_a_pipeline_resumed_without_and_back(alone, train, tmp_path)
     assert [point["values"]["loss"] for point in back.points() if point["attempt"] == 2] == pytest.approx(
         expected, rel=1e-5
     )
+
+
+def test_what_a_stage_raises_keeps_its_kind():
+    with pytest.raises(torch.OutOfMemoryError, match="2 GiB"), plainly():
+        try:
+            raise torch.OutOfMemoryError("Tried to allocate 2 GiB.")
+        except RuntimeError as error:
+            raise RuntimeError("[Stage 0] failed to run forward:") from error

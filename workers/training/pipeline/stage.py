@@ -5,8 +5,8 @@ Does not know the order in which schedules call it.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 import torch
@@ -15,6 +15,17 @@ from torch.distributed.pipelining import PipelineStage
 
 # kind of action, stage, micro-batch -> what surrounds it
 Around = Callable[[str, int, int], AbstractContextManager[Any]]
+
+
+@contextmanager
+def plainly() -> Iterator[None]:
+    """Torch wraps what a stage raises into a RuntimeError; its cause tells an exhausted memory from a mistake."""
+    try:
+        yield
+    except RuntimeError as error:
+        if error.__cause__ is not None and "ailed to run" in str(error):
+            raise error.__cause__ from None
+        raise
 
 
 class Stage(PipelineStage):
@@ -39,13 +50,13 @@ class Stage(PipelineStage):
         self.around = around
 
     def forward_one_chunk(self, fwd_chunk_id: int, *args: Any, **kwargs: Any) -> Any:
-        with self.around("F", self.stage_index, fwd_chunk_id):
+        with plainly(), self.around("F", self.stage_index, fwd_chunk_id):
             return super().forward_one_chunk(fwd_chunk_id, *args, **kwargs)
 
     def backward_one_chunk(self, bwd_chunk_id: int, *args: Any, **kwargs: Any) -> Any:
-        with self.around("B" if kwargs.get("full_backward", True) else "I", self.stage_index, bwd_chunk_id):
+        with plainly(), self.around("B" if kwargs.get("full_backward", True) else "I", self.stage_index, bwd_chunk_id):
             return super().backward_one_chunk(bwd_chunk_id, *args, **kwargs)
 
     def backward_weight_one_chunk(self, bwd_chunk_id: int, *args: Any, **kwargs: Any) -> Any:
-        with self.around("W", self.stage_index, bwd_chunk_id):
+        with plainly(), self.around("W", self.stage_index, bwd_chunk_id):
             return super().backward_weight_one_chunk(bwd_chunk_id, *args, **kwargs)

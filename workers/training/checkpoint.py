@@ -21,6 +21,7 @@ from torch.optim import Optimizer
 
 from workers.contracts.bodies import CheckpointSpec
 from workers.models.manifest import complete_checkpoints, seal, step_folder
+from workers.training.kept import once
 from workers.training.mesh import World
 from workers.training.optim import fill_state, state_of
 
@@ -109,7 +110,7 @@ class Checkpointer:
         """A group of its own: the writing thread's collectives must not mix with the step's."""
         if self._group is None:
             _need_group()
-            self._group = dist.new_group(backend="gloo", group_desc="checkpoint")
+            self._group = once("checkpoint", lambda: dist.new_group(backend="gloo", group_desc="checkpoint"))
 
     def _complete(
         self, beside: Path, step: int, manifest: dict[str, Any], started: float, stall_s: float | None

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from datetime import timedelta
+from functools import partial
 from typing import TYPE_CHECKING
 
 import torch
@@ -15,6 +16,7 @@ import torch.distributed as dist
 from workers.contracts.plan import ParallelPlan
 from workers.training.environment import Environment
 from workers.training.exits import UserError
+from workers.training.kept import once
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
@@ -113,7 +115,8 @@ def lay_out(plan: ParallelPlan, world: World) -> World:
         return world
     from torch.distributed.device_mesh import init_device_mesh
 
-    root = init_device_mesh(world.device.type, (world.size,), mesh_dim_names=("world",))
+    kind = world.device.type
+    root = once(("root", kind), lambda: init_device_mesh(kind, (world.size,), mesh_dim_names=("world",)))
     outer, inner = {"pp": plan.pp}, {"tp": plan.tp}
     for view in (
         {**outer, "dp": plan.dp, "cp": plan.cp, **inner},
@@ -167,4 +170,5 @@ def coordinate(plan: ParallelPlan, rank: int) -> dict[str, int]:
 def _view(root: DeviceMesh, sizes: dict[str, int], *, keep: str = "") -> DeviceMesh:
     """All ranks laid out by `sizes`, row by row; axes of one rank are left out but for `keep`."""
     kept = {name: size for name, size in sizes.items() if size > 1 or name == keep}
-    return root._unflatten(0, tuple(kept.values()), tuple(kept))
+    made = partial(root._unflatten, 0, tuple(kept.values()), tuple(kept))
+    return once(("view", root.device_type, tuple(kept.items())), made)

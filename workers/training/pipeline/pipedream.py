@@ -23,6 +23,7 @@ from torch.func import functional_call
 
 from workers.training.batches import Block
 from workers.training.data.samples import Samples
+from workers.training.kept import once
 from workers.training.mesh import World
 from workers.training.passes import Setting
 from workers.training.pipeline.chain import ends_of, evaluate, global_rank
@@ -48,7 +49,7 @@ class PipeDream:
         self.ends = ends_of(part, setting)
         self.parameters: Version = dict(self.module.named_parameters())
         # activations and gradients cross each other; on one communicator each would wait for the other's turn
-        self.back = _second_group(setting.world)
+        self.back = once(("back", axis.size), lambda: _second_group(setting.world))
         self.flushed = self._samples = 0  # the last step at which nothing was under way, and the samples until then
         self.data_s = 0.0  # of the last turn
         self._issued = 0  # the last batch that went forward here

@@ -75,4 +75,6 @@ def test_equal_to_one_process(model, plan, more, alone, train, tmp_path):
         assert all(result.values(name, rank) == result.values(name) for rank in range(4)), name
     steps = more.get("steps", STEPS)
     theirs, ours = final_weights(one, steps), final_weights(result, steps)
-    assert max(relative(ours[name], theirs[name]) for name in theirs) <= 1e-4
+    # without rotation softmax does not see a bias of keys: its gradient is rounding alone, which Adam blows up
+    unseen = {name for name in theirs if model.get("position") == "learned" and name.endswith("attn.k.bias")}
+    assert max(relative(ours[name], theirs[name]) for name in theirs.keys() - unseen) <= 1e-4

@@ -11,8 +11,8 @@ import torch
 from tests.workers.training.conftest import make_spec
 from workers.contracts.plan import LossScale
 from workers.training.half_products import HalfProducts
-from workers.training.loop import Loop
 from workers.training.loss_scale import LossScaler
+from workers.training.passes import Setting
 
 BATCH = {"micro_batch_size": 2, "global_batch_size": 8}
 # so large that the first steps overflow, and so eager to grow that later ones do
@@ -83,14 +83,14 @@ def test_checkpoint_before_the_first_update(alone, train, tmp_path):
 
 
 def test_ends_where_no_scale_helps(train, tmp_path, monkeypatch):
-    plain, calls = Loop._loss, []
+    plain, calls = Setting.loss, []
 
-    def lost(self, inputs, targets):
+    def lost(self, logits, targets, block):
         calls.append(1)
-        found = plain(self, inputs, targets)
+        found = plain(self, logits, targets, block)
         return found * math.inf if len(calls) in lose else found
 
-    monkeypatch.setattr(Loop, "_loss", lost)
+    monkeypatch.setattr(Setting, "loss", lost)
     lose = {2}
     one = train(spec({"loss_scale": {"initial": 64.0}}, steps=4), tmp_path / "one")
     assert [event["step"] for event in events(one, "overflow_skipped_step")] == [1]

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from playwright.sync_api import Browser, Page, sync_playwright
 
+from tests import factories
 from tests.browser.site import Site, chromium
 
 ARGUMENTS = ["--headless", "--no-sandbox", "--disable-gpu", "--disable-background-networking"]
@@ -60,6 +61,19 @@ def visit(browser: Browser, site: Site) -> Iterator[Callable[..., Page]]:
     for context in contexts:
         context.close()
     assert not wrong, wrong
+
+
+@pytest.fixture(scope="module")
+def database_from_here() -> Iterator[None]:
+    """Playwright's loop runs in this thread, and between its steps the tests ask the database."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("DJANGO_ALLOW_ASYNC_UNSAFE", "1")
+        yield
+
+
+@pytest.fixture
+def owner(live_server: Any) -> Any:
+    return factories.people().owner
 
 
 @pytest.fixture

@@ -7,62 +7,30 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
 import pytest
 from playwright.sync_api import Browser, Page, expect
 
-from orchestrator.accounts.models import User
 from orchestrator.runs.models import Run
 from tests import factories
+from tests.browser.opened import opened
 from tests.webui.test_fleet import hold
 from tests.webui.test_new_run import SPECS
 from webui.forms.spec_fields import FIELDS
 from webui.forms.spec_form import read, spec_of, values_of
 from webui.views.new_run import table
 
-pytestmark = [pytest.mark.browser, pytest.mark.django_db(transaction=True)]
+pytestmark = [
+    pytest.mark.browser,
+    pytest.mark.django_db(transaction=True),
+    pytest.mark.usefixtures("database_from_here"),
+]
 
 ADDRESSES = (
     *("/runs/", "/runs/new/", "/fleet/", "/fleet/orion/", "/queue/", "/experiments/", "/experiments/new/"),
     *("/account/", "/account/tokens/", "/account/audit/"),
 )
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _database_from_here() -> Iterator[None]:
-    """Playwright's loop runs in this thread, and between its steps the tests ask the database."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("DJANGO_ALLOW_ASYNC_UNSAFE", "1")
-        yield
-
-
-@pytest.fixture
-def owner(live_server: Any) -> Any:
-    return factories.people().owner
-
-
-@contextmanager
-def opened(browser: Browser, live_server: Any, address: str, **context: Any) -> Iterator[Page]:
-    """A page of the logged-in owner. At its end no script may have failed and no other host been asked for anything."""
-    made = browser.new_context(base_url=live_server.url, **context)
-    cookie = factories.client_for(User.objects.get(username="owner")).cookies["sessionid"]
-    made.add_cookies([{"name": "sessionid", "value": cookie.value, "url": live_server.url}])
-    page, wrong = made.new_page(), []
-    page.set_default_timeout(15_000)
-    page.on("pageerror", lambda error: wrong.append(str(error)))
-    page.on("request", lambda request: None if ours(request.url, live_server.url) else wrong.append(request.url))
-    page.goto(address)
-    yield page
-    made.close()
-    assert not wrong, wrong
-
-
-def ours(url: str, server: str) -> bool:
-    host = server.removeprefix("http://")
-    return url.startswith((f"http://{host}", f"ws://{host}", "data:", "blob:"))
 
 
 def spec_in(page: Page) -> dict[str, Any]:

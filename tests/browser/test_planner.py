@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
 import pytest
 from playwright.sync_api import Browser, Page, expect
 
-from tests import factories
-from tests.browser.test_new_run import opened
+from tests.browser.opened import opened
 
-pytestmark = [pytest.mark.browser, pytest.mark.django_db(transaction=True)]
+pytestmark = [
+    pytest.mark.browser,
+    pytest.mark.django_db(transaction=True),
+    pytest.mark.usefixtures("database_from_here"),
+]
 
 START = (
     "/planner/?model=llama3-8b&device=h100-80g&nodes=1&devices_per_node=8&seq_len=4096&global_batch_size=64&tokens=10G"
@@ -22,19 +24,6 @@ START = (
 PAGES = ("/planner/", "/planner/?model=llama3-405b&device=l40s-48g&offload=none", "/planner/?model=own&shape=%7B",
          "/planner/?model=llama3-70b&nodes=4&pp=4&zero=1", "/planner/serving/", "/planner/scaling/",
          "/planner/examples/", "/planner/saved/")  # fmt: skip
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _database_from_here() -> Iterator[None]:
-    """Playwright's loop runs in this thread, and between its steps the tests ask the database."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("DJANGO_ALLOW_ASYNC_UNSAFE", "1")
-        yield
-
-
-@pytest.fixture
-def owner(live_server: Any) -> Any:
-    return factories.people().owner
 
 
 def state(page: Page) -> dict[str, list[str]]:

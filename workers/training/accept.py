@@ -62,6 +62,20 @@ def mesh_axes(plan: ParallelPlan) -> dict[str, int]:
 
 def load_run(path: Path) -> TrainingRun:
     """Read and check a spec file. Raises UserError with one line a problem."""
+    return accept(read_document(path, "train"))
+
+
+def accept(document: Mapping[str, Any]) -> TrainingRun:
+    """Check a spec's document. Raises UserError with one line a problem."""
+    spec = read_spec(document)
+    refuse_problems(spec)
+    model, plan, train = spec.shape, spec.plan, spec.train
+    assert model is not None and isinstance(plan, ParallelPlan) and train is not None
+    return TrainingRun(spec, model, plan, train)
+
+
+def read_document(path: Path, kind: str) -> dict[str, Any]:
+    """A spec file's JSON object; `kind` is the example an error names. Raises UserError."""
     try:
         document = json.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
@@ -69,24 +83,22 @@ def load_run(path: Path) -> TrainingRun:
     except ValueError as error:
         raise UserError(f"spec {path} is not JSON: {error}; try a JSON checker") from None
     if not isinstance(document, dict):
-        raise UserError(f'spec {path} is not a JSON object; try {{"kind": "train", ...}}')
-    return accept(document)
+        raise UserError(f'spec {path} is not a JSON object; try {{"kind": "{kind}", ...}}')
+    return document
 
 
-def accept(document: Mapping[str, Any]) -> TrainingRun:
-    """Check a spec's document. Raises UserError with one line a problem."""
+def read_spec(document: Mapping[str, Any]) -> RunSpec:
+    """Raises UserError with one line for each field that is wrong."""
     try:
-        spec = RunSpec.from_dict(document)
+        return RunSpec.from_dict(document)
     except ValidationError as error:
         raise _refused(problems_of(error)) from None
-    found = engine_problems(spec)
-    if not found:
-        found = spec_problems(spec)
-    if found:
+
+
+def refuse_problems(spec: RunSpec) -> None:
+    """Raises UserError with one line for each thing that this engine, or any, cannot do."""
+    if found := engine_problems(spec) or spec_problems(spec):
         raise _refused(found)
-    model, plan, train = spec.shape, spec.plan, spec.train
-    assert model is not None and isinstance(plan, ParallelPlan) and train is not None
-    return TrainingRun(spec, model, plan, train)
 
 
 def _refused(found: list[Problem]) -> UserError:

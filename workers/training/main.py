@@ -7,15 +7,13 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
-import signal
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 
 from workers.training.accept import load_run
 from workers.training.environment import check_world, read_environment
-from workers.training.exits import Outcome, UserError, classify, write_exit
+from workers.training.exits import UserError
+from workers.training.program import leave, refuse, set_torch_defaults
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -36,26 +34,11 @@ def main(argv: Sequence[str] | None = None) -> int:
             return 0
         check_world(run.plan, environment)
     except UserError as error:
-        print(f"error: {error}", file=sys.stderr)
-        outcome = classify(error, 0)
-        if not options.print and options.fake_ranks is None:
-            _try_write_exit(directory, outcome)
-        return outcome.code
-    # one thread a rank unless told otherwise: ranks share the cores; read when torch is loaded
-    os.environ.setdefault("OMP_NUM_THREADS", "1")
-    # entries of torch's flight recorder: enough to compare ranks by, and read in 2 ms
-    os.environ.setdefault("TORCH_FR_BUFFER_SIZE", "256")
+        return refuse(error, None if options.print or options.fake_ranks is not None else directory)
+    set_torch_defaults()
     from workers.training.attempt import run_attempt
 
     return run_attempt(run, environment).code
-
-
-def _try_write_exit(directory: Path, outcome: Outcome) -> None:
-    try:
-        rank = int(os.environ.get("RANK", 0))
-        write_exit(directory, rank, outcome)
-    except (OSError, ValueError) as error:
-        print(f"error: {directory} cannot be written: {error}", file=sys.stderr)
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -71,10 +54,4 @@ def _parser() -> argparse.ArgumentParser:
 
 
 if __name__ == "__main__":
-    code = main()
-    sys.stdout.flush()
-    sys.stderr.flush()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, signal.SIG_IGN)  # torchrun ends the others when it sees the first one gone
-    # all is written and closed: an orderly interpreter shutdown of torch would only cost time
-    os._exit(code)
+    leave(main())

@@ -5,22 +5,17 @@ Pydantic and the standard library only, so that a wrong spec fails in a fraction
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from pydantic import ValidationError
-
-from workers.contracts.base import problems_of
 from workers.contracts.benchmark import as_training, turn_steps, turns
 from workers.contracts.bodies import BenchmarkBody
-from workers.contracts.engine import engine_problems
 from workers.contracts.plan import ParallelPlan
-from workers.contracts.run import RunSpec, spec_problems
+from workers.contracts.run import RunSpec
 from workers.contracts.variants import Expansion, Variant, expand
-from workers.training.accept import TrainingRun
+from workers.training.accept import TrainingRun, read_document, read_spec, refuse_problems
 from workers.training.exits import UserError
 
 
@@ -52,26 +47,15 @@ class BenchmarkRun:
 
 def load_benchmark(path: Path) -> BenchmarkRun:
     """Read and check a spec file. Raises UserError with one line a problem."""
-    try:
-        document = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise UserError(f"spec {path} cannot be read: {error}; try --spec with a JSON file") from None
-    if not isinstance(document, dict):
-        raise UserError(f'spec {path} is not a JSON object; try {{"kind": "benchmark", ...}}')
-    return accept_benchmark(document)
+    return accept_benchmark(read_document(path, "benchmark"))
 
 
 def accept_benchmark(document: Mapping[str, Any]) -> BenchmarkRun:
     """Check a spec's document. Raises UserError with one line a problem."""
-    try:
-        spec = RunSpec.from_dict(document)
-    except ValidationError as error:
-        raise UserError("\n".join(str(item) for item in problems_of(error))) from None
+    spec = read_spec(document)
     if spec.benchmark is None:
         raise UserError(f"kind: this program runs kind benchmark, this is {spec.kind}; try workers.training.main")
-    found = engine_problems(spec) or spec_problems(spec)
-    if found:
-        raise UserError("\n".join(str(item) for item in found))
+    refuse_problems(spec)
     training, plan = as_training(spec), spec.plan
     assert isinstance(plan, ParallelPlan) and training.train is not None and training.shape is not None
     base = TrainingRun(training, training.shape, plan, training.train)

@@ -7,15 +7,13 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
-import signal
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 
 from workers.training.benchmark.accept import load_benchmark
 from workers.training.environment import check_world, read_environment
-from workers.training.exits import UserError, classify, write_exit
+from workers.training.exits import UserError
+from workers.training.program import leave, refuse, set_torch_defaults
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -34,25 +32,12 @@ def main(argv: Sequence[str] | None = None) -> int:
             return 0
         check_world(run.base.plan, environment)
     except UserError as error:
-        print(f"error: {error}", file=sys.stderr)
-        outcome = classify(error, 0)
-        if not options.print:
-            try:
-                write_exit(directory, int(os.environ.get("RANK", 0)), outcome)
-            except (OSError, ValueError) as broken:
-                print(f"error: {directory} cannot be written: {broken}", file=sys.stderr)
-        return outcome.code
-    os.environ.setdefault("OMP_NUM_THREADS", "1")  # ranks share the cores; read when torch is loaded
-    os.environ.setdefault("TORCH_FR_BUFFER_SIZE", "256")
+        return refuse(error, None if options.print else directory)
+    set_torch_defaults()
     from workers.training.benchmark.turns import run_benchmark
 
     return run_benchmark(run, environment).code
 
 
 if __name__ == "__main__":
-    code = main()
-    sys.stdout.flush()
-    sys.stderr.flush()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, signal.SIG_IGN)  # torchrun ends the others when it sees the first one gone
-    os._exit(code)  # as training does: all is written, an orderly shutdown of torch would only cost time
+    leave(main())

@@ -1,0 +1,33 @@
+"""Pages of the test's own web process and database, opened as its owner."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from playwright.sync_api import Browser, Page
+
+from orchestrator.accounts.models import User
+from tests import factories
+
+
+@contextmanager
+def opened(browser: Browser, live_server: Any, address: str, **context: Any) -> Iterator[Page]:
+    """A page of the logged-in owner. At its end no script may have failed and no other host been asked for anything."""
+    made = browser.new_context(base_url=live_server.url, **context)
+    cookie = factories.client_for(User.objects.get(username="owner")).cookies["sessionid"]
+    made.add_cookies([{"name": "sessionid", "value": cookie.value, "url": live_server.url}])
+    page, wrong = made.new_page(), []
+    page.set_default_timeout(15_000)
+    page.on("pageerror", lambda error: wrong.append(str(error)))
+    page.on("request", lambda request: None if ours(request.url, live_server.url) else wrong.append(request.url))
+    page.goto(address)
+    yield page
+    made.close()
+    assert not wrong, wrong
+
+
+def ours(url: str, server: str) -> bool:
+    host = server.removeprefix("http://")
+    return url.startswith((f"http://{host}", f"ws://{host}", "data:", "blob:"))

@@ -126,15 +126,9 @@ def _pipedream(plan: ParallelPlan, model: ModelSpec | None, train: TrainBody) ->
 
 def _experts(plan: ParallelPlan) -> Found:
     shards = plan.dp_shard * plan.cp
-    if plan.ep > 1 and plan.tp > 1 and plan.zero >= 2:
-        says = f"experts dealt out over ep and cut over tp are not sharded once more, zero is {plan.zero}"
-        yield f"ep and tp with zero {plan.zero}", problem("plan.zero", says, "zero 1, or tp 1")
     if plan.ep > 1 and plan.zero >= 2 and shards % plan.ep:
         says = f"a copy of the model lies on dp_shard x cp = {shards} ranks, ep {plan.ep} does not divide them"
         yield f"ep {plan.ep} over copies", problem("plan.ep", says, f"dp_replicate 1 or ep {math.gcd(plan.ep, shards)}")
-    if plan.ep > 1 and plan.recompute == "auto":
-        says = "auto measures a block on random tokens, which the real ones are not dealt out like"
-        yield "recompute auto with ep", problem("plan.recompute", says, "selective or full")
 
 
 def _offload(plan: ParallelPlan) -> Found:

@@ -134,7 +134,8 @@ def test_a_hang_is_ended_with_the_stacks_of_its_ranks(node: Node, monkeypatch: p
     )
     monkeypatch.setattr("tests.workers.launcher.harness.ROOT", stand_in)
     monkeypatch.setenv("PYTHONPATH", f"{stand_in}:{Path(__file__).resolve().parents[3]}")
-    order = node.order("", kind="train", spec={"kind": "train"}, hang_s=0.5)
+    # long enough for both ranks to get that far on a busy machine
+    order = node.order("", kind="train", spec={"kind": "train"}, hang_s=3.0)
     node.launch(order)
     found = node.exited(order)
     assert found["class"] == "hang" and "No rank wrote a point" in found["reason"]

@@ -55,16 +55,17 @@ RUNS = [
     ("mixtral", {"dp": 2, "ep": 2, "zero": 0, "recompute": "selective"}),
     ("deepseek", {"dp": 2, "ep": 2, "zero": 1, "recompute": "full"}),
     ("deepseek", {"dp": 2, "ep": 2, "zero": 2}),
-    ("mixtral", {"dp": 2, "ep": 2, "zero": 3}),
     ("deepseek", {"cp": 2, "ep": 2}),
     ("mixtral", {"dp": 4, "ep": 2, "zero": 1}),
     ("mixtral", {"dp": 4, "ep": 2, "zero": 3, "recompute": "full"}),
     ("deepseek", {"dp": 4, "ep": 2, "zero": 3, "dp_replicate": 2}),
-    ("deepseek", {"dp": 4, "ep": 4, "zero": 2, "recompute": "selective"}),
+    ("deepseek", {"dp": 4, "ep": 2, "zero": 3, "recompute": "auto", "recompute_budget_bytes": 600_000}),
     ("deepseek", {"dp": 2, "pp": 2, "ep": 2, "zero": 0, "schedule": "1f1b"}),
     ("mixtral", {"dp": 2, "pp": 2, "ep": 2, "zero": 2, "schedule": "zb1p"}),
     ("deepseek", {"dp": 2, "cp": 2, "ep": 4, "zero": 3}),
     ("mixtral", {"dp": 2, "tp": 2, "ep": 2, "zero": 1, "sequence_parallel": True}),
+    ("mixtral", {"dp": 2, "tp": 2, "ep": 2, "zero": 3}),
+    ("deepseek", {"dp": 2, "tp": 2, "ep": 2, "zero": 2, "sequence_parallel": True}),
 ]
 
 
@@ -138,5 +139,3 @@ def test_fake_ranks_show_the_experts_of_each(tmp_path):
 def test_experts_lie_within_a_copy_of_the_model():
     with pytest.raises(UserError, match=r"plan\.ep: .* dp_shard x cp = 2 ranks, ep 4 does not divide them; .* ep 2"):
         accept(spec("deepseek", {"dp": 4, "dp_replicate": 2, "zero": 3, "ep": 4}))
-    with pytest.raises(UserError, match=r"plan\.zero: .* zero is 3; try zero 1, or tp 1"):
-        accept(spec("deepseek", {"dp": 2, "tp": 2, "ep": 2, "zero": 3}))

@@ -5,6 +5,7 @@ So parameters keep their names. Does not know shards or precision: what a block'
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 from workers.contracts.plan import Recompute
@@ -21,10 +22,15 @@ def apply_recompute(decoder: Decoder, kind: Recompute) -> None:
     if kind == "none":
         return
     for block in decoder.blocks.values():
-        if kind == "selective":
-            block.forward = Recomputed(block.forward, keeps_products, sums=True)
-        else:
-            block.forward = Recomputed(block.forward)
+        rule = keeps_products if kind == "selective" else None
+        before = partial(_gather, [each for each in block.modules() if each is not block and hasattr(each, "unshard")])
+        block.forward = Recomputed(block.forward, rule, sums=kind == "selective", before=before)
+
+
+def _gather(sharded_apart: list[Any]) -> None:
+    """Weights that a block does not gather itself, those of experts: some runs of it find them whole, others do not."""
+    for module in sharded_apart:
+        module.unshard()
 
 
 def recomputed_blocks(decoder: Decoder) -> list[Any]:

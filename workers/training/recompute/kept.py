@@ -60,16 +60,25 @@ class Recomputed:
 
     What is kept is saved through autograd, so that hooks on saved tensors see it, and lives as long as the graph does.
     With `sums`, of a product that ranks hold parts of, their sum is kept instead. Not `checkpointed`, the block keeps
-    all that autograd saves. A `probe` runs it once in place of all this.
+    all that autograd saves. A `probe` runs it once in place of all this. `before` is called where operators are about
+    to be numbered: what happens in one run of the block and not in another, such as gathering weights, belongs there.
     """
 
-    def __init__(self, plain: Callable[..., Tensor], rule: Rule | None = None, *, sums: bool = False) -> None:
-        self.plain, self.rule, self.sums = plain, rule, sums
+    def __init__(
+        self,
+        plain: Callable[..., Tensor],
+        rule: Rule | None = None,
+        *,
+        sums: bool = False,
+        before: Callable[[], None] = lambda: None,
+    ) -> None:
+        self.plain, self.rule, self.sums, self.before = plain, rule, sums, before
         self.checkpointed = True
         self.probe: Callable[[Callable[..., Tensor], tuple[Any, ...]], Tensor] | None = None
 
     def __call__(self, *args: Any) -> Tensor:
         if self.probe is not None:
+            self.before()
             return self.probe(self.plain, args)
         if not (self.checkpointed and torch.is_grad_enabled()):
             return self.plain(*args)
@@ -78,7 +87,8 @@ class Recomputed:
             whole: Tensor = checkpoint(self.plain, *args, use_reentrant=False)
             return whole
         given, spec = tree_flatten(args)
-        keep, replay = _Keep(rule, self.sums), _Replay()
+        self.before()
+        keep, replay = _Keep(rule, self.sums), _Replay(self.before)
 
         def again(*flat: Any) -> Tensor:
             return self.plain(*tree_unflatten(list(flat), spec))
@@ -181,9 +191,15 @@ def _key(tensor: Tensor) -> int:
 class _Replay(Calls):  # type: ignore[no-untyped-call]
     """The second run: `given` outputs in place of calls, each once."""
 
-    def __init__(self) -> None:
+    def __init__(self, before: Callable[[], None]) -> None:
         super().__init__()
+        self.before = before
         self.given: dict[Call, tuple[TreeSpec, list[Any]]] = {}
+
+    def __enter__(self) -> _Replay:
+        self.before()
+        super().__enter__()
+        return self
 
     def called(self, call: Call, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
         if call not in self.given:

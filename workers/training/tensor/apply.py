@@ -56,7 +56,11 @@ def apply_tensor(decoder: Decoder, plan: ParallelPlan, mesh: DeviceMesh) -> None
         _lay(decoder.positions, Region({}, enter=_own_tokens if plan.sequence_parallel else None, other=beside), mesh)
     for block in decoder.blocks.values():
         assert isinstance(block, Block)
-        mlp = routed(rank) if isinstance(block.mlp, RoutedMlp) else dense(rank)
+        mlp = dense(rank)
+        if isinstance(block.mlp, RoutedMlp):
+            # a region of their own: where they are sharded by themselves, their weights are gathered at their own call
+            _lay(block.mlp.experts, Region(routed(rank)), mesh)
+            mlp = dense(rank, "shared.")
         _lay(block.attn, Region(attention(spec, plan.tp, rank), enter=enter, leave=leave), mesh)
         _lay(block.mlp, Region(mlp, enter=enter, leave=leave), mesh)
         _lay(block.attn_norm, norm, mesh)
@@ -96,10 +100,9 @@ def dense(rank: int, under: str = "") -> dict[str, Held]:
 
 
 def routed(rank: int) -> dict[str, Held]:
-    """Every expert by its width, `[E, out, in]`, and the shared ones likewise; the router is on every rank."""
-    held = {f"experts.{name}.{kind}": sharded(1) for name in ("gate", "up") for kind in ("weight", "bias")}
-    held |= {"experts.down.weight": sharded(2), "experts.down.bias": _once(rank)}
-    return held | dense(rank, "shared.")
+    """Every expert by its width, `[E, out, in]`. Shared ones lie as a dense MLP does; the router is on every rank."""
+    held = {f"{name}.{kind}": sharded(1) for name in ("gate", "up") for kind in ("weight", "bias")}
+    return held | {"down.weight": sharded(2), "down.bias": _once(rank)}
 
 
 def _once(rank: int) -> Held:
@@ -111,8 +114,9 @@ def _lay(module: nn.Module | None, style: ParallelStyle, mesh: DeviceMesh) -> No
     parallelize_module(module, mesh, style, src_data_rank=None)
 
 
-def _own_tokens(positions_S: Tensor, mesh: DeviceMesh) -> Tensor:
-    return positions_S.chunk(mesh.size())[mesh.get_local_rank()]
+def _own_tokens(positions: Tensor, mesh: DeviceMesh) -> Tensor:
+    """Of `[S]`, or `[B, S]` where they differ by row."""
+    return positions.chunk(mesh.size(), dim=-1)[mesh.get_local_rank()]
 
 
 def _rope_of_whole_sequences(decoder: Decoder, tp: int) -> None:

@@ -43,8 +43,8 @@ SUMMED = Held(Replicate(), Partial())
 
 
 class Region(ParallelStyle):
-    """`held` by parameter name within the module, SUMMED for those not named; `enter` and `leave` treat what goes in
-    first and what comes out."""
+    """`held` by parameter name within the module, `other` for those not named; `enter` and `leave` treat what goes in
+    first and what comes out. What an inner region holds already stays its own."""
 
     def __init__(
         self,
@@ -61,6 +61,8 @@ class Region(ParallelStyle):
         places = []
         for path, each in module.named_modules():
             for name, parameter in list(each.named_parameters(recurse=False)):
+                if isinstance(parameter, DTensor):
+                    continue
                 held = self.held.get(f"{path}.{name}" if path else name, self.other)
                 distribute(each, name, parameter, held.placement, device_mesh)
                 places.append((each, name, held))

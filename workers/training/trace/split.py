@@ -46,13 +46,14 @@ class StepSplit:
         before = self.part
         if part == before:
             return before
-        now = self.clock.now()
+        read_s = time.perf_counter()  # one reading for both: a thread may stand still between two
+        now = self.clock.now(read_s)
         if before is not None:
             self._marks.append((before, self._since, now))
         if before is None:
-            self._began_s = time.perf_counter()
+            self._began_s = read_s
         elif part is None and self._began_s is not None:
-            self._wall_s += time.perf_counter() - self._began_s
+            self._wall_s += read_s - self._began_s
             self._began_s = None
         self.part, self._since = part, now
         return before

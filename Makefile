@@ -3,7 +3,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: help install up test check lint format bench lock clean
+.PHONY: help install up test check lint format bench gpu lock clean
 
 help: ## list these commands
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/  make \1|\2/' | column -t -s '|'
@@ -39,6 +39,10 @@ format: install-test ## let ruff put the code in order
 
 bench: install-test ## measure what this machine can; rows are appended to docs/results/
 	@exec $(BIN)/python -m tests.bench $(ARGS)
+
+gpu: ## check and measure kernels on this machine's GPU with its own torch (PYTHON=…), stopping after 480 s
+	@$(PYTHON) -c 'import torch' || { echo "This Python has no torch. Name one that has: make gpu PYTHON=.venv/bin/python" >&2; exit 1; }
+	@exec $(PYTHON) -m kernels.gpu --budget-s 480 --out docs/results $(ARGS)
 
 lock: install-test ## resolve the dependencies anew into requirements/
 	@$(BIN)/python tools/lock.py

@@ -1,0 +1,96 @@
+"""The launch of the sm_90 forward kernel: [B, S, H, D] tensors as tables of rows, and which tensors can be that.
+
+Knows the tensor memory accelerator's wants; knows no backward.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from kernels import runtime
+from kernels.attention.configs import parts
+from kernels.attention.form import Form
+from kernels.attention.forward_tma import forward_tma_kernel
+from kernels.attention.grids import LOG2_E, config_of, section_of, strides_of
+from kernels.jit import UPCAST, cdiv
+
+
+def tma_why_not(q: Tensor, k: Tensor, v: Tensor, form: Form) -> str | None:
+    """Why the sm_90 forward kernel cannot take these tensors; None when it can."""
+    if runtime.arch(q.device) not in ("sm_90", "interpret"):
+        return "no tensor memory accelerator with warp groups"
+    if form.window or form.softcap:
+        return "a window or a softcap"
+    if q.dtype not in (torch.float16, torch.bfloat16) and not runtime.INTERPRET:
+        return "operands are not 16 bits wide"
+    if sum(parts(q.shape[-1])) != q.shape[-1] or parts(v.shape[-1]) != (v.shape[-1], 0):
+        return "head dims that powers of two do not fill"
+    views = [_rows(x) for x in (q, k, v)]
+    if any(view is None for view in views):
+        return "strides that a table of rows cannot have, or that 16 bytes do not divide"
+    block = config_of("attention_forward_tma", q, v, form)["block_n"]
+    whole = k.shape[1] % block == 0
+    alone = q.shape[0] == 1 and all(view is not None and view.head_rows == 0 for view in views)
+    return None if whole or alone else "rows past a sequence's end are another's"
+
+
+@dataclass(frozen=True, slots=True)
+class _Rows:
+    """[B, S, H, D] as a table [rows, columns]: where batch b's head h starts."""
+
+    rows: int
+    columns: int
+    stride: int
+    batch_rows: int
+    head_rows: int
+    head_columns: int
+
+
+def _rows(x: Tensor) -> _Rows | None:
+    b, s, h = x.stride()[:3]
+    aligned = 16 // x.element_size()
+    if x.data_ptr() % 16 or s % aligned or s == 0:
+        return None
+    b = b if x.shape[0] > 1 else 0
+    h = h if x.shape[2] > 1 else 0
+    if b % s or (h >= s and h % s) or h < 0 or b < 0:
+        return None
+    beside = h < s  # heads lie in a row, as in [B, S, H, D]; else below each other, as in [B, H, S, D]
+    columns = (x.shape[2] - 1) * h + x.shape[3] if beside else x.shape[3]
+    if columns > s:
+        return None
+    rows = (x.shape[0] - 1) * (b // s) + x.shape[1] + (0 if beside else (x.shape[2] - 1) * (h // s))
+    return _Rows(rows, columns, s, b // s, 0 if beside else h // s, h if beside else 0)
+
+
+def forward_tma(q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, form: Form) -> tuple[Tensor, Tensor]:
+    from triton.tools.tensor_descriptor import TensorDescriptor
+
+    chosen = config_of("attention_forward_tma", q, v, form)
+    m, n, (first, second) = chosen["block_m"], chosen["block_n"], parts(q.shape[-1])
+    places: list[int] = []
+    descriptors = []
+    for x, block, widths in (
+        (q, m, (first, second or first)),
+        (k, n, (first, second or first)),
+        (v, n, (v.shape[-1],)),
+    ):
+        view = _rows(x)
+        assert view is not None  # tma_why_not looked
+        places += [view.batch_rows, view.head_rows, view.head_columns]
+        descriptors += [TensorDescriptor(x, [view.rows, view.columns], [view.stride, 1], [block, w]) for w in widths]
+    batch, queries, heads, _ = q.shape
+    tiles, lanes = cdiv(queries, m), batch * heads
+    with runtime.on(q):
+        forward_tma_kernel[(tiles * lanes,)](
+            *descriptors, out, lse, *places, *strides_of(out), *lse.stride()[:2],
+            queries, k.shape[1], heads, heads // k.shape[2], tiles, lanes, section_of(k, v, lanes, heads, None),
+            form.scale * LOG2_E,
+            CAUSAL=form.causal, DA=first, DB=second, DV=v.shape[-1], BM=m, BN=n,
+            WARP_SPECIALIZE=chosen["warp_specialize"], UPCAST=UPCAST,
+            num_warps=chosen["num_warps"], num_stages=chosen["num_stages"],
+        )  # fmt: skip
+    return out, lse

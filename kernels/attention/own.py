@@ -1,0 +1,58 @@
+"""The project's own kernels behind autograd, dense and ragged.
+
+Knows when they can run and what backward needs; launches stand in `launch`.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from kernels import runtime
+from kernels.attention import launch
+from kernels.attention.form import Form
+from kernels.attention.grids import Bounds
+
+WIDEST = 256
+
+
+def why_not(q: Tensor, v: Tensor) -> str | None:
+    """Why the own kernels cannot run this call; None when they can."""
+    reason = runtime.cannot(q)
+    if reason is not None:
+        return reason
+    if q.dtype is torch.float64:
+        return "float64 has no tensor cores here"
+    if max(q.shape[-1], v.shape[-1]) > WIDEST:
+        return f"head dims above {WIDEST}"
+    return None
+
+
+def own(q: Tensor, k: Tensor, v: Tensor, bounds: Bounds | None, form: Form) -> tuple[Tensor, Tensor]:
+    """(out [B, Q, H, D_v], log-sum-exp [B, H, Q]); both have gradients."""
+    out, lse = _Own.apply(q, k, v, bounds, form)
+    return out, lse
+
+
+class _Own(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, bounds: Bounds | None, form: Form) -> tuple[Tensor, Tensor]:
+        out, lse = launch.forward(q, k, v, bounds, form)
+        ctx.save_for_backward(q, k, v, out, lse, *((bounds.cu_q, bounds.cu_k) if bounds else ()))
+        ctx.longest = (bounds.max_q, bounds.max_k) if bounds else None
+        ctx.form = form
+        ctx.set_materialize_grads(False)
+        return out, lse
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor | None, grad_lse: Tensor | None) -> tuple[Tensor | None, ...]:
+        if grad is None and grad_lse is None:
+            return None, None, None, None, None
+        q, k, v, out, lse, *ends = ctx.saved_tensors
+        bounds = Bounds(ends[0], ends[1], *ctx.longest) if ends else None
+        wanted = ctx.needs_input_grad[:3]
+        return *launch.backward(q, k, v, out, lse, grad, grad_lse, bounds, ctx.form, wanted), None, None

@@ -1,0 +1,173 @@
+"""torch's own attention on CUDA: cuDNN, memory-efficient, and FlashAttention-2 dense and ragged.
+
+Knows when each can take a call, by torch's own verdict where torch gives one. Tensors are [B, S, H, D]; ragged B = 1.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+from torch.nn import functional
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+from kernels.attention.form import Form
+from kernels.attention.grids import Bounds
+
+_aten = torch.ops.aten
+_HALVES = (torch.float16, torch.bfloat16)
+_refusals: dict[tuple[object, ...], str | None] = {}
+_MOST_REFUSALS = 4096
+
+_DOORS: dict[str, tuple[SDPBackend, Callable[..., bool]]] = {
+    "cudnn": (SDPBackend.CUDNN_ATTENTION, torch.backends.cuda.can_use_cudnn_attention),
+    "efficient": (SDPBackend.EFFICIENT_ATTENTION, torch.backends.cuda.can_use_efficient_attention),
+}
+
+
+def door_why_not(
+    backend: str, q: Tensor, k: Tensor, v: Tensor, bounds: Bounds | None, form: Form, wants_lse: bool
+) -> str | None:
+    """Why SDPA's "cudnn" or "efficient" cannot take this call; None when it can."""
+    if q.device.type != "cuda":
+        return "not a CUDA tensor"
+    if bounds is not None:
+        return "knows no packed sequences"
+    if form.window:
+        return "knows no window"
+    if form.softcap:
+        return "knows no softcap"
+    if wants_lse:
+        return "gives no log-sum-exp"
+    if form.causal and q.shape[1] != k.shape[1]:
+        return "aligns causal masks at the start"
+    if q.numel() == 0 or k.numel() == 0:
+        return "a dimension is empty"
+    grad = torch.is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad)
+    strides = (*q.stride(), *k.stride(), *v.stride())
+    key = (backend, q.dtype, q.shape, k.shape, v.shape[-1], form.causal, grad, q.device.index, strides)
+    if key not in _refusals:
+        if len(_refusals) >= _MOST_REFUSALS:
+            _refusals.clear()
+        _refusals[key] = _torch_says(
+            _DOORS[backend][1], _first(backend, q, k, v), q.shape[2] != k.shape[2], form.causal
+        )
+    return _refusals[key]
+
+
+def door(backend: str, q: Tensor, k: Tensor, v: Tensor, form: Form) -> Tensor:
+    """[B, Q, H, D_v] by SDPA, held to one backend."""
+    with sdpa_kernel(_DOORS[backend][0]):
+        heads_first = _first(backend, q, k, v)
+        gqa = heads_first[0].shape[1] != heads_first[1].shape[1]
+        return functional.scaled_dot_product_attention(
+            *heads_first, is_causal=form.causal, scale=form.scale, enable_gqa=gqa
+        ).transpose(1, 2)
+
+
+def _first(backend: str, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """[B, H, S, D]; for the memory-efficient kernel, which has no groups, every head its own keys and values."""
+    if backend == "efficient" and q.shape[2] != k.shape[2]:
+        group = q.shape[2] // k.shape[2]
+        k, v = k.repeat_interleave(group, dim=2), v.repeat_interleave(group, dim=2)
+    return q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)
+
+
+def _torch_says(
+    can: Callable[..., bool], tensors: tuple[Tensor, Tensor, Tensor], gqa: bool, causal: bool
+) -> str | None:
+    gqa = gqa and tensors[0].shape[1] != tensors[1].shape[1]
+    asked = torch.backends.cuda.SDPAParams(*tensors, None, 0.0, causal, gqa)
+    if can(asked, False):
+        return None
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        can(asked, True)
+    words = str(told[0].message).partition(" (Triggered")[0].strip() if told else "these tensors"
+    return f"torch refuses: {words}"
+
+
+def flash_why_not(q: Tensor, k: Tensor, v: Tensor, form: Form, lse_grad: bool) -> str | None:
+    """Why FlashAttention-2 cannot take this call; None when it can. It knows windows, groups, ragged batches and masks
+    aligned at the end."""
+    if q.device.type != "cuda" or torch.version.cuda is None:
+        return "not a CUDA tensor"
+    if not torch.backends.cuda.is_flash_attention_available():
+        return "torch was built without it"
+    if q.dtype not in _HALVES:
+        return "takes fp16 and bf16"
+    if form.softcap:
+        return "torch's build knows no softcap"
+    if max(q.shape[-1], v.shape[-1]) > 256:
+        return "head dims above 256"
+    if torch.cuda.get_device_capability(q.device) < (8, 0):
+        return "wants an Ampere GPU or later"
+    if lse_grad:
+        return "gives the log-sum-exp no gradient"
+    if q.numel() == 0 or k.numel() == 0:
+        return "a dimension is empty"
+    return None
+
+
+def flash(q: Tensor, k: Tensor, v: Tensor, bounds: Bounds | None, form: Form) -> tuple[Tensor, Tensor]:
+    """(out [B, Q, H, D_v], log-sum-exp [B, H, Q]); out has gradients."""
+    out, lse = _Flash.apply(q, k, v, bounds, form)
+    if bounds is not None or (form.causal and q.shape[1] > k.shape[1]):  # it says +inf of a query that sees no key
+        lse = lse.masked_fill(lse == torch.inf, -torch.inf)
+    return out, lse
+
+
+class _Flash(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, bounds: Bounds | None, form: Form) -> tuple[Tensor, Tensor]:
+        width = max(q.shape[-1], v.shape[-1])
+        width += -width % 8
+        wide = [_packed(x, width, bounds is not None) for x in (q, k, v)]
+        ends, longest = _spans(q, k, bounds)
+        out, lse, rng, unused, _ = _aten._flash_attention_forward(
+            *wide, *ends, *longest, 0.0, form.causal, False, scale=form.scale, **_window(form)
+        )
+        ctx.save_for_backward(*wide, out, lse, rng, unused, *((bounds.cu_q, bounds.cu_k) if bounds else ()))
+        ctx.longest, ctx.form, ctx.widths = longest, form, (q.shape[-1], k.shape[-1], v.shape[-1])
+        ctx.ragged = bounds is not None
+        out = out[..., : v.shape[-1]]
+        if bounds is not None:
+            out, lse = out.unsqueeze(0), lse.unsqueeze(0)
+        ctx.mark_non_differentiable(lse)
+        return out, lse
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor, _: Tensor | None) -> tuple[Tensor | None, ...]:
+        q, k, v, out, lse, rng, unused, *ends = ctx.saved_tensors
+        grad = _packed(grad, out.shape[-1], ctx.ragged)
+        found = _aten._flash_attention_backward(
+            grad, q, k, v, out, lse, *(ends or (None, None)), *ctx.longest, 0.0, ctx.form.causal, rng, unused,
+            scale=ctx.form.scale, **_window(ctx.form),
+        )  # fmt: skip
+        shaped = (g[..., :width] for g, width in zip(found, ctx.widths, strict=True))
+        return *(g.unsqueeze(0) if ctx.ragged else g for g in shaped), None, None
+
+
+def _spans(
+    q: Tensor, k: Tensor, bounds: Bounds | None
+) -> tuple[tuple[Tensor, Tensor] | tuple[None, None], tuple[int, int]]:
+    if bounds is None:
+        return (None, None), (q.shape[1], k.shape[1])
+    return (bounds.cu_q, bounds.cu_k), (bounds.max_q, bounds.max_k)
+
+
+def _packed(x: Tensor, width: int, ragged: bool) -> Tensor:
+    """As the kernel wants it: one width of 8s, neighbouring columns, no batch dimension where ragged."""
+    x = x if x.shape[-1] == width else functional.pad(x, (0, width - x.shape[-1]))
+    x = x if x.stride(-1) == 1 else x.contiguous()
+    return x.squeeze(0) if ragged else x
+
+
+def _window(form: Form) -> dict[str, int]:
+    """FlashAttention counts the keys left of a query's own."""
+    return {"window_size_left": form.window - 1, "window_size_right": 0} if form.window else {}

@@ -1,0 +1,99 @@
+"""Arguments looked at before anything is launched: what is wrong, which argument, what to do about it.
+
+TypeError for what a thing is (no tensor, dtype), ValueError for its shape, place or value. Knows no operation.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import torch
+
+FLOATS = (torch.float32, torch.float16, torch.bfloat16)
+
+
+def tensor(name: str, x: object) -> None:
+    """x must be a tensor."""
+    if not isinstance(x, torch.Tensor):
+        raise TypeError(f"{name} must be a torch.Tensor, not {type(x).__name__}.")
+
+
+def dtype_among(name: str, x: torch.Tensor, allowed: Iterable[torch.dtype] = FLOATS) -> None:
+    """x's dtype must be one of those allowed; also refuses what is no tensor."""
+    tensor(name, x)
+    allowed = tuple(allowed)
+    if x.dtype not in allowed:
+        words = ", ".join(str(d).removeprefix("torch.") for d in allowed)
+        raise TypeError(f"{name} is {str(x.dtype).removeprefix('torch.')}; it must be one of: {words}. Cast it first.")
+
+
+def same_dtype(**tensors: torch.Tensor) -> None:
+    """All the tensors must have the dtype of the first."""
+    (first, lead), *rest = tensors.items()
+    for name, x in rest:
+        if x.dtype != lead.dtype:
+            raise TypeError(f"{name} is {x.dtype} and {first} is {lead.dtype}; they must be equal. Cast one of them.")
+
+
+def same_device(**tensors: torch.Tensor | None) -> None:
+    """All the tensors must lie on the device of the first; None is passed over."""
+    present = [(name, x) for name, x in tensors.items() if x is not None]
+    first, lead = present[0]
+    for name, x in present[1:]:
+        if x.device != lead.device:
+            raise ValueError(f"{name} lies on {x.device} and {first} on {lead.device}; move them to one device.")
+
+
+def dims(name: str, x: torch.Tensor, *counts: int) -> None:
+    """x must have one of these numbers of dimensions."""
+    tensor(name, x)
+    if x.dim() not in counts:
+        words = " or ".join(str(n) for n in counts)
+        raise ValueError(f"{name} has {x.dim()} dimensions, shape {tuple(x.shape)}; it must have {words}.")
+
+
+def shape(name: str, x: torch.Tensor, expected: tuple[int | None, ...], meaning: str = "") -> None:
+    """x's shape must be the expected one; None stands for any size. `meaning` names the dimensions."""
+    tensor(name, x)
+    fits = x.dim() == len(expected) and all(e is None or e == s for s, e in zip(x.shape, expected, strict=True))
+    if not fits:
+        words = ", ".join("any" if e is None else str(e) for e in expected)
+        raise ValueError(f"{name} has shape {tuple(x.shape)}; it must be ({words}){meaning and ' = ' + meaning}.")
+
+
+def at_least_one(name: str, x: torch.Tensor, dim: int) -> None:
+    """The dimension must not be empty."""
+    if x.shape[dim] < 1:
+        raise ValueError(f"{name} has shape {tuple(x.shape)}; dimension {dim} must not be empty.")
+
+
+def contiguous_last(name: str, x: torch.Tensor) -> None:
+    """Neighbours along the last dimension must be neighbours in memory."""
+    if x.dim() and x.shape[-1] > 1 and x.stride(-1) != 1:
+        raise ValueError(f"{name} has stride {x.stride(-1)} along its last dimension; it must be 1: .contiguous().")
+
+
+def contiguous(name: str, x: torch.Tensor) -> None:
+    """x must lie in memory without gaps; for what is written in place."""
+    if not x.is_contiguous():
+        raise ValueError(f"{name} with shape {tuple(x.shape)} and strides {x.stride()} must be contiguous.")
+
+
+def integers(name: str, x: torch.Tensor) -> None:
+    """x must hold int32 or int64."""
+    dtype_among(name, x, (torch.int32, torch.int64))
+
+
+def positive(name: str, value: float) -> None:
+    """The number must be above zero."""
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        raise TypeError(f"{name} must be a number, not {type(value).__name__}.")
+    if not value > 0:
+        raise ValueError(f"{name} is {value}; it must be above zero.")
+
+
+def among(name: str, value: object, allowed: Iterable[object]) -> None:
+    """The value must be one of those allowed."""
+    allowed = tuple(allowed)
+    if value not in allowed:
+        raise ValueError(f"{name} is {value!r}; it must be one of: {', '.join(repr(a) for a in allowed)}.")

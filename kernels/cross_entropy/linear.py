@@ -1,0 +1,226 @@
+"""`linear_cross_entropy`: a chunk of tokens at a time: logits by the machine's own product, their gradient in place,
+two more products. Under mean and sum the gradients are made in the forward pass: six, not eight, M·H·V products.
+
+Knows no model. Shapes: N tokens, H hidden, V rows of the vocabulary held here.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, cast
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from kernels import checks, runtime
+from kernels.cross_entropy.reference import linear_cross_entropy as reference
+from kernels.cross_entropy.rows import Vocabulary, stats_and_grads
+from kernels.dispatch import Candidate, choose
+
+REDUCTIONS = ("mean", "sum", "none")
+CHUNK_BYTES = {"cuda": 512 << 20, "cpu": 32 << 20}
+"""Logits of a chunk. On a GPU: with 131,072 rows in bf16 2,048 tokens, which fill it and round the weight's gradient
+four times in 8,192; on a CPU: what stays near its caches."""
+
+
+@dataclass(frozen=True)
+class _Call:
+    vocabulary: Vocabulary
+    reduction: str
+    chunk: int
+    group: dist.ProcessGroup | None
+    own: bool
+    early: bool  # gradients in the forward pass
+    needs: tuple[bool, bool]  # of h, of w
+
+
+def linear_cross_entropy(
+    h: Tensor,
+    w: Tensor,
+    targets: Tensor,
+    *,
+    ignore_index: int = -100,
+    reduction: str = "mean",
+    softcap: float = 0.0,
+    chunk: int | None = None,
+    group: dist.ProcessGroup | None = None,
+    start: int | None = None,
+    check: bool = True,
+    backend: str | None = None,
+) -> Tensor:
+    """Cross-entropy of logits h·wᵀ, fp32: a scalar for "mean" (over targets that count; NaN without any, as torch's)
+    and "sum", `targets`' shape for "none".
+
+    h `[…, H]`; w `[V, H]`; targets `[…]` int, 0 to V - 1 or `ignore_index`. softcap c > 0: logits are
+    c · tanh(logits / c). chunk: tokens whose logits are in memory at a time. group: w holds this rank's rows of the
+    vocabulary, from `start` on (without it the ranks tell each other their numbers of rows, which waits; with it a
+    target that nobody has gives NaN); h and targets are the same on all ranks, and so are the loss and h's gradient.
+    check: refuse targets out of range, which waits for
+    a GPU; without, the GPU itself stops on one. Under "none", for fp16 (whose gradients need the loss scale before they
+    round) and when run a second time, backward computes the logits again. Raises ValueError or TypeError.
+    """
+    _checked(h, w, targets, reduction, softcap, chunk)
+    size = 1 if group is None else group.size()
+    first, total = (0, w.shape[0]) if size == 1 else _rows_of(w, cast(dist.ProcessGroup, group), start)
+    _targets_checked(targets, total, ignore_index, check)
+    facts: dict[str, object] = {
+        "dtype": h.dtype,
+        "device": h.device.type,
+        "reduction": reduction,
+        "softcap": bool(softcap),
+        "sharded": size > 1,
+    }
+    whole = "the reference holds the whole vocabulary" if size > 1 else None
+    double = "fp64" if h.dtype == torch.float64 else None
+    candidates = (Candidate("own", runtime.cannot(h) or double), Candidate("torch"), Candidate("reference", whole))
+    chosen = choose("linear_cross_entropy", facts, candidates, backend).backend
+    h_NH, targets_N = h.reshape(-1, h.shape[-1]), targets.reshape(-1)
+    if chosen == "reference":
+        found = reference(h_NH, w, targets_N, ignore_index=ignore_index, reduction=reduction, softcap=softcap)
+        return found.view(targets.shape) if reduction == "none" else found
+    grad = torch.is_grad_enabled()
+    needs = (grad and h.requires_grad, grad and w.requires_grad)
+    call = _Call(
+        Vocabulary(first, ignore_index, float(softcap)),
+        reduction,
+        chunk or _chunk(w),
+        group if size > 1 else None,
+        chosen == "own",
+        any(needs) and reduction != "none" and h.dtype != torch.float16,
+        needs,
+    )
+    found = cast(Tensor, _LinearCrossEntropy.apply(h_NH, w, targets_N, call))  # type: ignore[no-untyped-call]
+    return found.view(targets.shape) if reduction == "none" else found
+
+
+def _checked(h: Tensor, w: Tensor, targets: Tensor, reduction: str, softcap: float, chunk: int | None) -> None:
+    checks.dtype_among("h", h, (*checks.FLOATS, torch.float64))
+    checks.same_dtype(h=h, w=w)
+    if h.dim() < 1:
+        raise ValueError("h has no dimensions; it must be [..., hidden].")
+    checks.shape("w", w, (None, h.shape[-1]), "vocabulary, hidden of h")
+    checks.integers("targets", targets)
+    checks.shape("targets", targets, tuple(h.shape[:-1]), "h without its last dimension")
+    checks.same_device(h=h, w=w, targets=targets)
+    checks.among("reduction", reduction, REDUCTIONS)
+    if softcap < 0:
+        raise ValueError(f"softcap is {softcap}; it must be above zero, or 0 for none.")
+    if chunk is not None and chunk < 1:
+        raise ValueError(f"chunk is {chunk}; it must be at least 1, or None.")
+
+
+def _targets_checked(targets: Tensor, total: int, ignore_index: int, check: bool) -> None:
+    if not targets.numel():
+        return
+    bad = (targets != ignore_index) & ((targets < 0) | (targets >= total))
+    if targets.is_cuda and (not check or torch.cuda.is_current_stream_capturing()):
+        torch._assert_async(~bad.any())
+    elif bool(bad.any()):
+        raise ValueError(
+            f"targets hold {int(targets[bad][0])}; they must lie in 0 to {total - 1} or be ignore_index {ignore_index}."
+        )
+
+
+def _rows_of(w: Tensor, group: dist.ProcessGroup, start: int | None) -> tuple[int, int]:
+    """The first row held here, and the rows of all ranks (only known when they told each other; else no bound)."""
+    if start is not None:
+        return start, 1 << 62
+    counts = [torch.zeros(1, dtype=torch.int64, device=w.device) for _ in range(group.size())]
+    dist.all_gather(counts, torch.tensor([w.shape[0]], device=w.device), group=group)
+    numbers = [int(c) for c in counts]
+    return sum(numbers[: group.rank()]), sum(numbers)
+
+
+def _chunk(w: Tensor) -> int:
+    width = 4 if w.dtype == torch.float16 and not w.is_cuda else w.element_size()
+    most = CHUNK_BYTES.get(w.device.type, CHUNK_BYTES["cpu"])
+    return max(64, most // (max(1, w.shape[0]) * width) // 64 * 64)
+
+
+class _LinearCrossEntropy(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, h: Tensor, w: Tensor, targets: Tensor, call: _Call) -> Tensor:
+        ctx.call = call
+        counting = targets != call.vocabulary.ignore_index
+        scale = torch.ones(1, device=h.device, dtype=torch.float64 if h.dtype == torch.float64 else torch.float32)
+        if call.reduction == "mean":
+            scale = 1.0 / counting.sum(dtype=scale.dtype).view(1)
+        losses, lse, dh, dw = _passed(h, w, targets, call, scale if call.early else None)
+        ctx.gradients = (dh, dw) if call.early else None
+        ctx.save_for_backward(h, w, targets, lse, scale)
+        if call.reduction == "none":
+            return losses
+        total = losses.sum()
+        return total * scale[0] if call.reduction == "mean" else total
+
+    @staticmethod
+    @once_differentiable  # type: ignore[untyped-decorator]
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+        call: _Call = ctx.call
+        (gradient,) = gradients
+        if ctx.gradients is None:
+            h, w, targets, lse, scale = ctx.saved_tensors
+            weights = (gradient.to(lse.dtype) * scale).reshape(-1)
+            if call.reduction != "none":
+                weights = weights.expand(len(targets))
+            _, _, dh, dw = _passed(h, w, targets, call, weights.contiguous(), lse)
+            return dh, dw, None, None
+        (dh, dw), ctx.gradients = ctx.gradients, None
+        # in place: another gradient of the weight would be another 1 GiB at 131,072 x 4,096
+        return (
+            None if dh is None else dh.mul_(gradient.to(dh.dtype)),
+            None if dw is None else dw.mul_(gradient.to(dw.dtype)),
+            None,
+            None,
+        )
+
+
+def _passed(
+    h: Tensor, w: Tensor, targets: Tensor, call: _Call, weights: Tensor | None, lse: Tensor | None = None
+) -> tuple[Tensor, Tensor, Tensor | None, Tensor | None]:
+    """Losses `[N]`, log-sum-exps `[N]` (as given, if they are), and with `weights` the gradients of h and w."""
+    kind = torch.float32 if h.dtype == torch.float16 and not h.is_cuda else h.dtype  # 500x slower on a CPU
+    x, y = h.to(kind), w.to(kind)
+    count, columns = h.shape[0], w.shape[0]
+    wide = torch.float64 if kind == torch.float64 else torch.float32
+    losses = torch.zeros(count, dtype=wide, device=h.device)
+    lses = torch.zeros(count, dtype=wide, device=h.device) if lse is None else lse
+    dh = torch.zeros_like(x) if weights is not None and call.needs[0] else None
+    dw = torch.zeros_like(y) if weights is not None and call.needs[1] else None
+    logits = torch.empty(min(call.chunk, count), columns, dtype=kind, device=h.device)
+    for first in range(0, count, call.chunk):
+        part = slice(first, min(count, first + call.chunk))
+        chunk = logits[: part.stop - first]
+        torch.mm(x[part], y.t(), out=chunk)
+        weight = None if weights is None else weights if len(weights) == 1 else weights[part]
+        if lse is not None:
+            stats_and_grads(chunk, targets[part], call.vocabulary, own=call.own, lse=lse[part], weights=weight)
+        else:
+            losses[part], lses[part] = _losses(chunk, targets[part], call, weight)
+        if dh is not None:
+            torch.mm(chunk, y, out=dh[part])
+        if dw is not None:
+            dw.addmm_(chunk.t(), x[part])
+    if dh is not None and call.group is not None:
+        dist.all_reduce(dh, group=call.group)
+    return losses, lses, None if dh is None else dh.to(h.dtype), None if dw is None else dw.to(w.dtype)
+
+
+def _losses(chunk: Tensor, targets: Tensor, call: _Call, weights: Tensor | None) -> tuple[Tensor, Tensor]:
+    vocabulary = call.vocabulary
+    if call.group is None:
+        lse, at = stats_and_grads(chunk, targets, vocabulary, own=call.own, weights=weights)
+    else:
+        lse, at = stats_and_grads(chunk, targets, vocabulary, own=call.own)
+        most = lse.clone()
+        dist.all_reduce(most, dist.ReduceOp.MAX, group=call.group)
+        place = targets - vocabulary.start
+        here = ((place >= 0) & (place < chunk.shape[1])) | (targets == vocabulary.ignore_index)
+        sums = torch.stack([(lse - most).exp_(), at, here.to(at.dtype)])
+        dist.all_reduce(sums, group=call.group)
+        lse, at = most + sums[0].log(), torch.where(sums[2] > 0, sums[1], torch.nan)  # a target nobody has
+        if weights is not None:
+            stats_and_grads(chunk, targets, vocabulary, own=call.own, lse=lse, weights=weights)
+    return (lse - at).masked_fill(targets == vocabulary.ignore_index, 0.0), lse

@@ -1,0 +1,10 @@
+"""Attention over a paged cache of keys and values: decode, prefill and verification; and writing to that cache.
+
+`paged.py` is the door; `plan.py` checks addresses once a step, `kernel.py` runs on a GPU, `gathered.py` elsewhere.
+"""
+
+from kernels.decode.paged import paged_attention
+from kernels.decode.plan import Plan, plan_pages
+from kernels.decode.write import write_kv
+
+__all__ = ["Plan", "paged_attention", "plan_pages", "write_kv"]

@@ -1,0 +1,124 @@
+"""Paged attention by torch's own kernels: pages of similar sequences are gathered, then one fused attention for all.
+
+What a CPU runs. Knows no tables: groups come from the plan. Shapes: n sequences, S queries, L keys, G kv heads, R query
+heads a kv head, D head dim.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+from torch.nn.functional import scaled_dot_product_attention
+
+from kernels.decode.plan import Group, Plan, seen_keys
+
+MASK_ELEMENTS = 1 << 22
+"""Queries of a long prefill are taken so many at a time that their mask stays below this: memory linear in length."""
+
+
+def gathered(
+    q_THD: Tensor,
+    k_cache: Tensor,
+    v_cache: Tensor | None,
+    plan: Plan,
+    *,
+    values: int,
+    scale: float,
+    window: int | None,
+    softcap: float,
+    scales: tuple[Tensor, Tensor] | None,
+) -> Tensor:
+    """`[T, H, values]` in q's dtype; queries that see no key give zeros. Without a v_cache the values are the first
+    columns of the keys (latent attention)."""
+    out: Tensor | None = None
+    kind = torch.float32 if q_THD.dtype == torch.float16 and not q_THD.is_cuda else q_THD.dtype  # 500x slower on CPU
+    for group in plan.groups(window):
+        q = q_THD if group.tokens is None else q_THD.index_select(0, group.tokens)
+        k = _pages("k", k_cache, plan, group, kind, scales and scales[0])
+        v = k[..., :values] if v_cache is None else _pages("v", v_cache, plan, group, kind, scales and scales[1])
+        if group.queries == 1 or group.seen is not None:
+            done = _folded(q.to(kind), k, v, group, scale, softcap)
+        else:
+            done = _alone(q.to(kind), k, v, group, scale, softcap, window)
+        if group.tokens is None:
+            return done.to(q_THD.dtype)
+        if out is None:
+            out = q_THD.new_zeros(*q_THD.shape[:2], values)
+        out.index_copy_(0, group.tokens, done.to(q_THD.dtype))
+    return out if out is not None else q_THD.new_zeros(*q_THD.shape[:2], values)
+
+
+def _pages(role: str, cache: Tensor, plan: Plan, group: Group, kind: torch.dtype, scales: Tensor | None) -> Tensor:
+    """`[n, L, G, D]`: a view where one sequence's blocks follow each other, else a copy."""
+    rows = _taken(role, cache, plan, group)
+    if scales is not None:
+        rows = rows.to(kind) * _taken(role + " scales", scales, plan, group).to(kind).unsqueeze(-1)
+    elif rows.dtype != kind:
+        rows = rows.to(kind)
+    if group.padding is not None:  # what a cache never held may be NaN, which no mask hides
+        rows.flatten(0, 1).index_fill_(0, group.padding, 0.0)
+    return rows[:, group.skip : group.skip + group.length]
+
+
+def _taken(role: str, cache: Tensor, plan: Plan, group: Group) -> Tensor:
+    blocks, page = cache.shape[:2]
+    count = len(group.pages)
+    if group.consecutive is not None and cache.is_contiguous():
+        return cache[group.consecutive : group.consecutive + count].view(1, count * page, *cache.shape[2:])
+    if cache.is_contiguous():  # rows of one block are one copy: 3x faster than indexing
+        flat = cache.view(blocks, -1)
+        if torch.is_grad_enabled() and cache.requires_grad:
+            taken = flat.index_select(0, group.pages)
+        else:
+            taken = torch.index_select(flat, 0, group.pages, out=plan.scratch(role, cache, count, flat.shape[1]))
+    else:
+        taken = cache[group.pages]
+    return taken.view(group.sequences, count // group.sequences * page, *cache.shape[2:])
+
+
+def _folded(q: Tensor, k: Tensor, v: Tensor, group: Group, scale: float, softcap: float) -> Tensor:
+    """The query heads of a kv head and the queries of a sequence become rows of one product, so that keys are read
+    once: `[n · S, H, D]` over `[n, L, G, D]`."""
+    n, s, kv = group.sequences, group.queries, k.shape[2]
+    heads, width = q.shape[1], q.shape[2]
+    rows = heads // kv
+    folded = q.view(n, s, kv, rows, width).permute(0, 2, 3, 1, 4).reshape(n, kv, rows * s, width)
+    mask = None
+    if group.seen is not None:
+        mask = group.seen.unsqueeze(1)
+        if s > 1:
+            mask = mask.repeat(1, 1, rows, 1)
+    done = _attend(folded, k.transpose(1, 2), v.transpose(1, 2), mask, scale, softcap)
+    return done.view(n, kv, rows, s, -1).permute(0, 3, 1, 2, 4).reshape(n * s, heads, -1)
+
+
+def _alone(q: Tensor, k: Tensor, v: Tensor, group: Group, scale: float, softcap: float, window: int | None) -> Tensor:
+    """One sequence's many queries: `[S, H, D]` over `[1, L, G, D]`; kv heads are the batch, so none is copied."""
+    s, heads, width = q.shape
+    kv, length = k.shape[2], k.shape[1]
+    rows = heads // kv
+    q_GRSD = q.view(s, kv, rows, width).permute(1, 2, 0, 3)
+    k_GRLD = k[0].transpose(0, 1).unsqueeze(1).expand(kv, rows, length, width)
+    v_GRLD = v[0].transpose(0, 1).unsqueeze(1).expand(kv, rows, length, v.shape[3])
+    if group.causal and not softcap:
+        done = scaled_dot_product_attention(q_GRSD, k_GRLD, v_GRLD, is_causal=True, scale=scale)
+        return done.permute(2, 0, 1, 3).reshape(s, heads, -1)
+    out = q.new_empty(s, heads, v.shape[3])
+    step = max(64, MASK_ELEMENTS // length)
+    for first in range(0, s, step):
+        last = min(s, first + step)
+        place = torch.arange(first, last, device=q.device) + (group.skip + length - s)
+        stop = length - s + last  # later keys are hidden from all of these queries
+        mask = seen_keys(place, stop, group.skip, window)
+        done = _attend(q_GRSD[:, :, first:last], k_GRLD[:, :, :stop], v_GRLD[:, :, :stop], mask, scale, softcap)
+        out[first:last] = done.permute(2, 0, 1, 3).reshape(last - first, heads, -1)
+    return out
+
+
+def _attend(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, scale: float, softcap: float) -> Tensor:
+    if not softcap:
+        return scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=scale)
+    scores = softcap * torch.tanh(torch.matmul(q, k.transpose(-1, -2)) * (scale / softcap))
+    if mask is not None:
+        scores = scores.masked_fill(~mask, float("-inf"))
+    return torch.matmul(scores.softmax(-1), v)

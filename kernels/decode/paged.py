@@ -1,0 +1,180 @@
+"""`paged_attention`: queries against keys and values that lie in blocks of a cache.
+
+Decode, prefill in chunks and verification of drafts are one operation: a sequence's query tokens are the last ones of
+its length (causal, aligned bottom right). Checks arguments, chooses who runs; knows no blocks' owners.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from kernels import checks, runtime
+from kernels.decode.gathered import gathered
+from kernels.decode.launch import launch
+from kernels.decode.plan import Plan, plan_pages
+from kernels.decode.reference import paged_attention as reference
+from kernels.dispatch import Candidate, choose
+
+QUANTISED = (torch.int8, torch.float8_e4m3fn)
+
+
+def paged_attention(
+    q: Tensor,
+    k_cache: Tensor,
+    v_cache: Tensor,
+    block_table: Tensor,
+    seq_lens: Tensor,
+    *,
+    scale: float | None = None,
+    num_splits: int | None = None,
+    window: int | None = None,
+    softcap: float = 0.0,
+    cu_q: Tensor | None = None,
+    max_q: int | None = None,
+    scales: tuple[Tensor, Tensor] | None = None,
+    return_lse: bool = False,
+    plan: Plan | None = None,
+    backend: str | None = None,
+) -> Tensor | tuple[Tensor, Tensor]:
+    """softmax(scale · q·Kᵀ)·V over each sequence's cached tokens, in q's dtype and shape (last dim: the values').
+
+    q: `[B, H, D]` one token a sequence, `[B, S, H, D]` S tokens each, or `[T, H, D]` with `cu_q` [B + 1] ragged (a
+    mixed batch of chunks and decodes). k_cache, v_cache: `[blocks, block_size, kv_heads, D]`; kv_heads divides H.
+    block_table `[B, pages]` and seq_lens `[B]`: see `plan_pages`; lengths include this step's tokens, whose keys are
+    written already. A query at place i sees keys j <= i, and with a window i - window < j. Sequences of length 0 give
+    zeros. scale defaults to D ** -0.5. softcap c > 0: c · tanh(scores / c). scales: of an int8 or e4m3 cache, two
+    `[blocks, block_size, kv_heads]` fp32, as `write_kv` makes them. num_splits: parts of a sequence on a GPU, else
+    chosen. return_lse: also log-sum-exp `[…, H]` fp32, natural. plan: from `plan_pages` of the same table and lengths;
+    without one the addresses are checked in every call, which waits for a GPU. Raises ValueError or TypeError.
+    """
+    q_THD, plan, scale = _checked(q, k_cache, v_cache, block_table, seq_lens, scale, cu_q, max_q, plan)
+    _options_checked(q, k_cache, v_cache, num_splits, window, softcap, scales)
+    facts: dict[str, object] = {
+        "dtype": q.dtype,
+        "cache": k_cache.dtype,
+        "head_dim": q.shape[-1],
+        "group": q_THD.shape[1] // k_cache.shape[2],
+        "queries": "one" if plan.queries == 1 else "several",
+        "device": q.device.type,
+    }
+    lse_only = "log-sum-exp asked for" if return_lse else None
+    own = runtime.cannot(q) or _cannot(q, k_cache)
+    candidates = (Candidate("own", own), Candidate("torch", lse_only), Candidate("reference"))
+    chosen = choose("paged_attention", facts, candidates, backend).backend
+    if chosen == "own":
+        out, lse = launch(
+            q_THD,
+            k_cache,
+            v_cache,
+            plan,
+            scale=scale,
+            window=window,
+            softcap=softcap,
+            scales=scales,
+            num_splits=num_splits,
+        )
+    elif chosen == "torch":
+        out = gathered(
+            q_THD, k_cache, v_cache, plan,
+            values=v_cache.shape[3], scale=scale, window=window, softcap=softcap, scales=scales,
+        )  # fmt: skip
+        return out.view(*q.shape[:-1], v_cache.shape[3])
+    else:
+        wide, lse = reference(
+            q_THD, k_cache, v_cache, plan.table, plan.lens, plan.starts(),
+            scale=scale, window=window, softcap=softcap, scales=scales,
+        )  # fmt: skip
+        out, lse = wide.to(q.dtype), lse.float()
+    out = out.view(*q.shape[:-1], v_cache.shape[3])
+    return (out, lse.view(q.shape[:-1])) if return_lse else out
+
+
+def _cannot(q: Tensor, k_cache: Tensor) -> str | None:
+    if max(q.shape[-1], k_cache.shape[-1]) > 256:
+        return "a head dim above 256"
+    if k_cache.dtype == torch.float8_e4m3fn and runtime.arch(q.device) in ("sm_75", "sm_80", "sm_86"):
+        return f"no e4m3 on {runtime.arch(q.device)}"
+    return None
+
+
+def _checked(
+    q: Tensor,
+    k_cache: Tensor,
+    v_cache: Tensor,
+    block_table: Tensor,
+    seq_lens: Tensor,
+    scale: float | None,
+    cu_q: Tensor | None,
+    max_q: int | None,
+    plan: Plan | None,
+) -> tuple[Tensor, Plan, float]:
+    checks.dtype_among("q", q, (*checks.FLOATS, torch.float64))
+    checks.dims("q", q, 3, 4)
+    checks.dims("k_cache", k_cache, 4)
+    checks.dims("v_cache", v_cache, 4)
+    checks.shape("v_cache", v_cache, (*k_cache.shape[:3], None), "blocks, block_size, kv_heads of k_cache, any")
+    checks.same_device(q=q, k_cache=k_cache, v_cache=v_cache, block_table=block_table, seq_lens=seq_lens)
+    checks.contiguous_last("q", q)
+    checks.contiguous_last("k_cache", k_cache)
+    checks.contiguous_last("v_cache", v_cache)
+    heads, width = q.shape[-2:]
+    if k_cache.shape[3] != width:
+        raise ValueError(f"q has head dim {width} and k_cache {k_cache.shape[3]}; they must be equal.")
+    if k_cache.shape[2] < 1 or heads < 1 or heads % k_cache.shape[2]:
+        raise ValueError(f"q has {heads} heads and the cache {k_cache.shape[2]}; the cache's must divide q's.")
+    if cu_q is not None and q.dim() != 3:
+        raise ValueError(f"with cu_q, q must be [tokens, heads, head_dim]; it has shape {tuple(q.shape)}.")
+    queries = q.shape[1] if q.dim() == 4 else 1
+    if plan is None:
+        plan = plan_pages(
+            block_table, seq_lens, blocks=k_cache.shape[0], block_size=k_cache.shape[1], queries=max(queries, 1),
+            cu_q=cu_q, max_q=max_q,
+        )  # fmt: skip
+    elif plan.table is not block_table or plan.lens is not seq_lens or (cu_q is not None and plan.cu is not cu_q):
+        raise ValueError(
+            "plan was made from another block_table, seq_lens or cu_q; call plan_pages anew for this step."
+        )
+    elif plan.page != k_cache.shape[1]:
+        raise ValueError(f"plan was made for blocks of {plan.page} tokens; the cache has {k_cache.shape[1]}.")
+    tokens = q.shape[0] if q.dim() == 3 else q.shape[0] * q.shape[1]
+    if plan.cu is None and (q.shape[0] != block_table.shape[0] or (plan.queries != queries and tokens)):
+        raise ValueError(
+            f"q has shape {tuple(q.shape)}; {block_table.shape[0]} sequences of {plan.queries} tokens each want "
+            f"({block_table.shape[0]}, {plan.queries}, heads, head_dim)."
+        )
+    if plan.cu is not None and plan.tokens not in (-1, tokens):
+        raise ValueError(f"cu_q ends at {plan.tokens} and q has {tokens} tokens.")
+    if scale is None:
+        scale = width**-0.5
+    checks.positive("scale", scale)
+    return q.reshape(tokens, heads, width), plan, float(scale)
+
+
+def _options_checked(
+    q: Tensor,
+    k_cache: Tensor,
+    v_cache: Tensor,
+    num_splits: int | None,
+    window: int | None,
+    softcap: float,
+    scales: tuple[Tensor, Tensor] | None,
+) -> None:
+    if window is not None and window < 1:
+        raise ValueError(f"window is {window}; it must be at least 1, or None.")
+    if softcap < 0:
+        raise ValueError(f"softcap is {softcap}; it must be above zero, or 0 for none.")
+    if num_splits is not None and not 1 <= num_splits <= 256:
+        raise ValueError(f"num_splits is {num_splits}; it must lie in 1 to 256, or be None.")
+    if scales is None:
+        checks.same_dtype(q=q, k_cache=k_cache, v_cache=v_cache)
+        return
+    checks.dtype_among("k_cache", k_cache, QUANTISED)
+    checks.same_dtype(k_cache=k_cache, v_cache=v_cache)
+    for name, x in zip(("scales[0]", "scales[1]"), scales, strict=True):
+        checks.dtype_among(name, x, (torch.float32,))
+        checks.shape(name, x, tuple(k_cache.shape[:3]), "blocks, block_size, kv_heads")
+        checks.contiguous_last(name, x)
+        checks.same_device(q=q, **{name: x})
+    if scales[0].stride() != scales[1].stride():
+        raise ValueError("the two scales must have the same strides; make them with one call each of the same kind.")

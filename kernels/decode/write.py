@@ -1,0 +1,175 @@
+"""`write_kv`: a step's keys and values to their slots in the paged cache, rounded where it is int8 or e4m3.
+
+A slot is block · block_size + place in the block. Knows no block table. Shapes: T tokens, G kv heads.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from kernels import checks, runtime
+from kernels.decode.paged import QUANTISED
+from kernels.dispatch import Candidate, choose
+from kernels.jit import jit, next_power_of_2, tl
+from kernels.shipped import Shipped
+
+MOST = {torch.int8: 127.0, torch.float8_e4m3fn: 448.0}
+
+
+def write_kv(
+    k: Tensor,
+    v: Tensor,
+    k_cache: Tensor,
+    v_cache: Tensor,
+    slots: Tensor,
+    *,
+    scales: tuple[Tensor, Tensor] | None = None,
+    check: bool = True,
+    backend: str | None = None,
+) -> None:
+    """Writes k `[T, G, D]` and v `[T, G, Dv]` (or `[B, S, …]` with slots `[B, S]`) in place.
+
+    Caches `[blocks, block_size, G, D]`; slots `[T]` int, negative: not written (padding). Of an int8 or e4m3 cache
+    `scales` `[blocks, block_size, G]` fp32 are written too, one a token and head: amax / 127 or / 448. Two tokens for
+    one slot: one of them stays. `check=False` trusts the slots and never waits for a GPU; a slot beyond the cache then
+    writes wrong memory. Raises ValueError or TypeError.
+    """
+    _checked(k, v, k_cache, v_cache, slots, scales)
+    if check and slots.numel() and not (slots.is_cuda and torch.cuda.is_current_stream_capturing()):
+        capacity, most = k_cache.shape[0] * k_cache.shape[1], int(slots.max())
+        if most >= capacity:
+            raise ValueError(f"slots hold {most}; the cache has {capacity} slots, 0 to {capacity - 1}.")
+    facts: dict[str, object] = {"dtype": k.dtype, "cache": k_cache.dtype, "device": k.device.type}
+    candidates = (Candidate("own", runtime.cannot(k)), Candidate("torch"))
+    chosen = choose("write_kv", facts, candidates, backend).backend
+    k_TGD, v_TGD, slots_T = k.flatten(0, -3), v.flatten(0, -3), slots.flatten()
+    if chosen == "torch":
+        _written(k_TGD, v_TGD, k_cache, v_cache, slots_T, scales)
+    elif slots_T.numel():
+        _launch(k_TGD, v_TGD, k_cache, v_cache, slots_T, scales)
+
+
+def quantised(x: Tensor, kind: torch.dtype) -> tuple[Tensor, Tensor]:
+    """x `[…, D]` as int8 or e4m3, and the scale of each row `[…]` fp32: x ~ q · scale."""
+    wide = x.float()
+    scale = wide.abs().amax(-1).clamp_min(1e-12) / MOST[kind]
+    scaled = (wide / scale.unsqueeze(-1)).clamp(-MOST[kind], MOST[kind])
+    return (scaled.round() if kind == torch.int8 else scaled).to(kind), scale
+
+
+def _checked(
+    k: Tensor, v: Tensor, k_cache: Tensor, v_cache: Tensor, slots: Tensor, scales: tuple[Tensor, Tensor] | None
+) -> None:
+    checks.dtype_among("k", k, (*checks.FLOATS, torch.float64))
+    checks.same_dtype(k=k, v=v)
+    checks.dims("k", k, 3, 4)
+    checks.dims("k_cache", k_cache, 4)
+    checks.shape("v", v, (*k.shape[:-1], None), "as k, any")
+    checks.integers("slots", slots)
+    checks.shape("slots", slots, tuple(k.shape[:-2]), "tokens as in k")
+    checks.shape("k_cache", k_cache, (None, None, *k.shape[-2:]), "blocks, block_size, kv_heads, head_dim")
+    checks.shape("v_cache", v_cache, (*k_cache.shape[:2], *v.shape[-2:]), "blocks, block_size, kv_heads, head_dim")
+    checks.same_device(k=k, v=v, k_cache=k_cache, v_cache=v_cache, slots=slots)
+    for name, x in (("k", k), ("v", v), ("k_cache", k_cache), ("v_cache", v_cache)):
+        checks.contiguous_last(name, x)
+    if scales is None:
+        checks.same_dtype(k=k, k_cache=k_cache, v_cache=v_cache)
+        return
+    checks.dtype_among("k_cache", k_cache, QUANTISED)
+    checks.same_dtype(k_cache=k_cache, v_cache=v_cache)
+    for name, x in zip(("scales[0]", "scales[1]"), scales, strict=True):
+        checks.dtype_among(name, x, (torch.float32,))
+        checks.shape(name, x, tuple(k_cache.shape[:3]), "blocks, block_size, kv_heads")
+        checks.same_device(k=k, **{name: x})
+        checks.contiguous(name, x)
+
+
+def _written(
+    k: Tensor, v: Tensor, k_cache: Tensor, v_cache: Tensor, slots: Tensor, scales: tuple[Tensor, Tensor] | None
+) -> None:
+    slots = slots.long()
+    if slots.numel() and int(slots.min()) < 0:
+        kept = (slots >= 0).nonzero().squeeze(1)
+        slots, k, v = slots[kept], k[kept], v[kept]
+    if scales is not None:
+        k, k_scales = quantised(k, k_cache.dtype)
+        v, v_scales = quantised(v, v_cache.dtype)
+        scales[0].view(-1, k.shape[1]).index_copy_(0, slots, k_scales)
+        scales[1].view(-1, v.shape[1]).index_copy_(0, slots, v_scales)
+    for x, cache in ((k, k_cache), (v, v_cache)):
+        if cache.is_contiguous() and cache.dtype != torch.float8_e4m3fn:
+            cache.view(-1, *cache.shape[2:]).index_copy_(0, slots, x)
+        elif cache.dtype == torch.float8_e4m3fn:  # torch indexes bytes, not e4m3
+            cache.view(torch.uint8)[slots // cache.shape[1], slots % cache.shape[1]] = x.view(torch.uint8)
+        else:
+            cache[slots // cache.shape[1], slots % cache.shape[1]] = x
+
+
+@jit
+def write(
+    X, CACHE, SLOTS, SCALES, heads, x_t, x_h, c_b, c_s, c_h,
+    D: tl.constexpr, PAGE: tl.constexpr, BLOCK_H: tl.constexpr, BLOCK_D: tl.constexpr, MOST: tl.constexpr,
+):  # fmt: skip
+    """One token, BLOCK_H of its heads. MOST: 0 for a plain cache, else the largest number of the quantised one."""
+    token = tl.program_id(0).to(tl.int64)
+    slot = tl.load(SLOTS + token).to(tl.int64)
+    if slot < 0:
+        return
+    h = tl.program_id(1) * BLOCK_H + tl.arange(0, BLOCK_H)
+    d = tl.arange(0, BLOCK_D)
+    inside = (h < heads)[:, None] & (d < D)[None, :]
+    x = tl.load(X + token * x_t + h[:, None] * x_h + d[None, :], mask=inside, other=0.0)
+    at = CACHE + (slot // PAGE) * c_b + (slot % PAGE) * c_s + h[:, None] * c_h + d[None, :]
+    if MOST == 0:
+        tl.store(at, x, mask=inside)
+    else:
+        wide = x.to(tl.float32)
+        scale = tl.maximum(tl.max(tl.abs(wide), 1), 1e-12) / MOST
+        q = tl.clamp(wide / scale[:, None], -MOST, MOST)
+        if MOST == 127:
+            q = tl.floor(tl.abs(q) + 0.5) * tl.where(q < 0, -1.0, 1.0)  # halves away from zero
+        tl.store(at, q.to(CACHE.dtype.element_ty), mask=inside)
+        tl.store(SCALES + slot * heads + h, scale, mask=h < heads)
+
+
+def _launch(
+    k: Tensor, v: Tensor, k_cache: Tensor, v_cache: Tensor, slots: Tensor, scales: tuple[Tensor, Tensor] | None
+) -> None:
+    pair = scales if scales is not None else (None, None)
+    with runtime.on(k):
+        for x, cache, scale in ((k, k_cache, pair[0]), (v, v_cache, pair[1])):
+            heads, width = x.shape[1:]
+            block_d = max(16, next_power_of_2(width))
+            block_h = max(1, min(next_power_of_2(heads), 2048 // block_d))
+            write[(x.shape[0], -(-heads // block_h))](
+                x,
+                cache,
+                slots,
+                scale,
+                heads,
+                *x.stride()[:2],
+                *cache.stride()[:3],
+                D=width,
+                PAGE=cache.shape[1],
+                BLOCK_H=block_h,
+                BLOCK_D=block_d,
+                MOST=0 if scale is None else int(MOST[cache.dtype]),
+            )
+
+
+def shipped(arch: str) -> list[Shipped]:
+    """Eight heads of 128 into a bf16 and into an int8 cache."""
+    found = []
+    for name, kind, most in (("bf16", "*bf16", 0), ("int8", "*i8", 127)):
+        signature = {"X": "*bf16", "CACHE": kind, "SLOTS": "*i64", "heads": "i32"}
+        signature |= dict.fromkeys(("x_t", "x_h", "c_b", "c_s", "c_h"), "i32:16")
+        constants: dict[str, Any] = {"D": 128, "PAGE": 16, "BLOCK_H": 8, "BLOCK_D": 128, "MOST": most}
+        if most:
+            signature["SCALES"] = "*fp32"
+        else:
+            constants["SCALES"] = None
+        found.append(Shipped("write_kv", name, write, signature, constants))
+    return found

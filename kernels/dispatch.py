@@ -1,0 +1,157 @@
+"""Which implementation runs a call, and why; every choice is remembered.
+
+Order: what is forced (argument, then KERNELS_BACKEND), else the tuned table's order, else the operation's own
+order; the first that can. Knows names and reasons; knows no operation.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+from kernels import tuning
+
+KNOWN = ("own", "torch", "reference", "cudnn", "flash", "efficient", "math", "compiled")
+"""Every backend an operation may offer; a forced name that none has is refused as a slip of the pen."""
+
+MOST_RECORDS = 1024
+"""Distinct (operation, facts, backend) kept; later ones are counted together under facts {}."""
+
+
+class BackendUnavailable(RuntimeError):
+    """A backend was asked for by name and cannot run this call; the text says why. Trying again does not help."""
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """An implementation of an operation: its backend's name, and why it cannot run this call (None: it can)."""
+
+    backend: str
+    why_not: str | None = None
+
+
+@dataclass(slots=True)
+class _Record:
+    facts: dict[str, object]
+    reason: str
+    calls: int = 0
+
+
+_records: dict[tuple[object, ...], _Record] = {}
+_lock = threading.Lock()
+
+
+def choose(op: str, facts: dict[str, object], candidates: Sequence[Candidate], backend: str | None = None) -> Candidate:
+    """The candidate to run.
+
+    `candidates` stand in the operation's own order; `facts` are what the choice may rest on (dtype, sizes as
+    `tuning.round_up` gives them, flags), with few distinct values. `backend` forces one by name. Raises
+    BackendUnavailable when the forced one cannot, or none can; ValueError for a name nobody has.
+    """
+    forced, by = (backend, "backend=") if backend is not None else _forced(op)
+    if forced is not None:
+        chosen, reason = _take(op, forced, by, candidates)
+        if chosen is not None:
+            _record(op, facts, chosen.backend, reason)
+            return chosen
+    order = [] if torch.compiler.is_compiling() else tuning.order(op, facts)
+    ranked = sorted(candidates, key=lambda c: order.index(c.backend) if c.backend in order else len(order))
+    passed: list[str] = []
+    for candidate in ranked:
+        if candidate.why_not is None:
+            first = "first in the tuned order" if candidate.backend in order else "first in the default order"
+            reason = "; ".join(passed) if passed else first
+            _record(op, facts, candidate.backend, reason)
+            return candidate
+        passed.append(f"not {candidate.backend}: {candidate.why_not}")
+    raise BackendUnavailable(f"{op}: nothing here can run this call: {'; '.join(passed)}.")
+
+
+def explain() -> list[dict[str, object]]:
+    """Each kind of call since the start: {op, facts, backend, reason, calls}, in the order of first use.
+
+    Facts are numbers, words and None: fit for JSON. A call that torch.compile traced counts once.
+    """
+    with _lock:
+        return [
+            {
+                "op": key[0],
+                "facts": {k: _plain(v) for k, v in r.facts.items()},
+                "backend": key[1],
+                "reason": r.reason,
+                "calls": r.calls,
+            }
+            for key, r in _records.items()
+        ]
+
+
+def forget() -> None:
+    """Empties what `explain` tells; for the start of a run."""
+    with _lock:
+        _records.clear()
+
+
+def _forced(op: str) -> tuple[str | None, str]:
+    """KERNELS_BACKEND: "own" for all operations, or "attention=cudnn,rms_norm=own" for some."""
+    text = os.environ.get("KERNELS_BACKEND", "").strip()
+    if not text:
+        return None, ""
+    everywhere: str | None = None
+    for part in text.split(","):
+        name, _, value = part.strip().rpartition("=")
+        if value not in KNOWN:
+            raise ValueError(f"KERNELS_BACKEND names {value!r}; known are: {', '.join(KNOWN)}.")
+        if name == op:
+            return value, f"KERNELS_BACKEND={op}="
+        if not name:
+            everywhere = value
+    return everywhere, "KERNELS_BACKEND="
+
+
+def _take(op: str, forced: str, by: str, candidates: Sequence[Candidate]) -> tuple[Candidate | None, str]:
+    for candidate in candidates:
+        if candidate.backend == forced:
+            if candidate.why_not is not None:
+                raise BackendUnavailable(
+                    f"{op}: {by}{forced} was asked for and cannot run this call: {candidate.why_not}. "
+                    "Leave the choice open, or change the call."
+                )
+            return candidate, f"asked for by {by}{forced}"
+    if by == "KERNELS_BACKEND=":  # said for all operations: those that do not have it choose for themselves
+        return None, ""
+    names = ", ".join(c.backend for c in candidates)
+    raise ValueError(f"{op}: {by}{forced} was asked for; it has: {names}.")
+
+
+def _record(op: str, facts: dict[str, object], backend: str, reason: str) -> None:
+    if torch.compiler.is_compiling():
+        _traced(op, tuple((k, _plain(v)) for k, v in facts.items()), backend, reason)
+        return
+    _count((op, backend, *facts.items()), facts, reason)
+
+
+def _traced(op: str, facts: tuple[tuple[str, object], ...], backend: str, reason: str) -> None:
+    """Runs once when torch.compile traces a call, which stands in the graph from then on and is not counted again."""
+    _count((op, backend, *facts), dict(facts), f"{reason}; traced by torch.compile")
+
+
+# what torch.compiler.assume_constant_result sets, without importing the compiler
+_traced._dynamo_marked_constant = True  # type: ignore[attr-defined]
+
+
+def _plain(value: object) -> object:
+    return str(value).removeprefix("torch.") if isinstance(value, (torch.dtype, torch.device)) else value
+
+
+def _count(key: tuple[object, ...], facts: dict[str, object], reason: str) -> None:
+    record = _records.get(key)
+    if record is None:
+        with _lock:
+            if len(_records) >= MOST_RECORDS and key not in _records:
+                key, facts, reason = (key[0], key[1]), {}, "more kinds of calls than are told apart"
+            record = _records.setdefault(key, _Record(dict(facts), reason))
+    record.calls += 1

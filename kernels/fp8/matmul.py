@@ -1,0 +1,177 @@
+"""`fp8_matmul`: products of 128 numbers in e4m3, summed in fp32 with their scales (DeepSeek-V3, section 3.3.2).
+
+Few rows are bound by reading the weight: the own kernel splits K over programs. Many rows go to cuBLASLt.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from kernels import checks, runtime, tuning
+from kernels.dispatch import Candidate, choose
+from kernels.fp8 import reference, scaled
+from kernels.fp8.quantize import NO_E4M3, why_not_own
+from kernels.fp8.reference import E4M3, SIDE
+from kernels.jit import UPCAST, cdiv, dot, grouped_order, jit, tl
+from kernels.shipped import Shipped
+
+MOST_OWN_ROWS = 256
+"""From here on cuBLASLt comes first: Triton's reach 0.65-0.7x of its speed when bound by products."""
+
+
+def fp8_matmul(
+    a: Tensor,
+    sa: Tensor,
+    b: Tensor,
+    sb: Tensor,
+    out_dtype: torch.dtype = torch.bfloat16,
+    *,
+    num_splits: int | None = None,
+    backend: str | None = None,
+) -> Tensor:
+    """(a · sa)·(b · sb)ᵀ as `[…, N]` in out_dtype, summed in fp32.
+
+    a `[…, K]` e4m3 with sa `[…, ceil(K / 128)]` fp32, as `quantize_1x128` gives; b `[N, K]` e4m3 with sb
+    `[ceil(N / 128), ceil(K / 128)]`, as `quantize_128x128` gives. num_splits: parts of K on a GPU, else chosen.
+    Raises ValueError or TypeError.
+    """
+    _checked(a, sa, b, sb, out_dtype, num_splits)
+    a_MK, sa_M = a.reshape(-1, a.shape[-1]), sa.reshape(-1, sa.shape[-1])
+    facts: dict[str, object] = {
+        "rows": tuning.round_up(a_MK.shape[0]),
+        "n": b.shape[0],
+        "k": b.shape[1],
+        "out": out_dtype,
+        "device": a.device.type,
+    }
+    empty = None if a_MK.numel() and b.numel() else "an empty operand"
+    own = Candidate("own", why_not_own(a) or empty)
+    torchs = Candidate("torch", scaled.why_not(a.device) or empty)
+    order = (own, torchs) if a_MK.shape[0] < MOST_OWN_ROWS else (torchs, own)
+    chosen = choose("fp8_matmul", facts, (*order, Candidate("reference")), backend).backend
+    if chosen == "own":
+        out = _launched(a_MK, sa_M, b, sb, out_dtype, num_splits)
+    elif chosen == "torch":
+        out = scaled.fp8_matmul(a_MK, sa_M, b, sb, out_dtype)
+    else:
+        kind = torch.float64 if out_dtype == torch.float64 else torch.float32
+        out = reference.fp8_matmul(a_MK, sa_M, b, sb, kind).to(out_dtype)
+    return out.view(*a.shape[:-1], b.shape[0])
+
+
+def _checked(a: Tensor, sa: Tensor, b: Tensor, sb: Tensor, out_dtype: torch.dtype, num_splits: int | None) -> None:
+    for name, x in (("a", a), ("b", b)):
+        checks.dtype_among(name, x, (E4M3,))
+    for name, x in (("sa", sa), ("sb", sb)):
+        checks.dtype_among(name, x, (torch.float32,))
+    if a.dim() < 1:
+        raise ValueError("a has no dimensions; it must be [..., K].")
+    checks.shape("b", b, (None, a.shape[-1]), "N, K of a")
+    tiles = cdiv(a.shape[-1], SIDE)
+    checks.shape("sa", sa, (*a.shape[:-1], tiles), "rows of a, ceil(K / 128)")
+    checks.shape("sb", sb, (cdiv(b.shape[0], SIDE), tiles), "ceil(N / 128), ceil(K / 128)")
+    checks.same_device(a=a, sa=sa, b=b, sb=sb)
+    checks.contiguous_last("a", a)
+    checks.contiguous_last("b", b)
+    checks.among("out_dtype", out_dtype, (*checks.FLOATS, torch.float64))
+    if num_splits is not None and num_splits < 1:
+        raise ValueError(f"num_splits is {num_splits}; it must be at least 1, or None.")
+
+
+@jit
+def product(
+    A, SA, B, SB, OUT, m, n, k, splits, a_m, sa_m, sa_k, b_n, sb_n, sb_k, o_p, o_m,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, GROUP_M: tl.constexpr, UPCAST: tl.constexpr,
+):  # fmt: skip
+    """OUT [parts, M, N]. BLOCK_N divides 128, so a block of columns has one scale of b a step of K."""
+    num_m = tl.cdiv(m, BLOCK_M)
+    num_n = tl.cdiv(n, BLOCK_N)
+    pid = tl.program_id(0)
+    part = pid // (num_m * num_n)
+    row, column = grouped_order(pid % (num_m * num_n), num_m, num_n, GROUP_M)
+    r = row * BLOCK_M + tl.arange(0, BLOCK_M)
+    c = column * BLOCK_N + tl.arange(0, BLOCK_N)
+    x = tl.arange(0, 128)
+    steps = tl.cdiv(k, 128)
+    each = tl.cdiv(steps, splits)
+    a_at = A + r.to(tl.int64)[:, None] * a_m + x[None, :]
+    b_at = B + c.to(tl.int64)[:, None] * b_n + x[None, :]
+    acc = tl.zeros([BLOCK_M, BLOCK_N], tl.float32)
+    for step in range(part * each, tl.minimum(part * each + each, steps)):
+        here = step * 128 + x < k
+        a = tl.load(a_at + step * 128, mask=(r < m)[:, None] & here[None, :], other=0.0)
+        b = tl.load(b_at + step * 128, mask=(c < n)[:, None] & here[None, :], other=0.0)
+        sa = tl.load(SA + r * sa_m + step * sa_k, mask=r < m, other=0.0)
+        sb = tl.load(SB + column * BLOCK_N // 128 * sb_n + step * sb_k)
+        found = dot(a, tl.trans(b), tl.zeros([BLOCK_M, BLOCK_N], tl.float32), UPCAST)
+        acc += found * (sa * sb)[:, None]
+    at = OUT + part.to(tl.int64) * o_p + r.to(tl.int64)[:, None] * o_m + c[None, :]
+    tl.store(at, acc.to(OUT.dtype.element_ty), mask=(r < m)[:, None] & (c < n)[None, :])
+
+
+@jit
+def summed(PARTS, OUT, count, splits, p_p, BLOCK: tl.constexpr):
+    """The sum of the parts, in their order, whatever finished first."""
+    at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    acc = tl.zeros([BLOCK], tl.float32)
+    for part in range(splits):
+        acc += tl.load(PARTS + part * p_p + at, mask=at < count, other=0.0)
+    tl.store(OUT + at, acc.to(OUT.dtype.element_ty), mask=at < count)
+
+
+def splits_of_k(programs: int, steps: int, sm_count: int) -> int:
+    """Parts of K: three programs a multiprocessor, each of at least four steps."""
+    return max(1, min(3 * sm_count // max(1, programs), steps // 4))
+
+
+@tuning.rule("fp8_matmul")
+def _rule(arch: str, facts: dict[str, Any]) -> tuning.Config:
+    if arch == "interpret":
+        return {"BLOCK_M": 16, "BLOCK_N": 32, "GROUP_M": 2, "num_warps": 4, "num_stages": 1}
+    rows = int(facts["rows"])
+    if rows <= 64:
+        return {"BLOCK_M": max(16, rows), "BLOCK_N": 64, "GROUP_M": 8, "num_warps": 4, "num_stages": 5}
+    return {"BLOCK_M": 128, "BLOCK_N": 128, "GROUP_M": 8, "num_warps": 8, "num_stages": 4}
+
+
+def _launched(a: Tensor, sa: Tensor, b: Tensor, sb: Tensor, out_dtype: torch.dtype, num_splits: int | None) -> Tensor:
+    (m, k), n = a.shape, b.shape[0]
+    config = tuning.config("fp8_matmul", rows=tuning.round_up(m), n=n, k=k)
+    programs = cdiv(m, config["BLOCK_M"]) * cdiv(n, config["BLOCK_N"])
+    splits = num_splits or splits_of_k(programs, cdiv(k, SIDE), runtime.sm_count(a.device))
+    out = torch.empty(m, n, dtype=out_dtype, device=a.device)
+    parts = out.unsqueeze(0)
+    if splits > 1:
+        parts = torch.empty(splits, m, n, dtype=torch.float32, device=a.device)
+    with runtime.on(a):
+        product[(programs * splits,)](
+            a, sa, b, sb, parts, m, n, k, splits,
+            a.stride(0), *sa.stride(), b.stride(0), *sb.stride(), *parts.stride()[:2],
+            UPCAST=UPCAST, **config,
+        )  # fmt: skip
+        if splits > 1:
+            summed[(cdiv(m * n, 1024),)](parts, out, m * n, splits, parts.stride(0), BLOCK=1024)
+    return out
+
+
+def shipped(arch: str) -> list[Shipped]:
+    """One, 64 and many rows, and the sum of parts; none before e4m3 existed."""
+    if arch in NO_E4M3:
+        return []
+    found = []
+    for rows in (16, 64, 1024):
+        config = _rule(arch, {"rows": rows})
+        signature = {"A": "*fp8e4nv", "SA": "*fp32", "B": "*fp8e4nv", "SB": "*fp32"}
+        signature |= {"OUT": "*fp32" if rows <= 64 else "*bf16", "m": "i32", "splits": "i32"}
+        signature |= dict.fromkeys(("n", "k", "a_m", "b_n", "o_p", "o_m"), "i32:16")
+        signature |= dict.fromkeys(("sa_m", "sa_k", "sb_n", "sb_k"), "i32")
+        constants = {key: config[key] for key in ("BLOCK_M", "BLOCK_N", "GROUP_M")} | {"UPCAST": False}
+        expects = ("wgmma",) if config["BLOCK_M"] >= 64 else ("mma.sync",)
+        warps, stages = config["num_warps"], config["num_stages"]
+        found.append(Shipped("fp8_matmul", f"rows-{rows}", product, signature, constants, warps, stages, expects))
+    signature = {"PARTS": "*fp32", "OUT": "*bf16", "count": "i32:16", "splits": "i32", "p_p": "i32:16"}
+    found.append(Shipped("fp8_matmul", "summed", summed, signature, {"BLOCK": 1024}))
+    return found

@@ -1,0 +1,192 @@
+"""`python -m kernels.gate --arch sm_90`: compiles every shipped configuration without a GPU and looks at the result.
+
+Breaches: spilled registers without a reason, shared memory above the architecture's limit, an instruction that
+was expected and is missing, a configuration that does not compile. Finds configurations in each module of this
+package that has `shipped(arch) -> list[Shipped]`; knows no operation.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import json
+import multiprocessing
+import os
+import re
+import subprocess
+import sys
+import time
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import kernels
+from kernels import runtime, tuning
+from kernels.shipped import Shipped
+
+PROCESSES = 2
+
+
+@dataclass(frozen=True)
+class Told:
+    """What the compiler made of one configuration."""
+
+    op: str
+    name: str
+    arch: str
+    registers: int
+    spilled_bytes: int
+    shared_bytes: int
+    instructions: dict[str, int]
+    seconds: float
+    breaches: list[str]
+
+
+def modules(only: str | None = None) -> list[str]:
+    """Names of all modules that ship configurations; of those alone that name an operation, where one is given."""
+    root = Path(kernels.__file__).parent
+    found = []
+    for path in sorted(root.rglob("*.py")):
+        inside = path.relative_to(root)
+        text = path.read_text()
+        if "\ndef shipped(" in text and (only is None or f'"{only}"' in text):
+            found.append(".".join(("kernels", *inside.with_suffix("").parts)).removesuffix(".__init__"))
+    return found
+
+
+def compiled(one: Shipped, arch: str) -> Told:
+    """Compiles one configuration for `arch` and judges it."""
+    import triton
+    from triton.backends.compiler import GPUTarget
+    from triton.compiler import ASTSource
+
+    started = time.perf_counter()
+    signature: dict[str, str] = {}
+    attributes: dict[tuple[int, ...], list[list[Any]]] = {}
+    for index, name in enumerate(one.fn.arg_names):
+        if name in one.constexprs:
+            signature[name] = "constexpr"
+            continue
+        if name not in one.signature:
+            raise KeyError(f"{one.op}/{one.name}: argument {name!r} stands neither in signature nor in constexprs.")
+        kind, _, multiple = one.signature[name].partition(":")
+        signature[name] = kind
+        if kind.startswith("*") or multiple:
+            attributes[(index,)] = [["tt.divisibility", int(multiple or 16)]]
+    source = ASTSource(one.fn, signature, dict(one.constexprs), attributes)
+    target = GPUTarget("cuda", int(arch.removeprefix("sm_")), 32)
+    try:
+        kernel: Any = triton.compile(
+            source, target=target, options={"num_warps": one.num_warps, "num_stages": one.num_stages}
+        )
+    except Exception as error:
+        says = str(error).strip().splitlines()
+        text = f"does not compile: {type(error).__name__}: {' '.join(says[-3:])[:400]}"
+        return Told(one.op, one.name, arch, 0, 0, 0, {}, time.perf_counter() - started, [text])
+    registers, stack = _resources(kernel.asm["cubin"])
+    ptx: str = kernel.asm["ptx"]
+    shared = int(kernel.metadata.shared)
+    return Told(
+        one.op,
+        one.name,
+        arch,
+        registers,
+        stack,
+        shared,
+        {w: len(re.findall(re.escape(w), ptx)) for w in ("wgmma.mma_async", "mma.sync", "cp.async", "setmaxnreg")},
+        round(time.perf_counter() - started, 2),
+        _breaches(one, arch, stack, shared, ptx),
+    )
+
+
+def _breaches(one: Shipped, arch: str, stack: int, shared: int, ptx: str) -> list[str]:
+    says = []
+    if stack and one.spills_ok is None:
+        says.append(f"spills {stack} bytes of registers a thread; smaller blocks or more warps, or give spills_ok.")
+    if not stack and one.spills_ok is not None:
+        says.append("spills nothing any more; remove spills_ok.")
+    limit = runtime.shared_memory_limit(arch)
+    if shared > limit:
+        says.append(f"wants {shared:,} bytes of shared memory; {arch} has {limit:,}. Fewer stages or smaller blocks.")
+    says += [f"has no {word} in its PTX." for word in one.expects if word not in ptx]
+    return says
+
+
+def _resources(cubin: bytes) -> tuple[int, int]:
+    """(registers, bytes of stack) a thread, as cuobjdump tells them; stack is where spilled registers go."""
+    from triton import knobs
+
+    path = tuning.cache_home() / f"gate-{os.getpid()}.cubin"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(cubin)
+    try:
+        told = subprocess.run(
+            [knobs.nvidia.cuobjdump.path, "--dump-resource-usage", str(path)],
+            capture_output=True,
+            text=True,
+            check=True,
+        ).stdout
+    finally:
+        path.unlink()
+    found = re.search(r"REG:(\d+).*?STACK:(\d+)", told)
+    if found is None:
+        raise RuntimeError(f"cuobjdump told no resource usage:\n{told[:500]}")
+    return int(found[1]), int(found[2])
+
+
+def _one(job: tuple[str, int, str]) -> Told:
+    module, index, arch = job
+    return compiled(importlib.import_module(module).shipped(arch)[index], arch)
+
+
+def judge(arch: str, only: str | None = None, processes: int = PROCESSES) -> list[Told]:
+    """Compiles everything shipped for `arch` (or one operation's); results come cached by triton."""
+    os.environ.setdefault("TRITON_CACHE_DIR", str(tuning.cache_home() / "triton"))
+    jobs = [
+        (module, index, arch)
+        for module in modules(only)
+        for index, one in enumerate(importlib.import_module(module).shipped(arch))
+        if only is None or one.op == only
+    ]
+    if processes == 1 or len(jobs) < 3:
+        return [_one(job) for job in jobs]
+    with ProcessPoolExecutor(processes, multiprocessing.get_context("spawn")) as pool:
+        return list(pool.map(_one, jobs))
+
+
+def main(arguments: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="python -m kernels.gate", description=__doc__.splitlines()[0])
+    parser.add_argument("--arch", default="sm_90", help="sm_80, sm_90, …")
+    parser.add_argument("--only", metavar="OP", help="one operation")
+    parser.add_argument("--json", action="store_true", help="one JSON document and nothing else")
+    asked = parser.parse_args(arguments)
+    if not re.fullmatch(r"sm_\d+", asked.arch):
+        parser.error(f"--arch is {asked.arch!r}; it must look like sm_90.")
+    if not runtime.HAS_TRITON:
+        parser.error("triton is not installed, so nothing can be compiled: pip install triton==3.6.0")
+    if runtime.INTERPRET:
+        parser.error("TRITON_INTERPRET is set, so nothing can be compiled: unset it.")
+    told = judge(asked.arch, asked.only)
+    if asked.only and not told:
+        parser.error(f"no operation {asked.only!r} ships configurations.")
+    breaches = [(t, says) for t in told for says in t.breaches]
+    if asked.json:
+        print(json.dumps({"arch": asked.arch, "ok": not breaches, "kernels": [asdict(t) for t in told]}, indent=1))
+    else:
+        for t in told:
+            tensor_core = (
+                "wgmma" if t.instructions.get("wgmma.mma_async") else "mma" * bool(t.instructions.get("mma.sync"))
+            )
+            print(
+                f"{t.op:24} {t.name:36} {t.registers:4d} registers {t.spilled_bytes:5d} B spilled "
+                f"{t.shared_bytes:8,d} B shared  {tensor_core:6} {t.seconds:5.1f} s"
+            )
+        print(f"{len(told)} configurations for {asked.arch}, {len(breaches)} breaches.")
+    for t, says in breaches:
+        print(f"{t.op}/{t.name} on {t.arch}: {says}", file=sys.stderr)
+    return 1 if breaches else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

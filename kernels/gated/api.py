@@ -1,0 +1,113 @@
+"""`swiglu`: argument checks, the choice of implementation, and autograd around the Triton kernels.
+
+Knows no projection: gate and up come as one tensor or as two.
+"""
+
+from __future__ import annotations
+
+from typing import Any, cast
+
+import torch
+
+from kernels import checks, runtime, tuning
+from kernels.dispatch import Candidate, choose
+from kernels.gated import reference
+from kernels.gated.triton_swiglu import backward, forward
+from kernels.norm.reference import to_fp8
+from kernels.rows import as_rows
+
+
+def swiglu(
+    gate_up: torch.Tensor,
+    quant: str | None = None,
+    *,
+    up: torch.Tensor | None = None,
+    backend: str | None = None,
+) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
+    """silu(gate) · up.
+
+    gate_up [..., 2F] holds gate in its first half and up in its second; with `up` [..., F] given it is the gate alone.
+    Gives y [..., F] in its dtype, or with quant (q, scale): e4m3, y ~ q · scale, scale fp32 [..., 1] for "row" or
+    [..., ceil(F / 128)] for "1x128". Quantised output has no gradient. Raises TypeError or ValueError before any
+    launch. Source: Shazeer 2020, eq. 6.
+    """
+    needs_grad = _checked(gate_up, up, quant)
+    width = gate_up.shape[-1] if up is not None else gate_up.shape[-1] // 2
+    own = runtime.cannot(gate_up, up)
+    if own is None and gate_up.dtype == torch.float64:
+        own = "fp64 has no kernel"
+    if own is None and quant and not runtime.has_fp8(runtime.arch(gate_up.device)):
+        own = "Triton has e4m3 from sm_89 on"
+    if own is None and gate_up.numel() == 0:
+        own = "nothing to launch for an empty tensor"
+    chosen = choose(
+        "swiglu",
+        {"dtype": gate_up.dtype, "n": tuning.round_up(width), "quant": quant, "grad": needs_grad},
+        [
+            Candidate("own", own),
+            Candidate("torch", "torch's has no FP8 output" if quant else None),
+            Candidate("reference"),
+        ],
+        backend,
+    )
+    if chosen.backend != "own":
+        gate, other = gate_up.chunk(2, -1) if up is None else (gate_up, up)
+        if quant:
+            with torch.no_grad():
+                return to_fp8(reference.swiglu(gate, other), quant)
+        if chosen.backend == "torch":
+            return torch.nn.functional.silu(gate) * other
+        return reference.swiglu(gate, other).to(gate.dtype)
+    shape = (*gate_up.shape[:-1], width)
+    rows, other_rows = as_rows(gate_up), None if up is None else as_rows(up)
+    if needs_grad:
+        return cast(torch.Tensor, _SwiGlu.apply(rows, other_rows)).view(shape)
+    y, scale = forward(*_halves(rows, other_rows), quant)
+    return y.view(shape) if scale is None else (y.view(shape), scale.view(*shape[:-1], scale.shape[-1]))
+
+
+class _SwiGlu(torch.autograd.Function):
+    """Keeps its inputs only; the sigmoid is computed again."""
+
+    @staticmethod
+    def forward(ctx: Any, gate_up: torch.Tensor, up: torch.Tensor | None) -> torch.Tensor:
+        ctx.save_for_backward(gate_up, up)
+        return forward(*_halves(gate_up, up), None)[0]
+
+    @staticmethod
+    def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        gate_up, up = ctx.saved_tensors
+        dgate_up = torch.empty_like(gate_up, memory_format=torch.contiguous_format)
+        dup = None if up is None else torch.empty_like(up, memory_format=torch.contiguous_format)
+        backward(as_rows(grads[0]), *_halves(gate_up, up), *_halves(dgate_up, dup))
+        return dgate_up, dup
+
+
+def _halves(gate_up: torch.Tensor, up: torch.Tensor | None) -> tuple[torch.Tensor, torch.Tensor]:
+    if up is not None:
+        return gate_up, up
+    width = gate_up.shape[1] // 2
+    return gate_up[:, :width], gate_up[:, width:]
+
+
+def _checked(gate_up: torch.Tensor, up: torch.Tensor | None, quant: str | None) -> bool:
+    """Refuses what cannot be computed; tells if a gradient will be wanted."""
+    checks.dtype_among("gate_up", gate_up, (*checks.FLOATS, torch.float64))
+    if gate_up.dim() < 1:
+        raise ValueError("gate_up is a scalar; it must have a last dimension.")
+    checks.at_least_one("gate_up", gate_up, -1)
+    if up is None:
+        if gate_up.shape[-1] % 2:
+            raise ValueError(
+                f"gate_up has {gate_up.shape[-1]} columns, an odd number; it must hold gate and up of equal width. "
+                "Give the gate alone and up= beside it where they are two tensors."
+            )
+    else:
+        checks.shape("up", up, tuple(gate_up.shape), "(shape of gate_up, the gate)")
+        checks.same_dtype(gate_up=gate_up, up=up)
+        checks.same_device(gate_up=gate_up, up=up)
+    checks.among("quant", quant, (None, "row", "1x128"))
+    needs_grad = torch.is_grad_enabled() and (gate_up.requires_grad or (up is not None and up.requires_grad))
+    if quant and needs_grad:
+        raise ValueError("quant was given and an input requires a gradient; quantised output has none: use no_grad().")
+    return needs_grad

@@ -1,0 +1,142 @@
+"""SwiGLU in Triton: forward with FP8 output, and backward that computes the sigmoid anew.
+
+Knows 2-D tensors (gate and up may be halves of one); knows no autograd.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from kernels import runtime, tuning
+from kernels.jit import cdiv, fp8_scale, jit, tl, to_fp8
+from kernels.shipped import Shipped
+
+
+@jit
+def swiglu_forward(GATE, UP, Y, SCALE, F, g_stride, u_stride, QUANT: tl.constexpr, BLOCK: tl.constexpr):
+    """BLOCK columns of one row a program. QUANT: e4m3 with a scale for each 128 columns."""
+    blocks = tl.cdiv(F, BLOCK)
+    row = (tl.program_id(0) // blocks).to(tl.int64)
+    block = tl.program_id(0) % blocks
+    col = block * BLOCK + tl.arange(0, BLOCK)
+    gate = tl.load(GATE + row * g_stride + col, mask=col < F, other=0.0).to(tl.float32)
+    up = tl.load(UP + row * u_stride + col, mask=col < F, other=0.0).to(tl.float32)
+    y = gate * tl.sigmoid(gate) * up
+    if QUANT:
+        groups = tl.reshape(y, (BLOCK // 128, 128))
+        scale = fp8_scale(tl.max(tl.abs(groups), 1))
+        g = block * (BLOCK // 128) + tl.arange(0, BLOCK // 128)
+        tl.store(SCALE + row * tl.cdiv(F, 128) + g, scale, mask=g * 128 < F)
+        tl.store(Y + row * F + col, tl.reshape(to_fp8(groups, scale[:, None]), (BLOCK,)), mask=col < F)
+    else:
+        tl.store(Y + row * F + col, y.to(Y.dtype.element_ty), mask=col < F)
+
+
+@jit
+def swiglu_forward_by_row(GATE, UP, Y, SCALE, F, g_stride, u_stride, BLOCK: tl.constexpr):
+    """One row a program as e4m3 with one scale: the largest first, then the row again from L2."""
+    row = tl.program_id(0).to(tl.int64)
+    lane = tl.arange(0, BLOCK)
+    largest = tl.zeros((BLOCK,), tl.float32)
+    for start in range(0, F, BLOCK):
+        col = start + lane
+        at = row * g_stride + col
+        gate = tl.load(GATE + at, mask=col < F, other=0.0, eviction_policy="evict_last").to(tl.float32)
+        at = row * u_stride + col
+        up = tl.load(UP + at, mask=col < F, other=0.0, eviction_policy="evict_last").to(tl.float32)
+        largest = tl.maximum(largest, tl.abs(gate * tl.sigmoid(gate) * up))
+    scale = fp8_scale(tl.max(largest, 0))
+    tl.store(SCALE + row, scale)
+    for start in range(0, F, BLOCK):
+        col = start + lane
+        gate = tl.load(GATE + row * g_stride + col, mask=col < F, other=0.0).to(tl.float32)
+        up = tl.load(UP + row * u_stride + col, mask=col < F, other=0.0).to(tl.float32)
+        tl.store(Y + row * F + col, to_fp8(gate * tl.sigmoid(gate) * up, scale), mask=col < F)
+
+
+@jit
+def swiglu_backward(DY, GATE, UP, DGATE, DUP, F, dy_stride, g_stride, u_stride, d_stride, BLOCK: tl.constexpr):
+    """dgate and dup of BLOCK columns of one row; both have d_stride between rows."""
+    blocks = tl.cdiv(F, BLOCK)
+    row = (tl.program_id(0) // blocks).to(tl.int64)
+    block = tl.program_id(0) % blocks
+    col = block * BLOCK + tl.arange(0, BLOCK)
+    dy = tl.load(DY + row * dy_stride + col, mask=col < F, other=0.0).to(tl.float32)
+    gate = tl.load(GATE + row * g_stride + col, mask=col < F, other=0.0).to(tl.float32)
+    up = tl.load(UP + row * u_stride + col, mask=col < F, other=0.0).to(tl.float32)
+    sigmoid = tl.sigmoid(gate)
+    silu = gate * sigmoid
+    dgate = dy * up * (sigmoid + silu * (1.0 - sigmoid))
+    tl.store(DGATE + row * d_stride + col, dgate.to(DGATE.dtype.element_ty), mask=col < F)
+    tl.store(DUP + row * d_stride + col, (dy * silu).to(DUP.dtype.element_ty), mask=col < F)
+
+
+@tuning.rule("swiglu")
+def _config(arch: str, facts: dict[str, Any]) -> tuning.Config:
+    """Blocks of 2048 columns: 8 elements a thread from each of two inputs, as 16-byte loads."""
+    return {"block": 128, "num_warps": 4} if arch == "interpret" else {"block": 2048, "num_warps": 8}
+
+
+@tuning.tries("swiglu")
+def _other_configs(arch: str, facts: dict[str, Any]) -> list[tuning.Config]:
+    return [{"block": block, "num_warps": block // per} for block in (1024, 2048, 4096) for per in (128, 256, 512)]
+
+
+def forward(gate: torch.Tensor, up: torch.Tensor, quant: str | None) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """(y, scale) for gate and up [rows, F] with neighbours adjacent; rows > 0."""
+    rows, width = gate.shape
+    c = tuning.config("swiglu", n=width, dtype=gate.dtype, quant=quant)
+    y = torch.empty((rows, width), dtype=torch.float8_e4m3fn if quant else gate.dtype, device=gate.device)
+    groups = {None: 0, "row": 1, "1x128": cdiv(width, 128)}[quant]
+    scale = torch.empty((rows, groups), dtype=torch.float32, device=gate.device) if quant else None
+    given = (gate, up, y, scale, width, gate.stride(0), up.stride(0))
+    how = {"BLOCK": c["block"], "num_warps": c["num_warps"]}
+    with runtime.on(gate):
+        if quant == "row":
+            swiglu_forward_by_row[(rows,)](*given, **how)
+        else:
+            swiglu_forward[(cdiv(width, c["block"]) * rows,)](*given, QUANT=quant is not None, **how)
+    return y, scale
+
+
+def backward(dy: torch.Tensor, gate: torch.Tensor, up: torch.Tensor, dgate: torch.Tensor, dup: torch.Tensor) -> None:
+    """Writes dgate and dup [rows, F], which have the same strides."""
+    rows, width = gate.shape
+    c = tuning.config("swiglu", n=width, dtype=gate.dtype, quant=None)
+    with runtime.on(gate):
+        swiglu_backward[(cdiv(width, c["block"]) * rows,)](
+            dy, gate, up, dgate, dup, width, dy.stride(0), gate.stride(0), up.stride(0), dgate.stride(0),
+            BLOCK=c["block"], num_warps=c["num_warps"],
+        )  # fmt: skip
+
+
+def shipped(arch: str) -> list[Shipped]:
+    """Forward plain and in both FP8 forms, and backward."""
+    c = _config(arch, {})
+    signature = dict.fromkeys(("GATE", "UP", "DY", "DGATE", "DUP"), "*bf16") | {"SCALE": "*fp32"}
+    signature |= dict.fromkeys(("F", "g_stride", "u_stride", "dy_stride", "d_stride"), "i32:16")
+    fp8 = signature | {"Y": "*fp8e4nv"}
+    block = {"BLOCK": c["block"]}
+    plain = {"QUANT": False, "SCALE": None} | block
+    found = [
+        Shipped(
+            "swiglu", "forward", swiglu_forward, signature | {"Y": "*bf16"}, plain, c["num_warps"], expects=(".v4.b32",)
+        ),
+        Shipped("swiglu", "backward", swiglu_backward, signature, block, c["num_warps"], expects=(".v4.b32",)),
+    ]
+    if runtime.has_fp8(arch):
+        found += [
+            Shipped(
+                "swiglu",
+                "forward 1x128",
+                swiglu_forward,
+                fp8,
+                {"QUANT": True} | block,
+                c["num_warps"],
+                expects=(".v4.b32",),
+            ),
+            Shipped("swiglu", "forward row", swiglu_forward_by_row, fp8, block, c["num_warps"], expects=(".v4.b32",)),
+        ]
+    return found

@@ -1,0 +1,132 @@
+"""unscale_ and FusedAdamW on a GPU: an 8B-like set of shapes in small for correctness, half a billion numbers timed."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import torch
+
+from kernels.gpu.cases import Bench, Cases, Check, Compared, Work, compare
+from kernels.gpu.checked import FLOORS
+from kernels.optim import FusedAdamW, unscale_
+
+SHAPES = [(1000, 512), (512,), (33000,), (1,), (7, 11), (2, 16384), (0,)]
+
+
+def _check_unscale(dtype: torch.dtype) -> Callable[[torch.device], list[Compared]]:
+    def run(device: torch.device) -> list[Compared]:
+        torch.manual_seed(0)
+        scale = torch.tensor([1 / 3], device=device)
+        told = []
+        for bad in (None, float("inf"), float("nan")):
+            grads = [torch.randn(s, device=device, dtype=dtype) for s in SHAPES]
+            grads.append(torch.randn(5001, device=device, dtype=dtype)[1:])  # not aligned
+            if bad is not None:
+                grads[2][32999] = bad
+            exact = [g.double() * scale.double() for g in grads]
+            plain = [g.clone() for g in grads]
+            found = torch.zeros(2, 1, device=device).unbind()
+            unscale_(grads, scale, found[0], backend="own")
+            unscale_(plain, scale, found[1], backend="torch")
+            told.append(compare(f"found_inf with {bad}", found[0], found[1].double(), found[1]))
+            told += [
+                compare(f"{tuple(g.shape)} with {bad}", g, e, p, floor=FLOORS[dtype])
+                for g, e, p in zip(grads, exact, plain, strict=True)
+            ]
+        return told
+
+    return run
+
+
+def _check_steps(dtype: torch.dtype, stochastic: bool) -> Callable[[torch.device], list[Compared]]:
+    def run(device: torch.device) -> list[Compared]:
+        def trained(backend: str, wanted: torch.dtype, by_chance: bool) -> tuple[list[torch.Tensor], torch.Tensor]:
+            generator = torch.Generator(device).manual_seed(1)
+            params = [torch.randn(s, device=device, generator=generator).to(wanted).requires_grad_() for s in SHAPES]
+            groups = [{"params": params[:3], "weight_decay": 0.0}, {"params": params[3:], "lr": 0.02}]
+            optimizer = FusedAdamW(groups, lr=0.01, clip_norm=0.5, stochastic_rounding=by_chance, backend=backend)
+            scale = torch.tensor([1 / 8], device=device)
+            for step in range(6):
+                for p in params:
+                    p.grad = 8 * torch.randn(p.shape, device=device, generator=generator).to(wanted)
+                if step == 3:
+                    params[0].grad[999, 511] = float("inf")  # type: ignore[index]
+                optimizer.step(inv_scale=scale)
+            assert optimizer.grad_norm is not None
+            counts = torch.stack([optimizer.state[p]["step"] for p in params])
+            return [*(p.detach() for p in params), counts], optimizer.grad_norm
+
+        ours, norm = trained("own", dtype, stochastic)
+        plain, plain_norm = trained("reference", dtype, stochastic)
+        wide, wide_norm = trained("reference", torch.float32, False)
+        names = [*(str(s) for s in SHAPES), "step counts"]
+        some = zip(names, ours, wide, plain, strict=True)
+        floor = 0.05 if stochastic else FLOORS[dtype]  # six steps, each off by at most one number of bf16
+        told = [compare(n, got, want.double(), usual, floor=floor) for n, got, want, usual in some]
+        return [*told, compare("norm", norm, wide_norm.double(), plain_norm, floor=FLOORS[dtype])]
+
+    return run
+
+
+def _step(sizes: list[tuple[int, int]], dtype: torch.dtype) -> Callable[[torch.device], Work]:
+    """Scale, overflow, clip and step, against torch's fused step after separate passes for the rest."""
+
+    def make(device: torch.device) -> Work:
+        def params() -> list[torch.Tensor]:
+            made = [torch.randn(s, device=device, dtype=dtype).requires_grad_() for s in sizes]
+            for p in made:
+                p.grad = torch.randn_like(p)
+            return made
+
+        inv_scale = torch.ones(1, device=device)
+        mine = FusedAdamW(params(), lr=1e-4, clip_norm=1.0, stochastic_rounding=dtype == torch.bfloat16, backend="own")
+
+        def separate() -> Callable[[], object]:
+            theirs = params()
+            optimizer = torch.optim.AdamW(theirs, lr=1e-4, fused=True, capturable=True)
+            found = torch.zeros((), device=device)
+            grads = [p.grad for p in theirs if p.grad is not None]
+
+            def run() -> None:
+                found.zero_()
+                torch._amp_foreach_non_finite_check_and_unscale_(grads, found, inv_scale)
+                torch.nn.utils.clip_grad_norm_(theirs, 1.0, foreach=True)
+                optimizer.found_inf = found  # type: ignore[attr-defined]
+                optimizer.step()
+
+            run()
+            return run
+
+        numbers = sum(math.prod(s) for s in sizes)
+        wide = dtype.itemsize
+        return Work(
+            ours=lambda: mine.step(inv_scale=inv_scale),
+            peers={"torch fused, separate passes": separate},
+            bytes=numbers * (2 * wide + 2 * wide + 4 * 4),  # gradients twice, parameters and moments there and back
+            flops=20 * numbers,
+            bound="hbm",
+        )
+
+    return make
+
+
+LAYERS = [
+    (4096, 4096),
+    (1024, 4096),
+    (1024, 4096),
+    (4096, 4096),
+    (14336, 4096),
+    (14336, 4096),
+    (4096, 14336),
+    (1, 4096),
+]
+
+CASES: Cases = [
+    *(Check("unscale_", str(d)[6:], _check_unscale(d)) for d in (torch.float32, torch.float16, torch.bfloat16)),
+    Check("adamw", "fp32", _check_steps(torch.float32, False)),
+    Check("adamw", "bf16", _check_steps(torch.bfloat16, False)),
+    Check("adamw", "bf16 by chance", _check_steps(torch.bfloat16, True)),
+    Bench("adamw", "two 8B layers, fp32", _step(2 * LAYERS, torch.float32), "adamw", 2),
+    Bench("adamw", "two 8B layers, bf16 by chance", _step(2 * LAYERS, torch.bfloat16), rank=6),
+]

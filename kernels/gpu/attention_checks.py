@@ -1,0 +1,174 @@
+"""Checks of attention on a GPU: each path against the dense formula in float64, and how a batch is told.
+
+Plain torch at the same dtype says how much error is allowed. Times nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from kernels import tuning
+from kernels.attention.api import attention, attention_varlen
+from kernels.attention.form import Form, form_of
+from kernels.attention.launch_tma import tma_why_not
+from kernels.attention.reference import reference, visible_QK
+from kernels.dispatch import BackendUnavailable
+from kernels.gpu.cases import Compared, compare
+
+BF16, FP16, FP32 = torch.bfloat16, torch.float16, torch.float32
+Lengths = list[tuple[int, int]]  # queries and keys of each sequence
+
+
+@dataclass(frozen=True)
+class Shape:
+    """A dense batch and what is asked of it."""
+
+    batch: int
+    queries: int
+    heads: int
+    kv_heads: int
+    d: int = 128
+    dv: int = 0
+    keys: int = 0
+    causal: bool = False
+    window: int = 0
+    softcap: float = 0.0
+    dtype: torch.dtype = BF16
+
+    @property
+    def options(self) -> dict[str, Any]:
+        return {"causal": self.causal, "window": self.window or None, "softcap": self.softcap}
+
+    @property
+    def form(self) -> Form:
+        return form_of(self.d, self.causal, self.window or None, None, self.softcap)
+
+    @property
+    def pairs(self) -> int:
+        """Query-key pairs that the mask leaves, of one head."""
+        q, k = self.queries, self.keys or self.queries
+        if not self.causal and not self.window:
+            return q * k
+        places = range(k - q, k)
+        return sum(min(max(p + 1, 0), self.window or k) for p in places)
+
+    def flops(self, backward: bool) -> int:
+        products = (3 * self.d + 2 * (self.dv or self.d)) if backward else (self.d + (self.dv or self.d))
+        return 2 * self.batch * self.heads * self.pairs * products
+
+    def bytes(self, backward: bool) -> int:
+        """Each operand read or written once."""
+        k, dv = self.keys or self.queries, self.dv or self.d
+        q_like = self.queries * self.heads * (self.d + dv)
+        k_like = k * self.kv_heads * (self.d + dv)
+        return self.dtype.itemsize * self.batch * (q_like + k_like) * (2 if backward else 1)
+
+    def tensors(self, device: torch.device, grad: bool = False) -> tuple[Tensor, Tensor, Tensor]:
+        k, dv = self.keys or self.queries, self.dv or self.d
+        sizes = ((self.queries, self.heads, self.d), (k, self.kv_heads, self.d), (k, self.kv_heads, dv))
+        q, k_, v = (torch.randn(self.batch, *s, device=device, dtype=self.dtype, requires_grad=grad) for s in sizes)
+        return q, k_, v
+
+
+def check(shape: Shape, backend: str | None, tma: bool = False) -> Callable[[torch.device], list[Compared]]:
+    """Output, log-sum-exp and gradients against the dense formula in float64; torch's own rounding decides."""
+
+    def run(device: torch.device) -> list[Compared]:
+        torch.manual_seed(shape.queries)
+        tensors = shape.tensors(device, grad=True)
+        weights = torch.randn(shape.batch, shape.queries, shape.heads, shape.dv or shape.d, device=device)
+        lse_weights = torch.randn(shape.batch, shape.heads, shape.queries, device=device)
+
+        def results(call: Callable[..., Any], wanted: torch.dtype) -> list[Tensor]:
+            leaves = [x.detach().to(wanted).requires_grad_() for x in tensors]
+            found = call(*leaves)
+            out, lse = found if isinstance(found, tuple) else (found, None)
+            loss = (out.double() * weights).sum()
+            if lse is not None:
+                loss = loss + torch.where(lse.isfinite(), lse, 0.0).double().mul(lse_weights).sum()
+            return [out, *([] if lse is None else [lse]), *torch.autograd.grad(loss, leaves)]
+
+        with_lse = backend in ("own", "math")
+        form = shape.form
+
+        def formula(q: Tensor, k: Tensor, v: Tensor) -> Any:
+            out, lse = reference(q, k, v, form)
+            return (out, lse) if with_lse else out
+
+        def rounding(q: Tensor, k: Tensor, v: Tensor) -> Any:  # plain torch in this dtype: every step rounded to it
+            return _plain_torch(q, k, v, form, with_lse)
+
+        if tma:
+            why = tma_why_not(*tensors, form)
+            if why is not None:
+                raise RuntimeError(f"the sm_90 kernel does not take this check: {why}")
+
+        def called(*x: Tensor) -> Any:
+            return attention(*x, **shape.options, return_lse=with_lse, backend=backend)
+
+        try:
+            with tuning.override("attention_forward", tma=tma):
+                ours = results(called, shape.dtype)
+        except BackendUnavailable as missing:
+            if backend == "own":
+                raise
+            return [Compared(f"not here: {missing}", 0.0, 0.0)]  # torch's own, which this machine may lack
+        exact = results(formula, torch.float64)
+        plain = results(rounding, shape.dtype)
+        names = ["out", *(["lse"] if with_lse else []), "dq", "dk", "dv"]
+        return [compare(*four, floor=1e-5) for four in zip(names, ours, exact, plain, strict=True)]
+
+    return run
+
+
+def _plain_torch(q: Tensor, k: Tensor, v: Tensor, form: Form, with_lse: bool) -> Any:
+    group = q.shape[2] // k.shape[2]
+    first, keys, values = (x.transpose(1, 2) for x in (q, k.repeat_interleave(group, 2), v.repeat_interleave(group, 2)))
+    scores = first @ keys.mT * form.scale
+    if form.softcap:
+        scores = form.softcap * torch.tanh(scores / form.softcap)
+    visible = visible_QK(q.shape[1], k.shape[1], form, q.device)
+    blind = ~visible.any(-1, keepdim=True)
+    scores = scores.masked_fill(~visible & ~blind, -torch.inf)
+    out = (scores.softmax(-1).masked_fill(blind, 0.0) @ values).transpose(1, 2)
+    return (out, scores.float().logsumexp(-1).masked_fill(blind[:, 0], -torch.inf)) if with_lse else out
+
+
+def check_packed(lengths: Lengths, options: dict[str, Any], backend: str) -> Callable[..., list[Compared]]:
+    def run(device: torch.device) -> list[Compared]:
+        torch.manual_seed(len(lengths))
+        cu_q, cu_k, longest = bounds_of(lengths, device)
+        q = torch.randn(int(cu_q[-1]), 8, 128, device=device, dtype=BF16)
+        k, v = torch.randn(2, int(cu_k[-1]), 2, 128, device=device, dtype=BF16)
+        weights = torch.randn_like(q)
+
+        def results(wanted: torch.dtype, by: str) -> list[Tensor]:
+            leaves = [x.to(wanted).requires_grad_() for x in (q, k, v)]
+            a, b, c = leaves
+            out = attention_varlen(a, b, c, cu_q, cu_k, longest[0], longest[1], **options, backend=by)
+            assert isinstance(out, Tensor)
+            return [out, *torch.autograd.grad((out * weights.to(wanted)).sum(), leaves)]
+
+        exact = results(torch.float64, "reference")
+        try:
+            ours = results(BF16, backend)
+        except BackendUnavailable as missing:
+            if backend == "own":
+                raise
+            return [Compared(f"not here: {missing}", 0.0, 0.0)]
+        rounded = [x.to(BF16) for x in results(FP32, "reference")]  # bf16 results of exact sums: allow four times that
+        names = ["out", "dq", "dk", "dv"]
+        return [compare(*four, factor=4.0, floor=8e-3) for four in zip(names, ours, exact, rounded, strict=True)]
+
+    return run
+
+
+def bounds_of(lengths: Lengths, device: torch.device) -> tuple[Tensor, Tensor, tuple[int, int]]:
+    both = torch.tensor(lengths, dtype=torch.int32)
+    cu = torch.cat([both.new_zeros(1, 2), both.cumsum(0, dtype=torch.int32)]).to(device)
+    return cu[:, 0].contiguous(), cu[:, 1].contiguous(), (int(both[:, 0].max()), int(both[:, 1].max()))

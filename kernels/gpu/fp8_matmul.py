@@ -1,0 +1,90 @@
+"""Block-scaled fp8 on a GPU: quantising and products against fp64, ragged sizes; few rows and many against cuBLASLt."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from kernels.fp8 import fp8_matmul, quantize_1x128, quantize_128x128, reference, scaled
+from kernels.gpu.cases import Bench, Cases, Check, Compared, Work, compare
+
+
+def quantised(m: int, n: int, k: int, device: torch.device | str = "cpu") -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Random operands whose tiles differ in size by orders of magnitude."""
+    a = torch.randn(m, k, device=device) * torch.logspace(-2, 2, m, device=device).unsqueeze(1)
+    b = torch.randn(n, k, device=device) * torch.logspace(-1, 1, k, device=device)
+    return (*quantize_1x128(a, backend="reference"), *quantize_128x128(b, backend="reference"))
+
+
+def _check(m: int, n: int, k: int, backend: str) -> Callable[[torch.device], list[Compared]]:
+    def run(device: torch.device) -> list[Compared]:
+        torch.manual_seed(0)
+        a, sa, b, sb = quantised(m, n, k, device)
+        exact = reference.fp8_matmul(a, sa, b, sb, torch.float64)
+        plain = reference.fp8_matmul(a, sa, b, sb)
+        # tensor cores keep 14 bits of a sum of e4m3 products (DeepSeek-V3, section 3.5.2), for 128 of them here
+        return [compare("out", fp8_matmul(a, sa, b, sb, torch.float32, backend=backend), exact, plain, floor=2e-3)]
+
+    return run
+
+
+def _check_quantise(rows: int, k: int) -> Callable[[torch.device], list[Compared]]:
+    def run(device: torch.device) -> list[Compared]:
+        torch.manual_seed(0)
+        x = torch.randn(rows, k, device=device, dtype=torch.bfloat16)
+        x[1] = 0.0
+        found = []
+        for name, quantise, height in (("1x128", quantize_1x128, 1), ("128x128", quantize_128x128, 128)):
+            (q, scale), (q_plain, scale_plain) = quantise(x, backend="own"), quantise(x, backend="reference")
+            found.append(compare(f"{name} scale", scale, scale_plain.double(), scale_plain))
+            back, plain = (reference.decoded(*pair, height) for pair in ((q, scale), (q_plain, scale_plain)))
+            found.append(compare(f"{name} q · scale", back, x.double(), plain, factor=1.01))
+        return found
+
+    return run
+
+
+def _bench(m: int, n: int, k: int, ours: str | None) -> Callable[[torch.device], Work]:
+    def make(device: torch.device) -> Work:
+        a, sa, b, sb = quantised(m, n, k, device)
+
+        def cublas() -> Callable[[], object]:
+            reason = scaled.why_not(device)
+            if reason is not None:
+                raise RuntimeError(reason)
+            kinds = torch.nn.functional.ScalingType
+            x, x_scales, y, y_scales = scaled.operands(a, sa, b, sb)
+            return lambda: torch.nn.functional.scaled_mm(
+                x, y, x_scales, kinds.BlockWise1x128, y_scales, kinds.BlockWise128x128, output_dtype=torch.bfloat16
+            )
+
+        return Work(
+            ours=lambda: fp8_matmul(a, sa, b, sb, backend=ours),
+            peers={"cuBLASLt blockwise": cublas},
+            bytes=m * k + n * k + 2 * m * n,
+            flops=2 * m * n * k,
+            bound="hbm" if m <= 64 else "tensor",
+        )
+
+    return make
+
+
+_OWN = ((1, 320, 1000), (33, 200, 4096), (300, 500, 130))
+
+CASES: Cases = [
+    *(Check("fp8_matmul", f"own {m} x {n} x {k}", _check(m, n, k, "own")) for m, n, k in _OWN),
+    Check("fp8_matmul", "scaled_mm 130 x 200 x 640", _check(130, 200, 640, "torch")),
+    Check("quantize_1x128", "ragged", _check_quantise(300, 1000)),
+    Bench("fp8_matmul", "M16 N7168 K4096", _bench(16, 7168, 4096, "own"), goal="fp8-small", rank=2),
+    Bench("fp8_matmul", "M64 N7168 K4096", _bench(64, 7168, 4096, "own"), rank=3),
+    Bench(
+        "fp8_matmul",
+        "M4096 N7168 K4096 as called",
+        _bench(4096, 7168, 4096, None),
+        goal="fp8-large",
+        rank=4,
+        backend="torch",
+    ),
+]

@@ -1,0 +1,67 @@
+"""The machine's real ceilings, measured in the same call as everything else: copy, L2 and matrix products.
+
+Datasheets promise more than any kernel gets, so fractions are told of these. Knows no operation.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from kernels.gpu.timing import Timer
+
+
+@dataclass(frozen=True)
+class Limits:
+    """Bytes a second from HBM (read plus written) and L2 (read), FLOPs a second of bf16 and FP8 products."""
+
+    hbm_bytes_per_s: float
+    l2_bytes_per_s: float
+    bf16_flops_per_s: float
+    fp8_flops_per_s: float | None
+
+    def fraction(self, bound: str, bytes_moved: int, flops: int, seconds: float) -> float | None:
+        """Share of the ceiling that was reached; None for a bound without a measured ceiling (shared memory)."""
+        if bound == "hbm":
+            return bytes_moved / seconds / self.hbm_bytes_per_s
+        if bound == "l2":
+            return bytes_moved / seconds / self.l2_bytes_per_s
+        return flops / seconds / self.bf16_flops_per_s if bound == "tensor" else None
+
+
+def measure(device: torch.device, timer: Timer) -> Limits:
+    """Copies 2 GiB, reads 16 MiB again and again, multiplies 8192 x 8192 random matrices."""
+    big = torch.empty(2**31, dtype=torch.int8, device=device).random_(0, 100)
+    other = torch.empty_like(big)
+    small = torch.randn(2**22, device=device)
+    a = torch.randn(8192, 8192, device=device, dtype=torch.bfloat16)
+    b = torch.randn(8192, 8192, device=device, dtype=torch.bfloat16)
+    out = torch.empty_like(a)
+
+    def read_again() -> None:
+        for _ in range(64):
+            small.sum()
+
+    times = timer.together(
+        {"copy": lambda: other.copy_(big), "l2": read_again, "bf16": lambda: torch.mm(a, b, out=out)}, round_s=0.25
+    )
+    flops = 2 * 8192**3
+    return Limits(
+        hbm_bytes_per_s=2 * big.numel() / times["copy"].ms * 1e3,
+        l2_bytes_per_s=64 * small.numel() * 4 / times["l2"].ms * 1e3,
+        bf16_flops_per_s=flops / times["bf16"].ms * 1e3,
+        fp8_flops_per_s=_fp8(device, timer, flops),
+    )
+
+
+def _fp8(device: torch.device, timer: Timer, flops: int) -> float | None:
+    if torch.cuda.get_device_capability(device) < (8, 9):
+        return None
+    a = torch.randn(8192, 8192, device=device).to(torch.float8_e4m3fn)
+    b = torch.randn(8192, 8192, device=device).to(torch.float8_e4m3fn).t()
+    one = torch.ones((), device=device)
+    times = timer.together(
+        {"fp8": lambda: torch._scaled_mm(a, b, scale_a=one, scale_b=one, out_dtype=torch.bfloat16)}, round_s=0.1
+    )
+    return flops / times["fp8"].ms * 1e3

@@ -1,0 +1,168 @@
+"""rms_norm on a GPU: shapes that models use, ragged ones, and Liger, torch and torch.compile beside it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from kernels.gpu.cases import Bench, Cases, Check, Compared, Work, compare
+from kernels.gpu.checked import amid_nan, values_and_gradients
+from kernels.norm import reference, rms_norm
+
+EPS = 1e-6
+
+
+def _check(rows: int, n: int, dtype: torch.dtype, residual: bool) -> Callable[[torch.device], list[Compared]]:
+    def run(device: torch.device) -> list[Compared]:
+        torch.manual_seed(n)
+        inputs = [amid_nan(rows, n, device=device, dtype=dtype), torch.randn(n, device=device, dtype=dtype)]
+        if residual:
+            inputs.append(amid_nan(rows, n, device=device, dtype=dtype, gap=5))
+
+        def call(backend: str, given: list[torch.Tensor]) -> Any:
+            return rms_norm(given[0], given[1], EPS, given[2] if residual else None, backend=backend)
+
+        names = ["y", "h"][: 1 + residual] + ["dx", "dw", "dresidual"][: len(inputs)]
+        return values_and_gradients(names, call, inputs)
+
+    return run
+
+
+def _check_quant(rows: int, n: int, quant: str) -> Callable[[torch.device], list[Compared]]:
+    def run(device: torch.device) -> list[Compared]:
+        torch.manual_seed(n)
+        x = torch.randn(rows, n, device=device, dtype=torch.bfloat16)
+        w = torch.randn(n, device=device, dtype=torch.bfloat16)
+        exact = reference.rms_norm(x.double(), w.double(), EPS)
+
+        def spread(q: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
+            width = n if quant == "row" else 128
+            return q.double() * scale.double().repeat_interleave(width, -1)[:, :n]
+
+        ours: Any = rms_norm(x, w, EPS, quant=quant, backend="own")
+        plain: Any = rms_norm(x, w, EPS, quant=quant, backend="reference")
+        return [
+            compare("scale", ours[1], plain[1].double(), plain[1]),
+            compare("q · scale", spread(*ours), exact, spread(*plain), factor=1.01),
+        ]
+
+    return run
+
+
+def _forward(rows: int, n: int) -> Callable[[torch.device], Work]:
+    def make(device: torch.device) -> Work:
+        x = torch.randn(rows, n, device=device, dtype=torch.bfloat16)
+        w = torch.randn(n, device=device, dtype=torch.bfloat16)
+
+        def liger() -> Callable[[], object]:
+            from liger_kernel.ops.rms_norm import LigerRMSNormFunction  # type: ignore[import-not-found]
+
+            return lambda: LigerRMSNormFunction.apply(x, w, EPS, 0.0, "llama", False)
+
+        return Work(
+            ours=lambda: rms_norm(x, w, EPS, backend="own"),
+            peers={
+                "torch": lambda: lambda: torch.nn.functional.rms_norm(x, (n,), w, EPS),
+                "torch.compile": lambda: _compiled(lambda: reference.rms_norm(x, w, EPS).to(x.dtype)),
+                "liger": liger,
+            },
+            bytes=2 * x.numel() * 2 + n * 2,
+            flops=4 * x.numel(),
+            bound="hbm",
+        )
+
+    return make
+
+
+def _backward(rows: int, n: int) -> Callable[[torch.device], Work]:
+    def make(device: torch.device) -> Work:
+        x = torch.randn(rows, n, device=device, dtype=torch.bfloat16, requires_grad=True)
+        w = torch.randn(n, device=device, dtype=torch.bfloat16, requires_grad=True)
+        dy = torch.randn(rows, n, device=device, dtype=torch.bfloat16)
+
+        def back(y: Any) -> Callable[[], object]:
+            return lambda: torch.autograd.grad(y, (x, w), dy, retain_graph=True)
+
+        def compiled() -> Callable[[], object]:
+            return back(torch.compile(lambda a, b: reference.rms_norm(a, b, EPS).to(a.dtype))(x, w))
+
+        def liger() -> Callable[[], object]:
+            from liger_kernel.ops.rms_norm import LigerRMSNormFunction
+
+            return back(LigerRMSNormFunction.apply(x, w, EPS, 0.0, "llama", False))
+
+        return Work(
+            ours=back(rms_norm(x, w, EPS, backend="own")),
+            peers={
+                "torch": lambda: back(torch.nn.functional.rms_norm(x, (n,), w, EPS)),
+                "torch.compile": compiled,
+                "liger": liger,
+            },
+            bytes=3 * x.numel() * 2 + 2 * n * 2,
+            flops=10 * x.numel(),
+            bound="hbm",
+        )
+
+    return make
+
+
+def _fused(rows: int, n: int) -> Callable[[torch.device], Work]:
+    """Residual added and quantised in one, against torch.compile of the same."""
+
+    def make(device: torch.device) -> Work:
+        x, r = torch.randn(2, rows, n, device=device, dtype=torch.bfloat16)
+        w = torch.randn(n, device=device, dtype=torch.bfloat16)
+
+        def plain(x: torch.Tensor, w: torch.Tensor, r: torch.Tensor) -> tuple[torch.Tensor, ...]:
+            h = x + r
+            return (*reference.to_fp8(reference.rms_norm(h, w, EPS), "1x128"), h)
+
+        def compiled() -> Callable[[], object]:
+            fast = torch.compile(plain)
+            return lambda: fast(x, w, r)
+
+        return Work(
+            ours=lambda: rms_norm(x, w, EPS, r, "1x128", backend="own"),
+            peers={"torch.compile": compiled},
+            bytes=rows * n * (2 + 2 + 2 + 1) + rows * n // 128 * 4,
+            flops=6 * x.numel(),
+            bound="hbm",
+        )
+
+    return make
+
+
+def _compiled(function: Callable[[], torch.Tensor]) -> Callable[[], object]:
+    fast = torch.compile(function)
+    return lambda: fast()
+
+
+BF16, FP16, FP32 = torch.bfloat16, torch.float16, torch.float32
+
+CASES: Cases = [
+    *(
+        Check("rms_norm", f"{rows}x{n} {str(dtype)[6:]}{' residual' * r}", _check(rows, n, dtype, r))
+        for rows, n, dtype, r in [
+            (1000, 128, BF16, False),
+            (37, 100, FP32, True),
+            (513, 4096, BF16, True),
+            (64, 5120, FP16, False),
+            (300, 8192, BF16, True),
+            (19, 16384, BF16, False),
+            (33, 65537, BF16, True),
+        ]
+    ),
+    *(
+        Check("rms_norm", f"{rows}x{n} {quant}", _check_quant(rows, n, quant))
+        for rows, n, quant in [(77, 4096, "1x128"), (50, 4100, "row"), (9, 40000, "1x128"), (9, 40000, "row")]
+    ),
+    Bench("rms_norm", "forward 16384x4096", _forward(16384, 4096), "rms-norm-forward", 1),
+    Bench("rms_norm", "forward 8192x8192", _forward(8192, 8192)),
+    Bench("rms_norm", "forward 2048x65536", _forward(2048, 65536)),
+    Bench("rms_norm", "backward 16384x4096", _backward(16384, 4096), "rms-norm-backward", 1),
+    Bench("rms_norm", "backward 8192x8192", _backward(8192, 8192)),
+    Bench("rms_norm", "backward 2048x65536", _backward(2048, 65536)),
+    Bench("rms_norm", "residual and 1x128, 16384x4096", _fused(16384, 4096)),
+]

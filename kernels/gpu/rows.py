@@ -1,0 +1,82 @@
+"""Rows of a run, written one by one as JSON lines, so that whatever ends the run loses none.
+
+`gpu-<date>-<time>.jsonl` while it runs, and at its end `.json` with the same rows in one document. Knows no operation.
+"""
+
+from __future__ import annotations
+
+import datetime
+import json
+import os
+import platform
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from kernels import runtime
+
+
+class Rows:
+    """The rows of one run, in memory and on disk."""
+
+    def __init__(self, out: Path) -> None:
+        out.mkdir(parents=True, exist_ok=True)
+        stamp = datetime.datetime.now(datetime.UTC).strftime("%Y%m%d-%H%M%S")
+        self.path = out / f"gpu-{stamp}.jsonl"
+        self._file = self.path.open("w")
+        self._rows: list[dict[str, Any]] = []
+
+    def write(self, kind: str, **values: Any) -> None:
+        """Adds a row; it is on disk when this returns."""
+        row = {"kind": kind, **values}
+        self._rows.append(row)
+        self._file.write(json.dumps(row) + "\n")
+        self._file.flush()
+        os.fsync(self._file.fileno())
+
+    def of(self, kind: str) -> list[dict[str, Any]]:
+        """The rows of a kind so far."""
+        return [row for row in self._rows if row["kind"] == kind]
+
+    def close(self) -> Path:
+        """Writes the whole as one JSON document beside the lines; gives its path."""
+        self._file.close()
+        whole = self.path.with_suffix(".json")
+        whole.write_text(json.dumps({"rows": self._rows}, indent=1) + "\n")
+        self.path.unlink()
+        return whole
+
+
+def machine(device: torch.device) -> dict[str, Any]:
+    """What the figures were measured on."""
+    properties = torch.cuda.get_device_properties(device)
+    triton_version = None
+    if runtime.HAS_TRITON:
+        import triton
+
+        triton_version = triton.__version__
+    return {
+        "device": properties.name,
+        "arch": runtime.arch(device),
+        "sm_count": properties.multi_processor_count,
+        "memory_bytes": properties.total_memory,
+        "torch": torch.__version__,
+        "cuda": torch.version.cuda,
+        "cudnn": torch.backends.cudnn.version(),
+        "triton": triton_version,
+        "python": platform.python_version(),
+        "revision": _revision(),
+        "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+    }
+
+
+def _revision() -> str | None:
+    try:
+        done = subprocess.run(
+            ["git", "rev-parse", "--short", "HEAD"], cwd=Path(__file__).parent, capture_output=True, text=True
+        )
+    except FileNotFoundError:
+        return None
+    return done.stdout.strip() or None

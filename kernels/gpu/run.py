@@ -1,0 +1,184 @@
+"""One run on a GPU, by its own clock: limits, correctness, benchmarks in order of rank, then tuning.
+
+What the clock leaves undone is told as skipped. Knows cases, no operation.
+"""
+
+from __future__ import annotations
+
+import gc
+import importlib
+import pkgutil
+import time
+import traceback
+from pathlib import Path
+
+import torch
+
+import kernels.gpu
+from kernels.dispatch import explain
+from kernels.gpu.cases import Bench, Check
+from kernels.gpu.limits import Limits, measure
+from kernels.gpu.rows import Rows, machine
+from kernels.gpu.timing import Timer
+from kernels.gpu.tune import tune
+
+CHECKS_SHARE = 0.5  # of the budget, at most, goes to correctness; checks beyond it are skipped
+
+
+class Clock:
+    """How much of the budget is left."""
+
+    def __init__(self, budget_s: float) -> None:
+        self._start = time.monotonic()
+        self._budget_s = budget_s
+
+    def used_s(self) -> float:
+        return time.monotonic() - self._start
+
+    def left_s(self) -> float:
+        return self._budget_s - self.used_s()
+
+
+def cases(only: str | None = None) -> tuple[list[Check], list[Bench]]:
+    """All modules' checks and benchmarks, benchmarks in order of rank."""
+    checks: list[Check] = []
+    benches: list[Bench] = []
+    for info in pkgutil.iter_modules(kernels.gpu.__path__, "kernels.gpu."):
+        if info.name.endswith("__main__"):
+            continue
+        for case in getattr(importlib.import_module(info.name), "CASES", ()):
+            if only is None or case.op == only:
+                (checks if isinstance(case, Check) else benches).append(case)
+    return checks, sorted(benches, key=lambda b: b.rank)
+
+
+def run(out: Path, budget_s: float, only: str | None = None) -> tuple[Path, list[str]]:
+    """(file of the rows, sentences about failed checks)."""
+    device = torch.device("cuda", torch.cuda.current_device())
+    with torch.cuda.stream(torch.cuda.Stream(device)):  # graphs cannot be captured on the default stream
+        return _run(out, Clock(budget_s), budget_s, device, only)
+
+
+def _run(out: Path, clock: Clock, budget_s: float, device: torch.device, only: str | None) -> tuple[Path, list[str]]:
+    rows = Rows(out)
+    rows.write("machine", **machine(device))
+    timer = Timer(device)
+    limits = measure(device, timer)
+    rows.write("limits", **vars(limits))
+    checks, benches = cases(only)
+    failed, skipped = _check(rows, checks, device, clock, budget_s)
+    for bench in benches:
+        if clock.left_s() < 8:
+            skipped.append(f"{bench.op}/{bench.case}: no time left")
+            continue
+        skipped += _bench(rows, bench, device, timer, limits)
+    for bench in benches:
+        if clock.left_s() > 10:
+            skipped += _tune(rows, bench, device, timer, clock)
+    for record in explain():
+        rows.write("dispatch", **record)
+    rows.write("end", seconds=round(clock.used_s(), 1), skipped=skipped, failed=failed)
+    return rows.close(), failed
+
+
+def _check(
+    rows: Rows, checks: list[Check], device: torch.device, clock: Clock, budget_s: float
+) -> tuple[list[str], list[str]]:
+    """(sentences about what is wrong, what was not reached)."""
+    failed: list[str] = []
+    skipped: list[str] = []
+    for check in checks:
+        name = f"{check.op}/{check.case}"
+        if clock.used_s() > CHECKS_SHARE * budget_s:
+            skipped.append(f"{name}: correctness not reached in its share of the time")
+            continue
+        try:
+            compared = check.run(device)
+            if device.type == "cuda":
+                torch.cuda.synchronize(device)  # a fault of this check, and not of the next
+            wrong = [f"{name}: {c.what}: error {c.error:.3g}, allowed {c.allowed:.3g}" for c in compared if not c.ok]
+            if not compared:
+                wrong = [f"{name}: compared nothing"]
+            results = [{"what": c.what, "error": c.error, "allowed": c.allowed} for c in compared]
+        except Exception as error:
+            last = traceback.extract_tb(error.__traceback__)[-1]
+            where = f"{Path(last.filename).name}:{last.lineno}"
+            wrong, results = [f"{name}: {type(error).__name__} at {where}: {str(error)[:300]}"], []
+        rows.write("check", op=check.op, case=check.case, ok=not wrong, compared=results, failed=wrong)
+        print(f"{'ok    ' if not wrong else 'FAILED'} {name}", *wrong, sep="\n       " if wrong else "", flush=True)
+        failed += wrong
+        _tidy()
+    return failed, skipped
+
+
+def _bench(rows: Rows, bench: Bench, device: torch.device, timer: Timer, limits: Limits) -> list[str]:
+    """Times one benchmark and writes a row for each peer; gives what was skipped and why."""
+    name = f"{bench.op}/{bench.case}"
+    skipped: list[str] = []
+    try:
+        torch.manual_seed(0)
+        work = bench.make(device)
+        torch.cuda.reset_peak_memory_stats(device)
+        before = torch.cuda.memory_allocated(device)
+        work.ours()
+        torch.cuda.synchronize(device)
+        extra_bytes = torch.cuda.max_memory_allocated(device) - before
+        calls = {"": work.ours}
+        for peer, make in work.peers.items():
+            try:
+                call = make()
+                call()
+                calls[peer] = call
+            except Exception as error:
+                skipped.append(f"{name} against {peer}: {type(error).__name__}: {str(error)[:200]}")
+        times = timer.together(calls)
+    except Exception as error:
+        _tidy()
+        return [*skipped, f"{name}: {type(error).__name__}: {str(error)[:300]}"]
+    ours = times.pop("")
+    seconds = ours.ms / 1e3
+    shared = {
+        "op": bench.op,
+        "case": bench.case,
+        "goal": bench.goal,
+        "backend": bench.backend,
+        "ms": ours.ms,
+        "spread": ours.spread,
+        "graphed": ours.graphed,
+        "bytes": work.bytes,
+        "flops": work.flops,
+        "gb_per_s": work.bytes / seconds / 1e9,
+        "tflops": work.flops / seconds / 1e12,
+        "bound": work.bound,
+        "fraction": limits.fraction(work.bound, work.bytes, work.flops, seconds),
+        "extra_bytes": extra_bytes,
+    }
+    for peer, timed in times.items():
+        ratio = timed.ms / ours.ms
+        rows.write("bench", **shared, peer=peer, peer_ms=timed.ms, peer_spread=timed.spread, ratio=ratio)
+        print(f"{name}: {ours.ms:.4f} ms, {peer} {timed.ms:.4f} ms, {ratio:.2f}x", flush=True)
+    if not times:
+        rows.write("bench", **shared, peer=None, peer_ms=None, peer_spread=None, ratio=None)
+        print(f"{name}: {ours.ms:.4f} ms, {shared['gb_per_s']:.0f} GB/s", flush=True)
+    del work, calls
+    _tidy()
+    return skipped
+
+
+def _tune(rows: Rows, bench: Bench, device: torch.device, timer: Timer, clock: Clock) -> list[str]:
+    """Tries other launch configurations for one benchmark and writes a row for each operation behind it."""
+    try:
+        torch.manual_seed(0)
+        for row in tune(bench.make(device).ours, timer, clock.left_s):
+            rows.write("tuned", case=f"{bench.op}/{bench.case}", **row)
+            print(f"{bench.op}/{bench.case}: {row['op']} {row['default_ms']:.4f} -> {row['ms']:.4f} ms", flush=True)
+    except Exception as error:
+        return [f"tuning {bench.op}/{bench.case}: {type(error).__name__}: {str(error)[:300]}"]
+    finally:
+        _tidy()
+    return []
+
+
+def _tidy() -> None:
+    gc.collect()
+    torch.cuda.empty_cache()  # does nothing where no GPU was used

@@ -1,0 +1,115 @@
+"""`python -m kernels.gpu.table`: writes the table of goals in kernels/README.md from docs/results/gpu-*.json.
+
+A goal is met when the newest run that measured it met it in every case. `--check` only looks if the table is up to
+date. Needs no GPU; knows the rows, no operation.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+from kernels.gpu.goals import GOALS, Goal
+
+ROOT = Path(__file__).resolve().parents[2]
+README = ROOT / "kernels" / "README.md"
+RESULTS = ROOT / "docs" / "results"
+BEGIN, END = "<!-- goals: made by python -m kernels.gpu.table -->", "<!-- end of goals -->"
+
+Row = dict[str, Any]
+
+
+def table(results: Path) -> str:
+    """The table in Markdown: each goal, what was measured where, and if it is met, missed or open."""
+    runs = [json.loads(path.read_text())["rows"] for path in sorted(results.glob("gpu-*.json"))]
+    lines = [
+        "| operation | peer | goal | measured | bound, share of the measured limit | state |",
+        "|---|---|---|---|---|---|",
+    ]
+    cells = [_line(goal, _newest(goal, runs)) for goal in GOALS.values()]
+    lines += [f"| {' | '.join(line)} |" for line in cells]
+    measured = [line for line in cells if line[-1] != "open"]
+    machines = sorted({_machine(run) for run in runs if any(_rows(goal, run) for goal in GOALS.values())})
+    if not measured:
+        closing = "No goal has been measured yet: all are open. `make gpu` measures them."
+    else:
+        closing = f"{len(measured)} of {len(GOALS)} measured, on {'; '.join(machines)}; the others are open."
+    return "\n".join([*lines, "", closing])
+
+
+def _rows(goal: Goal, run: list[Row]) -> list[Row]:
+    key = "linear-cross-entropy" if goal.metric == "extra_gib" else goal.key
+    return [row for row in run if row["kind"] == "bench" and row["goal"] == key]
+
+
+def _newest(goal: Goal, runs: list[list[Row]]) -> list[Row]:
+    return next((rows for run in reversed(runs) if (rows := _rows(goal, run))), [])
+
+
+def _machine(run: list[Row]) -> str:
+    row = next(row for row in run if row["kind"] == "machine")
+    return f"{row['device']}, torch {row['torch']}, triton {row['triton']}, {row['date'][:10]}"
+
+
+def _line(goal: Goal, rows: list[Row]) -> list[str]:
+    first = [goal.operation, goal.peer, goal.says]
+    cases: dict[str, list[Row]] = {}
+    for row in rows:
+        if goal.metric != "ratio" or row["ratio"] is not None:
+            cases.setdefault(row["case"], []).append(row)
+    if not cases:
+        return [*first, "not measured", "", "open"]
+    told, values, shares = [], [], []
+    for case, of_case in cases.items():
+        value, words = _value(goal, of_case)
+        values.append(value)
+        told.append(f"{case}: {words}" if len(cases) > 1 else words)
+        fraction = of_case[0]["fraction"]
+        shares.append(of_case[0]["bound"] + (f", {fraction:.0%}" if fraction is not None else ""))
+    state = "met" if all(goal.met(value) for value in values) else "missed"
+    return [*first, "; ".join(told), "; ".join(dict.fromkeys(shares)), state]
+
+
+def _value(goal: Goal, rows: list[Row]) -> tuple[float, str]:
+    row = rows[0]
+    if goal.metric == "ratio":
+        row = min(rows, key=lambda r: float(r["ratio"]))
+        return float(row["ratio"]), f"{row['ratio']:.2f}× {row['peer']} ({row['ms']:.3f} ms)"
+    if goal.metric == "ms":
+        return float(row["ms"]), f"{row['ms']:.1f} ms"
+    if goal.metric == "extra_gib":
+        gib = row["extra_bytes"] / 2**30
+        return gib, f"{gib:.2f} GiB"
+    peers = ", ".join(f"{r['ratio']:.2f}× {r['peer']}" for r in rows if r["peer"])
+    return float(row["gb_per_s"]), f"{row['gb_per_s'] / 1e3:.2f} TB/s" + (f" ({peers})" if peers else "")
+
+
+def rendered(text: str, results: Path) -> str:
+    """The README's text with its table made anew."""
+    before, _, rest = text.partition(BEGIN)
+    _, found, after = rest.partition(END)
+    if not found:
+        raise ValueError(f"kernels/README.md has no place for the table: the lines {BEGIN!r} and {END!r}.")
+    return f"{before}{BEGIN}\n{table(results)}\n{END}{after}"
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="python -m kernels.gpu.table", description="Writes the table of goals.")
+    parser.add_argument("--check", action="store_true", help="exit 1 when the table is not up to date; write nothing")
+    asked = parser.parse_args()
+    text = README.read_text()
+    wanted = rendered(text, RESULTS)
+    if wanted == text:
+        return 0
+    if asked.check:
+        print("kernels/README.md is behind docs/results; run python -m kernels.gpu.table.", file=sys.stderr)
+        return 1
+    README.write_text(wanted)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

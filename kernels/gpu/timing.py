@@ -1,0 +1,77 @@
+"""How long a call takes on the GPU: captured in a CUDA graph, L2 flushed before each, providers in turn.
+
+Interleaved rounds share what the machine does meanwhile (clocks, heat) between the providers. Knows no operation.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+import torch
+
+ROUNDS = 3
+FLUSH_BYTES = 256 * 2**20  # five times the L2 of an H200 (50 MB)
+ROUND_S = 0.06
+
+
+@dataclass(frozen=True)
+class Timed:
+    """Median time of a call and how far the rounds' medians lie apart, relative to it."""
+
+    ms: float
+    spread: float
+    graphed: bool
+
+
+class Timer:
+    """Times calls on one device. Holds the buffer that flushes L2."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._flush = torch.empty(FLUSH_BYTES, dtype=torch.int8, device=device)
+
+    def together(self, calls: Mapping[str, Callable[[], object]], round_s: float = ROUND_S) -> dict[str, Timed]:
+        """Times each call, taking turns over ROUNDS rounds of about `round_s` seconds each."""
+        prepared = {name: self._prepared(call) for name, call in calls.items()}
+        once = {name: self._round(replay, 3) for name, (replay, _) in prepared.items()}
+        times: dict[str, list[float]] = {name: [] for name in calls}
+        for _ in range(ROUNDS):
+            for name, (replay, _) in prepared.items():
+                repeats = int(min(200, max(5, round_s * 1e3 / max(statistics.median(once[name]), 0.01))))
+                times[name].append(statistics.median(self._round(replay, repeats)))
+        told = {}
+        for name, rounds in times.items():
+            middle = statistics.median(rounds)
+            told[name] = Timed(middle, (max(rounds) - min(rounds)) / middle, prepared[name][1])
+        return told
+
+    def _prepared(self, call: Callable[[], object]) -> tuple[Callable[[], object], bool]:
+        """The call as a replay of its CUDA graph; as it is where it cannot be captured (it waits for the GPU).
+
+        Captured on the current stream, which must not be the default one: backward runs on the stream that its
+        forward ran on, so what is timed was made on this stream too.
+        """
+        for _ in range(3):
+            call()
+        torch.cuda.synchronize(self._device)
+        graph = torch.cuda.CUDAGraph()
+        try:
+            with torch.cuda.graph(graph, stream=torch.cuda.current_stream(self._device)):
+                call()
+        except RuntimeError:
+            torch.cuda.synchronize(self._device)
+            return call, False
+        return graph.replay, True
+
+    def _round(self, replay: Callable[[], object], repeats: int) -> list[float]:
+        """Milliseconds of each of `repeats` calls, the flush before each left out."""
+        events = [(torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)) for _ in range(repeats)]
+        for start, end in events:
+            self._flush.zero_()
+            start.record()
+            replay()
+            end.record()
+        torch.cuda.synchronize(self._device)
+        return [start.elapsed_time(end) for start, end in events]

@@ -1,0 +1,81 @@
+"""Better launch configurations by measurement, with what time a run has left; and into the shipped table by command.
+
+`python -m kernels.gpu.tune FILE` puts a run's rows of kind "tuned" into `kernels/tables/<arch>.json`. Knows what
+operations offer to try, no operation.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from kernels import tuning
+from kernels.gpu.timing import Timer
+
+BETTER = 0.97  # of the default's time: less is within the spread of rounds
+TABLES = Path(tuning.__file__).parent / "tables"
+
+
+def tune(call: Callable[[], object], timer: Timer, left_s: Callable[[], float]) -> list[dict[str, Any]]:
+    """Tries what the operations behind `call` offer, one operation after the other; keeps what is better.
+
+    Gives a row {op, bucket, values, ms, default_ms} for each operation, values {} where nothing was better. What is
+    kept lies in the user's cache from then on. Stops when less than 5 s are left.
+    """
+    with tuning.watch() as asked:
+        call()
+    told = []
+    for op, facts in {(op, tuning.bucket(facts)): (op, facts) for op, facts in asked}.values():
+        best: tuning.Config = {}
+        choices = tuning.to_try(op, facts)
+        if not choices:
+            continue
+        default = lowest = timer.together({"": call})[""].ms
+        for values in choices:
+            if left_s() < 5:
+                break
+            with tuning.override(op, **values):
+                try:
+                    ms = timer.together({"": call}, round_s=0.02)[""].ms
+                except Exception:  # too many registers or too much shared memory: not for this GPU
+                    torch.cuda.synchronize()
+                    continue
+            if ms < lowest:
+                best, lowest = values, ms
+        if lowest > BETTER * default:
+            best, lowest = {}, default
+        else:
+            tuning.save(op, facts, best)
+        row = {"op": op, "bucket": tuning.bucket(facts), "values": best, "ms": lowest, "default_ms": default}
+        told.append(row)
+    return told
+
+
+def ship(rows: list[dict[str, Any]], tables: Path) -> Path:
+    """Merges a run's "tuned" rows into the table of its architecture; gives the table's path."""
+    arch = next(row["arch"] for row in rows if row["kind"] == "machine")
+    path = tables / f"{arch}.json"
+    table = json.loads(path.read_text()) if path.exists() else {"configs": {}, "order": {}}
+    for row in rows:
+        if row["kind"] == "tuned" and row["values"]:
+            table["configs"].setdefault(row["op"], {})[row["bucket"]] = row["values"]
+    path.write_text(json.dumps(table, indent=1, sort_keys=True) + "\n")
+    return path
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="python -m kernels.gpu.tune", description="Ships what a run found better.")
+    parser.add_argument("file", type=Path, help="docs/results/gpu-….json")
+    asked = parser.parse_args()
+    print(ship(json.loads(asked.file.read_text())["rows"], TABLES))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,159 @@
+"""`int8_matmul`: activations as they are, weights of eight bits: half the bytes where reading the weight is the bound.
+
+Few rows on a GPU: own kernel; many: decoded once, then cuBLAS; a CPU: torch's own int8 product. Knows no model.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from kernels import checks, runtime, tuning
+from kernels.dispatch import Candidate, choose
+from kernels.fp8.matmul import summed
+from kernels.jit import UPCAST, cdiv, dot, jit, tl
+from kernels.shipped import Shipped
+
+MOST_OWN_ROWS = 128
+
+
+def quantize_int8(w: Tensor) -> tuple[Tensor, Tensor]:
+    """A linear layer's weight `[N, K]` as int8 and scales `[N]` in w's dtype: w ~ q · scale, amax / 127 an output.
+
+    Raises ValueError or TypeError.
+    """
+    checks.dtype_among("w", w)
+    checks.dims("w", w, 2)
+    wide = w.float()
+    if not bool(wide.isfinite().all()):
+        raise ValueError("w holds NaN or infinity, which no eight bits mean.")
+    most = wide.abs().amax(1) if w.shape[1] else wide.new_zeros(w.shape[0])
+    scales = (most / 127.0).clamp_min(torch.finfo(w.dtype).tiny).to(w.dtype)  # an output of zeros has one too
+    q = (wide / scales.float().unsqueeze(1)).round().clamp(-127, 127).to(torch.int8)
+    return q, scales
+
+
+def int8_matmul(
+    x: Tensor, qweight: Tensor, scales: Tensor, *, num_splits: int | None = None, backend: str | None = None
+) -> Tensor:
+    """x·(qweight · scales)ᵀ `[…, N]` in x's dtype, summed in fp32 and scaled once.
+
+    x `[…, K]`; qweight `[N, K]` int8 and scales `[N]` float, as `quantize_int8` gives. num_splits: parts of K on a GPU,
+    else chosen. Raises ValueError or TypeError.
+    """
+    _checked(x, qweight, scales, num_splits)
+    x_MK = x.reshape(-1, x.shape[-1])
+    (m, k), n = x_MK.shape, qweight.shape[0]
+    facts: dict[str, object] = {"rows": tuning.round_up(m), "n": n, "k": k, "dtype": x.dtype, "device": x.device.type}
+    own = Candidate("own", runtime.cannot(x) or (None if m and n and k else "an empty operand"))
+    torchs = Candidate("torch")
+    order = (own, torchs) if m < MOST_OWN_ROWS else (torchs, own)
+    chosen = choose("int8_matmul", facts, (*order, Candidate("reference")), backend).backend
+    if chosen == "own":
+        out = _launched(x_MK, qweight, scales, num_splits)
+    elif chosen == "torch":
+        out = _by_torch(x_MK, qweight, scales)
+    else:
+        out = (x_MK.float() @ qweight.float().T * scales.float()).to(x.dtype)
+    return out.view(*x.shape[:-1], n)
+
+
+def _checked(x: Tensor, qweight: Tensor, scales: Tensor, num_splits: int | None) -> None:
+    checks.dtype_among("x", x)
+    checks.dtype_among("qweight", qweight, (torch.int8,))
+    checks.dtype_among("scales", scales)
+    if x.dim() < 1:
+        raise ValueError("x has no dimensions; it must be [..., K].")
+    checks.shape("qweight", qweight, (None, x.shape[-1]), "outputs, K of x")
+    checks.shape("scales", scales, (qweight.shape[0],), "outputs of qweight")
+    checks.same_device(x=x, qweight=qweight, scales=scales)
+    checks.contiguous_last("x", x)
+    checks.contiguous_last("qweight", qweight)
+    if num_splits is not None and num_splits < 1:
+        raise ValueError(f"num_splits is {num_splits}; it must be at least 1, or None.")
+
+
+def _by_torch(x: Tensor, qweight: Tensor, scales: Tensor) -> Tensor:
+    fits = x.shape[1] % 16 == 0 and x.numel() and qweight.numel() and qweight.is_contiguous()
+    if fits and not x.is_cuda and x.dtype != torch.float16:  # reads 16 at once, and past a row's end (torch 2.13, bf16)
+        return torch._weight_int8pack_mm(x.contiguous(), qweight, scales.to(x.dtype))
+    kind = torch.float32 if x.dtype == torch.float16 and not x.is_cuda else x.dtype  # 500x slower on a CPU
+    # int8 is exact in every half type: the scale is applied once, after the sum
+    return ((x.to(kind) @ qweight.to(kind).T) * scales.to(kind)).to(x.dtype)
+
+
+@jit
+def product(
+    X, Q, SCALES, OUT, m, n, k, splits, x_m, q_n, o_p, o_m,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, UPCAST: tl.constexpr,
+):  # fmt: skip
+    """OUT [parts, M, N], scaled already."""
+    num_n = tl.cdiv(n, BLOCK_N)
+    num_m = tl.cdiv(m, BLOCK_M)
+    pid = tl.program_id(0)
+    c = (pid % num_n) * BLOCK_N + tl.arange(0, BLOCK_N)
+    r = (pid // num_n) % num_m * BLOCK_M + tl.arange(0, BLOCK_M)
+    part = pid // (num_n * num_m)
+    e = tl.arange(0, BLOCK_K)
+    steps = tl.cdiv(k, BLOCK_K)
+    each = tl.cdiv(steps, splits)
+    x_at = X + r.to(tl.int64)[:, None] * x_m + e[None, :]
+    q_at = Q + c.to(tl.int64)[:, None] * q_n + e[None, :]
+    acc = tl.zeros([BLOCK_M, BLOCK_N], tl.float32)
+    for step in range(part * each, tl.minimum(part * each + each, steps)):
+        here = step * BLOCK_K + e < k
+        x = tl.load(x_at + step * BLOCK_K, mask=(r < m)[:, None] & here[None, :], other=0.0)
+        q = tl.load(q_at + step * BLOCK_K, mask=(c < n)[:, None] & here[None, :], other=0)
+        if UPCAST:  # the interpreter makes no bf16 of integers
+            w = q.to(tl.float32)
+        else:
+            w = q.to(x.dtype)
+        acc = dot(x, tl.trans(w), acc, UPCAST)
+    acc = acc * tl.load(SCALES + c, mask=c < n, other=0.0).to(tl.float32)[None, :]
+    at = OUT + part.to(tl.int64) * o_p + r.to(tl.int64)[:, None] * o_m + c[None, :]
+    tl.store(at, acc.to(OUT.dtype.element_ty), mask=(r < m)[:, None] & (c < n)[None, :])
+
+
+@tuning.rule("int8_matmul")
+def _rule(arch: str, facts: dict[str, Any]) -> tuning.Config:
+    if arch == "interpret":
+        return {"BLOCK_M": 16, "BLOCK_N": 32, "BLOCK_K": 64, "num_warps": 4, "num_stages": 1}
+    if facts["dtype"] == torch.float32:  # exact products run without tensor cores, their operands in registers
+        return {"BLOCK_M": 16, "BLOCK_N": 32, "BLOCK_K": 32, "num_warps": 4, "num_stages": 2}
+    rows = min(64, max(16, int(facts["rows"])))
+    return {"BLOCK_M": rows, "BLOCK_N": 64, "BLOCK_K": 128, "num_warps": 4, "num_stages": 4}
+
+
+def _launched(x: Tensor, qweight: Tensor, scales: Tensor, num_splits: int | None) -> Tensor:
+    (m, k), n = x.shape, qweight.shape[0]
+    config = tuning.config("int8_matmul", dtype=x.dtype, rows=tuning.round_up(m), n=n, k=k)
+    programs = cdiv(m, config["BLOCK_M"]) * cdiv(n, config["BLOCK_N"])
+    wanted = max(1, min(3 * runtime.sm_count(x.device) // programs, cdiv(k, config["BLOCK_K"]) // 4))
+    splits = num_splits or wanted
+    out = torch.empty(m, n, dtype=x.dtype, device=x.device)
+    parts = out.unsqueeze(0)
+    if splits > 1:
+        parts = torch.empty(splits, m, n, dtype=torch.float32, device=x.device)
+    with runtime.on(x):
+        product[(programs * splits,)](
+            x, qweight, scales.contiguous(), parts, m, n, k, splits,
+            x.stride(0), qweight.stride(0), *parts.stride()[:2], UPCAST=UPCAST, **config,
+        )  # fmt: skip
+        if splits > 1:
+            summed[(cdiv(m * n, 1024),)](parts, out, m * n, splits, parts.stride(0), BLOCK=1024)
+    return out
+
+
+def shipped(arch: str) -> list[Shipped]:
+    """One row and 64 of bf16."""
+    found = []
+    for rows in (1, 64):
+        config = _rule(arch, {"dtype": None, "rows": rows})
+        signature = {"X": "*bf16", "Q": "*i8", "SCALES": "*bf16", "OUT": "*fp32", "m": "i32", "splits": "i32"}
+        signature |= dict.fromkeys(("n", "k", "x_m", "q_n", "o_p", "o_m"), "i32:16")
+        constants = {key: config[key] for key in ("BLOCK_M", "BLOCK_N", "BLOCK_K")} | {"UPCAST": False}
+        warps, stages = config["num_warps"], config["num_stages"]
+        found.append(Shipped("int8_matmul", f"rows-{rows}", product, signature, constants, warps, stages, ("mma",)))
+    return found

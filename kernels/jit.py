@@ -1,0 +1,118 @@
+"""Triton's names, importable where triton is not, and the device helpers that kernels share.
+
+Knows arithmetic inside a program; knows no operation and no launch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from kernels.runtime import HAS_TRITON, INTERPRET
+
+if TYPE_CHECKING or HAS_TRITON:
+    import triton
+    import triton.language as tl
+
+else:
+
+    class _Absent:
+        """Stands in for triton's modules: every attribute and call is itself, so that kernel files import."""
+
+        def __getattr__(self, name: str) -> _Absent:
+            if name.startswith("__"):
+                raise AttributeError(name)
+            return self
+
+        def __call__(self, *args: object, **options: object) -> _Absent:
+            return self
+
+    triton = tl = _Absent()
+
+__all__ = [
+    "UPCAST",
+    "cdiv",
+    "dot",
+    "fp8_scale",
+    "grouped_order",
+    "jit",
+    "next_power_of_2",
+    "softmax_step",
+    "tl",
+    "to_fp8",
+    "triton",
+]
+
+UPCAST = INTERPRET
+"""What launchers pass for a kernel's UPCAST: the interpreter's bf16 products are silently wrong, so operands
+are cast to fp32 there."""
+
+
+_INTERPRETED = tl.constexpr(INTERPRET)
+
+
+def jit(fn: Callable[..., Any] | None = None, **options: Any) -> Any:
+    """`triton.jit`; leaves the function as it is where triton is missing. Use bare or with triton's options."""
+    if not HAS_TRITON:
+        return fn if fn is not None else (lambda f: f)
+    return triton.jit(fn, **options) if fn is not None else triton.jit(**options)
+
+
+def next_power_of_2(n: int) -> int:
+    """The smallest power of two that is at least n (n >= 1)."""
+    return 1 << (n - 1).bit_length()
+
+
+def cdiv(a: int, b: int) -> int:
+    """a / b, rounded up."""
+    return -(-a // b)
+
+
+@jit
+def dot(a, b, acc, UPCAST: tl.constexpr):
+    """acc + a·b in fp32. Operands of fp32 are multiplied exactly, not as TF32, as torch does by default."""
+    if UPCAST:
+        out = tl.dot(a.to(tl.float32), b.to(tl.float32), acc, input_precision="ieee")
+    else:
+        out = tl.dot(a, b, acc, input_precision="ieee")
+    return out
+
+
+@jit
+def fp8_scale(amax):
+    """The fp32 scale of a group whose largest magnitude is amax: x ~ q · scale. Groups of zeros stay zeros."""
+    return tl.maximum(amax, 1e-12) * (1.0 / 448.0)
+
+
+@jit
+def to_fp8(x, scale):
+    """x / scale as e4m3, clamped to +-448 first: a cast alone wraps in the interpreter. NaN stays NaN."""
+    q = tl.clamp(x / scale, -448.0, 448.0, propagate_nan=tl.PropagateNan.ALL)
+    if _INTERPRETED:  # its cast rounds 127.6 to 64: the carry out of the mantissa is lost, so round before it
+        bits = q.to(tl.int32, bitcast=True)
+        bits = (bits + 0x7FFFF + ((bits >> 20) & 1)) & -0x100000
+        q = tl.where(q == q, bits.to(tl.float32, bitcast=True), q)
+    return q.to(tl.float8e4nv)
+
+
+@jit
+def grouped_order(pid, num_m, num_n, GROUP_M: tl.constexpr):
+    """(block row, block column) of a program; GROUP_M rows share their columns while those are in L2."""
+    per_group = GROUP_M * num_n
+    first = (pid // per_group) * GROUP_M
+    rows = tl.minimum(num_m - first, GROUP_M)
+    return first + (pid % per_group) % rows, (pid % per_group) // rows
+
+
+@jit
+def softmax_step(m, l, s):  # noqa: E741
+    """One block of online softmax in base 2 (Milakov & Gimelshein 2018, alg. 3).
+
+    m, l [M]: running maximum and sum; s [M, N]: scores already times log2(e). Gives the new m and l, the factor
+    alpha [M] for what was accumulated, and p [M, N]. Rows masked whole (all -inf) stay free of NaN.
+    """
+    m_new = tl.maximum(m, tl.max(s, 1))
+    base = tl.where(m_new == float("-inf"), 0.0, m_new)
+    alpha = tl.exp2(m - base)
+    p = tl.exp2(s - base[:, None])
+    return m_new, l * alpha + tl.sum(p, 1), alpha, p

@@ -1,0 +1,193 @@
+"""`moe_permute` and `moe_unpermute`: tokens sorted by expert, and the experts' answers weighted and summed again.
+
+Sums run over a token's own assignments in their order, never by atomics: the same in every run. Knows no expert.
+Shapes: T tokens, K chosen a token, A = T · K assignments, E experts, H width.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, cast
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from kernels import checks, runtime
+from kernels.dispatch import Candidate, choose
+from kernels.jit import jit, next_power_of_2, tl
+from kernels.moe import reference
+from kernels.shipped import Shipped
+
+
+@dataclass(frozen=True)
+class Permutation:
+    """Where assignments went: `token` [A] int32 of each sorted row, `place` [T, K] int32 of each assignment, `counts`
+    [E] int64 rows of each expert; rows behind these are assignments that were dropped."""
+
+    token: Tensor
+    place: Tensor
+    counts: Tensor
+
+
+def moe_permute(
+    x: Tensor, experts: Tensor, num_experts: int, *, check: bool = True, backend: str | None = None
+) -> tuple[Tensor, Permutation]:
+    """x `[T, H]` as rows `[A, H]` sorted by expert, a token's copies in its order; and where they went.
+
+    experts `[T, K]` int, 0 to E - 1, or E for an assignment that is dropped. check: refuse others, which waits for a
+    GPU. Raises ValueError or TypeError.
+    """
+    checks.dtype_among("x", x, (*checks.FLOATS, torch.float64))
+    checks.dims("x", x, 2)
+    checks.integers("experts", experts)
+    checks.shape("experts", experts, (x.shape[0], None), "tokens of x, chosen")
+    checks.same_device(x=x, experts=experts)
+    if num_experts < 1:
+        raise ValueError(f"num_experts is {num_experts}; it must be at least 1.")
+    flat, top_k = experts.flatten(), experts.shape[1]
+    if check and flat.numel():
+        low, high = (int(v) for v in torch.stack(torch.aminmax(flat)).tolist())
+        if low < 0 or high > num_experts:
+            raise ValueError(f"experts hold {low if low < 0 else high}; they must lie in 0 to {num_experts} (dropped).")
+    order = flat.argsort(stable=True)
+    place = torch.empty_like(order, dtype=torch.int32)
+    place[order] = torch.arange(len(flat), dtype=torch.int32, device=x.device)
+    # not bincount, which waits for a GPU to learn its size
+    counts = torch.zeros(num_experts + 1, dtype=torch.int64, device=x.device)
+    counts.scatter_add_(0, flat.long(), torch.ones_like(flat, dtype=torch.int64))
+    token = (order // max(1, top_k)).int()
+    permutation = Permutation(token, place.view(-1, top_k), counts[:num_experts])
+    own = _chosen("moe_permute", x, top_k, backend)
+    return cast(Tensor, _Permute.apply(x, permutation, own)), permutation  # type: ignore[no-untyped-call]
+
+
+def moe_unpermute(
+    y: Tensor, permutation: Permutation, weights: Tensor | None = None, *, backend: str | None = None
+) -> Tensor:
+    """`[T, H]` in y's dtype: each token's rows of y `[A, H]` times its weights `[T, K]` (ones without), summed in fp32.
+
+    Raises ValueError or TypeError.
+    """
+    checks.dtype_among("y", y, (*checks.FLOATS, torch.float64))
+    checks.shape("y", y, (len(permutation.token), None), "sorted rows, width")
+    if weights is not None:
+        checks.dtype_among("weights", weights, (*checks.FLOATS, torch.float64))
+        checks.shape("weights", weights, tuple(permutation.place.shape), "tokens, chosen")
+    checks.same_device(y=y, place=permutation.place, weights=weights)
+    own = _chosen("moe_unpermute", y, permutation.place.shape[1], backend)
+    if not own:
+        return reference.unpermute(y, permutation.place, weights).to(y.dtype)
+    return cast(Tensor, _Unpermute.apply(y, weights, permutation))  # type: ignore[no-untyped-call]
+
+
+def _chosen(op: str, x: Tensor, top_k: int, backend: str | None) -> bool:
+    facts: dict[str, object] = {"dtype": x.dtype, "width": x.shape[1], "top_k": top_k, "device": x.device.type}
+    double = "fp64" if x.dtype == torch.float64 else None
+    own = runtime.cannot(x) or double or (None if x.numel() else "nothing to move")
+    return choose(op, facts, (Candidate("own", own), Candidate("reference")), backend).backend == "own"
+
+
+class _Permute(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, permutation: Permutation, own: bool) -> Tensor:
+        ctx.permutation, ctx.own = permutation, own
+        return x.index_select(0, permutation.token)
+
+    @staticmethod
+    @once_differentiable  # type: ignore[untyped-decorator]
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+        (gradient,) = gradients
+        if ctx.own:
+            return _gathered(gradient.contiguous(), ctx.permutation.place, None), None, None
+        return reference.unpermute(gradient, ctx.permutation.place, None).to(gradient.dtype), None, None
+
+
+class _Unpermute(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, y: Tensor, weights: Tensor | None, permutation: Permutation) -> Tensor:
+        y = y.contiguous()
+        ctx.permutation = permutation
+        ctx.save_for_backward(y, weights)
+        return _gathered(y, permutation.place, weights)
+
+    @staticmethod
+    @once_differentiable  # type: ignore[untyped-decorator]
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+        y, weights = ctx.saved_tensors
+        gradient, place = gradients[0].contiguous(), ctx.permutation.place
+        dy = torch.empty_like(y)
+        dw = torch.empty(place.shape, dtype=torch.float32, device=y.device)
+        with runtime.on(y):
+            scatter[(place.numel(),)](
+                gradient, y, None if weights is None else weights.contiguous(), place, dy, dw, y.shape[1],
+                K=place.shape[1], WEIGHTED=weights is not None, BLOCK=_block(y.shape[1]),
+            )  # fmt: skip
+        return dy, None if weights is None else dw.to(weights.dtype), None
+
+
+def _block(width: int) -> int:
+    return min(32 if runtime.INTERPRET else 1024, next_power_of_2(width))
+
+
+def _gathered(y: Tensor, place: Tensor, weights: Tensor | None) -> Tensor:
+    (tokens, top_k), width = place.shape, y.shape[1]
+    out = torch.empty(tokens, width, dtype=y.dtype, device=y.device)
+    block = _block(width)
+    with runtime.on(y):
+        gather[(tokens, -(-width // block))](
+            y, place, None if weights is None else weights.contiguous(), out, width,
+            K=top_k, WEIGHTED=weights is not None, BLOCK=block,
+        )  # fmt: skip
+    return out
+
+
+@jit
+def gather(Y, PLACE, WEIGHTS, OUT, width, K: tl.constexpr, WEIGHTED: tl.constexpr, BLOCK: tl.constexpr):
+    """One token, BLOCK columns: its K rows, weighted."""
+    token = tl.program_id(0).to(tl.int64)
+    c = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    acc = tl.zeros([BLOCK], tl.float32)
+    for k in tl.static_range(K):
+        row = tl.load(PLACE + token * K + k).to(tl.int64)
+        y = tl.load(Y + row * width + c, mask=c < width, other=0.0).to(tl.float32)
+        if WEIGHTED:
+            y = y * tl.load(WEIGHTS + token * K + k).to(tl.float32)
+        acc += y
+    tl.store(OUT + token * width + c, acc.to(OUT.dtype.element_ty), mask=c < width)
+
+
+@jit
+def scatter(DOUT, Y, WEIGHTS, PLACE, DY, DW, width, K: tl.constexpr, WEIGHTED: tl.constexpr, BLOCK: tl.constexpr):
+    """One assignment: its row's gradient, and its weight's."""
+    assignment = tl.program_id(0).to(tl.int64)
+    row = tl.load(PLACE + assignment).to(tl.int64)
+    token = assignment // K
+    weight = 1.0
+    if WEIGHTED:
+        weight = tl.load(WEIGHTS + assignment).to(tl.float32)
+    total = tl.zeros([BLOCK], tl.float32)
+    for first in range(0, width, BLOCK):
+        c = first + tl.arange(0, BLOCK)
+        gradient = tl.load(DOUT + token * width + c, mask=c < width, other=0.0).to(tl.float32)
+        if WEIGHTED:
+            total += gradient * tl.load(Y + row * width + c, mask=c < width, other=0.0).to(tl.float32)
+        tl.store(DY + row * width + c, (gradient * weight).to(DY.dtype.element_ty), mask=c < width)
+    if WEIGHTED:
+        tl.store(DW + assignment, tl.sum(total, 0))
+
+
+def shipped(arch: str) -> list[Shipped]:
+    """Eight experts a token of 4096, forward and backward."""
+    constants: dict[str, Any] = {"K": 8, "WEIGHTED": True, "BLOCK": 1024}
+    signature = {"Y": "*bf16", "PLACE": "*i32", "WEIGHTS": "*fp32", "width": "i32:16"}
+    return [
+        Shipped("moe_unpermute", "gather", gather, signature | {"OUT": "*bf16"}, constants),
+        Shipped(
+            "moe_unpermute",
+            "scatter",
+            scatter,
+            signature | {"DOUT": "*bf16", "DY": "*bf16", "DW": "*fp32"},
+            constants,
+        ),
+    ]

@@ -1,0 +1,82 @@
+"""`layer_norm`: argument checks, the choice of implementation, and autograd around the Triton kernels.
+
+Knows no model; shapes and names as the reference has them.
+"""
+
+from __future__ import annotations
+
+from typing import Any, cast
+
+import torch
+
+from kernels import checks, runtime, tuning
+from kernels.dispatch import Candidate, choose
+from kernels.norm import reference
+from kernels.norm.layer_backward import backward
+from kernels.norm.layer_forward import forward
+from kernels.rows import as_rows
+
+
+def layer_norm(
+    x: torch.Tensor, w: torch.Tensor, b: torch.Tensor | None = None, eps: float = 1e-5, *, backend: str | None = None
+) -> torch.Tensor:
+    """w · (x - mean) / sqrt(var + eps) + b over the last dimension.
+
+    Shapes: x [..., N], w and b [N]; the result has x's shape and dtype, sums are fp32. Raises TypeError or ValueError
+    before any launch. Source: Ba et al. 2016, eq. 4.
+    """
+    floats = (*checks.FLOATS, torch.float64)
+    checks.dtype_among("x", x, floats)
+    if x.dim() < 1:
+        raise ValueError("x is a scalar; it must have a last dimension to normalise over.")
+    checks.at_least_one("x", x, -1)
+    given = {"w": w} if b is None else {"w": w, "b": b}
+    for name, t in given.items():
+        checks.dtype_among(name, t, floats)
+        checks.shape(name, t, (x.shape[-1],), "(last dimension of x)")
+    checks.positive("eps", eps)
+    checks.same_device(x=x, **given)
+    needs_grad = torch.is_grad_enabled() and any(t.requires_grad for t in (x, *given.values()))
+    mixed = any(t.dtype != x.dtype for t in given.values())
+    chosen = choose(
+        "layer_norm",
+        {"dtype": x.dtype, "n": tuning.round_up(x.shape[-1]), "bias": b is not None, "grad": needs_grad},
+        [
+            Candidate("own", runtime.cannot(x, w, b) or _not_own(x, given)),
+            Candidate("torch", "torch's wants x, w and b of one dtype" if mixed else None),
+            Candidate("reference"),
+        ],
+        backend,
+    )
+    if chosen.backend == "torch":
+        return torch.nn.functional.layer_norm(x, (x.shape[-1],), w, b, eps)
+    if chosen.backend == "reference":
+        return reference.layer_norm(x, w, b, eps).to(x.dtype)
+    rows = as_rows(x)
+    y = cast(torch.Tensor, _LayerNorm.apply(rows, w, b, eps)) if needs_grad else forward(rows, w, b, eps, False)[0]
+    return y.view(x.shape)
+
+
+class _LayerNorm(torch.autograd.Function):
+    """Keeps x, w, b, and mean and 1/sqrt(var) per row."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, w: torch.Tensor, b: torch.Tensor | None, eps: float) -> torch.Tensor:
+        y, mean, rstd = forward(x, w, b, eps, True)
+        ctx.save_for_backward(x, w, b, mean, rstd)
+        return y
+
+    @staticmethod
+    def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        x, w, b, mean, rstd = ctx.saved_tensors
+        need_dw, need_db = ctx.needs_input_grad[1], ctx.needs_input_grad[2]
+        dx, dw, db = backward(as_rows(grads[0]), x, w, mean, rstd, need_dw, b if need_db else None)
+        return dx, dw, db, None
+
+
+def _not_own(x: torch.Tensor, given: dict[str, torch.Tensor]) -> str | None:
+    if torch.float64 in (x.dtype, *(t.dtype for t in given.values())):
+        return "fp64 has no kernel"
+    if x.numel() == 0:
+        return "nothing to launch for an empty tensor"
+    return next((f"{name} has gaps" for name, t in given.items() if not t.is_contiguous()), None)

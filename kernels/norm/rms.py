@@ -1,0 +1,139 @@
+"""`rms_norm`: argument checks, the choice of implementation, and autograd around the Triton kernels.
+
+Knows no model; shapes and names as the reference has them.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from kernels import checks, runtime, tuning
+from kernels.dispatch import Candidate, choose
+from kernels.norm import reference
+from kernels.norm.rms_backward import backward
+from kernels.norm.rms_forward import QUANTS, forward
+from kernels.rows import as_rows
+
+Result = torch.Tensor | tuple[torch.Tensor, ...]
+
+
+def rms_norm(
+    x: torch.Tensor,
+    w: torch.Tensor,
+    eps: float = 1e-6,
+    residual: torch.Tensor | None = None,
+    quant: str | None = None,
+    *,
+    backend: str | None = None,
+) -> Result:
+    """w · h / sqrt(mean(h²) + eps) over the last dimension, h being x, or x + residual.
+
+    Shapes: x and residual [..., N], w [N]; the result has x's dtype, sums are fp32.
+    Gives y; with a residual (y, h); with quant (q, scale) or (q, scale, h): q is e4m3, y ~ q · scale, scale fp32
+    [..., 1] for "row" or [..., ceil(N / 128)] for "1x128". Quantised output has no gradient.
+    Raises TypeError or ValueError before any launch. Source: Zhang & Sennrich 2019, eq. 4.
+    """
+    needs_grad = _checked(x, w, eps, residual, quant)
+    n = x.shape[-1]
+    chosen = choose(
+        "rms_norm",
+        {
+            "dtype": x.dtype,
+            "n": tuning.round_up(n),
+            "residual": residual is not None,
+            "quant": quant,
+            "grad": needs_grad,
+        },
+        [
+            Candidate("own", runtime.cannot(x, w, residual) or _not_own(x, w, quant)),
+            Candidate("torch", "torch's has no FP8 output" if quant else _not_torch(x, w)),
+            Candidate("reference"),
+        ],
+        backend,
+    )
+    if chosen.backend != "own":
+        h = x if residual is None else x + residual
+        if quant:
+            with torch.no_grad():
+                q, scale = reference.to_fp8(reference.rms_norm(h, w, eps), quant)
+            return (q, scale) if residual is None else (q, scale, h)
+        if chosen.backend == "torch":
+            y = torch.nn.functional.rms_norm(h, (n,), w, eps)
+        else:
+            y = reference.rms_norm(h, w, eps).to(x.dtype)
+        return y if residual is None else (y, h)
+    rows = as_rows(x)
+    other = None if residual is None else as_rows(residual)
+    if quant:
+        q, scales, kept, _ = forward(rows, w, eps, other, quant, False)
+        assert scales is not None
+        shaped = (q.view(x.shape), scales.view(*x.shape[:-1], scales.shape[-1]))
+        return shaped if residual is None else (*shaped, kept.view(x.shape))
+    if needs_grad:
+        y, kept = _RmsNorm.apply(rows, other, w, eps)
+    else:
+        y, _, kept, _ = forward(rows, w, eps, other, None, False)
+    return y.view(x.shape) if residual is None else (y.view(x.shape), kept.view(x.shape))
+
+
+class _RmsNorm(torch.autograd.Function):
+    """Keeps h, w and 1/sqrt(mean square) per row."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, x: torch.Tensor, residual: torch.Tensor | None, w: torch.Tensor, eps: float
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        y, _, kept, rstd = forward(x, w, eps, residual, None, True)
+        ctx.save_for_backward(kept, w, rstd)
+        ctx.has_residual = residual is not None
+        ctx.set_materialize_grads(False)
+        return y, (kept if residual is not None else None)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: torch.Tensor | None) -> tuple[torch.Tensor | None, ...]:
+        dy, ds = grads
+        kept, w, rstd = ctx.saved_tensors
+        if dy is None:  # only the sum was used
+            return ds, (ds if ctx.has_residual else None), None, None
+        dx, dw = backward(as_rows(dy), None if ds is None else as_rows(ds), kept, w, rstd, ctx.needs_input_grad[2])
+        return dx, (dx if ctx.has_residual else None), dw, None
+
+
+def _checked(x: torch.Tensor, w: torch.Tensor, eps: float, residual: torch.Tensor | None, quant: str | None) -> bool:
+    """Refuses what cannot be computed; tells if a gradient will be wanted."""
+    floats = (*checks.FLOATS, torch.float64)
+    checks.dtype_among("x", x, floats)
+    checks.dtype_among("w", w, floats)
+    if x.dim() < 1:
+        raise ValueError("x is a scalar; it must have a last dimension to normalise over.")
+    checks.at_least_one("x", x, -1)
+    checks.shape("w", w, (x.shape[-1],), "(last dimension of x)")
+    checks.positive("eps", eps)
+    if residual is not None:
+        checks.shape("residual", residual, tuple(x.shape), "(shape of x)")
+        checks.same_dtype(x=x, residual=residual)
+    checks.same_device(x=x, w=w, residual=residual)
+    checks.among("quant", quant, QUANTS)
+    inputs = [t for t in (x, w, residual) if t is not None]
+    needs_grad = torch.is_grad_enabled() and any(t.requires_grad for t in inputs)
+    if quant and needs_grad:
+        raise ValueError("quant was given and an input requires a gradient; quantised output has none: use no_grad().")
+    return needs_grad
+
+
+def _not_own(x: torch.Tensor, w: torch.Tensor, quant: str | None) -> str | None:
+    if quant and not runtime.has_fp8(runtime.arch(x.device)):
+        return "Triton has e4m3 from sm_89 on"
+    if torch.float64 in (x.dtype, w.dtype):
+        return "fp64 has no kernel"
+    if x.numel() == 0:
+        return "nothing to launch for an empty tensor"
+    if not w.is_contiguous():
+        return "w has gaps"
+    return None
+
+
+def _not_torch(x: torch.Tensor, w: torch.Tensor) -> str | None:
+    return None if x.dtype == w.dtype else "torch's wants x and w of one dtype"

@@ -1,0 +1,181 @@
+"""RMSNorm forward in Triton: whole rows in registers, or rows of any width in two or three passes over chunks.
+
+Adds the residual on the way in and rounds to FP8 on the way out. Knows 2-D tensors; knows no autograd.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from kernels import runtime, tuning
+from kernels.jit import cdiv, fp8_scale, jit, next_power_of_2, tl, to_fp8
+from kernels.shipped import Shipped
+
+QUANTS = {None: 0, "row": 1, "1x128": 2}
+
+
+@jit
+def rms_norm_rows(
+    X, R, W, Y, S, RSTD, SCALE, rows, N, x_stride, r_stride, scale_stride, eps,
+    HAS_RESIDUAL: tl.constexpr, KEEP_RSTD: tl.constexpr, QUANT: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
+):  # fmt: skip
+    """BLOCK_M whole rows a program. Y and S are contiguous; X and R have strides between rows."""
+    row = tl.program_id(0).to(tl.int64) * BLOCK_M + tl.arange(0, BLOCK_M)
+    col = tl.arange(0, BLOCK_N)
+    inside = (row < rows)[:, None] & (col < N)[None, :]
+    x = tl.load(X + row[:, None] * x_stride + col[None, :], mask=inside, other=0.0).to(tl.float32)
+    at = row[:, None] * N + col[None, :]
+    if HAS_RESIDUAL:
+        x += tl.load(R + row[:, None] * r_stride + col[None, :], mask=inside, other=0.0).to(tl.float32)
+        s = x.to(S.dtype.element_ty)
+        tl.store(S + at, s, mask=inside)
+        x = s.to(tl.float32)  # the norm is of the sum as it is kept, which backward sees again
+    rstd = 1.0 / tl.sqrt(tl.sum(x * x, 1) / N + eps)
+    if KEEP_RSTD:
+        tl.store(RSTD + row, rstd, mask=row < rows)
+    w = tl.load(W + col, mask=col < N, other=0.0).to(tl.float32)
+    y = x * rstd[:, None] * w[None, :]
+    if QUANT == 0:
+        tl.store(Y + at, y.to(Y.dtype.element_ty), mask=inside)
+    elif QUANT == 1:
+        scale = fp8_scale(tl.max(tl.abs(y), 1))
+        tl.store(SCALE + row * scale_stride, scale, mask=row < rows)
+        tl.store(Y + at, to_fp8(y, scale[:, None]), mask=inside)
+    else:
+        groups = tl.reshape(y, (BLOCK_M, BLOCK_N // 128, 128))
+        scale = fp8_scale(tl.max(tl.abs(groups), 2))
+        g = tl.arange(0, BLOCK_N // 128)
+        known = (row < rows)[:, None] & (g * 128 < N)[None, :]
+        tl.store(SCALE + row[:, None] * scale_stride + g[None, :], scale, mask=known)
+        q = tl.reshape(to_fp8(groups, scale[:, :, None]), (BLOCK_M, BLOCK_N))
+        tl.store(Y + at, q, mask=inside)
+
+
+@jit
+def rms_norm_wide(
+    X, R, W, Y, S, RSTD, SCALE, N, x_stride, r_stride, scale_stride, eps,
+    HAS_RESIDUAL: tl.constexpr, KEEP_RSTD: tl.constexpr, QUANT: tl.constexpr, BLOCK_N: tl.constexpr,
+):  # fmt: skip
+    """One row a program, in chunks of BLOCK_N: rows too wide for registers come from L2 the second time."""
+    row = tl.program_id(0).to(tl.int64)
+    lane = tl.arange(0, BLOCK_N)
+    squares = tl.zeros((BLOCK_N,), tl.float32)
+    for start in range(0, N, BLOCK_N):
+        col = start + lane
+        x = tl.load(X + row * x_stride + col, mask=col < N, other=0.0, eviction_policy="evict_last").to(tl.float32)
+        if HAS_RESIDUAL:
+            x += tl.load(R + row * r_stride + col, mask=col < N, other=0.0).to(tl.float32)
+            s = x.to(S.dtype.element_ty)
+            tl.store(S + row * N + col, s, mask=col < N)
+            x = s.to(tl.float32)
+        squares += x * x
+    rstd = 1.0 / tl.sqrt(tl.sum(squares, 0) / N + eps)
+    if KEEP_RSTD:
+        tl.store(RSTD + row, rstd)
+    if HAS_RESIDUAL:
+        tl.debug_barrier()  # what other threads of this program stored is read below
+        source = S + row * N
+    else:
+        source = X + row * x_stride
+    row_scale = 1.0
+    if QUANT == 1:
+        largest = tl.zeros((BLOCK_N,), tl.float32)
+        for start in range(0, N, BLOCK_N):
+            col = start + lane
+            x = tl.load(source + col, mask=col < N, other=0.0, eviction_policy="evict_last").to(tl.float32)
+            w = tl.load(W + col, mask=col < N, other=0.0).to(tl.float32)
+            largest = tl.maximum(largest, tl.abs(x * rstd * w))
+        row_scale = fp8_scale(tl.max(largest, 0))
+        tl.store(SCALE + row * scale_stride, row_scale)
+    for start in range(0, N, BLOCK_N):
+        col = start + lane
+        x = tl.load(source + col, mask=col < N, other=0.0, eviction_policy="evict_first").to(tl.float32)
+        w = tl.load(W + col, mask=col < N, other=0.0).to(tl.float32)
+        y = x * rstd * w
+        if QUANT == 0:
+            tl.store(Y + row * N + col, y.to(Y.dtype.element_ty), mask=col < N)
+        elif QUANT == 1:
+            tl.store(Y + row * N + col, to_fp8(y, row_scale), mask=col < N)
+        else:
+            groups = tl.reshape(y, (BLOCK_N // 128, 128))
+            scale = fp8_scale(tl.max(tl.abs(groups), 1))
+            g = tl.arange(0, BLOCK_N // 128)
+            tl.store(SCALE + row * scale_stride + start // 128 + g, scale, mask=start + g * 128 < N)
+            q = tl.reshape(to_fp8(groups, scale[:, None]), (BLOCK_N,))
+            tl.store(Y + row * N + col, q, mask=col < N)
+
+
+@tuning.rule("rms_norm.forward")
+def _config(arch: str, facts: dict[str, Any]) -> tuning.Config:
+    """Whole rows up to 16384 wide; narrow rows share a program of about 2048 elements."""
+    block_n = max(next_power_of_2(facts["n"]), 128 if facts["quant"] == "1x128" else 16)
+    if arch == "interpret":
+        return {"wide": block_n > 256, "block_m": 2, "block_n": min(block_n, 256), "num_warps": 4}
+    if block_n > 16384:
+        return {"wide": True, "block_m": 1, "block_n": 8192, "num_warps": 16}
+    block_m = max(1, 2048 // block_n)
+    return {"wide": False, "block_m": block_m, "block_n": block_n, "num_warps": min(16, max(4, block_n // 512))}
+
+
+@tuning.tries("rms_norm.forward")
+def _other_configs(arch: str, facts: dict[str, Any]) -> list[tuning.Config]:
+    return [{"num_warps": warps} for warps in (2, 4, 8, 16)]
+
+
+def forward(
+    x: torch.Tensor, w: torch.Tensor, eps: float, residual: torch.Tensor | None, quant: str | None, keep_rstd: bool
+) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor, torch.Tensor | None]:
+    """(y, scale, kept sum or x, rstd [rows]) for x [rows, N] with neighbours adjacent; rows > 0."""
+    rows, n = x.shape
+    y = torch.empty((rows, n), dtype=torch.float8_e4m3fn if quant else x.dtype, device=x.device)
+    groups = {None: 0, "row": 1, "1x128": cdiv(n, 128)}[quant]
+    scale = torch.empty((rows, groups), dtype=torch.float32, device=x.device) if quant else None
+    s = torch.empty((rows, n), dtype=x.dtype, device=x.device) if residual is not None else x
+    rstd = torch.empty(rows, dtype=torch.float32, device=x.device) if keep_rstd else None
+    c = tuning.config("rms_norm.forward", n=n, quant=quant, dtype=x.dtype, residual=residual is not None)
+    r = residual if residual is not None else x
+    arguments = (x, r, w, y, s, rstd if rstd is not None else w, scale if scale is not None else w)
+    strides = (x.stride(0), r.stride(0), groups, eps)
+    flags = {"HAS_RESIDUAL": residual is not None, "KEEP_RSTD": keep_rstd, "QUANT": QUANTS[quant]}
+    with runtime.on(x):
+        if c["wide"]:
+            rms_norm_wide[(rows,)](*arguments, n, *strides, **flags, BLOCK_N=c["block_n"], num_warps=c["num_warps"])
+        else:
+            rms_norm_rows[(cdiv(rows, c["block_m"]),)](
+                *arguments, rows, n, *strides, **flags,
+                BLOCK_M=c["block_m"], BLOCK_N=c["block_n"], num_warps=c["num_warps"],
+            )  # fmt: skip
+    return y, scale, s, rstd
+
+
+def shipped(arch: str) -> list[Shipped]:
+    """Head-dim rows, hidden rows with residual, both quantised forms, and rows above 16384."""
+
+    def one(name: str, n: int, quant: str | None, residual: bool, keep: bool) -> Shipped:
+        c = _config(arch, {"n": n, "quant": quant})
+        y = "*fp8e4nv" if quant else "*bf16"
+        signature = {"X": "*bf16", "R": "*bf16", "W": "*bf16", "Y": y, "S": "*bf16", "RSTD": "*fp32", "SCALE": "*fp32"}
+        signature |= {"rows": "i32", "N": "i32:16", "x_stride": "i32:16", "r_stride": "i32:16"}
+        signature |= {"scale_stride": "i32", "eps": "fp32"}
+        flags = {"HAS_RESIDUAL": residual, "KEEP_RSTD": keep, "QUANT": QUANTS[quant], "BLOCK_N": c["block_n"]}
+        if not c["wide"]:
+            flags["BLOCK_M"] = c["block_m"]
+        kernel = rms_norm_wide if c["wide"] else rms_norm_rows
+        return Shipped("rms_norm", name, kernel, signature, flags, c["num_warps"], expects=(".v4.b32",))
+
+    plain = [
+        one("forward 128", 128, None, False, True),
+        one("forward 4096 residual", 4096, None, True, True),
+        one("forward wide", 65536, None, True, True),
+    ]
+    if not runtime.has_fp8(arch):
+        return plain
+    return [
+        *plain,
+        one("forward 4096 residual 1x128", 4096, "1x128", True, False),
+        one("forward 16384 row", 16384, "row", False, False),
+        one("forward wide 1x128", 65536, "1x128", False, False),
+    ]

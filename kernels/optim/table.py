@@ -1,0 +1,93 @@
+"""Many tensors for one launch: tables of their addresses and sizes, and which chunk of which tensor a program takes.
+
+Tensors that differ in dtypes or alignment need launches of their own: one table each. Tables are kept while nothing
+moves. Knows no operation.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+CHUNK = 16384
+"""Elements that a program takes at a time."""
+
+Row = tuple[torch.Tensor, ...]
+_captured: list[torch.Tensor] = []  # a CUDA graph reads its tables again in each replay, so these stay
+
+
+@dataclass(frozen=True)
+class Table:
+    """Rows of tensors (parameters, gradients, …) that belong together and have equal sizes.
+
+    addresses [kinds, rows] and sizes [rows] int64; chunk_tensor and chunk_place [chunks] int32: a chunk's row and its
+    number within it. aligned: every address is a multiple of 16 bytes.
+    """
+
+    dtypes: tuple[torch.dtype, ...]
+    aligned: bool
+    rows: list[Row]
+    addresses: torch.Tensor
+    sizes: torch.Tensor
+    chunk_tensor: torch.Tensor
+    chunk_place: torch.Tensor
+
+    @property
+    def chunks(self) -> int:
+        return self.chunk_tensor.numel()
+
+
+def tables(rows: Sequence[Row], chunk: int = CHUNK) -> list[Table]:
+    """Tables of rows of contiguous tensors on one device. Empty ones have a row and no chunk."""
+    groups: dict[tuple[tuple[torch.dtype, ...], bool], list[Row]] = {}
+    for row in rows:
+        aligned = all(t.data_ptr() % 16 == 0 for t in row if t.dim())
+        groups.setdefault((tuple(t.dtype for t in row), aligned), []).append(row)
+    return [_table(dtypes, aligned, some, chunk) for (dtypes, aligned), some in groups.items()]
+
+
+def on_device(
+    values: tuple[int | float, ...], shape: tuple[int, ...], dtype: torch.dtype, device: torch.device
+) -> torch.Tensor:
+    """The numbers as a tensor on the device, sent once while they stay the same; never waits."""
+    return _kept(_on_device(values, shape, dtype, device))
+
+
+def _table(dtypes: tuple[torch.dtype, ...], aligned: bool, rows: list[Row], chunk: int) -> Table:
+    device = rows[0][0].device
+    addresses = tuple(row[kind].data_ptr() for kind in range(len(dtypes)) for row in rows)
+    chunks = _chunks(tuple(row[0].numel() for row in rows), chunk, device)
+    table = on_device(addresses, (len(dtypes), len(rows)), torch.int64, device)
+    numbers, owners, places = (_kept(t) for t in chunks)
+    return Table(dtypes, aligned, rows, table, numbers, owners, places)
+
+
+@functools.lru_cache(maxsize=64)
+def _on_device(
+    values: tuple[int | float, ...], shape: tuple[int, ...], dtype: torch.dtype, device: torch.device
+) -> torch.Tensor:
+    return _sent(torch.tensor(values, dtype=dtype).view(shape), device)
+
+
+@functools.lru_cache(maxsize=16)
+def _chunks(
+    sizes: tuple[int, ...], chunk: int, device: torch.device
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """(sizes, row of each chunk, number of each chunk within its row)."""
+    counts = torch.tensor([-(-n // chunk) for n in sizes])
+    owners = torch.repeat_interleave(counts)
+    places = torch.arange(len(owners)) - (counts.cumsum(0) - counts)[owners]
+    return _sent(torch.tensor(sizes), device), _sent(owners.int(), device), _sent(places.int(), device)
+
+
+def _sent(x: torch.Tensor, device: torch.device) -> torch.Tensor:
+    return x.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else x.to(device)
+
+
+def _kept(x: torch.Tensor) -> torch.Tensor:
+    if x.is_cuda and torch.cuda.is_current_stream_capturing():
+        _captured.append(x)
+    return x

@@ -1,0 +1,180 @@
+"""`apply_rope`: argument checks, the choice of implementation, and autograd around the Triton kernel.
+
+Knows no frequencies: the tables of cosines and sines are the caller's.
+"""
+
+from __future__ import annotations
+
+from typing import Any, cast
+
+import torch
+
+from kernels import checks, runtime, tuning
+from kernels.decode.write import write_kv
+from kernels.dispatch import Candidate, choose
+from kernels.rotary import reference
+from kernels.rotary.triton_rope import Cache, launch
+
+
+def apply_rope(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    cos: torch.Tensor,
+    sin: torch.Tensor,
+    positions: torch.Tensor | None = None,
+    cache: Cache | None = None,
+    *,
+    interleaved: bool = False,
+    check: bool = True,
+    backend: str | None = None,
+) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
+    """Turns queries and keys by their positions' angles; with a cache writes keys and values to their slots as well.
+
+    q [B, S, H, D] or [T, H, D], k likewise with its own number of heads. cos, sin [positions, R], 2R <= D: the first
+    2R dims are turned, in pairs (i, i + R), or (2i, 2i + 1) when `interleaved`; the others stay. positions: int
+    [B, S], [S] or [T]; None: 0, 1, … along S. Gives (q', k') in their shapes and dtype.
+    With cache = (v, k_cache, v_cache, slots), as `write_kv` takes them, gives q' alone: k' and v lie in the cache, and
+    nothing has a gradient. `check=False` trusts positions and slots and never waits for a GPU. Raises TypeError or
+    ValueError before any launch. Source: RoFormer, arXiv 2104.09864, eq. 34.
+    """
+    needs_grad = _checked(q, k, cos, sin, positions, cache, check)
+    length = q.shape[-3]
+    own = runtime.cannot(q, k, cos, sin, positions, *(cache or ()))
+    if own is None and torch.float64 in (q.dtype, cos.dtype):
+        own = "fp64 has no kernel"
+    if own is None and q.numel() == 0:
+        own = "nothing to launch for an empty tensor"
+    chosen = choose(
+        "apply_rope",
+        {
+            "dtype": q.dtype,
+            "head_dim": q.shape[-1],
+            "heads": tuning.round_up(q.shape[-2]),
+            "cache": cache is not None,
+            "grad": needs_grad,
+        },
+        [Candidate("own", own), Candidate("reference")],
+        backend,
+    )
+    q_THD, k_TGD = _tokens(q), _tokens(k)
+    places = None if positions is None else positions.expand(q.shape[:-2]).reshape(-1)
+    if chosen.backend == "own":
+        given = (cos.contiguous(), sin.contiguous(), places, length, interleaved)
+        if cache is not None:
+            v, k_cache, v_cache, slots = cache
+            flat = (_tokens(v), k_cache, v_cache, slots.reshape(-1))
+            return launch(q_THD, k_TGD, *given, cache=flat)[0].view(q.shape)
+        turned = _Rope.apply(q_THD, k_TGD, *given) if needs_grad else launch(q_THD, k_TGD, *given)
+        return cast(torch.Tensor, turned[0]).view(q.shape), cast(torch.Tensor, turned[1]).view(k.shape)
+    if places is None:
+        places = torch.arange(length, device=q.device).repeat(q_THD.shape[0] // max(length, 1))
+    angles = cos[places.long()], sin[places.long()]
+    q_out = reference.rotate(q_THD, *angles, interleaved).to(q.dtype).view(q.shape)
+    k_out = reference.rotate(k_TGD, *angles, interleaved).to(k.dtype).view(k.shape)
+    if cache is None:
+        return q_out, k_out
+    v, k_cache, v_cache, slots = cache
+    write_kv(k_out, v, k_cache, v_cache, slots, check=False)
+    return q_out
+
+
+class _Rope(torch.autograd.Function):
+    """Keeps the tables; gradients are turned back."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        cos: torch.Tensor,
+        sin: torch.Tensor,
+        positions: torch.Tensor | None,
+        length: int,
+        interleaved: bool,
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        ctx.save_for_backward(cos, sin, positions)
+        ctx.length, ctx.interleaved = length, interleaved
+        return launch(q, k, cos, sin, positions, length, interleaved)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        dq, dk = (_last_adjacent(g) for g in grads)
+        cos, sin, positions = ctx.saved_tensors
+        turned = launch(dq, dk, cos, sin, positions, ctx.length, ctx.interleaved, inverse=True)
+        return (*turned, None, None, None, None, None)
+
+
+def _tokens(x: torch.Tensor) -> torch.Tensor:
+    """x [..., H, D] as [T, H, D] whose neighbours are adjacent; a view where strides allow it."""
+    return _last_adjacent(x.reshape(-1, *x.shape[-2:]))
+
+
+def _last_adjacent(x: torch.Tensor) -> torch.Tensor:
+    return x if x.stride(-1) == 1 else x.contiguous()
+
+
+def _checked(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    cos: torch.Tensor,
+    sin: torch.Tensor,
+    positions: torch.Tensor | None,
+    cache: Cache | None,
+    check: bool,
+) -> bool:
+    """Refuses what cannot be computed; tells if a gradient will be wanted."""
+    floats = (*checks.FLOATS, torch.float64)
+    checks.dtype_among("q", q, floats)
+    checks.dims("q", q, 3, 4)
+    checks.shape("k", k, (*q.shape[:-2], None, q.shape[-1]), "tokens as in q, any number of heads, head_dim")
+    checks.same_dtype(q=q, k=k)
+    checks.dtype_among("cos", cos, floats)
+    checks.dims("cos", cos, 2)
+    checks.at_least_one("cos", cos, 1)
+    checks.shape("sin", sin, tuple(cos.shape), "(shape of cos)")
+    checks.same_dtype(cos=cos, sin=sin)
+    checks.same_device(q=q, k=k, cos=cos, sin=sin, positions=positions)
+    if 2 * cos.shape[1] > q.shape[-1]:
+        raise ValueError(f"cos has {cos.shape[1]} pairs; the heads have {q.shape[-1]} dims, so at most half as many.")
+    if torch.is_grad_enabled() and (cos.requires_grad or sin.requires_grad):
+        raise ValueError("cos or sin requires a gradient; angles have none here: detach them.")
+    if positions is None:
+        if q.shape[-3] > cos.shape[0]:
+            raise ValueError(f"q has {q.shape[-3]} positions and cos {cos.shape[0]}; make a longer table.")
+    else:
+        checks.integers("positions", positions)
+        if tuple(positions.shape) not in (tuple(q.shape[:-2]), (q.shape[-3],)):
+            raise ValueError(f"positions has shape {tuple(positions.shape)}; it must be {tuple(q.shape[:-2])}, as q's.")
+        if check and positions.numel() and not _capturing(q):
+            least, most = (int(x) for x in torch.aminmax(positions))
+            if least < 0 or most >= cos.shape[0]:
+                raise ValueError(f"positions go from {least} to {most}; cos has 0 to {cos.shape[0] - 1}.")
+    needs_grad = torch.is_grad_enabled() and (q.requires_grad or k.requires_grad)
+    if cache is not None:
+        _cache_checked(k, cache, check)
+        if needs_grad or (torch.is_grad_enabled() and cache[0].requires_grad):
+            raise ValueError("cache was given and an input requires a gradient; a cache has none: use no_grad().")
+    return needs_grad
+
+
+def _cache_checked(k: torch.Tensor, cache: Cache, check: bool) -> None:
+    if len(cache) != 4:
+        raise ValueError(f"cache holds {len(cache)} things; it must be (v, k_cache, v_cache, slots).")
+    v, k_cache, v_cache, slots = cache
+    checks.shape("v", v, (*k.shape[:-1], None), "as k, any")
+    checks.shape("k_cache", k_cache, (None, None, *k.shape[-2:]), "blocks, block_size, kv_heads, head_dim")
+    checks.shape("v_cache", v_cache, (*k_cache.shape[:2], *v.shape[-2:]), "blocks, block_size, kv_heads, head_dim")
+    checks.integers("slots", slots)
+    checks.shape("slots", slots, tuple(k.shape[:-2]), "tokens as in k")
+    checks.same_dtype(k=k, v=v, k_cache=k_cache, v_cache=v_cache)
+    checks.same_device(k=k, v=v, k_cache=k_cache, v_cache=v_cache, slots=slots)
+    for name, x in (("k_cache", k_cache), ("v_cache", v_cache)):
+        checks.contiguous_last(name, x)
+    capacity = k_cache.shape[0] * k_cache.shape[1]
+    if check and slots.numel() and not _capturing(k) and int(slots.max()) >= capacity:
+        raise ValueError(f"slots hold {int(slots.max())}; the cache has {capacity} slots, 0 to {capacity - 1}.")
+
+
+def _capturing(x: torch.Tensor) -> bool:
+    """While a CUDA graph is captured no value can be looked at."""
+    return x.is_cuda and torch.cuda.is_current_stream_capturing()

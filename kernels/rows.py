@@ -1,0 +1,11 @@
+"""A tensor of any leading dimensions as rows, for kernels that know two. Knows no operation."""
+
+from __future__ import annotations
+
+import torch
+
+
+def as_rows(x: torch.Tensor) -> torch.Tensor:
+    """x [..., N] as [rows, N] whose neighbours are adjacent; a view where strides allow it."""
+    rows = x.reshape(-1, x.shape[-1])
+    return rows if rows.stride(-1) == 1 or rows.shape[-1] == 1 else rows.contiguous()

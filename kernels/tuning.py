@@ -1,0 +1,184 @@
+"""Launch configurations and backend orders by architecture: what was measured, else the operation's own rule.
+
+`tables/<arch>.json` ships with the project; a user's own measurements lie in the XDG cache, keyed by triton's
+version and a hash of these sources. Nothing is timed while a program runs. Knows no operation.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import hashlib
+import importlib.metadata
+import json
+import os
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+from kernels import runtime
+
+Config = dict[str, Any]
+Rule = Callable[[str, dict[str, Any]], Config]
+
+_HERE = Path(__file__).parent
+Tries = Callable[[str, dict[str, Any]], list[Config]]
+
+_rules: dict[str, Rule] = {}
+_tries: dict[str, Tries] = {}
+_watching: list[list[tuple[str, dict[str, Any]]]] = []
+_overrides: dict[str, Config] = {}
+_chosen: dict[tuple[object, ...], Config] = {}
+
+MOST_REMEMBERED = 4096
+"""Configurations kept ready by their exact facts; further ones are looked up anew each time."""
+
+
+def rule(op: str) -> Callable[[Rule], Rule]:
+    """Registers a function (arch, facts) -> configuration as what `op` runs with where no table has a row.
+
+    `arch` is "sm_90" and the like, or "interpret": there give blocks so small that tests cross their edges.
+    """
+
+    def register(function: Rule) -> Rule:
+        _rules[op] = function
+        return function
+
+    return register
+
+
+def tries(op: str) -> Callable[[Tries], Tries]:
+    """Registers a function (arch, facts) -> changes to the rule's configuration that `make gpu` may measure."""
+
+    def register(function: Tries) -> Tries:
+        _tries[op] = function
+        return function
+
+    return register
+
+
+def to_try(op: str, facts: dict[str, Any]) -> list[Config]:
+    """The changes worth measuring for these facts; none where the operation registered none."""
+    return _tries[op](runtime.arch(), facts) if op in _tries else []
+
+
+@contextlib.contextmanager
+def watch() -> Iterator[list[tuple[str, dict[str, Any]]]]:
+    """Within the block the list fills with (op, facts) of each configuration that is asked for."""
+    asked: list[tuple[str, dict[str, Any]]] = []
+    _watching.append(asked)
+    try:
+        yield asked
+    finally:
+        _watching.remove(asked)
+
+
+def config(op: str, **facts: Any) -> Config:
+    """The configuration (block sizes, num_warps, num_stages, …) to launch `op` with for these facts."""
+    for asked in _watching:
+        asked.append((op, facts))
+    key = (op, *facts.items())
+    chosen = _chosen.get(key)
+    if chosen is None:
+        arch = runtime.arch()
+        chosen = dict(_rules[op](arch, facts)) if op in _rules else {}
+        chosen.update(_row(arch, op, bucket(facts)))
+        if len(_chosen) < MOST_REMEMBERED:
+            _chosen[key] = chosen
+    return {**chosen, **_overrides.get(op, {})}
+
+
+def order(op: str, facts: dict[str, Any]) -> list[str]:
+    """Backends of `op` by measured speed for these facts; empty where nothing was measured."""
+    arch = runtime.arch()
+    for table in _tables(arch):
+        rows = table.get("order", {}).get(op, {})
+        found = rows.get(bucket(facts), rows.get("*"))
+        if found:
+            return list(found)
+    return []
+
+
+@contextlib.contextmanager
+def override(op: str, **values: Any) -> Iterator[None]:
+    """Within the block `op` launches with these values; for the tuner and for tests of odd block sizes."""
+    before = _overrides.get(op)
+    _overrides[op] = values
+    try:
+        yield
+    finally:
+        if before is None:
+            del _overrides[op]
+        else:
+            _overrides[op] = before
+
+
+def round_up(n: int) -> int:
+    """n as its bucket: the next power of two; 0 stays 0."""
+    return 1 << (n - 1).bit_length() if n > 0 else 0
+
+
+def bucket(facts: dict[str, Any]) -> str:
+    """The key of a table's row: names in order, integers as their bucket."""
+    return " ".join(f"{k}={_word(v)}" for k, v in sorted(facts.items()))
+
+
+def save(op: str, facts: dict[str, Any], values: Config) -> Path:
+    """Keeps a measured configuration in the user's cache; gives the file."""
+    path = user_table(runtime.arch())
+    table = json.loads(path.read_text()) if path.exists() else {}
+    table.setdefault("configs", {}).setdefault(op, {})[bucket(facts)] = values
+    path.parent.mkdir(parents=True, exist_ok=True)
+    partial = path.with_suffix(f".{os.getpid()}.part")
+    partial.write_text(json.dumps(table, indent=1, sort_keys=True))
+    partial.replace(path)
+    _tables.cache_clear()
+    _chosen.clear()
+    return path
+
+
+def cache_home() -> Path:
+    """The directory of all that kernels keep on a user's machine."""
+    base = os.environ.get("XDG_CACHE_HOME") or str(Path.home() / ".cache")
+    return Path(base) / "orrery" / "kernels"
+
+
+def user_table(arch: str) -> Path:
+    """The user's own table: one a version of triton and of these sources."""
+    try:
+        version = importlib.metadata.version("triton")
+    except importlib.metadata.PackageNotFoundError:
+        version = "none"
+    return cache_home() / f"{arch}-triton{version}-{source_hash()}.json"
+
+
+@functools.cache
+def source_hash() -> str:
+    """Of every Python file of this package."""
+    digest = hashlib.sha256()
+    for path in sorted(_HERE.rglob("*.py")):
+        digest.update(path.relative_to(_HERE).as_posix().encode() + b"\0" + path.read_bytes())
+    return digest.hexdigest()[:16]
+
+
+def _word(value: Any) -> str:
+    if isinstance(value, bool):
+        return str(int(value))
+    return str(round_up(value)) if isinstance(value, int) else str(value).removeprefix("torch.")
+
+
+def _row(arch: str, op: str, key: str) -> Config:
+    for table in _tables(arch):
+        rows = table.get("configs", {}).get(op, {})
+        if key in rows:
+            return dict(rows[key])
+    return {}
+
+
+@functools.cache
+def _tables(arch: str) -> tuple[dict[str, Any], ...]:
+    """The user's table before the shipped one."""
+    if arch in ("cpu", "interpret"):
+        return ()
+    paths = (user_table(arch), _HERE / "tables" / f"{arch}.json")
+    return tuple(json.loads(p.read_text()) for p in paths if p.exists())

@@ -1,0 +1,31 @@
+"""Poison: what a kernel allocates starts as NaN, so an element it does not write shows; no choice is kept."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+from kernels import dispatch, runtime
+
+
+def _poisoned(make: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
+    def made(*args: Any, **options: Any) -> torch.Tensor:
+        x = make(*args, **options)
+        with torch.no_grad():
+            return x.fill_(float("nan") if x.dtype.is_floating_point else 77)
+
+    return made
+
+
+@pytest.fixture(autouse=True)
+def _poisoned_outputs(monkeypatch: pytest.MonkeyPatch) -> None:
+    # use_deterministic_algorithms fills memory too, and takes 20 s to import torch's compiler first
+    assert runtime.INTERPRET, "run with TRITON_INTERPRET=1; test_interpreted.py does"
+    torch.manual_seed(0)
+    dispatch.forget()
+    for name in ("empty", "empty_like", "empty_strided"):
+        monkeypatch.setattr(torch, name, _poisoned(getattr(torch, name)))
+    monkeypatch.setattr(torch.Tensor, "new_empty", _poisoned(torch.Tensor.new_empty))

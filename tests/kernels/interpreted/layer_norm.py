@@ -1,0 +1,33 @@
+"""layer_norm's kernels: whole and wide rows, with and without bias, values and gradients."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from kernels import layer_norm
+from tests.kernels.compare import amid_nan, assert_close
+
+
+def results(backend: str, dtype: torch.dtype, inputs: list[torch.Tensor], grad: torch.Tensor) -> list[torch.Tensor]:
+    leaves = [t.detach().to(dtype).requires_grad_() for t in inputs]
+    y = layer_norm(*leaves, backend=backend)
+    y.backward(grad.to(dtype))
+    assert all(leaf.grad is not None for leaf in leaves)
+    return [y, *(leaf.grad for leaf in leaves if leaf.grad is not None)]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
+@pytest.mark.parametrize(("rows", "n", "bias"), [(5, 48, True), (3, 257, False), (4, 700, True)])
+def test_values_and_gradients(rows: int, n: int, bias: bool, dtype: torch.dtype) -> None:
+    inputs = [amid_nan(rows, n, dtype=dtype) * 0.5 + 3, *torch.randn(1 + bias, n, dtype=dtype)]  # a mean to cancel
+    grad = torch.randn(rows, n, dtype=dtype)
+    ours = results("own", dtype, inputs, grad)
+    exact = results("reference", torch.float64, inputs, grad)
+    assert_close(["y", "dx", "dw", "db"][: 3 + bias], ours, exact, results("torch", dtype, inputs, grad))
+
+
+def test_a_bias_alone_may_want_its_gradient() -> None:
+    x, w, b = torch.randn(2, 3, 20), torch.randn(20), torch.randn(20, requires_grad=True)
+    layer_norm(x, w, b, backend="own").sum().backward()
+    torch.testing.assert_close(b.grad, torch.full((20,), 6.0))

@@ -1,0 +1,51 @@
+"""The kernels of a mixture of experts: gate, permutation, grouped products, gradients; ragged, empty, dropped."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from kernels.gpu.moe import NAMES, layer, through
+from kernels.moe import grouped_matmul, moe_gate, moe_permute, moe_unpermute
+from tests.kernels.compare import assert_close
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_layer_and_its_gradients(dtype: torch.dtype) -> None:
+    given = layer(19, 3, 40, 24, dtype)
+    exact = through(*(t.double() for t in given), top_k=2, backend="reference")
+    plain = through(*given, top_k=2, backend="reference")
+    assert_close(
+        NAMES, through(*given, top_k=2, backend="own"), exact, plain, floor=2e-6 if dtype == torch.float32 else 2e-2
+    )
+
+
+@pytest.mark.parametrize(
+    "options", [{}, {"scoring": "sigmoid", "scale": 2.5}, {"bias": torch.linspace(0, 1, 11), "renormalise": True}]
+)
+def test_the_gate_chooses_and_weighs_as_the_reference_does(options: dict[str, Any]) -> None:
+    logits = torch.randn(11, 9).t()  # odd strides
+    weights, experts = moe_gate(logits, 3, backend="own", **options)
+    wanted_weights, wanted = moe_gate(logits, 3, backend="reference", **options)
+    assert torch.equal(experts, wanted)
+    torch.testing.assert_close(weights, wanted_weights)
+
+
+def test_without_weights_a_tokens_rows_are_summed() -> None:
+    x, experts = torch.randn(5, 40, requires_grad=True), torch.tensor([[0, 2], [2, 1], [3, 3], [0, 1], [2, 0]])
+    rows, permutation = moe_permute(x, experts, 3, backend="own")
+    assert permutation.counts.tolist() == [3, 2, 3]
+    out = moe_unpermute(rows, permutation, backend="own")
+    torch.testing.assert_close(out, 2 * x)
+    out.sum().backward()
+    torch.testing.assert_close(x.grad, torch.full_like(x, 2.0))
+
+
+def test_rows_of_nobody_are_zeros() -> None:
+    x, w = torch.randn(20, 33), torch.randn(2, 17, 33)
+    counts = torch.tensor([0, 3])
+    got = grouped_matmul(x, w, counts, backend="own")
+    torch.testing.assert_close(got, grouped_matmul(x, w, counts, backend="reference"))
+    assert not got[3:].any()

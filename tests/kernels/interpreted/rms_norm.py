@@ -1,0 +1,81 @@
+"""rms_norm's kernels: whole and wide rows, residual, FP8, gradients; ragged, non-contiguous, empty."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from kernels import explain, rms_norm
+from kernels.norm import reference
+from tests.kernels.compare import amid_nan, assert_close
+
+EPS = 1e-5
+
+
+def results(backend: str, dtype: torch.dtype, inputs: list[torch.Tensor], grads: torch.Tensor) -> list[torch.Tensor]:
+    leaves = [t.detach().to(dtype).requires_grad_() for t in inputs]
+    x, w, *residual = leaves
+    y: Any = rms_norm(x, w, EPS, *residual, backend=backend)
+    outputs = list(y) if residual else [y]
+    torch.autograd.backward(outputs, [g.to(dtype) for g in grads[: len(outputs)]])
+    assert all(leaf.grad is not None for leaf in leaves)
+    return [*outputs, *(leaf.grad for leaf in leaves if leaf.grad is not None)]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
+@pytest.mark.parametrize(("rows", "n", "residual"), [(5, 48, True), (3, 257, False), (4, 700, True), (9, 1, False)])
+def test_values_and_gradients(rows: int, n: int, residual: bool, dtype: torch.dtype) -> None:
+    inputs = [amid_nan(rows, n, dtype=dtype), torch.randn(n, dtype=dtype)]
+    if residual:
+        inputs.append(amid_nan(rows, n, dtype=dtype, gap=5))
+    grads = torch.randn(2, rows, n, dtype=dtype)
+    names = ["y", "h"][: 1 + residual] + ["dx", "dw", "dresidual"][: len(inputs)]
+    ours = results("own", dtype, inputs, grads)
+    exact = results("reference", torch.float64, inputs, grads)
+    assert_close(names, ours, exact, results("torch", dtype, inputs, grads))
+
+
+@pytest.mark.parametrize("quant", ["row", "1x128"])
+@pytest.mark.parametrize(("n", "residual"), [(100, False), (256, True), (700, True)])
+def test_fp8_output_is_what_the_reference_rounds_to(quant: str, n: int, residual: bool) -> None:
+    x, w = amid_nan(3, n), torch.randn(n)
+    x[1] = 0.0  # a row of zeros has a scale too
+    r = amid_nan(3, n) if residual else None
+    if r is not None:
+        r[1] = 0.0
+    ours: Any = rms_norm(x, w, EPS, r, quant, backend="own")
+    wanted: Any = rms_norm(x, w, EPS, r, quant, backend="reference")
+    torch.testing.assert_close(ours[1], wanted[1], rtol=1e-6, atol=0)
+    steps = (ours[0].view(torch.uint8).int() - wanted[0].view(torch.uint8).int()).abs()
+    normal = wanted[0].float().abs() >= 2**-6  # below, the interpreter makes zeros
+    assert steps[normal].max() <= 1 and steps[normal].float().mean() < 0.02
+    if residual:
+        torch.testing.assert_close(ours[2], wanted[2])
+
+
+def test_only_the_sum_or_only_the_norm_may_be_used() -> None:
+    for pick in (0, 1):
+        x, r, w = (t.requires_grad_() for t in (torch.randn(4, 32), torch.randn(4, 32), torch.randn(32)))
+        got = torch.autograd.grad(rms_norm(x, w, EPS, r, backend="own")[pick].sum(), (x, r), allow_unused=True)
+        want = torch.autograd.grad(rms_norm(x, w, EPS, r, backend="reference")[pick].sum(), (x, r))
+        torch.testing.assert_close(got, want)
+
+
+def test_leading_dimensions_and_gradients_that_do_not_lie_row_by_row() -> None:
+    x = torch.randn(6, 3, 40).transpose(0, 1).requires_grad_()
+    w = torch.randn(40, requires_grad=True)
+    y: Any = rms_norm(x, w, EPS, backend="own")
+    wanted = reference.rms_norm(x, w, EPS)
+    torch.testing.assert_close(y, wanted)
+    grad = torch.randn(40, 3, 6).permute(1, 2, 0)
+    torch.testing.assert_close(torch.autograd.grad(y, (x, w), grad), torch.autograd.grad(wanted, (x, w), grad))
+
+
+def test_what_ran_is_told() -> None:
+    rms_norm(torch.randn(2, 24), torch.randn(24))
+    empty: Any = rms_norm(torch.randn(0, 24), torch.randn(24))
+    assert empty.shape == (0, 24)
+    told = [(r["backend"], r["reason"]) for r in explain() if r["op"] == "rms_norm"]
+    assert ("own", "first in the default order") in told

@@ -1,0 +1,98 @@
+"""Choosing and configuring: forced, tuned, default; what is told of it; tables of the project and of the user."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+from kernels import dispatch, rms_norm, runtime, tuning
+from kernels.dispatch import BackendUnavailable, Candidate, choose, explain
+
+CANDIDATES = [Candidate("own", "no GPU"), Candidate("cudnn"), Candidate("flash")]
+
+
+@pytest.fixture(autouse=True)
+def _fresh(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.delenv("KERNELS_BACKEND", raising=False)
+    tuning._tables.cache_clear()
+    tuning._chosen.clear()
+    dispatch.forget()
+    yield
+    tuning._tables.cache_clear()
+    tuning._chosen.clear()
+    dispatch.forget()
+
+
+def test_the_first_that_can_runs_and_the_reason_says_why() -> None:
+    for _ in range(3):
+        assert choose("op", {"dtype": torch.bfloat16, "n": 8}, CANDIDATES).backend == "cudnn"
+    told = {
+        "op": "op",
+        "facts": {"dtype": "bfloat16", "n": 8},
+        "backend": "cudnn",
+        "reason": "not own: no GPU",
+        "calls": 3,
+    }
+    assert explain() == [told] and json.dumps(explain())
+    with pytest.raises(BackendUnavailable, match="op: nothing here can run this call: not own: no GPU"):
+        choose("op", {}, CANDIDATES[:1])
+
+
+def test_records_are_bounded() -> None:
+    for n in range(dispatch.MOST_RECORDS + 50):
+        choose("op", {"n": n}, CANDIDATES)
+    assert len(explain()) == dispatch.MOST_RECORDS + 1
+    assert explain()[-1]["facts"] == {} and explain()[-1]["calls"] == 50
+
+
+def test_a_measured_order_and_configuration_of_the_user_come_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(runtime, "arch", lambda device=None: "sm_90")
+
+    @tuning.rule("op.test")
+    def _(arch: str, facts: dict[str, object]) -> tuning.Config:
+        return {"block": 64, "num_warps": 4, "arch": arch}
+
+    assert tuning.config("op.test", n=100) == {"block": 64, "num_warps": 4, "arch": "sm_90"}
+    path = tuning.save("op.test", {"n": 100}, {"block": 128})
+    assert "sm_90" in path.name and tuning.source_hash() in path.name
+    assert tuning.config("op.test", n=128)["block"] == 128  # the same bucket
+    assert tuning.config("op.test", n=129)["block"] == 64
+    with tuning.override("op.test", block=16):
+        assert tuning.config("op.test", n=128)["block"] == 16
+    table = json.loads(path.read_text())
+    table["order"] = {"op": {"*": ["flash", "own"]}}
+    path.write_text(json.dumps(table))
+    tuning._tables.cache_clear()
+    assert choose("op", {}, CANDIDATES).backend == "flash"
+    assert explain()[-1]["reason"] == "first in the tuned order"
+    with tuning.watch() as asked:
+        tuning.config("op.test", n=3)
+    assert asked == [("op.test", {"n": 3})]
+    del tuning._rules["op.test"]
+
+
+def test_only_plain_tensors_go_to_own_kernels() -> None:
+    with FakeTensorMode():
+        x = torch.ones(2, 8, device="cuda")
+    assert "FakeTensor" in str(runtime.cannot(x)) and "FakeTensor" in str(runtime.cannot(torch.ones(1), x))
+
+
+def test_shipped_tables_are_readable_and_name_operations_that_exist() -> None:
+    for path in (Path(tuning.__file__).parent / "tables").glob("*.json"):
+        table = json.loads(path.read_text())
+        assert set(table) == {"configs", "order"} and set(table["configs"]) <= set(tuning._rules)
+
+
+def test_a_compiled_call_has_no_graph_break_and_is_told_once() -> None:
+    x, w = torch.randn(3, 8), torch.randn(8)
+    compiled = torch.compile(lambda x, w: rms_norm(x * 2, w), backend="eager", fullgraph=True)
+    for _ in range(2):
+        torch.testing.assert_close(compiled(x, w), torch.nn.functional.rms_norm(x * 2, (8,), w, 1e-6))
+    (told,) = explain()
+    assert told["calls"] == 1 and str(told["reason"]).endswith("traced by torch.compile")

@@ -1,0 +1,56 @@
+"""The compile gate: every shipped configuration passes for both architectures, and a breach is told in a sentence."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from kernels import gate
+from kernels.gpu.cases import Bench
+from kernels.gpu.goals import GOALS
+from kernels.gpu.run import cases
+from kernels.shipped import Shipped
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+@pytest.mark.parametrize("arch", ["sm_90", "sm_80"])
+@pytest.mark.timeout(900)
+def test_everything_shipped_passes(arch: str) -> None:
+    pytest.importorskip("triton")
+    done = subprocess.run(
+        [sys.executable, "-m", "kernels.gate", "--arch", arch, "--json"], cwd=ROOT, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr[-4000:]
+    told = json.loads(done.stdout)
+    assert told["ok"] and len(told["kernels"]) > 10
+    assert all(kernel["registers"] > 0 for kernel in told["kernels"])
+
+
+def test_each_breach_is_a_sentence() -> None:
+    one = Shipped("op", "name", None, {}, {}, expects=("wgmma",))
+    says = gate._breaches(one, "sm_90", 16, 300_000, "mma.sync")
+    assert len(says) == 3
+    assert "spills 16 bytes" in says[0] and "300,000" in says[1] and "232,448" in says[1] and "no wgmma" in says[2]
+    excused = Shipped("op", "name", None, {}, {}, spills_ok="measured faster so")
+    assert gate._breaches(excused, "sm_90", 16, 0, "") == []
+    assert "remove spills_ok" in gate._breaches(excused, "sm_90", 0, 0, "")[0]
+
+
+def test_a_wrong_architecture_or_operation_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    for arguments, says in ((["--arch", "h100"], "sm_90"), (["--only", "nothing"], "no operation")):
+        with pytest.raises(SystemExit):
+            gate.main(arguments)
+        assert says in capsys.readouterr().err
+
+
+def test_benchmarks_decide_goals_that_exist() -> None:
+    checks, benches = cases()
+    assert checks and all(isinstance(bench, Bench) for bench in benches)
+    assert {bench.goal for bench in benches if bench.goal} <= set(GOALS)
+    names = [(case.op, case.case) for case in (*checks, *benches)]
+    assert len(set(names)) == len(names)

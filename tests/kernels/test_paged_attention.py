@@ -1,0 +1,144 @@
+"""Paged attention on a CPU: the reference against plain attention, gathered pages, the plan, and what is refused."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from kernels import dispatch, explain, paged_attention, write_kv
+from kernels.decode import plan_pages
+from kernels.gpu.paged_attention import paged
+from tests.kernels.compare import assert_close
+
+
+def test_the_reference_is_attention_over_the_pages_in_order() -> None:
+    made = paged((7, 12), queries=3)
+    got, lse = made.run("reference", torch.float64, return_lse=True)
+    for b, length in enumerate((7, 12)):
+        pages = made.table[b, : -(-length // 4)].long()
+        k, v = (c[pages].flatten(0, 1)[:length].double().transpose(0, 1) for c in (made.k_cache, made.v_cache))
+        q = made.q[b].double().transpose(0, 1)
+        seen = torch.ones(3, length, dtype=torch.bool).tril(length - 3)
+        wanted = torch.nn.functional.scaled_dot_product_attention(q, k, v, attn_mask=seen, enable_gqa=True)
+        torch.testing.assert_close(got[b], wanted.transpose(0, 1))
+        scores = torch.einsum("hsd,hnd->hsn", q, k.repeat_interleave(2, 0)) / 4
+        torch.testing.assert_close(
+            lse[b].double(), scores.masked_fill(~seen, -torch.inf).logsumexp(-1).T, rtol=1e-6, atol=1e-6
+        )
+
+
+@pytest.mark.parametrize(
+    ("case", "options"),
+    [
+        ({"lens": (5, 0, 37, 36, 2), "heads": (6, 2)}, {}),
+        ({"lens": (17, 300, 290), "heads": (4, 4), "widths": (24, 16), "page": 8}, {"window": 9}),
+        ({"lens": (3, 21, 20), "queries": 5, "heads": (6, 2)}, {"softcap": 2.0, "window": 6}),
+        ({"lens": (5, 20, 9, 0, 6), "queries": (1, 0, 7, 0, 1), "page": 5}, {}),
+        ({"lens": (60, 30), "queries": (40, 30), "heads": (4, 1)}, {}),
+        ({"lens": (60,), "queries": (40,)}, {"window": 7}),
+        ({"lens": (30, 18), "cache": torch.int8}, {}),
+        ({"lens": (30, 18), "dtype": torch.float16}, {}),
+    ],
+)
+def test_gathered_pages_give_what_the_reference_gives(case: dict[str, Any], options: dict[str, Any]) -> None:
+    made = paged(**case)
+    exact = made.run("reference", torch.float64, **options)
+    got = made.run(None, **options)
+    floor = 2e-6 if got.dtype == torch.float32 else 1e-3
+    assert_close(["out"], [got], [exact], [made.run("reference", **options)], floor=floor)
+
+
+def test_one_plan_serves_all_layers_and_its_sequences_are_computed_together() -> None:
+    made = paged((40, 38, 39, 3))
+    plan = plan_pages(made.table, made.lens, blocks=made.k_cache.shape[0], block_size=4)
+    torch.testing.assert_close(made.run(None, plan=plan), made.run("reference"))
+    assert [g.sequences for g in plan.groups(None)] == [4]
+    with pytest.raises(ValueError, match="another block_table"):
+        paged_attention(made.q, made.k_cache, made.v_cache, made.table, made.lens.clone(), plan=plan)
+
+
+def test_blocks_that_follow_each_other_are_not_copied() -> None:
+    cache = torch.randn(2, 6, 4, 2, 16)
+    table, lens = torch.tensor([[2, 3, 4]]), torch.tensor([10])
+    (group,) = plan_pages(table, lens, blocks=6, block_size=4).groups(None)
+    assert group.consecutive == 2
+    q = torch.randn(1, 4, 16)
+    got = paged_attention(q, cache[0], cache[1], table, lens)
+    torch.testing.assert_close(got, paged_attention(q, cache[0], cache[1], table, lens, backend="reference"))
+
+
+def test_written_tokens_lie_in_their_slots() -> None:
+    for caches in (torch.zeros(2, 3, 4, 2, 8), torch.zeros(3, 2, 4, 2, 8).transpose(0, 1)):
+        k, v = torch.randn(2, 2, 3, 2, 8)
+        write_kv(k, v, caches[0], caches[1], torch.tensor([[11, 0, -1], [5, 6, -1]]))
+        torch.testing.assert_close(caches[0][2, 3], k[0, 0])
+        torch.testing.assert_close(caches[1][1, 1:3], v[1, :2])
+        assert (caches != 0).any(-1).sum() == 2 * 4 * 2
+
+
+def test_a_cpu_is_told_why_torch_runs() -> None:
+    dispatch.forget()
+    made = paged((4,))
+    made.run(None)
+    told = [t for t in explain() if t["op"] == "paged_attention"]
+    assert told[0]["backend"] == "torch" and "CPU" in str(told[0]["reason"])
+
+
+Q, CACHE, TABLE, LENS = (
+    torch.randn(2, 4, 16),
+    torch.zeros(6, 4, 2, 16),
+    torch.tensor([[0, 1], [2, 5]]),
+    torch.tensor([8, 5]),
+)
+
+
+@pytest.mark.parametrize(
+    ("changes", "error", "says"),
+    [
+        (
+            {"block_table": torch.tensor([[0, 6], [2, 5]])},
+            ValueError,
+            r"block_table\[0, 1\] is 6; the cache has blocks 0 to 5",
+        ),
+        ({"seq_lens": torch.tensor([8, 9])}, ValueError, r"seq_lens\[1\] is 9; it must lie in 0 to 8"),
+        ({"seq_lens": torch.tensor([-1, 9])}, ValueError, r"seq_lens\[0\] is -1"),
+        ({"block_table": TABLE.float()}, TypeError, "block_table is float32"),
+        ({"q": torch.randn(2, 3, 16)}, ValueError, "q has 3 heads and the cache 2"),
+        ({"q": torch.randn(2, 4, 8)}, ValueError, "head dim 8"),
+        ({"q": torch.randn(3, 4, 16)}, ValueError, "2 sequences of 1 tokens"),
+        ({"q": Q.half()}, TypeError, "k_cache is torch.float32 and q is torch.float16"),
+        ({"v_cache": torch.zeros(6, 4, 1, 16)}, ValueError, "v_cache has shape"),
+        ({"window": 0}, ValueError, "window is 0"),
+        ({"num_splits": 0}, ValueError, "num_splits is 0"),
+        ({"softcap": -1.0}, ValueError, "softcap is -1"),
+        ({"cu_q": torch.tensor([0, 1, 3])}, ValueError, "cu_q ends at 3 and q has 2"),
+        ({"cu_q": torch.tensor([0, 3, 2])}, ValueError, "must rise from 0"),
+        ({"k_cache": CACHE.to(torch.int8), "v_cache": CACHE.to(torch.int8)}, TypeError, "k_cache is torch.int8"),
+    ],
+)
+def test_bad_arguments_are_refused_in_words(changes: dict[str, Any], error: type[Exception], says: str) -> None:
+    good: dict[str, Any] = {"q": Q, "k_cache": CACHE, "v_cache": CACHE, "block_table": TABLE, "seq_lens": LENS}
+    assert paged_attention(**good).shape == Q.shape
+    with pytest.raises(error, match=says):
+        paged_attention(**{**good, **changes})
+
+
+def test_slots_beyond_the_cache_are_refused() -> None:
+    k = torch.randn(2, 2, 16)
+    with pytest.raises(ValueError, match="slots hold 24; the cache has 24 slots"):
+        write_kv(k, k, CACHE.clone(), CACHE.clone(), torch.tensor([1, 24]))
+    with pytest.raises(ValueError, match="slots has shape"):
+        write_kv(k, k, CACHE.clone(), CACHE.clone(), torch.tensor([1]))
+
+
+def test_a_plan_that_trusts_its_numbers_reads_them_when_they_are_used() -> None:
+    made = paged((30, 9), queries=(3, 1))
+    lens = made.lens.clone().fill_(1)
+    plan = plan_pages(made.table, lens, blocks=1, block_size=4, cu_q=made.cu, max_q=3, check=False)
+    lens.copy_(made.lens)  # as before a captured graph is replayed
+    got = paged_attention(made.q, made.k_cache, made.v_cache, made.table, lens, cu_q=made.cu, plan=plan)
+    torch.testing.assert_close(got, made.run("reference"))
+    with pytest.raises(ValueError, match="give max_q"):
+        plan_pages(made.table, lens, blocks=1, block_size=4, cu_q=made.cu, check=False)

@@ -1,0 +1,51 @@
+"""The table of goals: up to date in the README, and what rows of a run make of it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kernels.gpu.goals import GOALS
+from kernels.gpu.table import README, RESULTS, rendered, table
+
+
+def test_the_readme_has_the_table_of_the_newest_results() -> None:
+    assert rendered(README.read_text(), RESULTS) == README.read_text(), "run python -m kernels.gpu.table"
+
+
+def row(**values: Any) -> dict[str, Any]:
+    common = {"kind": "bench", "op": "x", "case": "a", "ms": 1.0, "gb_per_s": 4100.0, "fraction": 0.95, "bound": "hbm"}
+    return {**common, "extra_bytes": 2**29, "peer": "torch", "ratio": 1.2, **values}
+
+
+def test_rows_are_met_missed_or_open(tmp_path: Path) -> None:
+    machine = {"kind": "machine", "device": "H200", "torch": "2.11", "triton": "3.6", "date": "2026-01-02T00:00:00"}
+    old = [machine, row(goal="swiglu", ratio=0.5)]
+    new = [
+        machine,
+        row(goal="swiglu", peer="torch", ratio=3.0),
+        row(goal="swiglu", peer="liger", ratio=0.98),
+        row(goal="rms-norm-forward", case="a"),
+        row(goal="rms-norm-forward", case="b", gb_per_s=3900.0),
+        row(goal="linear-cross-entropy", ms=40.0),
+        row(goal="adamw", ratio=None, peer=None),
+    ]
+    (tmp_path / "gpu-1.json").write_text(json.dumps({"rows": old}))
+    (tmp_path / "gpu-2.json").write_text(json.dumps({"rows": new}))
+    told = {line.split(" | ")[0].strip("| "): line for line in table(tmp_path).splitlines() if line.startswith("|")}
+    assert "0.98× liger" in told["swiglu"] and told["swiglu"].endswith("missed |")  # the fastest peer decides
+    assert "a: 4.10 TB/s" in told["rms_norm forward"] and told["rms_norm forward"].endswith(
+        "missed |"
+    )  # the worst case
+    assert told["linear cross-entropy, 8192 × 4096 × 131072"].endswith("met |")
+    assert "0.50 GiB" in told["the same, memory beside its inputs"]
+    assert told["AdamW with unscale, found-inf, clip"].endswith("open |")
+    assert f"4 of {len(GOALS)} measured, on H200" in table(tmp_path)
+
+
+def test_a_readme_without_a_place_for_it_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="no place"):
+        rendered("# Kernels", tmp_path)

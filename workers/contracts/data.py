@@ -73,8 +73,10 @@ class DataSpec(Contract):
     """What to learn from: a preset that ships with the project, files under the allowed data roots, or several sources.
 
     `path` is a file, or a folder whose files (`SUFFIXES`) are read by name. `tokenizer` is a tokenizer.json, a folder
-    with one, or a BPE to be trained; without one text is read as raw bytes, token ids 0 to 255. `document_end` is the
-    token that ends a document in token files that do not say it themselves.
+    with one, or a BPE to be trained; without one text is read by that of the weights training begins from
+    (`train.init_from`), or else as raw bytes, token ids 0 to 255. `document_end` is the token that ends a document in
+    token files that do not say it themselves. With `document_masks` attention keeps to a document where several are
+    packed into a sequence; without a word on it, where JSON lines or token files tell where documents begin.
     """
 
     preset: Literal["shakespeare"] | None = None
@@ -83,6 +85,7 @@ class DataSpec(Contract):
     tokenizer: TokenizerRef | None = None
     document_end: Annotated[int, Field(ge=0)] | None = None
     sources: Annotated[list[SourceSpec], Field(min_length=1, max_length=100)] | None = None
+    document_masks: bool | None = None
 
     @model_validator(mode="before")
     @classmethod
@@ -103,6 +106,11 @@ class DataSpec(Contract):
             if twice is not None:
                 raise Refused(f"two sources are called {twice}", "a name for each", field="sources")
         return self
+
+    @property
+    def reads_text(self) -> bool:
+        """Whether a tokenizer is known, bytes being one: named, or that of the text itself."""
+        return self.tokenizer is not None or any(source.is_text for _, source in self.parts())
 
     def parts(self, field: str = "data") -> Iterator[tuple[str, SourceSpec]]:
         """Every source with the field that names it; data without `sources` is one."""

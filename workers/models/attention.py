@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from workers.contracts.model import ModelSpec
 from workers.models.attend import attend
+from workers.models.documents import Documents
 from workers.models.rope import apply_rope
 
 
@@ -25,13 +26,21 @@ class Attending(nn.Module):
     interleaved: bool
     attend = staticmethod(attend)  # settable: another way to the same attention
 
-    def attended(self, q: Tensor, k: Tensor, v: Tensor, rope: tuple[Tensor, Tensor] | None) -> Tensor:
+    def attended(
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        rope: tuple[Tensor, Tensor] | None,
+        documents: Documents | None,
+    ) -> Tensor:
         """`[B, S, H, D]` queries, keys and values with as many heads or fewer → `[B, S, hidden]`."""
         if self.q_norm is not None and self.k_norm is not None:
             q, k = self.q_norm(q), self.k_norm(k)
         if rope is not None:
             q, k = apply_rope(q, *rope, self.interleaved), apply_rope(k, *rope, self.interleaved)
-        out = self.attend(q, k, v, window=self.window, dropout=self.dropout if self.training else 0.0)
+        dropout = self.dropout if self.training else 0.0
+        out = self.attend(q, k, v, window=self.window, dropout=dropout, documents=documents)
         return cast(Tensor, self.o(out))
 
 
@@ -50,8 +59,8 @@ class Attention(Attending):
         self.q_norm = nn.RMSNorm(spec.head_dim, eps=spec.norm_eps) if spec.qk_norm else None
         self.k_norm = nn.RMSNorm(spec.head_dim, eps=spec.norm_eps) if spec.qk_norm else None
 
-    def forward(self, x: Tensor, rope: tuple[Tensor, Tensor] | None) -> Tensor:
+    def forward(self, x: Tensor, rope: tuple[Tensor, Tensor] | None, documents: Documents | None = None) -> Tensor:
         q = self.q(x).unflatten(-1, (-1, self.head_dim))
         k = self.k(x).unflatten(-1, (-1, self.head_dim))
         v = self.v(x).unflatten(-1, (-1, self.head_dim))
-        return self.attended(q, k, v, rope)
+        return self.attended(q, k, v, rope, documents)

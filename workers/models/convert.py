@@ -1,12 +1,13 @@
 """The command `python -m workers.models.convert IN OUT [--to hf|orrery]`: weights from one form into another.
 
-IN is a Hugging Face folder, a checkpoint (or a run's folder of them) or a .gguf file; OUT is a folder that does not
-exist yet. It appears when it is whole, or not at all.
+IN is a Hugging Face folder, a checkpoint (or a run's folder of them), a .gguf file or a fetched model's folder; OUT is
+a folder that does not exist yet. It appears when it is whole, or not at all, tokenizer and generation settings with it.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import shutil
 import sys
 import tempfile
@@ -14,17 +15,13 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Literal
 
+from workers.models.belongings import GENERATION, TOKENIZER, belongings, keep
 from workers.models.checkpoint import CheckpointFolder, save_checkpoint
 from workers.models.errors import WeightsError
 from workers.models.hf.saving import save_hugging_face
 from workers.models.source import open_weights
 
 Form = Literal["hf", "orrery"]
-# what a tokenizer consists of, and what generation starts from: carried along unread
-_BESIDE = (
-    "tokenizer.json", "tokenizer_config.json", "tokenizer.model", "special_tokens_map.json", "added_tokens.json",
-    "vocab.json", "merges.txt", "chat_template.jinja", "generation_config.json",
-)  # fmt: skip
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -39,7 +36,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     except (WeightsError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 64
-    print(f"{options.target}: written as {'Hugging Face folder' if form == 'hf' else 'checkpoint'}")
+    tokenizer = "its tokenizer" if (options.target / TOKENIZER).is_file() else f"no {TOKENIZER}"
+    print(f"{options.target}: written as {'Hugging Face folder' if form == 'hf' else 'checkpoint'}, with {tokenizer}")
     return 0
 
 
@@ -47,7 +45,7 @@ def convert(source: Path, target: Path, to: Form | None = None) -> Form:
     """Returns the form written. Raises WeightsError and OSError; then nothing is left behind."""
     if target.exists() and (not target.is_dir() or any(target.iterdir())):
         raise WeightsError(f"{target} exists; give a folder that does not")
-    weights = open_weights(source)
+    weights, files = open_weights(source), _belongings(source)
     form: Form = to or ("hf" if isinstance(weights, CheckpointFolder) else "orrery")
     target.parent.mkdir(parents=True, exist_ok=True)
     beside = Path(tempfile.mkdtemp(prefix=f".{target.name}.", dir=target.parent))
@@ -56,7 +54,9 @@ def convert(source: Path, target: Path, to: Form | None = None) -> Form:
             save_hugging_face(weights, beside)
         else:
             save_checkpoint(weights, beside)
-        _carry_along(source, beside)
+        keep(files, beside)
+        if form == "hf" and GENERATION in files:
+            _name_ends(beside, files[GENERATION])
         beside.chmod(0o755)  # mkdtemp keeps to the owner
         beside.replace(target)
     except BaseException:
@@ -65,13 +65,22 @@ def convert(source: Path, target: Path, to: Form | None = None) -> Form:
     return form
 
 
-def _carry_along(source: Path, target: Path) -> None:
-    folder = source if source.is_dir() else source.parent
-    if source.suffix == ".gguf":
-        return
-    for name in _BESIDE:
-        if (folder / name).is_file():
-            shutil.copyfile(folder / name, target / name)
+def _belongings(source: Path) -> dict[str, bytes]:
+    """Tokenizer and generation settings; a tokenizer of a kind not known here is told, and the weights go without."""
+    try:
+        return belongings(source)
+    except WeightsError as error:
+        print(f"written without a tokenizer: {error}", file=sys.stderr)
+        return {}
+
+
+def _name_ends(folder: Path, generation: bytes) -> None:
+    """Where a text begins and ends, by id, in config.json too: what reads no generation_config.json looks there."""
+    told = json.loads(generation)
+    path = folder / "config.json"
+    config = json.loads(path.read_bytes())
+    found = {name: told[name] for name in ("bos_token_id", "eos_token_id", "pad_token_id") if name in told}
+    path.write_text(json.dumps({**config, **found}, indent=2) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -15,6 +15,7 @@ from torch.nn import functional
 
 from workers.contracts.model import ModelSpec
 from workers.models.attention import Attention
+from workers.models.documents import Documents
 from workers.models.mfa import FactorisedAttention
 from workers.models.mla import LatentAttention
 from workers.models.mlp import Mlp
@@ -37,8 +38,8 @@ class Block(nn.Module):
         self.mlp_norm = build_norm(spec)
         self.mlp = RoutedMlp(spec, spec.moe) if spec.moe and spec.is_moe_layer(layer) else Mlp(spec)
 
-    def forward(self, x: Tensor, rope: tuple[Tensor, Tensor] | None) -> Tensor:
-        x = x + self._drop(self.attn(self.attn_norm(x), rope))
+    def forward(self, x: Tensor, rope: tuple[Tensor, Tensor] | None, documents: Documents | None = None) -> Tensor:
+        x = x + self._drop(self.attn(self.attn_norm(x), rope, documents))
         return x + self._drop(self.mlp(self.mlp_norm(x)))
 
     def _drop(self, x: Tensor) -> Tensor:
@@ -56,6 +57,10 @@ class Part:
 
 class Decoder(nn.Module):
     """Token ids `[B, S]` → logits `[B, S, vocab]`; S at most `spec.max_seq_len`.
+
+    Of `documents` packed into the sequences each is computed as if it stood alone: attention keeps to it and learned
+    positions begin anew. Rotary ones run on, since only distances count. What counts over whole sequences still does: a
+    routed layer's capacity, and the length by which dynamic rotary scaling turns.
 
     A tied head has no parameter of its own: it reads `embed.weight`, one parameter under any wrapping. A `part` of the
     model takes and gives hidden states `[B, S, hidden]` where it is not first and last; its parameters keep the names
@@ -77,21 +82,22 @@ class Decoder(nn.Module):
         self.placement: Placement = whole_sequence  # settable: for a part of the sequence
         self._rope: tuple[Tensor, Tensor] | None = None
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x: Tensor, documents: Documents | None = None) -> Tensor:
         if self.part.first:
-            x = self.embedded(x)
+            x = self.embedded(x, documents)
         rope = self._rope_for(x.shape[1], x.device)
         for block in self.blocks.values():
-            x = block(x, rope)
+            x = block(x, rope, documents)
         return self.logits(x) if self.part.last else x
 
-    def embedded(self, tokens_BS: Tensor) -> Tensor:
+    def embedded(self, tokens_BS: Tensor, documents: Documents | None = None) -> Tensor:
         """`[B, S, hidden]`."""
         assert self.embed is not None
         x = cast(Tensor, self.embed(tokens_BS))
         if self.positions is not None:
             length, held = self.placement(tokens_BS.shape[1], tokens_BS.device)
-            x = x + self.positions(torch.arange(length, device=tokens_BS.device)[held])
+            every = torch.arange(length, device=tokens_BS.device) if documents is None else documents.positions()
+            x = x + self.positions(every[..., held])
         return functional.dropout(x, self.spec.dropout) if self.training and self.spec.dropout else x
 
     def logits(self, x: Tensor) -> Tensor:

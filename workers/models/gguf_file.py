@@ -1,13 +1,16 @@
 """A GGUF file as weights: Llama, Mistral, Mixtral, Qwen2 and Qwen3 in any quantisation that the package `gguf` undoes.
 
-Tensors come out in fp32. Does not read the tokenizer in it. The file's terms: ggml-org/ggml, docs/gguf.md.
+Tensors come out in fp32, each from its place in the mapped file. The tokenizer in it is `gguf_tokenizer`'s. The file's
+terms: ggml-org/ggml, docs/gguf.md.
 """
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from pydantic import ValidationError
 from torch import Tensor
@@ -15,6 +18,7 @@ from torch import Tensor
 from workers.contracts.base import problems_of
 from workers.contracts.model import ModelSpec, Rope, RopeScaling
 from workers.models.errors import WeightsError
+from workers.models.gguf_header import StoredTensor, read_gguf_header
 from workers.models.rope_scaling import scaled_frequencies
 from workers.models.shapes import weight_shapes
 from workers.models.weights import checked
@@ -36,29 +40,50 @@ class GgufFile:
     def __init__(self, path: Path) -> None:
         self.where = str(path)
         self._gguf = _package(path)
-        try:
-            reader = self._gguf.GGUFReader(path)
-            self._values: dict[str, Any] = {key: field.contents() for key, field in reader.fields.items()}
-            self._tensors: dict[str, Any] = {tensor.name: tensor for tensor in reader.tensors}
-        except Exception as error:  # a broken header makes the reader fail in any way
-            raise WeightsError(f"{path} is no whole GGUF file ({str(error)[:120]}); fetch it again") from None
+        header = read_gguf_header(path)
+        self._values, self._tensors = header.values, header.tensors
+        self._bytes = np.memmap(path, dtype=np.uint8, mode="r")
+        for tensor in self._tensors.values():
+            self._extent(tensor)
         self.spec = self._spec(path.stem)
         self._shapes = weight_shapes(self.spec)
         self._check_names()
 
     def read(self, name: str) -> Tensor:
         stored = self._tensors[_theirs(name)]
-        try:
-            values = self._gguf.dequantize(stored.data, stored.tensor_type)
-        except NotImplementedError:
-            says = f"{stored.name} is quantised as {stored.tensor_type.name}, which the package gguf does not undo"
-            raise WeightsError(f"{self.where}: {says}; give the file in another quantisation") from None
-        tensor = torch.from_numpy(values.copy())
+        tensor = self._numbers(stored)
         if self._values["general.architecture"] == "llama" and ".attn.q." in name:
             tensor = _halves(tensor, self.spec.heads)
         elif self._values["general.architecture"] == "llama" and ".attn.k." in name:
             tensor = _halves(tensor, self.spec.kv_heads)
         return checked(tensor, name, self._shapes[name], self.where)
+
+    def _numbers(self, stored: StoredTensor) -> Tensor:
+        row_bytes, end = self._extent(stored)
+        kind = self._gguf.GGMLQuantizationType(stored.kind)
+        raw = self._bytes[stored.start : end].reshape(*stored.shape[:-1], row_bytes)
+        try:
+            values = self._gguf.dequantize(np.ascontiguousarray(raw), kind)
+        except NotImplementedError:
+            says = f"{stored.name} is quantised as {kind.name}, which the package gguf does not undo"
+            raise WeightsError(f"{self.where}: {says}; give the file in another quantisation") from None
+        return torch.from_numpy(np.array(values, dtype=np.float32).reshape(stored.shape))
+
+    def _extent(self, stored: StoredTensor) -> tuple[int, int]:
+        """Bytes of a row, and where the tensor ends in the file."""
+        try:
+            block, size = self._gguf.GGML_QUANT_SIZES[self._gguf.GGMLQuantizationType(stored.kind)]
+        except (ValueError, KeyError):
+            says = f"{stored.name} is of kind {stored.kind}, which the package gguf does not know"
+            raise WeightsError(f"{self.where}: {says}; try a newer package gguf") from None
+        if not stored.shape or stored.shape[-1] % block:
+            raise WeightsError(f"{self.where}: {stored.name} has shape {list(stored.shape)}; fetch the file again")
+        row_bytes = stored.shape[-1] // block * size
+        end = stored.start + row_bytes * math.prod(stored.shape[:-1])
+        if end > len(self._bytes):
+            says = f"{stored.name} ends at byte {end:,}, the file at {len(self._bytes):,}"
+            raise WeightsError(f"{self.where} is no whole GGUF file ({says}); fetch it again")
+        return row_bytes, end
 
     def _spec(self, stem: str) -> ModelSpec:
         kind = self._values.get("general.architecture")
@@ -112,7 +137,7 @@ class GgufFile:
         return {"theta": theta, "scaling": scaling}
 
     def _llama3(self, theta: float, head_dim: int) -> dict[str, Any]:
-        told = torch.from_numpy(self._tensors["rope_freqs.weight"].data.copy()).double()
+        told = self._numbers(self._tensors["rope_freqs.weight"]).double()
         plain = scaled_frequencies(Rope(theta=theta), head_dim, length=1, max_seq_len=1)
         for factor in _LLAMA3_FACTORS:
             scaling = RopeScaling(name="llama3", factor=factor, original_max_seq_len=8192)
@@ -125,7 +150,7 @@ class GgufFile:
         table = self._tensors.get("token_embd.weight")
         if table is None:
             raise WeightsError(f"{self.where} does not hold token_embd.weight; fetch it again")
-        return int(table.shape[-1])
+        return table.shape[0]
 
     def _check_names(self) -> None:
         wanted = {_theirs(name) for name in self._shapes}

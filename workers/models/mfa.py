@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from workers.contracts.model import ModelSpec
 from workers.models.attention import Attending
+from workers.models.documents import Documents
 
 
 class FactorisedAttention(Attending):
@@ -29,7 +30,7 @@ class FactorisedAttention(Attending):
         self.q_norm = nn.RMSNorm(mfa.head_dim, eps=spec.norm_eps) if spec.qk_norm else None
         self.k_norm = nn.RMSNorm(mfa.head_dim, eps=spec.norm_eps) if spec.qk_norm else None
 
-    def forward(self, x: Tensor, rope: tuple[Tensor, Tensor] | None) -> Tensor:
+    def forward(self, x: Tensor, rope: tuple[Tensor, Tensor] | None, documents: Documents | None = None) -> Tensor:
         q = self.q_up(self.q_latent_norm(self.q_down(x))).unflatten(-1, (-1, self.head_dim))
         k, v = self.k(x).unsqueeze(-2), self.v(x).unsqueeze(-2)
-        return self.attended(q, k, v, rope)
+        return self.attended(q, k, v, rope, documents)

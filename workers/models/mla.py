@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from workers.contracts.model import ModelSpec
 from workers.models.attend import attend
+from workers.models.documents import Documents
 from workers.models.rope import apply_rope
 from workers.models.rope_scaling import yarn_mscale
 
@@ -47,7 +48,7 @@ class LatentAttention(nn.Module):
         self.kv_up = nn.Linear(mla.kv_lora_rank, spec.heads * (mla.qk_nope_head_dim + mla.v_head_dim), bias=False)
         self.o = nn.Linear(spec.heads * mla.v_head_dim, spec.hidden, bias=spec.bias == "all")
 
-    def forward(self, x: Tensor, rope: tuple[Tensor, Tensor] | None) -> Tensor:
+    def forward(self, x: Tensor, rope: tuple[Tensor, Tensor] | None, documents: Documents | None = None) -> Tensor:
         mla = self.mla
         q = self.q_up(self.q_latent_norm(self.q_down(x))) if mla.q_lora_rank else self.q(x)
         q = q.unflatten(-1, (-1, mla.qk_nope_head_dim + mla.qk_rope_head_dim))
@@ -61,7 +62,8 @@ class LatentAttention(nn.Module):
             rotary_key = apply_rope(rotary_key, *rope, self.interleaved)
         key = torch.cat((key, rotary_key.expand(*key.shape[:-1], -1)), dim=-1)
         dropout = self.dropout if self.training else 0.0
-        return cast(Tensor, self.o(self.attend(q, key, value, window=self.window, dropout=dropout, scale=self.scale)))
+        out = self.attend(q, key, value, window=self.window, dropout=dropout, scale=self.scale, documents=documents)
+        return cast(Tensor, self.o(out))
 
 
 def softmax_scale(spec: ModelSpec) -> float:

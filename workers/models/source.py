@@ -1,11 +1,10 @@
-"""Where weights lie: a Hugging Face folder, a GGUF file, a checkpoint of ours, or an installed package with one.
+"""The reader of weights by what lies at their place: a Hugging Face folder, a GGUF file, a checkpoint of ours.
 
 Picks the reader; does not read.
 """
 
 from __future__ import annotations
 
-from importlib import metadata
 from pathlib import Path
 
 from workers.contracts.model import ModelSource
@@ -13,28 +12,24 @@ from workers.models.checkpoint import CheckpointFolder
 from workers.models.errors import WeightsError
 from workers.models.gguf_file import GgufFile
 from workers.models.hf.folder import HuggingFaceFolder, refuse_pickles
-from workers.models.manifest import NAME, complete_checkpoints
+from workers.models.manifest import NAME
+from workers.models.places import place, place_of
 from workers.models.weights import Weights
 
 
 def open_source(source: ModelSource) -> Weights:
     """Raises WeightsError when there are no weights at the path or in the package."""
-    if source.package is not None:
-        return open_weights(_in_package(source.package))
-    assert source.path is not None
-    return open_weights(Path(source.path))
+    return open_weights(place_of(source))
 
 
 def open_weights(path: Path) -> Weights:
     """The weights at `path`; of a run's `checkpoints` folder the newest. Raises WeightsError."""
+    path = place(path)
     if path.is_dir():
         if (path / NAME).is_file():
             return CheckpointFolder(path)
         if (path / "config.json").is_file():
             return HuggingFaceFolder(path)
-        kept = complete_checkpoints(path) or complete_checkpoints(path / "checkpoints")
-        if kept:
-            return CheckpointFolder(kept[0])
         refuse_pickles(list(path.iterdir()), str(path))
         says = "holds neither a config.json (Hugging Face) nor a manifest.json (a checkpoint)"
         raise WeightsError(f"{path} {says}; give a folder of one of them, or a .gguf file")
@@ -46,16 +41,3 @@ def open_weights(path: Path) -> Weights:
     if path.suffix == ".safetensors":
         return HuggingFaceFolder(path.parent)
     raise WeightsError(f"{path} is no kind of weights known here; give a folder or a .gguf file")
-
-
-def _in_package(package: str) -> Path:
-    """The one file or folder of weights among an installed package's files; its code is not run."""
-    try:
-        files = metadata.files(package) or []
-    except metadata.PackageNotFoundError:
-        raise WeightsError(f"package {package} is not installed; install it on every node, or give a path") from None
-    found = [Path(str(file.locate())) for file in files if file.suffix == ".gguf" or file.name == "config.json"]
-    if len(found) != 1:
-        says = f"{len(found)} files of weights" if found else "no .gguf file and no config.json"
-        raise WeightsError(f"package {package} holds {says}; give the path of one")
-    return found[0] if found[0].suffix == ".gguf" else found[0].parent

@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from workers.models.documents import Documents
 from workers.training.data.samples import Samples
 
 IGNORED = -100  # target that no loss counts; cross_entropy's default
@@ -40,14 +41,22 @@ def blocks_of(first: int, samples: int, *, micro_batch_size: int, dp: int, rank:
     return found
 
 
-def tensors_of(samples: Samples, block: Block, device: torch.device) -> tuple[Tensor, Tensor]:
-    """Inputs and targets of a block, `[micro_batch_size, seq_len]` each, int64 on `device`; padding targets IGNORED."""
+def tensors_of(samples: Samples, block: Block, device: torch.device) -> tuple[Tensor, Tensor, Documents | None]:
+    """Inputs and targets of a block, `[micro_batch_size, seq_len]` each, int64 on `device`; padding targets IGNORED.
+
+    And, of samples that tell them, where the inputs' documents begin.
+    """
     windows = np.zeros((block.count + block.missing, samples.seq_len + 1), dtype=np.int64)
+    starts = [[0]] * len(windows)
     for row in range(block.count):
-        windows[row] = samples.window(block.first + row)
+        if samples.masked:
+            windows[row], starts[row] = samples.packed(block.first + row)
+        else:
+            windows[row] = samples.window(block.first + row)
+    documents = Documents(starts, samples.seq_len, device) if samples.masked else None
     whole = torch.from_numpy(windows)
     inputs, targets = whole[:, :-1].contiguous(), whole[:, 1:].contiguous()
     targets[block.count :] = IGNORED
     if device.type == "cuda":
-        return inputs.pin_memory().to(device, non_blocking=True), targets.pin_memory().to(device, non_blocking=True)
-    return inputs, targets
+        inputs, targets = (each.pin_memory().to(device, non_blocking=True) for each in (inputs, targets))
+    return inputs, targets, documents

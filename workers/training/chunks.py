@@ -5,7 +5,11 @@ Integers alone; does not know tensors or processes.
 
 from __future__ import annotations
 
+from bisect import bisect_right
+from collections.abc import Sequence
 from dataclasses import dataclass
+
+from workers.models.documents import pieces_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -13,13 +17,15 @@ class Block:
     """Queries and keys, as places among those that their ranks hold, of which some query sees some key.
 
     `kind`: "full", every query sees every key; "causal", as many of both, query i sees key j <= i; "window", query i
-    sees key j with 0 <= i + ahead - j < window. In each kind every query sees a key.
+    sees key j with 0 <= i + ahead - j < window; "documents", as many of both, "causal" within the documents that begin
+    at `starts`. In each kind every query sees a key.
     """
 
     queries: slice
     keys: slice
     kind: str
     ahead: int = 0
+    starts: tuple[int, ...] = ()
 
 
 def held_spans(length: int, size: int, rank: int) -> tuple[range, ...]:
@@ -42,11 +48,17 @@ def held_spans(length: int, size: int, rank: int) -> tuple[range, ...]:
     return tuple(span for span in spans if span)
 
 
-def visible_blocks(queries: tuple[range, ...], keys: tuple[range, ...], window: int | None) -> list[Block]:
-    """Causal attention between two ranks' spans in as few blocks as they allow; wholly masked ones are left out."""
+def visible_blocks(
+    queries: tuple[range, ...], keys: tuple[range, ...], window: int | None, starts: Sequence[int] = (0,)
+) -> list[Block]:
+    """Causal attention between two ranks' spans in as few blocks as they allow; wholly masked ones are left out.
+
+    `starts` are the places in the sequence where its documents begin, 0 among them: positions see their own alone.
+    """
     if queries == keys and (window is None or window > queries[-1][-1] - queries[0][0]):
-        held = sum(map(len, queries))
-        return [Block(slice(0, held), slice(0, held), "causal")]
+        return _of_held(queries, starts)
+    if len(starts) > 1:
+        return _of_documents(queries, keys, window, starts)
     found: list[Block] = []
     query_at = 0
     for query in queries:
@@ -58,6 +70,49 @@ def visible_blocks(queries: tuple[range, ...], keys: tuple[range, ...], window: 
             key_at += len(key)
         query_at += len(query)
     return _joined(found)
+
+
+def _of_held(spans: tuple[range, ...], starts: Sequence[int]) -> list[Block]:
+    """What a rank holds, with itself: held positions are in order, and so are the documents that they are of."""
+    places, held = [], 0
+    last = -1  # the document of the position before
+    for span in spans:
+        first = bisect_right(starts, span.start) - 1
+        if first != last:
+            places.append(held)
+        inside = starts[first + 1 : bisect_right(starts, span[-1])]
+        places += [held + start - span.start for start in inside]
+        last, held = first + len(inside), held + len(span)
+    return [
+        Block(each.queries, each.keys, "documents" if len(each.starts) > 1 else "causal", starts=each.starts)
+        for each in pieces_of([*places, held], None)
+    ]
+
+
+def _of_documents(
+    queries: tuple[range, ...], keys: tuple[range, ...], window: int | None, starts: Sequence[int]
+) -> list[Block]:
+    """Block by block of each document's queries with its keys."""
+    found = []
+    query_at = 0
+    for query in queries:
+        key_at = 0
+        for key in keys:
+            # from the document of the first query on; an earlier span of keys can only end with that one
+            for index in range(bisect_right(starts, query.start) - 1, bisect_right(starts, query[-1])):
+                stop = starts[index + 1] if index + 1 < len(starts) else query.stop
+                own = range(max(query.start, starts[index]), min(query.stop, stop))
+                theirs = range(max(key.start, starts[index]), min(key.stop, stop))
+                if theirs:
+                    at = query_at + own.start - query.start, key_at + theirs.start - key.start
+                    block = _between(own, theirs, *at, window)
+                    if block is not None:
+                        found.append(block)
+                if key != query:
+                    break
+            key_at += len(key)
+        query_at += len(query)
+    return found
 
 
 def _between(query: range, key: range, query_at: int, key_at: int, window: int | None) -> Block | None:

@@ -43,7 +43,7 @@ def cut(inputs_BS: Tensor, targets_BS: Tensor, axis: Axis) -> tuple[Tensor, Tens
     """Of whole sequences the positions that this rank of `axis` holds, `[B, S / axis.size]` each."""
     if axis.size == 1:
         return inputs_BS, targets_BS
-    held = _positions(inputs_BS.shape[1], axis, inputs_BS.device)
+    held = positions_of(inputs_BS.shape[1], axis, inputs_BS.device)
     return inputs_BS[:, held], targets_BS[:, held]
 
 
@@ -57,11 +57,12 @@ class Held:
     def __call__(self, tokens: int, device: torch.device) -> tuple[int, Tensor]:
         length = tokens * self.axis.size
         if (length, device) not in self._kept:
-            self._kept[length, device] = _positions(length, self.axis, device)
+            self._kept[length, device] = positions_of(length, self.axis, device)
         return length, self._kept[length, device]
 
 
-def _positions(length: int, axis: Axis, device: torch.device, rank: int | None = None) -> Tensor:
+def positions_of(length: int, axis: Axis, device: torch.device, rank: int | None = None) -> Tensor:
+    """Which of `length` positions this rank of `axis` holds, or the one at place `rank`."""
     spans = held_spans(length, axis.size, axis.rank if rank is None else rank)
     return torch.cat([torch.arange(span.start, span.stop, device=device) for span in spans])
 
@@ -78,7 +79,7 @@ def _drop_of_whole(axis: Axis, chosen_BSK: Tensor, *, experts: int, capacity: fl
     parts = [torch.empty_like(chosen_BSK, memory_format=torch.contiguous_format) for _ in range(axis.size)]
     dist.all_gather(parts, chosen_BSK.contiguous(), group=axis.group)
     length = chosen_BSK.shape[1] * axis.size
-    places = [_positions(length, axis, chosen_BSK.device, rank) for rank in range(axis.size)]
+    places = [positions_of(length, axis, chosen_BSK.device, rank) for rank in range(axis.size)]
     whole_BSK = torch.empty_like(torch.cat(parts, dim=1))
     whole_BSK[:, torch.cat(places)] = torch.cat(parts, dim=1)
     return drop_beyond_capacity(whole_BSK, experts=experts, capacity=capacity)[:, places[axis.rank]]

@@ -12,7 +12,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from workers.training.block_attention import block_backward, block_forward
+from workers.models.block_attention import block_backward, block_forward
+from workers.models.documents import Documents, Piece
 from workers.training.chunks import Block, held_spans, visible_blocks
 
 _groups: dict[str, dist.ProcessGroup] = {}  # by name, which is what an operator can be given
@@ -27,6 +28,7 @@ def ring_attend(
     window: int | None,
     dropout: float = 0.0,
     scale: float | None = None,
+    documents: Documents | None = None,
 ) -> Tensor:
     """`attend` over all positions of the sequence, of which each rank of `group` (None: all) holds `held_spans`:
     `[B, S, H · D]`.
@@ -39,7 +41,8 @@ def ring_attend(
     _groups[group.group_name] = group
     scale = q_BSHD.shape[-1] ** -0.5 if scale is None else scale
     seed = int(torch.randint(1 << 48, ())) if dropout else 0
-    how = (group.group_name, window, scale, dropout, seed)
+    packed = None if documents is None or documents.whole else documents.number
+    how = (group.group_name, packed, window, scale, dropout, seed)
     out_BSHD: Tensor = _ring_attention(q_BSHD, k_BSHD, v_BSHD, *how)[0]
     return out_BSHD.flatten(-2)
 
@@ -47,14 +50,22 @@ def ring_attend(
 @torch.library.custom_op(
     "orrery::ring_attention",
     mutates_args=(),
-    schema="(Tensor q, Tensor k, Tensor v, str group, int? window, float scale, float dropout, int seed) "
-    "-> (Tensor, Tensor)",
+    schema="(Tensor q, Tensor k, Tensor v, str group, int? documents, int? window, float scale, float dropout, "
+    "int seed) -> (Tensor, Tensor)",
 )
 def _ring_attention(
-    q: Tensor, k: Tensor, v: Tensor, group: str, window: int | None, scale: float, dropout: float, seed: int
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    group: str,
+    documents: int | None,
+    window: int | None,
+    scale: float,
+    dropout: float,
+    seed: int,
 ) -> tuple[Tensor, Tensor]:
     """Merged output `[B, S, H, D of v]` and log-sum-exp `[B, H, S]` of queries, keys and values `[B, S, H, D]`."""
-    ring, wide = _Ring(_groups[group], q.shape[1], window), _accumulated(q)
+    ring, wide = _Ring(_groups[group], q.shape[1], window, documents), _accumulated(q)
     out = torch.zeros((*q.shape[:3], v.shape[-1]), dtype=wide, device=q.device)
     queries, sums = q.transpose(1, 2), out.transpose(1, 2)
     lse = torch.full(queries.shape[:3], -torch.inf, dtype=wide, device=q.device)
@@ -62,14 +73,14 @@ def _ring_attention(
     for step in range(ring.size):
         arriving = ring.pass_on(carried) if step + 1 < ring.size else None
         keys, values = (x.transpose(1, 2) for x in carried)
-        for block in ring.blocks(step):
+        for some, block in ring.blocks(step):
             rows, columns = block.queries, block.keys
             causal, seen = ring.mask(block, q.device)
             part = block_forward(
-                queries[:, :, rows], keys[:, :, columns], values[:, :, columns],
-                causal=causal, seen_QK=seen, scale=scale, kept_BHQK=_kept(queries, block, dropout, seed + step),
+                queries[some, :, rows], keys[some, :, columns], values[some, :, columns],
+                causal=causal, seen_QK=seen, scale=scale, kept_BHQK=_kept(queries, some, block, dropout, seed + step),
             )  # fmt: skip
-            _merge(sums[:, :, rows], lse[:, :, rows], *part)
+            _merge(sums[some, :, rows], lse[some, :, rows], *part)
         if arriving is not None:
             carried = arriving.wait()
     return out.to(q.dtype), lse
@@ -78,8 +89,8 @@ def _ring_attention(
 @torch.library.custom_op(
     "orrery::ring_attention_backward",
     mutates_args=(),
-    schema="(Tensor grad, Tensor q, Tensor k, Tensor v, Tensor out, Tensor lse, str group, int? window, float scale, "
-    "float dropout, int seed) -> (Tensor, Tensor, Tensor)",
+    schema="(Tensor grad, Tensor q, Tensor k, Tensor v, Tensor out, Tensor lse, str group, int? documents, "
+    "int? window, float scale, float dropout, int seed) -> (Tensor, Tensor, Tensor)",
 )
 def _ring_attention_backward(
     grad: Tensor,
@@ -89,6 +100,7 @@ def _ring_attention_backward(
     out: Tensor,
     lse: Tensor,
     group: str,
+    documents: int | None,
     window: int | None,
     scale: float,
     dropout: float,
@@ -96,7 +108,7 @@ def _ring_attention_backward(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Gradients of queries, keys and values, `[B, S, H, D]`. Keys and values go round once more; the sums of their
     gradients follow them one step behind, in fp32, from the first rank that adds to them back to their owner."""
-    ring, wide = _Ring(_groups[group], q.shape[1], window), _accumulated(q)
+    ring, wide = _Ring(_groups[group], q.shape[1], window, documents), _accumulated(q)
     dq = torch.zeros(q.shape, dtype=wide, device=q.device)
     slopes, queries, outs, dqs = (x.transpose(1, 2) for x in (grad, q, out, dq))
     own: list[Tensor] = []
@@ -107,15 +119,16 @@ def _ring_attention_backward(
         keys, values = (x.transpose(1, 2) for x in carried)
         sums = [torch.zeros(x.shape, dtype=wide, device=x.device) for x in carried]
         dks, dvs = (x.transpose(1, 2) for x in sums)
-        for block in ring.blocks(step):
+        for some, block in ring.blocks(step):
             rows, columns = block.queries, block.keys
             causal, seen = ring.mask(block, q.device)
             parts = block_backward(
-                slopes[:, :, rows], queries[:, :, rows], keys[:, :, columns], values[:, :, columns],
-                outs[:, :, rows], lse[:, :, rows],
-                causal=causal, seen_QK=seen, scale=scale, kept_BHQK=_kept(queries, block, dropout, seed + step),
+                slopes[some, :, rows], queries[some, :, rows], keys[some, :, columns], values[some, :, columns],
+                outs[some, :, rows], lse[some, :, rows],
+                causal=causal, seen_QK=seen, scale=scale, kept_BHQK=_kept(queries, some, block, dropout, seed + step),
             )  # fmt: skip
-            for total, part in zip((dqs[:, :, rows], dks[:, :, columns], dvs[:, :, columns]), parts, strict=True):
+            places = (dqs[some, :, rows], dks[some, :, columns], dvs[some, :, columns])
+            for total, part in zip(places, parts, strict=True):
                 total += part
         if step == 0:
             own = sums  # stay here; those of the other ranks' keys go home
@@ -141,13 +154,14 @@ def _(grad: Tensor, q: Tensor, k: Tensor, v: Tensor, *more: Any) -> tuple[Tensor
 
 def _keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
     q, k, v, *ctx.how = inputs
+    ctx.documents = None if ctx.how[1] is None else Documents.of(ctx.how[1])  # alive until then
     ctx.mark_non_differentiable(output[1])
     ctx.save_for_backward(q, k, v, *output)
 
 
 def _backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
     dq, dk, dv = _ring_attention_backward(grads[0], *ctx.saved_tensors, *ctx.how)
-    return dq, dk, dv, None, None, None, None, None
+    return dq, dk, dv, *[None] * len(ctx.how)
 
 
 _ring_attention.register_autograd(_backward, setup_context=_keep)
@@ -156,17 +170,28 @@ _ring_attention.register_autograd(_backward, setup_context=_keep)
 class _Ring:
     """The ranks of a group in a ring, for one attention over `held` positions a rank."""
 
-    def __init__(self, group: dist.ProcessGroup, held: int, window: int | None) -> None:
+    def __init__(self, group: dist.ProcessGroup, held: int, window: int | None, documents: int | None) -> None:
         self.group, self.window = group, window
+        self.starts = None if documents is None else Documents.of(documents).starts
         self.size, self.rank = dist.get_world_size(group), dist.get_rank(group)
         self.spans = [held_spans(held * self.size, self.size, rank) for rank in range(self.size)]
 
-    def blocks(self, step: int) -> list[Block]:
-        """Of this rank's queries with the keys that it carries after `step` steps."""
-        return visible_blocks(self.spans[self.rank], self.spans[(self.rank - step) % self.size], self.window)
+    def blocks(self, step: int) -> list[tuple[slice, Block]]:
+        """Of this rank's queries with the keys that it carries after `step` steps, for some rows of the batch each."""
+        queries, keys = self.spans[self.rank], self.spans[(self.rank - step) % self.size]
+        if self.starts is None:
+            return [(slice(None), block) for block in visible_blocks(queries, keys, self.window)]
+        rows = enumerate(self.starts)
+        return [
+            (slice(row, row + 1), block)
+            for row, starts in rows
+            for block in visible_blocks(queries, keys, self.window, starts)
+        ]
 
     def mask(self, block: Block, device: torch.device) -> tuple[bool, Tensor | None]:
         """Whether the block is causal, and what each query sees where that does not say it, `[Q, K]`."""
+        if block.kind == "documents":
+            return False, Piece(block.queries, block.keys, block.starts).seen(device)
         if block.kind != "window":
             return block.kind == "causal", None
         assert self.window is not None
@@ -212,13 +237,15 @@ def _merge(out: Tensor, lse: Tensor, part: Tensor, part_lse: Tensor) -> None:
     lse.copy_(merged)
 
 
-def _kept(queries_BHSD: Tensor, block: Block, dropout: float, seed: int) -> Tensor | None:
-    """The block's dropout mask, `[B, H, Q, K]`: 0, or 1 / (1 - dropout); the same whenever it is drawn."""
+def _kept(queries_BHSD: Tensor, some: slice, block: Block, dropout: float, seed: int) -> Tensor | None:
+    """The dropout mask of a block in some rows, `[B, H, Q, K]`: 0, or 1 / (1 - dropout); the same whenever drawn."""
     if not dropout:
         return None
     rows, columns = block.queries, block.keys
-    shape = (*queries_BHSD.shape[:2], rows.stop - rows.start, columns.stop - columns.start)
-    place = (rows.start * queries_BHSD.shape[2] + columns.start) << 8  # apart from other blocks and steps
+    batch, heads, held, _ = queries_BHSD[some].shape
+    shape = (batch, heads, rows.stop - rows.start, columns.stop - columns.start)
+    first = (some.start or 0) * held
+    place = ((first + rows.start) * held + columns.start) << 8  # apart from other blocks and steps
     generator = torch.Generator(queries_BHSD.device).manual_seed(seed + place)
     drawn = torch.rand(shape, generator=generator, device=queries_BHSD.device)
     return (drawn >= dropout) / (1 - dropout)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -109,6 +110,7 @@ def write(
     *,
     more: dict[str, torch.Tensor] | None = None,
     instead: dict[str, Any] | None = None,
+    also: Callable[[Any], None] = lambda writer: None,
 ) -> Path:
     """As llama.cpp's convert_hf_to_gguf.py: queries and keys of Llama in pairs, experts stacked, norms in fp32."""
     config = model.config
@@ -125,6 +127,7 @@ def write(
     writer.add_rope_freq_base(config.rope_parameters["rope_theta"])
     if config.model_type == "qwen3":
         writer.add_key_length(config.head_dim)
+    also(writer)
     if moe:
         writer.add_expert_count(config.num_local_experts)
         writer.add_expert_used_count(config.num_experts_per_tok)

@@ -15,6 +15,7 @@ from workers.contracts.model import ModelSpec
 from workers.models.attend import attend
 from workers.models.balance import Balance
 from workers.models.decoder import Decoder
+from workers.models.documents import Documents
 from workers.models.initialise import initialise
 from workers.training import ring
 from workers.training.chunks import held_spans
@@ -30,18 +31,26 @@ def attention_errors(dtype: str, shapes: list[dict[str, Any]]) -> list[list[floa
 
 
 def _attention_error(
-    dtype: torch.dtype, length: int, heads: int, shared: int, width: int, value_width: int, window: int | None
+    dtype: torch.dtype,
+    length: int,
+    heads: int,
+    shared: int,
+    width: int,
+    value_width: int,
+    window: int | None,
+    starts: list[list[int]] | None,
 ) -> list[float]:
+    documents = Documents(starts, length, torch.device("cpu")) if starts else None
     torch.manual_seed(length)
     q, k = torch.randn(2, length, heads, width), torch.randn(2, length, shared, width)
     v, slope = torch.randn(2, length, shared, value_width), torch.randn(2, length, heads * value_width)
     q, k, v, slope = (x.to(dtype) for x in (q, k, v, slope))
     whole = [x.double().clone().requires_grad_() for x in (q, k, v)]
-    expected = attend(*whole, window=window, scale=0.3)
+    expected = attend(*whole, window=window, scale=0.3, documents=documents)
     expected.backward(slope.double())
     held = [position for span in held_spans(length, dist.get_world_size(), dist.get_rank()) for position in span]
     mine = [x[:, held].requires_grad_() for x in (q, k, v)]
-    out = ring_attend(*mine, group=None, window=window, scale=0.3)
+    out = ring_attend(*mine, group=None, window=window, scale=0.3, documents=documents)
     out.backward(slope[:, held])
     pairs = [(out, expected[:, held])] + [(a.grad, b.grad[:, held]) for a, b in zip(mine, whole, strict=True)]
     return [_apart(found, wanted) for found, wanted in pairs]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from bisect import bisect_right
 
 import pytest
 import torch
@@ -12,21 +13,27 @@ from workers.training.chunks import held_spans, visible_blocks
 WINDOWS = (None, 1, 2, 3, 5, 7, 12, 30)
 
 
-def seen_by_blocks(queries, keys, window):
+def seen_by_blocks(queries, keys, window, starts=(0,)):
     """How often each query sees each key, as the blocks of two ranks say."""
     seen = torch.zeros(sum(map(len, queries)), sum(map(len, keys)), dtype=torch.int64)
-    for block in visible_blocks(queries, keys, window):
+    for block in visible_blocks(queries, keys, window, starts):
         part = seen[block.queries, block.keys]
         distance = torch.arange(part.shape[0])[:, None] + block.ahead - torch.arange(part.shape[1])[None, :]
         sees = {
             "full": torch.ones_like(part, dtype=torch.bool),
             "causal": distance >= 0,
             "window": (distance >= 0) & (distance < (window or 0)),
+            "documents": (distance >= 0) & same_document(range(part.shape[0]), range(part.shape[1]), block.starts),
         }[block.kind]
         assert block.kind != "causal" or part.shape[0] == part.shape[1]
         assert sees.any(1).all() and part.numel()
         part += sees
     return seen
+
+
+def same_document(queries, keys, starts):
+    of_query, of_key = (torch.tensor([bisect_right(starts, place) for place in some]) for some in (queries, keys))
+    return of_query[:, None] == of_key[None, :]
 
 
 @pytest.mark.parametrize("size", [1, 2, 3, 4, 5])
@@ -42,6 +49,24 @@ def test_blocks_of_all_ranks_are_the_causal_mask(size, share):
                 distance = torch.tensor(mine)[:, None] - torch.tensor(theirs)[None, :]
                 expected = (distance >= 0) & (distance < (window or length))
                 assert torch.equal(seen_by_blocks(queries, keys, window), expected.long()), (window, queries, keys)
+
+
+@pytest.mark.parametrize("size", [1, 2, 3])
+@pytest.mark.parametrize("share", [1, 4, 9])
+def test_blocks_keep_to_documents(size, share):
+    length = size * share
+    held = [held_spans(length, size, rank) for rank in range(size)]
+    places = [[position for span in spans for position in span] for spans in held]
+    drawn = torch.Generator().manual_seed(length)
+    for window, often in itertools.product((None, 2, 6), (0.05, 0.3, 1.0)):
+        begins = torch.rand(length, generator=drawn) < often
+        starts = sorted({0, *begins.nonzero().flatten().tolist()})
+        for mine, queries in zip(places, held, strict=True):
+            for theirs, keys in zip(places, held, strict=True):
+                distance = torch.tensor(mine)[:, None] - torch.tensor(theirs)[None, :]
+                expected = (distance >= 0) & (distance < (window or length)) & same_document(mine, theirs, starts)
+                found = seen_by_blocks(queries, keys, window, starts)
+                assert torch.equal(found, expected.long()), (window, queries, keys, starts)
 
 
 @pytest.mark.parametrize("size", [2, 4, 8])

@@ -7,10 +7,10 @@ import pytest
 RANKS = "tests.workers.training.ring_ranks"
 
 
-def shape(length, heads=4, shared=4, width=8, value_width=8, window=None):
+def shape(length, heads=4, shared=4, width=8, value_width=8, window=None, starts=None):
     return {
         "length": length, "heads": heads, "shared": shared, "width": width, "value_width": value_width,
-        "window": window,
+        "window": window, "starts": starts,
     }  # fmt: skip
 
 
@@ -26,6 +26,9 @@ SHAPES = [
     shape(40, width=12, window=11),
     shape(40, width=12, window=25),
     shape(136, shared=2, width=16, value_width=16),
+    shape(24, shared=2, starts=[[0, 1, 5, 6, 13, 22], [0]]),
+    shape(24, shared=2, window=3, starts=[[0, 9, 14], [0, 1, 2, 3, 4, 20]]),
+    shape(408, value_width=12, starts=[[0, 3, 7, 180, 200, 210], [0, 303, 407]]),
 ]
 
 

@@ -7,32 +7,52 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from workers.contracts.data import DataSpec
 from workers.training.accept import TrainingRun
+from workers.training.data.inherited import check_inherited, data_of, inherit
 from workers.training.data.samples import Samples
 from workers.training.data.sources import Source, open_sources, open_tokenizer
-from workers.training.data.tokenizer import NAME, check_same
+from workers.training.exits import UserError
 
 
 def open_samples(run: TrainingRun, *, cache: Path, kept: Path) -> tuple[Samples, Samples | None]:
     """Samples to train on and, where the run validates, to validate on: `eval.data`, or the last tenth of each source.
 
-    Tokenised text goes to the folder `cache`, a trained tokenizer to the folder `kept`. Held-out data that names no
+    Tokenised text goes to the folder `cache`, the run's tokenizer to the folder `kept`. Held-out data that names no
     tokenizer is read by the run's. Raises UserError for data that cannot be used.
     """
-    data, vocab, spec = run.spec.data, run.model.vocab, run.train.eval
+    inherit(run, kept=kept)
+    data, vocab, spec = data_of(run, kept=kept), run.model.vocab, run.train.eval
     tokenizer = open_tokenizer(data, vocab=vocab, kept=kept)
-    weights = run.train.init_from
-    if data.tokenizer not in (None, "bytes") and weights is not None and weights.path is not None:
-        check_same(Path(data.tokenizer) if isinstance(data.tokenizer, str) else kept / NAME, Path(weights.path))
+    check_inherited(run, kept=kept)
     sources = open_sources(data, tokenizer=tokenizer, vocab=vocab, cache=cache)
     halves = [source.stream.split() for source in sources]
     learned = [Source(each.name, half[0], each.weight) for each, half in zip(sources, halves, strict=True)]
     length, seed = run.train.seq_len, run.train.seed
-    train = Samples(learned, seq_len=length, vocab=vocab, seed=seed, shuffle=True)
+    train = Samples(learned, seq_len=length, vocab=vocab, seed=seed, shuffle=True, masked=_masked(data, sources))
     if spec is None:
         return train, None
+    masked = train.masked
     held = [Source(each.name, half[1], each.weight) for each, half in zip(sources, halves, strict=True)]
     if spec.data is not None:
         other = tokenizer if spec.data.tokenizer is None else open_tokenizer(spec.data, vocab=vocab, kept=kept)
         held = open_sources(spec.data, tokenizer=other, vocab=vocab, cache=cache)
-    return train, Samples(held, seq_len=length, vocab=vocab, seed=seed, shuffle=False, name="held-out data")
+        said = spec.data.document_masks if spec.data.document_masks is not None else data.document_masks
+        masked = _masked(spec.data.model_copy(update={"document_masks": said}), held, field="train.eval.data")
+    name = "held-out data"
+    return train, Samples(held, seq_len=length, vocab=vocab, seed=seed, shuffle=False, name=name, masked=masked)
+
+
+def _masked(data: DataSpec, sources: list[Source], *, field: str = "data") -> bool:
+    """Whether attention keeps to documents. Raises UserError where it is to and nothing tells where they begin."""
+    known = [source.stream.knows_documents for source in sources]
+    if data.document_masks and not any(known):
+        says = f"nothing tells where documents begin in {', '.join(source.name for source in sources)}"
+        tries = "document_end, the token after each document, or false"
+        raise UserError(f"{field}.document_masks: {says}; try {tries}")
+    if data.document_masks is not None:
+        return data.document_masks
+    parts = [part for _, part in data.parts()]
+    return any(
+        knows and part.path is not None and part.format != "text" for knows, part in zip(known, parts, strict=True)
+    )

@@ -20,13 +20,21 @@ class Samples:
 
     Sample i of a source's epoch e is window `permutation(seed, e)[i]`; `shuffle=False` keeps the text's order. Sources
     take turns by weight, and each has epochs of its own. Documents are packed without padding: a window may begin and
-    end within one.
+    end within one. `masked` samples tell where in a window documents begin.
     """
 
     def __init__(
-        self, sources: Sequence[Source], *, seq_len: int, vocab: int, seed: int, shuffle: bool, name: str = "data"
+        self,
+        sources: Sequence[Source],
+        *,
+        seq_len: int,
+        vocab: int,
+        seed: int,
+        shuffle: bool,
+        name: str = "data",
+        masked: bool = False,
     ) -> None:
-        self.seq_len = seq_len
+        self.seq_len, self.masked = seq_len, masked
         self.names = [source.name for source in sources]
         self.mixture = Mixture([source.weight for source in sources])
         self.of_source = [
@@ -50,6 +58,12 @@ class Samples:
         """Token ids of global sample `index`, `[seq_len + 1]`. Raises UserError for ids outside the vocabulary."""
         source, number = self.mixture.place(index)
         return self.of_source[source].read(number)[1]
+
+    def packed(self, index: int) -> tuple[NDArray[np.int64], list[int]]:
+        """The window, and where in its inputs documents begin: 0 alone where its source does not know them."""
+        source, number = self.mixture.place(index)
+        start, found = self.of_source[source].read(number)
+        return found, self.of_source[source].stream.documents(start, found[:-1])
 
 
 class _Windows:

@@ -100,8 +100,9 @@ def _token_files(part: SourceSpec, files: list[Path], tokenizer: Tokenizer, voca
         offsets = np.cumsum([0, *(len(array) for array in arrays)])
         placed = [each + offset for each, offset in zip(starts, offsets, strict=False) if each is not None]
         return Stream(arrays, starts=np.unique(np.concatenate(placed)).astype(np.int64))
-    told = {shard.document_end for shard in shards}
-    return Stream(arrays, document_end=part.document_end if part.document_end is not None else told.pop())
+    told = {part.document_end} if part.document_end is not None else {shard.document_end for shard in shards}
+    # files that end documents by different tokens, or that do not all say by which, leave them unknown
+    return Stream(arrays, document_end=told.pop() if len(told) == 1 else None)
 
 
 def _tokenised(part: SourceSpec, files: list[Path], tokenizer: Tokenizer, cache: Path) -> Shard:

@@ -55,16 +55,16 @@ class Stream:
             filled, index = filled + len(piece), index + 1
         return found
 
-    def documents(self, start: int, ids: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Of the ids read from `start`: the number of each one's document within them, `[len(ids)]`, from 0."""
-        begins = np.zeros(len(ids), dtype=np.int64)
+    def documents(self, start: int, ids: NDArray[np.int64]) -> list[int]:
+        """Of the ids read from `start`: the places within them where documents begin, and 0, whatever begins there."""
+        begins: NDArray[np.int64] = np.zeros(0, dtype=np.int64)
         if self.starts is not None:
             first = self._first + start
             low, high = np.searchsorted(self.starts, (first + 1, first + len(ids)))
-            begins[self.starts[low:high] - first] = 1
+            begins = np.asarray(self.starts[low:high]) - first
         elif self.document_end is not None:
-            begins[1:] = ids[1:] == self.document_end
-        return np.cumsum(begins)
+            begins = 1 + np.flatnonzero(ids[1:] == self.document_end)
+        return [0, *begins.tolist()]
 
     def split(self) -> tuple[Stream, Stream]:
         """What is learned from, and the last tenth held out for validation."""

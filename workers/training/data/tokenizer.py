@@ -12,9 +12,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from workers.models.belongings import TOKENIZER, belongings
+from workers.models.errors import WeightsError
 from workers.training.exits import UserError
 
-NAME = "tokenizer.json"
+NAME = TOKENIZER
 END_OF_TEXT = "<|endoftext|>"
 # what ends a document, by the names that published tokenizers give it
 _ENDS = (END_OF_TEXT, "<|end_of_text|>", "</s>", "<eos>", "<|end▁of▁sentence|>", "[SEP]")
@@ -22,7 +24,8 @@ _ENDS = (END_OF_TEXT, "<|end_of_text|>", "</s>", "<eos>", "<|end▁of▁sentence
 
 @dataclass(frozen=True, slots=True)
 class Tokenizer:
-    """`encode` makes ids of several texts at once; `separator` is put after each document.
+    """`encode` makes ids of several texts at once, `decode` a text of ids: whatever ids a model may write, what is no
+    character becomes U+FFFD. `separator` is put after each document.
 
     `vocab` is one more than the largest id; `digest` tells one tokenizer from another, bytes being "bytes".
     """
@@ -31,6 +34,7 @@ class Tokenizer:
     vocab: int
     separator: tuple[int, ...]
     digest: str
+    decode: Callable[[Sequence[int]], str]
 
     @property
     def document_end(self) -> int | None:
@@ -38,7 +42,12 @@ class Tokenizer:
         return self.separator[0] if self.separator and self.digest != "bytes" else None
 
 
-BYTES = Tokenizer(lambda texts: [list(text.encode()) for text in texts], 256, (10,), "bytes")
+def _bytes_decoded(ids: Sequence[int]) -> str:
+    # 255 is in no UTF-8
+    return bytes(min(number, 255) for number in ids).decode(errors="replace")
+
+
+BYTES = Tokenizer(lambda texts: [list(text.encode()) for text in texts], 256, (10,), "bytes", decode=_bytes_decoded)
 
 
 def load_tokenizer(path: Path, *, vocab: int) -> Tokenizer:
@@ -61,7 +70,10 @@ def load_tokenizer(path: Path, *, vocab: int) -> Tokenizer:
     def encode(texts: Sequence[str]) -> list[list[int]]:
         return [found.ids for found in loaded.encode_batch_fast(list(texts), add_special_tokens=False)]
 
-    return Tokenizer(encode, largest + 1, tuple(ends[:1]), hashlib.sha256(file.read_bytes()).hexdigest())
+    def decode(ids: Sequence[int]) -> str:
+        return str(loaded.decode([number for number in ids if number <= largest], skip_special_tokens=True))
+
+    return Tokenizer(encode, largest + 1, tuple(ends[:1]), hashlib.sha256(file.read_bytes()).hexdigest(), decode)
 
 
 def train_bpe(texts: Iterable[str], *, vocab: int, path: Path) -> None:
@@ -87,21 +99,35 @@ def train_bpe(texts: Iterable[str], *, vocab: int, path: Path) -> None:
 
 
 def check_same(ours: Path, weights: Path) -> None:
-    """Raises UserError where weights at `weights` come with a tokenizer.json that gives text other ids than `ours`.
+    """Raises UserError where weights at `weights` come with a tokenizer that gives text other ids than `ours`.
 
-    Weights without one are taken as they are.
+    It lies beside them, or inside a .gguf file; weights without one, or with one that cannot be read here, are taken as
+    they are.
     """
-    folders = [weights, weights.parent] if weights.is_dir() else [weights.parent]
-    theirs = next((folder / NAME for folder in folders if (folder / NAME).is_file()), None)
     mine = ours / NAME if ours.is_dir() else ours
-    if theirs is None or mine.read_bytes() == theirs.read_bytes():
+    try:
+        theirs = belongings(weights).get(NAME)
+    except WeightsError:
+        theirs = None
+    if theirs is None or mine.read_bytes() == theirs:
         return
-    told, want = (_read(file).get_vocab(with_added_tokens=True) for file in (mine, theirs))
+    told, want = _read(mine).get_vocab(with_added_tokens=True), _parsed(theirs, weights)
     other = sorted(word for word, number in told.items() if want.get(word) != number)
     if other:
         word = other[0]
-        says = f"{len(other)} of {len(told)} tokens have other ids than in {theirs}, as {word!r}: {told[word]}"
-        raise UserError(f"data.tokenizer: {mine}: {says}, there {want.get(word)}; try tokenizer {theirs}")
+        says = f"{len(other)} of {len(told)} tokens have other ids than in the {NAME} of {weights}, as {word!r}"
+        raise UserError(f"data.tokenizer: {mine}: {says}: {told[word]}, there {want.get(word)}; try no tokenizer: "
+                        "then the weights' own is taken")  # fmt: skip
+
+
+def _parsed(document: bytes, weights: Path) -> dict[str, int]:
+    try:
+        found: dict[str, int] = _package().Tokenizer.from_str(document.decode()).get_vocab(with_added_tokens=True)
+    except UserError:
+        raise
+    except Exception as error:  # the package raises bare Exception
+        raise UserError(f"data.tokenizer: the {NAME} of {weights} cannot be read: {error}; fetch it again") from None
+    return found
 
 
 def _read(file: Path) -> Any:

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from workers.metrics.memory import SavedForBackward, storage_keys
 from workers.models.decoder import Decoder
+from workers.models.documents import Documents
 from workers.training.accept import TrainingRun
 from workers.training.agree import agreed
 from workers.training.exits import UserError
@@ -66,13 +67,14 @@ class Chosen:
     again: float
 
 
-def choose_recompute(run: TrainingRun, parallel: Parallel, *, local_world_size: int) -> Chosen:
-    """Measure, choose and set; all ranks call it together, before the first step.
+def choose_recompute(run: TrainingRun, parallel: Parallel, *, local_world_size: int, masked: bool = False) -> Chosen:
+    """Measure, choose and set; all ranks call it together, before the first step. `masked`: attention is to keep to
+    documents, which is another operator.
 
     Raises UserError on every rank for a budget below what full recomputation keeps.
     """
     world = parallel.world
-    mine = measure(run, parallel, local_world_size=local_world_size)
+    mine = measure(run, parallel, local_world_size=local_world_size, masked=masked)
     told: list[Any] = [mine]
     if world.size > 1:
         told = [None] * world.size
@@ -87,7 +89,7 @@ def choose_recompute(run: TrainingRun, parallel: Parallel, *, local_world_size: 
     return Chosen(_event(run, by_stage, chosen), sum(shares) / len(shares))
 
 
-def measure(run: TrainingRun, parallel: Parallel, *, local_world_size: int) -> Measured:
+def measure(run: TrainingRun, parallel: Parallel, *, local_world_size: int, masked: bool = False) -> Measured:
     """Forward passes on random tokens, all ranks together: no gradient, counter or random state is left changed."""
     blocks = [block for part in parallel.parts for block in recomputed_blocks(part)]
     shapes = [tuple((name, tuple(p.shape)) for name, p in block.named_parameters()) for block in blocks]
@@ -99,7 +101,7 @@ def measure(run: TrainingRun, parallel: Parallel, *, local_world_size: int) -> M
     outside = 0
     with torch.random.fork_rng([device] if device.type == "cuda" else []), products(run.plan.precision, device):
         for _ in range(RUNS):
-            outside = sum(_outside_bytes(run, parallel, part) for part in parallel.parts)
+            outside = sum(_outside_bytes(run, parallel, part, masked=masked) for part in parallel.parts)
     parallel.release_gathered()
     for block in blocks:
         block.forward.probe = None
@@ -195,11 +197,11 @@ def _merged(profiles: Iterable[Profile]) -> Profile:
     )
 
 
-def _outside_bytes(run: TrainingRun, parallel: Parallel, part: Decoder) -> int:
+def _outside_bytes(run: TrainingRun, parallel: Parallel, part: Decoder, *, masked: bool) -> int:
     """One forward pass of a part: what it keeps, its blocks no more than their inputs, and the loss of its logits."""
     part.train()
     with SavedForBackward() as saved:
-        out = part(_example(run, parallel, part))
+        out = part(_example(run, parallel, part), _documents(run, parallel) if masked else None)
     held = saved.held(without=storage_keys(parallel.parameters().values()))
     # fp32 logits, their log-softmax and its gradient
     return max(0, held) + (3 * 4 * out.numel() if part.part.last else 0)
@@ -219,6 +221,11 @@ def _example(run: TrainingRun, parallel: Parallel, part: Decoder) -> Tensor:
         device, DTYPES[plan.precision]
     )
     return hidden.requires_grad_()
+
+
+def _documents(run: TrainingRun, parallel: Parallel) -> Documents:
+    """One a row: attention costs the more, the longer documents are."""
+    return Documents([[0]] * run.plan.micro_batch_size, run.train.seq_len, parallel.world.device)
 
 
 def _event(run: TrainingRun, measured: list[Measured], chosen: list[list[Kept]]) -> dict[str, Any]:

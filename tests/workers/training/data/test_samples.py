@@ -105,6 +105,34 @@ def test_ranks_see_the_same_batches_under_any_dp_and_after_a_resume() -> None:
 
 
 def test_padding_is_not_learned_from() -> None:
-    inputs, targets = tensors_of(samples(41, shuffle=False), Block(2, 1, missing=1), torch.device("cpu"))
+    inputs, targets, documents = tensors_of(samples(41, shuffle=False), Block(2, 1, missing=1), torch.device("cpu"))
     assert inputs.tolist()[0] == [8, 9, 10, 11]
     assert targets.tolist() == [[9, 10, 11, 12], [IGNORED] * 4]
+    assert documents is None, "it was not asked where they begin"
+
+
+def test_batches_tell_where_documents_begin_under_any_dp_and_after_a_resume() -> None:
+    """By recorded places, by the token that ends documents, and of a source that knows none; padding is one."""
+    ids = np.arange(41, dtype=np.uint16)
+    begins = [0, 3, 8, 9, 10, 21, 40]
+    ended = np.where(np.isin(ids, begins[1:]), 7, 6).astype(np.uint16)
+    streams = [Stream([ids[:20], ids[20:]], starts=np.array(begins)), Stream([ended], document_end=7), Stream([ids])]
+
+    def told(stream: Stream, first: int, dp: int) -> dict[int, list[int]]:
+        found = Samples([Source("s", stream)], seq_len=4, vocab=41, seed=1, shuffle=True, masked=True)
+        rows: dict[int, list[int]] = {}
+        for rank in range(dp):
+            for block in blocks_of(first, 10, micro_batch_size=3, dp=dp, rank=rank):
+                documents = tensors_of(found, block, torch.device("cpu"))[2]
+                assert documents is not None and len(documents.starts) == 3
+                assert all(list(row) == [0] for row in documents.starts[block.count :])
+                for row in range(block.count):
+                    place = int(samples(41).window(block.first + row)[0])
+                    rows[place] = list(documents.starts[row])
+        return rows
+
+    expected = {place: [0, *(b - place for b in begins if place < b < place + 4)] for place in range(0, 40, 4)}
+    for dp in (1, 2, 4):
+        for first in (0, 10):
+            assert told(streams[0], first, dp) == told(streams[1], first, dp) == expected
+            assert told(streams[2], first, dp) == {place: [0] for place in expected}

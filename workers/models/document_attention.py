@@ -1,0 +1,199 @@
+"""Causal attention that keeps to documents: one kernel call over all where one takes lengths, else one for each piece.
+
+One operator of torch's, so that what recomputation counts does not change with the documents. Does not know models.
+Shapes: B batch, S sequence, T = B · S, H heads, D head_dim.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+from torch.utils.flop_counter import register_flop_formula
+
+from workers.models.block_attention import block_backward, block_forward
+from workers.models.documents import Documents
+
+_FLASH_WIDEST = 256  # of FlashAttention-2's head dims
+
+
+def document_attention(
+    q_BSHD: Tensor, k_BSHD: Tensor, v_BSHD: Tensor, documents: Documents, *, window: int | None, scale: float | None
+) -> Tensor:
+    """`[B, S, H, D of v]`; fewer key-value heads are shared by groups of query heads. Memory is linear in T.
+
+    On CUDA, bf16 and fp16 go through FlashAttention's kernel for many lengths, which torch's own
+    `torch.nn.attention.varlen` calls (not measured yet); elsewhere pieces go through the kernels of `block_attention`.
+    """
+    scale = q_BSHD.shape[-1] ** -0.5 if scale is None else scale
+    out: Tensor = _attention(q_BSHD, k_BSHD, v_BSHD, documents.number, window, scale)[0]
+    return out
+
+
+@torch.library.custom_op(
+    "orrery::document_attention",
+    mutates_args=(),
+    schema="(Tensor q, Tensor k, Tensor v, int documents, int? window, float scale) -> (Tensor, Tensor)",
+)
+def _attention(
+    q: Tensor, k: Tensor, v: Tensor, documents: int, window: int | None, scale: float
+) -> tuple[Tensor, Tensor]:
+    """Output `[B, S, H, D of v]` and log-sum-exp `[H, T]` of queries, keys and values `[B, S, H, D]`."""
+    found = Documents.of(documents)
+    if _takes_lengths(q, v):
+        return _by_lengths(q, k, v, found, window, scale)
+    parts, pieces = found.pieces(window)
+    queries, keys, values = (_parted(x, parts) for x in (q, k, v))
+    out = q.new_empty(*q.shape[:3], v.shape[-1])
+    lse = torch.empty(q.shape[2], q.shape[0] * q.shape[1], dtype=_accumulated(q), device=q.device)
+    outs, sums = _parted(out, parts), torch.unflatten(lse, 1, (parts, -1)).transpose(0, 1)
+    for each in pieces:
+        rows, columns = each.queries, each.keys
+        part, part_lse = block_forward(
+            queries[:, :, rows], keys[:, :, columns], values[:, :, columns],
+            causal=each.causal, seen_QK=each.seen(q.device), scale=scale,
+        )  # fmt: skip
+        outs[:, :, rows] = part
+        sums[:, :, rows] = part_lse
+    return out, lse
+
+
+@torch.library.custom_op(
+    "orrery::document_attention_backward",
+    mutates_args=(),
+    schema="(Tensor grad, Tensor q, Tensor k, Tensor v, Tensor out, Tensor lse, int documents, int? window, "
+    "float scale) -> (Tensor, Tensor, Tensor)",
+)
+def _attention_backward(
+    grad: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, documents: int, window: int | None,
+    scale: float,
+) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
+    """Gradients of queries, keys and values."""
+    found = Documents.of(documents)
+    if _takes_lengths(q, v):
+        return _by_lengths_backward(grad, q, k, v, out, lse, found, window, scale)
+    parts, pieces = found.pieces(window)
+    slopes, queries, keys, values, outs = (_parted(x, parts) for x in (grad, q, k, v, out))
+    sums = torch.unflatten(lse, 1, (parts, -1)).transpose(0, 1)
+    dq = torch.empty_like(q, memory_format=torch.contiguous_format)
+    # pieces of a window share keys
+    shared = any(each.ahead for each in pieces)
+    dk, dv = (_zeros_or_empty(x, shared) for x in (k, v))
+    dqs, dks, dvs = (_parted(x, parts) for x in (dq, dk, dv))
+    for each in pieces:
+        rows, columns = each.queries, each.keys
+        given = block_backward(
+            slopes[:, :, rows], queries[:, :, rows], keys[:, :, columns], values[:, :, columns],
+            outs[:, :, rows], sums[:, :, rows],
+            causal=each.causal, seen_QK=each.seen(q.device), scale=scale,
+        )  # fmt: skip
+        dqs[:, :, rows] = given[0]
+        for whole, part in ((dks, given[1]), (dvs, given[2])):
+            if shared:
+                whole[:, :, columns] += part
+            else:
+                whole[:, :, columns] = part
+    return dq, dk.to(k.dtype), dv.to(v.dtype)
+
+
+@_attention.register_fake
+def _(q: Tensor, k: Tensor, v: Tensor, *how: Any) -> tuple[Tensor, Tensor]:
+    batch, length, heads, _ = q.shape
+    out = q.new_empty(batch, length, heads, v.shape[-1])
+    return out, q.new_empty(heads, batch * length, dtype=_accumulated(q))
+
+
+@_attention_backward.register_fake
+def _(grad: Tensor, q: Tensor, k: Tensor, v: Tensor, *more: Any) -> tuple[Tensor, Tensor, Tensor]:
+    return torch.empty_like(q), torch.empty_like(k), torch.empty_like(v)
+
+
+def _keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
+    q, k, v, *ctx.how = inputs
+    ctx.documents = Documents.of(ctx.how[0])  # alive until then
+    ctx.mark_non_differentiable(output[1])
+    ctx.save_for_backward(q, k, v, *output)
+
+
+def _backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+    dq, dk, dv = _attention_backward(grads[0], *ctx.saved_tensors, *ctx.how)
+    return dq, dk, dv, None, None, None
+
+
+_attention.register_autograd(_backward, setup_context=_keep)
+
+
+@register_flop_formula(torch.ops.orrery.document_attention)
+def _flops(q: Any, k: Any, v: Any, *how: Any, **more: Any) -> int:
+    """Of whole sequences, as the other attention kernels are counted (shapes are what is given)."""
+    batch, length, heads, width = q
+    return int(2 * batch * heads * length * length * (width + v[-1]))
+
+
+def _takes_lengths(q: Tensor, v: Tensor) -> bool:
+    if q.device.type != "cuda" or q.dtype not in (torch.float16, torch.bfloat16):
+        return False
+    return max(q.shape[-1], v.shape[-1]) <= _FLASH_WIDEST and torch.cuda.get_device_capability(q.device) >= (8, 0)
+
+
+def _by_lengths(
+    q: Tensor, k: Tensor, v: Tensor, documents: Documents, window: int | None, scale: float
+) -> tuple[Tensor, Tensor]:
+    width = _one_width(q, v)
+    queries, keys, values = (_in_a_line(x, width) for x in (q, k, v))
+    out, lse, *_ = torch.ops.aten._flash_attention_forward(
+        queries, keys, values, *_lengths(documents), 0.0, True, False, scale=scale, **_sides(window)
+    )
+    return out[..., : v.shape[-1]].contiguous().view(*q.shape[:3], v.shape[-1]), lse
+
+
+def _by_lengths_backward(
+    grad: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, documents: Documents, window: int | None,
+    scale: float,
+) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
+    width = _one_width(q, v)
+    lines = [_in_a_line(x, width) for x in (grad, q, k, v, out)]
+    # of dropout, which there is none of
+    state = torch.zeros(2, dtype=torch.uint64, device=q.device)
+    unused = torch.empty(0, device=q.device)
+    found = torch.ops.aten._flash_attention_backward(
+        *lines, lse, *_lengths(documents), 0.0, True, state, unused, scale=scale, **_sides(window)
+    )
+    dq, dk, dv = (part[..., : x.shape[-1]].reshape(x.shape) for part, x in zip(found, (q, k, v), strict=True))
+    return dq, dk, dv
+
+
+def _lengths(documents: Documents) -> tuple[Tensor, Tensor, int, int]:
+    return documents.offsets, documents.offsets, documents.longest, documents.longest
+
+
+def _sides(window: int | None) -> dict[str, int]:
+    return {} if window is None else {"window_size_left": window - 1, "window_size_right": 0}
+
+
+def _one_width(q: Tensor, v: Tensor) -> int:
+    width = max(q.shape[-1], v.shape[-1])
+    return width + -width % 8
+
+
+def _in_a_line(x: Tensor, width: int) -> Tensor:
+    """All rows one after another, `[T, H, width]`, zeros behind narrower heads."""
+    line = x.flatten(0, 1)
+    return line.contiguous() if x.shape[-1] == width else functional.pad(line, (0, width - x.shape[-1]))
+
+
+def _parted(x: Tensor, parts: int) -> Tensor:
+    """`[B, S, H, D]` as `[parts, H, T / parts, D]`, of the same memory where that can be."""
+    return torch.unflatten(x.flatten(0, 1), 0, (parts, -1)).transpose(1, 2)
+
+
+def _zeros_or_empty(x: Tensor, summed: bool) -> Tensor:
+    if summed:
+        return torch.zeros(x.shape, dtype=_accumulated(x), device=x.device)
+    return torch.empty_like(x, memory_format=torch.contiguous_format)
+
+
+def _accumulated(x: Tensor) -> torch.dtype:
+    return torch.float64 if x.dtype is torch.float64 else torch.float32

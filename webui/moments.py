@@ -10,7 +10,8 @@ from typing import Any, Final
 from webui import words
 from webui.charts import plan_measured
 
-DRAWN: Final = frozenset({"pipeline_timeline"})  # charts, not sentences: no list of events tells them
+# pictures and texts of their own, not sentences: no list of events tells them
+DRAWN: Final = frozenset({"pipeline_timeline", "samples_written"})
 _PLAIN: Final = frozenset(
     {
         "state_changed",

@@ -14,6 +14,7 @@ urlpatterns: list[URLPattern] = [
     path("runs/<int:id>/beside/", run.beside, name="run-beside"),
     path("runs/<int:id>/heat/", run.heat, name="run-heat"),
     path("runs/<int:id>/timeline/", run.timeline, name="run-timeline"),
+    path("runs/<int:id>/texts/", run.texts, name="run-texts"),
     path("runs/<int:id>/act/", run_actions.act, name="run-act"),
     path("runs/<int:id>/fork/", fork.fork, name="run-fork"),
     path("gallery/", gallery.gallery, name="gallery"),

@@ -17,8 +17,9 @@ from orchestrator.api.auth import needs
 from orchestrator.api.lookup import LARGEST, run_of
 from orchestrator.api.paging import Page, after, paged, paged_whole
 from orchestrator.api.problems import invalid, not_found, refuse
-from orchestrator.api.schemas import ArtifactOut, AttemptOut, CheckpointOut, EventOut, LogLine, PageOf
+from orchestrator.api.schemas import ArtifactOut, AttemptOut, CheckpointOut, EventOut, LogLine, PageOf, SamplesOut
 from orchestrator.runs import selectors
+from orchestrator.runs.samples import samples_of
 from orchestrator.telemetry import selectors as telemetry
 from workers.contracts.base import Contract
 
@@ -60,6 +61,16 @@ def checkpoints(request: HttpRequest, id: int, page: Page) -> dict[str, Any]:
 def artifacts(request: HttpRequest, id: int, page: Page) -> dict[str, Any]:
     rows = sorted(selectors.artifacts_of(run=run_of(request, id)), key=lambda artifact: artifact.pk)
     return paged_whole(rows, page, "artifacts", lambda artifact: artifact.pk, selectors.artifact_answer)
+
+
+@router.get("/{int:id}/samples", response=PageOf[SamplesOut], auth=needs("read"), summary="What its model wrote")
+def samples(request: HttpRequest, id: int, page: Page) -> dict[str, Any]:
+    """Texts after the same prompts, by step: those of the newest attempt, and of what no rewind gave up."""
+    rows = samples_of(run=run_of(request, id))
+    return paged_whole(
+        rows, page, "samples", lambda row: row.told.step,
+        lambda row: {**dict(row.told), "attempt": row.attempt, "time": row.time},
+    )  # fmt: skip
 
 
 @router.get(

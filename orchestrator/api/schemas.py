@@ -13,6 +13,7 @@ from ninja import Schema
 from pydantic import BeforeValidator, ConfigDict, Field, WithJsonSchema
 
 from orchestrator.common.units import iso
+from workers.contracts.samples import WrittenText
 
 Item = TypeVar("Item")
 Id = Annotated[str, BeforeValidator(str)]  # a whole number as text
@@ -105,6 +106,16 @@ class ArtifactOut(Schema):
     path: str
     bytes: int
     created: Time
+
+
+class SamplesOut(Schema):
+    step: int
+    attempt: int | None
+    time: Time
+    samples: list[WrittenText] = Field(description="what the model wrote after each prompt")
+    temperature: float | None
+    seconds: float | None
+    cut_short: bool = Field(description="the time for writing was over")
 
 
 class LogLine(Schema):

@@ -21,7 +21,14 @@ from workers.contracts.points import plain
 
 # told on the run's page only: `state` frames say the first, and the others come with single steps
 _NOT_FOR_EVERYBODY = frozenset(
-    {"state_changed", "loss_scale_changed", "overflow_skipped_step", "plan_resolved", "pipeline_timeline"}
+    {
+        "state_changed",
+        "loss_scale_changed",
+        "overflow_skipped_step",
+        "plan_resolved",
+        "pipeline_timeline",
+        "samples_written",
+    }
 )
 
 

@@ -13,7 +13,15 @@ from orchestrator.planner.schedules.timeline import timeline
 from webui import moments, words
 from webui.charts import comm_measured, pipe_measured
 from webui.charts.heat import Heat, Mark, Strip, heat
-from webui.charts.heat_words import experts_now, loads_summary, skew_summary, underflow_summary
+from webui.charts.heat_words import (
+    experts_now,
+    gradients_summary,
+    loads_summary,
+    since_first,
+    skew_summary,
+    underflow_summary,
+    weights_summary,
+)
 from webui.charts.numerics import numerics_sentence
 from webui.charts.ranks import places
 
@@ -59,11 +67,33 @@ def test_what_is_not_a_number_keeps_its_own_colour_and_word() -> None:
 
 def test_even_loads_are_neutral_and_both_sides_differ() -> None:
     found = heat(
-        [Strip("layer 0", range(5), [1.0, 0.0, 0.5, 2.0, 9.0])], says=lambda value: f"{value:g}", summary="", even=True
+        [Strip("layer 0", range(5), [1.0, 0.0, 0.5, 2.0, 9.0])], says=lambda each: f"{each:g}", summary="", scale="even"
     )
     assert found is not None
     assert {name for name, _ in found.paths} == {"even", "cool-4", "cool-2", "warm-2", "warm-4"}
     assert [name for name, _ in found.legend][4] == "even" and len(found.legend) == 9
+
+
+def test_orders_of_magnitude_are_told_apart_and_what_no_gradient_reaches_is_named() -> None:
+    steps = range(1, 41)
+    strips = [Strip(f"layer {i}", steps, [10.0**-i] * 40) for i in range(8)]
+    found = drawn(strips, scale="orders")
+    assert [level for level, _ in found.paths] == [str(level) for level in range(1, 9)], "a level for each decade"
+    assert gradients_summary(strips).startswith("Now the largest is 1, of layer 0; the smallest 1.00e-7, of layer 7")
+    assert gradients_summary(strips).endswith("times less, which hardly learns.")
+    nothing = [*strips, Strip("head", steps, [0.0] * 40)]
+    assert gradients_summary(nothing) == "No gradient reaches head."
+    assert dict(drawn(nothing, scale="orders").paths)["0"].startswith("M0 8"), "nothing has a colour of its own"
+    assert "of head is not finite" in gradients_summary([Strip("head", [1], [math.nan])])
+
+
+def test_weights_are_told_against_their_first_norm() -> None:
+    strips = [Strip("layer 0", [1, 10], [4.0, 3.0]), Strip("head", [1, 10], [2.0, 5.0]), Strip("layer 1", [], [])]
+    assert weights_summary(strips) == (
+        "Head has moved most, from 2 to 5; the mean layer's norm is 1.62 times its first."
+    )
+    assert since_first(strips[1]).y == [1.0, 2.5]
+    assert weights_summary([]) == "No layer has told its weights yet."
 
 
 def test_ticks_are_round_and_stand_over_their_columns() -> None:

@@ -198,6 +198,7 @@ def test_the_engines_numbers_stand_on_their_tabs(people: factories.People) -> No
     steps = list(range(1, 41))
     for rank in (0, 1):
         values = {"loss": 2.0, "loss_scale": 1024.0, "comm/arrival_skew_s": 0.2 * rank, "step_time_s": 0.5,
+                  "grad_norm/layer_0": 0.02, "grad_norm/embedding": 0.5, "weight_norm/layer_0": 3.0,
                   "comm/send_bytes": 1e6, "grad_underflow/layer_0": 0.2, "moe/load/0/0": 1.5,
                   "moe/load/0/1": 0.5}  # fmt: skip
         batch = PointBatch(run=str(run.pk), attempt=1, rank=rank, seq=steps, step=steps, tokens=steps,
@@ -224,11 +225,35 @@ def test_the_engines_numbers_stand_on_their_tabs(people: factories.People) -> No
     assert newest.status_code == 200 and "The pipeline in step 40" in newest.content.decode()
     numerics = client.get(f"/runs/{run.pk}/?tab=numerics").content.decode()
     assert "The loss scale is 1,024 and has not moved" in numerics
-    words = {"underflow": "Layer 0 loses 20%", "loads": "1.50 times the even load", "experts": "expert 1"}
+    words = {"gradients": "Now the largest is 0.500, of embedding", "weights": "Layer 0 has moved most, from 3 to 3",
+             "underflow": "Layer 0 loses 20%", "loads": "1.50 times the even load", "experts": "expert 1"}  # fmt: skip
     for of, word in words.items():
         assert f"of={of}" in numerics and word in client.get(f"/runs/{run.pk}/heat/?of={of}").content.decode()
     assert client.get(f"/runs/{run.pk}/heat/?of=nothing").status_code == 422
     assert factories.client_for(people.stranger).get(f"/runs/{run.pk}/heat/?of=skew").status_code == 404
+
+
+def test_texts_of_a_model_stand_beside_each_other(people: factories.People) -> None:
+    train = {"steps": 1000, "seq_len": 64, "checkpoint": {"every_steps": 100}}
+    run = factories.run(people.owner, train=train)
+    factories.running(run, factories.node("n1"))
+    client = factories.client_for(people.owner)
+    assert f'hx-get="/runs/{run.pk}/texts/"' in client.get(f"/runs/{run.pk}/").content.decode()
+    assert "The first texts come after step 100" in client.get(f"/runs/{run.pk}/texts/").content.decode()
+    for step in range(100, 1001, 100):
+        texts = [
+            {"prompt": "To <be>", "text": f" or not {step}", "prompt_ids": [1], "token_ids": [2, 3], "ended": True}
+        ]
+        told = {"step": step, "samples": texts, "temperature": 0.8, "cut_short": False}
+        runs.event_record(run=run, type="samples_written", data=told, attempt=1, rank=0, origin=f"1/0/{step}")
+    page, queries = queries_of(client, f"/runs/{run.pk}/texts/")
+    text = page.content.decode()
+    assert queries <= MOST_QUERIES and "10 checkpoints, the newest of step 1,000" in text and "To &lt;be&gt;" in text
+    shown, rest = text.split("<details")
+    assert [shown.count(f"or not {step}<") for step in (100, 1000)] == [0, 0] and "or not 1000 <span" in shown
+    assert shown.count("<dd>") == 6 and "or not 100 " in shown and rest.count("<dd>") == 4
+    assert "samples written" not in client.get(f"/runs/{run.pk}/?tab=history").content.decode().lower()
+    assert factories.client_for(people.stranger).get(f"/runs/{run.pk}/texts/").status_code == 404
 
 
 def test_a_profile_and_a_memory_snapshot_are_asked_for_by_a_button(people: factories.People, run: Run) -> None:

@@ -9,7 +9,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from statistics import fmean, quantiles
-from typing import Any, Final
+from typing import Any, Final, Literal
 
 from webui import words
 from webui.charts.plan_axes import Tick
@@ -71,21 +71,23 @@ class Heat:
 
 
 Say = Callable[[float], str]
+Scale = Literal["rising", "orders", "even"]
 
 
 def heat(
-    strips: Sequence[Strip], *, says: Say, summary: str, even: bool = False, across: str = "step",
+    strips: Sequence[Strip], *, says: Say, summary: str, scale: Scale = "rising", across: str = "step",
     marks: Sequence[Mark] = (), left_out: int = 0, columns: int = COLUMNS,
 ) -> Heat | None:  # fmt: skip
-    """None where no strip has a point. `even`: values are shares of which 1 is even, coloured to both sides of it."""
+    """None where no strip has a point. `scale`: "rising" from nothing; "orders" of magnitude; "even", shares of which 1
+    is even, coloured to both sides of it."""
     strips = [strip for strip in strips if len(strip.x)]
     if not strips:
         return None
     places = sorted({float(place) for strip in strips for place in strip.x})
     edges = _edges(places, columns)
-    grid = [_row(strip, edges, _mean if even else _worst) for strip in strips]
+    grid = [_row(strip, edges, _mean if scale == "even" else _worst) for strip in strips]
     finite = [value for row in grid for value in row if value is not None and math.isfinite(value)]
-    level, legend = _even(says) if even else _rising(finite, says)
+    level, legend = _even(says) if scale == "even" else _LEVELS[scale](finite, says)
     paths: dict[str, list[str]] = {}
     for index, row in enumerate(grid):
         for left, width, name in _runs([None if value is None else level(value) for value in row]):
@@ -102,7 +104,7 @@ def heat(
         summary=summary,
         cells={
             "across": across,
-            "of": "mean" if even else "at most",
+            "of": "mean" if scale == "even" else "at most",
             "names": [" · ".join(part for part in (strip.name, strip.place) if part) for strip in strips],
             "edges": [[_plain(low), _plain(high)] for low, high in edges],
             "says": [[None if value is None else _told(value, says) for value in row] for row in grid],
@@ -159,6 +161,29 @@ def _rising(finite: Sequence[float], says: Say) -> tuple[Callable[[float], str],
     shown = [("0", "0"), *((str(step), says(top * step / LEVELS)) for step in range(1, LEVELS))]
     above = f"{says(top)} and more" if max(finite) > top else says(top)
     return level, [*shown, (str(LEVELS), above)]
+
+
+def _orders(finite: Sequence[float], says: Say) -> tuple[Callable[[float], str], list[tuple[str, str]]]:
+    """Even steps of the logarithm from the 1st percentile of what is above nothing to the 99th."""
+    above = [value for value in finite if value > 0]
+    cuts = quantiles(above, n=100) if len(above) >= _FEW else []
+    low, high = (cuts[0], cuts[98]) if cuts else (min(above, default=1.0), max(above, default=1.0))
+    ratio = max(high / low, 1 + 1e-9)
+
+    def level(value: float) -> str:
+        if not math.isfinite(value):
+            return ODD
+        if value <= 0:
+            return "0"
+        return str(min(LEVELS, max(1, 1 + math.floor(LEVELS * math.log(value / low, ratio)))))
+
+    legend = [("0", "0")] if any(value <= 0 for value in finite) else []
+    for step in range(LEVELS):
+        legend.append((str(step + 1), says(low * ratio ** (step / (LEVELS - 1)))))
+    return level, legend
+
+
+_LEVELS: Final = {"rising": _rising, "orders": _orders}
 
 
 def _even(says: Say) -> tuple[Callable[[float], str], list[tuple[str, str]]]:

@@ -12,6 +12,7 @@ from webui.charts.heat import Strip
 _LATE = 0.05  # of a step: a rank that is later than this in the middle is told
 _LOST = 0.01  # of a layer's gradient
 _FULL = 1.5  # times the even load
+_FADED = 1e4  # between the largest and the smallest gradient of layers
 _LOADS = "moe/load/"
 _RECENT = 50
 
@@ -49,6 +50,49 @@ def underflow_summary(strips: Sequence[Strip]) -> str:
         return f"Almost nothing is lost: {words.percent(newest[worst])} at most, in {worst}; {mean} in the mean."
     lost = f"{_capital(worst)} loses {words.percent(newest[worst])} of its gradient entries, the mean layer {mean}"
     return f"{lost}: a larger loss scale would keep more."
+
+
+def norm(value: float) -> str:
+    """A norm in words: below a thousandth by its power of ten."""
+    return words.quantity(value) if value == 0 or value >= 1e-3 else f"{value:.2e}".replace("e-0", "e-")
+
+
+def gradients_summary(strips: Sequence[Strip]) -> str:
+    """Where the gradient is largest now, and whether it reaches every layer."""
+    newest = {strip.name: strip.y[-1] for strip in strips if len(strip.y)}
+    odd = [name for name, value in newest.items() if not math.isfinite(value)]
+    if odd:
+        return f"The newest gradient of {words.listed(odd[:4])} is not finite."
+    none = [name for name, value in newest.items() if value == 0]
+    if none:
+        return f"No gradient reaches {words.listed(none[:4])}{' and more' if len(none) > 4 else ''}."
+    if not newest:
+        return "No layer has told its gradient yet."
+    most, least = max(newest, key=lambda name: newest[name]), min(newest, key=lambda name: newest[name])
+    says = f"Now the largest is {norm(newest[most])}, of {most}"
+    if most == least:
+        return f"{says}."
+    ratio = newest[most] / newest[least]
+    says += f"; the smallest {norm(newest[least])}, of {least}"
+    return f"{says}: {words.quantity(ratio, 2)} times less{', which hardly learns' if ratio > _FADED else ''}."
+
+
+def since_first(strip: Strip) -> Strip:
+    """A curve over its own first value that is above nothing."""
+    first = next((value for value in strip.y if math.isfinite(value) and value > 0), 1.0)
+    return Strip(strip.name, strip.x, [value / first for value in strip.y], strip.place)
+
+
+def weights_summary(strips: Sequence[Strip]) -> str:
+    """Which layer's weights have moved most from where they began."""
+    told = [(strip.name, strip.y[0], strip.y[-1]) for strip in strips if len(strip.y)]
+    sound = [each for each in told if each[1] > 0 and each[2] > 0 and math.isfinite(each[1]) and math.isfinite(each[2])]
+    if not sound:
+        return "No layer has told its weights yet."
+    name, first, last = max(sound, key=lambda each: abs(math.log(each[2] / each[1])))
+    mean = fmean(last / first for _, first, last in sound)
+    moved = f"from {norm(first)} to {norm(last)}"
+    return f"{_capital(name)} has moved most, {moved}; the mean layer's norm is {words.quantity(mean)} times its first."
 
 
 def experts_now(latest: Mapping[str, float]) -> dict[int, dict[int, float]]:

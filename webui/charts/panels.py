@@ -201,8 +201,10 @@ KNOWN: Final = frozenset(
     line.name for panel in (*SUMMARY, *PERFORMANCE, *NUMERICS, *SYSTEM, ALLOCATOR, OFFLOADED) for line in panel.series
 ) | {"comm/arrival_skew_s", "memory/capacity_bytes", "inference/accepted_per_step"}
 # of many curves, drawn together: charts of many lines, stacks and heat maps
-FAMILIES: Final = ("loss/", "memory/", "time/", "comm/", "grad_underflow/", "moe/load/")
-QUIET: Final = ("memory/", "time/", "comm/", "grad_underflow/", "moe/load/")  # those of them that other tabs draw
+FAMILIES: Final = (
+    "loss/", "memory/", "time/", "comm/", "grad_norm/", "weight_norm/", "grad_underflow/", "moe/load/",
+)  # fmt: skip
+QUIET: Final = FAMILIES[1:]  # those of them that other tabs draw
 # of the known ones, those that other tabs draw
 ELSEWHERE: Final = KNOWN - {line.name for panel in SUMMARY for line in panel.series}
 

@@ -67,10 +67,7 @@ def foreseen(prediction: Mapping[str, Any]) -> list[dict[str, Any]]:
     pairs = {
         "step_time_s": prediction.get("step_time_s"), "tokens_per_s": prediction.get("tokens_per_s"),
         "mfu": prediction.get("mfu"), "pipeline/bubble_fraction": prediction.get("bubble_fraction") or None,
-        "memory/params_bytes": memory.get("params_bytes"), "memory/grads_bytes": memory.get("grads_bytes"),
-        "memory/optimizer_bytes": memory.get("optimizer_bytes"),
-        # autograd keeps what is left of the logits among them
-        "memory/activations_bytes": (memory.get("activations_bytes") or 0) + (prediction.get("kept_logits_bytes") or 0),
+        **{f"memory/{part}_bytes": size for part, size in (prediction.get("largest_bytes") or {}).items()},
         # on a CPU a process holds Python and its libraries as well
         "memory/allocated_bytes": None if prediction.get("device") == "cpu" else memory.get("total_bytes"),
     }  # fmt: skip

@@ -15,11 +15,22 @@ from orchestrator.runs import selectors as runs
 from orchestrator.telemetry import selectors as telemetry
 from webui import moments, words
 from webui.charts.heat import COLUMNS, ROWS, Heat, Mark, Strip, heat
-from webui.charts.heat_words import experts_now, loads_summary, skew_summary, underflow_summary
+from webui.charts.heat_words import (
+    experts_now,
+    gradients_summary,
+    loads_summary,
+    norm,
+    since_first,
+    skew_summary,
+    underflow_summary,
+    weights_summary,
+)
 from webui.charts.ranks import places
 from webui.run_facts import Facts
 
 SKEW: Final = "comm/arrival_skew_s"
+GRADIENTS: Final = "grad_norm/"
+WEIGHTS: Final = "weight_norm/"
 UNDERFLOW: Final = "grad_underflow/"
 LOADS: Final = "moe/load/"
 STALLS: Final = ("straggler", "hang")
@@ -49,6 +60,8 @@ def offered(facts: Facts, names: Iterable[str]) -> list[str]:
     """Of these maps the ones this run has curves for."""
     has = {
         "skew": SKEW in facts.latest,
+        "gradients": any(name.startswith(GRADIENTS) for name in facts.latest),
+        "weights": any(name.startswith(WEIGHTS) for name in facts.latest),
         "underflow": any(name.startswith(UNDERFLOW) for name in facts.latest),
         "loads": any(name.startswith(LOADS) for name in facts.latest),
         "experts": any(name.startswith(LOADS) for name in facts.latest),
@@ -78,10 +91,25 @@ def _skew(facts: Facts, request: HttpRequest) -> Shown:
     return Shown("skew", "Who comes late", what, drawn, "A run of several ranks tells this with its first logged step.")
 
 
+def _gradients(facts: Facts, request: HttpRequest) -> Shown:
+    strips, left_out = _by_layer(facts, GRADIENTS)
+    drawn = heat(strips, says=norm, summary=gradients_summary(strips), scale="orders", left_out=left_out)
+    what = "each layer's gradient norm before clipping, coloured by its order of magnitude"
+    return Shown("gradients", "Gradient norm by layer", what, drawn, "Training runs tell this with a logged step.")
+
+
+def _weights(facts: Facts, request: HttpRequest) -> Shown:
+    """Against each layer's first norm: the norms themselves lie apart by the layers' sizes, and hardly move."""
+    strips, left_out = _by_layer(facts, WEIGHTS)
+    grown = [since_first(strip) for strip in strips]
+    drawn = heat(grown, says=_times, summary=weights_summary(strips), scale="even", left_out=left_out)
+    what = "each layer's weight norm over its first one; 1 is unchanged"
+    return Shown("weights", "Weight norm by layer", what, drawn, "Training runs tell this every tenth logged step.")
+
+
 def _underflow(facts: Facts, request: HttpRequest) -> Shown:
-    names = _spread(sorted(name for name in facts.latest if name.startswith(UNDERFLOW)))
-    strips = [_strip(facts, name, name.removeprefix(UNDERFLOW).replace("_", " ")) for name in names]
-    drawn = heat(strips, says=words.percent, summary=underflow_summary(strips))
+    strips, left_out = _by_layer(facts, UNDERFLOW)
+    drawn = heat(strips, says=words.percent, summary=underflow_summary(strips), left_out=left_out)
     what = "share of each layer's gradient entries that fp16 rounds to zero"
     return Shown("underflow", "Gradients lost to underflow", what, drawn, "Runs in fp16 tell this.")
 
@@ -94,7 +122,7 @@ def _loads(facts: Facts, request: HttpRequest) -> Shown:
         for layer, row in list(by_layer.items())[:ROWS]
     ]
     drawn = heat(
-        strips, says=_times, summary=loads_summary(by_layer), even=True, across="expert", columns=4 * COLUMNS,
+        strips, says=_times, summary=loads_summary(by_layer), scale="even", across="expert", columns=4 * COLUMNS,
         left_out=max(0, len(by_layer) - ROWS),
     )  # fmt: skip
     what = "each expert's share of its layer's tokens in the newest step; 1 is even"
@@ -109,7 +137,7 @@ def _experts(facts: Facts, request: HttpRequest) -> Shown:
     experts = sorted(by_layer.get(layer, {}))
     strips = [_strip(facts, f"{LOADS}{layer}/{expert}", f"expert {expert}") for expert in _spread(experts)]
     drawn = heat(
-        strips, says=_times, summary=loads_summary({layer: by_layer.get(layer, {})}, of_steps=True), even=True,
+        strips, says=_times, summary=loads_summary({layer: by_layer.get(layer, {})}, of_steps=True), scale="even",
         left_out=max(0, len(experts) - ROWS),
     )  # fmt: skip
     what = "each expert's share of the layer's tokens, step by step; 1 is even"
@@ -118,13 +146,24 @@ def _experts(facts: Facts, request: HttpRequest) -> Shown:
 
 
 MAPS: Final[dict[str, Callable[[Facts, HttpRequest], Shown]]] = {
-    "skew": _skew, "underflow": _underflow, "loads": _loads, "experts": _experts,
+    "skew": _skew, "gradients": _gradients, "weights": _weights, "underflow": _underflow, "loads": _loads,
+    "experts": _experts,
 }  # fmt: skip
 
 
 def _strip(facts: Facts, series: str, name: str, *, rank: int | None = None, place: str = "") -> Strip:
     found = telemetry.series(run=facts.run, name=series, rank=rank, points=_POINTS)
     return Strip(name, found.x, found.y, place)
+
+
+def _by_layer(facts: Facts, prefix: str) -> tuple[list[Strip], int]:
+    """A row a layer in order of depth, between embedding and head where those are told; and how many are left out."""
+    ends = {"embedding": -1, "head": 1}
+    names = sorted((name.removeprefix(prefix) for name in facts.latest if name.startswith(prefix)),
+                   key=lambda name: (ends.get(name, 0), name))  # fmt: skip
+    chosen = _spread(names)
+    strips = [_strip(facts, prefix + name, name.replace("_", " ")) for name in chosen]
+    return strips, len(names) - len(chosen)
 
 
 def _spread(items: list[Any]) -> list[Any]:

@@ -32,6 +32,6 @@ def content(facts: Facts, request: HttpRequest) -> dict[str, Any]:
         "odd": next((moment for moment in found if moment.type == "non_finite"), None),
         "told": found[:_SHOWN],
         "told_of": len(found),
-        "heats": heats.offered(facts, ("underflow", "loads", "experts")),
+        "heats": heats.offered(facts, ("gradients", "weights", "underflow", "loads", "experts")),
         "source": facts.source(),
     }

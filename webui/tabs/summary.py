@@ -9,7 +9,7 @@ from django.http import HttpRequest
 from webui import words
 from webui.charts import panels
 from webui.run_facts import Facts
-from webui.tabs import predicted
+from webui.tabs import predicted, samples
 
 # metric → (title, unit words, hue)
 TILES: Final = (
@@ -39,6 +39,7 @@ def content(facts: Facts, request: HttpRequest) -> dict[str, Any]:
             for panel in predicted.with_levels(panels.summary(names, facts.run.kind), facts.run.prediction)
         ],
         "unshown": panels.unshown(names),
+        "samples": samples.expected(facts),
         "source": {**facts.source(), "quiet": [*sorted(panels.ELSEWHERE), *panels.QUIET]},
     }
 

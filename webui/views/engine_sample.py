@@ -11,8 +11,17 @@ from orchestrator.planner.schedules.timeline import timeline
 from webui import words
 from webui.charts import comm_measured, pipe_measured
 from webui.charts.heat import Heat, Mark, Strip, heat
-from webui.charts.heat_words import loads_summary, skew_summary, underflow_summary
+from webui.charts.heat_words import (
+    gradients_summary,
+    loads_summary,
+    norm,
+    since_first,
+    skew_summary,
+    underflow_summary,
+    weights_summary,
+)
 from webui.tabs.heats import Shown
+from webui.tabs.samples import Lane, Samples, Text
 
 STEPS: Final = range(1, 601)
 
@@ -20,7 +29,18 @@ STEPS: Final = range(1, 601)
 def gallery_context() -> dict[str, Any]:
     wild = Random(7)  # the same picture every day
     return {
-        "heats": [_skew(wild), _many_ranks(wild), _underflow(wild), _loads(wild), _experts(wild), _odd(), _nothing()],
+        "heats": [
+            _skew(wild),
+            _many_ranks(wild),
+            _underflow(wild),
+            _loads(wild),
+            _experts(wild),
+            _gradients(wild),
+            _weights(wild),
+            _odd(),
+            _nothing(),
+        ],
+        "samples": [_written(), _written_in_ids(), Samples([], "The first texts come after step 200.")],
         "timelines": [_timeline(1.08), _timeline(9.0), _unforeseen()],
         "calls": [_calls(1.02), _calls(1.6), _uncounted()],
     }
@@ -75,7 +95,7 @@ def _loads(wild: Random) -> Shown:
     by_layer = {layer: {e: wild.gammavariate(6, 1 / 6) for e in range(32)} for layer in range(6)}
     by_layer[2] |= {7: 4.2, 8: 0.0}
     strips = [Strip(f"layer {layer}", list(row), list(row.values())) for layer, row in by_layer.items()]
-    drawn = heat(strips, says=_times, summary=loads_summary(by_layer), even=True, across="expert")
+    drawn = heat(strips, says=_times, summary=loads_summary(by_layer), scale="even", across="expert")
     return Shown("loads", "Expert loads, now", "each expert's share of its layer's tokens", drawn, "")
 
 
@@ -86,8 +106,49 @@ def _experts(wild: Random) -> Shown:
         curve = [2 ** (away * math.exp(-step / 150) + wild.gauss(0, 0.1)) for step in STEPS]
         strips.append(Strip(f"expert {expert}", STEPS, curve))
     now = {0: {expert: strip.y[-1] for expert, strip in enumerate(strips)}}
-    drawn = heat(strips, says=_times, summary=loads_summary(now, of_steps=True), even=True)
+    drawn = heat(strips, says=_times, summary=loads_summary(now, of_steps=True), scale="even")
     return Shown("experts", "Experts of layer 0", "step by step; 1 is even", drawn, "", [0, 1, 2, 3], 0)
+
+
+def _layers() -> list[str]:
+    return ["embedding", *(f"layer {layer:02}" for layer in range(12)), "head"]
+
+
+def _gradients(wild: Random) -> Shown:
+    strips = [
+        Strip(name, STEPS, [10 ** (-0.25 * (13 - depth)) * math.exp(wild.gauss(0, 0.3) + 2 / step) for step in STEPS])
+        for depth, name in enumerate(_layers())
+    ]
+    drawn = heat(strips, says=norm, summary=gradients_summary(strips), scale="orders")
+    return Shown("gradients", "Gradient norm by layer", "fading towards the embedding", drawn, "")
+
+
+def _weights(wild: Random) -> Shown:
+    strips = [
+        Strip(name, STEPS[::10], [20 * (1 + wild.uniform(0.2, 2.5) * depth / 13 * step / 600) for step in STEPS[::10]])
+        for depth, name in enumerate(_layers())
+    ]
+    drawn = heat([since_first(each) for each in strips], says=_times, summary=weights_summary(strips), scale="even")
+    return Shown("weights", "Weight norm by layer", "over its first; 1 is unchanged", drawn, "")
+
+
+def _written() -> Samples:
+    texts = {
+        "First Citizen:\nBefore we": [" proceed any further, hear me speak.\n\nAll:", " the thor me sher", "eeaotr n"],
+        "Apt to be render'd, for": [" some slight loss of honour, to the", " the my lord the king", "\ufffd oae"],
+        "Nor nothing in": [" your letters but the truth.", " the the the the the the", ""],
+    }
+    steps, older = ("2,400", "1,200", "200"), [Text("800", "an older one", False)]
+    lanes = [
+        Lane(prompt, [Text(step, text, step == "2,400") for step, text in zip(steps, some, strict=True)], older[:place])
+        for place, (prompt, some) in enumerate(texts.items())
+    ]
+    says = "What the model writes after the same words, 40 tokens long, drawn at temperature 0.8: 4 checkpoints"
+    return Samples(lanes, f"{says}, the newest of step 2,400.")
+
+
+def _written_in_ids() -> Samples:
+    return Samples([Lane("15 2044 9 71", [Text("200", "11 9 2044 2044 8", False)], [])], "Of step 200.", in_ids=True)
 
 
 def _odd() -> Shown:

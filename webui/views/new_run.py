@@ -19,6 +19,8 @@ from webui.forms.spec_form import spec_of, values_of
 from webui.views.door import PageRequest, page
 from workers.contracts.presets import PRESETS
 
+# shown for text of one's own alone
+OF_FILES = ("data.path", "data.format", "data.tokenizer", "data.document_masks")
 START: dict[str, Any] = {
     "kind": "train",
     "model": "llama-tiny",
@@ -176,7 +178,7 @@ def _item(field: SpecField, values: dict[str, str], errors: dict[str, Any]) -> d
         choices = (*choices, (value, value))
     hidden = (
         (field.path == "model.custom" and values["model"] != CUSTOM_MODEL)
-        or (field.path in ("data.path", "data.format", "data.tokenizer") and values["data.preset"] != OWN_FILE)
+        or (field.path in OF_FILES and values["data.preset"] != OWN_FILE)
         or (field.path.startswith("plan.") and values["plan"] == "auto")
     )
     return {"field": field, "value": value, "choices": choices, "errors": errors.get(field.path, []), "hidden": hidden}

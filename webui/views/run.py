@@ -24,6 +24,7 @@ from webui.tabs import (
     numerics,
     performance,
     predicted,
+    samples,
     summary,
     system,
 )
@@ -78,6 +79,13 @@ def heat(request: HttpRequest, id: int) -> HttpResponse:
     if shown is None:
         raise invalid("of", f"{request.GET.get('of', '')!r} is not a heat map", ", ".join(heats.MAPS))
     return render(request, "webui/run/heat.html", {"shown": shown, "run": facts.run})
+
+
+@page
+def texts(request: HttpRequest, id: int) -> HttpResponse:
+    """What the model wrote at its checkpoints as a part of the page."""
+    facts = run_facts.read(user=request.user, id=id)
+    return render(request, "webui/run/samples.html", {"samples": samples.content(facts), "run": facts.run})
 
 
 @page

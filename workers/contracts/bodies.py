@@ -99,6 +99,19 @@ class CheckpointSpec(Contract):
     async_: bool = Field(default=True, validation_alias="async", serialization_alias="async")
 
 
+class SamplesSpec(Contract):
+    """Texts that the model writes while it is trained, at every checkpoint and at the end, to be compared.
+
+    They go on from `prompts`, or from `count` stretches of the held-out text, by at most `max_tokens`; 0 writes none.
+    Temperature 0 is greedy. The same seed draws alike at every step and under every plan.
+    """
+
+    count: Annotated[int, Field(ge=0, le=8)] = 3
+    prompts: Annotated[list[Annotated[str, Field(min_length=1, max_length=4000)]], Field(max_length=8)] = []
+    max_tokens: Annotated[int, Field(ge=1, le=512)] = 40
+    temperature: Rate = 0.8
+
+
 class AdapterSpec(Contract):
     """Low-rank adapters (arXiv 2106.09685) on the named projections, the rest frozen; qlora keeps it in 4 bits."""
 
@@ -120,10 +133,24 @@ class TrainBody(Contract):
     clip_norm: Annotated[float, Field(gt=0)] | None = None
     accumulate: Positive | None = None
     checkpoint: CheckpointSpec | None = None
+    samples: SamplesSpec | None = None
     init_from: ModelSource | None = None
     adapter: AdapterSpec | None = None
     compile: bool = False
     log_every: Positive = 1
+
+    @property
+    def writes(self) -> SamplesSpec | None:
+        """The texts to be written, None for none. A run that keeps checkpoints writes some without being told."""
+        spec = self.samples or (SamplesSpec() if self.checkpoint else None)
+        return spec if spec and spec.count else None
+
+    def validates(self, step: int) -> bool:
+        return self.eval is not None and step % self.eval.every_steps == 0
+
+    def logs(self, step: int) -> bool:
+        """Whether the step gets a point."""
+        return self.validates(step) or step % self.log_every == 0 or step == self.steps
 
 
 class GenerateBody(Contract):

@@ -71,6 +71,7 @@ EVENT_TYPES = frozenset(
         "plan_resolved",
         "prediction_missed",
         "pipeline_timeline",
+        "samples_written",
         "memory_profile",
         "profile_saved",
         "slow",
@@ -81,12 +82,15 @@ EVENT_TYPES = frozenset(
 def unit_of(name: str) -> str:
     """Unit of a metric, "" where it has none or is unknown; `loss/{source}` counts like `loss`.
 
-    `grad_underflow/{layer}` is the share of a layer's gradient that fp16 rounded to zero.
+    `grad_underflow/{layer}` is the share of a layer's gradient that fp16 rounded to zero; `grad_norm/{layer}` and
+    `weight_norm/{layer}` are what the squares of `embedding`, `layer_00` to the last and `head` add up from.
     """
     if name in METRICS:
         return METRICS[name]
     if name.startswith("grad_underflow/"):
         return "fraction"
+    if name.startswith(("grad_norm/", "weight_norm/")):
+        return ""
     if name.startswith(("loss/", "val_loss/")):
         return METRICS["loss"]
     return next((unit for ending, unit in _ENDINGS.items() if name.endswith(ending)), "")

@@ -184,6 +184,9 @@ def _train_problems(spec: RunSpec, train: TrainBody) -> list[Problem]:
                 str(train.optimizer.lr / 10),
             )
         )
+    if train.samples and train.samples.prompts and not spec.data.reads_text and train.init_from is None:
+        says = "token files come without a tokenizer, so nothing can read a prompt"
+        found.append(problem("train.samples.prompts", says, "data.tokenizer, or leaving the prompts out"))
     if spec.shape is not None:
         found += data_problems(spec.data, vocab=spec.shape.vocab)
         if train.eval and train.eval.data:

@@ -28,7 +28,9 @@ from workers.training.agree import agreed, together
 from workers.training.beacon import Beacon
 from workers.training.checkpoint import Checkpointer, Saved, load_training
 from workers.training.control import Control
+from workers.training.data.inherited import reader_of
 from workers.training.data.opened import open_samples
+from workers.training.data.prompts import Prompts, open_prompts
 from workers.training.data.samples import Samples
 from workers.training.environment import Environment
 from workers.training.exits import Outcome, UserError, classify, is_out_of_memory, write_exit
@@ -99,7 +101,7 @@ class Attempt:
         number, start = agreed(world, self._first_words, leads=world.rank == 0)
         self.recorder = Recorder(environment.rank_directory, run=environment.run, attempt=number, rank=world.rank)
         train, held_out = self._samples(world)
-        self.loop = loop = self._loop(world, train, held_out, number)
+        self.loop = loop = self._loop(world, train, held_out, number, self._prompts())
         self._tell_plan(world)
         if start.folder is not None:
             self._restore(world, loop, start)
@@ -157,11 +159,20 @@ class Attempt:
         together(world, opened, leads=environment.leads_node)
         return opened()
 
-    def _loop(self, world: World, train: Samples, held_out: Samples | None, number: int) -> Loop:
+    def _prompts(self) -> Prompts | None:
+        """What texts go on from; read by every rank from what is tokenised by now."""
+        spec, environment = self.run.train.writes, self.environment
+        if spec is None:
+            return None
+        return open_prompts(self.run, spec, cache=environment.cache, kept=environment.checkpoints)
+
+    def _loop(
+        self, world: World, train: Samples, held_out: Samples | None, number: int, prompts: Prompts | None = None
+    ) -> Loop:
         run, environment, recorder = self.run, self.environment, self.recorder
         assert recorder is not None and self.beacon is not None
         parallel = parallelize(run.model, run.plan, world, seed=run.train.seed)
-        again = self._choose_recompute(parallel)
+        again = self._choose_recompute(parallel, masked=train.masked)
         world.barrier()
         peak = device_peak(world.device, run.plan.precision)
         self.peak = {"tflops": peak.flops / 1e12, "source": peak.source, "precision": run.plan.precision}
@@ -203,14 +214,15 @@ class Attempt:
             beacon=self.beacon,
             trace=self.trace,
             spans_nodes=environment.local_world_size < environment.world_size,
+            prompts=prompts,
         )
 
-    def _choose_recompute(self, parallel: Parallel) -> float | None:
+    def _choose_recompute(self, parallel: Parallel, *, masked: bool) -> float | None:
         """Recompute auto measures and chooses now: the share of the blocks' forward FLOPs that will run again."""
         if self.run.plan.recompute != "auto":
             return None
         assert self.recorder is not None
-        chosen = choose_recompute(self.run, parallel, local_world_size=self.environment.local_world_size)
+        chosen = choose_recompute(self.run, parallel, local_world_size=self.environment.local_world_size, masked=masked)
         if parallel.world.rank == 0:
             self.recorder.event("recompute_chosen", **chosen.event)
         return chosen.again
@@ -248,7 +260,8 @@ class Attempt:
         together(world, lambda: open_initial(source, self.run.model), leads=True)
         told = fill_from(loop.parallel.parts, open_initial(source, self.run.model))
         if world.rank == 0:
-            self.recorder.event("weights_loaded", **told, seconds=time.perf_counter() - began)
+            reader = reader_of(self.run, kept=self.environment.checkpoints)
+            self.recorder.event("weights_loaded", **told, tokenizer=reader, seconds=time.perf_counter() - began)
 
     def _tell_saved(self, saved: Saved) -> None:
         assert self.recorder is not None

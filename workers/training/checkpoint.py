@@ -22,7 +22,7 @@ from torch.optim import Optimizer
 from workers.contracts.bodies import CheckpointSpec
 from workers.models.manifest import complete_checkpoints, seal, step_folder
 from workers.training.kept import once
-from workers.training.mesh import World
+from workers.training.mesh import World, join_group
 from workers.training.optim import fill_state, state_of
 
 _SAVER = "torch.distributed.checkpoint.state_dict_saver"
@@ -157,9 +157,7 @@ def load_training(folder: Path, weights: dict[str, Tensor], optimizer: Optimizer
 def _need_group() -> None:
     """A process on its own gets a group of one: torch's checkpoints then go the same way as among many."""
     if not dist.is_initialized():
-        from torch._C._distributed_c10d import HashStore
-
-        dist.init_process_group("gloo", store=HashStore(), rank=0, world_size=1)
+        join_group(alone=True)
 
 
 def _writer(folder: Path) -> Any:

@@ -5,27 +5,34 @@ Knows which tensors belong to which category; counting is `workers.metrics.memor
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from workers.metrics.memory import capacity_bytes, held_bytes, process_memory
+from workers.metrics.memory import SavedForBackward, capacity_bytes, held_bytes, process_memory, storage_keys
 from workers.training.optim import masters_of, state_of
 from workers.training.parallelize import Parallel
+from workers.training.recompute.room import in_flight
 
 
 class MemoryBook:
     """Categories in bytes of this rank. Shapes do not change from step to step, so one step's count holds for all.
 
-    `params`, `grads`, `optimizer`: this rank's shards. `activations`: what autograd keeps of one micro-batch at the end
-    of its forward pass. `buffers`: buffers, and whole or cast copies of weights at that moment. `other`: the rest of
-    what the process has allocated (on a CPU its resident memory, Python and libraries included). What the plan offloads
-    counts as `offloaded` alone, be it in the host's memory, which a CPU shares with it, or on a disk.
+    `params`, `grads`, `optimizer`: this rank's shards. `activations`: what autograd keeps of a micro-batch at the end
+    of its forward pass, times the micro-batches that a pipeline rank holds at once. `buffers`: buffers, and whole or
+    cast copies of weights at that moment. `other`: the rest of what the process has allocated (on a CPU its resident
+    memory, Python and libraries included). What the plan offloads counts as `offloaded` alone, be it in the host's
+    memory, which a CPU shares with it, or on a disk.
     """
 
     def __init__(self, parallel: Parallel, device: torch.device, *, local_world_size: int) -> None:
         self.device = device
-        self.counted = False
+        self._parallel = parallel
+        self._parts = len(parallel.parts)  # whose forward passes are not counted yet
+        self._activations = self._gathered = 0
         self._buffers = held_bytes(buffer for part in parallel.parts for buffer in part.buffers())
         self._offload = parallel.plan.offload
         self._weights_away = parallel.plan.offloads_weights
@@ -34,10 +41,29 @@ class MemoryBook:
         self._masters = 0
         self._state_counted = False
 
-    def count_forward(self, *, activations: int, gathered: int) -> None:
-        """Told at the end of the attempt's first forward pass."""
-        self._bytes |= {"activations": activations, "buffers": self._buffers + gathered}
-        self.counted = True
+    @contextmanager
+    def forward(self) -> Iterator[None]:
+        """Around the forward pass of a part; of every part's first one it is counted what it keeps."""
+        if not self._parts:
+            yield
+            return
+        parallel = self._parallel
+        for casts in parallel.casts:
+            casts.watch = True
+        with SavedForBackward() as saved:
+            yield
+        gathered = parallel.gathered_weights()
+        weights = storage_keys([*parallel.parameters().values(), *gathered])
+        self._activations += saved.held(without=weights)
+        self._gathered = max(self._gathered, held_bytes(gathered))
+        self._parts -= 1
+        for casts in parallel.casts:
+            casts.watch = False
+            if not self._parts:
+                casts.copies.clear()
+        if not self._parts:
+            flight = in_flight(parallel.plan, parallel.world.axis("pp").rank)
+            self._bytes |= {"activations": round(flight * self._activations), "buffers": self._buffers + self._gathered}
 
     def count_state(self, gradients: list[Tensor], optimizer: Optimizer) -> None:
         """Told after an update, gradients still there; counts at the first."""

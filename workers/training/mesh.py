@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from datetime import timedelta
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
@@ -86,18 +86,23 @@ def start_world(environment: Environment, plan: ParallelPlan) -> World:
     device = pick_device(environment)
     if environment.world_size == 1 and not plan.offloads_weights:
         return World(0, 1, device)
-    if environment.world_size == 1 and not dist.is_initialized():
-        from torch._C._distributed_c10d import HashStore
-
-        backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
-        dist.init_process_group(backend, store=HashStore(), rank=0, world_size=1)
+    on_cuda = device.type == "cuda"
     if not dist.is_initialized():
-        dist.init_process_group(
-            "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo",
+        join_group(
+            alone=environment.world_size == 1,
+            backend="cpu:gloo,cuda:nccl" if on_cuda else "gloo",
             timeout=timedelta(seconds=environment.timeout_s),
-            device_id=device if device.type == "cuda" else None,
+            device_id=device if on_cuda else None,
         )
     return lay_out(plan, World(environment.rank, environment.world_size, device))
+
+
+def join_group(*, alone: bool, backend: str = "gloo", **more: Any) -> None:
+    """The process group that torchrun prepared; a process `alone` gets a group of one, without a store to meet at."""
+    from torch._C._distributed_c10d import HashStore
+
+    own: dict[str, Any] = {"store": HashStore(), "rank": 0, "world_size": 1} if alone else {}
+    dist.init_process_group(backend, **own, **more)
 
 
 def lay_out(plan: ParallelPlan, world: World) -> World:

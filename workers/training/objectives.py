@@ -6,9 +6,9 @@ Does not know where micro-batches come from, or what multiplies the loss. Shapes
 from __future__ import annotations
 
 from torch import Tensor
-from torch.nn import functional
 
 from workers.training.batches import IGNORED
+from workers.training.cross_entropy import cross_entropy
 
 
 def token_losses(logits_BSV: Tensor, targets_BS: Tensor) -> Tensor:
@@ -18,20 +18,16 @@ def token_losses(logits_BSV: Tensor, targets_BS: Tensor) -> Tensor:
 
 def token_loss(logits_BSV: Tensor, targets_BS: Tensor) -> Tensor:
     """The sum over all tokens, in fp32."""
-    if _is_sharded(logits_BSV):
-        return _each(logits_BSV, targets_BS).sum()
-    logits = logits_BSV.float().flatten(0, 1)
-    return functional.cross_entropy(logits, targets_BS.flatten(), ignore_index=IGNORED, reduction="sum")
+    return _each(logits_BSV, targets_BS).sum()
 
 
 def _each(logits_BSV: Tensor, targets_BS: Tensor) -> Tensor:
-    """Cross-entropy of each token, `[B · S]`, over logits that may be sharded over the vocabulary."""
+    """Cross-entropy of each token, `[B · S]`, over logits that may be sharded over the vocabulary, and are used up."""
     if _is_sharded(logits_BSV):
-        from workers.training.tensor.vocabulary import cross_entropy
+        from workers.training.tensor import vocabulary
 
-        return cross_entropy(logits_BSV, targets_BS.flatten(), ignored=IGNORED)
-    logits = logits_BSV.float().flatten(0, 1)
-    return functional.cross_entropy(logits, targets_BS.flatten(), ignore_index=IGNORED, reduction="none")
+        return vocabulary.cross_entropy(logits_BSV, targets_BS.flatten(), ignored=IGNORED)
+    return cross_entropy(logits_BSV.float().flatten(0, 1), targets_BS.flatten(), ignored=IGNORED)
 
 
 def _is_sharded(logits: Tensor) -> bool:

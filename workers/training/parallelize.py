@@ -23,6 +23,7 @@ from workers.models.decoder import Decoder
 from workers.models.initialise import initialise
 from workers.models.shapes import weights_of
 from workers.training.context import apply_context
+from workers.training.cpu_products import prefer_onednn
 from workers.training.dropout import Dropout
 from workers.training.fp8 import apply_fp8
 from workers.training.mesh import Axis, World
@@ -134,6 +135,8 @@ class Parallel:
 
 def parallelize(model: ModelSpec, plan: ParallelPlan, world: World, *, seed: int) -> Parallel:
     """Build this rank's part of `model` on its device under `plan`, initialised from `seed` alike under every plan."""
+    if world.device.type == "cpu":
+        prefer_onednn()
     with torch.device("meta"):
         parts = parts_of(model, plan, world.axis("pp"))
     lay(parts, plan, world)

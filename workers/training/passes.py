@@ -6,7 +6,7 @@ Knows samples, parts and losses; does not know optimizers, metrics or steps.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Protocol
@@ -14,10 +14,10 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from workers.metrics.memory import SavedForBackward, held_bytes, storage_keys
+from workers.models.documents import Documents
 from workers.training.accept import TrainingRun
 from workers.training.batches import Block, blocks_of, tensors_of
-from workers.training.context import cut
+from workers.training.context import cut, positions_of
 from workers.training.data.losses import SourceLosses
 from workers.training.data.samples import Samples
 from workers.training.memory import MemoryBook
@@ -46,9 +46,10 @@ class Setting:
         plan, data = self.run.plan, self.world.axis("dp")
         return blocks_of(first, count, micro_batch_size=plan.micro_batch_size, dp=data.size, rank=data.rank)
 
-    def tensors(self, samples: Samples, block: Block) -> tuple[Tensor, Tensor]:
-        """Inputs and targets as this rank sees them."""
-        return cut(*tensors_of(samples, block, self.world.device), self.world.axis("cp"))
+    def tensors(self, samples: Samples, block: Block) -> tuple[Tensor, Tensor, Documents | None]:
+        """Inputs and targets as this rank sees them, and the documents of the whole sequences."""
+        inputs, targets, documents = tensors_of(samples, block, self.world.device)
+        return *cut(inputs, targets, self.world.axis("cp")), documents
 
     @property
     def positions(self) -> int:
@@ -68,6 +69,18 @@ class Setting:
         self.by_source.add(block, losses)
         return losses.sum()
 
+    def held_logits(self, logits: Tensor, at: Sequence[int]) -> dict[int, Tensor]:
+        """What `Passes.logits` gives, of the logits of the positions that this rank holds."""
+        axis = self.world.axis("cp")
+        held = positions_of(logits.shape[1] * axis.size, axis, torch.device("cpu")).tolist()
+        rows = [row for row, position in enumerate(at) if position in held]
+        places = [held.index(at[row]) for row in rows]
+        if rows and hasattr(logits, "to_local"):
+            from workers.training.tensor.vocabulary import gathered_at
+
+            return dict(zip(rows, gathered_at(logits, rows, places), strict=True))
+        return {row: logits[row, place] for row, place in zip(rows, places, strict=True)}
+
     @property
     def share(self) -> float:
         """What this rank's losses count for in a sum over all ranks: tensor-parallel ranks compute the same."""
@@ -84,6 +97,13 @@ class Passes(Protocol):
 
     def evaluate(self, samples: Samples, count: int) -> Tensor:
         """Of `count` samples from the first: this rank's share of summed loss and of tokens, `[2]` in fp64."""
+        ...
+
+    def logits(self, tokens_BS: Tensor, at: Sequence[int]) -> dict[int, Tensor]:
+        """Of a batch that every rank has whole, row i at position `at[i]`: `{row: [vocab]}` of the rows that end here.
+
+        To be called on all ranks. Gathered weights stay, for the next call.
+        """
         ...
 
 
@@ -114,14 +134,15 @@ class Straight:
         for index, block in enumerate(blocks):
             started = time.perf_counter()
             with here.trace.split.within("data"):
-                inputs, targets = here.tensors(here.train, block)
+                inputs, targets, documents = here.tensors(here.train, block)
             data_s += time.perf_counter() - started
             with ExitStack() as stack:
                 stack.enter_context(products(plan.precision, here.world.device))
                 stack.enter_context(here.parallel.backward_of(last=index + 1 == len(blocks)))
                 here.tell("forward")
                 here.seed_dropout(block)
-                loss = watched(here, lambda: here.loss(self.module(inputs), targets, block))  # noqa: B023 called at once
+                with here.memory.forward():
+                    loss = here.loss(self.module(inputs, documents), targets, block)
                 here.tell("backward")
                 torch.autograd.backward(loss * factor)
                 here.trace.split.enter("other")
@@ -134,27 +155,15 @@ class Straight:
         total = torch.zeros(2, dtype=torch.float64, device=here.world.device)
         for block in here.blocks(0, count):
             here.tell("validation")
-            inputs, targets = here.tensors(samples, block)
+            inputs, targets, documents = here.tensors(samples, block)
             with products(here.run.plan.precision, here.world.device):
-                total[0] += here.loss(self.module(inputs), targets, None)
-            total[1] += int((targets >= 0).sum())
+                total[0] += here.loss(self.module(inputs, documents), targets, None)
+            total[1] += (targets >= 0).sum()
         here.parallel.release_gathered()
         return total * here.share
 
-
-def watched(setting: Setting, forward: Callable[[], Tensor]) -> Tensor:
-    """A forward pass; the attempt's first also counts what is kept for its backward pass."""
-    parallel, memory = setting.parallel, setting.memory
-    if memory.counted:
-        return forward()
-    for casts in parallel.casts:
-        casts.watch = True
-    with SavedForBackward() as saved:
-        out = forward()
-    gathered = parallel.gathered_weights()
-    weights = storage_keys([*parallel.parameters().values(), *gathered])
-    memory.count_forward(activations=saved.held(without=weights), gathered=held_bytes(gathered))
-    for casts in parallel.casts:
-        casts.watch = False
-        casts.copies.clear()
-    return out
+    def logits(self, tokens_BS: Tensor, at: Sequence[int]) -> dict[int, Tensor]:
+        here = self.setting
+        inputs, _ = cut(tokens_BS, tokens_BS, here.world.axis("cp"))
+        with products(here.run.plan.precision, here.world.device):
+            return here.held_logits(self.module(inputs), at)

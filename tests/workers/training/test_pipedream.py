@@ -59,7 +59,7 @@ def simulate(directory, *, layers, stashing, vertical_sync):
         put(stale)
         total = 0.0
         for block in blocks_of((batch - 1) * 4, 4, micro_batch_size=1, dp=1, rank=0):
-            inputs, targets = tensors_of(samples, block, torch.device("cpu"))
+            inputs, targets, _ = tensors_of(samples, block, torch.device("cpu"))
             loss = token_loss(decoder(inputs), targets)
             if not stashing:
                 put(versions[batch - 1])

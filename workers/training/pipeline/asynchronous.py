@@ -8,30 +8,15 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from dataclasses import dataclass
-from typing import cast
+from typing import NoReturn, cast
 
 from workers.training.control import strongest
 from workers.training.exits import NumericsError, Outcome
 from workers.training.loop import Loop
-from workers.training.optim import set_lr, squared_norm
+from workers.training.optim import set_lr
 from workers.training.pipeline.pipedream import PipeDream, unchanged
+from workers.training.report import Told
 from workers.training.resume import Start
-from workers.training.schedule import lr_at
-from workers.training.sums import Sums
-from workers.training.trace.watch import Moments
-
-
-@dataclass(slots=True)
-class _Told:
-    """A step whose sums are on their way."""
-
-    step: int
-    samples: int
-    tokens: int
-    values: dict[str, float]
-    sums: Sums
-    moments: Moments
 
 
 class AsynchronousLoop(Loop):
@@ -41,12 +26,13 @@ class AsynchronousLoop(Loop):
     there are stages, because forward passes have run ahead by then.
     """
 
+    leaves_together = False
     _asked: str | None = None
     _flush_at: int | None = None
 
     def go(self, start: Start) -> Outcome:
         self._pipe.begin(start.step, samples=start.samples)
-        self._told: deque[_Told] = deque()
+        self._told: deque[Told] = deque()
         return super().go(start)
 
     @property
@@ -54,39 +40,25 @@ class AsynchronousLoop(Loop):
         return cast(PipeDream, self.passes)
 
     def _one_step(self) -> str | None:
-        train, number = self.run.train, self.step + 1
+        number = self.step + 1
         self.trace.split.enter("other")
         asked = self.control.poll()
         horizon = self._horizon(number)
         for module in self.parallel.modules:
             module.train()
-        loss_sum = self._pipe.turn(number, horizon=horizon, factor=self._backward_factor())
+        loss_sum = self._pipe.turn(number, horizon=horizon, factor=self.soundness.factor)
         self.parallel.finish_gradients()
         self.phase = "update"
         gradients = self._found_gradients()
-        lr = lr_at(number, steps=train.steps, peak=train.optimizer.lr, schedule=train.lr_schedule)
-        sums = Sums(self.world)
-        sums.put("loss", loss_sum)
-        sums.put("norm", squared_norm(gradients, self.holders))
-        sums.put("asked", asked)
-        if self.by_source:
-            sums.put("by_source", self.by_source.take())
-        set_lr(self.optimizer, lr)
+        told = self._send(number, loss_sum=loss_sum, gradients=gradients, asked=asked, data_s=self._pipe.data_s)
+        self._told.append(told)
+        set_lr(self.optimizer, told.values["lr"])
         with unchanged(self.parameters.values()):
             self.optimizer.step()
         self.memory.count_state(gradients, self.optimizer)
         self._has_state = True
         self.optimizer.zero_grad(set_to_none=True)
-        moments = self.trace.moments()
-        assert moments is not None
-        sums.put("pipeline", moments.row)
-        sums.put("seconds", self.trace.split.cut())
-        sums.send()
         self.step = number
-        self.tokens += self.run.tokens_per_step
-        values = {"lr": lr, "data_time_s": self._pipe.data_s}
-        self._told.append(_Told(number, self.samples, self.tokens, values, sums, moments))
-        self.samples += self.run.plan.global_batch_size
         while self._told and (number == horizon or len(self._told) > self._pipe.stages):
             self._collect(self._told.popleft())
         if number < horizon:
@@ -107,24 +79,18 @@ class AsynchronousLoop(Loop):
             ends.append(self._flush_at)
         return min(ends)
 
-    def _collect(self, told: _Told) -> None:
+    def _collect(self, told: Told) -> None:
         """Write the step's point; take note of what was asked for."""
-        sums, size = told.sums.total(), self.run.plan.global_batch_size
-        [loss], [square] = sums["loss"], sums["norm"]
-        values = {"loss": loss / self.run.tokens_per_step, "grad_norm": math.sqrt(square), **told.values}
-        values |= self.trace.summed(told.step, sums["pipeline"], told.moments)
-        self.throughput.step(seconds=sums["seconds"][0] / self.world.size, tokens=self.run.tokens_per_step)
-        if self.by_source:
-            values |= self.by_source.values(sums["by_source"], first=told.samples, count=size)
+        values, sums = self.report.read(told)
         if not (math.isfinite(values["loss"]) and math.isfinite(values["grad_norm"])):
-            self._stop_on_non_finite(told.step, values)
+            self._end(told.step, values)
         asked = strongest(sums["asked"])
         if asked is not None and self._asked is None:
             self._asked = asked
             self._flush_at = min(self.step + self._pipe.stages - 1, self._horizon(self.step))
         self._after_step(told.step, told.tokens, values)
 
-    def _stop_on_non_finite(self, number: int, values: dict[str, float]) -> None:
+    def _end(self, number: int, values: dict[str, float]) -> NoReturn:
         """Updates were made since; the last checkpoint, before which every step's sums came back, is sound."""
         self.recorder.point(step=number, tokens=self.tokens, values=values)
         self.recorder.event("non_finite", step=number, **values)

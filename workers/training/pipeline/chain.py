@@ -1,10 +1,11 @@
-"""What goes between stages, and forward passes alone through all of them, for validation.
+"""What goes between stages, and forward passes alone through all of them, for validation and the writing of texts.
 
 Knows stages and neighbours; does not know schedules.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -12,12 +13,16 @@ import torch.distributed as dist
 from torch import Tensor
 
 from workers.models.decoder import Decoder
+from workers.models.documents import Documents
+from workers.training.context import cut
 from workers.training.data.samples import Samples
 from workers.training.mesh import Axis
 from workers.training.parallelize import DTYPES
 from workers.training.passes import Setting
 from workers.training.pipeline.parts import rank_of_stage, stages_of
 from workers.training.precision import products
+
+Sent = list[tuple[Any, Tensor]]  # messages on their way, and what must live as long
 
 
 def ends_of(part: Decoder, setting: Setting) -> tuple[Tensor, Tensor]:
@@ -43,29 +48,56 @@ def evaluate(setting: Setting, samples: Samples, count: int) -> Tensor:
     One micro-batch after another goes through this rank's stages; a later one is on its way when a stage has sent an
     earlier one on.
     """
-    plan, axis, device = setting.run.plan, setting.world.axis("pp"), setting.world.device
-    total = torch.zeros(2, dtype=torch.float64, device=device)
-    here = list(zip(stages_of(plan, axis.rank), setting.parallel.modules, setting.parallel.parts, strict=True))
-    sent: list[tuple[Any, Tensor]] = []
-    with products(plan.precision, device):
-        for block in setting.blocks(0, count):
-            inputs, targets = setting.tensors(samples, block)
-            x = inputs
-            for index, module, part in here:
-                if index > 0 and rank_of_stage(plan, index - 1) != axis.rank:
-                    x = torch.empty_like(ends_of(part, setting)[0], device=device)
-                    dist.recv(x, global_rank(axis, rank_of_stage(plan, index - 1)), axis.group)
-                x = module(x)
-                if part.part.last:
-                    total[0] += setting.loss(x, targets, None)
-                    total[1] += (targets >= 0).sum()
-                elif rank_of_stage(plan, index + 1) != axis.rank:
-                    x = x.contiguous()
-                    to = global_rank(axis, rank_of_stage(plan, index + 1))
-                    sent.append((dist.isend(x, to, axis.group), x))
-            while len(sent) > 2 * plan.stages:
-                sent.pop(0)[0].wait()
-    for work, _ in sent:
-        work.wait()
+    total = torch.zeros(2, dtype=torch.float64, device=setting.world.device)
+    sent: Sent = []
+    for block in setting.blocks(0, count):
+        setting.tell("validation")
+        inputs, targets, documents = setting.tensors(samples, block)
+        logits = _through(setting, inputs, documents, sent)
+        if logits is not None:
+            total[0] += setting.loss(logits, targets, None)
+            total[1] += (targets >= 0).sum()
+        while len(sent) > 2 * setting.run.plan.stages:
+            sent.pop(0)[0].wait()
+    _settle(sent)
     setting.parallel.release_gathered()
     return total * setting.share
+
+
+@torch.no_grad()
+def logits_of(setting: Setting, tokens_BS: Tensor, at: Sequence[int]) -> dict[int, Tensor]:
+    """`Passes.logits`: what the last stage's ranks find; nothing on all others."""
+    sent: Sent = []
+    inputs, _ = cut(tokens_BS, tokens_BS, setting.world.axis("cp"))
+    logits = _through(setting, inputs, None, sent)
+    found = {} if logits is None else setting.held_logits(logits, at)
+    _settle(sent)
+    return found
+
+
+def _through(setting: Setting, x: Tensor, documents: Documents | None, sent: Sent) -> Tensor | None:
+    """Tokens `[B, S]`, as this rank holds them, through its stages; the logits, where the last stage is one of them.
+
+    What is on its way to the next stage is kept in `sent`.
+    """
+    plan, axis, found = setting.run.plan, setting.world.axis("pp"), None
+    hidden = (x.shape[0], x.shape[1] // (plan.tp if plan.sequence_parallel else 1), setting.run.model.hidden)
+    here = zip(stages_of(plan, axis.rank), setting.parallel.modules, setting.parallel.parts, strict=True)
+    with products(plan.precision, setting.world.device):
+        for index, module, part in here:
+            if index > 0 and rank_of_stage(plan, index - 1) != axis.rank:
+                x = torch.empty(hidden, dtype=DTYPES[plan.precision], device=setting.world.device)
+                dist.recv(x, global_rank(axis, rank_of_stage(plan, index - 1)), axis.group)
+            x = module(x, documents)
+            if part.part.last:
+                found = x
+            elif rank_of_stage(plan, index + 1) != axis.rank:
+                x = x.contiguous()
+                to = global_rank(axis, rank_of_stage(plan, index + 1))
+                sent.append((dist.isend(x, to, axis.group), x))
+    return found
+
+
+def _settle(sent: Sent) -> None:
+    for work, _ in sent:
+        work.wait()

@@ -6,23 +6,21 @@ Knows stages; does not know what a schedule's order is.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 
 import torch
 from torch import Tensor
 
-from workers.metrics.memory import SavedForBackward, held_bytes, storage_keys
+from workers.models.documents import Documents
 from workers.training.batches import Block
 from workers.training.data.samples import Samples
 from workers.training.passes import Setting
-from workers.training.pipeline.chain import ends_of, evaluate
+from workers.training.pipeline.chain import ends_of, evaluate, logits_of
 from workers.training.pipeline.parts import stages_of
 from workers.training.pipeline.schedules import schedule_of
 from workers.training.pipeline.stage import Stage
 from workers.training.precision import products
-
-_PHASES = {"F": "forward", "B": "backward", "I": "backward", "W": "backward"}
 
 
 class Pipelined:
@@ -42,6 +40,7 @@ class Pipelined:
                 group=axis.group,
                 device=world.device,
                 around=self._around,
+                packed=lambda micro_batch: self._documents[self._offset + micro_batch],
             )
             for module, both, index in zip(parallel.modules, ends, stages_of(run.plan, axis.rank), strict=True)
         ]
@@ -51,7 +50,7 @@ class Pipelined:
         self._offset = 0  # of the present call's micro-batches in the step
         self._total = torch.zeros((), dtype=torch.float64, device=world.device)
         self._factor = 1.0
-        self._saved: dict[int, int] = {}
+        self._documents: list[Documents | None] = []
 
     @property
     def holds_first(self) -> bool:
@@ -68,6 +67,7 @@ class Pipelined:
         started = time.perf_counter()
         with here.trace.split.within("data"):
             tensors = [here.tensors(here.train, block) for block in self._blocks]
+        self._documents = [each[2] for each in tensors]
         data_s = time.perf_counter() - started
         assert here.trace.timeline is not None
         here.trace.timeline.begin()
@@ -79,12 +79,14 @@ class Pipelined:
                 targets = {"target": torch.cat([each[1] for each in some])} if self.holds_last else {}
                 self.schedule.step(*inputs, **targets, return_outputs=False)
         here.trace.timeline.end()
-        self._count_memory()
         here.parallel.finish_gradients()
         return self._total * here.share, data_s
 
     def evaluate(self, samples: Samples, count: int) -> Tensor:
         return evaluate(self.setting, samples, count)
+
+    def logits(self, tokens_BS: Tensor, at: Sequence[int]) -> dict[int, Tensor]:
+        return logits_of(self.setting, tokens_BS, at)
 
     def _loss(self, logits: Tensor, targets: Tensor) -> Tensor:
         """Called on the last stage for one micro-batch after another."""
@@ -98,19 +100,10 @@ class Pipelined:
     @contextmanager
     def _around(self, kind: str, stage: int, micro_batch: int) -> Iterator[None]:
         here = self.setting
-        here.tell(_PHASES[kind])
+        here.tell("forward" if kind == "F" else "backward")
         if kind == "F":
             here.seed_dropout(self._blocks[self._offset + micro_batch])
-        counting = kind == "F" and micro_batch == 0 and not here.memory.counted
-        watching = here.trace.action(kind, stage, self._offset + micro_batch)
-        with SavedForBackward() if counting else nullcontext() as saved, watching:
+        counting = here.memory.forward() if kind == "F" and micro_batch == 0 else nullcontext()
+        with counting, here.trace.action(kind, stage, self._offset + micro_batch):
             yield
         here.trace.split.enter("other")
-        if saved is not None:
-            weights = storage_keys([*here.parallel.parameters().values(), *here.parallel.gathered_weights()])
-            self._saved[stage] = saved.held(without=weights)
-
-    def _count_memory(self) -> None:
-        if not self.setting.memory.counted:
-            gathered = held_bytes(self.setting.parallel.gathered_weights())
-            self.setting.memory.count_forward(activations=sum(self._saved.values()), gathered=gathered)

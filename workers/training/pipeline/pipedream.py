@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -26,7 +26,7 @@ from workers.training.data.samples import Samples
 from workers.training.kept import once
 from workers.training.mesh import World
 from workers.training.passes import Setting
-from workers.training.pipeline.chain import ends_of, evaluate, global_rank
+from workers.training.pipeline.chain import ends_of, evaluate, global_rank, logits_of
 
 Version = dict[str, Tensor]
 
@@ -53,7 +53,7 @@ class PipeDream:
         self.flushed = self._samples = 0  # the last step at which nothing was under way, and the samples until then
         self.data_s = 0.0  # of the last turn
         self._issued = 0  # the last batch that went forward here
-        self._under_way: deque[tuple[int, list[tuple[Tensor, Tensor]], Version]] = deque()
+        self._under_way: deque[tuple[list[tuple[Tensor, Tensor]], Version]] = deque()
         self._versions: dict[int, Version] = {}
         self._sent: deque[tuple[Any, Tensor]] = deque()
 
@@ -82,6 +82,9 @@ class PipeDream:
 
     def evaluate(self, samples: Samples, count: int) -> Tensor:
         return evaluate(self.setting, samples, count)
+
+    def logits(self, tokens_BS: Tensor, at: Sequence[int]) -> dict[int, Tensor]:
+        return logits_of(self.setting, tokens_BS, at)
 
     def turn(self, batch: int, *, horizon: int, factor: float) -> Tensor:
         """Forward passes up to `batch` + lag, at most to `horizon`; then the backward pass of `batch`.
@@ -123,12 +126,12 @@ class PipeDream:
         for place, block in enumerate(self._blocks(batch)):
             started = time.perf_counter()
             with here.trace.split.within("data"):
-                inputs, targets = here.tensors(here.train, block)
+                inputs, targets, documents = here.tensors(here.train, block)
             self.data_s += time.perf_counter() - started
             x = inputs if self.stage == 0 else self._receive(self.ends[0], self.stage - 1, self.axis.group)
             here.seed_dropout(block)
             with here.trace.action("F", self.stage, first + place):
-                out: Tensor = functional_call(self.module, weights, (x.requires_grad_(self.stage > 0),))
+                out: Tensor = functional_call(self.module, weights, (x.requires_grad_(self.stage > 0), documents))
                 if self.stage == self.stages - 1:
                     loss = here.loss(out, targets, block)
                     total += loss.detach()
@@ -136,12 +139,12 @@ class PipeDream:
             if self.stage < self.stages - 1:
                 self._send(out.detach(), self.stage + 1, self.axis.group)
             kept.append((x, out))
-        self._under_way.append((batch, kept, weights))
+        self._under_way.append((kept, weights))
         return total
 
     def _backward(self) -> None:
         self.setting.tell("backward")
-        _, kept, weights = self._under_way.popleft()
+        kept, weights = self._under_way.popleft()
         if not self.stashing and weights is not self.parameters:
             for name, each in weights.items():
                 with unchanged([each]):

@@ -13,8 +13,12 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.pipelining import PipelineStage
 
+from workers.models.documents import Documents
+
 # kind of action, stage, micro-batch -> what surrounds it
 Around = Callable[[str, int, int], AbstractContextManager[Any]]
+# micro-batch -> its documents, which every rank has with its data, so that they need not travel
+Packed = Callable[[int], Documents | None]
 
 
 @contextmanager
@@ -44,14 +48,22 @@ class Stage(PipelineStage):
         group: Any,
         device: torch.device,
         around: Around,
+        packed: Packed = lambda micro_batch: None,
     ) -> None:
         inputs, outputs = ends
         super().__init__(module, index, stages, device, input_args=inputs, output_args=outputs, group=group)
-        self.around = around
+        self.around, self.packed = around, packed
+        self._documents: Documents | None = None
 
     def forward_one_chunk(self, fwd_chunk_id: int, *args: Any, **kwargs: Any) -> Any:
+        self._documents = self.packed(fwd_chunk_id)
         with plainly(), self.around("F", self.stage_index, fwd_chunk_id):
             return super().forward_one_chunk(fwd_chunk_id, *args, **kwargs)
+
+    def forward_maybe_with_nosync(self, *args: Any, **kwargs: Any) -> Any:
+        """What goes through the module. Were they among the chunk's arguments, torch would look for their gradients."""
+        plain: Any = super().forward_maybe_with_nosync
+        return plain(*args, self._documents, **kwargs)
 
     def backward_one_chunk(self, bwd_chunk_id: int, *args: Any, **kwargs: Any) -> Any:
         with plainly(), self.around("B" if kwargs.get("full_backward", True) else "I", self.stage_index, bwd_chunk_id):

@@ -14,7 +14,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.tensor import Placement, Shard
+from torch.distributed.tensor import DTensor, Placement, Shard
 from torch.distributed.tensor.parallel import ParallelStyle
 from torch.nn import functional
 
@@ -68,6 +68,17 @@ def cross_entropy(logits: Tensor, targets_N: Tensor, *, ignored: int) -> Tensor:
     start, stop = rows_of(vocab, mesh)
     found = _CrossEntropy.apply(local, targets_N, start, stop, ignored, mesh.get_group())  # type: ignore[no-untyped-call]
     return cast(Tensor, found)
+
+
+def gathered_at(logits: Tensor, rows: list[int], places: list[int]) -> Tensor:
+    """Of `logits` as above, `[B, S, V]`, those of the whole vocabulary at some rows' places: `[len(rows), V]`."""
+    sharded: Any = logits
+    shape = torch.Size((len(rows), logits.shape[-1]))
+    found = DTensor.from_local(
+        sharded.to_local()[rows, places], sharded.device_mesh, [Shard(1)], run_check=False, shape=shape,
+        stride=(shape[1], 1),
+    )  # fmt: skip
+    return found.full_tensor()
 
 
 class _CrossEntropy(torch.autograd.Function):

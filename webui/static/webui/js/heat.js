@@ -47,5 +47,5 @@ document.addEventListener("keydown", (event) => {
 // a picture that one is reading is not changed under one's eyes
 document.addEventListener("htmx:beforeRequest", (event) => {
   const figure = event.target;
-  if (figure.matches?.("figure.heat-card, figure.timeline-card") && (figure.querySelector("details[open]") || figure.matches(":hover, :focus-within"))) event.preventDefault();
+  if (figure.matches?.("figure.heat-card, figure.timeline-card, .samples") && (figure.querySelector("details[open]") || figure.matches(":hover, :focus-within"))) event.preventDefault();
 });

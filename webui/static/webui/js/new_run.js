@@ -80,7 +80,7 @@ function show() {
   form.querySelectorAll('[data-section="plan"] details').forEach((fold) => { fold.hidden = auto; });
   fieldOf("model.custom").hidden = control("model").value !== table.custom;
   const own = control("data.preset").value === table.file;
-  for (const path of ["data.path", "data.format", "data.tokenizer"]) fieldOf(path).hidden = !own;
+  for (const path of ["data.path", "data.format", "data.tokenizer", "data.document_masks"]) fieldOf(path).hidden = !own;
   for (const ticks of form.querySelectorAll("[data-ticks]")) {
     const words = document.getElementById(ticks.dataset.ticks).value.split(",").map((word) => word.trim());
     for (const tick of ticks.querySelectorAll("[data-tick]")) tick.checked = words.includes(tick.value);

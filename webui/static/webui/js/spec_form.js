@@ -78,6 +78,7 @@ export function read(field, given) {
         return cut < 0 ? [line, ""] : [line.slice(0, cut).trim(), line.slice(cut + 1)];
       }));
     case "choice":
+      if (text === "true" || text === "false") return text === "true";
       return field.path === "plan.zero" ? Number(text) : text;
     default:
       return text;
@@ -85,6 +86,7 @@ export function read(field, given) {
 }
 
 export function shown(field, value) {
+  if (field.kind === "choice" && typeof value === "boolean") return String(value);
   if (value == null || value === false) return "";
   if (value === true) return "on";
   if ((field.kind === "words" || field.kind === "floats") && Array.isArray(value)) return value.join(", ");

@@ -1,0 +1,45 @@
+"""Matrix products by oneDNN beside fp64: every layout that a linear layer and its gradients hand over."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch.nn import functional
+
+from workers.training import cpu_products
+
+
+@pytest.fixture
+def onednn(monkeypatch):
+    """For every product, whoever made this CPU; as a process has it that trains on one where it pays."""
+    if not hasattr(torch.ops.mkldnn, "_linear_pointwise"):
+        pytest.skip("torch was built without oneDNN")
+    monkeypatch.setattr(cpu_products, "LEAST", 1)
+    monkeypatch.setattr(cpu_products, "_pays", lambda: True)
+    cpu_products.prefer_onednn()
+
+
+@pytest.mark.parametrize("bias", [True, False])
+def test_a_linear_layer_and_its_gradients(onednn, bias):
+    x, weight, added = torch.randn(3, 7, 19), torch.randn(23, 19), torch.randn(23) if bias else None
+    found = []
+    for dtype in (torch.float32, torch.float64):
+        leaves = [each.detach().to(dtype).requires_grad_() for each in (x, weight, added) if each is not None]
+        out = functional.linear(*leaves)
+        out.square().sum().backward()
+        found.append([out, *(leaf.grad for leaf in leaves)])
+        assert all(each.is_contiguous() for each in found[-1]), "gradients that optimizers walk through fast"
+    for ours, exact in zip(*found, strict=True):
+        assert torch.allclose(ours.double(), exact, rtol=1e-5, atol=1e-4)
+
+
+def test_what_is_no_fp32_product_is_left_as_it_is(onednn):
+    left, right = torch.randint(9, (4, 6)), torch.randint(9, (6, 5))
+    assert torch.equal((left @ right).double(), left.double() @ right.double())
+    assert (left.bfloat16() @ right.bfloat16()).dtype == torch.bfloat16
+    assert torch.equal(torch.zeros(0, 3) @ torch.ones(3, 2), torch.zeros(0, 2))
+    assert torch.equal(torch.zeros(2, 0) @ torch.ones(0, 3), torch.zeros(2, 3))
+    scaled = torch.addmm(torch.ones(5), left.float(), right.float(), beta=2, alpha=0.5)
+    assert torch.allclose(scaled, 2 + 0.5 * (left @ right).float())
+    with pytest.raises(RuntimeError, match="shapes cannot be multiplied"):
+        torch.ones(2, 3) @ torch.ones(2, 3)

@@ -1,0 +1,74 @@
+"""fp32 matrix products on AMD's CPUs by oneDNN in place of MKL, which leaves their AVX-512 units aside.
+
+Zen 5, one core, 1024 x 288 x 32000: 97 ms against 216; 1024 x 768 x 288: 2.1 ms against 4.8. Same operators, same
+gradients, fp32 throughout; only the order of sums differs, as between any two libraries. Does not know models.
+"""
+
+from __future__ import annotations
+
+import warnings
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+# multiplications below which a product is left to MKL: calling through Python costs more than is won
+LEAST = 1 << 22
+_installed: list[Any] = []  # the library, which torch forgets with its last reference
+
+
+def prefer_onednn() -> None:
+    """From now on in this process, where it pays. An operator's kernel is replaced, so that autograd, DTensors and
+    dispatch modes see what they always see."""
+    if _installed or not _pays():
+        return
+    library = torch.library.Library("aten", "IMPL")  # type: ignore[no-untyped-call]
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="Warning only once for all operators")
+        library.impl("mm", _mm, "CPU")  # type: ignore[no-untyped-call]
+        library.impl("addmm", _addmm, "CPU")  # type: ignore[no-untyped-call]
+    _installed.append(library)
+
+
+def _pays() -> bool:
+    """MKL picks its kernels by the maker's name: Intel's own with AVX-512, others' without."""
+    if torch.backends.cpu.get_cpu_capability() != "AVX512" or not hasattr(torch.ops.mkldnn, "_linear_pointwise"):
+        return False
+    try:
+        return "AuthenticAMD" in Path("/proc/cpuinfo").read_text()
+    except OSError:
+        return False
+
+
+def _mm(left: Tensor, right: Tensor) -> Tensor:
+    if _suits(left, right):
+        return _product(left, right, None)
+    return torch.mm(left, right, out=left.new_empty(left.shape[0], right.shape[1]))
+
+
+def _addmm(added: Tensor, left: Tensor, right: Tensor, *, beta: float = 1, alpha: float = 1) -> Tensor:
+    columns = right.shape[1]
+    if added.shape == (columns,) and beta == alpha == 1 and added.dtype is torch.float32 and _suits(left, right):
+        return _product(left, right, added)
+    out = left.new_empty(left.shape[0], columns)
+    return torch.addmm(added, left, right, beta=beta, alpha=alpha, out=out)
+
+
+def _suits(left: Tensor, right: Tensor) -> bool:
+    if left.dtype is not torch.float32 or right.dtype is not torch.float32:
+        return False
+    return left.shape[0] * left.shape[1] * right.shape[1] >= LEAST and left.shape[1] == right.shape[0]
+
+
+def _product(left: Tensor, right: Tensor, bias: Tensor | None) -> Tensor:
+    """oneDNN wants the left one in rows and takes the right one as it lies; a weight's gradient has it the other way
+    round, and is cheaper to turn than the left one would be."""
+    if bias is None and not left.is_contiguous() and left.t().is_contiguous():
+        return _linear(right.t(), left, None).t().contiguous()
+    return _linear(left, right.t(), bias)
+
+
+def _linear(left: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    found: Tensor = torch.ops.mkldnn._linear_pointwise(left, weight, bias, "none", [], "")
+    return found

@@ -97,12 +97,16 @@ def _starting(facts: RunFacts) -> str:
 def _running(facts: RunFacts) -> str:
     if facts.summary.get("step") is None:
         return "Running; no step has been logged yet."
-    parts = [_progress(facts), _loss(facts), _speed(facts), _mfu(facts)]
+    parts = [_progress(facts)] if facts.kind == "benchmark" else _now(facts)
     eta = words.number(facts.summary.get("eta_s"))
     if eta is not None and eta > 0:
         parts.append(f"done in about {words.duration(eta)}")
     said = words.listed([part for part in parts if part])
     return _capital(said) + "." + _stale(facts)
+
+
+def _now(facts: RunFacts) -> list[str]:
+    return [_progress(facts), _loss(facts), _speed(facts), _mfu(facts)]
 
 
 def _stopping(facts: RunFacts) -> str:
@@ -120,6 +124,8 @@ def _paused(facts: RunFacts) -> str:
 def _finished(facts: RunFacts) -> str:
     done = words.count(int(facts.summary.get("step") or 0), "step") if facts.summary.get("step") else "its work"
     took = f" in {words.duration(facts.runtime_s)}" if facts.runtime_s else ""
+    if facts.kind == "benchmark":  # its newest numbers are those of one variant
+        return f"Measured its variants{took}: {done} in all."
     parts = [part for part in (_loss(facts, trending=False), _validation(facts), _speed(facts), _mfu(facts)) if part]
     return f"Finished {done}{took}" + (f": {words.listed(parts)}." if parts else ".")
 
@@ -154,9 +160,10 @@ def _progress(facts: RunFacts) -> str:
     step, steps = facts.summary.get("step"), facts.summary.get("steps")
     if step is None:
         return ""
+    of = " of all its variants" if facts.kind == "benchmark" else ""
     if not steps:
-        return f"step {step:,}"
-    return f"step {step:,} of {steps:,}"
+        return f"step {step:,}{of}"
+    return f"step {step:,} of {steps:,}{of}"
 
 
 def _loss(facts: RunFacts, trending: bool = True) -> str:

@@ -9,6 +9,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
+import numpy as np
+
 from orchestrator.planner.axes import divisors
 from orchestrator.planner.calibration import Calibration
 from orchestrator.planner.inputs import Request, table_of
@@ -16,6 +18,7 @@ from orchestrator.planner.parameters import columns_for
 from orchestrator.planner.requests import Scene, Workload
 from orchestrator.planner.search import SearchResult, search
 from orchestrator.planner.tell import duration
+from orchestrator.planner.terms import Table
 from workers.contracts.base import Refused
 from workers.contracts.cluster import ClusterSpec
 from workers.contracts.devices import DEVICES, GIB
@@ -110,7 +113,8 @@ def _from_search(changes: dict[str, Any], says: str, result: SearchResult) -> tu
     request, table = result.requests[0], result.table
     assert table is not None
     needs, takes = float(table.column("total_bytes")[0]), float(table.column("step_time_s")[0])
-    told = f"{says}: then {in_words(request.plan)} needs {needs / GIB:.1f} GiB, a step takes {duration(takes)}."
+    beside = _host_words(table, 0)
+    told = f"{says}: then {in_words(request.plan)} needs {needs / GIB:.1f} GiB{beside}, a step takes {duration(takes)}."
     tokens = request.plan.global_batch_size * request.seq_len
     return takes * request.plan.world_size / tokens, Change(changes, told, request, needs, takes)
 
@@ -126,7 +130,7 @@ def _fitting(tried: list[_Try], before_s: float, calibration: Calibration | None
     best: dict[str, Change] = {}
     for at, each in enumerate(tried):
         if fits[at] and each.kind not in best:
-            needs = f"{total[at] / GIB:.1f} of {usable[at] / GIB:.1f} GiB"
+            needs = f"{total[at] / GIB:.1f} of {usable[at] / GIB:.1f} GiB{_host_words(table, at)}"
             told = f"{each.says}: {needs}, {_slower(float(time_s[at]), before_s)}."
             best[each.kind] = Change(each.changes, told, each.request, float(total[at]), float(time_s[at]))
     return sorted(best.values(), key=lambda change: (_is_hardware(change), change.step_time_s))
@@ -148,7 +152,8 @@ def _several(request: Request, before_s: float, calibration: Calibration | None)
     names = [name for name in ParallelPlan.model_fields if getattr(found.plan, name) != getattr(plan, name)]
     needs, takes = float(table.column("total_bytes")[0]), float(table.column("step_time_s")[0])
     words = ", ".join(f"{name} {getattr(found.plan, name)}" for name in names if getattr(found.plan, name) is not None)
-    says = f"No single change is enough; together {words}: {needs / GIB:.1f} GiB, {_slower(takes, before_s)}."
+    beside, slower = _host_words(table, 0), _slower(takes, before_s)
+    says = f"No single change is enough; together {words}: {needs / GIB:.1f} GiB{beside}, {slower}."
     return [Change({name: getattr(found.plan, name) for name in names}, says, found, needs, takes)]
 
 
@@ -294,6 +299,12 @@ def _is_hardware(change: Change) -> bool:
 
 def _parameters(scene: Scene, calibration: Calibration | None) -> dict[str, Any]:
     return columns_for([scene.request(ParallelPlan())], calibration)
+
+
+def _host_words(table: Table, at: int) -> str:
+    """What offloading asks of the host for one device: what fits there may not fit here."""
+    held = float(np.broadcast_to(table.column("host_bytes"), table.n)[at])
+    return f" and {held / GIB:.1f} GiB of the host's memory a device" if held else ""
 
 
 def _slower(after_s: float, before_s: float) -> str:

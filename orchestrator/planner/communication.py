@@ -33,6 +33,24 @@ def reduce_passes(zero: Column, accumulation: Column) -> Column:
 
 @term(
     "B",
+    "reduce_bytes; torch's own parts (orrery, fsdp2): sharded_reduce_bytes from ZeRO 2, else grad_bytes",
+    "DistributedDataParallel reduces gradients as they are kept, fully_shard in MixedPrecisionPolicy.reduce_dtype",
+)
+def gradient_sent_bytes(
+    row_sharded: Column, zero: Column, sharded_reduce_bytes: Column, grad_bytes: Column, reduce_bytes: Column
+) -> Column:
+    """(n,). Of one gradient on its way."""
+    return np.where(row_sharded == 1, np.where(zero >= 2, sharded_reduce_bytes, grad_bytes), reduce_bytes)
+
+
+@term("B", "compute_bytes; torch's own parts (orrery, fsdp2) under ZeRO 1: param_bytes", "ZeroRedundancyOptimizer")
+def weight_sent_bytes(row_sharded: Column, zero: Column, param_bytes: Column, compute_bytes: Column) -> Column:
+    """(n,). Of one weight on its way: under ZeRO 1 updated ones travel as they are stored."""
+    return np.where((row_sharded == 1) & (zero == 1), param_bytes, compute_bytes)
+
+
+@term(
+    "B",
     "gather_passes x params x compute_bytes + (2 or 1 where sharded) x reduce_passes x params x reduce_bytes",
     "ZeRO, arXiv 1910.02054, section 7: 2, 2, 2, 3 times the parameters; experts over dp x cp / ep",
 )
@@ -40,13 +58,40 @@ def stage_dp_bytes(
     dense_stage_params: Column, expert_stage_params: Column, gather_passes: Column, reduce_passes: Column,
     zero: Column, dp: Column, cp: Column, ep: Column, dp_replicate: Column, compute_bytes: Column, reduce_bytes: Column,
 ) -> Column:  # fmt: skip
-    group = dp * cp
-    params = dense_stage_params * (group > 1) + expert_stage_params * (group > ep)
-    sharded = zero > 0
-    each = gather_passes * compute_bytes + reduce_passes * reduce_bytes * (2 - sharded)
-    shards = np.maximum(1, group / dp_replicate)
-    across = 2 * reduce_bytes * reduce_passes / shards * (dp_replicate > 1) * sharded
-    return np.asarray(params * (each * ((shards > 1) | ~sharded) + across))
+    params, shards = dense_stage_params * (dp * cp > 1) + expert_stage_params * (dp * cp > ep), zero > 0
+    groups = (dp * cp, dp_replicate)
+    return _sent(params, groups, gather_passes * compute_bytes, reduce_passes * reduce_bytes, shards, shards)
+
+
+@term(
+    "B",
+    "stage_dp_bytes with weight_sent_bytes and gradient_sent_bytes; torch's own ZeRO 1 (orrery, fsdp2) reduces whole "
+    "gradients",
+    "what takes time; the volume of the textbooks is stage_dp_bytes",
+)
+def stage_dp_sent_bytes(
+    dense_stage_params: Column, expert_stage_params: Column, gather_passes: Column, reduce_passes: Column,
+    zero: Column, dp: Column, cp: Column, ep: Column, dp_replicate: Column, weight_sent_bytes: Column,
+    gradient_sent_bytes: Column, row_sharded: Column,
+) -> Column:  # fmt: skip
+    groups, shards = (dp * cp, dp_replicate), zero > 0
+    params = dense_stage_params * (dp * cp > 1) + expert_stage_params * (dp * cp > ep)
+    in_parts = shards & ~((row_sharded == 1) & (zero == 1))
+    return _sent(
+        params, groups, gather_passes * weight_sent_bytes, reduce_passes * gradient_sent_bytes, shards, in_parts
+    )
+
+
+def _sent(
+    params: Column, groups: tuple[Column, Column], gathered: Column, reduced: Column, shards: Column,
+    in_parts: Column,
+) -> Column:  # fmt: skip
+    """`gathered` and `reduced` bytes of a parameter over all passes of a step; `in_parts`: reduce-scattered."""
+    group, copies = groups
+    each = gathered + reduced * (2 - in_parts)
+    parts = np.maximum(1, group / copies)
+    across = 2 * reduced / parts * (copies > 1) * shards
+    return np.asarray(params * (each * ((parts > 1) | ~shards) + across))
 
 
 @term("B", "largest of stage_dp_bytes")
@@ -161,11 +206,13 @@ def routed_bytes(
 
 @term(
     "B",
-    "routed_bytes x routing layers x micro-batches x (2 forward + 2 backward + 2 where recomputed)",
-    "GShard, arXiv 2006.16668: dispatch and combine",
+    "routed_bytes x routing layers x micro-batches x (2 forward + 2 backward + 2 where experts are recomputed)",
+    "GShard, arXiv 2006.16668: dispatch and combine; an exchange is no matrix product whose output would be kept",
 )
 def ep_bytes(
-    ep: Column, routed_bytes: Column, stage_moe_layers: Column, accumulation: Column, recompute: Column
+    ep: Column, routed_bytes: Column, stage_moe_layers: Column, accumulation: Column, recompute: Column,
+    selective_products: Column,
 ) -> Column:  # fmt: skip
-    passes = 4 + 2 * (recompute == RECOMPUTE["full"])
+    selective = (recompute == RECOMPUTE["selective"]) & (selective_products == 1)
+    passes = 4 + 2 * ((recompute == RECOMPUTE["full"]) | (recompute == RECOMPUTE["auto"]) | selective)
     return np.asarray((ep > 1) * routed_bytes * stage_moe_layers.max(axis=0) * accumulation * passes)

@@ -75,16 +75,16 @@ def hop_s(
     return np.asarray(each * (pp > 1))
 
 
-@term("s", "stage_dp_bytes x seconds per byte + latency of each pass and layer", "rings by hierarchy")
+@term("s", "stage_dp_sent_bytes x seconds per byte + latency of each pass and layer", "rings by hierarchy")
 def stage_dp_s(
-    stage_dp_bytes: Column, dp: Column, cp: Column, dp_local: Column, intra_rate: Column, inter_rate: Column,
+    stage_dp_sent_bytes: Column, dp: Column, cp: Column, dp_local: Column, intra_rate: Column, inter_rate: Column,
     intra_latency_s: Column, inter_latency_s: Column, stage_layers: Column, gather_passes: Column,
     reduce_passes: Column, zero: Column,
 ) -> Column:  # fmt: skip
     group = dp * cp
     calls = np.where(zero >= 2, (gather_passes + reduce_passes) * stage_layers, 2)
     wait = latency(group, dp_local, intra_latency_s, inter_latency_s)
-    return np.asarray(stage_dp_bytes * seconds_per_byte(group, dp_local, intra_rate, inter_rate) + calls * wait)
+    return np.asarray(stage_dp_sent_bytes * seconds_per_byte(group, dp_local, intra_rate, inter_rate) + calls * wait)
 
 
 @term(

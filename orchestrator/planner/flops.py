@@ -63,15 +63,19 @@ def selective_published_flops_per_token(attention_flops_per_token: Column) -> Co
 
 @term(
     "FLOP",
-    "(model_flops_per_token + what recomputation adds, selective as published) x step_tokens",
+    "(model_flops_per_token + what recomputation adds; selective as Megatron's publications count it, or as it runs "
+    "where products are kept) x step_tokens",
     "arXiv 2205.05198; the attention kernel's own recomputation is not counted",
 )
 def hardware_flops(
     recompute: Column, recomputed_share: Column, model_flops_per_token: Column, full_recompute_flops_per_token: Column,
-    selective_published_flops_per_token: Column, step_tokens: Column,
+    selective_published_flops_per_token: Column, selective_executed_flops_per_token: Column,
+    selective_products: Column, step_tokens: Column,
 ) -> Column:  # fmt: skip
     again = recomputed_share * full_recompute_flops_per_token
-    again = np.where(recompute == RECOMPUTE["selective"], selective_published_flops_per_token, again)
+    published, executed = selective_published_flops_per_token, selective_executed_flops_per_token
+    selective = np.where(selective_products == 1, executed, published)  # counted as published, HFU passes 100%
+    again = np.where(recompute == RECOMPUTE["selective"], selective, again)
     return np.asarray((model_flops_per_token + again) * step_tokens)
 
 
@@ -100,7 +104,7 @@ def mfu(tflops_per_device: Column, peak_flops: Column) -> Column:
     return np.asarray(tflops_per_device * 1e12 / peak_flops)
 
 
-@term("", "hardware_tflops_per_device x 10^12 / peak_flops", "recomputation counted, selective as published")
+@term("", "hardware_tflops_per_device x 10^12 / peak_flops", "recomputation counted")
 def hfu(hardware_tflops_per_device: Column, peak_flops: Column) -> Column:
     return np.asarray(hardware_tflops_per_device * 1e12 / peak_flops)
 

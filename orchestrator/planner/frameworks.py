@@ -32,6 +32,7 @@ class Framework:
     `fused_norm_on_cpu`, `mask_bytes_on_cpu` (0: of the compute dtype): what torch does on a CPU, unless a request says
     fused_norm and mask_bytes itself. `norm_weight_in_fp32`: a decomposed RMSNorm multiplies by its weight before it
     casts back (torch), or after (Hugging Face). `repeats_kv`: keys and values are copied per query head.
+    `whole_kv`: where tp exceeds the key-value heads, every rank keeps the weights of all (Megatron: of its own).
     `windows_as_masks`: a window is a mask tensor. `regathers_inputs`: sequence parallel inputs of products are kept in
     parts and gathered again. `selective` recomputes the attention "core", or all but the outputs of "products".
     `cross_entropy_in_place`: the softmax overwrites fp32 logits and their gradient the softmax. `loss_chunks`: pieces
@@ -63,6 +64,7 @@ class Framework:
     mask_bytes_on_cpu: float = 0.0
     norm_weight_in_fp32: bool = True
     repeats_kv: bool = False
+    whole_kv: bool = False
     windows_as_masks: bool = False
     regathers_inputs: bool = True
     selective: str = "core"
@@ -100,7 +102,8 @@ class Framework:
             "flat_step": float(self.flat_step), "keeps_outputs": float(self.keeps_outputs),
             "fused_norm_on_cpu": float(self.fused_norm_on_cpu), "mask_bytes_on_cpu": self.mask_bytes_on_cpu or compute,
             "norm_weight_in_fp32": float(self.norm_weight_in_fp32), "windows_as_masks": float(self.windows_as_masks),
-            "repeats_kv": float(self.repeats_kv), "regathers_inputs": float(self.regathers_inputs),
+            "repeats_kv": float(self.repeats_kv), "whole_kv": float(self.whole_kv),
+            "regathers_inputs": float(self.regathers_inputs),
             "selective_products": float(self.selective == "products"), "loss_chunks": float(self.loss_chunks),
             "cross_entropy_in_place": float(self.cross_entropy_in_place),
             "vocab_multiple": float(self.vocab_multiple), "mask_bytes": self.mask_bytes,
@@ -137,6 +140,7 @@ FRAMEWORKS = {
             fully_shard="rows",
             greedy_optimizer=True,
             fused_swiglu=False,
+            whole_kv=True,
             windows_as_masks=True,
             selective="products",
         ),

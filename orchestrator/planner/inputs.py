@@ -52,8 +52,8 @@ given(
     "", "framework", "flash", "fused_norm", "fused_swiglu", "fused_cross_entropy", "fused_softmax",
     "fully_sharded", "row_sharded", "greedy_optimizer", "bucket_elements", "fused_wgrad",
     "offload_grads", "flat_step", "keeps_outputs", "factored", "muon", "vocab_multiple", "overlap_grad_reduce",
-    "scatter_gather", "causal_flops", "repeats_kv", "regathers_inputs", "selective_products", "fused_norm_on_cpu",
-    "norm_weight_in_fp32", "windows_as_masks", "cross_entropy_in_place", "loss_chunks",
+    "scatter_gather", "causal_flops", "repeats_kv", "whole_kv", "regathers_inputs", "selective_products",
+    "fused_norm_on_cpu", "norm_weight_in_fp32", "windows_as_masks", "cross_entropy_in_place", "loss_chunks",
 )  # fmt: skip
 given(
     "B", "framework", "compute_bytes", "param_bytes", "grad_bytes", "master_bytes", "moment_bytes", "reduce_bytes",
@@ -87,7 +87,7 @@ class Request:
 def model_columns(model: ModelSpec) -> dict[str, float]:
     """Sizes and parameter counts. Counts are per layer and unsharded, parted by what tensor parallelism splits:
 
-    `_split` divides by tp, `_kv` by min(tp, kv_heads) (key and value heads are copied beyond that), `_whole` not.
+    `_split` divides by tp, `_kv` by `kv_split` (key and value heads are copied beyond kv_heads), `_whole` not.
     """
     count, mla, mfa, moe = parameter_count(model), model.mla, model.mfa, model.moe
     hidden, biased, qkv_biased = model.hidden, model.bias == "all", model.bias != "none"

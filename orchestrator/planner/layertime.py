@@ -70,11 +70,13 @@ def moe_extra_s(
 
 @term(
     "s",
-    "ep_exposed x ep_forward_s x (1 forward + 1 backward + 1 where recomputed), a fifth in dualpipev",
+    "ep_exposed x ep_forward_s x (1 forward + 1 backward + 1 where experts are recomputed), a fifth in dualpipev",
     "all-to-alls wait for the router; DualPipe runs them beside the other direction's work (arXiv 2412.19437, 3.2.1)",
 )
 def moe_exposed_s(
-    ep_forward_s: Column, recomputed_share: Column, ep: Column, ep_exposed: Column, schedule: Column
+    ep_forward_s: Column, recomputed_share: Column, ep: Column, ep_exposed: Column, schedule: Column,
+    recompute: Column, selective_products: Column,
 ) -> Column:  # fmt: skip
     beside = np.where(schedule == SCHEDULE["dualpipev"], 0.2, 1.0)
-    return np.asarray((ep > 1) * ep_exposed * beside * ep_forward_s * (2 + recomputed_share))
+    again = np.maximum(recomputed_share, (recompute == RECOMPUTE["selective"]) * selective_products)
+    return np.asarray((ep > 1) * ep_exposed * beside * ep_forward_s * (2 + again))

@@ -16,10 +16,10 @@ _ADAFACTOR = "arXiv 1804.04235, section 3; torch.optim.Adafactor keeps a row and
 def layer_factors(
     hidden: Column, heads: Column, kv_heads: Column, head_dim: Column, ffn: Column, expert_ffn: Column,
     shared_ffn: Column, experts: Column, gated: Column, moe_layers: Column, layers: Column, params_norms: Column,
-    tp: Column, ep: Column,
+    tp: Column, ep: Column, kv_split: Column,
 ) -> Column:  # fmt: skip
     """Mean over layers, on one tensor-parallel rank; latent attention counted as plain attention of its heads."""
-    query, kv = heads * head_dim / tp, kv_heads * head_dim / np.minimum(tp, kv_heads)
+    query, kv = heads * head_dim / tp, kv_heads * head_dim / kv_split
     attention = 2 * (hidden + query) + 2 * (hidden + kv) + params_norms
 
     def mlp(width: Column) -> Column:

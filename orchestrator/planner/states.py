@@ -26,13 +26,19 @@ def expert_shard(shard: Column, ep: Column) -> Column:
     return np.maximum(1.0, shard / ep)
 
 
-@term("parameters", "norms + split / tp + key and value / min(tp, kv_heads) + whole", "arXiv 1909.08053")
+@term("", "min(tp, kv_heads); 1 beyond kv_heads where every rank keeps all of them (orrery)", "arXiv 1909.08053")
+def kv_split(tp: Column, kv_heads: Column, whole_kv: Column) -> Column:
+    """(n,). Parts into which tensor parallelism cuts the weights of keys and values."""
+    return np.where((whole_kv == 1) & (tp > kv_heads), 1.0, np.minimum(tp, kv_heads))
+
+
+@term("parameters", "norms + split / tp + key and value / kv_split + whole", "arXiv 1909.08053")
 def attention_params(
     params_norms: Column, params_attention_split: Column, params_attention_kv: Column, params_attention_whole: Column,
-    tp: Column, kv_heads: Column,
+    tp: Column, kv_split: Column,
 ) -> Column:  # fmt: skip
     """Attention and both norms of one layer on one tensor-parallel rank; key heads are copied beyond kv_heads."""
-    kv = params_attention_kv / np.minimum(tp, kv_heads)
+    kv = params_attention_kv / kv_split
     return np.asarray(params_norms + params_attention_split / tp + kv + params_attention_whole)
 
 

@@ -18,12 +18,12 @@ from orchestrator.planner.terms import Column, term
 def layer_row_excess(
     hidden: Column, heads: Column, kv_heads: Column, head_dim: Column, ffn: Column, gated: Column, biased: Column,
     qkv_biased: Column, norm_biased: Column, qk_norm: Column, is_mla: Column, is_mfa: Column, tp: Column, shard: Column,
-    row_sharded: Column,
+    row_sharded: Column, kv_split: Column,
 ) -> Column:  # fmt: skip
     """(n,). What rank 0 holds beyond 1 / shard of one dense layer: each tensor is cut along its rows."""
     if not np.any(row_sharded):
         return np.asarray(0.0)
-    query, kv = heads * head_dim / tp, kv_heads * head_dim / np.minimum(tp, kv_heads)
+    query, kv = heads * head_dim / tp, kv_heads * head_dim / kv_split
     inner = ffn / tp
     whole = _excess(hidden, shard) * (query + inner + 2 * (1 + norm_biased) + 2 * biased)
     attention = _excess(query, shard) * (hidden + qkv_biased) + 2 * _excess(kv, shard) * (hidden + qkv_biased)

@@ -214,8 +214,10 @@ def _wish(run: Run, by: User, what: str, *, does: str, audited: str) -> Run:
             state=AttemptState.EXITED
         )
         if not conditional.move(asked, requested=what):
-            says = f"Run {run.pk} is stopping, or was asked for something already. Look at its events."
-            raise conflict(says, retry=True)
+            before = Attempt.objects.filter(run=run, number=run.attempt_number)
+            pending = before.values_list("requested", flat=True).first()
+            says = f"it was asked for a {pending} that its nodes have not taken up yet" if pending else "it is stopping"
+            raise conflict(f"Run {run.pk} does one thing at a time and {says}. Ask again in a second.", retry=True)
         accounts.audit(actor=by, action=audited, target=f"run:{run.pk}")
         wake_scheduler()
     return run

@@ -22,6 +22,12 @@ from workers.contracts.engine import ENGINE_VALUES, plan_beyond_engine
 
 _STATES = {"adamw8bit": "adam8bit"}  # the planner's word for the same optimizer states
 _MOST_ADVICE = 3
+# terms that foretell what metrics of a rank count; of each the largest of all ranks. Activations are all
+# that autograd keeps, the loss's included
+_LARGEST = {
+    "params": "params_bytes", "grads": "grads_bytes", "optimizer": "optimizer_bytes",
+    "activations": "saved_for_backward_bytes",
+}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -75,8 +81,7 @@ def predict(spec: RunSpec, plan: ParallelPlan, venue: Venue) -> Prediction | Non
     document = {key: value for key, value in answer.items() if key not in ("id", "ok", "problems")}
     document |= {
         "tokens_per_s": answer["tokens_per_s_per_device"] * plan.world_size,
-        # logits as they are kept at the end of a forward pass, where the engine counts; more come with gradients
-        "kept_logits_bytes": round(float(table.column("logits_kept_bytes").max())),
+        "largest_bytes": {part: round(float(table.column(name).max())) for part, name in _LARGEST.items()},
         "device": venue.entry.name,
         "cluster": {**request.cluster.to_dict(), "device": _device(request.entry)},
         "framework": {"name": request.framework.name, "optimizer": request.framework.optimizer},

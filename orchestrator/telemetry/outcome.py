@@ -158,11 +158,8 @@ def _compared(document: dict[str, Any], found: Measured) -> Iterator[Comparison]
         ("mfu", document.get("mfu"), found.mfu),
         ("pipeline/bubble_fraction", document.get("bubble_fraction"), found.bubble_fraction),
     ]
-    for part in ("params", "grads", "optimizer"):
-        pairs.append((f"memory/{part}_bytes", memory.get(f"{part}_bytes"), found.memory.get(f"memory/{part}_bytes")))
-    # autograd keeps what is left of the logits among the activations
-    kept = (memory.get("activations_bytes") or 0) + (document.get("kept_logits_bytes") or 0)
-    pairs.append(("memory/activations_bytes", kept, found.memory.get("memory/activations_bytes")))
+    for part, size in (document.get("largest_bytes") or {}).items():  # a metric's is the largest of all ranks too
+        pairs.append((f"memory/{part}_bytes", size, found.memory.get(f"memory/{part}_bytes")))
     if document.get("device") != "cpu":  # on a CPU a process holds Python and its libraries as well
         pairs.append(("memory/allocated_bytes", memory.get("total_bytes"), found.memory.get("memory/allocated_bytes")))
     for metric, predicted, seen in pairs:

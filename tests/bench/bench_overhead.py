@@ -1,23 +1,30 @@
-"""What the engine's telemetry costs of a training: points, events, beacon, time split, arrivals; 15M parameters.
+"""What telemetry and supervision cost of a training: points, events, beacon, time split, arrivals, norms by layer, and
+the supervisor beside it; 15M parameters.
 
 By CPU time, so that other load does not count: what the training thread spends in each of these calls, and their
-threads beside it, of all that the process spends while it trains.
+threads beside it, of all that the process spends while it trains; and what the supervisor, which looks so many times a
+second, spends of a core.
 """
 
 from __future__ import annotations
 
 import functools
+import json
 import os
+import shutil
 import tempfile
 import threading
 import time
 from collections import defaultdict
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+import psutil
 import torch
 
 from tests.bench.record import record
+from tests.flows.embedded import Orrery
 from workers.metrics.recorder import Recorder
 from workers.metrics.throughput import Throughput
 from workers.training.accept import accept
@@ -28,6 +35,8 @@ from workers.training.control import Control
 from workers.training.environment import read_environment
 from workers.training.loop import Loop
 from workers.training.memory import MemoryBook
+from workers.training.optim import Norms
+from workers.training.report import Report
 from workers.training.trace.split import StepSplit
 from workers.training.trace.watch import Trace
 
@@ -42,6 +51,7 @@ CALLS = {
     "memory": (MemoryBook, ("values",)),
     "throughput": (Throughput, ("step", "values")),
     "control": (Control, ("poll",)),
+    "step's numbers": (Report, ("read",)),
 }
 SPEC: dict[str, Any] = {
     "kind": "train",
@@ -60,6 +70,10 @@ class Spent:
         for name, (owner, methods) in CALLS.items():
             for method in methods:
                 setattr(owner, method, self._timed(name, getattr(owner, method)))
+        squares = Norms.squares
+        of_weights = self._timed("weights' norms", squares)
+        # gradients' norms are the clipping's; weights' are only told
+        Norms.squares = lambda norms, each: (of_weights if each[0].requires_grad else squares)(norms, each)  # type: ignore[method-assign]
 
     def _timed(self, name: str, call: Any) -> Any:
         @functools.wraps(call)
@@ -77,6 +91,11 @@ class Spent:
 
 
 def main() -> None:
+    in_the_rank()
+    beside_the_rank()
+
+
+def in_the_rank() -> None:
     torch.set_num_threads(1)
     spent, began = Spent(), {}
     plain = Loop._one_step
@@ -106,6 +125,43 @@ def main() -> None:
         step_cpu_s=round(whole_s / (STEPS - FIRST), 4),
         parts={name: round(seconds / whole_s, 6) for name, seconds in parts.items()},
     )
+
+
+def beside_the_rank() -> None:
+    """The supervisor's CPU seconds while its rank trains, under a whole Orrery."""
+    home = Path(tempfile.mkdtemp(prefix="orrery-bench-"))
+    orrery = Orrery(home / "home", devices=1)
+    orrery.start()
+    try:
+        run = orrery.submit({**SPEC, "train": {**SPEC["train"], "steps": 100_000}}, name="overhead")
+        folder = orrery.home / "runs" / run / "attempt-1"
+        orrery.until(partial(stepped, folder, FIRST), 600, "some steps were made")
+        files = {"supervisor": folder / "supervisor.json", "rank": folder / "rank-0" / "process.json"}
+        processes = {name: psutil.Process(json.loads(file.read_text())["pid"]) for name, file in files.items()}
+        before, began = {name: sum(each.cpu_times()[:2]) for name, each in processes.items()}, time.monotonic()
+        orrery.until(partial(stepped, folder, FIRST + STEPS), 600, "steps were made")
+        spent = {name: sum(each.cpu_times()[:2]) - before[name] for name, each in processes.items()}
+        whole_s = time.monotonic() - began
+        assert orrery.client is not None
+        orrery.client.post(f"runs/{run}/cancel")
+        orrery.until_state(run, "cancelled", seconds=120)
+    finally:
+        orrery.close()
+        shutil.rmtree(home, ignore_errors=True)
+    record(
+        "overhead",
+        what=f"the supervisor beside a rank of the 15M model, {STEPS} steps",
+        value=spent["supervisor"] / whole_s,
+        unit="of a core",
+        figure="<= 0.01",
+        seconds=round(whole_s, 2),
+        **{f"{name}_s": round(seconds, 3) for name, seconds in spent.items()},
+    )
+
+
+def stepped(folder: Path, more_than: int) -> bool:
+    path = folder / "rank-0" / "points.jsonl"
+    return path.exists() and len(path.read_text().splitlines()) > more_than
 
 
 def _threads_s() -> float:

@@ -1,14 +1,15 @@
-"""What a checkpoint costs the training, and how soon a run steps again after a rank was killed: 15M model on a CPU.
+"""What a checkpoint costs, how soon a run steps again after a rank was killed, how soon a hang is told: 15M, on a CPU.
 
 The stall of an asynchronous save is held against a synchronous one of the same tensors; of each the first save, which
 allocates, is left out and told apart. Recovery counts from SIGKILL to the first step of the next attempt, through
-supervisor, control plane, scheduler, restart and restore.
+supervisor, control plane, scheduler, restart and restore. A hang counts from SIGSTOP until REST has its event.
 """
 
 from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import statistics
 import tempfile
@@ -23,6 +24,7 @@ from tests.flows.embedded import Orrery
 RANKS = 2
 SAVES = 5
 KILLS = 3
+HANGS = 3
 
 
 def main() -> None:
@@ -32,8 +34,10 @@ def main() -> None:
     try:
         stalls(orrery)
         recovery(orrery)
+        hangs(orrery)
     finally:
         orrery.close()
+        shutil.rmtree(home, ignore_errors=True)
 
 
 def spec(*, steps: int, every: int, asynchronous: bool) -> dict[str, Any]:
@@ -76,6 +80,45 @@ def recovery(orrery: Orrery) -> None:
     worst = max(took)
     each = [round(seconds, 2) for seconds in took]
     record("recovery", what="rank killed to first step again, worst", value=worst, unit="s", figure="<= 20", each=each)
+    cancel(orrery, run)
+
+
+def hangs(orrery: Orrery) -> None:
+    """A rank stops by itself and goes on later, again and again, in one attempt."""
+    run = orrery.submit(spec(steps=100_000, every=100_000, asynchronous=True), name="hanging")
+    folder = orrery.home / "runs" / run / "attempt-1"
+    took = []
+    for number in range(1, HANGS + 1):
+        orrery.until(partial(stepped, folder, 30 * number), 600, "some steps were made")
+        pid = json.loads((folder / f"rank-{number % RANKS}" / "process.json").read_text())["pid"]
+        stopped = time.monotonic()
+        os.kill(pid, signal.SIGSTOP)
+        try:
+            orrery.until(partial(told, orrery, run, "hang", number), 120, "the hang is told")
+            took.append(time.monotonic() - stopped)
+        finally:
+            os.kill(pid, signal.SIGCONT)
+    events = orrery.get(f"runs/{run}/events", type="hang", limit=20)["items"]
+    assert [event["rank"] for event in events] == [number % RANKS for number in range(1, HANGS + 1)], events
+    points = [json.loads(line) for line in (folder / "rank-0" / "points.jsonl").read_text().splitlines()]
+    step_s = statistics.median(point["values"]["step_time_s"] for point in points)
+    record(
+        "recovery",
+        what="a rank stopped until the hang is told by rank, worst",
+        value=max(took),
+        unit="s",
+        figure=f"<= {max(10.0, 3 * step_s):.2f}",
+        each=[round(seconds, 2) for seconds in took],
+        step_s=round(step_s, 3),
+    )
+    cancel(orrery, run)
+
+
+def told(orrery: Orrery, run: str, type_: str, count: int) -> bool:
+    return len(orrery.get(f"runs/{run}/events", type=type_, limit=20)["items"]) >= count
+
+
+def cancel(orrery: Orrery, run: str) -> None:
     assert orrery.client is not None
     orrery.client.post(f"runs/{run}/cancel")
     orrery.until_state(run, "cancelled", seconds=120)

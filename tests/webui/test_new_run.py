@@ -33,6 +33,7 @@ SPECS: dict[str, dict[str, Any]] = {
     "own shape": {**START, "model": OWN_SHAPE},
     "weights": {**START, "model": {"path": "/weights"}},
     "own file": {**START, "data": {"path": "/data/a.jsonl", "format": "jsonl"}},
+    "packed documents": {**START, "data": {"path": "/data/a.jsonl", "format": "jsonl", "document_masks": False}},
     "mixture": {**START, "data": {"sources": [{"path": "/data/a.txt", "weight": 3.0}, {"preset": "shakespeare"}],
                                   "tokenizer": {"vocab": 257}}},
     "auto": {**START, "plan": "auto", "resources": {"devices": 4}},

@@ -92,11 +92,10 @@ def test_what_does_not_fit_is_submitted_with_force_alone(people: factories.Peopl
 def measured(run: Run, **factors: float) -> None:
     """Logs forty steps that are the prediction times a factor."""
     said, steps = run.prediction, list(range(1, 41))
-    memory = said["memory"]
+    largest = said["largest_bytes"]
     values = {
         "step_time_s": said["step_time_s"], "tokens_per_s": said["tokens_per_s"], "mfu": said["mfu"],
-        "memory/params_bytes": memory["params_bytes"], "memory/optimizer_bytes": memory["optimizer_bytes"],
-        "memory/activations_bytes": memory["activations_bytes"] + (said.get("kept_logits_bytes") or 0),
+        **{f"memory/{part}_bytes": largest[part] for part in ("params", "optimizer", "activations")},
     }  # fmt: skip
     batch = PointBatch(
         run=str(run.pk), attempt=1, rank=0, seq=steps, step=steps, tokens=steps, time=[1.79e9 + each for each in steps],

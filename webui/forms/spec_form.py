@@ -90,12 +90,16 @@ def read(field: SpecField, text: str) -> Any:
                 return {name.strip(): value for name, _, value in (line.partition("=") for line in lines)}
             case "choice" if field.path == "plan.zero":
                 return int(text)
+            case "choice" if text in ("true", "false"):
+                return text == "true"
     except ValueError:
         return text
     return text
 
 
 def shown(field: SpecField, value: Any) -> str:
+    if field.kind == "choice" and isinstance(value, bool):
+        return str(value).lower()
     if value is None or value is False:
         return ""
     if value is True:

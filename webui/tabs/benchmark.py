@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from statistics import median
 from typing import Any
 
 from django.http import HttpRequest
@@ -14,6 +15,7 @@ from webui.run_facts import Facts
 from webui.sentences import ENDED
 from workers.contracts.variants import BASE
 
+_UNREST = 0.3  # quartiles of an idle machine's steps lie within a tenth
 _EXACT = 1e-5  # of the loss: variants that only lay the same numbers out differently stay within it
 
 
@@ -23,8 +25,9 @@ def content(facts: Facts, request: HttpRequest) -> dict[str, Any]:
     slowest = max((row["high_s"] for row in measured), default=0.0)
     fullest = max((row["peak_bytes"] for row in measured), default=0.0)
     collectives, products = table["collectives"], table["products"]
+    base = base_of(measured)
     return {
-        "groups": groups([shown(row, slowest, fullest) for row in table["rows"]]),
+        "groups": groups([shown(row, base, slowest, fullest) for row in table["rows"]]),
         "says": summary(table, measured),
         "left_out": table["left_out"],
         "links": links.chart(collectives["rows"]) if collectives else None,
@@ -46,7 +49,7 @@ def groups(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     return [{"title": name.replace("_", " "), "rows": some} for name, some in found.items()]
 
 
-def shown(row: Mapping[str, Any], slowest: float, fullest: float) -> dict[str, Any]:
+def shown(row: Mapping[str, Any], base: Mapping[str, Any] | None, slowest: float, fullest: float) -> dict[str, Any]:
     """A row in words; places of its bars in per cent of the slowest and the fullest variant."""
     found: dict[str, Any] = {
         "technique": row["technique"], "name": row["name"], "state": row["state"], "says": row.get("says") or "",
@@ -54,12 +57,14 @@ def shown(row: Mapping[str, Any], slowest: float, fullest: float) -> dict[str, A
     if row["state"] != "measured":
         return found
     against = row.get("against_base") or {}
+    tells = base is not None and apart(row, base)
     return found | {
         "seconds": words.seconds(row["step_time_s"]),
         "spread": f"{words.seconds(row['low_s'])} to {words.seconds(row['high_s'])}",
         "time_at": at(row["step_time_s"], slowest), "low_at": at(row["low_s"], slowest),
         "high_left": round(100 - at(row["high_s"], slowest), 2),
-        "time_by": by(against.get("step_time_s"), row["technique"]), "time_mood": mood(against.get("step_time_s")),
+        "time_by": by(against.get("step_time_s"), row["technique"]),
+        "time_mood": mood(against.get("step_time_s")) if tells else "",
         "samples": words.quantity(row["samples_per_s"]), "tokens": words.quantity(row["tokens_per_s"]),
         "bytes": words.memory(row["peak_bytes"]), "bytes_at": at(row["peak_bytes"], fullest),
         "bytes_by": by(against.get("peak_bytes"), row["technique"]), "bytes_mood": mood(against.get("peak_bytes")),
@@ -87,6 +92,20 @@ def mood(ratio: float | None) -> str:
     return "" if ratio is None or 0.9 <= ratio <= 1.1 else "good" if ratio < 1 else "bad"
 
 
+def base_of(measured: Sequence[Mapping[str, Any]]) -> Mapping[str, Any] | None:
+    return next((row for row in measured if row["technique"] == BASE), None)
+
+
+def apart(row: Mapping[str, Any], base: Mapping[str, Any]) -> bool:
+    """Whether the middle halves of both's steps lie beside each other: what overlaps may be chance."""
+    return bool(row["low_s"] > base["high_s"] or row["high_s"] < base["low_s"])
+
+
+def unrest(measured: Sequence[Mapping[str, Any]]) -> float:
+    """How far quartiles of a variant's steps lie from each other, by its median: the middle one of all variants."""
+    return float(median((row["high_s"] - row["low_s"]) / row["step_time_s"] for row in measured))
+
+
 def deviation(row: Mapping[str, Any]) -> dict[str, str]:
     """The largest difference of a step's loss to the base's, and whether the variant was meant to be exact."""
     off = words.number(row.get("deviation"))
@@ -103,7 +122,7 @@ def summary(table: Mapping[str, Any], measured: Sequence[Mapping[str, Any]]) -> 
     """What came out, in a sentence or two."""
     waiting = sum(row["state"] == "waiting" for row in table["rows"])
     failed = sum(row["state"] == "failed" for row in table["rows"])
-    base = next((row for row in measured if row["technique"] == BASE), None)
+    base = base_of(measured)
     others = [row for row in measured if row["technique"] != BASE]
     told = []
     if base and others:
@@ -112,16 +131,21 @@ def summary(table: Mapping[str, Any], measured: Sequence[Mapping[str, Any]]) -> 
         quicker, less = base["step_time_s"] / fast["step_time_s"], 1 - small["peak_bytes"] / base["peak_bytes"]
         told.append(
             f"{fast['name']} is fastest, {words.quantity(quicker, 3)} times as fast as the base"
-            if quicker > 1.02
-            else "No variant is faster than the base"
+            if quicker > 1.02 and apart(fast, base)
+            else "No variant is clearly faster than the base"
         )
         if less > 0.02:
             told.append(f"{small['name']} needs least memory, {100 * less:.0f}% less than the base")
+    if measured and unrest(measured) > _UNREST:
+        told.append(
+            f"Steps of one and the same variant differ by {100 * unrest(measured):.0f}%: the devices do other work as "
+            "well, and differences whose lines overlap may be chance"
+        )
     if waiting:
         told.append(f"{words.count(waiting, 'variant')} of {len(table['rows'])} still to be measured")
     if failed:
         told.append(f"{words.count(failed, 'variant')} could not be measured")
-    return ". ".join(told) + "." if told else "Nothing is measured yet."
+    return " ".join(f"{text[:1].upper()}{text[1:]}." for text in told) if told else "Nothing is measured yet."
 
 
 def link_says(collectives: Mapping[str, Any]) -> str:

@@ -8,7 +8,6 @@ from django.http import HttpRequest
 
 from orchestrator.runs import selectors as runs
 from orchestrator.telemetry import selectors as telemetry
-from webui import moments
 from webui.charts import comm_measured, panels, pipe_measured
 from webui.charts.plan_pipeline import pipeline
 from webui.charts.spread import spread
@@ -42,7 +41,7 @@ def timeline(facts: Facts) -> dict[str, Any]:
     stages = int(facts.plan.get("pp") or 1)
     if stages < 2:
         return {"timeline": None, "pipeline": None}
-    told = runs.events_of(run=facts.run, types=moments.DRAWN, limit=_STEPS * stages, newest=True)
+    told = runs.events_of(run=facts.run, types=["pipeline_timeline"], limit=_STEPS * stages, newest=True)
     foreseen = timeline_of_run(facts.run, whole=bool(told))
     found = pipe_measured.beside([event.data for event in told], foreseen)
     return {"timeline": found, "pipeline": pipeline(foreseen) if foreseen and found is None else None}

@@ -73,4 +73,5 @@ def test_a_search_that_nothing_fits_is_told_what_would() -> None:
     assert device.request.cluster.device == device.changes["device"] != "rtx4090-24g"
     for change in changes:
         assert predicted(change.request).column("fits")[0]
-        assert ": then " in change.says and " GiB, a step takes " in change.says
+        assert ": then " in change.says and ", a step takes " in change.says
+        assert ("GiB of the host's memory a device" in change.says) == (change.plan.offload != "none")

@@ -44,11 +44,13 @@ def test_tensor_parallel_ranks_split_what_has_heads_or_width_and_copy_the_rest(n
     assert tp * split["stage_params"].max() == count.total + copied + padded
 
 
-def test_key_and_value_heads_are_copied_beyond_their_number():
-    four, eight = (predicted("qwen3-30b-a3b", {"tp": tp})["attention_params"][0] for tp in (4, 8))
+@pytest.mark.parametrize(("using", "share"), [("megatron", 1 / 4), ("orrery", 1.0)])
+def test_key_and_value_heads_are_copied_beyond_their_number(using, share):
+    """Four of them on eight ranks: Megatron's ranks hold one each, this engine's all of them."""
+    four, eight = (predicted("qwen3-30b-a3b", {"tp": tp}, using=using)["attention_params"][0] for tp in (4, 8))
     kv = predicted("qwen3-30b-a3b")["params_attention_kv"][0]
     assert predicted("qwen3-30b-a3b")["kv_heads"][0] == 4
-    assert eight - kv / 4 == pytest.approx((four - kv / 4 + 2 * 128 + 2 * 2048) / 2)
+    assert eight - share * kv == pytest.approx((four - kv / 4 + 2 * 128 + 2 * 2048) / 2)
 
 
 def test_a_vocabulary_is_padded_to_the_multiple_times_tp():

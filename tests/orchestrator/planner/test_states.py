@@ -22,6 +22,8 @@ from tests.workers.training.pool import ROOT, Pool
 from workers.contracts.model import ModelSpec
 from workers.contracts.presets import preset
 from workers.models.decoder import Decoder
+from workers.training.accept import accept
+from workers.training.fake import describe_fake_ranks
 
 STATES = ("params", "grads", "optimizer")
 WITHIN = 1e-3
@@ -161,6 +163,19 @@ def test_tensor_parallel_shards_of_four_ranks():
     assert len(held) == 4
     worst = {name: max(each[name] for each in held) for name in STATES}
     assert states(spec, {"dp": 2, "tp": 2, "zero": 3}, using="fsdp2") == pytest.approx(worst, rel=WITHIN)
+
+
+@pytest.mark.parametrize("plan", [{"tp": 4, "dp": 2}, {"tp": 4, "dp": 2, "zero": 3}, {"tp": 2, "dp": 4, "zero": 3}])
+def test_key_value_heads_fewer_than_tensor_ranks(plan):
+    """The engine keeps the weights of all of them on every rank; others a copy of the rank's own."""
+    given = {**ODD, "heads": 4, "kv_heads": 2, "head_dim": 18, "qk_norm": False, "ffn": 84}
+    run = accept(make_spec(given, {**plan, "global_batch_size": 8}, steps=1))
+    worst = max(rank["parameter_bytes"] for rank in describe_fake_ranks(run, 8)["ranks"])
+    spec = ModelSpec.from_dict(given)
+    assert states(spec, plan)["params"] == pytest.approx(worst, rel=WITHIN)
+    own = states(spec, {**plan, "zero": 0}, using="fsdp2")["params"]
+    whole = states(spec, {**plan, "zero": 0})["params"]
+    assert (own < whole) == (plan["tp"] > 2)
 
 
 def preset_size(name: str) -> float:

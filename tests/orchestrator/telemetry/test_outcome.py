@@ -39,7 +39,7 @@ def log(run: Run, *, steps: int = 20, slower: float = 1.0, params: float = 1.0, 
             mfu=lambda step: 0.5,
             **{
                 "memory/params_bytes": lambda step, held=weights: held,
-                "memory/activations_bytes": lambda step: memory["activations_bytes"] + told["kept_logits_bytes"],
+                "memory/activations_bytes": lambda step: told["largest_bytes"]["activations"],
                 "memory/allocated_bytes": lambda step: 7e8,
             },
         )  # fmt: skip

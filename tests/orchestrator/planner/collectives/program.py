@@ -1,6 +1,6 @@
 """One step of a real parallel program on gloo, its collectives counted by torch's profiler; prints JSON from rank 0.
 
-Data parallelism is Orrery's own engine; tensor, pipeline, context and expert parallelism are torch's primitives.
+Data and context parallelism are Orrery's own engine; tensor, pipeline and expert parallelism are torch's primitives.
 """
 
 from __future__ import annotations
@@ -35,9 +35,10 @@ def data_parallel(model: ModelSpec, plan: ParallelPlan, seq_len: int) -> Step:
     def step() -> None:
         for index in range(plan.accumulation):
             last = index + 1 == plan.accumulation
-            tokens = torch.randint(0, model.vocab, (plan.micro_batch_size, seq_len))
+            tokens = torch.randint(0, model.vocab, (plan.micro_batch_size, seq_len // plan.cp))
             with parallel.backward_of(last=last):
                 parallel.modules[0](tokens).float().sum().backward()
+        parallel.finish_gradients()
         optimizer.step()
         optimizer.zero_grad()
 
@@ -166,13 +167,13 @@ def main() -> None:
 
 def _one(asked: dict[str, Any]) -> dict[str, int]:
     model, plan = ModelSpec.from_dict(asked["model"]), ParallelPlan.from_dict(asked["plan"])
-    program = {"dp": data_parallel, "tp": tensor_parallel, "pp": pipeline_parallel, "ep": expert_parallel}
-    step = program[asked["axis"]](model, plan, asked["seq_len"])
+    programs = {"tp": tensor_parallel, "pp": pipeline_parallel, "ep": expert_parallel}
+    step = programs.get(asked["axis"], data_parallel)(model, plan, asked["seq_len"])
     step()  # DistributedDataParallel settles its buckets after the first backward pass
     step()
     with profile(activities=[ProfilerActivity.CPU], record_shapes=True) as profiled:
         step()
-    return counted(profiled.events(), group=plan.tp if plan.tp > 1 else plan.dp_shard)
+    return counted(profiled.events(), group=plan.tp if plan.tp > 1 else plan.dp_shard * plan.cp)
 
 
 def counted(events: Any, *, group: int) -> dict[str, int]:

@@ -22,6 +22,8 @@ RAGGED = {**LLAMA, "layers": 3, "ffn": 82, "vocab": 51, "qk_norm": True}
 TIED = {**LLAMA, "tie_embeddings": True, "norm": "layernorm", "bias": "all", "position": "learned", "gated_mlp": False,
         "activation": "gelu"}  # fmt: skip
 MOE = {**LLAMA, "moe": {"experts": 4, "top_k": 2, "expert_ffn": 32}}
+LATENT = {**LLAMA, "kv_heads": 4, "attention": "mla", "mla": {"q_lora_rank": 12, "kv_lora_rank": 16,
+          "qk_nope_head_dim": 8, "qk_rope_head_dim": 4, "v_head_dim": 6}}  # fmt: skip
 WHOLE_HEADS = {**LLAMA, "kv_heads": 4}
 
 CASES: list[tuple[str, int, dict[str, Any], dict[str, Any]]] = [
@@ -37,6 +39,10 @@ CASES: list[tuple[str, int, dict[str, Any], dict[str, Any]]] = [
     ("pp", 3, RAGGED, {"pp": 3, "schedule": "gpipe", "global_batch_size": 3}),
     ("pp", 2, {**LLAMA, "layers": 4}, {"pp": 2, "schedule": "interleaved_1f1b", "global_batch_size": 4}),
     ("ep", 2, MOE, {"dp": 2, "ep": 2, "global_batch_size": 4}),
+    ("cp", 2, TIED, {"cp": 2, "zero": 1, "global_batch_size": 2}),
+    ("cp", 2, LATENT, {"cp": 2, "recompute": "selective"}),
+    ("cp", 2, LLAMA, {"cp": 2, "zero": 3, "recompute": "full", "global_batch_size": 2}),
+    ("cp", 4, RAGGED, {"dp": 2, "cp": 2, "zero": 2, "global_batch_size": 4}),
 ]
 
 
@@ -50,7 +56,7 @@ def predicted(model: dict[str, Any], plan: dict[str, Any], devices: int) -> dict
     ("model", "plan", "framework"),
     [
         (LLAMA, {"dp": 2}, "megatron"),
-        (LLAMA, {"cp": 2}, "orrery"),
+        (MOE, {"cp": 2}, "orrery"),
         (LLAMA, {"dp": 2, "offload": "optimizer"}, "orrery"),
         (MOE, {"dp": 2, "ep": 2, "zero": 3}, "orrery"),
     ],
@@ -81,7 +87,8 @@ def measured(ranks: int) -> dict[int, list[dict[str, float]]]:
 def test_bytes_of_a_step_are_exact(number: int) -> None:
     axis, ranks, model, plan = CASES[number]
     says, found = predicted(model, plan, ranks), measured(ranks)[number]
-    axes = {"dp": ("all_reduce", "all_gather", "reduce_scatter", "broadcast"), "pp": ("send",), "ep": ("all_to_all",),
+    data = ("all_reduce", "all_gather", "reduce_scatter", "broadcast")
+    axes = {"dp": data, "cp": (*data, "send"), "pp": ("send",), "ep": ("all_to_all",),
             "tp": ("all_reduce", "all_gather", "reduce_scatter")}[axis]  # fmt: skip
     for kind in axes:
         assert max(rank[kind] for rank in found) == says[kind], (kind, says, found)

@@ -61,6 +61,8 @@ def _pages(role: str, cache: Tensor, plan: Plan, group: Group, kind: torch.dtype
 
 
 def _taken(role: str, cache: Tensor, plan: Plan, group: Group) -> Tensor:
+    if cache.dtype == torch.float8_e4m3fn:  # bytes: not every device of torch's indexes e4m3
+        return _taken(role, cache.view(torch.uint8), plan, group).view(cache.dtype)
     blocks, page = cache.shape[:2]
     count = len(group.pages)
     if group.consecutive is not None and cache.is_contiguous():

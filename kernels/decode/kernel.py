@@ -121,7 +121,7 @@ def combine(
     pid = tl.program_id(0).to(tl.int64)
     token = pid // heads
     head = pid % heads
-    part = tl.arange(0, BLOCK_P)
+    part = tl.arange(0, BLOCK_P).to(tl.int64)  # parts · tokens · heads · columns may pass 2^31
     e = tl.arange(0, BLOCK_V)
     lse = tl.load(LSES + part * l_p + token * l_t + head, mask=part < splits, other=float("-inf"))
     most = tl.max(lse, 0)

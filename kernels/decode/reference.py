@@ -50,5 +50,6 @@ def paged_attention(
 
 def _read(cache: Tensor, pages: Tensor, length: int, kind: torch.dtype, scales: Tensor | None) -> Tensor:
     """A sequence's rows `[length, G, D]`, times their scales where the cache is quantised."""
-    rows = cache[pages].flatten(0, 1)[:length].to(kind)
+    held = cache.view(torch.uint8)[pages].view(cache.dtype) if cache.itemsize == 1 else cache[pages]
+    rows = held.flatten(0, 1)[:length].to(kind)
     return rows if scales is None else rows * scales[pages].flatten(0, 1)[:length].to(kind).unsqueeze(-1)

@@ -43,7 +43,10 @@ def write_kv(
         if most >= capacity:
             raise ValueError(f"slots hold {most}; the cache has {capacity} slots, 0 to {capacity - 1}.")
     facts: dict[str, object] = {"dtype": k.dtype, "cache": k_cache.dtype, "device": k.device.type}
-    candidates = (Candidate("own", runtime.cannot(k)), Candidate("torch"))
+    own = runtime.cannot(k)
+    if own is None and k_cache.dtype == torch.float8_e4m3fn and not runtime.has_fp8(runtime.arch(k.device)):
+        own = "Triton has e4m3 from sm_89 on"
+    candidates = (Candidate("own", own), Candidate("torch"))
     chosen = choose("write_kv", facts, candidates, backend).backend
     k_TGD, v_TGD, slots_T = k.flatten(0, -3), v.flatten(0, -3), slots.flatten()
     if chosen == "torch":

@@ -42,7 +42,7 @@ class Work:
     """What a benchmark times: our call, the peers' (made when their turn comes), and what the work amounts to.
 
     `bytes` and `flops` are the least that the operation must move and compute. A peer that cannot be made raises,
-    and is told as skipped.
+    and is told as skipped. `reads`: it writes little beside what it reads, which the timing takes into account.
     """
 
     ours: Call
@@ -50,6 +50,7 @@ class Work:
     bytes: int
     flops: int
     bound: Bound
+    reads: bool = False
 
 
 @dataclass(frozen=True)

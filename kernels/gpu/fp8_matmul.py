@@ -66,6 +66,7 @@ def _bench(m: int, n: int, k: int, ours: str | None) -> Callable[[torch.device],
             bytes=m * k + n * k + 2 * m * n,
             flops=2 * m * n * k,
             bound="hbm" if m <= 64 else "tensor",
+            reads=m <= 64,
         )
 
     return make

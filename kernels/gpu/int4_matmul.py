@@ -44,6 +44,7 @@ def _bench(m: int, n: int, k: int, ours: str | None) -> Callable[[torch.device],
             bytes=n * k // 2 + 3 * n * k // 128 + 2 * m * (n + k),
             flops=2 * m * n * k,
             bound="hbm" if m <= 64 else "tensor",
+            reads=m <= 64,
         )
 
     return make

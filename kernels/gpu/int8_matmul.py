@@ -36,6 +36,7 @@ def _bench(m: int, n: int, k: int) -> Callable[[torch.device], Work]:
             bytes=n * k + 2 * n + 2 * m * (n + k),
             flops=2 * m * n * k,
             bound="hbm",
+            reads=True,
         )
 
     return make

@@ -61,7 +61,10 @@ def _fp8(device: torch.device, timer: Timer, flops: int) -> float | None:
     a = torch.randn(8192, 8192, device=device).to(torch.float8_e4m3fn)
     b = torch.randn(8192, 8192, device=device).to(torch.float8_e4m3fn).t()
     one = torch.ones((), device=device)
-    times = timer.together(
-        {"fp8": lambda: torch._scaled_mm(a, b, scale_a=one, scale_b=one, out_dtype=torch.bfloat16)}, round_s=0.1
-    )
+    try:
+        times = timer.together(
+            {"fp8": lambda: torch._scaled_mm(a, b, scale_a=one, scale_b=one, out_dtype=torch.bfloat16)}, round_s=0.1
+        )
+    except RuntimeError:  # a private function, which may change: the run goes on without this limit
+        return None
     return flops / times["fp8"].ms * 1e3

@@ -82,6 +82,7 @@ def _bench(batch: int, length: int, heads: int) -> Callable[[torch.device], Work
             bytes=cache.numel() * 2 + q.numel() * 4 + q_rope.numel() * 2,
             flops=2 * batch * heads * length * (576 + 512),
             bound="hbm",
+            reads=True,
         )
 
     return make

@@ -125,6 +125,7 @@ def _decode(
             bytes=moved,
             flops=4 * batch * heads[0] * length * width,
             bound="hbm",
+            reads=True,
         )
 
     return make

@@ -21,12 +21,13 @@ from kernels import runtime
 class Rows:
     """The rows of one run, in memory and on disk."""
 
-    def __init__(self, out: Path) -> None:
+    def __init__(self, out: Path, begun: Path | None = None) -> None:
+        """In a new file of directory `out`, or after the rows of `begun`."""
         out.mkdir(parents=True, exist_ok=True)
         stamp = datetime.datetime.now(datetime.UTC).strftime("%Y%m%d-%H%M%S")
-        self.path = out / f"gpu-{stamp}.jsonl"
-        self._file = self.path.open("w")
-        self._rows: list[dict[str, Any]] = []
+        self.path = begun or out / f"gpu-{stamp}.jsonl"
+        self._rows: list[dict[str, Any]] = [json.loads(s) for s in begun.read_text().splitlines()] if begun else []
+        self._file = self.path.open("a")
 
     def write(self, kind: str, **values: Any) -> None:
         """Adds a row; it is on disk when this returns."""

@@ -1,6 +1,7 @@
 """One run on a GPU, by its own clock: limits, correctness, benchmarks in order of rank, then tuning.
 
-What the clock leaves undone is told as skipped. Knows cases, no operation.
+What the clock leaves undone is told as skipped. A fault that the process cannot outlive (an illegal memory access)
+ends with `Dead`; a new process goes on behind the case that did it. Knows cases, no operation.
 """
 
 from __future__ import annotations
@@ -8,9 +9,11 @@ from __future__ import annotations
 import gc
 import importlib
 import pkgutil
+import sys
 import time
 import traceback
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -23,6 +26,10 @@ from kernels.gpu.timing import Timer
 from kernels.gpu.tune import tune
 
 CHECKS_SHARE = 0.5  # of the budget, at most, goes to correctness; checks beyond it are skipped
+
+
+class Dead(RuntimeError):
+    """The GPU answers this process no more; the text is the path of the rows so far."""
 
 
 class Clock:
@@ -52,29 +59,43 @@ def cases(only: str | None = None) -> tuple[list[Check], list[Bench]]:
     return checks, sorted(benches, key=lambda b: b.rank)
 
 
-def run(out: Path, budget_s: float, only: str | None = None) -> tuple[Path, list[str]]:
-    """(file of the rows, sentences about failed checks)."""
+def run(out: Path, budget_s: float, only: str | None = None, begun: Path | None = None) -> tuple[Path, list[str]]:
+    """(file of the rows, sentences about failed checks). `begun`: rows to go on behind. Raises Dead."""
     device = torch.device("cuda", torch.cuda.current_device())
-    with torch.cuda.stream(torch.cuda.Stream(device)):  # graphs cannot be captured on the default stream
-        return _run(out, Clock(budget_s), budget_s, device, only)
+    # Graphs cannot be captured on the default stream. Never set back: after a fault that could raise another error.
+    torch.cuda.set_stream(torch.cuda.Stream(device))
+    return _run(Rows(out, begun), Clock(budget_s), budget_s, device, only)
 
 
-def _run(out: Path, clock: Clock, budget_s: float, device: torch.device, only: str | None) -> tuple[Path, list[str]]:
-    rows = Rows(out)
-    rows.write("machine", **machine(device))
+def _run(rows: Rows, clock: Clock, budget_s: float, device: torch.device, only: str | None) -> tuple[Path, list[str]]:
     timer = Timer(device)
-    limits = measure(device, timer)
-    rows.write("limits", **vars(limits))
+    if known := rows.of("limits"):
+        limits = Limits(**{name: value for name, value in known[0].items() if name != "kind"})
+    else:
+        rows.write("machine", **machine(device))
+        limits = measure(device, timer)
+        rows.write("limits", **vars(limits))
     checks, benches = cases(only)
-    failed, skipped = _check(rows, checks, device, clock, budget_s)
+    killers = {row["case"] for row in rows.of("dead")}
+    failed = [sentence for row in rows.of("check") for sentence in row["failed"]]
+    skipped = [sentence for row in rows.of("dead") for sentence in row["skipped"]]
+    more = _check(rows, checks, device, clock, budget_s)
+    failed, skipped = failed + more[0], skipped + more[1]
+    measured = {(row["op"], row["case"]) for row in rows.of("bench")}
     for bench in benches:
+        name = f"{bench.op}/{bench.case}"
+        if (bench.op, bench.case) in measured or f"bench {name}" in killers:
+            continue
         if clock.left_s() < 8:
-            skipped.append(f"{bench.op}/{bench.case}: no time left")
+            skipped.append(f"{name}: no time left")
             continue
         skipped += _bench(rows, bench, device, timer, limits)
+        _go_on_or_die(rows, f"bench {name}", device, skipped)
     for bench in benches:
-        if clock.left_s() > 10:
+        name = f"tuning {bench.op}/{bench.case}"
+        if clock.left_s() > 10 and not {name, name.replace("tuning", "bench", 1)} & killers:
             skipped += _tune(rows, bench, device, timer, clock)
+            _go_on_or_die(rows, name, device, skipped)
     for record in explain():
         rows.write("dispatch", **record)
     rows.write("end", seconds=round(clock.used_s(), 1), skipped=skipped, failed=failed)
@@ -84,11 +105,14 @@ def _run(out: Path, clock: Clock, budget_s: float, device: torch.device, only: s
 def _check(
     rows: Rows, checks: list[Check], device: torch.device, clock: Clock, budget_s: float
 ) -> tuple[list[str], list[str]]:
-    """(sentences about what is wrong, what was not reached)."""
+    """(sentences about what is wrong, what was not reached) of the checks that have no row yet."""
     failed: list[str] = []
     skipped: list[str] = []
+    done = {(row["op"], row["case"]) for row in rows.of("check")}
     for check in checks:
         name = f"{check.op}/{check.case}"
+        if (check.op, check.case) in done:
+            continue
         if clock.used_s() > CHECKS_SHARE * budget_s:
             skipped.append(f"{name}: correctness not reached in its share of the time")
             continue
@@ -107,7 +131,7 @@ def _check(
         rows.write("check", op=check.op, case=check.case, ok=not wrong, compared=results, failed=wrong)
         print(f"{'ok    ' if not wrong else 'FAILED'} {name}", *wrong, sep="\n       " if wrong else "", flush=True)
         failed += wrong
-        _tidy()
+        _go_on_or_die(rows, f"check {name}", device, skipped)
     return failed, skipped
 
 
@@ -120,9 +144,10 @@ def _bench(rows: Rows, bench: Bench, device: torch.device, timer: Timer, limits:
         work = bench.make(device)
         torch.cuda.reset_peak_memory_stats(device)
         before = torch.cuda.memory_allocated(device)
-        work.ours()
+        made = work.ours()
         torch.cuda.synchronize(device)
-        extra_bytes = torch.cuda.max_memory_allocated(device) - before
+        extra_bytes = torch.cuda.max_memory_allocated(device) - before - _bytes(made)  # beside what it is asked for
+        del made
         calls = {"": work.ours}
         for peer, make in work.peers.items():
             try:
@@ -131,9 +156,8 @@ def _bench(rows: Rows, bench: Bench, device: torch.device, timer: Timer, limits:
                 calls[peer] = call
             except Exception as error:
                 skipped.append(f"{name} against {peer}: {type(error).__name__}: {str(error)[:200]}")
-        times = timer.together(calls)
+        times = timer.together(calls, reads=work.reads)
     except Exception as error:
-        _tidy()
         return [*skipped, f"{name}: {type(error).__name__}: {str(error)[:300]}"]
     ours = times.pop("")
     seconds = ours.ms / 1e3
@@ -160,8 +184,6 @@ def _bench(rows: Rows, bench: Bench, device: torch.device, timer: Timer, limits:
     if not times:
         rows.write("bench", **shared, peer=None, peer_ms=None, peer_spread=None, ratio=None)
         print(f"{name}: {ours.ms:.4f} ms, {shared['gb_per_s']:.0f} GB/s", flush=True)
-    del work, calls
-    _tidy()
     return skipped
 
 
@@ -174,11 +196,31 @@ def _tune(rows: Rows, bench: Bench, device: torch.device, timer: Timer, clock: C
             print(f"{bench.op}/{bench.case}: {row['op']} {row['default_ms']:.4f} -> {row['ms']:.4f} ms", flush=True)
     except Exception as error:
         return [f"tuning {bench.op}/{bench.case}: {type(error).__name__}: {str(error)[:300]}"]
-    finally:
-        _tidy()
     return []
 
 
-def _tidy() -> None:
+def _bytes(made: Any) -> int:
+    """Of the tensors that a call gave."""
+    if isinstance(made, torch.Tensor):
+        return made.nbytes
+    return sum(_bytes(one) for one in made) if isinstance(made, (tuple, list)) else 0
+
+
+def _go_on_or_die(rows: Rows, name: str, device: torch.device, skipped: list[str]) -> None:
+    """Frees what a case left; raises Dead where it broke the process's GPU, after a row that says which it was."""
+    if not _alive(device):
+        rows.write("dead", case=name, skipped=skipped)
+        raise Dead(rows.path)
     gc.collect()
     torch.cuda.empty_cache()  # does nothing where no GPU was used
+    if "torch._dynamo" in sys.modules:  # or peers compiled 8 times over would run uncompiled, or for any shape
+        torch._dynamo.reset()
+
+
+def _alive(device: torch.device) -> bool:
+    try:
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)
+    except RuntimeError:
+        return False
+    return True

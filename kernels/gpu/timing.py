@@ -32,15 +32,21 @@ class Timer:
         self._device = device
         self._flush = torch.empty(FLUSH_BYTES, dtype=torch.int8, device=device)
 
-    def together(self, calls: Mapping[str, Callable[[], object]], round_s: float = ROUND_S) -> dict[str, Timed]:
-        """Times each call, taking turns over ROUNDS rounds of about `round_s` seconds each."""
+    def together(
+        self, calls: Mapping[str, Callable[[], object]], round_s: float = ROUND_S, reads: bool = False
+    ) -> dict[str, Timed]:
+        """Times each call, taking turns over ROUNDS rounds of about `round_s` seconds each.
+
+        The flush leaves L2 full of lines that must be written back, at the cost of the call, which leaves its own
+        behind: even for what writes as much. Calls that only read get lines that are clean (`reads`).
+        """
         prepared = {name: self._prepared(call) for name, call in calls.items()}
-        once = {name: self._round(replay, 3) for name, (replay, _) in prepared.items()}
+        once = {name: self._round(replay, 3, reads) for name, (replay, _) in prepared.items()}
         times: dict[str, list[float]] = {name: [] for name in calls}
         for _ in range(ROUNDS):
             for name, (replay, _) in prepared.items():
                 repeats = int(min(200, max(5, round_s * 1e3 / max(statistics.median(once[name]), 0.01))))
-                times[name].append(statistics.median(self._round(replay, repeats)))
+                times[name].append(statistics.median(self._round(replay, repeats, reads)))
         told = {}
         for name, rounds in times.items():
             middle = statistics.median(rounds)
@@ -50,26 +56,47 @@ class Timer:
     def _prepared(self, call: Callable[[], object]) -> tuple[Callable[[], object], bool]:
         """The call as a replay of its CUDA graph; as it is where it cannot be captured (it waits for the GPU).
 
+        A call that waits is found before, as a capture that fails may leave torch's random numbers as if it went on,
+        and then no other case could draw any; where one fails all the same the generator gets a fresh state.
         Captured on the current stream, which must not be the default one: backward runs on the stream that its
         forward ran on, so what is timed was made on this stream too.
         """
         for _ in range(3):
             call()
         torch.cuda.synchronize(self._device)
+        if self._waits(call):
+            return call, False
         graph = torch.cuda.CUDAGraph()
         try:
             with torch.cuda.graph(graph, stream=torch.cuda.current_stream(self._device)):
                 call()
         except RuntimeError:
             torch.cuda.synchronize(self._device)
+            generator = torch.cuda.default_generators[self._device.index or 0]
+            generator.graphsafe_set_state(generator.clone_state())
             return call, False
         return graph.replay, True
 
-    def _round(self, replay: Callable[[], object], repeats: int) -> list[float]:
+    def _waits(self, call: Callable[[], object]) -> bool:
+        """If the call asks the GPU for a number, as .item() does."""
+        before = torch.cuda.get_sync_debug_mode()
+        torch.cuda.set_sync_debug_mode("error")
+        try:
+            call()
+        except RuntimeError:
+            return True
+        finally:
+            torch.cuda.set_sync_debug_mode(before)
+            torch.cuda.synchronize(self._device)
+        return False
+
+    def _round(self, replay: Callable[[], object], repeats: int, reads: bool) -> list[float]:
         """Milliseconds of each of `repeats` calls, the flush before each left out."""
         events = [(torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)) for _ in range(repeats)]
         for start, end in events:
             self._flush.zero_()
+            if reads:
+                self._flush.view(torch.int32).max()
             start.record()
             replay()
             end.record()

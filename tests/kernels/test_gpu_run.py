@@ -15,7 +15,7 @@ import torch
 from kernels import runtime, tuning
 from kernels.gpu.cases import Check, Compared, compare
 from kernels.gpu.rows import Rows
-from kernels.gpu.run import Clock, _check
+from kernels.gpu.run import Clock, Dead, _check
 from kernels.gpu.timing import Timed
 from kernels.gpu.tune import ship, tune
 
@@ -99,3 +99,20 @@ def test_tuning_keeps_the_fastest_choice(monkeypatch: pytest.MonkeyPatch, tmp_pa
 def test_without_a_gpu_it_says_so() -> None:
     done = subprocess.run([sys.executable, "-m", "kernels.gpu"], cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 2 and "torch sees no NVIDIA GPU" in done.stderr
+
+
+def test_a_fault_that_ends_the_process_is_gone_on_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    checks = [Check("op", "right", right), Check("op", "broken", broken), Check("op", "after", right)]
+    rows = Rows(tmp_path)
+    monkeypatch.setattr("kernels.gpu.run._alive", lambda device: rows.of("check")[-1]["ok"])
+    with pytest.raises(Dead, match="jsonl"):
+        _check(rows, checks, CPU, Clock(1e6), 1e6)
+    assert rows.of("dead")[0]["case"] == "check op/broken"
+    rows._file.close()
+    again = Rows(tmp_path, rows.path)
+    monkeypatch.undo()
+    failed, skipped = _check(again, checks, CPU, Clock(1e6), 1e6)
+    assert not failed and not skipped
+    assert [row["case"] for row in again.of("check")] == ["right", "broken", "after"]
+    whole = json.loads(again.close().read_text())["rows"]
+    assert [row["kind"] for row in whole] == ["check", "check", "dead", "check"]

@@ -41,7 +41,7 @@ def test_rows_are_met_missed_or_open(tmp_path: Path) -> None:
         "missed |"
     )  # the worst case
     assert told["linear cross-entropy, 8192 × 4096 × 131072"].endswith("met |")
-    assert "0.50 GiB" in told["the same, memory beside its inputs"]
+    assert "0.50 GiB" in told["the same, memory beside inputs and gradients"]
     assert told["AdamW with unscale, found-inf, clip"].endswith("open |")
     assert f"4 of {len(GOALS)} measured, on H200" in table(tmp_path)
 

@@ -107,3 +107,16 @@ def test_stochastic_rounding_keeps_the_expectation_and_repeats() -> None:
     assert set(p.unique().tolist()) == {1.0, 1 - 2**-8}
     assert abs(p.mean().item() - 0.999) < 4 * 2**-8 * 0.44 / 45  # four standard errors
     assert torch.equal(p, last(1)) and not torch.equal(p, last(2))
+
+
+def test_squares_are_torchs_to_the_last_digits() -> None:
+    param = torch.randn(200)
+    pair = [param.clone().requires_grad_() for _ in range(2)]
+    optimizers = [FusedAdamW(pair[:1], backend="own"), torch.optim.AdamW(pair[1:])]
+    for _ in range(3):
+        gradient = torch.randn(200)
+        for p, optimizer in zip(pair, optimizers, strict=True):
+            p.grad = gradient.clone()
+            optimizer.step()
+    ours, theirs = (optimizer.state[p]["exp_avg_sq"] for p, optimizer in zip(pair, optimizers, strict=True))
+    torch.testing.assert_close(ours, theirs, rtol=2e-6, atol=0.0)  # 1 - 0.999 taken in fp32 would be off by 1e-5

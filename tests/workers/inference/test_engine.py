@@ -1,0 +1,203 @@
+"""The engine on small models: against transformers, against itself one by one, and under little memory."""
+
+from __future__ import annotations
+
+import warnings
+from typing import Any
+
+import pytest
+import torch
+
+from workers.contracts.model import ModelSpec
+from workers.inference.blocks import BlockPool
+from workers.inference.cache import PagedCache
+from workers.inference.engine import Engine
+from workers.inference.request import Request
+from workers.inference.runner import Runner
+from workers.inference.sampling import Sampling
+from workers.inference.scheduler import Limits, Scheduler
+from workers.models.decoder import Decoder
+from workers.models.source import open_weights
+from workers.models.weights import fill_model
+
+TINY = {"layers": 2, "hidden": 32, "heads": 4, "kv_heads": 2, "ffn": 48, "vocab": 61, "max_seq_len": 128}
+MIXED = [
+    Sampling(max_new_tokens=9, temperature=0),
+    Sampling(max_new_tokens=14, seed=3),
+    Sampling(max_new_tokens=7, temperature=0.7, top_k=9, seed=4),
+    Sampling(max_new_tokens=20, temperature=1.3, top_p=0.8, seed=5, repetition_penalty=1.3),
+    Sampling(max_new_tokens=11, min_p=0.1, seed=6, presence_penalty=0.5, frequency_penalty=0.3, logprobs=True),
+]
+SHAPES: dict[str, dict[str, Any]] = {
+    "gqa": {},
+    "mha-learned": {"kv_heads": 4, "position": "learned", "norm": "layernorm", "bias": "all", "gated_mlp": False},
+    "mqa-window": {"kv_heads": 1, "window": 6, "qk_norm": True},
+    "mla": {
+        "kv_heads": 4, "attention": "mla",
+        "mla": {"q_lora_rank": 12, "kv_lora_rank": 16, "qk_nope_head_dim": 8, "qk_rope_head_dim": 4, "v_head_dim": 6},
+    },
+    "mfa": {"kv_heads": 4, "attention": "mfa", "mfa": {"qk_rank": 8, "head_dim": 8, "heads": 6}},
+    "moe": {"moe": {"experts": 5, "top_k": 2, "expert_ffn": 16}},
+}  # fmt: skip
+
+
+def model_of(**more: Any) -> Decoder:
+    decoder = Decoder(ModelSpec.from_dict({"name": "tiny", **TINY, **more}))
+    generator = torch.Generator().manual_seed(5)
+    with torch.no_grad():
+        for name, parameter in decoder.named_parameters():
+            parameter.normal_(1.0 if name.endswith("norm.weight") else 0.0, 0.3, generator=generator)
+    return decoder
+
+
+def engine_of(decoder: Decoder, *, blocks: int = 100, block_size: int = 4, **limits: Any) -> Engine:
+    shape = {"blocks": blocks, "block_size": block_size}
+    cache = PagedCache(decoder.spec, **shape, dtype=torch.float32, device=torch.device("cpu"))
+    scheduler = Scheduler(BlockPool(**shape), Limits(**limits))
+    return Engine(Runner(decoder, cache), scheduler, context=decoder.spec.max_seq_len, decode=spelled)
+
+
+def spelled(ids: Any) -> str:
+    return "".join(chr(ord("0") + each) for each in ids)
+
+
+def prompts(count: int, vocab: int = 61) -> list[list[int]]:
+    """Of 1 to 37 tokens; every second begins as the first one does."""
+    first = [place * 11 % vocab for place in range(37)]
+    others = [[(number * 5 + place * place) % vocab for place in range(1 + number * 9 % 31)] for number in range(count)]
+    return [first[: 1 + number * 7 % 37] if number % 2 else others[number] for number in range(count)]
+
+
+def finished(engine: Engine, given: list[tuple[list[int], Sampling]]) -> list[Request]:
+    requests = [engine.add(*each) for each in given]
+    ended: list[Request] = []
+    while engine.busy:
+        ended += [each for each in engine.step() if each.finish]
+    assert engine.scheduler.pool.used == 0
+    assert {each.parent for each in ended} == {each.number for each in requests}
+    return requests
+
+
+def without_cache(decoder: Decoder, prompt: list[int], count: int) -> list[int]:
+    """Greedy, the whole sequence through the model for each token."""
+    ids = list(prompt)
+    with torch.no_grad():
+        for _ in range(count):
+            ids.append(int(decoder(torch.tensor([ids]))[0, -1].argmax()))
+    return ids[len(prompt) :]
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_batched_is_unbatched_is_the_model_itself(shape):
+    given = [(prompt, MIXED[number % len(MIXED)]) for number, prompt in enumerate(prompts(10))]
+    plain = model_of(**SHAPES[shape]).eval()
+    together = finished(engine_of(model_of(**SHAPES[shape]), step_tokens=24, sequences=6), given)
+    alone_engine = engine_of(model_of(**SHAPES[shape]), sequences=1)
+    alone = [finished(alone_engine, [each])[0] for each in given]
+    assert [each.new_tokens for each in together] == [each.new_tokens for each in alone]
+    assert [len(each.new_tokens) for each in together] == [asked.max_new_tokens for _, asked in given]
+    for (prompt, asked), request in zip(given, together, strict=True):
+        if asked.greedy:
+            assert request.new_tokens == without_cache(plain, prompt, asked.max_new_tokens)
+        if asked.logprobs:
+            ids = torch.tensor([[*prompt, *request.new_tokens]])
+            with torch.no_grad():
+                rows = plain(ids)[0, len(prompt) - 1 : -1].log_softmax(-1)
+            wanted = rows.gather(1, torch.tensor(request.new_tokens)[:, None])[:, 0]
+            torch.testing.assert_close(torch.tensor(request.logprobs), wanted, atol=1e-4, rtol=0)
+
+
+def test_little_memory_preempts_and_changes_nothing():
+    given = [(prompt, MIXED[number % len(MIXED)]) for number, prompt in enumerate(prompts(12))]
+    plenty = finished(engine_of(model_of(), sequences=8), given)
+    scarce = engine_of(model_of(), blocks=15, sequences=8, watermark=0, step_tokens=16)
+    assert [each.new_tokens for each in finished(scarce, given)] == [each.new_tokens for each in plenty]
+    assert scarce.scheduler.preemptions > 0
+
+
+def test_answers_to_one_prompt_share_it_and_differ():
+    engine = engine_of(model_of(), sequences=8)
+    asked = Sampling(max_new_tokens=12, seed=9, n=4)
+    request = engine.add(prompts(8)[7], asked)
+    ended: list[Request] = []
+    peak = 0
+    while engine.busy:
+        ended += [each for each in engine.step() if each.finish]
+        peak = max(peak, engine.scheduler.pool.used)
+    assert sorted(each.answer for each in ended) == [0, 1, 2, 3]
+    assert len({tuple(each.new_tokens) for each in ended}) == 4
+    assert peak <= 37 // 4 + 4 * 5, "the prompt's full blocks are there once"
+    alone = finished(engine_of(model_of()), [(list(request.prompt), Sampling(max_new_tokens=12, seed=9))])[0]
+    assert next(each for each in ended if each.answer == 0).new_tokens == alone.new_tokens
+
+
+def test_ends_stop_strings_context_and_abort():
+    decoder = model_of()
+    prompt = prompts(3)[2]
+    plain = finished(engine_of(decoder), [(prompt, Sampling(max_new_tokens=20, temperature=0))])[0].new_tokens
+    end, stop = plain[4], spelled(plain[6:8])
+    greedy = {"max_new_tokens": 20, "temperature": 0}
+    first = plain.index(end) + 1
+    asked = [
+        Sampling(**greedy, ends=(end,)), Sampling(**greedy, ends=(end,), ignore_eos=True),
+        Sampling(**greedy, stop=(stop, "never")), Sampling(**{**greedy, "max_new_tokens": 500}),
+    ]  # fmt: skip
+    engine = engine_of(model_of())
+    ended, ignored, stopped, longest = finished(engine, [(prompt, each) for each in asked])
+    assert (ended.new_tokens, ended.finish) == (plain[:first], "stop")
+    assert (ignored.new_tokens, ignored.finish) == (plain, "length")
+    assert stopped.finish == "stop" and spelled(stopped.new_tokens).endswith(stop)
+    assert stopped.new_tokens == plain[: len(stopped.new_tokens)]
+    assert len(longest.tokens) == 128 and longest.finish == "length"
+    gone, kept = engine.add(prompt, asked[3]), engine.add(prompt, asked[1])
+    engine.step()
+    engine.abort(gone)
+    while engine.busy:
+        engine.step()
+    assert gone.finish == "aborted" and kept.new_tokens == plain and engine.scheduler.pool.used == 0
+
+
+@pytest.mark.parametrize(
+    ("prompt", "asked", "says"),
+    [
+        ([], {}, "the prompt is empty"),
+        ([1] * 128, {}, "has 128 tokens, the model's context 128"),
+        ([1, 61], {}, "token id 61; the model knows 0 to 60"),
+        ([1], {"temperature": -1.0}, "temperature is -1.0"),
+        ([1], {"temperature": float("nan")}, "temperature is nan"),
+        ([1], {"top_p": 0.0}, "top_p is 0; it must be above 0"),
+        ([1], {"stop": ("",)}, "not empty"),
+    ],
+)
+def test_bad_requests_are_told(prompt, asked, says):
+    with pytest.raises(ValueError, match=says):
+        engine_of(model_of()).add(prompt, Sampling(**asked))
+
+
+def test_dynamic_rotary_scaling_is_refused():
+    with pytest.raises(ValueError, match="dynamic rotary scaling"):
+        engine_of(model_of(rope={"scaling": {"name": "dynamic", "factor": 2.0}}))
+
+
+def test_greedy_is_transformers_greedy(tmp_path):
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        transformers = pytest.importorskip("transformers")
+    config = transformers.LlamaConfig(
+        num_hidden_layers=2, hidden_size=32, num_attention_heads=4, num_key_value_heads=2, intermediate_size=48,
+        vocab_size=61, max_position_embeddings=128, bos_token_id=None, eos_token_id=None, initializer_range=0.3,
+    )  # fmt: skip
+    torch.manual_seed(2)
+    theirs = transformers.LlamaForCausalLM(config).eval()
+    theirs.save_pretrained(tmp_path)
+    weights = open_weights(tmp_path)
+    decoder = Decoder(weights.spec)
+    fill_model(decoder, weights)
+    given = prompts(20)
+    ours = finished(
+        engine_of(decoder, blocks=500), [(each, Sampling(max_new_tokens=64, temperature=0)) for each in given]
+    )
+    for prompt, request in zip(given, ours, strict=True):
+        ids = torch.tensor([prompt])
+        wanted = theirs.generate(ids, attention_mask=torch.ones_like(ids), max_new_tokens=64, do_sample=False)
+        assert request.new_tokens == wanted[0, len(prompt) :].tolist()

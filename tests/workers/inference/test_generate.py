@@ -1,0 +1,239 @@
+"""The command: lines in, lines out, whatever happens between."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import tokenizers
+import torch
+from torch import Tensor
+
+from workers.contracts.model import ModelSpec
+from workers.contracts.points import Point, RunEvent
+from workers.inference.main import main
+from workers.models.decoder import Decoder
+from workers.models.hf.saving import save_hugging_face
+
+BYTES = {
+    "name": "bytes", "layers": 2, "hidden": 32, "heads": 4, "kv_heads": 2, "ffn": 48, "vocab": 256, "max_seq_len": 96,
+}  # fmt: skip
+KILLED = """
+import os, signal, sys
+from workers.inference.answers import Answers
+from workers.inference.main import main
+real = Answers.give
+def give(self, place, answer):
+    real(self, place, answer)
+    if self.done >= 5:
+        os.write(self._file, b'{"id": 5, "te')
+        os.kill(os.getpid(), signal.SIGKILL)
+Answers.give = give
+main(sys.argv[1:])
+"""
+
+
+class Random:
+    """Weights of a model that no one trained."""
+
+    def __init__(self, spec: ModelSpec) -> None:
+        self.spec, self.where = spec, "memory"
+        torch.manual_seed(4)
+        self._tensors = {name: torch.randn_like(tensor) * 0.3 for name, tensor in Decoder(spec).named_parameters()}
+
+    def read(self, name: str) -> Tensor:
+        return self._tensors[name]
+
+
+@pytest.fixture(scope="module")
+def weights(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("weights")
+    save_hugging_face(Random(ModelSpec.from_dict(BYTES)), folder)
+    return Path(folder)
+
+
+class Room:
+    """A spec, its prompts and its answers in one folder."""
+
+    def __init__(self, folder: Path, weights: Path) -> None:
+        self.folder, self.weights = folder, weights
+        self.output = folder / "out" / "answers.jsonl"
+        self.write([{"id": n, "prompt": "ab" * (1 + n % 9), "max_new_tokens": 3 + n * 7 % 19} for n in range(24)])
+
+    def write(self, lines: list[Any], **body: Any) -> None:
+        text = "\n".join(line if isinstance(line, str) else json.dumps(line) for line in lines)
+        (self.folder / "prompts.jsonl").write_text(text)
+        told = {"input": str(self.folder / "prompts.jsonl"), "output": str(self.output), "seed": 3, **body}
+        self.spec(generate=told)
+
+    def spec(self, **fields: Any) -> None:
+        path = self.folder / "run.json"
+        old = json.loads(path.read_text()) if path.exists() else {}
+        path.write_text(json.dumps({"kind": "generate", "model": {"path": str(self.weights)}, **old, **fields}))
+
+    @property
+    def arguments(self) -> list[str]:
+        return ["--spec", str(self.folder / "run.json"), "--dir", str(self.folder / "run")]
+
+    def answers(self) -> list[dict[str, Any]]:
+        return [json.loads(line) for line in self.output.read_text().splitlines()]
+
+
+@pytest.fixture
+def room(tmp_path: Path, weights: Path) -> Room:
+    return Room(tmp_path, weights)
+
+
+def test_a_killed_run_neither_repeats_nor_loses_a_line(room, monkeypatch):
+    assert main(room.arguments) == 0
+    whole = room.output.read_bytes()
+    assert [each["id"] for each in room.answers()] == list(range(24))
+    assert main(room.arguments) == 0 and room.output.read_bytes() == whole, "nothing is left to do"
+
+    room.output.unlink()
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    done = subprocess.run([sys.executable, "-c", KILLED, *room.arguments], env=environment, capture_output=True)
+    assert done.returncode == -signal.SIGKILL, done.stderr
+    cut = room.output.read_bytes()
+    assert cut.endswith(b'"te') and 5 <= cut.count(b"\n") < 24
+    stepped = "workers.inference.measure.Measure.stepped"
+    with monkeypatch.context() as patch:
+        patch.setattr(stepped, lambda self: os.kill(os.getpid(), signal.SIGTERM))
+        assert main(room.arguments) == 67
+    assert json.loads((room.folder / "run/rank-0/exit.json").read_text())["class"] == "preempted"
+    assert whole.startswith(room.output.read_bytes())
+    assert main(room.arguments) == 0
+    assert room.output.read_bytes() == whole
+
+
+def test_what_is_told_while_it_runs(room):
+    assert main(room.arguments) == 0
+    folder = room.folder / "run/rank-0"
+    points = [Point.from_dict(json.loads(line)) for line in (folder / "points.jsonl").read_text().splitlines()]
+    (event,) = [RunEvent.from_dict(json.loads(line)) for line in (folder / "events.jsonl").read_text().splitlines()]
+    assert event.type == "generated" and event.data["answers"] == 24
+    assert points[-1].values["inference/running"] == points[-1].values["inference/kv_blocks_used"] == 0
+    assert points[-1].values["inference/ttft_s"] > 0 and points[-1].values["inference/tpot_s"] > 0
+    new = sum(len(each["token_ids"]) for each in room.answers())
+    assert points[-1].tokens == new - 24 + points[-1].values["inference/prompt_tokens"] + 24
+    assert json.loads((folder / "exit.json").read_text())["class"] == "ok"
+
+
+def test_each_kind_of_line(room):
+    text, greedy = "Zoë", {"temperature": 0, "repetition_penalty": 3}  # or one byte would come again and again
+    lines = [
+        {"id": {"any": 1}, "prompt": text, "logprobs": True, **greedy},
+        {"id": None, "token_ids": list(text.encode()), **greedy},
+        "",
+        {"id": "a", "prompt": text, **greedy, "stop": ["\x00never"], "seed": 8, "top_k": 5},
+    ]
+    room.write(lines, max_new_tokens=12)
+    assert main(room.arguments) == 0
+    first, second, third = room.answers()
+    assert [each["id"] for each in (first, second, third)] == [{"any": 1}, None, "a"]
+    assert first["token_ids"] == second["token_ids"] == third["token_ids"] and len(first["token_ids"]) == 12
+    assert first["text"] == bytes(first["token_ids"]).decode(errors="replace") and first["finish_reason"] == "length"
+    assert len(first["logprobs"]) == 12 and max(first["logprobs"]) <= 0 and "logprobs" not in second
+    stop = next(each for each in first["text"] if each.isascii())
+    room.output.unlink()
+    room.write([lines[0]], max_new_tokens=12, stop=[stop])
+    assert main(room.arguments) == 0
+    (stopped,) = room.answers()
+    assert stopped["finish_reason"] == "stop" and stopped["text"] == first["text"][: first["text"].index(stop)]
+
+
+def test_messages_go_through_the_models_own_template_and_tokenizer(room, tmp_path):
+    folder = shutil.copytree(room.weights, tmp_path / "chat")
+    words = tokenizers.Tokenizer(tokenizers.models.WordLevel({f"w{n}": n for n in range(256)}, unk_token="w0"))
+    words.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
+    words.save(str(folder / "tokenizer.json"))
+    template = "{% for each in messages %}w1 {{ each.content }} w2 {% endfor %}w3"
+    line = {"id": 1, "messages": [{"role": "user", "content": "w7 w9"}], "temperature": 0, "repetition_penalty": 3}
+    told: dict[str, Any] = {"chat_template": template}
+    (folder / "tokenizer_config.json").write_text(json.dumps(told))
+    room.spec(model={"path": str(folder)})
+    room.write([line, {**line, "id": 2, "messages": None, "token_ids": [1, 7, 9, 2, 3]}], max_new_tokens=9)
+    assert main(room.arguments) == 0
+    first, second = room.answers()
+    assert first["token_ids"] == second["token_ids"]
+    assert first["text"].split() == [f"w{each}" for each in first["token_ids"]]
+
+    room.output.unlink()
+    end = first["text"].split()[4]
+    (folder / "tokenizer_config.json").write_text(json.dumps({**told, "eos_token": end}))
+    assert main(room.arguments) == 0
+    stopped = room.answers()[0]
+    assert stopped["finish_reason"] == "stop" and stopped["token_ids"] == first["token_ids"][:5]
+
+
+@pytest.mark.parametrize(
+    ("lines", "says"),
+    [
+        (['{"id": 1, "prompt": "a"}', '{"id": 1,'], "line 2: it is not JSON"),
+        (["[1]"], "line 1: it is no JSON object"),
+        ([{"prompt": "a"}], "it has no id"),
+        ([{"id": 1}], "it has nothing to answer"),
+        ([{"id": 1, "prompt": "a", "token_ids": [1]}], "it has prompt and token_ids"),
+        ([{"id": 1, "prompt": "a", "max_tokens": 3}], "'max_tokens' is no field of a line"),
+        ([{"id": 1, "prompt": 7}], "prompt must be a text"),
+        ([{"id": 1, "token_ids": [1.5]}], "token_ids must be a list of whole numbers"),
+        ([{"id": 1, "messages": []}], "messages must be a list of {role, content}"),
+        ([{"id": 1, "prompt": "a", "top_p": 2}], "top_p is 2; it must be a number from 0 to 1"),
+        ([{"id": 1, "prompt": "a" * 96}], "has 96 tokens, the model's context 96"),
+        ([{"id": 1, "prompt": ""}], "the prompt is empty"),
+        ([{"id": 1, "token_ids": [256]}], "the model knows 0 to 255"),
+        ([{"id": 1, "messages": [{"role": "user", "content": "a"}]}], "no chat template"),
+    ],
+)
+def test_wrong_lines_are_told_and_nothing_is_written(lines, says, room, capsys):
+    room.write(lines)
+    assert main(room.arguments) == 64
+    assert says in capsys.readouterr().err
+    assert not room.output.exists()
+
+
+@pytest.mark.parametrize(
+    ("fields", "says"),
+    [
+        ({"kind": "serve", "generate": None}, "this is serve; try kind generate"),
+        ({"plan": {"tp": 2}}, "generates on one device, the plan has 2"),
+        ({"plan": "auto"}, "does not choose a plan"),
+        ({"plan": {"precision": "fp8"}}, "try fp32 or bf16 or fp16"),
+        ({"model": {"path": "nowhere"}}, "nowhere does not exist"),
+        ({"speed": 1}, "speed"),
+    ],
+)
+def test_wrong_specs_are_told(fields, says, room, capsys):
+    room.spec(**fields)
+    assert main(room.arguments) == 64
+    assert says in capsys.readouterr().err
+    assert json.loads((room.folder / "run/rank-0/exit.json").read_text())["class"] == "user_error"
+
+
+def test_answers_of_another_run_are_never_gone_on_with(room, capsys):
+    lines = [{"id": 1, "prompt": "a"}, {"id": 2, "prompt": "b"}]
+    room.write(lines, max_new_tokens=2)
+    assert main(room.arguments) == 0
+    kept = room.output.read_bytes()
+    room.write(lines, max_new_tokens=3)
+    assert main(room.arguments) == 64
+    assert "holds answers of another spec or input; move it away" in capsys.readouterr().err
+    (room.output.parent / ".answers.jsonl.made-by").unlink()
+    room.write([lines[1], lines[0]], max_new_tokens=2)
+    assert main(room.arguments) == 64
+    assert "line 1 answers id 1, the input has 2 there" in capsys.readouterr().err
+    assert room.output.read_bytes() == kept
+
+
+def test_half_precision_and_no_weights(room):
+    room.spec(model="llama-tiny", plan={"precision": "bf16"})
+    room.write([{"id": n, "token_ids": [1, 2, n]} for n in range(3)], max_new_tokens=4)
+    assert main(room.arguments) == 0
+    assert [each["text"] for each in room.answers()] == [None] * 3

@@ -1,0 +1,69 @@
+"""What is drawn from given logits: cuts, penalties, frequencies, text that stops."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from typing import Any
+
+import pytest
+import torch
+
+from workers.inference.request import Request
+from workers.inference.sampler import sample
+from workers.inference.sampling import Sampling
+from workers.inference.stops import GrowingText, until_stop
+
+LOGITS = torch.tensor([2.0, 1.0, 0.5, 0.0, -1.0, -3.0])
+
+
+def drawn(draws: int = 4000, prompt: tuple[int, ...] = (0,), new: tuple[int, ...] = (), **asked: Any) -> Counter[int]:
+    requests = [Request(prompt, Sampling(seed=seed, **asked), tokens=[*prompt, *new]) for seed in range(draws)]
+    return Counter(each.token for each in sample(LOGITS.expand(draws, -1), requests))
+
+
+@pytest.mark.parametrize(
+    ("asked", "kept"),
+    [
+        ({}, 6), ({"temperature": 0.5}, 6), ({"top_k": 2}, 2), ({"top_k": 99}, 6), ({"top_p": 0.6}, 2),
+        ({"top_p": 1e-9}, 1), ({"min_p": 0.2}, 3), ({"top_k": 4, "top_p": 0.7}, 2),
+        ({"temperature": 1e-6, "top_p": 0.9}, 1), ({"temperature": 2.0, "min_p": 0.3}, 4),
+    ],
+    ids=str,
+)  # fmt: skip
+def test_frequencies_are_the_distribution_cut_off(asked, kept):
+    wanted = (LOGITS.double() / asked.get("temperature", 1)).softmax(-1)
+    wanted[kept:] = 0
+    wanted /= wanted.sum()
+    counts = drawn(**asked)
+    expected = wanted * 4000
+    assert all(expected[token] > 0 for token in counts)
+    many = expected >= 5
+    off = sum((counts[token] - expected[token]) ** 2 / expected[token] for token in many.nonzero().flatten().tolist())
+    assert off < 27, "chi-square of at most 5 degrees of freedom, p = 6e-5; seeds are fixed"
+
+
+def test_penalties():
+    assert drawn(1, temperature=0) == {0: 1}
+    assert drawn(1, prompt=(0,), temperature=0, repetition_penalty=2.5) == {1: 1}
+    assert drawn(1, prompt=(0,), temperature=0, presence_penalty=5) == {0: 1}, "the prompt is not counted"
+    assert drawn(1, prompt=(5,), new=(0, 0), temperature=0, presence_penalty=0.6, frequency_penalty=0.3) == {1: 1}
+    assert drawn(1, prompt=(5,), new=(0,), temperature=0, presence_penalty=0.6, frequency_penalty=0.3) == {0: 1}
+
+
+def test_what_is_no_number_is_told():
+    with pytest.raises(ArithmeticError, match="no finite numbers"):
+        sample(torch.tensor([[1.0, float("nan")]]), [Request((0,), Sampling())])
+
+
+def test_stop_strings_across_tokens_and_half_characters():
+    data = "über — alles gut".encode()
+
+    def decode(ids):
+        return bytes(ids).decode(errors="replace")
+
+    text = GrowingText(decode, ["s g", "nie"])
+    found = [text.add(each) for each in data]
+    assert found.index(True) == data.index(b"s g") + 2 and text.text == "über — alles gut"
+    assert until_stop(text.text, ["gut", "s g"]) == "über — alle" and until_stop("a", []) == "a"
+    assert not any(GrowingText(decode, ["x"]).add(each) for each in json.dumps([1]).encode())

@@ -1,0 +1,149 @@
+"""Blocks and scheduler together, under any order of requests, forks and aborts, without a model."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from workers.inference.blocks import BlockPool, NoFreeBlock, block_key
+from workers.inference.request import Request
+from workers.inference.sampling import Sampling
+from workers.inference.scheduler import Limits, Scheduler, StepPlan
+
+
+class Fake:
+    """A model that remembers which token it wrote into each slot, and checks what a real one would read."""
+
+    def __init__(self, blocks: int, page: int, limits: Limits) -> None:
+        self.pool = BlockPool(blocks, page)
+        self.scheduler = Scheduler(self.pool, limits)
+        self.cells: dict[int, list[tuple[int, ...] | None]] = {block: [None] * page for block in range(blocks)}
+        self.limits, self.page = limits, page
+
+    def step(self, draw: random.Random) -> StepPlan:
+        ran = set(self.scheduler.running)
+        plan = self.scheduler.plan()
+        self.check_plan(plan, ran)
+        for each in plan.slices:
+            if each.copy:
+                source, target = each.copy
+                self.cells[target] = list(self.cells[source])
+        for each in plan.slices:
+            request = each.request
+            for place in range(each.start, each.start + each.count):
+                # a key depends on all tokens before it, so a cell stands for the whole beginning
+                self.cells[request.blocks[place // self.page]][place % self.page] = tuple(request.tokens[: place + 1])
+            for place in range(each.start + each.count):
+                held = self.cells[request.blocks[place // self.page]][place % self.page]
+                assert held == tuple(request.tokens[: place + 1])
+        sampled = [each.request for each in plan.slices if each.samples]
+        self.scheduler.done(plan)
+        for request in sampled:
+            self.answer(request, draw)
+        self.check_pool()
+        return plan
+
+    def answer(self, request: Request, draw: random.Random) -> None:
+        children = []
+        if len(request.tokens) == len(request.prompt):
+            children = [Request(request.prompt, request.sampling, n) for n in range(1, request.sampling.n)]
+            self.scheduler.fork(request, children)
+        for each in (request, *children):
+            each.tokens.append(draw.randrange(3))
+            if len(each.new_tokens) == each.sampling.max_new_tokens:
+                each.finish = "length"
+                self.scheduler.remove(each)
+
+    def check_plan(self, plan: StepPlan, ran: set[Request]) -> None:
+        assert plan.tokens <= self.limits.step_tokens
+        assert len({each.request for each in plan.slices}) == len(plan.slices)
+        assert len(self.scheduler.running) <= self.limits.sequences
+        decodes = [each.request.decodes for each in plan.slices if each.request in ran]
+        assert decodes == sorted(decodes, reverse=True), "decodes come first"
+        for each in plan.slices:
+            first, last = each.start // self.page, (each.start + each.count - 1) // self.page
+            for block in each.request.blocks[first : last + 1]:
+                assert self.pool.references(block) == 1, "a shared block would be written to"
+                assert not self.pool.is_sealed(block), "a block that others may find would be written to"
+
+    def check_pool(self) -> None:
+        held = Counter(block for each in self.scheduler.running for block in each.blocks)
+        assert all(self.pool.references(block) == held[block] for block in range(self.pool.blocks))
+        assert self.pool.used == len(held), "a block is lost"
+        assert not any(each.blocks for each in self.scheduler.waiting)
+
+
+@settings(max_examples=60)
+@given(
+    seed=st.integers(0, 2**32),
+    blocks=st.integers(14, 24),
+    page=st.integers(1, 4),
+    step_tokens=st.integers(1, 20),
+    sequences=st.integers(3, 6),
+    requests=st.lists(st.tuples(st.integers(1, 5), st.integers(1, 9), st.integers(1, 3)), min_size=1, max_size=12),
+)
+def test_nothing_leaks_and_nothing_shared_is_written(seed, blocks, page, step_tokens, sequences, requests):
+    """Few different tokens, so that prefixes are shared often; little memory, so that many are preempted."""
+    draw = random.Random(seed)
+    fake = Fake(blocks, page, Limits(step_tokens, sequences, watermark=draw.choice([0, 0.1])))
+    todo = [
+        Request(tuple(draw.randrange(2) for _ in range(length)), Sampling(max_new_tokens=new, n=n))
+        for length, new, n in requests
+    ]
+    added: list[Request] = []
+    for _ in range(2000):
+        if todo and draw.random() < 0.5:
+            added.append(todo.pop())
+            fake.scheduler.add(added[-1])
+        alive = [*fake.scheduler.running, *fake.scheduler.waiting]
+        if alive and draw.random() < 0.05:
+            gone = draw.choice(alive)
+            fake.scheduler.remove(gone)
+            gone.finish = "aborted"
+        busy = bool(fake.scheduler.running or fake.scheduler.waiting)
+        assert fake.step(draw).slices or not busy, "something goes on in every step"
+        if not (todo or fake.scheduler.running or fake.scheduler.waiting):
+            break
+    assert all(each.finish for each in added), "every request ends"
+    assert fake.pool.free == blocks
+
+
+def test_a_long_prompt_goes_in_chunks_beside_decodes():
+    fake, draw = Fake(64, 4, Limits(step_tokens=8, sequences=4)), random.Random(1)
+    short, long = (Request(tuple(range(n)), Sampling(max_new_tokens=10)) for n in (3, 30))
+    fake.scheduler.add(short)
+    fake.step(draw)
+    fake.scheduler.add(long)
+    counts = [[(each.request is short, each.count) for each in fake.step(draw).slices] for _ in range(5)]
+    assert counts == [[(True, 1), (False, 7)]] * 4 + [[(True, 1), (False, 2)]]
+
+
+def test_a_prefix_is_computed_once_and_the_longest_unused_is_overwritten_first():
+    fake, draw = Fake(8, 4, Limits(step_tokens=64, sequences=4, watermark=0)), random.Random(1)
+    prompt = tuple(range(13))
+    for wanted in (0, 12):
+        fake.scheduler.add(request := Request(prompt, Sampling(max_new_tokens=1)))
+        fake.step(draw)
+        assert request.shared_tokens == wanted
+    fake.scheduler.add(Request(tuple(range(50, 74)), Sampling(max_new_tokens=1)))  # wants more than the empty ones
+    fake.step(draw)
+    fake.scheduler.add(request := Request(prompt, Sampling(max_new_tokens=1)))
+    fake.step(draw)
+    assert request.shared_tokens == 8, "of a chain its end goes first"
+
+
+def test_what_cannot_run_alone_is_refused():
+    scheduler = Scheduler(BlockPool(2, 4), Limits(sequences=2))
+    with pytest.raises(ValueError, match="want 3 blocks, the cache has 2"):
+        scheduler.add(Request((1,) * 5, Sampling(max_new_tokens=4)))
+    with pytest.raises(ValueError, match="n is 3"):
+        scheduler.add(Request((1,), Sampling(max_new_tokens=1, n=3)))
+    pool = BlockPool(1, 4)
+    pool.take()
+    with pytest.raises(NoFreeBlock):
+        pool.take()
+    assert block_key(b"", [1, 2]) != block_key(b"", [2, 1]) != block_key(block_key(b"", [1]), [2, 1])

@@ -1,0 +1,1 @@
+"""The inference engine: a paged cache, continuous batching, sampling, and the runs of kind generate."""

@@ -97,7 +97,8 @@ def test_products(m, n, k):
     }
     for name, (found, exact) in wanted.items():
         apart = np.abs(found.double().numpy() - exact).max()
-        assert apart <= 1e-6 * np.abs(exact).max(), name
+        # fp32 sums of up to 256 products, in the order of whichever library multiplies
+        assert apart <= 2e-6 * np.abs(exact).max(), name
     plain = (x @ weight.t()).detach()
     assert 1e-3 < (out.detach() - plain).norm() / plain.norm() < 0.05, "8 bits, and no more lost than that"
 

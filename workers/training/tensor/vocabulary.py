@@ -60,8 +60,7 @@ def cross_entropy(logits: Tensor, targets_N: Tensor, *, ignored: int) -> Tensor:
     """`[N]` fp32: -log softmax of each target, 0 where the target is `ignored`.
 
     `logits` is a DTensor `[…, V]` sharded over its last dim; every rank gets the same losses, computed in fp32 whatever
-    the logits' dtype. Two messages: one maximum, then two sums a token. fp32 logits are used up: the gradient takes
-    their memory.
+    the logits' dtype. Two messages: one maximum, then two sums a token.
     """
     sharded: Any = logits
     mesh, vocab = sharded.device_mesh, logits.shape[-1]
@@ -90,7 +89,7 @@ class _CrossEntropy(torch.autograd.Function):
         logits, count = logits_NV.float(), targets_N.shape[0]
         most = logits.amax(1) if stop > start else logits.new_full((count,), float("-inf"))
         dist.all_reduce(most, dist.ReduceOp.MAX, group=group)
-        shifted = logits.sub_(most.unsqueeze(1))
+        shifted = logits - most.unsqueeze(1)
         own = (targets_N >= start) & (targets_N < stop)
         place = (targets_N - start).masked_fill(~own, 0).unsqueeze(1)
         sums = logits.new_zeros(2, count)
@@ -108,7 +107,7 @@ class _CrossEntropy(torch.autograd.Function):
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
         softmax, place, own, skipped = ctx.saved_tensors
         scale = gradients[0].masked_fill(skipped, 0.0).unsqueeze(1)
-        grad = softmax.mul_(scale)
+        grad = softmax * scale
         if grad.shape[1]:
             grad.scatter_add_(1, place, -scale * own.unsqueeze(1))
         return grad.to(ctx.dtype), None, None, None, None, None

@@ -61,9 +61,9 @@ def passes(decoder: Decoder, length: int, *, ranks: int = 1) -> tuple[list[Tenso
         inputs, targets = tokens[:, :-1], tokens[:, 1:].clone()
         targets[0, 3] = IGNORED
         out = decoder(inputs)
+        logits.append(out.detach().clone())  # the loss uses them up
         losses.append(token_losses(out, targets))
         losses[-1].sum().backward()
-        logits.append(out.detach())
     sum_partial(decoder.parameters())
     return logits, torch.stack(losses).detach()
 

@@ -118,22 +118,28 @@ def launch(
             **config,
         )
         if splits > 1:
-            combine[(tokens * heads,)](
-                parts,
-                part_lses,
-                out,
-                lse,
-                heads,
-                splits,
-                *parts.stride()[:3],
-                *part_lses.stride()[:2],
-                *out.stride()[:2],
-                DV=values,
-                BLOCK_V=max(16, next_power_of_2(values)),
-                BLOCK_P=next_power_of_2(splits),
-                num_warps=2,
-            )
+            combined(parts, part_lses, out, lse, num_warps=2)
     return out, lse
+
+
+def combined(parts: Tensor, part_lses: Tensor, out: Tensor, lse: Tensor, *, num_warps: int) -> None:
+    """Attention of parts [splits, tokens, heads, D_v] and their log-sum-exp, put together into `out` and `lse`."""
+    splits, tokens, heads, values = parts.shape
+    combine[(tokens * heads,)](
+        parts,
+        part_lses,
+        out,
+        lse,
+        heads,
+        splits,
+        *parts.stride()[:3],
+        *part_lses.stride()[:2],
+        *out.stride()[:2],
+        DV=values,
+        BLOCK_V=max(16, next_power_of_2(values)),
+        BLOCK_P=next_power_of_2(splits),
+        num_warps=num_warps,
+    )
 
 
 def shipped(arch: str) -> list[Shipped]:

@@ -14,7 +14,7 @@ from torch import Tensor
 from kernels import checks, runtime, tuning
 from kernels.decode.gathered import gathered
 from kernels.decode.kernel import combine
-from kernels.decode.launch import splits_for
+from kernels.decode.launch import combined, splits_for
 from kernels.decode.plan import Plan, plan_pages
 from kernels.decode.reference import paged_attention
 from kernels.dispatch import Candidate, choose
@@ -169,21 +169,7 @@ def _launch(
             **config,
         )
         if splits > 1:
-            combine[(tokens * heads,)](
-                parts,
-                part_lses,
-                out,
-                lse,
-                heads,
-                splits,
-                *parts.stride()[:3],
-                *part_lses.stride()[:2],
-                *out.stride()[:2],
-                DV=width,
-                BLOCK_V=max(16, next_power_of_2(width)),
-                BLOCK_P=next_power_of_2(splits),
-                num_warps=4,
-            )
+            combined(parts, part_lses, out, lse, num_warps=4)
     return out, lse
 
 

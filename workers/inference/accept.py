@@ -5,17 +5,14 @@ Pydantic and the standard library only, so that a wrong spec fails in a fraction
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
 from pathlib import Path
 
-from pydantic import ValidationError
-
-from workers.contracts.base import problems_of
 from workers.contracts.bodies import GenerateBody
+from workers.contracts.exits import UserError
 from workers.contracts.plan import ParallelPlan
 from workers.contracts.run import RunSpec, spec_problems
-from workers.inference.exits import UserError
+from workers.contracts.spec_file import read_document, read_spec, refused
 
 PRECISIONS = ("fp32", "bf16", "fp16")
 
@@ -31,22 +28,11 @@ class GenerateRun:
 
 def load_run(path: Path) -> GenerateRun:
     """Read and check a spec file. Raises UserError with one line a problem."""
-    try:
-        document = json.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise UserError(f"spec {path} cannot be read: {error.strerror}; try --spec with an existing file") from None
-    except ValueError as error:
-        raise UserError(f"spec {path} is not JSON: {error}; try a JSON checker") from None
-    if not isinstance(document, dict):
-        raise UserError(f'spec {path} is not a JSON object; try {{"kind": "generate", ...}}')
-    try:
-        spec = RunSpec.from_dict(document)
-    except ValidationError as error:
-        raise UserError("\n".join(str(item) for item in problems_of(error))) from None
+    spec = read_spec(read_document(path, "generate"))
     if spec.kind != "generate" or spec.generate is None:
         raise UserError(f"kind: this engine version runs kind generate, this is {spec.kind}; try kind generate")
     if found := spec_problems(spec):
-        raise UserError("\n".join(str(item) for item in found))
+        raise refused(found)
     return GenerateRun(spec, spec.generate, _plan(spec, spec.generate))
 
 

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from workers.inference.exits import UserError
+from workers.contracts.exits import UserError
 
 
 class Answers:

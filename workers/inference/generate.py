@@ -5,7 +5,6 @@ Knows files and metrics; how answers come about is the engine's.
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 from collections.abc import Mapping
@@ -16,13 +15,13 @@ from typing import Any
 
 import torch
 
+from workers.contracts.exits import Outcome, UserError
 from workers.contracts.model import ModelSource, ModelSpec
 from workers.inference.accept import GenerateRun
 from workers.inference.answers import Answers, fingerprint
 from workers.inference.blocks import BlockPool
 from workers.inference.cache import PagedCache, block_bytes
 from workers.inference.engine import Engine, check_prompt
-from workers.inference.exits import Outcome, UserError
 from workers.inference.measure import Measure
 from workers.inference.prompts import Line, read_lines
 from workers.inference.request import Request
@@ -32,7 +31,7 @@ from workers.inference.scheduler import Limits, Scheduler
 from workers.inference.stops import until_stop
 from workers.inference.words import Words, open_words
 from workers.metrics.memory import capacity_bytes, process_memory
-from workers.metrics.recorder import Recorder
+from workers.metrics.recorder import Recorder, last_attempt
 from workers.models.decoder import Decoder
 from workers.models.initialise import derived_seed, initialise
 from workers.models.places import place_of
@@ -186,7 +185,7 @@ def answer_of(line: Line, request: Request, words: Words | None) -> dict[str, An
 def run_generate(run: GenerateRun, directory: Path, *, env: Mapping[str, str] = os.environ) -> Outcome:
     """Points and events go to `directory/rank-0`. Raises what `Generation` raises."""
     folder = directory / "rank-0"
-    attempt = int(env.get("ORRERY_ATTEMPT") or 1 + _last_attempt(folder / "events.jsonl"))
+    attempt = int(env.get("ORRERY_ATTEMPT") or 1 + last_attempt(folder / "events.jsonl"))
     recorder = Recorder(folder, run=env.get("ORRERY_RUN", "local"), attempt=attempt, rank=0)
     try:
         generation = Generation(run, directory, recorder)
@@ -198,17 +197,3 @@ def run_generate(run: GenerateRun, directory: Path, *, env: Mapping[str, str] = 
                 signal.signal(number, handler)
     finally:
         recorder.close()
-
-
-def _last_attempt(path: Path) -> int:
-    """The attempt of the last whole line, or 0."""
-    try:
-        lines = path.read_bytes()[-(1 << 16) :].splitlines()
-    except OSError:
-        return 0
-    for line in reversed(lines):
-        try:
-            return int(json.loads(line)["attempt"])
-        except (ValueError, KeyError):
-            continue
-    return 0

@@ -11,8 +11,9 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from workers.contracts.exits import Outcome, UserError, write_exit
 from workers.inference.accept import load_run
-from workers.inference.exits import Outcome, UserError, classify, write_exit
+from workers.inference.exits import classify
 from workers.inference.prompts import read_lines
 
 
@@ -42,7 +43,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _left(outcome: Outcome, directory: Path) -> int:
     try:
-        write_exit(directory, outcome)
+        write_exit(directory, 0, outcome)
     except OSError as error:
         print(f"error: {directory} cannot be written: {error}", file=sys.stderr)
         return outcome.code or classify(error).code

@@ -12,7 +12,7 @@ from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
-from workers.inference.exits import UserError
+from workers.contracts.exits import UserError
 from workers.inference.sampling import Sampling
 from workers.inference.words import Words
 from workers.models.errors import WeightsError

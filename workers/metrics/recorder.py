@@ -136,3 +136,19 @@ def _open_whole(path: Path) -> int:
     if keep != size:
         os.ftruncate(file, keep)
     return file
+
+
+def last_attempt(path: Path) -> int:
+    """The attempt that wrote the last whole line of `path`, or 0."""
+    try:
+        with open(path, "rb") as file:
+            file.seek(max(0, path.stat().st_size - (1 << 16)))
+            lines = file.read(1 << 16).splitlines()
+    except OSError:
+        return 0
+    for line in reversed(lines):
+        try:
+            return int(json.loads(line)["attempt"])
+        except (ValueError, KeyError):
+            continue
+    return 0

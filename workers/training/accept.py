@@ -5,22 +5,18 @@ Pydantic and the standard library only, so that a wrong spec fails in a fraction
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from pydantic import ValidationError
-
-from workers.contracts.base import Problem, problems_of
 from workers.contracts.bodies import TrainBody
 from workers.contracts.counts import flops_per_token, parameter_count
 from workers.contracts.engine import engine_problems
 from workers.contracts.model import ModelSpec
 from workers.contracts.plan import ParallelPlan
 from workers.contracts.run import RunSpec, spec_problems
-from workers.training.exits import UserError
+from workers.contracts.spec_file import read_document, read_spec, refused
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,32 +70,7 @@ def accept(document: Mapping[str, Any]) -> TrainingRun:
     return TrainingRun(spec, model, plan, train)
 
 
-def read_document(path: Path, kind: str) -> dict[str, Any]:
-    """A spec file's JSON object; `kind` is the example an error names. Raises UserError."""
-    try:
-        document = json.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise UserError(f"spec {path} cannot be read: {error.strerror}; try --spec with an existing file") from None
-    except ValueError as error:
-        raise UserError(f"spec {path} is not JSON: {error}; try a JSON checker") from None
-    if not isinstance(document, dict):
-        raise UserError(f'spec {path} is not a JSON object; try {{"kind": "{kind}", ...}}')
-    return document
-
-
-def read_spec(document: Mapping[str, Any]) -> RunSpec:
-    """Raises UserError with one line for each field that is wrong."""
-    try:
-        return RunSpec.from_dict(document)
-    except ValidationError as error:
-        raise _refused(problems_of(error)) from None
-
-
 def refuse_problems(spec: RunSpec) -> None:
     """Raises UserError with one line for each thing that this engine, or any, cannot do."""
     if found := engine_problems(spec) or spec_problems(spec):
-        raise _refused(found)
-
-
-def _refused(found: list[Problem]) -> UserError:
-    return UserError("\n".join(str(item) for item in found))
+        raise refused(found)

@@ -10,7 +10,7 @@ from typing import Any, TypeVar, cast
 
 import torch.distributed as dist
 
-from workers.training.exits import UserError
+from workers.contracts.exits import UserError
 from workers.training.mesh import World
 
 T = TypeVar("T")

@@ -6,22 +6,21 @@ Knows the order of setting up and what each failure means; the steps themselves 
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import sys
 import time
 import traceback
-from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
 
 from workers.contracts.counts import flops_per_token, parameter_count
+from workers.contracts.exits import Outcome, UserError, is_out_of_memory, write_exit
 from workers.contracts.model import ModelSource
 from workers.metrics.memory import process_memory
 from workers.metrics.peak import device_peak
-from workers.metrics.recorder import Recorder, RecorderError
+from workers.metrics.recorder import Recorder, RecorderError, last_attempt
 from workers.metrics.throughput import Throughput
 from workers.training.accept import TrainingRun, mesh_axes
 from workers.training.agree import agreed, together
@@ -33,7 +32,7 @@ from workers.training.data.opened import open_samples
 from workers.training.data.prompts import Prompts, open_prompts
 from workers.training.data.samples import Samples
 from workers.training.environment import Environment
-from workers.training.exits import Outcome, UserError, classify, is_out_of_memory, write_exit
+from workers.training.exits import classify
 from workers.training.initial import fill_from, open_initial
 from workers.training.loop import Loop
 from workers.training.memory import MemoryBook
@@ -146,7 +145,7 @@ class Attempt:
     def _first_words(self) -> tuple[int, Start]:
         """What rank 0 decides for all: the attempt's number and the checkpoint to continue from."""
         environment = self.environment
-        number = environment.attempt or 1 + _last_attempt(environment.rank_directory / "points.jsonl")
+        number = environment.attempt or 1 + last_attempt(environment.rank_directory / "points.jsonl")
         return number, choose_start(self.run, checkpoints=environment.checkpoints, resume=environment.resume)
 
     def _samples(self, world: World) -> tuple[Samples, Samples | None]:
@@ -275,22 +274,6 @@ class Attempt:
             return {}
         allocated, reserved = process_memory(self.loop.world.device)
         return {"allocated_bytes": allocated, "reserved_bytes": reserved, **self.loop.memory.values()}
-
-
-def _last_attempt(path: Path) -> int:
-    """The attempt that wrote the last whole line of `path`, or 0."""
-    try:
-        with open(path, "rb") as file:
-            file.seek(max(0, path.stat().st_size - (1 << 16)))
-            lines = file.read(1 << 16).splitlines()
-    except OSError:
-        return 0
-    for line in reversed(lines):
-        try:
-            return int(json.loads(line)["attempt"])
-        except (ValueError, KeyError):
-            continue
-    return 0
 
 
 def _record_for_elastic(error: BaseException) -> None:

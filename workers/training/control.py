@@ -15,7 +15,7 @@ from collections.abc import Callable
 from pathlib import Path
 from types import FrameType
 
-from workers.training.exits import write_atomically
+from workers.contracts.exits import write_atomically
 
 ACTIONS = ("stop", "preempt", "pause", "checkpoint", "profile", "memory_snapshot")  # strongest first
 GRACE_S = 20.0

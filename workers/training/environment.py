@@ -10,8 +10,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from workers.contracts.exits import UserError
 from workers.contracts.plan import ParallelPlan
-from workers.training.exits import UserError
 
 
 @dataclass(frozen=True, slots=True)

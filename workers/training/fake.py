@@ -15,9 +15,9 @@ import torch.distributed as dist
 from torch import Tensor
 
 from workers.contracts.counts import parameter_count
+from workers.contracts.exits import UserError
 from workers.models.decoder import Decoder
 from workers.training.accept import TrainingRun, mesh_axes
-from workers.training.exits import UserError
 from workers.training.mesh import World, coordinate, lay_out
 from workers.training.parallelize import lay
 from workers.training.pipeline.parts import part_of_stage, parts_of, stages_of

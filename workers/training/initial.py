@@ -7,12 +7,12 @@ from __future__ import annotations
 
 from typing import Any
 
+from workers.contracts.exits import UserError
 from workers.contracts.model import ModelSource, ModelSpec
 from workers.models.decoder import Decoder
 from workers.models.errors import WeightsError
 from workers.models.source import open_source
 from workers.models.weights import Weights, fill_model
-from workers.training.exits import UserError
 
 # what may differ, because people mean it when they go on from weights: names, rates, a longer or shorter view
 _FREE = {

@@ -12,6 +12,7 @@ from typing import NoReturn
 import torch
 from torch import Tensor
 
+from workers.contracts.exits import Outcome
 from workers.metrics.recorder import Recorder
 from workers.metrics.throughput import Throughput
 from workers.models.balancer import Balancer, routing_layers
@@ -24,7 +25,6 @@ from workers.training.control import Control, strongest
 from workers.training.data.losses import SourceLosses
 from workers.training.data.prompts import Prompts
 from workers.training.data.samples import Samples
-from workers.training.exits import Outcome
 from workers.training.memory import MemoryBook
 from workers.training.mesh import World
 from workers.training.optim import build_optimizer, fill_state, scale_, set_lr

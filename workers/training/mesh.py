@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 import torch.distributed as dist
 
+from workers.contracts.exits import UserError
 from workers.contracts.plan import ParallelPlan
 from workers.training.environment import Environment
-from workers.training.exits import UserError
 from workers.training.kept import once
 
 if TYPE_CHECKING:

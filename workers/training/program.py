@@ -11,7 +11,8 @@ import sys
 from pathlib import Path
 from typing import NoReturn
 
-from workers.training.exits import UserError, classify, write_exit
+from workers.contracts.exits import UserError, write_exit
+from workers.training.exits import classify
 
 
 def refuse(error: UserError, directory: Path | None) -> int:

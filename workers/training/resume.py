@@ -9,10 +9,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from workers.contracts.exits import UserError
 from workers.models.errors import WeightsError
 from workers.models.manifest import complete_checkpoints, damage, read_manifest
 from workers.training.accept import TrainingRun
-from workers.training.exits import UserError
 
 
 @dataclass(frozen=True, slots=True)

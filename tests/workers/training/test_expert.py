@@ -13,8 +13,8 @@ from orchestrator.planner.collectives import all_to_all_bytes
 from orchestrator.planner.inputs import RECOMPUTE
 from tests.workers.training.conftest import final_weights, make_spec, relative
 from tests.workers.training.pool import ROOT
+from workers.contracts.exits import UserError
 from workers.training.accept import accept
-from workers.training.exits import UserError
 
 RANKS = "tests.workers.training.expert_ranks"
 SMALL = {"layers": 3, "hidden": 32, "heads": 4, "ffn": 80, "vocab": 257, "max_seq_len": 64}

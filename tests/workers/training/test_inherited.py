@@ -14,10 +14,10 @@ from tests.workers.models.test_gguf import gguf, write
 from tests.workers.models.test_gguf_tokenizer import trained, values_of
 from tests.workers.models.test_hugging_face import decoder_of, their_model
 from tests.workers.training.conftest import make_spec
+from workers.contracts.exits import UserError
 from workers.models.convert import main
 from workers.training.accept import accept
 from workers.training.data.opened import open_samples
-from workers.training.exits import UserError
 
 WORDS = "for the clock to begin at 12 or 34,\nit's DON'T panic again: o'clock\n\n"
 SHAPE = {"layers": 2, "hidden": 32, "heads": 4, "kv_heads": 2, "ffn": 48, "max_seq_len": 64, "rope": {"theta": 1e4}}

@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 
 from tests.workers.training.conftest import TINY, make_spec
+from workers.contracts.exits import UserError
 from workers.training import writing
 from workers.training.accept import accept
 from workers.training.data.prompts import Prompts, open_prompts
 from workers.training.data.tokenizer import BYTES
-from workers.training.exits import UserError
 
 BATCH = {"micro_batch_size": 2, "global_batch_size": 4}
 STEPS, SAVED = 8, (4, 8)

@@ -12,11 +12,12 @@ from typing import Any
 
 from workers.contracts.benchmark import as_training, turn_steps, turns
 from workers.contracts.bodies import BenchmarkBody
+from workers.contracts.exits import UserError
 from workers.contracts.plan import ParallelPlan
 from workers.contracts.run import RunSpec
+from workers.contracts.spec_file import read_document, read_spec
 from workers.contracts.variants import Expansion, Variant, expand
-from workers.training.accept import TrainingRun, read_document, read_spec, refuse_problems
-from workers.training.exits import UserError
+from workers.training.accept import TrainingRun, refuse_problems
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,9 +10,9 @@ import json
 from collections.abc import Sequence
 from pathlib import Path
 
+from workers.contracts.exits import UserError
 from workers.training.benchmark.accept import load_benchmark
 from workers.training.environment import check_world, read_environment
-from workers.training.exits import UserError
 from workers.training.program import leave, refuse, set_torch_defaults
 
 

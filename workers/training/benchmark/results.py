@@ -12,8 +12,8 @@ from pathlib import Path
 from statistics import median, quantiles
 from typing import Any
 
+from workers.contracts.exits import write_atomically
 from workers.contracts.variants import BASE, Variant
-from workers.training.exits import write_atomically
 
 
 @dataclass(slots=True)

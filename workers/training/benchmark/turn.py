@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 
+from workers.contracts.exits import Outcome
 from workers.metrics.recorder import Recorder
 from workers.training.accept import TrainingRun
 from workers.training.attempt import Attempt
@@ -20,7 +21,6 @@ from workers.training.beacon import Beacon
 from workers.training.control import ACTIONS, Control
 from workers.training.data.samples import Samples
 from workers.training.environment import Environment
-from workers.training.exits import Outcome
 from workers.training.mesh import World
 from workers.training.optim import release
 from workers.training.resume import Start

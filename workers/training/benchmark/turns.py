@@ -18,6 +18,7 @@ import torch
 import torch.distributed as dist
 
 from workers.contracts.benchmark import turn_steps, turns
+from workers.contracts.exits import Outcome, is_out_of_memory, write_atomically
 from workers.contracts.variants import Variant
 from workers.metrics.peak import device_peak
 from workers.metrics.recorder import Recorder
@@ -33,7 +34,6 @@ from workers.training.benchmark.turn import Requests, Turn, free_memory
 from workers.training.data.opened import open_samples
 from workers.training.data.samples import Samples
 from workers.training.environment import Environment
-from workers.training.exits import Outcome, is_out_of_memory, write_atomically
 from workers.training.mesh import World, start_world
 
 _PATIENCE_S = 120.0  # for the other ranks at the end of a turn; longer, and one of them hangs in a collective

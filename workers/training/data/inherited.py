@@ -8,13 +8,13 @@ from __future__ import annotations
 from pathlib import Path
 
 from workers.contracts.data import BpeSpec, DataSpec
+from workers.contracts.exits import UserError
 from workers.models.belongings import belongings, keep, reads_bytes
 from workers.models.errors import WeightsError
 from workers.models.manifest import complete_checkpoints
 from workers.models.places import place_of
 from workers.training.accept import TrainingRun
 from workers.training.data.tokenizer import NAME, check_same
-from workers.training.exits import UserError
 
 
 def inherit(run: TrainingRun, *, kept: Path) -> None:

@@ -8,11 +8,11 @@ from __future__ import annotations
 from pathlib import Path
 
 from workers.contracts.data import DataSpec
+from workers.contracts.exits import UserError
 from workers.training.accept import TrainingRun
 from workers.training.data.inherited import check_inherited, data_of, inherit
 from workers.training.data.samples import Samples
 from workers.training.data.sources import Source, open_sources, open_tokenizer
-from workers.training.exits import UserError
 
 
 def open_samples(run: TrainingRun, *, cache: Path, kept: Path) -> tuple[Samples, Samples | None]:

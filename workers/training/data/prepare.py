@@ -13,11 +13,11 @@ from pydantic import ValidationError
 
 from workers.contracts.base import problems_of
 from workers.contracts.data import BYTES, BpeSpec, DataSpec
+from workers.contracts.exits import CODES, UserError
 from workers.training.data.files import files_of
 from workers.training.data.shards import beside
 from workers.training.data.sources import documents, open_tokenizer, write_tokens
 from workers.training.data.tokenizer import NAME
-from workers.training.exits import CODES, UserError
 
 _LARGEST = 2**32  # ids of token files have at most 32 bits
 

@@ -11,12 +11,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from workers.contracts.bodies import SamplesSpec
+from workers.contracts.exits import UserError
 from workers.training.accept import TrainingRun
 from workers.training.data.inherited import data_of
 from workers.training.data.sources import open_sources, open_tokenizer
 from workers.training.data.stream import Stream
 from workers.training.data.tokenizer import Tokenizer
-from workers.training.exits import UserError
 
 TOKENS = 32  # of a stretch of text, at most
 # what a page or a database may choke on: control characters but tab and line break

@@ -10,9 +10,9 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
+from workers.contracts.exits import UserError
 from workers.training.data.mixture import Mixture
 from workers.training.data.sources import Source
-from workers.training.exits import UserError
 
 
 class Samples:

@@ -16,8 +16,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from workers.contracts.exits import UserError
 from workers.training.data.stream import Tokens
-from workers.training.exits import UserError
 
 _DTYPES = {"uint8": "u1", "uint16": "<u2", "uint32": "<u4"}
 # karpathy/llm.c, dev/data/data_common.py: 256 int32 of header, magic number to width; the third is the count

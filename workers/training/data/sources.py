@@ -14,11 +14,11 @@ from pathlib import Path
 import numpy as np
 
 from workers.contracts.data import BpeSpec, DataSpec, SourceSpec
+from workers.contracts.exits import UserError
 from workers.training.data.files import check_text, files_of, json_documents, text_pieces
 from workers.training.data.shards import Shard, beside, open_shard, write_shard
 from workers.training.data.stream import Stream
 from workers.training.data.tokenizer import BYTES, NAME, Tokenizer, load_tokenizer, train_bpe
-from workers.training.exits import UserError
 
 _PRESETS = {"shakespeare": Path(__file__).parents[1] / "corpora" / "shakespeare.txt.gz"}
 # characters that a tokenizer is trained on at most, of all sources together: pairs are settled long before

@@ -12,9 +12,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from workers.contracts.exits import UserError
 from workers.models.belongings import TOKENIZER, belongings
 from workers.models.errors import WeightsError
-from workers.training.exits import UserError
 
 NAME = TOKENIZER
 END_OF_TEXT = "<|endoftext|>"

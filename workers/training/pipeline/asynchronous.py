@@ -10,8 +10,9 @@ import math
 from collections import deque
 from typing import NoReturn, cast
 
+from workers.contracts.exits import Outcome
 from workers.training.control import strongest
-from workers.training.exits import NumericsError, Outcome
+from workers.training.exits import NumericsError
 from workers.training.loop import Loop
 from workers.training.optim import set_lr
 from workers.training.pipeline.pipedream import PipeDream, unchanged

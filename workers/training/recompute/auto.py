@@ -15,12 +15,12 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from workers.contracts.exits import UserError
 from workers.metrics.memory import SavedForBackward, storage_keys
 from workers.models.decoder import Decoder
 from workers.models.documents import Documents
 from workers.training.accept import TrainingRun
 from workers.training.agree import agreed
-from workers.training.exits import UserError
 from workers.training.parallelize import DTYPES, Parallel
 from workers.training.precision import products
 from workers.training.recompute.apply import recomputed_blocks

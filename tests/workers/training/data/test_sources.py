@@ -11,10 +11,10 @@ import numpy as np
 import pytest
 
 from workers.contracts.data import DataSpec
+from workers.contracts.exits import UserError
 from workers.training import data as data_package
 from workers.training.data.sources import open_sources, open_tokenizer
 from workers.training.data.stream import Stream
-from workers.training.exits import UserError
 
 
 def open_all(tmp_path: Path, vocab: int = 256, **data: Any) -> list[Stream]:

@@ -9,9 +9,9 @@ import pytest
 import tokenizers
 
 from tests.workers.training.data.test_sources import documents, ids, opened
+from workers.contracts.exits import UserError
 from workers.training.data.shards import beside
 from workers.training.data.tokenizer import check_same, load_tokenizer
-from workers.training.exits import UserError
 
 
 def words(path: Path, vocab: dict[str, int]) -> Path:

@@ -1,4 +1,4 @@
-"""From a spec file to a generate run that this engine can do: read, checked, and refused by sentences where it cannot.
+"""From a spec file to an inference run that this engine can do: read, checked, or refused by sentences.
 
 Pydantic and the standard library only, so that a wrong spec fails in a fraction of a second.
 """
@@ -8,44 +8,50 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
+from workers.contracts.base import Contract
 from workers.contracts.bodies import GenerateBody
 from workers.contracts.exits import UserError
 from workers.contracts.plan import ParallelPlan
 from workers.contracts.run import RunSpec, spec_problems
 from workers.contracts.spec_file import read_document, read_spec, refused
 
+KINDS = ("generate",)
 PRECISIONS = ("fp32", "bf16", "fp16")
 
 
 @dataclass(frozen=True, slots=True)
-class GenerateRun:
-    """A spec whose parts are all known."""
+class InferenceRun:
+    """A spec whose parts are all known; exactly the body of its kind is not None."""
 
     spec: RunSpec
-    body: GenerateBody
     plan: ParallelPlan
 
+    @property
+    def generate(self) -> GenerateBody:
+        assert self.spec.generate is not None
+        return self.spec.generate
 
-def load_run(path: Path) -> GenerateRun:
+
+def load_run(path: Path) -> InferenceRun:
     """Read and check a spec file. Raises UserError with one line a problem."""
     spec = read_spec(read_document(path, "generate"))
-    if spec.kind != "generate" or spec.generate is None:
-        raise UserError(f"kind: this engine version runs kind generate, this is {spec.kind}; try kind generate")
+    if spec.kind not in KINDS:
+        raise UserError(f"kind: this engine runs {' and '.join(KINDS)}, this is {spec.kind}; try kind generate")
     if found := spec_problems(spec):
         raise refused(found)
-    return GenerateRun(spec, spec.generate, _plan(spec, spec.generate))
+    return InferenceRun(spec, _plan(spec, spec.body))
 
 
-def _plan(spec: RunSpec, body: GenerateBody) -> ParallelPlan:
+def _plan(spec: RunSpec, body: Contract) -> ParallelPlan:
     if not isinstance(spec.plan, ParallelPlan):
         raise UserError("plan: the engine alone does not choose a plan; try leaving it out")
     if spec.plan.world_size > 1:
-        says = f"this engine version generates on one device, the plan has {spec.plan.world_size}"
+        says = f"this engine version infers on one device, the plan has {spec.plan.world_size}"
         raise UserError(f"plan: {says}; try dp 1, tp 1, pp 1 and cp 1")
     if spec.plan.precision not in PRECISIONS:
-        says = f"this engine version does not generate in {spec.plan.precision}"
+        says = f"this engine version does not infer in {spec.plan.precision}"
         raise UserError(f"plan.precision: {says}; try {' or '.join(PRECISIONS)}")
     for field in ("draft", "quantize"):
-        if getattr(body, field) is not None:
-            raise UserError(f"generate.{field}: this engine version generates without; try leaving it out")
+        if getattr(body, field, None) is not None:
+            raise UserError(f"{spec.kind}.{field}: this engine version does without; try leaving it out")
     return spec.plan

@@ -13,51 +13,38 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-import torch
-
 from workers.contracts.exits import Outcome, UserError
-from workers.contracts.model import ModelSource, ModelSpec
-from workers.inference.accept import GenerateRun
+from workers.contracts.model import ModelSpec
+from workers.inference.accept import InferenceRun
 from workers.inference.answers import Answers, fingerprint
-from workers.inference.blocks import BlockPool
-from workers.inference.cache import PagedCache, block_bytes
+from workers.inference.build import blocks_that_fit, blocks_wanted, build
 from workers.inference.engine import Engine, check_prompt
+from workers.inference.load import Loaded, device_here, load
 from workers.inference.measure import Measure
 from workers.inference.prompts import Line, read_lines
 from workers.inference.request import Request
-from workers.inference.runner import Runner
 from workers.inference.sampling import Sampling
-from workers.inference.scheduler import Limits, Scheduler
+from workers.inference.scheduler import Limits
 from workers.inference.stops import until_stop
-from workers.inference.words import Words, open_words
-from workers.metrics.memory import capacity_bytes, process_memory
+from workers.inference.words import Words
 from workers.metrics.recorder import Recorder, last_attempt
-from workers.models.decoder import Decoder
-from workers.models.initialise import derived_seed, initialise
-from workers.models.places import place_of
-from workers.models.source import open_weights
-from workers.models.weights import fill_model
-
-BLOCK_SIZE = 16
-DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
-CACHE_SHARE = {"cpu": 0.4, "cuda": 0.85}  # of the memory that the weights leave
+from workers.models.initialise import derived_seed
 
 
 class Generation:
     """`go` answers what is not answered yet. Raises UserError, ArithmeticError, OSError."""
 
-    def __init__(self, run: GenerateRun, directory: Path, recorder: Recorder) -> None:
+    def __init__(self, run: InferenceRun, directory: Path, recorder: Recorder) -> None:
         self.run, self.recorder = run, recorder
-        self.lines = read_lines(Path(run.body.input))
-        self.device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-        self.dtype = DTYPES[run.plan.precision]
+        self.body = run.generate
+        self.lines = read_lines(Path(self.body.input))
         self.asked_to_leave = False
         self.answered = 0
 
     def go(self) -> Outcome:
-        words, ends, decoder = self._model()
-        prompts = self._prompts(words, ends, decoder.spec)
-        body = self.run.body
+        loaded = load(self.run.spec.model, precision=self.run.plan.precision, device=device_here(), seed=self.body.seed)
+        prompts = self._prompts(loaded.words, loaded.ends, loaded.spec)
+        body = self.body
         told = self.run.spec.to_dict()
         decisive = {name: value for name, value in told["generate"].items() if name not in ("input", "output")}
         given = [[line.id, tokens, asdict(asked)] for line, (tokens, asked) in zip(self.lines, prompts, strict=True)]
@@ -66,7 +53,7 @@ class Generation:
         self.answered = began = answers.done
         try:
             if began < len(self.lines):
-                self._answer(decoder, words, prompts, answers)
+                self._answer(loaded, prompts, answers)
         finally:
             answers.close()
         self.recorder.event("generated", answers=self.answered, found=began, output=body.output)
@@ -79,31 +66,8 @@ class Generation:
         """A signal handler: the present step is finished, and what is answered stays."""
         self.asked_to_leave = True
 
-    def _model(self) -> tuple[Words | None, tuple[int, ...], Decoder]:
-        """On the device, in the run's precision; a shape without weights gets random ones."""
-        model = self.run.spec.model
-        try:
-            path = place_of(model) if isinstance(model, ModelSource) else None
-            words, ends = (None, ()) if path is None else open_words(path)
-            weights = None if path is None else open_weights(path)
-            spec = self.run.spec.shape if weights is None else weights.spec
-            assert spec is not None
-            with torch.device("meta"):
-                decoder = Decoder(spec)
-            for parameter in decoder.parameters():  # buffers stay fp32: a rounded balancing bias flips choices
-                parameter.data = parameter.data.to(self.dtype)
-            decoder = decoder.to_empty(device=self.device).requires_grad_(False)
-            if weights is None:
-                initialise(decoder, layers=spec.layers, seed=self.run.body.seed)
-                print(f"model {spec.name} names no weights: random ones are used, and ids alone are known", flush=True)
-            else:
-                fill_model(decoder, weights)
-        except (ValueError, OSError) as error:
-            raise UserError(f"model: {error}") from None
-        return words, ends, decoder
-
     def _prompts(self, words: Words | None, ends: tuple[int, ...], spec: ModelSpec) -> list[tuple[list[int], Sampling]]:
-        body = self.run.body
+        body = self.body
         try:
             defaults = Sampling(
                 max_new_tokens=body.max_new_tokens, temperature=body.temperature, top_k=body.top_k, top_p=body.top_p,
@@ -125,11 +89,9 @@ class Generation:
             found.append((tokens, Sampling(**{**asdict(asked), "seed": seed})))
         return found
 
-    def _answer(
-        self, decoder: Decoder, words: Words | None, prompts: list[tuple[list[int], Sampling]], answers: Answers
-    ) -> None:
+    def _answer(self, loaded: Loaded, prompts: list[tuple[list[int], Sampling]], answers: Answers) -> None:
         limits = Limits()
-        engine = self._engine(decoder, words, prompts[answers.done :], limits)
+        engine = self._engine(loaded, prompts[answers.done :], limits)
         measure = Measure(engine, self.recorder)
         todo = iter(range(answers.done, len(prompts)))
         places: dict[Request, int] = {}
@@ -143,35 +105,22 @@ class Generation:
             for request in engine.step():
                 if request.finish is not None:
                     place = places.pop(request)
-                    answers.give(place, answer_of(self.lines[place], request, words))
+                    answers.give(place, answer_of(self.lines[place], request, loaded.words))
                     measure.ended(request)
             self.answered = answers.done
             measure.stepped()
         measure.close()
 
-    def _engine(
-        self, decoder: Decoder, words: Words | None, prompts: list[tuple[list[int], Sampling]], limits: Limits
-    ) -> Engine:
+    def _engine(self, loaded: Loaded, prompts: list[tuple[list[int], Sampling]], limits: Limits) -> Engine:
         """With as many blocks as the largest requests that may run together want, or as memory has."""
-        spec = decoder.spec
-        wants = sorted(
-            -(-min(len(tokens) + asked.max_new_tokens, spec.max_seq_len) // BLOCK_SIZE) for tokens, asked in prompts
-        )
-        each_bytes = block_bytes(spec, block_size=BLOCK_SIZE, dtype=self.dtype)
-        free_bytes = capacity_bytes(self.device, local_world_size=1) - process_memory(self.device)[0]
-        fits = int(free_bytes * CACHE_SHARE[self.device.type]) // each_bytes
+        wants = sorted(blocks_wanted(loaded, len(tokens) + asked.max_new_tokens) for tokens, asked in prompts)
+        fits, each_bytes = blocks_that_fit(loaded)
         if wants[-1] > fits:
             says = f"its cache of {wants[-1] * each_bytes:,} bytes does not fit beside the weights"
             raise UserError(f"generate: the longest request wants {wants[-1]} blocks, {says}; try fewer max_new_tokens")
         # a few more, so that the watermark does not keep the last of them waiting
         blocks = min(fits, int(sum(wants[-limits.sequences :]) * (1 + 2 * limits.watermark)) + 2)
-        cache = PagedCache(spec, blocks=blocks, block_size=BLOCK_SIZE, dtype=self.dtype, device=self.device)
-        scheduler = Scheduler(BlockPool(blocks, BLOCK_SIZE), limits)
-        try:
-            runner = Runner(decoder, cache)
-        except ValueError as error:
-            raise UserError(f"model: {error}") from None
-        return Engine(runner, scheduler, context=spec.max_seq_len, decode=None if words is None else words.decode)
+        return build(loaded, blocks=blocks, limits=limits)
 
 
 def answer_of(line: Line, request: Request, words: Words | None) -> dict[str, Any]:
@@ -182,7 +131,7 @@ def answer_of(line: Line, request: Request, words: Words | None) -> dict[str, An
     return {**told, "logprobs": request.logprobs} if request.sampling.logprobs else told
 
 
-def run_generate(run: GenerateRun, directory: Path, *, env: Mapping[str, str] = os.environ) -> Outcome:
+def run_generate(run: InferenceRun, directory: Path, *, env: Mapping[str, str] = os.environ) -> Outcome:
     """Points and events go to `directory/rank-0`. Raises what `Generation` raises."""
     folder = directory / "rank-0"
     attempt = int(env.get("ORRERY_ATTEMPT") or 1 + last_attempt(folder / "events.jsonl"))

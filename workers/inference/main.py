@@ -23,7 +23,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     directory = options.dir or Path("runs") / options.spec.stem
     try:
         run = load_run(options.spec)
-        read_lines(Path(run.body.input))  # a wrong line is told before anything heavy is loaded
+        read_lines(Path(run.generate.input))  # a wrong line is told before anything heavy is loaded
         # huge pages for tensors of 2 MiB and more: what is gathered from the cache in each step
         os.environ.setdefault("THP_MEM_ALLOC_ENABLE", "1")
         from workers.inference.generate import run_generate

@@ -203,7 +203,7 @@ def test_wrong_lines_are_told_and_nothing_is_written(lines, says, room, capsys):
     ("fields", "says"),
     [
         ({"kind": "serve", "generate": None}, "this is serve; try kind generate"),
-        ({"plan": {"tp": 2}}, "generates on one device, the plan has 2"),
+        ({"plan": {"tp": 2}}, "infers on one device, the plan has 2"),
         ({"plan": "auto"}, "does not choose a plan"),
         ({"plan": {"precision": "fp8"}}, "try fp32 or bf16 or fp16"),
         ({"model": {"path": "nowhere"}}, "nowhere does not exist"),

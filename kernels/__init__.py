@@ -1,20 +1,46 @@
 """Fused operations for transformers: Triton kernels with readable references, chosen by measurement.
 
 Wants torch; without triton or a GPU every operation still works, by its reference or torch's own kernels.
-`explain()` tells which implementation ran each kind of call, and why.
+`explain()` tells which implementation ran each kind of call, and why. Triton is loaded with the first operation that
+has kernels of its own to launch, not with this package.
 """
 
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
 from kernels.attention import attention, attention_varlen
-from kernels.cross_entropy import linear_cross_entropy
-from kernels.decode import paged_attention, write_kv
 from kernels.dispatch import BackendUnavailable, explain
-from kernels.fp8 import fp8_matmul, quantize_1x128, quantize_128x128
-from kernels.gated import swiglu
-from kernels.int4 import int4_matmul, pack_awq
-from kernels.mla import mla_decode
-from kernels.norm import layer_norm, rms_norm
-from kernels.optim import FusedAdamW, unscale_
-from kernels.rotary import apply_rope
+
+if TYPE_CHECKING:
+    from kernels.cross_entropy import linear_cross_entropy
+    from kernels.decode import paged_attention, write_kv
+    from kernels.fp8 import fp8_matmul, quantize_1x128, quantize_128x128
+    from kernels.gated import swiglu
+    from kernels.int4 import int4_matmul, pack_awq
+    from kernels.mla import mla_decode
+    from kernels.norm import layer_norm, rms_norm
+    from kernels.optim import FusedAdamW, unscale_
+    from kernels.rotary import apply_rope
+
+_WHERE = {
+    "FusedAdamW": "optim",
+    "apply_rope": "rotary",
+    "fp8_matmul": "fp8",
+    "int4_matmul": "int4",
+    "layer_norm": "norm",
+    "linear_cross_entropy": "cross_entropy",
+    "mla_decode": "mla",
+    "pack_awq": "int4",
+    "paged_attention": "decode",
+    "quantize_1x128": "fp8",
+    "quantize_128x128": "fp8",
+    "rms_norm": "norm",
+    "swiglu": "gated",
+    "unscale_": "optim",
+    "write_kv": "decode",
+}
 
 __all__ = [
     "BackendUnavailable",
@@ -37,3 +63,15 @@ __all__ = [
     "unscale_",
     "write_kv",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _WHERE:
+        raise AttributeError(f"module 'kernels' has no attribute {name!r}")
+    found = getattr(importlib.import_module(f"kernels.{_WHERE[name]}"), name)
+    globals()[name] = found
+    return found
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

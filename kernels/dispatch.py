@@ -10,6 +10,7 @@ import os
 import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
@@ -20,6 +21,9 @@ KNOWN = ("own", "torch", "reference", "cudnn", "flash", "efficient", "math", "co
 
 MOST_RECORDS = 1024
 """Distinct (operation, facts, backend) kept; later ones are counted together under facts {}."""
+
+MOST_SETTLED = 4096
+"""Exact kinds of calls whose choice is remembered; others are looked at anew each time."""
 
 
 class BackendUnavailable(RuntimeError):
@@ -42,6 +46,8 @@ class _Record:
 
 
 _records: dict[tuple[object, ...], _Record] = {}
+_settled: dict[tuple[object, ...], tuple[Any, _Record]] = {}
+_latest = threading.local()  # the record that this thread counted last
 _lock = threading.Lock()
 
 
@@ -93,6 +99,30 @@ def forget() -> None:
     """Empties what `explain` tells; for the start of a run."""
     with _lock:
         _records.clear()
+        _settled.clear()
+
+
+def repeated(kind: tuple[object, ...] | None) -> Any:
+    """What was settled for calls of this kind, the call counted like those before it; None where nothing was."""
+    found = _settled.get(kind) if kind is not None else None
+    if found is None:
+        return None
+    found[1].calls += 1
+    return found[0]
+
+
+def settle(kind: tuple[object, ...] | None, value: Any) -> None:
+    """Remember `value` for all calls of a kind, right after a `choose` whose outcome it rests on.
+
+    `kind` holds whatever checks and choice look at, so that looking once is enough; None settles nothing.
+    """
+    if kind is not None and len(_settled) < MOST_SETTLED:
+        _settled[kind] = value, _latest.record
+
+
+def note(op: str, facts: dict[str, object], backend: str, reason: str) -> None:
+    """A call that somebody else than `choose` decided about, for `explain`."""
+    _record(op, facts, backend, reason)
 
 
 def _forced(op: str) -> tuple[str | None, str]:
@@ -155,3 +185,4 @@ def _count(key: tuple[object, ...], facts: dict[str, object], reason: str) -> No
                 key, facts, reason = (key[0], key[1]), {}, "more kinds of calls than are told apart"
             record = _records.setdefault(key, _Record(dict(facts), reason))
     record.calls += 1
+    _latest.record = record

@@ -6,6 +6,7 @@ Knows the candidates and their order; knows no kernel. Shapes: B batch, Q querie
 from __future__ import annotations
 
 import itertools
+import os
 from collections.abc import Iterator
 from typing import Any
 
@@ -15,10 +16,9 @@ from torch import Tensor
 from kernels import tuning
 from kernels.attention import flash_cpu, own, torch_cuda
 from kernels.attention.blocks import blocks
-from kernels.attention.form import Form, check_dense, check_varlen, form_of
-from kernels.attention.grids import Bounds, head_dim
+from kernels.attention.form import Bounds, Form, check_dense, check_varlen, form_of, head_dim
 from kernels.attention.reference import reference
-from kernels.dispatch import Candidate, choose
+from kernels.dispatch import Candidate, choose, repeated, settle
 
 Result = Tensor | tuple[Tensor, Tensor]
 
@@ -46,9 +46,15 @@ def attention(
     fp64), -inf where no key is seen. `backend` forces one of own, cudnn, flash, efficient, math, reference.
     Raises TypeError or ValueError before any launch, BackendUnavailable for a backend that cannot.
     """
-    check_dense(q, k, v)
-    form = form_of(q.shape[-1], causal, window, scale, softcap)
-    chosen = _choose("attention", q, k, v, None, form, return_lse, backend)
+    options = (causal, window, scale, softcap, return_lse, backend)
+    kind = None if torch.compiler.is_compiling() else _kind((q, k, v), options)
+    known = repeated(kind)
+    if known is None:
+        check_dense(q, k, v)
+        form = form_of(q.shape[-1], causal, window, scale, softcap)
+        chosen = _choose("attention", q, k, v, None, form, return_lse, backend, kind)
+    else:
+        chosen, form = known
     if chosen == "flash" and not return_lse and q.device.type == "cpu" and flash_cpu.plain(q, k, v, form):
         return flash_cpu.front_door(q, k, v, form)
     if chosen in ("cudnn", "efficient"):
@@ -90,8 +96,9 @@ def attention_varlen(
 
 
 def _choose(
-    op: str, q: Tensor, k: Tensor, v: Tensor, bounds: Bounds | None, form: Form, wants_lse: bool, backend: str | None
-) -> str:
+    op: str, q: Tensor, k: Tensor, v: Tensor, bounds: Bounds | None, form: Form, wants_lse: bool, backend: str | None,
+    kind: tuple[object, ...] | None = None,
+) -> str:  # fmt: skip
     grad = torch.is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad)
     facts: dict[str, object] = {
         "device": q.device.type,
@@ -105,7 +112,23 @@ def _choose(
         "lse": wants_lse,
         "grad": grad,
     }
-    return choose(op, facts, _candidates(q, k, v, bounds, form, wants_lse, grad), backend).backend
+    chosen = choose(op, facts, _candidates(q, k, v, bounds, form, wants_lse, grad), backend).backend
+    settle(kind, (chosen, form))
+    return chosen
+
+
+def _kind(tensors: tuple[Tensor, Tensor, Tensor], options: tuple[object, ...]) -> tuple[object, ...] | None:
+    """All that checks and choice rest on; None for what is wrong. Looking at a call anew takes 40 us on a CPU,
+    recognising it 14."""
+    if not all(each is None or isinstance(each, (int, float, str)) for each in options):
+        return None
+    grad = torch.is_grad_enabled()
+    told: list[object] = ["attention", os.environ.get("KERNELS_BACKEND"), *options, *map(type, options)]
+    for x in tensors:
+        if not isinstance(x, Tensor):
+            return None
+        told += (x.shape, x.stride(), x.dtype, x.device, grad and x.requires_grad, type(x))
+    return tuple(told)
 
 
 def _candidates(

@@ -5,7 +5,9 @@ Knows arguments and their rules; knows no implementation.
 
 from __future__ import annotations
 
+import itertools
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -30,6 +32,22 @@ class Form:
     window: int
     scale: float
     softcap: float
+
+
+@dataclass(frozen=True, slots=True)
+class Bounds:
+    """Bounds of packed sequences, int32 [N + 1], and how many rows the longest has."""
+
+    cu_q: Tensor
+    cu_k: Tensor
+    max_q: int
+    max_k: int
+
+
+def head_dim(q: Tensor, v: Tensor) -> str:
+    """ "128", or "192/128" where keys and values differ."""
+    d, dv = q.shape[-1], v.shape[-1]
+    return str(d) if d == dv else f"{d}/{dv}"
 
 
 def form_of(head_dim: int, causal: object, window: object, scale: object, softcap: object) -> Form:
@@ -92,6 +110,13 @@ def check_varlen(
             f"cu_q tells of {cu_q.shape[0] - 1} sequences and cu_k of {cu_k.shape[0] - 1}; give one pair each."
         )
     return bounds[0], bounds[1]
+
+
+def bounds_hold(cu: Tensor, ends: Sequence[int]) -> None:
+    """What a tensor of bounds holds, from who made it: it need not be read back then, which waits for a GPU."""
+    spans = [after - before for before, after in itertools.pairwise(ends)]
+    version = 0 if cu.is_inference() else cu._version
+    setattr(cu, _CHECKED, (version, ends[0], all(span >= 0 for span in spans), ends[-1], max(spans, default=0)))
 
 
 def _check_heads(q: Tensor, k: Tensor, v: Tensor) -> None:

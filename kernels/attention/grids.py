@@ -6,7 +6,6 @@ Knows shapes and the tuned tables; launches nothing.
 from __future__ import annotations
 
 import functools
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -14,26 +13,10 @@ from torch import Tensor
 
 from kernels import runtime, tuning
 from kernels.attention.configs import parts
-from kernels.attention.form import Form
+from kernels.attention.form import Bounds, Form, head_dim
 from kernels.jit import UPCAST, cdiv
 
 LOG2_E = 1.4426950408889634
-
-
-@dataclass(frozen=True, slots=True)
-class Bounds:
-    """Bounds of packed sequences, int32 [N + 1], and how many rows the longest has."""
-
-    cu_q: Tensor
-    cu_k: Tensor
-    max_q: int
-    max_k: int
-
-
-def head_dim(q: Tensor, v: Tensor) -> str:
-    """ "128", or "192/128" where keys and values differ."""
-    d, dv = q.shape[-1], v.shape[-1]
-    return str(d) if d == dv else f"{d}/{dv}"
 
 
 def config_of(op: str, q: Tensor, v: Tensor, form: Form) -> dict[str, Any]:

@@ -11,10 +11,9 @@ from torch import Tensor
 from kernels import runtime, tuning
 from kernels.attention.backward import keys_values_kernel, row_sums_kernel
 from kernels.attention.backward_queries import queries_kernel
-from kernels.attention.form import Form
+from kernels.attention.form import Bounds, Form
 from kernels.attention.forward import forward_kernel
 from kernels.attention.grids import (
-    Bounds,
     addressable_of,
     config_of,
     constants_of,

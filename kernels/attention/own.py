@@ -1,6 +1,6 @@
 """The project's own kernels behind autograd, dense and ragged.
 
-Knows when they can run and what backward needs; launches stand in `launch`.
+Knows when they can run and what backward needs; launches stand in `launch`, which loads triton.
 """
 
 from __future__ import annotations
@@ -12,9 +12,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from kernels import runtime
-from kernels.attention import launch
-from kernels.attention.form import Form
-from kernels.attention.grids import Bounds
+from kernels.attention.form import Bounds, Form
 
 WIDEST = 256
 
@@ -40,6 +38,8 @@ def own(q: Tensor, k: Tensor, v: Tensor, bounds: Bounds | None, form: Form) -> t
 class _Own(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, bounds: Bounds | None, form: Form) -> tuple[Tensor, Tensor]:
+        from kernels.attention import launch
+
         out, lse = launch.forward(q, k, v, bounds, form)
         ctx.save_for_backward(q, k, v, out, lse, *((bounds.cu_q, bounds.cu_k) if bounds else ()))
         ctx.longest = (bounds.max_q, bounds.max_k) if bounds else None
@@ -52,6 +52,8 @@ class _Own(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor | None, grad_lse: Tensor | None) -> tuple[Tensor | None, ...]:
         if grad is None and grad_lse is None:
             return None, None, None, None, None
+        from kernels.attention import launch
+
         q, k, v, out, lse, *ends = ctx.saved_tensors
         bounds = Bounds(ends[0], ends[1], *ctx.longest) if ends else None
         wanted = ctx.needs_input_grad[:3]

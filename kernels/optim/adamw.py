@@ -55,9 +55,10 @@ class FusedAdamW(torch.optim.Optimizer):
         self._backend = backend
         self._ticket: torch.Tensor | None = None
         super().__init__(params, {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay})
-        for index, param in enumerate(p for group in self.param_groups for p in group["params"]):
+        every = [p for group in self.param_groups for p in group["params"]]
+        for index, param in enumerate(every):
             checks.dtype_among(f"parameter {index}", param)
-            checks.same_device(first=self.param_groups[0]["params"][0], **{f"parameter {index}": param})
+            checks.same_device(first=every[0], **{f"parameter {index}": param})
 
     @torch.no_grad()
     def step(  # type: ignore[override]

@@ -1,4 +1,4 @@
-"""Causal softmax attention over heads already made: masks, scale and dropout around torch's own kernels.
+"""Causal softmax attention over heads already made: by `kernels`, which chooses what runs, or as the formula stands.
 
 Does not know projections, positions or caches. Shapes: B batch, S sequence, H heads, D head_dim.
 """
@@ -12,6 +12,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from kernels import attention
+from kernels.dispatch import Candidate, choose, note
 from workers.models.document_attention import document_attention
 from workers.models.documents import Documents
 
@@ -35,15 +37,55 @@ def attend(
         return document_attention(q_BSHD, k_BSHD, v_BSHD, documents, window=window, scale=scale).flatten(-2)
     if documents is not None:
         return _each_alone(q_BSHD, k_BSHD, v_BSHD, documents, window=window, dropout=dropout, scale=scale)
-    length = q_BSHD.shape[1]
-    windowed = window is not None and length > window
+    if window is not None and q_BSHD.shape[1] <= window:
+        window = None
+    if dropout or torch.compiler.is_compiling():
+        return _by_torch(q_BSHD, k_BSHD, v_BSHD, window, dropout, scale)
+    out = attention(q_BSHD, k_BSHD, v_BSHD, causal=True, window=window, scale=scale)
+    assert isinstance(out, Tensor)
+    return out.flatten(-2)
+
+
+def plain_attend(
+    q_BSHD: Tensor,
+    k_BSHD: Tensor,
+    v_BSHD: Tensor,
+    *,
+    window: int | None,
+    dropout: float = 0.0,
+    scale: float | None = None,
+    documents: Documents | None = None,
+) -> Tensor:
+    """`attend` with every score in memory: softmax(scale · q kᵀ where seen) v (arXiv 1706.03762, eq. 1)."""
+    shared = q_BSHD.shape[2] // k_BSHD.shape[2]
+    q, k, v = (x.transpose(1, 2) for x in (q_BSHD, k_BSHD.repeat_interleave(shared, 2), v_BSHD))
+    v = v.repeat_interleave(shared, 1)
+    scores = q @ k.mT * (q.shape[-1] ** -0.5 if scale is None else scale)
+    seen = _window_mask(q.shape[2], window, q.device)
+    if documents is not None:
+        begins = torch.arange(q.shape[2], device=q.device) - documents.positions()
+        seen = seen & (begins[..., :, None] == begins[..., None, :]).unsqueeze(-3)
+    shares = scores.masked_fill(~seen, -torch.inf).softmax(-1, dtype=torch.promote_types(q.dtype, torch.float32))
+    return (functional.dropout(shares.to(q.dtype), dropout) @ v).transpose(1, 2).flatten(-2)
+
+
+def _by_torch(
+    q_BSHD: Tensor, k_BSHD: Tensor, v_BSHD: Tensor, window: int | None, dropout: float, scale: float | None
+) -> Tensor:
+    """torch's own call, by whichever of its kernels it picks: no other drops, no other is seen by torch.compile."""
+    facts: dict[str, object] = {"dtype": q_BSHD.dtype, "dropout": bool(dropout), "window": window is not None}
+    if torch.compiler.is_compiling():
+        note("attention", facts, "torch", "torch.compile sees torch's operators")
+    else:
+        choose("attention", facts, [Candidate("own", "no kernel drops"), Candidate("torch")])
+    mask = None if window is None else _window_mask(q_BSHD.shape[1], window, q_BSHD.device)
     out = functional.scaled_dot_product_attention(
         q_BSHD.transpose(1, 2),
         k_BSHD.transpose(1, 2),
         v_BSHD.transpose(1, 2),
-        attn_mask=_window_mask(length, window, q_BSHD.device) if windowed and window is not None else None,
+        attn_mask=mask,
         dropout_p=dropout,
-        is_causal=not windowed,
+        is_causal=mask is None,
         scale=scale,
         enable_gqa=k_BSHD.shape[2] != q_BSHD.shape[2],
     )
@@ -57,8 +99,8 @@ def _each_alone(q_BSHD: Tensor, k_BSHD: Tensor, v_BSHD: Tensor, documents: Docum
     return torch.cat(parts, dim=1).view(*q_BSHD.shape[:2], -1)
 
 
-def _window_mask(length: int, window: int, device: torch.device) -> Tensor:
-    """True where query i may see key j."""
+def _window_mask(length: int, window: int | None, device: torch.device) -> Tensor:
+    """True where query i may see key j, `[S, S]`."""
     place = torch.arange(length, device=device)
     distance = place[:, None] - place[None, :]
-    return (distance >= 0) & (distance < window)
+    return distance >= 0 if window is None else (distance >= 0) & (distance < window)

@@ -12,19 +12,21 @@ from torch import Tensor, nn
 from workers.contracts.model import ModelSpec
 from workers.models.attend import attend
 from workers.models.documents import Documents
-from workers.models.rope import apply_rope
+from workers.models.norms import RmsNorm
+from workers.models.operations import Chosen
 
 
 class Attending(nn.Module):
     """What comes after the projections to heads: QK norm, rotation, softmax attention, the way back to hidden."""
 
     o: nn.Linear
-    q_norm: nn.RMSNorm | None
-    k_norm: nn.RMSNorm | None
+    q_norm: RmsNorm | None
+    k_norm: RmsNorm | None
     window: int | None
     dropout: float
     interleaved: bool
     attend = staticmethod(attend)  # settable: another way to the same attention
+    operations: type[Chosen] = Chosen
 
     def attended(
         self,
@@ -38,7 +40,7 @@ class Attending(nn.Module):
         if self.q_norm is not None and self.k_norm is not None:
             q, k = self.q_norm(q), self.k_norm(k)
         if rope is not None:
-            q, k = apply_rope(q, *rope, self.interleaved), apply_rope(k, *rope, self.interleaved)
+            q, k = self.operations.rotate(q, k, rope, self.interleaved)
         dropout = self.dropout if self.training else 0.0
         out = self.attend(q, k, v, window=self.window, dropout=dropout, documents=documents)
         return cast(Tensor, self.o(out))
@@ -56,8 +58,8 @@ class Attention(Attending):
         self.k = nn.Linear(spec.hidden, spec.kv_heads * spec.head_dim, bias=qkv_bias)
         self.v = nn.Linear(spec.hidden, spec.kv_heads * spec.head_dim, bias=qkv_bias)
         self.o = nn.Linear(spec.heads * spec.head_dim, spec.hidden, bias=spec.bias == "all")
-        self.q_norm = nn.RMSNorm(spec.head_dim, eps=spec.norm_eps) if spec.qk_norm else None
-        self.k_norm = nn.RMSNorm(spec.head_dim, eps=spec.norm_eps) if spec.qk_norm else None
+        self.q_norm = RmsNorm(spec.head_dim, eps=spec.norm_eps) if spec.qk_norm else None
+        self.k_norm = RmsNorm(spec.head_dim, eps=spec.norm_eps) if spec.qk_norm else None
 
     def forward(self, x: Tensor, rope: tuple[Tensor, Tensor] | None, documents: Documents | None = None) -> Tensor:
         q = self.q(x).unflatten(-1, (-1, self.head_dim))

@@ -16,10 +16,12 @@ from torch.nn import functional
 from workers.contracts.model import ModelSpec
 from workers.models.attention import Attention
 from workers.models.documents import Documents
+from workers.models.head import Head, losses
 from workers.models.mfa import FactorisedAttention
 from workers.models.mla import LatentAttention
 from workers.models.mlp import Mlp
 from workers.models.moe import RoutedMlp
+from workers.models.norms import LayerNorm, RmsNorm
 from workers.models.rope import rope_tables
 
 # tokens at hand and their device → the whole sequence's length, and which of its positions they are
@@ -40,7 +42,8 @@ class Block(nn.Module):
 
     def forward(self, x: Tensor, rope: tuple[Tensor, Tensor] | None, documents: Documents | None = None) -> Tensor:
         x = x + self._drop(self.attn(self.attn_norm(x), rope, documents))
-        return x + self._drop(self.mlp(self.mlp_norm(x)))
+        fed = (documents,) if isinstance(self.mlp, RoutedMlp) else ()  # a routed layer's capacity counts by document
+        return x + self._drop(self.mlp(self.mlp_norm(x), *fed))
 
     def _drop(self, x: Tensor) -> Tensor:
         return functional.dropout(x, self.dropout) if self.training and self.dropout else x
@@ -56,11 +59,11 @@ class Part:
 
 
 class Decoder(nn.Module):
-    """Token ids `[B, S]` → logits `[B, S, vocab]`; S at most `spec.max_seq_len`.
+    """Token ids `[B, S]` → logits `[B, S, vocab]`, with targets losses (`losses`); S at most `spec.max_seq_len`.
 
     Of `documents` packed into the sequences each is computed as if it stood alone: attention keeps to it and learned
-    positions begin anew. Rotary ones run on, since only distances count. What counts over whole sequences still does: a
-    routed layer's capacity, and the length by which dynamic rotary scaling turns.
+    positions begin anew, a routed layer's capacity counts by document. Rotary positions run on, since only distances
+    count; dynamic scaling of theirs turns by the sequence's length.
 
     A tied head has no parameter of its own: it reads `embed.weight`, one parameter under any wrapping. A `part` of the
     model takes and gives hidden states `[B, S, hidden]` where it is not first and last; its parameters keep the names
@@ -78,17 +81,26 @@ class Decoder(nn.Module):
         self.positions = nn.Embedding(spec.max_seq_len, spec.hidden) if learned else None
         self.blocks = nn.ModuleDict({str(layer): Block(spec, layer) for layer in part.layers})
         self.norm = build_norm(spec) if part.last else None
-        self.head = nn.Linear(spec.hidden, spec.vocab, bias=False) if part.last and not tied else None
+        self.head = Head(spec) if part.last and not tied else None
         self.placement: Placement = whole_sequence  # settable: for a part of the sequence
         self._rope: tuple[Tensor, Tensor] | None = None
 
-    def forward(self, x: Tensor, documents: Documents | None = None) -> Tensor:
+    def forward(
+        self, x: Tensor, documents: Documents | None = None, targets: Tensor | None = None, each: bool = False
+    ) -> Tensor:
+        x = self.through(x, documents)
+        if not self.part.last:
+            return x
+        return self.logits(x) if targets is None else self.losses(x, targets, each)
+
+    def through(self, x: Tensor, documents: Documents | None = None) -> Tensor:
+        """`[B, S, hidden]`, all but norm and head: for those who want the logits of some tokens alone."""
         if self.part.first:
             x = self.embedded(x, documents)
         rope = self._rope_for(x.shape[1], x.device)
         for block in self.blocks.values():
             x = block(x, rope, documents)
-        return self.logits(x) if self.part.last else x
+        return x
 
     def embedded(self, tokens_BS: Tensor, documents: Documents | None = None) -> Tensor:
         """`[B, S, hidden]`."""
@@ -113,6 +125,15 @@ class Decoder(nn.Module):
             logits = self.spec.logit_softcap * torch.tanh(logits / self.spec.logit_softcap)
         return logits
 
+    def losses(self, x: Tensor, targets_BS: Tensor, each: bool) -> Tensor:
+        """Cross-entropy of the last block's output without whole logits: the sum, or `[B, S]` with `each`; fp32."""
+        assert self.norm is not None
+        x = self.norm(x)
+        if self.head is not None:  # its own forward pass, around which its weight is gathered where it lies in shards
+            return cast(Tensor, self.head(x, targets_BS, each))
+        assert self.embed is not None
+        return losses(x, self.embed.weight, targets_BS, softcap=self.spec.logit_softcap, each=each)
+
     def _rope_for(self, tokens: int, device: torch.device) -> tuple[Tensor, Tensor] | None:
         """Tables made at first use and kept: no buffer, so that meta construction and casts cannot harm them."""
         spec, kept = self.spec, self._rope
@@ -136,8 +157,8 @@ def whole_sequence(tokens: int, device: torch.device) -> tuple[int, slice]:
 def build_norm(spec: ModelSpec) -> nn.Module:
     """RMSNorm or LayerNorm over hidden; LayerNorm has a bias where `bias` is "all"."""
     if spec.norm == "rmsnorm":
-        return nn.RMSNorm(spec.hidden, eps=spec.norm_eps)
-    return nn.LayerNorm(spec.hidden, eps=spec.norm_eps, bias=spec.bias == "all")
+        return RmsNorm(spec.hidden, eps=spec.norm_eps)
+    return LayerNorm(spec.hidden, eps=spec.norm_eps, bias=spec.bias == "all")
 
 
 def check_supported(spec: ModelSpec) -> None:

@@ -1,6 +1,7 @@
 """Causal attention that keeps to documents: one kernel call over all where one takes lengths, else one for each piece.
 
-One operator of torch's, so that what recomputation counts does not change with the documents. Does not know models.
+Pieces are one operator of torch's, so that what recomputation counts does not change with the documents. Does not know
+models.
 Shapes: B batch, S sequence, T = B · S, H heads, D head_dim.
 """
 
@@ -10,13 +11,13 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn import functional
 from torch.utils.flop_counter import register_flop_formula
 
+from kernels import attention_varlen, runtime
+from kernels.attention import bounds_hold
+from kernels.dispatch import Candidate, choose
 from workers.models.block_attention import block_backward, block_forward
 from workers.models.documents import Documents
-
-_FLASH_WIDEST = 256  # of FlashAttention-2's head dims
 
 
 def document_attention(
@@ -24,10 +25,19 @@ def document_attention(
 ) -> Tensor:
     """`[B, S, H, D of v]`; fewer key-value heads are shared by groups of query heads. Memory is linear in T.
 
-    On CUDA, bf16 and fp16 go through FlashAttention's kernel for many lengths, which torch's own
-    `torch.nn.attention.varlen` calls (not measured yet); elsewhere pieces go through the kernels of `block_attention`.
+    Where a kernel takes many lengths at once, `kernels.attention_varlen` chooses one (not measured yet); elsewhere, on
+    a CPU, pieces go through the kernels of `block_attention`.
     """
     scale = q_BSHD.shape[-1] ** -0.5 if scale is None else scale
+    why_not = _not_at_once(q_BSHD)
+    if why_not is None:
+        q, k, v = (x.flatten(0, 1) for x in (q_BSHD, k_BSHD, v_BSHD))
+        ends, longest = documents.offsets, documents.longest
+        bounds_hold(ends, documents.places)
+        found = attention_varlen(q, k, v, ends, ends, longest, longest, causal=True, window=window, scale=scale)
+        assert isinstance(found, Tensor)
+        return found.view(*q_BSHD.shape[:3], -1)
+    choose("attention_varlen", {"dtype": q_BSHD.dtype}, [Candidate("own", why_not), Candidate("torch")])
     out: Tensor = _attention(q_BSHD, k_BSHD, v_BSHD, documents.number, window, scale)[0]
     return out
 
@@ -42,8 +52,6 @@ def _attention(
 ) -> tuple[Tensor, Tensor]:
     """Output `[B, S, H, D of v]` and log-sum-exp `[H, T]` of queries, keys and values `[B, S, H, D]`."""
     found = Documents.of(documents)
-    if _takes_lengths(q, v):
-        return _by_lengths(q, k, v, found, window, scale)
     parts, pieces = found.pieces(window)
     queries, keys, values = (_parted(x, parts) for x in (q, k, v))
     out = q.new_empty(*q.shape[:3], v.shape[-1])
@@ -72,8 +80,6 @@ def _attention_backward(
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
     """Gradients of queries, keys and values."""
     found = Documents.of(documents)
-    if _takes_lengths(q, v):
-        return _by_lengths_backward(grad, q, k, v, out, lse, found, window, scale)
     parts, pieces = found.pieces(window)
     slopes, queries, keys, values, outs = (_parted(x, parts) for x in (grad, q, k, v, out))
     sums = torch.unflatten(lse, 1, (parts, -1)).transpose(0, 1)
@@ -132,56 +138,11 @@ def _flops(q: Any, k: Any, v: Any, *how: Any, **more: Any) -> int:
     return int(2 * batch * heads * length * length * (width + v[-1]))
 
 
-def _takes_lengths(q: Tensor, v: Tensor) -> bool:
-    if q.device.type != "cuda" or q.dtype not in (torch.float16, torch.bfloat16):
-        return False
-    return max(q.shape[-1], v.shape[-1]) <= _FLASH_WIDEST and torch.cuda.get_device_capability(q.device) >= (8, 0)
-
-
-def _by_lengths(
-    q: Tensor, k: Tensor, v: Tensor, documents: Documents, window: int | None, scale: float
-) -> tuple[Tensor, Tensor]:
-    width = _one_width(q, v)
-    queries, keys, values = (_in_a_line(x, width) for x in (q, k, v))
-    out, lse, *_ = torch.ops.aten._flash_attention_forward(
-        queries, keys, values, *_lengths(documents), 0.0, True, False, scale=scale, **_sides(window)
-    )
-    return out[..., : v.shape[-1]].contiguous().view(*q.shape[:3], v.shape[-1]), lse
-
-
-def _by_lengths_backward(
-    grad: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, documents: Documents, window: int | None,
-    scale: float,
-) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
-    width = _one_width(q, v)
-    lines = [_in_a_line(x, width) for x in (grad, q, k, v, out)]
-    # of dropout, which there is none of
-    state = torch.zeros(2, dtype=torch.uint64, device=q.device)
-    unused = torch.empty(0, device=q.device)
-    found = torch.ops.aten._flash_attention_backward(
-        *lines, lse, *_lengths(documents), 0.0, True, state, unused, scale=scale, **_sides(window)
-    )
-    dq, dk, dv = (part[..., : x.shape[-1]].reshape(x.shape) for part, x in zip(found, (q, k, v), strict=True))
-    return dq, dk, dv
-
-
-def _lengths(documents: Documents) -> tuple[Tensor, Tensor, int, int]:
-    return documents.offsets, documents.offsets, documents.longest, documents.longest
-
-
-def _sides(window: int | None) -> dict[str, int]:
-    return {} if window is None else {"window_size_left": window - 1, "window_size_right": 0}
-
-
-def _one_width(q: Tensor, v: Tensor) -> int:
-    width = max(q.shape[-1], v.shape[-1])
-    return width + -width % 8
-
-
-def _in_a_line(x: Tensor, width: int) -> Tensor:
-    """All rows one after another, `[T, H, width]`, zeros behind narrower heads."""
-    line = x.flatten(0, 1)
-    return line.contiguous() if x.shape[-1] == width else functional.pad(line, (0, width - x.shape[-1]))
+def _not_at_once(q: Tensor) -> str | None:
+    """Why no kernel takes all documents in one call; None where one does."""
+    if q.device.type == "cuda" and q.dtype in (torch.float16, torch.bfloat16):
+        return None
+    return "no kernel takes documents of fp64 at once" if q.dtype is torch.float64 else runtime.cannot(q)
 
 
 def _parted(x: Tensor, parts: int) -> Tensor:

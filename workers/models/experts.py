@@ -7,13 +7,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from itertools import pairwise
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
 from workers.contracts.model import ModelSpec, Moe
+from workers.models.documents import Documents
 from workers.models.mlp import ACTIVATIONS
+from workers.models.operations import Chosen
 
 
 class StackedLinear(nn.Module):
@@ -35,6 +38,8 @@ class StackedLinear(nn.Module):
 
 class Experts(nn.Module):
     """Tokens `[T, hidden]` through their experts and back, `[T, hidden]`, weighted and summed over the K chosen."""
+
+    operations: type[Chosen] = Chosen
 
     def __init__(self, spec: ModelSpec, moe: Moe) -> None:
         super().__init__()
@@ -70,22 +75,46 @@ class Experts(nn.Module):
         if self.gate is None:
             inner = [self.activation(up) for up in inner]
         else:
-            inner = [self.activation(gate) * up for gate, up in zip(self.gate(pieces), inner, strict=True)]
+            pairs = zip(self.gate(pieces), inner, strict=True)
+            inner = [self.operations.gated(gate, up, self.activation) for gate, up in pairs]
         out: list[Tensor] = self.down(inner)
         return out
 
 
-def drop_beyond_capacity(chosen_BSK: Tensor, *, experts: int, capacity: float) -> Tensor:
+def drop_beyond_capacity(
+    chosen_BSK: Tensor, *, experts: int, capacity: float, documents: Documents | None = None
+) -> Tensor:
     """`chosen_BSK` with what exceeds an expert's capacity set to `experts`.
 
     An expert takes ceil(capacity · S · K / E) tokens of each sequence, first choices before second ones, earlier tokens
     before later ones (GShard, arXiv 2006.16668, algorithm 1, whose groups are our sequences: so what is dropped does
-    not depend on how a batch is spread over ranks and micro-batches).
+    not depend on how a batch is spread over ranks and micro-batches). Of packed `documents` each is such a group.
     """
     batch, length, top_k = chosen_BSK.shape
+    if documents is not None and not documents.whole:
+        return _drop_by_document(chosen_BSK, experts=experts, capacity=capacity, documents=documents)
     most = math.ceil(capacity * length * top_k / experts)
     by_rank = chosen_BSK.transpose(1, 2).reshape(batch, top_k * length)
     assigned = functional.one_hot(by_rank, experts)
     place = (assigned.cumsum(1) - assigned).gather(2, by_rank.unsqueeze(-1)).squeeze(-1)
     kept = by_rank.masked_fill(place >= most, experts)
     return kept.reshape(batch, top_k, length).transpose(1, 2)
+
+
+def _drop_by_document(chosen_BSK: Tensor, *, experts: int, capacity: float, documents: Documents) -> Tensor:
+    chosen_TK, device = chosen_BSK.flatten(0, 1), chosen_BSK.device
+    lengths = [stop - start for start, stop in pairwise(documents.places)]
+    most = torch.tensor([math.ceil(capacity * length * chosen_TK.shape[1] / experts) for length in lengths])
+    document_T = torch.arange(len(lengths)).repeat_interleave(torch.tensor(lengths)).to(device)
+    most_T = most.to(device)[document_T]
+    taken_DE = torch.zeros(len(lengths), experts, dtype=torch.int64, device=device)  # by earlier choices
+    kept = []
+    for chosen_T in chosen_TK.unbind(1):
+        assigned_TE = functional.one_hot(chosen_T, experts)
+        here_DE = torch.zeros_like(taken_DE).index_add_(0, document_T, assigned_TE)
+        before_DE = here_DE.cumsum(0) - here_DE  # in the documents before
+        place_TE = assigned_TE.cumsum(0) - assigned_TE + (taken_DE - before_DE)[document_T]
+        place_T = place_TE.gather(1, chosen_T.unsqueeze(1)).squeeze(1)
+        kept.append(chosen_T.masked_fill(place_T >= most_T, experts))
+        taken_DE += here_DE
+    return torch.stack(kept, 1).view_as(chosen_BSK)

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from workers.contracts.model import ModelSpec
 from workers.models.attention import Attending
 from workers.models.documents import Documents
+from workers.models.norms import RmsNorm
 
 
 class FactorisedAttention(Attending):
@@ -22,13 +23,13 @@ class FactorisedAttention(Attending):
         self.head_dim = mfa.head_dim
         self.window, self.dropout, self.interleaved = spec.window, spec.dropout, spec.rope.interleaved
         self.q_down = nn.Linear(spec.hidden, mfa.qk_rank, bias=bias)
-        self.q_latent_norm = nn.RMSNorm(mfa.qk_rank, eps=spec.norm_eps)
+        self.q_latent_norm = RmsNorm(mfa.qk_rank, eps=spec.norm_eps)
         self.q_up = nn.Linear(mfa.qk_rank, mfa.heads * mfa.head_dim, bias=False)
         self.k = nn.Linear(spec.hidden, mfa.head_dim, bias=bias)
         self.v = nn.Linear(spec.hidden, mfa.head_dim, bias=bias)
         self.o = nn.Linear(mfa.heads * mfa.head_dim, spec.hidden, bias=spec.bias == "all")
-        self.q_norm = nn.RMSNorm(mfa.head_dim, eps=spec.norm_eps) if spec.qk_norm else None
-        self.k_norm = nn.RMSNorm(mfa.head_dim, eps=spec.norm_eps) if spec.qk_norm else None
+        self.q_norm = RmsNorm(mfa.head_dim, eps=spec.norm_eps) if spec.qk_norm else None
+        self.k_norm = RmsNorm(mfa.head_dim, eps=spec.norm_eps) if spec.qk_norm else None
 
     def forward(self, x: Tensor, rope: tuple[Tensor, Tensor] | None, documents: Documents | None = None) -> Tensor:
         q = self.q_up(self.q_latent_norm(self.q_down(x))).unflatten(-1, (-1, self.head_dim))

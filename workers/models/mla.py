@@ -13,7 +13,8 @@ from torch import Tensor, nn
 from workers.contracts.model import ModelSpec
 from workers.models.attend import attend
 from workers.models.documents import Documents
-from workers.models.rope import apply_rope
+from workers.models.norms import RmsNorm
+from workers.models.operations import Chosen
 from workers.models.rope_scaling import yarn_mscale
 
 # the norms of DeepSeek's latents keep this whatever the configuration's own is
@@ -28,6 +29,7 @@ class LatentAttention(nn.Module):
     """
 
     attend = staticmethod(attend)  # settable: another way to the same attention
+    operations: type[Chosen] = Chosen
 
     def __init__(self, spec: ModelSpec) -> None:
         super().__init__()
@@ -39,12 +41,12 @@ class LatentAttention(nn.Module):
         bias = spec.bias != "none"
         if mla.q_lora_rank:
             self.q_down = nn.Linear(spec.hidden, mla.q_lora_rank, bias=bias)
-            self.q_latent_norm = nn.RMSNorm(mla.q_lora_rank, eps=LATENT_EPS)
+            self.q_latent_norm = RmsNorm(mla.q_lora_rank, eps=LATENT_EPS)
             self.q_up = nn.Linear(mla.q_lora_rank, query_width, bias=False)
         else:
             self.q = nn.Linear(spec.hidden, query_width, bias=bias)
         self.kv_down = nn.Linear(spec.hidden, mla.kv_lora_rank + mla.qk_rope_head_dim, bias=bias)
-        self.kv_latent_norm = nn.RMSNorm(mla.kv_lora_rank, eps=LATENT_EPS)
+        self.kv_latent_norm = RmsNorm(mla.kv_lora_rank, eps=LATENT_EPS)
         self.kv_up = nn.Linear(mla.kv_lora_rank, spec.heads * (mla.qk_nope_head_dim + mla.v_head_dim), bias=False)
         self.o = nn.Linear(spec.heads * mla.v_head_dim, spec.hidden, bias=spec.bias == "all")
 
@@ -58,8 +60,8 @@ class LatentAttention(nn.Module):
         rotary_key = rotary_key.unsqueeze(-2)
         if rope is not None:
             plain, rotary = q.split((mla.qk_nope_head_dim, mla.qk_rope_head_dim), dim=-1)
-            q = torch.cat((plain, apply_rope(rotary, *rope, self.interleaved)), dim=-1)
-            rotary_key = apply_rope(rotary_key, *rope, self.interleaved)
+            rotary, rotary_key = self.operations.rotate(rotary, rotary_key, rope, self.interleaved)
+            q = torch.cat((plain, rotary), dim=-1)
         key = torch.cat((key, rotary_key.expand(*key.shape[:-1], -1)), dim=-1)
         dropout = self.dropout if self.training else 0.0
         out = self.attend(q, key, value, window=self.window, dropout=dropout, scale=self.scale, documents=documents)

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from workers.contracts.model import ModelSpec
+from workers.models.operations import Chosen
 
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "silu": functional.silu,
@@ -25,6 +26,8 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
 class Mlp(nn.Module):
     """`down(act(gate(x)) * up(x))` (arXiv 2002.05202) or `down(act(up(x)))`; `width` defaults to the model's ffn."""
 
+    operations: type[Chosen] = Chosen
+
     def __init__(self, spec: ModelSpec, width: int | None = None) -> None:
         super().__init__()
         bias, width = spec.bias == "all", width or spec.ffn
@@ -34,5 +37,8 @@ class Mlp(nn.Module):
         self.down = nn.Linear(width, spec.hidden, bias=bias)
 
     def forward(self, x: Tensor) -> Tensor:
-        inner = self.activation(self.up(x)) if self.gate is None else self.activation(self.gate(x)) * self.up(x)
+        if self.gate is None:
+            inner = self.activation(self.up(x))
+        else:
+            inner = self.operations.gated(self.gate(x), self.up(x), self.activation)
         return cast(Tensor, self.down(inner))

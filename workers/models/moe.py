@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from workers.contracts.model import ModelSpec, Moe
 from workers.models.balance import Balance
+from workers.models.documents import Documents
 from workers.models.experts import Experts, drop_beyond_capacity
 from workers.models.mlp import Mlp
 from workers.models.router import Router
@@ -30,11 +31,12 @@ class RoutedMlp(nn.Module):
         self.shared = Mlp(spec, moe.shared_width) if moe.shared_experts else None
         self.balance = Balance(moe)
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x: Tensor, documents: Documents | None = None) -> Tensor:
         weights, chosen, scores = self.router(x)
         kept = chosen
         if self.training and self.moe.capacity is not None:
-            kept = self.drop_beyond_capacity(chosen, experts=self.moe.experts, capacity=self.moe.capacity)
+            experts, capacity = self.moe.experts, self.moe.capacity
+            kept = self.drop_beyond_capacity(chosen, experts=experts, capacity=capacity, documents=documents)
         out = self.experts(x.flatten(0, 1), weights.flatten(0, 1), kept.flatten(0, 1)).view_as(x)
         if self.shared is not None:
             out = out + self.shared(x)

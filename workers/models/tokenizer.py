@@ -41,6 +41,16 @@ class TextTokenizer:
         found: str = self._loaded.decode(list(ids), skip_special_tokens=not special)
         return found
 
+    def ids(self) -> dict[str, int]:
+        """Of every token, special ones too."""
+        found: dict[str, int] = self._loaded.get_vocab(with_added_tokens=True)
+        return found
+
+    def as_json(self) -> str:
+        """The whole tokenizer, as the package `tokenizers` writes it."""
+        told: str = self._loaded.to_str()
+        return told
+
     def chat(self, messages: Sequence[Mapping[str, Any]], *, answer: bool = True, **more: Any) -> str:
         """The conversation as the model was taught to read it; with `answer`, up to where its answer begins.
 

@@ -10,8 +10,7 @@ import torch
 import kernels
 from kernels import attention, attention_varlen, tuning
 from kernels.attention import launch
-from kernels.attention.form import form_of
-from kernels.attention.grids import Bounds
+from kernels.attention.form import Bounds, form_of
 from kernels.attention.launch_tma import tma_why_not
 from kernels.attention.reference import reference
 from tests.kernels.compare import amid_nan, assert_close

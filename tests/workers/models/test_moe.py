@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import pytest
 import torch
 
 from workers.contracts.model import ModelSpec
 from workers.models.balancer import Balancer
+from workers.models.documents import Documents
 from workers.models.experts import drop_beyond_capacity
 from workers.models.initialise import initialise
 from workers.models.moe import RoutedMlp
@@ -58,6 +61,17 @@ def test_first_choices_and_early_tokens_stay_within_capacity():
     chosen = torch.tensor([[[0, 1], [0, 1], [1, 0], [0, 2]]])  # 4 tokens, 2 each of 3 experts: ceil(8 / 3) = 3
     assert drop_beyond_capacity(chosen, experts=3, capacity=1.0).tolist() == [[[0, 1], [0, 1], [1, 3], [0, 2]]]
     assert drop_beyond_capacity(chosen, experts=3, capacity=0.3).tolist() == [[[0, 3], [3, 3], [1, 3], [3, 2]]]
+
+
+def test_capacity_counts_by_document_as_if_each_stood_alone():
+    chosen = torch.randint(0, 3, (2, 17, 2), generator=torch.Generator().manual_seed(5))
+    documents = Documents(((0, 1, 9), (0, 4)), 17, torch.device("cpu"))
+    found = drop_beyond_capacity(chosen, experts=3, capacity=0.7, documents=documents)
+    for row, starts in enumerate(documents.starts):
+        for start, stop in pairwise((*starts, 17)):
+            alone = drop_beyond_capacity(chosen[row : row + 1, start:stop], experts=3, capacity=0.7)
+            assert torch.equal(found[row : row + 1, start:stop], alone)
+    assert not torch.equal(found, drop_beyond_capacity(chosen, experts=3, capacity=0.7))
 
 
 def test_capacity_drops_in_training_alone(x):

@@ -17,6 +17,7 @@ from torch import Tensor
 from workers.models.errors import WeightsError
 from workers.models.hf.fields import read_json
 from workers.models.hf.names import Entry, entries_of
+from workers.models.hf.packed import Packed, read_quantization, unpack
 from workers.models.hf.reading import read_shape
 from workers.models.shapes import weight_shapes
 from workers.models.weights import checked
@@ -34,7 +35,7 @@ class HuggingFaceFolder:
         self.where = str(folder)
         config = read_json(folder / "config.json")
         self.family, self.spec = read_shape(config, what=str(folder / "config.json"), name=folder.name)
-        _check_quantization(config, self.where)
+        self.quantization = read_quantization(config, self.where)
         self._files = _files(folder)
         self._prefix = "transformer." if self.family == "gpt2" and "wte.weight" in self._files else ""
         self._shapes = weight_shapes(self.spec)
@@ -50,18 +51,31 @@ class HuggingFaceFolder:
             self._last = (entry, entry.to_ours([self._read(theirs) for theirs in entry.theirs]))
         return checked(self._last[1][entry.ours.index(name)], name, self._shapes[name], self.where)
 
+    def packed(self, name: str) -> list[Packed] | None:
+        """The weight as it lies in few bits, of experts one each; None for one that is whole, or is several of ours."""
+        entry = self._entries[name]
+        stored = [theirs.removeprefix(self._prefix) for theirs in entry.theirs]
+        if entry.layout not in ("same", "stacked") or not all(self._quantised(each) for each in stored):
+            return None
+        return [self._unpacked(each) for each in stored]
+
     def _read(self, theirs: str) -> Tensor:
         stored = theirs.removeprefix(self._prefix)
+        if self._quantised(stored):
+            return self._unpacked(stored).weight()
         tensor = self._tensor(stored)
         if tensor.dtype == torch.float8_e4m3fn:
-            return _unscaled(tensor, self._scale(stored))
+            says = f"{stored} is fp8 without its scales {stored}_scale_inv"
+            raise WeightsError(f"{self.where}: {says}; fetch the folder again")
         return tensor
 
-    def _scale(self, stored: str) -> Tensor:
-        name = f"{stored}_scale_inv"
-        if name not in self._files:
-            raise WeightsError(f"{self.where}: {stored} is fp8 without its scales {name}; fetch the folder again")
-        return self._tensor(name)
+    def _quantised(self, stored: str) -> bool:
+        how, prefix = self.quantization, stored.removesuffix(".weight")
+        return how is not None and prefix != stored and f"{prefix}.{how.mark}" in self._files
+
+    def _unpacked(self, stored: str) -> Packed:
+        assert self.quantization is not None
+        return unpack(self.quantization, stored.removesuffix(".weight"), self._tensor, self.where)
 
     def _tensor(self, stored: str) -> Tensor:
         """The file stays open until another is wanted: experts alone can be 768 tensors of a layer."""
@@ -75,7 +89,10 @@ class HuggingFaceFolder:
         return tensor
 
     def _check_names(self, entries: list[Entry]) -> None:
-        wanted = {theirs.removeprefix(self._prefix) for entry in entries for theirs in entry.theirs}
+        wanted: set[str] = set()
+        for stored in (theirs.removeprefix(self._prefix) for entry in entries for theirs in entry.theirs):
+            how = self.quantization if self._quantised(stored) else None
+            wanted |= {stored} if how is None else set(how.parts(stored.removesuffix(".weight")))
         missing = sorted(wanted - self._files.keys())
         if missing:
             says = f"{len(missing)} tensors are missing, the first is {missing[0]}"
@@ -141,19 +158,3 @@ def _broken(path: Path, error: Exception) -> WeightsError:
     if not path.exists():
         return WeightsError(f"{path} is missing, and the index names it; fetch the folder again")
     return WeightsError(f"{path} is no whole safetensors file ({str(error)[:120]}); fetch it again")
-
-
-def _check_quantization(config: Mapping[str, Any], where: str) -> None:
-    told = config.get("quantization_config")
-    if told is None:
-        return
-    method = told.get("quant_method") if isinstance(told, Mapping) else None
-    if method != "fp8" or told.get("weight_block_size") != [128, 128]:
-        says = f"its weights are quantised by {method!r}"
-        raise WeightsError(f"{where}: {says}; give the weights before quantisation, or fp8 in blocks of 128 x 128")
-
-
-def _unscaled(tensor: Tensor, scale: Tensor) -> Tensor:
-    """bf16 of fp8 weights that carry one scale for each block of 128 x 128 (DeepSeek-V3)."""
-    whole = scale.float().repeat_interleave(128, 0).repeat_interleave(128, 1)
-    return (tensor.float() * whole[: tensor.shape[0], : tensor.shape[1]]).bfloat16()

@@ -6,8 +6,9 @@ Does not know where the weights come from.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 from safetensors import SafetensorError
 from safetensors.torch import save_file
@@ -22,16 +23,27 @@ from workers.models.weights import Weights
 MOST_FILE_BYTES = 5 * 10**9  # as transformers splits
 
 
-def save_hugging_face(weights: Weights, folder: Path, *, most_file_bytes: int = MOST_FILE_BYTES) -> None:
-    """Write into an existing, empty folder; holds one file's tensors at a time. Raises WeightsError."""
+def save_hugging_face(
+    weights: Weights,
+    folder: Path,
+    *,
+    most_file_bytes: int = MOST_FILE_BYTES,
+    packed: Mapping[str, Mapping[str, Tensor]] | None = None,
+    more: Mapping[str, Any] | None = None,
+) -> None:
+    """Write into an existing, empty folder; holds one file's tensors at a time. Raises WeightsError.
+
+    `packed` has in place of a tensor, by its name in the file, the ones that it lies in; `more` joins config.json.
+    """
     spec = weights.spec
     family = family_of(spec)
     dtype = str(weights.read("embed.weight").dtype).removeprefix("torch.")
-    (folder / "config.json").write_text(json.dumps(write_config(spec, dtype=dtype), indent=2) + "\n", encoding="utf-8")
+    config = {**write_config(spec, dtype=dtype), **(more or {})}
+    (folder / "config.json").write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
     parts: list[list[str]] = []
     held: dict[str, Tensor] = {}
     size = total = 0
-    for name, tensor in _tensors(weights, family):
+    for name, tensor in _tensors(weights, family, packed or {}):
         if held and size + tensor.nbytes > most_file_bytes:
             parts.append(_write(held, folder, len(parts)))
             held, size = {}, 0
@@ -50,8 +62,12 @@ def save_hugging_face(weights: Weights, folder: Path, *, most_file_bytes: int = 
     (folder / INDEX).write_text(json.dumps(index, indent=2) + "\n", encoding="utf-8")
 
 
-def _tensors(weights: Weights, family: str) -> Iterator[tuple[str, Tensor]]:
+def _tensors(weights: Weights, family: str, packed: Mapping[str, Mapping[str, Tensor]]) -> Iterator[tuple[str, Tensor]]:
     for entry in entries_of(weights.spec, family):
+        if all(theirs in packed for theirs in entry.theirs):
+            for theirs in entry.theirs:
+                yield from packed[theirs].items()
+            continue
         made = entry.to_theirs([weights.read(name) for name in entry.ours])
         yield from zip(entry.theirs, made, strict=True)
 

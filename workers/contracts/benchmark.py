@@ -16,6 +16,8 @@ from workers.contracts.run import RunSpec
 TECHNIQUES: dict[str, str] = {
     "accumulation": "micro-batch sizes of the same global batch",
     "recompute": "recompute none, selective, full and auto",
+    "compile": "blocks run as they are, and by torch.compile",
+    "fused_kernels": "kernels as chosen, and formulas step by step in plain torch",
     "precision": "fp32, bf16, fp16 and fp8",
     "zero": "ZeRO 0 to 3",
     "prefetch": "layers gathered ahead under ZeRO 3",
@@ -27,9 +29,6 @@ TECHNIQUES: dict[str, str] = {
     "products": "matrix products of one device, by size and precision",
 }
 OF_DEVICES = ("collectives", "products")
-_NOT_YET = {
-    name: "this version has no fused kernels to turn on and off" for name in ("fused_kernels", "kernels", "fused")
-}
 
 
 def technique_problems(body: BenchmarkBody) -> list[Problem]:
@@ -37,9 +36,7 @@ def technique_problems(body: BenchmarkBody) -> list[Problem]:
     found = []
     for place, name in enumerate(body.techniques):
         field = f"benchmark.techniques.{place}"
-        if name in _NOT_YET:
-            found.append(problem(field, _NOT_YET[name], "leave it out"))
-        elif name not in TECHNIQUES:
+        if name not in TECHNIQUES:
             near = difflib.get_close_matches(name, TECHNIQUES, n=1)
             says = f"{name!r} is no technique to compare"
             found.append(problem(field, says, near[0] if near else ", ".join(TECHNIQUES)))
@@ -61,13 +58,16 @@ def turns(body: BenchmarkBody) -> int:
     return min(body.repeats, body.steps)
 
 
-def as_training(spec: RunSpec, plan: ParallelPlan | None = None) -> RunSpec:
+def as_training(
+    spec: RunSpec, plan: ParallelPlan | None = None, *, compiled: bool = False, fused: bool = True
+) -> RunSpec:
     """One turn as a training run; its plan is `plan`, or the benchmark's own. A spec of another kind as it is."""
     body = spec.benchmark
     if body is None:
         return spec
     train = TrainBody(
-        steps=turn_steps(body), seq_len=body.seq_len, seed=body.seed, optimizer=body.optimizer, clip_norm=body.clip_norm
-    )
+        steps=turn_steps(body), seq_len=body.seq_len, seed=body.seed, optimizer=body.optimizer,
+        clip_norm=body.clip_norm, compile=compiled, fused_kernels=fused,
+    )  # fmt: skip
     changes = {"kind": "train", "train": train, "benchmark": None} | ({"plan": plan} if plan is not None else {})
     return spec.model_copy(update=changes)

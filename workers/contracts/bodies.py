@@ -16,6 +16,7 @@ from workers.contracts.presets import check_preset
 
 Rate = Annotated[float, Field(ge=0)]
 Quantize = Literal["int8", "int4", "fp8"]
+CacheDtype = Literal["int8"]  # of keys and values, by default the weights
 Objective = Literal["pretrain", "sft", "dpo", "reward", "grpo", "ppo", "distill"]
 OptimizerName = Literal["adamw", "adafactor", "lion", "muon", "sgd", "adamw8bit"]
 
@@ -137,6 +138,7 @@ class TrainBody(Contract):
     init_from: ModelSource | None = None
     adapter: AdapterSpec | None = None
     compile: bool = False
+    fused_kernels: bool = True
     log_every: Positive = 1
 
     @property
@@ -153,6 +155,15 @@ class TrainBody(Contract):
         return self.validates(step) or step % self.log_every == 0 or step == self.steps
 
 
+class SpeculateSpec(Contract):
+    """At most `tokens` are drafted for each answer and step: by the run's draft model, or, with `ngram`, by looking up
+    what followed the last so many tokens before. `adaptive` drafts as many as pay by measured times, none at times."""
+
+    ngram: Annotated[int, Field(ge=1, le=8)] | None = None
+    tokens: Annotated[int, Field(ge=1, le=16)] = 4
+    adaptive: bool = True
+
+
 class GenerateBody(Contract):
     """Answers to a JSONL of prompts. Temperature 0 is greedy; top_k 0 and top_p 1 cut nothing off."""
 
@@ -166,24 +177,45 @@ class GenerateBody(Contract):
     stop: list[str] = []
     ignore_eos: bool = False
     draft: ModelRef | None = None
+    speculate: SpeculateSpec | None = None
     quantize: Quantize | None = None
+    kv_cache_dtype: CacheDtype | None = None
 
 
 class ServeBody(Contract):
+    """A server of OpenAI's API. Beyond `max_seqs` answers at a time `max_waiting` may wait; further ones get 429.
+
+    Without `api_key` only the control plane and, on a loopback address, this machine may ask.
+    """
+
     max_batch_tokens: Positive = 2048
     max_seqs: Positive = 16
+    max_waiting: Count = 256
     kv_blocks: Positive | None = None
     quantize: Quantize | None = None
+    kv_cache_dtype: CacheDtype | None = None
     draft: ModelRef | None = None
-    api_key: str | None = None
+    speculate: SpeculateSpec | None = None
+    api_key: Annotated[str, Field(min_length=1, max_length=400)] | None = None
+    backend: Literal["orrery", "vllm"] = "orrery"
 
 
 class EvaluateBody(Contract):
-    """Metrics over `input` (default: the run's data), against `references` where a metric wants them."""
+    """Metrics over `input` (default: the last tenth of the run's data), against `references` where one wants them.
+
+    Likelihoods are read in windows of `window` tokens (default: the model's context, at most 1,024) that move on by
+    `stride` (default: half of it), of at most the first `max_tokens`. Answers are greedy, of `max_new_tokens` at most.
+    """
 
     input: str | None = None
     metrics: list[str] = ["loss", "perplexity"]
     references: str | None = None
+    window: Annotated[int, Field(ge=2)] | None = None
+    stride: Positive | None = None
+    max_tokens: Positive | None = None
+    max_new_tokens: Positive = 64
+    stop: list[str] = []
+    quantize: Quantize | None = None
 
 
 class ScriptBody(Contract):

@@ -13,7 +13,7 @@ from workers.contracts.base import Problem, problem
 from workers.contracts.benchmark import as_training, technique_problems
 from workers.contracts.bodies import TrainBody
 from workers.contracts.model import ModelSpec
-from workers.contracts.plan import ParallelPlan
+from workers.contracts.plan import SPLIT_BACKWARD, ParallelPlan
 from workers.contracts.run import RunSpec
 
 ENGINE_RUNS = "dp, tp, pp, cp and ep with ZeRO 0 to 3, every schedule, offload, fp32 to fp8, every optimizer"
@@ -63,7 +63,9 @@ def _spec(spec: RunSpec) -> Found:
     else:
         yield from _plan(spec.plan)
         if spec.plan.pp > 1 and spec.plan.schedule == "pipedream":
-            yield from _pipedream(spec.plan, spec.shape, spec.train)
+            yield from _pipedream(spec.plan, spec.shape)
+        if spec.train.compile:
+            yield from _compiled(spec.plan, spec.shape)
     if spec.shape is None:
         says = "the engine trains a shape; existing weights come in by train.init_from"
         yield "existing weights", problem("model", says, "a preset's name")
@@ -101,24 +103,22 @@ def _plan(plan: ParallelPlan) -> Found:
         )
 
 
-def _pipedream(plan: ParallelPlan, model: ModelSpec | None, train: TrainBody) -> Found:
+def _pipedream(plan: ParallelPlan, model: ModelSpec | None) -> Found:
     """What wants all stages at one step, or other weights than a forward pass had, does not go with PipeDream."""
     for field in ("tp", "cp", "ep"):
         if getattr(plan, field) > 1:
             says = f"pipedream runs with dp alone beside it, {field} is {getattr(plan, field)}"
             yield f"pipedream with {field}", problem(f"plan.{field}", says, f"{field} 1, or schedule 1f1b")
-    if plan.precision != "fp32":
-        says = f"pipedream keeps versions of fp32 weights, precision is {plan.precision}"
-        yield f"pipedream in {plan.precision}", problem("plan.precision", says, "fp32, or schedule 1f1b")
+    if plan.precision not in ("fp32", "bf16"):
+        scaled = {"fp16": "a loss scale is one for all stages, which pipedream's updates do not wait for"}
+        says = scaled.get(plan.precision, f"{plan.precision} weights are quantised at each use, versions are not told")
+        yield f"pipedream in {plan.precision}", problem("plan.precision", says, "fp32 or bf16, or schedule 1f1b")
+    if plan.precision == "bf16" and plan.weight_stashing is False:
+        says = "without stashing a backward pass meets the newest weights, in bf16 it has the cast of older ones"
+        yield "pipedream in bf16 without stashing", problem("plan.weight_stashing", says, "true, or precision fp32")
     if plan.recompute != "none":
         says = f"recompute {plan.recompute} would run a forward pass again with other weights"
         yield f"pipedream with recompute {plan.recompute}", problem("plan.recompute", says, "none, or schedule 1f1b")
-    if train.clip_norm is not None:
-        says = "clipping by the global norm would make every stage wait for all others, which pipedream never does"
-        yield "pipedream with clipping", problem("train.clip_norm", says, "leaving it out, or schedule 1f1b")
-    if model is not None and model.tie_embeddings:
-        says = "first and last stage update a tied embedding at different times"
-        yield "pipedream with a tied embedding", problem("model.tie_embeddings", says, "false, or schedule 1f1b")
     if model is not None and model.moe:
         says = "balancing experts wants a step's loads from all ranks before the next step"
         yield "pipedream with experts", problem("model.moe", says, "a dense model, or schedule 1f1b")
@@ -140,6 +140,28 @@ def _offload(plan: ParallelPlan) -> Found:
         yield f"offload {plan.offload} with pipedream", problem("plan.offload", says, "none, or schedule 1f1b")
 
 
+def _compiled(plan: ParallelPlan, model: ModelSpec | None) -> Found:
+    """What wants to look into a block while it runs does not go with `train.compile`."""
+    piped = plan.pp > 1
+    if piped and plan.schedule in SPLIT_BACKWARD:
+        says = f"{plan.schedule} wants a block's backward pass in two halves, a compiled block has it in one piece"
+        yield f"{plan.schedule} compiled", problem("train.compile", says, "compile false, or schedule interleaved_1f1b")
+    if piped and plan.schedule == "pipedream":
+        says = "pipedream's backward passes meet other weights than a compiled block expects"
+        yield "pipedream compiled", problem("train.compile", says, "compile false, or schedule 1f1b")
+    if plan.precision == "fp8":
+        says = "fp8 products share what they have quantised, which a compiled block cannot follow"
+        yield "fp8 compiled", problem("train.compile", says, "compile false, or precision bf16")
+    if plan.recompute == "auto":
+        says = "recompute auto measures a block's operators one by one, a compiled block has fused them"
+        yield "recompute auto compiled", problem("train.compile", says, "compile false, or recompute full or selective")
+    cut = {"tp": plan.tp > 1, "cp": plan.cp > 1, "experts": model is not None and model.moe is not None}
+    if plan.recompute == "selective" and any(cut.values()):
+        by = " and ".join(name for name, cuts in cut.items() if cuts)
+        says = f"a compiled block keeps products where it is one piece, {by} cut{'s' * (sum(cut.values()) == 1)} it"
+        yield "recompute selective compiled", problem("train.compile", says, "compile false, or recompute full")
+
+
 def _training(train: TrainBody) -> Found:
     if train.objective != "pretrain":
         says = f"this engine version does not train by {train.objective}"
@@ -147,5 +169,3 @@ def _training(train: TrainBody) -> Found:
     if train.adapter is not None:
         says = "this engine version trains all weights, without adapter"
         yield "adapters", problem("train.adapter", says, "leave it out")
-    if train.compile:
-        yield "torch.compile", problem("train.compile", "this engine version runs eagerly", "compile false")

@@ -5,6 +5,7 @@ Legal is not the same as fitting: memory and speed are the planner's.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 
 from workers.contracts.base import Problem, problem
@@ -18,15 +19,18 @@ def plan_problems(
     model: ModelSpec | None,
     seq_len: int | None = None,
     devices: int | None = None,
+    within: int | None = None,
     field: str = "plan",
 ) -> list[Problem]:
     """Everything that makes the plan illegal; an empty list means legal.
 
+    `within`: a number of devices that suggested degrees go into although the plan need not fill it; default `devices`.
     Fields are named `{field}.tp` and so on; a sequence too long for the model is a problem of `seq_len`.
     """
     found = [*_batch(plan), *_degrees(plan, devices), *_schedule(plan), *_sharding(plan)]
     if model is not None:
-        found += [*_tensor(plan, model), *_experts(plan, model), *_stages(plan, model)]
+        room = devices or within
+        found += [*_tensor(plan, model, room), *_experts(plan, model), *_stages(plan, model, room)]
     if seq_len is not None:
         found += _sequence(plan, seq_len)
     found = [item.model_copy(update={"field": f"{field}.{item.field}" if field else item.field}) for item in found]
@@ -36,10 +40,30 @@ def plan_problems(
     return found
 
 
+def rotary_problems(model: ModelSpec, seq_len: int) -> list[Problem]:
+    """A sequence of training that is longer than rotary positions reach. (The planner may count with such a one.)
+
+    Scaled ones reach `factor` times the original context, dynamic ones any length.
+    """
+    scaling, reach = model.rope.scaling, model.max_seq_len
+    if scaling is not None:
+        reach = max(reach, int((scaling.original_max_seq_len or reach) * scaling.factor))
+    if model.position != "rope" or seq_len <= reach or (scaling is not None and scaling.name == "dynamic"):
+        return []
+    says = f"{seq_len} tokens exceed the {reach} rotary positions of {model.name}"
+    return [problem("seq_len", says, f"{reach}, model.max_seq_len {seq_len} or a model.rope.scaling that reaches it")]
+
+
 def nearest_divisor(number: int, near: int) -> int:
     """The divisor of `number` nearest to `near`, the smaller of two equally near."""
     divisors = {d for i in range(1, int(number**0.5) + 1) if number % i == 0 for d in (i, number // i)}
     return min(divisors, key=lambda d: (abs(d - near), d))
+
+
+def _beside(degree: int, plan: ParallelPlan, room: int | None) -> int:
+    """The devices that the plan's other degrees leave to this one; 0 where nothing is known or they do not divide."""
+    others = plan.world_size // degree
+    return room // others if room and room % others == 0 else room or 0
 
 
 def nearest_multiples(of: int, near: int) -> str:
@@ -130,18 +154,21 @@ def _sharding(plan: ParallelPlan) -> Iterator[Problem]:
         )
 
 
-def _tensor(plan: ParallelPlan, model: ModelSpec) -> Iterator[Problem]:
+def _tensor(plan: ParallelPlan, model: ModelSpec, room: int | None) -> Iterator[Problem]:
     tp = plan.tp
     if tp == 1:
         return
+    left = _beside(tp, plan, room)
     heads = model.mfa.heads if model.mfa else model.heads
     if heads % tp:
-        yield problem("tp", f"{heads} heads do not divide by tp {tp}", f"tp {nearest_divisor(heads, tp)}")
+        yield problem(
+            "tp", f"{heads} heads do not divide by tp {tp}", f"tp {nearest_divisor(math.gcd(heads, left), tp)}"
+        )
     elif model.attention == "softmax" and model.kv_heads % tp and tp % model.kv_heads:
         yield problem(
             "tp",
             f"{model.kv_heads} key-value heads neither divide by tp {tp} nor into it",
-            f"tp {nearest_divisor(model.kv_heads, tp)}",
+            f"tp {nearest_divisor(math.gcd(model.kv_heads, left), tp)}",
         )
     widths = {"ffn": model.ffn} if model.moe_layers < model.layers else {}
     if model.moe:
@@ -150,7 +177,8 @@ def _tensor(plan: ParallelPlan, model: ModelSpec) -> Iterator[Problem]:
             widths["shared_ffn"] = model.moe.shared_width
     for name, width in widths.items():
         if width % tp:
-            yield problem("tp", f"{name} {width} does not divide by tp {tp}", f"tp {nearest_divisor(width, tp)}")
+            near = nearest_divisor(math.gcd(width, heads, left), tp)
+            yield problem("tp", f"{name} {width} does not divide by tp {tp}", f"tp {near}")
 
 
 def _experts(plan: ParallelPlan, model: ModelSpec) -> Iterator[Problem]:
@@ -163,12 +191,14 @@ def _experts(plan: ParallelPlan, model: ModelSpec) -> Iterator[Problem]:
         yield problem("ep", f"{model.moe.experts} experts do not divide by ep {plan.ep}", f"ep {near}")
 
 
-def _stages(plan: ParallelPlan, model: ModelSpec) -> Iterator[Problem]:
+def _stages(plan: ParallelPlan, model: ModelSpec, room: int | None) -> Iterator[Problem]:
     if model.layers < plan.stages:
+        most, left = max(1, model.layers // plan.virtual_stages), _beside(plan.pp, plan, room)
+        near = next(each for each in range(most, 0, -1) if left % each == 0)  # 0 devices told: any number goes
         yield problem(
             "pp",
             f"{model.layers} layers are too few for pp {plan.pp} x virtual_stages {plan.virtual_stages} stages",
-            f"pp {max(1, model.layers // plan.virtual_stages)}",
+            f"pp {near}",
         )
     elif plan.stage_layers is None:
         return

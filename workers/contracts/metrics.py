@@ -40,6 +40,15 @@ METRICS: dict[str, str] = {
     "inference/waiting": "requests",
     "inference/kv_blocks_used": "blocks",
     "inference/accepted_per_step": "tokens",
+    "inference/acceptance": "fraction",
+    "inference/preemptions": "requests",
+    "inference/swaps": "blocks",
+    "inference/prompt_tokens": "tokens",
+    "inference/shared_tokens": "tokens",
+    "inference/new_tokens": "tokens",
+    "inference/prefix_hit_rate": "fraction",
+    "inference/prefill_share": "fraction",
+    "inference/answered": "answers",
 }
 
 # of names not in the table: the unit their ending tells

@@ -22,7 +22,7 @@ from workers.contracts.bodies import (
 )
 from workers.contracts.data import DataSpec, data_problems
 from workers.contracts.devices import check_device
-from workers.contracts.legality import plan_problems
+from workers.contracts.legality import plan_problems, rotary_problems
 from workers.contracts.model import Count, ModelSpec, Positive
 from workers.contracts.plan import ParallelPlan
 from workers.contracts.presets import resolve_model
@@ -135,6 +135,10 @@ def spec_problems(spec: RunSpec) -> list[Problem]:
     seq_len = trains.seq_len if trains else None
     if spec.kind == "external":
         return found
+    if shape is not None and seq_len is not None:
+        found += [
+            item.model_copy(update={"field": f"{spec.kind}.{item.field}"}) for item in rotary_problems(shape, seq_len)
+        ]
     if isinstance(plan, ParallelPlan):
         for item in plan_problems(plan, model=shape, seq_len=seq_len):
             field = f"{spec.kind}.seq_len" if item.field == "seq_len" else item.field

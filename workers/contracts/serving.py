@@ -15,6 +15,7 @@ from workers.contracts.model import Count, Positive
 
 SERVING = "serving"  # event: the server listens
 DRAINING = "draining"  # event: it takes no new requests
+SERVED = "served"  # event: the end of a serve run, with its Summary
 GENERATED = "generated"  # event: the lines of a generate run are answered
 EVALUATED = "evaluated"  # event: an evaluate run's results
 QUANTIZED = "quantized"  # event: weights were made smaller, and by how much worse they are
@@ -91,3 +92,47 @@ class Summary(Contract):
     tpot_s: dict[str, float] | None = None
     finishes: dict[str, int] = {}
     last: list[RequestTold] = []
+
+
+class FileTold(Contract):
+    """A file that a run leaves behind; it becomes an artifact of the run."""
+
+    name: str
+    path: str
+    bytes: Count = 0
+
+
+class Evaluated(Contract):
+    """The data of an `evaluated` event, and results.json. Losses are means over tokens, in nats; shares are 0 to 1.
+
+    `lines` are documents, windows of a text, or questions, one a line of results.jsonl.
+    """
+
+    metrics: dict[str, float]
+    lines: Count
+    tokens: Count = 0
+    seconds: Seconds = 0.0
+    model: str
+    quantize: str | None = None
+    input: str | None = None
+    window: Count = 0
+    stride: Count = 0
+    files: list[FileTold] = []
+
+
+class Quantized(Contract):
+    """The data of a `quantized` event, and the head of report.json. Perplexities are of the same held-out text."""
+
+    method: str
+    model: str
+    path: str
+    bits: Annotated[float, Field(gt=0)]
+    group: Count = 0
+    perplexity_before: Annotated[float, Field(gt=0)]
+    perplexity_after: Annotated[float, Field(gt=0)]
+    bytes_before: Positive
+    bytes_after: Positive
+    tokens: Count = 0
+    calibration_tokens: Count = 0
+    seconds: Seconds = 0.0
+    files: list[FileTold] = []

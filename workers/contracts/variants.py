@@ -19,16 +19,19 @@ from workers.contracts.plan import INTERLEAVED, SPLIT_BACKWARD, V_SHAPED, Parall
 from workers.contracts.run import RunSpec, spec_problems
 
 BASE = "base"
+_COMPILED, _FUSED = "compiled", "fused"  # among a variant's changes: not the plan's, but the training's
 _SCHEDULES = ("naive", "gpipe", "1f1b", "interleaved_1f1b", "zb1p", "zbv", "dualpipev", "pipedream")
 
 
 @dataclass(frozen=True, slots=True)
 class Variant:
-    """One row of the table: `name` says the plan's difference to the base, `technique` what it is an example of."""
+    """One row of the table: `name` says the difference to the base, `technique` what it is an example of."""
 
     technique: str
     name: str
     plan: ParallelPlan
+    compiled: bool = False
+    fused: bool = True
 
     @property
     def id(self) -> str:
@@ -58,14 +61,15 @@ def expand(spec: RunSpec) -> Expansion:
         if technique in OF_DEVICES:
             continue
         for name, changes in _CHANGES[technique](base, spec.shape):
+            compiled, fused = bool(changes.pop(_COMPILED, False)), bool(changes.pop(_FUSED, True))
             plan = _changed(base, changes)
             if isinstance(plan, str):
                 _leave_out(found, technique, name, plan)
-            elif plan.to_json() not in seen:
-                seen.add(plan.to_json())
-                reason = _forbidden(spec, plan)
+            elif (key := plan.to_json() + _COMPILED * compiled + _FUSED * (not fused)) not in seen:
+                seen.add(key)
+                reason = _forbidden(spec, plan, compiled=compiled, fused=fused)
                 if reason is None:
-                    found.variants.append(Variant(technique, name, plan))
+                    found.variants.append(Variant(technique, name, plan, compiled, fused))
                 else:
                     _leave_out(found, technique, name, reason)
     return found
@@ -90,8 +94,8 @@ def _changed(base: ParallelPlan, changes: dict[str, Any]) -> ParallelPlan | str:
         return str(problems_of(error)[0])
 
 
-def _forbidden(spec: RunSpec, plan: ParallelPlan) -> str | None:
-    training = as_training(spec, plan)
+def _forbidden(spec: RunSpec, plan: ParallelPlan, *, compiled: bool, fused: bool) -> str | None:
+    training = as_training(spec, plan, compiled=compiled, fused=fused)
     found = spec_problems(training) or engine_problems(training)
     return found[0].says if found else None
 
@@ -114,6 +118,16 @@ def _recompute(base: ParallelPlan, model: ModelSpec | None) -> Changes:
     for kind in ("none", "selective", "full", "auto"):
         budget = base.recompute_budget_bytes if kind == "auto" else None
         yield f"recompute {kind}", {"recompute": kind, "recompute_budget_bytes": budget}
+
+
+def _compile(base: ParallelPlan, model: ModelSpec | None) -> Changes:
+    for on in (False, True):
+        yield "compiled blocks" if on else "blocks as they are", {_COMPILED: on}
+
+
+def _fused_kernels(base: ParallelPlan, model: ModelSpec | None) -> Changes:
+    for on in (True, False):
+        yield "kernels as chosen" if on else "formulas step by step", {_FUSED: on}
 
 
 def _precision(base: ParallelPlan, model: ModelSpec | None) -> Changes:
@@ -189,6 +203,8 @@ def _axes(base: ParallelPlan, model: ModelSpec | None) -> Changes:
 _CHANGES: dict[str, Callable[[ParallelPlan, ModelSpec | None], Changes]] = {
     "accumulation": _accumulation,
     "recompute": _recompute,
+    "compile": _compile,
+    "fused_kernels": _fused_kernels,
     "precision": _precision,
     "zero": _zero,
     "prefetch": _prefetch,

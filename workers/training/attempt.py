@@ -18,13 +18,14 @@ import torch.distributed as dist
 from workers.contracts.counts import flops_per_token, parameter_count
 from workers.contracts.exits import Outcome, UserError, is_out_of_memory, write_exit
 from workers.contracts.model import ModelSource
+from workers.metrics.beacon import Beacon
+from workers.metrics.kernel_choices import forget
 from workers.metrics.memory import process_memory
 from workers.metrics.peak import device_peak
 from workers.metrics.recorder import Recorder, RecorderError, last_attempt
 from workers.metrics.throughput import Throughput
 from workers.training.accept import TrainingRun, mesh_axes
 from workers.training.agree import agreed, together
-from workers.training.beacon import Beacon
 from workers.training.checkpoint import Checkpointer, Saved, load_training
 from workers.training.control import Control
 from workers.training.data.inherited import reader_of
@@ -170,7 +171,12 @@ class Attempt:
     ) -> Loop:
         run, environment, recorder = self.run, self.environment, self.recorder
         assert recorder is not None and self.beacon is not None
-        parallel = parallelize(run.model, run.plan, world, seed=run.train.seed)
+        if run.train.compile:
+            self._can_compile(world)
+        forget()  # an earlier model's choices of kernels
+        parallel = parallelize(
+            run.model, run.plan, world, seed=run.train.seed, compiled=run.train.compile, fused=run.train.fused_kernels
+        )
         again = self._choose_recompute(parallel, masked=train.masked)
         world.barrier()
         peak = device_peak(world.device, run.plan.precision)
@@ -215,6 +221,12 @@ class Attempt:
             spans_nodes=environment.local_world_size < environment.world_size,
             prompts=prompts,
         )
+
+    def _can_compile(self, world: World) -> None:
+        from workers.training.compiled import refuse_uncompilable  # takes torch's compiler seconds to load
+
+        precision = self.run.plan.precision
+        together(world, lambda: refuse_uncompilable(world.device, precision), leads=self.environment.leads_node)
 
     def _choose_recompute(self, parallel: Parallel, *, masked: bool) -> float | None:
         """Recompute auto measures and chooses now: the share of the blocks' forward FLOPs that will run again."""

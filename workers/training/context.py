@@ -16,6 +16,7 @@ from torch import Tensor
 from workers.models.attention import Attending
 from workers.models.balance import Balance
 from workers.models.decoder import Decoder
+from workers.models.documents import Documents
 from workers.models.experts import drop_beyond_capacity
 from workers.models.mla import LatentAttention
 from workers.models.moe import RoutedMlp
@@ -73,7 +74,9 @@ def _summed(group: dist.ProcessGroup | None, assigned_BE: Tensor) -> Tensor:
     return whole_BE
 
 
-def _drop_of_whole(axis: Axis, chosen_BSK: Tensor, *, experts: int, capacity: float) -> Tensor:
+def _drop_of_whole(
+    axis: Axis, chosen_BSK: Tensor, *, experts: int, capacity: float, documents: Documents | None = None
+) -> Tensor:
     """What is dropped depends on every earlier token and, of a second choice, on all first ones: choices are gathered,
     dropped by the whole sequence, and cut again."""
     parts = [torch.empty_like(chosen_BSK, memory_format=torch.contiguous_format) for _ in range(axis.size)]
@@ -82,4 +85,5 @@ def _drop_of_whole(axis: Axis, chosen_BSK: Tensor, *, experts: int, capacity: fl
     places = [positions_of(length, axis, chosen_BSK.device, rank) for rank in range(axis.size)]
     whole_BSK = torch.empty_like(torch.cat(parts, dim=1))
     whole_BSK[:, torch.cat(places)] = torch.cat(parts, dim=1)
-    return drop_beyond_capacity(whole_BSK, experts=experts, capacity=capacity)[:, places[axis.rank]]
+    kept_BSK = drop_beyond_capacity(whole_BSK, experts=experts, capacity=capacity, documents=documents)
+    return kept_BSK[:, places[axis.rank]]

@@ -13,6 +13,7 @@ from workers.contracts.exits import Outcome, UserError, is_out_of_memory, reason
 _LOST = re.compile(
     r"gloo|NCCL|Connection (closed|reset|refused)|Broken pipe|Socket|TCPStore|[Tt]imed out waiting", re.A
 )
+_COMPILER = ("torch._dynamo", "torch._inductor", "torch._functorch")
 _TIMEOUT = re.compile(r"[Tt]imed out|[Tt]imeout", re.A)
 
 
@@ -37,6 +38,8 @@ def classify(error: BaseException, step: int) -> Outcome:
     if is_out_of_memory(error):
         return Outcome("out_of_memory", reason, step)
     told = f"{type(error).__name__}: {reason}"
+    if type(error).__module__.startswith(_COMPILER):
+        return Outcome("user_error", f"torch.compile failed on a block ({told}); try train.compile false", step)
     if isinstance(error, RuntimeError) and _LOST.search(reason):
         if _TIMEOUT.search(reason):
             return Outcome("hang", f"another rank did not answer in time: {told}", step)

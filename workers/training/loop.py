@@ -6,6 +6,8 @@ Knows the order of things; how each is done stands in the module of its name.
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import NoReturn
 
@@ -13,13 +15,15 @@ import torch
 from torch import Tensor
 
 from workers.contracts.exits import Outcome
+from workers.metrics.beacon import Beacon
+from workers.metrics.kernel_choices import EVENT as KERNELS
+from workers.metrics.kernel_choices import kernels_chosen
 from workers.metrics.recorder import Recorder
 from workers.metrics.throughput import Throughput
 from workers.models.balancer import Balancer, routing_layers
 from workers.training import narrate
 from workers.training.accept import TrainingRun
 from workers.training.arrival import Arrivals
-from workers.training.beacon import Beacon
 from workers.training.checkpoint import Checkpointer, training_tensors
 from workers.training.control import Control, strongest
 from workers.training.data.losses import SourceLosses
@@ -27,7 +31,8 @@ from workers.training.data.prompts import Prompts
 from workers.training.data.samples import Samples
 from workers.training.memory import MemoryBook
 from workers.training.mesh import World
-from workers.training.optim import build_optimizer, fill_state, scale_, set_lr
+from workers.training.objectives import without_logits
+from workers.training.optim import Following, build_optimizer, fill_state, set_lr, update
 from workers.training.parallelize import Parallel
 from workers.training.passes import Setting, passes_of
 from workers.training.report import Report, Told
@@ -77,14 +82,18 @@ class Loop:
             among=lambda parameter: parallel.copies(parameter).group,
             offload=run.plan.offload,
             scratch=scratch,
+            fused=run.train.fused_kernels,
         )
         trace.optimizer = self.optimizer
+        if isinstance(self.optimizer, Following):
+            parallel.follow = self.optimizer.follow
         self.balancer: Balancer | None = None
         if run.model.moe:
             self.balancer = Balancer(routing_layers(parallel.parts, run.model), run.model.moe)
         self.soundness = Soundness(run, parallel, self.parameters, recorder)
         by_source = SourceLosses(train, world.device) if len(train.names) > 1 else None
         setting = Setting(run, world, parallel, train, memory, by_source, self._tell, trace)
+        setting.without_logits = run.train.fused_kernels and without_logits(run.plan, world.device)
         self.passes = passes_of(setting)
         self.arrivals = Arrivals(rank=world.rank, size=world.size, stages=run.plan.pp, device=world.device)
         if run.plan.zero < 2:
@@ -122,8 +131,10 @@ class Loop:
             ranks=self.world.size,
         )
         while self.step < steps:
-            with self.trace.step(self.step + 1):
+            with self.trace.step(self.step + 1), self._compiling():
                 asked = self._one_step()
+            if self.step == start.step + 1 and self.world.rank == 0:
+                self.recorder.event(KERNELS, **kernels_chosen(self.world.device, fused=self.run.train.fused_kernels))
             leaving = asked in ("stop", "pause", "preempt")
             due = checkpoint is not None and (self.step % checkpoint.every_steps == 0 or self.step == steps)
             saves = asked in ("pause", "preempt", "checkpoint") or (due and asked != "stop")
@@ -142,6 +153,23 @@ class Loop:
                 return self._left(Outcome(kind, f"{asked} was asked for, left after step {self.step}", self.step))
         self._finish_saving()
         return self._left(Outcome("ok", f"all {steps} steps done", self.step))
+
+    @contextmanager
+    def _compiling(self) -> Iterator[None]:
+        """Around a step: what torch compiles in it is a phase, and told afterwards."""
+        if not self.run.train.compile:
+            yield
+            return
+        from workers.training.compiled import Compilation
+
+        with Compilation(lambda: self.phase, self._enter) as compilation:
+            yield
+        taken = compilation.taken
+        if taken is not None and self.trace.speaks:
+            self.recorder.event("compiled", step=self.step, **taken)
+
+    def _enter(self, phase: str) -> None:
+        self.phase = phase
 
     def _finish_saving(self) -> None:
         """Wait for what is written beside training: a phase that no earlier one tells how long it may take."""
@@ -164,9 +192,9 @@ class Loop:
         values, sums = self.report.read(told)
         norm = values["grad_norm"]
         if math.isfinite(values["loss"]) and math.isfinite(norm):
-            scale_(gradients, norm=norm, limit=self.run.train.clip_norm, loss_scale=self.soundness.scale)
             set_lr(self.optimizer, values["lr"])
-            self.optimizer.step()
+            limit, scale = self.run.train.clip_norm, self.soundness.scale
+            update(self.optimizer, gradients, norm=norm, limit=limit, scale=scale)
             self.parallel.finish_update()
             self.memory.count_state(gradients, self.optimizer)
             self._has_state = True

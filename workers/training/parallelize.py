@@ -1,12 +1,12 @@
 """One plan object drives torch's own parallelism: pipeline parts, tensor shards, DDP, ZeRO by `fully_shard`.
 
-Order: build on meta, cut into parts, shard, materialise, initialise, cast, recompute, copy. Does not know optimizers,
-data or steps.
+Order: build on meta, cut into parts, compile, shard, materialise, initialise, cast, recompute, copy. Does not know
+optimizers, data or steps.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from inspect import signature
@@ -21,6 +21,7 @@ from workers.contracts.plan import SPLIT_BACKWARD, ParallelPlan
 from workers.metrics.memory import local_tensor
 from workers.models.decoder import Decoder
 from workers.models.initialise import initialise
+from workers.models.operations import make_plain
 from workers.models.shapes import weights_of
 from workers.training.context import apply_context
 from workers.training.cpu_products import prefer_onednn
@@ -29,6 +30,7 @@ from workers.training.fp8 import apply_fp8
 from workers.training.mesh import Axis, World
 from workers.training.optim.layout import lies_over, shards_of
 from workers.training.pipeline.parts import parts_of
+from workers.training.pipeline.stale_ties import StaleTies
 from workers.training.pipeline.ties import Ties
 from workers.training.precision import CastUnits
 from workers.training.recompute import apply_recompute
@@ -61,6 +63,8 @@ class Parallel:
     dropout: Dropout
     ties: Ties | None = None
     reducers: tuple[GradientReducer, ...] = ()
+    # told before the passes of a micro-batch whether the gradients that they make are those of the update
+    follow: Callable[[bool], None] = lambda final: None
 
     @property
     def sharded(self) -> bool:
@@ -89,6 +93,9 @@ class Parallel:
         """
         for reducer in self.reducers:
             reducer.syncing = last
+        # `fully_shard` tells of a gradient when it is reduced, all others before
+        alone = self.world.axis("data").size == self.plan.tp == self.plan.pp == 1
+        self.follow(last and (alone or self.sharded))
         no_sync: Any = getattr(self.modules[0], "no_sync", None)
         return nullcontext() if no_sync is None or last else no_sync()
 
@@ -133,12 +140,23 @@ class Parallel:
         return copies
 
 
-def parallelize(model: ModelSpec, plan: ParallelPlan, world: World, *, seed: int) -> Parallel:
-    """Build this rank's part of `model` on its device under `plan`, initialised from `seed` alike under every plan."""
+def parallelize(
+    model: ModelSpec, plan: ParallelPlan, world: World, *, seed: int, compiled: bool = False, fused: bool = True
+) -> Parallel:
+    """Build this rank's part of `model` on its device under `plan`, initialised from `seed` alike under every plan.
+
+    `compiled`: blocks go through torch.compile. Not `fused`: they compute step by step, as formulas are written.
+    """
     if world.device.type == "cpu":
         prefer_onednn()
     with torch.device("meta"):
         parts = parts_of(model, plan, world.axis("pp"))
+    for part in () if fused else parts:
+        make_plain(part)
+    for part in parts if compiled else ():
+        from workers.training.compiled import apply_compile  # takes torch's compiler seconds to load
+
+        apply_compile(part, plan)
     lay(parts, plan, world)
     for part in parts:
         _materialise(part, plan, world.device)
@@ -151,7 +169,12 @@ def parallelize(model: ModelSpec, plan: ParallelPlan, world: World, *, seed: int
             apply_fp8(part)
     for part in parts:
         apply_context(part, world.axis("cp"))
-        apply_recompute(part, plan.recompute)
+        if compiled:
+            from workers.training.compiled import keep_apart
+
+            keep_apart(part, always=plan.cp > 1)
+        if not (compiled and plan.recompute == "selective"):  # that is compiled with the blocks
+            apply_recompute(part, plan.recompute)
     data = world.axis("data")
     modules: list[nn.Module] = list(parts)
     copied = data.size > 1 and world.fsdp is None
@@ -160,7 +183,10 @@ def parallelize(model: ModelSpec, plan: ParallelPlan, world: World, *, seed: int
         copied = False
     place = world.axis("cp").rank * plan.tp + (world.axis("tp").rank if plan.sequence_parallel else 0)
     dropout = Dropout(parts, seed=seed, place=place)
-    ties = Ties(parts, world.axis("pp"), plan) if model.tie_embeddings and plan.pp > 1 else None
+    ties: Ties | None = None
+    if model.tie_embeddings and plan.pp > 1:
+        kind = StaleTies if plan.schedule == "pipedream" else Ties
+        ties = kind(parts, world.axis("pp"), plan)
     parallel = Parallel(plan, world, parts, modules, casts, data.size, dropout, ties)
     if copied:
         alike: dict[str, dict[str, Tensor]] = {}

@@ -9,10 +9,10 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, cast
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from workers.models.documents import Documents
 from workers.training.accept import TrainingRun
@@ -40,6 +40,7 @@ class Setting:
     by_source: SourceLosses | None
     tell: Callable[[str], None]
     trace: Trace
+    without_logits: bool = False
 
     def blocks(self, first: int, count: int) -> list[Block]:
         """This rank's micro-batches of `count` samples from `first` on."""
@@ -63,11 +64,24 @@ class Setting:
 
     def loss(self, logits: Tensor, targets: Tensor, block: Block | None) -> Tensor:
         """Summed token loss; of a training `block` also told to its sources."""
+        fused = self.run.train.fused_kernels
         if self.by_source is None or block is None:
-            return token_loss(logits, targets)
-        losses = token_losses(logits, targets)
+            return token_loss(logits, targets, fused=fused)
+        losses = token_losses(logits, targets, fused=fused)
         self.by_source.add(block, losses)
         return losses.sum()
+
+    def loss_of(
+        self, module: nn.Module, inputs: Tensor, targets: Tensor, documents: Documents | None, block: Block | None
+    ) -> Tensor:
+        """Summed token loss of a whole model, as `loss`; with its logits in memory or without (`without_logits`)."""
+        if not self.without_logits:
+            return self.loss(module(inputs, documents), targets, block)
+        if self.by_source is None or block is None:
+            return cast(Tensor, module(inputs, documents, targets))
+        losses = module(inputs, documents, targets, True).sum(dim=1)
+        self.by_source.add(block, losses)
+        return cast(Tensor, losses.sum())
 
     def held_logits(self, logits: Tensor, at: Sequence[int]) -> dict[int, Tensor]:
         """What `Passes.logits` gives, of the logits of the positions that this rank holds."""
@@ -142,7 +156,7 @@ class Straight:
                 here.tell("forward")
                 here.seed_dropout(block)
                 with here.memory.forward():
-                    loss = here.loss(self.module(inputs, documents), targets, block)
+                    loss = here.loss_of(self.module, inputs, targets, documents, block)
                 here.tell("backward")
                 torch.autograd.backward(loss * factor)
                 here.trace.split.enter("other")
@@ -157,7 +171,7 @@ class Straight:
             here.tell("validation")
             inputs, targets, documents = here.tensors(samples, block)
             with products(here.run.plan.precision, here.world.device):
-                total[0] += here.loss(self.module(inputs, documents), targets, None)
+                total[0] += here.loss_of(self.module, inputs, targets, documents, None)
             total[1] += (targets >= 0).sum()
         here.parallel.release_gathered()
         return total * here.share

@@ -34,20 +34,24 @@ class CastUnits:
         self.copies: list[Tensor] = []
         in_blocks = {id(parameter) for parameter in blocks.parameters()}
         for block in blocks.values():
-            self._cast(block, dict(block.named_parameters()))
-        rest = {name: parameter for name, parameter in decoder.named_parameters() if id(parameter) not in in_blocks}
+            self._cast(block, [name for name, _ in block.named_parameters()])
+        rest = [name for name, parameter in decoder.named_parameters() if id(parameter) not in in_blocks]
         self._cast(decoder, rest)
 
-    def _cast(self, module: nn.Module, parameters: dict[str, nn.Parameter]) -> None:
+    def _cast(self, module: nn.Module, names: list[str]) -> None:
         unit = _Unit(module)
+        # where each one is looked up when it is wanted: another version may stand in for it then
+        places = {
+            name: (module.get_submodule(path), leaf) for name in names for path, _, leaf in [name.rpartition(".")]
+        }
 
         def forward(*args: Any) -> Any:
-            return functional_call(unit, self._copied(parameters), args)
+            return functional_call(unit, self._copied(places), args)
 
         module.forward = forward
 
-    def _copied(self, parameters: dict[str, nn.Parameter]) -> dict[str, Tensor]:
-        copies = {f"module.{name}": parameter.to(self.dtype) for name, parameter in parameters.items()}
+    def _copied(self, places: dict[str, tuple[nn.Module, str]]) -> dict[str, Tensor]:
+        copies = {f"module.{name}": getattr(owner, leaf).to(self.dtype) for name, (owner, leaf) in places.items()}
         if self.watch:
             self.copies.extend(copy.detach() for copy in copies.values())
         return copies

@@ -45,3 +45,21 @@ def test_what_is_beyond_is_told_by_field_and_in_words() -> None:
     assert {item.field for item in problems} == {"plan.params_dtype", "plan.max_live_params"}
     assert all(item.try_ for item in problems)
     assert set(beyond_engine(far)) == {"params_dtype bf16", "max_live_params 9"}
+
+
+@pytest.mark.parametrize(
+    ("plan", "tries"),
+    [
+        ({"recompute": "selective", "dp": 2, "zero": 3, "precision": "bf16"}, None),
+        ({"recompute": "full", "tp": 2, "cp": 2, "pp": 2, "global_batch_size": 4}, None),
+        ({"recompute": "selective", "tp": 2}, "compile false, or recompute full"),
+        ({"recompute": "auto"}, "compile false, or recompute full or selective"),
+        ({"precision": "fp8"}, "compile false, or precision bf16"),
+        ({"pp": 2, "schedule": "zbv", "global_batch_size": 4}, "compile false, or schedule interleaved_1f1b"),
+        ({"pp": 2, "schedule": "pipedream", "global_batch_size": 4}, "compile false, or schedule 1f1b"),
+    ],
+    ids=str,
+)
+def test_what_cannot_be_compiled_is_refused_with_what_to_try(plan: dict[str, Any], tries: str | None) -> None:
+    found = engine_problems(spec(plan=plan, train={**TRAIN, "compile": True}))
+    assert [item.try_ for item in found if item.field == "train.compile"] == ([] if tries is None else [tries])

@@ -47,6 +47,7 @@ def refusals(document: dict[str, Any]) -> list[str]:
         ({"plan": {"dp": 2, "global_batch_size": 3}}, "plan.global_batch_size: 3 sequences do not divide"),
         ({"train": {"steps": 8, "seq_len": 8, "accumulate": 4}}, "train.accumulate: 4 contradicts the plan, which accumulates 1"),
         ({"train": {"steps": 8, "seq_len": 8, "lr_schedule": {"warmup_steps": 9}}}, "train.lr_schedule.warmup_steps: warmup of 9 steps outlasts"),
+        ({"model": "llama-tiny", "train": {"steps": 8, "seq_len": 1024}}, "train.seq_len: 1024 tokens exceed the 512 rotary positions of llama-tiny"),
         ({"model": "gpt2-124m", "train": {"steps": 8, "seq_len": 2048}}, "train.seq_len: 2048 tokens exceed the 1024 learned positions"),
     ],
 )  # fmt: skip

@@ -34,11 +34,11 @@ def test_every_variant_is_legal_and_of_one_size(plan: dict[str, Any]) -> None:
     spec = spec_of(plan)
     found = expand(spec)
     base = found.variants[0].plan
-    assert len({each.plan.to_json() for each in found.variants}) == len(found.variants) > 1
+    assert len({(each.plan.to_json(), each.compiled, each.fused) for each in found.variants}) == len(found.variants) > 1
     assert len({each.id for each in found.variants}) == len(found.variants)
     for each in found.variants:
         assert (each.plan.world_size, each.plan.global_batch_size) == (base.world_size, base.global_batch_size)
-        assert engine_problems(as_training(spec, each.plan)) == []
+        assert engine_problems(as_training(spec, each.plan, compiled=each.compiled, fused=each.fused)) == []
     assert all(each["reason"] and each["technique"] in TECHNIQUES for each in found.left_out)
 
 
@@ -56,14 +56,20 @@ def test_techniques_say_what_changes_and_what_cannot() -> None:
     assert named(piped) == ["base", "naive", "gpipe", "interleaved_1f1b", "zb1p", "zbv", "dualpipev"]
     [stashed] = piped.left_out
     assert (stashed["name"], stashed["reason"]) == ("pipedream", "pipedream runs with dp alone beside it, tp is 2")
+    assert [(each.name, each.compiled) for each in expand(spec_of(two, "compile")).variants] == [
+        ("base", False), ("compiled blocks", True),
+    ]  # fmt: skip
+    assert [(each.name, each.fused) for each in expand(spec_of(two, "fused_kernels")).variants] == [
+        ("base", True), ("formulas step by step", False),
+    ]  # fmt: skip
     spec = spec_of(two, "zero", steps=7, warmup_steps=1, repeats=3)
     assert turn_steps(spec.benchmark) == 4 and total_steps(spec) == 4 * 3 * 4  # type: ignore[arg-type]
 
 
 def test_unknown_names_are_told_with_the_nearest() -> None:
-    found = technique_problems(spec_of({}, "recompte", "fused_kernels", "zero").benchmark)  # type: ignore[arg-type]
+    found = technique_problems(spec_of({}, "recompte", "fused_kernel", "zero").benchmark)  # type: ignore[arg-type]
     assert [str(each) for each in found] == [
         "benchmark.techniques.0: 'recompte' is no technique to compare; try recompute",
-        "benchmark.techniques.1: this version has no fused kernels to turn on and off; try leave it out",
+        "benchmark.techniques.1: 'fused_kernel' is no technique to compare; try fused_kernels",
     ]
     assert engine_problems(spec_of({}, "recompte"))

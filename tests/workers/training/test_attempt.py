@@ -36,10 +36,14 @@ def test_every_rank_writes_contracts(train, tmp_path):
     assert [event.type for event in events] == [
         "peak_measured",
         "plan_resolved",
+        "kernels_chosen",
         "checkpoint_saved",
         "checkpoint_saved",
     ]
     assert events[0].data["tflops"] > 0
+    ran = {row["op"]: (row["backend"], row["reason"]) for row in events[2].data["operations"]}
+    assert {"attention", "rms_norm", "swiglu", "apply_rope", "cross_entropy", "adamw"} <= set(ran)
+    assert all(backend in ("torch", "flash") and reason for backend, reason in ran.values())
 
 
 def test_logs_every_few_steps_and_the_last(train, tmp_path):

@@ -9,13 +9,13 @@ import torch
 
 from tests.workers.training.conftest import make_spec
 from workers.contracts.progress import read_progress, read_pulse
+from workers.metrics.beacon import Beacon
 from workers.training import arrival
 from workers.training.arrival import Arrivals
-from workers.training.beacon import Beacon
 
 
 def test_a_beacon_is_read_while_its_thread_stands(tmp_path, monkeypatch):
-    monkeypatch.setattr("workers.training.beacon.PULSE_S", 0.2)
+    monkeypatch.setattr("workers.metrics.beacon.PULSE_S", 0.2)
     beacon = Beacon(tmp_path)
     try:
         beacon.mark("forward", step=3)

@@ -16,7 +16,7 @@ SPEC: dict[str, Any] = {
     "model": dict(TINY),
     "plan": {"dp": 2, "micro_batch_size": 1, "global_batch_size": 4},
     "benchmark": {
-        "techniques": ["accumulation", "recompute", "zero", "axes", "collectives"],
+        "techniques": ["accumulation", "recompute", "fused_kernels", "zero", "axes", "collectives"],
         "steps": 4, "warmup_steps": 1, "repeats": 2, "seq_len": 16, "seed": 3,
     },
 }  # fmt: skip
@@ -54,7 +54,8 @@ def test_variants_train_alike_and_a_failing_one_is_a_row(pools: Callable[[int], 
     rows = {row["id"]: row for row in told["rows"]}
     failed = rows.pop("recompute: recompute full")
     assert failed["state"] == "failed" and failed["says"] == "out of memory: no room for it (rank 0)"
-    assert {row["technique"] for row in rows.values()} == {BASE, "accumulation", "recompute", "zero", "axes"}
+    asked = {BASE, "accumulation", "recompute", "fused_kernels", "zero", "axes"}
+    assert {row["technique"] for row in rows.values()} == asked
     for name, row in rows.items():
         assert row["state"] == "measured", row
         assert row["deviation"] <= 1e-5, name

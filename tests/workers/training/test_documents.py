@@ -103,3 +103,9 @@ def test_where_nothing_tells_them(train, tmp_path):
     outcome = train(spec(data, DENSE | {"vocab": 2000}, {}), tmp_path).outcomes[0]
     assert outcome["class"] == "user_error"
     assert "data.document_masks: nothing tells where documents begin in a; try document_end" in outcome["reason"]
+
+
+def test_scaling_by_the_length_of_a_sequence_is_refused_beside_masks(data, train, tmp_path):
+    scaled = DENSE | {"rope": {"scaling": {"name": "dynamic", "factor": 2.0, "original_max_seq_len": 16}}}
+    [outcome] = train(spec(data, scaled, {}, steps=1), tmp_path).outcomes
+    assert outcome["class"] == "user_error" and "try name yarn or linear, seq_len 16" in outcome["reason"]

@@ -38,10 +38,10 @@ MODELS = {
 
 def spec(name, plan, *, steps=STEPS, **train):
     model = {"name": name, **SMALL, **MODELS[name]}
-    plan = {"micro_batch_size": 1, "global_batch_size": 8, **plan}
+    plan = {"micro_batch_size": 1, "global_batch_size": 4, **plan}
     # AdamW blows up rounding where gradients are all but zero
     optimizer = {"name": "adamw", "lr": 3e-4}
-    defaults = {"optimizer": optimizer, "clip_norm": 0.5, "eval": {"every_steps": 6, "batches": 2}}
+    defaults = {"optimizer": optimizer, "clip_norm": 0.5, "eval": {"every_steps": STEPS, "batches": 1}}
     checkpoint = {"every_steps": steps, "async": False}
     return make_spec(model, plan, **{"steps": steps, "seq_len": 20, "checkpoint": checkpoint, **defaults, **train})
 
@@ -127,7 +127,8 @@ def test_ranks_without_a_token_take_part(pools):
 
 
 def test_fake_ranks_show_the_experts_of_each(tmp_path):
-    (tmp_path / "run.json").write_text(json.dumps(spec("deepseek", {"dp": 8, "ep": 2, "zero": 3, "dp_replicate": 2})))
+    plan = {"dp": 8, "ep": 2, "zero": 3, "dp_replicate": 2, "global_batch_size": 8}
+    (tmp_path / "run.json").write_text(json.dumps(spec("deepseek", plan)))
     command = [sys.executable, "-m", "workers.training.main", "--spec", str(tmp_path / "run.json"), "--fake-ranks", "8"]
     told = json.loads(subprocess.run(command, cwd=ROOT, capture_output=True, check=True).stdout)
     assert told["expert_mesh"] == {"expert_data": 4, "ep": 2}

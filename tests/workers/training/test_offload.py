@@ -16,7 +16,7 @@ from workers.contracts.run import RunSpec
 from workers.metrics.memory import process_memory
 from workers.training.offload import Disk, OffloadedOptimizer, copies
 from workers.training.offload.disk import BUFFERS
-from workers.training.optim import build_optimizer, masters_of, release, state_of
+from workers.training.optim import build_optimizer, masters_of, release, state_of, update
 
 # no width divides by 2
 RAGGED = {
@@ -181,9 +181,10 @@ def test_a_device_gets_the_same_weights_back(rule, offload, tmp_path, monkeypatc
         record_event = synchronize = lambda self: self
 
     monkeypatch.setattr(copies, "_on_device", lambda tensor: True)
-    monkeypatch.setattr(copies, "_to_host", lambda tensor: tensor.clone())
     monkeypatch.setattr(torch, "Stream", Stream)
     monkeypatch.setattr(torch.accelerator, "current_stream", Stream)
+    travelled = []
+    monkeypatch.setattr(copies, "_to_host", lambda tensor: travelled.append(tensor.shape) or tensor.clone())
     spec = OptimizerSpec.from_dict(RULES[rule])
     ours, theirs = ({f"blocks.{name}": each for name, each in parameters(5, (70, 100)).items()} for _ in range(2))
     optimizer = build_optimizer(ours, spec, split_state=False, offload=offload, scratch=tmp_path)
@@ -199,6 +200,21 @@ def test_a_device_gets_the_same_weights_back(rule, offload, tmp_path, monkeypatc
         assert {each: len(entry) for each, entry in state_of(optimizer).items()} == {
             ours[name]: len(state_of(plain)[each]) for name, each in theirs.items()
         }
+    optimizer.zero_grad()
+    plain.zero_grad()
+    # a backward pass that makes what the update takes; then one whose update is skipped, and one that is added to
+    for final, made, skipped, factor in ((True, 5, False, 0.5), (True, 5, True, 1.0), (False, 0, False, 0.25)):
+        travelled.clear()
+        for given, rule_of in ((ours, optimizer), (theirs, plain)):
+            getattr(rule_of, "follow", lambda final: None)(final)
+            sum((each * (index + turn)).square().sum() for index, each in enumerate(given.values())).backward()
+            if rule_of is optimizer:
+                assert len(travelled) == (made if offload == "optimizer" else 0), "while the backward pass goes on"
+            if not skipped:
+                gradients = [each.grad for each in given.values()]
+                update(rule_of, gradients, norm=1.0, limit=None, scale=1 / factor)
+            rule_of.zero_grad()
+        assert all(torch.equal(ours[name], theirs[name]) for name in ours)
     held = sum(each.nbytes for each in masters_of(optimizer))
     assert held == (5 * 70 * 100 * 4 if offload == "optimizer" else 0)
     release(optimizer)

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 import torch
 
 from tests.workers.training.conftest import make_spec
 from workers.contracts.bodies import OptimizerSpec
-from workers.training.optim import build_optimizer
+from workers.training.optim import build_optimizer, update
 from workers.training.optim.blockwise import Blocks, codebook, dequantise, quantise
 from workers.training.optim.newton_schulz import orthogonalise
+from workers.training.optim.scaled_adamw import ScaledAdamW
 
 # no width divides by 4 ranks
 RAGGED = {
@@ -108,6 +111,21 @@ def test_adafactor_is_torchs():
     want = steps_of(torch.optim.Adafactor(theirs.values(), lr=3e-2, weight_decay=0.1), theirs.values())
     for one, other in zip(found, want, strict=True):
         torch.testing.assert_close(one, other)
+
+
+def test_clipping_and_unscaling_on_the_way_is_a_pass_of_its_own_before():
+    ours, theirs = model(), model()
+    gradients = {name: torch.randn(each.shape) * 64 for name, each in ours.items()}
+    one = ScaledAdamW(ours.values(), lr=1e-2)
+    other = torch.optim.AdamW(theirs.values(), lr=1e-2)
+    norm = math.sqrt(sum(float(each.square().sum()) for each in gradients.values())) / 64
+    for limit, scale in ((0.5, 64.0), (None, 64.0), (None, 1.0)):
+        for parameters, optimizer in ((ours, one), (theirs, other)):
+            for name, each in parameters.items():
+                each.grad = gradients[name].clone() if each.ndim < 3 else gradients[name].mT.contiguous().mT
+            given = [each.grad for each in parameters.values()]
+            update(optimizer, given, norm=norm, limit=limit, scale=scale)
+        torch.testing.assert_close(list(ours.values()), list(theirs.values()), rtol=1e-5, atol=1e-6)
 
 
 def test_muon_is_torchs_for_matrices_and_adamw_for_the_rest():

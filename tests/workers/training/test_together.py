@@ -10,6 +10,7 @@ STEPS = 20
 MOE_STEPS = 12  # one flipped route ends parity
 
 DENSE = {"name": "dense", "layers": 4, "hidden": 32, "heads": 4, "kv_heads": 2, "ffn": 88, "vocab": 257}
+FLAT = DENSE | {"name": "flat", "layers": 2}  # where no stages want layers
 GPT = {
     "name": "gpt", "layers": 4, "hidden": 32, "heads": 4, "ffn": 96, "vocab": 256, "norm": "layernorm", "bias": "all",
     "position": "learned", "gated_mlp": False, "activation": "gelu",
@@ -27,17 +28,17 @@ COMBINATIONS = [
     (DENSE, {"dp": 2, "pp": 2, "zero": 0, "schedule": "1f1b"}, {}),
     (DENSE, {"tp": 2, "pp": 2, "schedule": "zb1p"}, {}),
     (DENSE, {"tp": 2, "pp": 2, "schedule": "zbv", "sequence_parallel": True}, {}),
-    (DENSE, {"tp": 2, "dp": 2, "zero": 0}, {}),
-    (DENSE, {"tp": 2, "dp": 2, "zero": 1, "sequence_parallel": True}, {}),
+    (FLAT, {"tp": 2, "dp": 2, "zero": 0}, {}),
+    (FLAT, {"tp": 2, "dp": 2, "zero": 1, "sequence_parallel": True}, {}),
     (GPT, {"tp": 2, "dp": 2, "zero": 2}, {}),
-    (DENSE, {"tp": 2, "dp": 2, "zero": 3, "sequence_parallel": True, "recompute": "full"}, {}),
+    (FLAT, {"tp": 2, "dp": 2, "zero": 3, "sequence_parallel": True, "recompute": "full"}, {}),
     (GPT, {"dp": 2, "pp": 2, "zero": 3, "schedule": "interleaved_1f1b"}, {}),
-    (DENSE, {"cp": 2, "tp": 2}, {}),
+    (FLAT, {"cp": 2, "tp": 2}, {}),
     (GPT, {"cp": 2, "dp": 2, "zero": 3}, {}),
     (DENSE, {"cp": 2, "pp": 2, "schedule": "dualpipev"}, {}),
     (MLA, {"tp": 2, "cp": 2, "recompute": "selective"}, {}),
-    (DENSE, {"dp": 4, "dp_replicate": 2, "zero": 3, "recompute": "selective"}, {}),
-    (DENSE, {"tp": 2, "dp": 2, "zero": 1}, {"optimizer": {"name": "muon", "lr": 1e-3}}),
+    (FLAT, {"dp": 4, "dp_replicate": 2, "zero": 3, "recompute": "selective"}, {}),
+    (FLAT, {"tp": 2, "dp": 2, "zero": 1}, {"optimizer": {"name": "muon", "lr": 1e-3}}),
     (MOE, {"tp": 2, "dp": 2, "zero": 2}, {"steps": MOE_STEPS}),
     (MOE, {"dp": 2, "pp": 2, "zero": 1, "schedule": "1f1b"}, {"steps": MOE_STEPS}),
     (MOE, {"dp": 4, "ep": 2, "zero": 3}, {"steps": MOE_STEPS}),
@@ -45,8 +46,8 @@ COMBINATIONS = [
 
 
 def spec(model, plan, *, steps=STEPS, **train):
-    plan = {"global_batch_size": 8, **plan}
-    settings = {"seq_len": 16, "clip_norm": 0.5, "eval": {"every_steps": steps // 2, "batches": 2}}
+    plan = {"global_batch_size": 4, **plan}
+    settings = {"seq_len": 16, "clip_norm": 0.5, "eval": {"every_steps": steps, "batches": 1}}
     settings["optimizer"] = {"name": "adamw", "lr": 3e-4}  # Adam blows rounding up with its rate
     checkpoint = {"every_steps": steps, "async": False}
     return make_spec(model | {"max_seq_len": 64}, plan, steps=steps, checkpoint=checkpoint, **(settings | train))

@@ -30,7 +30,9 @@ class BenchmarkRun:
     expansion: Expansion
 
     def run_of(self, variant: Variant) -> TrainingRun:
-        return TrainingRun(as_training(self.spec, variant.plan), self.base.model, variant.plan, self.base.train)
+        spec = as_training(self.spec, variant.plan, compiled=variant.compiled, fused=variant.fused)
+        assert spec.train is not None
+        return TrainingRun(spec, self.base.model, variant.plan, spec.train)
 
     def describe(self) -> dict[str, Any]:
         """What `--print` shows, and what an event says at the beginning."""

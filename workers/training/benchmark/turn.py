@@ -14,10 +14,10 @@ from typing import Any
 import torch
 
 from workers.contracts.exits import Outcome
+from workers.metrics.beacon import Beacon
 from workers.metrics.recorder import Recorder
 from workers.training.accept import TrainingRun
 from workers.training.attempt import Attempt
-from workers.training.beacon import Beacon
 from workers.training.control import ACTIONS, Control
 from workers.training.data.samples import Samples
 from workers.training.environment import Environment

@@ -20,11 +20,11 @@ import torch.distributed as dist
 from workers.contracts.benchmark import turn_steps, turns
 from workers.contracts.exits import Outcome, is_out_of_memory, write_atomically
 from workers.contracts.variants import Variant
+from workers.metrics.beacon import Beacon
 from workers.metrics.peak import device_peak
 from workers.metrics.recorder import Recorder
 from workers.training.agree import agreed, together
 from workers.training.attempt import Attempt, carry_out
-from workers.training.beacon import Beacon
 from workers.training.benchmark.accept import BenchmarkRun
 from workers.training.benchmark.collectives import measure_collectives
 from workers.training.benchmark.products import measure_products

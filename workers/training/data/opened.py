@@ -9,6 +9,7 @@ from pathlib import Path
 
 from workers.contracts.data import DataSpec
 from workers.contracts.exits import UserError
+from workers.contracts.model import ModelSpec
 from workers.training.accept import TrainingRun
 from workers.training.data.inherited import check_inherited, data_of, inherit
 from workers.training.data.samples import Samples
@@ -30,6 +31,8 @@ def open_samples(run: TrainingRun, *, cache: Path, kept: Path) -> tuple[Samples,
     learned = [Source(each.name, half[0], each.weight) for each, half in zip(sources, halves, strict=True)]
     length, seed = run.train.seq_len, run.train.seed
     train = Samples(learned, seq_len=length, vocab=vocab, seed=seed, shuffle=True, masked=_masked(data, sources))
+    if train.masked:
+        _refuse_dynamic(run.model, length)
     if spec is None:
         return train, None
     masked = train.masked
@@ -41,6 +44,19 @@ def open_samples(run: TrainingRun, *, cache: Path, kept: Path) -> tuple[Samples,
         masked = _masked(spec.data.model_copy(update={"document_masks": said}), held, field="train.eval.data")
     name = "held-out data"
     return train, Samples(held, seq_len=length, vocab=vocab, seed=seed, shuffle=False, name=name, masked=masked)
+
+
+def _refuse_dynamic(model: ModelSpec, length: int) -> None:
+    """Raises UserError where rotations depend on how long a sequence is, which packed documents do not share."""
+    scaling = model.rope.scaling if model.position == "rope" else None
+    if scaling is None or scaling.name != "dynamic":
+        return
+    original = scaling.original_max_seq_len or model.max_seq_len
+    if length > original:
+        says = f"dynamic scaling turns by a sequence's length beyond {original} tokens, packed documents have their own"
+        raise UserError(
+            f"model.rope.scaling: {says}; try name yarn or linear, seq_len {original} or document_masks false"
+        )
 
 
 def _masked(data: DataSpec, sources: list[Source], *, field: str = "data") -> bool:

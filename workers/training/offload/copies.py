@@ -6,6 +6,7 @@ Where the parameters lie in host memory already, they are their own masters and 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -21,12 +22,15 @@ class _Copy:
     host: Tensor
     version: int = -1
     gradient: Tensor | None = None
+    sent: tuple[int, int] | None = None  # where on the device the gradient lay that began to travel, and its version
 
 
 class HostCopies:
     """Copies of `parameters` in pinned host memory, filled and sent back over streams of their own.
 
-    Gradients begin to travel with the update, when the global norm has said by how much they are clipped.
+    With `follow` a gradient begins to travel as soon as the backward pass has made it (ZeRO-Offload, arXiv 2101.06840,
+    section 4.1); else, and where it was changed after that, with its part of the update. Followed ones lie in host
+    memory together, others part by part, so that states on a disk, whose point is little memory, do without.
 
     `keep`: masters stay in host memory from step to step and are read again only where someone else wrote the weights
     (a checkpoint); else they exist while their part of the update does.
@@ -40,9 +44,38 @@ class HostCopies:
             empty = torch.empty(0, dtype=parameter.dtype)
             self._copies[parameter] = _Copy(with_local(parameter, empty))
         self._in = self._out = None
+        self.follows = False
         if on_device:
             device = local_tensor(on_device[0]).device
             self._in, self._out = torch.Stream(device), torch.Stream(device)
+            watched: Any
+            for watched in on_device if keep else ():
+                watched.register_post_accumulate_grad_hook(self._made)
+
+    @property
+    def apart(self) -> bool:
+        """Whether anything is copied at all."""
+        return bool(self._copies)
+
+    def _made(self, parameter: Tensor) -> None:
+        """A gradient is whole on whatever stream the backward pass has there; it is on its way from here on."""
+        if not self.follows or self._in is None:
+            return
+        copy = self._copies[parameter]
+        self._in.wait_stream(torch.accelerator.current_stream())
+        with self._in:
+            self._send_gradient(parameter, copy)
+
+    def _send_gradient(self, parameter: Tensor, copy: _Copy) -> None:
+        assert parameter.grad is not None
+        gradient = local_tensor(parameter.grad)
+        copy.gradient = with_local(parameter, _to_host(gradient))
+        copy.sent = gradient.data_ptr(), gradient._version
+
+    def forget(self) -> None:
+        """Gradients are gone: of an update that was not made, copies may be on their way or there."""
+        for copy in self._copies.values():
+            copy.gradient = copy.sent = None
 
     def host(self, parameter: Tensor) -> Tensor:
         """The tensor that stands for `parameter` on the host, always the same one."""
@@ -64,19 +97,24 @@ class HostCopies:
                 copy = self._copies[parameter]
                 weights, master = local_tensor(parameter), lender(copy.host)
                 if parameter.grad is not None:
-                    copy.gradient = with_local(parameter, _to_host(local_tensor(parameter.grad)))
+                    gradient = local_tensor(parameter.grad)
+                    if copy.sent != (gradient.data_ptr(), gradient._version):
+                        self._send_gradient(parameter, copy)
                 if copy.version != weights._version:
                     master.data = _to_host(weights)
             return self._in.record_event()
 
-    def arrive(self, parameters: list[Tensor], copied: torch.Event | None) -> None:
-        """Wait for `fetch`; gradients then stand where the rule looks for them."""
+    def arrive(self, parameters: list[Tensor], copied: torch.Event | None, *, factor: float = 1.0) -> None:
+        """Wait for `fetch`; gradients, times `factor`, then stand where the rule looks for them."""
         if copied is None:
             return
         copied.synchronize()
         for parameter in parameters:
             copy = self._copies[parameter]
-            copy.host.grad, copy.gradient = copy.gradient, None
+            copy.host.grad, copy.gradient, copy.sent = copy.gradient, None, None
+        if factor != 1.0:
+            hosts = [self._copies[parameter].host.grad for parameter in parameters]
+            torch._foreach_mul_([local_tensor(each) for each in hosts if each is not None], factor)
 
     @torch.no_grad()
     def give_back(self, parameters: list[Tensor]) -> None:

@@ -38,15 +38,29 @@ class OffloadedOptimizer(Optimizer):
         """By the model's parameters, in host memory or over the disk's file: what is written to them counts."""
         return {parameter: entry for part in self.parts for parameter, entry in part.states().items()}
 
+    @property
+    def takes_factor(self) -> bool:
+        """Gradients that travel before the norm is known are clipped and unscaled where they arrive."""
+        return self.copies.apart
+
+    def follow(self, final: bool) -> None:
+        """What the next backward pass makes of gradients is `final`, or will be added to, or summed over ranks."""
+        self.copies.follows = final
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        super().zero_grad(set_to_none)
+        self.copies.forget()
+
     @torch.no_grad()
-    def step(self, closure: None = None) -> None:  # type: ignore[override]
+    def step(self, closure: None = None, *, factor: float = 1.0) -> None:  # type: ignore[override]
+        """`factor` multiplies gradients first, where it `takes_factor`."""
         for part in self.parts:
             hand_down(self.param_groups, part.rule.param_groups)
         self.parts[0].expect()
         for part, following in zip(self.parts, [*self.parts[1:], None], strict=True):
             if following is not None:
                 following.expect()
-            part.update()
+            part.update(factor)
         self.copies.settle()
         if self.disk is not None:
             self.disk.settle()
@@ -77,10 +91,10 @@ class _Part:
         if self.on_disk:
             self.on_disk.expect()
 
-    def update(self) -> None:
+    def update(self, factor: float) -> None:
         if self.on_disk:
             self.on_disk.take()
-        self.copies.arrive(self.parameters, self._copied)
+        self.copies.arrive(self.parameters, self._copied, factor=factor)
         self.rule.step()
         self.copies.give_back(self.parameters)
         if self.on_disk:

@@ -6,5 +6,9 @@ Does not know models or learning-rate schedules. What torch does not have, or no
 from workers.training.optim.build import build_optimizer, fill_state, set_lr
 from workers.training.optim.norm import Norms, scale_
 from workers.training.optim.split import masters_of, release, state_of
+from workers.training.optim.update import Following, update
 
-__all__ = ["Norms", "build_optimizer", "fill_state", "masters_of", "release", "scale_", "set_lr", "state_of"]
+__all__ = [
+    "Following", "Norms", "build_optimizer", "fill_state", "masters_of", "release", "scale_", "set_lr", "state_of",
+    "update",
+]  # fmt: skip

@@ -22,6 +22,7 @@ from workers.training.optim.layout import layout_of
 from workers.training.optim.lion import Lion
 from workers.training.optim.muon import Muon
 from workers.training.optim.split import Groups, SplitOptimizer, state_of
+from workers.training.optim.update import fused_adamw
 
 Among = Callable[[Tensor], dist.ProcessGroup | None]
 
@@ -34,6 +35,7 @@ def build_optimizer(
     among: Among = lambda _: None,
     offload: Offload = "none",
     scratch: Path | None = None,
+    fused: bool = True,
 ) -> Optimizer:
     """All parameters decay alike, as torch.optim does it. `split_state`: ZeRO-1, each rank keeps its part of it.
 
@@ -41,8 +43,14 @@ def build_optimizer(
     `scratch` is the folder of state on disk. Parameters that lie on the host are updated there in any case.
 
     Muon's rule is for the matrices of blocks; embeddings, head, norms and biases get AdamW's, at `scalar_lr`.
+    Not `fused`: AdamW tensor by tensor, step by step.
     """
     kind, options = _options(spec)
+    if kind is AdamW:
+        own = fused_adamw(parameters.values()) if fused and offload == "none" else None
+        kind = own or kind
+        if own is None:
+            options |= {"fused": True} if fused else {"foreach": False}
     groups: list[dict[str, Any]] = [{"params": list(parameters.values())}]
     if spec.name == "muon":
         matrices = {name for name, each in parameters.items() if name.startswith("blocks.") and each.ndim >= 2}
@@ -116,4 +124,4 @@ def _options(spec: OptimizerSpec) -> tuple[type[Optimizer], dict[str, Any]]:
             return Muon, {**common, **momentum, **betas, "eps": spec.eps, "ns_steps": spec.ns_steps}
         case "adamw8bit":
             return AdamW8bit, {**common, **betas, "eps": spec.eps}
-    return AdamW, {**common, **betas, "eps": spec.eps, "fused": True}
+    return AdamW, {**common, **betas, "eps": spec.eps}

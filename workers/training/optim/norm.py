@@ -4,6 +4,7 @@ unscales. Does not know optimizers or loss scales.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import torch
@@ -46,6 +47,11 @@ class Norms:
         return self._kept
 
 
+def norm_of(tensors: Sequence[Tensor]) -> float:
+    """The norm of all of them together, of what lies on this rank."""
+    return math.sqrt(float(_squares([local_tensor(tensor) for tensor in tensors]).sum()))
+
+
 @torch.no_grad()
 def _squares(tensors: Sequence[Tensor]) -> Tensor:
     """Each one's sum of squares, `[len(tensors)]` fp64."""
@@ -60,12 +66,17 @@ def _squares(tensors: Sequence[Tensor]) -> Tensor:
     return torch.tensor(found, dtype=torch.float64)
 
 
+def factor_of(*, norm: float, limit: float | None) -> float:
+    """By which clipping multiplies, 1 where it does not; torch's own 1e-6 in the denominator."""
+    return 1.0 if limit is None else min(1.0, limit / (norm + 1e-6))
+
+
 @torch.no_grad()
 def scale_(gradients: list[Tensor], *, norm: float, limit: float | None, loss_scale: float = 1.0) -> None:
     """Take the loss scale out, and bring the global norm (without that scale) to `limit` where it is above.
 
-    One pass for both; torch's own 1e-6 in clipping's denominator.
+    One pass for both.
     """
-    factor = 1.0 if limit is None else min(1.0, limit / (norm + 1e-6))
+    factor = factor_of(norm=norm, limit=limit)
     if factor != 1.0 or loss_scale != 1.0:
         torch._foreach_mul_([local_tensor(gradient) for gradient in gradients], factor / loss_scale)

@@ -54,10 +54,16 @@ class SplitOptimizer(Optimizer):
             alike[among(parameter)][owner].append(parameter)
         self._sent = {group: _in_turn(owned, bucket_bytes) for group, owned in alike.items()}
 
+    @property
+    def takes_factor(self) -> bool:
+        return bool(getattr(self.optim, "takes_factor", False))
+
     @torch.no_grad()
-    def step(self, closure: None = None) -> None:  # type: ignore[override]
+    def step(self, closure: None = None, **how: float) -> None:  # type: ignore[override]
+        """`how` is for the rule: a `factor` where it `takes_factor`."""
         hand_down(self.param_groups, self.optim.param_groups)
-        self.optim.step()
+        stepping: Any = self.optim
+        stepping.step(**how)
         for group, buckets in self._sent.items():
             _send(buckets, group)
 

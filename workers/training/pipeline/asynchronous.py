@@ -14,8 +14,10 @@ from workers.contracts.exits import Outcome
 from workers.training.control import strongest
 from workers.training.exits import NumericsError
 from workers.training.loop import Loop
-from workers.training.optim import set_lr
+from workers.training.optim import scale_, set_lr
+from workers.training.optim.norm import norm_of
 from workers.training.pipeline.pipedream import PipeDream, unchanged
+from workers.training.pipeline.ties import NAME
 from workers.training.report import Told
 from workers.training.resume import Start
 
@@ -48,11 +50,13 @@ class AsynchronousLoop(Loop):
         for module in self.parallel.modules:
             module.train()
         loss_sum = self._pipe.turn(number, horizon=horizon, factor=self.soundness.factor)
-        self.parallel.finish_gradients()
+        self._pipe.finish_gradients(flushing=number == horizon)
         self.phase = "update"
         gradients = self._found_gradients()
         told = self._send(number, loss_sum=loss_sum, gradients=gradients, asked=asked, data_s=self._pipe.data_s)
         self._told.append(told)
+        if self.run.train.clip_norm is not None:
+            self._clip(self.run.train.clip_norm)
         set_lr(self.optimizer, told.values["lr"])
         with unchanged(self.parameters.values()):
             self.optimizer.step()
@@ -68,6 +72,18 @@ class AsynchronousLoop(Loop):
         self._pipe.begin(number, samples=self.samples)
         found, self._asked, self._flush_at = self._asked, None, None
         return found
+
+    def _clip(self, limit: float) -> None:
+        """Bring the norm of what this stage updates by itself to `limit`, and that of a tied embedding by itself.
+
+        The global norm is known some steps later, when a spike would have done its harm. An embedding's two copies are
+        multiplied by the same factor so; the whole gradient's norm is at most sqrt(S + 1) times `limit`.
+        """
+        tied = NAME if self.parallel.ties is not None else ""
+        found = {name: each.grad for name, each in self.parameters.items() if each.grad is not None}
+        for some in ([each for name, each in found.items() if name != tied], [found[tied]] if tied in found else []):
+            if some:
+                scale_(some, norm=norm_of(some), limit=limit)
 
     def _horizon(self, number: int) -> int:
         """The first step from `number` on at which the pipeline is flushed."""

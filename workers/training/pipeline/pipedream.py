@@ -27,6 +27,7 @@ from workers.training.kept import once
 from workers.training.mesh import World
 from workers.training.passes import Setting
 from workers.training.pipeline.chain import ends_of, evaluate, global_rank, logits_of
+from workers.training.pipeline.stale_ties import StaleTies
 
 Version = dict[str, Tensor]
 
@@ -50,6 +51,10 @@ class PipeDream:
         self.parameters: Version = dict(self.module.named_parameters())
         # activations and gradients cross each other; on one communicator each would wait for the other's turn
         self.back = once(("back", axis.size), lambda: _second_group(setting.world))
+        self.ties = setting.parallel.ties
+        if isinstance(self.ties, StaleTies):
+            made = (once((name, axis.size), lambda: _second_group(setting.world)) for name in ("to last", "to first"))
+            self.ties.groups = next(made), next(made)
         self.flushed = self._samples = 0  # the last step at which nothing was under way, and the samples until then
         self.data_s = 0.0  # of the last turn
         self._issued = 0  # the last batch that went forward here
@@ -77,8 +82,14 @@ class PipeDream:
         """One batch through an empty pipeline, as at a flush: for a step that is done once more."""
         self.begin(0, samples=first)
         total = self.turn(1, horizon=1, factor=factor)
-        self.setting.parallel.finish_gradients()
+        self.finish_gradients(flushing=True)
         return total, self.data_s
+
+    def finish_gradients(self, *, flushing: bool) -> None:
+        """After a turn: gradients are reduced, those of a tied embedding as late as `StaleTies` says."""
+        if isinstance(self.ties, StaleTies):
+            self.ties.flushing = flushing
+        self.setting.parallel.finish_gradients()
 
     def evaluate(self, samples: Samples, count: int) -> Tensor:
         return evaluate(self.setting, samples, count)

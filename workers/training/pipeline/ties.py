@@ -43,14 +43,14 @@ class Ties:
 
     def add_gradients(self) -> None:
         if self.folded and self.first is not None and self.last is not None:
-            ours, theirs = _weight(self.first), _weight(self.last)
+            ours, theirs = weight_of(self.first), weight_of(self.last)
             assert ours.grad is not None and theirs.grad is not None
             local_tensor(ours.grad).add_(local_tensor(theirs.grad))
             theirs.grad = None
         elif self.other is not None:
             part = self.first or self.last
             assert part is not None
-            gradient = _weight(part).grad
+            gradient = weight_of(part).grad
             assert gradient is not None
             mine = local_tensor(gradient)
             theirs = torch.empty_like(mine)
@@ -66,9 +66,9 @@ class Ties:
     @torch.no_grad()
     def copy_weights(self) -> None:
         if self.folded and self.first is not None and self.last is not None:
-            local_tensor(_weight(self.last)).copy_(local_tensor(_weight(self.first)))
+            local_tensor(weight_of(self.last)).copy_(local_tensor(weight_of(self.first)))
 
 
-def _weight(part: Decoder) -> Tensor:
+def weight_of(part: Decoder) -> Tensor:
     assert part.embed is not None
     return part.embed.weight

@@ -24,7 +24,10 @@ _OWN = f"{os.sep}workers{os.sep}"
 
 
 class Beacon:
-    """`mark(phase)` from the training thread. `step` is the last finished step, `micro_batch` counts within a step."""
+    """`mark(phase)` from the thread that works: the one that made it, unless another says `watch_me`.
+
+    `step` is the last finished step, `micro_batch` counts within a step.
+    """
 
     def __init__(self, folder: Path, *, stages: int = 1) -> None:
         self.phase = ""
@@ -43,15 +46,19 @@ class Beacon:
         self._thread.start()
 
     def mark(self, phase: str, *, step: int | None = None) -> None:
-        """The training thread begins `phase` (at most 16 ASCII characters), or another piece of the same."""
+        """The watched thread begins `phase` (at most 16 ASCII characters), or another piece of the same."""
         if step is not None and step != self.step:
             self.step, self.micro_batch = step, 0
-        elif phase == "forward":
+        elif phase == "forward" and self.phase != "compile":  # which is a part of one
             self.micro_batch += 1
         self.phase = phase
         self.marks += 1
         now = time.monotonic_ns()
         LAYOUT.pack_into(self._map, 0, VERSION, self.step, self.micro_batch, self.marks, now, phase.encode()[:16])
+
+    def watch_me(self) -> None:
+        """The calling thread is the one that works from now on."""
+        self._watched = threading.get_ident()
 
     def close(self) -> None:
         """The file stays, with the last mark."""

@@ -149,14 +149,59 @@ def working_bytes(working_tensors: Column, residual_tokens: Column, hidden: Colu
     return working_tensors * residual_tokens * hidden * compute_bytes
 
 
-@term("B", "layer_working + gathered_layers + reduction + working - logits, at least 0")
+@term("B", "last stage: local_vocab x hidden x compute_bytes, unless fused_wgrad adds it up where it is kept")
+def head_gradient_bytes(
+    stage_last: Column, local_vocab: Column, hidden: Column, compute_bytes: Column, fused_wgrad: Column
+) -> Column:
+    """(S, n). The head's weight gradient of one micro-batch, whole."""
+    return np.asarray(stage_last * (local_vocab * hidden * compute_bytes * (1 - fused_wgrad)))
+
+
+@term("B", "head_gradient, the hidden states' gradient, and the larger of the logits' gradient and, where sharded, "
+      "head_gradient in the reduction's dtype; ZeRO 3, tied: the last layer, gathered ahead; at least a softcap's "
+      "three tensors; beyond logits",
+      "the head's backward pass: both products' results beside what they are made of")  # fmt: skip
+def head_moment_bytes(
+    stage_last: Column, live_logits: Column, compute_bytes: Column, head_gradient_bytes: Column, local_tokens: Column,
+    hidden: Column, loss_chunks: Column, sharded_reduce_bytes: Column, params_sharded: Column, shard: Column,
+    tied: Column, logits_bytes: Column, logits_kept_bytes: Column, last_in_flight: Column,
+    softcap_bytes_per_logit: Column, layer_params: Column, fully_sharded: Column, zero: Column,
+) -> Column:  # fmt: skip
+    """(S, n). The loss's own memory is gone but for the gradient; other micro-batches keep theirs. A softcap's backward
+    pass holds its tanh and the gradients before and after it."""
+    sharded = (params_sharded == 1) & (shard > 1)
+    reduced = sharded & (tied == 0)
+    ahead = stage_last * (layer_params * compute_bytes * (sharded & (tied == 1) & (zero == 3) & (fully_sharded == 1)))
+    first = stage_last * (live_logits * compute_bytes)
+    copy = head_gradient_bytes * np.where(reduced, sharded_reduce_bytes / compute_bytes, 0.0)
+    hidden_gradient = stage_last * (local_tokens / loss_chunks * hidden * compute_bytes)
+    others = logits_kept_bytes * (last_in_flight - 1)
+    products = np.maximum(first, copy) + head_gradient_bytes + hidden_gradient + ahead
+    held = np.maximum(products, stage_last * (3 * live_logits * softcap_bytes_per_logit)) + others
+    return np.asarray(np.maximum(held - logits_bytes, 0.0))
+
+
+@term("B", "head_gradient where it waits for the end of the backward pass: of a tied table, or a cast weight")
+def waiting_gradient_bytes(
+    head_gradient_bytes: Column, param_bytes: Column, compute_bytes: Column, params_sharded: Column, shard: Column,
+    tied: Column, stage_first: Column,
+) -> Column:  # fmt: skip
+    """(S, n). A tied table's is added to its lookup's; a cast's returns through the cast, made before all layers."""
+    cast = (param_bytes > compute_bytes) & ~((params_sharded == 1) & (shard > 1))
+    return np.asarray(head_gradient_bytes * (((tied == 1) & (stage_first == 1)) | cast))
+
+
+@term(
+    "B", "layer_working + gathered_layers + reduction + working + waiting_gradient - logits - head_moment, at least 0"
+)
 def layer_moment_bytes(
     layer_working_bytes: Column, gathered_layers_bytes: Column, reduction_bytes: Column, working_bytes: Column,
-    logits_bytes: Column,
+    waiting_gradient_bytes: Column, logits_bytes: Column, head_moment_bytes: Column,
 ) -> Column:  # fmt: skip
     """(S, n). The logits are gone when the first layer's backward pass runs, so that the larger of the two counts."""
     # sums of few axes first: the whole grid of a search is walked twice
-    beyond = (layer_working_bytes + working_bytes - logits_bytes) + (gathered_layers_bytes + reduction_bytes)
+    head = logits_bytes + head_moment_bytes - waiting_gradient_bytes
+    beyond = (layer_working_bytes + working_bytes - head) + (gathered_layers_bytes + reduction_bytes)
     return np.asarray(np.maximum(beyond, 0.0))
 
 
@@ -164,23 +209,27 @@ def layer_moment_bytes(
 def lookup_moment_bytes(
     lookup_params: Column, compute_bytes: Column, param_bytes: Column, params_sharded: Column, shard: Column,
     sharded_reduce_bytes: Column, activations_bytes: Column, in_flight_micro_batches: Column, logits_bytes: Column,
-    layer_moment_bytes: Column,
+    layer_moment_bytes: Column, head_moment_bytes: Column, waiting_gradient_bytes: Column, tied: Column,
 ) -> Column:  # fmt: skip
     """(S, n). The backward pass ends here: its micro-batch's activations are gone. Counts where tokens are few."""
     wide = np.where(
         (params_sharded == 1) & (shard > 1), sharded_reduce_bytes, param_bytes * (param_bytes > compute_bytes)
     )
-    gone = activations_bytes / np.maximum(1.0, in_flight_micro_batches) + logits_bytes
-    return np.asarray(np.maximum(lookup_params * (compute_bytes + wide) - gone - layer_moment_bytes, 0.0))
+    gone = activations_bytes / np.maximum(1.0, in_flight_micro_batches) + (logits_bytes + head_moment_bytes)
+    # a tied table's two gradients and their sum; an untied one's, while a cast head's waits as well
+    two = (tied == 1) & (waiting_gradient_bytes > 0)
+    held = lookup_params * np.where(two, np.maximum(3 * compute_bytes, compute_bytes + wide), compute_bytes + wide)
+    held = held + np.where(two, 0.0, waiting_gradient_bytes)
+    return np.asarray(np.maximum(held - gone - layer_moment_bytes, 0.0))
 
 
-@term("B", "gathered + buckets + flat and dummy gradients + communication + layer_moment + lookup_moment + workspace")
+@term("B", "gathered + buckets + flat and dummy gradients + communication + head, layer and lookup moments + workspace")
 def buffers_bytes(
     gathered_bytes: Column, bucket_bytes: Column, flat_gradient_bytes: Column, dummy_gradient_bytes: Column,
-    communication_bytes: Column, layer_moment_bytes: Column, lookup_moment_bytes: Column, workspace_bytes: Column,
-    is_cpu: Column,
+    communication_bytes: Column, head_moment_bytes: Column, layer_moment_bytes: Column, lookup_moment_bytes: Column,
+    workspace_bytes: Column, is_cpu: Column,
 ) -> Column:  # fmt: skip
     """(S, n). The workspace is a GPU's."""
     of_states = gathered_bytes + bucket_bytes + (flat_gradient_bytes + dummy_gradient_bytes)
     of_batches = communication_bytes + np.where(is_cpu == 1, 0.0, workspace_bytes)
-    return np.asarray(of_states + of_batches + (layer_moment_bytes + lookup_moment_bytes))
+    return np.asarray(of_states + of_batches + (head_moment_bytes + layer_moment_bytes + lookup_moment_bytes))

@@ -107,13 +107,13 @@ def memory_rate(memory_bandwidth: Column, memory_efficiency: Column) -> Column:
     "two norms, residual adds, dropouts; projections' layout changes; activation of the MLP",
 )
 def elementwise_bytes(
-    rank_tokens: Column, hidden: Column, compute_bytes: Column, fused_norm: Column, dropout: Column, biased: Column,
-    sequence_parallel: Column, tp: Column, attention_width: Column, ffn: Column, gated: Column, fused_swiglu: Column,
-    traffic_factor: Column,
+    rank_tokens: Column, hidden: Column, compute_bytes: Column, one_norm_kernel: Column, dropout: Column,
+    biased: Column, sequence_parallel: Column, tp: Column, attention_width: Column, ffn: Column, gated: Column,
+    one_gate_kernel: Column, traffic_factor: Column,
 ) -> Column:  # fmt: skip
-    whole = (10 + 6 * (1 - fused_norm) + 2 * (dropout > 0) + 2 * biased) * hidden
+    whole = (10 + 6 * (1 - one_norm_kernel) + 2 * (dropout > 0) + 2 * biased) * hidden
     whole = whole / (1 + sequence_parallel * (tp - 1))
-    split = (4 * attention_width + (2 + gated * (1 + 2 * (1 - fused_swiglu)) + biased) * ffn) / tp
+    split = (4 * attention_width + (2 + gated * (1 + 2 * (1 - one_gate_kernel)) + biased) * ffn) / tp
     return np.asarray(rank_tokens * compute_bytes * traffic_factor * (whole + split))
 
 
@@ -173,11 +173,13 @@ def head_products_s(
     return np.asarray(work * np.where(odd, unaligned_head, 1.0))
 
 
-@term("s", "logits' traffic of the loss, 10 bytes a logit where fused, else 24 (fp32 copies)")
+@term("s", "logits' traffic of the loss, 10 bytes a logit where fused or without whole logits, else 24 (fp32 copies)")
 def loss_s(
-    rank_tokens: Column, local_vocab: Column, fused_cross_entropy: Column, head_traffic: Column, memory_rate: Column
+    rank_tokens: Column, local_vocab: Column, fused_cross_entropy: Column, loss_without_logits: Column,
+    head_traffic: Column, memory_rate: Column,
 ) -> Column:  # fmt: skip
-    return np.asarray(rank_tokens * local_vocab * (24 - 14 * fused_cross_entropy) * head_traffic / memory_rate)
+    fused = np.maximum(fused_cross_entropy, loss_without_logits)
+    return np.asarray(rank_tokens * local_vocab * (24 - 14 * fused) * head_traffic / memory_rate)
 
 
 @term("s", "head_products_s + loss_s, both passes")

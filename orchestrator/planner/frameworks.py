@@ -35,8 +35,12 @@ class Framework:
     `whole_kv`: where tp exceeds the key-value heads, every rank keeps the weights of all (Megatron: of its own).
     `windows_as_masks`: a window is a mask tensor. `regathers_inputs`: sequence parallel inputs of products are kept in
     parts and gathered again. `selective` recomputes the attention "core", or all but the outputs of "products".
-    `cross_entropy_in_place`: the softmax overwrites fp32 logits and their gradient the softmax. `loss_chunks`: pieces
-    of a micro-batch whose logits exist one after the other.
+    `cross_entropy_in_place`: the softmax overwrites fp32 logits and their gradient the softmax; `in_place_whole_only`:
+    over a vocabulary that tp shards it is a second tensor. `loss_piece_bytes` (0: none): rows of fp32 logits that such
+    a loss copies at a time, and `loss_piece_bytes_on_cpu`. `loss_chunks`: pieces of a micro-batch whose logits exist
+    one after the other. `without_logits`: on a GPU, without tp and pp, losses and gradients are made from hidden states
+    with the logits of a chunk of tokens, `loss_chunk_bytes`, in memory. `fused_swiglu_on_cpu` None: as `fused_swiglu`;
+    `fused_activations`: those that a fused gate knows.
     `ring_grad_dtype`: in which the sums of key and value gradients go round a context-parallel ring (None: compute).
     `scatter_gather`: each tensor rank sends its part of a hidden state to the next stage (arXiv 2104.04473, 4.1).
     `vocab_multiple`: the vocabulary is padded to this times tp. `attention_flops` is a convention for MFU.
@@ -69,7 +73,14 @@ class Framework:
     regathers_inputs: bool = True
     selective: str = "core"
     cross_entropy_in_place: bool = False
+    in_place_whole_only: bool = False
+    loss_piece_bytes: float = 0.0
+    loss_piece_bytes_on_cpu: float = 0.0
     loss_chunks: int = 1
+    without_logits: bool = False
+    loss_chunk_bytes: float = 0.0
+    fused_swiglu_on_cpu: bool | None = None
+    fused_activations: tuple[str, ...] = ("silu", "gelu", "gelu_tanh", "relu")
     vocab_multiple: int = 1
     mask_bytes: float = 1.0
     overlap_grad_reduce: bool = True
@@ -83,9 +94,12 @@ class Framework:
         stored = _BYTES[stored_dtype] if stored_dtype else compute
         grad_dtype = plan.grad_dtype or self.grad_dtype
         mixed = stored < 4
+        one_gate = self.fused_swiglu and model.activation in self.fused_activations
+        on_cpu = one_gate if self.fused_swiglu_on_cpu is None else self.fused_swiglu_on_cpu
         return {
             "flash": float(self.flash_attention), "fused_norm": float(self.fused_norm),
-            "fused_swiglu": float(self.fused_swiglu), "fused_cross_entropy": float(self.fused_cross_entropy),
+            "fused_swiglu": float(one_gate), "fused_swiglu_on_cpu": float(on_cpu),
+            "fused_cross_entropy": float(self.fused_cross_entropy),
             "fused_softmax": float(self.fused_softmax),
             "compute_bytes": compute, "param_bytes": stored,
             "grad_bytes": _BYTES[grad_dtype] if grad_dtype else stored,
@@ -106,6 +120,9 @@ class Framework:
             "regathers_inputs": float(self.regathers_inputs),
             "selective_products": float(self.selective == "products"), "loss_chunks": float(self.loss_chunks),
             "cross_entropy_in_place": float(self.cross_entropy_in_place),
+            "in_place_whole_only": float(self.in_place_whole_only), "loss_piece_bytes": self.loss_piece_bytes,
+            "loss_piece_bytes_on_cpu": self.loss_piece_bytes_on_cpu,
+            "without_logits": float(self.without_logits), "loss_chunk_bytes": self.loss_chunk_bytes,
             "vocab_multiple": float(self.vocab_multiple), "mask_bytes": self.mask_bytes,
             "overlap_grad_reduce": float(self.overlap_grad_reduce), "scatter_gather": float(self.scatter_gather),
             "causal_flops": float(self.attention_flops == "causal"),
@@ -139,10 +156,16 @@ FRAMEWORKS = {
             ring_grad_dtype="fp32",
             fully_shard="rows",
             greedy_optimizer=True,
-            fused_swiglu=False,
+            fused_swiglu_on_cpu=False,
+            fused_activations=("silu",),
             whole_kv=True,
-            windows_as_masks=True,
             selective="products",
+            cross_entropy_in_place=True,
+            in_place_whole_only=True,
+            loss_piece_bytes=2.0**28,
+            loss_piece_bytes_on_cpu=2.0**21,
+            without_logits=True,
+            loss_chunk_bytes=2.0**29,
         ),
         Framework(
             "fsdp2",
@@ -185,7 +208,7 @@ def framework(given: Mapping[str, Any] | str | None) -> Framework:
     if name not in FRAMEWORKS:
         near = difflib.get_close_matches(name, FRAMEWORKS, n=2, cutoff=0.3) or sorted(FRAMEWORKS)
         raise Refused(f"{name!r} is not a framework the planner knows", ", ".join(near), field="framework.name")
-    for switch in ("fused_norm", "mask_bytes"):
+    for switch in ("fused_norm", "fused_swiglu", "mask_bytes"):
         if switch in given:
             given.setdefault(f"{switch}_on_cpu", given[switch])
     known = {each.name for each in fields(Framework)} - {"name"}

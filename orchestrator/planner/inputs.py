@@ -53,11 +53,13 @@ given(
     "fully_sharded", "row_sharded", "greedy_optimizer", "bucket_elements", "fused_wgrad",
     "offload_grads", "flat_step", "keeps_outputs", "factored", "muon", "vocab_multiple", "overlap_grad_reduce",
     "scatter_gather", "causal_flops", "repeats_kv", "whole_kv", "regathers_inputs", "selective_products",
-    "fused_norm_on_cpu", "norm_weight_in_fp32", "windows_as_masks", "cross_entropy_in_place", "loss_chunks",
+    "fused_norm_on_cpu", "norm_weight_in_fp32", "windows_as_masks", "cross_entropy_in_place", "in_place_whole_only",
+    "loss_chunks", "without_logits", "fused_swiglu_on_cpu",
 )  # fmt: skip
 given(
     "B", "framework", "compute_bytes", "param_bytes", "grad_bytes", "master_bytes", "moment_bytes", "reduce_bytes",
     "sharded_reduce_bytes", "ring_grad_bytes", "mask_bytes", "mask_bytes_on_cpu",
+    "loss_piece_bytes", "loss_piece_bytes_on_cpu", "loss_chunk_bytes",
 )  # fmt: skip
 given("FLOP/s", "device catalogue", "peak_flops", "wide_peak_flops")
 given("B/s", "device catalogue or cluster", "memory_bandwidth", "intra_bandwidth", "inter_bandwidth")

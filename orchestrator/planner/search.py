@@ -258,7 +258,7 @@ def _why_none(scene: Scene, chosen: Axes, batch: int, rejected: Counter[str]) ->
     plan = ParallelPlan.from_dict({**chosen.constants, **singles, "global_batch_size": batch})
     found = [
         each.model_copy(update={"field": f"fix.{each.field}" if each.field in singles else each.field})
-        for each in plan_problems(plan, model=scene.model, seq_len=scene.workload.seq_len, field="")
+        for each in plan_problems(plan, model=scene.model, seq_len=scene.workload.seq_len, within=devices, field="")
         if each.field in singles
     ]
     if found:

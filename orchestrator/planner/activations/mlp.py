@@ -37,14 +37,20 @@ def mlp_input_bytes(input_tokens: Column, hidden: Column, compute_bytes: Column)
     return np.asarray(input_tokens * (hidden * compute_bytes))
 
 
+@term("", "fused_swiglu, on a CPU fused_swiglu_on_cpu", "kernels of a GPU")
+def one_gate_kernel(fused_swiglu: Column, fused_swiglu_on_cpu: Column, is_cpu: Column) -> Column:
+    """1 where a gate's activation and its product with the other half are one kernel."""
+    return np.asarray(np.where(is_cpu == 1, fused_swiglu_on_cpu, fused_swiglu))
+
+
 @term(
     "",
     "gated: 3 (gate, up, product) fused, 4 unfused (the activated gate too, which relu shares); plain: 2, relu 1",
     "SwiGLU, arXiv 2002.05202; GELU keeps its input, relu only its output",
 )
-def mlp_kept_widths(gated: Column, fused_swiglu: Column, relu: Column) -> Column:
+def mlp_kept_widths(gated: Column, one_gate_kernel: Column, relu: Column) -> Column:
     """How many tensors of the inner width an MLP keeps, the input of the last product among them."""
-    gated_widths = np.where((fused_swiglu == 1) | (relu == 1), 3.0, 4.0)
+    gated_widths = np.where((one_gate_kernel == 1) | (relu == 1), 3.0, 4.0)
     return np.asarray(np.where(gated == 1, gated_widths, 2.0 - relu))
 
 

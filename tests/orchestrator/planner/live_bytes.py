@@ -10,7 +10,6 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.distributed._tools.fsdp2_mem_tracker import FSDPMemTracker
 from torch.distributed.device_mesh import init_device_mesh
 from torch.multiprocessing.reductions import StorageWeakRef
-from torch.nn import functional
 from torch.testing._internal.distributed.fake_pg import FakeStore
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
@@ -18,6 +17,7 @@ from torch.utils._pytree import tree_leaves
 from workers.contracts.model import ModelSpec
 from workers.contracts.plan import ParallelPlan
 from workers.models.decoder import Decoder
+from workers.training.objectives import token_loss
 from workers.training.parallelize import DTYPES, shard
 from workers.training.precision import CastUnits
 
@@ -54,7 +54,7 @@ def peak_of_a_step(model: ModelSpec, plan: ParallelPlan, seq_len: int) -> int:
         for _ in range(2):
             for _ in range(plan.accumulation):
                 tokens = torch.zeros(plan.micro_batch_size, seq_len, dtype=torch.long)
-                _loss(decoder, tokens).backward()
+                token_loss(decoder(tokens), tokens).backward()
             optimizer.step()
             optimizer.zero_grad(set_to_none=True)
     return live.peak
@@ -77,13 +77,8 @@ def peak_of_a_sharded_step(model: ModelSpec, plan: ParallelPlan, seq_len: int) -
             tracker = FSDPMemTracker(decoder, optimizer)
             tokens = torch.zeros(plan.micro_batch_size, seq_len, dtype=torch.long)
             with tracker:
-                _loss(decoder, tokens).backward()
+                token_loss(decoder(tokens), tokens).backward()
         (found,) = tracker.get_tracker_snapshot("peak").values()
         return int(found["Total"])
     finally:
         dist.destroy_process_group()
-
-
-def _loss(decoder: Decoder, tokens: torch.Tensor) -> torch.Tensor:
-    logits = decoder(tokens)
-    return functional.cross_entropy(logits.float().flatten(0, 1), tokens.flatten(), reduction="sum")

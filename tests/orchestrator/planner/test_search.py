@@ -186,6 +186,15 @@ def test_nothing_legal_is_told_with_a_reason(scene: Scene, fix: dict[str, object
     assert all(each.says and each.try_ for each in found.problems)
 
 
+def test_a_suggested_degree_goes_into_the_devices_beside_the_others() -> None:
+    scene = scene_of("llama3-8b", nodes=1)
+    for fix, tries in (({"pp": 64}, "pp 8"), ({"pp": 64, "tp": 2}, "pp 4"), ({"tp": 3, "pp": 8}, "tp 1")):
+        [first, *_] = search(scene, fix=fix, parameters=parameters_of(scene)).problems
+        assert first.try_ == tries
+        name, degree = tries.split()
+        assert search(scene, fix={**fix, name: int(degree)}, parameters=parameters_of(scene)).enumerated > 0
+
+
 def test_a_search_needs_a_batch_and_a_known_objective() -> None:
     scene = scene_of("llama3-8b")
     with pytest.raises(Refused, match="not an objective"):

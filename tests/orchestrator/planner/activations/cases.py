@@ -130,7 +130,7 @@ CASES = (
     Case("Llama 3, flash, one-kernel norm and SwiGLU (GPU)", preset("llama3-8b"),
          Style("kernel", "flash", "kernel", repeat_kv=True), {"fused_swiglu": True, "repeats_kv": True}, **_GPU),
     Case("Llama 2, flash, norm in steps, SwiGLU in steps", preset("llama2-7b"), Style("torch", "flash"),
-         {"fused_norm": False}, **_GPU),
+         {"fused_norm": False, "fused_swiglu": False}, **_GPU),
     Case("Llama 3, Hugging Face eager", preset("llama3-8b"), Style("hugging_face", "eager", repeat_kv=True),
          {"fused_norm": False, "flash_attention": False, "fused_softmax": False, "repeats_kv": True,
           "norm_weight_in_fp32": False}),

@@ -10,14 +10,14 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.autograd.graph import saved_tensors_hooks
 from torch.distributed._tools.mem_tracker import MemTracker
-from torch.nn import functional
 
-from orchestrator.planner import activations  # noqa: F401  registers the terms
+from orchestrator.planner import activations, memory  # noqa: F401  their terms are registered
 from orchestrator.planner.terms import explain
 from tests.orchestrator.planner.predicted import predicted
 from workers.contracts.model import ModelSpec
 from workers.contracts.presets import preset
 from workers.models.decoder import Decoder
+from workers.training.objectives import token_loss
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 
@@ -39,8 +39,8 @@ def test_a_whole_model_and_its_loss(name: str, precision: str, batch: int, seq_l
     plan = {"precision": precision, "micro_batch_size": batch}
     table = predicted(model, plan, device="cpu", seq_len=seq_len)
     assert float(table["saved_for_backward_bytes"][0, 0]) == pytest.approx(kept, rel=5e-4)
-    # at its worst the loss holds its log-probabilities and two gradients beside what the layers keep
-    held = float(table["activations_bytes"][0, 0] + table["logits_bytes"][0, 0])
+    # at its worst the loss, or the head's backward pass, beside what the layers keep; there are no earlier gradients
+    held = float((table["activations_bytes"] + table["logits_bytes"] + table["head_moment_bytes"])[0, 0])
     assert held == pytest.approx(peak, rel=5e-3)
 
 
@@ -90,14 +90,19 @@ def test_gathered_inputs_are_kept_whole_where_they_are_not_gathered_again() -> N
 
 
 def test_losses_in_place_fused_and_in_pieces() -> None:
-    def per_logit(**switches: Any) -> float:
-        using = {"name": "fsdp2", **switches}
-        table = predicted("llama3-8b", {"precision": "bf16"}, using=using)
-        return float(table["logits_bytes"][0, 0]) / (2048 * 128256)
+    def per_logit(name: str = "fsdp2", seq_len: int = 2048, tp: int = 1, pp: int = 1, **switches: Any) -> float:
+        plan = {"precision": "bf16", "tp": tp, "pp": pp}
+        table = predicted("llama3-8b", plan, using={"name": name, **switches}, seq_len=seq_len)
+        return float(table["logits_bytes"][-1, 0]) / (seq_len * 128256 / tp)
 
     assert per_logit() == 12
     assert per_logit(cross_entropy_in_place=True) == 6
     assert per_logit(fused_cross_entropy=True) == 2
+    # the engine's: in place where they are whole, twice in fp32 where tp splits them; with pieces of 256 MiB
+    assert per_logit("orrery", tp=2) == 10
+    assert per_logit("orrery", pp=2) == pytest.approx(6 + 2 * 2**28 / (2048 * 128256), rel=1e-3)
+    # and on a GPU, where no pipeline asks for them, those of 2,048 tokens at a time
+    assert per_logit("orrery", seq_len=8192) == pytest.approx(2 / 4)
     # an eighth of the logits, and two bytes of each hidden state and eight of each target
     assert per_logit(loss_chunks=8) == pytest.approx(1.5 + (2 * 4096 + 8) / 128256)
 
@@ -144,8 +149,7 @@ def _measured(model: ModelSpec, dtype: torch.dtype, batch: int, seq_len: int) ->
             return tensor
 
         def loss() -> torch.Tensor:
-            logits = decoder(tokens)
-            return functional.cross_entropy(logits.float().flatten(0, 1), targets.flatten(), reduction="sum")
+            return token_loss(decoder(tokens), targets)
 
         with saved_tensors_hooks(pack, lambda tensor: tensor):
             loss()

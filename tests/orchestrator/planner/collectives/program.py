@@ -1,20 +1,19 @@
-"""One step of a real parallel program on gloo, its collectives counted by torch's profiler; prints JSON from rank 0.
+"""One step of a real parallel program on gloo, its collectives counted by torch's profiler.
 
-Data and context parallelism are Orrery's own engine; tensor, pipeline and expert parallelism are torch's primitives.
+Data and context parallelism are Orrery's own engine, over all ranks of the pool; tensor, pipeline and expert
+parallelism are torch's primitives, on groups of as many ranks as the plan wants, all of which do the same.
 """
 
 from __future__ import annotations
 
-import json
 import math
-import os
-import sys
 from collections.abc import Callable
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.profiler import ProfilerActivity, profile
 
 from workers.contracts import ModelSpec, ParallelPlan
@@ -61,7 +60,6 @@ class Block(nn.Module):
 
 
 def tensor_parallel(model: ModelSpec, plan: ParallelPlan, seq_len: int) -> Step:
-    from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.tensor import Replicate, Shard
     from torch.distributed.tensor.parallel import (
         ColwiseParallel,
@@ -71,7 +69,7 @@ def tensor_parallel(model: ModelSpec, plan: ParallelPlan, seq_len: int) -> Step:
         parallelize_module,
     )
 
-    mesh = init_device_mesh("cpu", (plan.tp,))
+    mesh = groups_of(plan.tp)
     blocks = nn.ModuleList(Block(model.hidden, model.ffn) for _ in range(model.layers))
     split = Shard(1)
     for block in blocks:
@@ -104,10 +102,11 @@ def pipeline_parallel(model: ModelSpec, plan: ParallelPlan, seq_len: int) -> Ste
     from torch.distributed.pipelining import PipelineStage
     from torch.distributed.pipelining.schedules import Schedule1F1B, ScheduleGPipe, ScheduleInterleaved1F1B
 
-    rank, micro = dist.get_rank(), plan.micro_batch_size
+    mesh = groups_of(plan.pp)
+    rank, micro = mesh.get_local_rank(), plan.micro_batch_size
     stages = [
         PipelineStage(nn.Linear(model.hidden, model.hidden, bias=False), chunk * plan.pp + rank, plan.stages,
-                      torch.device("cpu"))
+                      torch.device("cpu"), group=mesh.get_group())
         for chunk in range(plan.virtual_stages)
     ]  # fmt: skip
     kind: Any = {"gpipe": ScheduleGPipe, "1f1b": Schedule1F1B, "interleaved_1f1b": ScheduleInterleaved1F1B}
@@ -124,21 +123,22 @@ def pipeline_parallel(model: ModelSpec, plan: ParallelPlan, seq_len: int) -> Ste
 
 class _Exchange(torch.autograd.Function):
     @staticmethod
-    def forward(context: Any, x: Tensor) -> Tensor:
-        out = torch.empty_like(x)
-        dist.all_to_all_single(out, x)
+    def forward(context: Any, x: Tensor, group: dist.ProcessGroup) -> Tensor:
+        context.group, out = group, torch.empty_like(x)
+        dist.all_to_all_single(out, x, group=group)
         return out
 
     @staticmethod
-    def backward(context: Any, *grads: Tensor) -> Tensor:
+    def backward(context: Any, *grads: Tensor) -> tuple[Tensor, None]:
         out = torch.empty_like(grads[0])
-        dist.all_to_all_single(out, grads[0].contiguous())
-        return out
+        dist.all_to_all_single(out, grads[0].contiguous(), group=context.group)
+        return out, None
 
 
 def expert_parallel(model: ModelSpec, plan: ParallelPlan, seq_len: int) -> Step:
     """Balanced routing: every expert gets as many tokens, so that the exchange is the planner's."""
     assert model.moe is not None
+    group = groups_of(plan.ep).get_group()
     copies = plan.micro_batch_size * seq_len * model.moe.top_k
     experts = nn.ModuleList(nn.Linear(model.hidden, model.hidden, bias=False) for _ in range(model.moe_layers))
     counts = torch.full((model.moe.experts,), copies // model.moe.experts, dtype=torch.int32)
@@ -147,22 +147,21 @@ def expert_parallel(model: ModelSpec, plan: ParallelPlan, seq_len: int) -> Step:
         for _ in range(plan.accumulation):
             x = torch.randn(copies, model.hidden, requires_grad=True)
             for expert in experts:
-                dist.all_to_all_single(torch.empty_like(counts), counts)
-                x = _Exchange.apply(expert(_Exchange.apply(x)))
+                dist.all_to_all_single(torch.empty_like(counts), counts, group=group)
+                x = _Exchange.apply(expert(_Exchange.apply(x, group)), group)
             x.sum().backward()
 
     return step
 
 
-def main() -> None:
-    """Each of the asked programs in turn, all on the same ranks."""
-    dist.init_process_group("gloo")
-    found = [_one(asked) for asked in json.loads(sys.argv[1])]
-    told: list[Any] = [None] * dist.get_world_size()
-    dist.all_gather_object(told, found)
-    if dist.get_rank() == 0:
-        print("COUNTED", json.dumps(told))
-    dist.destroy_process_group()
+def groups_of(size: int) -> DeviceMesh:
+    """This rank's group of `size` neighbours."""
+    return init_device_mesh("cpu", (dist.get_world_size() // size, size), mesh_dim_names=("copies", "group"))["group"]
+
+
+def counts(asked: list[dict[str, Any]]) -> list[dict[str, int]]:
+    """Of each of the asked programs in turn, all on the same ranks."""
+    return [_one(each) for each in asked]
 
 
 def _one(asked: dict[str, Any]) -> dict[str, int]:
@@ -193,9 +192,3 @@ def counted(events: Any, *, group: int) -> dict[str, int]:
         elif event.name in ("gloo:all_reduce", "gloo:broadcast", "gloo:send"):
             found[event.name[5:]] += size[0]
     return found
-
-
-if __name__ == "__main__":
-    os.environ.setdefault("OMP_NUM_THREADS", "1")
-    torch.set_num_threads(1)
-    main()

@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-import functools
-import json
-import os
-import subprocess
-import sys
-from pathlib import Path
+import math
 from typing import Any
 
 import pytest
 
 from orchestrator.planner import ask
+from tests.workers.training.pool import Pool
 
 pytestmark = pytest.mark.flow
-ROOT = Path(__file__).resolve().parents[4]
+RANKS = 4
 
 LLAMA = {"layers": 2, "hidden": 32, "heads": 4, "kv_heads": 2, "ffn": 80, "vocab": 50, "max_seq_len": 16}
 RAGGED = {**LLAMA, "layers": 3, "ffn": 82, "vocab": 51, "qk_norm": True}
@@ -26,23 +22,23 @@ LATENT = {**LLAMA, "kv_heads": 4, "attention": "mla", "mla": {"q_lora_rank": 12,
           "qk_nope_head_dim": 8, "qk_rope_head_dim": 4, "v_head_dim": 6}}  # fmt: skip
 WHOLE_HEADS = {**LLAMA, "kv_heads": 4}
 
-CASES: list[tuple[str, int, dict[str, Any], dict[str, Any]]] = [
-    ("dp", 2, LLAMA, {"dp": 2, "zero": 0, "global_batch_size": 6}),
-    ("dp", 2, LLAMA, {"dp": 2, "zero": 1, "global_batch_size": 4}),
-    ("dp", 2, LLAMA, {"dp": 2, "zero": 2, "global_batch_size": 4}),
-    ("dp", 2, LLAMA, {"dp": 2, "zero": 3, "global_batch_size": 4, "recompute": "full"}),
-    ("dp", 4, RAGGED, {"dp": 4, "zero": 3}),
-    ("dp", 2, TIED, {"dp": 2, "zero": 3}),
-    ("tp", 2, WHOLE_HEADS, {"tp": 2, "global_batch_size": 3}),
-    ("tp", 2, WHOLE_HEADS, {"tp": 2, "sequence_parallel": True, "micro_batch_size": 2, "global_batch_size": 4}),
-    ("pp", 2, LLAMA, {"pp": 2, "schedule": "1f1b", "global_batch_size": 4}),
-    ("pp", 3, RAGGED, {"pp": 3, "schedule": "gpipe", "global_batch_size": 3}),
-    ("pp", 2, {**LLAMA, "layers": 4}, {"pp": 2, "schedule": "interleaved_1f1b", "global_batch_size": 4}),
-    ("ep", 2, MOE, {"dp": 2, "ep": 2, "global_batch_size": 4}),
-    ("cp", 2, TIED, {"cp": 2, "zero": 1, "global_batch_size": 2}),
-    ("cp", 2, LATENT, {"cp": 2, "recompute": "selective"}),
-    ("cp", 2, LLAMA, {"cp": 2, "zero": 3, "recompute": "full", "global_batch_size": 2}),
-    ("cp", 4, RAGGED, {"dp": 2, "cp": 2, "zero": 2, "global_batch_size": 4}),
+CASES: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
+    ("dp", LLAMA, {"dp": 4, "zero": 0, "global_batch_size": 12}),
+    ("dp", LLAMA, {"dp": 4, "zero": 1, "global_batch_size": 8}),
+    ("dp", LLAMA, {"dp": 4, "zero": 2, "global_batch_size": 8}),
+    ("dp", LLAMA, {"dp": 4, "zero": 3, "global_batch_size": 8, "recompute": "full"}),
+    ("dp", RAGGED, {"dp": 4, "zero": 3}),
+    ("dp", TIED, {"dp": 4, "zero": 3}),
+    ("tp", WHOLE_HEADS, {"tp": 2, "global_batch_size": 3}),
+    ("tp", WHOLE_HEADS, {"tp": 4, "sequence_parallel": True, "micro_batch_size": 2, "global_batch_size": 4}),
+    ("pp", LLAMA, {"pp": 2, "schedule": "1f1b", "global_batch_size": 4}),
+    ("pp", {**RAGGED, "layers": 5}, {"pp": 4, "schedule": "gpipe", "global_batch_size": 3}),
+    ("pp", {**LLAMA, "layers": 4}, {"pp": 2, "schedule": "interleaved_1f1b", "global_batch_size": 4}),
+    ("ep", MOE, {"dp": 2, "ep": 2, "global_batch_size": 4}),
+    ("cp", TIED, {"cp": 4, "zero": 1, "global_batch_size": 2}),
+    ("cp", LATENT, {"cp": 4, "recompute": "selective"}),
+    ("cp", LLAMA, {"dp": 2, "cp": 2, "zero": 3, "recompute": "full", "global_batch_size": 4}),
+    ("cp", RAGGED, {"dp": 2, "cp": 2, "zero": 2, "global_batch_size": 4}),
 ]
 
 
@@ -68,25 +64,23 @@ def test_what_is_not_counted_is_said_to_be_unknown(model: dict[str, Any], plan: 
     assert answer["ok"] and answer["collectives"] is None, answer
 
 
-@functools.cache
-def measured(ranks: int) -> dict[int, list[dict[str, float]]]:
-    """By case, then by rank: all cases of as many ranks, in one start of them."""
-    mine = {number: case for number, case in enumerate(CASES) if case[1] == ranks}
-    asked = json.dumps([{"axis": c[0], "model": c[2], "plan": c[3], "seq_len": 16} for c in mine.values()])
-    words = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks), "-m",
-             "tests.orchestrator.planner.collectives.program", asked]  # fmt: skip
-    env = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT), "GLOO_SOCKET_IFNAME": "lo"}
-    done = subprocess.run(words, cwd=ROOT, env=env, capture_output=True, text=True, timeout=240, check=False)
-    line = next((line for line in done.stdout.splitlines() if line.startswith("COUNTED ")), None)
-    assert line, done.stderr[-3000:]
-    by_rank = json.loads(line.removeprefix("COUNTED "))
-    return {number: [found[index] for found in by_rank] for index, number in enumerate(mine)}
+@pytest.fixture(scope="module")
+def measured(tmp_path_factory: pytest.TempPathFactory) -> list[list[dict[str, float]]]:
+    """By case, then by rank: all in one start of as many ranks as the largest wants."""
+    pool = Pool(RANKS, tmp_path_factory.mktemp("pool") / "store")
+    try:
+        asked = [{"axis": axis, "model": model, "plan": plan, "seq_len": 16} for axis, model, plan in CASES]
+        by_rank = pool.call("tests.orchestrator.planner.collectives.program:counts", asked=asked)
+    finally:
+        pool.close()
+    return [list(found) for found in zip(*by_rank, strict=True)]
 
 
-@pytest.mark.parametrize("number", range(len(CASES)), ids=lambda number: "-".join(map(str, CASES[number][3].values())))
-def test_bytes_of_a_step_are_exact(number: int) -> None:
-    axis, ranks, model, plan = CASES[number]
-    says, found = predicted(model, plan, ranks), measured(ranks)[number]
+@pytest.mark.parametrize("number", range(len(CASES)), ids=lambda number: "-".join(map(str, CASES[number][2].values())))
+def test_bytes_of_a_step_are_exact(number: int, measured: list[list[dict[str, float]]]) -> None:
+    axis, model, plan = CASES[number]
+    degrees = [plan.get(name, 1) for name in ("dp", "tp", "pp", "cp")]
+    says, found = predicted(model, plan, math.prod(degrees)), measured[number]
     data = ("all_reduce", "all_gather", "reduce_scatter", "broadcast")
     axes = {"dp": data, "cp": (*data, "send"), "pp": ("send",), "ep": ("all_to_all",),
             "tp": ("all_reduce", "all_gather", "reduce_scatter")}[axis]  # fmt: skip

@@ -23,15 +23,15 @@ class Answers:
     other weights, prompts or parameters are never gone on with.
     """
 
-    def __init__(self, path: Path, ids: Sequence[Any], *, made_by: str) -> None:
-        self.path, self.ids = path, ids
+    def __init__(self, path: Path, ids: Sequence[Any], *, made_by: str, field: str = "generate.output") -> None:
+        self.path, self.ids, self.field = path, ids, field
         self._early: dict[int, bytes] = {}  # ended before an answer that stands before them
         mark = path.with_name(f".{path.name}.made-by")
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
             kept, whole_bytes = _whole_lines(path)
             if kept and mark.is_file() and mark.read_text(encoding="utf-8") != made_by:
-                raise UserError(f"generate.output: {path} holds answers of another spec or input; {_MOVE}")
+                raise UserError(f"{self.field}: {path} holds answers of another spec or input; {_MOVE}")
             self._check(kept)
             beside = mark.with_name(f"{mark.name}.{os.getpid()}")
             beside.write_text(made_by, encoding="utf-8")
@@ -40,7 +40,7 @@ class Answers:
             os.ftruncate(self._file, whole_bytes)
         except OSError as error:
             says = f"{path} cannot be written: {error.strerror}"
-            raise UserError(f"generate.output: {says}; give a place where you may write") from None
+            raise UserError(f"{self.field}: {says}; give a place where you may write") from None
         self.done = len(kept)
 
     def give(self, place: int, answer: dict[str, Any]) -> None:
@@ -60,15 +60,15 @@ class Answers:
     def _check(self, kept: Sequence[bytes]) -> None:
         if len(kept) > len(self.ids):
             says = f"holds {len(kept)} answers, the input {len(self.ids)} lines"
-            raise UserError(f"generate.output: {self.path} {says}; {_MOVE}")
+            raise UserError(f"{self.field}: {self.path} {says}; {_MOVE}")
         for number, (text, wanted) in enumerate(zip(kept, self.ids, strict=False), 1):
             try:
                 found = json.loads(text)["id"]
             except (ValueError, KeyError, TypeError):
-                raise UserError(f"generate.output: {self.path} line {number} is no answer; {_MOVE}") from None
+                raise UserError(f"{self.field}: {self.path} line {number} is no answer; {_MOVE}") from None
             if found != wanted:
                 says = f"line {number} answers id {found!r}, the input has {wanted!r} there"
-                raise UserError(f"generate.output: {self.path} {says}; {_MOVE}")
+                raise UserError(f"{self.field}: {self.path} {says}; {_MOVE}")
 
 
 _MOVE = "move it away, or give another output"

@@ -28,6 +28,7 @@ class BlockPool:
             raise ValueError(f"a pool of {blocks} blocks of {block_size} tokens holds nothing; both want at least 1")
         self.blocks, self.block_size = blocks, block_size
         self._references = [0] * blocks
+        self._uses = [0] * blocks
         self._empty = list(range(blocks - 1, -1, -1))
         self._kept: OrderedDict[int, None] = OrderedDict()  # free, sealed; the longest unused first
         self._by_key: dict[bytes, int] = {}
@@ -47,6 +48,10 @@ class BlockPool:
     def references(self, block: int) -> int:
         return self._references[block]
 
+    def uses(self, block: int) -> int:
+        """How often it was taken: what is known of its contents holds as long as this stays."""
+        return self._uses[block]
+
     def is_sealed(self, block: int) -> bool:
         return block in self._key_of
 
@@ -60,6 +65,7 @@ class BlockPool:
         else:
             raise NoFreeBlock(f"all {self.blocks} blocks are held")
         self._references[block] = 1
+        self._uses[block] += 1
         return block
 
     def share(self, blocks: Sequence[int]) -> None:

@@ -5,12 +5,9 @@ Knows files and metrics; how answers come about is the engine's.
 
 from __future__ import annotations
 
-import os
-import signal
-from collections.abc import Mapping
+from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
-from types import FrameType
 from typing import Any
 
 from workers.contracts.exits import Outcome, UserError
@@ -18,31 +15,41 @@ from workers.contracts.model import ModelSpec
 from workers.inference.accept import InferenceRun
 from workers.inference.answers import Answers, fingerprint
 from workers.inference.build import blocks_that_fit, blocks_wanted, build
+from workers.inference.constrain.guide import Guides
 from workers.inference.engine import Engine, check_prompt
+from workers.inference.liveness import COMPUTES, show_layers
 from workers.inference.load import Loaded, device_here, load
 from workers.inference.measure import Measure
+from workers.inference.orders import Orders
+from workers.inference.parallel import Team, follow, shard
 from workers.inference.prompts import Line, read_lines
 from workers.inference.request import Request
 from workers.inference.sampling import Sampling
 from workers.inference.scheduler import Limits
+from workers.inference.speculate.opening import drafting_of
 from workers.inference.stops import until_stop
+from workers.inference.surroundings import Surroundings
 from workers.inference.words import Words
+from workers.metrics.beacon import Beacon
 from workers.metrics.recorder import Recorder, last_attempt
 from workers.models.initialise import derived_seed
 
 
 class Generation:
-    """`go` answers what is not answered yet. Raises UserError, ArithmeticError, OSError."""
+    """`go` answers what is not answered yet; asked to leave, it finishes the present step, and what is answered stays.
 
-    def __init__(self, run: InferenceRun, directory: Path, recorder: Recorder) -> None:
-        self.run, self.recorder = run, recorder
+    Raises UserError, ArithmeticError, OSError.
+    """
+
+    def __init__(
+        self, run: InferenceRun, recorder: Recorder, beacon: Beacon, orders: Orders, team: Team | None = None
+    ) -> None:
+        self.run, self.recorder, self.beacon, self.orders, self.team = run, recorder, beacon, orders, team
         self.body = run.generate
         self.lines = read_lines(Path(self.body.input))
-        self.asked_to_leave = False
         self.answered = 0
 
-    def go(self) -> Outcome:
-        loaded = load(self.run.spec.model, precision=self.run.plan.precision, device=device_here(), seed=self.body.seed)
+    def go(self, loaded: Loaded) -> Outcome:
         prompts = self._prompts(loaded.words, loaded.ends, loaded.spec)
         body = self.body
         told = self.run.spec.to_dict()
@@ -62,10 +69,6 @@ class Generation:
             return Outcome("preempted", reason, self.answered)
         return Outcome("ok", f"answered {len(self.lines)} lines, {began} of them before", self.answered)
 
-    def leave(self, number: int, frame: FrameType | None) -> None:
-        """A signal handler: the present step is finished, and what is answered stays."""
-        self.asked_to_leave = True
-
     def _prompts(self, words: Words | None, ends: tuple[int, ...], spec: ModelSpec) -> list[tuple[list[int], Sampling]]:
         body = self.body
         try:
@@ -75,11 +78,16 @@ class Generation:
             )  # fmt: skip
         except ValueError as error:
             raise UserError(f"generate: {error}") from None
+        guides = Guides(words, ends, vocab=spec.vocab)
         found = []
         for line in self.lines:
             try:
                 tokens, asked = line.tokens(words), line.sampling(defaults)
                 check_prompt(tokens, context=spec.max_seq_len, vocab=spec.vocab)
+                if asked.sequences > Limits().sequences:
+                    raise ValueError(f"{asked.sequences} answers or beams; at most {Limits().sequences} run at a time")
+                if asked.constrained:
+                    guides.open(asked)
                 if asked.stop and words is None:
                     raise ValueError("stop is text, and the model came without a tokenizer; leave it out")
             except ValueError as error:
@@ -93,56 +101,107 @@ class Generation:
         limits = Limits()
         engine = self._engine(loaded, prompts[answers.done :], limits)
         measure = Measure(engine, self.recorder)
+        show_layers(engine, self.beacon)
         todo = iter(range(answers.done, len(prompts)))
-        places: dict[Request, int] = {}
+        places: dict[int, int] = {}  # of a request's number in the input
+        ended: dict[int, list[Request]] = {}
         more = True
-        while (more or engine.busy) and not self.asked_to_leave:
+        while (more or engine.busy) and self.orders.wish is None:
             while more and len(engine.scheduler.waiting) < limits.sequences:
                 place = next(todo, None)
                 more = place is not None
                 if place is not None:
-                    places[engine.add(*prompts[place])] = place
+                    places[engine.add(*prompts[place]).number] = place
+            self.beacon.mark(COMPUTES, step=engine.counts.steps)
             for request in engine.step():
                 if request.finish is not None:
-                    place = places.pop(request)
-                    answers.give(place, answer_of(self.lines[place], request, loaded.words))
                     measure.ended(request)
+                    among = ended.setdefault(request.parent, [])
+                    among.append(request)
+                    if len(among) == request.sampling.n:
+                        place = places.pop(request.parent)
+                        among.sort(key=lambda each: each.answer)
+                        answers.give(place, answer_of(self.lines[place], ended.pop(request.parent), loaded.words))
             self.answered = answers.done
             measure.stepped()
         measure.close()
 
     def _engine(self, loaded: Loaded, prompts: list[tuple[list[int], Sampling]], limits: Limits) -> Engine:
         """With as many blocks as the largest requests that may run together want, or as memory has."""
-        wants = sorted(blocks_wanted(loaded, len(tokens) + asked.max_new_tokens) for tokens, asked in prompts)
-        fits, each_bytes = blocks_that_fit(loaded)
+        wants = sorted(
+            asked.sequences * blocks_wanted(loaded, len(tokens) + asked.max_new_tokens) for tokens, asked in prompts
+        )
+        weight = next(loaded.decoder.parameters())
+        drafting = drafting_of(
+            self.body, loaded, kind="generate", precision=self.run.plan.precision, device=weight.device,
+            seed=self.body.seed,
+        )  # fmt: skip
+        fits, each_bytes = blocks_that_fit(loaded, drafting)
+        if self.team is not None and weight.device.type == "cpu":
+            fits //= self.team.size
         if wants[-1] > fits:
             says = f"its cache of {wants[-1] * each_bytes:,} bytes does not fit beside the weights"
             raise UserError(f"generate: the longest request wants {wants[-1]} blocks, {says}; try fewer max_new_tokens")
         # a few more, so that the watermark does not keep the last of them waiting
         blocks = min(fits, int(sum(wants[-limits.sequences :]) * (1 + 2 * limits.watermark)) + 2)
-        return build(loaded, blocks=blocks, limits=limits)
+        return build(loaded, blocks=blocks, limits=limits, drafting=drafting, team=self.team)
 
 
-def answer_of(line: Line, request: Request, words: Words | None) -> dict[str, Any]:
-    """`{id, text, token_ids, finish_reason, logprobs?}`: text before a stop string, ids with it or the end token."""
+def answer_of(line: Line, requests: Sequence[Request], words: Words | None) -> dict[str, Any]:
+    """`{id, text, token_ids, finish_reason, logprobs?, top_logprobs?, answers?}`: text before a stop string, ids with
+    it or the end token. Of `n` answers the first stands there, and all of them, likewise, in `answers`."""
+    told = [_told(each, words) for each in requests]
+    return {"id": line.id, **told[0], **({"answers": told} if len(told) > 1 else {})}
+
+
+def _told(request: Request, words: Words | None) -> dict[str, Any]:
     ids = list(request.new_tokens)
     text = None if words is None else until_stop(words.decode(ids), request.sampling.stop)
-    told = {"id": line.id, "text": text, "token_ids": ids, "finish_reason": request.finish}
-    return {**told, "logprobs": request.logprobs} if request.sampling.logprobs else told
+    told: dict[str, Any] = {"text": text, "token_ids": ids, "finish_reason": request.finish}
+    if request.sampling.tells:
+        told["logprobs"] = request.logprobs
+    if request.sampling.top_logprobs:
+        told["top_logprobs"] = request.top_logprobs
+    return told
 
 
-def run_generate(run: InferenceRun, directory: Path, *, env: Mapping[str, str] = os.environ) -> Outcome:
-    """Points and events go to `directory/rank-0`. Raises what `Generation` raises."""
-    folder = directory / "rank-0"
-    attempt = int(env.get("ORRERY_ATTEMPT") or 1 + last_attempt(folder / "events.jsonl"))
-    recorder = Recorder(folder, run=env.get("ORRERY_RUN", "local"), attempt=attempt, rank=0)
+def run_generate(run: InferenceRun, around: Surroundings) -> Outcome:
+    """Points and events go to the rank's folder. Raises what `Generation` raises."""
+    if run.plan.world_size != around.world_size:
+        says = f"the plan has {run.plan.world_size} ranks, but {around.world_size} started (WORLD_SIZE)"
+        raise UserError(f"plan: {says}; try torchrun --nproc-per-node {run.plan.world_size}")
+    attempt = around.attempt or 1 + last_attempt(around.folder / "events.jsonl")
+    recorder = Recorder(around.folder, run=around.run, attempt=attempt, rank=around.rank)
+    beacon = Beacon(around.folder)
+    team = None if around.world_size == 1 else Team(around.local_rank)
     try:
-        generation = Generation(run, directory, recorder)
-        before = {number: signal.signal(number, generation.leave) for number in (signal.SIGTERM, signal.SIGINT)}
-        try:
-            return generation.go()
-        finally:
-            for number, handler in before.items():
-                signal.signal(number, handler)
+        with Orders(around.directory, around.folder) as orders:  # rank 0's to answer: the others end when it does
+            loaded = loaded_of(run, team)
+            generation = Generation(run, recorder, beacon, orders, team)
+            if team is None:
+                return generation.go(loaded)
+            if team.rank == 0:
+                with team.led():
+                    return generation.go(loaded)
+            follow(loaded, team)
+            return Outcome("ok", f"computed with rank 0, as rank {team.rank}", 0)
     finally:
+        if team is not None:
+            team.leave()
+        beacon.close()
         recorder.close()
+
+
+def loaded_of(run: InferenceRun, team: Team | None) -> Loaded:
+    """The run's model, or this rank's part of it."""
+    body = run.generate
+    loaded = load(
+        run.spec.model,
+        precision=run.plan.precision,
+        device=device_here() if team is None else team.device,
+        seed=body.seed,
+        quantize=body.quantize,
+    ).kept_in(body.kv_cache_dtype)
+    if team is not None:
+        shard(loaded.decoder, team)
+    return loaded

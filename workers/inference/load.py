@@ -5,13 +5,14 @@ Knows files and tensors; knows no requests. Generate, serve, evaluate and drafts
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
 from workers.contracts.exits import UserError
 from workers.contracts.model import ModelSource, ModelSpec
 from workers.contracts.presets import resolve_model
+from workers.inference.quantize.arrive import taken_out
 from workers.inference.words import Words, open_words
 from workers.models.decoder import Decoder
 from workers.models.initialise import initialise
@@ -20,25 +21,43 @@ from workers.models.source import open_weights
 from workers.models.weights import fill_model
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+CACHE_DTYPES = {"int8": torch.int8}
 
 
 @dataclass(frozen=True, slots=True)
 class Loaded:
-    """`words` is None where ids alone are known; `ends` are the ids that end an answer."""
+    """`words` is None where ids alone are known; `ends` are the ids that end an answer. `cache_dtype` is what keys and
+    values are kept in, by default the weights'."""
 
     decoder: Decoder
     words: Words | None
     ends: tuple[int, ...]
+    cache_dtype: torch.dtype | None = None
 
     @property
     def spec(self) -> ModelSpec:
         return self.decoder.spec
 
+    def kept_in(self, kv_cache_dtype: str | None) -> Loaded:
+        """With the cache in int8, where that is asked for. Raises UserError for a model whose cache cannot be."""
+        if kv_cache_dtype is None:
+            return self
+        if self.spec.mla is not None:
+            raise UserError("kv_cache_dtype: latent attention keeps latents, which are not quantised; leave it out")
+        return replace(self, cache_dtype=CACHE_DTYPES[kv_cache_dtype])
+
 
 def load(
-    model: str | ModelSpec | ModelSource, *, precision: str, device: torch.device, seed: int = 0, field: str = "model"
+    model: str | ModelSpec | ModelSource,
+    *,
+    precision: str,
+    device: torch.device,
+    seed: int = 0,
+    field: str = "model",
+    quantize: str | None = None,
 ) -> Loaded:
-    """A shape without weights gets random ones, from `seed`. Raises UserError, which names `field`."""
+    """A shape without weights gets random ones, from `seed`. Linears are kept in few bits where `quantize` says so
+    (int8, int4, fp8), or where the weights lie so. Raises UserError, which names `field`."""
     dtype = DTYPES[precision]
     try:
         path = place_of(model) if isinstance(model, ModelSource) else None
@@ -50,12 +69,14 @@ def load(
             decoder = Decoder(spec)
         for parameter in decoder.parameters():  # buffers stay fp32: a rounded balancing bias flips choices
             parameter.data = parameter.data.to(dtype)
+        linears = taken_out(decoder, weights, quantize)
         decoder = decoder.to_empty(device=device).requires_grad_(False)
         if weights is None:
             initialise(decoder, layers=spec.layers, seed=seed)
             print(f"{field} {spec.name} names no weights: random ones are used, and ids alone are known", flush=True)
         else:
             fill_model(decoder, weights)
+        linears.put_back(dtype, device, seed)
     except (ValueError, OSError) as error:
         raise UserError(f"{field}: {error}") from None
     return Loaded(decoder, words, ends)

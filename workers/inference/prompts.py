@@ -18,7 +18,7 @@ from workers.inference.words import Words
 from workers.models.errors import WeightsError
 
 _FORMS = ("prompt", "messages", "token_ids")
-_OWN = {each.name for each in fields(Sampling)} - {"ends", "n"}
+_OWN = {each.name for each in fields(Sampling)} - {"ends"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +84,7 @@ def _line(number: int, text: str) -> Line:
     form = forms[0]
     if unknown := sorted(given.keys() - _OWN - {"id", *_FORMS}):
         raise ValueError(f"{unknown[0]!r} is no field of a line; beside id and {form} there may be {sorted(_OWN)}")
-    if not _GOOD[form](given[form]):
+    if not GOOD[form](given[form]):
         raise ValueError(f"{form} must be {_WANTS[form]}")
     own = {name: value for name, value in given.items() if name in _OWN and value is not None}
     line = Line(number, given["id"], form, given[form], own)
@@ -98,7 +98,7 @@ def _are_messages(given: Any) -> bool:
     )  # fmt: skip
 
 
-_GOOD: dict[str, Callable[[Any], bool]] = {
+GOOD: dict[str, Callable[[Any], bool]] = {
     "prompt": lambda given: isinstance(given, str),
     "messages": _are_messages,
     "token_ids": lambda given: isinstance(given, list) and all(type(each) is int for each in given),

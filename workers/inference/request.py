@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from workers.inference.blocks import block_key
+from workers.inference.constrain.guide import Guide
 from workers.inference.sampling import Sampling
 
 FinishReason = Literal["stop", "length", "aborted"]
@@ -22,7 +23,9 @@ _NUMBERS = itertools.count()
 class Request:
     """`tokens` are prompt and answer; keys and values of the first `computed` are in `blocks`.
 
-    `answer` is this one's place among the `n` of one prompt, `parent` the number of the request that was added.
+    `answer` is this one's place among the `n` of one prompt, `parent` the number of the request that was added. `draft`
+    are tokens that may follow, of which the next step is to compute `wish`; `drafted` and `accepted` count them. The
+    first `gone` blocks are given back, out of a sliding window; `arrival` is the scheduler's step when it was added.
     """
 
     prompt: tuple[int, ...]
@@ -31,15 +34,26 @@ class Request:
     parent: int = -1
     number: int = field(default_factory=lambda: next(_NUMBERS))
     tokens: list[int] = field(default_factory=list)
+    priority: int = 0  # higher goes first
+    arrival: int = 0
     blocks: list[int] = field(default_factory=list)
+    gone: int = 0
     computed: int = 0
+    draft: list[int] = field(default_factory=list)
+    wish: int = 0
+    drafted: int = 0
+    accepted: int = 0
     shared_tokens: int = 0  # of the prompt, found in the cache at the first admission
     preemptions: int = 0
     finish: FinishReason | None = None
+    guide: Guide | None = None  # where the answer keeps to a form
     logprobs: list[float] = field(default_factory=list)
+    top_logprobs: list[tuple[tuple[int, float], ...]] = field(default_factory=list)
     added_s: float = field(default_factory=time.perf_counter)
+    admitted_s: float = 0.0
     first_token_s: float = 0.0
     last_token_s: float = 0.0
+    ended_s: float = 0.0
     _keys: list[bytes] = field(default_factory=list)
 
     def __post_init__(self) -> None:

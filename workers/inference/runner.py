@@ -5,22 +5,27 @@ Turns a step plan into tensors; knows nothing of sampling or of why the plan is 
 
 from __future__ import annotations
 
-from itertools import accumulate
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor
+from torch.utils.hooks import RemovableHandle
 
 from kernels.decode import plan_pages
 from workers.inference.cache import PagedAttend, PagedCache, Step
-from workers.inference.scheduler import Slice, StepPlan
+from workers.inference.latent import CachedLatent
+from workers.inference.products import lay_out
+from workers.inference.scheduler import StepPlan
+from workers.inference.work import Work, work_of
 from workers.models.decoder import Decoder
 
 _SHORTEST_TABLE = 512
+_hooks: WeakKeyDictionary[Decoder, RemovableHandle] = WeakKeyDictionary()
 
 
 class Runner:
-    """`run` gives logits `[slices that sample, vocab]`, fp32, in the plan's order.
+    """`run` gives logits `[wanted tokens, vocab]`, fp32, in the plan's order: of each slice its last `wants`.
 
     The decoder's own code runs unchanged: its attention is given the cache, its placement the tokens' positions, and
     its last norm sees only the tokens whose logits are wanted. Raises ValueError for a model whose cached keys would
@@ -33,53 +38,50 @@ class Runner:
             says = f"{spec.name} has dynamic rotary scaling, by which every cached key would turn as its sequence grows"
             raise ValueError(f"{says}; try linear or yarn scaling")
         assert decoder.norm is not None and decoder.part.first
+        lay_out(decoder)
         self.decoder, self.cache, self.vocab = decoder.eval(), cache, spec.vocab
         self.device = cache.keys[0].device
         self._most, self._length = spec.max_seq_len, _SHORTEST_TABLE
         self._positions = self._wanted = torch.empty(0, dtype=torch.int64)
         decoder.placement = self._placement
-        decoder.norm.register_forward_pre_hook(self._only_wanted)
+        if earlier := _hooks.get(decoder):  # a decoder serves the cache that it was given last
+            earlier.remove()
+        _hooks[decoder] = decoder.norm.register_forward_pre_hook(self._only_wanted)
         for layer, block in decoder.blocks.items():
             attention: Any = block.attn
-            attention.attend = PagedAttend(cache, int(layer))
+            if spec.mla is not None:
+                attention.forward = CachedLatent(attention, cache, int(layer))
+            else:
+                attention.attend = PagedAttend(cache, int(layer))
+
+    def run(self, plan: StepPlan) -> Tensor:
+        return self.compute(work_of(plan, self.cache.block_size))
 
     @torch.inference_mode()
-    def run(self, plan: StepPlan) -> Tensor:
-        slices = plan.slices
-        self.cache.copy([each.copy for each in slices if each.copy is not None])
-        tokens = [token for each in slices for token in each.request.tokens[each.start : each.start + each.count]]
-        places = [place for each in slices for place in range(each.start, each.start + each.count)]
-        ends = list(accumulate(each.count for each in slices))
-        wanted = [end - 1 for end, each in zip(ends, slices, strict=True) if each.samples]
-        longest = max(each.start + each.count for each in slices)
-        while self._length < longest:
+    def compute(self, work: Work) -> Tensor:
+        """As `run`, of what a plan comes to."""
+        self.cache.swap_out(work.outs)
+        self.cache.swap_in(work.ins)
+        self.cache.copy(work.copies)
+        while self._length < max(work.lens):
             self._length *= 2
-        self._positions, self._wanted = self._tensor(places), self._tensor(wanted)
-        self.cache.step = self._step(slices, ends)
+        self._positions, self._wanted = self._tensor(work.places), self._tensor(work.wanted)
+        self.cache.step = self._step(work)
         try:
-            logits: Tensor = self.decoder(self._tensor(tokens).unsqueeze(0))
+            logits: Tensor = self.decoder(self._tensor(work.tokens).unsqueeze(0))
         finally:
             self.cache.step = None
         return logits[0].float()
 
-    def _step(self, slices: tuple[Slice, ...], ends: list[int]) -> Step:
-        page = self.cache.block_size
-        slots = [
-            each.request.blocks[place // page] * page + place % page
-            for each in slices
-            for place in range(each.start, each.start + each.count)
-        ]
-        width = max(len(each.request.blocks) for each in slices)
-        table = self._tensor(
-            [each.request.blocks + [0] * (width - len(each.request.blocks)) for each in slices], torch.int32
-        )
-        lens = self._tensor([each.start + each.count for each in slices], torch.int32)
-        most = max(each.count for each in slices)
-        cu = None if most == 1 else self._tensor([0, *ends], torch.int32)
+    def _step(self, work: Work) -> Step:
+        table, lens = self._tensor(work.table, torch.int32), self._tensor(work.lens, torch.int32)
+        most = work.most
+        cu = None if most == 1 else self._tensor([0, *work.ends], torch.int32)
         pages = plan_pages(
-            table, lens, blocks=self.cache.blocks, block_size=page, cu_q=cu, max_q=None if cu is None else most
-        )
-        return Step(self._tensor(slots), table, lens, cu, pages)
+            table, lens, blocks=self.cache.blocks, block_size=self.cache.block_size,
+            cu_q=cu, max_q=None if cu is None else most,
+        )  # fmt: skip
+        return Step(self._tensor(work.slots), table, lens, cu, pages)
 
     def _placement(self, tokens: int, device: torch.device) -> tuple[int, Tensor]:
         return min(self._length, self._most), self._positions

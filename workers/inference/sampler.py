@@ -1,4 +1,4 @@
-"""Logits to tokens: penalties, temperature, cuts and the draw, each row by itself whatever stands beside it.
+"""Logits to tokens: bias, penalties, temperature, cuts and the draw, each row by itself whatever stands beside it.
 
 Knows requests' parameters and tokens; keeps no state: a draw depends on seed, answer and place alone, so that a
 preempted or restarted request goes on as it would have. Shapes: S rows, V vocabulary.
@@ -19,62 +19,128 @@ from workers.models.initialise import derived_seed
 
 
 @dataclass(frozen=True, slots=True)
+class Row:
+    """A place where a token is to be chosen: after a request's tokens and the first `ahead` of its draft."""
+
+    request: Request
+    ahead: int = 0
+
+    @property
+    def place(self) -> int:
+        return len(self.request.tokens) + self.ahead
+
+    @property
+    def tokens(self) -> list[int]:
+        return self.request.tokens + self.request.draft[: self.ahead]
+
+    def uniform(self, purpose: str = "draw") -> float:
+        """In [0, 1), 53 bits: by the request's seed, the place and what the number is for."""
+        asked = self.request.sampling
+        return (derived_seed(asked.seed, purpose, self.request.answer, self.place) >> 10) / (1 << 53)
+
+
+@dataclass(frozen=True, slots=True)
 class Drawn:
-    """A token, and where it is asked for its log-probability by the model alone: before penalties and cuts."""
+    """A token, and where it is asked for its log-probability by the model alone: before bias, penalties and cuts.
+
+    `top` has the likeliest tokens with theirs, `top_logprobs` of them, the likeliest first.
+    """
 
     token: int
     logprob: float | None = None
+    top: tuple[tuple[int, float], ...] = ()
 
 
-def sample(logits_SV: Tensor, requests: Sequence[Request]) -> list[Drawn]:
-    """The next token of each request from its row. Raises ArithmeticError for a row that holds no numbers."""
-    if not len(requests):
-        return []
+def chosen(adjusted_SV: Tensor, rows: Sequence[Row]) -> list[int]:
+    """A token for each row of `adjusted` logits: the likeliest, or one drawn at the row's own uniform number."""
+    tokens: list[int] = adjusted_SV.argmax(-1).tolist()
+    drawn = [number for number, row in enumerate(rows) if not row.request.sampling.greedy]
+    if drawn:
+        asked = [rows[number] for number in drawn]
+        found = at(weights(adjusted_SV[drawn], asked), [row.uniform() for row in asked])
+        for number, token in zip(drawn, found, strict=True):
+            tokens[number] = token
+    return tokens
+
+
+def told(logits_SV: Tensor, rows: Sequence[Row], tokens: Sequence[int]) -> list[Drawn]:
+    """Tokens with what their requests want told of them, from the model's own logits."""
+    return [
+        _told(logits_SV[number], token, row.request.sampling.top_logprobs)
+        if row.request.sampling.tells
+        else Drawn(token)
+        for number, (row, token) in enumerate(zip(rows, tokens, strict=True))
+    ]
+
+
+def adjusted(logits_SV: Tensor, rows: Sequence[Row]) -> Tensor:
+    """With bias, penalties and -inf where a form forbids, before temperature and cuts; new where anything changes.
+
+    Raises ArithmeticError for a row that holds no numbers.
+    """
     if not bool(torch.isfinite(logits_SV).all()):
         raise ArithmeticError(
             "the model gives logits that are no finite numbers; check its weights, or try bf16 or fp32"
         )
-    adjusted = _penalised(logits_SV, requests)
-    tokens: list[int] = adjusted.argmax(-1).tolist()
-    for cuts in (False, True):  # apart, so that no row's draw depends on what its neighbours ask for
-        rows = [row for row, each in enumerate(requests) if not each.sampling.greedy and each.sampling.cuts == cuts]
-        if rows:
-            chosen = _drawn(adjusted[rows], [requests[row] for row in rows], cuts=cuts)
-            for row, token in zip(rows, chosen, strict=True):
-                tokens[row] = token
-    return [
-        Drawn(token, _logprob(logits_SV[row], token) if request.sampling.logprobs else None)
-        for row, (token, request) in enumerate(zip(tokens, requests, strict=True))
-    ]
-
-
-def _penalised(logits_SV: Tensor, requests: Sequence[Request]) -> Tensor:
-    rows = [row for row, each in enumerate(requests) if each.sampling.penalises]
-    if not rows:
+    changed = [number for number, row in enumerate(rows) if row.request.sampling.adjusts or row.request.guide]
+    if not changed:
         return logits_SV
     out = logits_SV.clone()
-    for row in rows:
-        request, asked = requests[row], requests[row].sampling
-        if asked.repetition_penalty != 1:
-            seen = torch.tensor(sorted(set(request.tokens)), device=out.device)
-            values, by = out[row, seen], asked.repetition_penalty
-            out[row, seen] = torch.where(values > 0, values / by, values * by)
-        counts = Counter(request.new_tokens)
-        if counts and (asked.presence_penalty or asked.frequency_penalty):
-            answered = torch.tensor(list(counts), device=out.device)
-            times = torch.tensor(list(counts.values()), device=out.device, dtype=out.dtype)
-            out[row, answered] -= asked.presence_penalty + asked.frequency_penalty * times
+    for number in changed:
+        row = rows[number]
+        _adjust(out[number], row)
+        allowed = None if row.request.guide is None else row.request.guide.allowed(row.request.draft[: row.ahead])
+        if allowed is not None:
+            out[number].masked_fill_(~allowed.to(out.device), -math.inf)
     return out
 
 
-def _drawn(logits_SV: Tensor, requests: Sequence[Request], *, cuts: bool) -> list[int]:
-    """By the inverse of the cumulative distribution, in fp64, at one uniform number a row."""
-    asked = [each.sampling for each in requests]
+def _adjust(logits_V: Tensor, row: Row) -> None:
+    asked, device = row.request.sampling, logits_V.device
+    if asked.logit_bias:
+        biased = torch.tensor(list(asked.logit_bias), device=device)
+        logits_V[biased] += torch.tensor(list(asked.logit_bias.values()), device=device, dtype=logits_V.dtype)
+    if not asked.penalises:
+        return
+    tokens = row.tokens
+    if asked.repetition_penalty != 1:
+        seen = torch.tensor(sorted(set(tokens)), device=device)
+        values, by = logits_V[seen], asked.repetition_penalty
+        logits_V[seen] = torch.where(values > 0, values / by, values * by)
+    counts = Counter(tokens[len(row.request.prompt) :])
+    if counts and (asked.presence_penalty or asked.frequency_penalty):
+        answered = torch.tensor(list(counts), device=device)
+        times = torch.tensor(list(counts.values()), device=device, dtype=logits_V.dtype)
+        logits_V[answered] -= asked.presence_penalty + asked.frequency_penalty * times
+
+
+def weights(adjusted_SV: Tensor, rows: Sequence[Row]) -> Tensor:
+    """fp64 `[S, V]`, proportional to the probabilities that the rows are drawn from; none of them greedy."""
+    out_SV = torch.empty(adjusted_SV.shape, dtype=torch.float64, device=adjusted_SV.device)
+    for cuts in (False, True):  # apart, so that no row's draw depends on what its neighbours ask for
+        part = [number for number, row in enumerate(rows) if row.request.sampling.cuts == cuts]
+        if part:
+            out_SV[part] = _weights(adjusted_SV[part], [rows[number] for number in part], cuts=cuts)
+    return out_SV
+
+
+def at(weights_SV: Tensor, uniforms: Sequence[float]) -> list[int]:
+    """For each row the first place up to which more than its uniform share of the weights lies."""
+    up_to = weights_SV.cumsum(-1)
+    total = up_to[:, -1:]
+    below = torch.nextafter(total, torch.zeros_like(total))  # a product must not be rounded up to the total
+    share = torch.minimum(_column(uniforms, weights_SV) * total, below)
+    tokens: list[int] = torch.searchsorted(up_to, share, right=True).squeeze(1).tolist()
+    return tokens
+
+
+def _weights(logits_SV: Tensor, rows: Sequence[Row], *, cuts: bool) -> Tensor:
+    asked = [each.request.sampling for each in rows]
     temperature = _column([each.temperature for each in asked], logits_SV)
     # the likeliest at 0 first: a temperature near 0 then makes -inf of the others, and no overflow
     scores = (logits_SV.double() - logits_SV.double().amax(-1, keepdim=True)) / temperature
     if not cuts:
-        return _at(scores.softmax(-1), requests).tolist()
+        return scores.softmax(-1)
     scores, order = scores.sort(dim=-1, descending=True, stable=True)
     place = torch.arange(scores.shape[1], device=scores.device)
     most = _column([each.top_k or scores.shape[1] for each in asked], scores)
@@ -84,27 +150,15 @@ def _drawn(logits_SV: Tensor, requests: Sequence[Request], *, cuts: bool) -> lis
     top_p = _column([each.top_p for each in asked], scores)
     least = _column([each.min_p for each in asked], scores) * shares[:, :1]
     kept = ((before < top_p) | (top_p >= 1) | (place == 0)) & (shares >= least)
-    chosen = _at(shares * kept, requests)
-    return order.gather(1, chosen.unsqueeze(1)).squeeze(1).tolist()
-
-
-def _at(weights_SV: Tensor, requests: Sequence[Request]) -> Tensor:
-    """For each row the first place up to which more than its uniform share of the weights lies."""
-    up_to = weights_SV.cumsum(-1)
-    total = up_to[:, -1:]
-    uniform = _column([_uniform(each) for each in requests], weights_SV)
-    below = torch.nextafter(total, torch.zeros_like(total))  # a product must not be rounded up to the total
-    return torch.searchsorted(up_to, torch.minimum(uniform * total, below), right=True).squeeze(1)
-
-
-def _uniform(request: Request) -> float:
-    """In [0, 1), 53 bits."""
-    return (derived_seed(request.sampling.seed, "draw", request.answer, len(request.tokens)) >> 10) / (1 << 53)
+    return torch.zeros_like(shares).scatter_(1, order, shares * kept)
 
 
 def _column(numbers: Sequence[float], like: Tensor) -> Tensor:
     return torch.tensor(numbers, dtype=torch.float64, device=like.device).unsqueeze(1)
 
 
-def _logprob(logits_V: Tensor, token: int) -> float:
-    return float(logits_V.double().log_softmax(-1)[token])
+def _told(logits_V: Tensor, token: int, top: int) -> Drawn:
+    logprobs_V = logits_V.double().log_softmax(-1)
+    values, ids = logprobs_V.topk(min(top, len(logprobs_V)))
+    alternatives = tuple(zip(ids.tolist(), values.tolist(), strict=True))
+    return Drawn(token, float(logprobs_V[token]), alternatives)

@@ -6,11 +6,19 @@ chunked prefill after Sarathi-Serve (arXiv 2403.02310).
 
 from __future__ import annotations
 
+import time
+from bisect import insort
 from collections import deque
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from workers.inference.blocks import BlockPool
 from workers.inference.request import Request
+from workers.inference.swap import Costs, HostBlocks
+
+AGING_STEPS = 1000
+"""A step of priority is worth so many steps of waiting: one of low priority waits long, and not for ever."""
+
+NO_BLOCK = -1  # where a request's block is given back
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,25 +37,44 @@ class Limits:
 
 @dataclass(frozen=True, slots=True)
 class Slice:
-    """Tokens `start` to `start + count` of a request. `copy` is a block's contents to be copied first: from, to."""
+    """Tokens `start` to `start + count` of a request, drafted ones last; of the last `wants` the logits are wanted.
+
+    `copy` is a block's contents to be copied first: from, to.
+    """
 
     request: Request
     start: int
     count: int
     copy: tuple[int, int] | None = None
+    wants: int = 0
 
     @property
     def samples(self) -> bool:
         """Whether the slice ends where the request's next token is wanted."""
-        return self.start + self.count == len(self.request.tokens)
+        return self.wants > 0
+
+    @property
+    def drafts(self) -> int:
+        """How many of its tokens are drafted: they become the request's own if they are accepted."""
+        return max(0, self.wants - 1)
+
+    @property
+    def ids(self) -> list[int]:
+        """The tokens to be computed."""
+        known, draft = self.request.tokens[self.start : self.start + self.count], self.request.draft
+        first = max(0, self.start - len(self.request.tokens))
+        return known + draft[first : first + self.count - len(known)]
 
 
 @dataclass(frozen=True, slots=True)
 class StepPlan:
-    """What one step computes: decodes first, each request at most once. All copies come before all writes."""
+    """What one step computes: decodes first, each request at most once. All copies come before all writes: first blocks
+    to CPU memory (`outs`: block, place there), then blocks from it (`ins`: place, block), then those of the slices."""
 
     slices: tuple[Slice, ...]
     preempted: tuple[Request, ...] = ()
+    outs: tuple[tuple[int, int], ...] = ()
+    ins: tuple[tuple[int, int], ...] = ()
 
     @property
     def tokens(self) -> int:
@@ -55,16 +82,26 @@ class StepPlan:
 
 
 class Scheduler:
-    """First come, first served. Requests run until they end; when blocks run out the newest gives all of its back and
-    is computed again later, its answer so far included. The oldest always goes on, so every request ends."""
+    """Higher priority first, then first come, first served. Requests run until they end; when blocks run out the last
+    of them gives all of its back. Its full blocks go to CPU memory where that costs less than computing them again,
+    which is done with the rest, its answer so far included. The first always goes on, so every request ends.
 
-    def __init__(self, pool: BlockPool, limits: Limits) -> None:
-        self.pool, self.limits = pool, limits
+    A `window` of tokens is all that any layer sees: blocks before it are given back. `swap` are places in CPU memory.
+    """
+
+    def __init__(
+        self, pool: BlockPool, limits: Limits, *, window: int | None = None, swap: HostBlocks | None = None
+    ) -> None:
+        self.pool, self.limits, self.window, self.swap = pool, limits, window, swap
+        self.costs = Costs()
         self.waiting: deque[Request] = deque()
         self.running: list[Request] = []
-        self.preemptions = 0
+        self.steps = self.preemptions = 0
+        self.swaps = 0  # blocks that went to CPU memory
         self._slices: dict[Request, Slice] = {}
         self._budget = 0
+        self._outs: list[tuple[int, int]] = []
+        self._ins: list[tuple[int, int]] = []
 
     def add(self, request: Request) -> None:
         """Raises ValueError for a request that could not run alone."""
@@ -72,16 +109,30 @@ class Scheduler:
         if needed > self.pool.blocks:
             says = f"a prompt of {len(request.prompt)} and {request.sampling.max_new_tokens} new tokens"
             raise ValueError(f"{says} want {needed} blocks, the cache has {self.pool.blocks}; ask for fewer")
-        if request.sampling.n > self.limits.sequences:
-            raise ValueError(f"n is {request.sampling.n}; at most {self.limits.sequences} sequences run at a time")
-        self.waiting.append(request)
+        asked, most = request.sampling, self.limits.sequences
+        if asked.sequences > most:
+            name = "n" if asked.n == asked.sequences else "beams"
+            raise ValueError(f"{name} is {asked.sequences}; at most {most} sequences run at a time")
+        if asked.beams > 1 and asked.beams * needed > (1 - self.limits.watermark) * self.pool.blocks:
+            says = f"{asked.beams} beams want {asked.beams * needed} blocks at a time, the cache has {self.pool.blocks}"
+            raise ValueError(f"{says}; ask for fewer beams or tokens")
+        request.arrival = self.steps
+        insort(self.waiting, request, key=_rank)
 
     def fork(self, request: Request, children: list[Request]) -> None:
-        """Let `children` go on from where `request` is computed, on the same blocks. Not between plan and done."""
+        """Let `children` go on from where `request` is computed, on the same blocks; of one that waits they wait too.
+
+        Not between plan and done.
+        """
         for child in children:
-            child.blocks, child.computed = list(request.blocks), request.computed
+            child.blocks, child.computed, child.gone = list(request.blocks), request.computed, request.gone
+            child.priority, child.arrival = request.priority, request.arrival
             child.shared_tokens = request.computed
-            self.pool.share(child.blocks)
+            self.pool.share(child.blocks[child.gone :])
+        if request not in self.running:
+            for child in children:
+                insort(self.waiting, child, key=_rank)
+            return
         place = self.running.index(request) + 1
         self.running[place:place] = children
 
@@ -96,32 +147,56 @@ class Scheduler:
     def plan(self) -> StepPlan:
         """The next step, its blocks taken; `done` has to follow once it is computed."""
         self._slices, self._budget = {}, self.limits.step_tokens
+        self._outs, self._ins = [], []
+        self.steps += 1
         preempted: list[Request] = []
-        order = [each for each in self.running if each.decodes] + [each for each in self.running if not each.decodes]
-        for request in order:
-            if self._budget and request in self.running and not request.finish:
+        for request in sorted(self.running, key=lambda each: (not each.decodes, _rank(each))):
+            if self._budget and request.pending and request in self.running and not request.finish:
                 preempted += self._go_on(request)
         if not preempted:
-            self._admit()
-        return StepPlan(tuple(self._slices.values()), tuple(preempted))
+            preempted = self._admit()
+            self._add_drafts()
+        return StepPlan(tuple(self._slices.values()), tuple(preempted), tuple(self._outs), tuple(self._ins))
 
     def done(self, plan: StepPlan) -> None:
-        """The step is computed: full blocks may be shared from now on."""
-        page = self.pool.block_size
+        """The step is computed: full blocks may be shared from now on, but for what is drafted (`accept`)."""
         for each in plan.slices:
-            request = each.request
-            already, request.computed = request.computed // page, each.start + each.count
-            full = request.computed // page
-            keys = request.keys(full, page)
-            for place in range(already, full):
-                self.pool.seal(request.blocks[place], keys[place])
+            self._computed(each.request, each.start + each.count - each.drafts)
+        if self.swap is not None:
+            self.swap.stepped()
+
+    def took(self, plan: StepPlan, seconds: float) -> None:
+        """How long the step was computed, for the choice between swapping and computing again."""
+        prompt = sum(each.count for each in plan.slices if each.count > 1 + each.drafts)
+        if 2 * prompt > plan.tokens:
+            self.costs.computed(plan.tokens, seconds)
+
+    def accept(self, request: Request, drafts: int) -> None:
+        """So many drafted tokens of the step have become the request's own; blocks of the others are given back."""
+        self._computed(request, request.computed + drafts)
+        needed = self.pool.blocks_for(len(request.tokens))
+        self.pool.release(request.blocks[needed:])
+        del request.blocks[needed:]
+
+    def _computed(self, request: Request, tokens: int) -> None:
+        page = self.pool.block_size
+        already, request.computed = request.computed // page, tokens
+        full = tokens // page
+        keys = request.keys(full, page)
+        for place in range(already, full):
+            self.pool.seal(request.blocks[place], keys[place])
+        if self.window is not None:
+            gone = max(0, tokens + 1 - self.window) // page  # the next query sees keys from tokens + 1 - window on
+            self.pool.release(request.blocks[request.gone : gone])
+            request.blocks[request.gone : gone] = [NO_BLOCK] * max(0, gone - request.gone)
+            request.gone = max(gone, request.gone)
 
     def _go_on(self, request: Request) -> list[Request]:
         """Give a running request its part of the step; returns who was preempted for it, perhaps itself."""
         preempted: list[Request] = []
         count = min(request.pending, self._budget)
         while self._blocks_wanted(request, count) > self.pool.free:
-            victim = self.running[-1]
+            victim = max(self.running, key=_rank)
             self._preempt(victim)
             preempted.append(victim)
             if victim is request:
@@ -129,28 +204,93 @@ class Scheduler:
         self._give(request, count)
         return preempted
 
-    def _admit(self) -> None:
+    def _admit(self) -> list[Request]:
+        """Let in who waits, in turn, as long as there is room; returns who was preempted for the sake of priority."""
         pool, page = self.pool, self.pool.block_size
-        spare = int(self.limits.watermark * pool.blocks)
-        owed = sum(self._still_wanted(each) for each in self.running)
-        seats = self.limits.sequences - sum(self._seats(each) for each in self.running)
-        while self.waiting and self._budget:
-            request = self.waiting[0]
+        preempted: list[Request] = []
+        coming = {key for each in self.running for key in self._coming(each)}
+        for request in list(self.waiting):
             # the last token is computed in any case: its logits are what is wanted
-            found = pool.find(request.keys((len(request.tokens) - 1) // page, page))
-            new = pool.blocks_for(len(request.tokens)) - len(found)
-            left = pool.free - pool.would_take(found) - owed - new
-            if self._seats(request) > seats or left < (spare if self.running else 0):
-                return
-            self.waiting.popleft()
+            keys = request.keys((len(request.tokens) - 1) // page, page)
+            found = pool.find(keys)
+            missing = keys[len(found) :]
+            common = next((place for place, key in enumerate(missing) if key not in coming), len(missing))
+            if common and 2 * common * page >= len(request.tokens) - len(found) * page:
+                continue  # another computes most of it in this step
+            if self._budget and not self._room(request, found):
+                preempted += self._made_room(request, found)
+                found = pool.find(keys)
+            if not self._budget or not self._room(request, found):
+                break
+            self.waiting.remove(request)
             self.running.append(request)
+            request.admitted_s = request.admitted_s or time.perf_counter()
             pool.share(found)
             request.blocks, request.computed = found, len(found) * page
+            self._swap_in(request, keys[len(found) :])
             if not request.preemptions:
                 request.shared_tokens = request.computed
             self._give(request, min(request.pending, self._budget))
-            owed += self._still_wanted(request)
-            seats -= self._seats(request)
+            coming.update(self._coming(request))
+            if preempted:
+                break
+        return preempted
+
+    def _room(self, request: Request, found: list[int]) -> bool:
+        """Seats and blocks for a request whose beginning is `found`, beside what prompts in chunks still take."""
+        pool = self.pool
+        spare = int(self.limits.watermark * pool.blocks) if self.running else 0
+        owed = sum(self._still_wanted(each) for each in self.running)
+        seats = self.limits.sequences - sum(self._seats(each) for each in self.running)
+        new = pool.blocks_for(len(request.tokens)) - len(found)
+        return self._seats(request) <= seats and pool.free - pool.would_take(found) - owed - new >= spare
+
+    def _made_room(self, request: Request, found: list[int]) -> list[Request]:
+        """Preempt those of lower priority that are behind it, the last first, if that makes room."""
+        behind = [each for each in self.running if each.priority < request.priority and _rank(each) > _rank(request)]
+        behind.sort(key=_rank, reverse=True)
+        left = [each for each in self.running if each not in behind]
+        held = {block for each in left for block in each.blocks[each.gone :]} | set(found)
+        seats = self.limits.sequences - sum(self._seats(each) for each in left)
+        owed = sum(self._still_wanted(each) for each in left)
+        new = self.pool.blocks_for(len(request.tokens)) - len(found)
+        if not behind or self._seats(request) > seats or self.pool.blocks - len(held) - owed < new:
+            return []
+        preempted: list[Request] = []
+        while behind and not self._room(request, self.pool.find(request.keys(len(found), self.pool.block_size))):
+            preempted.append(behind.pop(0))
+            self._preempt(preempted[-1])
+        return preempted
+
+    def _coming(self, request: Request) -> list[bytes]:
+        """Keys of the full blocks of a prompt that are not computed yet."""
+        if request.decodes:
+            return []
+        page = self.pool.block_size
+        return request.keys(len(request.tokens) // page, page)[request.computed // page :]
+
+    def _swap_in(self, request: Request, keys: list[bytes]) -> None:
+        """Blocks of its that are in CPU memory; they are there before anything of the step is read."""
+        places = self.swap.find(keys) if self.swap is not None else []
+        for key, place in zip(keys, places, strict=False):
+            block = self.pool.take()
+            self.pool.seal(block, key)
+            request.blocks.append(block)
+            self._ins.append((place, block))
+        if self.swap is not None:
+            self.swap.hold(keys[: len(places)])
+        request.computed += len(places) * self.pool.block_size
+
+    def _swap_out(self, victim: Request) -> None:
+        page = self.pool.block_size
+        if self.swap is None or not self.costs.prefers_swap(page):
+            return
+        full = victim.computed // page
+        keys = victim.keys(full, page)
+        places = [(victim.blocks[each], self.swap.put(keys[each])) for each in range(victim.gone, full)]
+        outs = [(block, place) for block, place in places if place is not None]
+        self._outs += outs
+        self.swaps += len(outs)
 
     def _give(self, request: Request, count: int) -> None:
         page, blocks = self.pool.block_size, request.blocks
@@ -161,8 +301,24 @@ class Scheduler:
             copy = (before, blocks[place]) if before != blocks[place] else None
         while len(blocks) * page < request.computed + count:
             blocks.append(self.pool.take())
-        self._slices[request] = Slice(request, request.computed, count, copy)
+        wants = int(count == request.pending)
+        self._slices[request] = Slice(request, request.computed, count, copy, wants)
         self._budget -= count
+
+    def _add_drafts(self) -> None:
+        """Places for drafted tokens, out of what is left of the step and of free blocks: nobody gives way to them."""
+        pool, page = self.pool, self.pool.block_size
+        for request, given in self._slices.items():
+            if not (request.wish and given.samples and request.decodes):
+                continue
+            end = given.start + given.count
+            held = len(request.blocks) * page - end
+            more = min(pool.blocks_for(max(0, request.wish - held)), pool.free)
+            drafts = min(request.wish, self._budget, held + more * page)
+            while len(request.blocks) * page < end + drafts:
+                request.blocks.append(pool.take())
+            self._slices[request] = replace(given, count=given.count + drafts, wants=1 + drafts)
+            self._budget -= drafts
 
     def _blocks_wanted(self, request: Request, count: int) -> int:
         place = request.computed // self.pool.block_size
@@ -178,15 +334,21 @@ class Scheduler:
         if given is not None:
             self._budget += given.count
         self.running.remove(victim)
+        self._swap_out(victim)
         self._release(victim)
         victim.preemptions += 1
         self.preemptions += 1
-        self.waiting.appendleft(victim)
+        insort(self.waiting, victim, key=_rank)
 
     def _release(self, request: Request) -> None:
-        self.pool.release(request.blocks)
-        request.blocks, request.computed = [], 0
+        self.pool.release(request.blocks[request.gone :])
+        request.blocks, request.computed, request.gone = [], 0, 0
 
     def _seats(self, request: Request) -> int:
         """A prompt that several answers will share keeps their seats until it is forked."""
-        return request.sampling.n if len(request.tokens) == len(request.prompt) else 1
+        return request.sampling.sequences if len(request.tokens) == len(request.prompt) else 1
+
+
+def _rank(request: Request) -> tuple[int, int]:
+    """The lower goes first; of two requests always the same one, however long both wait."""
+    return request.arrival - AGING_STEPS * request.priority, request.number

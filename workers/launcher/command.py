@@ -17,8 +17,12 @@ from workers.launcher.rundir import RunDir
 
 ROOT = Path(workers.__file__).resolve().parent.parent
 KEEPER = Path(__file__).resolve().parent / "rank.py"
-OWN_PROGRAMS = {"train": "workers.training.main", "benchmark": "workers.training.benchmark.main"}
-_LOOPBACK = ("127.", "localhost", "::1")
+OWN_PROGRAMS = {
+    "train": "workers.training.main",
+    "benchmark": "workers.training.benchmark.main",
+    **dict.fromkeys(("generate", "serve", "evaluate"), "workers.inference.main"),
+}
+LOOPBACK = ("127.", "localhost", "::1")
 
 
 class Unlaunchable(ValueError):
@@ -46,7 +50,9 @@ def program(order: LaunchOrder, run_dir: RunDir) -> tuple[list[str], Path]:
         ], run_dir.path
     if order.kind == "script":
         return _script(order, run_dir)
-    raise Unlaunchable(f"This node cannot start runs of kind {order.kind}; it starts train, benchmark and script.")
+    raise Unlaunchable(
+        f"This node cannot start runs of kind {order.kind}; it starts {', '.join(OWN_PROGRAMS)} and script."
+    )
 
 
 def _script(order: LaunchOrder, run_dir: RunDir) -> tuple[list[str], Path]:
@@ -93,9 +99,12 @@ def checkpoints(order: LaunchOrder, run_dir: RunDir) -> Path:
 
 
 def environment(
-    order: LaunchOrder, run_dir: RunDir, *, host: str, base: Mapping[str, str] = os.environ
+    order: LaunchOrder, run_dir: RunDir, *, host: str, address: str = "127.0.0.1", base: Mapping[str, str] = os.environ
 ) -> dict[str, str]:
-    """What torchrun and all ranks see. What the order gives wins over our defaults, not over our names."""
+    """What torchrun and all ranks see. What the order gives wins over our defaults, not over our names.
+
+    `host` is where ranks meet, `address` where others reach this node.
+    """
     home = home_of(run_dir, order)
     script = (order.spec.get("script") or {}).get("env") or {}
     given = {**order.env, **script}
@@ -103,7 +112,7 @@ def environment(
     defaults = {"PYTHONFAULTHANDLER": "1", "PYTHONUNBUFFERED": "1", "TOKENIZERS_PARALLELISM": "false"}
     if not gpu:
         defaults["OMP_NUM_THREADS"] = "1"  # a slot is a core; a pool per core and rank slows every rank
-    if host.startswith(_LOOPBACK):
+    if host.startswith(LOOPBACK):
         defaults["GLOO_SOCKET_IFNAME"] = "lo" if sys.platform.startswith("linux") else "lo0"
     # the recorder's folder lets a script say `import orrery_recorder`
     path = [str(ROOT)] if order.kind in OWN_PROGRAMS else [str(ROOT / "workers" / "recorder")]
@@ -118,6 +127,7 @@ def environment(
         "ORRERY_ATTEMPT": str(order.attempt),
         "ORRERY_FENCE": order.fence,
         "ORRERY_NODE": base.get("ORRERY_NODE", ""),
+        "ORRERY_ADDRESS": address,
         "ORRERY_RUN_DIR": str(run_dir.path),
         "ORRERY_CHECKPOINTS": str(checkpoints(order, run_dir)),
         # the supervisor, which can tell who hangs, is to speak before a collective gives up

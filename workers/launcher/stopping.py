@@ -65,15 +65,15 @@ class Stopping:
         if action == "kill":
             self._termed, self._deadline = True, now
             return
-        self._tell(RANK_WORDS[action])
+        self._tell(RANK_WORDS[action], grace_s=grace_s)
         self._deadline = now + (grace_s if self._listens else 0.0)
         self._kill_after_s = _TERM_S if self._listens else max(_TERM_S, grace_s)
 
-    def _tell(self, word: str) -> None:
+    def _tell(self, word: str, **more: float) -> None:
         self._number += 1
         # a full disk is no reason not to stop: SIGTERM comes after the grace
         with contextlib.suppress(OSError):
-            write_json(self._run_dir.control, {"action": word, "id": self._number})
+            write_json(self._run_dir.control, {"action": word, "id": self._number, **more})
 
     def _escalate(self) -> None:
         if not self._termed:

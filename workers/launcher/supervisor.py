@@ -10,10 +10,12 @@ import os
 import signal
 import subprocess
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from workers.contracts.node import LaunchOrder
+from workers.contracts.serving import EVALUATED, QUANTIZED
 from workers.launcher import command, processes, rendezvous, stalls
 from workers.launcher.keep import keep
 from workers.launcher.link import Link
@@ -36,8 +38,9 @@ class Supervisor:
         self.stopping = Stopping(run_dir, order.fence, link.node.node, listens=order.kind in command.OWN_PROGRAMS)
         self.shipping = Shipping(run_dir, order, link, on_event=self._on_event)
         self.watch = Watch(
-            run_dir.rank, self.ranks, stage_of=lambda rank: command.stage_of(order, rank), node=link.node.node
-        )
+            run_dir.rank, self.ranks, stage_of=lambda rank: command.stage_of(order, rank), node=link.node.node,
+            together=order.kind != "serve",
+        )  # fmt: skip
         self.torchrun: subprocess.Popen[bytes] | None = None
         self._running_since: float | None = None
         self._decided: Verdict | None = None  # by this supervisor itself: a limit, a hang, an unwritable folder
@@ -93,7 +96,9 @@ class Supervisor:
     def _start(self, host: str, port: int) -> None:
         _, folder = command.program(self.order, self.run_dir)
         words = command.torchrun(self.order, self.run_dir, host=host, port=port, local_address=self.link.node.address)
-        env = command.environment(self.order, self.run_dir, host=host)
+        alone = (self.order.rendezvous.host or "").startswith(command.LOOPBACK)
+        address = "127.0.0.1" if alone else self.link.node.address
+        env = command.environment(self.order, self.run_dir, host=host, address=address)
         with open(self.run_dir.path / "torchrun.log", "ab") as log:
             self.torchrun = subprocess.Popen(
                 words, cwd=folder, env=env, stdin=subprocess.DEVNULL, stdout=log, stderr=log,
@@ -117,6 +122,10 @@ class Supervisor:
     def _check_limits(self, now: float, since: float) -> None:
         limit = self.order.max_seconds
         if limit is not None and now - since > limit and self.stopping.action is None:
+            if self.order.kind == "serve":  # serves as long as it was told to, and ends well
+                says = f"Served for its {limit:g} s (resources.max_seconds)."
+                self.stopping.take({"action": "cancel", "grace_s": self.order.grace_s, "reason": says})
+                return
             says = f"Reached its limit of {limit:g} s (resources.max_seconds); allow more time, or ask for fewer steps."
             self._decided = Verdict("user_error", says, time=time.time())
             self.stopping.take({"action": "cancel", "grace_s": self.order.grace_s})
@@ -151,6 +160,9 @@ class Supervisor:
         code = self.torchrun.returncode if self.torchrun else None
         words = _tail(self.run_dir.path / "torchrun.log")
         verdict = self._decided or judge(ends, torchrun_code=code, torchrun_words=words, oom_killed=oom_killed)
+        if self.order.kind == "serve" and verdict.exit_class == "ok":  # stopped: by whom, and after how much
+            told = next((str(end.told["reason"]) for end in ends if end.told.get("reason")), verdict.reason)
+            verdict = replace(verdict, reason=" ".join(filter(None, (self.stopping.reason, f"Rank 0 {told}."))))
         asked_at = self.stopping.asked_at
         on_request = verdict.exit_class != "ok" and (
             verdict.time is None or asked_at is None or verdict.time >= asked_at
@@ -167,7 +179,11 @@ class Supervisor:
 
     def _on_event(self, row: dict[str, Any]) -> None:
         data = row.get("data")
-        if not isinstance(data, dict) or not data.get("path"):
+        if not isinstance(data, dict):
+            return
+        for file in data.get("files") or () if row.get("type") in (EVALUATED, QUANTIZED) else ():
+            self.link.report("artifact", {key: file[key] for key in ("name", "path", "bytes")})
+        if not data.get("path"):
             return
         if row.get("type") in ("profile_saved", "memory_profile"):
             name = f"{Path(str(data['path'])).parent.name}-{data.get('name') or row['type']}"

@@ -26,6 +26,7 @@ _LOOK_S = 0.5
 _FIRST_STEPS = 2  # compile, allocate, connect: as long as they take
 # of every step; others (starting, validation, checkpoint, …) take as long as they take, until one has come to an end
 _OF_A_STEP = frozenset({"forward", "backward", "update", "record"})
+_IDLE = "idle"  # a server without requests: it goes on making marks
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,12 +58,22 @@ class Over:
 
 
 class Watch:
-    """`look()` each turn: a Stall, its being Over, a rank that is Late, or nothing."""
+    """`look()` each turn: a Stall, its being Over, a rank that is Late, or nothing.
+
+    Ranks that do not work `together` (replicas of a server) are watched each by itself: one that stands is enough.
+    """
 
     def __init__(
-        self, folder: Callable[[int], Path], ranks: Iterable[int], *, stage_of: Callable[[int], int], node: str
+        self,
+        folder: Callable[[int], Path],
+        ranks: Iterable[int],
+        *,
+        stage_of: Callable[[int], int],
+        node: str,
+        together: bool = True,
     ) -> None:
         self._folder, self._ranks, self._stage_of, self._node = folder, list(ranks), stage_of, node
+        self._together = together
         self.quiet_s: float | None = None  # since any rank's last mark; None before all have shown themselves
         self.step_s = 0.0  # a usual step, once there were some
         self.stall: Stall | None = None
@@ -71,6 +82,7 @@ class Watch:
         self._steps: deque[float] = deque(maxlen=20)
         self._at: tuple[int, float] | None = None  # newest step, and when it was first seen
         self._seen: dict[int, Progress] = {}
+        self._before: dict[int, Progress] = {}  # at the look before
         self._longest: dict[str, float] = {}  # phase → longest time without a mark that came to an end
         self._pulse_time = 0.0
         self._lateness = Lateness()
@@ -89,10 +101,11 @@ class Watch:
             before = self._seen[rank]
             if before.phase not in _OF_A_STEP:
                 self._longest[before.phase] = max(self._longest.get(before.phase, 0.0), before.idle_s)
-        self._seen = seen
+        self._before, self._seen = self._seen, seen
         self._count_steps(min(each.step for each in seen.values()), now)
-        self.quiet_s = min(each.idle_s for each in seen.values())
-        if self.stall is not None and moved:
+        self.quiet_s = (min if self._together else max)(each.idle_s for each in seen.values())
+        stands = not self._together and self.stall is not None and self.quiet_s > self.stall.limit_s
+        if self.stall is not None and moved and not stands:
             over, self.stall = self.stall, None
             return Over(over.quiet_s + now - self._spoke, over.judgement)
         limit_s = self.limit_s()
@@ -122,7 +135,9 @@ class Watch:
             return None
         standings = self.standings()
         again = self.stall is not None
-        self.stall = Stall(self.quiet_s or 0.0, limit_s, standings, judge(standings), again)
+        stand = tuple(each for each in standings if each.idle_s > limit_s)
+        found = judge(standings) if self._together else Judgement(stand, (), "stands")
+        self.stall = Stall(self.quiet_s or 0.0, limit_s, standings, found, again)
         self._spoke = now
         return self.stall
 
@@ -148,7 +163,8 @@ class Watch:
         if self._first_step is None:
             self._first_step = step
         if self._at is None or step > self._at[0]:
-            if self._at is not None and self._at[0] >= self._first_step + _FIRST_STEPS:
+            idled = any(each.phase == _IDLE for each in self._before.values())
+            if self._at is not None and self._at[0] >= self._first_step + _FIRST_STEPS and not idled:
                 self._steps.append((now - self._at[1]) / (step - self._at[0]))
                 self.step_s = median(self._steps)
             self._at = (step, now)

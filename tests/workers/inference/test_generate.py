@@ -117,7 +117,10 @@ def test_what_is_told_while_it_runs(room):
     assert main(room.arguments) == 0
     folder = room.folder / "run/rank-0"
     points = [Point.from_dict(json.loads(line)) for line in (folder / "points.jsonl").read_text().splitlines()]
-    (event,) = [RunEvent.from_dict(json.loads(line)) for line in (folder / "events.jsonl").read_text().splitlines()]
+    told = [RunEvent.from_dict(json.loads(line)) for line in (folder / "events.jsonl").read_text().splitlines()]
+    kernels, event = sorted(told, key=lambda each: each.type, reverse=True)
+    ran = {row["op"]: row["reason"] for row in kernels.data["operations"]}
+    assert kernels.type == "kernels_chosen" and "a CPU tensor" in ran["paged_attention"] and "rms_norm" in ran
     assert event.type == "generated" and event.data["answers"] == 24
     assert points[-1].values["inference/running"] == points[-1].values["inference/kv_blocks_used"] == 0
     assert points[-1].values["inference/ttft_s"] > 0 and points[-1].values["inference/tpot_s"] > 0
@@ -147,6 +150,44 @@ def test_each_kind_of_line(room):
     assert main(room.arguments) == 0
     (stopped,) = room.answers()
     assert stopped["finish_reason"] == "stop" and stopped["text"] == first["text"][: first["text"].index(stop)]
+
+
+def test_drafts_and_forms(room):
+    schema = {
+        "type": "object",
+        "properties": {"n": {"enum": [1, 22]}},
+        "required": ["n"],
+        "additionalProperties": False,
+    }
+    lines: list[dict[str, Any]] = [{"id": n, "prompt": "ab" * n, "temperature": 0} for n in range(1, 5)]
+    lines.append(
+        {"id": "form", "prompt": "a", "json_schema": {"type": "object", **schema}, "seed": 1, "top_logprobs": 2}
+    )
+    bodies: list[dict[str, Any]] = [{}, {"speculate": {"ngram": 2}}, {"draft": {"path": str(room.weights)}}]
+    found = []
+    for body in bodies:
+        room.write(lines, max_new_tokens=30, **body)
+        assert main(room.arguments) == 0
+        found.append(room.answers())
+        room.output.unlink()
+        assert json.loads(found[-1][-1]["text"])["n"] in (1, 22)
+        assert len(found[-1][-1]["top_logprobs"]) == len(found[-1][-1]["logprobs"])
+    assert [each["token_ids"] for each in found[0]] == [each["token_ids"] for each in found[1]]
+    assert [each["token_ids"] for each in found[0][:4]] == [each["token_ids"] for each in found[2][:4]]
+    told = [json.loads(line)["values"] for line in (room.folder / "run/rank-0/points.jsonl").read_text().splitlines()]
+    accepted = [values["inference/accepted_per_step"] for values in told if "inference/accepted_per_step" in values]
+    assert max(accepted) > 0.5, "the draft is the model itself"
+
+
+def test_several_answers_and_beams(room):
+    drawn = {"prompt": "ab", "seed": 4, "max_new_tokens": 6}
+    beams = {**drawn, "beams": 4}
+    room.write([{"id": 1, **drawn, "n": 3}, {"id": 2, **drawn}, {"id": 3, **beams, "n": 2}, {"id": 4, **beams}])
+    assert main(room.arguments) == 0
+    three, one, two, best = room.answers()
+    assert len(three["answers"]) == 3 and len({tuple(each["token_ids"]) for each in three["answers"]}) == 3
+    assert three["answers"][0]["token_ids"] == three["token_ids"] == one["token_ids"] and "answers" not in one
+    assert two["token_ids"] == two["answers"][0]["token_ids"] == best["token_ids"] != two["answers"][1]["token_ids"]
 
 
 def test_messages_go_through_the_models_own_template_and_tokenizer(room, tmp_path):
@@ -190,6 +231,9 @@ def test_messages_go_through_the_models_own_template_and_tokenizer(room, tmp_pat
         ([{"id": 1, "prompt": ""}], "the prompt is empty"),
         ([{"id": 1, "token_ids": [256]}], "the model knows 0 to 255"),
         ([{"id": 1, "messages": [{"role": "user", "content": "a"}]}], "no chat template"),
+        ([{"id": 1, "prompt": "a", "json_schema": {"type": "tree"}}], "line 1: json_schema cannot be met"),
+        ([{"id": 1, "prompt": "a", "n": 17}], "at most 16 run at a time"),
+        ([{"id": 1, "prompt": "a", "beams": 2, "n": 3}], "n is 3, beams 2"),
     ],
 )
 def test_wrong_lines_are_told_and_nothing_is_written(lines, says, room, capsys):
@@ -202,15 +246,20 @@ def test_wrong_lines_are_told_and_nothing_is_written(lines, says, room, capsys):
 @pytest.mark.parametrize(
     ("fields", "says"),
     [
-        ({"kind": "serve", "generate": None}, "this is serve; try kind generate"),
-        ({"plan": {"tp": 2}}, "infers on one device, the plan has 2"),
+        ({"kind": "script", "generate": None}, "this is script; try kind generate"),
+        ({"plan": {"pp": 2}}, "infers on one device, the plan has 2"),
         ({"plan": "auto"}, "does not choose a plan"),
         ({"plan": {"precision": "fp8"}}, "try fp32 or bf16 or fp16"),
         ({"model": {"path": "nowhere"}}, "nowhere does not exist"),
         ({"speed": 1}, "speed"),
+        ({"generate": {"draft": {**BYTES, "vocab": 300}}}, "a draft of the same family"),
+        ({"generate": {"speculate": {}}}, "nothing to draft by"),
     ],
 )
 def test_wrong_specs_are_told(fields, says, room, capsys):
+    if fields.get("generate"):
+        places = {"input": str(room.folder / "prompts.jsonl"), "output": str(room.output)}
+        fields = {"generate": {**fields["generate"], **places}}
     room.spec(**fields)
     assert main(room.arguments) == 64
     assert says in capsys.readouterr().err

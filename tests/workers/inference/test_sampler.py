@@ -10,16 +10,17 @@ import pytest
 import torch
 
 from workers.inference.request import Request
-from workers.inference.sampler import sample
+from workers.inference.sampler import Row
 from workers.inference.sampling import Sampling
+from workers.inference.speculate.verify import verified
 from workers.inference.stops import GrowingText, until_stop
 
 LOGITS = torch.tensor([2.0, 1.0, 0.5, 0.0, -1.0, -3.0])
 
 
 def drawn(draws: int = 4000, prompt: tuple[int, ...] = (0,), new: tuple[int, ...] = (), **asked: Any) -> Counter[int]:
-    requests = [Request(prompt, Sampling(seed=seed, **asked), tokens=[*prompt, *new]) for seed in range(draws)]
-    return Counter(each.token for each in sample(LOGITS.expand(draws, -1), requests))
+    rows = [Row(Request(prompt, Sampling(seed=seed, **asked), tokens=[*prompt, *new])) for seed in range(draws)]
+    return Counter(each.token for (each,) in verified(LOGITS.expand(draws, -1), [[row] for row in rows], {}))
 
 
 @pytest.mark.parametrize(
@@ -53,7 +54,7 @@ def test_penalties():
 
 def test_what_is_no_number_is_told():
     with pytest.raises(ArithmeticError, match="no finite numbers"):
-        sample(torch.tensor([[1.0, float("nan")]]), [Request((0,), Sampling())])
+        verified(torch.tensor([[1.0, float("nan")]]), [[Row(Request((0,), Sampling()))]], {})
 
 
 def test_stop_strings_across_tokens_and_half_characters():

@@ -13,21 +13,34 @@ from workers.inference.blocks import BlockPool, NoFreeBlock, block_key
 from workers.inference.request import Request
 from workers.inference.sampling import Sampling
 from workers.inference.scheduler import Limits, Scheduler, StepPlan
+from workers.inference.swap import Costs, HostBlocks
 
 
 class Fake:
     """A model that remembers which token it wrote into each slot, and checks what a real one would read."""
 
-    def __init__(self, blocks: int, page: int, limits: Limits) -> None:
+    def __init__(
+        self, blocks: int, page: int, limits: Limits, *, window: int | None = None, swap: int = 0, drafts: bool = False
+    ) -> None:
         self.pool = BlockPool(blocks, page)
-        self.scheduler = Scheduler(self.pool, limits)
+        self.scheduler = Scheduler(self.pool, limits, window=window, swap=HostBlocks(swap) if swap else None)
+        self.scheduler.costs = Costs(block_s=1e-3, token_s=1.0)
+        self.places: dict[int, list[tuple[int, ...] | None]] = {}
+        self.window, self.drafts = window or 10**6, drafts
         self.cells: dict[int, list[tuple[int, ...] | None]] = {block: [None] * page for block in range(blocks)}
         self.limits, self.page = limits, page
 
     def step(self, draw: random.Random) -> StepPlan:
         ran = set(self.scheduler.running)
+        for each in ran:
+            each.wish = draw.randint(0, each.sampling.max_new_tokens - len(each.new_tokens) - 1) if self.drafts else 0
+            each.draft = [draw.randrange(3) for _ in range(each.wish)]
         plan = self.scheduler.plan()
         self.check_plan(plan, ran)
+        for block, place in plan.outs:
+            self.places[place] = list(self.cells[block])
+        for place, block in plan.ins:
+            self.cells[block] = list(self.places[place])
         for each in plan.slices:
             if each.copy:
                 source, target = each.copy
@@ -36,25 +49,30 @@ class Fake:
             request = each.request
             for place in range(each.start, each.start + each.count):
                 # a key depends on all tokens before it, so a cell stands for the whole beginning
-                self.cells[request.blocks[place // self.page]][place % self.page] = tuple(request.tokens[: place + 1])
-            for place in range(each.start + each.count):
+                line = (*request.tokens, *request.draft)[: place + 1]
+                self.cells[request.blocks[place // self.page]][place % self.page] = line
+            for place in range(max(0, each.start + 1 - self.window), each.start + each.count):
                 held = self.cells[request.blocks[place // self.page]][place % self.page]
-                assert held == tuple(request.tokens[: place + 1])
-        sampled = [each.request for each in plan.slices if each.samples]
+                assert held == (*request.tokens, *request.draft)[: place + 1]
         self.scheduler.done(plan)
-        for request in sampled:
-            self.answer(request, draw)
+        for each in plan.slices:
+            if each.samples:
+                self.answer(each.request, draw, draw.randint(0, each.drafts))
         self.check_pool()
         return plan
 
-    def answer(self, request: Request, draw: random.Random) -> None:
+    def answer(self, request: Request, draw: random.Random, accepted: int) -> None:
         children = []
         if len(request.tokens) == len(request.prompt):
             children = [Request(request.prompt, request.sampling, n) for n in range(1, request.sampling.n)]
             self.scheduler.fork(request, children)
         for each in (request, *children):
-            each.tokens.append(draw.randrange(3))
-            if len(each.new_tokens) == each.sampling.max_new_tokens:
+            each.tokens += each.draft[:accepted]
+            ends = bool(accepted) and draw.random() < 0.1  # inside an accepted stretch
+            if not ends:
+                each.tokens.append(draw.randrange(3))
+            self.scheduler.accept(each, accepted)
+            if ends or len(each.new_tokens) == each.sampling.max_new_tokens:
                 each.finish = "length"
                 self.scheduler.remove(each)
 
@@ -71,7 +89,7 @@ class Fake:
                 assert not self.pool.is_sealed(block), "a block that others may find would be written to"
 
     def check_pool(self) -> None:
-        held = Counter(block for each in self.scheduler.running for block in each.blocks)
+        held = Counter(block for each in self.scheduler.running for block in each.blocks[each.gone :])
         assert all(self.pool.references(block) == held[block] for block in range(self.pool.blocks))
         assert self.pool.used == len(held), "a block is lost"
         assert not any(each.blocks for each in self.scheduler.waiting)
@@ -85,15 +103,25 @@ class Fake:
     step_tokens=st.integers(1, 20),
     sequences=st.integers(3, 6),
     requests=st.lists(st.tuples(st.integers(1, 5), st.integers(1, 9), st.integers(1, 3)), min_size=1, max_size=12),
+    window=st.none() | st.integers(1, 7),
+    swap=st.integers(0, 9),
+    priorities=st.integers(0, 2),
+    drafts=st.booleans(),
 )
-def test_nothing_leaks_and_nothing_shared_is_written(seed, blocks, page, step_tokens, sequences, requests):
+def test_nothing_leaks_and_nothing_shared_is_written(
+    seed, blocks, page, step_tokens, sequences, requests, window, swap, priorities, drafts
+):
     """Few different tokens, so that prefixes are shared often; little memory, so that many are preempted."""
     draw = random.Random(seed)
-    fake = Fake(blocks, page, Limits(step_tokens, sequences, watermark=draw.choice([0, 0.1])))
+    limits = Limits(step_tokens, sequences, watermark=draw.choice([0, 0.1]))
+    fake = Fake(blocks, page, limits, window=window, swap=swap, drafts=drafts)
     todo = [
-        Request(tuple(draw.randrange(2) for _ in range(length)), Sampling(max_new_tokens=new, n=n))
+        Request(
+            tuple(draw.randrange(2) for _ in range(length)), Sampling(max_new_tokens=new, n=n),
+            priority=draw.randint(0, priorities),
+        )
         for length, new, n in requests
-    ]
+    ]  # fmt: skip
     added: list[Request] = []
     for _ in range(2000):
         if todo and draw.random() < 0.5:
@@ -134,6 +162,69 @@ def test_a_prefix_is_computed_once_and_the_longest_unused_is_overwritten_first()
     fake.scheduler.add(request := Request(prompt, Sampling(max_new_tokens=1)))
     fake.step(draw)
     assert request.shared_tokens == 8, "of a chain its end goes first"
+
+
+def test_what_several_begin_with_is_computed_once_when_they_come_together():
+    fake, draw = Fake(64, 4, Limits(step_tokens=16, sequences=8)), random.Random(1)
+    prompt = tuple(range(33))
+    requests = [Request((*prompt, 40 + each), Sampling(max_new_tokens=2)) for each in range(4)]
+    for each in requests:
+        fake.scheduler.add(each)
+    computed = 0
+    while fake.scheduler.running or fake.scheduler.waiting:
+        computed += sum(each.count for each in fake.step(draw).slices if each.count > 1 or not each.request.decodes)
+    assert computed <= 34 + 3 * 2 + 4 and [each.shared_tokens for each in requests] == [0, 32, 32, 32]
+
+
+def test_what_goes_to_cpu_memory_comes_back_where_that_is_cheaper():
+    computed = {}
+    for block_s in (1e-3, 100.0):
+        fake, draw = Fake(12, 4, Limits(sequences=3, watermark=0), swap=16), random.Random(1)
+        fake.scheduler.costs = Costs(block_s, token_s=1.0)
+        for each in range(3):
+            fake.scheduler.add(Request((each,) * 13, Sampling(max_new_tokens=14)))
+        counts = []
+        while fake.scheduler.running or fake.scheduler.waiting:
+            counts.append(fake.step(draw).tokens)
+        computed[block_s] = sum(counts)
+        assert (fake.scheduler.swaps > 0) == (block_s < 1) and fake.scheduler.preemptions > 0
+    assert computed[1e-3] < computed[100.0]
+    costs = Costs(block_s=0.1)
+    assert not costs.prefers_swap(16), "nothing is known of computing yet"
+    costs.computed(10, 1.0)
+    assert costs.prefers_swap(16) and not costs.prefers_swap(1)
+
+
+def test_priority_goes_first_preempts_lower_and_starves_none(monkeypatch):
+    fake, draw = Fake(8, 4, Limits(step_tokens=64, sequences=4, watermark=0)), random.Random(1)
+    low = [Request((each,) * 9, Sampling(max_new_tokens=5)) for each in range(2)]
+    high = Request((7,) * 17, Sampling(max_new_tokens=3), priority=1)
+    for each in low:
+        fake.scheduler.add(each)
+    fake.step(draw)
+    fake.scheduler.add(high)
+    plan = fake.step(draw)
+    assert high in [each.request for each in plan.slices] and plan.preempted == (low[1],)
+    while not low[1].finish:
+        assert fake.step(draw).slices
+    assert high.finish
+    monkeypatch.setattr("workers.inference.scheduler.AGING_STEPS", 20)
+    fake = Fake(8, 4, Limits(step_tokens=64, sequences=1, watermark=0))
+    fake.scheduler.add(patient := Request((1,) * 9, Sampling(max_new_tokens=5)))
+    for number in range(60):
+        fake.scheduler.add(Request((number,) * 9, Sampling(max_new_tokens=2), priority=1))
+        fake.step(draw)
+    assert patient.finish, "those that came 20 steps later no longer go before it"
+
+
+def test_a_window_gives_back_what_it_has_passed():
+    fake, draw = Fake(8, 4, Limits(step_tokens=64, sequences=4, watermark=0), window=6), random.Random(1)
+    fake.scheduler.add(request := Request((1,) * 9, Sampling(max_new_tokens=20)))
+    held = []
+    while not request.finish:
+        fake.step(draw)
+        held.append(fake.pool.used)
+    assert max(held) <= 3 and max(held[4:-1]) <= 3
 
 
 def test_what_cannot_run_alone_is_refused():

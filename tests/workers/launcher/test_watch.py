@@ -12,9 +12,11 @@ from workers.launcher.watch import LEAST_S, Over, Stall, Watch
 class Ranks:
     """Two ranks' beacons; `tick` moves the clock while they stand where `at` put them."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, *, together: bool = True) -> None:
         self.folder, self.now, self.marks = folder, 1000.0, 0
-        self.watch = Watch(lambda rank: folder / f"rank-{rank}", [0, 1], stage_of=lambda rank: rank, node="n")
+        self.watch = Watch(
+            lambda rank: folder / f"rank-{rank}", [0, 1], stage_of=lambda rank: rank, node="n", together=together
+        )
         for rank in (0, 1):
             (folder / f"rank-{rank}").mkdir()
         self.at("starting", 0)
@@ -66,6 +68,21 @@ def test_a_stall_is_told_in_time_with_the_rank_that_does_not_breathe(tmp_path: P
     assert isinstance(ranks.tick(10.0)[0], Stall), "and its length is not what the next one is compared with"
 
 
+def test_replicas_of_a_server_may_idle_and_one_that_stands_is_found(tmp_path: Path) -> None:
+    ranks = Ranks(tmp_path, together=False)
+    assert ranks.steps(0, 9) == []
+    for _ in range(100):
+        ranks.at("idle", 10)
+        assert ranks.tick(1.0) == [], "no requests are no hang"
+    assert ranks.steps(10, 12) == [] and ranks.watch.step_s == 1.0, "and no step either"
+    found = []
+    for _ in range(12):
+        ranks.at("idle", 20, ranks=(0,))
+        found += ranks.tick(1.0)
+    [stall] = found
+    assert isinstance(stall, Stall) and [each.rank for each in stall.judgement.behind] == [1]
+
+
 def test_long_steps_are_given_their_time(tmp_path: Path) -> None:
     ranks = Ranks(tmp_path)
     assert ranks.steps(0, 6, each_s=20.0) == []
@@ -79,7 +96,7 @@ def test_no_alarm_at_the_start_in_first_steps_in_validation_saves_and_texts(tmp_
     assert ranks.tick(120.0) == [] and not ranks.watch.in_a_step
     assert ranks.steps(0, 0, each_s=100.0) == [], "compiling"
     assert ranks.steps(1, 9) == []
-    for phase in ("validation", "checkpoint", "samples"):
+    for phase in ("validation", "checkpoint", "samples", "compile"):
         ranks.at(phase, 10)
         assert ranks.tick(90.0) == [], f"a first {phase} takes as long as it takes"
         assert not ranks.watch.in_a_step

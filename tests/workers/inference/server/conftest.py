@@ -1,0 +1,144 @@
+"""A model that no one trained, of 256 words with a chat template, and its serve run in a thread of this process."""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import openai
+import pytest
+import tokenizers
+import torch
+from torch import Tensor
+
+from workers.contracts.exits import Outcome
+from workers.contracts.model import ModelSpec
+from workers.contracts.serving import KEY_HEADER, EngineState, serve_key
+from workers.inference.accept import load_run
+from workers.inference.serve import run_serve
+from workers.inference.surroundings import Surroundings
+from workers.models.decoder import Decoder
+from workers.models.hf.saving import save_hugging_face
+
+SHAPE = {
+    "name": "words", "layers": 2, "hidden": 32, "heads": 4, "kv_heads": 2, "ffn": 48, "vocab": 256, "max_seq_len": 256,
+}  # fmt: skip
+TEMPLATE = (
+    "{% for each in messages %}{% if each.role == 'nobody' %}{{ raise_exception('nobody speaks') }}{% endif %}"
+    "w1 {{ each.content }} w2 {% endfor %}w3"
+)
+FENCE = "f" * 32
+
+
+class Untrained:
+    def __init__(self, spec: ModelSpec) -> None:
+        self.spec, self.where = spec, "memory"
+        torch.manual_seed(4)
+        self._tensors = {name: torch.randn_like(tensor) * 0.3 for name, tensor in Decoder(spec).named_parameters()}
+
+    def read(self, name: str) -> Tensor:
+        return self._tensors[name]
+
+
+@pytest.fixture(scope="session")
+def weights(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = Path(tmp_path_factory.mktemp("served")) / "wordy"
+    folder.mkdir()
+    save_hugging_face(Untrained(ModelSpec.from_dict(SHAPE)), folder)
+    words = tokenizers.Tokenizer(tokenizers.models.WordLevel({f"w{n}": n for n in range(256)}, unk_token="w0"))
+    words.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
+    words.save(str(folder / "tokenizer.json"))
+    (folder / "tokenizer_config.json").write_text(json.dumps({"chat_template": TEMPLATE}))
+    return folder
+
+
+class Serving:
+    """A serve run in a thread; `stop()` asks for its end by control.json and gives its outcome."""
+
+    def __init__(self, folder: Path, weights: Path, *, ranks: int = 1, **body: Any) -> None:
+        self.folder = folder
+        folder.mkdir(parents=True, exist_ok=True)
+        plan = {"dp": ranks, "global_batch_size": ranks}
+        spec = {"kind": "serve", "model": {"path": str(weights)}, "plan": plan, "serve": body}
+        (folder / "spec.json").write_text(json.dumps(spec))
+        self.outcome: Outcome | BaseException | None = None
+        self._threads = [threading.Thread(target=self._run, args=(rank, ranks), daemon=True) for rank in range(ranks)]
+        for thread in self._threads:
+            thread.start()
+        told = self.event("serving")
+        self.url = f"http://{told['host']}:{told['port']}"
+        self.house = {KEY_HEADER: serve_key(FENCE)}
+        self.http = httpx.Client(base_url=self.url, timeout=20, trust_env=False)
+
+    def _run(self, rank: int, ranks: int) -> None:
+        around = Surroundings(rank, ranks, rank, ranks, "9", 1, FENCE, "127.0.0.1", self.folder)
+        try:
+            outcome: Outcome | BaseException = run_serve(load_run(self.folder / "spec.json"), around)
+        except BaseException as error:
+            outcome = error
+        if rank == 0:
+            self.outcome = outcome
+
+    def client(self, key: str = "any") -> openai.OpenAI:
+        return openai.OpenAI(base_url=f"{self.url}/v1", api_key=key, max_retries=0, timeout=20)
+
+    def state(self) -> EngineState:
+        return EngineState.model_validate(self.http.get("/internal/state", headers=self.house).json())
+
+    def settled(self) -> EngineState:
+        """The state once nothing is on its way."""
+        return self.until(lambda: found if not (found := self.state()).running + found.waiting else None)
+
+    def event(self, kind: str) -> dict[str, Any]:
+        return self.until(lambda: next((each["data"] for each in self.lines("events") if each["type"] == kind), None))
+
+    def lines(self, name: str, rank: int = 0) -> list[dict[str, Any]]:
+        path = self.folder / f"rank-{rank}" / f"{name}.jsonl"
+        return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+
+    def until(self, ask: Any, seconds: float = 30) -> Any:
+        deadline = time.monotonic() + seconds
+        while time.monotonic() < deadline:
+            if (found := ask()) is not None:
+                return found
+            if self.outcome is not None and not self._threads[0].is_alive():
+                break
+            time.sleep(0.01)
+        raise AssertionError(f"not within {seconds} s; outcome {self.outcome!r}, events {self.lines('events')}")
+
+    def ask(self, action: str = "stop", *, grace_s: float = 10) -> None:
+        (self.folder / "control.json").write_text(json.dumps({"action": action, "id": 1, "grace_s": grace_s}))
+
+    def ended(self) -> Outcome | BaseException | None:
+        for thread in self._threads:
+            thread.join(30)
+            assert not thread.is_alive()
+        self.http.close()
+        return self.outcome
+
+
+@pytest.fixture(scope="module")
+def serving(tmp_path_factory: pytest.TempPathFactory, weights: Path) -> Iterator[Serving]:
+    made = Serving(tmp_path_factory.mktemp("run"), weights, max_seqs=4, max_waiting=60, kv_blocks=200)
+    yield made
+    made.ask()
+    made.ended()
+
+
+@pytest.fixture
+def made(tmp_path: Path, weights: Path) -> Any:
+    found: list[Serving] = []
+
+    def make(**body: Any) -> Serving:
+        found.append(Serving(tmp_path / f"run-{len(found)}", weights, **body))
+        return found[-1]
+
+    yield make
+    for each in found:
+        each.ask("stop", grace_s=0)
+        each.ended()

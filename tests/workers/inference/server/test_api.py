@@ -1,0 +1,134 @@
+"""The server as the real `openai` client sees it: answers, streams, scores, and every refusal by its class."""
+
+from __future__ import annotations
+
+import socket
+from typing import Any
+
+import openai
+import pytest
+
+CHAT: list[Any] = [{"role": "user", "content": "w7 w9"}]
+GREEDY: dict[str, Any] = {"temperature": 0, "extra_body": {"repetition_penalty": 3}}
+
+
+def test_a_stream_is_the_whole_answer_and_a_chat_its_template(serving):
+    client = serving.client()
+    assert [each.id for each in client.models.list()] == ["wordy"]
+    whole = client.completions.create(model="wordy", prompt="w1 w7 w9 w2 w3", max_tokens=12, **GREEDY)
+    text = whole.choices[0].text
+    assert len(text.split()) == 12 and whole.choices[0].finish_reason == "length"
+    assert (whole.usage.prompt_tokens, whole.usage.completion_tokens) == (5, 12)
+    chunks = list(
+        client.completions.create(
+            model="wordy", prompt=[1, 7, 9, 2, 3], max_tokens=12, stream=True, stream_options={"include_usage": True},
+            **GREEDY,
+        )
+    )  # fmt: skip
+    assert "".join(each.choices[0].text for each in chunks[:-1]) == text
+    assert chunks[-1].choices == [] and chunks[-1].usage.completion_tokens == 12
+    chat = client.chat.completions.create(model="wordy", messages=CHAT, max_completion_tokens=12, **GREEDY)
+    assert chat.choices[0].message.content == text and chat.choices[0].message.role == "assistant"
+    with client.chat.completions.create(model="wordy", messages=CHAT, max_tokens=12, stream=True, **GREEDY) as stream:
+        said = [each.choices[0].delta for each in stream]
+    assert said[0].role == "assistant" and "".join(each.content or "" for each in said) == text
+    words = text.split()
+    parts = [{"role": "user", "content": [{"type": "text", "text": "w7 "}, {"type": "text", "text": "w9"}]}]
+    stop = f"{words[5]} {words[6][:2]}"
+    for stream_it in (False, True):
+        got = client.chat.completions.create(model="wordy", messages=parts, stop=stop, stream=stream_it, **GREEDY)
+        shown = "".join(each.choices[0].delta.content or "" for each in got) if stream_it else None
+        shown = shown if stream_it else got.choices[0].message.content
+        assert shown == text[: text.index(stop)], "nothing of a stop string is ever shown"
+
+
+def test_several_answers_seeds_and_scores(serving):
+    client = serving.client()
+    asked: dict[str, Any] = {"model": "wordy", "max_tokens": 5, "seed": 3, "n": 2}
+    first = client.completions.create(prompt=["w1 w2", [5, 6, 7]], logprobs=2, **asked)
+    again = client.completions.create(prompt=["w1 w2", [5, 6, 7]], **asked)
+    assert [each.index for each in first.choices] == [0, 1, 2, 3]
+    assert [each.text for each in first.choices] == [each.text for each in again.choices]
+    assert len({each.text for each in first.choices}) == 4 and first.usage.prompt_tokens == 5
+    scores = first.choices[3].logprobs
+    assert "".join(scores.tokens).replace("w", " w").split() == first.choices[3].text.split()
+    assert max(scores.token_logprobs) < 0 and all(2 <= len(each) <= 3 for each in scores.top_logprobs)
+    chat = client.chat.completions.create(
+        messages=CHAT, logprobs=True, top_logprobs=3, logit_bias={"77": 100}, temperature=0, **asked
+    )
+    token = chat.choices[1].logprobs.content[0]
+    assert token.token == "w77" and len(token.top_logprobs) == 3 and bytes(token.bytes) == b"w77"
+    echoed = client.completions.create(prompt="w8", echo=True, **{**asked, "n": 1})
+    assert echoed.choices[0].text.startswith("w8") and len(echoed.choices[0].text) > 2
+
+
+REFUSED: list[tuple[dict[str, Any], type[openai.APIStatusError], str | None]] = [
+    ({"model": "gpt-9"}, openai.NotFoundError, "model"),
+    ({"max_tokens": 9000}, openai.BadRequestError, "max_tokens"),
+    ({"max_tokens": 0}, openai.BadRequestError, "max_tokens"),
+    ({"temperature": -1}, openai.BadRequestError, "temperature"),
+    ({"temperature": "hot"}, openai.BadRequestError, "temperature"),
+    ({"top_p": 0}, openai.BadRequestError, "top_p"),
+    ({"n": 100}, openai.BadRequestError, None),
+    ({"stop": [""]}, openai.BadRequestError, "stop"),
+    ({"stop": "x", "presence_penalty": 3}, openai.BadRequestError, "presence_penalty"),
+    ({"top_logprobs": 3}, openai.BadRequestError, "top_logprobs"),
+    ({"logit_bias": {"7": 1000}}, openai.BadRequestError, "logit_bias"),
+    ({"response_format": {"type": "json_schema"}}, openai.BadRequestError, "response_format"),
+    (
+        {"response_format": {"type": "json_schema", "json_schema": {"name": "x", "schema": {"type": "no"}}}},
+        openai.BadRequestError,
+        "response_format",
+    ),
+    ({"seed": 1.5}, openai.BadRequestError, "seed"),
+    ({"tools": [{"type": "function", "function": {"name": "f"}}]}, openai.BadRequestError, "tools"),
+    ({"messages": []}, openai.BadRequestError, "messages"),
+    ({"messages": [{"role": "user", "content": "w1 " * 300}]}, openai.BadRequestError, "messages"),
+    ({"messages": [{"role": "nobody", "content": "w1"}]}, openai.BadRequestError, "messages"),
+    ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, openai.BadRequestError, None),
+    ({"extra_body": {"wish": 1}}, openai.BadRequestError, "wish"),
+    ({"stream_options": {"include_usage": True}}, openai.BadRequestError, "stream_options"),
+]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_what_cannot_be_done_is_refused_as_openai_refuses_it(serving, stream):
+    client = serving.client()
+    for wrong, kind, param in REFUSED:
+        if stream and "stream_options" in wrong:
+            continue
+        with pytest.raises(kind) as caught:
+            client.chat.completions.create(**{"model": "wordy", "messages": CHAT, "stream": stream, **wrong})
+        assert caught.value.body["message"] and (param is None or caught.value.param == param), wrong
+    with pytest.raises(openai.BadRequestError) as caught:
+        client.completions.create(model="wordy", prompt=[1, 256], stream=stream)
+    assert caught.value.param == "prompt"
+    found = serving.settled()
+    assert found.used == 0 and found.map.count("1") == 0
+
+
+def test_what_is_no_request_at_all(serving):
+    for content in (b"{", b"[1]", b'{"prompt": NaN}', b"[" * 100_000, b"\xff", b""):
+        answer = serving.http.post("/v1/completions", content=content)
+        assert answer.status_code == 400 and answer.json()["error"]["type"] == "invalid_request_error", content[:9]
+    assert serving.http.get("/v1/engines").status_code == 404
+    assert serving.http.get("/v1/completions").json()["error"]["code"] == "unknown_url"
+    assert serving.http.get("/internal/state").status_code == 401, "the state is the control plane's alone"
+    assert serving.http.get("/health").json() == {"status": "ok"}
+
+
+def test_a_client_that_vanishes_leaves_nothing_behind(serving):
+    body = '{"prompt": [%d, 2, 3], "max_tokens": 250, "ignore_eos": true, "stream": %s}'
+    for number, stream in enumerate(("true", "false", "true", "false")):
+        text = body % (number, stream)
+        with socket.create_connection(tuple(serving.url[7:].split(":")), timeout=10) as line:  # type: ignore[arg-type]
+            head = f"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: {len(text)}\r\n\r\n"
+            line.sendall((head + text).encode())
+            if stream == "true":
+                assert b"200 OK" in line.recv(200)
+            else:
+                serving.until(lambda: serving.state().running or None)
+    found = serving.settled()
+    assert found.used == 0
+    finishes = [each["finish"] for each in serving.lines("requests")][-4:]
+    assert finishes == ["aborted"] * 4

@@ -1,0 +1,105 @@
+"""Answers that keep to a form, whatever an untrained model would rather say."""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import Any
+
+import jsonschema
+import pytest
+import tokenizers
+
+from tests.workers.inference.test_engine import finished, model_of
+from tests.workers.inference.test_speculate import near, plain, speculating
+from workers.inference.constrain.guide import Guides
+from workers.inference.engine import Engine
+from workers.inference.sampling import Sampling
+from workers.inference.words import ByteWords
+from workers.models.tokenizer import TextTokenizer
+
+BYTES = {"vocab": 258, "max_seq_len": 256}
+END = 257
+SCHEMA: dict[str, Any] = {
+    "type": "object",
+    "properties": {
+        "name": {"type": "string", "maxLength": 6},
+        "size": {"type": "integer", "minimum": 3, "maximum": 120},
+        "kind": {"enum": ["oak", "ash"]},
+        "leaves": {"type": "array", "items": {"type": "boolean"}, "maxItems": 2},
+    },
+    "required": ["name", "size", "kind"],
+    "additionalProperties": False,
+}
+
+
+def guided(engine: Engine, ends: tuple[int, ...] = ()) -> Engine:
+    engine.guides = Guides(ByteWords(), ends, vocab=258)
+    return engine
+
+
+def asked(seed: int, **more: Any) -> Sampling:
+    return Sampling(**{"max_new_tokens": 200, "seed": seed, "json_schema": SCHEMA, **more})
+
+
+def test_answers_parse_and_validate_and_drafts_change_nothing():
+    decoder = model_of(**BYTES)
+    given = [([seed + 1, 7], asked(seed, temperature=seed % 2)) for seed in range(6)]
+    given.append(([3, 4], asked(9, n=3)))
+    alone = finished(guided(plain(model_of(**BYTES), blocks=500)), given)
+    looked = finished(guided(speculating(model_of(**BYTES), None, blocks=500)), given)
+    engine = guided(speculating(decoder, near(decoder, **BYTES), blocks=500))
+    drafted = finished(engine, given)
+    assert engine.counts.accepted > 0
+    assert [each.new_tokens for each in looked] == [each.new_tokens for each in alone]
+    for plainly, request in zip(alone, drafted, strict=True):
+        assert request.finish == plainly.finish == "stop"
+        jsonschema.validate(json.loads(bytes(request.new_tokens)), SCHEMA)
+        assert not request.sampling.greedy or request.new_tokens == plainly.new_tokens
+
+
+def test_an_end_token_comes_where_the_form_is_complete_and_nowhere_else():
+    words = {"regex": r"[ab]{2,4}", "ends": (END,)}
+    given = [([seed + 1], Sampling(max_new_tokens=9, seed=seed, **words)) for seed in range(12)]
+    for request in finished(guided(plain(model_of(**BYTES)), (END,)), given):
+        text = bytes(each for each in request.new_tokens if each != END).decode()
+        assert re.fullmatch("[ab]{2,4}", text) and request.finish == "stop"
+    (request,) = finished(
+        guided(plain(model_of(**BYTES))),
+        [([5], Sampling(grammar='start: "x" | "yes" start', max_new_tokens=60, seed=2))],
+    )
+    assert re.fullmatch("(yes)*x", bytes(request.new_tokens).decode()) or request.finish == "length"
+
+
+def test_a_models_own_tokenizer_joins_bytes_to_tokens():
+    trained = tokenizers.ByteLevelBPETokenizer()
+    trained.train_from_iterator([json.dumps({"name": "oak", "size": n, "kind": "ash"}) for n in range(200)], 330)
+    loaded = tokenizers.Tokenizer.from_str(trained.to_str())
+    words = TextTokenizer("here", loaded.get_vocab_size(), None, (0,), None, {}, loaded)
+    engine = plain(model_of(vocab=340, max_seq_len=256), blocks=300)
+    engine.guides = Guides(words, (0,), vocab=340)
+    for request in finished(engine, [([seed + 1], asked(seed, ends=(0,))) for seed in range(4)]):
+        jsonschema.validate(json.loads(words.decode(request.new_tokens)), SCHEMA)
+
+
+@pytest.mark.parametrize(
+    ("form", "says"),
+    [
+        ({"json_schema": {"type": "integer", "minimum": 5, "maximum": 3}}, "json_schema cannot be met"),
+        ({"json_schema": {"type": "tree"}}, "json_schema cannot be met"),
+        ({"json_schema": False}, "json_schema is false; it must be an object"),
+        ({"json_schema": "{"}, "json_schema is not JSON"),
+        ({"regex": "(a"}, "regex cannot be met"),
+        ({"regex": 7}, "regex is 7; it must be a text"),
+        ({"grammar": "start: x"}, "grammar cannot be met"),
+        ({"grammar": "start: /a/", "regex": "a"}, "regex and grammar are given"),
+    ],
+)
+def test_forms_that_cannot_be_met_are_told(form, says):
+    engine = guided(plain(model_of(**BYTES)))
+    with pytest.raises(ValueError, match=says):
+        engine.add([1], Sampling(**form))
+    assert not engine.busy
+    engine.guides = None
+    with pytest.raises(ValueError, match="without a tokenizer"):
+        engine.add([1], Sampling(json_schema={}))

@@ -1,0 +1,57 @@
+"""A serve run under a real supervisor, from its launch order to its exit."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import httpx
+import pytest
+
+from tests.workers.launcher.harness import Node
+from workers.contracts.serving import KEY_HEADER, serve_key
+from workers.launcher.rundir import RunDir, write_json
+
+pytestmark = pytest.mark.flow
+
+MODEL = {
+    "name": "tiny", "layers": 1, "hidden": 16, "heads": 2, "ffn": 16, "vocab": 64, "max_seq_len": 4096,
+}  # fmt: skip
+PROMPT: dict[str, Any] = {"prompt": [1, 2, 3], "ignore_eos": True, "stream": True}
+
+
+def order(node: Node, kind: str, body: dict[str, Any], **more: Any) -> dict[str, Any]:
+    spec = {"kind": kind, "model": MODEL, kind: body}
+    made = node.order(["unused"], ranks=1, **{"grace_s": 20.0, "env": {"OMP_NUM_THREADS": "1"}, **more})
+    return {**made, "kind": kind, "spec": spec}
+
+
+def event(node: Node, run_dir: RunDir, kind: str) -> dict[str, Any]:
+    path = run_dir.rank(0) / "events.jsonl"
+
+    def found() -> dict[str, Any] | None:
+        lines = path.read_text().splitlines() if path.exists() else []
+        return next((each["data"] for each in map(json.loads, lines) if each["type"] == kind), None)
+
+    return node.until(found, 60, kind)
+
+
+def test_a_server_is_started_asked_and_ends_well_when_it_is_stopped(node: Node) -> None:
+    started = order(node, "serve", {})
+    run_dir = node.launch(started)
+    told = event(node, run_dir, "serving")
+    url = f"http://{told['host']}:{told['port']}/v1/completions"
+    key = {KEY_HEADER: serve_key(started["fence"])}
+    with httpx.stream("POST", url, json={**PROMPT, "max_tokens": 400}, headers=key, timeout=20) as stream:
+        lines = stream.iter_lines()
+        assert next(lines).startswith("data: ")
+        write_json(run_dir.request, {"action": "cancel", "grace_s": 20.0})
+        event(node, run_dir, "draining")
+        assert httpx.post(url, json=PROMPT, headers=key).status_code == 503
+        assert [each for each in lines if each][-1] == "data: [DONE]", "what was on its way has come to its end"
+    found = node.exited(started)
+    assert found["class"] == "ok" and "stopped on request after 1 requests" in found["reason"], found
+    assert {"serving", "draining", "served"} <= {
+        each["type"] for batch in node.batches if batch["stream"] == "events" for each in batch["events"]
+    }
+    assert node.seqs("points", 0)

@@ -1,0 +1,48 @@
+"""What an answer must look like, as llguidance reads it: from a JSON schema, a regular expression, a Lark grammar.
+
+Loads llguidance alone; knows no tokenizer.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from workers.inference.sampling import Sampling
+
+# between two parts of JSON: a line break and an indent, but never blanks until the answer's room is used up
+_WHITESPACE = r"[ \n]{0,12}"
+
+
+def grammar_of(asked: Sampling) -> str:
+    """Raises ValueError, naming the parameter, for a form that is malformed or that nothing meets."""
+    from llguidance import LLMatcher
+
+    name, text = "json_schema", ""
+    if asked.regex is not None:
+        name, text = "regex", LLMatcher.grammar_from_regex(asked.regex)
+    elif asked.grammar is not None:
+        name, text = "grammar", LLMatcher.grammar_from_lark(asked.grammar)
+    else:
+        text = LLMatcher.grammar_from_json_schema(_schema(asked.json_schema), {"whitespace_pattern": _WHITESPACE})
+    if wrong := LLMatcher.validate_grammar(text):
+        raise ValueError(f"{name} cannot be met: {_first_line(wrong)}")
+    return text
+
+
+def _schema(given: Any) -> str:
+    if isinstance(given, str):
+        try:
+            given = json.loads(given)
+        except ValueError as error:
+            raise ValueError(f"json_schema is not JSON: {error}; give a schema as an object") from None
+    if given is True:
+        given = {}
+    if not isinstance(given, dict):
+        raise ValueError(f"json_schema is {json.dumps(given)[:60]}; it must be an object that something can meet")
+    return json.dumps(given)
+
+
+def _first_line(text: str) -> str:
+    line = next((each.strip() for each in text.splitlines() if each.strip()), text)
+    return line.removeprefix("ERROR:").strip()[:200]

@@ -1,0 +1,218 @@
+"""A run of kind evaluate: what is to be judged through the model, a line of results for each, and the metrics of all.
+
+Goes on after the lines that are there. Knows files and events; how a likelihood or a score comes about is others'.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from workers.contracts.bodies import EvaluateBody
+from workers.contracts.exits import Outcome, UserError, write_atomically
+from workers.contracts.model import ModelSource, ModelSpec
+from workers.contracts.serving import EVALUATED, Evaluated, FileTold
+from workers.inference.accept import InferenceRun
+from workers.inference.answers import Answers, fingerprint
+from workers.inference.engine import check_prompt
+from workers.inference.evaluate.likelihood import BATCH_TOKENS, losses
+from workers.inference.evaluate.lines import Item, read_items
+from workers.inference.evaluate.metrics import ANSWERS, CHOICES, LIKELIHOOD, read_metrics
+from workers.inference.evaluate.predict import predict
+from workers.inference.evaluate.scores import score_answers, score_line
+from workers.inference.evaluate.units import units_of
+from workers.inference.liveness import COMPUTES
+from workers.inference.load import Loaded, device_here, load
+from workers.inference.orders import Orders
+from workers.inference.sampling import Sampling
+from workers.inference.surroundings import Surroundings
+from workers.metrics.beacon import Beacon
+from workers.metrics.recorder import Recorder, last_attempt
+
+RESULTS, LINES, PREDICTIONS = "results.json", "results.jsonl", "predictions.jsonl"
+WINDOW = 1024  # tokens, at most the model's context
+_POINT_S = 0.5
+
+
+class Evaluation:
+    """`go` judges what is not judged yet; asked to leave, it finishes the present batch, and what is judged stays.
+
+    Raises UserError, ArithmeticError, OSError.
+    """
+
+    def __init__(self, run: InferenceRun, folder: Path, recorder: Recorder, beacon: Beacon, orders: Orders) -> None:
+        self.run, self.folder, self.recorder, self.beacon, self.orders = run, folder, recorder, beacon, orders
+        self.body = body_of(run)
+        self.metrics = read_metrics(self.body.metrics)
+        self.items = read_items(self.body.input, self.body.references, run.spec.data, self.metrics)
+        self._began = self._told = time.perf_counter()
+        self._found = 0
+
+    def go(self) -> Outcome:
+        body, spec = self.body, self.run.spec
+        loaded = load(spec.model, precision=self.run.plan.precision, device=device_here(), quantize=body.quantize)
+        for block in loaded.decoder.blocks.values():  # signs of life: a window can take a slow device minutes
+            block.register_forward_pre_hook(lambda block, given: self.beacon.mark(COMPUTES))
+        self.window = min(body.window or WINDOW, loaded.spec.max_seq_len)
+        self.stride = min(body.stride or self.window // 2, self.window - 1)
+        told = spec.to_dict()
+        self._made_by = fingerprint(
+            {name: value for name, value in told["evaluate"].items() if name not in ("input", "references")},
+            told["model"], self.run.plan.precision, [asdict(each) for each in self.items],
+        )  # fmt: skip
+        wants = set(self.metrics)
+        rows = self._answered(loaded) if wants & set(ANSWERS) else [{"id": item.id} for item in self.items]
+        if rows is not None and wants & {*LIKELIHOOD, *CHOICES}:
+            rows = self._judged(loaded, rows)
+        if rows is None:
+            return Outcome("preempted", f"asked to leave after {self._found} lines", self._found)
+        metrics = self._all(rows)
+        self._tell(metrics, rows)
+        says = ", ".join(f"{name} {value:.6g}" for name, value in metrics.items())
+        return Outcome("ok", f"{says} over {len(rows)} lines", len(rows))
+
+    def _answered(self, loaded: Loaded) -> list[dict[str, Any]] | None:
+        """A row for each item: its answer, scored. None when asked to leave."""
+        asked = [item for item in self.items if item.text is None]
+        given: dict[int, str] = {}
+        if asked:
+            sampling = Sampling(max_new_tokens=self.body.max_new_tokens, temperature=0, stop=tuple(self.body.stop),
+                                ends=loaded.ends)  # fmt: skip
+            prompts = [(item.id, self._prompt(loaded, item)) for item in asked]
+            answers = self._ledger(PREDICTIONS, [item.id for item in asked])
+            try:
+                done = predict(loaded, prompts, answers, sampling=sampling, goes_on=self._goes_on)
+            finally:
+                answers.close()
+            if not done:
+                self._found = answers.done
+                return None
+            written = [json.loads(row) for row in (self.folder / PREDICTIONS).read_text("utf-8").splitlines()]
+            given = {id(item): row["text"] for item, row in zip(asked, written, strict=True)}
+        rows = []
+        for item in self.items:
+            answer = item.text if item.text is not None else given[id(item)]
+            rows.append({"id": item.id, "answer": answer, **score_line(self.metrics, answer, item.references)})
+        return rows
+
+    def _judged(self, loaded: Loaded, rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]] | None:
+        """The rows with likelihoods, written to results.jsonl in turn. None when asked to leave."""
+        units = units_of(loaded, self.items, rows, window=self.window, stride=self.stride, most=self.body.max_tokens)
+        ledger = self._ledger(LINES, [each.row["id"] for each in units])
+        try:
+            place, tokens, counted, lost_nats = ledger.done, 0, 0, 0.0
+            while place < len(units) and self.orders.wish is None:
+                some = units[place : place + 1]
+                while place + len(some) < len(units) and sum(each.tokens for each in some) < BATCH_TOKENS:
+                    some.append(units[place + len(some)])
+                lost = iter(losses(loaded.decoder, [window for each in some for window in each.windows]))
+                for each in some:
+                    judged = each.judged([next(lost) for _ in each.windows])
+                    ledger.give(place, {**each.row, **judged})
+                    place += 1
+                    tokens, counted = tokens + each.tokens, counted + judged["tokens"]
+                    lost_nats += judged["nll"]
+                self._point(place, tokens, last=place == len(units), loss=lost_nats / max(1, counted))
+            self._found = ledger.done
+        finally:
+            ledger.close()
+        if self._found < len(units):
+            return None
+        return [json.loads(row) for row in (self.folder / LINES).read_text("utf-8").splitlines()]
+
+    def _prompt(self, loaded: Loaded, item: Item) -> list[int]:
+        assert item.asks is not None
+        try:
+            if loaded.words is None:
+                raise ValueError("answers are compared as text, and the model came without a tokenizer")
+            ids = item.asks.tokens(loaded.words)
+            check_prompt(ids, context=loaded.spec.max_seq_len, vocab=loaded.spec.vocab)
+        except ValueError as error:
+            raise UserError(f"evaluate.input: {self.body.input} line {item.asks.number}: {error}") from None
+        return ids
+
+    def _all(self, rows: Sequence[dict[str, Any]]) -> dict[str, float]:
+        """The metrics in the order asked for. Raises ArithmeticError for a loss that is not finite."""
+        found: dict[str, float] = {}
+        if set(self.metrics) & set(ANSWERS):
+            answers = [row["answer"] for row in rows]
+            found |= score_answers(self.metrics, answers, [item.references for item in self.items])
+        if set(self.metrics) & set(LIKELIHOOD):
+            tokens, size = sum(row["tokens"] for row in rows), sum(row["bytes"] for row in rows)
+            if not tokens:
+                raise UserError("evaluate.input: no text has two tokens, so none is predicted; give longer ones")
+            loss = math.fsum(row["nll"] for row in rows) / tokens
+            if not math.isfinite(loss):
+                raise ArithmeticError(f"the loss of {self.body.input or 'the data'} is {loss}; try precision fp32")
+            found |= {"loss": loss, "perplexity": math.exp(min(loss, 700.0))}
+            found["bits_per_byte"] = loss * tokens / math.log(2) / max(1, size)
+        for name in set(self.metrics) & set(CHOICES):
+            key = "right" if name == "accuracy" else "right_norm"
+            found[name] = sum(row[key] for row in rows) / len(rows)
+        return {name: found[name] for name in self.metrics}
+
+    def _tell(self, metrics: dict[str, float], rows: Sequence[dict[str, Any]]) -> None:
+        lines, results = self.folder / LINES, self.folder / RESULTS
+        if not set(self.metrics) & {*LIKELIHOOD, *CHOICES}:
+            write_atomically(lines, "".join(json.dumps(row) + "\n" for row in rows))
+        model, body = self.run.spec.model, self.body
+        told = Evaluated(
+            metrics=metrics, lines=len(rows), tokens=sum(row.get("tokens", 0) for row in rows),
+            seconds=round(time.perf_counter() - self._began, 3), model=name_of(model),
+            quantize=body.quantize, input=body.input, window=self.window, stride=self.stride,
+        )  # fmt: skip
+        write_atomically(results, json.dumps(told.to_dict(), indent=2) + "\n")
+        made = [path for path in (results, lines, self.folder / PREDICTIONS) if path.is_file()]
+        files = [FileTold(name=path.name, path=str(path), bytes=path.stat().st_size) for path in made]
+        self.recorder.event(EVALUATED, **told.model_copy(update={"files": files}).to_dict())
+
+    def _ledger(self, name: str, ids: Sequence[Any]) -> Answers:
+        return Answers(self.folder / name, ids, made_by=self._made_by, field="evaluate")
+
+    def _goes_on(self, done: int, tokens: int) -> bool:
+        self._point(done, tokens)
+        return self.orders.wish is None
+
+    def _point(self, done: int, tokens: int, *, last: bool = False, **more: float) -> None:
+        now = time.perf_counter()
+        if last or now - self._told >= _POINT_S:
+            self._told = now
+            rate = tokens / (now - self._began)
+            values = {"inference/answered": float(done), "inference/tokens_per_s": rate, **more}
+            self.recorder.point(step=done, tokens=tokens, values=values)
+
+
+def body_of(run: InferenceRun) -> EvaluateBody:
+    assert run.spec.evaluate is not None
+    return run.spec.evaluate
+
+
+def results_folder(directory: Path, *, env: Mapping[str, str] = os.environ) -> Path:
+    """The run's own folder where attempts lie below it, so that a later attempt goes on; else the directory."""
+    run = Path(env.get("ORRERY_CHECKPOINTS") or directory / "checkpoints").parent
+    return run if directory.absolute().is_relative_to(run.absolute()) else directory
+
+
+def name_of(model: str | ModelSpec | ModelSource) -> str:
+    if isinstance(model, ModelSource):
+        return model.package or str(model.path)
+    return model if isinstance(model, str) else model.name
+
+
+def run_evaluate(run: InferenceRun, around: Surroundings) -> Outcome:
+    """Points and events go to the rank's folder, results to the run's. Raises what `Evaluation` raises."""
+    attempt = around.attempt or 1 + last_attempt(around.folder / "events.jsonl")
+    recorder = Recorder(around.folder, run=around.run, attempt=attempt, rank=around.rank)
+    beacon = Beacon(around.folder)
+    try:
+        with Orders(around.directory, around.folder) as orders:
+            return Evaluation(run, results_folder(around.directory), recorder, beacon, orders).go()
+    finally:
+        beacon.close()
+        recorder.close()

@@ -1,0 +1,111 @@
+"""Linears that are quantised as they are read, one at a time, so that there is never more than one of them in full.
+
+Taken out of a decoder before the rest of it is made, and put back from its weights. Knows weights and layers.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from workers.inference.quantize.linears import (
+    Fp8Linear,
+    Int4Linear,
+    Int8ActivationsLinear,
+    Int8Linear,
+    LowRankLinear,
+    QuantisedLinear,
+)
+from workers.inference.quantize.swap import QuantisedExperts, group_for, linears_of, put, quantised, widths_of
+from workers.models.decoder import Decoder
+from workers.models.errors import WeightsError
+from workers.models.experts import StackedLinear
+from workers.models.hf.packed import Packed
+from workers.models.initialise import fill_parameter
+from workers.models.weights import Weights, checked
+
+
+@dataclass(slots=True)
+class Linears:
+    """Those that are out of `decoder`, none where its weights stay whole."""
+
+    decoder: Decoder
+    weights: Weights | None
+    kind: str | None
+    group: int
+    out: list[tuple[str, nn.Linear | StackedLinear]]
+
+    @torch.no_grad()
+    def put_back(self, dtype: torch.dtype, device: torch.device, seed: int) -> None:
+        """On `device`. Raises ValueError."""
+        for name, module in self.out:
+            bias = None if module.bias is None else self._read(f"{name}.bias", module.bias, seed).to(device, dtype)
+            packed = self._packed(f"{name}.weight")
+            if packed is None:
+                weight = self._read(f"{name}.weight", module.weight, seed).to(device, dtype)
+                made = self._whole(module, weight, bias) if self.kind is None else quantised(
+                    weight, bias, self.kind, group=self.group, name=name
+                )  # fmt: skip
+            elif isinstance(module, StackedLinear):
+                biases = [None] * len(packed) if bias is None else list(bias.unbind())
+                pairs = zip(packed, biases, strict=True)
+                made = QuantisedExperts([layer_of(each, own, dtype, device) for each, own in pairs])
+            else:
+                self._fits(packed[0], module, name)
+                made = layer_of(packed[0], bias, dtype, device)
+            put(self.decoder, name, made)
+
+    def _packed(self, name: str) -> list[Packed] | None:
+        found: list[Packed] | None = None if self.kind is not None else self.weights.packed(name)  # type: ignore[union-attr]
+        return found
+
+    def _read(self, name: str, wanted: Tensor, seed: int) -> Tensor:
+        if self.weights is not None:
+            return checked(self.weights.read(name), name, tuple(wanted.shape), self.weights.where)
+        made = torch.empty(wanted.shape)
+        fill_parameter(name, made, layers=self.decoder.spec.layers, seed=seed)
+        return made
+
+    def _whole(self, module: nn.Linear | StackedLinear, weight: Tensor, bias: Tensor | None) -> nn.Module:
+        module.weight = nn.Parameter(weight, requires_grad=False)
+        module.bias = None if bias is None else nn.Parameter(bias, requires_grad=False)
+        return module
+
+    def _fits(self, packed: Packed, module: nn.Linear | StackedLinear, name: str) -> None:
+        shape = tuple(packed.codes.T.shape if packed.kind == "int4" else packed.codes.shape)
+        shape = (shape[0], packed.scales.shape[1]) if packed.kind == "low-rank" else shape
+        if shape != tuple(module.weight.shape):
+            says = f"{name}.weight has shape {list(shape)}, the configuration wants {list(module.weight.shape)}"
+            raise WeightsError(f"{self.weights.where if self.weights else ''}: {says}")
+
+
+def taken_out(decoder: Decoder, weights: Weights | None, kind: str | None) -> Linears:
+    """Of a decoder on `meta`. Raises WeightsError where weights that are quantised already are to be quantised."""
+    held: Any = getattr(weights, "quantization", None)
+    if held is not None and kind is not None:
+        says = f"its weights are kept as {held.form} already"
+        raise WeightsError(f"{getattr(weights, 'where', '')}: {says}; leave quantize out, or give those before")
+    group = group_for(widths_of(decoder))
+    out = list(linears_of(decoder)) if kind is not None or held is not None else []
+    for name, _ in out:
+        put(decoder, name, nn.Identity())
+    return Linears(decoder, weights, kind, group, out)
+
+
+def layer_of(packed: Packed, bias: Tensor | None, dtype: torch.dtype, device: torch.device) -> QuantisedLinear:
+    """A layer that computes with a published weight as it is; scales are rounded to the run's precision."""
+    codes, scales = packed.codes.to(device), packed.scales.to(device)
+    if packed.kind == "int4":
+        assert packed.zeros is not None
+        order = None if packed.order is None else packed.order.to(device)
+        # one group of all inputs is a group of whole chunks that is not full
+        group = packed.group if packed.group < len(codes) else -(-packed.group // 128) * 128
+        return Int4Linear(codes, scales.to(dtype), packed.zeros.to(device), group, bias, order=order)
+    if packed.kind == "low-rank":
+        return LowRankLinear(codes.to(dtype), scales.to(dtype), bias)
+    if packed.kind == "fp8":
+        return Fp8Linear(codes, scales, dtype, bias)
+    return (Int8ActivationsLinear if packed.kind == "w8a8" else Int8Linear)(codes, scales.to(dtype), bias)

@@ -1,0 +1,96 @@
+"""A smaller model as a folder: tensors and configuration in the form that transformers and others know, its tokenizer.
+
+Knows layouts of files; does not know how weights were made smaller.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from workers.contracts.model import ModelSpec
+from workers.inference.quantize.methods import Made
+from workers.models.belongings import keep
+from workers.models.decoder import Decoder
+from workers.models.errors import WeightsError
+from workers.models.hf.names import entries_of
+from workers.models.hf.packed import Quantization, parts_of, read_quantization
+from workers.models.hf.saving import save_hugging_face
+from workers.models.hf.writing import family_of
+from workers.models.shapes import weights_of
+
+REPORT = "report.json"
+
+
+class InMemory:
+    """A decoder's own tensors as weights."""
+
+    def __init__(self, decoder: Decoder) -> None:
+        self.spec: ModelSpec = decoder.spec
+        self.where = "memory"
+        self._tensors = weights_of(decoder)
+
+    def read(self, name: str) -> Tensor:
+        return self._tensors[name].detach()
+
+
+def config_of(method: str, group: int) -> dict[str, Any] | None:
+    """`quantization_config` of the folder; None where weights are plain."""
+    not_these = ["lm_head"]
+    if method in ("awq", "int4"):
+        told: dict[str, Any] = {"quant_method": "awq", "bits": 4, "group_size": group, "zero_point": True,
+                                "version": "gemm", "modules_to_not_convert": not_these}  # fmt: skip
+        return told
+    if method == "gptq":
+        return {"quant_method": "gptq", "bits": 4, "group_size": group, "desc_act": True, "sym": False,
+                "checkpoint_format": "gptq", "lm_head": False}  # fmt: skip
+    if method in ("int8", "smoothquant"):
+        weights = {"num_bits": 8, "type": "int", "symmetric": True, "strategy": "channel", "dynamic": False}
+        tokens = {"num_bits": 8, "type": "int", "symmetric": True, "strategy": "token", "dynamic": True}
+        inputs = tokens if method == "smoothquant" else None
+        scheme = {"targets": ["Linear"], "weights": weights, "input_activations": inputs, "output_activations": None}
+        return {"quant_method": "compressed-tensors", "quantization_status": "compressed",
+                "format": "int-quantized" if inputs else "pack-quantized", "ignore": not_these,
+                "config_groups": {"group_0": scheme}}  # fmt: skip
+    if method == "fp8":
+        return {"quant_method": "fp8", "fmt": "e4m3", "activation_scheme": "dynamic", "weight_block_size": [128, 128],
+                "modules_to_not_convert": not_these}  # fmt: skip
+    return {"quant_method": "low-rank"} if method == "lowrank" else None
+
+
+def check_family(spec: ModelSpec, method: str) -> None:
+    """Raises WeightsError where no published form keeps such a model so."""
+    family = family_of(spec)
+    if family == "gpt2" and method != "prune":
+        says = (
+            "GPT-2 keeps queries, keys and values in one turned matrix, for which no published form of few bits is read"
+        )
+        raise WeightsError(f"{spec.name}: {says}; quantise it as it is loaded, by quantize")
+
+
+def write_folder(
+    decoder: Decoder, made: Made, folder: Path, *, method: str, group: int, belongings: Mapping[str, bytes]
+) -> None:
+    """Into an existing, empty folder. Raises WeightsError, OSError."""
+    config = config_of(method, group)
+    how = read_quantization({"quantization_config": config}, str(folder))
+    packed: dict[str, dict[str, Tensor]] = {}
+    if how is not None:
+        for entry in entries_of(decoder.spec, family_of(decoder.spec)):
+            if entry.ours[0] in made.packed:
+                for theirs, each in zip(entry.theirs, made.packed[entry.ours[0]], strict=True):
+                    packed[theirs] = _parts(how, theirs, each)
+    more = {} if config is None else {"quantization_config": config}
+    save_hugging_face(InMemory(decoder), folder, packed=packed, more=more)
+    keep(belongings, folder)
+
+
+def _parts(how: Quantization, theirs: str, each: Any) -> dict[str, Tensor]:
+    prefix = theirs.removesuffix(".weight")
+    try:
+        return {name: part.contiguous() for name, part in zip(how.parts(prefix), parts_of(how, each), strict=True)}
+    except ValueError as error:
+        raise WeightsError(f"{theirs}: {error}") from None

@@ -1,0 +1,75 @@
+"""Every linear of a decoder but its head, and quantised ones in their place, at once or as the weights are read.
+
+Embeddings, norms, routers and the head keep the run's precision. Knows names; how a weight is rounded is `linears`'.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from torch import Tensor, nn
+
+from workers.inference.quantize.linears import GROUP, QuantisedLinear, rounded
+from workers.models.decoder import Decoder
+from workers.models.experts import StackedLinear
+
+KINDS = ("int8", "int4", "fp8")
+GROUPS = (128, 64, 32, 16)
+
+
+class QuantisedExperts(nn.Module):
+    """In place of a `StackedLinear`: a quantised linear an expert."""
+
+    def __init__(self, layers: list[QuantisedLinear]) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(layers)
+
+    def forward(self, pieces: list[Tensor]) -> list[Tensor]:
+        return [layer(piece) for layer, piece in zip(self.layers, pieces, strict=True)]
+
+
+def linears_of(decoder: Decoder) -> Iterator[tuple[str, nn.Linear | StackedLinear]]:
+    """Those of the blocks, by name: the head is most of what a small model says, and is kept."""
+    for name, module in decoder.named_modules():
+        if name.startswith("blocks.") and isinstance(module, nn.Linear | StackedLinear):
+            yield name, module
+
+
+def group_for(widths: Iterator[int] | list[int], wanted: int = GROUP) -> int:
+    """The largest size of a group, at most `wanted`, that divides every width; 16 where none does."""
+    found = list(widths)
+    return next((each for each in GROUPS if each <= wanted and all(width % each == 0 for width in found)), GROUPS[-1])
+
+
+def widths_of(decoder: Decoder) -> list[int]:
+    return [int(module.weight.shape[-1]) for _, module in linears_of(decoder)]
+
+
+def put(decoder: Decoder, name: str, module: nn.Module) -> None:
+    parent, _, last = name.rpartition(".")
+    setattr(decoder.get_submodule(parent), last, module)
+
+
+def quantise(decoder: Decoder, kind: str) -> None:
+    """Every linear of the blocks, by rounding to the nearest, in place. Raises ValueError naming one that cannot be."""
+    group = group_for(widths_of(decoder))
+    for name, module in list(linears_of(decoder)):
+        put(decoder, name, quantised(module.weight.detach(), module.bias, kind, group=group, name=name))
+
+
+def quantised(weight: Tensor, bias: Tensor | None, kind: str, *, group: int, name: str) -> nn.Module:
+    """A linear's `weight [N, K]`, or that of stacked experts `[E, N, K]`."""
+    try:
+        if weight.dim() == 2:
+            return rounded(weight, kind, bias=bias, group=group)
+        biases = [None] * len(weight) if bias is None else list(bias.unbind())
+        pairs = zip(weight.unbind(), biases, strict=True)
+        return QuantisedExperts([rounded(each, kind, bias=own, group=group) for each, own in pairs])
+    except ValueError as error:
+        raise ValueError(f"{name}.weight: {error}") from None
+
+
+def weight_bytes(decoder: Decoder) -> int:
+    """Of all parameters and buffers, each once."""
+    tensors = {id(each): each.nbytes for each in (*decoder.parameters(), *decoder.buffers())}
+    return sum(tensors.values())

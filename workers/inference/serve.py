@@ -1,0 +1,199 @@
+"""A run of kind serve: a model, an engine in a thread, and a server over it until somebody asks it to end.
+
+Puts the parts together and takes them apart again; what a request is, `server` knows.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from workers.contracts.bodies import ServeBody
+from workers.contracts.exits import Outcome, UserError
+from workers.contracts.model import ModelSource
+from workers.contracts.serving import DRAINING, SERVED, SERVING, Serving, serve_key
+from workers.inference.accept import InferenceRun
+from workers.inference.backends.serve import Backend
+from workers.inference.build import BLOCK_SIZE, blocks_that_fit, blocks_wanted, build
+from workers.inference.engine import Engine
+from workers.inference.load import Loaded, device_here, load
+from workers.inference.orders import Orders
+from workers.inference.scheduler import Limits
+from workers.inference.server.app import make_app
+from workers.inference.server.desk import Desk
+from workers.inference.server.gate import Gate
+from workers.inference.server.listen import Listener, bind, is_loopback
+from workers.inference.server.meeting import fleet_of, meet
+from workers.inference.server.pump import Pump
+from workers.inference.server.witness import Witness
+from workers.inference.speculate.opening import Drafting, drafting_of
+from workers.inference.surroundings import Surroundings
+from workers.metrics.beacon import Beacon
+from workers.metrics.recorder import Recorder, last_attempt
+
+_LOOK_S = 0.1  # between looks at what is asked
+_LEAST_S = 0.5  # of the grace, kept for what comes after the last token
+
+
+def run_serve(run: InferenceRun, around: Surroundings, *, host: str | None = None, port: int = 0) -> Outcome:
+    """Until a stop (ok), a preemption, or an error of the engine, which is raised. Raises UserError, OSError too."""
+    check_world(run, around)
+    attempt = around.attempt or 1 + last_attempt(around.folder / "events.jsonl")
+    recorder = Recorder(around.folder, run=around.run, attempt=attempt, rank=around.rank)
+    beacon = Beacon(around.folder)
+    try:
+        with Orders(around.directory, around.folder) as orders:
+            body = run.serve
+            if body.backend == "vllm":
+                return asyncio.run(
+                    Backend(run, around, recorder, beacon).go(orders, host=host or around.address, port=port)
+                )
+            loaded = load(
+                run.spec.model, precision=run.plan.precision, device=device_of(around), quantize=body.quantize
+            ).kept_in(body.kv_cache_dtype)
+            drafting = drafting_of(body, loaded, kind="serve", precision=run.plan.precision, device=device_of(around))
+            engine = engine_of(loaded, body, local_world_size=around.local_world_size, drafting=drafting)
+            witness = Witness(engine, recorder, beacon, around.folder, since_s=time.perf_counter())
+            try:
+                bound = bind(host or around.address, port)
+                server = Server(run, around, loaded, engine, witness, recorder, at=bound.getsockname()[:2])
+                return asyncio.run(server.go(orders, Listener(server.app, bound)))
+            finally:
+                witness.close()
+    finally:
+        beacon.close()
+        recorder.close()
+
+
+def device_of(around: Surroundings) -> torch.device:
+    """This rank's own."""
+    device = device_here()
+    if device.type == "cuda":
+        torch.cuda.set_device(around.local_rank)
+    return device
+
+
+def check_world(run: InferenceRun, around: Surroundings) -> None:
+    """Raises UserError where plan and torchrun disagree on the number of replicas."""
+    if run.plan.world_size != around.world_size:
+        says = f"dp {run.plan.dp} is {run.plan.world_size} replicas, but {around.world_size} started (WORLD_SIZE)"
+        raise UserError(f"plan: {says}; try torchrun --nproc-per-node {run.plan.world_size}, or dp {around.world_size}")
+
+
+def engine_of(
+    loaded: Loaded, body: ServeBody, *, local_world_size: int = 1, drafting: Drafting | None = None
+) -> Engine:
+    """With the blocks that are asked for, or as many as all sequences may fill and memory has room for."""
+    fits, each_bytes = blocks_that_fit(loaded, drafting)
+    if next(loaded.decoder.parameters()).device.type == "cpu":
+        fits //= local_world_size
+    blocks = body.kv_blocks or min(fits, body.max_seqs * blocks_wanted(loaded, loaded.spec.max_seq_len))
+    if not 0 < blocks <= fits:
+        says = f"{max(1, blocks)} blocks of {each_bytes:,} bytes do not fit beside the weights, {max(0, fits)} would"
+        raise UserError(f"serve.kv_blocks: {says}; try fewer, or a smaller model")
+    limits = Limits(step_tokens=body.max_batch_tokens, sequences=body.max_seqs)
+    return build(loaded, blocks=blocks, limits=limits, drafting=drafting)
+
+
+class Server:
+    """`go` serves; `app` is what a listener is given."""
+
+    def __init__(
+        self,
+        run: InferenceRun,
+        around: Surroundings,
+        loaded: Loaded,
+        engine: Engine,
+        witness: Witness,
+        recorder: Recorder,
+        *,
+        at: tuple[str, int],
+    ) -> None:
+        self.witness, self.recorder, self.engine, self.at = witness, recorder, engine, at
+        self.around, self.body = around, run.serve
+        body, fence = run.serve, around.fence
+        self.gate = Gate(
+            api_key=body.api_key,
+            house_key=None if fence is None else serve_key(fence),
+            open=is_loopback(at[0]),
+            capacity=body.max_seqs + body.max_waiting,
+        )
+        self.pump = Pump(engine, witness, since_s=witness.since_s)
+        self.desk = Desk(loaded, self.pump, self.gate, names=names_of(run, loaded))
+        self.app = make_app(self.desk)
+
+    async def go(self, orders: Orders, listener: Listener) -> Outcome:
+        self.pump.start()
+        await listener.begin()
+        leads = self.around.rank == 0
+        if self.around.world_size > 1:
+            await self._meet()
+        if leads:
+            self._tell_serving()
+        try:
+            while orders.wish is None and not self.pump.broke.done():
+                await asyncio.sleep(_LOOK_S)
+            return await self._drain(orders)
+        finally:
+            await self.pump.stop()
+            if self.desk.fleet is not None:
+                await self.desk.fleet.close()
+            if leads:
+                summary = self.witness.summary.summary(seconds=time.perf_counter() - self.witness.since_s)
+                self.recorder.event(SERVED, **summary.to_dict())
+            await listener.end()
+
+    async def _meet(self) -> None:
+        """All replicas listen; the first one knows where."""
+        found = await asyncio.to_thread(meet, self.at)
+        if self.around.rank == 0:
+            self.desk.fleet = fleet_of(
+                found, self.around, api_key=self.body.api_key, block_size=BLOCK_SIZE, seats=self.body.max_seqs,
+                waiting=self.body.max_waiting,
+            )  # fmt: skip
+
+    def _tell_serving(self) -> None:
+        host, port = self.at
+        told = Serving(
+            host=host, port=port, model=self.desk.names[0], context=self.desk.context, chat=self.desk.chats,
+            block_size=BLOCK_SIZE, blocks=self.engine.scheduler.pool.blocks * self.around.world_size,
+        )  # fmt: skip
+        self.recorder.event(SERVING, **told.to_dict())
+        print(f"serving {told.model} on http://{host}:{port}/v1, context {told.context}", flush=True)
+
+    async def _drain(self, orders: Orders) -> Outcome:
+        """What is on its way may end within the grace; nothing new comes in."""
+        self.gate.draining = True
+        if self.pump.broke.done():
+            raise self.pump.broke.result() or RuntimeError("the engine's thread has ended")
+        if self.around.rank == 0:
+            self.recorder.event(DRAINING, running=len(self.pump.tickets) + self._away)
+        while (self.pump.tickets or self._away) and time.monotonic() < orders.deadline - _LEAST_S:
+            await asyncio.sleep(_LOOK_S / 2)
+        left = list(self.pump.tickets)
+        for ticket in left:
+            self.pump.cancel(ticket)
+            ticket.fail(RuntimeError("the server ends"))
+        await asyncio.sleep(0)  # those who wait for them hear of it
+        served = self.witness.summary.summary(seconds=0).requests
+        cut = f", {len(left)} cut short" if left else ""
+        if orders.wish == "stop":
+            return Outcome("ok", f"stopped on request after {served} requests{cut}", self.engine.counts.steps)
+        return Outcome("preempted", f"asked to leave after {served} requests{cut}", self.engine.counts.steps)
+
+    @property
+    def _away(self) -> int:
+        return 0 if self.desk.fleet is None else self.desk.fleet.away
+
+
+def names_of(run: InferenceRun, loaded: Loaded) -> tuple[str, ...]:
+    """What a client may call the model, the first being what it is told: its short name, and as the spec has it."""
+    model: Any = run.spec.model
+    if isinstance(model, ModelSource):
+        given = str(model.path or model.package)
+        return tuple(dict.fromkeys((Path(given).name or given, given)))
+    return (model if isinstance(model, str) else loaded.spec.name,)

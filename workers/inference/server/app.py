@@ -1,0 +1,224 @@
+"""The routes: keys checked, bodies read, answers sent whole or by server-sent events, every error in OpenAI's shape.
+
+Knows HTTP; what an answer is, `desk` and `order` know. A client that goes away takes its request along.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import Any
+
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import JSONResponse, Response, StreamingResponse
+from starlette.routing import Route
+from starlette.types import Receive, Scope, Send
+
+from workers.contracts.serving import STATE_PATH, EngineState
+from workers.inference.server.desk import Desk, Wish
+from workers.inference.server.errors import ApiError
+from workers.inference.server.order import Order
+from workers.inference.server.state import merged
+
+MOST_BYTES = 32 << 20  # of a body
+_GONE = 499  # nginx's status for a client that closed its request; nobody reads it
+
+
+def make_app(desk: Desk) -> Starlette:
+    """The ASGI application."""
+
+    async def models(request: Request) -> Response:
+        return JSONResponse({"object": "list", "data": desk.models()})
+
+    async def model(request: Request) -> Response:
+        desk.check_model(request.path_params["name"])
+        return JSONResponse(desk.models()[0])
+
+    async def completions(request: Request) -> Response:
+        return await _answer(request, desk, chat=False)
+
+    async def chat(request: Request) -> Response:
+        return await _answer(request, desk, chat=True)
+
+    async def health(request: Request) -> Response:
+        broken, draining = desk.pump.broke.done(), desk.gate.draining
+        status = "broken" if broken else "draining" if draining else "ok"
+        return JSONResponse({"status": status}, status_code=200 if status == "ok" else 503)
+
+    async def state(request: Request) -> Response:
+        desk.gate.check_key(request.headers, house_only=True)
+        try:
+            told = await _state(desk)
+        except TimeoutError:
+            raise ApiError("the present step takes long; ask again", status=503, retry_after_s=2.0) from None
+        return JSONResponse(told.to_dict())
+
+    def keyed(handler: Callable[[Request], Awaitable[Response]]) -> Callable[[Request], Awaitable[Response]]:
+        async def checked(request: Request) -> Response:
+            desk.gate.check_key(request.headers)
+            return await handler(request)
+
+        return checked
+
+    return Starlette(
+        routes=[
+            Route("/v1/models", keyed(models)),
+            Route("/v1/models/{name:path}", keyed(model)),
+            Route("/v1/completions", keyed(completions), methods=["POST"]),
+            Route("/v1/chat/completions", keyed(chat), methods=["POST"]),
+            Route("/health", health),
+            Route(STATE_PATH, state),
+        ],
+        exception_handlers=error_handlers(),
+    )
+
+
+async def _answer(request: Request, desk: Desk, *, chat: bool) -> Response:
+    body = await read_body(request)
+    wish = await desk.read(_json(body), chat=chat)
+    if desk.fleet is None:
+        return await _here(request, desk, wish)
+    if desk.gate.draining:
+        raise desk.gate.refusal()
+    replica = desk.fleet.choose(wish.prompts[0], wish.answers)
+
+    def ended() -> None:
+        replica.inside -= wish.answers
+
+    if replica.relay is not None:
+        return await replica.relay.pass_on(request, body, ended=ended)
+    return await _here(request, desk, wish, ended)
+
+
+async def _here(request: Request, desk: Desk, wish: Wish, ended: Callable[[], None] = lambda: None) -> Response:
+    try:
+        order = await desk.order(wish)
+    except BaseException:
+        ended()
+        raise
+    order.held.callback(ended)
+    if order.asked.stream:
+        return _Events(order)
+    try:
+        return await _unless_gone(request, order)
+    finally:
+        order.close()
+
+
+async def _unless_gone(request: Request, order: Order) -> Response:
+    """The whole answer, or nothing once the client has closed its connection."""
+    answer, gone = asyncio.ensure_future(order.whole()), asyncio.ensure_future(_vanishes(request))
+    try:
+        await asyncio.wait((answer, gone), return_when=asyncio.FIRST_COMPLETED)
+        if answer.done():
+            return JSONResponse(_result(answer))
+        return Response(status_code=_GONE)
+    finally:
+        for each in (answer, gone):
+            each.cancel()
+
+
+def _result(answer: asyncio.Future[dict[str, Any]]) -> dict[str, Any]:
+    try:
+        return answer.result()
+    except ApiError:
+        raise
+    except Exception as error:
+        raise _of_engine(error) from error
+
+
+async def _vanishes(request: Request) -> None:
+    while (await request.receive())["type"] != "http.disconnect":
+        pass
+
+
+class _Events(StreamingResponse):
+    """`data: {...}` a chunk, `data: [DONE]` at the end; whatever happens, the order is closed."""
+
+    def __init__(self, order: Order) -> None:
+        super().__init__(_events(order), media_type="text/event-stream", headers={"cache-control": "no-cache"})
+        self.order = order
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            await super().__call__(scope, receive, send)
+        finally:
+            self.order.close()
+
+
+async def _events(order: Order) -> AsyncIterator[bytes]:
+    try:
+        async for chunk in order.chunks():
+            yield _event(chunk)
+    except Exception as error:
+        told = error if isinstance(error, ApiError) else _of_engine(error)
+        yield _event(told.body)
+        return
+    yield b"data: [DONE]\n\n"
+
+
+def _event(data: dict[str, Any]) -> bytes:
+    return b"data: " + json.dumps(data, separators=(",", ":")).encode() + b"\n\n"
+
+
+async def _state(desk: Desk) -> EngineState:
+    """Of all replicas that answer."""
+    own = await desk.pump.state(draining=desk.gate.draining)
+    if desk.fleet is None:
+        return own
+    relays = [each.relay for each in desk.fleet.replicas if each.relay is not None]
+    others = await asyncio.gather(*(each.json(STATE_PATH) for each in relays), return_exceptions=True)
+    return merged([own, *(EngineState.model_validate(each) for each in others if isinstance(each, dict))])
+
+
+async def read_body(request: Request) -> bytes:
+    """Raises ApiError for one that is too large."""
+    pieces, size = [], 0
+    async for piece in request.stream():
+        size += len(piece)
+        if size > MOST_BYTES:
+            raise ApiError(f"the body is larger than {MOST_BYTES:,} bytes; send less", status=413)
+        pieces.append(piece)
+    return b"".join(pieces)
+
+
+def _json(body: bytes) -> Any:
+    try:
+        return json.loads(body, parse_constant=_no_constant)
+    except (ValueError, RecursionError) as error:
+        raise ApiError(f"We could not parse the JSON body of your request: {str(error)[:200]}") from None
+
+
+def _no_constant(name: str) -> None:
+    raise ValueError(f"{name} is no JSON")
+
+
+def _of_engine(error: Exception) -> ApiError:
+    says = f"the engine could not go on: {type(error).__name__}: {str(error)[:300]}; the run's log tells more"
+    return ApiError(says, status=500, code="engine_error")
+
+
+def error_handlers() -> dict[Any, Any]:
+    """For Starlette: whatever goes wrong is told in OpenAI's shape."""
+    return {ApiError: _refused, HTTPException: _no_route, Exception: _broken}
+
+
+async def _refused(request: Request, error: Exception) -> Response:
+    assert isinstance(error, ApiError)
+    return JSONResponse(error.body, status_code=error.status, headers=error.headers)
+
+
+async def _no_route(request: Request, error: Exception) -> Response:
+    assert isinstance(error, HTTPException)
+    says = f"{request.method} {request.url.path}: {error.detail}; this server has /v1/models, /v1/completions and "
+    told = ApiError(f"{says}/v1/chat/completions", status=error.status_code, code="unknown_url")
+    return JSONResponse(told.body, status_code=told.status)
+
+
+async def _broken(request: Request, error: Exception) -> Response:
+    if isinstance(error, ClientDisconnect):
+        return Response(status_code=_GONE)
+    return JSONResponse(_of_engine(error).body, status_code=500)

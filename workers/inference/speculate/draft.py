@@ -1,0 +1,126 @@
+"""Drafts by a smaller model that reads the same tokens, with a cache of its own under the target's block tables.
+
+A block of the target's has a twin here; how much of the twin is computed is known block by block, so that prefixes are
+shared, copied and given back with the target's and whatever is missing is caught up on. Knows no acceptance.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from workers.inference.blocks import BlockPool
+from workers.inference.request import Request
+from workers.inference.runner import Runner
+from workers.inference.sampler import Row, adjusted, at, weights
+from workers.inference.scheduler import Slice, StepPlan
+from workers.inference.speculate.proposal import Proposed
+
+_CATCH_UP = 2048  # tokens of a pass
+
+
+class ModelDraft:
+    """`runner` runs the draft model over a cache of as many blocks as the target's `pool`.
+
+    A draft is greedy where its request is, else drawn with the request's own temperature, cuts and penalties at uniform
+    numbers of seed and place: the same tokens give the same draft.
+    """
+
+    def __init__(self, runner: Runner, pool: BlockPool, *, context: int) -> None:
+        self.runner, self.pool, self.context = runner, pool, context
+        self._filled = [(0, 0)] * pool.blocks  # use of the block, tokens of it that are computed here
+
+    def room(self, request: Request, most: int) -> int:
+        return max(0, min(most, self.context - len(request.tokens)))
+
+    def forget(self, request: Request) -> None:
+        """Blocks are the pool's to forget."""
+
+    def propose(self, slices: Sequence[Slice], drafting: Sequence[Slice]) -> Proposed:
+        self._follow(slices)
+        if not drafting:
+            return Proposed()
+        left, first, late = _CATCH_UP, [], []
+        for each in drafting:
+            known = self._known(each)
+            count = min(each.start + 1 - known, left)
+            reaches = known + count > each.start
+            left -= count
+            if not reaches:
+                late.append(each)
+            if count:
+                first.append(Slice(each.request, known, count, wants=int(reaches)))
+        passes: list[tuple[int, float]] = []
+        shares: dict[Request, list[Tensor]] = {}
+        for each in drafting:
+            each.request.draft = []
+        drafting = [each for each in drafting if each not in late]
+        for place in range(max((each.drafts for each in drafting), default=0)):
+            active = [each for each in drafting if each.drafts > place]
+            now = first if not place else [Slice(each.request, each.start + place, 1, wants=1) for each in active]
+            began = time.perf_counter()
+            self._pass(now, [each.request for each in active], shares)
+            tokens = sum(each.count for each in now)
+            if tokens <= 2 * len(now):  # not where it had to catch up on more than the last token
+                passes.append((tokens, time.perf_counter() - began))
+        if not drafting and first:
+            self._pass(first, [], shares)
+        drawn_from = {request: torch.stack(rows) for request, rows in shares.items()}
+        return Proposed(drawn_from, frozenset(each.request for each in late), tuple(passes))
+
+    def _pass(self, slices: Sequence[Slice], requests: Sequence[Request], shares: dict[Request, list[Tensor]]) -> None:
+        logits_SV = self.runner.run(StepPlan(tuple(slices)))
+        for each in slices:
+            self._fill(each)
+        if not requests:
+            return
+        rows = [Row(request, len(request.draft)) for request in requests]
+        adjusted_SV = adjusted(logits_SV, rows)
+        tokens: list[int] = adjusted_SV.argmax(-1).tolist()
+        drawn = [number for number, row in enumerate(rows) if not row.request.sampling.greedy]
+        if drawn:
+            asked = [rows[number] for number in drawn]
+            shares_SV = weights(adjusted_SV[drawn], asked)
+            shares_SV /= shares_SV.sum(-1, keepdim=True)
+            found = at(shares_SV, [row.uniform("draft") for row in asked])
+            for number, token, share_V in zip(drawn, found, shares_SV.unbind(), strict=True):
+                tokens[number] = token
+                shares.setdefault(requests[number], []).append(share_V)
+        for request, token in zip(requests, tokens, strict=True):
+            request.draft.append(token)
+
+    def _follow(self, slices: Sequence[Slice]) -> None:
+        """What the step is about to write is not known here any more; what it copies is copied here too."""
+        page = self.pool.block_size
+        pairs = [each.copy for each in slices if each.copy is not None and self._tokens_in(each.copy[0])]
+        self.runner.cache.copy(pairs)
+        for source, target in pairs:
+            self._filled[target] = (self.pool.uses(target), self._tokens_in(source))
+        for each in slices:
+            for place in range(each.start // page, -(-(each.start + each.count) // page)):
+                block = each.request.blocks[place]
+                kept = min(self._tokens_in(block), max(0, each.start - place * page))
+                self._filled[block] = (self.pool.uses(block), kept)
+
+    def _known(self, given: Slice) -> int:
+        """Of the tokens before a slice those that are in this cache, from the first on without a gap."""
+        page, known = self.pool.block_size, 0
+        for place, block in enumerate(given.request.blocks[: -(-given.start // page)]):
+            held = page if place < given.request.gone else self._tokens_in(block)
+            known += held
+            if held < page:
+                break
+        return min(known, given.start)
+
+    def _fill(self, given: Slice) -> None:
+        page, end = self.pool.block_size, given.start + given.count
+        for place in range(given.start // page, -(-end // page)):
+            block = given.request.blocks[place]
+            self._filled[block] = (self.pool.uses(block), min(page, end - place * page))
+
+    def _tokens_in(self, block: int) -> int:
+        use, tokens = self._filled[block]
+        return tokens if use == self.pool.uses(block) else 0

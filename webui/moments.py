@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime
+from pathlib import PurePath
 from typing import Any, Final
 
-from webui import words
+from webui import kernels_told, words
 from webui.charts import plan_measured
 
 # pictures and texts of their own, not sentences: no list of events tells them
@@ -18,13 +19,19 @@ _PLAIN: Final = frozenset(
         "plan_resolved",
         "peak_measured",
         "recompute_chosen",
+        "compiled",
+        "kernels_chosen",
         "weights_loaded",
         "benchmark_began",
         "benchmark_collectives",
         "benchmark_products",
+        "draining",
     }
 )
-_GOOD: Final = frozenset({"checkpoint_saved", "checkpoint_restored", "profile_saved", "memory_profile"})
+_GOOD: Final = frozenset(
+    {"checkpoint_saved", "checkpoint_restored", "profile_saved", "memory_profile", "serving", "generated", "evaluated",
+     "served", "quantized"}
+)  # fmt: skip
 _BAD: Final = frozenset({"non_finite", "node_lost", "out_of_memory", "hang"})
 
 
@@ -197,7 +204,15 @@ def _weights(data: Mapping[str, Any], rank: int | None) -> str:
     took = f" in {words.duration(data['seconds'])}" if data.get("seconds") else ""
     differs = [str(item) for item in data.get("model_differs_in") or []]
     but = f"; this model differs in {words.listed(differs[:4])}" if differs else ""
-    return f"Weights of {name} loaded{took}{but}"
+    reader = data.get("tokenizer")
+    read = f"; text is read {'as bytes' if reader == 'bytes' else f'by {_reader(str(reader))}'}" if reader else ""
+    return f"Weights of {name} loaded{took}{read}{but}"
+
+
+def _reader(path: str) -> str:
+    """A tokenizer by its file and folder: a run's own lies by its checkpoints."""
+    parts = PurePath(path).parts
+    return "the run's tokenizer.json" if parts[-2:] == ("checkpoints", "tokenizer.json") else "/".join(parts[-2:])
 
 
 def _at(data: Mapping[str, Any]) -> str:
@@ -275,6 +290,11 @@ def _plan(data: Mapping[str, Any], rank: int | None) -> str:
     return f"Plan resolved: {words.plan_sentence(plan)}" + (f"; {words.listed(more)}" if more else "")
 
 
+def _compiled(data: Mapping[str, Any], rank: int | None) -> str:
+    pieces, seconds = words.count(data.get("pieces") or 0, "piece"), words.duration(data.get("seconds") or 0)
+    return f"Compiled {pieces} of the blocks in {seconds}{_on(rank)}{_at(data)}"
+
+
 def _benchmark(data: Mapping[str, Any], rank: int | None) -> str:
     return f"Benchmark of {words.count(len(data.get('variants') or []), 'variant')} began"
 
@@ -286,7 +306,60 @@ def _variant(data: Mapping[str, Any], rank: int | None) -> str:
     return f"Variant {data.get('name')}: {seconds} a step, peak {peak}"
 
 
+def _serving(data: Mapping[str, Any], rank: int | None) -> str:
+    room = f", {words.count(data['blocks'], 'cache block')}" if isinstance(data.get("blocks"), int) else ""
+    return f"Serves {data.get('model') or 'its model'}: context {words.quantity(data.get('context'))} tokens{room}"
+
+
+def _draining(data: Mapping[str, Any], rank: int | None) -> str:
+    running = data.get("running")
+    left = f"; {words.count(running, 'answer')} may still end" if isinstance(running, int) and running else ""
+    return f"Takes no new requests{left}"
+
+
+def _served(data: Mapping[str, Any], rank: int | None) -> str:
+    first = words.number((data.get("ttft_s") or {}).get("p50"))
+    pace = words.number((data.get("tpot_s") or {}).get("p50"))
+    told = [
+        f"first token after {words.seconds(first)}" if first else "",
+        f"{words.seconds(pace)} a token" if pace else "",
+    ]
+    half = words.listed([part for part in told if part])
+    new = f", {words.quantity(data['new_tokens'])} new tokens" if data.get("new_tokens") else ""
+    return f"Served {words.count(int(data.get('requests') or 0), 'request')}{new}" + (
+        f"; half within: {half}" if half else ""
+    )
+
+
+def _generated(data: Mapping[str, Any], rank: int | None) -> str:
+    found = data.get("found")
+    before = f", {found:,} of them by an earlier attempt" if isinstance(found, int) and found else ""
+    return f"Answered {words.count(int(data.get('answers') or 0), 'line')}{before}"
+
+
+def _evaluated(data: Mapping[str, Any], rank: int | None) -> str:
+    given = data.get("metrics")
+    metrics: Mapping[str, Any] = given if isinstance(given, Mapping) else {}
+    told = [f"{name.replace('_', ' ')} {words.quantity(value, 4)}" for name, value in list(metrics.items())[:4]]
+    return f"Judged {words.count(int(data.get('lines') or 0), 'line')}" + (f": {words.listed(told)}" if told else "")
+
+
+def _quantized(data: Mapping[str, Any], rank: int | None) -> str:
+    kind = data.get("quantize") or data.get("kind") or data.get("method") or "smaller"
+    before, after = (words.number(data.get(key)) for key in ("bytes_before", "bytes_after"))
+    size = f": {words.memory(before)} to {words.memory(after)}" if before and after else ""
+    ppl = [words.number(data.get(key)) for key in ("perplexity_before", "perplexity_after")]
+    worse = f", perplexity {words.quantity(ppl[0], 4)} to {words.quantity(ppl[1], 4)}" if ppl[0] and ppl[1] else ""
+    return f"Weights made {kind}{size}{worse}"
+
+
 _TELLERS: Final[dict[str, Any]] = {
+    "serving": _serving,
+    "draining": _draining,
+    "served": _served,
+    "generated": _generated,
+    "evaluated": _evaluated,
+    "quantized": _quantized,
     "benchmark_began": _benchmark,
     "benchmark_result": _variant,
     "benchmark_collectives": lambda data, rank: f"Collectives measured between {data.get('ranks')} ranks",
@@ -307,6 +380,8 @@ _TELLERS: Final[dict[str, Any]] = {
     "preempted": _plainly("Preempted"),
     "plan_resolved": _plan,
     "recompute_chosen": _recompute,
+    "compiled": _compiled,
+    "kernels_chosen": lambda data, rank: kernels_told.sentence(data),
     "weights_loaded": _weights,
     "peak_measured": _peak,
     "prediction_missed": _missed,

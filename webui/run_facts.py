@@ -10,18 +10,28 @@ from functools import cached_property
 from typing import Any, Final
 
 from orchestrator.common import clock, live
+from orchestrator.runs import generated, results, services, serving
 from orchestrator.runs import selectors as runs
-from orchestrator.runs import services
 from orchestrator.telemetry import selectors as telemetry
 from webui import moments, sentences, words
 from webui.charts.axes import per_step
 
+ANSWERING: Final = ("serve", "generate", "evaluate")
 EVENTS: Final = 120  # newest, in the list and on charts
 SHOWN_EVENTS: Final = 30
+# tabs of runs that answer
+_OF_KIND: Final = {
+    "chat": "serve", "requests": "serve", "cache": "serve", "answers": "generate", "evaluation": "evaluate",
+}  # fmt: skip
 _NUMERICS: Final = ("loss_scale", "grad_norm", "grad_underflow/", "moe/")
 TAB_TITLES: Final = {
     "benchmark": "Results",
+    "chat": "Chat",
+    "answers": "Answers",
+    "evaluation": "Results",
     "summary": "Summary",
+    "requests": "Requests",
+    "cache": "Cache",
     "performance": "Performance",
     "memory": "Memory",
     "numerics": "Numerics",
@@ -84,12 +94,13 @@ class Facts:
             own = ("benchmark", "summary", "logs", "config", "history")
             return [(name, title) for name, title in TAB_TITLES.items() if name in own]
         shown = {
+            **{name: kind == of for name, of in _OF_KIND.items()},
             "benchmark": False,
             "performance": trains or "step_time_s" in names or "tokens_per_s" in names,
             "memory": kind != "external" or any(name.startswith("memory/") for name in names),
             "numerics": kind == "train" or any(name.startswith(_NUMERICS) for name in names),
-            "system": any(name.startswith("device/") for name in names),
-            "checkpoints": kind != "external",
+            "system": kind in ANSWERING or any(name.startswith("device/") for name in names),
+            "checkpoints": kind not in ("external", "serve"),
         }
         return [(name, title) for name, title in TAB_TITLES.items() if shown.get(name, True)]
 
@@ -112,11 +123,27 @@ class Facts:
             runtime_s=(ended - run.started).total_seconds() if run.started else None,
             last_point_s=now.timestamp() - last if isinstance(last, int | float) and run.state == "running" else None,
             predicted_mfu=(run.prediction or {}).get("mfu"),
+            standing=self.standing.phase if self.standing is not None else "",
+            answered=generated.counted(run) if generated.is_here(run) else None,
+            metrics=self.evaluated.metrics if self.evaluated is not None else None,
         )
         return sentences.run_headline(facts)
 
+    @cached_property
+    def standing(self) -> serving.Standing | None:
+        """Where a serve run answers; None for others."""
+        return serving.standing(run=self.run) if self.run.kind == "serve" else None
+
+    @cached_property
+    def evaluated(self) -> Any:
+        """What an evaluate run found, once it has; None for others."""
+        return results.evaluated(run=self.run) if self.run.kind == "evaluate" else None
+
     def progress(self) -> float | None:
-        """A fraction of the steps asked for."""
+        """A fraction of the steps asked for, or of the lines to answer."""
+        if generated.is_here(self.run):
+            done, lines = generated.counted(self.run)
+            return min(1.0, done / lines) if lines else None
         step, steps = self.run.summary.get("step"), self.run.summary.get("steps")
         return min(1.0, step / steps) if step is not None and steps else None
 
@@ -171,11 +198,15 @@ def actions(run: Any) -> list[dict[str, str]]:
         says = "what holds memory in the next step, as artifacts"
         offered.append(_action("memory-snapshot", "Memory snapshot", "", says))
     if state in ("queued", "starting", "running") and ours:
-        offered.append(_action("pause", "Pause", "", "saves a checkpoint and leaves its devices"))
+        says = "ends what it has begun and leaves" if run.kind in ANSWERING else "saves a checkpoint and leaves"
+        offered.append(_action("pause", "Pause", "", f"{says} its devices"))
     if ours:
         offered.append(_action("clone", "Clone", "", "submits the same spec as a new run"))
     if state not in sentences.ENDED and not (state == "stopping" and run.requested == "cancel"):
-        offered.append(_action("cancel", "Cancel", "danger", "ends it; checkpoints stay"))
+        label, says = ("Stop", "ends it; what it has begun may end") if run.kind == "serve" else ("Cancel", "ends it")
+        offered.append(
+            _action("cancel", label, "danger", says if run.kind in ANSWERING else f"{says}; checkpoints stay")
+        )
     return offered
 
 

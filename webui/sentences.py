@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from statistics import fmean, pvariance
 from typing import Any, Final
 
+from webui import sentences_answering as answering
 from webui import words
 
 STALE_S: Final = 30.0  # a step that takes longer than this and ten usual ones is told
@@ -29,6 +30,9 @@ class RunFacts:
     runtime_s: float | None = None
     last_point_s: float | None = None  # age of the newest point
     predicted_mfu: float | None = None
+    standing: str = ""  # of a serve run: waiting, loading, serving, draining, ended
+    answered: tuple[int, int | None] | None = None  # of a generate run: lines, of so many
+    metrics: Mapping[str, float] | None = None  # of an evaluate run
 
 
 def run_headline(facts: RunFacts) -> str:
@@ -95,6 +99,8 @@ def _starting(facts: RunFacts) -> str:
 
 
 def _running(facts: RunFacts) -> str:
+    if facts.kind in answering.TOLD:
+        return answering.running(facts)
     if facts.summary.get("step") is None:
         return "Running; no step has been logged yet."
     parts = [_progress(facts)] if facts.kind == "benchmark" else _now(facts)
@@ -110,6 +116,8 @@ def _now(facts: RunFacts) -> list[str]:
 
 
 def _stopping(facts: RunFacts) -> str:
+    if facts.kind in answering.TOLD:
+        return answering.stopping(facts)
     why = {
         "pause": "It saves a checkpoint and leaves its devices",
         "cancel": "It was cancelled and is leaving its devices",
@@ -118,10 +126,14 @@ def _stopping(facts: RunFacts) -> str:
 
 
 def _paused(facts: RunFacts) -> str:
+    if facts.kind in answering.TOLD:
+        return answering.paused(facts)
     return f"Paused at {_progress(facts) or 'its start'}. Resume goes on from the newest checkpoint."
 
 
 def _finished(facts: RunFacts) -> str:
+    if facts.kind in answering.TOLD:
+        return answering.finished(facts)
     done = words.count(int(facts.summary.get("step") or 0), "step") if facts.summary.get("step") else "its work"
     took = f" in {words.duration(facts.runtime_s)}" if facts.runtime_s else ""
     if facts.kind == "benchmark":  # its newest numbers are those of one variant
@@ -133,14 +145,19 @@ def _finished(facts: RunFacts) -> str:
 def _failed(facts: RunFacts) -> str:
     ending = facts.exit or {}
     where = ending.get("step") or facts.summary.get("step")
+    if facts.kind in answering.TOLD:  # steps of an engine say nothing to anybody
+        where = None
     rank = f" on rank {ending['rank']}" if ending.get("rank") is not None else ""
     reason = str(ending.get("reason") or "no reason was told").rstrip(".")
     said = f"Failed{f' at step {where:,}' if isinstance(where, int) else ''}{rank}: {reason}."
-    return f"{said} {_ADVICE.get(str(ending.get('class')), 'Look at the logs, then retry.')}"
+    advice = {**_ADVICE, **answering.ADVICE} if facts.kind in answering.TOLD else _ADVICE
+    return f"{said} {advice.get(str(ending.get('class')), 'Look at the logs, then retry.')}"
 
 
 def _cancelled(facts: RunFacts) -> str:
     reason = str((facts.exit or {}).get("reason") or "").rstrip(".")
+    if facts.kind in answering.TOLD:
+        return answering.cancelled(facts, reason)
     at = _progress(facts)
     return f"Cancelled{f' at {at}' if at else ''}" + (f": {_lower(reason)}." if reason else ".")
 

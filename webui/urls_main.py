@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from django.urls import URLPattern, path
 
-from webui.views import fork, gallery, overview, run, run_actions
+from webui.views import engine, fork, gallery, overview, run, run_actions
 
 urlpatterns: list[URLPattern] = [
     path("", overview.overview, name="overview"),
@@ -15,6 +15,7 @@ urlpatterns: list[URLPattern] = [
     path("runs/<int:id>/heat/", run.heat, name="run-heat"),
     path("runs/<int:id>/timeline/", run.timeline, name="run-timeline"),
     path("runs/<int:id>/texts/", run.texts, name="run-texts"),
+    path("runs/<int:id>/engine/<str:name>/", engine.part, name="run-engine"),
     path("runs/<int:id>/act/", run_actions.act, name="run-act"),
     path("runs/<int:id>/fork/", fork.fork, name="run-fork"),
     path("gallery/", gallery.gallery, name="gallery"),

@@ -24,9 +24,12 @@ _local_window = 0
 _redis_away_until = 0.0
 
 
-def check(ident: str) -> None:
-    """Counts one request; raises Refusal 429 with `retry_after` in seconds once the minute's share is used up."""
-    limit = settings.ENV.rate_per_minute
+def check(ident: str, *, limit: int | None = None) -> None:
+    """Counts one request; raises Refusal 429 with `retry_after` in seconds once the minute's share is used up.
+
+    `limit` is ORRERY_RATE_PER_MINUTE unless given; 0 is none.
+    """
+    limit = int(settings.ENV.rate_per_minute) if limit is None else limit
     if limit <= 0:
         return
     now = clock.now().timestamp()

@@ -1,16 +1,26 @@
-"""The web process: pages and REST over HTTP, live topics over websockets."""
+"""The web process: pages and REST over HTTP, served models below /serve/, live topics over websockets."""
 
 from __future__ import annotations
 
 import os
+from typing import Any
 
 os.environ.setdefault("DJANGO_SETTINGS_MODULE", "orchestrator.config.settings")
 
 from channels.routing import ProtocolTypeRouter
 from django.core.asgi import get_asgi_application
 
-http = get_asgi_application()
+pages = get_asgi_application()
 
+from orchestrator.api import serve
 from webui import sockets
 
-application = ProtocolTypeRouter({"http": http, "websocket": sockets.application()})
+
+async def http(scope: Any, receive: Any, send: Any) -> None:
+    """Streams of served models pass by Django, whose middleware would keep a thread for each."""
+    await (serve.application if scope["path"].startswith("/serve/") else pages)(scope, receive, send)
+
+
+application = ProtocolTypeRouter(
+    {"http": http, "websocket": sockets.application(), "lifespan": serve.application},
+)

@@ -68,6 +68,8 @@ class Env:
     retain_logs_days: float = _setting(90.0, float, "log lines of ended runs older than this are deleted; 0 keeps all")
     max_body_mb: float = _setting(10.0, float, "largest request body")
     rate_per_minute: int = _setting(1200, int, "API requests a token or address may make each minute; 0: no limit")
+    serve_per_minute: int = _setting(12000, int, "calls of served models a token or address may make each minute")
+    serve_streams: int = _setting(1000, int, "answers of served models on their way through one web process at a time")
     database_url: str = _setting(
         "", str, "postgresql://user:password@host:port/name; SQLite in the data directory else"
     )
@@ -111,6 +113,7 @@ OTHER_VARIABLES = {
     "ORRERY_ATTEMPT",
     "ORRERY_FENCE",
     "ORRERY_NODE",
+    "ORRERY_ADDRESS",
     "ORRERY_RESUME",
     "ORRERY_CHECKPOINTS",
     "ORRERY_PG_TIMEOUT_S",

@@ -14,6 +14,7 @@ from workers.contracts import RunSpec
 from workers.contracts.variants import BASE
 
 _TYPES = ("benchmark_began", "benchmark_result", "benchmark_collectives", "benchmark_products")
+_OF_TRAINING = ("compile", "fused_kernels")  # differ from the base in what the plan does not say
 _MEASURED = ("step_time_s", "peak_bytes", "samples_per_s", "tokens_per_s")
 
 
@@ -55,7 +56,7 @@ def benchmark_lines(*, run: Run) -> list[dict[str, Any]] | str:
     """Every measured variant as a measurement line to calibrate with, or why there is none, in a sentence.
 
     The first line carries what was measured of links and matrix products. Variants that the planner has no formula for
-    (PipeDream's asynchronous updates) are left out.
+    (PipeDream's asynchronous updates, compiled blocks, formulas step by step) are left out.
     """
     document = run.prediction
     if not document:
@@ -65,7 +66,9 @@ def benchmark_lines(*, run: Run) -> list[dict[str, Any]] | str:
     table = benchmark_of(run=run)
     lines: list[dict[str, Any]] = []
     for row in table["rows"]:
-        if row["state"] != "measured" or row["plan"].get("schedule") == "pipedream":
+        if row["state"] != "measured" or row["technique"] in _OF_TRAINING:
+            continue
+        if row["plan"].get("schedule") == "pipedream":
             continue
         numbers: dict[str, Any] = {"step_time_s": row["step_time_s"]}
         if document["device"] != "cpu":  # a CPU's is a count of tensors, not the process's peak

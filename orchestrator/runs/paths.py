@@ -19,15 +19,18 @@ _LOOK_FILES = 20  # of a folder
 _LARGEST_TOKENIZER_BYTES = 2**26
 
 
-def path_problems(spec: RunSpec, *, data_roots: Sequence[Path], run_root: Path) -> list[Problem]:
-    """What is wrong with the paths of a spec. Weights and tokenizers may also lie under `run_root`, by checkpoints."""
+def path_problems(
+    spec: RunSpec, *, data_roots: Sequence[Path], run_root: Path, models_root: Path | None = None
+) -> list[Problem]:
+    """What is wrong with the paths of a spec. Weights and tokenizers may also lie under `run_root`, by checkpoints,
+    and weights under `models_root`, where they are fetched to."""
     found: list[Problem] = []
     for field, path, format in _data(spec):
         found += _file(field, path, format, data_roots)
     for field, path in _tokenizers(spec):
         found += _tokenizer(field, path, spec.shape.vocab if spec.shape else None, [*data_roots, run_root])
     for field, path in _models(spec):
-        found += _there(field, path, [*data_roots, run_root])[1]
+        found += _there(field, path, [*data_roots, run_root, *([models_root] if models_root else [])])[1]
     if spec.generate:
         found += _output("generate.output", spec.generate.output, data_roots)
     if spec.script and spec.script.workdir is not None:
@@ -39,20 +42,32 @@ def path_problems(spec: RunSpec, *, data_roots: Sequence[Path], run_root: Path) 
     return found
 
 
-def with_absolute_paths(given: dict[str, Any], *, data_roots: Sequence[Path]) -> dict[str, Any]:
-    """The spec with relative data paths put under the root that has them (the first one where none has)."""
+def with_absolute_paths(
+    given: dict[str, Any], *, data_roots: Sequence[Path], models_root: Path | None = None
+) -> dict[str, Any]:
+    """The spec with relative data paths put under the root that has them (the first one where none has).
+
+    A relative `generate.output` stays: it lies in the run's own folder.
+    """
     made = dict(given)
-    places = (("generate", "input"), ("generate", "output"), ("evaluate", "input"), ("evaluate", "references"),
-              ("script", "workdir"), ("model", "path"))  # fmt: skip
+    places = (("generate", "input"), ("evaluate", "input"), ("evaluate", "references"), ("script", "workdir"),
+              ("model", "path"))  # fmt: skip
     for part, name in places:
         body = made.get(part)
+        # `smollm2-135m-instruct`, `runs/12`: by the names that fetched models and runs have in the data directory
+        named = [models_root, models_root.parent] if models_root and part == "model" else []
+        roots = [*data_roots, *named]
         if isinstance(body, dict) and isinstance(body.get(name), str) and data_roots:
-            made[part] = {**body, name: str(_absolute(body[name], data_roots))}
+            made[part] = {**body, name: str(_absolute(body[name], roots))}
     if data_roots:
         made = _with_absolute_data(made, data_roots)
         train = made.get("train")
         if isinstance(train, dict) and isinstance(train.get("eval"), dict):
             made["train"] = {**train, "eval": _with_absolute_data(train["eval"], data_roots)}
+        source = train.get("init_from") if isinstance(train, dict) else None
+        if isinstance(source, dict) and isinstance(source.get("path"), str):
+            roots = [*data_roots, *([models_root] if models_root else [])]
+            made["train"] = {**made["train"], "init_from": {**source, "path": str(_absolute(source["path"], roots))}}
     return made
 
 
@@ -136,6 +151,10 @@ def _there(field: str, path: str, roots: Sequence[Path]) -> tuple[Path | None, l
 
 
 def _output(field: str, path: str, roots: Sequence[Path]) -> list[Problem]:
+    if not Path(path).expanduser().is_absolute():
+        if not path.strip() or ".." in Path(path).parts or Path(path).name in ("", "."):
+            return [_problem(field, f"{path!r} is no file in the run's folder", "answers.jsonl")]
+        return []
     folder = os.path.dirname(path) or "."
     return _there(field, folder, roots)[1]
 

@@ -21,6 +21,11 @@ from workers.contracts.devices import DEVICES, GIB, Device
 from workers.contracts.engine import ENGINE_VALUES, plan_beyond_engine
 
 _STATES = {"adamw8bit": "adam8bit"}  # the planner's word for the same optimizer states
+# formulas step by step, as `train.fused_kernels: false` computes them
+_PLAIN: dict[str, Any] = {
+    "flash_attention": False, "fused_softmax": False, "fused_norm": False, "fused_swiglu": False,
+    "without_logits": False, "cross_entropy_in_place": False,
+}  # fmt: skip
 _MOST_ADVICE = 3
 # terms that foretell what metrics of a rank count; of each the largest of all ranks. Activations are all
 # that autograd keeps, the loss's included
@@ -47,6 +52,8 @@ class Prediction:
         if venue.entry.kind == "cpu":  # what is offloaded stays in the same memory
             needs += self.document["host"]["host_bytes"] / GIB
         says = f"the plan needs {needs:.1f} GiB a device, {venue.entry.name} has {has:.1f} GiB"
+        if tries := self.document.get("try"):
+            return [Problem(field="model", says=says, try_=str(tries[0]))]
         if not self.advice:
             return [Problem(field="plan", says=says, try_="a smaller model, or larger devices")]
         return [Problem(field=_field(each), says=says, try_=each.says) for each in self.advice]
@@ -105,7 +112,7 @@ def _framework(spec: RunSpec) -> Framework:
     states = _STATES.get(optimizer.name, optimizer.name)
     if optimizer.name == "sgd" and optimizer.momentum:
         states = "lion"  # one moment a parameter, as momentum is
-    return replace(framework("orrery"), optimizer=states)
+    return replace(framework("orrery"), optimizer=states, **({} if spec.train.fused_kernels else _PLAIN))
 
 
 def _device(entry: Device) -> str | dict[str, Any]:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from datetime import datetime, timedelta
+from pathlib import PurePath
 from typing import Any
 
 from django.conf import settings
@@ -219,7 +220,12 @@ def resume_point(run: Run) -> dict[str, Any] | None:
 
 def launch_spec(run: Run) -> dict[str, Any]:
     """The spec as nodes get it: with the resolved plan in place of "auto" or none."""
-    return {**run.spec, "plan": run.plan} if run.plan else dict(run.spec)
+    made = {**run.spec, "plan": run.plan} if run.plan else dict(run.spec)
+    body = made.get("generate")
+    if isinstance(body, dict) and not PurePath(str(body.get("output"))).is_absolute():
+        # in the run's folder, above the attempt's that programs start in: the next attempt goes on with the same file
+        made["generate"] = {**body, "output": f"../{body['output']}"}
+    return made
 
 
 def artifacts_of(*, run: Run) -> QuerySet[Artifact]:

@@ -22,10 +22,13 @@ from orchestrator.runs import events, states
 from orchestrator.runs.models import Attempt, Checkpoint, Experiment, Run, RunTag
 from orchestrator.runs.paths import path_problems, with_absolute_paths
 from orchestrator.runs.predict import Prediction, choose, predict
+from orchestrator.runs.predict_serving import predict_serving
 from orchestrator.runs.resolve import Resolved, model_label, resolve_plan
 from orchestrator.runs.venue import Venue, venue_of
+from orchestrator.runs.weights import models_root
 from workers.contracts import Problem, RunSpec, problems_of, spec_problems
 from workers.contracts.benchmark import as_training, technique_problems
+from workers.contracts.inference import INFERENCE_KINDS, inference_problems
 from workers.contracts.node import AttemptState, RunState
 from workers.contracts.variants import total_steps
 
@@ -133,19 +136,23 @@ def check(spec: Any) -> Checked:
         return Checked(problems=[Problem(field="spec", says=says, try_='{"kind": "train", ...}')])
     roots = settings.DATA_ROOTS
     try:
-        checked = RunSpec.from_dict(with_absolute_paths(spec, data_roots=roots))
+        checked = RunSpec.from_dict(with_absolute_paths(spec, data_roots=roots, models_root=models_root()))
     except ValidationError as error:
         return Checked(problems=problems_of(error))
     training = as_training(checked)  # of a benchmark: its base
-    venue = venue_of(training) if training.kind == "train" else None
+    venue = venue_of(training) if training.kind in ("train", *INFERENCE_KINDS) else None
     resolved = resolve_plan(training, (lambda spec, devices: choose(spec, venue, devices)) if venue else None)
     stored = checked.model_dump(mode="json", exclude_unset=True)
     complete = checked.model_copy(update={"plan": resolved.plan}) if resolved.plan else checked
     problems = [*resolved.problems, *([] if resolved.problems else spec_problems(complete))]
     if checked.benchmark is not None:
         problems += technique_problems(checked.benchmark)
+    if checked.kind in INFERENCE_KINDS:
+        problems += inference_problems(complete)
     if checked.kind != "external":
-        problems += path_problems(checked, data_roots=roots, run_root=settings.ENV.media_runs)
+        problems += path_problems(
+            checked, data_roots=roots, run_root=settings.ENV.media_runs, models_root=models_root()
+        )
     prediction = _predicted(as_training(complete), resolved, venue) if venue is not None and not problems else None
     misfits = prediction.problems(venue) if prediction is not None and venue is not None else []
     return Checked(checked, resolved, stored, problems, prediction, misfits)
@@ -182,7 +189,7 @@ def _predicted(spec: RunSpec, resolved: Resolved, venue: Venue) -> Prediction | 
     if resolved.plan is None:
         return None
     try:
-        return predict(spec, resolved.plan, venue)
+        return (predict_serving if spec.kind in INFERENCE_KINDS else predict)(spec, resolved.plan, venue)
     except Exception:
         log.exception("the planner failed on a spec, which is accepted without a prediction")
         return None

@@ -25,12 +25,12 @@ import torch
 
 from tests.bench.record import record
 from tests.flows.embedded import Orrery
+from workers.metrics.beacon import Beacon
 from workers.metrics.recorder import Recorder
 from workers.metrics.throughput import Throughput
 from workers.training.accept import accept
 from workers.training.arrival import Arrivals
 from workers.training.attempt import run_attempt
-from workers.training.beacon import Beacon
 from workers.training.control import Control
 from workers.training.environment import read_environment
 from workers.training.loop import Loop

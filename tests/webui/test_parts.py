@@ -20,7 +20,7 @@ NOW = datetime(2026, 1, 15, 12, tzinfo=UTC)
 def test_every_known_metric_has_a_chart_in_some_tab_and_its_own_unit() -> None:
     charts = [*panels.SUMMARY, *panels.PERFORMANCE, *panels.NUMERICS, *panels.SYSTEM, panels.ALLOCATOR]
     drawn = {line.name: panel.unit for panel in charts for line in panel.series}
-    elsewhere = {"comm/arrival_skew_s", "inference/accepted_per_step", "memory/capacity_bytes"}
+    elsewhere = {"comm/arrival_skew_s", "memory/capacity_bytes"}
     assert set(METRICS) - set(drawn) == elsewhere
     drawn = {name: unit for name, unit in drawn.items() if name in METRICS}
     wrong = {name: unit for name, unit in drawn.items() if unit != METRICS[name]}

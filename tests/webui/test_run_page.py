@@ -265,3 +265,28 @@ def test_a_profile_and_a_memory_snapshot_are_asked_for_by_a_button(people: facto
     teammate = factories.client_for(people.teammate)
     refused = teammate.post(f"/runs/{run.pk}/act/", {"action": "memory-snapshot"}, follow=True)
     assert b"its owner and operators manage it" in refused.content
+
+
+KERNELS = {
+    "fused": True, "runtime": "gpu", "arch": "sm_90", "torch": "2.13.0", "triton": "3.6.0", "left_out": 0,
+    "operations": [
+        {"op": "attention", "call": "cuda, bfloat16, head_dim 128", "backend": "cudnn", "reason": "first in the order"},
+        {"op": "rms_norm", "call": "bfloat16, n 4096, grad", "backend": "own", "reason": "first in the default order"},
+    ],
+}  # fmt: skip
+
+
+def test_the_page_tells_which_kernels_ran_and_why(people: factories.People, run: Run) -> None:
+    client = factories.client_for(people.owner)
+    assert "kernels-title" not in client.get(f"/runs/{run.pk}/?tab=performance").content.decode()
+    runs.event_record(run=run, type="kernels_chosen", data=KERNELS, attempt=1, rank=0, origin="1/0/1")
+    page = client.get(f"/runs/{run.pk}/?tab=performance").content.decode()
+    for told in ("Own kernels run 1 of 2 operations on sm_90.", "cuDNN", "<b>own kernel</b>", "triton 3.6.0"):
+        assert told in page
+    listed = client.get(f"/api/v1/runs/{run.pk}/events").json()["items"]
+    assert [each["data"] for each in listed if each["type"] == "kernels_chosen"] == [KERNELS]
+    assert "Own kernels run 1 of 2 operations on sm_90" in client.get(f"/runs/{run.pk}/?tab=history").content.decode()
+    plain = {"fused": False, "runtime": "reference", "operations": []}
+    runs.event_record(run=run, type="kernels_chosen", data=plain, attempt=2, rank=0, origin="2/0/1")
+    page = client.get(f"/runs/{run.pk}/?tab=performance").content.decode()
+    assert "step by step in plain torch" in page and "cuDNN" not in page

@@ -157,13 +157,8 @@ UTILISATION = Panel(
 )
 POWER = Panel("power", "Power", "W", (Line("device/power_w", "power", "event"),), zero=True)
 TEMPERATURE = Panel("temperature", "Temperature", "°C", (Line("device/temperature_c", "temperature", "fail"),))
-LATENCY = Panel(
-    "latency",
-    "Latency",
-    "s",
-    (Line("inference/ttft_s", "first token", "time"), Line("inference/tpot_s", "per token", "time-2")),
-    zero=True,
-)
+FIRST_TOKEN = Panel("ttft", "Time to first token", "s", (Line("inference/ttft_s", "first token", "time"),), zero=True)
+PACE = Panel("tpot", "Time per token", "s", (Line("inference/tpot_s", "per token", "time-2"),), zero=True)
 SERVED = Panel(
     "served", "Tokens generated", "tokens/s", (Line("inference/tokens_per_s", "tokens/s", "throughput"),), zero=True
 )
@@ -178,6 +173,43 @@ BLOCKS = Panel(
     "blocks", "KV blocks used", "blocks", (Line("inference/kv_blocks_used", "blocks", "mem-kv_cache"),), zero=True
 )
 
+SHARES = Panel(
+    "shares",
+    "Prompts found in the cache, and the work that was prompts",
+    "fraction",
+    (
+        Line("inference/prefix_hit_rate", "prompt tokens found", "mfu"),
+        Line("inference/prefill_share", "prefill of all tokens", "split-forward", "dash"),
+    ),
+    zero=True,
+)
+READ = Panel(
+    "read",
+    "Tokens read and written",
+    "tokens",
+    (
+        Line("inference/prompt_tokens", "prompt", "split-forward"),
+        Line("inference/shared_tokens", "of it shared", "mfu", "dash"),
+        Line("inference/new_tokens", "new", "throughput"),
+    ),
+    zero=True,
+)
+PUT_BACK = Panel(
+    "put_back", "Put back to make room", "requests", (Line("inference/preemptions", "requests", "event"),), zero=True
+)
+SWAPPED = Panel("swapped", "Blocks swapped", "blocks", (Line("inference/swaps", "blocks", "time-2"),), zero=True)
+SPECULATION = Panel(
+    "speculation",
+    "Tokens a step by speculation",
+    "tokens",
+    (Line("inference/accepted_per_step", "tokens a step", "throughput"),),
+    zero=True,
+)
+ACCEPTANCE = Panel(
+    "acceptance", "Draft tokens accepted", "fraction", (Line("inference/acceptance", "accepted", "mfu"),), zero=True
+)
+JUDGED = Panel("answered", "Lines done", "answers", (Line("inference/answered", "lines", "throughput"),), zero=True)
+
 SUMMARY: Final = (
     LOSS,
     THROUGHPUT,
@@ -189,17 +221,31 @@ SUMMARY: Final = (
     LOSS_SCALE,
     PERPLEXITY,
     SERVED,
-    LATENCY,
+    FIRST_TOKEN,
+    PACE,
     REQUESTS,
     BLOCKS,
+    SHARES,
+    READ,
+    SPECULATION,
+    ACCEPTANCE,
+    PUT_BACK,
+    SWAPPED,
+    JUDGED,
 )
+# before the first point, by kind
+ANSWERING: Final = {
+    "serve": (SERVED, FIRST_TOKEN, PACE, REQUESTS, BLOCKS),
+    "generate": (SERVED, REQUESTS, BLOCKS),
+    "evaluate": (SERVED, JUDGED),
+}
 TRAINING: Final = (LOSS, THROUGHPUT, MFU, GRAD_NORM, LEARNING_RATE, STEP_TIME, MEMORY)  # before the first point
 PERFORMANCE: Final = (STEP_SPLIT, STEP_TIME, THROUGHPUT, MFU, TFLOPS, SENT, BUBBLE)
 NUMERICS: Final = (LOSS_SCALE, GRAD_NORM, VIOLATION, AUXILIARY)
 SYSTEM: Final = (UTILISATION, POWER, TEMPERATURE)
 KNOWN: Final = frozenset(
     line.name for panel in (*SUMMARY, *PERFORMANCE, *NUMERICS, *SYSTEM, ALLOCATOR, OFFLOADED) for line in panel.series
-) | {"comm/arrival_skew_s", "memory/capacity_bytes", "inference/accepted_per_step"}
+) | {"comm/arrival_skew_s", "memory/capacity_bytes"}
 # of many curves, drawn together: charts of many lines, stacks and heat maps
 FAMILIES: Final = (
     "loss/", "memory/", "time/", "comm/", "grad_norm/", "weight_norm/", "grad_underflow/", "moe/load/",
@@ -212,8 +258,9 @@ ELSEWHERE: Final = KNOWN - {line.name for panel in SUMMARY for line in panel.ser
 def summary(names: Collection[str], kind: str) -> list[Panel]:
     """The summary's charts: known metrics in a steady order, then by source, then those of the program's own."""
     if not names:
-        return list(TRAINING) if kind in ("train", "script", "external") else [SERVED, LATENCY]
-    chosen = _having(SUMMARY, names)
+        return list(ANSWERING.get(kind, TRAINING))
+    # an engine's memory is counted once, and a stack of constants would lead the page
+    chosen = [panel for panel in _having(SUMMARY, names) if kind not in ANSWERING or panel.id != "memory"]
     if sources := _family(names, "loss/"):
         chosen.insert(1, Panel("loss_sources", "Loss by source", "nats/token", sources))
     return chosen + own(names)

@@ -62,7 +62,12 @@ def rows(compared: Iterable[Mapping[str, Any]]) -> list[Beside]:
 
 
 def foreseen(prediction: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """What a prediction says, in the run's metrics, before anything is measured."""
+    """What a prediction says, in the run's metrics, before anything is measured; `of` says of what, if that matters."""
+    if prediction.get("kind") == "serving":
+        alone, full = prediction["alone"], prediction["full"]
+        told = [("inference/ttft_s", alone["ttft_s"], "alone"), ("inference/tpot_s", alone["tpot_s"], "alone"),
+                ("inference/tokens_per_s", full["tokens_per_s"], f"{full['batch']} at once")]  # fmt: skip
+        return [{"metric": name, "predicted": value, "measured": None, "of": of} for name, value, of in told if value]
     memory = prediction.get("memory") or {}
     pairs = {
         "step_time_s": prediction.get("step_time_s"), "tokens_per_s": prediction.get("tokens_per_s"),

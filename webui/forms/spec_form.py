@@ -12,9 +12,22 @@ from collections.abc import Mapping
 from copy import deepcopy
 from typing import Any
 
-from webui.forms.spec_fields import BODIES, CUSTOM_MODEL, FIELDS, OWN_FILE, OWN_JSON, SECTIONS, SpecField
+from webui.forms.spec_fields import (
+    ANSWERS,
+    BODIES,
+    CUSTOM_MODEL,
+    FIELDS,
+    OWN_FILE,
+    OWN_JSON,
+    OWN_PATH,
+    SECTIONS,
+    SMOLLM2,
+    TRAINS,
+    SpecField,
+)
 
-_SPECIAL = {"model", "model.custom", "data.preset", "plan"}
+_SPECIAL = {"model", "model.custom", "weights", "model.path", "data.preset", "plan"}
+_BY_FORM = (*TRAINS, *ANSWERS, "script", "external")
 
 
 def spec_of(values: Mapping[str, str], base: Mapping[str, Any] | None = None) -> dict[str, Any]:
@@ -24,22 +37,27 @@ def spec_of(values: Mapping[str, str], base: Mapping[str, Any] | None = None) ->
     for body in BODIES:
         if body != kind:
             spec.pop(body, None)
-    if kind in ("train", "benchmark"):
+    if kind in (*TRAINS, *ANSWERS):
         spec.setdefault(kind, {})
+    own = {key for section in SECTIONS if not section.kinds or kind in section.kinds for key in section.owns}
     for section in SECTIONS:
         if section.kinds and kind not in section.kinds:
-            if kind in ("train", "benchmark", "script", "external"):  # other kinds are edited as JSON
-                for key in section.owns:
+            if kind in _BY_FORM:  # other kinds are edited as JSON
+                for key in set(section.owns) - own:
                     spec.pop(key, None)
             continue
         if section.key == "model":
             _model(spec, values)
+        if section.key == "weights":
+            _weights(spec, values)
         if section.key == "data":
             _data(spec, values)
-        if section.key == "plan" and values.get("plan") == "auto":
+        if section.key == "plan" and values.get("plan") == "auto" and kind in TRAINS:
             spec["plan"] = "auto"
             continue
         for field in (*section.fields, *section.more):
+            if not field.of(kind):
+                continue
             if field.path not in _SPECIAL and not (field.path.startswith("data.") and _preset_chosen(values)):
                 _put(spec, field, read(field, values.get(field.path, "")))
     for field in FIELDS:
@@ -59,6 +77,7 @@ def values_of(spec: Mapping[str, Any]) -> dict[str, str]:
     model = spec.get("model", "llama-tiny")
     values["model"] = model if isinstance(model, str) else CUSTOM_MODEL
     values["model.custom"] = "" if isinstance(model, str) else json.dumps(model, indent=2)
+    values |= _weights_choice(spec)
     values["data.preset"] = _data_choice(spec)
     if values["data.preset"] == OWN_JSON:
         values["data.tokenizer"] = ""
@@ -127,6 +146,25 @@ def _model(spec: dict[str, Any], values: Mapping[str, str]) -> None:
         spec["model"] = json.loads(text) if text else {}
     except ValueError:
         spec["model"] = text
+
+
+def _weights(spec: dict[str, Any], values: Mapping[str, str]) -> None:
+    chosen = values.get("weights", "").strip() or SMOLLM2
+    if chosen != OWN_JSON:
+        path = values.get("model.path", "").strip()
+        spec["model"] = {"path": path} if chosen == OWN_PATH else {"package": chosen}
+
+
+def _weights_choice(spec: Mapping[str, Any]) -> dict[str, str]:
+    """What is no path and no package is left to the JSON; of other kinds of run the first choice is offered."""
+    model = spec.get("model")
+    found = model if isinstance(model, Mapping) else {}
+    path, package = found.get("path"), found.get("package")
+    if isinstance(path, str) and len(found) == 1:
+        return {"weights": OWN_PATH, "model.path": path}
+    if spec.get("kind") not in ANSWERS or (package == SMOLLM2 and len(found) == 1):
+        return {"weights": SMOLLM2, "model.path": ""}
+    return {"weights": OWN_JSON, "model.path": ""}
 
 
 def _data_choice(spec: Mapping[str, Any]) -> str:

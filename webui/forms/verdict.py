@@ -13,7 +13,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from webui import words
-from webui.forms.spec_fields import FIELDS, KIND
+from webui.forms.spec_fields import ANSWERS, FIELDS, KIND
 from workers.contracts import ParallelPlan, RunSpec
 from workers.contracts.benchmark import turns
 from workers.contracts.counts import flops_per_token, parameter_count
@@ -76,6 +76,13 @@ def amounts(spec: Mapping[str, Any], problems: list[dict[str, str]], *, fleet_de
     return {"headline": "Ready to submit", "facts": facts, "notes": notes}
 
 
+def package(spec: Mapping[str, Any]) -> str:
+    """The package that the weights are asked of, "" where they are not."""
+    model = spec.get("model")
+    found = model.get("package") if isinstance(model, Mapping) else None
+    return found if isinstance(found, str) and spec.get("kind") in ANSWERS else ""
+
+
 def _training(run: RunSpec, plan: ParallelPlan | None, devices: int) -> list[tuple[str, str]]:
     assert run.train is not None
     train, shape = run.train, run.shape
@@ -127,6 +134,9 @@ def named(name: str, spec: Mapping[str, Any]) -> str:
     if name.strip():
         return name
     kind, model = str(spec.get("kind", "run")), spec.get("model")
+    if kind in ANSWERS and isinstance(model, Mapping):
+        where = str(model.get("path") or model.get("package") or "")
+        return f"{kind} {where.rstrip('/').rsplit('/', 1)[-1]}".strip()[:160]
     if kind == "train" and model is not None:
         return f"{kind} {model if isinstance(model, str) else 'own shape'}"[:160]
     return kind

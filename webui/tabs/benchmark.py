@@ -113,7 +113,9 @@ def deviation(row: Mapping[str, Any]) -> dict[str, str]:
         return {"off": "", "off_mood": ""}
     if off is None:
         return {"off": "no number", "off_mood": "bad"}
-    approximate = row["technique"] == "precision" or (row.get("plan") or {}).get("schedule") == "pipedream"
+    plan = row.get("plan") or {}
+    rounded = plan.get("precision", "fp32") != "fp32" and row["technique"] in ("compile", "fused_kernels")
+    approximate = row["technique"] == "precision" or plan.get("schedule") == "pipedream" or rounded
     text = "equal" if off == 0 else f"{off:.0e}".replace("e-0", "e-")
     return {"off": text, "off_mood": "bad" if off > _EXACT and not approximate else ""}
 

@@ -12,7 +12,7 @@ from webui.charts import comm_measured, panels, pipe_measured
 from webui.charts.plan_pipeline import pipeline
 from webui.charts.spread import spread
 from webui.run_facts import Facts
-from webui.tabs import heats, predicted
+from webui.tabs import heats, kernels, predicted
 from webui.views.planner_pipeline import timeline_of_run
 
 PER_RANK = ("step_time_s", "data_time_s", "comm/exposed_s", "tokens_per_s", "mfu")
@@ -32,6 +32,7 @@ def content(facts: Facts, request: HttpRequest) -> dict[str, Any]:
         "stalls": [moment for moment in facts.moments if moment.type in heats.STALLS][:_TOLD],
         "heats": heats.offered(facts, ("skew",)),
         "spread": spread(found, [name for name in PER_RANK if name in facts.latest]),
+        "kernels": kernels.content(facts),
         "source": facts.source(),
     }
 

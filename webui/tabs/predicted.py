@@ -22,7 +22,7 @@ def content(facts: Facts, *, memory: bool, measured: bool = False) -> dict[str, 
     `measured` reads the curves, some thirty queries: asked for by the page once it is there.
     """
     predicted = facts.run.prediction
-    if not predicted:
+    if not predicted or predicted.get("kind") == "serving":  # that has a table of its own, beside the requests
         return None
     found = [each.to_dict() for each in outcome.comparisons(run=facts.run)] if measured else []
     known = {item["metric"] for item in found}
@@ -45,11 +45,13 @@ def with_levels(panels: Iterable[Panel], prediction: dict[str, Any] | None) -> l
     """The charts with their predictions as dashed levels, in the colour of what they predict."""
     if not prediction:
         return list(panels)
-    values = {item["metric"]: item["predicted"] for item in plan_measured.foreseen(prediction)}
+    foreseen = plan_measured.foreseen(prediction)
+    values = {item["metric"]: item["predicted"] for item in foreseen}
+    of = {item["metric"]: f", {item['of']}" for item in foreseen if item.get("of")}
     made = []
     for panel in panels:
         levels = [
-            Level(f"{line.label} predicted", line.hue, float(values[line.name]))
+            Level(f"{line.label} predicted{of.get(line.name, '')}", line.hue, float(values[line.name]))
             for line in panel.series
             if line.name in values and panel.kind != "stack"
         ]

@@ -22,11 +22,17 @@ TILES: Final = (
     ("memory/allocated_bytes", "Memory", "", "mem-params"),
     ("inference/tokens_per_s", "Generated", "tokens/s", "throughput"),
     ("inference/ttft_s", "First token", "", "time"),
+    ("inference/tpot_s", "Per token", "", "time-2"),
+    ("inference/running", "Running", "", "throughput"),
+    ("inference/kv_blocks_used", "Cache blocks", "", "mem-kv_cache"),
 )
 USUAL: Final = {
     "train": ("loss", "tokens_per_s", "mfu", "grad_norm", "step_time_s"),
     "script": ("loss", "tokens_per_s"),
     "external": ("loss", "tokens_per_s"),
+    "serve": ("inference/tokens_per_s", "inference/ttft_s", "inference/tpot_s", "inference/running"),
+    "generate": ("inference/tokens_per_s", "inference/running"),
+    "evaluate": ("inference/tokens_per_s",),
 }
 
 

@@ -12,13 +12,26 @@ from django.views.decorators.http import require_http_methods, require_POST
 
 from orchestrator.common.errors import Refusal
 from orchestrator.fleet import selectors as fleet
-from orchestrator.runs import selectors, services
+from orchestrator.runs import selectors, services, weights
 from webui.forms import forecast, verdict
-from webui.forms.spec_fields import BODIES, CUSTOM_MODEL, KIND, OWN_FILE, OWN_JSON, SECTIONS, SpecField
+from webui.forms.spec_fields import (
+    ANSWERS,
+    BODIES,
+    CUSTOM_MODEL,
+    KIND,
+    OWN_FILE,
+    OWN_JSON,
+    OWN_PATH,
+    SECTIONS,
+    SMOLLM2,
+    TRAINS,
+    SpecField,
+)
 from webui.forms.spec_form import spec_of, values_of
 from webui.views.door import PageRequest, page
 from workers.contracts.presets import PRESETS
 
+FETCH_SAYS = f"Fetch them on every node first, 93 MB, verified: {weights.FETCH}"
 # shown for text of one's own alone
 OF_FILES = ("data.path", "data.format", "data.tokenizer", "data.document_masks")
 START: dict[str, Any] = {
@@ -35,6 +48,16 @@ START: dict[str, Any] = {
         "clip_norm": 1.0,
     },
 }
+# what each kind of run that answers begins with: works as it stands, once the weights are fetched
+EXAMPLES: dict[str, dict[str, Any]] = {
+    "serve": {"serve": {}},
+    "generate": {
+        "generate": {
+            "input": "examples/prompts.jsonl", "output": "answers.jsonl", "max_new_tokens": 64, "temperature": 0,
+        },
+    },
+    "evaluate": {"evaluate": {"metrics": ["loss", "perplexity", "bits_per_byte"], "max_tokens": 8192}},
+}  # fmt: skip
 
 
 @page
@@ -92,6 +115,8 @@ def _begin(request: PageRequest) -> tuple[str, str, dict[str, Any], Any]:
     kind = request.GET.get("kind", "train")
     if kind == "benchmark":
         spec = {name: spec[name] for name in ("model", "data", "plan")} | {"kind": kind, "benchmark": {}}
+    if kind in EXAMPLES:
+        spec = {"kind": kind, "model": {"package": SMOLLM2}, **EXAMPLES[kind]}
     if kind in ("script", "external"):
         spec = {"kind": "script", "resources": {"devices": 1}} if kind == "script" else {"kind": "external"}
     return "", experiment, spec, None
@@ -125,9 +150,12 @@ def _verdict(request: PageRequest, name: str, experiment: str, spec: dict[str, A
     found = services.spec_forecast(spec)
     problems = found["problems"]
     url = request.build_absolute_uri("/api/v1/runs")
+    amounts = verdict.amounts(spec, problems, fleet_devices=fleet.capacity())
+    if (package := verdict.package(spec)) and not weights.package_here(package):
+        amounts["notes"].insert(0, f"The weights of {package} are not on this machine yet. {FETCH_SAYS}")
     return {
         "problems": verdict.placed(problems),
-        **verdict.amounts(spec, problems, fleet_devices=fleet.capacity()),
+        **amounts,
         "forecast": forecast.told(spec, found),
         "forced": bool(request.POST.get("force")),
         "curl": verdict.curl(url, name, experiment, spec),
@@ -153,7 +181,7 @@ def _context(
         "kind": {"field": KIND, "value": kind, "choices": kinds, "errors": errors.get("kind", [])},
         "sections": [_section(section, values, errors, kind) for section in SECTIONS],
         "experiments": selectors.experiments_visible_to(user=request.user)[:50],
-        "table": table(), **_verdict(request, name, experiment, spec),
+        "models": weights.offered(), "table": table(), **_verdict(request, name, experiment, spec),
     }  # fmt: skip
 
 
@@ -161,8 +189,9 @@ def _section(section: Any, values: dict[str, str], errors: dict[str, Any], kind:
     shown = {
         "key": section.key, "title": section.title, "says": section.says, "kinds": section.kinds,
         "hidden": bool(section.kinds) and kind not in section.kinds,
-        "fields": [_item(field, values, errors) for field in section.fields],
-        "more": [_item(field, values, errors) for field in section.more],
+        "fields": [_item(field, values, errors, kind) for field in section.fields],
+        "more": [_item(field, values, errors, kind) for field in section.more],
+        "more_hidden": section.key == "plan" and kind not in TRAINS,
     }  # fmt: skip
     shown["open"] = (
         any(item["errors"] or (item["value"] and item["value"] != item["field"].default) for item in shown["more"])
@@ -171,7 +200,7 @@ def _section(section: Any, values: dict[str, str], errors: dict[str, Any], kind:
     return shown
 
 
-def _item(field: SpecField, values: dict[str, str], errors: dict[str, Any]) -> dict[str, Any]:
+def _item(field: SpecField, values: dict[str, str], errors: dict[str, Any], kind: str) -> dict[str, Any]:
     value = values.get(field.path, "")
     choices = field.choices
     if field.kind == "choice" and value not in dict(choices):
@@ -179,7 +208,9 @@ def _item(field: SpecField, values: dict[str, str], errors: dict[str, Any]) -> d
     hidden = (
         (field.path == "model.custom" and values["model"] != CUSTOM_MODEL)
         or (field.path in OF_FILES and values["data.preset"] != OWN_FILE)
-        or (field.path.startswith("plan.") and values["plan"] == "auto")
+        or (field.path == "model.path" and values["weights"] != OWN_PATH)
+        or (field.path.startswith("plan.") and values["plan"] == "auto" and kind in TRAINS)
+        or not field.of(kind)
     )
     return {"field": field, "value": value, "choices": choices, "errors": errors.get(field.path, []), "hidden": hidden}
 
@@ -191,11 +222,13 @@ def table() -> dict[str, Any]:
             {
                 "key": section.key, "kinds": section.kinds, "owns": section.owns,
                 "fields": [
-                    {"path": field.path, "kind": field.kind, "default": field.default, "gates": field.gates}
+                    {"path": field.path, "kind": field.kind, "default": field.default, "gates": field.gates,
+                     "kinds": field.kinds}
                     for field in (*section.fields, *section.more)
                 ],
             }
             for section in SECTIONS
         ],
-        "bodies": BODIES, "custom": CUSTOM_MODEL, "file": OWN_FILE, "json": OWN_JSON,
+        "bodies": BODIES, "trains": TRAINS, "answers": ANSWERS, "custom": CUSTOM_MODEL, "file": OWN_FILE,
+        "json": OWN_JSON, "path": OWN_PATH, "first": SMOLLM2,
     }  # fmt: skip

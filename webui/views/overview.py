@@ -15,8 +15,9 @@ from orchestrator.fleet import selectors as fleet
 from orchestrator.runs import selectors as runs
 from orchestrator.scheduling import selectors as scheduling
 from orchestrator.telemetry import selectors as telemetry
-from webui import moments, sentences
+from webui import moments, sentences, words
 from webui.charts import devices, week
+from webui.run_facts import ANSWERING
 from webui.views.door import may, page
 
 CARDS: Final = 12
@@ -133,7 +134,9 @@ def _mark(node: Any, device: Any, allocation: Any, known: dict[int, Any]) -> dev
 def cards(shown: list[Any]) -> list[dict[str, Any]]:
     """Runs in flight with their loss curve, progress and time to go."""
     shown = shown[:CARDS]
-    curves = telemetry.sparkline(run_ids=[run.pk for run in shown], name="loss")
+    curves = telemetry.sparkline(run_ids=[run.pk for run in shown if run.kind not in ANSWERING], name="loss")
+    if answering := [run.pk for run in shown if run.kind in ANSWERING]:
+        curves |= telemetry.sparkline(run_ids=answering, name="inference/tokens_per_s")
     made = []
     for run in shown:
         step, steps = run.summary.get("step"), run.summary.get("steps")
@@ -142,11 +145,20 @@ def cards(shown: list[Any]) -> list[dict[str, Any]]:
                 "run": run,
                 "plan": run.plan,
                 "summary": run.summary,
+                "answers": _answers(run.summary) if run.kind in ANSWERING else None,
                 "part": f"{100 * step / steps:.1f}" if step is not None and steps else "",
                 "curve": ",".join(f"{value:.5g}" for value in curves.get(run.pk, [])),
             }
         )
     return made
+
+
+def _answers(summary: dict[str, Any]) -> dict[str, str]:
+    found = {name: summary.get(f"inference/{name}") for name in ("ttft_s", "tpot_s", "tokens_per_s", "running")}
+    return {
+        "first": words.seconds(found["ttft_s"]), "pace": words.seconds(found["tpot_s"]),
+        "speed": words.quantity(found["tokens_per_s"]), "running": words.quantity(found["running"]),
+    }  # fmt: skip
 
 
 def stream_of(user: Any, stream: str) -> list[moments.Moment]:

@@ -14,9 +14,13 @@ from django.templatetags.static import static
 from orchestrator.common.errors import invalid
 from webui import run_facts
 from webui.tabs import (
+    answers,
     benchmark,
+    chat,
     checkpoints,
     config,
+    engine,
+    evaluation,
     heats,
     history,
     logs,
@@ -33,7 +37,12 @@ from webui.views.door import page
 # tab → what it adds to the page; a tab without anything to show is left out by `run_facts.tabs`
 TABS: dict[str, Callable[[run_facts.Facts, HttpRequest], dict[str, Any]]] = {
     "benchmark": benchmark.content,
+    "chat": chat.content,
+    "answers": answers.content,
+    "evaluation": evaluation.content,
     "summary": summary.content,
+    "requests": engine.requests,
+    "cache": engine.cache,
     "performance": performance.content,
     "memory": memory.content,
     "numerics": numerics.content,

@@ -16,6 +16,7 @@ from orchestrator.runs import selectors, services
 from orchestrator.telemetry import selectors as telemetry
 from webui import words
 from webui.forms.run_filters import LIVE_STATES, RunFilters
+from webui.run_facts import ANSWERING
 from webui.views.door import PageRequest, back, page
 from workers.contracts.run import KINDS
 
@@ -35,7 +36,9 @@ def runs(request: PageRequest) -> HttpResponse:
     )
     rows, older = found[:PAGE], found[PAGE - 1].pk if len(found) > PAGE else None
     counts = selectors.state_counts(user=request.user, within=visible)
-    sparks = telemetry.sparkline(run_ids=[run.pk for run in rows], name="loss")
+    sparks = telemetry.sparkline(run_ids=[run.pk for run in rows if run.kind not in ANSWERING], name="loss")
+    if answering := [run.pk for run in rows if run.kind in ANSWERING]:
+        sparks |= telemetry.sparkline(run_ids=answering, name="inference/tokens_per_s")
     context = {
         "rows": [row(run, sparks.get(run.pk, [])) for run in rows],
         "filters": filters, "older": filters.url(before=older) if older else "", "newest": filters.url(),
@@ -93,8 +96,22 @@ def row(run: Any, spark: list[float]) -> dict[str, Any]:
         "step": step, "steps": steps, "part": round(100 * step / steps, 1) if step and steps else None,
         "spark": ",".join(f"{value:.5g}" for value in spark),
         "device_hours": run.devices * held_s / 3600 if held_s is not None else None,
+        "answers": answers(run.kind, summary),
         "tags": [item.name for item in run.tags.all()], "alive": run.state in LIVE_STATES,
     }  # fmt: skip
+
+
+def answers(kind: str, summary: dict[str, Any]) -> dict[str, str] | None:
+    """What stands in the places of loss and MFU for runs that answer: how soon, how fast, how many tokens a second."""
+    if kind not in ANSWERING:
+        return None
+    first, pace = (words.number(summary.get(f"inference/{name}")) for name in ("ttft_s", "tpot_s"))
+    told = [f"first {words.seconds(first, 2)}" if first else "", f"{words.seconds(pace, 2)}/token" if pace else ""]
+    speed = words.number(summary.get("inference/tokens_per_s"))
+    return {
+        "latency": " · ".join(part for part in told if part),
+        "speed": f"{words.quantity(speed)} tok/s" if speed is not None else "",
+    }
 
 
 def sentence(counts: dict[str, int]) -> str:

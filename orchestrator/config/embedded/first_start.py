@@ -31,6 +31,14 @@ DEMO_SPEC: dict[str, Any] = {
 }
 
 
+EXAMPLE_PROMPTS = (
+    "Why is the sky blue?", "What is the capital of France?", "Write two lines about autumn.", "What is 12 times 12?",
+    "Name three planets.", "Explain gravity to a child.", "Translate 'good morning' into French.",
+    "What does a telescope do?", "Give me a rhyme for 'star'.", "How many days has a leap year?",
+    "Who wrote Hamlet?", "What is an orrery?",
+)  # fmt: skip
+
+
 def migrate() -> None:
     call_command("migrate", verbosity=0, interactive=False)
 
@@ -68,6 +76,17 @@ def join_token(home: Path, node: str) -> str | None:
     if known and Node.objects.filter(name=node, join_token_id=known).exists():
         return None
     return services.join_token_create(by=None)
+
+
+def example_prompts(root: Path) -> None:
+    """Puts the prompts that the new-run form offers into the data root, where nothing of that name lies."""
+    path = root / "examples" / "prompts.jsonl"
+    if path.exists():
+        return
+    path.parent.mkdir(parents=True, exist_ok=True)
+    lines = [json.dumps({"id": number, "messages": [{"role": "user", "content": asked}]}, ensure_ascii=False)
+             for number, asked in enumerate(EXAMPLE_PROMPTS, 1)]  # fmt: skip
+    path.write_text("\n".join(lines) + "\n", encoding="utf-8")
 
 
 def submit_demo() -> None:

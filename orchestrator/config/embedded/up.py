@@ -71,6 +71,8 @@ def _start(keeper: Keeper, *, home: Path, devices: int) -> None:
         environ["ORRERY_JOIN"] = token
     if settings.ENV.demo and login is not None:
         first_start.submit_demo()
+    if not settings.ENV.data_roots:
+        first_start.example_prompts(settings.DATA_ROOTS[0])
     python, manage = sys.executable, str(ROOT / "manage.py")
     env = settings.ENV
     web = [python, "-m", "uvicorn", "orchestrator.config.asgi:application", "--host", env.host, "--port", str(env.port)]

@@ -23,7 +23,10 @@ _MANY: Final = 2048  # steps of one rank in one tick: an import or a long backlo
 _OUTLINE: Final = 512  # points a metric
 _REMEMBERED: Final = 1000  # attempts
 
-HEADLINE: Final = ("loss", "val_loss", "tokens_per_s", "mfu", "tflops_per_device")
+HEADLINE: Final = (
+    "loss", "val_loss", "tokens_per_s", "mfu", "tflops_per_device", "inference/tokens_per_s", "inference/ttft_s",
+    "inference/tpot_s", "inference/running", "inference/waiting", "inference/answered",
+)  # fmt: skip
 
 
 class Owners:

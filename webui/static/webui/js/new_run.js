@@ -75,9 +75,13 @@ function show() {
     const kinds = section.dataset.kinds.split(" ").filter(Boolean);
     section.hidden = kinds.length > 0 && !kinds.includes(kind);
   }
-  const auto = control("plan").value === "auto";
+  const trains = table.trains.includes(kind), auto = trains && control("plan").value === "auto";
   for (const field of form.querySelectorAll('[data-field^="plan."]')) field.hidden = auto;
-  form.querySelectorAll('[data-section="plan"] details').forEach((fold) => { fold.hidden = auto; });
+  form.querySelectorAll('[data-section="plan"] details').forEach((fold) => { fold.hidden = auto || !trains; });
+  for (const section of table.sections)
+    for (const field of section.fields)
+      if (field.kinds.length) fieldOf(field.path).hidden = !field.kinds.includes(kind) || (auto && field.path !== "plan");
+  fieldOf("model.path").hidden = control("weights").value !== table.path;
   fieldOf("model.custom").hidden = control("model").value !== table.custom;
   const own = control("data.preset").value === table.file;
   for (const path of ["data.path", "data.format", "data.tokenizer", "data.document_masks"]) fieldOf(path).hidden = !own;

@@ -1,5 +1,5 @@
 /* The overview, live: run cards and device rings from fleet frames, everything else read again when something moved. */
-import { duration, parse, percent, quantity } from "./format.js";
+import { duration, inUnit, parse, percent, quantity } from "./format.js";
 import { Live, showStatus } from "./live.js";
 import { scheduler } from "./scheduler.js";
 import { spark, sparks } from "./spark.js";
@@ -8,7 +8,11 @@ import { extremes } from "./store.js";
 const PULSE_MS = 2000;
 const RING = 2 * Math.PI * 20;
 const { epoch, after } = document.body.dataset;
-const WORDS = { loss: (v) => quantity(v, 4), tokens_per_s: quantity, mfu: percent, eta_s: duration };
+const WORDS = {
+  loss: (v) => quantity(v, 4), tokens_per_s: quantity, mfu: percent, eta_s: duration,
+  "inference/ttft_s": (v) => inUnit(v, "s"), "inference/tpot_s": (v) => inUnit(v, "s"),
+  "inference/tokens_per_s": quantity, "inference/running": quantity,
+};
 
 const draw = scheduler.add({ draw: () => sparks(), visible: () => true, hz: 4, light: true });
 draw();
@@ -30,12 +34,16 @@ function progress({ run, summary }) {
   const card = document.querySelector(`[data-run="${CSS.escape(String(run))}"]`);
   if (!card) return;
   for (const [name, words] of Object.entries(WORDS))
-    if (summary[name] !== undefined) card.querySelector(`[data-n="${name}"]`).textContent = words(parse(summary[name]));
+    if (summary[name] !== undefined) {
+      const place = card.querySelector(`[data-n="${name}"]`);  // a run that answers has no loss, a training no first token
+      if (place) place.textContent = words(parse(summary[name]));
+    }
   if (summary.step && summary.steps) card.querySelector(".meter").style.setProperty("--part", `${(100 * summary.step) / summary.steps}%`);
   const canvas = card.querySelector("canvas");
-  if (summary.loss === undefined) return;
+  const drawn = summary.loss ?? summary["inference/tokens_per_s"];
+  if (drawn === undefined) return;
   let values = canvas.dataset.values ? canvas.dataset.values.split(",").map(Number) : [];
-  values.push(parse(summary.loss));
+  values.push(parse(drawn));
   if (values.length > 160) values = extremes(values, 80).map((i) => values[i]);
   canvas.dataset.values = values.join(",");
   draw();

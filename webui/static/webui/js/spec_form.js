@@ -1,31 +1,35 @@
 // Form values to spec and back: the browser's half of webui/forms/spec_form.py. Knows the field table it is given,
 // no element of the page and no server.
 
-const SPECIAL = new Set(["model", "model.custom", "data.preset", "plan"]);
-const FORM_KINDS = new Set(["train", "benchmark", "script", "external"]);
+const SPECIAL = new Set(["model", "model.custom", "weights", "model.path", "data.preset", "plan"]);
 const isObject = (value) => value !== null && typeof value === "object" && !Array.isArray(value);
 
-/** The spec that the field values (path → text) say, laid over `base`. `table`: {sections, bodies, custom, file, json}. */
+/** The spec that the field values (path → text) say, laid over `base`. `table`: {sections, bodies, trains, answers, custom, file, json, first, path}. */
 export function specOf(values, base, table) {
   const kind = values.kind || "train";
   const rest = structuredClone(base || {});
   delete rest.kind;
   const spec = { kind, ...rest };
   for (const body of table.bodies) if (body !== kind) delete spec[body];
-  if ((kind === "train" || kind === "benchmark") && !isObject(spec[kind])) spec[kind] = {};
+  const byForm = [...table.trains, ...table.answers];
+  if (byForm.includes(kind) && !isObject(spec[kind])) spec[kind] = {};
+  const has = (section) => !section.kinds.length || section.kinds.includes(kind);
+  const own = new Set(table.sections.filter(has).flatMap((section) => section.owns));
   const preset = (values["data.preset"] || "shakespeare") !== table.file;
   for (const section of table.sections) {
-    if (section.kinds.length && !section.kinds.includes(kind)) {
-      if (FORM_KINDS.has(kind)) for (const key of section.owns) delete spec[key];
+    if (!has(section)) {
+      if ([...byForm, "script", "external"].includes(kind)) for (const key of section.owns) if (!own.has(key)) delete spec[key];
       continue;
     }
     if (section.key === "model") putModel(spec, values, table);
     if (section.key === "data" && values["data.preset"] !== table.json) putData(spec, values, preset);
-    if (section.key === "plan" && values.plan === "auto") {
+    if (section.key === "weights") putWeights(spec, values, table);
+    if (section.key === "plan" && values.plan === "auto" && table.trains.includes(kind)) {
       spec.plan = "auto";
       continue;
     }
     for (const field of section.fields) {
+      if (field.kinds.length && !field.kinds.includes(kind)) continue;
       if (SPECIAL.has(field.path) || (field.path.startsWith("data.") && preset)) continue;
       put(spec, field, read(field, values[field.path] || ""));
     }
@@ -48,6 +52,7 @@ export function valuesOf(spec, table) {
   const model = spec.model ?? "llama-tiny";
   values.model = typeof model === "string" ? model : table.custom;
   values["model.custom"] = typeof model === "string" ? "" : JSON.stringify(model, null, 2);
+  Object.assign(values, weightsOf(spec, table));
   const byJson = at(spec, "data.sources") != null || isObject(at(spec, "data.tokenizer"));
   if (byJson) values["data.tokenizer"] = "";
   values["data.preset"] = byJson ? table.json : at(spec, "data.path") != null ? table.file : "shakespeare";
@@ -134,6 +139,19 @@ function putModel(spec, values, table) {
   } catch {
     spec.model = text;
   }
+}
+
+function putWeights(spec, values, table) {
+  const chosen = (values.weights || "").trim() || table.first;
+  if (chosen !== table.json) spec.model = chosen === table.path ? { path: (values["model.path"] || "").trim() } : { package: chosen };
+}
+
+/** What is no path and no package is left to the JSON; of other kinds of run the first choice is offered. */
+function weightsOf(spec, table) {
+  const model = isObject(spec.model) ? spec.model : {}, lone = Object.keys(model).length === 1;
+  if (typeof model.path === "string" && lone) return { weights: table.path, "model.path": model.path };
+  const first = !table.answers.includes(spec.kind) || (model.package === table.first && lone);
+  return { weights: first ? table.first : table.json, "model.path": "" };
 }
 
 function putData(spec, values, preset) {

@@ -1,0 +1,123 @@
+"""Who calls a serve run, and which run it is: an API token, the run's own key, or a logged-in page with CSRF.
+
+Reads headers and the database, in a thread; forwards nothing. A run that the caller may not see is told as one that
+does not exist.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+from collections.abc import Mapping
+from importlib import import_module
+from typing import Any, Final
+
+from django.conf import settings
+from django.contrib.auth import get_user
+from django.contrib.auth.base_user import AbstractBaseUser
+from django.core.exceptions import DisallowedHost
+from django.core.handlers.asgi import ASGIRequest
+from ninja.utils import check_csrf
+
+from orchestrator.accounts import selectors as accounts
+from orchestrator.api import throttle
+from orchestrator.api.serve.told import Refused, Scope
+from orchestrator.common.errors import Refusal
+from orchestrator.runs import selectors as runs
+from orchestrator.runs import serving
+from orchestrator.runs.serving import Standing
+
+_SAFE: Final = ("GET", "HEAD", "OPTIONS")
+_PLACES: Final = "the page Tokens makes one"
+
+
+def admitted(scope: Scope, run_id: int) -> Standing:
+    """Where the call goes, for a caller who may. Raises Refused: 401, 403, 404, 409, 429, 503."""
+    headers = {name.decode("latin-1").lower(): value.decode("latin-1") for name, value in scope["headers"]}
+    run = _seen(scope, headers, run_id)
+    if run.kind != "serve":
+        says = f"Run {run.pk} is of kind {run.kind}; only runs of kind serve answer here. Submit one of that kind."
+        raise Refused(404, "run_not_serving", says)
+    where = serving.standing(run=run)
+    if where.phase == "ended":
+        raise Refused(409, "run_ended", where.says)
+    if where.phase != "serving":
+        code = "run_draining" if where.phase == "draining" else "run_not_ready"
+        raise Refused(503, code, where.says, retry_after_s=5 if where.phase == "waiting" else 2)
+    return where
+
+
+def _seen(scope: Scope, headers: Mapping[str, str], run_id: int) -> Any:
+    kind, _, text = headers.get("authorization", "").partition(" ")
+    if kind.lower() == "bearer" and text.strip():
+        return _by_bearer(scope, headers, text.strip(), run_id)
+    request = ASGIRequest(scope, io.BytesIO())
+    user = _logged_in(request)
+    if user is None:
+        _count(f"ip:{_digest(_address(scope, headers))}")
+        says = f"No key was sent. Send Authorization: Bearer KEY: a token of Orrery's ({_PLACES}) or the run's api_key."
+        raise Refused(401, "missing_api_key", says)
+    if scope["method"] not in _SAFE and _csrf_failed(request):
+        says = "A page's request needs the header X-CSRFToken with the cookie's value; programs send a bearer token."
+        raise Refused(403, "csrf_failed", says)
+    _count(f"serve:user:{user.pk}")
+    return _visible(user, run_id)
+
+
+def _by_bearer(scope: Scope, headers: Mapping[str, str], text: str, run_id: int) -> Any:
+    if (found := serving.run_by_key(id=run_id, key=text)) is not None:
+        _count(f"serve:key:{found.pk}")
+        return found
+    try:
+        user, token = accounts.token_check(text)
+    except Refusal as refusal:
+        _count(f"ip:{_digest(_address(scope, headers))}")
+        says = f"{refusal.detail} Here a token of Orrery's is meant ({_PLACES}), or the run's own api_key."
+        raise Refused(401, "invalid_api_key", says) from None
+    _count(f"serve:token:{token.digest[:16]}")
+    if "read" not in token.scopes:
+        raise Refused(403, "scope_missing", f"The token {token.name!r} lacks the scope read. Make one that has it.")
+    return _visible(user, run_id)
+
+
+def _visible(user: Any, run_id: int) -> Any:
+    try:
+        return runs.run_get(user=user, id=run_id)
+    except Refusal:
+        says = f"There is no run {run_id}, or you may not see it. GET /api/v1/runs?kind=serve lists those you may."
+        raise Refused(404, "run_not_found", says) from None
+
+
+def _logged_in(request: ASGIRequest) -> AbstractBaseUser | None:
+    key = request.COOKIES.get(settings.SESSION_COOKIE_NAME)
+    if not key:
+        return None
+    request.session = import_module(settings.SESSION_ENGINE).SessionStore(key)
+    user = get_user(request)
+    return user if user.is_authenticated and user.is_active else None
+
+
+def _csrf_failed(request: ASGIRequest) -> bool:
+    try:
+        return check_csrf(request, lambda request: None) is not None
+    except DisallowedHost:
+        return True
+
+
+def _count(ident: str) -> None:
+    limit = int(settings.ENV.serve_per_minute)
+    try:
+        throttle.check(ident, limit=limit)
+    except Refusal as refusal:
+        wait_s = refusal.retry_after_s or 1
+        says = f"More than {limit} calls within a minute. Wait {wait_s} s; ORRERY_SERVE_PER_MINUTE sets the limit."
+        raise Refused(429, "rate_limit_exceeded", says, retry_after_s=wait_s) from None
+
+
+def _address(scope: Scope, headers: Mapping[str, str]) -> str:
+    forwarded = headers.get("x-forwarded-for", "") if settings.ENV.behind_https else ""
+    return forwarded.rsplit(",", 1)[-1].strip() or str((scope.get("client") or ("",))[0])
+
+
+def _digest(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()[:16]

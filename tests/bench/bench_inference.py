@@ -1,0 +1,211 @@
+"""The inference engine beside transformers on real weights: SmolLM2-135M, fp32, two threads, one process, in turns.
+
+Throughput of 32 mixed requests against one padded batch, decode of one request alone, cache memory that holds nothing,
+and a shared prefix. Both compute the same number of tokens from the same weights; greedy, and compared.
+"""
+
+from __future__ import annotations
+
+import os
+
+os.environ.setdefault("THP_MEM_ALLOC_ENABLE", "1")  # as the command does; transformers has it too
+
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from tests.bench.record import record
+from workers.contracts.model import ModelSource
+from workers.inference.build import build
+from workers.inference.engine import Engine
+from workers.inference.load import Loaded, load
+from workers.inference.sampling import Sampling
+from workers.inference.scheduler import Limits
+from workers.models.hf.saving import save_hugging_face
+from workers.models.places import models_home
+from workers.models.source import open_weights
+
+FOLDER = "smollm2-135m-instruct"
+REQUESTS, THREADS, ROUNDS = 32, 2, 3
+Given = list[tuple[list[int], int]]
+
+
+def main(wanted: list[str]) -> int:
+    path = models_home() / FOLDER
+    if not path.exists():
+        print(f"{path} is not there; fetch it: python -m workers.models.fetch")
+        return 2
+    torch.set_num_threads(THREADS)
+    loaded = load(ModelSource(path=str(path)), precision="fp32", device=torch.device("cpu"))
+    parts: dict[str, Callable[[Loaded, Any], None]] = {
+        "single": single, "throughput": throughput, "prefix": prefix,
+    }  # fmt: skip
+    theirs = _theirs(path) if set(wanted or parts) & {"single", "throughput"} else None
+    for name in wanted or parts:
+        parts[name](loaded, theirs)
+    return 0
+
+
+def throughput(loaded: Loaded, theirs: Any) -> None:
+    given = requests()
+    total = sum(count for _, count in given)
+    ours_s, theirs_s, waste, equal = [], [], [], 0
+    for _ in range(ROUNDS):
+        engine = engine_of(loaded, given)
+        began = time.perf_counter()
+        added = [engine.add(prompt, greedy(count)) for prompt, count in given]
+        while engine.busy:
+            engine.step()
+            if len(engine.scheduler.running) >= REQUESTS // 2:
+                waste.append(wasted(engine))
+        ours_s.append(time.perf_counter() - began)
+        began = time.perf_counter()
+        answers = padded(theirs, given)
+        theirs_s.append(time.perf_counter() - began)
+        equal = sum(list(each.new_tokens) == answer for each, answer in zip(added, answers, strict=True))
+    ratios = [b / a for a, b in zip(ours_s, theirs_s, strict=True)]
+    record(
+        "inference", what="tokens/s of 32 mixed requests beside transformers in one padded batch",
+        value=statistics.median(ratios), unit="times", figure=">= 2.5", ratios=[round(each, 2) for each in ratios],
+        tokens_per_s=round(total / statistics.median(ours_s), 1),
+        transformers_tokens_per_s=round(total / statistics.median(theirs_s), 1), answers_equal=f"{equal} of {REQUESTS}",
+    )  # fmt: skip
+    record(
+        "inference", what="cache slots without a token, of the blocks in use, 16 requests and more running",
+        value=100 * statistics.mean(waste), unit="%", figure="<= 4", worst=round(100 * max(waste), 2),
+    )  # fmt: skip
+
+
+def single(loaded: Loaded, theirs: Any) -> None:
+    prompt, count = requests()[0][0][:32], 48
+    ours_s, theirs_s, same = [], [], True
+    for turn in range(6):
+        engine = engine_of(loaded, [(prompt, count)])
+        request = engine.add(prompt, greedy(count))
+        engine.step()
+        began = time.perf_counter()
+        while engine.busy:
+            engine.step()
+        mine = (time.perf_counter() - began) / (count - 1)
+        ids = torch.tensor([prompt])
+        generated, stamps = _stamped(theirs, ids, count)
+        if turn:
+            ours_s.append(mine)
+            theirs_s.append((stamps[-1] - stamps[0]) / (count - 1))
+        same = same and list(request.new_tokens) == generated[0, len(prompt) :].tolist()
+    ratios = [b / a for a, b in zip(ours_s, theirs_s, strict=True)]
+    record(
+        "inference", what="decode of one request alone beside transformers", value=statistics.median(ratios),
+        unit="times", figure=">= 1.3", ratios=[round(each, 2) for each in ratios],
+        ms_per_token=round(1e3 * statistics.median(ours_s), 2),
+        transformers_ms_per_token=round(1e3 * statistics.median(theirs_s), 2), answers_equal=same,
+    )  # fmt: skip
+
+
+def prefix(loaded: Loaded, theirs: Any) -> None:
+    """16 requests that begin with the same 1,000 tokens and go on with 16 of their own: each while the earlier ones
+    decode; then all at once."""
+    common = [place * 31 % 40_000 for place in range(1000)]
+    given = [([*common, *(number * 97 + place * 13 for place in range(16))], 24) for number in range(16)]
+    shares, computed = [], 0
+    for _ in range(ROUNDS):
+        engine = engine_of(loaded, given)
+        ttft_s = []
+        for prompt, count in given:
+            request = engine.add(prompt, greedy(count))
+            while not request.new_tokens:
+                engine.step()
+            ttft_s.append(request.first_token_s - request.added_s)
+        while engine.busy:
+            engine.step()
+        shares.append(statistics.median(ttft_s[1:]) / ttft_s[0])
+        computed = engine.counts.prompt_tokens
+    record(
+        "inference", what="TTFT of 15 requests that share a prefix of 1,000 tokens, of the first's, one after another",
+        value=100 * statistics.median(shares), unit="%", figure="<= 15", prompt_tokens_computed=computed,
+        rounds=[round(100 * each, 1) for each in shares],
+    )  # fmt: skip
+    engine = engine_of(loaded, given)
+    added = [engine.add(prompt, greedy(count)) for prompt, count in given]
+    while engine.busy:
+        engine.step()
+    ttft = [each.first_token_s - each.added_s for each in added]
+    record(
+        "inference", what="prompt tokens computed for 16 requests that share 1,000 and arrive together",
+        value=engine.counts.prompt_tokens, unit="tokens", figure="<= 1300",
+        last_ttft_of_first=round(max(ttft) / min(ttft), 2),
+    )  # fmt: skip
+
+
+def requests() -> Given:
+    """Prompts of 10 to 300 tokens, answers of 8 to 160, spread evenly and mixed."""
+    return [
+        ([(number * 37 + place * 101) % 40_000 for place in range(10 + number * 13 % 32 * 290 // 31)],
+         8 + number * 21 % 32 * 152 // 31)
+        for number in range(REQUESTS)
+    ]  # fmt: skip
+
+
+def greedy(count: int) -> Sampling:
+    return Sampling(max_new_tokens=count, temperature=0, ignore_eos=True)
+
+
+def engine_of(loaded: Loaded, given: Given) -> Engine:
+    blocks = sum(-(-(len(prompt) + count) // 8) for prompt, count in given) + 64
+    return build(loaded, blocks=blocks, limits=Limits(sequences=REQUESTS))
+
+
+def wasted(engine: Engine) -> float:
+    """The share of slots in held blocks that no token has."""
+    pool = engine.scheduler.pool
+    used: dict[int, int] = {}
+    for each in engine.scheduler.running:
+        for place, block in enumerate(each.blocks):
+            used[block] = min(pool.block_size, each.computed - place * pool.block_size)
+    return 1 - sum(used.values()) / (pool.used * pool.block_size)
+
+
+def padded(theirs: Any, given: Given) -> list[list[int]]:
+    """One batch, padded on the left, as long as its longest answer; every answer cut to its length."""
+    width, most = max(len(prompt) for prompt, _ in given), max(count for _, count in given)
+    ids = torch.tensor([[0] * (width - len(prompt)) + prompt for prompt, _ in given])
+    mask = torch.tensor([[0] * (width - len(prompt)) + [1] * len(prompt) for prompt, _ in given])
+    out = theirs.generate(ids, attention_mask=mask, max_new_tokens=most, do_sample=False)
+    return [row[width : width + count].tolist() for row, (_, count) in zip(out, given, strict=True)]
+
+
+def _stamped(theirs: Any, ids: torch.Tensor, count: int) -> tuple[torch.Tensor, list[float]]:
+    """With the moment of each token."""
+    stamps: list[float] = []
+
+    def stamp(_ids: torch.Tensor, _scores: torch.Tensor, **_: Any) -> torch.Tensor:
+        stamps.append(time.perf_counter())
+        return torch.zeros(1, dtype=torch.bool)
+
+    out = theirs.generate(
+        ids, attention_mask=torch.ones_like(ids), max_new_tokens=count, do_sample=False,
+        stopping_criteria=[stamp],
+    )  # fmt: skip
+    return out, stamps
+
+
+def _theirs(path: Path) -> Any:
+    """The same weights as a Hugging Face model."""
+    import transformers
+
+    transformers.logging.set_verbosity_error()
+    with tempfile.TemporaryDirectory() as folder:
+        save_hugging_face(open_weights(path), Path(folder))
+        model = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+    model.generation_config = transformers.GenerationConfig(pad_token_id=0, eos_token_id=None)
+    return model
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

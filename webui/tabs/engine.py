@@ -1,0 +1,149 @@
+"""What the tabs of a serve run share: the engine as it stands now or ended, its requests, its cache, its prediction."""
+
+from __future__ import annotations
+
+from statistics import median
+from typing import Any, Final
+
+from django.http import HttpRequest
+
+from orchestrator.runs import serving
+from webui import words
+from webui.charts import blocks, waterfall
+from webui.charts.blocks import tile
+from webui.run_facts import Facts
+from workers.contracts.serving import EngineState, RequestTold, Summary
+
+_PERCENTILES: Final = ("p50", "p90", "p99")
+
+
+def requests(facts: Facts, request: HttpRequest) -> dict[str, Any]:
+    """The requests tab: those on their way, then those that ended."""
+    state, summary = _state(facts), _summary(facts)
+    told = list(state.requests) if state else list(summary.last) if summary else []
+    return {
+        **_shared(facts, state), "summary": _ended(summary) if summary else None,
+        "tiles": _now(state, facts.latest) if state else [],
+        "fall": waterfall.waterfall(told, now_s=state.now_s if state else None),
+        "beside": beside(facts.run.prediction, told, state),
+    }  # fmt: skip
+
+
+def cache(facts: Facts, request: HttpRequest) -> dict[str, Any]:
+    """The cache tab: every block by its use, and numbers."""
+    state, summary = _state(facts), _summary(facts)
+    size = (facts.run.prediction or {}).get("kv_bytes_per_token")
+    return {
+        **_shared(facts, state),
+        "field": blocks.field(state) if state else None,
+        "tiles": blocks.numbers(state, facts.latest, bytes_per_token=size) if state else _kept(summary),
+    }  # fmt: skip
+
+
+def beside(
+    prediction: dict[str, Any] | None, told: list[RequestTold], state: EngineState | None
+) -> list[dict[str, str]]:
+    """Predicted beside measured, at the prompt lengths and the number of answers at once that there really were."""
+    ended = [each for each in told if each.state == "ended" and each.first_token_s is not None]
+    if not prediction or prediction.get("kind") != "serving" or len(ended) < 3:
+        return []
+    now_s = state.now_s if state else None
+    together = max(1.0, median(sum(_overlaps(one, other) for other in ended) for one in ended))
+    point = min(prediction["curve"], key=lambda each: abs(each["batch"] - together), default=None)
+    computed = median(max(1, each.prompt_tokens - each.shared_tokens) for each in ended)
+    first = [waited for each in ended if (waited := waterfall.first_token_s(each)) is not None]
+    pace = [per for each in ended if (per := waterfall.pace_s(each, now_s)) is not None]
+    if point is None or not pace:
+        return []
+    ttft = prediction["alone"]["ttft_s"] * computed / prediction["prompt_len"]
+    return [
+        _pair(
+            "Time to first token",
+            max(ttft, point["tpot_s"]),
+            median(first),
+            f"prompts of {computed:,.0f} tokens to compute, before any queue",
+        ),
+        _pair("Time per token", point["tpot_s"], median(pace), f"{point['batch']} at once"),
+    ]
+
+
+def _pair(title: str, predicted: float, measured: float, of: str) -> dict[str, str]:
+    most = max(predicted, measured) or 1.0
+    ratio = measured / predicted if predicted else 1.0
+    off = f"×{words.quantity(ratio, 2)}" if ratio >= 1.5 else f"{ratio - 1:+.0%}".replace("-", "−")
+    return {
+        "title": title,
+        "of": of,
+        "predicted": words.seconds(predicted),
+        "measured": words.seconds(measured),
+        "predicted_at": f"{100 * predicted / most:.1f}",
+        "measured_at": f"{100 * measured / most:.1f}",
+        "off": off,
+        "mood": "" if abs(ratio - 1) <= 0.1 else "good" if ratio < 1 else "warn",
+    }
+
+
+def _overlaps(one: RequestTold, other: RequestTold) -> bool:
+    return one.added_s < (other.ended_s or one.added_s) and other.added_s < (one.ended_s or other.added_s)
+
+
+def _state(facts: Facts) -> EngineState | None:
+    live = facts.standing is not None and facts.standing.phase in ("serving", "draining")
+    return serving.engine_state(run=facts.run) if live else None
+
+
+def _summary(facts: Facts) -> Summary | None:
+    ended = facts.standing is not None and facts.standing.phase not in ("serving", "draining")
+    return serving.summary_of(run=facts.run) if ended else None
+
+
+def _shared(facts: Facts, state: EngineState | None) -> dict[str, Any]:
+    standing = facts.standing
+    assert standing is not None
+    return {
+        "standing": standing, "state": state, "live": standing.phase != "ended",
+        "silent": state is None and standing.phase in ("serving", "draining"), "source": facts.source(),
+    }  # fmt: skip
+
+
+def _now(state: EngineState, latest: dict[str, float]) -> list[dict[str, str]]:
+    first = [waited for each in state.requests if (waited := waterfall.first_token_s(each)) is not None]
+    pace = [per for each in state.requests if (per := waterfall.pace_s(each, state.now_s)) is not None]
+    speed = latest.get("inference/tokens_per_s") if state.running else 0.0
+    back = latest.get("inference/preemptions") or 0
+    return [
+        tile("Running", f"{state.running:,}", f"{state.waiting:,} waiting"),
+        tile("First token", words.seconds(median(first)) if first else words.DASH, "median of those below"),
+        tile("Per token", words.seconds(median(pace)) if pace else words.DASH, "median of those below"),
+        tile("Tokens/s", words.quantity(speed), "lately, all answers together"),
+        tile("Answered", f"{state.ended:,}", f"{back:,.0f} put back for room" if back else "none put back for room"),
+    ]
+
+
+def _ended(summary: Summary) -> dict[str, Any]:
+    why = words.listed([f"{count:,} {reason}" for reason, count in summary.finishes.items()])
+    shared = f"{words.quantity(summary.shared_tokens)} found in the cache"
+    rows = [("Time to first token", summary.ttft_s), ("Time per token", summary.tpot_s)]
+    return {
+        "tiles": [
+            tile("Requests", f"{summary.requests:,}", why),
+            tile("Prompt tokens", words.quantity(summary.prompt_tokens), shared),
+            tile("New tokens", words.quantity(summary.new_tokens), f"in {words.duration(summary.seconds)}"),
+        ],
+        "rows": [
+            {"title": title, "cells": [words.seconds((found or {}).get(name)) for name in _PERCENTILES]}
+            for title, found in rows
+            if summary.requests
+        ],
+    }
+
+
+def _kept(summary: Summary | None) -> list[dict[str, str]]:
+    if summary is None:
+        return []
+    whole = summary.prompt_tokens
+    share = summary.shared_tokens / whole if whole else None
+    return [
+        tile("Prompt tokens", words.quantity(whole), "of all requests"),
+        tile("Prefix hits", words.percent(share), f"{words.quantity(summary.shared_tokens)} tokens not computed again"),
+    ]

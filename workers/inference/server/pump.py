@@ -46,7 +46,8 @@ class Pump:
         self._by_parent: dict[int, Ticket] = {}  # of the engine's thread
         self._sent: dict[Request, int] = {}
         self._ended: list[Request] = []
-        self._names: dict[int, str] = {}
+        self._to_come: dict[int, int] = {}  # answers that have not ended, by parent
+        self._names: dict[int, str] = {}  # of those on their way and of those in `_ended`
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
 
     def start(self) -> None:
@@ -123,6 +124,7 @@ class Pump:
             self._say(self._refuse, ticket, error)
             return
         self._by_parent[request.parent] = ticket
+        self._to_come[request.parent] = ticket.sampling.n
         self._names[request.parent] = ticket.id
         self._say(_accept, ticket, request.sampling.max_new_tokens)
 
@@ -134,7 +136,7 @@ class Pump:
             if each.parent == parent:
                 self.engine.abort(each)
                 self._end(each, ticket.id)
-        del self._by_parent[parent]
+        del self._by_parent[parent], self._to_come[parent]
 
     def _deliver(self, advanced: list[Request]) -> None:
         given: list[tuple[Ticket, Piece]] = []
@@ -152,6 +154,7 @@ class Pump:
             given.append((ticket, piece))
             if request.finish is not None:
                 self._end(request, ticket.id)
+                self._forget(request.parent)
         if given:
             self._say(self._give, given)
 
@@ -159,6 +162,15 @@ class Pump:
         self._sent.pop(request, None)
         self.watcher.ended(request, name)
         self._ended = [*self._ended[-63:], request]
+        if len(self._names) > len(self._by_parent) + 2 * len(self._ended):
+            known = {*self._by_parent, *(each.parent for each in self._ended)}
+            self._names = {parent: ticket for parent, ticket in self._names.items() if parent in known}
+
+    def _forget(self, parent: int) -> None:
+        """An answer has ended; with the last of its prompt nothing is kept for it."""
+        self._to_come[parent] -= 1
+        if not self._to_come[parent]:
+            del self._by_parent[parent], self._to_come[parent]
 
     def _tell(self, found: asyncio.Future[EngineState], draining: bool) -> None:
         told = engine_state(self.engine, self._names, self._ended, since_s=self.since_s, draining=draining)

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import gc
 import socket
 from typing import Any
 
 import openai
 import pytest
+
+from workers.inference.server.ticket import Ticket
 
 CHAT: list[Any] = [{"role": "user", "content": "w7 w9"}]
 GREEDY: dict[str, Any] = {"temperature": 0, "extra_body": {"repetition_penalty": 3}}
@@ -118,7 +121,7 @@ def test_what_is_no_request_at_all(serving):
 
 
 def test_a_client_that_vanishes_leaves_nothing_behind(serving):
-    body = '{"prompt": [%d, 2, 3], "max_tokens": 250, "ignore_eos": true, "stream": %s}'
+    body = '{"prompt": [%d, 2, 3], "max_tokens": 240, "ignore_eos": true, "stream": %s}'
     for number, stream in enumerate(("true", "false", "true", "false")):
         text = body % (number, stream)
         with socket.create_connection(tuple(serving.url[7:].split(":")), timeout=10) as line:  # type: ignore[arg-type]
@@ -132,3 +135,10 @@ def test_a_client_that_vanishes_leaves_nothing_behind(serving):
     assert found.used == 0
     finishes = [each["finish"] for each in serving.lines("requests")][-4:]
     assert finishes == ["aborted"] * 4
+    serving.until(lambda: gc.collect() + 1 if not _kept(max_new_tokens=240) else None)
+
+
+def _kept(*, max_new_tokens: int) -> list[Ticket]:
+    return [
+        each for each in gc.get_objects() if type(each) is Ticket and each.sampling.max_new_tokens == max_new_tokens
+    ]

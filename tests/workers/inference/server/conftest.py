@@ -67,6 +67,7 @@ class Serving:
         spec = {"kind": "serve", "model": {"path": str(weights)}, "plan": plan, "serve": body}
         (folder / "spec.json").write_text(json.dumps(spec))
         self.outcome: Outcome | BaseException | None = None
+        self._clients: list[openai.OpenAI] = []
         self._threads = [threading.Thread(target=self._run, args=(rank, ranks), daemon=True) for rank in range(ranks)]
         for thread in self._threads:
             thread.start()
@@ -85,7 +86,9 @@ class Serving:
             self.outcome = outcome
 
     def client(self, key: str = "any") -> openai.OpenAI:
-        return openai.OpenAI(base_url=f"{self.url}/v1", api_key=key, max_retries=0, timeout=20)
+        found = openai.OpenAI(base_url=f"{self.url}/v1", api_key=key, max_retries=0, timeout=20)
+        self._clients.append(found)
+        return found
 
     def state(self) -> EngineState:
         return EngineState.model_validate(self.http.get("/internal/state", headers=self.house).json())
@@ -118,7 +121,8 @@ class Serving:
         for thread in self._threads:
             thread.join(30)
             assert not thread.is_alive()
-        self.http.close()
+        for each in (self.http, *self._clients):
+            each.close()
         return self.outcome
 
 

@@ -109,7 +109,12 @@ def test_vllm_is_started_watched_and_ended_in_our_place(made, tmp_path, monkeypa
     assert [each.id for each in client.models.list()] == ["wordy"]
     chunks = list(client.completions.create(model="wordy", prompt="x", stream=True))
     assert [each.choices[0].text for each in chunks] == ["said"]
-    values = serving.until(lambda: next((each["values"] for each in serving.lines("points")), None))
+
+    def answered():  # a point before it may tell that nothing is written yet
+        told_of = [each["values"] for each in serving.lines("points")]
+        return next((each for each in told_of if each["inference/new_tokens"]), None)
+
+    values = serving.until(answered)
     assert values["inference/new_tokens"] == 3 and values["inference/kv_blocks_used"] == 100
     assert values["inference/ttft_s"] == 0.25
     with pytest.raises(openai.APIError):

@@ -158,9 +158,9 @@ def test_what_cannot_be_launched_is_a_user_error(node: Node, command: list[str],
 
 
 def test_a_kind_that_nodes_cannot_start_is_refused_in_words(node: Node) -> None:
-    order = node.order("", kind="generate", spec={"kind": "generate"})
+    order = node.order("", kind="external", spec={"kind": "external"})
     node.launch(order)
-    assert "cannot start runs of kind generate" in node.exited(order)["reason"]
+    assert "cannot start runs of kind external" in node.exited(order)["reason"]
 
 
 def test_an_unwritable_run_directory_is_an_infrastructure_error(node: Node) -> None:

@@ -136,7 +136,7 @@ def alone(train, tmp_path_factory):
 
 @pytest.mark.parametrize(
     ("name", "plan"),
-    [*(("llama", plan) for plan in PLANS), *(("deepseek", plan) for plan in PLANS[1::2])],
+    [*(("llama", plan) for plan in PLANS), *(("deepseek", plan) for plan in PLANS[3::2])],
     ids=lambda given: given if isinstance(given, str) else "-".join(f"{key[:4]}{given[key]}" for key in given),
 )
 def test_a_run_is_that_of_one_process(name, plan, alone, train, tmp_path):
@@ -148,13 +148,13 @@ def test_a_run_is_that_of_one_process(name, plan, alone, train, tmp_path):
 
 
 @pytest.mark.parametrize(("precision", "near"), [("bf16", 5e-3), ("fp16", 1e-3)])
-@pytest.mark.parametrize(
-    "plan", [{"tp": 2}, {"tp": 2, "dp": 2, "zero": 3, "sequence_parallel": True}], ids=["tp", "2d"]
-)
-def test_16_bits_as_one_process_computes_them(plan, precision, near, train, tmp_path):
+def test_16_bits_as_one_process_computes_them(precision, near, train, tmp_path):
+    plan = {"tp": 2, "dp": 2, "zero": 3, "sequence_parallel": True}
     more = {"loss_scale": {"initial": 1024.0}} if precision == "fp16" else {}
     plans = ({"precision": precision, **more}, {"precision": precision, **more, **plan})
-    one, laid = (train(spec("llama", plan, eval=None), tmp_path / str(place)) for place, plan in enumerate(plans))
+    one, laid = (
+        train(spec("llama", plan, eval=None, steps=10), tmp_path / str(place)) for place, plan in enumerate(plans)
+    )
     assert {outcome["class"] for outcome in laid.outcomes} == {"ok"}, laid.outcomes
     assert laid.values("loss") == pytest.approx(one.values("loss"), rel=near)
     if precision == "fp16":

@@ -23,7 +23,7 @@ up: install ## start everything on this machine, until Ctrl-C
 
 test: install-test ## install what tests need and run them all
 	@$(BIN)/python tools/system.py
-	@exec $(BIN)/python -m pytest -n auto --maxprocesses 4 --dist loadfile --no-loadscope-reorder $(ARGS)
+	@exec $(BIN)/python -m pytest -n auto --maxprocesses 4 --dist loadfile $(ARGS)
 
 check: install-test ## ruff, mypy, import-linter, Django checks, missing migrations
 	@$(BIN)/ruff check .

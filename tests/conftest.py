@@ -6,7 +6,6 @@ run the place.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -21,25 +20,6 @@ from tests.redis_server import redis_server, redis_url  # noqa: F401  (fixtures)
 # no test measures time, on a busy machine an example takes as long as it takes
 settings.register_profile("untimed", deadline=None)
 settings.load_profile("untimed")
-
-
-def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
-    """One more than cores: whole paths (flows) wait more than they compute."""
-    return min(4, (os.cpu_count() or 1) + 1)
-
-
-@pytest.hookimpl(trylast=True)
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Files that mostly wait are spread over the beginning, so that others compute meanwhile and none is left last."""
-    by_file: dict[str, list[pytest.Item]] = {}
-    for item in items:
-        by_file.setdefault(item.nodeid.partition("::")[0], []).append(item)
-    waiting = [name for name in by_file if name.startswith("tests/flows/") or name.endswith("second_database.py")]
-    others = [name for name in by_file if name not in waiting]
-    order: list[str] = []
-    for place, name in enumerate(waiting):
-        order += [name, *others[3 * place : 3 * place + 3]]
-    items[:] = [item for name in [*order, *others[3 * len(waiting) :]] for item in by_file[name]]
 
 
 class FakeClock:

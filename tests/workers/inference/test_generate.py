@@ -13,18 +13,11 @@ from typing import Any
 
 import pytest
 import tokenizers
-import torch
-from torch import Tensor
 
-from workers.contracts.model import ModelSpec
+from tests.workers.inference.untrained import BYTES, untrained_folder
 from workers.contracts.points import Point, RunEvent
 from workers.inference.main import main
-from workers.models.decoder import Decoder
-from workers.models.hf.saving import save_hugging_face
 
-BYTES = {
-    "name": "bytes", "layers": 2, "hidden": 32, "heads": 4, "kv_heads": 2, "ffn": 48, "vocab": 256, "max_seq_len": 96,
-}  # fmt: skip
 KILLED = """
 import os, signal, sys
 from workers.inference.answers import Answers
@@ -40,23 +33,9 @@ main(sys.argv[1:])
 """
 
 
-class Random:
-    """Weights of a model that no one trained."""
-
-    def __init__(self, spec: ModelSpec) -> None:
-        self.spec, self.where = spec, "memory"
-        torch.manual_seed(4)
-        self._tensors = {name: torch.randn_like(tensor) * 0.3 for name, tensor in Decoder(spec).named_parameters()}
-
-    def read(self, name: str) -> Tensor:
-        return self._tensors[name]
-
-
 @pytest.fixture(scope="module")
 def weights(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("weights")
-    save_hugging_face(Random(ModelSpec.from_dict(BYTES)), folder)
-    return Path(folder)
+    return untrained_folder(Path(tmp_path_factory.mktemp("weights")))
 
 
 class Room:

@@ -13,17 +13,13 @@ import httpx
 import openai
 import pytest
 import tokenizers
-import torch
-from torch import Tensor
 
+from tests.workers.inference.untrained import untrained_folder
 from workers.contracts.exits import Outcome
-from workers.contracts.model import ModelSpec
 from workers.contracts.serving import KEY_HEADER, EngineState, serve_key
 from workers.inference.accept import load_run
 from workers.inference.serve import run_serve
 from workers.inference.surroundings import Surroundings
-from workers.models.decoder import Decoder
-from workers.models.hf.saving import save_hugging_face
 
 SHAPE = {
     "name": "words", "layers": 2, "hidden": 32, "heads": 4, "kv_heads": 2, "ffn": 48, "vocab": 256, "max_seq_len": 256,
@@ -35,21 +31,11 @@ TEMPLATE = (
 FENCE = "f" * 32
 
 
-class Untrained:
-    def __init__(self, spec: ModelSpec) -> None:
-        self.spec, self.where = spec, "memory"
-        torch.manual_seed(4)
-        self._tensors = {name: torch.randn_like(tensor) * 0.3 for name, tensor in Decoder(spec).named_parameters()}
-
-    def read(self, name: str) -> Tensor:
-        return self._tensors[name]
-
-
 @pytest.fixture(scope="session")
 def weights(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = Path(tmp_path_factory.mktemp("served")) / "wordy"
     folder.mkdir()
-    save_hugging_face(Untrained(ModelSpec.from_dict(SHAPE)), folder)
+    untrained_folder(folder, SHAPE)
     words = tokenizers.Tokenizer(tokenizers.models.WordLevel({f"w{n}": n for n in range(256)}, unk_token="w0"))
     words.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
     words.save(str(folder / "tokenizer.json"))

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -19,6 +18,7 @@ from workers.models.attention import Attention
 from workers.models.decoder import Decoder
 from workers.models.documents import Documents
 from workers.models.mlp import Mlp
+from workers.models.onednn import onednn_pays
 
 _ROWS = 128  # the layout for so many tokens was the fastest, or level, from 1 to 48
 _SHARE = 0.25  # of the free memory that the second copy of the weights may take
@@ -52,7 +52,7 @@ def lay_out(decoder: Decoder) -> None:
     """Where it pays, and where memory holds the weights twice. A model whose weights change afterwards has to be made
     anew; one whose layers are not plain (quantised, sharded) keeps these as they are."""
     weight = next(decoder.parameters())
-    if getattr(decoder, "_laid_out", False) or not (_plain(weight) and _pays()):
+    if getattr(decoder, "_laid_out", False) or not (_plain(weight) and onednn_pays("_reorder_linear_weight")):
         return
     free_bytes = capacity_bytes(weight.device, local_world_size=1) - process_memory(weight.device)[0]
     if sum(each.nbytes for each in decoder.parameters()) > _SHARE * free_bytes:
@@ -110,12 +110,3 @@ def _all_plain(*layers: Any) -> bool:
 
 def _plain(weight: Tensor) -> bool:
     return type(weight.data) is Tensor and weight.device.type == "cpu" and weight.dtype == torch.float32
-
-
-def _pays() -> bool:
-    if torch.backends.cpu.get_cpu_capability() != "AVX512" or not hasattr(torch.ops.mkldnn, "_reorder_linear_weight"):
-        return False
-    try:
-        return "AuthenticAMD" in Path("/proc/cpuinfo").read_text()
-    except OSError:
-        return False

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from workers.contracts.exits import UserError
+from workers.contracts.surroundings import whole
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,22 +31,15 @@ class Surroundings:
 
 def read_surroundings(directory: Path, *, env: Mapping[str, str] = os.environ) -> Surroundings:
     """Raises UserError naming the variable that is not a number."""
-    world_size = _whole(env, "WORLD_SIZE", 1)
+    world_size = whole(env, "WORLD_SIZE", 1)
     return Surroundings(
-        rank=_whole(env, "RANK", 0),
+        rank=whole(env, "RANK", 0),
         world_size=world_size,
-        local_rank=_whole(env, "LOCAL_RANK", 0),
-        local_world_size=_whole(env, "LOCAL_WORLD_SIZE", world_size),
+        local_rank=whole(env, "LOCAL_RANK", 0),
+        local_world_size=whole(env, "LOCAL_WORLD_SIZE", world_size),
         run=env.get("ORRERY_RUN", "local"),
-        attempt=_whole(env, "ORRERY_ATTEMPT", 1) if env.get("ORRERY_ATTEMPT") else None,
+        attempt=whole(env, "ORRERY_ATTEMPT", 1) if env.get("ORRERY_ATTEMPT") else None,
         fence=env.get("ORRERY_FENCE") or None,
         address=env.get("ORRERY_ADDRESS") or "127.0.0.1",
         directory=directory,
     )
-
-
-def _whole(env: Mapping[str, str], name: str, default: int) -> int:
-    try:
-        return int(env.get(name, default))
-    except ValueError:
-        raise UserError(f"{name}={env[name]!r} is not a whole number; try {name}={default}") from None

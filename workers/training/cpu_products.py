@@ -7,11 +7,12 @@ gradients, fp32 throughout; only the order of sums differs, as between any two l
 from __future__ import annotations
 
 import warnings
-from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
+
+from workers.models.onednn import onednn_pays
 
 # multiplications below which a product is left to MKL: calling through Python costs more than is won
 LEAST = 1 << 22
@@ -21,7 +22,7 @@ _installed: list[Any] = []  # the library, which torch forgets with its last ref
 def prefer_onednn() -> None:
     """From now on in this process, where it pays. An operator's kernel is replaced, so that autograd, DTensors and
     dispatch modes see what they always see."""
-    if _installed or not _pays():
+    if _installed or not onednn_pays("_linear_pointwise"):
         return
     library = torch.library.Library("aten", "IMPL")  # type: ignore[no-untyped-call]
     with warnings.catch_warnings():
@@ -29,16 +30,6 @@ def prefer_onednn() -> None:
         library.impl("mm", _mm, "CPU")  # type: ignore[no-untyped-call]
         library.impl("addmm", _addmm, "CPU")  # type: ignore[no-untyped-call]
     _installed.append(library)
-
-
-def _pays() -> bool:
-    """MKL picks its kernels by the maker's name: Intel's own with AVX-512, others' without."""
-    if torch.backends.cpu.get_cpu_capability() != "AVX512" or not hasattr(torch.ops.mkldnn, "_linear_pointwise"):
-        return False
-    try:
-        return "AuthenticAMD" in Path("/proc/cpuinfo").read_text()
-    except OSError:
-        return False
 
 
 def _mm(left: Tensor, right: Tensor) -> Tensor:

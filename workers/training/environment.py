@@ -12,6 +12,7 @@ from pathlib import Path
 
 from workers.contracts.exits import UserError
 from workers.contracts.plan import ParallelPlan
+from workers.contracts.surroundings import whole
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,19 +55,19 @@ def read_environment(
 
     Raises UserError naming the variable that is not a number.
     """
-    world_size = _whole(env, "WORLD_SIZE", 1)
+    world_size = whole(env, "WORLD_SIZE", 1)
     told = env.get("ORRERY_RESUME")
     return Environment(
-        rank=_whole(env, "RANK", 0),
+        rank=whole(env, "RANK", 0),
         world_size=world_size,
-        local_rank=_whole(env, "LOCAL_RANK", 0),
-        local_world_size=_whole(env, "LOCAL_WORLD_SIZE", world_size),
+        local_rank=whole(env, "LOCAL_RANK", 0),
+        local_world_size=whole(env, "LOCAL_WORLD_SIZE", world_size),
         run=env.get("ORRERY_RUN", "local"),
-        attempt=_whole(env, "ORRERY_ATTEMPT", 1) if "ORRERY_ATTEMPT" in env else None,
+        attempt=whole(env, "ORRERY_ATTEMPT", 1) if "ORRERY_ATTEMPT" in env else None,
         directory=directory,
         checkpoints=Path(env.get("ORRERY_CHECKPOINTS") or directory / "checkpoints"),
         resume=resume or (Path(told) if told else None),
-        timeout_s=float(_whole(env, "ORRERY_PG_TIMEOUT_S", 600)),
+        timeout_s=float(whole(env, "ORRERY_PG_TIMEOUT_S", 600)),
         scratch=Path(env.get("ORRERY_SCRATCH") or directory / "scratch"),
     )
 
@@ -81,10 +82,3 @@ def check_world(plan: ParallelPlan, environment: Environment) -> None:
         f"plan: {plan_says} devices, but {started} started (WORLD_SIZE); "
         f"try torchrun --nproc-per-node {plan.world_size}, or dp {environment.world_size}"
     )
-
-
-def _whole(env: Mapping[str, str], name: str, default: int) -> int:
-    try:
-        return int(env.get(name, default))
-    except ValueError:
-        raise UserError(f"{name}={env[name]!r} is not a whole number; try {name}={default}") from None

@@ -47,8 +47,8 @@ class QuantisedLinear(nn.Module):
         return sum(each.nbytes for each in self.buffers())
 
 
-class Int8Linear(QuantisedLinear):
-    """Eight bits and a scale an output; activations as they are (LLM.int8(), arXiv 2208.07339, section 2.1)."""
+class EightBits(QuantisedLinear):
+    """int8 codes `[N, K]` and a scale an output, however they multiply."""
 
     codes: Tensor
     scales: Tensor
@@ -57,6 +57,17 @@ class Int8Linear(QuantisedLinear):
         super().__init__(codes_NK.shape[1], codes_NK.shape[0], bias, scales_N.dtype)
         self.register_buffer("codes", codes_NK.contiguous())
         self.register_buffer("scales", scales_N.contiguous())
+
+    @property
+    def weight(self) -> Tensor:
+        return (self.codes.float() * self.scales.float().unsqueeze(1)).to(self.dtype)
+
+
+class Int8Linear(EightBits):
+    """Eight bits and a scale an output; activations as they are (LLM.int8(), arXiv 2208.07339, section 2.1)."""
+
+    def __init__(self, codes_NK: Tensor, scales_N: Tensor, bias: Tensor | None = None) -> None:
+        super().__init__(codes_NK, scales_N, bias)
         self._half = scales_N.to(torch.bfloat16) if codes_NK.device.type == "cpu" else None
 
     def product(self, x: Tensor) -> Tensor:
@@ -70,21 +81,9 @@ class Int8Linear(QuantisedLinear):
             out = functional.linear(rows, self.codes.to(torch.bfloat16)) * self._half
         return out.to(x.dtype).view(*x.shape[:-1], self.out_features)
 
-    @property
-    def weight(self) -> Tensor:
-        return (self.codes.float() * self.scales.float().unsqueeze(1)).to(self.dtype)
 
-
-class Int8ActivationsLinear(QuantisedLinear):
+class Int8ActivationsLinear(EightBits):
     """W8A8: a scale an output and a scale a token, found when it comes; sums are exact in int32 (arXiv 2211.10438)."""
-
-    codes: Tensor
-    scales: Tensor
-
-    def __init__(self, codes_NK: Tensor, scales_N: Tensor, bias: Tensor | None = None) -> None:
-        super().__init__(codes_NK.shape[1], codes_NK.shape[0], bias, scales_N.dtype)
-        self.register_buffer("codes", codes_NK.contiguous())
-        self.register_buffer("scales", scales_N.contiguous())
 
     def product(self, x: Tensor) -> Tensor:
         rows = x.reshape(-1, self.in_features).float()
@@ -101,10 +100,6 @@ class Int8ActivationsLinear(QuantisedLinear):
         wide = functional.pad(codes, (0, inputs, 0, max(0, 17 - rows)))
         weight = functional.pad(self.codes, (0, inputs, 0, outputs)) if inputs or outputs else self.codes
         return torch._int_mm(wide, weight.T)[:rows, : self.out_features]
-
-    @property
-    def weight(self) -> Tensor:
-        return (self.codes.float() * self.scales.float().unsqueeze(1)).to(self.dtype)
 
 
 class Int4Linear(QuantisedLinear):

@@ -10,6 +10,7 @@ import pickle
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
+from enum import Enum, EnumType
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -111,7 +112,16 @@ class _PlainMetadata(pickle.Unpickler):
             return super().find_class(module, name)
         if torchs_own and name in ("_MEM_FORMAT_ENCODING", "_StorageInfo", "_StoragePrefix"):
             return super().find_class(module, name)
+        if (module, name) == ("builtins", "getattr"):  # how Python before 3.11.4 pickles a member of an enumeration
+            return _member
         raise pickle.UnpicklingError(f"it names {module}.{name}, which no table of contents does")
+
+
+def _member(enumeration: Any, name: str) -> Enum:
+    if isinstance(enumeration, EnumType) and name in enumeration.__members__:
+        member: Enum = enumeration[name]
+        return member
+    raise pickle.UnpicklingError(f"it asks for {name} of {enumeration!r}, which is no member of an enumeration")
 
 
 def _stored_dtypes(folder: Path) -> dict[str, torch.dtype]:

@@ -8,6 +8,8 @@ import pickle
 import resource
 import shutil
 import warnings
+from collections.abc import Callable
+from enum import Enum
 from pathlib import Path
 from typing import Any
 
@@ -246,6 +248,30 @@ def test_a_checkpoint_whose_table_runs_code_is_refused(saved, tmp_path):
     (tmp_path / "ours" / ".metadata").write_bytes(b"")
     with pytest.raises(WeightsError, match=r"\.metadata has 0 bytes"):
         open_weights(tmp_path / "ours")
+
+
+def test_a_table_that_an_older_python_wrote(saved, tmp_path):
+    """Before 3.11.4 a member of an enumeration was pickled as what `getattr` gives; nothing else may come that way."""
+    convert(saved("llama")[0], tmp_path / "ours")
+    _retold(tmp_path / "ours", tmp_path / "older", lambda member: (getattr, (type(member), member.name)))
+    assert open_weights(tmp_path / "older").read("norm.weight").shape == (32,)
+    _retold(tmp_path / "ours", tmp_path / "evil", lambda member: (getattr, (torch.Size, "count")))
+    with pytest.raises(WeightsError, match="no member of an enumeration"):
+        open_weights(tmp_path / "evil")
+
+
+def _retold(ours: Path, folder: Path, reduced: Callable[[Enum], tuple[Any, ...]]) -> None:
+    class Older(pickle.Pickler):
+        def reducer_override(self, thing: Any) -> Any:
+            return reduced(thing) if isinstance(thing, Enum) else NotImplemented
+
+    shutil.copytree(ours, folder)
+    table = pickle.loads((ours / ".metadata").read_bytes())
+    with (folder / ".metadata").open("wb") as file:
+        Older(file).dump(table)
+    manifest = json.loads((folder / "manifest.json").read_text())
+    (folder / "manifest.json").unlink()
+    seal(folder, {key: manifest[key] for key in ("step", "tokens", "samples", "model")})
 
 
 class Evil:

@@ -2,9 +2,9 @@
 
 `python -m tests.bench.bench_goodput` starts ours and loads it; `... NAME=URL=MODEL` loads another server that speaks
 OpenAI's chat completions, started by hand with the same weights; `--rates 0.5,1` and `--seconds 40` shape the load.
-Arrivals are Poisson, the same for every server, prompts 10 to 300 tokens of the project's documents, answers at most 8 to 160
-tokens, greedy. An answer is in time when its first token comes within 2 s and the others 150 ms apart on average. The
-best rate counts; the ratio to the others is in docs/benchmarks.md.
+Arrivals are Poisson, the same for every server, prompts 10 to 300 tokens of the project's documents, answers at most 8
+to 160 tokens, greedy. An answer is in time when its first token comes within 2 s and the others 150 ms apart on
+average. The best rate counts; the ratio to the others is in docs/benchmarks.md.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ def ours(place: Path, folder: Path, words: Tokenizer, rates: list[float], second
     (place / "spec.json").write_text(json.dumps({"kind": "serve", "model": {"path": str(folder)}, "serve": {}}))
     command = [sys.executable, "-m", "workers.inference.main", "--spec", str(place / "spec.json"), "--dir", str(place)]
     with open(place / "log", "w") as log:
-        server = subprocess.Popen(command, cwd=ROOT, env={**os.environ, "OMP_NUM_THREADS": "2"}, stdout=log, stderr=log)
+        server = subprocess.Popen(command, cwd=ROOT, env={**os.environ, "OMP_NUM_THREADS": os.environ.get("T", "2")}, stdout=log, stderr=log)
         try:
             at = _served(place, server)
             base = f"http://{at['host']}:{at['port']}/v1"

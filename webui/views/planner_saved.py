@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+from urllib.parse import urlencode
+
 from django.http import HttpResponse, QueryDict
 from django.shortcuts import redirect, render
 from django.urls import reverse
@@ -9,6 +13,7 @@ from django.views.decorators.http import require_GET, require_POST
 
 from orchestrator.common.errors import Refusal
 from orchestrator.planner import selectors, services
+from webui.forms.forecast import planner_query
 from webui.forms.planner import question
 from webui.views import planner_words
 from webui.views.door import PageRequest, done, page
@@ -22,6 +27,8 @@ def saved(request: PageRequest) -> HttpResponse:
     rows = list(selectors.saved_plans_visible_to(user=request.user)[:SHOWN])
     mine = sum(row.owner_id == request.user.pk for row in rows)
     says = f"{len(rows)} kept, {mine} of them yours." if rows else "None is kept yet."
+    for row in rows:
+        row.link = row.link or _link(row.line)
     context = {"tab": "planner-saved", "plans": rows, "headline": "", "rest": says}
     return render(request, "webui/planner/saved.html", context)
 
@@ -52,3 +59,16 @@ def forget(request: PageRequest, id: int) -> HttpResponse:
     row = selectors.saved_plan_get(user=request.user, id=id)
     services.plan_delete(plan=row, by=request.user)
     return redirect("planner-saved")
+
+
+def _link(line: Mapping[str, Any]) -> str:
+    """Of a plan that was kept by REST; empty where the page cannot show it."""
+    asked, plan = line.get("workload") or {}, dict(line.get("plan") or {})
+    plan["global_batch_size"] = plan.get("global_batch_size") or asked.get("global_batch_size")
+    if not plan["global_batch_size"]:
+        return ""
+    spec = {"model": line.get("model"), "train": {"seq_len": asked.get("seq_len")}}
+    query = planner_query(spec, {"plan": plan, "prediction": {"cluster": line.get("cluster")}})
+    more = {"tokens": asked.get("tokens"), "framework": (line.get("framework") or {}).get("name")}
+    told = urlencode({name: value for name, value in more.items() if value})
+    return f"{reverse('planner')}?{query}&{told}" if query else ""

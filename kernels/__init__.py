@@ -16,7 +16,7 @@ from kernels.dispatch import BackendUnavailable, explain
 if TYPE_CHECKING:
     from kernels.cross_entropy import linear_cross_entropy
     from kernels.decode import paged_attention, write_kv
-    from kernels.fp8 import fp8_matmul, quantize_1x128, quantize_128x128
+    from kernels.fp8 import fp8_matmul, quantize_1x128, quantize_128x1, quantize_128x128
     from kernels.gated import swiglu
     from kernels.int4 import int4_matmul, pack_awq
     from kernels.mla import mla_decode
@@ -35,6 +35,7 @@ _WHERE = {
     "pack_awq": "int4",
     "paged_attention": "decode",
     "quantize_1x128": "fp8",
+    "quantize_128x1": "fp8",
     "quantize_128x128": "fp8",
     "rms_norm": "norm",
     "swiglu": "gated",
@@ -57,6 +58,7 @@ __all__ = [
     "pack_awq",
     "paged_attention",
     "quantize_1x128",
+    "quantize_128x1",
     "quantize_128x128",
     "rms_norm",
     "swiglu",

@@ -5,6 +5,7 @@ TypeError for what a thing is (no tensor, dtype), ValueError for its shape, plac
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 
 import torch
@@ -84,12 +85,30 @@ def integers(name: str, x: torch.Tensor) -> None:
     dtype_among(name, x, (torch.int32, torch.int64))
 
 
-def positive(name: str, value: float) -> None:
-    """The number must be above zero."""
+def positive(name: str, value: float, *, finite: bool = True) -> None:
+    """The number must be above zero, and finite unless said otherwise."""
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         raise TypeError(f"{name} must be a number, not {type(value).__name__}.")
     if not value > 0:
         raise ValueError(f"{name} is {value}; it must be above zero.")
+    if finite and not math.isfinite(value):
+        raise ValueError(f"{name} is {value}; it must be finite.")
+
+
+def softcap(value: float) -> None:
+    """A cap on scores or logits: above zero, or 0 for none."""
+    if value != 0:
+        positive("softcap", value)
+
+
+def window(value: int | None) -> None:
+    """How many keys a query sees, its own among them; None for all."""
+    if value is None:
+        return
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise TypeError(f"window must be a whole number of keys or None, not {value!r}.")
+    if value < 1:
+        raise ValueError(f"window is {value}; it must be at least 1 (a query sees itself), or None for no window.")
 
 
 def among(name: str, value: object, allowed: Iterable[object]) -> None:

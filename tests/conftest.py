@@ -9,17 +9,29 @@ from __future__ import annotations
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import settings
 
 from orchestrator.accounts.models import User
-from tests import factories
+from tests import factories, order
 from tests.redis_server import redis_server, redis_url  # noqa: F401  (fixtures)
 
 # no test measures time, on a busy machine an example takes as long as it takes
 settings.register_profile("untimed", deadline=None)
 settings.load_profile("untimed")
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> order.Scheduling | None:
+    return order.Scheduling(config, log) if config.option.dist == "loadfile" else None
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if hasattr(config, "workerinput"):  # one of several processes
+        items[:] = order.in_order(items)
 
 
 class FakeClock:

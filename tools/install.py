@@ -12,6 +12,7 @@ import platform
 import shutil
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -28,8 +29,11 @@ def main() -> int:
     if is_done(lock):
         return 0
     say(f"installing from {lock.relative_to(ROOT)} into {sys.prefix} (a few minutes, the first time only)")
-    install_torch()
-    pip("install", "--no-deps", "--require-hashes", "-r", str(lock))
+    with ThreadPoolExecutor(max_workers=1) as beside:  # without its dependencies torch shares no file with the rest
+        alone = beside.submit(install_torch_alone)
+        pip("install", "--no-deps", "--require-hashes", "-r", str(lock))
+    if not alone.result():
+        install_torch_with_dependencies()
     if args.test or not (stamp("test.lock")).exists():
         stamp(lock.name).write_text(digest(lock))
     if args.test:  # the test lock contains the run lock
@@ -44,17 +48,15 @@ def is_done(lock: Path) -> bool:
     return mark.exists() and mark.read_text() == digest(lock)
 
 
-def install_torch() -> None:
+def install_torch_alone() -> bool:
     """Installs torch without downloading CUDA where this machine has no NVIDIA GPU and a CPU wheel can be had."""
     if installed("torch"):
-        return
+        return True
     if has_nvidia_gpu():
-        say(f"NVIDIA GPU found: torch {TORCH} with CUDA")
-        pip("install", f"torch=={TORCH}")
-        return
+        return False
     plain_wheel_is_cpu = sys.platform == "darwin" or platform.machine() not in ("x86_64", "AMD64")
     if plain_wheel_is_cpu:
-        pip("install", "--no-deps", f"torch=={TORCH}")
+        done = pip("install", "--no-deps", f"torch=={TORCH}", check=False)
     else:
         say(f"no NVIDIA GPU: the CPU wheel of torch {TORCH}")
         wheel = f"torch=={TORCH}+cpu"
@@ -62,9 +64,23 @@ def install_torch() -> None:
             ["install", "--no-deps", wheel],  # from what pip is configured with
             ["install", "--no-deps", "--retries", "0", "--timeout", "15", "--index-url", PYTORCH_CPU_INDEX, wheel],
         ]
-        if not any(pip(*arguments, check=False) for arguments in tries):
-            say("no CPU wheel of torch within reach: taking the registry's own build, CUDA packages included")
-            pip("install", f"torch=={TORCH}")
+        done = any(pip(*arguments, check=False) for arguments in tries)
+    if done:
+        install_triton()
+    return done
+
+
+def install_torch_with_dependencies() -> None:
+    if has_nvidia_gpu():
+        say(f"NVIDIA GPU found: torch {TORCH} with CUDA")
+        pip("install", f"torch=={TORCH}")
+        return
+    say("no CPU wheel of torch within reach: taking the registry's own build, CUDA packages included")
+    pip("install", f"torch=={TORCH}")
+    install_triton()
+
+
+def install_triton() -> None:
     if sys.platform == "linux":  # kernels compile without a GPU
         pip("install", "--no-deps", f"triton=={TRITON}", check=False)
 

@@ -7,6 +7,7 @@ from django.urls import URLPattern, path
 from webui.views import (
     account,
     auth,
+    compare,
     experiments,
     fleet,
     new_run,
@@ -24,6 +25,7 @@ urlpatterns: list[URLPattern] = [
     path("logout/", auth.log_out, name="logout"),
     path("runs/", runs.runs, name="runs"),
     path("runs/bulk/", runs.bulk, name="runs-bulk"),
+    path("runs/compare/", compare.compare, name="runs-compare"),
     path("runs/new/", new_run.new_run, name="run-new"),
     path("runs/check/", new_run.check, name="run-check"),
     path("fleet/", fleet.fleet, name="fleet"),

@@ -6,7 +6,6 @@ Knows arguments and their rules; knows no implementation.
 from __future__ import annotations
 
 import itertools
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -54,23 +53,13 @@ def form_of(head_dim: int, causal: object, window: object, scale: object, softca
     """Checks the options; `scale` defaults to 1 / sqrt(head_dim). Raises TypeError or ValueError."""
     if not isinstance(causal, bool):
         raise TypeError(f"causal must be True or False, not {causal!r}.")
-    if window is None:
-        width = NO_WINDOW
-    elif isinstance(window, int) and not isinstance(window, bool):
-        if window < 1:
-            raise ValueError(f"window is {window}; it must be at least 1 (a query sees itself), or None for no window.")
-        width = min(window, 1 << 30)
-    else:
-        raise TypeError(f"window must be a whole number of keys or None, not {window!r}.")
+    checks.window(window)  # type: ignore[arg-type]
+    width = NO_WINDOW if window is None else min(int(window), 1 << 30)  # type: ignore[call-overload]
     if scale is None:
         scale = head_dim**-0.5
     checks.positive("scale", scale)  # type: ignore[arg-type]
     cap = 0.0 if softcap is None else softcap
-    if cap != 0:
-        checks.positive("softcap", cap)  # type: ignore[arg-type]
-    for name, value in (("scale", scale), ("softcap", cap)):
-        if not math.isfinite(value):  # type: ignore[arg-type]
-            raise ValueError(f"{name} is {value}; it must be finite.")
+    checks.softcap(cap)  # type: ignore[arg-type]
     return Form(causal or width > 0, width, float(scale), float(cap))  # type: ignore[arg-type]
 
 

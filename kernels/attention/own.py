@@ -5,6 +5,7 @@ Knows when they can run and what backward needs; launches stand in `launch`, whi
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import torch
@@ -13,6 +14,7 @@ from torch.autograd.function import once_differentiable
 
 from kernels import runtime
 from kernels.attention.form import Bounds, Form
+from kernels.operators import visible
 
 WIDEST = 256
 
@@ -40,8 +42,12 @@ class _Own(torch.autograd.Function):
     def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, bounds: Bounds | None, form: Form) -> tuple[Tensor, Tensor]:
         from kernels.attention import launch
 
-        out, lse = launch.forward(q, k, v, bounds, form)
-        ctx.save_for_backward(q, k, v, out, lse, *((bounds.cu_q, bounds.cu_k) if bounds else ()))
+        ends = (bounds.cu_q, bounds.cu_k) if bounds else ()
+        pairs = q[..., 0].numel() * (bounds.max_k if bounds else k.shape[1])  # all of them, as of torch's kernels
+        flops = 2 * pairs * (q.shape[-1] + v.shape[-1])
+        run = partial(launch.forward, q, k, v, bounds, form)
+        out, lse = visible("attention", (q, k, v, *ends), run, flops=flops)
+        ctx.save_for_backward(q, k, v, out, lse, *ends)
         ctx.longest = (bounds.max_q, bounds.max_k) if bounds else None
         ctx.form = form
         ctx.set_materialize_grads(False)

@@ -105,8 +105,7 @@ def _checked(h: Tensor, w: Tensor, targets: Tensor, reduction: str, softcap: flo
     checks.shape("targets", targets, tuple(h.shape[:-1]), "h without its last dimension")
     checks.same_device(h=h, w=w, targets=targets)
     checks.among("reduction", reduction, REDUCTIONS)
-    if softcap < 0:
-        raise ValueError(f"softcap is {softcap}; it must be above zero, or 0 for none.")
+    checks.softcap(softcap)
     if chunk is not None and chunk < 1:
         raise ValueError(f"chunk is {chunk}; it must be at least 1, or None.")
 

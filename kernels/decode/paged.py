@@ -160,10 +160,8 @@ def _options_checked(
     softcap: float,
     scales: tuple[Tensor, Tensor] | None,
 ) -> None:
-    if window is not None and window < 1:
-        raise ValueError(f"window is {window}; it must be at least 1, or None.")
-    if softcap < 0:
-        raise ValueError(f"softcap is {softcap}; it must be above zero, or 0 for none.")
+    checks.window(window)
+    checks.softcap(softcap)
     if num_splits is not None and not 1 <= num_splits <= 256:
         raise ValueError(f"num_splits is {num_splits}; it must lie in 1 to 256, or be None.")
     if scales is None:

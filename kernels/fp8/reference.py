@@ -11,25 +11,26 @@ from torch.nn import functional
 
 SIDE = 128
 LARGEST = 448.0
+LEAST = LARGEST * torch.finfo(torch.float32).tiny
 E4M3 = torch.float8_e4m3fn
 
 
-def quantize(x_RK: Tensor, rows: int) -> tuple[Tensor, Tensor]:
-    """x as e4m3 `[R, K]` and fp32 scales of tiles of `rows` x 128, `[ceil(R / rows), ceil(K / 128)]`; x ~ q · scale.
+def quantize(x_RK: Tensor, rows: int, columns: int = SIDE) -> tuple[Tensor, Tensor]:
+    """x as e4m3 `[R, K]` and fp32 scales of tiles, `[ceil(R / rows), ceil(K / columns)]`; x ~ q · scale.
 
     A NaN or infinity makes its whole tile NaN.
     """
     r, k = x_RK.shape
-    tiled = functional.pad(x_RK.float(), (0, -k % SIDE, 0, -r % rows))
-    tiled = tiled.view(-1, rows, tiled.shape[1] // SIDE, SIDE)
-    scale = tiled.abs().amax((1, 3)).clamp_min(1e-12) * (1.0 / LARGEST)
+    tiled = functional.pad(x_RK.float(), (0, -k % columns, 0, -r % rows))
+    tiled = tiled.view(-1, rows, tiled.shape[1] // columns, columns)
+    scale = tiled.abs().amax((1, 3)).clamp_min(LEAST) / LARGEST
     q = (tiled / scale[:, None, :, None]).clamp(-LARGEST, LARGEST).to(E4M3)
-    return q.view(-1, tiled.shape[2] * SIDE)[:r, :k].contiguous(), scale
+    return q.view(-1, tiled.shape[2] * columns)[:r, :k].contiguous(), scale
 
 
-def decoded(q_RK: Tensor, scale: Tensor, rows: int, kind: torch.dtype = torch.float32) -> Tensor:
+def decoded(q_RK: Tensor, scale: Tensor, rows: int, kind: torch.dtype = torch.float32, columns: int = SIDE) -> Tensor:
     """`[R, K]`: numbers times the scales of their tiles."""
-    spread = scale.to(kind).repeat_interleave(SIDE, 1)[:, : q_RK.shape[1]]
+    spread = scale.to(kind).repeat_interleave(columns, 1)[:, : q_RK.shape[1]]
     return q_RK.to(kind) * (spread.repeat_interleave(rows, 0)[: q_RK.shape[0]] if rows > 1 else spread)
 
 

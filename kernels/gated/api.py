@@ -22,16 +22,18 @@ def swiglu(
     quant: str | None = None,
     *,
     up: torch.Tensor | None = None,
+    keep: bool = False,
     backend: str | None = None,
-) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
+) -> torch.Tensor | tuple[torch.Tensor, ...]:
     """silu(gate) · up.
 
     gate_up [..., 2F] holds gate in its first half and up in its second; with `up` [..., F] given it is the gate alone.
     Gives y [..., F] in its dtype, or with quant (q, scale): e4m3, y ~ q · scale, scale fp32 [..., 1] for "row" or
-    [..., ceil(F / 128)] for "1x128". Quantised output has no gradient. Raises TypeError or ValueError before any
-    launch. Source: Shazeer 2020, eq. 6.
+    [..., ceil(F / 128)] for "1x128". Quantised output has no gradient; with `keep`, for "1x128" alone, (y, q, scale):
+    y has one, and q is made of y as it is in its dtype. Raises TypeError or ValueError before any launch. Source:
+    Shazeer 2020, eq. 6.
     """
-    needs_grad = _checked(gate_up, up, quant)
+    needs_grad = _checked(gate_up, up, quant, keep)
     width = gate_up.shape[-1] if up is not None else gate_up.shape[-1] // 2
     own = runtime.cannot(gate_up, up)
     if own is None and gate_up.dtype == torch.float64:
@@ -52,27 +54,35 @@ def swiglu(
     )
     if chosen.backend != "own":
         gate, other = gate_up.chunk(2, -1) if up is None else (gate_up, up)
-        if quant:
+        if quant and not keep:
             with torch.no_grad():
                 return to_fp8(reference.swiglu(gate, other), quant)
         if chosen.backend == "torch":
             return torch.nn.functional.silu(gate) * other
-        return reference.swiglu(gate, other).to(gate.dtype)
+        y = reference.swiglu(gate, other).to(gate.dtype)
+        return (y, *to_fp8(y.detach(), "1x128")) if keep else y
     shape = (*gate_up.shape[:-1], width)
     rows, other_rows = as_rows(gate_up), None if up is None else as_rows(up)
     if needs_grad:
-        return cast(torch.Tensor, _SwiGlu.apply(rows, other_rows)).view(shape)
-    y, scale = forward(*_halves(rows, other_rows), quant)
-    return y.view(shape) if scale is None else (y.view(shape), scale.view(*shape[:-1], scale.shape[-1]))
+        made = cast(list[torch.Tensor], _SwiGlu.apply(rows, other_rows, quant))
+    else:
+        made = forward(*_halves(rows, other_rows), quant, keep or not quant)
+    found = tuple(each.view(*shape[:-1], each.shape[-1]) for each in made)
+    return found if quant else found[0]
 
 
 class _SwiGlu(torch.autograd.Function):
     """Keeps its inputs only; the sigmoid is computed again."""
 
     @staticmethod
-    def forward(ctx: Any, gate_up: torch.Tensor, up: torch.Tensor | None) -> torch.Tensor:
+    def forward(
+        ctx: Any, gate_up: torch.Tensor, up: torch.Tensor | None, quant: str | None
+    ) -> tuple[torch.Tensor, ...]:
         ctx.save_for_backward(gate_up, up)
-        return forward(*_halves(gate_up, up), None)[0]
+        made = forward(*_halves(gate_up, up), quant, True)
+        ctx.mark_non_differentiable(*made[1:])
+        ctx.set_materialize_grads(False)
+        return tuple(made)
 
     @staticmethod
     def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
@@ -80,7 +90,7 @@ class _SwiGlu(torch.autograd.Function):
         dgate_up = torch.empty_like(gate_up, memory_format=torch.contiguous_format)
         dup = None if up is None else torch.empty_like(up, memory_format=torch.contiguous_format)
         backward(as_rows(grads[0]), *_halves(gate_up, up), *_halves(dgate_up, dup))
-        return dgate_up, dup
+        return dgate_up, dup, None
 
 
 def _halves(gate_up: torch.Tensor, up: torch.Tensor | None) -> tuple[torch.Tensor, torch.Tensor]:
@@ -90,7 +100,7 @@ def _halves(gate_up: torch.Tensor, up: torch.Tensor | None) -> tuple[torch.Tenso
     return gate_up[:, :width], gate_up[:, width:]
 
 
-def _checked(gate_up: torch.Tensor, up: torch.Tensor | None, quant: str | None) -> bool:
+def _checked(gate_up: torch.Tensor, up: torch.Tensor | None, quant: str | None, keep: bool) -> bool:
     """Refuses what cannot be computed; tells if a gradient will be wanted."""
     checks.dtype_among("gate_up", gate_up, (*checks.FLOATS, torch.float64))
     if gate_up.dim() < 1:
@@ -108,6 +118,10 @@ def _checked(gate_up: torch.Tensor, up: torch.Tensor | None, quant: str | None) 
         checks.same_device(gate_up=gate_up, up=up)
     checks.among("quant", quant, (None, "row", "1x128"))
     needs_grad = torch.is_grad_enabled() and (gate_up.requires_grad or (up is not None and up.requires_grad))
-    if quant and needs_grad:
-        raise ValueError("quant was given and an input requires a gradient; quantised output has none: use no_grad().")
+    if keep and quant != "1x128":
+        raise ValueError(f'keep was given with quant {quant!r}; y comes beside codes for "1x128" alone.')
+    if quant and needs_grad and not keep:
+        raise ValueError(
+            "quant was given and an input requires a gradient; quantised output has none: use no_grad(), or keep=True."
+        )
     return needs_grad

@@ -5,18 +5,23 @@ Knows 2-D tensors (gate and up may be halves of one); knows no autograd.
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import torch
 
 from kernels import runtime, tuning
 from kernels.jit import cdiv, fp8_scale, jit, tl, to_fp8
+from kernels.operators import visible
 from kernels.shipped import Shipped
 
 
 @jit
-def swiglu_forward(GATE, UP, Y, SCALE, F, g_stride, u_stride, QUANT: tl.constexpr, BLOCK: tl.constexpr):
-    """BLOCK columns of one row a program. QUANT: e4m3 with a scale for each 128 columns."""
+def swiglu_forward(
+    GATE, UP, Y, Q, SCALE, F, g_stride, u_stride, QUANT: tl.constexpr, KEEP_Y: tl.constexpr, BLOCK: tl.constexpr
+):
+    """BLOCK columns of one row a program. QUANT: e4m3 with a scale for each 128 columns; KEEP_Y: the product itself, of
+    which e4m3 is then made as it is kept."""
     blocks = tl.cdiv(F, BLOCK)
     row = (tl.program_id(0) // blocks).to(tl.int64)
     block = tl.program_id(0) % blocks
@@ -24,18 +29,20 @@ def swiglu_forward(GATE, UP, Y, SCALE, F, g_stride, u_stride, QUANT: tl.constexp
     gate = tl.load(GATE + row * g_stride + col, mask=col < F, other=0.0).to(tl.float32)
     up = tl.load(UP + row * u_stride + col, mask=col < F, other=0.0).to(tl.float32)
     y = gate * tl.sigmoid(gate) * up
+    if KEEP_Y:
+        kept = y.to(Y.dtype.element_ty)
+        tl.store(Y + row * F + col, kept, mask=col < F)
+        y = kept.to(tl.float32)
     if QUANT:
         groups = tl.reshape(y, (BLOCK // 128, 128))
         scale = fp8_scale(tl.max(tl.abs(groups), 1))
         g = block * (BLOCK // 128) + tl.arange(0, BLOCK // 128)
         tl.store(SCALE + row * tl.cdiv(F, 128) + g, scale, mask=g * 128 < F)
-        tl.store(Y + row * F + col, tl.reshape(to_fp8(groups, scale[:, None]), (BLOCK,)), mask=col < F)
-    else:
-        tl.store(Y + row * F + col, y.to(Y.dtype.element_ty), mask=col < F)
+        tl.store(Q + row * F + col, tl.reshape(to_fp8(groups, scale[:, None]), (BLOCK,)), mask=col < F)
 
 
 @jit
-def swiglu_forward_by_row(GATE, UP, Y, SCALE, F, g_stride, u_stride, BLOCK: tl.constexpr):
+def swiglu_forward_by_row(GATE, UP, Q, SCALE, F, g_stride, u_stride, BLOCK: tl.constexpr):
     """One row a program as e4m3 with one scale: the largest first, then the row again from L2."""
     row = tl.program_id(0).to(tl.int64)
     lane = tl.arange(0, BLOCK)
@@ -53,7 +60,7 @@ def swiglu_forward_by_row(GATE, UP, Y, SCALE, F, g_stride, u_stride, BLOCK: tl.c
         col = start + lane
         gate = tl.load(GATE + row * g_stride + col, mask=col < F, other=0.0).to(tl.float32)
         up = tl.load(UP + row * u_stride + col, mask=col < F, other=0.0).to(tl.float32)
-        tl.store(Y + row * F + col, to_fp8(gate * tl.sigmoid(gate) * up, scale), mask=col < F)
+        tl.store(Q + row * F + col, to_fp8(gate * tl.sigmoid(gate) * up, scale), mask=col < F)
 
 
 @jit
@@ -84,21 +91,30 @@ def _other_configs(arch: str, facts: dict[str, Any]) -> list[tuning.Config]:
     return [{"block": block, "num_warps": block // per} for block in (1024, 2048, 4096) for per in (128, 256, 512)]
 
 
-def forward(gate: torch.Tensor, up: torch.Tensor, quant: str | None) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """(y, scale) for gate and up [rows, F] with neighbours adjacent; rows > 0."""
+def forward(gate: torch.Tensor, up: torch.Tensor, quant: str | None, keep_y: bool) -> list[torch.Tensor]:
+    """y with `keep_y`, its codes and scales with `quant`, for gate and up [rows, F] with neighbours adjacent; rows > 0.
+
+    Both at once for "1x128" alone.
+    """
+    return visible("swiglu", (gate, up), partial(_launched, gate, up, quant, keep_y))
+
+
+def _launched(gate: torch.Tensor, up: torch.Tensor, quant: str | None, keep_y: bool) -> list[torch.Tensor]:
     rows, width = gate.shape
     c = tuning.config("swiglu", n=width, dtype=gate.dtype, quant=quant)
-    y = torch.empty((rows, width), dtype=torch.float8_e4m3fn if quant else gate.dtype, device=gate.device)
+    y = torch.empty((rows, width), dtype=gate.dtype, device=gate.device) if keep_y else None
+    q = torch.empty((rows, width), dtype=torch.float8_e4m3fn, device=gate.device) if quant else None
     groups = {None: 0, "row": 1, "1x128": cdiv(width, 128)}[quant]
     scale = torch.empty((rows, groups), dtype=torch.float32, device=gate.device) if quant else None
-    given = (gate, up, y, scale, width, gate.stride(0), up.stride(0))
+    rest = (scale, width, gate.stride(0), up.stride(0))
     how = {"BLOCK": c["block"], "num_warps": c["num_warps"]}
     with runtime.on(gate):
         if quant == "row":
-            swiglu_forward_by_row[(rows,)](*given, **how)
+            swiglu_forward_by_row[(rows,)](gate, up, q, *rest, **how)
         else:
-            swiglu_forward[(cdiv(width, c["block"]) * rows,)](*given, QUANT=quant is not None, **how)
-    return y, scale
+            grid = (cdiv(width, c["block"]) * rows,)
+            swiglu_forward[grid](gate, up, y, q, *rest, QUANT=quant is not None, KEEP_Y=keep_y, **how)
+    return [each for each in (y, q, scale) if each is not None]
 
 
 def backward(dy: torch.Tensor, gate: torch.Tensor, up: torch.Tensor, dgate: torch.Tensor, dup: torch.Tensor) -> None:
@@ -117,9 +133,9 @@ def shipped(arch: str) -> list[Shipped]:
     c = _config(arch, {})
     signature = dict.fromkeys(("GATE", "UP", "DY", "DGATE", "DUP"), "*bf16") | {"SCALE": "*fp32"}
     signature |= dict.fromkeys(("F", "g_stride", "u_stride", "dy_stride", "d_stride"), "i32:16")
-    fp8 = signature | {"Y": "*fp8e4nv"}
+    fp8 = signature | {"Q": "*fp8e4nv"}
     block = {"BLOCK": c["block"]}
-    plain = {"QUANT": False, "SCALE": None} | block
+    plain = {"QUANT": False, "KEEP_Y": True, "SCALE": None, "Q": None} | block
     found = [
         Shipped(
             "swiglu", "forward", swiglu_forward, signature | {"Y": "*bf16"}, plain, c["num_warps"], expects=(".v4.b32",)
@@ -133,7 +149,16 @@ def shipped(arch: str) -> list[Shipped]:
                 "forward 1x128",
                 swiglu_forward,
                 fp8,
-                {"QUANT": True} | block,
+                {"QUANT": True, "KEEP_Y": False, "Y": None} | block,
+                c["num_warps"],
+                expects=(".v4.b32",),
+            ),
+            Shipped(
+                "swiglu",
+                "forward and 1x128",
+                swiglu_forward,
+                fp8 | {"Y": "*bf16"},
+                {"QUANT": True, "KEEP_Y": True} | block,
                 c["num_warps"],
                 expects=(".v4.b32",),
             ),

@@ -11,7 +11,7 @@ from typing import Literal
 
 import torch
 
-Bound = Literal["hbm", "l2", "smem", "tensor"]
+Bound = Literal["hbm", "l2", "smem", "tensor", "fp8"]
 Call = Callable[[], object]
 
 
@@ -41,7 +41,8 @@ class Check:
 class Work:
     """What a benchmark times: our call, the peers' (made when their turn comes), and what the work amounts to.
 
-    `bytes` and `flops` are the least that the operation must move and compute. A peer that cannot be made raises,
+    `bytes` and `flops` are the least that the operation must move and compute, `bound` the roof that it lives under:
+    memory, L2, shared memory, tensor cores in 16 bits or in fp8. A peer that cannot be made raises,
     and is told as skipped. `reads`: it writes little beside what it reads, which the timing takes into account.
     """
 

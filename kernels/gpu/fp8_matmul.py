@@ -7,7 +7,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from kernels.fp8 import fp8_matmul, quantize_1x128, quantize_128x128, reference, scaled
+from kernels.fp8 import fp8_matmul, quantize_1x128, quantize_128x1, quantize_128x128, reference, scaled
 from kernels.gpu.cases import Bench, Cases, Check, Compared, Work, compare
 
 
@@ -36,10 +36,14 @@ def _check_quantise(rows: int, k: int) -> Callable[[torch.device], list[Compared
         x = torch.randn(rows, k, device=device, dtype=torch.bfloat16)
         x[1] = 0.0
         found = []
-        for name, quantise, height in (("1x128", quantize_1x128, 1), ("128x128", quantize_128x128, 128)):
+        for quantise, height, width in (
+            (quantize_1x128, 1, 128), (quantize_128x128, 128, 128), (quantize_128x1, 128, 1)
+        ):  # fmt: skip
+            name = f"{height}x{width}"
             (q, scale), (q_plain, scale_plain) = quantise(x, backend="own"), quantise(x, backend="reference")
             found.append(compare(f"{name} scale", scale, scale_plain.double(), scale_plain))
-            back, plain = (reference.decoded(*pair, height) for pair in ((q, scale), (q_plain, scale_plain)))
+            pairs = ((q, scale), (q_plain, scale_plain))
+            back, plain = (reference.decoded(*pair, height, columns=width) for pair in pairs)
             found.append(compare(f"{name} q · scale", back, x.double(), plain, factor=1.01))
         return found
 
@@ -65,7 +69,7 @@ def _bench(m: int, n: int, k: int, ours: str | None) -> Callable[[torch.device],
             peers={"cuBLASLt blockwise": cublas},
             bytes=m * k + n * k + 2 * m * n,
             flops=2 * m * n * k,
-            bound="hbm" if m <= 64 else "tensor",
+            bound="hbm" if m <= 64 else "fp8",
             reads=m <= 64,
         )
 

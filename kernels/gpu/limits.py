@@ -27,7 +27,9 @@ class Limits:
             return bytes_moved / seconds / self.hbm_bytes_per_s
         if bound == "l2":
             return bytes_moved / seconds / self.l2_bytes_per_s
-        return flops / seconds / self.bf16_flops_per_s if bound == "tensor" else None
+        ceilings = {"tensor": self.bf16_flops_per_s, "fp8": self.fp8_flops_per_s}
+        ceiling = ceilings.get(bound)
+        return None if ceiling is None else flops / seconds / ceiling
 
 
 def measure(device: torch.device, timer: Timer) -> Limits:

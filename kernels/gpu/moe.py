@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -53,6 +54,19 @@ def _check(tokens: int, experts: int, top_k: int, k: int, n: int, dtype: torch.d
         ours = through(*given, top_k=top_k, backend="own")
         floor = 1e-2 if dtype == torch.bfloat16 else 2e-3
         return [compare(*four, floor=floor) for four in zip(NAMES, ours, exact, plain, strict=True)]
+
+    return run
+
+
+def _check_gate(tokens: int, experts: int, top_k: int, **how: Any) -> Callable[[torch.device], list[Compared]]:
+    def run(device: torch.device) -> list[Compared]:
+        torch.manual_seed(0)
+        logits, bias = torch.randn(tokens, experts, device=device), torch.rand(experts, device=device)
+        weights, chosen = moe_gate(logits, top_k, bias=bias, backend="own", **how)
+        plain, wanted = moe_gate(logits, top_k, bias=bias, backend="reference", **how)
+        exact, _ = moe_gate(logits.double(), top_k, bias=bias, backend="reference", **how)
+        other = (chosen != wanted).float().mean().item()
+        return [Compared("other experts", other, 0.0), compare("weights", weights, exact, plain)]
 
     return run
 
@@ -112,6 +126,8 @@ CASES: Cases = [
     Check("moe", "ragged fp32", _check(70, 6, 2, 100, 72, torch.float32)),
     Check("moe", "ragged bf16", _check(300, 9, 3, 200, 136, torch.bfloat16)),
     Check("moe", "8 of 256", _check(130, 256, 8, 128, 64, torch.bfloat16)),
+    Check("moe", "gate 8 of 256, 4 of 8 groups", _check_gate(300, 256, 8, scoring="sigmoid", groups=8, groups_kept=4)),
+    Check("moe", "gate 6 of 160, 3 of 8 groups", _check_gate(300, 160, 6, groups=8, groups_kept=3, scale=16.0)),
     Bench("moe", "grouped 64 experts x 512 rows, 2048 -> 1408", _grouped(64, 512, 2048, 1408), rank=4),
     Bench("moe", "grouped 64 experts x 4 rows, 2048 -> 1408", _grouped(64, 4, 2048, 1408), rank=4),
     Bench("moe", "unpermute 16384 x 8 of 2048", _unpermute(16384, 8, 2048), rank=5),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, cast
 
 import torch
 
@@ -47,6 +47,27 @@ def _check_quant(rows: int, n: int, quant: str) -> Callable[[torch.device], list
             compare("scale", ours[1], plain[1].double(), plain[1], floor=4e-6),
             compare("q · scale", spread(*ours), exact, spread(*plain), factor=1.01),
         ]
+
+    return run
+
+
+def _check_both(rows: int, n: int) -> Callable[[torch.device], list[Compared]]:
+    """The norm and its codes from one launch, and its gradients: codes are those of the norm as it is kept."""
+
+    def run(device: torch.device) -> list[Compared]:
+        torch.manual_seed(n)
+        x, w = (
+            torch.randn(*shape, device=device, dtype=torch.bfloat16).requires_grad_() for shape in ((rows, n), (n,))
+        )
+        y, q, scale = cast(tuple[torch.Tensor, ...], rms_norm(x, w, EPS, quant="1x128", keep=True, backend="own"))
+        grads = torch.autograd.grad(y.sum(), (x, w))
+        alone: Any = rms_norm(x, w, EPS, backend="own")
+        wanted = torch.autograd.grad(alone.sum(), (x, w))
+        codes, scales = reference.to_fp8(y.detach(), "1x128")
+        steps = (q.view(torch.uint8).int() - codes.view(torch.uint8).int()).abs()
+        found = [("y", y, alone), ("dx", grads[0], wanted[0]), ("dw", grads[1], wanted[1]), ("scale", scale, scales)]
+        told = [compare(name, ours, theirs.double(), theirs) for name, ours, theirs in found]
+        return [*told, Compared("codes that differ", (steps > 0).float().mean().item(), 1e-3)]
 
     return run
 
@@ -158,6 +179,7 @@ CASES: Cases = [
         Check("rms_norm", f"{rows}x{n} {quant}", _check_quant(rows, n, quant))
         for rows, n, quant in [(77, 4096, "1x128"), (50, 4100, "row"), (9, 40000, "1x128"), (9, 40000, "row")]
     ),
+    *(Check("rms_norm", f"{rows}x{n} and 1x128", _check_both(rows, n)) for rows, n in [(77, 4096), (9, 40000)]),
     Bench("rms_norm", "forward 16384x4096", _forward(16384, 4096), "rms-norm-forward", 1),
     Bench("rms_norm", "forward 8192x8192", _forward(8192, 8192)),
     Bench("rms_norm", "forward 2048x65536", _forward(2048, 65536)),

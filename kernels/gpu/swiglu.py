@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, cast
 
 import torch
 
@@ -96,6 +96,30 @@ def _backward(rows: int, width: int) -> Callable[[torch.device], Work]:
     return make
 
 
+def _check_both(rows: int, width: int) -> Callable[[torch.device], list[Compared]]:
+    """The product and its codes from one launch, and its gradients: codes are those of the product as it is kept."""
+
+    def run(device: torch.device) -> list[Compared]:
+        torch.manual_seed(width)
+        gate, up = (torch.randn(rows, width, device=device, dtype=torch.bfloat16).requires_grad_() for _ in range(2))
+        y, q, scale = cast(tuple[torch.Tensor, ...], swiglu(gate, "1x128", up=up, keep=True, backend="own"))
+        grads = torch.autograd.grad(y.sum(), (gate, up))
+        alone = cast(torch.Tensor, swiglu(gate, up=up, backend="own"))
+        wanted = torch.autograd.grad(alone.sum(), (gate, up))
+        codes, scales = to_fp8(y.detach(), "1x128")
+        steps = (q.view(torch.uint8).int() - codes.view(torch.uint8).int()).abs()
+        found = [
+            ("y", y, alone),
+            ("dgate", grads[0], wanted[0]),
+            ("dup", grads[1], wanted[1]),
+            ("scale", scale, scales),
+        ]
+        told = [compare(name, ours, theirs.double(), theirs) for name, ours, theirs in found]
+        return [*told, Compared("codes that differ", (steps > 0).float().mean().item(), 1e-3)]
+
+    return run
+
+
 def _quantised(rows: int, width: int) -> Callable[[torch.device], Work]:
     """1x128 in one call, against our own swiglu and a compiled quantisation after it, and both compiled as one."""
 
@@ -138,6 +162,7 @@ CASES: Cases = [
         Check("swiglu", f"{rows}x{width} {quant}", _check_quant(rows, width, quant))
         for rows, width, quant in [(77, 14336, "1x128"), (50, 4100, "row"), (9, 4100, "1x128")]
     ),
+    Check("swiglu", "77x14336 and 1x128", _check_both(77, 14336)),
     Bench("swiglu", "forward 8192x14336", _forward(8192, 14336), "swiglu", 2),
     Bench("swiglu", "backward 8192x14336", _backward(8192, 14336)),
     Bench("swiglu", "1x128, 8192x14336", _quantised(8192, 14336), "swiglu-quant", 3),

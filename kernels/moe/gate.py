@@ -1,4 +1,5 @@
-"""`moe_gate`: scores of the experts, the best of them, their weights, in one pass over a token's logits.
+"""`moe_gate`: scores of the experts, the best groups of them, the best experts of those, their weights: one pass over
+a token's logits.
 
 Knows no expert and no balance. The gradient goes through the chosen weights alone.
 """
@@ -15,6 +16,8 @@ from kernels import checks, runtime
 from kernels.dispatch import Candidate, choose
 from kernels.jit import jit, next_power_of_2, tl
 from kernels.moe import reference
+from kernels.moe.reference import Form
+from kernels.operators import visible
 from kernels.shipped import Shipped
 
 SCORINGS = ("softmax", "sigmoid")
@@ -27,6 +30,8 @@ def moe_gate(
     *,
     scoring: str = "softmax",
     bias: Tensor | None = None,
+    groups: int = 1,
+    groups_kept: int | None = None,
     renormalise: bool = False,
     scale: float = 1.0,
     backend: str | None = None,
@@ -34,8 +39,10 @@ def moe_gate(
     """Weights `[T, K]` fp32 and experts `[T, K]` int64, best first, of logits `[T, E]`.
 
     scoring: "softmax" over the experts or "sigmoid" of each. bias `[E]` is added to the scores for the choice alone
-    (DeepSeek-V3, arXiv 2412.19437, eq. 16). renormalise: a token's weights sum to one, before `scale`. Of equal scores
-    an expert's is not told which. Raises ValueError or TypeError.
+    (DeepSeek-V3, arXiv 2412.19437, eq. 16). groups: of so many equal groups of neighbours the choice falls within the
+    `groups_kept` best (all), judged by their best expert, or under sigmoid by the sum of their best two (section
+    2.1.2 there; arXiv 2405.04434, section 2.2.2). renormalise: a token's weights sum to one, before `scale`. Of equal
+    scores it is not told which expert is chosen. Raises ValueError or TypeError.
     """
     checks.dtype_among("logits", logits, (*checks.FLOATS, torch.float64))
     checks.dims("logits", logits, 2)
@@ -48,34 +55,36 @@ def moe_gate(
         checks.shape("bias", bias, (experts,), "experts")
         checks.same_device(logits=logits, bias=bias)
     checks.positive("scale", scale)
+    form = Form(top_k, scoring, groups, groups if groups_kept is None else groups_kept, renormalise, float(scale))
+    _groups_checked(form, experts)
     facts: dict[str, object] = {"experts": experts, "top_k": top_k, "scoring": scoring, "device": logits.device.type}
+    if groups > 1:
+        facts["groups"] = groups
     many = f"{experts} experts; the kernel holds {MOST_EXPERTS}" if experts > MOST_EXPERTS else None
     double = "fp64" if logits.dtype == torch.float64 else None
     candidates = (Candidate("own", runtime.cannot(logits) or many or double), Candidate("reference"))
     if choose("moe_gate", facts, candidates, backend).backend == "reference":
-        return reference.gate(logits, top_k, scoring, bias, renormalise, scale)
-    found: tuple[Tensor, Tensor] = _Gate.apply(logits, top_k, scoring, bias, renormalise, scale)  # type: ignore[no-untyped-call]
+        return reference.gate(logits, form, bias)
+    found: tuple[Tensor, Tensor] = _Gate.apply(logits, bias, form)  # type: ignore[no-untyped-call]
     return found
+
+
+def _groups_checked(form: Form, experts: int) -> None:
+    if form.groups < 1 or experts % form.groups:
+        raise ValueError(f"groups is {form.groups}; {experts} experts are not so many equal groups.")
+    if not 1 <= form.groups_kept <= form.groups:
+        raise ValueError(f"groups_kept is {form.groups_kept}; it must lie in 1 to {form.groups}, the number of groups.")
+    held = form.groups_kept * experts // form.groups
+    if form.top_k > held:
+        raise ValueError(f"top_k is {form.top_k}; {form.groups_kept} of {form.groups} groups hold {held} experts.")
 
 
 class _Gate(torch.autograd.Function):
     @staticmethod
-    def forward(
-        ctx: Any, logits: Tensor, top_k: int, scoring: str, bias: Tensor | None, renormalise: bool, scale: float
-    ) -> tuple[Tensor, Tensor]:
-        tokens, experts = logits.shape
-        weights = torch.empty(tokens, top_k, dtype=torch.float32, device=logits.device)
-        chosen = torch.empty(tokens, top_k, dtype=torch.int64, device=logits.device)
-        block_t = 4 if runtime.INTERPRET else max(1, 512 // next_power_of_2(experts))
-        if tokens:
-            with runtime.on(logits):
-                gate[(-(-tokens // block_t),)](
-                    logits, None if bias is None else bias.contiguous(), weights, chosen, tokens, experts, scale,
-                    *logits.stride(), K=top_k, BLOCK_T=block_t, BLOCK_E=next_power_of_2(experts),
-                    SIGMOID=scoring == "sigmoid", BIASED=bias is not None, RENORMALISE=renormalise,
-                )  # fmt: skip
+    def forward(ctx: Any, logits: Tensor, bias: Tensor | None, form: Form) -> tuple[Tensor, Tensor]:
+        weights, chosen = visible("moe_gate", (logits, bias), lambda: _launched(logits, bias, form))
         ctx.save_for_backward(logits, chosen)
-        ctx.how = scoring, renormalise, scale
+        ctx.form = form
         ctx.mark_non_differentiable(chosen)
         return weights, chosen
 
@@ -83,11 +92,27 @@ class _Gate(torch.autograd.Function):
     @once_differentiable  # type: ignore[untyped-decorator]
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
         logits, chosen = ctx.saved_tensors
-        scoring, renormalise, scale = ctx.how
         with torch.enable_grad():  # a few numbers a token: torch's own formula is enough
             again = logits.detach().requires_grad_()
-            weights = reference.weights_of(reference.scores_of(again, scoring), chosen, renormalise, scale)
-        return torch.autograd.grad(weights, again, gradients[0])[0], None, None, None, None, None
+            weights = reference.weights_of(reference.scores_of(again, ctx.form.scoring), chosen, ctx.form)
+        return torch.autograd.grad(weights, again, gradients[0])[0], None, None
+
+
+def _launched(logits: Tensor, bias: Tensor | None, form: Form) -> list[Tensor]:
+    tokens, experts = logits.shape
+    weights = torch.empty(tokens, form.top_k, dtype=torch.float32, device=logits.device)
+    chosen = torch.empty(tokens, form.top_k, dtype=torch.int64, device=logits.device)
+    block_t = 4 if runtime.INTERPRET else max(1, 512 // next_power_of_2(experts))
+    best = 2 if form.scoring == "sigmoid" and experts > form.groups else 1
+    if tokens:
+        with runtime.on(logits):
+            gate[(-(-tokens // block_t),)](
+                logits, None if bias is None else bias.contiguous(), weights, chosen, tokens, experts, form.scale,
+                *logits.stride(), K=form.top_k, BLOCK_T=block_t, BLOCK_E=next_power_of_2(experts),
+                SIGMOID=form.scoring == "sigmoid", BIASED=bias is not None, RENORMALISE=form.renormalise,
+                GROUPS=form.groups, KEPT=form.groups_kept, BEST=best, BLOCK_G=next_power_of_2(form.groups),
+            )  # fmt: skip
+    return [weights, chosen]
 
 
 @jit
@@ -95,8 +120,9 @@ def gate(
     LOGITS, BIAS, WEIGHTS, CHOSEN, tokens, experts, scale, l_t, l_e,
     K: tl.constexpr, BLOCK_T: tl.constexpr, BLOCK_E: tl.constexpr,
     SIGMOID: tl.constexpr, BIASED: tl.constexpr, RENORMALISE: tl.constexpr,
+    GROUPS: tl.constexpr, KEPT: tl.constexpr, BEST: tl.constexpr, BLOCK_G: tl.constexpr,
 ):  # fmt: skip
-    """BLOCK_T tokens; the best expert is taken K times."""
+    """BLOCK_T tokens; the best group, by its BEST best experts, is taken KEPT times, then the best expert K times."""
     t = tl.program_id(0) * BLOCK_T + tl.arange(0, BLOCK_T)
     e = tl.arange(0, BLOCK_E)
     inside = (t < tokens)[:, None] & (e < experts)[None, :]
@@ -112,9 +138,26 @@ def gate(
     if BIASED:
         wanted = scores + tl.load(BIAS + e, mask=e < experts, other=0.0).to(tl.float32)[None, :]
     wanted = tl.where((e < experts)[None, :], wanted, float("-inf"))
+    if KEPT < GROUPS:
+        group = e // (experts // GROUPS)
+        g = tl.arange(0, BLOCK_G)
+        of_groups = tl.full([BLOCK_T, BLOCK_G], float("-inf"), tl.float32)
+        for i in tl.static_range(GROUPS):
+            within = tl.where((group == i)[None, :], wanted, float("-inf"))
+            value = tl.max(within, 1)
+            if BEST == 2:
+                first = e[None, :] == tl.argmax(within, 1)[:, None]
+                value += tl.max(tl.where(first, float("-inf"), within), 1)
+            of_groups = tl.where((g == i)[None, :], value[:, None], of_groups)
+        kept = tl.zeros([BLOCK_T, BLOCK_E], tl.int32)
+        for _ in tl.static_range(KEPT):
+            best = tl.argmax(of_groups, 1)
+            kept = tl.where(group[None, :] == best[:, None], 1, kept)
+            of_groups = tl.where(g[None, :] == best[:, None], float("-inf"), of_groups)
+        wanted = tl.where(kept > 0, wanted, float("-inf"))
     total = tl.zeros([BLOCK_T], tl.float32)
     for k in tl.static_range(K):
-        best = tl.argmax(wanted, 1)
+        best = tl.minimum(tl.argmax(wanted, 1), experts - 1)  # of NaN scores it may lie behind the last
         mine = e[None, :] == best[:, None]
         weight = tl.sum(tl.where(mine, scores, 0.0), 1)
         total += weight
@@ -129,13 +172,15 @@ def gate(
 
 
 def shipped(arch: str) -> list[Shipped]:
-    """8 of 256 by sigmoid with a bias, 2 of 8 by softmax."""
+    """8 of 256 by sigmoid with a bias, from 4 of 8 groups; 2 of 8 by softmax."""
     found = []
     for top_k, experts, sigmoid in ((8, 256, True), (2, 8, False)):
+        groups = 8 if sigmoid else 1
         signature = {"LOGITS": "*fp32", "WEIGHTS": "*fp32", "CHOSEN": "*i64", "tokens": "i32", "experts": "i32"}
         signature |= {"scale": "fp32", "l_t": "i32", "l_e": "i32"}
         constants: dict[str, Any] = {"K": top_k, "BLOCK_T": 512 // experts, "BLOCK_E": experts}
         constants |= {"SIGMOID": sigmoid, "BIASED": sigmoid, "RENORMALISE": True}
+        constants |= {"GROUPS": groups, "KEPT": max(1, groups // 2), "BEST": 1 + sigmoid, "BLOCK_G": groups}
         if sigmoid:
             signature["BIAS"] = "*fp32"
         else:

@@ -15,6 +15,7 @@ from kernels import checks, runtime
 from kernels.dispatch import Candidate, choose
 from kernels.moe import reference
 from kernels.moe.products import of_rows, of_weights
+from kernels.operators import visible
 
 MANY_ROWS = 256
 """Rows an expert from which torch's grouped product comes first."""
@@ -91,7 +92,8 @@ class _Grouped(torch.autograd.Function):
 
 def _rows(x: Tensor, w_ENK: Tensor, ends: Tensor, own: bool) -> Tensor:
     if own:
-        return of_rows(x, w_ENK, ends)
+        flops = 2 * x.shape[0] * w_ENK.shape[1] * w_ENK.shape[2]
+        return visible("grouped_matmul", (x, w_ENK, ends), lambda: [of_rows(x, w_ENK, ends)], flops=flops)[0]
     out = torch._grouped_mm(x.contiguous(), w_ENK.transpose(1, 2), offs=ends[1:-1])
     # rows of nobody were not written
     behind = torch.arange(x.shape[0], device=x.device) >= ends[-2]

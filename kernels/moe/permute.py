@@ -17,6 +17,7 @@ from kernels import checks, runtime
 from kernels.dispatch import Candidate, choose
 from kernels.jit import jit, next_power_of_2, tl
 from kernels.moe import reference
+from kernels.operators import visible
 from kernels.shipped import Shipped
 
 
@@ -131,6 +132,10 @@ def _block(width: int) -> int:
 
 
 def _gathered(y: Tensor, place: Tensor, weights: Tensor | None) -> Tensor:
+    return visible("moe_unpermute", (y, place, weights), lambda: [_launched(y, place, weights)])[0]
+
+
+def _launched(y: Tensor, place: Tensor, weights: Tensor | None) -> Tensor:
     (tokens, top_k), width = place.shape, y.shape[1]
     out = torch.empty(tokens, width, dtype=y.dtype, device=y.device)
     block = _block(width)

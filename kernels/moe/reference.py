@@ -5,18 +5,42 @@ Knows no speed. Shapes: T tokens, E experts, K chosen a token, A = T · K assign
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import torch
 from torch import Tensor
 
 
-def gate(
-    logits_TE: Tensor, top_k: int, scoring: str, bias_E: Tensor | None, renormalise: bool, scale: float
-) -> tuple[Tensor, Tensor]:
+@dataclass(frozen=True, slots=True)
+class Form:
+    """What a gate is asked for, as `moe_gate` names it."""
+
+    top_k: int
+    scoring: str
+    groups: int
+    groups_kept: int
+    renormalise: bool
+    scale: float
+
+
+def gate(logits_TE: Tensor, form: Form, bias_E: Tensor | None) -> tuple[Tensor, Tensor]:
     """Weights `[T, K]` fp32 (fp64 stays) and experts `[T, K]` int64, best first."""
-    scores = scores_of(logits_TE, scoring)
+    scores = scores_of(logits_TE, form.scoring)
     wanted = scores.detach() if bias_E is None else scores.detach() + bias_E
-    chosen = wanted.topk(top_k, dim=-1).indices
-    return weights_of(scores, chosen, renormalise, scale), chosen
+    if form.groups_kept < form.groups:
+        wanted = within_groups(wanted, form)
+    chosen = wanted.topk(form.top_k, dim=-1).indices
+    return weights_of(scores, chosen, form), chosen
+
+
+def within_groups(wanted_TE: Tensor, form: Form) -> Tensor:
+    """-inf for experts outside the best groups."""
+    grouped = wanted_TE.unflatten(-1, (form.groups, -1))
+    best = min(2 if form.scoring == "sigmoid" else 1, grouped.shape[-1])
+    kept = grouped.topk(best, dim=-1).values.sum(-1).topk(form.groups_kept, dim=-1).indices
+    outside = torch.ones(grouped.shape[:-1], dtype=torch.bool, device=wanted_TE.device).scatter(-1, kept, False)
+    found: Tensor = grouped.masked_fill(outside.unsqueeze(-1), -torch.inf).flatten(-2)
+    return found
 
 
 def scores_of(logits_TE: Tensor, scoring: str) -> Tensor:
@@ -24,11 +48,11 @@ def scores_of(logits_TE: Tensor, scoring: str) -> Tensor:
     return wide.softmax(-1) if scoring == "softmax" else wide.sigmoid()
 
 
-def weights_of(scores_TE: Tensor, chosen_TK: Tensor, renormalise: bool, scale: float) -> Tensor:
+def weights_of(scores_TE: Tensor, chosen_TK: Tensor, form: Form) -> Tensor:
     weights = scores_TE.gather(-1, chosen_TK)
-    if renormalise:
+    if form.renormalise:
         weights = weights / (weights.sum(-1, keepdim=True) + 1e-20)
-    return weights * scale
+    return weights * form.scale
 
 
 def unpermute(y_AH: Tensor, place_TK: Tensor, weights_TK: Tensor | None) -> Tensor:

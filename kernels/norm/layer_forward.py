@@ -5,12 +5,14 @@ Knows 2-D tensors; knows no autograd.
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import torch
 
 from kernels import runtime, tuning
 from kernels.jit import cdiv, jit, next_power_of_2, tl
+from kernels.operators import visible
 from kernels.shipped import Shipped
 
 
@@ -89,9 +91,17 @@ def forward(
     x: torch.Tensor, w: torch.Tensor, b: torch.Tensor | None, eps: float, keep: bool
 ) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor | None]:
     """(y, mean [rows], rstd [rows]) for x [rows, N] with neighbours adjacent; rows > 0."""
+    y, *kept = visible("layer_norm", (x, w, b), partial(_launched, x, w, b, eps, keep))
+    mean, rstd = kept[0].unbind() if keep else (None, None)
+    return y, mean, rstd
+
+
+def _launched(x: torch.Tensor, w: torch.Tensor, b: torch.Tensor | None, eps: float, keep: bool) -> list[torch.Tensor]:
+    """y, and with `keep` the rows' means and rstds `[2, rows]`."""
     rows, n = x.shape
     y = torch.empty((rows, n), dtype=x.dtype, device=x.device)
-    mean, rstd = torch.empty((2, rows), dtype=torch.float32, device=x.device).unbind() if keep else (None, None)
+    kept = [torch.empty((2, rows), dtype=torch.float32, device=x.device)] if keep else []
+    mean, rstd = kept[0].unbind() if keep else (None, None)
     c = tuning.config("layer_norm.forward", n=n, dtype=x.dtype)
     flags = {"HAS_B": b is not None, "KEEP": keep, "BLOCK_N": c["block_n"], "num_warps": c["num_warps"]}
     with runtime.on(x):
@@ -100,7 +110,7 @@ def forward(
         else:
             grid = (cdiv(rows, c["block_m"]),)
             layer_norm_rows[grid](x, w, b, y, mean, rstd, rows, n, x.stride(0), eps, **flags, BLOCK_M=c["block_m"])
-    return y, mean, rstd
+    return [y, *kept]
 
 
 def shipped(arch: str) -> list[Shipped]:

@@ -26,16 +26,18 @@ def rms_norm(
     residual: torch.Tensor | None = None,
     quant: str | None = None,
     *,
+    keep: bool = False,
     backend: str | None = None,
 ) -> Result:
     """w · h / sqrt(mean(h²) + eps) over the last dimension, h being x, or x + residual.
 
     Shapes: x and residual [..., N], w [N]; the result has x's dtype, sums are fp32.
     Gives y; with a residual (y, h); with quant (q, scale) or (q, scale, h): q is e4m3, y ~ q · scale, scale fp32
-    [..., 1] for "row" or [..., ceil(N / 128)] for "1x128". Quantised output has no gradient.
+    [..., 1] for "row" or [..., ceil(N / 128)] for "1x128". Quantised output has no gradient; with `keep` y comes first,
+    (y, q, scale) or (y, q, scale, h), which has one, and q is made of y as it is in x's dtype.
     Raises TypeError or ValueError before any launch. Source: Zhang & Sennrich 2019, eq. 4.
     """
-    needs_grad = _checked(x, w, eps, residual, quant)
+    needs_grad = _checked(x, w, eps, residual, quant, keep)
     n = x.shape[-1]
     chosen = choose(
         "rms_norm",
@@ -55,7 +57,7 @@ def rms_norm(
     )
     if chosen.backend != "own":
         h = x if residual is None else x + residual
-        if quant:
+        if quant and not keep:
             with torch.no_grad():
                 q, scale = reference.to_fp8(reference.rms_norm(h, w, eps), quant)
             return (q, scale) if residual is None else (q, scale, h)
@@ -63,19 +65,19 @@ def rms_norm(
             y = torch.nn.functional.rms_norm(h, (n,), w, eps)
         else:
             y = reference.rms_norm(h, w, eps).to(x.dtype)
+        if quant:
+            q, scale = reference.to_fp8(y.detach(), quant)
+            return (y, q, scale) if residual is None else (y, q, scale, h)
         return y if residual is None else (y, h)
     rows = as_rows(x)
     other = None if residual is None else as_rows(residual)
-    if quant:
-        q, scales, kept, _ = forward(rows, w, eps, other, quant, False)
-        assert scales is not None
-        shaped = (q.view(x.shape), scales.view(*x.shape[:-1], scales.shape[-1]))
-        return shaped if residual is None else (*shaped, kept.view(x.shape))
     if needs_grad:
-        y, kept = _RmsNorm.apply(rows, other, w, eps)
+        made = _RmsNorm.apply(rows, other, w, eps, quant)
     else:
-        y, _, kept, _ = forward(rows, w, eps, other, None, False)
-    return y.view(x.shape) if residual is None else (y.view(x.shape), kept.view(x.shape))
+        plain = forward(rows, w, eps, other, quant, False, keep or not quant)
+        made = (plain.y, plain.q, plain.scale, None if residual is None else plain.kept)
+    found = tuple(each.view(*x.shape[:-1], each.shape[-1]) for each in made if each is not None)
+    return found[0] if len(found) == 1 else found
 
 
 class _RmsNorm(torch.autograd.Function):
@@ -83,25 +85,28 @@ class _RmsNorm(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, x: torch.Tensor, residual: torch.Tensor | None, w: torch.Tensor, eps: float
-    ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        y, _, kept, rstd = forward(x, w, eps, residual, None, True)
-        ctx.save_for_backward(kept, w, rstd)
+        ctx: Any, x: torch.Tensor, residual: torch.Tensor | None, w: torch.Tensor, eps: float, quant: str | None
+    ) -> tuple[torch.Tensor | None, ...]:
+        made = forward(x, w, eps, residual, quant, True, True)
+        ctx.save_for_backward(made.kept, w, made.rstd)
         ctx.has_residual = residual is not None
         ctx.set_materialize_grads(False)
-        return y, (kept if residual is not None else None)
+        ctx.mark_non_differentiable(*(each for each in (made.q, made.scale) if each is not None))
+        return made.y, made.q, made.scale, (made.kept if residual is not None else None)
 
     @staticmethod
     def backward(ctx: Any, *grads: torch.Tensor | None) -> tuple[torch.Tensor | None, ...]:
-        dy, ds = grads
+        dy, _, _, ds = grads
         kept, w, rstd = ctx.saved_tensors
         if dy is None:  # only the sum was used
-            return ds, (ds if ctx.has_residual else None), None, None
+            return ds, (ds if ctx.has_residual else None), None, None, None
         dx, dw = backward(as_rows(dy), None if ds is None else as_rows(ds), kept, w, rstd, ctx.needs_input_grad[2])
-        return dx, (dx if ctx.has_residual else None), dw, None
+        return dx, (dx if ctx.has_residual else None), dw, None, None
 
 
-def _checked(x: torch.Tensor, w: torch.Tensor, eps: float, residual: torch.Tensor | None, quant: str | None) -> bool:
+def _checked(
+    x: torch.Tensor, w: torch.Tensor, eps: float, residual: torch.Tensor | None, quant: str | None, keep: bool
+) -> bool:
     """Refuses what cannot be computed; tells if a gradient will be wanted."""
     floats = (*checks.FLOATS, torch.float64)
     checks.dtype_among("x", x, floats)
@@ -118,8 +123,12 @@ def _checked(x: torch.Tensor, w: torch.Tensor, eps: float, residual: torch.Tenso
     checks.among("quant", quant, QUANTS)
     inputs = [t for t in (x, w, residual) if t is not None]
     needs_grad = torch.is_grad_enabled() and any(t.requires_grad for t in inputs)
-    if quant and needs_grad:
-        raise ValueError("quant was given and an input requires a gradient; quantised output has none: use no_grad().")
+    if keep and not quant:
+        raise ValueError("keep was given without quant; y is what comes then.")
+    if quant and needs_grad and not keep:
+        raise ValueError(
+            "quant was given and an input requires a gradient; quantised output has none: use no_grad(), or keep=True."
+        )
     return needs_grad
 
 

@@ -5,12 +5,15 @@ Adds the residual on the way in and rounds to FP8 on the way out. Knows 2-D tens
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
 
 from kernels import runtime, tuning
 from kernels.jit import cdiv, fp8_scale, jit, next_power_of_2, tl, to_fp8
+from kernels.operators import visible
 from kernels.shipped import Shipped
 
 QUANTS = {None: 0, "row": 1, "1x128": 2}
@@ -18,11 +21,12 @@ QUANTS = {None: 0, "row": 1, "1x128": 2}
 
 @jit
 def rms_norm_rows(
-    X, R, W, Y, S, RSTD, SCALE, rows, N, x_stride, r_stride, scale_stride, eps,
-    HAS_RESIDUAL: tl.constexpr, KEEP_RSTD: tl.constexpr, QUANT: tl.constexpr,
+    X, R, W, Y, Q, S, RSTD, SCALE, rows, N, x_stride, r_stride, scale_stride, eps,
+    HAS_RESIDUAL: tl.constexpr, KEEP_RSTD: tl.constexpr, QUANT: tl.constexpr, KEEP_Y: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
-    """BLOCK_M whole rows a program. Y and S are contiguous; X and R have strides between rows."""
+    """BLOCK_M whole rows a program. Y, Q and S are contiguous; X and R have strides between rows. KEEP_Y: the norm
+    itself, of which Q is then made as it is kept."""
     row = tl.program_id(0).to(tl.int64) * BLOCK_M + tl.arange(0, BLOCK_M)
     col = tl.arange(0, BLOCK_N)
     inside = (row < rows)[:, None] & (col < N)[None, :]
@@ -38,26 +42,29 @@ def rms_norm_rows(
         tl.store(RSTD + row, rstd, mask=row < rows)
     w = tl.load(W + col, mask=col < N, other=0.0).to(tl.float32)
     y = x * rstd[:, None] * w[None, :]
-    if QUANT == 0:
-        tl.store(Y + at, y.to(Y.dtype.element_ty), mask=inside)
-    elif QUANT == 1:
+    if KEEP_Y:
+        kept = y.to(Y.dtype.element_ty)
+        tl.store(Y + at, kept, mask=inside)
+        y = kept.to(tl.float32)
+    if QUANT == 1:
         scale = fp8_scale(tl.max(tl.abs(y), 1))
         tl.store(SCALE + row * scale_stride, scale, mask=row < rows)
-        tl.store(Y + at, to_fp8(y, scale[:, None]), mask=inside)
-    else:
+        tl.store(Q + at, to_fp8(y, scale[:, None]), mask=inside)
+    elif QUANT == 2:
         groups = tl.reshape(y, (BLOCK_M, BLOCK_N // 128, 128))
         scale = fp8_scale(tl.max(tl.abs(groups), 2))
         g = tl.arange(0, BLOCK_N // 128)
         known = (row < rows)[:, None] & (g * 128 < N)[None, :]
         tl.store(SCALE + row[:, None] * scale_stride + g[None, :], scale, mask=known)
         q = tl.reshape(to_fp8(groups, scale[:, :, None]), (BLOCK_M, BLOCK_N))
-        tl.store(Y + at, q, mask=inside)
+        tl.store(Q + at, q, mask=inside)
 
 
 @jit
 def rms_norm_wide(
-    X, R, W, Y, S, RSTD, SCALE, N, x_stride, r_stride, scale_stride, eps,
-    HAS_RESIDUAL: tl.constexpr, KEEP_RSTD: tl.constexpr, QUANT: tl.constexpr, BLOCK_N: tl.constexpr,
+    X, R, W, Y, Q, S, RSTD, SCALE, N, x_stride, r_stride, scale_stride, eps,
+    HAS_RESIDUAL: tl.constexpr, KEEP_RSTD: tl.constexpr, QUANT: tl.constexpr, KEEP_Y: tl.constexpr,
+    BLOCK_N: tl.constexpr,
 ):  # fmt: skip
     """One row a program, in chunks of BLOCK_N: rows too wide for registers come from L2 the second time."""
     row = tl.program_id(0).to(tl.int64)
@@ -87,7 +94,10 @@ def rms_norm_wide(
             col = start + lane
             x = tl.load(source + col, mask=col < N, other=0.0, eviction_policy="evict_last").to(tl.float32)
             w = tl.load(W + col, mask=col < N, other=0.0).to(tl.float32)
-            largest = tl.maximum(largest, tl.abs(x * rstd * w))
+            y = x * rstd * w
+            if KEEP_Y:
+                y = y.to(Y.dtype.element_ty).to(tl.float32)
+            largest = tl.maximum(largest, tl.abs(y))
         row_scale = fp8_scale(tl.max(largest, 0))
         tl.store(SCALE + row * scale_stride, row_scale)
     for start in range(0, N, BLOCK_N):
@@ -95,17 +105,19 @@ def rms_norm_wide(
         x = tl.load(source + col, mask=col < N, other=0.0, eviction_policy="evict_first").to(tl.float32)
         w = tl.load(W + col, mask=col < N, other=0.0).to(tl.float32)
         y = x * rstd * w
-        if QUANT == 0:
-            tl.store(Y + row * N + col, y.to(Y.dtype.element_ty), mask=col < N)
-        elif QUANT == 1:
-            tl.store(Y + row * N + col, to_fp8(y, row_scale), mask=col < N)
-        else:
+        if KEEP_Y:
+            kept = y.to(Y.dtype.element_ty)
+            tl.store(Y + row * N + col, kept, mask=col < N)
+            y = kept.to(tl.float32)
+        if QUANT == 1:
+            tl.store(Q + row * N + col, to_fp8(y, row_scale), mask=col < N)
+        elif QUANT == 2:
             groups = tl.reshape(y, (BLOCK_N // 128, 128))
             scale = fp8_scale(tl.max(tl.abs(groups), 1))
             g = tl.arange(0, BLOCK_N // 128)
             tl.store(SCALE + row * scale_stride + start // 128 + g, scale, mask=start + g * 128 < N)
             q = tl.reshape(to_fp8(groups, scale[:, None]), (BLOCK_N,))
-            tl.store(Y + row * N + col, q, mask=col < N)
+            tl.store(Q + row * N + col, q, mask=col < N)
 
 
 @tuning.rule("rms_norm.forward")
@@ -125,21 +137,48 @@ def _other_configs(arch: str, facts: dict[str, Any]) -> list[tuning.Config]:
     return [{"num_warps": warps} for warps in (2, 4, 8, 16)]
 
 
+@dataclass(frozen=True, slots=True)
+class Made:
+    """What a forward pass gives: y [rows, N], its codes and scales, the sum that was normalised, rstd [rows]."""
+
+    y: torch.Tensor | None
+    q: torch.Tensor | None
+    scale: torch.Tensor | None
+    kept: torch.Tensor
+    rstd: torch.Tensor | None
+
+
 def forward(
-    x: torch.Tensor, w: torch.Tensor, eps: float, residual: torch.Tensor | None, quant: str | None, keep_rstd: bool
-) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor, torch.Tensor | None]:
-    """(y, scale, kept sum or x, rstd [rows]) for x [rows, N] with neighbours adjacent; rows > 0."""
+    x: torch.Tensor, w: torch.Tensor, eps: float, residual: torch.Tensor | None, quant: str | None, keep_rstd: bool,
+    keep_y: bool,
+) -> Made:  # fmt: skip
+    """For x [rows, N] with neighbours adjacent; rows > 0. `keep_y`: y itself, beside what `quant` asks for."""
+    made = iter(
+        visible("rms_norm", (x, w, residual), partial(_launched, x, w, eps, residual, quant, keep_rstd, keep_y))
+    )
+    y, q, scale = next(made) if keep_y else None, next(made) if quant else None, next(made) if quant else None
+    return Made(y, q, scale, x if residual is None else next(made), next(made) if keep_rstd else None)
+
+
+def _launched(
+    x: torch.Tensor, w: torch.Tensor, eps: float, residual: torch.Tensor | None, quant: str | None, keep_rstd: bool,
+    keep_y: bool,
+) -> list[torch.Tensor]:  # fmt: skip
+    """What is new of `forward`'s results, in their order."""
     rows, n = x.shape
-    y = torch.empty((rows, n), dtype=torch.float8_e4m3fn if quant else x.dtype, device=x.device)
+    y = torch.empty((rows, n), dtype=x.dtype, device=x.device) if keep_y else None
+    q = torch.empty((rows, n), dtype=torch.float8_e4m3fn, device=x.device) if quant else None
     groups = {None: 0, "row": 1, "1x128": cdiv(n, 128)}[quant]
     scale = torch.empty((rows, groups), dtype=torch.float32, device=x.device) if quant else None
     s = torch.empty((rows, n), dtype=x.dtype, device=x.device) if residual is not None else x
     rstd = torch.empty(rows, dtype=torch.float32, device=x.device) if keep_rstd else None
     c = tuning.config("rms_norm.forward", n=n, quant=quant, dtype=x.dtype, residual=residual is not None)
     r = residual if residual is not None else x
-    arguments = (x, r, w, y, s, rstd if rstd is not None else w, scale if scale is not None else w)
+    unused = w
+    arguments = (x, r, w, *(unused if each is None else each for each in (y, q, s, rstd, scale)))
     strides = (x.stride(0), r.stride(0), groups, eps)
     flags = {"HAS_RESIDUAL": residual is not None, "KEEP_RSTD": keep_rstd, "QUANT": QUANTS[quant]}
+    flags["KEEP_Y"] = keep_y
     with runtime.on(x):
         if c["wide"]:
             rms_norm_wide[(rows,)](*arguments, n, *strides, **flags, BLOCK_N=c["block_n"], num_warps=c["num_warps"])
@@ -148,19 +187,20 @@ def forward(
                 *arguments, rows, n, *strides, **flags,
                 BLOCK_M=c["block_m"], BLOCK_N=c["block_n"], num_warps=c["num_warps"],
             )  # fmt: skip
-    return y, scale, s, rstd
+    return [each for each in (y, q, scale, None if residual is None else s, rstd) if each is not None]
 
 
 def shipped(arch: str) -> list[Shipped]:
     """Head-dim rows, hidden rows with residual, both quantised forms, and rows above 16384."""
 
-    def one(name: str, n: int, quant: str | None, residual: bool, keep: bool) -> Shipped:
+    def one(name: str, n: int, quant: str | None, residual: bool, keep: bool, keep_y: bool = False) -> Shipped:
         c = _config(arch, {"n": n, "quant": quant})
-        y = "*fp8e4nv" if quant else "*bf16"
-        signature = {"X": "*bf16", "R": "*bf16", "W": "*bf16", "Y": y, "S": "*bf16", "RSTD": "*fp32", "SCALE": "*fp32"}
+        signature = dict.fromkeys(("X", "R", "W", "Y", "S"), "*bf16") | {"RSTD": "*fp32", "SCALE": "*fp32"}
+        signature |= {"Q": "*fp8e4nv" if quant else "*bf16"}
         signature |= {"rows": "i32", "N": "i32:16", "x_stride": "i32:16", "r_stride": "i32:16"}
         signature |= {"scale_stride": "i32", "eps": "fp32"}
         flags = {"HAS_RESIDUAL": residual, "KEEP_RSTD": keep, "QUANT": QUANTS[quant], "BLOCK_N": c["block_n"]}
+        flags["KEEP_Y"] = keep_y or quant is None
         if not c["wide"]:
             flags["BLOCK_M"] = c["block_m"]
         kernel = rms_norm_wide if c["wide"] else rms_norm_rows
@@ -176,6 +216,7 @@ def shipped(arch: str) -> list[Shipped]:
     return [
         *plain,
         one("forward 4096 residual 1x128", 4096, "1x128", True, False),
+        one("forward 4096 and 1x128", 4096, "1x128", False, True, True),
         one("forward 16384 row", 16384, "row", False, False),
         one("forward wide 1x128", 65536, "1x128", False, False),
     ]

@@ -48,7 +48,7 @@ class FusedAdamW(torch.optim.Optimizer):
             if not 0 <= beta < 1:
                 raise ValueError(f"betas[{index}] is {beta}; it must be at least 0 and below 1.")
         if clip_norm is not None:
-            checks.positive("clip_norm", clip_norm)
+            checks.positive("clip_norm", clip_norm, finite=False)
         self.clip_norm, self.stochastic_rounding, self.seed = clip_norm, stochastic_rounding, seed
         self.grad_norm: torch.Tensor | None = None
         self.skipped: torch.Tensor | None = None

@@ -5,6 +5,7 @@ Knows no frequencies: the tables of cosines and sines are the caller's.
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any, cast
 
 import torch
@@ -12,6 +13,7 @@ import torch
 from kernels import checks, runtime, tuning
 from kernels.decode.write import write_kv
 from kernels.dispatch import Candidate, choose
+from kernels.operators import visible
 from kernels.rotary import reference
 from kernels.rotary.triton_rope import Cache, launch
 
@@ -64,7 +66,7 @@ def apply_rope(
             v, k_cache, v_cache, slots = cache
             flat = (_tokens(v), k_cache, v_cache, slots.reshape(-1))
             return launch(q_THD, k_TGD, *given, cache=flat)[0].view(q.shape)
-        turned = _Rope.apply(q_THD, k_TGD, *given) if needs_grad else launch(q_THD, k_TGD, *given)
+        turned = _Rope.apply(q_THD, k_TGD, *given) if needs_grad else _launched(q_THD, k_TGD, *given)
         return cast(torch.Tensor, turned[0]).view(q.shape), cast(torch.Tensor, turned[1]).view(k.shape)
     if places is None:
         places = torch.arange(length, device=q.device).repeat(q_THD.shape[0] // max(length, 1))
@@ -94,7 +96,8 @@ class _Rope(torch.autograd.Function):
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
         ctx.save_for_backward(cos, sin, positions)
         ctx.length, ctx.interleaved = length, interleaved
-        return launch(q, k, cos, sin, positions, length, interleaved)
+        q_out, k_out = _launched(q, k, cos, sin, positions, length, interleaved)
+        return q_out, k_out
 
     @staticmethod
     def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
@@ -102,6 +105,12 @@ class _Rope(torch.autograd.Function):
         cos, sin, positions = ctx.saved_tensors
         turned = launch(dq, dk, cos, sin, positions, ctx.length, ctx.interleaved, inverse=True)
         return (*turned, None, None, None, None, None)
+
+
+def _launched(q: torch.Tensor, k: torch.Tensor, *how: Any) -> list[torch.Tensor]:
+    """Queries and keys turned; `how` as `launch` takes it."""
+    run = cast(Any, partial(launch, q, k, *how))
+    return visible("apply_rope", (q, k, *(each for each in how if isinstance(each, torch.Tensor))), run)
 
 
 def _tokens(x: torch.Tensor) -> torch.Tensor:

@@ -17,7 +17,7 @@ from orchestrator.api.paging import Page
 from orchestrator.api.problems import invalid
 from orchestrator.api.schemas import PageOf
 from orchestrator.runs import generated, results, serving
-from workers.contracts.serving import EngineState, Evaluated, Summary
+from workers.contracts.serving import EngineState, Evaluated, Stood, Summary
 
 router = Router(tags=["inference"])
 
@@ -37,6 +37,7 @@ class RequestsOut(Schema):
     base_url: str | None = Field(description="of an OpenAI client, below this server's own address; null once ended")
     state: EngineState | None = Field(description="of the engine just now; null where no server answers")
     summary: Summary | None = Field(description="over all requests that ended, once the run has")
+    stood: Stood | None = Field(description="the engine's last known state, where no server answers")
 
 
 class WorstLine(Schema):
@@ -76,13 +77,14 @@ def answers_download(request: HttpRequest, id: int) -> HttpResponseBase:
 
 @router.get("/{int:id}/requests", response=RequestsOut, auth=needs("read"), summary="Where it serves, and its requests")
 def requests(request: HttpRequest, id: int) -> Any:
-    """The engine's state while it serves, percentiles of all requests once it has ended."""
+    """The engine's state while it serves, percentiles of all requests and its last state once it has ended."""
     run = _of_kind(request, id, "serve")
-    found = serving.standing(run=run)
+    found, state = serving.standing(run=run), serving.engine_state(run=run)
     return {
         "phase": found.phase, "says": found.says,
         "base_url": None if found.phase == "ended" else f"/serve/{run.pk}/v1",
-        "state": serving.engine_state(run=run), "summary": serving.summary_of(run=run),
+        "state": state, "summary": serving.summary_of(run=run),
+        "stood": serving.last_stood(run=run) if state is None else None,
     }  # fmt: skip
 
 

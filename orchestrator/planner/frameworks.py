@@ -38,7 +38,7 @@ class Framework:
     `cross_entropy_in_place`: the softmax overwrites fp32 logits and their gradient the softmax; `in_place_whole_only`:
     over a vocabulary that tp shards it is a second tensor. `loss_piece_bytes` (0: none): rows of fp32 logits that such
     a loss copies at a time, and `loss_piece_bytes_on_cpu`. `loss_chunks`: pieces of a micro-batch whose logits exist
-    one after the other. `without_logits`: on a GPU, without tp and pp, losses and gradients are made from hidden states
+    one after the other. `without_logits`: on a GPU, without pp, losses and gradients are made from hidden states
     with the logits of a chunk of tokens, `loss_chunk_bytes`, in memory. `fused_swiglu_on_cpu` None: as `fused_swiglu`;
     `fused_activations`: those that a fused gate knows.
     `ring_grad_dtype`: in which the sums of key and value gradients go round a context-parallel ring (None: compute).

@@ -59,6 +59,12 @@ def with_absolute_paths(
         roots = [*data_roots, *named]
         if isinstance(body, dict) and isinstance(body.get(name), str) and data_roots:
             made[part] = {**body, name: str(_absolute(body[name], roots))}
+    for kind in ("serve", "generate"):
+        body = made.get(kind)
+        draft = body.get("draft") if isinstance(body, dict) else None
+        if isinstance(draft, dict) and isinstance(draft.get("path"), str) and data_roots:
+            roots = [*data_roots, *([models_root, models_root.parent] if models_root else [])]
+            made[kind] = {**made[kind], "draft": {**draft, "path": str(_absolute(draft["path"], roots))}}
     if data_roots:
         made = _with_absolute_data(made, data_roots)
         train = made.get("train")

@@ -78,5 +78,8 @@ def _blocks(
     if isinstance(body, ServeBody) and body.kv_blocks:
         return body.kv_blocks
     free_bytes = memory_bytes - alone["memory"]["weights_bytes_per_device"]
-    fits = int(free_bytes * _CACHE_SHARE.get(kind, 0.85) / (BLOCK * alone["kv_bytes_per_token"]))
+    held = (
+        alone["memory"]["kv_bytes_per_sequence_device"] / alone["kv_bytes_per_sequence"]
+    )  # a device's part of a token
+    fits = int(free_bytes * _CACHE_SHARE.get(kind, 0.85) / (BLOCK * alone["kv_bytes_per_token"] * held))
     return max(0, min(fits, seqs * math.ceil(shape.max_seq_len / BLOCK)))

@@ -5,15 +5,16 @@ Reads events and asks the run's own server; forwards nothing (that is the proxy'
 
 from __future__ import annotations
 
-import hmac
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Final, Literal
 
 import httpx
+from django.conf import settings
 from pydantic import ValidationError
 
 from orchestrator.common.units import is_id
@@ -21,14 +22,17 @@ from orchestrator.runs.models import Attempt, Run, RunEvent
 from orchestrator.runs.states import ENDED
 from workers.contracts.base import Contract
 from workers.contracts.node import RunState
+from workers.contracts.secret import checker
 from workers.contracts.serving import (
     DRAINING,
     KEY_HEADER,
     SERVED,
     SERVING,
     STATE_PATH,
+    STOOD,
     EngineState,
     Serving,
+    Stood,
     Summary,
     serve_key,
 )
@@ -38,6 +42,8 @@ _ANYWHERE: Final = ("0.0.0.0", "::", "")
 _PATIENCE: Final = httpx.Timeout(2.0, connect=1.0)
 _FRESH_S: Final = 0.3  # several pages that look at one engine ask it once
 _REMEMBERED: Final = 200  # runs
+_ATTEMPTS: Final = 5  # the newest, looked through for one that served
+_MOST_BYTES: Final = 32 << 20  # of a state that is read
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +64,12 @@ class Standing:
 def standing(*, run: Run) -> Standing:
     """Whether and where the run serves now. At most two queries."""
     if run.state in ENDED:
-        return Standing("ended", f"Run {run.pk} is {run.state} and serves no more. Clone it to serve again.")
+        what = (
+            "Put right what its page tells, then clone it."
+            if run.state == RunState.FAILED
+            else "Clone it to serve again."
+        )
+        return Standing("ended", f"Run {run.pk} is {run.state} and serves no more. {what}")
     if run.state in (RunState.QUEUED, RunState.PAUSED, RunState.STARTING):
         why = f": {run.wait_reason.rstrip('.')}" if run.wait_reason and run.state == RunState.QUEUED else ""
         return Standing("waiting", f"Run {run.pk} is {run.state}{why}. Ask again once its page says that it serves.")
@@ -81,7 +92,13 @@ def run_by_key(*, id: int, key: str) -> Run | None:
     """The serve run with this number whose own `api_key` this is: whoever has that may call it."""
     run = Run.objects.filter(pk=id, kind="serve").first() if is_id(id) else None
     own = ((run.spec or {}).get("serve") or {}).get("api_key") if run is not None else None
-    return run if isinstance(own, str) and own and hmac.compare_digest(own.encode(), key.encode()) else None
+    if run is None or not isinstance(own, str) or not own:
+        return None
+    with _lock:
+        check = _checkers.setdefault(own, checker(own))
+        while len(_checkers) > _REMEMBERED:
+            _checkers.popitem(last=False)
+    return run if check(key) else None
 
 
 def engine_state(*, run: Run) -> EngineState | None:
@@ -110,6 +127,24 @@ def summary_of(*, run: Run) -> Summary | None:
     return None
 
 
+def last_stood(*, run: Run) -> Stood | None:
+    """How the engine stood at last, in the newest attempt that was asked for something, else in the newest: as its
+    server wrote it down, where that file is on this machine, else as it told at its end. None where neither is known.
+    """
+    folder = Path(settings.ENV.media_runs) / str(run.pk)
+    found: list[Stood] = []
+    for number in range(run.attempt_number, max(0, run.attempt_number - _ATTEMPTS), -1):
+        try:
+            text = (folder / f"attempt-{number}" / "rank-0" / STOOD).read_bytes()
+            found.append(Stood.model_validate_json(text[:_MOST_BYTES]))
+        except (OSError, ValidationError):
+            continue
+        if found[-1].state.requests:
+            return found[-1]
+    summary = summary_of(run=run)
+    return found[0] if found else summary.stood if summary is not None else None
+
+
 def known(data: Mapping[str, Any], contract: type[Contract]) -> dict[str, Any]:
     """What the contract has fields for: an event may tell more."""
     return {name: value for name, value in data.items() if name in contract.model_fields}
@@ -124,6 +159,7 @@ class _Cell:
 
 _lock = threading.Lock()
 _cells: OrderedDict[str, _Cell] = OrderedDict()
+_checkers: OrderedDict[str, Callable[[str], bool]] = OrderedDict()
 
 
 def _ask(found: Standing) -> EngineState | None:

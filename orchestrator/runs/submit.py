@@ -30,6 +30,7 @@ from workers.contracts import Problem, RunSpec, problems_of, spec_problems
 from workers.contracts.benchmark import as_training, technique_problems
 from workers.contracts.inference import INFERENCE_KINDS, inference_problems
 from workers.contracts.node import AttemptState, RunState
+from workers.contracts.secret import hidden
 from workers.contracts.variants import total_steps
 
 log = logging.getLogger(__name__)
@@ -90,7 +91,7 @@ def run_submit(
             name=name.strip(),
             kind=checked.kind,
             state=RunState.RUNNING if external else RunState.QUEUED,
-            spec=found.stored,
+            spec=_secret(found.stored),
             prediction=found.prediction.document if found.prediction else None,
             plan=resolved.plan.to_dict() if resolved.plan else None,
             model_name=model_label(checked),
@@ -193,6 +194,14 @@ def _predicted(spec: RunSpec, resolved: Resolved, venue: Venue) -> Prediction | 
     except Exception:
         log.exception("the planner failed on a spec, which is accepted without a prediction")
         return None
+
+
+def _secret(stored: dict[str, Any]) -> dict[str, Any]:
+    """Without keys that could be read: rows, answers, copies of the run and its nodes get what they are checked by."""
+    serve = stored.get("serve")
+    if not isinstance(serve, dict) or not serve.get("api_key"):
+        return stored
+    return {**stored, "serve": {**serve, "api_key": hidden(serve["api_key"])}}
 
 
 def _does_not_fit(misfits: list[Problem]) -> Refusal:

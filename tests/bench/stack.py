@@ -42,8 +42,8 @@ def stack(*, postgres: bool = False) -> Iterator[RedisServer]:
 
 
 @contextmanager
-def postgresql() -> Iterator[str]:
-    """URL of a durable server of its own: fsync and synchronous_commit as they ship."""
+def postgresql(*, durable: bool = True) -> Iterator[str]:
+    """URL of a server of its own: fsync and synchronous_commit as they ship, or, for tests, nothing kept at a crash."""
     programs = postgresql_programs()
     assert programs is not None, "no PostgreSQL here: initdb is neither on PATH nor in /usr/lib/postgresql"
     folder = Path(tempfile.mkdtemp(prefix="orrery-bench-pg-"))
@@ -58,6 +58,8 @@ def postgresql() -> Iterator[str]:
 
     run(programs / "initdb", "-D", folder / "data", "-U", "orrery", "-A", "trust")
     options = f"-c listen_addresses=127.0.0.1 -p {port} -k {folder}"
+    if not durable:
+        options += " -c fsync=off -c synchronous_commit=off -c full_page_writes=off"
     control = (programs / "pg_ctl", "-D", folder / "data", "-w", "-l", folder / "log")
     run(*control, "-o", options, "start")
     try:

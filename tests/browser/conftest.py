@@ -30,7 +30,7 @@ def browser() -> Iterator[Browser]:
         made.close()
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def site(tmp_path_factory: pytest.TempPathFactory, redis_url: str) -> Iterator[Site]:
     made = Site(tmp_path_factory.mktemp("site"), redis_url)
     made.start()

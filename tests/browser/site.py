@@ -22,8 +22,8 @@ from django.core.management import call_command
 call_command("migrate", verbosity=0)
 from orchestrator.accounts import services
 from tests import factories
-people = factories.people()
-print(json.dumps(services.token_create(user=people.owner, name="tests", by=people.owner)[1]))
+owner = factories.user("owner")
+print(json.dumps(services.token_create(user=owner, name="tests", by=owner)[1]))
 """
 
 
@@ -51,6 +51,7 @@ class Site:
         )
         self._process: subprocess.Popen[bytes] | None = None
         self._seq: dict[str, int] = {}
+        self._cookie: dict[str, Any] | None = None
 
     def start(self) -> None:
         command = [sys.executable, "-m", "uvicorn", "orchestrator.config.asgi:application", "--port", str(self.port)]
@@ -78,7 +79,12 @@ class Site:
         self.client.close()
 
     def session(self) -> dict[str, Any]:
-        """The cookie of a fresh login of the owner, as the login form gives it."""
+        """The cookie of the owner's login by the form, once for all: to check a password is meant to take long."""
+        if self._cookie is None:
+            self._cookie = {"name": "sessionid", "value": self._log_in(), "url": self.url}
+        return self._cookie
+
+    def _log_in(self) -> str:
         with httpx.Client(base_url=self.url, follow_redirects=False) as browser:
             browser.get("/login/")
             form = {
@@ -88,7 +94,7 @@ class Site:
             }
             answer = browser.post("/login/", data=form, headers={"Referer": f"{self.url}/login/"})
             assert answer.status_code == 302, answer.text[-2000:]
-            return {"name": "sessionid", "value": browser.cookies["sessionid"], "url": self.url}
+            return str(browser.cookies["sessionid"])
 
     def external(self, name: str = "watched") -> str:
         """A run that only this test feeds."""

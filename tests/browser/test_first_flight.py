@@ -35,7 +35,7 @@ def test_a_run_submitted_by_the_form_draws_its_loss_without_a_reload(browser: Br
     page.wait_for_url(lambda url: "/login" not in url)
     page.goto("/runs/new/")
     page.fill("[name=name]", "first of mine")
-    page.fill("#spec-json", json.dumps(train_spec(steps=400, ranks=2)))
+    page.fill("#spec-json", json.dumps(train_spec(steps=150, ranks=2)))
     page.get_by_role("button", name="Submit run").click()
     page.wait_for_url(re.compile(r"/runs/\d+/$"))
     page.evaluate("window.marked = true")
@@ -47,6 +47,6 @@ def test_a_run_submitted_by_the_form_draws_its_loss_without_a_reload(browser: Br
     expect(page.locator("#run-state")).to_have_text(re.compile("running|finished"))
     expect(page.locator("#sentence")).to_contain_text(re.compile("Step|Finished"))
     expect(page.locator("#run-state")).to_have_text("finished", timeout=90_000)
-    page.wait_for_function(f"{loss}.last.x === 400")
+    page.wait_for_function(f"{loss}.last.x === 150")
     assert page.evaluate("window.marked"), "the page was loaded anew"
     context.close()

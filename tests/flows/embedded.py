@@ -10,7 +10,8 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -121,12 +122,12 @@ class Orrery:
             state = self.state(run)
             return state if state in states else None
 
-        return self.until(reached, seconds, f"run {run} is {' or '.join(states)}")
+        return self.until(reached, seconds, f"run {run} is {' or '.join(states)}", every_s=0.25)
 
     def until_step(self, run: str, step: int, seconds: float = 90) -> int:
         return self.until(lambda: next((s for s in self.steps(run)[-1:] if s >= step), None), seconds, f"step {step}")
 
-    def until(self, condition: Callable[[], T | None], seconds: float, what: str) -> T:
+    def until(self, condition: Callable[[], T | None], seconds: float, what: str, *, every_s: float = 0.1) -> T:
         """Polls until the condition holds; on a hang, fails with the last words of every process."""
         deadline = time.monotonic() + seconds
         last: Exception | None = None
@@ -137,13 +138,28 @@ class Orrery:
                     return value
             except (httpx.TransportError, AssertionError) as error:  # a server that is just coming back
                 last = error
-            time.sleep(0.1)
+            time.sleep(every_s)
         raise AssertionError(f"{what}: not within {seconds} s ({last})\n{self.last_words()}")
+
+    def folder(self, run: str, attempt: int = 1) -> Path:
+        return self.home / "runs" / run / f"attempt-{attempt}"
+
+    def written(self, run: str, attempt: int = 1) -> int:
+        """Points that the first rank has written on its disk, told to anyone or not."""
+        path = self.folder(run, attempt) / "rank-0" / "points.jsonl"
+        return path.read_bytes().count(b"\n") if path.exists() else 0
+
+    def ranks_of(self, run: str, attempt: int = 1) -> list[int]:
+        """The processes that compute."""
+        files = sorted(self.folder(run, attempt).glob("rank-*/process.json"))
+        return [int(json.loads(path.read_text())["pid"]) for path in files]
 
     def pid_of(self, name: str) -> int:
         """The process of one part: valkey, scheduler, ingest, web or agent."""
         listed = json.loads((self.home / "up.json").read_text())
-        return int(next(entry["pid"] for entry in listed if entry["name"] == name))
+        found = [int(entry["pid"]) for entry in listed if entry["name"] == name]
+        assert found, f"{name} is not up"
+        return found[0]
 
     def processes(self) -> list[psutil.Process]:
         """Every living process that was started under this home."""
@@ -158,6 +174,18 @@ class Orrery:
             except psutil.Error:
                 continue
         return [process for process in found if process.pid != os.getpid()]
+
+    def tidy(self) -> None:
+        """Starts what a test left lying, and cancels what it left running: the next test needs the devices."""
+        assert self.process is not None
+        if self.process.poll() is not None:
+            self.start()
+        left = [run for run in self.get("runs", limit=100)["items"] if run["kind"] != "external" and not run["ended"]]
+        for run in left:
+            if run["state"] != "paused":
+                assert self.client is not None
+                self.client.post(f"runs/{run['id']}/cancel")
+                self.until_state(str(run["id"]), "cancelled", "finished", "failed")
 
     def stop(self, number: int = signal.SIGTERM) -> float:
         """Asks it to stop and returns the seconds it took."""
@@ -184,6 +212,18 @@ class Orrery:
                 f"--- {path.parent.parent.name}/{path.parent.name}\n{path.read_text(errors='replace')[-1500:]}"
             )
         return "\n".join(parts)
+
+
+@contextmanager
+def standing_still(pids: list[int]) -> Iterator[None]:
+    """Ranks wait meanwhile: a run has only so many steps, and what comes back takes as long as it takes."""
+    for pid in pids:
+        os.kill(pid, signal.SIGSTOP)
+    try:
+        yield
+    finally:
+        for pid in pids:
+            os.kill(pid, signal.SIGCONT)
 
 
 def clean_environ() -> dict[str, str]:

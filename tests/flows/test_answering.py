@@ -6,8 +6,6 @@ from __future__ import annotations
 import json
 import os
 import signal
-from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import openai
@@ -19,14 +17,6 @@ from tests.flows.embedded import TINY, Orrery
 pytestmark = [pytest.mark.flow, pytest.mark.timeout(300)]
 
 LINES = 112
-
-
-@pytest.fixture
-def orrery(tmp_path: Path) -> Iterator[Orrery]:
-    server = Orrery(tmp_path / "home", devices=2)
-    server.start()
-    yield server
-    server.close()
 
 
 def rank_of(orrery: Orrery, run: str) -> psutil.Process | None:

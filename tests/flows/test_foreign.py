@@ -19,14 +19,6 @@ pytestmark = [pytest.mark.flow, pytest.mark.timeout(300)]
 RECORDER = ROOT / "workers" / "recorder"  # as it is installed alone: nothing else of Orrery can be imported
 
 
-@pytest.fixture(scope="module")
-def orrery(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Orrery]:
-    server = Orrery(tmp_path_factory.mktemp("foreign") / "home", devices=2)
-    server.start()
-    yield server
-    server.close()
-
-
 Start = Callable[..., subprocess.Popen[bytes]]
 
 
@@ -66,7 +58,7 @@ def log_lines(orrery: Orrery, run: str, **params: Any) -> list[str]:
 
 
 LOOP = """
-import pathlib, sys, time
+import os, pathlib, sys, time
 import orrery_recorder
 run = orrery_recorder.init(name=sys.argv[1])
 step = 0
@@ -76,7 +68,8 @@ while not pathlib.Path(sys.argv[2]).exists():
     if step % 50 == 0:
         run.line(f"step {step}")
         run.event("milestone", {"step": step})
-    pathlib.Path(sys.argv[1]).write_text(str(step))
+    pathlib.Path(sys.argv[1] + ".new").write_text(str(step))
+    os.replace(sys.argv[1] + ".new", sys.argv[1])  # whoever reads it finds a number
     time.sleep(0.02)
 sys.exit(0 if run.finish(timeout_s=float(sys.argv[3])) else 3)
 """
@@ -98,7 +91,7 @@ def test_three_lines_outlive_a_killed_server(orrery: Orrery, start: Start, tmp_p
     (tmp_path / "at once").touch()
     short = start("-c", LOOP.replace("while not", "while step < 5 or not"), "short", "at once", "0.2")
     assert short.wait(60) == 3, "without a server the rest stays in the spool"
-    orrery.until(lambda: int(logged.read_text() or 0) > before + 50, 60, "the loop goes on without a server")
+    orrery.until(lambda: int(logged.read_text()) > before + 50, 60, "the loop goes on without a server")
 
     orrery.start()
     (tmp_path / "stop").touch()

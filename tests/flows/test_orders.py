@@ -4,24 +4,26 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
-from tests.flows.embedded import Orrery, train_spec
+from tests.flows.embedded import Orrery
 
 pytestmark = [pytest.mark.flow, pytest.mark.timeout(300)]
 
 
-@pytest.fixture
-def orrery(tmp_path: Path) -> Iterator[Orrery]:
-    server = Orrery(tmp_path / "home", devices=2)
-    server.start()
-    yield server
-    server.close()
+PROGRAM = """
+import pathlib, time
+import orrery_recorder
 
-
+run = orrery_recorder.init()
+step = 0
+while not pathlib.Path("stop").exists():
+    step += 1
+    run.log({"loss": 1 / step}, step=step)
+    time.sleep(0.02)
+run.finish()
+"""
 SEND = """
 import time
 from orchestrator.fleet import selectors as fleet
@@ -62,10 +64,15 @@ send(sealed({**other, "run_dir": "../attempt-9"}))
 
 
 def test_orders_that_repeat_or_lie_start_and_end_nothing(orrery: Orrery) -> None:
-    run = orrery.submit(train_spec(steps=300))
+    """While a program of two processes runs, for as long as it takes."""
+    place = orrery.home / "data" / "ordered"
+    place.mkdir(parents=True)
+    (place / "train.py").write_text(PROGRAM)
+    script = {"command": ["train.py"], "workdir": "ordered"}
+    run = orrery.submit({"kind": "script", "script": script, "resources": {"devices": 2}})
     orrery.until_step(run, 20)
-    folder = orrery.home / "runs" / run / "attempt-1"
-    begun = json.loads((folder / "supervisor.json").read_text())
+    folder = orrery.folder(run)
+    begun, attempts = json.loads((folder / "supervisor.json").read_text()), set(orrery.home.parent.rglob("attempt-*"))
     log = orrery.home / "logs" / "agent.log"
     before = log.stat().st_size
     orrery.shell(SEND.replace("RUN", run))
@@ -75,9 +82,15 @@ def test_orders_that_repeat_or_lie_start_and_end_nothing(orrery: Orrery) -> None
     refused = ["replayed", "forged", "expired", "forged", "kind", "malformed", "forged"]
     assert re.findall(r"order was refused \((\w+)\)", words) == refused, words
     assert words.count(": launched before") == 2, words  # the same once more, and the same under a new seal
-    assert [p.pid for p in orrery.processes() if "workers.launcher" in p.cmdline()] in ([begun["pid"]], [])
+    launchers = [process for process in orrery.processes() if "workers.launcher" in process.cmdline()]
+    assert [process.pid for process in launchers if str(folder) in process.cmdline()] == [begun["pid"]]
+    last = orrery.written(run)
+    orrery.until_step(run, last + 1)
+    (place / "stop").touch()
     assert orrery.until_state(run, "finished", "failed", "cancelled", "queued") == "finished"
     assert len(orrery.get(f"runs/{run}/attempts")["items"]) == 1
-    assert orrery.steps(run) == list(range(1, 301))
+    for rank in (0, 1):
+        steps = orrery.steps(run, rank=rank)
+        assert steps == list(range(1, steps[-1] + 1)) and steps[-1] > last
     assert json.loads((folder / "supervisor.json").read_text())["pid"] == begun["pid"]
-    assert list(orrery.home.parent.rglob("attempt-*")) == [folder]
+    assert set(orrery.home.parent.rglob("attempt-*")) == attempts

@@ -8,8 +8,6 @@ import json
 import os
 import random
 import signal
-from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -18,16 +16,6 @@ from tests.flows.embedded import TINY, Orrery, train_spec
 
 pytestmark = [pytest.mark.flow, pytest.mark.timeout(300)]
 STEPS = 160
-
-
-@pytest.fixture(scope="module")
-def orrery(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Orrery]:
-    server = Orrery(tmp_path_factory.mktemp("tolerance") / "home", devices=2)
-    try:
-        server.start()
-        yield server
-    finally:
-        server.close()
 
 
 def spec(**train: Any) -> dict[str, Any]:
@@ -43,40 +31,39 @@ def losses(orrery: Orrery, run: str) -> dict[int, float]:
     return dict(zip(found["x"], found["y"], strict=True))
 
 
-def attempt_of(orrery: Orrery, run: str, number: int) -> Path:
-    """The folder of an attempt that has come some steps further than where it began."""
-    folder = orrery.home / "runs" / run / f"attempt-{number}"
-
-    def going() -> bool:
-        path = folder / "rank-0/points.jsonl"
-        return path.exists() and len(path.read_text().splitlines()) > 12
-
-    orrery.until(going, 90, f"attempt {number} is under way")
-    return folder
+def under_way(orrery: Orrery, run: str, attempt: int, steps: int = 12) -> list[int]:
+    """The ranks of an attempt that has come some steps further than where it began."""
+    orrery.until(lambda: orrery.written(run, attempt) > steps, 90, f"attempt {attempt} is under way")
+    return orrery.ranks_of(run, attempt)
 
 
-def pid_of(folder: Path, rank: int) -> int:
-    return int(json.loads((folder / f"rank-{rank}/process.json").read_text())["pid"])
+@pytest.fixture(scope="module")
+def undisturbed(installation: Orrery) -> tuple[str, dict[int, float]]:
+    """A run that nothing befell, which others are compared with and begin from, and its losses."""
+    run = installation.submit(spec(), name="undisturbed")
+    assert installation.until_state(run, "finished", "failed") == "finished", installation.get(f"runs/{run}")["exit"]
+    return run, losses(installation, run)
 
 
-def test_what_befalls_a_run_leaves_no_trace_in_its_curve(orrery: Orrery) -> None:
-    quiet = orrery.submit(spec(), name="undisturbed")
-    assert orrery.until_state(quiet, "finished", "failed") == "finished"
+def test_what_befalls_a_run_leaves_no_trace_in_its_curve(
+    orrery: Orrery, undisturbed: tuple[str, dict[int, float]]
+) -> None:
+    quiet, curve = undisturbed
     told = [event["type"] for event in orrery.get(f"runs/{quiet}/events", limit=200)["items"]]
     assert not {"hang", "straggler"} & set(told), "no alarm through first steps, validations and saves"
 
     run = orrery.submit(spec(), name="disturbed")
     orrery.until_step(run, random.randint(15, 40))
-    os.kill(pid_of(attempt_of(orrery, run, 1), random.randint(0, 1)), signal.SIGKILL)
+    os.kill(random.choice(under_way(orrery, run, 1)), signal.SIGKILL)
 
-    folder = attempt_of(orrery, run, 2)
+    ranks = under_way(orrery, run, 2)
     checkpoints = orrery.home / "runs" / run / "checkpoints"
-    torn = orrery.until(lambda: next(checkpoints.glob(".step-*"), None), 60, "a save under way")
-    for rank in (0, 1):
-        os.kill(pid_of(folder, rank), signal.SIGKILL)
+    torn = orrery.until(lambda: next(checkpoints.glob(".step-*"), None), 60, "a save under way", every_s=0.02)
+    for pid in ranks:
+        os.kill(pid, signal.SIGKILL)
 
-    hanging = pid_of(attempt_of(orrery, run, 3), 1)
-    os.kill(hanging, signal.SIGSTOP)
+    # after so many steps their usual length is known; in the first ones a hang is waited for three times as long
+    os.kill(under_way(orrery, run, 3, steps=40)[1], signal.SIGSTOP)
 
     assert orrery.until_state(run, "finished", "failed", "cancelled", seconds=150) == "finished"
     attempts = sorted(orrery.get(f"runs/{run}/attempts")["items"], key=lambda each: each["attempt"])
@@ -90,36 +77,37 @@ def test_what_befalls_a_run_leaves_no_trace_in_its_curve(orrery: Orrery) -> None
     restored = [event["data"]["step"] for event in events if event["type"] == "checkpoint_restored"]
     assert len(restored) == 3 and all(step % 10 == 0 for step in restored)
     assert not torn.exists(), "what was half written is cleared away"
-    assert losses(orrery, run) == losses(orrery, quiet), "bit by bit"
+    assert losses(orrery, run) == curve, "bit by bit"
 
 
-def test_a_fork_goes_on_after_its_parent_let_go_and_a_rewound_run_repeats_itself(orrery: Orrery) -> None:
-    parent = orrery.submit(spec(steps=60), name="parent")
-    orrery.until(lambda: orrery.get(f"runs/{parent}/checkpoints")["items"], 60, "a checkpoint")
-    assert orrery.until_state(parent, "finished", "failed") == "finished"
+def test_a_fork_goes_on_after_its_parent_let_go_and_a_rewound_run_repeats_itself(
+    orrery: Orrery, undisturbed: tuple[str, dict[int, float]]
+) -> None:
+    parent, before = undisturbed
     kept = sorted(each["step"] for each in orrery.get(f"runs/{parent}/checkpoints")["items"])
-    assert kept == [50, 60]
-    before = losses(orrery, parent)
+    assert kept == [STEPS - 10, STEPS]
     assert orrery.client is not None
     plan = {"dp": 1, "zero": 0, "micro_batch_size": 4, "global_batch_size": 4}
-    asked = {"step": 50, "spec": {"plan": plan, "train": {"steps": 70}}}
+    asked = {"step": kept[0], "spec": {"plan": plan, "train": {"steps": STEPS + 10}}}
     answer = orrery.client.post(f"runs/{parent}/fork", json=asked)
     assert answer.status_code == 201, answer.text
     fork = str(answer.json()["id"])
-    own = orrery.home / "runs" / fork / "checkpoints/step-00000050"
+    own = orrery.home / f"runs/{fork}/checkpoints/step-{kept[0]:08d}"
     orrery.until(lambda: (own / "manifest.json").exists(), 30, "the fork has its checkpoint")
     assert orrery.until_state(fork, "finished", "failed") == "finished", orrery.get(f"runs/{fork}")["exit"]
     after = losses(orrery, fork)
-    assert min(after) == 51 and max(after) == 70
-    assert [after[step] for step in range(51, 61)] == pytest.approx([before[step] for step in range(51, 61)], rel=1e-5)
+    assert min(after) == kept[0] + 1 and max(after) == STEPS + 10
+    shared = range(kept[0] + 1, STEPS + 1)
+    assert [after[step] for step in shared] == pytest.approx([before[step] for step in shared], rel=1e-5)
 
-    answer = orrery.client.post(f"runs/{parent}/retry", json={"step": 50})
+    answer = orrery.client.post(f"runs/{parent}/retry", json={"step": kept[0]})
     assert answer.status_code == 200, answer.text
-    assert max(losses(orrery, parent)) == 50, "what came after is given up"
+    assert max(losses(orrery, parent)) == kept[0], "what came after is given up"
     assert orrery.until_state(parent, "finished", "failed") == "finished"
     assert losses(orrery, parent) == before
     refused = orrery.client.post(f"runs/{parent}/fork", json={"step": 7})
-    assert refused.status_code == 422 and "no checkpoint of step 7 is kept; kept are 50, 60" in refused.json()["detail"]
+    says = f"no checkpoint of step 7 is kept; kept are {kept[0]}, {kept[1]}"
+    assert refused.status_code == 422 and says in refused.json()["detail"]
 
 
 def test_a_pipeline_shows_what_it_does_on_demand_and_sends_what_was_predicted(orrery: Orrery) -> None:

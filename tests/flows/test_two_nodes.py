@@ -21,8 +21,8 @@ pytestmark = [pytest.mark.flow, pytest.mark.timeout(300)]
 class SecondNode:
     """An agent with a home of its own, joined by a token as an operator makes one."""
 
-    def __init__(self, orrery: Orrery, home: Path, name: str = "second") -> None:
-        self.orrery, self.home, self.name = orrery, home, name
+    def __init__(self, orrery: Orrery, home: Path, *, devices: int = 2) -> None:
+        self.orrery, self.home, self.name, self.devices = orrery, home, "second", devices
         self.process: subprocess.Popen[bytes] | None = None
 
     def start(self) -> None:
@@ -33,11 +33,10 @@ class SecondNode:
         self.home.mkdir(parents=True, exist_ok=True)
         joined = (self.home / "agent" / self.name / "node.json").exists()
         environ = {**self.orrery.environ, "REDIS_URL": url, **({} if joined else {"ORRERY_JOIN": self._token(url)})}
-        words = [sys.executable, "-m", "workers.agent", "--name", self.name, "--home", str(self.home), "--devices", "2"]
+        words = [sys.executable, "-m", "workers.agent", "--name", self.name, "--home", str(self.home)]
+        words += ["--devices", str(self.devices), "--address", "127.0.0.1"]
         with open(self.home / "agent.log", "ab") as log:
-            self.process = subprocess.Popen(
-                [*words, "--address", "127.0.0.1"], cwd=ROOT, env=environ, stdout=log, stderr=log
-            )
+            self.process = subprocess.Popen(words, cwd=ROOT, env=environ, stdout=log, stderr=log)
 
     def _token(self, url: str) -> str:
         code = "from orchestrator.fleet.services import join_token_create; print('token', join_token_create(by=None))"
@@ -108,13 +107,13 @@ def test_a_run_spans_two_nodes_and_survives_the_loss_of_an_agent(orrery: Orrery,
 
 
 def test_a_lost_rank_ends_both_nodes_and_the_run_resumes_where_directories_are_shared(tmp_path: Path) -> None:
-    orrery = Orrery(tmp_path / "home", devices=2, environ={"ORRERY_SHARED_RUNS": "1"})
-    second = SecondNode(orrery, orrery.home)
+    orrery = Orrery(tmp_path / "home", devices=1, environ={"ORRERY_SHARED_RUNS": "1"})
+    second = SecondNode(orrery, orrery.home, devices=1)
     try:
         orrery.start()
         second.start()
         orrery.until(lambda: len(orrery.get("nodes")["items"]) == 2, 30, "the second node joined")
-        run = orrery.submit(train_spec(steps=150, ranks=4, every=20))
+        run = orrery.submit(train_spec(steps=100, ranks=2, every=20))
         orrery.until_step(run, 45)
         folders = sorted(path.name for path in (orrery.home / "runs" / run / "attempt-1").glob("node-*"))
         assert folders == ["node-0", "node-1"], "each node's supervisor has files of its own"
@@ -125,7 +124,7 @@ def test_a_lost_rank_ends_both_nodes_and_the_run_resumes_where_directories_are_s
         assert first["exit_class"] == "infrastructure" and "SIGKILL" in first["exit"]["reason"]
         ended = orrery.until_state(run, "finished", "failed", "cancelled", seconds=120)
         assert ended == "finished", orrery.get(f"runs/{run}")["exit"]
-        assert orrery.steps(run) == list(range(1, 151))
+        assert orrery.steps(run) == list(range(1, 101))
         events = orrery.get(f"runs/{run}/events", limit=200)["items"]
         restored = [event["data"]["step"] for event in events if event["type"] == "checkpoint_restored"]
         assert restored and restored[0] >= 40

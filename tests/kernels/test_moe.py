@@ -34,6 +34,13 @@ def test_a_bias_moves_the_choice_and_not_the_weight() -> None:
     assert experts.tolist() == [[2]] and weights.item() == pytest.approx(0.5)
 
 
+def test_a_choice_falls_within_the_best_groups() -> None:
+    logits = torch.tensor([[0.9, 0.0, 0.6, 0.5, 0.1, 0.7]]).logit(eps=1e-6)
+    for scoring, kept, wanted in (("sigmoid", 1, [2, 3]), ("softmax", 1, [0, 1]), ("sigmoid", 2, [0, 2])):
+        _, experts = moe_gate(logits, 2, scoring=scoring, groups=3, groups_kept=kept)
+        assert experts.tolist() == [wanted], (scoring, kept)
+
+
 def test_sorted_rows_keep_the_tokens_order_and_dropped_ones_come_last() -> None:
     x = torch.arange(4.0).view(4, 1)
     rows, permutation = moe_permute(x, torch.tensor([[1], [2], [0], [1]]), 2)
@@ -53,6 +60,9 @@ def test_a_cpu_is_told_why_the_reference_runs() -> None:
     ("call", "error", "says"),
     [
         (lambda: moe_gate(torch.randn(2, 4), 5), ValueError, "top_k is 5"),
+        (lambda: moe_gate(torch.randn(2, 4), 1, groups=3), ValueError, "groups is 3"),
+        (lambda: moe_gate(torch.randn(2, 4), 1, groups=2, groups_kept=3), ValueError, "groups_kept is 3"),
+        (lambda: moe_gate(torch.randn(2, 4), 3, groups=2, groups_kept=1), ValueError, "hold 2 experts"),
         (lambda: moe_gate(torch.randn(2, 4), 1, scoring="max"), ValueError, "scoring is 'max'"),
         (lambda: moe_gate(torch.randn(2, 4), 1, bias=torch.zeros(3)), ValueError, "bias has shape"),
         (lambda: moe_permute(torch.randn(2, 4), torch.tensor([[0], [4]]), 3), ValueError, "experts hold 4"),

@@ -19,7 +19,7 @@ from tests import factories
 from tests.orchestrator.api.standin import ModelServer, Thread, serves, told
 from webui import moments, sentences
 from webui.charts import blocks, waterfall
-from workers.contracts.serving import EngineState
+from workers.contracts.serving import EngineState, Stood
 
 MOST_QUERIES = 14
 
@@ -55,7 +55,7 @@ def home(tmp_path: Path, settings: Any) -> Path:
 
 @pytest.mark.django_db
 def test_a_serve_run_shows_chat_requests_and_blocks_then_what_remains(
-    people: factories.People, served: tuple[Run, ModelServer]
+    people: factories.People, home: Path, served: tuple[Run, ModelServer]
 ) -> None:
     run, client = served[0], factories.client_for(people.owner)
     page = client.get(f"/runs/{run.pk}/").content.decode()
@@ -72,7 +72,19 @@ def test_a_serve_run_shows_chat_requests_and_blocks_then_what_remains(
     assert factories.client_for(people.stranger).get(f"/runs/{run.pk}/engine/cache/").status_code == 404
     rest = factories.api(people.owner).get(f"/api/v1/runs/{run.pk}/requests").json()
     assert rest["phase"] == "serving" and rest["state"]["map"] == "11s1k..." and rest["base_url"].endswith("/v1")
-    # the server is gone, then the run: what it told at its end stands
+    # the server is killed: what it wrote last stands, with its time
+    page = client.get(f"/runs/{run.pk}/engine/cache/").content.decode()
+    assert "As it stood" not in page
+    folder = home / "runs" / str(run.pk) / "attempt-1" / "rank-0"
+    folder.mkdir(parents=True)
+    (folder / "stood.json").write_text(Stood(time=1_760_000_000, state=STATE).to_json())
+    Run.objects.filter(pk=run.pk).update(state="failed", exit={"class": "infrastructure", "reason": "killed"})
+    page = client.get(f"/runs/{run.pk}/?tab=cache").content.decode()
+    assert "As it stood at" in page and "9 Oct" in page and 'class="block-shared"' in page and "4 of 8" in page
+    page = client.get(f"/runs/{run.pk}/?tab=requests").content.decode()
+    assert "As it stood at" in page and "req-b" in page
+    assert factories.api(people.owner).get(f"/api/v1/runs/{run.pk}/requests").json()["stood"]["state"]["used"] == 4
+    # and where it could: what it told at its end stands
     runs.event_record(run=run, type="served", attempt=1, rank=0, data={
         "requests": 4, "prompt_tokens": 48, "shared_tokens": 12, "new_tokens": 90, "seconds": 30.0,
         "ttft_s": {"p50": 0.4, "p90": 0.6, "p99": 0.9}, "tpot_s": {"p50": 0.02, "p90": 0.03, "p99": 0.05},

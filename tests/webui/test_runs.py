@@ -145,3 +145,26 @@ def test_the_sentence_counts_what_matters() -> None:
         "1 run in flight, 2 waiting; 3 finished and 1 failed before that."
     )
     assert sentence({"cancelled": 1200}) == "Nothing in flight; 1,200 cancelled before that."
+
+
+def test_runs_stand_side_by_side_with_what_each_reached_and_where_they_differ(owner: User, stranger: User) -> None:
+    one, other = (
+        factories.run(owner, kind="evaluate", model="llama-tiny", train=None, plan={"precision": name}, evaluate={})
+        for name in ("fp32", "bf16")
+    )
+    for run, perplexity in ((one, 35.0), (other, 36.4)):
+        told = {"metrics": {"perplexity": perplexity}, "lines": 3, "model": "tiny"}
+        services.event_record(run=run, type="evaluated", attempt=1, rank=0, data=told)
+    served = factories.run(owner, kind="serve", model="llama-tiny", train=None, plan={}, serve={"api_key": "hush"})
+    told = {"requests": 9, "seconds": 4.0, "ttft_s": {"p50": 0.2, "p90": 0.5}, "tpot_s": {"p50": 0.02, "p90": 0.03}}
+    services.event_record(run=served, type="served", attempt=1, rank=0, data=told)
+    client = factories.client_for(owner)
+    chosen = client.post("/runs/bulk/", {"run": [served.pk, other.pk, one.pk], "action": "compare"}, follow=True)
+    assert chosen.redirect_chain == [(f"/runs/compare/?runs={one.pk},{other.pk},{served.pk}", 302)]
+    page = " ".join(chosen.content.decode().split())
+    cells = r'<td class="num best">35[.0]*</td><td class="num">36\.40?<span class="off">\+4\.0%</span></td>'
+    assert re.search(cells, page)
+    assert "200 ms" in page and "First token, 90%" in page and "plan.precision" in page and "hush" not in page
+    assert factories.client_for(stranger).get(f"/runs/compare/?runs={one.pk}").status_code == 404
+    for asked in ("", "x", ",".join(map(str, range(1, 30)))):
+        assert client.get("/runs/compare/", {"runs": asked}).status_code == 422

@@ -11,10 +11,10 @@ from typing import Literal
 from webui.words import quantity
 from workers.contracts.benchmark import TECHNIQUES
 from workers.contracts.counts import parameter_count
-from workers.contracts.inference import JUDGED, QUANTIZED, REPLICATED
+from workers.contracts.inference import JUDGED, QUANTIZED, REPLICATED, SHARDED
 from workers.contracts.presets import PRESETS
 
-Kind = Literal["int", "float", "text", "long", "choice", "flag", "floats", "words", "argv", "pairs", "json"]
+Kind = Literal["int", "float", "text", "long", "choice", "flag", "floats", "words", "argv", "pairs", "json", "model"]
 
 CUSTOM_MODEL = "custom"  # the choice of `model` that opens `model.custom`
 OWN_FILE = "file"  # the choice of `data.preset` that opens `data.path`
@@ -83,6 +83,26 @@ def _presets() -> tuple[tuple[str, str], ...]:
 
 
 F = SpecField
+
+
+def _faster(kind: str) -> tuple[SpecField, ...]:
+    """How a run drafts, and what its cache holds: the same of every kind that answers."""
+    return (
+        F(f"{kind}.draft", "Draft model", "model",
+          "A smaller model with the same tokenizer guesses ahead and this one checks: the same answers, sooner. "
+          "A path, a package or a preset.", default="none", double=True),
+        F(f"{kind}.speculate.ngram", "Draft by looking up", "int",
+          "Without a model: what followed the last so many tokens before. 3 is good where answers repeat their "
+          "prompt.", default="not"),
+        F(f"{kind}.speculate.tokens", "Drafted at most", "int", "Tokens of an answer and step.", default="4"),
+        F(f"{kind}.speculate.adaptive", "Drafts", "choice", "As many as pay: by measured times, at times none.",
+          choices=(("", "as many as pay"), ("false", "always as many"))),
+        F(f"{kind}.kv_cache_dtype", "Keys and values", "choice",
+          "int8 with a scale for each token and head makes room for more answers; not for latent attention.",
+          choices=(("", "as the weights compute"), ("int8", "int8"))),
+    )  # fmt: skip
+
+
 KIND = F(
     "kind", "Kind of run", "choice",
     choices=(
@@ -160,8 +180,8 @@ SECTIONS: tuple[Section, ...] = (
         ),
         kinds=(*TRAINS, *ANSWERS), owns=("plan",),
         more=(
-            F("plan.tp", "Tensor parallel (tp)", "int", default="1", kinds=TRAINS),
-            F("plan.pp", "Pipeline parallel (pp)", "int", default="1", kinds=TRAINS),
+            F("plan.tp", "Tensor parallel (tp)", "int", default="1", kinds=(*TRAINS, *SHARDED)),
+            F("plan.pp", "Pipeline parallel (pp)", "int", default="1", kinds=(*TRAINS, *SHARDED)),
             F("plan.cp", "Context parallel (cp)", "int", default="1", kinds=TRAINS),
             F("plan.ep", "Expert parallel (ep)", "int", default="1", kinds=TRAINS),
             F("plan.recompute", "Recompute", "choice", choices=_same("none", "selective", "full", "auto"),
@@ -203,7 +223,12 @@ SECTIONS: tuple[Section, ...] = (
             F("train.samples.count", "Texts at checkpoints", "int", "After stretches of held-out text; 0: none.",
               default="3"),
             F("train.log_every", "Log every", "int", "Steps.", default="1"),
+            F("train.fused_kernels", "Fused kernels", "choice", "What ran and why is told on the run's page.",
+              choices=(("", "where they are faster"), ("false", "none: plain PyTorch"))),
             F("train.compile", "torch.compile", "flag"),
+            F("train.quantize_aware", "Learns with rounded weights", "choice",
+              "As they will be kept: the model then loses less by it.",
+              choices=(("", "no"), ("int8", "int8"), ("int4", "int4, in groups")), default=""),
         ),
     ),
     Section(
@@ -224,7 +249,8 @@ SECTIONS: tuple[Section, ...] = (
         (
             F("serve.max_seqs", "Answers at a time", "int", "More wait their turn.", default="16"),
             F("serve.max_batch_tokens", "Tokens a step", "int", "Of decodes and pieces of prompts.", default="2048"),
-            F("serve.api_key", "Key of its own", "text", "For programs without a token; empty: tokens alone.",
+            F("serve.api_key", "Key of its own", "text",
+              "For programs without a token. Note it down: once submitted, a hash of it is all that is kept.",
               default="none"),
         ),
         kinds=("serve",),
@@ -232,6 +258,9 @@ SECTIONS: tuple[Section, ...] = (
             F("serve.quantize", "Weights", "choice", choices=_smaller(), default=""),
             F("serve.kv_blocks", "Cache blocks", "int", "Of 16 tokens.", default="as memory has room"),
             F("serve.max_waiting", "Waiting at most", "int", "Further requests are told to come back.", default="256"),
+            *_faster("serve"),
+            F("serve.backend", "Engine", "choice", "vLLM has to be installed on the node; it decides its cache itself.",
+              choices=(("orrery", "Orrery's own"), ("vllm", "vLLM behind the same address")), default="orrery"),
         ),
     ),
     Section(
@@ -250,6 +279,7 @@ SECTIONS: tuple[Section, ...] = (
             F("generate.seed", "Seed", "int", default="0"),
             F("generate.stop", "Stop at", "words", "Texts with commas between.", default="the end token"),
             F("generate.ignore_eos", "Go on after the end token", "flag"),
+            *_faster("generate"),
         ),
     ),
     Section(

@@ -25,6 +25,8 @@ from webui.forms.spec_fields import (
     TRAINS,
     SpecField,
 )
+from workers.contracts.inference import PACKAGES
+from workers.contracts.presets import PRESETS
 
 _SPECIAL = {"model", "model.custom", "weights", "model.path", "data.preset", "plan"}
 _BY_FORM = (*TRAINS, *ANSWERS, "script", "external")
@@ -107,6 +109,8 @@ def read(field: SpecField, text: str) -> Any:
             case "pairs":
                 lines = [line.strip() for line in text.splitlines() if line.strip()]
                 return {name.strip(): value for name, _, value in (line.partition("=") for line in lines)}
+            case "model":
+                return _reference(text)
             case "choice" if field.path == "plan.zero":
                 return int(text)
             case "choice" if text in ("true", "false"):
@@ -125,11 +129,31 @@ def shown(field: SpecField, value: Any) -> str:
         return "on"
     if field.kind in ("words", "floats") and isinstance(value, list):
         return ", ".join(str(item) for item in value)
+    if field.kind == "model":
+        return _named(value)
     if field.kind == "argv" and isinstance(value, list):
         return shlex.join(str(item) for item in value)
     if field.kind == "pairs" and isinstance(value, Mapping):
         return "\n".join(f"{name}={item}" for name, item in value.items())
     return str(int(value)) if isinstance(value, float) and value.is_integer() and abs(value) < 1e15 else str(value)
+
+
+def _reference(text: str) -> Any:
+    """A preset, a package of weights, a ModelSpec as JSON, or else a path."""
+    if text in PRESETS:
+        return text
+    if text.startswith("{"):
+        return json.loads(text)
+    return {"package": text} if text in PACKAGES else {"path": text}
+
+
+def _named(value: Any) -> str:
+    """What `_reference` makes this of."""
+    if isinstance(value, Mapping) and len(value) == 1:
+        for name, known in (("path", True), ("package", value.get("package") in PACKAGES)):
+            if known and isinstance(value.get(name), str):
+                return str(value[name])
+    return value if isinstance(value, str) else json.dumps(value)
 
 
 def _preset_chosen(values: Mapping[str, str]) -> bool:
@@ -225,6 +249,10 @@ def _tidy(spec: dict[str, Any]) -> dict[str, Any]:
     for key in ("plan", "resources", "retries"):
         if spec.get(key) == {}:
             del spec[key]
+    for kind in ("serve", "generate"):
+        body = spec.get(kind)
+        if isinstance(body, dict) and body.get("speculate") == {}:
+            del body["speculate"]
     train = spec.get("train")
     if isinstance(train, dict):
         for key in ("optimizer", "lr_schedule"):

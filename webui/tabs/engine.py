@@ -2,52 +2,63 @@
 
 from __future__ import annotations
 
+from datetime import UTC, datetime
 from statistics import median
 from typing import Any, Final
 
 from django.http import HttpRequest
 
+from orchestrator.runs import selectors as runs
 from orchestrator.runs import serving
 from webui import words
 from webui.charts import blocks, waterfall
 from webui.charts.blocks import tile
 from webui.run_facts import Facts
-from workers.contracts.serving import EngineState, RequestTold, Summary
+from webui.sentences import ENDED
+from workers.contracts.serving import EngineState, RequestTold, Stood, Summary
 
 _PERCENTILES: Final = ("p50", "p90", "p99")
 
 
 def requests(facts: Facts, request: HttpRequest) -> dict[str, Any]:
-    """The requests tab: those on their way, then those that ended."""
+    """The requests tab: those on their way, then those that ended; of a server that is gone as they stood at last."""
     state, summary = _state(facts), _summary(facts)
-    told = list(state.requests) if state else list(summary.last) if summary else []
+    stood = _stood(facts, state)
+    if state is None and summary is not None and summary.last:  # what became of them, later than what stood
+        told, now_s, stood = list(summary.last), None, None
+    else:
+        seen = state or (stood.state if stood else None)
+        told, now_s = (list(seen.requests), seen.now_s) if seen else ([], None)
+        stood = stood if told else None
     return {
-        **_shared(facts, state), "summary": _ended(summary) if summary else None,
+        **_shared(facts, state, stood), "summary": _ended(summary) if summary else None,
         "tiles": _now(state, facts.latest) if state else [],
-        "fall": waterfall.waterfall(told, now_s=state.now_s if state else None),
-        "beside": beside(facts.run.prediction, told, state),
+        "fall": waterfall.waterfall(told, now_s=now_s),
+        "beside": beside(facts.run.prediction, told, now_s),
+        "files": _files(facts),
     }  # fmt: skip
 
 
 def cache(facts: Facts, request: HttpRequest) -> dict[str, Any]:
-    """The cache tab: every block by its use, and numbers."""
+    """The cache tab: every block by its use, and numbers; of a server that is gone as it stood at last."""
     state, summary = _state(facts), _summary(facts)
+    stood = _stood(facts, state)
+    seen = state or (stood.state if stood else None)
     size = (facts.run.prediction or {}).get("kv_bytes_per_token")
     return {
-        **_shared(facts, state),
-        "field": blocks.field(state) if state else None,
-        "tiles": blocks.numbers(state, facts.latest, bytes_per_token=size) if state else _kept(summary),
+        **_shared(facts, state, stood),
+        "field": blocks.field(seen) if seen else None,
+        "block_size": seen.block_size if seen else None,
+        "tiles": _cached(seen, summary, facts.latest, size),
     }  # fmt: skip
 
 
-def beside(
-    prediction: dict[str, Any] | None, told: list[RequestTold], state: EngineState | None
-) -> list[dict[str, str]]:
-    """Predicted beside measured, at the prompt lengths and the number of answers at once that there really were."""
+def beside(prediction: dict[str, Any] | None, told: list[RequestTold], now_s: float | None) -> list[dict[str, str]]:
+    """Predicted beside measured, at the prompt lengths and the number of answers at once that there really were. Those
+    on their way last until `now_s`."""
     ended = [each for each in told if each.state == "ended" and each.first_token_s is not None]
     if not prediction or prediction.get("kind") != "serving" or len(ended) < 3:
         return []
-    now_s = state.now_s if state else None
     together = max(1.0, median(sum(_overlaps(one, other) for other in ended) for one in ended))
     point = min(prediction["curve"], key=lambda each: abs(each["batch"] - together), default=None)
     computed = median(max(1, each.prompt_tokens - each.shared_tokens) for each in ended)
@@ -61,7 +72,7 @@ def beside(
             "Time to first token",
             max(ttft, point["tpot_s"]),
             median(first),
-            f"prompts of {computed:,.0f} tokens to compute, before any queue",
+            f"prompts of {words.count(round(computed), 'token')} to compute, before any queue",
         ),
         _pair("Time per token", point["tpot_s"], median(pace), f"{point['batch']} at once"),
     ]
@@ -97,11 +108,29 @@ def _summary(facts: Facts) -> Summary | None:
     return serving.summary_of(run=facts.run) if ended else None
 
 
-def _shared(facts: Facts, state: EngineState | None) -> dict[str, Any]:
+def _stood(facts: Facts, state: EngineState | None) -> Stood | None:
+    return serving.last_stood(run=facts.run) if state is None else None
+
+
+def _files(facts: Facts) -> list[Any]:
+    """Of the newest attempt of a run that ended: every request, a line each, and how the engine stood."""
+    if facts.run.state not in ENDED:
+        return []
+    newest = f"attempt-{facts.run.attempt_number}-"
+    return [
+        (file, file.name.removeprefix(newest))
+        for file in runs.artifacts_of(run=facts.run)
+        if file.name.startswith(newest)
+    ]
+
+
+def _shared(facts: Facts, state: EngineState | None, stood: Stood | None) -> dict[str, Any]:
     standing = facts.standing
     assert standing is not None
     return {
-        "standing": standing, "state": state, "live": standing.phase != "ended",
+        "standing": standing, "state": state,
+        "live": standing.phase != "ended",
+        "stood_at": datetime.fromtimestamp(stood.time, UTC) if stood is not None else None,
         "silent": state is None and standing.phase in ("serving", "draining"), "source": facts.source(),
     }  # fmt: skip
 
@@ -136,6 +165,15 @@ def _ended(summary: Summary) -> dict[str, Any]:
             if summary.requests
         ],
     }
+
+
+def _cached(
+    seen: EngineState | None, summary: Summary | None, latest: dict[str, float], size: float | None
+) -> list[dict[str, str]]:
+    """How full the cache is or was, and what it spared: over all requests once that is told."""
+    now = blocks.numbers(seen, latest, bytes_per_token=size) if seen else []
+    over_all = _kept(summary)
+    return [each for each in now if not over_all or each["title"] != over_all[-1]["title"]] + over_all
 
 
 def _kept(summary: Summary | None) -> list[dict[str, str]]:

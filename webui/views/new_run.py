@@ -29,6 +29,7 @@ from webui.forms.spec_fields import (
 )
 from webui.forms.spec_form import spec_of, values_of
 from webui.views.door import PageRequest, page
+from workers.contracts.inference import PACKAGES
 from workers.contracts.presets import PRESETS
 
 FETCH_SAYS = f"Fetch them on every node first, 93 MB, verified: {weights.FETCH}"
@@ -191,12 +192,11 @@ def _section(section: Any, values: dict[str, str], errors: dict[str, Any], kind:
         "hidden": bool(section.kinds) and kind not in section.kinds,
         "fields": [_item(field, values, errors, kind) for field in section.fields],
         "more": [_item(field, values, errors, kind) for field in section.more],
-        "more_hidden": section.key == "plan" and kind not in TRAINS,
     }  # fmt: skip
-    shown["open"] = (
-        any(item["errors"] or (item["value"] and item["value"] != item["field"].default) for item in shown["more"])
-        and section.key == "plan"
-    )
+    shown["more_hidden"] = section.key == "plan" and all(item["hidden"] for item in shown["more"])
+    shown["open"] = any(
+        item["errors"] or (item["value"] and item["value"] != item["field"].default) for item in shown["more"]
+    ) and section.key in ("plan", *ANSWERS)
     return shown
 
 
@@ -230,5 +230,5 @@ def table() -> dict[str, Any]:
             for section in SECTIONS
         ],
         "bodies": BODIES, "trains": TRAINS, "answers": ANSWERS, "custom": CUSTOM_MODEL, "file": OWN_FILE,
-        "json": OWN_JSON, "path": OWN_PATH, "first": SMOLLM2,
+        "json": OWN_JSON, "path": OWN_PATH, "first": SMOLLM2, "presets": list(PRESETS), "packages": list(PACKAGES),
     }  # fmt: skip

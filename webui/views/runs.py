@@ -7,6 +7,7 @@ from typing import Any
 from django.contrib import messages
 from django.http import HttpResponse
 from django.shortcuts import redirect, render
+from django.urls import reverse
 from django.utils import timezone
 from django.views.decorators.http import require_GET, require_POST
 
@@ -17,6 +18,7 @@ from orchestrator.telemetry import selectors as telemetry
 from webui import words
 from webui.forms.run_filters import LIVE_STATES, RunFilters
 from webui.run_facts import ANSWERING
+from webui.views.compare import MOST as COMPARED
 from webui.views.door import PageRequest, back, page
 from workers.contracts.run import KINDS
 
@@ -54,16 +56,18 @@ def runs(request: PageRequest) -> HttpResponse:
 @page
 @require_POST
 def bulk(request: PageRequest) -> HttpResponse:
-    """Cancels or tags the chosen runs, one by one; those that refuse are told by name, the others are done."""
+    """Compares the chosen runs, or cancels or tags them one by one; those that refuse are told by name."""
     ids = [int(one) for one in request.POST.getlist("run") if one.isdecimal()][:BULK]
     action, tag = request.POST.get("action", ""), request.POST.get("tag", "").strip()
     done, refused = 0, []
-    if action not in ("cancel", "tag"):
-        raise invalid("action", f"{action!r} is not possible for several runs", "cancel or tag")
+    if action == "compare" and ids:
+        return redirect(f"{reverse('runs-compare')}?runs={','.join(map(str, sorted(ids[:COMPARED])))}")
+    if action not in ("cancel", "tag", "compare"):
+        raise invalid("action", f"{action!r} is not possible for several runs", "compare, cancel or tag")
     if action == "tag" and not 1 <= len(tag) <= 60:
         messages.error(request, "Type the tag, 1 to 60 characters, before you press Tag.")
         return redirect(back(request, "runs"))
-    for id in ids:
+    for id in ids if action != "compare" else ():
         try:
             run = selectors.run_get(user=request.user, id=id)
             if action == "cancel":

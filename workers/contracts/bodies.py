@@ -16,6 +16,7 @@ from workers.contracts.presets import check_preset
 
 Rate = Annotated[float, Field(ge=0)]
 Quantize = Literal["int8", "int4", "fp8"]
+RoundedTo = Literal["int8", "int4"]  # what training may reckon with: weights as they will be kept
 CacheDtype = Literal["int8"]  # of keys and values, by default the weights
 Objective = Literal["pretrain", "sft", "dpo", "reward", "grpo", "ppo", "distill"]
 OptimizerName = Literal["adamw", "adafactor", "lion", "muon", "sgd", "adamw8bit"]
@@ -139,6 +140,7 @@ class TrainBody(Contract):
     adapter: AdapterSpec | None = None
     compile: bool = False
     fused_kernels: bool = True
+    quantize_aware: RoundedTo | None = None
     log_every: Positive = 1
 
     @property
@@ -185,7 +187,8 @@ class GenerateBody(Contract):
 class ServeBody(Contract):
     """A server of OpenAI's API. Beyond `max_seqs` answers at a time `max_waiting` may wait; further ones get 429.
 
-    Without `api_key` only the control plane and, on a loopback address, this machine may ask.
+    Without `api_key` only the control plane and, on a loopback address, this machine may ask. The control plane keeps
+    and shows no key, only what it is checked by (`secret.hidden`), which stands in its place from the submit on.
     """
 
     max_batch_tokens: Positive = 2048

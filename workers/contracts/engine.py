@@ -14,6 +14,7 @@ from workers.contracts.benchmark import as_training, technique_problems
 from workers.contracts.bodies import TrainBody
 from workers.contracts.model import ModelSpec
 from workers.contracts.plan import SPLIT_BACKWARD, ParallelPlan
+from workers.contracts.rounding import dealt_widths, group_for, linear_widths
 from workers.contracts.run import RunSpec
 
 ENGINE_RUNS = "dp, tp, pp, cp and ep with ZeRO 0 to 3, every schedule, offload, fp32 to fp8, every optimizer"
@@ -66,6 +67,8 @@ def _spec(spec: RunSpec) -> Found:
             yield from _pipedream(spec.plan, spec.shape)
         if spec.train.compile:
             yield from _compiled(spec.plan, spec.shape)
+        if spec.train.quantize_aware is not None:
+            yield from _aware(spec.train, spec.plan, spec.shape)
     if spec.shape is None:
         says = "the engine trains a shape; existing weights come in by train.init_from"
         yield "existing weights", problem("model", says, "a preset's name")
@@ -116,9 +119,10 @@ def _pipedream(plan: ParallelPlan, model: ModelSpec | None) -> Found:
     if plan.precision == "bf16" and plan.weight_stashing is False:
         says = "without stashing a backward pass meets the newest weights, in bf16 it has the cast of older ones"
         yield "pipedream in bf16 without stashing", problem("plan.weight_stashing", says, "true, or precision fp32")
-    if plan.recompute != "none":
-        says = f"recompute {plan.recompute} would run a forward pass again with other weights"
-        yield f"pipedream with recompute {plan.recompute}", problem("plan.recompute", says, "none, or schedule 1f1b")
+    if plan.recompute != "none" and plan.weight_stashing is False:
+        says = f"without stashing recompute {plan.recompute} would run a forward pass again with newer weights"
+        tries = "none, or weight_stashing true"
+        yield f"pipedream with recompute {plan.recompute} without stashing", problem("plan.recompute", says, tries)
     if model is not None and model.moe:
         says = "balancing experts wants a step's loads from all ranks before the next step"
         yield "pipedream with experts", problem("model.moe", says, "a dense model, or schedule 1f1b")
@@ -160,6 +164,36 @@ def _compiled(plan: ParallelPlan, model: ModelSpec | None) -> Found:
         by = " and ".join(name for name, cuts in cut.items() if cuts)
         says = f"a compiled block keeps products where it is one piece, {by} cut{'s' * (sum(cut.values()) == 1)} it"
         yield "recompute selective compiled", problem("train.compile", says, "compile false, or recompute full")
+
+
+def _aware(train: TrainBody, plan: ParallelPlan, model: ModelSpec | None) -> Found:
+    """Where weights cannot be rounded as they will be kept, or something else stands in their linears' place."""
+    kind, field = train.quantize_aware, "train.quantize_aware"
+    if plan.precision == "fp8":
+        says = "fp8 products round weights to tiles of their own"
+        yield f"fp8 aware of {kind}", problem(field, says, "leave it out, or precision bf16")
+    if train.compile:
+        says = "a compiled block cannot follow weights that are rounded anew for its backward pass"
+        yield f"{kind} aware compiled", problem(field, says, "compile false, or leave it out")
+    if plan.pp > 1 and plan.schedule == "pipedream":
+        says = "pipedream computes with versions of weights, which are not rounded"
+        yield f"{kind} aware pipedream", problem(field, says, "leave it out, or schedule 1f1b")
+    if plan.tp == 1 or model is None:
+        return
+    if kind == "int8":
+        says = f"int8 has a scale an output, over inputs of which tp {plan.tp} gives each rank a part"
+        yield "int8 aware with tp", problem(field, says, "int4, or tp 1")
+        return
+    group = group_for(linear_widths(model))
+    cut = [width for width in dealt_widths(model) if width % (plan.tp * group)]
+    if cut:
+        says = f"groups of {group} inputs have a scale each, and tp {plan.tp} cuts {cut[0]} inputs within a group"
+        yield "int4 aware with tp", problem(field, says, f"tp {_whole_groups(model, plan.tp, group)}, or leave it out")
+
+
+def _whole_groups(model: ModelSpec, tp: int, group: int) -> int:
+    """The largest degree below `tp` that deals out whole groups."""
+    return max(each for each in range(1, tp) if each == 1 or all(w % (each * group) == 0 for w in dealt_widths(model)))
 
 
 def _training(train: TrainBody) -> Found:

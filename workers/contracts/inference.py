@@ -6,6 +6,7 @@ Says nothing of legality (`legality`, `run`) nor of memory; what is legal and no
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 
 from workers.contracts.base import Problem, problem
 from workers.contracts.bodies import EvaluateBody, GenerateBody, ServeBody
@@ -15,9 +16,10 @@ from workers.contracts.run import RunSpec
 
 INFERENCE_KINDS = ("generate", "serve", "evaluate")
 PRECISIONS = ("fp32", "bf16", "fp16")
-AXES = ("dp", "tp", "pp", "cp")  # those of a plan that have to be 1
 REPLICATED = ("serve",)  # kinds whose dp may be more: so many engines behind one endpoint
-SHARDED = ("generate",)  # kinds whose tp may be more: so many ranks compute one model
+SHARDED = INFERENCE_KINDS  # kinds whose tp and pp may be more: so many ranks compute one model
+# the kinds in which each axis of a plan may be more than 1
+AXES: dict[str, tuple[str, ...]] = {"dp": REPLICATED, "tp": SHARDED, "pp": SHARDED, "cp": (), "ep": ()}
 QUANTIZED: tuple[str, ...] = ("int8", "int4", "fp8")  # what `quantize` may be
 DRAFTS = True  # whether a draft model may speed decoding up
 # what an evaluate run computes: from likelihoods of texts, of choices, and from answers beside references
@@ -54,15 +56,54 @@ def _spec(spec: RunSpec) -> Iterator[Problem]:
 
 
 def _plan(kind: str, plan: ParallelPlan) -> Iterator[Problem]:
-    free = {"dp": kind in REPLICATED, "tp": kind in SHARDED}
-    axes = [axis for axis in AXES if not free.get(axis)]
-    wide = [axis for axis in axes if getattr(plan, axis) > 1]
-    if wide:
-        says = f"this engine version infers on one device, the plan has {plan.world_size}"
-        yield problem(f"plan.{wide[0]}", says, " and ".join(f"{axis} 1" for axis in axes))
+    for axis, kinds in AXES.items():
+        if getattr(plan, axis) > 1 and kind not in kinds:
+            free = " and ".join(each for each in AXES if kind in AXES[each])
+            says = f"this engine version has no {axis} in runs of kind {kind}, the plan has {getattr(plan, axis)}"
+            yield problem(f"plan.{axis}", says, f"{axis} 1; several devices by {free}")
+    if plan.pp > 1 and plan.virtual_stages > 1:
+        says = f"a rank holds one stage of consecutive layers, the plan has {plan.virtual_stages} stages a rank"
+        yield problem("plan.virtual_stages", says, "virtual_stages 1")
     if plan.precision not in PRECISIONS:
         says = f"this engine version does not infer in {plan.precision}"
         yield problem("plan.precision", says, " or ".join(PRECISIONS))
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where a rank stands: which replica it belongs to, which stage of its layers it holds and which share of each."""
+
+    replica: int = 0
+    stage: int = 0
+    share: int = 0
+    stages: int = 1
+    shares: int = 1
+
+    @property
+    def ranks(self) -> range:
+        """All that compute one model with it; the first of them leads."""
+        each = self.stages * self.shares
+        return range(self.replica * each, (self.replica + 1) * each)
+
+    @property
+    def leads(self) -> bool:
+        return self.stage == self.stages - 1 and self.share == 0
+
+    def rank(self, *, stage: int, share: int) -> int:
+        """Of the same replica."""
+        return self.ranks.start + (self.stages - 1 - stage) * self.shares + share
+
+    @property
+    def last(self) -> bool:
+        return self.stage == self.stages - 1
+
+
+def place_of(plan: ParallelPlan, rank: int) -> Place:
+    """Replicas are outermost, shares of a layer innermost. A replica's first rank has its last stage, whose logits are
+    what it chooses tokens by: tokens go to the others as a few numbers, logits nowhere."""
+    replica, within = divmod(rank, plan.pp * plan.tp)
+    stage, share = divmod(within, plan.tp)
+    return Place(replica, plan.pp - 1 - stage, share, plan.pp, plan.tp)
 
 
 def _weights(kind: str, body: GenerateBody | ServeBody | EvaluateBody) -> Iterator[Problem]:

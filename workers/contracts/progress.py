@@ -57,7 +57,7 @@ def read_progress(folder: Path, *, now_ns: int) -> Progress | None:
         (beat_ns,) = BEAT.unpack_from(data, LAYOUT.size)
     except (OSError, struct.error):
         return None
-    if version != VERSION:
+    if version != VERSION or not marked_ns or not beat_ns:  # the first mark is being written
         return None
     name = phase.rstrip(b"\0").decode("ascii", "replace")
     idle_s, beat_s = (max(0.0, (now_ns - at) / 1e9) for at in (marked_ns, beat_ns))

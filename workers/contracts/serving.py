@@ -20,7 +20,9 @@ GENERATED = "generated"  # event: the lines of a generate run are answered
 EVALUATED = "evaluated"  # event: an evaluate run's results
 QUANTIZED = "quantized"  # event: weights were made smaller, and by how much worse they are
 STATE_PATH = "/internal/state"  # of the server: EngineState as JSON
+STOOD = "stood.json"  # of a serve run, beside requests.jsonl
 KEY_HEADER = "x-orrery-key"  # carries `serve_key` between the control plane and a server
+CLIENT_HEADER = "x-orrery-client"  # beside it: who asked, each of whom gets an equal share of a queue
 
 Seconds = Annotated[float, Field(ge=0)]
 FinishReason = Literal["stop", "length", "aborted", "error"]
@@ -80,8 +82,27 @@ class EngineState(Contract):
     draining: bool = False
 
 
+class Stood(Contract):
+    """How the engine stood at a time (Unix seconds): what a server wrote last into `STOOD`, in its rank's folder."""
+
+    time: float
+    state: EngineState
+
+
+class FileTold(Contract):
+    """A file that a run leaves behind; it becomes an artifact of the run."""
+
+    name: str
+    path: str
+    bytes: Count = 0
+
+
 class Summary(Contract):
-    """Percentiles over all requests that ended, for the end of a run; null where there were none."""
+    """Percentiles over all requests that ended, for the end of a run; null where there were none.
+
+    `stood` is the engine's state when it was asked to end, without requests (`last` has them); left out where it is
+    long.
+    """
 
     requests: Count
     prompt_tokens: Count = 0
@@ -92,14 +113,8 @@ class Summary(Contract):
     tpot_s: dict[str, float] | None = None
     finishes: dict[str, int] = {}
     last: list[RequestTold] = []
-
-
-class FileTold(Contract):
-    """A file that a run leaves behind; it becomes an artifact of the run."""
-
-    name: str
-    path: str
-    bytes: Count = 0
+    stood: Stood | None = None
+    files: list[FileTold] = []
 
 
 class Evaluated(Contract):

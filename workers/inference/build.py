@@ -13,7 +13,8 @@ from workers.inference.cache import PagedCache, block_bytes
 from workers.inference.constrain.guide import Guides
 from workers.inference.engine import Engine
 from workers.inference.load import Loaded
-from workers.inference.parallel import LeadingRunner, Team
+from workers.inference.parallel.lead import LeadingRunner
+from workers.inference.parallel.words import ROOM
 from workers.inference.products import lay_out
 from workers.inference.runner import Runner
 from workers.inference.scheduler import Limits, Scheduler
@@ -27,14 +28,26 @@ SWAP_SHARE = 0.1  # of the CPU's memory that is free
 
 
 def blocks_that_fit(loaded: Loaded, drafting: Drafting | None = None) -> tuple[int, int]:
-    """Blocks that the memory beside the weights has room for, and the bytes of one, a draft model's included."""
+    """Blocks that the memory beside the weights has room for, and the bytes of one here, a draft model's included. Of a
+    team each rank has its part of every block, and the one with the least room decides."""
+    fits, each_bytes = blocks_here(loaded, drafting)
+    if loaded.team is not None:
+        loaded.team.tell(ROOM)
+        fits = loaded.team.least(fits)
+    return fits, each_bytes
+
+
+def blocks_here(loaded: Loaded, drafting: Drafting | None = None) -> tuple[int, int]:
+    """As `blocks_that_fit`, of this rank alone."""
     lay_out(loaded.decoder)  # a second copy of the weights has to be there when free memory is counted
     weight = next(loaded.decoder.parameters())
-    each_bytes = block_bytes(loaded.spec, block_size=BLOCK_SIZE, dtype=loaded.cache_dtype or weight.dtype)
+    each_bytes = _block_bytes(loaded)
     if drafting is not None and drafting.model is not None:
         lay_out(drafting.model.decoder)
         each_bytes += block_bytes(drafting.model.spec, block_size=BLOCK_SIZE, dtype=weight.dtype)
     free_bytes = capacity_bytes(weight.device, local_world_size=1) - process_memory(weight.device)[0]
+    if loaded.team is not None and weight.device.type == "cpu":
+        free_bytes //= loaded.team.local_world_size
     return int(free_bytes * CACHE_SHARE[weight.device.type]) // each_bytes, each_bytes
 
 
@@ -43,23 +56,26 @@ def blocks_wanted(loaded: Loaded, tokens: int) -> int:
     return -(-min(tokens, loaded.spec.max_seq_len) // BLOCK_SIZE)
 
 
-def build(
-    loaded: Loaded, *, blocks: int, limits: Limits, drafting: Drafting | None = None, team: Team | None = None
-) -> Engine:
+def cache_of(loaded: Loaded, *, blocks: int, block_size: int, swap: int) -> PagedCache:
+    """Of the layers, and the heads of each, that are held here."""
+    weight = next(loaded.decoder.parameters())
+    return PagedCache(
+        loaded.spec, blocks=blocks, block_size=block_size, dtype=loaded.cache_dtype or weight.dtype,
+        device=weight.device, swap=swap, shares=loaded.shares, layers=len(loaded.decoder.blocks),
+    )  # fmt: skip
+
+
+def build(loaded: Loaded, *, blocks: int, limits: Limits, drafting: Drafting | None = None) -> Engine:
     """Raises UserError for a model that the paged cache cannot serve.
 
-    There are as many places for swapped blocks as the cache has blocks, as far as a share of CPU memory goes. Of a
-    `team` this is rank 0.
+    There are as many places for swapped blocks as the cache has blocks, as far as a share of CPU memory goes. Of a team
+    this is the leader, and the others make their caches by what it tells.
     """
-    weight, host = next(loaded.decoder.parameters()), torch.device("cpu")
-    dtype = loaded.cache_dtype or weight.dtype
-    each_bytes = block_bytes(loaded.spec, block_size=BLOCK_SIZE, dtype=dtype)
+    team, host = loaded.team, torch.device("cpu")
     host_bytes = capacity_bytes(host, local_world_size=1) - process_memory(host)[0]
-    swap = max(0, min(blocks, int(SWAP_SHARE * host_bytes) // each_bytes))
-    cache = PagedCache(
-        loaded.spec, blocks=blocks, block_size=BLOCK_SIZE, dtype=dtype, device=weight.device, swap=swap,
-        shares=1 if team is None else team.size,
-    )  # fmt: skip
+    host_bytes //= 1 if team is None else team.local_world_size
+    swap = max(0, min(blocks, int(SWAP_SHARE * host_bytes) // _block_bytes(loaded)))
+    cache = cache_of(loaded, blocks=blocks, block_size=BLOCK_SIZE, swap=swap)
     try:
         runner = Runner(loaded.decoder, cache) if team is None else LeadingRunner(loaded.decoder, cache, team)
     except ValueError as error:
@@ -73,3 +89,10 @@ def build(
     return Engine(
         runner, scheduler, context=loaded.spec.max_seq_len, decode=decode, speculator=speculator, guides=guides
     )
+
+
+def _block_bytes(loaded: Loaded) -> int:
+    """Of a block's part that is held here."""
+    dtype = loaded.cache_dtype or next(loaded.decoder.parameters()).dtype
+    layers = len(loaded.decoder.blocks)
+    return block_bytes(loaded.spec, block_size=BLOCK_SIZE, dtype=dtype, shares=loaded.shares, layers=layers)

@@ -32,21 +32,23 @@ class Step:
 
 
 class PagedCache:
-    """`keys` and `values`: a tensor `[blocks, block_size, key-value heads, D]` a layer; of latent attention `keys` are
-    the latents and rotary keys, and there are no values. Of int8 ones `scales` are `[blocks, block_size, key-value
-    heads]` fp32, one a token and head. `step` is the present one. In CPU memory are places for `swap` blocks more.
+    """`keys` and `values`: a tensor `[blocks, block_size, key-value heads, D]` a layer that is held here; of latent
+    attention `keys` are the latents and rotary keys, and there are no values. Of int8 ones `scales` are `[blocks,
+    block_size, key-value heads]` fp32, one a token and head. `step` is the present one. In CPU memory are places for
+    `swap` blocks more.
     """
 
     def __init__(
         self, spec: ModelSpec, *, blocks: int, block_size: int, dtype: torch.dtype, device: torch.device, swap: int = 0,
-        shares: int = 1,
+        shares: int = 1, layers: int | None = None,
     ) -> None:  # fmt: skip
         heads, key_width, value_width = entry_shape(spec, shares)
         self.blocks, self.block_size = blocks, block_size
+        held = spec.layers if layers is None else layers
 
         def made(width: int) -> list[Tensor]:
             shape = (blocks, block_size, heads, width)
-            return [torch.empty(shape, dtype=dtype, device=device) for _ in range(spec.layers if width else 0)]
+            return [torch.empty(shape, dtype=dtype, device=device) for _ in range(held if width else 0)]
 
         def scales() -> list[Tensor]:
             quantised = dtype in QUANTISED
@@ -147,11 +149,13 @@ def entry_shape(spec: ModelSpec, shares: int = 1) -> tuple[int, int, int]:
         return 1, spec.mla.kv_lora_rank + spec.mla.qk_rope_head_dim, 0
     if spec.mfa is not None:
         return 1, spec.mfa.head_dim, spec.mfa.head_dim
-    return spec.kv_heads // shares, spec.head_dim, spec.head_dim
+    return max(1, spec.kv_heads // shares), spec.head_dim, spec.head_dim
 
 
-def block_bytes(spec: ModelSpec, *, block_size: int, dtype: torch.dtype) -> int:
-    """Bytes of one block in all layers, the scales of int8 ones included."""
-    heads, key_width, value_width = entry_shape(spec)
+def block_bytes(
+    spec: ModelSpec, *, block_size: int, dtype: torch.dtype, shares: int = 1, layers: int | None = None
+) -> int:
+    """Bytes of one block in all layers, or in those that one of so many ranks holds; scales of int8 ones included."""
+    heads, key_width, value_width = entry_shape(spec, shares)
     head_bytes = (key_width + value_width) * dtype.itemsize + (2 * torch.float32.itemsize if dtype in QUANTISED else 0)
-    return spec.layers * block_size * heads * head_bytes
+    return (spec.layers if layers is None else layers) * block_size * heads * head_bytes

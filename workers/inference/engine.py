@@ -6,6 +6,7 @@ Puts scheduler, runner and sampler together; knows no files and no network.
 from __future__ import annotations
 
 import time
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -17,9 +18,10 @@ from workers.inference.request import Request
 from workers.inference.runner import Runner
 from workers.inference.sampler import Drawn, Row
 from workers.inference.sampling import Sampling
-from workers.inference.scheduler import Scheduler, StepPlan
+from workers.inference.scheduler import Scheduler
 from workers.inference.speculate.speculator import Speculator
 from workers.inference.speculate.verify import verified
+from workers.inference.step import StepPlan
 from workers.inference.stops import GrowingText
 
 
@@ -35,6 +37,16 @@ class Counts:
     decodes: int = 0
     drafted: int = 0
     accepted: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Flight:
+    """A step under way: what drafts were drawn from, when it began, and its logits for the asking."""
+
+    plan: StepPlan
+    drawn_from: Mapping[Request, Tensor]
+    began: float
+    logits: Callable[[], Tensor]
 
 
 class Engine:
@@ -53,20 +65,23 @@ class Engine:
     ) -> None:
         self.runner, self.scheduler, self.context = runner, scheduler, context
         self.speculator, self.guides = speculator, guides
-        if speculator is not None:  # a draft model reads a request's blocks from its first token on
-            scheduler.window = None
+        if speculator is not None:
+            scheduler.window = speculator.proposer.window(scheduler.window)
+            scheduler.read_twice = speculator.proposer.reads
         self.counts = Counts()
         self._decode = decode
         self._texts: dict[Request, GrowingText] = {}
         self.beams = Beams(scheduler)
+        self._flights: deque[Flight] = deque()
+        scheduler.groups = runner.depth
 
     @property
     def busy(self) -> bool:
         return bool(self.scheduler.running or self.scheduler.waiting)
 
-    def add(self, prompt: Sequence[int], sampling: Sampling, *, priority: int = 0) -> Request:
+    def add(self, prompt: Sequence[int], sampling: Sampling, *, priority: int = 0, client: str = "") -> Request:
         """The request, first of its `n` answers; one that would outgrow the context ends there, of length. Higher
-        priority goes first.
+        priority goes first; clients get equal shares of a queue.
 
         Raises ValueError for a prompt that the model cannot read or the cache cannot hold.
         """
@@ -77,7 +92,7 @@ class Engine:
         if wrong is not None:
             raise ValueError(f"logit_bias names the token id {wrong}; the model knows 0 to {self.runner.vocab - 1}")
         room = min(sampling.max_new_tokens, self.context - len(prompt))
-        request = Request(tuple(prompt), replace(sampling, max_new_tokens=room), priority=priority)
+        request = Request(tuple(prompt), replace(sampling, max_new_tokens=room), priority=priority, client=client)
         if sampling.constrained:
             if self.guides is None:
                 raise ValueError("a form is of text, and this model came without a tokenizer; leave json_schema out")
@@ -86,24 +101,38 @@ class Engine:
         return request
 
     def step(self) -> list[Request]:
-        """Compute one step; the requests that got tokens, those that ended with their `finish`."""
+        """Compute one step; the requests that got tokens, those that ended with their `finish`. Where the runner takes
+        several at a time, more are begun before the oldest is waited for."""
+        while len(self._flights) < self.runner.depth and (flight := self._begun()) is not None:
+            self._flights.append(flight)
+        return self._landed(self._flights.popleft()) if self._flights else []
+
+    def _begun(self) -> Flight | None:
         drawn_from: Mapping[Request, Tensor] = {}
         if self.speculator is not None:
-            self.speculator.wish(self.scheduler.running)
+            flying = self.scheduler.flying
+            self.speculator.wish([each for each in self.scheduler.running if each not in flying])
         plan = self.scheduler.plan()
         if not plan.slices:
-            return []
+            return None
         if self.speculator is not None:
             plan, drawn_from = self.speculator.draft(plan)
-        began = time.perf_counter()
-        logits = self.runner.run(plan)
+        return Flight(plan, drawn_from, time.perf_counter(), self.runner.start(plan))
+
+    def _landed(self, flight: Flight) -> list[Request]:
+        plan, drawn_from, logits = flight.plan, flight.drawn_from, flight.logits()
         decoding = {each.request for each in plan.slices if each.request.decodes}
         self.counts.steps += 1
         self.counts.prompt_tokens += sum(each.count for each in plan.slices if each.request not in decoding)
         self.scheduler.done(plan)
+        for each in plan.slices:
+            if each.request.finish is not None:  # aborted on the way
+                self._end(each.request)
         groups, places = self._groups(plan, logits)
-        answers = verified(logits if len(places) == len(logits) else logits[places], groups, drawn_from)
-        seconds = time.perf_counter() - began
+        # of n answers several see one row, of beams a row is seen by none: as many places as rows is not all in order
+        in_order = places == list(range(len(logits)))
+        answers = verified(logits if in_order else logits[places], groups, drawn_from)
+        seconds = time.perf_counter() - flight.began
         self.scheduler.took(plan, seconds)
         requests = [group[0].request for group in groups]
         accepted: dict[Request, int] = {}
@@ -122,11 +151,13 @@ class Engine:
         return requests + found
 
     def abort(self, request: Request) -> None:
-        """End a request and the other answers to its prompt; their blocks are free at once."""
+        """End a request and the other answers to its prompt; their blocks are free at once, or after the step that they
+        are in."""
         self.beams.abort(request.parent)
         for each in [*self.scheduler.running, *self.scheduler.waiting]:
             if each.parent == request.parent:
-                self._end(each)
+                if each not in self.scheduler.flying:
+                    self._end(each)
                 each.finish = "aborted"
                 if self.speculator is not None:
                     self.speculator.forget(each)
@@ -137,7 +168,9 @@ class Engine:
         places: list[int] = []
         first = 0
         for each in plan.slices:
-            if each.samples and each.request.sampling.beams > 1:
+            if each.request.finish is not None:
+                first += each.wants
+            elif each.samples and each.request.sampling.beams > 1:
                 self.beams.offer(each.request, logits[first])
                 first += 1
             elif each.samples:

@@ -18,10 +18,11 @@ from workers.inference.build import blocks_that_fit, blocks_wanted, build
 from workers.inference.constrain.guide import Guides
 from workers.inference.engine import Engine, check_prompt
 from workers.inference.liveness import COMPUTES, show_layers
-from workers.inference.load import Loaded, device_here, load
+from workers.inference.load import Loaded, device_of, load
 from workers.inference.measure import Measure
 from workers.inference.orders import Orders
-from workers.inference.parallel import Team, follow, shard
+from workers.inference.parallel.follow import Follower
+from workers.inference.parallel.team import join, led
 from workers.inference.prompts import Line, read_lines
 from workers.inference.request import Request
 from workers.inference.sampling import Sampling
@@ -41,10 +42,8 @@ class Generation:
     Raises UserError, ArithmeticError, OSError.
     """
 
-    def __init__(
-        self, run: InferenceRun, recorder: Recorder, beacon: Beacon, orders: Orders, team: Team | None = None
-    ) -> None:
-        self.run, self.recorder, self.beacon, self.orders, self.team = run, recorder, beacon, orders, team
+    def __init__(self, run: InferenceRun, recorder: Recorder, beacon: Beacon, orders: Orders) -> None:
+        self.run, self.recorder, self.beacon, self.orders = run, recorder, beacon, orders
         self.body = run.generate
         self.lines = read_lines(Path(self.body.input))
         self.answered = 0
@@ -100,7 +99,7 @@ class Generation:
     def _answer(self, loaded: Loaded, prompts: list[tuple[list[int], Sampling]], answers: Answers) -> None:
         limits = Limits()
         engine = self._engine(loaded, prompts[answers.done :], limits)
-        measure = Measure(engine, self.recorder)
+        measure = Measure(engine, self.recorder, more=lambda: {"inference/answered": float(answers.done)})
         show_layers(engine, self.beacon)
         todo = iter(range(answers.done, len(prompts)))
         places: dict[int, int] = {}  # of a request's number in the input
@@ -137,14 +136,12 @@ class Generation:
             seed=self.body.seed,
         )  # fmt: skip
         fits, each_bytes = blocks_that_fit(loaded, drafting)
-        if self.team is not None and weight.device.type == "cpu":
-            fits //= self.team.size
         if wants[-1] > fits:
             says = f"its cache of {wants[-1] * each_bytes:,} bytes does not fit beside the weights"
             raise UserError(f"generate: the longest request wants {wants[-1]} blocks, {says}; try fewer max_new_tokens")
         # a few more, so that the watermark does not keep the last of them waiting
         blocks = min(fits, int(sum(wants[-limits.sequences :]) * (1 + 2 * limits.watermark)) + 2)
-        return build(loaded, blocks=blocks, limits=limits, drafting=drafting, team=self.team)
+        return build(loaded, blocks=blocks, limits=limits, drafting=drafting)
 
 
 def answer_of(line: Line, requests: Sequence[Request], words: Words | None) -> dict[str, Any]:
@@ -166,42 +163,27 @@ def _told(request: Request, words: Words | None) -> dict[str, Any]:
 
 
 def run_generate(run: InferenceRun, around: Surroundings) -> Outcome:
-    """Points and events go to the rank's folder. Raises what `Generation` raises."""
-    if run.plan.world_size != around.world_size:
-        says = f"the plan has {run.plan.world_size} ranks, but {around.world_size} started (WORLD_SIZE)"
-        raise UserError(f"plan: {says}; try torchrun --nproc-per-node {run.plan.world_size}")
+    """Points and events go to the rank's folder. Raises what `Generation` raises, and ConnectionError where another
+    rank of it is gone."""
     attempt = around.attempt or 1 + last_attempt(around.folder / "events.jsonl")
     recorder = Recorder(around.folder, run=around.run, attempt=attempt, rank=around.rank)
     beacon = Beacon(around.folder)
-    team = None if around.world_size == 1 else Team(around.local_rank)
+    device = device_of(around)
+    team = None
     try:
         with Orders(around.directory, around.folder) as orders:  # rank 0's to answer: the others end when it does
-            loaded = loaded_of(run, team)
-            generation = Generation(run, recorder, beacon, orders, team)
-            if team is None:
-                return generation.go(loaded)
-            if team.rank == 0:
-                with team.led():
-                    return generation.go(loaded)
-            follow(loaded, team)
-            return Outcome("ok", f"computed with rank 0, as rank {team.rank}", 0)
+            team = join(run.plan, around, device)
+            body = run.generate
+            loaded = load(
+                run.spec.model, precision=run.plan.precision, device=device, seed=body.seed, quantize=body.quantize,
+                team=team, plan=run.plan,
+            ).kept_in(body.kv_cache_dtype)  # fmt: skip
+            if team is not None and not team.leads:
+                return Follower(loaded, recorder, beacon).go()
+            with led(team):
+                return Generation(run, recorder, beacon, orders).go(loaded)
     finally:
         if team is not None:
             team.leave()
         beacon.close()
         recorder.close()
-
-
-def loaded_of(run: InferenceRun, team: Team | None) -> Loaded:
-    """The run's model, or this rank's part of it."""
-    body = run.generate
-    loaded = load(
-        run.spec.model,
-        precision=run.plan.precision,
-        device=device_here() if team is None else team.device,
-        seed=body.seed,
-        quantize=body.quantize,
-    ).kept_in(body.kv_cache_dtype)
-    if team is not None:
-        shard(loaded.decoder, team)
-    return loaded

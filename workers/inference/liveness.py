@@ -7,11 +7,17 @@ from __future__ import annotations
 
 from workers.inference.engine import Engine
 from workers.metrics.beacon import Beacon
+from workers.models.decoder import Decoder
 
 COMPUTES, IDLES = "forward", "idle"
 
 
 def show_layers(engine: Engine, beacon: Beacon) -> None:
     """From now on; two microseconds a layer."""
-    for block in engine.runner.decoder.blocks.values():
+    mark_layers(engine.runner.decoder, beacon)
+
+
+def mark_layers(decoder: Decoder, beacon: Beacon) -> None:
+    """Of whatever is computed through it, and through copies of it."""
+    for block in decoder.blocks.values():
         block.register_forward_pre_hook(lambda block, given: beacon.mark(COMPUTES))

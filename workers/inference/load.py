@@ -11,8 +11,12 @@ import torch
 
 from workers.contracts.exits import UserError
 from workers.contracts.model import ModelSource, ModelSpec
+from workers.contracts.plan import ParallelPlan
 from workers.contracts.presets import resolve_model
+from workers.inference.parallel.cut import Parts, cut, part_of
+from workers.inference.parallel.team import Team
 from workers.inference.quantize.arrive import taken_out
+from workers.inference.surroundings import Surroundings
 from workers.inference.words import Words, open_words
 from workers.models.decoder import Decoder
 from workers.models.initialise import initialise
@@ -27,16 +31,22 @@ CACHE_DTYPES = {"int8": torch.int8}
 @dataclass(frozen=True, slots=True)
 class Loaded:
     """`words` is None where ids alone are known; `ends` are the ids that end an answer. `cache_dtype` is what keys and
-    values are kept in, by default the weights'."""
+    values are kept in, by default the weights'. With a `team` the decoder is this rank's part of the model."""
 
     decoder: Decoder
     words: Words | None
     ends: tuple[int, ...]
     cache_dtype: torch.dtype | None = None
+    team: Team | None = None
 
     @property
     def spec(self) -> ModelSpec:
         return self.decoder.spec
+
+    @property
+    def shares(self) -> int:
+        """Ranks that share each layer."""
+        return 1 if self.team is None else self.team.place.shares
 
     def kept_in(self, kv_cache_dtype: str | None) -> Loaded:
         """With the cache in int8, where that is asked for. Raises UserError for a model whose cache cannot be."""
@@ -55,9 +65,12 @@ def load(
     seed: int = 0,
     field: str = "model",
     quantize: str | None = None,
+    team: Team | None = None,
+    plan: ParallelPlan | None = None,
 ) -> Loaded:
     """A shape without weights gets random ones, from `seed`. Linears are kept in few bits where `quantize` says so
-    (int8, int4, fp8), or where the weights lie so. Raises UserError, which names `field`."""
+    (int8, int4, fp8), or where the weights lie so. Of a `team` by `plan` this rank's part is loaded, and no more.
+    Raises UserError, which names `field`."""
     dtype = DTYPES[precision]
     try:
         path = place_of(model) if isinstance(model, ModelSource) else None
@@ -66,21 +79,37 @@ def load(
         spec = resolve_model(model) if weights is None else weights.spec
         assert spec is not None
         with torch.device("meta"):
-            decoder = Decoder(spec)
+            decoder = Decoder(spec, part_of(plan, team.place, spec.layers) if team is not None and plan else None)
         for parameter in decoder.parameters():  # buffers stay fp32: a rounded balancing bias flips choices
             parameter.data = parameter.data.to(dtype)
+        if team is not None:
+            if team.place.shares > 1 and getattr(weights, "quantization", None) is not None:
+                says = "weights that lie in few bits are not cut across; try pp in place of tp, or whole weights"
+                raise UserError(f"plan.tp: {says} and quantize")
+            weights = Parts(spec, weights, cut(decoder, team), seed)
         linears = taken_out(decoder, weights, quantize)
         decoder = decoder.to_empty(device=device).requires_grad_(False)
         if weights is None:
             initialise(decoder, layers=spec.layers, seed=seed)
-            print(f"{field} {spec.name} names no weights: random ones are used, and ids alone are known", flush=True)
         else:
             fill_model(decoder, weights)
+        if path is None:
+            print(f"{field} {spec.name} names no weights: random ones are used, and ids alone are known", flush=True)
         linears.put_back(dtype, device, seed)
+    except UserError:
+        raise
     except (ValueError, OSError) as error:
         raise UserError(f"{field}: {error}") from None
-    return Loaded(decoder, words, ends)
+    return Loaded(decoder, words, ends, team=team)
 
 
 def device_here() -> torch.device:
     return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+
+
+def device_of(around: Surroundings) -> torch.device:
+    """This rank's own."""
+    if device_here().type == "cpu":
+        return device_here()
+    torch.cuda.set_device(around.local_rank)
+    return torch.device("cuda", around.local_rank)

@@ -3,17 +3,33 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable, Mapping
 from dataclasses import fields, replace
 
+from workers.inference.cache import PagedCache
 from workers.inference.engine import Counts, Engine
 from workers.inference.request import Request
 from workers.metrics.kernel_choices import EVENT as KERNELS
 from workers.metrics.kernel_choices import forget, kernels_chosen
 from workers.metrics.memory import capacity_bytes, held_bytes, process_memory
 from workers.metrics.recorder import Recorder
+from workers.models.decoder import Decoder
 
 EVERY_S = 0.5
 _COUNTS = fields(Counts)
+
+
+def memory_of(decoder: Decoder, cache: PagedCache) -> dict[str, float]:
+    """What this rank holds of weights and cache, and of its memory at all; a CPU's is the whole host's."""
+    device = cache.keys[0].device
+    allocated, reserved = process_memory(device)
+    return {
+        "memory/params_bytes": float(held_bytes([*decoder.parameters(), *decoder.buffers()])),
+        "memory/kv_cache_bytes": float(held_bytes(cache.tensors())),
+        "memory/capacity_bytes": float(capacity_bytes(device, local_world_size=1)),
+        "memory/allocated_bytes": float(allocated),
+        "memory/reserved_bytes": float(reserved),
+    }
 
 
 class Measure:
@@ -22,22 +38,17 @@ class Measure:
     TTFT counts from when a request was added; TPOT is the mean time between two tokens of one answer. The prefix hit
     rate is the share of prompt tokens that were found in the cache, the prefill share that of computed tokens that
     were a prompt's. Accepted per step counts the drafted tokens that became an answer's, a decoding request and step.
+    `more` is asked for what the run itself counts.
     """
 
-    def __init__(self, engine: Engine, recorder: Recorder) -> None:
-        self.engine, self.recorder = engine, recorder
+    def __init__(self, engine: Engine, recorder: Recorder, *, more: Callable[[], Mapping[str, float]] = dict) -> None:
+        self.engine, self.recorder, self._more = engine, recorder, more
         forget()  # what kernels were chosen for before
         self._at = time.perf_counter()
         self._before = Counts()
         self._ttft_s: list[float] = []
         self._tpot_s: list[float] = []
-        cache, decoder = engine.runner.cache, engine.runner.decoder
-        self._device = next(decoder.parameters()).device
-        self._fixed = {
-            "memory/params_bytes": float(held_bytes([*decoder.parameters(), *decoder.buffers()])),
-            "memory/kv_cache_bytes": float(held_bytes(cache.tensors())),
-            "memory/capacity_bytes": float(capacity_bytes(self._device, local_world_size=1)),
-        }
+        self._device = engine.runner.device
 
     def ended(self, request: Request) -> None:
         if not request.first_token_s:
@@ -66,7 +77,6 @@ class Measure:
         counts, scheduler, now = self.engine.counts, self.engine.scheduler, time.perf_counter()
         since = Counts(**{each.name: getattr(counts, each.name) - getattr(self._before, each.name) for each in _COUNTS})
         new, prompt, shared = since.new_tokens, since.prompt_tokens, since.shared_tokens
-        allocated, reserved = process_memory(self._device)
         values = {
             "inference/tokens_per_s": new / (now - self._at),
             "inference/running": float(len(scheduler.running)),
@@ -77,9 +87,8 @@ class Measure:
             "inference/prompt_tokens": float(counts.prompt_tokens),
             "inference/shared_tokens": float(counts.shared_tokens),
             "inference/new_tokens": float(counts.new_tokens),
-            **self._fixed,
-            "memory/allocated_bytes": float(allocated),
-            "memory/reserved_bytes": float(reserved),
+            **memory_of(self.engine.runner.decoder, self.engine.runner.cache),
+            **self._more(),
         }
         if prompt + new:
             values["inference/prefill_share"] = prompt / (prompt + new)

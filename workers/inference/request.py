@@ -25,7 +25,8 @@ class Request:
 
     `answer` is this one's place among the `n` of one prompt, `parent` the number of the request that was added. `draft`
     are tokens that may follow, of which the next step is to compute `wish`; `drafted` and `accepted` count them. The
-    first `gone` blocks are given back, out of a sliding window; `arrival` is the scheduler's step when it was added.
+    first `gone` blocks are given back, out of a sliding window; `arrival` is the scheduler's step when it counts as
+    come.
     """
 
     prompt: tuple[int, ...]
@@ -35,10 +36,12 @@ class Request:
     number: int = field(default_factory=lambda: next(_NUMBERS))
     tokens: list[int] = field(default_factory=list)
     priority: int = 0  # higher goes first
-    arrival: int = 0
+    client: str = ""  # who asks
+    arrival: float = 0.0
     blocks: list[int] = field(default_factory=list)
     gone: int = 0
     computed: int = 0
+    read: int = 0  # tokens that a draft model has read too
     draft: list[int] = field(default_factory=list)
     wish: int = 0
     drafted: int = 0

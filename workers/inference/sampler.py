@@ -15,7 +15,10 @@ import torch
 from torch import Tensor
 
 from workers.inference.request import Request
+from workers.inference.sampling import Sampling
 from workers.models.initialise import derived_seed
+
+_LIKELIEST = 512  # tokens that cuts are looked for among, before the whole vocabulary is sorted
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,19 +141,57 @@ def _weights(logits_SV: Tensor, rows: Sequence[Row], *, cuts: bool) -> Tensor:
     asked = [each.request.sampling for each in rows]
     temperature = _column([each.temperature for each in asked], logits_SV)
     # the likeliest at 0 first: a temperature near 0 then makes -inf of the others, and no overflow
-    scores = (logits_SV.double() - logits_SV.double().amax(-1, keepdim=True)) / temperature
+    scores_SV = (logits_SV.double() - logits_SV.double().amax(-1, keepdim=True)) / temperature
     if not cuts:
-        return scores.softmax(-1)
-    scores, order = scores.sort(dim=-1, descending=True, stable=True)
-    place = torch.arange(scores.shape[1], device=scores.device)
-    most = _column([each.top_k or scores.shape[1] for each in asked], scores)
-    shares = scores.masked_fill(place >= most, -math.inf).softmax(-1)
-    # the fewest likeliest tokens that hold top_p together: those before which less than that is reached
+        return scores_SV.softmax(-1)
+    vocab = scores_SV.shape[1]
+    if vocab <= _LIKELIEST:
+        return _all_sorted(scores_SV, asked)
+    out_SV, seen = _few_sorted(scores_SV, asked)
+    rest = [number for number, each in enumerate(seen) if not each]
+    if rest:
+        out_SV[rest] = _all_sorted(scores_SV[rest], [asked[number] for number in rest])
+    return out_SV
+
+
+def _few_sorted(scores_SV: Tensor, asked: Sequence[Sampling]) -> tuple[Tensor, list[bool]]:
+    """The cuts made among the likeliest tokens alone, and for which rows that is what `_all_sorted` would keep: where
+    the cut falls before the last of them, and not among equals of it."""
+    values_SK, ids_SK = scores_SV.topk(_LIKELIEST, dim=-1)
+    ids_SK, by_id = ids_SK.sort(dim=-1)  # equals in the order of their ids, as a stable sort of all leaves them
+    values_SK, order = values_SK.gather(1, by_id).sort(dim=-1, descending=True, stable=True)
+    ids_SK = ids_SK.gather(1, order)
+    place = torch.arange(_LIKELIEST, device=scores_SV.device)
+    most = _column([each.top_k or math.inf for each in asked], scores_SV)
+    of_all_SK = scores_SV.softmax(-1).gather(1, ids_SK)
+    of_few_SK = values_SK.masked_fill(place >= most, -math.inf).softmax(-1)
+    shares_SK = torch.where(torch.isinf(most), of_all_SK, of_few_SK)
+    kept = _kept(shares_SK, asked)
+    inside = kept & (place < most)
+    # what is kept is one stretch from the likeliest on; it must end above the least of those looked at
+    last = inside.sum(-1, keepdim=True) - 1
+    sure = values_SK.gather(1, last).squeeze(1) > values_SK[:, -1]
+    out_SV = torch.zeros_like(scores_SV).scatter_(1, ids_SK, shares_SK * inside)
+    return out_SV, sure.tolist()
+
+
+def _all_sorted(scores_SV: Tensor, asked: Sequence[Sampling]) -> Tensor:
+    """The cuts as they are defined, over the whole vocabulary in order."""
+    sorted_SV, order = scores_SV.sort(dim=-1, descending=True, stable=True)
+    place = torch.arange(scores_SV.shape[1], device=scores_SV.device)
+    most = _column([each.top_k or math.inf for each in asked], scores_SV)
+    shares_SV = sorted_SV.masked_fill(place >= most, -math.inf).softmax(-1)
+    return torch.zeros_like(shares_SV).scatter_(1, order, shares_SV * _kept(shares_SV, asked))
+
+
+def _kept(shares: Tensor, asked: Sequence[Sampling]) -> Tensor:
+    """Of shares, the largest first, the fewest that hold top_p together: those before which less than that is reached;
+    and none below min_p of the first."""
     before = shares.cumsum(-1) - shares
-    top_p = _column([each.top_p for each in asked], scores)
-    least = _column([each.min_p for each in asked], scores) * shares[:, :1]
-    kept = ((before < top_p) | (top_p >= 1) | (place == 0)) & (shares >= least)
-    return torch.zeros_like(shares).scatter_(1, order, shares * kept)
+    top_p = _column([each.top_p for each in asked], shares)
+    least = _column([each.min_p for each in asked], shares) * shares[:, :1]
+    first = torch.arange(shares.shape[1], device=shares.device) == 0
+    return ((before < top_p) | (top_p >= 1) | first) & (shares >= least)
 
 
 def _column(numbers: Sequence[float], like: Tensor) -> Tensor:

@@ -13,7 +13,9 @@ from dataclasses import dataclass, replace
 
 from workers.inference.blocks import BlockPool
 from workers.inference.request import Request
-from workers.inference.swap import Costs, HostBlocks
+from workers.inference.step import Slice, StepPlan
+from workers.inference.swap import Costs, HostBlocks, Swaps
+from workers.inference.turns import Turns
 
 AGING_STEPS = 1000
 """A step of priority is worth so many steps of waiting: one of low priority waits long, and not for ever."""
@@ -35,73 +37,45 @@ class Limits:
             raise ValueError(f"{self} computes nothing; step_tokens and sequences want at least 1, watermark 0 to 1")
 
 
-@dataclass(frozen=True, slots=True)
-class Slice:
-    """Tokens `start` to `start + count` of a request, drafted ones last; of the last `wants` the logits are wanted.
-
-    `copy` is a block's contents to be copied first: from, to.
-    """
-
-    request: Request
-    start: int
-    count: int
-    copy: tuple[int, int] | None = None
-    wants: int = 0
-
-    @property
-    def samples(self) -> bool:
-        """Whether the slice ends where the request's next token is wanted."""
-        return self.wants > 0
-
-    @property
-    def drafts(self) -> int:
-        """How many of its tokens are drafted: they become the request's own if they are accepted."""
-        return max(0, self.wants - 1)
-
-    @property
-    def ids(self) -> list[int]:
-        """The tokens to be computed."""
-        known, draft = self.request.tokens[self.start : self.start + self.count], self.request.draft
-        first = max(0, self.start - len(self.request.tokens))
-        return known + draft[first : first + self.count - len(known)]
-
-
-@dataclass(frozen=True, slots=True)
-class StepPlan:
-    """What one step computes: decodes first, each request at most once. All copies come before all writes: first blocks
-    to CPU memory (`outs`: block, place there), then blocks from it (`ins`: place, block), then those of the slices."""
-
-    slices: tuple[Slice, ...]
-    preempted: tuple[Request, ...] = ()
-    outs: tuple[tuple[int, int], ...] = ()
-    ins: tuple[tuple[int, int], ...] = ()
-
-    @property
-    def tokens(self) -> int:
-        return sum(each.count for each in self.slices)
-
-
 class Scheduler:
     """Higher priority first, then first come, first served. Requests run until they end; when blocks run out the last
     of them gives all of its back. Its full blocks go to CPU memory where that costs less than computing them again,
     which is done with the rest, its answer so far included. The first always goes on, so every request ends.
 
-    A `window` of tokens is all that any layer sees: blocks before it are given back. `swap` are places in CPU memory.
+    First come counts by client (`turns`): one that sends many requests at a time has each placed behind the one before.
+    A `window` of tokens is all that any layer sees: blocks before it are given back, with `read_twice` no further than
+    a draft model has read. `swap` are places in CPU memory. With `groups` more than 1 so many steps may be under way,
+    begun and done in turn, each with its part of the requests: a request that is `flying` in one is in no other, and
+    keeps its blocks.
     """
 
     def __init__(
         self, pool: BlockPool, limits: Limits, *, window: int | None = None, swap: HostBlocks | None = None
     ) -> None:
-        self.pool, self.limits, self.window, self.swap = pool, limits, window, swap
-        self.costs = Costs()
+        self.pool, self.limits, self.window = pool, limits, window
+        self.turns = Turns(seats=limits.sequences, step_tokens=limits.step_tokens)
         self.waiting: deque[Request] = deque()
         self.running: list[Request] = []
+        self.read_twice = False
         self.steps = self.preemptions = 0
-        self.swaps = 0  # blocks that went to CPU memory
         self._slices: dict[Request, Slice] = {}
         self._budget = 0
-        self._outs: list[tuple[int, int]] = []
-        self._ins: list[tuple[int, int]] = []
+        self._swaps = Swaps(pool, swap)
+        self.groups = 1
+        self.flying: set[Request] = set()
+
+    @property
+    def costs(self) -> Costs:
+        return self._swaps.costs
+
+    @costs.setter
+    def costs(self, costs: Costs) -> None:
+        self._swaps.costs = costs
+
+    @property
+    def swaps(self) -> int:
+        """Blocks that went to CPU memory."""
+        return self._swaps.total
 
     def add(self, request: Request) -> None:
         """Raises ValueError for a request that could not run alone."""
@@ -116,7 +90,10 @@ class Scheduler:
         if asked.beams > 1 and asked.beams * needed > (1 - self.limits.watermark) * self.pool.blocks:
             says = f"{asked.beams} beams want {asked.beams * needed} blocks at a time, the cache has {self.pool.blocks}"
             raise ValueError(f"{says}; ask for fewer beams or tokens")
-        request.arrival = self.steps
+        request.arrival = self.turns.came(
+            request.client, priority=request.priority, now=self.steps, waits=self._row_waits(request),
+            prompt=len(request.prompt), most=asked.max_new_tokens, sequences=asked.sequences, latest=AGING_STEPS - 1,
+        )  # fmt: skip
         insort(self.waiting, request, key=_rank)
 
     def fork(self, request: Request, children: list[Request]) -> None:
@@ -126,7 +103,7 @@ class Scheduler:
         """
         for child in children:
             child.blocks, child.computed, child.gone = list(request.blocks), request.computed, request.gone
-            child.priority, child.arrival = request.priority, request.arrival
+            child.client, child.priority, child.arrival = request.client, request.priority, request.arrival
             child.shared_tokens = request.computed
             self.pool.share(child.blocks[child.gone :])
         if request not in self.running:
@@ -138,6 +115,8 @@ class Scheduler:
 
     def remove(self, request: Request) -> None:
         """A request that ended or was aborted: its blocks are free. Not between plan and done."""
+        if request.finish in ("stop", "length"):
+            self.turns.ended(len(request.new_tokens))
         if request in self.running:
             self.running.remove(request)
             self._release(request)
@@ -147,23 +126,26 @@ class Scheduler:
     def plan(self) -> StepPlan:
         """The next step, its blocks taken; `done` has to follow once it is computed."""
         self._slices, self._budget = {}, self.limits.step_tokens
-        self._outs, self._ins = [], []
+        self._swaps.begin()
         self.steps += 1
         preempted: list[Request] = []
         for request in sorted(self.running, key=lambda each: (not each.decodes, _rank(each))):
-            if self._budget and request.pending and request in self.running and not request.finish:
+            if not self._open or request in self.flying:
+                continue
+            if request.pending and request in self.running and not request.finish:
                 preempted += self._go_on(request)
         if not preempted:
             preempted = self._admit()
             self._add_drafts()
-        return StepPlan(tuple(self._slices.values()), tuple(preempted), tuple(self._outs), tuple(self._ins))
+        self.flying.update(self._slices)
+        return StepPlan(tuple(self._slices.values()), tuple(preempted), tuple(self._swaps.outs), tuple(self._swaps.ins))
 
     def done(self, plan: StepPlan) -> None:
         """The step is computed: full blocks may be shared from now on, but for what is drafted (`accept`)."""
         for each in plan.slices:
             self._computed(each.request, each.start + each.count - each.drafts)
-        if self.swap is not None:
-            self.swap.stepped()
+            self.flying.discard(each.request)
+        self._swaps.stepped()
 
     def took(self, plan: StepPlan, seconds: float) -> None:
         """How long the step was computed, for the choice between swapping and computing again."""
@@ -186,7 +168,8 @@ class Scheduler:
         for place in range(already, full):
             self.pool.seal(request.blocks[place], keys[place])
         if self.window is not None:
-            gone = max(0, tokens + 1 - self.window) // page  # the next query sees keys from tokens + 1 - window on
+            left = min(tokens, request.read) if self.read_twice else tokens
+            gone = max(0, left + 1 - self.window) // page  # the next query sees keys from left + 1 - window on
             self.pool.release(request.blocks[request.gone : gone])
             request.blocks[request.gone : gone] = [NO_BLOCK] * max(0, gone - request.gone)
             request.gone = max(gone, request.gone)
@@ -196,6 +179,8 @@ class Scheduler:
         preempted: list[Request] = []
         count = min(request.pending, self._budget)
         while self._blocks_wanted(request, count) > self.pool.free:
+            if self.flying:
+                return preempted  # blocks come back, or are taken, once nothing is under way
             victim = max(self.running, key=_rank)
             self._preempt(victim)
             preempted.append(victim)
@@ -217,17 +202,17 @@ class Scheduler:
             common = next((place for place, key in enumerate(missing) if key not in coming), len(missing))
             if common and 2 * common * page >= len(request.tokens) - len(found) * page:
                 continue  # another computes most of it in this step
-            if self._budget and not self._room(request, found):
+            if self._open and not self._room(request, found):
                 preempted += self._made_room(request, found)
                 found = pool.find(keys)
-            if not self._budget or not self._room(request, found):
+            if not self._open or not self._room(request, found):
                 break
             self.waiting.remove(request)
             self.running.append(request)
             request.admitted_s = request.admitted_s or time.perf_counter()
             pool.share(found)
             request.blocks, request.computed = found, len(found) * page
-            self._swap_in(request, keys[len(found) :])
+            self._swaps.bring_in(request, keys[len(found) :])
             if not request.preemptions:
                 request.shared_tokens = request.computed
             self._give(request, min(request.pending, self._budget))
@@ -248,6 +233,7 @@ class Scheduler:
     def _made_room(self, request: Request, found: list[int]) -> list[Request]:
         """Preempt those of lower priority that are behind it, the last first, if that makes room."""
         behind = [each for each in self.running if each.priority < request.priority and _rank(each) > _rank(request)]
+        behind = [each for each in behind if each not in self.flying]
         behind.sort(key=_rank, reverse=True)
         left = [each for each in self.running if each not in behind]
         held = {block for each in left for block in each.blocks[each.gone :]} | set(found)
@@ -262,35 +248,18 @@ class Scheduler:
             self._preempt(preempted[-1])
         return preempted
 
+    @property
+    def _open(self) -> bool:
+        """Whether the step takes more: tokens, and requests up to its part of them."""
+        part = -(-min(len(self.running) + len(self.waiting), self.limits.sequences) // self.groups)
+        return self._budget > 0 and (self.groups == 1 or len(self._slices) < part)
+
     def _coming(self, request: Request) -> list[bytes]:
         """Keys of the full blocks of a prompt that are not computed yet."""
         if request.decodes:
             return []
         page = self.pool.block_size
         return request.keys(len(request.tokens) // page, page)[request.computed // page :]
-
-    def _swap_in(self, request: Request, keys: list[bytes]) -> None:
-        """Blocks of its that are in CPU memory; they are there before anything of the step is read."""
-        places = self.swap.find(keys) if self.swap is not None else []
-        for key, place in zip(keys, places, strict=False):
-            block = self.pool.take()
-            self.pool.seal(block, key)
-            request.blocks.append(block)
-            self._ins.append((place, block))
-        if self.swap is not None:
-            self.swap.hold(keys[: len(places)])
-        request.computed += len(places) * self.pool.block_size
-
-    def _swap_out(self, victim: Request) -> None:
-        page = self.pool.block_size
-        if self.swap is None or not self.costs.prefers_swap(page):
-            return
-        full = victim.computed // page
-        keys = victim.keys(full, page)
-        places = [(victim.blocks[each], self.swap.put(keys[each])) for each in range(victim.gone, full)]
-        outs = [(block, place) for block, place in places if place is not None]
-        self._outs += outs
-        self.swaps += len(outs)
 
     def _give(self, request: Request, count: int) -> None:
         page, blocks = self.pool.block_size, request.blocks
@@ -334,7 +303,7 @@ class Scheduler:
         if given is not None:
             self._budget += given.count
         self.running.remove(victim)
-        self._swap_out(victim)
+        self._swaps.put_out(victim)
         self._release(victim)
         victim.preemptions += 1
         self.preemptions += 1
@@ -342,13 +311,16 @@ class Scheduler:
 
     def _release(self, request: Request) -> None:
         self.pool.release(request.blocks[request.gone :])
-        request.blocks, request.computed, request.gone = [], 0, 0
+        request.blocks, request.computed, request.gone, request.read = [], 0, 0, 0
+
+    def _row_waits(self, request: Request) -> bool:
+        return any(each.client == request.client and each.priority == request.priority for each in self.waiting)
 
     def _seats(self, request: Request) -> int:
         """A prompt that several answers will share keeps their seats until it is forked."""
         return request.sampling.sequences if len(request.tokens) == len(request.prompt) else 1
 
 
-def _rank(request: Request) -> tuple[int, int]:
+def _rank(request: Request) -> tuple[float, int]:
     """The lower goes first; of two requests always the same one, however long both wait."""
     return request.arrival - AGING_STEPS * request.priority, request.number

@@ -6,30 +6,34 @@ Puts the parts together and takes them apart again; what a request is, `server` 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from workers.contracts.bodies import ServeBody
 from workers.contracts.exits import Outcome, UserError
 from workers.contracts.model import ModelSource
-from workers.contracts.serving import DRAINING, SERVED, SERVING, Serving, serve_key
+from workers.contracts.serving import DRAINING, SERVED, SERVING, FileTold, Serving, serve_key
 from workers.inference.accept import InferenceRun
+from workers.inference.apart import apart
 from workers.inference.backends.serve import Backend
 from workers.inference.build import BLOCK_SIZE, blocks_that_fit, blocks_wanted, build
 from workers.inference.engine import Engine
-from workers.inference.load import Loaded, device_here, load
+from workers.inference.load import Loaded, device_of, load
 from workers.inference.orders import Orders
+from workers.inference.parallel.follow import Follower
+from workers.inference.parallel.team import check_world, join, led
 from workers.inference.scheduler import Limits
 from workers.inference.server.app import make_app
 from workers.inference.server.desk import Desk
 from workers.inference.server.gate import Gate
+from workers.inference.server.keeper import Keeper
 from workers.inference.server.listen import Listener, bind, is_loopback
 from workers.inference.server.meeting import fleet_of, meet
+from workers.inference.server.others import Others
 from workers.inference.server.pump import Pump
-from workers.inference.server.witness import Witness
+from workers.inference.server.witness import REQUESTS, Witness
 from workers.inference.speculate.opening import Drafting, drafting_of
 from workers.inference.surroundings import Surroundings
 from workers.metrics.beacon import Beacon
@@ -37,14 +41,17 @@ from workers.metrics.recorder import Recorder, last_attempt
 
 _LOOK_S = 0.1  # between looks at what is asked
 _LEAST_S = 0.5  # of the grace, kept for what comes after the last token
+_MAP_TOLD = 16_384  # blocks of a map that goes into an event; a longer one is in the file alone
 
 
 def run_serve(run: InferenceRun, around: Surroundings, *, host: str | None = None, port: int = 0) -> Outcome:
-    """Until a stop (ok), a preemption, or an error of the engine, which is raised. Raises UserError, OSError too."""
-    check_world(run, around)
+    """Until a stop (ok), a preemption, or an error of the engine, which is raised. Raises UserError, OSError too.
+    A rank that leads no replica computes for the one that leads its."""
+    check_world(run.plan, around)
     attempt = around.attempt or 1 + last_attempt(around.folder / "events.jsonl")
     recorder = Recorder(around.folder, run=around.run, attempt=attempt, rank=around.rank)
     beacon = Beacon(around.folder)
+    team = None
     try:
         with Orders(around.directory, around.folder) as orders:
             body = run.serve
@@ -52,36 +59,32 @@ def run_serve(run: InferenceRun, around: Surroundings, *, host: str | None = Non
                 return asyncio.run(
                     Backend(run, around, recorder, beacon).go(orders, host=host or around.address, port=port)
                 )
-            loaded = load(
-                run.spec.model, precision=run.plan.precision, device=device_of(around), quantize=body.quantize
-            ).kept_in(body.kv_cache_dtype)
-            drafting = drafting_of(body, loaded, kind="serve", precision=run.plan.precision, device=device_of(around))
-            engine = engine_of(loaded, body, local_world_size=around.local_world_size, drafting=drafting)
-            witness = Witness(engine, recorder, beacon, around.folder, since_s=time.perf_counter())
-            try:
-                bound = bind(host or around.address, port)
-                server = Server(run, around, loaded, engine, witness, recorder, at=bound.getsockname()[:2])
-                return asyncio.run(server.go(orders, Listener(server.app, bound)))
-            finally:
-                witness.close()
+            device = device_of(around)
+            team = join(run.plan, around, device)
+            loaded = apart(lambda: load(
+                run.spec.model, precision=run.plan.precision, device=device, quantize=body.quantize, team=team,
+                plan=run.plan,
+            ).kept_in(body.kv_cache_dtype))  # fmt: skip
+            if team is not None and not team.leads:
+                return Follower(loaded, recorder, beacon).go()
+            with led(team):
+                drafting = apart(
+                    lambda: drafting_of(body, loaded, kind="serve", precision=run.plan.precision, device=device)
+                )
+                beside = around.local_world_size
+                engine = apart(lambda: engine_of(loaded, body, local_world_size=beside, drafting=drafting))
+                witness = Witness(engine, recorder, beacon, around.folder, since_s=time.perf_counter())
+                try:
+                    bound = bind(host or around.address, port)
+                    server = Server(run, around, loaded, engine, witness, recorder, at=bound.getsockname()[:2])
+                    return asyncio.run(server.go(orders, Listener(server.app, bound)))
+                finally:
+                    witness.close()
     finally:
+        if team is not None:
+            team.leave()
         beacon.close()
         recorder.close()
-
-
-def device_of(around: Surroundings) -> torch.device:
-    """This rank's own."""
-    device = device_here()
-    if device.type == "cuda":
-        torch.cuda.set_device(around.local_rank)
-    return device
-
-
-def check_world(run: InferenceRun, around: Surroundings) -> None:
-    """Raises UserError where plan and torchrun disagree on the number of replicas."""
-    if run.plan.world_size != around.world_size:
-        says = f"dp {run.plan.dp} is {run.plan.world_size} replicas, but {around.world_size} started (WORLD_SIZE)"
-        raise UserError(f"plan: {says}; try torchrun --nproc-per-node {run.plan.world_size}, or dp {around.world_size}")
 
 
 def engine_of(
@@ -89,7 +92,7 @@ def engine_of(
 ) -> Engine:
     """With the blocks that are asked for, or as many as all sequences may fill and memory has room for."""
     fits, each_bytes = blocks_that_fit(loaded, drafting)
-    if next(loaded.decoder.parameters()).device.type == "cpu":
+    if loaded.team is None and next(loaded.decoder.parameters()).device.type == "cpu":
         fits //= local_world_size
     blocks = body.kv_blocks or min(fits, body.max_seqs * blocks_wanted(loaded, loaded.spec.max_seq_len))
     if not 0 < blocks <= fits:
@@ -116,6 +119,7 @@ class Server:
         self.witness, self.recorder, self.engine, self.at = witness, recorder, engine, at
         self.around, self.body = around, run.serve
         body, fence = run.serve, around.fence
+        self.replicas, self._leaders = run.plan.dp, () if loaded.team is None else (loaded.team.leaders,)
         self.gate = Gate(
             api_key=body.api_key,
             house_key=None if fence is None else serve_key(fence),
@@ -125,31 +129,34 @@ class Server:
         self.pump = Pump(engine, witness, since_s=witness.since_s)
         self.desk = Desk(loaded, self.pump, self.gate, names=names_of(run, loaded))
         self.app = make_app(self.desk)
+        self.keeper, self.others = Keeper(self.desk, around.folder), Others(around.directory, around.rank)
 
     async def go(self, orders: Orders, listener: Listener) -> Outcome:
         self.pump.start()
         await listener.begin()
         leads = self.around.rank == 0
-        if self.around.world_size > 1:
+        if self.replicas > 1:
             await self._meet()
         if leads:
             self._tell_serving()
+        keeping = asyncio.create_task(self.keeper.watch()) if leads else None
         try:
             while orders.wish is None and not self.pump.broke.done():
                 await asyncio.sleep(_LOOK_S)
             return await self._drain(orders)
         finally:
+            if keeping is not None:
+                keeping.cancel()
             await self.pump.stop()
             if self.desk.fleet is not None:
                 await self.desk.fleet.close()
             if leads:
-                summary = self.witness.summary.summary(seconds=time.perf_counter() - self.witness.since_s)
-                self.recorder.event(SERVED, **summary.to_dict())
+                self._tell_served()
             await listener.end()
 
     async def _meet(self) -> None:
         """All replicas listen; the first one knows where."""
-        found = await asyncio.to_thread(meet, self.at)
+        found = await asyncio.to_thread(meet, self.at, *self._leaders)
         if self.around.rank == 0:
             self.desk.fleet = fleet_of(
                 found, self.around, api_key=self.body.api_key, block_size=BLOCK_SIZE, seats=self.body.max_seqs,
@@ -160,10 +167,21 @@ class Server:
         host, port = self.at
         told = Serving(
             host=host, port=port, model=self.desk.names[0], context=self.desk.context, chat=self.desk.chats,
-            block_size=BLOCK_SIZE, blocks=self.engine.scheduler.pool.blocks * self.around.world_size,
+            block_size=BLOCK_SIZE, blocks=self.engine.scheduler.pool.blocks * self.replicas,
         )  # fmt: skip
         self.recorder.event(SERVING, **told.to_dict())
         print(f"serving {told.model} on http://{host}:{port}/v1, context {told.context}", flush=True)
+
+    def _tell_served(self) -> None:
+        for request in self.others.requests():
+            self.witness.summary.add(request)
+        summary = self.witness.summary.summary(seconds=time.perf_counter() - self.witness.since_s)
+        stood, told = self.keeper.last, [self.keeper.path, self.around.folder / REQUESTS]
+        if stood is not None and len(stood.state.map) <= _MAP_TOLD:
+            bare = stood.state.model_copy(update={"requests": []})
+            summary = summary.model_copy(update={"stood": stood.model_copy(update={"state": bare})})
+        files = [FileTold(name=path.name, path=str(path), bytes=path.stat().st_size) for path in told if path.is_file()]
+        self.recorder.event(SERVED, **summary.model_copy(update={"files": files}).to_dict())
 
     async def _drain(self, orders: Orders) -> Outcome:
         """What is on its way may end within the grace; nothing new comes in."""
@@ -171,6 +189,8 @@ class Server:
         if self.pump.broke.done():
             raise self.pump.broke.result() or RuntimeError("the engine's thread has ended")
         if self.around.rank == 0:
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self.keeper.keep(), 1.0)
             self.recorder.event(DRAINING, running=len(self.pump.tickets) + self._away)
         while (self.pump.tickets or self._away) and time.monotonic() < orders.deadline - _LEAST_S:
             await asyncio.sleep(_LOOK_S / 2)

@@ -1,7 +1,7 @@
 """Full blocks of preempted requests in CPU memory, found by what they hold, and when they are worth keeping there.
 
-Pure bookkeeping of places; the copying is the cache's. Swapping against recomputing after PagedAttention (arXiv
-2309.06180, section 4.5), decided by measured seconds.
+Pure bookkeeping of places and of the copies that a step makes; the copying is the cache's. Swapping against recomputing
+after PagedAttention (arXiv 2309.06180, section 4.5), decided by measured seconds.
 """
 
 from __future__ import annotations
@@ -9,6 +9,9 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass
+
+from workers.inference.blocks import BlockPool
+from workers.inference.request import Request
 
 _NEWEST = 0.3  # weight of the newest measurement
 
@@ -78,3 +81,49 @@ class HostBlocks:
     def stepped(self) -> None:
         """All copies of the step are done."""
         self._busy.clear()
+
+
+class Swaps:
+    """The copies of a step: `outs` (block, place) of those that are preempted in it, `ins` (place, block) of those that
+    come back. Without `host` there are none, and everything is computed again."""
+
+    def __init__(self, pool: BlockPool, host: HostBlocks | None) -> None:
+        self.pool, self.host = pool, host
+        self.costs = Costs()
+        self.total = 0  # blocks that went to CPU memory
+        self.outs: list[tuple[int, int]] = []
+        self.ins: list[tuple[int, int]] = []
+
+    def begin(self) -> None:
+        """A step is planned."""
+        self.outs, self.ins = [], []
+
+    def stepped(self) -> None:
+        """It is computed."""
+        if self.host is not None:
+            self.host.stepped()
+
+    def put_out(self, victim: Request) -> None:
+        """Its full blocks, where that costs less than computing them again; before they are released."""
+        page = self.pool.block_size
+        if self.host is None or not self.costs.prefers_swap(page):
+            return
+        full = victim.computed // page
+        keys = victim.keys(full, page)
+        places = [(victim.blocks[each], self.host.put(keys[each])) for each in range(victim.gone, full)]
+        outs = [(block, place) for block, place in places if place is not None]
+        self.outs += outs
+        self.total += len(outs)
+
+    def bring_in(self, request: Request, keys: list[bytes]) -> None:
+        """The next blocks of the request, `keys`, as far as they are here; they hold before the step reads them."""
+        if self.host is None:
+            return
+        places = self.host.find(keys)
+        for key, place in zip(keys, places, strict=False):
+            block = self.pool.take()
+            self.pool.seal(block, key)
+            request.blocks.append(block)
+            self.ins.append((place, block))
+        self.host.hold(keys[: len(places)])
+        request.computed += len(places) * self.pool.block_size

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from itertools import accumulate
 
 from workers.inference.request import Request
-from workers.inference.scheduler import StepPlan
+from workers.inference.step import StepPlan
 
 Pairs = list[tuple[int, int]]
 

@@ -12,7 +12,9 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import workers
+from workers.contracts.inference import INFERENCE_KINDS, place_of
 from workers.contracts.node import LaunchOrder
+from workers.contracts.plan import ParallelPlan
 from workers.launcher.rundir import RunDir
 
 ROOT = Path(workers.__file__).resolve().parent.parent
@@ -139,7 +141,9 @@ def environment(
 
 
 def stage_of(order: LaunchOrder, rank: int) -> int:
-    """The pipeline stage that a rank belongs to: stages are the mesh's outermost axis."""
+    """The pipeline stage that a rank belongs to: a training's stages are the mesh's outermost axis."""
+    if order.kind in INFERENCE_KINDS:
+        return place_of(ParallelPlan.from_dict(order.plan or {}), rank).stage
     stages = (order.plan or {}).get("pp") or 1
     return rank * int(stages) // order.world_size
 

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from workers.contracts.node import LaunchOrder
-from workers.contracts.serving import EVALUATED, QUANTIZED
+from workers.contracts.serving import EVALUATED, QUANTIZED, SERVED
 from workers.launcher import command, processes, rendezvous, stalls
 from workers.launcher.keep import keep
 from workers.launcher.link import Link
@@ -39,7 +39,7 @@ class Supervisor:
         self.shipping = Shipping(run_dir, order, link, on_event=self._on_event)
         self.watch = Watch(
             run_dir.rank, self.ranks, stage_of=lambda rank: command.stage_of(order, rank), node=link.node.node,
-            together=order.kind != "serve",
+            together=order.kind != "serve" or (order.plan or {}).get("dp", 1) == 1,
         )  # fmt: skip
         self.torchrun: subprocess.Popen[bytes] | None = None
         self._running_since: float | None = None
@@ -181,7 +181,7 @@ class Supervisor:
         data = row.get("data")
         if not isinstance(data, dict):
             return
-        for file in data.get("files") or () if row.get("type") in (EVALUATED, QUANTIZED) else ():
+        for file in data.get("files") or () if row.get("type") in (EVALUATED, QUANTIZED, SERVED) else ():
             self.link.report("artifact", {key: file[key] for key in ("name", "path", "bytes")})
         if not data.get("path"):
             return

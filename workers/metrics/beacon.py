@@ -20,6 +20,9 @@ import torch.distributed as dist
 from workers.contracts.progress import BEACON, BEAT, BEAT_S, LAYOUT, PULSE, SIZE, VERSION
 
 PULSE_S = 2.0  # between pulses; their arrivals are taken at even seconds of the clock, alike on all ranks
+INFERENCE_GROUP = "inference"  # what groups of ranks that answer are for
+# a first rank has more to do than the others, by design: who comes last tells nothing
+_UNEVEN = ("checkpoint", INFERENCE_GROUP)
 _OWN = f"{os.sep}workers{os.sep}"
 
 
@@ -54,7 +57,8 @@ class Beacon:
         self.phase = phase
         self.marks += 1
         now = time.monotonic_ns()
-        LAYOUT.pack_into(self._map, 0, VERSION, self.step, self.micro_batch, self.marks, now, phase.encode()[:16])
+        told = LAYOUT.pack(VERSION, self.step, self.micro_batch, self.marks, now, phase.encode()[:16])
+        self._map[: LAYOUT.size] = told  # `pack_into` writes zeros first, which a look in between would see
 
     def watch_me(self) -> None:
         """The calling thread is the one that works from now on."""
@@ -67,7 +71,7 @@ class Beacon:
         self._map.close()
 
     def _beat(self) -> None:
-        BEAT.pack_into(self._map, LAYOUT.size, time.monotonic_ns())
+        self._map[LAYOUT.size :] = BEAT.pack(time.monotonic_ns())
 
     def _beat_until_closed(self) -> None:
         due = time.time() // PULSE_S
@@ -95,8 +99,8 @@ class Beacon:
     def _arrivals(self, groups: dict[str, Any]) -> list[tuple[str, int, int]]:
         """When this rank came to its newest collectives, from torch's flight recorder, which is on by default.
 
-        Only of groups within one pipeline stage: stages come to theirs one after the other by design. Not of the
-        checkpoints' group, whose first rank has more to do.
+        Only of groups within one pipeline stage: stages come to theirs one after the other by design. Not of those
+        whose first rank has more to do.
         """
         if not groups:
             return []
@@ -104,7 +108,7 @@ class Beacon:
         fair = {
             name.rpartition(":")[0]: name
             for name, (_, ranks, about) in groups.items()
-            if about != "checkpoint" and len({rank // size for rank in ranks}) == 1
+            if about not in _UNEVEN and len({rank // size for rank in ranks}) == 1
         }
         return [
             (fair[entry["process_group"][0]], entry["collective_seq_id"], entry["time_created_ns"])

@@ -17,6 +17,8 @@ from kernels.dispatch import Candidate, choose, note
 from workers.models.document_attention import document_attention
 from workers.models.documents import Documents
 
+_FEWEST_QUERIES = 256  # of a window's pieces: shorter ones cost more calls than they save
+
 
 def attend(
     q_BSHD: Tensor,
@@ -78,18 +80,29 @@ def _by_torch(
         note("attention", facts, "torch", "torch.compile sees torch's operators")
     else:
         choose("attention", facts, [Candidate("own", "no kernel drops"), Candidate("torch")])
-    mask = None if window is None else _window_mask(q_BSHD.shape[1], window, q_BSHD.device)
-    out = functional.scaled_dot_product_attention(
-        q_BSHD.transpose(1, 2),
-        k_BSHD.transpose(1, 2),
-        v_BSHD.transpose(1, 2),
-        attn_mask=mask,
-        dropout_p=dropout,
-        is_causal=mask is None,
-        scale=scale,
-        enable_gqa=k_BSHD.shape[2] != q_BSHD.shape[2],
-    )
+    heads = q_BSHD.transpose(1, 2), k_BSHD.transpose(1, 2), v_BSHD.transpose(1, 2)
+    how: dict[str, Any] = {
+        "dropout_p": dropout, "scale": scale, "enable_gqa": k_BSHD.shape[2] != q_BSHD.shape[2],
+    }  # fmt: skip
+    if window is None:
+        out = functional.scaled_dot_product_attention(*heads, is_causal=True, **how)
+    else:
+        out = _within_window(*heads, window, **how)
     return out.transpose(1, 2).flatten(-2)
+
+
+def _within_window(q_BHSD: Tensor, k_BHSD: Tensor, v_BHSD: Tensor, window: int, **how: Any) -> Tensor:
+    """`[B, H, S, D of v]`, a window's queries at a time with the keys that they see: neither a mask nor scores of the
+    whole square. Of 4096 positions, 4 heads of 64, a window of 512 and dropout, forward and backward on one core: 0.8 s
+    and 0.3 GB, where one call takes 6.9 s and 1.1 GB."""
+    length, parts = q_BHSD.shape[2], []
+    step = max(window, _FEWEST_QUERIES)
+    for first in range(0, length, step):
+        until, low = min(length, first + step), max(0, first - window + 1)
+        seen = _window_mask(until - low, window, q_BHSD.device)[first - low :]
+        given = q_BHSD[:, :, first:until], k_BHSD[:, :, low:until], v_BHSD[:, :, low:until]
+        parts.append(functional.scaled_dot_product_attention(*given, attn_mask=seen, **how))
+    return parts[0] if len(parts) == 1 else torch.cat(parts, dim=2)
 
 
 def _each_alone(q_BSHD: Tensor, k_BSHD: Tensor, v_BSHD: Tensor, documents: Documents, **how: Any) -> Tensor:

@@ -20,8 +20,8 @@ def fake_quantise(decoder: nn.Module, kind: str = "int4", *, group: int = 128) -
     """Every linear layer inside blocks, of routed experts too, multiplies by weights rounded as `kind` keeps them.
 
     int8: a scale an output; int4: a scale and a zero a group of inputs. Routers, norms, embeddings and the head are
-    left alone; parameters stay as they are named, and are rounded at each use from what the module then holds. Raises
-    ValueError for another kind.
+    left alone; parameters stay as they are named, and are rounded at each use from what the module then holds: a cast
+    copy, a gathered shard, this rank's part under tensor parallelism. Raises ValueError for another kind.
     """
     if kind not in ("int8", "int4"):
         raise ValueError(f"{kind!r} is not trained for; there are int8 and int4")
@@ -36,13 +36,8 @@ def fake_quantise(decoder: nn.Module, kind: str = "int4", *, group: int = 128) -
                 module.forward = forward
 
 
-def straight_through(weight: Tensor, kind: str, group: int) -> Tensor:
-    """The rounded weight `[..., K]`, with the gradient of the full one."""
-    return weight + (rounded_like(weight.detach(), kind, group) - weight.detach())
-
-
 def rounded_like(weight: Tensor, kind: str, group: int) -> Tensor:
-    """What the weight is after rounding to `kind`, in its dtype: as `workers.inference.quantize` rounds."""
+    """What the weight `[..., K]` is after rounding to `kind`, in its dtype: as `workers.inference.quantize` rounds."""
     wide, least = weight.float(), torch.finfo(torch.float32).tiny
     if kind == "int8":
         scale = (wide.abs().amax(-1, keepdim=True) / 127).clamp_min(least)
@@ -57,11 +52,39 @@ def rounded_like(weight: Tensor, kind: str, group: int) -> Tensor:
     return ((code - zero) * scale).flatten(-2)[..., :inputs].to(weight.dtype)
 
 
+class _Rounded(torch.autograd.Function):
+    """`x [..., K]` times the rounded `weight [N, K]` transposed, plus `bias [N]`.
+
+    The weight is rounded once more for the input's gradient: a rounded copy of every weight, kept for each micro-batch
+    under way, would be as large as the model.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, kind: str, group: int) -> Tensor:
+        ctx.save_for_backward(x, weight)
+        ctx.how = kind, group
+        return functional.linear(x, rounded_like(weight, kind, group), bias)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, Tensor | None, Tensor | None, None, None]:
+        x, weight = ctx.saved_tensors
+        flat = gradient.reshape(-1, gradient.shape[-1])
+        for_x = for_weight = for_bias = None
+        if ctx.needs_input_grad[0]:
+            for_x = (flat @ rounded_like(weight, *ctx.how)).view_as(x)
+        if ctx.needs_input_grad[1]:
+            for_weight = flat.T @ x.reshape(-1, x.shape[-1])
+        if ctx.needs_input_grad[2]:
+            for_bias = flat.sum(0)
+        return for_x, for_weight, for_bias, None, None
+
+
 def _linear(module: nn.Linear, kind: str, group: int, x: Tensor) -> Tensor:
-    return functional.linear(x, straight_through(module.weight, kind, group), module.bias)
+    found: Tensor = _Rounded.apply(x, module.weight, module.bias, kind, group)  # type: ignore[no-untyped-call]
+    return found
 
 
 def _stacked(module: StackedLinear, kind: str, group: int, pieces: list[Tensor]) -> list[Tensor]:
     biases = [None] * len(pieces) if module.bias is None else list(module.bias.unbind())
-    weights = straight_through(module.weight, kind, group).unbind()
-    return [functional.linear(*each) for each in zip(pieces, weights, biases, strict=True)]
+    triples = zip(pieces, module.weight.unbind(), biases, strict=True)
+    return [_Rounded.apply(*each, kind, group) for each in triples]  # type: ignore[no-untyped-call]

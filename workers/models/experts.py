@@ -18,6 +18,9 @@ from workers.models.documents import Documents
 from workers.models.mlp import ACTIVATIONS
 from workers.models.operations import Chosen
 
+# rows by expert, weights `[E, out, in]`, rows of each → products
+Grouped = Callable[[Tensor, Tensor, Tensor], Tensor]
+
 
 class StackedLinear(nn.Module):
     """One linear an expert: `weight` `[E, out, in]`, `bias` `[E, out]` or None."""
@@ -34,6 +37,13 @@ class StackedLinear(nn.Module):
             functional.linear(piece, weight, bias)
             for piece, weight, bias in zip(pieces, self.weight.unbind(), biases, strict=True)
         ]
+
+    def of_rows(self, rows: Tensor, counts_E: Tensor, expert_A: Tensor | None, grouped: Grouped) -> Tensor:
+        """The same of all rows at once, `[A, out]`; `expert_A` is each row's expert, E of nobody's, which get zeros."""
+        out = grouped(rows, self.weight, counts_E)
+        if self.bias is None or expert_A is None:
+            return out
+        return out + functional.pad(self.bias, (0, 0, 0, 1))[expert_A]
 
 
 class Experts(nn.Module):
@@ -53,6 +63,13 @@ class Experts(nn.Module):
 
     def forward(self, x_T: Tensor, weights_TK: Tensor, chosen_TK: Tensor) -> Tensor:
         """`chosen_TK` names experts 0 to E - 1, and E where an assignment was dropped."""
+        permuted = self.operations.permuted(x_T, chosen_TK, self.experts)
+        if permuted is not None:
+            rows, way = permuted
+            done = self.through(rows, way.counts)
+            if len(done) < len(rows):
+                done = torch.cat([done, done.new_zeros(len(rows) - len(done), done.shape[1])])
+            return self.operations.unpermuted(done, way, weights_TK)
         top_k, flat = chosen_TK.shape[1], chosen_TK.flatten()
         order = flat.argsort(stable=True)
         counts_E = torch.bincount(flat, minlength=self.experts + 1)[:-1]
@@ -65,12 +82,35 @@ class Experts(nn.Module):
         return weighted.sum(1)
 
     def through_all(self, sorted_x: Tensor, counts_E: Tensor) -> Tensor:
-        """Outputs for the first rows of `sorted_x`, `counts_E[e]` in turn for expert e; the rows after are dropped."""
-        counts: list[int] = counts_E.tolist()
-        return torch.cat(self.mlp(list(torch.split(sorted_x[: sum(counts)], counts))))
+        """Outputs for the first rows of `sorted_x`, `counts_E[e]` in turn for expert e; the rows after are dropped:
+        they give zeros, or nothing."""
+        return self.mlp(sorted_x, counts_E)
 
-    def mlp(self, pieces: list[Tensor]) -> list[Tensor]:
-        """Each expert that is held here on its piece."""
+    def mlp(self, rows: Tensor, counts_E: Tensor, counts: list[int] | None = None) -> Tensor:
+        """Each expert that is held here on its rows, as `through_all`; `counts` are `counts_E` where the host knows."""
+        if self._takes_rows() and self.operations.at_once(rows, self.up.weight):
+            return self._at_once(rows, counts_E)
+        found: list[int] = counts_E.tolist() if counts is None else counts
+        return torch.cat(self._in_pieces(list(torch.split(rows[: sum(found)], found))))
+
+    def _takes_rows(self) -> bool:
+        """Not what stands in a linear's place and rounds each expert's numbers for itself."""
+        linears = [each for each in (self.gate, self.up, self.down) if each is not None]
+        return all(type(each) is StackedLinear and "forward" not in vars(each) for each in linears)
+
+    def _at_once(self, rows: Tensor, counts_E: Tensor) -> Tensor:
+        grouped, expert_A = self.operations.grouped, None
+        if self.up.bias is not None:
+            places = torch.arange(len(rows), device=rows.device)
+            expert_A = torch.searchsorted(counts_E.cumsum(0), places, right=True)
+        inner = self.up.of_rows(rows, counts_E, expert_A, grouped)
+        if self.gate is None:
+            inner = self.activation(inner)
+        else:
+            inner = self.operations.gated(self.gate.of_rows(rows, counts_E, expert_A, grouped), inner, self.activation)
+        return self.down.of_rows(inner, counts_E, expert_A, grouped)
+
+    def _in_pieces(self, pieces: list[Tensor]) -> list[Tensor]:
         inner: list[Tensor] = self.up(pieces)
         if self.gate is None:
             inner = [self.activation(up) for up in inner]

@@ -137,7 +137,7 @@ class GgufFile:
         return {"theta": theta, "scaling": scaling}
 
     def _llama3(self, theta: float, head_dim: int) -> dict[str, Any]:
-        told = self._numbers(self._tensors["rope_freqs.weight"]).double()
+        told = self._numbers(self._tensors["rope_freqs.weight"]).float()
         plain = scaled_frequencies(Rope(theta=theta), head_dim, length=1, max_seq_len=1)
         for factor in _LLAMA3_FACTORS:
             scaling = RopeScaling(name="llama3", factor=factor, original_max_seq_len=8192)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
@@ -16,8 +17,12 @@ from torch.nn import functional
 import kernels
 from kernels import runtime
 from kernels.dispatch import Candidate, choose, note, repeated, settle
+from workers.contracts.model import Moe
 from workers.models.attend import attend, plain_attend
 from workers.models.rope import apply_rope
+
+if TYPE_CHECKING:
+    from kernels.moe import Permutation
 
 Activation = Callable[[Tensor], Tensor]
 _COMPILED = "torch.compile makes kernels of its own of it"
@@ -62,6 +67,48 @@ class Chosen:
         assert isinstance(found, Tensor)
         return found
 
+    @staticmethod
+    def routed(logits: Tensor, moe: Moe, bias_E: Tensor | None) -> tuple[Tensor, Tensor] | None:
+        """Weights `[..., K]` fp32 and experts `[..., K]` of a router's logits `[..., E]`; None where torch is meant."""
+        if _is_torchs("moe_gate", logits, bias_E):
+            return None
+        from kernels.moe import moe_gate
+
+        weights, chosen = moe_gate(
+            logits.flatten(0, -2), moe.top_k, scoring=moe.scoring, bias=bias_E, groups=moe.groups or 1,
+            groups_kept=moe.groups_per_token, renormalise=moe.renormalise, scale=moe.routed_scale,
+        )  # fmt: skip
+        shape = (*logits.shape[:-1], moe.top_k)
+        return weights.view(shape), chosen.view(shape)
+
+    @staticmethod
+    def permuted(x_T: Tensor, chosen_TK: Tensor, experts: int) -> tuple[Tensor, Permutation] | None:
+        """`[T · K, hidden]` by expert, what was dropped (expert E) last; None where torch is meant."""
+        if _is_torchs("moe_permute", x_T):
+            return None
+        from kernels.moe import moe_permute
+
+        return moe_permute(x_T, chosen_TK, experts, check=False)
+
+    @staticmethod
+    def unpermuted(sorted_out: Tensor, way: Permutation, weights_TK: Tensor) -> Tensor:
+        """The way back of `permuted`: `[T, hidden]`, weighted and summed."""
+        from kernels.moe import moe_unpermute
+
+        return moe_unpermute(sorted_out, way, weights_TK)
+
+    @staticmethod
+    def at_once(rows: Tensor, weight_ENK: Tensor) -> bool:
+        """Whether one product takes the rows of all experts (`grouped`), or each expert's piece is for itself."""
+        return not _is_torchs("grouped_matmul", rows, weight_ENK)
+
+    @staticmethod
+    def grouped(rows: Tensor, weight_ENK: Tensor, counts_E: Tensor) -> Tensor:
+        """`[A, N]`: each expert's rows, `counts_E` of them, times its weight; zeros for the rows behind them."""
+        from kernels.moe import grouped_matmul
+
+        return grouped_matmul(rows, weight_ENK, counts_E, check=False)
+
 
 class Plain(Chosen):
     """As the formulas are written, step by step in torch: what the other is measured against."""
@@ -87,6 +134,18 @@ class Plain(Chosen):
     @staticmethod
     def gated(gate: Tensor, up: Tensor, activation: Activation) -> Tensor:
         return activation(gate) * up
+
+    @staticmethod
+    def routed(logits: Tensor, moe: Moe, bias_E: Tensor | None) -> None:
+        return None
+
+    @staticmethod
+    def permuted(x_T: Tensor, chosen_TK: Tensor, experts: int) -> None:
+        return None
+
+    @staticmethod
+    def at_once(rows: Tensor, weight_ENK: Tensor) -> bool:
+        return False
 
 
 def make_plain(model: nn.Module) -> None:

@@ -14,20 +14,21 @@ from workers.contracts.model import Rope, RopeScaling
 
 
 def scaled_frequencies(rope: Rope, rotary_dim: int, *, length: int, max_seq_len: int) -> Tensor:
-    """`[rotary_dim / 2]` in fp64, radians a position, for a sequence of `length` tokens."""
-    exponent = torch.arange(0, rotary_dim, 2, dtype=torch.float64) / rotary_dim
-    frequency = rope.theta**-exponent
+    """`[rotary_dim / 2]`, radians a position, for a sequence of `length` tokens; in fp32 from the first power on."""
+    exponent = torch.arange(0, rotary_dim, 2, dtype=torch.float32) / rotary_dim
+    wave: Tensor = rope.theta**exponent
     scaling = rope.scaling
     if scaling is None:
-        return frequency
+        return 1.0 / wave
     if scaling.name == "linear":
-        return frequency / scaling.factor
+        return 1.0 / wave / scaling.factor
     if scaling.name == "llama3":
-        return _llama3(frequency, scaling)
+        return _llama3(1.0 / wave, scaling)
     original = scaling.original_max_seq_len or max_seq_len
     if scaling.name == "dynamic":
-        return float(_dynamic_theta(rope.theta, scaling.factor, rotary_dim, length, original)) ** -exponent
-    return _yarn(frequency, rope, scaling, rotary_dim, original)
+        longer: Tensor = _dynamic_theta(rope.theta, scaling.factor, rotary_dim, length, original) ** exponent
+        return 1.0 / longer
+    return _yarn(wave, rope, scaling, rotary_dim, original)
 
 
 def rotary_amplitude(scaling: RopeScaling | None) -> float:
@@ -55,12 +56,13 @@ def _llama3(frequency: Tensor, scaling: RopeScaling) -> Tensor:
     wavelength = 2 * math.pi / frequency
     ramp = (original / wavelength - scaling.low_freq_factor) / (scaling.high_freq_factor - scaling.low_freq_factor)
     kept = ramp.clamp(0, 1)
-    return frequency * kept + frequency / scaling.factor * (1 - kept)
+    return (1 - kept) * frequency / scaling.factor + kept * frequency
 
 
-def _yarn(frequency: Tensor, rope: Rope, scaling: RopeScaling, rotary_dim: int, original: int) -> Tensor:
-    """Dims that turn more than `beta_fast` times over the original context are kept, those that turn less than
-    `beta_slow` times divided by `factor`, a linear ramp over the dims between (arXiv 2309.00071, section 3.2)."""
+def _yarn(wave: Tensor, rope: Rope, scaling: RopeScaling, rotary_dim: int, original: int) -> Tensor:
+    """Dims that turn more than `beta_fast` times over the original context keep their frequency 1 / `wave`, those that
+    turn less than `beta_slow` times have it divided by `factor`, a linear ramp over the dims between (arXiv 2309.00071,
+    section 3.2)."""
 
     def dim_that_turns(times: float) -> float:
         return rotary_dim * math.log(original / (times * 2 * math.pi)) / (2 * math.log(rope.theta))
@@ -68,5 +70,5 @@ def _yarn(frequency: Tensor, rope: Rope, scaling: RopeScaling, rotary_dim: int, 
     low = max(math.floor(dim_that_turns(scaling.beta_fast)), 0)
     high = min(math.ceil(dim_that_turns(scaling.beta_slow)), rotary_dim - 1)
     width = high - low if high != low else 0.001
-    slowed = ((torch.arange(rotary_dim // 2, dtype=torch.float64) - low) / width).clamp(0, 1)
-    return frequency * (1 - slowed) + frequency / scaling.factor * slowed
+    kept = 1 - ((torch.arange(rotary_dim // 2, dtype=torch.float32) - low) / width).clamp(0, 1)
+    return 1.0 / (scaling.factor * wave) * (1 - kept) + 1.0 / wave * kept

@@ -10,15 +10,19 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from workers.contracts.model import Moe
+from workers.models.operations import Chosen
 
 
 class Router(nn.Module):
     """`[B, S, hidden]` → weights `[B, S, K]`, experts `[B, S, K]` and scores `[B, S, E]`, weights and scores in fp32.
 
+    Outside training, where nobody balances by them, a kernel that makes weights and choice leaves the scores empty.
+
     The bias (`choice_bias`, DeepSeek-V3's e_score_correction_bias, arXiv 2408.15664) decides the choice alone, never
     the weight; it is state that the training loop moves, not a parameter.
     """
 
+    operations: type[Chosen] = Chosen
     choice_bias: Tensor | None
 
     def __init__(self, hidden: int, moe: Moe) -> None:
@@ -30,7 +34,12 @@ class Router(nn.Module):
     def forward(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         # in fp32 whatever the model computes in: rounded logits flip choices
         logits = functional.linear(x.float(), self.weight.float())
+        routed = self.operations.routed(logits, self.moe, self.choice_bias)
+        if routed is not None and not (self.training and torch.is_grad_enabled()):
+            return *routed, logits[..., :0]
         scores = logits.softmax(-1) if self.moe.scoring == "softmax" else logits.sigmoid()
+        if routed is not None:
+            return *routed, scores
         with torch.no_grad():
             chosen = self._choose(scores)
         weights = scores.gather(-1, chosen)

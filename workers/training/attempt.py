@@ -10,6 +10,7 @@ import os
 import sys
 import time
 import traceback
+from functools import cache
 from typing import Any
 
 import torch
@@ -18,10 +19,11 @@ import torch.distributed as dist
 from workers.contracts.counts import flops_per_token, parameter_count
 from workers.contracts.exits import Outcome, UserError, is_out_of_memory, write_exit
 from workers.contracts.model import ModelSource
+from workers.contracts.rounding import group_for, linear_widths
 from workers.metrics.beacon import Beacon
 from workers.metrics.kernel_choices import forget
 from workers.metrics.memory import process_memory
-from workers.metrics.peak import device_peak
+from workers.metrics.peak import Peak, device_peak
 from workers.metrics.recorder import Recorder, RecorderError, last_attempt
 from workers.metrics.throughput import Throughput
 from workers.training.accept import TrainingRun, mesh_axes
@@ -175,11 +177,12 @@ class Attempt:
             self._can_compile(world)
         forget()  # an earlier model's choices of kernels
         parallel = parallelize(
-            run.model, run.plan, world, seed=run.train.seed, compiled=run.train.compile, fused=run.train.fused_kernels
-        )
+            run.model, run.plan, world, seed=run.train.seed,
+            compiled=run.train.compile, fused=run.train.fused_kernels, aware=run.train.quantize_aware,
+        )  # fmt: skip
         again = self._choose_recompute(parallel, masked=train.masked)
         world.barrier()
-        peak = device_peak(world.device, run.plan.precision)
+        peak = _peak(world.device, run.plan.precision, world.size)
         self.peak = {"tflops": peak.flops / 1e12, "source": peak.source, "precision": run.plan.precision}
         if peak.measured:
             recorder.event("peak_measured", device=peak.device, **self.peak)
@@ -247,11 +250,20 @@ class Attempt:
                 mesh=mesh_axes(self.run.plan),
                 accumulation=self.run.plan.accumulation,
                 parameters=parameter_count(self.run.model).total,
+                **self._rounding(),
                 peak=self.peak,
                 device=str(world.device),
                 torch=torch.__version__,
                 setup_s=round(time.perf_counter() - self.began, 3),
             )
+
+    def _rounding(self) -> dict[str, Any]:
+        """What weights are rounded to while they learn, where they are."""
+        kind = self.run.train.quantize_aware
+        if kind is None:
+            return {}
+        told = {"quantize_aware": kind}
+        return told if kind == "int8" else {**told, "group": group_for(linear_widths(self.run.model))}
 
     def _restore(self, world: World, loop: Loop, start: Start) -> None:
         assert self.recorder is not None and start.folder is not None
@@ -286,6 +298,12 @@ class Attempt:
             return {}
         allocated, reserved = process_memory(self.loop.world.device)
         return {"allocated_bytes": allocated, "reserved_bytes": reserved, **self.loop.memory.values()}
+
+
+@cache
+def _peak(device: torch.device, precision: str, ranks: int) -> Peak:
+    """Measured once in a process that sees many runs: benchmarks, tests. `ranks` measure at the same time."""
+    return device_peak(device, precision)
 
 
 def _record_for_elastic(error: BaseException) -> None:

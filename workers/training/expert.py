@@ -81,8 +81,8 @@ class Exchange:
         arrived = all_to_all_single_autograd(sorted_x[: sum(give)], take, give, self.group)
         by_expert = [list(column) for column in zip(*came, strict=True)]
         mixed = _turned(arrived, came)
-        done = self.experts.mlp(list(torch.split(mixed, [sum(row) for row in by_expert])))
-        return all_to_all_single_autograd(_turned(torch.cat(done), by_expert), give, take, self.group)
+        done = self.experts.mlp(mixed, both[1].sum(0), [sum(row) for row in by_expert])
+        return all_to_all_single_autograd(_turned(done, by_expert), give, take, self.group)
 
 
 def _turned(rows: Tensor, counts: list[list[int]]) -> Tensor:

@@ -33,13 +33,12 @@ def without_logits(plan: ParallelPlan, device: torch.device) -> bool:
     """Whether the loss is made from hidden states, the head's product a chunk of tokens at a time; told as every choice
     of kernels is."""
     why = None
-    if plan.tp > 1:
-        why = "the vocabulary lies over ranks, whose logits are a part each"
-    elif plan.pp > 1:
+    if plan.pp > 1:
         why = "a pipeline's schedule takes logits from its last stage"
     elif runtime.mode(device) == "reference":
         why = f"whole logits, used up in place, are faster on a {device.type.upper()}"
-    chosen = choose("cross_entropy", {"device": device.type}, [Candidate("own", why), Candidate("torch")])
+    facts: dict[str, object] = {"device": device.type, "sharded": plan.tp > 1}
+    chosen = choose("cross_entropy", facts, [Candidate("own", why), Candidate("torch")])
     return chosen.backend == "own"
 
 

@@ -18,7 +18,9 @@ from torch.nn.parallel import DistributedDataParallel as DDP
 
 from workers.contracts.model import ModelSpec
 from workers.contracts.plan import SPLIT_BACKWARD, ParallelPlan
+from workers.contracts.rounding import group_for, linear_widths
 from workers.metrics.memory import local_tensor
+from workers.models.aware import fake_quantise
 from workers.models.decoder import Decoder
 from workers.models.initialise import initialise
 from workers.models.operations import make_plain
@@ -141,11 +143,19 @@ class Parallel:
 
 
 def parallelize(
-    model: ModelSpec, plan: ParallelPlan, world: World, *, seed: int, compiled: bool = False, fused: bool = True
+    model: ModelSpec,
+    plan: ParallelPlan,
+    world: World,
+    *,
+    seed: int,
+    compiled: bool = False,
+    fused: bool = True,
+    aware: str | None = None,
 ) -> Parallel:
     """Build this rank's part of `model` on its device under `plan`, initialised from `seed` alike under every plan.
 
     `compiled`: blocks go through torch.compile. Not `fused`: they compute step by step, as formulas are written.
+    `aware`: with weights rounded to that kind, in groups as the whole model's are made when they are kept so.
     """
     if world.device.type == "cpu":
         prefer_onednn()
@@ -166,8 +176,10 @@ def parallelize(
         casts = [CastUnits(part, part.blocks, DTYPES[plan.precision]) for part in parts]
     if plan.precision == "fp8":
         for part in parts:
-            apply_fp8(part)
+            apply_fp8(part, handed_on=plan.tp == 1)
     for part in parts:
+        if aware is not None:
+            fake_quantise(part, aware, group=group_for(linear_widths(model)))
         apply_context(part, world.axis("cp"))
         if compiled:
             from workers.training.compiled import keep_apart

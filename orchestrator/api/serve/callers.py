@@ -31,10 +31,13 @@ _SAFE: Final = ("GET", "HEAD", "OPTIONS")
 _PLACES: Final = "the page Tokens makes one"
 
 
-def admitted(scope: Scope, run_id: int) -> Standing:
-    """Where the call goes, for a caller who may. Raises Refused: 401, 403, 404, 409, 429, 503."""
+def admitted(scope: Scope, run_id: int) -> tuple[Standing, str]:
+    """Where the call goes, for a caller who may, and who that is: `user:ID`, or `key` for the run's own.
+
+    Raises Refused: 401, 403, 404, 409, 429, 503.
+    """
     headers = {name.decode("latin-1").lower(): value.decode("latin-1") for name, value in scope["headers"]}
-    run = _seen(scope, headers, run_id)
+    run, caller = _seen(scope, headers, run_id)
     if run.kind != "serve":
         says = f"Run {run.pk} is of kind {run.kind}; only runs of kind serve answer here. Submit one of that kind."
         raise Refused(404, "run_not_serving", says)
@@ -44,10 +47,10 @@ def admitted(scope: Scope, run_id: int) -> Standing:
     if where.phase != "serving":
         code = "run_draining" if where.phase == "draining" else "run_not_ready"
         raise Refused(503, code, where.says, retry_after_s=5 if where.phase == "waiting" else 2)
-    return where
+    return where, caller
 
 
-def _seen(scope: Scope, headers: Mapping[str, str], run_id: int) -> Any:
+def _seen(scope: Scope, headers: Mapping[str, str], run_id: int) -> tuple[Any, str]:
     kind, _, text = headers.get("authorization", "").partition(" ")
     if kind.lower() == "bearer" and text.strip():
         return _by_bearer(scope, headers, text.strip(), run_id)
@@ -61,23 +64,23 @@ def _seen(scope: Scope, headers: Mapping[str, str], run_id: int) -> Any:
         says = "A page's request needs the header X-CSRFToken with the cookie's value; programs send a bearer token."
         raise Refused(403, "csrf_failed", says)
     _count(f"serve:user:{user.pk}")
-    return _visible(user, run_id)
+    return _visible(user, run_id), f"user:{user.pk}"
 
 
-def _by_bearer(scope: Scope, headers: Mapping[str, str], text: str, run_id: int) -> Any:
-    if (found := serving.run_by_key(id=run_id, key=text)) is not None:
-        _count(f"serve:key:{found.pk}")
-        return found
+def _by_bearer(scope: Scope, headers: Mapping[str, str], text: str, run_id: int) -> tuple[Any, str]:
     try:
         user, token = accounts.token_check(text)
     except Refusal as refusal:
+        if (found := serving.run_by_key(id=run_id, key=text)) is not None:
+            _count(f"serve:key:{found.pk}")
+            return found, "key"
         _count(f"ip:{_digest(_address(scope, headers))}")
         says = f"{refusal.detail} Here a token of Orrery's is meant ({_PLACES}), or the run's own api_key."
         raise Refused(401, "invalid_api_key", says) from None
     _count(f"serve:token:{token.digest[:16]}")
     if "read" not in token.scopes:
         raise Refused(403, "scope_missing", f"The token {token.name!r} lacks the scope read. Make one that has it.")
-    return _visible(user, run_id)
+    return _visible(user, run_id), f"user:{user.pk}"
 
 
 def _visible(user: Any, run_id: int) -> Any:

@@ -22,6 +22,7 @@ from django.conf import settings
 from orchestrator.api.serve.callers import admitted
 from orchestrator.api.serve.told import Header, Receive, Refused, Scope, Send, start, tell
 from orchestrator.runs.serving import Standing
+from workers.contracts.serving import CLIENT_HEADER
 
 log = logging.getLogger(__name__)
 
@@ -30,7 +31,7 @@ _METHODS: Final = ("GET", "HEAD", "POST", "DELETE")
 # hop by hop (RFC 9110, 7.6.1), and what is between the caller and Orrery alone
 _KEPT_BACK: Final = frozenset(
     b"connection keep-alive proxy-connection transfer-encoding te trailer upgrade host authorization cookie"
-    b" x-csrftoken x-orrery-key content-length expect forwarded x-forwarded-for".split()
+    b" x-csrftoken x-orrery-key x-orrery-client content-length expect forwarded x-forwarded-for".split()
 )
 _NOT_RETURNED: Final = frozenset(
     b"connection keep-alive proxy-connection transfer-encoding te trailer upgrade set-cookie server date".split()
@@ -47,9 +48,9 @@ async def application(scope: Scope, receive: Receive, send: Send) -> None:
         return
     try:
         run_id, path = _address(scope)
-        where = await database_sync_to_async(admitted, thread_sensitive=False)(scope, run_id)
+        where, caller = await database_sync_to_async(admitted, thread_sensitive=False)(scope, run_id)
         with _counted():
-            await _carry(scope, receive, send, where, path)
+            await _carry(scope, receive, send, where, path, caller)
     except Refused as refused:
         await tell(send, refused)
 
@@ -92,12 +93,12 @@ def _counted() -> Iterator[None]:
         _on_their_way -= 1
 
 
-async def _carry(scope: Scope, receive: Receive, send: Send, where: Standing, path: str) -> None:
+async def _carry(scope: Scope, receive: Receive, send: Send, where: Standing, path: str, caller: str) -> None:
     body = _Body(scope, receive)
     query = scope["query_string"].decode("latin-1")
     url = where.url + quote(path, safe="/:@!$&'()*+,;=~-._") + (f"?{query}" if query else "")
     headers = [(name, value) for name, value in scope["headers"] if name.lower() not in _KEPT_BACK]
-    headers += [(name.encode(), value.encode()) for name, value in where.headers.items()]
+    headers += [(name.encode(), value.encode()) for name, value in {**where.headers, CLIENT_HEADER: caller}.items()]
     if body.length is not None:
         headers.append((b"content-length", str(body.length).encode()))
     has_body = scope["method"] == "POST"

@@ -74,11 +74,9 @@ def loss_pieces_bytes(
     return np.asarray(np.where(in_pieces, np.minimum(two, 4.0 * live_logits), 0.0))
 
 
-@term("", "1 where losses come from hidden states, a chunk of logits at a time: on a GPU, tp and pp 1")
-def loss_without_logits(
-    without_logits: Column, is_cpu: Column, tp: Column, pp: Column, loss_chunks: Column
-) -> Column:  # fmt: skip
-    return np.asarray(without_logits * (is_cpu == 0) * (tp == 1) * (pp == 1) * (loss_chunks == 1))
+@term("", "1 where losses come from hidden states, a chunk of logits at a time: on a GPU, pp 1")
+def loss_without_logits(without_logits: Column, is_cpu: Column, pp: Column, loss_chunks: Column) -> Column:
+    return np.asarray(without_logits * (is_cpu == 0) * (pp == 1) * (loss_chunks == 1))
 
 
 @term("tokens", "local_tokens / loss_chunks; without whole logits at most loss_chunk_bytes of logits",

@@ -2,16 +2,25 @@
 
 from __future__ import annotations
 
+from unittest.mock import Mock
+
 import pytest
 import torch
 
-from kernels import explain
+from kernels import dispatch, explain
+from kernels.attention import launch
 from tests.workers.models.block_shapes import built, gradients
 from workers.contracts.plan import ParallelPlan
 from workers.models.documents import Documents
+from workers.models.moe import RoutedMlp
 from workers.models.operations import make_plain
+from workers.training.fp8 import apply_fp8
 from workers.training.objectives import without_logits
 from workers.training.optim.update import fused_adamw, update
+from workers.training.recompute import apply_recompute
+from workers.training.recompute.apply import recomputed_blocks
+from workers.training.recompute.auto import Kept, set_kept
+from workers.training.recompute.operators import Probe
 
 CPU = torch.device("cpu")
 SMALL = {"layers": 1, "hidden": 16, "heads": 2, "kv_heads": 1, "ffn": 24, "vocab": 19}
@@ -31,9 +40,60 @@ def test_own_kernels_run_in_a_decoder(name: str) -> None:
     assert ran[attention] == "own" and set(ran.values()) == {"own"} and len(ran) >= 2
 
 
+def test_experts_go_through_own_kernels_which_recomputation_sees(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Groups, a bias, capacity and an auxiliary loss; then the block is run again but for what own kernels made."""
+    moe = {
+        "experts": 6, "top_k": 2, "expert_ffn": 8, "scoring": "sigmoid", "groups": 3, "groups_per_token": 2,
+        "bias_update": 0.1, "capacity": 1.0, "aux_loss": 0.1,
+    }  # fmt: skip
+    tokens = TOKENS[:, :9]
+    decoder, plain = (built("window, experts", **SMALL, moe=moe, bias="all") for _ in range(2))
+    for each in (decoder, plain):
+        layer = each.blocks["0"].mlp
+        assert isinstance(layer, RoutedMlp) and layer.router.choice_bias is not None
+        layer.router.choice_bias.copy_(torch.linspace(0, 0.3, 6))
+        layer.balance.gradient_scale = 0.5
+    make_plain(plain)
+    ours, theirs = gradients(decoder, None, tokens), gradients(plain, None, tokens)
+    for name, found in ours.items():
+        torch.testing.assert_close(found, theirs[name], rtol=1e-4, atol=1e-5, msg=lambda says, at=name: f"{at}: {says}")
+    ran = {str(row["op"]): row["backend"] for row in explain()}
+    assert {"moe_gate", "moe_permute", "grouped_matmul", "moe_unpermute"} <= ran.keys() and set(ran.values()) == {"own"}
+
+    apply_recompute(decoder, "auto")
+    [block] = recomputed_blocks(decoder)
+    block.forward.probe = probe = Probe(decoder.blocks["0"])
+    decoder(tokens)
+    block.forward.probe = None
+    own = [each for each in probe.profile().operators if each.name.startswith("kernels.")]
+    seen = {each.name.split(".")[1]: each for each in own}
+    assert {"rms_norm", "apply_rope", "attention", "moe_gate", "grouped_matmul", "swiglu"} <= seen.keys()
+    assert all(each.keepable and each.bytes and each.seconds for each in own) and seen["attention"].flops == 2 * 81 * 32
+    launched = Mock(wraps=launch.forward)
+    monkeypatch.setattr(launch, "forward", launched)
+    set_kept(block.forward, Kept("some", 0, 0.0, 0.0, tuple((each.name, each.nth) for each in own)))
+    again = gradients(decoder, None, tokens)
+    assert all(torch.equal(ours[name], found) for name, found in again.items()) and launched.call_count == 1
+
+
+def test_norms_and_gates_round_to_fp8_where_they_are_made() -> None:
+    found, separate = [], []
+    for handed_on in (True, False):
+        dispatch.forget()
+        decoder = built("llama", **SMALL)
+        apply_fp8(decoder, handed_on=handed_on)
+        found.append(gradients(decoder, None, TOKENS))
+        rounded = [row for row in explain() if row["op"] == "quantize_1x128"]
+        assert {row["backend"] for row in rounded} == {"own"}
+        separate.append(sum(int(str(row["calls"])) for row in rounded))
+    assert separate[1] - separate[0] == 3, "two norms and a gate"
+    assert all(torch.equal(found[1][name], each) for name, each in found[0].items())
+
+
 def test_losses_and_update_take_own_kernels() -> None:
     decoder, plain = (built("gpt-2", **SMALL | {"kv_heads": 2}) for _ in range(2))
-    assert without_logits(ParallelPlan(), CPU) and not without_logits(ParallelPlan(tp=2), CPU)
+    assert without_logits(ParallelPlan(), CPU) and without_logits(ParallelPlan(tp=2), CPU)
+    assert not without_logits(ParallelPlan.model_construct(pp=2, tp=1), CPU)
     decoder(TOKENS, None, TOKENS.roll(-1, 1)).backward()
     gradients(plain, None, TOKENS)
     for one, other in zip(decoder.parameters(), plain.parameters(), strict=True):

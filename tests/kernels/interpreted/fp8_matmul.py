@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from kernels import fp8_matmul, quantize_1x128, quantize_128x128
+from kernels import fp8_matmul, quantize_1x128, quantize_128x1, quantize_128x128
 from kernels.fp8 import reference
 from kernels.gpu.fp8_matmul import quantised
 from tests.kernels.compare import amid_nan, assert_close
@@ -15,11 +15,12 @@ from tests.kernels.compare import amid_nan, assert_close
 def test_quantised_as_the_reference_does(dtype: torch.dtype) -> None:
     x = amid_nan(140, 200, dtype=dtype)
     x[3], x[0, 0] = 0.0, 3e4
-    for quantise, rows in ((quantize_1x128, 1), (quantize_128x128, 128)):
+    for quantise, rows, columns in ((quantize_1x128, 1, 128), (quantize_128x128, 128, 128), (quantize_128x1, 128, 1)):
         q, scale = quantise(x, backend="own")
         wanted, wanted_scale = quantise(x, backend="reference")
         torch.testing.assert_close(scale, wanted_scale, rtol=1e-6, atol=0)
-        back, plain = reference.decoded(q, scale, rows), reference.decoded(wanted, wanted_scale, rows)
+        pairs = ((q, scale), (wanted, wanted_scale))
+        back, plain = (reference.decoded(*each, rows, columns=columns) for each in pairs)
         # the interpreter's e4m3 loses subnormals and, in some roundings up, the carry to the exponent
         same = torch.isclose(back, plain, rtol=2**-3, atol=float(2**-6 * scale.min())) | (wanted.float().abs() < 2**-6)
         assert same.float().mean() > 0.98
@@ -28,7 +29,7 @@ def test_quantised_as_the_reference_does(dtype: torch.dtype) -> None:
 def test_a_nan_shows_in_its_tile_alone() -> None:
     x = torch.randn(3, 300)
     x[1, 130] = torch.nan
-    for quantise in (quantize_1x128, quantize_128x128):
+    for quantise in (quantize_1x128, quantize_128x1, quantize_128x128):
         scale = quantise(x, backend="own")[1]
         assert torch.equal(scale.isnan(), quantise(x, backend="reference")[1].isnan()) and scale.isnan().sum() == 1
 

@@ -23,10 +23,17 @@ def test_a_layer_and_its_gradients(dtype: torch.dtype) -> None:
 
 
 @pytest.mark.parametrize(
-    "options", [{}, {"scoring": "sigmoid", "scale": 2.5}, {"bias": torch.linspace(0, 1, 11), "renormalise": True}]
+    "options",
+    [
+        {},
+        {"scoring": "sigmoid", "scale": 2.5},
+        {"bias": torch.linspace(0, 1, 12), "renormalise": True},
+        {"bias": torch.linspace(0, 1, 12), "groups": 3, "groups_kept": 2},
+        {"scoring": "sigmoid", "groups": 4, "groups_kept": 2},
+    ],
 )
 def test_the_gate_chooses_and_weighs_as_the_reference_does(options: dict[str, Any]) -> None:
-    logits = torch.randn(11, 9).t()  # odd strides
+    logits = torch.randn(12, 9).t()  # odd strides
     weights, experts = moe_gate(logits, 3, backend="own", **options)
     wanted_weights, wanted = moe_gate(logits, 3, backend="reference", **options)
     assert torch.equal(experts, wanted)

@@ -19,6 +19,7 @@ from orchestrator.runs import services as runs
 from orchestrator.runs.models import Attempt, Run
 from tests import factories
 from tests.orchestrator.api.standin import ModelServer, Thread, serves
+from workers.contracts.secret import is_key
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -65,8 +66,13 @@ def test_the_openai_client_lists_asks_and_streams_word_by_word(stage: Stage) -> 
     stage.server.go_on.release(2)
     words += [event.choices[0].delta.content for event in stream]
     assert words == ["one ", "two ", "three"]
-    # the run's own key opens it as well
+    # the run's own key opens it as well, and nobody can read it any more
     assert stage.openai("the run's own").models.list().data[0].id == "tiny"
+    told = factories.api(stage.people.owner).get(f"/api/v1/runs/{stage.run.pk}").json()["spec"]["serve"]["api_key"]
+    assert is_key("the run's own", told) and "the run" not in told
+    with pytest.raises(openai.AuthenticationError):
+        stage.openai(told).models.list()
+    assert runs.run_clone(run=stage.run, by=stage.people.owner).spec["serve"]["api_key"] == told, "a copy has it too"
 
 
 def test_a_caller_who_goes_frees_the_request(stage: Stage) -> None:

@@ -226,7 +226,7 @@ def test_wrong_lines_are_told_and_nothing_is_written(lines, says, room, capsys):
     ("fields", "says"),
     [
         ({"kind": "script", "generate": None}, "this is script; try kind generate"),
-        ({"plan": {"pp": 2}}, "infers on one device, the plan has 2"),
+        ({"plan": {"cp": 2}}, "no cp in runs of kind generate, the plan has 2"),
         ({"plan": "auto"}, "does not choose a plan"),
         ({"plan": {"precision": "fp8"}}, "try fp32 or bf16 or fp16"),
         ({"model": {"path": "nowhere"}}, "nowhere does not exist"),

@@ -1,85 +1,317 @@
-"""One model on two ranks: the same tokens as one process, whatever the attention."""
+"""Runs of every kind over several ranks, by their command: what one process gives, token for token."""
 
 from __future__ import annotations
 
-import os
-import socket
-import subprocess
-import sys
+import json
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
-import torch
 
-from tests.workers.inference.test_engine import MIXED, SHAPES, finished, model_of, prompts
-from workers.contracts.exits import UserError
-from workers.inference.build import build
-from workers.inference.load import Loaded
-from workers.inference.parallel import Team, follow, shard
-from workers.inference.scheduler import Limits
+from tests.workers.inference.ranks import command
+from tests.workers.inference.test_engine import MIXED, SHAPES, TINY, Engine, engine_of, finished, model_of, prompts
+from tests.workers.inference.untrained import untrained_folder
+from tests.workers.training.pool import Pool
+from workers.contracts.progress import read_progress
+from workers.contracts.serving import Summary
+from workers.inference.runner import Runner
+from workers.inference.sampling import Sampling
 
-TRIED = ("gqa", "mha-learned", "mla", "mfa", "int8")
-GIVEN = [(prompt, MIXED[number % len(MIXED)]) for number, prompt in enumerate(prompts(8))]
-
-
-def main() -> None:
-    """A rank of two; rank 0 compares."""
-    team = Team()
-    for name in TRIED:
-        loaded = loaded_of(name)
-        shard(loaded.decoder, team)
-        if team.rank:
-            follow(loaded, team)
-        else:
-            with team.led():
-                engine = build(loaded, blocks=40, limits=Limits(step_tokens=24, sequences=6), team=team)
-                together = finished(engine, GIVEN)
-            alone = finished(build(loaded_of(name), blocks=40, limits=Limits()), GIVEN)
-            assert [each.new_tokens for each in together] == [each.new_tokens for each in alone], name
-            print(name, "equal", flush=True)
-    team.leave()
-
-
-def loaded_of(name: str) -> Loaded:
-    decoder = model_of(**SHAPES.get(name, {})).requires_grad_(False)
-    return Loaded(decoder, None, ()).kept_in("int8" if name == "int8" else None)
+COMMAND = "tests.workers.inference.ranks:command"
+ODD = {**TINY, "name": "odd", "layers": 3, "ffn": 50}
+MODELS: dict[str, dict[str, Any]] = {
+    "grouped": ODD,
+    "one-key": {**ODD, "kv_heads": 1, "position": "learned", "norm": "layernorm", "bias": "all", "gated_mlp": False},
+    "latent": {**ODD, **SHAPES["mla"]},
+    "factorised": {**ODD, **SHAPES["mfa"]},
+    "experts": {**ODD, "moe": {"experts": 5, "top_k": 2, "expert_ffn": 16, "shared_experts": 1}},
+}
+TP, PP = {"tp": 2}, {"pp": 2}
+CASES: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
+    *((name, TP, {}) for name in MODELS),
+    ("grouped", TP, {"speculate": {"ngram": 2, "adaptive": False}, "kv_cache_dtype": "int8"}),
+    ("grouped", PP, {}),
+    ("one-key", PP, {"draft": {**ODD, "layers": 1, "name": "small"}, "speculate": {"tokens": 3, "adaptive": False}}),
+    ("latent", PP, {}),
+    ("experts", PP, {"quantize": "fp8"}),
+]
 
 
-def test_two_ranks_give_the_tokens_of_one():
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    around = {
-        **os.environ,
-        "MASTER_ADDR": "127.0.0.1",
-        "MASTER_PORT": str(port),
-        "WORLD_SIZE": "2",
-        "OMP_NUM_THREADS": "1",
-    }
-    ranks = [
-        subprocess.Popen(
-            [sys.executable, "-m", __name__], env={**around, "RANK": str(rank)}, stdout=subprocess.PIPE, text=True
+@pytest.fixture(scope="module")
+def ranks(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[int], Pool]]:
+    started: list[Pool] = []
+
+    def pool(size: int) -> Pool:
+        started.append(Pool(size, tmp_path_factory.mktemp("pool") / "store"))
+        return started[-1]
+
+    yield pool
+    for each in started:
+        each.close()
+
+
+@pytest.fixture(scope="module")
+def two(ranks: Callable[[int], Pool]) -> Pool:
+    return ranks(2)
+
+
+class Room:
+    """A spec, and what a run of it leaves, in one process or on the ranks of a pool."""
+
+    def __init__(self, folder: Path, model: Any, **body: Any) -> None:
+        self.folder, self.model, self.body = folder, model, body
+
+    def spec(self, kind: str, plan: dict[str, Any], body: dict[str, Any], name: str) -> list[str]:
+        (self.folder / f"{name}.json").write_text(
+            json.dumps({"kind": kind, "model": self.model, "plan": plan, kind: {**self.body, **body}})
         )
-        for rank in range(2)
+        return [str(self.folder / f"{name}.json"), str(self.folder / name)]
+
+    def generate(self, plan: dict[str, Any], pool: Pool | None = None) -> list[dict[str, Any]]:
+        name = "together" if pool else "alone"
+        lines = [
+            {"id": number, "token_ids": prompt, "temperature": number % 3 * 0.7, "max_new_tokens": 4 + number * 5 % 11,
+             **{4: {"n": 2}, 7: {"beams": 2}}.get(number, {})}
+            for number, prompt in enumerate(prompts(12))
+        ]  # fmt: skip
+        (self.folder / "lines.jsonl").write_text("\n".join(map(json.dumps, lines)))
+        output = self.folder / f"{name}.jsonl"
+        given = {"input": str(self.folder / "lines.jsonl"), "output": str(output), "seed": 5}
+        spec = self.spec("generate", plan, given, name)
+        codes = pool.call(COMMAND, spec=spec[0], directory=spec[1]) if pool else [command(*spec)]
+        assert set(codes) == {0}
+        return [json.loads(line) for line in output.read_text().splitlines()]
+
+
+@pytest.fixture
+def untrained(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("workers.models.initialise.STD", 0.3)
+
+
+@pytest.mark.parametrize(("model", "plan", "body"), CASES)
+def test_answers_are_those_of_one_process(model, plan, body, two, tmp_path, untrained):
+    room = Room(tmp_path, MODELS[model], **body)
+    together = room.generate(plan, two)
+    assert together == room.generate({})
+    assert len({tuple(each["token_ids"]) for each in together}) > 9
+    memory = [_points(tmp_path / "together", rank)[-1]["values"] for rank in (0, 1)]
+    held = [each["memory/kv_cache_bytes"] for each in memory]
+    whole = _points(tmp_path / "alone", 0)[-1]["values"]["memory/kv_cache_bytes"]
+    assert min(held) > 0 and (plan == TP or sum(held) == whole)
+    if model == "grouped":
+        assert 2 * held[1] == whole if plan == TP else 2 * held[0] == held[1], "the first stage has two layers of three"
+
+
+def _points(folder: Path, rank: int) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (folder / f"rank-{rank}" / "points.jsonl").read_text().splitlines()]
+
+
+class Deep(Runner):
+    """Three steps under way at a time, as with three stages."""
+
+    depth = 3
+
+
+@pytest.mark.parametrize("blocks", [100, 22])
+def test_several_steps_under_way_change_no_token(blocks, monkeypatch):
+    given = [(prompt, MIXED[number % len(MIXED)]) for number, prompt in enumerate(prompts(12))]
+    alone = finished(engine_of(model_of()), given)
+    monkeypatch.setattr("tests.workers.inference.test_engine.Runner", Deep)
+    engine = engine_of(model_of(), blocks=blocks, sequences=8, watermark=0, step_tokens=16)
+    most = _watched(engine)
+    gone = [engine.add(prompt, Sampling(max_new_tokens=30, n=2)) for prompt in prompts(3)]
+    for steps, each in enumerate(gone):
+        for _ in range(1 + steps):
+            engine.step()
+        engine.abort(each)
+    together = finished(engine, given)
+    assert [each.new_tokens for each in together] == [each.new_tokens for each in alone]
+    assert max(most) == 3 and (blocks == 100 or engine.scheduler.preemptions)
+    assert {each.finish for each in gone} == {"aborted"} and not engine.scheduler.flying
+
+
+def _watched(engine: Engine) -> list[int]:
+    """How many groups of requests were under way whenever a step began."""
+    found: list[int] = []
+    real = engine.scheduler.plan
+
+    def plan() -> Any:
+        before = set(engine.scheduler.flying)
+        made = real()
+        assert not before & {each.request for each in made.slices}
+        found.append(len(engine._flights) + bool(made.slices))
+        return made
+
+    engine.scheduler.plan = plan  # type: ignore[method-assign]
+    return found
+
+
+class Served:
+    """A serve run on all ranks of a pool, in a thread of this process."""
+
+    def __init__(self, pool: Pool, folder: Path, spec: list[str]) -> None:
+        self.folder = folder
+        self.codes: Any = None
+        self._thread = threading.Thread(target=self._run, args=(pool, spec), daemon=True)
+        self._thread.start()
+        told = self.event("serving")
+        self.model, self.blocks = told["model"], told["blocks"]
+        self.http = httpx.Client(base_url=f"http://{told['host']}:{told['port']}", timeout=60, trust_env=False)
+
+    def _run(self, pool: Pool, spec: list[str]) -> None:
+        try:
+            self.codes = pool.call(COMMAND, spec=spec[0], directory=spec[1])
+        except (OSError, EOFError, AssertionError) as error:
+            self.codes = error
+
+    def event(self, kind: str) -> dict[str, Any]:
+        path = self.folder / "rank-0/events.jsonl"
+        return self.until(
+            lambda: (
+                next(
+                    (
+                        each["data"]
+                        for line in path.read_text().splitlines()
+                        if (each := json.loads(line))["type"] == kind
+                    ),
+                    None,
+                )
+                if path.exists()
+                else None
+            )
+        )
+
+    def until(self, ask: Callable[[], Any], seconds: float = 60) -> Any:
+        deadline = time.monotonic() + seconds
+        while not (found := ask()):
+            assert time.monotonic() < deadline and self._thread.is_alive(), self.codes
+            time.sleep(0.02)
+        return found
+
+    def answer(self, line: dict[str, Any]) -> list[int]:
+        asked = {"prompt": line["token_ids"], "max_tokens": line["max_new_tokens"], "seed": line["seed"]}
+        told = {"model": self.model, "temperature": line["temperature"], "ignore_eos": True, "return_token_ids": True}
+        found = self.http.post("/v1/completions", json={**asked, **told}).raise_for_status().json()
+        return list(found["choices"][0]["token_ids"])
+
+    def idle(self, rank: int) -> bool:
+        found = read_progress(self.folder / f"rank-{rank}", now_ns=time.monotonic_ns())
+        return found is not None and found.phase == "idle" and found.idle_s < 3
+
+    def stopped(self) -> Any:
+        (self.folder / "control.json").write_text(json.dumps({"action": "stop", "id": 1, "grace_s": 20}))
+        return self.ended()
+
+    def ended(self) -> Any:
+        self.http.close()
+        self._thread.join(60)
+        assert not self._thread.is_alive()
+        return self.codes
+
+
+@pytest.fixture(scope="module")
+def weights(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    return {"path": str(untrained_folder(Path(tmp_path_factory.mktemp("weights"))))}
+
+
+def _lines() -> list[dict[str, Any]]:
+    return [
+        {"id": n, "token_ids": prompt, "seed": n, "temperature": n % 2 * 0.8, "max_new_tokens": 12, "ignore_eos": True}
+        for n, prompt in enumerate(prompts(8))
     ]
-    told = [each.communicate(timeout=240)[0] for each in ranks]
-    assert told[0].split() == [word for name in TRIED for word in (name, "equal")]
-    assert [each.returncode for each in ranks] == [0, 0]
 
 
-class Pair:
-    rank, size = 0, 2
+@pytest.fixture(scope="module")
+def wanted(tmp_path_factory: pytest.TempPathFactory, weights: dict[str, str]) -> list[list[int]]:
+    """By one process, a line at a time or not."""
+    room = Room(Path(tmp_path_factory.mktemp("wanted")), weights)
+    (room.folder / "lines.jsonl").write_text("\n".join(map(json.dumps, _lines())))
+    output = room.folder / "answers.jsonl"
+    given = {"input": str(room.folder / "lines.jsonl"), "output": str(output)}
+    assert command(*room.spec("generate", {}, given, "alone")) == 0
+    return [json.loads(line)["token_ids"] for line in output.read_text().splitlines()]
+
+
+@pytest.mark.parametrize("plan", [TP, PP])
+def test_a_server_of_two_ranks_answers_rests_and_ends(plan, two, tmp_path, weights, wanted):
+    served = Served(two, tmp_path / "run", Room(tmp_path, weights).spec("serve", plan, {"max_seqs": 4}, "run"))
+    with ThreadPoolExecutor(8) as threads:
+        assert list(threads.map(served.answer, _lines())) == wanted
+    served.until(lambda: served.idle(0) and served.idle(1))
+    assert served.stopped() == [0, 0]
+    summary = Summary.model_validate(served.event("served"))
+    assert (summary.requests, summary.new_tokens) == (8, 96)
+    assert "until rank 0 ended" in json.loads((tmp_path / "run/rank-1/exit.json").read_text())["reason"]
+
+
+def test_a_server_whose_other_rank_is_gone_ends_as_broken(ranks, tmp_path, weights):
+    pool = ranks(2)
+    served = Served(pool, tmp_path / "run", Room(tmp_path, weights).spec("serve", TP, {}, "run"))
+    pool.ranks[1].kill()
+    assert isinstance(served.ended(), EOFError | OSError)
+    left = json.loads((tmp_path / "run/rank-0/exit.json").read_text())
+    assert left["class"] == "infrastructure" and "a rank that computes this model too is gone" in left["reason"]
+
+
+def test_replicas_of_two_stages_and_shares_of_stages(ranks, tmp_path, weights, wanted):
+    four = ranks(4)
+    plan = {"dp": 2, "pp": 2, "global_batch_size": 2}
+    served = Served(four, tmp_path / "run", Room(tmp_path, weights).spec("serve", plan, {"kv_blocks": 30}, "run"))
+    assert served.blocks == 60
+    with ThreadPoolExecutor(8) as threads:
+        assert list(threads.map(served.answer, _lines())) == wanted
+    answered = [len((tmp_path / f"run/rank-{rank}/requests.jsonl").read_text().splitlines()) for rank in (0, 2)]
+    assert sum(answered) == 8 and min(answered) > 0
+    assert served.stopped() == [0] * 4
+    room = Room(tmp_path, MODELS["grouped"])
+    assert command(*room.spec("generate", {"pp": 2}, {"input": "x", "output": "y"}, "few")) == 64
+    assert len(room.generate({"tp": 2, "pp": 2}, four)) == 12
+
+
+@pytest.mark.parametrize("plan", [TP, PP])
+def test_what_is_judged_is_judged_alike(plan, two, tmp_path, weights):
+    rows = [{"prompt": f"{n} and", "references": [f" then {n}"], "text": None} for n in range(5)]
+    texts = [{"text": "to be or not to be " * (n + 1)} for n in range(4)]
+    found = []
+    for name, given, metrics in (("asked", rows, ["bleu", "exact_match", "loss"]), ("read", texts, ["perplexity"])):
+        path = tmp_path / f"{name}.jsonl"
+        told = [{key: value for key, value in row.items() if value is not None} for row in given]
+        path.write_text("".join(json.dumps(row) + "\n" for row in told))
+        body = {"input": str(path), "metrics": metrics, "window": 24, "stride": 9, "max_new_tokens": 6}
+        room = Room(tmp_path, weights, **body)
+        spec = room.spec("evaluate", plan, {}, f"{name}-together")
+        assert two.call(COMMAND, spec=spec[0], directory=spec[1]) == [0, 0]
+        assert command(*room.spec("evaluate", {}, {}, f"{name}-alone")) == 0
+        found.append([
+            json.loads((tmp_path / f"{name}-{how}/results.json").read_text()) for how in ("together", "alone")
+        ])  # fmt: skip
+    for together, alone in found:
+        assert (
+            together["metrics"] == pytest.approx(alone["metrics"], rel=1e-5) and together["tokens"] == alone["tokens"]
+        )
+    answers = [(tmp_path / f"asked-{how}/predictions.jsonl").read_bytes() for how in ("together", "alone")]
+    assert answers[0] == answers[1]
 
 
 @pytest.mark.parametrize(
-    ("shape", "says"),
-    [({"kv_heads": 1}, "has 1 kv_heads, which 2 ranks cannot share"), (SHAPES["moe"], "does not spread experts")],
+    ("fields", "says"),
+    [
+        ({"plan": TP, "model": {**ODD, "heads": 6, "kv_heads": 3, "hidden": 36}}, "3 key-value heads neither divide"),
+        ({"plan": {"pp": 4}}, "3 layers are too few"),
+        ({"plan": {"cp": 2}}, "no cp in runs of kind generate"),
+        ({"plan": {"dp": 2}}, "no dp in runs of kind generate, the plan has 2; try dp 1; several devices by tp and pp"),
+        ({"plan": {"pp": 2, "schedule": "zbv"}}, "a rank holds one stage"),
+        ({"plan": PP}, "the plan has 2 ranks (dp 1 x tp 1 x pp 2), but 1 started"),
+    ],
 )
-def test_what_ranks_cannot_share_is_refused(shape: dict[str, Any], says: str):
-    pair: Any = Pair()
-    with pytest.raises(UserError, match=says), torch.no_grad():
-        shard(model_of(**shape), pair)
-
-
-if __name__ == "__main__":
-    main()
+def test_what_ranks_cannot_share_is_refused(fields, says, tmp_path, capsys):
+    (tmp_path / "lines.jsonl").write_text('{"id": 1, "token_ids": [1]}')
+    given = {"input": str(tmp_path / "lines.jsonl"), "output": str(tmp_path / "answers.jsonl")}
+    spec = Room(tmp_path, fields.get("model", ODD)).spec("generate", fields["plan"], given, "run")
+    assert command(*spec) == 64
+    assert says in capsys.readouterr().err

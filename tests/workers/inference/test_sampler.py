@@ -9,8 +9,9 @@ from typing import Any
 import pytest
 import torch
 
+from workers.inference import sampler
 from workers.inference.request import Request
-from workers.inference.sampler import Row
+from workers.inference.sampler import Row, at, weights
 from workers.inference.sampling import Sampling
 from workers.inference.speculate.verify import verified
 from workers.inference.stops import GrowingText, until_stop
@@ -42,6 +43,31 @@ def test_frequencies_are_the_distribution_cut_off(asked, kept):
     many = expected >= 5
     off = sum((counts[token] - expected[token]) ** 2 / expected[token] for token in many.nonzero().flatten().tolist())
     assert off < 27, "chi-square of at most 5 degrees of freedom, p = 6e-5; seeds are fixed"
+
+
+def test_cuts_among_the_likeliest_alone_are_those_of_the_whole_vocabulary(monkeypatch):
+    """Ties at the edge, cuts that fall beyond the few, and flat rows included."""
+    steep, flat = torch.randn(6, 3000, generator=torch.Generator().manual_seed(1)).split(3)
+    logits = torch.cat([4 * steep, 0.1 * flat, torch.round(3 * steep), torch.zeros(3, 3000)])
+    asks = [
+        {"top_p": 0.9}, {"top_p": 0.3, "min_p": 0.01}, {"top_k": 40}, {"top_k": 511}, {"top_k": 512}, {"top_k": 700},
+        {"min_p": 0.05}, {"top_k": 50, "top_p": 0.8}, {"top_p": 1e-6}, {"top_p": 0.999, "temperature": 3.0},
+    ]  # fmt: skip
+    whole = 0
+    for asked in asks:
+        rows = [Row(Request((0,), Sampling(seed=seed, **asked))) for seed in range(len(logits))]
+        few = weights(logits, rows)
+        alone = torch.cat([weights(logits[each : each + 1], rows[each : each + 1]) for each in range(len(logits))])
+        assert torch.equal(few, alone), "no row depends on its neighbours"
+        with monkeypatch.context() as patch:
+            patch.setattr(sampler, "_LIKELIEST", 3000)
+            sorted_ = weights(logits, rows)
+        assert torch.equal(few > 0, sorted_ > 0)
+        torch.testing.assert_close(few, sorted_, rtol=1e-13, atol=0)
+        for uniform in torch.rand(50, generator=torch.Generator().manual_seed(2)).tolist():
+            assert at(few, [uniform] * len(rows)) == at(sorted_, [uniform] * len(rows))
+        whole += int(((few > 0).sum(-1) >= 512).sum())
+    assert whole, "some rows keep more than the few"
 
 
 def test_penalties():

@@ -61,7 +61,7 @@ def speculating(
     speculator = Speculator(proposer, tokens=tokens, adaptive=adaptive)
     return Engine(
         runner,
-        Scheduler(pool, Limits(**limits)),
+        Scheduler(pool, Limits(**limits), window=decoder.spec.window),
         context=decoder.spec.max_seq_len,
         decode=spelled,
         speculator=speculator,
@@ -92,6 +92,20 @@ def test_greedy_and_looked_up_answers_are_the_plain_ones(way, adaptive):
     scarce = speculating(decoder, draft, adaptive=adaptive, blocks=17, sequences=6, step_tokens=16, watermark=0)
     assert [each.new_tokens for each in finished(scarce, given)] == wanted
     assert scarce.scheduler.preemptions > 0
+
+
+@pytest.mark.parametrize("own", [None, 6, 13], ids=["looked up", "a narrower draft", "a wider draft"])
+def test_behind_a_window_blocks_are_given_back_beside_drafts(own):
+    decoder = model_of(window=10)
+    given = [(prompt, GREEDY) for prompt in prompts(4)]
+    wanted = [each.new_tokens for each in finished(plain(model_of(window=10)), given)]
+    engine = speculating(decoder, None if own is None else near(decoder, window=own), sequences=4)
+    requests, kept = [engine.add(*each) for each in given], []
+    while engine.busy:
+        engine.step()
+        kept += [len(each.blocks) - each.gone for each in engine.scheduler.running if len(each.tokens) > 30]
+    assert [each.new_tokens for each in requests] == wanted and engine.counts.drafted
+    assert max(kept) <= 6, "a window, a draft, and the ends of both"
 
 
 def test_what_ends_an_answer_ends_it_inside_an_accepted_stretch():

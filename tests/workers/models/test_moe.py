@@ -7,6 +7,8 @@ from itertools import pairwise
 import pytest
 import torch
 
+from kernels import explain
+from kernels.dispatch import forget
 from workers.contracts.model import ModelSpec
 from workers.models.balancer import Balancer
 from workers.models.documents import Documents
@@ -55,6 +57,41 @@ def test_every_expert_has_a_gradient_though_it_saw_no_token(x):
     layer(x[:1, :1]).sum().backward()
     assert all(parameter.grad is not None for parameter in layer.parameters())
     assert layer.experts.up.weight.grad.flatten(1).norm(dim=1).count_nonzero() == 2
+
+
+@pytest.mark.parametrize(
+    "moe",
+    [
+        {"shared_experts": 1},
+        {"capacity": 0.5, "aux_loss": 0.5},
+        {"scoring": "sigmoid", "groups": 3, "groups_per_token": 2, "bias_update": 0.1, "routed_scale": 2.5},
+    ],
+    ids=["shared", "capacity", "groups"],
+)
+def test_kernels_gate_permute_and_multiply_as_the_pieces_do(moe, x, monkeypatch):
+    """By the kernels' references, which stand where a GPU's kernels would; outside training too."""
+    layer, found, told = routed(**moe), [], []
+    layer.balance.gradient_scale = 0.3
+    if layer.router.choice_bias is not None:
+        layer.router.choice_bias.copy_(torch.linspace(0, 0.4, 6))
+    for backend in ("", "reference"):
+        monkeypatch.setenv("KERNELS_BACKEND", backend)
+        forget()
+        layer.zero_grad()
+        given = x.clone().requires_grad_()
+        out = layer.train()(given)
+        (out * torch.linspace(-1, 1, out.numel()).view_as(out)).sum().backward()
+        gradients = [parameter.grad for parameter in layer.parameters()]
+        assert all(each is not None for each in gradients)
+        with torch.no_grad():
+            answer = layer.eval()(x)
+        found.append([out.detach(), given.grad, answer, *gradients])
+        told.append({str(row["op"]): row["backend"] for row in explain()})
+    forget()
+    for one, other in zip(*found, strict=True):
+        torch.testing.assert_close(other, one, rtol=1e-5, atol=1e-5)
+    assert {"moe_gate", "moe_permute", "grouped_matmul"} <= told[0].keys() and set(told[0].values()) == {"torch"}
+    assert told[0].keys() | {"moe_unpermute"} == told[1].keys() and set(told[1].values()) == {"reference"}
 
 
 def test_first_choices_and_early_tokens_stay_within_capacity():

@@ -72,10 +72,18 @@ def test_each_choice_is_told_once_with_its_reason() -> None:
     assert kernels_chosen(CPU, fused=False)["operations"] == []
 
 
-@pytest.mark.parametrize("how", [{"window": 700}, {"window": None, "value_width": 8}])
-def test_attention_on_a_cpu_never_holds_every_score(how: dict[str, Any]) -> None:
+@pytest.mark.parametrize(
+    ("how", "bound"),
+    [
+        ({"window": 700}, 4 * 2048 * 2 * 16),
+        ({"window": None, "value_width": 8}, 4 * 2048 * 2 * 16),
+        ({"window": 300, "dropout": 0.1}, 4 * 300 * 600 * 2),
+    ],
+    ids=["window", "narrow values", "window that drops"],
+)
+def test_attention_on_a_cpu_never_holds_every_score(how: dict[str, Any], bound: int) -> None:
     """A window, and values narrower than keys: what torch's own call computes in a square."""
-    length, width = 2048, how.get("value_width", 16)
+    length, width = 2048, how.pop("value_width", 16)
     q, k = (torch.randn(1, length, 2, 16, requires_grad=True) for _ in range(2))
     v = torch.randn(1, length, 2, width, requires_grad=True)
     largest = 0
@@ -86,8 +94,14 @@ def test_attention_on_a_cpu_never_holds_every_score(how: dict[str, Any]) -> None
         return x
 
     with torch.autograd.graph.saved_tensors_hooks(saved, lambda x: x):
-        attend(q, k, v, window=how["window"]).sum().backward()
-    assert 0 < largest <= 4 * length * 2 * 16 and all(x.grad is not None for x in (q, k, v))
+        attend(q, k, v, **how).sum().backward()
+    assert 0 < largest <= bound and all(x.grad is not None for x in (q, k, v))
+
+
+def test_pieces_of_a_window_that_drops_see_what_the_window_lets_them() -> None:
+    """So little is dropped that nothing is: pieces of 256 queries and a ragged one."""
+    q, k, v = torch.randn(3, 2, 600, 2, 8).unbind()
+    torch.testing.assert_close(attend(q, k, v, window=40, dropout=1e-30), attend(q, k, v, window=40))
 
 
 def test_what_drops_and_what_is_compiled_runs_by_torch() -> None:

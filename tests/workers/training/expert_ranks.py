@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import os
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch.profiler import ProfilerActivity, profile
 
+from kernels.dispatch import forget
 from tests.orchestrator.planner.collectives.program import counted
 from workers.contracts.model import ModelSpec
 from workers.contracts.plan import ParallelPlan
@@ -35,9 +37,19 @@ def all_to_all_bytes(model: dict[str, Any], plan: dict[str, Any]) -> int:
     return counted(profiled.events(), group=1)["all_to_all"]
 
 
-def unevenly_routed(model: dict[str, Any], plan: dict[str, Any]) -> dict[str, float]:
+def unevenly_routed(model: dict[str, Any], plan: dict[str, Any], backend: str) -> dict[str, float]:
     """All tokens of all ranks to expert 0: the largest gradients of the first rank's and of the other experts, and how
-    far outputs are from those of a layer that has all experts."""
+    far outputs are from those of a layer that has all experts. `backend`: of kernels, where there is a choice."""
+    os.environ["KERNELS_BACKEND"] = backend
+    forget()
+    try:
+        return _unevenly_routed(model, plan)
+    finally:
+        del os.environ["KERNELS_BACKEND"]
+        forget()
+
+
+def _unevenly_routed(model: dict[str, Any], plan: dict[str, Any]) -> dict[str, float]:
     decoder, _ = laid(model, plan)
     whole = Decoder(decoder.spec)
     experts: dict[str, Experts] = {

@@ -1,24 +1,42 @@
 """A pool of training ranks that stay alive over many runs: starting torch's process groups costs seconds each time.
 
-Run as a module it is one rank: jobs come in as JSON lines, outcomes go out. `Pool` is the other end.
+A rank is forked from a process that has loaded torch and the engine once for all; jobs come in as plain data, outcomes
+go out. `Pool` is the other end.
 """
 
 from __future__ import annotations
 
+import faulthandler
 import importlib
 import json
+import multiprocessing
 import os
 import signal
-import subprocess
 import sys
 import threading
 import traceback
 from dataclasses import dataclass
+from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).parents[3]
 TIMEOUT_S = 300
+# what a rank comes to need, loaded before it is forked; nothing of it starts a thread
+LOADED = [
+    "torch.distributed.fsdp",
+    "torch.distributed.tensor.parallel",
+    "torch.distributed.pipelining",
+    "torch.distributed.checkpoint.state_dict_saver",
+    "torch.distributed.checkpoint.state_dict_loader",
+    "torch.nn.attention.flex_attention",
+    "workers.training.attempt",
+    "workers.training.tensor",
+    "workers.training.expert",
+    "workers.training.pipeline.asynchronous",
+    "workers.training.optim.scaled_adamw",
+    "workers.training.trace.traffic",
+]
 
 
 @dataclass
@@ -41,24 +59,20 @@ class Result:
 class Pool:
     def __init__(self, size: int, rendezvous: Path) -> None:
         self.size = size
-        common = {
-            **os.environ,
-            "OMP_NUM_THREADS": "1",
-            "TORCH_FR_BUFFER_SIZE": "256",
-            "GLOO_SOCKET_IFNAME": "lo",
-            "WORLD_SIZE": str(size),
-        }
-        self.ranks = [
-            subprocess.Popen(
-                [sys.executable, "-X", "faulthandler", "-m", "tests.workers.training.pool", str(rendezvous)],
-                cwd=ROOT,
-                env={**common, "RANK": str(rank), "LOCAL_RANK": str(rank), "LOCAL_WORLD_SIZE": str(size)},
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                text=True,
-            )
-            for rank in range(size)
-        ]
+        context = multiprocessing.get_context("forkserver")
+        context.set_forkserver_preload(LOADED)
+        self.ranks, self.lines = [], []
+        for rank in range(size):
+            ours, theirs = context.Pipe()
+            given = (rank, size, str(rendezvous), theirs)
+            self.ranks.append(context.Process(target=_serve, args=given, daemon=True, name=f"rank {rank} of {size}"))
+            self.ranks[-1].start()
+            theirs.close()
+            self.lines.append(ours)
+
+    @property
+    def whole(self) -> bool:
+        return all(rank.is_alive() for rank in self.ranks)
 
     def train(self, spec: dict[str, Any], directory: Path, **more: str) -> Result:
         """Run `spec` on all ranks; `more` are environment variables of the run."""
@@ -72,25 +86,27 @@ class Pool:
         return [answer["returns"] for answer in answers]
 
     def _ask(self, job: dict[str, Any]) -> list[dict[str, Any]]:
-        for rank in self.ranks:
-            assert rank.stdin is not None
-            rank.stdin.write(json.dumps(job) + "\n")
-            rank.stdin.flush()
+        said = json.dumps(job)
+        for line in self.lines:
+            line.send(said)
         hung = threading.Timer(TIMEOUT_S, self.abort)
         hung.start()
-        answers = [json.loads(rank.stdout.readline()) for rank in self.ranks if rank.stdout is not None]
-        hung.cancel()
-        return answers
+        try:
+            return [json.loads(line.recv()) for line in self.lines]
+        finally:
+            hung.cancel()
 
     def abort(self) -> None:
         """On a hang: every rank says where its threads stand, then ends."""
         for rank in self.ranks:
-            rank.send_signal(signal.SIGABRT)
+            os.kill(rank.pid or 0, signal.SIGABRT)
 
     def close(self) -> None:
         for rank in self.ranks:
             rank.kill()
-            rank.communicate()
+        for rank, line in zip(self.ranks, self.lines, strict=True):
+            rank.join()
+            line.close()
 
 
 def train_alone(spec: dict[str, Any], directory: Path, **more: str) -> Result:
@@ -130,20 +146,28 @@ def _called(function: str, given: dict[str, Any]) -> dict[str, Any]:
         return {"error": traceback.format_exc()}
 
 
-def _serve() -> None:
+def _serve(rank: int, size: int, rendezvous: str, line: Connection) -> None:
+    import torch
     import torch.distributed as dist
 
-    rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
-    dist.init_process_group("gloo", init_method=f"file://{sys.argv[1]}", rank=rank, world_size=size)
-    answers, sys.stdout = sys.stdout, sys.stderr  # what the engine says is not an answer
-    for line in sys.stdin:
-        job = json.loads(line)
+    faulthandler.enable()
+    os.chdir(ROOT)
+    place = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": size, "LOCAL_WORLD_SIZE": size}
+    os.environ.update({name: str(value) for name, value in place.items()})
+    os.environ.update({"OMP_NUM_THREADS": "1", "TORCH_FR_BUFFER_SIZE": "256", "GLOO_SOCKET_IFNAME": "lo"})
+    torch.set_num_threads(1)
+    sys.stdout = sys.stderr
+    dist.init_process_group("gloo", init_method=f"file://{rendezvous}", rank=rank, world_size=size)
+    while True:
+        try:
+            job = json.loads(line.recv())
+        except EOFError:  # whoever asked is gone
+            os._exit(0)
         if "call" in job:
             answer = _called(job["call"], job["given"])
         else:
-            answer = _run(job["spec"], Path(job["directory"]), job["env"])
-        print(json.dumps(answer), file=answers, flush=True)
-
-
-if __name__ == "__main__":
-    _serve()
+            try:
+                answer = _run(job["spec"], Path(job["directory"]), job["env"])
+            except Exception as error:  # a spec that is refused, on every rank alike
+                answer = {"class": "refused", "reason": f"{type(error).__name__}: {error}", "step": 0}
+        line.send(json.dumps(answer))

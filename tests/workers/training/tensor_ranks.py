@@ -20,12 +20,13 @@ from workers.contracts.model import ModelSpec
 from workers.contracts.plan import ParallelPlan
 from workers.models.balance import Balance
 from workers.models.decoder import Decoder
+from workers.models.head import rows_of
 from workers.models.initialise import initialise, local_part
 from workers.training.batches import IGNORED
 from workers.training.objectives import token_losses
 from workers.training.tensor import apply_tensor, sum_partial
 from workers.training.tensor.dropout import draw_apart
-from workers.training.tensor.vocabulary import cross_entropy, rows_of
+from workers.training.tensor.vocabulary import cross_entropy
 
 
 @cache
@@ -178,3 +179,31 @@ def drawn() -> list[list[float]]:
     out.sum().backward()
     first, again = seen
     return [first.tolist(), after.tolist(), again.tolist()]
+
+
+def errors_without_logits(model: dict[str, Any], sequence_parallel: bool) -> dict[str, float]:
+    """Losses and gradients made a chunk of tokens at a time, of the vocabulary's part that a rank holds, against those
+    of the same ranks' sharded logits: the sum, each token's, and the worst gradient of two micro-batches."""
+    spec = ModelSpec.model_validate(model)
+    with_logits, without = (built(spec, sequence_parallel=sequence_parallel) for _ in range(2))
+    generator, apart = torch.Generator().manual_seed(1), {"each": 0.0, "sum": 0.0}
+    for each in (True, False):
+        tokens = torch.randint(0, spec.vocab, (2, 13), generator=generator)
+        inputs, targets = tokens[:, :-1], tokens[:, 1:].clone()
+        targets[0, 3] = IGNORED
+        want = token_losses(with_logits(inputs), targets)
+        found = without(inputs, None, targets, each)
+        found = found.sum(1) if each else found
+        (want.sum() * 0.7).backward()
+        (found.sum() * 0.7).backward()
+        want = want if each else want.sum()
+        apart["each" if each else "sum"] = (found / want - 1).abs().max().item()
+    for decoder in (with_logits, without):
+        sum_partial(decoder.parameters())
+    for (name, one), other in zip(with_logits.named_parameters(), without.parameters(), strict=True):
+        assert one.grad is not None and other.grad is not None, f"{name} has no gradient"
+        wanted, got = (local_part(grad)[0] for grad in (one.grad, other.grad))
+        if wanted.numel():
+            worst = ((got - wanted).abs().max() / wanted.abs().max().clamp_min(1e-6)).item()
+            apart["gradient"] = max(apart.get("gradient", 0.0), worst)
+    return apart

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from tests.workers.training.conftest import make_spec
-from workers.contracts.progress import read_progress, read_pulse
+from workers.contracts.progress import BEACON, BEAT, LAYOUT, VERSION, read_progress, read_pulse
 from workers.metrics.beacon import Beacon
 from workers.training import arrival
 from workers.training.arrival import Arrivals
@@ -59,3 +59,10 @@ def test_a_rank_that_is_last_step_after_step_is_told_once(monkeypatch):
     [found] = [each for each in told if each]
     assert (found["rank"], found["stage"], found["late_s"]) == (3, 1, 0.5)
     assert told.index(found) >= 7, "after eight seconds"
+
+
+def test_a_look_into_a_first_mark_that_is_being_written_tells_nothing(tmp_path):
+    (tmp_path / BEACON).write_bytes(LAYOUT.pack(VERSION, 1, 0, 3, 0, b"") + BEAT.pack(5))
+    assert read_progress(tmp_path, now_ns=10**15) is None, (
+        "else it looks as if nothing had moved since the machine began"
+    )

@@ -25,11 +25,10 @@ MODELS = {
 }
 
 
-@pytest.mark.parametrize("size", [2, 4])
 @pytest.mark.parametrize("model", MODELS)
-def test_losses_gradients_and_routing_are_those_of_whole_sequences(pools, size, model):
+def test_losses_gradients_and_routing_are_those_of_whole_sequences(pools, model):
     recompute = model in ("window", "capacity")
-    for found in pools(size).call(
+    for found in pools(4).call(
         f"{RANKS}:decoder_errors", model={**SMALL, **MODELS[model]}, length=20, recompute=recompute
     ):
         assert found["loss"] < 1e-6 and found["told"] < 1e-5 and found["gradients"] < 2e-6, found
@@ -38,11 +37,7 @@ def test_losses_gradients_and_routing_are_those_of_whole_sequences(pools, size, 
 RUNS = [
     ("window", {"cp": 2, "recompute": "full"}),
     ("window", {"cp": 4}),
-    ("window", {"cp": 2, "dp": 2, "zero": 0}),
     ("window", {"cp": 2, "dp": 2, "zero": 1}),
-    ("window", {"cp": 2, "dp": 2, "zero": 2}),
-    ("window", {"cp": 2, "dp": 2, "zero": 3}),
-    ("experts", {"cp": 2}),
     ("experts", {"cp": 2, "dp": 2, "zero": 2}),
 ]
 STEPS = {"window": 20, "experts": 12}  # one flipped route ends parity

@@ -53,19 +53,15 @@ def alone(train, tmp_path_factory):
 
 RUNS = [
     ("mixtral", {"dp": 2, "ep": 2, "zero": 0, "recompute": "selective"}),
-    ("deepseek", {"dp": 2, "ep": 2, "zero": 1, "recompute": "full"}),
-    ("deepseek", {"dp": 2, "ep": 2, "zero": 2}),
+    ("deepseek", {"dp": 2, "ep": 2, "zero": 2, "recompute": "auto", "recompute_budget_bytes": 600_000}),
     ("deepseek", {"cp": 2, "ep": 2}),
     ("mixtral", {"dp": 4, "ep": 2, "zero": 1}),
     ("mixtral", {"dp": 4, "ep": 2, "zero": 3, "recompute": "full"}),
     ("deepseek", {"dp": 4, "ep": 2, "zero": 3, "dp_replicate": 2}),
-    ("deepseek", {"dp": 4, "ep": 2, "zero": 3, "recompute": "auto", "recompute_budget_bytes": 600_000}),
-    ("deepseek", {"dp": 2, "pp": 2, "ep": 2, "zero": 0, "schedule": "1f1b"}),
     ("mixtral", {"dp": 2, "pp": 2, "ep": 2, "zero": 2, "schedule": "zb1p"}),
     ("deepseek", {"dp": 2, "cp": 2, "ep": 4, "zero": 3}),
-    ("mixtral", {"dp": 2, "tp": 2, "ep": 2, "zero": 1, "sequence_parallel": True}),
+    ("deepseek", {"dp": 2, "tp": 2, "ep": 2, "zero": 1, "sequence_parallel": True}),
     ("mixtral", {"dp": 2, "tp": 2, "ep": 2, "zero": 3}),
-    ("deepseek", {"dp": 2, "tp": 2, "ep": 2, "zero": 2, "sequence_parallel": True}),
 ]
 
 
@@ -93,9 +89,9 @@ def test_a_run_is_that_of_one_process(name, plan, alone, train, tmp_path):
     ids=lambda plan: plan["precision"],
 )
 def test_fewer_bits(plan, alone, train, tmp_path):
-    result = train(spec("deepseek", {"dp": 2, "ep": 2, **plan}), tmp_path)
+    result = train(spec("deepseek", {"dp": 2, "ep": 2, **plan}, steps=4, eval=None), tmp_path)
     assert {outcome["class"] for outcome in result.outcomes} == {"ok"}, result.outcomes
-    assert result.values("loss") == pytest.approx(alone["deepseek"].values("loss"), rel=5e-3)
+    assert result.values("loss") == pytest.approx(alone["deepseek"].values("loss")[:4], rel=5e-3)
 
 
 def test_a_run_goes_on_with_experts_dealt_out_otherwise(alone, train, tmp_path):
@@ -119,9 +115,10 @@ def test_bytes_that_travel_are_those_of_the_planner(recompute, pools):
     assert sum(found) / len(found) == says
 
 
-def test_ranks_without_a_token_take_part(pools):
-    model = {**SMALL, **MODELS["mixtral"]}
-    for rank, found in enumerate(pools(2).call(f"{RANKS}:unevenly_routed", model=model, plan={"dp": 2, "ep": 2})):
+@pytest.mark.parametrize("backend", ["", "reference"], ids=["pieces", "all rows at once"])
+def test_ranks_without_a_token_take_part(backend, pools):
+    given = {"model": {**SMALL, **MODELS["mixtral"]}, "plan": {"dp": 2, "ep": 2}, "backend": backend}
+    for rank, found in enumerate(pools(2).call(f"{RANKS}:unevenly_routed", **given)):
         assert found["apart"] < 1e-6
         assert (found["largest"] > 0) == (rank == 0)
 

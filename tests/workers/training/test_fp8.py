@@ -20,6 +20,7 @@ from workers.training.fp8.linear import multiply
 from workers.training.fp8.tiles import BLOCK, COLUMN, ROW, quantize
 
 BATCH = {"global_batch_size": 4, "micro_batch_size": 2}
+STEPS = 6
 # M tokens, N outputs, K inputs: whole tiles; ragged in all; smaller than one
 SHAPES = [(256, 128, 256), (131, 200, 300), (5, 24, 40)]
 
@@ -184,7 +185,7 @@ def test_every_linear_layer_of_blocks_and_no_other(model):
 def alone(train, tmp_path_factory):
     plans = {"fp8": {"precision": "fp8"}, "bf16": {"precision": "bf16"}, "fp32": {}}
     return {
-        name: train(make_spec(None, {**BATCH, **plan}, steps=12), tmp_path_factory.mktemp(name))
+        name: train(make_spec(None, {**BATCH, **plan}, steps=STEPS), tmp_path_factory.mktemp(name))
         for name, plan in plans.items()
     }
 
@@ -200,7 +201,6 @@ def test_follows_fp32_and_keeps_less(alone):
     "plan",
     [
         {"dp": 2, "zero": 1},
-        {"dp": 2, "zero": 2},
         {"dp": 2, "zero": 3, "recompute": "full"},
         {"dp": 2, "zero": 3, "reduce_dtype": "bf16"},
         {"tp": 2, "sequence_parallel": True},
@@ -209,7 +209,7 @@ def test_follows_fp32_and_keeps_less(alone):
     ids=json.dumps,
 )
 def test_of_one_process(plan, alone, train, tmp_path):
-    result = train(make_spec(None, {**BATCH, "precision": "fp8", **plan}, steps=12), tmp_path)
+    result = train(make_spec(None, {**BATCH, "precision": "fp8", **plan}, steps=STEPS), tmp_path)
     assert {each["class"] for each in result.outcomes} == {"ok"}
     apart = 2e-3 if "reduce_dtype" in plan else 5e-4
     assert result.values("loss") == pytest.approx(alone["fp8"].values("loss"), rel=apart)
@@ -228,7 +228,7 @@ def test_a_backward_pass_in_two_halves(train, tmp_path):
 
 @pytest.mark.parametrize("recompute", ["full", "selective"])
 def test_recomputing_is_the_same(recompute, alone, train, tmp_path):
-    again = train(make_spec(None, {**BATCH, "precision": "fp8", "recompute": recompute}, steps=12), tmp_path)
+    again = train(make_spec(None, {**BATCH, "precision": "fp8", "recompute": recompute}, steps=STEPS), tmp_path)
     assert again.values("loss") == alone["fp8"].values("loss")
     less, more = (result.values("memory/activations_bytes")[0] for result in (again, alone["fp8"]))
     assert less < more

@@ -49,7 +49,7 @@ def test_scale_moves_and_is_told(alone):
     assert "memory/optimizer_bytes" in alone.points()[-1]["values"]
 
 
-@pytest.mark.parametrize("zero", range(4))
+@pytest.mark.parametrize("zero", [0, 1, 3])
 def test_all_ranks_skip_what_one_process_skips(zero, alone, train, tmp_path):
     result = train(spec({"dp": 2, "zero": zero}), tmp_path)
     assert [o["class"] for o in result.outcomes] == ["ok", "ok"]

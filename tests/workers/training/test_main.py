@@ -83,21 +83,8 @@ def test_fake_ranks_show_every_shard(tmp_path):
     assert main([*args, "--fake-ranks", "8"]) == 64
 
 
-def test_two_real_ranks(tmp_path):
-    spec = make_spec("llama-tiny", {"dp": 2, "zero": 3, "micro_batch_size": 2})
-    done = subprocess.run(
-        [*TORCHRUN, *ENGINE, *written(tmp_path, spec)], cwd=ROOT, env=ENV, capture_output=True, text=True
-    )
-    assert done.returncode == 0, done.stderr
-    losses = [
-        [p["values"]["loss"] for p in read_lines(tmp_path / "out" / f"rank-{rank}" / "points.jsonl")] for rank in (0, 1)
-    ]
-    assert losses[0] == losses[1]
-    assert len(losses[0]) == 4
-
-
-def test_sigterm_saves_and_leaves(tmp_path):
-    spec = make_spec("llama-tiny", {"dp": 2, "micro_batch_size": 2}, steps=100_000)
+def test_two_real_ranks_learn_until_sigterm_then_save_and_leave(tmp_path):
+    spec = make_spec("llama-tiny", {"dp": 2, "zero": 3, "micro_batch_size": 2}, steps=100_000)
     command = [*TORCHRUN, *ENGINE, *written(tmp_path, spec)]
     with subprocess.Popen(command, cwd=ROOT, env=ENV, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as running:
         points = tmp_path / "out" / "rank-0" / "points.jsonl"
@@ -106,7 +93,9 @@ def test_sigterm_saves_and_leaves(tmp_path):
             time.sleep(0.05)
         running.send_signal(signal.SIGTERM)
         running.wait(timeout=120)
-    told = [json.loads((tmp_path / "out" / f"rank-{rank}" / "exit.json").read_text()) for rank in (0, 1)]
+    folders = [tmp_path / "out" / f"rank-{rank}" for rank in (0, 1)]
+    losses = [[point["values"]["loss"] for point in read_lines(folder / "points.jsonl")] for folder in folders]
+    told = [json.loads((folder / "exit.json").read_text()) for folder in folders]
     assert [t["class"] for t in told] == ["preempted"] * 2
-    assert told[0]["step"] == told[1]["step"]
+    assert losses[0] == losses[1] and told[0]["step"] == told[1]["step"] == len(losses[0]) > 0
     assert (tmp_path / "out" / "checkpoints" / f"step-{told[0]['step']:08d}" / "manifest.json").is_file()

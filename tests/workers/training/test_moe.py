@@ -40,11 +40,11 @@ def alone(train, tmp_path_factory):
     return {case: train(spec(case, {}), tmp_path_factory.mktemp(case)) for case in CASES}
 
 
-PLANS = [{"dp": 2, "zero": 0, "micro_batch_size": 4}, {"dp": 2, "zero": 3}, {"dp": 2, "zero": 2, "recompute": "full"}]
+PLANS = [{"dp": 2, "zero": 0, "micro_batch_size": 4}, {"dp": 2, "zero": 3, "recompute": "full"}]
 
 
 @pytest.mark.parametrize("case", CASES)
-@pytest.mark.parametrize("plan", PLANS, ids=["ddp", "zero3", "zero2-recomputed"])
+@pytest.mark.parametrize("plan", PLANS, ids=["ddp", "zero3-recomputed"])
 def test_numbers_of_one_process(plan, case, alone, train, tmp_path):
     result = train(spec(case, plan), tmp_path)
     assert [outcome["class"] for outcome in result.outcomes] == ["ok", "ok"], result.outcomes
@@ -63,10 +63,9 @@ def test_the_bias_is_kept_in_checkpoints(alone, train, tmp_path):
     assert resumed == pytest.approx(alone["deepseek-v3"].values("loss"), rel=1e-5)
 
 
-@pytest.mark.parametrize("precision", ["bf16", "fp16"])
-def test_in_half_precision(precision, alone, train, tmp_path):
-    for zero in (0, 3):
-        plan = {"dp": 2, "zero": zero, "precision": precision}
-        result = train(spec("deepseek-v3", plan), tmp_path / str(zero))
-        assert [outcome["class"] for outcome in result.outcomes] == ["ok", "ok"], result.outcomes
-        assert result.values("loss") == pytest.approx(alone["deepseek-v3"].values("loss"), rel=5e-3)
+@pytest.mark.parametrize(("precision", "zero"), [("bf16", 3), ("fp16", 0)])
+def test_in_half_precision(precision, zero, alone, train, tmp_path):
+    plan = {"dp": 2, "zero": zero, "precision": precision}
+    result = train(spec("deepseek-v3", plan, steps=4, eval=None), tmp_path)
+    assert [outcome["class"] for outcome in result.outcomes] == ["ok", "ok"], result.outcomes
+    assert result.values("loss") == pytest.approx(alone["deepseek-v3"].values("loss")[:4], rel=5e-3)

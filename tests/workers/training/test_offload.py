@@ -58,8 +58,12 @@ def plain(train, tmp_path_factory):
     return run
 
 
-@pytest.mark.parametrize("offload", ["optimizer", "all", "nvme"])
-@pytest.mark.parametrize("rule", RULES)
+# `test_a_device_gets_the_same_weights_back` has every rule in the host's memory and on a disk
+ALONE = [("adamw", "optimizer"), ("adamw", "all"), ("adamw", "nvme"), ("sgd", "all"), ("lion", "nvme")]
+ALONE += [("adafactor", "all"), ("muon", "optimizer"), ("adamw8bit", "nvme")]
+
+
+@pytest.mark.parametrize(("rule", "offload"), ALONE)
 def test_one_process_learns_the_same_bit_for_bit(rule, offload, plain, train, tmp_path):
     found = ended(train(spec({"offload": offload}, rule), tmp_path))
     want = plain({}, rule)
@@ -77,13 +81,11 @@ def test_one_process_learns_the_same_bit_for_bit(rule, offload, plain, train, tm
 
 PLANS = [
     ({"zero": 0, "offload": "optimizer"}, "adamw"),
-    ({"zero": 1, "offload": "nvme"}, "adamw"),
-    ({"zero": 2, "offload": "nvme"}, "muon"),
-    ({"zero": 3, "offload": "all"}, "adamw"),
+    ({"zero": 1, "offload": "nvme", "precision": "bf16"}, "lion"),
+    ({"zero": 2, "offload": "optimizer"}, "muon"),
+    ({"zero": 3, "offload": "all"}, "adamw8bit"),
     ({"zero": 3, "offload": "nvme"}, "adafactor"),
-    ({"zero": 2, "offload": "optimizer"}, "adamw8bit"),
     ({"zero": 3, "offload": "nvme", "precision": "fp16", "loss_scale": {"initial": 2.0**20}}, "adamw"),
-    ({"zero": 1, "offload": "optimizer", "precision": "bf16"}, "lion"),
 ]
 
 
@@ -127,7 +129,7 @@ def parameters(count, size):
     return {f"w{i}": torch.randn(size, generator=generator).requires_grad_() for i in range(count)}
 
 
-def stepped(optimizer, given, steps=3):
+def stepped(optimizer, given, steps=2):
     generator = torch.Generator().manual_seed(1)
     for _ in range(steps):
         for each in given.values():
@@ -155,7 +157,7 @@ def test_states_on_disk_are_not_in_memory(tmp_path):
     for one, other in zip(found, stepped(build_optimizer(theirs, rule, split_state=False), theirs), strict=True):
         assert torch.equal(one, other)
     held = state_of(optimizer)
-    assert all(torch.equal(held[each]["step"], torch.tensor(3.0)) for each in ours.values())
+    assert all(torch.equal(held[each]["step"], torch.tensor(2.0)) for each in ours.values())
     release(optimizer)
     release(optimizer)
 

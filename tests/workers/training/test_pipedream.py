@@ -136,6 +136,19 @@ def test_computes_in_bf16_with_the_versions_of_fp32(train, tmp_path):
     assert rounded.values("loss") == pytest.approx(exact.values("loss"), rel=5e-3)
 
 
+@pytest.mark.parametrize("recompute", ["selective", "full"])
+def test_recomputes_with_the_weights_of_the_forward_pass(recompute, train, tmp_path):
+    short = {"steps": 6, "clip_norm": 0.5, "checkpoint": {"every_steps": 6, "async": False}}
+    plan = {"pp": 2, "schedule": "pipedream", "stage_layers": [3, 2], "precision": "bf16"}
+    plain = train(spec(plan, tied=True, **short), tmp_path / "plain")
+    again = train(spec({**plan, "recompute": recompute}, tied=True, **short), tmp_path / "again")
+    assert {outcome["class"] for outcome in again.outcomes} == {"ok"}, again.outcomes
+    for name in ("loss", "grad_norm"):
+        assert again.values(name) == plain.values(name), name
+    theirs, ours = final_weights(plain, 6), final_weights(again, 6)
+    assert all(torch.equal(ours[name], theirs[name]) for name in theirs)
+
+
 def test_goes_on_from_a_flush_as_if_undisturbed(train, tmp_path):
     plan = {"pp": 2, "schedule": "pipedream"}
     whole = train(spec(plan), tmp_path / "whole")
@@ -150,7 +163,7 @@ def test_goes_on_from_a_flush_as_if_undisturbed(train, tmp_path):
         ({"plan": {"tp": 2}}, "plan.tp"),
         ({"plan": {"precision": "fp16"}}, "plan.precision"),
         ({"plan": {"precision": "bf16", "weight_stashing": False}}, "plan.weight_stashing"),
-        ({"plan": {"recompute": "full"}}, "plan.recompute"),
+        ({"plan": {"recompute": "full", "weight_stashing": False}}, "plan.recompute"),
         ({"plan": {"zero": 1, "dp": 2}}, "plan.zero"),
         ({"model": {"moe": {"experts": 4, "top_k": 1, "expert_ffn": 8}}}, "model.moe"),
     ],

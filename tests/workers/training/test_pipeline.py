@@ -63,18 +63,8 @@ def test_losses_of_one_process(plan, more, alone, train, tmp_path):
     assert_equal(train(spec({"pp": 2, **plan}, **more), tmp_path), alone(**more))
 
 
-FOUR = [
-    {"pp": 4, "schedule": "1f1b"},
-    {"pp": 2, "dp": 2, "zero": 0, "schedule": "zbv"},
-    {"pp": 2, "dp": 2, "zero": 1, "schedule": "1f1b"},
-    {"pp": 2, "dp": 2, "zero": 2, "schedule": "dualpipev"},
-    {"pp": 2, "dp": 2, "zero": 3, "schedule": "interleaved_1f1b"},
-]
-
-
-@pytest.mark.parametrize("plan", FOUR, ids=str)
-def test_with_data_parallel_ranks(plan, alone, train, tmp_path):
-    assert_equal(train(spec(plan, batch=8), tmp_path), alone(batch=8))
+def test_four_stages(alone, train, tmp_path):
+    assert_equal(train(spec({"pp": 4, "schedule": "1f1b"}), tmp_path), alone())
 
 
 def test_dropout_masks_are_those_of_one_process(train, tmp_path):

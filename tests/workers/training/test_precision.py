@@ -1,10 +1,10 @@
-"""bf16 and fp16 compute over fp32 weights alike in every stage; recomputing activations changes memory only."""
+"""bf16 and fp16 compute over fp32 weights alike in every stage, and gradients may travel in 16 bits."""
 
 from __future__ import annotations
 
 import pytest
 
-from tests.workers.training.conftest import TINY, make_spec
+from tests.workers.training.conftest import make_spec
 
 BATCH = {"global_batch_size": 4, "micro_batch_size": 2}
 
@@ -22,11 +22,6 @@ def halves(train, tmp_path_factory):
     }
 
 
-@pytest.fixture(scope="module")
-def bf16(halves):
-    return halves["bf16"]
-
-
 @pytest.mark.parametrize(("precision", "apart"), [("bf16", 2e-3), ("fp16", 2e-4)])
 def test_half_follows_fp32(precision, apart, fp32, halves):
     half = halves[precision]
@@ -38,34 +33,11 @@ def test_half_follows_fp32(precision, apart, fp32, halves):
     assert half.values("memory/activations_bytes")[0] < 0.7 * fp32.values("memory/activations_bytes")[0]
 
 
-@pytest.mark.parametrize("precision", ["bf16", "fp16"])
-@pytest.mark.parametrize("zero", [0, 1, 2, 3])
-def test_half_of_one_process(zero, precision, halves, train, tmp_path):
+@pytest.mark.parametrize(("precision", "zero"), [("bf16", 0), ("bf16", 2), ("fp16", 1), ("fp16", 3)])
+def test_half_of_one_process(precision, zero, halves, train, tmp_path):
     result = train(make_spec(None, {**BATCH, "precision": precision, "dp": 2, "zero": zero}, steps=12), tmp_path)
     assert result.values("loss") == pytest.approx(halves[precision].values("loss"), rel=2e-4)
     assert result.values("grad_norm") == pytest.approx(halves[precision].values("grad_norm"), rel=2e-3)
-
-
-@pytest.mark.parametrize(
-    "plan",
-    [
-        {},
-        {"precision": "bf16"},
-        {"precision": "fp16"},
-        {"dp": 2, "zero": 3},
-        {"dp": 2, "zero": 3, "precision": "bf16"},
-        {"dp": 2, "zero": 3, "precision": "fp16"},
-    ],
-)
-def test_recomputing_changes_memory_only(plan, fp32, bf16, train, tmp_path):
-    dropout = {**TINY, "dropout": 0.1}
-    plain = train(make_spec(dropout, {**BATCH, **plan}), tmp_path / "plain")
-    again = train(make_spec(dropout, {**BATCH, **plan, "recompute": "full"}), tmp_path / "again")
-    for name in ("loss", "grad_norm"):
-        assert again.values(name) == pytest.approx(plain.values(name), rel=1e-6), name
-    less, more = (result.values("memory/activations_bytes")[0] for result in (again, plain))
-    assert less < 0.6 * more
-    assert all(hfu > mfu for hfu, mfu in zip(again.values("hfu"), again.values("mfu"), strict=True))
 
 
 @pytest.mark.parametrize("precision", ["bf16", "fp16"])

@@ -98,8 +98,10 @@ def test_bytes_of_the_planner_and_gradients_to_the_bit(name, precision):
         {},
         {"precision": "bf16"},
         {"precision": "fp16"},
-        *({"dp": 2, "zero": zero} for zero in range(4)),
-        *({"dp": 2, "zero": zero, "precision": "bf16"} for zero in (0, 3)),
+        {"dp": 2, "zero": 0, "precision": "bf16"},
+        {"dp": 2, "zero": 2},
+        {"dp": 2, "zero": 3},
+        {"dp": 2, "zero": 3, "precision": "fp16"},
     ],
     ids=lambda plan: "-".join(map(str, plan.values())),
 )
@@ -117,7 +119,9 @@ def test_every_kind_learns_the_same(plan, train, tmp_path):
         assert each.values("loss") == none.values("loss"), kind
         assert each.values("grad_norm") == none.values("grad_norm"), kind
     held = {kind: each.values("memory/activations_bytes")[0] for kind, each in results.items()}
-    assert held["none"] > held["selective"] > held["full"]
+    assert held["none"] > held["selective"] > held["full"] < 0.6 * held["none"]
+    full = results["full"]
+    assert all(hfu > mfu for hfu, mfu in zip(full.values("hfu"), full.values("mfu"), strict=True))
     [told] = [event["data"] for event in results["auto"].events() if event["type"] == "recompute_chosen"]
     [stage] = told["stages"]
     assert stage["full_bytes"] <= stage["bytes"] <= told["budget_bytes"] == 40_000 < stage["none_bytes"]

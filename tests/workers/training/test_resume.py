@@ -28,10 +28,8 @@ def straight(train, tmp_path_factory):
     [
         ({}, {}),
         ({"dp": 2, "zero": 3}, {"dp": 2, "zero": 3}),
-        ({"dp": 2, "zero": 3}, {"dp": 4, "zero": 1}),
         ({"dp": 4, "zero": 1}, {"dp": 2, "zero": 2}),
-        ({"dp": 2, "zero": 0}, {}),
-        ({}, {"dp": 4, "zero": 3, "dp_replicate": 2}),
+        ({"dp": 2, "zero": 0}, {"dp": 4, "zero": 3, "dp_replicate": 2}),
     ],
     ids=str,
 )

@@ -40,8 +40,11 @@ def spec(plan, gpt=False):
 
 
 PLANS = [
-    {"dp": dp, "zero": zero, "micro_batch_size": 2 if dp == 2 or zero == 0 else 1} for dp in (2, 4) for zero in range(4)
-] + [{"dp": 4, "dp_replicate": 2, "zero": zero, "micro_batch_size": 2} for zero in (2, 3)]
+    *({"dp": 2, "zero": zero, "micro_batch_size": 2} for zero in range(4)),
+    {"dp": 4, "zero": 1, "micro_batch_size": 2},
+    {"dp": 4, "zero": 3, "micro_batch_size": 1},
+    {"dp": 4, "dp_replicate": 2, "zero": 2, "micro_batch_size": 2},
+]
 
 
 @pytest.mark.parametrize("plan", PLANS, ids=lambda p: "-".join(f"{k[:4]}{v}" for k, v in p.items()))
@@ -58,7 +61,7 @@ def test_losses_of_one_process(plan, alone, train, tmp_path):
     assert [p["tokens"] for p in result.points(1)] == [BATCH * 16 * step for step in range(1, STEPS + 1)]
 
 
-@pytest.mark.parametrize("zero", [0, 1, 2, 3])
+@pytest.mark.parametrize("zero", [0, 3])
 def test_same_dropout_masks_where_micro_batches_are_the_same(zero, alone, train, tmp_path):
     plan = {"dp": 2, "zero": zero, "micro_batch_size": 2, "global_batch_size": BATCH}
     result = train(spec(plan, gpt=True), tmp_path)
@@ -86,10 +89,10 @@ def test_bytes_held_by_stage(zero, train, tmp_path):
         assert 0 < held["buffers"][0] < whole
 
 
-@pytest.mark.parametrize("zero", [0, 1, 2, 3])
-def test_sgd_with_momentum(zero, train, tmp_path):
+def test_sgd_with_momentum(train, tmp_path):
     sgd = {"optimizer": {"name": "sgd", "lr": 0.1, "momentum": 0.9, "nesterov": True, "weight_decay": 0.01}}
     plan = {"micro_batch_size": 2, "global_batch_size": 4}
-    one = train(make_spec(None, plan, steps=10, **sgd), tmp_path / "one")
-    two = train(make_spec(None, {**plan, "dp": 2, "zero": zero}, steps=10, **sgd), tmp_path / "two")
-    assert two.values("loss") == pytest.approx(one.values("loss"), rel=1e-5)
+    one = train(make_spec(None, plan, steps=STEPS, **sgd), tmp_path / "one")
+    for zero in (1, 3):
+        two = train(make_spec(None, {**plan, "dp": 2, "zero": zero}, steps=STEPS, **sgd), tmp_path / str(zero))
+        assert two.values("loss") == pytest.approx(one.values("loss"), rel=1e-5)

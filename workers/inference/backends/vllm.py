@@ -43,7 +43,7 @@ def check(run: InferenceRun) -> Path:
         if getattr(run.serve, name) is not None:
             raise UserError(f"serve.{name}: with backend vllm this is not mapped; leave it out, or try backend orrery")
     if run.plan.world_size > 1:
-        raise UserError("plan: with backend vllm one server is started; try dp 1")
+        raise UserError("plan: with backend vllm one server is started, on one device; try dp, tp and pp 1")
     if not isinstance(run.spec.model, ModelSource):
         raise UserError('model: vllm serves weights that exist; try {"path": "DIR"}')
     try:

@@ -18,13 +18,17 @@ def grammar_of(asked: Sampling) -> str:
     """Raises ValueError, naming the parameter, for a form that is malformed or that nothing meets."""
     from llguidance import LLMatcher
 
-    name, text = "json_schema", ""
-    if asked.regex is not None:
-        name, text = "regex", LLMatcher.grammar_from_regex(asked.regex)
-    elif asked.grammar is not None:
-        name, text = "grammar", LLMatcher.grammar_from_lark(asked.grammar)
-    else:
-        text = LLMatcher.grammar_from_json_schema(_schema(asked.json_schema), {"whitespace_pattern": _WHITESPACE})
+    name = "regex" if asked.regex is not None else "grammar" if asked.grammar is not None else "json_schema"
+    schema = _schema(asked.json_schema) if name == "json_schema" else ""
+    try:
+        if asked.regex is not None:
+            text = LLMatcher.grammar_from_regex(asked.regex)
+        elif asked.grammar is not None:
+            text = LLMatcher.grammar_from_lark(asked.grammar)
+        else:
+            text = LLMatcher.grammar_from_json_schema(schema, {"whitespace_pattern": _WHITESPACE})
+    except ValueError as error:  # what its reader says of a schema that nests too deep
+        raise ValueError(f"{name} cannot be met: {_first_line(str(error))}") from None
     if wrong := LLMatcher.validate_grammar(text):
         raise ValueError(f"{name} cannot be met: {_first_line(wrong)}")
     return text
@@ -40,7 +44,10 @@ def _schema(given: Any) -> str:
         given = {}
     if not isinstance(given, dict):
         raise ValueError(f"json_schema is {json.dumps(given)[:60]}; it must be an object that something can meet")
-    return json.dumps(given)
+    try:
+        return json.dumps(given)
+    except RecursionError:
+        raise ValueError("json_schema nests too deep; try one that refers to its parts by $ref") from None
 
 
 def _first_line(text: str) -> str:

@@ -6,7 +6,7 @@ window holds (Hugging Face, "Perplexity of fixed-length models").
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -44,8 +44,16 @@ def windows_of(texts: Sequence[tuple[Sequence[int], int]], *, window: int, strid
 
 
 @torch.inference_mode()
-def losses(decoder: Decoder, windows: Sequence[Window], *, batch_tokens: int = BATCH_TOKENS) -> list[float]:
-    """The sum of each window's counted losses, in nats; windows are read together, about `batch_tokens` at a time."""
+def losses(
+    decoder: Decoder,
+    windows: Sequence[Window],
+    *,
+    batch_tokens: int = BATCH_TOKENS,
+    through: Callable[[Tensor], Tensor] | None = None,
+) -> list[float]:
+    """The sum of each window's counted losses, in nats; windows are read together, about `batch_tokens` at a time.
+
+    `through` stands in for the decoder's own where other ranks compute a part of it."""
     device = next(decoder.parameters()).device
     found: list[float] = []
     rest, alone = list(windows), _length_matters(decoder)
@@ -56,18 +64,20 @@ def losses(decoder: Decoder, windows: Sequence[Window], *, batch_tokens: int = B
         ):
             count += 1
         batch, rest = rest[:count], rest[count:]
-        found += _batch(decoder, batch, device)
+        found += _batch(decoder, through or decoder.through, batch, device)
     return found
 
 
-def _batch(decoder: Decoder, batch: Sequence[Window], device: torch.device) -> list[float]:
+def _batch(
+    decoder: Decoder, through: Callable[[Tensor], Tensor], batch: Sequence[Window], device: torch.device
+) -> list[float]:
     longest = max(len(each.ids) for each in batch)
     # what fills up stands behind: a token sees those before it alone
     ids = torch.tensor([[*each.ids, *[0] * (longest - len(each.ids))] for each in batch], device=device)
     rows = [row for row, each in enumerate(batch) for _ in range(each.scored)]
     places = [place for each in batch for place in range(len(each.ids) - each.scored, len(each.ids))]
     row, place = torch.tensor(rows, device=device), torch.tensor(places, device=device)
-    hidden = decoder.through(ids)[row, place - 1]
+    hidden = through(ids)[row, place - 1]
     parts = zip(torch.split(hidden, _LOGIT_ROWS), torch.split(ids[row, place], _LOGIT_ROWS), strict=True)
     lost = torch.cat([
         functional.cross_entropy(decoder.logits(some).float(), wanted, reduction="none") for some, wanted in parts

@@ -27,9 +27,12 @@ from workers.inference.evaluate.metrics import ANSWERS, CHOICES, LIKELIHOOD, rea
 from workers.inference.evaluate.predict import predict
 from workers.inference.evaluate.scores import score_answers, score_line
 from workers.inference.evaluate.units import units_of
-from workers.inference.liveness import COMPUTES
-from workers.inference.load import Loaded, device_here, load
+from workers.inference.liveness import mark_layers
+from workers.inference.load import Loaded, device_of, load
 from workers.inference.orders import Orders
+from workers.inference.parallel.follow import Follower
+from workers.inference.parallel.lead import reading
+from workers.inference.parallel.team import join, led
 from workers.inference.sampling import Sampling
 from workers.inference.surroundings import Surroundings
 from workers.metrics.beacon import Beacon
@@ -54,11 +57,9 @@ class Evaluation:
         self._began = self._told = time.perf_counter()
         self._found = 0
 
-    def go(self) -> Outcome:
+    def go(self, loaded: Loaded) -> Outcome:
         body, spec = self.body, self.run.spec
-        loaded = load(spec.model, precision=self.run.plan.precision, device=device_here(), quantize=body.quantize)
-        for block in loaded.decoder.blocks.values():  # signs of life: a window can take a slow device minutes
-            block.register_forward_pre_hook(lambda block, given: self.beacon.mark(COMPUTES))
+        mark_layers(loaded.decoder, self.beacon)  # signs of life: a window can take a slow device minutes
         self.window = min(body.window or WINDOW, loaded.spec.max_seq_len)
         self.stride = min(body.stride or self.window // 2, self.window - 1)
         told = spec.to_dict()
@@ -105,13 +106,15 @@ class Evaluation:
         """The rows with likelihoods, written to results.jsonl in turn. None when asked to leave."""
         units = units_of(loaded, self.items, rows, window=self.window, stride=self.stride, most=self.body.max_tokens)
         ledger = self._ledger(LINES, [each.row["id"] for each in units])
+        through = None if loaded.team is None else reading(loaded.decoder, loaded.team)
         try:
             place, tokens, counted, lost_nats = ledger.done, 0, 0, 0.0
             while place < len(units) and self.orders.wish is None:
                 some = units[place : place + 1]
                 while place + len(some) < len(units) and sum(each.tokens for each in some) < BATCH_TOKENS:
                     some.append(units[place + len(some)])
-                lost = iter(losses(loaded.decoder, [window for each in some for window in each.windows]))
+                windows = [window for each in some for window in each.windows]
+                lost = iter(losses(loaded.decoder, windows, through=through))
                 for each in some:
                     judged = each.judged([next(lost) for _ in each.windows])
                     ledger.give(place, {**each.row, **judged})
@@ -206,13 +209,26 @@ def name_of(model: str | ModelSpec | ModelSource) -> str:
 
 
 def run_evaluate(run: InferenceRun, around: Surroundings) -> Outcome:
-    """Points and events go to the rank's folder, results to the run's. Raises what `Evaluation` raises."""
+    """Points and events go to the rank's folder, results to the run's. Raises what `Evaluation` raises, and
+    ConnectionError where another rank of it is gone."""
     attempt = around.attempt or 1 + last_attempt(around.folder / "events.jsonl")
     recorder = Recorder(around.folder, run=around.run, attempt=attempt, rank=around.rank)
     beacon = Beacon(around.folder)
+    device = device_of(around)
+    team = None
     try:
         with Orders(around.directory, around.folder) as orders:
-            return Evaluation(run, results_folder(around.directory), recorder, beacon, orders).go()
+            team = join(run.plan, around, device)
+            loaded = load(
+                run.spec.model, precision=run.plan.precision, device=device, quantize=body_of(run).quantize, team=team,
+                plan=run.plan,
+            )  # fmt: skip
+            if team is not None and not team.leads:
+                return Follower(loaded, recorder, beacon).go()
+            with led(team):
+                return Evaluation(run, results_folder(around.directory), recorder, beacon, orders).go(loaded)
     finally:
+        if team is not None:
+            team.leave()
         beacon.close()
         recorder.close()

@@ -9,12 +9,12 @@ from collections.abc import Iterator
 
 from torch import Tensor, nn
 
-from workers.inference.quantize.linears import GROUP, QuantisedLinear, rounded
+from workers.contracts.rounding import group_for as group_for
+from workers.inference.quantize.linears import QuantisedLinear, rounded
 from workers.models.decoder import Decoder
 from workers.models.experts import StackedLinear
 
 KINDS = ("int8", "int4", "fp8")
-GROUPS = (128, 64, 32, 16)
 
 
 class QuantisedExperts(nn.Module):
@@ -33,12 +33,6 @@ def linears_of(decoder: Decoder) -> Iterator[tuple[str, nn.Linear | StackedLinea
     for name, module in decoder.named_modules():
         if name.startswith("blocks.") and isinstance(module, nn.Linear | StackedLinear):
             yield name, module
-
-
-def group_for(widths: Iterator[int] | list[int], wanted: int = GROUP) -> int:
-    """The largest size of a group, at most `wanted`, that divides every width; 16 where none does."""
-    found = list(widths)
-    return next((each for each in GROUPS if each <= wanted and all(width % each == 0 for width in found)), GROUPS[-1])
 
 
 def widths_of(decoder: Decoder) -> list[int]:

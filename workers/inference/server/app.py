@@ -51,7 +51,7 @@ def make_app(desk: Desk) -> Starlette:
     async def state(request: Request) -> Response:
         desk.gate.check_key(request.headers, house_only=True)
         try:
-            told = await _state(desk)
+            told = await state_of(desk)
         except TimeoutError:
             raise ApiError("the present step takes long; ask again", status=503, retry_after_s=2.0) from None
         return JSONResponse(told.to_dict())
@@ -89,13 +89,13 @@ async def _answer(request: Request, desk: Desk, *, chat: bool) -> Response:
         replica.inside -= wish.answers
 
     if replica.relay is not None:
-        return await replica.relay.pass_on(request, body, ended=ended)
+        return await replica.relay.pass_on(request, body, client=_client(request, desk), ended=ended)
     return await _here(request, desk, wish, ended)
 
 
 async def _here(request: Request, desk: Desk, wish: Wish, ended: Callable[[], None] = lambda: None) -> Response:
     try:
-        order = await desk.order(wish)
+        order = await desk.order(wish, _client(request, desk))
     except BaseException:
         ended()
         raise
@@ -106,6 +106,10 @@ async def _here(request: Request, desk: Desk, wish: Wish, ended: Callable[[], No
         return await _unless_gone(request, order)
     finally:
         order.close()
+
+
+def _client(request: Request, desk: Desk) -> str:
+    return desk.gate.client(request.headers, request.client.host if request.client is not None else "")
 
 
 async def _unless_gone(request: Request, order: Order) -> Response:
@@ -164,8 +168,8 @@ def _event(data: dict[str, Any]) -> bytes:
     return b"data: " + json.dumps(data, separators=(",", ":")).encode() + b"\n\n"
 
 
-async def _state(desk: Desk) -> EngineState:
-    """Of all replicas that answer."""
+async def state_of(desk: Desk) -> EngineState:
+    """Of all replicas that answer. Raises TimeoutError where the present step takes long."""
     own = await desk.pump.state(draining=desk.gate.draining)
     if desk.fleet is None:
         return own

@@ -67,13 +67,13 @@ class Desk:
         prompts, texts = await self._prompts(asked)
         return Wish(asked, prompts, texts, [self._sampling(asked, prompt) for prompt in prompts])
 
-    async def order(self, wish: Wish) -> Order:
+    async def order(self, wish: Wish, client: str = "") -> Order:
         """Accepted by the engine; whoever has it closes it. Raises ApiError."""
         asked = wish.asked
         name = f"{'chatcmpl' if asked.chat else 'cmpl'}-{uuid.uuid4().hex}"
         inbox: asyncio.Queue[tuple[Ticket, Piece | BaseException]] = asyncio.Queue()
         tickets = [
-            Ticket(f"{name}/{place}" if place else name, place, prompt, sampling, inbox, asked.priority)
+            Ticket(f"{name}/{place}" if place else name, place, prompt, sampling, inbox, asked.priority, client)
             for place, (prompt, sampling) in enumerate(zip(wish.prompts, wish.samplings, strict=True))
         ]
         head = Head(name, int(time.time()), self.names[0], asked.chat)

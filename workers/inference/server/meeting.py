@@ -1,14 +1,17 @@
 """Where the replicas of one serve run are: every rank tells the others once it listens.
 
-By torch.distributed over gloo, on CPUs and GPUs alike; the group is gone afterwards.
+By torch.distributed over gloo, on CPUs and GPUs alike; a group that is made for it is gone afterwards.
 """
 
 from __future__ import annotations
 
 from datetime import timedelta
+from typing import Any
 
 import torch.distributed as dist
 
+from workers.contracts.exits import UserError
+from workers.contracts.secret import is_hidden
 from workers.contracts.serving import KEY_HEADER, serve_key
 from workers.inference.server.fleet import Fleet, Replica
 from workers.inference.server.relay import Relay
@@ -17,15 +20,18 @@ from workers.inference.surroundings import Surroundings
 _PATIENCE = timedelta(minutes=60)  # one rank may load much longer than another
 
 
-def meet(at: tuple[str, int]) -> list[tuple[str, int]]:
-    """Everybody's address by rank; blocks until all are there."""
-    dist.init_process_group("gloo", timeout=_PATIENCE)
+def meet(at: tuple[str, int], leaders: Any = None) -> list[tuple[str, int]]:
+    """Everybody's address by rank, or where several ranks make a replica, that of each one's leader, whose group is
+    given; blocks until all are there."""
+    if leaders is None:
+        dist.init_process_group("gloo", timeout=_PATIENCE)
     try:
-        found: list[tuple[str, int]] = [at] * dist.get_world_size()
-        dist.all_gather_object(found, at)
+        found: list[tuple[str, int]] = [at] * dist.get_world_size(leaders)
+        dist.all_gather_object(found, at, group=leaders)
         return found
     finally:
-        dist.destroy_process_group()
+        if leaders is None:
+            dist.destroy_process_group()
 
 
 def fleet_of(
@@ -39,7 +45,10 @@ def fleet_of(
 ) -> Fleet:
     """Of the first rank, which asks the others with the key that it is asked with itself."""
     headers = {} if around.fence is None else {KEY_HEADER: serve_key(around.fence)}
-    if api_key is not None:
+    if not headers and api_key is not None and is_hidden(api_key):
+        says = "replicas ask each other with the key, and this one is hidden"
+        raise UserError(f"serve.api_key: {says}; give it as it is, or leave it out")
+    if api_key is not None and not is_hidden(api_key):
         headers["authorization"] = f"Bearer {api_key}"
     replicas = [
         Replica(rank, None if rank == around.rank else Relay(f"http://{_host(host)}:{port}", headers))

@@ -213,5 +213,6 @@ def _number(given: Mapping[str, Any], name: str, default: Any, *, low: float, hi
     is_number = isinstance(found, int | float) and not isinstance(found, bool)
     if not is_number or not low <= found <= high or (whole and found != int(found)):
         shown = repr(found) if len(repr(found)) < 60 else f"{repr(found)[:57]}..."
-        raise ApiError(f"{name} is {shown}; it must be {kind} from {low:g} to {high:g}", param=name)
+        span = f"{low:,} to {high:,}" if whole else f"{low:g} to {high:g}"
+        raise ApiError(f"{name} is {shown}; it must be {kind} from {span}", param=name)
     return int(found) if whole else float(found)

@@ -103,6 +103,7 @@ class Pump:
         wait = not self.engine.busy
         while True:
             if wait:
+                self.engine.runner.idle()
                 self.watcher.idle()
             try:
                 order = self._orders.get(timeout=IDLE_S) if wait else self._orders.get_nowait()
@@ -119,7 +120,7 @@ class Pump:
         if ticket.accepted.cancelled():
             return
         try:
-            request = self.engine.add(ticket.prompt, ticket.sampling, priority=ticket.priority)
+            request = self.engine.add(ticket.prompt, ticket.sampling, priority=ticket.priority, client=ticket.client)
         except ValueError as error:
             self._say(self._refuse, ticket, error)
             return

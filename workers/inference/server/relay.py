@@ -13,6 +13,7 @@ from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 from starlette.types import Receive, Scope, Send
 
+from workers.contracts.serving import CLIENT_HEADER
 from workers.inference.server.errors import ApiError
 
 _CONNECT_S = 5.0
@@ -28,14 +29,16 @@ class Relay:
         self._http = httpx.AsyncClient(base_url=url, headers=headers, timeout=timeout, limits=limits, trust_env=False)
         self.url = url
 
-    async def pass_on(self, request: Request, body: bytes, *, ended: Callable[[], None] = lambda: None) -> Response:
+    async def pass_on(
+        self, request: Request, body: bytes, *, client: str = "", ended: Callable[[], None] = lambda: None
+    ) -> Response:
         """`ended` is called once nothing more will come. Raises ApiError 502 where nobody answers."""
         asked = self._http.build_request(
             request.method,
             request.url.path,
             params=str(request.query_params),
             content=body,
-            headers={"content-type": request.headers.get("content-type", "application/json")},
+            headers={"content-type": request.headers.get("content-type", "application/json"), CLIENT_HEADER: client},
         )
         try:
             answer = await self._http.send(asked, stream=True)

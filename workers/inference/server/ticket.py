@@ -40,6 +40,7 @@ class Ticket:
     sampling: Sampling
     inbox: asyncio.Queue[tuple[Ticket, Piece | BaseException]]
     priority: int = 0
+    client: str = ""
     accepted: asyncio.Future[int] = field(default_factory=lambda: asyncio.get_running_loop().create_future())
     open: int = 0
     shared_tokens: int = 0

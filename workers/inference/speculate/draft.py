@@ -16,8 +16,8 @@ from workers.inference.blocks import BlockPool
 from workers.inference.request import Request
 from workers.inference.runner import Runner
 from workers.inference.sampler import Row, adjusted, at, weights
-from workers.inference.scheduler import Slice, StepPlan
 from workers.inference.speculate.proposal import Proposed
+from workers.inference.step import Slice, StepPlan
 
 _CATCH_UP = 2048  # tokens of a pass
 
@@ -29,9 +29,15 @@ class ModelDraft:
     numbers of seed and place: the same tokens give the same draft.
     """
 
+    reads = True
+
     def __init__(self, runner: Runner, pool: BlockPool, *, context: int) -> None:
         self.runner, self.pool, self.context = runner, pool, context
         self._filled = [(0, 0)] * pool.blocks  # use of the block, tokens of it that are computed here
+
+    def window(self, window: int | None) -> int | None:
+        own = self.runner.decoder.spec.window
+        return None if own is None or window is None else max(own, window)
 
     def room(self, request: Request, most: int) -> int:
         return max(0, min(most, self.context - len(request.tokens)))
@@ -120,6 +126,7 @@ class ModelDraft:
         for place in range(given.start // page, -(-end // page)):
             block = given.request.blocks[place]
             self._filled[block] = (self.pool.uses(block), min(page, end - place * page))
+        given.request.read = end
 
     def _tokens_in(self, block: int) -> int:
         use, tokens = self._filled[block]

@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from workers.inference.request import Request
-from workers.inference.scheduler import Slice
 from workers.inference.speculate.proposal import Proposed
+from workers.inference.step import Slice
 
 _SHORTEST = 2  # single tokens stand everywhere: what followed one of them is seldom what follows now
 
@@ -17,11 +17,16 @@ _SHORTEST = 2  # single tokens stand everywhere: what followed one of them is se
 class NgramDraft:
     """Ends of `longest` tokens are looked up, then shorter ones; the cost of a token does not grow with the text."""
 
+    reads = False
+
     def __init__(self, longest: int) -> None:
         if longest < 1:
             raise ValueError(f"ngram is {longest}; an end of at least one token is wanted, try 3")
         self._sizes = range(longest, min(longest, _SHORTEST) - 1, -1)
         self._texts: dict[Request, _Text] = {}
+
+    def window(self, window: int | None) -> int | None:
+        return window
 
     def room(self, request: Request, most: int) -> int:
         text = self._texts.setdefault(request, _Text())

@@ -9,7 +9,7 @@ from typing import Protocol
 from torch import Tensor
 
 from workers.inference.request import Request
-from workers.inference.scheduler import Slice
+from workers.inference.step import Slice
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,7 +26,14 @@ class Proposed:
 
 
 class Proposer(Protocol):
-    """`room` is asked before a step is planned, `propose` once it is: with all its slices, and those to be drafted."""
+    """`room` is asked before a step is planned, `propose` once it is: with all its slices, and those to be drafted.
+
+    One that `reads` requests' blocks says in `request.read` how many tokens of them it has read."""
+
+    reads: bool
+
+    def window(self, window: int | None) -> int | None:
+        """How many tokens have to stay in the blocks, of which the model itself sees the last `window`."""
 
     def room(self, request: Request, most: int) -> int:
         """How many tokens it would draft, at most `most`."""

@@ -11,9 +11,9 @@ from dataclasses import replace
 from torch import Tensor
 
 from workers.inference.request import Request
-from workers.inference.scheduler import Slice, StepPlan
 from workers.inference.speculate.lengths import Lengths
 from workers.inference.speculate.proposal import Proposer
+from workers.inference.step import Slice, StepPlan
 
 
 class Speculator:

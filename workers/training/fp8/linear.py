@@ -9,19 +9,28 @@ from __future__ import annotations
 
 import weakref
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+import kernels
 from workers.models.experts import StackedLinear
+from workers.models.mlp import Mlp
+from workers.models.moe import RoutedMlp
+from workers.models.operations import Activation, Chosen
 from workers.training.fp8.products import forward_product, input_gradient, weight_gradient
-from workers.training.fp8.tiles import BLOCK, COLUMN, ROW, Tiles, quantize
+from workers.training.fp8.tiles import BLOCK, COLUMN, ROW, Tiles, quantize, without_kernels
+
+_Made = tuple[Tensor, Tensor, Tensor]
 
 
-def apply_fp8(decoder: nn.Module) -> None:
+def apply_fp8(decoder: nn.Module, *, handed_on: bool = True) -> None:
     """Every linear layer inside blocks, of routed experts too, multiplies in fp8; parameters stay as they are named.
+
+    Norms and gates round what they make in the same launch, where kernels can, and what they make is `handed_on` to the
+    linears behind them as it is: not where it travels between ranks first.
 
     Routers, norms, embeddings and the head are left alone, as in DeepSeek-V3. Weights are quantised at each use from
     what the module then holds: a cast copy, a gathered shard, this rank's part under tensor parallelism (tiles lie
@@ -29,6 +38,8 @@ def apply_fp8(decoder: nn.Module) -> None:
     """
     inputs = _Inputs()
     for block in decoder.get_submodule("blocks").children():
+        if handed_on:
+            round_what_is_made(block, inputs)
         for module in block.modules():
             forward: Any = None
             if isinstance(module, nn.Linear):
@@ -85,6 +96,33 @@ class _Multiply(torch.autograd.Function):
         return for_x, for_weight, None, None
 
 
+def round_what_is_made(block: nn.Module, inputs: _Inputs) -> None:
+    """Norms before linears and gates inside MLPs tell `inputs` the tiles of what they give."""
+    before = ("attn_norm",) if isinstance(block.mlp, RoutedMlp) else ("attn_norm", "mlp_norm")
+    for name, module in block.named_modules():
+        if (name in before or isinstance(module, Mlp)) and getattr(module, "operations", None) is Chosen:
+            module.operations = _rounding(inputs)
+
+
+def _rounding(inputs: _Inputs) -> type[Chosen]:
+    class Rounding(Chosen):
+        """As `Chosen`; tiles come with the result where a kernel makes both at once, and nothing changes elsewhere."""
+
+        @staticmethod
+        def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+            if without_kernels(x) is not None:
+                return Chosen.rms_norm(x, weight, eps)
+            return inputs.made(*cast(_Made, kernels.rms_norm(x, weight, eps, quant="1x128", keep=True)))
+
+        @staticmethod
+        def gated(gate: Tensor, up: Tensor, activation: Activation) -> Tensor:
+            if activation is not functional.silu or without_kernels(gate) is not None:
+                return Chosen.gated(gate, up, activation)
+            return inputs.made(*cast(_Made, kernels.swiglu(gate, "1x128", up=up, keep=True)))
+
+    return Rounding
+
+
 class _Inputs:
     """The last input's tiles: projections that read one input (q, k, v; gate, up) quantise and keep it once."""
 
@@ -97,13 +135,21 @@ class _Inputs:
     def quantized(self, x: Tensor, *, along_tokens: bool) -> tuple[Tiles, Tiles | None]:
         """`x` `[..., K]` as a matrix in tiles along features, and along tokens where that is asked for."""
         flat = x.detach().reshape(-1, x.shape[-1])
-        if self._rows is None or self._of is None or self._of() is not x or self._version != x._version:
-            self._rows, self._columns = quantize(flat, ROW), None
-            # forgotten with the input, not one use later
-            self._of, self._version = weakref.ref(x, self._forget), x._version
+        rows = self._rows
+        if rows is None or self._of is None or self._of() is not x or self._version != x._version:
+            rows = quantize(flat, ROW)
+            self.made(x, rows.codes, rows.scales)
         if along_tokens and self._columns is None:
             self._columns = quantize(flat, COLUMN)
-        return self._rows, self._columns if along_tokens else None
+        return rows, self._columns if along_tokens else None
+
+    def made(self, x: Tensor, codes: Tensor, scales: Tensor) -> Tensor:
+        """`x` `[..., K]`, whose tiles along features these are: codes like it, scales `[..., K / 128]`."""
+        self._rows = Tiles(codes.view(-1, codes.shape[-1]), scales.view(-1, scales.shape[-1]), ROW)
+        self._columns = None
+        # forgotten with the input, not one use later
+        self._of, self._version = weakref.ref(x, self._forget), x._version
+        return x
 
     def _forget(self, of: weakref.ref[Tensor]) -> None:
         if self._of is of:

@@ -6,11 +6,15 @@ a row, a column or both is smaller.
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 from torch.nn import functional
+
+from kernels import runtime
+from kernels.dispatch import Candidate, choose, repeated, settle
 
 SIDE = 128
 ROW, COLUMN, BLOCK = (1, SIDE), (SIDE, 1), (SIDE, SIDE)
@@ -18,6 +22,7 @@ E4M3 = torch.float8_e4m3fn
 LARGEST = torch.finfo(E4M3).max  # 448
 # scales stay normal fp32 numbers, and tiles of zeros have one
 _LEAST = LARGEST * torch.finfo(torch.float32).tiny
+_OPS = {ROW: "quantize_1x128", COLUMN: "quantize_128x1", BLOCK: "quantize_128x128"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +49,13 @@ def quantize(matrix: Tensor, tile: tuple[int, int]) -> Tiles:
     """Scale each tile so that its largest magnitude becomes 448, and round to e4m3, ties to even.
 
     `s = max |x| / 448`, `code = e4m3(x / s)`, both in fp32. A tile with a number that is not finite decodes to NaN.
+    In one launch of `kernels` where that can run.
     """
+    if not _is_torchs(matrix, tile):
+        from kernels import fp8
+
+        codes, scales = getattr(fp8, _OPS[tile])(matrix)
+        return Tiles(codes, scales, tile)
     rows, columns = matrix.shape
     tiled = _tiled(matrix.float(), tile)
     scales = tiled.abs().amax((1, 3)).clamp_(min=_LEAST).div_(LARGEST)
@@ -52,6 +63,27 @@ def quantize(matrix: Tensor, tile: tuple[int, int]) -> Tiles:
     if codes.shape != matrix.shape:  # copied, so that what is kept of a small piece is not the tile it was filled up to
         codes = codes[:rows, :columns].clone(memory_format=torch.contiguous_format)
     return Tiles(codes, scales, tile)
+
+
+def without_kernels(x: Tensor) -> str | None:
+    """Why no kernel of e4m3 runs on this tensor; None where one does."""
+    if torch.compiler.is_compiling():
+        return "torch.compile makes kernels of its own of it"
+    arch = runtime.arch(x.device)
+    return runtime.cannot(x) or (None if runtime.has_fp8(arch) else f"no e4m3 on {arch}")
+
+
+def _is_torchs(matrix: Tensor, tile: tuple[int, int]) -> bool:
+    """Whether the formula runs as it stands, told as every choice is; looked at once for each kind of matrix."""
+    kind = ("fp8 tiles", tile, matrix.dtype, matrix.device)
+    if repeated(kind):
+        return True
+    why = without_kernels(matrix)
+    if why is None or os.environ.get("KERNELS_BACKEND"):
+        return False
+    choose(_OPS[tile], {"dtype": matrix.dtype}, [Candidate("own", why), Candidate("torch")])
+    settle(kind, True)
+    return True
 
 
 def _tiled(matrix: Tensor, tile: tuple[int, int]) -> Tensor:

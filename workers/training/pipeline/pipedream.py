@@ -13,13 +13,14 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch.func import functional_call
+from torch.nn.utils.stateless import _reparametrize_module
 
 from workers.training.batches import Block
 from workers.training.data.samples import Samples
@@ -164,7 +165,7 @@ class PipeDream:
             gradient = None
             if self.stage < self.stages - 1:
                 gradient = self._receive(self.ends[1], self.stage + 1, self.back)
-            with self.setting.trace.action("B", self.stage, place):
+            with self.setting.trace.action("B", self.stage, place), self._again_with(weights):
                 torch.autograd.backward(out, gradient)
             if self.stage > 0:
                 assert x.grad is not None
@@ -172,6 +173,13 @@ class PipeDream:
         for name, parameter in self.parameters.items():
             if weights[name] is not parameter:
                 parameter.grad, weights[name].grad = weights[name].grad, None
+
+    def _again_with(self, weights: Version) -> AbstractContextManager[None]:
+        """Around a backward pass: what it recomputes reads the weights that the forward pass had."""
+        if self.setting.run.plan.recompute == "none" or weights is self.parameters:
+            return nullcontext()
+        swapped: AbstractContextManager[None] = _reparametrize_module(self.module, weights)
+        return swapped
 
     def _keep(self, version: int) -> None:
         """Copy the weights of now, where a batch is computed with them after they have changed."""

@@ -19,7 +19,7 @@ from workers.metrics.memory import held_bytes, local_tensor, storage_keys
 from workers.training.recompute.kept import Call, Calls
 
 _CAST = torch.ops.aten._to_copy.default
-# outputs that others fill in, unseen where a kernel of our own does it
+# outputs that others fill in; launches of our own are operators that make theirs (`kernels.operators`)
 _UNFILLED = ("aten.empty", "aten.new_empty")
 
 

@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+from kernels.operators import operator
 from workers.training.fp8.products import FORWARD
 from workers.training.recompute.kept import Call
 
@@ -17,7 +18,7 @@ _aten = torch.ops.aten
 # of linear layers; attention cores multiply by bmm or within one kernel
 PRODUCTS = frozenset(
     getattr(_aten, name).default for name in ("mm", "addmm", "_grouped_mm", "_scaled_mm") if hasattr(_aten, name)
-) | {FORWARD}
+) | {FORWARD, operator("grouped_matmul")}
 
 
 def keeps_products(call: Call, out: Any) -> bool:

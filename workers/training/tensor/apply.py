@@ -11,7 +11,7 @@ from typing import Any, cast
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import Partial, Placement, Replicate, Shard
-from torch.distributed.tensor.parallel import ColwiseParallel, ParallelStyle, parallelize_module
+from torch.distributed.tensor.parallel import ParallelStyle, parallelize_module
 
 from workers.contracts.model import ModelSpec
 from workers.contracts.plan import ParallelPlan
@@ -23,6 +23,7 @@ from workers.training.tensor.region import (
     SUMMED,
     Held,
     Region,
+    distribute,
     gathered,
     once,
     reduced,
@@ -70,7 +71,7 @@ def apply_tensor(decoder: Decoder, plan: ParallelPlan, mesh: DeviceMesh) -> None
     if decoder.norm is not None:
         _lay(decoder.norm, Region({}, leave=whole_dtensor(outside), other=beside), mesh)
     if decoder.head is not None:
-        _lay(decoder.head, ColwiseParallel(use_local_output=False), mesh)
+        distribute(decoder.head, "weight", decoder.head.weight, Shard(0), mesh)
     if plan.sequence_parallel:
         _rope_of_whole_sequences(decoder, plan.tp)
 

@@ -18,6 +18,7 @@ from torch.distributed.tensor import DTensor, Placement, Shard
 from torch.distributed.tensor.parallel import ParallelStyle
 from torch.nn import functional
 
+from workers.models.head import rows_of
 from workers.training.tensor.region import distribute, reduced
 
 
@@ -47,13 +48,6 @@ class VocabularyRows(ParallelStyle):
         replaced: Any = module
         replaced.forward = forward
         return module
-
-
-def rows_of(vocab: int, mesh: DeviceMesh) -> tuple[int, int]:
-    """First row of this rank's, and the one after its last."""
-    each = -(-vocab // mesh.size())
-    start = min(vocab, each * mesh.get_local_rank())
-    return start, min(vocab, start + each)
 
 
 def cross_entropy(logits: Tensor, targets_N: Tensor, *, ignored: int) -> Tensor:

@@ -78,6 +78,8 @@ def test_requests_go_where_their_beginning_is_known_and_the_answers_come_back(ma
         client.completions.create(prompt=[999], **long)
     serving.ask()
     assert serving.ended().exit_class == "ok"
+    summary = serving.event("served")
+    assert summary["requests"] == 5 and summary["new_tokens"] == 300, "of all replicas"
 
 
 def test_a_busy_replica_is_passed_over_and_full_ones_refuse():

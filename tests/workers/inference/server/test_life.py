@@ -11,14 +11,15 @@ import openai
 import pytest
 
 from workers.contracts.points import Point, RunEvent
-from workers.contracts.serving import RequestTold, Summary
+from workers.contracts.secret import hidden
+from workers.contracts.serving import STOOD, RequestTold, Stood, Summary
 
 LONG: dict[str, Any] = {"model": "wordy", "prompt": [1, 2, 3], "extra_body": {"ignore_eos": True}}
 
 
 def test_keys_a_full_queue_and_an_end_that_waits_for_what_is_on_its_way(made):
-    serving = made(api_key="sk-right", max_seqs=2, max_waiting=1)
-    for key in ("sk-wrong", "SK-right"):
+    serving = made(api_key=hidden("sk-right"), max_seqs=2, max_waiting=1)  # as the control plane keeps it
+    for key in ("sk-wrong", "SK-right", hidden("sk-right")):
         with pytest.raises(openai.AuthenticationError):
             serving.client(key).models.list()
     assert serving.http.get("/v1/models").status_code == 401
@@ -46,6 +47,10 @@ def test_keys_a_full_queue_and_an_end_that_waits_for_what_is_on_its_way(made):
     summary = Summary.model_validate(serving.event("served"))
     assert (summary.requests, summary.new_tokens, summary.finishes) == (3, 600, {"length": 3})
     assert summary.ttft_s["p50"] <= summary.ttft_s["p99"] and summary.tpot_s["p90"] > 0
+    stood = Stood.model_validate_json((serving.folder / "rank-0" / STOOD).read_text())
+    assert stood.state.running == 2 and stood.state.map.count("1") == stood.state.used > 0, "as it was asked to end"
+    assert summary.stood is not None and summary.stood.state.map == stood.state.map and not summary.stood.state.requests
+    assert [each.name for each in summary.files] == [STOOD, "requests.jsonl"]
     lines = [RequestTold.model_validate(each) for each in serving.lines("requests")]
     for each in lines:
         assert each.added_s <= each.admitted_s <= each.first_token_s <= each.ended_s and each.blocks == 0

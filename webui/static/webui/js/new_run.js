@@ -77,10 +77,10 @@ function show() {
   }
   const trains = table.trains.includes(kind), auto = trains && control("plan").value === "auto";
   for (const field of form.querySelectorAll('[data-field^="plan."]')) field.hidden = auto;
-  form.querySelectorAll('[data-section="plan"] details').forEach((fold) => { fold.hidden = auto || !trains; });
   for (const section of table.sections)
     for (const field of section.fields)
       if (field.kinds.length) fieldOf(field.path).hidden = !field.kinds.includes(kind) || (auto && field.path !== "plan");
+  form.querySelectorAll('[data-section="plan"] details').forEach((fold) => { fold.hidden = !fold.querySelector(".field:not([hidden])"); });
   fieldOf("model.path").hidden = control("weights").value !== table.path;
   fieldOf("model.custom").hidden = control("model").value !== table.custom;
   const own = control("data.preset").value === table.file;

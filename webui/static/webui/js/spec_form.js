@@ -4,7 +4,7 @@
 const SPECIAL = new Set(["model", "model.custom", "weights", "model.path", "data.preset", "plan"]);
 const isObject = (value) => value !== null && typeof value === "object" && !Array.isArray(value);
 
-/** The spec that the field values (path → text) say, laid over `base`. `table`: {sections, bodies, trains, answers, custom, file, json, first, path}. */
+/** The spec that the field values (path → text) say, laid over `base`. `table`: {sections, bodies, trains, answers, custom, file, json, first, path, presets, packages}. */
 export function specOf(values, base, table) {
   const kind = values.kind || "train";
   const rest = structuredClone(base || {});
@@ -31,7 +31,7 @@ export function specOf(values, base, table) {
     for (const field of section.fields) {
       if (field.kinds.length && !field.kinds.includes(kind)) continue;
       if (SPECIAL.has(field.path) || (field.path.startsWith("data.") && preset)) continue;
-      put(spec, field, read(field, values[field.path] || ""));
+      put(spec, field, read(field, values[field.path] || "", table));
     }
   }
   for (const section of table.sections)
@@ -45,7 +45,7 @@ export function valuesOf(spec, table) {
   const values = { kind: String(spec.kind ?? "train") };
   for (const section of table.sections) {
     for (const field of section.fields) {
-      if (!SPECIAL.has(field.path)) values[field.path] = shown(field, at(spec, field.path));
+      if (!SPECIAL.has(field.path)) values[field.path] = shown(field, at(spec, field.path), table);
       if (field.kind === "choice" && !values[field.path]) values[field.path] = field.default;
     }
   }
@@ -60,7 +60,7 @@ export function valuesOf(spec, table) {
   return values;
 }
 
-export function read(field, given) {
+export function read(field, given, table) {
   const text = given.trim();
   if (field.kind === "flag") return ["on", "true", "1"].includes(text) ? true : null;
   if (!text) return null;
@@ -82,6 +82,8 @@ export function read(field, given) {
         const cut = line.indexOf("=");
         return cut < 0 ? [line, ""] : [line.slice(0, cut).trim(), line.slice(cut + 1)];
       }));
+    case "model":
+      return reference(text, table);
     case "choice":
       if (text === "true" || text === "false") return text === "true";
       return field.path === "plan.zero" ? Number(text) : text;
@@ -90,15 +92,38 @@ export function read(field, given) {
   }
 }
 
-export function shown(field, value) {
+export function shown(field, value, table) {
   if (field.kind === "choice" && typeof value === "boolean") return String(value);
   if (value == null || value === false) return "";
   if (value === true) return "on";
   if ((field.kind === "words" || field.kind === "floats") && Array.isArray(value)) return value.join(", ");
+  if (field.kind === "model") return named(value, table);
   if (field.kind === "argv" && Array.isArray(value)) return value.map(quoted).join(" ");
   if (field.kind === "pairs" && isObject(value))
     return Object.entries(value).map(([name, item]) => `${name}=${item}`).join("\n");
   return typeof value === "object" ? JSON.stringify(value) : String(value);
+}
+
+/** A preset, a package of weights, a ModelSpec as JSON, or else a path. */
+function reference(text, table) {
+  if (table.presets.includes(text)) return text;
+  if (text.startsWith("{")) {
+    try {
+      return JSON.parse(text);
+    } catch {
+      return text;
+    }
+  }
+  return table.packages.includes(text) ? { package: text } : { path: text };
+}
+
+/** What `reference` makes this of. */
+function named(value, table) {
+  if (isObject(value) && Object.keys(value).length === 1) {
+    if (typeof value.path === "string") return value.path;
+    if (table.packages.includes(value.package)) return value.package;
+  }
+  return typeof value === "string" ? value : JSON.stringify(value);
 }
 
 /** A POSIX shell's words of a line, null where a quote is not closed. */
@@ -193,6 +218,8 @@ function at(spec, path) {
 function tidy(spec) {
   const empty = (value) => isObject(value) && !Object.keys(value).length;
   for (const key of ["plan", "resources", "retries"]) if (empty(spec[key])) delete spec[key];
+  for (const kind of ["serve", "generate"])
+    if (isObject(spec[kind]) && empty(spec[kind].speculate)) delete spec[kind].speculate;
   if (isObject(spec.train)) for (const key of ["optimizer", "lr_schedule"]) if (empty(spec.train[key])) delete spec.train[key];
   return spec;
 }

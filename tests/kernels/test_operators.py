@@ -1,0 +1,51 @@
+"""What a launch is to those who watch operators, and that nobody else pays for it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.flop_counter import FlopCounterMode
+
+from kernels.operators import operator, visible
+
+
+class _Seen(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Every operator's name; outputs of `given` names in place of calls of them."""
+
+    def __init__(self, given: dict[str, list[Tensor]] | None = None) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.names: list[str] = []
+        self.given = given or {}
+
+    def __torch_dispatch__(
+        self, func: Any, types: Sequence[type], args: Sequence[Any] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        self.names.append(str(func))
+        return self.given[str(func)] if str(func) in self.given else func(*args, **(kwargs or {}))
+
+
+def _tripled(x: Tensor) -> list[Tensor]:
+    return visible("tripled", (x, None), lambda: [x * 3, x + 1], flops=7)
+
+
+def test_a_watched_launch_is_one_operator_whose_results_may_be_given() -> None:
+    x = torch.ones(2)
+    with _Seen() as seen:
+        made = _tripled(x)
+    assert seen.names == ["kernels.tripled.default"] and made[0].tolist() == [3, 3] and made[1].tolist() == [2, 2]
+    with _Seen({"kernels.tripled.default": [x, x]}):
+        again = _tripled(x)
+    assert again[0] is x and again[1] is x
+    with FlopCounterMode(display=False) as counted:
+        _tripled(x)
+    assert counted.get_total_flops() == 7
+    assert operator("tripled") is torch.ops.kernels.tripled.default
+
+
+def test_an_unwatched_launch_is_called_as_it_is() -> None:
+    visible("unseen", (), lambda: [torch.ones(1)])
+    assert not hasattr(torch.ops.kernels, "unseen")

@@ -1,0 +1,13 @@
+"""What a rank of a pool does in the tests of inference over several ranks: the command itself, on a model that no one
+trained but whose layers all matter."""
+
+from __future__ import annotations
+
+from workers.inference.main import main
+from workers.models import initialise
+
+
+def command(spec: str, directory: str) -> int:
+    """The exit code."""
+    initialise.STD = 0.3
+    return main(["--spec", spec, "--dir", directory])

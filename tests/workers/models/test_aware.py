@@ -1,0 +1,40 @@
+"""Linears that compute with rounded weights: exactly the rounded model, with its gradients for the full weights."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from tests.workers.models.block_shapes import SHAPES, built, gradients
+from workers.contracts.rounding import dealt_widths, group_for, linear_widths
+from workers.inference.quantize.swap import widths_of
+from workers.models.aware import fake_quantise, rounded_like
+from workers.models.experts import StackedLinear
+
+
+@pytest.mark.parametrize("kind", ["int8", "int4"])
+@pytest.mark.parametrize("name", SHAPES)
+def test_computes_and_learns_as_the_rounded_model(name: str, kind: str) -> None:
+    aware, kept = built(name), built(name)
+    group = group_for(linear_widths(aware.spec))
+    assert set(linear_widths(aware.spec)) == set(widths_of(kept))
+    assert set(dealt_widths(aware.spec)) <= set(linear_widths(aware.spec))
+    fake_quantise(aware, kind, group=group)
+    changed = 0
+    for path, module in kept.named_modules():
+        if path.startswith("blocks.") and isinstance(module, torch.nn.Linear | StackedLinear):
+            full = module.weight.detach().clone()
+            with torch.no_grad():
+                module.weight.copy_(rounded_like(full, kind, group))
+            changed += int((module.weight != full).any())
+    assert changed == len(widths_of(kept)), "every linear of blocks is rounded"
+    ours, theirs = gradients(aware, None), gradients(kept, None)
+    assert torch.equal(ours["loss"], theirs["loss"])
+    for each, found in ours.items():
+        torch.testing.assert_close(found, theirs[each], rtol=1e-5, atol=1e-6, msg=lambda says, at=each: f"{at}: {says}")
+    assert dict(aware.named_parameters()).keys() == dict(kept.named_parameters()).keys()
+
+
+def test_another_kind_is_refused() -> None:
+    with pytest.raises(ValueError, match="there are int8 and int4"):
+        fake_quantise(built("llama"), "fp8")

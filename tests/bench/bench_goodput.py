@@ -78,9 +78,7 @@ def ours(place: Path, folder: Path, words: Tokenizer, rates: list[float], second
     (place / "spec.json").write_text(json.dumps({"kind": "serve", "model": {"path": str(folder)}, "serve": {}}))
     command = [sys.executable, "-m", "workers.inference.main", "--spec", str(place / "spec.json"), "--dir", str(place)]
     with open(place / "log", "w") as log:
-        server = subprocess.Popen(
-            command, cwd=ROOT, env={**os.environ, "OMP_NUM_THREADS": os.environ.get("T", "2")}, stdout=log, stderr=log
-        )
+        server = subprocess.Popen(command, cwd=ROOT, env={**os.environ, "OMP_NUM_THREADS": "2"}, stdout=log, stderr=log)
         try:
             at = _served(place, server)
             base = f"http://{at['host']}:{at['port']}/v1"

@@ -101,7 +101,7 @@ def test_losses_in_place_fused_and_in_pieces() -> None:
     # the engine's: in place where they are whole, twice in fp32 where tp splits them; with pieces of 256 MiB
     assert per_logit("orrery", tp=2, pp=2) == 10
     assert per_logit("orrery", pp=2) == pytest.approx(6 + 2 * 2**28 / (2048 * 128256), rel=1e-3)
-    # and on a GPU, where no pipeline asks for them, those of 2,048 tokens at a time, or of 4,096 with half the vocabulary
+    # and on a GPU, where no pipeline asks for them, those of 2,048 tokens at a time, 4,096 with half the vocabulary
     assert per_logit("orrery", seq_len=8192) == pytest.approx(2 / 4)
     assert per_logit("orrery", seq_len=8192, tp=2) == pytest.approx(2 / 2, rel=0.02)
     # an eighth of the logits, and two bytes of each hidden state and eight of each target

@@ -18,6 +18,7 @@ from orchestrator.common.units import count
 from orchestrator.runs import states
 from orchestrator.runs.budgets import outcome
 from orchestrator.runs.models import Attempt, Run
+from orchestrator.runs.warned import with_warning
 from workers.contracts.node import AttemptState, ExitClass, RunState
 from workers.contracts.run import Retries
 
@@ -98,6 +99,8 @@ def attempt_exited(*, attempt: Attempt, exit_class: str, exit: Mapping[str, Any]
     """
     exit_class = ExitClass(exit_class)
     ending = {**(exit or {}), "class": str(exit_class)}
+    if exit_class == ExitClass.OUT_OF_MEMORY:
+        ending["reason"] = with_warning(attempt.run, str(ending.get("reason") or "Out of memory"))
     now = clock.now()
     with transaction.atomic():
         why = str(ending.get("reason") or exit_class)

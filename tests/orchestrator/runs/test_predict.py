@@ -55,6 +55,13 @@ def test_a_plan_that_cannot_fit_is_refused_with_what_would(owner: User) -> None:
     [resolved] = [event for event in selectors.events_of(run=run) if event.type == "plan_resolved"]
     assert resolved.data["forced"] and resolved.data["misfits"] and run.prediction["fits"] is False
     assert services.run_clone(run=run, by=owner).prediction["fits"] is False
+    attempt = factories.running(run, factories.node("n2", devices=8))
+    services.attempt_exited(attempt=attempt, exit_class="out_of_memory", exit={"reason": "rank 3 ran out of memory"})
+    run.refresh_from_db()
+    assert run.exit["reason"].startswith(
+        "rank 3 ran out of memory. It was submitted against the planner's advice: plan."
+    )
+    assert "GiB a device" in run.exit["reason"] and "; try " in run.exit["reason"]
 
 
 def test_nothing_is_refused_where_nobody_knows_the_devices(owner: User) -> None:

@@ -62,7 +62,7 @@ class Guide:
         self._now: Tensor | None = None  # the mask of the present place
 
     def allowed(self, draft: Sequence[int] = ()) -> Tensor | None:
-        """Bool `[V]`, after so many drafted tokens; None where these are not allowed themselves."""
+        """Bool `[V]`, after so many drafted tokens; None where these are not allowed themselves, or end the answer."""
         if not draft:
             return self._next()
         matcher, draft = self._matcher, list(draft)
@@ -70,7 +70,7 @@ class Guide:
         found = None if taken < len(draft) else self._mask()
         if taken:
             matcher.rollback(taken)
-        return found
+        return found if found is not None and found.any() else None
 
     def take(self, token: int) -> None:
         self._now = None

@@ -11,9 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-import os
 import random
-import subprocess
 import sys
 import tempfile
 import time
@@ -24,8 +22,8 @@ from typing import Any
 import httpx
 from tokenizers import Tokenizer
 
-from tests.bench.bench_streams import _served
 from tests.bench.record import ROOT, record
+from tests.bench.served import served
 from workers.models.places import models_home
 
 FOLDER = "smollm2-135m-instruct"
@@ -75,19 +73,9 @@ def main(arguments: list[str]) -> int:
 
 
 def ours(place: Path, folder: Path, words: Tokenizer, rates: list[float], seconds: float) -> None:
-    (place / "spec.json").write_text(json.dumps({"kind": "serve", "model": {"path": str(folder)}, "serve": {}}))
-    command = [sys.executable, "-m", "workers.inference.main", "--spec", str(place / "spec.json"), "--dir", str(place)]
-    with open(place / "log", "w") as log:
-        server = subprocess.Popen(command, cwd=ROOT, env={**os.environ, "OMP_NUM_THREADS": "2"}, stdout=log, stderr=log)
-        try:
-            at = _served(place, server)
-            base = f"http://{at['host']}:{at['port']}/v1"
-            told("orrery", base, httpx.get(f"{base}/models").json()["data"][0]["id"], words, rates, seconds)
-            (place / "control.json").write_text(json.dumps({"action": "stop", "id": 1}))
-            server.wait(60)
-        finally:
-            server.kill()
-            server.wait()
+    with served(place, {"kind": "serve", "model": {"path": str(folder)}, "serve": {}}) as (address, _):
+        base = f"{address}/v1"
+        told("orrery", base, httpx.get(f"{base}/models").json()["data"][0]["id"], words, rates, seconds)
 
 
 def told(name: str, base: str, model: str, words: Tokenizer, rates: list[float], seconds: float) -> None:

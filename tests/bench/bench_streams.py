@@ -8,8 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import os
-import subprocess
 import sys
 import tempfile
 import time
@@ -18,7 +16,8 @@ from typing import Any
 
 import httpx
 
-from tests.bench.record import ROOT, record
+from tests.bench.record import record
+from tests.bench.served import served
 from workers.models.places import models_home
 
 STREAMS, NEW_TOKENS = 100, 32
@@ -38,27 +37,11 @@ def main(arguments: list[str]) -> None:
 
 def measure(name: str, model: Any, folder: Path, seconds: float) -> None:
     spec = {"kind": "serve", "model": model, "serve": {"max_seqs": STREAMS}}
-    (folder / "spec.json").write_text(json.dumps(spec))
-    command = [
-        sys.executable,
-        "-m",
-        "workers.inference.main",
-        "--spec",
-        str(folder / "spec.json"),
-        "--dir",
-        str(folder),
-    ]
-    with open(folder / "log", "w") as log:
-        server = subprocess.Popen(command, cwd=ROOT, env={**os.environ, "OMP_NUM_THREADS": "2"}, stdout=log, stderr=log)
-        try:
-            told = _served(folder, server)
-            counts, errors, took_s = asyncio.run(_load(told["host"], told["port"], seconds))
-            state = httpx.get(f"http://{told['host']}:{told['port']}/internal/state").json()
-            (folder / "control.json").write_text(json.dumps({"action": "stop", "id": 1}))
-            code = server.wait(60)
-        finally:
-            server.kill()
-            server.wait()
+    with served(folder, spec) as (address, server):
+        at = httpx.URL(address)
+        counts, errors, took_s = asyncio.run(_load(at.host, at.port or 0, seconds))
+        state = httpx.get(f"{address}/internal/state").json()
+    code = server.returncode
     ended = [json.loads(line) for line in (folder / "rank-0" / "requests.jsonl").read_text().splitlines()]
     facts = {
         "model": name, "streams": STREAMS, "new_tokens": NEW_TOKENS, "seconds": round(took_s, 1), "exit": code,
@@ -105,16 +88,6 @@ async def _load(host: str, port: int, seconds: float) -> tuple[list[int], int, f
 
     await asyncio.gather(*(client(place) for place in range(STREAMS)))
     return counts, errors, min(seconds, time.monotonic() - started)
-
-
-def _served(folder: Path, server: subprocess.Popen[bytes]) -> dict[str, Any]:
-    path = folder / "rank-0" / "events.jsonl"
-    while server.poll() is None:
-        for line in path.read_text().splitlines() if path.exists() else ():
-            if (event := json.loads(line))["type"] == "serving":
-                return dict(event["data"])
-        time.sleep(0.1)
-    raise SystemExit((folder / "log").read_text())
 
 
 if __name__ == "__main__":

@@ -19,17 +19,21 @@ EVERY_S = 0.5
 _COUNTS = fields(Counts)
 
 
-def memory_of(decoder: Decoder, cache: PagedCache) -> dict[str, float]:
-    """What this rank holds of weights and cache, and of its memory at all; a CPU's is the whole host's."""
+def memory_of(decoder: Decoder, cache: PagedCache) -> Callable[[], dict[str, float]]:
+    """Whose call tells what this rank holds of weights and cache, which is counted once, and of its memory at all; a
+    CPU's is the whole host's."""
     device = cache.keys[0].device
-    allocated, reserved = process_memory(device)
-    return {
+    held = {
         "memory/params_bytes": float(held_bytes([*decoder.parameters(), *decoder.buffers()])),
         "memory/kv_cache_bytes": float(held_bytes(cache.tensors())),
         "memory/capacity_bytes": float(capacity_bytes(device, local_world_size=1)),
-        "memory/allocated_bytes": float(allocated),
-        "memory/reserved_bytes": float(reserved),
     }
+
+    def now() -> dict[str, float]:
+        allocated, reserved = process_memory(device)
+        return {**held, "memory/allocated_bytes": float(allocated), "memory/reserved_bytes": float(reserved)}
+
+    return now
 
 
 class Measure:
@@ -49,6 +53,7 @@ class Measure:
         self._ttft_s: list[float] = []
         self._tpot_s: list[float] = []
         self._device = engine.runner.device
+        self._memory = memory_of(engine.runner.decoder, engine.runner.cache)
 
     def ended(self, request: Request) -> None:
         if not request.first_token_s:
@@ -87,7 +92,7 @@ class Measure:
             "inference/prompt_tokens": float(counts.prompt_tokens),
             "inference/shared_tokens": float(counts.shared_tokens),
             "inference/new_tokens": float(counts.new_tokens),
-            **memory_of(self.engine.runner.decoder, self.engine.runner.cache),
+            **self._memory(),
             **self._more(),
         }
         if prompt + new:

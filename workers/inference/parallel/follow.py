@@ -63,6 +63,7 @@ class Follower:
         tensors = [*self.loaded.decoder.parameters(), *self.loaded.decoder.buffers()]
         decoder = deepcopy(self.loaded.decoder, {id(each): each for each in tensors})
         self.runner = Runner(decoder, cache_of(self.loaded, blocks=blocks, block_size=block_size, swap=swap))
+        self._memory = memory_of(self.runner.decoder, self.runner.cache)
 
     def _compute(self, work: Work) -> None:
         assert self.runner is not None
@@ -99,5 +100,4 @@ class Follower:
         """This rank's memory; what becomes of requests, the leader tells."""
         self._told_s = time.perf_counter()
         if self.runner is not None:
-            values = memory_of(self.runner.decoder, self.runner.cache)
-            self.recorder.point(step=self.steps, tokens=self.tokens, values=values)
+            self.recorder.point(step=self.steps, tokens=self.tokens, values=self._memory())

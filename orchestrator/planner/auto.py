@@ -5,7 +5,7 @@ Asks the search and says in a sentence why; knows no formula.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,6 +22,7 @@ from workers.contracts.devices import GIB
 from workers.contracts.plan import ParallelPlan
 
 _MOST = 1_000_000  # plans looked at: an answer while one waits
+_RANKED = 200  # of the fastest, among which one has to run
 # pipedream updates with stale gradients, which changes what is learned: only for those who ask for it by name
 _SYNCHRONOUS = tuple(name for name in SCHEDULE if name != "pipedream")
 _MICRO_BATCHES = (1, 2, 4, 8, 16, 32, 64)  # tried where no batch is given
@@ -46,11 +47,12 @@ def resolve_auto(
     fix: Mapping[str, Any] | None = None,
     allowed: Mapping[str, Any] | None = None,
     calibration: Calibration | None = None,
+    runs: Callable[[ParallelPlan], bool] | None = None,
 ) -> Choice:
     """The fastest plan that fits; where none fits, the one that needs least memory, and `fits` is false.
 
     `fix` are a person's own fields, `allowed` what the engine can run: values by field as in a search's `fix`; a fixed
-    value that is not allowed is refused. Without a global batch, the number of sequences a step is chosen as well: that
+    value that is not allowed is refused. `runs` says whether a plan's values go together in the engine. Without a global batch, the number of sequences a step is chosen as well: that
     which trains most tokens a second, fewest sequences among those within 2% of it. Deterministic. Raises Refused.
     """
     both = _within(dict(fix or {}), dict(allowed or {}))
@@ -59,10 +61,10 @@ def resolve_auto(
     parameters = columns_for([scene.request(ParallelPlan())], calibration)
     batch = scene.workload.global_batch_size
     if batch is not None:
-        found = search(scene, fix=both, parameters=parameters, top=1, most=_MOST)
-        return _choice(scene, found, given_batch=True)
-    found = _best_batch(scene, both, parameters)
-    return _choice(scene, found, given_batch=False)
+        found = search(scene, fix=both, parameters=parameters, top=_RANKED if runs else 1, most=_MOST)
+    else:
+        found = _best_batch(scene, both, parameters, top=_RANKED if runs else 1)
+    return _choice(scene, found, _first(found, runs), given_batch=batch is not None)
 
 
 def choose(scene: Scene, calibration: Calibration | None = None) -> ParallelPlan | list[Problem]:
@@ -94,7 +96,14 @@ def _within(fix: dict[str, Any], allowed: dict[str, Any]) -> dict[str, Any]:
     return fix
 
 
-def _best_batch(scene: Scene, fix: dict[str, Any], parameters: Mapping[str, Any]) -> SearchResult:
+def _first(found: SearchResult, runs: Callable[[ParallelPlan], bool] | None) -> int | None:
+    """The rank of the fastest that runs; None where none of those ranked does."""
+    if runs is None:
+        return 0 if found.requests else None
+    return next((place for place, each in enumerate(found.requests) if runs(each.plan)), None)
+
+
+def _best_batch(scene: Scene, fix: dict[str, Any], parameters: Mapping[str, Any], *, top: int) -> SearchResult:
     """Searches over steps of one micro-batch a rank, and takes the batch that trains most tokens a second.
 
     The largest data parallelism that is legal decides the multiples; each size is a search of its own.
@@ -106,7 +115,7 @@ def _best_batch(scene: Scene, fix: dict[str, Any], parameters: Mapping[str, Any]
         number = devices * times
         work = scene.workload.model_copy(update={"global_batch_size": number})
         other = Scene(scene.model, scene.cluster, work, scene.framework, scene.device)
-        result = search(other, fix=fix, parameters=parameters, top=1, most=_MOST // len(_MICRO_BATCHES))
+        result = search(other, fix=fix, parameters=parameters, top=top, most=_MOST // len(_MICRO_BATCHES))
         last = last or result
         if not result.fit or result.table is None:
             if tried:
@@ -133,12 +142,15 @@ def _devices(scene: Scene, fix: Mapping[str, Any]) -> int:
     return most if isinstance(most, int) else max(each for each in divisors(number) if each <= 2**16)
 
 
-def _choice(scene: Scene, found: SearchResult, *, given_batch: bool) -> Choice:
+def _choice(scene: Scene, found: SearchResult, place: int | None, *, given_batch: bool) -> Choice:
     devices = scene.cluster.devices
     where = f"{devices} x {(scene.device or scene.cluster.entry).name}"
     if found.fit and found.table is not None:
-        request, table = found.requests[0], found.table
-        needs, takes = float(table.column("total_bytes")[0]), float(table.column("step_time_s")[0])
+        if place is None:
+            says = f"none of the {len(found.requests)} fastest plans for {where} is one that the engine runs"
+            return Choice(None, says, False, None, [problem("plan", says, "numbers in its place")])
+        request, table = found.requests[place], found.table
+        needs, takes = float(table.column("total_bytes")[place]), float(table.column("step_time_s")[place])
         batch = "" if given_batch else f", {request.plan.global_batch_size} sequences a step"
         how = (
             f"The fastest of {found.fit:,} plans that fit {where}, of {found.enumerated:,} legal ones: "

@@ -13,12 +13,13 @@ from orchestrator.planner.advice import Change, advise
 from orchestrator.planner.auto import Choice, resolve_auto
 from orchestrator.planner.axes import AXES
 from orchestrator.planner.frameworks import Framework, framework
-from orchestrator.planner.inputs import Request
+from orchestrator.planner.inputs import SCHEDULE, Request
 from orchestrator.planner.requests import Scene, Workload
 from orchestrator.runs.venue import Venue
 from workers.contracts import ModelSpec, ParallelPlan, Problem, RunSpec
 from workers.contracts.devices import DEVICES, GIB, Device
-from workers.contracts.engine import ENGINE_VALUES, plan_beyond_engine
+from workers.contracts.engine import ENGINE_VALUES, combination_problems, plan_beyond_engine
+from workers.contracts.plan import SPLIT_BACKWARD
 
 _STATES = {"adamw8bit": "adam8bit"}  # the planner's word for the same optimizer states
 # formulas step by step, as `train.fused_kernels: false` computes them
@@ -74,8 +75,15 @@ def choose(spec: RunSpec, venue: Venue, devices: int) -> Choice:
     halves = (each for each in ("bf16", "fp16") if gpu and venue.entry.supports(each) and each in runs)
     allowed["precision"] = next(halves, "fp32")
     batch = devices * (spec.train.accumulate or 1)
+    if spec.train.compile:  # what a compiled block cannot do at all; the rest is `runs`
+        allowed["recompute"] = tuple(each for each in allowed["recompute"] if each != "auto")
+        allowed["schedule"] = tuple(each for each in SCHEDULE if each not in (*SPLIT_BACKWARD, "pipedream"))
+
+    def runs(plan: ParallelPlan) -> bool:
+        return not combination_problems(spec.model_copy(update={"plan": plan}))
+
     scene = _scene(spec, spec.shape, venue, devices, batch)
-    return resolve_auto(scene, allowed=allowed, calibration=venue.calibration)
+    return resolve_auto(scene, allowed=allowed, calibration=venue.calibration, runs=runs)
 
 
 def predict(spec: RunSpec, plan: ParallelPlan, venue: Venue) -> Prediction | None:
@@ -96,7 +104,7 @@ def predict(spec: RunSpec, plan: ParallelPlan, venue: Venue) -> Prediction | Non
         "assumed": not venue.known,
     }
     fits = bool(answer["fits"])
-    return Prediction(document, fits, [] if fits else _advice(request, venue))
+    return Prediction(document, fits, [] if fits else _advice(spec, request, venue))
 
 
 def _scene(spec: RunSpec, shape: ModelSpec, venue: Venue, devices: int, batch: int) -> Scene:
@@ -120,9 +128,13 @@ def _device(entry: Device) -> str | dict[str, Any]:
     return entry.name if entry == DEVICES[entry.name] else entry.to_dict()
 
 
-def _advice(request: Request, venue: Venue) -> list[Change]:
+def _advice(spec: RunSpec, request: Request, venue: Venue) -> list[Change]:
     """Changes that the engine can run, on devices that the pool has first."""
-    found = [each for each in advise(request, venue.calibration) if not plan_beyond_engine(each.plan)]
+
+    def runs(plan: ParallelPlan) -> bool:
+        return not plan_beyond_engine(plan) and not combination_problems(spec.model_copy(update={"plan": plan}))
+
+    found = [each for each in advise(request, venue.calibration) if runs(each.plan)]
     return found[:_MOST_ADVICE]
 
 

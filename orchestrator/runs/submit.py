@@ -28,6 +28,7 @@ from orchestrator.runs.venue import Venue, venue_of
 from orchestrator.runs.weights import models_root
 from workers.contracts import Problem, RunSpec, problems_of, spec_problems
 from workers.contracts.benchmark import as_training, technique_problems
+from workers.contracts.engine import combination_problems
 from workers.contracts.inference import INFERENCE_KINDS, inference_problems
 from workers.contracts.node import AttemptState, RunState
 from workers.contracts.secret import hidden
@@ -146,6 +147,7 @@ def check(spec: Any) -> Checked:
     stored = checked.model_dump(mode="json", exclude_unset=True)
     complete = checked.model_copy(update={"plan": resolved.plan}) if resolved.plan else checked
     problems = [*resolved.problems, *([] if resolved.problems else spec_problems(complete))]
+    problems = problems or combination_problems(complete)
     if checked.benchmark is not None:
         problems += technique_problems(checked.benchmark)
     if checked.kind in INFERENCE_KINDS:

@@ -37,6 +37,11 @@ def engine_problems(spec: RunSpec) -> list[Problem]:
     return [item for _, item in _spec(spec)]
 
 
+def combination_problems(spec: RunSpec) -> list[Problem]:
+    """The part of `engine_problems` that no later engine changes: values that exclude each other. Plan resolved."""
+    return [item for _, item in _combined(as_training(spec))]
+
+
 def beyond_engine(spec: RunSpec) -> list[str]:
     """The same in a few words each, for a sentence that lists them: `["tp 2", "fp16", "experts"]`."""
     return [words for words, _ in _spec(spec) if words]
@@ -62,19 +67,29 @@ def _spec(spec: RunSpec) -> Found:
         says = "the engine alone does not choose a plan"
         yield "", problem("plan", says, "numbers, or submit to the planner")
     else:
-        yield from _plan(spec.plan)
-        if spec.plan.pp > 1 and spec.plan.schedule == "pipedream":
-            yield from _pipedream(spec.plan, spec.shape)
-        if spec.train.compile:
-            yield from _compiled(spec.plan, spec.shape)
-        if spec.train.quantize_aware is not None:
-            yield from _aware(spec.train, spec.plan, spec.shape)
+        yield from _values(spec.plan)
+    yield from _combined(spec)
     if spec.shape is None:
         says = "the engine trains a shape; existing weights come in by train.init_from"
         yield "existing weights", problem("model", says, "a preset's name")
-    else:
-        yield from _model(spec.shape)
     yield from _training(spec.train)
+
+
+def _combined(spec: RunSpec) -> Found:
+    plan, model, train = spec.plan, spec.shape, spec.train
+    if train is None:
+        return
+    if model is not None:
+        yield from _model(model)
+    if isinstance(plan, str):
+        return
+    yield from _rules(plan)
+    if plan.pp > 1 and plan.schedule == "pipedream":
+        yield from _pipedream(plan, model)
+    if train.compile:
+        yield from _compiled(plan, model)
+    if train.quantize_aware is not None:
+        yield from _aware(train, plan, model)
 
 
 def _model(model: ModelSpec) -> Found:
@@ -84,6 +99,11 @@ def _model(model: ModelSpec) -> Found:
 
 
 def _plan(plan: ParallelPlan) -> Found:
+    yield from _values(plan)
+    yield from _rules(plan)
+
+
+def _values(plan: ParallelPlan) -> Found:
     gathered = {"bf16": "bf16", "fp16": "fp16", "fp8": "bf16"}.get(plan.precision) if plan.zero >= 2 else None
     reduced = (None, "fp32", gathered) if gathered else (None, "fp32")
     for field, known in {**ENGINE_VALUES, "reduce_dtype": reduced}.items():
@@ -93,6 +113,9 @@ def _plan(plan: ParallelPlan) -> Found:
         tries = [str(item) for item in known if item is not None] or ["leaving it out"]
         words = str(value) if field == "precision" else f"{field} {value}"
         yield words, problem(f"plan.{field}", f"this engine version does not run {field} {value}", " or ".join(tries))
+
+
+def _rules(plan: ParallelPlan) -> Found:
     yield from _offload(plan)
     yield from _experts(plan)
     if plan.loss_scale is not None and plan.precision != "fp16":

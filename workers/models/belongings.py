@@ -17,7 +17,7 @@ from workers.models.gguf_tokenizer import tokenizer_files
 from workers.models.hf.fields import read_json
 from workers.models.manifest import NAME as MANIFEST
 from workers.models.manifest import read_manifest
-from workers.models.places import place
+from workers.models.places import no_weights, place
 
 TOKENIZER = "tokenizer.json"
 CONFIGURATION, GENERATION, TEMPLATE = "tokenizer_config.json", "generation_config.json", "chat_template.jinja"
@@ -53,7 +53,7 @@ def reads_bytes(path: Path) -> bool:
     """Whether weights without a tokenizer know bytes, as far as can be told.
 
     A vocabulary of 256 is the bytes; and a checkpoint's manifest tells of a run on text without a tokenizer. Raises
-    WeightsError.
+    WeightsError, also where there are no weights.
     """
     where = place(path)
     if where.suffix == ".gguf":
@@ -61,7 +61,9 @@ def reads_bytes(path: Path) -> bool:
         return table is not None and table.shape[:1] == (_BYTES,)
     folder = where if where.is_dir() else where.parent
     if not (folder / MANIFEST).is_file():
-        return (folder / "config.json").is_file() and read_json(folder / "config.json").get("vocab_size") == _BYTES
+        if not (folder / "config.json").is_file():
+            raise no_weights(folder)
+        return read_json(folder / "config.json").get("vocab_size") == _BYTES
     manifest = read_manifest(folder)
     if _mapping(manifest.get("model")).get("vocab") == _BYTES:
         return True

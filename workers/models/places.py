@@ -47,6 +47,11 @@ def place(path: Path) -> Path:
     return files[0] if files else path
 
 
+def no_weights(folder: Path) -> WeightsError:
+    says = "holds neither a config.json (Hugging Face) nor a manifest.json (a checkpoint)"
+    return WeightsError(f"{folder} {says}; give a folder of one of them, or a .gguf file")
+
+
 def _in_package(package: str) -> Path:
     """The one file or folder of weights among an installed package's files, or fetched from it; no code is run."""
     try:

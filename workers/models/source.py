@@ -13,7 +13,7 @@ from workers.models.errors import WeightsError
 from workers.models.gguf_file import GgufFile
 from workers.models.hf.folder import HuggingFaceFolder, refuse_pickles
 from workers.models.manifest import NAME
-from workers.models.places import place, place_of
+from workers.models.places import no_weights, place, place_of
 from workers.models.weights import Weights
 
 
@@ -31,8 +31,7 @@ def open_weights(path: Path) -> Weights:
         if (path / "config.json").is_file():
             return HuggingFaceFolder(path)
         refuse_pickles(list(path.iterdir()), str(path))
-        says = "holds neither a config.json (Hugging Face) nor a manifest.json (a checkpoint)"
-        raise WeightsError(f"{path} {says}; give a folder of one of them, or a .gguf file")
+        raise no_weights(path)
     if not path.exists():
         raise WeightsError(f"{path} does not exist; give a Hugging Face folder, a checkpoint's folder or a .gguf file")
     refuse_pickles([path], str(path.parent))

@@ -71,10 +71,14 @@ def test_nothing_is_refused_where_nobody_knows_the_devices(owner: User) -> None:
     assert named.prediction["device"] == "a100-80g"
 
 
+@pytest.mark.parametrize("compiled", [False, True], ids=["eager", "compiled"])
 @pytest.mark.parametrize("plan", [{"plan": "auto"}, {}], ids=["auto", "none"])
-def test_an_open_plan_is_the_planners_within_what_the_engine_runs(owner: User, plan: dict[str, Any]) -> None:
+def test_an_open_plan_is_the_planners_within_what_the_engine_runs(
+    owner: User, plan: dict[str, Any], compiled: bool
+) -> None:
     factories.node("n1", devices=8, kind="gpu", catalogue="h100-80g", memory_bytes=80 * 2**30)
-    spec = {"kind": "train", "model": "llama3-8b", "train": TRAIN, "resources": {"devices": 8}, **plan}
+    train = {**TRAIN, "compile": compiled}
+    spec = {"kind": "train", "model": "llama3-8b", "train": train, "resources": {"devices": 8}, **plan}
     run = submit(owner, spec)
     chosen = ParallelPlan.from_dict(run.plan)
     assert (chosen.dp, chosen.precision, chosen.global_batch_size) == (8, "bf16", 8) and chosen.zero >= 2

@@ -100,6 +100,8 @@ def test_examples_are_accepted(owner: User) -> None:
         ({**MINIMAL, "plan": {"dp": 2}, "resources": {"devices": 3}}, "resources.devices"),
         ({**MINIMAL, "plan": {"dp": 2, "global_batch_size": 3}}, "plan.global_batch_size"),
         ({**MINIMAL, "plan": {"tp": 3}}, "plan.tp"),
+        ({**MINIMAL, "plan": {"pp": 2, "schedule": "pipedream", "precision": "fp16"}}, "plan.precision"),
+        ({"kind": "benchmark", "benchmark": {}, "plan": {"dp": 2, "offload": "all"}}, "plan.offload"),
         ({"kind": "train", "train": {"steps": 0, "seq_len": 128}}, "train.steps"),
         ({**MINIMAL, "data": {"path": "/etc/passwd"}}, "data.path"),
         ({**MINIMAL, "tags": ["x" * 101]}, "tags.0"),

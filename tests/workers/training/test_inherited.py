@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -129,6 +130,9 @@ def test_text_is_never_read_as_bytes_unasked(room, tmp_path):
     their_model("Llama", {**THEIRS, "vocab_size": VOCAB}).save_pretrained(bare)
     with pytest.raises(UserError, match=r"bare has no tokenizer\.json, and text would be read as bytes"):
         opened(spec(room, bare), tmp_path / "run")
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(UserError, match=r"train\.init_from: .*empty holds neither a config\.json"):
+        opened(spec(room, tmp_path / "empty"), tmp_path / "run")
     asked = spec(room, bare)
     asked["data"]["tokenizer"] = "bytes"
     made = tmp_path / "made" / "step-00000001"  # by a run on bytes: its manifest tells
@@ -137,6 +141,17 @@ def test_text_is_never_read_as_bytes_unasked(room, tmp_path):
     for document in (asked, spec(room, made.parent)):
         window = opened(document, tmp_path / "run").window(0)
         assert bytes(window.tolist()).decode() in WORDS * 2
+
+
+def test_a_run_that_has_begun_needs_its_weights_no_more(room, train, tmp_path):
+    """Their folder is still there, and empty."""
+    weights = tmp_path / "weights"
+    weights.mkdir()
+    shutil.copy(room / "model.gguf", weights)
+    train(spec(room, weights, steps=2, checkpoint={"every_steps": 2}), tmp_path / "run")
+    (weights / "model.gguf").unlink()
+    [outcome] = train(spec(room, weights, steps=3), tmp_path / "run").outcomes
+    assert (outcome["class"], outcome["step"]) == ("ok", 3), outcome
 
 
 def test_token_files_of_another_tokenizer_are_refused(room, tmp_path):

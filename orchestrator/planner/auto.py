@@ -52,8 +52,9 @@ def resolve_auto(
     """The fastest plan that fits; where none fits, the one that needs least memory, and `fits` is false.
 
     `fix` are a person's own fields, `allowed` what the engine can run: values by field as in a search's `fix`; a fixed
-    value that is not allowed is refused. `runs` says whether a plan's values go together in the engine. Without a global batch, the number of sequences a step is chosen as well: that
-    which trains most tokens a second, fewest sequences among those within 2% of it. Deterministic. Raises Refused.
+    value that is not allowed is refused. `runs` says whether a plan's values go together in the engine. Without a
+    global batch, the number of sequences a step is chosen as well: that which trains most tokens a second, fewest
+    sequences among those within 2% of it. Deterministic. Raises Refused.
     """
     both = _within(dict(fix or {}), dict(allowed or {}))
     if not {"schedule", "weight_stashing", "vertical_sync"} & both.keys():

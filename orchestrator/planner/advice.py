@@ -130,7 +130,7 @@ def _fitting(tried: list[_Try], before_s: float, calibration: Calibration | None
     best: dict[str, Change] = {}
     for at, each in enumerate(tried):
         if fits[at] and each.kind not in best:
-            needs = f"{total[at] / GIB:.1f} of {usable[at] / GIB:.1f} GiB{_host_words(table, at)}"
+            needs = f"{max(0.1, total[at] / GIB):.1f} of {usable[at] / GIB:.1f} GiB{_host_words(table, at)}"
             told = f"{each.says}: {needs}, {_slower(float(time_s[at]), before_s)}."
             best[each.kind] = Change(each.changes, told, each.request, float(total[at]), float(time_s[at]))
     return sorted(best.values(), key=lambda change: (_is_hardware(change), change.step_time_s))

@@ -57,7 +57,7 @@ class Prediction:
             return [Problem(field="model", says=says, try_=str(tries[0]))]
         if not self.advice:
             return [Problem(field="plan", says=says, try_="a smaller model, or larger devices")]
-        return [Problem(field=_field(each), says=says, try_=each.says) for each in self.advice]
+        return [Problem(field=_field(each), says=says, try_=each.says.rstrip(".")) for each in self.advice]
 
 
 def choose(spec: RunSpec, venue: Venue, devices: int) -> Choice:

@@ -14,9 +14,11 @@ FLOATS = (torch.float32, torch.float16, torch.bfloat16)
 
 
 def tensor(name: str, x: object) -> None:
-    """x must be a tensor."""
+    """x must be a tensor, and a dense one."""
     if not isinstance(x, torch.Tensor):
         raise TypeError(f"{name} must be a torch.Tensor, not {type(x).__name__}.")
+    if x.layout is not torch.strided:
+        raise TypeError(f"{name} has layout {str(x.layout).removeprefix('torch.')}; it must be dense: .to_dense().")
 
 
 def dtype_among(name: str, x: torch.Tensor, allowed: Iterable[torch.dtype] = FLOATS) -> None:
@@ -31,7 +33,9 @@ def dtype_among(name: str, x: torch.Tensor, allowed: Iterable[torch.dtype] = FLO
 def same_dtype(**tensors: torch.Tensor) -> None:
     """All the tensors must have the dtype of the first."""
     (first, lead), *rest = tensors.items()
+    tensor(first, lead)
     for name, x in rest:
+        tensor(name, x)
         if x.dtype != lead.dtype:
             raise TypeError(f"{name} is {x.dtype} and {first} is {lead.dtype}; they must be equal. Cast one of them.")
 
@@ -40,7 +44,9 @@ def same_device(**tensors: torch.Tensor | None) -> None:
     """All the tensors must lie on the device of the first; None is passed over."""
     present = [(name, x) for name, x in tensors.items() if x is not None]
     first, lead = present[0]
+    tensor(first, lead)
     for name, x in present[1:]:
+        tensor(name, x)
         if x.device != lead.device:
             raise ValueError(f"{name} lies on {x.device} and {first} on {lead.device}; move them to one device.")
 
@@ -80,9 +86,42 @@ def contiguous(name: str, x: torch.Tensor) -> None:
         raise ValueError(f"{name} with shape {tuple(x.shape)} and strides {x.stride()} must be contiguous.")
 
 
+def written(name: str, x: torch.Tensor) -> None:
+    """x, which is written in place, must not hold one number in two places, as an expanded tensor does."""
+    if any(step == 0 and size > 1 for size, step in zip(x.shape, x.stride(), strict=True)):
+        raise ValueError(f"{name} with shape {tuple(x.shape)} has strides {x.stride()}: expanded; .clone() it first.")
+
+
+def pair(name: str, value: object) -> None:
+    """The value must be a pair."""
+    if not isinstance(value, (tuple, list)) or len(value) != 2:
+        raise TypeError(f"{name} must be a pair of tensors, not {type(value).__name__}.")
+
+
 def integers(name: str, x: torch.Tensor) -> None:
     """x must hold int32 or int64."""
     dtype_among(name, x, (torch.int32, torch.int64))
+
+
+def whole(name: str, value: int | None, least: int | None = 1, most: int | None = None) -> None:
+    """The value must be a whole number within these bounds."""
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise TypeError(f"{name} must be a whole number, not {value!r}.")
+    if (least is not None and value < least) or (most is not None and value > most):
+        bounds = f"at least {least}" if most is None else f"in {least} to {most}"
+        raise ValueError(f"{name} is {value}; it must be {bounds}.")
+
+
+def flag(name: str, value: object) -> None:
+    """The value must be True or False."""
+    if not isinstance(value, bool):
+        raise TypeError(f"{name} must be True or False, not {value!r}.")
+
+
+def splits(value: int | None, most: int = 256) -> None:
+    """Parts of a sum that programs share, or None to have them chosen."""
+    if value is not None:
+        whole("num_splits", value, 1, most)
 
 
 def positive(name: str, value: float, *, finite: bool = True) -> None:
@@ -97,7 +136,7 @@ def positive(name: str, value: float, *, finite: bool = True) -> None:
 
 def softcap(value: float) -> None:
     """A cap on scores or logits: above zero, or 0 for none."""
-    if value != 0:
+    if isinstance(value, torch.Tensor) or value != 0:
         positive("softcap", value)
 
 

@@ -47,6 +47,10 @@ class _Record:
 
 _records: dict[tuple[object, ...], _Record] = {}
 _settled: dict[tuple[object, ...], tuple[Any, _Record]] = {}
+_variables: dict[bytes, bytes] = getattr(os.environ, "_data", {})
+forced_by_environment = (  # 0.05 us, where os.environ itself takes 0.5
+    _variables.get if b"PATH" in _variables else lambda name: os.environ.get(name.decode())
+)
 _latest = threading.local()  # the record that this thread counted last
 _lock = threading.Lock()
 
@@ -118,6 +122,26 @@ def settle(kind: tuple[object, ...] | None, value: Any) -> None:
     """
     if kind is not None and len(_settled) < MOST_SETTLED:
         _settled[kind] = value, _latest.record
+
+
+def cpu_kind(op: str, tensors: Sequence[torch.Tensor | None], *options: object) -> tuple[object, ...] | None:
+    """What checks and choice rest on for a call on a CPU whose strides do not matter; None for any other call, and for
+    what is no tensor. Costs 2 us; checking and choosing anew 10 to 40, where torch's smallest operators take 3."""
+    if torch.compiler.is_compiling():
+        return None
+    told: list[object] = [op, forced_by_environment(b"KERNELS_BACKEND"), torch.is_grad_enabled()]
+    for x in tensors:
+        if x is None:
+            told.append(None)
+        elif isinstance(x, torch.Tensor) and x.is_cpu:
+            told += (x.shape, x.dtype, x.layout, x.requires_grad)
+        else:
+            return None
+    for each in options:
+        if each is not None and not isinstance(each, (int, float, str)):
+            return None
+        told += (each, type(each))
+    return tuple(told)
 
 
 def note(op: str, facts: dict[str, object], backend: str, reason: str) -> None:

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from kernels import tuning
+from kernels import checks, tuning
 from kernels.attention import flash_cpu, own, torch_cuda
 from kernels.attention.blocks import blocks
 from kernels.attention.form import Bounds, Form, check_dense, check_varlen, form_of, head_dim
@@ -21,6 +21,7 @@ from kernels.attention.reference import reference
 from kernels.dispatch import Candidate, choose, repeated, settle
 
 Result = Tensor | tuple[Tensor, Tensor]
+UNCAPPED = 0.0  # the very object: a call that leaves `softcap` alone is recognised by it
 
 
 def attention(
@@ -31,7 +32,7 @@ def attention(
     causal: bool = False,
     window: int | None = None,
     scale: float | None = None,
-    softcap: float = 0.0,
+    softcap: float = UNCAPPED,
     return_lse: bool = False,
     backend: str | None = None,
 ) -> Result:
@@ -46,16 +47,23 @@ def attention(
     fp64), -inf where no key is seen. `backend` forces one of own, cudnn, flash, efficient, math, reference.
     Raises TypeError or ValueError before any launch, BackendUnavailable for a backend that cannot.
     """
+    if window is None and softcap is UNCAPPED and return_lse is False and backend is None:
+        out = flash_cpu.recognised(q, k, v, causal, scale)
+        if out is not None:
+            return out
     options = (causal, window, scale, softcap, return_lse, backend)
     kind = None if torch.compiler.is_compiling() else _kind((q, k, v), options)
     known = repeated(kind)
     if known is None:
+        checks.flag("return_lse", return_lse)
         check_dense(q, k, v)
         form = form_of(q.shape[-1], causal, window, scale, softcap)
         chosen = _choose("attention", q, k, v, None, form, return_lse, backend, kind)
     else:
         chosen, form = known
     if chosen == "flash" and not return_lse and q.device.type == "cpu" and flash_cpu.plain(q, k, v, form):
+        if known is None and backend is None:
+            settle(flash_cpu.plain_kind(q, k, v, causal, scale), flash_cpu.how(q, k, form))
         return flash_cpu.front_door(q, k, v, form)
     if chosen in ("cudnn", "efficient"):
         return torch_cuda.door(chosen, q, k, v, form)
@@ -86,6 +94,7 @@ def attention_varlen(
     Gives [T_q, H, D_v], and with `return_lse` the log-sum-exp [H, T_q]. Errors as of `attention`; the bounds are read
     back once for each tensor of them, except while a CUDA graph is captured.
     """
+    checks.flag("return_lse", return_lse)
     cu_q, cu_k = check_varlen(q, k, v, cu_q, cu_k, max_q, max_k)
     form = form_of(q.shape[-1], causal, window, scale, softcap)
     bounds = Bounds(cu_q, cu_k, max_q, max_k)

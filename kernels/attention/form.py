@@ -51,8 +51,7 @@ def head_dim(q: Tensor, v: Tensor) -> str:
 
 def form_of(head_dim: int, causal: object, window: object, scale: object, softcap: object) -> Form:
     """Checks the options; `scale` defaults to 1 / sqrt(head_dim). Raises TypeError or ValueError."""
-    if not isinstance(causal, bool):
-        raise TypeError(f"causal must be True or False, not {causal!r}.")
+    checks.flag("causal", causal)
     checks.window(window)  # type: ignore[arg-type]
     width = NO_WINDOW if window is None else min(int(window), 1 << 30)  # type: ignore[call-overload]
     if scale is None:

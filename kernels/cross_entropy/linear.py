@@ -61,7 +61,7 @@ def linear_cross_entropy(
     a GPU; without, the GPU itself stops on one. Under "none", for fp16 (whose gradients need the loss scale before they
     round) and when run a second time, backward computes the logits again. Raises ValueError or TypeError.
     """
-    _checked(h, w, targets, reduction, softcap, chunk)
+    _checked(h, w, targets, reduction, softcap, chunk, ignore_index)
     size = 1 if group is None else group.size()
     first, total = (0, w.shape[0]) if size == 1 else _rows_of(w, cast(dist.ProcessGroup, group), start)
     _targets_checked(targets, total, ignore_index, check)
@@ -95,7 +95,9 @@ def linear_cross_entropy(
     return found.view(targets.shape) if reduction == "none" else found
 
 
-def _checked(h: Tensor, w: Tensor, targets: Tensor, reduction: str, softcap: float, chunk: int | None) -> None:
+def _checked(
+    h: Tensor, w: Tensor, targets: Tensor, reduction: str, softcap: float, chunk: int | None, ignore_index: int
+) -> None:
     checks.dtype_among("h", h, (*checks.FLOATS, torch.float64))
     checks.same_dtype(h=h, w=w)
     if h.dim() < 1:
@@ -106,8 +108,9 @@ def _checked(h: Tensor, w: Tensor, targets: Tensor, reduction: str, softcap: flo
     checks.same_device(h=h, w=w, targets=targets)
     checks.among("reduction", reduction, REDUCTIONS)
     checks.softcap(softcap)
-    if chunk is not None and chunk < 1:
-        raise ValueError(f"chunk is {chunk}; it must be at least 1, or None.")
+    checks.whole("ignore_index", ignore_index, None)
+    if chunk is not None:
+        checks.whole("chunk", chunk)
 
 
 def _targets_checked(targets: Tensor, total: int, ignore_index: int, check: bool) -> None:
@@ -166,14 +169,11 @@ class _LinearCrossEntropy(torch.autograd.Function):
                 weights = weights.expand(len(targets))
             _, _, dh, dw = _passed(h, w, targets, call, weights.contiguous(), lse)
             return dh, dw, None, None
-        (dh, dw), ctx.gradients = ctx.gradients, None
-        # in place: another gradient of the weight would be another 1 GiB at 131,072 x 4,096
-        return (
-            None if dh is None else dh.mul_(gradient.to(dh.dtype)),
-            None if dw is None else dw.mul_(gradient.to(dw.dtype)),
-            None,
-            None,
-        )
+        made, ctx.gradients = ctx.gradients, None
+        if gradient.is_cuda or float(gradient) != 1.0:  # a look at it would wait for a GPU
+            # in place: another gradient of the weight would be another 1 GiB at 131,072 x 4,096
+            made = tuple(None if each is None else each.mul_(gradient.to(each.dtype)) for each in made)
+        return *made, None, None
 
 
 def _passed(
@@ -186,8 +186,10 @@ def _passed(
     wide = torch.float64 if kind == torch.float64 else torch.float32
     losses = torch.zeros(count, dtype=wide, device=h.device)
     lses = torch.zeros(count, dtype=wide, device=h.device) if lse is None else lse
-    dh = torch.zeros_like(x) if weights is not None and call.needs[0] else None
-    dw = torch.zeros_like(y) if weights is not None and call.needs[1] else None
+    dh = torch.empty_like(x) if weights is not None and call.needs[0] else None
+    dw = torch.empty_like(y) if weights is not None and call.needs[1] else None
+    if dw is not None and not count:
+        dw.zero_()
     logits = torch.empty(min(call.chunk, count), columns, dtype=kind, device=h.device)
     for first in range(0, count, call.chunk):
         part = slice(first, min(count, first + call.chunk))
@@ -200,8 +202,10 @@ def _passed(
             losses[part], lses[part] = _losses(chunk, targets[part], call, weight)
         if dh is not None:
             torch.mm(chunk, y, out=dh[part])
-        if dw is not None:
+        if dw is not None and first:
             dw.addmm_(chunk.t(), x[part])
+        elif dw is not None:
+            torch.mm(chunk.t(), x[part], out=dw)
     if dh is not None and call.group is not None:
         dist.all_reduce(dh, group=call.group)
     return losses, lses, None if dh is None else dh.to(h.dtype), None if dw is None else dw.to(w.dtype)

@@ -118,6 +118,7 @@ def _checked(
     checks.contiguous_last("q", q)
     checks.contiguous_last("k_cache", k_cache)
     checks.contiguous_last("v_cache", v_cache)
+    checks.at_least_one("v_cache", v_cache, 3)
     heads, width = q.shape[-2:]
     if k_cache.shape[3] != width:
         raise ValueError(f"q has head dim {width} and k_cache {k_cache.shape[3]}; they must be equal.")
@@ -135,8 +136,8 @@ def _checked(
         raise ValueError(
             "plan was made from another block_table, seq_lens or cu_q; call plan_pages anew for this step."
         )
-    elif plan.page != k_cache.shape[1]:
-        raise ValueError(f"plan was made for blocks of {plan.page} tokens; the cache has {k_cache.shape[1]}.")
+    else:
+        plan.fits(k_cache.shape[0], k_cache.shape[1])
     tokens = q.shape[0] if q.dim() == 3 else q.shape[0] * q.shape[1]
     if plan.cu is None and (q.shape[0] != block_table.shape[0] or (plan.queries != queries and tokens)):
         raise ValueError(
@@ -162,13 +163,13 @@ def _options_checked(
 ) -> None:
     checks.window(window)
     checks.softcap(softcap)
-    if num_splits is not None and not 1 <= num_splits <= 256:
-        raise ValueError(f"num_splits is {num_splits}; it must lie in 1 to 256, or be None.")
+    checks.splits(num_splits)
     if scales is None:
         checks.same_dtype(q=q, k_cache=k_cache, v_cache=v_cache)
         return
     checks.dtype_among("k_cache", k_cache, QUANTISED)
     checks.same_dtype(k_cache=k_cache, v_cache=v_cache)
+    checks.pair("scales", scales)
     for name, x in zip(("scales[0]", "scales[1]"), scales, strict=True):
         checks.dtype_among(name, x, (torch.float32,))
         checks.shape(name, x, tuple(k_cache.shape[:3]), "blocks, block_size, kv_heads")

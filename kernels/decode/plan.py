@@ -59,8 +59,16 @@ class Plan:
     queries: int
     page: int
     longest: int
+    blocks: int
     _groups: dict[int | None, tuple[Group, ...]] = field(default_factory=dict, repr=False, compare=False)
     _scratch: dict[tuple[str, torch.dtype], Tensor] = field(default_factory=dict, repr=False, compare=False)
+
+    def fits(self, blocks: int, block_size: int) -> None:
+        """Refuses a cache that it was not made for: its table may name blocks that this one lacks."""
+        if self.page != block_size:
+            raise ValueError(f"plan was made for blocks of {self.page} tokens; the cache has {block_size}.")
+        if self.blocks > blocks:
+            raise ValueError(f"plan was made for a cache of {self.blocks} blocks; this one has {blocks}.")
 
     def starts(self) -> Tensor:
         """`[B + 1]`: the first query token of each sequence, and the total."""
@@ -109,8 +117,10 @@ def plan_pages(
     checks.same_device(block_table=block_table, seq_lens=seq_lens, cu_q=cu_q)
     checks.contiguous_last("block_table", block_table)
     checks.contiguous_last("seq_lens", seq_lens)
-    if queries < 1 or block_size < 1:
-        raise ValueError(f"queries is {queries} and block_size {block_size}; both must be at least 1.")
+    for name, value, least in (("blocks", blocks, 0), ("block_size", block_size, 1), ("queries", queries, 1)):
+        checks.whole(name, value, least)
+    if max_q is not None:
+        checks.whole("max_q", max_q, 0)
     sequences, width = block_table.shape
     longest, tokens = width * block_size, sequences * queries
     if cu_q is not None:
@@ -124,7 +134,7 @@ def plan_pages(
         longest = _values_checked(block_table, seq_lens, blocks, block_size)
         if cu_q is not None:
             queries, tokens = _starts_checked(cu_q, max_q)
-    return Plan(block_table, seq_lens, cu_q, tokens, queries, block_size, longest)
+    return Plan(block_table, seq_lens, cu_q, tokens, queries, block_size, longest, blocks)
 
 
 def _capturing(x: Tensor) -> bool:

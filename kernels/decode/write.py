@@ -78,11 +78,14 @@ def _checked(
     checks.same_device(k=k, v=v, k_cache=k_cache, v_cache=v_cache, slots=slots)
     for name, x in (("k", k), ("v", v), ("k_cache", k_cache), ("v_cache", v_cache)):
         checks.contiguous_last(name, x)
+    checks.written("k_cache", k_cache)
+    checks.written("v_cache", v_cache)
     if scales is None:
         checks.same_dtype(k=k, k_cache=k_cache, v_cache=v_cache)
         return
     checks.dtype_among("k_cache", k_cache, QUANTISED)
     checks.same_dtype(k_cache=k_cache, v_cache=v_cache)
+    checks.pair("scales", scales)
     for name, x in zip(("scales[0]", "scales[1]"), scales, strict=True):
         checks.dtype_among(name, x, (torch.float32,))
         checks.shape(name, x, tuple(k_cache.shape[:3]), "blocks, block_size, kv_heads")

@@ -77,8 +77,7 @@ def _checked(a: Tensor, sa: Tensor, b: Tensor, sb: Tensor, out_dtype: torch.dtyp
     checks.contiguous_last("a", a)
     checks.contiguous_last("b", b)
     checks.among("out_dtype", out_dtype, (*checks.FLOATS, torch.float64))
-    if num_splits is not None and num_splits < 1:
-        raise ValueError(f"num_splits is {num_splits}; it must be at least 1, or None.")
+    checks.splits(num_splits)
 
 
 @jit

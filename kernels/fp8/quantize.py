@@ -31,6 +31,7 @@ def quantize_1x128(x: Tensor, *, backend: str | None = None) -> tuple[Tensor, Te
     checks.dtype_among("x", x)
     if x.dim() < 1:
         raise ValueError("x has no dimensions; it must be [..., K].")
+    checks.at_least_one("x", x, -1)
     q, scale = _quantized("quantize_1x128", x.reshape(-1, x.shape[-1]), 1, SIDE, backend)
     return q.view(x.shape), scale.view(*x.shape[:-1], scale.shape[1])
 
@@ -39,6 +40,7 @@ def quantize_128x128(w: Tensor, *, backend: str | None = None) -> tuple[Tensor, 
     """w `[N, K]` as e4m3 and fp32 scales `[ceil(N / 128), ceil(K / 128)]`. Raises ValueError or TypeError."""
     checks.dtype_among("w", w)
     checks.dims("w", w, 2)
+    checks.at_least_one("w", w, 1)
     return _quantized("quantize_128x128", w, SIDE, SIDE, backend)
 
 
@@ -47,6 +49,7 @@ def quantize_128x1(x: Tensor, *, backend: str | None = None) -> tuple[Tensor, Te
     sums over rows, as a weight's gradient does over tokens. Raises ValueError or TypeError."""
     checks.dtype_among("x", x)
     checks.dims("x", x, 2)
+    checks.at_least_one("x", x, 1)
     return _quantized("quantize_128x1", x, SIDE, 1, backend)
 
 

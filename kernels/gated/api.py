@@ -10,7 +10,7 @@ from typing import Any, cast
 import torch
 
 from kernels import checks, runtime, tuning
-from kernels.dispatch import Candidate, choose
+from kernels.dispatch import Candidate, choose, cpu_kind, repeated, settle
 from kernels.gated import reference
 from kernels.gated.triton_swiglu import backward, forward
 from kernels.norm.reference import to_fp8
@@ -33,6 +33,11 @@ def swiglu(
     y has one, and q is made of y as it is in its dtype. Raises TypeError or ValueError before any launch. Source:
     Shazeer 2020, eq. 6.
     """
+    plain = quant is None and keep is False and backend is None
+    kind = cpu_kind("swiglu", (gate_up, up)) if plain else None
+    if repeated(kind):
+        gate, other = gate_up.chunk(2, -1) if up is None else (gate_up, up)
+        return torch.nn.functional.silu(gate) * other
     needs_grad = _checked(gate_up, up, quant, keep)
     width = gate_up.shape[-1] if up is not None else gate_up.shape[-1] // 2
     own = runtime.cannot(gate_up, up)
@@ -58,6 +63,7 @@ def swiglu(
             with torch.no_grad():
                 return to_fp8(reference.swiglu(gate, other), quant)
         if chosen.backend == "torch":
+            settle(kind, True)
             return torch.nn.functional.silu(gate) * other
         y = reference.swiglu(gate, other).to(gate.dtype)
         return (y, *to_fp8(y.detach(), "1x128")) if keep else y

@@ -163,6 +163,7 @@ def _documents(total: int, seed: int = 0) -> list[int]:
 
 DENSE = Shape(2, 4096, 16, 16, causal=True)  # B · S = 8k, hidden 2048
 DENSE_64 = replace(DENSE, heads=32, kv_heads=32, d=64)
+GROUPED, LONG = replace(DENSE, heads=32, kv_heads=8), Shape(1, 16384, 16, 16)
 WINDOW, CAPPED = replace(DENSE, window=1024, queries=8192), replace(DENSE, softcap=30.0)
 SMALL = Shape(2, 333, 4, 2, keys=471, causal=True)
 MASKS: dict[str, dict[str, Any]] = {"causal": {"causal": True}, "window": {"window": 100}, "full": {}}
@@ -209,6 +210,14 @@ CASES: Cases = [
     ),
     Bench("attention", "as called, 128 causal forward", _forward(DENSE, None), "attention-dispatch", 1, "dispatched"),
     Bench("attention", "as called, 128 causal backward", _backward(DENSE, None), "attention-dispatch", 1, "dispatched"),
+    *(
+        Bench("attention", f"as called, {name}", make, "attention-dispatch", 4, "dispatched")
+        for name, make in {
+            "128 grouped causal forward": _forward(GROUPED, None),
+            "128 grouped causal backward": _backward(GROUPED, None),
+            "128 full forward, 16k": _forward(LONG, None),
+        }.items()
+    ),
     Bench("attention", "128 causal forward", _forward(DENSE), "attention-128-forward", 1),
     Bench("attention", "128 causal forward, sm_90 variant", _forward(DENSE, tma=True), "attention-128-forward", 1),
     Bench("attention", "128 causal backward", _backward(DENSE), "attention-128-backward", 1),
@@ -226,10 +235,10 @@ CASES: Cases = [
     Bench("attention", "softcap backward", _backward(CAPPED), "attention-softcap", 2),
     Bench("attention_varlen", "documents forward", _packed(_documents(32768), 32, 8, False), "attention-varlen", 2),
     Bench("attention_varlen", "documents backward", _packed(_documents(32768), 32, 8, True), "attention-varlen", 2),
-    Bench("attention", "128 full forward, 16k", _forward(Shape(1, 16384, 16, 16))),
-    Bench("attention", "128 full forward, 16k, sm_90 variant", _forward(Shape(1, 16384, 16, 16), tma=True)),
-    Bench("attention", "128 grouped causal forward", _forward(Shape(2, 4096, 32, 8, causal=True))),
-    Bench("attention", "128 grouped causal backward", _backward(Shape(2, 4096, 32, 8, causal=True))),
+    Bench("attention", "128 full forward, 16k", _forward(LONG)),
+    Bench("attention", "128 full forward, 16k, sm_90 variant", _forward(LONG, tma=True)),
+    Bench("attention", "128 grouped causal forward", _forward(GROUPED)),
+    Bench("attention", "128 grouped causal backward", _backward(GROUPED)),
     Bench("attention", "192/128 causal forward", _forward(Shape(1, 4096, 32, 32, 192, 128, causal=True))),
     Bench(
         "attention",

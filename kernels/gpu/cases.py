@@ -5,6 +5,8 @@ A module `kernels/gpu/<op>.py` holds them in `CASES`. Knows no operation and no 
 
 from __future__ import annotations
 
+import importlib
+import pkgutil
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Literal
@@ -67,6 +69,19 @@ class Bench:
 
 
 Cases = list[Check | Bench]
+
+
+def cases(only: str | None = None, source: str = "kernels.gpu") -> tuple[list[Check], list[Bench]]:
+    """All checks and benchmarks of a package's modules (or of one module), benchmarks in order of rank."""
+    root = importlib.import_module(source)
+    names = [info.name for info in pkgutil.iter_modules(getattr(root, "__path__", ()), f"{source}.")]
+    checks: list[Check] = []
+    benches: list[Bench] = []
+    for name in [n for n in names if not n.endswith("__main__")] or [source]:
+        for case in getattr(importlib.import_module(name), "CASES", ()):
+            if only is None or case.op == only:
+                (checks if isinstance(case, Check) else benches).append(case)
+    return checks, sorted(benches, key=lambda b: b.rank)
 
 
 def compare(

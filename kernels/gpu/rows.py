@@ -21,12 +21,12 @@ from kernels import runtime
 class Rows:
     """The rows of one run, in memory and on disk."""
 
-    def __init__(self, out: Path, begun: Path | None = None) -> None:
-        """In a new file of directory `out`, or after the rows of `begun`."""
+    def __init__(self, out: Path) -> None:
+        """In a new file of directory `out`."""
         out.mkdir(parents=True, exist_ok=True)
         stamp = datetime.datetime.now(datetime.UTC).strftime("%Y%m%d-%H%M%S")
-        self.path = begun or out / f"gpu-{stamp}.jsonl"
-        self._rows: list[dict[str, Any]] = [json.loads(s) for s in begun.read_text().splitlines()] if begun else []
+        self.path = out / f"gpu-{stamp}.jsonl"
+        self._rows: list[dict[str, Any]] = []
         self._file = self.path.open("a")
 
     def write(self, kind: str, **values: Any) -> None:
@@ -36,10 +36,6 @@ class Rows:
         self._file.write(json.dumps(row) + "\n")
         self._file.flush()
         os.fsync(self._file.fileno())
-
-    def of(self, kind: str) -> list[dict[str, Any]]:
-        """The rows of a kind so far."""
-        return [row for row in self._rows if row["kind"] == kind]
 
     def close(self) -> Path:
         """Writes the whole as one JSON document beside the lines; gives its path."""

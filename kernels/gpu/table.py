@@ -24,10 +24,10 @@ Row = dict[str, Any]
 
 def table(results: Path) -> str:
     """The table in Markdown: each goal, what was measured where, and if it is met, missed or open."""
-    runs = [json.loads(path.read_text())["rows"] for path in sorted(results.glob("gpu-*.json"))]
+    runs = [_read(path) for path in sorted(results.glob("gpu-*.json*"))]
     lines = [
-        "| operation | peer | goal | measured | bound, share of the measured limit | state |",
-        "|---|---|---|---|---|---|",
+        "| operation | peer | goal | measured | bytes, FLOPs | bound, share of the measured limit | state |",
+        "|---|---|---|---|---|---|---|",
     ]
     cells = [_line(goal, _newest(goal, runs)) for goal in GOALS.values()]
     lines += [f"| {' | '.join(line)} |" for line in cells]
@@ -38,6 +38,15 @@ def table(results: Path) -> str:
     else:
         closing = f"{len(measured)} of {len(GOALS)} measured, on {'; '.join(machines)}; the others are open."
     return "\n".join([*lines, "", closing])
+
+
+def _read(path: Path) -> list[Row]:
+    """A run's rows; also of one that was ended before it could write its document."""
+    text = path.read_text()
+    if path.suffix == ".json":
+        rows: list[Row] = json.loads(text)["rows"]
+        return rows
+    return [json.loads(line) for line in text.splitlines() if line.endswith("}")]  # the last may be cut off
 
 
 def _rows(goal: Goal, run: list[Row]) -> list[Row]:
@@ -61,16 +70,17 @@ def _line(goal: Goal, rows: list[Row]) -> list[str]:
         if goal.metric != "ratio" or row["ratio"] is not None:
             cases.setdefault(row["case"], []).append(row)
     if not cases:
-        return [*first, "not measured", "", "open"]
-    told, values, shares = [], [], []
+        return [*first, "not measured", "", "", "open"]
+    told, met, work, shares = [], [], [], []
     for case, of_case in cases.items():
         value, words = _value(goal, of_case)
-        values.append(value)
+        met.append(goal.met(value, max(of_case[0]["spread"], *(r["peer_spread"] or 0.0 for r in of_case), 0.0)))
+        work.append(f"{of_case[0]['bytes'] / 1e9:.3g} GB, {of_case[0]['flops'] / 1e9:.3g} GFLOP")
         told.append(f"{case}: {words}" if len(cases) > 1 else words)
         fraction = of_case[0]["fraction"]
         shares.append(of_case[0]["bound"] + (f", {fraction:.0%}" if fraction is not None else ""))
-    state = "met" if all(goal.met(value) for value in values) else "missed"
-    return [*first, "; ".join(told), "; ".join(dict.fromkeys(shares)), state]
+    state = "met" if all(met) else "missed"
+    return [*first, "; ".join(told), "; ".join(dict.fromkeys(work)), "; ".join(dict.fromkeys(shares)), state]
 
 
 def _value(goal: Goal, rows: list[Row]) -> tuple[float, str]:

@@ -15,6 +15,9 @@ ROUNDS = 3
 FLUSH_BYTES = 256 * 2**20  # five times the L2 of an H200 (50 MB)
 ROUND_S = 0.06
 
+Prepared = tuple[Callable[[], object], bool]
+"""What is timed in a call's place, and if that is a replay of its CUDA graph."""
+
 
 @dataclass(frozen=True)
 class Timed:
@@ -35,14 +38,19 @@ class Timer:
     def together(
         self, calls: Mapping[str, Callable[[], object]], round_s: float = ROUND_S, reads: bool = False
     ) -> dict[str, Timed]:
-        """Times each call, taking turns over ROUNDS rounds of about `round_s` seconds each.
+        """Times each call, taking turns."""
+        return self.times({name: self.prepared(call) for name, call in calls.items()}, round_s, reads)
+
+    def times(
+        self, prepared: Mapping[str, Prepared], round_s: float = ROUND_S, reads: bool = False
+    ) -> dict[str, Timed]:
+        """Times what `prepared` gave, taking turns over ROUNDS rounds of about `round_s` seconds each.
 
         The flush leaves L2 full of lines that must be written back, at the cost of the call, which leaves its own
         behind: even for what writes as much. Calls that only read get lines that are clean (`reads`).
         """
-        prepared = {name: self._prepared(call) for name, call in calls.items()}
         once = {name: self._round(replay, 3, reads) for name, (replay, _) in prepared.items()}
-        times: dict[str, list[float]] = {name: [] for name in calls}
+        times: dict[str, list[float]] = {name: [] for name in prepared}
         for _ in range(ROUNDS):
             for name, (replay, _) in prepared.items():
                 repeats = int(min(200, max(5, round_s * 1e3 / max(statistics.median(once[name]), 0.01))))
@@ -53,7 +61,7 @@ class Timer:
             told[name] = Timed(middle, (max(rounds) - min(rounds)) / middle, prepared[name][1])
         return told
 
-    def _prepared(self, call: Callable[[], object]) -> tuple[Callable[[], object], bool]:
+    def prepared(self, call: Callable[[], object]) -> Prepared:
         """The call as a replay of its CUDA graph; as it is where it cannot be captured (it waits for the GPU).
 
         A call that waits is found before, as a capture that fails may leave torch's random numbers as if it went on,

@@ -97,8 +97,7 @@ def _checked(x: Tensor, qweight: Tensor, scales: Tensor, zeros: Tensor, group: i
     checks.same_device(x=x, qweight=qweight, scales=scales, zeros=zeros)
     for name, y in (("x", x), ("qweight", qweight), ("scales", scales), ("zeros", zeros)):
         checks.contiguous_last(name, y)
-    if num_splits is not None and num_splits < 1:
-        raise ValueError(f"num_splits is {num_splits}; it must be at least 1, or None.")
+    checks.splits(num_splits)
 
 
 @tuning.rule("int4_matmul")

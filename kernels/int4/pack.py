@@ -43,9 +43,15 @@ def pack_awq(
         scales = ((high - low) / 15).clamp_min(least).to(w.dtype).T.contiguous()
         zeros = (-low / scales.T.float()).round().clamp(0, 15).T.to(torch.uint8).contiguous()
     else:
+        checks.dtype_among("scales", scales)
         checks.shape("scales", scales, (count, n), "groups, outputs")
         checks.shape("zeros", zeros, (count, n), "groups, outputs")
         checks.dtype_among("zeros", zeros, (torch.uint8,))
+        checks.same_device(w=w, scales=scales, zeros=zeros)
+        if not bool(((scales != 0) & scales.isfinite()).all()):
+            raise ValueError("scales hold zero, NaN or infinity, by which no number can be divided.")
+        if bool((zeros > 15).any()):
+            raise ValueError(f"zeros hold {int(zeros.max())}; they must lie in 0 to 15, what four bits hold.")
     if not bool(wide.isfinite().all()):
         raise ValueError("w holds NaN or infinity, which no four bits mean.")
     codes = (wide / scales.T.float().unsqueeze(2)).round() + zeros.T.unsqueeze(2)
@@ -101,6 +107,7 @@ def from_gptq(qweight: Tensor, qzeros: Tensor, scales: Tensor) -> tuple[Tensor, 
 
 def check_group(group: int) -> None:
     """Refuses a group that does not fit whole tiles of 16 in a chunk, or whole chunks."""
+    checks.whole("group", group)
     if group not in (16, 32, 64) and (group < CHUNK or group % CHUNK):
         raise ValueError(f"group is {group}; it must be 16, 32, 64 or a multiple of 128.")
 

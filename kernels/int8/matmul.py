@@ -71,8 +71,7 @@ def _checked(x: Tensor, qweight: Tensor, scales: Tensor, num_splits: int | None)
     checks.same_device(x=x, qweight=qweight, scales=scales)
     checks.contiguous_last("x", x)
     checks.contiguous_last("qweight", qweight)
-    if num_splits is not None and num_splits < 1:
-        raise ValueError(f"num_splits is {num_splits}; it must be at least 1, or None.")
+    checks.splits(num_splits)
 
 
 def _by_torch(x: Tensor, qweight: Tensor, scales: Tensor) -> Tensor:

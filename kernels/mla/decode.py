@@ -95,14 +95,15 @@ def _checked(
     for name, x in (("q_nope", q_nope), ("q_rope", q_rope), ("latent_cache", latent_cache)):
         checks.contiguous_last(name, x)
     checks.positive("scale", scale)
-    if num_splits is not None and not 1 <= num_splits <= 256:
-        raise ValueError(f"num_splits is {num_splits}; it must lie in 1 to 256, or be None.")
+    checks.splits(num_splits)
     queries = q_nope.shape[1] if q_nope.dim() == 4 else 1
     blocks, page = latent_cache.shape[:2]
     if plan is None:
         plan = plan_pages(block_table, seq_lens, blocks=blocks, block_size=page, queries=max(1, queries))
-    elif plan.table is not block_table or plan.lens is not seq_lens or plan.page != page or plan.cu is not None:
-        raise ValueError("plan was made from another block_table, seq_lens or block size; call plan_pages anew.")
+    elif plan.table is not block_table or plan.lens is not seq_lens or plan.cu is not None:
+        raise ValueError("plan was made from another block_table or seq_lens, or for cu_q; call plan_pages anew.")
+    else:
+        plan.fits(blocks, page)
     if q_nope.shape[0] != block_table.shape[0] or plan.queries != queries:
         raise ValueError(
             f"q_nope has shape {tuple(q_nope.shape)}; {block_table.shape[0]} sequences of {plan.queries} tokens each "

@@ -48,8 +48,10 @@ def moe_gate(
     checks.dims("logits", logits, 2)
     experts = logits.shape[1]
     checks.among("scoring", scoring, SCORINGS)
-    if not 1 <= top_k <= experts:
-        raise ValueError(f"top_k is {top_k}; it must lie in 1 to {experts}, the number of experts.")
+    checks.whole("top_k", top_k, 1, experts)
+    checks.whole("groups", groups)
+    if groups_kept is not None:
+        checks.whole("groups_kept", groups_kept, 1, groups)
     if bias is not None:
         checks.dtype_among("bias", bias)
         checks.shape("bias", bias, (experts,), "experts")
@@ -70,10 +72,8 @@ def moe_gate(
 
 
 def _groups_checked(form: Form, experts: int) -> None:
-    if form.groups < 1 or experts % form.groups:
+    if experts % form.groups:
         raise ValueError(f"groups is {form.groups}; {experts} experts are not so many equal groups.")
-    if not 1 <= form.groups_kept <= form.groups:
-        raise ValueError(f"groups_kept is {form.groups_kept}; it must lie in 1 to {form.groups}, the number of groups.")
     held = form.groups_kept * experts // form.groups
     if form.top_k > held:
         raise ValueError(f"top_k is {form.top_k}; {form.groups_kept} of {form.groups} groups hold {held} experts.")

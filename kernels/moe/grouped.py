@@ -35,9 +35,9 @@ def grouped_matmul(x: Tensor, w: Tensor, counts: Tensor, *, check: bool = True, 
     checks.shape("counts", counts, (w.shape[0],), "experts of w")
     checks.same_device(x=x, w=w, counts=counts)
     if check and counts.numel():
-        least, total = (int(v) for v in torch.stack([counts.min(), counts.sum()]).tolist())
-        if least < 0 or total > x.shape[0]:
-            raise ValueError(f"counts hold {least} and sum to {total}; x has {x.shape[0]} rows.")
+        least, most, total = (int(v) for v in torch.stack([*torch.aminmax(counts), counts.sum()]).tolist())
+        if least < 0 or max(most, total) > x.shape[0]:  # a sum of great ones may wrap round
+            raise ValueError(f"counts hold {least} to {most} and sum to {total}; x has {x.shape[0]} rows.")
     facts: dict[str, object] = {
         "experts": w.shape[0],
         "n": w.shape[1],

@@ -43,9 +43,9 @@ def moe_permute(
     checks.dims("x", x, 2)
     checks.integers("experts", experts)
     checks.shape("experts", experts, (x.shape[0], None), "tokens of x, chosen")
+    checks.at_least_one("experts", experts, 1)
     checks.same_device(x=x, experts=experts)
-    if num_experts < 1:
-        raise ValueError(f"num_experts is {num_experts}; it must be at least 1.")
+    checks.whole("num_experts", num_experts, 1, 1 << 20)
     flat, top_k = experts.flatten(), experts.shape[1]
     if check and flat.numel():
         low, high = (int(v) for v in torch.stack(torch.aminmax(flat)).tolist())
@@ -70,6 +70,8 @@ def moe_unpermute(
 
     Raises ValueError or TypeError.
     """
+    if not isinstance(permutation, Permutation):
+        raise TypeError(f"permutation must be what moe_permute gives, not {type(permutation).__name__}.")
     checks.dtype_among("y", y, (*checks.FLOATS, torch.float64))
     checks.shape("y", y, (len(permutation.token), None), "sorted rows, width")
     if weights is not None:

@@ -42,8 +42,11 @@ class FusedAdamW(torch.optim.Optimizer):
     ) -> None:
         checks.positive("eps", eps)
         for name, value in (("lr", lr), ("weight_decay", weight_decay)):
-            if isinstance(value, torch.Tensor) or not value >= 0:
-                raise ValueError(f"{name} is {value!r}; it must be a number of at least zero.")
+            if isinstance(value, bool) or not isinstance(value, (int, float)):
+                raise TypeError(f"{name} must be a number, not {value!r}.")
+            if not 0 <= value < float("inf"):
+                raise ValueError(f"{name} is {value}; it must be at least zero, and finite.")
+        checks.whole("seed", seed, None)
         for index, beta in enumerate(betas):
             if not 0 <= beta < 1:
                 raise ValueError(f"betas[{index}] is {beta}; it must be at least 0 and below 1.")

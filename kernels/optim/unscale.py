@@ -34,6 +34,7 @@ def unscale_(
             raise ValueError(f"{name} has shape {tuple(x.shape)}; it must have one element.")
     for index, grad in enumerate(grads):
         checks.dtype_among(f"grads[{index}]", grad)
+        checks.written(f"grads[{index}]", grad)
         checks.same_device(inv_scale=inv_scale, found_inf=found_inf, **{f"grads[{index}]": grad})
     if not grads:
         return

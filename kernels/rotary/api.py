@@ -136,6 +136,8 @@ def _checked(
     checks.dtype_among("q", q, floats)
     checks.dims("q", q, 3, 4)
     checks.shape("k", k, (*q.shape[:-2], None, q.shape[-1]), "tokens as in q, any number of heads, head_dim")
+    checks.at_least_one("q", q, -2)
+    checks.at_least_one("k", k, -2)
     checks.same_dtype(q=q, k=k)
     checks.dtype_among("cos", cos, floats)
     checks.dims("cos", cos, 2)
@@ -167,8 +169,8 @@ def _checked(
 
 
 def _cache_checked(k: torch.Tensor, cache: Cache, check: bool) -> None:
-    if len(cache) != 4:
-        raise ValueError(f"cache holds {len(cache)} things; it must be (v, k_cache, v_cache, slots).")
+    if not isinstance(cache, (tuple, list)) or len(cache) != 4:
+        raise TypeError(f"cache is a {type(cache).__name__}; it must be the four (v, k_cache, v_cache, slots).")
     v, k_cache, v_cache, slots = cache
     checks.shape("v", v, (*k.shape[:-1], None), "as k, any")
     checks.shape("k_cache", k_cache, (None, None, *k.shape[-2:]), "blocks, block_size, kv_heads, head_dim")
@@ -179,6 +181,7 @@ def _cache_checked(k: torch.Tensor, cache: Cache, check: bool) -> None:
     checks.same_device(k=k, v=v, k_cache=k_cache, v_cache=v_cache, slots=slots)
     for name, x in (("k_cache", k_cache), ("v_cache", v_cache)):
         checks.contiguous_last(name, x)
+        checks.written(name, x)
     capacity = k_cache.shape[0] * k_cache.shape[1]
     if check and slots.numel() and not _capturing(k) and int(slots.max()) >= capacity:
         raise ValueError(f"slots hold {int(slots.max())}; the cache has {capacity} slots, 0 to {capacity - 1}.")

@@ -79,11 +79,11 @@ def choose(spec: RunSpec, venue: Venue, devices: int) -> Choice:
         allowed["recompute"] = tuple(each for each in allowed["recompute"] if each != "auto")
         allowed["schedule"] = tuple(each for each in SCHEDULE if each not in (*SPLIT_BACKWARD, "pipedream"))
 
-    def runs(plan: ParallelPlan) -> bool:
+    def goes(plan: ParallelPlan) -> bool:
         return not combination_problems(spec.model_copy(update={"plan": plan}))
 
     scene = _scene(spec, spec.shape, venue, devices, batch)
-    return resolve_auto(scene, allowed=allowed, calibration=venue.calibration, runs=runs)
+    return resolve_auto(scene, allowed=allowed, calibration=venue.calibration, runs=goes)
 
 
 def predict(spec: RunSpec, plan: ParallelPlan, venue: Venue) -> Prediction | None:

@@ -208,6 +208,26 @@ def test_the_environment_forces_a_path(monkeypatch: pytest.MonkeyPatch) -> None:
         attention(*tensors)
 
 
+def test_a_call_that_is_recognised_is_held_to_what_the_first_was(monkeypatch: pytest.MonkeyPatch) -> None:
+    q, k, v = (x.detach() for x in _tensors((1, 8, 8, 2, 2, 16, 16), torch.float32))
+    first, again = (attention(q, k, v, causal=True, scale=1.0) for _ in range(2))
+    torch.testing.assert_close(again, first, rtol=0, atol=0)
+    assert _said()["calls"] == 2
+    for bad, error in (({"causal": 1}, TypeError), ({"scale": True}, TypeError), ({"softcap": -1.0}, ValueError)):
+        with pytest.raises(error):
+            attention(q, k, v, **{"causal": True, "scale": 1.0, **bad})
+    for other in (k.double(), k.to("meta"), k.to_sparse(), k[:, :, :, :8], None):
+        with pytest.raises((TypeError, ValueError)):
+            attention(q, other, v, causal=True, scale=1.0)  # type: ignore[arg-type]
+    apart = [x.repeat_interleave(2, dim=-1)[..., ::2] for x in (q, k, v)]
+    torch.testing.assert_close(attention(*apart, causal=True, scale=1.0), first)
+    assert attention(q, k, v, scale=1.0, return_lse=True)[1].shape == (1, 2, 8)
+    monkeypatch.setenv("KERNELS_BACKEND", "attention=reference")
+    forget()
+    attention(q, k, v, causal=True, scale=1.0)
+    assert _said()["backend"] == "reference"
+
+
 def _bad(**changes: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
     given: dict[str, Any] = {
         "q": torch.zeros(1, 4, 4, 16),

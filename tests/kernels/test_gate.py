@@ -10,9 +10,8 @@ from pathlib import Path
 import pytest
 
 from kernels import gate
-from kernels.gpu.cases import Bench
+from kernels.gpu.cases import Bench, cases
 from kernels.gpu.goals import GOALS
-from kernels.gpu.run import cases
 from kernels.shipped import Shipped
 
 ROOT = Path(__file__).resolve().parents[2]

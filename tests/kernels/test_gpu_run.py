@@ -13,46 +13,58 @@ import pytest
 import torch
 
 from kernels import runtime, tuning
-from kernels.gpu.cases import Check, Compared, compare
-from kernels.gpu.rows import Rows
-from kernels.gpu.run import Clock, Dead, _check
+from kernels.gpu.cases import compare
+from kernels.gpu.run import Clock, run
 from kernels.gpu.timing import Timed
 from kernels.gpu.tune import ship, tune
+from kernels.gpu.worker import Job
+from kernels.gpu.workers import NOT_REACHED, NoWorker, Workers
 
 ROOT = Path(__file__).resolve().parents[2]
-CPU = torch.device("cpu")
+# forked, as loading torch for each process takes seconds; none of the cases computes
+HERE: dict[str, Any] = {"device": "cpu", "source": "tests.kernels.gpu_cases", "context": "fork"}
+pytestmark = pytest.mark.filterwarnings("ignore:.*use of fork:DeprecationWarning")
 
 
-def right(device: torch.device) -> list[Compared]:
-    return [Compared("y", 1e-7, 1e-6)]
+def test_each_case_is_a_row_and_those_that_fail_are_sentences_whatever_they_do_to_the_process(tmp_path: Path) -> None:
+    path, failed = run(tmp_path, 60.0, "op", most=2, **HERE)
+    rows = json.loads(path.read_text())["rows"]
+    assert path.suffix == ".json" and not list(tmp_path.glob("*.jsonl"))
+    checks = {row["case"]: row for row in rows if row["kind"] == "check"}
+    assert {case: row["ok"] for case, row in checks.items()} == {
+        "right": True, "wrong": False, "broken": False, "nothing": False, "ends": False, "after": True,
+    }  # fmt: skip
+    assert sorted(failed) == sorted(sentence for row in checks.values() for sentence in row["failed"])
+    says = " ".join(failed)
+    for words in (
+        "op/wrong: y: error 0.5", "RuntimeError at gpu_cases.py:", "an illegal memory access",
+        "op/nothing: compared nothing", "op/ends: its process ended, exit code 3",
+    ):  # fmt: skip
+        assert words in says
+    end = rows[-1]
+    assert end["kind"] == "end" and end["failed"] == failed
+    assert any(s.startswith("bench op/unmade") and "too little memory" in s for s in end["skipped"])
 
 
-def wrong(device: torch.device) -> list[Compared]:
-    return [Compared("y", 0.5, 1e-6), Compared("dx", float("nan"), 1e-6)]
+def test_what_hangs_is_ended_and_what_is_not_reached_is_skipped(tmp_path: Path) -> None:
+    workers = Workers(**HERE)
+    jobs = [Job("check", "slow", "hangs", 0.3), Job("check", "slow", "after", 20.0)]
+    (first, late), (second, answer) = workers.each(jobs, 1, Clock(60.0).left_s)
+    assert (first.case, second.case) == ("hangs", "after") and "longer than 0 s" in str(late.lost)
+    assert answer.lost is None and answer.rows[0][1]["ok"]
+    clock = Clock(0.5)
+    told = [answer.lost for _, answer in workers.each([Job("check", "slow", "hangs", 20.0), jobs[1]], 1, clock.left_s)]
+    workers.close()
+    assert told == [NOT_REACHED, NOT_REACHED]
+    path, failed = run(tmp_path, 0.0, "slow", most=1, **HERE)
+    skipped = json.loads(path.read_text())["rows"][-1]["skipped"]
+    assert not failed and "slow/hangs: correctness not reached in its share of the time" in skipped
 
 
-def broken(device: torch.device) -> list[Compared]:
-    raise RuntimeError("an illegal memory access")
-
-
-def test_checks_are_rows_at_once_and_failures_sentences(tmp_path: Path) -> None:
-    rows = Rows(tmp_path)
-    checks = [Check("op", "right", right), Check("op", "wrong", wrong), Check("op", "broken", broken)]
-    checks.append(Check("op", "nothing", lambda device: []))
-    failed, skipped = _check(rows, checks, CPU, Clock(1e6), 1e6)
-    assert not skipped
-    on_disk = [json.loads(line) for line in rows.path.read_text().splitlines()]
-    assert [row["ok"] for row in on_disk] == [True, False, False, False]
-    assert len(failed) == 4 and "op/wrong: y: error 0.5" in failed[0] and "an illegal memory access" in failed[2]
-    whole = json.loads(rows.close().read_text())
-    assert whole["rows"] == on_disk and not rows.path.exists()
-
-
-def test_a_check_that_is_not_reached_in_time_is_skipped(tmp_path: Path) -> None:
-    rows = Rows(tmp_path)
-    failed, skipped = _check(rows, [Check("op", "late", right)], CPU, Clock(0.0), 0.0)
-    rows.close()
-    assert not failed and skipped == ["op/late: correctness not reached in its share of the time"]
+def test_a_device_that_no_process_can_use_is_told(tmp_path: Path) -> None:
+    with pytest.raises(NoWorker, match="nonsense"):
+        run(tmp_path, 30.0, "op", **(HERE | {"device": "nonsense"}))
+    assert json.loads(next(tmp_path.glob("gpu-*.json")).read_text())["rows"][-1]["kind"] == "end"
 
 
 def test_errors_are_compared_with_plain_torchs() -> None:
@@ -99,20 +111,3 @@ def test_tuning_keeps_the_fastest_choice(monkeypatch: pytest.MonkeyPatch, tmp_pa
 def test_without_a_gpu_it_says_so() -> None:
     done = subprocess.run([sys.executable, "-m", "kernels.gpu"], cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 2 and "torch sees no NVIDIA GPU" in done.stderr
-
-
-def test_a_fault_that_ends_the_process_is_gone_on_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    checks = [Check("op", "right", right), Check("op", "broken", broken), Check("op", "after", right)]
-    rows = Rows(tmp_path)
-    monkeypatch.setattr("kernels.gpu.run._alive", lambda device: rows.of("check")[-1]["ok"])
-    with pytest.raises(Dead, match="jsonl"):
-        _check(rows, checks, CPU, Clock(1e6), 1e6)
-    assert rows.of("dead")[0]["case"] == "check op/broken"
-    rows._file.close()
-    again = Rows(tmp_path, rows.path)
-    monkeypatch.undo()
-    failed, skipped = _check(again, checks, CPU, Clock(1e6), 1e6)
-    assert not failed and not skipped
-    assert [row["case"] for row in again.of("check")] == ["right", "broken", "after"]
-    whole = json.loads(again.close().read_text())["rows"]
-    assert [row["kind"] for row in whole] == ["check", "check", "dead", "check"]

@@ -39,6 +39,11 @@ def test_a_cpu_gets_torchs_own_and_is_told_so() -> None:
     assert told["backend"] == "torch" and "CPU" in str(told["reason"]) and told["calls"] == 1
     rms_norm(x, w)
     assert explain()[0]["calls"] == 2
+    rms_norm(x, w, 1.0)
+    with pytest.raises(TypeError, match="eps must be a number"):
+        rms_norm(x, w, True)
+    with pytest.raises(TypeError, match="w has layout"):
+        rms_norm(x, w.to_sparse())
 
 
 def test_a_forced_backend_runs_or_is_refused_in_words(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,0 +1,73 @@
+"""One benchmark, timed: our call beside its peers, and what its rows say of the work and of the machine's limits.
+
+A peer that cannot be made, called or timed is skipped with its reason; ours alone decides if there are rows.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from kernels.dispatch import explain, forget
+from kernels.gpu.cases import Bench
+from kernels.gpu.limits import Limits
+from kernels.gpu.timing import Timer
+
+Row = dict[str, Any]
+
+
+def bench(
+    case: Bench, device: torch.device, timer: Timer, limits: Limits | None, *, peers: bool = True
+) -> tuple[list[Row], list[str]]:
+    """(a row for each peer, or one without; what was skipped and why). `ran`: what dispatch chose for our call."""
+    name = f"{case.op}/{case.case}"
+    forget()
+    work = case.make(device)
+    torch.cuda.reset_peak_memory_stats(device)
+    before = torch.cuda.memory_allocated(device)
+    made = work.ours()
+    torch.cuda.synchronize(device)
+    extra_bytes = torch.cuda.max_memory_allocated(device) - before - _bytes(made)  # beside what it is asked for
+    del made
+    ran = [{key: row[key] for key in ("op", "backend", "reason")} for row in explain()]
+    prepared = {"": timer.prepared(work.ours)}
+    skipped = []
+    for peer, make in work.peers.items() if peers else ():
+        try:
+            prepared[peer] = timer.prepared(make())
+        except Exception as error:
+            torch.cuda.synchronize(device)  # raises where the fault broke the process: then nothing here can be timed
+            skipped.append(f"{name} against {peer}: {type(error).__name__}: {str(error)[:200]}")
+    times = timer.times(prepared, reads=work.reads)
+    ours = times.pop("")
+    seconds = ours.ms / 1e3
+    shared: Row = {
+        "op": case.op,
+        "case": case.case,
+        "goal": case.goal,
+        "backend": case.backend,
+        "ran": ran,
+        "ms": ours.ms,
+        "spread": ours.spread,
+        "graphed": ours.graphed,
+        "bytes": work.bytes,
+        "flops": work.flops,
+        "gb_per_s": work.bytes / seconds / 1e9,
+        "tflops": work.flops / seconds / 1e12,
+        "bound": work.bound,
+        "fraction": limits.fraction(work.bound, work.bytes, work.flops, seconds) if limits else None,
+        "extra_bytes": extra_bytes,
+    }
+    rows = [
+        {**shared, "peer": peer, "peer_ms": t.ms, "peer_spread": t.spread, "ratio": t.ms / ours.ms}
+        for peer, t in times.items()
+    ]
+    return rows or [{**shared, "peer": None, "peer_ms": None, "peer_spread": None, "ratio": None}], skipped
+
+
+def _bytes(made: Any) -> int:
+    """Of the tensors that a call gave."""
+    if isinstance(made, torch.Tensor):
+        return made.nbytes
+    return sum(_bytes(one) for one in made) if isinstance(made, (tuple, list)) else 0

@@ -1,0 +1,173 @@
+"""A process that does a run's jobs on the GPU, one after the other, and tells what came of each.
+
+A fault of the GPU (an illegal memory access) ends this process, not the run. Knows cases; knows no clock and no file.
+"""
+
+from __future__ import annotations
+
+import gc
+import signal
+import sys
+import time
+import traceback
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+
+from kernels.gpu import measured
+from kernels.gpu.cases import Bench, Check, cases
+from kernels.gpu.limits import Limits, measure
+from kernels.gpu.rows import machine
+from kernels.gpu.timing import Timer
+from kernels.gpu.tune import tune
+
+What = Literal["limits", "check", "warm", "bench", "tune"]
+
+
+@dataclass(frozen=True)
+class Job:
+    """What to do with which case, and within how many seconds. `given`: more that the job wants."""
+
+    what: What
+    op: str = ""
+    case: str = ""
+    limit_s: float = 120.0
+    given: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def name(self) -> str:
+        return f"{self.op}/{self.case}" if self.op else self.what
+
+
+@dataclass(frozen=True)
+class Answer:
+    """Rows (kind, values) and what was skipped. `lost`: how the process ended without an answer; `sound` False: its GPU
+    answers no more."""
+
+    rows: list[tuple[str, dict[str, Any]]] = field(default_factory=list)
+    skipped: list[str] = field(default_factory=list)
+    sound: bool = True
+    lost: str | None = None
+
+
+def serve(line: Connection, device: str, source: str) -> None:
+    """Says if the device can be used (None, or why not), then answers jobs until the line is closed."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the run ends its processes itself
+    try:
+        worker = _Worker(torch.device(device), source)
+    except Exception as error:
+        line.send(_said(error))
+        return
+    line.send(None)
+    while True:
+        try:
+            job: Job = line.recv()
+        except EOFError:
+            return
+        line.send(worker.answer(job))
+
+
+class _Worker:
+    def __init__(self, device: torch.device, source: str) -> None:
+        if device.type == "cuda":
+            device = torch.device("cuda", torch.cuda.current_device() if device.index is None else device.index)
+            torch.cuda.set_device(device)
+            # Graphs cannot be captured on the default stream, and backward runs on its forward's.
+            torch.cuda.set_stream(torch.cuda.Stream(device))
+            torch.zeros(1, device=device)
+        self.device = device
+        checks, benches = cases(source=source)
+        self.checks = {(c.op, c.case): c for c in checks}
+        self.benches = {(b.op, b.case): b for b in benches}
+        self._timer: Timer | None = None
+
+    @property
+    def timer(self) -> Timer:
+        self._timer = self._timer or Timer(self.device)
+        return self._timer
+
+    def answer(self, job: Job) -> Answer:
+        do: dict[str, Callable[[Job], Answer]] = {
+            "limits": self.limits,
+            "check": self.check,
+            "warm": self.warm,
+            "bench": self.bench,
+            "tune": self.tune,
+        }
+        try:
+            torch.manual_seed(0)
+            found = do[job.what](job)
+        except Exception as error:
+            found = Answer(skipped=[f"{job.what} {job.name}: {_said(error)}"])
+        return Answer(found.rows, found.skipped, self._sound())
+
+    def limits(self, job: Job) -> Answer:
+        told: list[tuple[str, dict[str, Any]]] = [("machine", machine(self.device))]
+        try:
+            return Answer([*told, ("limits", vars(measure(self.device, self.timer)))])
+        except Exception as error:  # fractions cannot be told then; all else can
+            return Answer(told, [f"limits: {_said(error)}"])
+
+    def check(self, job: Job) -> Answer:
+        case: Check = self.checks[job.op, job.case]
+        try:
+            compared = case.run(self.device)
+            if self.device.type == "cuda":
+                torch.cuda.synchronize(self.device)
+            wrong = [
+                f"{job.name}: {c.what}: error {c.error:.3g}, allowed {c.allowed:.3g}" for c in compared if not c.ok
+            ]
+            if not compared:
+                wrong = [f"{job.name}: compared nothing"]
+            results = [{"what": c.what, "error": c.error, "allowed": c.allowed} for c in compared]
+        except Exception as error:
+            wrong, results = [f"{job.name}: {_said(error)}"], []
+        row = {"op": job.op, "case": job.case, "ok": not wrong, "compared": results, "failed": wrong}
+        return Answer([("check", row)])
+
+    def warm(self, job: Job) -> Answer:
+        """Runs a benchmark's calls once: what they compile lies in the caches on disk when they are timed."""
+        work = self.benches[job.op, job.case].make(self.device)
+        work.ours()
+        for make in work.peers.values() if job.given["peers"] else ():
+            try:
+                make()()
+            except Exception:  # told when it is timed
+                continue
+        return Answer()
+
+    def bench(self, job: Job) -> Answer:
+        bench: Bench = self.benches[job.op, job.case]
+        limits = Limits(**job.given["limits"]) if job.given["limits"] else None
+        rows, skipped = measured.bench(bench, self.device, self.timer, limits, peers=job.given["peers"])
+        return Answer([("bench", row) for row in rows], skipped)
+
+    def tune(self, job: Job) -> Answer:
+        until = time.monotonic() + job.given["left_s"]
+        work = self.benches[job.op, job.case].make(self.device)
+        rows = tune(work.ours, self.timer, lambda: until - time.monotonic())
+        return Answer([("tuned", {"case": job.name, **row}) for row in rows])
+
+    def _sound(self) -> bool:
+        """Frees what the job left; False where it broke the process's GPU."""
+        gc.collect()
+        try:
+            if self.device.type == "cuda":
+                torch.cuda.synchronize(self.device)
+                torch.cuda.empty_cache()
+        except RuntimeError:
+            return False
+        if "torch._dynamo" in sys.modules:  # or peers compiled 8 times over would run uncompiled, or for any shape
+            torch._dynamo.reset()
+        return True
+
+
+def _said(error: Exception) -> str:
+    """What, where, and the first words of it."""
+    told = traceback.extract_tb(error.__traceback__)
+    where = f" at {Path(told[-1].filename).name}:{told[-1].lineno}" if told else ""
+    return f"{type(error).__name__}{where}: {str(error)[:300]}"

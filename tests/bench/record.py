@@ -16,11 +16,11 @@ _PACKAGES = (
 )  # fmt: skip
 
 
-def record(file: str, *, what: str, value: float, unit: str, figure: str = "", **more: object) -> None:
+def record(file: str, *, what: str, value: float, unit: str, figure: str = "", digits: int = 6, **more: object) -> None:
     """Appends to docs/results/<file>.jsonl and prints. `figure` is what it should reach, as `>= 200000`."""
     row = {
         "what": what,
-        "value": round(value, 6),
+        "value": round(value, digits),
         "unit": unit,
         "figure": figure,
         **more,

@@ -6,6 +6,7 @@ memory, each engine knows by itself.
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 from dataclasses import dataclass
@@ -45,11 +46,17 @@ def reason_of(error: BaseException) -> str:
     return (str(error).strip().splitlines() or [type(error).__name__])[0]
 
 
+# torch's allocator on a CPU, C++'s, CUDA's own calls and its libraries' workspaces: plain RuntimeErrors all of them
+_NO_MEMORY = ("can't allocate memory", "bad_alloc", "CUDA error: out of memory", "_STATUS_ALLOC_FAILED")
+
+
 def is_out_of_memory(error: BaseException) -> bool:
-    """Torch names CUDA's; on a CPU its allocator raises a plain RuntimeError, and Python a MemoryError."""
+    """Torch names that of CUDA's allocator, Python raises MemoryError, and what maps files an OSError."""
     if isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError":
         return True
-    return isinstance(error, RuntimeError) and "can't allocate memory" in str(error)
+    if isinstance(error, OSError):
+        return error.errno == errno.ENOMEM
+    return isinstance(error, RuntimeError) and any(words in str(error) for words in _NO_MEMORY)
 
 
 def write_exit(directory: Path, rank: int, outcome: Outcome) -> None:

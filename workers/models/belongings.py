@@ -56,6 +56,8 @@ def reads_bytes(path: Path) -> bool:
     WeightsError, also where there are no weights.
     """
     where = place(path)
+    if not where.exists():
+        raise WeightsError(f"{where} does not exist; give a Hugging Face folder, a checkpoint's folder or a .gguf file")
     if where.suffix == ".gguf":
         table = read_gguf_header(where).tensors.get("token_embd.weight")
         return table is not None and table.shape[:1] == (_BYTES,)

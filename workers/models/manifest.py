@@ -45,14 +45,20 @@ def complete_checkpoints(root: Path) -> list[Path]:
     return sorted((p for p in root.glob("step-*") if (p / NAME).is_file()), key=lambda p: p.name, reverse=True)
 
 
+class DamagedError(WeightsError):
+    """A manifest that was whole once and cannot be read now."""
+
+
 def read_manifest(folder: Path) -> dict[str, Any]:
-    """Raises WeightsError for a folder that is no checkpoint of this version."""
+    """Raises WeightsError for a folder that is no checkpoint of this version, of a damaged one DamagedError."""
     try:
         document: dict[str, Any] = json.loads((folder / NAME).read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise WeightsError(f"{folder} has no {NAME}; try a folder checkpoints/step-N") from None
     except (OSError, ValueError) as error:
-        raise WeightsError(f"{folder / NAME} cannot be read: {error}; try an older checkpoint") from None
+        raise DamagedError(f"{folder / NAME} cannot be read: {error}; try an older checkpoint") from None
+    if not isinstance(document, dict):
+        raise DamagedError(f"{folder / NAME} holds no JSON object; try an older checkpoint")
     if document.get("version") != VERSION:
         raise WeightsError(f"{folder} has version {document.get('version')}, this engine reads {VERSION}")
     return document
@@ -60,6 +66,8 @@ def read_manifest(folder: Path) -> dict[str, Any]:
 
 def damage(folder: Path, manifest: dict[str, Any]) -> str | None:
     """A sentence naming the first file that is not as it was written, or None."""
+    if not isinstance(manifest.get("files"), dict):
+        return f"{NAME} lists no files"
     for name, entry in manifest["files"].items():
         path = folder / name
         if not path.is_file():

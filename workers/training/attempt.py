@@ -10,6 +10,7 @@ import os
 import sys
 import time
 import traceback
+from dataclasses import replace
 from functools import cache
 from typing import Any
 
@@ -17,12 +18,11 @@ import torch
 import torch.distributed as dist
 
 from workers.contracts.counts import flops_per_token, parameter_count
-from workers.contracts.exits import Outcome, UserError, is_out_of_memory, write_exit
+from workers.contracts.exits import Outcome, UserError, write_exit
 from workers.contracts.model import ModelSource
 from workers.contracts.rounding import group_for, linear_widths
 from workers.metrics.beacon import Beacon
 from workers.metrics.kernel_choices import forget
-from workers.metrics.memory import process_memory
 from workers.metrics.peak import Peak, device_peak
 from workers.metrics.recorder import Recorder, RecorderError, last_attempt
 from workers.metrics.throughput import Throughput
@@ -38,7 +38,7 @@ from workers.training.environment import Environment
 from workers.training.exits import classify
 from workers.training.initial import fill_from, open_initial
 from workers.training.loop import Loop
-from workers.training.memory import MemoryBook
+from workers.training.memory import MemoryBook, holding
 from workers.training.mesh import World, start_world
 from workers.training.optim import release
 from workers.training.parallelize import Parallel, parallelize
@@ -105,6 +105,8 @@ class Attempt:
         train, held_out = self._samples(world)
         self.loop = loop = self._loop(world, train, held_out, number, self._prompts())
         self._tell_plan(world)
+        for says in start.rejected if world.rank == 0 else ():
+            self.recorder.event("checkpoint_rejected", says=says)
         if start.folder is not None:
             self._restore(world, loop, start)
         elif run.train.init_from is not None:
@@ -116,6 +118,13 @@ class Attempt:
         step = self.loop.step if self.loop else 0
         outcome = classify(error, step)
         phase = self.loop.phase if self.loop else "starting"
+        memory: dict[str, float] = {}
+        if outcome.exit_class == "out_of_memory" and self.loop is not None:
+            with contextlib.suppress(MemoryError, OSError):
+                memory = self.loop.memory.values()
+        if memory:
+            told = f"in {phase} of step {step + 1}; {holding(memory)}"
+            outcome = replace(outcome, reason=f"{outcome.reason.rstrip('. ')} ({told})")
         print(f"error: rank {self.environment.rank}, {phase}, after step {step}: {outcome.reason}", file=sys.stderr)
         if outcome.exit_class not in ("user_error", "numerics") or not isinstance(error, (UserError, ArithmeticError)):
             traceback.print_exception(error)
@@ -123,8 +132,8 @@ class Attempt:
             with contextlib.suppress(Exception):  # all ranks are here: a save under way can still become whole
                 self.loop.checkpointer.finish()
         try:
-            if is_out_of_memory(error) and self.recorder is not None:
-                self.recorder.event("out_of_memory", step=step, phase=phase, says=outcome.reason, **self._memory())
+            if outcome.exit_class == "out_of_memory" and self.recorder is not None:
+                self.recorder.event("out_of_memory", step=step, phase=phase, says=outcome.reason, **memory)
         except OSError as broken:
             print(f"error: {broken}", file=sys.stderr)
         _record_for_elastic(error)
@@ -191,8 +200,7 @@ class Attempt:
         # all ranks divide by the same peak, so that mfu is one number
         mean_peak = float(world.sum_(torch.tensor(peak.flops, dtype=torch.float64, device=world.device))) / world.size
         self.trace = Trace(
-            run, parallel, recorder=recorder, folder=environment.rank_directory,
-            spans_nodes=environment.local_world_size < environment.world_size,
+            run, parallel, recorder=recorder, folder=environment.rank_directory, spans_nodes=environment.spans_nodes,
         )  # fmt: skip
         kind = Loop
         if run.plan.pp > 1 and run.plan.schedule == "pipedream":
@@ -221,7 +229,7 @@ class Attempt:
             scratch=environment.scratch,
             beacon=self.beacon,
             trace=self.trace,
-            spans_nodes=environment.local_world_size < environment.world_size,
+            node=environment.node if environment.spans_nodes else None,
             prompts=prompts,
         )
 
@@ -271,8 +279,6 @@ class Attempt:
         load_training(start.folder, loop.parallel.weights(), loop.optimizer)
         loop.parallel.finish_update()
         if world.rank == 0:
-            for says in start.rejected:
-                self.recorder.event("checkpoint_rejected", says=says)
             seconds = time.perf_counter() - began
             self.recorder.event("checkpoint_restored", step=start.step, path=str(start.folder), seconds=seconds)
 
@@ -292,12 +298,6 @@ class Attempt:
             "checkpoint_saved", step=saved.step, tokens=saved.tokens, path=str(saved.path), bytes=saved.bytes,
             seconds=saved.seconds, stall_s=saved.stall_s,
         )  # fmt: skip
-
-    def _memory(self) -> dict[str, Any]:
-        if self.loop is None:
-            return {}
-        allocated, reserved = process_memory(self.loop.world.device)
-        return {"allocated_bytes": allocated, "reserved_bytes": reserved, **self.loop.memory.values()}
 
 
 @cache

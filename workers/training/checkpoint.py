@@ -20,6 +20,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from workers.contracts.bodies import CheckpointSpec
+from workers.models.checkpoint_table import table_reader
 from workers.models.manifest import complete_checkpoints, seal, step_folder
 from workers.training.kept import once
 from workers.training.mesh import World, join_group
@@ -145,13 +146,12 @@ def training_tensors(weights: dict[str, Tensor], optimizer: Optimizer) -> dict[s
 
 def load_training(folder: Path, weights: dict[str, Tensor], optimizer: Optimizer) -> None:
     """Read weights and optimizer state in place, each rank what it holds under its own plan."""
-    from torch.distributed.checkpoint.filesystem import FileSystemReader
     from torch.distributed.checkpoint.state_dict_loader import load
 
     fill_state(optimizer, [tensor for tensor in weights.values() if tensor.requires_grad])
     tensors = training_tensors(weights, optimizer)
     _need_group()
-    load(tensors, storage_reader=FileSystemReader(folder))
+    load(tensors, storage_reader=table_reader(folder))
 
 
 def _need_group() -> None:

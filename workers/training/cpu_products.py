@@ -49,7 +49,14 @@ def _addmm(added: Tensor, left: Tensor, right: Tensor, *, beta: float = 1, alpha
 def _suits(left: Tensor, right: Tensor) -> bool:
     if left.dtype is not torch.float32 or right.dtype is not torch.float32:
         return False
-    return left.shape[0] * left.shape[1] * right.shape[1] >= LEAST and left.shape[1] == right.shape[0]
+    large = left.shape[0] * left.shape[1] * right.shape[1] >= LEAST and left.shape[1] == right.shape[0]
+    return large and _dense(left) and _dense(right)
+
+
+def _dense(matrix: Tensor) -> bool:
+    """Without gaps between rows or columns, as a piece of a wider matrix has them: those oneDNN multiplies by its
+    reference, 256 x 128 x 344 in 296 ms, MKL in 0.4."""
+    return matrix.is_contiguous() or matrix.t().is_contiguous()
 
 
 def _product(left: Tensor, right: Tensor, bias: Tensor | None) -> Tensor:
@@ -66,4 +73,4 @@ def _linear(left: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
 
 
 # run within compiled code like any kernel: not to be traced where it stands in Python
-KERNELS = (_mm, _addmm, _suits, _product, _linear)
+KERNELS = (_mm, _addmm, _suits, _dense, _product, _linear)

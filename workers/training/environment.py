@@ -6,6 +6,7 @@ Does not import torch: a wrong world size must be told before anything heavy is 
 from __future__ import annotations
 
 import os
+import platform
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -30,10 +31,15 @@ class Environment:
     resume: Path | None
     timeout_s: float
     scratch: Path
+    node: str
 
     @property
     def leads_node(self) -> bool:
         return self.local_rank == 0
+
+    @property
+    def spans_nodes(self) -> bool:
+        return self.local_world_size < self.world_size
 
     @property
     def rank_directory(self) -> Path:
@@ -51,7 +57,8 @@ def read_environment(
 ) -> Environment:
     """`ORRERY_RUN` (default local), `ORRERY_ATTEMPT` (default: one more than the directory holds), `ORRERY_CHECKPOINTS`
     (default DIR/checkpoints), `ORRERY_RESUME`, `ORRERY_PG_TIMEOUT_S` (default 600), `ORRERY_SCRATCH`
-    (default DIR/scratch: where states that are offloaded to disk go), and torchrun's variables.
+    (default DIR/scratch: where states that are offloaded to disk go), `ORRERY_NODE` (default: the machine's name), and
+    torchrun's variables.
 
     Raises UserError naming the variable that is not a number.
     """
@@ -69,6 +76,7 @@ def read_environment(
         resume=resume or (Path(told) if told else None),
         timeout_s=float(whole(env, "ORRERY_PG_TIMEOUT_S", 600)),
         scratch=Path(env.get("ORRERY_SCRATCH") or directory / "scratch"),
+        node=env.get("ORRERY_NODE") or platform.node(),
     )
 
 

@@ -14,6 +14,8 @@ _LOST = re.compile(
     r"gloo|NCCL|Connection (closed|reset|refused)|Broken pipe|Socket|TCPStore|[Tt]imed out waiting", re.A
 )
 _COMPILER = ("torch._dynamo", "torch._inductor", "torch._functorch")
+# where torch's allocator on a CPU noticed, before it says what it wanted
+_NOTICED = re.compile(r"^\[enforce fail at [^]]*\].*?(?=DefaultCPUAllocator)")
 _TIMEOUT = re.compile(r"[Tt]imed out|[Tt]imeout", re.A)
 
 
@@ -36,7 +38,7 @@ def classify(error: BaseException, step: int) -> Outcome:
     if isinstance(error, NumericsError):
         return Outcome("numerics", reason, step)
     if is_out_of_memory(error):
-        return Outcome("out_of_memory", reason, step)
+        return Outcome("out_of_memory", _NOTICED.sub("", reason), step)
     told = f"{type(error).__name__}: {reason}"
     if type(error).__module__.startswith(_COMPILER):
         return Outcome("user_error", f"torch.compile failed on a block ({told}); try train.compile false", step)

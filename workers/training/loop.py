@@ -65,10 +65,10 @@ class Loop:
         scratch: Path,
         beacon: Beacon,
         trace: Trace,
-        spans_nodes: bool,
+        node: str | None,
         prompts: Prompts | None = None,
     ) -> None:
-        """With `prompts` texts are written at checkpoints and at the end."""
+        """With `prompts` texts are written at checkpoints and at the end. `node`: where this rank is, of several."""
         self.run, self.world, self.parallel = run, world, parallel
         self.train, self.held_out = train, held_out
         self.recorder, self.control, self.checkpointer = recorder, control, checkpointer
@@ -105,7 +105,7 @@ class Loop:
             arrivals=self.arrivals if self.leaves_together else None,
             throughput=throughput,
             recorder=recorder,
-            spans_nodes=spans_nodes,
+            node=node,
         )
         self.writer: Writer | None = None
         if prompts is not None and prompts.ids and run.train.writes is not None:

@@ -51,12 +51,15 @@ class Report:
         arrivals: Arrivals | None,
         throughput: Throughput,
         recorder: Recorder,
-        spans_nodes: bool,
+        node: str | None,
     ) -> None:
-        """`arrivals` where ranks leave a step together, so that their next ones can be compared."""
+        """`arrivals` where ranks leave a step together, so that their next ones can be compared.
+
+        `node`: where this rank is, if there are several.
+        """
         self.setting, self.run, self.world, self.trace = setting, setting.run, setting.world, setting.trace
         self.balancer, self.soundness, self.arrivals = balancer, soundness, arrivals
-        self.throughput, self.recorder, self.spans_nodes = throughput, recorder, spans_nodes
+        self.throughput, self.recorder, self.node = throughput, recorder, node
         self.parameters = setting.parallel.parameters()
         self.groups = group_names(self.run.model.layers)
         self.norms = Norms(
@@ -137,7 +140,9 @@ class Report:
     def _arrived(self, step: int, seconds: list[float]) -> dict[str, float]:
         assert self.arrivals is not None
         late_s = self.arrivals.left(seconds)
-        # a node's supervisor sees its own ranks' every collective; over several nodes this is what there is
-        if self.world.rank == 0 and self.spans_nodes and (found := self.arrivals.straggler()):
-            self.recorder.event("straggler", step=step, **found)
+        # a node's supervisor sees its own ranks' every collective; over several nodes this is what there is, and the
+        # late rank itself tells it: it knows its node
+        found = self.arrivals.straggler() if self.node else None
+        if found is not None and found["rank"] == self.world.rank:
+            self.recorder.event("straggler", step=step, node=self.node, **found)
         return {"comm/arrival_skew_s": late_s} if self.world.size > 1 else {}

@@ -10,8 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from workers.contracts.exits import UserError
+from workers.models.checkpoint_table import read_table
 from workers.models.errors import WeightsError
-from workers.models.manifest import complete_checkpoints, damage, read_manifest
+from workers.models.manifest import NAME, DamagedError, complete_checkpoints, damage, read_manifest
 from workers.training.accept import TrainingRun
 
 
@@ -36,9 +37,14 @@ def choose_start(run: TrainingRun, *, checkpoints: Path, resume: Path | None) ->
     for folder in [resume] if resume is not None else complete_checkpoints(checkpoints):
         try:
             manifest = read_manifest(folder)
+            broken = damage(folder, manifest)
+            if broken is None:
+                read_table(folder)
         except WeightsError as error:
-            raise UserError(f"resume: {error}") from None
-        broken = damage(folder, manifest)
+            if resume is not None or not isinstance(error, DamagedError):
+                raise UserError(f"resume: {error}") from None
+            rejected.append(str(error))
+            continue
         if broken is None:
             _check_same(run, folder, manifest)
             done = manifest["step"], manifest["tokens"], manifest["samples"]
@@ -78,6 +84,12 @@ def manifest_of(
 
 def _check_same(run: TrainingRun, folder: Path, manifest: dict[str, Any]) -> None:
     ours = manifest_of(run, step=0, tokens=0, samples=0, world_size=1)
+    if "weights_of" in manifest:
+        says = f"holds weights alone, converted from {manifest['weights_of']}"
+        raise UserError(f"resume: {folder} {says}; try train.init_from with its path")
+    missing = [name for name in ours if name not in manifest and name != "spec"]
+    if missing:
+        raise UserError(f"resume: {folder / NAME} says no {missing[0]}; try a folder checkpoints/step-N of this engine")
     for name in ("model", "seq_len", "optimizer", "rng"):
         if manifest[name] != ours[name]:
             told, want = manifest[name], ours[name]

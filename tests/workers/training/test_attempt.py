@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import resource
+from pathlib import Path
 
 import pytest
 import torch
@@ -106,6 +108,8 @@ def test_stops_before_an_update_that_is_not_a_number(plan, train, tmp_path):
     [
         (torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB."), "out_of_memory"),
         (RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 9 bytes."), "out_of_memory"),
+        (RuntimeError("CUDA error: out of memory"), "out_of_memory"),
+        (OSError(errno.ENOMEM, "Cannot allocate memory"), "out_of_memory"),
         (RuntimeError("[gloo/transport/tcp/pair.cc:537] Connection closed by peer [127.0.0.1]:3"), "infrastructure"),
         (RuntimeError("[gloo/transport/tcp/unbound_buffer.cc:78] Timed out waiting 600000ms for recv"), "hang"),
         (TypeError("a mistake"), "user_error"),
@@ -120,10 +124,31 @@ def test_failures_are_told(error, ends, train, tmp_path, monkeypatch, capsys):
     monkeypatch.setenv("TORCHELASTIC_ERROR_FILE", str(tmp_path / "error.json"))
     result = train(make_spec(), tmp_path)
     assert result.outcomes[0]["class"] == ends
-    assert str(error).split(":")[0] in result.outcomes[0]["reason"]
-    assert ("out_of_memory" in [e["type"] for e in result.events()]) == (ends == "out_of_memory")
+    reason = result.outcomes[0]["reason"]
+    assert str(error).split(":")[0].rstrip(".") in reason
+    told = [event["data"] for event in result.events() if event["type"] == "out_of_memory"]
+    assert bool(told) == (ends == "out_of_memory") == ("(in forward of step 1; weights 0" in reason)
     assert "error: rank 0, forward, after step 0" in capsys.readouterr().err
     assert str(error) in json.loads((tmp_path / "error.json").read_text())["message"]["message"]
+
+
+def test_memory_that_really_ends_is_told_with_its_numbers(train, tmp_path):
+    """Logits of 2 TiB, of an address space that is bounded for them: machines may promise any size."""
+    model = {**TINY, "layers": 1, "hidden": 4, "heads": 1, "kv_heads": 1, "ffn": 4, "vocab": 2**21, "max_seq_len": 1024}
+    model["tie_embeddings"] = True
+    plan = {"micro_batch_size": 256, "global_batch_size": 256}
+    before, pages = resource.getrlimit(resource.RLIMIT_AS), int(Path("/proc/self/statm").read_text().split()[0])
+    resource.setrlimit(resource.RLIMIT_AS, (pages * resource.getpagesize() + 2**32, before[1]))
+    try:
+        result = train(make_spec(model, plan, steps=1, seq_len=1024), tmp_path)
+    finally:
+        resource.setrlimit(resource.RLIMIT_AS, before)
+    [outcome] = result.outcomes
+    assert (outcome["class"], outcome["step"]) == ("out_of_memory", 0)
+    assert f"you tried to allocate {2**41} bytes" in outcome["reason"] and "enforce" not in outcome["reason"]
+    assert "(in forward of step 1; weights 32.0 MiB" in outcome["reason"]
+    [told] = [event["data"] for event in result.events() if event["type"] == "out_of_memory"]
+    assert told["says"] == outcome["reason"] and told["memory/params_bytes"] > 2**25 and told["phase"] == "forward"
 
 
 def test_unwritable_run_directory_is_infrastructure(train, tmp_path, capsys):

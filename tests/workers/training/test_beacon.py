@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import os
 import time
+from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
 from tests.workers.training.conftest import make_spec
+from tests.workers.training.pool import Result, _run
 from workers.contracts.progress import BEACON, BEAT, LAYOUT, VERSION, read_progress, read_pulse
 from workers.metrics.beacon import Beacon
 from workers.training import arrival
@@ -59,6 +63,26 @@ def test_a_rank_that_is_last_step_after_step_is_told_once(monkeypatch):
     [found] = [each for each in told if each]
     assert (found["rank"], found["stage"], found["late_s"]) == (3, 1, 0.5)
     assert told.index(found) >= 7, "after eight seconds"
+
+
+def late_on(directory: str, rank: int) -> dict[str, Any]:
+    """In a rank of the pool, each on a node of its own: a run in which all judge that `rank` is late."""
+    kept, here = Arrivals.straggler, os.environ["RANK"]
+    Arrivals.straggler = lambda self: {"rank": rank, "stage": 0, "late_s": 0.1, "says": "it comes late"}
+    places = {"RANK": here, "WORLD_SIZE": "2", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1", "ORRERY_NODE": f"n{here}"}
+    try:
+        return _run(make_spec(None, {"dp": 2, "zero": 1, "global_batch_size": 2}, steps=2), Path(directory), places)
+    finally:
+        Arrivals.straggler = kept
+
+
+def test_over_several_nodes_the_late_rank_tells_itself_with_its_node(pools, tmp_path):
+    call = "tests.workers.training.test_beacon:late_on"
+    result = Result(pools(2).call(call, directory=str(tmp_path), rank=1), tmp_path)
+    assert [outcome["class"] for outcome in result.outcomes] == ["ok", "ok"], result.outcomes
+    told = [[event["data"] for event in result.events(rank) if event["type"] == "straggler"] for rank in (0, 1)]
+    assert told[0] == [] and [each["step"] for each in told[1]] == [1, 2]
+    assert all((each["rank"], each["node"], each["stage"]) == (1, "n1", 0) for each in told[1])
 
 
 def test_a_look_into_a_first_mark_that_is_being_written_tells_nothing(tmp_path):

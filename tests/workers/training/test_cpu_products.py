@@ -33,6 +33,21 @@ def test_a_linear_layer_and_its_gradients(onednn, bias):
         assert torch.allclose(ours.double(), exact, rtol=1e-5, atol=1e-4)
 
 
+def test_pieces_of_wider_matrices_are_left_as_they_are(onednn, monkeypatch):
+    """As fp8 tiles of ragged widths are: oneDNN has only its slow reference for them."""
+    went = []
+    monkeypatch.setattr(cpu_products, "_linear", lambda *given: went.append(given))
+    x, wide = torch.randn(7, 32)[:, :19], torch.randn(23, 32)[:, :19]
+    for left, right in (
+        (x, wide.t()),
+        (x.contiguous(), wide.t()),
+        (x.t(), torch.randn(7, 5)),
+        (wide, torch.randn(19, 4)),
+    ):
+        assert torch.allclose((left @ right).double(), left.double() @ right.double(), rtol=1e-5, atol=1e-5)
+    assert not went
+
+
 def test_what_is_no_fp32_product_is_left_as_it_is(onednn):
     left, right = torch.randint(9, (4, 6)), torch.randint(9, (6, 5))
     assert torch.equal((left @ right).double(), left.double() @ right.double())

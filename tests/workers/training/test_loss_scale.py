@@ -49,9 +49,12 @@ def test_scale_moves_and_is_told(alone):
     assert "memory/optimizer_bytes" in alone.points()[-1]["values"]
 
 
-@pytest.mark.parametrize("zero", [0, 1, 3])
-def test_all_ranks_skip_what_one_process_skips(zero, alone, train, tmp_path):
-    result = train(spec({"dp": 2, "zero": zero}), tmp_path)
+PLANS = [{"dp": 2, "zero": 0}, {"dp": 2, "zero": 1}, {"dp": 2, "zero": 3}, {"pp": 2}]
+
+
+@pytest.mark.parametrize("plan", PLANS, ids=str)
+def test_all_ranks_skip_what_one_process_skips(plan, alone, train, tmp_path):
+    result = train(spec(plan), tmp_path)
     assert [o["class"] for o in result.outcomes] == ["ok", "ok"]
     for rank in (0, 1):
         assert result.values("loss_scale", rank) == alone.values("loss_scale")
@@ -61,7 +64,7 @@ def test_all_ranks_skip_what_one_process_skips(zero, alone, train, tmp_path):
     told = events(result, "overflow_skipped_step")
     assert [event["step"] for event in told] == [e["step"] for e in events(alone, "overflow_skipped_step")]
     assert events(result, "overflow_skipped_step", rank=1) == [], "told once"
-    if zero == 3:
+    if plan.get("zero") == 3:
         assert {tuple(event["ranks"]) for event in told} >= {(0, 1), (0,)}, "one rank's part overflows, both skip"
 
 

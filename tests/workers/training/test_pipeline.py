@@ -6,6 +6,8 @@ import pytest
 import torch
 
 from tests.workers.training.conftest import final_weights, make_spec, relative
+from workers.training.accept import accept
+from workers.training.fake import describe_fake_ranks
 from workers.training.pipeline.stage import plainly
 
 STEPS = 20
@@ -91,6 +93,23 @@ def test_saved_under_a_pipeline_resumed_without_and_back(alone, train, tmp_path)
     assert [point["values"]["loss"] for point in back.points() if point["attempt"] == 2] == pytest.approx(
         expected, rel=1e-5
     )
+
+
+@pytest.mark.parametrize("schedule", sorted({plan["schedule"] for plan, _ in TWO} | {"pipedream"}))
+def test_fake_ranks_show_the_schedule(schedule):
+    """Every stage passes every micro-batch forward and back, once, in an order without gaps in its own data."""
+    tied = schedule != "pipedream"
+    told = describe_fake_ranks(accept(spec({"pp": 2, "schedule": schedule}, tied=tied)), 2)
+    done = [each for row in told["schedule"] for action in row for each in action.split("+") if each]
+    stages = len(told["stage_layers"])
+    for kinds in ("F", "BI"):
+        passes = [each for each in done if each[1] in kinds]
+        ahead = 4 if schedule == "pipedream" and kinds == "F" else 0  # the first stage is a batch ahead
+        wanted = [f"{stage}{number + (ahead if stage == 0 else 0)}" for stage in range(stages) for number in range(4)]
+        assert sorted(each[0] + each[2:] for each in passes) == sorted(wanted), kinds
+    weights = [each for each in done if each[1] == "W"]
+    assert len(weights) == sum(each[1] == "I" for each in done)
+    assert [layer for layers in told["stage_layers"] for layer in layers] == list(range(5))
 
 
 def test_what_a_stage_raises_keeps_its_kind():

@@ -3,10 +3,17 @@
 from __future__ import annotations
 
 import json
+import os
+import pickle
+import re
+import shutil
 
 import pytest
+from torch.distributed.checkpoint.metadata import BytesStorageMetadata
 
 from tests.workers.training.conftest import make_spec
+from workers.models.convert import convert
+from workers.models.manifest import seal
 
 HALF, WHOLE = 5, 10
 
@@ -66,6 +73,18 @@ def test_newest_whole_checkpoint_is_taken_and_old_ones_go(train, tmp_path):
     assert events["checkpoint_restored"]["step"] == 6
 
 
+def test_where_nothing_whole_is_left_a_run_says_so_and_begins_anew(train, straight, tmp_path):
+    train(spec({}, 4, checkpoint={"every_steps": 2, "keep": 2}), tmp_path)
+    older, newer = sorted((tmp_path / "checkpoints").iterdir())
+    next(older.glob("*.distcp")).unlink()
+    (newer / "manifest.json").write_text('{"version": 1, "fi')
+    result = train(spec({}, 5), tmp_path)
+    events = [event for event in result.events() if event["attempt"] == 2]
+    says = [event["data"]["says"] for event in events if event["type"] == "checkpoint_rejected"]
+    assert len(says) == 2 and "manifest.json cannot be read" in says[0] and "is missing" in says[1]
+    assert [point["step"] for point in result.points() if point["attempt"] == 2] == [1, 2, 3, 4, 5]
+
+
 def test_named_checkpoint_of_another_place(train, straight, tmp_path):
     train(spec({}, HALF, checkpoint={"every_steps": HALF}), tmp_path / "first")
     folder = tmp_path / "first" / "checkpoints" / "step-00000005"
@@ -97,3 +116,52 @@ def test_resume_from_nowhere_is_refused(train, tmp_path):
     outcome = train(spec({}, 2), tmp_path, ORRERY_RESUME=str(tmp_path / "nothing")).outcomes[0]
     assert outcome["class"] == "user_error"
     assert "manifest.json" in outcome["reason"]
+
+
+class Evil:
+    def __init__(self, path):
+        self.path = path
+
+    def __reduce__(self):
+        return os.mkdir, (self.path,)
+
+
+def weights_alone(folder, manifest):
+    convert(folder, folder.with_name("converted"), "orrery")
+    shutil.rmtree(folder)
+    folder.with_name("converted").rename(folder)
+
+
+def table_that_runs_code(folder, manifest):
+    (folder / ".metadata").write_bytes(pickle.dumps(Evil(str(folder / "ran"))))
+    seal(folder, manifest)
+
+
+def bytes_for_a_tensor(folder, manifest):
+    """Torch would unpickle them whatever they hold."""
+    table = pickle.loads((folder / ".metadata").read_bytes())
+    table.state_dict_metadata["model.norm.weight"] = BytesStorageMetadata()
+    (folder / ".metadata").write_bytes(pickle.dumps(table))
+    seal(folder, manifest)
+
+
+@pytest.mark.parametrize(
+    ("harm", "says"),
+    [
+        (weights_alone, "holds weights alone, converted from .*try train.init_from"),
+        (table_that_runs_code, "no table of contents does; give a checkpoint that this engine wrote"),
+        (bytes_for_a_tensor, "model.norm.weight is no tensor in it, but bytes"),
+        (lambda folder, manifest: seal(folder, {"step": 1}), "manifest.json says no tokens"),
+        (lambda folder, manifest: (folder / "manifest.json").write_text("[]"), "manifest.json holds no JSON object"),
+    ],
+)
+def test_a_foreign_checkpoint_is_refused_on_every_rank_and_runs_nothing(harm, says, train, tmp_path):
+    train(spec({}, 1, checkpoint={"every_steps": 1}), tmp_path)
+    folder = tmp_path / "checkpoints" / "step-00000001"
+    manifest = json.loads((folder / "manifest.json").read_text())
+    harm(folder, {name: manifest[name] for name in manifest.keys() - {"files", "version"}})
+    plan = {"dp": 2, "zero": 1}
+    outcomes = train(spec(plan, 2), tmp_path / "other", ORRERY_RESUME=str(folder)).outcomes
+    assert [outcome["class"] for outcome in outcomes] == ["user_error"] * 2
+    assert all(re.search(says, outcome["reason"]) for outcome in outcomes), outcomes
+    assert not (folder / "ran").exists()

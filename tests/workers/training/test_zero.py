@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.workers.training.conftest import TINY, make_spec
+from tests.workers.training.conftest import TINY, final_weights, make_spec, relative
 from workers.contracts.counts import parameter_count
 from workers.contracts.model import ModelSpec
 
@@ -29,20 +29,20 @@ def spec(plan, gpt=False):
         {"bias": "all", "norm": "layernorm", "position": "learned", "gated_mlp": False, "dropout": 0.1} if gpt else {}
     )
     tied = {"tie_embeddings": not gpt}
+    # no width divides by the ranks
     model = {
-        "name": "tiny", "layers": 2, "hidden": 32, "heads": 4, "kv_heads": 2, "ffn": 80, "vocab": 256,
+        "name": "ragged", "layers": 2, "hidden": 35, "heads": 4, "kv_heads": 2, "head_dim": 10, "ffn": 81, "vocab": 257,
         "max_seq_len": 64, **more, **tied,
     }  # fmt: skip
-    schedule = {"name": "cosine", "warmup_steps": 5}
-    return make_spec(
-        model, plan, steps=STEPS, clip_norm=0.5, lr_schedule=schedule, eval={"every_steps": 10, "batches": 3}
-    )
+    settings = {"lr_schedule": {"name": "cosine", "warmup_steps": 5}, "eval": {"every_steps": 10, "batches": 3}}
+    settings |= {"optimizer": {"name": "adamw", "lr": 3e-4}, "checkpoint": {"every_steps": STEPS, "async": False}}
+    return make_spec(model, plan, steps=STEPS, clip_norm=0.5, **settings)
 
 
 PLANS = [
     *({"dp": 2, "zero": zero, "micro_batch_size": 2} for zero in range(4)),
     {"dp": 4, "zero": 1, "micro_batch_size": 2},
-    {"dp": 4, "zero": 3, "micro_batch_size": 1},
+    {"dp": 4, "zero": 3, "micro_batch_size": 1, "prefetch_layers": 1},
     {"dp": 4, "dp_replicate": 2, "zero": 2, "micro_batch_size": 2},
 ]
 
@@ -59,6 +59,8 @@ def test_losses_of_one_process(plan, alone, train, tmp_path):
     for name in ("loss", "grad_norm", "lr", "val_loss", "tokens_per_s", "mfu"):
         assert all(result.values(name, rank) == result.values(name) for rank in range(plan["dp"])), name
     assert [p["tokens"] for p in result.points(1)] == [BATCH * 16 * step for step in range(1, STEPS + 1)]
+    theirs, ours = final_weights(one, STEPS), final_weights(result, STEPS)
+    assert max(relative(ours[name], theirs[name]) for name in theirs) <= 1e-4
 
 
 @pytest.mark.parametrize("zero", [0, 3])

@@ -33,7 +33,8 @@ def inherit(run: TrainingRun, *, kept: Path) -> None:
             if _asks(run) and not complete_checkpoints(kept):
                 raise UserError(f"train.init_from: {error}") from None
         else:
-            _refuse_bytes(run, where, known=NAME in theirs)
+            if theirs or not complete_checkpoints(kept):  # a run that has begun was asked then
+                _refuse_bytes(run, where, known=NAME in theirs)
             files |= {} if isinstance(told, BpeSpec) else theirs
     new = {name: data for name, data in files.items() if not _holds(kept / name, data)}
     if new:

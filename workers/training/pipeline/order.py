@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.distributed.pipelining.schedules import Schedule1F1B
 
 from workers.contracts.plan import ParallelPlan
 from workers.training.pipeline.parts import stages_of
@@ -19,12 +20,36 @@ from workers.training.pipeline.stage import Stage
 
 def order_of(plan: ParallelPlan) -> list[list[str]]:
     """By pipeline rank: actions like `0F3` (stage 0, forward, micro-batch 3), with B, I (input gradient) and W; an
-    empty string is a wait. Needs a process group of `pp` ranks, which may be a fake one."""
+    empty string is a wait. Needs a process group of `pp` ranks, which may be a fake one.
+
+    Of PipeDream, which torch does not have, a turn between flushes: micro-batches count from those of its backward
+    passes, forward passes are ahead by as many batches as stages come after.
+    """
+    if plan.schedule == "pipedream":
+        count, last = plan.accumulation, plan.pp - 1
+        return [
+            [f"{s}F{(last - s) * count + n}" for n in range(count)] + [f"{s}B{n}" for n in range(count)]
+            for s in range(plan.pp)
+        ]
     schedule, at_once = schedule_of(plan, _bare_stages(plan), lambda logits, targets: logits)
+    if isinstance(schedule, Schedule1F1B):
+        return [_one_by_one(stage, plan) for stage in range(plan.pp)]
     order = getattr(schedule, "pipeline_order", None) or schedule._get_pipeline_order()
     assert order is not None
     turns = [at_once * turn for turn in range(plan.accumulation // at_once)]
-    return [[_name(action, first) for first in turns for action in order[rank]] for rank in sorted(order)]
+    return [
+        [_name(action, first) for first in turns for action in order[rank] if _is_pass(action)]
+        for rank in sorted(order)
+    ]
+
+
+def _one_by_one(stage: int, plan: ParallelPlan) -> list[str]:
+    """What 1F1B does on a stage. Torch 2.13 runs it so, and lists the last stage's forward passes one too far."""
+    count, warm = plan.accumulation, min(plan.accumulation, plan.pp - stage)
+    found = [f"{stage}F{n}" for n in range(warm)]
+    for n in range(count):
+        found += [f"{stage}B{n}", *([f"{stage}F{warm + n}"] if warm + n < count else [])]
+    return found
 
 
 def _bare_stages(plan: ParallelPlan) -> list[Stage]:
@@ -37,6 +62,11 @@ def _bare_stages(plan: ParallelPlan) -> list[Stage]:
         )
         for index in stages_of(plan, 0)
     ]  # fmt: skip
+
+
+def _is_pass(action: Any) -> bool:
+    """Or a wait: a stage's reductions of its gradients are of no micro-batch."""
+    return action is None or action.sub_actions is not None or action.microbatch_index is not None
 
 
 def _name(action: Any, first: int) -> str:

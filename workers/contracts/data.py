@@ -43,7 +43,7 @@ class SourceSpec(Contract):
     """
 
     preset: Literal["shakespeare"] | None = None
-    path: str | None = None
+    path: Annotated[str, Field(min_length=1)] | None = None
     format: Format = "text"
     document_end: Annotated[int, Field(ge=0)] | None = None
     name: Annotated[str, Field(pattern=_NAME)] | None = None
@@ -80,7 +80,7 @@ class DataSpec(Contract):
     """
 
     preset: Literal["shakespeare"] | None = None
-    path: str | None = None
+    path: Annotated[str, Field(min_length=1)] | None = None
     format: Format = "text"
     tokenizer: TokenizerRef | None = None
     document_end: Annotated[int, Field(ge=0)] | None = None

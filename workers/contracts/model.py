@@ -236,7 +236,7 @@ class ModelSource(Contract):
     path may name such a model's folder.
     """
 
-    path: str | None = None
+    path: Annotated[str, Field(min_length=1)] | None = None
     package: str | None = None
 
     @model_validator(mode="after")

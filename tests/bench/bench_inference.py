@@ -44,12 +44,34 @@ def main(wanted: list[str]) -> int:
     torch.set_num_threads(THREADS)
     loaded = load(ModelSource(path=str(path)), precision="fp32", device=torch.device("cpu"))
     parts: dict[str, Callable[[Loaded, Any], None]] = {
-        "single": single, "throughput": throughput, "prefix": prefix,
+        "answers": answers, "single": single, "throughput": throughput, "prefix": prefix,
     }  # fmt: skip
-    theirs = _theirs(path) if set(wanted or parts) & {"single", "throughput"} else None
+    theirs = _theirs(path) if set(wanted or parts) & {"answers", "single", "throughput"} else None
     for name in wanted or parts:
         parts[name](loaded, theirs)
     return 0
+
+
+def answers(loaded: Loaded, theirs: Any) -> None:
+    """20 prompts, five of each length, so that nothing is padded."""
+    count, lengths = 64, (8, 24, 48, 96)
+    batches = [[[(each * 37 + place * 101 + length) % 40_000 for place in range(length)] for each in range(5)]
+               for length in lengths]  # fmt: skip
+    given = [(prompt, count) for batch in batches for prompt in batch]
+    engine = engine_of(loaded, given)
+    added = [engine.add(prompt, greedy(count)) for prompt, _ in given]
+    while engine.busy:
+        engine.step()
+    wanted = []
+    for batch in batches:
+        ids = torch.tensor(batch)
+        out = theirs.generate(ids, attention_mask=torch.ones_like(ids), max_new_tokens=count, do_sample=False)
+        wanted += out[:, ids.shape[1] :].tolist()
+    equal = sum(list(each.new_tokens) == answer for each, answer in zip(added, wanted, strict=True))
+    record(
+        "inference", what=f"greedy answers of {count} tokens that are transformers', token for token, of {len(given)}",
+        value=equal, unit="answers", figure=f"== {len(given)}",
+    )  # fmt: skip
 
 
 def throughput(loaded: Loaded, theirs: Any) -> None:

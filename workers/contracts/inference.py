@@ -10,8 +10,9 @@ from dataclasses import dataclass
 
 from workers.contracts.base import Problem, problem
 from workers.contracts.bodies import EvaluateBody, GenerateBody, ServeBody
-from workers.contracts.model import ModelSource
+from workers.contracts.model import ModelSource, ModelSpec
 from workers.contracts.plan import ParallelPlan
+from workers.contracts.rounding import dealt_widths
 from workers.contracts.run import RunSpec
 
 INFERENCE_KINDS = ("generate", "serve", "evaluate")
@@ -21,6 +22,7 @@ SHARDED = INFERENCE_KINDS  # kinds whose tp and pp may be more: so many ranks co
 # the kinds in which each axis of a plan may be more than 1
 AXES: dict[str, tuple[str, ...]] = {"dp": REPLICATED, "tp": SHARDED, "pp": SHARDED, "cp": (), "ep": ()}
 QUANTIZED: tuple[str, ...] = ("int8", "int4", "fp8")  # what `quantize` may be
+TOGETHER = {"int4": 16, "fp8": 128}  # inputs of a weight that are rounded together, so that no share divides them
 DRAFTS = True  # whether a draft model may speed decoding up
 # what an evaluate run computes: from likelihoods of texts, of choices, and from answers beside references
 LIKELIHOOD = ("loss", "perplexity", "bits_per_byte")
@@ -48,6 +50,8 @@ def _spec(spec: RunSpec) -> Iterator[Problem]:
         yield problem("plan", "the engine alone does not choose a plan", "leaving it out")
     if isinstance(spec.body, GenerateBody | ServeBody | EvaluateBody):
         yield from _weights(spec.kind, spec.body)
+        if spec.body.quantize in TOGETHER and isinstance(spec.plan, ParallelPlan) and spec.shape is not None:
+            yield from _shares(f"{spec.kind}.quantize", spec.body.quantize, spec.plan, spec.shape)
     if isinstance(spec.body, EvaluateBody):
         for name in spec.body.metrics:
             if name not in JUDGED:
@@ -106,6 +110,11 @@ def place_of(plan: ParallelPlan, rank: int) -> Place:
     return Place(replica, plan.pp - 1 - stage, share, plan.pp, plan.tp)
 
 
+def replica_ranks(plan: ParallelPlan) -> list[int]:
+    """The rank that leads each replica."""
+    return [each for each in range(plan.world_size) if place_of(plan, each).leads]
+
+
 def _weights(kind: str, body: GenerateBody | ServeBody | EvaluateBody) -> Iterator[Problem]:
     if body.quantize is not None and body.quantize not in QUANTIZED:
         says = f"this engine version does not make weights {body.quantize}"
@@ -119,6 +128,15 @@ def _weights(kind: str, body: GenerateBody | ServeBody | EvaluateBody) -> Iterat
         if body.speculate.ngram is not None and body.draft is not None:
             says = "drafts come from a model or from looking up, not from both"
             yield problem(f"{kind}.speculate.ngram", says, f"leaving it or {kind}.draft out")
+
+
+def _shares(field: str, quantize: str, plan: ParallelPlan, shape: ModelSpec) -> Iterator[Problem]:
+    """Codes and scales are those of the whole weight; what tp deals out of it is whole groups or tiles."""
+    together = TOGETHER[quantize]
+    wrong = [width for width in dealt_widths(shape) if width % (plan.tp * together)] if plan.tp > 1 else []
+    if wrong:
+        says = f"{quantize} rounds {together} inputs of a weight together, and {wrong[0]} do not come apart so among"
+        yield problem(field, f"{says} tp {plan.tp}", "int8, or pp in place of tp")
 
 
 def package_of(spec: RunSpec) -> str | None:

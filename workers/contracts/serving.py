@@ -20,6 +20,7 @@ GENERATED = "generated"  # event: the lines of a generate run are answered
 EVALUATED = "evaluated"  # event: an evaluate run's results
 QUANTIZED = "quantized"  # event: weights were made smaller, and by how much worse they are
 STATE_PATH = "/internal/state"  # of the server: EngineState as JSON
+TALLY_PATH = "/internal/tally"  # of the first of several replicas: the others' Tally as JSON, when they end
 STOOD = "stood.json"  # of a serve run, beside requests.jsonl
 KEY_HEADER = "x-orrery-key"  # carries `serve_key` between the control plane and a server
 CLIENT_HEADER = "x-orrery-client"  # beside it: who asked, each of whom gets an equal share of a queue
@@ -97,11 +98,26 @@ class FileTold(Contract):
     bytes: Count = 0
 
 
+class Tally(Contract):
+    """What the replica that `rank` leads tells of its requests when it ends, `seconds` after it began: the newest
+    latencies, and the last requests with times from its own start."""
+
+    rank: Count
+    seconds: Seconds = 0.0
+    finishes: dict[str, Count] = {}
+    prompt_tokens: Count = 0
+    new_tokens: Count = 0
+    shared_tokens: Count = 0
+    ttft_s: list[float] = []
+    tpot_s: list[float] = []
+    last: list[RequestTold] = []
+
+
 class Summary(Contract):
     """Percentiles over all requests that ended, for the end of a run; null where there were none.
 
-    `stood` is the engine's state when it was asked to end, without requests (`last` has them); left out where it is
-    long.
+    Those of all replicas, but for as many as are `silent`: gone, and their folders on other nodes. `stood` is the
+    engine's state when it was asked to end, without requests (`last` has them); left out where it is long.
     """
 
     requests: Count
@@ -113,6 +129,7 @@ class Summary(Contract):
     tpot_s: dict[str, float] | None = None
     finishes: dict[str, int] = {}
     last: list[RequestTold] = []
+    silent: Count = 0
     stood: Stood | None = None
     files: list[FileTold] = []
 

@@ -83,9 +83,6 @@ def load(
         for parameter in decoder.parameters():  # buffers stay fp32: a rounded balancing bias flips choices
             parameter.data = parameter.data.to(dtype)
         if team is not None:
-            if team.place.shares > 1 and getattr(weights, "quantization", None) is not None:
-                says = "weights that lie in few bits are not cut across; try pp in place of tp, or whole weights"
-                raise UserError(f"plan.tp: {says} and quantize")
             weights = Parts(spec, weights, cut(decoder, team), seed)
         linears = taken_out(decoder, weights, quantize)
         decoder = decoder.to_empty(device=device).requires_grad_(False)

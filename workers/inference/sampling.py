@@ -57,9 +57,8 @@ class Sampling:
                 raise ValueError(f"{name} is {value!r}; it must be a number from {low:g} to {high:g}")
             if name in _WHOLE and value != int(value):
                 raise ValueError(f"{name} is {value!r}; it must be a whole number")
-        if self.top_p == 0 or self.repetition_penalty == 0:
-            name = "top_p" if self.top_p == 0 else "repetition_penalty"
-            raise ValueError(f"{name} is 0; it must be above 0")
+        if self.top_p == 0:
+            raise ValueError("top_p is 0; it must be above 0")
         if not all(isinstance(text, str) and text for text in self.stop):
             raise ValueError(f"stop is {list(self.stop)!r}; it must be a list of texts that are not empty")
         object.__setattr__(self, "logit_bias", _bias(self.logit_bias))
@@ -117,7 +116,7 @@ def _bias(given: Any) -> dict[int, float]:
     """JSON's keys are texts."""
     try:
         found = {int(token): float(value) for token, value in given.items()}
-    except (AttributeError, TypeError, ValueError):
+    except (AttributeError, TypeError, ValueError, OverflowError):
         raise ValueError(f'logit_bias is {given!r}; it must give token ids their bias, as {{"7": -100}}') from None
     wrong = next((value for value in found.values() if not -_MOST_BIAS <= value <= _MOST_BIAS), None)
     if wrong is not None:
@@ -133,7 +132,7 @@ _RANGES = (
     ("top_k", 0, 2**31 - 1),
     ("top_p", 0, 1),
     ("min_p", 0, 1),
-    ("repetition_penalty", 0, 1e6),
+    ("repetition_penalty", 1e-6, 1e6),  # logits that it divides stay finite in fp32
     ("presence_penalty", -1e6, 1e6),
     ("frequency_penalty", -1e6, 1e6),
     ("seed", 0, 2**63 - 1),

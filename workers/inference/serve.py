@@ -11,10 +11,13 @@ import time
 from pathlib import Path
 from typing import Any
 
+import httpx
+
 from workers.contracts.bodies import ServeBody
 from workers.contracts.exits import Outcome, UserError
+from workers.contracts.inference import replica_ranks
 from workers.contracts.model import ModelSource
-from workers.contracts.serving import DRAINING, SERVED, SERVING, FileTold, Serving, serve_key
+from workers.contracts.serving import DRAINING, SERVED, SERVING, TALLY_PATH, FileTold, Serving, serve_key
 from workers.inference.accept import InferenceRun
 from workers.inference.apart import apart
 from workers.inference.backends.serve import Backend
@@ -30,9 +33,10 @@ from workers.inference.server.desk import Desk
 from workers.inference.server.gate import Gate
 from workers.inference.server.keeper import Keeper
 from workers.inference.server.listen import Listener, bind, is_loopback
-from workers.inference.server.meeting import fleet_of, meet
+from workers.inference.server.meeting import fleet_of, meet, relay_to
 from workers.inference.server.others import Others
 from workers.inference.server.pump import Pump
+from workers.inference.server.relay import Relay
 from workers.inference.server.witness import REQUESTS, Witness
 from workers.inference.speculate.opening import Drafting, drafting_of
 from workers.inference.surroundings import Surroundings
@@ -41,6 +45,7 @@ from workers.metrics.recorder import Recorder, last_attempt
 
 _LOOK_S = 0.1  # between looks at what is asked
 _LEAST_S = 0.5  # of the grace, kept for what comes after the last token
+_HEAR_S = 5.0  # for what other replicas tell of themselves, which end at the same time
 _MAP_TOLD = 16_384  # blocks of a map that goes into an event; a longer one is in the file alone
 
 
@@ -129,7 +134,10 @@ class Server:
         self.pump = Pump(engine, witness, since_s=witness.since_s)
         self.desk = Desk(loaded, self.pump, self.gate, names=names_of(run, loaded))
         self.app = make_app(self.desk)
-        self.keeper, self.others = Keeper(self.desk, around.folder), Others(around.directory, around.rank)
+        self.keeper = Keeper(self.desk, around.folder)
+        if self.replicas > 1 and around.rank == 0:
+            self.desk.others = Others(around.directory, replica_ranks(run.plan)[1:])
+        self._first: Relay | None = None  # where another replica tells of itself
 
     async def go(self, orders: Orders, listener: Listener) -> Outcome:
         self.pump.start()
@@ -152,12 +160,16 @@ class Server:
                 await self.desk.fleet.close()
             if leads:
                 self._tell_served()
+            elif self._first is not None:
+                await self._tell_first(self._first)
             await listener.end()
 
     async def _meet(self) -> None:
-        """All replicas listen; the first one knows where."""
-        found = await asyncio.to_thread(meet, self.at, *self._leaders)
-        if self.around.rank == 0:
+        """All replicas listen; the first one knows where, and the others where it does."""
+        found = await asyncio.to_thread(meet, self.at, self.around, *self._leaders)
+        if self.around.rank:
+            self._first = relay_to(found[0], self.around, api_key=self.body.api_key)
+        else:
             self.desk.fleet = fleet_of(
                 found, self.around, api_key=self.body.api_key, block_size=BLOCK_SIZE, seats=self.body.max_seqs,
                 waiting=self.body.max_waiting,
@@ -172,10 +184,16 @@ class Server:
         self.recorder.event(SERVING, **told.to_dict())
         print(f"serving {told.model} on http://{host}:{port}/v1, context {told.context}", flush=True)
 
+    async def _tell_first(self, first: Relay) -> None:
+        tally = self.witness.summary.tally(rank=self.around.rank, seconds=time.perf_counter() - self.witness.since_s)
+        with contextlib.suppress(httpx.HTTPError):  # it may be gone
+            await first.tell(TALLY_PATH, tally.to_dict())
+        await first.close()
+
     def _tell_served(self) -> None:
-        for request in self.others.requests():
-            self.witness.summary.add(request)
-        summary = self.witness.summary.summary(seconds=time.perf_counter() - self.witness.since_s)
+        ended, since_s = self.witness.summary, self.witness.since_s
+        silent = 0 if self.desk.others is None else self.desk.others.add_to(ended, since_s=since_s)
+        summary = ended.summary(seconds=time.perf_counter() - since_s).model_copy(update={"silent": silent})
         stood, told = self.keeper.last, [self.keeper.path, self.around.folder / REQUESTS]
         if stood is not None and len(stood.state.map) <= _MAP_TOLD:
             bare = stood.state.model_copy(update={"requests": []})
@@ -199,7 +217,11 @@ class Server:
             self.pump.cancel(ticket)
             ticket.fail(RuntimeError("the server ends"))
         await asyncio.sleep(0)  # those who wait for them hear of it
-        served = self.witness.summary.summary(seconds=0).requests
+        served = self.witness.summary.count
+        if (others := self.desk.others) is not None:
+            now, half_s = time.monotonic(), _LEAST_S / 2
+            await others.heard(until=min(max(orders.deadline - half_s, now + half_s), now + _HEAR_S))
+            served += others.count
         cut = f", {len(left)} cut short" if left else ""
         if orders.wish == "stop":
             return Outcome("ok", f"stopped on request after {served} requests{cut}", self.engine.counts.steps)

@@ -53,10 +53,17 @@ def open_words(path: Path) -> tuple[Words | None, tuple[int, ...]]:
 
 def _ends(path: Path, files: Mapping[str, bytes]) -> tuple[int, ...]:
     config = place(path) / "config.json"
-    for data in (files.get(GENERATION), config.read_bytes() if config.is_file() else None):
-        told = json.loads(data or b"{}")
+    for name, data in ((GENERATION, files.get(GENERATION)), (config.name, _bytes(config))):
+        try:
+            told = json.loads(data or b"{}")
+        except ValueError as error:
+            raise WeightsError(f"{path}: {name} is not JSON: {str(error)[:80]}; fetch it again") from None
         given = told.get("eos_token_id") if isinstance(told, dict) else None
         found = tuple(each for each in (given if isinstance(given, list) else [given]) if isinstance(each, int))
         if found:
             return found
     return ()
+
+
+def _bytes(path: Path) -> bytes | None:
+    return path.read_bytes() if path.is_file() else None

@@ -90,6 +90,7 @@ def test_a_models_own_tokenizer_joins_bytes_to_tokens():
         ({"json_schema": False}, "json_schema is false; it must be an object"),
         ({"json_schema": "{"}, "json_schema is not JSON"),
         ({"regex": "(a"}, "regex cannot be met"),
+        ({"regex": "((a?){60}){60}a{60}"}, "regex cannot be met: lexer error"),
         ({"regex": 7}, "regex is 7; it must be a text"),
         ({"grammar": "start: x"}, "grammar cannot be met"),
         ({"grammar": "start: /a/", "regex": "a"}, "regex and grammar are given"),
@@ -103,3 +104,10 @@ def test_forms_that_cannot_be_met_are_told(form, says):
     engine.guides = None
     with pytest.raises(ValueError, match="without a tokenizer"):
         engine.add([1], Sampling(json_schema={}))
+
+
+@pytest.mark.parametrize("form", [{"regex": ""}, {"grammar": "start:"}])
+def test_an_answer_that_no_token_begins_is_refused(form):
+    Guides(ByteWords(), (END,), vocab=258).open(Sampling(**form))  # an end is such a token
+    with pytest.raises(ValueError, match="cannot be met: no token of this model begins such an answer"):
+        Guides(ByteWords(), (), vocab=256).open(Sampling(**form))

@@ -29,13 +29,19 @@ MODELS: dict[str, dict[str, Any]] = {
     "one-key": {**ODD, "kv_heads": 1, "position": "learned", "norm": "layernorm", "bias": "all", "gated_mlp": False},
     "latent": {**ODD, **SHAPES["mla"]},
     "factorised": {**ODD, **SHAPES["mfa"]},
+    "even": {**ODD, "ffn": 64},
+    "tiles": {**ODD, "head_dim": 64, "kv_heads": 4, "ffn": 256},
     "experts": {**ODD, "moe": {"experts": 5, "top_k": 2, "expert_ffn": 16, "shared_experts": 1}},
 }
 TP, PP = {"tp": 2}, {"pp": 2}
+ROUNDED = ("int8", "int4")  # a CPU rounds their products to bf16, each share's by itself: a draw may fall otherwise
 CASES: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
-    *((name, TP, {}) for name in MODELS),
+    *((name, TP, {}) for name in MODELS if name not in ("even", "tiles")),
     ("grouped", TP, {"speculate": {"ngram": 2, "adaptive": False}, "kv_cache_dtype": "int8"}),
-    ("grouped", PP, {}),
+    ("even", TP, {"quantize": "int8"}),
+    ("even", TP, {"quantize": "int4"}),
+    ("tiles", TP, {"quantize": "fp8"}),
+    ("grouped", PP, {"kv_cache_dtype": "int8"}),
     ("one-key", PP, {"draft": {**ODD, "layers": 1, "name": "small"}, "speculate": {"tokens": 3, "adaptive": False}}),
     ("latent", PP, {}),
     ("experts", PP, {"quantize": "fp8"}),
@@ -96,8 +102,12 @@ def untrained(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(("model", "plan", "body"), CASES)
 def test_answers_are_those_of_one_process(model, plan, body, two, tmp_path, untrained):
     room = Room(tmp_path, MODELS[model], **body)
-    together = room.generate(plan, two)
-    assert together == room.generate({})
+    together, alone = room.generate(plan, two), room.generate({})
+    if plan == TP and body.get("quantize") in ROUNDED:
+        firsts = [one["token_ids"][0] == other["token_ids"][0] for one, other in zip(together, alone, strict=True)]
+        assert firsts.count(True) >= 11
+    else:
+        assert together == alone
     assert len({tuple(each["token_ids"]) for each in together}) > 9
     memory = [_points(tmp_path / "together", rank)[-1]["values"] for rank in (0, 1)]
     held = [each["memory/kv_cache_bytes"] for each in memory]
@@ -303,6 +313,10 @@ def test_what_is_judged_is_judged_alike(plan, two, tmp_path, weights):
     [
         ({"plan": TP, "model": {**ODD, "heads": 6, "kv_heads": 3, "hidden": 36}}, "3 key-value heads neither divide"),
         ({"plan": {"pp": 4}}, "3 layers are too few"),
+        (
+            {"plan": TP, "generate": {"quantize": "int4"}},
+            "int4 rounds 16 inputs of a weight together, and 50",
+        ),
         ({"plan": {"cp": 2}}, "no cp in runs of kind generate"),
         ({"plan": {"dp": 2}}, "no dp in runs of kind generate, the plan has 2; try dp 1; several devices by tp and pp"),
         ({"plan": {"pp": 2, "schedule": "zbv"}}, "a rank holds one stage"),
@@ -312,6 +326,7 @@ def test_what_is_judged_is_judged_alike(plan, two, tmp_path, weights):
 def test_what_ranks_cannot_share_is_refused(fields, says, tmp_path, capsys):
     (tmp_path / "lines.jsonl").write_text('{"id": 1, "token_ids": [1]}')
     given = {"input": str(tmp_path / "lines.jsonl"), "output": str(tmp_path / "answers.jsonl")}
+    given |= fields.get("generate", {})
     spec = Room(tmp_path, fields.get("model", ODD)).spec("generate", fields["plan"], given, "run")
     assert command(*spec) == 64
     assert says in capsys.readouterr().err

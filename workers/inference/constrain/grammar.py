@@ -18,20 +18,26 @@ def grammar_of(asked: Sampling) -> str:
     """Raises ValueError, naming the parameter, for a form that is malformed or that nothing meets."""
     from llguidance import LLMatcher
 
-    name = "regex" if asked.regex is not None else "grammar" if asked.grammar is not None else "json_schema"
-    schema = _schema(asked.json_schema) if name == "json_schema" else ""
+    name, given = form_of(asked)
     try:
-        if asked.regex is not None:
-            text = LLMatcher.grammar_from_regex(asked.regex)
-        elif asked.grammar is not None:
-            text = LLMatcher.grammar_from_lark(asked.grammar)
+        if name == "regex":
+            text = LLMatcher.grammar_from_regex(given)
+        elif name == "grammar":
+            text = LLMatcher.grammar_from_lark(given)
         else:
-            text = LLMatcher.grammar_from_json_schema(schema, {"whitespace_pattern": _WHITESPACE})
+            text = LLMatcher.grammar_from_json_schema(given, {"whitespace_pattern": _WHITESPACE})
     except ValueError as error:  # what its reader says of a schema that nests too deep
         raise ValueError(f"{name} cannot be met: {_first_line(str(error))}") from None
     if wrong := LLMatcher.validate_grammar(text):
         raise ValueError(f"{name} cannot be met: {_first_line(wrong)}")
     return text
+
+
+def form_of(asked: Sampling) -> tuple[str, str]:
+    """The parameter that says what the answer must look like, and what it says. Raises ValueError."""
+    if asked.regex is not None:
+        return "regex", asked.regex
+    return ("grammar", asked.grammar) if asked.grammar is not None else ("json_schema", _schema(asked.json_schema))
 
 
 def _schema(given: Any) -> str:

@@ -5,15 +5,18 @@ Knows tokenizers and masks; knows no logits. V is the model's vocabulary.
 
 from __future__ import annotations
 
+import threading
+from collections import OrderedDict
 from collections.abc import Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
-from workers.inference.constrain.grammar import grammar_of
+from workers.inference.constrain.grammar import form_of, grammar_of
 from workers.inference.sampling import Sampling
 from workers.inference.words import ByteWords, Words
 from workers.models.tokenizer import TextTokenizer
@@ -22,20 +25,46 @@ if TYPE_CHECKING:
     from llguidance import LLMatcher, LLTokenizer
 
 
+_REMEMBERED = 64  # forms
+
+
 class Guides:
-    """Of one model: `open` one for each request that is constrained. `ends` may come where the form is complete."""
+    """Of one model: `open` one for each request that is constrained. `ends` may come where the form is complete.
+
+    A form is made once and then copied; making one may take a second, and may be done in another thread before.
+    """
 
     def __init__(self, words: Words | None, ends: Sequence[int], *, vocab: int) -> None:
         self.words, self.ends, self.vocab = words, tuple(ends), vocab
+        self._made: OrderedDict[tuple[str, str], Guide] = OrderedDict()
+        self._lock = threading.Lock()
 
     def open(self, asked: Sampling) -> Guide:
         """Raises ValueError for a form that is malformed or cannot be met, or a model whose tokens are not known."""
+        key = form_of(asked)
+        with self._lock:
+            if (known := self._made.get(key)) is not None:
+                self._made.move_to_end(key)
+        if known is None:
+            known = self._new(asked, key[0])
+            with self._lock:
+                self._made[key] = known
+                while len(self._made) > _REMEMBERED:
+                    self._made.popitem(last=False)
+        return known.copy()
+
+    def _new(self, asked: Sampling, name: str) -> Guide:
         from llguidance import LLMatcher
 
-        matcher = LLMatcher(self._tokenizer, grammar_of(asked), log_level=0)
-        if matcher.is_error():
-            raise ValueError(f"the answer's form cannot be met: {matcher.get_error().splitlines()[0][:200]}")
-        return Guide(matcher, self.vocab)
+        text = grammar_of(asked)
+        try:
+            tokenizer = self._tokenizer
+        except ValueError as error:
+            raise ValueError(f"{name} cannot be met: {error}") from None
+        guide = Guide(LLMatcher(tokenizer, text, log_level=0), self.vocab)
+        if wrong := guide.wrong():
+            raise ValueError(f"{name} cannot be met: {wrong}; try a simpler one, or leave it out")
+        return guide
 
     @cached_property
     def _tokenizer(self) -> LLTokenizer:
@@ -55,44 +84,58 @@ class Guides:
 
 
 class Guide:
-    """`take` every token of the answer; `allowed` says what may come next. `complete` when nothing may."""
+    """`take` every token of the answer; `allowed` says what may come next. `complete` when nothing may, and where the
+    form has grown beyond what its reader follows, which ends the answer and not the engine."""
 
     def __init__(self, matcher: LLMatcher, vocab: int) -> None:
         self._matcher, self._vocab = matcher, vocab
-        self._now: Tensor | None = None  # the mask of the present place
+        self._now: NDArray[np.bool_] | None = None  # the mask of the present place
+        self._lost = False
 
     def allowed(self, draft: Sequence[int] = ()) -> Tensor | None:
         """Bool `[V]`, after so many drafted tokens; None where these are not allowed themselves, or end the answer."""
         if not draft:
-            return self._next()
+            return torch.from_numpy(self._next())
         matcher, draft = self._matcher, list(draft)
         taken = matcher.try_consume_tokens(draft)
         found = None if taken < len(draft) else self._mask()
         if taken:
             matcher.rollback(taken)
-        return found if found is not None and found.any() else None
+        return torch.from_numpy(found) if found is not None and found.any() else None
 
     def take(self, token: int) -> None:
         self._now = None
-        if not self._matcher.consume_token(token):
-            raise RuntimeError(f"a form broke at token {token}: {self._matcher.get_error().splitlines()[0][:200]}")
+        self._lost = self._lost or not self._matcher.consume_token(token)
 
     @property
     def complete(self) -> bool:
-        return bool(self._matcher.is_stopped()) or not bool(self._next().any())
+        return self._lost or bool(self._matcher.is_stopped()) or not self._next().any()
+
+    def wrong(self) -> str:
+        """Why no answer can begin: the form's reader gives up at once, or the model's tokens do not spell it."""
+        matcher = self._matcher
+        begins: list[int] = [] if matcher.is_error() else self._next().nonzero()[0].tolist()
+        if begins:
+            matcher.rollback(matcher.try_consume_tokens(begins[:1]))
+        if matcher.is_error():
+            return str(matcher.get_error()).splitlines()[0][:200]
+        return "" if begins else "no token of this model begins such an answer"
 
     def copy(self) -> Guide:
-        return Guide(self._matcher.deep_copy(), self._vocab)
+        found = Guide(self._matcher.deep_copy(), self._vocab)
+        found._now, found._lost = self._now, self._lost
+        return found
 
-    def _next(self) -> Tensor:
+    def _next(self) -> NDArray[np.bool_]:
         if self._now is None:
             self._now = self._mask()
         return self._now
 
-    def _mask(self) -> Tensor:
+    def _mask(self) -> NDArray[np.bool_]:
+        """By numpy: forms are made in threads, where torch would start workers of their own (see `apart`)."""
         bits = np.unpackbits(np.frombuffer(self._matcher.compute_bitmask(), dtype=np.uint8), bitorder="little")
-        mask = torch.zeros(self._vocab, dtype=torch.bool)
-        mask[: len(bits)] = torch.from_numpy(bits[: self._vocab].astype(bool))
+        mask = np.zeros(self._vocab, dtype=np.bool_)
+        mask[: len(bits)] = bits[: self._vocab]
         return mask
 
 
@@ -101,8 +144,8 @@ class _Bytes:
 
     def __init__(self, end: int) -> None:
         self.eos_token_id, self.bos_token_id = end, None
-        self.tokens = [bytes([each]) for each in range(256)] + [b"<end>"]
-        self.special_token_ids = [256]
+        self.special_token_ids = list(range(256, max(256, end) + 1))
+        self.tokens = [bytes([each]) for each in range(256)] + [b"<%d>" % each for each in self.special_token_ids]
 
     def __call__(self, text: Any) -> list[int]:
         return list(text.encode() if isinstance(text, str) else text)

@@ -6,7 +6,7 @@ stage their tables, whole. Knows modules and tensors; knows no process groups bu
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,8 +19,10 @@ from workers.contracts.inference import Place
 from workers.contracts.model import ModelSpec
 from workers.contracts.plan import ParallelPlan
 from workers.inference.parallel.team import Team, reached
+from workers.inference.quantize.share import check_shape, inputs, outputs
 from workers.models.attention import Attention
 from workers.models.decoder import Decoder, Part
+from workers.models.hf.packed import Packed
 from workers.models.initialise import fill_parameter
 from workers.models.mla import LatentAttention
 from workers.models.moe import RoutedMlp
@@ -40,6 +42,12 @@ class Cut:
         if self.axis is None:
             return whole if self.index == 0 else torch.zeros_like(whole)
         return whole.tensor_split(self.parts, self.axis)[self.index].contiguous()
+
+    def span(self, size: int) -> tuple[int, int]:
+        """Which of `size` places along the axis."""
+        each, more = divmod(size, self.parts)
+        start = self.index * each + min(self.index, more)
+        return start, start + each + (self.index < more)
 
 
 class Summed:
@@ -63,27 +71,47 @@ class Parts:
     def __init__(self, spec: ModelSpec, weights: Weights | None, cuts: dict[str, Cut], seed: int) -> None:
         self.spec, self.where = spec, "random weights" if weights is None else weights.where
         self._weights, self._cuts, self._seed = weights, cuts, seed
+        self._shapes = weight_shapes(spec)
         self._drawn = _parameters(spec) if weights is None else {}
 
     @property
     def quantization(self) -> Any:
         return getattr(self._weights, "quantization", None)
 
-    def packed(self, name: str) -> Any:
-        """Layers that lie in few bits; they are cut by stages alone."""
-        found: Any = self._weights
-        return found.packed(name)
+    def packed(self, name: str) -> list[Packed] | None:
+        """This rank's share of a weight that lies in few bits, of experts one each; None for one that is whole."""
+        weights: Any = self._weights
+        found: list[Packed] | None = weights.packed(name)
+        return None if found is None else [self._share(name, each) for each in found]
+
+    def rounded(self, name: str, made: Callable[[Tensor], list[Packed]]) -> list[Packed]:
+        """This rank's share of what is `made` of the whole weight: rounded as in one process."""
+        return [self._share(name, each) for each in made(self._whole(name))]
 
     def read(self, name: str) -> Tensor:
-        if self._weights is not None:
-            whole = self._weights.read(name)
-        elif name in self._drawn:
-            whole = torch.empty(self._drawn[name])
-            fill_parameter(name, whole, layers=self.spec.layers, seed=self._seed)
-        else:
-            whole = torch.zeros(weight_shapes(self.spec)[name])  # a router's balancing bias
-        cut = self._cuts.get(name)
+        whole, cut = self._whole(name), self._cuts.get(name)
         return whole if cut is None else cut.of(whole)
+
+    def _whole(self, name: str) -> Tensor:
+        if self._weights is not None:
+            return self._weights.read(name)
+        if name not in self._drawn:
+            return torch.zeros(self._shapes[name])  # a router's balancing bias
+        whole = torch.empty(self._drawn[name])
+        fill_parameter(name, whole, layers=self.spec.layers, seed=self._seed)
+        return whole
+
+    def _share(self, name: str, whole: Packed) -> Packed:
+        cut, shape = self._cuts.get(name), self._shapes[name]
+        check_shape(whole, name, shape, self.where)
+        if cut is None or cut.axis is None:
+            return whole
+        take = outputs if cut.axis == len(shape) - 2 else inputs
+        try:
+            return take(whole, *cut.span(shape[cut.axis]))
+        except ValueError as error:
+            says = f"{name} in few bits is not shared by {cut.parts} ranks: {error}"
+            raise UserError(f"plan.tp: {says}; try pp in place of tp, or weights that are whole") from None
 
 
 def part_of(plan: ParallelPlan, place: Place, layers: int) -> Part:

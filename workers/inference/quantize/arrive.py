@@ -6,11 +6,14 @@ Taken out of a decoder before the rest of it is made, and put back from its weig
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from workers.contracts.rounding import GROUPS, group_for, linear_widths
+from workers.inference.parallel.cut import Parts
 from workers.inference.quantize.linears import (
     Fp8Linear,
     Int4Linear,
@@ -19,7 +22,8 @@ from workers.inference.quantize.linears import (
     LowRankLinear,
     QuantisedLinear,
 )
-from workers.inference.quantize.swap import QuantisedExperts, group_for, linears_of, put, quantised, widths_of
+from workers.inference.quantize.share import check_shape
+from workers.inference.quantize.swap import QuantisedExperts, linears_of, packs_of, put
 from workers.models.decoder import Decoder
 from workers.models.errors import WeightsError
 from workers.models.experts import StackedLinear
@@ -44,23 +48,32 @@ class Linears:
         for name, module in self.out:
             bias = None if module.bias is None else self._read(f"{name}.bias", module.bias, seed).to(device, dtype)
             packed = self._packed(f"{name}.weight")
-            if packed is None:
+            if packed is None and self.kind is None:
                 weight = self._read(f"{name}.weight", module.weight, seed).to(device, dtype)
-                made = self._whole(module, weight, bias) if self.kind is None else quantised(
-                    weight, bias, self.kind, group=self.group, name=name
-                )  # fmt: skip
-            elif isinstance(module, StackedLinear):
-                biases = [None] * len(packed) if bias is None else list(bias.unbind())
-                pairs = zip(packed, biases, strict=True)
-                made = QuantisedExperts([layer_of(each, own, dtype, device) for each, own in pairs])
-            else:
-                self._fits(packed[0], module, name)
-                made = layer_of(packed[0], bias, dtype, device)
-            put(self.decoder, name, made)
+                put(self.decoder, name, self._whole(module, weight, bias))
+                continue
+            if packed is None:
+                packed = self._rounded(name, module, dtype, device, seed)
+            for each in packed:
+                check_shape(each, f"{name}.weight", module.weight.shape, self.weights.where if self.weights else "")
+            stacked = isinstance(module, StackedLinear)
+            biases = [bias] if not stacked else [None] * len(packed) if bias is None else list(bias.unbind())
+            layers = [layer_of(each, own, dtype, device) for each, own in zip(packed, biases, strict=True)]
+            put(self.decoder, name, QuantisedExperts(layers) if stacked else layers[0])
 
     def _packed(self, name: str) -> list[Packed] | None:
         found: list[Packed] | None = None if self.kind is not None else self.weights.packed(name)  # type: ignore[union-attr]
         return found
+
+    def _rounded(
+        self, name: str, module: nn.Linear | StackedLinear, dtype: torch.dtype, device: torch.device, seed: int
+    ) -> list[Packed]:
+        """From the whole weight, of which a rank of several keeps its share afterwards."""
+        assert self.kind is not None
+        made = partial(packs_of, kind=self.kind, group=self.group, name=name, dtype=dtype, device=device)
+        if isinstance(self.weights, Parts):
+            return self.weights.rounded(f"{name}.weight", made)
+        return made(self._read(f"{name}.weight", module.weight, seed))
 
     def _read(self, name: str, wanted: Tensor, seed: int) -> Tensor:
         if self.weights is not None:
@@ -74,13 +87,6 @@ class Linears:
         module.bias = None if bias is None else nn.Parameter(bias, requires_grad=False)
         return module
 
-    def _fits(self, packed: Packed, module: nn.Linear | StackedLinear, name: str) -> None:
-        shape = tuple(packed.codes.T.shape if packed.kind == "int4" else packed.codes.shape)
-        shape = (shape[0], packed.scales.shape[1]) if packed.kind == "low-rank" else shape
-        if shape != tuple(module.weight.shape):
-            says = f"{name}.weight has shape {list(shape)}, the configuration wants {list(module.weight.shape)}"
-            raise WeightsError(f"{self.weights.where if self.weights else ''}: {says}")
-
 
 def taken_out(decoder: Decoder, weights: Weights | None, kind: str | None) -> Linears:
     """Of a decoder on `meta`. Raises WeightsError where weights that are quantised already are to be quantised."""
@@ -88,7 +94,7 @@ def taken_out(decoder: Decoder, weights: Weights | None, kind: str | None) -> Li
     if held is not None and kind is not None:
         says = f"its weights are kept as {held.form} already"
         raise WeightsError(f"{getattr(weights, 'where', '')}: {says}; leave quantize out, or give those before")
-    group = group_for(widths_of(decoder))
+    group = group_for(linear_widths(decoder.spec))
     out = list(linears_of(decoder)) if kind is not None or held is not None else []
     for name, _ in out:
         put(decoder, name, nn.Identity())
@@ -101,8 +107,9 @@ def layer_of(packed: Packed, bias: Tensor | None, dtype: torch.dtype, device: to
     if packed.kind == "int4":
         assert packed.zeros is not None
         order = None if packed.order is None else packed.order.to(device)
-        # one group of all inputs is a group of whole chunks that is not full
-        group = packed.group if packed.group < len(codes) else -(-packed.group // 128) * 128
+        # one group of all inputs may be of any size: it is a group of whole chunks that is not full
+        whole = packed.group >= len(codes) and packed.group not in GROUPS
+        group = -(-packed.group // 128) * 128 if whole else packed.group
         return Int4Linear(codes, scales.to(dtype), packed.zeros.to(device), group, bias, order=order)
     if packed.kind == "low-rank":
         return LowRankLinear(codes.to(dtype), scales.to(dtype), bias)

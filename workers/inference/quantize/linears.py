@@ -6,8 +6,6 @@ Shapes: N outputs, K inputs, G groups along K.
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
@@ -15,6 +13,7 @@ from torch.nn import functional
 from kernels import fp8_matmul, int4_matmul, quantize_1x128, quantize_128x128
 from kernels.int4.pack import check_group, packed, unpack
 from kernels.int8 import int8_matmul, quantize_int8
+from workers.models.hf.packed import Packed
 
 GROUP = 128
 # rows from which a CPU decodes the weight and multiplies in bf16: 64 of 1536 x 576 take 0.43 ms so, 0.82 ms by codes
@@ -196,18 +195,26 @@ def fits_torch(device: torch.device, inputs: int, outputs: int, group: int) -> b
     return device.type == "cpu" and whole
 
 
+def packed_as(kind: str, weight: Tensor, group: int = GROUP) -> Packed:
+    """The parts of `rounded`, before a layer is made of them. Raises ValueError."""
+    if kind in ("int8", "w8a8"):
+        return Packed(kind, *quantize_int8(weight))
+    if kind == "fp8":
+        return Packed(kind, *quantize_128x128(weight))
+    if kind == "int4":
+        return Packed(kind, *round_groups(weight, group), group)
+    raise ValueError(f"{kind!r} is no way to keep a weight; there are int8, w8a8, int4 and fp8")
+
+
 def rounded(weight: Tensor, kind: str, *, bias: Tensor | None = None, group: int = GROUP) -> QuantisedLinear:
     """The layer of `weight [N, K]` by rounding to the nearest: kind is int8, w8a8, int4 or fp8. Raises ValueError."""
-    if kind in ("int8", "w8a8"):
-        made: Any = Int8Linear if kind == "int8" else Int8ActivationsLinear
-        layer: QuantisedLinear = made(*quantize_int8(weight), bias)
-        return layer
-    if kind == "fp8":
-        codes, scales = quantize_128x128(weight)
-        return Fp8Linear(codes, scales, weight.dtype, bias)
+    packed = packed_as(kind, weight, group)
     if kind == "int4":
-        return Int4Linear(*round_groups(weight, group), group, bias)
-    raise ValueError(f"{kind!r} is no way to keep a weight; there are int8, w8a8, int4 and fp8")
+        assert packed.zeros is not None
+        return Int4Linear(packed.codes, packed.scales, packed.zeros, group, bias)
+    if kind == "fp8":
+        return Fp8Linear(packed.codes, packed.scales, weight.dtype, bias)
+    return (Int8Linear if kind == "int8" else Int8ActivationsLinear)(packed.codes, packed.scales, bias)
 
 
 class LowRankLinear(QuantisedLinear):

@@ -7,12 +7,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+import torch
 from torch import Tensor, nn
 
 from workers.contracts.rounding import group_for as group_for
-from workers.inference.quantize.linears import QuantisedLinear, rounded
+from workers.inference.quantize.linears import QuantisedLinear, packed_as, rounded
 from workers.models.decoder import Decoder
 from workers.models.experts import StackedLinear
+from workers.models.hf.packed import Packed
 
 KINDS = ("int8", "int4", "fp8")
 
@@ -59,6 +61,17 @@ def quantised(weight: Tensor, bias: Tensor | None, kind: str, *, group: int, nam
         biases = [None] * len(weight) if bias is None else list(bias.unbind())
         pairs = zip(weight.unbind(), biases, strict=True)
         return QuantisedExperts([rounded(each, kind, bias=own, group=group) for each, own in pairs])
+    except ValueError as error:
+        raise ValueError(f"{name}.weight: {error}") from None
+
+
+def packs_of(
+    weight: Tensor, *, kind: str, group: int, name: str, dtype: torch.dtype, device: torch.device
+) -> list[Packed]:
+    """The same roundings by themselves, of stacked experts one each; of the weight in `dtype`. Raises ValueError."""
+    weight = weight.to(device, dtype)
+    try:
+        return [packed_as(kind, each, group) for each in (weight.unbind() if weight.dim() == 3 else (weight,))]
     except ValueError as error:
         raise ValueError(f"{name}.weight: {error}") from None
 

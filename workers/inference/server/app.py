@@ -17,14 +17,14 @@ from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
-from workers.contracts.serving import STATE_PATH, EngineState
+from workers.contracts.serving import STATE_PATH, TALLY_PATH, EngineState, Tally
 from workers.inference.server.desk import Desk, Wish
 from workers.inference.server.errors import ApiError
+from workers.inference.server.gone import GONE, unless_gone
 from workers.inference.server.order import Order
 from workers.inference.server.state import merged
 
 MOST_BYTES = 32 << 20  # of a body
-_GONE = 499  # nginx's status for a client that closed its request; nobody reads it
 
 
 def make_app(desk: Desk) -> Starlette:
@@ -56,6 +56,17 @@ def make_app(desk: Desk) -> Starlette:
             raise ApiError("the present step takes long; ask again", status=503, retry_after_s=2.0) from None
         return JSONResponse(told.to_dict())
 
+    async def tally(request: Request) -> Response:
+        desk.gate.check_key(request.headers, house_only=True)
+        if desk.others is None:
+            raise HTTPException(404)
+        body = await read_body(request)
+        try:
+            desk.others.hear(Tally.model_validate_json(body))
+        except ValueError as error:
+            raise ApiError(f"this is no replica's tally: {error}") from None
+        return Response(status_code=204)
+
     def keyed(handler: Callable[[Request], Awaitable[Response]]) -> Callable[[Request], Awaitable[Response]]:
         async def checked(request: Request) -> Response:
             desk.gate.check_key(request.headers)
@@ -71,6 +82,7 @@ def make_app(desk: Desk) -> Starlette:
             Route("/v1/chat/completions", keyed(chat), methods=["POST"]),
             Route("/health", health),
             Route(STATE_PATH, state),
+            Route(TALLY_PATH, tally, methods=["POST"]),
         ],
         exception_handlers=error_handlers(),
     )
@@ -78,7 +90,10 @@ def make_app(desk: Desk) -> Starlette:
 
 async def _answer(request: Request, desk: Desk, *, chat: bool) -> Response:
     body = await read_body(request)
-    wish = await desk.read(_json(body), chat=chat)
+    try:
+        wish = await desk.read(_json(body), chat=chat)
+    except RecursionError:
+        raise ApiError("the request nests too deep; send a flatter one") from None
     if desk.fleet is None:
         return await _here(request, desk, wish)
     if desk.gate.draining:
@@ -103,40 +118,17 @@ async def _here(request: Request, desk: Desk, wish: Wish, ended: Callable[[], No
     if order.asked.stream:
         return _Events(order)
     try:
-        return await _unless_gone(request, order)
+        return JSONResponse(await unless_gone(request, order.whole()))
+    except (ApiError, ClientDisconnect):
+        raise
+    except Exception as error:
+        raise _of_engine(error) from error
     finally:
         order.close()
 
 
 def _client(request: Request, desk: Desk) -> str:
     return desk.gate.client(request.headers, request.client.host if request.client is not None else "")
-
-
-async def _unless_gone(request: Request, order: Order) -> Response:
-    """The whole answer, or nothing once the client has closed its connection."""
-    answer, gone = asyncio.ensure_future(order.whole()), asyncio.ensure_future(_vanishes(request))
-    try:
-        await asyncio.wait((answer, gone), return_when=asyncio.FIRST_COMPLETED)
-        if answer.done():
-            return JSONResponse(_result(answer))
-        return Response(status_code=_GONE)
-    finally:
-        for each in (answer, gone):
-            each.cancel()
-
-
-def _result(answer: asyncio.Future[dict[str, Any]]) -> dict[str, Any]:
-    try:
-        return answer.result()
-    except ApiError:
-        raise
-    except Exception as error:
-        raise _of_engine(error) from error
-
-
-async def _vanishes(request: Request) -> None:
-    while (await request.receive())["type"] != "http.disconnect":
-        pass
 
 
 class _Events(StreamingResponse):
@@ -191,7 +183,10 @@ async def read_body(request: Request) -> bytes:
 
 def _json(body: bytes) -> Any:
     try:
-        return json.loads(body, parse_constant=_no_constant)
+        found = json.loads(body.decode("utf-8-sig"), parse_constant=_no_constant)
+        if b"\\u" in body:
+            json.dumps(found, ensure_ascii=False).encode()  # half a character is none: nobody could be told of it
+        return found
     except (ValueError, RecursionError) as error:
         raise ApiError(f"We could not parse the JSON body of your request: {str(error)[:200]}") from None
 
@@ -207,7 +202,7 @@ def _of_engine(error: Exception) -> ApiError:
 
 def error_handlers() -> dict[Any, Any]:
     """For Starlette: whatever goes wrong is told in OpenAI's shape."""
-    return {ApiError: _refused, HTTPException: _no_route, Exception: _broken}
+    return {ApiError: _refused, HTTPException: _no_route, ClientDisconnect: _left, Exception: _broken}
 
 
 async def _refused(request: Request, error: Exception) -> Response:
@@ -222,7 +217,9 @@ async def _no_route(request: Request, error: Exception) -> Response:
     return JSONResponse(told.body, status_code=told.status)
 
 
+async def _left(request: Request, error: Exception) -> Response:
+    return Response(status_code=GONE)
+
+
 async def _broken(request: Request, error: Exception) -> Response:
-    if isinstance(error, ClientDisconnect):
-        return Response(status_code=_GONE)
     return JSONResponse(_of_engine(error).body, status_code=500)

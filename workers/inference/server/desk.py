@@ -19,6 +19,7 @@ from workers.inference.server.errors import ApiError
 from workers.inference.server.fleet import Fleet
 from workers.inference.server.gate import Gate
 from workers.inference.server.order import Order
+from workers.inference.server.others import Others
 from workers.inference.server.parameters import Asked, messages_of, of_engine, prompts_of, read_asked
 from workers.inference.server.pump import Pump
 from workers.inference.server.shapes import Head, model_card
@@ -48,6 +49,7 @@ class Desk:
     def __init__(self, loaded: Loaded, pump: Pump, gate: Gate, *, names: Sequence[str]) -> None:
         self.loaded, self.pump, self.gate, self.names = loaded, pump, gate, tuple(names)
         self.fleet: Fleet | None = None  # the replicas that the first of them gives requests to
+        self.others: Others | None = None  # what they tell it when they end
         self.created = int(time.time())
         self.context = loaded.spec.max_seq_len
         pool = pump.engine.scheduler.pool
@@ -65,6 +67,7 @@ class Desk:
         asked = read_asked(body, chat=chat)
         self.check_model(asked.given.get("model", self.names[0]))
         prompts, texts = await self._prompts(asked)
+        await self._form(asked)
         return Wish(asked, prompts, texts, [self._sampling(asked, prompt) for prompt in prompts])
 
     async def order(self, wish: Wish, client: str = "") -> Order:
@@ -120,8 +123,19 @@ class Desk:
         try:
             text = words.chat(messages)
         except WeightsError as error:
-            raise ApiError(str(error), param="messages", code="chat_template") from None
+            where = str(getattr(words, "where", self.names[0]))  # which is no client's business
+            says = str(error).replace(where, self.names[0])
+            raise ApiError(says, param="messages", code="chat_template") from None
         return await self._encoded(text, special=False)
+
+    async def _form(self, asked: Asked) -> None:
+        """Made in a thread, where it may take its time; the engine finds it made."""
+        guides = self.pump.engine.guides
+        try:
+            if asked.sampling.constrained and guides is not None:
+                await asyncio.to_thread(guides.open, asked.sampling)
+        except ValueError as error:
+            raise of_engine(error) from None
 
     async def _encoded(self, text: str, *, special: bool = True) -> list[int]:
         words = self.loaded.words

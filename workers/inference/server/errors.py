@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
+_MOST = 1_000  # characters of a message: what a client sent is not sent back whole
 _TYPES = {401: "authentication_error", 403: "permission_error", 404: "not_found_error", 429: "rate_limit_error"}
 
 
@@ -23,7 +24,7 @@ class ApiError(Exception):
         code: str | None = None,
         retry_after_s: float | None = None,
     ) -> None:
-        super().__init__(message)
+        super().__init__(message if len(message) <= _MOST else f"{message[: _MOST - 3]}...")
         self.status, self.param, self.code, self.retry_after_s = status, param, code, retry_after_s
 
     @property

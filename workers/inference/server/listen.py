@@ -50,7 +50,8 @@ class Listener(uvicorn.Server):
 def bind(host: str, port: int) -> socket.socket:
     """Port 0 takes a free one. Raises UserError where nobody may listen there."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    found = socket.socket(family)
+    # named TCP, or asyncio leaves Nagle's algorithm on: an answer would wait 40 ms for the client's acknowledgement
+    found = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     found.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
         found.bind((host, port))

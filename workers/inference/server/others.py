@@ -1,35 +1,66 @@
-"""What the other replicas of a run told of their requests: the lines that they wrote since this one began.
+"""What the other replicas of a run tell the first of their requests: each its tally when it ends, wherever it runs.
 
-Reads the folders of ranks on this node; a line is there before its answer's last piece leaves.
+Of one that was killed before, the lines that it wrote count, where its folder is on this node. Knows no HTTP.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import asyncio
+import time
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from pydantic import ValidationError
 
-from workers.contracts.serving import RequestTold
+from workers.contracts.serving import RequestTold, Tally
+from workers.inference.server.ended import Ended
 from workers.inference.server.witness import REQUESTS
+
+_LOOK_S = 0.02
 
 
 class Others:
-    """`rank` is the one that asks; what the files held before is of earlier attempts."""
+    """`ranks` lead the other replicas. Whatever their files held when this was made is of earlier attempts."""
 
-    def __init__(self, directory: Path, rank: int) -> None:
-        self._directory, self._own = directory, f"rank-{rank}"
-        self._began = {path: path.stat().st_size for path in self._files()}
+    def __init__(self, directory: Path, ranks: Sequence[int]) -> None:
+        self._files = {rank: directory / f"rank-{rank}" / REQUESTS for rank in ranks}
+        self._began = {rank: path.stat().st_size for rank, path in self._files.items() if path.is_file()}
+        self._told: dict[int, tuple[Tally, float]] = {}
 
-    def requests(self) -> Iterator[RequestTold]:
-        for path in self._files():
-            with open(path, "rb") as file:
-                file.seek(self._began.get(path, 0))
-                for line in file:
-                    try:
-                        yield RequestTold.model_validate_json(line)
-                    except ValidationError:
-                        continue  # being written
+    def hear(self, tally: Tally) -> None:
+        """Raises ValueError for a rank that leads no other replica."""
+        if tally.rank not in self._files:
+            raise ValueError(f"rank {tally.rank} leads no other replica; there are {sorted(self._files)}")
+        self._told[tally.rank] = (tally, time.perf_counter())
 
-    def _files(self) -> list[Path]:
-        return [path for path in sorted(self._directory.glob(f"rank-*/{REQUESTS}")) if path.parent.name != self._own]
+    async def heard(self, *, until: float) -> None:
+        """Every replica, or that time of the monotonic clock."""
+        while len(self._told) < len(self._files) and time.monotonic() < until:
+            await asyncio.sleep(_LOOK_S)
+
+    @property
+    def count(self) -> int:
+        return sum(sum(tally.finishes.values()) for tally, _ in self._told.values())
+
+    def add_to(self, ended: Ended, *, since_s: float) -> int:
+        """All that is known of theirs, for a server that began at `since_s`; of how many replicas nothing is."""
+        silent = 0
+        for rank, path in self._files.items():
+            if rank in self._told:
+                tally, at_s = self._told[rank]
+                ended.merge(tally, seconds=at_s - since_s)
+            elif path.is_file():
+                for request in self._lines(rank):
+                    ended.add(request)
+            else:
+                silent += 1
+        return silent
+
+    def _lines(self, rank: int) -> Iterator[RequestTold]:
+        with open(self._files[rank], "rb") as file:
+            file.seek(self._began.get(rank, 0))
+            for line in file:
+                try:
+                    yield RequestTold.model_validate_json(line)
+                except ValidationError:
+                    continue  # being written

@@ -10,7 +10,6 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from workers.inference.constrain.grammar import grammar_of
 from workers.inference.sampling import Sampling
 from workers.inference.server.errors import ApiError
 
@@ -30,7 +29,8 @@ _NEUTRAL: dict[str, Callable[[Any], bool]] = {  # what we lack, and what of it a
     "suffix": lambda given: given == "",
     "modalities": lambda given: given == ["text"],
 }
-MOST_STOPS, MOST_TOP = 16, 20
+MOST_STOPS, MOST_STOP, MOST_TOP = 16, 1_000, 20  # a stop text's characters: each new token is held against all of them
+MOST_PROMPTS = 2_048
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +79,7 @@ def read_asked(body: Any, *, chat: bool) -> Asked:
             top_p=_number(given, "top_p", 1.0, low=0, high=1),
             top_k=max(0, _number(given, "top_k", 0, whole=True, low=-1, high=2**31 - 1)),  # -1 is no cut elsewhere
             min_p=_number(given, "min_p", 0.0, low=0, high=1),
-            repetition_penalty=_number(given, "repetition_penalty", 1.0, low=0, high=100),
+            repetition_penalty=_number(given, "repetition_penalty", 1.0, low=0.01, high=100),
             presence_penalty=_number(given, "presence_penalty", 0.0, low=-2, high=2),
             frequency_penalty=_number(given, "frequency_penalty", 0.0, low=-2, high=2),
             seed=secrets.randbits(63) if seed is None else seed % 2**63,
@@ -93,8 +93,6 @@ def read_asked(body: Any, *, chat: bool) -> Asked:
             regex=given.get("regex"),
             grammar=given.get("grammar"),
         )
-        if sampling.constrained:
-            grammar_of(sampling)
     except ValueError as error:
         raise of_engine(error) from None
     return Asked(
@@ -119,7 +117,7 @@ def _schema(given: Any) -> Any:
     if kind == "json_object":
         return {"type": "object"}
     told = given.get("json_schema") if kind == "json_schema" else None
-    if not isinstance(told, dict) or "schema" not in told:
+    if not isinstance(told, dict) or told.get("schema") is None:
         says = "it must be text, json_object, or json_schema with {name, schema}"
         raise ApiError(f"response_format is {str(given)[:80]}; {says}", param="response_format")
     return told["schema"]
@@ -152,6 +150,9 @@ def prompts_of(given: Mapping[str, Any]) -> list[str | list[int]]:
     if isinstance(prompt, str) or _is_ids(prompt):
         return [prompt]  # type: ignore[list-item]
     if isinstance(prompt, list) and prompt and all(isinstance(each, str) or _is_ids(each) for each in prompt):
+        if len(prompt) > MOST_PROMPTS:
+            says = f"prompt has {len(prompt):,} texts; at most {MOST_PROMPTS:,} go in one request"
+            raise ApiError(f"{says}, send the others in further ones", param="prompt")
         return prompt
     raise ApiError("prompt must be a text, a list of token ids, or a list of either", param="prompt")
 
@@ -195,6 +196,8 @@ def _stops(given: Any) -> tuple[str, ...]:
         raise ApiError("stop must be a text that is not empty, or a list of such", param="stop")
     if len(stops) > MOST_STOPS:
         raise ApiError(f"stop has {len(stops)} texts; at most {MOST_STOPS} are looked for", param="stop")
+    if (longest := max(map(len, stops), default=0)) > MOST_STOP:
+        raise ApiError(f"stop has a text of {longest:,} characters; at most {MOST_STOP:,} are looked for", param="stop")
     return tuple(stops)
 
 

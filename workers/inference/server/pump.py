@@ -121,7 +121,7 @@ class Pump:
             return
         try:
             request = self.engine.add(ticket.prompt, ticket.sampling, priority=ticket.priority, client=ticket.client)
-        except ValueError as error:
+        except Exception as error:  # what one request breaks ends no other
             self._say(self._refuse, ticket, error)
             return
         self._by_parent[request.parent] = ticket
@@ -183,7 +183,7 @@ class Pump:
 
     # in the event loop
 
-    def _refuse(self, ticket: Ticket, error: ValueError) -> None:
+    def _refuse(self, ticket: Ticket, error: Exception) -> None:
         self.tickets.discard(ticket)
         ticket.fail(error)
 

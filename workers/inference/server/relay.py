@@ -5,7 +5,8 @@ Knows URLs; reads neither requests nor answers. A client that goes away closes t
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import json
+from collections.abc import AsyncIterator, Callable, Mapping
 from typing import Any
 
 import httpx
@@ -15,6 +16,7 @@ from starlette.types import Receive, Scope, Send
 
 from workers.contracts.serving import CLIENT_HEADER
 from workers.inference.server.errors import ApiError
+from workers.inference.server.gone import unless_gone
 
 _CONNECT_S = 5.0
 _PASSED = ("content-type", "retry-after", "cache-control")  # of an answer's headers
@@ -32,7 +34,8 @@ class Relay:
     async def pass_on(
         self, request: Request, body: bytes, *, client: str = "", ended: Callable[[], None] = lambda: None
     ) -> Response:
-        """`ended` is called once nothing more will come. Raises ApiError 502 where nobody answers."""
+        """`ended` is called once nothing more will come. Raises ApiError 502 where nobody answers, ClientDisconnect
+        where the client goes away before the answer begins; the other server sees it go, too."""
         asked = self._http.build_request(
             request.method,
             request.url.path,
@@ -41,10 +44,10 @@ class Relay:
             headers={"content-type": request.headers.get("content-type", "application/json"), CLIENT_HEADER: client},
         )
         try:
-            answer = await self._http.send(asked, stream=True)
+            answer = await unless_gone(request, self._http.send(asked, stream=True))
         except httpx.HTTPError as error:
             ended()
-            raise ApiError(f"the server behind this one does not answer: {error!r}", status=502) from None
+            raise _silent(error) from None
         except BaseException:
             ended()
             raise
@@ -53,6 +56,10 @@ class Relay:
     async def json(self, path: str) -> Any:
         """Raises httpx.HTTPError, ValueError."""
         return (await self._http.get(path, timeout=3.0)).raise_for_status().json()
+
+    async def tell(self, path: str, told: dict[str, Any]) -> None:
+        """Raises httpx.HTTPError."""
+        (await self._http.post(path, json=told, timeout=3.0)).raise_for_status()
 
     async def text(self, path: str) -> str:
         """Raises httpx.HTTPError."""
@@ -65,7 +72,7 @@ class Relay:
 class _Passed(StreamingResponse):
     def __init__(self, answer: httpx.Response, ended: Callable[[], None]) -> None:
         headers = {name: value for name, value in answer.headers.items() if name in _PASSED}
-        super().__init__(answer.aiter_raw(), status_code=answer.status_code, headers=headers)
+        super().__init__(_parts(answer), status_code=answer.status_code, headers=headers)
         self._answer, self._ended = answer, ended
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -74,3 +81,18 @@ class _Passed(StreamingResponse):
         finally:
             self._ended()
             await self._answer.aclose()
+
+
+async def _parts(answer: httpx.Response) -> AsyncIterator[bytes]:
+    """As they come; a stream of events that breaks off says so in one more."""
+    try:
+        async for part in answer.aiter_raw():
+            yield part
+    except httpx.TransportError as error:
+        if not answer.headers.get("content-type", "").startswith("text/event-stream"):
+            raise
+        yield b"\n\ndata: " + json.dumps(_silent(error).body).encode() + b"\n\n"
+
+
+def _silent(error: httpx.HTTPError) -> ApiError:
+    return ApiError(f"the server behind this one does not answer: {error!r}", status=502)

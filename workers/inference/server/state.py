@@ -1,4 +1,4 @@
-"""What an engine and its requests look like from outside: EngineState, RequestTold and Summary from live objects.
+"""What an engine and its requests look like from outside: EngineState and RequestTold from live objects.
 
 Reads; changes nothing. Called in the engine's thread, between two steps.
 """
@@ -6,16 +6,15 @@ Reads; changes nothing. Called in the engine's thread, between two steps.
 from __future__ import annotations
 
 import time
-from collections import Counter, deque
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
-from workers.contracts.serving import EngineState, RequestTold, Summary
+from workers.contracts.serving import EngineState, RequestTold
 from workers.inference.blocks import BlockPool
 from workers.inference.engine import Engine
 from workers.inference.request import Request
+from workers.inference.server.ended import later
 
 _LISTED = 256  # requests of each kind in one state
-_REMEMBERED = 100_000  # latencies that percentiles are of: the newest
 
 
 def engine_state(
@@ -41,17 +40,11 @@ def engine_state(
 def merged(states: Sequence[EngineState]) -> EngineState:
     """Several replicas' as one, by the clock of the first."""
     first = states[0]
-    requests = [_later(each, by_s=first.now_s - state.now_s) for state in states for each in state.requests]
+    requests = [later(each, by_s=first.now_s - state.now_s) for state in states for each in state.requests]
     sums = {
         name: sum(getattr(each, name) for each in states) for name in ("running", "waiting", "blocks", "used", "ended")
     }
     return first.model_copy(update={**sums, "map": "".join(each.map for each in states), "requests": requests})
-
-
-def _later(request: RequestTold, *, by_s: float) -> RequestTold:
-    times = {name: getattr(request, name) for name in ("added_s", "admitted_s", "first_token_s", "ended_s")}
-    moved = {name: max(0.0, at_s + by_s) for name, at_s in times.items() if at_s is not None}
-    return request.model_copy(update=moved)
 
 
 def block_map(pool: BlockPool) -> str:
@@ -97,47 +90,3 @@ def told(request: Request, name: str, *, since_s: float) -> RequestTold:
             "finish": request.finish,
         }
     )
-
-
-class Ended:
-    """All requests that ended so far, as far as a summary needs them."""
-
-    def __init__(self) -> None:
-        self._finishes: Counter[str] = Counter()
-        self._prompt = self._shared = self._new = 0
-        self._ttft_s: deque[float] = deque(maxlen=_REMEMBERED)
-        self._tpot_s: deque[float] = deque(maxlen=_REMEMBERED)
-        self._last: deque[RequestTold] = deque(maxlen=32)
-
-    def add(self, request: RequestTold) -> None:
-        self._finishes[request.finish or "aborted"] += 1
-        self._prompt += request.prompt_tokens
-        self._shared += request.shared_tokens
-        self._new += request.new_tokens
-        self._last.append(request)
-        first, last = request.first_token_s, request.ended_s
-        if first is not None:
-            self._ttft_s.append(first - request.added_s)
-            if last is not None and request.new_tokens > 1:
-                self._tpot_s.append((last - first) / (request.new_tokens - 1))
-
-    def summary(self, *, seconds: float) -> Summary:
-        return Summary(
-            requests=sum(self._finishes.values()),
-            prompt_tokens=self._prompt,
-            new_tokens=self._new,
-            shared_tokens=self._shared,
-            seconds=seconds,
-            ttft_s=percentiles(self._ttft_s),
-            tpot_s=percentiles(self._tpot_s),
-            finishes=dict(self._finishes),
-            last=list(self._last),
-        )
-
-
-def percentiles(seconds: Iterable[float]) -> dict[str, float] | None:
-    """The least value that so many of a hundred do not exceed; None of nothing."""
-    ordered = sorted(seconds)
-    if not ordered:
-        return None
-    return {f"p{share}": ordered[-(-share * len(ordered) // 100) - 1] for share in (50, 90, 99)}

@@ -13,7 +13,8 @@ from workers.inference.engine import Engine
 from workers.inference.liveness import COMPUTES, IDLES, show_layers
 from workers.inference.measure import Measure
 from workers.inference.request import Request
-from workers.inference.server.state import Ended, told
+from workers.inference.server.ended import Ended
+from workers.inference.server.state import told
 from workers.metrics.beacon import Beacon
 from workers.metrics.recorder import Recorder
 

@@ -44,11 +44,14 @@ def weights(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 class Serving:
-    """A serve run in a thread; `stop()` asks for its end by control.json and gives its outcome."""
+    """A serve run in a thread a rank, each with a run directory of its own as on nodes of their own; `ask` asks for its
+    end by control.json, `ended` gives its outcome."""
 
     def __init__(self, folder: Path, weights: Path, *, ranks: int = 1, **body: Any) -> None:
         self.folder = folder
-        folder.mkdir(parents=True, exist_ok=True)
+        self._folders = [folder, *(folder / f"node-{rank}" for rank in range(1, ranks))]
+        for each in self._folders:
+            each.mkdir(parents=True, exist_ok=True)
         plan = {"dp": ranks, "global_batch_size": ranks}
         spec = {"kind": "serve", "model": {"path": str(weights)}, "plan": plan, "serve": body}
         (folder / "spec.json").write_text(json.dumps(spec))
@@ -63,7 +66,7 @@ class Serving:
         self.http = httpx.Client(base_url=self.url, timeout=20, trust_env=False)
 
     def _run(self, rank: int, ranks: int) -> None:
-        around = Surroundings(rank, ranks, rank, ranks, "9", 1, FENCE, "127.0.0.1", self.folder)
+        around = Surroundings(rank, ranks, rank, ranks, "9", 1, FENCE, "127.0.0.1", self._folders[rank])
         try:
             outcome: Outcome | BaseException = run_serve(load_run(self.folder / "spec.json"), around)
         except BaseException as error:
@@ -87,7 +90,7 @@ class Serving:
         return self.until(lambda: next((each["data"] for each in self.lines("events") if each["type"] == kind), None))
 
     def lines(self, name: str, rank: int = 0) -> list[dict[str, Any]]:
-        path = self.folder / f"rank-{rank}" / f"{name}.jsonl"
+        path = self._folders[rank] / f"rank-{rank}" / f"{name}.jsonl"
         return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
 
     def until(self, ask: Any, seconds: float = 30) -> Any:
@@ -101,7 +104,8 @@ class Serving:
         raise AssertionError(f"not within {seconds} s; outcome {self.outcome!r}, events {self.lines('events')}")
 
     def ask(self, action: str = "stop", *, grace_s: float = 10) -> None:
-        (self.folder / "control.json").write_text(json.dumps({"action": action, "id": 1, "grace_s": grace_s}))
+        for each in self._folders:
+            (each / "control.json").write_text(json.dumps({"action": action, "id": 1, "grace_s": grace_s}))
 
     def ended(self) -> Outcome | BaseException | None:
         for thread in self._threads:

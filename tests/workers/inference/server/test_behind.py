@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import json
 import os
 import textwrap
 import threading
+import time
 from typing import Any
 
 import openai
 import pytest
 
+from workers.contracts.serving import RequestTold, Summary
+from workers.inference.server.ended import Ended
 from workers.inference.server.errors import ApiError
 from workers.inference.server.fleet import Fleet, Replica
+from workers.inference.server.others import Others
+from workers.inference.surroundings import Surroundings
 
 VLLM = """
     import json, sys
@@ -53,10 +59,10 @@ def test_requests_go_where_their_beginning_is_known_and_the_answers_come_back(ma
     addresses: dict[int, tuple[str, int]] = {}
     both = threading.Barrier(2, timeout=30)
 
-    def meet(at: tuple[str, int]) -> list[tuple[str, int]]:
-        addresses[len(addresses)] = at
+    def meet(at: tuple[str, int], around: Surroundings) -> list[tuple[str, int]]:
+        addresses[around.rank] = at
         both.wait()
-        return [at, next(each for each in addresses.values() if each != at)]
+        return [addresses[0], addresses[1]]
 
     monkeypatch.setattr("workers.inference.serve.meet", meet)
     serving = made(ranks=2, max_seqs=4)
@@ -72,14 +78,40 @@ def test_requests_go_where_their_beginning_is_known_and_the_answers_come_back(ma
     ]
     assert cached == [48, 48, 48], "each on the replica that had computed it"
     assert {len(serving.lines("requests", rank)) for rank in (0, 1)} == {2, 3}
+    for prompt in (one, two):  # whoever asks is gone before anything has come back, from either replica
+        with pytest.raises(openai.APITimeoutError):
+            client.with_options(timeout=0.05).completions.create(prompt=prompt, **{**long, "max_tokens": 200})
     state = serving.settled()
-    assert state.used == 0 and len(state.map) == state.blocks and len(state.requests) == 5
+    assert state.used == 0 and len(state.map) == state.blocks and len(state.requests) == 7
     with pytest.raises(openai.BadRequestError):
         client.completions.create(prompt=[999], **long)
     serving.ask()
-    assert serving.ended().exit_class == "ok"
-    summary = serving.event("served")
-    assert summary["requests"] == 5 and summary["new_tokens"] == 300, "of all replicas"
+    outcome = serving.ended()
+    assert outcome.exit_class == "ok" and "after 7 requests" in outcome.reason
+    summary = Summary.model_validate(serving.event("served"))
+    assert summary.finishes == {"length": 5, "aborted": 2} and summary.silent == 0, "of all replicas, on any node"
+    assert 300 < summary.new_tokens < 700 and summary.ttft_s is not None and len(summary.last) == 7
+
+
+def test_of_a_replica_that_was_killed_the_lines_on_this_node_count(tmp_path):
+    for rank in (2, 4):
+        (tmp_path / f"rank-{rank}").mkdir()
+    path = tmp_path / "rank-2" / "requests.jsonl"
+    line = {"id": "x", "state": "ended", "added_s": 1, "first_token_s": 2, "ended_s": 4, "finish": "length",
+            "prompt_tokens": 3, "new_tokens": 5, "max_new_tokens": 5}  # fmt: skip
+    path.write_text(json.dumps({**line, "id": "of an earlier attempt"}) + "\n")
+    others, ended = Others(tmp_path, [2, 4, 6]), Ended()
+    with open(path, "a") as file:
+        file.write(json.dumps(line) + "\n" + '{"id": "y", "sta')
+    theirs = Ended()
+    theirs.add(RequestTold.model_validate(line))
+    others.hear(theirs.tally(rank=4, seconds=9.0))
+    with pytest.raises(ValueError, match="rank 5 leads no other replica"):
+        others.hear(theirs.tally(rank=5, seconds=9.0))
+    assert others.add_to(ended, since_s=time.perf_counter() - 20) == 1, "of rank 6 nothing is known"
+    summary = ended.summary(seconds=1)
+    assert (summary.requests, summary.new_tokens, summary.ttft_s) == (2, 10, {"p50": 1.0, "p90": 1.0, "p99": 1.0})
+    assert [round(each.ended_s or 0) for each in summary.last] == [4, 15], "by the clock of the first"
 
 
 def test_a_busy_replica_is_passed_over_and_full_ones_refuse():

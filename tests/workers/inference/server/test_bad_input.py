@@ -1,0 +1,152 @@
+"""Whatever a client sends: OpenAI's error, the right status, a server that goes on, and nothing kept or given away."""
+
+from __future__ import annotations
+
+import json
+import pickle
+import socket
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import tokenizers
+
+from tests.workers.inference.server.conftest import TEMPLATE, Serving
+from tests.workers.inference.untrained import untrained_folder
+from workers.inference.main import main
+
+ASKED: dict[str, dict[str, Any]] = {
+    "/v1/completions": {"prompt": "ab", "max_tokens": 2},
+    "/v1/chat/completions": {"messages": [{"role": "user", "content": "ab"}], "max_tokens": 2},
+}
+FIELDS = [
+    "model", "stream", "stream_options", "n", "max_tokens", "temperature", "top_p", "stop", "seed", "presence_penalty",
+    "frequency_penalty", "logprobs", "logit_bias", "response_format", "prompt", "echo", "best_of", "suffix", "messages",
+    "max_completion_tokens", "top_logprobs", "top_k", "min_p", "repetition_penalty", "ignore_eos", "regex", "grammar",
+    "priority", "no_such_field",
+]  # fmt: skip
+VALUES = [-1, 1.5, 1e999, -1e999, 10**4000, True, [], [1], {"a": 1}, 5e-324, 2**63, "\ud800", "y" * 3000]
+
+
+@pytest.fixture(scope="module")
+def bytewise(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Serving]:
+    """A model whose tokens are bytes, by a tokenizer of its own and with a chat template."""
+    weights = Path(tmp_path_factory.mktemp("secret")) / "bytewise"
+    weights.mkdir()
+    untrained_folder(weights)
+    words = tokenizers.ByteLevelBPETokenizer()
+    words.train_from_iterator(["ab"], vocab_size=256)
+    words.save(str(weights / "tokenizer.json"))
+    (weights / "tokenizer_config.json").write_text(json.dumps({"chat_template": TEMPLATE, "eos_token": "!"}))
+    made = Serving(tmp_path_factory.mktemp("run"), weights, max_seqs=4, max_waiting=8, kv_blocks=24)
+    yield made
+    made.ask()
+    assert made.ended().exit_class == "ok"  # type: ignore[union-attr]
+
+
+def told(serving: Serving, path: str, content: str | bytes | dict[str, Any]) -> tuple[int, dict[str, Any]]:
+    """Status and error; an answer of 200 has none."""
+    answer = serving.http.post(path, content=json.dumps(content) if isinstance(content, dict) else content)
+    if answer.status_code == 200:
+        assert '"error"' not in answer.text
+        return 200, {}
+    error = answer.json()["error"]
+    assert set(error) == {"message", "type", "param", "code"} and len(error["message"]) <= 1000
+    assert "secret" not in error["message"], "where weights lie is no client's business"
+    return answer.status_code, error
+
+
+@pytest.mark.parametrize("path", ASKED)
+def test_absurd_values_of_every_field_are_told(bytewise, path):
+    for field in FIELDS:
+        for value in VALUES:
+            status, error = told(bytewise, path, {**ASKED[path], field: value})
+            assert status in (200, 400, 404), (field, str(value)[:40], error)
+    assert told(bytewise, path, {**ASKED[path], "model": "gpt-9"})[1]["code"] == "model_not_found"
+    for field in ("echo", "stop", "model", "logit_bias", "response_format", "user"):
+        for deep in (900, 960, 100_000):
+            body = json.dumps(ASKED[path])[:-1] + f', "{field}": {"[" * deep}{"]" * deep}}}'
+            assert told(bytewise, path, body)[0] in (200, 400, 404)
+    assert bytewise.settled().used == 0
+
+
+@pytest.mark.parametrize(
+    ("asked", "param"),
+    [
+        ({"prompt": "a" * 96}, "prompt"), ({"prompt": [10**4000]}, "prompt"), ({"prompt": ["a"] * 2049}, "prompt"),
+        ({"stop": "x" * 1001}, "stop"), ({"repetition_penalty": 1e-40}, "repetition_penalty"),
+        ({"logit_bias": {"1": 10**400}}, "logit_bias"),
+        ({"response_format": {"type": "json_schema", "json_schema": {"schema": None}}}, "response_format"),
+        ({"regex": "((a?){60}){60}a{60}"}, "regex"),  # its reader gives up at the first token
+        ({"grammar": "start: start"}, "grammar"),
+    ],
+)  # fmt: skip
+def test_what_would_harm_others_is_refused_by_name(bytewise, asked, param):
+    status, error = told(bytewise, "/v1/completions", {"prompt": "a", **asked})
+    assert status == 400 and error["param"] == param, error
+
+
+def test_a_form_that_grows_beyond_its_reader_ends_its_own_answer_alone(bytewise, monkeypatch):
+    """As where the reader's limits are reached in the middle of an answer."""
+    monkeypatch.setattr(
+        "workers.inference.constrain.guide.Guide.take", lambda self, token: setattr(self, "_lost", True)
+    )
+    assert told(bytewise, "/v1/completions", {"prompt": "a", "regex": "[ab]{9}", "max_tokens": 9})[0] == 200
+    monkeypatch.undo()
+    answer = bytewise.client().completions.create(
+        model="bytewise", prompt="a", max_tokens=9, extra_body={"regex": "[ab]{9}"}
+    )
+    assert set(answer.choices[0].text) <= set("ab") and len(answer.choices[0].text) == 9
+
+
+def test_a_template_that_refuses_does_not_say_where_it_lies(bytewise):
+    asked = {"messages": [{"role": "nobody", "content": "a"}]}
+    status, error = told(bytewise, "/v1/chat/completions", asked)
+    assert (status, error["code"]) == (400, "chat_template") and "bytewise: its chat template" in error["message"]
+
+
+def test_bodies_that_are_none(bytewise):
+    bodies = [
+        b"", b"{", b"null", b"[]", b"\xff\xfe", b'{"prompt": "\xed\xa0\x80"}', b'{"prompt": "\\ud800"}', b"\x00" * 9,
+        b'{"prompt": "a", "seed": 1' + b"0" * 5000 + b"}", json.dumps({"prompt": "a"}).encode("utf-16"),
+    ]  # fmt: skip
+    for body in bodies:
+        assert told(bytewise, "/v1/completions", body)[0] == 400, body[:20]
+    assert told(bytewise, "/v1/completions", b'{"prompt": "' + b"x" * (33 << 20) + b'"}')[0] == 413
+    for sent in (b"", b'{"prompt"'):  # and a client that goes before all of it has come
+        with socket.create_connection(tuple(bytewise.url[7:].split(":")), timeout=10) as line:  # type: ignore[arg-type]
+            line.sendall(b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 99\r\n\r\n" + sent)
+    assert bytewise.http.get("/health").json() == {"status": "ok"} and bytewise.settled().used == 0
+
+
+class Evil:
+    def __init__(self, mark: str) -> None:
+        self.mark = mark
+
+    def __reduce__(self) -> Any:
+        return open, (self.mark, "w")
+
+
+@pytest.mark.parametrize(
+    ("name", "says"),
+    [
+        ("model.safetensors", "no whole safetensors file"), ("config.json", "config.json is not JSON"),
+        ("tokenizer.json", "tokenizer.json cannot be read"), ("generation_config.json", "is not JSON"),
+        ("model.gguf", "no whole GGUF file"), ("pytorch_model.bin", "is a pickle file"),
+    ],
+)  # fmt: skip
+def test_a_pickle_in_the_place_of_weights_ends_the_run_and_is_not_run(name, says, tmp_path, capsys):
+    weights = tmp_path / "weights"
+    weights.mkdir()
+    untrained_folder(weights)
+    (weights / name).write_bytes(pickle.dumps(Evil(str(tmp_path / "ran"))))
+    if name == "pytorch_model.bin":
+        (weights / "model.safetensors").unlink()
+    path = weights / name if name == "model.gguf" else weights
+    (tmp_path / "run.json").write_text(json.dumps({"kind": "serve", "model": {"path": str(path)}, "serve": {}}))
+    assert main(["--spec", str(tmp_path / "run.json"), "--dir", str(tmp_path / "run")]) == 64
+    assert says in capsys.readouterr().err and not (tmp_path / "ran").exists()
+    assert json.loads((tmp_path / "run/rank-0/exit.json").read_text())["class"] == "user_error"
+    events = tmp_path / "run/rank-0/events.jsonl"
+    assert not events.exists() or "serving" not in events.read_text()

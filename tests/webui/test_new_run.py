@@ -17,6 +17,7 @@ from orchestrator.runs.models import Run
 from tests import factories
 from webui.forms.spec_fields import FIELDS
 from webui.forms.spec_form import read, spec_of, values_of
+from webui.forms.verdict import amounts
 from webui.views.new_run import START
 from workers.contracts import RunSpec
 
@@ -246,15 +247,13 @@ def test_a_run_without_a_name_is_called_by_kind_and_model(owner: User) -> None:
 
 
 @pytest.mark.django_db
-@pytest.mark.parametrize(
-    ("changes", "says"),
-    [
-        ({"train.compile": "on", "plan.recompute": "auto"}, "does not run recompute auto compiled yet"),
-    ],
-)
-def test_what_the_engine_does_not_run_yet_is_told_before(owner: User, changes: dict[str, str], says: str) -> None:
-    page = factories.client_for(owner).post("/runs/check/", form_of(START, **changes)).content.decode()
-    assert says in html.unescape(page) and "Ready to submit" in page
+def test_what_the_engine_does_not_run_is_told_before(owner: User) -> None:
+    client = factories.client_for(owner)
+    both = form_of(START, **{"train.compile": "on", "plan.recompute": "auto"})
+    page = html.unescape(client.post("/runs/check/", both).content.decode())
+    assert "1 thing to put right" in page and "a compiled block has fused them" in page
+    notes = amounts({"kind": "train", "train": {"steps": 1, "seq_len": 8, "objective": "sft"}}, [], fleet_devices=1)
+    assert "does not run sft yet" in notes["notes"][0]
 
 
 @pytest.mark.django_db

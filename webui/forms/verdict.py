@@ -65,7 +65,7 @@ def amounts(spec: Mapping[str, Any], problems: list[dict[str, str]], *, fleet_de
     if run.benchmark is not None:
         facts += _benchmark(run)
     facts.append(("Devices", f"{devices} of the fleet's {fleet_devices}" if fleet_devices else f"{devices}"))
-    if run.kind in ("train", "benchmark") and (beyond := beyond_engine(run)):
+    if not problems and run.kind in ("train", "benchmark") and (beyond := beyond_engine(run)):
         notes.append(
             f"Orrery's engine does not run {words.listed(beyond)} yet: the run would end at its start and say so. "
             f"It runs {ENGINE_RUNS}."

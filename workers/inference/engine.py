@@ -229,7 +229,7 @@ class Engine:
             text = self._texts.setdefault(request, GrowingText(self._decode, asked.stop))
             request.finish = "stop" if text.add(drawn.token) else None
         if request.finish is None and request.guide is not None and request.guide.complete:
-            request.finish = "stop"
+            request.finish = "length" if request.guide.lost else "stop"
         if request.finish is None and len(request.new_tokens) >= asked.max_new_tokens:
             request.finish = "length"
 

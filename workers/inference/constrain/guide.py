@@ -85,12 +85,12 @@ class Guides:
 
 class Guide:
     """`take` every token of the answer; `allowed` says what may come next. `complete` when nothing may, and where the
-    form has grown beyond what its reader follows, which ends the answer and not the engine."""
+    form has grown beyond what its reader follows (`lost`), which ends the answer and not the engine."""
 
     def __init__(self, matcher: LLMatcher, vocab: int) -> None:
         self._matcher, self._vocab = matcher, vocab
         self._now: NDArray[np.bool_] | None = None  # the mask of the present place
-        self._lost = False
+        self.lost = False
 
     def allowed(self, draft: Sequence[int] = ()) -> Tensor | None:
         """Bool `[V]`, after so many drafted tokens; None where these are not allowed themselves, or end the answer."""
@@ -105,11 +105,11 @@ class Guide:
 
     def take(self, token: int) -> None:
         self._now = None
-        self._lost = self._lost or not self._matcher.consume_token(token)
+        self.lost = self.lost or not self._matcher.consume_token(token)
 
     @property
     def complete(self) -> bool:
-        return self._lost or bool(self._matcher.is_stopped()) or not self._next().any()
+        return self.lost or bool(self._matcher.is_stopped()) or not self._next().any()
 
     def wrong(self) -> str:
         """Why no answer can begin: the form's reader gives up at once, or the model's tokens do not spell it."""
@@ -123,7 +123,7 @@ class Guide:
 
     def copy(self) -> Guide:
         found = Guide(self._matcher.deep_copy(), self._vocab)
-        found._now, found._lost = self._now, self._lost
+        found._now, found.lost = self._now, self.lost
         return found
 
     def _next(self) -> NDArray[np.bool_]:

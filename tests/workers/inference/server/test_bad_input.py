@@ -89,10 +89,11 @@ def test_what_would_harm_others_is_refused_by_name(bytewise, asked, param):
 
 def test_a_form_that_grows_beyond_its_reader_ends_its_own_answer_alone(bytewise, monkeypatch):
     """As where the reader's limits are reached in the middle of an answer."""
-    monkeypatch.setattr(
-        "workers.inference.constrain.guide.Guide.take", lambda self, token: setattr(self, "_lost", True)
-    )
-    assert told(bytewise, "/v1/completions", {"prompt": "a", "regex": "[ab]{9}", "max_tokens": 9})[0] == 200
+    asked = {"prompt": "a", "regex": "[ab]{9}", "max_tokens": 9}
+    monkeypatch.setattr("workers.inference.constrain.guide.Guide.take", lambda self, token: setattr(self, "lost", True))
+    assert told(bytewise, "/v1/completions", asked)[0] == 200
+    cut = bytewise.http.post("/v1/completions", json=asked).json()
+    assert (cut["usage"]["completion_tokens"], cut["choices"][0]["finish_reason"]) == (1, "length")
     monkeypatch.undo()
     answer = bytewise.client().completions.create(
         model="bytewise", prompt="a", max_tokens=9, extra_body={"regex": "[ab]{9}"}

@@ -24,7 +24,7 @@ from workers.contracts.plan import ParallelPlan
 _MOST = 1_000_000  # plans looked at: an answer while one waits
 _RANKED = 200  # of the fastest, among which one has to run
 # pipedream updates with stale gradients, which changes what is learned: only for those who ask for it by name
-_SYNCHRONOUS = tuple(name for name in SCHEDULE if name != "pipedream")
+SYNCHRONOUS = tuple(name for name in SCHEDULE if name != "pipedream")
 _MICRO_BATCHES = (1, 2, 4, 8, 16, 32, 64)  # tried where no batch is given
 
 
@@ -58,13 +58,13 @@ def resolve_auto(
     """
     both = _within(dict(fix or {}), dict(allowed or {}))
     if not {"schedule", "weight_stashing", "vertical_sync"} & both.keys():
-        both["schedule"] = _SYNCHRONOUS
+        both["schedule"] = SYNCHRONOUS
     parameters = columns_for([scene.request(ParallelPlan())], calibration)
-    batch = scene.workload.global_batch_size
+    batch, top = scene.workload.global_batch_size, _RANKED if runs else 1
     if batch is not None:
-        found = search(scene, fix=both, parameters=parameters, top=_RANKED if runs else 1, most=_MOST)
+        found = search(scene, fix=both, parameters=parameters, top=top, most=_MOST)
     else:
-        found = _best_batch(scene, both, parameters, top=_RANKED if runs else 1)
+        found = _best_batch(scene, both, parameters, top=top)
     return _choice(scene, found, _first(found, runs), given_batch=batch is not None)
 
 

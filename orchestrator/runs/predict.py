@@ -6,14 +6,15 @@ Pure: knows specs, a venue and the planner; reads no database.
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 from orchestrator.planner import ask
 from orchestrator.planner.advice import Change, advise
-from orchestrator.planner.auto import Choice, resolve_auto
+from orchestrator.planner.auto import SYNCHRONOUS, Choice, resolve_auto
 from orchestrator.planner.axes import AXES
 from orchestrator.planner.frameworks import Framework, framework
-from orchestrator.planner.inputs import SCHEDULE, Request
+from orchestrator.planner.inputs import Request
 from orchestrator.planner.requests import Scene, Workload
 from orchestrator.runs.venue import Venue
 from workers.contracts import ModelSpec, ParallelPlan, Problem, RunSpec
@@ -75,15 +76,11 @@ def choose(spec: RunSpec, venue: Venue, devices: int) -> Choice:
     halves = (each for each in ("bf16", "fp16") if gpu and venue.entry.supports(each) and each in runs)
     allowed["precision"] = next(halves, "fp32")
     batch = devices * (spec.train.accumulate or 1)
-    if spec.train.compile:  # what a compiled block cannot do at all; the rest is `runs`
+    if spec.train.compile:  # what a compiled block cannot do at all; the rest is `_runs`
         allowed["recompute"] = tuple(each for each in allowed["recompute"] if each != "auto")
-        allowed["schedule"] = tuple(each for each in SCHEDULE if each not in (*SPLIT_BACKWARD, "pipedream"))
-
-    def goes(plan: ParallelPlan) -> bool:
-        return not combination_problems(spec.model_copy(update={"plan": plan}))
-
+        allowed["schedule"] = tuple(each for each in SYNCHRONOUS if each not in SPLIT_BACKWARD)
     scene = _scene(spec, spec.shape, venue, devices, batch)
-    return resolve_auto(scene, allowed=allowed, calibration=venue.calibration, runs=goes)
+    return resolve_auto(scene, allowed=allowed, calibration=venue.calibration, runs=partial(_runs, spec))
 
 
 def predict(spec: RunSpec, plan: ParallelPlan, venue: Venue) -> Prediction | None:
@@ -130,12 +127,13 @@ def _device(entry: Device) -> str | dict[str, Any]:
 
 def _advice(spec: RunSpec, request: Request, venue: Venue) -> list[Change]:
     """Changes that the engine can run, on devices that the pool has first."""
-
-    def runs(plan: ParallelPlan) -> bool:
-        return not plan_beyond_engine(plan) and not combination_problems(spec.model_copy(update={"plan": plan}))
-
-    found = [each for each in advise(request, venue.calibration) if runs(each.plan)]
+    found = [each for each in advise(request, venue.calibration) if _runs(spec, each.plan)]
     return found[:_MOST_ADVICE]
+
+
+def _runs(spec: RunSpec, plan: ParallelPlan) -> bool:
+    """Whether the engine runs such a plan with what else the spec asks for."""
+    return not plan_beyond_engine(plan) and not combination_problems(spec.model_copy(update={"plan": plan}))
 
 
 def _field(change: Change) -> str:

@@ -57,7 +57,7 @@ def reads_bytes(path: Path) -> bool:
     """
     where = place(path)
     if not where.exists():
-        raise WeightsError(f"{where} does not exist; give a Hugging Face folder, a checkpoint's folder or a .gguf file")
+        raise no_weights(where)
     if where.suffix == ".gguf":
         table = read_gguf_header(where).tensors.get("token_embd.weight")
         return table is not None and table.shape[:1] == (_BYTES,)

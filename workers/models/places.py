@@ -47,9 +47,13 @@ def place(path: Path) -> Path:
     return files[0] if files else path
 
 
-def no_weights(folder: Path) -> WeightsError:
+def no_weights(path: Path) -> WeightsError:
+    """For a path that is none, or a folder without any."""
+    if not path.exists():
+        says = "does not exist; give a Hugging Face folder, a checkpoint's folder or a .gguf file"
+        return WeightsError(f"{path} {says}")
     says = "holds neither a config.json (Hugging Face) nor a manifest.json (a checkpoint)"
-    return WeightsError(f"{folder} {says}; give a folder of one of them, or a .gguf file")
+    return WeightsError(f"{path} {says}; give a folder of one of them, or a .gguf file")
 
 
 def _in_package(package: str) -> Path:

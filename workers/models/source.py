@@ -33,7 +33,7 @@ def open_weights(path: Path) -> Weights:
         refuse_pickles(list(path.iterdir()), str(path))
         raise no_weights(path)
     if not path.exists():
-        raise WeightsError(f"{path} does not exist; give a Hugging Face folder, a checkpoint's folder or a .gguf file")
+        raise no_weights(path)
     refuse_pickles([path], str(path.parent))
     if path.suffix == ".gguf":
         return GgufFile(path)

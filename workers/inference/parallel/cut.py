@@ -41,7 +41,8 @@ class Cut:
     def of(self, whole: Tensor) -> Tensor:
         if self.axis is None:
             return whole if self.index == 0 else torch.zeros_like(whole)
-        return whole.tensor_split(self.parts, self.axis)[self.index].contiguous()
+        start, stop = self.span(whole.shape[self.axis])
+        return whole.narrow(self.axis, start, stop - start).contiguous()
 
     def span(self, size: int) -> tuple[int, int]:
         """Which of `size` places along the axis."""

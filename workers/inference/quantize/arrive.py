@@ -12,18 +12,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from workers.contracts.rounding import GROUPS, group_for, linear_widths
+from workers.contracts.rounding import group_for, linear_widths
 from workers.inference.parallel.cut import Parts
-from workers.inference.quantize.linears import (
-    Fp8Linear,
-    Int4Linear,
-    Int8ActivationsLinear,
-    Int8Linear,
-    LowRankLinear,
-    QuantisedLinear,
-)
 from workers.inference.quantize.share import check_shape
-from workers.inference.quantize.swap import QuantisedExperts, linears_of, packs_of, put
+from workers.inference.quantize.swap import linears_of, packs_of, put, put_packed
 from workers.models.decoder import Decoder
 from workers.models.errors import WeightsError
 from workers.models.experts import StackedLinear
@@ -56,10 +48,7 @@ class Linears:
                 packed = self._rounded(name, module, dtype, device, seed)
             for each in packed:
                 check_shape(each, f"{name}.weight", module.weight.shape, self.weights.where if self.weights else "")
-            stacked = isinstance(module, StackedLinear)
-            biases = [bias] if not stacked else [None] * len(packed) if bias is None else list(bias.unbind())
-            layers = [layer_of(each, own, dtype, device) for each, own in zip(packed, biases, strict=True)]
-            put(self.decoder, name, QuantisedExperts(layers) if stacked else layers[0])
+            put_packed(self.decoder, name, module, packed, bias, dtype, device)
 
     def _packed(self, name: str) -> list[Packed] | None:
         found: list[Packed] | None = None if self.kind is not None else self.weights.packed(name)  # type: ignore[union-attr]
@@ -99,20 +88,3 @@ def taken_out(decoder: Decoder, weights: Weights | None, kind: str | None) -> Li
     for name, _ in out:
         put(decoder, name, nn.Identity())
     return Linears(decoder, weights, kind, group, out)
-
-
-def layer_of(packed: Packed, bias: Tensor | None, dtype: torch.dtype, device: torch.device) -> QuantisedLinear:
-    """A layer that computes with a published weight as it is; scales are rounded to the run's precision."""
-    codes, scales = packed.codes.to(device), packed.scales.to(device)
-    if packed.kind == "int4":
-        assert packed.zeros is not None
-        order = None if packed.order is None else packed.order.to(device)
-        # one group of all inputs may be of any size: it is a group of whole chunks that is not full
-        whole = packed.group >= len(codes) and packed.group not in GROUPS
-        group = -(-packed.group // 128) * 128 if whole else packed.group
-        return Int4Linear(codes, scales.to(dtype), packed.zeros.to(device), group, bias, order=order)
-    if packed.kind == "low-rank":
-        return LowRankLinear(codes.to(dtype), scales.to(dtype), bias)
-    if packed.kind == "fp8":
-        return Fp8Linear(codes, scales, dtype, bias)
-    return (Int8ActivationsLinear if packed.kind == "w8a8" else Int8Linear)(codes, scales.to(dtype), bias)

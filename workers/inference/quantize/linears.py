@@ -13,6 +13,7 @@ from torch.nn import functional
 from kernels import fp8_matmul, int4_matmul, quantize_1x128, quantize_128x128
 from kernels.int4.pack import check_group, packed, unpack
 from kernels.int8 import int8_matmul, quantize_int8
+from workers.contracts.rounding import GROUPS
 from workers.models.hf.packed import Packed
 
 GROUP = 128
@@ -208,13 +209,24 @@ def packed_as(kind: str, weight: Tensor, group: int = GROUP) -> Packed:
 
 def rounded(weight: Tensor, kind: str, *, bias: Tensor | None = None, group: int = GROUP) -> QuantisedLinear:
     """The layer of `weight [N, K]` by rounding to the nearest: kind is int8, w8a8, int4 or fp8. Raises ValueError."""
-    packed = packed_as(kind, weight, group)
-    if kind == "int4":
+    return layer_of(packed_as(kind, weight, group), bias, weight.dtype, weight.device)
+
+
+def layer_of(packed: Packed, bias: Tensor | None, dtype: torch.dtype, device: torch.device) -> QuantisedLinear:
+    """A layer that computes with a weight in few bits as it is; scales are rounded to the run's precision."""
+    codes, scales = packed.codes.to(device), packed.scales.to(device)
+    if packed.kind == "int4":
         assert packed.zeros is not None
-        return Int4Linear(packed.codes, packed.scales, packed.zeros, group, bias)
-    if kind == "fp8":
-        return Fp8Linear(packed.codes, packed.scales, weight.dtype, bias)
-    return (Int8Linear if kind == "int8" else Int8ActivationsLinear)(packed.codes, packed.scales, bias)
+        order = None if packed.order is None else packed.order.to(device)
+        # one group of all inputs may be of any size: it is a group of whole chunks that is not full
+        whole = packed.group >= len(codes) and packed.group not in GROUPS
+        group = -(-packed.group // 128) * 128 if whole else packed.group
+        return Int4Linear(codes, scales.to(dtype), packed.zeros.to(device), group, bias, order=order)
+    if packed.kind == "low-rank":
+        return LowRankLinear(codes.to(dtype), scales.to(dtype), bias)
+    if packed.kind == "fp8":
+        return Fp8Linear(codes, scales, dtype, bias)
+    return (Int8ActivationsLinear if packed.kind == "w8a8" else Int8Linear)(codes, scales.to(dtype), bias)
 
 
 class LowRankLinear(QuantisedLinear):

@@ -12,17 +12,14 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from kernels import quantize_128x128
-from kernels.int8 import quantize_int8
 from workers.contracts.model import ModelSpec
-from workers.inference.quantize.arrive import layer_of
 from workers.inference.quantize.calibrate import Inputs, Walk
 from workers.inference.quantize.factors import low_rank, rank_for
 from workers.inference.quantize.gptq import gptq
-from workers.inference.quantize.linears import round_groups
+from workers.inference.quantize.linears import packed_as, round_groups
 from workers.inference.quantize.prune import prune_block
 from workers.inference.quantize.scales import awq_scales, fold, folds_of, smooth_scales
-from workers.inference.quantize.swap import QuantisedExperts, put
+from workers.inference.quantize.swap import put_packed
 from workers.models.decoder import Block, Decoder
 from workers.models.experts import StackedLinear
 from workers.models.hf.packed import Packed
@@ -62,17 +59,16 @@ def smaller(
                 made.packed[f"{before}{name}.weight"] = [packed]
                 told = scaled.get(name, {})
                 made.layers.append(_told(before + name, module.weight, packed, seen, told))
-                put(decoder, before + name, layer_of(packed, module.bias, module.weight.dtype, module.weight.device))
+                put_packed(decoder, before + name, module, [packed], module.bias, module.weight.dtype,
+                           module.weight.device)  # fmt: skip
             elif isinstance(module, StackedLinear):
                 if method == "lowrank":
                     continue  # no inputs of single experts are known
                 experts = [_packed(each, "int4" if method in ("awq", "gptq") else method, None, group, keep)
                            for each in module.weight.unbind()]  # fmt: skip
                 made.packed[f"{before}{name}.weight"] = experts
-                biases = [None] * len(experts) if module.bias is None else list(module.bias.unbind())
-                layers = [layer_of(each, own, module.weight.dtype, module.weight.device)
-                          for each, own in zip(experts, biases, strict=True)]  # fmt: skip
-                put(decoder, before + name, QuantisedExperts(layers))
+                put_packed(decoder, before + name, module, experts, module.bias, module.weight.dtype,
+                           module.weight.device)  # fmt: skip
     if method == "prune" and to is not None:
         decoder.spec = to
     return made
@@ -118,12 +114,10 @@ def _packed(weight: Tensor, method: str, seen: Inputs | None, group: int, keep: 
         return gptq(weight, seen.gram, group=group)
     if method in ("awq", "int4"):
         return Packed("int4", *round_groups(weight.float(), group, dtype=torch.float16), group)
-    if method == "fp8":
-        return Packed("fp8", *quantize_128x128(weight.contiguous()))
     if method == "lowrank":
         assert seen is not None
         return low_rank(weight, seen.gram, rank=rank_for(weight, keep))
-    return Packed("int8" if method == "int8" else "w8a8", *quantize_int8(weight))
+    return packed_as(method if method in ("int8", "fp8") else "w8a8", weight.contiguous())
 
 
 def _nearest(weight: Tensor, *, group: int) -> Tensor:

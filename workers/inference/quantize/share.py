@@ -11,11 +11,10 @@ from dataclasses import replace
 
 from torch import Tensor
 
+from kernels.fp8.reference import SIDE
+from workers.contracts.rounding import GROUPS
 from workers.models.errors import WeightsError
 from workers.models.hf.packed import Packed
-
-_SIDE = 128  # of a tile of e4m3
-_SMALLER = (64, 32, 16)  # groups that a layer may have below 128
 
 
 def check_shape(whole: Packed, name: str, wanted: Sequence[int], where: str) -> None:
@@ -51,17 +50,17 @@ def inputs(whole: Packed, start: int, stop: int) -> Packed:
     codes = whole.codes[:, start:stop].contiguous()
     if whole.kind == "int8":
         return replace(whole, codes=codes)
-    if start % _SIDE:  # a row's activations are rounded 128 at a time
-        raise ValueError(f"a share would begin at input {start}, inside a tile of {_SIDE}")
+    if start % SIDE:  # a row's activations are rounded 128 at a time
+        raise ValueError(f"a share would begin at input {start}, inside a tile of {SIDE}")
     return replace(whole, codes=codes, scales=_tiles(whole.scales.T, start, stop).T.contiguous())
 
 
 def _tiles(scales: Tensor, start: int, stop: int) -> Tensor:
     """Of tiles along the first dim those that a share from `start` to `stop` would have of its own."""
-    firsts = range(start, stop, _SIDE)
-    if any(first // _SIDE != (min(first + _SIDE, stop) - 1) // _SIDE for first in firsts):
-        raise ValueError(f"a share from {start} to {stop} would divide tiles of {_SIDE}")
-    return scales[[first // _SIDE for first in firsts]].contiguous()
+    firsts = range(start, stop, SIDE)
+    if any(first // SIDE != (min(first + SIDE, stop) - 1) // SIDE for first in firsts):
+        raise ValueError(f"a share from {start} to {stop} would divide tiles of {SIDE}")
+    return scales[[first // SIDE for first in firsts]].contiguous()
 
 
 def _groups(whole: Packed, start: int, stop: int) -> Packed:
@@ -72,7 +71,7 @@ def _groups(whole: Packed, start: int, stop: int) -> Packed:
     size, group = len(whole.codes), whole.group
     edge = stop if stop < size else 0
     if (finer := math.gcd(group, start, edge)) != group:
-        finer = next((each for each in _SMALLER if finer % each == 0), 0)
+        finer = next((each for each in GROUPS[1:] if finer % each == 0), 0)
     if not finer:
         raise ValueError(f"a share of inputs {start} to {stop} would divide groups of {group}")
     first, last = start // finer, -(-stop // finer)

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from workers.contracts.rounding import group_for as group_for
-from workers.inference.quantize.linears import QuantisedLinear, packed_as, rounded
+from workers.inference.quantize.linears import QuantisedLinear, layer_of, packed_as
 from workers.models.decoder import Decoder
 from workers.models.experts import StackedLinear
 from workers.models.hf.packed import Packed
@@ -50,25 +50,35 @@ def quantise(decoder: Decoder, kind: str) -> None:
     """Every linear of the blocks, by rounding to the nearest, in place. Raises ValueError naming one that cannot be."""
     group = group_for(widths_of(decoder))
     for name, module in list(linears_of(decoder)):
-        put(decoder, name, quantised(module.weight.detach(), module.bias, kind, group=group, name=name))
+        weight = module.weight.detach()
+        dtype, device = weight.dtype, weight.device
+        packs = packs_of(weight, kind=kind, group=group, name=name, dtype=dtype, device=device)
+        put_packed(decoder, name, module, packs, module.bias, dtype, device)
 
 
-def quantised(weight: Tensor, bias: Tensor | None, kind: str, *, group: int, name: str) -> nn.Module:
-    """A linear's `weight [N, K]`, or that of stacked experts `[E, N, K]`."""
-    try:
-        if weight.dim() == 2:
-            return rounded(weight, kind, bias=bias, group=group)
-        biases = [None] * len(weight) if bias is None else list(bias.unbind())
-        pairs = zip(weight.unbind(), biases, strict=True)
-        return QuantisedExperts([rounded(each, kind, bias=own, group=group) for each, own in pairs])
-    except ValueError as error:
-        raise ValueError(f"{name}.weight: {error}") from None
+def put_packed(
+    decoder: Decoder,
+    name: str,
+    module: nn.Linear | StackedLinear,
+    packs: list[Packed],
+    bias: Tensor | None,
+    dtype: torch.dtype,
+    device: torch.device,
+) -> None:
+    """What computes with `packs` in the place of `module`, of stacked experts one each."""
+    if not isinstance(module, StackedLinear):
+        put(decoder, name, layer_of(packs[0], bias, dtype, device))
+        return
+    biases = [None] * len(packs) if bias is None else list(bias.unbind())
+    layers = [layer_of(each, own, dtype, device) for each, own in zip(packs, biases, strict=True)]
+    put(decoder, name, QuantisedExperts(layers))
 
 
 def packs_of(
     weight: Tensor, *, kind: str, group: int, name: str, dtype: torch.dtype, device: torch.device
 ) -> list[Packed]:
-    """The same roundings by themselves, of stacked experts one each; of the weight in `dtype`. Raises ValueError."""
+    """A linear's `weight [N, K]`, or that of stacked experts `[E, N, K]`, rounded as it is in `dtype`: one each. Raises
+    ValueError."""
     weight = weight.to(device, dtype)
     try:
         return [packed_as(kind, each, group) for each in (weight.unbind() if weight.dim() == 3 else (weight,))]

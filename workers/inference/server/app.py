@@ -22,6 +22,7 @@ from workers.inference.server.desk import Desk, Wish
 from workers.inference.server.errors import ApiError
 from workers.inference.server.gone import GONE, unless_gone
 from workers.inference.server.order import Order
+from workers.inference.server.shapes import event
 from workers.inference.server.state import merged
 
 MOST_BYTES = 32 << 20  # of a body
@@ -148,16 +149,12 @@ class _Events(StreamingResponse):
 async def _events(order: Order) -> AsyncIterator[bytes]:
     try:
         async for chunk in order.chunks():
-            yield _event(chunk)
+            yield event(chunk)
     except Exception as error:
         told = error if isinstance(error, ApiError) else _of_engine(error)
-        yield _event(told.body)
+        yield event(told.body)
         return
     yield b"data: [DONE]\n\n"
-
-
-def _event(data: dict[str, Any]) -> bytes:
-    return b"data: " + json.dumps(data, separators=(",", ":")).encode() + b"\n\n"
 
 
 async def state_of(desk: Desk) -> EngineState:

@@ -5,7 +5,6 @@ Knows URLs; reads neither requests nor answers. A client that goes away closes t
 
 from __future__ import annotations
 
-import json
 from collections.abc import AsyncIterator, Callable, Mapping
 from typing import Any
 
@@ -17,6 +16,7 @@ from starlette.types import Receive, Scope, Send
 from workers.contracts.serving import CLIENT_HEADER
 from workers.inference.server.errors import ApiError
 from workers.inference.server.gone import unless_gone
+from workers.inference.server.shapes import event
 
 _CONNECT_S = 5.0
 _PASSED = ("content-type", "retry-after", "cache-control")  # of an answer's headers
@@ -91,7 +91,7 @@ async def _parts(answer: httpx.Response) -> AsyncIterator[bytes]:
     except httpx.TransportError as error:
         if not answer.headers.get("content-type", "").startswith("text/event-stream"):
             raise
-        yield b"\n\ndata: " + json.dumps(_silent(error).body).encode() + b"\n\n"
+        yield b"\n\n" + event(_silent(error).body)
 
 
 def _silent(error: httpx.HTTPError) -> ApiError:

@@ -5,6 +5,7 @@ Shapes only (platform.openai.com/docs/api-reference); knows no HTTP and no engin
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -112,3 +113,8 @@ def _scores(choice: Choice) -> dict[str, Any] | None:
 
 def _scored(token: str, logprob: float) -> dict[str, Any]:
     return {"token": token, "logprob": logprob, "bytes": list(token.encode())}
+
+
+def event(data: dict[str, Any]) -> bytes:
+    """One of a stream: `data: {...}` and an empty line (server-sent events)."""
+    return b"data: " + json.dumps(data, separators=(",", ":")).encode() + b"\n\n"

@@ -8,8 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from workers.inference.quantize.arrive import layer_of
-from workers.inference.quantize.linears import QuantisedLinear, packed_as
+from workers.inference.quantize.linears import QuantisedLinear, layer_of, packed_as
 from workers.inference.quantize.share import inputs, outputs
 from workers.models.hf.packed import Packed
 

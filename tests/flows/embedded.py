@@ -144,9 +144,9 @@ class Orrery:
     def folder(self, run: str, attempt: int = 1) -> Path:
         return self.home / "runs" / run / f"attempt-{attempt}"
 
-    def written(self, run: str, attempt: int = 1) -> int:
-        """Points that the first rank has written on its disk, told to anyone or not."""
-        path = self.folder(run, attempt) / "rank-0" / "points.jsonl"
+    def written(self, run: str, attempt: int = 1, rank: int = 0) -> int:
+        """Points that a rank has written on its disk, told to anyone or not."""
+        path = self.folder(run, attempt) / f"rank-{rank}" / "points.jsonl"
         return path.read_bytes().count(b"\n") if path.exists() else 0
 
     def ranks_of(self, run: str, attempt: int = 1) -> list[int]:

@@ -1,18 +1,23 @@
 """One live socket: who asks, what may they see, what did they miss, and from there on every frame.
 
-Sends only; what a page says on the socket is ignored. Frames come from `hub`.
+Sends only; what a page says on the socket is ignored. Frames come from `hub`. Who was let in is asked for again now
+and then: a token may be revoked, a login ended, a person leave a team.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+from importlib import import_module
 from typing import Any, Final
 from urllib.parse import parse_qs
 
+from channels.auth import get_user
 from channels.db import database_sync_to_async
 from channels.generic.websocket import AsyncWebsocketConsumer
+from django.conf import settings
 from django.contrib.auth.base_user import AbstractBaseUser
+from django.db import DatabaseError
 
 from orchestrator.accounts.selectors import token_user
 from orchestrator.common import live
@@ -24,6 +29,7 @@ from webui.hub import hub
 NOT_LOGGED_IN: Final = 4401
 NOT_FOUND: Final = 4404
 BAD_REQUEST: Final = 4400
+ASKED_AGAIN_S: Final = 30.0
 
 
 class LiveConsumer(AsyncWebsocketConsumer):  # type: ignore[misc]
@@ -34,7 +40,7 @@ class LiveConsumer(AsyncWebsocketConsumer):  # type: ignore[misc]
     async def connect(self) -> None:
         await self.accept()
         self._client = Client(self.base_send)
-        self._pump: asyncio.Task[None] | None = None
+        self._tasks: list[asyncio.Task[None]] = []
         user = await self._user()
         if user is None:
             await self.close(NOT_LOGGED_IN, "Log in first, or send a bearer token in the Authorization header.")
@@ -51,13 +57,13 @@ class LiveConsumer(AsyncWebsocketConsumer):  # type: ignore[misc]
         self.topic = topic
         feed = await hub().join(topic, self._client)
         await self._replay(feed, after, epoch)
-        self._pump = asyncio.create_task(self._client.pump(feed))
+        self._tasks = [asyncio.create_task(self._client.pump(feed)), asyncio.create_task(self._watch())]
 
     async def disconnect(self, code: int) -> None:
-        if self._pump is not None:
-            self._pump.cancel()
+        for task in self._tasks:
+            task.cancel()
             with contextlib.suppress(asyncio.CancelledError, Exception):
-                await self._pump
+                await task
         if self.topic:
             await hub().leave(self.topic, self._client)
 
@@ -65,8 +71,25 @@ class LiveConsumer(AsyncWebsocketConsumer):  # type: ignore[misc]
         """The topic that the path names, None where this person may not see it."""
         return "fleet"
 
-    async def _user(self) -> AbstractBaseUser | None:
+    async def _watch(self) -> None:
+        """Ends the socket of somebody who would not be let in any more."""
+        while True:
+            await asyncio.sleep(ASKED_AGAIN_S)
+            with contextlib.suppress(DatabaseError):  # away for a moment: asked the next time
+                user = await self._user(again=True)
+                if user is None:
+                    await self.close(NOT_LOGGED_IN, "This login or token has ended. Log in again.")
+                    return
+                if await self.topic_for(user) is None:
+                    await self.close(NOT_FOUND, "This run is not yours to see any more.")
+                    return
+
+    async def _user(self, *, again: bool = False) -> AbstractBaseUser | None:
+        """Of the session as it was read at the handshake, or `again` as it is now; else of the bearer token."""
         user = self.scope.get("user")
+        if again and user is not None and user.is_authenticated:
+            now = import_module(settings.SESSION_ENGINE).SessionStore(self.scope["session"].session_key)
+            user = await get_user({**self.scope, "session": now})
         if user is not None and user.is_authenticated and user.is_active:
             return user  # type: ignore[no-any-return]
         headers = {name: value for name, value in self.scope["headers"] if name == b"authorization"}

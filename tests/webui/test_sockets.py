@@ -22,7 +22,7 @@ from orchestrator.config.asgi import application
 from tests import factories
 from tests.redis_server import RedisServer
 from tests.webui.talker import Headers, Talker
-from webui import feeds
+from webui import consumers, feeds
 from webui import hub as hubs
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -111,6 +111,42 @@ def test_who_gets_in(owner: User, teammate: User, stranger: User, live_redis: st
     assert asyncio.run(ask()) == {
         "nobody": 4401, "fleet": 4401, "wrong token": 4401,
         "stranger": 4404, "no such run": 4404, "no number": 4404, "no place": 4400,
+    }  # fmt: skip
+
+
+def test_who_may_no_longer_see_is_shown_out(
+    owner: User, teammate: User, live_redis: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(consumers, "ASKED_AGAIN_S", 0.05)
+    run = factories.external_run(owner)
+    token, text = accounts.token_create(user=owner, name="socket", by=owner)
+    client = factories.client_for(owner)
+    logged_in: Headers = [(b"cookie", f"sessionid={client.cookies['sessionid'].value}".encode())]
+
+    def leave_teams() -> None:
+        teammate.teams.clear()
+
+    def revoke() -> None:
+        accounts.token_revoke(token=token, by=owner)
+
+    ends = {
+        "token": ([(b"authorization", f"Bearer {text}".encode())], revoke),
+        "session": (logged_in, client.logout),
+        "team": (session(teammate), leave_teams),
+    }
+
+    async def ask(headers: Headers, end: Callable[[], object]) -> int:
+        async with opened(f"/ws/runs/{run.pk}/", headers) as talker:
+            assert json.loads(await talker.text())["type"] == "heartbeat"
+            await asyncio.sleep(0.2)  # asked again, and still let in
+            assert await talker.receive_nothing(0.01)
+            await database_sync_to_async(end)()
+            closed = await talker.receive_output(20)
+            assert closed["type"] == "websocket.close" and closed["reason"]
+            return int(closed["code"])
+
+    assert {name: asyncio.run(ask(*each)) for name, each in ends.items()} == {
+        "token": 4401, "session": 4401, "team": 4404,
     }  # fmt: skip
 
 

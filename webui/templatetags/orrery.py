@@ -5,6 +5,7 @@ Knows words and markup; reads no data of its own.
 
 from __future__ import annotations
 
+import re
 from datetime import datetime
 from typing import Any
 
@@ -97,6 +98,13 @@ def ago(moment: datetime | None) -> str:
 def quantity(value: Any, digits: int = 3) -> str:
     """1234567 → 1.23M."""
     return words.quantity(value, digits)
+
+
+@register.filter
+def breakable(name: str) -> SafeString:
+    """`plan.micro_batch_size` with places where a narrow column may break it."""
+    parts = re.split(r"(?<=[._/])(?=.)", str(name))
+    return format_html_join(mark_safe("<wbr>"), "{}", ((part,) for part in parts))
 
 
 @register.filter

@@ -18,7 +18,7 @@ import torch
 import torch.distributed as dist
 
 from workers.contracts.benchmark import turn_steps, turns
-from workers.contracts.exits import Outcome, is_out_of_memory, write_atomically
+from workers.contracts.exits import Outcome, write_atomically
 from workers.contracts.variants import Variant
 from workers.metrics.beacon import Beacon
 from workers.metrics.peak import device_peak
@@ -34,6 +34,7 @@ from workers.training.benchmark.turn import Requests, Turn, free_memory
 from workers.training.data.opened import open_samples
 from workers.training.data.samples import Samples
 from workers.training.environment import Environment
+from workers.training.exits import classify
 from workers.training.mesh import World, start_world
 
 _PATIENCE_S = 120.0  # for the other ranks at the end of a turn; longer, and one of them hangs in a collective
@@ -120,8 +121,8 @@ class Benchmark(Attempt):
             if outcome.exit_class == "ok":
                 said["numbers"] = turn.numbers(warmup_steps=self.benchmark.body.warmup_steps)
         except Exception as error:  # whatever a variant ends by, the others are still to be measured
-            says = (str(error).strip().splitlines() or [type(error).__name__])[0]
-            said["failed"] = f"out of memory: {says}" if is_out_of_memory(error) else says
+            found = classify(error, 0)
+            said["failed"] = f"out of memory: {found.reason}" if found.exit_class == "out_of_memory" else found.reason
             traceback.print_exception(error)
         finally:
             if turn is not None:

@@ -26,6 +26,14 @@ COMPOSE = """
 # ORRERY_PG_TIMEOUT_S=600
 # Where optimizer states go that a plan offloads to disk (offload nvme): a fast local one; the attempt's folder else
 # ORRERY_SCRATCH=
+
+# Read by `make install` and `make up`: torch for cpu or cuda; what the machine has else
+# ORRERY_TORCH=
+
+# Read by the recorder in people's own programs, where init is not told: the server, a token, where it keeps what waits
+# ORRERY_URL=
+# ORRERY_TOKEN=
+# ORRERY_SPOOL=~/.cache/orrery/spool
 """
 
 

@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal
 
 import pydantic
 from django.http import HttpRequest
-from pydantic import Field, WithJsonSchema, model_validator
+from pydantic import AliasChoices, Field, WithJsonSchema, model_validator
 
 from orchestrator.api.auth import needs, user
 from orchestrator.api.history import router as router  # reading and writing share addresses
@@ -67,11 +67,13 @@ class Events(_Listed):
 
 
 class Lines(_Listed):
-    lines: Annotated[list[LineItem], Field(max_length=MOST)]
+    lines: Annotated[list[LineItem], Field(max_length=MOST, validation_alias=AliasChoices("lines", "logs"))]
 
 
 class Finish(Contract):
-    status: Literal["finished", "failed", "cancelled"] = "finished"
+    status: Annotated[
+        Literal["finished", "failed", "cancelled"], Field(validation_alias=AliasChoices("status", "state"))
+    ] = "finished"
     reason: Annotated[str, Field(max_length=2000)] = ""
 
 

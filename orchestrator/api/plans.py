@@ -23,7 +23,7 @@ from orchestrator.api.schemas import (
     ServingOut,
 )
 from orchestrator.planner import desk, selectors, services
-from orchestrator.planner.requests import BadRequest
+from orchestrator.planner.requests import BadRequest, folded
 from workers.contracts.base import Contract
 
 router = Router(tags=["planner"])
@@ -117,10 +117,13 @@ def estimate(request: HttpRequest, body: Estimate) -> HttpResponse:
 
 @router.post("/search", response=SearchOut, auth=needs("read"), summary="The best of all legal plans")
 def search(request: HttpRequest, body: Search) -> HttpResponse:
-    """Enumerates, prunes, times and ranks; `pareto` are positions in `plans` that no other plan beats in everything."""
+    """Enumerates, prunes, times and ranks; `pareto` are positions in `plans` that no other plan beats in everything.
+
+    The command's words (`device`, `nodes`, `devices_per_node`, `seq_len`, `global_batch`, `tokens`) do as well.
+    """
     try:
         told = desk.search(
-            user=user(request), request=_line(body), calibration=body.calibration, explain=body.explain,
+            user=user(request), request=folded(_line(body)), calibration=body.calibration, explain=body.explain,
             explain_depth=body.explain_depth,
         )  # fmt: skip
     except BadRequest as error:

@@ -33,6 +33,14 @@ _OPTIMIZERS = ("adamw", "adam", "adam8bit", "adamw8bit", "adafactor", "muon", "l
 _AUTO = "auto"
 
 
+# the command's words for a search, and where a line has them
+_FLAT = {
+    "device": ("cluster", "device"), "nodes": ("cluster", "nodes"), "devices_per_node": ("cluster", "devices_per_node"),
+    "seq_len": ("workload", "seq_len"), "tokens": ("workload", "tokens"),
+    "global_batch": ("workload", "global_batch_size"), "global_batch_size": ("workload", "global_batch_size"),
+}  # fmt: skip
+
+
 class BadRequest(ValueError):
     """A search or another question that cannot be answered; `problems` say what is wrong, field by field."""
 
@@ -131,6 +139,18 @@ def read(
     if problems or plan is None or scene is None:
         return Asked(id_, None, problems, measured, illegal=readable)
     return Asked(id_, scene.request(plan, str(id_ if id_ is not None else "")), [], measured)
+
+
+def folded(asked: Mapping[str, Any]) -> dict[str, Any]:
+    """A search in the command's words (`nodes`, `seq_len`, `global_batch`) as one in a line's, which win over them."""
+    line = {key: value for key, value in asked.items() if key not in _FLAT}
+    for key in (key for key in _FLAT if key in asked):
+        part, name = _FLAT[key]
+        if line.get(part) is None:
+            line[part] = {}
+        if isinstance(line[part], Mapping):
+            line[part] = {name: asked[key], **line[part]}
+    return line
 
 
 def legality(plan: ParallelPlan, scene: Scene) -> list[Problem]:

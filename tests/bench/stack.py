@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from tests.flows.embedded import free_port
 from tests.redis_server import RedisServer
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -60,7 +61,7 @@ def postgresql(*, durable: bool = True) -> Iterator[str]:
     options = f"-c listen_addresses=127.0.0.1 -p {port} -k {folder}"
     if not durable:
         options += " -c fsync=off -c synchronous_commit=off -c full_page_writes=off"
-    control = (programs / "pg_ctl", "-D", folder / "data", "-w", "-l", folder / "log")
+    control = (programs / "pg_ctl", "-D", folder / "data", "-w", "-t", "240", "-l", folder / "log")
     run(*control, "-o", options, "start")
     try:
         yield f"postgresql://orrery@127.0.0.1:{port}/postgres"
@@ -78,12 +79,6 @@ def postgresql_programs() -> Path | None:
             return folder
     found = shutil.which("initdb")
     return Path(found).parent if found else None
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 def manage(*arguments: str) -> subprocess.Popen[bytes]:

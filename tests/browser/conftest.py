@@ -9,11 +9,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from playwright.sync_api import Browser, Page, sync_playwright
+from playwright.sync_api import Browser, Page, expect, sync_playwright
 
 from tests import factories
 from tests.browser.site import Site, chromium
 
+PATIENCE_MS = 90_000  # against hangs only
+expect.set_options(timeout=PATIENCE_MS)  # its own would be 5 s
 ARGUMENTS = ["--headless", "--no-sandbox", "--disable-gpu", "--disable-background-networking"]
 
 
@@ -25,7 +27,7 @@ def browser() -> Iterator[Browser]:
         missing = "No Chromium on this machine: install one, or name it in CHROMIUM."
         pytest.fail(missing) if os.environ.get("CI") == "true" else pytest.skip(missing)
     with sync_playwright() as playwright:
-        made = playwright.chromium.launch(executable_path=path, args=ARGUMENTS)
+        made = playwright.chromium.launch(executable_path=path, args=ARGUMENTS, timeout=PATIENCE_MS)
         yield made
         made.close()
 
@@ -48,7 +50,7 @@ def visit(browser: Browser, site: Site) -> Iterator[Callable[..., Page]]:
 
     def open_page(address: str, **options: Any) -> Page:
         context = browser.new_context(base_url=site.url, **options)
-        context.set_default_timeout(20_000)
+        context.set_default_timeout(PATIENCE_MS)
         context.add_cookies([site.session()])
         contexts.append(context)
         page = context.new_page()

@@ -47,7 +47,7 @@ class Site:
         ).stdout
         token = told.strip().splitlines()[-1].strip('"')
         self.client = httpx.Client(
-            base_url=f"{self.url}/api/v1/", headers={"Authorization": f"Bearer {token}"}, timeout=20
+            base_url=f"{self.url}/api/v1/", headers={"Authorization": f"Bearer {token}"}, timeout=60
         )
         self._process: subprocess.Popen[bytes] | None = None
         self._seq: dict[str, int] = {}
@@ -57,10 +57,10 @@ class Site:
         command = [sys.executable, "-m", "uvicorn", "orchestrator.config.asgi:application", "--port", str(self.port)]
         with open(self.home / "web.log", "ab") as words:
             self._process = subprocess.Popen(command, env=self.environ, cwd=ROOT, stdout=words, stderr=words)
-        deadline = time.monotonic() + 60
+        deadline = time.monotonic() + 180
         while True:
             try:
-                if httpx.get(f"{self.url}/login/", timeout=5).status_code == 200:
+                if httpx.get(f"{self.url}/login/", timeout=20).status_code == 200:
                     return
             except httpx.TransportError:
                 if time.monotonic() > deadline or self._process.poll() is not None:
@@ -71,7 +71,7 @@ class Site:
         """Ends the web process as a crash does."""
         if self._process is not None:
             self._process.send_signal(signal.SIGKILL)
-            self._process.wait(20)
+            self._process.wait(60)
             self._process = None
 
     def close(self) -> None:
@@ -85,7 +85,7 @@ class Site:
         return self._cookie
 
     def _log_in(self) -> str:
-        with httpx.Client(base_url=self.url, follow_redirects=False) as browser:
+        with httpx.Client(base_url=self.url, follow_redirects=False, timeout=60) as browser:
             browser.get("/login/")
             form = {
                 "username": "owner",

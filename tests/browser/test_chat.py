@@ -49,7 +49,8 @@ def test_a_conversation_that_is_streamed_and_stopped(visit: Callable[..., Page],
         expect(page.locator("#chat-waits")).to_contain_text("is loading its model")
         expect(page.locator("#chat-send")).to_be_disabled()
         in_site(site, "serve", run, str(below.port))
-        expect(page.locator("#chat-send")).to_be_enabled(timeout=30_000)  # the page noticed by itself
+        expect(page.locator("#chat-send")).to_be_enabled()  # the page noticed by itself
+        page.wait_for_load_state("load")  # and listens
         page.fill("#chat-system", "Be brief.")
         page.fill("#chat-text", "count")
         page.press("#chat-text", "Enter")
@@ -66,7 +67,7 @@ def test_a_conversation_that_is_streamed_and_stopped(visit: Callable[..., Page],
         server.go_on.release()
         expect(answer.nth(1)).to_have_text("one ")
         page.click("#chat-stop")
-        assert server.freed.acquire(timeout=20)
+        assert server.freed.acquire(timeout=90)
         expect(answer.nth(1)).to_have_class("assistant stopped")
         assert [each["role"] for each in server.calls[-1]["messages"]] == ["system", "user", "assistant", "user"]
         assert page.evaluate("document.documentElement.scrollWidth") <= 390

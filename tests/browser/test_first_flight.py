@@ -11,8 +11,9 @@ import pytest
 from playwright.sync_api import Browser, expect
 
 from tests.flows.embedded import Orrery, train_spec
+from tests.flows.gate import Gate, drained
 
-pytestmark = [pytest.mark.browser, pytest.mark.flow]
+pytestmark = [pytest.mark.browser, pytest.mark.flow, pytest.mark.timeout(900)]
 
 
 @pytest.fixture
@@ -26,7 +27,7 @@ def orrery(tmp_path: Path) -> Iterator[Orrery]:
 def test_a_run_submitted_by_the_form_draws_its_loss_without_a_reload(browser: Browser, orrery: Orrery) -> None:
     name, password = (orrery.home / "first-login").read_text().split()
     context = browser.new_context(base_url=orrery.url)
-    context.set_default_timeout(60_000)
+    context.set_default_timeout(120_000)
     page = context.new_page()
     page.goto("/runs/new/")
     page.fill("[name=username]", name)
@@ -36,17 +37,22 @@ def test_a_run_submitted_by_the_form_draws_its_loss_without_a_reload(browser: Br
     page.goto("/runs/new/")
     page.fill("[name=name]", "first of mine")
     page.fill("#spec-json", json.dumps(train_spec(steps=150, ranks=2)))
-    page.get_by_role("button", name="Submit run").click()
-    page.wait_for_url(re.compile(r"/runs/\d+/$"))
+    with drained(orrery):
+        page.get_by_role("button", name="Submit run").click()
+        page.wait_for_url(re.compile(r"/runs/\d+/$"))
+        gate = Gate(orrery, page.url.split("/")[-2])
     page.evaluate("window.marked = true")
     loss = "orrery.charts.held().loss"
-    page.wait_for_function(f"window.orrery?.charts && {loss}.points > 5")
-    first = page.evaluate(f"{loss}.last.x")
-    page.wait_for_function(f"{loss}.last.x > {first + 5}")
+    first = gate.to(10)
+    page.wait_for_function(f"window.orrery?.charts && {loss}.last?.x === {first}")
+    last = gate.to(first + 10)
+    page.wait_for_function(f"{loss}.last.x === {last}")
+    gate.open()
     expect(page.locator('[data-panel="loss"] .js-line').first).to_be_visible()
     expect(page.locator("#run-state")).to_have_text(re.compile("running|finished"))
     expect(page.locator("#sentence")).to_contain_text(re.compile("Step|Finished"))
-    expect(page.locator("#run-state")).to_have_text("finished", timeout=90_000)
+    expect(page.locator("#run-state")).to_have_text("finished", timeout=240_000)
     page.wait_for_function(f"{loss}.last.x === 150")
     assert page.evaluate("window.marked"), "the page was loaded anew"
     context.close()
+    gate.close()

@@ -95,6 +95,7 @@ def test_chosen_rows_a_kept_view_and_the_queue(visit: Visit, site: Site) -> None
     page.locator('#bulk-bar input[name="tag"]').fill("kept")
     page.locator('#bulk-bar input[name="tag"]').press("Enter")
     expect(page.locator(".note.good")).to_have_text("2 runs tagged kept.")
+    page.wait_for_load_state("load")
     page.locator("#pick-all").check()
     page.once("dialog", lambda dialog: dialog.dismiss())
     page.locator("#bulk-bar button[value=cancel]").click()

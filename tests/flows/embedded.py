@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import json
 import os
+import random
 import re
 import signal
 import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections import Counter
+from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -71,7 +73,7 @@ class Orrery:
         self.home.mkdir(parents=True, exist_ok=True)
         with open(self.home / "words", "wb") as words:
             self.process = subprocess.Popen(self.command(), stdout=words, stderr=words, env=self.environ)
-        self.until(lambda: "Orrery is up" in self.words, 60, "up says that it is up")
+        self.until(lambda: "Orrery is up" in self.words, 180, "up says that it is up")
         if client and self.client is None:
             self.client = self.log_in("admin", "admin")
 
@@ -82,7 +84,7 @@ class Orrery:
         done = subprocess.run(command, env=environ, capture_output=True, text=True, check=True)
         token = json.loads(done.stdout)["token"]
         headers = {"Authorization": f"Bearer {token}"}
-        return httpx.Client(base_url=f"{self.url}/api/v1/", headers=headers, timeout=20)
+        return httpx.Client(base_url=f"{self.url}/api/v1/", headers=headers, timeout=60)
 
     def shell(self, code: str) -> str:
         """What this Python code prints where the control plane's own rooms can be imported (`manage.py shell`)."""
@@ -94,7 +96,7 @@ class Orrery:
             "REDIS_URL": f"redis://:{password}@127.0.0.1:{port}/0",
         }
         command = [sys.executable, str(ROOT / "manage.py"), "shell", "--no-imports", "-c", code]
-        done = subprocess.run(command, env=environ, capture_output=True, text=True, timeout=60)
+        done = subprocess.run(command, env=environ, capture_output=True, text=True, timeout=180)
         assert done.returncode == 0, done.stderr
         return done.stdout
 
@@ -114,18 +116,46 @@ class Orrery:
         return str(self.get(f"runs/{run}")["state"])
 
     def steps(self, run: str, name: str = "loss", **params: Any) -> list[int]:
-        """The steps that the series has, raw, from every page of it."""
-        return list(self.get(f"runs/{run}/series", name=name, points=5000, **params)["x"])
+        """The steps that the series has, none left out."""
+        return list(self.get(f"runs/{run}/series", name=name, raw=1, **params)["x"])
 
-    def until_state(self, run: str, *states: str, seconds: float = 90) -> str:
+    def until_state(self, run: str, *states: str, seconds: float = 240) -> str:
         def reached() -> str | None:
             state = self.state(run)
             return state if state in states else None
 
         return self.until(reached, seconds, f"run {run} is {' or '.join(states)}", every_s=0.25)
 
-    def until_step(self, run: str, step: int, seconds: float = 90) -> int:
+    def until_step(self, run: str, step: int, seconds: float = 240) -> int:
         return self.until(lambda: next((s for s in self.steps(run)[-1:] if s >= step), None), seconds, f"step {step}")
+
+    def events(self, run: str, *types: str) -> list[dict[str, Any]]:
+        """All of them, or those of some types, oldest first."""
+        found: list[dict[str, Any]] = []
+        wanted = {"type": ",".join(types)} if types else {}
+        while True:
+            last = found[-1]["seq"] if found else 0
+            page = self.get(f"runs/{run}/events", limit=200, after_seq=last, **wanted)
+            found += page["items"]
+            if page["next_cursor"] is None:
+                return found
+
+    def until_told(self, run: str) -> None:
+        """What ranks wrote has come in: an exit report waits for it a few seconds only, and may overtake it."""
+
+        def told() -> bool:
+            heard = Counter((each["attempt"], each["rank"], each["type"]) for each in self.events(run))
+            place = self.home / "runs" / run
+            for folder in place.glob("attempt-*/**/rank-[0-9]*"):
+                attempt = int(folder.relative_to(place).parts[0].removeprefix("attempt-"))
+                rank = int(folder.name.removeprefix("rank-"))
+                written = Counter((attempt, rank, each["type"]) for each in _lines(folder / "events.jsonl"))
+                points = len(_lines(folder / "points.jsonl"))
+                if written - heard or (points and len(self.steps(run, rank=rank, attempt=attempt)) < points):
+                    return False
+            return True
+
+        self.until(told, 120, f"all of run {run} is told")
 
     def until(self, condition: Callable[[], T | None], seconds: float, what: str, *, every_s: float = 0.1) -> T:
         """Polls until the condition holds; on a hang, fails with the last words of every process."""
@@ -146,8 +176,7 @@ class Orrery:
 
     def written(self, run: str, attempt: int = 1, rank: int = 0) -> int:
         """Points that a rank has written on its disk, told to anyone or not."""
-        path = self.folder(run, attempt) / f"rank-{rank}" / "points.jsonl"
-        return path.read_bytes().count(b"\n") if path.exists() else 0
+        return len(_lines(self.folder(run, attempt) / f"rank-{rank}" / "points.jsonl"))
 
     def ranks_of(self, run: str, attempt: int = 1) -> list[int]:
         """The processes that compute."""
@@ -192,14 +221,15 @@ class Orrery:
         assert self.process is not None
         begun = time.monotonic()
         self.process.send_signal(number)
-        self.process.wait(30)
+        self.process.wait(120)  # against a hang
         return time.monotonic() - begun
 
     def close(self) -> None:
         if self.process is not None and self.process.poll() is None:
             self.stop()
         for process in self.processes():
-            process.kill()
+            with suppress(psutil.NoSuchProcess):
+                process.kill()
         if self.client is not None:
             self.client.close()
 
@@ -214,16 +244,20 @@ class Orrery:
         return "\n".join(parts)
 
 
-@contextmanager
-def standing_still(pids: list[int]) -> Iterator[None]:
-    """Ranks wait meanwhile: a run has only so many steps, and what comes back takes as long as it takes."""
-    for pid in pids:
-        os.kill(pid, signal.SIGSTOP)
+def lives(process: psutil.Process) -> bool:
+    """Whether it still runs; another one may have got its number."""
     try:
-        yield
-    finally:
-        for pid in pids:
-            os.kill(pid, signal.SIGCONT)
+        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
+
+
+def words_of(process: psutil.Process) -> list[str]:
+    """Its command line; of one that has just ended, none."""
+    try:
+        return process.cmdline()
+    except psutil.Error:
+        return []
 
 
 def clean_environ() -> dict[str, str]:
@@ -235,7 +269,40 @@ def clean_environ() -> dict[str, str]:
     }
 
 
+_taken: list[socket.socket] = []
+
+
 def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+    """A port that nobody is given before a server of this process listens on it, nor while that is started again.
+
+    It lies below the ports that the system gives out by itself; another process of tests is kept off by a name that
+    this one holds.
+    """
+    given_from = _first_given_port()
+    ports = range(max(1024, given_from - 8000), given_from) or range(20_000, 28_000)
+    for port in random.sample(ports, len(ports)):
+        holder = socket.socket(socket.AF_UNIX)
+        with socket.socket() as probe:
+            try:
+                if sys.platform == "linux":  # a name without a file, gone with its holder
+                    holder.bind(f"\0orrery-tests-{port}")
+                probe.bind(("127.0.0.1", port))
+            except OSError:
+                holder.close()
+                continue
+        _taken.append(holder)
+        return port
+    raise OSError(f"none of the ports {ports.start} to {ports.stop} is free")
+
+
+def _first_given_port() -> int:
+    try:
+        return int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
+    except OSError:
+        return 49152
+
+
+def _lines(path: Path) -> list[dict[str, Any]]:
+    """The whole lines of a file that grows; none where there is no file yet."""
+    whole = path.read_bytes().rpartition(b"\n")[0] if path.exists() else b""
+    return [json.loads(line) for line in whole.splitlines()]

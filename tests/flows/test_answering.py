@@ -12,9 +12,10 @@ import openai
 import psutil
 import pytest
 
-from tests.flows.embedded import TINY, Orrery
+from tests.flows.embedded import TINY, Orrery, words_of
+from tests.flows.gate import submitted
 
-pytestmark = [pytest.mark.flow, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.flow, pytest.mark.timeout(900)]
 
 LINES = 112
 
@@ -22,7 +23,7 @@ LINES = 112
 def rank_of(orrery: Orrery, run: str) -> psutil.Process | None:
     """The process that answers, below the keepers and torchrun."""
     for process in orrery.processes():
-        words = process.cmdline()
+        words = words_of(process)
         if words[1:4] == ["-u", "-m", "workers.inference.main"] and f"/runs/{run}/" in " ".join(words):
             return process
     return None
@@ -36,19 +37,18 @@ def test_a_model_is_served_and_stopped_while_a_killed_file_of_prompts_is_answere
     (orrery.home / "data").mkdir(exist_ok=True)
     (orrery.home / "data" / "in.jsonl").write_text("".join(json.dumps(line) + "\n" for line in asked))
     body = {"input": "in.jsonl", "output": "out.jsonl", "max_new_tokens": 120, "temperature": 0.8, "ignore_eos": True}
-    generated = orrery.submit({"kind": "generate", "model": model, "generate": body})
-
-    out = orrery.home / "runs" / generated / "out.jsonl"
-    orrery.until(lambda: out.exists() and out.read_bytes().count(b"\n") >= 8, 120, "some lines are answered")
-    rank = rank_of(orrery, generated)
-    assert rank is not None
-    os.kill(rank.pid, signal.SIGKILL)
-    kept = out.read_bytes()
-    assert kept.count(b"\n") < LINES, "it had answered everything before it was killed"
+    with submitted(orrery, {"kind": "generate", "model": model, "generate": body}) as (generated, gate):
+        out = orrery.home / "runs" / generated / "out.jsonl"
+        gate.until(lambda: out.exists() and out.read_bytes().count(b"\n") >= 8, "some lines are answered")
+        rank = rank_of(orrery, generated)
+        assert rank is not None
+        kept = out.read_bytes()  # it waits before its next step
+        assert kept.count(b"\n") < LINES, "it had answered everything before it was killed"
+        os.kill(rank.pid, signal.SIGKILL)
 
     token = orrery.client.headers["Authorization"].removeprefix("Bearer ")
-    client = openai.OpenAI(base_url=f"{orrery.url}/serve/{served}/v1", api_key=token, max_retries=0, timeout=60)
-    name = orrery.until(lambda: _models(client), 120, "the model is served")[0]
+    client = openai.OpenAI(base_url=f"{orrery.url}/serve/{served}/v1", api_key=token, max_retries=0, timeout=180)
+    name = orrery.until(lambda: _models(client), 240, "the model is served")[0]
     prompt: Any = [1, 2, 3, 4]
     whole = client.completions.create(model=name, prompt=prompt, max_tokens=12, temperature=0)
     assert whole.usage is not None and (whole.usage.prompt_tokens, whole.usage.completion_tokens) == (4, 12)
@@ -57,17 +57,18 @@ def test_a_model_is_served_and_stopped_while_a_killed_file_of_prompts_is_answere
 
     def idle() -> bool:
         told = orrery.get(f"runs/{served}/requests")
-        return told["phase"] == "serving" and told["state"]["ended"] >= 2 and told["state"]["used"] == 0
+        state = told["state"] if told["phase"] == "serving" else None
+        return state is not None and state["ended"] >= 2 and state["used"] == 0
 
-    orrery.until(idle, 20, "both requests have ended and hold no block")
+    orrery.until(idle, 60, "both requests have ended and hold no block")
     assert orrery.client.post(f"runs/{served}/cancel").status_code == 200
     assert orrery.until_state(served, "finished", "failed", "cancelled") == "finished"
-    summary = orrery.until(lambda: orrery.get(f"runs/{served}/requests")["summary"], 30, "the summary is told")
+    summary = orrery.until(lambda: orrery.get(f"runs/{served}/requests")["summary"], 60, "the summary is told")
     assert summary["requests"] >= 2 and summary["finishes"]["length"] >= 2
     with pytest.raises(openai.ConflictError, match="serves no more"):
         client.models.list()
 
-    assert orrery.until_state(generated, "finished", "failed", seconds=150) == "finished"
+    assert orrery.until_state(generated, "finished", "failed") == "finished"
     assert len(orrery.get(f"runs/{generated}/attempts")["items"]) == 2
     answers = [json.loads(line) for line in out.read_text().splitlines()]
     assert [answer["id"] for answer in answers] == [line["id"] for line in asked]

@@ -15,9 +15,10 @@ from typing import Any
 import psutil
 import pytest
 
-from tests.flows.embedded import Orrery, standing_still, train_spec
+from tests.flows.embedded import Orrery, lives, train_spec
+from tests.flows.gate import submitted
 
-pytestmark = [pytest.mark.flow, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.flow, pytest.mark.timeout(900)]
 
 
 def attempts(orrery: Orrery, run: str) -> list[dict[str, Any]]:
@@ -34,8 +35,7 @@ def heard_of(orrery: Orrery) -> str:
 
 def explained(orrery: Orrery, run: str) -> list[tuple[str, str]]:
     """The run's moves as `(state, why)`; each begins where the one before ended and has a reason."""
-    events = orrery.get(f"runs/{run}/events", type="state_changed", limit=200)["items"]
-    moves = [event["data"] for event in events if event["data"]["of"] == "run"]
+    moves = [event["data"] for event in orrery.events(run, "state_changed") if event["data"]["of"] == "run"]
     assert all(before["new"] == after["old"] for before, after in pairwise(moves)), moves
     assert all(move["why"] for move in moves), moves
     return [(move["new"], move["why"]) for move in moves]
@@ -53,6 +53,7 @@ def stored(orrery: Orrery, run: str, **params: Any) -> list[tuple[int, int]]:
 
 def whole(orrery: Orrery, run: str, steps: int) -> None:
     """Every rank has every step once, and every attempt's own numbers have neither gap nor double."""
+    orrery.until_told(run)
     for rank in (0, 1):
         assert [step for _, step in stored(orrery, run, rank=rank)] == list(range(1, steps + 1)), f"rank {rank}"
         for attempt in attempts(orrery, run):
@@ -63,26 +64,28 @@ def whole(orrery: Orrery, run: str, steps: int) -> None:
 
 def test_killed_parts_delay_a_run_and_nothing_else(orrery: Orrery) -> None:
     """Each part once in the middle of one run; steps go on without it, and all is told before the next one is hit."""
-    run = orrery.submit(train_spec(steps=500, every=50), name="every part is killed")
-    orrery.until_step(run, 20)
-    supervisor, ranks = pid_in(orrery.folder(run) / "supervisor.json"), orrery.ranks_of(run)
-    parts = ["web", "scheduler", "ingest", "agent"]
-    # the broker last: who takes new work at the end has been killed, or has lost it, or both
-    for part in [*random.sample(parts, len(parts)), "valkey"]:
-        killed, before = orrery.pid_of(part), orrery.written(run)
-        os.kill(killed, signal.SIGKILL)
-        orrery.until(lambda before=before: orrery.written(run) >= before + 20, 60, f"steps without {part}")
-        with standing_still(ranks):
-            orrery.until(lambda part=part, killed=killed: orrery.pid_of(part) != killed, 60, f"another {part}")
-            orrery.until_step(run, before + 20)
+    with submitted(orrery, train_spec(steps=200, every=50), name="every part is killed") as (run, gate):
+        step = gate.to(20)
+        orrery.until_step(run, step)
+        supervisor = pid_in(orrery.folder(run) / "supervisor.json")
+        parts = ["web", "scheduler", "ingest", "agent"]
+        # the broker last: who takes new work at the end has been killed, or has lost it, or both
+        for part in [*random.sample(parts, len(parts)), "valkey"]:
+            killed = orrery.pid_of(part)
+            os.kill(killed, signal.SIGKILL)
+            step = gate.to(step + 20)  # without it; and no further, however long it takes to come back
+            orrery.until(lambda part=part, killed=killed: orrery.pid_of(part) != killed, 120, f"another {part}")
+            orrery.until_step(run, step)
             since = heard_of(orrery)
-            orrery.until(lambda since=since: heard_of(orrery) > since, 60, f"the node is heard of, after {part}")
+            orrery.until(lambda since=since: heard_of(orrery) > since, 120, f"the node is heard of, after {part}")
             assert orrery.state(run) == "running", f"{part}: {explained(orrery, run)}"
-    assert orrery.until_state(run, "finished", "failed", "cancelled", "queued") == "finished", explained(orrery, run)
+        gate.open()
+        ended = orrery.until_state(run, "finished", "failed", "cancelled", "queued")
+    assert ended == "finished", explained(orrery, run)
     assert [attempt["exit_class"] for attempt in attempts(orrery, run)] == ["ok"]
     assert [state for state, _ in explained(orrery, run)] == ["queued", "starting", "running", "finished"]
-    whole(orrery, run, 500)
-    assert orrery.written(run) == 500, "the attempt started once"
+    whole(orrery, run, 200)
+    assert orrery.written(run) == 200, "the attempt started once"
     assert pid_in(orrery.folder(run) / "supervisor.json") == supervisor, "under one supervisor"
     after = orrery.submit({"kind": "script", "script": {"command": ["--no-python", "true"]}}, name="new work")
     assert orrery.until_state(after, "finished", "failed") == "finished"
@@ -90,30 +93,34 @@ def test_killed_parts_delay_a_run_and_nothing_else(orrery: Orrery) -> None:
 
 def test_killed_attempts_go_on_from_their_checkpoint_and_none_starts_twice(orrery: Orrery) -> None:
     """A rank, then a supervisor; while the next attempt starts, who gave the order for it, then who claimed it."""
-    run = orrery.submit(train_spec(steps=240, every=20), name="every attempt is killed")
-    orrery.until_step(run, 45)
-    ended = orrery.ranks_of(run)
-    os.kill(ended[1], signal.SIGKILL)
-    orrery.until(lambda: (orrery.folder(run, 2) / "order.json").exists(), 60, "the second order is claimed")
-    os.kill(orrery.pid_of("scheduler"), signal.SIGKILL)
-    orrery.until_step(run, 85)
-    ended += orrery.ranks_of(run, 2)
-    os.kill(pid_in(orrery.folder(run, 2) / "supervisor.json"), signal.SIGKILL)
-    orrery.until(lambda: (orrery.folder(run, 3) / "order.json").exists(), 60, "the third order is claimed")
-    os.kill(orrery.pid_of("agent"), signal.SIGKILL)
-    assert orrery.until_state(run, "finished", "failed", "cancelled") == "finished", explained(orrery, run)
+    spec = train_spec(steps=120, every=20)
+    with submitted(orrery, spec, attempts=3, name="every attempt is killed") as (run, gate):
+        orrery.until_step(run, gate.to(45))
+        ended = [psutil.Process(pid) for pid in orrery.ranks_of(run)]
+        ended[1].kill()
+        gate.until(lambda: (orrery.folder(run, 2) / "order.json").exists(), "the second order is claimed")
+        os.kill(orrery.pid_of("scheduler"), signal.SIGKILL)
+        orrery.until_step(run, gate.to(85, attempt=2))
+        ended += [psutil.Process(pid) for pid in orrery.ranks_of(run, 2)]
+        os.kill(pid_in(orrery.folder(run, 2) / "supervisor.json"), signal.SIGKILL)
+        # before its supervisor lives, the agent's death would be the attempt's
+        gate.until(lambda: (orrery.folder(run, 3) / "supervisor.json").exists(), "the third attempt has begun")
+        os.kill(orrery.pid_of("agent"), signal.SIGKILL)
+        gate.open()
+        assert orrery.until_state(run, "finished", "failed", "cancelled") == "finished", explained(orrery, run)
 
     first, second, third = attempts(orrery, run)
     assert [each["exit_class"] for each in (first, second, third)] == ["infrastructure", "infrastructure", "ok"]
     assert "SIGKILL" in first["exit"]["reason"] and "supervisor" in second["exit"]["reason"]
-    assert not any(psutil.pid_exists(pid) for pid in ended), "no rank of an earlier attempt lives on"
+    assert not any(map(lives, ended)), "no rank of an earlier attempt lives on"
     told = explained(orrery, run)
     again = ["queued", "starting", "running"]
     assert [state for state, _ in told] == [*again, *again, *again, "finished"]
     for number, attempt in ((1, first), (2, second)):
         assert f"retry {number} of 5" in told[3 * number][1] and attempt["exit"]["reason"] in told[3 * number][1]
 
-    events = orrery.get(f"runs/{run}/events", limit=200)["items"]
+    whole(orrery, run, 120)
+    events = orrery.events(run)
     gone = [e["data"]["signal"] for e in events if e["type"] == "rank_exited" and (e["attempt"], e["rank"]) == (1, 1)]
     assert gone == ["SIGKILL"]
     for number, attempt, least in ((1, second, 40), (2, third, 80)):
@@ -123,7 +130,6 @@ def test_killed_attempts_go_on_from_their_checkpoint_and_none_starts_twice(orrer
         assert attempt["resume_from"]["step"] == max(saved) >= least
         for rank in (0, 1):
             assert stored(orrery, run, rank=rank, attempt=number + 1)[0] == (1, max(saved) + 1)
-    whole(orrery, run, 240)
 
 
 def spoiled(orrery: Orrery, spec: dict[str, Any], spoil: Callable[[str], object]) -> str:
@@ -176,5 +182,6 @@ def test_a_full_disk_ends_the_attempt_with_a_clear_reason(orrery: Orrery, tiny_d
     told = orrery.get(f"runs/{run}")["exit"]
     assert told["class"] == "infrastructure" and "No space left on device" in told["reason"], told
     for rank in (0, 1):
+        orrery.until(lambda rank=rank: orrery.steps(run, rank=rank), 60, "what there was room for is told")
         steps = orrery.steps(run, rank=rank)
         assert steps and steps == list(range(1, steps[-1] + 1)), "what there was room for is told without a gap"

@@ -119,11 +119,11 @@ def test_a_vocabulary_in_shards_gives_the_whole_ones_loss_and_gradients() -> Non
     store = dist.HashStore()  # both ranks are threads: nothing here is told by process
 
     def run(rank: int) -> None:
-        _sharded(dist.ProcessGroupGloo(store, rank, 2, timedelta(seconds=60)))
+        _sharded(dist.ProcessGroupGloo(store, rank, 2, timedelta(seconds=240)))
 
     with ThreadPoolExecutor(2) as pool:
         for done in [pool.submit(run, rank) for rank in (0, 1)]:
-            done.result(timeout=120)
+            done.result(timeout=280)
 
 
 @pytest.mark.parametrize(

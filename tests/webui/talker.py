@@ -7,6 +7,7 @@ from urllib.parse import urlsplit
 
 from asgiref.testing import ApplicationCommunicator
 
+PATIENCE_S = 90  # against hangs
 Headers = list[tuple[bytes, bytes]]
 
 
@@ -26,14 +27,21 @@ class Talker(ApplicationCommunicator):  # type: ignore[misc]
     async def connect(self) -> bool:
         """Whether the handshake was accepted."""
         await self.send_input({"type": "websocket.connect"})
-        answer = await self.receive_output(20)
+        answer = await self.receive_output(PATIENCE_S)
         return bool(answer["type"] == "websocket.accept")
 
     async def text(self) -> str:
-        answer = await self.receive_output(20)
+        answer = await self.receive_output(PATIENCE_S)
         assert answer["type"] == "websocket.send", answer
         return str(answer["text"])
 
+    async def quiet(self, seconds: float) -> bool:
+        """Whether nothing comes but heartbeats, which come by the clock."""
+        while not await self.receive_nothing(seconds):
+            if '"heartbeat"' not in await self.text():
+                return False
+        return True
+
     async def disconnect(self) -> None:
         await self.send_input({"type": "websocket.disconnect", "code": 1000})
-        await self.wait(20)
+        await self.wait(PATIENCE_S)

@@ -164,7 +164,7 @@ def test_runs_stand_side_by_side_with_what_each_reached_and_where_they_differ(ow
     page = " ".join(chosen.content.decode().split())
     cells = r'<td class="num best">35[.0]*</td><td class="num">36\.40?<span class="off">\+4\.0%</span></td>'
     assert re.search(cells, page)
-    assert "200 ms" in page and "First token, 90%" in page and "plan.precision" in page and "hush" not in page
+    assert "200 ms" in page and "First token, 90%" in page and "plan.<wbr>precision" in page and "hush" not in page
     assert factories.client_for(stranger).get(f"/runs/compare/?runs={one.pk}").status_code == 404
     for asked in ("", "x", ",".join(map(str, range(1, 30)))):
         assert client.get("/runs/compare/", {"runs": asked}).status_code == 422

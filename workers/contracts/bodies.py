@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, Discriminator, Field, Tag, model_validator
+from pydantic import AfterValidator, BeforeValidator, Discriminator, Field, Tag, model_validator
 
 from workers.contracts.base import Contract
 from workers.contracts.data import DataSpec
@@ -20,6 +20,14 @@ RoundedTo = Literal["int8", "int4"]  # what training may reckon with: weights as
 CacheDtype = Literal["int8"]  # of keys and values, by default the weights
 Objective = Literal["pretrain", "sft", "dpo", "reward", "grpo", "ppo", "distill"]
 OptimizerName = Literal["adamw", "adafactor", "lion", "muon", "sgd", "adamw8bit"]
+
+
+def _listed(given: object) -> object:
+    return [given] if isinstance(given, str) else given
+
+
+# one string is a list of one, as for OpenAI's `stop`
+Stops = Annotated[list[str], BeforeValidator(_listed, json_schema_input_type=list[str] | str)]
 
 
 def _model_tag(given: Any) -> str:
@@ -176,7 +184,7 @@ class GenerateBody(Contract):
     top_k: Count = 0
     top_p: Annotated[float, Field(gt=0, le=1)] = 1.0
     seed: Count = 0
-    stop: list[str] = []
+    stop: Stops = []
     ignore_eos: bool = False
     draft: ModelRef | None = None
     speculate: SpeculateSpec | None = None
@@ -217,7 +225,7 @@ class EvaluateBody(Contract):
     stride: Positive | None = None
     max_tokens: Positive | None = None
     max_new_tokens: Positive = 64
-    stop: list[str] = []
+    stop: Stops = []
     quantize: Quantize | None = None
 
 

@@ -27,8 +27,12 @@ def _bias(given: object) -> object:
     return {True: "all", False: "none"}[given] if isinstance(given, bool) else given
 
 
+# words of Hugging Face's `rope_scaling` that are read as ours; older files say `type`, newer ones both or `rope_type`
+_ROPE_WORDS = {"rope_type": "name", "type": "name", "original_max_position_embeddings": "original_max_seq_len"}
+
+
 class RopeScaling(Contract):
-    """Context extension of RoPE; names and fields as in Hugging Face `rope_scaling`."""
+    """Context extension of RoPE; kinds and numbers as in Hugging Face `rope_scaling`, whose words are read as well."""
 
     name: Literal["linear", "dynamic", "llama3", "yarn"] = "linear"
     factor: Annotated[float, Field(gt=0)] = 1.0
@@ -39,6 +43,15 @@ class RopeScaling(Contract):
     beta_slow: Annotated[float, Field(gt=0)] = 1.0
     mscale: float | None = None
     mscale_all_dim: float | None = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _words(cls, data: Any) -> Any:
+        """Hugging Face's words as ours, where ours are not given."""
+        if not isinstance(data, dict):
+            return data
+        ours = {_ROPE_WORDS[word]: data[word] for word in _ROPE_WORDS if word in data}
+        return {**ours, **{word: value for word, value in data.items() if word not in _ROPE_WORDS}}
 
 
 class Rope(Contract):

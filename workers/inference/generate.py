@@ -18,7 +18,7 @@ from workers.inference.build import blocks_that_fit, blocks_wanted, build
 from workers.inference.constrain.guide import Guides
 from workers.inference.engine import Engine, check_prompt
 from workers.inference.liveness import COMPUTES, show_layers
-from workers.inference.load import Loaded, device_of, load
+from workers.inference.load import Loaded, device_of, load, read_as_bytes
 from workers.inference.measure import Measure
 from workers.inference.orders import Orders
 from workers.inference.parallel.follow import Follower
@@ -49,6 +49,8 @@ class Generation:
         self.answered = 0
 
     def go(self, loaded: Loaded) -> Outcome:
+        if any(line.form != "token_ids" for line in self.lines):
+            loaded = read_as_bytes(loaded, self.run.spec.model)
         prompts = self._prompts(loaded.words, loaded.ends, loaded.spec)
         body = self.body
         told = self.run.spec.to_dict()

@@ -17,7 +17,7 @@ from workers.inference.parallel.cut import Parts, cut, part_of
 from workers.inference.parallel.team import Team
 from workers.inference.quantize.arrive import taken_out
 from workers.inference.surroundings import Surroundings
-from workers.inference.words import Words, open_words
+from workers.inference.words import ByteWords, Words, open_words
 from workers.models.decoder import Decoder
 from workers.models.initialise import initialise
 from workers.models.places import place_of
@@ -26,6 +26,7 @@ from workers.models.weights import fill_model
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 CACHE_DTYPES = {"int8": torch.int8}
+_BYTES = 256  # the vocabulary of presets made for raw bytes, as the data preset shakespeare is
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,6 +99,13 @@ def load(
     except (ValueError, OSError) as error:
         raise UserError(f"{field}: {error}") from None
     return Loaded(decoder, words, ends, team=team)
+
+
+def read_as_bytes(loaded: Loaded, model: str | ModelSpec | ModelSource) -> Loaded:
+    """Where text is asked of a preset made for raw bytes, text is bytes; any other model as it was loaded."""
+    if isinstance(model, str) and loaded.words is None and loaded.spec.vocab == _BYTES:
+        return replace(loaded, words=ByteWords())
+    return loaded
 
 
 def device_here() -> torch.device:

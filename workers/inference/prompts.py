@@ -47,8 +47,8 @@ class Line:
     def sampling(self, defaults: Sampling) -> Sampling:
         """The run's parameters with the line's own. Raises ValueError."""
         own = dict(self.own)
-        if isinstance(own.get("stop"), list):
-            own["stop"] = tuple(own["stop"])
+        if isinstance(own.get("stop"), list | str):
+            own["stop"] = (own["stop"],) if isinstance(own["stop"], str) else tuple(own["stop"])
         return replace(defaults, **own)
 
 

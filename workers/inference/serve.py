@@ -23,7 +23,7 @@ from workers.inference.apart import apart
 from workers.inference.backends.serve import Backend
 from workers.inference.build import BLOCK_SIZE, blocks_that_fit, blocks_wanted, build
 from workers.inference.engine import Engine
-from workers.inference.load import Loaded, device_of, load
+from workers.inference.load import Loaded, device_of, load, read_as_bytes
 from workers.inference.orders import Orders
 from workers.inference.parallel.follow import Follower
 from workers.inference.parallel.team import check_world, join, led
@@ -66,10 +66,10 @@ def run_serve(run: InferenceRun, around: Surroundings, *, host: str | None = Non
                 )
             device = device_of(around)
             team = join(run.plan, around, device)
-            loaded = apart(lambda: load(
+            loaded = apart(lambda: read_as_bytes(load(
                 run.spec.model, precision=run.plan.precision, device=device, quantize=body.quantize, team=team,
                 plan=run.plan,
-            ).kept_in(body.kv_cache_dtype))  # fmt: skip
+            ), run.spec.model).kept_in(body.kv_cache_dtype))  # fmt: skip
             if team is not None and not team.leads:
                 return Follower(loaded, recorder, beacon).go()
             with led(team):

@@ -23,11 +23,12 @@ from workers.launcher.rundir import RunDir, read_json, write_json
 from workers.launcher.shipping import Shipping
 from workers.launcher.stopping import Stopping
 from workers.launcher.verdict import RankEnd, Verdict, judge, of_rank
-from workers.launcher.watch import Watch
+from workers.launcher.watch import Watch, is_stopped
 
 TURN_S = 0.15  # a look costs 1.2 ms of a core: below 1% of it
 SETTLE_S = 5.0  # how long the exit report waits for telemetry to be acknowledged
 REDIS_PATIENCE_S = 3600.0  # how long the exit report waits for Redis; then the agent reports it at its next start
+DUMP_S = 10.0  # how long ranks that hang may take to write their stacks
 PATIENT_FACTOR = 3.0  # for loading, compiling, first steps, saving, validation
 
 
@@ -147,12 +148,20 @@ class Supervisor:
             self.stopping.take({"action": "kill"})
 
     def _dump_stacks(self) -> None:
-        """SIGABRT: PYTHONFAULTHANDLER makes every rank write the stacks of its threads and end."""
+        """SIGABRT: PYTHONFAULTHANDLER makes every rank write the stacks of its threads and end.
+
+        A stopped rank does neither; the others are waited for, on a busy machine up to DUMP_S.
+        """
+        asked = []
         for rank in self.ranks:
-            if pid := read_json(self.run_dir.rank(rank) / "process.json").get("pid"):
+            folder = self.run_dir.rank(rank)
+            if pid := read_json(folder / "process.json").get("pid"):
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(pid, signal.SIGABRT)
-        time.sleep(1.0)
+                    asked += [] if is_stopped(pid) else [folder / "status.json"]
+        deadline = time.monotonic() + DUMP_S
+        while time.monotonic() < deadline and not all(status.exists() for status in asked):
+            time.sleep(0.05)
 
     def _verdict(self) -> Verdict:
         ends = rank_ends(self.run_dir, self.ranks, self.shipping)

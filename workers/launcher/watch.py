@@ -154,7 +154,7 @@ class Watch:
             beat_s=progress.beat_s,
             micro_batch=progress.micro_batch,
             marks=progress.marks,
-            stopped=pid is not None and _is_stopped(int(pid)),
+            stopped=pid is not None and is_stopped(int(pid)),
             where=pulse.where if time.time() - pulse.time < progress.idle_s else "",  # of an earlier mark else
             calls=pulse.calls,
         )
@@ -195,7 +195,7 @@ def named(standing: Standing) -> dict[str, Any]:
     return {key: data[key] for key in ("rank", "node", "stage", "step", "phase", "micro_batch", "where")}
 
 
-def _is_stopped(pid: int) -> bool:
+def is_stopped(pid: int) -> bool:
     """By a signal or a debugger (Linux)."""
     try:
         with open(f"/proc/{pid}/stat", "rb") as file:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import random
 import secrets
 import shutil
 import socket
@@ -93,6 +94,15 @@ def _is_free(port: int) -> bool:
 
 
 def _free_port() -> int:
+    """Below those that the system gives to connections: one of ours, made while the server is away, must not get it."""
+    try:
+        given_from = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
+    except (OSError, ValueError):
+        given_from = 49152
+    below = range(max(1024, given_from - 10_000), given_from)
+    for port in random.sample(below, min(100, len(below))):
+        if _is_free(port):
+            return port
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])

@@ -29,15 +29,16 @@ def up(*, devices: int) -> int:
     env = settings.ENV
     home: Path = env.home
     url = f"http://{_shown_host(env.host)}:{env.port}/"
+    keeper = Keeper(home, say)
     try:
         held = lock.hold(home, url)
+        keeper.end_leftovers()  # with the lock taken, whatever an earlier start left is nobody's: its port is ours
         lock.check_port(env.host, env.port)
     except lock.AlreadyUp as refusal:
         print(refusal, file=sys.stderr)
         return 1
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, _raise_stop)  # INT may be inherited as ignored: `make up &` in a script
-    keeper = Keeper(home, say)
     try:
         _start(keeper, home=home, devices=devices)
         _greet(keeper, home, url)
@@ -57,7 +58,6 @@ def up(*, devices: int) -> int:
 
 def _start(keeper: Keeper, *, home: Path, devices: int) -> None:
     environ = {**os.environ, "ORRERY_HOME": str(home), "ORRERY_EMBEDDED": "1", "PYTHONUNBUFFERED": "1"}
-    keeper.end_leftovers()
     Path(settings.STATIC_ROOT).mkdir(parents=True, exist_ok=True)  # whitenoise warns of a missing one
     if not settings.ENV.redis_url:
         server = broker.prepare(home)

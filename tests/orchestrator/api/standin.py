@@ -33,7 +33,7 @@ class Thread:
 
     def __enter__(self) -> Thread:
         self._thread.start()
-        deadline = time.monotonic() + 20
+        deadline = time.monotonic() + 90
         while not self._server.started and time.monotonic() < deadline:
             time.sleep(0.01)
         self.port = self._server.servers[0].sockets[0].getsockname()[1]
@@ -41,15 +41,17 @@ class Thread:
 
     def __exit__(self, *_: object) -> None:
         self._server.should_exit = True
-        self._thread.join(20)
+        self._thread.join(90)
 
 
 class ModelServer:
-    """`go_on` lets the next word of a stream out; `freed` counts the requests whose client went away."""
+    """`go_on` lets the next word of a stream out; `freed` counts the requests whose client went away, `waits` those
+    that wait for that."""
 
     def __init__(self, fence: object) -> None:
         self.key = serve_key(str(fence))
-        self.go_on, self.freed, self.calls = threading.Semaphore(0), threading.Semaphore(0), list[dict[str, Any]]()
+        self.go_on, self.waits, self.freed = (threading.Semaphore(0) for _ in range(3))
+        self.calls: list[dict[str, Any]] = []
         self.state = EngineState(now_s=0, running=0, waiting=0, blocks=8, block_size=16, used=0, map="." * 8)
         routes = [
             Route("/v1/models", self._models), Route("/internal/state", self._told),
@@ -73,6 +75,7 @@ class ModelServer:
         given = await request.json()
         self.calls.append(given)
         if given.get("user") == "in no hurry":
+            self.waits.release()
             while not await request.is_disconnected():
                 await asyncio.sleep(0.005)
             self.freed.release()

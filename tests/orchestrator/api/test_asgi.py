@@ -34,13 +34,13 @@ def call(token: str, method: str, path: str, *chunks: bytes, query: str = "") ->
         for chunk in chunks:
             await talker.send_input({"type": "http.request", "body": chunk, "more_body": True})
         await talker.send_input({"type": "http.request", "body": b"", "more_body": False})
-        start = await talker.receive_output(30)
+        start = await talker.receive_output(90)
         parts, more = [], True
         while more:
-            part = await talker.receive_output(30)
+            part = await talker.receive_output(90)
             more = part.get("more_body", False)
             parts.append(part.get("body", b""))
-        await talker.wait(30)
+        await talker.wait(90)
         return int(start["status"]), [part for part in parts if part]
 
     return asyncio.run(talk())

@@ -101,6 +101,7 @@ def test_events_and_lines_come_in_once(owner: User, run: Run) -> None:
 
     lines = [{"seq": seq, "rank": 0, "text": f"step {seq}"} for seq in (1, 2, 3, 5)]
     assert send(client, f"{path}/logs", {"lines": lines}).json() == {"accepted": 4, "duplicates": 0, "rejected": []}
+    assert send(client, f"{path}/logs", {"logs": lines}).json()["duplicates"] == 4
     more = [{"seq": 4, "text": "late"}, {"seq": 6, "text": "Error: grüße"}, {"seq": 1, "rank": 1, "text": "other"}]
     assert send(client, f"{path}/logs", lines + more).json() == {"accepted": 3, "duplicates": 4, "rejected": []}
     page = client.get(f"{path}/logs?limit=2").json()
@@ -121,7 +122,7 @@ def test_a_run_is_finished_by_its_own_program(owner: User, run: Run) -> None:
     client, path = factories.api(owner), f"/api/v1/runs/{run.pk}"
     ended = send(client, f"{path}/finish", {"status": "failed", "reason": "loss went up"}).json()
     assert ended["state"] == "failed" and ended["exit"]["reason"] == "loss went up" and ended["ended"]
-    assert send(client, f"{path}/finish", {"status": "failed"}).status_code == 200
+    assert send(client, f"{path}/finish", {"state": "failed"}).status_code == 200
     problem(send(client, f"{path}/finish", {"status": "finished"}), 409, "run-ended")
     problem(send(client, f"{path}/finish", {"status": "exploded"}), 422, "invalid")
     # what was on its way when the end was told still counts

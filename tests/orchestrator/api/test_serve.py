@@ -3,6 +3,8 @@ call, and what everybody else is told."""
 
 from __future__ import annotations
 
+import json
+import socket
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any
@@ -18,6 +20,7 @@ from orchestrator.api import serve
 from orchestrator.runs import services as runs
 from orchestrator.runs.models import Attempt, Run
 from tests import factories
+from tests.conftest import FakeClock
 from tests.orchestrator.api.standin import ModelServer, Thread, serves
 from workers.contracts.secret import is_key
 
@@ -35,11 +38,11 @@ class Stage:
     people: factories.People
 
     def call(self, path: str, method: str = "GET", **options: Any) -> httpx.Response:
-        return httpx.request(method, f"{self.url}{path}", timeout=20, **options)
+        return httpx.request(method, f"{self.url}{path}", timeout=90, **options)
 
     def openai(self, key: str = "") -> openai.OpenAI:
         base = f"{self.url}/serve/{self.run.pk}/v1"
-        return openai.OpenAI(base_url=base, api_key=key or self.token, max_retries=0, timeout=20)
+        return openai.OpenAI(base_url=base, api_key=key or self.token, max_retries=0, timeout=90)
 
 
 @pytest.fixture
@@ -81,12 +84,16 @@ def test_a_caller_who_goes_frees_the_request(stage: Stage) -> None:
     stream = stage.openai().chat.completions.create(model="tiny", messages=messages, stream=True)
     assert next(iter(stream)).choices[0].delta.content == "one "
     stream.close()
-    assert stage.server.freed.acquire(timeout=20)
+    assert stage.server.freed.acquire(timeout=90)
     # and one who goes before the first byte of an answer
-    hasty = stage.openai().with_options(timeout=0.3)
-    with pytest.raises(openai.APITimeoutError):
-        hasty.chat.completions.create(model="tiny", messages=messages, user="in no hurry")
-    assert stage.server.freed.acquire(timeout=20)
+    text = json.dumps({"model": "tiny", "messages": messages, "user": "in no hurry"})
+    host, port = stage.url.removeprefix("http://").split(":")
+    with socket.create_connection((host, int(port)), timeout=90) as line:
+        head = f"POST /serve/{stage.run.pk}/v1/chat/completions HTTP/1.1\r\nHost: {host}\r\n"
+        head += f"Authorization: Bearer {stage.token}\r\nContent-Length: {len(text)}\r\n\r\n"
+        line.sendall((head + text).encode())
+        assert stage.server.waits.acquire(timeout=90)
+    assert stage.server.freed.acquire(timeout=90)
     answer = stage.call(f"/serve/{stage.run.pk}/v1/break", "POST", headers={"Authorization": f"Bearer {stage.token}"})
     assert answer.status_code == 200 and '"code": "run_broke_off"' in answer.text
 
@@ -154,7 +161,8 @@ def test_what_is_told_before_and_after_it_serves(stage: Stage) -> None:
     assert told(queued) == (409, "run_ended", None)
 
 
-def test_more_calls_than_allowed(stage: Stage, settings: Any) -> None:
+def test_more_calls_than_allowed(clock: FakeClock, stage: Stage, settings: Any) -> None:
+    """All within one minute, as the clock stands."""
     settings.ENV = replace(settings.ENV, serve_per_minute=3)
     answers = [stage.call(f"/serve/{stage.run.pk}/v1/models", headers={"Authorization": f"Bearer {stage.token}"})
                for _ in range(5)]  # fmt: skip

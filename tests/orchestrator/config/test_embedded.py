@@ -24,7 +24,7 @@ STUBBORN = [
 ]
 
 
-def until(condition: object, seconds: float = 20) -> None:
+def until(condition: object, seconds: float = 90) -> None:
     deadline = time.monotonic() + seconds
     while not condition():  # type: ignore[operator]
         assert time.monotonic() < deadline, "it did not happen"

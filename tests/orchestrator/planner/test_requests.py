@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from orchestrator.planner import ask
-from orchestrator.planner.requests import Choices, parse, read
+from orchestrator.planner.requests import Choices, folded, parse, read
 from tests.workers.contracts.test_fuzz import anything
 from workers.contracts.devices import DEVICES
 from workers.contracts.presets import PRESETS
@@ -97,6 +97,17 @@ def test_a_model_may_be_a_config_or_its_file(tmp_path: Path) -> None:
     by_file = read(line, Choices(files=True)).request
     assert by_file is not None and by_file.model.layers == 32
     assert fields({**LINE, "model": str(tmp_path / "none.json")}, choices=Choices(files=True)) == ["model"]
+
+
+def test_a_search_in_the_commands_words_is_one_in_a_lines() -> None:
+    flat = {"model": "llama3-8b", "device": "h100-80g", "nodes": 2, "seq_len": 4096, "global_batch": 16, "top": 3}
+    assert folded(flat) == {
+        "model": "llama3-8b", "top": 3, "cluster": {"device": "h100-80g", "nodes": 2},
+        "workload": {"seq_len": 4096, "global_batch_size": 16},
+    }  # fmt: skip
+    assert folded({"seq_len": 8, "workload": {"seq_len": 4}, "nodes": 2, "cluster": 3}) == {
+        "workload": {"seq_len": 4}, "cluster": 3,
+    }  # fmt: skip
 
 
 def test_devices_of_ones_own_are_named_or_written_out() -> None:

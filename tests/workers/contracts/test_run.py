@@ -91,3 +91,16 @@ def test_bias_reads_booleans_and_async_keeps_its_name() -> None:
     written = RunSpec.from_dict(document).to_dict()
     assert written["model"]["bias"] == "all"
     assert written["train"]["checkpoint"]["async"] is False
+
+
+def test_words_of_hugging_face_and_openai_are_read_as_ours() -> None:
+    sizes = {"layers": 2, "hidden": 64, "heads": 4, "ffn": 128, "vocab": 256, "max_seq_len": 128}
+    scaling = {"type": "yarn", "rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32}
+    spec = RunSpec.from_dict({**TRAIN, "model": {**sizes, "rope": {"scaling": scaling}}})
+    assert spec.shape is not None and spec.shape.rope.scaling is not None
+    assert (
+        spec.shape.rope.scaling.to_dict().items() >= {"name": "yarn", "factor": 4.0, "original_max_seq_len": 32}.items()
+    )
+    assert RunSpec.from_dict(spec.to_dict()) == spec
+    told = RunSpec.from_dict({"kind": "generate", "generate": {"input": "a", "output": "b", "stop": "END"}})
+    assert told.generate is not None and told.generate.stop == ["END"]

@@ -114,7 +114,7 @@ def test_each_kind_of_line(room):
         {"id": {"any": 1}, "prompt": text, "logprobs": True, **greedy},
         {"id": None, "token_ids": list(text.encode()), **greedy},
         "",
-        {"id": "a", "prompt": text, **greedy, "stop": ["\x00never"], "seed": 8, "top_k": 5},
+        {"id": "a", "prompt": text, **greedy, "stop": bytes(range(128)).decode(), "seed": 8, "top_k": 5},
     ]
     room.write(lines, max_new_tokens=12)
     assert main(room.arguments) == 0
@@ -266,3 +266,8 @@ def test_half_precision_and_no_weights(room):
     room.write([{"id": n, "token_ids": [1, 2, n]} for n in range(3)], max_new_tokens=4)
     assert main(room.arguments) == 0
     assert [each["text"] for each in room.answers()] == [None] * 3
+    room.output.unlink()
+    room.write([{"id": 1, "prompt": "Zo\u00eb"}, {"id": 2, "token_ids": [90, 111]}], max_new_tokens=4)
+    assert main(room.arguments) == 0  # a preset of 256 ids, asked in text, reads it as bytes
+    read = room.answers()
+    assert all(each["text"] == bytes(each["token_ids"]).decode(errors="replace") for each in read)

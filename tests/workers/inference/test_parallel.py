@@ -171,7 +171,7 @@ class Served:
         self._thread.start()
         told = self.event("serving")
         self.model, self.blocks = told["model"], told["blocks"]
-        self.http = httpx.Client(base_url=f"http://{told['host']}:{told['port']}", timeout=60, trust_env=False)
+        self.http = httpx.Client(base_url=f"http://{told['host']}:{told['port']}", timeout=180, trust_env=False)
 
     def _run(self, pool: Pool, spec: list[str]) -> None:
         try:
@@ -196,7 +196,7 @@ class Served:
             )
         )
 
-    def until(self, ask: Callable[[], Any], seconds: float = 60) -> Any:
+    def until(self, ask: Callable[[], Any], seconds: float = 180) -> Any:
         deadline = time.monotonic() + seconds
         while not (found := ask()):
             assert time.monotonic() < deadline and self._thread.is_alive(), self.codes
@@ -219,7 +219,7 @@ class Served:
 
     def ended(self) -> Any:
         self.http.close()
-        self._thread.join(60)
+        self._thread.join(180)
         assert not self._thread.is_alive()
         return self.codes
 

@@ -87,19 +87,19 @@ class Node:
         )
         return run_dir
 
-    def told(self, kind: str, seconds: float = 40) -> dict[str, Any]:
+    def told(self, kind: str, seconds: float = 120) -> dict[str, Any]:
         """The data of the first report of that type."""
         return self.until(
             lambda: next((r["data"] for r in list(self.reports) if r["type"] == kind), None), seconds, kind
         )
 
-    def exited(self, order: dict[str, Any], seconds: float = 40) -> dict[str, Any]:
+    def exited(self, order: dict[str, Any], seconds: float = 120) -> dict[str, Any]:
         def find() -> dict[str, Any] | None:
             mine = [r for r in list(self.reports) if r["type"] == "exited" and r["fence"] == order["fence"]]
             return mine[0]["data"] if mine else None
 
         found = self.until(find, seconds, "exited")
-        self.until(lambda: not processes.members(order["fence"]), 10, "every process of the attempt ended")
+        self.until(lambda: not processes.members(order["fence"]), 60, "every process of the attempt ended")
         return found
 
     def seqs(self, stream: str, rank: int) -> list[int]:
@@ -122,7 +122,7 @@ class Node:
         raise AssertionError(f"{what}: not within {seconds} s; reports {self.reports}\n{logs}")
 
     def pid(self, run_dir: RunDir, rank: int) -> int:
-        return self.until(lambda: read_json(run_dir.rank(rank) / "process.json").get("pid"), 30, f"rank {rank} up")
+        return self.until(lambda: read_json(run_dir.rank(rank) / "process.json").get("pid"), 120, f"rank {rank} up")
 
     def close(self) -> None:
         self._stopping.set()
@@ -135,7 +135,8 @@ class Node:
             process.wait(1)
 
     def _listen(self) -> None:
-        after: dict[str, str] = {wire.REPORTS: "0", wire.TELEMETRY: "0"}
+        # in this order: what was sent before a report is taken before it
+        after: dict[str, str] = {wire.TELEMETRY: "0", wire.REPORTS: "0"}
         with redis.Redis.from_url(self.url, decode_responses=True) as client:
             while not self._stopping.is_set():
                 try:

@@ -22,7 +22,7 @@ PROMPT: dict[str, Any] = {"prompt": [1, 2, 3], "ignore_eos": True, "stream": Tru
 
 def order(node: Node, kind: str, body: dict[str, Any], **more: Any) -> dict[str, Any]:
     spec = {"kind": kind, "model": MODEL, kind: body}
-    made = node.order(["unused"], ranks=1, **{"grace_s": 20.0, "env": {"OMP_NUM_THREADS": "1"}, **more})
+    made = node.order(["unused"], ranks=1, **{"grace_s": 60.0, "env": {"OMP_NUM_THREADS": "1"}, **more})
     return {**made, "kind": kind, "spec": spec}
 
 
@@ -33,7 +33,15 @@ def event(node: Node, run_dir: RunDir, kind: str) -> dict[str, Any]:
         lines = path.read_text().splitlines() if path.exists() else []
         return next((each["data"] for each in map(json.loads, lines) if each["type"] == kind), None)
 
-    return node.until(found, 60, kind)
+    return node.until(found, 180, kind)
+
+
+def answer(url: str, key: dict[str, str]) -> int | None:
+    """What the server says to one more prompt; None where it is gone by now."""
+    try:
+        return httpx.post(url, json=PROMPT, headers=key, timeout=60).status_code
+    except httpx.TransportError:
+        return None
 
 
 def test_a_server_is_started_asked_and_ends_well_when_it_is_stopped(node: Node) -> None:
@@ -42,12 +50,12 @@ def test_a_server_is_started_asked_and_ends_well_when_it_is_stopped(node: Node) 
     told = event(node, run_dir, "serving")
     url = f"http://{told['host']}:{told['port']}/v1/completions"
     key = {KEY_HEADER: serve_key(started["fence"])}
-    with httpx.stream("POST", url, json={**PROMPT, "max_tokens": 400}, headers=key, timeout=20) as stream:
+    with httpx.stream("POST", url, json={**PROMPT, "max_tokens": 400}, headers=key, timeout=60) as stream:
         lines = stream.iter_lines()
         assert next(lines).startswith("data: ")
-        write_json(run_dir.request, {"action": "cancel", "grace_s": 20.0})
+        write_json(run_dir.request, {"action": "cancel", "grace_s": 60.0})
         event(node, run_dir, "draining")
-        assert httpx.post(url, json=PROMPT, headers=key).status_code == 503
+        assert answer(url, key) in (503, None), "it takes no more"
         assert [each for each in lines if each][-1] == "data: [DONE]", "what was on its way has come to its end"
     found = node.exited(started)
     assert found["class"] == "ok" and "stopped on request after 1 requests" in found["reason"], found

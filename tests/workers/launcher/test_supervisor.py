@@ -28,12 +28,16 @@ def test_all_ranks_finish_and_every_line_arrives_once(node: Node) -> None:
             point(n)
             print("step", n)
         print("last words", file=sys.stderr)
+        while not os.path.exists("go"):  # no shorter than a supervisor's look
+            time.sleep(0.01)
         points.write('{"seq": 99, "no": "point"}\\nnot json\\n')
         """,
         points=True,
     )
     order = node.order(program)
     run_dir = node.launch(order)
+    node.told("running")
+    (run_dir.path / "go").touch()
     assert node.exited(order)["class"] == "ok"
     assert [report["type"] for report in node.reports] == ["launching", "running", "exited"]
     for rank in (0, 1):
@@ -110,7 +114,7 @@ def test_requests_end_every_process(node: Node, action: str, exit_class: str) ->
     )
     order = node.order(program)
     run_dir = node.launch(order)
-    node.until(lambda: len([p for p in processes.members(order["fence"]) if p.name() == "sleep"]) == 2, 30, "children")
+    node.until(lambda: len([p for p in processes.members(order["fence"]) if p.name() == "sleep"]) == 2, 120, "children")
     write_json(run_dir.request, {"action": action, "grace_s": 0.5, "fence": order["fence"], "attempt_id": "71"})
     assert node.exited(order)["class"] == exit_class
     assert read_json(run_dir.control).get("action") == {"cancel": "stop", "pause": "pause"}.get(action)
@@ -130,12 +134,26 @@ def test_a_hang_is_ended_with_the_stacks_of_its_ranks(node: Node, monkeypatch: p
     for name in ("workers/__init__.py", "workers/training/__init__.py"):
         (stand_in / name).write_text("__path__ = __import__('pkgutil').extend_path(__path__, __name__)\n")
     (stand_in / "workers/training/main.py").write_text(
-        script("point(1)\n\ndef stuck_here():\n    time.sleep(600)\n\nstuck_here()", points=True)
+        script(
+            """
+            import pathlib
+
+            def stuck_here():  # both of them, before either shows itself
+                pathlib.Path(f"here-{rank}").touch()
+                while len(list(pathlib.Path().glob("here-*"))) < 2:
+                    time.sleep(0.01)
+                point(1)
+                time.sleep(600)
+
+            stuck_here()
+            """,
+            points=True,
+        )
     )
     monkeypatch.setattr("tests.workers.launcher.harness.ROOT", stand_in)
     monkeypatch.setenv("PYTHONPATH", f"{stand_in}:{Path(__file__).resolve().parents[3]}")
-    # long enough for both ranks to get that far on a busy machine
-    order = node.order("", kind="train", spec={"kind": "train"}, hang_s=3.0)
+    # until a first point three times as long: enough to get that far on a busy machine
+    order = node.order("", kind="train", spec={"kind": "train"}, hang_s=4.0)
     node.launch(order)
     found = node.exited(order)
     assert found["class"] == "hang" and "No rank wrote a point" in found["reason"]
@@ -177,14 +195,14 @@ def test_an_unwritable_run_directory_is_an_infrastructure_error(node: Node) -> N
 
 def test_a_killed_supervisor_takes_its_ranks_along_and_a_successor_tells_the_rest(node: Node) -> None:
     order = node.order(
-        script("for n in range(1, 2000):\n    point(n)\n    print(n, flush=True)\n    time.sleep(0.01)", points=True)
+        script("for n in range(1, 20_000):\n    point(n)\n    print(n, flush=True)\n    time.sleep(0.01)", points=True)
     )
     run_dir = node.launch(order)
-    node.until(lambda: node.seqs("points", 1), 30, "points")
+    node.until(lambda: node.seqs("points", 1), 120, "points")
     os.kill(read_json(run_dir.supervisor)["pid"], signal.SIGKILL)
-    node.until(lambda: not processes.members(order["fence"]), 10, "ranks ended with their supervisor")
+    node.until(lambda: not processes.members(order["fence"]), 60, "ranks ended with their supervisor")
     assert not supervisor_alive(run_dir) and not reported(run_dir)
-    told = recover(run_dir, node.node_file, patience_s=20)
+    told = recover(run_dir, node.node_file, patience_s=60)
     assert told is not None and told["class"] == "infrastructure" and reported(run_dir)
     assert node.exited(order)["class"] == "infrastructure"
     for rank in (0, 1):
@@ -199,12 +217,20 @@ def test_redis_may_be_killed_and_nothing_is_missing(tmp_path: Path) -> None:
     server = RedisServer(Path(tempfile.mkdtemp(prefix="orrery-redis-"))).start()
     node = Node(tmp_path / "home", server.url)
     try:
-        order = node.order(script("for n in range(1, 301):\n    point(n)\n    time.sleep(0.01)", points=True), ranks=1)
-        node.launch(order)
-        node.until(lambda: node.seqs("points", 0), 30, "points")
+        program = """
+            for n in range(1, 301):
+                point(n)
+                time.sleep(0.01)
+                while n == 200 and not os.path.exists("go"):  # some come before, some during, some after
+                    time.sleep(0.01)
+            """
+        order = node.order(script(program, points=True), ranks=1)
+        run_dir = node.launch(order)
+        node.until(lambda: node.seqs("points", 0), 120, "points")
         server.kill()
         time.sleep(1.0)
         server.start()
+        (run_dir.path / "go").touch()
         assert node.exited(order)["class"] == "ok"
         assert sorted(set(node.seqs("points", 0))) == list(range(1, 301))
     finally:

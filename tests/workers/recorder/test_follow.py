@@ -62,14 +62,15 @@ def test_a_log_is_followed_and_gone_on_with(server: Ingest, tmp_path: Path) -> N
     process = subprocess.Popen(command)
     try:
         wait(lambda: len(server.store.get("r1", {}).get("points", {})) == 1)
+        wait(lambda: (tmp_path / "s" / "positions.json").exists())  # it has noted how far it has read
         process.kill()  # a follower that dies goes on where it was
-        process.wait(timeout=30)
+        process.wait(timeout=120)
         with log.open("a") as file:
             file.write("5E+00 |\n")
         assert follow(server, "--megatron-log", str(log), "--spool", spool) == 0
     finally:
         process.kill()
-        process.wait(timeout=30)
+        process.wait(timeout=120)
     assert [(p["step"], p["values"]["loss"]) for p in server.points("r1")] == [(10, 10.74), (11, 1.05)]
     assert next(line["text"] for line in server.store["r1"]["logs"].values()) == "start"
     assert server.ends["r1"]["status"] == "finished" and len(server.runs) == 1
@@ -109,7 +110,7 @@ def test_a_follower_without_an_address_says_so(tmp_path: Path, caplog: pytest.Lo
     assert "give url" in caplog.text
 
 
-def wait(done: Callable[[], bool], timeout_s: float = 30.0) -> None:
+def wait(done: Callable[[], bool], timeout_s: float = 120.0) -> None:
     deadline = time.monotonic() + timeout_s
     while not done():
         assert time.monotonic() < deadline

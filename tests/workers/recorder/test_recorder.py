@@ -7,7 +7,6 @@ import logging
 import math
 import os
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -15,21 +14,17 @@ from pathlib import Path
 
 import pytest
 
+from tests.flows.embedded import free_port
 from tests.workers.recorder.server import TOKEN, Ingest, serving
 from workers.contracts import Point, RunEvent, RunSpec
 from workers.recorder import orrery_recorder
 
 FILE = Path(orrery_recorder.__file__)
+PATIENCE_S = 90.0  # against hangs
 
 
 def record(server_url: str, **more: object) -> orrery_recorder.Run:
     return orrery_recorder.init(server_url, TOKEN, "flight", **more)  # type: ignore[arg-type]
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 def test_what_is_logged_arrives_whole_and_in_contract_form(server: Ingest) -> None:
@@ -39,7 +34,7 @@ def test_what_is_logged_arrives_whole_and_in_contract_form(server: Ingest) -> No
     run.log({"loss": 2.0, '100%d "x"': 3})
     run.event("checkpoint_saved", {"step": 2, "loss": math.inf})
     run.line("hello")
-    assert run.finish()
+    assert run.finish(timeout_s=PATIENCE_S)
     (created,) = server.runs.values()
     assert (created["name"], created["experiment"]) == ("flight", "e")
     assert RunSpec.from_dict(created["spec"]).kind == "external"
@@ -63,7 +58,7 @@ def test_a_server_that_comes_late_gets_everything_in_few_calls(caplog: pytest.Lo
         run.log({"loss": 1 / step}, step=step)
     assert run.id is None
     with serving(Ingest(port)) as server:
-        assert run.finish(timeout_s=60)
+        assert run.finish(timeout_s=PATIENCE_S)
         assert [p["seq"] for p in server.points("r1")] == list(range(1, 25_001))
         assert len([call for call in server.calls if call[0] == "points"]) <= 5
         assert max(count for _, count in server.calls) <= 10_000
@@ -72,15 +67,15 @@ def test_a_server_that_comes_late_gets_everything_in_few_calls(caplog: pytest.Lo
 
 def test_retry_after_is_honoured_and_busy_answers_lose_nothing(server: Ingest) -> None:
     run = record(server.url)
-    assert run.flush()
+    assert run.flush(timeout_s=PATIENCE_S)
     server.refuse = [(429, {"Retry-After": "1"})]
     began = time.monotonic()
     run.log({"loss": 1.0}, step=1)
-    assert run.flush(timeout_s=20)
+    assert run.flush(timeout_s=PATIENCE_S)
     assert time.monotonic() - began >= 1.0
     server.refuse = [(503, {}), (500, {})]
     run.log({"loss": 1.0}, step=2)
-    assert run.finish(timeout_s=20)
+    assert run.finish(timeout_s=PATIENCE_S)
     assert len(server.points("r1")) == 2 and server.duplicates == 0
 
 
@@ -89,7 +84,7 @@ def test_one_bad_item_does_not_hold_up_the_others(server: Ingest, caplog: pytest
     for i in range(10):
         run.event("poison" if i == 4 else "fine", {"i": i})
     run.log({"loss": 1.0}, step=1)
-    assert run.finish()
+    assert run.finish(timeout_s=PATIENCE_S)
     assert [event["data"]["i"] for event in server.store["r1"]["events"].values()] == [0, 1, 2, 3, 5, 6, 7, 8, 9]
     assert "left out" in caplog.text
 
@@ -97,7 +92,7 @@ def test_one_bad_item_does_not_hold_up_the_others(server: Ingest, caplog: pytest
 def test_a_refused_spec_does_not_cost_the_record(server: Ingest, caplog: pytest.LogCaptureFixture) -> None:
     run = record(server.url, spec={"wrong": 1})
     run.log({"loss": 1.0}, step=1)
-    assert run.finish()
+    assert run.finish(timeout_s=PATIENCE_S)
     assert server.runs["r1"]["spec"] == {"kind": "external"} and len(server.points("r1")) == 1
     assert "wrong is not a field" in caplog.text
 
@@ -121,7 +116,7 @@ def crash(server: Ingest | str, spool: Path, first: int, how: str) -> subprocess
     url = server if isinstance(server, str) else server.url
     return subprocess.run(
         [sys.executable, "-I", "-c", CRASHING, str(FILE.parent), url, TOKEN, str(spool), str(first), how],
-        capture_output=True, text=True, timeout=60,
+        capture_output=True, text=True, timeout=180,
     )  # fmt: skip
 
 
@@ -157,8 +152,8 @@ def test_what_a_program_left_behind_is_sent_later(tmp_path: Path) -> None:
     assert not second.finish(timeout_s=0.1)
     assert TOKEN not in "".join(path.read_text() for path in spool.rglob("*") if path.is_file())
     with serving(Ingest(port)) as server:
-        command = [sys.executable, "-I", str(FILE), str(spool), "--token", TOKEN, "--timeout", "30"]
-        subprocess.run(command, timeout=60, check=True)
+        command = [sys.executable, "-I", str(FILE), str(spool), "--token", TOKEN, "--timeout", "90"]
+        subprocess.run(command, timeout=180, check=True)
         losses = sorted(server.points(run)[0]["values"]["loss"] for run in server.runs)
         assert losses == [1.0, 2.0] and len(server.ends) == 2
 
@@ -178,6 +173,9 @@ def test_nothing_raises_when_the_server_refuses(server: Ingest, status: int, cap
     run = record(server.url)
     for _ in range(100):
         run.log({"loss": 1.0})
+    deadline = time.monotonic() + PATIENCE_S
+    while str(status) not in caplog.text and time.monotonic() < deadline:
+        time.sleep(0.01)
     assert not run.finish(timeout_s=0.5)
     run.log({"loss": 1.0})  # and after the end either
     assert str(status) in caplog.text
@@ -190,7 +188,7 @@ def test_nothing_raises_on_a_wrong_address_or_a_full_spool(
     for url in ("", "not an address", "file:///etc"):
         run = orrery_recorder.init(url, TOKEN, "x")
         run.log({"loss": 1.0})
-        assert run.finish()
+        assert run.finish(timeout_s=PATIENCE_S)
     (tmp_path / "file").write_text("")
     record(server.url, spool=tmp_path / "file" / "below").log({"loss": 1.0})
     full = record(server.url, max_spool_bytes=1000)
@@ -201,7 +199,7 @@ def test_nothing_raises_on_a_wrong_address_or_a_full_spool(
     full.log(None)  # type: ignore[arg-type]
     for _ in range(100):
         full.log({"loss": 1.0})
-    assert full.finish()
+    assert full.finish(timeout_s=PATIENCE_S)
     assert 5 < len(server.points(full.id)) < 20
     assert caplog.text.count("is full") == 1
 
@@ -210,12 +208,12 @@ def test_ranks_are_silent_or_share_a_run(server: Ingest, monkeypatch: pytest.Mon
     monkeypatch.setenv("RANK", "1")
     silent = record(server.url)
     silent.log({"loss": 1.0})
-    assert silent.finish() and not server.runs
+    assert silent.finish(timeout_s=PATIENCE_S) and not server.runs
     server.refuse = [(409, {})]  # both at once: the second is told that the first is being answered
     runs = [record(server.url, key="launch-7", rank=rank) for rank in (0, 1)]
     for rank, run in enumerate(runs):
         run.log({"loss": float(rank)}, step=1)
-    assert [run.finish() for run in reversed(runs)] == [True, True]
+    assert [run.finish(timeout_s=PATIENCE_S) for run in reversed(runs)] == [True, True]
     assert [(p["rank"], p["values"]["loss"]) for p in server.points("r1")] == [(0, 0.0), (1, 1.0)]
 
 
@@ -234,7 +232,7 @@ def test_in_a_run_directory_lines_are_the_outbox(
         run.log({"loss": 1.0 / step}, step=step, tokens=step)
         run.event("note", {"step": step})
         run.line("its output is its log")
-        assert run.finish()
+        assert run.finish(timeout_s=PATIENCE_S)
     assert capsys.readouterr().out == "its output is its log\n" * 2
     points = [
         Point.model_validate_json(line) for line in (tmp_path / "rank-2" / "points.jsonl").read_text().splitlines()
@@ -254,6 +252,6 @@ def test_a_forked_child_does_not_speak_for_its_parent(server: Ingest) -> None:
         run.finish("failed")
         os._exit(0)
     assert os.waitpid(child, 0)[1] == 0
-    assert run.finish()
+    assert run.finish(timeout_s=PATIENCE_S)
     assert server.ends["r1"]["status"] == "finished"
     assert [p["step"] for p in server.points("r1")] == [1]

@@ -88,7 +88,7 @@ def test_two_real_ranks_learn_until_sigterm_then_save_and_leave(tmp_path):
     command = [*TORCHRUN, *ENGINE, *written(tmp_path, spec)]
     with subprocess.Popen(command, cwd=ROOT, env=ENV, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as running:
         points = tmp_path / "out" / "rank-0" / "points.jsonl"
-        deadline = time.monotonic() + 120
+        deadline = time.monotonic() + 240
         while not (points.exists() and points.stat().st_size) and time.monotonic() < deadline:
             time.sleep(0.05)
         running.send_signal(signal.SIGTERM)

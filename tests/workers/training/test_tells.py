@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from tests.workers.training.conftest import TINY, make_spec
+from tests.workers.training.pool import TIMEOUT_S
 from workers.contracts.exits import UserError
 from workers.training import writing
 from workers.training.accept import accept
@@ -52,7 +53,9 @@ def alone(train, tmp_path_factory):
         kind = (bool(plan.get("ep")), plan.get("schedule") == "pipedream")
         if kind not in made:
             whole = spec(plan)
-            made[kind] = train({**whole, "plan": BATCH}, tmp_path_factory.mktemp("alone"))
+            with pytest.MonkeyPatch.context() as patch:
+                patch.setattr(writing, "GRACE_S", TIMEOUT_S)  # as on the ranks of a pool
+                made[kind] = train({**whole, "plan": BATCH}, tmp_path_factory.mktemp("alone"))
         return made[kind]
 
     return run

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import socket
 import threading
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +20,8 @@ from tests.workers.inference.untrained import untrained_folder
 from workers.contracts.exits import Outcome
 from workers.contracts.serving import KEY_HEADER, EngineState, serve_key
 from workers.inference.accept import load_run
+from workers.inference.engine import Engine
+from workers.inference.request import Request
 from workers.inference.serve import run_serve
 from workers.inference.surroundings import Surroundings
 
@@ -63,7 +67,7 @@ class Serving:
         told = self.event("serving")
         self.url = f"http://{told['host']}:{told['port']}"
         self.house = {KEY_HEADER: serve_key(FENCE)}
-        self.http = httpx.Client(base_url=self.url, timeout=20, trust_env=False)
+        self.http = httpx.Client(base_url=self.url, timeout=90, trust_env=False)
 
     def _run(self, rank: int, ranks: int) -> None:
         around = Surroundings(rank, ranks, rank, ranks, "9", 1, FENCE, "127.0.0.1", self._folders[rank])
@@ -75,7 +79,7 @@ class Serving:
             self.outcome = outcome
 
     def client(self, key: str = "any") -> openai.OpenAI:
-        found = openai.OpenAI(base_url=f"{self.url}/v1", api_key=key, max_retries=0, timeout=20)
+        found = openai.OpenAI(base_url=f"{self.url}/v1", api_key=key, max_retries=0, timeout=90)
         self._clients.append(found)
         return found
 
@@ -93,7 +97,7 @@ class Serving:
         path = self._folders[rank] / f"rank-{rank}" / f"{name}.jsonl"
         return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
 
-    def until(self, ask: Any, seconds: float = 30) -> Any:
+    def until(self, ask: Any, seconds: float = 90) -> Any:
         deadline = time.monotonic() + seconds
         while time.monotonic() < deadline:
             if (found := ask()) is not None:
@@ -109,11 +113,54 @@ class Serving:
 
     def ended(self) -> Outcome | BaseException | None:
         for thread in self._threads:
-            thread.join(30)
+            thread.join(90)
             assert not thread.is_alive()
         for each in (self.http, *self._clients):
             each.close()
         return self.outcome
+
+
+@contextmanager
+def asked(serving: Serving, body: dict[str, Any]) -> Iterator[socket.socket]:
+    """A completion is asked for, and whoever asked is gone at the end."""
+    text = json.dumps(body)
+    host, port = serving.url.removeprefix("http://").split(":")
+    with socket.create_connection((host, int(port)), timeout=90) as line:
+        line.sendall(f"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: {len(text)}\r\n\r\n{text}".encode())
+        yield line
+
+
+class Steps:
+    """The steps of all engines of this process: as they come, or one when a test says so. Meanwhile an engine takes
+    requests, gives them up and tells its state, as between any two steps."""
+
+    def __init__(self) -> None:
+        self._free, self._one = threading.Event(), threading.Semaphore(0)
+        self._free.set()
+
+    def hold(self) -> None:
+        self._free.clear()
+
+    def one(self) -> None:
+        self._one.release()
+
+    def go(self) -> None:
+        self._free.set()
+
+    def may(self) -> bool:
+        return self._free.is_set() or self._one.acquire(timeout=0.002)
+
+
+@pytest.fixture
+def steps(monkeypatch: pytest.MonkeyPatch) -> Iterator[Steps]:
+    made, step = Steps(), Engine.step
+
+    def when_it_may(engine: Engine) -> list[Request]:
+        return step(engine) if made.may() else []
+
+    monkeypatch.setattr(Engine, "step", when_it_may)
+    yield made
+    made.go()
 
 
 @pytest.fixture(scope="module")

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import gc
-import socket
 import warnings
 from typing import Any
 
 import openai
 import pytest
 
+from tests.workers.inference.server.conftest import asked
 from workers.inference.server.ticket import Ticket
 
 CHAT: list[Any] = [{"role": "user", "content": "w7 w9"}]
@@ -121,19 +121,17 @@ def test_what_is_no_request_at_all(serving):
     assert serving.http.get("/health").json() == {"status": "ok"}
 
 
-def test_a_client_that_vanishes_leaves_nothing_behind(serving):
-    body = '{"prompt": [%d, 2, 3], "max_tokens": 240, "ignore_eos": true, "stream": %s}'
-    for number, stream in enumerate(("true", "false", "true", "false")):
-        text = body % (number, stream)
-        with socket.create_connection(tuple(serving.url[7:].split(":")), timeout=10) as line:  # type: ignore[arg-type]
-            head = f"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: {len(text)}\r\n\r\n"
-            line.sendall((head + text).encode())
-            if stream == "true":
+def test_a_client_that_vanishes_leaves_nothing_behind(serving, steps):
+    steps.hold()
+    for number, stream in enumerate((True, False, True, False)):
+        body = {"prompt": [number, 2, 3], "max_tokens": 240, "ignore_eos": True, "stream": stream}
+        with asked(serving, body) as line:
+            if stream:
                 assert b"200 OK" in line.recv(200)
-            else:
-                serving.until(lambda: serving.state().running or None)
-    found = serving.settled()
-    assert found.used == 0
+            serving.until(lambda: steps.one() or serving.state().used or None)
+        found = serving.settled()
+        assert found.used == 0
+    steps.go()
     finishes = [each["finish"] for each in serving.lines("requests")][-4:]
     assert finishes == ["aborted"] * 4
     serving.until(lambda: None if _kept(max_new_tokens=240) else True)

@@ -116,7 +116,7 @@ def test_bodies_that_are_none(bytewise):
         assert told(bytewise, "/v1/completions", body)[0] == 400, body[:20]
     assert told(bytewise, "/v1/completions", b'{"prompt": "' + b"x" * (33 << 20) + b'"}')[0] == 413
     for sent in (b"", b'{"prompt"'):  # and a client that goes before all of it has come
-        with socket.create_connection(tuple(bytewise.url[7:].split(":")), timeout=10) as line:  # type: ignore[arg-type]
+        with socket.create_connection(tuple(bytewise.url[7:].split(":")), timeout=90) as line:  # type: ignore[arg-type]
             line.sendall(b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 99\r\n\r\n" + sent)
     assert bytewise.http.get("/health").json() == {"status": "ok"} and bytewise.settled().used == 0
 

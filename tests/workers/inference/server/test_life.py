@@ -17,7 +17,7 @@ from workers.contracts.serving import STOOD, RequestTold, Stood, Summary
 LONG: dict[str, Any] = {"model": "wordy", "prompt": [1, 2, 3], "extra_body": {"ignore_eos": True}}
 
 
-def test_keys_a_full_queue_and_an_end_that_waits_for_what_is_on_its_way(made):
+def test_keys_a_full_queue_and_an_end_that_waits_for_what_is_on_its_way(made, steps):
     serving = made(api_key=hidden("sk-right"), max_seqs=2, max_waiting=1)  # as the control plane keeps it
     for key in ("sk-wrong", "SK-right", hidden("sk-right")):
         with pytest.raises(openai.AuthenticationError):
@@ -27,18 +27,21 @@ def test_keys_a_full_queue_and_an_end_that_waits_for_what_is_on_its_way(made):
     assert serving.http.get("/internal/state", headers={"authorization": "Bearer sk-right"}).status_code == 401
 
     client = serving.client("sk-right")
+    steps.hold()
     streams = [client.completions.create(stream=True, max_tokens=200, **LONG) for _ in range(3)]
     with pytest.raises(openai.RateLimitError) as caught:
         client.completions.create(max_tokens=1, **LONG)
     assert int(caught.value.response.headers["retry-after"]) >= 1
-    assert serving.state().running + serving.state().waiting == 3
+    steps.one()
+    assert serving.until(lambda: found if (found := serving.state()).running else None).waiting == 1
 
-    serving.ask("stop", grace_s=30)
+    serving.ask("stop", grace_s=120)
     serving.event("draining")
     assert serving.http.get("/health").status_code == 503 and serving.state().draining
     with pytest.raises(openai.InternalServerError) as refused:
         client.completions.create(max_tokens=1, **LONG)
     assert refused.value.status_code == 503
+    steps.go()
     ends = [list(stream)[-1].choices[0].finish_reason for stream in streams]
     assert ends == ["length"] * 3, "what was on its way has ended as it would have"
     outcome = serving.ended()
@@ -63,9 +66,11 @@ def test_keys_a_full_queue_and_an_end_that_waits_for_what_is_on_its_way(made):
     assert {"inference/ttft_s", "inference/tpot_s", "inference/tokens_per_s", "inference/prefill_share"} <= last.keys()
 
 
-def test_a_preempted_server_cuts_short_what_outlasts_the_grace(made):
+def test_a_preempted_server_cuts_short_what_outlasts_the_grace(made, steps):
     serving = made()
+    steps.hold()
     stream = serving.client().completions.create(stream=True, max_tokens=250, **LONG)
+    steps.one()
     next(iter(stream))
     serving.ask("preempt", grace_s=0)
     with pytest.raises((openai.APIError, httpx.HTTPError)):
@@ -78,7 +83,7 @@ def test_a_broken_engine_ends_the_run_and_is_told_to_everybody(made, monkeypatch
     gate = threading.Event()
 
     def breaks(*given: Any) -> Any:
-        gate.wait(20)
+        gate.wait(90)
         raise ArithmeticError("the model gives logits that are no finite numbers")
 
     monkeypatch.setattr("workers.inference.runner.Runner.run", breaks)

@@ -8,17 +8,23 @@ const kind = part.dataset.livePart;
 const REFRESH_MS = 1000;
 let waiting = 0;
 
+const held = () => Boolean(part.querySelector("details[open]")) || (part.contains(document.activeElement) && document.activeElement.matches("input, select, textarea"));
+
 /** At most one request a second, none while a hand is in a field of the part. */
 function refresh() {
   if (waiting) return;
   waiting = setTimeout(() => {
     waiting = 0;
-    if (part.contains(document.activeElement) && document.activeElement.matches("input, select, textarea")) return refresh();
-    const open = [...part.querySelectorAll("details[open]")].length > 0;
-    if (open) return refresh();
+    if (held()) return refresh();
     window.htmx?.trigger(part, "refresh");
   }, REFRESH_MS);
 }
+// a hand that came while the answer was on its way
+part.addEventListener("htmx:beforeSwap", (event) => {
+  if (event.target !== part || !held()) return;
+  event.detail.shouldSwap = false;
+  refresh();
+});
 
 const put = (row, name, text) => { const cell = row?.querySelector(`[data-cell="${name}"]`); if (cell) cell.textContent = text; };
 const bar = (row, name, share) => row?.querySelector(`[data-cell="${name}"]`)?.style.setProperty("--part", `${Math.min(100, Math.max(0, 100 * share))}%`);

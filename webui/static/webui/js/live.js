@@ -7,6 +7,7 @@ const READ_MS = 100;
 const SILENT_MS = 20000; // no frame and no heartbeat: the connection is dead though nobody said so
 const NOTICE_MS = 800;
 const MOST_WAIT_MS = 10000;
+const FILL_AGAIN_MS = 2000;
 
 export class Live {
   /** `path` like /ws/runs/12/; `after` and `epoch` are where the page's data stand. */
@@ -123,9 +124,18 @@ export class Live {
     }
   }
 
+  /** The connection may break once more while the hole is filled: then that is tried again. */
   missed(from, to, everything) {
     this.stats.gaps += 1;
-    Promise.resolve(this.onGap({ from, to, everything })).then(() => { this.stats.filled += 1; });
+    const fill = async () => {
+      try {
+        await this.onGap({ from, to, everything });
+        this.stats.filled += 1;
+      } catch {
+        setTimeout(fill, FILL_AGAIN_MS);
+      }
+    };
+    fill();
   }
 }
 

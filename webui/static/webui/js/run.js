@@ -96,7 +96,7 @@ function startTiles() {
     const sight = watchVisible(element, () => tile.mark?.());
     Object.assign(tile, { name, canvas, value, mark: scheduler.add(tile) });
     known.set(name, tile);
-    charts?.ready.then(() => fill(tile)).then(() => tile.mark());
+    charts?.ready.then(() => fill(tile)).then(() => tile.mark(), (error) => console.warn(error.message));
     addEventListener("orrery:theme", () => tile.mark());
   }
   async function fill(tile) {

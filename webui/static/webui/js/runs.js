@@ -87,7 +87,7 @@ if (table) setInterval(growHours, 5000);
 /** After a hole in the stream the rows are asked for again; nothing else of the page is touched. */
 async function refill() {
   const answer = await fetch(location.href, { headers: { Accept: "text/html" } });
-  if (!answer.ok) return;
+  if (!answer.ok) throw new Error(`the rows were not told: ${answer.status}`);
   const page = new DOMParser().parseFromString(await answer.text(), "text/html");
   for (const row of page.querySelectorAll("tr[data-run]")) {
     const old = rowOf(row.dataset.run);

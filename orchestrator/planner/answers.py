@@ -24,10 +24,6 @@ COMM = ("dp_bytes", "tp_bytes", "pp_bytes", "cp_bytes", "ep_bytes")
 COLLECTIVES = tuple(f"{kind}_bytes" for kind in KINDS)
 HOST = ("host_bytes", "host_capacity_bytes")
 COST = ("usd_per_billion_tokens", "kwh_per_billion_tokens", "days")
-_UNTOLD = (
-    "memory", "step_time_s", "step_time_low_s", "step_time_high_s", "time", *RATES, "comm", "collectives", *COST,
-    "host",
-)  # fmt: skip
 
 
 def answers(table: Table, ids: Sequence[Any], low: Column, high: Column) -> list[dict[str, Any]]:
@@ -70,9 +66,8 @@ def answers(table: Table, ids: Sequence[Any], low: Column, high: Column) -> list
 
 
 def refused(id: Any, problems: Sequence[Any]) -> dict[str, Any]:
-    """The answer to a line that cannot be estimated: no number stands in it, each is null."""
-    told = [item.model_dump(by_alias=True) for item in problems]
-    return {"id": id, "ok": False, "problems": told, "fits": False, **dict.fromkeys(_UNTOLD)}
+    """The answer to a line that cannot be estimated."""
+    return {"id": id, "ok": False, "fits": False, "problems": [item.model_dump(by_alias=True) for item in problems]}
 
 
 def explained(table: Table, row: int, answer: dict[str, Any], depth: int | None = None) -> dict[str, Any]:

@@ -18,16 +18,18 @@ _REMEMBERED = 200_000  # blocks
 
 @dataclass(eq=False, slots=True)
 class Replica:
-    """`relay` is None for the one in this process; `inside` counts answers on their way."""
+    """`relay` is None for the one in this process; `inside` counts answers on their way, `taken` all so far."""
 
     rank: int
     relay: Relay | None
     inside: int = 0
+    taken: int = 0
 
 
 class Fleet:
     """`choose` a replica for a prompt: of those with room the one that was sent the longest beginning of it.
 
+    Of equally idle ones it is the one that had least so far, so that one request after another fills all caches.
     One that is busier than the idlest by `slack` answers is passed over: a shared prefix saves a prompt's time, a queue
     costs several answers'. Each holds `capacity` at most.
     """
@@ -39,7 +41,7 @@ class Fleet:
 
     def choose(self, prompt: Sequence[int], answers: int) -> Replica:
         """Its answers count as on their way from now on. Raises ApiError 429 where all are full."""
-        idlest = min(self.replicas, key=lambda each: (each.inside, each.rank))
+        idlest = min(self.replicas, key=lambda each: (each.inside, each.taken, each.rank))
         if idlest.inside and idlest.inside + answers > self._capacity:
             says = f"{sum(each.inside for each in self.replicas)} answers are on their way and all replicas are full"
             raise ApiError(f"{says}; ask again later", status=429, code="queue_full", retry_after_s=1.0)
@@ -54,6 +56,7 @@ class Fleet:
         while len(self._sent) > _REMEMBERED:
             self._sent.popitem(last=False)
         chosen.inside += answers
+        chosen.taken += answers
         return chosen
 
     @property

@@ -131,6 +131,16 @@ def test_a_busy_replica_is_passed_over_and_full_ones_refuse():
     assert refused.value.status == 429 and (first.inside, second.inside) == (4, 4)
 
 
+def test_one_request_after_another_fills_the_caches_of_all():
+    fleet = Fleet([Replica(0, None), Replica(1, None)], block_size=4, capacity=4, slack=2)
+    ranks = []
+    for first in (1, 2, 3, 2, 2, 4):
+        chosen = fleet.choose([first] * 8, 1)
+        chosen.inside -= 1  # answered
+        ranks.append(chosen.rank)
+    assert ranks == [0, 1, 0, 1, 1, 0], "what is known stays where it is"
+
+
 def test_vllm_is_started_watched_and_ended_in_our_place(made, tmp_path, monkeypatch):
     with pytest.raises(AssertionError, match="vllm is not installed on this node"):
         made(backend="vllm")

@@ -7,12 +7,14 @@ import sys
 
 def main() -> None:
     os.environ.setdefault("DJANGO_SETTINGS_MODULE", "orchestrator.config.settings")
-    if sys.argv[1:2] == ["up"]:  # its options are settings, so they must be known before settings are read
+    # its options are settings, so they must be known before settings are read
+    if sys.argv[1:2] == ["up"]:
         from orchestrator.config.embedded import options
 
         options.apply(sys.argv[2:])
     if sys.argv[1:2] in (["plan"], ["calibrate"], ["planner_accuracy"]):
-        # they sign nothing and keep nothing: no key is made for them, so they leave no data directory behind
+        # they sign nothing and keep nothing: no key is made for them, so they leave no data
+        # directory behind
         os.environ.setdefault("ORRERY_SECRET_KEY", "none")
     from django.core.management import execute_from_command_line
 

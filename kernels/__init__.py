@@ -1,7 +1,10 @@
-"""Fused operations for transformers: Triton kernels with readable references, chosen by measurement.
+"""Fused operations for transformers: Triton kernels with readable references, chosen by
+measurement.
 
-Wants torch; without triton or a GPU every operation still works, by its reference or torch's own kernels.
-`explain()` tells which implementation ran each kind of call, and why. Triton is loaded with the first operation that
+Wants torch; without triton or a GPU every operation still works, by its reference or torch's own
+kernels.
+`explain()` tells which implementation ran each kind of call, and why. Triton is loaded with the
+first operation that
 has kernels of its own to launch, not with this package.
 """
 

@@ -1,6 +1,8 @@
-"""Arguments looked at before anything is launched: what is wrong, which argument, what to do about it.
+"""Arguments looked at before anything is launched: what is wrong, which argument, what to do about
+it.
 
-TypeError for what a thing is (no tensor, dtype), ValueError for its shape, place or value. Knows no operation.
+TypeError for what a thing is (no tensor, dtype), ValueError for its shape, place or value. Knows no
+operation.
 """
 
 from __future__ import annotations
@@ -18,7 +20,10 @@ def tensor(name: str, x: object) -> None:
     if not isinstance(x, torch.Tensor):
         raise TypeError(f"{name} must be a torch.Tensor, not {type(x).__name__}.")
     if x.layout is not torch.strided:
-        raise TypeError(f"{name} has layout {str(x.layout).removeprefix('torch.')}; it must be dense: .to_dense().")
+        raise TypeError(
+            f"{name} has layout {str(x.layout).removeprefix('torch.')}; it must be dense: "
+            ".to_dense()."
+        )
 
 
 def dtype_among(name: str, x: torch.Tensor, allowed: Iterable[torch.dtype] = FLOATS) -> None:
@@ -27,7 +32,10 @@ def dtype_among(name: str, x: torch.Tensor, allowed: Iterable[torch.dtype] = FLO
     allowed = tuple(allowed)
     if x.dtype not in allowed:
         words = ", ".join(str(d).removeprefix("torch.") for d in allowed)
-        raise TypeError(f"{name} is {str(x.dtype).removeprefix('torch.')}; it must be one of: {words}. Cast it first.")
+        raise TypeError(
+            f"{name} is {str(x.dtype).removeprefix('torch.')}; it must be one of: {words}. Cast "
+            "it first."
+        )
 
 
 def same_dtype(**tensors: torch.Tensor) -> None:
@@ -37,7 +45,10 @@ def same_dtype(**tensors: torch.Tensor) -> None:
     for name, x in rest:
         tensor(name, x)
         if x.dtype != lead.dtype:
-            raise TypeError(f"{name} is {x.dtype} and {first} is {lead.dtype}; they must be equal. Cast one of them.")
+            raise TypeError(
+                f"{name} is {x.dtype} and {first} is {lead.dtype}; they must be equal. Cast one "
+                "of them."
+            )
 
 
 def same_device(**tensors: torch.Tensor | None) -> None:
@@ -48,7 +59,9 @@ def same_device(**tensors: torch.Tensor | None) -> None:
     for name, x in present[1:]:
         tensor(name, x)
         if x.device != lead.device:
-            raise ValueError(f"{name} lies on {x.device} and {first} on {lead.device}; move them to one device.")
+            raise ValueError(
+                f"{name} lies on {x.device} and {first} on {lead.device}; move them to one device."
+            )
 
 
 def dims(name: str, x: torch.Tensor, *counts: int) -> None:
@@ -56,16 +69,25 @@ def dims(name: str, x: torch.Tensor, *counts: int) -> None:
     tensor(name, x)
     if x.dim() not in counts:
         words = " or ".join(str(n) for n in counts)
-        raise ValueError(f"{name} has {x.dim()} dimensions, shape {tuple(x.shape)}; it must have {words}.")
+        raise ValueError(
+            f"{name} has {x.dim()} dimensions, shape {tuple(x.shape)}; it must have {words}."
+        )
 
 
 def shape(name: str, x: torch.Tensor, expected: tuple[int | None, ...], meaning: str = "") -> None:
-    """x's shape must be the expected one; None stands for any size. `meaning` names the dimensions."""
+    """x's shape must be the expected one; None stands for any size.
+
+    `meaning` names the dimensions.
+    """
     tensor(name, x)
-    fits = x.dim() == len(expected) and all(e is None or e == s for s, e in zip(x.shape, expected, strict=True))
+    fits = x.dim() == len(expected) and all(
+        e is None or e == s for s, e in zip(x.shape, expected, strict=True)
+    )
     if not fits:
         words = ", ".join("any" if e is None else str(e) for e in expected)
-        raise ValueError(f"{name} has shape {tuple(x.shape)}; it must be ({words}){meaning and ' = ' + meaning}.")
+        raise ValueError(
+            f"{name} has shape {tuple(x.shape)}; it must be ({words}){meaning and ' = ' + meaning}."
+        )
 
 
 def at_least_one(name: str, x: torch.Tensor, dim: int) -> None:
@@ -77,19 +99,29 @@ def at_least_one(name: str, x: torch.Tensor, dim: int) -> None:
 def contiguous_last(name: str, x: torch.Tensor) -> None:
     """Neighbours along the last dimension must be neighbours in memory."""
     if x.dim() and x.shape[-1] > 1 and x.stride(-1) != 1:
-        raise ValueError(f"{name} has stride {x.stride(-1)} along its last dimension; it must be 1: .contiguous().")
+        raise ValueError(
+            f"{name} has stride {x.stride(-1)} along its last dimension; it must be 1: "
+            ".contiguous()."
+        )
 
 
 def contiguous(name: str, x: torch.Tensor) -> None:
     """x must lie in memory without gaps; for what is written in place."""
     if not x.is_contiguous():
-        raise ValueError(f"{name} with shape {tuple(x.shape)} and strides {x.stride()} must be contiguous.")
+        raise ValueError(
+            f"{name} with shape {tuple(x.shape)} and strides {x.stride()} must be contiguous."
+        )
 
 
 def written(name: str, x: torch.Tensor) -> None:
-    """x, which is written in place, must not hold one number in two places, as an expanded tensor does."""
+    """x, which is written in place, must not hold one number in two places, as an expanded tensor
+    does.
+    """
     if any(step == 0 and size > 1 for size, step in zip(x.shape, x.stride(), strict=True)):
-        raise ValueError(f"{name} with shape {tuple(x.shape)} has strides {x.stride()}: expanded; .clone() it first.")
+        raise ValueError(
+            f"{name} with shape {tuple(x.shape)} has strides {x.stride()}: expanded; .clone() it "
+            "first."
+        )
 
 
 def pair(name: str, value: object) -> None:
@@ -147,11 +179,16 @@ def window(value: int | None) -> None:
     if isinstance(value, bool) or not isinstance(value, int):
         raise TypeError(f"window must be a whole number of keys or None, not {value!r}.")
     if value < 1:
-        raise ValueError(f"window is {value}; it must be at least 1 (a query sees itself), or None for no window.")
+        raise ValueError(
+            f"window is {value}; it must be at least 1 (a query sees itself), or None for no "
+            "window."
+        )
 
 
 def among(name: str, value: object, allowed: Iterable[object]) -> None:
     """The value must be one of those allowed."""
     allowed = tuple(allowed)
     if value not in allowed:
-        raise ValueError(f"{name} is {value!r}; it must be one of: {', '.join(repr(a) for a in allowed)}.")
+        raise ValueError(
+            f"{name} is {value!r}; it must be one of: {', '.join(repr(a) for a in allowed)}."
+        )

@@ -1,6 +1,7 @@
 """Which implementation runs a call, and why; every choice is remembered.
 
-Order: what is forced (argument, then KERNELS_BACKEND), else the tuned table's order, else the operation's own
+Order: what is forced (argument, then KERNELS_BACKEND), else the tuned table's order, else the
+operation's own
 order; the first that can. Knows names and reasons; knows no operation.
 """
 
@@ -27,12 +28,17 @@ MOST_SETTLED = 4096
 
 
 class BackendUnavailable(RuntimeError):
-    """A backend was asked for by name and cannot run this call; the text says why. Trying again does not help."""
+    """A backend was asked for by name and cannot run this call; the text says why.
+
+    Trying again does not help.
+    """
 
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """An implementation of an operation: its backend's name, and why it cannot run this call (None: it can)."""
+    """An implementation of an operation: its backend's name, and why it cannot run this call (None:
+    it can).
+    """
 
     backend: str
     why_not: str | None = None
@@ -55,11 +61,15 @@ _latest = threading.local()  # the record that this thread counted last
 _lock = threading.Lock()
 
 
-def choose(op: str, facts: dict[str, object], candidates: Sequence[Candidate], backend: str | None = None) -> Candidate:
+def choose(
+    op: str, facts: dict[str, object], candidates: Sequence[Candidate], backend: str | None = None
+) -> Candidate:
     """The candidate to run.
 
-    `candidates` stand in the operation's own order; `facts` are what the choice may rest on (dtype, sizes as
-    `tuning.round_up` gives them, flags), with few distinct values. `backend` forces one by name. Raises
+    `candidates` stand in the operation's own order; `facts` are what the choice may rest on (dtype,
+    sizes as
+    `tuning.round_up` gives them, flags), with few distinct values. `backend` forces one by name.
+    Raises
     BackendUnavailable when the forced one cannot, or none can; ValueError for a name nobody has.
     """
     forced, by = (backend, "backend=") if backend is not None else _forced(op)
@@ -69,11 +79,17 @@ def choose(op: str, facts: dict[str, object], candidates: Sequence[Candidate], b
             _record(op, facts, chosen.backend, reason)
             return chosen
     order = [] if torch.compiler.is_compiling() else tuning.order(op, facts)
-    ranked = sorted(candidates, key=lambda c: order.index(c.backend) if c.backend in order else len(order))
+    ranked = sorted(
+        candidates, key=lambda c: order.index(c.backend) if c.backend in order else len(order)
+    )
     passed: list[str] = []
     for candidate in ranked:
         if candidate.why_not is None:
-            first = "first in the tuned order" if candidate.backend in order else "first in the default order"
+            first = (
+                "first in the tuned order"
+                if candidate.backend in order
+                else "first in the default order"
+            )
             reason = "; ".join(passed) if passed else first
             _record(op, facts, candidate.backend, reason)
             return candidate
@@ -82,7 +98,8 @@ def choose(op: str, facts: dict[str, object], candidates: Sequence[Candidate], b
 
 
 def explain() -> list[dict[str, object]]:
-    """Each kind of call since the start: {op, facts, backend, reason, calls}, in the order of first use.
+    """Each kind of call since the start: {op, facts, backend, reason, calls}, in the order of first
+    use.
 
     Facts are numbers, words and None: fit for JSON. A call that torch.compile traced counts once.
     """
@@ -107,7 +124,9 @@ def forget() -> None:
 
 
 def repeated(kind: tuple[object, ...] | None) -> Any:
-    """What was settled for calls of this kind, the call counted like those before it; None where nothing was."""
+    """What was settled for calls of this kind, the call counted like those before it; None where
+    nothing was.
+    """
     found = _settled.get(kind) if kind is not None else None
     if found is None:
         return None
@@ -118,15 +137,21 @@ def repeated(kind: tuple[object, ...] | None) -> Any:
 def settle(kind: tuple[object, ...] | None, value: Any) -> None:
     """Remember `value` for all calls of a kind, right after a `choose` whose outcome it rests on.
 
-    `kind` holds whatever checks and choice look at, so that looking once is enough; None settles nothing.
+    `kind` holds whatever checks and choice look at, so that looking once is enough; None settles
+    nothing.
     """
     if kind is not None and len(_settled) < MOST_SETTLED:
         _settled[kind] = value, _latest.record
 
 
-def cpu_kind(op: str, tensors: Sequence[torch.Tensor | None], *options: object) -> tuple[object, ...] | None:
-    """What checks and choice rest on for a call on a CPU whose strides do not matter; None for any other call, and for
-    what is no tensor. Costs 2 us; checking and choosing anew 10 to 40, where torch's smallest operators take 3."""
+def cpu_kind(
+    op: str, tensors: Sequence[torch.Tensor | None], *options: object
+) -> tuple[object, ...] | None:
+    """What checks and choice rest on for a call on a CPU whose strides do not matter; None for any
+    other call, and for
+    what is no tensor. Costs 2 us; checking and choosing anew 10 to 40, where torch's smallest
+    operators take 3.
+    """
     if torch.compiler.is_compiling():
         return None
     told: list[object] = [op, forced_by_environment(b"KERNELS_BACKEND"), torch.is_grad_enabled()]
@@ -166,16 +191,20 @@ def _forced(op: str) -> tuple[str | None, str]:
     return everywhere, "KERNELS_BACKEND="
 
 
-def _take(op: str, forced: str, by: str, candidates: Sequence[Candidate]) -> tuple[Candidate | None, str]:
+def _take(
+    op: str, forced: str, by: str, candidates: Sequence[Candidate]
+) -> tuple[Candidate | None, str]:
     for candidate in candidates:
         if candidate.backend == forced:
             if candidate.why_not is not None:
                 raise BackendUnavailable(
-                    f"{op}: {by}{forced} was asked for and cannot run this call: {candidate.why_not}. "
+                    f"{op}: {by}{forced} was asked for and cannot run this call: "
+                    f"{candidate.why_not}. "
                     "Leave the choice open, or change the call."
                 )
             return candidate, f"asked for by {by}{forced}"
-    if by == "KERNELS_BACKEND=":  # said for all operations: those that do not have it choose for themselves
+    # said for all operations: those that do not have it choose for themselves
+    if by == "KERNELS_BACKEND=":
         return None, ""
     names = ", ".join(c.backend for c in candidates)
     raise ValueError(f"{op}: {by}{forced} was asked for; it has: {names}.")
@@ -189,7 +218,9 @@ def _record(op: str, facts: dict[str, object], backend: str, reason: str) -> Non
 
 
 def _traced(op: str, facts: tuple[tuple[str, object], ...], backend: str, reason: str) -> None:
-    """Runs once when torch.compile traces a call, which stands in the graph from then on and is not counted again."""
+    """Runs once when torch.compile traces a call, which stands in the graph from then on and is not
+    counted again.
+    """
     _count((op, backend, *facts), dict(facts), f"{reason}; traced by torch.compile")
 
 
@@ -198,7 +229,11 @@ _traced._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
 def _plain(value: object) -> object:
-    return str(value).removeprefix("torch.") if isinstance(value, (torch.dtype, torch.device)) else value
+    return (
+        str(value).removeprefix("torch.")
+        if isinstance(value, (torch.dtype, torch.device))
+        else value
+    )
 
 
 def _count(key: tuple[object, ...], facts: dict[str, object], reason: str) -> None:

@@ -1,7 +1,10 @@
-"""`python -m kernels.gate --arch sm_90`: compiles every shipped configuration without a GPU and looks at the result.
+"""`python -m kernels.gate --arch sm_90`: compiles every shipped configuration without a GPU and
+looks at the result.
 
-Breaches: spilled registers without a reason, shared memory above the architecture's limit, an instruction that
-was expected and is missing, a configuration that does not compile. Finds configurations in each module of this
+Breaches: spilled registers without a reason, shared memory above the architecture's limit, an
+instruction that
+was expected and is missing, a configuration that does not compile. Finds configurations in each
+module of this
 package that has `shipped(arch) -> list[Shipped]`; knows no operation.
 """
 
@@ -44,14 +47,18 @@ class Told:
 
 
 def modules(only: str | None = None) -> list[str]:
-    """Names of all modules that ship configurations; of those alone that name an operation, where one is given."""
+    """Names of all modules that ship configurations; of those alone that name an operation, where
+    one is given.
+    """
     root = Path(kernels.__file__).parent
     found = []
     for path in sorted(root.rglob("*.py")):
         inside = path.relative_to(root)
         text = path.read_text()
         if "\ndef shipped(" in text and (only is None or f'"{only}"' in text):
-            found.append(".".join(("kernels", *inside.with_suffix("").parts)).removesuffix(".__init__"))
+            found.append(
+                ".".join(("kernels", *inside.with_suffix("").parts)).removesuffix(".__init__")
+            )
     return found
 
 
@@ -69,7 +76,10 @@ def compiled(one: Shipped, arch: str) -> Told:
             signature[name] = "constexpr"
             continue
         if name not in one.signature:
-            raise KeyError(f"{one.op}/{one.name}: argument {name!r} stands neither in signature nor in constexprs.")
+            raise KeyError(
+                f"{one.op}/{one.name}: argument {name!r} stands neither in signature nor in "
+                "constexprs."
+            )
         kind, _, multiple = one.signature[name].partition(":")
         signature[name] = kind
         if kind.startswith("*") or multiple:
@@ -78,7 +88,9 @@ def compiled(one: Shipped, arch: str) -> Told:
     target = GPUTarget("cuda", int(arch.removeprefix("sm_")), 32)
     try:
         kernel: Any = triton.compile(
-            source, target=target, options={"num_warps": one.num_warps, "num_stages": one.num_stages}
+            source,
+            target=target,
+            options={"num_warps": one.num_warps, "num_stages": one.num_stages},
         )
     except Exception as error:
         says = str(error).strip().splitlines()
@@ -94,7 +106,10 @@ def compiled(one: Shipped, arch: str) -> Told:
         registers,
         stack,
         shared,
-        {w: len(re.findall(re.escape(w), ptx)) for w in ("wgmma.mma_async", "mma.sync", "cp.async", "setmaxnreg")},
+        {
+            w: len(re.findall(re.escape(w), ptx))
+            for w in ("wgmma.mma_async", "mma.sync", "cp.async", "setmaxnreg")
+        },
         round(time.perf_counter() - started, 2),
         _breaches(one, arch, stack, shared, ptx),
     )
@@ -103,18 +118,26 @@ def compiled(one: Shipped, arch: str) -> Told:
 def _breaches(one: Shipped, arch: str, stack: int, shared: int, ptx: str) -> list[str]:
     says = []
     if stack and one.spills_ok is None:
-        says.append(f"spills {stack} bytes of registers a thread; smaller blocks or more warps, or give spills_ok.")
+        says.append(
+            f"spills {stack} bytes of registers a thread; smaller blocks or more warps, or give "
+            "spills_ok."
+        )
     if not stack and one.spills_ok is not None:
         says.append("spills nothing any more; remove spills_ok.")
     limit = runtime.shared_memory_limit(arch)
     if shared > limit:
-        says.append(f"wants {shared:,} bytes of shared memory; {arch} has {limit:,}. Fewer stages or smaller blocks.")
+        says.append(
+            f"wants {shared:,} bytes of shared memory; {arch} has {limit:,}. Fewer stages or "
+            "smaller blocks."
+        )
     says += [f"has no {word} in its PTX." for word in one.expects if word not in ptx]
     return says
 
 
 def _resources(cubin: bytes) -> tuple[int, int]:
-    """(registers, bytes of stack) a thread, as cuobjdump tells them; stack is where spilled registers go."""
+    """(registers, bytes of stack) a thread, as cuobjdump tells them; stack is where spilled
+    registers go.
+    """
     from triton import knobs
 
     path = tuning.cache_home() / f"gate-{os.getpid()}.cubin"
@@ -156,7 +179,9 @@ def judge(arch: str, only: str | None = None, processes: int = PROCESSES) -> lis
 
 
 def main(arguments: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(prog="python -m kernels.gate", description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(
+        prog="python -m kernels.gate", description=__doc__.splitlines()[0]
+    )
     parser.add_argument("--arch", default="sm_90", help="sm_80, sm_90, …")
     parser.add_argument("--only", metavar="OP", help="one operation")
     parser.add_argument("--json", action="store_true", help="one JSON document and nothing else")
@@ -164,7 +189,9 @@ def main(arguments: list[str] | None = None) -> int:
     if not re.fullmatch(r"sm_\d+", asked.arch):
         parser.error(f"--arch is {asked.arch!r}; it must look like sm_90.")
     if not runtime.HAS_TRITON:
-        parser.error("triton is not installed, so nothing can be compiled: pip install triton==3.6.0")
+        parser.error(
+            "triton is not installed, so nothing can be compiled: pip install triton==3.6.0"
+        )
     if runtime.INTERPRET:
         parser.error("TRITON_INTERPRET is set, so nothing can be compiled: unset it.")
     told = judge(asked.arch, asked.only)
@@ -172,11 +199,18 @@ def main(arguments: list[str] | None = None) -> int:
         parser.error(f"no operation {asked.only!r} ships configurations.")
     breaches = [(t, says) for t in told for says in t.breaches]
     if asked.json:
-        print(json.dumps({"arch": asked.arch, "ok": not breaches, "kernels": [asdict(t) for t in told]}, indent=1))
+        print(
+            json.dumps(
+                {"arch": asked.arch, "ok": not breaches, "kernels": [asdict(t) for t in told]},
+                indent=1,
+            )
+        )
     else:
         for t in told:
             tensor_core = (
-                "wgmma" if t.instructions.get("wgmma.mma_async") else "mma" * bool(t.instructions.get("mma.sync"))
+                "wgmma"
+                if t.instructions.get("wgmma.mma_async")
+                else "mma" * bool(t.instructions.get("mma.sync"))
             )
             print(
                 f"{t.op:24} {t.name:36} {t.registers:4d} registers {t.spilled_bytes:5d} B spilled "

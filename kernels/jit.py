@@ -17,7 +17,9 @@ if TYPE_CHECKING or HAS_TRITON:
 else:
 
     class _Absent:
-        """Stands in for triton's modules: every attribute and call is itself, so that kernel files import."""
+        """Stands in for triton's modules: every attribute and call is itself, so that kernel files
+        import.
+        """
 
         def __getattr__(self, name: str) -> _Absent:
             if name.startswith("__"):
@@ -52,7 +54,10 @@ _INTERPRETED = tl.constexpr(INTERPRET)
 
 
 def jit(fn: Callable[..., Any] | None = None, **options: Any) -> Any:
-    """`triton.jit`; leaves the function as it is where triton is missing. Use bare or with triton's options."""
+    """`triton.jit`; leaves the function as it is where triton is missing.
+
+    Use bare or with triton's options.
+    """
     if not HAS_TRITON:
         return fn if fn is not None else (lambda f: f)
     return triton.jit(fn, **options) if fn is not None else triton.jit(**options)
@@ -70,7 +75,10 @@ def cdiv(a: int, b: int) -> int:
 
 @jit
 def dot(a, b, acc, UPCAST: tl.constexpr):
-    """acc + a·b in fp32. Operands of fp32 are multiplied exactly, not as TF32, as torch does by default."""
+    """acc + a·b in fp32.
+
+    Operands of fp32 are multiplied exactly, not as TF32, as torch does by default.
+    """
     if UPCAST:
         out = tl.dot(a.to(tl.float32), b.to(tl.float32), acc, input_precision="ieee")
     else:
@@ -80,15 +88,22 @@ def dot(a, b, acc, UPCAST: tl.constexpr):
 
 @jit
 def fp8_scale(amax):
-    """The fp32 scale of a group whose largest magnitude is amax: x ~ q · scale; a normal number, of zeros too."""
-    return tl.div_rn(tl.maximum(amax, 5.266214691683848e-36), 448.0)  # 448 times the smallest normal number
+    """The fp32 scale of a group whose largest magnitude is amax: x ~ q · scale; a normal number, of
+    zeros too.
+    """
+    # 448 times the smallest normal number
+    return tl.div_rn(tl.maximum(amax, 5.266214691683848e-36), 448.0)
 
 
 @jit
 def to_fp8(x, scale):
-    """x / scale as e4m3, clamped to +-448 first: a cast alone wraps in the interpreter. NaN stays NaN."""
+    """x / scale as e4m3, clamped to +-448 first: a cast alone wraps in the interpreter.
+
+    NaN stays NaN.
+    """
     q = tl.clamp(x / scale, -448.0, 448.0, propagate_nan=tl.PropagateNan.ALL)
-    if _INTERPRETED:  # its cast rounds 127.6 to 64: the carry out of the mantissa is lost, so round before it
+    # its cast rounds 127.6 to 64: the carry out of the mantissa is lost, so round before it
+    if _INTERPRETED:
         bits = q.to(tl.int32, bitcast=True)
         bits = (bits + 0x7FFFF + ((bits >> 20) & 1)) & -0x100000
         q = tl.where(q == q, bits.to(tl.float32, bitcast=True), q)
@@ -97,7 +112,9 @@ def to_fp8(x, scale):
 
 @jit
 def grouped_order(pid, num_m, num_n, GROUP_M: tl.constexpr):
-    """(block row, block column) of a program; GROUP_M rows share their columns while those are in L2."""
+    """(block row, block column) of a program; GROUP_M rows share their columns while those are in
+    L2.
+    """
     per_group = GROUP_M * num_n
     first = (pid // per_group) * GROUP_M
     rows = tl.minimum(num_m - first, GROUP_M)
@@ -108,7 +125,8 @@ def grouped_order(pid, num_m, num_n, GROUP_M: tl.constexpr):
 def softmax_step(m, l, s):  # noqa: E741
     """One block of online softmax in base 2 (Milakov & Gimelshein 2018, alg. 3).
 
-    m, l [M]: running maximum and sum; s [M, N]: scores already times log2(e). Gives the new m and l, the factor
+    m, l [M]: running maximum and sum; s [M, N]: scores already times log2(e). Gives the new m and
+    l, the factor
     alpha [M] for what was accumulated, and p [M, N]. Rows masked whole (all -inf) stay free of NaN.
     """
     m_new = tl.maximum(m, tl.max(s, 1))

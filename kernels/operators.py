@@ -1,6 +1,8 @@
-"""Own launches as operators of torch's, to whoever watches operators: recomputation, profiles, counts of FLOPs.
+"""Own launches as operators of torch's, to whoever watches operators: recomputation, profiles,
+counts of FLOPs.
 
-A launch by itself is no operator: a dispatch mode sees the memory it fills and not what fills it. Knows names and
+A launch by itself is no operator: a dispatch mode sees the memory it fills and not what fills it.
+Knows names and
 tensors; knows no operation.
 """
 
@@ -16,24 +18,32 @@ from torch import Tensor
 
 Run = Callable[[], Sequence[Tensor]]
 
-# defined by hand, since torch.library.custom_op loads torch's compiler at the first call: seconds a process
+# defined by hand, since torch.library.custom_op loads torch's compiler at the first call: seconds a
+# process
 _LIBRARY: Any = torch.library.Library("kernels", "FRAGMENT")  # type: ignore[no-untyped-call]
 _waiting: dict[int, Run] = {}
 _numbers = itertools.count()
 
 
-def visible(name: str, inputs: Sequence[Tensor | None], run: Run, *, flops: int = 0) -> list[Tensor]:
-    """What `run()` makes of `inputs`, as one call of `torch.ops.kernels.<name>` where a dispatch mode looks on.
+def visible(
+    name: str, inputs: Sequence[Tensor | None], run: Run, *, flops: int = 0
+) -> list[Tensor]:
+    """What `run()` makes of `inputs`, as one call of `torch.ops.kernels.<name>` where a dispatch
+    mode looks on.
 
-    `run` makes new tensors alone, as many as the inputs and options say, so that a watcher may give those of an earlier
-    call instead. Where nobody looks on it is called as it is: an operator in Python costs some 20 us.
+    `run` makes new tensors alone, as many as the inputs and options say, so that a watcher may give
+    those of an earlier
+    call instead. Where nobody looks on it is called as it is: an operator in Python costs some 20
+    us.
     """
     if torch.compiler.is_compiling() or not torch._C._len_torch_dispatch_stack():
         return list(run())
     number = next(_numbers)
     _waiting[number] = run
     try:
-        made: list[Tensor] = operator(name)([each for each in inputs if each is not None], number, flops)
+        made: list[Tensor] = operator(name)(
+            [each for each in inputs if each is not None], number, flops
+        )
         return made
     finally:
         del _waiting[number]
@@ -41,7 +51,9 @@ def visible(name: str, inputs: Sequence[Tensor | None], run: Run, *, flops: int 
 
 @functools.cache
 def operator(name: str) -> Any:
-    """The overload that `visible` calls by this name: `(Tensor[] inputs, int call, int flops) -> Tensor[]`."""
+    """The overload that `visible` calls by this name: `(Tensor[] inputs, int call, int flops) ->
+    Tensor[]`.
+    """
     _LIBRARY.define(f"{name}(Tensor[] inputs, int call, int flops) -> Tensor[]")
     _LIBRARY.impl(name, _run, "CompositeExplicitAutograd")
     from torch.utils.flop_counter import register_flop_formula

@@ -1,4 +1,5 @@
-"""Where a kernel can run: on this GPU, in Triton's interpreter, or not at all (then references and torch's own).
+"""Where a kernel can run: on this GPU, in Triton's interpreter, or not at all (then references and
+torch's own).
 
 Knows devices and limits; knows no operation.
 """
@@ -20,7 +21,8 @@ HAS_TRITON: bool = importlib.util.find_spec("triton") is not None
 # Triton reads the variable when a kernel is decorated, so a later change has no effect here either.
 INTERPRET: bool = HAS_TRITON and os.environ.get("TRITON_INTERPRET") == "1"
 
-# Bytes of shared memory that one program may ask for (CUDA programming guide, table "technical specifications",
+# Bytes of shared memory that one program may ask for (CUDA programming guide, table "technical
+# specifications",
 # less the 1 KiB a block reserves); architectures that are not listed get the smallest.
 _SHARED_MEMORY_BYTES = {
     "sm_75": 65_536,
@@ -43,10 +45,14 @@ def mode(where: torch.Tensor | torch.device) -> Mode:
 
 
 def cannot(where: torch.Tensor | torch.device, *others: torch.Tensor | None) -> str | None:
-    """Why an own kernel cannot run there, in words; None when it can. `others`: further tensors of the call."""
+    """Why an own kernel cannot run there, in words; None when it can.
+
+    `others`: further tensors of the call.
+    """
     for x in (where, *others):
         if isinstance(x, torch.Tensor) and type(x) not in (torch.Tensor, torch.nn.Parameter):
-            return f"a {type(x).__name__}, whose numbers a kernel does not see"  # DTensor, FakeTensor, …
+            # DTensor, FakeTensor, …
+            return f"a {type(x).__name__}, whose numbers a kernel does not see"
     if mode(where) != "reference":
         return None
     device = where.device if isinstance(where, torch.Tensor) else where
@@ -95,7 +101,9 @@ def _sm_count_of(index: int) -> int:
 
 
 def sm_count(device: torch.device | None = None) -> int:
-    """Streaming multiprocessors of the device; 4 in the interpreter, where programs run one after the other."""
+    """Streaming multiprocessors of the device; 4 in the interpreter, where programs run one after
+    the other.
+    """
     if INTERPRET or not _has_gpu() or (device is not None and device.type != "cuda"):
         return 4
     return _sm_count_of(device_key(device) if device is not None else torch.cuda.current_device())
@@ -107,7 +115,9 @@ def shared_memory_limit(arch: str) -> int:
 
 
 def on(tensor: torch.Tensor) -> AbstractContextManager[object]:
-    """Makes the tensor's device the current one for a launch; Triton launches on the current device only."""
+    """Makes the tensor's device the current one for a launch; Triton launches on the current device
+    only.
+    """
     if tensor.device.type == "cuda" and tensor.device.index != torch.cuda.current_device():
         return torch.cuda.device(tensor.device)
     return contextlib.nullcontext()

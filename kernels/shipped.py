@@ -14,7 +14,8 @@ from typing import Any
 class Shipped:
     """One kernel with its types and constants.
 
-    `signature`: argument -> triton type ("*bf16", "fp32", "i32"), constexprs left out. Pointers count as aligned
+    `signature`: argument -> triton type ("*bf16", "fp32", "i32"), constexprs left out. Pointers
+    count as aligned
     to 16 bytes, as torch allocates; an integer that is always a multiple of 16 says so: "i32:16".
     `expects`: words that the PTX must contain ("wgmma", "mma.sync", "cp.async", "setmaxnreg").
     `spills_ok`: the reason why this one may spill registers; None means it must not.

@@ -1,6 +1,8 @@
-"""Launch configurations and backend orders by architecture: what was measured, else the operation's own rule.
+"""Launch configurations and backend orders by architecture: what was measured, else the operation's
+own rule.
 
-`tables/<arch>.json` ships with the project; a user's own measurements lie in the XDG cache, keyed by triton's
+`tables/<arch>.json` ships with the project; a user's own measurements lie in the XDG cache, keyed
+by triton's
 version and a hash of these sources. Nothing is timed while a program runs. Knows no operation.
 """
 
@@ -35,9 +37,11 @@ MOST_REMEMBERED = 4096
 
 
 def rule(op: str) -> Callable[[Rule], Rule]:
-    """Registers a function (arch, facts) -> configuration as what `op` runs with where no table has a row.
+    """Registers a function (arch, facts) -> configuration as what `op` runs with where no table has
+    a row.
 
-    `arch` is "sm_90" and the like, or "interpret": there give blocks so small that tests cross their edges.
+    `arch` is "sm_90" and the like, or "interpret": there give blocks so small that tests cross
+    their edges.
     """
 
     def register(function: Rule) -> Rule:
@@ -48,7 +52,9 @@ def rule(op: str) -> Callable[[Rule], Rule]:
 
 
 def tries(op: str) -> Callable[[Tries], Tries]:
-    """Registers a function (arch, facts) -> changes to the rule's configuration that `make gpu` may measure."""
+    """Registers a function (arch, facts) -> changes to the rule's configuration that `make gpu` may
+    measure.
+    """
 
     def register(function: Tries) -> Tries:
         _tries[op] = function
@@ -74,7 +80,9 @@ def watch() -> Iterator[list[tuple[str, dict[str, Any]]]]:
 
 
 def config(op: str, **facts: Any) -> Config:
-    """The configuration (block sizes, num_warps, num_stages, …) to launch `op` with for these facts."""
+    """The configuration (block sizes, num_warps, num_stages, …) to launch `op` with for these
+    facts.
+    """
     for asked in _watching:
         asked.append((op, facts))
     key = (op, *facts.items())
@@ -101,7 +109,9 @@ def order(op: str, facts: dict[str, Any]) -> list[str]:
 
 @contextlib.contextmanager
 def override(op: str, **values: Any) -> Iterator[None]:
-    """Within the block `op` launches with these values; for the tuner and for tests of odd block sizes."""
+    """Within the block `op` launches with these values; for the tuner and for tests of odd block
+    sizes.
+    """
     before = _overrides.get(op)
     _overrides[op] = values
     try:

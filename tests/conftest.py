@@ -1,6 +1,8 @@
-"""What every test may ask for: three known people, clients, a clock that stands still, a real Redis server.
+"""What every test may ask for: three known people, clients, a clock that stands still, a real Redis
+server.
 
-People: `owner` and `teammate` share a team, `stranger` looks at everything from outside it; `operator` and `admin`
+People: `owner` and `teammate` share a team, `stranger` looks at everything from outside it;
+`operator` and `admin`
 run the place.
 """
 
@@ -35,7 +37,10 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 class FakeClock:
-    """Stands at 2026-01-01 00:00 UTC until it is moved. `orchestrator.common.clock` tells its time."""
+    """Stands at 2026-01-01 00:00 UTC until it is moved.
+
+    `orchestrator.common.clock` tells its time.
+    """
 
     def __init__(self) -> None:
         self.time = datetime(2026, 1, 1, tzinfo=UTC)

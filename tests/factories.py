@@ -57,12 +57,16 @@ def client_for(user: User, **more: Any) -> Client:
 
 def api(user: User, *, scopes: list[str] | None = None) -> Client:
     """A program that sends a bearer token of this person with every request."""
-    _, text = accounts.token_create(user=user, name=f"test {next(_numbers)}", scopes=scopes, by=user)
+    _, text = accounts.token_create(
+        user=user, name=f"test {next(_numbers)}", scopes=scopes, by=user
+    )
     return Client(headers={"Authorization": f"Bearer {text}"})
 
 
 def spec(**changes: Any) -> dict[str, Any]:
-    """A small training run; `devices` asks for that many data-parallel ranks, other names replace spec fields."""
+    """A small training run; `devices` asks for that many data-parallel ranks, other names replace
+    spec fields.
+    """
     devices = changes.pop("devices", 1)
     plan = {"dp": devices, "micro_batch_size": 2, "global_batch_size": 2 * devices}
     made = {"kind": "train", "plan": plan, "train": {"steps": 20, "seq_len": 64}}
@@ -76,23 +80,37 @@ def run(owner: User, *, name: str = "", **changes: Any) -> Run:
 
 def external_run(owner: User, *, name: str = "") -> Run:
     """A run that Orrery only watches: running from birth, attempt 1."""
-    return runs.run_submit(owner=owner, name=name or f"run {next(_numbers)}", spec={"kind": "external"})
+    return runs.run_submit(
+        owner=owner, name=name or f"run {next(_numbers)}", spec={"kind": "external"}
+    )
 
 
 def node(
-    name: str = "", *, devices: int = 4, kind: str = "cpu", pool: str = "default", catalogue: str = "cpu",
+    name: str = "",
+    *,
+    devices: int = 4,
+    kind: str = "cpu",
+    pool: str = "default",
+    catalogue: str = "cpu",
     memory_bytes: int = 4 * 2**30,
-) -> Node:  # fmt: skip
+) -> Node:
     """A node that has joined by a token and is up."""
     text = fleet.join_token_create(by=None, pool=pool)
     name = name or f"node-{next(_numbers)}"
-    described = inventory(name, devices=devices, kind=kind, catalogue=catalogue, memory_bytes=memory_bytes)
+    described = inventory(
+        name, devices=devices, kind=kind, catalogue=catalogue, memory_bytes=memory_bytes
+    )
     request = envelope.join_request(text, name=described.name)
     return fleet.node_joined(request=request, inventory=described)[0]
 
 
 def inventory(
-    name: str, *, devices: int = 4, kind: str = "cpu", catalogue: str = "cpu", memory_bytes: int = 4 * 2**30
+    name: str,
+    *,
+    devices: int = 4,
+    kind: str = "cpu",
+    catalogue: str = "cpu",
+    memory_bytes: int = 4 * 2**30,
 ) -> NodeInventory:
     return NodeInventory(
         name=name,
@@ -117,7 +135,9 @@ def _device(index: int, kind: str, catalogue: str, memory_bytes: int) -> DeviceI
 
 def placement(on: Node, devices: int = 1) -> list[dict[str, Any]]:
     """The first `devices` of one node, as the scheduler writes it."""
-    return [{"node": on.name, "address": on.address, "devices": list(range(devices)), "node_rank": 0}]
+    return [
+        {"node": on.name, "address": on.address, "devices": list(range(devices)), "node_rank": 0}
+    ]
 
 
 def running(run: Run, on: Node) -> Attempt:

@@ -1,7 +1,9 @@
 """Which files of tests begin first, and which belong on one worker. Knows folders, not tests.
 
-Whole paths (flows) wait, start processes and share one installation: one worker takes them all, from the beginning on,
-and what computes runs beside them. Files of one process and many small tests come last, where they even out the end.
+Whole paths (flows) wait, start processes and share one installation: one worker takes them all,
+from the beginning on,
+and what computes runs beside them. Files of one process and many small tests come last, where they
+even out the end.
 """
 
 from __future__ import annotations
@@ -25,8 +27,12 @@ FIRST = (
 
 
 def place(nodeid: str) -> int:
-    """Where a test's file stands; files of one place keep the order that they are given in, which is random."""
-    return next((number for number, folder in enumerate(FIRST) if nodeid.startswith(folder)), len(FIRST))
+    """Where a test's file stands; files of one place keep the order that they are given in, which
+    is random.
+    """
+    return next(
+        (number for number, folder in enumerate(FIRST) if nodeid.startswith(folder)), len(FIRST)
+    )
 
 
 def in_order(items: list[pytest.Item]) -> list[pytest.Item]:
@@ -34,7 +40,9 @@ def in_order(items: list[pytest.Item]) -> list[pytest.Item]:
 
 
 class Scheduling(LoadFileScheduling):  # type: ignore[misc]
-    """xdist's `--dist loadfile` in the order of collection, with the flows as if they were one file."""
+    """xdist's `--dist loadfile` in the order of collection, with the flows as if they were one
+    file.
+    """
 
     def __init__(self, config: pytest.Config, log: Any = None) -> None:
         super().__init__(config, log)

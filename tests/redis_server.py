@@ -1,6 +1,7 @@
 """A real Valkey server for tests: `redis_url` starts one on a private socket, once a session.
 
-`RedisServer` can also be stopped, killed and started again on the same data, for tests of broken connections.
+`RedisServer` can also be stopped, killed and started again on the same data, for tests of broken
+connections.
 """
 
 from __future__ import annotations
@@ -18,7 +19,9 @@ import redis
 
 
 class RedisServer:
-    """One server with its data in `directory`; `url` is a unix socket's and stays the same over restarts."""
+    """One server with its data in `directory`; `url` is a unix socket's and stays the same over
+    restarts.
+    """
 
     def __init__(self, directory: Path, *, append_only: bool = False) -> None:
         self.directory = directory
@@ -28,7 +31,11 @@ class RedisServer:
         self._process: subprocess.Popen[bytes] | None = None
 
     def start(self) -> RedisServer:
-        durable = ["--appendonly", "yes", "--appendfsync", "everysec"] if self._append_only else ["--appendonly", "no"]
+        durable = (
+            ["--appendonly", "yes", "--appendfsync", "everysec"]
+            if self._append_only
+            else ["--appendonly", "no"]
+        )
         self._process = subprocess.Popen(
             [
                 _binary(),

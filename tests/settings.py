@@ -1,6 +1,8 @@
-"""Settings of the tests: the project's own, over a temporary data directory that ends with the process.
+"""Settings of the tests: the project's own, over a temporary data directory that ends with the
+process.
 
-Set before the project's settings are read, so no test ever touches a real data directory, database or Redis.
+Set before the project's settings are read, so no test ever touches a real data directory, database
+or Redis.
 """
 
 from __future__ import annotations

@@ -40,7 +40,10 @@ COMPOSE = """
 def text() -> str:
     lines = [HEAD]
     for item in fields(Env):
-        lines.append(f"# {item.metadata['says']}\n# {variable(item.name)}={_shown(item.name, item.default)}\n")
+        lines.append(
+            f"# {item.metadata['says']}\n# "
+            f"{variable(item.name)}={_shown(item.name, item.default)}\n"
+        )
     return "\n".join(lines) + COMPOSE
 
 

@@ -1,4 +1,5 @@
-"""Fills the virtual environment it runs in: torch for this machine first, then the locked rest, by hash.
+"""Fills the virtual environment it runs in: torch for this machine first, then the locked rest, by
+hash.
 
 Knows pip and two lock files; knows nothing of the code. `--test` adds what the tests need.
 """
@@ -28,8 +29,12 @@ def main() -> int:
     lock = ROOT / "requirements" / ("test.lock" if args.test else "run.lock")
     if is_done(lock):
         return 0
-    say(f"installing from {lock.relative_to(ROOT)} into {sys.prefix} (a few minutes, the first time only)")
-    with ThreadPoolExecutor(max_workers=1) as beside:  # without its dependencies torch shares no file with the rest
+    say(
+        f"installing from {lock.relative_to(ROOT)} into {sys.prefix} (a few minutes, the first "
+        "time only)"
+    )
+    # without its dependencies torch shares no file with the rest
+    with ThreadPoolExecutor(max_workers=1) as beside:
         alone = beside.submit(install_torch_alone)
         pip("install", "--no-deps", "--require-hashes", "-r", str(lock))
     if not alone.result():
@@ -49,7 +54,9 @@ def is_done(lock: Path) -> bool:
 
 
 def install_torch_alone() -> bool:
-    """Installs torch without downloading CUDA where this machine has no NVIDIA GPU and a CPU wheel can be had."""
+    """Installs torch without downloading CUDA where this machine has no NVIDIA GPU and a CPU wheel
+    can be had.
+    """
     if installed("torch"):
         return True
     if has_nvidia_gpu():
@@ -62,7 +69,17 @@ def install_torch_alone() -> bool:
         wheel = f"torch=={TORCH}+cpu"
         tries = [
             ["install", "--no-deps", wheel],  # from what pip is configured with
-            ["install", "--no-deps", "--retries", "0", "--timeout", "15", "--index-url", PYTORCH_CPU_INDEX, wheel],
+            [
+                "install",
+                "--no-deps",
+                "--retries",
+                "0",
+                "--timeout",
+                "15",
+                "--index-url",
+                PYTORCH_CPU_INDEX,
+                wheel,
+            ],
         ]
         done = any(pip(*arguments, check=False) for arguments in tries)
     if done:
@@ -75,7 +92,10 @@ def install_torch_with_dependencies() -> None:
         say(f"NVIDIA GPU found: torch {TORCH} with CUDA")
         pip("install", f"torch=={TORCH}")
         return
-    say("no CPU wheel of torch within reach: taking the registry's own build, CUDA packages included")
+    say(
+        "no CPU wheel of torch within reach: taking the registry's own build, CUDA packages "
+        "included"
+    )
     pip("install", f"torch=={TORCH}")
     install_triton()
 
@@ -86,15 +106,22 @@ def install_triton() -> None:
 
 
 def install_page_assets() -> None:
-    """Fetches the lean Plotly bundle where npm is present; the Python package's full bundle serves otherwise."""
+    """Fetches the lean Plotly bundle where npm is present; the Python package's full bundle serves
+    otherwise.
+    """
     npm = shutil.which("npm")
     if npm is None or (ROOT / "node_modules" / "plotly.js-cartesian-dist-min").exists():
         return
     done = subprocess.run(
-        [npm, "ci", "--ignore-scripts", "--no-audit", "--no-fund", "--silent"], cwd=ROOT, stdin=subprocess.DEVNULL
+        [npm, "ci", "--ignore-scripts", "--no-audit", "--no-fund", "--silent"],
+        cwd=ROOT,
+        stdin=subprocess.DEVNULL,
     )
     if done.returncode != 0:
-        say("npm could not fetch the lean chart bundle; pages use the full one from the plotly Python package")
+        say(
+            "npm could not fetch the lean chart bundle; pages use the full one from the plotly "
+            "Python package"
+        )
 
 
 def has_nvidia_gpu() -> bool:
@@ -112,7 +139,9 @@ def pip(*arguments: str, check: bool = True) -> bool:
     command = [sys.executable, "-m", "pip", "--disable-pip-version-check", *arguments, "-q"]
     done = subprocess.run(command, stdin=subprocess.DEVNULL)
     if check and done.returncode != 0:
-        raise SystemExit(f"install: `{' '.join(command)}` failed; see its words above, then run make again")
+        raise SystemExit(
+            f"install: `{' '.join(command)}` failed; see its words above, then run make again"
+        )
     return done.returncode == 0
 
 

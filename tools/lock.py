@@ -1,4 +1,5 @@
-"""Resolves pyproject's dependencies into requirements/run.lock and test.lock, with hashes, for every platform.
+"""Resolves pyproject's dependencies into requirements/run.lock and test.lock, with hashes, for
+every platform.
 
 Torch and triton stay out: tools/install.py chooses their wheels by machine.
 """
@@ -29,7 +30,18 @@ def main() -> None:
 
 
 def compile_lock(output: str, *more: str) -> None:
-    command = [sys.executable, "-m", "uv", "pip", "compile", "pyproject.toml", *COMMON, *more, "-o", output]
+    command = [
+        sys.executable,
+        "-m",
+        "uv",
+        "pip",
+        "compile",
+        "pyproject.toml",
+        *COMMON,
+        *more,
+        "-o",
+        output,
+    ]
     subprocess.run(command, cwd=ROOT, check=True)
     print(f"lock: {output}")
 

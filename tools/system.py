@@ -1,6 +1,8 @@
-"""Brings in what the tests need from the operating system: a browser, a PostgreSQL server, nginx, systemd's checker.
+"""Brings in what the tests need from the operating system: a browser, a PostgreSQL server, nginx,
+systemd's checker.
 
-As root on Debian or Ubuntu it installs them; elsewhere it says in a sentence what the tests will leave out.
+As root on Debian or Ubuntu it installs them; elsewhere it says in a sentence what the tests will
+leave out.
 """
 
 from __future__ import annotations
@@ -12,12 +14,18 @@ import sys
 from pathlib import Path
 
 NEEDS = {
-    "chromium": ("the browser tests", lambda: _found("chromium", "chromium-browser", "google-chrome")),
+    "chromium": (
+        "the browser tests",
+        lambda: _found("chromium", "chromium-browser", "google-chrome"),
+    ),
     "postgresql": (
         "the second database",
         lambda: any(Path("/usr/lib/postgresql").glob("*/bin/initdb")) or _found("initdb"),
     ),
-    "nginx-light": ("the check of deploy/nginx", lambda: _found("nginx") or Path("/usr/sbin/nginx").exists()),
+    "nginx-light": (
+        "the check of deploy/nginx",
+        lambda: _found("nginx") or Path("/usr/sbin/nginx").exists(),
+    ),
     "systemd": ("the check of deploy/systemd", lambda: _found("systemd-analyze")),
 }
 
@@ -31,14 +39,21 @@ def main() -> int:
         environ = {**os.environ, "DEBIAN_FRONTEND": "noninteractive"}
         for command in (["update"], ["install", "-y", "--no-install-recommends", *missing]):
             done = subprocess.run(
-                ["apt-get", "-qq", *command], env=environ, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL
+                ["apt-get", "-qq", *command],
+                env=environ,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
             )
             if done.returncode != 0:
                 break
         missing = [package for package, (_, present) in NEEDS.items() if not present()]
     if missing:
         left_out = "; ".join(f"{NEEDS[package][0]} (no {package})" for package in missing)
-        print(f"system: the tests leave out: {left_out}. Install the named packages to run everything.", flush=True)
+        print(
+            f"system: the tests leave out: {left_out}. Install the named packages to run "
+            "everything.",
+            flush=True,
+        )
         if os.environ.get("CI"):
             return 1
     return 0

@@ -1,6 +1,7 @@
 """One live socket: who asks, what may they see, what did they miss, and from there on every frame.
 
-Sends only; what a page says on the socket is ignored. Frames come from `hub`. Who was let in is asked for again now
+Sends only; what a page says on the socket is ignored. Frames come from `hub`. Who was let in is
+asked for again now
 and then: a token may be revoked, a login ended, a person leave a team.
 """
 
@@ -33,7 +34,10 @@ ASKED_AGAIN_S: Final = 30.0
 
 
 class LiveConsumer(AsyncWebsocketConsumer):  # type: ignore[misc]
-    """Frames of one topic. `?after=SEQ&epoch=E` first replays what followed SEQ, if that is 2,000 frames or fewer."""
+    """Frames of one topic.
+
+    `?after=SEQ&epoch=E` first replays what followed SEQ, if that is 2,000 frames or fewer.
+    """
 
     topic: str = ""
 
@@ -43,7 +47,9 @@ class LiveConsumer(AsyncWebsocketConsumer):  # type: ignore[misc]
         self._tasks: list[asyncio.Task[None]] = []
         user = await self._user()
         if user is None:
-            await self.close(NOT_LOGGED_IN, "Log in first, or send a bearer token in the Authorization header.")
+            await self.close(
+                NOT_LOGGED_IN, "Log in first, or send a bearer token in the Authorization header."
+            )
             return
         topic = await self.topic_for(user)
         if topic is None:
@@ -57,7 +63,10 @@ class LiveConsumer(AsyncWebsocketConsumer):  # type: ignore[misc]
         self.topic = topic
         feed = await hub().join(topic, self._client)
         await self._replay(feed, after, epoch)
-        self._tasks = [asyncio.create_task(self._client.pump(feed)), asyncio.create_task(self._watch())]
+        self._tasks = [
+            asyncio.create_task(self._client.pump(feed)),
+            asyncio.create_task(self._watch()),
+        ]
 
     async def disconnect(self, code: int) -> None:
         for task in self._tasks:
@@ -85,10 +94,14 @@ class LiveConsumer(AsyncWebsocketConsumer):  # type: ignore[misc]
                     return
 
     async def _user(self, *, again: bool = False) -> AbstractBaseUser | None:
-        """Of the session as it was read at the handshake, or `again` as it is now; else of the bearer token."""
+        """Of the session as it was read at the handshake, or `again` as it is now; else of the
+        bearer token.
+        """
         user = self.scope.get("user")
         if again and user is not None and user.is_authenticated:
-            now = import_module(settings.SESSION_ENGINE).SessionStore(self.scope["session"].session_key)
+            now = import_module(settings.SESSION_ENGINE).SessionStore(
+                self.scope["session"].session_key
+            )
             user = await get_user({**self.scope, "session": now})
         if user is not None and user.is_authenticated and user.is_active:
             return user  # type: ignore[no-any-return]
@@ -100,14 +113,20 @@ class LiveConsumer(AsyncWebsocketConsumer):  # type: ignore[misc]
         return found[0] if found else None
 
     async def _replay(self, feed: Feed, after: int | None, epoch: str) -> None:
-        """Brings the socket from what it has to what the feed offers; from `feed.head` on it is offered everything."""
+        """Brings the socket from what it has to what the feed offers; from `feed.head` on it is
+        offered everything.
+        """
         client = self._client
         now = await head_of(feed.topic)
         if after is None:
             client.sent = now.seq
         elif after > now.seq or (epoch and epoch != now.epoch):
             await client.skip(feed, now.seq)
-        elif now.seq - after > live.REPLAY_LIMIT or after + 1 < now.oldest or (now.oldest == 0 and after < now.seq):
+        elif (
+            now.seq - after > live.REPLAY_LIMIT
+            or after + 1 < now.oldest
+            or (now.oldest == 0 and after < now.seq)
+        ):
             client.sent = after
             await client.skip(feed, now.seq)
         else:

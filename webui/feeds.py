@@ -1,6 +1,8 @@
-"""One live topic in a web process and the sockets that listen to it: order, gaps and what waits to be sent.
+"""One live topic in a web process and the sockets that listen to it: order, gaps and what waits to
+be sent.
 
-A number that does not follow the last one makes the feed read what lies between from the database. Where frames come
+A number that does not follow the last one makes the feed read what lies between from the database.
+Where frames come
 from otherwise is `hub`'s.
 """
 
@@ -39,7 +41,10 @@ class Client:
         self.sent = 0
 
     def offer(self, seq: int, text: str) -> None:
-        """Takes a frame to send later. Called for every frame and socket, so it does next to nothing."""
+        """Takes a frame to send later.
+
+        Called for every frame and socket, so it does next to nothing.
+        """
         if self._overflowed:
             return
         if len(self._queue) >= QUEUE:
@@ -54,7 +59,9 @@ class Client:
         await self._send({"type": "websocket.send", "text": text})
 
     async def skip(self, feed: Feed, to: int) -> None:
-        """Tells that the numbers up to `to` will not come: the page reads its state anew and goes on from there."""
+        """Tells that the numbers up to `to` will not come: the page reads its state anew and goes
+        on from there.
+        """
         body = {"from": min(self.sent + 1, to), "to": to}
         await self.send(live.frame_text(feed.epoch, to, "gap", body))
         self.sent = to
@@ -79,7 +86,9 @@ class Client:
 
 
 class Feed:
-    """One topic in this process: who listens, and the number up to which everybody has been offered everything."""
+    """One topic in this process: who listens, and the number up to which everybody has been offered
+    everything.
+    """
 
     def __init__(self, topic: str) -> None:
         self.topic = topic
@@ -93,7 +102,9 @@ class Feed:
         self.sync: asyncio.Task[None] | None = None
 
     def hear(self, epoch: str, seq: int, text: str) -> None:
-        """A frame from Redis: passed on when it is the next one, else a reason to read the database."""
+        """A frame from Redis: passed on when it is the next one, else a reason to read the
+        database.
+        """
         self.announced = max(self.announced, seq)
         if not self.ready.is_set() or self.sync is not None:
             return
@@ -115,7 +126,11 @@ class Feed:
                     self._begin_anew(now)
                     return
                 rows = await frames_after(self.topic, self.head, live.REPLAY_LIMIT)
-                if not rows or rows[0][0] != self.head + 1 or now.seq - self.head > live.REPLAY_LIMIT:
+                if (
+                    not rows
+                    or rows[0][0] != self.head + 1
+                    or now.seq - self.head > live.REPLAY_LIMIT
+                ):
                     self.skip_to(now.seq)
                 for seq, text in rows:
                     if seq == self.head + 1:

@@ -13,7 +13,9 @@ WINDOW: Final = 200  # lines back that an equal one of another rank may lie
 WIDTH: Final = 400  # characters shown of a line
 
 _ERROR = re.compile(
-    r"\b(error|exception|traceback|fatal|critical|out of memory|sigkill|sigsegv|aborted)\b|\w+(Error|Exception)\b", re.I
+    r"\b(error|exception|traceback|fatal|critical|out of "
+    r"memory|sigkill|sigsegv|aborted)\b|\w+(Error|Exception)\b",
+    re.I,
 )
 _WARNING = re.compile(r"\b(warn|warning|deprecat\w+)\b|\w+Warning\b", re.I)
 _NAMED = re.compile(r"[\w.]*(Error|Exception|Interrupt)\b.*:|.*out of memory", re.I)
@@ -41,17 +43,29 @@ class Folded:
 
 
 def fold(lines: Iterable[Any]) -> list[Folded]:
-    """Lines in order; one that another rank wrote too within the last `WINDOW` is joined, clocks and ranks aside."""
+    """Lines in order; one that another rank wrote too within the last `WINDOW` is joined, clocks
+    and ranks aside.
+    """
     made: list[Folded] = []
     open_: dict[tuple[int, str], Folded] = {}
     for line in lines:
         key = (line.attempt, plain(line.text))
         before = open_.get(key)
-        if before is not None and line.rank not in before.ranks and line.rank >= 0 and before.ranks[0] >= 0:
+        if (
+            before is not None
+            and line.rank not in before.ranks
+            and line.rank >= 0
+            and before.ranks[0] >= 0
+        ):
             before.ranks.append(line.rank)
             continue
         found = Folded(
-            line.attempt, [line.rank], line.seq, line.time, _PREFIX.sub("", line.text)[:WIDTH], level(line.text)
+            line.attempt,
+            [line.rank],
+            line.seq,
+            line.time,
+            _PREFIX.sub("", line.text)[:WIDTH],
+            level(line.text),
         )
         made.append(found)
         open_[key] = found
@@ -88,10 +102,14 @@ def ranks_words(ranks: Iterable[int]) -> str:
             groups[-1].append(rank)
         else:
             groups.append([rank])
-    return ", ".join(str(group[0]) if len(group) == 1 else f"{group[0]}–{group[-1]}" for group in groups)
+    return ", ".join(
+        str(group[0]) if len(group) == 1 else f"{group[0]}–{group[-1]}" for group in groups
+    )
 
 
 def first_cause(lines: Iterable[Folded]) -> Folded | None:
-    """The first line that names an exception, else the first error: what to read before its echoes elsewhere."""
+    """The first line that names an exception, else the first error: what to read before its echoes
+    elsewhere.
+    """
     errors = [line for line in lines if line.level == "error"]
     return next((line for line in errors if _NAMED.match(line.text)), errors[0] if errors else None)

@@ -1,7 +1,10 @@
-"""Fan-out of live frames inside one web process: one Redis subscription a topic, frames sent on as the text they are.
+"""Fan-out of live frames inside one web process: one Redis subscription a topic, frames sent on as
+the text they are.
 
-Frames reach every socket in order and once: a number that does not follow the last one makes the hub read what lies
-between from the database, and so does a look at the topics' heads every second, so nothing hangs on Redis.
+Frames reach every socket in order and once: a number that does not follow the last one makes the
+hub read what lies
+between from the database, and so does a look at the topics' heads every second, so nothing hangs on
+Redis.
 """
 
 from __future__ import annotations
@@ -22,14 +25,18 @@ from webui.feeds import Client, Feed, head_of, heads, heartbeat
 log = logging.getLogger(__name__)
 
 HEARTBEAT_S: Final = 5.0
-_LOOK_S: Final = 1.0  # between looks at the heads in the database; it is the only way while Redis is away
+# between looks at the heads in the database; it is the only way while Redis is away
+_LOOK_S: Final = 1.0
 _LOOK_ALONE_S: Final = 0.25
 _ALL_FRAMES: Final = "orrery:live:"  # an empty topic, so that the subscription is never empty
 _SEQ: Final = re.compile(r'\{"epoch":"([^"]*)","seq":(\d+),')
 
 
 class Hub:
-    """All topics that sockets of this process and event loop listen to. Works while there are any."""
+    """All topics that sockets of this process and event loop listen to.
+
+    Works while there are any.
+    """
 
     def __init__(self) -> None:
         self._feeds: dict[str, Feed] = {}
@@ -48,11 +55,14 @@ class Hub:
         feed.clients.add(client)
         if not self._tasks:
             self._connected = False
-            self._tasks = [asyncio.create_task(work()) for work in (self._listen, self._look, self._beat)]
+            self._tasks = [
+                asyncio.create_task(work()) for work in (self._listen, self._look, self._beat)
+            ]
         if self._connected:
             with contextlib.suppress(redis.RedisError, OSError):
                 await self._pubsub.subscribe(feed.channel)
-                async with asyncio.timeout(1.0):  # without it the look at the heads comes to the same
+                # without it the look at the heads comes to the same
+                async with asyncio.timeout(1.0):
                     await feed.subscribed.wait()
         try:
             now = await head_of(topic)
@@ -87,16 +97,23 @@ class Hub:
         """Redis to feeds. After a loss it subscribes anew and reads what it has missed."""
         own = asyncio.current_task()
         while own in self._tasks:
-            connection = redis.asyncio.Redis.from_url(settings.REDIS_URL, socket_connect_timeout=2.0)
+            connection = redis.asyncio.Redis.from_url(
+                settings.REDIS_URL, socket_connect_timeout=2.0
+            )
             try:
                 self._pubsub = connection.pubsub()
-                await self._pubsub.subscribe(_ALL_FRAMES, *(feed.channel for feed in self._feeds.values()))
+                await self._pubsub.subscribe(
+                    _ALL_FRAMES, *(feed.channel for feed in self._feeds.values())
+                )
                 self._connected = True
-                if left_out := {feed.channel for feed in self._feeds.values()} - {*_names(self._pubsub.channels)}:
+                if left_out := {feed.channel for feed in self._feeds.values()} - {
+                    *_names(self._pubsub.channels)
+                }:
                     await self._pubsub.subscribe(*left_out)  # joined meanwhile
                 for feed in self._feeds.values():
                     feed.catch_up()
-                while own in self._tasks:  # redis-py swallows a cancellation that comes while it connects
+                # redis-py swallows a cancellation that comes while it connects
+                while own in self._tasks:
                     message = await self._pubsub.get_message(timeout=_LOOK_S)
                     if message is not None:
                         self._hear(message)
@@ -140,7 +157,9 @@ class Hub:
                     feed.catch_up()
 
     async def _beat(self) -> None:
-        """A frame with each topic's head, so that a page knows that it has everything and that somebody is there."""
+        """A frame with each topic's head, so that a page knows that it has everything and that
+        somebody is there.
+        """
         while True:
             await asyncio.sleep(HEARTBEAT_S)
             for feed in self._feeds.values():

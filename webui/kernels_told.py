@@ -1,4 +1,7 @@
-"""Which kernels a run's first step chose, and why, in words. Pure: knows the event's data, not where it is stored."""
+"""Which kernels a run's first step chose, and why, in words.
+
+Pure: knows the event's data, not where it is stored.
+"""
 
 from __future__ import annotations
 
@@ -41,7 +44,9 @@ _RUNTIME: Final = {
 
 
 def table(data: Mapping[str, Any]) -> dict[str, Any]:
-    """`{says, rows: [{op, call, ran, own, reason}], versions, more}`; a row a kind of call, in order of first use."""
+    """`{says, rows: [{op, call, ran, own, reason}], versions, more}`; a row a kind of call, in
+    order of first use.
+    """
     rows = [
         {
             "op": operation(str(row.get("op"))),
@@ -54,7 +59,12 @@ def table(data: Mapping[str, Any]) -> dict[str, Any]:
     ]
     versions = [f"{name} {data[name]}" for name in ("torch", "triton") if data.get(name)]
     more = int(data.get("left_out") or 0)
-    return {"says": f"{sentence(data)}.", "rows": rows, "versions": ", ".join(versions), "more": more}
+    return {
+        "says": f"{sentence(data)}.",
+        "rows": rows,
+        "versions": ", ".join(versions),
+        "more": more,
+    }
 
 
 def sentence(data: Mapping[str, Any]) -> str:
@@ -66,7 +76,9 @@ def sentence(data: Mapping[str, Any]) -> str:
     where = f" on {data['arch']}" if data.get("runtime") == "gpu" and data.get("arch") else ""
     runtime = _RUNTIME.get(str(data.get("runtime")), "")
     if not own:
-        return f"torch's kernels run {words.count(len(ops), 'operation')}" + (f": {runtime}" if runtime else "")
+        return f"torch's kernels run {words.count(len(ops), 'operation')}" + (
+            f": {runtime}" if runtime else ""
+        )
     return f"Own kernels run {len(own)} of {words.count(len(ops), 'operation')}{where}"
 
 

@@ -1,4 +1,5 @@
-"""How often a wrong password may be tried: per name and address, and per address. Knows no user and no page.
+"""How often a wrong password may be tried: per name and address, and per address. Knows no user and
+no page.
 
 Counts in Redis, so that all web processes count together, and in this process while Redis is away.
 """
@@ -28,10 +29,13 @@ def check(name: str, address: str) -> None:
         if _count(key, 0) >= limit:
             wait_s = max(1, round((_window() + 1) * WINDOW_S - time.time()))
             raise Refusal(
-                "too-many-logins", "Too many wrong passwords", 429,
-                f"Too many wrong passwords from here. Wait {-(-wait_s // 60)} min, or ask an admin for a new password.",
+                "too-many-logins",
+                "Too many wrong passwords",
+                429,
+                f"Too many wrong passwords from here. Wait {-(-wait_s // 60)} min, or ask an "
+                "admin for a new password.",
                 retry_after_s=wait_s,
-            )  # fmt: skip
+            )
 
 
 def failed(name: str, address: str) -> None:
@@ -49,7 +53,10 @@ def _keys(name: str, address: str) -> list[tuple[str, int]]:
     window = _window()
     both = hashlib.sha256(f"{name}\0{address}".encode()).hexdigest()[:16]
     one = hashlib.sha256(address.encode()).hexdigest()[:16]
-    return [(f"orrery:login:{both}:{window}", PER_NAME), (f"orrery:login:{one}:{window}", PER_ADDRESS)]
+    return [
+        (f"orrery:login:{both}:{window}", PER_NAME),
+        (f"orrery:login:{one}:{window}", PER_ADDRESS),
+    ]
 
 
 def _window() -> int:

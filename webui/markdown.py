@@ -1,4 +1,6 @@
-"""Markdown of people's notes as HTML that cannot hurt: raw HTML stays text, links carry safe schemes only."""
+"""Markdown of people's notes as HTML that cannot hurt: raw HTML stays text, links carry safe
+schemes only.
+"""
 
 from __future__ import annotations
 

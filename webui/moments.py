@@ -1,4 +1,7 @@
-"""Events as sentences, with a mark for charts and lists. Pure; knows the event types, not where they are stored."""
+"""Events as sentences, with a mark for charts and lists.
+
+Pure; knows the event types, not where they are stored.
+"""
 
 from __future__ import annotations
 
@@ -29,9 +32,18 @@ _PLAIN: Final = frozenset(
     }
 )
 _GOOD: Final = frozenset(
-    {"checkpoint_saved", "checkpoint_restored", "profile_saved", "memory_profile", "serving", "generated", "evaluated",
-     "served", "quantized"}
-)  # fmt: skip
+    {
+        "checkpoint_saved",
+        "checkpoint_restored",
+        "profile_saved",
+        "memory_profile",
+        "serving",
+        "generated",
+        "evaluated",
+        "served",
+        "quantized",
+    }
+)
 _BAD: Final = frozenset({"non_finite", "node_lost", "out_of_memory", "hang"})
 
 
@@ -52,8 +64,16 @@ class Moment:
     def mark(self, per_step: Mapping[str, float]) -> dict[str, Any]:
         """For a chart: places on its axes, null where the event has none."""
         at = self.step
-        placed = {axis: at * factor if at is not None else None for axis, factor in per_step.items()}
-        return {"step": at, "time": self.time.timestamp(), **placed, "kind": self.kind, "text": self.text}
+        placed = {
+            axis: at * factor if at is not None else None for axis, factor in per_step.items()
+        }
+        return {
+            "step": at,
+            "time": self.time.timestamp(),
+            **placed,
+            "kind": self.kind,
+            "text": self.text,
+        }
 
 
 def moment(event: Any, run_name: str = "") -> Moment:
@@ -78,7 +98,15 @@ def kind_of(type: str, data: Mapping[str, Any]) -> str:
         return {"failed": "bad", "finished": "good"}.get(str(data.get("new")), "plain")
     if type == "rank_exited":
         return "plain" if data.get("code") == 0 else "bad"
-    return "plain" if type in _PLAIN else "good" if type in _GOOD else "bad" if type in _BAD else "event"
+    return (
+        "plain"
+        if type in _PLAIN
+        else "good"
+        if type in _GOOD
+        else "bad"
+        if type in _BAD
+        else "event"
+    )
 
 
 def on_charts(moment: Moment) -> bool:
@@ -102,7 +130,9 @@ def _state(data: Mapping[str, Any], rank: int | None) -> str:
     whom = f" by {by}" if by and by not in ("control plane", "node") else ""
     if why == "submitted":
         return f"Run submitted{whom}"
-    cause = f": {why}" if why and why not in (data.get("new"), "cancelled", "paused", "resumed") else ""
+    cause = (
+        f": {why}" if why and why not in (data.get("new"), "cancelled", "paused", "resumed") else ""
+    )
     return f"{what} {data.get('new')}{whom}{cause}"
 
 
@@ -134,15 +164,24 @@ def _missed(data: Mapping[str, Any], rank: int | None) -> str:
     why = f"; likely {words.listed([str(item) for item in likely])}" if likely else ""
     metric = str(data.get("what") or data.get("metric") or "a number")
     measured, predicted = (
-        plan_measured.shown(metric, words.number(data.get(key))) for key in ("measured", "predicted")
+        plan_measured.shown(metric, words.number(data.get(key)))
+        for key in ("measured", "predicted")
     )
     return f"Prediction missed: {metric} {measured}, predicted {predicted}{why}"
 
 
 def _slow(data: Mapping[str, Any], rank: int | None) -> str:
     share = words.number(data.get("ratio"))
-    causes = [str(cause["says"]) for cause in data.get("causes") or [] if isinstance(cause, dict) and cause.get("says")]
-    says = f"Slow: {words.percent(share)} of the predicted speed" if share is not None else "Slower than predicted"
+    causes = [
+        str(cause["says"])
+        for cause in data.get("causes") or []
+        if isinstance(cause, dict) and cause.get("says")
+    ]
+    says = (
+        f"Slow: {words.percent(share)} of the predicted speed"
+        if share is not None
+        else "Slower than predicted"
+    )
     return f"{says}. {' '.join(causes[:2])}" if causes else says
 
 
@@ -156,11 +195,15 @@ def _memory_profile(data: Mapping[str, Any], rank: int | None) -> str:
     peaks = [found for found in (data.get("peak") or {}).values() if isinstance(found, dict)]
     kinds = max(peaks, key=lambda found: max([*found.values(), 0]), default={})
     total = words.number(kinds.get("total"))
-    largest = sorted((kind for kind in kinds if kind != "total" and kinds[kind]), key=lambda kind: -kinds[kind])[:3]
+    largest = sorted(
+        (kind for kind in kinds if kind != "total" and kinds[kind]), key=lambda kind: -kinds[kind]
+    )[:3]
     held = [f"{kind.replace('_', ' ')} {words.memory(kinds[kind])}" for kind in largest]
     peak = f" {words.memory(total)} at the peak" if total else ""
     of = " of it" if total else ""
-    return f"Memory told{_on(rank)}{_at(data)}:{peak}" + (f",{of} {words.listed(held)}" if held else "")
+    return f"Memory told{_on(rank)}{_at(data)}:{peak}" + (
+        f",{of} {words.listed(held)}" if held else ""
+    )
 
 
 def _non_finite(data: Mapping[str, Any], rank: int | None) -> str:
@@ -173,7 +216,9 @@ def _non_finite(data: Mapping[str, Any], rank: int | None) -> str:
 
 def _overflow(data: Mapping[str, Any], rank: int | None) -> str:
     ranks, scale = data.get("ranks") or [], data.get("loss_scale")
-    which = words.listed([str(each) for each in ranks[:4]]) + (" and more" if len(ranks) > 4 else "")
+    which = words.listed([str(each) for each in ranks[:4]]) + (
+        " and more" if len(ranks) > 4 else ""
+    )
     told = [f"on rank{'' if len(ranks) == 1 else 's'} {which}"]
     more = (told if ranks else []) + ([f"at loss scale {words.quantity(scale)}"] if scale else [])
     return f"Step skipped{_at(data)}: gradients overflowed{(' ' + ' '.join(more)) if more else ''}"
@@ -185,7 +230,10 @@ def _recompute(data: Mapping[str, Any], rank: int | None) -> str:
     told = []
     for stage in stages[:4]:
         kept = [
-            f"{layers['count']} layer{'' if layers['count'] == 1 else 's'} {_KEPT.get(layers['kind'], layers['kind'])}"
+            (
+                f"{layers['count']} layer{'' if layers['count'] == 1 else 's'} "
+                f"{_KEPT.get(layers['kind'], layers['kind'])}"
+            )
             for layers in stage.get("layers") or []
         ]
         where = f"stage {stage.get('stage')}: " if len(stages) > 1 else ""
@@ -205,14 +253,22 @@ def _weights(data: Mapping[str, Any], rank: int | None) -> str:
     differs = [str(item) for item in data.get("model_differs_in") or []]
     but = f"; this model differs in {words.listed(differs[:4])}" if differs else ""
     reader = data.get("tokenizer")
-    read = f"; text is read {'as bytes' if reader == 'bytes' else f'by {_reader(str(reader))}'}" if reader else ""
+    read = (
+        f"; text is read {'as bytes' if reader == 'bytes' else f'by {_reader(str(reader))}'}"
+        if reader
+        else ""
+    )
     return f"Weights of {name} loaded{took}{read}{but}"
 
 
 def _reader(path: str) -> str:
     """A tokenizer by its file and folder: a run's own lies by its checkpoints."""
     parts = PurePath(path).parts
-    return "the run's tokenizer.json" if parts[-2:] == ("checkpoints", "tokenizer.json") else "/".join(parts[-2:])
+    return (
+        "the run's tokenizer.json"
+        if parts[-2:] == ("checkpoints", "tokenizer.json")
+        else "/".join(parts[-2:])
+    )
 
 
 def _at(data: Mapping[str, Any]) -> str:
@@ -251,7 +307,11 @@ def _forked(data: Mapping[str, Any], rank: int | None) -> str:
 
 def _rewound(data: Mapping[str, Any], rank: int | None) -> str:
     lost = data.get("given_up") or []
-    gone = f"; checkpoints of step {words.listed([f'{step:,}' for step in lost])} are given up" if lost else ""
+    gone = (
+        f"; checkpoints of step {words.listed([f'{step:,}' for step in lost])} are given up"
+        if lost
+        else ""
+    )
     by = f" by {data['by']}" if data.get("by") else ""
     return f"Rewound to step {data.get('step')}{by}{gone}"
 
@@ -259,9 +319,9 @@ def _rewound(data: Mapping[str, Any], rank: int | None) -> str:
 def _peak(data: Mapping[str, Any], rank: int | None) -> str:
     how = " ".join(str(data[key]) for key in ("precision", "source") if data.get(key))
     return (
-        f"Peak of {data.get('device', 'the device')}{_on(rank)}: {_short(data.get('tflops'))} TFLOP/s"
-        + f" ({how})" * bool(how)
-    )
+        f"Peak of {data.get('device', 'the device')}{_on(rank)}: {_short(data.get('tflops'))} "
+        "TFLOP/s"
+    ) + f" ({how})" * bool(how)
 
 
 def _hang(data: Mapping[str, Any], rank: int | None) -> str:
@@ -287,11 +347,16 @@ def _plan(data: Mapping[str, Any], rank: int | None) -> str:
     size, setup = words.number(data.get("parameters")), words.number(data.get("setup_s"))
     more = [f"{words.quantity(size)} parameters"] if size else []
     more += [f"set up in {words.duration(setup)}"] if setup else []
-    return f"Plan resolved: {words.plan_sentence(plan)}" + (f"; {words.listed(more)}" if more else "")
+    return f"Plan resolved: {words.plan_sentence(plan)}" + (
+        f"; {words.listed(more)}" if more else ""
+    )
 
 
 def _compiled(data: Mapping[str, Any], rank: int | None) -> str:
-    pieces, seconds = words.count(data.get("pieces") or 0, "piece"), words.duration(data.get("seconds") or 0)
+    pieces, seconds = (
+        words.count(data.get("pieces") or 0, "piece"),
+        words.duration(data.get("seconds") or 0),
+    )
     return f"Compiled {pieces} of the blocks in {seconds}{_on(rank)}{_at(data)}"
 
 
@@ -307,13 +372,24 @@ def _variant(data: Mapping[str, Any], rank: int | None) -> str:
 
 
 def _serving(data: Mapping[str, Any], rank: int | None) -> str:
-    room = f", {words.count(data['blocks'], 'cache block')}" if isinstance(data.get("blocks"), int) else ""
-    return f"Serves {data.get('model') or 'its model'}: context {words.quantity(data.get('context'))} tokens{room}"
+    room = (
+        f", {words.count(data['blocks'], 'cache block')}"
+        if isinstance(data.get("blocks"), int)
+        else ""
+    )
+    return (
+        f"Serves {data.get('model') or 'its model'}: context "
+        f"{words.quantity(data.get('context'))} tokens{room}"
+    )
 
 
 def _draining(data: Mapping[str, Any], rank: int | None) -> str:
     running = data.get("running")
-    left = f"; {words.count(running, 'answer')} may still end" if isinstance(running, int) and running else ""
+    left = (
+        f"; {words.count(running, 'answer')} may still end"
+        if isinstance(running, int) and running
+        else ""
+    )
     return f"Takes no new requests{left}"
 
 
@@ -333,15 +409,22 @@ def _served(data: Mapping[str, Any], rank: int | None) -> str:
 
 def _generated(data: Mapping[str, Any], rank: int | None) -> str:
     found = data.get("found")
-    before = f", {found:,} of them by an earlier attempt" if isinstance(found, int) and found else ""
+    before = (
+        f", {found:,} of them by an earlier attempt" if isinstance(found, int) and found else ""
+    )
     return f"Answered {words.count(int(data.get('answers') or 0), 'line')}{before}"
 
 
 def _evaluated(data: Mapping[str, Any], rank: int | None) -> str:
     given = data.get("metrics")
     metrics: Mapping[str, Any] = given if isinstance(given, Mapping) else {}
-    told = [f"{name.replace('_', ' ')} {words.quantity(value, 4)}" for name, value in list(metrics.items())[:4]]
-    return f"Judged {words.count(int(data.get('lines') or 0), 'line')}" + (f": {words.listed(told)}" if told else "")
+    told = [
+        f"{name.replace('_', ' ')} {words.quantity(value, 4)}"
+        for name, value in list(metrics.items())[:4]
+    ]
+    return f"Judged {words.count(int(data.get('lines') or 0), 'line')}" + (
+        f": {words.listed(told)}" if told else ""
+    )
 
 
 def _quantized(data: Mapping[str, Any], rank: int | None) -> str:
@@ -349,7 +432,11 @@ def _quantized(data: Mapping[str, Any], rank: int | None) -> str:
     before, after = (words.number(data.get(key)) for key in ("bytes_before", "bytes_after"))
     size = f": {words.memory(before)} to {words.memory(after)}" if before and after else ""
     ppl = [words.number(data.get(key)) for key in ("perplexity_before", "perplexity_after")]
-    worse = f", perplexity {words.quantity(ppl[0], 4)} to {words.quantity(ppl[1], 4)}" if ppl[0] and ppl[1] else ""
+    worse = (
+        f", perplexity {words.quantity(ppl[0], 4)} to {words.quantity(ppl[1], 4)}"
+        if ppl[0] and ppl[1]
+        else ""
+    )
     return f"Weights made {kind}{size}{worse}"
 
 
@@ -362,7 +449,9 @@ _TELLERS: Final[dict[str, Any]] = {
     "quantized": _quantized,
     "benchmark_began": _benchmark,
     "benchmark_result": _variant,
-    "benchmark_collectives": lambda data, rank: f"Collectives measured between {data.get('ranks')} ranks",
+    "benchmark_collectives": lambda data, rank: (
+        f"Collectives measured between {data.get('ranks')} ranks"
+    ),
     "benchmark_products": lambda data, rank: "Matrix products measured",
     "state_changed": _state,
     "loss_scale_changed": _scale,

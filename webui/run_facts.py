@@ -1,4 +1,5 @@
-"""What every tab of a run's page shares: the run, its newest numbers, its events, its headline. At most seven queries.
+"""What every tab of a run's page shares: the run, its newest numbers, its events, its headline. At
+most seven queries.
 
 Knows selectors of runs and telemetry; knows no markup.
 """
@@ -21,8 +22,12 @@ EVENTS: Final = 120  # newest, in the list and on charts
 SHOWN_EVENTS: Final = 30
 # tabs of runs that answer
 _OF_KIND: Final = {
-    "chat": "serve", "requests": "serve", "cache": "serve", "answers": "generate", "evaluation": "evaluate",
-}  # fmt: skip
+    "chat": "serve",
+    "requests": "serve",
+    "cache": "serve",
+    "answers": "generate",
+    "evaluation": "evaluate",
+}
 _NUMERICS: Final = ("loss_scale", "grad_norm", "grad_underflow/", "moe/")
 TAB_TITLES: Final = {
     "benchmark": "Results",
@@ -49,7 +54,8 @@ def read(*, user: Any, id: int) -> Facts:
 
 
 def of(*, run: Any, user: Any) -> Facts:
-    # the topic's head is read first: points that arrive while the page is made come again as frames, and count once
+    # the topic's head is read first: points that arrive while the page is made come again as
+    # frames, and count once
     epoch, seq = live.heads([f"run:{run.pk}"]).get(f"run:{run.pk}", ("", 0))
     return Facts(run=run, user=user, epoch=epoch, seq=seq, latest=telemetry.latest(run=run))
 
@@ -90,7 +96,8 @@ class Facts:
         """Those that have something to show for this run."""
         names, kind = self.latest, self.run.kind
         trains = kind in ("train", "script")
-        if kind == "benchmark":  # its steps are of many plans: curves of time and memory would mix them
+        # its steps are of many plans: curves of time and memory would mix them
+        if kind == "benchmark":
             own = ("benchmark", "summary", "logs", "config", "history")
             return [(name, title) for name, title in TAB_TITLES.items() if name in own]
         shown = {
@@ -105,11 +112,15 @@ class Facts:
         return [(name, title) for name, title in TAB_TITLES.items() if shown.get(name, True)]
 
     def sentence(self, *, trending: bool) -> str:
-        """`trending` reads the loss curve, five queries more: told by the pulse that follows each page at once."""
+        """`trending` reads the loss curve, five queries more: told by the pulse that follows each
+        page at once.
+        """
         run, now = self.run, clock.now()
         ended = run.ended or now
         last = run.summary.get("time")
-        curve = telemetry.sparkline(run_ids=[run.pk], name="loss").get(run.pk, []) if trending else []
+        curve = (
+            telemetry.sparkline(run_ids=[run.pk], name="loss").get(run.pk, []) if trending else []
+        )
         facts = sentences.RunFacts(
             state=run.state,
             kind=run.kind,
@@ -121,7 +132,9 @@ class Facts:
             exit=run.exit,
             loss_curve=curve,
             runtime_s=(ended - run.started).total_seconds() if run.started else None,
-            last_point_s=now.timestamp() - last if isinstance(last, int | float) and run.state == "running" else None,
+            last_point_s=now.timestamp() - last
+            if isinstance(last, int | float) and run.state == "running"
+            else None,
             predicted_mfu=(run.prediction or {}).get("mfu"),
             standing=self.standing.phase if self.standing is not None else "",
             answered=generated.counted(run) if generated.is_here(run) else None,
@@ -159,7 +172,9 @@ class Facts:
             "may_manage": self.may_manage,
             "moments": self.moments[:SHOWN_EVENTS],
             "more_moments": len(self.moments) > SHOWN_EVENTS,
-            "marks": [found.mark(self.per_step) for found in self.moments if moments.on_charts(found)],
+            "marks": [
+                found.mark(self.per_step) for found in self.moments if moments.on_charts(found)
+            ],
             "epoch": self.epoch,
             "seq": self.seq,
             "latest": self.latest,
@@ -191,21 +206,42 @@ def actions(run: Any) -> list[dict[str, str]]:
     if state == "paused":
         offered.append(_action("resume", "Resume", "primary", "goes on from the newest checkpoint"))
     if state in ("failed", "cancelled") and ours:
-        offered.append(_action("retry", "Retry", "primary", "queues it again, from its newest checkpoint"))
+        offered.append(
+            _action("retry", "Retry", "primary", "queues it again, from its newest checkpoint")
+        )
     if state == "running" and run.kind == "train":
-        offered.append(_action("checkpoint", "Checkpoint now", "", "saves a checkpoint at the next step"))
-        offered.append(_action("profile", "Profile now", "", "torch's profiler over the next step, as artifacts"))
+        offered.append(
+            _action("checkpoint", "Checkpoint now", "", "saves a checkpoint at the next step")
+        )
+        offered.append(
+            _action(
+                "profile", "Profile now", "", "torch's profiler over the next step, as artifacts"
+            )
+        )
         says = "what holds memory in the next step, as artifacts"
         offered.append(_action("memory-snapshot", "Memory snapshot", "", says))
     if state in ("queued", "starting", "running") and ours:
-        says = "ends what it has begun and leaves" if run.kind in ANSWERING else "saves a checkpoint and leaves"
+        says = (
+            "ends what it has begun and leaves"
+            if run.kind in ANSWERING
+            else "saves a checkpoint and leaves"
+        )
         offered.append(_action("pause", "Pause", "", f"{says} its devices"))
     if ours:
         offered.append(_action("clone", "Clone", "", "submits the same spec as a new run"))
     if state not in sentences.ENDED and not (state == "stopping" and run.requested == "cancel"):
-        label, says = ("Stop", "ends it; what it has begun may end") if run.kind == "serve" else ("Cancel", "ends it")
+        label, says = (
+            ("Stop", "ends it; what it has begun may end")
+            if run.kind == "serve"
+            else ("Cancel", "ends it")
+        )
         offered.append(
-            _action("cancel", label, "danger", says if run.kind in ANSWERING else f"{says}; checkpoints stay")
+            _action(
+                "cancel",
+                label,
+                "danger",
+                says if run.kind in ANSWERING else f"{says}; checkpoints stay",
+            )
         )
     return offered
 

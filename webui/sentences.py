@@ -1,4 +1,7 @@
-"""The first line of a page, in words: is the fleet well, how is this run. Pure functions of plain numbers."""
+"""The first line of a page, in words: is the fleet well, how is this run.
+
+Pure functions of plain numbers.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +19,10 @@ ENDED: Final = frozenset({"finished", "failed", "cancelled"})
 
 @dataclass(frozen=True, slots=True)
 class RunFacts:
-    """What the headline is made of. Times in seconds, `loss_curve` a short curve of the loss, oldest first."""
+    """What the headline is made of.
+
+    Times in seconds, `loss_curve` a short curve of the loss, oldest first.
+    """
 
     state: str
     kind: str = "train"
@@ -51,7 +57,9 @@ def run_headline(facts: RunFacts) -> str:
 
 
 def trend(curve: Sequence[float]) -> str:
-    """falling, flat or rising: the last third against the third before, beyond noise; empty for a short curve."""
+    """falling, flat or rising: the last third against the third before, beyond noise; empty for a
+    short curve.
+    """
     third = len(curve) // 3
     if third < 3:
         return ""
@@ -62,10 +70,21 @@ def trend(curve: Sequence[float]) -> str:
     return "falling" if late < early - least else "rising" if late > early + least else "flat"
 
 
-def overview(*, busy: int, devices: int, runs: int, waiting: int, waiting_devices: int, troubles: Sequence[str]) -> str:
+def overview(
+    *,
+    busy: int,
+    devices: int,
+    runs: int,
+    waiting: int,
+    waiting_devices: int,
+    troubles: Sequence[str],
+) -> str:
     """ "3 of 4 devices busy, 1 run, nothing waits, nothing wrong." """
     if not devices:
-        return "No node has joined yet, so nothing can run. Start an agent with a join token." + _wrong(troubles, " ")
+        return (
+            "No node has joined yet, so nothing can run. Start an agent with a join token."
+            + _wrong(troubles, " ")
+        )
     waits = "nothing waits"
     if waiting:
         waits = f"{waiting:,} {'waits' if waiting == 1 else 'wait'}" + (
@@ -81,7 +100,11 @@ def overview(*, busy: int, devices: int, runs: int, waiting: int, waiting_device
 
 
 def health(*, troubles: Sequence[str]) -> str:
-    return "Everything answers." if not troubles else " ".join(_sentence(trouble) for trouble in troubles)
+    return (
+        "Everything answers."
+        if not troubles
+        else " ".join(_sentence(trouble) for trouble in troubles)
+    )
 
 
 def _queued(facts: RunFacts) -> str:
@@ -122,23 +145,36 @@ def _stopping(facts: RunFacts) -> str:
         "pause": "It saves a checkpoint and leaves its devices",
         "cancel": "It was cancelled and is leaving its devices",
     }
-    return f"{why.get(facts.requested, 'It is leaving its devices')}; it was at {_progress(facts) or 'its start'}."
+    return (
+        f"{why.get(facts.requested, 'It is leaving its devices')}; it was at "
+        f"{_progress(facts) or 'its start'}."
+    )
 
 
 def _paused(facts: RunFacts) -> str:
     if facts.kind in answering.TOLD:
         return answering.paused(facts)
-    return f"Paused at {_progress(facts) or 'its start'}. Resume goes on from the newest checkpoint."
+    return (
+        f"Paused at {_progress(facts) or 'its start'}. Resume goes on from the newest checkpoint."
+    )
 
 
 def _finished(facts: RunFacts) -> str:
     if facts.kind in answering.TOLD:
         return answering.finished(facts)
-    done = words.count(int(facts.summary.get("step") or 0), "step") if facts.summary.get("step") else "its work"
+    done = (
+        words.count(int(facts.summary.get("step") or 0), "step")
+        if facts.summary.get("step")
+        else "its work"
+    )
     took = f" in {words.duration(facts.runtime_s)}" if facts.runtime_s else ""
     if facts.kind == "benchmark":  # its newest numbers are those of one variant
         return f"Measured its variants{took}: {done} in all."
-    parts = [part for part in (_loss(facts, trending=False), _validation(facts), _speed(facts), _mfu(facts)) if part]
+    parts = [
+        part
+        for part in (_loss(facts, trending=False), _validation(facts), _speed(facts), _mfu(facts))
+        if part
+    ]
     return f"Finished {done}{took}" + (f": {words.listed(parts)}." if parts else ".")
 
 
@@ -164,7 +200,9 @@ def _cancelled(facts: RunFacts) -> str:
 
 _ADVICE: Final = {
     "user_error": "Correct the cause, then clone or retry.",
-    "out_of_memory": "A smaller micro-batch, more recomputation or a higher ZeRO stage would need less.",
+    "out_of_memory": (
+        "A smaller micro-batch, more recomputation or a higher ZeRO stage would need less."
+    ),
     "numerics": "A lower learning rate or bf16 usually helps; the events show the first bad step.",
     "hang": "Look at the slowest rank's last lines, then retry.",
     "infrastructure": "The machine, not the program, failed: retry.",
@@ -208,12 +246,17 @@ def _mfu(facts: RunFacts) -> str:
     if mfu is None:
         return ""
     predicted = words.number(facts.predicted_mfu)
-    return f"MFU {words.percent(mfu)}" + (f" ({words.percent(predicted)} predicted)" if predicted else "")
+    return f"MFU {words.percent(mfu)}" + (
+        f" ({words.percent(predicted)} predicted)" if predicted else ""
+    )
 
 
 def _stale(facts: RunFacts) -> str:
     age = facts.last_point_s
-    speed, step_time = words.number(facts.summary.get("tokens_per_s")), words.number(facts.summary.get("step_time_s"))
+    speed, step_time = (
+        words.number(facts.summary.get("tokens_per_s")),
+        words.number(facts.summary.get("step_time_s")),
+    )
     usual = step_time or (STALE_S / 10 if speed else 0)
     if age is None or age < max(STALE_S, 10 * usual):
         return ""

@@ -1,4 +1,5 @@
-"""The headline of runs that answer: how a served model keeps up, how far a file of prompts is, what a judgement found.
+"""The headline of runs that answer: how a served model keeps up, how far a file of prompts is, what
+a judgement found.
 
 Pure functions of plain numbers, as `sentences`, whose other half this is.
 """
@@ -14,7 +15,9 @@ if TYPE_CHECKING:
 
 TOLD: Final = frozenset({"serve", "generate", "evaluate"})
 ADVICE: Final = {
-    "out_of_memory": "Fewer sequences at once, fewer cache blocks or quantised weights would need less.",
+    "out_of_memory": (
+        "Fewer sequences at once, fewer cache blocks or quantised weights would need less."
+    ),
     "numerics": "fp32 or bf16 usually helps; the logs show where it began.",
     "preempted": "Retry goes on with what is not answered yet.",
     "lost": "Its node went silent: retry begins again on another.",
@@ -28,13 +31,19 @@ def running(facts: RunFacts) -> str:
         done, of = facts.answered or (0, None)
         if not done:
             return "Loading its model; no line is answered yet."
-        far = f"Answered {done:,} of {of:,} lines" if of else f"Answered {words.count(done, 'line')}"
+        far = (
+            f"Answered {done:,} of {of:,} lines" if of else f"Answered {words.count(done, 'line')}"
+        )
         togo = ""
         if of and facts.runtime_s and 0 < done < of:
             togo = f", done in about {words.duration(facts.runtime_s / done * (of - done))}"
         return f"{far}{_rate(facts)}{togo}."
     judged = words.number(facts.summary.get("inference/answered"))
-    return f"Judged {words.count(round(judged), 'line')}{_rate(facts)}." if judged else "Loading model and data."
+    return (
+        f"Judged {words.count(round(judged), 'line')}{_rate(facts)}."
+        if judged
+        else "Loading model and data."
+    )
 
 
 def _serving(facts: RunFacts) -> str:
@@ -42,8 +51,12 @@ def _serving(facts: RunFacts) -> str:
         return "Ends what it has begun, and takes no new requests."
     if facts.standing != "serving":
         return "Loading its model; it serves in a moment."
-    now, waits = (words.number(facts.summary.get(f"inference/{name}")) for name in ("running", "waiting"))
-    first, pace = (words.number(facts.summary.get(f"inference/{name}")) for name in ("ttft_s", "tpot_s"))
+    now, waits = (
+        words.number(facts.summary.get(f"inference/{name}")) for name in ("running", "waiting")
+    )
+    first, pace = (
+        words.number(facts.summary.get(f"inference/{name}")) for name in ("ttft_s", "tpot_s")
+    )
     if first is None and not now:
         return "Serves, and waits for its first request."
     load = f"{words.count(round(now), 'answer')} on the way" if now else "nothing to do just now"
@@ -53,20 +66,31 @@ def _serving(facts: RunFacts) -> str:
         f"{words.seconds(pace)} a token" if pace else "",
     ]
     said = ", then ".join(part for part in speed if part)
-    return f"Serves: {load}{queue}" + (f"; {said}" if said else "") + (_rate(facts) if now else "") + "."
+    return (
+        f"Serves: {load}{queue}"
+        + (f"; {said}" if said else "")
+        + (_rate(facts) if now else "")
+        + "."
+    )
 
 
 def finished(facts: RunFacts) -> str:
     took = f" in {words.duration(facts.runtime_s)}" if facts.runtime_s else ""
     if facts.kind == "generate":
         done = facts.answered[0] if facts.answered else None
-        return f"Answered {words.count(done, 'line') if done else 'every line'}{took}{_rate(facts)}."
+        return (
+            f"Answered {words.count(done, 'line') if done else 'every line'}{took}{_rate(facts)}."
+        )
     if facts.kind == "evaluate":
         found = [
-            f"{name.replace('_', ' ')} {words.quantity(value, 4)}" for name, value in (facts.metrics or {}).items()
+            f"{name.replace('_', ' ')} {words.quantity(value, 4)}"
+            for name, value in (facts.metrics or {}).items()
         ]
         return f"Judged{took}: {words.listed(found[:4])}." if found else f"Judged{took}."
-    return f"Served{f' for {words.duration(facts.runtime_s)}' if facts.runtime_s else ''}, and was asked to end."
+    return (
+        f"Served{f' for {words.duration(facts.runtime_s)}' if facts.runtime_s else ''}, and "
+        "was asked to end."
+    )
 
 
 def stopping(facts: RunFacts) -> str:
@@ -84,10 +108,16 @@ def paused(facts: RunFacts) -> str:
 def cancelled(facts: RunFacts, reason: str) -> str:
     if facts.kind == "serve":
         ran = (
-            f"Served for {words.duration(facts.runtime_s)}; stopped" if facts.runtime_s else "Stopped before it served"
+            f"Served for {words.duration(facts.runtime_s)}; stopped"
+            if facts.runtime_s
+            else "Stopped before it served"
         )
         return f"{ran}{f': {reason[:1].lower()}{reason[1:]}' if reason else ''}."
-    return f"Cancelled; {_kept(facts)}." if facts.answered else f"Cancelled{f': {reason}' if reason else ''}."
+    return (
+        f"Cancelled; {_kept(facts)}."
+        if facts.answered
+        else f"Cancelled{f': {reason}' if reason else ''}."
+    )
 
 
 def _kept(facts: RunFacts) -> str:

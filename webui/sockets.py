@@ -1,4 +1,6 @@
-"""The live sockets' addresses, and the check of who may open one from a page; logins are `consumers`'."""
+"""The live sockets' addresses, and the check of who may open one from a page; logins are
+`consumers`'.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,8 @@ urlpatterns = [
 class PageOriginValidator(OriginValidator):  # type: ignore[misc]
     """Refuses (403) sockets that a page of a foreign host opens with its visitor's cookies.
 
-    Browsers always send an Origin; programs with a bearer token send none, and carry no cookies to be abused.
+    Browsers always send an Origin; programs with a bearer token send none, and carry no cookies to
+    be abused.
     """
 
     def valid_origin(self, parsed_origin: Any) -> bool:

@@ -65,14 +65,19 @@ def duration(value: Any) -> str:
 
 
 def seconds(value: Any, digits: int = 3) -> str:
-    """A time that is predicted or compared: three digits from microseconds to a minute, then as `duration`.
+    """A time that is predicted or compared: three digits from microseconds to a minute, then as
+    `duration`.
 
     More `digits` tell close times apart: they stay seconds up to a thousand.
     """
     real = number(value)
     if real is None:
         return DASH
-    for most, size, unit in ((1e-3, 1e6, "µs"), (1.0, 1e3, "ms"), (60.0 if digits <= 3 else 1e3, 1.0, "s")):
+    for most, size, unit in (
+        (1e-3, 1e6, "µs"),
+        (1.0, 1e3, "ms"),
+        (60.0 if digits <= 3 else 1e3, 1.0, "s"),
+    ):
         if 0 < real < most:
             return f"{_significant(real * size, digits)} {unit}"
     return "0 s" if real == 0 else duration(real)
@@ -96,12 +101,22 @@ def count(value: int, noun: str, plural: str = "") -> str:
 
 def listed(parts: Sequence[str]) -> str:
     """a, b and c."""
-    return parts[0] if len(parts) == 1 else ", ".join(parts[:-1]) + " and " + parts[-1] if parts else ""
+    return (
+        parts[0]
+        if len(parts) == 1
+        else ", ".join(parts[:-1]) + " and " + parts[-1]
+        if parts
+        else ""
+    )
 
 
 def plan_words(plan: Mapping[str, Any]) -> tuple[list[str], str]:
     """A plan's axes that are larger than one, its ZeRO stage and flags; and its precision."""
-    axes = [f"{axis}{plan[axis]}" for axis in ("dp", "tp", "pp", "cp", "ep") if int(plan.get(axis) or 1) > 1]
+    axes = [
+        f"{axis}{plan[axis]}"
+        for axis in ("dp", "tp", "pp", "cp", "ep")
+        if int(plan.get(axis) or 1) > 1
+    ]
     if plan.get("sequence_parallel"):
         axes.append("sp")
     if plan.get("zero"):
@@ -116,7 +131,11 @@ def plan_words(plan: Mapping[str, Any]) -> tuple[list[str], str]:
 def plan_sentence(plan: Mapping[str, Any]) -> str:
     """The same plan in full words, for a tooltip and for a person who reads with their ears."""
     names = {"dp": "data", "tp": "tensor", "pp": "pipeline", "cp": "context", "ep": "expert"}
-    parts = [f"{word} parallel {plan[axis]}" for axis, word in names.items() if int(plan.get(axis) or 1) > 1]
+    parts = [
+        f"{word} parallel {plan[axis]}"
+        for axis, word in names.items()
+        if int(plan.get(axis) or 1) > 1
+    ]
     if plan.get("zero"):
         parts.append(f"ZeRO stage {plan['zero']}")
     parts.append(f"{plan.get('precision', 'fp32')}")
@@ -130,4 +149,8 @@ def _significant(real: float, digits: int) -> str:
         return "0"
     decimals = max(0, digits - 1 - math.floor(math.log10(abs(real))))
     text = f"{real:,.{decimals}f}"
-    return text.rstrip("0").rstrip(".") if "." in text and float(text.replace(",", "")) == round(real) else text
+    return (
+        text.rstrip("0").rstrip(".")
+        if "." in text and float(text.replace(",", "")) == round(real)
+        else text
+    )

@@ -1,4 +1,6 @@
-"""Attention, dense and of packed sequences: own Triton kernels, torch's, and the choice between them."""
+"""Attention, dense and of packed sequences: own Triton kernels, torch's, and the choice between
+them.
+"""
 
 from kernels.attention.api import attention, attention_varlen
 from kernels.attention.form import bounds_hold

@@ -1,6 +1,8 @@
-"""`attention` and `attention_varlen`: arguments checked, an implementation chosen with its reason, and run.
+"""`attention` and `attention_varlen`: arguments checked, an implementation chosen with its reason,
+and run.
 
-Knows the candidates and their order; knows no kernel. Shapes: B batch, Q queries, K keys, H heads, D head dim.
+Knows the candidates and their order; knows no kernel. Shapes: B batch, Q queries, K keys, H heads,
+D head dim.
 """
 
 from __future__ import annotations
@@ -36,15 +38,21 @@ def attention(
     return_lse: bool = False,
     backend: str | None = None,
 ) -> Result:
-    """softmax(scale · q kᵀ, where seen) v, without the square of scores in memory (arXiv 2205.14135, 2307.08691).
+    """softmax(scale · q kᵀ, where seen) v, without the square of scores in memory (arXiv
+    2205.14135, 2307.08691).
 
-    q [B, Q, H, D], k [B, K, H_kv, D], v [B, K, H_kv, D_v]; H a multiple of H_kv, heads h of q using h // (H / H_kv).
-    The last query stands beside the last key: query i at place i + K - Q. `causal` lets it see keys up to its place;
-    a `window` w keeps the last w of those (place - w < j <= place) and is causal. `scale` above 0, 1 / sqrt(D) if
+    q [B, Q, H, D], k [B, K, H_kv, D], v [B, K, H_kv, D_v]; H a multiple of H_kv, heads h of q using
+    h // (H / H_kv).
+    The last query stands beside the last key: query i at place i + K - Q. `causal` lets it see keys
+    up to its place;
+    a `window` w keeps the last w of those (place - w < j <= place) and is causal. `scale` above 0,
+    1 / sqrt(D) if
     None. `softcap` c bends scores to c · tanh(score / c). A query that sees no key gets zeros.
 
-    Gives [B, Q, H, D_v] in q's dtype, or with `return_lse` also the natural log-sum-exp [B, H, Q], fp32 (fp64 for
-    fp64), -inf where no key is seen. `backend` forces one of own, cudnn, flash, efficient, math, reference.
+    Gives [B, Q, H, D_v] in q's dtype, or with `return_lse` also the natural log-sum-exp [B, H, Q],
+    fp32 (fp64 for
+    fp64), -inf where no key is seen. `backend` forces one of own, cudnn, flash, efficient, math,
+    reference.
     Raises TypeError or ValueError before any launch, BackendUnavailable for a backend that cannot.
     """
     if window is None and softcap is UNCAPPED and return_lse is False and backend is None:
@@ -61,7 +69,12 @@ def attention(
         chosen = _choose("attention", q, k, v, None, form, return_lse, backend, kind)
     else:
         chosen, form = known
-    if chosen == "flash" and not return_lse and q.device.type == "cpu" and flash_cpu.plain(q, k, v, form):
+    if (
+        chosen == "flash"
+        and not return_lse
+        and q.device.type == "cpu"
+        and flash_cpu.plain(q, k, v, form)
+    ):
         if known is None and backend is None:
             settle(flash_cpu.plain_kind(q, k, v, causal, scale), flash_cpu.how(q, k, form))
         return flash_cpu.front_door(q, k, v, form)
@@ -89,9 +102,11 @@ def attention_varlen(
 ) -> Result:
     """`attention` of each of N packed sequences with itself alone.
 
-    q [T_q, H, D], k [T_k, H_kv, D], v [T_k, H_kv, D_v]; sequence n holds rows cu[n] to cu[n + 1] - 1 (cu [N + 1],
+    q [T_q, H, D], k [T_k, H_kv, D], v [T_k, H_kv, D_v]; sequence n holds rows cu[n] to cu[n + 1] -
+    1 (cu [N + 1],
     int32 or int64, from 0 to T); max_q and max_k are at least the longest. Sequences may be empty.
-    Gives [T_q, H, D_v], and with `return_lse` the log-sum-exp [H, T_q]. Errors as of `attention`; the bounds are read
+    Gives [T_q, H, D_v], and with `return_lse` the log-sum-exp [H, T_q]. Errors as of `attention`;
+    the bounds are read
     back once for each tensor of them, except while a CUDA graph is captured.
     """
     checks.flag("return_lse", return_lse)
@@ -105,9 +120,16 @@ def attention_varlen(
 
 
 def _choose(
-    op: str, q: Tensor, k: Tensor, v: Tensor, bounds: Bounds | None, form: Form, wants_lse: bool, backend: str | None,
+    op: str,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    bounds: Bounds | None,
+    form: Form,
+    wants_lse: bool,
+    backend: str | None,
     kind: tuple[object, ...] | None = None,
-) -> str:  # fmt: skip
+) -> str:
     grad = torch.is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad)
     facts: dict[str, object] = {
         "device": q.device.type,
@@ -126,13 +148,21 @@ def _choose(
     return chosen
 
 
-def _kind(tensors: tuple[Tensor, Tensor, Tensor], options: tuple[object, ...]) -> tuple[object, ...] | None:
-    """All that checks and choice rest on; None for what is wrong. Looking at a call anew takes 40 us on a CPU,
+def _kind(
+    tensors: tuple[Tensor, Tensor, Tensor], options: tuple[object, ...]
+) -> tuple[object, ...] | None:
+    """All that checks and choice rest on; None for what is wrong. Looking at a call anew takes 40
+    us on a CPU,
     recognising it 14."""
     if not all(each is None or isinstance(each, (int, float, str)) for each in options):
         return None
     grad = torch.is_grad_enabled()
-    told: list[object] = ["attention", os.environ.get("KERNELS_BACKEND"), *options, *map(type, options)]
+    told: list[object] = [
+        "attention",
+        os.environ.get("KERNELS_BACKEND"),
+        *options,
+        *map(type, options),
+    ]
     for x in tensors:
         if not isinstance(x, Tensor):
             return None
@@ -145,7 +175,8 @@ def _candidates(
 ) -> list[Candidate]:
     """In the order that stands where nothing was measured (README: published figures of H100).
 
-    cuDNN leads where it can; own kernels where it cannot and FlashAttention-2 is known to be slower: windows, packed
+    cuDNN leads where it can; own kernels where it cannot and FlashAttention-2 is known to be
+    slower: windows, packed
     sequences, forward alone; FlashAttention-2's backward leads in training.
     """
     own_ = Candidate("own", own.why_not(q, v))
@@ -153,23 +184,31 @@ def _candidates(
     if q.device.type != "cuda":
         return [own_, Candidate("flash", _flash_off_cuda_why_not(q, form)), Candidate("math"), last]
     doors = {
-        b: Candidate(b, torch_cuda.door_why_not(b, q, k, v, bounds, form, wants_lse)) for b in ("cudnn", "efficient")
+        b: Candidate(b, torch_cuda.door_why_not(b, q, k, v, bounds, form, wants_lse))
+        for b in ("cudnn", "efficient")
     }
     flash = Candidate("flash", torch_cuda.flash_why_not(q, k, v, form, wants_lse and grad))
     if bounds is not None or form.window or not grad:
         middle = [own_, flash]
     else:
         middle = [flash, own_]
-    if q.dtype is torch.float32:  # exact fp32 products run outside the tensor cores: torch's kernel is tuned for them
+    # exact fp32 products run outside the tensor cores: torch's kernel is tuned for them
+    if q.dtype is torch.float32:
         middle = [doors["efficient"], *middle]
     return [doors["cudnn"], *middle, doors["efficient"], Candidate("math"), last]
 
 
 def _flash_off_cuda_why_not(q: Tensor, form: Form) -> str | None:
-    return flash_cpu.why_not(form) if q.device.type == "cpu" else f"no kernel of torch's for {q.device.type} tensors"
+    return (
+        flash_cpu.why_not(form)
+        if q.device.type == "cpu"
+        else f"no kernel of torch's for {q.device.type} tensors"
+    )
 
 
-def _run(backend: str, q: Tensor, k: Tensor, v: Tensor, bounds: Bounds | None, form: Form) -> tuple[Tensor, Tensor]:
+def _run(
+    backend: str, q: Tensor, k: Tensor, v: Tensor, bounds: Bounds | None, form: Form
+) -> tuple[Tensor, Tensor]:
     if backend == "own":
         return own.own(q, k, v, bounds, form)
     if backend == "flash" and q.device.type == "cuda":
@@ -178,7 +217,9 @@ def _run(backend: str, q: Tensor, k: Tensor, v: Tensor, bounds: Bounds | None, f
     return one(q, k, v, form) if bounds is None else _each(one, q, k, v, bounds, form)
 
 
-def _each(one: Any, q: Tensor, k: Tensor, v: Tensor, bounds: Bounds, form: Form) -> tuple[Tensor, Tensor]:
+def _each(
+    one: Any, q: Tensor, k: Tensor, v: Tensor, bounds: Bounds, form: Form
+) -> tuple[Tensor, Tensor]:
     """Sequence after sequence, joined again."""
     found = [
         one(q[:, a:b], k[:, c:d], v[:, c:d], form)

@@ -1,6 +1,8 @@
-"""The backward kernels: row sums first, then keys' and values' gradients, then queries' (FlashAttention-2, alg. 2).
+"""The backward kernels: row sums first, then keys' and values' gradients, then queries'
+(FlashAttention-2, alg. 2).
 
-Probabilities are made again from the log-sum-exp. Each gradient tile belongs to one program: no atomics, so results
+Probabilities are made again from the log-sum-exp. Each gradient tile belongs to one program: no
+atomics, so results
 repeat bit by bit. Know tiles, not tensors.
 """
 
@@ -21,16 +23,47 @@ from kernels.jit import dot, jit, tl
 
 @jit
 def row_sums_kernel(
-    O, DO, DLSE, DELTA, o_b, o_s, o_h, do_b, do_s, do_h, sum_b, sum_h, len_q, heads, lanes,  # noqa: E741
-    DV: tl.constexpr, DP: tl.constexpr, HAS_DLSE: tl.constexpr, BM: tl.constexpr,
-):  # fmt: skip
-    """DELTA[row] = sum(O · dO) - dLSE: what every score's gradient loses; DLSE lies like DELTA, fp32."""
+    O,
+    DO,
+    DLSE,
+    DELTA,
+    o_b,
+    o_s,
+    o_h,
+    do_b,
+    do_s,
+    do_h,
+    sum_b,
+    sum_h,
+    len_q,
+    heads,
+    lanes,
+    DV: tl.constexpr,
+    DP: tl.constexpr,
+    HAS_DLSE: tl.constexpr,
+    BM: tl.constexpr,
+):
+    """DELTA[row] = sum(O · dO) - dLSE: what every score's gradient loses; DLSE lies like DELTA,
+    fp32.
+    """
     row = tl.program_id(0) // lanes * BM
     lane = tl.program_id(0) % lanes
     batch = lane // heads
     head = lane % heads
-    o = load_tile(O + batch.to(tl.int64) * o_b + head.to(tl.int64) * o_h, row, o_s, len_q, BM, 0, DP, DV, True)
-    do = load_tile(DO + batch.to(tl.int64) * do_b + head.to(tl.int64) * do_h, row, do_s, len_q, BM, 0, DP, DV, True)
+    o = load_tile(
+        O + batch.to(tl.int64) * o_b + head.to(tl.int64) * o_h, row, o_s, len_q, BM, 0, DP, DV, True
+    )
+    do = load_tile(
+        DO + batch.to(tl.int64) * do_b + head.to(tl.int64) * do_h,
+        row,
+        do_s,
+        len_q,
+        BM,
+        0,
+        DP,
+        DV,
+        True,
+    )
     delta = tl.sum(o.to(tl.float32) * do.to(tl.float32), 1)
     rows = row + tl.arange(0, BM)
     at = batch.to(tl.int64) * sum_b + head.to(tl.int64) * sum_h + rows
@@ -41,13 +74,47 @@ def row_sums_kernel(
 
 @jit
 def _over_queries(
-    dk_a, dk_b, dv_a, dv_b, k_a, k_b, v_a, v_b,
-    Q, DO, LSE, DELTA, q_s, do_s, low, high, keys, shift, len_q, len_k, window, scale_log2, cap_in, cap_out,
-    MASKED: tl.constexpr, CAUSAL: tl.constexpr, WINDOWED: tl.constexpr, SOFTCAP: tl.constexpr,
-    D: tl.constexpr, DV: tl.constexpr, DA: tl.constexpr, DB: tl.constexpr, VA: tl.constexpr, VB: tl.constexpr,
-    BM: tl.constexpr, BN: tl.constexpr, UPCAST: tl.constexpr,
-):  # fmt: skip
-    """Scores stand transposed, [BN keys, BM queries], so that both gradients are products without a transpose."""
+    dk_a,
+    dk_b,
+    dv_a,
+    dv_b,
+    k_a,
+    k_b,
+    v_a,
+    v_b,
+    Q,
+    DO,
+    LSE,
+    DELTA,
+    q_s,
+    do_s,
+    low,
+    high,
+    keys,
+    shift,
+    len_q,
+    len_k,
+    window,
+    scale_log2,
+    cap_in,
+    cap_out,
+    MASKED: tl.constexpr,
+    CAUSAL: tl.constexpr,
+    WINDOWED: tl.constexpr,
+    SOFTCAP: tl.constexpr,
+    D: tl.constexpr,
+    DV: tl.constexpr,
+    DA: tl.constexpr,
+    DB: tl.constexpr,
+    VA: tl.constexpr,
+    VB: tl.constexpr,
+    BM: tl.constexpr,
+    BN: tl.constexpr,
+    UPCAST: tl.constexpr,
+):
+    """Scores stand transposed, [BN keys, BM queries], so that both gradients are products without a
+    transpose.
+    """
     for start in tl.range(low, high, BM):
         start = tl.multiple_of(start, BM)
         rows = start + tl.arange(0, BM)
@@ -56,7 +123,8 @@ def _over_queries(
         if DB > 0:
             q_b = load_tile(Q, start, q_s, len_q, BM, DA, DB, D, True)
             raw = dot(k_b, tl.trans(q_b), raw, UPCAST)
-        # A query past the end, or one that sees nothing, gets +inf: all its probabilities are then zero.
+        # A query past the end, or one that sees nothing, gets +inf: all its probabilities are then
+        # zero.
         lse = tl.load(LSE + rows, mask=rows < len_q, other=float("inf"))
         lse = tl.where(lse == float("-inf"), float("inf"), lse) * 1.4426950408889634
         if SOFTCAP:
@@ -65,7 +133,9 @@ def _over_queries(
         else:
             p = tl.exp2(raw * scale_log2 - lse[None, :])
         if MASKED:
-            p = tl.where(seen(rows[None, :] + shift, keys[:, None], len_k, window, CAUSAL, WINDOWED), p, 0.0)
+            p = tl.where(
+                seen(rows[None, :] + shift, keys[:, None], len_k, window, CAUSAL, WINDOWED), p, 0.0
+            )
         do_a = load_tile(DO, start, do_s, len_q, BM, 0, VA, DV, True)
         p_ = p
         if not UPCAST:
@@ -90,16 +160,71 @@ def _over_queries(
 
 @jit
 def keys_values_kernel(
-    Q, K, V, DO, LSE, DELTA, DK, DV_, CU_Q, CU_K,
-    q_b, q_s, q_h, k_b, k_s, k_h, v_b, v_s, v_h, do_b, do_s, do_h, dk_b, dk_s, dk_h, dv_b, dv_s, dv_h, lse_b, lse_h,
-    len_q, len_k, shares, splits, members, sequences, tiles, lanes, section, window, scale, scale_log2, cap_in, cap_out,
-    RAGGED: tl.constexpr, CAUSAL: tl.constexpr, WINDOWED: tl.constexpr, SOFTCAP: tl.constexpr,
-    D: tl.constexpr, DV: tl.constexpr, DA: tl.constexpr, DB: tl.constexpr, VA: tl.constexpr, VB: tl.constexpr,
-    BM: tl.constexpr, BN: tl.constexpr, ONE_LOOP: tl.constexpr, UPCAST: tl.constexpr,
-):  # fmt: skip
-    """Gradients of one tile of BN keys and values of one key-value head, summed over `members` of the query heads that
-    share it. The `splits` such sums of a head lie beside each other in DK and DV_ ([B, K, shares, D], shares =
-    key-value heads · splits), for the launcher to add: one split where there are programs enough."""
+    Q,
+    K,
+    V,
+    DO,
+    LSE,
+    DELTA,
+    DK,
+    DV_,
+    CU_Q,
+    CU_K,
+    q_b,
+    q_s,
+    q_h,
+    k_b,
+    k_s,
+    k_h,
+    v_b,
+    v_s,
+    v_h,
+    do_b,
+    do_s,
+    do_h,
+    dk_b,
+    dk_s,
+    dk_h,
+    dv_b,
+    dv_s,
+    dv_h,
+    lse_b,
+    lse_h,
+    len_q,
+    len_k,
+    shares,
+    splits,
+    members,
+    sequences,
+    tiles,
+    lanes,
+    section,
+    window,
+    scale,
+    scale_log2,
+    cap_in,
+    cap_out,
+    RAGGED: tl.constexpr,
+    CAUSAL: tl.constexpr,
+    WINDOWED: tl.constexpr,
+    SOFTCAP: tl.constexpr,
+    D: tl.constexpr,
+    DV: tl.constexpr,
+    DA: tl.constexpr,
+    DB: tl.constexpr,
+    VA: tl.constexpr,
+    VB: tl.constexpr,
+    BM: tl.constexpr,
+    BN: tl.constexpr,
+    ONE_LOOP: tl.constexpr,
+    UPCAST: tl.constexpr,
+):
+    """Gradients of one tile of BN keys and values of one key-value head, summed over `members` of
+    the query heads that
+    share it. The `splits` such sums of a head lie beside each other in DK and DV_ ([B, K, shares,
+    D], shares =
+    key-value heads · splits), for the launcher to add: one split where there are programs enough.
+    """
     tile, lane = scheduled(tl.program_id(0), tiles, lanes, section)
     if not RAGGED:  # the first keys are seen by the most queries: they start first
         tile = tiles - 1 - tile
@@ -135,41 +260,184 @@ def keys_values_kernel(
     dv_b_ = tl.zeros([BN, VB if VB > 0 else 16], tl.float32)
     keys = col + tl.arange(0, BN)
     shift = len_k - len_q
-    low, full_low, full_high, high = queries_seeing(col, col + BN - 1, len_q, shift, window, CAUSAL, WINDOWED, BM)
+    low, full_low, full_high, high = queries_seeing(
+        col, col + BN - 1, len_q, shift, window, CAUSAL, WINDOWED, BM
+    )
     for member in range(members):
         head = share * members + member
         q = Q + at_q + tl.cast(head, tl.int64) * q_h
         do = DO + at_do + tl.cast(head, tl.int64) * do_h
         lse = LSE + at_lse + tl.cast(head, tl.int64) * lse_h
         delta = DELTA + at_lse + tl.cast(head, tl.int64) * lse_h
-        # Each loop that the compiler inlines holds registers of its own. Where head dims leave few, one loop masks
+        # Each loop that the compiler inlines holds registers of its own. Where head dims leave few,
+        # one loop masks
         # every block: a comparison an element instead of spills.
         if ONE_LOOP:
             dk_a, dk_b_, dv_a, dv_b_ = _over_queries(
-                dk_a, dk_b_, dv_a, dv_b_, k_a, k_b_, v_a, v_b_, q, do, lse, delta, q_s, do_s,
-                low, high, keys, shift, len_q, len_k, window, scale_log2, cap_in, cap_out,
-                CAUSAL, CAUSAL, WINDOWED, SOFTCAP, D, DV, DA, DB, VA, VB, BM, BN, UPCAST,
-            )  # fmt: skip
+                dk_a,
+                dk_b_,
+                dv_a,
+                dv_b_,
+                k_a,
+                k_b_,
+                v_a,
+                v_b_,
+                q,
+                do,
+                lse,
+                delta,
+                q_s,
+                do_s,
+                low,
+                high,
+                keys,
+                shift,
+                len_q,
+                len_k,
+                window,
+                scale_log2,
+                cap_in,
+                cap_out,
+                CAUSAL,
+                CAUSAL,
+                WINDOWED,
+                SOFTCAP,
+                D,
+                DV,
+                DA,
+                DB,
+                VA,
+                VB,
+                BM,
+                BN,
+                UPCAST,
+            )
         else:
             if CAUSAL:
                 dk_a, dk_b_, dv_a, dv_b_ = _over_queries(
-                    dk_a, dk_b_, dv_a, dv_b_, k_a, k_b_, v_a, v_b_, q, do, lse, delta, q_s, do_s,
-                    low, tl.minimum(full_low, high), keys, shift, len_q, len_k, window, scale_log2, cap_in, cap_out,
-                    True, CAUSAL, WINDOWED, SOFTCAP, D, DV, DA, DB, VA, VB, BM, BN, UPCAST,
-                )  # fmt: skip
+                    dk_a,
+                    dk_b_,
+                    dv_a,
+                    dv_b_,
+                    k_a,
+                    k_b_,
+                    v_a,
+                    v_b_,
+                    q,
+                    do,
+                    lse,
+                    delta,
+                    q_s,
+                    do_s,
+                    low,
+                    tl.minimum(full_low, high),
+                    keys,
+                    shift,
+                    len_q,
+                    len_k,
+                    window,
+                    scale_log2,
+                    cap_in,
+                    cap_out,
+                    True,
+                    CAUSAL,
+                    WINDOWED,
+                    SOFTCAP,
+                    D,
+                    DV,
+                    DA,
+                    DB,
+                    VA,
+                    VB,
+                    BM,
+                    BN,
+                    UPCAST,
+                )
             dk_a, dk_b_, dv_a, dv_b_ = _over_queries(
-                dk_a, dk_b_, dv_a, dv_b_, k_a, k_b_, v_a, v_b_, q, do, lse, delta, q_s, do_s,
-                full_low, full_high, keys, shift, len_q, len_k, window, scale_log2, cap_in, cap_out,
-                False, CAUSAL, WINDOWED, SOFTCAP, D, DV, DA, DB, VA, VB, BM, BN, UPCAST,
-            )  # fmt: skip
+                dk_a,
+                dk_b_,
+                dv_a,
+                dv_b_,
+                k_a,
+                k_b_,
+                v_a,
+                v_b_,
+                q,
+                do,
+                lse,
+                delta,
+                q_s,
+                do_s,
+                full_low,
+                full_high,
+                keys,
+                shift,
+                len_q,
+                len_k,
+                window,
+                scale_log2,
+                cap_in,
+                cap_out,
+                False,
+                CAUSAL,
+                WINDOWED,
+                SOFTCAP,
+                D,
+                DV,
+                DA,
+                DB,
+                VA,
+                VB,
+                BM,
+                BN,
+                UPCAST,
+            )
             if WINDOWED:
                 dk_a, dk_b_, dv_a, dv_b_ = _over_queries(
-                    dk_a, dk_b_, dv_a, dv_b_, k_a, k_b_, v_a, v_b_, q, do, lse, delta, q_s, do_s,
-                    full_high, high, keys, shift, len_q, len_k, window, scale_log2, cap_in, cap_out,
-                    True, CAUSAL, WINDOWED, SOFTCAP, D, DV, DA, DB, VA, VB, BM, BN, UPCAST,
-                )  # fmt: skip
-    at_dk = batch.to(tl.int64) * dk_b + tl.cast(k_start, tl.int64) * dk_s + share.to(tl.int64) * dk_h
-    at_dv = batch.to(tl.int64) * dv_b + tl.cast(k_start, tl.int64) * dv_s + share.to(tl.int64) * dv_h
+                    dk_a,
+                    dk_b_,
+                    dv_a,
+                    dv_b_,
+                    k_a,
+                    k_b_,
+                    v_a,
+                    v_b_,
+                    q,
+                    do,
+                    lse,
+                    delta,
+                    q_s,
+                    do_s,
+                    full_high,
+                    high,
+                    keys,
+                    shift,
+                    len_q,
+                    len_k,
+                    window,
+                    scale_log2,
+                    cap_in,
+                    cap_out,
+                    True,
+                    CAUSAL,
+                    WINDOWED,
+                    SOFTCAP,
+                    D,
+                    DV,
+                    DA,
+                    DB,
+                    VA,
+                    VB,
+                    BM,
+                    BN,
+                    UPCAST,
+                )
+    at_dk = (
+        batch.to(tl.int64) * dk_b + tl.cast(k_start, tl.int64) * dk_s + share.to(tl.int64) * dk_h
+    )
+    at_dv = (
+        batch.to(tl.int64) * dv_b + tl.cast(k_start, tl.int64) * dv_s + share.to(tl.int64) * dv_h
+    )
     store_tile(DK + at_dk, dk_a * scale, col, dk_s, len_k, BN, 0, DA, D)
     store_tile(DV_ + at_dv, dv_a, col, dv_s, len_k, BN, 0, VA, DV)
     if DB > 0:

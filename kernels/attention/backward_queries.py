@@ -1,6 +1,8 @@
-"""The backward kernel of queries: one program makes the gradient of one tile (FlashAttention-2, alg. 2, line 15).
+"""The backward kernel of queries: one program makes the gradient of one tile (FlashAttention-2,
+alg. 2, line 15).
 
-Beside `backward.py`, which makes row sums and the gradients of keys and values. Knows tiles, not tensors.
+Beside `backward.py`, which makes row sums and the gradients of keys and values. Knows tiles, not
+tensors.
 """
 
 from __future__ import annotations
@@ -20,12 +22,40 @@ from kernels.jit import dot, jit, tl
 
 @jit
 def _over_keys(
-    dq_a, dq_b, q_a, q_b, do_a, do_b, lse, delta,
-    K, V, k_s, v_s, low, high, places, len_k, window, scale_log2, cap_in, cap_out,
-    MASKED: tl.constexpr, CAUSAL: tl.constexpr, WINDOWED: tl.constexpr, SOFTCAP: tl.constexpr,
-    D: tl.constexpr, DV: tl.constexpr, DA: tl.constexpr, DB: tl.constexpr, VA: tl.constexpr, VB: tl.constexpr,
-    BM: tl.constexpr, BN: tl.constexpr, UPCAST: tl.constexpr,
-):  # fmt: skip
+    dq_a,
+    dq_b,
+    q_a,
+    q_b,
+    do_a,
+    do_b,
+    lse,
+    delta,
+    K,
+    V,
+    k_s,
+    v_s,
+    low,
+    high,
+    places,
+    len_k,
+    window,
+    scale_log2,
+    cap_in,
+    cap_out,
+    MASKED: tl.constexpr,
+    CAUSAL: tl.constexpr,
+    WINDOWED: tl.constexpr,
+    SOFTCAP: tl.constexpr,
+    D: tl.constexpr,
+    DV: tl.constexpr,
+    DA: tl.constexpr,
+    DB: tl.constexpr,
+    VA: tl.constexpr,
+    VB: tl.constexpr,
+    BM: tl.constexpr,
+    BN: tl.constexpr,
+    UPCAST: tl.constexpr,
+):
     for start in tl.range(low, high, BN):
         start = tl.multiple_of(start, BN)
         k_a = load_tile(K, start, k_s, len_k, BN, 0, DA, D, MASKED)
@@ -40,7 +70,9 @@ def _over_keys(
             p = tl.exp2(raw * scale_log2 - lse[:, None])
         if MASKED:
             keys = start + tl.arange(0, BN)
-            p = tl.where(seen(places[:, None], keys[None, :], len_k, window, CAUSAL, WINDOWED), p, 0.0)
+            p = tl.where(
+                seen(places[:, None], keys[None, :], len_k, window, CAUSAL, WINDOWED), p, 0.0
+            )
         v_a = load_tile(V, start, v_s, len_k, BN, 0, VA, DV, MASKED)
         dp = dot(do_a, tl.trans(v_a), tl.zeros([BM, BN], tl.float32), UPCAST)
         if VB > 0:
@@ -59,13 +91,60 @@ def _over_keys(
 
 @jit
 def queries_kernel(
-    Q, K, V, DO, LSE, DELTA, DQ, CU_Q, CU_K,
-    q_b, q_s, q_h, k_b, k_s, k_h, v_b, v_s, v_h, do_b, do_s, do_h, dq_b, dq_s, dq_h, lse_b, lse_h,
-    len_q, len_k, heads, group, sequences, tiles, lanes, section, window, scale, scale_log2, cap_in, cap_out,
-    RAGGED: tl.constexpr, CAUSAL: tl.constexpr, WINDOWED: tl.constexpr, SOFTCAP: tl.constexpr,
-    D: tl.constexpr, DV: tl.constexpr, DA: tl.constexpr, DB: tl.constexpr, VA: tl.constexpr, VB: tl.constexpr,
-    BM: tl.constexpr, BN: tl.constexpr, ONE_LOOP: tl.constexpr, UPCAST: tl.constexpr,
-):  # fmt: skip
+    Q,
+    K,
+    V,
+    DO,
+    LSE,
+    DELTA,
+    DQ,
+    CU_Q,
+    CU_K,
+    q_b,
+    q_s,
+    q_h,
+    k_b,
+    k_s,
+    k_h,
+    v_b,
+    v_s,
+    v_h,
+    do_b,
+    do_s,
+    do_h,
+    dq_b,
+    dq_s,
+    dq_h,
+    lse_b,
+    lse_h,
+    len_q,
+    len_k,
+    heads,
+    group,
+    sequences,
+    tiles,
+    lanes,
+    section,
+    window,
+    scale,
+    scale_log2,
+    cap_in,
+    cap_out,
+    RAGGED: tl.constexpr,
+    CAUSAL: tl.constexpr,
+    WINDOWED: tl.constexpr,
+    SOFTCAP: tl.constexpr,
+    D: tl.constexpr,
+    DV: tl.constexpr,
+    DA: tl.constexpr,
+    DB: tl.constexpr,
+    VA: tl.constexpr,
+    VB: tl.constexpr,
+    BM: tl.constexpr,
+    BN: tl.constexpr,
+    ONE_LOOP: tl.constexpr,
+    UPCAST: tl.constexpr,
+):
     """Gradient of one tile of BM queries of one head; arguments as of the forward kernel."""
     tile, lane = scheduled(tl.program_id(0), tiles, lanes, section)
     batch = lane // heads
@@ -82,8 +161,16 @@ def queries_kernel(
     at_q = batch.to(tl.int64) * q_b + tl.cast(q_start, tl.int64) * q_s + head.to(tl.int64) * q_h
     at_do = batch.to(tl.int64) * do_b + tl.cast(q_start, tl.int64) * do_s + head.to(tl.int64) * do_h
     at_dq = batch.to(tl.int64) * dq_b + tl.cast(q_start, tl.int64) * dq_s + head.to(tl.int64) * dq_h
-    at_k = batch.to(tl.int64) * k_b + tl.cast(k_start, tl.int64) * k_s + (head // group).to(tl.int64) * k_h
-    at_v = batch.to(tl.int64) * v_b + tl.cast(k_start, tl.int64) * v_s + (head // group).to(tl.int64) * v_h
+    at_k = (
+        batch.to(tl.int64) * k_b
+        + tl.cast(k_start, tl.int64) * k_s
+        + (head // group).to(tl.int64) * k_h
+    )
+    at_v = (
+        batch.to(tl.int64) * v_b
+        + tl.cast(k_start, tl.int64) * v_s
+        + (head // group).to(tl.int64) * v_h
+    )
     at_lse = batch.to(tl.int64) * lse_b + head.to(tl.int64) * lse_h + q_start
 
     q_a = load_tile(Q + at_q, row, q_s, len_q, BM, 0, DA, D, True)
@@ -102,30 +189,152 @@ def queries_kernel(
     dq_b_ = tl.zeros([BM, DB if DB > 0 else 16], tl.float32)
     first = row + len_k - len_q
     places = first + tl.arange(0, BM)
-    low, full_low, full_high, high = keys_seen(first, first + BM - 1, len_k, window, CAUSAL, WINDOWED, BN)
+    low, full_low, full_high, high = keys_seen(
+        first, first + BM - 1, len_k, window, CAUSAL, WINDOWED, BN
+    )
     if ONE_LOOP:  # as in `keys_values_kernel`
         dq_a, dq_b_ = _over_keys(
-            dq_a, dq_b_, q_a, q_b_, do_a, do_b_, lse, delta, K + at_k, V + at_v, k_s, v_s,
-            low, high, places, len_k, window, scale_log2, cap_in, cap_out,
-            True, CAUSAL, WINDOWED, SOFTCAP, D, DV, DA, DB, VA, VB, BM, BN, UPCAST,
-        )  # fmt: skip
+            dq_a,
+            dq_b_,
+            q_a,
+            q_b_,
+            do_a,
+            do_b_,
+            lse,
+            delta,
+            K + at_k,
+            V + at_v,
+            k_s,
+            v_s,
+            low,
+            high,
+            places,
+            len_k,
+            window,
+            scale_log2,
+            cap_in,
+            cap_out,
+            True,
+            CAUSAL,
+            WINDOWED,
+            SOFTCAP,
+            D,
+            DV,
+            DA,
+            DB,
+            VA,
+            VB,
+            BM,
+            BN,
+            UPCAST,
+        )
     else:
         if WINDOWED:
             dq_a, dq_b_ = _over_keys(
-                dq_a, dq_b_, q_a, q_b_, do_a, do_b_, lse, delta, K + at_k, V + at_v, k_s, v_s,
-                low, tl.minimum(full_low, high), places, len_k, window, scale_log2, cap_in, cap_out,
-                True, CAUSAL, WINDOWED, SOFTCAP, D, DV, DA, DB, VA, VB, BM, BN, UPCAST,
-            )  # fmt: skip
+                dq_a,
+                dq_b_,
+                q_a,
+                q_b_,
+                do_a,
+                do_b_,
+                lse,
+                delta,
+                K + at_k,
+                V + at_v,
+                k_s,
+                v_s,
+                low,
+                tl.minimum(full_low, high),
+                places,
+                len_k,
+                window,
+                scale_log2,
+                cap_in,
+                cap_out,
+                True,
+                CAUSAL,
+                WINDOWED,
+                SOFTCAP,
+                D,
+                DV,
+                DA,
+                DB,
+                VA,
+                VB,
+                BM,
+                BN,
+                UPCAST,
+            )
         dq_a, dq_b_ = _over_keys(
-            dq_a, dq_b_, q_a, q_b_, do_a, do_b_, lse, delta, K + at_k, V + at_v, k_s, v_s,
-            full_low, full_high, places, len_k, window, scale_log2, cap_in, cap_out,
-            False, CAUSAL, WINDOWED, SOFTCAP, D, DV, DA, DB, VA, VB, BM, BN, UPCAST,
-        )  # fmt: skip
+            dq_a,
+            dq_b_,
+            q_a,
+            q_b_,
+            do_a,
+            do_b_,
+            lse,
+            delta,
+            K + at_k,
+            V + at_v,
+            k_s,
+            v_s,
+            full_low,
+            full_high,
+            places,
+            len_k,
+            window,
+            scale_log2,
+            cap_in,
+            cap_out,
+            False,
+            CAUSAL,
+            WINDOWED,
+            SOFTCAP,
+            D,
+            DV,
+            DA,
+            DB,
+            VA,
+            VB,
+            BM,
+            BN,
+            UPCAST,
+        )
         dq_a, dq_b_ = _over_keys(
-            dq_a, dq_b_, q_a, q_b_, do_a, do_b_, lse, delta, K + at_k, V + at_v, k_s, v_s,
-            full_high, high, places, len_k, window, scale_log2, cap_in, cap_out,
-            True, CAUSAL, WINDOWED, SOFTCAP, D, DV, DA, DB, VA, VB, BM, BN, UPCAST,
-        )  # fmt: skip
+            dq_a,
+            dq_b_,
+            q_a,
+            q_b_,
+            do_a,
+            do_b_,
+            lse,
+            delta,
+            K + at_k,
+            V + at_v,
+            k_s,
+            v_s,
+            full_high,
+            high,
+            places,
+            len_k,
+            window,
+            scale_log2,
+            cap_in,
+            cap_out,
+            True,
+            CAUSAL,
+            WINDOWED,
+            SOFTCAP,
+            D,
+            DV,
+            DA,
+            DB,
+            VA,
+            VB,
+            BM,
+            BN,
+            UPCAST,
+        )
     store_tile(DQ + at_dq, dq_a * scale, row, dq_s, len_q, BM, 0, DA, D)
     if DB > 0:
         store_tile(DQ + at_dq, dq_b_ * scale, row, dq_s, len_q, BM, DA, DB, D)

@@ -1,7 +1,10 @@
-"""Attention in plain torch operations, block by block: memory grows with the length, not with its square.
+"""Attention in plain torch operations, block by block: memory grows with the length, not with its
+square.
 
-For what no faster kernel takes (a softcap on a CPU, odd dtypes). Online softmax forward, recomputation backward, any
-device. Shapes: B batch, Hk key-value heads, R rows (query heads of a group × queries of a block), N keys of a block.
+For what no faster kernel takes (a softcap on a CPU, odd dtypes). Online softmax forward,
+recomputation backward, any
+device. Shapes: B batch, Hk key-value heads, R rows (query heads of a group × queries of a block), N
+keys of a block.
 """
 
 from __future__ import annotations
@@ -36,7 +39,9 @@ class _Blocks(torch.autograd.Function):
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, grad: Tensor | None, grad_lse: Tensor | None) -> tuple[Tensor | None, ...]:
+    def backward(
+        ctx: Any, grad: Tensor | None, grad_lse: Tensor | None
+    ) -> tuple[Tensor | None, ...]:
         if grad is None and grad_lse is None:
             return None, None, None, None
         q, k, v, out, lse = ctx.saved_tensors
@@ -68,7 +73,14 @@ def _forward(q: Tensor, k: Tensor, v: Tensor, form: Form) -> tuple[Tensor, Tenso
 
 
 def _backward(
-    q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, grad: Tensor | None, grad_lse: Tensor | None, form: Form
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    out: Tensor,
+    lse: Tensor,
+    grad: Tensor | None,
+    grad_lse: Tensor | None,
+    form: Form,
 ) -> tuple[Tensor, Tensor, Tensor]:
     wide = _wide(q)
     queries, kv_heads = q.shape[1], k.shape[2]
@@ -100,9 +112,18 @@ def _backward(
 
 
 def _scores(
-    rows: Tensor, k: Tensor, a: int, b: int, queries: int, lo: int, hi: int, form: Form, keep_bent: bool = False
+    rows: Tensor,
+    k: Tensor,
+    a: int,
+    b: int,
+    queries: int,
+    lo: int,
+    hi: int,
+    form: Form,
+    keep_bent: bool = False,
 ) -> tuple[Tensor, Tensor | None]:
-    """Scores [B, Hk, R, N] of queries a..b and keys lo..hi, -inf where not seen; and tanh(score / cap) if capped, which
+    """Scores [B, Hk, R, N] of queries a..b and keys lo..hi, -inf where not seen; and tanh(score /
+    cap) if capped, which
     is overwritten unless `keep_bent`."""
     scores = rows @ _columns(k, lo, hi, rows.dtype).mT
     bent = None
@@ -136,7 +157,9 @@ def _ranges(low: int, high: int, step: int) -> Iterator[tuple[int, int]]:
 
 
 def _rows(x: Tensor, kv_heads: int, dtype: torch.dtype) -> Tensor:
-    """[B, queries, H, D] -> [B, Hk, group · queries, D]: one matrix product a key-value head serves its whole group."""
+    """[B, queries, H, D] -> [B, Hk, group · queries, D]: one matrix product a key-value head serves
+    its whole group.
+    """
     return torch.unflatten(x.to(dtype).transpose(1, 2), 1, (kv_heads, -1)).flatten(2, 3)
 
 

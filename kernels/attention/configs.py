@@ -1,6 +1,8 @@
-"""Block shapes of the attention kernels by architecture and head dim, and what of them the gate compiles.
+"""Block shapes of the attention kernels by architecture and head dim, and what of them the gate
+compiles.
 
-Rules for where no table has a row; numbers beside them are registers and shared memory as the gate tells them. Knows no
+Rules for where no table has a row; numbers beside them are registers and shared memory as the gate
+tells them. Knows no
 tensor.
 """
 
@@ -15,14 +17,24 @@ SMALLEST = 16  # of a product's sides on tensor cores
 
 
 def parts(head_dim: int) -> tuple[int, int]:
-    """A head dim as two powers of two that hold it, the second 0 where one does: 192 = 128 + 64, 96 = 64 + 32."""
+    """A head dim as two powers of two that hold it, the second 0 where one does: 192 = 128 + 64, 96
+    = 64 + 32.
+    """
     first = max(SMALLEST, 1 << (head_dim.bit_length() - 1))
     rest = head_dim - first
     return first, 0 if rest <= 0 else max(SMALLEST, next_power_of_2(rest))
 
 
-def _config(block_m: int, block_n: int, num_warps: int, num_stages: int, **more: Any) -> tuning.Config:
-    return {"block_m": block_m, "block_n": block_n, "num_warps": num_warps, "num_stages": num_stages, **more}
+def _config(
+    block_m: int, block_n: int, num_warps: int, num_stages: int, **more: Any
+) -> tuning.Config:
+    return {
+        "block_m": block_m,
+        "block_n": block_n,
+        "num_warps": num_warps,
+        "num_stages": num_stages,
+        **more,
+    }
 
 
 def _hopper(arch: str) -> bool:
@@ -37,21 +49,31 @@ def _place(widest: int) -> int:
 
 @tuning.rule("attention_forward")
 def forward(arch: str, facts: dict[str, Any]) -> tuning.Config:
-    """facts: d, dv, wide (fp32), causal, window, softcap. `tma`: the sm_90 kernel where the call allows it."""
+    """facts: d, dv, wide (fp32), causal, window, softcap.
+
+    `tma`: the sm_90 kernel where the call allows it.
+    """
     widest = max(facts["d"], facts["dv"])
     if arch == "interpret":
         chosen = _config(16, 16, 4, 1)
     elif facts["wide"]:
         chosen = _config(32, 32, 8, 1) if widest > 128 else _config(64, 32, 4, 1)
     elif _hopper(arch):
-        few = 8 if facts["window"] or facts["softcap"] else 4  # warps; with 4 the mask's registers spill
-        chosen = [_config(128, 64, few, 3), _config(128, 64, 8, 3), _config(128, 64, 8, 2), _config(128, 64, 8, 2)][
-            _place(widest)
-        ]
+        # warps; with 4 the mask's registers spill
+        few = 8 if facts["window"] or facts["softcap"] else 4
+        chosen = [
+            _config(128, 64, few, 3),
+            _config(128, 64, 8, 3),
+            _config(128, 64, 8, 2),
+            _config(128, 64, 8, 2),
+        ][_place(widest)]
     else:
-        chosen = [_config(128, 64, 4, 3), _config(128, 32, 8, 2), _config(128, 32, 8, 2), _config(64, 32, 8, 2)][
-            _place(widest)
-        ]
+        chosen = [
+            _config(128, 64, 4, 3),
+            _config(128, 32, 8, 2),
+            _config(128, 32, 8, 2),
+            _config(64, 32, 8, 2),
+        ][_place(widest)]
     return {**chosen, "tma": False}
 
 
@@ -61,13 +83,20 @@ def forward_tma(arch: str, facts: dict[str, Any]) -> tuning.Config:
     if arch == "interpret":
         return _config(16, 16, 4, 1, warp_specialize=False)
     place = _place(max(facts["d"], facts["dv"]))
-    chosen = [_config(128, 128, 4, 3), _config(128, 128, 4, 2), _config(128, 64, 4, 2), _config(128, 32, 4, 2)][place]
+    chosen = [
+        _config(128, 128, 4, 3),
+        _config(128, 128, 4, 2),
+        _config(128, 64, 4, 2),
+        _config(128, 32, 4, 2),
+    ][place]
     return {**chosen, "warp_specialize": True}
 
 
 @tuning.rule("attention_keys_values")
 def keys_values(arch: str, facts: dict[str, Any]) -> tuning.Config:
-    """`one_loop`: mask every block; separate loops for masked and whole ones cost about 100 bytes of spills here."""
+    """`one_loop`: mask every block; separate loops for masked and whole ones cost about 100 bytes
+    of spills here.
+    """
     widest = max(facts["d"], facts["dv"])
     heavy = facts["window"] or facts["softcap"]
     if arch == "interpret":
@@ -76,11 +105,16 @@ def keys_values(arch: str, facts: dict[str, Any]) -> tuning.Config:
         chosen = _config(16, 32, 8, 1) if widest > 128 else _config(32, 32, 8, 1)
     elif _hopper(arch):
         narrow = _config(32, 128, 8, 2) if heavy else _config(64, 128, 8, 2)
-        chosen = [narrow, _config(32, 128, 8, 2), _config(32, 64, 8, 2), _config(32, 64, 8, 1)][_place(widest)]
-    else:
-        chosen = [_config(32, 64, 8, 2), _config(32, 64, 8, 2), _config(16, 64, 8, 1), _config(16, 64, 8, 1)][
+        chosen = [narrow, _config(32, 128, 8, 2), _config(32, 64, 8, 2), _config(32, 64, 8, 1)][
             _place(widest)
         ]
+    else:
+        chosen = [
+            _config(32, 64, 8, 2),
+            _config(32, 64, 8, 2),
+            _config(16, 64, 8, 1),
+            _config(16, 64, 8, 1),
+        ][_place(widest)]
     return {**chosen, "one_loop": True}
 
 
@@ -92,13 +126,19 @@ def queries(arch: str, facts: dict[str, Any]) -> tuning.Config:
     if facts["wide"]:
         chosen = _config(32, 16, 8, 1) if widest > 128 else _config(32, 32, 8, 1)
     elif _hopper(arch):
-        chosen = [_config(128, 64, 8, 3), _config(128, 64, 8, 2), _config(128, 64, 8, 2), _config(128, 32, 8, 1)][
-            _place(widest)
-        ]
+        chosen = [
+            _config(128, 64, 8, 3),
+            _config(128, 64, 8, 2),
+            _config(128, 64, 8, 2),
+            _config(128, 32, 8, 1),
+        ][_place(widest)]
     else:
-        chosen = [_config(64, 64, 8, 2), _config(64, 64, 8, 2), _config(64, 32, 8, 2), _config(64, 32, 8, 1)][
-            _place(widest)
-        ]
+        chosen = [
+            _config(64, 64, 8, 2),
+            _config(64, 64, 8, 2),
+            _config(64, 32, 8, 2),
+            _config(64, 32, 8, 1),
+        ][_place(widest)]
     return {**chosen, "one_loop": widest > 128}
 
 
@@ -107,11 +147,20 @@ def row_sums(arch: str, facts: dict[str, Any]) -> tuning.Config:
     return _config(16, 0, 4, 1) if arch == "interpret" else _config(64, 0, 8, 1)
 
 
-_WIDE = "head dim 256: two 64 x 256 fp32 gradients fill half the registers; a smaller block spilled more (400 bytes)"
+_WIDE = (
+    "head dim 256: two 64 x 256 fp32 gradients fill half the registers; a smaller block "
+    "spilled more (400 bytes)"
+)
 SPILLS_OK: dict[tuple[str, str], str] = {
     ("sm_90", "keys_values 256/256"): _WIDE,
-    ("sm_90", "queries 256/256"): "8 bytes; blocks of 16 keys spill nothing and halve each tensor-core instruction",
-    ("sm_90", "keys_values 128 packed, window, softcap"): "16 bytes with all three; the next block is half as large",
+    (
+        "sm_90",
+        "queries 256/256",
+    ): "8 bytes; blocks of 16 keys spill nothing and halve each tensor-core instruction",
+    (
+        "sm_90",
+        "keys_values 128 packed, window, softcap",
+    ): "16 bytes with all three; the next block is half as large",
     ("sm_80", "keys_values 192/128"): "8 bytes; the block is the smallest that tensor cores take",
 }
 """(architecture, name the gate tells) -> why that configuration may spill registers."""

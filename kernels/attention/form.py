@@ -23,7 +23,8 @@ _CHECKED = "_orrery_spans"  # attribute of a tensor of bounds: (version, what wa
 class Form:
     """The sum that is asked for: softmax(cap(q · k * scale) where seen) · v.
 
-    `window` 0: none. A window is causal. `softcap` 0: none. `shift` of a pair of sequences is keys less queries:
+    `window` 0: none. A window is causal. `softcap` 0: none. `shift` of a pair of sequences is keys
+    less queries:
     query i stands at place i + shift among the keys (aligned at the end).
     """
 
@@ -50,7 +51,10 @@ def head_dim(q: Tensor, v: Tensor) -> str:
 
 
 def form_of(head_dim: int, causal: object, window: object, scale: object, softcap: object) -> Form:
-    """Checks the options; `scale` defaults to 1 / sqrt(head_dim). Raises TypeError or ValueError."""
+    """Checks the options; `scale` defaults to 1 / sqrt(head_dim).
+
+    Raises TypeError or ValueError.
+    """
     checks.flag("causal", causal)
     checks.window(window)  # type: ignore[arg-type]
     width = NO_WINDOW if window is None else min(int(window), 1 << 30)  # type: ignore[call-overload]
@@ -63,20 +67,27 @@ def form_of(head_dim: int, causal: object, window: object, scale: object, softca
 
 
 def check_dense(q: Tensor, k: Tensor, v: Tensor) -> None:
-    """q [B, Q, H, D], k [B, K, H_kv, D], v [B, K, H_kv, D_v], H a multiple of H_kv. Raises TypeError or ValueError."""
+    """q [B, Q, H, D], k [B, K, H_kv, D], v [B, K, H_kv, D_v], H a multiple of H_kv.
+
+    Raises TypeError or ValueError.
+    """
     for name, x in (("q", q), ("k", k), ("v", v)):
         checks.dims(name, x, 4)
     _check_heads(q, k, v)
     if k.shape[0] != q.shape[0]:
-        raise ValueError(f"k has a batch of {k.shape[0]} and q of {q.shape[0]}; they must be equal.")
+        raise ValueError(
+            f"k has a batch of {k.shape[0]} and q of {q.shape[0]}; they must be equal."
+        )
 
 
 def check_varlen(
     q: Tensor, k: Tensor, v: Tensor, cu_q: Tensor, cu_k: Tensor, max_q: int, max_k: int
 ) -> tuple[Tensor, Tensor]:
-    """q [T_q, H, D], k [T_k, H_kv, D], v [T_k, H_kv, D_v]; cu_* [N + 1] int, from 0, never falling, to T_*.
+    """q [T_q, H, D], k [T_k, H_kv, D], v [T_k, H_kv, D_v]; cu_* [N + 1] int, from 0, never falling,
+    to T_*.
 
-    Gives cu_q and cu_k as int32. The bounds themselves are read once a tensor (one wait for the GPU; a changed tensor
+    Gives cu_q and cu_k as int32. The bounds themselves are read once a tensor (one wait for the
+    GPU; a changed tensor
     is read again), not while a CUDA graph is captured: there kernels hold them inside the tensors.
     """
     for name, x in (("q", q), ("k", k), ("v", v)):
@@ -84,27 +95,43 @@ def check_varlen(
     _check_heads(q, k, v)
     checks.same_device(q=q, cu_q=cu_q, cu_k=cu_k)
     bounds = []
-    for name, cu, total, longest in (("q", cu_q, q.shape[0], max_q), ("k", cu_k, k.shape[0], max_k)):
+    for name, cu, total, longest in (
+        ("q", cu_q, q.shape[0], max_q),
+        ("k", cu_k, k.shape[0], max_k),
+    ):
         checks.integers(f"cu_{name}", cu)
         checks.dims(f"cu_{name}", cu, 1)
         if isinstance(longest, bool) or not isinstance(longest, int):
             raise TypeError(f"max_{name} must be a whole number, not {longest!r}.")
         if cu.shape[0] < 1:
-            raise ValueError(f"cu_{name} is empty; it holds one more bound than there are sequences.")
+            raise ValueError(
+                f"cu_{name} is empty; it holds one more bound than there are sequences."
+            )
         _check_bounds(name, cu, total, longest)
-        bounds.append(cu if cu.dtype is torch.int32 and cu.is_contiguous() else cu.to(torch.int32).contiguous())
+        bounds.append(
+            cu
+            if cu.dtype is torch.int32 and cu.is_contiguous()
+            else cu.to(torch.int32).contiguous()
+        )
     if cu_q.shape[0] != cu_k.shape[0]:
         raise ValueError(
-            f"cu_q tells of {cu_q.shape[0] - 1} sequences and cu_k of {cu_k.shape[0] - 1}; give one pair each."
+            f"cu_q tells of {cu_q.shape[0] - 1} sequences and cu_k of {cu_k.shape[0] - 1}; give "
+            "one pair each."
         )
     return bounds[0], bounds[1]
 
 
 def bounds_hold(cu: Tensor, ends: Sequence[int]) -> None:
-    """What a tensor of bounds holds, from who made it: it need not be read back then, which waits for a GPU."""
+    """What a tensor of bounds holds, from who made it: it need not be read back then, which waits
+    for a GPU.
+    """
     spans = [after - before for before, after in itertools.pairwise(ends)]
     version = 0 if cu.is_inference() else cu._version
-    setattr(cu, _CHECKED, (version, ends[0], all(span >= 0 for span in spans), ends[-1], max(spans, default=0)))
+    setattr(
+        cu,
+        _CHECKED,
+        (version, ends[0], all(span >= 0 for span in spans), ends[-1], max(spans, default=0)),
+    )
 
 
 def _check_heads(q: Tensor, k: Tensor, v: Tensor) -> None:
@@ -114,14 +141,18 @@ def _check_heads(q: Tensor, k: Tensor, v: Tensor) -> None:
     if k.device != q.device or v.device != q.device:
         checks.same_device(q=q, k=k, v=v)
     if k.shape[:-1] != v.shape[:-1]:
-        raise ValueError(f"k has shape {tuple(k.shape)} and v {tuple(v.shape)}; all but the last must be equal.")
+        raise ValueError(
+            f"k has shape {tuple(k.shape)} and v {tuple(v.shape)}; all but the last must be equal."
+        )
     if q.shape[-1] != k.shape[-1]:
         raise ValueError(f"q has head dim {q.shape[-1]} and k {k.shape[-1]}; they must be equal.")
     if min(q.shape[-1], v.shape[-1]) < 1:
         raise ValueError(f"head dims are {q.shape[-1]} and {v.shape[-1]}; they must be at least 1.")
     heads, kv_heads = q.shape[-2], k.shape[-2]
     if kv_heads < 1 or heads < 1 or heads % kv_heads:
-        raise ValueError(f"q has {heads} heads and k {kv_heads}; q's must be a multiple of k's, both at least 1.")
+        raise ValueError(
+            f"q has {heads} heads and k {kv_heads}; q's must be a multiple of k's, both at least 1."
+        )
 
 
 def _check_bounds(name: str, cu: Tensor, total: int, longest: int) -> None:
@@ -133,12 +164,25 @@ def _check_bounds(name: str, cu: Tensor, total: int, longest: int) -> None:
         values = cu.detach().to("cpu", torch.int64)
         spans = values.diff()
         rises = bool((spans >= 0).all())
-        found = (version, int(values[0]), rises, int(values[-1]), int(spans.max()) if len(spans) else 0)
+        found = (
+            version,
+            int(values[0]),
+            rises,
+            int(values[-1]),
+            int(spans.max()) if len(spans) else 0,
+        )
         setattr(cu, _CHECKED, found)
     _, first, rises, last, widest = found
     if first != 0 or not rises:
-        raise ValueError(f"cu_{name} must start at 0 and never fall; it holds the bounds of packed sequences.")
+        raise ValueError(
+            f"cu_{name} must start at 0 and never fall; it holds the bounds of packed sequences."
+        )
     if last != total:
-        raise ValueError(f"cu_{name} ends at {last}, and the tensor holds {total} rows; they must be equal.")
+        raise ValueError(
+            f"cu_{name} ends at {last}, and the tensor holds {total} rows; they must be equal."
+        )
     if widest > longest:
-        raise ValueError(f"max_{name} is {longest}, and a sequence of cu_{name} is {widest} long; give at least that.")
+        raise ValueError(
+            f"max_{name} is {longest}, and a sequence of cu_{name} is {widest} long; give at "
+            "least that."
+        )

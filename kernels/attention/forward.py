@@ -1,6 +1,8 @@
-"""The forward kernel: one program makes one tile of queries of one head (FlashAttention-2, arXiv 2307.08691, alg. 1).
+"""The forward kernel: one program makes one tile of queries of one head (FlashAttention-2, arXiv
+2307.08691, alg. 1).
 
-Knows tiles, not tensors: sizes, strides and block shapes come from the launcher. Scores are in base 2 throughout.
+Knows tiles, not tensors: sizes, strides and block shapes come from the launcher. Scores are in base
+2 throughout.
 """
 
 from __future__ import annotations
@@ -20,8 +22,11 @@ from kernels.jit import dot, jit, tl
 
 @jit
 def softmax_step_scaled(m, l, raw, scale):  # noqa: E741
-    """A block of online softmax (Milakov & Gimelshein 2018, alg. 3) over raw · scale in base 2, scale above 0: the
-    product and the subtraction of the maximum are one multiply-add. Gives m, l, the factor of what was summed, p."""
+    """A block of online softmax (Milakov & Gimelshein 2018, alg. 3) over raw · scale in base 2,
+    scale above 0: the
+    product and the subtraction of the maximum are one multiply-add. Gives m, l, the factor of what
+    was summed, p.
+    """
     m_new = tl.maximum(m, tl.max(raw, 1) * scale)
     base = tl.where(m_new == float("-inf"), 0.0, m_new)
     alpha = tl.exp2(m - base)
@@ -31,12 +36,37 @@ def softmax_step_scaled(m, l, raw, scale):  # noqa: E741
 
 @jit
 def _over_keys(
-    acc_a, acc_b, m, l,  # noqa: E741
-    q_a, q_b, K, V, k_s, v_s, low, high, places, len_k, window, scale_log2, cap_in, cap_out,
-    MASKED: tl.constexpr, CAUSAL: tl.constexpr, WINDOWED: tl.constexpr, SOFTCAP: tl.constexpr,
-    D: tl.constexpr, DV: tl.constexpr, DA: tl.constexpr, DB: tl.constexpr, VA: tl.constexpr, VB: tl.constexpr,
-    BN: tl.constexpr, UPCAST: tl.constexpr,
-):  # fmt: skip
+    acc_a,
+    acc_b,
+    m,
+    l,  # noqa: E741
+    q_a,
+    q_b,
+    K,
+    V,
+    k_s,
+    v_s,
+    low,
+    high,
+    places,
+    len_k,
+    window,
+    scale_log2,
+    cap_in,
+    cap_out,
+    MASKED: tl.constexpr,
+    CAUSAL: tl.constexpr,
+    WINDOWED: tl.constexpr,
+    SOFTCAP: tl.constexpr,
+    D: tl.constexpr,
+    DV: tl.constexpr,
+    DA: tl.constexpr,
+    DB: tl.constexpr,
+    VA: tl.constexpr,
+    VB: tl.constexpr,
+    BN: tl.constexpr,
+    UPCAST: tl.constexpr,
+):
     BM: tl.constexpr = acc_a.shape[0]
     for start in tl.range(low, high, BN):
         start = tl.multiple_of(start, BN)
@@ -49,7 +79,11 @@ def _over_keys(
             raw = cap_out * tanh_of_exponent(raw * cap_in)
         if MASKED:
             keys = start + tl.arange(0, BN)
-            raw = tl.where(seen(places[:, None], keys[None, :], len_k, window, CAUSAL, WINDOWED), raw, float("-inf"))
+            raw = tl.where(
+                seen(places[:, None], keys[None, :], len_k, window, CAUSAL, WINDOWED),
+                raw,
+                float("-inf"),
+            )
         m, l, alpha, p = softmax_step_scaled(m, l, raw, scale_log2)  # noqa: E741
         v_a = load_tile(V, start, v_s, len_k, BN, 0, VA, DV, MASKED)
         if not UPCAST:
@@ -63,15 +97,57 @@ def _over_keys(
 
 @jit
 def forward_kernel(
-    Q, K, V, O, LSE, CU_Q, CU_K,  # noqa: E741
-    q_b, q_s, q_h, k_b, k_s, k_h, v_b, v_s, v_h, o_b, o_s, o_h, lse_b, lse_h,
-    len_q, len_k, heads, group, sequences, tiles, lanes, section, window, scale_log2, cap_in, cap_out,
-    RAGGED: tl.constexpr, CAUSAL: tl.constexpr, WINDOWED: tl.constexpr, SOFTCAP: tl.constexpr,
-    D: tl.constexpr, DV: tl.constexpr, DA: tl.constexpr, DB: tl.constexpr, VA: tl.constexpr, VB: tl.constexpr,
-    BM: tl.constexpr, BN: tl.constexpr, UPCAST: tl.constexpr,
-):  # fmt: skip
-    """Q [B, S, H, D], K [B, S, H / group, D], V [.., DV] by strides of batch, sequence and head; O like Q with DV;
-    LSE fp32, natural. RAGGED: B = 1, S = all sequences, bounds in CU_Q and CU_K, len_q and len_k their totals.
+    Q,
+    K,
+    V,
+    O,
+    LSE,
+    CU_Q,
+    CU_K,
+    q_b,
+    q_s,
+    q_h,
+    k_b,
+    k_s,
+    k_h,
+    v_b,
+    v_s,
+    v_h,
+    o_b,
+    o_s,
+    o_h,
+    lse_b,
+    lse_h,
+    len_q,
+    len_k,
+    heads,
+    group,
+    sequences,
+    tiles,
+    lanes,
+    section,
+    window,
+    scale_log2,
+    cap_in,
+    cap_out,
+    RAGGED: tl.constexpr,
+    CAUSAL: tl.constexpr,
+    WINDOWED: tl.constexpr,
+    SOFTCAP: tl.constexpr,
+    D: tl.constexpr,
+    DV: tl.constexpr,
+    DA: tl.constexpr,
+    DB: tl.constexpr,
+    VA: tl.constexpr,
+    VB: tl.constexpr,
+    BM: tl.constexpr,
+    BN: tl.constexpr,
+    UPCAST: tl.constexpr,
+):
+    """Q [B, S, H, D], K [B, S, H / group, D], V [.., DV] by strides of batch, sequence and head; O
+    like Q with DV;
+    LSE fp32, natural. RAGGED: B = 1, S = all sequences, bounds in CU_Q and CU_K, len_q and len_k
+    their totals.
     Queries that see no key get zeros and -inf."""
     tile, lane = scheduled(tl.program_id(0), tiles, lanes, section)
     batch = lane // heads
@@ -86,8 +162,16 @@ def forward_kernel(
     if row >= len_q:
         return
     at_q = batch.to(tl.int64) * q_b + tl.cast(q_start, tl.int64) * q_s + head.to(tl.int64) * q_h
-    at_k = batch.to(tl.int64) * k_b + tl.cast(k_start, tl.int64) * k_s + (head // group).to(tl.int64) * k_h
-    at_v = batch.to(tl.int64) * v_b + tl.cast(k_start, tl.int64) * v_s + (head // group).to(tl.int64) * v_h
+    at_k = (
+        batch.to(tl.int64) * k_b
+        + tl.cast(k_start, tl.int64) * k_s
+        + (head // group).to(tl.int64) * k_h
+    )
+    at_v = (
+        batch.to(tl.int64) * v_b
+        + tl.cast(k_start, tl.int64) * v_s
+        + (head // group).to(tl.int64) * v_h
+    )
     at_o = batch.to(tl.int64) * o_b + tl.cast(q_start, tl.int64) * o_s + head.to(tl.int64) * o_h
     at_lse = batch.to(tl.int64) * lse_b + head.to(tl.int64) * lse_h + q_start
 
@@ -100,22 +184,109 @@ def forward_kernel(
     acc_b = tl.zeros([BM, VB if VB > 0 else 16], tl.float32)
     m = tl.full([BM], float("-inf"), tl.float32)
     l = tl.zeros([BM], tl.float32)  # noqa: E741
-    first = row + len_k - len_q  # place of the tile's first query among the keys: aligned at the end
+    # place of the tile's first query among the keys: aligned at the end
+    first = row + len_k - len_q
     places = first + tl.arange(0, BM)
-    low, full_low, full_high, high = keys_seen(first, first + BM - 1, len_k, window, CAUSAL, WINDOWED, BN)
+    low, full_low, full_high, high = keys_seen(
+        first, first + BM - 1, len_k, window, CAUSAL, WINDOWED, BN
+    )
     if WINDOWED:
         acc_a, acc_b, m, l = _over_keys(  # noqa: E741
-            acc_a, acc_b, m, l, q_a, q_b_, K + at_k, V + at_v, k_s, v_s, low, tl.minimum(full_low, high), places, len_k,
-            window, scale_log2, cap_in, cap_out, True, CAUSAL, WINDOWED, SOFTCAP, D, DV, DA, DB, VA, VB, BN, UPCAST,
-        )  # fmt: skip
+            acc_a,
+            acc_b,
+            m,
+            l,
+            q_a,
+            q_b_,
+            K + at_k,
+            V + at_v,
+            k_s,
+            v_s,
+            low,
+            tl.minimum(full_low, high),
+            places,
+            len_k,
+            window,
+            scale_log2,
+            cap_in,
+            cap_out,
+            True,
+            CAUSAL,
+            WINDOWED,
+            SOFTCAP,
+            D,
+            DV,
+            DA,
+            DB,
+            VA,
+            VB,
+            BN,
+            UPCAST,
+        )
     acc_a, acc_b, m, l = _over_keys(  # noqa: E741
-        acc_a, acc_b, m, l, q_a, q_b_, K + at_k, V + at_v, k_s, v_s, full_low, full_high, places, len_k,
-        window, scale_log2, cap_in, cap_out, False, CAUSAL, WINDOWED, SOFTCAP, D, DV, DA, DB, VA, VB, BN, UPCAST,
-    )  # fmt: skip
+        acc_a,
+        acc_b,
+        m,
+        l,
+        q_a,
+        q_b_,
+        K + at_k,
+        V + at_v,
+        k_s,
+        v_s,
+        full_low,
+        full_high,
+        places,
+        len_k,
+        window,
+        scale_log2,
+        cap_in,
+        cap_out,
+        False,
+        CAUSAL,
+        WINDOWED,
+        SOFTCAP,
+        D,
+        DV,
+        DA,
+        DB,
+        VA,
+        VB,
+        BN,
+        UPCAST,
+    )
     acc_a, acc_b, m, l = _over_keys(  # noqa: E741
-        acc_a, acc_b, m, l, q_a, q_b_, K + at_k, V + at_v, k_s, v_s, full_high, high, places, len_k,
-        window, scale_log2, cap_in, cap_out, True, CAUSAL, WINDOWED, SOFTCAP, D, DV, DA, DB, VA, VB, BN, UPCAST,
-    )  # fmt: skip
+        acc_a,
+        acc_b,
+        m,
+        l,
+        q_a,
+        q_b_,
+        K + at_k,
+        V + at_v,
+        k_s,
+        v_s,
+        full_high,
+        high,
+        places,
+        len_k,
+        window,
+        scale_log2,
+        cap_in,
+        cap_out,
+        True,
+        CAUSAL,
+        WINDOWED,
+        SOFTCAP,
+        D,
+        DV,
+        DA,
+        DB,
+        VA,
+        VB,
+        BN,
+        UPCAST,
+    )
     shares = 1.0 / tl.where(l == 0.0, 1.0, l)
     store_tile(O + at_o, acc_a * shares[:, None], row, o_s, len_q, BM, 0, VA, DV)
     if VB > 0:

@@ -1,7 +1,10 @@
-"""The forward kernel for sm_90: tiles by the tensor memory accelerator, loads by a warp group of their own.
+"""The forward kernel for sm_90: tiles by the tensor memory accelerator, loads by a warp group of
+their own.
 
-Dense batches without window or cap only; everything else runs the plain kernel. The compiler splits the loop between
-loading and computing warps (tl.range(warp_specialize=True), which on Hopper wants num_warps=4; 8 turns it off).
+Dense batches without window or cap only; everything else runs the plain kernel. The compiler splits
+the loop between
+loading and computing warps (tl.range(warp_specialize=True), which on Hopper wants num_warps=4; 8
+turns it off).
 """
 
 from __future__ import annotations
@@ -13,15 +16,51 @@ from kernels.jit import dot, jit, tl
 
 @jit
 def forward_tma_kernel(
-    Q_A, Q_B, K_A, K_B, V, O, LSE,  # noqa: E741
-    q_batch, q_head, q_col, k_batch, k_head, k_col, v_batch, v_head, v_col, o_b, o_s, o_h, lse_b, lse_h,
-    len_q, len_k, heads, group, tiles, lanes, section, scale_log2,
-    CAUSAL: tl.constexpr, DA: tl.constexpr, DB: tl.constexpr, DV: tl.constexpr,
-    BM: tl.constexpr, BN: tl.constexpr, WARP_SPECIALIZE: tl.constexpr, UPCAST: tl.constexpr,
-):  # fmt: skip
-    """Descriptors over [rows, columns]: blocks [BM, DA] and [BM, DB] of Q (the second like the first where DB is 0),
-    the same with BN of K, [BN, DV] of V. A head's first row is batch · x_batch + head · x_head, its first column
-    head · x_col. Rows past a sequence may be another's: the launcher sees to it that they are numbers. O by strides."""
+    Q_A,
+    Q_B,
+    K_A,
+    K_B,
+    V,
+    O,
+    LSE,
+    q_batch,
+    q_head,
+    q_col,
+    k_batch,
+    k_head,
+    k_col,
+    v_batch,
+    v_head,
+    v_col,
+    o_b,
+    o_s,
+    o_h,
+    lse_b,
+    lse_h,
+    len_q,
+    len_k,
+    heads,
+    group,
+    tiles,
+    lanes,
+    section,
+    scale_log2,
+    CAUSAL: tl.constexpr,
+    DA: tl.constexpr,
+    DB: tl.constexpr,
+    DV: tl.constexpr,
+    BM: tl.constexpr,
+    BN: tl.constexpr,
+    WARP_SPECIALIZE: tl.constexpr,
+    UPCAST: tl.constexpr,
+):
+    """Descriptors over [rows, columns]: blocks [BM, DA] and [BM, DB] of Q (the second like the
+    first where DB is 0),
+    the same with BN of K, [BN, DV] of V. A head's first row is batch · x_batch + head · x_head, its
+    first column
+    head · x_col. Rows past a sequence may be another's: the launcher sees to it that they are
+    numbers. O by strides.
+    """
     tile, lane = scheduled(tl.program_id(0), tiles, lanes, section)
     batch = lane // heads
     head = lane % heads
@@ -40,7 +79,8 @@ def forward_tma_kernel(
     high = len_k
     if CAUSAL:
         high = tl.minimum(high, tl.maximum(row + len_k - len_q + BM, 0))
-    # One loop, masked throughout: a comparison an element costs less than a second loop, which the compiler would
+    # One loop, masked throughout: a comparison an element costs less than a second loop, which the
+    # compiler would
     # have to specialise again with barriers and registers of its own.
     for start in tl.range(0, high, BN, warp_specialize=WARP_SPECIALIZE):
         k_a = K_A.load([k_row + start, kv_head * k_col])

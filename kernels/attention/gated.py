@@ -1,4 +1,5 @@
-"""What the gate compiles of attention: each kernel at each head dim as it ships, and the forms that weigh most.
+"""What the gate compiles of attention: each kernel at each head dim as it ships, and the forms that
+weigh most.
 
 Knows the kernels' arguments by their names; knows no tensor.
 """
@@ -25,19 +26,31 @@ def shipped(arch: str) -> list[Shipped]:
     product = ("wgmma",) if hopper else ("mma.sync",)
     heavy = {"CAUSAL": True, "WINDOWED": True, "SOFTCAP": True, "RAGGED": True}
     rules = {
-        "forward": (forward_kernel, configs.forward, [(64, 64), (128, 128), (192, 128), (256, 256)]),
-        "keys_values": (keys_values_kernel, configs.keys_values, [(64, 64), (128, 128), (192, 128), (256, 256)]),
+        "forward": (
+            forward_kernel,
+            configs.forward,
+            [(64, 64), (128, 128), (192, 128), (256, 256)],
+        ),
+        "keys_values": (
+            keys_values_kernel,
+            configs.keys_values,
+            [(64, 64), (128, 128), (192, 128), (256, 256)],
+        ),
         "queries": (queries_kernel, configs.queries, [(128, 128), (192, 128), (256, 256)]),
     }
     found = []
     for kernel, (fn, rule, dims) in rules.items():
         for d, dv in dims:
             chosen = rule(arch, _facts(d, dv))
-            found.append(_one(f"{kernel} {d}/{dv}", fn, chosen, _constants(d, dv, chosen), product, arch))
+            found.append(
+                _one(f"{kernel} {d}/{dv}", fn, chosen, _constants(d, dv, chosen), product, arch)
+            )
     for kernel, (fn, rule, _) in rules.items():
         chosen = rule(arch, {**_facts(128, 128), "window": True, "softcap": True})
         constants = _constants(128, 128, chosen) | heavy
-        found.append(_one(f"{kernel} 128 packed, window, softcap", fn, chosen, constants, product, arch))
+        found.append(
+            _one(f"{kernel} 128 packed, window, softcap", fn, chosen, constants, product, arch)
+        )
     if hopper:
         for d, dv in ((64, 64), (128, 128), (192, 128)):
             chosen = configs.forward_tma(arch, _facts(d, dv))
@@ -55,10 +68,21 @@ def _facts(d: int, dv: int) -> dict[str, Any]:
 def _constants(d: int, dv: int, chosen: tuning.Config) -> dict[str, Any]:
     (d_a, d_b), (v_a, v_b) = parts(d), parts(dv)
     return {
-        "RAGGED": False, "CAUSAL": True, "WINDOWED": False, "SOFTCAP": False, "D": d, "DV": dv,
-        "DA": d_a, "DB": d_b, "VA": v_a, "VB": v_b, "BM": chosen["block_m"], "BN": chosen["block_n"], "UPCAST": False,
+        "RAGGED": False,
+        "CAUSAL": True,
+        "WINDOWED": False,
+        "SOFTCAP": False,
+        "D": d,
+        "DV": dv,
+        "DA": d_a,
+        "DB": d_b,
+        "VA": v_a,
+        "VB": v_b,
+        "BM": chosen["block_m"],
+        "BN": chosen["block_n"],
+        "UPCAST": False,
         **({"ONE_LOOP": chosen["one_loop"]} if "one_loop" in chosen else {}),
-    }  # fmt: skip
+    }
 
 
 def _one(
@@ -83,25 +107,54 @@ def _one(
             signature[argument] = _type(argument)
     reason = configs.SPILLS_OK.get((arch, name))
     return Shipped(
-        "attention", name, fn, signature, constants, chosen["num_warps"], chosen["num_stages"], expects, reason
+        "attention",
+        name,
+        fn,
+        signature,
+        constants,
+        chosen["num_warps"],
+        chosen["num_stages"],
+        expects,
+        reason,
     )
 
 
 def _tma(name: str, d: int, dv: int, chosen: tuning.Config) -> Shipped:
     m, n, (d_a, d_b) = chosen["block_m"], chosen["block_n"], parts(d)
-    tables = {"Q_A": (m, d_a), "Q_B": (m, d_b or d_a), "K_A": (n, d_a), "K_B": (n, d_b or d_a), "V": (n, dv)}
+    tables = {
+        "Q_A": (m, d_a),
+        "Q_B": (m, d_b or d_a),
+        "K_A": (n, d_a),
+        "K_B": (n, d_b or d_a),
+        "V": (n, dv),
+    }
     constants = {
-        "CAUSAL": True, "DA": d_a, "DB": d_b, "DV": dv, "BM": m, "BN": n, "UPCAST": False,
+        "CAUSAL": True,
+        "DA": d_a,
+        "DB": d_b,
+        "DV": dv,
+        "BM": m,
+        "BN": n,
+        "UPCAST": False,
         "WARP_SPECIALIZE": chosen["warp_specialize"],
-    }  # fmt: skip
+    }
     signature = {
-        argument: f"tensordesc<bf16[{','.join(map(str, tables[argument]))}]>" if argument in tables else _type(argument)
+        argument: f"tensordesc<bf16[{','.join(map(str, tables[argument]))}]>"
+        if argument in tables
+        else _type(argument)
         for argument in getattr(forward_tma_kernel, "arg_names", ())
         if argument not in constants
     }
     expects = ("wgmma", "setmaxnreg")
     return Shipped(
-        "attention", name, forward_tma_kernel, signature, constants, chosen["num_warps"], chosen["num_stages"], expects
+        "attention",
+        name,
+        forward_tma_kernel,
+        signature,
+        constants,
+        chosen["num_warps"],
+        chosen["num_stages"],
+        expects,
     )
 
 

@@ -1,4 +1,5 @@
-"""How an attention kernel is launched: block shapes, constants, strides, how many programs in which order.
+"""How an attention kernel is launched: block shapes, constants, strides, how many programs in which
+order.
 
 Knows shapes and the tuned tables; launches nothing.
 """
@@ -32,7 +33,9 @@ def config_of(op: str, q: Tensor, v: Tensor, form: Form) -> dict[str, Any]:
     )
 
 
-def constants_of(q: Tensor, v: Tensor, form: Form, bounds: Bounds | None, chosen: dict[str, Any]) -> dict[str, Any]:
+def constants_of(
+    q: Tensor, v: Tensor, form: Form, bounds: Bounds | None, chosen: dict[str, Any]
+) -> dict[str, Any]:
     (d_a, d_b), (v_a, v_b) = parts(q.shape[-1]), parts(v.shape[-1])
     return {
         "RAGGED": bounds is not None,
@@ -67,7 +70,9 @@ def strides_of(x: Tensor) -> tuple[int, int, int]:
 
 
 def addressable_of(x: Tensor) -> Tensor:
-    """The tensor, or a copy where its columns are apart or a tile of its rows is beyond 32-bit offsets."""
+    """The tensor, or a copy where its columns are apart or a tile of its rows is beyond 32-bit
+    offsets.
+    """
     apart = x.stride(-1) != 1 and x.shape[-1] > 1
     return x.contiguous() if apart or abs(x.stride(1)) >= 1 << 23 else x
 
@@ -78,14 +83,17 @@ def tiles_of(x: Tensor, cu: Tensor | None, block: int) -> int:
 
 
 def splits_of(programs: int, group: int, device: torch.device) -> int:
-    """Into how many sums, a divisor of the group, the query heads of a key-value head go: enough programs for two a
+    """Into how many sums, a divisor of the group, the query heads of a key-value head go: enough
+    programs for two a
     multiprocessor, where one key-value head serves many (MQA) and the batch is small."""
     wanted = 2 * runtime.sm_count(device)
     return next((n for n in range(1, group) if group % n == 0 and programs * n >= wanted), group)
 
 
 def section_of(a: Tensor, b: Tensor, lanes: int, heads: int, bounds: Bounds | None) -> int:
-    """Lanes whose streamed tensors fit half of the L2 cache together, a multiple of those that share a head."""
+    """Lanes whose streamed tensors fit half of the L2 cache together, a multiple of those that
+    share a head.
+    """
     length = max(bounds.max_q, bounds.max_k) if bounds else a.shape[1]
     bytes_each = max(1, length * (a.shape[-1] + b.shape[-1]) * a.element_size())
     sharing = max(1, heads // a.shape[2])

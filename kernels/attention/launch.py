@@ -1,6 +1,7 @@
 """Launches of the attention kernels. Tensors are [B, S, H, D]; a ragged batch has B = 1.
 
-Knows the kernels' arguments; knows neither autograd nor which backend is best. Arguments were checked before.
+Knows the kernels' arguments; knows neither autograd nor which backend is best. Arguments were
+checked before.
 """
 
 from __future__ import annotations
@@ -27,7 +28,9 @@ from kernels.attention.launch_tma import forward_tma, tma_why_not
 from kernels.jit import cdiv, next_power_of_2
 
 
-def forward(q: Tensor, k: Tensor, v: Tensor, bounds: Bounds | None, form: Form) -> tuple[Tensor, Tensor]:
+def forward(
+    q: Tensor, k: Tensor, v: Tensor, bounds: Bounds | None, form: Form
+) -> tuple[Tensor, Tensor]:
     """(out [B, Q, H, D_v], log-sum-exp [B, H, Q] fp32)."""
     batch, queries, heads, _ = q.shape
     out = torch.empty(batch, queries, heads, v.shape[-1], dtype=q.dtype, device=q.device)
@@ -41,21 +44,47 @@ def forward(q: Tensor, k: Tensor, v: Tensor, bounds: Bounds | None, form: Form) 
     tiles, lanes = tiles_of(q, bounds.cu_q if bounds else None, chosen["block_m"]), batch * heads
     with runtime.on(q):
         forward_kernel[(tiles * lanes,)](
-            q, k, v, out, lse,
+            q,
+            k,
+            v,
+            out,
+            lse,
             *((bounds.cu_q, bounds.cu_k) if bounds else (None, None)),
-            *strides_of(q), *strides_of(k), *strides_of(v), *strides_of(out), *lse.stride()[:2],
-            queries, k.shape[1], heads, heads // k.shape[2], len(bounds.cu_q) - 1 if bounds else 0,
-            tiles, lanes, section_of(k, v, lanes, heads, bounds), form.window, *numbers_of(form)[2:],
+            *strides_of(q),
+            *strides_of(k),
+            *strides_of(v),
+            *strides_of(out),
+            *lse.stride()[:2],
+            queries,
+            k.shape[1],
+            heads,
+            heads // k.shape[2],
+            len(bounds.cu_q) - 1 if bounds else 0,
+            tiles,
+            lanes,
+            section_of(k, v, lanes, heads, bounds),
+            form.window,
+            *numbers_of(form)[2:],
             **constants_of(q, v, form, bounds, chosen),
-        )  # fmt: skip
+        )
     return out, lse
 
 
 def backward(
-    q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, grad: Tensor | None, grad_lse: Tensor | None,
-    bounds: Bounds | None, form: Form, wanted: tuple[bool, bool, bool],
-) -> tuple[Tensor | None, Tensor | None, Tensor | None]:  # fmt: skip
-    """Gradients of q, k and v, where wanted; a gradient of the log-sum-exp is taken off the row sums."""
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    out: Tensor,
+    lse: Tensor,
+    grad: Tensor | None,
+    grad_lse: Tensor | None,
+    bounds: Bounds | None,
+    form: Form,
+    wanted: tuple[bool, bool, bool],
+) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
+    """Gradients of q, k and v, where wanted; a gradient of the log-sum-exp is taken off the row
+    sums.
+    """
     batch, queries, heads, _ = q.shape
     keys, kv_heads = k.shape[1:3]
     dq, dk, dv = (torch.empty(x.shape, dtype=x.dtype, device=x.device) for x in (q, k, v))
@@ -71,11 +100,22 @@ def backward(
     with runtime.on(q):
         block = tuning.config("attention_row_sums")
         row_sums_kernel[(cdiv(queries, block["block_m"]) * batch * heads,)](
-            out, grad, grad_lse if grad_lse is not None else delta, delta,
-            *strides_of(out), *strides_of(grad), *lse.stride()[:2], queries, heads, batch * heads,
-            DV=v.shape[-1], DP=max(16, next_power_of_2(v.shape[-1])), HAS_DLSE=grad_lse is not None,
-            BM=block["block_m"], num_warps=block["num_warps"],
-        )  # fmt: skip
+            out,
+            grad,
+            grad_lse if grad_lse is not None else delta,
+            delta,
+            *strides_of(out),
+            *strides_of(grad),
+            *lse.stride()[:2],
+            queries,
+            heads,
+            batch * heads,
+            DV=v.shape[-1],
+            DP=max(16, next_power_of_2(v.shape[-1])),
+            HAS_DLSE=grad_lse is not None,
+            BM=block["block_m"],
+            num_warps=block["num_warps"],
+        )
         if wanted[1] or wanted[2]:
             chosen = config_of("attention_keys_values", q, v, form)
             tiles = tiles_of(k, ends[1], chosen["block_n"])
@@ -84,16 +124,40 @@ def backward(
             sum_k, sum_v = dk, dv
             if splits > 1:
                 sum_k, sum_v = (
-                    torch.empty(batch, keys, shares, x.shape[-1], dtype=torch.float32, device=x.device) for x in (k, v)
+                    torch.empty(
+                        batch, keys, shares, x.shape[-1], dtype=torch.float32, device=x.device
+                    )
+                    for x in (k, v)
                 )
             keys_values_kernel[(tiles * lanes,)](
-                q, k, v, grad, lse, delta, sum_k, sum_v, *ends,
-                *strides_of(q), *strides_of(k), *strides_of(v), *strides_of(grad),
-                *strides_of(sum_k), *strides_of(sum_v), *lse.stride()[:2],
-                queries, keys, shares, splits, group // splits, sequences,
-                tiles, lanes, section_of(q, grad, lanes, kv_heads, bounds), *numbers_of(form),
+                q,
+                k,
+                v,
+                grad,
+                lse,
+                delta,
+                sum_k,
+                sum_v,
+                *ends,
+                *strides_of(q),
+                *strides_of(k),
+                *strides_of(v),
+                *strides_of(grad),
+                *strides_of(sum_k),
+                *strides_of(sum_v),
+                *lse.stride()[:2],
+                queries,
+                keys,
+                shares,
+                splits,
+                group // splits,
+                sequences,
+                tiles,
+                lanes,
+                section_of(q, grad, lanes, kv_heads, bounds),
+                *numbers_of(form),
                 **constants_of(q, v, form, bounds, chosen),
-            )  # fmt: skip
+            )
             if splits > 1:
                 dk = sum_k.unflatten(2, (kv_heads, splits)).sum(3).to(k.dtype)
                 dv = sum_v.unflatten(2, (kv_heads, splits)).sum(3).to(v.dtype)
@@ -101,10 +165,29 @@ def backward(
             chosen = config_of("attention_queries", q, v, form)
             tiles, lanes = tiles_of(q, ends[0], chosen["block_m"]), batch * heads
             queries_kernel[(tiles * lanes,)](
-                q, k, v, grad, lse, delta, dq, *ends,
-                *strides_of(q), *strides_of(k), *strides_of(v), *strides_of(grad), *strides_of(dq), *lse.stride()[:2],
-                queries, keys, heads, group, sequences,
-                tiles, lanes, section_of(k, v, lanes, heads, bounds), *numbers_of(form),
+                q,
+                k,
+                v,
+                grad,
+                lse,
+                delta,
+                dq,
+                *ends,
+                *strides_of(q),
+                *strides_of(k),
+                *strides_of(v),
+                *strides_of(grad),
+                *strides_of(dq),
+                *lse.stride()[:2],
+                queries,
+                keys,
+                heads,
+                group,
+                sequences,
+                tiles,
+                lanes,
+                section_of(k, v, lanes, heads, bounds),
+                *numbers_of(form),
                 **constants_of(q, v, form, bounds, chosen),
-            )  # fmt: skip
+            )
     return dq if wanted[0] else None, dk if wanted[1] else None, dv if wanted[2] else None

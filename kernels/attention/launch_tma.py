@@ -1,4 +1,5 @@
-"""The launch of the sm_90 forward kernel: [B, S, H, D] tensors as tables of rows, and which tensors can be that.
+"""The launch of the sm_90 forward kernel: [B, S, H, D] tensors as tables of rows, and which tensors
+can be that.
 
 Knows the tensor memory accelerator's wants; knows no backward.
 """
@@ -58,7 +59,8 @@ def _rows(x: Tensor) -> _Rows | None:
     h = h if x.shape[2] > 1 else 0
     if b % s or (h >= s and h % s) or h < 0 or b < 0:
         return None
-    beside = h < s  # heads lie in a row, as in [B, S, H, D]; else below each other, as in [B, H, S, D]
+    # heads lie in a row, as in [B, S, H, D]; else below each other, as in [B, H, S, D]
+    beside = h < s
     columns = (x.shape[2] - 1) * h + x.shape[3] if beside else x.shape[3]
     if columns > s:
         return None
@@ -66,7 +68,9 @@ def _rows(x: Tensor) -> _Rows | None:
     return _Rows(rows, columns, s, b // s, 0 if beside else h // s, h if beside else 0)
 
 
-def forward_tma(q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, form: Form) -> tuple[Tensor, Tensor]:
+def forward_tma(
+    q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, form: Form
+) -> tuple[Tensor, Tensor]:
     from triton.tools.tensor_descriptor import TensorDescriptor
 
     chosen = config_of("attention_forward_tma", q, v, form)
@@ -81,16 +85,37 @@ def forward_tma(q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, form:
         view = _rows(x)
         assert view is not None  # tma_why_not looked
         places += [view.batch_rows, view.head_rows, view.head_columns]
-        descriptors += [TensorDescriptor(x, [view.rows, view.columns], [view.stride, 1], [block, w]) for w in widths]
+        descriptors += [
+            TensorDescriptor(x, [view.rows, view.columns], [view.stride, 1], [block, w])
+            for w in widths
+        ]
     batch, queries, heads, _ = q.shape
     tiles, lanes = cdiv(queries, m), batch * heads
     with runtime.on(q):
         forward_tma_kernel[(tiles * lanes,)](
-            *descriptors, out, lse, *places, *strides_of(out), *lse.stride()[:2],
-            queries, k.shape[1], heads, heads // k.shape[2], tiles, lanes, section_of(k, v, lanes, heads, None),
+            *descriptors,
+            out,
+            lse,
+            *places,
+            *strides_of(out),
+            *lse.stride()[:2],
+            queries,
+            k.shape[1],
+            heads,
+            heads // k.shape[2],
+            tiles,
+            lanes,
+            section_of(k, v, lanes, heads, None),
             form.scale * LOG2_E,
-            CAUSAL=form.causal, DA=first, DB=second, DV=v.shape[-1], BM=m, BN=n,
-            WARP_SPECIALIZE=chosen["warp_specialize"], UPCAST=UPCAST,
-            num_warps=chosen["num_warps"], num_stages=chosen["num_stages"],
-        )  # fmt: skip
+            CAUSAL=form.causal,
+            DA=first,
+            DB=second,
+            DV=v.shape[-1],
+            BM=m,
+            BN=n,
+            WARP_SPECIALIZE=chosen["warp_specialize"],
+            UPCAST=UPCAST,
+            num_warps=chosen["num_warps"],
+            num_stages=chosen["num_stages"],
+        )
     return out, lse

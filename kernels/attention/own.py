@@ -31,7 +31,9 @@ def why_not(q: Tensor, v: Tensor) -> str | None:
     return None
 
 
-def own(q: Tensor, k: Tensor, v: Tensor, bounds: Bounds | None, form: Form) -> tuple[Tensor, Tensor]:
+def own(
+    q: Tensor, k: Tensor, v: Tensor, bounds: Bounds | None, form: Form
+) -> tuple[Tensor, Tensor]:
     """(out [B, Q, H, D_v], log-sum-exp [B, H, Q]); both have gradients."""
     out, lse = _Own.apply(q, k, v, bounds, form)
     return out, lse
@@ -39,11 +41,14 @@ def own(q: Tensor, k: Tensor, v: Tensor, bounds: Bounds | None, form: Form) -> t
 
 class _Own(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, bounds: Bounds | None, form: Form) -> tuple[Tensor, Tensor]:
+    def forward(
+        ctx: Any, q: Tensor, k: Tensor, v: Tensor, bounds: Bounds | None, form: Form
+    ) -> tuple[Tensor, Tensor]:
         from kernels.attention import launch
 
         ends = (bounds.cu_q, bounds.cu_k) if bounds else ()
-        pairs = q[..., 0].numel() * (bounds.max_k if bounds else k.shape[1])  # all of them, as of torch's kernels
+        # all of them, as of torch's kernels
+        pairs = q[..., 0].numel() * (bounds.max_k if bounds else k.shape[1])
         flops = 2 * pairs * (q.shape[-1] + v.shape[-1])
         run = partial(launch.forward, q, k, v, bounds, form)
         out, lse = visible("attention", (q, k, v, *ends), run, flops=flops)
@@ -55,7 +60,9 @@ class _Own(torch.autograd.Function):
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, grad: Tensor | None, grad_lse: Tensor | None) -> tuple[Tensor | None, ...]:
+    def backward(
+        ctx: Any, grad: Tensor | None, grad_lse: Tensor | None
+    ) -> tuple[Tensor | None, ...]:
         if grad is None and grad_lse is None:
             return None, None, None, None, None
         from kernels.attention import launch
@@ -63,4 +70,8 @@ class _Own(torch.autograd.Function):
         q, k, v, out, lse, *ends = ctx.saved_tensors
         bounds = Bounds(ends[0], ends[1], *ctx.longest) if ends else None
         wanted = ctx.needs_input_grad[:3]
-        return *launch.backward(q, k, v, out, lse, grad, grad_lse, bounds, ctx.form, wanted), None, None
+        return (
+            *launch.backward(q, k, v, out, lse, grad, grad_lse, bounds, ctx.form, wanted),
+            None,
+            None,
+        )

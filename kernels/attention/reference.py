@@ -1,6 +1,8 @@
-"""Attention as the formula reads, dense, in fp32 (fp64 for fp64): what every kernel is compared with.
+"""Attention as the formula reads, dense, in fp32 (fp64 for fp64): what every kernel is compared
+with.
 
-Holds all scores at once; knows no tiles. Shapes: B batch, Q queries, K keys, H heads, G query heads a key-value head.
+Holds all scores at once; knows no tiles. Shapes: B batch, Q queries, K keys, H heads, G query heads
+a key-value head.
 """
 
 from __future__ import annotations
@@ -12,7 +14,9 @@ from kernels.attention.form import Form
 
 
 def reference(q: Tensor, k: Tensor, v: Tensor, form: Form) -> tuple[Tensor, Tensor]:
-    """(out [B, Q, H, D_v] in q's dtype, log-sum-exp [B, H, Q]); zeros and -inf where a query sees no key."""
+    """(out [B, Q, H, D_v] in q's dtype, log-sum-exp [B, H, Q]); zeros and -inf where a query sees
+    no key.
+    """
     wide = torch.float64 if q.dtype is torch.float64 else torch.float32
     group = q.shape[2] // k.shape[2]
     keys = k.to(wide).repeat_interleave(group, dim=2)

@@ -1,6 +1,8 @@
-"""Device helpers that the attention kernels share: which tile a program works on, which keys it sees, loads, products.
+"""Device helpers that the attention kernels share: which tile a program works on, which keys it
+sees, loads, products.
 
-Do not know forward from backward. Head dims that are no power of two are held in two parts (192 as 128 + 64).
+Do not know forward from backward. Head dims that are no power of two are held in two parts (192 as
+128 + 64).
 """
 
 from __future__ import annotations
@@ -12,8 +14,10 @@ from kernels.jit import jit, tl
 def scheduled(pid, tiles, lanes, section):
     """(tile, lane) of a program, the last tiles of a section's lanes first.
 
-    A lane is one head of one sequence (ragged batches: one head). A section is as many lanes as have keys and values
-    that fit the L2 cache together; within it the last tiles, which see the most keys under a causal mask, start first.
+    A lane is one head of one sequence (ragged batches: one head). A section is as many lanes as
+    have keys and values
+    that fit the L2 cache together; within it the last tiles, which see the most keys under a causal
+    mask, start first.
     """
     which = pid // (tiles * section)
     rest = pid - which * tiles * section
@@ -26,7 +30,8 @@ def scheduled(pid, tiles, lanes, section):
 def sequence_of(CU, slot, sequences, BLOCK: tl.constexpr):
     """(sequence, tile in it) of a slot, when sequence s starts at slot cu[s] // BLOCK + s.
 
-    These starts leave each sequence at least its own number of tiles, so total // BLOCK + sequences slots hold a
+    These starts leave each sequence at least its own number of tiles, so total // BLOCK + sequences
+    slots hold a
     ragged batch without a list of tiles made beforehand; at most one slot a sequence is empty.
     """
     low = 0
@@ -42,15 +47,20 @@ def sequence_of(CU, slot, sequences, BLOCK: tl.constexpr):
 
 @jit
 def span_of(CU, sequence, total):
-    """(start, length) of a sequence, held inside the tensor whatever stands in `cu`: nothing is read out of bounds."""
+    """(start, length) of a sequence, held inside the tensor whatever stands in `cu`: nothing is
+    read out of bounds.
+    """
     start = tl.minimum(tl.maximum(tl.load(CU + sequence), 0), total)
     end = tl.minimum(tl.maximum(tl.load(CU + sequence + 1), start), total)
     return start, end - start
 
 
 @jit
-def keys_seen(first, last, len_k, window, CAUSAL: tl.constexpr, WINDOWED: tl.constexpr, BLOCK: tl.constexpr):
-    """Keys that queries at places first..last see: partly [low, full_low), wholly [full_low, full_high), partly
+def keys_seen(
+    first, last, len_k, window, CAUSAL: tl.constexpr, WINDOWED: tl.constexpr, BLOCK: tl.constexpr
+):
+    """Keys that queries at places first..last see: partly [low, full_low), wholly [full_low,
+    full_high), partly
     [full_high, high). All but `high` are multiples of BLOCK."""
     high = len_k
     full_high = len_k // BLOCK * BLOCK
@@ -69,16 +79,26 @@ def keys_seen(first, last, len_k, window, CAUSAL: tl.constexpr, WINDOWED: tl.con
 
 @jit
 def queries_seeing(
-    first, last, len_q, shift, window, CAUSAL: tl.constexpr, WINDOWED: tl.constexpr, BLOCK: tl.constexpr
+    first,
+    last,
+    len_q,
+    shift,
+    window,
+    CAUSAL: tl.constexpr,
+    WINDOWED: tl.constexpr,
+    BLOCK: tl.constexpr,
 ):
-    """The same for the queries that see keys first..last: a query i stands at place i + shift among the keys."""
+    """The same for the queries that see keys first..last: a query i stands at place i + shift among
+    the keys.
+    """
     low = 0
     full_low = 0
     if CAUSAL:
         low = tl.maximum(first - shift, 0) // BLOCK * BLOCK
         full_low = (tl.maximum(last - shift, 0) + BLOCK - 1) // BLOCK * BLOCK
     high = len_q
-    full_high = (len_q + BLOCK - 1) // BLOCK * BLOCK  # queries past the end weigh nothing: no mask needed
+    # queries past the end weigh nothing: no mask needed
+    full_high = (len_q + BLOCK - 1) // BLOCK * BLOCK
     if WINDOWED:
         high = tl.minimum(high, tl.maximum(last + window - shift, 0))
         full_high = tl.minimum(full_high, tl.maximum(first + window - shift, 0) // BLOCK * BLOCK)
@@ -110,7 +130,9 @@ def load_tile(
     WIDTH: tl.constexpr,
     CHECK: tl.constexpr,
 ):
-    """[ROWS, COLS] from row `row` and column FROM; zeros past column WIDTH and, under CHECK, past `rows` rows."""
+    """[ROWS, COLS] from row `row` and column FROM; zeros past column WIDTH and, under CHECK, past
+    `rows` rows.
+    """
     r = tl.arange(0, ROWS)
     c = FROM + tl.arange(0, COLS)
     at = X + tl.cast(row, tl.int64) * stride + r[:, None] * stride + c[None, :]
@@ -128,7 +150,15 @@ def load_tile(
 
 @jit
 def store_tile(
-    X, x, row, stride, rows, ROWS: tl.constexpr, FROM: tl.constexpr, COLS: tl.constexpr, WIDTH: tl.constexpr
+    X,
+    x,
+    row,
+    stride,
+    rows,
+    ROWS: tl.constexpr,
+    FROM: tl.constexpr,
+    COLS: tl.constexpr,
+    WIDTH: tl.constexpr,
 ):
     """Writes [ROWS, COLS], cast to X's dtype, where row and column exist."""
     r = tl.arange(0, ROWS)
@@ -139,5 +169,7 @@ def store_tile(
 
 @jit
 def tanh_of_exponent(x):
-    """tanh(y) of x = 2 · log2(e) · y: what the hardware's exp2 gives without libdevice; saturates, never overflows."""
+    """tanh(y) of x = 2 · log2(e) · y: what the hardware's exp2 gives without libdevice; saturates,
+    never overflows.
+    """
     return 1.0 - 2.0 / (1.0 + tl.exp2(x))

@@ -1,6 +1,7 @@
 """torch's own attention on CUDA: cuDNN, memory-efficient, and FlashAttention-2 dense and ragged.
 
-Knows when each can take a call, by torch's own verdict where torch gives one. Tensors are [B, S, H, D]; ragged B = 1.
+Knows when each can take a call, by torch's own verdict where torch gives one. Tensors are [B, S, H,
+D]; ragged B = 1.
 """
 
 from __future__ import annotations
@@ -29,7 +30,13 @@ _DOORS: dict[str, tuple[SDPBackend, Callable[..., bool]]] = {
 
 
 def door_why_not(
-    backend: str, q: Tensor, k: Tensor, v: Tensor, bounds: Bounds | None, form: Form, wants_lse: bool
+    backend: str,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    bounds: Bounds | None,
+    form: Form,
+    wants_lse: bool,
 ) -> str | None:
     """Why SDPA's "cudnn" or "efficient" cannot take this call; None when it can."""
     if q.device.type != "cuda":
@@ -48,7 +55,17 @@ def door_why_not(
         return "a dimension is empty"
     grad = torch.is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad)
     strides = (*q.stride(), *k.stride(), *v.stride())
-    key = (backend, q.dtype, q.shape, k.shape, v.shape[-1], form.causal, grad, q.device.index, strides)
+    key = (
+        backend,
+        q.dtype,
+        q.shape,
+        k.shape,
+        v.shape[-1],
+        form.causal,
+        grad,
+        q.device.index,
+        strides,
+    )
     if key not in _refusals:
         if len(_refusals) >= _MOST_REFUSALS:
             _refusals.clear()
@@ -69,7 +86,9 @@ def door(backend: str, q: Tensor, k: Tensor, v: Tensor, form: Form) -> Tensor:
 
 
 def _first(backend: str, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """[B, H, S, D]; for the memory-efficient kernel, which has no groups, every head its own keys and values."""
+    """[B, H, S, D]; for the memory-efficient kernel, which has no groups, every head its own keys
+    and values.
+    """
     if backend == "efficient" and q.shape[2] != k.shape[2]:
         group = q.shape[2] // k.shape[2]
         k, v = k.repeat_interleave(group, dim=2), v.repeat_interleave(group, dim=2)
@@ -91,7 +110,8 @@ def _torch_says(
 
 
 def flash_why_not(q: Tensor, k: Tensor, v: Tensor, form: Form, lse_grad: bool) -> str | None:
-    """Why FlashAttention-2 cannot take this call; None when it can. It knows windows, groups, ragged batches and masks
+    """Why FlashAttention-2 cannot take this call; None when it can. It knows windows, groups,
+    ragged batches and masks
     aligned at the end."""
     if q.device.type != "cuda" or torch.version.cuda is None:
         return "not a CUDA tensor"
@@ -112,17 +132,22 @@ def flash_why_not(q: Tensor, k: Tensor, v: Tensor, form: Form, lse_grad: bool) -
     return None
 
 
-def flash(q: Tensor, k: Tensor, v: Tensor, bounds: Bounds | None, form: Form) -> tuple[Tensor, Tensor]:
+def flash(
+    q: Tensor, k: Tensor, v: Tensor, bounds: Bounds | None, form: Form
+) -> tuple[Tensor, Tensor]:
     """(out [B, Q, H, D_v], log-sum-exp [B, H, Q]); out has gradients."""
     out, lse = _Flash.apply(q, k, v, bounds, form)
-    if bounds is not None or (form.causal and q.shape[1] > k.shape[1]):  # it says +inf of a query that sees no key
+    # it says +inf of a query that sees no key
+    if bounds is not None or (form.causal and q.shape[1] > k.shape[1]):
         lse = lse.masked_fill(lse == torch.inf, -torch.inf)
     return out, lse
 
 
 class _Flash(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, bounds: Bounds | None, form: Form) -> tuple[Tensor, Tensor]:
+    def forward(
+        ctx: Any, q: Tensor, k: Tensor, v: Tensor, bounds: Bounds | None, form: Form
+    ) -> tuple[Tensor, Tensor]:
         width = max(q.shape[-1], v.shape[-1])
         width += -width % 8
         wide = [_packed(x, width, bounds is not None) for x in (q, k, v)]
@@ -130,7 +155,9 @@ class _Flash(torch.autograd.Function):
         out, lse, rng, unused, _ = _aten._flash_attention_forward(
             *wide, *ends, *longest, 0.0, form.causal, False, scale=form.scale, **_window(form)
         )
-        ctx.save_for_backward(*wide, out, lse, rng, unused, *((bounds.cu_q, bounds.cu_k) if bounds else ()))
+        ctx.save_for_backward(
+            *wide, out, lse, rng, unused, *((bounds.cu_q, bounds.cu_k) if bounds else ())
+        )
         ctx.longest, ctx.form, ctx.widths = longest, form, (q.shape[-1], k.shape[-1], v.shape[-1])
         ctx.ragged = bounds is not None
         out = out[..., : v.shape[-1]]
@@ -145,9 +172,21 @@ class _Flash(torch.autograd.Function):
         q, k, v, out, lse, rng, unused, *ends = ctx.saved_tensors
         grad = _packed(grad, out.shape[-1], ctx.ragged)
         found = _aten._flash_attention_backward(
-            grad, q, k, v, out, lse, *(ends or (None, None)), *ctx.longest, 0.0, ctx.form.causal, rng, unused,
-            scale=ctx.form.scale, **_window(ctx.form),
-        )  # fmt: skip
+            grad,
+            q,
+            k,
+            v,
+            out,
+            lse,
+            *(ends or (None, None)),
+            *ctx.longest,
+            0.0,
+            ctx.form.causal,
+            rng,
+            unused,
+            scale=ctx.form.scale,
+            **_window(ctx.form),
+        )
         shaped = (g[..., :width] for g, width in zip(found, ctx.widths, strict=True))
         return *(g.unsqueeze(0) if ctx.ragged else g for g in shaped), None, None
 
@@ -161,7 +200,9 @@ def _spans(
 
 
 def _packed(x: Tensor, width: int, ragged: bool) -> Tensor:
-    """As the kernel wants it: one width of 8s, neighbouring columns, no batch dimension where ragged."""
+    """As the kernel wants it: one width of 8s, neighbouring columns, no batch dimension where
+    ragged.
+    """
     x = x if x.shape[-1] == width else functional.pad(x, (0, width - x.shape[-1]))
     x = x if x.stride(-1) == 1 else x.contiguous()
     return x.squeeze(0) if ragged else x

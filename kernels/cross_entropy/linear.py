@@ -1,5 +1,7 @@
-"""`linear_cross_entropy`: a chunk of tokens at a time: logits by the machine's own product, their gradient in place,
-two more products. Under mean and sum the gradients are made in the forward pass: six, not eight, M·H·V products.
+"""`linear_cross_entropy`: a chunk of tokens at a time: logits by the machine's own product, their
+gradient in place,
+two more products. Under mean and sum the gradients are made in the forward pass: six, not eight,
+M·H·V products.
 
 Knows no model. Shapes: N tokens, H hidden, V rows of the vocabulary held here.
 """
@@ -50,20 +52,29 @@ def linear_cross_entropy(
     check: bool = True,
     backend: str | None = None,
 ) -> Tensor:
-    """Cross-entropy of logits h·wᵀ, fp32: a scalar for "mean" (over targets that count; NaN without any, as torch's)
+    """Cross-entropy of logits h·wᵀ, fp32: a scalar for "mean" (over targets that count; NaN without
+    any, as torch's)
     and "sum", `targets`' shape for "none".
 
-    h `[…, H]`; w `[V, H]`; targets `[…]` int, 0 to V - 1 or `ignore_index`. softcap c > 0: logits are
-    c · tanh(logits / c). chunk: tokens whose logits are in memory at a time. group: w holds this rank's rows of the
-    vocabulary, from `start` on (without it the ranks tell each other their numbers of rows, which waits; with it a
-    target that nobody has gives NaN); h and targets are the same on all ranks, and so are the loss and h's gradient.
+    h `[…, H]`; w `[V, H]`; targets `[…]` int, 0 to V - 1 or `ignore_index`. softcap c > 0: logits
+    are
+    c · tanh(logits / c). chunk: tokens whose logits are in memory at a time. group: w holds this
+    rank's rows of the
+    vocabulary, from `start` on (without it the ranks tell each other their numbers of rows, which
+    waits; with it a
+    target that nobody has gives NaN); h and targets are the same on all ranks, and so are the loss
+    and h's gradient.
     check: refuse targets out of range, which waits for
-    a GPU; without, the GPU itself stops on one. Under "none", for fp16 (whose gradients need the loss scale before they
-    round) and when run a second time, backward computes the logits again. Raises ValueError or TypeError.
+    a GPU; without, the GPU itself stops on one. Under "none", for fp16 (whose gradients need the
+    loss scale before they
+    round) and when run a second time, backward computes the logits again. Raises ValueError or
+    TypeError.
     """
     _checked(h, w, targets, reduction, softcap, chunk, ignore_index)
     size = 1 if group is None else group.size()
-    first, total = (0, w.shape[0]) if size == 1 else _rows_of(w, cast(dist.ProcessGroup, group), start)
+    first, total = (
+        (0, w.shape[0]) if size == 1 else _rows_of(w, cast(dist.ProcessGroup, group), start)
+    )
     _targets_checked(targets, total, ignore_index, check)
     facts: dict[str, object] = {
         "dtype": h.dtype,
@@ -74,11 +85,17 @@ def linear_cross_entropy(
     }
     whole = "the reference holds the whole vocabulary" if size > 1 else None
     double = "fp64" if h.dtype == torch.float64 else None
-    candidates = (Candidate("own", runtime.cannot(h) or double), Candidate("torch"), Candidate("reference", whole))
+    candidates = (
+        Candidate("own", runtime.cannot(h) or double),
+        Candidate("torch"),
+        Candidate("reference", whole),
+    )
     chosen = choose("linear_cross_entropy", facts, candidates, backend).backend
     h_NH, targets_N = h.reshape(-1, h.shape[-1]), targets.reshape(-1)
     if chosen == "reference":
-        found = reference(h_NH, w, targets_N, ignore_index=ignore_index, reduction=reduction, softcap=softcap)
+        found = reference(
+            h_NH, w, targets_N, ignore_index=ignore_index, reduction=reduction, softcap=softcap
+        )
         return found.view(targets.shape) if reduction == "none" else found
     grad = torch.is_grad_enabled()
     needs = (grad and h.requires_grad, grad and w.requires_grad)
@@ -96,7 +113,13 @@ def linear_cross_entropy(
 
 
 def _checked(
-    h: Tensor, w: Tensor, targets: Tensor, reduction: str, softcap: float, chunk: int | None, ignore_index: int
+    h: Tensor,
+    w: Tensor,
+    targets: Tensor,
+    reduction: str,
+    softcap: float,
+    chunk: int | None,
+    ignore_index: int,
 ) -> None:
     checks.dtype_among("h", h, (*checks.FLOATS, torch.float64))
     checks.same_dtype(h=h, w=w)
@@ -121,12 +144,15 @@ def _targets_checked(targets: Tensor, total: int, ignore_index: int, check: bool
         torch._assert_async(~bad.any())
     elif bool(bad.any()):
         raise ValueError(
-            f"targets hold {int(targets[bad][0])}; they must lie in 0 to {total - 1} or be ignore_index {ignore_index}."
+            f"targets hold {int(targets[bad][0])}; they must lie in 0 to {total - 1} or be "
+            f"ignore_index {ignore_index}."
         )
 
 
 def _rows_of(w: Tensor, group: dist.ProcessGroup, start: int | None) -> tuple[int, int]:
-    """The first row held here, and the rows of all ranks (only known when they told each other; else no bound)."""
+    """The first row held here, and the rows of all ranks (only known when they told each other;
+    else no bound).
+    """
     if start is not None:
         return start, 1 << 62
     counts = [torch.zeros(1, dtype=torch.int64, device=w.device) for _ in range(group.size())]
@@ -146,7 +172,9 @@ class _LinearCrossEntropy(torch.autograd.Function):
     def forward(ctx: Any, h: Tensor, w: Tensor, targets: Tensor, call: _Call) -> Tensor:
         ctx.call = call
         counting = targets != call.vocabulary.ignore_index
-        scale = torch.ones(1, device=h.device, dtype=torch.float64 if h.dtype == torch.float64 else torch.float32)
+        scale = torch.ones(
+            1, device=h.device, dtype=torch.float64 if h.dtype == torch.float64 else torch.float32
+        )
         if call.reduction == "mean":
             scale = 1.0 / counting.sum(dtype=scale.dtype).view(1)
         losses, lse, dh, dw = _passed(h, w, targets, call, scale if call.early else None)
@@ -172,15 +200,25 @@ class _LinearCrossEntropy(torch.autograd.Function):
         made, ctx.gradients = ctx.gradients, None
         if gradient.is_cuda or float(gradient) != 1.0:  # a look at it would wait for a GPU
             # in place: another gradient of the weight would be another 1 GiB at 131,072 x 4,096
-            made = tuple(None if each is None else each.mul_(gradient.to(each.dtype)) for each in made)
+            made = tuple(
+                None if each is None else each.mul_(gradient.to(each.dtype)) for each in made
+            )
         return *made, None, None
 
 
 def _passed(
-    h: Tensor, w: Tensor, targets: Tensor, call: _Call, weights: Tensor | None, lse: Tensor | None = None
+    h: Tensor,
+    w: Tensor,
+    targets: Tensor,
+    call: _Call,
+    weights: Tensor | None,
+    lse: Tensor | None = None,
 ) -> tuple[Tensor, Tensor, Tensor | None, Tensor | None]:
-    """Losses `[N]`, log-sum-exps `[N]` (as given, if they are), and with `weights` the gradients of h and w."""
-    kind = torch.float32 if h.dtype == torch.float16 and not h.is_cuda else h.dtype  # 500x slower on a CPU
+    """Losses `[N]`, log-sum-exps `[N]` (as given, if they are), and with `weights` the gradients of
+    h and w.
+    """
+    # 500x slower on a CPU
+    kind = torch.float32 if h.dtype == torch.float16 and not h.is_cuda else h.dtype
     x, y = h.to(kind), w.to(kind)
     count, columns = h.shape[0], w.shape[0]
     wide = torch.float64 if kind == torch.float64 else torch.float32
@@ -197,7 +235,9 @@ def _passed(
         torch.mm(x[part], y.t(), out=chunk)
         weight = None if weights is None else weights if len(weights) == 1 else weights[part]
         if lse is not None:
-            stats_and_grads(chunk, targets[part], call.vocabulary, own=call.own, lse=lse[part], weights=weight)
+            stats_and_grads(
+                chunk, targets[part], call.vocabulary, own=call.own, lse=lse[part], weights=weight
+            )
         else:
             losses[part], lses[part] = _losses(chunk, targets[part], call, weight)
         if dh is not None:
@@ -208,10 +248,17 @@ def _passed(
             torch.mm(chunk.t(), x[part], out=dw)
     if dh is not None and call.group is not None:
         dist.all_reduce(dh, group=call.group)
-    return losses, lses, None if dh is None else dh.to(h.dtype), None if dw is None else dw.to(w.dtype)
+    return (
+        losses,
+        lses,
+        None if dh is None else dh.to(h.dtype),
+        None if dw is None else dw.to(w.dtype),
+    )
 
 
-def _losses(chunk: Tensor, targets: Tensor, call: _Call, weights: Tensor | None) -> tuple[Tensor, Tensor]:
+def _losses(
+    chunk: Tensor, targets: Tensor, call: _Call, weights: Tensor | None
+) -> tuple[Tensor, Tensor]:
     vocabulary = call.vocabulary
     if call.group is None:
         lse, at = stats_and_grads(chunk, targets, vocabulary, own=call.own, weights=weights)
@@ -223,7 +270,8 @@ def _losses(chunk: Tensor, targets: Tensor, call: _Call, weights: Tensor | None)
         here = ((place >= 0) & (place < chunk.shape[1])) | (targets == vocabulary.ignore_index)
         sums = torch.stack([(lse - most).exp_(), at, here.to(at.dtype)])
         dist.all_reduce(sums, group=call.group)
-        lse, at = most + sums[0].log(), torch.where(sums[2] > 0, sums[1], torch.nan)  # a target nobody has
+        # a target nobody has
+        lse, at = most + sums[0].log(), torch.where(sums[2] > 0, sums[1], torch.nan)
         if weights is not None:
             stats_and_grads(chunk, targets, vocabulary, own=call.own, lse=lse, weights=weights)
     return (lse - at).masked_fill(targets == vocabulary.ignore_index, 0.0), lse

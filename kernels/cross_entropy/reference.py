@@ -8,11 +8,21 @@ from torch.nn import functional
 
 
 def linear_cross_entropy(
-    h_NH: Tensor, w_VH: Tensor, targets_N: Tensor, *, ignore_index: int, reduction: str, softcap: float
+    h_NH: Tensor,
+    w_VH: Tensor,
+    targets_N: Tensor,
+    *,
+    ignore_index: int,
+    reduction: str,
+    softcap: float,
 ) -> Tensor:
-    """-log softmax(cap(h·wᵀ))[target]: `[N]` for "none", else its mean over targets that count, or its sum."""
+    """-log softmax(cap(h·wᵀ))[target]: `[N]` for "none", else its mean over targets that count, or
+    its sum.
+    """
     kind = torch.float64 if h_NH.dtype == torch.float64 else torch.float32
     logits = h_NH.to(kind) @ w_VH.to(kind).T
     if softcap:
         logits = softcap * torch.tanh(logits / softcap)
-    return functional.cross_entropy(logits, targets_N.long(), ignore_index=ignore_index, reduction=reduction)
+    return functional.cross_entropy(
+        logits, targets_N.long(), ignore_index=ignore_index, reduction=reduction
+    )

@@ -1,6 +1,8 @@
-"""What is done to a chunk of logits: each row's log-sum-exp and target logit, and its gradient in place of the logits.
+"""What is done to a chunk of logits: each row's log-sum-exp and target logit, and its gradient in
+place of the logits.
 
-The same twice: a Triton kernel, and torch's operations for machines without. Knows neither products nor chunks.
+The same twice: a Triton kernel, and torch's operations for machines without. Knows neither products
+nor chunks.
 Shapes: c rows, V columns, the vocabulary from `start` on.
 """
 
@@ -39,9 +41,11 @@ def stats_and_grads(
     lse: Tensor | None = None,
     weights: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """`[c]` fp32 each: log-sum-exp of a row, and its target's logit, 0 where that lies elsewhere or is ignored.
+    """`[c]` fp32 each: log-sum-exp of a row, and its target's logit, 0 where that lies elsewhere or
+    is ignored.
 
-    With `lse` the first is taken as given (of all shards). With `weights`, `[c]` or `[1]` fp32, logits `[c, V]` become
+    With `lse` the first is taken as given (of all shards). With `weights`, `[c]` or `[1]` fp32,
+    logits `[c, V]` become
     weights · (softmax - target), 0 in ignored rows.
     """
     if own:
@@ -50,7 +54,11 @@ def stats_and_grads(
 
 
 def _by_torch(
-    logits: Tensor, targets: Tensor, vocabulary: Vocabulary, lse: Tensor | None, weights: Tensor | None
+    logits: Tensor,
+    targets: Tensor,
+    vocabulary: Vocabulary,
+    lse: Tensor | None,
+    weights: Tensor | None,
 ) -> tuple[Tensor, Tensor]:
     columns, cap = logits.shape[1], vocabulary.softcap
     kind = torch.float64 if logits.dtype == torch.float64 else torch.float32
@@ -62,7 +70,8 @@ def _by_torch(
     if columns:
         at = wide.gather(1, place).squeeze(1)
         target = at.masked_fill(~here, 0.0)
-        # not logsumexp: its exp takes 17 ns a number on a CPU, twenty times as long, where probabilities underflow
+        # not logsumexp: its exp takes 17 ns a number on a CPU, twenty times as long, where
+        # probabilities underflow
         found = at - wide.log_softmax(1).gather(1, place).squeeze(1) if lse is None else lse
     else:
         target, found = wide.new_zeros(len(targets)), wide.new_full((len(targets),), float("-inf"))
@@ -79,10 +88,25 @@ def _by_torch(
 
 @jit
 def rows(
-    X, TARGETS, LSE, AT, WEIGHTS, stride, columns, start, ignored, to_exponent, cap, weight_stride,
-    STATS: tl.constexpr, GRADS: tl.constexpr, CAPPED: tl.constexpr, BLOCK: tl.constexpr,
-):  # fmt: skip
-    """One row. STATS: a pass of online softmax over it writes LSE and AT; GRADS: another writes X, which still lies in
+    X,
+    TARGETS,
+    LSE,
+    AT,
+    WEIGHTS,
+    stride,
+    columns,
+    start,
+    ignored,
+    to_exponent,
+    cap,
+    weight_stride,
+    STATS: tl.constexpr,
+    GRADS: tl.constexpr,
+    CAPPED: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    """One row. STATS: a pass of online softmax over it writes LSE and AT; GRADS: another writes X,
+    which still lies in
     L2 when both are done at once. to_exponent: 2 · log2(e) / cap."""
     row = tl.program_id(0).to(tl.int64)
     target = tl.load(TARGETS + row).to(tl.int64)
@@ -102,10 +126,14 @@ def rows(
             inside = first + v < columns
             x = tl.load(x_row + first + v, mask=inside, other=float("-inf")).to(tl.float32)
             if CAPPED:
-                x = tl.where(inside, cap * (1.0 - 2.0 / (1.0 + tl.exp2(x * to_exponent))), float("-inf"))
+                x = tl.where(
+                    inside, cap * (1.0 - 2.0 / (1.0 + tl.exp2(x * to_exponent))), float("-inf")
+                )
             m_new = tl.maximum(m, tl.max(x, 0))
             base = tl.where(m_new == float("-inf"), 0.0, m_new)
-            l = l * tl.exp2((m - base) * 1.4426950408889634) + tl.sum(tl.exp2((x - base) * 1.4426950408889634), 0)  # noqa: E741
+            l = l * tl.exp2((m - base) * 1.4426950408889634) + tl.sum(
+                tl.exp2((x - base) * 1.4426950408889634), 0
+            )
             m = m_new
         lse = m + tl.log2(tl.where(l > 0.0, l, 1.0)) * 0.6931471805599453
         tl.store(LSE + row + tl.arange(0, 1), lse)
@@ -135,14 +163,20 @@ def _rule(arch: str, facts: dict[str, Any]) -> tuning.Config:
 
 
 def _launched(
-    logits: Tensor, targets: Tensor, vocabulary: Vocabulary, lse: Tensor | None, weights: Tensor | None
+    logits: Tensor,
+    targets: Tensor,
+    vocabulary: Vocabulary,
+    lse: Tensor | None,
+    weights: Tensor | None,
 ) -> tuple[Tensor, Tensor]:
     count, columns = logits.shape
     found = torch.empty(count, dtype=torch.float32, device=logits.device) if lse is None else lse
     at = torch.empty(count, dtype=torch.float32, device=logits.device) if lse is None else found
     if not count:
         return found, at
-    config = tuning.config("linear_cross_entropy", dtype=logits.dtype, columns=tuning.round_up(max(16, columns)))
+    config = tuning.config(
+        "linear_cross_entropy", dtype=logits.dtype, columns=tuning.round_up(max(16, columns))
+    )
     cap = vocabulary.softcap
     with runtime.on(logits):
         rows[(count,)](
@@ -176,9 +210,25 @@ def shipped(arch: str) -> list[Shipped]:
         ("grads-capped", False, True, True, 32768),
     ):
         config = _rule(arch, {"columns": columns})
-        signature = {"X": "*bf16", "TARGETS": "*i64", "LSE": "*fp32", "AT": "*fp32", "WEIGHTS": "*fp32"}
-        signature |= {"stride": "i32:16", "columns": "i32:16", "start": "i32", "ignored": "i32", "weight_stride": "i32"}
+        signature = {
+            "X": "*bf16",
+            "TARGETS": "*i64",
+            "LSE": "*fp32",
+            "AT": "*fp32",
+            "WEIGHTS": "*fp32",
+        }
+        signature |= {
+            "stride": "i32:16",
+            "columns": "i32:16",
+            "start": "i32",
+            "ignored": "i32",
+            "weight_stride": "i32",
+        }
         signature |= {"to_exponent": "fp32", "cap": "fp32"}
         constants = {"STATS": stats, "GRADS": grads, "CAPPED": capped, "BLOCK": config["BLOCK"]}
-        found.append(Shipped("linear_cross_entropy", name, rows, signature, constants, config["num_warps"], 3))
+        found.append(
+            Shipped(
+                "linear_cross_entropy", name, rows, signature, constants, config["num_warps"], 3
+            )
+        )
     return found

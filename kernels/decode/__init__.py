@@ -1,6 +1,8 @@
-"""Attention over a paged cache of keys and values: decode, prefill and verification; and writing to that cache.
+"""Attention over a paged cache of keys and values: decode, prefill and verification; and writing to
+that cache.
 
-`paged.py` is the door; `plan.py` checks addresses once a step, `kernel.py` runs on a GPU, `gathered.py` elsewhere.
+`paged.py` is the door; `plan.py` checks addresses once a step, `kernel.py` runs on a GPU,
+`gathered.py` elsewhere.
 """
 
 from kernels.decode.paged import paged_attention

@@ -1,6 +1,8 @@
-"""Paged attention by torch's own kernels: pages of similar sequences are gathered, then one fused attention for all.
+"""Paged attention by torch's own kernels: pages of similar sequences are gathered, then one fused
+attention for all.
 
-What a CPU runs. Knows no tables: groups come from the plan. Shapes: n sequences, S queries, L keys, G kv heads, R query
+What a CPU runs. Knows no tables: groups come from the plan. Shapes: n sequences, S queries, L keys,
+G kv heads, R query
 heads a kv head, D head dim.
 """
 
@@ -28,14 +30,20 @@ def gathered(
     softcap: float,
     scales: tuple[Tensor, Tensor] | None,
 ) -> Tensor:
-    """`[T, H, values]` in q's dtype; queries that see no key give zeros. Without a v_cache the values are the first
+    """`[T, H, values]` in q's dtype; queries that see no key give zeros. Without a v_cache the
+    values are the first
     columns of the keys (latent attention)."""
     out: Tensor | None = None
-    kind = torch.float32 if q_THD.dtype == torch.float16 and not q_THD.is_cuda else q_THD.dtype  # 500x slower on CPU
+    # 500x slower on CPU
+    kind = torch.float32 if q_THD.dtype == torch.float16 and not q_THD.is_cuda else q_THD.dtype
     for group in plan.groups(window):
         q = q_THD if group.tokens is None else q_THD.index_select(0, group.tokens)
         k = _pages("k", k_cache, plan, group, kind, scales and scales[0])
-        v = k[..., :values] if v_cache is None else _pages("v", v_cache, plan, group, kind, scales and scales[1])
+        v = (
+            k[..., :values]
+            if v_cache is None
+            else _pages("v", v_cache, plan, group, kind, scales and scales[1])
+        )
         if group.queries == 1 or group.seen is not None:
             done = _folded(q.to(kind), k, v, group, scale, softcap)
         else:
@@ -48,7 +56,9 @@ def gathered(
     return out if out is not None else q_THD.new_zeros(*q_THD.shape[:2], values)
 
 
-def _pages(role: str, cache: Tensor, plan: Plan, group: Group, kind: torch.dtype, scales: Tensor | None) -> Tensor:
+def _pages(
+    role: str, cache: Tensor, plan: Plan, group: Group, kind: torch.dtype, scales: Tensor | None
+) -> Tensor:
     """`[n, L, G, D]`: a view where one sequence's blocks follow each other, else a copy."""
     rows = _taken(role, cache, plan, group)
     if scales is not None:
@@ -66,20 +76,25 @@ def _taken(role: str, cache: Tensor, plan: Plan, group: Group) -> Tensor:
     blocks, page = cache.shape[:2]
     count = len(group.pages)
     if group.consecutive is not None and cache.is_contiguous():
-        return cache[group.consecutive : group.consecutive + count].view(1, count * page, *cache.shape[2:])
+        return cache[group.consecutive : group.consecutive + count].view(
+            1, count * page, *cache.shape[2:]
+        )
     if cache.is_contiguous():  # rows of one block are one copy: 3x faster than indexing
         flat = cache.view(blocks, -1)
         if torch.is_grad_enabled() and cache.requires_grad:
             taken = flat.index_select(0, group.pages)
         else:
-            taken = torch.index_select(flat, 0, group.pages, out=plan.scratch(role, cache, count, flat.shape[1]))
+            taken = torch.index_select(
+                flat, 0, group.pages, out=plan.scratch(role, cache, count, flat.shape[1])
+            )
     else:
         taken = cache[group.pages]
     return taken.view(group.sequences, count // group.sequences * page, *cache.shape[2:])
 
 
 def _folded(q: Tensor, k: Tensor, v: Tensor, group: Group, scale: float, softcap: float) -> Tensor:
-    """The query heads of a kv head and the queries of a sequence become rows of one product, so that keys are read
+    """The query heads of a kv head and the queries of a sequence become rows of one product, so
+    that keys are read
     once: `[n · S, H, D]` over `[n, L, G, D]`."""
     n, s, kv = group.sequences, group.queries, k.shape[2]
     heads, width = q.shape[1], q.shape[2]
@@ -94,8 +109,12 @@ def _folded(q: Tensor, k: Tensor, v: Tensor, group: Group, scale: float, softcap
     return done.view(n, kv, rows, s, -1).permute(0, 3, 1, 2, 4).reshape(n * s, heads, -1)
 
 
-def _alone(q: Tensor, k: Tensor, v: Tensor, group: Group, scale: float, softcap: float, window: int | None) -> Tensor:
-    """One sequence's many queries: `[S, H, D]` over `[1, L, G, D]`; kv heads are the batch, so none is copied."""
+def _alone(
+    q: Tensor, k: Tensor, v: Tensor, group: Group, scale: float, softcap: float, window: int | None
+) -> Tensor:
+    """One sequence's many queries: `[S, H, D]` over `[1, L, G, D]`; kv heads are the batch, so none
+    is copied.
+    """
     s, heads, width = q.shape
     kv, length = k.shape[2], k.shape[1]
     rows = heads // kv
@@ -112,12 +131,16 @@ def _alone(q: Tensor, k: Tensor, v: Tensor, group: Group, scale: float, softcap:
         place = torch.arange(first, last, device=q.device) + (group.skip + length - s)
         stop = length - s + last  # later keys are hidden from all of these queries
         mask = seen_keys(place, stop, group.skip, window)
-        done = _attend(q_GRSD[:, :, first:last], k_GRLD[:, :, :stop], v_GRLD[:, :, :stop], mask, scale, softcap)
+        done = _attend(
+            q_GRSD[:, :, first:last], k_GRLD[:, :, :stop], v_GRLD[:, :, :stop], mask, scale, softcap
+        )
         out[first:last] = done.permute(2, 0, 1, 3).reshape(last - first, heads, -1)
     return out
 
 
-def _attend(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, scale: float, softcap: float) -> Tensor:
+def _attend(
+    q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, scale: float, softcap: float
+) -> Tensor:
     if not softcap:
         return scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=scale)
     scores = softcap * torch.tanh(torch.matmul(q, k.transpose(-1, -2)) * (scale / softcap))

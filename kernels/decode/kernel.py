@@ -1,7 +1,10 @@
-"""Split-K paged attention: a program takes some query rows of one kv head over one part of a sequence's keys.
+"""Split-K paged attention: a program takes some query rows of one kv head over one part of a
+sequence's keys.
 
-Rows are the query heads that share a kv head times the sequence's query tokens, so keys are read once for all of them
-(Flash-Decoding, crfm.stanford.edu/2023/10/12/flashdecoding.html; PagedAttention, arXiv 2309.06180). Partial results
+Rows are the query heads that share a kv head times the sequence's query tokens, so keys are read
+once for all of them
+(Flash-Decoding, crfm.stanford.edu/2023/10/12/flashdecoding.html; PagedAttention, arXiv 2309.06180).
+Partial results
 meet in `combine`.
 """
 
@@ -12,7 +15,9 @@ from kernels.jit import dot, jit, softmax_step, tl
 
 @jit
 def as_queries(x, q, UPCAST: tl.constexpr):
-    """What a cache holds in the queries' type; in fp32 when interpreting, which makes no bf16 of integers."""
+    """What a cache holds in the queries' type; in fp32 when interpreting, which makes no bf16 of
+    integers.
+    """
     if UPCAST:
         out = x.to(tl.float32)
     else:
@@ -22,15 +27,57 @@ def as_queries(x, q, UPCAST: tl.constexpr):
 
 @jit
 def paged(
-    Q, K, V, OUT, LSE, TABLE, LENS, CU, K_SCALES, V_SCALES,
-    scale, softcap, window, queries, kv_heads, splits,
-    q_t, q_h, k_b, k_s, k_h, v_b, v_s, v_h, o_p, o_t, o_h, l_p, l_t, table_b, s_b, s_s,
-    GROUP: tl.constexpr, D: tl.constexpr, DV: tl.constexpr, PAGE: tl.constexpr,
-    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_V: tl.constexpr,
-    RAGGED: tl.constexpr, WINDOWED: tl.constexpr, CAPPED: tl.constexpr, QUANTISED: tl.constexpr, UPCAST: tl.constexpr,
-):  # fmt: skip
-    """OUT [parts, T, H, Dv] and LSE [parts, T, H] (natural; -inf for a part without keys). scale holds log2(e), but
-    where CAPPED softcap does: score = softcap · tanh(scale · q·k), with scale already divided by the cap."""
+    Q,
+    K,
+    V,
+    OUT,
+    LSE,
+    TABLE,
+    LENS,
+    CU,
+    K_SCALES,
+    V_SCALES,
+    scale,
+    softcap,
+    window,
+    queries,
+    kv_heads,
+    splits,
+    q_t,
+    q_h,
+    k_b,
+    k_s,
+    k_h,
+    v_b,
+    v_s,
+    v_h,
+    o_p,
+    o_t,
+    o_h,
+    l_p,
+    l_t,
+    table_b,
+    s_b,
+    s_s,
+    GROUP: tl.constexpr,
+    D: tl.constexpr,
+    DV: tl.constexpr,
+    PAGE: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+    BLOCK_V: tl.constexpr,
+    RAGGED: tl.constexpr,
+    WINDOWED: tl.constexpr,
+    CAPPED: tl.constexpr,
+    QUANTISED: tl.constexpr,
+    UPCAST: tl.constexpr,
+):
+    """OUT [parts, T, H, Dv] and LSE [parts, T, H] (natural; -inf for a part without keys). scale
+    holds log2(e), but
+    where CAPPED softcap does: score = softcap · tanh(scale · q·k), with scale already divided by
+    the cap.
+    """
     tiles = tl.cdiv(queries * GROUP, BLOCK_M)
     pid = tl.program_id(0)
     tile = pid % tiles
@@ -56,7 +103,9 @@ def paged(
     e = tl.arange(0, BLOCK_V)
     n = tl.arange(0, BLOCK_N)
     q = tl.load(
-        Q + token[:, None] * q_t + q_head[:, None] * q_h + d[None, :], mask=valid[:, None] & (d < D)[None, :], other=0.0
+        Q + token[:, None] * q_t + q_head[:, None] * q_h + d[None, :],
+        mask=valid[:, None] & (d < D)[None, :],
+        other=0.0,
     )
     place = length - count + query  # of the query among the keys
     newest = tl.minimum((tile * BLOCK_M + BLOCK_M - 1) // GROUP, count - 1)
@@ -82,9 +131,16 @@ def paged(
             mask=inside[:, None] & (d < D)[None, :],
             other=0.0,
         )
-        s = dot(q, tl.trans(as_queries(k, q, UPCAST)), tl.zeros([BLOCK_M, BLOCK_N], tl.float32), UPCAST)
+        s = dot(
+            q, tl.trans(as_queries(k, q, UPCAST)), tl.zeros([BLOCK_M, BLOCK_N], tl.float32), UPCAST
+        )
         if QUANTISED:
-            s = s * tl.load(K_SCALES + block * s_b + slot * s_s + head, mask=inside, other=0.0)[None, :]
+            s = (
+                s
+                * tl.load(K_SCALES + block * s_b + slot * s_s + head, mask=inside, other=0.0)[
+                    None, :
+                ]
+            )
         s = s * scale
         if CAPPED:
             s = softcap * (1.0 - 2.0 / (1.0 + tl.exp2(s)))
@@ -98,7 +154,12 @@ def paged(
             other=0.0,
         )
         if QUANTISED:
-            p = p * tl.load(V_SCALES + block * s_b + slot * s_s + head, mask=inside, other=0.0)[None, :]
+            p = (
+                p
+                * tl.load(V_SCALES + block * s_b + slot * s_s + head, mask=inside, other=0.0)[
+                    None, :
+                ]
+            )
         acc = dot(p.to(q.dtype), as_queries(v, q, UPCAST), acc * alpha[:, None], UPCAST)
 
     some = l > 0.0
@@ -114,9 +175,23 @@ def paged(
 
 @jit
 def combine(
-    PARTS, LSES, OUT, LSE, heads, splits, p_p, p_t, p_h, l_p, l_t, o_t, o_h,
-    DV: tl.constexpr, BLOCK_V: tl.constexpr, BLOCK_P: tl.constexpr,
-):  # fmt: skip
+    PARTS,
+    LSES,
+    OUT,
+    LSE,
+    heads,
+    splits,
+    p_p,
+    p_t,
+    p_h,
+    l_p,
+    l_t,
+    o_t,
+    o_h,
+    DV: tl.constexpr,
+    BLOCK_V: tl.constexpr,
+    BLOCK_P: tl.constexpr,
+):
     """One query head of one token: its parts weighted by their sums, OUT [T, H, Dv] and LSE [T, H]."""
     pid = tl.program_id(0).to(tl.int64)
     token = pid // heads
@@ -137,5 +212,6 @@ def combine(
     o = tl.sum(o * weight[:, None], 0) / tl.where(some, total, 1.0)
     tl.store(OUT + token * o_t + head * o_h + e, o.to(OUT.dtype.element_ty), mask=e < DV)
     tl.store(
-        LSE + token * l_t + head, tl.where(some, base + tl.log2(tl.where(some, total, 1.0)) * 0.6931471805599453, most)
+        LSE + token * l_t + head,
+        tl.where(some, base + tl.log2(tl.where(some, total, 1.0)) * 0.6931471805599453, most),
     )

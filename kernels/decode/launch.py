@@ -1,4 +1,5 @@
-"""Launching the split-K kernel: how many parts, which blocks, the partial results' memory; and what the gate compiles.
+"""Launching the split-K kernel: how many parts, which blocks, the partial results' memory; and what
+the gate compiles.
 
 Knows shapes and devices; arguments were checked before.
 """
@@ -29,12 +30,23 @@ def _rule(arch: str, facts: dict[str, Any]) -> tuning.Config:
     if arch == "interpret":
         return {"BLOCK_M": 16, "BLOCK_N": 16, "num_warps": 4, "num_stages": 1}
     wide = int(facts["head_dim"]) > 128
-    if facts["dtype"] == torch.float32:  # exact products run without tensor cores, their operands in registers
-        return {"BLOCK_M": 16, "BLOCK_N": 32 if int(facts["head_dim"]) <= 64 else 16, "num_warps": 4, "num_stages": 2}
+    # exact products run without tensor cores, their operands in registers
+    if facts["dtype"] == torch.float32:
+        return {
+            "BLOCK_M": 16,
+            "BLOCK_N": 32 if int(facts["head_dim"]) <= 64 else 16,
+            "num_warps": 4,
+            "num_stages": 2,
+        }
     warps = 8 if arch == "sm_80" and (wide or int(facts["rows"]) > 32) else 4
     if int(facts["rows"]) > 16:  # prefill and verification: bound by products
         block_m = 64 if int(facts["rows"]) > 32 else 32
-        return {"BLOCK_M": block_m, "BLOCK_N": 32 if wide else 64, "num_warps": warps, "num_stages": 2 if wide else 3}
+        return {
+            "BLOCK_M": block_m,
+            "BLOCK_N": 32 if wide else 64,
+            "num_warps": warps,
+            "num_stages": 2 if wide else 3,
+        }
     # of five stages two hold keys and values: the others wait for the table's entries
     return {"BLOCK_M": 16, "BLOCK_N": 32 if wide else 64, "num_warps": warps, "num_stages": 5}
 
@@ -61,7 +73,11 @@ def launch(
     tokens, heads, width = q_THD.shape
     kv_heads, values = k_cache.shape[2], v_cache.shape[3]
     group, sequences = heads // kv_heads, plan.table.shape[0]
-    facts = {"dtype": q_THD.dtype, "head_dim": max(width, values), "rows": tuning.round_up(group * plan.queries)}
+    facts = {
+        "dtype": q_THD.dtype,
+        "head_dim": max(width, values),
+        "rows": tuning.round_up(group * plan.queries),
+    }
     config = tuning.config("paged_attention", **facts)
     # ragged: query tokens that belong to no sequence stay zeros
     make = torch.zeros if plan.cu is not None else torch.empty
@@ -75,8 +91,11 @@ def launch(
     parts, part_lses = out.unsqueeze(0), lse.unsqueeze(0)
     if splits > 1:
         parts = torch.empty(splits, tokens, heads, values, dtype=torch.float32, device=q_THD.device)
-        part_lses = torch.full((splits, tokens, heads), float("-inf"), dtype=torch.float32, device=q_THD.device)
-    # under a cap the exponent of tanh's exp2 holds 2 · log2(e) / cap, and the cap log2(e): one product each
+        part_lses = torch.full(
+            (splits, tokens, heads), float("-inf"), dtype=torch.float32, device=q_THD.device
+        )
+    # under a cap the exponent of tanh's exp2 holds 2 · log2(e) / cap, and the cap log2(e): one
+    # product each
     score_scale = scale * LOG2_E if not softcap else 2.0 * LOG2_E * scale / softcap
     k_scales, v_scales = scales if scales is not None else (None, None)
     with runtime.on(q_THD):
@@ -123,7 +142,9 @@ def launch(
 
 
 def combined(parts: Tensor, part_lses: Tensor, out: Tensor, lse: Tensor, *, num_warps: int) -> None:
-    """Attention of parts [splits, tokens, heads, D_v] and their log-sum-exp, put together into `out` and `lse`."""
+    """Attention of parts [splits, tokens, heads, D_v] and their log-sum-exp, put together into
+    `out` and `lse`.
+    """
     splits, tokens, heads, values = parts.shape
     combine[(tokens * heads,)](
         parts,
@@ -152,7 +173,9 @@ def shipped(arch: str) -> list[Shipped]:
         ("decode-128-int8", 128, 4, 1, "*i8"),
         ("prefill-128", 128, 4, 256, "*bf16"),
     ):
-        config = _rule(arch, {"dtype": None, "head_dim": width, "rows": tuning.round_up(group * queries)})
+        config = _rule(
+            arch, {"dtype": None, "head_dim": width, "rows": tuning.round_up(group * queries)}
+        )
         quantised = kind == "*i8"
         signature = {
             "Q": "*bf16",
@@ -165,15 +188,26 @@ def shipped(arch: str) -> list[Shipped]:
         }
         signature |= {"CU": "*i32", "scale": "fp32", "softcap": "fp32"}
         signature |= dict.fromkeys(
-            ("window", "queries", "kv_heads", "splits", "l_p", "l_t", "table_b", "s_b", "s_s"), "i32"
+            ("window", "queries", "kv_heads", "splits", "l_p", "l_t", "table_b", "s_b", "s_s"),
+            "i32",
         )
         strides = ("q_t", "q_h", "k_b", "k_s", "k_h", "v_b", "v_s", "v_h", "o_p", "o_t", "o_h")
         signature |= dict.fromkeys(strides, "i32:16")
         constants: dict[str, Any] = {
-            "GROUP": group, "D": width, "DV": width, "PAGE": 16, "BLOCK_D": width, "BLOCK_V": width,
-            "RAGGED": queries > 1, "WINDOWED": False, "CAPPED": False, "QUANTISED": quantised, "UPCAST": False,
-            "BLOCK_M": config["BLOCK_M"], "BLOCK_N": config["BLOCK_N"],
-        }  # fmt: skip
+            "GROUP": group,
+            "D": width,
+            "DV": width,
+            "PAGE": 16,
+            "BLOCK_D": width,
+            "BLOCK_V": width,
+            "RAGGED": queries > 1,
+            "WINDOWED": False,
+            "CAPPED": False,
+            "QUANTISED": quantised,
+            "UPCAST": False,
+            "BLOCK_M": config["BLOCK_M"],
+            "BLOCK_N": config["BLOCK_N"],
+        }
         if quantised:
             signature |= {"K_SCALES": "*fp32", "V_SCALES": "*fp32"}
         else:
@@ -181,11 +215,28 @@ def shipped(arch: str) -> list[Shipped]:
         expects = ("wgmma",) if arch == "sm_90" and config["BLOCK_M"] >= 64 else ("mma.sync",)
         found.append(
             Shipped(
-                "paged_attention", name, paged, signature, constants, config["num_warps"], config["num_stages"], expects
+                "paged_attention",
+                name,
+                paged,
+                signature,
+                constants,
+                config["num_warps"],
+                config["num_stages"],
+                expects,
             )
         )
-    signature = {"PARTS": "*fp32", "LSES": "*fp32", "OUT": "*bf16", "LSE": "*fp32", "heads": "i32", "splits": "i32"}
-    signature |= dict.fromkeys(("p_p", "p_t", "p_h", "o_t", "o_h"), "i32:16") | {"l_p": "i32", "l_t": "i32"}
+    signature = {
+        "PARTS": "*fp32",
+        "LSES": "*fp32",
+        "OUT": "*bf16",
+        "LSE": "*fp32",
+        "heads": "i32",
+        "splits": "i32",
+    }
+    signature |= dict.fromkeys(("p_p", "p_t", "p_h", "o_t", "o_h"), "i32:16") | {
+        "l_p": "i32",
+        "l_t": "i32",
+    }
     constants = {"DV": 128, "BLOCK_V": 128, "BLOCK_P": 32}
     found.append(Shipped("paged_attention", "combine-128", combine, signature, constants, 2, 1))
     return found

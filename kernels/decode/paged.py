@@ -1,7 +1,9 @@
 """`paged_attention`: queries against keys and values that lie in blocks of a cache.
 
-Decode, prefill in chunks and verification of drafts are one operation: a sequence's query tokens are the last ones of
-its length (causal, aligned bottom right). Checks arguments, chooses who runs; knows no blocks' owners.
+Decode, prefill in chunks and verification of drafts are one operation: a sequence's query tokens
+are the last ones of
+its length (causal, aligned bottom right). Checks arguments, chooses who runs; knows no blocks'
+owners.
 """
 
 from __future__ import annotations
@@ -37,18 +39,29 @@ def paged_attention(
     plan: Plan | None = None,
     backend: str | None = None,
 ) -> Tensor | tuple[Tensor, Tensor]:
-    """softmax(scale · q·Kᵀ)·V over each sequence's cached tokens, in q's dtype and shape (last dim: the values').
+    """softmax(scale · q·Kᵀ)·V over each sequence's cached tokens, in q's dtype and shape (last dim:
+    the values').
 
-    q: `[B, H, D]` one token a sequence, `[B, S, H, D]` S tokens each, or `[T, H, D]` with `cu_q` [B + 1] ragged (a
-    mixed batch of chunks and decodes). k_cache, v_cache: `[blocks, block_size, kv_heads, D]`; kv_heads divides H.
-    block_table `[B, pages]` and seq_lens `[B]`: see `plan_pages`; lengths include this step's tokens, whose keys are
-    written already. A query at place i sees keys j <= i, and with a window i - window < j. Sequences of length 0 give
-    zeros. scale defaults to D ** -0.5. softcap c > 0: c · tanh(scores / c). scales: of an int8 or e4m3 cache, two
-    `[blocks, block_size, kv_heads]` fp32, as `write_kv` makes them. num_splits: parts of a sequence on a GPU, else
-    chosen. return_lse: also log-sum-exp `[…, H]` fp32, natural. plan: from `plan_pages` of the same table and lengths;
-    without one the addresses are checked in every call, which waits for a GPU. Raises ValueError or TypeError.
+    q: `[B, H, D]` one token a sequence, `[B, S, H, D]` S tokens each, or `[T, H, D]` with `cu_q` [B
+    + 1] ragged (a
+    mixed batch of chunks and decodes). k_cache, v_cache: `[blocks, block_size, kv_heads, D]`;
+    kv_heads divides H.
+    block_table `[B, pages]` and seq_lens `[B]`: see `plan_pages`; lengths include this step's
+    tokens, whose keys are
+    written already. A query at place i sees keys j <= i, and with a window i - window < j.
+    Sequences of length 0 give
+    zeros. scale defaults to D ** -0.5. softcap c > 0: c · tanh(scores / c). scales: of an int8 or
+    e4m3 cache, two
+    `[blocks, block_size, kv_heads]` fp32, as `write_kv` makes them. num_splits: parts of a sequence
+    on a GPU, else
+    chosen. return_lse: also log-sum-exp `[…, H]` fp32, natural. plan: from `plan_pages` of the same
+    table and lengths;
+    without one the addresses are checked in every call, which waits for a GPU. Raises ValueError or
+    TypeError.
     """
-    q_THD, plan, scale = _checked(q, k_cache, v_cache, block_table, seq_lens, scale, cu_q, max_q, plan)
+    q_THD, plan, scale = _checked(
+        q, k_cache, v_cache, block_table, seq_lens, scale, cu_q, max_q, plan
+    )
     _options_checked(q, k_cache, v_cache, num_splits, window, softcap, scales)
     facts: dict[str, object] = {
         "dtype": q.dtype,
@@ -76,15 +89,30 @@ def paged_attention(
         )
     elif chosen == "torch":
         out = gathered(
-            q_THD, k_cache, v_cache, plan,
-            values=v_cache.shape[3], scale=scale, window=window, softcap=softcap, scales=scales,
-        )  # fmt: skip
+            q_THD,
+            k_cache,
+            v_cache,
+            plan,
+            values=v_cache.shape[3],
+            scale=scale,
+            window=window,
+            softcap=softcap,
+            scales=scales,
+        )
         return out.view(*q.shape[:-1], v_cache.shape[3])
     else:
         wide, lse = reference(
-            q_THD, k_cache, v_cache, plan.table, plan.lens, plan.starts(),
-            scale=scale, window=window, softcap=softcap, scales=scales,
-        )  # fmt: skip
+            q_THD,
+            k_cache,
+            v_cache,
+            plan.table,
+            plan.lens,
+            plan.starts(),
+            scale=scale,
+            window=window,
+            softcap=softcap,
+            scales=scales,
+        )
         out, lse = wide.to(q.dtype), lse.float()
     out = out.view(*q.shape[:-1], v_cache.shape[3])
     return (out, lse.view(q.shape[:-1])) if return_lse else out
@@ -93,7 +121,11 @@ def paged_attention(
 def _cannot(q: Tensor, k_cache: Tensor) -> str | None:
     if max(q.shape[-1], k_cache.shape[-1]) > 256:
         return "a head dim above 256"
-    if k_cache.dtype == torch.float8_e4m3fn and runtime.arch(q.device) in ("sm_75", "sm_80", "sm_86"):
+    if k_cache.dtype == torch.float8_e4m3fn and runtime.arch(q.device) in (
+        "sm_75",
+        "sm_80",
+        "sm_86",
+    ):
         return f"no e4m3 on {runtime.arch(q.device)}"
     return None
 
@@ -113,35 +145,61 @@ def _checked(
     checks.dims("q", q, 3, 4)
     checks.dims("k_cache", k_cache, 4)
     checks.dims("v_cache", v_cache, 4)
-    checks.shape("v_cache", v_cache, (*k_cache.shape[:3], None), "blocks, block_size, kv_heads of k_cache, any")
-    checks.same_device(q=q, k_cache=k_cache, v_cache=v_cache, block_table=block_table, seq_lens=seq_lens)
+    checks.shape(
+        "v_cache",
+        v_cache,
+        (*k_cache.shape[:3], None),
+        "blocks, block_size, kv_heads of k_cache, any",
+    )
+    checks.same_device(
+        q=q, k_cache=k_cache, v_cache=v_cache, block_table=block_table, seq_lens=seq_lens
+    )
     checks.contiguous_last("q", q)
     checks.contiguous_last("k_cache", k_cache)
     checks.contiguous_last("v_cache", v_cache)
     checks.at_least_one("v_cache", v_cache, 3)
     heads, width = q.shape[-2:]
     if k_cache.shape[3] != width:
-        raise ValueError(f"q has head dim {width} and k_cache {k_cache.shape[3]}; they must be equal.")
+        raise ValueError(
+            f"q has head dim {width} and k_cache {k_cache.shape[3]}; they must be equal."
+        )
     if k_cache.shape[2] < 1 or heads < 1 or heads % k_cache.shape[2]:
-        raise ValueError(f"q has {heads} heads and the cache {k_cache.shape[2]}; the cache's must divide q's.")
+        raise ValueError(
+            f"q has {heads} heads and the cache {k_cache.shape[2]}; the cache's must divide q's."
+        )
     if cu_q is not None and q.dim() != 3:
-        raise ValueError(f"with cu_q, q must be [tokens, heads, head_dim]; it has shape {tuple(q.shape)}.")
+        raise ValueError(
+            f"with cu_q, q must be [tokens, heads, head_dim]; it has shape {tuple(q.shape)}."
+        )
     queries = q.shape[1] if q.dim() == 4 else 1
     if plan is None:
         plan = plan_pages(
-            block_table, seq_lens, blocks=k_cache.shape[0], block_size=k_cache.shape[1], queries=max(queries, 1),
-            cu_q=cu_q, max_q=max_q,
-        )  # fmt: skip
-    elif plan.table is not block_table or plan.lens is not seq_lens or (cu_q is not None and plan.cu is not cu_q):
+            block_table,
+            seq_lens,
+            blocks=k_cache.shape[0],
+            block_size=k_cache.shape[1],
+            queries=max(queries, 1),
+            cu_q=cu_q,
+            max_q=max_q,
+        )
+    elif (
+        plan.table is not block_table
+        or plan.lens is not seq_lens
+        or (cu_q is not None and plan.cu is not cu_q)
+    ):
         raise ValueError(
-            "plan was made from another block_table, seq_lens or cu_q; call plan_pages anew for this step."
+            "plan was made from another block_table, seq_lens or cu_q; call plan_pages anew for "
+            "this step."
         )
     else:
         plan.fits(k_cache.shape[0], k_cache.shape[1])
     tokens = q.shape[0] if q.dim() == 3 else q.shape[0] * q.shape[1]
-    if plan.cu is None and (q.shape[0] != block_table.shape[0] or (plan.queries != queries and tokens)):
+    if plan.cu is None and (
+        q.shape[0] != block_table.shape[0] or (plan.queries != queries and tokens)
+    ):
         raise ValueError(
-            f"q has shape {tuple(q.shape)}; {block_table.shape[0]} sequences of {plan.queries} tokens each want "
+            f"q has shape {tuple(q.shape)}; {block_table.shape[0]} sequences of {plan.queries} "
+            "tokens each want "
             f"({block_table.shape[0]}, {plan.queries}, heads, head_dim)."
         )
     if plan.cu is not None and plan.tokens not in (-1, tokens):
@@ -176,4 +234,7 @@ def _options_checked(
         checks.contiguous_last(name, x)
         checks.same_device(q=q, **{name: x})
     if scales[0].stride() != scales[1].stride():
-        raise ValueError("the two scales must have the same strides; make them with one call each of the same kind.")
+        raise ValueError(
+            "the two scales must have the same strides; make them with one call each of the same "
+            "kind."
+        )

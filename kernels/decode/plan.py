@@ -1,4 +1,5 @@
-"""The addresses of a step: which queries and pages belong to which sequence, checked once for all layers.
+"""The addresses of a step: which queries and pages belong to which sequence, checked once for all
+layers.
 
 Knows block tables and lengths; knows no heads and no arithmetic.
 """
@@ -24,11 +25,15 @@ one core with 3 kv heads of 64, fp32: 50 us a group, 0.19 us a key)."""
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """Sequences of one gather: n of them with `queries` tokens each, keys `start` to `start + length` at most.
+    """Sequences of one gather: n of them with `queries` tokens each, keys `start` to `start +
+    length` at most.
 
-    `tokens` [n · queries] index the query tokens, None when these are all, in order; `pages` [n · p] the cache.
-    `skip` keys of the first page are not seen by any. `seen` [n, queries, length] is False where a key is hidden from a
-    query; None when none is, when `causal` says it, or, for more than MOST_FOLDED queries, made as needed.
+    `tokens` [n · queries] index the query tokens, None when these are all, in order; `pages` [n ·
+    p] the cache.
+    `skip` keys of the first page are not seen by any. `seen` [n, queries, length] is False where a
+    key is hidden from a
+    query; None when none is, when `causal` says it, or, for more than MOST_FOLDED queries, made as
+    needed.
     `padding` [m]: gathered rows that may never have been written; they are zeroed.
     """
 
@@ -48,7 +53,8 @@ class Group:
 class Plan:
     """What `plan_pages` found; give it to every layer's `paged_attention` of the step.
 
-    On a GPU it holds addresses of `table`, `lens` and `cu`, not their values: a captured graph may be replayed after
+    On a GPU it holds addresses of `table`, `lens` and `cu`, not their values: a captured graph may
+    be replayed after
     these were written anew, as long as no sequence asks more tokens than `queries`.
     """
 
@@ -60,24 +66,36 @@ class Plan:
     page: int
     longest: int
     blocks: int
-    _groups: dict[int | None, tuple[Group, ...]] = field(default_factory=dict, repr=False, compare=False)
-    _scratch: dict[tuple[str, torch.dtype], Tensor] = field(default_factory=dict, repr=False, compare=False)
+    _groups: dict[int | None, tuple[Group, ...]] = field(
+        default_factory=dict, repr=False, compare=False
+    )
+    _scratch: dict[tuple[str, torch.dtype], Tensor] = field(
+        default_factory=dict, repr=False, compare=False
+    )
 
     def fits(self, blocks: int, block_size: int) -> None:
         """Refuses a cache that it was not made for: its table may name blocks that this one lacks."""
         if self.page != block_size:
-            raise ValueError(f"plan was made for blocks of {self.page} tokens; the cache has {block_size}.")
+            raise ValueError(
+                f"plan was made for blocks of {self.page} tokens; the cache has {block_size}."
+            )
         if self.blocks > blocks:
-            raise ValueError(f"plan was made for a cache of {self.blocks} blocks; this one has {blocks}.")
+            raise ValueError(
+                f"plan was made for a cache of {self.blocks} blocks; this one has {blocks}."
+            )
 
     def starts(self) -> Tensor:
         """`[B + 1]`: the first query token of each sequence, and the total."""
         if self.cu is not None:
             return self.cu
-        return torch.arange(len(self.lens) + 1, device=self.lens.device, dtype=torch.int32) * self.queries
+        return (
+            torch.arange(len(self.lens) + 1, device=self.lens.device, dtype=torch.int32)
+            * self.queries
+        )
 
     def scratch(self, role: str, like: Tensor, rows: int, columns: int) -> Tensor:
-        """`[rows, columns]` that hold anything, the same memory for every layer: fresh megabytes cost a CPU more in
+        """`[rows, columns]` that hold anything, the same memory for every layer: fresh megabytes
+        cost a CPU more in
         page faults than their copying (4.1 against 1.1 ms for 32 sequences of 130 tokens)."""
         size, key = rows * columns, (role, like.dtype)
         if key not in self._scratch or self._scratch[key].numel() < size:
@@ -85,7 +103,10 @@ class Plan:
         return self._scratch[key][:size].view(rows, columns)
 
     def groups(self, window: int | None) -> tuple[Group, ...]:
-        """How to gather pages where no kernel reads them in place; made once a window. Waits for a GPU."""
+        """How to gather pages where no kernel reads them in place; made once a window.
+
+        Waits for a GPU.
+        """
         if window not in self._groups:
             self._groups[window] = tuple(_grouped(self, window))
         return self._groups[window]
@@ -104,10 +125,14 @@ def plan_pages(
 ) -> Plan:
     """Checks a step's addresses.
 
-    `block_table` [B, pages] int: cache blocks of each sequence in order; entries past its length may be anything.
-    `seq_lens` [B] int: tokens in the cache, this step's included. Each sequence has `queries` query tokens, the last
-    ones of its length; or, ragged, `cu_q` [B + 1] int: where each sequence's tokens start, and their total; `max_q`
-    then bounds one sequence's. `check=False` trusts the values and never waits for the GPU (a graph's capture cannot):
+    `block_table` [B, pages] int: cache blocks of each sequence in order; entries past its length
+    may be anything.
+    `seq_lens` [B] int: tokens in the cache, this step's included. Each sequence has `queries` query
+    tokens, the last
+    ones of its length; or, ragged, `cu_q` [B + 1] int: where each sequence's tokens start, and
+    their total; `max_q`
+    then bounds one sequence's. `check=False` trusts the values and never waits for the GPU (a
+    graph's capture cannot):
     a wrong table then reads wrong memory. Raises ValueError or TypeError.
     """
     checks.integers("block_table", block_table)
@@ -117,7 +142,11 @@ def plan_pages(
     checks.same_device(block_table=block_table, seq_lens=seq_lens, cu_q=cu_q)
     checks.contiguous_last("block_table", block_table)
     checks.contiguous_last("seq_lens", seq_lens)
-    for name, value, least in (("blocks", blocks, 0), ("block_size", block_size, 1), ("queries", queries, 1)):
+    for name, value, least in (
+        ("blocks", blocks, 0),
+        ("block_size", block_size, 1),
+        ("queries", queries, 1),
+    ):
         checks.whole(name, value, least)
     if max_q is not None:
         checks.whole("max_q", max_q, 0)
@@ -128,7 +157,10 @@ def plan_pages(
         checks.shape("cu_q", cu_q, (sequences + 1,), "sequences + 1")
         checks.contiguous_last("cu_q", cu_q)
         if max_q is None and not check:
-            raise ValueError("cu_q without max_q needs check=True; give max_q, the most query tokens of a sequence.")
+            raise ValueError(
+                "cu_q without max_q needs check=True; give max_q, the most query tokens of a "
+                "sequence."
+            )
         queries, tokens = max_q or 0, -1
     if check and not _capturing(block_table):
         longest = _values_checked(block_table, seq_lens, blocks, block_size)
@@ -142,7 +174,9 @@ def _capturing(x: Tensor) -> bool:
 
 
 def _values_checked(table: Tensor, lens: Tensor, blocks: int, page: int) -> int:
-    """The greatest length; refuses lengths beyond the table and, among the entries in use, blocks beyond the cache."""
+    """The greatest length; refuses lengths beyond the table and, among the entries in use, blocks
+    beyond the cache.
+    """
     sequences, width = table.shape
     if sequences == 0:
         return 0
@@ -161,7 +195,8 @@ def _values_checked(table: Tensor, lens: Tensor, blocks: int, page: int) -> int:
     if bad_any:
         row, place = (int(x) for x in bad.nonzero()[0])
         raise ValueError(
-            f"block_table[{row}, {place}] is {int(table[row, place])}; the cache has blocks 0 to {blocks - 1}, "
+            f"block_table[{row}, {place}] is {int(table[row, place])}; the cache has blocks 0 to "
+            f"{blocks - 1}, "
             f"and a length of {int(lens[row])} uses this entry."
         )
     return longest
@@ -172,7 +207,8 @@ def _starts_checked(cu: Tensor, most: int | None) -> tuple[int, int]:
     counts = [b - a for a, b in pairwise(starts)]
     if starts[0] != 0 or min(counts, default=0) < 0:
         raise ValueError(
-            f"cu_q starts at {starts[0]}, its smallest step is {min(counts, default=0)}; it must rise from 0."
+            f"cu_q starts at {starts[0]}, its smallest step is {min(counts, default=0)}; it must "
+            "rise from 0."
         )
     widest = max(counts, default=0)
     if most is not None and widest > most:
@@ -183,13 +219,22 @@ def _starts_checked(cu: Tensor, most: int | None) -> tuple[int, int]:
 def _grouped(plan: Plan, window: int | None) -> list[Group]:
     lens: list[int] = plan.lens.tolist()
     starts: list[int] = plan.starts().tolist()
-    waiting: list[tuple[int, int, int, int, int]] = []  # queries, keys, first key, sequence, first token
+    # queries, keys, first key, sequence, first token
+    waiting: list[tuple[int, int, int, int, int]] = []
     for sequence, length in enumerate(lens):
         count = starts[sequence + 1] - starts[sequence]
         seen = min(count, length)  # earlier queries see no key
         if seen:
             low = 0 if window is None else max(0, length - seen + 1 - window)
-            waiting.append((seen, length - low // plan.page * plan.page, low, sequence, starts[sequence + 1] - seen))
+            waiting.append(
+                (
+                    seen,
+                    length - low // plan.page * plan.page,
+                    low,
+                    sequence,
+                    starts[sequence + 1] - seen,
+                )
+            )
     waiting.sort(key=lambda w: (w[0], -w[1]))
     groups: list[Group] = []
     members: list[tuple[int, int, int, int, int]] = []
@@ -205,15 +250,20 @@ def _grouped(plan: Plan, window: int | None) -> list[Group]:
     return groups
 
 
-def _group(plan: Plan, members: list[tuple[int, int, int, int, int]], lens: list[int], window: int | None) -> Group:
+def _group(
+    plan: Plan, members: list[tuple[int, int, int, int, int]], lens: list[int], window: int | None
+) -> Group:
     device, page = plan.table.device, plan.page
     queries, length = members[0][0], members[0][1]
     rows = torch.tensor([m[3] for m in members], device=device)
     firsts = torch.tensor([m[4] for m in members], device=device)
     tokens = (firsts.unsqueeze(1) + torch.arange(queries, device=device)).flatten()
-    whole = len(tokens) == plan.tokens and bool((tokens == torch.arange(plan.tokens, device=device)).all())
+    whole = len(tokens) == plan.tokens and bool(
+        (tokens == torch.arange(plan.tokens, device=device)).all()
+    )
     low_pages = torch.tensor([m[2] // page for m in members], device=device)
-    kept = torch.tensor([m[1] for m in members], device=device)  # keys of each from its first page on
+    # keys of each from its first page on
+    kept = torch.tensor([m[1] for m in members], device=device)
     column = torch.arange(-(-length // page), device=device)
     used = column < ((kept + page - 1) // page).unsqueeze(1)
     place = (low_pages.unsqueeze(1) + column).clamp_(max=plan.table.shape[1] - 1)
@@ -225,10 +275,17 @@ def _group(plan: Plan, members: list[tuple[int, int, int, int, int]], lens: list
     skip = first[2] % page if alone and queries == 1 else 0
     length -= skip
     seen: Tensor | None = None
-    causal = alone and queries > 1 and queries == lens[first[3]] and (window is None or window >= queries)
+    causal = (
+        alone
+        and queries > 1
+        and queries == lens[first[3]]
+        and (window is None or window >= queries)
+    )
     alike = queries == 1 and all(m[1] == first[1] and m[2] % page == skip for m in members)
     if not causal and not alike and queries <= MOST_FOLDED:
-        seen = seen_keys(kept.unsqueeze(1) - queries + torch.arange(queries, device=device), length, skip, window)
+        seen = seen_keys(
+            kept.unsqueeze(1) - queries + torch.arange(queries, device=device), length, skip, window
+        )
     numbers: list[int] = ids[0].tolist() if alone else []
     run = bool(numbers) and all(b - a == 1 for a, b in pairwise(numbers))
     padding: Tensor | None = None
@@ -236,7 +293,9 @@ def _group(plan: Plan, members: list[tuple[int, int, int, int, int]], lens: list
         row = torch.arange(ids.shape[1] * page, device=device)
         # places past a sequence's pages read its first page again: sound where that one is full
         end = torch.where(kept >= page, (kept + page - 1) // page * page, len(row))
-        padding = ((row >= kept.unsqueeze(1)) & (row < end.unsqueeze(1))).flatten().nonzero().squeeze(1)
+        padding = (
+            ((row >= kept.unsqueeze(1)) & (row < end.unsqueeze(1))).flatten().nonzero().squeeze(1)
+        )
     return Group(
         len(members),
         queries,
@@ -252,7 +311,9 @@ def _group(plan: Plan, members: list[tuple[int, int, int, int, int]], lens: list
 
 
 def seen_keys(place: Tensor, length: int, skip: int, window: int | None) -> Tensor:
-    """`[…, length]`: which of the keys from `skip` on a query sees whose own key has the number `place` `[…]`."""
+    """`[…, length]`: which of the keys from `skip` on a query sees whose own key has the number
+    `place` `[…]`.
+    """
     keys = torch.arange(length, device=place.device) + skip
     place = place.unsqueeze(-1)
     return keys <= place if window is None else (keys <= place) & (keys > place - window)

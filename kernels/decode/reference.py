@@ -1,6 +1,7 @@
 """Paged attention as it is defined, one sequence and one query at a time in fp32 (fp64 stays fp64).
 
-Knows no speed. Shapes: T query tokens of all sequences, B sequences, H query heads, G kv heads, D head dim.
+Knows no speed. Shapes: T query tokens of all sequences, B sequences, H query heads, G kv heads, D
+head dim.
 """
 
 from __future__ import annotations
@@ -22,7 +23,9 @@ def paged_attention(
     softcap: float = 0.0,
     scales: tuple[Tensor, Tensor] | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """Output `[T, H, Dv]` and the log-sum-exp of each query's scores `[T, H]` (natural; -inf where it sees no key)."""
+    """Output `[T, H, Dv]` and the log-sum-exp of each query's scores `[T, H]` (natural; -inf where
+    it sees no key).
+    """
     kind = torch.float64 if q_THD.dtype == torch.float64 else torch.float32
     heads, kv_heads, page = q_THD.shape[1], k_cache.shape[2], k_cache.shape[1]
     out = torch.zeros(q_THD.shape[0], heads, v_cache.shape[3], dtype=kind, device=q_THD.device)
@@ -48,8 +51,14 @@ def paged_attention(
     return out, lse
 
 
-def _read(cache: Tensor, pages: Tensor, length: int, kind: torch.dtype, scales: Tensor | None) -> Tensor:
+def _read(
+    cache: Tensor, pages: Tensor, length: int, kind: torch.dtype, scales: Tensor | None
+) -> Tensor:
     """A sequence's rows `[length, G, D]`, times their scales where the cache is quantised."""
     held = cache.view(torch.uint8)[pages].view(cache.dtype) if cache.itemsize == 1 else cache[pages]
     rows = held.flatten(0, 1)[:length].to(kind)
-    return rows if scales is None else rows * scales[pages].flatten(0, 1)[:length].to(kind).unsqueeze(-1)
+    return (
+        rows
+        if scales is None
+        else rows * scales[pages].flatten(0, 1)[:length].to(kind).unsqueeze(-1)
+    )

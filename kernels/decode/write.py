@@ -1,6 +1,8 @@
-"""`write_kv`: a step's keys and values to their slots in the paged cache, rounded where it is int8 or e4m3.
+"""`write_kv`: a step's keys and values to their slots in the paged cache, rounded where it is int8
+or e4m3.
 
-A slot is block · block_size + place in the block. Knows no block table. Shapes: T tokens, G kv heads.
+A slot is block · block_size + place in the block. Knows no block table. Shapes: T tokens, G kv
+heads.
 """
 
 from __future__ import annotations
@@ -32,19 +34,28 @@ def write_kv(
 ) -> None:
     """Writes k `[T, G, D]` and v `[T, G, Dv]` (or `[B, S, …]` with slots `[B, S]`) in place.
 
-    Caches `[blocks, block_size, G, D]`; slots `[T]` int, negative: not written (padding). Of an int8 or e4m3 cache
-    `scales` `[blocks, block_size, G]` fp32 are written too, one a token and head: amax / 127 or / 448. Two tokens for
-    one slot: one of them stays. `check=False` trusts the slots and never waits for a GPU; a slot beyond the cache then
+    Caches `[blocks, block_size, G, D]`; slots `[T]` int, negative: not written (padding). Of an
+    int8 or e4m3 cache
+    `scales` `[blocks, block_size, G]` fp32 are written too, one a token and head: amax / 127 or /
+    448. Two tokens for
+    one slot: one of them stays. `check=False` trusts the slots and never waits for a GPU; a slot
+    beyond the cache then
     writes wrong memory. Raises ValueError or TypeError.
     """
     _checked(k, v, k_cache, v_cache, slots, scales)
     if check and slots.numel() and not (slots.is_cuda and torch.cuda.is_current_stream_capturing()):
         capacity, most = k_cache.shape[0] * k_cache.shape[1], int(slots.max())
         if most >= capacity:
-            raise ValueError(f"slots hold {most}; the cache has {capacity} slots, 0 to {capacity - 1}.")
+            raise ValueError(
+                f"slots hold {most}; the cache has {capacity} slots, 0 to {capacity - 1}."
+            )
     facts: dict[str, object] = {"dtype": k.dtype, "cache": k_cache.dtype, "device": k.device.type}
     own = runtime.cannot(k)
-    if own is None and k_cache.dtype == torch.float8_e4m3fn and not runtime.has_fp8(runtime.arch(k.device)):
+    if (
+        own is None
+        and k_cache.dtype == torch.float8_e4m3fn
+        and not runtime.has_fp8(runtime.arch(k.device))
+    ):
         own = "Triton has e4m3 from sm_89 on"
     candidates = (Candidate("own", own), Candidate("torch"))
     chosen = choose("write_kv", facts, candidates, backend).backend
@@ -64,7 +75,12 @@ def quantised(x: Tensor, kind: torch.dtype) -> tuple[Tensor, Tensor]:
 
 
 def _checked(
-    k: Tensor, v: Tensor, k_cache: Tensor, v_cache: Tensor, slots: Tensor, scales: tuple[Tensor, Tensor] | None
+    k: Tensor,
+    v: Tensor,
+    k_cache: Tensor,
+    v_cache: Tensor,
+    slots: Tensor,
+    scales: tuple[Tensor, Tensor] | None,
 ) -> None:
     checks.dtype_among("k", k, (*checks.FLOATS, torch.float64))
     checks.same_dtype(k=k, v=v)
@@ -73,8 +89,15 @@ def _checked(
     checks.shape("v", v, (*k.shape[:-1], None), "as k, any")
     checks.integers("slots", slots)
     checks.shape("slots", slots, tuple(k.shape[:-2]), "tokens as in k")
-    checks.shape("k_cache", k_cache, (None, None, *k.shape[-2:]), "blocks, block_size, kv_heads, head_dim")
-    checks.shape("v_cache", v_cache, (*k_cache.shape[:2], *v.shape[-2:]), "blocks, block_size, kv_heads, head_dim")
+    checks.shape(
+        "k_cache", k_cache, (None, None, *k.shape[-2:]), "blocks, block_size, kv_heads, head_dim"
+    )
+    checks.shape(
+        "v_cache",
+        v_cache,
+        (*k_cache.shape[:2], *v.shape[-2:]),
+        "blocks, block_size, kv_heads, head_dim",
+    )
     checks.same_device(k=k, v=v, k_cache=k_cache, v_cache=v_cache, slots=slots)
     for name, x in (("k", k), ("v", v), ("k_cache", k_cache), ("v_cache", v_cache)):
         checks.contiguous_last(name, x)
@@ -94,7 +117,12 @@ def _checked(
 
 
 def _written(
-    k: Tensor, v: Tensor, k_cache: Tensor, v_cache: Tensor, slots: Tensor, scales: tuple[Tensor, Tensor] | None
+    k: Tensor,
+    v: Tensor,
+    k_cache: Tensor,
+    v_cache: Tensor,
+    slots: Tensor,
+    scales: tuple[Tensor, Tensor] | None,
 ) -> None:
     slots = slots.long()
     if slots.numel() and int(slots.min()) < 0:
@@ -109,17 +137,35 @@ def _written(
         if cache.is_contiguous() and cache.dtype != torch.float8_e4m3fn:
             cache.view(-1, *cache.shape[2:]).index_copy_(0, slots, x)
         elif cache.dtype == torch.float8_e4m3fn:  # torch indexes bytes, not e4m3
-            cache.view(torch.uint8)[slots // cache.shape[1], slots % cache.shape[1]] = x.view(torch.uint8)
+            cache.view(torch.uint8)[slots // cache.shape[1], slots % cache.shape[1]] = x.view(
+                torch.uint8
+            )
         else:
             cache[slots // cache.shape[1], slots % cache.shape[1]] = x
 
 
 @jit
 def write(
-    X, CACHE, SLOTS, SCALES, heads, x_t, x_h, c_b, c_s, c_h,
-    D: tl.constexpr, PAGE: tl.constexpr, BLOCK_H: tl.constexpr, BLOCK_D: tl.constexpr, MOST: tl.constexpr,
-):  # fmt: skip
-    """One token, BLOCK_H of its heads. MOST: 0 for a plain cache, else the largest number of the quantised one."""
+    X,
+    CACHE,
+    SLOTS,
+    SCALES,
+    heads,
+    x_t,
+    x_h,
+    c_b,
+    c_s,
+    c_h,
+    D: tl.constexpr,
+    PAGE: tl.constexpr,
+    BLOCK_H: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+    MOST: tl.constexpr,
+):
+    """One token, BLOCK_H of its heads.
+
+    MOST: 0 for a plain cache, else the largest number of the quantised one.
+    """
     token = tl.program_id(0).to(tl.int64)
     slot = tl.load(SLOTS + token).to(tl.int64)
     if slot < 0:
@@ -142,7 +188,12 @@ def write(
 
 
 def _launch(
-    k: Tensor, v: Tensor, k_cache: Tensor, v_cache: Tensor, slots: Tensor, scales: tuple[Tensor, Tensor] | None
+    k: Tensor,
+    v: Tensor,
+    k_cache: Tensor,
+    v_cache: Tensor,
+    slots: Tensor,
+    scales: tuple[Tensor, Tensor] | None,
 ) -> None:
     pair = scales if scales is not None else (None, None)
     with runtime.on(k):
@@ -172,7 +223,13 @@ def shipped(arch: str) -> list[Shipped]:
     for name, kind, most in (("bf16", "*bf16", 0), ("int8", "*i8", 127)):
         signature = {"X": "*bf16", "CACHE": kind, "SLOTS": "*i64", "heads": "i32"}
         signature |= dict.fromkeys(("x_t", "x_h", "c_b", "c_s", "c_h"), "i32:16")
-        constants: dict[str, Any] = {"D": 128, "PAGE": 16, "BLOCK_H": 8, "BLOCK_D": 128, "MOST": most}
+        constants: dict[str, Any] = {
+            "D": 128,
+            "PAGE": 16,
+            "BLOCK_H": 8,
+            "BLOCK_D": 128,
+            "MOST": most,
+        }
         if most:
             signature["SCALES"] = "*fp32"
         else:

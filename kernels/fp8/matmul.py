@@ -1,6 +1,8 @@
-"""`fp8_matmul`: products of 128 numbers in e4m3, summed in fp32 with their scales (DeepSeek-V3, section 3.3.2).
+"""`fp8_matmul`: products of 128 numbers in e4m3, summed in fp32 with their scales (DeepSeek-V3,
+section 3.3.2).
 
-Few rows are bound by reading the weight: the own kernel splits K over programs. Many rows go to cuBLASLt.
+Few rows are bound by reading the weight: the own kernel splits K over programs. Many rows go to
+cuBLASLt.
 """
 
 from __future__ import annotations
@@ -34,8 +36,10 @@ def fp8_matmul(
 ) -> Tensor:
     """(a · sa)·(b · sb)ᵀ as `[…, N]` in out_dtype, summed in fp32.
 
-    a `[…, K]` e4m3 with sa `[…, ceil(K / 128)]` fp32, as `quantize_1x128` gives; b `[N, K]` e4m3 with sb
-    `[ceil(N / 128), ceil(K / 128)]`, as `quantize_128x128` gives. num_splits: parts of K on a GPU, else chosen.
+    a `[…, K]` e4m3 with sa `[…, ceil(K / 128)]` fp32, as `quantize_1x128` gives; b `[N, K]` e4m3
+    with sb
+    `[ceil(N / 128), ceil(K / 128)]`, as `quantize_128x128` gives. num_splits: parts of K on a GPU,
+    else chosen.
     Raises ValueError or TypeError.
     """
     _checked(a, sa, b, sb, out_dtype, num_splits)
@@ -62,7 +66,9 @@ def fp8_matmul(
     return out.view(*a.shape[:-1], b.shape[0])
 
 
-def _checked(a: Tensor, sa: Tensor, b: Tensor, sb: Tensor, out_dtype: torch.dtype, num_splits: int | None) -> None:
+def _checked(
+    a: Tensor, sa: Tensor, b: Tensor, sb: Tensor, out_dtype: torch.dtype, num_splits: int | None
+) -> None:
     for name, x in (("a", a), ("b", b)):
         checks.dtype_among(name, x, (E4M3,))
     for name, x in (("sa", sa), ("sb", sb)):
@@ -82,10 +88,32 @@ def _checked(a: Tensor, sa: Tensor, b: Tensor, sb: Tensor, out_dtype: torch.dtyp
 
 @jit
 def product(
-    A, SA, B, SB, OUT, m, n, k, splits, a_m, sa_m, sa_k, b_n, sb_n, sb_k, o_p, o_m,
-    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, GROUP_M: tl.constexpr, UPCAST: tl.constexpr,
-):  # fmt: skip
-    """OUT [parts, M, N]. BLOCK_N divides 128, so a block of columns has one scale of b a step of K."""
+    A,
+    SA,
+    B,
+    SB,
+    OUT,
+    m,
+    n,
+    k,
+    splits,
+    a_m,
+    sa_m,
+    sa_k,
+    b_n,
+    sb_n,
+    sb_k,
+    o_p,
+    o_m,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    GROUP_M: tl.constexpr,
+    UPCAST: tl.constexpr,
+):
+    """OUT [parts, M, N].
+
+    BLOCK_N divides 128, so a block of columns has one scale of b a step of K.
+    """
     num_m = tl.cdiv(m, BLOCK_M)
     num_n = tl.cdiv(n, BLOCK_N)
     pid = tl.program_id(0)
@@ -132,11 +160,19 @@ def _rule(arch: str, facts: dict[str, Any]) -> tuning.Config:
         return {"BLOCK_M": 16, "BLOCK_N": 32, "GROUP_M": 2, "num_warps": 4, "num_stages": 1}
     rows = int(facts["rows"])
     if rows <= 64:
-        return {"BLOCK_M": max(16, rows), "BLOCK_N": 64, "GROUP_M": 8, "num_warps": 4, "num_stages": 5}
+        return {
+            "BLOCK_M": max(16, rows),
+            "BLOCK_N": 64,
+            "GROUP_M": 8,
+            "num_warps": 4,
+            "num_stages": 5,
+        }
     return {"BLOCK_M": 128, "BLOCK_N": 128, "GROUP_M": 8, "num_warps": 8, "num_stages": 4}
 
 
-def _launched(a: Tensor, sa: Tensor, b: Tensor, sb: Tensor, out_dtype: torch.dtype, num_splits: int | None) -> Tensor:
+def _launched(
+    a: Tensor, sa: Tensor, b: Tensor, sb: Tensor, out_dtype: torch.dtype, num_splits: int | None
+) -> Tensor:
     (m, k), n = a.shape, b.shape[0]
     config = tuning.config("fp8_matmul", rows=tuning.round_up(m), n=n, k=k)
     programs = cdiv(m, config["BLOCK_M"]) * cdiv(n, config["BLOCK_N"])
@@ -147,10 +183,23 @@ def _launched(a: Tensor, sa: Tensor, b: Tensor, sb: Tensor, out_dtype: torch.dty
         parts = torch.empty(splits, m, n, dtype=torch.float32, device=a.device)
     with runtime.on(a):
         product[(programs * splits,)](
-            a, sa, b, sb, parts, m, n, k, splits,
-            a.stride(0), *sa.stride(), b.stride(0), *sb.stride(), *parts.stride()[:2],
-            UPCAST=UPCAST, **config,
-        )  # fmt: skip
+            a,
+            sa,
+            b,
+            sb,
+            parts,
+            m,
+            n,
+            k,
+            splits,
+            a.stride(0),
+            *sa.stride(),
+            b.stride(0),
+            *sb.stride(),
+            *parts.stride()[:2],
+            UPCAST=UPCAST,
+            **config,
+        )
         if splits > 1:
             summed[(cdiv(m * n, 1024),)](parts, out, m * n, splits, parts.stride(0), BLOCK=1024)
     return out
@@ -167,10 +216,22 @@ def shipped(arch: str) -> list[Shipped]:
         signature |= {"OUT": "*fp32" if rows <= 64 else "*bf16", "m": "i32", "splits": "i32"}
         signature |= dict.fromkeys(("n", "k", "a_m", "b_n", "o_p", "o_m"), "i32:16")
         signature |= dict.fromkeys(("sa_m", "sa_k", "sb_n", "sb_k"), "i32")
-        constants = {key: config[key] for key in ("BLOCK_M", "BLOCK_N", "GROUP_M")} | {"UPCAST": False}
+        constants = {key: config[key] for key in ("BLOCK_M", "BLOCK_N", "GROUP_M")} | {
+            "UPCAST": False
+        }
         expects = ("wgmma",) if config["BLOCK_M"] >= 64 else ("mma.sync",)
         warps, stages = config["num_warps"], config["num_stages"]
-        found.append(Shipped("fp8_matmul", f"rows-{rows}", product, signature, constants, warps, stages, expects))
-    signature = {"PARTS": "*fp32", "OUT": "*bf16", "count": "i32:16", "splits": "i32", "p_p": "i32:16"}
+        found.append(
+            Shipped(
+                "fp8_matmul", f"rows-{rows}", product, signature, constants, warps, stages, expects
+            )
+        )
+    signature = {
+        "PARTS": "*fp32",
+        "OUT": "*bf16",
+        "count": "i32:16",
+        "splits": "i32",
+        "p_p": "i32:16",
+    }
     found.append(Shipped("fp8_matmul", "summed", summed, signature, {"BLOCK": 1024}))
     return found

@@ -1,4 +1,5 @@
-"""`quantize_1x128` for activations, `quantize_128x128` for weights, `quantize_128x1` for what is summed over its rows:
+"""`quantize_1x128` for activations, `quantize_128x128` for weights, `quantize_128x1` for what is
+summed over its rows:
 e4m3 and a scale a tile, in one pass.
 
 Knows tiles; does not know what is multiplied.
@@ -24,7 +25,8 @@ NO_E4M3 = ("sm_75", "sm_80", "sm_86")
 
 
 def quantize_1x128(x: Tensor, *, backend: str | None = None) -> tuple[Tensor, Tensor]:
-    """x `[…, K]` as e4m3 `[…, K]` and fp32 scales `[…, ceil(K / 128)]`, x ~ q · scale of its 128 neighbours.
+    """x `[…, K]` as e4m3 `[…, K]` and fp32 scales `[…, ceil(K / 128)]`, x ~ q · scale of its 128
+    neighbours.
 
     Raises ValueError or TypeError.
     """
@@ -37,7 +39,10 @@ def quantize_1x128(x: Tensor, *, backend: str | None = None) -> tuple[Tensor, Te
 
 
 def quantize_128x128(w: Tensor, *, backend: str | None = None) -> tuple[Tensor, Tensor]:
-    """w `[N, K]` as e4m3 and fp32 scales `[ceil(N / 128), ceil(K / 128)]`. Raises ValueError or TypeError."""
+    """w `[N, K]` as e4m3 and fp32 scales `[ceil(N / 128), ceil(K / 128)]`.
+
+    Raises ValueError or TypeError.
+    """
     checks.dtype_among("w", w)
     checks.dims("w", w, 2)
     checks.at_least_one("w", w, 1)
@@ -45,7 +50,8 @@ def quantize_128x128(w: Tensor, *, backend: str | None = None) -> tuple[Tensor, 
 
 
 def quantize_128x1(x: Tensor, *, backend: str | None = None) -> tuple[Tensor, Tensor]:
-    """x `[R, K]` as e4m3 and fp32 scales `[ceil(R / 128), K]`, each of 128 numbers below each other: for a product that
+    """x `[R, K]` as e4m3 and fp32 scales `[ceil(R / 128), K]`, each of 128 numbers below each
+    other: for a product that
     sums over rows, as a weight's gradient does over tokens. Raises ValueError or TypeError."""
     checks.dtype_among("x", x)
     checks.dims("x", x, 2)
@@ -59,7 +65,9 @@ def why_not_own(x: Tensor) -> str | None:
     return runtime.cannot(x) or (f"no e4m3 on {arch}" if arch in NO_E4M3 else None)
 
 
-def _quantized(op: str, x: Tensor, rows: int, columns: int, backend: str | None) -> tuple[Tensor, Tensor]:
+def _quantized(
+    op: str, x: Tensor, rows: int, columns: int, backend: str | None
+) -> tuple[Tensor, Tensor]:
     if x.shape[1] > 1 and x.stride(1) != 1:
         x = x.contiguous()
     candidates = (Candidate("own", why_not_own(x)), Candidate("reference"))
@@ -78,9 +86,18 @@ def _launched(x: Tensor, rows: int, columns: int) -> list[Tensor]:
         height, tiles = ROWS_AT_ONCE if rows == 1 else rows, cdiv(k, SIDE)
         with runtime.on(x):
             quantize[(cdiv(r, height) * tiles,)](
-                x, q, scale, r, k, tiles, x.stride(0), k,
-                ROWS=height, ALONG=_along(rows, columns), num_warps=4 if rows == 1 else 8,
-            )  # fmt: skip
+                x,
+                q,
+                scale,
+                r,
+                k,
+                tiles,
+                x.stride(0),
+                k,
+                ROWS=height,
+                ALONG=_along(rows, columns),
+                num_warps=4 if rows == 1 else 8,
+            )
     return [q, scale]
 
 
@@ -127,8 +144,18 @@ def shipped(arch: str) -> list[Shipped]:
     if arch in NO_E4M3:
         return []
     found = []
-    for name, height, along in (("1x128", ROWS_AT_ONCE, 0), ("128x128", SIDE, 1), ("128x1", SIDE, 2)):
-        signature = {"X": "*bf16", "Q": "*fp8e4nv", "SCALE": "*fp32", "rows": "i32", "columns": "i32:16"}
+    for name, height, along in (
+        ("1x128", ROWS_AT_ONCE, 0),
+        ("128x128", SIDE, 1),
+        ("128x1", SIDE, 2),
+    ):
+        signature = {
+            "X": "*bf16",
+            "Q": "*fp8e4nv",
+            "SCALE": "*fp32",
+            "rows": "i32",
+            "columns": "i32:16",
+        }
         signature |= {"tiles": "i32", "x_r": "i32:16", "q_r": "i32:16"}
         constants: dict[str, Any] = {"ROWS": height, "ALONG": along}
         warps = 4 if height != SIDE else 8

@@ -1,4 +1,5 @@
-"""Block-scaled e4m3 as it is defined: amax / 448 a tile, and products of the decoded numbers in fp32.
+"""Block-scaled e4m3 as it is defined: amax / 448 a tile, and products of the decoded numbers in
+fp32.
 
 Knows no speed. Shapes: M, N rows of either operand, K what is summed over.
 """
@@ -16,7 +17,8 @@ E4M3 = torch.float8_e4m3fn
 
 
 def quantize(x_RK: Tensor, rows: int, columns: int = SIDE) -> tuple[Tensor, Tensor]:
-    """x as e4m3 `[R, K]` and fp32 scales of tiles, `[ceil(R / rows), ceil(K / columns)]`; x ~ q · scale.
+    """x as e4m3 `[R, K]` and fp32 scales of tiles, `[ceil(R / rows), ceil(K / columns)]`; x ~ q ·
+    scale.
 
     A NaN or infinity makes its whole tile NaN.
     """
@@ -28,12 +30,18 @@ def quantize(x_RK: Tensor, rows: int, columns: int = SIDE) -> tuple[Tensor, Tens
     return q.view(-1, tiled.shape[2] * columns)[:r, :k].contiguous(), scale
 
 
-def decoded(q_RK: Tensor, scale: Tensor, rows: int, kind: torch.dtype = torch.float32, columns: int = SIDE) -> Tensor:
+def decoded(
+    q_RK: Tensor, scale: Tensor, rows: int, kind: torch.dtype = torch.float32, columns: int = SIDE
+) -> Tensor:
     """`[R, K]`: numbers times the scales of their tiles."""
     spread = scale.to(kind).repeat_interleave(columns, 1)[:, : q_RK.shape[1]]
-    return q_RK.to(kind) * (spread.repeat_interleave(rows, 0)[: q_RK.shape[0]] if rows > 1 else spread)
+    return q_RK.to(kind) * (
+        spread.repeat_interleave(rows, 0)[: q_RK.shape[0]] if rows > 1 else spread
+    )
 
 
-def fp8_matmul(a_MK: Tensor, sa: Tensor, b_NK: Tensor, sb: Tensor, kind: torch.dtype = torch.float32) -> Tensor:
+def fp8_matmul(
+    a_MK: Tensor, sa: Tensor, b_NK: Tensor, sb: Tensor, kind: torch.dtype = torch.float32
+) -> Tensor:
     """a·bᵀ `[M, N]` in `kind`."""
     return decoded(a_MK, sa, 1, kind) @ decoded(b_NK, sb, SIDE, kind).T

@@ -1,7 +1,10 @@
-"""Block-scaled products through torch's `scaled_mm` (cuBLASLt): which devices have them, how operands must lie.
+"""Block-scaled products through torch's `scaled_mm` (cuBLASLt): which devices have them, how
+operands must lie.
 
-cuBLAS, "1D and 128x128 2D block scaling for FP8 data types": rows in multiples of 4, and the weight's scales padded to
-multiples of 4 along K, else the answer is silently wrong. Needs torch 2.10, CUDA 12.9, compute capability 9.0.
+cuBLAS, "1D and 128x128 2D block scaling for FP8 data types": rows in multiples of 4, and the
+weight's scales padded to
+multiples of 4 along K, else the answer is silently wrong. Needs torch 2.10, CUDA 12.9, compute
+capability 9.0.
 """
 
 from __future__ import annotations
@@ -29,11 +32,18 @@ def why_not(device: torch.device) -> str | None:
     if cuda < (12, 9):
         return f"CUDA {torch.version.cuda} has no block scales; 12.9 has"
     capability = torch.cuda.get_device_capability(device)
-    return None if capability == (9, 0) else f"cuBLAS has block scales for 9.0, not {capability[0]}.{capability[1]}"
+    return (
+        None
+        if capability == (9, 0)
+        else f"cuBLAS has block scales for 9.0, not {capability[0]}.{capability[1]}"
+    )
 
 
-def operands(a_MK: Tensor, sa: Tensor, b_NK: Tensor, sb: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """What scaled_mm is given: numbers padded by zeros, a's scales `[M, K/128]` with strides (1, M), b's transposed,
+def operands(
+    a_MK: Tensor, sa: Tensor, b_NK: Tensor, sb: Tensor
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """What scaled_mm is given: numbers padded by zeros, a's scales `[M, K/128]` with strides (1,
+    M), b's transposed,
     `[K/128 up to 4, N/128]` with strides (1, rows)."""
     (m, k), n = a_MK.shape, b_NK.shape[0]
     a, b = (_padded(x, (0, -k % SIDE, 0, -rows % OUTER)) for x, rows in ((a_MK, m), (b_NK, n)))
@@ -42,12 +52,20 @@ def operands(a_MK: Tensor, sa: Tensor, b_NK: Tensor, sb: Tensor) -> tuple[Tensor
     return a, a_scales, b.t(), b_scales
 
 
-def fp8_matmul(a_MK: Tensor, sa: Tensor, b_NK: Tensor, sb: Tensor, out_dtype: torch.dtype) -> Tensor:
+def fp8_matmul(
+    a_MK: Tensor, sa: Tensor, b_NK: Tensor, sb: Tensor, out_dtype: torch.dtype
+) -> Tensor:
     """a·bᵀ `[M, N]`."""
     kinds = functional.ScalingType
     a, a_scales, b, b_scales = operands(a_MK, sa, b_NK, sb)
     out = functional.scaled_mm(
-        a, b, a_scales, kinds.BlockWise1x128, b_scales, kinds.BlockWise128x128, output_dtype=out_dtype
+        a,
+        b,
+        a_scales,
+        kinds.BlockWise1x128,
+        b_scales,
+        kinds.BlockWise128x128,
+        output_dtype=out_dtype,
     )
     return out[: a_MK.shape[0], : b_NK.shape[0]]
 
@@ -55,4 +73,5 @@ def fp8_matmul(a_MK: Tensor, sa: Tensor, b_NK: Tensor, sb: Tensor, out_dtype: to
 def _padded(x: Tensor, padding: tuple[int, int, int, int]) -> Tensor:
     if not any(padding):
         return x.contiguous()
-    return functional.pad(x.contiguous().view(torch.uint8), padding).view(E4M3)  # e4m3 itself cannot be padded
+    # e4m3 itself cannot be padded
+    return functional.pad(x.contiguous().view(torch.uint8), padding).view(E4M3)

@@ -27,10 +27,14 @@ def swiglu(
 ) -> torch.Tensor | tuple[torch.Tensor, ...]:
     """silu(gate) · up.
 
-    gate_up [..., 2F] holds gate in its first half and up in its second; with `up` [..., F] given it is the gate alone.
-    Gives y [..., F] in its dtype, or with quant (q, scale): e4m3, y ~ q · scale, scale fp32 [..., 1] for "row" or
-    [..., ceil(F / 128)] for "1x128". Quantised output has no gradient; with `keep`, for "1x128" alone, (y, q, scale):
-    y has one, and q is made of y as it is in its dtype. Raises TypeError or ValueError before any launch. Source:
+    gate_up [..., 2F] holds gate in its first half and up in its second; with `up` [..., F] given it
+    is the gate alone.
+    Gives y [..., F] in its dtype, or with quant (q, scale): e4m3, y ~ q · scale, scale fp32 [...,
+    1] for "row" or
+    [..., ceil(F / 128)] for "1x128". Quantised output has no gradient; with `keep`, for "1x128"
+    alone, (y, q, scale):
+    y has one, and q is made of y as it is in its dtype. Raises TypeError or ValueError before any
+    launch. Source:
     Shazeer 2020, eq. 6.
     """
     plain = quant is None and keep is False and backend is None
@@ -115,7 +119,8 @@ def _checked(gate_up: torch.Tensor, up: torch.Tensor | None, quant: str | None, 
     if up is None:
         if gate_up.shape[-1] % 2:
             raise ValueError(
-                f"gate_up has {gate_up.shape[-1]} columns, an odd number; it must hold gate and up of equal width. "
+                f"gate_up has {gate_up.shape[-1]} columns, an odd number; it must hold gate and "
+                "up of equal width. "
                 "Give the gate alone and up= beside it where they are two tensors."
             )
     else:
@@ -123,11 +128,16 @@ def _checked(gate_up: torch.Tensor, up: torch.Tensor | None, quant: str | None, 
         checks.same_dtype(gate_up=gate_up, up=up)
         checks.same_device(gate_up=gate_up, up=up)
     checks.among("quant", quant, (None, "row", "1x128"))
-    needs_grad = torch.is_grad_enabled() and (gate_up.requires_grad or (up is not None and up.requires_grad))
+    needs_grad = torch.is_grad_enabled() and (
+        gate_up.requires_grad or (up is not None and up.requires_grad)
+    )
     if keep and quant != "1x128":
-        raise ValueError(f'keep was given with quant {quant!r}; y comes beside codes for "1x128" alone.')
+        raise ValueError(
+            f'keep was given with quant {quant!r}; y comes beside codes for "1x128" alone.'
+        )
     if quant and needs_grad and not keep:
         raise ValueError(
-            "quant was given and an input requires a gradient; quantised output has none: use no_grad(), or keep=True."
+            "quant was given and an input requires a gradient; quantised output has none: use "
+            "no_grad(), or keep=True."
         )
     return needs_grad

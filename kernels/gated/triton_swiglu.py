@@ -18,9 +18,20 @@ from kernels.shipped import Shipped
 
 @jit
 def swiglu_forward(
-    GATE, UP, Y, Q, SCALE, F, g_stride, u_stride, QUANT: tl.constexpr, KEEP_Y: tl.constexpr, BLOCK: tl.constexpr
+    GATE,
+    UP,
+    Y,
+    Q,
+    SCALE,
+    F,
+    g_stride,
+    u_stride,
+    QUANT: tl.constexpr,
+    KEEP_Y: tl.constexpr,
+    BLOCK: tl.constexpr,
 ):
-    """BLOCK columns of one row a program. QUANT: e4m3 with a scale for each 128 columns; KEEP_Y: the product itself, of
+    """BLOCK columns of one row a program. QUANT: e4m3 with a scale for each 128 columns; KEEP_Y:
+    the product itself, of
     which e4m3 is then made as it is kept."""
     blocks = tl.cdiv(F, BLOCK)
     row = (tl.program_id(0) // blocks).to(tl.int64)
@@ -38,7 +49,9 @@ def swiglu_forward(
         scale = fp8_scale(tl.max(tl.abs(groups), 1))
         g = block * (BLOCK // 128) + tl.arange(0, BLOCK // 128)
         tl.store(SCALE + row * tl.cdiv(F, 128) + g, scale, mask=g * 128 < F)
-        tl.store(Q + row * F + col, tl.reshape(to_fp8(groups, scale[:, None]), (BLOCK,)), mask=col < F)
+        tl.store(
+            Q + row * F + col, tl.reshape(to_fp8(groups, scale[:, None]), (BLOCK,)), mask=col < F
+        )
 
 
 @jit
@@ -50,7 +63,9 @@ def swiglu_forward_by_row(GATE, UP, Q, SCALE, F, g_stride, u_stride, BLOCK: tl.c
     for start in range(0, F, BLOCK):
         col = start + lane
         at = row * g_stride + col
-        gate = tl.load(GATE + at, mask=col < F, other=0.0, eviction_policy="evict_last").to(tl.float32)
+        gate = tl.load(GATE + at, mask=col < F, other=0.0, eviction_policy="evict_last").to(
+            tl.float32
+        )
         at = row * u_stride + col
         up = tl.load(UP + at, mask=col < F, other=0.0, eviction_policy="evict_last").to(tl.float32)
         largest = tl.maximum(largest, tl.abs(gate * tl.sigmoid(gate) * up))
@@ -64,7 +79,9 @@ def swiglu_forward_by_row(GATE, UP, Q, SCALE, F, g_stride, u_stride, BLOCK: tl.c
 
 
 @jit
-def swiglu_backward(DY, GATE, UP, DGATE, DUP, F, dy_stride, g_stride, u_stride, d_stride, BLOCK: tl.constexpr):
+def swiglu_backward(
+    DY, GATE, UP, DGATE, DUP, F, dy_stride, g_stride, u_stride, d_stride, BLOCK: tl.constexpr
+):
     """dgate and dup of BLOCK columns of one row; both have d_stride between rows."""
     blocks = tl.cdiv(F, BLOCK)
     row = (tl.program_id(0) // blocks).to(tl.int64)
@@ -83,23 +100,34 @@ def swiglu_backward(DY, GATE, UP, DGATE, DUP, F, dy_stride, g_stride, u_stride, 
 @tuning.rule("swiglu")
 def _config(arch: str, facts: dict[str, Any]) -> tuning.Config:
     """Blocks of 2048 columns: 8 elements a thread from each of two inputs, as 16-byte loads."""
-    return {"block": 128, "num_warps": 4} if arch == "interpret" else {"block": 2048, "num_warps": 8}
+    return (
+        {"block": 128, "num_warps": 4} if arch == "interpret" else {"block": 2048, "num_warps": 8}
+    )
 
 
 @tuning.tries("swiglu")
 def _other_configs(arch: str, facts: dict[str, Any]) -> list[tuning.Config]:
-    return [{"block": block, "num_warps": block // per} for block in (1024, 2048, 4096) for per in (128, 256, 512)]
+    return [
+        {"block": block, "num_warps": block // per}
+        for block in (1024, 2048, 4096)
+        for per in (128, 256, 512)
+    ]
 
 
-def forward(gate: torch.Tensor, up: torch.Tensor, quant: str | None, keep_y: bool) -> list[torch.Tensor]:
-    """y with `keep_y`, its codes and scales with `quant`, for gate and up [rows, F] with neighbours adjacent; rows > 0.
+def forward(
+    gate: torch.Tensor, up: torch.Tensor, quant: str | None, keep_y: bool
+) -> list[torch.Tensor]:
+    """y with `keep_y`, its codes and scales with `quant`, for gate and up [rows, F] with neighbours
+    adjacent; rows > 0.
 
     Both at once for "1x128" alone.
     """
     return visible("swiglu", (gate, up), partial(_launched, gate, up, quant, keep_y))
 
 
-def _launched(gate: torch.Tensor, up: torch.Tensor, quant: str | None, keep_y: bool) -> list[torch.Tensor]:
+def _launched(
+    gate: torch.Tensor, up: torch.Tensor, quant: str | None, keep_y: bool
+) -> list[torch.Tensor]:
     rows, width = gate.shape
     c = tuning.config("swiglu", n=width, dtype=gate.dtype, quant=quant)
     y = torch.empty((rows, width), dtype=gate.dtype, device=gate.device) if keep_y else None
@@ -113,19 +141,33 @@ def _launched(gate: torch.Tensor, up: torch.Tensor, quant: str | None, keep_y: b
             swiglu_forward_by_row[(rows,)](gate, up, q, *rest, **how)
         else:
             grid = (cdiv(width, c["block"]) * rows,)
-            swiglu_forward[grid](gate, up, y, q, *rest, QUANT=quant is not None, KEEP_Y=keep_y, **how)
+            swiglu_forward[grid](
+                gate, up, y, q, *rest, QUANT=quant is not None, KEEP_Y=keep_y, **how
+            )
     return [each for each in (y, q, scale) if each is not None]
 
 
-def backward(dy: torch.Tensor, gate: torch.Tensor, up: torch.Tensor, dgate: torch.Tensor, dup: torch.Tensor) -> None:
+def backward(
+    dy: torch.Tensor, gate: torch.Tensor, up: torch.Tensor, dgate: torch.Tensor, dup: torch.Tensor
+) -> None:
     """Writes dgate and dup [rows, F], which have the same strides."""
     rows, width = gate.shape
     c = tuning.config("swiglu", n=width, dtype=gate.dtype, quant=None)
     with runtime.on(gate):
         swiglu_backward[(cdiv(width, c["block"]) * rows,)](
-            dy, gate, up, dgate, dup, width, dy.stride(0), gate.stride(0), up.stride(0), dgate.stride(0),
-            BLOCK=c["block"], num_warps=c["num_warps"],
-        )  # fmt: skip
+            dy,
+            gate,
+            up,
+            dgate,
+            dup,
+            width,
+            dy.stride(0),
+            gate.stride(0),
+            up.stride(0),
+            dgate.stride(0),
+            BLOCK=c["block"],
+            num_warps=c["num_warps"],
+        )
 
 
 def shipped(arch: str) -> list[Shipped]:
@@ -138,9 +180,23 @@ def shipped(arch: str) -> list[Shipped]:
     plain = {"QUANT": False, "KEEP_Y": True, "SCALE": None, "Q": None} | block
     found = [
         Shipped(
-            "swiglu", "forward", swiglu_forward, signature | {"Y": "*bf16"}, plain, c["num_warps"], expects=(".v4.b32",)
+            "swiglu",
+            "forward",
+            swiglu_forward,
+            signature | {"Y": "*bf16"},
+            plain,
+            c["num_warps"],
+            expects=(".v4.b32",),
         ),
-        Shipped("swiglu", "backward", swiglu_backward, signature, block, c["num_warps"], expects=(".v4.b32",)),
+        Shipped(
+            "swiglu",
+            "backward",
+            swiglu_backward,
+            signature,
+            block,
+            c["num_warps"],
+            expects=(".v4.b32",),
+        ),
     ]
     if runtime.has_fp8(arch):
         found += [
@@ -162,6 +218,14 @@ def shipped(arch: str) -> list[Shipped]:
                 c["num_warps"],
                 expects=(".v4.b32",),
             ),
-            Shipped("swiglu", "forward row", swiglu_forward_by_row, fp8, block, c["num_warps"], expects=(".v4.b32",)),
+            Shipped(
+                "swiglu",
+                "forward row",
+                swiglu_forward_by_row,
+                fp8,
+                block,
+                c["num_warps"],
+                expects=(".v4.b32",),
+            ),
         ]
     return found

@@ -15,16 +15,27 @@ from kernels import runtime
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(prog="python -m kernels.gpu", description="Checks and measures kernels on a GPU.")
-    parser.add_argument("--budget-s", type=float, default=480.0, help="stop after so many seconds (480)")
-    parser.add_argument("--out", type=Path, default=Path("docs/results"), help="directory of the rows")
+    parser = argparse.ArgumentParser(
+        prog="python -m kernels.gpu", description="Checks and measures kernels on a GPU."
+    )
+    parser.add_argument(
+        "--budget-s", type=float, default=480.0, help="stop after so many seconds (480)"
+    )
+    parser.add_argument(
+        "--out", type=Path, default=Path("docs/results"), help="directory of the rows"
+    )
     parser.add_argument("--only", metavar="OP", help="one operation")
-    parser.add_argument("--processes", type=int, help="how many check and compile at a time (by the cores)")
+    parser.add_argument(
+        "--processes", type=int, help="how many check and compile at a time (by the cores)"
+    )
     asked = parser.parse_args()
     if runtime.INTERPRET:
         parser.error("TRITON_INTERPRET is set, so nothing would run on the GPU: unset it.")
     if not torch.cuda.is_available() or torch.version.cuda is None:
-        parser.error("torch sees no NVIDIA GPU here; run this where nvidia-smi lists one, with a CUDA build of torch.")
+        parser.error(
+            "torch sees no NVIDIA GPU here; run this where nvidia-smi lists one, with a CUDA "
+            "build of torch."
+        )
     from kernels.gpu.run import run
     from kernels.gpu.workers import NoWorker
 

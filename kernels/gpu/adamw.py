@@ -1,4 +1,6 @@
-"""unscale_ and FusedAdamW on a GPU: an 8B-like set of shapes in small for correctness, half a billion numbers timed."""
+"""unscale_ and FusedAdamW on a GPU: an 8B-like set of shapes in small for correctness, half a
+billion numbers timed.
+"""
 
 from __future__ import annotations
 
@@ -41,11 +43,21 @@ def _check_unscale(dtype: torch.dtype) -> Callable[[torch.device], list[Compared
 
 def _check_steps(dtype: torch.dtype, stochastic: bool) -> Callable[[torch.device], list[Compared]]:
     def run(device: torch.device) -> list[Compared]:
-        def trained(backend: str, wanted: torch.dtype, by_chance: bool) -> tuple[list[torch.Tensor], torch.Tensor]:
+        def trained(
+            backend: str, wanted: torch.dtype, by_chance: bool
+        ) -> tuple[list[torch.Tensor], torch.Tensor]:
             generator = torch.Generator(device).manual_seed(1)
-            params = [torch.randn(s, device=device, generator=generator).to(wanted).requires_grad_() for s in SHAPES]
-            groups = [{"params": params[:3], "weight_decay": 0.0}, {"params": params[3:], "lr": 0.02}]
-            optimizer = FusedAdamW(groups, lr=0.01, clip_norm=0.5, stochastic_rounding=by_chance, backend=backend)
+            params = [
+                torch.randn(s, device=device, generator=generator).to(wanted).requires_grad_()
+                for s in SHAPES
+            ]
+            groups = [
+                {"params": params[:3], "weight_decay": 0.0},
+                {"params": params[3:], "lr": 0.02},
+            ]
+            optimizer = FusedAdamW(
+                groups, lr=0.01, clip_norm=0.5, stochastic_rounding=by_chance, backend=backend
+            )
             scale = torch.tensor([1 / 8], device=device)
             for step in range(6):
                 for p in params:
@@ -62,7 +74,8 @@ def _check_steps(dtype: torch.dtype, stochastic: bool) -> Callable[[torch.device
         wide, wide_norm = trained("reference", torch.float32, False)
         names = [*(str(s) for s in SHAPES), "step counts"]
         some = zip(names, ours, wide, plain, strict=True)
-        floor = 0.05 if stochastic else max(1e-5, FLOORS[dtype])  # six steps, each off by at most one number of bf16
+        # six steps, each off by at most one number of bf16
+        floor = 0.05 if stochastic else max(1e-5, FLOORS[dtype])
         told = [compare(n, got, want.double(), usual, floor=floor) for n, got, want, usual in some]
         return [*told, compare("norm", norm, wide_norm.double(), plain_norm, floor=FLOORS[dtype])]
 
@@ -70,7 +83,9 @@ def _check_steps(dtype: torch.dtype, stochastic: bool) -> Callable[[torch.device
 
 
 def _step(sizes: list[tuple[int, int]], dtype: torch.dtype) -> Callable[[torch.device], Work]:
-    """Scale, overflow, clip and step, against torch's fused step after separate passes for the rest."""
+    """Scale, overflow, clip and step, against torch's fused step after separate passes for the
+    rest.
+    """
 
     def make(device: torch.device) -> Work:
         def params() -> list[torch.Tensor]:
@@ -80,7 +95,13 @@ def _step(sizes: list[tuple[int, int]], dtype: torch.dtype) -> Callable[[torch.d
             return made
 
         inv_scale = torch.ones(1, device=device)
-        mine = FusedAdamW(params(), lr=1e-4, clip_norm=1.0, stochastic_rounding=dtype == torch.bfloat16, backend="own")
+        mine = FusedAdamW(
+            params(),
+            lr=1e-4,
+            clip_norm=1.0,
+            stochastic_rounding=dtype == torch.bfloat16,
+            backend="own",
+        )
 
         def separate() -> Callable[[], object]:
             theirs = params()
@@ -103,7 +124,8 @@ def _step(sizes: list[tuple[int, int]], dtype: torch.dtype) -> Callable[[torch.d
         return Work(
             ours=lambda: mine.step(inv_scale=inv_scale),
             peers={"torch fused, separate passes": separate},
-            bytes=numbers * (2 * wide + 2 * wide + 4 * 4),  # gradients twice, parameters and moments there and back
+            # gradients twice, parameters and moments there and back
+            bytes=numbers * (2 * wide + 2 * wide + 4 * 4),
             flops=20 * numbers,
             bound="hbm",
         )
@@ -123,7 +145,10 @@ LAYERS = [
 ]
 
 CASES: Cases = [
-    *(Check("unscale_", str(d)[6:], _check_unscale(d)) for d in (torch.float32, torch.float16, torch.bfloat16)),
+    *(
+        Check("unscale_", str(d)[6:], _check_unscale(d))
+        for d in (torch.float32, torch.float16, torch.bfloat16)
+    ),
     Check("adamw", "fp32", _check_steps(torch.float32, False)),
     Check("adamw", "bf16", _check_steps(torch.bfloat16, False)),
     Check("adamw", "bf16 by chance", _check_steps(torch.bfloat16, True)),

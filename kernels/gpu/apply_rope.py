@@ -1,4 +1,6 @@
-"""apply_rope on a GPU: halves, interleaved, part of the head, into a cache; torch, torch.compile, Liger beside it."""
+"""apply_rope on a GPU: halves, interleaved, part of the head, into a cache; torch, torch.compile,
+Liger beside it.
+"""
 
 from __future__ import annotations
 
@@ -46,22 +48,34 @@ def _check_cache(device: torch.device) -> list[Compared]:
     slots[::7] = -1
 
     def written(backend: str) -> list[torch.Tensor]:
-        k_cache, v_cache = (torch.full((4, 16, 2, d), 9.0, device=device, dtype=q.dtype) for d in (128, 96))
-        turned: Any = apply_rope(q, k, cos, sin, positions, (v, k_cache, v_cache, slots), backend=backend)
+        k_cache, v_cache = (
+            torch.full((4, 16, 2, d), 9.0, device=device, dtype=q.dtype) for d in (128, 96)
+        )
+        turned: Any = apply_rope(
+            q, k, cos, sin, positions, (v, k_cache, v_cache, slots), backend=backend
+        )
         return [turned, k_cache, v_cache]
 
     ours, plain = written("own"), written("reference")
-    return [compare(*some, floor=8e-3) for some in zip(("q", "k_cache", "v_cache"), ours, plain, plain, strict=True)]
+    return [
+        compare(*some, floor=8e-3)
+        for some in zip(("q", "k_cache", "v_cache"), ours, plain, plain, strict=True)
+    ]
 
 
 def _turn(tokens: int, heads: int, kv_heads: int, dim: int) -> Callable[[torch.device], Work]:
     def make(device: torch.device) -> Work:
-        q, k = (torch.randn(4, tokens // 4, n, dim, device=device, dtype=torch.bfloat16) for n in (heads, kv_heads))
+        q, k = (
+            torch.randn(4, tokens // 4, n, dim, device=device, dtype=torch.bfloat16)
+            for n in (heads, kv_heads)
+        )
         cos, sin = _tables(tokens // 4, dim // 2, device)
 
         def plain(q: torch.Tensor, k: torch.Tensor) -> tuple[torch.Tensor, ...]:
             angles = cos.repeat(4, 1), sin.repeat(4, 1)
-            return tuple(reference.rotate(t.flatten(0, 1), *angles, False).to(t.dtype) for t in (q, k))
+            return tuple(
+                reference.rotate(t.flatten(0, 1), *angles, False).to(t.dtype) for t in (q, k)
+            )
 
         def compiled() -> Callable[[], object]:
             fast = torch.compile(plain)
@@ -88,10 +102,14 @@ def _turn(tokens: int, heads: int, kv_heads: int, dim: int) -> Callable[[torch.d
 def _into_cache(tokens: int, heads: int, kv_heads: int, dim: int) -> Callable[[torch.device], Work]:
     def make(device: torch.device) -> Work:
         q, k, v = (
-            torch.randn(tokens, n, dim, device=device, dtype=torch.bfloat16) for n in (heads, kv_heads, kv_heads)
+            torch.randn(tokens, n, dim, device=device, dtype=torch.bfloat16)
+            for n in (heads, kv_heads, kv_heads)
         )
         cos, sin = _tables(tokens, dim // 2, device)
-        positions, slots = torch.arange(tokens, device=device), torch.randperm(tokens, device=device)
+        positions, slots = (
+            torch.arange(tokens, device=device),
+            torch.randperm(tokens, device=device),
+        )
         shape = (2, tokens // 16, 16, kv_heads, dim)
         k_cache, v_cache = torch.zeros(shape, device=device, dtype=torch.bfloat16)
         cache = (v, k_cache, v_cache, slots)
@@ -127,6 +145,10 @@ CASES: Cases = [
     Check("apply_rope", "into a cache", _check_cache),
     Bench("apply_rope", "16384 tokens, 32/8 heads of 128", _turn(16384, 32, 8, 128), "rope", 2),
     Bench(
-        "apply_rope", "into a cache, 16384 tokens, 32/8 heads of 128", _into_cache(16384, 32, 8, 128), "rope-cache", 3
+        "apply_rope",
+        "into a cache, 16384 tokens, 32/8 heads of 128",
+        _into_cache(16384, 32, 8, 128),
+        "rope-cache",
+        3,
     ),
 ]

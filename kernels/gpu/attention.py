@@ -1,6 +1,8 @@
-"""Attention on a GPU: every path checked, then models' shapes beside cuDNN, flash and FlexAttention.
+"""Attention on a GPU: every path checked, then models' shapes beside cuDNN, flash and
+FlexAttention.
 
-FLOPs count what the mask leaves: 4 · pairs · head dim forward (2 products), 2.5 times that backward (5 products).
+FLOPs count what the mask leaves: 4 · pairs · head dim forward (2 products), 2.5 times that backward
+(5 products).
 """
 
 from __future__ import annotations
@@ -19,7 +21,9 @@ from kernels.gpu.attention_checks import BF16, FP16, FP32, Shape, bounds_of, che
 from kernels.gpu.cases import Bench, Cases, Check, Work
 
 
-def _sdpa(shape: Shape, tensors: tuple[Tensor, Tensor, Tensor], kernel: str) -> Callable[[], Tensor]:
+def _sdpa(
+    shape: Shape, tensors: tuple[Tensor, Tensor, Tensor], kernel: str
+) -> Callable[[], Tensor]:
     """torch's SDPA held to one kernel, on [B, H, S, D] views of the same tensors."""
     from torch.nn.attention import SDPBackend, sdpa_kernel
 
@@ -50,7 +54,9 @@ def _flex(shape: Shape, tensors: tuple[Tensor, Tensor, Tensor]) -> Callable[[], 
 
     mask = None
     if shape.causal or width:
-        mask = create_block_mask(seen, None, None, shape.queries, shape.keys or shape.queries, device=q.device)
+        mask = create_block_mask(
+            seen, None, None, shape.queries, shape.keys or shape.queries, device=q.device
+        )
     fast: Any = torch.compile(flex_attention)
     options: dict[str, Any] = {"block_mask": mask, "enable_gqa": shape.heads != shape.kv_heads}
     if shape.softcap:
@@ -63,19 +69,30 @@ def _varlen_of_torch(shape: Shape, tensors: tuple[Tensor, Tensor, Tensor]) -> Ca
     return lambda: attention(*tensors, **shape.options, backend="flash")  # type: ignore[return-value]
 
 
-def _peers(shape: Shape, tensors: tuple[Tensor, Tensor, Tensor]) -> dict[str, Callable[[], Callable[[], Tensor]]]:
+def _peers(
+    shape: Shape, tensors: tuple[Tensor, Tensor, Tensor]
+) -> dict[str, Callable[[], Callable[[], Tensor]]]:
     if shape.softcap:
         return {"flex": lambda: _flex(shape, tensors)}
     if shape.window:
-        return {"flex": lambda: _flex(shape, tensors), "torch varlen": lambda: _varlen_of_torch(shape, tensors)}
+        return {
+            "flex": lambda: _flex(shape, tensors),
+            "torch varlen": lambda: _varlen_of_torch(shape, tensors),
+        }
     peers: dict[str, Callable[[], Callable[[], Tensor]]] = {
         "cudnn": lambda: _sdpa(shape, tensors, "cudnn"),
         "flash": lambda: _sdpa(shape, tensors, "flash"),
     }
-    return peers if shape.d != (shape.dv or shape.d) else {**peers, "flex": lambda: _flex(shape, tensors)}
+    return (
+        peers
+        if shape.d != (shape.dv or shape.d)
+        else {**peers, "flex": lambda: _flex(shape, tensors)}
+    )
 
 
-def _forward(shape: Shape, backend: str | None = "own", tma: bool = False) -> Callable[[torch.device], Work]:
+def _forward(
+    shape: Shape, backend: str | None = "own", tma: bool = False
+) -> Callable[[torch.device], Work]:
     def make(device: torch.device) -> Work:
         tensors = shape.tensors(device)
         if tma and (why := tma_why_not(*tensors, shape.form)) is not None:
@@ -85,7 +102,9 @@ def _forward(shape: Shape, backend: str | None = "own", tma: bool = False) -> Ca
             with tuning.override("attention_forward", tma=tma) if tma else torch.no_grad():
                 return attention(*tensors, **shape.options, backend=backend)
 
-        return Work(ours, dict(_peers(shape, tensors)), shape.bytes(False), shape.flops(False), "tensor")
+        return Work(
+            ours, dict(_peers(shape, tensors)), shape.bytes(False), shape.flops(False), "tensor"
+        )
 
     return make
 
@@ -100,7 +119,9 @@ def _backward(shape: Shape, backend: str | None = "own") -> Callable[[torch.devi
             grad = torch.randn_like(result)
             return lambda: torch.autograd.grad(result, tensors, grad, retain_graph=True)
 
-        def peer(make_call: Callable[[], Callable[[], Tensor]]) -> Callable[[], Callable[[], object]]:
+        def peer(
+            make_call: Callable[[], Callable[[], Tensor]],
+        ) -> Callable[[], Callable[[], object]]:
             return lambda: back(make_call()())
 
         peers = {name: peer(made) for name, made in _peers(shape, tensors).items()}
@@ -109,24 +130,38 @@ def _backward(shape: Shape, backend: str | None = "own") -> Callable[[torch.devi
     return make
 
 
-def _packed(lengths: list[int], heads: int, kv_heads: int, backward: bool) -> Callable[[torch.device], Work]:
-    """Packed documents, causal: own against FlashAttention-2 ragged and FlexAttention over a document mask."""
+def _packed(
+    lengths: list[int], heads: int, kv_heads: int, backward: bool
+) -> Callable[[torch.device], Work]:
+    """Packed documents, causal: own against FlashAttention-2 ragged and FlexAttention over a
+    document mask.
+    """
 
     def make(device: torch.device) -> Work:
         cu, _, (longest, _) = bounds_of([(n, n) for n in lengths], device)
         total = sum(lengths)
         q = torch.randn(total, heads, 128, device=device, dtype=BF16, requires_grad=backward)
-        k, v = (torch.randn(total, kv_heads, 128, device=device, dtype=BF16, requires_grad=backward) for _ in range(2))
+        k, v = (
+            torch.randn(total, kv_heads, 128, device=device, dtype=BF16, requires_grad=backward)
+            for _ in range(2)
+        )
 
         def call(backend: str) -> Callable[[], Any]:
-            return lambda: attention_varlen(q, k, v, cu, cu, longest, longest, causal=True, backend=backend)
+            return lambda: attention_varlen(
+                q, k, v, cu, cu, longest, longest, causal=True, backend=backend
+            )
 
         def flex() -> Callable[[], Any]:
             from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 
             document = torch.repeat_interleave(torch.arange(len(lengths), device=device), cu.diff())
             mask = create_block_mask(
-                lambda b, h, i, j: (document[i] == document[j]) & (j <= i), None, None, total, total, device=device
+                lambda b, h, i, j: (document[i] == document[j]) & (j <= i),
+                None,
+                None,
+                total,
+                total,
+                device=device,
             )
             fast: Any = torch.compile(flex_attention)
             first = [x.transpose(0, 1).unsqueeze(0) for x in (q, k, v)]
@@ -166,7 +201,11 @@ DENSE_64 = replace(DENSE, heads=32, kv_heads=32, d=64)
 GROUPED, LONG = replace(DENSE, heads=32, kv_heads=8), Shape(1, 16384, 16, 16)
 WINDOW, CAPPED = replace(DENSE, window=1024, queries=8192), replace(DENSE, softcap=30.0)
 SMALL = Shape(2, 333, 4, 2, keys=471, causal=True)
-MASKS: dict[str, dict[str, Any]] = {"causal": {"causal": True}, "window": {"window": 100}, "full": {}}
+MASKS: dict[str, dict[str, Any]] = {
+    "causal": {"causal": True},
+    "window": {"window": 100},
+    "full": {},
+}
 PACKED = [(3, 3), (0, 40), (160, 170), (0, 0), (50, 0), (700, 933), (128, 128)]
 
 CASES: Cases = [
@@ -185,19 +224,31 @@ CASES: Cases = [
         }.items()
     ),
     Check("attention", "own 128 softcap", check(replace(SMALL, softcap=20.0), "own")),
-    Check("attention", "own 64 window and softcap", check(replace(SMALL, d=64, window=100, softcap=20.0), "own")),
+    Check(
+        "attention",
+        "own 64 window and softcap",
+        check(replace(SMALL, d=64, window=100, softcap=20.0), "own"),
+    ),
     Check("attention", "own 64 fp32", check(replace(SMALL, d=64, dtype=FP32), "own")),
     Check("attention", "own 128 fp32", check(replace(SMALL, dtype=FP32), "own")),
     Check("attention", "own 192 window", check(replace(SMALL, d=192, window=77), "own")),
     Check("attention", "math 128 softcap", check(replace(SMALL, softcap=20.0), "math")),
     Check("attention", "cudnn 128", check(replace(SMALL, queries=512, keys=512), "cudnn")),
-    Check("attention", "efficient 128 fp32", check(replace(SMALL, queries=512, keys=512, dtype=FP32), "efficient")),
+    Check(
+        "attention",
+        "efficient 128 fp32",
+        check(replace(SMALL, queries=512, keys=512, dtype=FP32), "efficient"),
+    ),
     *(
         Check("attention_varlen", f"{backend} {word}", check_packed(PACKED, options, backend))
         for backend in ("own", "flash")
         for word, options in MASKS.items()
     ),
-    Check("attention_varlen", "own softcap", check_packed(PACKED, {"softcap": 20.0, "causal": True}, "own")),
+    Check(
+        "attention_varlen",
+        "own softcap",
+        check_packed(PACKED, {"softcap": 20.0, "causal": True}, "own"),
+    ),
     *(
         Check("attention", f"own sm_90 variant {name}", check(shape, "own", tma=True))
         for name, shape in {
@@ -208,8 +259,22 @@ CASES: Cases = [
         }.items()
         if not torch.cuda.is_available() or runtime.arch() == "sm_90"
     ),
-    Bench("attention", "as called, 128 causal forward", _forward(DENSE, None), "attention-dispatch", 1, "dispatched"),
-    Bench("attention", "as called, 128 causal backward", _backward(DENSE, None), "attention-dispatch", 1, "dispatched"),
+    Bench(
+        "attention",
+        "as called, 128 causal forward",
+        _forward(DENSE, None),
+        "attention-dispatch",
+        1,
+        "dispatched",
+    ),
+    Bench(
+        "attention",
+        "as called, 128 causal backward",
+        _backward(DENSE, None),
+        "attention-dispatch",
+        1,
+        "dispatched",
+    ),
     *(
         Bench("attention", f"as called, {name}", make, "attention-dispatch", 4, "dispatched")
         for name, make in {
@@ -219,7 +284,13 @@ CASES: Cases = [
         }.items()
     ),
     Bench("attention", "128 causal forward", _forward(DENSE), "attention-128-forward", 1),
-    Bench("attention", "128 causal forward, sm_90 variant", _forward(DENSE, tma=True), "attention-128-forward", 1),
+    Bench(
+        "attention",
+        "128 causal forward, sm_90 variant",
+        _forward(DENSE, tma=True),
+        "attention-128-forward",
+        1,
+    ),
     Bench("attention", "128 causal backward", _backward(DENSE), "attention-128-backward", 1),
     Bench("attention", "64 causal forward", _forward(DENSE_64), "attention-64-forward", 1),
     Bench(
@@ -233,19 +304,39 @@ CASES: Cases = [
     Bench("attention", "window 1024 backward", _backward(WINDOW), "attention-window", 2),
     Bench("attention", "softcap forward", _forward(CAPPED), "attention-softcap", 2),
     Bench("attention", "softcap backward", _backward(CAPPED), "attention-softcap", 2),
-    Bench("attention_varlen", "documents forward", _packed(_documents(32768), 32, 8, False), "attention-varlen", 2),
-    Bench("attention_varlen", "documents backward", _packed(_documents(32768), 32, 8, True), "attention-varlen", 2),
+    Bench(
+        "attention_varlen",
+        "documents forward",
+        _packed(_documents(32768), 32, 8, False),
+        "attention-varlen",
+        2,
+    ),
+    Bench(
+        "attention_varlen",
+        "documents backward",
+        _packed(_documents(32768), 32, 8, True),
+        "attention-varlen",
+        2,
+    ),
     Bench("attention", "128 full forward, 16k", _forward(LONG)),
     Bench("attention", "128 full forward, 16k, sm_90 variant", _forward(LONG, tma=True)),
     Bench("attention", "128 grouped causal forward", _forward(GROUPED)),
     Bench("attention", "128 grouped causal backward", _backward(GROUPED)),
-    Bench("attention", "192/128 causal forward", _forward(Shape(1, 4096, 32, 32, 192, 128, causal=True))),
+    Bench(
+        "attention",
+        "192/128 causal forward",
+        _forward(Shape(1, 4096, 32, 32, 192, 128, causal=True)),
+    ),
     Bench(
         "attention",
         "192/128 causal forward, sm_90 variant",
         _forward(Shape(1, 4096, 32, 32, 192, 128, causal=True), tma=True),
     ),
-    Bench("attention", "192/128 causal backward", _backward(Shape(1, 4096, 32, 32, 192, 128, causal=True))),
+    Bench(
+        "attention",
+        "192/128 causal backward",
+        _backward(Shape(1, 4096, 32, 32, 192, 128, causal=True)),
+    ),
     Bench("attention", "256 causal forward", _forward(Shape(2, 4096, 8, 8, 256, causal=True))),
     Bench("attention", "256 causal backward", _backward(Shape(2, 4096, 8, 8, 256, causal=True))),
     Bench("attention", "64 causal backward", _backward(DENSE_64)),

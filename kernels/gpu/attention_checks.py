@@ -1,4 +1,5 @@
-"""Checks of attention on a GPU: each path against the dense formula in float64, and how a batch is told.
+"""Checks of attention on a GPU: each path against the dense formula in float64, and how a batch is
+told.
 
 Plain torch at the same dtype says how much error is allowed. Times nothing.
 """
@@ -58,7 +59,9 @@ class Shape:
         return sum(min(max(p + 1, 0), self.window or k) for p in places)
 
     def flops(self, backward: bool) -> int:
-        products = (3 * self.d + 2 * (self.dv or self.d)) if backward else (self.d + (self.dv or self.d))
+        products = (
+            (3 * self.d + 2 * (self.dv or self.d)) if backward else (self.d + (self.dv or self.d))
+        )
         return 2 * self.batch * self.heads * self.pairs * products
 
     def bytes(self, backward: bool) -> int:
@@ -70,18 +73,31 @@ class Shape:
 
     def tensors(self, device: torch.device, grad: bool = False) -> tuple[Tensor, Tensor, Tensor]:
         k, dv = self.keys or self.queries, self.dv or self.d
-        sizes = ((self.queries, self.heads, self.d), (k, self.kv_heads, self.d), (k, self.kv_heads, dv))
-        q, k_, v = (torch.randn(self.batch, *s, device=device, dtype=self.dtype, requires_grad=grad) for s in sizes)
+        sizes = (
+            (self.queries, self.heads, self.d),
+            (k, self.kv_heads, self.d),
+            (k, self.kv_heads, dv),
+        )
+        q, k_, v = (
+            torch.randn(self.batch, *s, device=device, dtype=self.dtype, requires_grad=grad)
+            for s in sizes
+        )
         return q, k_, v
 
 
-def check(shape: Shape, backend: str | None, tma: bool = False) -> Callable[[torch.device], list[Compared]]:
-    """Output, log-sum-exp and gradients against the dense formula in float64; torch's own rounding decides."""
+def check(
+    shape: Shape, backend: str | None, tma: bool = False
+) -> Callable[[torch.device], list[Compared]]:
+    """Output, log-sum-exp and gradients against the dense formula in float64; torch's own rounding
+    decides.
+    """
 
     def run(device: torch.device) -> list[Compared]:
         torch.manual_seed(shape.queries)
         tensors = shape.tensors(device, grad=True)
-        weights = torch.randn(shape.batch, shape.queries, shape.heads, shape.dv or shape.d, device=device)
+        weights = torch.randn(
+            shape.batch, shape.queries, shape.heads, shape.dv or shape.d, device=device
+        )
         lse_weights = torch.randn(shape.batch, shape.heads, shape.queries, device=device)
 
         def results(call: Callable[..., Any], wanted: torch.dtype) -> list[Tensor]:
@@ -100,7 +116,8 @@ def check(shape: Shape, backend: str | None, tma: bool = False) -> Callable[[tor
             out, lse = reference(q, k, v, form)
             return (out, lse) if with_lse else out
 
-        def rounding(q: Tensor, k: Tensor, v: Tensor) -> Any:  # plain torch in this dtype: every step rounded to it
+        # plain torch in this dtype: every step rounded to it
+        def rounding(q: Tensor, k: Tensor, v: Tensor) -> Any:
             return _plain_torch(q, k, v, form, with_lse)
 
         if tma:
@@ -117,7 +134,8 @@ def check(shape: Shape, backend: str | None, tma: bool = False) -> Callable[[tor
         except BackendUnavailable as missing:
             if backend == "own":
                 raise
-            return [Compared(f"not here: {missing}", 0.0, 0.0)]  # torch's own, which this machine may lack
+            # torch's own, which this machine may lack
+            return [Compared(f"not here: {missing}", 0.0, 0.0)]
         exact = results(formula, torch.float64)
         plain = results(rounding, shape.dtype)
         names = ["out", *(["lse"] if with_lse else []), "dq", "dk", "dv"]
@@ -128,7 +146,9 @@ def check(shape: Shape, backend: str | None, tma: bool = False) -> Callable[[tor
 
 def _plain_torch(q: Tensor, k: Tensor, v: Tensor, form: Form, with_lse: bool) -> Any:
     group = q.shape[2] // k.shape[2]
-    first, keys, values = (x.transpose(1, 2) for x in (q, k.repeat_interleave(group, 2), v.repeat_interleave(group, 2)))
+    first, keys, values = (
+        x.transpose(1, 2) for x in (q, k.repeat_interleave(group, 2), v.repeat_interleave(group, 2))
+    )
     scores = first @ keys.mT * form.scale
     if form.softcap:
         scores = form.softcap * torch.tanh(scores / form.softcap)
@@ -136,10 +156,16 @@ def _plain_torch(q: Tensor, k: Tensor, v: Tensor, form: Form, with_lse: bool) ->
     blind = ~visible.any(-1, keepdim=True)
     scores = scores.masked_fill(~visible & ~blind, -torch.inf)
     out = (scores.softmax(-1).masked_fill(blind, 0.0) @ values).transpose(1, 2)
-    return (out, scores.float().logsumexp(-1).masked_fill(blind[:, 0], -torch.inf)) if with_lse else out
+    return (
+        (out, scores.float().logsumexp(-1).masked_fill(blind[:, 0], -torch.inf))
+        if with_lse
+        else out
+    )
 
 
-def check_packed(lengths: Lengths, options: dict[str, Any], backend: str) -> Callable[..., list[Compared]]:
+def check_packed(
+    lengths: Lengths, options: dict[str, Any], backend: str
+) -> Callable[..., list[Compared]]:
     def run(device: torch.device) -> list[Compared]:
         torch.manual_seed(len(lengths))
         cu_q, cu_k, longest = bounds_of(lengths, device)
@@ -150,7 +176,9 @@ def check_packed(lengths: Lengths, options: dict[str, Any], backend: str) -> Cal
         def results(wanted: torch.dtype, by: str) -> list[Tensor]:
             leaves = [x.to(wanted).requires_grad_() for x in (q, k, v)]
             a, b, c = leaves
-            out = attention_varlen(a, b, c, cu_q, cu_k, longest[0], longest[1], **options, backend=by)
+            out = attention_varlen(
+                a, b, c, cu_q, cu_k, longest[0], longest[1], **options, backend=by
+            )
             assert isinstance(out, Tensor)
             return [out, *torch.autograd.grad((out * weights.to(wanted)).sum(), leaves)]
 
@@ -161,9 +189,13 @@ def check_packed(lengths: Lengths, options: dict[str, Any], backend: str) -> Cal
             if backend == "own":
                 raise
             return [Compared(f"not here: {missing}", 0.0, 0.0)]
-        rounded = [x.to(BF16) for x in results(FP32, "reference")]  # bf16 results of exact sums: allow four times that
+        # bf16 results of exact sums: allow four times that
+        rounded = [x.to(BF16) for x in results(FP32, "reference")]
         names = ["out", "dq", "dk", "dv"]
-        return [compare(*four, factor=4.0, floor=8e-3) for four in zip(names, ours, exact, rounded, strict=True)]
+        return [
+            compare(*four, factor=4.0, floor=8e-3)
+            for four in zip(names, ours, exact, rounded, strict=True)
+        ]
 
     return run
 
@@ -171,4 +203,8 @@ def check_packed(lengths: Lengths, options: dict[str, Any], backend: str) -> Cal
 def bounds_of(lengths: Lengths, device: torch.device) -> tuple[Tensor, Tensor, tuple[int, int]]:
     both = torch.tensor(lengths, dtype=torch.int32)
     cu = torch.cat([both.new_zeros(1, 2), both.cumsum(0, dtype=torch.int32)]).to(device)
-    return cu[:, 0].contiguous(), cu[:, 1].contiguous(), (int(both[:, 0].max()), int(both[:, 1].max()))
+    return (
+        cu[:, 0].contiguous(),
+        cu[:, 1].contiguous(),
+        (int(both[:, 0].max()), int(both[:, 1].max())),
+    )

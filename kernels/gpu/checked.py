@@ -1,4 +1,7 @@
-"""An operation's values and gradients on a GPU held against its own reference in fp64. Knows no operation."""
+"""An operation's values and gradients on a GPU held against its own reference in fp64.
+
+Knows no operation.
+"""
 
 from __future__ import annotations
 
@@ -13,8 +16,12 @@ FLOORS = {torch.float32: 1e-6, torch.float16: 1e-3, torch.bfloat16: 8e-3}
 """Added to what is allowed, relative to the largest value: plain torch may be exact by luck."""
 
 
-def amid_nan(*shape: int, device: torch.device, dtype: torch.dtype = torch.bfloat16, gap: int = 3) -> torch.Tensor:
-    """Random normal values as a view into a tensor of NaN: rows have an odd stride, and reading past them shows."""
+def amid_nan(
+    *shape: int, device: torch.device, dtype: torch.dtype = torch.bfloat16, gap: int = 3
+) -> torch.Tensor:
+    """Random normal values as a view into a tensor of NaN: rows have an odd stride, and reading
+    past them shows.
+    """
     whole = torch.full((*shape[:-1], shape[-1] + 2 * gap), float("nan"), dtype=dtype, device=device)
     view = whole[..., gap : gap + shape[-1]]
     view.copy_(torch.randn(shape, device=device))
@@ -27,9 +34,11 @@ def values_and_gradients(
     inputs: Sequence[torch.Tensor],
     plain: str = "torch",
 ) -> list[Compared]:
-    """Compares call("own", inputs), and the gradients of a random sum of it, with call("reference", inputs in fp64).
+    """Compares call("own", inputs), and the gradients of a random sum of it, with call("reference",
+    inputs in fp64).
 
-    Allowed is twice what backend `plain` errs at the inputs' dtype, and a floor. `names`: of the outputs, then inputs.
+    Allowed is twice what backend `plain` errs at the inputs' dtype, and a floor. `names`: of the
+    outputs, then inputs.
     """
     weights: list[torch.Tensor] = []
 
@@ -39,7 +48,9 @@ def values_and_gradients(
         outputs = list(called) if isinstance(called, tuple) else [called]
         if not weights:
             weights.extend(torch.randn_like(o) for o in outputs)
-        torch.autograd.backward(outputs, [w.to(o.dtype) for o, w in zip(outputs, weights, strict=True)])
+        torch.autograd.backward(
+            outputs, [w.to(o.dtype) for o, w in zip(outputs, weights, strict=True)]
+        )
         grads = [leaf.grad for leaf in leaves]
         missing = [name for name, g in zip(names[len(outputs) :], grads, strict=True) if g is None]
         if missing:

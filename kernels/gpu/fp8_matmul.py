@@ -1,4 +1,6 @@
-"""Block-scaled fp8 on a GPU: quantising and products against fp64, ragged sizes; few rows and many against cuBLASLt."""
+"""Block-scaled fp8 on a GPU: quantising and products against fp64, ragged sizes; few rows and many
+against cuBLASLt.
+"""
 
 from __future__ import annotations
 
@@ -7,11 +9,20 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from kernels.fp8 import fp8_matmul, quantize_1x128, quantize_128x1, quantize_128x128, reference, scaled
+from kernels.fp8 import (
+    fp8_matmul,
+    quantize_1x128,
+    quantize_128x1,
+    quantize_128x128,
+    reference,
+    scaled,
+)
 from kernels.gpu.cases import Bench, Cases, Check, Compared, Work, compare
 
 
-def quantised(m: int, n: int, k: int, device: torch.device | str = "cpu") -> tuple[Tensor, Tensor, Tensor, Tensor]:
+def quantised(
+    m: int, n: int, k: int, device: torch.device | str = "cpu"
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Random operands whose tiles differ in size by orders of magnitude."""
     a = torch.randn(m, k, device=device) * torch.logspace(-2, 2, m, device=device).unsqueeze(1)
     b = torch.randn(n, k, device=device) * torch.logspace(-1, 1, k, device=device)
@@ -24,8 +35,17 @@ def _check(m: int, n: int, k: int, backend: str) -> Callable[[torch.device], lis
         a, sa, b, sb = quantised(m, n, k, device)
         exact = reference.fp8_matmul(a, sa, b, sb, torch.float64)
         plain = reference.fp8_matmul(a, sa, b, sb)
-        # tensor cores keep 14 bits of a sum of e4m3 products (DeepSeek-V3, section 3.5.2), for 128 of them here
-        return [compare("out", fp8_matmul(a, sa, b, sb, torch.float32, backend=backend), exact, plain, floor=2e-3)]
+        # tensor cores keep 14 bits of a sum of e4m3 products (DeepSeek-V3, section 3.5.2), for 128
+        # of them here
+        return [
+            compare(
+                "out",
+                fp8_matmul(a, sa, b, sb, torch.float32, backend=backend),
+                exact,
+                plain,
+                floor=2e-3,
+            )
+        ]
 
     return run
 
@@ -37,10 +57,15 @@ def _check_quantise(rows: int, k: int) -> Callable[[torch.device], list[Compared
         x[1] = 0.0
         found = []
         for quantise, height, width in (
-            (quantize_1x128, 1, 128), (quantize_128x128, 128, 128), (quantize_128x1, 128, 1)
-        ):  # fmt: skip
+            (quantize_1x128, 1, 128),
+            (quantize_128x128, 128, 128),
+            (quantize_128x1, 128, 1),
+        ):
             name = f"{height}x{width}"
-            (q, scale), (q_plain, scale_plain) = quantise(x, backend="own"), quantise(x, backend="reference")
+            (q, scale), (q_plain, scale_plain) = (
+                quantise(x, backend="own"),
+                quantise(x, backend="reference"),
+            )
             found.append(compare(f"{name} scale", scale, scale_plain.double(), scale_plain))
             pairs = ((q, scale), (q_plain, scale_plain))
             back, plain = (reference.decoded(*pair, height, columns=width) for pair in pairs)
@@ -61,7 +86,13 @@ def _bench(m: int, n: int, k: int, ours: str | None) -> Callable[[torch.device],
             kinds = torch.nn.functional.ScalingType
             x, x_scales, y, y_scales = scaled.operands(a, sa, b, sb)
             return lambda: torch.nn.functional.scaled_mm(
-                x, y, x_scales, kinds.BlockWise1x128, y_scales, kinds.BlockWise128x128, output_dtype=torch.bfloat16
+                x,
+                y,
+                x_scales,
+                kinds.BlockWise1x128,
+                y_scales,
+                kinds.BlockWise128x128,
+                output_dtype=torch.bfloat16,
             )
 
         return Work(
@@ -85,7 +116,14 @@ CASES: Cases = [
     Bench("fp8_matmul", "M16 N7168 K4096", _bench(16, 7168, 4096, "own"), goal="fp8-small", rank=2),
     Bench("fp8_matmul", "M64 N7168 K4096", _bench(64, 7168, 4096, "own"), goal="fp8-small", rank=3),
     *(
-        Bench("fp8_matmul", f"M{m} N7168 K4096 as called", _bench(m, 7168, 4096, None), "fp8-large", 4, "dispatched")
+        Bench(
+            "fp8_matmul",
+            f"M{m} N7168 K4096 as called",
+            _bench(m, 7168, 4096, None),
+            "fp8-large",
+            4,
+            "dispatched",
+        )
         for m in (1024, 4096)
     ),
 ]

@@ -13,10 +13,13 @@ MOST_SPREAD = 0.02
 
 @dataclass(frozen=True)
 class Goal:
-    """What a benchmark's rows must reach: `ms` and `extra_gib` at most the target, the others at least.
+    """What a benchmark's rows must reach: `ms` and `extra_gib` at most the target, the others at
+    least.
 
-    ratio: the fastest peer's time over ours; gb_per_s: least bytes over our time; extra_gib: memory that the call
-    takes beside its inputs and results. `dispatched`: decided by the call as people make it, whatever backend it takes.
+    ratio: the fastest peer's time over ours; gb_per_s: least bytes over our time; extra_gib: memory
+    that the call
+    takes beside its inputs and results. `dispatched`: decided by the call as people make it,
+    whatever backend it takes.
     """
 
     key: str
@@ -28,7 +31,9 @@ class Goal:
     dispatched: bool = False
 
     def met(self, value: float, spread: float = 0.0) -> bool:
-        """`spread` of the rounds that gave the value: what is dispatched to the peer itself differs by that much."""
+        """`spread` of the rounds that gave the value: what is dispatched to the peer itself differs
+        by that much.
+        """
         if self.metric in ("ms", "extra_gib"):
             return value <= self.target
         return value >= self.target - (min(spread, MOST_SPREAD) if self.dispatched else 0.0)
@@ -36,10 +41,21 @@ class Goal:
 
 _ALL = [
     Goal(
-        "attention-dispatch", "dense attention, head dim 128, as called", "best available", "≥ 1.0×", "ratio", 1.0, True
+        "attention-dispatch",
+        "dense attention, head dim 128, as called",
+        "best available",
+        "≥ 1.0×",
+        "ratio",
+        1.0,
+        True,
     ),
     Goal(
-        "attention-128-forward", "dense attention, head dim 128, forward, own kernel", "cuDNN", "≥ 0.8×", "ratio", 0.8
+        "attention-128-forward",
+        "dense attention, head dim 128, forward, own kernel",
+        "cuDNN",
+        "≥ 0.8×",
+        "ratio",
+        0.8,
     ),
     Goal(
         "attention-128-backward",
@@ -49,19 +65,63 @@ _ALL = [
         "ratio",
         0.65,
     ),
-    Goal("attention-64-forward", "attention, head dim 64, forward", "cuDNN", "≥ 1.0×", "ratio", 1.0),
-    Goal("attention-varlen", "attention over packed documents", "FlexAttention, torch varlen", "≥ 1.3×", "ratio", 1.3),
-    Goal("attention-window", "attention with a window", "FlexAttention, torch varlen", "≥ 1.3×", "ratio", 1.3),
+    Goal(
+        "attention-64-forward", "attention, head dim 64, forward", "cuDNN", "≥ 1.0×", "ratio", 1.0
+    ),
+    Goal(
+        "attention-varlen",
+        "attention over packed documents",
+        "FlexAttention, torch varlen",
+        "≥ 1.3×",
+        "ratio",
+        1.3,
+    ),
+    Goal(
+        "attention-window",
+        "attention with a window",
+        "FlexAttention, torch varlen",
+        "≥ 1.3×",
+        "ratio",
+        1.3,
+    ),
     Goal("attention-softcap", "attention with a softcap", "FlexAttention", "≥ 1.3×", "ratio", 1.3),
-    Goal("paged-decode", "paged GQA decode, batch ≥ 16", "FlashInfer class, 3.8 TB/s", "≥ 3.8 TB/s", "gb_per_s", 3800),
+    Goal(
+        "paged-decode",
+        "paged GQA decode, batch ≥ 16",
+        "FlashInfer class, 3.8 TB/s",
+        "≥ 3.8 TB/s",
+        "gb_per_s",
+        3800,
+    ),
     Goal("mla-decode", "MLA decode", "FlashMLA, 3.0 TB/s on H800", "≥ 3.2 TB/s", "gb_per_s", 3200),
-    Goal("rms-norm-forward", "rms_norm forward", "Liger 2.6-2.8 TB/s on H100", "≥ 4.0 TB/s", "gb_per_s", 4000),
-    Goal("rms-norm-backward", "rms_norm backward", "Liger 0.67-0.88 TB/s on H100", "≥ 3.2 TB/s", "gb_per_s", 3200),
+    Goal(
+        "rms-norm-forward",
+        "rms_norm forward",
+        "Liger 2.6-2.8 TB/s on H100",
+        "≥ 4.0 TB/s",
+        "gb_per_s",
+        4000,
+    ),
+    Goal(
+        "rms-norm-backward",
+        "rms_norm backward",
+        "Liger 0.67-0.88 TB/s on H100",
+        "≥ 3.2 TB/s",
+        "gb_per_s",
+        3200,
+    ),
     Goal("swiglu", "swiglu", "Liger", "≥ 1.0×", "ratio", 1.0),
     Goal("rope", "apply_rope", "Liger", "≥ 1.0×", "ratio", 1.0),
     Goal("swiglu-quant", "swiglu with quantisation", "separate calls", "≥ 1.4×", "ratio", 1.4),
     Goal("rope-cache", "apply_rope with cache write", "separate calls", "≥ 1.4×", "ratio", 1.4),
-    Goal("linear-cross-entropy", "linear cross-entropy, 8192 × 4096 × 131072", "Liger, CCE", "≤ 41 ms", "ms", 41),
+    Goal(
+        "linear-cross-entropy",
+        "linear cross-entropy, 8192 × 4096 × 131072",
+        "Liger, CCE",
+        "≤ 41 ms",
+        "ms",
+        41,
+    ),
     Goal(
         "linear-cross-entropy-memory",
         "the same, memory beside inputs and gradients",
@@ -70,9 +130,24 @@ _ALL = [
         "extra_gib",
         0.6,
     ),
-    Goal("adamw", "AdamW with unscale, found-inf, clip", "torch fused, separate passes", "≥ 1.5×", "ratio", 1.5),
+    Goal(
+        "adamw",
+        "AdamW with unscale, found-inf, clip",
+        "torch fused, separate passes",
+        "≥ 1.5×",
+        "ratio",
+        1.5,
+    ),
     Goal("fp8-small", "fp8 matmul, M ≤ 64", "cuBLASLt blockwise", "≥ 1.5×", "ratio", 1.5),
-    Goal("fp8-large", "fp8 matmul, M ≥ 1024, as called", "cuBLASLt blockwise", "≥ 1.0×", "ratio", 1.0, True),
+    Goal(
+        "fp8-large",
+        "fp8 matmul, M ≥ 1024, as called",
+        "cuBLASLt blockwise",
+        "≥ 1.0×",
+        "ratio",
+        1.0,
+        True,
+    ),
     Goal("int4-1", "int4 matmul, M = 1", "bf16 cuBLAS", "≥ 3.0×", "ratio", 3.0),
     Goal("int4-16", "int4 matmul, M = 16", "bf16 cuBLAS", "≥ 2.0×", "ratio", 2.0),
 ]

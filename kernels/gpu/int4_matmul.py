@@ -1,4 +1,6 @@
-"""Four-bit weights on a GPU: groups, ragged sizes and both half types against fp64; few rows against bf16 cuBLAS."""
+"""Four-bit weights on a GPU: groups, ragged sizes and both half types against fp64; few rows
+against bf16 cuBLAS.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +13,9 @@ from kernels.int4 import int4_matmul, pack_awq
 from kernels.int4.pack import decoded
 
 
-def _check(m: int, n: int, k: int, group: int, dtype: torch.dtype) -> Callable[[torch.device], list[Compared]]:
+def _check(
+    m: int, n: int, k: int, group: int, dtype: torch.dtype
+) -> Callable[[torch.device], list[Compared]]:
     def run(device: torch.device) -> list[Compared]:
         torch.manual_seed(0)
         x = torch.randn(m, k, device=device).to(dtype)
@@ -28,7 +32,12 @@ def _check(m: int, n: int, k: int, group: int, dtype: torch.dtype) -> Callable[[
             )
             for s in (None, 1, 3)
         ]
-        return [*found, compare("decoded", int4_matmul(x, *packed, group, backend="torch"), exact, plain, floor=1e-3)]
+        return [
+            *found,
+            compare(
+                "decoded", int4_matmul(x, *packed, group, backend="torch"), exact, plain, floor=1e-3
+            ),
+        ]
 
     return run
 
@@ -53,10 +62,23 @@ def _bench(m: int, n: int, k: int, ours: str | None) -> Callable[[torch.device],
 CASES: Cases = [
     *(
         Check("int4_matmul", f"{m} x {n} x {k} by {group} {dtype}", _check(m, n, k, group, dtype))
-        for m, n, k, group in ((1, 320, 1000, 128), (17, 200, 4096, 64), (100, 96, 544, 32), (5, 130, 2048, 256))
+        for m, n, k, group in (
+            (1, 320, 1000, 128),
+            (17, 200, 4096, 64),
+            (100, 96, 544, 32),
+            (5, 130, 2048, 256),
+        )
         for dtype in (torch.bfloat16, torch.float16)
     ),
     Bench("int4_matmul", "M1 N14336 K4096", _bench(1, 14336, 4096, "own"), goal="int4-1", rank=2),
-    Bench("int4_matmul", "M16 N14336 K4096", _bench(16, 14336, 4096, "own"), goal="int4-16", rank=2),
-    Bench("int4_matmul", "M1024 N14336 K4096 as called", _bench(1024, 14336, 4096, None), rank=5, backend="torch"),
+    Bench(
+        "int4_matmul", "M16 N14336 K4096", _bench(16, 14336, 4096, "own"), goal="int4-16", rank=2
+    ),
+    Bench(
+        "int4_matmul",
+        "M1024 N14336 K4096 as called",
+        _bench(1024, 14336, 4096, None),
+        rank=5,
+        backend="torch",
+    ),
 ]

@@ -18,7 +18,13 @@ def _check(m: int, n: int, k: int, dtype: torch.dtype) -> Callable[[torch.device
         exact = x.double() @ (q.double() * scales.double().unsqueeze(1)).T
         plain = int8_matmul(x, q, scales, backend="torch")
         return [
-            compare(f"splits {s}", int8_matmul(x, q, scales, num_splits=s, backend="own"), exact, plain, floor=1e-3)
+            compare(
+                f"splits {s}",
+                int8_matmul(x, q, scales, num_splits=s, backend="own"),
+                exact,
+                plain,
+                floor=1e-3,
+            )
             for s in (None, 1, 3)
         ]
 

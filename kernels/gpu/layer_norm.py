@@ -14,7 +14,9 @@ from kernels.norm import layer_norm, reference
 EPS = 1e-5
 
 
-def _check(rows: int, n: int, dtype: torch.dtype, bias: bool) -> Callable[[torch.device], list[Compared]]:
+def _check(
+    rows: int, n: int, dtype: torch.dtype, bias: bool
+) -> Callable[[torch.device], list[Compared]]:
     def run(device: torch.device) -> list[Compared]:
         torch.manual_seed(n)
         x = amid_nan(rows, n, device=device, dtype=dtype) * 0.5 + 3  # a mean to cancel
@@ -54,7 +56,10 @@ def _forward(rows: int, n: int) -> Callable[[torch.device], Work]:
 def _backward(rows: int, n: int) -> Callable[[torch.device], Work]:
     def make(device: torch.device) -> Work:
         x = torch.randn(rows, n, device=device, dtype=torch.bfloat16, requires_grad=True)
-        w, b = (torch.randn(n, device=device, dtype=torch.bfloat16, requires_grad=True) for _ in range(2))
+        w, b = (
+            torch.randn(n, device=device, dtype=torch.bfloat16, requires_grad=True)
+            for _ in range(2)
+        )
         dy = torch.randn(rows, n, device=device, dtype=torch.bfloat16)
 
         def back(y: Any) -> Callable[[], object]:
@@ -70,7 +75,9 @@ def _backward(rows: int, n: int) -> Callable[[torch.device], Work]:
             peers={
                 "torch": lambda: back(torch.nn.functional.layer_norm(x, (n,), w, b, EPS)),
                 "torch.compile": lambda: back(
-                    torch.compile(lambda x, w, b: reference.layer_norm(x, w, b, EPS).to(x.dtype))(x, w, b)
+                    torch.compile(lambda x, w, b: reference.layer_norm(x, w, b, EPS).to(x.dtype))(
+                        x, w, b
+                    )
                 ),
                 "liger": liger,
             },
@@ -84,7 +91,11 @@ def _backward(rows: int, n: int) -> Callable[[torch.device], Work]:
 
 CASES: Cases = [
     *(
-        Check("layer_norm", f"{rows}x{n} {str(dtype)[6:]}{' bias' * bias}", _check(rows, n, dtype, bias))
+        Check(
+            "layer_norm",
+            f"{rows}x{n} {str(dtype)[6:]}{' bias' * bias}",
+            _check(rows, n, dtype, bias),
+        )
         for rows, n, dtype, bias in [
             (37, 100, torch.float32, True),
             (513, 1600, torch.bfloat16, True),

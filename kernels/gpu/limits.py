@@ -1,4 +1,5 @@
-"""The machine's real ceilings, measured in the same call as everything else: copy, L2 and matrix products.
+"""The machine's real ceilings, measured in the same call as everything else: copy, L2 and matrix
+products.
 
 Datasheets promise more than any kernel gets, so fractions are told of these. Knows no operation.
 """
@@ -14,7 +15,9 @@ from kernels.gpu.timing import Timer
 
 @dataclass(frozen=True)
 class Limits:
-    """Bytes a second from HBM (read plus written) and L2 (read), FLOPs a second of bf16 and FP8 products."""
+    """Bytes a second from HBM (read plus written) and L2 (read), FLOPs a second of bf16 and FP8
+    products.
+    """
 
     hbm_bytes_per_s: float
     l2_bytes_per_s: float
@@ -22,7 +25,9 @@ class Limits:
     fp8_flops_per_s: float | None
 
     def fraction(self, bound: str, bytes_moved: int, flops: int, seconds: float) -> float | None:
-        """Share of the ceiling that was reached; None for a bound without a measured ceiling (shared memory)."""
+        """Share of the ceiling that was reached; None for a bound without a measured ceiling
+        (shared memory).
+        """
         if bound == "hbm":
             return bytes_moved / seconds / self.hbm_bytes_per_s
         if bound == "l2":
@@ -46,7 +51,12 @@ def measure(device: torch.device, timer: Timer) -> Limits:
             small.sum()
 
     times = timer.together(
-        {"copy": lambda: other.copy_(big), "l2": read_again, "bf16": lambda: torch.mm(a, b, out=out)}, round_s=0.25
+        {
+            "copy": lambda: other.copy_(big),
+            "l2": read_again,
+            "bf16": lambda: torch.mm(a, b, out=out),
+        },
+        round_s=0.25,
     )
     flops = 2 * 8192**3
     return Limits(
@@ -65,7 +75,12 @@ def _fp8(device: torch.device, timer: Timer, flops: int) -> float | None:
     one = torch.ones((), device=device)
     try:
         times = timer.together(
-            {"fp8": lambda: torch._scaled_mm(a, b, scale_a=one, scale_b=one, out_dtype=torch.bfloat16)}, round_s=0.1
+            {
+                "fp8": lambda: torch._scaled_mm(
+                    a, b, scale_a=one, scale_b=one, out_dtype=torch.bfloat16
+                )
+            },
+            round_s=0.1,
         )
     except Exception:  # a private function, which may change: the run goes on without this limit
         return None

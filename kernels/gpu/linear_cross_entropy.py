@@ -1,4 +1,6 @@
-"""Linear cross-entropy on a GPU: ragged sizes against fp64; time and memory at the size of a large vocabulary."""
+"""Linear cross-entropy on a GPU: ragged sizes against fp64; time and memory at the size of a large
+vocabulary.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +25,10 @@ def results(
     h, w, targets = inputs
     h, w = (x.detach().to(dtype).requires_grad_() for x in (h, w))
     loss = linear_cross_entropy(h, w, targets, backend=backend, **options)
-    weights = torch.linspace(0.5, 2.0, loss.numel(), device=h.device, dtype=loss.dtype).view(loss.shape) * upstream
+    weights = (
+        torch.linspace(0.5, 2.0, loss.numel(), device=h.device, dtype=loss.dtype).view(loss.shape)
+        * upstream
+    )
     dh, dw = torch.autograd.grad(loss, (h, w), weights)
     return [loss.detach(), dh, dw]
 
@@ -42,10 +47,17 @@ def _check(
         for reduction in ("mean", "none"):
             more = options | {"reduction": reduction}
             ours = results("own", inputs, dtype, **more)
-            exact = results("reference", inputs, torch.float64, **{k: v for k, v in more.items() if k != "chunk"})
+            exact = results(
+                "reference",
+                inputs,
+                torch.float64,
+                **{k: v for k, v in more.items() if k != "chunk"},
+            )
             plain = results("torch", inputs, dtype, **more)
             names = [f"{reduction} {x}" for x in ("loss", "dh", "dw")]
-            found += [compare(*four, floor=1e-2) for four in zip(names, ours, exact, plain, strict=True)]
+            found += [
+                compare(*four, floor=1e-2) for four in zip(names, ours, exact, plain, strict=True)
+            ]
         return found
 
     return run
@@ -54,7 +66,9 @@ def _check(
 def _bench(count: int, hidden: int, columns: int) -> Callable[[torch.device], Work]:
     def make(device: torch.device) -> Work:
         h = torch.randn(count, hidden, device=device, dtype=torch.bfloat16, requires_grad=True)
-        w = (torch.randn(columns, hidden, device=device, dtype=torch.bfloat16) * 0.02).requires_grad_()
+        w = (
+            torch.randn(columns, hidden, device=device, dtype=torch.bfloat16) * 0.02
+        ).requires_grad_()
         targets = torch.randint(0, columns, (count,), device=device)
 
         def trained(call: Callable[[], Tensor]) -> Callable[[], object]:
@@ -106,7 +120,9 @@ def _memory(device: torch.device) -> list[Compared]:
 
 CASES: Cases = [
     Check("linear_cross_entropy", "bf16", _check(300, 256, 5003, torch.bfloat16, chunk=128)),
-    Check("linear_cross_entropy", "bf16 softcap", _check(300, 256, 32000, torch.bfloat16, softcap=5.0)),
+    Check(
+        "linear_cross_entropy", "bf16 softcap", _check(300, 256, 32000, torch.bfloat16, softcap=5.0)
+    ),
     Check("linear_cross_entropy", "fp16", _check(100, 128, 1000, torch.float16)),
     Check("linear_cross_entropy", "fp32", _check(100, 128, 1000, torch.float32, chunk=64)),
     Check("linear_cross_entropy", "memory", _memory),
@@ -117,5 +133,10 @@ CASES: Cases = [
         goal="linear-cross-entropy",
         rank=1,
     ),
-    Bench("linear_cross_entropy", "8192 x 2048 x 32000 forward + backward", _bench(8192, 2048, 32000), rank=4),
+    Bench(
+        "linear_cross_entropy",
+        "8192 x 2048 x 32000 forward + backward",
+        _bench(8192, 2048, 32000),
+        rank=4,
+    ),
 ]

@@ -1,6 +1,8 @@
-"""One benchmark, timed: our call beside its peers, and what its rows say of the work and of the machine's limits.
+"""One benchmark, timed: our call beside its peers, and what its rows say of the work and of the
+machine's limits.
 
-A peer that cannot be made, called or timed is skipped with its reason; ours alone decides if there are rows.
+A peer that cannot be made, called or timed is skipped with its reason; ours alone decides if there
+are rows.
 """
 
 from __future__ import annotations
@@ -20,7 +22,10 @@ Row = dict[str, Any]
 def bench(
     case: Bench, device: torch.device, timer: Timer, limits: Limits | None, *, peers: bool = True
 ) -> tuple[list[Row], list[str]]:
-    """(a row for each peer, or one without; what was skipped and why). `ran`: what dispatch chose for our call."""
+    """(a row for each peer, or one without; what was skipped and why).
+
+    `ran`: what dispatch chose for our call.
+    """
     name = f"{case.op}/{case.case}"
     forget()
     work = case.make(device)
@@ -28,7 +33,8 @@ def bench(
     before = torch.cuda.memory_allocated(device)
     made = work.ours()
     torch.cuda.synchronize(device)
-    extra_bytes = torch.cuda.max_memory_allocated(device) - before - _bytes(made)  # beside what it is asked for
+    # beside what it is asked for
+    extra_bytes = torch.cuda.max_memory_allocated(device) - before - _bytes(made)
     del made
     ran = [{key: row[key] for key in ("op", "backend", "reason")} for row in explain()]
     prepared = {"": timer.prepared(work.ours)}
@@ -37,7 +43,8 @@ def bench(
         try:
             prepared[peer] = timer.prepared(make())
         except Exception as error:
-            torch.cuda.synchronize(device)  # raises where the fault broke the process: then nothing here can be timed
+            # raises where the fault broke the process: then nothing here can be timed
+            torch.cuda.synchronize(device)
             skipped.append(f"{name} against {peer}: {type(error).__name__}: {str(error)[:200]}")
     times = timer.times(prepared, reads=work.reads)
     ours = times.pop("")
@@ -56,14 +63,18 @@ def bench(
         "gb_per_s": work.bytes / seconds / 1e9,
         "tflops": work.flops / seconds / 1e12,
         "bound": work.bound,
-        "fraction": limits.fraction(work.bound, work.bytes, work.flops, seconds) if limits else None,
+        "fraction": limits.fraction(work.bound, work.bytes, work.flops, seconds)
+        if limits
+        else None,
         "extra_bytes": extra_bytes,
     }
     rows = [
         {**shared, "peer": peer, "peer_ms": t.ms, "peer_spread": t.spread, "ratio": t.ms / ours.ms}
         for peer, t in times.items()
     ]
-    return rows or [{**shared, "peer": None, "peer_ms": None, "peer_spread": None, "ratio": None}], skipped
+    return rows or [
+        {**shared, "peer": None, "peer_ms": None, "peer_spread": None, "ratio": None}
+    ], skipped
 
 
 def _bytes(made: Any) -> int:

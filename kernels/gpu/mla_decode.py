@@ -44,11 +44,15 @@ def exactly(case: dict[str, Any]) -> dict[str, Any]:
     return {name: x.double() if x.is_floating_point() else x for name, x in case.items()}
 
 
-def _check(heads: int, queries: int, lens: tuple[int, ...]) -> Callable[[torch.device], list[Compared]]:
+def _check(
+    heads: int, queries: int, lens: tuple[int, ...]
+) -> Callable[[torch.device], list[Compared]]:
     def run(device: torch.device) -> list[Compared]:
         torch.manual_seed(0)
         kind = torch.bfloat16
-        case = latents(lens, heads=heads, queries=queries, widths=(512, 64), page=64, dtype=kind, device=device)
+        case = latents(
+            lens, heads=heads, queries=queries, widths=(512, 64), page=64, dtype=kind, device=device
+        )
         plain: Any = mla_decode(**case, scale=0.05, backend="torch")
         exact: Any = mla_decode(**exactly(case), scale=0.05, backend="reference")
         found = []
@@ -77,7 +81,9 @@ def _bench(batch: int, length: int, heads: int) -> Callable[[torch.device], Work
             return lambda: (wide @ rows.mT * 0.05).softmax(-1) @ rows[..., :512]
 
         return Work(
-            ours=lambda: mla_decode(q, q_rope, cache, table, lens, scale=0.05, plan=plan, backend="own"),
+            ours=lambda: mla_decode(
+                q, q_rope, cache, table, lens, scale=0.05, plan=plan, backend="own"
+            ),
             peers={"torch products, contiguous cache": products},
             bytes=cache.numel() * 2 + q.numel() * 4 + q_rope.numel() * 2,
             flops=2 * batch * heads * length * (576 + 512),

@@ -1,4 +1,6 @@
-"""A mixture of experts on a GPU: gate, permutation, grouped products, all gradients; time at a model's sizes."""
+"""A mixture of experts on a GPU: gate, permutation, grouped products, all gradients; time at a
+model's sizes.
+"""
 
 from __future__ import annotations
 
@@ -13,11 +15,20 @@ from kernels.moe import grouped_matmul, moe_gate, moe_permute, moe_unpermute
 
 
 def through(
-    x: Tensor, logits: Tensor, w: Tensor, weights: Tensor, *, top_k: int, backend: str | None, dropped: bool = True
+    x: Tensor,
+    logits: Tensor,
+    w: Tensor,
+    weights: Tensor,
+    *,
+    top_k: int,
+    backend: str | None,
+    dropped: bool = True,
 ) -> list[Tensor]:
-    """Output and gradients of x, logits and w of a layer of one product: gate, permute, multiply, unpermute.
+    """Output and gradients of x, logits and w of a layer of one product: gate, permute, multiply,
+    unpermute.
 
-    `weights` [T, N] multiplies the output before it is summed. With `dropped` token 0's last choice goes nowhere.
+    `weights` [T, N] multiplies the output before it is summed. With `dropped` token 0's last choice
+    goes nowhere.
     """
     x, logits, w = (t.detach().requires_grad_() for t in (x, logits, w))
     gates, experts = moe_gate(logits, top_k, renormalise=True, backend=backend)
@@ -26,7 +37,10 @@ def through(
         experts[0, -1] = w.shape[0]
     rows, permutation = moe_permute(x, experts, w.shape[0], backend=backend)
     out = moe_unpermute(
-        grouped_matmul(rows, w, permutation.counts, backend=backend), permutation, gates, backend=backend
+        grouped_matmul(rows, w, permutation.counts, backend=backend),
+        permutation,
+        gates,
+        backend=backend,
     )
     (out * weights).sum().backward()  # type: ignore[no-untyped-call]
     return [out.detach(), *(t.grad for t in (x, logits, w) if t.grad is not None)]
@@ -36,16 +50,28 @@ NAMES = ("out", "dx", "dlogits", "dw")
 
 
 def layer(
-    tokens: int, experts: int, k: int, n: int, dtype: torch.dtype, device: torch.device | str = "cpu"
+    tokens: int,
+    experts: int,
+    k: int,
+    n: int,
+    dtype: torch.dtype,
+    device: torch.device | str = "cpu",
 ) -> list[Tensor]:
-    """Random x [T, K], logits [T, E] fp32, w [E, N, K] and the output's weights [T, N]; one expert gets no token."""
+    """Random x [T, K], logits [T, E] fp32, w [E, N, K] and the output's weights [T, N]; one expert
+    gets no token.
+    """
     logits = torch.randn(tokens, experts, device=device)
     logits[:, experts // 2] = -30.0
-    x, w = torch.randn(tokens, k, device=device).to(dtype), torch.randn(experts, n, k, device=device).to(dtype)
+    x, w = (
+        torch.randn(tokens, k, device=device).to(dtype),
+        torch.randn(experts, n, k, device=device).to(dtype),
+    )
     return [x, logits, w / k**0.5, torch.randn(tokens, n, device=device).to(dtype)]
 
 
-def _check(tokens: int, experts: int, top_k: int, k: int, n: int, dtype: torch.dtype) -> Callable[..., list[Compared]]:
+def _check(
+    tokens: int, experts: int, top_k: int, k: int, n: int, dtype: torch.dtype
+) -> Callable[..., list[Compared]]:
     def run(device: torch.device) -> list[Compared]:
         torch.manual_seed(0)
         given = layer(tokens, experts, k, n, dtype, device)
@@ -58,10 +84,15 @@ def _check(tokens: int, experts: int, top_k: int, k: int, n: int, dtype: torch.d
     return run
 
 
-def _check_gate(tokens: int, experts: int, top_k: int, **how: Any) -> Callable[[torch.device], list[Compared]]:
+def _check_gate(
+    tokens: int, experts: int, top_k: int, **how: Any
+) -> Callable[[torch.device], list[Compared]]:
     def run(device: torch.device) -> list[Compared]:
         torch.manual_seed(0)
-        logits, bias = torch.randn(tokens, experts, device=device), torch.rand(experts, device=device)
+        logits, bias = (
+            torch.randn(tokens, experts, device=device),
+            torch.rand(experts, device=device),
+        )
         weights, chosen = moe_gate(logits, top_k, bias=bias, backend="own", **how)
         plain, wanted = moe_gate(logits, top_k, bias=bias, backend="reference", **how)
         exact, _ = moe_gate(logits.double(), top_k, bias=bias, backend="reference", **how)
@@ -126,9 +157,19 @@ CASES: Cases = [
     Check("moe", "ragged fp32", _check(70, 6, 2, 100, 72, torch.float32)),
     Check("moe", "ragged bf16", _check(300, 9, 3, 200, 136, torch.bfloat16)),
     Check("moe", "8 of 256", _check(130, 256, 8, 128, 64, torch.bfloat16)),
-    Check("moe", "gate 8 of 256, 4 of 8 groups", _check_gate(300, 256, 8, scoring="sigmoid", groups=8, groups_kept=4)),
-    Check("moe", "gate 6 of 160, 3 of 8 groups", _check_gate(300, 160, 6, groups=8, groups_kept=3, scale=16.0)),
-    Bench("moe", "grouped 64 experts x 512 rows, 2048 -> 1408", _grouped(64, 512, 2048, 1408), rank=4),
+    Check(
+        "moe",
+        "gate 8 of 256, 4 of 8 groups",
+        _check_gate(300, 256, 8, scoring="sigmoid", groups=8, groups_kept=4),
+    ),
+    Check(
+        "moe",
+        "gate 6 of 160, 3 of 8 groups",
+        _check_gate(300, 160, 6, groups=8, groups_kept=3, scale=16.0),
+    ),
+    Bench(
+        "moe", "grouped 64 experts x 512 rows, 2048 -> 1408", _grouped(64, 512, 2048, 1408), rank=4
+    ),
     Bench("moe", "grouped 64 experts x 4 rows, 2048 -> 1408", _grouped(64, 4, 2048, 1408), rank=4),
     Bench("moe", "unpermute 16384 x 8 of 2048", _unpermute(16384, 8, 2048), rank=5),
 ]

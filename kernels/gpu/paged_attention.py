@@ -1,4 +1,6 @@
-"""Paged attention on a GPU: decode, verification and prefill over a poisoned cache; bytes a second of decode."""
+"""Paged attention on a GPU: decode, verification and prefill over a poisoned cache; bytes a second
+of decode.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,9 @@ from kernels.gpu.cases import Bench, Cases, Check, Compared, Work, compare
 
 @dataclass(frozen=True)
 class Paged:
-    """Queries and a cache in which everything that was never written is NaN, and every unused table entry -7."""
+    """Queries and a cache in which everything that was never written is NaN, and every unused table
+    entry -7.
+    """
 
     q: Tensor
     k_cache: Tensor
@@ -32,7 +36,9 @@ class Paged:
             q = q.to(dtype)
             if scales is None:
                 k, v = k.to(dtype), v.to(dtype)
-        return paged_attention(q, k, v, self.table, self.lens, cu_q=self.cu, scales=scales, backend=backend, **options)
+        return paged_attention(
+            q, k, v, self.table, self.lens, cu_q=self.cu, scales=scales, backend=backend, **options
+        )
 
 
 def paged(
@@ -46,17 +52,24 @@ def paged(
     cache: torch.dtype | None = None,
     device: torch.device | str = "cpu",
 ) -> Paged:
-    """A random case; `queries` as a list makes it ragged. The cache's rows lie at odd strides unless quantised."""
+    """A random case; `queries` as a list makes it ragged.
+
+    The cache's rows lie at odd strides unless quantised.
+    """
     (h, g), count = heads, len(lens)
     pages = max(-(-n // page) for n in lens) + 1
     blocks = count * pages + 3
     table = torch.randperm(blocks, device=device)[: count * pages].view(count, pages).int()
     scales: tuple[Tensor, Tensor] | None = None
     if cache is None:
-        wide = torch.full((blocks, page, g, sum(widths) + 8), float("nan"), device=device, dtype=dtype)
+        wide = torch.full(
+            (blocks, page, g, sum(widths) + 8), float("nan"), device=device, dtype=dtype
+        )
         k_cache, v_cache = wide[..., : widths[0]], wide[..., widths[0] + 8 :]
     else:
-        k_cache, v_cache = (torch.zeros(blocks, page, g, w, device=device).to(cache) for w in widths)
+        k_cache, v_cache = (
+            torch.zeros(blocks, page, g, w, device=device).to(cache) for w in widths
+        )
         k_scales, v_scales = torch.full((2, blocks, page, g), float("nan"), device=device)
         scales = (k_scales, v_scales)
     for sequence, length in enumerate(lens):
@@ -74,7 +87,9 @@ def paged(
     return Paged(q, k_cache, v_cache, table, torch.tensor(lens, device=device).int(), cu, scales)
 
 
-def _check(dtype: torch.dtype, options: dict[str, Any], **case: Any) -> Callable[[torch.device], list[Compared]]:
+def _check(
+    dtype: torch.dtype, options: dict[str, Any], **case: Any
+) -> Callable[[torch.device], list[Compared]]:
     def run(device: torch.device) -> list[Compared]:
         torch.manual_seed(0)
         made = paged(dtype=dtype, device=device, **case)
@@ -102,7 +117,9 @@ def _decode(
         if cache is None:
             k_cache, v_cache = (torch.randn(shape, device=device, dtype=kind) for _ in range(2))
         else:
-            k_cache, v_cache = (torch.randint(-100, 100, shape, device=device, dtype=torch.int8) for _ in range(2))
+            k_cache, v_cache = (
+                torch.randint(-100, 100, shape, device=device, dtype=torch.int8) for _ in range(2)
+            )
             scales = (torch.rand(shape[:3], device=device), torch.rand(shape[:3], device=device))
         table = torch.randperm(blocks, device=device).int().view(batch, pages)
         lens = torch.full((batch,), length, device=device, dtype=torch.int32)
@@ -114,13 +131,18 @@ def _decode(
                 raise ValueError("torch's own attention has no quantised cache")
             from torch.nn.functional import scaled_dot_product_attention as sdpa
 
-            k, v = (torch.randn(batch, heads[1], length, width, device=device, dtype=kind) for _ in range(2))
+            k, v = (
+                torch.randn(batch, heads[1], length, width, device=device, dtype=kind)
+                for _ in range(2)
+            )
             return lambda: sdpa(q.unsqueeze(2), k, v, enable_gqa=True)
 
         moved = k_cache.numel() * k_cache.element_size() * 2 + 2 * q.numel() * 2
         moved += 0 if scales is None else 2 * scales[0].numel() * 4
         return Work(
-            ours=lambda: paged_attention(q, k_cache, v_cache, table, lens, plan=plan, scales=scales, backend="own"),
+            ours=lambda: paged_attention(
+                q, k_cache, v_cache, table, lens, plan=plan, scales=scales, backend="own"
+            ),
             peers={"torch SDPA, contiguous cache": contiguous},
             bytes=moved,
             flops=4 * batch * heads[0] * length * width,
@@ -132,13 +154,39 @@ def _decode(
 
 
 _SHAPES: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
-    ("decode ragged 128", {}, {"lens": (1, 0, 700, 33), "heads": (16, 4), "widths": (128, 128), "page": 16}),
-    ("decode 80 window", {"window": 50}, {"lens": (9, 300), "heads": (6, 2), "widths": (80, 80), "page": 8}),
-    ("verify softcap", {"softcap": 20.0}, {"lens": (77, 3), "queries": 5, "heads": (9, 3), "widths": (64, 64)}),
-    ("mixed", {}, {"lens": (500, 200, 64), "queries": (130, 1, 64), "heads": (8, 2), "widths": (128, 128), "page": 16}),
+    (
+        "decode ragged 128",
+        {},
+        {"lens": (1, 0, 700, 33), "heads": (16, 4), "widths": (128, 128), "page": 16},
+    ),
+    (
+        "decode 80 window",
+        {"window": 50},
+        {"lens": (9, 300), "heads": (6, 2), "widths": (80, 80), "page": 8},
+    ),
+    (
+        "verify softcap",
+        {"softcap": 20.0},
+        {"lens": (77, 3), "queries": 5, "heads": (9, 3), "widths": (64, 64)},
+    ),
+    (
+        "mixed",
+        {},
+        {
+            "lens": (500, 200, 64),
+            "queries": (130, 1, 64),
+            "heads": (8, 2),
+            "widths": (128, 128),
+            "page": 16,
+        },
+    ),
     ("decode 256", {}, {"lens": (90, 1000), "heads": (8, 1), "widths": (256, 256), "page": 32}),
     ("int8", {}, {"lens": (90, 1000), "heads": (8, 2), "widths": (128, 128), "cache": torch.int8}),
-    ("e4m3", {}, {"lens": (90, 400), "heads": (8, 2), "widths": (128, 128), "cache": torch.float8_e4m3fn}),
+    (
+        "e4m3",
+        {},
+        {"lens": (90, 400), "heads": (8, 2), "widths": (128, 128), "cache": torch.float8_e4m3fn},
+    ),
 ]
 
 CASES: Cases = [
@@ -147,8 +195,19 @@ CASES: Cases = [
         for kind in (torch.bfloat16, torch.float16)
         for name, options, case in _SHAPES
     ),
-    Bench("paged_attention", "decode B32 4k 32/8 x 128", _decode(32, 4096, (32, 8), 128), goal="paged-decode", rank=1),
+    Bench(
+        "paged_attention",
+        "decode B32 4k 32/8 x 128",
+        _decode(32, 4096, (32, 8), 128),
+        goal="paged-decode",
+        rank=1,
+    ),
     Bench("paged_attention", "decode B1 4k 32/8 x 128", _decode(1, 4096, (32, 8), 128), rank=3),
     Bench("paged_attention", "decode B128 2k 64/8 x 64", _decode(128, 2048, (64, 8), 64), rank=3),
-    Bench("paged_attention", "decode B32 4k 32/8 x 128 int8", _decode(32, 4096, (32, 8), 128, torch.int8), rank=4),
-]  # fmt: skip
+    Bench(
+        "paged_attention",
+        "decode B32 4k 32/8 x 128 int8",
+        _decode(32, 4096, (32, 8), 128, torch.int8),
+        rank=4,
+    ),
+]

@@ -1,4 +1,6 @@
-"""rms_norm on a GPU: shapes that models use, ragged ones, and Liger, torch and torch.compile beside it."""
+"""rms_norm on a GPU: shapes that models use, ragged ones, and Liger, torch and torch.compile beside
+it.
+"""
 
 from __future__ import annotations
 
@@ -14,15 +16,22 @@ from kernels.norm import reference, rms_norm
 EPS = 1e-6
 
 
-def _check(rows: int, n: int, dtype: torch.dtype, residual: bool) -> Callable[[torch.device], list[Compared]]:
+def _check(
+    rows: int, n: int, dtype: torch.dtype, residual: bool
+) -> Callable[[torch.device], list[Compared]]:
     def run(device: torch.device) -> list[Compared]:
         torch.manual_seed(n)
-        inputs = [amid_nan(rows, n, device=device, dtype=dtype), torch.randn(n, device=device, dtype=dtype)]
+        inputs = [
+            amid_nan(rows, n, device=device, dtype=dtype),
+            torch.randn(n, device=device, dtype=dtype),
+        ]
         if residual:
             inputs.append(amid_nan(rows, n, device=device, dtype=dtype, gap=5))
 
         def call(backend: str, given: list[torch.Tensor]) -> Any:
-            return rms_norm(given[0], given[1], EPS, given[2] if residual else None, backend=backend)
+            return rms_norm(
+                given[0], given[1], EPS, given[2] if residual else None, backend=backend
+            )
 
         names = ["y", "h"][: 1 + residual] + ["dx", "dw", "dresidual"][: len(inputs)]
         return values_and_gradients(names, call, inputs)
@@ -52,20 +61,30 @@ def _check_quant(rows: int, n: int, quant: str) -> Callable[[torch.device], list
 
 
 def _check_both(rows: int, n: int) -> Callable[[torch.device], list[Compared]]:
-    """The norm and its codes from one launch, and its gradients: codes are those of the norm as it is kept."""
+    """The norm and its codes from one launch, and its gradients: codes are those of the norm as it
+    is kept.
+    """
 
     def run(device: torch.device) -> list[Compared]:
         torch.manual_seed(n)
         x, w = (
-            torch.randn(*shape, device=device, dtype=torch.bfloat16).requires_grad_() for shape in ((rows, n), (n,))
+            torch.randn(*shape, device=device, dtype=torch.bfloat16).requires_grad_()
+            for shape in ((rows, n), (n,))
         )
-        y, q, scale = cast(tuple[torch.Tensor, ...], rms_norm(x, w, EPS, quant="1x128", keep=True, backend="own"))
+        y, q, scale = cast(
+            tuple[torch.Tensor, ...], rms_norm(x, w, EPS, quant="1x128", keep=True, backend="own")
+        )
         grads = torch.autograd.grad(y.sum(), (x, w))
         alone: Any = rms_norm(x, w, EPS, backend="own")
         wanted = torch.autograd.grad(alone.sum(), (x, w))
         codes, scales = reference.to_fp8(y.detach(), "1x128")
         steps = (q.view(torch.uint8).int() - codes.view(torch.uint8).int()).abs()
-        found = [("y", y, alone), ("dx", grads[0], wanted[0]), ("dw", grads[1], wanted[1]), ("scale", scale, scales)]
+        found = [
+            ("y", y, alone),
+            ("dx", grads[0], wanted[0]),
+            ("dw", grads[1], wanted[1]),
+            ("scale", scale, scales),
+        ]
         told = [compare(name, ours, theirs.double(), theirs) for name, ours, theirs in found]
         return [*told, Compared("codes that differ", (steps > 0).float().mean().item(), 1e-3)]
 
@@ -86,7 +105,9 @@ def _forward(rows: int, n: int) -> Callable[[torch.device], Work]:
             ours=lambda: rms_norm(x, w, EPS, backend="own"),
             peers={
                 "torch": lambda: lambda: torch.nn.functional.rms_norm(x, (n,), w, EPS),
-                "torch.compile": lambda: _compiled(lambda: reference.rms_norm(x, w, EPS).to(x.dtype)),
+                "torch.compile": lambda: _compiled(
+                    lambda: reference.rms_norm(x, w, EPS).to(x.dtype)
+                ),
                 "liger": liger,
             },
             bytes=2 * x.numel() * 2 + n * 2,
@@ -164,7 +185,9 @@ BF16, FP16, FP32 = torch.bfloat16, torch.float16, torch.float32
 
 CASES: Cases = [
     *(
-        Check("rms_norm", f"{rows}x{n} {str(dtype)[6:]}{' residual' * r}", _check(rows, n, dtype, r))
+        Check(
+            "rms_norm", f"{rows}x{n} {str(dtype)[6:]}{' residual' * r}", _check(rows, n, dtype, r)
+        )
         for rows, n, dtype, r in [
             (1000, 128, BF16, False),
             (37, 100, FP32, True),
@@ -177,9 +200,17 @@ CASES: Cases = [
     ),
     *(
         Check("rms_norm", f"{rows}x{n} {quant}", _check_quant(rows, n, quant))
-        for rows, n, quant in [(77, 4096, "1x128"), (50, 4100, "row"), (9, 40000, "1x128"), (9, 40000, "row")]
+        for rows, n, quant in [
+            (77, 4096, "1x128"),
+            (50, 4100, "row"),
+            (9, 40000, "1x128"),
+            (9, 40000, "row"),
+        ]
     ),
-    *(Check("rms_norm", f"{rows}x{n} and 1x128", _check_both(rows, n)) for rows, n in [(77, 4096), (9, 40000)]),
+    *(
+        Check("rms_norm", f"{rows}x{n} and 1x128", _check_both(rows, n))
+        for rows, n in [(77, 4096), (9, 40000)]
+    ),
     Bench("rms_norm", "forward 16384x4096", _forward(16384, 4096), "rms-norm-forward", 1),
     Bench("rms_norm", "forward 8192x8192", _forward(8192, 8192)),
     Bench("rms_norm", "forward 2048x65536", _forward(2048, 65536)),

@@ -1,6 +1,7 @@
 """Rows of a run, written one by one as JSON lines, so that whatever ends the run loses none.
 
-`gpu-<date>-<time>.jsonl` while it runs, and at its end `.json` with the same rows in one document. Knows no operation.
+`gpu-<date>-<time>.jsonl` while it runs, and at its end `.json` with the same rows in one document.
+Knows no operation.
 """
 
 from __future__ import annotations
@@ -72,7 +73,10 @@ def machine(device: torch.device) -> dict[str, Any]:
 def _revision() -> str | None:
     try:
         done = subprocess.run(
-            ["git", "rev-parse", "--short", "HEAD"], cwd=Path(__file__).parent, capture_output=True, text=True
+            ["git", "rev-parse", "--short", "HEAD"],
+            cwd=Path(__file__).parent,
+            capture_output=True,
+            text=True,
         )
     except FileNotFoundError:
         return None

@@ -1,7 +1,10 @@
-"""One run on a GPU, by its own clock: limits, correctness, benchmarks in order of rank, then tuning.
+"""One run on a GPU, by its own clock: limits, correctness, benchmarks in order of rank, then
+tuning.
 
-The GPU is used by processes of their own: checks run side by side, as most of their time is compilation; what is timed
-runs alone. A case that breaks or hangs its process costs that case; what the clock leaves undone is told as skipped.
+The GPU is used by processes of their own: checks run side by side, as most of their time is
+compilation; what is timed
+runs alone. A case that breaks or hangs its process costs that case; what the clock leaves undone is
+told as skipped.
 Knows cases by name, no operation.
 """
 
@@ -57,7 +60,10 @@ def run(
     context: str = "spawn",
     most: int | None = None,
 ) -> tuple[Path, list[str]]:
-    """(file of the rows, sentences about failed checks). Raises NoWorker where no process can use the device."""
+    """(file of the rows, sentences about failed checks).
+
+    Raises NoWorker where no process can use the device.
+    """
     os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "1")  # each process compiles for itself
     begun = _Run(Rows(out), Clock(budget_s), Workers(device, source, context), most or processes())
     try:
@@ -101,19 +107,33 @@ class _Run:
         jobs = [Job("check", c.op, c.case, CHECK_S) for c in checks]
         for job, answer in self._workers.each(jobs, self._most, self._clock.until(CHECKS_UNTIL)):
             if answer.lost == NOT_REACHED:
-                self._skipped.append(f"{job.name}: correctness not reached in its share of the time")
+                self._skipped.append(
+                    f"{job.name}: correctness not reached in its share of the time"
+                )
                 continue
             rows = dict(answer.rows)
             if "check" not in rows:
                 says = [f"{job.name}: {answer.lost or '; '.join(answer.skipped)}"]
-                rows["check"] = {"op": job.op, "case": job.case, "ok": False, "compared": [], "failed": says}
+                rows["check"] = {
+                    "op": job.op,
+                    "case": job.case,
+                    "ok": False,
+                    "compared": [],
+                    "failed": says,
+                }
             row = rows["check"]
             self._rows.write("check", **row)
             self.failed += row["failed"]
-            print(f"{'ok    ' if row['ok'] else 'FAILED'} {job.name}", *row["failed"], sep="\n       ", flush=True)
+            print(
+                f"{'ok    ' if row['ok'] else 'FAILED'} {job.name}",
+                *row["failed"],
+                sep="\n       ",
+                flush=True,
+            )
 
     def _warm(self, benches: list[Bench]) -> None:
-        """What benchmarks compile, compiled side by side; peers through torch.compile take seconds each. What breaks or
+        """What benchmarks compile, compiled side by side; peers through torch.compile take seconds
+        each. What breaks or
         hangs its process here does not do it again where it would cost the run's own time."""
         if self._most == 1:
             return
@@ -121,7 +141,9 @@ class _Run:
         self._broke = self._broken([b for b in benches if b in self._alone], peers=False)
 
     def _broken(self, benches: list[Bench], *, peers: bool) -> dict[Bench, str]:
-        """The benchmarks that ended their process, and how; other faults are told when they are timed."""
+        """The benchmarks that ended their process, and how; other faults are told when they are
+        timed.
+        """
         named = {(b.op, b.case): b for b in benches}
         jobs = [Job("warm", b.op, b.case, WARM_S, {"peers": peers}) for b in benches]
         found = {}
@@ -141,7 +163,9 @@ class _Run:
         for peers in (False,) if bench in self._alone else (True, False):
             given = {"limits": self._limits, "peers": peers}
             limit_s = BENCH_S if self._most > 1 else WARM_S  # compiled already, or not
-            answer = self._workers.one(Job("bench", bench.op, bench.case, limit_s, given), self._clock.left_s)
+            answer = self._workers.one(
+                Job("bench", bench.op, bench.case, limit_s, given), self._clock.left_s
+            )
             self._take(answer, name)
             if answer.rows or answer.lost == NOT_REACHED or (answer.sound and not answer.lost):
                 return  # else a peer may have broken the process: once more without any
@@ -151,7 +175,9 @@ class _Run:
         if left_s > LEAST_S:
             given = {"left_s": min(left_s, TUNE_S)}
             job = Job("tune", bench.op, bench.case, TUNE_S + 10.0, given)
-            self._take(self._workers.one(job, self._clock.left_s), f"tuning {bench.op}/{bench.case}")
+            self._take(
+                self._workers.one(job, self._clock.left_s), f"tuning {bench.op}/{bench.case}"
+            )
 
     def _take(self, answer: Answer, name: str) -> None:
         for kind, values in answer.rows:
@@ -165,9 +191,19 @@ class _Run:
 def _line(kind: str, values: dict[str, Any]) -> str:
     """A row as a person reads it while it runs."""
     if kind == "bench":
-        beside = f"{values['peer']} {values['peer_ms']:.4f} ms, {values['ratio']:.2f}x" if values["peer"] else ""
-        share = f"{values['fraction']:.0%} of {values['bound']}" if values["fraction"] is not None else values["bound"]
+        beside = (
+            f"{values['peer']} {values['peer_ms']:.4f} ms, {values['ratio']:.2f}x"
+            if values["peer"]
+            else ""
+        )
+        share = (
+            f"{values['fraction']:.0%} of {values['bound']}"
+            if values["fraction"] is not None
+            else values["bound"]
+        )
         return f"{values['op']}/{values['case']}: {values['ms']:.4f} ms, {share}; {beside}"
     if kind == "tuned":
-        return f"{values['case']}: {values['op']} {values['default_ms']:.4f} -> {values['ms']:.4f} ms"
+        return (
+            f"{values['case']}: {values['op']} {values['default_ms']:.4f} -> {values['ms']:.4f} ms"
+        )
     return f"{kind}: {values}"

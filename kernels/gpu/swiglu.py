@@ -1,4 +1,6 @@
-"""swiglu on a GPU: ragged widths, FP8 output; torch, torch.compile, Liger, and quantisation in a call of its own."""
+"""swiglu on a GPU: ragged widths, FP8 output; torch, torch.compile, Liger, and quantisation in a
+call of its own.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,9 @@ from kernels.gpu.checked import amid_nan, values_and_gradients
 from kernels.norm.reference import to_fp8
 
 
-def _check(rows: int, width: int, dtype: torch.dtype, two: bool) -> Callable[[torch.device], list[Compared]]:
+def _check(
+    rows: int, width: int, dtype: torch.dtype, two: bool
+) -> Callable[[torch.device], list[Compared]]:
     def run(device: torch.device) -> list[Compared]:
         torch.manual_seed(width)
         wide = amid_nan(rows, 2 * width, device=device, dtype=dtype)
@@ -22,7 +26,9 @@ def _check(rows: int, width: int, dtype: torch.dtype, two: bool) -> Callable[[to
         def call(backend: str, given: list[torch.Tensor]) -> Any:
             return swiglu(given[0], up=given[1] if two else None, backend=backend)
 
-        return values_and_gradients(["y", "dgate", "dup"] if two else ["y", "dgate_up"], call, inputs)
+        return values_and_gradients(
+            ["y", "dgate", "dup"] if two else ["y", "dgate_up"], call, inputs
+        )
 
     return run
 
@@ -34,7 +40,10 @@ def _check_quant(rows: int, width: int, quant: str) -> Callable[[torch.device], 
         exact = reference.swiglu(*x.double().chunk(2, -1))
 
         def spread(q: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
-            return q.double() * scale.double().repeat_interleave(width if quant == "row" else 128, -1)[:, :width]
+            return (
+                q.double()
+                * scale.double().repeat_interleave(width if quant == "row" else 128, -1)[:, :width]
+            )
 
         ours: Any = swiglu(x, quant, backend="own")
         plain: Any = swiglu(x, quant, backend="reference")
@@ -76,7 +85,10 @@ def _forward(rows: int, width: int) -> Callable[[torch.device], Work]:
 
 def _backward(rows: int, width: int) -> Callable[[torch.device], Work]:
     def make(device: torch.device) -> Work:
-        gate, up = (torch.randn(rows, width, device=device, dtype=torch.bfloat16, requires_grad=True) for _ in range(2))
+        gate, up = (
+            torch.randn(rows, width, device=device, dtype=torch.bfloat16, requires_grad=True)
+            for _ in range(2)
+        )
         dy = torch.randn(rows, width, device=device, dtype=torch.bfloat16)
 
         def back(y: Any) -> Callable[[], object]:
@@ -86,7 +98,9 @@ def _backward(rows: int, width: int) -> Callable[[torch.device], Work]:
             ours=back(swiglu(gate, up=up, backend="own")),
             peers={  # Liger's writes gradients over its inputs, so it cannot be called twice
                 "torch": lambda: back(torch.nn.functional.silu(gate) * up),
-                "torch.compile": lambda: back(torch.compile(lambda g, u: torch.nn.functional.silu(g) * u)(gate, up)),
+                "torch.compile": lambda: back(
+                    torch.compile(lambda g, u: torch.nn.functional.silu(g) * u)(gate, up)
+                ),
             },
             bytes=5 * gate.numel() * 2,
             flops=10 * gate.numel(),
@@ -97,12 +111,19 @@ def _backward(rows: int, width: int) -> Callable[[torch.device], Work]:
 
 
 def _check_both(rows: int, width: int) -> Callable[[torch.device], list[Compared]]:
-    """The product and its codes from one launch, and its gradients: codes are those of the product as it is kept."""
+    """The product and its codes from one launch, and its gradients: codes are those of the product
+    as it is kept.
+    """
 
     def run(device: torch.device) -> list[Compared]:
         torch.manual_seed(width)
-        gate, up = (torch.randn(rows, width, device=device, dtype=torch.bfloat16).requires_grad_() for _ in range(2))
-        y, q, scale = cast(tuple[torch.Tensor, ...], swiglu(gate, "1x128", up=up, keep=True, backend="own"))
+        gate, up = (
+            torch.randn(rows, width, device=device, dtype=torch.bfloat16).requires_grad_()
+            for _ in range(2)
+        )
+        y, q, scale = cast(
+            tuple[torch.Tensor, ...], swiglu(gate, "1x128", up=up, keep=True, backend="own")
+        )
         grads = torch.autograd.grad(y.sum(), (gate, up))
         alone = cast(torch.Tensor, swiglu(gate, up=up, backend="own"))
         wanted = torch.autograd.grad(alone.sum(), (gate, up))
@@ -121,7 +142,9 @@ def _check_both(rows: int, width: int) -> Callable[[torch.device], list[Compared
 
 
 def _quantised(rows: int, width: int) -> Callable[[torch.device], Work]:
-    """1x128 in one call, against our own swiglu and a compiled quantisation after it, and both compiled as one."""
+    """1x128 in one call, against our own swiglu and a compiled quantisation after it, and both
+    compiled as one.
+    """
 
     def make(device: torch.device) -> Work:
         gate, up = torch.randn(2, rows, width, device=device, dtype=torch.bfloat16)
@@ -151,7 +174,11 @@ def _quantised(rows: int, width: int) -> Callable[[torch.device], Work]:
 
 CASES: Cases = [
     *(
-        Check("swiglu", f"{rows}x{width} {str(dtype)[6:]}{' two' * two}", _check(rows, width, dtype, two))
+        Check(
+            "swiglu",
+            f"{rows}x{width} {str(dtype)[6:]}{' two' * two}",
+            _check(rows, width, dtype, two),
+        )
         for rows, width, dtype, two in [
             (70000, 24, torch.float16, False),
             (37, 1001, torch.float32, True),

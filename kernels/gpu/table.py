@@ -1,6 +1,8 @@
-"""`python -m kernels.gpu.table`: writes the table of goals in kernels/README.md from docs/results/gpu-*.json.
+"""`python -m kernels.gpu.table`: writes the table of goals in kernels/README.md from
+docs/results/gpu-*.json.
 
-A goal is met when the newest run that measured it met it in every case. `--check` only looks if the table is up to
+A goal is met when the newest run that measured it met it in every case. `--check` only looks if the
+table is up to
 date. Needs no GPU; knows the rows, no operation.
 """
 
@@ -26,17 +28,26 @@ def table(results: Path) -> str:
     """The table in Markdown: each goal, what was measured where, and if it is met, missed or open."""
     runs = [_read(path) for path in sorted(results.glob("gpu-*.json*"))]
     lines = [
-        "| operation | peer | goal | measured | bytes, FLOPs | bound, share of the measured limit | state |",
+        (
+            "| operation | peer | goal | measured | bytes, FLOPs | bound, share of the measured "
+            "limit "
+            "| state |"
+        ),
         "|---|---|---|---|---|---|---|",
     ]
     cells = [_line(goal, _newest(goal, runs)) for goal in GOALS.values()]
     lines += [f"| {' | '.join(line)} |" for line in cells]
     measured = [line for line in cells if line[-1] != "open"]
-    machines = sorted({_machine(run) for run in runs if any(_rows(goal, run) for goal in GOALS.values())})
+    machines = sorted(
+        {_machine(run) for run in runs if any(_rows(goal, run) for goal in GOALS.values())}
+    )
     if not measured:
         closing = "No goal has been measured yet: all are open. `make gpu` measures them."
     else:
-        closing = f"{len(measured)} of {len(GOALS)} measured, on {'; '.join(machines)}; the others are open."
+        closing = (
+            f"{len(measured)} of {len(GOALS)} measured, on {'; '.join(machines)}; the "
+            "others are open."
+        )
     return "\n".join([*lines, "", closing])
 
 
@@ -46,7 +57,8 @@ def _read(path: Path) -> list[Row]:
     if path.suffix == ".json":
         rows: list[Row] = json.loads(text)["rows"]
         return rows
-    return [json.loads(line) for line in text.splitlines() if line.endswith("}")]  # the last may be cut off
+    # the last may be cut off
+    return [json.loads(line) for line in text.splitlines() if line.endswith("}")]
 
 
 def _rows(goal: Goal, run: list[Row]) -> list[Row]:
@@ -74,13 +86,23 @@ def _line(goal: Goal, rows: list[Row]) -> list[str]:
     told, met, work, shares = [], [], [], []
     for case, of_case in cases.items():
         value, words = _value(goal, of_case)
-        met.append(goal.met(value, max(of_case[0]["spread"], *(r["peer_spread"] or 0.0 for r in of_case), 0.0)))
+        met.append(
+            goal.met(
+                value, max(of_case[0]["spread"], *(r["peer_spread"] or 0.0 for r in of_case), 0.0)
+            )
+        )
         work.append(f"{of_case[0]['bytes'] / 1e9:.3g} GB, {of_case[0]['flops'] / 1e9:.3g} GFLOP")
         told.append(f"{case}: {words}" if len(cases) > 1 else words)
         fraction = of_case[0]["fraction"]
         shares.append(of_case[0]["bound"] + (f", {fraction:.0%}" if fraction is not None else ""))
     state = "met" if all(met) else "missed"
-    return [*first, "; ".join(told), "; ".join(dict.fromkeys(work)), "; ".join(dict.fromkeys(shares)), state]
+    return [
+        *first,
+        "; ".join(told),
+        "; ".join(dict.fromkeys(work)),
+        "; ".join(dict.fromkeys(shares)),
+        state,
+    ]
 
 
 def _value(goal: Goal, rows: list[Row]) -> tuple[float, str]:
@@ -94,7 +116,9 @@ def _value(goal: Goal, rows: list[Row]) -> tuple[float, str]:
         gib = row["extra_bytes"] / 2**30
         return gib, f"{gib:.2f} GiB"
     peers = ", ".join(f"{r['ratio']:.2f}× {r['peer']}" for r in rows if r["peer"])
-    return float(row["gb_per_s"]), f"{row['gb_per_s'] / 1e3:.2f} TB/s" + (f" ({peers})" if peers else "")
+    return float(row["gb_per_s"]), f"{row['gb_per_s'] / 1e3:.2f} TB/s" + (
+        f" ({peers})" if peers else ""
+    )
 
 
 def rendered(text: str, results: Path) -> str:
@@ -102,20 +126,31 @@ def rendered(text: str, results: Path) -> str:
     before, _, rest = text.partition(BEGIN)
     _, found, after = rest.partition(END)
     if not found:
-        raise ValueError(f"kernels/README.md has no place for the table: the lines {BEGIN!r} and {END!r}.")
+        raise ValueError(
+            f"kernels/README.md has no place for the table: the lines {BEGIN!r} and {END!r}."
+        )
     return f"{before}{BEGIN}\n{table(results)}\n{END}{after}"
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(prog="python -m kernels.gpu.table", description="Writes the table of goals.")
-    parser.add_argument("--check", action="store_true", help="exit 1 when the table is not up to date; write nothing")
+    parser = argparse.ArgumentParser(
+        prog="python -m kernels.gpu.table", description="Writes the table of goals."
+    )
+    parser.add_argument(
+        "--check",
+        action="store_true",
+        help="exit 1 when the table is not up to date; write nothing",
+    )
     asked = parser.parse_args()
     text = README.read_text()
     wanted = rendered(text, RESULTS)
     if wanted == text:
         return 0
     if asked.check:
-        print("kernels/README.md is behind docs/results; run python -m kernels.gpu.table.", file=sys.stderr)
+        print(
+            "kernels/README.md is behind docs/results; run python -m kernels.gpu.table.",
+            file=sys.stderr,
+        )
         return 1
     README.write_text(wanted)
     return 0

@@ -1,6 +1,8 @@
-"""How long a call takes on the GPU: captured in a CUDA graph, L2 flushed before each, providers in turn.
+"""How long a call takes on the GPU: captured in a CUDA graph, L2 flushed before each, providers in
+turn.
 
-Interleaved rounds share what the machine does meanwhile (clocks, heat) between the providers. Knows no operation.
+Interleaved rounds share what the machine does meanwhile (clocks, heat) between the providers. Knows
+no operation.
 """
 
 from __future__ import annotations
@@ -36,24 +38,34 @@ class Timer:
         self._flush = torch.empty(FLUSH_BYTES, dtype=torch.int8, device=device)
 
     def together(
-        self, calls: Mapping[str, Callable[[], object]], round_s: float = ROUND_S, reads: bool = False
+        self,
+        calls: Mapping[str, Callable[[], object]],
+        round_s: float = ROUND_S,
+        reads: bool = False,
     ) -> dict[str, Timed]:
         """Times each call, taking turns."""
-        return self.times({name: self.prepared(call) for name, call in calls.items()}, round_s, reads)
+        return self.times(
+            {name: self.prepared(call) for name, call in calls.items()}, round_s, reads
+        )
 
     def times(
         self, prepared: Mapping[str, Prepared], round_s: float = ROUND_S, reads: bool = False
     ) -> dict[str, Timed]:
-        """Times what `prepared` gave, taking turns over ROUNDS rounds of about `round_s` seconds each.
+        """Times what `prepared` gave, taking turns over ROUNDS rounds of about `round_s` seconds
+        each.
 
-        The flush leaves L2 full of lines that must be written back, at the cost of the call, which leaves its own
-        behind: even for what writes as much. Calls that only read get lines that are clean (`reads`).
+        The flush leaves L2 full of lines that must be written back, at the cost of the call, which
+        leaves its own
+        behind: even for what writes as much. Calls that only read get lines that are clean
+        (`reads`).
         """
         once = {name: self._round(replay, 3, reads) for name, (replay, _) in prepared.items()}
         times: dict[str, list[float]] = {name: [] for name in prepared}
         for _ in range(ROUNDS):
             for name, (replay, _) in prepared.items():
-                repeats = int(min(200, max(5, round_s * 1e3 / max(statistics.median(once[name]), 0.01))))
+                repeats = int(
+                    min(200, max(5, round_s * 1e3 / max(statistics.median(once[name]), 0.01)))
+                )
                 times[name].append(statistics.median(self._round(replay, repeats, reads)))
         told = {}
         for name, rounds in times.items():
@@ -62,11 +74,15 @@ class Timer:
         return told
 
     def prepared(self, call: Callable[[], object]) -> Prepared:
-        """The call as a replay of its CUDA graph; as it is where it cannot be captured (it waits for the GPU).
+        """The call as a replay of its CUDA graph; as it is where it cannot be captured (it waits
+        for the GPU).
 
-        A call that waits is found before, as a capture that fails may leave torch's random numbers as if it went on,
-        and then no other case could draw any; where one fails all the same the generator gets a fresh state.
-        Captured on the current stream, which must not be the default one: backward runs on the stream that its
+        A call that waits is found before, as a capture that fails may leave torch's random numbers
+        as if it went on,
+        and then no other case could draw any; where one fails all the same the generator gets a
+        fresh state.
+        Captured on the current stream, which must not be the default one: backward runs on the
+        stream that its
         forward ran on, so what is timed was made on this stream too.
         """
         for _ in range(3):
@@ -100,7 +116,10 @@ class Timer:
 
     def _round(self, replay: Callable[[], object], repeats: int, reads: bool) -> list[float]:
         """Milliseconds of each of `repeats` calls, the flush before each left out."""
-        events = [(torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)) for _ in range(repeats)]
+        events = [
+            (torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True))
+            for _ in range(repeats)
+        ]
         for start, end in events:
             self._flush.zero_()
             if reads:

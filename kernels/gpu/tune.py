@@ -1,6 +1,8 @@
-"""Better launch configurations by measurement, with what time a run has left; and into the shipped table by command.
+"""Better launch configurations by measurement, with what time a run has left; and into the shipped
+table by command.
 
-`python -m kernels.gpu.tune FILE` puts a run's rows of kind "tuned" into `kernels/tables/<arch>.json`. Knows what
+`python -m kernels.gpu.tune FILE` puts a run's rows of kind "tuned" into
+`kernels/tables/<arch>.json`. Knows what
 operations offer to try, no operation.
 """
 
@@ -22,10 +24,14 @@ BETTER = 0.97  # of the default's time: less is within the spread of rounds
 TABLES = Path(tuning.__file__).parent / "tables"
 
 
-def tune(call: Callable[[], object], timer: Timer, left_s: Callable[[], float]) -> list[dict[str, Any]]:
-    """Tries what the operations behind `call` offer, one operation after the other; keeps what is better.
+def tune(
+    call: Callable[[], object], timer: Timer, left_s: Callable[[], float]
+) -> list[dict[str, Any]]:
+    """Tries what the operations behind `call` offer, one operation after the other; keeps what is
+    better.
 
-    Gives a row {op, bucket, values, ms, default_ms} for each operation, values {} where nothing was better. What is
+    Gives a row {op, bucket, values, ms, default_ms} for each operation, values {} where nothing was
+    better. What is
     kept lies in the user's cache from then on. Stops when less than 5 s are left.
     """
     with tuning.watch() as asked:
@@ -52,7 +58,13 @@ def tune(call: Callable[[], object], timer: Timer, left_s: Callable[[], float]) 
             best, lowest = {}, default
         else:
             tuning.save(op, facts, best)
-        row = {"op": op, "bucket": tuning.bucket(facts), "values": best, "ms": lowest, "default_ms": default}
+        row = {
+            "op": op,
+            "bucket": tuning.bucket(facts),
+            "values": best,
+            "ms": lowest,
+            "default_ms": default,
+        }
         told.append(row)
     return told
 
@@ -70,7 +82,9 @@ def ship(rows: list[dict[str, Any]], tables: Path) -> Path:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(prog="python -m kernels.gpu.tune", description="Ships what a run found better.")
+    parser = argparse.ArgumentParser(
+        prog="python -m kernels.gpu.tune", description="Ships what a run found better."
+    )
     parser.add_argument("file", type=Path, help="docs/results/gpu-….json")
     asked = parser.parse_args()
     print(ship(json.loads(asked.file.read_text())["rows"], TABLES))

@@ -1,6 +1,7 @@
 """A process that does a run's jobs on the GPU, one after the other, and tells what came of each.
 
-A fault of the GPU (an illegal memory access) ends this process, not the run. Knows cases; knows no clock and no file.
+A fault of the GPU (an illegal memory access) ends this process, not the run. Knows cases; knows no
+clock and no file.
 """
 
 from __future__ import annotations
@@ -45,7 +46,8 @@ class Job:
 
 @dataclass(frozen=True)
 class Answer:
-    """Rows (kind, values) and what was skipped. `lost`: how the process ended without an answer; `sound` False: its GPU
+    """Rows (kind, values) and what was skipped. `lost`: how the process ended without an answer;
+    `sound` False: its GPU
     answers no more."""
 
     rows: list[tuple[str, dict[str, Any]]] = field(default_factory=list)
@@ -55,7 +57,9 @@ class Answer:
 
 
 def serve(line: Connection, device: str, source: str) -> None:
-    """Says if the device can be used (None, or why not), then answers jobs until the line is closed."""
+    """Says if the device can be used (None, or why not), then answers jobs until the line is
+    closed.
+    """
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the run ends its processes itself
     try:
         worker = _Worker(torch.device(device), source)
@@ -74,7 +78,9 @@ def serve(line: Connection, device: str, source: str) -> None:
 class _Worker:
     def __init__(self, device: torch.device, source: str) -> None:
         if device.type == "cuda":
-            device = torch.device("cuda", torch.cuda.current_device() if device.index is None else device.index)
+            device = torch.device(
+                "cuda", torch.cuda.current_device() if device.index is None else device.index
+            )
             torch.cuda.set_device(device)
             # Graphs cannot be captured on the default stream, and backward runs on its forward's.
             torch.cuda.set_stream(torch.cuda.Stream(device))
@@ -119,18 +125,28 @@ class _Worker:
             if self.device.type == "cuda":
                 torch.cuda.synchronize(self.device)
             wrong = [
-                f"{job.name}: {c.what}: error {c.error:.3g}, allowed {c.allowed:.3g}" for c in compared if not c.ok
+                f"{job.name}: {c.what}: error {c.error:.3g}, allowed {c.allowed:.3g}"
+                for c in compared
+                if not c.ok
             ]
             if not compared:
                 wrong = [f"{job.name}: compared nothing"]
             results = [{"what": c.what, "error": c.error, "allowed": c.allowed} for c in compared]
         except Exception as error:
             wrong, results = [f"{job.name}: {_said(error)}"], []
-        row = {"op": job.op, "case": job.case, "ok": not wrong, "compared": results, "failed": wrong}
+        row = {
+            "op": job.op,
+            "case": job.case,
+            "ok": not wrong,
+            "compared": results,
+            "failed": wrong,
+        }
         return Answer([("check", row)])
 
     def warm(self, job: Job) -> Answer:
-        """Runs a benchmark's calls once: what they compile lies in the caches on disk when they are timed."""
+        """Runs a benchmark's calls once: what they compile lies in the caches on disk when they are
+        timed.
+        """
         work = self.benches[job.op, job.case].make(self.device)
         work.ours()
         for make in work.peers.values() if job.given["peers"] else ():
@@ -143,7 +159,9 @@ class _Worker:
     def bench(self, job: Job) -> Answer:
         bench: Bench = self.benches[job.op, job.case]
         limits = Limits(**job.given["limits"]) if job.given["limits"] else None
-        rows, skipped = measured.bench(bench, self.device, self.timer, limits, peers=job.given["peers"])
+        rows, skipped = measured.bench(
+            bench, self.device, self.timer, limits, peers=job.given["peers"]
+        )
         return Answer([("bench", row) for row in rows], skipped)
 
     def tune(self, job: Job) -> Answer:
@@ -161,7 +179,8 @@ class _Worker:
                 torch.cuda.empty_cache()
         except RuntimeError:
             return False
-        if "torch._dynamo" in sys.modules:  # or peers compiled 8 times over would run uncompiled, or for any shape
+        # or peers compiled 8 times over would run uncompiled, or for any shape
+        if "torch._dynamo" in sys.modules:
             torch._dynamo.reset()
         return True
 

@@ -1,4 +1,5 @@
-"""The processes of a run, from outside: jobs given to those that are free, answers as they come, the dead replaced.
+"""The processes of a run, from outside: jobs given to those that are free, answers as they come,
+the dead replaced.
 
 What hangs is ended after its job's time. Knows processes and time; knows no case and no GPU.
 """
@@ -43,7 +44,9 @@ class Worker:
             self.line.send(job)
 
     def heard(self) -> Answer | str | None:
-        """What it said: an answer, or of its start None or why it cannot; Answer(lost=…) where it ended."""
+        """What it said: an answer, or of its start None or why it cannot; Answer(lost=…) where it
+        ended.
+        """
         try:
             said: Answer | str | None = self.line.recv()
         except (EOFError, ConnectionError):
@@ -76,10 +79,13 @@ class Workers:
             worker.end()
         del self._all[count:]
 
-    def each(self, jobs: Sequence[Job], most: int, left_s: Callable[[], float]) -> Iterator[tuple[Job, Answer]]:
+    def each(
+        self, jobs: Sequence[Job], most: int, left_s: Callable[[], float]
+    ) -> Iterator[tuple[Job, Answer]]:
         """Every job with its answer, in the order of answers; up to `most` at a time.
 
-        A job whose process ended or took too long has Answer(lost=…), one that `left_s` left no time for
+        A job whose process ended or took too long has Answer(lost=…), one that `left_s` left no
+        time for
         Answer(lost=NOT_REACHED). Raises NoWorker.
         """
         waiting = deque(jobs)

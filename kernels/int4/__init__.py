@@ -1,4 +1,6 @@
-"""Weights of four bits with a scale and a zero a group, and products with them (AWQ, arXiv 2306.00978)."""
+"""Weights of four bits with a scale and a zero a group, and products with them (AWQ, arXiv
+2306.00978).
+"""
 
 from kernels.int4.matmul import int4_matmul
 from kernels.int4.pack import from_awq, from_gptq, pack_awq, unpack

@@ -1,6 +1,8 @@
-"""Products with four-bit weights, read as they lie: a shift, a mask, and a bit pattern that is the number already.
+"""Products with four-bit weights, read as they lie: a shift, a mask, and a bit pattern that is the
+number already.
 
-A code or'd into the mantissa of 128 (bf16) or 1024 (fp16) is that number plus the code, exactly, so no integer is
+A code or'd into the mantissa of 128 (bf16) or 1024 (fp16) is that number plus the code, exactly, so
+no integer is
 converted; what was added, and the zero, are taken off a group's sum by the sum of its inputs.
 """
 
@@ -11,7 +13,9 @@ from kernels.jit import dot, jit, tl
 
 @jit
 def numbers(q, shift, KIND: tl.constexpr):
-    """Nibble `shift` / 4 of each int32 plus an offset that KIND implies: 128 (bf16), 1024 (fp16), 0 (fp32)."""
+    """Nibble `shift` / 4 of each int32 plus an offset that KIND implies: 128 (bf16), 1024 (fp16), 0
+    (fp32).
+    """
     v = (q >> shift) & 15
     if KIND == tl.bfloat16:  # noqa: SIM300
         return (v | 0x4300).to(tl.int16).to(tl.bfloat16, bitcast=True)
@@ -23,11 +27,32 @@ def numbers(q, shift, KIND: tl.constexpr):
 
 @jit
 def product(
-    X, Q, SCALES, ZEROS, OUT, m, n, k, splits, x_m, q_k, s_g, z_g, o_p, o_m,
-    GROUP: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, KIND: tl.constexpr, OFFSET: tl.constexpr,
+    X,
+    Q,
+    SCALES,
+    ZEROS,
+    OUT,
+    m,
+    n,
+    k,
+    splits,
+    x_m,
+    q_k,
+    s_g,
+    z_g,
+    o_p,
+    o_m,
+    GROUP: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    KIND: tl.constexpr,
+    OFFSET: tl.constexpr,
     UPCAST: tl.constexpr,
-):  # fmt: skip
-    """OUT [parts, M, N]: 128 numbers along K a step, 16 a product. OFFSET: what KIND's numbers are too large by."""
+):
+    """OUT [parts, M, N]: 128 numbers along K a step, 16 a product.
+
+    OFFSET: what KIND's numbers are too large by.
+    """
     num_n = tl.cdiv(n, BLOCK_N)
     pid = tl.program_id(0)
     c = (pid % num_n) * BLOCK_N + tl.arange(0, BLOCK_N)
@@ -54,8 +79,12 @@ def product(
                 here = c < n
                 if GROUP < 128:  # the chunk's last groups may lie beyond K
                     here = here & (first // GROUP * GROUP < k)
-                scale = tl.load(SCALES + (first // GROUP) * s_g + c, mask=here, other=0.0).to(tl.float32)
-                zero = tl.load(ZEROS + (first // GROUP) * z_g + c, mask=here, other=0).to(tl.float32)
+                scale = tl.load(SCALES + (first // GROUP) * s_g + c, mask=here, other=0.0).to(
+                    tl.float32
+                )
+                zero = tl.load(ZEROS + (first // GROUP) * z_g + c, mask=here, other=0).to(
+                    tl.float32
+                )
                 acc += (found - sums[:, None] * (zero + OFFSET)[None, :]) * scale[None, :]
                 found = tl.zeros([BLOCK_M, BLOCK_N], tl.float32)
                 sums = tl.zeros([BLOCK_M], tl.float32)
@@ -64,13 +93,21 @@ def product(
 
 
 @jit
-def decode(Q, SCALES, ZEROS, OUT, n, k, q_k, s_g, z_g, o_k, GROUP: tl.constexpr, BLOCK_N: tl.constexpr):
-    """A chunk of 128 rows and BLOCK_N columns of the weight [K, N], for a product of many rows by cuBLAS."""
+def decode(
+    Q, SCALES, ZEROS, OUT, n, k, q_k, s_g, z_g, o_k, GROUP: tl.constexpr, BLOCK_N: tl.constexpr
+):
+    """A chunk of 128 rows and BLOCK_N columns of the weight [K, N], for a product of many rows by
+    cuBLAS.
+    """
     num_n = tl.cdiv(n, BLOCK_N)
     chunk = tl.program_id(0) // num_n
     c = (tl.program_id(0) % num_n) * BLOCK_N + tl.arange(0, BLOCK_N)
     j = tl.arange(0, 16)
-    q = tl.load(Q + (chunk * 16 + j).to(tl.int64)[:, None] * q_k + c[None, :], mask=(c < n)[None, :], other=0)
+    q = tl.load(
+        Q + (chunk * 16 + j).to(tl.int64)[:, None] * q_k + c[None, :],
+        mask=(c < n)[None, :],
+        other=0,
+    )
     for i in tl.static_range(8):
         first = chunk * 128 + i * 16
         here = (c < n) & (first < k)

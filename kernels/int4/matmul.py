@@ -1,4 +1,5 @@
-"""`int4_matmul`: few rows read the four-bit weight as it lies; many rows decode it once and go to cuBLAS.
+"""`int4_matmul`: few rows read the four-bit weight as it lies; many rows decode it once and go to
+cuBLAS.
 
 Checks, choice, launch. Knows no model.
 """
@@ -36,7 +37,8 @@ def int4_matmul(
 ) -> Tensor:
     """x·wᵀ `[…, N]` in x's dtype, for w `[N, K]` as `pack_awq(w, group)` packed it.
 
-    x `[…, K]`; qweight `[ceil(K / 128) · 16, N]` int32, scales `[ceil(K / group), N]` float, zeros alike uint8.
+    x `[…, K]`; qweight `[ceil(K / 128) · 16, N]` int32, scales `[ceil(K / group), N]` float, zeros
+    alike uint8.
     num_splits: parts of K on a GPU, else chosen. Raises ValueError or TypeError.
     """
     _checked(x, qweight, scales, zeros, group, num_splits)
@@ -57,14 +59,17 @@ def int4_matmul(
     if chosen == "own":
         out = _launched(x_MK, qweight, scales, zeros, group, num_splits)
     elif chosen == "torch":
-        kind = torch.float32 if x.dtype == torch.float16 and not x.is_cuda else x.dtype  # 500x slower on a CPU
+        # 500x slower on a CPU
+        kind = torch.float32 if x.dtype == torch.float16 and not x.is_cuda else x.dtype
         out = (x_MK.to(kind) @ weight(qweight, scales, zeros, group, k, kind)).to(x.dtype)
     else:
         out = (x_MK.float() @ decoded(qweight, scales, zeros, group, k, torch.float32)).to(x.dtype)
     return out.view(*x.shape[:-1], n)
 
 
-def weight(qweight: Tensor, scales: Tensor, zeros: Tensor, group: int, k: int, kind: torch.dtype) -> Tensor:
+def weight(
+    qweight: Tensor, scales: Tensor, zeros: Tensor, group: int, k: int, kind: torch.dtype
+) -> Tensor:
     """The decoded weight `[K, N]`, rounded to `kind` once."""
     if runtime.mode(qweight) != "gpu" or not qweight.numel():
         return decoded(qweight, scales, zeros, group, k, torch.float32).to(kind)
@@ -77,12 +82,24 @@ def weight(qweight: Tensor, scales: Tensor, zeros: Tensor, group: int, k: int, k
 def _decode(qweight: Tensor, scales: Tensor, zeros: Tensor, group: int, out: Tensor) -> None:
     k, n = out.shape
     decode[(cdiv(k, CHUNK) * cdiv(n, 64),)](
-        qweight, scales, zeros, out, n, k, qweight.stride(0), scales.stride(0), zeros.stride(0), out.stride(0),
-        GROUP=group, BLOCK_N=64,
-    )  # fmt: skip
+        qweight,
+        scales,
+        zeros,
+        out,
+        n,
+        k,
+        qweight.stride(0),
+        scales.stride(0),
+        zeros.stride(0),
+        out.stride(0),
+        GROUP=group,
+        BLOCK_N=64,
+    )
 
 
-def _checked(x: Tensor, qweight: Tensor, scales: Tensor, zeros: Tensor, group: int, num_splits: int | None) -> None:
+def _checked(
+    x: Tensor, qweight: Tensor, scales: Tensor, zeros: Tensor, group: int, num_splits: int | None
+) -> None:
     checks.dtype_among("x", x)
     check_group(group)
     checks.dtype_among("qweight", qweight, (torch.int32,))
@@ -105,12 +122,20 @@ def _rule(arch: str, facts: dict[str, Any]) -> tuning.Config:
     if arch == "interpret":
         return {"BLOCK_M": 16, "BLOCK_N": 32, "num_warps": 4, "num_stages": 1}
     rows = int(facts["rows"])
-    if facts["dtype"] == torch.float32:  # exact products run without tensor cores, their operands in registers
+    # exact products run without tensor cores, their operands in registers
+    if facts["dtype"] == torch.float32:
         return {"BLOCK_M": 16, "BLOCK_N": 32, "num_warps": 4, "num_stages": 2}
-    return {"BLOCK_M": min(64, max(16, rows)), "BLOCK_N": 64 if rows <= 32 else 128, "num_warps": 4, "num_stages": 4}
+    return {
+        "BLOCK_M": min(64, max(16, rows)),
+        "BLOCK_N": 64 if rows <= 32 else 128,
+        "num_warps": 4,
+        "num_stages": 4,
+    }
 
 
-def _launched(x: Tensor, qweight: Tensor, scales: Tensor, zeros: Tensor, group: int, num_splits: int | None) -> Tensor:
+def _launched(
+    x: Tensor, qweight: Tensor, scales: Tensor, zeros: Tensor, group: int, num_splits: int | None
+) -> Tensor:
     (m, k), n = x.shape, qweight.shape[1]
     config = tuning.config("int4_matmul", dtype=x.dtype, rows=tuning.round_up(m), n=n, k=k)
     programs = cdiv(m, config["BLOCK_M"]) * cdiv(n, config["BLOCK_N"])
@@ -121,13 +146,31 @@ def _launched(x: Tensor, qweight: Tensor, scales: Tensor, zeros: Tensor, group: 
     parts = out.unsqueeze(0)
     if splits > 1:
         parts = torch.empty(splits, m, n, dtype=torch.float32, device=x.device)
-    kind = {torch.bfloat16: tl.bfloat16, torch.float16: tl.float16, torch.float32: tl.float32}[x.dtype]
+    kind = {torch.bfloat16: tl.bfloat16, torch.float16: tl.float16, torch.float32: tl.float32}[
+        x.dtype
+    ]
     with runtime.on(x):
         product[(programs * splits,)](
-            x, qweight, scales, zeros, parts, m, n, k, splits,
-            x.stride(0), qweight.stride(0), scales.stride(0), zeros.stride(0), *parts.stride()[:2],
-            GROUP=group, KIND=kind, OFFSET=OFFSETS[x.dtype], UPCAST=UPCAST, **config,
-        )  # fmt: skip
+            x,
+            qweight,
+            scales,
+            zeros,
+            parts,
+            m,
+            n,
+            k,
+            splits,
+            x.stride(0),
+            qweight.stride(0),
+            scales.stride(0),
+            zeros.stride(0),
+            *parts.stride()[:2],
+            GROUP=group,
+            KIND=kind,
+            OFFSET=OFFSETS[x.dtype],
+            UPCAST=UPCAST,
+            **config,
+        )
         if splits > 1:
             summed[(cdiv(m * n, 1024),)](parts, out, m * n, splits, parts.stride(0), BLOCK=1024)
     return out
@@ -142,16 +185,29 @@ def shipped(arch: str) -> list[Shipped]:
         (1, "fp16", tl.float16, 32),
     ):
         config = _rule(arch, {"dtype": None, "rows": rows})
-        signature = {"X": f"*{name}", "Q": "*i32", "SCALES": f"*{name}", "ZEROS": "*u8", "OUT": "*fp32"}
+        signature = {
+            "X": f"*{name}",
+            "Q": "*i32",
+            "SCALES": f"*{name}",
+            "ZEROS": "*u8",
+            "OUT": "*fp32",
+        }
         signature |= {"m": "i32", "splits": "i32"} | dict.fromkeys(
             ("n", "k", "x_m", "q_k", "s_g", "z_g", "o_p", "o_m"), "i32:16"
         )
         constants: dict[str, Any] = {key: config[key] for key in ("BLOCK_M", "BLOCK_N")}
-        constants |= {"GROUP": group, "KIND": kind, "OFFSET": 128.0 if name == "bf16" else 1024.0, "UPCAST": False}
+        constants |= {
+            "GROUP": group,
+            "KIND": kind,
+            "OFFSET": 128.0 if name == "bf16" else 1024.0,
+            "UPCAST": False,
+        }
         warps, stages = config["num_warps"], config["num_stages"]
         label = f"rows-{rows}-{name}-{group}"
         expects = ("mma",)
-        found.append(Shipped("int4_matmul", label, product, signature, constants, warps, stages, expects))
+        found.append(
+            Shipped("int4_matmul", label, product, signature, constants, warps, stages, expects)
+        )
     signature = {"Q": "*i32", "SCALES": "*bf16", "ZEROS": "*u8", "OUT": "*bf16"}
     signature |= dict.fromkeys(("n", "k", "q_k", "s_g", "z_g", "o_k"), "i32:16")
     found.append(Shipped("int4_matmul", "decode", decode, signature, {"GROUP": 128, "BLOCK_N": 64}))

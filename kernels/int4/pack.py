@@ -1,6 +1,8 @@
-"""Rounding a weight to four bits a number, and how the numbers lie: eight in an int32, for products of 16 columns.
+"""Rounding a weight to four bits a number, and how the numbers lie: eight in an int32, for products
+of 16 columns.
 
-Of every 128 numbers along K, int32 row j holds in its nibble i the number 16 · i + j, so that one shift and mask of a
+Of every 128 numbers along K, int32 row j holds in its nibble i the number 16 · i + j, so that one
+shift and mask of a
 tile `[16, N]` gives 16 consecutive rows of the weight, as tensor cores want them. Knows no product.
 Shapes: N outputs, K inputs, G groups along K.
 """
@@ -15,17 +17,22 @@ from kernels import checks
 
 CHUNK = 128
 ROWS = 16
-_AWQ_ORDER = (0, 2, 4, 6, 1, 3, 5, 7)  # nibble i of AutoAWQ's int32 holds output _AWQ_ORDER[i] of its eight
+# nibble i of AutoAWQ's int32 holds output _AWQ_ORDER[i] of its eight
+_AWQ_ORDER = (0, 2, 4, 6, 1, 3, 5, 7)
 
 
 def pack_awq(
     w: Tensor, group: int = 128, *, scales: Tensor | None = None, zeros: Tensor | None = None
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """A linear layer's weight `[N, K]` as qweight, scales and zeros for `int4_matmul`: w ~ (code - zero) · scale.
+    """A linear layer's weight `[N, K]` as qweight, scales and zeros for `int4_matmul`: w ~ (code -
+    zero) · scale.
 
-    qweight `[ceil(K / 128) · 16, N]` int32; scales `[G, N]` in w's dtype and zeros `[G, N]` uint8, 0 to 15, for groups
-    of `group` (16, 32, 64 or a multiple of 128) numbers along K, the last perhaps smaller. Without `scales` and `zeros`
-    each group's own range, 0 included, is spread over 0 to 15; a search such as AWQ's gives them instead.
+    qweight `[ceil(K / 128) · 16, N]` int32; scales `[G, N]` in w's dtype and zeros `[G, N]` uint8,
+    0 to 15, for groups
+    of `group` (16, 32, 64 or a multiple of 128) numbers along K, the last perhaps smaller. Without
+    `scales` and `zeros`
+    each group's own range, 0 included, is spread over 0 to 15; a search such as AWQ's gives them
+    instead.
     Raises ValueError or TypeError.
     """
     checks.dtype_among("w", w)
@@ -49,9 +56,13 @@ def pack_awq(
         checks.dtype_among("zeros", zeros, (torch.uint8,))
         checks.same_device(w=w, scales=scales, zeros=zeros)
         if not bool(((scales != 0) & scales.isfinite()).all()):
-            raise ValueError("scales hold zero, NaN or infinity, by which no number can be divided.")
+            raise ValueError(
+                "scales hold zero, NaN or infinity, by which no number can be divided."
+            )
         if bool((zeros > 15).any()):
-            raise ValueError(f"zeros hold {int(zeros.max())}; they must lie in 0 to 15, what four bits hold.")
+            raise ValueError(
+                f"zeros hold {int(zeros.max())}; they must lie in 0 to 15, what four bits hold."
+            )
     if not bool(wide.isfinite().all()):
         raise ValueError("w holds NaN or infinity, which no four bits mean.")
     codes = (wide / scales.T.float().unsqueeze(2)).round() + zeros.T.unsqueeze(2)
@@ -64,7 +75,8 @@ def packed(codes_KN: Tensor) -> Tensor:
     padded = functional.pad(codes_KN, (0, 0, 0, -codes_KN.shape[0] % CHUNK)).to(torch.int32)
     nibbles = padded.view(-1, 8, ROWS, codes_KN.shape[1])
     shifts = torch.arange(0, 32, 4, device=codes_KN.device, dtype=torch.int32).view(1, 8, 1, 1)
-    return (nibbles << shifts).sum(1, dtype=torch.int32).flatten(0, 1)  # nibbles do not overlap: the sum is their or
+    # nibbles do not overlap: the sum is their or
+    return (nibbles << shifts).sum(1, dtype=torch.int32).flatten(0, 1)
 
 
 def unpack(qweight: Tensor, k: int) -> Tensor:
@@ -74,7 +86,9 @@ def unpack(qweight: Tensor, k: int) -> Tensor:
     return nibbles.to(torch.uint8).reshape(-1, qweight.shape[1])[:k]
 
 
-def decoded(qweight: Tensor, scales: Tensor, zeros: Tensor, group: int, k: int, kind: torch.dtype) -> Tensor:
+def decoded(
+    qweight: Tensor, scales: Tensor, zeros: Tensor, group: int, k: int, kind: torch.dtype
+) -> Tensor:
     """The weight `[K, N]`: (code - zero) · scale in `kind`."""
     spread = (x.to(kind).repeat_interleave(group, 0)[:k] for x in (scales, zeros))
     scale, zero = spread
@@ -82,7 +96,9 @@ def decoded(qweight: Tensor, scales: Tensor, zeros: Tensor, group: int, k: int, 
 
 
 def from_awq(qweight: Tensor, qzeros: Tensor, scales: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """AutoAWQ's "gemm" tensors of a file, qweight `[K, N / 8]`, qzeros `[G, N / 8]`, scales `[G, N]`, as ours."""
+    """AutoAWQ's "gemm" tensors of a file, qweight `[K, N / 8]`, qzeros `[G, N / 8]`, scales `[G,
+    N]`, as ours.
+    """
     for name, x in (("qweight", qweight), ("qzeros", qzeros)):
         checks.dtype_among(name, x, (torch.int32,))
         checks.shape(name, x, (None, scales.shape[1] // 8), "rows, outputs / 8")
@@ -93,7 +109,8 @@ def from_awq(qweight: Tensor, qzeros: Tensor, scales: Tensor) -> tuple[Tensor, T
 
 
 def from_gptq(qweight: Tensor, qzeros: Tensor, scales: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """GPTQ's tensors of a file (format v1, no act-order), qweight `[K / 8, N]`, qzeros `[G, N / 8]` holding zero - 1,
+    """GPTQ's tensors of a file (format v1, no act-order), qweight `[K / 8, N]`, qzeros `[G, N / 8]`
+    holding zero - 1,
     scales `[G, N]`, as ours. Raises ValueError for a zero of 16, which four bits do not hold."""
     checks.dtype_among("qweight", qweight, (torch.int32,))
     checks.shape("qweight", qweight, (None, scales.shape[1]), "inputs / 8, outputs")
@@ -101,7 +118,9 @@ def from_gptq(qweight: Tensor, qzeros: Tensor, scales: Tensor) -> tuple[Tensor, 
     codes = _nibbles(qweight).transpose(1, 2).flatten(0, 1)
     zeros = _nibbles(qzeros).flatten(1) + 1
     if bool((zeros > 15).any()):
-        raise ValueError("qzeros hold a zero of 16, which four bits do not hold; quantise the weight anew.")
+        raise ValueError(
+            "qzeros hold a zero of 16, which four bits do not hold; quantise the weight anew."
+        )
     return packed(codes), scales.contiguous(), zeros.contiguous()
 
 

@@ -1,6 +1,8 @@
-"""`int8_matmul`: activations as they are, weights of eight bits: half the bytes where reading the weight is the bound.
+"""`int8_matmul`: activations as they are, weights of eight bits: half the bytes where reading the
+weight is the bound.
 
-Few rows on a GPU: own kernel; many: decoded once, then cuBLAS; a CPU: torch's own int8 product. Knows no model.
+Few rows on a GPU: own kernel; many: decoded once, then cuBLAS; a CPU: torch's own int8 product.
+Knows no model.
 """
 
 from __future__ import annotations
@@ -20,7 +22,8 @@ MOST_OWN_ROWS = 128
 
 
 def quantize_int8(w: Tensor) -> tuple[Tensor, Tensor]:
-    """A linear layer's weight `[N, K]` as int8 and scales `[N]` in w's dtype: w ~ q · scale, amax / 127 an output.
+    """A linear layer's weight `[N, K]` as int8 and scales `[N]` in w's dtype: w ~ q · scale, amax /
+    127 an output.
 
     Raises ValueError or TypeError.
     """
@@ -30,23 +33,36 @@ def quantize_int8(w: Tensor) -> tuple[Tensor, Tensor]:
     if not bool(wide.isfinite().all()):
         raise ValueError("w holds NaN or infinity, which no eight bits mean.")
     most = wide.abs().amax(1) if w.shape[1] else wide.new_zeros(w.shape[0])
-    scales = (most / 127.0).clamp_min(torch.finfo(w.dtype).tiny).to(w.dtype)  # an output of zeros has one too
+    # an output of zeros has one too
+    scales = (most / 127.0).clamp_min(torch.finfo(w.dtype).tiny).to(w.dtype)
     q = (wide / scales.float().unsqueeze(1)).round().clamp(-127, 127).to(torch.int8)
     return q, scales
 
 
 def int8_matmul(
-    x: Tensor, qweight: Tensor, scales: Tensor, *, num_splits: int | None = None, backend: str | None = None
+    x: Tensor,
+    qweight: Tensor,
+    scales: Tensor,
+    *,
+    num_splits: int | None = None,
+    backend: str | None = None,
 ) -> Tensor:
     """x·(qweight · scales)ᵀ `[…, N]` in x's dtype, summed in fp32 and scaled once.
 
-    x `[…, K]`; qweight `[N, K]` int8 and scales `[N]` float, as `quantize_int8` gives. num_splits: parts of K on a GPU,
+    x `[…, K]`; qweight `[N, K]` int8 and scales `[N]` float, as `quantize_int8` gives. num_splits:
+    parts of K on a GPU,
     else chosen. Raises ValueError or TypeError.
     """
     _checked(x, qweight, scales, num_splits)
     x_MK = x.reshape(-1, x.shape[-1])
     (m, k), n = x_MK.shape, qweight.shape[0]
-    facts: dict[str, object] = {"rows": tuning.round_up(m), "n": n, "k": k, "dtype": x.dtype, "device": x.device.type}
+    facts: dict[str, object] = {
+        "rows": tuning.round_up(m),
+        "n": n,
+        "k": k,
+        "dtype": x.dtype,
+        "device": x.device.type,
+    }
     own = Candidate("own", runtime.cannot(x) or (None if m and n and k else "an empty operand"))
     torchs = Candidate("torch")
     order = (own, torchs) if m < MOST_OWN_ROWS else (torchs, own)
@@ -76,18 +92,34 @@ def _checked(x: Tensor, qweight: Tensor, scales: Tensor, num_splits: int | None)
 
 def _by_torch(x: Tensor, qweight: Tensor, scales: Tensor) -> Tensor:
     fits = x.shape[1] % 16 == 0 and x.numel() and qweight.numel() and qweight.is_contiguous()
-    if fits and not x.is_cuda and x.dtype != torch.float16:  # reads 16 at once, and past a row's end (torch 2.13, bf16)
+    # reads 16 at once, and past a row's end (torch 2.13, bf16)
+    if fits and not x.is_cuda and x.dtype != torch.float16:
         return torch._weight_int8pack_mm(x.contiguous(), qweight, scales.to(x.dtype))
-    kind = torch.float32 if x.dtype == torch.float16 and not x.is_cuda else x.dtype  # 500x slower on a CPU
+    # 500x slower on a CPU
+    kind = torch.float32 if x.dtype == torch.float16 and not x.is_cuda else x.dtype
     # int8 is exact in every half type: the scale is applied once, after the sum
     return ((x.to(kind) @ qweight.to(kind).T) * scales.to(kind)).to(x.dtype)
 
 
 @jit
 def product(
-    X, Q, SCALES, OUT, m, n, k, splits, x_m, q_n, o_p, o_m,
-    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, UPCAST: tl.constexpr,
-):  # fmt: skip
+    X,
+    Q,
+    SCALES,
+    OUT,
+    m,
+    n,
+    k,
+    splits,
+    x_m,
+    q_n,
+    o_p,
+    o_m,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+    UPCAST: tl.constexpr,
+):
     """OUT [parts, M, N], scaled already."""
     num_n = tl.cdiv(n, BLOCK_N)
     num_m = tl.cdiv(m, BLOCK_M)
@@ -119,7 +151,8 @@ def product(
 def _rule(arch: str, facts: dict[str, Any]) -> tuning.Config:
     if arch == "interpret":
         return {"BLOCK_M": 16, "BLOCK_N": 32, "BLOCK_K": 64, "num_warps": 4, "num_stages": 1}
-    if facts["dtype"] == torch.float32:  # exact products run without tensor cores, their operands in registers
+    # exact products run without tensor cores, their operands in registers
+    if facts["dtype"] == torch.float32:
         return {"BLOCK_M": 16, "BLOCK_N": 32, "BLOCK_K": 32, "num_warps": 4, "num_stages": 2}
     rows = min(64, max(16, int(facts["rows"])))
     return {"BLOCK_M": rows, "BLOCK_N": 64, "BLOCK_K": 128, "num_warps": 4, "num_stages": 4}
@@ -129,7 +162,9 @@ def _launched(x: Tensor, qweight: Tensor, scales: Tensor, num_splits: int | None
     (m, k), n = x.shape, qweight.shape[0]
     config = tuning.config("int8_matmul", dtype=x.dtype, rows=tuning.round_up(m), n=n, k=k)
     programs = cdiv(m, config["BLOCK_M"]) * cdiv(n, config["BLOCK_N"])
-    wanted = max(1, min(3 * runtime.sm_count(x.device) // programs, cdiv(k, config["BLOCK_K"]) // 4))
+    wanted = max(
+        1, min(3 * runtime.sm_count(x.device) // programs, cdiv(k, config["BLOCK_K"]) // 4)
+    )
     splits = num_splits or wanted
     out = torch.empty(m, n, dtype=x.dtype, device=x.device)
     parts = out.unsqueeze(0)
@@ -137,9 +172,20 @@ def _launched(x: Tensor, qweight: Tensor, scales: Tensor, num_splits: int | None
         parts = torch.empty(splits, m, n, dtype=torch.float32, device=x.device)
     with runtime.on(x):
         product[(programs * splits,)](
-            x, qweight, scales.contiguous(), parts, m, n, k, splits,
-            x.stride(0), qweight.stride(0), *parts.stride()[:2], UPCAST=UPCAST, **config,
-        )  # fmt: skip
+            x,
+            qweight,
+            scales.contiguous(),
+            parts,
+            m,
+            n,
+            k,
+            splits,
+            x.stride(0),
+            qweight.stride(0),
+            *parts.stride()[:2],
+            UPCAST=UPCAST,
+            **config,
+        )
         if splits > 1:
             summed[(cdiv(m * n, 1024),)](parts, out, m * n, splits, parts.stride(0), BLOCK=1024)
     return out
@@ -150,9 +196,29 @@ def shipped(arch: str) -> list[Shipped]:
     found = []
     for rows in (1, 64):
         config = _rule(arch, {"dtype": None, "rows": rows})
-        signature = {"X": "*bf16", "Q": "*i8", "SCALES": "*bf16", "OUT": "*fp32", "m": "i32", "splits": "i32"}
+        signature = {
+            "X": "*bf16",
+            "Q": "*i8",
+            "SCALES": "*bf16",
+            "OUT": "*fp32",
+            "m": "i32",
+            "splits": "i32",
+        }
         signature |= dict.fromkeys(("n", "k", "x_m", "q_n", "o_p", "o_m"), "i32:16")
-        constants = {key: config[key] for key in ("BLOCK_M", "BLOCK_N", "BLOCK_K")} | {"UPCAST": False}
+        constants = {key: config[key] for key in ("BLOCK_M", "BLOCK_N", "BLOCK_K")} | {
+            "UPCAST": False
+        }
         warps, stages = config["num_warps"], config["num_stages"]
-        found.append(Shipped("int8_matmul", f"rows-{rows}", product, signature, constants, warps, stages, ("mma",)))
+        found.append(
+            Shipped(
+                "int8_matmul",
+                f"rows-{rows}",
+                product,
+                signature,
+                constants,
+                warps,
+                stages,
+                ("mma",),
+            )
+        )
     return found

@@ -1,6 +1,7 @@
 """`mla_decode`: absorbed queries against a paged cache of latents; checks, choice and launch.
 
-Does not know the projections around it: the query's up-projection is absorbed before, the value's after.
+Does not know the projections around it: the query's up-projection is absorbed before, the value's
+after.
 """
 
 from __future__ import annotations
@@ -36,13 +37,19 @@ def mla_decode(
     plan: Plan | None = None,
     backend: str | None = None,
 ) -> Tensor | tuple[Tensor, Tensor]:
-    """softmax(scale · (q_nope·c + q_rope·k))·c over each sequence's cached latents c and rotary keys k (eq. 41-47).
+    """softmax(scale · (q_nope·c + q_rope·k))·c over each sequence's cached latents c and rotary
+    keys k (eq. 41-47).
 
-    q_nope `[B, H, R]` (or `[B, S, H, R]`: a sequence's last S tokens, causal) is the query already multiplied by the
-    keys' up-projection; q_rope `[…, H, P]`; latent_cache `[blocks, block_size, R + P]`; block_table `[B, pages]` and
-    seq_lens `[B]` as in `plan_pages`. scale is the model's, (nope + rope head dim) ** -0.5 and more. Gives
-    `[…, H, R]`, to be multiplied by the values' up-projection, and with `return_lse` the log-sum-exp `[…, H]` fp32.
-    To write, give `write_kv` the two parts as one head each: `cache[..., :R].unsqueeze(2)` and `[..., R:]` likewise.
+    q_nope `[B, H, R]` (or `[B, S, H, R]`: a sequence's last S tokens, causal) is the query already
+    multiplied by the
+    keys' up-projection; q_rope `[…, H, P]`; latent_cache `[blocks, block_size, R + P]`; block_table
+    `[B, pages]` and
+    seq_lens `[B]` as in `plan_pages`. scale is the model's, (nope + rope head dim) ** -0.5 and
+    more. Gives
+    `[…, H, R]`, to be multiplied by the values' up-projection, and with `return_lse` the
+    log-sum-exp `[…, H]` fp32.
+    To write, give `write_kv` the two parts as one head each: `cache[..., :R].unsqueeze(2)` and
+    `[..., R:]` likewise.
     Raises ValueError or TypeError.
     """
     plan = _checked(q_nope, q_rope, latent_cache, block_table, seq_lens, scale, num_splits, plan)
@@ -65,9 +72,21 @@ def mla_decode(
     else:
         q, keys = torch.cat((q_THR, q_THP), dim=-1), latent_cache.unsqueeze(2)
         if chosen == "torch":
-            out = gathered(q, keys, None, plan, values=width, scale=scale, window=None, softcap=0.0, scales=None)
+            out = gathered(
+                q,
+                keys,
+                None,
+                plan,
+                values=width,
+                scale=scale,
+                window=None,
+                softcap=0.0,
+                scales=None,
+            )
             return out.view(q_nope.shape)
-        exact, lse = paged_attention(q, keys, keys[..., :width], plan.table, plan.lens, plan.starts(), scale=scale)
+        exact, lse = paged_attention(
+            q, keys, keys[..., :width], plan.table, plan.lens, plan.starts(), scale=scale
+        )
         out, lse = exact.to(q.dtype), lse.float()
     out = out.view(q_nope.shape)
     return (out, lse.view(q_nope.shape[:-1])) if return_lse else out
@@ -87,10 +106,19 @@ def _checked(
     checks.dims("q_nope", q_nope, 3, 4)
     checks.shape("q_rope", q_rope, (*q_nope.shape[:-1], None), "as q_nope, rotary width")
     width = q_nope.shape[-1] + q_rope.shape[-1]
-    checks.shape("latent_cache", latent_cache, (None, None, width), "blocks, block_size, latent + rotary width")
+    checks.shape(
+        "latent_cache",
+        latent_cache,
+        (None, None, width),
+        "blocks, block_size, latent + rotary width",
+    )
     checks.same_dtype(q_nope=q_nope, q_rope=q_rope, latent_cache=latent_cache)
     checks.same_device(
-        q_nope=q_nope, q_rope=q_rope, latent_cache=latent_cache, block_table=block_table, seq_lens=seq_lens
+        q_nope=q_nope,
+        q_rope=q_rope,
+        latent_cache=latent_cache,
+        block_table=block_table,
+        seq_lens=seq_lens,
     )
     for name, x in (("q_nope", q_nope), ("q_rope", q_rope), ("latent_cache", latent_cache)):
         checks.contiguous_last(name, x)
@@ -99,14 +127,19 @@ def _checked(
     queries = q_nope.shape[1] if q_nope.dim() == 4 else 1
     blocks, page = latent_cache.shape[:2]
     if plan is None:
-        plan = plan_pages(block_table, seq_lens, blocks=blocks, block_size=page, queries=max(1, queries))
+        plan = plan_pages(
+            block_table, seq_lens, blocks=blocks, block_size=page, queries=max(1, queries)
+        )
     elif plan.table is not block_table or plan.lens is not seq_lens or plan.cu is not None:
-        raise ValueError("plan was made from another block_table or seq_lens, or for cu_q; call plan_pages anew.")
+        raise ValueError(
+            "plan was made from another block_table or seq_lens, or for cu_q; call plan_pages anew."
+        )
     else:
         plan.fits(blocks, page)
     if q_nope.shape[0] != block_table.shape[0] or plan.queries != queries:
         raise ValueError(
-            f"q_nope has shape {tuple(q_nope.shape)}; {block_table.shape[0]} sequences of {plan.queries} tokens each "
+            f"q_nope has shape {tuple(q_nope.shape)}; {block_table.shape[0]} sequences of "
+            f"{plan.queries} tokens each "
             f"want ({block_table.shape[0]}, {plan.queries}, heads, latent)."
         )
     return plan
@@ -116,7 +149,8 @@ def _checked(
 def _rule(arch: str, facts: dict[str, Any]) -> tuning.Config:
     if arch == "interpret":
         return {"BLOCK_M": 16, "BLOCK_N": 16, "num_warps": 4, "num_stages": 1}
-    if facts["dtype"] == torch.float32:  # exact products run without tensor cores, their operands in registers
+    # exact products run without tensor cores, their operands in registers
+    if facts["dtype"] == torch.float32:
         return {"BLOCK_M": 16, "BLOCK_N": 16, "num_warps": 8, "num_stages": 2}
     small = arch in ("sm_80", "sm_86", "sm_89")
     if int(facts["rows"]) > 32 and not small:  # wgmma wants 64 rows
@@ -175,14 +209,18 @@ def _launch(
 
 
 def shipped(arch: str) -> list[Shipped]:
-    """DeepSeek's latent of 512 and rotary part of 64: with 16 heads (a shard), with 128, and the combining."""
+    """DeepSeek's latent of 512 and rotary part of 64: with 16 heads (a shard), with 128, and the
+    combining.
+    """
     found = []
     for heads in (16, 128):
         config = _rule(arch, {"dtype": None, "rows": heads})
         signature = dict.fromkeys(("Q", "QR", "C"), "*bf16") | {"OUT": "*fp32", "LSE": "*fp32"}
         signature |= {"TABLE": "*i32", "LENS": "*i32", "scale": "fp32"}
         signature |= dict.fromkeys(("queries", "heads", "splits", "l_p", "l_t", "table_b"), "i32")
-        signature |= dict.fromkeys(("q_t", "q_h", "r_t", "r_h", "c_b", "c_s", "o_p", "o_t", "o_h"), "i32:16")
+        signature |= dict.fromkeys(
+            ("q_t", "q_h", "r_t", "r_h", "c_b", "c_s", "o_p", "o_t", "o_h"), "i32:16"
+        )
         constants = {"R": 512, "P": 64, "PAGE": 64, "BLOCK_R": 512, "BLOCK_P": 64, "UPCAST": False}
         constants |= {"BLOCK_M": config["BLOCK_M"], "BLOCK_N": config["BLOCK_N"]}
         wide = config["BLOCK_M"] >= 64
@@ -199,8 +237,18 @@ def shipped(arch: str) -> list[Shipped]:
                 "32 bytes once a program, behind the loop, where rows are stored" if wide else None,
             )
         )
-    signature = {"PARTS": "*fp32", "LSES": "*fp32", "OUT": "*bf16", "LSE": "*fp32", "heads": "i32", "splits": "i32"}
-    signature |= dict.fromkeys(("p_p", "p_t", "p_h", "o_t", "o_h"), "i32:16") | {"l_p": "i32", "l_t": "i32"}
+    signature = {
+        "PARTS": "*fp32",
+        "LSES": "*fp32",
+        "OUT": "*bf16",
+        "LSE": "*fp32",
+        "heads": "i32",
+        "splits": "i32",
+    }
+    signature |= dict.fromkeys(("p_p", "p_t", "p_h", "o_t", "o_h"), "i32:16") | {
+        "l_p": "i32",
+        "l_t": "i32",
+    }
     constants = {"DV": 512, "BLOCK_V": 512, "BLOCK_P": 16}
     found.append(Shipped("mla_decode", "combine-512", combine, signature, constants, 4, 1))
     return found

@@ -1,6 +1,8 @@
-"""Split-K attention on latents: a tile of latents is loaded once and serves as keys and as values for all heads.
+"""Split-K attention on latents: a tile of latents is loaded once and serves as keys and as values
+for all heads.
 
-Rows are the heads times a sequence's query tokens. Partial results meet in `kernels.decode.kernel.combine`.
+Rows are the heads times a sequence's query tokens. Partial results meet in
+`kernels.decode.kernel.combine`.
 """
 
 from __future__ import annotations
@@ -10,13 +12,40 @@ from kernels.jit import dot, jit, softmax_step, tl
 
 @jit
 def latent(
-    Q, QR, C, OUT, LSE, TABLE, LENS,
-    scale, queries, heads, splits,
-    q_t, q_h, r_t, r_h, c_b, c_s, o_p, o_t, o_h, l_p, l_t, table_b,
-    R: tl.constexpr, P: tl.constexpr, PAGE: tl.constexpr,
-    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_R: tl.constexpr, BLOCK_P: tl.constexpr, UPCAST: tl.constexpr,
-):  # fmt: skip
-    """OUT [parts, T, H, R] and LSE [parts, T, H]. C's rows hold R columns of latent, then P of rotary key. scale holds
+    Q,
+    QR,
+    C,
+    OUT,
+    LSE,
+    TABLE,
+    LENS,
+    scale,
+    queries,
+    heads,
+    splits,
+    q_t,
+    q_h,
+    r_t,
+    r_h,
+    c_b,
+    c_s,
+    o_p,
+    o_t,
+    o_h,
+    l_p,
+    l_t,
+    table_b,
+    R: tl.constexpr,
+    P: tl.constexpr,
+    PAGE: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_R: tl.constexpr,
+    BLOCK_P: tl.constexpr,
+    UPCAST: tl.constexpr,
+):
+    """OUT [parts, T, H, R] and LSE [parts, T, H]. C's rows hold R columns of latent, then P of
+    rotary key. scale holds
     log2(e)."""
     rows = queries * heads
     tiles = tl.cdiv(rows, BLOCK_M)
@@ -35,10 +64,14 @@ def latent(
     r = tl.arange(0, BLOCK_P)
     n = tl.arange(0, BLOCK_N)
     q = tl.load(
-        Q + token[:, None] * q_t + head[:, None] * q_h + c[None, :], mask=valid[:, None] & (c < R)[None, :], other=0.0
+        Q + token[:, None] * q_t + head[:, None] * q_h + c[None, :],
+        mask=valid[:, None] & (c < R)[None, :],
+        other=0.0,
     )
     qr = tl.load(
-        QR + token[:, None] * r_t + head[:, None] * r_h + r[None, :], mask=valid[:, None] & (r < P)[None, :], other=0.0
+        QR + token[:, None] * r_t + head[:, None] * r_h + r[None, :],
+        mask=valid[:, None] & (r < P)[None, :],
+        other=0.0,
     )
     place = length - queries + query
     newest = tl.minimum((tile * BLOCK_M + BLOCK_M - 1) // heads, queries - 1)
@@ -53,14 +86,21 @@ def latent(
     for at in range(start, stop, BLOCK_N):
         key = at + n
         inside = key < stop
-        if PAGE % BLOCK_N == 0:  # a tile lies in one block: one address and offsets, instead of one a row
+        # a tile lies in one block: one address and offsets, instead of one a row
+        if PAGE % BLOCK_N == 0:
             block = tl.load(TABLE + sequence * table_b + at // PAGE).to(tl.int64)
             rows_at = C + block * c_b + (at % PAGE + n) * c_s
         else:
-            blocks = tl.load(TABLE + sequence * table_b + key // PAGE, mask=inside, other=0).to(tl.int64)
+            blocks = tl.load(TABLE + sequence * table_b + key // PAGE, mask=inside, other=0).to(
+                tl.int64
+            )
             rows_at = C + blocks * c_b + (key % PAGE) * c_s
-        x = tl.load(rows_at[:, None] + c[None, :], mask=inside[:, None] & (c < R)[None, :], other=0.0)
-        k = tl.load(rows_at[:, None] + (R + r)[None, :], mask=inside[:, None] & (r < P)[None, :], other=0.0)
+        x = tl.load(
+            rows_at[:, None] + c[None, :], mask=inside[:, None] & (c < R)[None, :], other=0.0
+        )
+        k = tl.load(
+            rows_at[:, None] + (R + r)[None, :], mask=inside[:, None] & (r < P)[None, :], other=0.0
+        )
         s = dot(qr, tl.trans(k), tl.zeros([BLOCK_M, BLOCK_N], tl.float32), UPCAST)
         s = dot(q, tl.trans(x), s, UPCAST) * scale
         mask = inside[None, :] & (key[None, :] <= place[:, None])

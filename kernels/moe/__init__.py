@@ -1,4 +1,6 @@
-"""Mixture of experts (arXiv 2101.03961): which experts a token goes to, its way there and back, products by expert."""
+"""Mixture of experts (arXiv 2101.03961): which experts a token goes to, its way there and back,
+products by expert.
+"""
 
 from kernels.moe.gate import moe_gate
 from kernels.moe.grouped import grouped_matmul

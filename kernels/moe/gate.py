@@ -1,4 +1,5 @@
-"""`moe_gate`: scores of the experts, the best groups of them, the best experts of those, their weights: one pass over
+"""`moe_gate`: scores of the experts, the best groups of them, the best experts of those, their
+weights: one pass over
 a token's logits.
 
 Knows no expert and no balance. The gradient goes through the chosen weights alone.
@@ -38,10 +39,14 @@ def moe_gate(
 ) -> tuple[Tensor, Tensor]:
     """Weights `[T, K]` fp32 and experts `[T, K]` int64, best first, of logits `[T, E]`.
 
-    scoring: "softmax" over the experts or "sigmoid" of each. bias `[E]` is added to the scores for the choice alone
-    (DeepSeek-V3, arXiv 2412.19437, eq. 16). groups: of so many equal groups of neighbours the choice falls within the
-    `groups_kept` best (all), judged by their best expert, or under sigmoid by the sum of their best two (section
-    2.1.2 there; arXiv 2405.04434, section 2.2.2). renormalise: a token's weights sum to one, before `scale`. Of equal
+    scoring: "softmax" over the experts or "sigmoid" of each. bias `[E]` is added to the scores for
+    the choice alone
+    (DeepSeek-V3, arXiv 2412.19437, eq. 16). groups: of so many equal groups of neighbours the
+    choice falls within the
+    `groups_kept` best (all), judged by their best expert, or under sigmoid by the sum of their best
+    two (section
+    2.1.2 there; arXiv 2405.04434, section 2.2.2). renormalise: a token's weights sum to one, before
+    `scale`. Of equal
     scores it is not told which expert is chosen. Raises ValueError or TypeError.
     """
     checks.dtype_among("logits", logits, (*checks.FLOATS, torch.float64))
@@ -57,14 +62,29 @@ def moe_gate(
         checks.shape("bias", bias, (experts,), "experts")
         checks.same_device(logits=logits, bias=bias)
     checks.positive("scale", scale)
-    form = Form(top_k, scoring, groups, groups if groups_kept is None else groups_kept, renormalise, float(scale))
+    form = Form(
+        top_k,
+        scoring,
+        groups,
+        groups if groups_kept is None else groups_kept,
+        renormalise,
+        float(scale),
+    )
     _groups_checked(form, experts)
-    facts: dict[str, object] = {"experts": experts, "top_k": top_k, "scoring": scoring, "device": logits.device.type}
+    facts: dict[str, object] = {
+        "experts": experts,
+        "top_k": top_k,
+        "scoring": scoring,
+        "device": logits.device.type,
+    }
     if groups > 1:
         facts["groups"] = groups
     many = f"{experts} experts; the kernel holds {MOST_EXPERTS}" if experts > MOST_EXPERTS else None
     double = "fp64" if logits.dtype == torch.float64 else None
-    candidates = (Candidate("own", runtime.cannot(logits) or many or double), Candidate("reference"))
+    candidates = (
+        Candidate("own", runtime.cannot(logits) or many or double),
+        Candidate("reference"),
+    )
     if choose("moe_gate", facts, candidates, backend).backend == "reference":
         return reference.gate(logits, form, bias)
     found: tuple[Tensor, Tensor] = _Gate.apply(logits, bias, form)  # type: ignore[no-untyped-call]
@@ -73,10 +93,15 @@ def moe_gate(
 
 def _groups_checked(form: Form, experts: int) -> None:
     if experts % form.groups:
-        raise ValueError(f"groups is {form.groups}; {experts} experts are not so many equal groups.")
+        raise ValueError(
+            f"groups is {form.groups}; {experts} experts are not so many equal groups."
+        )
     held = form.groups_kept * experts // form.groups
     if form.top_k > held:
-        raise ValueError(f"top_k is {form.top_k}; {form.groups_kept} of {form.groups} groups hold {held} experts.")
+        raise ValueError(
+            f"top_k is {form.top_k}; {form.groups_kept} of {form.groups} groups hold {held} "
+            "experts."
+        )
 
 
 class _Gate(torch.autograd.Function):
@@ -94,7 +119,9 @@ class _Gate(torch.autograd.Function):
         logits, chosen = ctx.saved_tensors
         with torch.enable_grad():  # a few numbers a token: torch's own formula is enough
             again = logits.detach().requires_grad_()
-            weights = reference.weights_of(reference.scores_of(again, ctx.form.scoring), chosen, ctx.form)
+            weights = reference.weights_of(
+                reference.scores_of(again, ctx.form.scoring), chosen, ctx.form
+            )
         return torch.autograd.grad(weights, again, gradients[0])[0], None, None
 
 
@@ -107,22 +134,53 @@ def _launched(logits: Tensor, bias: Tensor | None, form: Form) -> list[Tensor]:
     if tokens:
         with runtime.on(logits):
             gate[(-(-tokens // block_t),)](
-                logits, None if bias is None else bias.contiguous(), weights, chosen, tokens, experts, form.scale,
-                *logits.stride(), K=form.top_k, BLOCK_T=block_t, BLOCK_E=next_power_of_2(experts),
-                SIGMOID=form.scoring == "sigmoid", BIASED=bias is not None, RENORMALISE=form.renormalise,
-                GROUPS=form.groups, KEPT=form.groups_kept, BEST=best, BLOCK_G=next_power_of_2(form.groups),
-            )  # fmt: skip
+                logits,
+                None if bias is None else bias.contiguous(),
+                weights,
+                chosen,
+                tokens,
+                experts,
+                form.scale,
+                *logits.stride(),
+                K=form.top_k,
+                BLOCK_T=block_t,
+                BLOCK_E=next_power_of_2(experts),
+                SIGMOID=form.scoring == "sigmoid",
+                BIASED=bias is not None,
+                RENORMALISE=form.renormalise,
+                GROUPS=form.groups,
+                KEPT=form.groups_kept,
+                BEST=best,
+                BLOCK_G=next_power_of_2(form.groups),
+            )
     return [weights, chosen]
 
 
 @jit
 def gate(
-    LOGITS, BIAS, WEIGHTS, CHOSEN, tokens, experts, scale, l_t, l_e,
-    K: tl.constexpr, BLOCK_T: tl.constexpr, BLOCK_E: tl.constexpr,
-    SIGMOID: tl.constexpr, BIASED: tl.constexpr, RENORMALISE: tl.constexpr,
-    GROUPS: tl.constexpr, KEPT: tl.constexpr, BEST: tl.constexpr, BLOCK_G: tl.constexpr,
-):  # fmt: skip
-    """BLOCK_T tokens; the best group, by its BEST best experts, is taken KEPT times, then the best expert K times."""
+    LOGITS,
+    BIAS,
+    WEIGHTS,
+    CHOSEN,
+    tokens,
+    experts,
+    scale,
+    l_t,
+    l_e,
+    K: tl.constexpr,
+    BLOCK_T: tl.constexpr,
+    BLOCK_E: tl.constexpr,
+    SIGMOID: tl.constexpr,
+    BIASED: tl.constexpr,
+    RENORMALISE: tl.constexpr,
+    GROUPS: tl.constexpr,
+    KEPT: tl.constexpr,
+    BEST: tl.constexpr,
+    BLOCK_G: tl.constexpr,
+):
+    """BLOCK_T tokens; the best group, by its BEST best experts, is taken KEPT times, then the best
+    expert K times.
+    """
     t = tl.program_id(0) * BLOCK_T + tl.arange(0, BLOCK_T)
     e = tl.arange(0, BLOCK_E)
     inside = (t < tokens)[:, None] & (e < experts)[None, :]
@@ -157,7 +215,8 @@ def gate(
         wanted = tl.where(kept > 0, wanted, float("-inf"))
     total = tl.zeros([BLOCK_T], tl.float32)
     for k in tl.static_range(K):
-        best = tl.minimum(tl.argmax(wanted, 1), experts - 1)  # of NaN scores it may lie behind the last
+        # of NaN scores it may lie behind the last
+        best = tl.minimum(tl.argmax(wanted, 1), experts - 1)
         mine = e[None, :] == best[:, None]
         weight = tl.sum(tl.where(mine, scores, 0.0), 1)
         total += weight
@@ -176,11 +235,22 @@ def shipped(arch: str) -> list[Shipped]:
     found = []
     for top_k, experts, sigmoid in ((8, 256, True), (2, 8, False)):
         groups = 8 if sigmoid else 1
-        signature = {"LOGITS": "*fp32", "WEIGHTS": "*fp32", "CHOSEN": "*i64", "tokens": "i32", "experts": "i32"}
+        signature = {
+            "LOGITS": "*fp32",
+            "WEIGHTS": "*fp32",
+            "CHOSEN": "*i64",
+            "tokens": "i32",
+            "experts": "i32",
+        }
         signature |= {"scale": "fp32", "l_t": "i32", "l_e": "i32"}
         constants: dict[str, Any] = {"K": top_k, "BLOCK_T": 512 // experts, "BLOCK_E": experts}
         constants |= {"SIGMOID": sigmoid, "BIASED": sigmoid, "RENORMALISE": True}
-        constants |= {"GROUPS": groups, "KEPT": max(1, groups // 2), "BEST": 1 + sigmoid, "BLOCK_G": groups}
+        constants |= {
+            "GROUPS": groups,
+            "KEPT": max(1, groups // 2),
+            "BEST": 1 + sigmoid,
+            "BLOCK_G": groups,
+        }
         if sigmoid:
             signature["BIAS"] = "*fp32"
         else:

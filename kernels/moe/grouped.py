@@ -1,6 +1,8 @@
-"""`grouped_matmul`: each expert's rows times its weight, forward and backward, without telling the host how many rows.
+"""`grouped_matmul`: each expert's rows times its weight, forward and backward, without telling the
+host how many rows.
 
-Few rows an expert and odd sizes run in the own kernel; many in bf16 on Hopper in torch's. Knows no routing.
+Few rows an expert and odd sizes run in the own kernel; many in bf16 on Hopper in torch's. Knows no
+routing.
 """
 
 from __future__ import annotations
@@ -21,10 +23,14 @@ MANY_ROWS = 256
 """Rows an expert from which torch's grouped product comes first."""
 
 
-def grouped_matmul(x: Tensor, w: Tensor, counts: Tensor, *, check: bool = True, backend: str | None = None) -> Tensor:
-    """`[A, N]` in x's dtype: rows of x `[A, K]`, sorted by expert, times that expert's weight in w `[E, N, K]`.
+def grouped_matmul(
+    x: Tensor, w: Tensor, counts: Tensor, *, check: bool = True, backend: str | None = None
+) -> Tensor:
+    """`[A, N]` in x's dtype: rows of x `[A, K]`, sorted by expert, times that expert's weight in w
+    `[E, N, K]`.
 
-    counts `[E]` int64: rows of each expert; rows of x behind their sum give zeros. check: refuse counts that exceed x,
+    counts `[E]` int64: rows of each expert; rows of x behind their sum give zeros. check: refuse
+    counts that exceed x,
     which waits for a GPU. Raises ValueError or TypeError.
     """
     checks.dtype_among("x", x, (*checks.FLOATS, torch.float64))
@@ -35,9 +41,13 @@ def grouped_matmul(x: Tensor, w: Tensor, counts: Tensor, *, check: bool = True, 
     checks.shape("counts", counts, (w.shape[0],), "experts of w")
     checks.same_device(x=x, w=w, counts=counts)
     if check and counts.numel():
-        least, most, total = (int(v) for v in torch.stack([*torch.aminmax(counts), counts.sum()]).tolist())
+        least, most, total = (
+            int(v) for v in torch.stack([*torch.aminmax(counts), counts.sum()]).tolist()
+        )
         if least < 0 or max(most, total) > x.shape[0]:  # a sum of great ones may wrap round
-            raise ValueError(f"counts hold {least} to {most} and sum to {total}; x has {x.shape[0]} rows.")
+            raise ValueError(
+                f"counts hold {least} to {most} and sum to {total}; x has {x.shape[0]} rows."
+            )
     facts: dict[str, object] = {
         "experts": w.shape[0],
         "n": w.shape[1],
@@ -70,7 +80,9 @@ class _Grouped(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, w: Tensor, counts: Tensor, own: bool) -> Tensor:
         # ends of the experts' rows, and of x: the rows that are left belong to nobody
-        ends = torch.cat([counts.new_zeros(1), counts.cumsum(0), counts.new_full((1,), x.shape[0])]).int()
+        ends = torch.cat(
+            [counts.new_zeros(1), counts.cumsum(0), counts.new_full((1,), x.shape[0])]
+        ).int()
         ctx.save_for_backward(x, w, ends)
         ctx.own = own
         return _rows(x, w, ends, own)
@@ -93,7 +105,9 @@ class _Grouped(torch.autograd.Function):
 def _rows(x: Tensor, w_ENK: Tensor, ends: Tensor, own: bool) -> Tensor:
     if own:
         flops = 2 * x.shape[0] * w_ENK.shape[1] * w_ENK.shape[2]
-        return visible("grouped_matmul", (x, w_ENK, ends), lambda: [of_rows(x, w_ENK, ends)], flops=flops)[0]
+        return visible(
+            "grouped_matmul", (x, w_ENK, ends), lambda: [of_rows(x, w_ENK, ends)], flops=flops
+        )[0]
     out = torch._grouped_mm(x.contiguous(), w_ENK.transpose(1, 2), offs=ends[1:-1])
     # rows of nobody were not written
     behind = torch.arange(x.shape[0], device=x.device) >= ends[-2]

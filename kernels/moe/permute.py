@@ -1,6 +1,8 @@
-"""`moe_permute` and `moe_unpermute`: tokens sorted by expert, and the experts' answers weighted and summed again.
+"""`moe_permute` and `moe_unpermute`: tokens sorted by expert, and the experts' answers weighted and
+summed again.
 
-Sums run over a token's own assignments in their order, never by atomics: the same in every run. Knows no expert.
+Sums run over a token's own assignments in their order, never by atomics: the same in every run.
+Knows no expert.
 Shapes: T tokens, K chosen a token, A = T · K assignments, E experts, H width.
 """
 
@@ -23,7 +25,8 @@ from kernels.shipped import Shipped
 
 @dataclass(frozen=True)
 class Permutation:
-    """Where assignments went: `token` [A] int32 of each sorted row, `place` [T, K] int32 of each assignment, `counts`
+    """Where assignments went: `token` [A] int32 of each sorted row, `place` [T, K] int32 of each
+    assignment, `counts`
     [E] int64 rows of each expert; rows behind these are assignments that were dropped."""
 
     token: Tensor
@@ -34,9 +37,11 @@ class Permutation:
 def moe_permute(
     x: Tensor, experts: Tensor, num_experts: int, *, check: bool = True, backend: str | None = None
 ) -> tuple[Tensor, Permutation]:
-    """x `[T, H]` as rows `[A, H]` sorted by expert, a token's copies in its order; and where they went.
+    """x `[T, H]` as rows `[A, H]` sorted by expert, a token's copies in its order; and where they
+    went.
 
-    experts `[T, K]` int, 0 to E - 1, or E for an assignment that is dropped. check: refuse others, which waits for a
+    experts `[T, K]` int, 0 to E - 1, or E for an assignment that is dropped. check: refuse others,
+    which waits for a
     GPU. Raises ValueError or TypeError.
     """
     checks.dtype_among("x", x, (*checks.FLOATS, torch.float64))
@@ -50,7 +55,10 @@ def moe_permute(
     if check and flat.numel():
         low, high = (int(v) for v in torch.stack(torch.aminmax(flat)).tolist())
         if low < 0 or high > num_experts:
-            raise ValueError(f"experts hold {low if low < 0 else high}; they must lie in 0 to {num_experts} (dropped).")
+            raise ValueError(
+                f"experts hold {low if low < 0 else high}; they must lie in 0 to {num_experts} "
+                "(dropped)."
+            )
     order = flat.argsort(stable=True)
     place = torch.empty_like(order, dtype=torch.int32)
     place[order] = torch.arange(len(flat), dtype=torch.int32, device=x.device)
@@ -64,14 +72,21 @@ def moe_permute(
 
 
 def moe_unpermute(
-    y: Tensor, permutation: Permutation, weights: Tensor | None = None, *, backend: str | None = None
+    y: Tensor,
+    permutation: Permutation,
+    weights: Tensor | None = None,
+    *,
+    backend: str | None = None,
 ) -> Tensor:
-    """`[T, H]` in y's dtype: each token's rows of y `[A, H]` times its weights `[T, K]` (ones without), summed in fp32.
+    """`[T, H]` in y's dtype: each token's rows of y `[A, H]` times its weights `[T, K]` (ones
+    without), summed in fp32.
 
     Raises ValueError or TypeError.
     """
     if not isinstance(permutation, Permutation):
-        raise TypeError(f"permutation must be what moe_permute gives, not {type(permutation).__name__}.")
+        raise TypeError(
+            f"permutation must be what moe_permute gives, not {type(permutation).__name__}."
+        )
     checks.dtype_among("y", y, (*checks.FLOATS, torch.float64))
     checks.shape("y", y, (len(permutation.token), None), "sorted rows, width")
     if weights is not None:
@@ -85,10 +100,17 @@ def moe_unpermute(
 
 
 def _chosen(op: str, x: Tensor, top_k: int, backend: str | None) -> bool:
-    facts: dict[str, object] = {"dtype": x.dtype, "width": x.shape[1], "top_k": top_k, "device": x.device.type}
+    facts: dict[str, object] = {
+        "dtype": x.dtype,
+        "width": x.shape[1],
+        "top_k": top_k,
+        "device": x.device.type,
+    }
     double = "fp64" if x.dtype == torch.float64 else None
     own = runtime.cannot(x) or double or (None if x.numel() else "nothing to move")
-    return choose(op, facts, (Candidate("own", own), Candidate("reference")), backend).backend == "own"
+    return (
+        choose(op, facts, (Candidate("own", own), Candidate("reference")), backend).backend == "own"
+    )
 
 
 class _Permute(torch.autograd.Function):
@@ -103,7 +125,11 @@ class _Permute(torch.autograd.Function):
         (gradient,) = gradients
         if ctx.own:
             return _gathered(gradient.contiguous(), ctx.permutation.place, None), None, None
-        return reference.unpermute(gradient, ctx.permutation.place, None).to(gradient.dtype), None, None
+        return (
+            reference.unpermute(gradient, ctx.permutation.place, None).to(gradient.dtype),
+            None,
+            None,
+        )
 
 
 class _Unpermute(torch.autograd.Function):
@@ -123,9 +149,17 @@ class _Unpermute(torch.autograd.Function):
         dw = torch.empty(place.shape, dtype=torch.float32, device=y.device)
         with runtime.on(y):
             scatter[(place.numel(),)](
-                gradient, y, None if weights is None else weights.contiguous(), place, dy, dw, y.shape[1],
-                K=place.shape[1], WEIGHTED=weights is not None, BLOCK=_block(y.shape[1]),
-            )  # fmt: skip
+                gradient,
+                y,
+                None if weights is None else weights.contiguous(),
+                place,
+                dy,
+                dw,
+                y.shape[1],
+                K=place.shape[1],
+                WEIGHTED=weights is not None,
+                BLOCK=_block(y.shape[1]),
+            )
         return dy, None if weights is None else dw.to(weights.dtype), None
 
 
@@ -143,14 +177,22 @@ def _launched(y: Tensor, place: Tensor, weights: Tensor | None) -> Tensor:
     block = _block(width)
     with runtime.on(y):
         gather[(tokens, -(-width // block))](
-            y, place, None if weights is None else weights.contiguous(), out, width,
-            K=top_k, WEIGHTED=weights is not None, BLOCK=block,
-        )  # fmt: skip
+            y,
+            place,
+            None if weights is None else weights.contiguous(),
+            out,
+            width,
+            K=top_k,
+            WEIGHTED=weights is not None,
+            BLOCK=block,
+        )
     return out
 
 
 @jit
-def gather(Y, PLACE, WEIGHTS, OUT, width, K: tl.constexpr, WEIGHTED: tl.constexpr, BLOCK: tl.constexpr):
+def gather(
+    Y, PLACE, WEIGHTS, OUT, width, K: tl.constexpr, WEIGHTED: tl.constexpr, BLOCK: tl.constexpr
+):
     """One token, BLOCK columns: its K rows, weighted."""
     token = tl.program_id(0).to(tl.int64)
     c = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
@@ -165,7 +207,18 @@ def gather(Y, PLACE, WEIGHTS, OUT, width, K: tl.constexpr, WEIGHTED: tl.constexp
 
 
 @jit
-def scatter(DOUT, Y, WEIGHTS, PLACE, DY, DW, width, K: tl.constexpr, WEIGHTED: tl.constexpr, BLOCK: tl.constexpr):
+def scatter(
+    DOUT,
+    Y,
+    WEIGHTS,
+    PLACE,
+    DY,
+    DW,
+    width,
+    K: tl.constexpr,
+    WEIGHTED: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
     """One assignment: its row's gradient, and its weight's."""
     assignment = tl.program_id(0).to(tl.int64)
     row = tl.load(PLACE + assignment).to(tl.int64)
@@ -178,7 +231,9 @@ def scatter(DOUT, Y, WEIGHTS, PLACE, DY, DW, width, K: tl.constexpr, WEIGHTED: t
         c = first + tl.arange(0, BLOCK)
         gradient = tl.load(DOUT + token * width + c, mask=c < width, other=0.0).to(tl.float32)
         if WEIGHTED:
-            total += gradient * tl.load(Y + row * width + c, mask=c < width, other=0.0).to(tl.float32)
+            total += gradient * tl.load(Y + row * width + c, mask=c < width, other=0.0).to(
+                tl.float32
+            )
         tl.store(DY + row * width + c, (gradient * weight).to(DY.dtype.element_ty), mask=c < width)
     if WEIGHTED:
         tl.store(DW + assignment, tl.sum(total, 0))

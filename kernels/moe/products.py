@@ -1,6 +1,7 @@
 """The grouped kernels: a tile finds its expert on the device; and how they are launched.
 
-The grid holds a slot for every tile that may exist: A / BLOCK_M + E of them, of which at most one an expert is empty.
+The grid holds a slot for every tile that may exist: A / BLOCK_M + E of them, of which at most one
+an expert is empty.
 Shapes: A sorted rows, E experts (and behind them the rows of nobody), N outputs, K inputs.
 """
 
@@ -19,9 +20,23 @@ from kernels.shipped import Shipped
 
 @jit
 def rows(
-    X, W, ENDS, OUT, experts, n, k, x_a, w_e, w_n, w_k, o_a,
-    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, UPCAST: tl.constexpr,
-):  # fmt: skip
+    X,
+    W,
+    ENDS,
+    OUT,
+    experts,
+    n,
+    k,
+    x_a,
+    w_e,
+    w_n,
+    w_k,
+    o_a,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+    UPCAST: tl.constexpr,
+):
     """OUT [A, N] = X [A, K] times its expert's W [N, K]; zeros for the rows of nobody."""
     num_n = tl.cdiv(n, BLOCK_N)
     expert, tile = sequence_of(ENDS, tl.program_id(0) // num_n, experts + 1, BLOCK_M)
@@ -47,9 +62,19 @@ def rows(
 
 @jit
 def weights(
-    G, X, ENDS, OUT, n, k, g_a, x_a,
-    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, UPCAST: tl.constexpr,
-):  # fmt: skip
+    G,
+    X,
+    ENDS,
+    OUT,
+    n,
+    k,
+    g_a,
+    x_a,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+    UPCAST: tl.constexpr,
+):
     """OUT [E, N, K]: an expert's gradient, Gᵀ·X over its rows; BLOCK_K rows a step."""
     num_n = tl.cdiv(n, BLOCK_M)
     num_k = tl.cdiv(k, BLOCK_N)
@@ -64,10 +89,14 @@ def weights(
     for at in range(first, stop, BLOCK_K):
         a = at + d
         g = tl.load(
-            G + a.to(tl.int64)[:, None] * g_a + r[None, :], mask=(a < stop)[:, None] & (r < n)[None, :], other=0.0
+            G + a.to(tl.int64)[:, None] * g_a + r[None, :],
+            mask=(a < stop)[:, None] & (r < n)[None, :],
+            other=0.0,
         )
         x = tl.load(
-            X + a.to(tl.int64)[:, None] * x_a + c[None, :], mask=(a < stop)[:, None] & (c < k)[None, :], other=0.0
+            X + a.to(tl.int64)[:, None] * x_a + c[None, :],
+            mask=(a < stop)[:, None] & (c < k)[None, :],
+            other=0.0,
         )
         acc = dot(tl.trans(g), x, acc, UPCAST)
     at_out = OUT + (expert.to(tl.int64) * n + r)[:, None] * k + c[None, :]
@@ -94,7 +123,18 @@ def of_rows(x: Tensor, w_ENK: Tensor, ends: Tensor) -> Tensor:
     tiles = count // config["BLOCK_M"] + experts + 1
     with runtime.on(x):
         rows[(tiles * cdiv(n, config["BLOCK_N"]),)](
-            x, w_ENK, ends, out, experts, n, k, x.stride(0), *w_ENK.stride(), out.stride(0), UPCAST=UPCAST, **config
+            x,
+            w_ENK,
+            ends,
+            out,
+            experts,
+            n,
+            k,
+            x.stride(0),
+            *w_ENK.stride(),
+            out.stride(0),
+            UPCAST=UPCAST,
+            **config,
         )
     return out
 
@@ -113,7 +153,9 @@ def of_weights(gradient: Tensor, x: Tensor, ends: Tensor) -> Tensor:
 
 
 def _config(x: Tensor, of: str, count: int, experts: int) -> tuning.Config:
-    return tuning.config("grouped_matmul", of=of, dtype=x.dtype, rows=tuning.round_up(cdiv(count, max(1, experts))))
+    return tuning.config(
+        "grouped_matmul", of=of, dtype=x.dtype, rows=tuning.round_up(cdiv(count, max(1, experts)))
+    )
 
 
 def shipped(arch: str) -> list[Shipped]:
@@ -126,8 +168,14 @@ def shipped(arch: str) -> list[Shipped]:
         ("weights", "weights", 512, False),
     ):
         config = _rule(arch, {"of": of, "rows": count, "dtype": torch.bfloat16})
-        signature = dict.fromkeys(("n", "k", "x_a"), "i32:16") | {"X": "*bf16", "ENDS": "*i32", "OUT": "*bf16"}
-        constants: dict[str, Any] = {key: config[key] for key in ("BLOCK_M", "BLOCK_N", "BLOCK_K")} | {"UPCAST": False}
+        signature = dict.fromkeys(("n", "k", "x_a"), "i32:16") | {
+            "X": "*bf16",
+            "ENDS": "*i32",
+            "OUT": "*bf16",
+        }
+        constants: dict[str, Any] = {
+            key: config[key] for key in ("BLOCK_M", "BLOCK_N", "BLOCK_K")
+        } | {"UPCAST": False}
         if of == "rows":
             signature |= {"W": "*bf16", "experts": "i32", "w_e": "i32:16", "o_a": "i32:16"}
             signature["w_k" if swapped else "w_n"] = "i32:16"
@@ -137,5 +185,7 @@ def shipped(arch: str) -> list[Shipped]:
         expects = ("wgmma",) if arch == "sm_90" and config["BLOCK_M"] >= 64 else ("mma.sync",)
         kernel = rows if of == "rows" else weights
         warps, stages = config["num_warps"], config["num_stages"]
-        found.append(Shipped("grouped_matmul", name, kernel, signature, constants, warps, stages, expects))
+        found.append(
+            Shipped("grouped_matmul", name, kernel, signature, constants, warps, stages, expects)
+        )
     return found

@@ -38,7 +38,9 @@ def within_groups(wanted_TE: Tensor, form: Form) -> Tensor:
     grouped = wanted_TE.unflatten(-1, (form.groups, -1))
     best = min(2 if form.scoring == "sigmoid" else 1, grouped.shape[-1])
     kept = grouped.topk(best, dim=-1).values.sum(-1).topk(form.groups_kept, dim=-1).indices
-    outside = torch.ones(grouped.shape[:-1], dtype=torch.bool, device=wanted_TE.device).scatter(-1, kept, False)
+    outside = torch.ones(grouped.shape[:-1], dtype=torch.bool, device=wanted_TE.device).scatter(
+        -1, kept, False
+    )
     found: Tensor = grouped.masked_fill(outside.unsqueeze(-1), -torch.inf).flatten(-2)
     return found
 

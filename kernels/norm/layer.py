@@ -1,4 +1,5 @@
-"""`layer_norm`: argument checks, the choice of implementation, and autograd around the Triton kernels.
+"""`layer_norm`: argument checks, the choice of implementation, and autograd around the Triton
+kernels.
 
 Knows no model; shapes and names as the reference has them.
 """
@@ -18,11 +19,17 @@ from kernels.rows import as_rows
 
 
 def layer_norm(
-    x: torch.Tensor, w: torch.Tensor, b: torch.Tensor | None = None, eps: float = 1e-5, *, backend: str | None = None
+    x: torch.Tensor,
+    w: torch.Tensor,
+    b: torch.Tensor | None = None,
+    eps: float = 1e-5,
+    *,
+    backend: str | None = None,
 ) -> torch.Tensor:
     """w · (x - mean) / sqrt(var + eps) + b over the last dimension.
 
-    Shapes: x [..., N], w and b [N]; the result has x's shape and dtype, sums are fp32. Raises TypeError or ValueError
+    Shapes: x [..., N], w and b [N]; the result has x's shape and dtype, sums are fp32. Raises
+    TypeError or ValueError
     before any launch. Source: Ba et al. 2016, eq. 4.
     """
     kind = cpu_kind("layer_norm", (x, w, b), eps) if backend is None else None
@@ -43,7 +50,12 @@ def layer_norm(
     mixed = any(t.dtype != x.dtype for t in given.values())
     chosen = choose(
         "layer_norm",
-        {"dtype": x.dtype, "n": tuning.round_up(x.shape[-1]), "bias": b is not None, "grad": needs_grad},
+        {
+            "dtype": x.dtype,
+            "n": tuning.round_up(x.shape[-1]),
+            "bias": b is not None,
+            "grad": needs_grad,
+        },
         [
             Candidate("own", runtime.cannot(x, w, b) or _not_own(x, given)),
             Candidate("torch", "torch's wants x, w and b of one dtype" if mixed else None),
@@ -57,7 +69,11 @@ def layer_norm(
     if chosen.backend == "reference":
         return reference.layer_norm(x, w, b, eps).to(x.dtype)
     rows = as_rows(x)
-    y = cast(torch.Tensor, _LayerNorm.apply(rows, w, b, eps)) if needs_grad else forward(rows, w, b, eps, False)[0]
+    y = (
+        cast(torch.Tensor, _LayerNorm.apply(rows, w, b, eps))
+        if needs_grad
+        else forward(rows, w, b, eps, False)[0]
+    )
     return y.view(x.shape)
 
 
@@ -65,7 +81,9 @@ class _LayerNorm(torch.autograd.Function):
     """Keeps x, w, b, and mean and 1/sqrt(var) per row."""
 
     @staticmethod
-    def forward(ctx: Any, x: torch.Tensor, w: torch.Tensor, b: torch.Tensor | None, eps: float) -> torch.Tensor:
+    def forward(
+        ctx: Any, x: torch.Tensor, w: torch.Tensor, b: torch.Tensor | None, eps: float
+    ) -> torch.Tensor:
         y, mean, rstd = forward(x, w, b, eps, True)
         ctx.save_for_backward(x, w, b, mean, rstd)
         return y

@@ -1,4 +1,5 @@
-"""LayerNorm backward in Triton: dx and parts of dw and db in one launch, which a last one adds up; wide rows in two.
+"""LayerNorm backward in Triton: dx and parts of dw and db in one launch, which a last one adds up;
+wide rows in two.
 
 Knows 2-D tensors; knows no autograd.
 """
@@ -17,10 +18,24 @@ from kernels.shipped import Shipped
 
 @jit
 def layer_norm_backward_rows(
-    DY, X, W, MEAN, RSTD, DX, DW_PARTS, DB_PARTS, rows, N, dy_stride, x_stride,
-    NEED_DW: tl.constexpr, NEED_DB: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
+    DY,
+    X,
+    W,
+    MEAN,
+    RSTD,
+    DX,
+    DW_PARTS,
+    DB_PARTS,
+    rows,
+    N,
+    dy_stride,
+    x_stride,
+    NEED_DW: tl.constexpr,
+    NEED_DB: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
     STAGES: tl.constexpr,
-):  # fmt: skip
+):
     """Blocks of whole rows, every programs-th one: dx, and this program's sums of dy · xhat and dy."""
     program = tl.program_id(0)
     col = tl.arange(0, BLOCK_N)
@@ -30,8 +45,12 @@ def layer_norm_backward_rows(
     for block in tl.range(program, tl.cdiv(rows, BLOCK_M), tl.num_programs(0), num_stages=STAGES):
         row = tl.cast(block, tl.int64) * BLOCK_M + tl.arange(0, BLOCK_M)
         inside = (row < rows)[:, None] & (col < N)[None, :]
-        x = tl.load(X + row[:, None] * x_stride + col[None, :], mask=inside, other=0.0).to(tl.float32)
-        dy = tl.load(DY + row[:, None] * dy_stride + col[None, :], mask=inside, other=0.0).to(tl.float32)
+        x = tl.load(X + row[:, None] * x_stride + col[None, :], mask=inside, other=0.0).to(
+            tl.float32
+        )
+        dy = tl.load(DY + row[:, None] * dy_stride + col[None, :], mask=inside, other=0.0).to(
+            tl.float32
+        )
         mean = tl.load(MEAN + row, mask=row < rows, other=0.0)
         rstd = tl.load(RSTD + row, mask=row < rows, other=0.0)
         xhat = tl.where(inside, (x - mean[:, None]) * rstd[:, None], 0.0)
@@ -53,8 +72,18 @@ def layer_norm_backward_rows(
 
 @jit
 def layer_norm_backward_means(
-    DY, X, W, MEAN, RSTD, ALONG, LEVEL, N, dy_stride, x_stride, BLOCK_N: tl.constexpr,
-):  # fmt: skip
+    DY,
+    X,
+    W,
+    MEAN,
+    RSTD,
+    ALONG,
+    LEVEL,
+    N,
+    dy_stride,
+    x_stride,
+    BLOCK_N: tl.constexpr,
+):
     """mean(w · dy · xhat) and mean(w · dy) of one wide row a program."""
     row = tl.program_id(0).to(tl.int64)
     lane = tl.arange(0, BLOCK_N)
@@ -74,10 +103,29 @@ def layer_norm_backward_means(
 
 @jit
 def layer_norm_backward_stripes(
-    DY, X, W, MEAN, RSTD, ALONG, LEVEL, DX, DW_PARTS, DB_PARTS, rows, N, dy_stride, x_stride, rows_per_program,
-    NEED_DW: tl.constexpr, NEED_DB: tl.constexpr, BLOCK_N: tl.constexpr, STAGES: tl.constexpr,
-):  # fmt: skip
-    """One chunk of columns over a stripe of rows whose means are known: dx, and the stripe's parts of dw and db."""
+    DY,
+    X,
+    W,
+    MEAN,
+    RSTD,
+    ALONG,
+    LEVEL,
+    DX,
+    DW_PARTS,
+    DB_PARTS,
+    rows,
+    N,
+    dy_stride,
+    x_stride,
+    rows_per_program,
+    NEED_DW: tl.constexpr,
+    NEED_DB: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    STAGES: tl.constexpr,
+):
+    """One chunk of columns over a stripe of rows whose means are known: dx, and the stripe's parts
+    of dw and db.
+    """
     stripe = tl.program_id(1).to(tl.int64)
     col = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
     w = tl.load(W + col, mask=col < N, other=0.0).to(tl.float32)
@@ -103,13 +151,22 @@ def layer_norm_backward_stripes(
 
 @tuning.rule("layer_norm.backward")
 def _config(arch: str, facts: dict[str, Any]) -> tuning.Config:
-    """Whole rows up to 8192 wide with both sums in registers; wider rows in stripes of 4096 columns."""
+    """Whole rows up to 8192 wide with both sums in registers; wider rows in stripes of 4096
+    columns.
+    """
     block_n = max(16, next_power_of_2(facts["n"]))
     if arch == "interpret":
         small = {"wide": block_n > 256, "block_m": 2, "block_n": min(block_n, 256)}
         return small | {"num_warps": 4, "stages": 1, "per_sm": 1}
     if block_n > 8192:
-        return {"wide": True, "block_m": 1, "block_n": 4096, "num_warps": 8, "stages": 3, "per_sm": 4}
+        return {
+            "wide": True,
+            "block_m": 1,
+            "block_n": 4096,
+            "num_warps": 8,
+            "stages": 3,
+            "per_sm": 4,
+        }
     num_warps = min(16, max(4, block_n // 512))
     whole = {"wide": False, "block_m": max(1, 2048 // block_n), "block_n": block_n}
     return whole | {"num_warps": num_warps, "stages": 2, "per_sm": 2}
@@ -117,7 +174,11 @@ def _config(arch: str, facts: dict[str, Any]) -> tuning.Config:
 
 @tuning.tries("layer_norm.backward")
 def _other_configs(arch: str, facts: dict[str, Any]) -> list[tuning.Config]:
-    return [{"num_warps": w, "stages": s, "per_sm": p} for w in (8, 16) for s, p in ((1, 4), (2, 2), (3, 1), (2, 4))]
+    return [
+        {"num_warps": w, "stages": s, "per_sm": p}
+        for w in (8, 16)
+        for s, p in ((1, 4), (2, 2), (3, 1), (2, 4))
+    ]
 
 
 def backward(
@@ -134,7 +195,12 @@ def backward(
     dx = torch.empty((rows, n), dtype=x.dtype, device=x.device)
     c = tuning.config("layer_norm.backward", n=n, dtype=x.dtype)
     most = runtime.sm_count(x.device) * c["per_sm"]
-    flags = {"NEED_DW": need_dw, "NEED_DB": b is not None, "BLOCK_N": c["block_n"], "STAGES": c["stages"]}
+    flags = {
+        "NEED_DW": need_dw,
+        "NEED_DB": b is not None,
+        "BLOCK_N": c["block_n"],
+        "STAGES": c["stages"],
+    }
     flags["num_warps"] = c["num_warps"]
 
     def parts_of(wanted: bool, parts: int) -> torch.Tensor | None:
@@ -148,17 +214,55 @@ def backward(
             dw, db = parts_of(need_dw, parts), parts_of(b is not None, parts)
             along, level = torch.empty((2, rows), dtype=torch.float32, device=x.device).unbind()
             layer_norm_backward_means[(rows,)](
-                dy, x, w, mean, rstd, along, level, n, dy.stride(0), x.stride(0),
-                BLOCK_N=c["block_n"], num_warps=c["num_warps"],
-            )  # fmt: skip
+                dy,
+                x,
+                w,
+                mean,
+                rstd,
+                along,
+                level,
+                n,
+                dy.stride(0),
+                x.stride(0),
+                BLOCK_N=c["block_n"],
+                num_warps=c["num_warps"],
+            )
             layer_norm_backward_stripes[(columns, parts)](
-                dy, x, w, mean, rstd, along, level, dx, dw, db, rows, n, dy.stride(0), x.stride(0), per, **flags
+                dy,
+                x,
+                w,
+                mean,
+                rstd,
+                along,
+                level,
+                dx,
+                dw,
+                db,
+                rows,
+                n,
+                dy.stride(0),
+                x.stride(0),
+                per,
+                **flags,
             )
         else:
             parts = min(cdiv(rows, c["block_m"]), most)
             dw, db = parts_of(need_dw, parts), parts_of(b is not None, parts)
             layer_norm_backward_rows[(parts,)](
-                dy, x, w, mean, rstd, dx, dw, db, rows, n, dy.stride(0), x.stride(0), **flags, BLOCK_M=c["block_m"]
+                dy,
+                x,
+                w,
+                mean,
+                rstd,
+                dx,
+                dw,
+                db,
+                rows,
+                n,
+                dy.stride(0),
+                x.stride(0),
+                **flags,
+                BLOCK_M=c["block_m"],
             )
         return (
             dx,
@@ -171,7 +275,10 @@ def shipped(arch: str) -> list[Shipped]:
     """Rows of GPT-2 and of 8192, and the two passes of wide ones."""
     floats = dict.fromkeys(("MEAN", "RSTD", "ALONG", "LEVEL", "DW_PARTS", "DB_PARTS"), "*fp32")
     signature = dict.fromkeys(("X", "W", "DY", "DX"), "*bf16") | floats
-    signature |= dict.fromkeys(("N", "x_stride", "dy_stride"), "i32:16") | {"rows": "i32", "rows_per_program": "i32"}
+    signature |= dict.fromkeys(("N", "x_stride", "dy_stride"), "i32:16") | {
+        "rows": "i32",
+        "rows_per_program": "i32",
+    }
     found = []
     for n in (1600, 8192, 65536):
         c = _config(arch, {"n": n})
@@ -179,11 +286,25 @@ def shipped(arch: str) -> list[Shipped]:
         if c["wide"]:
             means = {"BLOCK_N": c["block_n"]}
             name = "backward wide, means"
-            found.append(Shipped("layer_norm", name, layer_norm_backward_means, signature, means, c["num_warps"]))
+            found.append(
+                Shipped(
+                    "layer_norm", name, layer_norm_backward_means, signature, means, c["num_warps"]
+                )
+            )
             kernel = layer_norm_backward_stripes
         else:
             flags["BLOCK_M"] = c["block_m"]
             kernel = layer_norm_backward_rows
         ahead = ("cp.async.cg",)
-        found.append(Shipped("layer_norm", f"backward {n}", kernel, signature, flags, c["num_warps"], expects=ahead))
+        found.append(
+            Shipped(
+                "layer_norm",
+                f"backward {n}",
+                kernel,
+                signature,
+                flags,
+                c["num_warps"],
+                expects=ahead,
+            )
+        )
     return found

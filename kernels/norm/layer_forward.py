@@ -1,4 +1,5 @@
-"""LayerNorm forward in Triton: whole rows in registers, or rows of any width in three passes over chunks.
+"""LayerNorm forward in Triton: whole rows in registers, or rows of any width in three passes over
+chunks.
 
 Knows 2-D tensors; knows no autograd.
 """
@@ -18,10 +19,24 @@ from kernels.shipped import Shipped
 
 @jit
 def layer_norm_rows(
-    X, W, B, Y, MEAN, RSTD, rows, N, x_stride, eps,
-    HAS_B: tl.constexpr, KEEP: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
-):  # fmt: skip
-    """BLOCK_M whole rows a program; the variance is of what is left when the mean is gone, so nothing cancels."""
+    X,
+    W,
+    B,
+    Y,
+    MEAN,
+    RSTD,
+    rows,
+    N,
+    x_stride,
+    eps,
+    HAS_B: tl.constexpr,
+    KEEP: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+):
+    """BLOCK_M whole rows a program; the variance is of what is left when the mean is gone, so
+    nothing cancels.
+    """
     row = tl.program_id(0).to(tl.int64) * BLOCK_M + tl.arange(0, BLOCK_M)
     col = tl.arange(0, BLOCK_N)
     inside = (row < rows)[:, None] & (col < N)[None, :]
@@ -40,21 +55,35 @@ def layer_norm_rows(
 
 @jit
 def layer_norm_wide(
-    X, W, B, Y, MEAN, RSTD, N, x_stride, eps,
-    HAS_B: tl.constexpr, KEEP: tl.constexpr, BLOCK_N: tl.constexpr,
-):  # fmt: skip
+    X,
+    W,
+    B,
+    Y,
+    MEAN,
+    RSTD,
+    N,
+    x_stride,
+    eps,
+    HAS_B: tl.constexpr,
+    KEEP: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+):
     """One row a program in three passes over chunks of BLOCK_N; the second and third read from L2."""
     row = tl.program_id(0).to(tl.int64)
     lane = tl.arange(0, BLOCK_N)
     total = tl.zeros((BLOCK_N,), tl.float32)
     for start in range(0, N, BLOCK_N):
         col = start + lane
-        total += tl.load(X + row * x_stride + col, mask=col < N, other=0.0, eviction_policy="evict_last").to(tl.float32)
+        total += tl.load(
+            X + row * x_stride + col, mask=col < N, other=0.0, eviction_policy="evict_last"
+        ).to(tl.float32)
     mean = tl.sum(total, 0) / N
     squares = tl.zeros((BLOCK_N,), tl.float32)
     for start in range(0, N, BLOCK_N):
         col = start + lane
-        x = tl.load(X + row * x_stride + col, mask=col < N, other=0.0, eviction_policy="evict_last").to(tl.float32)
+        x = tl.load(
+            X + row * x_stride + col, mask=col < N, other=0.0, eviction_policy="evict_last"
+        ).to(tl.float32)
         x = tl.where(col < N, x - mean, 0.0)
         squares += x * x
     rstd = 1.0 / tl.sqrt(tl.sum(squares, 0) / N + eps)
@@ -63,7 +92,9 @@ def layer_norm_wide(
         tl.store(RSTD + row, rstd)
     for start in range(0, N, BLOCK_N):
         col = start + lane
-        x = tl.load(X + row * x_stride + col, mask=col < N, other=0.0, eviction_policy="evict_first").to(tl.float32)
+        x = tl.load(
+            X + row * x_stride + col, mask=col < N, other=0.0, eviction_policy="evict_first"
+        ).to(tl.float32)
         y = (x - mean) * rstd * tl.load(W + col, mask=col < N, other=0.0).to(tl.float32)
         if HAS_B:
             y += tl.load(B + col, mask=col < N, other=0.0).to(tl.float32)
@@ -79,7 +110,12 @@ def _config(arch: str, facts: dict[str, Any]) -> tuning.Config:
     if block_n > 16384:
         return {"wide": True, "block_m": 1, "block_n": 8192, "num_warps": 16}
     num_warps = min(16, max(4, block_n // 512))
-    return {"wide": False, "block_m": max(1, 2048 // block_n), "block_n": block_n, "num_warps": num_warps}
+    return {
+        "wide": False,
+        "block_m": max(1, 2048 // block_n),
+        "block_n": block_n,
+        "num_warps": num_warps,
+    }
 
 
 @tuning.tries("layer_norm.forward")
@@ -96,20 +132,29 @@ def forward(
     return y, mean, rstd
 
 
-def _launched(x: torch.Tensor, w: torch.Tensor, b: torch.Tensor | None, eps: float, keep: bool) -> list[torch.Tensor]:
+def _launched(
+    x: torch.Tensor, w: torch.Tensor, b: torch.Tensor | None, eps: float, keep: bool
+) -> list[torch.Tensor]:
     """y, and with `keep` the rows' means and rstds `[2, rows]`."""
     rows, n = x.shape
     y = torch.empty((rows, n), dtype=x.dtype, device=x.device)
     kept = [torch.empty((2, rows), dtype=torch.float32, device=x.device)] if keep else []
     mean, rstd = kept[0].unbind() if keep else (None, None)
     c = tuning.config("layer_norm.forward", n=n, dtype=x.dtype)
-    flags = {"HAS_B": b is not None, "KEEP": keep, "BLOCK_N": c["block_n"], "num_warps": c["num_warps"]}
+    flags = {
+        "HAS_B": b is not None,
+        "KEEP": keep,
+        "BLOCK_N": c["block_n"],
+        "num_warps": c["num_warps"],
+    }
     with runtime.on(x):
         if c["wide"]:
             layer_norm_wide[(rows,)](x, w, b, y, mean, rstd, n, x.stride(0), eps, **flags)
         else:
             grid = (cdiv(rows, c["block_m"]),)
-            layer_norm_rows[grid](x, w, b, y, mean, rstd, rows, n, x.stride(0), eps, **flags, BLOCK_M=c["block_m"])
+            layer_norm_rows[grid](
+                x, w, b, y, mean, rstd, rows, n, x.stride(0), eps, **flags, BLOCK_M=c["block_m"]
+            )
     return [y, *kept]
 
 
@@ -125,5 +170,9 @@ def shipped(arch: str) -> list[Shipped]:
         )
         kernel = layer_norm_wide if c["wide"] else layer_norm_rows
         wide = (".v4.b32",)
-        found.append(Shipped("layer_norm", f"forward {n}", kernel, signature, flags, c["num_warps"], expects=wide))
+        found.append(
+            Shipped(
+                "layer_norm", f"forward {n}", kernel, signature, flags, c["num_warps"], expects=wide
+            )
+        )
     return found

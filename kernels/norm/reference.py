@@ -14,14 +14,22 @@ GROUP = 128
 
 
 def rms_norm(x: torch.Tensor, w: torch.Tensor, eps: float) -> torch.Tensor:
-    """w · x / sqrt(mean(x²) + eps) over the last dimension (Zhang & Sennrich 2019, eq. 4), in fp32 or x's fp64."""
+    """w · x / sqrt(mean(x²) + eps) over the last dimension (Zhang & Sennrich 2019, eq.
+
+    4), in fp32 or x's fp64.
+    """
     wide = torch.promote_types(x.dtype, torch.float32)
     h = x.to(wide)
     return h * torch.rsqrt(h.square().mean(-1, keepdim=True) + eps) * w.to(wide)
 
 
-def layer_norm(x: torch.Tensor, w: torch.Tensor, b: torch.Tensor | None, eps: float) -> torch.Tensor:
-    """w · (x - mean) / sqrt(var + eps) + b over the last dimension (Ba et al. 2016, eq. 4), in fp32 or x's fp64."""
+def layer_norm(
+    x: torch.Tensor, w: torch.Tensor, b: torch.Tensor | None, eps: float
+) -> torch.Tensor:
+    """w · (x - mean) / sqrt(var + eps) + b over the last dimension (Ba et al.
+
+    2016, eq. 4), in fp32 or x's fp64.
+    """
     wide = torch.promote_types(x.dtype, torch.float32)
     h = x.to(wide)
     h = h - h.mean(-1, keepdim=True)
@@ -30,7 +38,9 @@ def layer_norm(x: torch.Tensor, w: torch.Tensor, b: torch.Tensor | None, eps: fl
 
 
 def to_fp8(y: torch.Tensor, quant: str) -> tuple[torch.Tensor, torch.Tensor]:
-    """y [..., N] as e4m3 and its fp32 scales, y ~ q · scale: [..., 1] for "row", [..., ceil(N / 128)] for "1x128"."""
+    """y [..., N] as e4m3 and its fp32 scales, y ~ q · scale: [..., 1] for "row", [..., ceil(N /
+    128)] for "1x128".
+    """
     n = y.shape[-1]
     y = y.float()
     if quant == "row":

@@ -1,4 +1,5 @@
-"""`rms_norm`: argument checks, the choice of implementation, and autograd around the Triton kernels.
+"""`rms_norm`: argument checks, the choice of implementation, and autograd around the Triton
+kernels.
 
 Knows no model; shapes and names as the reference has them.
 """
@@ -32,8 +33,10 @@ def rms_norm(
     """w · h / sqrt(mean(h²) + eps) over the last dimension, h being x, or x + residual.
 
     Shapes: x and residual [..., N], w [N]; the result has x's dtype, sums are fp32.
-    Gives y; with a residual (y, h); with quant (q, scale) or (q, scale, h): q is e4m3, y ~ q · scale, scale fp32
-    [..., 1] for "row" or [..., ceil(N / 128)] for "1x128". Quantised output has no gradient; with `keep` y comes first,
+    Gives y; with a residual (y, h); with quant (q, scale) or (q, scale, h): q is e4m3, y ~ q ·
+    scale, scale fp32
+    [..., 1] for "row" or [..., ceil(N / 128)] for "1x128". Quantised output has no gradient; with
+    `keep` y comes first,
     (y, q, scale) or (y, q, scale, h), which has one, and q is made of y as it is in x's dtype.
     Raises TypeError or ValueError before any launch. Source: Zhang & Sennrich 2019, eq. 4.
     """
@@ -90,7 +93,12 @@ class _RmsNorm(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, x: torch.Tensor, residual: torch.Tensor | None, w: torch.Tensor, eps: float, quant: str | None
+        ctx: Any,
+        x: torch.Tensor,
+        residual: torch.Tensor | None,
+        w: torch.Tensor,
+        eps: float,
+        quant: str | None,
     ) -> tuple[torch.Tensor | None, ...]:
         made = forward(x, w, eps, residual, quant, True, True)
         ctx.save_for_backward(made.kept, w, made.rstd)
@@ -105,12 +113,19 @@ class _RmsNorm(torch.autograd.Function):
         kept, w, rstd = ctx.saved_tensors
         if dy is None:  # only the sum was used
             return ds, (ds if ctx.has_residual else None), None, None, None
-        dx, dw = backward(as_rows(dy), None if ds is None else as_rows(ds), kept, w, rstd, ctx.needs_input_grad[2])
+        dx, dw = backward(
+            as_rows(dy), None if ds is None else as_rows(ds), kept, w, rstd, ctx.needs_input_grad[2]
+        )
         return dx, (dx if ctx.has_residual else None), dw, None, None
 
 
 def _checked(
-    x: torch.Tensor, w: torch.Tensor, eps: float, residual: torch.Tensor | None, quant: str | None, keep: bool
+    x: torch.Tensor,
+    w: torch.Tensor,
+    eps: float,
+    residual: torch.Tensor | None,
+    quant: str | None,
+    keep: bool,
 ) -> bool:
     """Refuses what cannot be computed; tells if a gradient will be wanted."""
     floats = (*checks.FLOATS, torch.float64)
@@ -132,7 +147,8 @@ def _checked(
         raise ValueError("keep was given without quant; y is what comes then.")
     if quant and needs_grad and not keep:
         raise ValueError(
-            "quant was given and an input requires a gradient; quantised output has none: use no_grad(), or keep=True."
+            "quant was given and an input requires a gradient; quantised output has none: use "
+            "no_grad(), or keep=True."
         )
     return needs_grad
 

@@ -1,6 +1,8 @@
-"""RMSNorm backward in Triton: persistent programs give dx and a partial dw each, a second launch adds those up.
+"""RMSNorm backward in Triton: persistent programs give dx and a partial dw each, a second launch
+adds those up.
 
-No atomics, so the result is the same every time. Rows too wide for registers take two passes: row sums, then
+No atomics, so the result is the same every time. Rows too wide for registers take two passes: row
+sums, then
 column stripes. Knows 2-D tensors; knows no autograd.
 """
 
@@ -17,11 +19,27 @@ from kernels.shipped import Shipped
 
 @jit
 def rms_norm_backward_rows(
-    DY, DS, X, W, RSTD, DX, PARTIAL, rows, N, dy_stride, ds_stride, x_stride,
-    HAS_DS: tl.constexpr, NEED_DW: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
+    DY,
+    DS,
+    X,
+    W,
+    RSTD,
+    DX,
+    PARTIAL,
+    rows,
+    N,
+    dy_stride,
+    ds_stride,
+    x_stride,
+    HAS_DS: tl.constexpr,
+    NEED_DW: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
     STAGES: tl.constexpr,
-):  # fmt: skip
-    """Blocks of BLOCK_M whole rows, every programs-th one: dx, and this program's sum of dy · xhat over its rows."""
+):
+    """Blocks of BLOCK_M whole rows, every programs-th one: dx, and this program's sum of dy · xhat
+    over its rows.
+    """
     program = tl.program_id(0)
     programs = tl.num_programs(0)
     col = tl.arange(0, BLOCK_N)
@@ -30,8 +48,12 @@ def rms_norm_backward_rows(
     for block in tl.range(program, tl.cdiv(rows, BLOCK_M), programs, num_stages=STAGES):
         row = tl.cast(block, tl.int64) * BLOCK_M + tl.arange(0, BLOCK_M)
         inside = (row < rows)[:, None] & (col < N)[None, :]
-        x = tl.load(X + row[:, None] * x_stride + col[None, :], mask=inside, other=0.0).to(tl.float32)
-        dy = tl.load(DY + row[:, None] * dy_stride + col[None, :], mask=inside, other=0.0).to(tl.float32)
+        x = tl.load(X + row[:, None] * x_stride + col[None, :], mask=inside, other=0.0).to(
+            tl.float32
+        )
+        dy = tl.load(DY + row[:, None] * dy_stride + col[None, :], mask=inside, other=0.0).to(
+            tl.float32
+        )
         rstd = tl.load(RSTD + row, mask=row < rows, other=0.0)
         xhat = x * rstd[:, None]
         if NEED_DW:
@@ -40,7 +62,9 @@ def rms_norm_backward_rows(
         mean = tl.sum(g * xhat, 1) / N
         dx = (g - xhat * mean[:, None]) * rstd[:, None]
         if HAS_DS:
-            dx += tl.load(DS + row[:, None] * ds_stride + col[None, :], mask=inside, other=0.0).to(tl.float32)
+            dx += tl.load(DS + row[:, None] * ds_stride + col[None, :], mask=inside, other=0.0).to(
+                tl.float32
+            )
         tl.store(DX + row[:, None] * N + col[None, :], dx.to(DX.dtype.element_ty), mask=inside)
     if NEED_DW:
         tl.store(PARTIAL + program.to(tl.int64) * N + col, tl.sum(dw, 0), mask=col < N)
@@ -48,8 +72,16 @@ def rms_norm_backward_rows(
 
 @jit
 def rms_norm_backward_means(
-    DY, X, W, RSTD, MEAN, N, dy_stride, x_stride, BLOCK_N: tl.constexpr,
-):  # fmt: skip
+    DY,
+    X,
+    W,
+    RSTD,
+    MEAN,
+    N,
+    dy_stride,
+    x_stride,
+    BLOCK_N: tl.constexpr,
+):
     """mean(w · dy · xhat) of one wide row a program."""
     row = tl.program_id(0).to(tl.int64)
     lane = tl.arange(0, BLOCK_N)
@@ -65,10 +97,28 @@ def rms_norm_backward_means(
 
 @jit
 def rms_norm_backward_stripes(
-    DY, DS, X, W, RSTD, MEAN, DX, PARTIAL, rows, N, dy_stride, ds_stride, x_stride, rows_per_program,
-    HAS_DS: tl.constexpr, NEED_DW: tl.constexpr, BLOCK_N: tl.constexpr, STAGES: tl.constexpr,
-):  # fmt: skip
-    """One chunk of columns over a stripe of rows whose means are known: dx, and the stripe's partial dw."""
+    DY,
+    DS,
+    X,
+    W,
+    RSTD,
+    MEAN,
+    DX,
+    PARTIAL,
+    rows,
+    N,
+    dy_stride,
+    ds_stride,
+    x_stride,
+    rows_per_program,
+    HAS_DS: tl.constexpr,
+    NEED_DW: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    STAGES: tl.constexpr,
+):
+    """One chunk of columns over a stripe of rows whose means are known: dx, and the stripe's
+    partial dw.
+    """
     stripe = tl.program_id(1).to(tl.int64)
     col = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
     w = tl.load(W + col, mask=col < N, other=0.0).to(tl.float32)
@@ -91,15 +141,22 @@ def rms_norm_backward_stripes(
 
 @jit
 def add_up_columns(
-    PARTIAL, OUT, parts, N, BLOCK_P: tl.constexpr, BLOCK_N: tl.constexpr,
-):  # fmt: skip
+    PARTIAL,
+    OUT,
+    parts,
+    N,
+    BLOCK_P: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+):
     """OUT [N] = the sum of PARTIAL [parts, N] over its rows, in one fixed order."""
     col = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
     total = tl.zeros((BLOCK_P, BLOCK_N), tl.float32)
     for start in range(0, parts, BLOCK_P):
         part = start + tl.arange(0, BLOCK_P)
         inside = (part < parts)[:, None] & (col < N)[None, :]
-        total += tl.load(PARTIAL + part[:, None].to(tl.int64) * N + col[None, :], mask=inside, other=0.0)
+        total += tl.load(
+            PARTIAL + part[:, None].to(tl.int64) * N + col[None, :], mask=inside, other=0.0
+        )
     tl.store(OUT + col, tl.sum(total, 0).to(OUT.dtype.element_ty), mask=col < N)
 
 
@@ -117,10 +174,24 @@ def _config(arch: str, facts: dict[str, Any]) -> tuning.Config:
             "per_sm": 1,
         }
     if block_n > 8192:
-        return {"wide": True, "block_m": 1, "block_n": 4096, "num_warps": 8, "stages": 3, "per_sm": 4}
+        return {
+            "wide": True,
+            "block_m": 1,
+            "block_n": 4096,
+            "num_warps": 8,
+            "stages": 3,
+            "per_sm": 4,
+        }
     block_m = max(1, 2048 // block_n)
     num_warps = min(16, max(4, block_n // 512))
-    return {"wide": False, "block_m": block_m, "block_n": block_n, "num_warps": num_warps, "stages": 3, "per_sm": 2}
+    return {
+        "wide": False,
+        "block_m": block_m,
+        "block_n": block_n,
+        "num_warps": num_warps,
+        "stages": 3,
+        "per_sm": 2,
+    }
 
 
 @tuning.tries("rms_norm.backward")
@@ -141,35 +212,82 @@ def backward(
     rstd: torch.Tensor,
     need_dw: bool,
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """(dx [rows, N], dw [N]) for dy and x [rows, N] with neighbours adjacent; ds is what the kept sum got."""
+    """(dx [rows, N], dw [N]) for dy and x [rows, N] with neighbours adjacent; ds is what the kept
+    sum got.
+    """
     rows, n = x.shape
     dx = torch.empty((rows, n), dtype=x.dtype, device=x.device)
     c = tuning.config("rms_norm.backward", n=n, dtype=x.dtype, residual=ds is not None)
     most = runtime.sm_count(x.device) * c["per_sm"]
     extra = ds if ds is not None else dy
-    flags = {"HAS_DS": ds is not None, "NEED_DW": need_dw, "BLOCK_N": c["block_n"], "STAGES": c["stages"]}
+    flags = {
+        "HAS_DS": ds is not None,
+        "NEED_DW": need_dw,
+        "BLOCK_N": c["block_n"],
+        "STAGES": c["stages"],
+    }
     with runtime.on(x):
         if c["wide"]:
             columns = cdiv(n, c["block_n"])
             stripes = max(1, min(rows, most // columns))
             per = cdiv(rows, stripes)
             parts = cdiv(rows, per)
-            partial = torch.empty((parts if need_dw else 0, n), dtype=torch.float32, device=x.device)
+            partial = torch.empty(
+                (parts if need_dw else 0, n), dtype=torch.float32, device=x.device
+            )
             mean = torch.empty(rows, dtype=torch.float32, device=x.device)
             rms_norm_backward_means[(rows,)](
-                dy, x, w, rstd, mean, n, dy.stride(0), x.stride(0), BLOCK_N=c["block_n"], num_warps=c["num_warps"]
+                dy,
+                x,
+                w,
+                rstd,
+                mean,
+                n,
+                dy.stride(0),
+                x.stride(0),
+                BLOCK_N=c["block_n"],
+                num_warps=c["num_warps"],
             )
             rms_norm_backward_stripes[(columns, parts)](
-                dy, extra, x, w, rstd, mean, dx, partial, rows, n, dy.stride(0), extra.stride(0), x.stride(0), per,
-                **flags, num_warps=c["num_warps"],
-            )  # fmt: skip
+                dy,
+                extra,
+                x,
+                w,
+                rstd,
+                mean,
+                dx,
+                partial,
+                rows,
+                n,
+                dy.stride(0),
+                extra.stride(0),
+                x.stride(0),
+                per,
+                **flags,
+                num_warps=c["num_warps"],
+            )
         else:
             parts = min(cdiv(rows, c["block_m"]), most)
-            partial = torch.empty((parts if need_dw else 0, n), dtype=torch.float32, device=x.device)
+            partial = torch.empty(
+                (parts if need_dw else 0, n), dtype=torch.float32, device=x.device
+            )
             rms_norm_backward_rows[(parts,)](
-                dy, extra, x, w, rstd, dx, partial, rows, n, dy.stride(0), extra.stride(0), x.stride(0),
-                **flags, BLOCK_M=c["block_m"], num_warps=c["num_warps"],
-            )  # fmt: skip
+                dy,
+                extra,
+                x,
+                w,
+                rstd,
+                dx,
+                partial,
+                rows,
+                n,
+                dy.stride(0),
+                extra.stride(0),
+                x.stride(0),
+                **flags,
+                BLOCK_M=c["block_m"],
+                num_warps=c["num_warps"],
+            )
         return dx, column_sums(partial, w) if need_dw else None
 
 
@@ -177,23 +295,41 @@ def column_sums(partial: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
     """partial [parts, N] fp32 added over its rows, in the dtype of `like` [N]."""
     parts, n = partial.shape
     out = torch.empty_like(like, memory_format=torch.contiguous_format)
-    block_n = 32 if n >= 4096 else 16  # narrow blocks, so that a few thousand columns still fill the GPU
-    add_up_columns[(cdiv(n, block_n),)](partial, out, parts, n, BLOCK_P=64, BLOCK_N=block_n, num_warps=4)
+    # narrow blocks, so that a few thousand columns still fill the GPU
+    block_n = 32 if n >= 4096 else 16
+    add_up_columns[(cdiv(n, block_n),)](
+        partial, out, parts, n, BLOCK_P=64, BLOCK_N=block_n, num_warps=4
+    )
     return out
 
 
 def shipped(arch: str) -> list[Shipped]:
-    """Head-dim rows, hidden rows with the residual's gradient, the widest whole rows, and the two wide passes."""
+    """Head-dim rows, hidden rows with the residual's gradient, the widest whole rows, and the two
+    wide passes.
+    """
     ints = {"N": "i32:16", "dy_stride": "i32:16", "ds_stride": "i32:16", "x_stride": "i32:16"}
-    data = dict.fromkeys(("DY", "DS", "X", "W", "DX"), "*bf16") | dict.fromkeys(("RSTD", "MEAN", "PARTIAL"), "*fp32")
+    data = dict.fromkeys(("DY", "DS", "X", "W", "DX"), "*bf16") | dict.fromkeys(
+        ("RSTD", "MEAN", "PARTIAL"), "*fp32"
+    )
     signature = data | ints | {"rows": "i32", "rows_per_program": "i32"}
 
     def rows(name: str, n: int, has_ds: bool) -> Shipped:
         c = _config(arch, {"n": n})
-        flags = {"HAS_DS": has_ds, "NEED_DW": True, "BLOCK_M": c["block_m"], "BLOCK_N": c["block_n"]}
+        flags = {
+            "HAS_DS": has_ds,
+            "NEED_DW": True,
+            "BLOCK_M": c["block_m"],
+            "BLOCK_N": c["block_n"],
+        }
         flags["STAGES"] = c["stages"]
         return Shipped(
-            "rms_norm", name, rms_norm_backward_rows, signature, flags, c["num_warps"], expects=("cp.async.cg",)
+            "rms_norm",
+            name,
+            rms_norm_backward_rows,
+            signature,
+            flags,
+            c["num_warps"],
+            expects=("cp.async.cg",),
         )
 
     wide = _config(arch, {"n": 65536})
@@ -204,7 +340,23 @@ def shipped(arch: str) -> list[Shipped]:
         rows("backward 128", 128, False),
         rows("backward 4096 residual", 4096, True),
         rows("backward 8192 residual", 8192, True),
-        Shipped("rms_norm", "backward wide, means", rms_norm_backward_means, signature, block, wide["num_warps"]),
-        Shipped("rms_norm", "backward wide, stripes", rms_norm_backward_stripes, signature, stripes, wide["num_warps"]),
-        Shipped("rms_norm", "backward add up", add_up_columns, add_up, {"BLOCK_P": 64, "BLOCK_N": 32}),
+        Shipped(
+            "rms_norm",
+            "backward wide, means",
+            rms_norm_backward_means,
+            signature,
+            block,
+            wide["num_warps"],
+        ),
+        Shipped(
+            "rms_norm",
+            "backward wide, stripes",
+            rms_norm_backward_stripes,
+            signature,
+            stripes,
+            wide["num_warps"],
+        ),
+        Shipped(
+            "rms_norm", "backward add up", add_up_columns, add_up, {"BLOCK_P": 64, "BLOCK_N": 32}
+        ),
     ]

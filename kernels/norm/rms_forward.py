@@ -1,6 +1,8 @@
-"""RMSNorm forward in Triton: whole rows in registers, or rows of any width in two or three passes over chunks.
+"""RMSNorm forward in Triton: whole rows in registers, or rows of any width in two or three passes
+over chunks.
 
-Adds the residual on the way in and rounds to FP8 on the way out. Knows 2-D tensors; knows no autograd.
+Adds the residual on the way in and rounds to FP8 on the way out. Knows 2-D tensors; knows no
+autograd.
 """
 
 from __future__ import annotations
@@ -21,11 +23,29 @@ QUANTS = {None: 0, "row": 1, "1x128": 2}
 
 @jit
 def rms_norm_rows(
-    X, R, W, Y, Q, S, RSTD, SCALE, rows, N, x_stride, r_stride, scale_stride, eps,
-    HAS_RESIDUAL: tl.constexpr, KEEP_RSTD: tl.constexpr, QUANT: tl.constexpr, KEEP_Y: tl.constexpr,
-    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
-):  # fmt: skip
-    """BLOCK_M whole rows a program. Y, Q and S are contiguous; X and R have strides between rows. KEEP_Y: the norm
+    X,
+    R,
+    W,
+    Y,
+    Q,
+    S,
+    RSTD,
+    SCALE,
+    rows,
+    N,
+    x_stride,
+    r_stride,
+    scale_stride,
+    eps,
+    HAS_RESIDUAL: tl.constexpr,
+    KEEP_RSTD: tl.constexpr,
+    QUANT: tl.constexpr,
+    KEEP_Y: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+):
+    """BLOCK_M whole rows a program. Y, Q and S are contiguous; X and R have strides between rows.
+    KEEP_Y: the norm
     itself, of which Q is then made as it is kept."""
     row = tl.program_id(0).to(tl.int64) * BLOCK_M + tl.arange(0, BLOCK_M)
     col = tl.arange(0, BLOCK_N)
@@ -33,7 +53,9 @@ def rms_norm_rows(
     x = tl.load(X + row[:, None] * x_stride + col[None, :], mask=inside, other=0.0).to(tl.float32)
     at = row[:, None] * N + col[None, :]
     if HAS_RESIDUAL:
-        x += tl.load(R + row[:, None] * r_stride + col[None, :], mask=inside, other=0.0).to(tl.float32)
+        x += tl.load(R + row[:, None] * r_stride + col[None, :], mask=inside, other=0.0).to(
+            tl.float32
+        )
         s = x.to(S.dtype.element_ty)
         tl.store(S + at, s, mask=inside)
         x = s.to(tl.float32)  # the norm is of the sum as it is kept, which backward sees again
@@ -62,17 +84,36 @@ def rms_norm_rows(
 
 @jit
 def rms_norm_wide(
-    X, R, W, Y, Q, S, RSTD, SCALE, N, x_stride, r_stride, scale_stride, eps,
-    HAS_RESIDUAL: tl.constexpr, KEEP_RSTD: tl.constexpr, QUANT: tl.constexpr, KEEP_Y: tl.constexpr,
+    X,
+    R,
+    W,
+    Y,
+    Q,
+    S,
+    RSTD,
+    SCALE,
+    N,
+    x_stride,
+    r_stride,
+    scale_stride,
+    eps,
+    HAS_RESIDUAL: tl.constexpr,
+    KEEP_RSTD: tl.constexpr,
+    QUANT: tl.constexpr,
+    KEEP_Y: tl.constexpr,
     BLOCK_N: tl.constexpr,
-):  # fmt: skip
-    """One row a program, in chunks of BLOCK_N: rows too wide for registers come from L2 the second time."""
+):
+    """One row a program, in chunks of BLOCK_N: rows too wide for registers come from L2 the second
+    time.
+    """
     row = tl.program_id(0).to(tl.int64)
     lane = tl.arange(0, BLOCK_N)
     squares = tl.zeros((BLOCK_N,), tl.float32)
     for start in range(0, N, BLOCK_N):
         col = start + lane
-        x = tl.load(X + row * x_stride + col, mask=col < N, other=0.0, eviction_policy="evict_last").to(tl.float32)
+        x = tl.load(
+            X + row * x_stride + col, mask=col < N, other=0.0, eviction_policy="evict_last"
+        ).to(tl.float32)
         if HAS_RESIDUAL:
             x += tl.load(R + row * r_stride + col, mask=col < N, other=0.0).to(tl.float32)
             s = x.to(S.dtype.element_ty)
@@ -92,7 +133,9 @@ def rms_norm_wide(
         largest = tl.zeros((BLOCK_N,), tl.float32)
         for start in range(0, N, BLOCK_N):
             col = start + lane
-            x = tl.load(source + col, mask=col < N, other=0.0, eviction_policy="evict_last").to(tl.float32)
+            x = tl.load(source + col, mask=col < N, other=0.0, eviction_policy="evict_last").to(
+                tl.float32
+            )
             w = tl.load(W + col, mask=col < N, other=0.0).to(tl.float32)
             y = x * rstd * w
             if KEEP_Y:
@@ -102,7 +145,9 @@ def rms_norm_wide(
         tl.store(SCALE + row * scale_stride, row_scale)
     for start in range(0, N, BLOCK_N):
         col = start + lane
-        x = tl.load(source + col, mask=col < N, other=0.0, eviction_policy="evict_first").to(tl.float32)
+        x = tl.load(source + col, mask=col < N, other=0.0, eviction_policy="evict_first").to(
+            tl.float32
+        )
         w = tl.load(W + col, mask=col < N, other=0.0).to(tl.float32)
         y = x * rstd * w
         if KEEP_Y:
@@ -129,7 +174,12 @@ def _config(arch: str, facts: dict[str, Any]) -> tuning.Config:
     if block_n > 16384:
         return {"wide": True, "block_m": 1, "block_n": 8192, "num_warps": 16}
     block_m = max(1, 2048 // block_n)
-    return {"wide": False, "block_m": block_m, "block_n": block_n, "num_warps": min(16, max(4, block_n // 512))}
+    return {
+        "wide": False,
+        "block_m": block_m,
+        "block_n": block_n,
+        "num_warps": min(16, max(4, block_n // 512)),
+    }
 
 
 @tuning.tries("rms_norm.forward")
@@ -139,7 +189,9 @@ def _other_configs(arch: str, facts: dict[str, Any]) -> list[tuning.Config]:
 
 @dataclass(frozen=True, slots=True)
 class Made:
-    """What a forward pass gives: y [rows, N], its codes and scales, the sum that was normalised, rstd [rows]."""
+    """What a forward pass gives: y [rows, N], its codes and scales, the sum that was normalised,
+    rstd [rows].
+    """
 
     y: torch.Tensor | None
     q: torch.Tensor | None
@@ -149,21 +201,44 @@ class Made:
 
 
 def forward(
-    x: torch.Tensor, w: torch.Tensor, eps: float, residual: torch.Tensor | None, quant: str | None, keep_rstd: bool,
+    x: torch.Tensor,
+    w: torch.Tensor,
+    eps: float,
+    residual: torch.Tensor | None,
+    quant: str | None,
+    keep_rstd: bool,
     keep_y: bool,
-) -> Made:  # fmt: skip
-    """For x [rows, N] with neighbours adjacent; rows > 0. `keep_y`: y itself, beside what `quant` asks for."""
+) -> Made:
+    """For x [rows, N] with neighbours adjacent; rows > 0.
+
+    `keep_y`: y itself, beside what `quant` asks for.
+    """
     made = iter(
-        visible("rms_norm", (x, w, residual), partial(_launched, x, w, eps, residual, quant, keep_rstd, keep_y))
+        visible(
+            "rms_norm",
+            (x, w, residual),
+            partial(_launched, x, w, eps, residual, quant, keep_rstd, keep_y),
+        )
     )
-    y, q, scale = next(made) if keep_y else None, next(made) if quant else None, next(made) if quant else None
-    return Made(y, q, scale, x if residual is None else next(made), next(made) if keep_rstd else None)
+    y, q, scale = (
+        next(made) if keep_y else None,
+        next(made) if quant else None,
+        next(made) if quant else None,
+    )
+    return Made(
+        y, q, scale, x if residual is None else next(made), next(made) if keep_rstd else None
+    )
 
 
 def _launched(
-    x: torch.Tensor, w: torch.Tensor, eps: float, residual: torch.Tensor | None, quant: str | None, keep_rstd: bool,
+    x: torch.Tensor,
+    w: torch.Tensor,
+    eps: float,
+    residual: torch.Tensor | None,
+    quant: str | None,
+    keep_rstd: bool,
     keep_y: bool,
-) -> list[torch.Tensor]:  # fmt: skip
+) -> list[torch.Tensor]:
     """What is new of `forward`'s results, in their order."""
     rows, n = x.shape
     y = torch.empty((rows, n), dtype=x.dtype, device=x.device) if keep_y else None
@@ -172,7 +247,9 @@ def _launched(
     scale = torch.empty((rows, groups), dtype=torch.float32, device=x.device) if quant else None
     s = torch.empty((rows, n), dtype=x.dtype, device=x.device) if residual is not None else x
     rstd = torch.empty(rows, dtype=torch.float32, device=x.device) if keep_rstd else None
-    c = tuning.config("rms_norm.forward", n=n, quant=quant, dtype=x.dtype, residual=residual is not None)
+    c = tuning.config(
+        "rms_norm.forward", n=n, quant=quant, dtype=x.dtype, residual=residual is not None
+    )
     r = residual if residual is not None else x
     unused = w
     arguments = (x, r, w, *(unused if each is None else each for each in (y, q, s, rstd, scale)))
@@ -181,30 +258,52 @@ def _launched(
     flags["KEEP_Y"] = keep_y
     with runtime.on(x):
         if c["wide"]:
-            rms_norm_wide[(rows,)](*arguments, n, *strides, **flags, BLOCK_N=c["block_n"], num_warps=c["num_warps"])
+            rms_norm_wide[(rows,)](
+                *arguments, n, *strides, **flags, BLOCK_N=c["block_n"], num_warps=c["num_warps"]
+            )
         else:
             rms_norm_rows[(cdiv(rows, c["block_m"]),)](
-                *arguments, rows, n, *strides, **flags,
-                BLOCK_M=c["block_m"], BLOCK_N=c["block_n"], num_warps=c["num_warps"],
-            )  # fmt: skip
-    return [each for each in (y, q, scale, None if residual is None else s, rstd) if each is not None]
+                *arguments,
+                rows,
+                n,
+                *strides,
+                **flags,
+                BLOCK_M=c["block_m"],
+                BLOCK_N=c["block_n"],
+                num_warps=c["num_warps"],
+            )
+    return [
+        each for each in (y, q, scale, None if residual is None else s, rstd) if each is not None
+    ]
 
 
 def shipped(arch: str) -> list[Shipped]:
     """Head-dim rows, hidden rows with residual, both quantised forms, and rows above 16384."""
 
-    def one(name: str, n: int, quant: str | None, residual: bool, keep: bool, keep_y: bool = False) -> Shipped:
+    def one(
+        name: str, n: int, quant: str | None, residual: bool, keep: bool, keep_y: bool = False
+    ) -> Shipped:
         c = _config(arch, {"n": n, "quant": quant})
-        signature = dict.fromkeys(("X", "R", "W", "Y", "S"), "*bf16") | {"RSTD": "*fp32", "SCALE": "*fp32"}
+        signature = dict.fromkeys(("X", "R", "W", "Y", "S"), "*bf16") | {
+            "RSTD": "*fp32",
+            "SCALE": "*fp32",
+        }
         signature |= {"Q": "*fp8e4nv" if quant else "*bf16"}
         signature |= {"rows": "i32", "N": "i32:16", "x_stride": "i32:16", "r_stride": "i32:16"}
         signature |= {"scale_stride": "i32", "eps": "fp32"}
-        flags = {"HAS_RESIDUAL": residual, "KEEP_RSTD": keep, "QUANT": QUANTS[quant], "BLOCK_N": c["block_n"]}
+        flags = {
+            "HAS_RESIDUAL": residual,
+            "KEEP_RSTD": keep,
+            "QUANT": QUANTS[quant],
+            "BLOCK_N": c["block_n"],
+        }
         flags["KEEP_Y"] = keep_y or quant is None
         if not c["wide"]:
             flags["BLOCK_M"] = c["block_m"]
         kernel = rms_norm_wide if c["wide"] else rms_norm_rows
-        return Shipped("rms_norm", name, kernel, signature, flags, c["num_warps"], expects=(".v4.b32",))
+        return Shipped(
+            "rms_norm", name, kernel, signature, flags, c["num_warps"], expects=(".v4.b32",)
+        )
 
     plain = [
         one("forward 128", 128, None, False, True),

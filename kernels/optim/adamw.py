@@ -1,6 +1,8 @@
-"""`FusedAdamW`: unscaling, the global norm, clipping, skipping and the step over all parameters in two launches.
+"""`FusedAdamW`: unscaling, the global norm, clipping, skipping and the step over all parameters in
+two launches.
 
-Nothing waits for the GPU: an overflow skips the update, and its step count, on the device. Knows no sharding; whoever
+Nothing waits for the GPU: an overflow skips the update, and its step count, on the device. Knows no
+sharding; whoever
 shards gives the norm over all ranks to `step`.
 """
 
@@ -18,12 +20,17 @@ from kernels.optim.item import Asked, Item
 
 
 class FusedAdamW(torch.optim.Optimizer):
-    """torch.optim.AdamW's rule, options and state, with moments in fp32 whatever the parameters' dtype.
+    """torch.optim.AdamW's rule, options and state, with moments in fp32 whatever the parameters'
+    dtype.
 
-    `clip_norm`: the gradients' global norm is clipped to it (`torch.nn.utils.clip_grad_norm_`'s rule) on the way; the
-    gradients themselves stay as they are. `stochastic_rounding`: bf16 parameters are rounded up or down by chance,
-    so that small updates are not lost and no fp32 copy is needed; `seed` decides the chance. After a step `grad_norm`
-    (after unscaling, before clipping; None when nothing asked for it) and `skipped` (1: an overflow) are fp32 tensors
+    `clip_norm`: the gradients' global norm is clipped to it (`torch.nn.utils.clip_grad_norm_`'s
+    rule) on the way; the
+    gradients themselves stay as they are. `stochastic_rounding`: bf16 parameters are rounded up or
+    down by chance,
+    so that small updates are not lost and no fp32 copy is needed; `seed` decides the chance. After
+    a step `grad_norm`
+    (after unscaling, before clipping; None when nothing asked for it) and `skipped` (1: an
+    overflow) are fp32 tensors
     of one element on the device. Parameters: fp32, fp16 or bf16, on one device.
     """
 
@@ -57,7 +64,9 @@ class FusedAdamW(torch.optim.Optimizer):
         self.skipped: torch.Tensor | None = None
         self._backend = backend
         self._ticket: torch.Tensor | None = None
-        super().__init__(params, {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay})
+        super().__init__(
+            params, {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay}
+        )
         every = [p for group in self.param_groups for p in group["params"]]
         for index, param in enumerate(every):
             checks.dtype_among(f"parameter {index}", param)
@@ -74,15 +83,19 @@ class FusedAdamW(torch.optim.Optimizer):
     ) -> Any:
         """One update of every parameter that has a gradient.
 
-        inv_scale: fp32, one element: gradients are multiplied by it first. grad_norm: their norm when it is known
-        already (over all ranks), then nothing is measured here. found_inf: non-zero skips the update. Raises TypeError
+        inv_scale: fp32, one element: gradients are multiplied by it first. grad_norm: their norm
+        when it is known
+        already (over all ranks), then nothing is measured here. found_inf: non-zero skips the
+        update. Raises TypeError
         or ValueError before anything changes.
         """
         loss = None
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
-        params = [(group, p) for group in self.param_groups for p in group["params"] if p.grad is not None]
+        params = [
+            (group, p) for group in self.param_groups for p in group["params"] if p.grad is not None
+        ]
         if not params:
             return loss
         measured = grad_norm is None and (self.clip_norm is not None or inv_scale is not None)
@@ -90,13 +103,30 @@ class FusedAdamW(torch.optim.Optimizer):
         work = [self._item(group, p) for group, p in params]
         if grad_norm is not None and inv_scale is not None and found_inf is None:
             found_inf = (~grad_norm.isfinite()).float()
-        asked = Asked(inv_scale, grad_norm, found_inf, measured, self.clip_norm, self.stochastic_rounding, self.seed)
+        asked = Asked(
+            inv_scale,
+            grad_norm,
+            found_inf,
+            measured,
+            self.clip_norm,
+            self.stochastic_rounding,
+            self.seed,
+        )
         tensors = [t for item in work for t in item.row]
-        gaps = next((f"a tensor of shape {tuple(t.shape)} has gaps" for t in tensors if not t.is_contiguous()), None)
+        gaps = next(
+            (
+                f"a tensor of shape {tuple(t.shape)} has gaps"
+                for t in tensors
+                if not t.is_contiguous()
+            ),
+            None,
+        )
         chosen = choose(
             "adamw",
             {
-                "dtype": " ".join(sorted({str(item.param.dtype).removeprefix("torch.") for item in work})),
+                "dtype": " ".join(
+                    sorted({str(item.param.dtype).removeprefix("torch.") for item in work})
+                ),
                 "clip": self.clip_norm is not None,
                 "scaled": inv_scale is not None,
                 "stochastic": self.stochastic_rounding,
@@ -117,7 +147,9 @@ class FusedAdamW(torch.optim.Optimizer):
         return loss
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """As torch's, but moments and counts stay fp32 beside parameters of another dtype, on their device."""
+        """As torch's, but moments and counts stay fp32 beside parameters of another dtype, on their
+        device.
+        """
         saved = {k: dict(v) for k, v in state_dict["state"].items()}
         super().load_state_dict(state_dict)
         order = [p for group in self.param_groups for p in group["params"]]
@@ -134,7 +166,13 @@ class FusedAdamW(torch.optim.Optimizer):
             state["exp_avg"] = torch.zeros_like(p, dtype=torch.float32)
             state["exp_avg_sq"] = torch.zeros_like(p, dtype=torch.float32)
         row = (p.detach(), p.grad, state["exp_avg"], state["exp_avg_sq"], state["step"])
-        return Item(tuple(_local(t) for t in row), group["lr"], group["betas"], group["eps"], group["weight_decay"])
+        return Item(
+            tuple(_local(t) for t in row),
+            group["lr"],
+            group["betas"],
+            group["eps"],
+            group["weight_decay"],
+        )
 
     def _checked(
         self,
@@ -144,25 +182,40 @@ class FusedAdamW(torch.optim.Optimizer):
         found_inf: torch.Tensor | None,
         measured: bool,
     ) -> None:
-        for name, x in (("inv_scale", inv_scale), ("grad_norm", grad_norm), ("found_inf", found_inf)):
+        for name, x in (
+            ("inv_scale", inv_scale),
+            ("grad_norm", grad_norm),
+            ("found_inf", found_inf),
+        ):
             if x is not None:
                 checks.dtype_among(name, x, (torch.float32,))
                 checks.same_device(parameters=params[0][1], **{name: x})
                 if x.numel() != 1:
-                    raise ValueError(f"{name} has shape {tuple(x.shape)}; it must have one element.")
+                    raise ValueError(
+                        f"{name} has shape {tuple(x.shape)}; it must have one element."
+                    )
         for group, p in params:
             assert p.grad is not None
             if isinstance(group["lr"], torch.Tensor):
-                raise TypeError("lr is a tensor; FusedAdamW takes numbers: set group['lr'] to a float.")
+                raise TypeError(
+                    "lr is a tensor; FusedAdamW takes numbers: set group['lr'] to a float."
+                )
             if p.grad.is_sparse:
-                raise TypeError("a gradient is sparse; FusedAdamW wants dense ones: sparse=False in the embedding.")
+                raise TypeError(
+                    "a gradient is sparse; FusedAdamW wants dense ones: sparse=False in the "
+                    "embedding."
+                )
             checks.dtype_among("a gradient", p.grad)
             if measured and hasattr(p, "to_local"):
-                raise ValueError("parameters are sharded, so their norm here is not the norm: give step(grad_norm=…).")
+                raise ValueError(
+                    "parameters are sharded, so their norm here is not the norm: give "
+                    "step(grad_norm=…)."
+                )
 
 
 def _local(t: Any) -> torch.Tensor:
     """This rank's part of a DTensor; any other tensor as it is."""
     part: Any = t.to_local() if hasattr(t, "to_local") else t
-    whole: torch.Tensor = part.wait() if hasattr(part, "wait") else part  # its collective may still be under way
+    # its collective may still be under way
+    whole: torch.Tensor = part.wait() if hasattr(part, "wait") else part
     return whole

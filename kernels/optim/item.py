@@ -1,4 +1,5 @@
-"""What one step is asked to do: a parameter with its state and options, and what holds for all of them.
+"""What one step is asked to do: a parameter with its state and options, and what holds for all of
+them.
 
 Knows no optimizer and no way to do it.
 """
@@ -12,7 +13,9 @@ import torch
 
 @dataclass(frozen=True)
 class Item:
-    """row: (parameter, gradient, exp_avg, exp_avg_sq, step), plain tensors; and the parameter's options."""
+    """row: (parameter, gradient, exp_avg, exp_avg_sq, step), plain tensors; and the parameter's
+    options.
+    """
 
     row: tuple[torch.Tensor, ...]
     lr: float
@@ -31,7 +34,9 @@ class Item:
 
 @dataclass(frozen=True)
 class Asked:
-    """inv_scale, grad_norm, found_inf as `FusedAdamW.step` takes them; measured: the norm must be found here."""
+    """inv_scale, grad_norm, found_inf as `FusedAdamW.step` takes them; measured: the norm must be
+    found here.
+    """
 
     inv_scale: torch.Tensor | None
     grad_norm: torch.Tensor | None

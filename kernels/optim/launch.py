@@ -42,12 +42,24 @@ class _Told:
 
 
 def ticket(device: torch.device, kept: torch.Tensor | None) -> torch.Tensor:
-    """The counter by which a launch's last program knows itself; zero before and after. The caller keeps it."""
-    return kept if kept is not None and kept.device == device else torch.zeros(1, dtype=torch.int32, device=device)
+    """The counter by which a launch's last program knows itself; zero before and after.
+
+    The caller keeps it.
+    """
+    return (
+        kept
+        if kept is not None and kept.device == device
+        else torch.zeros(1, dtype=torch.int32, device=device)
+    )
 
 
-def step(work: list[Item], asked: Asked, ticket: torch.Tensor) -> tuple[torch.Tensor | None, torch.Tensor]:
-    """Steps all parameters; (norm, skipped) fp32 [1]. The norm is None where nothing was measured."""
+def step(
+    work: list[Item], asked: Asked, ticket: torch.Tensor
+) -> tuple[torch.Tensor | None, torch.Tensor]:
+    """Steps all parameters; (norm, skipped) fp32 [1].
+
+    The norm is None where nothing was measured.
+    """
     if asked.grad_norm is not None:
         told = _Told(asked.grad_norm.square().view(1), None)
     elif asked.measured:
@@ -71,7 +83,9 @@ def step(work: list[Item], asked: Asked, ticket: torch.Tensor) -> tuple[torch.Te
 
 
 def _measured(grads: list[torch.Tensor], inv_scale: torch.Tensor | None) -> _Told:
-    """The unscaled gradients' sums of squares, and 1 where one is not finite, a part for each program."""
+    """The unscaled gradients' sums of squares, and 1 where one is not finite, a part for each
+    program.
+    """
     chunk, block = sizes()
     device = grads[0].device
     some = tables([(g,) for g in grads], chunk)
@@ -83,10 +97,20 @@ def _measured(grads: list[torch.Tensor], inv_scale: torch.Tensor | None) -> _Tol
     with runtime.on(grads[0]):
         for table, programs in zip(some, parts, strict=True):
             measure[(programs,)](
-                table.addresses, table.sizes, table.chunk_tensor, table.chunk_place, table.chunks, inv_scale,
-                squares[first:], found[first:],
-                KIND=KINDS[table.dtypes[0]], ALIGNED=table.aligned, CHUNK=chunk, BLOCK=block, num_warps=WARPS,
-            )  # fmt: skip
+                table.addresses,
+                table.sizes,
+                table.chunk_tensor,
+                table.chunk_place,
+                table.chunks,
+                inv_scale,
+                squares[first:],
+                found[first:],
+                KIND=KINDS[table.dtypes[0]],
+                ALIGNED=table.aligned,
+                CHUNK=chunk,
+                BLOCK=block,
+                num_warps=WARPS,
+            )
             first += programs
     return _Told(squares, found)
 
@@ -105,15 +129,38 @@ def _step(
     rows = len(table.rows)
     parts = told.squares.numel() if told.squares is not None else 1
     adamw[(max(1, min(table.chunks, runtime.sm_count(ticket.device) * 4)),)](
-        table.addresses, table.sizes, table.chunk_tensor, table.chunk_place, table.chunks, rows,
-        asked.inv_scale, told.squares, told.found, parts, asked.found_inf, norm, skipped, ticket,
+        table.addresses,
+        table.sizes,
+        table.chunk_tensor,
+        table.chunk_place,
+        table.chunks,
+        rows,
+        asked.inv_scale,
+        told.squares,
+        told.found,
+        parts,
+        asked.found_inf,
+        norm,
+        skipped,
+        ticket,
         on_device(hyper, (2, rows), torch.float32, ticket.device),
-        1 - rule.beta1, rule.beta2, 1 - rule.beta2, _log(rule.beta1), _log(rule.beta2),
-        rule.eps, rule.clip_norm, rule.seed & 0x7FFFFFFF,
-        PARAM=KINDS[table.dtypes[0]], GRAD=KINDS[table.dtypes[1]],
-        STOCHASTIC=rule.stochastic and table.dtypes[0] == torch.bfloat16, ALIGNED=table.aligned,
-        CHUNK=chunk, BLOCK=block, BLOCK_PARTS=max(16, next_power_of_2(parts)), num_warps=WARPS,
-    )  # fmt: skip
+        1 - rule.beta1,
+        rule.beta2,
+        1 - rule.beta2,
+        _log(rule.beta1),
+        _log(rule.beta2),
+        rule.eps,
+        rule.clip_norm,
+        rule.seed & 0x7FFFFFFF,
+        PARAM=KINDS[table.dtypes[0]],
+        GRAD=KINDS[table.dtypes[1]],
+        STOCHASTIC=rule.stochastic and table.dtypes[0] == torch.bfloat16,
+        ALIGNED=table.aligned,
+        CHUNK=chunk,
+        BLOCK=block,
+        BLOCK_PARTS=max(16, next_power_of_2(parts)),
+        num_warps=WARPS,
+    )
 
 
 def _log(beta: float) -> float:

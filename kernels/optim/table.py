@@ -1,6 +1,8 @@
-"""Many tensors for one launch: tables of their addresses and sizes, and which chunk of which tensor a program takes.
+"""Many tensors for one launch: tables of their addresses and sizes, and which chunk of which tensor
+a program takes.
 
-Tensors that differ in dtypes or alignment need launches of their own: one table each. Tables are kept while nothing
+Tensors that differ in dtypes or alignment need launches of their own: one table each. Tables are
+kept while nothing
 moves. Knows no operation.
 """
 
@@ -16,14 +18,16 @@ CHUNK = 16384
 """Elements that a program takes at a time."""
 
 Row = tuple[torch.Tensor, ...]
-_captured: list[torch.Tensor] = []  # a CUDA graph reads its tables again in each replay, so these stay
+# a CUDA graph reads its tables again in each replay, so these stay
+_captured: list[torch.Tensor] = []
 
 
 @dataclass(frozen=True)
 class Table:
     """Rows of tensors (parameters, gradients, …) that belong together and have equal sizes.
 
-    addresses [kinds, rows] and sizes [rows] int64; chunk_tensor and chunk_place [chunks] int32: a chunk's row and its
+    addresses [kinds, rows] and sizes [rows] int64; chunk_tensor and chunk_place [chunks] int32: a
+    chunk's row and its
     number within it. aligned: every address is a multiple of 16 bytes.
     """
 
@@ -50,7 +54,10 @@ def tables(rows: Sequence[Row], chunk: int = CHUNK) -> list[Table]:
 
 
 def on_device(
-    values: tuple[int | float, ...], shape: tuple[int, ...], dtype: torch.dtype, device: torch.device
+    values: tuple[int | float, ...],
+    shape: tuple[int, ...],
+    dtype: torch.dtype,
+    device: torch.device,
 ) -> torch.Tensor:
     """The numbers as a tensor on the device, sent once while they stay the same; never waits."""
     return _kept(_on_device(values, shape, dtype, device))
@@ -67,7 +74,10 @@ def _table(dtypes: tuple[torch.dtype, ...], aligned: bool, rows: list[Row], chun
 
 @functools.lru_cache(maxsize=64)
 def _on_device(
-    values: tuple[int | float, ...], shape: tuple[int, ...], dtype: torch.dtype, device: torch.device
+    values: tuple[int | float, ...],
+    shape: tuple[int, ...],
+    dtype: torch.dtype,
+    device: torch.device,
 ) -> torch.Tensor:
     return _sent(torch.tensor(values, dtype=dtype).view(shape), device)
 
@@ -80,7 +90,11 @@ def _chunks(
     counts = torch.tensor([-(-n // chunk) for n in sizes])
     owners = torch.repeat_interleave(counts)
     places = torch.arange(len(owners)) - (counts.cumsum(0) - counts)[owners]
-    return _sent(torch.tensor(sizes), device), _sent(owners.int(), device), _sent(places.int(), device)
+    return (
+        _sent(torch.tensor(sizes), device),
+        _sent(owners.int(), device),
+        _sent(places.int(), device),
+    )
 
 
 def _sent(x: torch.Tensor, device: torch.device) -> torch.Tensor:

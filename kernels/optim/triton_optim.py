@@ -1,6 +1,7 @@
 """Unscaling, measuring and AdamW steps over many tensors in Triton, a chunk of a tensor at a time.
 
-`adamw` reads what `measure` left, so clipping and skipping need no look from the host. Knows no optimizer.
+`adamw` reads what `measure` left, so clipping and skipping need no look from the host. Knows no
+optimizer.
 """
 
 from __future__ import annotations
@@ -19,15 +20,24 @@ def pointer(TABLE, index, KIND: tl.constexpr, ALIGNED: tl.constexpr):
     """The address in the table, typed; known to be a multiple of 16 bytes where all are."""
     at = tl.load(TABLE + index).to(tl.pointer_type(KIND))
     if ALIGNED:
-        at = tl.multiple_of(at, 16)  # of the pointer: said of the number before, it would be forgotten here
+        # of the pointer: said of the number before, it would be forgotten here
+        at = tl.multiple_of(at, 16)
     return at
 
 
 @jit
 def unscale(
-    GRADS, SIZES, CHUNK_TENSOR, CHUNK_PLACE, INV_SCALE, FOUND,
-    KIND: tl.constexpr, ALIGNED: tl.constexpr, CHUNK: tl.constexpr, BLOCK: tl.constexpr,
-):  # fmt: skip
+    GRADS,
+    SIZES,
+    CHUNK_TENSOR,
+    CHUNK_PLACE,
+    INV_SCALE,
+    FOUND,
+    KIND: tl.constexpr,
+    ALIGNED: tl.constexpr,
+    CHUNK: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
     """One chunk a program, in place; FOUND becomes 1 where a value is not finite."""
     tensor = tl.load(CHUNK_TENSOR + tl.program_id(0))
     first = tl.load(CHUNK_PLACE + tl.program_id(0)).to(tl.int64) * CHUNK
@@ -53,10 +63,22 @@ def unscale(
 
 @jit
 def measure(
-    GRADS, SIZES, CHUNK_TENSOR, CHUNK_PLACE, chunks, INV_SCALE, SQUARES, FOUND,
-    KIND: tl.constexpr, ALIGNED: tl.constexpr, CHUNK: tl.constexpr, BLOCK: tl.constexpr,
-):  # fmt: skip
-    """Every programs-th chunk: this program's sum of squares of unscaled gradients, and 1 if one is not finite."""
+    GRADS,
+    SIZES,
+    CHUNK_TENSOR,
+    CHUNK_PLACE,
+    chunks,
+    INV_SCALE,
+    SQUARES,
+    FOUND,
+    KIND: tl.constexpr,
+    ALIGNED: tl.constexpr,
+    CHUNK: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    """Every programs-th chunk: this program's sum of squares of unscaled gradients, and 1 if one is
+    not finite.
+    """
     inv_scale = 1.0
     if INV_SCALE is not None:
         inv_scale = tl.load(INV_SCALE)
@@ -88,13 +110,18 @@ def measure(
 def one_less_power(log_beta, steps):
     """1 - beta^steps in fp32 to the last digits: by its series where the difference would cancel."""
     y = steps * log_beta
-    series = -y * (1.0 + y / 2.0 * (1.0 + y / 3.0 * (1.0 + y / 4.0 * (1.0 + y / 5.0 * (1.0 + y / 6.0)))))
+    series = -y * (
+        1.0 + y / 2.0 * (1.0 + y / 3.0 * (1.0 + y / 4.0 * (1.0 + y / 5.0 * (1.0 + y / 6.0))))
+    )
     return tl.where(y > -0.3, series, 1.0 - tl.exp(y))
 
 
 @jit
 def mixed(x):
-    """A 32-bit hash of a 32-bit number (lowbias32 by C. Wellons): enough randomness for rounding, in six operations."""
+    """A 32-bit hash of a 32-bit number (lowbias32 by C.
+
+    Wellons): enough randomness for rounding, in six operations.
+    """
     x ^= x >> 16
     x *= 0x7FEB352D
     x ^= x >> 15
@@ -104,7 +131,9 @@ def mixed(x):
 
 @jit
 def to_bf16_stochastically(x, key, offset):
-    """x fp32 as bf16, up or down by chance so that its expectation stays; offset names the element, key the step."""
+    """x fp32 as bf16, up or down by chance so that its expectation stays; offset names the element,
+    key the step.
+    """
     noise = mixed(offset.to(tl.uint32) ^ key) >> 16
     bits = (x.to(tl.uint32, bitcast=True) + noise) & 0xFFFF0000
     rounded = bits.to(tl.float32, bitcast=True)
@@ -113,10 +142,25 @@ def to_bf16_stochastically(x, key, offset):
 
 @jit
 def adamw_block(
-    p, g, m, v, scale, keep, rate, correction, rest1, beta2, rest2, eps, key, offset,
-    KIND: tl.constexpr, STOCHASTIC: tl.constexpr,
-):  # fmt: skip
-    """(parameter, both moments) after a step; all but the parameter are fp32 in and out. rest: 1 - beta, not taken in
+    p,
+    g,
+    m,
+    v,
+    scale,
+    keep,
+    rate,
+    correction,
+    rest1,
+    beta2,
+    rest2,
+    eps,
+    key,
+    offset,
+    KIND: tl.constexpr,
+    STOCHASTIC: tl.constexpr,
+):
+    """(parameter, both moments) after a step; all but the parameter are fp32 in and out. rest: 1 -
+    beta, not taken in
     fp32, where 1 - 0.999 is off by 1e-5."""
     g = g.to(tl.float32) * scale
     m = m + (g - m) * rest1
@@ -130,15 +174,44 @@ def adamw_block(
 
 @jit
 def adamw(
-    TABLE, SIZES, CHUNK_TENSOR, CHUNK_PLACE, chunks, tensors, INV_SCALE, SQUARES, FOUND, parts, FOUND_TOO,
-    NORM, SKIPPED, TICKET, HYPER, rest1, beta2, rest2, log_beta1, log_beta2, eps, max_norm, seed,
-    PARAM: tl.constexpr, GRAD: tl.constexpr, STOCHASTIC: tl.constexpr, ALIGNED: tl.constexpr,
-    CHUNK: tl.constexpr, BLOCK: tl.constexpr, BLOCK_PARTS: tl.constexpr,
-):  # fmt: skip
-    """Every programs-th chunk of all parameters. TABLE [5, tensors]: parameters, gradients, both moments, step counts.
+    TABLE,
+    SIZES,
+    CHUNK_TENSOR,
+    CHUNK_PLACE,
+    chunks,
+    tensors,
+    INV_SCALE,
+    SQUARES,
+    FOUND,
+    parts,
+    FOUND_TOO,
+    NORM,
+    SKIPPED,
+    TICKET,
+    HYPER,
+    rest1,
+    beta2,
+    rest2,
+    log_beta1,
+    log_beta2,
+    eps,
+    max_norm,
+    seed,
+    PARAM: tl.constexpr,
+    GRAD: tl.constexpr,
+    STOCHASTIC: tl.constexpr,
+    ALIGNED: tl.constexpr,
+    CHUNK: tl.constexpr,
+    BLOCK: tl.constexpr,
+    BLOCK_PARTS: tl.constexpr,
+):
+    """Every programs-th chunk of all parameters. TABLE [5, tensors]: parameters, gradients, both
+    moments, step counts.
 
-    HYPER [2, tensors]: learning rates and weight decays. SQUARES and FOUND [parts] are what `measure` left (None:
-    nothing is clipped or skipped by them), FOUND_TOO another flag. The program that finishes last counts the steps
+    HYPER [2, tensors]: learning rates and weight decays. SQUARES and FOUND [parts] are what
+    `measure` left (None:
+    nothing is clipped or skipped by them), FOUND_TOO another flag. The program that finishes last
+    counts the steps
     on, when every other has read the counts.
     """
     scale = 1.0
@@ -171,15 +244,31 @@ def adamw(
             keep = 1.0 - lr * tl.load(HYPER + tensors + tensor)
             rate = lr / one_less_power(log_beta1, steps)
             correction = tl.sqrt(one_less_power(log_beta2, steps))
-            key = mixed(steps.to(tl.uint32) ^ mixed(tensor.to(tl.uint32) ^ tl.cast(seed, tl.uint32)))
+            key = mixed(
+                steps.to(tl.uint32) ^ mixed(tensor.to(tl.uint32) ^ tl.cast(seed, tl.uint32))
+            )
             left = tl.load(SIZES + tensor) - first
             if left >= CHUNK:
                 for start in range(0, CHUNK, BLOCK):
                     at = start + tl.arange(0, BLOCK)
                     p, m, v = adamw_block(
-                        tl.load(param + at), tl.load(grad + at), tl.load(mean + at), tl.load(square + at), scale,
-                        keep, rate, correction, rest1, beta2, rest2, eps, key, first + at, PARAM, STOCHASTIC,
-                    )  # fmt: skip
+                        tl.load(param + at),
+                        tl.load(grad + at),
+                        tl.load(mean + at),
+                        tl.load(square + at),
+                        scale,
+                        keep,
+                        rate,
+                        correction,
+                        rest1,
+                        beta2,
+                        rest2,
+                        eps,
+                        key,
+                        first + at,
+                        PARAM,
+                        STOCHASTIC,
+                    )
                     tl.store(param + at, p)
                     tl.store(mean + at, m)
                     tl.store(square + at, v)
@@ -188,14 +277,28 @@ def adamw(
                     at = start + tl.arange(0, BLOCK)
                     inside = at < left
                     p, m, v = adamw_block(
-                        tl.load(param + at, mask=inside, other=0.0), tl.load(grad + at, mask=inside, other=0.0),
-                        tl.load(mean + at, mask=inside, other=0.0), tl.load(square + at, mask=inside, other=0.0), scale,
-                        keep, rate, correction, rest1, beta2, rest2, eps, key, first + at, PARAM, STOCHASTIC,
-                    )  # fmt: skip
+                        tl.load(param + at, mask=inside, other=0.0),
+                        tl.load(grad + at, mask=inside, other=0.0),
+                        tl.load(mean + at, mask=inside, other=0.0),
+                        tl.load(square + at, mask=inside, other=0.0),
+                        scale,
+                        keep,
+                        rate,
+                        correction,
+                        rest1,
+                        beta2,
+                        rest2,
+                        eps,
+                        key,
+                        first + at,
+                        PARAM,
+                        STOCHASTIC,
+                    )
                     tl.store(param + at, p, mask=inside)
                     tl.store(mean + at, m, mask=inside)
                     tl.store(square + at, v, mask=inside)
-    tl.debug_barrier()  # all threads of this program have read the counts before it takes its ticket
+    # all threads of this program have read the counts before it takes its ticket
+    tl.debug_barrier()
     if tl.atomic_add(TICKET, 1) == tl.num_programs(0) - 1:
         tl.store(TICKET, 0)
         if found == 0:
@@ -203,14 +306,30 @@ def adamw(
                 index = start + tl.arange(0, BLOCK)
                 at = tl.load(TABLE + 4 * tensors + index, mask=index < tensors, other=0)
                 counts = at.to(tl.pointer_type(tl.float32))
-                tl.store(counts, tl.load(counts, mask=index < tensors, other=0.0) + 1.0, mask=index < tensors)
+                tl.store(
+                    counts,
+                    tl.load(counts, mask=index < tensors, other=0.0) + 1.0,
+                    mask=index < tensors,
+                )
 
 
 def shipped(arch: str) -> list[Shipped]:
-    """Unscaling bf16 and fp32, measuring, and steps of fp32 and of stochastically rounded bf16 parameters."""
-    tables = {"GRADS": "*i64", "TABLE": "*i64", "SIZES": "*i64", "CHUNK_TENSOR": "*i32", "CHUNK_PLACE": "*i32"}
-    floats = dict.fromkeys(("INV_SCALE", "SQUARES", "FOUND", "FOUND_TOO", "NORM", "SKIPPED", "HYPER"), "*fp32")
-    numbers = dict.fromkeys(("rest1", "beta2", "rest2", "log_beta1", "log_beta2", "eps", "max_norm"), "fp32")
+    """Unscaling bf16 and fp32, measuring, and steps of fp32 and of stochastically rounded bf16
+    parameters.
+    """
+    tables = {
+        "GRADS": "*i64",
+        "TABLE": "*i64",
+        "SIZES": "*i64",
+        "CHUNK_TENSOR": "*i32",
+        "CHUNK_PLACE": "*i32",
+    }
+    floats = dict.fromkeys(
+        ("INV_SCALE", "SQUARES", "FOUND", "FOUND_TOO", "NORM", "SKIPPED", "HYPER"), "*fp32"
+    )
+    numbers = dict.fromkeys(
+        ("rest1", "beta2", "rest2", "log_beta1", "log_beta2", "eps", "max_norm"), "fp32"
+    )
     numbers |= {"seed": "i32"}
     counts = {"chunks": "i32", "tensors": "i32", "parts": "i32", "TICKET": "*i32"}
     signature = tables | floats | numbers | counts

@@ -1,4 +1,5 @@
-"""`unscale_`: gradients divided by the loss scale in place, and told if one overflowed; one launch a dtype.
+"""`unscale_`: gradients divided by the loss scale in place, and told if one overflowed; one launch
+a dtype.
 
 Knows no optimizer and no loss scale's growth.
 """
@@ -20,12 +21,19 @@ KINDS = {torch.float32: tl.float32, torch.float16: tl.float16, torch.bfloat16: t
 
 
 def unscale_(
-    grads: Sequence[torch.Tensor], inv_scale: torch.Tensor, found_inf: torch.Tensor, *, backend: str | None = None
+    grads: Sequence[torch.Tensor],
+    inv_scale: torch.Tensor,
+    found_inf: torch.Tensor,
+    *,
+    backend: str | None = None,
 ) -> None:
-    """Multiplies each gradient by inv_scale in place; found_inf becomes 1 where one holds an infinity or NaN.
+    """Multiplies each gradient by inv_scale in place; found_inf becomes 1 where one holds an
+    infinity or NaN.
 
-    grads: tensors of any shapes on one device, fp32, fp16 or bf16. inv_scale and found_inf: fp32, one element, on that
-    device; found_inf is never set back to 0. Nothing waits for the GPU. Raises TypeError or ValueError.
+    grads: tensors of any shapes on one device, fp32, fp16 or bf16. inv_scale and found_inf: fp32,
+    one element, on that
+    device; found_inf is never set back to 0. Nothing waits for the GPU. Raises TypeError or
+    ValueError.
     """
     grads = list(grads)
     for name, x in (("inv_scale", inv_scale), ("found_inf", found_inf)):
@@ -38,14 +46,20 @@ def unscale_(
         checks.same_device(inv_scale=inv_scale, found_inf=found_inf, **{f"grads[{index}]": grad})
     if not grads:
         return
-    gaps = next((f"grads[{i}] has gaps" for i, g in enumerate(grads) if not g.is_contiguous()), None)
+    gaps = next(
+        (f"grads[{i}] has gaps" for i, g in enumerate(grads) if not g.is_contiguous()), None
+    )
     chosen = choose(
         "unscale_",
         {
             "dtype": " ".join(sorted({str(g.dtype).removeprefix("torch.") for g in grads})),
             "tensors": tuning.round_up(len(grads)),
         },
-        [Candidate("own", runtime.cannot(inv_scale, *grads) or gaps), Candidate("torch"), Candidate("reference")],
+        [
+            Candidate("own", runtime.cannot(inv_scale, *grads) or gaps),
+            Candidate("torch"),
+            Candidate("reference"),
+        ],
         backend,
     )
     with torch.no_grad():
@@ -62,11 +76,22 @@ def _launch(grads: list[torch.Tensor], inv_scale: torch.Tensor, found_inf: torch
     with runtime.on(inv_scale):
         for table in tables([(g,) for g in grads if g.numel()], chunk):
             unscale[(table.chunks,)](
-                table.addresses, table.sizes, table.chunk_tensor, table.chunk_place, inv_scale, found_inf,
-                KIND=KINDS[table.dtypes[0]], ALIGNED=table.aligned, CHUNK=chunk, BLOCK=block, num_warps=WARPS,
-            )  # fmt: skip
+                table.addresses,
+                table.sizes,
+                table.chunk_tensor,
+                table.chunk_place,
+                inv_scale,
+                found_inf,
+                KIND=KINDS[table.dtypes[0]],
+                ALIGNED=table.aligned,
+                CHUNK=chunk,
+                BLOCK=block,
+                num_warps=WARPS,
+            )
 
 
 def sizes() -> tuple[int, int]:
-    """(elements of a chunk, elements at a time): small in the interpreter, so that tests cross their edges."""
+    """(elements of a chunk, elements at a time): small in the interpreter, so that tests cross
+    their edges.
+    """
     return (64, 16) if runtime.INTERPRET else (CHUNK, BLOCK)

@@ -15,7 +15,9 @@ Result = tuple[torch.Tensor | None, torch.Tensor]
 
 def not_torch(work: list[Item], asked: Asked) -> str | None:
     """Why torch's fused step cannot do this; None when it can."""
-    if asked.clip_norm is not None or any(t is not None for t in (asked.inv_scale, asked.grad_norm, asked.found_inf)):
+    if asked.clip_norm is not None or any(
+        t is not None for t in (asked.inv_scale, asked.grad_norm, asked.found_inf)
+    ):
         return "torch's writes scaled gradients back"
     if any(item.param.dtype != torch.float32 or item.grad.dtype != torch.float32 for item in work):
         return "torch's wants moments of the parameters' dtype"
@@ -28,7 +30,9 @@ def by_torch(work: list[Item], asked: Asked) -> Result:
     for item in work:
         by_options.setdefault((item.lr, item.betas, item.eps, item.weight_decay), []).append(item)
     for items in by_options.values():
-        params, grads, means, squares, steps = (list(t) for t in zip(*(item.row for item in items), strict=True))
+        params, grads, means, squares, steps = (
+            list(t) for t in zip(*(item.row for item in items), strict=True)
+        )
         torch._foreach_add_(steps, 1)
         torch._fused_adamw_(
             params,
@@ -51,7 +55,11 @@ def by_torch(work: list[Item], asked: Asked) -> Result:
 def by_reference(work: list[Item], asked: Asked) -> Result:
     """The reference, parameter by parameter; waits for the device to see if it must skip."""
     device = work[0].param.device
-    found = torch.zeros(1, device=device) if asked.found_inf is None else asked.found_inf.clone().view(1)
+    found = (
+        torch.zeros(1, device=device)
+        if asked.found_inf is None
+        else asked.found_inf.clone().view(1)
+    )
     norm = None if asked.grad_norm is None else asked.grad_norm.detach().view(1)
     if asked.measured:
         squares, overflow = reference.measure([item.grad for item in work], asked.inv_scale)
@@ -66,7 +74,9 @@ def by_reference(work: list[Item], asked: Asked) -> Result:
         param, grad, mean, square, step = item.row
         step += 1
         options = {"lr": item.lr, "eps": item.eps, "weight_decay": item.weight_decay}
-        new = reference.step(param, grad.float() * scale, mean, square, int(step), betas=item.betas, **options)
+        new = reference.step(
+            param, grad.float() * scale, mean, square, int(step), betas=item.betas, **options
+        )
         by_chance = asked.stochastic and param.dtype == torch.bfloat16
         param.copy_(reference.round_stochastically(new) if by_chance else new)
     return norm, skipped

@@ -1,4 +1,5 @@
-"""`apply_rope`: argument checks, the choice of implementation, and autograd around the Triton kernel.
+"""`apply_rope`: argument checks, the choice of implementation, and autograd around the Triton
+kernel.
 
 Knows no frequencies: the tables of cosines and sines are the caller's.
 """
@@ -30,13 +31,18 @@ def apply_rope(
     check: bool = True,
     backend: str | None = None,
 ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
-    """Turns queries and keys by their positions' angles; with a cache writes keys and values to their slots as well.
+    """Turns queries and keys by their positions' angles; with a cache writes keys and values to
+    their slots as well.
 
-    q [B, S, H, D] or [T, H, D], k likewise with its own number of heads. cos, sin [positions, R], 2R <= D: the first
-    2R dims are turned, in pairs (i, i + R), or (2i, 2i + 1) when `interleaved`; the others stay. positions: int
+    q [B, S, H, D] or [T, H, D], k likewise with its own number of heads. cos, sin [positions, R],
+    2R <= D: the first
+    2R dims are turned, in pairs (i, i + R), or (2i, 2i + 1) when `interleaved`; the others stay.
+    positions: int
     [B, S], [S] or [T]; None: 0, 1, … along S. Gives (q', k') in their shapes and dtype.
-    With cache = (v, k_cache, v_cache, slots), as `write_kv` takes them, gives q' alone: k' and v lie in the cache, and
-    nothing has a gradient. `check=False` trusts positions and slots and never waits for a GPU. Raises TypeError or
+    With cache = (v, k_cache, v_cache, slots), as `write_kv` takes them, gives q' alone: k' and v
+    lie in the cache, and
+    nothing has a gradient. `check=False` trusts positions and slots and never waits for a GPU.
+    Raises TypeError or
     ValueError before any launch. Source: RoFormer, arXiv 2104.09864, eq. 34.
     """
     needs_grad = _checked(q, k, cos, sin, positions, cache, check)
@@ -66,8 +72,12 @@ def apply_rope(
             v, k_cache, v_cache, slots = cache
             flat = (_tokens(v), k_cache, v_cache, slots.reshape(-1))
             return launch(q_THD, k_TGD, *given, cache=flat)[0].view(q.shape)
-        turned = _Rope.apply(q_THD, k_TGD, *given) if needs_grad else _launched(q_THD, k_TGD, *given)
-        return cast(torch.Tensor, turned[0]).view(q.shape), cast(torch.Tensor, turned[1]).view(k.shape)
+        turned = (
+            _Rope.apply(q_THD, k_TGD, *given) if needs_grad else _launched(q_THD, k_TGD, *given)
+        )
+        return cast(torch.Tensor, turned[0]).view(q.shape), cast(torch.Tensor, turned[1]).view(
+            k.shape
+        )
     if places is None:
         places = torch.arange(length, device=q.device).repeat(q_THD.shape[0] // max(length, 1))
     angles = cos[places.long()], sin[places.long()]
@@ -110,7 +120,9 @@ class _Rope(torch.autograd.Function):
 def _launched(q: torch.Tensor, k: torch.Tensor, *how: Any) -> list[torch.Tensor]:
     """Queries and keys turned; `how` as `launch` takes it."""
     run = cast(Any, partial(launch, q, k, *how))
-    return visible("apply_rope", (q, k, *(each for each in how if isinstance(each, torch.Tensor))), run)
+    return visible(
+        "apply_rope", (q, k, *(each for each in how if isinstance(each, torch.Tensor))), run
+    )
 
 
 def _tokens(x: torch.Tensor) -> torch.Tensor:
@@ -135,7 +147,9 @@ def _checked(
     floats = (*checks.FLOATS, torch.float64)
     checks.dtype_among("q", q, floats)
     checks.dims("q", q, 3, 4)
-    checks.shape("k", k, (*q.shape[:-2], None, q.shape[-1]), "tokens as in q, any number of heads, head_dim")
+    checks.shape(
+        "k", k, (*q.shape[:-2], None, q.shape[-1]), "tokens as in q, any number of heads, head_dim"
+    )
     checks.at_least_one("q", q, -2)
     checks.at_least_one("k", k, -2)
     checks.same_dtype(q=q, k=k)
@@ -146,35 +160,56 @@ def _checked(
     checks.same_dtype(cos=cos, sin=sin)
     checks.same_device(q=q, k=k, cos=cos, sin=sin, positions=positions)
     if 2 * cos.shape[1] > q.shape[-1]:
-        raise ValueError(f"cos has {cos.shape[1]} pairs; the heads have {q.shape[-1]} dims, so at most half as many.")
+        raise ValueError(
+            f"cos has {cos.shape[1]} pairs; the heads have {q.shape[-1]} dims, so at most half as "
+            "many."
+        )
     if torch.is_grad_enabled() and (cos.requires_grad or sin.requires_grad):
         raise ValueError("cos or sin requires a gradient; angles have none here: detach them.")
     if positions is None:
         if q.shape[-3] > cos.shape[0]:
-            raise ValueError(f"q has {q.shape[-3]} positions and cos {cos.shape[0]}; make a longer table.")
+            raise ValueError(
+                f"q has {q.shape[-3]} positions and cos {cos.shape[0]}; make a longer table."
+            )
     else:
         checks.integers("positions", positions)
         if tuple(positions.shape) not in (tuple(q.shape[:-2]), (q.shape[-3],)):
-            raise ValueError(f"positions has shape {tuple(positions.shape)}; it must be {tuple(q.shape[:-2])}, as q's.")
+            raise ValueError(
+                f"positions has shape {tuple(positions.shape)}; it must be {tuple(q.shape[:-2])}, "
+                "as q's."
+            )
         if check and positions.numel() and not _capturing(q):
             least, most = (int(x) for x in torch.aminmax(positions))
             if least < 0 or most >= cos.shape[0]:
-                raise ValueError(f"positions go from {least} to {most}; cos has 0 to {cos.shape[0] - 1}.")
+                raise ValueError(
+                    f"positions go from {least} to {most}; cos has 0 to {cos.shape[0] - 1}."
+                )
     needs_grad = torch.is_grad_enabled() and (q.requires_grad or k.requires_grad)
     if cache is not None:
         _cache_checked(k, cache, check)
         if needs_grad or (torch.is_grad_enabled() and cache[0].requires_grad):
-            raise ValueError("cache was given and an input requires a gradient; a cache has none: use no_grad().")
+            raise ValueError(
+                "cache was given and an input requires a gradient; a cache has none: use no_grad()."
+            )
     return needs_grad
 
 
 def _cache_checked(k: torch.Tensor, cache: Cache, check: bool) -> None:
     if not isinstance(cache, (tuple, list)) or len(cache) != 4:
-        raise TypeError(f"cache is a {type(cache).__name__}; it must be the four (v, k_cache, v_cache, slots).")
+        raise TypeError(
+            f"cache is a {type(cache).__name__}; it must be the four (v, k_cache, v_cache, slots)."
+        )
     v, k_cache, v_cache, slots = cache
     checks.shape("v", v, (*k.shape[:-1], None), "as k, any")
-    checks.shape("k_cache", k_cache, (None, None, *k.shape[-2:]), "blocks, block_size, kv_heads, head_dim")
-    checks.shape("v_cache", v_cache, (*k_cache.shape[:2], *v.shape[-2:]), "blocks, block_size, kv_heads, head_dim")
+    checks.shape(
+        "k_cache", k_cache, (None, None, *k.shape[-2:]), "blocks, block_size, kv_heads, head_dim"
+    )
+    checks.shape(
+        "v_cache",
+        v_cache,
+        (*k_cache.shape[:2], *v.shape[-2:]),
+        "blocks, block_size, kv_heads, head_dim",
+    )
     checks.integers("slots", slots)
     checks.shape("slots", slots, tuple(k.shape[:-2]), "tokens as in k")
     checks.same_dtype(k=k, v=v, k_cache=k_cache, v_cache=v_cache)
@@ -184,7 +219,9 @@ def _cache_checked(k: torch.Tensor, cache: Cache, check: bool) -> None:
         checks.written(name, x)
     capacity = k_cache.shape[0] * k_cache.shape[1]
     if check and slots.numel() and not _capturing(k) and int(slots.max()) >= capacity:
-        raise ValueError(f"slots hold {int(slots.max())}; the cache has {capacity} slots, 0 to {capacity - 1}.")
+        raise ValueError(
+            f"slots hold {int(slots.max())}; the cache has {capacity} slots, 0 to {capacity - 1}."
+        )
 
 
 def _capturing(x: torch.Tensor) -> bool:

@@ -1,4 +1,7 @@
-"""Rotary position embedding in plain fp32 torch. What the kernels are held against; differentiable."""
+"""Rotary position embedding in plain fp32 torch.
+
+What the kernels are held against; differentiable.
+"""
 
 from __future__ import annotations
 
@@ -6,19 +9,29 @@ import torch
 
 
 def rotate(
-    x_THD: torch.Tensor, cos_TR: torch.Tensor, sin_TR: torch.Tensor, interleaved: bool, inverse: bool = False
+    x_THD: torch.Tensor,
+    cos_TR: torch.Tensor,
+    sin_TR: torch.Tensor,
+    interleaved: bool,
+    inverse: bool = False,
 ) -> torch.Tensor:
-    """Turns the first 2R dims of each head by its token's angles (RoFormer, arXiv 2104.09864, eq. 34).
+    """Turns the first 2R dims of each head by its token's angles (RoFormer, arXiv 2104.09864, eq.
+    34).
 
-    x [T, H, D]; cos, sin [T, R]; pairs are (i, i + R), or (2i, 2i + 1) when interleaved. In fp32, or x's fp64.
+    x [T, H, D]; cos, sin [T, R]; pairs are (i, i + R), or (2i, 2i + 1) when interleaved. In fp32,
+    or x's fp64.
     """
     wide = torch.promote_types(x_THD.dtype, torch.float32)
-    turned, rest = x_THD.to(wide).split((2 * cos_TR.shape[1], x_THD.shape[2] - 2 * cos_TR.shape[1]), -1)
+    turned, rest = x_THD.to(wide).split(
+        (2 * cos_TR.shape[1], x_THD.shape[2] - 2 * cos_TR.shape[1]), -1
+    )
     cos, sin = cos_TR.to(wide)[:, None, :], sin_TR.to(wide)[:, None, :]
     sin = -sin if inverse else sin
     if interleaved:
         first, second = turned[..., 0::2], turned[..., 1::2]
-        turned = torch.stack((first * cos - second * sin, second * cos + first * sin), -1).flatten(-2)
+        turned = torch.stack((first * cos - second * sin, second * cos + first * sin), -1).flatten(
+            -2
+        )
     else:
         first, second = turned.chunk(2, -1)
         turned = torch.cat((first * cos - second * sin, second * cos + first * sin), -1)

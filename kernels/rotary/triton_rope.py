@@ -1,6 +1,8 @@
-"""Rotary position embedding in Triton: queries and keys in one launch, and keys and values on into a paged cache.
+"""Rotary position embedding in Triton: queries and keys in one launch, and keys and values on into
+a paged cache.
 
-Backward is the same turn the other way. Shapes: T tokens, H query heads, G key heads, D head dim, R pairs.
+Backward is the same turn the other way. Shapes: T tokens, H query heads, G key heads, D head dim, R
+pairs.
 Knows no autograd.
 """
 
@@ -19,11 +21,24 @@ Cache = tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]
 
 @jit
 def turn(
-    X, OUT, cos, sin, h, heads, x_h, o_h,
-    R: tl.constexpr, D: tl.constexpr, INTERLEAVED: tl.constexpr, BLOCK_H: tl.constexpr, BLOCK_R: tl.constexpr,
+    X,
+    OUT,
+    cos,
+    sin,
+    h,
+    heads,
+    x_h,
+    o_h,
+    R: tl.constexpr,
+    D: tl.constexpr,
+    INTERLEAVED: tl.constexpr,
+    BLOCK_H: tl.constexpr,
+    BLOCK_R: tl.constexpr,
     BLOCK_REST: tl.constexpr,
-):  # fmt: skip
-    """Heads h [BLOCK_H] of one token, whose first element X and OUT point to; what is not turned is copied."""
+):
+    """Heads h [BLOCK_H] of one token, whose first element X and OUT point to; what is not turned is
+    copied.
+    """
     kind = OUT.dtype.element_ty
     if INTERLEAVED:  # whole pairs are loaded, as every second number alone would be narrow loads
         d = tl.arange(0, 2 * BLOCK_R)
@@ -37,8 +52,16 @@ def turn(
         known = (h < heads)[:, None] & (r < R)[None, :]
         a = tl.load(X + h[:, None] * x_h + r[None, :], mask=known, other=0.0).to(tl.float32)
         b = tl.load(X + h[:, None] * x_h + R + r[None, :], mask=known, other=0.0).to(tl.float32)
-        tl.store(OUT + h[:, None] * o_h + r[None, :], (a * cos[None, :] - b * sin[None, :]).to(kind), mask=known)
-        tl.store(OUT + h[:, None] * o_h + R + r[None, :], (b * cos[None, :] + a * sin[None, :]).to(kind), mask=known)
+        tl.store(
+            OUT + h[:, None] * o_h + r[None, :],
+            (a * cos[None, :] - b * sin[None, :]).to(kind),
+            mask=known,
+        )
+        tl.store(
+            OUT + h[:, None] * o_h + R + r[None, :],
+            (b * cos[None, :] + a * sin[None, :]).to(kind),
+            mask=known,
+        )
     if D > 2 * R:
         d = 2 * R + tl.arange(0, BLOCK_REST)
         known = (h < heads)[:, None] & (d < D)[None, :]
@@ -48,15 +71,51 @@ def turn(
 
 @jit
 def rope(
-    Q, K, V, COS, SIN, POSITIONS, Q_OUT, K_OUT, V_OUT, SLOTS, length, H, G,
-    q_t, q_h, k_t, k_h, v_t, v_h, c_t, qo_t, qo_h, ko_b, ko_t, ko_h, vo_b, vo_t, vo_h,
-    R: tl.constexpr, D: tl.constexpr, DV: tl.constexpr, INTERLEAVED: tl.constexpr, INVERSE: tl.constexpr,
-    CACHED: tl.constexpr, PAGE: tl.constexpr, BLOCK_H: tl.constexpr, BLOCK_R: tl.constexpr,
-    BLOCK_REST: tl.constexpr, BLOCK_V: tl.constexpr,
-):  # fmt: skip
-    """One token and BLOCK_H heads a program: first the blocks of queries, then of keys, then (CACHED) of values.
+    Q,
+    K,
+    V,
+    COS,
+    SIN,
+    POSITIONS,
+    Q_OUT,
+    K_OUT,
+    V_OUT,
+    SLOTS,
+    length,
+    H,
+    G,
+    q_t,
+    q_h,
+    k_t,
+    k_h,
+    v_t,
+    v_h,
+    c_t,
+    qo_t,
+    qo_h,
+    ko_b,
+    ko_t,
+    ko_h,
+    vo_b,
+    vo_t,
+    vo_h,
+    R: tl.constexpr,
+    D: tl.constexpr,
+    DV: tl.constexpr,
+    INTERLEAVED: tl.constexpr,
+    INVERSE: tl.constexpr,
+    CACHED: tl.constexpr,
+    PAGE: tl.constexpr,
+    BLOCK_H: tl.constexpr,
+    BLOCK_R: tl.constexpr,
+    BLOCK_REST: tl.constexpr,
+    BLOCK_V: tl.constexpr,
+):
+    """One token and BLOCK_H heads a program: first the blocks of queries, then of keys, then
+    (CACHED) of values.
 
-    POSITIONS [T], or None: a token's place in its sequence of `length`. CACHED: keys and values go to their slot.
+    POSITIONS [T], or None: a token's place in its sequence of `length`. CACHED: keys and values go
+    to their slot.
     """
     token = tl.program_id(0).to(tl.int64)
     part = tl.program_id(1)
@@ -127,7 +186,9 @@ def rope(
 
 @tuning.rule("apply_rope")
 def _config(arch: str, facts: dict[str, Any]) -> tuning.Config:
-    """As many heads a program as make about 2048 pairs, so that a token's angles are read few times."""
+    """As many heads a program as make about 2048 pairs, so that a token's angles are read few
+    times.
+    """
     if arch == "interpret":
         return {"block_h": 2, "num_warps": 4}
     most = max(1, 2048 // max(16, next_power_of_2(facts["pairs"])))
@@ -138,7 +199,9 @@ def _config(arch: str, facts: dict[str, Any]) -> tuning.Config:
 @tuning.tries("apply_rope")
 def _other_configs(arch: str, facts: dict[str, Any]) -> list[tuning.Config]:
     most = next_power_of_2(facts["heads"])
-    return [{"block_h": min(most, h), "num_warps": warps} for h in (4, 8, 16, 32) for warps in (2, 4, 8)]
+    return [
+        {"block_h": min(most, h), "num_warps": warps} for h in (4, 8, 16, 32) for warps in (2, 4, 8)
+    ]
 
 
 def launch(
@@ -152,7 +215,9 @@ def launch(
     inverse: bool = False,
     cache: Cache | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """(q', k') of q [T, H, D] and k [T, G, D] with neighbours adjacent; with a cache k' is None, as it lies there."""
+    """(q', k') of q [T, H, D] and k [T, G, D] with neighbours adjacent; with a cache k' is None, as
+    it lies there.
+    """
     (tokens, heads, dim), kv_heads, pairs = q.shape, k.shape[1], cos.shape[1]
     c = tuning.config("apply_rope", heads=heads, pairs=pairs, dtype=q.dtype)
     q_out = torch.empty((tokens, heads, dim), dtype=q.dtype, device=q.device)
@@ -163,17 +228,45 @@ def launch(
         strides = (0, 0, cos.stride(0), *q_out.stride()[:2], 0, *k_out.stride()[:2], 0, 0, 0)
     else:
         v, k_out, v_out, slots = cache
-        strides = (*v.stride()[:2], cos.stride(0), *q_out.stride()[:2], *k_out.stride()[:3], *v_out.stride()[:3])
+        strides = (
+            *v.stride()[:2],
+            cos.stride(0),
+            *q_out.stride()[:2],
+            *k_out.stride()[:3],
+            *v_out.stride()[:3],
+        )
     dim_v = v.shape[-1] if v is not None else 0
     with runtime.on(q):
         rope[(tokens, parts)](
-            q, k, v, cos, sin, positions, q_out, k_out, v_out, slots, length, heads, kv_heads,
-            *q.stride()[:2], *k.stride()[:2], *strides,
-            R=pairs, D=dim, DV=dim_v, INTERLEAVED=interleaved, INVERSE=inverse, CACHED=cache is not None,
-            PAGE=k_out.shape[1] if cache else 1, BLOCK_H=c["block_h"], BLOCK_R=max(8, next_power_of_2(pairs)),
+            q,
+            k,
+            v,
+            cos,
+            sin,
+            positions,
+            q_out,
+            k_out,
+            v_out,
+            slots,
+            length,
+            heads,
+            kv_heads,
+            *q.stride()[:2],
+            *k.stride()[:2],
+            *strides,
+            R=pairs,
+            D=dim,
+            DV=dim_v,
+            INTERLEAVED=interleaved,
+            INVERSE=inverse,
+            CACHED=cache is not None,
+            PAGE=k_out.shape[1] if cache else 1,
+            BLOCK_H=c["block_h"],
+            BLOCK_R=max(8, next_power_of_2(pairs)),
             BLOCK_REST=max(8, next_power_of_2(dim - 2 * pairs)) if dim > 2 * pairs else 8,
-            BLOCK_V=max(8, next_power_of_2(max(dim_v, 1))), num_warps=c["num_warps"],
-        )  # fmt: skip
+            BLOCK_V=max(8, next_power_of_2(max(dim_v, 1))),
+            num_warps=c["num_warps"],
+        )
     return q_out, None if cache else k_out
 
 
@@ -201,12 +294,28 @@ def shipped(arch: str) -> list[Shipped]:
         "vo_h",
     ]
     signature |= dict.fromkeys(steps, "i32:16")
-    sizes = {"R": 64, "D": 128, "DV": 128, "PAGE": 16, "BLOCK_H": c["block_h"], "BLOCK_R": 64, "BLOCK_REST": 8}
+    sizes = {
+        "R": 64,
+        "D": 128,
+        "DV": 128,
+        "PAGE": 16,
+        "BLOCK_H": c["block_h"],
+        "BLOCK_R": 64,
+        "BLOCK_REST": 8,
+    }
     sizes["BLOCK_V"] = 128
     none = dict.fromkeys(("V", "V_OUT", "SLOTS"))
 
     def one(name: str, **flags: Any) -> Shipped:
-        return Shipped("apply_rope", name, rope, signature, sizes | flags, c["num_warps"], expects=("ld.global.v4",))
+        return Shipped(
+            "apply_rope",
+            name,
+            rope,
+            signature,
+            sizes | flags,
+            c["num_warps"],
+            expects=("ld.global.v4",),
+        )
 
     return [
         one("forward", INTERLEAVED=False, INVERSE=False, CACHED=False, POSITIONS=None, **none),

@@ -1,4 +1,7 @@
-"""People, teams, tokens and the audit log in Django's admin. Tokens and audit entries cannot be made by hand."""
+"""People, teams, tokens and the audit log in Django's admin.
+
+Tokens and audit entries cannot be made by hand.
+"""
 
 # Django's admin classes cannot be subscripted at run time
 # mypy: disable-error-code="type-arg"
@@ -16,7 +19,10 @@ from orchestrator.accounts.models import ApiToken, AuditEntry, IdempotencyKey, T
 class PersonAdmin(UserAdmin):
     list_display = ("username", "role", "email", "is_active", "last_login")
     list_filter = ("role", "is_active", "teams")
-    fieldsets = (*(UserAdmin.fieldsets or ()), ("Orrery", {"fields": ("role", "must_change_password")}))
+    fieldsets = (
+        *(UserAdmin.fieldsets or ()),
+        ("Orrery", {"fields": ("role", "must_change_password")}),
+    )
     add_fieldsets = (*UserAdmin.add_fieldsets, ("Orrery", {"fields": ("role",)}))
 
 

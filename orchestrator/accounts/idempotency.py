@@ -1,6 +1,8 @@
-"""One answer per idempotency key: a creating request claims its key, works, and leaves its answer for repeats.
+"""One answer per idempotency key: a creating request claims its key, works, and leaves its answer
+for repeats.
 
-Knows keys, digests and answers; does not know HTTP. The claim is a row, so two processes cannot both work.
+Knows keys, digests and answers; does not know HTTP. The claim is a row, so two processes cannot
+both work.
 """
 
 from __future__ import annotations
@@ -23,9 +25,11 @@ _ABANDONED = timedelta(seconds=60)
 def idempotent_begin(*, user: User, key: str, route: str, body: bytes | str) -> IdempotencyKey:
     """Claims the key for this user and route, or finds the answer given before.
 
-    `status` None: the claim is yours, do the work, then `idempotent_finish`, or `idempotent_abandon` if it was refused.
+    `status` None: the claim is yours, do the work, then `idempotent_finish`, or
+    `idempotent_abandon` if it was refused.
     Otherwise `status` and `answer` are what the first call answered: give them again.
-    Raises 422 for the same key with another body and 409 with Retry-After while the first call is at work.
+    Raises 422 for the same key with another body and 409 with Retry-After while the first call is
+    at work.
     Call it outside a transaction: a claim counts once it is committed.
     """
     if not 1 <= len(key) <= 200:
@@ -34,14 +38,18 @@ def idempotent_begin(*, user: User, key: str, route: str, body: bytes | str) -> 
     now = clock.now()
     try:
         with transaction.atomic():
-            return IdempotencyKey.objects.create(user=user, key=key, route=route, body_digest=digest, created=now)
+            return IdempotencyKey.objects.create(
+                user=user, key=key, route=route, body_digest=digest, created=now
+            )
     except IntegrityError:
         return _known(user, key, route, digest, now)
 
 
 def idempotent_finish(claim: IdempotencyKey, *, status: int, answer: Any) -> None:
     """Stores the answer, plain JSON data, for repeats within a day."""
-    conditional.move(IdempotencyKey.objects.filter(pk=claim.pk, status=None), status=status, answer=answer)
+    conditional.move(
+        IdempotencyKey.objects.filter(pk=claim.pk, status=None), status=status, answer=answer
+    )
 
 
 def idempotent_abandon(claim: IdempotencyKey) -> None:
@@ -70,7 +78,8 @@ def _known(user: User, key: str, route: str, digest: str, now: datetime) -> Idem
             "idempotency-key-reused",
             "This key was used with another body",
             422,
-            f"The Idempotency-Key {key!r} came before with another body. Send the same body, or a new key.",
+            f"The Idempotency-Key {key!r} came before with another body. Send the same body, or a "
+            "new key.",
         )
     if row.status is None:
         raise _busy(key)

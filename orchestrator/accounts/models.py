@@ -27,13 +27,17 @@ class Team(models.Model):
 
 
 class ApiToken(models.Model):
-    """A bearer token. Only its SHA-256 is stored; `prefix` is what people see to tell tokens apart."""
+    """A bearer token.
+
+    Only its SHA-256 is stored; `prefix` is what people see to tell tokens apart.
+    """
 
     user = models.ForeignKey(User, on_delete=models.CASCADE, related_name="tokens")
     name = models.CharField(max_length=80)
     prefix = models.CharField(max_length=12)
     digest = models.CharField(max_length=64, unique=True)
-    scopes = models.JSONField(default=list)  # of roles.SCOPES; never more than the user's role allows
+    # of roles.SCOPES; never more than the user's role allows
+    scopes = models.JSONField(default=list)
     created = models.DateTimeField(default=timezone.now)
     expires = models.DateTimeField(null=True, blank=True)
     last_used = models.DateTimeField(null=True, blank=True)
@@ -47,9 +51,12 @@ class AuditEntry(models.Model):
     """Who did what to which thing, when, from where. Only ever appended."""
 
     time = models.DateTimeField(default=timezone.now, db_index=True)
-    actor = models.ForeignKey(User, null=True, blank=True, on_delete=models.SET_NULL, related_name="+")
+    actor = models.ForeignKey(
+        User, null=True, blank=True, on_delete=models.SET_NULL, related_name="+"
+    )
     actor_name = models.CharField(max_length=150)
-    action = models.CharField(max_length=60, db_index=True)  # "run.cancel", "token.create", "login", ...
+    # "run.cancel", "token.create", "login", ...
+    action = models.CharField(max_length=60, db_index=True)
     target = models.CharField(max_length=120, blank=True)  # "run:12"
     data = models.JSONField(default=dict)
     ip = models.GenericIPAddressField(null=True, blank=True)
@@ -68,12 +75,15 @@ class IdempotencyKey(models.Model):
     key = models.CharField(max_length=200)
     route = models.CharField(max_length=120)
     body_digest = models.CharField(max_length=64)
-    status = models.PositiveSmallIntegerField(null=True)  # null while the first call is still at work
+    # null while the first call is still at work
+    status = models.PositiveSmallIntegerField(null=True)
     answer = models.JSONField(null=True)
     created = models.DateTimeField(default=timezone.now, db_index=True)
 
     class Meta:
-        constraints = [models.UniqueConstraint(fields=["user", "route", "key"], name="idempotency_once")]
+        constraints = [
+            models.UniqueConstraint(fields=["user", "route", "key"], name="idempotency_once")
+        ]
 
     def __str__(self) -> str:
         return f"{self.route} {self.key}"

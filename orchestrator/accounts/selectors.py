@@ -17,7 +17,8 @@ _USED_EVERY = timedelta(minutes=1)
 
 
 def token_check(text: str) -> tuple[User, ApiToken]:
-    """The user and token of a bearer text. Raises 401 that tells an unknown from an expired or revoked token.
+    """The user and token of a bearer text. Raises 401 that tells an unknown from an expired or
+    revoked token.
 
     Notes the use at most once a minute, so that reading costs no write each time.
     """
@@ -26,15 +27,25 @@ def token_check(text: str) -> tuple[User, ApiToken]:
     if text.startswith(TOKEN_PREFIX):
         token = ApiToken.objects.select_related("user").filter(digest=token_digest(text)).first()
     if token is None:
-        raise _unauthorized("token-unknown", "This token is not known here. Check that it was copied whole.")
+        raise _unauthorized(
+            "token-unknown", "This token is not known here. Check that it was copied whole."
+        )
     if token.revoked is not None:
-        raise _unauthorized("token-revoked", f"The token {token.name!r} was revoked {iso(token.revoked)}. Make one.")
+        raise _unauthorized(
+            "token-revoked", f"The token {token.name!r} was revoked {iso(token.revoked)}. Make one."
+        )
     if token.expires is not None and token.expires <= now:
-        raise _unauthorized("token-expired", f"The token {token.name!r} expired {iso(token.expires)}. Make another.")
+        raise _unauthorized(
+            "token-expired", f"The token {token.name!r} expired {iso(token.expires)}. Make another."
+        )
     if not token.user.is_active:
-        raise _unauthorized("user-inactive", f"The account {token.user.username} is switched off. Ask an admin.")
+        raise _unauthorized(
+            "user-inactive", f"The account {token.user.username} is switched off. Ask an admin."
+        )
     if token.last_used is None or now - token.last_used >= _USED_EVERY:
-        conditional.move(ApiToken.objects.filter(pk=token.pk, last_used=token.last_used), last_used=now)
+        conditional.move(
+            ApiToken.objects.filter(pk=token.pk, last_used=token.last_used), last_used=now
+        )
         token.last_used = now
     return token.user, token
 
@@ -77,7 +88,9 @@ def sees_everyone(user: User) -> bool:
 
 
 def visible_owners(user: User) -> list[int] | None:
-    """Ids of the people whose runs this one may see: oneself and everybody of one's teams; None means everybody."""
+    """Ids of the people whose runs this one may see: oneself and everybody of one's teams; None
+    means everybody.
+    """
     if sees_everyone(user):
         return None
     mine = Team.objects.filter(members=user)

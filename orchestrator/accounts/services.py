@@ -1,4 +1,7 @@
-"""Writes people, tokens and audit entries, and says who may do what. Knows nothing of runs or nodes."""
+"""Writes people, tokens and audit entries, and says who may do what.
+
+Knows nothing of runs or nodes.
+"""
 
 from __future__ import annotations
 
@@ -51,7 +54,10 @@ def user_create(
     must_change_password: bool = False,
     by: User | None = None,
 ) -> User:
-    """A person who can log in with the password, or, without one, only use tokens. Admins get Django's admin pages."""
+    """A person who can log in with the password, or, without one, only use tokens.
+
+    Admins get Django's admin pages.
+    """
     if role not in Role.values:
         raise invalid("role", f"{role!r} is not a role", ", ".join(Role.values))
     if by is not None:
@@ -60,15 +66,24 @@ def user_create(
         User.username_validator(username)
     except ValidationError as error:
         raise invalid("username", " ".join(error.messages), "letters, digits and @.+-_") from None
-    user = User(username=username, email=email, role=role, must_change_password=must_change_password)
+    user = User(
+        username=username, email=email, role=role, must_change_password=must_change_password
+    )
     user.is_staff = user.is_superuser = role == Role.ADMIN
     user.set_password(password)
     try:
         with transaction.atomic():
             user.save()
-            audit(actor=by, action="user.create", target=f"user:{user.pk}", data={"username": username, "role": role})
+            audit(
+                actor=by,
+                action="user.create",
+                target=f"user:{user.pk}",
+                data={"username": username, "role": role},
+            )
     except IntegrityError:
-        raise conflict(f"There is already a user {username}. Choose another name.", type="name-taken") from None
+        raise conflict(
+            f"There is already a user {username}. Choose another name.", type="name-taken"
+        ) from None
     return user
 
 
@@ -79,12 +94,16 @@ def user_role_set(*, user: User, role: str, by: User | None) -> None:
     if role not in Role.values:
         raise invalid("role", f"{role!r} is not a role", ", ".join(Role.values))
     if by is not None and user.pk == by.pk and role != Role.ADMIN:
-        raise conflict("You cannot take the admin role from yourself. Ask another admin.", type="last-admin")
+        raise conflict(
+            "You cannot take the admin role from yourself. Ask another admin.", type="last-admin"
+        )
     with transaction.atomic():
         old, user.role = user.role, role
         user.is_staff = user.is_superuser = role == Role.ADMIN
         user.save(update_fields=["role", "is_staff", "is_superuser"])
-        audit(actor=by, action="user.role", target=f"user:{user.pk}", data={"old": old, "new": role})
+        audit(
+            actor=by, action="user.role", target=f"user:{user.pk}", data={"old": old, "new": role}
+        )
 
 
 def password_change(*, user: User, password: str) -> None:
@@ -103,13 +122,22 @@ def password_change(*, user: User, password: str) -> None:
 def require_role(user: User, role: Role, doing: str) -> None:
     """Raises 403 unless the person has at least that role. `doing` completes "is needed to …"."""
     if not at_least(user.role, role) and not user.is_superuser:
-        raise forbidden(f"The role {role.value} is needed to {doing}; {user.username} is {user.role}. Ask an admin.")
+        raise forbidden(
+            f"The role {role.value} is needed to {doing}; {user.username} is {user.role}. Ask an "
+            "admin."
+        )
 
 
 def token_create(
-    *, user: User, name: str, scopes: Iterable[str] | None = None, expires: datetime | None = None, by: User | None
+    *,
+    user: User,
+    name: str,
+    scopes: Iterable[str] | None = None,
+    expires: datetime | None = None,
+    by: User | None,
 ) -> tuple[ApiToken, str]:
-    """`(token, text)`; the text is shown now and never again. Scopes default to all that the user's role allows.
+    """`(token, text)`; the text is shown now and never again. Scopes default to all that the user's
+    role allows.
 
     One makes tokens for oneself; admins, and commands of this machine (`by` None), for everybody.
     """
@@ -117,19 +145,27 @@ def token_create(
         require_role(by, Role.ADMIN, "make tokens for other people")
     name = name.strip()
     if not 1 <= len(name) <= 80:
-        raise invalid("name", "a token's name has 1 to 80 characters", "what will use it, such as laptop")
+        raise invalid(
+            "name", "a token's name has 1 to 80 characters", "what will use it, such as laptop"
+        )
     allowed = scopes_of(user.role)
     wanted = allowed if scopes is None else list(dict.fromkeys(scopes))
     for scope in wanted:
         if scope not in SCOPES:
             raise invalid("scopes", f"{scope!r} is not a scope", ", ".join(allowed))
         if scope not in allowed:
-            raise invalid("scopes", f"{scope} needs the role {SCOPES[scope].value}, {user.username} is {user.role}",
-                          ", ".join(allowed), type="scope-not-allowed")  # fmt: skip
+            raise invalid(
+                "scopes",
+                f"{scope} needs the role {SCOPES[scope].value}, {user.username} is {user.role}",
+                ", ".join(allowed),
+                type="scope-not-allowed",
+            )
     if expires is not None and expires <= clock.now():
         raise invalid("expires", "that moment is past", "a later one, or none")
     if ApiToken.objects.filter(user=user, revoked=None).count() >= MAX_TOKENS:
-        raise conflict(f"{user.username} has {MAX_TOKENS} tokens. Revoke one first.", type="too-many-tokens")
+        raise conflict(
+            f"{user.username} has {MAX_TOKENS} tokens. Revoke one first.", type="too-many-tokens"
+        )
     text = TOKEN_PREFIX + secrets.token_urlsafe(32)
     with transaction.atomic():
         token = ApiToken.objects.create(
@@ -151,8 +187,15 @@ def token_revoke(*, token: ApiToken, by: User) -> None:
     if token.user_id != by.pk:
         require_role(by, Role.ADMIN, "revoke tokens of other people")
     with transaction.atomic():
-        if conditional.move(ApiToken.objects.filter(pk=token.pk, revoked=None), revoked=clock.now()):
-            audit(actor=by, action="token.revoke", target=f"token:{token.pk}", data={"name": token.name})
+        if conditional.move(
+            ApiToken.objects.filter(pk=token.pk, revoked=None), revoked=clock.now()
+        ):
+            audit(
+                actor=by,
+                action="token.revoke",
+                target=f"token:{token.pk}",
+                data={"name": token.name},
+            )
     token.refresh_from_db(fields=["revoked"])
 
 
@@ -169,7 +212,10 @@ def audit(
     data: Mapping[str, Any] | None = None,
     ip: str | None = None,
 ) -> AuditEntry:
-    """Appends who did what, inside the caller's transaction. Without an actor it was the system itself."""
+    """Appends who did what, inside the caller's transaction.
+
+    Without an actor it was the system itself.
+    """
     return AuditEntry.objects.create(
         time=clock.now(),
         actor=actor,

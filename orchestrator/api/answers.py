@@ -17,13 +17,17 @@ JSON = "application/json; charset=utf-8"
 _LARGE = 2**16
 
 
-def json_answer(body: Any, *, status: int = 200, headers: Mapping[str, str] | None = None) -> HttpResponse:
+def json_answer(
+    body: Any, *, status: int = 200, headers: Mapping[str, str] | None = None
+) -> HttpResponse:
     """Numbers that are not finite become "NaN", "Infinity", "-Infinity"."""
     return HttpResponse(live.dumps(body), status=status, content_type=JSON, headers=headers)
 
 
 def packed(request: HttpRequest, answer: HttpResponse) -> HttpResponse:
-    """The answer as gzip where it is large and the asker takes it; for numbers alone, which hold nobody's secret."""
+    """The answer as gzip where it is large and the asker takes it; for numbers alone, which hold
+    nobody's secret.
+    """
     if len(answer.content) < _LARGE or "gzip" not in request.headers.get("Accept-Encoding", ""):
         return answer
     answer.content = gzip.compress(answer.content, 3)
@@ -32,7 +36,9 @@ def packed(request: HttpRequest, answer: HttpResponse) -> HttpResponse:
     return answer
 
 
-def streamed(request: HttpRequest, parts: Iterator[bytes], content_type: str) -> StreamingHttpResponse:
+def streamed(
+    request: HttpRequest, parts: Iterator[bytes], content_type: str
+) -> StreamingHttpResponse:
     """Sends part by part. The first is made at once, so that a refusal in it still is one."""
     first = next(parts, b"")
     content: Any = _async(first, parts) if isinstance(request, ASGIRequest) else _sync(first, parts)

@@ -15,8 +15,12 @@ from orchestrator.api.schemas import AuditOut, PageOf
 router = Router(tags=["accounts"])
 
 
-@router.get("", response=PageOf[AuditOut], auth=needs("admin"), summary="Who did what, newest first")
-def audit(request: HttpRequest, page: Page, action: str | None = None, target: str | None = None) -> dict[str, Any]:
+@router.get(
+    "", response=PageOf[AuditOut], auth=needs("admin"), summary="Who did what, newest first"
+)
+def audit(
+    request: HttpRequest, page: Page, action: str | None = None, target: str | None = None
+) -> dict[str, Any]:
     rows = selectors.audit_entries(user=user(request)).order_by("-id")
     if action:
         rows = rows.filter(action=action)

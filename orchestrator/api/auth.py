@@ -1,6 +1,8 @@
-"""Who calls, and with which scopes: a bearer token, or a page's session with CSRF. Counts calls on the way.
+"""Who calls, and with which scopes: a bearer token, or a page's session with CSRF. Counts calls on
+the way.
 
-Knows scopes and roles; whether the caller may see or touch a particular thing is the selectors' and services' answer.
+Knows scopes and roles; whether the caller may see or touch a particular thing is the selectors' and
+services' answer.
 """
 
 from __future__ import annotations
@@ -72,7 +74,9 @@ class Bearer(HttpBearer):
             person, api_token = accounts.token_check(token.strip())
         except Refusal as refusal:
             throttle.check(f"ip:{_short(address(request))}")
-            raise refuse(refusal.type, refusal.title, refusal.status, f"{refusal.detail} {_MAKE_ONE}") from None
+            raise refuse(
+                refusal.type, refusal.title, refusal.status, f"{refusal.detail} {_MAKE_ONE}"
+            ) from None
         request.user = person
         who = Caller(person, api_token, frozenset(api_token.scopes) & allowed_scopes(person))
         throttle.check(f"token:{api_token.digest[:16]}")
@@ -90,7 +94,8 @@ class Session(APIKeyCookie):
         super().__init__(csrf=True)
 
     def _get_key(self, request: HttpRequest) -> str | None:
-        if not request.user.is_authenticated:  # nobody is logged in: 401, before a CSRF cookie is asked for
+        # nobody is logged in: 401, before a CSRF cookie is asked for
+        if not request.user.is_authenticated:
             throttle.check(f"ip:{_short(address(request))}")
             raise AuthenticationError
         return super()._get_key(request)
@@ -112,15 +117,19 @@ def _check_scope(who: Caller, scope: str) -> None:
         return
     if scope in allowed_scopes(who.user):
         raise refuse(
-            "scope-missing", "The token does not reach this far", 403,
+            "scope-missing",
+            "The token does not reach this far",
+            403,
             f"This call needs the scope {scope}, the token {who.token.name!r} has "
             f"{', '.join(sorted(who.scopes)) or 'none'}. Make a token with that scope.",
-        )  # fmt: skip
+        )
     raise refuse(
-        "role-refused", "Your role does not allow this", 403,
+        "role-refused",
+        "Your role does not allow this",
+        403,
         f"This call needs the scope {scope}, which roles from {SCOPES[scope].value} upwards have; "
         f"{who.user.get_username()} is {who.user.role}. Ask an administrator.",
-    )  # fmt: skip
+    )
 
 
 def _short(text: str) -> str:

@@ -1,4 +1,6 @@
-"""What a benchmark run measured: its table of variants, and the devices' own collectives and products. Reads only."""
+"""What a benchmark run measured: its table of variants, and the devices' own collectives and
+products. Reads only.
+"""
 
 from __future__ import annotations
 
@@ -31,26 +33,39 @@ class BenchmarkRow(Schema):
     samples_per_s: float | None = None
     tokens_per_s: float | None = None
     mfu: float | None = None
-    peak_bytes: float | None = Field(None, description="fullest rank: the allocator's, or counted tensors on a CPU")
+    peak_bytes: float | None = Field(
+        None, description="fullest rank: the allocator's, or counted tensors on a CPU"
+    )
     memory: dict[str, float] | None = Field(None, description="bytes by category of that rank")
     loss: float | str | None = Field(None, description="of a turn's last step")
-    deviation: float | str | None = Field(None, description="largest relative difference of a step's loss to the base")
+    deviation: float | str | None = Field(
+        None, description="largest relative difference of a step's loss to the base"
+    )
     against_base: dict[str, float] | None = Field(None, description="ratios to the base")
 
 
 class BenchmarkOut(Schema):
     rows: list[BenchmarkRow]
-    left_out: list[dict[str, str]] = Field(description="`{technique, name, reason}` of variants that are illegal")
+    left_out: list[dict[str, str]] = Field(
+        description="`{technique, name, reason}` of variants that are illegal"
+    )
     devices: list[str]
     turns: int | None
     warmup_steps: int | None
     collectives: dict[str, Any] | None = Field(
         description="`{ranks, rows: [{kind, bytes, seconds, bus_bytes_per_s}], link}`"
     )
-    products: dict[str, Any] | None = Field(description="`{rows: [{precision, size, seconds, tflops}]}`")
+    products: dict[str, Any] | None = Field(
+        description="`{rows: [{precision, size, seconds, tflops}]}`"
+    )
 
 
-@router.get("/{int:id}/benchmark", response=BenchmarkOut, auth=needs("read"), summary="What a benchmark measured")
+@router.get(
+    "/{int:id}/benchmark",
+    response=BenchmarkOut,
+    auth=needs("read"),
+    summary="What a benchmark measured",
+)
 def benchmark(request: HttpRequest, id: int) -> Any:
     """Grows while the run goes on: variants that were not reached are `waiting`."""
     run = run_of(request, id)

@@ -1,4 +1,5 @@
-"""What every call passes before its view: the size of its body, and errors that Django tells in its own way.
+"""What every call passes before its view: the size of its body, and errors that Django tells in its
+own way.
 
 Knows requests and responses; does not know routes, people or rooms.
 """
@@ -25,7 +26,11 @@ def guarded(patterns: list[URLPattern | URLResolver]) -> list[URLPattern | URLRe
     found: list[URLPattern | URLResolver] = []
     for pattern in patterns:
         if isinstance(pattern, URLPattern) and pattern.name != "api-root":
-            found.append(URLPattern(pattern.pattern, guard(pattern.callback), pattern.default_args, pattern.name))
+            found.append(
+                URLPattern(
+                    pattern.pattern, guard(pattern.callback), pattern.default_args, pattern.name
+                )
+            )
         else:
             found.append(pattern)
     unknown = guard(lambda request, **_: problems.unknown_address(request))
@@ -38,7 +43,8 @@ def guard(view: View) -> View:
         if request.method == "HEAD":
             request.method = "GET"  # the server that sends the answer leaves its body out
         if "\0" in request.path_info or "%00" in request.META.get("QUERY_STRING", ""):
-            return problems.malformed_address(request)  # PostgreSQL refuses such a text, SQLite searches in vain
+            # PostgreSQL refuses such a text, SQLite searches in vain
+            return problems.malformed_address(request)
         try:
             read_body(request, limit=settings.DATA_UPLOAD_MAX_MEMORY_SIZE)
             response = view(request, *args, **kwargs)
@@ -49,7 +55,9 @@ def guard(view: View) -> View:
         if response.status_code == 405 and response["Content-Type"] != problems.MEDIA_TYPE:
             return problems.method_not_allowed(request, str(response.get("Allow", "")))
         if isinstance(response, HttpResponse) and not response.has_header("Cache-Control"):
-            response["Cache-Control"] = "no-store" if request.method != "GET" else "private, no-cache"
+            response["Cache-Control"] = (
+                "no-store" if request.method != "GET" else "private, no-cache"
+            )
         return response
 
     passed.csrf_exempt = True  # type: ignore[attr-defined]  # auth.Session checks it, for sessions only
@@ -57,7 +65,8 @@ def guard(view: View) -> View:
 
 
 def read_body(request: HttpRequest, *, limit: int) -> None:
-    """Reads the body, at most `limit` bytes of it; raises RequestDataTooBig before anything parses it.
+    """Reads the body, at most `limit` bytes of it; raises RequestDataTooBig before anything parses
+    it.
 
     Django compares the announced length only; a chunked body announces none.
     """

@@ -1,4 +1,7 @@
-"""Events of all runs that the caller may see, newest first. One run's own are at `runs/{id}/events`."""
+"""Events of all runs that the caller may see, newest first.
+
+One run's own are at `runs/{id}/events`.
+"""
 
 from __future__ import annotations
 
@@ -16,8 +19,12 @@ from orchestrator.runs import selectors
 router = Router(tags=["fleet"])
 
 
-@router.get("", response=PageOf[EventOut], auth=needs("read"), summary="What happened, newest first")
-def events(request: HttpRequest, page: Page, type: str | None = None, run: int | None = None) -> dict[str, Any]:
+@router.get(
+    "", response=PageOf[EventOut], auth=needs("read"), summary="What happened, newest first"
+)
+def events(
+    request: HttpRequest, page: Page, type: str | None = None, run: int | None = None
+) -> dict[str, Any]:
     """`type` takes one event type or several with commas between."""
     rows = selectors.events_visible_to(
         user=user(request),

@@ -1,4 +1,7 @@
-"""Experiments: a question and the runs that answer it. Everyone of a team sees them, owners and operators edit."""
+"""Experiments: a question and the runs that answer it.
+
+Everyone of a team sees them, owners and operators edit.
+"""
 
 from __future__ import annotations
 
@@ -30,10 +33,14 @@ class ExperimentChange(Contract):
 
     hypothesis: Annotated[str, Field(max_length=20_000)] | None = None
     notes: Annotated[str, Field(max_length=200_000)] | None = None
-    pinned: Annotated[list[str], Field(max_length=40, description="series charted on its page")] | None = None
+    pinned: (
+        Annotated[list[str], Field(max_length=40, description="series charted on its page")] | None
+    ) = None
 
 
-@router.get("", response=PageOf[ExperimentOut], auth=needs("read"), summary="Experiments, newest first")
+@router.get(
+    "", response=PageOf[ExperimentOut], auth=needs("read"), summary="Experiments, newest first"
+)
 def experiment_list(request: HttpRequest, page: Page, q: str | None = None) -> dict[str, Any]:
     rows = selectors.experiments_visible_to(user=user(request))
     if q:
@@ -44,7 +51,9 @@ def experiment_list(request: HttpRequest, page: Page, q: str | None = None) -> d
 @router.post("", response={201: ExperimentOut}, auth=needs("runs"), summary="Open an experiment")
 @creates(ExperimentOut, location="/api/v1/experiments/{id}")
 def experiment_create(request: HttpRequest, body: NewExperiment) -> Any:
-    made = services.experiment_create(name=body.name, hypothesis=body.hypothesis, notes=body.notes, owner=user(request))
+    made = services.experiment_create(
+        name=body.name, hypothesis=body.hypothesis, notes=body.notes, owner=user(request)
+    )
     return selectors.experiment_answer(made)
 
 
@@ -53,7 +62,11 @@ def experiment(request: HttpRequest, id: int) -> Any:
     return selectors.experiment_answer(experiment_of(request, id))
 
 
-@router.patch("/{int:id}", response=ExperimentOut, auth=needs("runs"), summary="Change an experiment")
+@router.patch(
+    "/{int:id}", response=ExperimentOut, auth=needs("runs"), summary="Change an experiment"
+)
 def experiment_update(request: HttpRequest, id: int, body: ExperimentChange) -> Any:
-    changed = services.experiment_update(experiment=experiment_of(request, id), by=user(request), **dict(body))
+    changed = services.experiment_update(
+        experiment=experiment_of(request, id), by=user(request), **dict(body)
+    )
     return selectors.experiment_answer(changed)

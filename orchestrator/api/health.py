@@ -1,4 +1,5 @@
-"""/health/: is everything alive? One line for people, the ages of each part for programs. Open to all, names no run.
+"""/health/: is everything alive? One line for people, the ages of each part for programs. Open to
+all, names no run.
 
 What it tells, scheduling gathers; 503 where a part that all depend on is dead.
 """
@@ -22,7 +23,10 @@ def health(request: HttpRequest) -> HttpResponse:
     try:
         facts: dict[str, Any] = selectors.health()
     except DatabaseError as error:
-        facts = {"ok": False, "troubles": [f"the database does not answer ({type(error).__name__}); nothing works"]}
+        facts = {
+            "ok": False,
+            "troubles": [f"the database does not answer ({type(error).__name__}); nothing works"],
+        }
         return json_answer(facts, status=503, headers={"Cache-Control": "no-store"})
     status = 200 if facts["ok"] else 503
     if request.get_preferred_type(["application/json", "text/html"]) == "text/html":

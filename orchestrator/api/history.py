@@ -1,4 +1,7 @@
-"""What a run did and left behind: attempts, events, checkpoints, artifacts, log lines. Reads only."""
+"""What a run did and left behind: attempts, events, checkpoints, artifacts, log lines.
+
+Reads only.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +20,15 @@ from orchestrator.api.auth import needs
 from orchestrator.api.lookup import LARGEST, run_of
 from orchestrator.api.paging import Page, after, paged, paged_whole
 from orchestrator.api.problems import invalid, not_found, refuse
-from orchestrator.api.schemas import ArtifactOut, AttemptOut, CheckpointOut, EventOut, LogLine, PageOf, SamplesOut
+from orchestrator.api.schemas import (
+    ArtifactOut,
+    AttemptOut,
+    CheckpointOut,
+    EventOut,
+    LogLine,
+    PageOf,
+    SamplesOut,
+)
 from orchestrator.runs import selectors
 from orchestrator.runs.samples import samples_of
 from orchestrator.telemetry import selectors as telemetry
@@ -30,18 +41,38 @@ _PIECE = 1 << 18
 class Lines(Contract):
     rank: Annotated[int | None, Field(ge=-1, description="-1: the supervisor's own lines")] = None
     q: Annotated[str | None, Field(max_length=200, description="only lines that contain it")] = None
-    after: Annotated[str | None, Field(max_length=60, description="`cursor` or seq of the last line one has")] = None
+    after: Annotated[
+        str | None, Field(max_length=60, description="`cursor` or seq of the last line one has")
+    ] = None
 
 
-@router.get("/{int:id}/attempts", response=PageOf[AttemptOut], auth=needs("read"), summary="Tries, oldest first")
+@router.get(
+    "/{int:id}/attempts",
+    response=PageOf[AttemptOut],
+    auth=needs("read"),
+    summary="Tries, oldest first",
+)
 def attempts(request: HttpRequest, id: int, page: Page) -> dict[str, Any]:
-    rows = sorted(selectors.attempts_of(run=run_of(request, id)), key=lambda attempt: attempt.number)
-    return paged_whole(rows, page, "attempts", lambda attempt: attempt.number, selectors.attempt_answer)
+    rows = sorted(
+        selectors.attempts_of(run=run_of(request, id)), key=lambda attempt: attempt.number
+    )
+    return paged_whole(
+        rows, page, "attempts", lambda attempt: attempt.number, selectors.attempt_answer
+    )
 
 
-@router.get("/{int:id}/events", response=PageOf[EventOut], auth=needs("read"), summary="What happened, oldest first")
-def events(request: HttpRequest, id: int, page: Page, type: str | None = None, after_seq: int = 0) -> dict[str, Any]:
-    """`type` takes one event type or several with commas between; `after_seq` starts behind an event's `seq`."""
+@router.get(
+    "/{int:id}/events",
+    response=PageOf[EventOut],
+    auth=needs("read"),
+    summary="What happened, oldest first",
+)
+def events(
+    request: HttpRequest, id: int, page: Page, type: str | None = None, after_seq: int = 0
+) -> dict[str, Any]:
+    """`type` takes one event type or several with commas between; `after_seq` starts behind an
+    event's `seq`.
+    """
     rows = selectors.events_of(
         run=run_of(request, id),
         after=after(page, "events") or min(after_seq, LARGEST),
@@ -51,26 +82,49 @@ def events(request: HttpRequest, id: int, page: Page, type: str | None = None, a
     return paged(list(rows), page, "events", lambda event: event.seq, selectors.event_answer)
 
 
-@router.get("/{int:id}/checkpoints", response=PageOf[CheckpointOut], auth=needs("read"), summary="Saved states")
+@router.get(
+    "/{int:id}/checkpoints",
+    response=PageOf[CheckpointOut],
+    auth=needs("read"),
+    summary="Saved states",
+)
 def checkpoints(request: HttpRequest, id: int, page: Page) -> dict[str, Any]:
-    rows = sorted(selectors.checkpoints_of(run=run_of(request, id)), key=lambda checkpoint: checkpoint.pk)
-    return paged_whole(rows, page, "checkpoints", lambda checkpoint: checkpoint.pk, selectors.checkpoint_answer)
+    rows = sorted(
+        selectors.checkpoints_of(run=run_of(request, id)), key=lambda checkpoint: checkpoint.pk
+    )
+    return paged_whole(
+        rows, page, "checkpoints", lambda checkpoint: checkpoint.pk, selectors.checkpoint_answer
+    )
 
 
-@router.get("/{int:id}/artifacts", response=PageOf[ArtifactOut], auth=needs("read"), summary="Files it left")
+@router.get(
+    "/{int:id}/artifacts", response=PageOf[ArtifactOut], auth=needs("read"), summary="Files it left"
+)
 def artifacts(request: HttpRequest, id: int, page: Page) -> dict[str, Any]:
     rows = sorted(selectors.artifacts_of(run=run_of(request, id)), key=lambda artifact: artifact.pk)
-    return paged_whole(rows, page, "artifacts", lambda artifact: artifact.pk, selectors.artifact_answer)
+    return paged_whole(
+        rows, page, "artifacts", lambda artifact: artifact.pk, selectors.artifact_answer
+    )
 
 
-@router.get("/{int:id}/samples", response=PageOf[SamplesOut], auth=needs("read"), summary="What its model wrote")
+@router.get(
+    "/{int:id}/samples",
+    response=PageOf[SamplesOut],
+    auth=needs("read"),
+    summary="What its model wrote",
+)
 def samples(request: HttpRequest, id: int, page: Page) -> dict[str, Any]:
-    """Texts after the same prompts, by step: those of the newest attempt, and of what no rewind gave up."""
+    """Texts after the same prompts, by step: those of the newest attempt, and of what no rewind
+    gave up.
+    """
     rows = samples_of(run=run_of(request, id))
     return paged_whole(
-        rows, page, "samples", lambda row: row.told.step,
+        rows,
+        page,
+        "samples",
+        lambda row: row.told.step,
         lambda row: {**dict(row.told), "attempt": row.attempt, "time": row.time},
-    )  # fmt: skip
+    )
 
 
 @router.get(
@@ -80,24 +134,37 @@ def samples(request: HttpRequest, id: int, page: Page) -> dict[str, Any]:
     openapi_extra={"responses": {200: {"content": {"application/octet-stream": {}}}}},
 )
 def artifact_download(request: HttpRequest, id: int, artifact: int) -> HttpResponseBase:
-    found = next((item for item in selectors.artifacts_of(run=run_of(request, id)) if item.pk == artifact), None)
+    found = next(
+        (item for item in selectors.artifacts_of(run=run_of(request, id)) if item.pk == artifact),
+        None,
+    )
     if found is None:
         raise not_found("artifact", artifact, f"/api/v1/runs/{id}/artifacts")
     root = Path(settings.ENV.media_runs).resolve()
     path = (root.parent / found.path).resolve()
     if not path.is_relative_to(root) or not path.is_file():
         raise refuse(
-            "file-elsewhere", "The file is not on this machine", 409,
-            f"{found.name} lies at {found.path} in the data directory of the node that wrote it. Fetch it there, or "
+            "file-elsewhere",
+            "The file is not on this machine",
+            409,
+            f"{found.name} lies at {found.path} in the data directory of the node that wrote it. "
+            "Fetch it there, or "
             "let the nodes share the run directory (ORRERY_SHARED_RUNS).",
-        )  # fmt: skip
+        )
     response = streamed(request, _pieces(path), "application/octet-stream")
     response["Content-Length"] = str(path.stat().st_size)
-    response["Content-Disposition"] = content_disposition_header(True, Path(found.name).name) or "attachment"
+    response["Content-Disposition"] = (
+        content_disposition_header(True, Path(found.name).name) or "attachment"
+    )
     return response
 
 
-@router.get("/{int:id}/logs", response=PageOf[LogLine], auth=needs("read"), summary="Log lines in order of arrival")
+@router.get(
+    "/{int:id}/logs",
+    response=PageOf[LogLine],
+    auth=needs("read"),
+    summary="Log lines in order of arrival",
+)
 def logs(request: HttpRequest, id: int, page: Page, lines: Query[Lines]) -> dict[str, Any]:
     """To follow a log, ask again with `after` set to the `cursor` of the last line."""
     run = run_of(request, id)
@@ -106,7 +173,9 @@ def logs(request: HttpRequest, id: int, page: Page, lines: Query[Lines]) -> dict
     found: list[Any] = []
     while len(found) <= page.limit:
         try:
-            part = telemetry.logs(run=run, rank=lines.rank, q=lines.q, after=place, limit=page.limit + 1)
+            part = telemetry.logs(
+                run=run, rank=lines.rank, q=lines.q, after=place, limit=page.limit + 1
+            )
         except ValueError as error:
             raise invalid("after", str(error), "the cursor of the last line you have") from None
         found += [line for line in part if line.seq > beyond]

@@ -1,4 +1,5 @@
-"""`Idempotency-Key` on creating POSTs: a repeat of the same request gets the same answer and creates nothing.
+"""`Idempotency-Key` on creating POSTs: a repeat of the same request gets the same answer and
+creates nothing.
 
 Knows requests and answers; what a key's row means, accounts knows.
 """
@@ -22,11 +23,16 @@ from orchestrator.api.problems import refuse
 View = Callable[..., Any]
 
 
-def creates(shape: type[Schema], *, location: str = "", secret: bool = False) -> Callable[[View], View]:
-    """Makes a view's result the 201 answer in `shape`, with `Location` where one is given, once per Idempotency-Key.
+def creates(
+    shape: type[Schema], *, location: str = "", secret: bool = False
+) -> Callable[[View], View]:
+    """Makes a view's result the 201 answer in `shape`, with `Location` where one is given, once per
+    Idempotency-Key.
 
-    The creation and its remembered answer commit together: a crash between leaves neither. A refused request leaves
-    no key. The answers that hold a `secret` are not kept: their repeat is refused, and creates nothing either.
+    The creation and its remembered answer commit together: a crash between leaves neither. A
+    refused request leaves
+    no key. The answers that hold a `secret` are not kept: their repeat is refused, and creates
+    nothing either.
     """
 
     def decorate(view: View) -> View:
@@ -46,7 +52,9 @@ def creates(shape: type[Schema], *, location: str = "", secret: bool = False) ->
             try:
                 with transaction.atomic():
                     body = work()
-                    services.idempotent_finish(claim, status=201, answer={"secret": True} if secret else body)
+                    services.idempotent_finish(
+                        claim, status=201, answer={"secret": True} if secret else body
+                    )
             except BaseException:
                 services.idempotent_abandon(claim)
                 raise
@@ -69,10 +77,13 @@ def _created(body: dict[str, Any], location: str) -> HttpResponse:
 def _again(body: Any, key: str, location: str) -> HttpResponse:
     if body == {"secret": True}:
         raise refuse(
-            "secret-shown-once", "The secret was shown once", 409,
-            f"The request with the Idempotency-Key {key!r} was carried out, and its secret was in that answer only. "
+            "secret-shown-once",
+            "The secret was shown once",
+            409,
+            f"The request with the Idempotency-Key {key!r} was carried out, and its secret was in "
+            "that answer only. "
             "Make another with a new key, and revoke the first.",
-        )  # fmt: skip
+        )
     response = _created(body, location)
     response["Idempotent-Replayed"] = "true"
     return response

@@ -1,4 +1,6 @@
-"""What runs that answer have to tell: a serve run's requests, a generate run's answers, an evaluate run's results."""
+"""What runs that answer have to tell: a serve run's requests, a generate run's answers, an evaluate
+run's results.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +27,9 @@ router = Router(tags=["inference"])
 class AnswerOut(Schema):
     number: int = Field(description="place in the input, from 1")
     id: Any
-    asked: Any = Field(description="prompt, messages or token ids of the line; null where the input is elsewhere")
+    asked: Any = Field(
+        description="prompt, messages or token ids of the line; null where the input is elsewhere"
+    )
     text: str | None = Field(description="null without a tokenizer")
     token_ids: list[int] = Field(description="the new ones")
     finish_reason: str | None
@@ -34,10 +38,16 @@ class AnswerOut(Schema):
 class RequestsOut(Schema):
     phase: Literal["waiting", "loading", "serving", "draining", "ended"]
     says: str
-    base_url: str | None = Field(description="of an OpenAI client, below this server's own address; null once ended")
-    state: EngineState | None = Field(description="of the engine just now; null where no server answers")
+    base_url: str | None = Field(
+        description="of an OpenAI client, below this server's own address; null once ended"
+    )
+    state: EngineState | None = Field(
+        description="of the engine just now; null where no server answers"
+    )
     summary: Summary | None = Field(description="over all requests that ended, once the run has")
-    stood: Stood | None = Field(description="the engine's last known state, where no server answers")
+    stood: Stood | None = Field(
+        description="the engine's last known state, where no server answers"
+    )
 
 
 class WorstLine(Schema):
@@ -49,10 +59,17 @@ class WorstLine(Schema):
 
 class ResultsOut(Schema):
     results: Evaluated | None = Field(description="null before the run has any")
-    worst: list[WorstLine] = Field(description="at most 20 lines that went worst, where their file is on this machine")
+    worst: list[WorstLine] = Field(
+        description="at most 20 lines that went worst, where their file is on this machine"
+    )
 
 
-@router.get("/{int:id}/answers", response=PageOf[AnswerOut], auth=needs("read"), summary="Answers beside their prompts")
+@router.get(
+    "/{int:id}/answers",
+    response=PageOf[AnswerOut],
+    auth=needs("read"),
+    summary="Answers beside their prompts",
+)
 def answers(request: HttpRequest, id: int, page: Page) -> Any:
     """In the order of the input, as far as they are written."""
     run = _of_kind(request, id, "generate")
@@ -75,25 +92,39 @@ def answers_download(request: HttpRequest, id: int) -> HttpResponseBase:
     return response
 
 
-@router.get("/{int:id}/requests", response=RequestsOut, auth=needs("read"), summary="Where it serves, and its requests")
+@router.get(
+    "/{int:id}/requests",
+    response=RequestsOut,
+    auth=needs("read"),
+    summary="Where it serves, and its requests",
+)
 def requests(request: HttpRequest, id: int) -> Any:
-    """The engine's state while it serves, percentiles of all requests and its last state once it has ended."""
+    """The engine's state while it serves, percentiles of all requests and its last state once it
+    has ended.
+    """
     run = _of_kind(request, id, "serve")
     found, state = serving.standing(run=run), serving.engine_state(run=run)
     return {
-        "phase": found.phase, "says": found.says,
+        "phase": found.phase,
+        "says": found.says,
         "base_url": None if found.phase == "ended" else f"/serve/{run.pk}/v1",
-        "state": state, "summary": serving.summary_of(run=run),
+        "state": state,
+        "summary": serving.summary_of(run=run),
         "stood": serving.last_stood(run=run) if state is None else None,
-    }  # fmt: skip
+    }
 
 
-@router.get("/{int:id}/results", response=ResultsOut, auth=needs("read"), summary="What an evaluation found")
+@router.get(
+    "/{int:id}/results", response=ResultsOut, auth=needs("read"), summary="What an evaluation found"
+)
 def results_(request: HttpRequest, id: int) -> Any:
     run = _of_kind(request, id, "evaluate")
     told = results.evaluated(run=run)
     path = results.lines_file(run=run, told=told) if told is not None else None
-    return {"results": told, "worst": [asdict(each) for each in results.worst(path, limit=20)] if path else []}
+    return {
+        "results": told,
+        "worst": [asdict(each) for each in results.worst(path, limit=20)] if path else [],
+    }
 
 
 def _of_kind(request: HttpRequest, id: int, kind: str) -> Any:

@@ -1,4 +1,5 @@
-"""Points, events, log lines and the end of runs that Orrery did not start. Idempotent by each item's `seq`.
+"""Points, events, log lines and the end of runs that Orrery did not start. Idempotent by each
+item's `seq`.
 
 Tells per item what was refused; who stores and shows them, telemetry and runs know.
 """
@@ -31,7 +32,10 @@ _OURS = frozenset({"state_changed", "plan_resolved", "prediction_missed", "preem
 
 
 def _shown(contract: type[Contract], *required: str) -> WithJsonSchema:
-    """How an item looks in OpenAPI: its contract, of which the address tells a part. Each is validated on its own."""
+    """How an item looks in OpenAPI: its contract, of which the address tells a part.
+
+    Each is validated on its own.
+    """
     return WithJsonSchema({**contract.model_json_schema(), "required": list(required)})
 
 
@@ -67,33 +71,50 @@ class Events(_Listed):
 
 
 class Lines(_Listed):
-    lines: Annotated[list[LineItem], Field(max_length=MOST, validation_alias=AliasChoices("lines", "logs"))]
+    lines: Annotated[
+        list[LineItem], Field(max_length=MOST, validation_alias=AliasChoices("lines", "logs"))
+    ]
 
 
 class Finish(Contract):
     status: Annotated[
-        Literal["finished", "failed", "cancelled"], Field(validation_alias=AliasChoices("status", "state"))
+        Literal["finished", "failed", "cancelled"],
+        Field(validation_alias=AliasChoices("status", "state")),
     ] = "finished"
     reason: Annotated[str, Field(max_length=2000)] = ""
 
 
 @router.post(
-    "/{int:id}/points", response=IngestOut, auth=needs("ingest"), tags=["ingest"], summary="Store metrics of steps"
+    "/{int:id}/points",
+    response=IngestOut,
+    auth=needs("ingest"),
+    tags=["ingest"],
+    summary="Store metrics of steps",
 )
 def points(request: HttpRequest, id: int, body: Points) -> dict[str, Any]:
-    """`seq` counts per attempt and rank; what came before is counted as duplicate. Gzip is welcome."""
+    """`seq` counts per attempt and rank; what came before is counted as duplicate.
+
+    Gzip is welcome.
+    """
     run = _external(request, id)
     now = time.time()
     defaults = {"rank": 0, "tokens": 0, "time": now, "values": {}}
     good, rejected = _sorted_out(
-        body.points, lambda item: Point.model_validate({"step": item.get("seq"), **defaults, **_placed(run, item)})
+        body.points,
+        lambda item: Point.model_validate(
+            {"step": item.get("seq"), **defaults, **_placed(run, item)}
+        ),
     )
     by_writer: dict[tuple[int, int], list[Point]] = {}
     for _, point in good:
         by_writer.setdefault((point.attempt, point.rank), []).append(point)
     stored: list[Any] = []
     for attempt in sorted({attempt for attempt, _ in by_writer}):
-        batches = [PointBatch.from_points(rows) for (of, _), rows in sorted(by_writer.items()) if of == attempt]
+        batches = [
+            PointBatch.from_points(rows)
+            for (of, _), rows in sorted(by_writer.items())
+            if of == attempt
+        ]
         stored += telemetry.points_store(run=run, attempt=attempt, batches=batches)
     return {
         "accepted": sum(len(item.new) for item in stored),
@@ -103,14 +124,19 @@ def points(request: HttpRequest, id: int, body: Points) -> dict[str, Any]:
 
 
 @router.post(
-    "/{int:id}/events", response=IngestOut, auth=needs("ingest"), tags=["ingest"], summary="Store what happened"
+    "/{int:id}/events",
+    response=IngestOut,
+    auth=needs("ingest"),
+    tags=["ingest"],
+    summary="Store what happened",
 )
 def events(request: HttpRequest, id: int, body: Events) -> dict[str, Any]:
     """An event without `seq` is taken as new each time it comes."""
     run = _external(request, id)
     defaults = {"seq": 0, "time": time.time(), "data": {}}
     good, rejected = _sorted_out(
-        body.events, lambda item: _event(RunEvent.model_validate({**defaults, **_placed(run, item)}))
+        body.events,
+        lambda item: _event(RunEvent.model_validate({**defaults, **_placed(run, item)})),
     )
     made = runs.events_record(
         run=run,
@@ -130,11 +156,19 @@ def events(request: HttpRequest, id: int, body: Events) -> dict[str, Any]:
     return {"accepted": accepted, "duplicates": len(good) - accepted, "rejected": rejected}
 
 
-@router.post("/{int:id}/logs", response=IngestOut, auth=needs("ingest"), tags=["ingest"], summary="Store log lines")
+@router.post(
+    "/{int:id}/logs",
+    response=IngestOut,
+    auth=needs("ingest"),
+    tags=["ingest"],
+    summary="Store log lines",
+)
 def logs(request: HttpRequest, id: int, body: Lines) -> dict[str, Any]:
     run = _external(request, id)
     now = time.time()
-    good, rejected = _sorted_out(body.lines, lambda item: Line.model_validate({"time": now, **item}))
+    good, rejected = _sorted_out(
+        body.lines, lambda item: Line.model_validate({"time": now, **item})
+    )
     batches = [
         (rank, telemetry.Lines(piece[0].seq, piece[-1].time, [line.text for line in piece]))
         for rank, piece in _consecutive(line for _, line in good)
@@ -145,38 +179,55 @@ def logs(request: HttpRequest, id: int, body: Lines) -> dict[str, Any]:
 
 
 @router.post(
-    "/{int:id}/finish", response=RunOut, auth=needs("ingest"), tags=["ingest"], summary="Tell how the run ended"
+    "/{int:id}/finish",
+    response=RunOut,
+    auth=needs("ingest"),
+    tags=["ingest"],
+    summary="Tell how the run ended",
 )
 def finish(request: HttpRequest, id: int, body: Finish | None = None) -> Any:
     run, told = _external(request, id), body or Finish()
-    return selectors.run_answer(runs.external_finish(run=run, status=told.status, reason=told.reason, by=user(request)))
+    return selectors.run_answer(
+        runs.external_finish(run=run, status=told.status, reason=told.reason, by=user(request))
+    )
 
 
 def _external(request: HttpRequest, id: int) -> Any:
     run, who = run_of(request, id), user(request)
     if not runs.may_manage(run, who):
         raise refuse(
-            "not-yours", "The run is somebody else's", 403,
-            f"Run {id} is {run.owner.get_username()}'s; its owner and operators may write to it. Record into a run of "
+            "not-yours",
+            "The run is somebody else's",
+            403,
+            f"Run {id} is {run.owner.get_username()}'s; its owner and operators may write to it. "
+            "Record into a run of "
             "your own.",
-        )  # fmt: skip
+        )
     if run.kind != "external":
         raise refuse(
-            "not-external", "Orrery feeds this run itself", 409,
-            f"Run {id} is of kind {run.kind}: its node brings its points, events and logs. Programs that Orrery did "
-            "not start record into a run of kind external; one that it did finds the recorder's directory in its "
+            "not-external",
+            "Orrery feeds this run itself",
+            409,
+            f"Run {id} is of kind {run.kind}: its node brings its points, events and logs. "
+            "Programs that Orrery did "
+            "not start record into a run of kind external; one that it did finds the recorder's "
+            "directory in its "
             "environment.",
-        )  # fmt: skip
+        )
     if run.state == "cancelled":
         raise refuse(
-            "run-cancelled", "The run was cancelled", 409,
+            "run-cancelled",
+            "The run was cancelled",
+            409,
             f"Run {id} was cancelled; stop the program, or submit another run for it.",
-        )  # fmt: skip
+        )
     return run
 
 
 def _placed(run: Any, item: dict[str, Any]) -> dict[str, Any]:
-    """The item with run and attempt; raises ValueError where it names others than the address and the run have."""
+    """The item with run and attempt; raises ValueError where it names others than the address and
+    the run have.
+    """
     given, attempt = item.get("run", run.pk), item.get("attempt", run.attempt_number)
     if str(given) != str(run.pk):
         raise ValueError(f"run is {given!r}, the address says {run.pk}")
@@ -204,7 +255,9 @@ def _sorted_out(
         try:
             good.append((index, read(item)))
         except pydantic.ValidationError as error:
-            rejected.append({"index": index, "says": "; ".join(str(found) for found in problems_of(error))})
+            rejected.append(
+                {"index": index, "says": "; ".join(str(found) for found in problems_of(error))}
+            )
         except ValueError as error:
             rejected.append({"index": index, "says": str(error)})
     return good, rejected

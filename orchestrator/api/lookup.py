@@ -1,4 +1,5 @@
-"""One thing by its number, among those the caller may see; 404 for every other, whether it exists or not.
+"""One thing by its number, among those the caller may see; 404 for every other, whether it exists
+or not.
 
 Knows the selectors that scope by caller; does not act.
 """
@@ -28,7 +29,9 @@ def run_of(request: HttpRequest, id: int) -> Any:
 
 def node_of(request: HttpRequest, id: str) -> Any:
     """By number or by name."""
-    found = None if id.isdecimal() and int(id) > LARGEST else fleet.node_get(user=user(request), id=id)
+    found = (
+        None if id.isdecimal() and int(id) > LARGEST else fleet.node_get(user=user(request), id=id)
+    )
     if found is None:
         raise not_found("node", id, "/api/v1/nodes")
     return found

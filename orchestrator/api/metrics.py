@@ -1,4 +1,5 @@
-"""/metrics: the control plane's own numbers as OpenMetrics text. Totals only, no run is named; open to scrapers.
+"""/metrics: the control plane's own numbers as OpenMetrics text. Totals only, no run is named; open
+to scrapers.
 
 Knows the text format (OpenMetrics 1.0); the numbers are the rooms'.
 """
@@ -20,7 +21,10 @@ MEDIA_TYPE = "application/openmetrics-text; version=1.0.0; charset=utf-8"
 
 
 class Gauge(NamedTuple):
-    """One family: values by the value of its label, or one under "" without label. None is left out: not known."""
+    """One family: values by the value of its label, or one under "" without label.
+
+    None is left out: not known.
+    """
 
     name: str
     says: str
@@ -30,7 +34,9 @@ class Gauge(NamedTuple):
 
 @require_safe
 def metrics(request: HttpRequest) -> HttpResponse:
-    return HttpResponse("".join(_text(_gauges())), content_type=MEDIA_TYPE, headers={"Cache-Control": "no-store"})
+    return HttpResponse(
+        "".join(_text(_gauges())), content_type=MEDIA_TYPE, headers={"Cache-Control": "no-store"}
+    )
 
 
 def _gauges() -> Iterator[Gauge]:
@@ -39,13 +45,25 @@ def _gauges() -> Iterator[Gauge]:
     capacity, busy = fleet.capacity(), len(scheduling.allocations_by_device())
     yield Gauge("orrery_healthy", "1 while scheduler and Redis are alive", "", {"": facts["ok"]})
     yield Gauge(
-        "orrery_scheduler_age_seconds", "since the scheduler's last pass", "", {"": facts["scheduler"]["age_s"]}
+        "orrery_scheduler_age_seconds",
+        "since the scheduler's last pass",
+        "",
+        {"": facts["scheduler"]["age_s"]},
     )
     yield Gauge("orrery_redis_up", "1 while Redis answers", "", {"": facts["redis"]["ok"]})
-    yield Gauge("orrery_ingest_lag_seconds", "age of the oldest unstored telemetry", "", {"": facts["ingest"]["lag_s"]})
+    yield Gauge(
+        "orrery_ingest_lag_seconds",
+        "age of the oldest unstored telemetry",
+        "",
+        {"": facts["ingest"]["lag_s"]},
+    )
     yield Gauge("orrery_nodes", "nodes by health", "health", facts["nodes"])
-    yield Gauge("orrery_devices", "healthy devices", "use", {"busy": busy, "idle": max(0, capacity - busy)})
-    yield Gauge("orrery_runs", "runs by state", "state", {state: counts.get(state, 0) for state in RunState})
+    yield Gauge(
+        "orrery_devices", "healthy devices", "use", {"busy": busy, "idle": max(0, capacity - busy)}
+    )
+    yield Gauge(
+        "orrery_runs", "runs by state", "state", {state: counts.get(state, 0) for state in RunState}
+    )
 
 
 def _text(gauges: Iterator[Gauge]) -> Iterator[str]:

@@ -1,4 +1,5 @@
-"""Completes the OpenAPI document: problem answers, paths as clients write them, and a valid 3.1 whatever ninja leaves.
+"""Completes the OpenAPI document: problem answers, paths as clients write them, and a valid 3.1
+whatever ninja leaves.
 
 Knows the document's form; does not know the operations.
 """
@@ -32,7 +33,9 @@ def completed(schema: dict[str, Any]) -> dict[str, Any]:
     _name_contracts(schema)
     for path, operations in schema["paths"].items():
         for method, operation in operations.items():
-            operation["responses"] = {str(status): answer for status, answer in operation["responses"].items()}
+            operation["responses"] = {
+                str(status): answer for status, answer in operation["responses"].items()
+            }
             _name_headers(path, method, operation)
             operation["responses"]["default"] = {
                 "description": "What is wrong, with which field, and what to do next",
@@ -45,18 +48,30 @@ def _name_headers(path: str, method: str, operation: dict[str, Any]) -> None:
     """Headers that views read and write by themselves."""
     created = operation["responses"].get("201")
     if created is not None:
-        operation["parameters"].append(_header("Idempotency-Key", "the same key and body make one thing, not two"))
-        created["headers"] = {"Location": {"schema": {"type": "string"}, "description": "its address, if it has one"}}
+        operation["parameters"].append(
+            _header("Idempotency-Key", "the same key and body make one thing, not two")
+        )
+        created["headers"] = {
+            "Location": {"schema": {"type": "string"}, "description": "its address, if it has one"}
+        }
     if path.endswith(("/runs/{id}", "/calibrations/{id}")) and method != "delete":
         given = (
-            ("If-Match", "412 if somebody edited it since") if method == "patch" else ("If-None-Match", "304 if equal")
+            ("If-Match", "412 if somebody edited it since")
+            if method == "patch"
+            else ("If-None-Match", "304 if equal")
         )
         operation["parameters"].append(_header(*given))
         operation["responses"]["200"]["headers"] = {"ETag": {"schema": {"type": "string"}}}
 
 
 def _header(name: str, says: str) -> dict[str, Any]:
-    return {"in": "header", "name": name, "required": False, "schema": {"type": "string"}, "description": says}
+    return {
+        "in": "header",
+        "name": name,
+        "required": False,
+        "schema": {"type": "string"},
+        "description": says,
+    }
 
 
 def _name_contracts(node: Any) -> None:

@@ -1,6 +1,8 @@
-"""Keyset paging: `?limit=&cursor=` in, `{items, next_cursor}` out. A cursor says after which key a list goes on.
+"""Keyset paging: `?limit=&cursor=` in, `{items, next_cursor}` out. A cursor says after which key a
+list goes on.
 
-Does not know what the keys mean; a cursor names its list, so that one list's cursor is refused by another.
+Does not know what the keys mean; a cursor names its list, so that one list's cursor is refused by
+another.
 """
 
 from __future__ import annotations
@@ -32,7 +34,9 @@ Page = Query[Paging]
 
 
 def after(page: Paging, name: str) -> int | None:
-    """The key that the cursor holds, None on the first page; 422 for a cursor that this list did not make."""
+    """The key that the cursor holds, None on the first page; 422 for a cursor that this list did
+    not make.
+    """
     if page.cursor is None or page.cursor == "":
         return None
     try:
@@ -43,7 +47,9 @@ def after(page: Paging, name: str) -> int | None:
         of, key = None, None
     if of != name or not isinstance(key, int) or isinstance(key, bool) or abs(key) >= 2**63:
         raise invalid(
-            "cursor", f"{page.cursor[:40]!r} is not a cursor of this list", "the next_cursor of the page before"
+            "cursor",
+            f"{page.cursor[:40]!r} is not a cursor of this list",
+            "the next_cursor of the page before",
         )
     return key
 
@@ -53,9 +59,15 @@ def cursor(name: str, key: int) -> str:
 
 
 def paged(
-    rows: Iterable[Any], page: Paging, name: str, key: Callable[[Any], int], shape: Callable[[Any], Any]
+    rows: Iterable[Any],
+    page: Paging,
+    name: str,
+    key: Callable[[Any], int],
+    shape: Callable[[Any], Any],
 ) -> dict[str, Any]:
-    """`rows` holds up to `limit + 1` rows in order: the one too many only tells that there is a next page."""
+    """`rows` holds up to `limit + 1` rows in order: the one too many only tells that there is a
+    next page.
+    """
     items = list(rows)
     more = len(items) > page.limit
     items = items[: page.limit]
@@ -66,7 +78,12 @@ def paged(
 
 
 def paged_query(
-    rows: QuerySet[Any], page: Paging, name: str, shape: Callable[[Any], Any], *, newest_first: bool = False
+    rows: QuerySet[Any],
+    page: Paging,
+    name: str,
+    shape: Callable[[Any], Any],
+    *,
+    newest_first: bool = False,
 ) -> dict[str, Any]:
     """The same over a query in the order of its primary key, ascending or `newest_first`."""
     last = after(page, name)
@@ -76,9 +93,15 @@ def paged_query(
 
 
 def paged_whole(
-    rows: Iterable[Any], page: Paging, name: str, key: Callable[[Any], int], shape: Callable[[Any], Any]
+    rows: Iterable[Any],
+    page: Paging,
+    name: str,
+    key: Callable[[Any], int],
+    shape: Callable[[Any], Any],
 ) -> dict[str, Any]:
-    """The same over a short list that was read whole: its keys ascend or descend, the cursor's own key is skipped."""
+    """The same over a short list that was read whole: its keys ascend or descend, the cursor's own
+    key is skipped.
+    """
     rows = list(rows)
     last = after(page, name)
     if last is not None:

@@ -1,4 +1,7 @@
-"""Reads a request's body: gzip or plain, UTF-8, JSON, within bounds also once it is unpacked. Knows no contract."""
+"""Reads a request's body: gzip or plain, UTF-8, JSON, within bounds also once it is unpacked.
+
+Knows no contract.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +19,8 @@ from orchestrator.api.problems import refuse
 UNPACKED = 4  # a packed body may unpack to so many times the limit of plain ones
 # every escape of a JSON text, pairs of surrogates as one
 _ESCAPE = re.compile(
-    r"\\(?:u[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2}|u[dD][89a-fA-F][0-9a-fA-F]{2}|u0000|.)", re.DOTALL
+    r"\\(?:u[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2}|u[dD][89a-fA-F][0-9a-fA-F]{2}|u0000|.)",
+    re.DOTALL,
 )
 
 
@@ -35,9 +39,11 @@ def unpacked(request: HttpRequest) -> bytes:
         return request.body
     if encoding not in ("gzip", "x-gzip"):
         raise refuse(
-            "encoding-unknown", "The body's encoding is not known", 415,
+            "encoding-unknown",
+            "The body's encoding is not known",
+            415,
             f"Content-Encoding {encoding!r} is not known here; send gzip, or the body as it is.",
-        )  # fmt: skip
+        )
     return _gunzip(request.body, limit=UNPACKED * int(settings.DATA_UPLOAD_MAX_MEMORY_SIZE))
 
 
@@ -53,9 +59,11 @@ def _gunzip(packed: bytes, *, limit: int) -> bytes:
         size += len(part)
         if size > limit:
             raise refuse(
-                "body-too-large", "The body is too large", 413,
+                "body-too-large",
+                "The body is too large",
+                413,
                 f"The body unpacks to more than {limit / 1e6:g} MB. Send it in smaller parts.",
-            )  # fmt: skip
+            )
         if not stream.eof:
             raise _broken("it ends too early")
         parts.append(part)
@@ -65,7 +73,10 @@ def _gunzip(packed: bytes, *, limit: int) -> bytes:
 
 def _broken(why: str) -> Exception:
     return refuse(
-        "malformed-body", "The body is not gzip", 400, f"Content-Encoding says gzip, but the body is not: {why}."
+        "malformed-body",
+        "The body is not gzip",
+        400,
+        f"Content-Encoding says gzip, but the body is not: {why}.",
     )
 
 

@@ -1,4 +1,7 @@
-"""Plans: estimate them, search for the best, hand them to another engine, keep them. The planner computes."""
+"""Plans: estimate them, search for the best, hand them to another engine, keep them.
+
+The planner computes.
+"""
 
 from __future__ import annotations
 
@@ -29,29 +32,46 @@ from workers.contracts.base import Contract
 router = Router(tags=["planner"])
 MOST_LINES = 2000
 
-Model = Annotated[Any, Field(description="a preset's name, a ModelSpec, or the content of a Hugging Face config.json")]
+Model = Annotated[
+    Any,
+    Field(description="a preset's name, a ModelSpec, or the content of a Hugging Face config.json"),
+]
 Cluster = Annotated[
     dict[str, Any] | None,
     Field(description="a ClusterSpec; `device` may be one of your own, or a Device written out"),
 ]
-Framework = Annotated[dict[str, Any] | str | None, Field(description="its name, or {name, switches…}")]
-Workload = Annotated[dict[str, Any] | None, Field(description="{seq_len, tokens?, global_batch_size?}")]
+Framework = Annotated[
+    dict[str, Any] | str | None, Field(description="its name, or {name, switches…}")
+]
+Workload = Annotated[
+    dict[str, Any] | None, Field(description="{seq_len, tokens?, global_batch_size?}")
+]
 CalibrationId = Annotated[
     int | str | None,
-    Field(description='number or name; the device\'s default one where it is left out, "none" for none'),
+    Field(
+        description=(
+            'number or name; the device\'s default one where it is left out, "none" for none'
+        )
+    ),
 ]
 Explain = Annotated[
     bool | str | list[str],
     Field(
-        description="true: a tree {name, value, unit, formula, inputs, source} in place of every number, 2 MB a plan; "
+        description="true: a tree {name, value, unit, formula, inputs, source} in place of every "
+        "number, 2 MB a plan; "
         "the name of a number, or several: their trees alone, under `explained`"
     ),
 ]
-ExplainDepth = Annotated[int | None, Field(description="levels of the trees; left out: down to what is given")]
+ExplainDepth = Annotated[
+    int | None, Field(description="levels of the trees; left out: down to what is given")
+]
 
 
 class Scenery(Contract):
-    """What a plan is for. Keys that start with `_` and `source` are ignored, other unknown keys refused by name."""
+    """What a plan is for.
+
+    Keys that start with `_` and `source` are ignored, other unknown keys refused by name.
+    """
 
     model_config = ConfigDict(extra="allow")
 
@@ -74,7 +94,8 @@ class Estimate(Scenery):
 
 class Search(Scenery):
     fix: Annotated[
-        dict[str, Any] | None, Field(description="fields of a plan that are not to be chosen: {tp: 8, zero: [1, 3]}")
+        dict[str, Any] | None,
+        Field(description="fields of a plan that are not to be chosen: {tp: 8, zero: [1, 3]}"),
     ] = None
     objective: Annotated[str | None, Field(description="time, cost, memory or devices")] = None
     top: Annotated[int | None, Field(ge=1, le=200, description="plans to answer with")] = None
@@ -98,40 +119,59 @@ class NewSavedPlan(Contract):
     link: Annotated[str, Field(max_length=2000, description="the planner page that shows it")] = ""
 
 
-@router.post("/estimate", response=EstimateOut, auth=needs("read"), summary="Memory, time and cost of plans")
+@router.post(
+    "/estimate", response=EstimateOut, auth=needs("read"), summary="Memory, time and cost of plans"
+)
 def estimate(request: HttpRequest, body: Estimate) -> HttpResponse:
-    """One line is answered by its answer; what cannot be read is 422. An illegal plan is answered `ok: false`.
+    """One line is answered by its answer; what cannot be read is 422. An illegal plan is answered
+    `ok: false`.
 
     `requests` are answered by `{"answers": [...]}` in their order, each by itself.
     """
     lines = [_line(body)] if body.requests is None else body.requests
     try:
         told = desk.estimate(
-            user=user(request), lines=lines, calibration=body.calibration, explain=body.explain,
-            explain_depth=body.explain_depth, strict=body.requests is None,
-        )  # fmt: skip
+            user=user(request),
+            lines=lines,
+            calibration=body.calibration,
+            explain=body.explain,
+            explain_depth=body.explain_depth,
+            strict=body.requests is None,
+        )
     except BadRequest as error:
         raise Invalid(error.problems) from None
     return packed(request, json_answer(told[0] if body.requests is None else {"answers": told}))
 
 
-@router.post("/search", response=SearchOut, auth=needs("read"), summary="The best of all legal plans")
+@router.post(
+    "/search", response=SearchOut, auth=needs("read"), summary="The best of all legal plans"
+)
 def search(request: HttpRequest, body: Search) -> HttpResponse:
-    """Enumerates, prunes, times and ranks; `pareto` are positions in `plans` that no other plan beats in everything.
+    """Enumerates, prunes, times and ranks; `pareto` are positions in `plans` that no other plan
+    beats in everything.
 
-    The command's words (`device`, `nodes`, `devices_per_node`, `seq_len`, `global_batch`, `tokens`) do as well.
+    The command's words (`device`, `nodes`, `devices_per_node`, `seq_len`, `global_batch`, `tokens`)
+    do as well.
     """
     try:
         told = desk.search(
-            user=user(request), request=folded(_line(body)), calibration=body.calibration, explain=body.explain,
+            user=user(request),
+            request=folded(_line(body)),
+            calibration=body.calibration,
+            explain=body.explain,
             explain_depth=body.explain_depth,
-        )  # fmt: skip
+        )
     except BadRequest as error:
         raise Invalid(error.problems) from None
     return packed(request, json_answer(told))
 
 
-@router.post("/export", response=ExportOut, auth=needs("read"), summary="A plan as another engine's configuration")
+@router.post(
+    "/export",
+    response=ExportOut,
+    auth=needs("read"),
+    summary="A plan as another engine's configuration",
+)
 def export(request: HttpRequest, body: Export) -> HttpResponse:
     line = _line(body)
     engine = line.pop("engine")
@@ -141,27 +181,39 @@ def export(request: HttpRequest, body: Export) -> HttpResponse:
         raise Invalid(error.problems) from None
 
 
-@router.post("/serving", response=ServingOut, auth=needs("read"), summary="What serving a model would reach")
+@router.post(
+    "/serving", response=ServingOut, auth=needs("read"), summary="What serving a model would reach"
+)
 def serving(request: HttpRequest, body: Serving) -> HttpResponse:
     """KV cache, time to first token, time per token, tokens per second, largest concurrency."""
     try:
-        return json_answer(desk.serving(user=user(request), request=body.model_dump(exclude_unset=True)))
+        return json_answer(
+            desk.serving(user=user(request), request=body.model_dump(exclude_unset=True))
+        )
     except BadRequest as error:
         raise Invalid(error.problems) from None
 
 
-@router.get("", response=PageOf[SavedPlanOut], auth=needs("read"), summary="Saved plans, newest first")
+@router.get(
+    "", response=PageOf[SavedPlanOut], auth=needs("read"), summary="Saved plans, newest first"
+)
 def plan_list(request: HttpRequest, page: Page) -> dict[str, Any]:
     rows = selectors.saved_plans_visible_to(user=user(request))
     return paged_query(rows, page, "plans", selectors.saved_plan_answer, newest_first=True)
 
 
-@router.post("", response={201: SavedPlanOut}, auth=needs("runs"), summary="Keep a plan under a name")
+@router.post(
+    "", response={201: SavedPlanOut}, auth=needs("runs"), summary="Keep a plan under a name"
+)
 @creates(SavedPlanOut, location="/api/v1/plans/{id}")
 def plan_save(request: HttpRequest, body: NewSavedPlan) -> Any:
     who = user(request)
     made = services.plan_save(
-        by=who, name=body.name, line=body.line, link=body.link, devices=selectors.own_devices(user=who)
+        by=who,
+        name=body.name,
+        line=body.line,
+        link=body.link,
+        devices=selectors.own_devices(user=who),
     )
     return selectors.saved_plan_answer(made)
 

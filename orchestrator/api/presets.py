@@ -1,4 +1,7 @@
-"""What a spec may name: model presets, catalogued devices, data presets. Plain tables of the contracts."""
+"""What a spec may name: model presets, catalogued devices, data presets.
+
+Plain tables of the contracts.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +20,12 @@ from workers.contracts.presets import PRESETS
 router = Router(tags=["presets"])
 
 
-@router.get("", response=PresetsOut, auth=needs("read"), summary="Models, devices and data that a spec may name")
+@router.get(
+    "",
+    response=PresetsOut,
+    auth=needs("read"),
+    summary="Models, devices and data that a spec may name",
+)
 def presets(request: HttpRequest) -> dict[str, Any]:
     return {
         "models": [
@@ -31,5 +39,9 @@ def presets(request: HttpRequest) -> dict[str, Any]:
 
 def data_presets() -> list[str]:
     """The names that `data.preset` takes."""
-    literal = next(kind for kind in get_args(DataSpec.model_fields["preset"].annotation) if kind is not type(None))
+    literal = next(
+        kind
+        for kind in get_args(DataSpec.model_fields["preset"].annotation)
+        if kind is not type(None)
+    )
     return [str(name) for name in get_args(literal)]

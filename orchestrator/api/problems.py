@@ -1,4 +1,5 @@
-"""Errors as RFC 9457 problem details: what, which, what next, with stable types under https://orrery.dev/problems/.
+"""Errors as RFC 9457 problem details: what, which, what next, with stable types under
+https://orrery.dev/problems/.
 
 Knows the shapes that errors arrive in; does not know what any call was for.
 """
@@ -46,7 +47,9 @@ class Invalid(Exception):
         super().__init__("; ".join(str(item) for item in problems))
 
 
-def refuse(slug: str, title: str, status: int, detail: str, errors: Iterable[Mapping[str, str]] = ()) -> Refusal:
+def refuse(
+    slug: str, title: str, status: int, detail: str, errors: Iterable[Mapping[str, str]] = ()
+) -> Refusal:
     """A Refusal to raise from a view."""
     return Refusal(slug, title, status, detail, errors=errors)
 
@@ -57,7 +60,10 @@ def invalid(field: str, says: str, try_: str = "") -> Invalid:
 
 
 def not_found(what: str, which: object, where: str) -> Refusal:
-    """Also for things the caller may not see: whether they exist is not told. `where` lists those there are."""
+    """Also for things the caller may not see: whether they exist is not told.
+
+    `where` lists those there are.
+    """
     return refuse(
         "not-found",
         f"No such {what}",
@@ -79,7 +85,9 @@ def answer(
     return _response(request, Refusal(slug, title, status, detail, errors), headers)
 
 
-def _response(request: HttpRequest, error: Refusal, headers: Mapping[str, str] | None = None) -> HttpResponse:
+def _response(
+    request: HttpRequest, error: Refusal, headers: Mapping[str, str] | None = None
+) -> HttpResponse:
     body = live.dumps(error.problem(request.path))
     response = HttpResponse(body, status=error.status, content_type=MEDIA_TYPE, headers=headers)
     response["Cache-Control"] = "no-store"
@@ -91,7 +99,9 @@ def install(api: NinjaAPI) -> None:
     handlers: dict[type[Exception], Any] = {
         Refusal: _refusal,
         Invalid: _invalid,
-        pydantic.ValidationError: lambda request, error: _invalid(request, Invalid(problems_of(error))),
+        pydantic.ValidationError: lambda request, error: _invalid(
+            request, Invalid(problems_of(error))
+        ),
         HttpError: _http,
         Http404: lambda request, error: unknown_address(request),
         PermissionDenied: _denied,
@@ -104,31 +114,46 @@ def install(api: NinjaAPI) -> None:
 
 def unknown_address(request: HttpRequest) -> HttpResponse:
     return answer(
-        request, "not-found", "Nothing answers here", 404,
-        f"Nothing answers at {request.path}. /api/v1/openapi.json lists every address; identifiers are whole numbers.",
-    )  # fmt: skip
+        request,
+        "not-found",
+        "Nothing answers here",
+        404,
+        f"Nothing answers at {request.path}. /api/v1/openapi.json lists every address; "
+        "identifiers are whole numbers.",
+    )
 
 
 def malformed_address(request: HttpRequest) -> HttpResponse:
     return answer(
-        request, "malformed-address", "The address is not text", 400,
+        request,
+        "malformed-address",
+        "The address is not text",
+        400,
         "The address holds the character U+0000 (%00), which no text has. Leave it out.",
-    )  # fmt: skip
+    )
 
 
 def method_not_allowed(request: HttpRequest, allowed: str) -> HttpResponse:
     return answer(
-        request, "method-not-allowed", "This address does not take that method", 405,
-        f"{request.path} does not take {request.method}; it takes {allowed}.", headers={"Allow": allowed},
-    )  # fmt: skip
+        request,
+        "method-not-allowed",
+        "This address does not take that method",
+        405,
+        f"{request.path} does not take {request.method}; it takes {allowed}.",
+        headers={"Allow": allowed},
+    )
 
 
 def too_large(request: HttpRequest, limit: int | None = None) -> HttpResponse:
     limit = int(settings.DATA_UPLOAD_MAX_MEMORY_SIZE) if limit is None else limit
     return answer(
-        request, "body-too-large", "The body is too large", 413,
-        f"The body is larger than {limit / 1e6:g} MB. Send it in parts; ORRERY_MAX_BODY_MB sets the limit.",
-    )  # fmt: skip
+        request,
+        "body-too-large",
+        "The body is too large",
+        413,
+        f"The body is larger than {limit / 1e6:g} MB. Send it in parts; ORRERY_MAX_BODY_MB sets "
+        "the limit.",
+    )
 
 
 def crashed(request: HttpRequest, error: Exception) -> HttpResponse:
@@ -136,9 +161,13 @@ def crashed(request: HttpRequest, error: Exception) -> HttpResponse:
     number = secrets.token_hex(6)
     log.error("%s %s failed, id %s", request.method, request.path, number, exc_info=error)
     return answer(
-        request, "internal-error", "Orrery failed to answer", 500,
-        f"A fault of the server, id {number}. Try again; if it stays, tell an administrator the id.",
-    )  # fmt: skip
+        request,
+        "internal-error",
+        "Orrery failed to answer",
+        500,
+        f"A fault of the server, id {number}. Try again; if it stays, tell an administrator the "
+        "id.",
+    )
 
 
 def _refusal(request: HttpRequest, error: Refusal) -> HttpResponse:
@@ -152,19 +181,25 @@ def _refusal(request: HttpRequest, error: Refusal) -> HttpResponse:
 
 def _invalid(request: HttpRequest, error: Invalid) -> HttpResponse:
     return answer(
-        request, "invalid", "The request is not valid", 422,
+        request,
+        "invalid",
+        "The request is not valid",
+        422,
         "; ".join(str(item) for item in error.problems[:3])
         + (f"; and {len(error.problems) - 3} more" if len(error.problems) > 3 else "")
         + ".",
         [item.to_dict() for item in error.problems],
-    )  # fmt: skip
+    )
 
 
 def _denied(request: HttpRequest, error: PermissionDenied) -> HttpResponse:
     return answer(
-        request, "forbidden", "You may not do this", 403,
+        request,
+        "forbidden",
+        "You may not do this",
+        403,
         str(error) or "Your role does not allow this; ask an administrator for another role.",
-    )  # fmt: skip
+    )
 
 
 def _http(request: HttpRequest, error: HttpError) -> HttpResponse:
@@ -173,20 +208,32 @@ def _http(request: HttpRequest, error: HttpError) -> HttpResponse:
         return _refusal(request, error.__cause__)
     if error.status_code == 401:
         return answer(
-            request, "not-authenticated", "Who are you?", 401,
-            "This call needs a token or a login. Send `Authorization: Bearer TOKEN`; the page Tokens and "
+            request,
+            "not-authenticated",
+            "Who are you?",
+            401,
+            "This call needs a token or a login. Send `Authorization: Bearer TOKEN`; the page "
+            "Tokens and "
             "`manage.py token USERNAME` make one.",
             headers={"WWW-Authenticate": 'Bearer realm="orrery"'},
-        )  # fmt: skip
+        )
     if error.status_code == 403:
         return answer(
-            request, "csrf-failed", "The request did not come from our own page", 403,
-            "A session's request needs the header X-CSRFToken with the value of the cookie csrftoken. "
+            request,
+            "csrf-failed",
+            "The request did not come from our own page",
+            403,
+            "A session's request needs the header X-CSRFToken with the value of the cookie "
+            "csrftoken. "
             "Programs send a bearer token in place of a session.",
-        )  # fmt: skip
+        )
     if error.status_code == 400:
         return answer(
-            request, "malformed-body", "The body is not JSON", 400,
-            "The body cannot be read as a JSON document in UTF-8. Check its quotes, commas and encoding.",
-        )  # fmt: skip
+            request,
+            "malformed-body",
+            "The body is not JSON",
+            400,
+            "The body cannot be read as a JSON document in UTF-8. Check its quotes, commas and "
+            "encoding.",
+        )
     return answer(request, "refused", "The request is refused", error.status_code, str(error))

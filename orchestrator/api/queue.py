@@ -1,4 +1,7 @@
-"""The queue: who waits for what, why, and when it may start. What the scheduler decided, told; decides nothing."""
+"""The queue: who waits for what, why, and when it may start.
+
+What the scheduler decided, told; decides nothing.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +18,12 @@ from orchestrator.scheduling import selectors
 router = Router(tags=["fleet"])
 
 
-@router.get("", response=PageOf[QueueOut], auth=needs("read"), summary="Waiting runs in order, each with its reason")
+@router.get(
+    "",
+    response=PageOf[QueueOut],
+    auth=needs("read"),
+    summary="Waiting runs in order, each with its reason",
+)
 def queue(request: HttpRequest, page: Page) -> dict[str, Any]:
     entries = selectors.queue_visible_to(user=user(request))
     return paged_whole(entries, page, "queue", lambda entry: entry.position, _shape)

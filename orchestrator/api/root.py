@@ -53,8 +53,12 @@ class Api(NinjaAPI):
         patterns, app_name, namespace = super().urls
         return door.guarded(patterns), app_name, namespace
 
-    def validation_error_from_error_contexts(self, error_contexts: Sequence[ValidationErrorContext[Any]]) -> Any:
-        """Every wrong field as a sentence; fields of a spec are named as in the spec itself, `plan.tp`."""
+    def validation_error_from_error_contexts(
+        self, error_contexts: Sequence[ValidationErrorContext[Any]]
+    ) -> Any:
+        """Every wrong field as a sentence; fields of a spec are named as in the spec itself,
+        `plan.tp`.
+        """
         found = []
         for context in error_contexts:
             named = getattr(context.model, "__read_from_single_attr__", None)
@@ -68,7 +72,9 @@ class Api(NinjaAPI):
         return problems.Invalid(found)
 
     def get_openapi_operation_id(self, operation: Operation) -> str:
-        """`runs_run_create`: what generated clients call it, steady when code moves between packages."""
+        """`runs_run_create`: what generated clients call it, steady when code moves between
+        packages.
+        """
         module = operation.view_func.__module__.rpartition(".")[2]
         return f"{module}_{operation.view_func.__name__}"
 

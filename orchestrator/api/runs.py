@@ -1,4 +1,5 @@
-"""Runs: submit, list, look, edit, act. What a run did and left behind is in `history`, its numbers in `series`.
+"""Runs: submit, list, look, edit, act. What a run did and left behind is in `history`, its numbers
+in `series`.
 
 Reads input, calls one service or selector, shapes the answer; decides nothing.
 """
@@ -25,10 +26,16 @@ LOCATION = "/api/v1/runs/{id}"
 
 
 class Submission(Contract):
-    name: Annotated[str, Field(max_length=160, description="kind and model where it is left out")] = ""
-    experiment: Annotated[int | str | None, Field(description="its name or number; a new name makes a new one")] = None
+    name: Annotated[
+        str, Field(max_length=160, description="kind and model where it is left out")
+    ] = ""
+    experiment: Annotated[
+        int | str | None, Field(description="its name or number; a new name makes a new one")
+    ] = None
     spec: Annotated[dict[str, Any], Field(json_schema_extra={"x-contract": "RunSpec"})]
-    force: Annotated[bool, Field(description="submit although the plan is predicted not to fit")] = False
+    force: Annotated[
+        bool, Field(description="submit although the plan is predicted not to fit")
+    ] = False
 
 
 class Filters(Contract):
@@ -60,18 +67,26 @@ class Clone(Contract):
 
 class Fork(Clone):
     step: Annotated[int, Field(ge=0, description="of a checkpoint that this run keeps")]
-    name: Annotated[str, Field(max_length=160, description="the parent's name and step where it is left out")] = ""
-    force: Annotated[bool, Field(description="fork although the plan is predicted not to fit")] = False
+    name: Annotated[
+        str, Field(max_length=160, description="the parent's name and step where it is left out")
+    ] = ""
+    force: Annotated[bool, Field(description="fork although the plan is predicted not to fit")] = (
+        False
+    )
 
 
 class Retry(Contract):
-    step: Annotated[int | None, Field(ge=0, description="rewind to this checkpoint; the newest where left out")] = None
+    step: Annotated[
+        int | None, Field(ge=0, description="rewind to this checkpoint; the newest where left out")
+    ] = None
 
 
 @router.post("", response={201: RunOut}, auth=needs("runs"), summary="Submit a run")
 @creates(RunOut, location=LOCATION)
 def run_create(request: HttpRequest, body: Submission) -> Any:
-    """422 tells every wrong field, or what would make a plan fit that does not; nothing is created then."""
+    """422 tells every wrong field, or what would make a plan fit that does not; nothing is created
+    then.
+    """
     experiment: Any = body.experiment
     if isinstance(experiment, int):
         experiment = experiment_of(request, experiment)
@@ -90,7 +105,9 @@ def run_list(request: HttpRequest, page: Page, filters: Query[Filters]) -> dict[
     wanted = dict(filters)
     if filters.owner == "me":
         wanted["owner"] = user(request).get_username()
-    rows = selectors.run_list(user=user(request), before_id=after(page, "runs"), limit=page.limit + 1, **wanted)
+    rows = selectors.run_list(
+        user=user(request), before_id=after(page, "runs"), limit=page.limit + 1, **wanted
+    )
     return paged(rows, page, "runs", lambda run: run.pk, selectors.run_answer)
 
 
@@ -100,13 +117,20 @@ def run_detail(request: HttpRequest, id: int) -> HttpResponse:
     return _answer(request, run_of(request, id))
 
 
-@router.patch("/{int:id}", response=RunOut, auth=needs("runs"), summary="Change priority, tags or notes")
+@router.patch(
+    "/{int:id}", response=RunOut, auth=needs("runs"), summary="Change priority, tags or notes"
+)
 def run_update(request: HttpRequest, id: int, body: RunChange) -> HttpResponse:
     """With If-Match only if nobody else edited it since (412)."""
     run, version = run_of(request, id), wanted_version(request)
     check_version(version, run.version, f"Run {run.pk}")
     changed = services.run_update(
-        run=run, by=user(request), priority=body.priority, tags=body.tags, notes=body.notes, version=version
+        run=run,
+        by=user(request),
+        priority=body.priority,
+        tags=body.tags,
+        notes=body.notes,
+        version=version,
     )
     return _answer(request, changed)
 
@@ -116,17 +140,29 @@ def run_cancel(request: HttpRequest, id: int) -> Any:
     return _act(request, id, services.run_cancel)
 
 
-@router.post("/{int:id}/pause", response=RunOut, auth=needs("runs"), summary="Checkpoint, stop, keep for later")
+@router.post(
+    "/{int:id}/pause",
+    response=RunOut,
+    auth=needs("runs"),
+    summary="Checkpoint, stop, keep for later",
+)
 def run_pause(request: HttpRequest, id: int) -> Any:
     return _act(request, id, services.run_pause)
 
 
-@router.post("/{int:id}/resume", response=RunOut, auth=needs("runs"), summary="Queue a paused run again")
+@router.post(
+    "/{int:id}/resume", response=RunOut, auth=needs("runs"), summary="Queue a paused run again"
+)
 def run_resume(request: HttpRequest, id: int) -> Any:
     return _act(request, id, services.run_resume)
 
 
-@router.post("/{int:id}/retry", response=RunOut, auth=needs("runs"), summary="Queue an ended run for another attempt")
+@router.post(
+    "/{int:id}/retry",
+    response=RunOut,
+    auth=needs("runs"),
+    summary="Queue an ended run for another attempt",
+)
 def run_retry(request: HttpRequest, id: int, body: Retry | None = None) -> Any:
     """With a step, rewinds: it goes on from that checkpoint, and what it did after it is given up."""
     if body is None or body.step is None:
@@ -135,41 +171,70 @@ def run_retry(request: HttpRequest, id: int, body: Retry | None = None) -> Any:
     return selectors.run_answer(made)
 
 
-@router.post("/{int:id}/checkpoint", response=RunOut, auth=needs("runs"), summary="Save a checkpoint now")
+@router.post(
+    "/{int:id}/checkpoint", response=RunOut, auth=needs("runs"), summary="Save a checkpoint now"
+)
 def run_checkpoint(request: HttpRequest, id: int) -> Any:
     return _act(request, id, services.run_checkpoint)
 
 
-@router.post("/{int:id}/profile", response=RunOut, auth=needs("runs"), summary="Profile the next step")
+@router.post(
+    "/{int:id}/profile", response=RunOut, auth=needs("runs"), summary="Profile the next step"
+)
 def run_profile(request: HttpRequest, id: int) -> Any:
-    """torch's profiler over one step, of a rank of each pipeline place: artifacts, and `profile_saved` events."""
+    """torch's profiler over one step, of a rank of each pipeline place: artifacts, and
+    `profile_saved` events.
+    """
     return _act(request, id, services.run_profile)
 
 
-@router.post("/{int:id}/memory-snapshot", response=RunOut, auth=needs("runs"), summary="See what holds memory")
+@router.post(
+    "/{int:id}/memory-snapshot",
+    response=RunOut,
+    auth=needs("runs"),
+    summary="See what holds memory",
+)
 def run_memory_snapshot(request: HttpRequest, id: int) -> Any:
-    """Over one step, of a rank of each pipeline place: artifacts, and `memory_profile` events with its peak by kind.
+    """Over one step, of a rank of each pipeline place: artifacts, and `memory_profile` events with
+    its peak by kind.
 
-    By torch's MemTracker on a CPU; on a GPU the allocator's counters, and its history for pytorch.org/memory_viz.
+    By torch's MemTracker on a CPU; on a GPU the allocator's counters, and its history for
+    pytorch.org/memory_viz.
     """
     return _act(request, id, services.run_memory_snapshot)
 
 
-@router.post("/{int:id}/clone", response={201: RunOut}, auth=needs("runs"), summary="The same again, as a new run")
+@router.post(
+    "/{int:id}/clone",
+    response={201: RunOut},
+    auth=needs("runs"),
+    summary="The same again, as a new run",
+)
 @creates(RunOut, location=LOCATION)
 def run_clone(request: HttpRequest, id: int, body: Clone | None = None) -> Any:
-    made = services.run_clone(run=run_of(request, id), by=user(request), changes=(body.spec if body else None) or None)
+    made = services.run_clone(
+        run=run_of(request, id), by=user(request), changes=(body.spec if body else None) or None
+    )
     return selectors.run_answer(made)
 
 
-@router.post("/{int:id}/fork", response={201: RunOut}, auth=needs("runs"), summary="A new run from a checkpoint")
+@router.post(
+    "/{int:id}/fork",
+    response={201: RunOut},
+    auth=needs("runs"),
+    summary="A new run from a checkpoint",
+)
 @creates(RunOut, location=LOCATION)
 def run_fork(request: HttpRequest, id: int, body: Fork) -> Any:
     """The spec changes as a merge patch (RFC 7396), its plan too; 422 tells which steps are kept."""
     made = services.run_fork(
-        run=run_of(request, id), by=user(request), step=body.step, changes=body.spec, name=body.name.strip() or None,
+        run=run_of(request, id),
+        by=user(request),
+        step=body.step,
+        changes=body.spec,
+        name=body.name.strip() or None,
         force=body.force,
-    )  # fmt: skip
+    )
     return selectors.run_answer(made)
 
 

@@ -1,4 +1,5 @@
-"""The shapes of answers, one a noun, as OpenAPI shows them. Times are ISO 8601 in UTC, sizes bytes, durations seconds.
+"""The shapes of answers, one a noun, as OpenAPI shows them. Times are ISO 8601 in UTC, sizes bytes,
+durations seconds.
 
 Shapes only: which rows there are, and who sees them, the selectors know.
 """
@@ -33,7 +34,11 @@ class PageOf(Schema, Generic[Item]):
 
 def aware(time: datetime | None) -> datetime | None:
     """A time that a caller gave, UTC where it names no zone."""
-    return timezone.make_aware(time, timezone.get_default_timezone()) if time and timezone.is_naive(time) else time
+    return (
+        timezone.make_aware(time, timezone.get_default_timezone())
+        if time and timezone.is_naive(time)
+        else time
+    )
 
 
 class RunOut(Schema):
@@ -42,9 +47,15 @@ class RunOut(Schema):
     id: Id = Field(description="the number in /api/v1/runs/{id}, as text")
     name: str
     kind: str
-    state: str = Field(description="queued, starting, running, stopping, paused, finished, failed or cancelled")
-    spec: dict[str, Any] = Field(description="as given, defaults left out", json_schema_extra={"x-contract": "RunSpec"})
-    plan: dict[str, Any] | None = Field(description="the ParallelPlan it runs with; null for external runs")
+    state: str = Field(
+        description="queued, starting, running, stopping, paused, finished, failed or cancelled"
+    )
+    spec: dict[str, Any] = Field(
+        description="as given, defaults left out", json_schema_extra={"x-contract": "RunSpec"}
+    )
+    plan: dict[str, Any] | None = Field(
+        description="the ParallelPlan it runs with; null for external runs"
+    )
     attempt: int = Field(description="number of the newest attempt, 0 before the first")
     owner: str
     experiment: str | None
@@ -52,13 +63,17 @@ class RunOut(Schema):
     started: Time | None
     ended: Time | None
     prediction: dict[str, Any] | None
-    exit: dict[str, Any] | None = Field(description="{class, reason, rank?, step?} of a run that ended")
+    exit: dict[str, Any] | None = Field(
+        description="{class, reason, rank?, step?} of a run that ended"
+    )
     priority: int
     tags: list[str]
     notes: str
     devices: int = Field(description="devices it occupies; 0 for external runs")
     wait_reason: str | None = Field(description="why it waits, while it waits")
-    summary: dict[str, Any] = Field(description="newest headline numbers: step, steps, loss, tokens_per_s, mfu, eta_s")
+    summary: dict[str, Any] = Field(
+        description="newest headline numbers: step, steps, loss, tokens_per_s, mfu, eta_s"
+    )
     forked_from: str | None
     version: int = Field(description="counts people's edits; the ETag carries it")
 
@@ -251,7 +266,9 @@ class SeriesOut(Schema):
     axis: str
     x: list[Number]
     y: list[Number]
-    low: list[Number] | None = Field(None, description="where points were left out: the least of each point's bucket")
+    low: list[Number] | None = Field(
+        None, description="where points were left out: the least of each point's bucket"
+    )
     high: list[Number] | None = Field(None, description="and the greatest")
     total_points: int
     last_seq: int
@@ -291,7 +308,9 @@ class CalibrationOut(Schema):
     created: Time
     fitted: Time
     version: int
-    document: dict[str, Any] | None = Field(None, description="as `manage.py calibrate` writes it; left out in lists")
+    document: dict[str, Any] | None = Field(
+        None, description="as `manage.py calibrate` writes it; left out in lists"
+    )
 
 
 class DeviceTypeOut(Schema):
@@ -312,16 +331,24 @@ class SavedPlanOut(Schema):
 
 
 class EstimateOut(Schema):
-    """An answer line; with `explain` each number is a tree `{name, value, unit, formula, inputs, source}`."""
+    """An answer line; with `explain` each number is a tree `{name, value, unit, formula, inputs,
+    source}`.
+    """
 
     model_config = ConfigDict(extra="allow")
 
     id: Any = None
     ok: bool = Field(True, description="the plan is legal")
-    problems: list[dict[str, str]] = Field([], description="[{field, says, try}] of an illegal plan")
+    problems: list[dict[str, str]] = Field(
+        [], description="[{field, says, try}] of an illegal plan"
+    )
     fits: bool | None = None
-    memory: dict[str, Any] | None = Field(None, description="bytes by category on the worst pipeline rank, and totals")
-    host: dict[str, Any] | None = Field(None, description="bytes that offloading puts into a host's memory, a device")
+    memory: dict[str, Any] | None = Field(
+        None, description="bytes by category on the worst pipeline rank, and totals"
+    )
+    host: dict[str, Any] | None = Field(
+        None, description="bytes that offloading puts into a host's memory, a device"
+    )
     step_time_s: Any = None
     step_time_low_s: Any = Field(None, description="with step_time_high_s an 80% interval")
     step_time_high_s: Any = None
@@ -331,16 +358,25 @@ class EstimateOut(Schema):
     mfu: Any = None
     hfu: Any = None
     bubble_fraction: Any = None
-    comm: dict[str, Any] | None = Field(None, description="bytes a device and step, by kind of parallelism")
+    comm: dict[str, Any] | None = Field(
+        None, description="bytes a device and step, by kind of parallelism"
+    )
     collectives: dict[str, Any] | None = Field(
-        None, description="bytes a rank hands to each kind of collective; null where these are not counted"
+        None,
+        description=(
+            "bytes a rank hands to each kind of collective; null where these are not counted"
+        ),
     )
     notes: list[str] = Field([], description="what to know before taking the plan")
-    explained: dict[str, Any] | None = Field(None, description="trees of the numbers that `explain` names")
+    explained: dict[str, Any] | None = Field(
+        None, description="trees of the numbers that `explain` names"
+    )
     usd_per_billion_tokens: Any = None
     days: Any = Field(None, description="for workload.tokens, null without them")
     calibration: str | None = None
-    answers: list[dict[str, Any]] | None = Field(None, description="one a line, where `requests` were sent")
+    answers: list[dict[str, Any]] | None = Field(
+        None, description="one a line, where `requests` were sent"
+    )
 
 
 class SearchOut(Schema):
@@ -353,9 +389,15 @@ class SearchOut(Schema):
     plans: list[dict[str, Any]] = Field(description="[{plan, …the answer}], best first")
     pareto: list[int] = Field(description="positions in `plans`")
     rejected: dict[str, int] = Field(description="how many plans were left out, by reason")
-    notes: list[str] = Field([], description="what the search left out, and what to know of its plans")
-    closest: dict[str, Any] | None = Field(None, description="where nothing fits: the plan that needs least")
-    advice: list[dict[str, Any]] | None = Field(None, description="and single changes that would make one fit")
+    notes: list[str] = Field(
+        [], description="what the search left out, and what to know of its plans"
+    )
+    closest: dict[str, Any] | None = Field(
+        None, description="where nothing fits: the plan that needs least"
+    )
+    advice: list[dict[str, Any]] | None = Field(
+        None, description="and single changes that would make one fit"
+    )
 
 
 class ExportOut(Schema):

@@ -32,14 +32,22 @@ _ROWS = 4096  # points a piece of a stream
 class Wanted(Contract):
     """`from` and `to` are on the axis `x`: steps, Unix seconds, tokens or FLOPs."""
 
-    name: Annotated[str | None, Field(max_length=120, description="a metric; without it: the names there are")] = None
-    rank: Annotated[int | None, Field(ge=0, le=LARGEST, description="without it one point per step")] = None
-    attempt: Annotated[int | None, Field(ge=0, le=LARGEST, description="without it the newest wins")] = None
+    name: Annotated[
+        str | None, Field(max_length=120, description="a metric; without it: the names there are")
+    ] = None
+    rank: Annotated[
+        int | None, Field(ge=0, le=LARGEST, description="without it one point per step")
+    ] = None
+    attempt: Annotated[
+        int | None, Field(ge=0, le=LARGEST, description="without it the newest wins")
+    ] = None
     x: Literal["step", "time", "tokens", "flops"] = "step"
     points: Annotated[int, Field(ge=1, le=5000, description="at most so many, spikes kept")] = 1500
     from_: Annotated[float | None, Field(alias="from")] = None
     to: float | None = None
-    after_seq: Annotated[int | None, Field(ge=0, le=LARGEST, description="only points after this seq")] = None
+    after_seq: Annotated[
+        int | None, Field(ge=0, le=LARGEST, description="only points after this seq")
+    ] = None
     raw: Annotated[bool, Field(description="every point, none left out")] = False
 
 
@@ -56,12 +64,22 @@ def series(request: HttpRequest, id: int, wanted: Query[Wanted]) -> HttpResponse
     if wanted.name is None:
         return _names(run, csv)
     chosen = {
-        "run": run, "name": wanted.name, "rank": wanted.rank, "attempt": wanted.attempt, "x": wanted.x,
-        "from_": wanted.from_, "to": wanted.to, "after_seq": wanted.after_seq,
-    }  # fmt: skip
+        "run": run,
+        "name": wanted.name,
+        "rank": wanted.rank,
+        "attempt": wanted.attempt,
+        "x": wanted.x,
+        "from_": wanted.from_,
+        "to": wanted.to,
+        "after_seq": wanted.after_seq,
+    }
     if wanted.raw:
         rows = selectors.series_raw(**chosen)
-        return streamed(request, _raw_csv(rows), CSV) if csv else streamed(request, _raw_json(rows, chosen), JSON)
+        return (
+            streamed(request, _raw_csv(rows), CSV)
+            if csv
+            else streamed(request, _raw_json(rows, chosen), JSON)
+        )
     answer = selectors.series(**chosen, points=wanted.points)
     return _csv(answer) if csv else json_answer(answer.to_dict())
 
@@ -69,7 +87,10 @@ def series(request: HttpRequest, id: int, wanted: Query[Wanted]) -> HttpResponse
 def _names(run: Any, csv: bool) -> HttpResponse:
     items = [entry.to_dict() for entry in selectors.series_index(run=run)]
     if csv:
-        lines = ["name,unit,points", *(f"{_cell(item['name'])},{item['unit']},{item['points']}" for item in items)]
+        lines = [
+            "name,unit,points",
+            *(f"{_cell(item['name'])},{item['unit']},{item['points']}" for item in items),
+        ]
         return HttpResponse("\n".join(lines) + "\n", content_type=CSV)
     return json_answer({"items": items, "next_cursor": None})
 
@@ -77,7 +98,9 @@ def _names(run: Any, csv: bool) -> HttpResponse:
 def _csv(answer: Any) -> HttpResponse:
     low, high = answer.low or answer.y, answer.high or answer.y
     lines = [f"{answer.axis},{_cell(answer.name)},low,high"]
-    lines += [f"{x!r},{y!r},{a!r},{b!r}" for x, y, a, b in zip(answer.x, answer.y, low, high, strict=True)]
+    lines += [
+        f"{x!r},{y!r},{a!r},{b!r}" for x, y, a, b in zip(answer.x, answer.y, low, high, strict=True)
+    ]
     return HttpResponse("\n".join(lines) + "\n", content_type=CSV)
 
 
@@ -90,7 +113,9 @@ def _raw_csv(rows: Iterator[tuple[Any, ...]]) -> Iterator[bytes]:
 
 
 def _raw_json(rows: Iterator[tuple[Any, ...]], chosen: dict[str, Any]) -> Iterator[bytes]:
-    """The shape of `series` with every point: x goes out as it is read, y is held back packed, 8 bytes a point."""
+    """The shape of `series` with every point: x goes out as it is read, y is held back packed, 8
+    bytes a point.
+    """
     head = {name: chosen[name] for name in ("name", "rank", "attempt")}
     head |= {"unit": unit_of(chosen["name"]), "axis": chosen["x"]}
     place = {"step": 3, "tokens": 4, "flops": 4, "time": 5}[chosen["x"]]

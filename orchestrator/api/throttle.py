@@ -1,6 +1,7 @@
 """How many requests a token, a session's user or an address may make each minute.
 
-Counts in Redis, so that all web processes count together, and in this process while Redis is away. Knows no route.
+Counts in Redis, so that all web processes count together, and in this process while Redis is away.
+Knows no route.
 """
 
 from __future__ import annotations
@@ -16,7 +17,8 @@ from orchestrator.common.errors import Refusal
 from orchestrator.common.redis import quick_client
 
 WINDOW_S = 60
-_AWAY_S = 5.0  # after a failed call to Redis: a refused connection at every request would double its cost
+# after a failed call to Redis: a refused connection at every request would double its cost
+_AWAY_S = 5.0
 
 _lock = threading.Lock()
 _local: dict[str, int] = {}
@@ -25,7 +27,8 @@ _redis_away_until = 0.0
 
 
 def check(ident: str, *, limit: int | None = None) -> None:
-    """Counts one request; raises Refusal 429 with `retry_after` in seconds once the minute's share is used up.
+    """Counts one request; raises Refusal 429 with `retry_after` in seconds once the minute's share
+    is used up.
 
     `limit` is ORRERY_RATE_PER_MINUTE unless given; 0 is none.
     """
@@ -38,11 +41,14 @@ def check(ident: str, *, limit: int | None = None) -> None:
         return
     wait_s = max(1, round((window + 1) * WINDOW_S - now))
     raise Refusal(
-        "too-many-requests", "Too many requests", 429,
-        f"More than {limit} requests within a minute. Wait {wait_s} s; write points in batches of up to 10,000, and "
+        "too-many-requests",
+        "Too many requests",
+        429,
+        f"More than {limit} requests within a minute. Wait {wait_s} s; write points in batches of "
+        "up to 10,000, and "
         "follow a run by its websocket in place of polling.",
         retry_after_s=wait_s,
-    )  # fmt: skip
+    )
 
 
 def _count(ident: str, window: int) -> int:

@@ -1,4 +1,7 @@
-"""API tokens: one's own to list, make and revoke. A token's text is in the answer that makes it, and nowhere else."""
+"""API tokens: one's own to list, make and revoke.
+
+A token's text is in the answer that makes it, and nowhere else.
+"""
 
 from __future__ import annotations
 
@@ -34,10 +37,17 @@ def token_list(request: HttpRequest, page: Page) -> dict[str, Any]:
     return paged_whole(rows, page, "tokens", lambda token: token.pk, lambda token: token)
 
 
-@router.post("", response={201: NewTokenOut}, auth=needs("read"), summary="Make a token; its text is shown this once")
+@router.post(
+    "",
+    response={201: NewTokenOut},
+    auth=needs("read"),
+    summary="Make a token; its text is shown this once",
+)
 @creates(NewTokenOut, secret=True)
 def token_create(request: HttpRequest, body: NewToken) -> dict[str, Any]:
-    """Scopes default to what the caller has; a token never reaches further than the one it was made with."""
+    """Scopes default to what the caller has; a token never reaches further than the one it was made
+    with.
+    """
     who = caller(request)
     scopes = sorted(who.scopes) if body.scopes is None else body.scopes
     for index, scope in enumerate(scopes):
@@ -45,10 +55,19 @@ def token_create(request: HttpRequest, body: NewToken) -> dict[str, Any]:
             raise invalid(f"scopes.{index}", f"{scope!r} is not a scope", ", ".join(SCOPES))
         if scope not in who.scopes:
             raise refuse(
-                "scope-missing", "A token cannot give more than its maker has", 403,
-                f"You came with the scopes {', '.join(sorted(who.scopes))}; {scope} is not among them.",
-                [{"field": f"scopes.{index}", "says": f"{scope} is more than you have", "try": "leave it out"}],
-            )  # fmt: skip
+                "scope-missing",
+                "A token cannot give more than its maker has",
+                403,
+                f"You came with the scopes {', '.join(sorted(who.scopes))}; {scope} is not among "
+                "them.",
+                [
+                    {
+                        "field": f"scopes.{index}",
+                        "says": f"{scope} is more than you have",
+                        "try": "leave it out",
+                    }
+                ],
+            )
     token, text = services.token_create(
         user=who.user, name=body.name, scopes=scopes, expires=aware(body.expires), by=who.user
     )

@@ -1,4 +1,5 @@
-"""The one way in which services say no: what is wrong, which thing, what to do next, and whether a retry helps.
+"""The one way in which services say no: what is wrong, which thing, what to do next, and whether a
+retry helps.
 
 Knows the fields of RFC 9457 problem details; does not know HTTP frameworks or pages.
 """
@@ -14,8 +15,10 @@ PROBLEMS_URL = "https://orrery.dev/problems/"
 class Refusal(Exception):
     """A request that is not carried out.
 
-    `type` is a stable slug (`spec-invalid`); `detail` a sentence; `errors` a list of `{field, says, try}` (Problems of
-    the contracts are accepted); `retry` tells that the same request may succeed later, after `retry_after_s` if given.
+    `type` is a stable slug (`spec-invalid`); `detail` a sentence; `errors` a list of `{field, says,
+    try}` (Problems of
+    the contracts are accepted); `retry` tells that the same request may succeed later, after
+    `retry_after_s` if given.
     """
 
     def __init__(
@@ -67,7 +70,9 @@ def forbidden(detail: str) -> Refusal:
     return Refusal("forbidden", "Not allowed", 403, detail)
 
 
-def conflict(detail: str, *, type: str = "conflict", title: str = "Not possible now", retry: bool = False) -> Refusal:
+def conflict(
+    detail: str, *, type: str = "conflict", title: str = "Not possible now", retry: bool = False
+) -> Refusal:
     """409: the request is right, the thing's state is not."""
     return Refusal(type, title, 409, detail, retry=retry, retry_after_s=1 if retry else None)
 
@@ -75,11 +80,19 @@ def conflict(detail: str, *, type: str = "conflict", title: str = "Not possible 
 def invalid(field: str, says: str, try_: str = "", *, type: str = "invalid") -> Refusal:
     """422 about one field."""
     return Refusal(
-        type, "The request is not valid", 422, f"{field}: {says}", [{"field": field, "says": says, "try": try_}]
+        type,
+        "The request is not valid",
+        422,
+        f"{field}: {says}",
+        [{"field": field, "says": says, "try": try_}],
     )
 
 
 def _plain(item: Any) -> dict[str, str]:
     if isinstance(item, Mapping):
-        return {"field": str(item.get("field", "")), "says": str(item.get("says", "")), "try": str(item.get("try", ""))}
+        return {
+            "field": str(item.get("field", "")),
+            "says": str(item.get("says", "")),
+            "try": str(item.get("try", "")),
+        }
     return {"field": item.field, "says": item.says, "try": item.try_}

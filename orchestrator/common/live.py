@@ -1,4 +1,5 @@
-"""Numbered live frames: written with the data in one transaction, published after its commit, replayed on demand.
+"""Numbered live frames: written with the data in one transaction, published after its commit,
+replayed on demand.
 
 Knows topics and text; does not know what a frame says, who listens, or whether anybody does.
 """
@@ -25,19 +26,23 @@ log = logging.getLogger(__name__)
 Body = Mapping[str, Any] | str  # a mapping, or the text of a JSON object that is sent as it stands
 
 REPLAY_LIMIT = 2000  # frames; a longer way back is cheaper as a fresh snapshot
-_PAUSE_S = 1.0  # after a failed publish: each further try would hold its caller for a connection timeout
+# after a failed publish: each further try would hold its caller for a connection timeout
+_PAUSE_S = 1.0
 _BATCH = 5000
 
 _NEXT = (
     "INSERT INTO common_topic (name, epoch, head) VALUES (%s, %s, %s)"
-    " ON CONFLICT (name) DO UPDATE SET head = common_topic.head + excluded.head RETURNING epoch, head"
+    " ON CONFLICT (name) DO UPDATE SET head = common_topic.head + excluded.head RETURNING epoch, "
+    "head"
 )
 
 _silent_until = 0.0
 
 
 class Head(NamedTuple):
-    """Where a topic stands: its epoch, the newest frame's number, and the oldest one still kept (0: none)."""
+    """Where a topic stands: its epoch, the newest frame's number, and the oldest one still kept (0:
+    none).
+    """
 
     epoch: str
     seq: int
@@ -53,17 +58,23 @@ class New(NamedTuple):
 
 
 def append(topic: str, type: str, body: Body) -> int:
-    """Writes the topic's next frame inside the caller's transaction and publishes it after commit; returns its number.
+    """Writes the topic's next frame inside the caller's transaction and publishes it after commit;
+    returns its number.
 
-    The row of the topic stays locked until that commit, so frames become visible in the order of their numbers. In one
-    transaction append to a run's topic before `fleet`, and to runs by ascending id: that order cannot deadlock.
-    A Redis that is away fails nothing: the frame is in the database and the web processes read it there.
+    The row of the topic stays locked until that commit, so frames become visible in the order of
+    their numbers. In one
+    transaction append to a run's topic before `fleet`, and to runs by ascending id: that order
+    cannot deadlock.
+    A Redis that is away fails nothing: the frame is in the database and the web processes read it
+    there.
     """
     return append_many([New(topic, type, body)])[0]
 
 
 def append_many(frames: Sequence[New]) -> list[int]:
-    """As `append` for several frames at once, one publish pipeline for all; numbers in the order given."""
+    """As `append` for several frames at once, one publish pipeline for all; numbers in the order
+    given.
+    """
     if not frames:
         return []
     counts: dict[str, int] = {}
@@ -85,7 +96,10 @@ def append_many(frames: Sequence[New]) -> list[int]:
 
 
 def frame_text(epoch: str, seq: int, type: str, body: Body) -> str:
-    """The final text of a frame, as stored, published and sent. Numbers that are not finite become strings."""
+    """The final text of a frame, as stored, published and sent.
+
+    Numbers that are not finite become strings.
+    """
     if not isinstance(body, str):
         body = dumps(body)
     head = f'{{"epoch":"{epoch}","seq":{seq},"type":"{type}"'
@@ -94,7 +108,9 @@ def frame_text(epoch: str, seq: int, type: str, body: Body) -> str:
 
 
 def dumps(value: Any) -> str:
-    """Compact JSON; NaN and infinities as the strings "NaN", "Infinity", "-Infinity", which JSON can carry."""
+    """Compact JSON; NaN and infinities as the strings "NaN", "Infinity", "-Infinity", which JSON
+    can carry.
+    """
     try:
         return json.dumps(value, separators=(",", ":"), allow_nan=False, default=str)
     except ValueError:
@@ -106,7 +122,9 @@ def head(topic: str) -> Head:
     row = Topic.objects.filter(name=topic).values_list("epoch", "head").first()
     if row is None:
         return Head("", 0, 0)
-    oldest = Frame.objects.filter(topic_id=topic).order_by("seq").values_list("seq", flat=True).first()
+    oldest = (
+        Frame.objects.filter(topic_id=topic).order_by("seq").values_list("seq", flat=True).first()
+    )
     return Head(row[0], row[1], oldest or 0)
 
 
@@ -117,23 +135,41 @@ def heads(topics: Iterable[str]) -> dict[str, tuple[str, int]]:
 
 
 def frames_after(topic: str, after: int, limit: int = REPLAY_LIMIT) -> list[tuple[int, str]]:
-    """Up to `limit` frames `(seq, text)` numbered above `after`, ascending. Pruned ones are simply not there."""
-    rows = Frame.objects.filter(topic_id=topic, seq__gt=after).order_by("seq").values_list("seq", "text")
+    """Up to `limit` frames `(seq, text)` numbered above `after`, ascending.
+
+    Pruned ones are simply not there.
+    """
+    rows = (
+        Frame.objects.filter(topic_id=topic, seq__gt=after)
+        .order_by("seq")
+        .values_list("seq", "text")
+    )
     return list(rows[:limit])
 
 
 def prune(*, before: datetime) -> int:
-    """Deletes frames created before that time, a few thousand a transaction; returns how many. Topics stay."""
+    """Deletes frames created before that time, a few thousand a transaction; returns how many.
+
+    Topics stay.
+    """
     deleted = 0
     while True:
-        ids = list(Frame.objects.filter(created__lt=before).order_by("created").values_list("id", flat=True)[:_BATCH])
+        ids = list(
+            Frame.objects.filter(created__lt=before)
+            .order_by("created")
+            .values_list("id", flat=True)[:_BATCH]
+        )
         if not ids:
             return deleted
-        deleted += Frame.objects.filter(id__gte=min(ids), id__lte=max(ids), created__lt=before).delete()[0]
+        deleted += Frame.objects.filter(
+            id__gte=min(ids), id__lte=max(ids), created__lt=before
+        ).delete()[0]
 
 
 def _advance(topic: str, count: int) -> tuple[str, int]:
-    """Raises the topic's head by `count` under its row lock, making the topic when it is new: `(epoch, new head)`."""
+    """Raises the topic's head by `count` under its row lock, making the topic when it is new:
+    `(epoch, new head)`.
+    """
     with connection.cursor() as cursor:
         cursor.execute(_NEXT, [topic, new_epoch(), count])
         row = cursor.fetchone()
@@ -141,7 +177,10 @@ def _advance(topic: str, count: int) -> tuple[str, int]:
 
 
 def _publish(frames: list[tuple[str, str]]) -> None:
-    """Best effort. Subscribers notice a missed number by the next one, or by reading heads every few seconds."""
+    """Best effort.
+
+    Subscribers notice a missed number by the next one, or by reading heads every few seconds.
+    """
     global _silent_until
     if time.monotonic() < _silent_until:
         return
@@ -152,7 +191,11 @@ def _publish(frames: list[tuple[str, str]]) -> None:
             pipeline.execute()
     except (redis.RedisError, OSError) as error:
         _silent_until = time.monotonic() + _PAUSE_S
-        log.warning("%d live frames not published, pages read them from the database: %s", len(frames), error)
+        log.warning(
+            "%d live frames not published, pages read them from the database: %s",
+            len(frames),
+            error,
+        )
 
 
 def _told(value: Any) -> Any:

@@ -1,4 +1,7 @@
-"""Live topics and their numbered frames. Knows no domain word: a topic is a name, a frame is text."""
+"""Live topics and their numbered frames.
+
+Knows no domain word: a topic is a name, a frame is text.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +15,10 @@ def new_epoch() -> str:
 
 
 class Topic(models.Model):
-    """One ordered stream of frames, `run:12` or `fleet`. `head` is the number of its newest frame."""
+    """One ordered stream of frames, `run:12` or `fleet`.
+
+    `head` is the number of its newest frame.
+    """
 
     name = models.CharField(max_length=80, primary_key=True)
     epoch = models.CharField(max_length=16, default=new_epoch)
@@ -23,9 +29,13 @@ class Topic(models.Model):
 
 
 class Frame(models.Model):
-    """One committed frame, kept as the very text that sockets send, so that catch-up replays the same bytes."""
+    """One committed frame, kept as the very text that sockets send, so that catch-up replays the
+    same bytes.
+    """
 
-    topic = models.ForeignKey(Topic, on_delete=models.CASCADE, related_name="frames", db_index=False)
+    topic = models.ForeignKey(
+        Topic, on_delete=models.CASCADE, related_name="frames", db_index=False
+    )
     seq = models.BigIntegerField()
     text = models.TextField()
     created = models.DateTimeField(auto_now_add=True)

@@ -1,6 +1,7 @@
 """Connections to Redis, and the word that wakes the scheduler. Does not know messages.
 
-Redis carries news; the database remembers. So whoever tells something here after a commit never fails when Redis is
+Redis carries news; the database remembers. So whoever tells something here after a commit never
+fails when Redis is
 away: the scheduler's timer finds the row a little later.
 """
 
@@ -20,14 +21,17 @@ from workers.contracts import wire
 
 log = logging.getLogger(__name__)
 
-_PAUSE_S = 1.0  # after a failed wake-up: each further try could hold a request for a connection timeout
+# after a failed wake-up: each further try could hold a request for a connection timeout
+_PAUSE_S = 1.0
 _silent_until = 0.0
 
 
 def client() -> redis.Redis:
-    """For loops that read and write in earnest: answers in bytes, short timeouts, three quick retries.
+    """For loops that read and write in earnest: answers in bytes, short timeouts, three quick
+    retries.
 
-    `socket_timeout` is 10 s, so blocking reads must ask for less. One pool per process, safe across fork and threads.
+    `socket_timeout` is 10 s, so blocking reads must ask for less. One pool per process, safe across
+    fork and threads.
     """
     return _client(settings.REDIS_URL, 10.0, 3)
 
@@ -38,7 +42,10 @@ def quick_client() -> redis.Redis:
 
 
 def wake_scheduler() -> None:
-    """After the current transaction commits, asks for a tick; several askers make one. Never raises."""
+    """After the current transaction commits, asks for a tick; several askers make one.
+
+    Never raises.
+    """
     transaction.on_commit(_wake, robust=True)
 
 
@@ -62,7 +69,11 @@ def _client(url: str, timeout_s: float, retries: int) -> redis.Redis:
         socket_connect_timeout=min(timeout_s, 2.0),
         socket_timeout=timeout_s,
         retry=Retry(ExponentialBackoff(cap=0.5, base=0.05), retries),
-        **({} if url.startswith("unix:") else {"health_check_interval": 30, "socket_keepalive": True}),
+        **(
+            {}
+            if url.startswith("unix:")
+            else {"health_check_interval": 30, "socket_keepalive": True}
+        ),
     )
     _made.append(made)
     return made

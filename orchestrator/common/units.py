@@ -24,7 +24,11 @@ def duration(seconds: float) -> str:
     whole = round(seconds)
     if whole < 60:
         return f"{seconds:.1f} s" if 0 < seconds < 10 and seconds != whole else f"{whole} s"
-    for unit, below, unit_s, below_s in (("d", "h", 86400, 3600), ("h", "min", 3600, 60), ("min", "s", 60, 1)):
+    for unit, below, unit_s, below_s in (
+        ("d", "h", 86400, 3600),
+        ("h", "min", 3600, 60),
+        ("min", "s", 60, 1),
+    ):
         if whole >= unit_s:
             rest = whole % unit_s // below_s
             return f"{whole // unit_s} {unit}" + (f" {rest} {below}" if rest else "")

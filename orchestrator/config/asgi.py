@@ -1,4 +1,6 @@
-"""The web process: pages and REST over HTTP, served models below /serve/, live topics over websockets."""
+"""The web process: pages and REST over HTTP, served models below /serve/, live topics over
+websockets.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,9 @@ from webui import sockets
 
 async def http(scope: Any, receive: Any, send: Any) -> None:
     """Streams of served models pass by Django, whose middleware would keep a thread for each."""
-    await (serve.application if scope["path"].startswith("/serve/") else pages)(scope, receive, send)
+    await (serve.application if scope["path"].startswith("/serve/") else pages)(
+        scope, receive, send
+    )
 
 
 application = ProtocolTypeRouter(

@@ -1,6 +1,7 @@
 """Every setting, read once from the environment, typed. A wrong value stops the start with a hint.
 
-Knows names, types and defaults; `settings` turns them into Django's. `deploy/env.example` lists them all.
+Knows names, types and defaults; `settings` turns them into Django's. `deploy/env.example` lists
+them all.
 """
 
 from __future__ import annotations
@@ -49,31 +50,67 @@ class Env:
     port: int = _setting(8000, int, "port that `up` listens on")
     demo: bool = _setting(True, _flag, "submit the demo run at the first start")
     debug: bool = _setting(False, _flag, "Django's debug pages; never on a shared server")
-    secret_key: str = _setting("", str, "signs sessions and node keys; kept in the data directory when not given")
-    allowed_hosts: tuple[str, ...] = _setting((), _words, "host names the pages answer to, besides this machine's own")
-    trusted_origins: tuple[str, ...] = _setting((), _words, "https origins allowed to post forms, behind a proxy")
-    behind_https: bool = _setting(False, _flag, "a proxy in front speaks TLS and sets X-Forwarded-Proto")
-    data_roots: tuple[Path, ...] = _setting((), _paths, "folders that data paths may lie under, ':' between them")
-    shared_runs: bool = _setting(False, _flag, "all nodes see one run directory, so checkpoints resume on any node")
+    secret_key: str = _setting(
+        "", str, "signs sessions and node keys; kept in the data directory when not given"
+    )
+    allowed_hosts: tuple[str, ...] = _setting(
+        (), _words, "host names the pages answer to, besides this machine's own"
+    )
+    trusted_origins: tuple[str, ...] = _setting(
+        (), _words, "https origins allowed to post forms, behind a proxy"
+    )
+    behind_https: bool = _setting(
+        False, _flag, "a proxy in front speaks TLS and sets X-Forwarded-Proto"
+    )
+    data_roots: tuple[Path, ...] = _setting(
+        (), _paths, "folders that data paths may lie under, ':' between them"
+    )
+    shared_runs: bool = _setting(
+        False, _flag, "all nodes see one run directory, so checkpoints resume on any node"
+    )
     heartbeat_s: float = _setting(2.0, float, "how often a node reports")
-    node_silent_s: float = _setting(15.0, float, "no heartbeat for so long: the node is silent, nothing fails yet")
-    node_lost_s: float = _setting(90.0, float, "no heartbeat for so long: the node is lost, its attempts end as lost")
-    launch_timeout_s: float = _setting(120.0, float, "an assigned attempt that nobody launched for so long is lost")
-    hang_s: float = _setting(300.0, float, "a training without progress for so long ends as hang, and is tried again")
-    external_silent_s: float = _setting(1800.0, float, "an external run without a word for so long has ended")
+    node_silent_s: float = _setting(
+        15.0, float, "no heartbeat for so long: the node is silent, nothing fails yet"
+    )
+    node_lost_s: float = _setting(
+        90.0, float, "no heartbeat for so long: the node is lost, its attempts end as lost"
+    )
+    launch_timeout_s: float = _setting(
+        120.0, float, "an assigned attempt that nobody launched for so long is lost"
+    )
+    hang_s: float = _setting(
+        300.0, float, "a training without progress for so long ends as hang, and is tried again"
+    )
+    external_silent_s: float = _setting(
+        1800.0, float, "an external run without a word for so long has ended"
+    )
     tick_s: float = _setting(2.0, float, "the scheduler's timer; events wake it sooner")
-    cancel_grace_s: float = _setting(10.0, float, "between the asking and the killing of a cancelled attempt")
+    cancel_grace_s: float = _setting(
+        10.0, float, "between the asking and the killing of a cancelled attempt"
+    )
     retain_frames_s: float = _setting(3600.0, float, "how long live frames are kept for catch-up")
-    retain_series_days: float = _setting(0.0, float, "raw points older than this are thinned to summaries; 0 keeps all")
-    retain_logs_days: float = _setting(90.0, float, "log lines of ended runs older than this are deleted; 0 keeps all")
+    retain_series_days: float = _setting(
+        0.0, float, "raw points older than this are thinned to summaries; 0 keeps all"
+    )
+    retain_logs_days: float = _setting(
+        90.0, float, "log lines of ended runs older than this are deleted; 0 keeps all"
+    )
     max_body_mb: float = _setting(10.0, float, "largest request body")
-    rate_per_minute: int = _setting(1200, int, "API requests a token or address may make each minute; 0: no limit")
-    serve_per_minute: int = _setting(12000, int, "calls of served models a token or address may make each minute")
-    serve_streams: int = _setting(1000, int, "answers of served models on their way through one web process at a time")
+    rate_per_minute: int = _setting(
+        1200, int, "API requests a token or address may make each minute; 0: no limit"
+    )
+    serve_per_minute: int = _setting(
+        12000, int, "calls of served models a token or address may make each minute"
+    )
+    serve_streams: int = _setting(
+        1000, int, "answers of served models on their way through one web process at a time"
+    )
     database_url: str = _setting(
         "", str, "postgresql://user:password@host:port/name; SQLite in the data directory else"
     )
-    redis_url: str = _setting("", str, "redis://… or rediss://…; `up` starts a server of its own else")
+    redis_url: str = _setting(
+        "", str, "redis://… or rediss://…; `up` starts a server of its own else"
+    )
 
     @property
     def media_runs(self) -> Path:
@@ -85,7 +122,10 @@ def variable(name: str) -> str:
 
 
 def read(environ: Mapping[str, str]) -> Env:
-    """Reads all settings. Raises ImproperlyConfigured naming the variable, its value and what it should be."""
+    """Reads all settings.
+
+    Raises ImproperlyConfigured naming the variable, its value and what it should be.
+    """
     values: dict[str, Any] = {}
     for item in fields(Env):
         text = environ.get(variable(item.name))
@@ -95,12 +135,15 @@ def read(environ: Mapping[str, str]) -> Env:
             values[item.name] = item.metadata["read"](text)
         except ValueError as error:
             raise ImproperlyConfigured(
-                f"{variable(item.name)}={text!r} cannot be read ({error}): it is {item.metadata['says']}."
+                f"{variable(item.name)}={text!r} cannot be read ({error}): it is "
+                f"{item.metadata['says']}."
             ) from error
     known = {variable(item.name) for item in fields(Env)} | OTHER_VARIABLES
     for name in environ:
         if name.startswith("ORRERY_") and name not in known:
-            raise ImproperlyConfigured(f"{name} is not a setting of Orrery; deploy/env.example lists them all.")
+            raise ImproperlyConfigured(
+                f"{name} is not a setting of Orrery; deploy/env.example lists them all."
+            )
     return Env(**values)
 
 
@@ -153,13 +196,16 @@ def database(env: Env) -> dict[str, Any]:
             "OPTIONS": {
                 "timeout": 30,
                 "transaction_mode": "IMMEDIATE",  # a reader that turns writer never deadlocks
-                "init_command": "PRAGMA journal_mode=WAL; PRAGMA synchronous=NORMAL; PRAGMA cache_size=-65536;"
+                "init_command": "PRAGMA journal_mode=WAL; PRAGMA synchronous=NORMAL; PRAGMA "
+                "cache_size=-65536;"
                 " PRAGMA mmap_size=268435456; PRAGMA temp_store=MEMORY;",
             },
         }
     url = urlsplit(env.database_url)
     if url.scheme not in ("postgres", "postgresql"):
-        raise ImproperlyConfigured(f"DATABASE_URL has scheme {url.scheme!r}; Orrery speaks postgresql://.")
+        raise ImproperlyConfigured(
+            f"DATABASE_URL has scheme {url.scheme!r}; Orrery speaks postgresql://."
+        )
     return {
         "ENGINE": "django.db.backends.postgresql",
         "NAME": url.path.lstrip("/"),

@@ -68,7 +68,8 @@ TEMPLATES = [
 
 DATABASES = {"default": environment.database(ENV)}
 DEFAULT_AUTO_FIELD = "django.db.models.BigAutoField"
-REDIS_URL = ENV.redis_url or f"unix://{ENV.home / 'valkey' / 'valkey.sock'}"  # `up` sets REDIS_URL for its children
+# `up` sets REDIS_URL for its children
+REDIS_URL = ENV.redis_url or f"unix://{ENV.home / 'valkey' / 'valkey.sock'}"
 
 AUTH_USER_MODEL = "accounts.User"
 LOGIN_URL = "login"
@@ -90,10 +91,13 @@ TIME_ZONE = "UTC"
 LANGUAGE_CODE = "en-us"
 
 STATIC_URL = "/static/"
-# `manage.py collectstatic` (the images run it) compresses once; a checkout serves its files without that step
+# `manage.py collectstatic` (the images run it) compresses once; a checkout serves its files without
+# that step
 COLLECTED = BASE_DIR / "staticfiles"
 WHITENOISE_USE_FINDERS = not COLLECTED.is_dir()
-STATIC_ROOT = COLLECTED if COLLECTED.is_dir() or "collectstatic" in sys.argv else ENV.home / "static"
+STATIC_ROOT = (
+    COLLECTED if COLLECTED.is_dir() or "collectstatic" in sys.argv else ENV.home / "static"
+)
 STORAGES = {
     "default": {"BACKEND": "django.core.files.storage.FileSystemStorage"},
     "staticfiles": {"BACKEND": "whitenoise.storage.CompressedStaticFilesStorage"},
@@ -102,18 +106,24 @@ WHITENOISE_MAX_AGE = 3600
 
 
 def _plotly_folder() -> Path:
-    """Where the chart bundle lies: the lean npm one where it is installed, else the Python package's full one."""
+    """Where the chart bundle lies: the lean npm one where it is installed, else the Python
+    package's full one.
+    """
     lean = BASE_DIR / "node_modules" / "plotly.js-cartesian-dist-min"
     if lean.is_dir():
         return lean
     package = find_spec("plotly")
-    assert package is not None and package.origin is not None, "plotly is a dependency; run make install"
+    assert package is not None and package.origin is not None, (
+        "plotly is a dependency; run make install"
+    )
     return Path(package.origin).parent / "package_data"
 
 
 STATICFILES_DIRS = [("plotly", _plotly_folder())]
 PLOTLY_BUNDLE = next(
-    name for name in ("plotly-cartesian.min.js", "plotly.min.js") if (_plotly_folder() / name).exists()
+    name
+    for name in ("plotly-cartesian.min.js", "plotly.min.js")
+    if (_plotly_folder() / name).exists()
 )
 
 DATA_UPLOAD_MAX_MEMORY_SIZE = int(ENV.max_body_mb * 1e6)

@@ -1,4 +1,7 @@
-"""Clusters, pools, nodes, devices and join tokens in Django's admin. Keys and nonces are not shown."""
+"""Clusters, pools, nodes, devices and join tokens in Django's admin.
+
+Keys and nonces are not shown.
+"""
 
 # Django's admin classes cannot be subscripted at run time
 # mypy: disable-error-code="type-arg"
@@ -38,7 +41,15 @@ class NodeAdmin(admin.ModelAdmin):
     list_select_related = ("pool",)
     list_filter = ("health", "drained", "pool")
     search_fields = ("name", "hostname", "address")
-    readonly_fields = ("name", "health", "inventory", "sample", "joined", "last_heartbeat", "hostname")
+    readonly_fields = (
+        "name",
+        "health",
+        "inventory",
+        "sample",
+        "joined",
+        "last_heartbeat",
+        "hostname",
+    )
     exclude = ("join_token_id", "join_nonces")
     inlines = (DeviceInline,)
 

@@ -1,4 +1,7 @@
-"""Nodes and what they carry. Knows nothing of runs: which attempt holds a device is scheduling's."""
+"""Nodes and what they carry.
+
+Knows nothing of runs: which attempt holds a device is scheduling's.
+"""
 
 from __future__ import annotations
 
@@ -40,7 +43,8 @@ class Node(models.Model):
     drain_reason = models.CharField(max_length=200, blank=True)
     inventory = models.JSONField(default=dict)  # contracts.node.NodeInventory
     sample = models.JSONField(default=dict)  # newest device samples, from the last heartbeat
-    join_token_id = models.CharField(max_length=32, blank=True)  # with the nonces: the secret is derived, not stored
+    # with the nonces: the secret is derived, not stored
+    join_token_id = models.CharField(max_length=32, blank=True)
     join_nonces = models.CharField(max_length=140, blank=True)
     joined = models.DateTimeField(default=timezone.now)
     last_heartbeat = models.DateTimeField(null=True, blank=True)
@@ -56,7 +60,8 @@ class Device(models.Model):
     index = models.PositiveSmallIntegerField()
     kind = models.CharField(max_length=8)  # gpu | cpu
     name = models.CharField(max_length=120)
-    catalogue = models.CharField(max_length=40, blank=True)  # contracts.devices name: h100-80g, cpu, ...
+    # contracts.devices name: h100-80g, cpu, ...
+    catalogue = models.CharField(max_length=40, blank=True)
     memory_bytes = models.BigIntegerField(default=0)
     uuid = models.CharField(max_length=80, blank=True)
     healthy = models.BooleanField(default=True)
@@ -69,7 +74,10 @@ class Device(models.Model):
 
 
 class JoinToken(models.Model):
-    """Lets one node join, once. The key inside the token is derived from the server's secret and never stored."""
+    """Lets one node join, once.
+
+    The key inside the token is derived from the server's secret and never stored.
+    """
 
     id = models.CharField(max_length=32, primary_key=True)
     pool = models.ForeignKey(Pool, on_delete=models.PROTECT, related_name="+")
@@ -77,7 +85,9 @@ class JoinToken(models.Model):
     created_by = models.CharField(max_length=150, blank=True)
     expires = models.DateTimeField()
     used = models.DateTimeField(null=True, blank=True)
-    node = models.ForeignKey(Node, null=True, blank=True, on_delete=models.SET_NULL, related_name="+")
+    node = models.ForeignKey(
+        Node, null=True, blank=True, on_delete=models.SET_NULL, related_name="+"
+    )
 
     def __str__(self) -> str:
         return self.id

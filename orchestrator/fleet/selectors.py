@@ -20,7 +20,9 @@ from workers.contracts import envelope
 
 def nodes_visible_to(*, user: User) -> QuerySet[Node]:
     """By name, with their devices, cluster and pool at hand."""
-    nodes = Node.objects.order_by("name").select_related("cluster", "pool").prefetch_related("devices")
+    nodes = (
+        Node.objects.order_by("name").select_related("cluster", "pool").prefetch_related("devices")
+    )
     return nodes if user.is_active else nodes.none()
 
 
@@ -48,7 +50,8 @@ def pools() -> QuerySet[Pool]:
     """By priority, with `node_count` and `device_count` (healthy devices of nodes that take work)."""
     serving = Q(nodes__devices__healthy=True, nodes__health=Node.Health.UP, nodes__drained=False)
     return Pool.objects.order_by("-priority", "name").annotate(
-        node_count=Count("nodes", distinct=True), device_count=Count("nodes__devices", filter=serving, distinct=True)
+        node_count=Count("nodes", distinct=True),
+        device_count=Count("nodes__devices", filter=serving, distinct=True),
     )
 
 
@@ -59,9 +62,11 @@ def capacity() -> int:
 
 @dataclass(frozen=True)
 class Offer:
-    """What a pool has of one kind of device: the least memory among them, the most on one node, how many in all.
+    """What a pool has of one kind of device: the least memory among them, the most on one node, how
+    many in all.
 
-    `cores` are the fewest of a node that has `per_node` of them: CPU slots may be more than there are cores.
+    `cores` are the fewest of a node that has `per_node` of them: CPU slots may be more than there
+    are cores.
     """
 
     catalogue: str
@@ -72,19 +77,29 @@ class Offer:
 
 
 def offer(*, pool: str, catalogue: str | None = None) -> Offer | None:
-    """The kind of healthy device that the pool has most of, or the named kind; None where it has none it knows."""
+    """The kind of healthy device that the pool has most of, or the named kind; None where it has
+    none it knows.
+    """
     devices = Device.objects.filter(healthy=True, node__pool__name=pool).exclude(catalogue="")
     if catalogue is not None:
         devices = devices.filter(catalogue=catalogue)
-    rows = list(devices.order_by("id").values_list("catalogue", "memory_bytes", "node_id", "node__inventory__cores"))
+    rows = list(
+        devices.order_by("id").values_list(
+            "catalogue", "memory_bytes", "node_id", "node__inventory__cores"
+        )
+    )
     if not rows:
         return None
     kind = Counter(name for name, *_ in rows).most_common(1)[0][0]
     rows = [row for row in rows if row[0] == kind]
     on_node = Counter(node for _, _, node, _ in rows)
     most = max(on_node.values())
-    cores = [number for _, _, node, number in rows if on_node[node] == most and isinstance(number, int)]
-    return Offer(kind, min(size for _, size, _, _ in rows), most, len(rows), min(cores, default=most))
+    cores = [
+        number for _, _, node, number in rows if on_node[node] == most and isinstance(number, int)
+    ]
+    return Offer(
+        kind, min(size for _, size, _, _ in rows), most, len(rows), min(cores, default=most)
+    )
 
 
 def join_key(token_id: str) -> bytes:
@@ -94,7 +109,10 @@ def join_key(token_id: str) -> bytes:
 
 
 def node_secret(node: Node) -> bytes:
-    """What seals every envelope from and to the node. Raises ValueError for a node that never joined."""
+    """What seals every envelope from and to the node.
+
+    Raises ValueError for a node that never joined.
+    """
     nonces = node.join_nonces.split(" ")
     if not node.join_token_id or len(nonces) != 2:
         raise ValueError(f"{node.name} has not joined; start its agent with a join token.")
@@ -136,5 +154,7 @@ def device_answer(device: Device, node: Node | None = None) -> dict[str, Any]:
         "memory_bytes": device.memory_bytes,
         "uuid": device.uuid or None,
         "healthy": device.healthy,
-        "sample": next((reading for reading in readings if reading.get("index") == device.index), None),
+        "sample": next(
+            (reading for reading in readings if reading.get("index") == device.index), None
+        ),
     }

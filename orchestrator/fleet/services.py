@@ -1,6 +1,7 @@
 """Writes nodes and what they carry: join, heartbeat, silence, drain. Knows nothing of runs.
 
-A node's secret is derived from the join token's key and two nonces; neither key nor secret is stored.
+A node's secret is derived from the join token's key and two nonces; neither key nor secret is
+stored.
 """
 
 from __future__ import annotations
@@ -34,8 +35,12 @@ class Silence(NamedTuple):
     lost: list[Node]
 
 
-def join_token_create(*, by: User | None, pool: str | None = None, expires: datetime | None = None) -> str:
-    """The text of a new token that lets one node join the pool, once, within a day unless told otherwise."""
+def join_token_create(
+    *, by: User | None, pool: str | None = None, expires: datetime | None = None
+) -> str:
+    """The text of a new token that lets one node join the pool, once, within a day unless told
+    otherwise.
+    """
     if by is not None:
         accounts.require_role(by, Role.OPERATOR, "let nodes join")
     now = clock.now()
@@ -50,7 +55,12 @@ def join_token_create(*, by: User | None, pool: str | None = None, expires: date
             created_by=by.username if by else "system",
             expires=expires or now + JOIN_TOKEN_LIFE,
         )
-        accounts.audit(actor=by, action="join_token.create", target=f"join:{token_id}", data={"pool": pool or DEFAULT})
+        accounts.audit(
+            actor=by,
+            action="join_token.create",
+            target=f"join:{token_id}",
+            data={"pool": pool or DEFAULT},
+        )
     return f"{token_id}.{selectors.join_key(token_id).decode()}"
 
 
@@ -61,10 +71,14 @@ def pool_ensure(name: str) -> Pool:
     return Pool.objects.get_or_create(name=name)[0]
 
 
-def node_joined(*, request: Mapping[str, Any], inventory: NodeInventory) -> tuple[Node, dict[str, str]]:
-    """Lets a node in, or back in under its name: `(node, reply)`; the reply's nonce completes the node's secret.
+def node_joined(
+    *, request: Mapping[str, Any], inventory: NodeInventory
+) -> tuple[Node, dict[str, str]]:
+    """Lets a node in, or back in under its name: `(node, reply)`; the reply's nonce completes the
+    node's secret.
 
-    `request` is what `envelope.join_request` made. A token works once; the very same request again, as a stream that is
+    `request` is what `envelope.join_request` made. A token works once; the very same request again,
+    as a stream that is
     read twice brings it, gets the very same reply. Raises 403 with the reason.
     """
     token_id = str(request.get("id", ""))
@@ -74,7 +88,9 @@ def node_joined(*, request: Mapping[str, Any], inventory: NodeInventory) -> tupl
     except envelope.EnvelopeError as error:
         raise _refused(str(error)) from None
     if request["name"] != inventory.name:
-        raise _refused(f"The request is from {request['name']!r}, the inventory from {inventory.name!r}.")
+        raise _refused(
+            f"The request is from {request['name']!r}, the inventory from {inventory.name!r}."
+        )
     if len(request["nonce_a"]) > 64:
         raise _refused("The nonce has more than 64 characters.")
     now = clock.now()
@@ -90,7 +106,12 @@ def node_joined(*, request: Mapping[str, Any], inventory: NodeInventory) -> tupl
         node.join_nonces = f"{request['nonce_a']} {reply['nonce_b']}"
         node.save(update_fields=["join_token_id", "join_nonces"])
         JoinToken.objects.filter(pk=token_id).update(node=node)
-        accounts.audit(actor=None, action="node.join", target=f"node:{node.name}", data={"pool": token.pool.name})
+        accounts.audit(
+            actor=None,
+            action="node.join",
+            target=f"node:{node.name}",
+            data={"pool": token.pool.name},
+        )
         _tell(node)
         wake_scheduler()
     return node, reply
@@ -103,14 +124,17 @@ def node_heartbeat(
     inventory: NodeInventory | None = None,
     now: datetime | None = None,
 ) -> bool:
-    """Notes that the node lives, with its newest device readings; True if it had been silent or lost.
+    """Notes that the node lives, with its newest device readings; True if it had been silent or
+    lost.
 
     One UPDATE and one frame, and the device rows only when an inventory comes along.
     """
     now = now or clock.now()
     readings = [sample.to_dict() for sample in samples]
     with transaction.atomic():
-        back = conditional.move(Node.objects.filter(pk=node.pk).exclude(health=Node.Health.UP), health=Node.Health.UP)
+        back = conditional.move(
+            Node.objects.filter(pk=node.pk).exclude(health=Node.Health.UP), health=Node.Health.UP
+        )
         changes: dict[str, Any] = {"last_heartbeat": now}
         if readings:
             changes["sample"] = {"time": now.timestamp(), "devices": readings}
@@ -132,7 +156,8 @@ def node_heartbeat(
 def mark_silent(*, now: datetime, listening_since: datetime | None = None) -> Silence:
     """Marks nodes without a heartbeat as silent, later as lost; returns those that changed now.
 
-    `listening_since` is when somebody began to read heartbeats: silence before that was ours, not the node's.
+    `listening_since` is when somebody began to read heartbeats: silence before that was ours, not
+    the node's.
     """
     silent_from = now - timedelta(seconds=settings.ENV.node_silent_s)
     lost_from = now - timedelta(seconds=settings.ENV.node_lost_s)
@@ -154,7 +179,10 @@ def mark_silent(*, now: datetime, listening_since: datetime | None = None) -> Si
 
 
 def node_drain(*, node: Node, by: User, reason: str = "") -> Node:
-    """Nothing new starts on the node; what runs there runs on. Draining twice keeps the newer reason."""
+    """Nothing new starts on the node; what runs there runs on.
+
+    Draining twice keeps the newer reason.
+    """
     accounts.require_role(by, Role.OPERATOR, "drain nodes")
     return _set_drained(node, by, True, reason.strip()[:200])
 
@@ -168,7 +196,12 @@ def _set_drained(node: Node, by: User, drained: bool, reason: str) -> Node:
     with transaction.atomic():
         Node.objects.filter(pk=node.pk).update(drained=drained, drain_reason=reason)
         action = "node.drain" if drained else "node.undrain"
-        accounts.audit(actor=by, action=action, target=f"node:{node.name}", data={"reason": reason} if reason else {})
+        accounts.audit(
+            actor=by,
+            action=action,
+            target=f"node:{node.name}",
+            data={"reason": reason} if reason else {},
+        )
         node.refresh_from_db()
         _tell(node)
         wake_scheduler()
@@ -201,8 +234,15 @@ def _register(inventory: NodeInventory, pool: Pool, now: datetime) -> Node:
 
 
 def _describe(node: Node, inventory: NodeInventory) -> None:
-    """Brings the node's row and devices in line with its inventory. What is gone stays, unhealthy, with its history."""
-    node.inventory, node.address, node.hostname = inventory.to_dict(), inventory.address, inventory.hostname
+    """Brings the node's row and devices in line with its inventory.
+
+    What is gone stays, unhealthy, with its history.
+    """
+    node.inventory, node.address, node.hostname = (
+        inventory.to_dict(),
+        inventory.address,
+        inventory.hostname,
+    )
     node.save(update_fields=["inventory", "address", "hostname"])
     known = {device.index: device for device in Device.objects.filter(node=node)}
     new, changed = [], []
@@ -220,7 +260,9 @@ def _describe(node: Node, inventory: NodeInventory) -> None:
         changed.append(device)
     Device.objects.bulk_create(new)
     if changed:
-        Device.objects.bulk_update(changed, ["kind", "name", "catalogue", "memory_bytes", "uuid", "healthy"])
+        Device.objects.bulk_update(
+            changed, ["kind", "name", "catalogue", "memory_bytes", "uuid", "healthy"]
+        )
 
 
 def _device_values(info: DeviceInfo) -> dict[str, Any]:
@@ -234,7 +276,9 @@ def _device_values(info: DeviceInfo) -> dict[str, Any]:
     }
 
 
-def _again(token: JoinToken, key: bytes, request: Mapping[str, Any], now: datetime) -> tuple[Node, dict[str, str]]:
+def _again(
+    token: JoinToken, key: bytes, request: Mapping[str, Any], now: datetime
+) -> tuple[Node, dict[str, str]]:
     """The answer to a token that is not fresh: the same reply for the same request, else a refusal."""
     node = token.node
     if node is not None and node.join_token_id == token.pk:
@@ -242,7 +286,9 @@ def _again(token: JoinToken, key: bytes, request: Mapping[str, Any], now: dateti
         if (nonce_a, node.name) == (request["nonce_a"], request["name"]):
             return node, envelope.join_reply(key, dict(request), node=node.name, nonce_b=nonce_b)[0]
     if token.used is not None:
-        raise _refused("The join token was used before; it lets one node join, once. Make a new one.")
+        raise _refused(
+            "The join token was used before; it lets one node join, once. Make a new one."
+        )
     raise _refused(f"The join token expired {now - token.expires} ago. Make a new one.")
 
 
@@ -251,4 +297,6 @@ def _refused(detail: str) -> Refusal:
 
 
 def _tell(node: Node) -> None:
-    live.append("fleet", "node", {"node": node.name, "health": str(node.health), "drained": node.drained})
+    live.append(
+        "fleet", "node", {"node": node.name, "health": str(node.health), "drained": node.drained}
+    )

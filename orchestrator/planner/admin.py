@@ -1,4 +1,7 @@
-"""Calibrations, own devices and saved plans in Django's admin. What is fitted or described is not edited there."""
+"""Calibrations, own devices and saved plans in Django's admin.
+
+What is fitted or described is not edited there.
+"""
 
 # Django's admin classes cannot be subscripted at run time
 # mypy: disable-error-code="type-arg"

@@ -1,4 +1,5 @@
-"""What single change would make a plan fit, nearest first; and what change of cluster or workload a search would need.
+"""What single change would make a plan fit, nearest first; and what change of cluster or workload a
+search would need.
 
 Tries changes and reads their predictions; knows no formula.
 """
@@ -39,9 +40,11 @@ _QUICK = 500_000
 
 @dataclass(frozen=True)
 class Change:
-    """One change that makes a plan fit, in words and as values by field, and what the plan then needs and takes.
+    """One change that makes a plan fit, in words and as values by field, and what the plan then
+    needs and takes.
 
-    Fields are a plan's, or `nodes`, `device`, `seq_len`; None: left free. `request` holds the changed plan and, where
+    Fields are a plan's, or `nodes`, `device`, `seq_len`; None: left free. `request` holds the
+    changed plan and, where
     that is what changed, the cluster, device or sequence length.
     """
 
@@ -57,10 +60,14 @@ class Change:
 
     def to_dict(self) -> dict[str, Any]:
         return {
-            "says": self.says, "changes": self.changes, "plan": self.plan.to_dict(),
-            "cluster": self.request.cluster.to_dict(), "seq_len": self.request.seq_len,
-            "total_bytes": round(self.total_bytes), "step_time_s": self.step_time_s,
-        }  # fmt: skip
+            "says": self.says,
+            "changes": self.changes,
+            "plan": self.plan.to_dict(),
+            "cluster": self.request.cluster.to_dict(),
+            "seq_len": self.request.seq_len,
+            "total_bytes": round(self.total_bytes),
+            "step_time_s": self.step_time_s,
+        }
 
 
 @dataclass(frozen=True)
@@ -71,12 +78,17 @@ class _Try:
     request: Request
 
 
-def advise(request: Request, calibration: Calibration | None = None, *, most: int = 6) -> list[Change]:
-    """Single changes of a plan that does not fit after which it does: those of the plan first, then those of devices,
+def advise(
+    request: Request, calibration: Calibration | None = None, *, most: int = 6
+) -> list[Change]:
+    """Single changes of a plan that does not fit after which it does: those of the plan first, then
+    those of devices,
     in either group the one that costs least time first.
 
-    Of each kind of change (more recomputation, smaller micro-batches, more devices, ...) the smallest that is enough.
-    Where no single one is, the fastest plan that fits on the same devices. Empty where the plan fits, or nothing helps.
+    Of each kind of change (more recomputation, smaller micro-batches, more devices, ...) the
+    smallest that is enough.
+    Where no single one is, the fastest plan that fits on the same devices. Empty where the plan
+    fits, or nothing helps.
     """
     now = table_of([request], columns_for([request], calibration))
     if bool(now.column("fits")[0]):
@@ -88,18 +100,29 @@ def advise(request: Request, calibration: Calibration | None = None, *, most: in
 
 
 def advise_search(
-    scene: Scene, fix: Mapping[str, Any] | None = None, calibration: Calibration | None = None, *, most: int = 4
+    scene: Scene,
+    fix: Mapping[str, Any] | None = None,
+    calibration: Calibration | None = None,
+    *,
+    most: int = 4,
 ) -> list[Change]:
-    """Where no plan fits: single changes of cluster, device, sequence, batch or fixed fields after which one does.
+    """Where no plan fits: single changes of cluster, device, sequence, batch or fixed fields after
+    which one does.
 
-    Each is told with a plan that then fits, the fastest of a few. Of each kind the smallest change that is enough;
+    Each is told with a plan that then fits, the fastest of a few. Of each kind the smallest change
+    that is enough;
     those that need no other devices first, then by what a token costs in device time.
     """
     found: list[tuple[float, Change]] = []
     for tries in _scene_tries(scene, fix or {}):
         for changes, says, other, its_fix in tries:
             try:
-                result = search(other, fix={**_FEW, **its_fix}, parameters=_parameters(other, calibration), top=1)
+                result = search(
+                    other,
+                    fix={**_FEW, **its_fix},
+                    parameters=_parameters(other, calibration),
+                    top=1,
+                )
             except Refused:
                 continue
             if result.fit:
@@ -114,7 +137,10 @@ def _from_search(changes: dict[str, Any], says: str, result: SearchResult) -> tu
     assert table is not None
     needs, takes = float(table.column("total_bytes")[0]), float(table.column("step_time_s")[0])
     beside = _host_words(table, 0)
-    told = f"{says}: then {in_words(request.plan)} needs {needs / GIB:.1f} GiB{beside}, a step takes {duration(takes)}."
+    told = (
+        f"{says}: then {in_words(request.plan)} needs {needs / GIB:.1f} GiB{beside}, a step "
+        f"takes {duration(takes)}."
+    )
     tokens = request.plan.global_batch_size * request.seq_len
     return takes * request.plan.world_size / tokens, Change(changes, told, request, needs, takes)
 
@@ -130,28 +156,47 @@ def _fitting(tried: list[_Try], before_s: float, calibration: Calibration | None
     best: dict[str, Change] = {}
     for at, each in enumerate(tried):
         if fits[at] and each.kind not in best:
-            needs = f"{max(0.1, total[at] / GIB):.1f} of {usable[at] / GIB:.1f} GiB{_host_words(table, at)}"
+            needs = (
+                f"{max(0.1, total[at] / GIB):.1f} of {usable[at] / GIB:.1f} "
+                f"GiB{_host_words(table, at)}"
+            )
             told = f"{each.says}: {needs}, {_slower(float(time_s[at]), before_s)}."
-            best[each.kind] = Change(each.changes, told, each.request, float(total[at]), float(time_s[at]))
+            best[each.kind] = Change(
+                each.changes, told, each.request, float(total[at]), float(time_s[at])
+            )
     return sorted(best.values(), key=lambda change: (_is_hardware(change), change.step_time_s))
 
 
 def _several(request: Request, before_s: float, calibration: Calibration | None) -> list[Change]:
-    """No single change is enough: the fastest plan that fits in the same precision on the same devices."""
+    """No single change is enough: the fastest plan that fits in the same precision on the same
+    devices.
+    """
     plan = request.plan
-    work = Workload(seq_len=request.seq_len, global_batch_size=plan.global_batch_size, tokens=request.tokens)
+    work = Workload(
+        seq_len=request.seq_len, global_batch_size=plan.global_batch_size, tokens=request.tokens
+    )
     scene = Scene(request.model, request.cluster, work, request.framework, request.device)
     try:
         parameters = _parameters(scene, calibration)
-        result = search(scene, fix={"precision": plan.precision}, parameters=parameters, top=1, most=_QUICK)
+        result = search(
+            scene, fix={"precision": plan.precision}, parameters=parameters, top=1, most=_QUICK
+        )
     except Refused:
         return []
     if not result.fit or result.table is None:
         return []
     found, table = result.requests[0], result.table
-    names = [name for name in ParallelPlan.model_fields if getattr(found.plan, name) != getattr(plan, name)]
+    names = [
+        name
+        for name in ParallelPlan.model_fields
+        if getattr(found.plan, name) != getattr(plan, name)
+    ]
     needs, takes = float(table.column("total_bytes")[0]), float(table.column("step_time_s")[0])
-    words = ", ".join(f"{name} {getattr(found.plan, name)}" for name in names if getattr(found.plan, name) is not None)
+    words = ", ".join(
+        f"{name} {getattr(found.plan, name)}"
+        for name in names
+        if getattr(found.plan, name) is not None
+    )
     beside, slower = _host_words(table, 0), _slower(takes, before_s)
     says = f"No single change is enough; together {words}: {needs / GIB:.1f} GiB{beside}, {slower}."
     return [Change({name: getattr(found.plan, name) for name in names}, says, found, needs, takes)]
@@ -166,26 +211,49 @@ def _tries(request: Request) -> Iterator[_Try]:
     recompute = plan.recompute if plan.recompute in _RECOMPUTE else "none"
     for level in _RECOMPUTE[_RECOMPUTE.index(recompute) + 1 :]:
         what = "everything" if level == "full" else "attention"
-        yield changed("recompute", f"Recompute {what} ({level} instead of {plan.recompute})", recompute=level)
+        yield changed(
+            "recompute", f"Recompute {what} ({level} instead of {plan.recompute})", recompute=level
+        )
     for zero in range(plan.zero + 1, 4):
         yield changed("zero", f"ZeRO {zero} instead of {plan.zero}", zero=zero)
     if plan.dp_replicate and plan.dp_replicate > 1:
-        yield changed("dp_replicate", "Shard over all data-parallel ranks instead of copies", dp_replicate=None)
+        yield changed(
+            "dp_replicate",
+            "Shard over all data-parallel ranks instead of copies",
+            dp_replicate=None,
+        )
     for size in divisors(plan.micro_batch_size)[:-1]:
         says = f"Micro-batches of {size} instead of {plan.micro_batch_size}"
         yield changed("micro_batch_size", says, micro_batch_size=size)
     if plan.tp > 1 and not plan.sequence_parallel:
         yield changed("sequence_parallel", "Sequence parallelism on", sequence_parallel=True)
-    if plan.schedule in {"naive", "gpipe", "pipedream", "interleaved_1f1b", "dualpipev"} and plan.pp > 1:
-        yield changed("schedule", f"Schedule 1f1b instead of {plan.schedule}", schedule="1f1b", virtual_stages=1)
+    if (
+        plan.schedule in {"naive", "gpipe", "pipedream", "interleaved_1f1b", "dualpipev"}
+        and plan.pp > 1
+    ):
+        yield changed(
+            "schedule",
+            f"Schedule 1f1b instead of {plan.schedule}",
+            schedule="1f1b",
+            virtual_stages=1,
+        )
     for axis in ("tp", "pp", "cp"):
         for times in (2, 4, 8):
             if plan.dp % times == 0:
                 degree = getattr(plan, axis) * times
-                says = f"{axis} {degree} and dp {plan.dp // times} instead of {degree // times} and {plan.dp}"
+                says = (
+                    f"{axis} {degree} and dp {plan.dp // times} instead of {degree // times} "
+                    f"and {plan.dp}"
+                )
                 if axis != "tp" or degree <= cluster.devices_per_node:
-                    yield changed(axis, says, **{axis: degree, "dp": plan.dp // times, **_copies(plan, times)})
-    for offload, what in (("optimizer", "optimizer states"), ("all", "all states"), ("nvme", "all states on disk")):
+                    yield changed(
+                        axis, says, **{axis: degree, "dp": plan.dp // times, **_copies(plan, times)}
+                    )
+    for offload, what in (
+        ("optimizer", "optimizer states"),
+        ("all", "all states"),
+        ("nvme", "all states on disk"),
+    ):
         is_cpu = request.entry.kind == "cpu" and offload != "nvme"
         if plan.offload == "none" and not is_cpu:
             yield changed("offload", f"Offload {what} to the host", offload=offload)
@@ -219,11 +287,18 @@ def _more_devices(request: Request) -> Iterator[_Try]:
 
 
 def _bigger_devices(request: Request) -> Iterator[_Try]:
-    for name, entry in sorted(DEVICES.items(), key=lambda each: (each[1].memory_bytes, each[1].usd_per_hour)):
-        if entry.memory_bytes > request.entry.memory_bytes and entry.kind == request.entry.kind == "gpu":
+    for name, entry in sorted(
+        DEVICES.items(), key=lambda each: (each[1].memory_bytes, each[1].usd_per_hour)
+    ):
+        if (
+            entry.memory_bytes > request.entry.memory_bytes
+            and entry.kind == request.entry.kind == "gpu"
+        ):
             cluster = ClusterSpec.from_dict({**request.cluster.to_dict(), "device": name})
             says = f"{name} with {entry.memory_bytes / GIB:.0f} GiB instead of {request.entry.name}"
-            yield _Try("device", {"device": name}, says, replace(request, cluster=cluster, device=None))
+            yield _Try(
+                "device", {"device": name}, says, replace(request, cluster=cluster, device=None)
+            )
 
 
 _SceneTry = tuple[dict[str, Any], str, Scene, dict[str, Any]]
@@ -246,7 +321,9 @@ def _scene_tries(scene: Scene, fix: Mapping[str, Any]) -> Iterator[Iterator[_Sce
                 )
 
     def devices() -> Iterator[_SceneTry]:
-        for name, other in sorted(DEVICES.items(), key=lambda each: (each[1].memory_bytes, each[1].usd_per_hour)):
+        for name, other in sorted(
+            DEVICES.items(), key=lambda each: (each[1].memory_bytes, each[1].usd_per_hour)
+        ):
             if other.memory_bytes > entry.memory_bytes and other.kind == "gpu":
                 bigger = ClusterSpec.from_dict({**cluster.to_dict(), "device": name})
                 says = f"{name} with {other.memory_bytes / GIB:.0f} GiB instead of {entry.name}"
@@ -267,8 +344,15 @@ def _scene_tries(scene: Scene, fix: Mapping[str, Any]) -> Iterator[Iterator[_Sce
         batch = work.global_batch_size or 1
         for number in (cluster.devices * each for each in (1, 2, 4)):
             if number != batch:
-                other = replace(scene, workload=work.model_copy(update={"global_batch_size": number}))
-                yield {"global_batch_size": number}, f"{number} sequences a step instead of {batch}", other, dict(fix)
+                other = replace(
+                    scene, workload=work.model_copy(update={"global_batch_size": number})
+                )
+                yield (
+                    {"global_batch_size": number},
+                    f"{number} sequences a step instead of {batch}",
+                    other,
+                    dict(fix),
+                )
 
     def fixed() -> Iterator[_SceneTry]:
         for name in fix:
@@ -290,7 +374,9 @@ def _copies(plan: ParallelPlan, times: int) -> dict[str, Any]:
 
 def _is_legal(request: Request) -> bool:
     devices = request.cluster.devices
-    return not plan_problems(request.plan, model=request.model, seq_len=request.seq_len, devices=devices)
+    return not plan_problems(
+        request.plan, model=request.model, seq_len=request.seq_len, devices=devices
+    )
 
 
 def _is_hardware(change: Change) -> bool:
@@ -315,7 +401,11 @@ def _slower(after_s: float, before_s: float) -> str:
 
 
 def in_words(plan: ParallelPlan) -> str:
-    degrees = [f"{name} {getattr(plan, name)}" for name in ("dp", "tp", "pp", "cp", "ep") if getattr(plan, name) > 1]
+    degrees = [
+        f"{name} {getattr(plan, name)}"
+        for name in ("dp", "tp", "pp", "cp", "ep")
+        if getattr(plan, name) > 1
+    ]
     more = [f"ZeRO {plan.zero}"] if plan.zero else []
     more += [f"recompute {plan.recompute}"] if plan.recompute != "none" else []
     more += [f"offload {plan.offload}"] if plan.offload != "none" else []

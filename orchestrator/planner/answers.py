@@ -15,9 +15,14 @@ from orchestrator.planner.collectives import KINDS
 from orchestrator.planner.terms import TERMS, Column, Table, explain
 
 MEMORY = (
-    "params_bytes", "grads_bytes", "optimizer_bytes", "activations_bytes", "logits_bytes", "buffers_bytes",
+    "params_bytes",
+    "grads_bytes",
+    "optimizer_bytes",
+    "activations_bytes",
+    "logits_bytes",
+    "buffers_bytes",
     "unattributed_bytes",
-)  # fmt: skip
+)
 TIME = ("compute_s", "exposed_comm_s", "bubble_s", "optimizer_s", "other_s")
 RATES = ("tokens_per_s_per_device", "tflops_per_device", "mfu", "hfu", "bubble_fraction")
 COMM = ("dp_bytes", "tp_bytes", "pp_bytes", "cp_bytes", "ep_bytes")
@@ -27,14 +32,28 @@ COST = ("usd_per_billion_tokens", "kwh_per_billion_tokens", "days")
 
 
 def answers(table: Table, ids: Sequence[Any], low: Column, high: Column) -> list[dict[str, Any]]:
-    """One answer a row. `low` and `high` are `(n,)`: an 80% interval of the step's time in seconds."""
+    """One answer a row.
+
+    `low` and `high` are `(n,)`: an 80% interval of the step's time in seconds.
+    """
     n, worst = table.n, table.column("worst_stage").astype(int)
     rows = np.arange(n)
     at_worst = {name: _by_stage(table, name)[_clipped(table, name, worst), rows] for name in MEMORY}
-    flat = {name: table.column(name) for name in ("total_bytes", "capacity_bytes", "step_time_s", *TIME, *RATES, *COMM)}
+    flat = {
+        name: table.column(name)
+        for name in ("total_bytes", "capacity_bytes", "step_time_s", *TIME, *RATES, *COMM)
+    }
     flat |= {name: table.column(name) for name in (*COST, *HOST, *COLLECTIVES)}
-    stages, pp, fits = _by_stage(table, "stage_total_bytes"), table.column("pp").astype(int), table.column("fits")
-    low, high, has_tokens = np.broadcast_to(low, n), np.broadcast_to(high, n), table.column("tokens") > 0
+    stages, pp, fits = (
+        _by_stage(table, "stage_total_bytes"),
+        table.column("pp").astype(int),
+        table.column("fits"),
+    )
+    low, high, has_tokens = (
+        np.broadcast_to(low, n),
+        np.broadcast_to(high, n),
+        table.column("tokens") > 0,
+    )
     counted = table.column("collectives_known") > 0
 
     def of(names: Sequence[str], row: int) -> dict[str, Any]:
@@ -47,7 +66,10 @@ def answers(table: Table, ids: Sequence[Any], low: Column, high: Column) -> list
             cost["days"] = None
         found.append(
             {
-                "id": ids[row], "ok": True, "problems": [], "fits": bool(fits[row]),
+                "id": ids[row],
+                "ok": True,
+                "problems": [],
+                "fits": bool(fits[row]),
                 "memory": {
                     **{name: whole(at_worst[name][row]) for name in MEMORY},
                     "total_bytes": whole(flat["total_bytes"][row]),
@@ -56,24 +78,39 @@ def answers(table: Table, ids: Sequence[Any], low: Column, high: Column) -> list
                     "per_stage_total_bytes": [whole(each) for each in stages[: pp[row], row]],
                 },
                 "step_time_s": number(flat["step_time_s"][row]),
-                "step_time_low_s": number(low[row]), "step_time_high_s": number(high[row]),
-                "time": of(TIME, row), **of(RATES, row), "comm": {name: whole(flat[name][row]) for name in COMM},
-                "collectives": {name: whole(flat[name][row]) for name in COLLECTIVES} if counted[row] else None,
-                **cost, "host": {name: whole(flat[name][row]) for name in HOST},
+                "step_time_low_s": number(low[row]),
+                "step_time_high_s": number(high[row]),
+                "time": of(TIME, row),
+                **of(RATES, row),
+                "comm": {name: whole(flat[name][row]) for name in COMM},
+                "collectives": {name: whole(flat[name][row]) for name in COLLECTIVES}
+                if counted[row]
+                else None,
+                **cost,
+                "host": {name: whole(flat[name][row]) for name in HOST},
             }
-        )  # fmt: skip
+        )
     return found
 
 
 def refused(id: Any, problems: Sequence[Any]) -> dict[str, Any]:
     """The answer to a line that cannot be estimated."""
-    return {"id": id, "ok": False, "fits": False, "problems": [item.model_dump(by_alias=True) for item in problems]}
+    return {
+        "id": id,
+        "ok": False,
+        "fits": False,
+        "problems": [item.model_dump(by_alias=True) for item in problems],
+    }
 
 
-def explained(table: Table, row: int, answer: dict[str, Any], depth: int | None = None) -> dict[str, Any]:
-    """The answer with a tree `{name, value, unit, formula, inputs, source}` in place of each number.
+def explained(
+    table: Table, row: int, answer: dict[str, Any], depth: int | None = None
+) -> dict[str, Any]:
+    """The answer with a tree `{name, value, unit, formula, inputs, source}` in place of each
+    number.
 
-    Every tree reaches down to what is given, or `depth` levels; a term that stands in it twice shows its inputs the
+    Every tree reaches down to what is given, or `depth` levels; a term that stands in it twice
+    shows its inputs the
     first time.
     """
     single = table.row(row)
@@ -82,33 +119,48 @@ def explained(table: Table, row: int, answer: dict[str, Any], depth: int | None 
     def tree(name: str, at: int | None = None) -> dict[str, Any]:
         return _tree(single, name, at, set(), depth)
 
-    def trees(names: Sequence[str], at: int | None = None, given: dict[str, Any] = answer) -> dict[str, Any]:
+    def trees(
+        names: Sequence[str], at: int | None = None, given: dict[str, Any] = answer
+    ) -> dict[str, Any]:
         return {name: tree(name, at) if given[name] is not None else None for name in names}
 
     memory = {name: tree(name, stage) for name in (*MEMORY, "total_bytes", "capacity_bytes")}
     memory |= {"stage": tree("worst_stage"), "per_stage_total_bytes": tree("stage_total_bytes")}
     calls = answer["collectives"]
     return {
-        **answer, "memory": memory, "step_time_s": tree("step_time_s"),
-        **{name: _bound(single, name, answer, depth) for name in _BOUNDS}, "time": trees(TIME, None, answer["time"]),
-        **trees(RATES), "host": trees(HOST, None, answer["host"]), "comm": trees(COMM, None, answer["comm"]),
-        **trees(COST), "collectives": calls and trees(COLLECTIVES, None, calls),
-    }  # fmt: skip
+        **answer,
+        "memory": memory,
+        "step_time_s": tree("step_time_s"),
+        **{name: _bound(single, name, answer, depth) for name in _BOUNDS},
+        "time": trees(TIME, None, answer["time"]),
+        **trees(RATES),
+        "host": trees(HOST, None, answer["host"]),
+        "comm": trees(COMM, None, answer["comm"]),
+        **trees(COST),
+        "collectives": calls and trees(COLLECTIVES, None, calls),
+    }
 
 
 def chosen_trees(
     table: Table, row: int, answer: dict[str, Any], names: Sequence[str], depth: int | None
 ) -> dict[str, Any]:
-    """Trees under the terms of these names alone: `{name: tree}`. They are known, as `is_term` says."""
+    """Trees under the terms of these names alone: `{name: tree}`.
+
+    They are known, as `is_term` says.
+    """
     single, stage = table.row(row), answer["memory"]["stage"]
     return {
-        name: _bound(single, name, answer, depth) if name in _BOUNDS else _tree(single, name, stage, set(), depth)
+        name: _bound(single, name, answer, depth)
+        if name in _BOUNDS
+        else _tree(single, name, stage, set(), depth)
         for name in names
     }
 
 
 def is_term(name: str) -> bool:
-    """Whether a number of that name can be explained: those of an answer, and every term that they rest on."""
+    """Whether a number of that name can be explained: those of an answer, and every term that they
+    rest on.
+    """
     return name in TERMS.terms or name in TERMS.inputs or name in _BOUNDS
 
 
@@ -120,27 +172,46 @@ def _bound(table: Table, name: str, answer: dict[str, Any], depth: int | None) -
     below = None if depth is None else depth - 1
     deep = depth is None or depth > 0
     return {
-        "name": name, "value": answer[name], "unit": "s", "formula": f"step_time_s {sign} error_factor_80",
-        "inputs": [_tree(table, "step_time_s", None, set(), below), _error_factor(answer)] if deep else [],
+        "name": name,
+        "value": answer[name],
+        "unit": "s",
+        "formula": f"step_time_s {sign} error_factor_80",
+        "inputs": [_tree(table, "step_time_s", None, set(), below), _error_factor(answer)]
+        if deep
+        else [],
         "source": f"the {percent}% quantile of a log-normal error",
-    }  # fmt: skip
+    }
 
 
 def _error_factor(answer: dict[str, Any]) -> dict[str, Any]:
     """What the bounds lie apart from the prediction, as a factor."""
     high, step = answer["step_time_high_s"], answer["step_time_s"]
     value = None if high is None or not step else high / step
-    source = "spread of the calibration's residuals, of published runs without one; wider where it extrapolates"
-    return {"name": "error_factor_80", "value": value, "unit": "", "formula": "given", "inputs": [], "source": source}
+    source = (
+        "spread of the calibration's residuals, of published runs without one; wider where "
+        "it extrapolates"
+    )
+    return {
+        "name": "error_factor_80",
+        "value": value,
+        "unit": "",
+        "formula": "given",
+        "inputs": [],
+        "source": source,
+    }
 
 
-def _tree(table: Table, name: str, stage: int | None, seen: set[str], depth: int | None) -> dict[str, Any]:
+def _tree(
+    table: Table, name: str, stage: int | None, seen: set[str], depth: int | None
+) -> dict[str, Any]:
     node = explain(table, name, stage=stage, depth=0).to_dict()
     node["value"] = finite(node["value"])
     if node["formula"] != "given" and name not in seen and depth != 0:
         seen.add(name)
         below = None if depth is None else depth - 1
-        node["inputs"] = [_tree(table, each, stage, seen, below) for each in table.registry.terms[name].inputs]
+        node["inputs"] = [
+            _tree(table, each, stage, seen, below) for each in table.registry.terms[name].inputs
+        ]
     return node
 
 

@@ -23,14 +23,18 @@ from workers.contracts.plan import ParallelPlan
 
 _MOST = 1_000_000  # plans looked at: an answer while one waits
 _RANKED = 200  # of the fastest, among which one has to run
-# pipedream updates with stale gradients, which changes what is learned: only for those who ask for it by name
+# pipedream updates with stale gradients, which changes what is learned: only for those who ask for
+# it by name
 SYNCHRONOUS = tuple(name for name in SCHEDULE if name != "pipedream")
 _MICRO_BATCHES = (1, 2, 4, 8, 16, 32, 64)  # tried where no batch is given
 
 
 @dataclass(frozen=True)
 class Choice:
-    """The plan, how it was chosen in a sentence, and whether it fits. `request` is None where nothing is legal."""
+    """The plan, how it was chosen in a sentence, and whether it fits.
+
+    `request` is None where nothing is legal.
+    """
 
     plan: ParallelPlan | None
     how: str
@@ -49,11 +53,15 @@ def resolve_auto(
     calibration: Calibration | None = None,
     runs: Callable[[ParallelPlan], bool] | None = None,
 ) -> Choice:
-    """The fastest plan that fits; where none fits, the one that needs least memory, and `fits` is false.
+    """The fastest plan that fits; where none fits, the one that needs least memory, and `fits` is
+    false.
 
-    `fix` are a person's own fields, `allowed` what the engine can run: values by field as in a search's `fix`; a fixed
-    value that is not allowed is refused. `runs` says whether a plan's values go together in the engine. Without a
-    global batch, the number of sequences a step is chosen as well: that which trains most tokens a second, fewest
+    `fix` are a person's own fields, `allowed` what the engine can run: values by field as in a
+    search's `fix`; a fixed
+    value that is not allowed is refused. `runs` says whether a plan's values go together in the
+    engine. Without a
+    global batch, the number of sequences a step is chosen as well: that which trains most tokens a
+    second, fewest
     sequences among those within 2% of it. Deterministic. Raises Refused.
     """
     both = _within(dict(fix or {}), dict(allowed or {}))
@@ -104,10 +112,14 @@ def _first(found: SearchResult, runs: Callable[[ParallelPlan], bool] | None) -> 
     return next((place for place, each in enumerate(found.requests) if runs(each.plan)), None)
 
 
-def _best_batch(scene: Scene, fix: dict[str, Any], parameters: Mapping[str, Any], *, top: int) -> SearchResult:
-    """Searches over steps of one micro-batch a rank, and takes the batch that trains most tokens a second.
+def _best_batch(
+    scene: Scene, fix: dict[str, Any], parameters: Mapping[str, Any], *, top: int
+) -> SearchResult:
+    """Searches over steps of one micro-batch a rank, and takes the batch that trains most tokens a
+    second.
 
-    The largest data parallelism that is legal decides the multiples; each size is a search of its own.
+    The largest data parallelism that is legal decides the multiples; each size is a search of its
+    own.
     """
     devices = _devices(scene, fix)
     tried: list[tuple[float, int, SearchResult]] = []
@@ -116,7 +128,9 @@ def _best_batch(scene: Scene, fix: dict[str, Any], parameters: Mapping[str, Any]
         number = devices * times
         work = scene.workload.model_copy(update={"global_batch_size": number})
         other = Scene(scene.model, scene.cluster, work, scene.framework, scene.device)
-        result = search(other, fix=fix, parameters=parameters, top=top, most=_MOST // len(_MICRO_BATCHES))
+        result = search(
+            other, fix=fix, parameters=parameters, top=top, most=_MOST // len(_MICRO_BATCHES)
+        )
         last = last or result
         if not result.fit or result.table is None:
             if tried:
@@ -138,9 +152,15 @@ def _devices(scene: Scene, fix: Mapping[str, Any]) -> int:
     for name in ("tp", "pp", "cp"):
         value = fix.get(name)
         taken *= value if isinstance(value, int) else 1
-    number = scene.cluster.devices // taken if scene.cluster.devices % taken == 0 else scene.cluster.devices
+    number = (
+        scene.cluster.devices // taken
+        if scene.cluster.devices % taken == 0
+        else scene.cluster.devices
+    )
     most = fix.get("dp")
-    return most if isinstance(most, int) else max(each for each in divisors(number) if each <= 2**16)
+    return (
+        most if isinstance(most, int) else max(each for each in divisors(number) if each <= 2**16)
+    )
 
 
 def _choice(scene: Scene, found: SearchResult, place: int | None, *, given_batch: bool) -> Choice:
@@ -148,19 +168,32 @@ def _choice(scene: Scene, found: SearchResult, place: int | None, *, given_batch
     where = f"{devices} x {(scene.device or scene.cluster.entry).name}"
     if found.fit and found.table is not None:
         if place is None:
-            says = f"none of the {len(found.requests)} fastest plans for {where} is one that the engine runs"
+            says = (
+                f"none of the {len(found.requests)} fastest plans for {where} is one that the "
+                "engine runs"
+            )
             return Choice(None, says, False, None, [problem("plan", says, "numbers in its place")])
         request, table = found.requests[place], found.table
-        needs, takes = float(table.column("total_bytes")[place]), float(table.column("step_time_s")[place])
+        needs, takes = (
+            float(table.column("total_bytes")[place]),
+            float(table.column("step_time_s")[place]),
+        )
         batch = "" if given_batch else f", {request.plan.global_batch_size} sequences a step"
         how = (
-            f"The fastest of {found.fit:,} plans that fit {where}, of {found.enumerated:,} legal ones: "
-            f"{in_words(request.plan)}{batch}; {needs / GIB:.2f} GiB and {duration(takes)} a step are predicted."
+            f"The fastest of {found.fit:,} plans that fit {where}, of {found.enumerated:,} legal "
+            "ones: "
+            f"{in_words(request.plan)}{batch}; {needs / GIB:.2f} GiB and {duration(takes)} a step "
+            "are predicted."
         )
         return Choice(request.plan, how, True, request, [], takes, needs)
     if found.closest is not None:
         plan = found.closest.plan
-        how = f"None of {found.enumerated:,} legal plans fits {where}; the smallest is {in_words(plan)}."
+        how = (
+            f"None of {found.enumerated:,} legal plans fits {where}; the smallest is "
+            f"{in_words(plan)}."
+        )
         return Choice(plan, how, False, found.closest, [])
-    problems = found.problems or [problem("plan", f"no legal plan for {where}", "another number of devices")]
+    problems = found.problems or [
+        problem("plan", f"no legal plan for {where}", "another number of devices")
+    ]
     return Choice(None, problems[0].says, False, None, problems)

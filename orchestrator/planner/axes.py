@@ -1,4 +1,5 @@
-"""What a search may choose: the values of each axis, those a person fixed and the defaults for the rest.
+"""What a search may choose: the values of each axis, those a person fixed and the defaults for the
+rest.
 
 Knows fields of a plan and what a device supports; nothing of which combinations are legal.
 """
@@ -21,9 +22,22 @@ from workers.contracts.plan import INTERLEAVED, V_SHAPED, ParallelPlan
 
 # fields that a search varies; all other fields of a plan stay as fixed
 AXES = (
-    "dp", "tp", "pp", "cp", "ep", "zero", "dp_replicate", "sequence_parallel", "offload", "recompute", "schedule",
-    "virtual_stages", "micro_batch_size", "precision", "prefetch_layers",
-)  # fmt: skip
+    "dp",
+    "tp",
+    "pp",
+    "cp",
+    "ep",
+    "zero",
+    "dp_replicate",
+    "sequence_parallel",
+    "offload",
+    "recompute",
+    "schedule",
+    "virtual_stages",
+    "micro_batch_size",
+    "precision",
+    "prefetch_layers",
+)
 DEVICES = "devices"
 ANY = "any"
 MOST_CHUNKS = 8  # stages a device of interleaved schedules, unless asked for
@@ -33,8 +47,10 @@ MOST_CHUNKS = 8  # stages a device of interleaved schedules, unless asked for
 class Axes:
     """The values each axis may take, `None` where they follow from the others (divisors).
 
-    `given` are the fields that the asker fixed to one value or several; `constants` the fixed fields that are no axis.
-    `nodes_only` keeps of the hybrid shardings those whose shard group fills whole nodes; `powers_only` keeps of the
+    `given` are the fields that the asker fixed to one value or several; `constants` the fixed
+    fields that are no axis.
+    `nodes_only` keeps of the hybrid shardings those whose shard group fills whole nodes;
+    `powers_only` keeps of the
     micro-batches powers of two; `most_cp` bounds context parallelism.
     """
 
@@ -58,13 +74,19 @@ class Axes:
         """Pairs of ZeRO stage and prefetched layers; only stage 3 gathers layers ahead of time."""
         if "prefetch_layers" in self.given and len(self.prefetch) == 1:
             return tuple((zero, self.prefetch[0]) for zero in self.zero)
-        return tuple((zero, ahead) for zero in self.zero for ahead in (self.prefetch if zero == 3 else (None,)))
+        return tuple(
+            (zero, ahead)
+            for zero in self.zero
+            for ahead in (self.prefetch if zero == 3 else (None,))
+        )
 
     def allows(self, name: str, value: Any) -> bool:
         return name not in self.given or value in self.given[name]
 
     def chunks(self, schedule: str, pp: int, layers: int) -> tuple[int, ...]:
-        """Stages a device that the schedule runs with: all that the layers divide into, and two in any case."""
+        """Stages a device that the schedule runs with: all that the layers divide into, and two in
+        any case.
+        """
         if "virtual_stages" in self.given:
             return tuple(self.given["virtual_stages"])
         if schedule in V_SHAPED:
@@ -83,10 +105,14 @@ class Axes:
         """Micro-batch sizes for `share` sequences a data-parallel rank and step."""
         if "micro_batch_size" in self.given:
             return tuple(self.given["micro_batch_size"])
-        return tuple(each for each in divisors(share) if not self.powers_only or each & (each - 1) == 0)
+        return tuple(
+            each for each in divisors(share) if not self.powers_only or each & (each - 1) == 0
+        )
 
     def copies(self, dp: int, ranks: int, devices_per_node: int) -> tuple[int, ...]:
-        """Values of `dp_replicate` (0: none), `ranks` being the devices beside dp that lie next to each other."""
+        """Values of `dp_replicate` (0: none), `ranks` being the devices beside dp that lie next to
+        each other.
+        """
         if "dp_replicate" in self.given:
             return tuple(each or 0 for each in self.given["dp_replicate"])
         if not any(self.zero):
@@ -97,19 +123,31 @@ class Axes:
         return (0, *inner)
 
     def coarser(self) -> list[tuple[str, str, Axes]]:
-        """What a search that would be too large leaves out, mildest first: field, in words, and the axes then."""
+        """What a search that would be too large leaves out, mildest first: field, in words, and the
+        axes then.
+        """
         steps: list[tuple[str, str, dict[str, Any]]] = [
             ("prefetch_layers", "prefetch other than one layer", {"prefetch": (None,)}),
             ("dp_replicate", "hybrid sharding other than within a node", {"nodes_only": True}),
-            ("schedule", "naive, gpipe and pipedream", {
-                "schedule": tuple(each for each in self.schedule if each not in {"naive", "gpipe", "pipedream"})
-            }),
-            ("offload", "offload of all states and to nvme", {
-                "offload": tuple(each for each in self.offload if each in {"none", "optimizer"})
-            }),
+            (
+                "schedule",
+                "naive, gpipe and pipedream",
+                {
+                    "schedule": tuple(
+                        each
+                        for each in self.schedule
+                        if each not in {"naive", "gpipe", "pipedream"}
+                    )
+                },
+            ),
+            (
+                "offload",
+                "offload of all states and to nvme",
+                {"offload": tuple(each for each in self.offload if each in {"none", "optimizer"})},
+            ),
             ("micro_batch_size", "micro-batches other than powers of two", {"powers_only": True}),
             ("cp", "context parallelism over 16 ranks", {"most_cp": 16}),
-        ]  # fmt: skip
+        ]
         found, now = [], self
         for name, says, changes in steps:
             if name not in self.given:
@@ -119,7 +157,9 @@ class Axes:
 
 
 def axes(fix: Mapping[str, Any] | None, cluster: ClusterSpec, entry: Device) -> Axes:
-    """Raises Refused naming the field `fix.<name>` for an unknown field or a value that no plan can have."""
+    """Raises Refused naming the field `fix.<name>` for an unknown field or a value that no plan can
+    have.
+    """
     given, constants = _read(fix or {})
     is_cpu = entry.kind == "cpu"
     best = next((name for name in ("bf16", "fp16") if not is_cpu and entry.supports(name)), "fp32")
@@ -163,11 +203,19 @@ def _read(fix: Mapping[str, Any]) -> tuple[dict[str, tuple[Any, ...]], dict[str,
     for name, value in fix.items():
         if name not in fields or name == "global_batch_size":
             near = difflib.get_close_matches(str(name), fields, n=1) or sorted(AXES)
-            raise Refused(f"{str(name)[:60]!r} is not an axis of a plan", ", ".join(near), field=f"fix.{name}")
+            raise Refused(
+                f"{str(name)[:60]!r} is not an axis of a plan", ", ".join(near), field=f"fix.{name}"
+            )
         is_axis = name in AXES or name == DEVICES
-        values = tuple(value) if isinstance(value, Sequence) and not isinstance(value, str) and is_axis else (value,)
+        values = (
+            tuple(value)
+            if isinstance(value, Sequence) and not isinstance(value, str) and is_axis
+            else (value,)
+        )
         if not values:
-            raise Refused(f"{name} is fixed to no value at all", "at least one", field=f"fix.{name}")
+            raise Refused(
+                f"{name} is fixed to no value at all", "at least one", field=f"fix.{name}"
+            )
         checked = [_checked(name, each) for each in values]
         if not is_axis:
             constants[name] = checked[0]
@@ -178,14 +226,22 @@ def _read(fix: Mapping[str, Any]) -> tuple[dict[str, tuple[Any, ...]], dict[str,
 
 def _checked(name: str, value: Any) -> Any:
     if name == DEVICES:
-        if value == ANY or (isinstance(value, int) and not isinstance(value, bool) and 1 <= value <= 2**32):
+        if value == ANY or (
+            isinstance(value, int) and not isinstance(value, bool) and 1 <= value <= 2**32
+        ):
             return value
-        raise Refused(f"{str(value)[:60]!r} is not a number of devices", 'a number, or "any"', field="fix.devices")
+        raise Refused(
+            f"{str(value)[:60]!r} is not a number of devices",
+            'a number, or "any"',
+            field="fix.devices",
+        )
     try:
         return getattr(ParallelPlan.from_dict({name: value}), name)
     except ValidationError as error:
         found = problems_of(error, prefix="fix")[0]
-        raise Refused(found.says, found.try_ or f"a value like {_usual(name)}", field=f"fix.{name}") from None
+        raise Refused(
+            found.says, found.try_ or f"a value like {_usual(name)}", field=f"fix.{name}"
+        ) from None
 
 
 def _usual(name: str) -> Any:

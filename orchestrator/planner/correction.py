@@ -1,7 +1,10 @@
-"""What measured runs still say when the formulas have said all: a correction near them, none far from them.
+"""What measured runs still say when the formulas have said all: a correction near them, none far
+from them.
 
-Kriging (Gaussian-process regression) of log residuals over a few coordinates of a plan. Kernels, drivers and host loops
-have habits at certain shapes that no smooth formula has; a run measured at a shape tells them. Knows no formula.
+Kriging (Gaussian-process regression) of log residuals over a few coordinates of a plan. Kernels,
+drivers and host loops
+have habits at certain shapes that no smooth formula has; a run measured at a shape tells them.
+Knows no formula.
 """
 
 from __future__ import annotations
@@ -17,9 +20,11 @@ from orchestrator.planner.terms import Column, given, term
 
 Floats = NDArray[np.float64]
 
-# doublings of each over which residuals lose 1 - 1/e of their likeness; found on the runs of docs/planner-accuracy.md
+# doublings of each over which residuals lose 1 - 1/e of their likeness; found on the runs of
+# docs/planner-accuracy.md
 LENGTHS = {"tp": 0.5, "rank_tokens": 1.5, "hidden": 0.8, "dp": 5.0, "pp": 5.0, "seq_len": 4.0}
-NUGGET = 0.08  # share of the residuals' variance that a second run at the same point would not repeat
+# share of the residuals' variance that a second run at the same point would not repeat
+NUGGET = 0.08
 LIMIT = 0.4  # of a residual, in log: an outlier must not move its neighbours further
 _ODD = 8.0  # times what was expected: from there on a run counts as an odd one, and less
 _ODD_NUGGET = 0.3
@@ -35,7 +40,10 @@ given("", "calibration: which group of runs a plan belongs to", "correction_key"
 
 @dataclass(frozen=True)
 class Runs:
-    """Measured runs of one or several groups: `points` (m, k), `weights`, group `keys` (m,). As a number: how many."""
+    """Measured runs of one or several groups: `points` (m, k), `weights`, group `keys` (m,).
+
+    As a number: how many.
+    """
 
     points: Floats
     weights: Floats
@@ -46,14 +54,18 @@ class Runs:
 
 
 NONE: dict[str, Any] = {
-    "correction_runs": np.asarray(Runs(np.zeros((0, len(LENGTHS))), np.zeros(0), np.zeros(0)), object),
+    "correction_runs": np.asarray(
+        Runs(np.zeros((0, len(LENGTHS))), np.zeros(0), np.zeros(0)), object
+    ),
     "correction_key": np.asarray(0.0),
 }
 
 
 def coordinates(columns: Mapping[str, Any], n: int) -> Floats:
     """`(n, k)`: log2 of each coordinate over its length."""
-    return np.stack([np.broadcast_to(np.log2(columns[name]) / length, n) for name, length in LENGTHS.items()], 1)
+    return np.stack(
+        [np.broadcast_to(np.log2(columns[name]) / length, n) for name, length in LENGTHS.items()], 1
+    )
 
 
 def likeness(points: Floats, others: Floats) -> Floats:
@@ -66,8 +78,10 @@ def likeness(points: Floats, others: Floats) -> Floats:
 
 @dataclass(frozen=True)
 class Kriging:
-    """Distinct `points` (m, k) with `weights` (m,), the share of variance each does not repeat (`noise`), the process'
-    `scale` in log; of every run (n,) its leave-one-out error `left_out` in log, and the share of variance that the
+    """Distinct `points` (m, k) with `weights` (m,), the share of variance each does not repeat
+    (`noise`), the process'
+    `scale` in log; of every run (n,) its leave-one-out error `left_out` in log, and the share of
+    variance that the
     other runs left `open` there."""
 
     points: Floats
@@ -81,8 +95,10 @@ class Kriging:
 def krige(points: Floats, residuals: Floats, leverage: Floats) -> Kriging:
     """From the runs' places (n, k), log residuals and leverages (n,) in the fit that left them.
 
-    Runs at one place count once, with the mean of their residuals. A residual is r / (1 - leverage) had its run been
-    left out of the fit. Runs far from what their neighbours say are odd: they count less (a robust kriging).
+    Runs at one place count once, with the mean of their residuals. A residual is r / (1 - leverage)
+    had its run been
+    left out of the fit. Runs far from what their neighbours say are odd: they count less (a robust
+    kriging).
     """
     alone = residuals / (1 - np.minimum(leverage, 0.7))
     usual = np.full(_PRIOR_RUNS, _USUAL / 1.4826)
@@ -95,34 +111,50 @@ def krige(points: Floats, residuals: Floats, leverage: Floats) -> Kriging:
         oddness = np.abs(errors) / (scale * np.sqrt(open_share)) * min(scale / _USUAL, 1) / _ODD
         oddness = oddness * np.clip((1 + NUGGET - open_share) / _NEIGHBOURED, 0, 1)
         noise = np.where(oddness > 1, NUGGET + _ODD_NUGGET * oddness**2, NUGGET)
-    distinct, which, counts = np.unique(points.round(6), axis=0, return_inverse=True, return_counts=True)
+    distinct, which, counts = np.unique(
+        points.round(6), axis=0, return_inverse=True, return_counts=True
+    )
     which = which.reshape(-1)
     precision = np.bincount(which, 1 / noise)
     mean = np.bincount(which, np.clip(residuals, -LIMIT, LIMIT) / noise) / precision
     if len(distinct) > MOST_POINTS:
         kept = np.sort(np.argsort(-counts, kind="stable")[:MOST_POINTS])
         distinct, mean, precision = distinct[kept], mean[kept], precision[kept]
-    weights = np.linalg.solve(likeness(distinct, distinct) + np.diag(1 / precision), mean).astype(np.float64)
+    weights = np.linalg.solve(likeness(distinct, distinct) + np.diag(1 / precision), mean).astype(
+        np.float64
+    )
     return Kriging(distinct, weights, np.asarray(1 / precision, float), scale, errors, open_share)
 
 
-def _left_out(near: Floats, noise: Floats, clipped: Floats, residuals: Floats) -> tuple[Floats, Floats]:
-    """Variance expected of each run's error when the others predict it, over the process', and the error itself."""
+def _left_out(
+    near: Floats, noise: Floats, clipped: Floats, residuals: Floats
+) -> tuple[Floats, Floats]:
+    """Variance expected of each run's error when the others predict it, over the process', and the
+    error itself.
+    """
     inverse = np.linalg.inv(near + np.diag(noise))
-    return np.asarray(1 / np.diag(inverse)), residuals - clipped + (inverse @ clipped) / np.diag(inverse)
+    return np.asarray(1 / np.diag(inverse)), residuals - clipped + (inverse @ clipped) / np.diag(
+        inverse
+    )
 
 
 def unexplained(places: Floats, points: Floats, noise: Floats) -> Floats:
-    """Share of the residuals' variance that the runs leave open at each place `(n,)`; above 1 far from all of them."""
+    """Share of the residuals' variance that the runs leave open at each place `(n,)`; above 1 far
+    from all of them.
+    """
     if not len(points):
         return np.full(len(places), 1 + NUGGET)
     covered = np.linalg.inv(likeness(points, points) + np.diag(noise))
     near = likeness(places, points)
-    return np.asarray(np.maximum(1 + NUGGET - np.einsum("nm,mk,nk->n", near, covered, near), NUGGET / 2))
+    return np.asarray(
+        np.maximum(1 + NUGGET - np.einsum("nm,mk,nk->n", near, covered, near), NUGGET / 2)
+    )
 
 
 def columns(groups: Sequence[tuple[Floats, Floats]], keys: Sequence[int]) -> dict[str, Any]:
-    """Columns of `correction` for plans of several groups: all their runs, and the group of each plan."""
+    """Columns of `correction` for plans of several groups: all their runs, and the group of each
+    plan.
+    """
     if not any(len(points) for points, _ in groups):
         return NONE
     points = np.concatenate([points for points, _ in groups])
@@ -136,17 +168,32 @@ def columns(groups: Sequence[tuple[Floats, Floats]], keys: Sequence[int]) -> dic
 
 @term(
     "",
-    "exp(sum over measured runs of weight x exp(-distance to it)), within bounds; 1 without calibration",
-    "kriging of residuals, Matheron 1963; exponential kernel over log2 of tp, tokens, hidden, dp, pp, seq_len",
+    "exp(sum over measured runs of weight x exp(-distance to it)), within bounds; 1 without "
+    "calibration",
+    "kriging of residuals, Matheron 1963; exponential kernel over log2 of tp, tokens, hidden, dp, "
+    "pp, seq_len",
 )
 def correction(
-    correction_runs: Column, correction_key: Column, tp: Column, rank_tokens: Column, hidden: Column, dp: Column,
-    pp: Column, seq_len: Column,
-) -> Column:  # fmt: skip
+    correction_runs: Column,
+    correction_key: Column,
+    tp: Column,
+    rank_tokens: Column,
+    hidden: Column,
+    dp: Column,
+    pp: Column,
+    seq_len: Column,
+) -> Column:
     runs: Runs = correction_runs.item()
     if not len(runs.weights):
         return np.asarray(1.0)
-    values = {"tp": tp, "rank_tokens": rank_tokens, "hidden": hidden, "dp": dp, "pp": pp, "seq_len": seq_len}
+    values = {
+        "tp": tp,
+        "rank_tokens": rank_tokens,
+        "hidden": hidden,
+        "dp": dp,
+        "pp": pp,
+        "seq_len": seq_len,
+    }
     shape = np.broadcast_shapes(*(each.shape for each in (*values.values(), correction_key)))
     flat = {name: np.broadcast_to(each, shape).reshape(-1) for name, each in values.items()}
     key = np.broadcast_to(correction_key, shape).reshape(-1)
@@ -157,7 +204,9 @@ def correction(
 
 
 def _distinct(points: Floats) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
-    """One row for each different point, and which of them every row is; a search has few different ones."""
+    """One row for each different point, and which of them every row is; a search has few different
+    ones.
+    """
     if len(points) < 512:
         every = np.arange(len(points))
         return every, every

@@ -30,7 +30,11 @@ def usd_per_billion_tokens(tokens_per_s_per_device: Column, usd_per_hour: Column
     return np.asarray(1e9 / tokens_per_s_per_device / 3600 * usd_per_hour)
 
 
-@term("kWh", "10^9 tokens / tokens_per_s_per_device / 3600 x power_w / 1000", "the catalogue's board power, no cooling")
+@term(
+    "kWh",
+    "10^9 tokens / tokens_per_s_per_device / 3600 x power_w / 1000",
+    "the catalogue's board power, no cooling",
+)
 def kwh_per_billion_tokens(tokens_per_s_per_device: Column, power_w: Column) -> Column:
     return np.asarray(1e9 / tokens_per_s_per_device / 3600 * power_w / 1000)
 

@@ -1,4 +1,5 @@
-"""The planner's doors for people who are logged in: their own devices and the stored calibrations come along.
+"""The planner's doors for people who are logged in: their own devices and the stored calibrations
+come along.
 
 Reads the database, writes nothing; what is computed, `ask` computes.
 """
@@ -18,18 +19,28 @@ NONE = "none"
 
 
 def estimate(
-    *, user: User, lines: Sequence[Any], calibration: int | str | None = None, explain: Any = False,
-    explain_depth: int | None = None, strict: bool = False,
-) -> list[dict[str, Any]]:  # fmt: skip
-    """Answer lines in the order of the lines, each with the name of the `calibration` it rests on, or None.
+    *,
+    user: User,
+    lines: Sequence[Any],
+    calibration: int | str | None = None,
+    explain: Any = False,
+    explain_depth: int | None = None,
+    strict: bool = False,
+) -> list[dict[str, Any]]:
+    """Answer lines in the order of the lines, each with the name of the `calibration` it rests on,
+    or None.
 
-    `calibration` is a stored one's number or name, "none", or None: each device kind's default one. With `strict` a
-    line that cannot even be read raises BadRequest; illegal plans are answered in any case. So do too many lines at
+    `calibration` is a stored one's number or name, "none", or None: each device kind's default one.
+    With `strict` a
+    line that cannot even be read raises BadRequest; illegal plans are answered in any case. So do
+    too many lines at
     once to `explain`, which is true, or names numbers.
     """
     wanted = ask.trees(explain, explain_depth)
     if wanted and len(lines) > ask.MOST_EXPLAINED:
-        says = f"{len(lines)} lines are too many to explain at once, at most {ask.MOST_EXPLAINED} are"
+        says = (
+            f"{len(lines)} lines are too many to explain at once, at most {ask.MOST_EXPLAINED} are"
+        )
         raise BadRequest([problem("explain", says, "fewer lines, or no explain")])
     choices = choices_of(user)
     found: list[dict[str, Any]] = [{}] * len(lines)
@@ -63,9 +74,17 @@ def search(
 
 
 def export(*, user: User, line: Mapping[str, Any], engine: str) -> dict[str, Any]:
-    """`{engine, filename, text, notes}`: the line's plan as that engine's configuration. Raises BadRequest."""
+    """`{engine, filename, text, notes}`: the line's plan as that engine's configuration.
+
+    Raises BadRequest.
+    """
     made = ask.export(line, engine, choices=choices_of(user))
-    return {"engine": engine, "filename": made.filename, "text": made.text, "notes": list(made.notes)}
+    return {
+        "engine": engine,
+        "filename": made.filename,
+        "text": made.text,
+        "notes": list(made.notes),
+    }
 
 
 def serving(*, user: User, request: Mapping[str, Any]) -> dict[str, Any]:
@@ -82,7 +101,10 @@ def choices_of(user: User) -> Choices:
 def calibration_for(
     *, user: User, device: str, named: int | str | None = None
 ) -> tuple[str | None, Calibration | None]:
-    """`(its name, the calibration)` for a kind of device; the default one unless one is named. Raises 404."""
+    """`(its name, the calibration)` for a kind of device; the default one unless one is named.
+
+    Raises 404.
+    """
     if named == NONE:
         return None, None
     if named is None or named == "":
@@ -103,4 +125,6 @@ def _device(line: Any) -> str:
 def _readable(asked: Sequence[Asked]) -> None:
     for each in asked:
         if each.request is None and not each.illegal:
-            raise BadRequest(each.problems or [problem("", "there is nothing to estimate", "a request line")])
+            raise BadRequest(
+                each.problems or [problem("", "there is nothing to estimate", "a request line")]
+            )

@@ -1,6 +1,8 @@
-"""All legal plans of a model on a cluster, as blocks of columns; what is left out is counted with its reason.
+"""All legal plans of a model on a cluster, as blocks of columns; what is left out is counted with
+its reason.
 
-Rows hold degrees, schedule, micro-batch and copies, which depend on each other. Knows no bytes and no seconds.
+Rows hold degrees, schedule, micro-batch and copies, which depend on each other. Knows no bytes and
+no seconds.
 """
 
 from __future__ import annotations
@@ -24,18 +26,26 @@ from workers.contracts.model import ModelSpec
 MOST_CANDIDATES = 5_000_000
 MOST_RANKS = 2**16  # of one axis, as the contract bounds them
 REFUSED_ABOVE = 1_000_000_000
-_SMALL = 2**15  # plans of a group of rows below which a table of their own costs more than illegal neighbours
+# plans of a group of rows below which a table of their own costs more than illegal neighbours
+_SMALL = 2**15
 _MOST_DEGREES = 2_000_000
 _NODES = "tp: spans nodes, ask for it to see it"
 
 
 def enumerate_plans(
-    model: ModelSpec, cluster: ClusterSpec, seq_len: int, global_batch: int, axes: Axes,
-    *, most: int = MOST_CANDIDATES,
-) -> Space:  # fmt: skip
-    """Every legal plan of `global_batch` sequences on the whole cluster (or on `axes.any_devices` of it).
+    model: ModelSpec,
+    cluster: ClusterSpec,
+    seq_len: int,
+    global_batch: int,
+    axes: Axes,
+    *,
+    most: int = MOST_CANDIDATES,
+) -> Space:
+    """Every legal plan of `global_batch` sequences on the whole cluster (or on `axes.any_devices`
+    of it).
 
-    A search of more than `most` plans leaves out, in the order of `Axes.coarser`, what is least likely to win, and says
+    A search of more than `most` plans leaves out, in the order of `Axes.coarser`, what is least
+    likely to win, and says
     so. Raises Refused where even that would be too many, naming the axis to fix.
     """
     rejected: Counter[str] = Counter()
@@ -49,7 +59,9 @@ def enumerate_plans(
             break
         axes = coarser
         if axes.most_cp is not None:
-            degrees = {each: column[degrees["cp"] <= axes.most_cp] for each, column in degrees.items()}
+            degrees = {
+                each: column[degrees["cp"] <= axes.most_cp] for each, column in degrees.items()
+            }
         fewer = _count(model, global_batch, axes, degrees)
         if fewer < number:
             rejected[f"{name}: left out for size, {says}"] += number - fewer
@@ -60,29 +72,44 @@ def enumerate_plans(
     if notes:
         left_out = ", ".join(notes)
         notes = [
-            f"The search would look at {whole:,} plans, so it leaves out {left_out}; fix an axis to see all of it."
+            (
+                f"The search would look at {whole:,} plans, so it leaves out {left_out}; fix an "
+                "axis "
+                "to see all of it."
+            )
         ]
     rows = _expand(model, global_batch, axes, degrees)
-    return Space(tuple(_blocks(rows, model, seq_len, global_batch, axes, rejected)), rejected, tuple(notes))
+    return Space(
+        tuple(_blocks(rows, model, seq_len, global_batch, axes, rejected)), rejected, tuple(notes)
+    )
 
 
 def _too_many(number: int, axes: Axes, *, at_least: bool = False) -> Refused:
-    free = [name for name in ("micro_batch_size", "pp", "cp", "tp", "schedule", "recompute") if name not in axes.given]
+    free = [
+        name
+        for name in ("micro_batch_size", "pp", "cp", "tp", "schedule", "recompute")
+        if name not in axes.given
+    ]
     more = "more than " if at_least else ""
     return Refused(
-        f"the search would enumerate {more}{number:,} plans, at most {MOST_CANDIDATES:,} are looked at in one search",
+        f"the search would enumerate {more}{number:,} plans, at most {MOST_CANDIDATES:,} are "
+        "looked at in one search",
         f"fix {' and '.join(free[:2])}" if free else "a smaller cluster or batch",
         field=f"fix.{free[0]}" if free else "cluster",
     )
 
 
 def _device_numbers(cluster: ClusterSpec, axes: Axes) -> list[tuple[int, int]]:
-    """`(nodes, devices a node)`: the whole cluster; where any number will do, halves of it down to one device."""
+    """`(nodes, devices a node)`: the whole cluster; where any number will do, halves of it down to
+    one device.
+    """
     whole = (cluster.nodes, cluster.devices_per_node)
     wanted = axes.given.get(DEVICES)
     if wanted is None:
         return [whole]
-    found = [(nodes, whole[1]) for nodes in _halves(whole[0])] + [(1, each) for each in _halves(whole[1])[1:]]
+    found = [(nodes, whole[1]) for nodes in _halves(whole[0])] + [
+        (1, each) for each in _halves(whole[1])[1:]
+    ]
     if axes.any_devices:
         return found
     sizes = []
@@ -93,7 +120,8 @@ def _device_numbers(cluster: ClusterSpec, axes: Axes) -> list[tuple[int, int]]:
             sizes.append((1, number))
         else:
             raise Refused(
-                f"{number} devices are not whole nodes of {whole[1]}, or more than the cluster's {cluster.devices}",
+                f"{number} devices are not whole nodes of {whole[1]}, or more than the cluster's "
+                f"{cluster.devices}",
                 f"{max(1, min(number // whole[1], whole[0])) * whole[1]}",
                 field="fix.devices",
             )
@@ -108,9 +136,16 @@ def _halves(number: int) -> list[int]:
 
 
 def _degrees(
-    model: ModelSpec, cluster: ClusterSpec, seq_len: int, global_batch: int, axes: Axes, rejected: Counter[str]
+    model: ModelSpec,
+    cluster: ClusterSpec,
+    seq_len: int,
+    global_batch: int,
+    axes: Axes,
+    rejected: Counter[str],
 ) -> Rows:
-    """Every way to write the devices as dp x tp x pp x cp that is legal by itself; each other one is counted once."""
+    """Every way to write the devices as dp x tp x pp x cp that is legal by itself; each other one
+    is counted once.
+    """
     found: list[tuple[int, ...]] = []
     for nodes, per_node in _device_numbers(cluster, axes):
         devices = nodes * per_node
@@ -132,7 +167,9 @@ def _degrees(
                     if not axes.allows("dp", dp):
                         continue
                     if max(dp, cp) > MOST_RANKS:
-                        rejected[f"dp: more than the {MOST_RANKS:,} ranks that an axis may have"] += 1
+                        rejected[
+                            f"dp: more than the {MOST_RANKS:,} ranks that an axis may have"
+                        ] += 1
                     elif seq_len % cp:
                         rejected["cp: does not divide the sequence"] += 1
                     elif global_batch % dp:
@@ -148,14 +185,25 @@ def _degrees(
 
 def _single(**changes: int) -> dict[str, int]:
     plan = {
-        "dp": 1, "tp": 1, "pp": 1, "cp": 1, "ep": 1, "zero": 0, "sequence_parallel": 0, "schedule": SCHEDULE["1f1b"],
-        "virtual_stages": 1, "micro_batch": 1, "global_batch": 1,
-    }  # fmt: skip
+        "dp": 1,
+        "tp": 1,
+        "pp": 1,
+        "cp": 1,
+        "ep": 1,
+        "zero": 0,
+        "sequence_parallel": 0,
+        "schedule": SCHEDULE["1f1b"],
+        "virtual_stages": 1,
+        "micro_batch": 1,
+        "global_batch": 1,
+    }
     return {**plan, **changes}
 
 
 def _ways(number: int, parts: int) -> int:
-    """In how many ways `number` is a product of `parts` ordered factors: C(e + parts - 1, parts - 1) a prime."""
+    """In how many ways `number` is a product of `parts` ordered factors: C(e + parts - 1, parts -
+    1) a prime.
+    """
     ways, prime = 1, 2
     while number > 1:
         if prime * prime > number:
@@ -186,7 +234,11 @@ def _ragged(model: ModelSpec, global_batch: int, axes: Axes) -> list[_Ragged]:
 
     def schedules(pp: int) -> list[tuple[int, int]]:
         names = axes.schedules(pp)
-        return [(SCHEDULE[name], chunks) for name in names for chunks in axes.chunks(name, pp, model.layers)]
+        return [
+            (SCHEDULE[name], chunks)
+            for name in names
+            for chunks in axes.chunks(name, pp, model.layers)
+        ]
 
     def micro_batches(dp: int) -> list[tuple[int]]:
         return [(each,) for each in axes.micro_batches(global_batch // dp)]
@@ -202,8 +254,12 @@ def _ragged(model: ModelSpec, global_batch: int, axes: Axes) -> list[_Ragged]:
     ]
 
 
-def _options(degrees: Rows, ragged: _Ragged) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
-    """Values of one such axis for all degrees end to end `(total, names)`; for each of them its start and number."""
+def _options(
+    degrees: Rows, ragged: _Ragged
+) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
+    """Values of one such axis for all degrees end to end `(total, names)`; for each of them its
+    start and number.
+    """
     names, keys, values = ragged
     table: list[tuple[int, ...]] = []
     places: dict[tuple[int, ...], tuple[int, int]] = {}
@@ -219,15 +275,25 @@ def _options(degrees: Rows, ragged: _Ragged) -> tuple[NDArray[np.int64], NDArray
 
 
 def _count(model: ModelSpec, global_batch: int, axes: Axes, degrees: Rows) -> int:
-    """An upper bound of the candidates, from numbers of values alone; in Python's numbers, which do not overflow."""
-    numbers: list[list[int]] = [_options(degrees, each)[2].tolist() for each in _ragged(model, global_batch, axes)]
+    """An upper bound of the candidates, from numbers of values alone; in Python's numbers, which do
+    not overflow.
+    """
+    numbers: list[list[int]] = [
+        _options(degrees, each)[2].tolist() for each in _ragged(model, global_batch, axes)
+    ]
     rows: int = sum(math.prod(each) for each in zip(*numbers, strict=True))
     return rows * _beside(axes)
 
 
 def _beside(axes: Axes) -> int:
     """Plans of one row."""
-    lists: tuple[Sized, ...] = (axes.sharding, axes.recompute, axes.offload, axes.precision, axes.sequence_parallel)
+    lists: tuple[Sized, ...] = (
+        axes.sharding,
+        axes.recompute,
+        axes.offload,
+        axes.precision,
+        axes.sequence_parallel,
+    )
     return math.prod([len(each) for each in lists])
 
 
@@ -245,14 +311,20 @@ def _expand(model: ModelSpec, global_batch: int, axes: Axes, degrees: Rows) -> R
         within, at = np.divmod(within, number[source])
         chosen = table[start[source] + at]
         rows |= {name: chosen[:, place] for place, name in enumerate(names)}
-    # pipelines with as many kinds of ranks lie side by side: a table is as tall as the most varied of its plans
+    # pipelines with as many kinds of ranks lie side by side: a table is as tall as the most varied
+    # of its plans
     kinds = np.minimum(rows["pp"], 3) + (model.layers % (rows["pp"] * rows["virtual_stages"]) > 0)
     order = np.argsort(kinds, kind="stable")
     return {name: column[order] for name, column in rows.items()}
 
 
 def _blocks(
-    rows: Rows, model: ModelSpec, seq_len: int, global_batch: int, axes: Axes, rejected: Counter[str]
+    rows: Rows,
+    model: ModelSpec,
+    seq_len: int,
+    global_batch: int,
+    axes: Axes,
+    rejected: Counter[str],
 ) -> Iterator[Block]:
     """Rows with the same legal choices of sharding and sequence parallelism side by side."""
     sharding, sequence = axes.sharding, axes.sequence_parallel
@@ -275,7 +347,9 @@ def _blocks(
 
 
 def _grouped(rows: Rows, legal: NDArray[np.bool_], axes: Axes, beside: int) -> Iterator[Block]:
-    """Blocks in which all is legal for the large groups of rows with the same choices, one with a mask for the rest."""
+    """Blocks in which all is legal for the large groups of rows with the same choices, one with a
+    mask for the rest.
+    """
     choices = legal.shape[0] * legal.shape[1]
     weight = 1 << np.arange(min(choices, 62), dtype=np.int64)
     code = weight @ legal.reshape(choices, -1)[:62]
@@ -287,27 +361,47 @@ def _grouped(rows: Rows, legal: NDArray[np.bool_], axes: Axes, beside: int) -> I
             rest |= same
             continue
         kept = {name: column[same] for name, column in rows.items()}
-        # what is legal is, for each choice of sequence parallelism, a set of shardings; equal sets go together
+        # what is legal is, for each choice of sequence parallelism, a set of shardings; equal sets
+        # go together
         for allowed in dict.fromkeys(map(tuple, chosen.T.tolist())):
             if any(allowed):
                 sequences = [
-                    each for each, its in zip(axes.sequence_parallel, chosen.T, strict=True) if tuple(its) == allowed
+                    each
+                    for each, its in zip(axes.sequence_parallel, chosen.T, strict=True)
+                    if tuple(its) == allowed
                 ]
                 shardings = [each for each, its in zip(axes.sharding, allowed, strict=True) if its]
-                yield Block(kept, axes.offload, axes.precision, tuple(shardings), axes.recompute, tuple(sequences))
+                yield Block(
+                    kept,
+                    axes.offload,
+                    axes.precision,
+                    tuple(shardings),
+                    axes.recompute,
+                    tuple(sequences),
+                )
     if choices > 62:
         rest = np.asarray(legal.any(axis=(0, 1)))
     if rest.any():
         kept = {name: column[rest] for name, column in rows.items()}
         mask = legal[None, None, :, None, :, :][..., rest]
-        yield Block(kept, axes.offload, axes.precision, axes.sharding, axes.recompute, axes.sequence_parallel, mask)
+        yield Block(
+            kept,
+            axes.offload,
+            axes.precision,
+            axes.sharding,
+            axes.recompute,
+            axes.sequence_parallel,
+            mask,
+        )
 
 
 def _constants(axes: Axes) -> dict[str, Any]:
     fixed = axes.constants
     layers = fixed.get("stage_layers")
     return {
-        "pipedream_only": np.int64(bool(fixed.get("weight_stashing") or fixed.get("vertical_sync"))),
+        "pipedream_only": np.int64(
+            bool(fixed.get("weight_stashing") or fixed.get("vertical_sync"))
+        ),
         "budget_without_auto": np.int64(
             fixed.get("recompute_budget_bytes") is not None and "auto" not in axes.recompute
         ),
@@ -319,8 +413,16 @@ def _constants(axes: Axes) -> dict[str, Any]:
 def _useless(c: dict[str, Any], axes: Axes) -> dict[str, Any]:
     """Legal plans that do the same as another one, left out unless the field was asked for."""
     found = {
-        "sequence_parallel": ("nothing to part at tp 1", (c["sequence_parallel"] > 0) & (c["tp"] == 1)),
+        "sequence_parallel": (
+            "nothing to part at tp 1",
+            (c["sequence_parallel"] > 0) & (c["tp"] == 1),
+        ),
         "zero": ("nothing to shard over at dp x cp 1", (c["zero"] > 0) & (c["dp"] * c["cp"] == 1)),
-        "dp_replicate": ("nothing is sharded at zero 0", (c["dp_replicate"] > 0) & (c["zero"] == 0)),
+        "dp_replicate": (
+            "nothing is sharded at zero 0",
+            (c["dp_replicate"] > 0) & (c["zero"] == 0),
+        ),
     }
-    return {f"{name}: {says}": mask for name, (says, mask) in found.items() if name not in axes.given}
+    return {
+        f"{name}: {says}": mask for name, (says, mask) in found.items() if name not in axes.given
+    }

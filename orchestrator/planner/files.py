@@ -1,4 +1,7 @@
-"""Files that the planner's commands read and write: request lines, measurements, calibrations. Knows no formula."""
+"""Files that the planner's commands read and write: request lines, measurements, calibrations.
+
+Knows no formula.
+"""
 
 from __future__ import annotations
 
@@ -17,11 +20,16 @@ class Unusable(ValueError):
 
 
 def lines_of(path: str) -> list[Any]:
-    """Each line's JSON, or a Problem where it is none; empty lines are left out. `-` is standard input."""
+    """Each line's JSON, or a Problem where it is none; empty lines are left out.
+
+    `-` is standard input.
+    """
     try:
         data = sys.stdin.buffer.read() if path == "-" else Path(path).read_bytes()
     except OSError as error:
-        raise Unusable(f"{path} cannot be read ({error.strerror}); give the path of a file of JSON lines") from None
+        raise Unusable(
+            f"{path} cannot be read ({error.strerror}); give the path of a file of JSON lines"
+        ) from None
     found = []
     for line in data.removeprefix(b"\xef\xbb\xbf").split(b"\n"):
         if not line.strip():
@@ -29,7 +37,9 @@ def lines_of(path: str) -> list[Any]:
         try:
             found.append(parse(line.decode("utf-8")))
         except UnicodeDecodeError as error:
-            found.append(problem("", f"the line is not UTF-8 text ({error.reason})", "JSON in UTF-8"))
+            found.append(
+                problem("", f"the line is not UTF-8 text ({error.reason})", "JSON in UTF-8")
+            )
     return found
 
 
@@ -38,17 +48,23 @@ def calibration_of(path: str) -> Calibration:
     try:
         document = json.loads(Path(path).read_bytes())
     except OSError as error:
-        raise Unusable(f"{path} cannot be read ({error.strerror}); `manage.py calibrate` writes one") from None
+        raise Unusable(
+            f"{path} cannot be read ({error.strerror}); `manage.py calibrate` writes one"
+        ) from None
     except (ValueError, RecursionError):
         raise Unusable(f"{path} is not JSON; `manage.py calibrate` writes a calibration") from None
     try:
         return Calibration.from_dict(document)
     except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise Unusable(f"{path} is not a calibration ({error}); `manage.py calibrate` writes one") from None
+        raise Unusable(
+            f"{path} is not a calibration ({error}); `manage.py calibrate` writes one"
+        ) from None
 
 
 def write(path: str, text: str) -> None:
     try:
         Path(path).write_text(text, encoding="utf-8")
     except OSError as error:
-        raise Unusable(f"{path} cannot be written ({error.strerror}); name a file in a folder that exists") from None
+        raise Unusable(
+            f"{path} cannot be written ({error.strerror}); name a file in a folder that exists"
+        ) from None

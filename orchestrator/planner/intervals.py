@@ -1,6 +1,7 @@
 """80% intervals of the step time: how far the measured run may lie from the prediction.
 
-Three parts add up in log space: what the fitted parameters leave open, what runs near the plan leave open of the
+Three parts add up in log space: what the fitted parameters leave open, what runs near the plan
+leave open of the
 residuals (kriging), and how far the plan lies beyond all of them. Predicts nothing.
 """
 
@@ -24,7 +25,8 @@ if TYPE_CHECKING:
 Floats = NDArray[np.float64]
 
 Z80 = 1.2816
-# without a calibration of the pair, in log: where no published runs stand behind its profile, and where the device was
+# without a calibration of the pair, in log: where no published runs stand behind its profile, and
+# where the device was
 # calibrated with another framework
 UNKNOWN, RELATED = 0.20, 0.12
 FAR = 0.03  # error of the formulas in log at shapes that no run is near to, at least
@@ -33,7 +35,7 @@ _STEP = 0.25
 
 def bounds(
     table: Table, requests: Sequence[Request], calibration: Calibration | None = None
-) -> tuple[Column, Column]:  # fmt: skip
+) -> tuple[Column, Column]:
     """Low and high of `step_time_s`, each `(n,)`: log-normal around the prediction."""
     spread = np.zeros(len(requests))
     rows: dict[tuple[str, str], list[int]] = {}
@@ -54,8 +56,12 @@ def bounds(
     return np.asarray(time / factor), np.asarray(time * factor)
 
 
-def extrapolations(table: Table, requests: Sequence[Request], calibration: Calibration | None = None) -> list[str]:
-    """A sentence on what of each plan lies beyond the runs that its time rests on; empty where it is among them."""
+def extrapolations(
+    table: Table, requests: Sequence[Request], calibration: Calibration | None = None
+) -> list[str]:
+    """A sentence on what of each plan lies beyond the runs that its time rests on; empty where it
+    is among them.
+    """
     found = []
     for row, request in enumerate(requests):
         pair = (request.entry.name, request.framework.name)
@@ -64,12 +70,18 @@ def extrapolations(table: Table, requests: Sequence[Request], calibration: Calib
             says = calibration.extrapolates(*pair, table, row)
         else:
             says = known.basis.says(table, row) if known else []
-        found.append(f"Its time is extrapolated, so that it is less certain: {'; '.join(says)}." if says else "")
+        found.append(
+            f"Its time is extrapolated, so that it is less certain: {'; '.join(says)}."
+            if says
+            else ""
+        )
     return found
 
 
 def _uncalibrated(table: Table, known: Published | None) -> Floats:
-    """Variance of log step time where the default profile is all there is; no more than where nothing is known."""
+    """Variance of log step time where the default profile is all there is; no more than where
+    nothing is known.
+    """
     if known is None:
         return np.full(table.n, UNKNOWN**2)
     return np.asarray(np.minimum(known.spread**2 + known.basis.variance(table), UNKNOWN**2))
@@ -77,12 +89,16 @@ def _uncalibrated(table: Table, known: Published | None) -> Floats:
 
 def _calibrated(table: Table, group: Group, before: Floats) -> Floats:
     columns = {name: table.column(name) for name in LENGTHS}
-    open_share = unexplained(coordinates(columns, table.n), np.array(group.points), np.array(group.noise))
-    # the widening was found among runs that have others near them; far from all of them formulas have their usual error
+    open_share = unexplained(
+        coordinates(columns, table.n), np.array(group.points), np.array(group.noise)
+    )
+    # the widening was found among runs that have others near them; far from all of them formulas
+    # have their usual error
     near = group.scale * group.widening
     far = np.clip(open_share, 0, 1) ** 4
     spread = (near + max(group.far - near, 0.0) * far) ** 2 * open_share
-    # few runs leave directions open that the priors alone bound: no less is known than without any run
+    # few runs leave directions open that the priors alone bound: no less is known than without any
+    # run
     most = np.maximum(before - FAR**2, 0.0)
     left = np.minimum(_of_parameters(table, group) + group.basis.variance(table), most)
     return np.asarray(np.sqrt(spread + left))
@@ -98,4 +114,6 @@ def _of_parameters(table: Table, group: Group) -> Floats:
         step = _STEP * np.sqrt(max(float(variance), 1e-12))
         moved = Table({**fixed, **parameters, name: table[name] * np.exp(step)}, table.n)
         slopes.append((np.log(moved.column("step_time_s")) - before) / step)
-    return np.asarray(np.einsum("kn,kl,ln->n", slopes, np.array(group.covariance), slopes), np.float64)
+    return np.asarray(
+        np.einsum("kn,kl,ln->n", slopes, np.array(group.covariance), slopes), np.float64
+    )

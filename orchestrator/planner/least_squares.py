@@ -1,4 +1,5 @@
-"""Bounded, robust least squares with a prior: Levenberg-Marquardt on a few parameters, their covariance with them.
+"""Bounded, robust least squares with a prior: Levenberg-Marquardt on a few parameters, their
+covariance with them.
 
 Knows arrays only, nothing of models or devices.
 """
@@ -13,12 +14,14 @@ from numpy.typing import NDArray
 
 Floats = NDArray[np.float64]
 
-FREEDOM = 4.0  # of the t distribution that residuals are taken for: an outlier of 10 spreads weighs 1/20
+# of the t distribution that residuals are taken for: an outlier of 10 spreads weighs 1/20
+FREEDOM = 4.0
 
 
 @dataclass(frozen=True)
 class Solution:
-    """Parameters `x` (k,), residuals (n,) and their robust `spread`, the covariance (k, k), each row's `variance` from
+    """Parameters `x` (k,), residuals (n,) and their robust `spread`, the covariance (k, k), each
+    row's `variance` from
     it, and its `leverage`: how much of its own residual the fit has taken away, 0 to 1."""
 
     x: Floats
@@ -30,20 +33,34 @@ class Solution:
 
 
 def solve(
-    residuals: Callable[[Floats], Floats], start: Floats, low: Floats, high: Floats, sigma: Floats, *,
-    floor: float = 0.01, spread: float = 0.05, usual: float = 0.03, usual_rows: float = 4.0, rounds: int = 40,
+    residuals: Callable[[Floats], Floats],
+    start: Floats,
+    low: Floats,
+    high: Floats,
+    sigma: Floats,
+    *,
+    floor: float = 0.01,
+    spread: float = 0.05,
+    usual: float = 0.03,
+    usual_rows: float = 4.0,
+    rounds: int = 40,
     step: float = 1e-3,
-) -> Solution:  # fmt: skip
+) -> Solution:
     """Minimises sum rho(r(x) / s) + sum ((x - start) / sigma)^2 within bounds.
 
-    rho is Student's t with 4 degrees of freedom, as iterated weights 5 / (4 + (r/s)^2): an outlier of 10 s weighs 1/20.
-    s is estimated as it goes, from `spread` down or up, never below `floor`. `usual` counts as the spread that
-    `usual_rows` rows had before: one run, however exactly it can be met, does not tell what all others do.
+    rho is Student's t with 4 degrees of freedom, as iterated weights 5 / (4 + (r/s)^2): an outlier
+    of 10 s weighs 1/20.
+    s is estimated as it goes, from `spread` down or up, never below `floor`. `usual` counts as the
+    spread that
+    `usual_rows` rows had before: one run, however exactly it can be met, does not tell what all
+    others do.
     """
 
     def spread_of(r: Floats) -> float:
         own, rows = _spread(r, len(start)), r.size
-        return max(floor, float(np.sqrt((rows * own**2 + usual_rows * usual**2) / (rows + usual_rows))))
+        return max(
+            floor, float(np.sqrt((rows * own**2 + usual_rows * usual**2) / (rows + usual_rows)))
+        )
 
     x, damping = start.copy(), 1e-2
     r = residuals(x)
@@ -58,7 +75,9 @@ def solve(
             free = ~(((x <= low) & (gradient > 0)) | ((x >= high) & (gradient < 0)))
             move = np.zeros_like(x)
             kept = np.ix_(free, free)
-            move[free] = -np.linalg.solve(normal[kept] + damping * np.diag(np.diag(normal)[free]), gradient[free])
+            move[free] = -np.linalg.solve(
+                normal[kept] + damping * np.diag(np.diag(normal)[free]), gradient[free]
+            )
             tried = np.clip(x + np.clip(move, -1.0, 1.0), low, high)
             found = residuals(tried)
             if np.all(np.isfinite(found)) and _cost(found, tried, start, sigma, spread) < cost:
@@ -76,9 +95,13 @@ def solve(
             break
     spread = spread_of(r)
     weights = (FREEDOM + 1) / (FREEDOM + (r / spread) ** 2) / spread**2
-    covariance = np.asarray(np.linalg.inv((jacobian.T * weights) @ jacobian + np.diag(1 / sigma**2)), np.float64)
+    covariance = np.asarray(
+        np.linalg.inv((jacobian.T * weights) @ jacobian + np.diag(1 / sigma**2)), np.float64
+    )
     variance = np.asarray(np.einsum("nk,kl,nl->n", jacobian, covariance, jacobian), np.float64)
-    return Solution(x, r, spread, covariance, variance, np.clip(weights * variance, 0.0, 1.0).astype(np.float64))
+    return Solution(
+        x, r, spread, covariance, variance, np.clip(weights * variance, 0.0, 1.0).astype(np.float64)
+    )
 
 
 def _cost(r: Floats, x: Floats, start: Floats, sigma: Floats, spread: float) -> float:
@@ -87,13 +110,24 @@ def _cost(r: Floats, x: Floats, start: Floats, sigma: Floats, spread: float) -> 
 
 
 def _spread(r: Floats, parameters: int) -> float:
-    """Robust: median of absolute residuals over what a normal distribution has, more where few rows carry many."""
+    """Robust: median of absolute residuals over what a normal distribution has, more where few rows
+    carry many.
+    """
     n = r.size
-    return float(1.4826 * np.median(np.abs(r)) * np.sqrt(n / max(n - 0.5 * min(parameters, n), 1))) if n else 0.0
+    return (
+        float(1.4826 * np.median(np.abs(r)) * np.sqrt(n / max(n - 0.5 * min(parameters, n), 1)))
+        if n
+        else 0.0
+    )
 
 
 def _jacobian(
-    residuals: Callable[[Floats], Floats], x: Floats, r: Floats, step: float, low: Floats, high: Floats
+    residuals: Callable[[Floats], Floats],
+    x: Floats,
+    r: Floats,
+    step: float,
+    low: Floats,
+    high: Floats,
 ) -> Floats:
     columns = []
     for place in range(x.size):

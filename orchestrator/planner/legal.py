@@ -1,4 +1,5 @@
-"""Which plans of a table are illegal, and why: `workers.contracts.plan_problems` for columns instead of one plan.
+"""Which plans of a table are illegal, and why: `workers.contracts.plan_problems` for columns
+instead of one plan.
 
 Knows shapes and divisibility; nothing of memory or speed.
 """
@@ -24,14 +25,23 @@ _CODES = {
 
 
 def illegal(
-    columns: Mapping[str, Any], *, model: ModelSpec | None, seq_len: int | None = None, devices: Any = None
+    columns: Mapping[str, Any],
+    *,
+    model: ModelSpec | None,
+    seq_len: int | None = None,
+    devices: Any = None,
 ) -> dict[str, Mask]:
-    """A mask of illegal plans for each reason that applies to any; a plan is legal where none of them is set.
+    """A mask of illegal plans for each reason that applies to any; a plan is legal where none of
+    them is set.
 
-    `columns` hold whole numbers that broadcast against each other: `dp tp pp cp ep zero sequence_parallel schedule
-    virtual_stages micro_batch global_batch`, and optionally `dp_replicate` (0: none), `pipedream_only` (weight stashing
-    or vertical sync are set), `budget_without_auto`, `stage_entries` and `stage_sum` of `stage_layers` (-1: none).
-    Says the same as `plan_problems`, except that a plan may show several reasons where that stops at the first.
+    `columns` hold whole numbers that broadcast against each other: `dp tp pp cp ep zero
+    sequence_parallel schedule
+    virtual_stages micro_batch global_batch`, and optionally `dp_replicate` (0: none),
+    `pipedream_only` (weight stashing
+    or vertical sync are set), `budget_without_auto`, `stage_entries` and `stage_sum` of
+    `stage_layers` (-1: none).
+    Says the same as `plan_problems`, except that a plan may show several reasons where that stops
+    at the first.
     """
     c = {name: np.asarray(value) for name, value in columns.items()}
     found = {**_batch_and_degrees(c, devices), **_schedule(c), **_sharding(c)}
@@ -44,15 +54,20 @@ def illegal(
 
 def _batch_and_degrees(c: dict[str, Any], devices: Any) -> dict[str, Any]:
     found = {
-        "global_batch_size: does not divide by micro_batch_size x dp": c["global_batch"] % (c["micro_batch"] * c["dp"])
+        "global_batch_size: does not divide by micro_batch_size x dp": c["global_batch"]
+        % (c["micro_batch"] * c["dp"])
         != 0,
         "ep: does not divide dp x cp": (c["dp"] * c["cp"]) % c["ep"] != 0,
     }
     if devices is not None:
-        found["dp: dp x tp x pp x cp is not the number of devices"] = c["dp"] * c["tp"] * c["pp"] * c["cp"] != devices
+        found["dp: dp x tp x pp x cp is not the number of devices"] = (
+            c["dp"] * c["tp"] * c["pp"] * c["cp"] != devices
+        )
     if "dp_replicate" in c:
         copies = c["dp_replicate"]
-        found["dp_replicate: does not divide dp"] = (copies > 0) & (c["dp"] % np.maximum(copies, 1) != 0)
+        found["dp_replicate: does not divide dp"] = (copies > 0) & (
+            c["dp"] % np.maximum(copies, 1) != 0
+        )
     return found
 
 
@@ -71,7 +86,9 @@ def _schedule(c: dict[str, Any]) -> dict[str, Any]:
         "zero: pipedream keeps versions of whole weights": pipedream & (c["zero"] > 0),
     }
     if "pipedream_only" in c:
-        found["weight_stashing: it and vertical_sync belong to pipedream"] = ~pipedream & (c["pipedream_only"] > 0)
+        found["weight_stashing: it and vertical_sync belong to pipedream"] = ~pipedream & (
+            c["pipedream_only"] > 0
+        )
     return found
 
 
@@ -92,13 +109,17 @@ def _tensor(c: dict[str, Any], model: ModelSpec) -> dict[str, Any]:
     found = {"tp: does not divide the heads": heads % tp != 0}
     if model.attention == "softmax":
         apart = (model.kv_heads % tp != 0) & (tp % model.kv_heads != 0)
-        found["tp: neither divides the key-value heads nor is divided by them"] = apart & (heads % tp == 0)
+        found["tp: neither divides the key-value heads nor is divided by them"] = apart & (
+            heads % tp == 0
+        )
     widths = {"ffn": model.ffn} if model.moe_layers < model.layers else {}
     if model.moe:
         widths["expert_ffn"] = model.moe.expert_ffn
         if model.moe.shared_experts:
             widths["shared_ffn"] = model.moe.shared_width
-    return found | {f"tp: does not divide {name}": width % tp != 0 for name, width in widths.items()}
+    return found | {
+        f"tp: does not divide {name}": width % tp != 0 for name, width in widths.items()
+    }
 
 
 def _layers(c: dict[str, Any], model: ModelSpec) -> dict[str, Any]:

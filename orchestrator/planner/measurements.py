@@ -1,4 +1,5 @@
-"""Measured runs as numbers to compare with: what of a line's `measured` says how long a step took and what it held.
+"""Measured runs as numbers to compare with: what of a line's `measured` says how long a step took
+and what it held.
 
 Reads leniently and says why a line is left out. Fits nothing.
 """
@@ -32,7 +33,10 @@ class Read:
 
 
 def read_lines(lines: Iterable[Any], choices: Choices | None = None) -> Read:
-    """Lines as in INTERFACES section 4 (or pairs read before). A line without a usable number is left out, and told."""
+    """Lines as in INTERFACES section 4 (or pairs read before).
+
+    A line without a usable number is left out, and told.
+    """
     found = Read()
     for place, line in enumerate(lines):
         if isinstance(line, tuple):
@@ -59,7 +63,8 @@ def usable(measured: Mapping[str, Any]) -> dict[str, float]:
 def step_times(pairs: Sequence[Pair], table: Table) -> Column:
     """Measured seconds per step `(n,)`, from whichever number is there; nan where none says it.
 
-    `tflops_per_device` are model FLOPs; Megatron's logs counted recomputation, which `measured.flops` ("model" or
+    `tflops_per_device` are model FLOPs; Megatron's logs counted recomputation, which
+    `measured.flops` ("model" or
     "hardware") may say otherwise.
     """
     tokens, devices = table.column("step_tokens"), table.column("devices")
@@ -89,4 +94,9 @@ def ran_out(pairs: Sequence[Pair]) -> Column:
 
 
 def _positive(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value) and value > 0
+    return (
+        isinstance(value, int | float)
+        and not isinstance(value, bool)
+        and math.isfinite(value)
+        and value > 0
+    )

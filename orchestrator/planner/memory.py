@@ -17,16 +17,26 @@ from orchestrator.planner.terms import Column, term
 
 @term("B", "params + grads + optimizer + activations + logits + buffers")
 def explained_bytes(
-    params_bytes: Column, grads_bytes: Column, optimizer_bytes: Column, activations_bytes: Column,
-    logits_bytes: Column, buffers_bytes: Column,
-) -> Column:  # fmt: skip
+    params_bytes: Column,
+    grads_bytes: Column,
+    optimizer_bytes: Column,
+    activations_bytes: Column,
+    logits_bytes: Column,
+    buffers_bytes: Column,
+) -> Column:
     """(S, n)."""
     states = params_bytes + grads_bytes + optimizer_bytes
     return np.asarray(states + (activations_bytes + logits_bytes) + buffers_bytes)
 
 
-@term("B", "unattributed_fraction x explained", "what measured runs hold beyond every line that is understood")
-def unattributed_bytes(explained_bytes: Column, unattributed_fraction: Column, is_cpu: Column) -> Column:
+@term(
+    "B",
+    "unattributed_fraction x explained",
+    "what measured runs hold beyond every line that is understood",
+)
+def unattributed_bytes(
+    explained_bytes: Column, unattributed_fraction: Column, is_cpu: Column
+) -> Column:
     """(S, n)."""
     return np.asarray(explained_bytes * np.where(is_cpu == 1, 0.0, unattributed_fraction))
 
@@ -47,12 +57,18 @@ def total_bytes(stage_total_bytes: Column) -> Column:
 def worst_stage(stage_total_bytes: Column, stage: Column) -> Column:
     """(n,). The first of equal ones."""
     row = stage_total_bytes.argmax(axis=0)
-    return np.asarray(np.take_along_axis(np.broadcast_to(stage, stage_total_bytes.shape), row[None], axis=0)[0])
+    return np.asarray(
+        np.take_along_axis(np.broadcast_to(stage, stage_total_bytes.shape), row[None], axis=0)[0]
+    )
 
 
 @term("B", "capacity x (1 - fragmentation) - context, on a GPU")
-def usable_bytes(capacity_bytes: Column, fragmentation: Column, context_bytes: Column, is_cpu: Column) -> Column:
-    return np.where(is_cpu == 1, capacity_bytes, capacity_bytes * (1 - fragmentation) - context_bytes)
+def usable_bytes(
+    capacity_bytes: Column, fragmentation: Column, context_bytes: Column, is_cpu: Column
+) -> Column:
+    return np.where(
+        is_cpu == 1, capacity_bytes, capacity_bytes * (1 - fragmentation) - context_bytes
+    )
 
 
 @term("B", "usable - total")

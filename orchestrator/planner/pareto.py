@@ -1,4 +1,5 @@
-"""The best of a stream of plans, kept while they are computed: the first few by rank, and the Pareto front.
+"""The best of a stream of plans, kept while they are computed: the first few by rank, and the
+Pareto front.
 
 Knows numbers and their order only.
 """
@@ -47,7 +48,8 @@ class Best:
 
 @dataclass
 class Front:
-    """Rows for which no other is at least as good in both of two numbers and better in one; smaller is better.
+    """Rows for which no other is at least as good in both of two numbers and better in one; smaller
+    is better.
 
     Of equal rows the first stays. `first` ascends, `second` descends.
     """
@@ -69,12 +71,15 @@ class Front:
         order = np.lexsort((ids, second, first))
         first, second, ids = first[order], second[order], ids[order]
         lowest = np.minimum.accumulate(second)
-        kept = np.concatenate([[True], second[1:] < lowest[:-1]]) if second.size else np.empty(0, bool)
+        kept = (
+            np.concatenate([[True], second[1:] < lowest[:-1]]) if second.size else np.empty(0, bool)
+        )
         self.first, self.second, self.ids = first[kept], second[kept], ids[kept]
 
 
 def undominated(columns: list[Any]) -> Ids:
-    """Indices of rows for which no other is at least as good everywhere and better somewhere; smaller is better.
+    """Indices of rows for which no other is at least as good everywhere and better somewhere;
+    smaller is better.
 
     `columns` are `(n,)` each; rows are compared in pairs, for some thousands at most.
     """
@@ -88,7 +93,9 @@ def undominated(columns: list[Any]) -> Ids:
 
 
 def thinned(values: Floats, most: int) -> Ids:
-    """At most `most` of the indices of ascending `values`, both ends among them, spread evenly over their logarithm."""
+    """At most `most` of the indices of ascending `values`, both ends among them, spread evenly over
+    their logarithm.
+    """
     if values.size <= most:
         return np.arange(values.size)
     place = np.log(np.maximum(values, np.finfo(float).tiny))

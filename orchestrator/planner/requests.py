@@ -1,6 +1,8 @@
-"""From a planner line, as people and programs write it, to a request or to sentences that say what is wrong.
+"""From a planner line, as people and programs write it, to a request or to sentences that say what
+is wrong.
 
-Lenient where lines carry more than is asked (`source`, `_keys`, measurements), strict where a word would otherwise be
+Lenient where lines carry more than is asked (`source`, `_keys`, measurements), strict where a word
+would otherwise be
 silently misread. Knows no formula.
 """
 
@@ -35,14 +37,20 @@ _AUTO = "auto"
 
 # the command's words for a search, and where a line has them
 _FLAT = {
-    "device": ("cluster", "device"), "nodes": ("cluster", "nodes"), "devices_per_node": ("cluster", "devices_per_node"),
-    "seq_len": ("workload", "seq_len"), "tokens": ("workload", "tokens"),
-    "global_batch": ("workload", "global_batch_size"), "global_batch_size": ("workload", "global_batch_size"),
-}  # fmt: skip
+    "device": ("cluster", "device"),
+    "nodes": ("cluster", "nodes"),
+    "devices_per_node": ("cluster", "devices_per_node"),
+    "seq_len": ("workload", "seq_len"),
+    "tokens": ("workload", "tokens"),
+    "global_batch": ("workload", "global_batch_size"),
+    "global_batch_size": ("workload", "global_batch_size"),
+}
 
 
 class BadRequest(ValueError):
-    """A search or another question that cannot be answered; `problems` say what is wrong, field by field."""
+    """A search or another question that cannot be answered; `problems` say what is wrong, field by
+    field.
+    """
 
     def __init__(self, problems: list[Problem]) -> None:
         self.problems = problems
@@ -50,7 +58,9 @@ class BadRequest(ValueError):
 
 
 class Workload(Contract):
-    """What is trained: sequences of `seq_len`, `tokens` in all, `global_batch_size` where a plan is to be chosen."""
+    """What is trained: sequences of `seq_len`, `tokens` in all, `global_batch_size` where a plan is
+    to be chosen.
+    """
 
     seq_len: Positive
     global_batch_size: Positive | None = None
@@ -69,7 +79,14 @@ class Scene:
 
     def request(self, plan: ParallelPlan, id: str = "") -> Request:
         return Request(
-            self.model, plan, self.cluster, self.workload.seq_len, self.framework, self.workload.tokens, id, self.device
+            self.model,
+            plan,
+            self.cluster,
+            self.workload.seq_len,
+            self.framework,
+            self.workload.tokens,
+            id,
+            self.device,
         )
 
 
@@ -88,7 +105,9 @@ class Asked:
 
 
 class Choices:
-    """What lines may name besides the catalogue: a person's own `devices` by name, and files where `files` allows."""
+    """What lines may name besides the catalogue: a person's own `devices` by name, and files where
+    `files` allows.
+    """
 
     def __init__(self, devices: Mapping[str, Device] | None = None, *, files: bool = False) -> None:
         self.devices, self.files = devices or {}, files
@@ -105,7 +124,9 @@ def parse(text: str) -> Any:
 
 
 def read(
-    line: Any, choices: Choices | None = None, choose: Callable[[Scene], ParallelPlan | list[Problem]] | None = None
+    line: Any,
+    choices: Choices | None = None,
+    choose: Callable[[Scene], ParallelPlan | list[Problem]] | None = None,
 ) -> Asked:
     """One line. Never raises for bad input: every wrong field is a problem `{field, says, try}`.
 
@@ -114,7 +135,11 @@ def read(
     if isinstance(line, Problem):
         return Asked(problems=[line])
     if not isinstance(line, Mapping):
-        return Asked(problems=[problem("", f"a line is a JSON object, this is {_kind(line)}", '{"model": ...}')])
+        return Asked(
+            problems=[
+                problem("", f"a line is a JSON object, this is {_kind(line)}", '{"model": ...}')
+            ]
+        )
     line = without_comments(line)
     id_, measured = line.get("id"), line.get("measured")
     measured = dict(measured) if isinstance(measured, Mapping) else {}
@@ -125,7 +150,11 @@ def read(
     given = line.get("plan", _AUTO)
     if given is None or given == _AUTO:
         if scene is not None and not problems:
-            found = choose(scene) if choose else [problem("plan", '"auto" is not chosen here', "numbers")]
+            found = (
+                choose(scene)
+                if choose
+                else [problem("plan", '"auto" is not chosen here', "numbers")]
+            )
             problems += found if isinstance(found, list) else []
             plan = None if isinstance(found, list) else found
     else:
@@ -142,7 +171,9 @@ def read(
 
 
 def folded(asked: Mapping[str, Any]) -> dict[str, Any]:
-    """A search in the command's words (`nodes`, `seq_len`, `global_batch`) as one in a line's, which win over them."""
+    """A search in the command's words (`nodes`, `seq_len`, `global_batch`) as one in a line's,
+    which win over them.
+    """
     line = {key: value for key, value in asked.items() if key not in _FLAT}
     for key in (key for key in _FLAT if key in asked):
         part, name = _FLAT[key]
@@ -155,9 +186,12 @@ def folded(asked: Mapping[str, Any]) -> dict[str, Any]:
 
 def legality(plan: ParallelPlan, scene: Scene) -> list[Problem]:
     """What makes the plan illegal for this model, sequence and number of devices."""
-    found = plan_problems(plan, model=scene.model, seq_len=scene.workload.seq_len, devices=scene.cluster.devices)
+    found = plan_problems(
+        plan, model=scene.model, seq_len=scene.workload.seq_len, devices=scene.cluster.devices
+    )
     return [
-        item.model_copy(update={"field": "workload.seq_len"}) if item.field == "seq_len" else item for item in found
+        item.model_copy(update={"field": "workload.seq_len"}) if item.field == "seq_len" else item
+        for item in found
     ]
 
 
@@ -176,11 +210,24 @@ def read_scene(line: Mapping[str, Any], choices: Choices) -> tuple[Scene | None,
 
 
 def read_shape(given: Any, *, files: bool = False) -> tuple[ModelSpec | None, list[Problem]]:
-    """A preset's name, a ModelSpec's fields, a Hugging Face config's content, or (with `files`) a path to either."""
+    """A preset's name, a ModelSpec's fields, a Hugging Face config's content, or (with `files`) a
+    path to either.
+    """
     if given is None:
-        return None, [problem("model", "there is no model", f"a preset ({', '.join(list(PRESETS)[:4])}, ...) or sizes")]
+        return None, [
+            problem(
+                "model",
+                "there is no model",
+                f"a preset ({', '.join(list(PRESETS)[:4])}, ...) or sizes",
+            )
+        ]
     try:
-        if isinstance(given, str) and given not in PRESETS and files and ("/" in given or given.endswith(".json")):
+        if (
+            isinstance(given, str)
+            and given not in PRESETS
+            and files
+            and ("/" in given or given.endswith(".json"))
+        ):
             return read_model(given), []
         if isinstance(given, str):
             return preset(given), []
@@ -202,7 +249,11 @@ def unknown_keys(given: Mapping[str, Any], known: Iterable[str], prefix: str = "
         if key not in known:
             near = difflib.get_close_matches(str(key), known, n=1)
             found.append(
-                problem(f"{prefix}{key}"[:120], f"{str(key)[:60]!r} is not known here", ", ".join(near or known))
+                problem(
+                    f"{prefix}{key}"[:120],
+                    f"{str(key)[:60]!r} is not known here",
+                    ", ".join(near or known),
+                )
             )
     return found
 
@@ -216,34 +267,55 @@ def _contract(contract: type[Any], given: Any, name: str) -> tuple[Any, list[Pro
         return None, problems_of(error, prefix=name)
 
 
-def read_cluster(given: Any, devices: Mapping[str, Device]) -> tuple[ClusterSpec | None, Device | None, list[Problem]]:
-    """A device may be a catalogue entry, one of a person's own by name, or an entry written out in its place."""
+def read_cluster(
+    given: Any, devices: Mapping[str, Device]
+) -> tuple[ClusterSpec | None, Device | None, list[Problem]]:
+    """A device may be a catalogue entry, one of a person's own by name, or an entry written out in
+    its place.
+    """
     device: Device | None = None
     if isinstance(given, Mapping):
         named = given.get("device")
         if isinstance(named, Mapping):
-            device, problems = _contract(Device, {"name": "custom", "source": "given with the request", **named},
-                                         "cluster.device")  # fmt: skip
+            device, problems = _contract(
+                Device,
+                {"name": "custom", "source": "given with the request", **named},
+                "cluster.device",
+            )
             if problems:
                 return None, None, problems
         elif isinstance(named, str) and named in devices:
             device = devices[named]
         elif isinstance(named, str) and named not in DEVICES and devices:
-            near = difflib.get_close_matches(named, [*devices, *DEVICES], n=3, cutoff=0.3) or [*devices, *DEVICES]
+            near = difflib.get_close_matches(named, [*devices, *DEVICES], n=3, cutoff=0.3) or [
+                *devices,
+                *DEVICES,
+            ]
             says = f"{named!r} is neither in the device catalogue nor one of your own"
             return None, None, [problem("cluster.device", says, ", ".join(near))]
         if device is not None and not set(device.peak_tflops) & {"fp32", "bf16", "fp16", "fp8"}:
             says = "peak_tflops names no precision that is known"
-            return None, None, [problem("cluster.device.peak_tflops", says, '{"fp32": 19.5, "bf16": 312}')]
+            return (
+                None,
+                None,
+                [problem("cluster.device.peak_tflops", says, '{"fp32": 19.5, "bf16": 312}')],
+            )
         if device is not None:
-            given = {**given, "device": "cpu"}  # a name that the contract knows; `device` is what counts
+            # a name that the contract knows; `device` is what counts
+            given = {**given, "device": "cpu"}
     cluster, problems = _contract(ClusterSpec, {} if given is None else given, "cluster")
     return cluster, device, problems
 
 
 def _framework(given: Any) -> tuple[Framework | None, list[Problem]]:
     if given is not None and not isinstance(given, str | Mapping):
-        return None, [problem("framework", f"a framework is a name or an object, this is {_kind(given)}", '"orrery"')]
+        return None, [
+            problem(
+                "framework",
+                f"a framework is a name or an object, this is {_kind(given)}",
+                '"orrery"',
+            )
+        ]
     if isinstance(given, Mapping):
         given = {key: value for key, value in given.items() if value is not None}
         problems = _switch_problems(given)
@@ -256,14 +328,21 @@ def _framework(given: Any) -> tuple[Framework | None, list[Problem]]:
 
 
 _WORDS: dict[str, tuple[str, ...]] = {
-    "params_dtype": _DTYPES, "grad_dtype": _DTYPES, "ring_grad_dtype": _DTYPES,
-    "optimizer": _OPTIMIZERS, "attention_flops": ("full", "causal"),
-    "fully_shard": ("rows", "flat"), "selective": ("core", "products"),
-}  # fmt: skip
+    "params_dtype": _DTYPES,
+    "grad_dtype": _DTYPES,
+    "ring_grad_dtype": _DTYPES,
+    "optimizer": _OPTIMIZERS,
+    "attention_flops": ("full", "causal"),
+    "fully_shard": ("rows", "flat"),
+    "selective": ("core", "products"),
+}
 
 
 def _switch_problems(given: Mapping[str, Any]) -> list[Problem]:
-    """Each switch has a type: what is of another would be misread as a number. Unknown switches are ignored."""
+    """Each switch has a type: what is of another would be misread as a number.
+
+    Unknown switches are ignored.
+    """
     found = []
     for key, value in given.items():
         usual = getattr(FRAMEWORKS["orrery"], key, None)
@@ -279,7 +358,9 @@ def _switch_problems(given: Mapping[str, Any]) -> list[Problem]:
         elif isinstance(usual, float):
             try_ = "" if type(value) in (int, float) and 0 <= value <= 2**40 else "a number from 0"
         if try_:
-            found.append(problem(f"framework.{key}", f"{_shown(value)} is not what {key} can be", try_))
+            found.append(
+                problem(f"framework.{key}", f"{_shown(value)} is not what {key} can be", try_)
+            )
     return found
 
 
@@ -287,11 +368,22 @@ def without_comments(given: Any) -> Any:
     """The same without keys that start with `_`, at every depth of objects."""
     if not isinstance(given, Mapping):
         return given
-    return {str(key): without_comments(value) for key, value in given.items() if not str(key).startswith("_")}
+    return {
+        str(key): without_comments(value)
+        for key, value in given.items()
+        if not str(key).startswith("_")
+    }
 
 
 def _kind(value: object) -> str:
-    names = {dict: "an object", list: "a list", str: "text", bool: "true or false", int: "a number", float: "a number"}
+    names = {
+        dict: "an object",
+        list: "a list",
+        str: "text",
+        bool: "true or false",
+        int: "a number",
+        float: "a number",
+    }
     return names.get(type(value), "nothing")
 
 

@@ -1,4 +1,5 @@
-"""Scaling laws: how many FLOPs, days, dollars and kilowatt-hours a training takes, and what a budget can train.
+"""Scaling laws: how many FLOPs, days, dollars and kilowatt-hours a training takes, and what a
+budget can train.
 
 A registry of its own. Rules of thumb, stated as such; the plan of a real cluster is the search's.
 """
@@ -71,7 +72,9 @@ def budget_flops(devices: Any, flops_per_device: Any, budget_days: Any) -> Any:
 
 
 @term("parameters", "√(C / (k · tokens per parameter))", f"{HOFFMANN}, approach 2 with D = r · N")
-def budget_parameters(budget_flops: Any, flops_per_parameter_token: Any, tokens_per_parameter: Any) -> Any:
+def budget_parameters(
+    budget_flops: Any, flops_per_parameter_token: Any, tokens_per_parameter: Any
+) -> Any:
     return np.sqrt(budget_flops / (flops_per_parameter_token * tokens_per_parameter))
 
 
@@ -80,44 +83,76 @@ def budget_tokens(budget_parameters: Any, tokens_per_parameter: Any) -> Any:
     return budget_parameters * tokens_per_parameter
 
 
-@term("nats/token", "1.69 + 406.4 / N^0.34 + 410.7 / D^0.28", f"{HOFFMANN}, approach 3, on its own data")
+@term(
+    "nats/token",
+    "1.69 + 406.4 / N^0.34 + 410.7 / D^0.28",
+    f"{HOFFMANN}, approach 3, on its own data",
+)
 def expected_loss(parameters: Any, tokens: Any) -> Any:
     return 1.69 + 406.4 / parameters**0.34 + 410.7 / tokens**0.28
 
 
 def scaling(
-    *, parameters: float | None = None, tokens: float | None = None, devices: float = 1, flops_per_device: float,
-    budget_days: float | None = None, tokens_per_parameter: float = 20.0, recompute: bool = False,
-    usd_per_hour: float = 0.0, power_w: float = 0.0, explained: bool = False,
-) -> dict[str, Any]:  # fmt: skip
+    *,
+    parameters: float | None = None,
+    tokens: float | None = None,
+    devices: float = 1,
+    flops_per_device: float,
+    budget_days: float | None = None,
+    tokens_per_parameter: float = 20.0,
+    recompute: bool = False,
+    usd_per_hour: float = 0.0,
+    power_w: float = 0.0,
+    explained: bool = False,
+) -> dict[str, Any]:
     """Forward from `parameters` (tokens default to the optimal number), or back from `budget_days`.
 
-    Returns `{ok, problems, …}`: forward `total_flops, days, device_hours, usd, energy_kwh, petaflop_days,
-    optimal_tokens, expected_loss`; back `budget_flops, budget_parameters, budget_tokens`. With `explained` each
+    Returns `{ok, problems, …}`: forward `total_flops, days, device_hours, usd, energy_kwh,
+    petaflop_days,
+    optimal_tokens, expected_loss`; back `budget_flops, budget_parameters, budget_tokens`. With
+    `explained` each
     number is a tree.
     """
     columns: dict[str, Any] = {
-        "devices": devices, "flops_per_device": flops_per_device, "tokens_per_parameter": tokens_per_parameter,
-        "flops_per_parameter_token": 8.0 if recompute else 6.0, "usd_per_hour": usd_per_hour, "power_w": power_w,
-    }  # fmt: skip
+        "devices": devices,
+        "flops_per_device": flops_per_device,
+        "tokens_per_parameter": tokens_per_parameter,
+        "flops_per_parameter_token": 8.0 if recompute else 6.0,
+        "usd_per_hour": usd_per_hour,
+        "power_w": power_w,
+    }
     names: list[str] = []
     if parameters is not None:
         columns |= {"parameters": parameters, "tokens": tokens or tokens_per_parameter * parameters}
-        names += ["total_flops", "days", "device_hours", "usd", "energy_kwh", "petaflop_days", "optimal_tokens",
-                  "expected_loss"]  # fmt: skip
+        names += [
+            "total_flops",
+            "days",
+            "device_hours",
+            "usd",
+            "energy_kwh",
+            "petaflop_days",
+            "optimal_tokens",
+            "expected_loss",
+        ]
     if budget_days is not None:
         columns["budget_days"] = budget_days
         names += ["budget_flops", "budget_parameters", "budget_tokens"]
     problems = _problems(columns)
     if not names:
-        problems.append(problem("parameters", "neither parameters nor budget_days is given", "parameters 7e9"))
+        problems.append(
+            problem("parameters", "neither parameters nor budget_days is given", "parameters 7e9")
+        )
     if problems:
         return {"ok": False, "problems": [each.to_dict() for each in problems]}
     table = Table({name: float(value) for name, value in columns.items()}, 1, SCALING)
     found: dict[str, Any] = {name: float(table[name]) for name in names}
     if explained:
         found = {name: explain(table, name).to_dict() for name in names}
-    given_now = {"parameters": parameters, "tokens": columns.get("tokens")} if parameters is not None else {}
+    given_now = (
+        {"parameters": parameters, "tokens": columns.get("tokens")}
+        if parameters is not None
+        else {}
+    )
     return {"ok": True, "problems": [], **given_now, **found}
 
 

@@ -1,4 +1,5 @@
-"""Ranks every legal plan: memory of all, time of those that fit, the best by an objective and the Pareto front.
+"""Ranks every legal plan: memory of all, time of those that fit, the best by an objective and the
+Pareto front.
 
 Joins enumeration and terms; knows no formula of its own.
 """
@@ -16,11 +17,16 @@ from typing import Any, Literal
 import numpy as np
 
 # imported for their terms as well
-from orchestrator.planner import activations, communication, compute, cost, flops, memory, states, steptime  # noqa: F401
 from orchestrator.planner.axes import DEVICES, Axes, axes
 from orchestrator.planner.enumerate import MOST_CANDIDATES, enumerate_plans
 from orchestrator.planner.grid import Block, constant_plan, plan_of
-from orchestrator.planner.inputs import Request, device_columns, model_columns, stage_columns, table_of
+from orchestrator.planner.inputs import (
+    Request,
+    device_columns,
+    model_columns,
+    stage_columns,
+    table_of,
+)
 from orchestrator.planner.pareto import Best, Front, thinned, undominated
 from orchestrator.planner.probes import probe_columns
 from orchestrator.planner.requests import Scene
@@ -37,20 +43,26 @@ _ORDER: dict[str, tuple[str, ...]] = {
     "cost": ("usd_per_billion_tokens", "step_time_s", "total_bytes"),
     "memory": ("total_bytes", "step_time_s"),
 }
-_CELLS = 2**17  # plans computed at once: fewer, and calls cost more than numbers; more, and columns leave the cache
+# plans computed at once: fewer, and calls cost more than numbers; more, and columns leave the cache
+_CELLS = 2**17
 MOST_ON_FRONT = 48
-# plans that differ in these alone are shown once, with their best values, as long as others are left to show
+# plans that differ in these alone are shown once, with their best values, as long as others are
+# left to show
 _VARIANTS = frozenset({"virtual_stages", "prefetch_layers", "dp_replicate"})
 _KEPT_VARIANTS = 12
 
 
 @dataclass(frozen=True)
 class SearchResult:
-    """What a search found. `enumerated` counts legal candidates, all of which were looked at; `fit` those that fit.
+    """What a search found. `enumerated` counts legal candidates, all of which were looked at; `fit`
+    those that fit.
 
-    `plans` are ranked best first, variants that differ in virtual stages, prefetch or copies alone shown once; those of
-    the Pareto front follow, and `pareto` are its indices into `plans`. `requests` are the same with all they rest on,
-    `table` their terms with every pipeline stage. `closest` is the plan that needs the least memory where nothing fits.
+    `plans` are ranked best first, variants that differ in virtual stages, prefetch or copies alone
+    shown once; those of
+    the Pareto front follow, and `pareto` are its indices into `plans`. `requests` are the same with
+    all they rest on,
+    `table` their terms with every pipeline stage. `closest` is the plan that needs the least memory
+    where nothing fits.
     `problems` say why nothing is legal.
     """
 
@@ -77,20 +89,28 @@ def search(
     top: int = 20,
     most: int = MOST_CANDIDATES,
 ) -> SearchResult:
-    """The best plans of the scene's global batch. `fix` holds fields of a plan, each a value or a list of values, and
+    """The best plans of the scene's global batch. `fix` holds fields of a plan, each a value or a
+    list of values, and
     `devices`: a number of them, or "any" to use fewer than all.
 
-    `parameters` are the calibratable ones as scalars. Raises Refused where `fix` is wrong or the search too large.
+    `parameters` are the calibratable ones as scalars. Raises Refused where `fix` is wrong or the
+    search too large.
     """
     started = time.perf_counter()
     if objective not in _ORDER:
         raise Refused(f"{objective!r} is not an objective", ", ".join(_ORDER), field="objective")
     batch = scene.workload.global_batch_size
     if batch is None:
-        raise Refused("a search needs the sequences of a step", "workload.global_batch_size 512", field="workload")
+        raise Refused(
+            "a search needs the sequences of a step",
+            "workload.global_batch_size 512",
+            field="workload",
+        )
     entry = scene.device or scene.cluster.entry
     chosen = axes(fix, scene.cluster, entry)
-    space = enumerate_plans(scene.model, scene.cluster, scene.workload.seq_len, batch, chosen, most=most)
+    space = enumerate_plans(
+        scene.model, scene.cluster, scene.workload.seq_len, batch, chosen, most=most
+    )
     rejected = Counter(space.rejected)
     found = _Found(objective, top)
     for part, table in _tables(scene, chosen, list(space.parts(_CELLS)), parameters, batch):
@@ -104,15 +124,25 @@ def search(
     if space.size and not found.fit:
         closest = _request(scene, chosen, found.cell(int(found.smallest.ids[0])), batch)
     return SearchResult(
-        enumerated=space.size, legal=space.size, fit=found.fit, seconds=time.perf_counter() - started,
-        plans=[each.plan for each in requests], requests=requests,
-        table=table_of(requests, parameters) if requests else None, pareto=front,
-        rejected=dict(rejected.most_common()), notes=list(space.notes), problems=problems, closest=closest,
-    )  # fmt: skip
+        enumerated=space.size,
+        legal=space.size,
+        fit=found.fit,
+        seconds=time.perf_counter() - started,
+        plans=[each.plan for each in requests],
+        requests=requests,
+        table=table_of(requests, parameters) if requests else None,
+        pareto=front,
+        rejected=dict(rejected.most_common()),
+        notes=list(space.notes),
+        problems=problems,
+        closest=closest,
+    )
 
 
 class _Found:
-    """What has been seen so far: counts, the best, the front for each number of devices, the smallest."""
+    """What has been seen so far: counts, the best, the front for each number of devices, the
+    smallest.
+    """
 
     def __init__(self, objective: Objective, top: int) -> None:
         self.order = _ORDER[objective]
@@ -141,7 +171,9 @@ class _Found:
                 self.smallest.add([total.reshape(-1)[at : at + 1]], np.array([start + at]))
             return
         cells = np.flatnonzero(fits)
-        columns = {name: np.broadcast_to(table[name], shape)[fits] for name in {*self.order, "total_bytes"}}
+        columns = {
+            name: np.broadcast_to(table[name], shape)[fits] for name in {*self.order, "total_bytes"}
+        }
         ids = cells + start
         self.best.add([columns[name] for name in self.order], ids)
         time_s, bytes_ = columns["step_time_s"], columns["total_bytes"]
@@ -158,13 +190,17 @@ class _Found:
         return self.fronts.setdefault(devices, Front())
 
     def chosen(self) -> tuple[list[int], list[int]]:
-        """Ids of the plans to show, the ranked ones first, and which of them (by index) lie on the front.
+        """Ids of the plans to show, the ranked ones first, and which of them (by index) lie on the
+        front.
 
-        At one price a device-hour, cost follows from time and number of devices, and headroom from memory: the front
+        At one price a device-hour, cost follows from time and number of devices, and headroom from
+        memory: the front
         over time, cost, headroom and devices is that over time, memory and devices.
         """
         ranked = self._different(self.best.ids.tolist())
-        fronts = [(devices, front) for devices, front in sorted(self.fronts.items()) if front.ids.size]
+        fronts = [
+            (devices, front) for devices, front in sorted(self.fronts.items()) if front.ids.size
+        ]
         if not fronts:
             return ranked, []
         time_s = np.concatenate([front.first for _, front in fronts])
@@ -181,11 +217,15 @@ class _Found:
         return all_ids, [at for at, each in enumerate(all_ids) if each in on_front]
 
     def _different(self, ids: list[int]) -> list[int]:
-        """The first `top` of ranked ids, variants of a plan that stands before them only where there are no others."""
+        """The first `top` of ranked ids, variants of a plan that stands before them only where
+        there are no others.
+        """
         first: dict[tuple[Any, ...], int] = {}
         for each in ids:
             fields = self.cell(each)
-            first.setdefault(tuple(value for name, value in fields.items() if name not in _VARIANTS), each)
+            first.setdefault(
+                tuple(value for name, value in fields.items() if name not in _VARIANTS), each
+            )
             if len(first) == self.top:
                 break
         chosen = set(first.values())
@@ -200,17 +240,24 @@ class _Found:
 def _tables(
     scene: Scene, chosen: Axes, parts: list[Block], parameters: Mapping[str, Any], batch: int
 ) -> Iterator[tuple[Block, Table]]:
-    """A table for each part, its columns on as few axes as they lie on; terms follow NumPy's broadcasting."""
+    """A table for each part, its columns on as few axes as they lie on; terms follow NumPy's
+    broadcasting.
+    """
     if not parts:
         return
     fixed, constants = chosen.constants, constant_plan(batch, chosen)
     entry, seq_len = scene.device or scene.cluster.entry, scene.workload.seq_len
-    common: dict[str, Any] = {name: np.float64(value) for name, value in model_columns(scene.model).items()}
+    common: dict[str, Any] = {
+        name: np.float64(value) for name, value in model_columns(scene.model).items()
+    }
     by_precision = []
     for precision in parts[0].precision:
         plan = constants.model_copy(update={"precision": precision})
         by_precision.append(
-            {**device_columns(entry, scene.cluster, precision), **scene.framework.columns(plan, scene.model)}
+            {
+                **device_columns(entry, scene.cluster, precision),
+                **scene.framework.columns(plan, scene.model),
+            }
         )
     for name in by_precision[0]:
         values = np.array([each[name] for each in by_precision], float)
@@ -219,9 +266,14 @@ def _tables(
     layers = fixed.get("stage_layers")
     for part in parts:
         columns, n = {**common, **part.columns(constants, seq_len)}, len(part.rows["dp"])
-        stages = stage_columns(columns, n, given_layers=[layers] * n) if layers else probe_columns(columns, n)
+        stages = (
+            stage_columns(columns, n, given_layers=[layers] * n)
+            if layers
+            else probe_columns(columns, n)
+        )
         columns |= {
-            name: value.reshape(-1, 1, 1, 1, 1, 1, n) if value.ndim > 1 else value for name, value in stages.items()
+            name: value.reshape(-1, 1, 1, 1, 1, 1, n) if value.ndim > 1 else value
+            for name, value in stages.items()
         }
         yield part, Table(columns, n)
 
@@ -254,11 +306,19 @@ def _why_none(scene: Scene, chosen: Axes, batch: int, rejected: Counter[str]) ->
     if scene.model.position == "learned" and scene.workload.seq_len > scene.model.max_seq_len:
         plan = ParallelPlan(dp=1)
         return [*plan_problems(plan, model=scene.model, seq_len=scene.workload.seq_len)]
-    singles = {name: values[0] for name, values in chosen.given.items() if len(values) == 1 and name != DEVICES}
+    singles = {
+        name: values[0]
+        for name, values in chosen.given.items()
+        if len(values) == 1 and name != DEVICES
+    }
     plan = ParallelPlan.from_dict({**chosen.constants, **singles, "global_batch_size": batch})
     found = [
-        each.model_copy(update={"field": f"fix.{each.field}" if each.field in singles else each.field})
-        for each in plan_problems(plan, model=scene.model, seq_len=scene.workload.seq_len, within=devices, field="")
+        each.model_copy(
+            update={"field": f"fix.{each.field}" if each.field in singles else each.field}
+        )
+        for each in plan_problems(
+            plan, model=scene.model, seq_len=scene.workload.seq_len, within=devices, field=""
+        )
         if each.field in singles
     ]
     if found:
@@ -270,4 +330,6 @@ def _why_none(scene: Scene, chosen: Axes, batch: int, rejected: Counter[str]) ->
     if reasons:
         says += f" ({'; '.join(reasons)})"
     many = f"{devices} sequences, " if devices < 2**31 else ""
-    return [problem("workload.global_batch_size", says, f"{many}fewer devices, or fewer fixed fields")]
+    return [
+        problem("workload.global_batch_size", says, f"{many}fewer devices, or fewer fixed fields")
+    ]

@@ -1,4 +1,7 @@
-"""Reads calibrations, own devices and saved plans. Who logs in sees every calibration; the rest is a team's own."""
+"""Reads calibrations, own devices and saved plans.
+
+Who logs in sees every calibration; the rest is a team's own.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +19,11 @@ from workers.contracts.devices import Device
 
 def calibrations_visible_to(*, user: User) -> QuerySet[Calibration]:
     """Newest first, without their documents and measurements."""
-    found = Calibration.objects.select_related("created_by").defer("document", "measurements").order_by("-id")
+    found = (
+        Calibration.objects.select_related("created_by")
+        .defer("document", "measurements")
+        .order_by("-id")
+    )
     return found if user.is_active else found.none()
 
 
@@ -32,14 +39,18 @@ def calibration_by_number(*, user: User, id: int | str) -> Calibration:
 def calibration_get(*, user: User, id: int | str) -> Calibration:
     """By number or by name. Raises 404."""
     rows = Calibration.objects.select_related("created_by").order_by("id")
-    found = rows.filter(name=str(id)).first() or (rows.filter(pk=int(id)).first() if is_id(id) else None)
+    found = rows.filter(name=str(id)).first() or (
+        rows.filter(pk=int(id)).first() if is_id(id) else None
+    )
     if found is None or not user.is_active:
         raise not_found("calibration", id)
     return found
 
 
 def calibration_default(*, device: str) -> Calibration | None:
-    """What predictions for this kind of device rest on; None: the catalogue and the planner's own defaults."""
+    """What predictions for this kind of device rest on; None: the catalogue and the planner's own
+    defaults.
+    """
     return Calibration.objects.filter(device=device, default=True).first()
 
 
@@ -59,7 +70,9 @@ def device_type_get(*, user: User, id: int | str) -> DeviceType:
 
 
 def own_devices(*, user: User) -> dict[str, Device]:
-    """Catalogue entries that requests of this person may name, by name; one's own before a team mate's."""
+    """Catalogue entries that requests of this person may name, by name; one's own before a team
+    mate's.
+    """
     rows = sorted(device_types_visible_to(user=user), key=lambda row: row.owner_id == user.pk)
     return {row.name: Device.from_dict(row.entry) for row in rows}
 
@@ -98,13 +111,20 @@ def calibration_answer(row: Calibration, *, whole: bool = False) -> dict[str, An
 
 def device_type_answer(row: DeviceType) -> dict[str, Any]:
     return {
-        "id": str(row.pk), "name": row.name, "owner": row.owner.username, "created": iso(row.created),
+        "id": str(row.pk),
+        "name": row.name,
+        "owner": row.owner.username,
+        "created": iso(row.created),
         "entry": row.entry,
-    }  # fmt: skip
+    }
 
 
 def saved_plan_answer(row: SavedPlan) -> dict[str, Any]:
     return {
-        "id": str(row.pk), "name": row.name, "owner": row.owner.username, "created": iso(row.created),
-        "line": row.line, "link": row.link or None,
-    }  # fmt: skip
+        "id": str(row.pk),
+        "name": row.name,
+        "owner": row.owner.username,
+        "created": iso(row.created),
+        "line": row.line,
+        "link": row.link or None,
+    }

@@ -28,12 +28,19 @@ NAME_LENGTH = 120
 
 
 def calibration_add(
-    *, by: User, name: str, measurements: Sequence[Mapping[str, Any]], devices: Mapping[str, Device] | None = None,
-    onto: Calibration | None = None, default: bool = False,
-) -> Calibration:  # fmt: skip
-    """Fits parameters to measurement lines and keeps both; `onto` fits an existing calibration anew with more lines.
+    *,
+    by: User,
+    name: str,
+    measurements: Sequence[Mapping[str, Any]],
+    devices: Mapping[str, Device] | None = None,
+    onto: Calibration | None = None,
+    default: bool = False,
+) -> Calibration:
+    """Fits parameters to measurement lines and keeps both; `onto` fits an existing calibration anew
+    with more lines.
 
-    A line with the `id` of one that is there replaces it. `default` makes predictions of runs on its device rest on it.
+    A line with the `id` of one that is there replaces it. `default` makes predictions of runs on
+    its device rest on it.
     Without a name it is called after its device and the day.
     Raises 422 with a sentence for each line that cannot be used, 403, 409 for a name that is taken.
     """
@@ -42,20 +49,27 @@ def calibration_add(
         _require_owner(by, onto.created_by_id, "calibration", onto.name)
     name = _named(name or "unnamed") if onto is None else onto.name
     lines = [dict(each) for each in (onto.measurements if onto is not None else [])]
-    known = {each.get("id"): place for place, each in enumerate(lines) if each.get("id") is not None}
+    known = {
+        each.get("id"): place for place, each in enumerate(lines) if each.get("id") is not None
+    }
     for each in measurements:
         if each.get("id") in known:
             lines[known[each["id"]]] = dict(each)
         else:
             lines.append(dict(each))
     asked = _usable(lines, Choices(devices))
-    document = fit([(each.request, each.measured) for each in asked if each.request is not None]).to_dict()
+    document = fit(
+        [(each.request, each.measured) for each in asked if each.request is not None]
+    ).to_dict()
     requests = [each.request for each in asked if each.request is not None]
     values: dict[str, Any] = {
-        "document": document, "measurements": lines, "rows": len(lines), "fitted": clock.now(),
+        "document": document,
+        "measurements": lines,
+        "rows": len(lines),
+        "fitted": clock.now(),
         "device": _most([each.entry.name for each in requests]),
         "framework": _most([each.framework.name for each in requests]),
-    }  # fmt: skip
+    }
     if onto is None and name == "unnamed":
         name = _free_name(values["device"])
     with transaction.atomic():
@@ -64,24 +78,39 @@ def calibration_add(
         else:
             mine = Calibration.objects.filter(pk=onto.pk, version=onto.version)
             if not conditional.move(mine, version=onto.version + 1, **values):
-                raise conflict(f"The calibration {name} was changed meanwhile. Send it again.", retry=True)
+                raise conflict(
+                    f"The calibration {name} was changed meanwhile. Send it again.", retry=True
+                )
             row = Calibration.objects.get(pk=onto.pk)
         if default:
             _make_default(row)
-        accounts.audit(actor=by, action="calibration.fit", target=f"calibration:{row.pk}", data={"rows": len(lines)})
+        accounts.audit(
+            actor=by,
+            action="calibration.fit",
+            target=f"calibration:{row.pk}",
+            data={"rows": len(lines)},
+        )
     return row
 
 
-def calibration_set_default(*, calibration: Calibration, by: User, default: bool = True) -> Calibration:
+def calibration_set_default(
+    *, calibration: Calibration, by: User, default: bool = True
+) -> Calibration:
     """Predictions of runs on its device rest on it, or on no calibration any more."""
     _require_owner(by, calibration.created_by_id, "calibration", calibration.name)
     with transaction.atomic():
         if default:
             _make_default(calibration)
         else:
-            Calibration.objects.filter(pk=calibration.pk).update(default=False, version=calibration.version + 1)
-        accounts.audit(actor=by, action="calibration.default", target=f"calibration:{calibration.pk}",
-                       data={"default": default})  # fmt: skip
+            Calibration.objects.filter(pk=calibration.pk).update(
+                default=False, version=calibration.version + 1
+            )
+        accounts.audit(
+            actor=by,
+            action="calibration.default",
+            target=f"calibration:{calibration.pk}",
+            data={"default": default},
+        )
     calibration.refresh_from_db()
     return calibration
 
@@ -89,13 +118,20 @@ def calibration_set_default(*, calibration: Calibration, by: User, default: bool
 def calibration_delete(*, calibration: Calibration, by: User) -> None:
     _require_owner(by, calibration.created_by_id, "calibration", calibration.name)
     with transaction.atomic():
-        accounts.audit(actor=by, action="calibration.delete", target=f"calibration:{calibration.pk}",
-                       data={"name": calibration.name})  # fmt: skip
+        accounts.audit(
+            actor=by,
+            action="calibration.delete",
+            target=f"calibration:{calibration.pk}",
+            data={"name": calibration.name},
+        )
         calibration.delete()
 
 
 def device_type_create(*, by: User, entry: Mapping[str, Any]) -> DeviceType:
-    """A device of one's own, a `Device` of the contracts. Raises 422, 409 for a name that is taken."""
+    """A device of one's own, a `Device` of the contracts.
+
+    Raises 422, 409 for a name that is taken.
+    """
     accounts.require_role(by, Role.SUBMITTER, "describe devices")
     try:
         device = Device.from_dict({"source": f"described by {by.username}", **entry})
@@ -104,7 +140,10 @@ def device_type_create(*, by: User, entry: Mapping[str, Any]) -> DeviceType:
     name = _named(device.name)
     if name in DEVICES:
         raise invalid("name", f"{name!r} is in the catalogue already", f"{name}-own")
-    if not set(device.peak_tflops) & {"fp32", "bf16", "fp16"} or min(device.peak_tflops.values()) <= 0:
+    if (
+        not set(device.peak_tflops) & {"fp32", "bf16", "fp16"}
+        or min(device.peak_tflops.values()) <= 0
+    ):
         says = "a device has a peak above 0 for fp32, bf16 or fp16 at least"
         raise invalid("peak_tflops", says, '{"fp32": 19.5, "bf16": 312}')
     row = DeviceType(owner=by, name=name, entry=device.to_dict(), created=clock.now())
@@ -112,7 +151,9 @@ def device_type_create(*, by: User, entry: Mapping[str, Any]) -> DeviceType:
         with transaction.atomic():
             row.save()
     except IntegrityError:
-        raise conflict(f"You have a device {name!r} already. Delete it first.", type="name-taken") from None
+        raise conflict(
+            f"You have a device {name!r} already. Delete it first.", type="name-taken"
+        ) from None
     return row
 
 
@@ -122,14 +163,24 @@ def device_type_delete(*, device_type: DeviceType, by: User) -> None:
 
 
 def plan_save(
-    *, by: User, name: str, line: Mapping[str, Any], link: str = "", devices: Mapping[str, Device] | None = None
+    *,
+    by: User,
+    name: str,
+    line: Mapping[str, Any],
+    link: str = "",
+    devices: Mapping[str, Device] | None = None,
 ) -> SavedPlan:
-    """Keeps a request line that can be estimated, under a name. Raises 422 as an estimate would tell problems."""
+    """Keeps a request line that can be estimated, under a name.
+
+    Raises 422 as an estimate would tell problems.
+    """
     accounts.require_role(by, Role.SUBMITTER, "save plans")
     asked = read(line, Choices(devices))
     if asked.problems:
         raise _invalid(asked.problems)
-    return SavedPlan.objects.create(owner=by, name=_named(name, 160), line=dict(line), link=link[:2000])
+    return SavedPlan.objects.create(
+        owner=by, name=_named(name, 160), line=dict(line), link=link[:2000]
+    )
 
 
 def plan_delete(*, plan: SavedPlan, by: User) -> None:
@@ -140,17 +191,29 @@ def plan_delete(*, plan: SavedPlan, by: User) -> None:
 def _usable(lines: Sequence[Mapping[str, Any]], choices: Choices) -> list[Asked]:
     """Every line read; raises 422 naming those that cannot be."""
     if not lines:
-        raise invalid("measurements", "there is nothing to fit to", "lines with measured {step_time_s}")
+        raise invalid(
+            "measurements", "there is nothing to fit to", "lines with measured {step_time_s}"
+        )
     if len(lines) > MOST_MEASUREMENTS:
-        raise invalid("measurements", f"{len(lines)} lines are more than {MOST_MEASUREMENTS}", "fewer, or the command")
+        raise invalid(
+            "measurements",
+            f"{len(lines)} lines are more than {MOST_MEASUREMENTS}",
+            "fewer, or the command",
+        )
     found, problems = [], []
     for place, line in enumerate(lines):
         asked = read(line, choices)
-        problems += [item.model_copy(update={"field": f"measurements.{place}.{item.field}".rstrip(".")})
-                     for item in asked.problems]  # fmt: skip
+        problems += [
+            item.model_copy(update={"field": f"measurements.{place}.{item.field}".rstrip(".")})
+            for item in asked.problems
+        ]
         if not asked.problems and not asked.measured:
             says = "the line has nothing measured"
-            problems.append(Problem(field=f"measurements.{place}.measured", says=says, try_='{"step_time_s": 1.2}'))
+            problems.append(
+                Problem(
+                    field=f"measurements.{place}.measured", says=says, try_='{"step_time_s": 1.2}'
+                )
+            )
         found.append(asked)
     if problems:
         raise _invalid(problems[:50])
@@ -167,7 +230,9 @@ def _created(row: Calibration) -> Calibration:
         with transaction.atomic():
             row.save()
     except IntegrityError:
-        detail = f"There is a calibration {row.name!r} already. Choose another name, or add to that one."
+        detail = (
+            f"There is a calibration {row.name!r} already. Choose another name, or add to that one."
+        )
         raise conflict(detail, type="name-taken") from None
     return row
 
@@ -182,7 +247,9 @@ def _free_name(device: str) -> str:
 
 
 def _make_default(row: Calibration) -> None:
-    Calibration.objects.filter(device=row.device, default=True).exclude(pk=row.pk).update(default=False)
+    Calibration.objects.filter(device=row.device, default=True).exclude(pk=row.pk).update(
+        default=False
+    )
     Calibration.objects.filter(pk=row.pk).update(default=True, version=row.version + 1)
     row.refresh_from_db()
 
@@ -200,4 +267,6 @@ def _most(names: Sequence[str]) -> str:
 
 def _require_owner(by: User, owner_id: int, what: str, name: str) -> None:
     if by.pk != owner_id and not at_least(by.role, Role.OPERATOR):
-        raise forbidden(f"The {what} {name!r} is somebody else's; its owner or an operator may change it.")
+        raise forbidden(
+            f"The {what} {name!r} is somebody else's; its owner or an operator may change it."
+        )

@@ -1,6 +1,7 @@
 """The registry of terms: every number of the planner is a named function of other numbers.
 
-One registry feeds the vector path (a column for millions of plans) and the explain tree (one plan, every formula), so
+One registry feeds the vector path (a column for millions of plans) and the explain tree (one plan,
+every formula), so
 the two cannot disagree. Knows no model, plan or device.
 """
 
@@ -14,13 +15,16 @@ from typing import Any, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-# Legend of shapes: (n,) a value per plan; (S, n) a value per pipeline stage and plan; () the same for all plans.
+# Legend of shapes: (n,) a value per plan; (S, n) a value per pipeline stage and plan; () the same
+# for all plans.
 Column: TypeAlias = NDArray[Any]
 
 
 @dataclass(frozen=True, slots=True)
 class Term:
-    """`formula` is what a person reads, in the names of `inputs`; `source` says where it is from (paper, equation)."""
+    """`formula` is what a person reads, in the names of `inputs`; `source` says where it is from
+    (paper, equation).
+    """
 
     name: str
     unit: str
@@ -44,13 +48,18 @@ class UnknownTerm(KeyError):
 
 
 class Registry:
-    """Terms by name. A term's inputs are its function's parameters: names of other terms or of input columns."""
+    """Terms by name.
+
+    A term's inputs are its function's parameters: names of other terms or of input columns.
+    """
 
     def __init__(self) -> None:
         self.terms: dict[str, Term] = {}
         self.inputs: dict[str, Input] = {}
 
-    def term(self, unit: str, formula: str, source: str = "") -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    def term(
+        self, unit: str, formula: str, source: str = ""
+    ) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
         """Registers the decorated function under its own name."""
 
         def register(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -75,16 +84,20 @@ given = TERMS.given
 
 
 class Table:
-    """Plans as a struct of arrays: given columns, and terms computed once each when first asked for.
+    """Plans as a struct of arrays: given columns, and terms computed once each when first asked
+    for.
 
-    `columns` hold `()`, `(n,)` or `(S, n)` arrays. Asking for a name computes what it needs and nothing else.
+    `columns` hold `()`, `(n,)` or `(S, n)` arrays. Asking for a name computes what it needs and
+    nothing else.
     """
 
     def __init__(self, columns: Mapping[str, Any], n: int, registry: Registry = TERMS) -> None:
         self.n = n
         self.registry = registry
         self._given = frozenset(columns)
-        self._values: dict[str, Column] = {name: np.asarray(value) for name, value in columns.items()}
+        self._values: dict[str, Column] = {
+            name: np.asarray(value) for name, value in columns.items()
+        }
 
     def __getitem__(self, name: str) -> Column:
         found = self._values.get(name)
@@ -106,7 +119,11 @@ class Table:
     def column(self, name: str) -> Column:
         """The value spread to a full `(n,)` column (`(S, n)` where it has stages)."""
         value = self[name]
-        return np.broadcast_to(value, (*value.shape[:-1], self.n)) if value.ndim else np.broadcast_to(value, (self.n,))
+        return (
+            np.broadcast_to(value, (*value.shape[:-1], self.n))
+            if value.ndim
+            else np.broadcast_to(value, (self.n,))
+        )
 
     def take(self, rows: Any) -> Table:
         """The same table with the chosen rows (a mask or indices); values computed so far are kept."""
@@ -114,7 +131,9 @@ class Table:
         taken = Table({}, n, self.registry)
         taken._given = self._given
         taken._values = {
-            name: value[..., rows] if value.ndim and value.shape[-1] == self.n and self.n != 1 else value
+            name: value[..., rows]
+            if value.ndim and value.shape[-1] == self.n and self.n != 1
+            else value
             for name, value in self._values.items()
         }
         if self.n == 1 and n != 1:
@@ -124,7 +143,11 @@ class Table:
     def row(self, index: int) -> Table:
         """One plan's given columns alone, its terms to be computed afresh."""
         given = {name: self._values[name] for name in self._given}
-        return Table(given, self.n, self.registry).take([index]) if self.n != 1 else Table(given, 1, self.registry)
+        return (
+            Table(given, self.n, self.registry).take([index])
+            if self.n != 1
+            else Table(given, 1, self.registry)
+        )
 
     def with_columns(self, columns: Mapping[str, Any]) -> Table:
         """The given columns with some replaced or added; terms are computed afresh."""
@@ -134,7 +157,9 @@ class Table:
 
 @dataclass(frozen=True)
 class Explained:
-    """A number with where it comes from: `{name, value, unit, formula, inputs, source}`, as INTERFACES section 4."""
+    """A number with where it comes from: `{name, value, unit, formula, inputs, source}`, as
+    INTERFACES section 4.
+    """
 
     name: str
     value: float | list[float]
@@ -145,15 +170,23 @@ class Explained:
 
     def to_dict(self) -> dict[str, Any]:
         return {
-            "name": self.name, "value": self.value, "unit": self.unit, "formula": self.formula, "source": self.source,
+            "name": self.name,
+            "value": self.value,
+            "unit": self.unit,
+            "formula": self.formula,
+            "source": self.source,
             "inputs": [each.to_dict() for each in self.inputs],
-        }  # fmt: skip
+        }
 
 
-def explain(table: Table, name: str, *, row: int = 0, stage: int | None = None, depth: int = 12) -> Explained:
-    """The tree under one number of one plan. Values per stage are shown at `stage`, or for all stages when None.
+def explain(
+    table: Table, name: str, *, row: int = 0, stage: int | None = None, depth: int = 12
+) -> Explained:
+    """The tree under one number of one plan. Values per stage are shown at `stage`, or for all
+    stages when None.
 
-    A branch that stands elsewhere in the tree is shown again, because a person opens one branch at a time; `depth`
+    A branch that stands elsewhere in the tree is shown again, because a person opens one branch at
+    a time; `depth`
     bounds it.
     """
     value = _shown(table[name], table.n, row, stage)
@@ -161,7 +194,11 @@ def explain(table: Table, name: str, *, row: int = 0, stage: int | None = None, 
     if term is None or name in table._given:
         about = table.registry.inputs.get(name, Input(name, "", "given"))
         return Explained(name, value, about.unit, "given", about.source)
-    inputs = [explain(table, each, row=row, stage=stage, depth=depth - 1) for each in term.inputs] if depth > 0 else []
+    inputs = (
+        [explain(table, each, row=row, stage=stage, depth=depth - 1) for each in term.inputs]
+        if depth > 0
+        else []
+    )
     return Explained(name, value, term.unit, term.formula, term.source, inputs)
 
 
@@ -190,4 +227,8 @@ def _shown(value: Column, n: int, row: int, stage: int | None) -> float | list[f
         return float(value)
     if value.size == 1:
         return float(value[0])
-    return float(value[stage]) if stage is not None and stage < value.size else [float(each) for each in value]
+    return (
+        float(value[stage])
+        if stage is not None and stage < value.size
+        else [float(each) for each in value]
+    )

@@ -1,4 +1,5 @@
-"""Parameters that were measured by themselves, beside step times: links and matrix products of a benchmark run.
+"""Parameters that were measured by themselves, beside step times: links and matrix products of a
+benchmark run.
 
 A measurement line may carry `measured.link {where: intra|inter, bytes_per_s, latency_s}` and `measured.gemm_tflops`.
 Fits nothing; `calibrate` begins at these values and hardly moves them.
@@ -18,7 +19,8 @@ SPREAD = 0.05  # of a told parameter, in log space: what repeated measurements o
 
 
 def told_values(pairs: Sequence[tuple[Request, Mapping[str, Any]]]) -> dict[str, float]:
-    """Medians over lines, each within the parameter's bounds; empty where no line carries such numbers.
+    """Medians over lines, each within the parameter's bounds; empty where no line carries such
+    numbers.
 
     `efficiency` is what rings reached of the bandwidth that the line's cluster or device names.
     """
@@ -28,7 +30,9 @@ def told_values(pairs: Sequence[tuple[Request, Mapping[str, Any]]]) -> dict[str,
         link = measured.get("link")
         where = link.get("where") if isinstance(link, Mapping) else None
         if isinstance(link, Mapping) and where in ("intra", "inter"):
-            own = getattr(cluster, f"{where}_node_gb_per_s") or getattr(entry, f"{where}_node_gb_per_s")
+            own = getattr(cluster, f"{where}_node_gb_per_s") or getattr(
+                entry, f"{where}_node_gb_per_s"
+            )
             _put(found, f"{where}_efficiency", link.get("bytes_per_s"), own * 1e9)
             _put(found, f"{where}_latency_s", link.get("latency_s"), 1.0)
         if entry.kind == "gpu":  # a CPU's peak is itself a product that was measured

@@ -1,4 +1,7 @@
-"""Experiments, runs, attempts, events and checkpoints in Django's admin: to look at. States move through services."""
+"""Experiments, runs, attempts, events and checkpoints in Django's admin: to look at.
+
+States move through services.
+"""
 
 # Django's admin classes cannot be subscripted at run time
 # mypy: disable-error-code="type-arg"
@@ -32,7 +35,17 @@ class ExperimentAdmin(admin.ModelAdmin):
 
 @admin.register(Run)
 class RunAdmin(Looking):
-    list_display = ("id", "name", "kind", "state", "owner", "model_name", "devices", "attempt_number", "created")
+    list_display = (
+        "id",
+        "name",
+        "kind",
+        "state",
+        "owner",
+        "model_name",
+        "devices",
+        "attempt_number",
+        "created",
+    )
     list_select_related = ("owner",)
     list_filter = ("state", "kind")
     search_fields = ("name", "owner__username")

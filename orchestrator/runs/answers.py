@@ -1,4 +1,6 @@
-"""The REST shapes of runs and what belongs to them: plain JSON data, ids as strings, times in ISO 8601."""
+"""The REST shapes of runs and what belongs to them: plain JSON data, ids as strings, times in ISO
+8601.
+"""
 
 from __future__ import annotations
 

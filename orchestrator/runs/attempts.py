@@ -1,6 +1,8 @@
-"""One try at a run, as the scheduler tells of it: placed, launching, running, exited. People's wishes are `actions`.
+"""One try at a run, as the scheduler tells of it: placed, launching, running, exited. People's
+wishes are `actions`.
 
-Every function may be told the same thing twice, late, or about an attempt that is over: then nothing happens.
+Every function may be told the same thing twice, late, or about an attempt that is over: then
+nothing happens.
 """
 
 from __future__ import annotations
@@ -26,22 +28,33 @@ WISHES = ("checkpoint", "profile", "memory")  # of an attempt, which does it and
 
 
 def attempt_create(
-    *, run: Run, placement: Sequence[Mapping[str, Any]], resume_from: Mapping[str, Any] | None = None
+    *,
+    run: Run,
+    placement: Sequence[Mapping[str, Any]],
+    resume_from: Mapping[str, Any] | None = None,
 ) -> Attempt | None:
-    """Takes a queued run to `starting` with a new attempt and its fence; None when it is not queued any more.
+    """Takes a queued run to `starting` with a new attempt and its fence; None when it is not queued
+    any more.
 
     `placement` is `[{node, address, devices: [index], node_rank}]`, `resume_from` `{path, step}`.
     """
     run.refresh_from_db()
     if run.state != RunState.QUEUED:
         return None
-    where = ", ".join(f"{share['node']} ({count(len(share['devices']), 'device')})" for share in placement)
+    where = ", ".join(
+        f"{share['node']} ({count(len(share['devices']), 'device')})" for share in placement
+    )
     now = clock.now()
     with transaction.atomic():
         moved = states.run_move(
-            run, RunState.STARTING, why=f"placed on {where}", attempt_number=F("attempt_number") + 1, wait_reason="",
-            not_before=None, requested="",
-        )  # fmt: skip
+            run,
+            RunState.STARTING,
+            why=f"placed on {where}",
+            attempt_number=F("attempt_number") + 1,
+            wait_reason="",
+            not_before=None,
+            requested="",
+        )
         if not moved:
             return None
         return Attempt.objects.create(
@@ -55,7 +68,9 @@ def attempt_create(
 
 def attempt_dispatched(*, attempt: Attempt) -> bool:
     """Notes when the launch orders were sent; False if they were before."""
-    return conditional.move(Attempt.objects.filter(pk=attempt.pk, dispatched=None), dispatched=clock.now())
+    return conditional.move(
+        Attempt.objects.filter(pk=attempt.pk, dispatched=None), dispatched=clock.now()
+    )
 
 
 def attempt_launching(*, attempt: Attempt) -> bool:
@@ -78,11 +93,15 @@ def attempt_running(*, attempt: Attempt) -> bool:
 
 def attempt_wish_sent(*, attempt: Attempt) -> bool:
     """The wish for a checkpoint or a profile went to the nodes; another may be made."""
-    return conditional.move(Attempt.objects.filter(pk=attempt.pk, requested__in=WISHES), requested="")
+    return conditional.move(
+        Attempt.objects.filter(pk=attempt.pk, requested__in=WISHES), requested=""
+    )
 
 
 def attempt_node_exited(*, attempt: Attempt, node: str, exit: Mapping[str, Any]) -> dict[str, Any]:
-    """Keeps one node's exit report (the first of each node) and returns all so far, `{node: report}`."""
+    """Keeps one node's exit report (the first of each node) and returns all so far, `{node:
+    report}`.
+    """
     with transaction.atomic():
         row = Attempt.objects.select_for_update(no_key=True).get(pk=attempt.pk)
         if node not in row.nodes_exited:
@@ -92,10 +111,14 @@ def attempt_node_exited(*, attempt: Attempt, node: str, exit: Mapping[str, Any])
     return dict(row.nodes_exited)
 
 
-def attempt_exited(*, attempt: Attempt, exit_class: str, exit: Mapping[str, Any] | None = None) -> Run | None:
-    """Ends the attempt and moves its run by the class's budget: over, paused, or queued again after a pause.
+def attempt_exited(
+    *, attempt: Attempt, exit_class: str, exit: Mapping[str, Any] | None = None
+) -> Run | None:
+    """Ends the attempt and moves its run by the class's budget: over, paused, or queued again after
+    a pause.
 
-    `exit` is `{reason, rank?, step?, code?}`. Returns the run, or None when the attempt was over before.
+    `exit` is `{reason, rank?, step?, code?}`. Returns the run, or None when the attempt was over
+    before.
     """
     exit_class = ExitClass(exit_class)
     ending = {**(exit or {}), "class": str(exit_class)}
@@ -120,7 +143,11 @@ def attempt_exited(*, attempt: Attempt, exit_class: str, exit: Mapping[str, Any]
             retries=Retries.from_dict(run.spec.get("retries") or {}),
             used=run.budgets_used,
         )
-        values: dict[str, Any] = {"requested": "", "budgets_used": result.budgets_used, "exit": result.exit}
+        values: dict[str, Any] = {
+            "requested": "",
+            "budgets_used": result.budgets_used,
+            "exit": result.exit,
+        }
         if result.state in states.ENDED:
             values |= {"ended": now}
         elif result.state == RunState.QUEUED:

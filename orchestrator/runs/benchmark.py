@@ -19,16 +19,24 @@ _MEASURED = ("step_time_s", "peak_bytes", "samples_per_s", "tokens_per_s")
 
 
 def benchmark_of(*, run: Run) -> dict[str, Any]:
-    """`{rows, left_out, devices, turns, warmup_steps, collectives, products}` as far as it is told by now.
+    """`{rows, left_out, devices, turns, warmup_steps, collectives, products}` as far as it is told
+    by now.
 
     A row is `{id, technique, name, state: waiting | measured | failed, says?, plan?, step_time_s?, low_s?, high_s?,
-    steps?, samples_per_s?, tokens_per_s?, mfu?, peak_bytes?, memory?, loss?, deviation?, against_base?}`: seconds are
-    the median and quartiles over timed steps, `deviation` the largest relative difference of a loss to the base's at
-    the same step, `against_base` ratios to the base by name. Newer attempts' rows replace older ones'.
+    steps?, samples_per_s?, tokens_per_s?, mfu?, peak_bytes?, memory?, loss?, deviation?,
+    against_base?}`: seconds are
+    the median and quartiles over timed steps, `deviation` the largest relative difference of a loss
+    to the base's at
+    the same step, `against_base` ratios to the base by name. Newer attempts' rows replace older
+    ones'.
     """
     told: dict[str, Any] = {}
     results: dict[str, dict[str, Any]] = {}
-    rows = RunEvent.objects.filter(run=run, type__in=_TYPES).order_by("seq").values_list("type", "data")
+    rows = (
+        RunEvent.objects.filter(run=run, type__in=_TYPES)
+        .order_by("seq")
+        .values_list("type", "data")
+    )
     for type_, data in rows:
         if type_ == "benchmark_result":
             results[str(data.get("id"))] = data
@@ -40,7 +48,9 @@ def benchmark_of(*, run: Run) -> dict[str, Any]:
     base = results.get(BASE, {})
     for each in found:
         if each["state"] == "measured" and base.get("state") == "measured":
-            each["against_base"] = {name: each[name] / base[name] for name in _MEASURED if base.get(name)}
+            each["against_base"] = {
+                name: each[name] / base[name] for name in _MEASURED if base.get(name)
+            }
     return {
         "rows": found,
         "left_out": began.get("left_out", []),
@@ -53,9 +63,11 @@ def benchmark_of(*, run: Run) -> dict[str, Any]:
 
 
 def benchmark_lines(*, run: Run) -> list[dict[str, Any]] | str:
-    """Every measured variant as a measurement line to calibrate with, or why there is none, in a sentence.
+    """Every measured variant as a measurement line to calibrate with, or why there is none, in a
+    sentence.
 
-    The first line carries what was measured of links and matrix products. Variants that the planner has no formula for
+    The first line carries what was measured of links and matrix products. Variants that the planner
+    has no formula for
     (PipeDream's asynchronous updates, compiled blocks, formulas step by step) are left out.
     """
     document = run.prediction
@@ -74,10 +86,15 @@ def benchmark_lines(*, run: Run) -> list[dict[str, Any]] | str:
         if document["device"] != "cpu":  # a CPU's is a count of tensors, not the process's peak
             numbers["peak_bytes"] = row["peak_bytes"]
         line = {
-            "id": f"run-{run.pk} {row['id']}", "model": spec.shape.to_dict(), "plan": row["plan"],
-            "cluster": document["cluster"], "workload": {"seq_len": spec.benchmark.seq_len},
-            "framework": document["framework"], "source": f"run {run.pk}, {row['id']}", "measured": numbers,
-        }  # fmt: skip
+            "id": f"run-{run.pk} {row['id']}",
+            "model": spec.shape.to_dict(),
+            "plan": row["plan"],
+            "cluster": document["cluster"],
+            "workload": {"seq_len": spec.benchmark.seq_len},
+            "framework": document["framework"],
+            "source": f"run {run.pk}, {row['id']}",
+            "measured": numbers,
+        }
         if not read(line).problems:
             lines.append(line)
     if not lines:
@@ -90,7 +107,11 @@ def _of_devices(table: Mapping[str, Any]) -> dict[str, Any]:
     found: dict[str, Any] = {}
     if link := (table["collectives"] or {}).get("link"):
         found["link"] = link
-    products = [each["tflops"] for each in (table["products"] or {}).get("rows", []) if each["precision"] == "bf16"]
+    products = [
+        each["tflops"]
+        for each in (table["products"] or {}).get("rows", [])
+        if each["precision"] == "bf16"
+    ]
     if products:
         found["gemm_tflops"] = max(products)
     return found

@@ -24,7 +24,9 @@ _WORDS = {
 
 @dataclass(frozen=True)
 class Outcome:
-    """The run's next state, its exit where that is an end, the budgets used by now, and the pause before a new try."""
+    """The run's next state, its exit where that is an end, the budgets used by now, and the pause
+    before a new try.
+    """
 
     state: RunState
     why: str
@@ -42,9 +44,11 @@ def outcome(
     retries: Retries,
     used: Mapping[str, int],
 ) -> Outcome:
-    """`requested` is what a person asked of the run (cancel, pause or nothing), `attempt_requested` of the attempt.
+    """`requested` is what a person asked of the run (cancel, pause or nothing), `attempt_requested`
+    of the attempt.
 
-    Success wins over any request. Then the request decides; an exit that the scheduler asked for never counts; other
+    Success wins over any request. Then the request decides; an exit that the scheduler asked for
+    never counts; other
     exits use up their class's budget, each try of a class waiting twice as long as the one before.
     """
     spent = dict(used)
@@ -58,8 +62,12 @@ def outcome(
         return Outcome(RunState.CANCELLED, "Cancelled on request.", told, spent)
     if requested == "pause":
         return Outcome(RunState.PAUSED, "Paused on request.", None, spent)
-    if exit_class == ExitClass.PREEMPTED or (exit_class == ExitClass.CANCELLED and attempt_requested == "preempt"):
-        return Outcome(RunState.QUEUED, reason or "Preempted; it goes on when devices are free.", None, spent)
+    if exit_class == ExitClass.PREEMPTED or (
+        exit_class == ExitClass.CANCELLED and attempt_requested == "preempt"
+    ):
+        return Outcome(
+            RunState.QUEUED, reason or "Preempted; it goes on when devices are free.", None, spent
+        )
     if exit_class == ExitClass.CANCELLED:
         return Outcome(RunState.CANCELLED, reason or "Ended on request.", told, spent)
     budget, so_far = retries.budget(str(exit_class)), spent.get(str(exit_class), 0)

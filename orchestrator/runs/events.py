@@ -1,6 +1,8 @@
-"""Writes run events once each, numbered per run, and tells live topics. Does not know what an event means.
+"""Writes run events once each, numbered per run, and tells live topics. Does not know what an event
+means.
 
-The run's row is locked while its events are numbered (PostgreSQL; SQLite has one writer anyway): locks are taken in the
+The run's row is locked while its events are numbered (PostgreSQL; SQLite has one writer anyway):
+locks are taken in the
 order run, topic of the run, topic of the fleet.
 """
 
@@ -34,7 +36,10 @@ _NOT_FOR_EVERYBODY = frozenset(
 
 @dataclass(frozen=True)
 class New:
-    """An event to record. With an `origin` it came from outside, and comes in once, however often it is told."""
+    """An event to record.
+
+    With an `origin` it came from outside, and comes in once, however often it is told.
+    """
 
     type: str
     data: dict[str, Any] = field(default_factory=dict)
@@ -79,7 +84,9 @@ def record(*, run: Run, new: Sequence[New]) -> list[RunEvent]:
 
 
 def _known(run: Run, origins: list[str]) -> set[str | None]:
-    return set(RunEvent.objects.filter(run=run, origin__in=origins).values_list("origin", flat=True))
+    return set(
+        RunEvent.objects.filter(run=run, origin__in=origins).values_list("origin", flat=True)
+    )
 
 
 def lock(run_id: int) -> None:

@@ -23,9 +23,19 @@ def experiment_create(
     try:
         with transaction.atomic():
             made = Experiment.objects.create(
-                name=name, owner=owner, hypothesis=hypothesis, notes=notes, pinned=list(pinned), created=clock.now()
+                name=name,
+                owner=owner,
+                hypothesis=hypothesis,
+                notes=notes,
+                pinned=list(pinned),
+                created=clock.now(),
             )
-            accounts.audit(actor=owner, action="experiment.create", target=f"experiment:{made.pk}", data={"name": name})
+            accounts.audit(
+                actor=owner,
+                action="experiment.create",
+                target=f"experiment:{made.pk}",
+                data={"name": name},
+            )
             return made
     except IntegrityError:
         raise _taken(name) from None
@@ -42,7 +52,10 @@ def experiment_update(
 ) -> Experiment:
     """Edits what is given, `pinned` being the series charted on its page; owner and operators only."""
     if experiment.owner_id != by.pk and not at_least(by.role, Role.OPERATOR):
-        raise forbidden(f"{experiment.name!r} belongs to {experiment.owner.username}; its owner and operators edit it.")
+        raise forbidden(
+            f"{experiment.name!r} belongs to {experiment.owner.username}; its owner and operators "
+            "edit it."
+        )
     given = {
         "name": None if name is None else checked_name(name),
         "hypothesis": hypothesis,
@@ -56,7 +69,9 @@ def experiment_update(
         with transaction.atomic():
             experiment.save(update_fields=list(values))
             target = f"experiment:{experiment.pk}"
-            accounts.audit(actor=by, action="experiment.update", target=target, data={"fields": sorted(values)})
+            accounts.audit(
+                actor=by, action="experiment.update", target=target, data={"fields": sorted(values)}
+            )
     except IntegrityError:
         raise _taken(name) from None
     return experiment
@@ -66,9 +81,13 @@ def checked_name(name: str) -> str:
     """The name without blanks around it. Raises 422."""
     name = name.strip()
     if not 1 <= len(name) <= 120 or not name.isprintable():
-        raise invalid("name", "an experiment's name has 1 to 120 characters", "its question in a few words")
+        raise invalid(
+            "name", "an experiment's name has 1 to 120 characters", "its question in a few words"
+        )
     return name
 
 
 def _taken(name: str | None) -> Refusal:
-    return conflict(f"There is an experiment {name!r} already. Choose another name.", type="name-taken")
+    return conflict(
+        f"There is an experiment {name!r} already. Choose another name.", type="name-taken"
+    )

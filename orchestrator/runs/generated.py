@@ -1,4 +1,5 @@
-"""The answers of a generate run as they stand in its file, each beside the line that it answers, a page at a time.
+"""The answers of a generate run as they stand in its file, each beside the line that it answers, a
+page at a time.
 
 Reads both files from where the last page ended; knows the control plane's disk only.
 """
@@ -26,7 +27,9 @@ _REMEMBERED: Final = 500  # files whose lines are counted
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """`prompt` is None where the input is not on this machine; `asked` is what the line gave: a text, messages, ids."""
+    """`prompt` is None where the input is not on this machine; `asked` is what the line gave: a
+    text, messages, ids.
+    """
 
     number: int
     id: Any
@@ -60,7 +63,10 @@ def counted(run: Run) -> tuple[int, int | None]:
 
 
 def page_of(*, run: Run, after: str | None, limit: int) -> Page:
-    """Answers in the order of the input. `after` is a page's `next`. Raises 409 where the file is elsewhere."""
+    """Answers in the order of the input.
+
+    `after` is a page's `next`. Raises 409 where the file is elsewhere.
+    """
     given, made = places(run)[0], _made(run)
     number, place, beside = _place(after)
     answers: list[Answer] = []
@@ -88,10 +94,14 @@ def _made(run: Run) -> Path:
     made = places(run)[1]
     if not made.is_file():
         raise Refusal(
-            "file-elsewhere", "There are no answers on this machine", 409,
-            f"{made.name} is not written yet, or lies on the node that writes it. Ask again once the run has "
-            "answered a line; a shared run directory (ORRERY_SHARED_RUNS) or a shared data root brings it here.",
-        )  # fmt: skip
+            "file-elsewhere",
+            "There are no answers on this machine",
+            409,
+            f"{made.name} is not written yet, or lies on the node that writes it. Ask again once "
+            "the run has "
+            "answered a line; a shared run directory (ORRERY_SHARED_RUNS) or a shared data root "
+            "brings it here.",
+        )
     return made
 
 
@@ -113,7 +123,9 @@ def _object(line: bytes) -> dict[str, Any]:
 def _place(after: str | None) -> tuple[int, int, int]:
     parts = (after or "0.0.0").split(".")
     if len(parts) != 3 or not all(part.isdecimal() and len(part) < 19 for part in parts):
-        raise invalid("cursor", f"{after!r} is not a page's cursor", "next_cursor of the page before")
+        raise invalid(
+            "cursor", f"{after!r} is not a page's cursor", "next_cursor of the page before"
+        )
     return int(parts[0]), int(parts[1]), int(parts[2])
 
 
@@ -144,7 +156,8 @@ _lock = threading.Lock()
 
 
 def _lines(path: Path, *, whole: bool) -> int | None:
-    """Lines that are not empty, counting on from where the last call ended; None without a file. `whole`: a last line
+    """Lines that are not empty, counting on from where the last call ended; None without a file.
+    `whole`: a last line
     without an end is still being written."""
     try:
         with open(path, "rb") as file:

@@ -1,6 +1,8 @@
-"""Going back to a checkpoint: a fork is a new run from it, a rewind the same run once more, its later points given up.
+"""Going back to a checkpoint: a fork is a new run from it, a rewind the same run once more, its
+later points given up.
 
-Nodes keep a fork's checkpoint for it under a name of its own; that order is the scheduler's to send.
+Nodes keep a fork's checkpoint for it under a name of its own; that order is the scheduler's to
+send.
 """
 
 from __future__ import annotations
@@ -32,8 +34,10 @@ def run_fork(
 ) -> Run:
     """A new run of `by` that goes on from this run's checkpoint of that step, with a changed spec.
 
-    `changes` is a merge patch (RFC 7396); the plan may be another one. Raises 422 where no checkpoint of that step is
-    kept (naming those that are), for changes that a checkpoint cannot follow, and as `run_submit` does.
+    `changes` is a merge patch (RFC 7396); the plan may be another one. Raises 422 where no
+    checkpoint of that step is
+    kept (naming those that are), for changes that a checkpoint cannot follow, and as `run_submit`
+    does.
     """
     checkpoint = _kept(run, step)
     spec = merged(run.spec, changes or {})
@@ -41,16 +45,24 @@ def run_fork(
     if problems:
         raise spec_invalid(problems)
     made = run_submit(
-        owner=by, name=name or shortened(f"{run.name} from {step}"), spec=spec, experiment=run.experiment,
-        forked_from=run, resume_from=checkpoint, force=force or forced(run),
-    )  # fmt: skip
-    told = events.New("forked", {"into": str(made.pk), "name": made.name, "step": step, "by": by.username})
+        owner=by,
+        name=name or shortened(f"{run.name} from {step}"),
+        spec=spec,
+        experiment=run.experiment,
+        forked_from=run,
+        resume_from=checkpoint,
+        force=force or forced(run),
+    )
+    told = events.New(
+        "forked", {"into": str(made.pk), "name": made.name, "step": step, "by": by.username}
+    )
     events.record(run=run, new=[told])
     return made
 
 
 def run_rewind(*, run: Run, by: User, step: int) -> Run:
-    """Queues an ended or paused run once more, from its checkpoint of that step. What it did after that step is given
+    """Queues an ended or paused run once more, from its checkpoint of that step. What it did after
+    that step is given
     up: points of older attempts no longer show, later checkpoints are dropped.
 
     Raises 409 for a run that is under way, 422 as `run_fork` for a step that is not kept.
@@ -68,20 +80,24 @@ def run_rewind(*, run: Run, by: User, step: int) -> Run:
         why = f"rewound to step {step}"
         if not requeue(
             run, by, why, budgets_used={}, ended=None, exit=None, rewinds=rewinds, summary=summary
-        ):  # fmt: skip
+        ):
             return False
         later = Checkpoint.objects.filter(run=run, deleted=None, step__gt=step)
         given_up = sorted(set(later.values_list("step", flat=True)))
         later.update(deleted=clock.now())
         data = {"step": step, "by": by.username, "tokens": checkpoint.tokens, "given_up": given_up}
-        events.record(run=run, new=[events.New("rewound", data, attempt=run.attempt_number or None)])
+        events.record(
+            run=run, new=[events.New("rewound", data, attempt=run.attempt_number or None)]
+        )
         return True
 
     return acted(run, by, "rewind", act)
 
 
 def fork_problems(*, run: Run, step: int, changes: dict[str, Any]) -> list[dict[str, str]]:
-    """What of `changes` this checkpoint cannot follow, `[{field, says, try}]`, for a form that is still edited."""
+    """What of `changes` this checkpoint cannot follow, `[{field, says, try}]`, for a form that is
+    still edited.
+    """
     found = _problems(run, merged(run.spec, changes), step)
     return [{"field": item.field, "says": item.says, "try": item.try_} for item in found]
 
@@ -93,7 +109,9 @@ def _kept(run: Run, step: int) -> Checkpoint:
         return found
     steps = sorted(set(kept.values_list("step", flat=True)))
     near = sorted(sorted(steps, key=lambda known: abs(known - step))[:5])
-    says = f"no checkpoint of step {step} is kept" + (f"; kept are {', '.join(map(str, near))}" if near else "")
+    says = f"no checkpoint of step {step} is kept" + (
+        f"; kept are {', '.join(map(str, near))}" if near else ""
+    )
     raise _unkept(says, str(min(near, key=lambda known: abs(known - step))) if near else "")
 
 
@@ -105,7 +123,9 @@ def _problems(run: Run, spec: dict[str, Any], step: int) -> list[Problem]:
     found = []
     for field in ("model", "kind"):
         if spec.get(field) != run.spec.get(field):
-            says = f"a fork goes on with the {'weights' if field == 'model' else 'kind of run'} it has"
+            says = (
+                f"a fork goes on with the {'weights' if field == 'model' else 'kind of run'} it has"
+            )
             found.append(Problem(field=field, says=says, try_=f"a clone with another {field}"))
     for path, default in _FIXED.items():
         was, wanted = _at(run.spec, path, default), _at(spec, path, default)
@@ -119,7 +139,11 @@ def _problems(run: Run, spec: dict[str, Any], step: int) -> list[Problem]:
 def _no_steps_left(spec: dict[str, Any], step: int) -> Problem | None:
     steps = _at(spec, "train.steps", None)
     if isinstance(steps, int) and steps <= step:
-        return Problem(field="train.steps", says=f"all {steps} steps are done by step {step}", try_=str(2 * step))
+        return Problem(
+            field="train.steps",
+            says=f"all {steps} steps are done by step {step}",
+            try_=str(2 * step),
+        )
     return None
 
 

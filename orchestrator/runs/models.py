@@ -21,7 +21,9 @@ class Experiment(models.Model):
     name = models.CharField(max_length=120, unique=True)
     hypothesis = models.TextField(blank=True)
     notes = models.TextField(blank=True)  # Markdown
-    owner = models.ForeignKey(settings.AUTH_USER_MODEL, on_delete=models.PROTECT, related_name="experiments")
+    owner = models.ForeignKey(
+        settings.AUTH_USER_MODEL, on_delete=models.PROTECT, related_name="experiments"
+    )
     created = models.DateTimeField(default=timezone.now)
     pinned = models.JSONField(default=list)  # series names charted on the experiment's page
 
@@ -32,38 +34,51 @@ class Experiment(models.Model):
 class Run(models.Model):
     name = models.CharField(max_length=160)
     kind = models.CharField(max_length=16)
-    state = models.CharField(max_length=12, choices=_choices(RunState), default=RunState.QUEUED.value)
+    state = models.CharField(
+        max_length=12, choices=_choices(RunState), default=RunState.QUEUED.value
+    )
     spec = models.JSONField()  # contracts.run.RunSpec, as given and validated
     plan = models.JSONField(null=True)  # contracts.plan.ParallelPlan, resolved
     model_name = models.CharField(max_length=120, blank=True)
     devices = models.PositiveIntegerField(default=0)  # asked for; 0 for external runs
     pool_name = models.CharField(max_length=80, default="default")
-    owner = models.ForeignKey(settings.AUTH_USER_MODEL, on_delete=models.PROTECT, related_name="runs")
-    experiment = models.ForeignKey(Experiment, null=True, blank=True, on_delete=models.SET_NULL, related_name="runs")
+    owner = models.ForeignKey(
+        settings.AUTH_USER_MODEL, on_delete=models.PROTECT, related_name="runs"
+    )
+    experiment = models.ForeignKey(
+        Experiment, null=True, blank=True, on_delete=models.SET_NULL, related_name="runs"
+    )
     priority = models.IntegerField(default=0)
     notes = models.TextField(blank=True)
     created = models.DateTimeField(default=timezone.now)
-    queued_at = models.DateTimeField(default=timezone.now)  # since when it waits; moves on every re-queue
+    # since when it waits; moves on every re-queue
+    queued_at = models.DateTimeField(default=timezone.now)
     started = models.DateTimeField(null=True, blank=True)
     ended = models.DateTimeField(null=True, blank=True)
     last_seen = models.DateTimeField(null=True, blank=True)  # newest point, event or log of the run
     attempt_number = models.PositiveIntegerField(default=0)
     wait_reason = models.CharField(max_length=300, blank=True)
-    requested = models.CharField(max_length=12, blank=True)  # cancel | pause, asked by a person, not yet done
+    # cancel | pause, asked by a person, not yet done
+    requested = models.CharField(max_length=12, blank=True)
     budgets_used = models.JSONField(default=dict)  # exit class → attempts it has cost so far
     not_before = models.DateTimeField(null=True, blank=True)  # back-off between attempts
     exit = models.JSONField(null=True, blank=True)  # {class, reason, rank?, step?}
     prediction = models.JSONField(null=True, blank=True)
-    summary = models.JSONField(default=dict)  # newest headline numbers: step, steps, loss, tokens_per_s, mfu, eta_s
-    version = models.PositiveIntegerField(default=1)  # the ETag; every write of a person's edit raises it
+    # newest headline numbers: step, steps, loss, tokens_per_s, mfu, eta_s
+    summary = models.JSONField(default=dict)
+    # the ETag; every write of a person's edit raises it
+    version = models.PositiveIntegerField(default=1)
     rewinds = models.JSONField(default=list)  # [[newest attempt by then, step it went back to], …]
-    forked_from = models.ForeignKey("self", null=True, blank=True, on_delete=models.SET_NULL, related_name="forks")
+    forked_from = models.ForeignKey(
+        "self", null=True, blank=True, on_delete=models.SET_NULL, related_name="forks"
+    )
 
     class Meta:
         indexes = [
             models.Index(fields=["state", "-id"], name="run_state"),
             models.Index(fields=["owner", "-id"], name="run_owner"),
-            models.Index(fields=["owner", "state", "-id"], name="run_owner_state"),  # counts by state of a team's runs
+            # counts by state of a team's runs
+            models.Index(fields=["owner", "state", "-id"], name="run_owner_state"),
             models.Index(fields=["experiment", "-id"], name="run_experiment"),
             models.Index(fields=["kind", "-id"], name="run_kind"),
         ]
@@ -85,17 +100,23 @@ class RunTag(models.Model):
 
 
 class Attempt(models.Model):
-    """One try at a run. `fence` travels with every message; a report with another fence is stale."""
+    """One try at a run.
+
+    `fence` travels with every message; a report with another fence is stale.
+    """
 
     run = models.ForeignKey(Run, on_delete=models.CASCADE, related_name="attempts")
     number = models.PositiveIntegerField()
     fence = models.UUIDField(default=uuid.uuid4, unique=True)
-    state = models.CharField(max_length=12, choices=_choices(AttemptState), default=AttemptState.ASSIGNED.value)
+    state = models.CharField(
+        max_length=12, choices=_choices(AttemptState), default=AttemptState.ASSIGNED.value
+    )
     exit_class = models.CharField(max_length=16, choices=_choices(ExitClass), blank=True)
     exit = models.JSONField(null=True, blank=True)  # {class, reason, rank?, step?, code?}
     placement = models.JSONField(default=list)  # [{node, address, devices: [index], node_rank}]
     resume_from = models.JSONField(null=True, blank=True)  # {path, step}
-    requested = models.CharField(max_length=12, blank=True)  # cancel | pause | preempt, sent to the nodes
+    # cancel | pause | preempt, sent to the nodes
+    requested = models.CharField(max_length=12, blank=True)
     nodes_exited = models.JSONField(default=dict)  # node name → its exit report
     created = models.DateTimeField(default=timezone.now)
     dispatched = models.DateTimeField(null=True, blank=True)
@@ -112,7 +133,10 @@ class Attempt(models.Model):
 
 
 class RunEvent(models.Model):
-    """Something that happened, once. `origin` names the writer's own number, so that a repeat is dropped."""
+    """Something that happened, once.
+
+    `origin` names the writer's own number, so that a repeat is dropped.
+    """
 
     run = models.ForeignKey(Run, on_delete=models.CASCADE, related_name="events")
     attempt = models.PositiveIntegerField(null=True)
@@ -121,7 +145,8 @@ class RunEvent(models.Model):
     time = models.DateTimeField()
     type = models.CharField(max_length=60)
     data = models.JSONField(default=dict)
-    origin = models.CharField(max_length=80, null=True)  # "<attempt>/<rank>/<seq there>", null: the control plane's own
+    # "<attempt>/<rank>/<seq there>", null: the control plane's own
+    origin = models.CharField(max_length=80, null=True)
 
     class Meta:
         constraints = [
@@ -144,7 +169,9 @@ class Checkpoint(models.Model):
     deleted = models.DateTimeField(null=True, blank=True)
 
     class Meta:
-        constraints = [models.UniqueConstraint(fields=["run", "attempt", "step"], name="checkpoint_once")]
+        constraints = [
+            models.UniqueConstraint(fields=["run", "attempt", "step"], name="checkpoint_once")
+        ]
 
     def __str__(self) -> str:
         return f"{self.run_id}@{self.step}"

@@ -1,6 +1,8 @@
-"""Which files a spec may name: under the allowed roots after symlinks, there, and text where text is asked for.
+"""Which files a spec may name: under the allowed roots after symlinks, there, and text where text
+is asked for.
 
-Reads the first and last megabyte of a text, never the whole of it. Knows the control plane's view of the disk only.
+Reads the first and last megabyte of a text, never the whole of it. Knows the control plane's view
+of the disk only.
 """
 
 from __future__ import annotations
@@ -22,15 +24,20 @@ _LARGEST_TOKENIZER_BYTES = 2**26
 def path_problems(
     spec: RunSpec, *, data_roots: Sequence[Path], run_root: Path, models_root: Path | None = None
 ) -> list[Problem]:
-    """What is wrong with the paths of a spec. Weights and tokenizers may also lie under `run_root`, by checkpoints,
+    """What is wrong with the paths of a spec. Weights and tokenizers may also lie under `run_root`,
+    by checkpoints,
     and weights under `models_root`, where they are fetched to."""
     found: list[Problem] = []
     for field, path, format in _data(spec):
         found += _file(field, path, format, data_roots)
     for field, path in _tokenizers(spec):
-        found += _tokenizer(field, path, spec.shape.vocab if spec.shape else None, [*data_roots, run_root])
+        found += _tokenizer(
+            field, path, spec.shape.vocab if spec.shape else None, [*data_roots, run_root]
+        )
     for field, path in _models(spec):
-        found += _there(field, path, [*data_roots, run_root, *([models_root] if models_root else [])])[1]
+        found += _there(
+            field, path, [*data_roots, run_root, *([models_root] if models_root else [])]
+        )[1]
     if spec.generate:
         found += _output("generate.output", spec.generate.output, data_roots)
     if spec.script and spec.script.workdir is not None:
@@ -45,16 +52,23 @@ def path_problems(
 def with_absolute_paths(
     given: dict[str, Any], *, data_roots: Sequence[Path], models_root: Path | None = None
 ) -> dict[str, Any]:
-    """The spec with relative data paths put under the root that has them (the first one where none has).
+    """The spec with relative data paths put under the root that has them (the first one where none
+    has).
 
     A relative `generate.output` stays: it lies in the run's own folder.
     """
     made = dict(given)
-    places = (("generate", "input"), ("evaluate", "input"), ("evaluate", "references"), ("script", "workdir"),
-              ("model", "path"))  # fmt: skip
+    places = (
+        ("generate", "input"),
+        ("evaluate", "input"),
+        ("evaluate", "references"),
+        ("script", "workdir"),
+        ("model", "path"),
+    )
     for part, name in places:
         body = made.get(part)
-        # `smollm2-135m-instruct`, `runs/12`: by the names that fetched models and runs have in the data directory
+        # `smollm2-135m-instruct`, `runs/12`: by the names that fetched models and runs have in the
+        # data directory
         named = [models_root, models_root.parent] if models_root and part == "model" else []
         roots = [*data_roots, *named]
         if isinstance(body, dict) and isinstance(body.get(name), str) and data_roots:
@@ -64,7 +78,10 @@ def with_absolute_paths(
         draft = body.get("draft") if isinstance(body, dict) else None
         if isinstance(draft, dict) and isinstance(draft.get("path"), str) and data_roots:
             roots = [*data_roots, *([models_root, models_root.parent] if models_root else [])]
-            made[kind] = {**made[kind], "draft": {**draft, "path": str(_absolute(draft["path"], roots))}}
+            made[kind] = {
+                **made[kind],
+                "draft": {**draft, "path": str(_absolute(draft["path"], roots))},
+            }
     if data_roots:
         made = _with_absolute_data(made, data_roots)
         train = made.get("train")
@@ -73,7 +90,10 @@ def with_absolute_paths(
         source = train.get("init_from") if isinstance(train, dict) else None
         if isinstance(source, dict) and isinstance(source.get("path"), str):
             roots = [*data_roots, *([models_root] if models_root else [])]
-            made["train"] = {**made["train"], "init_from": {**source, "path": str(_absolute(source["path"], roots))}}
+            made["train"] = {
+                **made["train"],
+                "init_from": {**source, "path": str(_absolute(source["path"], roots))},
+            }
     return made
 
 
@@ -143,16 +163,25 @@ def _absolute(path: str, roots: Sequence[Path]) -> Path:
 
 
 def _there(field: str, path: str, roots: Sequence[Path]) -> tuple[Path | None, list[Problem]]:
-    """`(resolved path, [])`, or None and the problem. What lies outside is told the same whether it exists or not."""
+    """`(resolved path, [])`, or None and the problem.
+
+    What lies outside is told the same whether it exists or not.
+    """
     allowed = ", ".join(str(root) for root in roots)
     if "\0" in path:
         return None, [_problem(field, "the path holds a NUL character", "a path without it")]
     absolute = _absolute(path, roots)
     resolved = Path(os.path.realpath(absolute))
     if not any(resolved.is_relative_to(os.path.realpath(root)) for root in roots):
-        return None, [_problem(field, f"{path} does not lie under the allowed folders", f"a path under {allowed}")]
+        return None, [
+            _problem(
+                field, f"{path} does not lie under the allowed folders", f"a path under {allowed}"
+            )
+        ]
     if not resolved.exists():
-        return None, [_problem(field, f"{path} does not exist", f"a file that is there, under {allowed}")]
+        return None, [
+            _problem(field, f"{path} does not exist", f"a file that is there, under {allowed}")
+        ]
     return resolved, []
 
 
@@ -171,11 +200,18 @@ def _file(field: str, path: str, format: str, roots: Sequence[Path]) -> list[Pro
         return problems
     if resolved.is_dir() and format in SUFFIXES:
         names = SUFFIXES[format]
-        files = sorted(each for each in resolved.iterdir() if each.suffix in names and each.is_file())
+        files = sorted(
+            each for each in resolved.iterdir() if each.suffix in names and each.is_file()
+        )
         if not files:
-            says = f"{path} is not a file, and a folder without {' or '.join(f'*{name}' for name in names)}"
+            says = (
+                f"{path} is not a file, and a folder without "
+                f"{' or '.join(f'*{name}' for name in names)}"
+            )
             return [_problem(field, says, f"a {format} file, or a folder of such")]
-        return [item for each in files[:_LOOK_FILES] for item in _file(field, str(each), format, roots)][:1]
+        return [
+            item for each in files[:_LOOK_FILES] for item in _file(field, str(each), format, roots)
+        ][:1]
     if not resolved.is_file():
         return [_problem(field, f"{path} is not a file", "one file")]
     try:
@@ -185,15 +221,25 @@ def _file(field: str, path: str, format: str, roots: Sequence[Path]) -> list[Pro
             file.seek(max(0, size - _LOOK_BYTES))
             last = file.read(_LOOK_BYTES)
     except OSError as error:
-        return [_problem(field, f"{path} cannot be read: {error.strerror}", "read permission for Orrery's user")]
+        return [
+            _problem(
+                field,
+                f"{path} cannot be read: {error.strerror}",
+                "read permission for Orrery's user",
+            )
+        ]
     if not size:
         return [_problem(field, f"{path} is empty", "a file with something in it")]
     if format not in ("text", "jsonl"):
         return []
     whole = size <= _LOOK_BYTES
-    wrong = _not_text(first, cut_end=not whole) or (None if whole else _not_text(last, cut_start=True))
+    wrong = _not_text(first, cut_end=not whole) or (
+        None if whole else _not_text(last, cut_start=True)
+    )
     if wrong:
-        return [_problem(field, f"{path} is not UTF-8 text: {wrong}", "converting it: iconv -t UTF-8")]
+        return [
+            _problem(field, f"{path} is not UTF-8 text: {wrong}", "converting it: iconv -t UTF-8")
+        ]
     return _not_jsonl(field, path, first) if format == "jsonl" else []
 
 
@@ -208,33 +254,53 @@ def _tokenizer(field: str, path: str, vocab: int | None, roots: Sequence[Path]) 
             raise ValueError(f"more than {_LARGEST_TOKENIZER_BYTES} bytes")
         largest = _largest_id(json.loads(file.read_bytes()))
     except OSError as error:
-        return [_problem(field, f"{file} cannot be read: {error.strerror}", "a tokenizer.json, or a folder with one")]
+        return [
+            _problem(
+                field,
+                f"{file} cannot be read: {error.strerror}",
+                "a tokenizer.json, or a folder with one",
+            )
+        ]
     except (ValueError, TypeError, KeyError, AttributeError) as error:
         return [_problem(field, f"{path} is not a tokenizer.json: {error}", "a Hugging Face one")]
     if vocab is not None and largest >= vocab:
         says = f"{path} has token ids up to {largest}, the model's vocabulary has {vocab}"
-        return [_problem(field, says, f"the tokenizer of this model, or vocab {largest + 1} or more")]
+        return [
+            _problem(field, says, f"the tokenizer of this model, or vocab {largest + 1} or more")
+        ]
     return []
 
 
 def _largest_id(document: Any) -> int:
-    """Of a tokenizer.json: `model.vocab` maps tokens to ids, or lists them in order (Unigram), and tokens are added."""
+    """Of a tokenizer.json: `model.vocab` maps tokens to ids, or lists them in order (Unigram), and
+    tokens are added.
+    """
     vocab = document["model"]["vocab"]
     ids = list(vocab.values()) if isinstance(vocab, dict) else [len(vocab) - 1]
-    return max(-1, *map(int, ids), *(int(token["id"]) for token in document.get("added_tokens", [])))
+    return max(
+        -1, *map(int, ids), *(int(token["id"]) for token in document.get("added_tokens", []))
+    )
 
 
 def _not_text(raw: bytes, *, cut_start: bool = False, cut_end: bool = False) -> str | None:
-    """What is wrong, where the piece may begin or end within a character (which has at most 4 bytes)."""
+    """What is wrong, where the piece may begin or end within a character (which has at most 4
+    bytes).
+    """
     if 0 in raw:
-        return f"a NUL byte at offset {raw.index(0)}" + (" of its last megabyte" if cut_start else "")
+        return f"a NUL byte at offset {raw.index(0)}" + (
+            " of its last megabyte" if cut_start else ""
+        )
     start = 0
     while cut_start and start < min(3, len(raw)) and raw[start] & 0xC0 == 0x80:
         start += 1
     try:
         raw[start:].decode()
     except UnicodeDecodeError as error:
-        if cut_end and error.start + start >= len(raw) - 3 and error.reason == "unexpected end of data":
+        if (
+            cut_end
+            and error.start + start >= len(raw) - 3
+            and error.reason == "unexpected end of data"
+        ):
             return None
         place = " of its last megabyte" if cut_start else ""
         return f"byte 0x{raw[start + error.start]:02x} at offset {start + error.start}{place}"
@@ -248,7 +314,11 @@ def _not_jsonl(field: str, path: str, first: bytes) -> list[Problem]:
     try:
         json.loads(line)
     except ValueError as error:
-        return [_problem(field, f"the first line of {path} is not JSON: {error}", "one JSON object a line")]
+        return [
+            _problem(
+                field, f"the first line of {path} is not JSON: {error}", "one JSON object a line"
+            )
+        ]
     return []
 
 

@@ -1,4 +1,5 @@
-"""What an evaluate run found: its metrics from the event that told them, and the lines that went worst from its file.
+"""What an evaluate run found: its metrics from the event that told them, and the lines that went
+worst from its file.
 
 Reads at most the first megabytes of the file, on the control plane's own disk; computes no metric.
 """
@@ -22,8 +23,14 @@ from workers.contracts.serving import EVALUATED, Evaluated
 LINES: Final = "results.jsonl"
 _MOST_BYTES: Final = 64 * 2**20
 # a line's numbers, the telling one first: (name, whether less is better)
-_RANKED: Final = (("loss", True), ("right", False), ("exact_match", False), ("rougeL", False), ("rouge1", False),
-                  ("rouge2", False))  # fmt: skip
+_RANKED: Final = (
+    ("loss", True),
+    ("right", False),
+    ("exact_match", False),
+    ("rougeL", False),
+    ("rouge1", False),
+    ("rouge2", False),
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,10 +64,14 @@ def lines_file(*, run: Run, told: Evaluated) -> Path | None:
 
 
 def worst(path: Path, *, limit: int) -> list[Line]:
-    """The lines that went worst, the worst first: by loss where there is one, else by the lowest score."""
+    """The lines that went worst, the worst first: by loss where there is one, else by the lowest
+    score.
+    """
     found = [line for line in map(_ranked, _rows(path)) if line is not None]
     less = dict(_RANKED)
-    return heapq.nlargest(limit, found, key=lambda line: line.value if less[line.by] else -line.value)
+    return heapq.nlargest(
+        limit, found, key=lambda line: line.value if less[line.by] else -line.value
+    )
 
 
 def _rows(path: Path) -> Iterator[dict[str, Any]]:
@@ -80,7 +91,12 @@ def _rows(path: Path) -> Iterator[dict[str, Any]]:
 
 def _ranked(row: dict[str, Any]) -> Line | None:
     tokens, nll = row.get("tokens"), row.get("nll")
-    if isinstance(nll, int | float) and isinstance(tokens, int) and tokens > 0 and "right" not in row:
+    if (
+        isinstance(nll, int | float)
+        and isinstance(tokens, int)
+        and tokens > 0
+        and "right" not in row
+    ):
         row = {**row, "loss": nll / tokens}
     for name, _ in _RANKED:
         value = row.get(name)

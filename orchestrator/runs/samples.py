@@ -1,4 +1,7 @@
-"""The texts that a run's model wrote at its checkpoints, step by step. Reads events; knows no model."""
+"""The texts that a run's model wrote at its checkpoints, step by step.
+
+Reads events; knows no model.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +26,8 @@ def samples_told(*, run: Run) -> bool:
 
 
 def samples_of(*, run: Run) -> list[Written]:
-    """By rising step, of the course that the run went: what a later attempt did again, or a rewind gave up, is left
+    """By rising step, of the course that the run went: what a later attempt did again, or a rewind
+    gave up, is left
     out. Events of other programs that are no such texts are none."""
     found: list[Written] = []
     for event in RunEvent.objects.filter(run=run, type=SAMPLES_WRITTEN).order_by("seq"):
@@ -31,7 +35,9 @@ def samples_of(*, run: Run) -> list[Written]:
             told = SamplesWritten.from_dict(event.data)
         except ValidationError:
             continue
-        if any((event.attempt or 0) <= attempt and told.step > back for attempt, back in run.rewinds):
+        if any(
+            (event.attempt or 0) <= attempt and told.step > back for attempt, back in run.rewinds
+        ):
             continue
         found = [each for each in found if each.told.step < told.step]
         found.append(Written(event.attempt, event.time, told))

@@ -26,7 +26,15 @@ from orchestrator.runs.answers import (
     experiment_answer,
     run_answer,
 )
-from orchestrator.runs.models import Artifact, Attempt, Checkpoint, Experiment, Run, RunEvent, RunTag
+from orchestrator.runs.models import (
+    Artifact,
+    Attempt,
+    Checkpoint,
+    Experiment,
+    Run,
+    RunEvent,
+    RunTag,
+)
 from orchestrator.runs.states import ENDED
 from workers.contracts.node import AttemptState, RunState
 
@@ -91,8 +99,10 @@ def run_list(
 ) -> list[Run]:
     """At most `limit` runs, newest first, below `before_id`; tags are at hand.
 
-    Each filter takes one value, several, or a comma list. `experiment` is an id or a name, `owner` a user name or `me`;
-    `q` is looked for in names, notes, models and tags. `within` is what `runs_visible_to` answered this person, where
+    Each filter takes one value, several, or a comma list. `experiment` is an id or a name, `owner`
+    a user name or `me`;
+    `q` is looked for in names, notes, models and tags. `within` is what `runs_visible_to` answered
+    this person, where
     the caller has it already: that asks for their teams once.
     """
     runs = runs_visible_to(user=user) if within is None else within
@@ -118,7 +128,8 @@ def run_list(
 
 
 def state_counts(*, user: User | None, within: QuerySet[Run] | None = None) -> dict[str, int]:
-    """How many visible runs are in each state, of all runs without a user; states without runs are left out.
+    """How many visible runs are in each state, of all runs without a user; states without runs are
+    left out.
 
     `within` as for `run_list`.
     """
@@ -137,7 +148,8 @@ def events_of(
     without: Iterable[str] = (),
     newest: bool = False,
 ) -> list[RunEvent]:
-    """Events numbered above `after`, ascending; with `newest`, the last `limit` of them instead of the first.
+    """Events numbered above `after`, ascending; with `newest`, the last `limit` of them instead of
+    the first.
 
     `types` keeps these types only, `without` leaves these out.
     """
@@ -160,7 +172,9 @@ def events_visible_to(
     types: Iterable[str] | None = None,
     without: Iterable[str] = (),
 ) -> list[RunEvent]:
-    """Events of all visible runs, or of one, newest first, below the row `before_id`; their runs are at hand."""
+    """Events of all visible runs, or of one, newest first, below the row `before_id`; their runs
+    are at hand.
+    """
     found = RunEvent.objects.select_related("run")
     if run is not None:
         found = found.filter(run=run)
@@ -182,14 +196,26 @@ def attempts_of(*, run: Run) -> QuerySet[Attempt]:
 
 
 def attempts_on(*, node: str) -> list[Attempt]:
-    """Attempts that are not over and have a share on that node, with their runs: whom draining it concerns."""
-    alive = Attempt.objects.exclude(state=AttemptState.EXITED).exclude(run__kind="external").select_related("run")
-    return [attempt for attempt in alive.order_by("id") if any(share["node"] == node for share in attempt.placement)]
+    """Attempts that are not over and have a share on that node, with their runs: whom draining it
+    concerns.
+    """
+    alive = (
+        Attempt.objects.exclude(state=AttemptState.EXITED)
+        .exclude(run__kind="external")
+        .select_related("run")
+    )
+    return [
+        attempt
+        for attempt in alive.order_by("id")
+        if any(share["node"] == node for share in attempt.placement)
+    ]
 
 
 def attempt_by_fence(*, attempt_id: int | str, fence: str) -> Attempt | None:
     """The attempt that a report is about, with its run; None for a stale or unknown fence."""
-    found = Attempt.objects.filter(pk=int(attempt_id)) if is_id(attempt_id) else Attempt.objects.none()
+    found = (
+        Attempt.objects.filter(pk=int(attempt_id)) if is_id(attempt_id) else Attempt.objects.none()
+    )
     attempt = found.select_related("run").first()
     return attempt if attempt is not None and str(attempt.fence) == str(fence) else None
 
@@ -201,7 +227,9 @@ def checkpoints_of(*, run: Run, kept: bool = True) -> QuerySet[Checkpoint]:
 
 
 def forks_of(*, run: Run, user: User) -> list[dict[str, Any]]:
-    """`[{run, step}]` of runs forked from this one that this person may see, newest first, at most 50."""
+    """`[{run, step}]` of runs forked from this one that this person may see, newest first, at most
+    50.
+    """
     found = list(runs_visible_to(user=user).filter(forked_from=run).order_by("-id")[:50])
     steps = dict(Checkpoint.objects.filter(run__in=found, attempt=0).values_list("run_id", "step"))
     return [{"run": each, "step": steps.get(each.pk)} for each in found]
@@ -213,7 +241,9 @@ def forked_at(run: Run) -> int | None:
 
 
 def resume_point(run: Run) -> dict[str, Any] | None:
-    """`{path, step}` of the newest checkpoint kept, which the next attempt goes on from; None: from the start."""
+    """`{path, step}` of the newest checkpoint kept, which the next attempt goes on from; None: from
+    the start.
+    """
     newest = checkpoints_of(run=run).first()
     return {"path": newest.path, "step": newest.step} if newest else None
 
@@ -223,7 +253,8 @@ def launch_spec(run: Run) -> dict[str, Any]:
     made = {**run.spec, "plan": run.plan} if run.plan else dict(run.spec)
     body = made.get("generate")
     if isinstance(body, dict) and not PurePath(str(body.get("output"))).is_absolute():
-        # in the run's folder, above the attempt's that programs start in: the next attempt goes on with the same file
+        # in the run's folder, above the attempt's that programs start in: the next attempt goes on
+        # with the same file
         made["generate"] = {**body, "output": f"../{body['output']}"}
     return made
 
@@ -234,7 +265,9 @@ def artifacts_of(*, run: Run) -> QuerySet[Artifact]:
 
 def experiments_visible_to(*, user: User) -> QuerySet[Experiment]:
     """Newest first, with `run_count`; of one's own and of team mates."""
-    found = Experiment.objects.select_related("owner").annotate(run_count=Count("runs")).order_by("-id")
+    found = (
+        Experiment.objects.select_related("owner").annotate(run_count=Count("runs")).order_by("-id")
+    )
     owners = people.visible_owners(user)
     return found if owners is None else found.filter(owner_id__in=owners)
 
@@ -249,10 +282,14 @@ def experiment_get(*, user: User, id: int | str) -> Experiment:
 
 
 def external_silent(*, now: datetime | None = None) -> QuerySet[Run]:
-    """External runs that should have ended by silence: without a word for longer than the setting allows."""
+    """External runs that should have ended by silence: without a word for longer than the setting
+    allows.
+    """
     before = (now or clock.now()) - timedelta(seconds=settings.ENV.external_silent_s)
     alive = Run.objects.filter(kind="external").exclude(state__in=[str(state) for state in ENDED])
-    return alive.filter(Q(last_seen__lt=before) | Q(last_seen=None, created__lt=before), state=RunState.RUNNING)
+    return alive.filter(
+        Q(last_seen__lt=before) | Q(last_seen=None, created__lt=before), state=RunState.RUNNING
+    )
 
 
 def _words(given: str | int | Iterable[str] | None) -> list[str]:
@@ -262,8 +299,13 @@ def _words(given: str | int | Iterable[str] | None) -> list[str]:
     return [word.strip() for word in parts if word.strip()]
 
 
-def _among(runs: QuerySet[Run], column: str, wanted: list[Any], *, asked: bool = False) -> QuerySet[Run]:
-    """One value keeps `=`, which an index answers in order. An empty list is no filter, but if `asked`, no run."""
+def _among(
+    runs: QuerySet[Run], column: str, wanted: list[Any], *, asked: bool = False
+) -> QuerySet[Run]:
+    """One value keeps `=`, which an index answers in order.
+
+    An empty list is no filter, but if `asked`, no run.
+    """
     if len(wanted) == 1:
         return runs.filter(**{column: wanted[0]})
     return runs.filter(**{f"{column}__in": wanted}) if wanted or asked else runs

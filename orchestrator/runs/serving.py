@@ -1,6 +1,7 @@
 """Where a serve run answers, how its engine stands, and what became of its requests.
 
-Reads events and asks the run's own server; forwards nothing (that is the proxy's) and knows no markup.
+Reads events and asks the run's own server; forwards nothing (that is the proxy's) and knows no
+markup.
 """
 
 from __future__ import annotations
@@ -48,7 +49,9 @@ _MOST_BYTES: Final = 32 << 20  # of a state that is read
 
 @dataclass(frozen=True, slots=True)
 class Standing:
-    """`url` and `key` reach the server, "" where there is none; `says` is what a caller is told in each phase."""
+    """`url` and `key` reach the server, "" where there is none; `says` is what a caller is told in
+    each phase.
+    """
 
     phase: Phase
     says: str
@@ -71,19 +74,33 @@ def standing(*, run: Run) -> Standing:
         )
         return Standing("ended", f"Run {run.pk} is {run.state} and serves no more. {what}")
     if run.state in (RunState.QUEUED, RunState.PAUSED, RunState.STARTING):
-        why = f": {run.wait_reason.rstrip('.')}" if run.wait_reason and run.state == RunState.QUEUED else ""
-        return Standing("waiting", f"Run {run.pk} is {run.state}{why}. Ask again once its page says that it serves.")
+        why = (
+            f": {run.wait_reason.rstrip('.')}"
+            if run.wait_reason and run.state == RunState.QUEUED
+            else ""
+        )
+        return Standing(
+            "waiting",
+            f"Run {run.pk} is {run.state}{why}. Ask again once its page says that it serves.",
+        )
     attempt = Attempt.objects.filter(run=run, number=run.attempt_number).first()
     told = list(
-        RunEvent.objects.filter(run=run, attempt=run.attempt_number, type__in=(SERVING, DRAINING)).order_by("seq")
+        RunEvent.objects.filter(
+            run=run, attempt=run.attempt_number, type__in=(SERVING, DRAINING)
+        ).order_by("seq")
     )
     found = next((each for each in map(_read, reversed(told)) if each is not None), None)
     if attempt is None or found is None:
-        return Standing("loading", f"Run {run.pk} is loading its model. Ask again in a few seconds.")
+        return Standing(
+            "loading", f"Run {run.pk} is loading its model. Ask again in a few seconds."
+        )
     url = f"http://{_bracketed(_host(found, attempt))}:{found.port}"
     key = serve_key(str(attempt.fence))
     if run.state == RunState.STOPPING or told[-1].type == DRAINING:
-        says = f"Run {run.pk} is stopping: it ends what it has begun and takes no new requests. Send them to another."
+        says = (
+            f"Run {run.pk} is stopping: it ends what it has begun and takes no new requests. "
+            "Send them to another."
+        )
         return Standing("draining", says, found, url, key)
     return Standing("serving", f"Run {run.pk} serves {found.model}.", found, url, key)
 
@@ -102,7 +119,9 @@ def run_by_key(*, id: int, key: str) -> Run | None:
 
 
 def engine_state(*, run: Run) -> EngineState | None:
-    """Of the engine just now; None where there is no server, or it does not answer within two seconds."""
+    """Of the engine just now; None where there is no server, or it does not answer within two
+    seconds.
+    """
     found = standing(run=run)
     if not found.url:
         return None
@@ -128,8 +147,10 @@ def summary_of(*, run: Run) -> Summary | None:
 
 
 def last_stood(*, run: Run) -> Stood | None:
-    """How the engine stood at last, in the newest attempt that was asked for something, else in the newest: as its
-    server wrote it down, where that file is on this machine, else as it told at its end. None where neither is known.
+    """How the engine stood at last, in the newest attempt that was asked for something, else in the
+    newest: as its
+    server wrote it down, where that file is on this machine, else as it told at its end. None where
+    neither is known.
     """
     folder = Path(settings.ENV.media_runs) / str(run.pk)
     found: list[Stood] = []
@@ -164,8 +185,12 @@ _checkers: OrderedDict[str, Callable[[str], bool]] = OrderedDict()
 
 def _ask(found: Standing) -> EngineState | None:
     try:
-        answer = httpx.get(found.url + STATE_PATH, headers=found.headers, timeout=_PATIENCE, trust_env=False)
-        return EngineState.model_validate_json(answer.content) if answer.status_code == 200 else None
+        answer = httpx.get(
+            found.url + STATE_PATH, headers=found.headers, timeout=_PATIENCE, trust_env=False
+        )
+        return (
+            EngineState.model_validate_json(answer.content) if answer.status_code == 200 else None
+        )
     except (httpx.HTTPError, ValidationError):
         return None
 

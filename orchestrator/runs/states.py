@@ -1,4 +1,5 @@
-"""The one table of allowed moves, and the move itself: conditional UPDATE, event and live frames in one transaction.
+"""The one table of allowed moves, and the move itself: conditional UPDATE, event and live frames in
+one transaction.
 
 Knows states; does not know why somebody wants one.
 """
@@ -36,17 +37,23 @@ RUN_MOVES: dict[RunState, frozenset[RunState]] = {
 
 ATTEMPT_MOVES: dict[AttemptState, frozenset[AttemptState]] = {
     # reports overtake each other: what runs need not have been seen launching
-    AttemptState.ASSIGNED: frozenset({AttemptState.LAUNCHING, AttemptState.RUNNING, AttemptState.EXITED}),
+    AttemptState.ASSIGNED: frozenset(
+        {AttemptState.LAUNCHING, AttemptState.RUNNING, AttemptState.EXITED}
+    ),
     AttemptState.LAUNCHING: frozenset({AttemptState.RUNNING, AttemptState.EXITED}),
     AttemptState.RUNNING: frozenset({AttemptState.EXITED}),
     AttemptState.EXITED: frozenset(),
 }
 
 
-def run_move(run: Run, to: RunState, *, by: str = "control plane", why: str = "", **values: Any) -> bool:
-    """Moves the run from the state that `run` was read in, setting `values` with it; False when somebody was faster.
+def run_move(
+    run: Run, to: RunState, *, by: str = "control plane", why: str = "", **values: Any
+) -> bool:
+    """Moves the run from the state that `run` was read in, setting `values` with it; False when
+    somebody was faster.
 
-    Raises ValueError for a move that the table does not allow: that is a mistake of ours, not of a person.
+    Raises ValueError for a move that the table does not allow: that is a mistake of ours, not of a
+    person.
     """
     old = RunState(run.state)
     if to not in RUN_MOVES[old]:
@@ -56,22 +63,30 @@ def run_move(run: Run, to: RunState, *, by: str = "control plane", why: str = ""
             return False
         run.refresh_from_db()
         data = {"of": "run", "old": str(old), "new": str(to), "by": by, "why": why}
-        events.record(run=run, new=[events.New("state_changed", data, attempt=run.attempt_number or None)])
+        events.record(
+            run=run, new=[events.New("state_changed", data, attempt=run.attempt_number or None)]
+        )
         frames.run_state(run)
     return True
 
 
 def attempt_move(attempt: Attempt, to: AttemptState, *, why: str = "", **values: Any) -> bool:
-    """Moves the attempt out of any state that allows it; False when it is there already, or past it."""
+    """Moves the attempt out of any state that allows it; False when it is there already, or past
+    it.
+    """
     allowed = [old for old, moves in ATTEMPT_MOVES.items() if to in moves]
     with transaction.atomic():
         events.lock(attempt.run_id)
         old = Attempt.objects.values_list("state", flat=True).get(pk=attempt.pk)
-        if not conditional.move(Attempt.objects.filter(pk=attempt.pk, state__in=allowed), state=to, **values):
+        if not conditional.move(
+            Attempt.objects.filter(pk=attempt.pk, state__in=allowed), state=to, **values
+        ):
             return False
         attempt.refresh_from_db()
         data = {"of": "attempt", "old": str(old), "new": str(to), "by": "node", "why": why}
-        events.record(run=attempt.run, new=[events.New("state_changed", data, attempt=attempt.number)])
+        events.record(
+            run=attempt.run, new=[events.New("state_changed", data, attempt=attempt.number)]
+        )
     return True
 
 

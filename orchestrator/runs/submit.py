@@ -1,4 +1,7 @@
-"""From what a person asks to a queued run, or to sentences that say why not. Nothing is written before all is right."""
+"""From what a person asks to a queued run, or to sentences that say why not.
+
+Nothing is written before all is right.
+"""
 
 from __future__ import annotations
 
@@ -46,9 +49,11 @@ def run_folder(run: Run) -> str:
 
 @dataclass(frozen=True)
 class Checked:
-    """A spec with its plan resolved, as it is stored, what is wrong with it, and what the planner says of it.
+    """A spec with its plan resolved, as it is stored, what is wrong with it, and what the planner
+    says of it.
 
-    `misfits` say that the plan is predicted not to fit the pool's devices, and what would; empty where it fits, where
+    `misfits` say that the plan is predicted not to fit the pool's devices, and what would; empty
+    where it fits, where
     the pool has no device that is known, and for runs that the planner knows nothing of.
     """
 
@@ -72,9 +77,11 @@ def run_submit(
 ) -> Run:
     """Queues the run and wakes the scheduler. An external run is born running, with attempt 1.
 
-    `experiment` is one, or a name: an unknown name makes a new one. `resume_from` is a checkpoint of `forked_from` that
+    `experiment` is one, or a name: an unknown name makes a new one. `resume_from` is a checkpoint
+    of `forked_from` that
     the run goes on from. `force` submits what the planner thinks does not fit.
-    Raises 422 `spec-invalid` with a sentence for each wrong field, 422 `plan-does-not-fit` with the nearest changes
+    Raises 422 `spec-invalid` with a sentence for each wrong field, 422 `plan-does-not-fit` with the
+    nearest changes
     that would, 403 for people who may only look.
     """
     accounts.require_role(owner, Role.SUBMITTER, "submit runs")
@@ -113,14 +120,26 @@ def run_submit(
         RunTag.objects.bulk_create(RunTag(run=run, name=tag) for tag in dict.fromkeys(checked.tags))
         if external:
             Attempt.objects.create(
-                run=run, number=1, state=AttemptState.RUNNING, created=now, launched=now, started=now
+                run=run,
+                number=1,
+                state=AttemptState.RUNNING,
+                created=now,
+                launched=now,
+                started=now,
             )
-        states.run_born(run, by=owner.username, extra=_first_events(found, forked_from, resume_from))
+        states.run_born(
+            run, by=owner.username, extra=_first_events(found, forked_from, resume_from)
+        )
         if resume_from is not None:
             Checkpoint.objects.create(
-                run=run, attempt=0, step=resume_from.step, tokens=resume_from.tokens, bytes=resume_from.bytes,
-                path=f"{run_folder(run)}/checkpoints/{PurePosixPath(resume_from.path).name}", created=now,
-            )  # fmt: skip
+                run=run,
+                attempt=0,
+                step=resume_from.step,
+                tokens=resume_from.tokens,
+                bytes=resume_from.bytes,
+                path=f"{run_folder(run)}/checkpoints/{PurePosixPath(resume_from.path).name}",
+                created=now,
+            )
         data = {"name": run.name, "kind": run.kind} | ({"force": True} if force else {})
         accounts.audit(actor=owner, action="run.submit", target=f"run:{run.pk}", data=data)
         if not external:
@@ -131,19 +150,24 @@ def run_submit(
 def check(spec: Any) -> Checked:
     """All that is wrong with a spec, and what it would be as a run, writing nothing.
 
-    A spec is stored as given, defaults left out, so that a copy of it rests on the defaults of its own day.
+    A spec is stored as given, defaults left out, so that a copy of it rests on the defaults of its
+    own day.
     """
     if not isinstance(spec, dict):
         says = "the spec is not an object"
         return Checked(problems=[Problem(field="spec", says=says, try_='{"kind": "train", ...}')])
     roots = settings.DATA_ROOTS
     try:
-        checked = RunSpec.from_dict(with_absolute_paths(spec, data_roots=roots, models_root=models_root()))
+        checked = RunSpec.from_dict(
+            with_absolute_paths(spec, data_roots=roots, models_root=models_root())
+        )
     except ValidationError as error:
         return Checked(problems=problems_of(error))
     training = as_training(checked)  # of a benchmark: its base
     venue = venue_of(training) if training.kind in ("train", *INFERENCE_KINDS) else None
-    resolved = resolve_plan(training, (lambda spec, devices: choose(spec, venue, devices)) if venue else None)
+    resolved = resolve_plan(
+        training, (lambda spec, devices: choose(spec, venue, devices)) if venue else None
+    )
     stored = checked.model_dump(mode="json", exclude_unset=True)
     complete = checked.model_copy(update={"plan": resolved.plan}) if resolved.plan else checked
     problems = [*resolved.problems, *([] if resolved.problems else spec_problems(complete))]
@@ -156,21 +180,29 @@ def check(spec: Any) -> Checked:
         problems += path_problems(
             checked, data_roots=roots, run_root=settings.ENV.media_runs, models_root=models_root()
         )
-    prediction = _predicted(as_training(complete), resolved, venue) if venue is not None and not problems else None
+    prediction = (
+        _predicted(as_training(complete), resolved, venue)
+        if venue is not None and not problems
+        else None
+    )
     misfits = prediction.problems(venue) if prediction is not None and venue is not None else []
     return Checked(checked, resolved, stored, problems, prediction, misfits)
 
 
 def spec_problem_list(spec: Any) -> list[dict[str, str]]:
     """`[{field, says, try}]` for a spec that a form still edits; empty when it may be submitted."""
-    return [{"field": item.field, "says": item.says, "try": item.try_} for item in check(spec).problems]
+    return [
+        {"field": item.field, "says": item.says, "try": item.try_} for item in check(spec).problems
+    ]
 
 
 def spec_forecast(spec: Any) -> dict[str, Any]:
     """What a form may say beside a spec, writing nothing.
 
-    `{problems, plan, automatic, how, prediction, fits, misfits, advice}`: `plan` is the resolved one, `how` where it is
-    from; `misfits` are problems that only `force` overrides, `advice` says what single changes would make it fit. Parts
+    `{problems, plan, automatic, how, prediction, fits, misfits, advice}`: `plan` is the resolved
+    one, `how` where it is
+    from; `misfits` are problems that only `force` overrides, `advice` says what single changes
+    would make it fit. Parts
     that cannot be told are None.
     """
     found = check(spec)
@@ -183,7 +215,9 @@ def spec_forecast(spec: Any) -> dict[str, Any]:
         "prediction": found.prediction.document if found.prediction is not None else None,
         "fits": found.prediction.fits if found.prediction is not None else None,
         "misfits": [item.model_dump(by_alias=True) for item in found.misfits],
-        "advice": [each.says for each in found.prediction.advice] if found.prediction is not None else [],
+        "advice": [each.says for each in found.prediction.advice]
+        if found.prediction is not None
+        else [],
     }
 
 
@@ -192,14 +226,18 @@ def _predicted(spec: RunSpec, resolved: Resolved, venue: Venue) -> Prediction | 
     if resolved.plan is None:
         return None
     try:
-        return (predict_serving if spec.kind in INFERENCE_KINDS else predict)(spec, resolved.plan, venue)
+        return (predict_serving if spec.kind in INFERENCE_KINDS else predict)(
+            spec, resolved.plan, venue
+        )
     except Exception:
         log.exception("the planner failed on a spec, which is accepted without a prediction")
         return None
 
 
 def _secret(stored: dict[str, Any]) -> dict[str, Any]:
-    """Without keys that could be read: rows, answers, copies of the run and its nodes get what they are checked by."""
+    """Without keys that could be read: rows, answers, copies of the run and its nodes get what they
+    are checked by.
+    """
     serve = stored.get("serve")
     if not isinstance(serve, dict) or not serve.get("api_key"):
         return stored
@@ -209,9 +247,12 @@ def _secret(stored: dict[str, Any]) -> dict[str, Any]:
 def _does_not_fit(misfits: list[Problem]) -> Refusal:
     detail = "; ".join(str(item) for item in misfits[:3])
     return Refusal(
-        "plan-does-not-fit", "The plan is predicted not to fit its devices", 422,
-        f"{detail}. Send it with force to run it all the same.", misfits,
-    )  # fmt: skip
+        "plan-does-not-fit",
+        "The plan is predicted not to fit its devices",
+        422,
+        f"{detail}. Send it with force to run it all the same.",
+        misfits,
+    )
 
 
 def spec_invalid(problems: list[Problem]) -> Refusal:
@@ -226,7 +267,11 @@ def _first_summary(spec: RunSpec, resolved: Resolved) -> dict[str, Any]:
 
 
 def _name_problems(name: Any) -> list[Problem]:
-    if not isinstance(name, str) or not 1 <= len(name.strip()) <= NAME_LENGTH or not name.strip().isprintable():
+    if (
+        not isinstance(name, str)
+        or not 1 <= len(name.strip()) <= NAME_LENGTH
+        or not name.strip().isprintable()
+    ):
         says = f"a run's name has 1 to {NAME_LENGTH} printable characters"
         return [Problem(field="name", says=says, try_="first try")]
     return []
@@ -238,8 +283,12 @@ def _experiment(given: Experiment | str | None, owner: User) -> Experiment | Non
     name = str(given).strip()
     if not 1 <= len(name) <= 120:
         says = "an experiment's name has 1 to 120 characters"
-        raise spec_invalid([Problem(field="experiment", says=says, try_="its question in a few words")])
-    found, _ = Experiment.objects.get_or_create(name=name, defaults={"owner": owner, "created": clock.now()})
+        raise spec_invalid(
+            [Problem(field="experiment", says=says, try_="its question in a few words")]
+        )
+    found, _ = Experiment.objects.get_or_create(
+        name=name, defaults={"owner": owner, "created": clock.now()}
+    )
     visible = people.visible_owners(owner)
     if visible is not None and found.owner_id not in visible:
         says = f"the name {name!r} is taken by people you share no team with"
@@ -247,7 +296,9 @@ def _experiment(given: Experiment | str | None, owner: User) -> Experiment | Non
     return found
 
 
-def _first_events(checked: Checked, forked_from: Run | None, resume_from: Checkpoint | None) -> list[events.New]:
+def _first_events(
+    checked: Checked, forked_from: Run | None, resume_from: Checkpoint | None
+) -> list[events.New]:
     resolved, found = checked.resolved, list[events.New]()
     assert resolved is not None
     if resolved.plan is not None:

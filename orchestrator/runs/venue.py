@@ -1,6 +1,8 @@
-"""The devices that a run would get: its pool's, as the fleet knows them and as earlier runs measured them.
+"""The devices that a run would get: its pool's, as the fleet knows them and as earlier runs
+measured them.
 
-Reads; decides nothing. Where the pool has no device that is known, the catalogue's nominal one stands in.
+Reads; decides nothing. Where the pool has no device that is known, the catalogue's nominal one
+stands in.
 """
 
 from __future__ import annotations
@@ -50,7 +52,9 @@ class Venue:
 def venue_of(spec: RunSpec) -> Venue:
     pool = spec.resources.pool or "default"
     offer = fleet.offer(pool=pool, catalogue=spec.resources.device)
-    name = offer.catalogue if offer and offer.catalogue in DEVICES else spec.resources.device or "cpu"
+    name = (
+        offer.catalogue if offer and offer.catalogue in DEVICES else spec.resources.device or "cpu"
+    )
     entry, per_node = DEVICES[name], 8
     if offer is not None and offer.catalogue == name:
         per_node = offer.per_node
@@ -60,16 +64,26 @@ def venue_of(spec: RunSpec) -> Venue:
         entry = entry.model_copy(update=changes)
     row = planner.calibration_default(device=name)
     return Venue(
-        entry, per_node, offer is not None, offer.cores if offer and entry.kind == "cpu" else None,
-        Calibration.from_dict(row.document) if row else None, row.name if row else None,
-    )  # fmt: skip
+        entry,
+        per_node,
+        offer is not None,
+        offer.cores if offer and entry.kind == "cpu" else None,
+        Calibration.from_dict(row.document) if row else None,
+        row.name if row else None,
+    )
 
 
 def _measured_peaks(pool: str) -> dict[str, float]:
-    """TFLOP/s by precision that the pool's ranks measured at their start, the most of each: others had neighbours."""
+    """TFLOP/s by precision that the pool's ranks measured at their start, the most of each: others
+    had neighbours.
+    """
     lately = Run.objects.filter(pool_name=pool, kind__in=("train", "benchmark")).order_by("-id")
     runs = list(lately.values_list("id", flat=True)[:_LATELY])
-    rows = RunEvent.objects.filter(run_id__in=runs, type="peak_measured").order_by("-id").values_list("data", flat=True)
+    rows = (
+        RunEvent.objects.filter(run_id__in=runs, type="peak_measured")
+        .order_by("-id")
+        .values_list("data", flat=True)
+    )
     found: dict[str, float] = {}
     for data in rows[: 4 * _LATELY]:
         precision, peak = data.get("precision"), data.get("tflops")

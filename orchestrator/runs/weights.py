@@ -1,4 +1,5 @@
-"""Weights that a run may name, as far as the control plane's own disk tells: their shape, and whether they are here.
+"""Weights that a run may name, as far as the control plane's own disk tells: their shape, and
+whether they are here.
 
 Opens no weights. Nodes have disks of their own: what is not here may be there.
 """
@@ -61,7 +62,9 @@ def offered() -> list[tuple[str, str]]:
 
 def _folders() -> list[Path]:
     try:
-        found = sorted(each for each in models_root().iterdir() if each.is_dir() or each.suffix == ".gguf")
+        found = sorted(
+            each for each in models_root().iterdir() if each.is_dir() or each.suffix == ".gguf"
+        )
     except OSError:
         return []
     return [each for each in found if not each.name.startswith(".")][:_MOST]

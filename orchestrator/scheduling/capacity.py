@@ -1,4 +1,5 @@
-"""The devices of one pass: which are free, when the others are, which are kept. Changed while a pass places runs.
+"""The devices of one pass: which are free, when the others are, which are kept. Changed while a
+pass places runs.
 
 Knows nodes and numbers of devices; does not know priorities, quotas or sentences.
 """
@@ -13,7 +14,10 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Slot:
-    """One healthy device. `run` holds it, at the latest until `until` (Unix seconds) where that is known."""
+    """One healthy device.
+
+    `run` holds it, at the latest until `until` (Unix seconds) where that is known.
+    """
 
     index: int
     kind: str  # its catalogue name, or its product's
@@ -33,12 +37,19 @@ class NodeView:
 
 
 class Lane:
-    """The devices of one kind on one usable node. `free_at`, ascending, says when each is free; inf: nobody knows."""
+    """The devices of one kind on one usable node.
+
+    `free_at`, ascending, says when each is free; inf: nobody knows.
+    """
 
     def __init__(self, node: str, slots: Sequence[Slot], now: float) -> None:
         self.node, self.kind, self.gpu, self.size = node, slots[0].kind, slots[0].gpu, len(slots)
         self.free = sorted(slot.index for slot in slots if slot.run is None)
-        held = [math.inf if slot.until is None else max(now, slot.until) for slot in slots if slot.run is not None]
+        held = [
+            math.inf if slot.until is None else max(now, slot.until)
+            for slot in slots
+            if slot.run is not None
+        ]
         self.free_at = sorted([now] * len(self.free) + held)
         self.kept = 0  # free devices that wait for a run at the head of its line
         self.holders: dict[int, int] = {}
@@ -94,10 +105,15 @@ class Room:
 
     def ever_even(self, devices: int) -> bool:
         """Whether so many ranks could be spread evenly if everything were free."""
-        return any(_enough(self._sizes, devices // count, count) for count in splits(devices, len(self.lanes)))
+        return any(
+            _enough(self._sizes, devices // count, count)
+            for count in splits(devices, len(self.lanes))
+        )
 
     def gang(self, devices: int, prefer: Collection[str], *, passing: bool) -> list[Lane]:
-        """The fewest lanes that hold the gang evenly; among those the fullest, to keep others whole. Empty: none do."""
+        """The fewest lanes that hold the gang evenly; among those the fullest, to keep others
+        whole. Empty: none do.
+        """
         rooms = self._sorted(passing)
         for count in splits(devices, len(self.lanes)):
             per = devices // count
@@ -115,7 +131,9 @@ class Room:
             if not _enough(self._sizes, per, count):
                 continue
             able = [
-                (lane.free_at[per - 1], -len(lane.free), lane.node, lane) for lane in self.lanes if lane.size >= per
+                (lane.free_at[per - 1], -len(lane.free), lane.node, lane)
+                for lane in self.lanes
+                if lane.size >= per
             ]
             able.sort(key=lambda item: item[:3])
             if best is None or able[count - 1][0] < best[0]:

@@ -1,4 +1,7 @@
-"""The control plane's side of Celery: one producer that puts sealed orders on nodes' queues. Nothing runs here."""
+"""The control plane's side of Celery: one producer that puts sealed orders on nodes' queues.
+
+Nothing runs here.
+"""
 
 from __future__ import annotations
 
@@ -19,13 +22,20 @@ def _app(url: str) -> Celery:
         task_ignore_result=True,
         result_backend=None,
         broker_connection_timeout=2,
-        broker_transport_options={"visibility_timeout": 300, "socket_connect_timeout": 2, "socket_timeout": 5},
+        broker_transport_options={
+            "visibility_timeout": 300,
+            "socket_connect_timeout": 2,
+            "socket_timeout": 5,
+        },
     )
     return app
 
 
 def send(*, task: str, node: str, envelope: str) -> None:
-    """One message to the node's own queue. Raises `kombu.exceptions.OperationalError` while Redis is away."""
+    """One message to the node's own queue.
+
+    Raises `kombu.exceptions.OperationalError` while Redis is away.
+    """
     queue = wire.queue_of(node)
     _app(settings.REDIS_URL).send_task(
         task,

@@ -1,4 +1,5 @@
-"""Orders to nodes, after the commit that they tell of: launch, and what is asked of a running attempt.
+"""Orders to nodes, after the commit that they tell of: launch, and what is asked of a running
+attempt.
 
 A lost message is sent again by the timer; a doubled one finds the attempt claimed. Decides nothing.
 """
@@ -27,9 +28,14 @@ log = logging.getLogger(__name__)
 
 
 def launch(attempt: Attempt, *, nodes: Iterable[str] | None = None) -> bool:
-    """Sends each of the attempt's nodes (or these) its launch order; False if one could not be sent."""
+    """Sends each of the attempt's nodes (or these) its launch order; False if one could not be
+    sent.
+    """
     shares = attempt.placement
-    known = {node.name: node for node in Node.objects.filter(name__in=[share["node"] for share in shares])}
+    known = {
+        node.name: node
+        for node in Node.objects.filter(name__in=[share["node"] for share in shares])
+    }
     kinds = dict(Device.objects.filter(node__name=shares[0]["node"]).values_list("index", "kind"))
     sent = True
     for share in shares:
@@ -51,7 +57,8 @@ def launch_order(attempt: Attempt, share: dict[str, Any], *, gpu: bool) -> Launc
     before = [each for each in shares if each["node_rank"] < share["node_rank"]]
     folder = f"runs/{run.pk}/attempt-{attempt.number}"
     if settings.ENV.shared_runs and len(shares) > 1:
-        folder += f"/node-{share['node_rank']}"  # one file system for all: each node's supervisor has its own files
+        # one file system for all: each node's supervisor has its own files
+        folder += f"/node-{share['node_rank']}"
     return LaunchOrder.from_dict(
         {
             "run": str(run.pk),
@@ -80,12 +87,22 @@ def launch_order(attempt: Attempt, share: dict[str, Any], *, gpu: bool) -> Launc
     )
 
 
-def control(attempt: Attempt, action: str, *, nodes: Iterable[str] | None = None, grace_s: float | None = None) -> bool:
-    """Asks the attempt's nodes (or these), but for those that have exited; False if one could not be asked."""
+def control(
+    attempt: Attempt,
+    action: str,
+    *,
+    nodes: Iterable[str] | None = None,
+    grace_s: float | None = None,
+) -> bool:
+    """Asks the attempt's nodes (or these), but for those that have exited; False if one could not
+    be asked.
+    """
     wanted = set(nodes) if nodes is not None else {share["node"] for share in attempt.placement}
     wanted -= set(attempt.nodes_exited)
     grace = settings.ENV.cancel_grace_s if grace_s is None else grace_s
-    order = ControlOrder(attempt_id=str(attempt.pk), fence=str(attempt.fence), action=action, grace_s=grace)
+    order = ControlOrder(
+        attempt_id=str(attempt.pk), fence=str(attempt.fence), action=action, grace_s=grace
+    )
     sent = True
     for node in Node.objects.filter(name__in=wanted):
         sent &= _send(node, wire.TASK_CONTROL, wire.KIND_CONTROL, order.to_dict())
@@ -109,11 +126,17 @@ def end_unknown(node: Node, *, attempt_id: str, fence: str) -> bool:
 def _send(node: Node, task: str, kind: str, body: dict[str, Any]) -> bool:
     try:
         secret = fleet.node_secret(node)
-        text = envelope.seal(secret, kind, body, ttl_s=wire.ORDER_TTL_S, now=time.time(), node=node.name)
+        text = envelope.seal(
+            secret, kind, body, ttl_s=wire.ORDER_TTL_S, now=time.time(), node=node.name
+        )
         celery_client.send(task=task, node=node.name, envelope=text)
     except (OperationalError, OSError, ValueError) as error:
         log.warning(
-            "The %s order for %s was not sent at %s, the timer tries again: %s", kind, node.name, clock.now(), error
+            "The %s order for %s was not sent at %s, the timer tries again: %s",
+            kind,
+            node.name,
+            clock.now(),
+            error,
         )
         return False
     return True

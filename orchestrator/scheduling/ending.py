@@ -48,7 +48,13 @@ def finish(attempt: Attempt, reports: Mapping[str, Mapping[str, Any]]) -> None:
         Allocation.objects.filter(attempt=attempt, released=None).update(released=clock.now())
     presence.forget(str(attempt.fence))
     _judge(attempt, exit_class)
-    log.info("Attempt %s of run %s ended: %s, %s", attempt.number, attempt.run_id, exit_class, exit.get("reason"))
+    log.info(
+        "Attempt %s of run %s ended: %s, %s",
+        attempt.number,
+        attempt.run_id,
+        exit_class,
+        exit.get("reason"),
+    )
 
 
 def _judge(attempt: Attempt, exit_class: str) -> None:
@@ -56,14 +62,26 @@ def _judge(attempt: Attempt, exit_class: str) -> None:
     try:
         misses_tell(run=attempt.run, attempt=attempt.number, exit_class=exit_class)
     except Exception:
-        log.exception("attempt %s of run %s could not be held against its prediction", attempt.number, attempt.run_id)
+        log.exception(
+            "attempt %s of run %s could not be held against its prediction",
+            attempt.number,
+            attempt.run_id,
+        )
 
 
-def give_up(attempt: Attempt, *, exit_class: str, reason: str, nodes: set[str] | None = None) -> None:
-    """The control plane's own word for nodes (default: all) that will not report: lost, or never launched."""
-    for node in sorted(nodes if nodes is not None else {share["node"] for share in attempt.placement}):
+def give_up(
+    attempt: Attempt, *, exit_class: str, reason: str, nodes: set[str] | None = None
+) -> None:
+    """The control plane's own word for nodes (default: all) that will not report: lost, or never
+    launched.
+    """
+    for node in sorted(
+        nodes if nodes is not None else {share["node"] for share in attempt.placement}
+    ):
         if node not in attempt.nodes_exited and attempt.state != "exited":
             node_exited(
-                attempt, node=node, report={"class": exit_class, "reason": reason, "time": clock.now().timestamp()}
+                attempt,
+                node=node,
+                report={"class": exit_class, "reason": reason, "time": clock.now().timestamp()},
             )
             attempt.refresh_from_db()

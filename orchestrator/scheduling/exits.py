@@ -5,18 +5,30 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-# how near to the first cause a class stands: found wrong in itself, lost a peer or a node, ended on request, all well
+# how near to the first cause a class stands: found wrong in itself, lost a peer or a node, ended on
+# request, all well
 _NEARNESS = {
-    "user_error": 0, "numerics": 0, "out_of_memory": 0, "hang": 0,
-    "infrastructure": 2, "lost": 2, "preempted": 3, "cancelled": 4, "ok": 5,
-}  # fmt: skip
+    "user_error": 0,
+    "numerics": 0,
+    "out_of_memory": 0,
+    "hang": 0,
+    "infrastructure": 2,
+    "lost": 2,
+    "preempted": 3,
+    "cancelled": 4,
+    "ok": 5,
+}
 
 
 def first_cause(reports: Mapping[str, Mapping[str, Any]]) -> tuple[str, dict[str, Any]]:
     """`(exit class, exit)` of an attempt from `{node: exit report}`; all must be ok for ok."""
     node, report = min(reports.items(), key=_key)
     exit_class = str(report.get("class", "infrastructure"))
-    exit = {key: value for key, value in report.items() if key in ("reason", "rank", "step", "code", "signal")}
+    exit = {
+        key: value
+        for key, value in report.items()
+        if key in ("reason", "rank", "step", "code", "signal")
+    }
     if len(reports) > 1 and exit_class != "ok":
         exit["node"] = node
     return exit_class, exit

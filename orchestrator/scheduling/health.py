@@ -1,4 +1,7 @@
-"""What Redis tells of the two streams: whether it answers, how far their readers are behind. Knows no row."""
+"""What Redis tells of the two streams: whether it answers, how far their readers are behind.
+
+Knows no row.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +15,9 @@ from workers.contracts import wire
 
 
 def broker_facts() -> dict[str, Any]:
-    """`{redis: {ok}, reports: {…}, ingest: {waiting, lag_s}}`; `lag_s`: age of the oldest entry not yet done with."""
+    """`{redis: {ok}, reports: {…}, ingest: {waiting, lag_s}}`; `lag_s`: age of the oldest entry not
+    yet done with.
+    """
     try:
         client = redis.quick_client()
         client.ping()

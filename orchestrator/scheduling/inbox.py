@@ -1,6 +1,7 @@
 """Entries of the reports stream and wake-ups, read by two threads into one bounded queue.
 
-At least once: `done` acknowledges an entry after its effect is committed; what an earlier reader left is read again.
+At least once: `done` acknowledges an entry after its effect is committed; what an earlier reader
+left is read again.
 Survives a Redis that restarts, with or without its data. Knows no message.
 """
 
@@ -55,7 +56,11 @@ class Inbox:
 
     def get(self, timeout_s: float) -> Entry | None:
         try:
-            return self._queue.get(timeout=max(0.0, timeout_s)) if timeout_s > 0 else self._queue.get_nowait()
+            return (
+                self._queue.get(timeout=max(0.0, timeout_s))
+                if timeout_s > 0
+                else self._queue.get_nowait()
+            )
         except queue.Empty:
             return None
 
@@ -79,7 +84,8 @@ class Inbox:
         except ResponseError:  # the group is gone with the server's data
             self._acks.clear()
         except (redis.RedisError, OSError):
-            self._acks = self._acks[-10 * _READ :]  # what is forgotten here is read and dropped once more
+            # what is forgotten here is read and dropped once more
+            self._acks = self._acks[-10 * _READ :]
 
     def _forever(self, target: Callable[[redis.Redis], None]) -> None:
         wait_s = 0.1
@@ -103,10 +109,15 @@ class Inbox:
             if "BUSYGROUP" not in str(error):
                 raise
         self._take_over(client)
-        after: bytes | str = "0"  # first what this reader had taken and not finished, then what is new
+        # first what this reader had taken and not finished, then what is new
+        after: bytes | str = "0"
         while not self._stopping.is_set():
             found: Any = client.xreadgroup(
-                wire.REPORTS_GROUP, self._consumer, {wire.REPORTS: after}, count=_READ, block=_BLOCK_MS
+                wire.REPORTS_GROUP,
+                self._consumer,
+                {wire.REPORTS: after},
+                count=_READ,
+                block=_BLOCK_MS,
             )
             entries = found[0][1] if found else []
             for id, fields in entries:
@@ -115,18 +126,29 @@ class Inbox:
                 after = entries[-1][0] if entries else ">"
 
     def _take_over(self, client: redis.Redis) -> None:
-        """Entries that a dead scheduler had taken: the caller holds the lease, so no other reader lives."""
+        """Entries that a dead scheduler had taken: the caller holds the lease, so no other reader
+        lives.
+        """
         start: Any = "0-0"
         while True:
             # with justid redis-py answers a plain list of ids
             ids: Any = client.xautoclaim(
-                wire.REPORTS, wire.REPORTS_GROUP, self._consumer, 0, start_id=start, count=_CLAIM, justid=True
+                wire.REPORTS,
+                wire.REPORTS_GROUP,
+                self._consumer,
+                0,
+                start_id=start,
+                count=_CLAIM,
+                justid=True,
             )
             if len(ids) < _CLAIM:
                 break
             start = ids[-1]
         for other in client.xinfo_consumers(wire.REPORTS, wire.REPORTS_GROUP):
-            if other["name"] not in (self._consumer, self._consumer.encode()) and other["pending"] == 0:
+            if (
+                other["name"] not in (self._consumer, self._consumer.encode())
+                and other["pending"] == 0
+            ):
                 client.xgroup_delconsumer(wire.REPORTS, wire.REPORTS_GROUP, other["name"])
 
     def _read_wakes(self, client: redis.Redis) -> None:

@@ -19,20 +19,32 @@ _KEPT_FIRST = F("deleted").asc(nulls_first=True)
 
 
 def origin_of(run: Run) -> tuple[Checkpoint, Checkpoint] | None:
-    """`(its own row, the row it was kept from)` of a fork; None for other runs, and where the parent is gone."""
+    """`(its own row, the row it was kept from)` of a fork; None for other runs, and where the
+    parent is gone.
+    """
     if run.forked_from_id is None:
         return None
     own = Checkpoint.objects.filter(run=run, attempt=0).first()
     if own is None:
         return None
-    source = Checkpoint.objects.filter(run_id=run.forked_from_id, step=own.step).order_by(_KEPT_FIRST, "-id").first()
+    source = (
+        Checkpoint.objects.filter(run_id=run.forked_from_id, step=own.step)
+        .order_by(_KEPT_FIRST, "-id")
+        .first()
+    )
     return (own, source) if source is not None and source.path != own.path else None
 
 
 def writer_of(run: Run, *, step: int) -> Attempt | None:
-    """The attempt that saved the run's checkpoint of this step; a fork's first was its parent's, or an ancestor's."""
+    """The attempt that saved the run's checkpoint of this step; a fork's first was its parent's, or
+    an ancestor's.
+    """
     for _ in range(100):  # generations
-        saved = Checkpoint.objects.filter(run=run, step=step).order_by(_KEPT_FIRST, "-attempt", "-id").first()
+        saved = (
+            Checkpoint.objects.filter(run=run, step=step)
+            .order_by(_KEPT_FIRST, "-attempt", "-id")
+            .first()
+        )
         if saved is None or saved.attempt > 0 or run.forked_from is None:
             break
         run = run.forked_from
@@ -44,7 +56,11 @@ def writer_of(run: Run, *, step: int) -> Attempt | None:
 def keep_for(waiting: Iterable[Run]) -> None:
     """Sends what is due for forks among these runs that have not begun."""
     for run in waiting:
-        if run.forked_from_id is None or run.attempt_number or not presence.due(f"fork {run.pk}", "keep", REPEAT_S):
+        if (
+            run.forked_from_id is None
+            or run.attempt_number
+            or not presence.due(f"fork {run.pk}", "keep", REPEAT_S)
+        ):
             continue
         found = origin_of(run)
         writer = writer_of(run, step=found[0].step) if found else None
@@ -52,4 +68,6 @@ def keep_for(waiting: Iterable[Run]) -> None:
             continue
         nodes = [share["node"] for share in writer.placement]
         own, source = found
-        dispatch.keep(nodes[:1] if settings.ENV.shared_runs else nodes, source=source.path, target=own.path)
+        dispatch.keep(
+            nodes[:1] if settings.ENV.shared_runs else nodes, source=source.path, target=own.path
+        )

@@ -17,7 +17,8 @@ from orchestrator.common import clock, conditional
 from orchestrator.scheduling.models import Lease
 
 NAME = "scheduler"
-LIFE = timedelta(seconds=15)  # a pass over a full queue may take seconds; on one machine the dead are seen at once
+# a pass over a full queue may take seconds; on one machine the dead are seen at once
+LIFE = timedelta(seconds=15)
 
 
 def new_holder() -> str:
@@ -50,7 +51,9 @@ def release(holder: str) -> None:
 
 
 def _died_here(holder: str) -> bool:
-    """Whether the holder was a process of this machine that is gone: its lease need not be waited for."""
+    """Whether the holder was a process of this machine that is gone: its lease need not be waited
+    for.
+    """
     host, pid = holder.rsplit("-", 2)[:2]
     if host != socket.gethostname()[:40] or not pid.isdecimal():
         return False

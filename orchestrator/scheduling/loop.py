@@ -1,6 +1,8 @@
-"""The scheduler's loop: news and wake-ups as they come, a timer beside them, each alone enough. One holder at a time.
+"""The scheduler's loop: news and wake-ups as they come, a timer beside them, each alone enough. One
+holder at a time.
 
-Broken connections to database or Redis delay it, nothing else. Does not know how to place or to end anything.
+Broken connections to database or Redis delay it, nothing else. Does not know how to place or to end
+anything.
 """
 
 from __future__ import annotations
@@ -53,7 +55,9 @@ class Loop:
             try:
                 lease.release(self.holder)
             except (DatabaseError, InterfaceError):
-                log.warning("The lease was not given back; it lapses in %.0f s", lease.LIFE.total_seconds())
+                log.warning(
+                    "The lease was not given back; it lapses in %.0f s", lease.LIFE.total_seconds()
+                )
 
     def _turn(self) -> None:
         close_old_connections()

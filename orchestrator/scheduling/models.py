@@ -1,4 +1,7 @@
-"""Which attempt holds which device, and who runs the scheduler's loop. Decisions are made in `policy`."""
+"""Which attempt holds which device, and who runs the scheduler's loop.
+
+Decisions are made in `policy`.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +14,10 @@ from orchestrator.runs.models import Attempt
 
 
 class Allocation(models.Model):
-    """A device held by an attempt, from placement until the attempt's exit. At most one open per device."""
+    """A device held by an attempt, from placement until the attempt's exit.
+
+    At most one open per device.
+    """
 
     attempt = models.ForeignKey(Attempt, on_delete=models.CASCADE, related_name="allocations")
     device = models.ForeignKey(Device, on_delete=models.CASCADE, related_name="allocations")
@@ -21,7 +27,9 @@ class Allocation(models.Model):
 
     class Meta:
         constraints = [
-            models.UniqueConstraint(fields=["device"], condition=Q(released__isnull=True), name="device_held_once")
+            models.UniqueConstraint(
+                fields=["device"], condition=Q(released__isnull=True), name="device_held_once"
+            )
         ]
         indexes = [models.Index(fields=["created"], name="allocation_created")]
 

@@ -1,6 +1,8 @@
-"""Which waiting runs get which devices now, and one sentence for each that goes on waiting. Pure: no database.
+"""Which waiting runs get which devices now, and one sentence for each that goes on waiting. Pure:
+no database.
 
-Gangs are placed whole or not at all. Priority, then time in the queue; smaller runs may pass a big one for a while,
+Gangs are placed whole or not at all. Priority, then time in the queue; smaller runs may pass a big
+one for a while,
 then devices are kept for it. Does not know how an attempt is started.
 """
 
@@ -16,8 +18,11 @@ from orchestrator.scheduling.capacity import Lane, NodeView, Room, Slot, rooms_b
 
 __all__ = ["Decision", "NodeView", "Placement", "Share", "Slot", "Wait", "Waiting", "place"]
 
-RESERVE_AFTER_S = 60.0  # a run that has waited so long at the head of its pool gets the next devices
-HEADS = 8  # how far down its pool's line a head is looked for, past runs that wait for something else than devices
+# a run that has waited so long at the head of its pool gets the next devices
+RESERVE_AFTER_S = 60.0
+# how far down its pool's line a head is looked for, past runs that wait for something else than
+# devices
+HEADS = 8
 ESTIMATED = 200  # waiting runs of a pool whose start is estimated; nobody plans with the rest
 
 
@@ -51,7 +56,9 @@ class Placement:
 
 @dataclass(frozen=True)
 class Wait:
-    """`may_start` (Unix seconds) is when all before it are done at the latest; None where nobody can tell."""
+    """`may_start` (Unix seconds) is when all before it are done at the latest; None where nobody
+    can tell.
+    """
 
     run: int
     position: int
@@ -74,10 +81,20 @@ def place(
     pool_priority: Mapping[str, int] | None = None,
     estimated: int = ESTIMATED,
 ) -> Decision:
-    """`quotas` is the most devices one owner may hold in a pool. The same input gives the same decision."""
-    one_pass = _Pass(sorted(nodes, key=lambda node: node.name), now.timestamp(), quotas or {}, max(HEADS, estimated))
+    """`quotas` is the most devices one owner may hold in a pool.
+
+    The same input gives the same decision.
+    """
+    one_pass = _Pass(
+        sorted(nodes, key=lambda node: node.name),
+        now.timestamp(),
+        quotas or {},
+        max(HEADS, estimated),
+    )
     weight = pool_priority or {}
-    for run in sorted(queue, key=lambda run: (-run.priority, -weight.get(run.pool, 0), run.queued_at, run.run)):
+    for run in sorted(
+        queue, key=lambda run: (-run.priority, -weight.get(run.pool, 0), run.queued_at, run.run)
+    ):
         one_pass.consider(run)
     return Decision(tuple(one_pass.placements), tuple(one_pass.waits))
 
@@ -93,7 +110,9 @@ class _Head:
 class _Pass:
     """What one pass has decided so far, in memory."""
 
-    def __init__(self, nodes: list[NodeView], now: float, quotas: Mapping[str, int], estimated: int) -> None:
+    def __init__(
+        self, nodes: list[NodeView], now: float, quotas: Mapping[str, int], estimated: int
+    ) -> None:
         self.placements: list[Placement] = []
         self.waits: list[Wait] = []
         self._nodes, self._now, self._quotas, self._estimated = nodes, now, quotas, estimated
@@ -106,7 +125,9 @@ class _Pass:
         for node in nodes:
             for slot in node.slots:
                 if slot.run is not None:
-                    self._held[node.pool, slot.owner] = self._held.get((node.pool, slot.owner), 0) + 1
+                    self._held[node.pool, slot.owner] = (
+                        self._held.get((node.pool, slot.owner), 0) + 1
+                    )
 
     def consider(self, run: Waiting) -> None:
         """Places the run, or notes why not."""
@@ -115,12 +136,20 @@ class _Pass:
             return self._wait(run, reasons.back_off(run.not_before), self._candidates(run))
         if quota is not None and has + run.devices > quota:
             return self._wait(run, reasons.over_quota(run, quota, has), [])
-        away = [name for name in run.keep if name in self._by_name and self._by_name[name].away == "silent"]
+        away = [
+            name
+            for name in run.keep
+            if name in self._by_name and self._by_name[name].away == "silent"
+        ]
         if away:
             return self._wait(run, reasons.checkpoint_away(run, away), [])
         rooms, head = self._candidates(run), self._heads.get(run.pool)
         # a short run may use what is kept for the head if it is gone by then
-        passing = head is not None and run.max_seconds is not None and self._now + run.max_seconds <= head.start
+        passing = (
+            head is not None
+            and run.max_seconds is not None
+            and self._now + run.max_seconds <= head.start
+        )
         for room in rooms:
             if lanes := room.gang(run.devices, run.keep, passing=passing):
                 return self._place(run, lanes)
@@ -129,7 +158,9 @@ class _Pass:
     def _candidates(self, run: Waiting) -> list[Room]:
         """Rooms of the pool and kind; on the checkpoint's nodes alone while those take work."""
         rooms = [room for room in self._rooms.get(run.pool, []) if run.device in (None, room.kind)]
-        if run.keep and all(name in self._by_name and self._by_name[name].usable for name in run.keep):
+        if run.keep and all(
+            name in self._by_name and self._by_name[name].usable for name in run.keep
+        ):
             kept = [part for room in rooms if (part := room.only(run.keep)).lanes]
             return kept or rooms
         return rooms
@@ -144,11 +175,15 @@ class _Pass:
 
     def _wait(self, run: Waiting, reason: str, rooms: list[Room]) -> None:
         self._line[run.pool] = position = self._line.get(run.pool, 0) + 1
-        start = self._book(run, rooms, head=position <= HEADS) if position <= self._estimated else None
+        start = (
+            self._book(run, rooms, head=position <= HEADS) if position <= self._estimated else None
+        )
         self.waits.append(Wait(run.run, len(self.waits) + 1, reason, start))
 
     def _book(self, run: Waiting, rooms: list[Room], *, head: bool) -> float | None:
-        """When the run starts at the latest; books those devices, and keeps them for a pool's first long waiter."""
+        """When the run starts at the latest; books those devices, and keeps them for a pool's first
+        long waiter.
+        """
         found = [best for room in rooms if (best := room.earliest(run.devices)) is not None]
         if not found:
             return None
@@ -187,7 +222,9 @@ class _Pass:
         return reasons.busy(run, free, room.total, holders)
 
     def _free_and_holders(self, run: Waiting, room: Room) -> tuple[int, str]:
-        """Free devices and who holds the rest, in words; the same for every run that may use the whole room."""
+        """Free devices and who holds the rest, in words; the same for every run that may use the
+        whole room.
+        """
         key = (run.pool, room.kind)
         if run.keep or key not in self._facts:
             holders: dict[int, int] = {}

@@ -1,6 +1,8 @@
-"""What nodes said lately about the attempts they have, and when orders were last sent. In memory only.
+"""What nodes said lately about the attempts they have, and when orders were last sent. In memory
+only.
 
-Heartbeats refill it within seconds after a restart, so nothing here is worth a row. Knows no database.
+Heartbeats refill it within seconds after a restart, so nothing here is worth a row. Knows no
+database.
 """
 
 from __future__ import annotations
@@ -14,12 +16,15 @@ class Presence:
     """Times are of the monotonic clock."""
 
     since: float = field(default_factory=time.monotonic)  # when this process began to listen
-    states: dict[str, dict[str, str]] = field(default_factory=dict)  # fence → node → launching | running
+    # fence → node → launching | running
+    states: dict[str, dict[str, str]] = field(default_factory=dict)
     missing: dict[tuple[str, str], float] = field(
         default_factory=dict
     )  # (fence, node) → since when a beating node lacks it
-    sent: dict[tuple[str, str], float] = field(default_factory=dict)  # (fence, what) → when an order was last sent
-    first: dict[tuple[str, str], float] = field(default_factory=dict)  # (fence, what) → when it was first wanted
+    # (fence, what) → when an order was last sent
+    sent: dict[tuple[str, str], float] = field(default_factory=dict)
+    # (fence, what) → when it was first wanted
+    first: dict[tuple[str, str], float] = field(default_factory=dict)
 
     def saw(self, fence: str, node: str, state: str) -> None:
         nodes = self.states.setdefault(fence, {})

@@ -1,4 +1,5 @@
-"""What the timer finds: silent nodes, attempts nobody launched or has, orders to repeat, requests to sharpen.
+"""What the timer finds: silent nodes, attempts nobody launched or has, orders to repeat, requests
+to sharpen.
 
 Unreachable is not failed: only a node lost for long ends what it had. Does not place anything.
 """
@@ -41,17 +42,25 @@ def reap(*, now: datetime | None = None, known: Presence | None = None) -> int:
         log.warning("Node %s is lost: no heartbeat for %.0f s", node.name, settings.ENV.node_lost_s)
     nodes = {node.name: node for node in Node.objects.all()}
     ended = 0
-    alive = Attempt.objects.exclude(state=AttemptState.EXITED).exclude(run__kind="external").select_related("run")
+    alive = (
+        Attempt.objects.exclude(state=AttemptState.EXITED)
+        .exclude(run__kind="external")
+        .select_related("run")
+    )
     for attempt in alive.order_by("id"):
         try:
             ended += _look(attempt, nodes, now, known)
         except Exception:
-            log.exception("Attempt %s could not be looked after; the next pass tries again", attempt.pk)
+            log.exception(
+                "Attempt %s could not be looked after; the next pass tries again", attempt.pk
+            )
     stalls.tell_due()
     for run in runs.external_silent(now=now):
         says = f"Nothing was heard of it for {settings.ENV.external_silent_s:.0f} s."
         run_services.external_finish(run=run, status="failed", reason=says)
-    Allocation.objects.filter(released=None, attempt__state=AttemptState.EXITED).update(released=now)
+    Allocation.objects.filter(released=None, attempt__state=AttemptState.EXITED).update(
+        released=now
+    )
     return ended
 
 
@@ -63,10 +72,16 @@ def _look(attempt: Attempt, nodes: dict[str, Node], now: datetime, known: Presen
         with transaction.atomic():
             for name in sorted(lost):
                 run_services.event_record(
-                    run=attempt.run, type="node_lost", data={"node": name}, attempt=attempt.number,
+                    run=attempt.run,
+                    type="node_lost",
+                    data={"node": name},
+                    attempt=attempt.number,
                     origin=f"{attempt.number}/lost/{name}"[:80],
-                )  # fmt: skip
-        reason = f"Node {', '.join(sorted(lost))} was lost: no heartbeat for {settings.ENV.node_lost_s:.0f} s."
+                )
+        reason = (
+            f"Node {', '.join(sorted(lost))} was lost: no heartbeat for "
+            f"{settings.ENV.node_lost_s:.0f} s."
+        )
         ending.give_up(attempt, exit_class="lost", reason=reason, nodes=lost)
         return int(attempt.state == AttemptState.EXITED)
     up = {name for name in names if nodes[name].health == Node.Health.UP}
@@ -76,7 +91,9 @@ def _look(attempt: Attempt, nodes: dict[str, Node], now: datetime, known: Presen
         waited_s = (now - attempt.created).total_seconds()
         if waited_s > settings.ENV.launch_timeout_s:
             dispatch.control(attempt, "kill", grace_s=0.0)
-            ending.give_up(attempt, exit_class="lost", reason=f"No node launched it within {waited_s:.0f} s.")
+            ending.give_up(
+                attempt, exit_class="lost", reason=f"No node launched it within {waited_s:.0f} s."
+            )
             return 1
     missing = {name for name in up if known.missing_for(fence, name) > MISSING_S}
     if (
@@ -88,7 +105,10 @@ def _look(attempt: Attempt, nodes: dict[str, Node], now: datetime, known: Presen
         ending.give_up(attempt, exit_class="lost", reason=reason, nodes=missing)
         return int(attempt.state == AttemptState.EXITED)
     if attempt.nodes_exited and names and known.wanted_for(fence, "straggler") > STRAGGLER_S:
-        reason = f"Node {', '.join(sorted(names))} did not end its share within {STRAGGLER_S:.0f} s of the others."
+        reason = (
+            f"Node {', '.join(sorted(names))} did not end its share within {STRAGGLER_S:.0f} "
+            "s of the others."
+        )
         ending.give_up(attempt, exit_class="infrastructure", reason=reason, nodes=names)
         return 1
     if attempt.state != AttemptState.RUNNING and not attempt.nodes_exited and not attempt.requested:
@@ -103,7 +123,9 @@ def _was_there(attempt: Attempt, missing: set[str], known: Presence) -> bool:
 
 
 def _repeat_launch(attempt: Attempt, up: set[str], known: Presence) -> None:
-    """Orders again, for nodes that have shown nothing of the attempt: a doubled message does nothing."""
+    """Orders again, for nodes that have shown nothing of the attempt: a doubled message does
+    nothing.
+    """
     fence = str(attempt.fence)
     unseen = up - set(known.states.get(fence, {}))
     if not unseen:
@@ -115,9 +137,15 @@ def _repeat_launch(attempt: Attempt, up: set[str], known: Presence) -> None:
 
 
 def _request(attempt: Attempt, up: set[str], known: Presence) -> bool:
-    """Takes a wish to the nodes, again until it has effect, as a kill after its grace; True if it is done with."""
+    """Takes a wish to the nodes, again until it has effect, as a kill after its grace; True if it
+    is done with.
+    """
     fence, action = str(attempt.fence), attempt.requested
-    if attempt.dispatched is None and attempt.launched is None and action not in run_services.WISHES:
+    if (
+        attempt.dispatched is None
+        and attempt.launched is None
+        and action not in run_services.WISHES
+    ):
         ending.give_up(attempt, exit_class="cancelled", reason="Ended before it was launched.")
         return True
     if action in run_services.WISHES:

@@ -1,6 +1,8 @@
-"""The sentences that tell people why a run waits. Pure text: what it needs, what there is, who holds the rest.
+"""The sentences that tell people why a run waits. Pure text: what it needs, what there is, who
+holds the rest.
 
-Does not know how decisions are made; a sentence changes only when its facts do, so rows are not written for nothing.
+Does not know how decisions are made; a sentence changes only when its facts do, so rows are not
+written for nothing.
 """
 
 from __future__ import annotations
@@ -23,18 +25,23 @@ def back_off(until: float) -> str:
 
 def over_quota(run: Waiting, quota: int, has: int) -> str:
     return (
-        f"waits for {_devices(run)}: pool {run.pool} allows {run.owner or 'each person'} {quota} at a time "
+        f"waits for {_devices(run)}: pool {run.pool} allows {run.owner or 'each person'} {quota} "
+        "at a time "
         f"and {has} are in use; it starts when own runs end"
     )
 
 
 def checkpoint_away(run: Waiting, nodes: Sequence[str]) -> str:
-    return f"waits for node {', '.join(nodes)}, which holds its checkpoint and has not been heard of lately"
+    return (
+        f"waits for node {', '.join(nodes)}, which holds its checkpoint and has not been heard "
+        "of lately"
+    )
 
 
 def behind(run: Waiting, head: int, free: int) -> str:
     return (
-        f"waits for {_devices(run)}: {free} are free in pool {run.pool} but kept for r{head}, which has waited longer"
+        f"waits for {_devices(run)}: {free} are free in pool {run.pool} but kept for r{head}, "
+        "which has waited longer"
     )
 
 
@@ -42,11 +49,13 @@ def unequal(run: Waiting, free: Sequence[int], *, ever: bool) -> str:
     spread = " + ".join(str(count) for count in sorted(free, reverse=True) if count) or "0"
     if ever:
         return (
-            f"waits for {_devices(run)}: pool {run.pool} has them only as {spread}, and torchrun wants the same number "
+            f"waits for {_devices(run)}: pool {run.pool} has them only as {spread}, and torchrun "
+            "wants the same number "
             f"of ranks on every node; ask for a number that divides evenly, or add devices"
         )
     return (
-        f"waits for {_devices(run)}: enough are free in pool {run.pool}, but as {spread}, and torchrun wants the same "
+        f"waits for {_devices(run)}: enough are free in pool {run.pool}, but as {spread}, and "
+        "torchrun wants the same "
         f"number of ranks on every node"
     )
 
@@ -76,12 +85,21 @@ def no_room(run: Waiting, total: int, nodes: Sequence[NodeView]) -> str:
 def nowhere(run: Waiting, nodes: Sequence[NodeView]) -> str:
     here = [node for node in nodes if node.pool == run.pool]
     if not here:
-        return f"waits for {_devices(run)}: pool {run.pool} has no node; add one, or choose another pool"
+        return (
+            f"waits for {_devices(run)}: pool {run.pool} has no node; add one, or choose "
+            "another pool"
+        )
     away = [f"{node.name} is {node.away}" for node in here if not node.usable]
     if len(away) == len(here):
-        return f"waits for {_devices(run)}: no node of pool {run.pool} takes work; {', '.join(away[:_SHOWN])}"
+        return (
+            f"waits for {_devices(run)}: no node of pool {run.pool} takes work; "
+            f"{', '.join(away[:_SHOWN])}"
+        )
     kinds = sorted({slot.kind for node in here if node.usable for slot in node.slots})
-    return f"waits for {_devices(run)}: pool {run.pool} has only {', '.join(kinds) or 'nodes without devices'}"
+    return (
+        f"waits for {_devices(run)}: pool {run.pool} has only "
+        f"{', '.join(kinds) or 'nodes without devices'}"
+    )
 
 
 def _devices(run: Waiting) -> str:

@@ -64,7 +64,9 @@ def _drop(code: str, says: str) -> bool:
 
 def _join(text: str | bytes, *, token_id: str) -> None:
     """The token's key seals a join, since the node has no secret yet."""
-    body = envelope.open_envelope(fleet.join_key(token_id), text, kind=wire.KIND_JOIN, now=time.time())
+    body = envelope.open_envelope(
+        fleet.join_key(token_id), text, kind=wire.KIND_JOIN, now=time.time()
+    )
     request = body.get("request") or {}
     reply: dict[str, Any]
     try:
@@ -102,8 +104,14 @@ def _end_stranger(node: Node, fence: str) -> None:
     attempt = Attempt.objects.filter(fence=fence, state=AttemptState.EXITED).first()
     ended_s = (time.time() - attempt.ended.timestamp()) if attempt and attempt.ended else 0.0
     # a supervisor that has just reported its exit may be named once more
-    if attempt is not None and ended_s > _ZOMBIE_EVERY_S and presence.due(fence, f"end {node.name}", _ZOMBIE_EVERY_S):
-        log.warning("Node %s still has attempt %s, which is over; ending it there", node.name, attempt.pk)
+    if (
+        attempt is not None
+        and ended_s > _ZOMBIE_EVERY_S
+        and presence.due(fence, f"end {node.name}", _ZOMBIE_EVERY_S)
+    ):
+        log.warning(
+            "Node %s still has attempt %s, which is over; ending it there", node.name, attempt.pk
+        )
         dispatch.end_unknown(node, attempt_id=str(attempt.pk), fence=fence)
 
 
@@ -118,22 +126,34 @@ def _progress(attempt: Attempt) -> None:
 
 def _attempt_report(node: Node, told: AttemptReport) -> None:
     attempt = runs.attempt_by_fence(attempt_id=told.attempt_id, fence=told.fence)
-    if attempt is None or node.name not in [share["node"] for share in attempt.placement] or told.node != node.name:
+    if (
+        attempt is None
+        or node.name not in [share["node"] for share in attempt.placement]
+        or told.node != node.name
+    ):
         _drop(
             "stale",
-            f"{node.name} reports {told.type} of attempt {told.attempt_id}, which is not its own or has another fence.",
+            f"{node.name} reports {told.type} of attempt {told.attempt_id}, which is not its own "
+            "or has another fence.",
         )
         return
     if told.type == "checkpoint":
         data = told.data
         run_services.checkpoint_record(
-            run=attempt.run, attempt=attempt.number, step=int(data["step"]), path=str(data["path"]),
-            tokens=int(data.get("tokens") or 0), bytes=int(data.get("bytes") or 0),
-        )  # fmt: skip
+            run=attempt.run,
+            attempt=attempt.number,
+            step=int(data["step"]),
+            path=str(data["path"]),
+            tokens=int(data.get("tokens") or 0),
+            bytes=int(data.get("bytes") or 0),
+        )
     elif told.type == "artifact":
         name, size = str(told.data["name"])[:200], int(told.data.get("bytes") or 0)
         run_services.artifact_record(
-            run=attempt.run, name=f"attempt-{attempt.number}-{name}", path=str(told.data["path"]), bytes=size
+            run=attempt.run,
+            name=f"attempt-{attempt.number}-{name}",
+            path=str(told.data["path"]),
+            bytes=size,
         )
     elif told.type == "event":
         if told.data.get("type") == "hang" and stalls.takes(
@@ -142,9 +162,14 @@ def _attempt_report(node: Node, told: AttemptReport) -> None:
             return
         origin = f"{attempt.number}/{node.name}/{told.seq}"
         run_services.event_record(
-            run=attempt.run, type=str(told.data.get("type", "node"))[:60], data=dict(told.data.get("data") or {}),
-            attempt=attempt.number, rank=told.data.get("rank"), time=told.time, origin=origin[:80],
-        )  # fmt: skip
+            run=attempt.run,
+            type=str(told.data.get("type", "node"))[:60],
+            data=dict(told.data.get("data") or {}),
+            attempt=attempt.number,
+            rank=told.data.get("rank"),
+            time=told.time,
+            origin=origin[:80],
+        )
     elif attempt.state == AttemptState.EXITED:
         return
     elif told.type == "exited":

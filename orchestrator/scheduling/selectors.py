@@ -1,6 +1,8 @@
-"""Reads what the scheduler decided: the queue with reasons, who held which device when, how the whole place is.
+"""Reads what the scheduler decided: the queue with reasons, who held which device when, how the
+whole place is.
 
-Writes nothing. What the asker may not see is left out of the queue; callers of allocations hide names themselves.
+Writes nothing. What the asker may not see is left out of the queue; callers of allocations hide
+names themselves.
 """
 
 from __future__ import annotations
@@ -25,7 +27,10 @@ from workers.contracts.node import RunState
 
 @dataclass(frozen=True)
 class QueueEntry:
-    """A waiting run. `position` counts over the whole queue; `may_start` is an estimate, None where nobody can tell."""
+    """A waiting run.
+
+    `position` counts over the whole queue; `may_start` is an estimate, None where nobody can tell.
+    """
 
     run: Run
     position: int
@@ -35,7 +40,10 @@ class QueueEntry:
 
 @dataclass(frozen=True)
 class Overview:
-    """Is the fleet busy with the right things, and is anything wrong? Runs are those that the asker may see."""
+    """Is the fleet busy with the right things, and is anything wrong?
+
+    Runs are those that the asker may see.
+    """
 
     devices: int
     busy: int
@@ -58,9 +66,20 @@ def queue_visible_to(*, user: User) -> list[QueueEntry]:
     for placement in decision.placements:
         told[placement.run] = ("starts at the next turn of the scheduler", now.timestamp())
     order = sorted(
-        seen.queue, key=lambda one: (-one.priority, -seen.pool_priority.get(one.pool, 0), one.queued_at, one.run)
+        seen.queue,
+        key=lambda one: (
+            -one.priority,
+            -seen.pool_priority.get(one.pool, 0),
+            one.queued_at,
+            one.run,
+        ),
     )
-    visible = set(runs.runs_visible_to(user=user).filter(state=RunState.QUEUED).order_by().values_list("pk", flat=True))
+    visible = set(
+        runs.runs_visible_to(user=user)
+        .filter(state=RunState.QUEUED)
+        .order_by()
+        .values_list("pk", flat=True)
+    )
     entries = []
     for position, waiting in enumerate(order, start=1):
         if waiting.run in visible:
@@ -71,7 +90,9 @@ def queue_visible_to(*, user: User) -> list[QueueEntry]:
 
 
 def allocations(*, since: datetime) -> QuerySet[Allocation]:
-    """Every holding of a device that lasted beyond `since`, oldest first, with attempt, run and owner at hand."""
+    """Every holding of a device that lasted beyond `since`, oldest first, with attempt, run and
+    owner at hand.
+    """
     found = Allocation.objects.filter(Q(released=None) | Q(released__gt=since))
     return found.select_related("attempt__run__owner", "device").order_by("created", "id")
 
@@ -89,11 +110,15 @@ def overview(*, user: User) -> Overview:
     busy = Allocation.objects.filter(released=None, device__node_id__in=serving).count()
     alive = [RunState.STARTING, RunState.RUNNING, RunState.STOPPING]
     running = list(runs.runs_visible_to(user=user).filter(state__in=alive).order_by("-id")[:200])
-    return Overview(devices, busy, len(nodes), running, queue_visible_to(user=user), health()["troubles"])
+    return Overview(
+        devices, busy, len(nodes), running, queue_visible_to(user=user), health()["troubles"]
+    )
 
 
 def health() -> dict[str, Any]:
-    """Whether all that runs depend on is alive: `{ok, troubles, scheduler, redis, reports, ingest, nodes, queue}`."""
+    """Whether all that runs depend on is alive: `{ok, troubles, scheduler, redis, reports, ingest,
+    nodes, queue}`.
+    """
     now = clock.now()
     troubles: list[str] = []
     row = Lease.objects.filter(name=lease.NAME).first()
@@ -115,7 +140,10 @@ def health() -> dict[str, Any]:
     return {
         "ok": not late and broker["redis"]["ok"],
         "troubles": troubles,
-        "scheduler": {"age_s": None if age_s is None else round(age_s, 1), "holder": row.holder if row else None},
+        "scheduler": {
+            "age_s": None if age_s is None else round(age_s, 1),
+            "holder": row.holder if row else None,
+        },
         **broker,
         "nodes": counts,
         "queue": {"waiting": Run.objects.filter(state=RunState.QUEUED).count()},

@@ -1,4 +1,5 @@
-"""The queue and the fleet as `policy` wants them, read in a handful of queries and kept for one pass.
+"""The queue and the fleet as `policy` wants them, read in a handful of queries and kept for one
+pass.
 
 Reads only; at most QUEUE_LIMIT waiting runs, the first by priority and time.
 """
@@ -27,13 +28,19 @@ class Snapshot:
     queue: list[Waiting]
     nodes: list[NodeView]
     runs: dict[int, Run]
-    resume: dict[int, tuple[dict[str, object], frozenset[str]]]  # run → its checkpoint and the nodes that hold it
+    # run → its checkpoint and the nodes that hold it
+    resume: dict[int, tuple[dict[str, object], frozenset[str]]]
     quotas: dict[str, int]
     pool_priority: dict[str, int]
 
     def decide(self, now: datetime, *, estimated: int = ESTIMATED) -> Decision:
         return place(
-            self.queue, self.nodes, now, quotas=self.quotas, pool_priority=self.pool_priority, estimated=estimated
+            self.queue,
+            self.nodes,
+            now,
+            quotas=self.quotas,
+            pool_priority=self.pool_priority,
+            estimated=estimated,
         )
 
 
@@ -41,7 +48,10 @@ def take() -> Snapshot:
     """Everything a pass needs."""
     waiting = list(queued()[:QUEUE_LIMIT])
     resume = {
-        run.pk: found for run in waiting if run.attempt_number or run.forked_from_id if (found := checkpoint_of(run))
+        run.pk: found
+        for run in waiting
+        if run.attempt_number or run.forked_from_id
+        if (found := checkpoint_of(run))
     }
     pools = list(Pool.objects.values_list("name", "max_devices_per_user", "priority"))
     return Snapshot(
@@ -55,7 +65,11 @@ def take() -> Snapshot:
 
 
 def queued() -> QuerySet[Run]:
-    return Run.objects.filter(state=RunState.QUEUED).select_related("owner").order_by("-priority", "queued_at", "id")
+    return (
+        Run.objects.filter(state=RunState.QUEUED)
+        .select_related("owner")
+        .order_by("-priority", "queued_at", "id")
+    )
 
 
 def checkpoint_of(run: Run) -> tuple[dict[str, object], frozenset[str]] | None:
@@ -69,7 +83,8 @@ def checkpoint_of(run: Run) -> tuple[dict[str, object], frozenset[str]] | None:
 
 def node_views() -> list[NodeView]:
     holders = {
-        row.device_id: row for row in Allocation.objects.filter(released=None).select_related("attempt__run__owner")
+        row.device_id: row
+        for row in Allocation.objects.filter(released=None).select_related("attempt__run__owner")
     }
     slots: dict[int, list[Slot]] = {}
     for device in Device.objects.filter(healthy=True).order_by("node_id", "index"):
@@ -78,7 +93,13 @@ def node_views() -> list[NodeView]:
     for node in Node.objects.select_related("pool").order_by("name"):
         away = node.health if node.health != Node.Health.UP else "drained" if node.drained else ""
         views.append(
-            NodeView(node.name, node.pool.name, tuple(slots.get(node.pk, [])), usable=not away, away=str(away))
+            NodeView(
+                node.name,
+                node.pool.name,
+                tuple(slots.get(node.pk, [])),
+                usable=not away,
+                away=str(away),
+            )
         )
     return views
 

@@ -1,7 +1,10 @@
-"""A hang over several nodes: each tells how its own ranks stand, and only together do they show who keeps the others.
+"""A hang over several nodes: each tells how its own ranks stand, and only together do they show who
+keeps the others.
 
-Gathers for a few seconds, then tells it once as the run's event; a node that says nothing is itself the suspect. In
-memory only: supervisors repeat what they told while the stall lasts. Does not end anything; patience is the nodes'.
+Gathers for a few seconds, then tells it once as the run's event; a node that says nothing is itself
+the suspect. In
+memory only: supervisors repeat what they told while the stall lasts. Does not end anything;
+patience is the nodes'.
 """
 
 from __future__ import annotations
@@ -32,7 +35,9 @@ _open: dict[str, Gathering] = {}  # by fence
 
 
 def takes(attempt: Attempt, *, node: str, data: Mapping[str, Any]) -> bool:
-    """Whether this is one node's part of a hang over several: then it is told with the others' parts."""
+    """Whether this is one node's part of a hang over several: then it is told with the others'
+    parts.
+    """
     given = data.get("standings")
     if len(attempt.placement) < 2 or not isinstance(given, list):
         return False
@@ -65,9 +70,13 @@ def tell(fence: str) -> None:
     gathering = _open.pop(fence)
     attempt, data = gathering.attempt, judged(gathering)
     runs.event_record(
-        run=attempt.run, type="hang", data=data, attempt=attempt.number, rank=data.get("rank"),
+        run=attempt.run,
+        type="hang",
+        data=data,
+        attempt=attempt.number,
+        rank=data.get("rank"),
         origin=f"{attempt.number}/hang/{gathering.step}",
-    )  # fmt: skip
+    )
 
 
 def judged(gathering: Gathering) -> dict[str, Any]:
@@ -78,12 +87,28 @@ def judged(gathering: Gathering) -> dict[str, Any]:
     data: dict[str, Any] = {"quiet_s": quiet_s, "step": gathering.step}
     if silent:
         waiting = sorted(each.rank for each in standings)
-        says = f"nothing is told by node {', '.join(silent)}; {len(waiting)} ranks of the others wait"
-        return {**data, "node": silent[0], "nodes": silent, "ranks": [], "waiting": waiting, "says": says}
+        says = (
+            f"nothing is told by node {', '.join(silent)}; {len(waiting)} ranks of the others wait"
+        )
+        return {
+            **data,
+            "node": silent[0],
+            "nodes": silent,
+            "ranks": [],
+            "waiting": waiting,
+            "says": says,
+        }
     found = judge(standings)
-    data |= {"ranks": [each.rank for each in found.behind], "waiting": [each.rank for each in found.waiting]}
+    data |= {
+        "ranks": [each.rank for each in found.behind],
+        "waiting": [each.rank for each in found.waiting],
+    }
     if found.behind:
         first = found.behind[0]
         data |= {"rank": first.rank, "node": first.node, "stage": first.stage, "phase": first.phase}
-        data |= {"step": first.step, "where": first.where, "nodes": sorted({each.node for each in found.behind})}
+        data |= {
+            "step": first.step,
+            "where": first.where,
+            "nodes": sorted({each.node for each in found.behind}),
+        }
     return {**data, "says": culprits_sentence(found)}

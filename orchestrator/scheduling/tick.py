@@ -1,6 +1,8 @@
-"""One pass of the scheduler: look, decide, place each gang in a short transaction, send its orders, tell the rest.
+"""One pass of the scheduler: look, decide, place each gang in a short transaction, send its orders,
+tell the rest.
 
-Safe to run twice at once: an attempt is made by a conditional move, a device is held once by a constraint.
+Safe to run twice at once: an attempt is made by a conditional move, a device is held once by a
+constraint.
 """
 
 from __future__ import annotations
@@ -39,14 +41,19 @@ def tick(*, now: datetime | None = None) -> Pass:
     if not seen.queue:
         return Pass()
     keeping.keep_for(seen.runs.values())
-    decision = seen.decide(now, estimated=0)  # people who ask get estimates; here only heads of line count
+    # people who ask get estimates; here only heads of line count
+    decision = seen.decide(now, estimated=0)
     placed = []
     for placement in decision.placements:
         attempt = _placed(seen, placement)
         if attempt is not None:
             placed.append(attempt)
             dispatch.launch(attempt)
-    changed = {wait.run: wait.reason for wait in decision.waits if seen.runs[wait.run].wait_reason != wait.reason[:300]}
+    changed = {
+        wait.run: wait.reason
+        for wait in decision.waits
+        if seen.runs[wait.run].wait_reason != wait.reason[:300]
+    }
     if changed:
         runs.wait_reasons_set(reasons=changed)
     return Pass(tuple(placed), len(decision.waits))
@@ -60,7 +67,12 @@ def _placed(seen: snapshot.Snapshot, placement: Placement) -> Attempt | None:
     if len(nodes) < len(names):
         return None
     shares: list[dict[str, Any]] = [
-        {"node": share.node, "address": nodes[share.node].address, "devices": list(share.devices), "node_rank": number}
+        {
+            "node": share.node,
+            "address": nodes[share.node].address,
+            "devices": list(share.devices),
+            "node_rank": number,
+        }
         for number, share in enumerate(placement.shares)
     ]
     point, left_behind = _resume(seen, run, frozenset(names))
@@ -71,7 +83,9 @@ def _placed(seen: snapshot.Snapshot, placement: Placement) -> Attempt | None:
                 return None
             _allocate(attempt, shares, nodes)
             if left_behind is not None:
-                runs.event_record(run=run, type="checkpoint_left_behind", data=left_behind, attempt=attempt.number)
+                runs.event_record(
+                    run=run, type="checkpoint_left_behind", data=left_behind, attempt=attempt.number
+                )
     except IntegrityError:
         log.info("Run %s was not placed: a device was taken meanwhile", run.pk)
         return None
@@ -83,7 +97,11 @@ def _allocate(attempt: Attempt, shares: list[dict[str, Any]], nodes: dict[str, N
     for share in shares:
         devices = dict(Device.objects.filter(node=nodes[share["node"]]).values_list("index", "pk"))
         for index in share["devices"]:
-            held.append(Allocation(attempt=attempt, device_id=devices[index], rank=rank, created=attempt.created))
+            held.append(
+                Allocation(
+                    attempt=attempt, device_id=devices[index], rank=rank, created=attempt.created
+                )
+            )
             rank += 1
     Allocation.objects.bulk_create(held)
 
@@ -91,7 +109,9 @@ def _allocate(attempt: Attempt, shares: list[dict[str, Any]], nodes: dict[str, N
 def _resume(
     seen: snapshot.Snapshot, run: Run, names: frozenset[str]
 ) -> tuple[dict[str, Any] | None, dict[str, Any] | None]:
-    """`(resume_from, event data)`: the checkpoint, or word that it lies on nodes that this attempt does not get."""
+    """`(resume_from, event data)`: the checkpoint, or word that it lies on nodes that this attempt
+    does not get.
+    """
     found = seen.resume.get(run.pk)
     if found is None:
         return None, None
@@ -99,9 +119,16 @@ def _resume(
     if settings.ENV.shared_runs or not holders or (holders == names and len(names) == 1):
         origin = keeping.origin_of(run)
         fresh = origin is not None and origin[0].path == point["path"]
-        return {**point, **({"source": origin[1].path} if origin is not None and fresh else {})}, None
+        return {
+            **point,
+            **({"source": origin[1].path} if origin is not None and fresh else {}),
+        }, None
     where = ", ".join(sorted(holders))
-    why = f"lies in parts on {where}" if len(holders) > 1 else f"lies on {where}, which this attempt does not run on"
+    why = (
+        f"lies in parts on {where}"
+        if len(holders) > 1
+        else f"lies on {where}, which this attempt does not run on"
+    )
     says = (
         f"The checkpoint of step {point['step']} {why}; it starts from the beginning. "
         f"Share run directories (ORRERY_SHARED_RUNS) to resume anywhere."

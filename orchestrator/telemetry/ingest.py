@@ -1,6 +1,8 @@
-"""The ingest loop: reads the telemetry stream, commits a tick at a time, then tells the writers how far they are.
+"""The ingest loop: reads the telemetry stream, commits a tick at a time, then tells the writers how
+far they are.
 
-An entry is acknowledged after its commit. Whatever dies in between is read again and dropped as known, so nothing is
+An entry is acknowledged after its commit. Whatever dies in between is read again and dropped as
+known, so nothing is
 lost and nothing doubled. Does not know what a point is.
 """
 
@@ -43,7 +45,10 @@ _REST_S: Final = (0.1, 0.5, 1.0, 2.0)  # between tries while Redis or the databa
 
 @dataclass(slots=True)
 class Ingest:
-    """One consumer of the group. `run` works until `stop` is set; `tick` does one round and tells how many entries."""
+    """One consumer of the group.
+
+    `run` works until `stop` is set; `tick` does one round and tells how many entries.
+    """
 
     stop: threading.Event = field(default_factory=threading.Event)
     name: str = field(default_factory=lambda: f"{socket.gethostname()}-{os.getpid()}")
@@ -51,7 +56,8 @@ class Ingest:
     ticks: int = 0
     _claimed: list[Entry] = field(default_factory=list)
     _looked: float = 0.0  # for dead consumers' entries
-    _told: dict[int, float] = field(default_factory=dict)  # run → when its progress was last told to everybody
+    # run → when its progress was last told to everybody
+    _told: dict[int, float] = field(default_factory=dict)
     _owed: dict[int, dict[str, Any]] = field(default_factory=dict)  # run → progress not told yet
     _judged: dict[tuple[int, int], int] = field(
         default_factory=dict
@@ -66,7 +72,9 @@ class Ingest:
                 self.tick()
                 failures = 0
             except (redis.RedisError, OSError, DatabaseError) as error:
-                log.warning("ingest rests, what it read is read again: %s: %s", type(error).__name__, error)
+                log.warning(
+                    "ingest rests, what it read is read again: %s: %s", type(error).__name__, error
+                )
                 if isinstance(error, DatabaseError):
                     connection.close()
                 self._looked = 0.0
@@ -88,7 +96,9 @@ class Ingest:
         return len(entries)
 
     def _read(self) -> list[Entry]:
-        """Entries up to a tick's worth; first those that a dead consumer, or this one before a failure, had read."""
+        """Entries up to a tick's worth; first those that a dead consumer, or this one before a
+        failure, had read.
+        """
         redis_client = client()
         if time.monotonic() - self._looked > 1.0:
             self._claim(redis_client)
@@ -119,13 +129,17 @@ class Ingest:
         return entries
 
     def _claim(self, redis_client: redis.Redis) -> None:
-        """Takes over what was read and not acknowledged: by consumers long silent, by this one before a failure."""
+        """Takes over what was read and not acknowledged: by consumers long silent, by this one
+        before a failure.
+        """
         try:
             redis_client.xgroup_create(wire.TELEMETRY, wire.TELEMETRY_GROUP, id="0", mkstream=True)
         except ResponseError as error:
             if "BUSYGROUP" not in str(error):
                 raise
-        own: Any = redis_client.xreadgroup(wire.TELEMETRY_GROUP, self.name, {wire.TELEMETRY: "0"}, count=_READ)
+        own: Any = redis_client.xreadgroup(
+            wire.TELEMETRY_GROUP, self.name, {wire.TELEMETRY: "0"}, count=_READ
+        )
         self._claimed = [Entry(*pair) for pair in _pairs(own)]
         consumers: Any = redis_client.xinfo_consumers(wire.TELEMETRY, wire.TELEMETRY_GROUP)
         for consumer in consumers:
@@ -143,7 +157,9 @@ class Ingest:
             break
 
     def _keep(self, entries: list[Entry]) -> tuple[list[Kept], dict[Writer, str]]:
-        """Commits them together; where the data is refused, one by one, so that only the bad entry is dropped."""
+        """Commits them together; where the data is refused, one by one, so that only the bad entry
+        is dropped.
+        """
         now = clock.now().timestamp()
         news, attempt_of = self.opener.news(entries, now)
         try:
@@ -159,7 +175,9 @@ class Ingest:
 
     def _store(self, news: Any) -> Kept:
         now = time.monotonic()
-        due = {run_id for run_id in news.run_ids() if now - self._told.get(run_id, 0.0) >= _PROGRESS_S}
+        due = {
+            run_id for run_id in news.run_ids() if now - self._told.get(run_id, 0.0) >= _PROGRESS_S
+        }
         kept = news_store(news, progress_of=due)
         for run_id, summary in kept.summaries.items():
             if run_id in due:
@@ -170,7 +188,9 @@ class Ingest:
         return kept
 
     def _judge(self, summaries: dict[int, dict[str, Any]]) -> None:
-        """Holds each attempt against its prediction once, some steps after its first; its end does so again."""
+        """Holds each attempt against its prediction once, some steps after its first; its end does
+        so again.
+        """
         for run_id, summary in summaries.items():
             key = (run_id, summary["attempt"])
             due = self._judged.setdefault(key, summary["step"] + EARLY)
@@ -191,14 +211,20 @@ class Ingest:
 
     def _tell_owed(self) -> None:
         now = time.monotonic()
-        due = {run_id: summary for run_id, summary in self._owed.items() if now - self._told[run_id] >= _PROGRESS_S}
+        due = {
+            run_id: summary
+            for run_id, summary in self._owed.items()
+            if now - self._told[run_id] >= _PROGRESS_S
+        }
         if due:
             progress_tell(due)
             for run_id in due:
                 self._told[run_id] = now
                 del self._owed[run_id]
 
-    def _acknowledge(self, entries: list[Entry], kept: list[Kept], attempt_of: dict[Writer, str]) -> None:
+    def _acknowledge(
+        self, entries: list[Entry], kept: list[Kept], attempt_of: dict[Writer, str]
+    ) -> None:
         with client().pipeline(transaction=False) as pipe:
             keys = set()
             for key, field_name, number in _acked(kept, attempt_of):
@@ -213,7 +239,9 @@ class Ingest:
 
 
 def _acked(kept: list[Kept], attempt_of: dict[Writer, str]) -> list[tuple[str, str, int]]:
-    """`(key, field, number)` for every writer of the tick, also those with nothing new: they missed it before."""
+    """`(key, field, number)` for every writer of the tick, also those with nothing new: they missed
+    it before.
+    """
     found = []
     for item in kept:
         streams = (
@@ -229,7 +257,9 @@ def _acked(kept: list[Kept], attempt_of: dict[Writer, str]) -> list[tuple[str, s
 
 
 def _pairs(answer: Any) -> list[tuple[bytes, dict[bytes, bytes]]]:
-    """Entries `(id, fields)` of a read, in both shapes that redis-py gives; deleted ones have no fields."""
+    """Entries `(id, fields)` of a read, in both shapes that redis-py gives; deleted ones have no
+    fields.
+    """
     if not answer:
         return []
     streams = answer.values() if isinstance(answer, dict) else [part for _, part in answer]

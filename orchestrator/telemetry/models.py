@@ -1,7 +1,10 @@
-"""Series in packed chunks, the newest points of each writer, its cursor, and log chunks. Packing is in `chunks`.
+"""Series in packed chunks, the newest points of each writer, its cursor, and log chunks. Packing is
+in `chunks`.
 
-A point is first appended to its writer's tail, all metrics of a rank together, one row a tick. Once 256 have gathered
-they move into one chunk per metric. So a point is written to a chunk once, and a tick costs rows per rank, not per
+A point is first appended to its writer's tail, all metrics of a rank together, one row a tick. Once
+256 have gathered
+they move into one chunk per metric. So a point is written to a chunk once, and a tick costs rows
+per rank, not per
 metric: 64 ranks x 30 metrics are 64 small rows a tick instead of 1920.
 """
 
@@ -14,7 +17,9 @@ from orchestrator.runs.models import Run
 
 
 class Series(models.Model):
-    """One metric of one rank of one attempt, as far as it lies in chunks; newer points are in the writer's tail."""
+    """One metric of one rank of one attempt, as far as it lies in chunks; newer points are in the
+    writer's tail.
+    """
 
     run = models.ForeignKey(Run, on_delete=models.CASCADE, related_name="series", db_index=False)
     attempt = models.PositiveIntegerField()
@@ -22,7 +27,8 @@ class Series(models.Model):
     name = models.CharField(max_length=120)
     points = models.BigIntegerField(default=0)
     chunks = models.PositiveIntegerField(default=0)  # rows at level 0
-    open = models.PositiveIntegerField(default=0)  # points in the last chunk while it has room, else 0
+    # points in the last chunk while it has room, else 0
+    open = models.PositiveIntegerField(default=0)
     last_seq = models.BigIntegerField(default=0)
     first_step = models.BigIntegerField(default=0)
     last_step = models.BigIntegerField(default=0)
@@ -32,20 +38,26 @@ class Series(models.Model):
 
     class Meta:
         verbose_name_plural = "series"
-        constraints = [models.UniqueConstraint(fields=["run", "name", "attempt", "rank"], name="series_once")]
+        constraints = [
+            models.UniqueConstraint(fields=["run", "name", "attempt", "rank"], name="series_once")
+        ]
 
     def __str__(self) -> str:
         return f"{self.run_id}.{self.attempt} r{self.rank} {self.name}"
 
 
 class Chunk(models.Model):
-    """Level 0: up to 256 points. Level n: the summaries of 256 full chunks of level n-1, written once.
+    """Level 0: up to 256 points. Level n: the summaries of 256 full chunks of level n-1, written
+    once.
 
-    `summary` is the chunk's own line in the level above (`pyramid`), so that it can be read without the data. Data
+    `summary` is the chunk's own line in the level above (`pyramid`), so that it can be read without
+    the data. Data
     that retention has thinned away is empty.
     """
 
-    series = models.ForeignKey(Series, on_delete=models.CASCADE, related_name="chunk_set", db_index=False)
+    series = models.ForeignKey(
+        Series, on_delete=models.CASCADE, related_name="chunk_set", db_index=False
+    )
     level = models.PositiveSmallIntegerField(default=0)
     index = models.PositiveIntegerField()
     last_time = models.FloatField()  # Unix seconds of the newest point, for retention
@@ -53,20 +65,25 @@ class Chunk(models.Model):
     data = models.BinaryField()
 
     class Meta:
-        constraints = [models.UniqueConstraint(fields=["series", "level", "index"], name="chunk_once")]
+        constraints = [
+            models.UniqueConstraint(fields=["series", "level", "index"], name="chunk_once")
+        ]
 
     def __str__(self) -> str:
         return f"{self.series_id}/{self.level}/{self.index}"
 
 
 class Cursor(models.Model):
-    """What has arrived from one writer, as ranges of its own numbers: a repeat is dropped, a late one accepted."""
+    """What has arrived from one writer, as ranges of its own numbers: a repeat is dropped, a late
+    one accepted.
+    """
 
     run = models.ForeignKey(Run, on_delete=models.CASCADE, related_name="cursors", db_index=False)
     attempt = models.PositiveIntegerField()
     rank = models.IntegerField()
     stream = models.CharField(max_length=8)  # points | events | logs
-    # the two below are JSON read by this room alone and rewritten every tick; as text no database parses them again
+    # the two below are JSON read by this room alone and rewritten every tick; as text no database
+    # parses them again
     ranges = models.TextField(default="[]")  # [[first, last], ...], merged and ascending
     latest = models.TextField(default="{}")  # name → [step, value], of points
     last_seq = models.BigIntegerField(default=0)
@@ -75,14 +92,18 @@ class Cursor(models.Model):
     tail_points = models.PositiveIntegerField(default=0)
 
     class Meta:
-        constraints = [models.UniqueConstraint(fields=["run", "attempt", "rank", "stream"], name="cursor_once")]
+        constraints = [
+            models.UniqueConstraint(fields=["run", "attempt", "rank", "stream"], name="cursor_once")
+        ]
 
     def __str__(self) -> str:
         return f"{self.run_id}.{self.attempt} r{self.rank} {self.stream}"
 
 
 class Tail(models.Model):
-    """Newest points of one writer, all metrics, not yet in chunks: a few rows in order of arrival (`store`)."""
+    """Newest points of one writer, all metrics, not yet in chunks: a few rows in order of arrival
+    (`store`).
+    """
 
     cursor = models.ForeignKey(Cursor, on_delete=models.CASCADE, related_name="tail")
     count = models.PositiveIntegerField()
@@ -95,7 +116,9 @@ class Tail(models.Model):
 class LogChunk(models.Model):
     """Consecutive lines of one rank, joined by newlines; `first_seq` numbers the first of them."""
 
-    run = models.ForeignKey(Run, on_delete=models.CASCADE, related_name="log_chunks", db_index=False)
+    run = models.ForeignKey(
+        Run, on_delete=models.CASCADE, related_name="log_chunks", db_index=False
+    )
     attempt = models.PositiveIntegerField()
     rank = models.IntegerField()  # -1: the supervisor's own words
     first_seq = models.BigIntegerField()
@@ -104,7 +127,11 @@ class LogChunk(models.Model):
     text = models.TextField()
 
     class Meta:
-        constraints = [models.UniqueConstraint(fields=["run", "attempt", "rank", "first_seq"], name="log_chunk_once")]
+        constraints = [
+            models.UniqueConstraint(
+                fields=["run", "attempt", "rank", "first_seq"], name="log_chunk_once"
+            )
+        ]
         indexes = [models.Index(fields=["time"], name="log_chunk_time")]
 
     def __str__(self) -> str:

@@ -1,6 +1,7 @@
 """What a training run measured, in the planner's words, and where it missed its prediction.
 
-Reads curves and memory of one attempt; knows no formula. A miss becomes an event, once an attempt and metric.
+Reads curves and memory of one attempt; knows no formula. A miss becomes an event, once an attempt
+and metric.
 """
 
 from __future__ import annotations
@@ -29,7 +30,9 @@ _SMALL: Final = 2**20  # bytes that nobody plans with
 
 @dataclass(frozen=True)
 class Measured:
-    """Medians over the attempt's newest steps without its first ones; memory of the rank that holds most."""
+    """Medians over the attempt's newest steps without its first ones; memory of the rank that holds
+    most.
+    """
 
     step_time_s: float
     tokens_per_s: float
@@ -58,16 +61,22 @@ class Comparison:
 
     def to_dict(self) -> dict[str, Any]:
         return {
-            "metric": self.metric, "unit": unit_of(self.metric), "predicted": self.predicted,
-            "measured": self.measured, "ratio": self.ratio, "missed": self.missed,
-        }  # fmt: skip
+            "metric": self.metric,
+            "unit": unit_of(self.metric),
+            "predicted": self.predicted,
+            "measured": self.measured,
+            "ratio": self.ratio,
+            "missed": self.missed,
+        }
 
 
 def measured(*, run: Run, attempt: int | None = None) -> Measured | None:
     """None while the attempt (default: the newest) has logged too few steps for a median."""
     number = run.attempt_number if attempt is None else attempt
     rows = list(
-        Cursor.objects.filter(run=run, attempt=number, stream="points").values_list("rank", "last_step", "latest")
+        Cursor.objects.filter(run=run, attempt=number, stream="points").values_list(
+            "rank", "last_step", "latest"
+        )
     )
     if not rows:
         return None
@@ -76,7 +85,11 @@ def measured(*, run: Run, attempt: int | None = None) -> Measured | None:
     def lately(name: str) -> list[float]:
         found = series(run=run, name=name, attempt=number, points=5000, from_=last - _LONG)
         first = found.x[0] if found.x and found.total_points < _LONG else 0
-        return [y for step, y in zip(found.x, found.y, strict=True) if step >= first + WARM_UP and y == y and y > 0]
+        return [
+            y
+            for step, y in zip(found.x, found.y, strict=True)
+            if step >= first + WARM_UP and y == y and y > 0
+        ]
 
     times = lately("step_time_s")
     if len(times) < ENOUGH:
@@ -86,40 +99,66 @@ def measured(*, run: Run, attempt: int | None = None) -> Measured | None:
         step_time_s=median(times),
         tokens_per_s=median(rates) if rates else 0.0,
         mfu=median(shares) if shares else None,
-        bubble_fraction=median(bubbles) if (bubbles := lately("pipeline/bubble_fraction")) else None,
+        bubble_fraction=median(bubbles)
+        if (bubbles := lately("pipeline/bubble_fraction"))
+        else None,
         memory=_memory(json.loads(latest) for _, _, latest in rows),
         steps=len(times),
     )
 
 
 def comparisons(*, run: Run, attempt: int | None = None) -> list[Comparison]:
-    """Predicted beside measured, where both are known: time, throughput, MFU, bubbles, memory by category."""
+    """Predicted beside measured, where both are known: time, throughput, MFU, bubbles, memory by
+    category.
+    """
     document, found = run.prediction, measured(run=run, attempt=attempt)
     return list(_compared(document, found)) if document and found else []
 
 
 def misses_tell(*, run: Run, attempt: int, exit_class: str = "") -> int:
-    """Writes a `prediction_missed` event for each number that is more than a tenth off; returns how many are new."""
-    if not run.prediction or run.kind == "benchmark":  # whose steps are of many plans, the prediction is of one
+    """Writes a `prediction_missed` event for each number that is more than a tenth off; returns how
+    many are new.
+    """
+    # whose steps are of many plans, the prediction is of one
+    if not run.prediction or run.kind == "benchmark":
         return 0
-    found = [each for each in comparisons(run=run, attempt=attempt) if each.missed and each.metric != "mfu"]
-    told = [{key: each.to_dict()[key] for key in ("metric", "predicted", "measured", "ratio")} for each in found]
+    found = [
+        each
+        for each in comparisons(run=run, attempt=attempt)
+        if each.missed and each.metric != "mfu"
+    ]
+    told = [
+        {key: each.to_dict()[key] for key in ("metric", "predicted", "measured", "ratio")}
+        for each in found
+    ]
     if exit_class == "out_of_memory" and run.prediction.get("fits"):
         needs, has = (run.prediction["memory"][name] for name in ("total_bytes", "capacity_bytes"))
-        told.append({"metric": "fits", "predicted": needs, "measured": has, "ratio": None, "out_of_memory": True})
+        told.append(
+            {
+                "metric": "fits",
+                "predicted": needs,
+                "measured": has,
+                "ratio": None,
+                "out_of_memory": True,
+            }
+        )
     calibration = run.prediction.get("calibration")
     new = [
         runs.NewEvent(
-            type="prediction_missed", data={**data, "calibration": calibration}, attempt=attempt,
+            type="prediction_missed",
+            data={**data, "calibration": calibration},
+            attempt=attempt,
             origin=f"prediction/{attempt}/{data['metric']}",
         )
         for data in told
-    ]  # fmt: skip
+    ]
     return len(runs.events_record(run=run, events=new))
 
 
 def measurement_lines(*, run: Run) -> list[dict[str, Any]] | str:
-    """The run's measurement lines: one of a training run, one for each variant of a benchmark; or why there is none."""
+    """The run's measurement lines: one of a training run, one for each variant of a benchmark; or
+    why there is none.
+    """
     if run.kind == "benchmark" and run.ended is not None:
         return benchmark_lines(run=run)
     line = measurement_line(run=run)
@@ -136,9 +175,14 @@ def measurement_line(*, run: Run) -> dict[str, Any] | str:
     spec = RunSpec.from_dict(run.spec)
     assert spec.train is not None and spec.shape is not None
     line = {
-        "id": f"run-{run.pk}", "model": spec.shape.to_dict(), "plan": run.plan, "cluster": document["cluster"],
-        "workload": {"seq_len": spec.train.seq_len}, "framework": document["framework"], "source": f"run {run.pk}",
-    }  # fmt: skip
+        "id": f"run-{run.pk}",
+        "model": spec.shape.to_dict(),
+        "plan": run.plan,
+        "cluster": document["cluster"],
+        "workload": {"seq_len": spec.train.seq_len},
+        "framework": document["framework"],
+        "source": f"run {run.pk}",
+    }
     if (run.exit or {}).get("class") == "out_of_memory":
         return {**line, "measured": {"out_of_memory": True}}
     found = measured(run=run)
@@ -158,10 +202,17 @@ def _compared(document: dict[str, Any], found: Measured) -> Iterator[Comparison]
         ("mfu", document.get("mfu"), found.mfu),
         ("pipeline/bubble_fraction", document.get("bubble_fraction"), found.bubble_fraction),
     ]
-    for part, size in (document.get("largest_bytes") or {}).items():  # a metric's is the largest of all ranks too
+    # a metric's is the largest of all ranks too
+    for part, size in (document.get("largest_bytes") or {}).items():
         pairs.append((f"memory/{part}_bytes", size, found.memory.get(f"memory/{part}_bytes")))
     if document.get("device") != "cpu":  # on a CPU a process holds Python and its libraries as well
-        pairs.append(("memory/allocated_bytes", memory.get("total_bytes"), found.memory.get("memory/allocated_bytes")))
+        pairs.append(
+            (
+                "memory/allocated_bytes",
+                memory.get("total_bytes"),
+                found.memory.get("memory/allocated_bytes"),
+            )
+        )
     for metric, predicted, seen in pairs:
         if predicted and seen:
             yield Comparison(metric, float(predicted), float(seen))

@@ -1,6 +1,7 @@
 """What is not kept for ever: live frames, logs of ended runs, and the single points of old series.
 
-Thinning empties a chunk's data and keeps its summary, so charts keep every spike; only exports lose detail.
+Thinning empties a chunk's data and keeps its summary, so charts keep every spike; only exports lose
+detail.
 """
 
 from __future__ import annotations
@@ -32,7 +33,10 @@ class Retained:
 
 
 def retain(*, now: datetime) -> Retained:
-    """Deletes and thins what the settings no longer keep; tells how many rows each. Safe to call at any time."""
+    """Deletes and thins what the settings no longer keep; tells how many rows each.
+
+    Safe to call at any time.
+    """
     env = settings.ENV
     return Retained(
         frames=live.prune(before=now - timedelta(seconds=env.retain_frames_s)),
@@ -53,7 +57,9 @@ def _thin(before: datetime) -> int:
     """Full chunks only, of runs that have ended: an open chunk is still extended from its data."""
     thinned = 0
     while ids := list(
-        Chunk.objects.filter(level=0, last_time__lt=before.timestamp(), series__run__ended__lt=before, series__open=0)
+        Chunk.objects.filter(
+            level=0, last_time__lt=before.timestamp(), series__run__ended__lt=before, series__open=0
+        )
         .exclude(data=b"")
         .values_list("id", flat=True)[:_BATCH]
     ):
@@ -62,7 +68,9 @@ def _thin(before: datetime) -> int:
 
 
 def keep_house(stop: threading.Event) -> None:
-    """Retains once a minute until `stop`; a thread of its own beside ingest, so that a long pass delays no point."""
+    """Retains once a minute until `stop`; a thread of its own beside ingest, so that a long pass
+    delays no point.
+    """
     while not stop.is_set():
         try:
             retain(now=clock.now())

@@ -1,6 +1,8 @@
-"""What pages and the API read: curves for charts, raw points, newest values, sparklines, memory, logs.
+"""What pages and the API read: curves for charts, raw points, newest values, sparklines, memory,
+logs.
 
-Knows what a person asks for; levels and merging are below (`read`, `merge`). Who may look is decided by the caller.
+Knows what a person asks for; levels and merging are below (`read`, `merge`). Who may look is
+decided by the caller.
 """
 
 from __future__ import annotations
@@ -23,16 +25,35 @@ from orchestrator.telemetry.reading.index import SeriesEntry, series_index
 from orchestrator.telemetry.reading.levels import Window, iterate, sources
 from orchestrator.telemetry.reading.logs import LogLine, logs
 from orchestrator.telemetry.reading.merge import given_up, merge
-from orchestrator.telemetry.reading.newest import latest, latest_by_rank, logs_newest, memory_by_rank, progress_of
+from orchestrator.telemetry.reading.newest import (
+    latest,
+    latest_by_rank,
+    logs_newest,
+    memory_by_rank,
+    progress_of,
+)
 from orchestrator.telemetry.reading.sparklines import sparkline
 from workers.contracts.counts import flops_per_token
 from workers.contracts.metrics import unit_of
 from workers.contracts.run import RunSpec
 
 __all__ = [
-    "LogLine", "SeriesAnswer", "SeriesEntry", "latest", "latest_by_rank", "logs", "logs_newest", "memory_by_rank",
-    "progress_of", "run_flops_per_token", "series", "series_index", "series_names", "series_raw", "sparkline",
-]  # fmt: skip
+    "LogLine",
+    "SeriesAnswer",
+    "SeriesEntry",
+    "latest",
+    "latest_by_rank",
+    "logs",
+    "logs_newest",
+    "memory_by_rank",
+    "progress_of",
+    "run_flops_per_token",
+    "series",
+    "series_index",
+    "series_names",
+    "series_raw",
+    "sparkline",
+]
 
 Axis = Literal["step", "tokens", "time", "flops"]
 MOST_POINTS: Final = 5000
@@ -41,10 +62,13 @@ _EXACT_CHUNKS = 128  # up to so many chunks (32,768 points) are always read whol
 
 @dataclass(frozen=True, slots=True)
 class SeriesAnswer:
-    """A metric for a chart: `x` in the axis's unit (steps, tokens, Unix seconds, FLOPs), `y` in `unit`.
+    """A metric for a chart: `x` in the axis's unit (steps, tokens, Unix seconds, FLOPs), `y` in
+    `unit`.
 
-    `low` and `high`, where points were left out, are the extremes of each point's bucket; every extreme is itself among
-    the points. `total_points` counts what the selection holds, `last_seq` is the newest point's number in its attempt.
+    `low` and `high`, where points were left out, are the extremes of each point's bucket; every
+    extreme is itself among
+    the points. `total_points` counts what the selection holds, `last_seq` is the newest point's
+    number in its attempt.
     """
 
     name: str
@@ -63,9 +87,17 @@ class SeriesAnswer:
         """The REST answer; numbers that are not finite are still floats here."""
         band = {} if self.low is None else {"low": self.low, "high": self.high}
         return {
-            "name": self.name, "unit": self.unit, "rank": self.rank, "attempt": self.attempt, "axis": self.axis,
-            "x": self.x, "y": self.y, **band, "total_points": self.total_points, "last_seq": self.last_seq,
-        }  # fmt: skip
+            "name": self.name,
+            "unit": self.unit,
+            "rank": self.rank,
+            "attempt": self.attempt,
+            "axis": self.axis,
+            "x": self.x,
+            "y": self.y,
+            **band,
+            "total_points": self.total_points,
+            "last_seq": self.last_seq,
+        }
 
 
 def series(
@@ -80,16 +112,19 @@ def series(
     to: float | None = None,
     after_seq: int | None = None,
 ) -> SeriesAnswer:
-    """A metric with at most `points` (1 to 5000) points, every spike kept; `from_` and `to` are on the axis `x`.
+    """A metric with at most `points` (1 to 5000) points, every spike kept; `from_` and `to` are on
+    the axis `x`.
 
-    Without `rank` one point per step: the lowest rank that has it, the newest attempt wins. A run without such points
+    Without `rank` one point per step: the lowest rank that has it, the newest attempt wins. A run
+    without such points
     answers with empty lists. Raises Refusal where FLOPs are asked of a run that names no model.
     """
     points = min(max(points, 1), MOST_POINTS)
     per_token = run_flops_per_token(run) if x == "flops" else 1.0
     window = _window(x, from_, to, after_seq, per_token)
     found = sources(run.id, name, rank=rank, attempt=attempt)
-    rewinds = run.rewinds if attempt is None else ()  # an attempt that is asked for is shown as it was
+    # an attempt that is asked for is shown as it was
+    rewinds = run.rewinds if attempt is None else ()
     merged = merge(found, window, enough=max(_EXACT_CHUNKS, points // 2), rewinds=rewinds)
     places, y = _places(merged.points, x, per_token)
     reduced = reduce(places, y, points)
@@ -120,9 +155,11 @@ def series_raw(
     after_seq: int | None = None,
     x: Axis = "step",
 ) -> Iterator[tuple[int, int, int, int, int, float, float]]:
-    """Every point `(attempt, rank, seq, step, tokens, time, value)`, chunk by chunk, oldest attempt first.
+    """Every point `(attempt, rank, seq, step, tokens, time, value)`, chunk by chunk, oldest attempt
+    first.
 
-    The same choice per step as `series`; steps that a newer attempt or a lower rank has too are left out.
+    The same choice per step as `series`; steps that a newer attempt or a lower rank has too are
+    left out.
     """
     per_token = run_flops_per_token(run) if x == "flops" else 1.0
     window = _window(x, from_, to, after_seq, per_token)
@@ -134,7 +171,9 @@ def series_raw(
     for source in found:  # by falling precedence
         steps_above.append(taken)
         if source is not found[-1]:
-            taken = np.union1d(taken, np.concatenate([curve.step for curve in iterate(source, Window())]))
+            taken = np.union1d(
+                taken, np.concatenate([curve.step for curve in iterate(source, Window())])
+            )
     rewinds = run.rewinds if attempt is None else ()
     for source, above in zip(reversed(found), reversed(steps_above), strict=True):
         for curve in iterate(source, replace(window, without=given_up(source, rewinds))):
@@ -150,7 +189,9 @@ def series_names(*, run: Run) -> list[str]:
     return sorted({name for latest in writers for name in json.loads(latest)})
 
 
-def _window(x: Axis, from_: float | None, to: float | None, after_seq: int | None, per_token: float) -> Window:
+def _window(
+    x: Axis, from_: float | None, to: float | None, after_seq: int | None, per_token: float
+) -> Window:
     axis = AXES.index("tokens" if x == "flops" else x)
     low = -math.inf if from_ is None else from_ / per_token
     high = math.inf if to is None else to / per_token

@@ -1,6 +1,8 @@
-"""Writing telemetry: points and logs of one run (as the API calls it), and everything of one ingest tick at once.
+"""Writing telemetry: points and logs of one run (as the API calls it), and everything of one ingest
+tick at once.
 
-Each call is one transaction, idempotent by the writers' own numbers. Does not know Redis streams or envelopes.
+Each call is one transaction, idempotent by the writers' own numbers. Does not know Redis streams or
+envelopes.
 """
 
 from __future__ import annotations
@@ -24,9 +26,18 @@ from orchestrator.telemetry.writing.store import Stored, points_write
 from workers.contracts.points import PointBatch, RunEvent
 
 __all__ = [
-    "Kept", "Lines", "News", "Stored", "StoredEvents", "StoredLines", "logs_store", "news_store", "points_store",
-    "progress_tell", "retain",
-]  # fmt: skip
+    "Kept",
+    "Lines",
+    "News",
+    "Stored",
+    "StoredEvents",
+    "StoredLines",
+    "logs_store",
+    "news_store",
+    "points_store",
+    "progress_tell",
+    "retain",
+]
 
 _owners = Owners()
 
@@ -55,18 +66,25 @@ class Kept:
 
 def points_store(*, run: Run, attempt: int, batches: Sequence[PointBatch]) -> list[Stored]:
     """Stores and publishes the points that are new; one answer a rank, ascending."""
-    return news_store(News(points=[(Writer(run.id, attempt, batch.rank), block_of(batch)) for batch in batches])).points
+    return news_store(
+        News(points=[(Writer(run.id, attempt, batch.rank), block_of(batch)) for batch in batches])
+    ).points
 
 
-def logs_store(*, run: Run, attempt: int, batches: Sequence[tuple[int, Lines]]) -> list[StoredLines]:
+def logs_store(
+    *, run: Run, attempt: int, batches: Sequence[tuple[int, Lines]]
+) -> list[StoredLines]:
     """Stores and publishes the lines `(rank, Lines)` that are new; one answer a rank, ascending."""
-    return news_store(News(lines=[(Writer(run.id, attempt, rank), lines) for rank, lines in batches])).lines
+    return news_store(
+        News(lines=[(Writer(run.id, attempt, rank), lines) for rank, lines in batches])
+    ).lines
 
 
 def news_store(news: News, *, progress_of: set[int] | None = None) -> Kept:
     """All of it in one transaction with its live frames; news of runs that are gone is left out.
 
-    `progress_of` names the runs whose headline numbers are also told on the `fleet` topic, all when None.
+    `progress_of` names the runs whose headline numbers are also told on the `fleet` topic, all when
+    None.
     """
     with transaction.atomic():
         # order of locks, the same in every service: runs by id, their topics, `fleet` last

@@ -1,4 +1,6 @@
-"""`make bench`: runs every tests/bench/bench_*.py in a process of its own; `ARGS="ingest sockets"` picks some."""
+"""`make bench`: runs every tests/bench/bench_*.py in a process of its own; `ARGS="ingest sockets"`
+picks some.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +14,8 @@ def main(wanted: list[str]) -> int:
     unknown = [name for name in wanted if f"bench_{name}" not in names]
     if unknown:
         print(
-            f"no such benchmark: {', '.join(unknown)}; there are: {', '.join(n.removeprefix('bench_') for n in names)}"
+            f"no such benchmark: {', '.join(unknown)}; there are: "
+            f"{', '.join(n.removeprefix('bench_') for n in names)}"
         )
         return 2
     failed = []

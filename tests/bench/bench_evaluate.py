@@ -1,6 +1,8 @@
-"""Perplexity of SmolLM2 by an evaluate run, beside transformers' model of the same file on the same windows.
+"""Perplexity of SmolLM2 by an evaluate run, beside transformers' model of the same file on the same
+windows.
 
-Wants the model in ORRERY_HOME (`python -m workers.models.fetch`); without it, says so and measures nothing.
+Wants the model in ORRERY_HOME (`python -m workers.models.fetch`); without it, says so and measures
+nothing.
 """
 
 from __future__ import annotations
@@ -51,10 +53,16 @@ def main() -> None:
         ours = json.loads((room / "run/results.json").read_text())
     theirs, theirs_s = _transformers(file)
     found = ours["metrics"]["loss"]
-    told(what="perplexity of SmolLM2, off transformers' of the same file and windows, relative",
-         value=abs(torch.tensor(found - theirs, dtype=torch.float64).expm1().item()), unit="1", figure="<= 0.0001",
-         perplexity=ours["metrics"]["perplexity"], tokens=ours["tokens"], seconds=round(ours_s, 2),
-         transformers_s=round(theirs_s, 2))  # fmt: skip
+    told(
+        what="perplexity of SmolLM2, off transformers' of the same file and windows, relative",
+        value=abs(torch.tensor(found - theirs, dtype=torch.float64).expm1().item()),
+        unit="1",
+        figure="<= 0.0001",
+        perplexity=ours["metrics"]["perplexity"],
+        tokens=ours["tokens"],
+        seconds=round(ours_s, 2),
+        transformers_s=round(theirs_s, 2),
+    )
 
 
 def _transformers(file: Path) -> tuple[float, float]:
@@ -66,7 +74,9 @@ def _transformers(file: Path) -> tuple[float, float]:
         warnings.simplefilter("ignore")
         from transformers import AutoModelForCausalLM
 
-        model = AutoModelForCausalLM.from_pretrained(file.parent, gguf_file=file.name, dtype=torch.float32).eval()
+        model = AutoModelForCausalLM.from_pretrained(
+            file.parent, gguf_file=file.name, dtype=torch.float32
+        ).eval()
     text = read_texts(DataSpec(preset="shakespeare"))[0].text or ""
     ids = open_tokenizer(file).encode(text)[:TOKENS]
     total, counted = 0.0, 1

@@ -1,4 +1,6 @@
-"""A newcomer's waiting times: `up` to the first loss in the browser, submit to the first step, point to the browser."""
+"""A newcomer's waiting times: `up` to the first loss in the browser, submit to the first step,
+point to the browser.
+"""
 
 from __future__ import annotations
 
@@ -35,7 +37,9 @@ def main() -> None:
 
 
 def first_loss(page: Page, home: Path) -> None:
-    """`manage.py up`, installed, in an empty home, with its demo run; a person logs in as soon as it says it is up."""
+    """`manage.py up`, installed, in an empty home, with its demo run; a person logs in as soon as
+    it says it is up.
+    """
     orrery = Orrery(home, environ={"ORRERY_DEMO": "1"})
     try:
         begun = time.monotonic()
@@ -44,7 +48,11 @@ def first_loss(page: Page, home: Path) -> None:
         page.goto(f"{orrery.url}/runs/1/")
         page.wait_for_function(HAS_LOSS, timeout=120_000)
         record(
-            "flight", what="up to first loss in the browser", value=time.monotonic() - begun, unit="s", figure="<= 25"
+            "flight",
+            what="up to first loss in the browser",
+            value=time.monotonic() - begun,
+            unit="s",
+            figure="<= 25",
         )
     finally:
         orrery.close()
@@ -62,7 +70,9 @@ def later(page: Page, home: Path) -> None:
             orrery.until_state(run, "finished")
             waits.append(first_time(orrery, run) - begun)
             attempt = orrery.get(f"runs/{run}/attempts")["items"][0]
-            launched = datetime.fromisoformat(attempt["launched"].replace("Z", "+00:00")).timestamp()
+            launched = datetime.fromisoformat(
+                attempt["launched"].replace("Z", "+00:00")
+            ).timestamp()
             shares.append(launched - begun)
         record(
             "flight",
@@ -84,7 +94,9 @@ def later(page: Page, home: Path) -> None:
 
 
 def latency(page: Page, orrery: Orrery) -> None:
-    """From the time a rank wrote on its point to its arrival in the page; one clock, as it is one machine."""
+    """From the time a rank wrote on its point to its arrival in the page; one clock, as it is one
+    machine.
+    """
     run = orrery.submit(train_spec(steps=4000, every=10_000), "latency")
     page.goto(f"{orrery.url}/runs/{run}/")
     page.wait_for_function(HAS_LOSS, timeout=120_000)
@@ -99,7 +111,12 @@ def latency(page: Page, orrery: Orrery) -> None:
     for name, share, figure in figures:
         value = arrivals[min(len(arrivals) - 1, int(share * len(arrivals)))]
         record(
-            "flight", what=f"recorder to browser, {name}", value=value, unit="s", figure=figure, points=len(arrivals)
+            "flight",
+            what=f"recorder to browser, {name}",
+            value=value,
+            unit="s",
+            figure=figure,
+            points=len(arrivals),
         )
     assert orrery.client is not None
     orrery.client.post(f"runs/{run}/cancel")

@@ -1,9 +1,14 @@
-"""Goodput of a server under an open-loop load: answers a second that were in time, SmolLM2-135M, two cores.
+"""Goodput of a server under an open-loop load: answers a second that were in time, SmolLM2-135M,
+two cores.
 
-`python -m tests.bench.bench_goodput` starts ours and loads it; `... NAME=URL=MODEL` loads another server that speaks
-OpenAI's chat completions, started by hand with the same weights; `--rates 0.5,1` and `--seconds 40` shape the load.
-Arrivals are Poisson, the same for every server, prompts 10 to 300 tokens of the project's documents, answers at most 8
-to 160 tokens, greedy. An answer is in time when its first token comes within 2 s and the others 150 ms apart on
+`python -m tests.bench.bench_goodput` starts ours and loads it; `... NAME=URL=MODEL` loads another
+server that speaks
+OpenAI's chat completions, started by hand with the same weights; `--rates 0.5,1` and `--seconds 40`
+shape the load.
+Arrivals are Poisson, the same for every server, prompts 10 to 300 tokens of the project's
+documents, answers at most 8
+to 160 tokens, greedy. An answer is in time when its first token comes within 2 s and the others 150
+ms apart on
 average. The best rate counts; the ratio to the others is in docs/benchmarks.md.
 """
 
@@ -73,13 +78,26 @@ def main(arguments: list[str]) -> int:
 
 
 def ours(place: Path, folder: Path, words: Tokenizer, rates: list[float], seconds: float) -> None:
-    with served(place, {"kind": "serve", "model": {"path": str(folder)}, "serve": {}}) as (address, _):
+    with served(place, {"kind": "serve", "model": {"path": str(folder)}, "serve": {}}) as (
+        address,
+        _,
+    ):
         base = f"{address}/v1"
-        told("orrery", base, httpx.get(f"{base}/models").json()["data"][0]["id"], words, rates, seconds)
+        told(
+            "orrery",
+            base,
+            httpx.get(f"{base}/models").json()["data"][0]["id"],
+            words,
+            rates,
+            seconds,
+        )
 
 
-def told(name: str, base: str, model: str, words: Tokenizer, rates: list[float], seconds: float) -> None:
-    asyncio.run(load(base, model, words, [Ask(0, each.prompt, 8) for each in asks(words, 1, 3)]))  # warm
+def told(
+    name: str, base: str, model: str, words: Tokenizer, rates: list[float], seconds: float
+) -> None:
+    # warm
+    asyncio.run(load(base, model, words, [Ask(0, each.prompt, 8) for each in asks(words, 1, 3)]))
     found: dict[str, dict[str, float]] = {}
     for rate in rates:
         answers = asyncio.run(load(base, model, words, asks(words, rate, seconds)))
@@ -87,23 +105,39 @@ def told(name: str, base: str, model: str, words: Tokenizer, rates: list[float],
         begun = sorted(each.ttft_s for each in answers)
         paces = sorted(each.tpot_s for each in answers)
         found[str(rate)] = {
-            "goodput": round(good, 3), "asked": len(answers), "failed": sum(bool(each.failed) for each in answers),
-            "ttft_s_p50": round(begun[len(begun) // 2], 3), "tpot_s_p50": round(paces[len(paces) // 2], 4),
+            "goodput": round(good, 3),
+            "asked": len(answers),
+            "failed": sum(bool(each.failed) for each in answers),
+            "ttft_s_p50": round(begun[len(begun) // 2], 3),
+            "tpot_s_p50": round(paces[len(paces) // 2], 4),
             "tokens": sum(each.tokens for each in answers),
-        }  # fmt: skip
-        print(name, rate, found[str(rate)], next((each.failed for each in answers if each.failed), ""), flush=True)
+        }
+        print(
+            name,
+            rate,
+            found[str(rate)],
+            next((each.failed for each in answers if each.failed), ""),
+            flush=True,
+        )
         if good < 0.5 * rate and good < 0.7 * max(each["goodput"] for each in found.values()):
             break  # beyond its capacity
     best = max(found.values(), key=lambda each: each["goodput"])
     record(
-        "goodput", what=f"goodput of {name}: answers in time a second, open loop, SmolLM2", value=best["goodput"],
-        unit="requests/s", ttft_s=TTFT_S, tpot_s=TPOT_S, seconds=seconds, rates=found,
-    )  # fmt: skip
+        "goodput",
+        what=f"goodput of {name}: answers in time a second, open loop, SmolLM2",
+        value=best["goodput"],
+        unit="requests/s",
+        ttft_s=TTFT_S,
+        tpot_s=TPOT_S,
+        seconds=seconds,
+        rates=found,
+    )
 
 
 def asks(words: Tokenizer, rate: float, seconds: float) -> list[Ask]:
     text = "\n".join(path.read_text() for path in sorted((ROOT / "docs").glob("*.md")))[:200_000]
-    ids, chance = words.encode(text, add_special_tokens=False).ids, random.Random(rate)  # other prompts at every rate
+    # other prompts at every rate
+    ids, chance = words.encode(text, add_special_tokens=False).ids, random.Random(rate)
     at, wanted = 0.0, []
     while (at := at + chance.expovariate(rate)) < seconds:
         length, start = chance.randint(10, 300), chance.randrange(len(ids) - 300)
@@ -116,18 +150,28 @@ async def load(base: str, model: str, words: Tokenizer, wanted: list[Ask]) -> li
     async with httpx.AsyncClient(
         timeout=httpx.Timeout(PATIENCE_S), limits=httpx.Limits(max_connections=None)
     ) as client:
-        return await asyncio.gather(*(asked(client, base, model, words, each, began) for each in wanted))
+        return await asyncio.gather(
+            *(asked(client, base, model, words, each, began) for each in wanted)
+        )
 
 
-async def asked(client: httpx.AsyncClient, base: str, model: str, words: Tokenizer, ask: Ask, began: float) -> Answer:
+async def asked(
+    client: httpx.AsyncClient, base: str, model: str, words: Tokenizer, ask: Ask, began: float
+) -> Answer:
     await asyncio.sleep(max(0.0, began + ask.at_s - time.monotonic()))
     body: dict[str, Any] = {
-        "model": model, "messages": [{"role": "user", "content": ask.prompt}], "max_tokens": ask.most,
-        "temperature": 0, "stream": True,
-    }  # fmt: skip
+        "model": model,
+        "messages": [{"role": "user", "content": ask.prompt}],
+        "max_tokens": ask.most,
+        "temperature": 0,
+        "stream": True,
+    }
     sent, first, last, text = time.monotonic(), 0.0, 0.0, ""
     try:
-        async with asyncio.timeout(PATIENCE_S), client.stream("POST", f"{base}/chat/completions", json=body) as answer:
+        async with (
+            asyncio.timeout(PATIENCE_S),
+            client.stream("POST", f"{base}/chat/completions", json=body) as answer,
+        ):
             if answer.status_code != 200:
                 return Answer(failed=f"{answer.status_code} {(await answer.aread())[:200]!r}")
             async for line in answer.aiter_lines():

@@ -1,7 +1,10 @@
-"""The inference engine beside transformers on real weights: SmolLM2-135M, fp32, two threads, one process, in turns.
+"""The inference engine beside transformers on real weights: SmolLM2-135M, fp32, two threads, one
+process, in turns.
 
-Throughput of 32 mixed requests against one padded batch, decode of one request alone, cache memory that holds nothing,
-and a shared prefix. Both compute the same number of tokens from the same weights; greedy, and compared.
+Throughput of 32 mixed requests against one padded batch, decode of one request alone, cache memory
+that holds nothing,
+and a shared prefix. Both compute the same number of tokens from the same weights; greedy, and
+compared.
 """
 
 from __future__ import annotations
@@ -44,8 +47,11 @@ def main(wanted: list[str]) -> int:
     torch.set_num_threads(THREADS)
     loaded = load(ModelSource(path=str(path)), precision="fp32", device=torch.device("cpu"))
     parts: dict[str, Callable[[Loaded, Any], None]] = {
-        "answers": answers, "single": single, "throughput": throughput, "prefix": prefix,
-    }  # fmt: skip
+        "answers": answers,
+        "single": single,
+        "throughput": throughput,
+        "prefix": prefix,
+    }
     theirs = _theirs(path) if set(wanted or parts) & {"answers", "single", "throughput"} else None
     for name in wanted or parts:
         parts[name](loaded, theirs)
@@ -55,8 +61,13 @@ def main(wanted: list[str]) -> int:
 def answers(loaded: Loaded, theirs: Any) -> None:
     """20 prompts, five of each length, so that nothing is padded."""
     count, lengths = 64, (8, 24, 48, 96)
-    batches = [[[(each * 37 + place * 101 + length) % 40_000 for place in range(length)] for each in range(5)]
-               for length in lengths]  # fmt: skip
+    batches = [
+        [
+            [(each * 37 + place * 101 + length) % 40_000 for place in range(length)]
+            for each in range(5)
+        ]
+        for length in lengths
+    ]
     given = [(prompt, count) for batch in batches for prompt in batch]
     engine = engine_of(loaded, given)
     added = [engine.add(prompt, greedy(count)) for prompt, _ in given]
@@ -65,13 +76,21 @@ def answers(loaded: Loaded, theirs: Any) -> None:
     wanted = []
     for batch in batches:
         ids = torch.tensor(batch)
-        out = theirs.generate(ids, attention_mask=torch.ones_like(ids), max_new_tokens=count, do_sample=False)
+        out = theirs.generate(
+            ids, attention_mask=torch.ones_like(ids), max_new_tokens=count, do_sample=False
+        )
         wanted += out[:, ids.shape[1] :].tolist()
     equal = sum(list(each.new_tokens) == answer for each, answer in zip(added, wanted, strict=True))
     record(
-        "inference", what=f"greedy answers of {count} tokens that are transformers', token for token, of {len(given)}",
-        value=equal, unit="answers", figure=f"== {len(given)}",
-    )  # fmt: skip
+        "inference",
+        what=(
+            f"greedy answers of {count} tokens that are transformers', token for token, of "
+            f"{len(given)}"
+        ),
+        value=equal,
+        unit="answers",
+        figure=f"== {len(given)}",
+    )
 
 
 def throughput(loaded: Loaded, theirs: Any) -> None:
@@ -90,18 +109,29 @@ def throughput(loaded: Loaded, theirs: Any) -> None:
         began = time.perf_counter()
         answers = padded(theirs, given)
         theirs_s.append(time.perf_counter() - began)
-        equal = sum(list(each.new_tokens) == answer for each, answer in zip(added, answers, strict=True))
+        equal = sum(
+            list(each.new_tokens) == answer for each, answer in zip(added, answers, strict=True)
+        )
     ratios = [b / a for a, b in zip(ours_s, theirs_s, strict=True)]
     record(
-        "inference", what="tokens/s of 32 mixed requests beside transformers in one padded batch",
-        value=statistics.median(ratios), unit="times", figure=">= 2.5", ratios=[round(each, 2) for each in ratios],
+        "inference",
+        what="tokens/s of 32 mixed requests beside transformers in one padded batch",
+        value=statistics.median(ratios),
+        unit="times",
+        figure=">= 2.5",
+        ratios=[round(each, 2) for each in ratios],
         tokens_per_s=round(total / statistics.median(ours_s), 1),
-        transformers_tokens_per_s=round(total / statistics.median(theirs_s), 1), answers_equal=f"{equal} of {REQUESTS}",
-    )  # fmt: skip
+        transformers_tokens_per_s=round(total / statistics.median(theirs_s), 1),
+        answers_equal=f"{equal} of {REQUESTS}",
+    )
     record(
-        "inference", what="cache slots without a token, of the blocks in use, 16 requests and more running",
-        value=100 * statistics.mean(waste), unit="%", figure="<= 4", worst=round(100 * max(waste), 2),
-    )  # fmt: skip
+        "inference",
+        what="cache slots without a token, of the blocks in use, 16 requests and more running",
+        value=100 * statistics.mean(waste),
+        unit="%",
+        figure="<= 4",
+        worst=round(100 * max(waste), 2),
+    )
 
 
 def single(loaded: Loaded, theirs: Any) -> None:
@@ -123,18 +153,26 @@ def single(loaded: Loaded, theirs: Any) -> None:
         same = same and list(request.new_tokens) == generated[0, len(prompt) :].tolist()
     ratios = [b / a for a, b in zip(ours_s, theirs_s, strict=True)]
     record(
-        "inference", what="decode of one request alone beside transformers", value=statistics.median(ratios),
-        unit="times", figure=">= 1.3", ratios=[round(each, 2) for each in ratios],
+        "inference",
+        what="decode of one request alone beside transformers",
+        value=statistics.median(ratios),
+        unit="times",
+        figure=">= 1.3",
+        ratios=[round(each, 2) for each in ratios],
         ms_per_token=round(1e3 * statistics.median(ours_s), 2),
-        transformers_ms_per_token=round(1e3 * statistics.median(theirs_s), 2), answers_equal=same,
-    )  # fmt: skip
+        transformers_ms_per_token=round(1e3 * statistics.median(theirs_s), 2),
+        answers_equal=same,
+    )
 
 
 def prefix(loaded: Loaded, theirs: Any) -> None:
-    """16 requests that begin with the same 1,000 tokens and go on with 16 of their own: each while the earlier ones
+    """16 requests that begin with the same 1,000 tokens and go on with 16 of their own: each while
+    the earlier ones
     decode; then all at once."""
     common = [place * 31 % 40_000 for place in range(1000)]
-    given = [([*common, *(number * 97 + place * 13 for place in range(16))], 24) for number in range(16)]
+    given = [
+        ([*common, *(number * 97 + place * 13 for place in range(16))], 24) for number in range(16)
+    ]
     shares, computed = [], 0
     for _ in range(ROUNDS):
         engine = engine_of(loaded, given)
@@ -149,29 +187,45 @@ def prefix(loaded: Loaded, theirs: Any) -> None:
         shares.append(statistics.median(ttft_s[1:]) / ttft_s[0])
         computed = engine.counts.prompt_tokens
     record(
-        "inference", what="TTFT of 15 requests that share a prefix of 1,000 tokens, of the first's, one after another",
-        value=100 * statistics.median(shares), unit="%", figure="<= 15", prompt_tokens_computed=computed,
+        "inference",
+        what=(
+            "TTFT of 15 requests that share a prefix of 1,000 tokens, of the first's, one after "
+            "another"
+        ),
+        value=100 * statistics.median(shares),
+        unit="%",
+        figure="<= 15",
+        prompt_tokens_computed=computed,
         rounds=[round(100 * each, 1) for each in shares],
-    )  # fmt: skip
+    )
     engine = engine_of(loaded, given)
     added = [engine.add(prompt, greedy(count)) for prompt, count in given]
     while engine.busy:
         engine.step()
     ttft = [each.first_token_s - each.added_s for each in added]
     record(
-        "inference", what="prompt tokens computed for 16 requests that share 1,000 and arrive together",
-        value=engine.counts.prompt_tokens, unit="tokens", figure="<= 1376",  # once, and what is no full block of 16
+        "inference",
+        what="prompt tokens computed for 16 requests that share 1,000 and arrive together",
+        # once, and what is no full block of 16
+        value=engine.counts.prompt_tokens,
+        unit="tokens",
+        figure="<= 1376",
         last_ttft_of_first=round(max(ttft) / min(ttft), 2),
-    )  # fmt: skip
+    )
 
 
 def requests() -> Given:
     """Prompts of 10 to 300 tokens, answers of 8 to 160, spread evenly and mixed."""
     return [
-        ([(number * 37 + place * 101) % 40_000 for place in range(10 + number * 13 % 32 * 290 // 31)],
-         8 + number * 21 % 32 * 152 // 31)
+        (
+            [
+                (number * 37 + place * 101) % 40_000
+                for place in range(10 + number * 13 % 32 * 290 // 31)
+            ],
+            8 + number * 21 % 32 * 152 // 31,
+        )
         for number in range(REQUESTS)
-    ]  # fmt: skip
+    ]
 
 
 def greedy(count: int) -> Sampling:
@@ -211,9 +265,12 @@ def _stamped(theirs: Any, ids: torch.Tensor, count: int) -> tuple[torch.Tensor, 
         return torch.zeros(1, dtype=torch.bool)
 
     out = theirs.generate(
-        ids, attention_mask=torch.ones_like(ids), max_new_tokens=count, do_sample=False,
+        ids,
+        attention_mask=torch.ones_like(ids),
+        max_new_tokens=count,
+        do_sample=False,
         stopping_criteria=[stamp],
-    )  # fmt: skip
+    )
     return out, stamps
 
 
@@ -224,7 +281,9 @@ def _theirs(path: Path) -> Any:
     transformers.logging.set_verbosity_error()
     with tempfile.TemporaryDirectory() as folder:
         save_hugging_face(open_weights(path), Path(folder))
-        model = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+        model = transformers.AutoModelForCausalLM.from_pretrained(
+            folder, dtype=torch.float32
+        ).eval()
     model.generation_config = transformers.GenerationConfig(pad_token_id=0, eos_token_id=None)
     return model
 

@@ -1,6 +1,8 @@
-"""Durable ingest: sealed batches on the stream → verified, stored, framed and committed, by the ingest loop itself.
+"""Durable ingest: sealed batches on the stream → verified, stored, framed and committed, by the
+ingest loop itself.
 
-A point is one value of one metric at one step. Eight ranks log 30 metrics; a supervisor's batch holds what its ranks
+A point is one value of one metric at one step. Eight ranks log 30 metrics; a supervisor's batch
+holds what its ranks
 logged since the last one. `python -m tests.bench.bench_ingest [postgresql] [--quick]`
 """
 
@@ -16,7 +18,8 @@ from tests.bench.stack import postgresql_programs, stack
 
 RANKS = 8
 METRICS = 30
-# what a supervisor sends every 0.2 s of a run with 20 steps/s, and after it could not send for 2 and for 12 seconds
+# what a supervisor sends every 0.2 s of a run with 20 steps/s, and after it could not send for 2
+# and for 12 seconds
 BATCHES = (
     ("batches of 4 steps", 4, 1_200_000),
     ("batches of 40 steps", 40, 3_000_000),
@@ -30,7 +33,9 @@ def main(arguments: list[str]) -> None:
     if len(databases) > 1:  # Django is set up once a process
         for name in databases:
             if name == "sqlite" or postgresql_programs():
-                subprocess.run([sys.executable, "-m", "tests.bench.bench_ingest", name, *arguments], check=True)
+                subprocess.run(
+                    [sys.executable, "-m", "tests.bench.bench_ingest", name, *arguments], check=True
+                )
         return
     with stack(postgres=databases[0] == "postgresql"):
         for told, steps, points in BATCHES:
@@ -85,7 +90,15 @@ def _messages(run_id: int, attempt: object, on: object, steps: int, points: int)
     from workers.contracts.envelope import seal
 
     secret, draw = node_secret(on), random.Random(0)  # type: ignore[arg-type]
-    names = ["loss", "grad_norm", "lr", "tokens_per_s", "mfu", "step_time_s", *(f"m/{i}" for i in range(METRICS - 6))]
+    names = [
+        "loss",
+        "grad_norm",
+        "lr",
+        "tokens_per_s",
+        "mfu",
+        "step_time_s",
+        *(f"m/{i}" for i in range(METRICS - 6)),
+    ]
     for first in range(1, points // (RANKS * METRICS) + 1, steps):
         seq = list(range(first, first + steps))
         batches = []
@@ -102,7 +115,12 @@ def _messages(run_id: int, attempt: object, on: object, steps: int, points: int)
                 "values": {name: [draw.random() for _ in seq] for name in names},
             }
             batches.append({"stream": "points", "rank": rank, "batch": batch})
-        body = {"run": str(run_id), "attempt": 1, "attempt_id": str(attempt.id), "fence": str(attempt.fence)}  # type: ignore[attr-defined]
+        body = {
+            "run": str(run_id),
+            "attempt": 1,
+            "attempt_id": str(attempt.id),
+            "fence": str(attempt.fence),
+        }  # type: ignore[attr-defined]
         sealed = seal(
             secret,
             wire.KIND_TELEMETRY,

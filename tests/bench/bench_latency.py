@@ -1,4 +1,5 @@
-"""From a rank's recorder to a page's socket, through files, supervisor, Redis, ingest, database and web process;
+"""From a rank's recorder to a page's socket, through files, supervisor, Redis, ingest, database and
+web process;
 and what a page has after the web process was killed and after its connection was cut. `[--quick]`
 """
 
@@ -39,7 +40,9 @@ async def measure(rank: Rank, port: int, server: object, calm_s: float, cut_s: f
     from orchestrator.accounts import services as accounts
     from orchestrator.common import live
 
-    _, token = await asyncio.to_thread(lambda: accounts.token_create(user=rank.owner, name="b", by=rank.owner))
+    _, token = await asyncio.to_thread(
+        lambda: accounts.token_create(user=rank.owner, name="b", by=rank.owner)
+    )
     url, topic = f"ws://127.0.0.1:{port}/ws/runs/{rank.run.pk}/", f"run:{rank.run.pk}"
     stop = asyncio.Event()
 
@@ -55,10 +58,24 @@ async def measure(rank: Rank, port: int, server: object, calm_s: float, cut_s: f
     watching = asyncio.create_task(page.watch(stop, head))
     cut = asyncio.create_task(cut_page.watch(end, head))
     await asyncio.sleep(calm_s)
-    delays = sorted(arrived - logged for step, logged, arrived in page.arrivals if step > RATE_HZ * 2)
+    delays = sorted(
+        arrived - logged for step, logged, arrived in page.arrivals if step > RATE_HZ * 2
+    )
     what = f"recorder to socket, {RATE_HZ:.0f} steps/s of 30 values"
-    record("latency", what=f"{what}, p50", value=statistics.median(delays) * 1e3, unit="ms", figure="<= 300")
-    record("latency", what=f"{what}, p99", value=delays[int(len(delays) * 0.99)] * 1e3, unit="ms", figure="<= 1000")
+    record(
+        "latency",
+        what=f"{what}, p50",
+        value=statistics.median(delays) * 1e3,
+        unit="ms",
+        figure="<= 300",
+    )
+    record(
+        "latency",
+        what=f"{what}, p99",
+        value=delays[int(len(delays) * 0.99)] * 1e3,
+        unit="ms",
+        figure="<= 1000",
+    )
 
     end.set()  # this page's connection is gone for a while
     await cut
@@ -71,14 +88,36 @@ async def measure(rank: Rank, port: int, server: object, calm_s: float, cut_s: f
         end.clear()
         cut = asyncio.create_task(cut_page.watch(end, head))
         await asyncio.sleep(5)
-        for told, one in (("kill -9 of the web process", page), (f"a cut of {cut_s:.0f} s", cut_page)):
+        for told, one in (
+            ("kill -9 of the web process", page),
+            (f"a cut of {cut_s:.0f} s", cut_page),
+        ):
             steps = [step for step, _, _ in one.arrivals]
             missing = len(set(range(1, max(steps) + 1)) - set(steps))
-            record("latency", what=f"after {told}, steps missing", value=missing, unit="steps", figure="== 0")
+            record(
+                "latency",
+                what=f"after {told}, steps missing",
+                value=missing,
+                unit="steps",
+                figure="== 0",
+            )
             doubled = len(steps) - len(set(steps))
-            record("latency", what=f"after {told}, steps doubled", value=doubled, unit="steps", figure="== 0")
+            record(
+                "latency",
+                what=f"after {told}, steps doubled",
+                value=doubled,
+                unit="steps",
+                figure="== 0",
+            )
             caught = one.caught_up_s[-1]
-            record("latency", what=f"after {told}, caught up", value=caught, unit="s", figure="<= 1", gaps=one.gaps)
+            record(
+                "latency",
+                what=f"after {told}, caught up",
+                value=caught,
+                unit="s",
+                figure="<= 1",
+                gaps=one.gaps,
+            )
         stop.set()
         end.set()
         await asyncio.gather(watching, cut)

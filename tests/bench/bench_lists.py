@@ -1,4 +1,6 @@
-"""`GET runs` and the runs page with 100,000 runs in the table, as their owner asks for them: p95 and bytes."""
+"""`GET runs` and the runs page with 100,000 runs in the table, as their owner asks for them: p95
+and bytes.
+"""
 
 from __future__ import annotations
 
@@ -54,7 +56,13 @@ def measure() -> None:
         p95 = statistics.quantiles(seconds, n=20)[-1]
         more = {"p50_ms": round(statistics.median(seconds) * 1000, 2), "runs": RUNS}
         record(
-            "lists", what=f"{told}, p95", value=p95 * 1000, unit="ms", figure="<= 100", bytes=len(first.content), **more
+            "lists",
+            what=f"{told}, p95",
+            value=p95 * 1000,
+            unit="ms",
+            figure="<= 100",
+            bytes=len(first.content),
+            **more,
         )
 
 
@@ -64,15 +72,29 @@ def fill(owner: Any) -> None:
 
     run_model, tag_model = apps.get_model("runs", "Run"), apps.get_model("runs", "RunTag")
     spec = {"kind": "train", "model": "llama-tiny", "train": {"steps": 100, "seq_len": 128}}
-    summary = {"step": 100, "steps": 100, "loss": 2.1, "tokens_per_s": 9000.0, "mfu": 0.4, "tokens": 12800}
+    summary = {
+        "step": 100,
+        "steps": 100,
+        "loss": 2.1,
+        "tokens_per_s": 9000.0,
+        "mfu": 0.4,
+        "tokens": 12800,
+    }
     for start in range(0, RUNS, 5000):
         rows = [
             run_model(
-                name=f"run {number}", kind="train", state="failed" if number % 10 == 0 else "finished", spec=spec,
-                model_name="llama-tiny", devices=1, owner=owner, attempt_number=1, summary=summary,
+                name=f"run {number}",
+                kind="train",
+                state="failed" if number % 10 == 0 else "finished",
+                spec=spec,
+                model_name="llama-tiny",
+                devices=1,
+                owner=owner,
+                attempt_number=1,
+                summary=summary,
             )
             for number in range(start, start + 5000)
-        ]  # fmt: skip
+        ]
         made = run_model.objects.bulk_create(rows)
         tag_model.objects.bulk_create([tag_model(run=row, name=f"t{row.pk % 10}") for row in made])
 

@@ -1,8 +1,11 @@
-"""What telemetry and supervision cost of a training: points, events, beacon, time split, arrivals, norms by layer, and
+"""What telemetry and supervision cost of a training: points, events, beacon, time split, arrivals,
+norms by layer, and
 the supervisor beside it; 15M parameters.
 
-By CPU time, so that other load does not count: what the training thread spends in each of these calls, and their
-threads beside it, of all that the process spends while it trains; and what the supervisor, which looks so many times a
+By CPU time, so that other load does not count: what the training thread spends in each of these
+calls, and their
+threads beside it, of all that the process spends while it trains; and what the supervisor, which
+looks so many times a
 second, spends of a core.
 """
 
@@ -57,7 +60,13 @@ SPEC: dict[str, Any] = {
     "kind": "train",
     "model": "llama-15m",
     "plan": {"micro_batch_size": 2, "global_batch_size": 4},
-    "train": {"steps": STEPS, "seq_len": 256, "seed": 1, "optimizer": {"name": "adamw", "lr": 1e-3}, "log_every": 1},
+    "train": {
+        "steps": STEPS,
+        "seq_len": 256,
+        "seed": 1,
+        "optimizer": {"name": "adamw", "lr": 1e-3},
+        "log_every": 1,
+    },
 }
 
 
@@ -73,12 +82,18 @@ class Spent:
         squares = Norms.squares
         of_weights = self._timed("weights' norms", squares)
         # gradients' norms are the clipping's; weights' are only told
-        Norms.squares = lambda norms, each: (of_weights if each[0].requires_grad else squares)(norms, each)  # type: ignore[method-assign]
+        Norms.squares = lambda norms, each: (of_weights if each[0].requires_grad else squares)(
+            norms, each
+        )  # type: ignore[method-assign]
 
     def _timed(self, name: str, call: Any) -> Any:
         @functools.wraps(call)
         def timed(*args: Any, **kwargs: Any) -> Any:
-            if self.inside or not self.on or threading.current_thread() is not threading.main_thread():
+            if (
+                self.inside
+                or not self.on
+                or threading.current_thread() is not threading.main_thread()
+            ):
                 return call(*args, **kwargs)
             self.inside, began = True, time.thread_time()
             try:
@@ -107,7 +122,10 @@ def in_the_rank() -> None:
         asked = plain(loop)
         if loop.step == STEPS:
             spent.on = False
-            began.update(process=time.process_time() - began["process"], threads=_threads_s() - began["threads"])
+            began.update(
+                process=time.process_time() - began["process"],
+                threads=_threads_s() - began["threads"],
+            )
         return asked
 
     Loop._one_step = one_step  # type: ignore[method-assign]
@@ -136,9 +154,18 @@ def beside_the_rank() -> None:
         run = orrery.submit({**SPEC, "train": {**SPEC["train"], "steps": 100_000}}, name="overhead")
         folder = orrery.home / "runs" / run / "attempt-1"
         orrery.until(partial(stepped, folder, FIRST), 600, "some steps were made")
-        files = {"supervisor": folder / "supervisor.json", "rank": folder / "rank-0" / "process.json"}
-        processes = {name: psutil.Process(json.loads(file.read_text())["pid"]) for name, file in files.items()}
-        before, began = {name: sum(each.cpu_times()[:2]) for name, each in processes.items()}, time.monotonic()
+        files = {
+            "supervisor": folder / "supervisor.json",
+            "rank": folder / "rank-0" / "process.json",
+        }
+        processes = {
+            name: psutil.Process(json.loads(file.read_text())["pid"])
+            for name, file in files.items()
+        }
+        before, began = (
+            {name: sum(each.cpu_times()[:2]) for name, each in processes.items()},
+            time.monotonic(),
+        )
         orrery.until(partial(stepped, folder, FIRST + STEPS), 600, "steps were made")
         spent = {name: sum(each.cpu_times()[:2]) - before[name] for name, each in processes.items()}
         whole_s = time.monotonic() - began
@@ -169,7 +196,12 @@ def _threads_s() -> float:
     tick, total = os.sysconf("SC_CLK_TCK"), 0.0
     for thread in threading.enumerate():
         if thread is not threading.main_thread() and thread.native_id is not None:
-            fields = Path(f"/proc/self/task/{thread.native_id}/stat").read_text().rpartition(")")[2].split()
+            fields = (
+                Path(f"/proc/self/task/{thread.native_id}/stat")
+                .read_text()
+                .rpartition(")")[2]
+                .split()
+            )
             total += (int(fields[11]) + int(fields[12])) / tick
     return total
 

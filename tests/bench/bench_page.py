@@ -1,4 +1,5 @@
-"""The run page in a real Chromium: 12 live charts' share of the main thread, heap over two hours of frames,
+"""The run page in a real Chromium: 12 live charts' share of the main thread, heap over two hours of
+frames,
 first chart, JavaScript's weight, and hosts asked. Needs Debian's chromium."""
 
 from __future__ import annotations
@@ -18,8 +19,22 @@ from tests.bench.bench_flight import log_in
 from tests.bench.record import record
 from tests.flows.embedded import Orrery
 
-NAMES = ["loss", "tokens_per_s", "mfu", "grad_norm", "lr", "step_time_s", *(f"own/{letter}" for letter in "abcdef")]
-CHROMIUM = ["--headless", "--no-sandbox", "--disable-gpu", "--disable-background-networking", "--js-flags=--expose-gc"]
+NAMES = [
+    "loss",
+    "tokens_per_s",
+    "mfu",
+    "grad_norm",
+    "lr",
+    "step_time_s",
+    *(f"own/{letter}" for letter in "abcdef"),
+]
+CHROMIUM = [
+    "--headless",
+    "--no-sandbox",
+    "--disable-gpu",
+    "--disable-background-networking",
+    "--js-flags=--expose-gc",
+]
 FRAMES = 2 * 3600 * 4  # two hours at the four frames a second that ingest publishes
 LIVE_S = 20.0
 
@@ -38,7 +53,14 @@ REPLAY = """async ([names, from, count, step0]) => {
 
 def point(step: int) -> dict[str, Any]:
     values = {name: random.random() for name in NAMES}
-    return {"rank": 0, "seq": step, "step": step, "tokens": step * 1000, "time": time.time(), "values": values}
+    return {
+        "rank": 0,
+        "seq": step,
+        "step": step,
+        "tokens": step * 1000,
+        "time": time.time(),
+        "values": values,
+    }
 
 
 def main() -> None:
@@ -59,16 +81,25 @@ def measure(orrery: Orrery) -> None:
         browser = play.chromium.launch(executable_path="/usr/bin/chromium", args=CHROMIUM)
         page = browser.new_page(viewport={"width": 1440, "height": 2600})
         answers: list[Response] = []
-        page.on("response", lambda answer: answers.append(answer))  # a bound method of a list cannot be wrapped
+        # a bound method of a list cannot be wrapped
+        page.on("response", lambda answer: answers.append(answer))
         log_in(page, orrery)
         answers.clear()
         begun = time.monotonic()
         page.goto(f"{orrery.url}/runs/{run}/")
         page.wait_for_selector(".chart .plot-container, .chart .js-plotly-plot", timeout=30_000)
-        record("page", what="run page: first chart", value=time.monotonic() - begun, unit="s", figure="<= 1.5")
+        record(
+            "page",
+            what="run page: first chart",
+            value=time.monotonic() - begun,
+            unit="s",
+            figure="<= 1.5",
+        )
         page.wait_for_timeout(1500)
         weigh(page, answers, orrery)
-        shown = page.evaluate("window.orrery.charts.charts.filter((chart) => chart.visible()).length")
+        shown = page.evaluate(
+            "window.orrery.charts.charts.filter((chart) => chart.visible()).length"
+        )
         main_thread(page, orrery, run, shown)
         heap(page)
         browser.close()
@@ -78,10 +109,17 @@ def weigh(page: Page, answers: list[Response], orrery: Orrery) -> None:
     scripts = [a for a in answers if a.request.resource_type == "script" and a.status == 200]
     weight = sum(len(gzip.compress(answer.body(), 6)) for answer in scripts)
     record(
-        "page", what="run page: JavaScript, gzip", value=weight / 1000, unit="kB", figure="<= 600", files=len(scripts)
+        "page",
+        what="run page: JavaScript, gzip",
+        value=weight / 1000,
+        unit="kB",
+        figure="<= 600",
+        files=len(scripts),
     )
     hosts = {urlsplit(answer.url).netloc for answer in answers} - {urlsplit(orrery.url).netloc, ""}
-    record("page", what="run page: other hosts asked", value=len(hosts), unit="hosts", figure="== 0")
+    record(
+        "page", what="run page: other hosts asked", value=len(hosts), unit="hosts", figure="== 0"
+    )
     html = next(a for a in answers if a.request.resource_type == "document")
     record("page", what="run page: HTML", value=len(html.body()) / 1000, unit="kB", figure="<= 150")
 
@@ -133,12 +171,23 @@ def heap(page: Page) -> None:
         figure="<= 0.1",
         before_mb=before / 1e6,
     )
-    longest = page.evaluate("Math.max(...[...window.orrery.charts.curves.values()].map((curve) => curve.x.length))")
-    record("page", what="points a curve holds in the browser", value=longest, unit="points", figure="<= 1500", **stats)
+    longest = page.evaluate(
+        "Math.max(...[...window.orrery.charts.curves.values()].map((curve) => curve.x.length))"
+    )
+    record(
+        "page",
+        what="points a curve holds in the browser",
+        value=longest,
+        unit="points",
+        figure="<= 1500",
+        **stats,
+    )
 
 
 def replay(page: Page, count: int) -> dict[str, Any]:
-    last = page.evaluate("Math.max(...[...window.orrery.charts.curves.values()].map((curve) => curve.last?.x ?? 0))")
+    last = page.evaluate(
+        "Math.max(...[...window.orrery.charts.curves.values()].map((curve) => curve.last?.x ?? 0))"
+    )
     stats = page.evaluate(REPLAY, [NAMES, 0, count, last + 1])
     page.wait_for_timeout(5000)  # what refetches has come home
     return dict(stats)
@@ -157,7 +206,9 @@ def task_seconds(session: CDPSession) -> float:
 
 def send(orrery: Orrery, run: str, first: int, count: int) -> None:
     assert orrery.client is not None
-    answer = orrery.client.post(f"runs/{run}/points", json={"points": [point(first + i) for i in range(count)]})
+    answer = orrery.client.post(
+        f"runs/{run}/points", json={"points": [point(first + i) for i in range(count)]}
+    )
     assert answer.status_code in (200, 201, 202), answer.text
 
 

@@ -1,8 +1,12 @@
-"""What narrow training costs in loss: bf16, fp16 and fp8 beside fp32 over 300 steps of Shakespeare, one process each.
+"""What narrow training costs in loss: bf16, fp16 and fp8 beside fp32 over 300 steps of Shakespeare,
+one process each.
 
-Three seeds at one learning rate, judged by validation loss on held-out text: by the mean over seeds, and by the seed
-that came out worst. Beside them fp32 once more in other micro-batches, equal but for the order of sums: what rounding
-to 24 bits does. Then one seed at twice that rate, where a gradient spike at step 24 makes fp16, its scale starting at
+Three seeds at one learning rate, judged by validation loss on held-out text: by the mean over
+seeds, and by the seed
+that came out worst. Beside them fp32 once more in other micro-batches, equal but for the order of
+sums: what rounding
+to 24 bits does. Then one seed at twice that rate, where a gradient spike at step 24 makes fp16, its
+scale starting at
 65536, skip three updates, so that its curve stays those steps behind.
 """
 
@@ -43,7 +47,9 @@ SPEC: dict[str, Any] = {
 
 @dataclass(frozen=True, slots=True)
 class Curve:
-    """One run: which (`how` is a precision, or "fp32 accumulated"), its training losses and what they ended in."""
+    """One run: which (`how` is a precision, or "fp32 accumulated"), its training losses and what
+    they ended in.
+    """
 
     how: str
     seed: int
@@ -60,7 +66,9 @@ class Curve:
 
 def main() -> None:
     wanted = [(how, seed, LR) for seed in SEEDS for how in ("fp32", *FIGURES)]
-    wanted += [(how, SEEDS[0], HIGHER_LR) for how in ("fp32", *FIGURES) if how != "fp32 accumulated"]
+    wanted += [
+        (how, SEEDS[0], HIGHER_LR) for how in ("fp32", *FIGURES) if how != "fp32 accumulated"
+    ]
     report([trained(*each) for each in wanted])
 
 
@@ -69,8 +77,16 @@ def report(curves: list[Curve]) -> None:
     for lr in (LR, HIGHER_LR):
         of_lr = [curve for curve in curves if curve.lr == lr]
         for how in dict.fromkeys(curve.how for curve in of_lr if curve.how != "fp32"):
-            _compare(how, lr, [c for c in of_lr if c.how == how], [c for c in of_lr if c.how == "fp32"])
-    draw({c.how: c.losses for c in curves if c.seed == SEEDS[0] and c.lr == LR and c.how != "fp32 accumulated"})
+            _compare(
+                how, lr, [c for c in of_lr if c.how == how], [c for c in of_lr if c.how == "fp32"]
+            )
+    draw(
+        {
+            c.how: c.losses
+            for c in curves
+            if c.seed == SEEDS[0] and c.lr == LR and c.how != "fp32 accumulated"
+        }
+    )
 
 
 def _compare(how: str, lr: float, some: list[Curve], full: list[Curve]) -> None:
@@ -81,11 +97,19 @@ def _compare(how: str, lr: float, some: list[Curve], full: list[Curve]) -> None:
         "fp32_step_time_s": round(statistics.median(c.step_time_s for c in full), 4),
         "skipped_steps": sum(c.skipped for c in some),
     }
-    for name, what in (("val_loss", "validation loss"), ("loss", f"mean training loss of the last {LAST} steps")):
+    for name, what in (
+        ("val_loss", "validation loss"),
+        ("loss", f"mean training loss of the last {LAST} steps"),
+    ):
         pairs = [(getattr(c, name), getattr(f, name)) for c, f in zip(some, full, strict=True)]
         other, fp32 = (statistics.mean(column) for column in zip(*pairs, strict=True))
-        found = {"mean of seeds": abs(other - fp32) / fp32, "worst seed": max(abs(c - f) / f for c, f in pairs)}
-        for which, value in found.items() if len(pairs) > 1 else [("one seed", found["worst seed"])]:
+        found = {
+            "mean of seeds": abs(other - fp32) / fp32,
+            "worst seed": max(abs(c - f) / f for c, f in pairs),
+        }
+        for which, value in (
+            found.items() if len(pairs) > 1 else [("one seed", found["worst seed"])]
+        ):
             record(
                 "precision",
                 what=f"{how} beside fp32 after {STEPS} steps, {what}, {which}",
@@ -101,11 +125,17 @@ def _compare(how: str, lr: float, some: list[Curve], full: list[Curve]) -> None:
 def trained(how: str, seed: int, lr: float) -> Curve:
     """One run from its start to its last step."""
     precision, _, accumulated = how.partition(" ")
-    plan = {"precision": precision, "micro_batch_size": 8 if accumulated else 16, "global_batch_size": 16}
+    plan = {
+        "precision": precision,
+        "micro_batch_size": 8 if accumulated else 16,
+        "global_batch_size": 16,
+    }
     train = {**SPEC["train"], "seed": seed, "optimizer": {**SPEC["train"]["optimizer"], "lr": lr}}
     train["lr_schedule"] = {**train["lr_schedule"], "min_lr": lr / 10}
     with tempfile.TemporaryDirectory() as folder:
-        outcome = run_attempt(accept({**SPEC, "train": train, "plan": plan}), read_environment(Path(folder), env={}))
+        outcome = run_attempt(
+            accept({**SPEC, "train": train, "plan": plan}), read_environment(Path(folder), env={})
+        )
         if outcome.exit_class != "ok":
             raise SystemExit(f"{how}, seed {seed}: {outcome.reason}")
         points = _lines(Path(folder) / "rank-0" / "points.jsonl")

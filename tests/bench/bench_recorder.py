@@ -21,15 +21,29 @@ def main() -> None:
     recorded: list[float] = []
     with tempfile.TemporaryDirectory() as folder:
         recorder = Recorder(Path(folder), run="bench", attempt=1, rank=0)
-        for block in range(BLOCKS):  # in turn, so that a machine that drifts does not look like a cost
+        # in turn, so that a machine that drifts does not look like a cost
+        for block in range(BLOCKS):
             alone += steps(None, block)
             recorded += steps(recorder, block)
         waited = recorder.cost_s / len(recorded)
         recorder.close()
     share = waited / STEP_S
-    record("recorder", what="waiting in the loop", value=share, unit="of a step", figure="<= 0.01", us=waited * 1e6)
+    record(
+        "recorder",
+        what="waiting in the loop",
+        value=share,
+        unit="of a step",
+        figure="<= 0.01",
+        us=waited * 1e6,
+    )
     slower = statistics.median(recorded) / statistics.median(alone) - 1
-    record("recorder", what="slower steps, all in all", value=slower, unit="of a step", figure="<= 0.01")
+    record(
+        "recorder",
+        what="slower steps, all in all",
+        value=slower,
+        unit="of a step",
+        figure="<= 0.01",
+    )
 
 
 def steps(recorder: Recorder | None, block: int) -> list[float]:

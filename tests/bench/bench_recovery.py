@@ -1,8 +1,12 @@
-"""What a checkpoint costs, how soon a run steps again after a rank was killed, how soon a hang is told: 15M, on a CPU.
+"""What a checkpoint costs, how soon a run steps again after a rank was killed, how soon a hang is
+told: 15M, on a CPU.
 
-The stall of an asynchronous save is held against a synchronous one of the same tensors; of each the first save, which
-allocates, is left out and told apart. Recovery counts from SIGKILL to the first step of the next attempt, through
-supervisor, control plane, scheduler, restart and restore. A hang counts from SIGSTOP until REST has its event.
+The stall of an asynchronous save is held against a synchronous one of the same tensors; of each the
+first save, which
+allocates, is left out and told apart. Recovery counts from SIGKILL to the first step of the next
+attempt, through
+supervisor, control plane, scheduler, restart and restore. A hang counts from SIGSTOP until REST has
+its event.
 """
 
 from __future__ import annotations
@@ -44,25 +48,50 @@ def spec(*, steps: int, every: int, asynchronous: bool) -> dict[str, Any]:
     plan = {"dp": RANKS, "zero": 1, "micro_batch_size": 1, "global_batch_size": RANKS}
     checkpoint = {"every_steps": every, "keep": 2, "async": asynchronous}
     return {
-        "kind": "train", "model": "llama-15m", "plan": plan,
+        "kind": "train",
+        "model": "llama-15m",
+        "plan": plan,
         "train": {"steps": steps, "seq_len": 64, "checkpoint": checkpoint},
-    }  # fmt: skip
+    }
 
 
 def stalls(orrery: Orrery) -> None:
     """Saves far enough apart that one has ended before the next begins."""
     seconds: dict[bool, list[float]] = {}
     for asynchronous in (False, True):
-        run = orrery.submit(spec(steps=20 * SAVES, every=20, asynchronous=asynchronous), name=f"async {asynchronous}")
+        run = orrery.submit(
+            spec(steps=20 * SAVES, every=20, asynchronous=asynchronous),
+            name=f"async {asynchronous}",
+        )
         assert orrery.until_state(run, "finished", "failed", seconds=1200) == "finished"
         events = orrery.get(f"runs/{run}/events", type="checkpoint_saved", limit=200)["items"]
         seconds[asynchronous] = [event["data"]["stall_s"] for event in events]
     whole, held = (statistics.median(seconds[kind][1:]) for kind in (False, True))
-    record("recovery", what="a synchronous save, 15M model, 2 ranks", value=whole, unit="s", saves=SAVES)
-    record("recovery", what="stall of the training by an asynchronous save", value=held, unit="s", saves=SAVES)
-    record("recovery", what="stall of the first asynchronous save", value=seconds[True][0], unit="s")
+    record(
+        "recovery",
+        what="a synchronous save, 15M model, 2 ranks",
+        value=whole,
+        unit="s",
+        saves=SAVES,
+    )
+    record(
+        "recovery",
+        what="stall of the training by an asynchronous save",
+        value=held,
+        unit="s",
+        saves=SAVES,
+    )
+    record(
+        "recovery", what="stall of the first asynchronous save", value=seconds[True][0], unit="s"
+    )
     share = 100 * held / whole
-    record("recovery", what="asynchronous stall, share of a synchronous save", value=share, unit="%", figure="<= 5")
+    record(
+        "recovery",
+        what="asynchronous stall, share of a synchronous save",
+        value=share,
+        unit="%",
+        figure="<= 5",
+    )
 
 
 def recovery(orrery: Orrery) -> None:
@@ -79,7 +108,14 @@ def recovery(orrery: Orrery) -> None:
         took.append(time.monotonic() - killed)
     worst = max(took)
     each = [round(seconds, 2) for seconds in took]
-    record("recovery", what="rank killed to first step again, worst", value=worst, unit="s", figure="<= 20", each=each)
+    record(
+        "recovery",
+        what="rank killed to first step again, worst",
+        value=worst,
+        unit="s",
+        figure="<= 20",
+        each=each,
+    )
     cancel(orrery, run)
 
 
@@ -99,8 +135,12 @@ def hangs(orrery: Orrery) -> None:
         finally:
             os.kill(pid, signal.SIGCONT)
     events = orrery.get(f"runs/{run}/events", type="hang", limit=20)["items"]
-    assert [event["rank"] for event in events] == [number % RANKS for number in range(1, HANGS + 1)], events
-    points = [json.loads(line) for line in (folder / "rank-0" / "points.jsonl").read_text().splitlines()]
+    assert [event["rank"] for event in events] == [
+        number % RANKS for number in range(1, HANGS + 1)
+    ], events
+    points = [
+        json.loads(line) for line in (folder / "rank-0" / "points.jsonl").read_text().splitlines()
+    ]
     step_s = statistics.median(point["values"]["step_time_s"] for point in points)
     record(
         "recovery",

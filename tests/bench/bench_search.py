@@ -1,4 +1,5 @@
-"""A search over all axes: GPT-3 175B on 512 devices. Legal plans looked at a second on one core, and the whole answer.
+"""A search over all axes: GPT-3 175B on 512 devices. Legal plans looked at a second on one core,
+and the whole answer.
 
 The answer is what the page and REST ask for: search, ranked plans with every number, JSON text.
 """
@@ -61,13 +62,23 @@ def measure(told: str, request: dict[str, Any], *, figure: bool) -> None:
         answers.append(time.perf_counter() - started)
         size = len(text)
     record(
-        "planner", what=f"search: {told}, all axes, plans/s on one core", value=float(np.median(rates)),
-        unit="plans/s", figure=">= 1000000" if figure else "", legal=found.enumerated, fit=found.fit,
-    )  # fmt: skip
+        "planner",
+        what=f"search: {told}, all axes, plans/s on one core",
+        value=float(np.median(rates)),
+        unit="plans/s",
+        figure=">= 1000000" if figure else "",
+        legal=found.enumerated,
+        fit=found.fit,
+    )
     record(
-        "planner", what=f"search: {told}, whole answer, p95", value=float(np.quantile(answers, 0.95)), unit="s",
-        figure="<= 1" if figure else "", median=round(float(np.median(answers)), 4), bytes=size,
-    )  # fmt: skip
+        "planner",
+        what=f"search: {told}, whole answer, p95",
+        value=float(np.quantile(answers, 0.95)),
+        unit="s",
+        figure="<= 1" if figure else "",
+        median=round(float(np.median(answers)), 4),
+        bytes=size,
+    )
     assert found.enumerated >= 10**6
 
 

@@ -1,6 +1,8 @@
-"""Drawing a metric of a million points with at most 1500: milliseconds in the server, planted spikes still there.
+"""Drawing a metric of a million points with at most 1500: milliseconds in the server, planted
+spikes still there.
 
-The time is that of the selector and of the JSON text, with the database's file cached as on a page that is looked at.
+The time is that of the selector and of the JSON text, with the database's file cached as on a page
+that is looked at.
 """
 
 from __future__ import annotations
@@ -37,11 +39,21 @@ def measure() -> None:
     for start in range(0, COUNT, 10_000):
         steps = list(range(start + 1, start + 10_001))
         batch = PointBatch(
-            run=str(run.pk), attempt=1, rank=0, seq=steps, step=steps, tokens=steps, time=[1.79e9 + s for s in steps],
+            run=str(run.pk),
+            attempt=1,
+            rank=0,
+            seq=steps,
+            step=steps,
+            tokens=steps,
+            time=[1.79e9 + s for s in steps],
             values={"loss": y[start : start + 10_000].tolist()},
-        )  # fmt: skip
+        )
         services.points_store(run=run, attempt=1, batches=[batch])
-    asked = {"whole": {}, "a third of it": {"from_": 300_000, "to": 633_333}, "by time": {"x": "time"}}
+    asked = {
+        "whole": {},
+        "a third of it": {"from_": 300_000, "to": 633_333},
+        "by time": {"x": "time"},
+    }
     for told, options in asked.items():
         milliseconds = []
         for _ in range(ROUNDS):
@@ -52,10 +64,24 @@ def measure() -> None:
         assert len(answer.x) <= 1500
         what = f"series of 1M points, {told}, {len(answer.x)} points drawn"
         value = statistics.median(milliseconds)
-        record("series", what=what, value=value, unit="ms", figure="<= 60", worst=max(milliseconds), bytes=len(text))
+        record(
+            "series",
+            what=what,
+            value=value,
+            unit="ms",
+            figure="<= 60",
+            worst=max(milliseconds),
+            bytes=len(text),
+        )
     whole = selectors.series(run=run, name="loss", points=1500)
     kept = len(set(whole.x) & {int(step) + 1 for step in spikes})
-    record("series", what=f"planted spikes kept of {SPIKES}", value=kept, unit="spikes", figure=f"== {SPIKES}")
+    record(
+        "series",
+        what=f"planted spikes kept of {SPIKES}",
+        value=kept,
+        unit="spikes",
+        figure=f"== {SPIKES}",
+    )
 
 
 if __name__ == "__main__":

@@ -1,6 +1,8 @@
-"""Fan-out: 500 sockets on one web process, 10 frames a second. Delay from commit to arrival, loss, CPU a delivery.
+"""Fan-out: 500 sockets on one web process, 10 frames a second. Delay from commit to arrival, loss,
+CPU a delivery.
 
-The listeners run in a process of their own; frames carry the time before their transaction. `[--quick]`
+The listeners run in a process of their own; frames carry the time before their transaction.
+`[--quick]`
 """
 
 from __future__ import annotations
@@ -50,18 +52,23 @@ def measure(run_id: int, port: int, token: str, pid: int, seconds: int) -> None:
     frames = seconds * RATE_HZ
     ours, theirs = multiprocessing.get_context("spawn").Pipe()
     url = f"ws://127.0.0.1:{port}/ws/runs/{run_id}/"
-    listener = multiprocessing.get_context("spawn").Process(target=_listen, args=(theirs, url, token, frames))
+    listener = multiprocessing.get_context("spawn").Process(
+        target=_listen, args=(theirs, url, token, frames)
+    )
     listener.start()
     assert ours.recv() == "connected"
     process = psutil.Process(pid)
     before = process.cpu_times()
     first = live.head(f"run:{run_id}").seq + 1
     start = time.time()
-    values: dict[str, Any] = {f"metric/{i}": [[1, 0.123456789]] for i in range(8)}  # a frame of 330 bytes
+    # a frame of 330 bytes
+    values: dict[str, Any] = {f"metric/{i}": [[1, 0.123456789]] for i in range(8)}
     for i in range(frames):
         time.sleep(max(0.0, start + i / RATE_HZ - time.time()))
         with transaction.atomic():
-            live.append(f"run:{run_id}", "points", {"sent": time.time(), "rank": 0, "values": values})
+            live.append(
+                f"run:{run_id}", "points", {"sent": time.time(), "rank": 0, "values": values}
+            )
     seen: list[tuple[list[int], list[float]]] = ours.recv()
     after = process.cpu_times()
     listener.join()
@@ -73,17 +80,32 @@ def measure(run_id: int, port: int, token: str, pid: int, seconds: int) -> None:
     name = f"{SOCKETS} sockets x {RATE_HZ} Hz"
     memory = process.memory_info().rss
     record("sockets", what=f"{name}, delay p50", value=statistics.median(delays) * 1e3, unit="ms")
-    record("sockets", what=f"{name}, delay p99", value=delays[int(len(delays) * 0.99)] * 1e3, unit="ms", figure="<= 50")
+    record(
+        "sockets",
+        what=f"{name}, delay p99",
+        value=delays[int(len(delays) * 0.99)] * 1e3,
+        unit="ms",
+        figure="<= 50",
+    )
     record("sockets", what=f"{name}, lost frames", value=lost, unit="frames", figure="== 0")
     record("sockets", what=f"{name}, doubled frames", value=doubled, unit="frames", figure="== 0")
-    record("sockets", what=f"{name}, CPU a delivery", value=cpu * 1e6, unit="µs", figure="<= 50", rss_bytes=memory)
+    record(
+        "sockets",
+        what=f"{name}, CPU a delivery",
+        value=cpu * 1e6,
+        unit="µs",
+        figure="<= 50",
+        rss_bytes=memory,
+    )
 
 
 def _listen(pipe: Any, url: str, token: str, frames: int) -> None:
     pipe.send(asyncio.run(_collect(pipe, url, token, frames)))
 
 
-async def _collect(pipe: Any, url: str, token: str, frames: int) -> list[tuple[list[int], list[float]]]:
+async def _collect(
+    pipe: Any, url: str, token: str, frames: int
+) -> list[tuple[list[int], list[float]]]:
     from websockets.asyncio.client import connect
 
     headers = {"Authorization": f"Bearer {token}"}
@@ -101,7 +123,9 @@ async def _collect(pipe: Any, url: str, token: str, frames: int) -> list[tuple[l
                 if '"type":"points"' in text:
                     got.append((time.time(), text))
         read_later = [(now, json.loads(text)) for now, text in got]
-        return [frame["seq"] for _, frame in read_later], [now - frame["sent"] for now, frame in read_later]
+        return [frame["seq"] for _, frame in read_later], [
+            now - frame["sent"] for now, frame in read_later
+        ]
 
     found = await asyncio.gather(*(read(one) for one in sockets))
     await asyncio.gather(*(one.close() for one in sockets))

@@ -1,6 +1,8 @@
-"""Decoding with drafts beside the same engine without: tokens a second of one request and of four, fp32, in turns.
+"""Decoding with drafts beside the same engine without: tokens a second of one request and of four,
+fp32, in turns.
 
-A deep model whose later layers change little, and its first layers as the draft; a text looked up in itself by a real
+A deep model whose later layers change little, and its first layers as the draft; a text looked up
+in itself by a real
 model, where its weights are there. Greedy, and the answers compared.
 """
 
@@ -36,10 +38,17 @@ ROUNDS, NEW = 3, 96
 FOLDER = "smollm2-135m-instruct"
 DEEP = ModelSpec.from_dict(
     {
-        "name": "deep", "layers": 24, "hidden": 768, "heads": 12, "kv_heads": 4, "ffn": 2048, "vocab": 8192,
-        "max_seq_len": 1024, "tie_embeddings": False,
+        "name": "deep",
+        "layers": 24,
+        "hidden": 768,
+        "heads": 12,
+        "kv_heads": 4,
+        "ffn": 2048,
+        "vocab": 8192,
+        "max_seq_len": 1024,
+        "tie_embeddings": False,
     }
-)  # fmt: skip
+)
 NAMES = ("d", "deep", "size", "far")
 TEXT = """def area(width, height):
     return width * height
@@ -72,7 +81,10 @@ def layers() -> None:
     speculating = engine(Loaded(target, None, ()), drafting)
     for count in (1, 4):
         prompts = [
-            [[(7 + turn * 131 + number * 31 + place * 17) % 8192 for place in range(24)] for number in range(count)]
+            [
+                [(7 + turn * 131 + number * 31 + place * 17) % 8192 for place in range(24)]
+                for number in range(count)
+            ]
             for turn in range(ROUNDS + 1)
         ]
         what = f"of {count} at a time with a draft of {EARLY} of {DEEP.layers} layers"
@@ -84,17 +96,27 @@ def lookup() -> None:
     if not path.exists():
         print(f"{path} is not there; fetch it: python -m workers.models.fetch")
         return
-    pair = [load(ModelSource(path=str(path)), precision="fp32", device=torch.device("cpu")) for _ in range(2)]
+    pair = [
+        load(ModelSource(path=str(path)), precision="fp32", device=torch.device("cpu"))
+        for _ in range(2)
+    ]
     words = pair[0].words
     assert words is not None
-    tasks = [f"Repeat this code, with the name {name} in place of depth.\n\n{TEXT}" for name in NAMES]
-    prompts = [[words.encode(words.chat([{"role": "user", "content": task}]), special=False)] for task in tasks]
+    tasks = [
+        f"Repeat this code, with the name {name} in place of depth.\n\n{TEXT}" for name in NAMES
+    ]
+    prompts = [
+        [words.encode(words.chat([{"role": "user", "content": task}]), special=False)]
+        for task in tasks
+    ]
     drafting = Drafting(SpeculateSpec(ngram=3, tokens=8), None)
     what = "of one request that repeats its prompt, looked up"
     compare(engine(pair[0], None), engine(pair[1], drafting), prompts, what=what)
 
 
-def compare(plain: Engine, speculating: Engine, prompts: list[list[list[int]]], *, what: str) -> None:
+def compare(
+    plain: Engine, speculating: Engine, prompts: list[list[list[int]]], *, what: str
+) -> None:
     """The first turn is not timed: it warms up, and lengths find themselves."""
     ratios, speeds, equal, counted = [], [], 0, []
     for turn, given in enumerate(prompts):
@@ -110,16 +132,25 @@ def compare(plain: Engine, speculating: Engine, prompts: list[list[list[int]]], 
             counted.append([getattr(counts, name) - getattr(before, name) for name in names])
     accepted, drafted, decodes = (sum(each) for each in zip(*counted, strict=True))
     record(
-        "inference", what=f"tokens/s {what}, beside no draft", value=statistics.median(ratios), unit="times",
-        figure=">= 1.4", ratios=[round(each, 2) for each in ratios], tokens_per_s=round(statistics.median(speeds), 1),
-        acceptance=round(accepted / max(1, drafted), 3), accepted_per_step=round(accepted / max(1, decodes), 2),
-        answers_equal=f"{equal} of {sum(map(len, prompts))}", threads=THREADS,
-    )  # fmt: skip
+        "inference",
+        what=f"tokens/s {what}, beside no draft",
+        value=statistics.median(ratios),
+        unit="times",
+        figure=">= 1.4",
+        ratios=[round(each, 2) for each in ratios],
+        tokens_per_s=round(statistics.median(speeds), 1),
+        acceptance=round(accepted / max(1, drafted), 3),
+        accepted_per_step=round(accepted / max(1, decodes), 2),
+        answers_equal=f"{equal} of {sum(map(len, prompts))}",
+        threads=THREADS,
+    )
 
 
 def answered(engine: Engine, prompts: list[list[int]]) -> tuple[float, list[list[int]]]:
     """Seconds from the first token of the last request on, and the answers."""
-    requests = [engine.add(prompt, Sampling(max_new_tokens=NEW, temperature=0)) for prompt in prompts]
+    requests = [
+        engine.add(prompt, Sampling(max_new_tokens=NEW, temperature=0)) for prompt in prompts
+    ]
     while not all(len(each.tokens) > len(each.prompt) for each in requests):
         engine.step()
     began = time.perf_counter()
@@ -145,7 +176,9 @@ def deep() -> Decoder:
 
 
 def replace_layers(spec: ModelSpec, layers: int) -> ModelSpec:
-    return ModelSpec.from_dict({**spec.to_dict(), "layers": layers, "name": f"{spec.name}-{layers}"})
+    return ModelSpec.from_dict(
+        {**spec.to_dict(), "layers": layers, "name": f"{spec.name}-{layers}"}
+    )
 
 
 if __name__ == "__main__":

@@ -1,11 +1,16 @@
-"""Tokens/s of one CPU process beside plain PyTorch in nanoGPT's style and Hugging Face's Trainer: 15M parameters, fp32.
+"""Tokens/s of one CPU process beside plain PyTorch in nanoGPT's style and Hugging Face's Trainer:
+15M parameters, fp32.
 
-Same first weights, samples in the same order, AdamW with the same numbers, clipping; the mean loss of the last steps
+Same first weights, samples in the same order, AdamW with the same numbers, clipping; the mean loss
+of the last steps
 must agree, or it is not the same training. All take turns in one run. `--threads 2` uses two cores.
 
-What peers are: each as its users run it on a CPU, Trainer by its defaults; plain PyTorch with the fused AdamW, where
-nanoGPT itself takes torch's default, which is slower on a CPU. Part of the difference is how the engine sets torch up
-(`cpu_products`, huge pages): a fourth contender is the plain one with just that, so that the rest can be seen.
+What peers are: each as its users run it on a CPU, Trainer by its defaults; plain PyTorch with the
+fused AdamW, where
+nanoGPT itself takes torch's default, which is slower on a CPU. Part of the difference is how the
+engine sets torch up
+(`cpu_products`, huge pages): a fourth contender is the plain one with just that, so that the rest
+can be seen.
 """
 
 from __future__ import annotations
@@ -34,15 +39,26 @@ from workers.training.data.opened import open_samples
 
 BATCH, SEQ_LEN = 4, 256
 ROUNDS, STEPS, WARMUP = 5, 5, 5
-ALIKE = 2e-3  # relative difference of losses: weight decay of norms and biases is not the same everywhere
+# relative difference of losses: weight decay of norms and biases is not the same everywhere
+ALIKE = 2e-3
 MODELS: dict[str, Any] = {
     "llama": "llama-15m",
     "gpt-2": {
-        "name": "gpt2-15m", "layers": 6, "hidden": 288, "heads": 6, "ffn": 1152, "vocab": 32000, "max_seq_len": 1024,
-        "gated_mlp": False, "activation": "gelu_tanh", "norm": "layernorm", "position": "learned",
-        "tie_embeddings": True, "bias": "all",
+        "name": "gpt2-15m",
+        "layers": 6,
+        "hidden": 288,
+        "heads": 6,
+        "ffn": 1152,
+        "vocab": 32000,
+        "max_seq_len": 1024,
+        "gated_mlp": False,
+        "activation": "gelu_tanh",
+        "norm": "layernorm",
+        "position": "learned",
+        "tie_embeddings": True,
+        "bias": "all",
     },
-}  # fmt: skip
+}
 HELPED = "plain PyTorch given the engine's products and huge pages"
 PEERS = {
     "plain PyTorch": ("speed_plain", ">= 1.0"),
@@ -84,12 +100,17 @@ def compare(name: str, folder: Path, *, threads: int) -> dict[str, float]:
         found = [theirs / own for theirs, own in zip(each.turns, ours.turns, strict=True)]
         record(
             "speed",
-            what=f"tokens/s of Orrery over {each.name}, {name} 15M, {threads} thread{'s' if threads > 1 else ''}",
+            what=(
+                f"tokens/s of Orrery over {each.name}, {name} 15M, {threads} "
+                f"thread{'s' if threads > 1 else ''}"
+            ),
             value=statistics.median(found),
             unit="times",
             figure=PEERS[each.name][1],
             spread=[round(min(found), 4), round(max(found), 4)],
-            by_cpu_time=round(statistics.median(t / o for t, o in zip(each.cpu, ours.cpu, strict=True)), 4),
+            by_cpu_time=round(
+                statistics.median(t / o for t, o in zip(each.cpu, ours.cpu, strict=True)), 4
+            ),
             tokens_per_s=round(BATCH * SEQ_LEN / statistics.median(ours.steps), 1),
             theirs=round(BATCH * SEQ_LEN / statistics.median(each.steps), 1),
             batch=BATCH,
@@ -107,23 +128,37 @@ def figure_of(speeds: dict[str, dict[str, float]]) -> go.Figure:
     for who in next(iter(speeds.values())):
         heights = [of_model[who] for of_model in speeds.values()]
         label = who.replace(" given ", "<br>given ")
-        figure.add_bar(x=list(speeds), y=heights, name=label, text=[f"{height:,.0f}" for height in heights])
+        figure.add_bar(
+            x=list(speeds), y=heights, name=label, text=[f"{height:,.0f}" for height in heights]
+        )
     figure.update_yaxes(title_text=f"tokens/s, median of {ROUNDS * STEPS} steps")
     size = {"width": 800, "height": 360}
-    figure.update_layout(template="plotly_white", margin={"l": 60, "r": 20, "t": 20, "b": 40}, **size)
+    figure.update_layout(
+        template="plotly_white", margin={"l": 60, "r": 20, "t": 20, "b": 40}, **size
+    )
     return figure
 
 
 def prepared(model: Any, folder: Path) -> Path:
-    """The job's file: spec, weights in Hugging Face's form, and the samples in the order in which the engine draws."""
+    """The job's file: spec, weights in Hugging Face's form, and the samples in the order in which
+    the engine draws.
+    """
     torch.set_num_threads(1)
     steps = WARMUP + ROUNDS * STEPS
     optimizer = {"name": "adamw", "lr": 2e-4, "betas": [0.9, 0.95], "weight_decay": 0.1}
     spec: dict[str, Any] = {
-        "kind": "train", "model": model, "plan": {"micro_batch_size": BATCH, "global_batch_size": BATCH},
+        "kind": "train",
+        "model": model,
+        "plan": {"micro_batch_size": BATCH, "global_batch_size": BATCH},
         "data": {"preset": "shakespeare", "tokenizer": {"vocab": 32000}},
-        "train": {"steps": steps, "seq_len": SEQ_LEN, "seed": 1, "optimizer": optimizer, "clip_norm": 1.0},
-    }  # fmt: skip
+        "train": {
+            "steps": steps,
+            "seq_len": SEQ_LEN,
+            "seed": 1,
+            "optimizer": optimizer,
+            "clip_norm": 1.0,
+        },
+    }
     run = accept(spec)
     samples, _ = open_samples(run, cache=folder / "cache", kept=folder)
     rows = np.stack([samples.window(index) for index in range(steps * BATCH)])
@@ -133,15 +168,30 @@ def prepared(model: Any, folder: Path) -> Path:
     save_hugging_face(Drawn(run.model, seed=run.train.seed), folder / "hugging_face")
     shape = run.model
     config = {
-        "llama": shape.position == "rope", "layers": shape.layers, "hidden": shape.hidden, "heads": shape.heads,
-        "ffn": shape.ffn, "vocab": shape.vocab, "max_seq_len": shape.max_seq_len, "norm_eps": shape.norm_eps,
-        "bias": shape.bias == "all", "rope_theta": shape.rope.theta,
-    }  # fmt: skip
+        "llama": shape.position == "rope",
+        "layers": shape.layers,
+        "hidden": shape.hidden,
+        "heads": shape.heads,
+        "ffn": shape.ffn,
+        "vocab": shape.vocab,
+        "max_seq_len": shape.max_seq_len,
+        "norm_eps": shape.norm_eps,
+        "bias": shape.bias == "all",
+        "rope_theta": shape.rope.theta,
+    }
     job = {
-        "spec": spec, "config": config, "hugging_face": str(folder / "hugging_face"), "steps": steps, "batch": BATCH,
-        "windows": str(folder / "windows.bin"), "seq_len": SEQ_LEN, "lr": optimizer["lr"], "clip_norm": 1.0,
-        "weight_decay": optimizer["weight_decay"], "fused": True,
-    }  # fmt: skip
+        "spec": spec,
+        "config": config,
+        "hugging_face": str(folder / "hugging_face"),
+        "steps": steps,
+        "batch": BATCH,
+        "windows": str(folder / "windows.bin"),
+        "seq_len": SEQ_LEN,
+        "lr": optimizer["lr"],
+        "clip_norm": 1.0,
+        "weight_decay": optimizer["weight_decay"],
+        "fused": True,
+    }
     (folder / "job.json").write_text(json.dumps(job))
     return folder / "job.json"
 

@@ -1,6 +1,8 @@
-"""A server under 100 concurrent streams of equal requests on a CPU: no error, nothing left, alike for everybody.
+"""A server under 100 concurrent streams of equal requests on a CPU: no error, nothing left, alike
+for everybody.
 
-`python -m tests.bench.bench_streams [--seconds S]`, for a small random model and, where it was fetched, SmolLM2-135M.
+`python -m tests.bench.bench_streams [--seconds S]`, for a small random model and, where it was
+fetched, SmolLM2-135M.
 Each stream is a client that asks again as soon as its answer has ended; a stop ends the run.
 """
 
@@ -21,12 +23,22 @@ from tests.bench.served import served
 from workers.models.places import models_home
 
 STREAMS, NEW_TOKENS = 100, 32
-SMALL = {"name": "small", "layers": 4, "hidden": 128, "heads": 4, "ffn": 384, "vocab": 4096, "max_seq_len": 512}
+SMALL = {
+    "name": "small",
+    "layers": 4,
+    "hidden": 128,
+    "heads": 4,
+    "ffn": 384,
+    "vocab": 4096,
+    "max_seq_len": 512,
+}
 FOLDER = "smollm2-135m-instruct"
 
 
 def main(arguments: list[str]) -> None:
-    seconds = float(arguments[arguments.index("--seconds") + 1]) if "--seconds" in arguments else 120.0
+    seconds = (
+        float(arguments[arguments.index("--seconds") + 1]) if "--seconds" in arguments else 120.0
+    )
     models: dict[str, Any] = {"small": SMALL}
     if (models_home() / FOLDER).exists():
         models["smollm2-135m"] = {"path": str(models_home() / FOLDER)}
@@ -42,24 +54,54 @@ def measure(name: str, model: Any, folder: Path, seconds: float) -> None:
         counts, errors, took_s = asyncio.run(_load(at.host, at.port or 0, seconds))
         state = httpx.get(f"{address}/internal/state").json()
     code = server.returncode
-    ended = [json.loads(line) for line in (folder / "rank-0" / "requests.jsonl").read_text().splitlines()]
+    ended = [
+        json.loads(line) for line in (folder / "rank-0" / "requests.jsonl").read_text().splitlines()
+    ]
     facts = {
-        "model": name, "streams": STREAMS, "new_tokens": NEW_TOKENS, "seconds": round(took_s, 1), "exit": code,
-        "tokens_per_s": round(sum(counts) / took_s, 1), "requests": len(ended),
-        "least": min(counts), "most": max(counts),
+        "model": name,
+        "streams": STREAMS,
+        "new_tokens": NEW_TOKENS,
+        "seconds": round(took_s, 1),
+        "exit": code,
+        "tokens_per_s": round(sum(counts) / took_s, 1),
+        "requests": len(ended),
+        "least": min(counts),
+        "most": max(counts),
         "preemptions": sum(each["preemptions"] for each in ended),
-    }  # fmt: skip
-    record("streams", what=f"100 streams, {name}: errors", value=errors, unit="errors", figure="== 0", **facts)
+    }
+    record(
+        "streams",
+        what=f"100 streams, {name}: errors",
+        value=errors,
+        unit="errors",
+        figure="== 0",
+        **facts,
+    )
     left = state["used"] + state["running"] + state["waiting"]
     record(
-        "streams", what=f"100 streams, {name}: blocks and requests left", value=left, unit="", figure="== 0", **facts
+        "streams",
+        what=f"100 streams, {name}: blocks and requests left",
+        value=left,
+        unit="",
+        figure="== 0",
+        **facts,
     )
     fair = max(counts) / max(1, min(counts))
-    record("streams", what=f"100 streams, {name}: most by least tokens", value=fair, unit="", figure="<= 1.2", **facts)
+    record(
+        "streams",
+        what=f"100 streams, {name}: most by least tokens",
+        value=fair,
+        unit="",
+        figure="<= 1.2",
+        **facts,
+    )
 
 
 async def _load(host: str, port: int, seconds: float) -> tuple[list[int], int, float]:
-    """Tokens of each stream, errors, and how long it took. Plain sockets: the load must cost less than the server."""
+    """Tokens of each stream, errors, and how long it took.
+
+    Plain sockets: the load must cost less than the server.
+    """
     counts, errors, started = [0] * STREAMS, 0, time.monotonic()
 
     async def client(place: int) -> None:
@@ -67,11 +109,18 @@ async def _load(host: str, port: int, seconds: float) -> tuple[list[int], int, f
         prompt = [1 + (place * 7 + each) % 4000 for each in range(24)]
         body = json.dumps(
             {
-                "prompt": prompt, "max_tokens": NEW_TOKENS, "ignore_eos": True, "stream": True, "seed": place,
+                "prompt": prompt,
+                "max_tokens": NEW_TOKENS,
+                "ignore_eos": True,
+                "stream": True,
+                "seed": place,
                 "return_token_ids": True,
             }
-        ).encode()  # fmt: skip
-        head = f"POST /v1/completions HTTP/1.1\r\nHost: x\r\nConnection: close\r\nContent-Length: {len(body)}\r\n\r\n"
+        ).encode()
+        head = (
+            "POST /v1/completions HTTP/1.1\r\nHost: x\r\nConnection: close\r\nContent-Length: "
+            f"{len(body)}\r\n\r\n"
+        )
         while time.monotonic() - started < seconds:
             reader, writer = await asyncio.open_connection(host, port)
             writer.write(head.encode() + body)

@@ -1,6 +1,8 @@
-"""Real weights from end to end: SmolLM2-135M-Instruct out of its GGUF file, trained on, exported, reloaded, resumed.
+"""Real weights from end to end: SmolLM2-135M-Instruct out of its GGUF file, trained on, exported,
+reloaded, resumed.
 
-Wants the model in ORRERY_HOME (`python -m workers.models.fetch`); without it, says so and measures nothing. Beside it
+Wants the model in ORRERY_HOME (`python -m workers.models.fetch`); without it, says so and measures
+nothing. Beside it
 transformers reads the same file by its own code.
 """
 
@@ -65,15 +67,28 @@ def reading(file: Path) -> None:
     """Each in a process of its own, so that its memory is its own."""
     ours = _measured("_read", file)
     theirs = _measured("_read_by_package", file)
-    told(what="SmolLM2's GGUF opened: header and tokenizer's strings", value=ours["open_s"], unit="s",
-         package_gguf_s=round(theirs["open_s"], 3))  # fmt: skip
+    told(
+        what="SmolLM2's GGUF opened: header and tokenizer's strings",
+        value=ours["open_s"],
+        unit="s",
+        package_gguf_s=round(theirs["open_s"], 3),
+    )
     told(what="SmolLM2's GGUF dequantised into an fp32 model", value=ours["fill_s"], unit="s")
-    told(what="peak memory of reading above the model's own bytes, of these", value=ours["above"], unit="1")
+    told(
+        what="peak memory of reading above the model's own bytes, of these",
+        value=ours["above"],
+        unit="1",
+    )
 
 
 def _measured(which: str, file: Path) -> dict[str, float]:
-    code = f"from tests.bench.bench_weights import {which}; import sys, pathlib; {which}(pathlib.Path(sys.argv[1]))"
-    done = subprocess.run([sys.executable, "-c", code, str(file)], capture_output=True, text=True, check=True)
+    code = (
+        f"from tests.bench.bench_weights import {which}; import sys, pathlib; "
+        f"{which}(pathlib.Path(sys.argv[1]))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code, str(file)], capture_output=True, text=True, check=True
+    )
     found: dict[str, float] = json.loads(done.stdout.splitlines()[-1])
     return found
 
@@ -91,7 +106,15 @@ def _read(file: Path) -> None:
     fill_model(decoder, weights)
     size = sum(parameter.nbytes for parameter in decoder.parameters())
     above = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 - before - size
-    print(json.dumps({"open_s": opened - began, "fill_s": time.perf_counter() - opened, "above": above / size}))
+    print(
+        json.dumps(
+            {
+                "open_s": opened - began,
+                "fill_s": time.perf_counter() - opened,
+                "above": above / size,
+            }
+        )
+    )
 
 
 def _read_by_package(file: Path) -> None:
@@ -109,15 +132,25 @@ def _ids(file: Path, text: str, ours: TextTokenizer) -> None:
 
     theirs = AutoTokenizer.from_pretrained(file.parent, gguf_file=file.name)
     found, wanted = ours.encode(text), theirs(text)["input_ids"]
-    differ = sum(a != b for a, b in zip(found, wanted, strict=False)) + abs(len(found) - len(wanted))
-    told(what="token ids that differ from transformers' reading of the file", value=differ, unit="ids",
-         figure="== 0", ids=len(wanted), round_trip=ours.decode(found) == text)  # fmt: skip
+    differ = sum(a != b for a, b in zip(found, wanted, strict=False)) + abs(
+        len(found) - len(wanted)
+    )
+    told(
+        what="token ids that differ from transformers' reading of the file",
+        value=differ,
+        unit="ids",
+        figure="== 0",
+        ids=len(wanted),
+        round_trip=ours.decode(found) == text,
+    )
 
 
 def _logits(what: str, source: Path, ids: torch.Tensor, *, folder: Path, **how: Any) -> None:
-    """Ours and transformers' with its default attention; its eager one beside our formulas step by step.
+    """Ours and transformers' with its default attention; its eager one beside our formulas step by
+    step.
 
-    The two ways of attention sum in another order, and the model's first tokens have activations of thousands, which
+    The two ways of attention sum in another order, and the model's first tokens have activations of
+    thousands, which
     turn a rounding into 1e-4: how far transformers' own two ways lie apart is told, too.
     """
     from transformers import AutoModelForCausalLM
@@ -125,54 +158,99 @@ def _logits(what: str, source: Path, ids: torch.Tensor, *, folder: Path, **how: 
     ours, plain = _ours(source), _ours(source)
     make_plain(plain)
     eager, sdpa = (
-        AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, attn_implementation=way, **how)
+        AutoModelForCausalLM.from_pretrained(
+            folder, dtype=torch.float32, attn_implementation=way, **how
+        )
         for way in ("eager", "sdpa")
     )
     value, step_by_step = _apart(ours, sdpa, ids), _apart(plain, eager, ids)
     own = float((_of(eager, ids) - _of(sdpa, ids)).abs().max())
     largest = float(_of(eager, ids).abs().max())
-    told(what=what, value=value, unit="1", figure="<= 0.0001", step_by_step_to_its_eager=round(step_by_step, 7),
-         ours_to_its_eager=round(_apart(ours, eager, ids), 7), its_eager_to_its_sdpa=round(own, 7),
-         largest_logit=round(largest, 2))  # fmt: skip
+    told(
+        what=what,
+        value=value,
+        unit="1",
+        figure="<= 0.0001",
+        step_by_step_to_its_eager=round(step_by_step, 7),
+        ours_to_its_eager=round(_apart(ours, eager, ids), 7),
+        its_eager_to_its_sdpa=round(own, 7),
+        largest_logit=round(largest, 2),
+    )
 
 
 def _training(room: Path, ids: torch.Tensor, bytes_a_token: float) -> None:
     from transformers import AutoTokenizer
 
-    losses, held = _trained(room / "first", {"package": PACKAGE}, STEPS, checkpoint={"every_steps": STEPS})
+    losses, held = _trained(
+        room / "first", {"package": PACKAGE}, STEPS, checkpoint={"every_steps": STEPS}
+    )
     bits = losses[0] / math.log(2) / bytes_a_token
-    told(what="first loss of SmolLM2 on Shakespeare", value=bits, unit="bits a byte", loss=round(losses[0], 4))
-    told(what=f"held-out loss after {STEPS} steps of 768 tokens", value=held[-1], unit="nats a token",
-         figure=f"<= {held[0]}", at_third=round(held[0], 4), losses=[round(each, 3) for each in losses])  # fmt: skip
+    told(
+        what="first loss of SmolLM2 on Shakespeare",
+        value=bits,
+        unit="bits a byte",
+        loss=round(losses[0], 4),
+    )
+    told(
+        what=f"held-out loss after {STEPS} steps of 768 tokens",
+        value=held[-1],
+        unit="nats a token",
+        figure=f"<= {held[0]}",
+        at_third=round(held[0], 4),
+        losses=[round(each, 3) for each in losses],
+    )
     exported = room / "exported"
     began = time.perf_counter()
     assert convert([str(room / "first"), str(exported)]) == 0
-    told(what="a trained checkpoint written as a Hugging Face folder", value=time.perf_counter() - began, unit="s")
+    told(
+        what="a trained checkpoint written as a Hugging Face folder",
+        value=time.perf_counter() - began,
+        unit="s",
+    )
     what = "largest difference of logits, ours and transformers' of the export"
     _logits(what, room / "first", ids, folder=exported)
     said = AutoTokenizer.from_pretrained(exported).decode(ids[0])
     assert said == open_tokenizer(exported).decode(ids[0].tolist()), said
     [again], _ = _trained(room / "again", {"path": str(exported)}, 1)
     [straight], _ = _trained(room / "straight", {"path": str(room / "first")}, 1)
-    told(what="first loss from the export against that from the checkpoint", value=abs(again / straight - 1), unit="1",
-         figure="<= 0.00001", loss=round(again, 4))  # fmt: skip
+    told(
+        what="first loss from the export against that from the checkpoint",
+        value=abs(again / straight - 1),
+        unit="1",
+        figure="<= 0.00001",
+        loss=round(again, 4),
+    )
 
 
-def _trained(folder: Path, source: dict[str, str], steps: int, **more: Any) -> tuple[list[float], list[float]]:
+def _trained(
+    folder: Path, source: dict[str, str], steps: int, **more: Any
+) -> tuple[list[float], list[float]]:
     """Training losses, and those of held-out text."""
     document = {
-        "kind": "train", "model": "smollm2-135m", "plan": {"micro_batch_size": 2, "global_batch_size": 4},
+        "kind": "train",
+        "model": "smollm2-135m",
+        "plan": {"micro_batch_size": 2, "global_batch_size": 4},
         "train": {
-            "steps": steps, "seq_len": 192, "seed": 1, "init_from": source, "clip_norm": 1.0,
+            "steps": steps,
+            "seq_len": 192,
+            "seed": 1,
+            "init_from": source,
+            "clip_norm": 1.0,
             "optimizer": {"name": "adamw", "lr": 5e-5, "betas": [0.9, 0.95], "weight_decay": 0.01},
-            "samples": {"count": 0}, **more,
+            "samples": {"count": 0},
+            **more,
             **({"eval": {"every_steps": STEPS // 3, "batches": 4}} if steps > 1 else {}),
         },
-    }  # fmt: skip
+    }
     outcome = run_attempt(accept(document), read_environment(folder))
     assert outcome.exit_class == "ok", outcome.reason
-    values = [json.loads(line)["values"] for line in (folder / "rank-0" / "points.jsonl").read_text().splitlines()]
-    return [each["loss"] for each in values], [each["val_loss"] for each in values if "val_loss" in each]
+    values = [
+        json.loads(line)["values"]
+        for line in (folder / "rank-0" / "points.jsonl").read_text().splitlines()
+    ]
+    return [each["loss"] for each in values], [
+        each["val_loss"] for each in values if "val_loss" in each
+    ]
 
 
 def _ours(path: Path) -> Decoder:

@@ -1,4 +1,5 @@
-"""A rank of the bubbles benchmark: trains with every action of its pipeline stages padded by sleep to a given length.
+"""A rank of the bubbles benchmark: trains with every action of its pipeline stages padded by sleep
+to a given length.
 
 Knows nothing of what is predicted.
 """
@@ -16,7 +17,9 @@ from workers.training.trace.timeline import Timeline
 
 
 def padded(spec: dict[str, Any], directory: str, seconds: dict[str, float]) -> dict[str, Any]:
-    """The outcome of a run whose actions of each kind (F, B, I, W) last `seconds`, or as long as they take."""
+    """The outcome of a run whose actions of each kind (F, B, I, W) last `seconds`, or as long as
+    they take.
+    """
     plain = Timeline.action
 
     @contextmanager

@@ -27,7 +27,9 @@ def save(figure: go.Figure, name: str) -> None:
     )
     size = {"width": int(figure.layout.width) + 16, "height": int(figure.layout.height) + 16}
     with sync_playwright() as play:
-        browser = play.chromium.launch(executable_path=path, args=["--headless", "--no-sandbox", "--disable-gpu"])
+        browser = play.chromium.launch(
+            executable_path=path, args=["--headless", "--no-sandbox", "--disable-gpu"]
+        )
         page = browser.new_page(viewport=size)
         page.set_content(text)
         page.wait_for_selector("#here .main-svg")

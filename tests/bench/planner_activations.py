@@ -1,4 +1,5 @@
-"""Activation bytes of one layer, predicted and measured, for every block type: rows of the planner's accuracy report.
+"""Activation bytes of one layer, predicted and measured, for every block type: rows of the
+planner's accuracy report.
 
 Measures on fake tensors, so it needs no memory and little time. Writes nothing.
 """
@@ -12,7 +13,10 @@ from tests.orchestrator.planner.activations.cases import CASES, Case
 
 @dataclass(frozen=True)
 class Row:
-    """`recompute`: none, core or products (the two kinds of selective), full. `by`: hooks or tracker."""
+    """`recompute`: none, core or products (the two kinds of selective), full.
+
+    `by`: hooks or tracker.
+    """
 
     case: str
     recompute: str
@@ -43,7 +47,10 @@ def rows() -> list[Row]:
 
 def markdown(found: list[Row]) -> str:
     """A table with a row a case, and its closing line with mean and largest error."""
-    lines = ["| block | recompute | by | measured, B | predicted, B | error |", "|---|---|---|---:|---:|---:|"]
+    lines = [
+        "| block | recompute | by | measured, B | predicted, B | error |",
+        "|---|---|---|---:|---:|---:|",
+    ]
     lines += [
         f"| {row.case} | {row.recompute} | {row.by} | {row.measured_bytes:,} | {row.predicted_bytes:,.0f} "
         f"| {row.error:+.3%} |"
@@ -51,9 +58,7 @@ def markdown(found: list[Row]) -> str:
     ]
     sizes = [abs(row.error) for row in found]
     blocks = len({row.case for row in found})
-    closing = (
-        f"{blocks} block types, {len(found)} rows: mean error {sum(sizes) / len(sizes):.3%}, max {max(sizes):.3%}."
-    )
+    closing = f"{blocks} block types, {len(found)} rows: mean error {sum(sizes) / len(sizes):.3%}, max {max(sizes):.3%}."
     return "\n".join([*lines, "", closing])
 
 

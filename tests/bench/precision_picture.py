@@ -1,4 +1,6 @@
-"""docs/pictures/precision.png: training loss by precision, and how far each narrow one is from fp32."""
+"""docs/pictures/precision.png: training loss by precision, and how far each narrow one is from
+fp32.
+"""
 
 from __future__ import annotations
 
@@ -30,12 +32,20 @@ def figure_of(curves: dict[str, list[float]]) -> go.Figure:
         steps = list(range(1, len(losses) + 1))
         figure.add_scatter(x=steps, y=losses, name=name, line=line, row=1, col=1)
         if name != "fp32":
-            apart = smoothed([100 * (loss / other - 1) for loss, other in zip(losses, full, strict=True)])
-            figure.add_scatter(x=steps[SMOOTH - 1 :], y=apart, name=name, line=line, showlegend=False, row=1, col=2)
+            apart = smoothed(
+                [100 * (loss / other - 1) for loss, other in zip(losses, full, strict=True)]
+            )
+            figure.add_scatter(
+                x=steps[SMOOTH - 1 :], y=apart, name=name, line=line, showlegend=False, row=1, col=2
+            )
     figure.update_xaxes(title_text="step")
-    figure.update_layout(template="plotly_white", margin={"l": 50, "r": 20, "t": 40, "b": 45}, **SIZE)
+    figure.update_layout(
+        template="plotly_white", margin={"l": 50, "r": 20, "t": 40, "b": 45}, **SIZE
+    )
     return figure
 
 
 def smoothed(values: list[float]) -> list[float]:
-    return [statistics.mean(values[last - SMOOTH : last]) for last in range(SMOOTH, len(values) + 1)]
+    return [
+        statistics.mean(values[last - SMOOTH : last]) for last in range(SMOOTH, len(values) + 1)
+    ]

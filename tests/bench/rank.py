@@ -1,4 +1,6 @@
-"""One rank of a running attempt: its recorder, its supervisor's shipping, and the page's side of the socket."""
+"""One rank of a running attempt: its recorder, its supervisor's shipping, and the page's side of
+the socket.
+"""
 
 from __future__ import annotations
 
@@ -35,13 +37,31 @@ class Rank:
         run_dir.rank(-1).mkdir()
         node_file = home / "node.json"
         secret = node_secret(on).hex()
-        write_json(node_file, {"node": on.name, "secret": secret, "redis": settings.REDIS_URL, "address": "127.0.0.1"})
+        write_json(
+            node_file,
+            {
+                "node": on.name,
+                "secret": secret,
+                "redis": settings.REDIS_URL,
+                "address": "127.0.0.1",
+            },
+        )
         order = LaunchOrder(
-            run=str(self.run.pk), kind="train", attempt=1, attempt_id=str(attempt.pk), fence=str(attempt.fence),
-            spec=self.run.spec, local_devices=[0], local_ranks=1, world_size=1, run_dir=str(run_dir.path),
-        )  # fmt: skip
+            run=str(self.run.pk),
+            kind="train",
+            attempt=1,
+            attempt_id=str(attempt.pk),
+            fence=str(attempt.fence),
+            spec=self.run.spec,
+            local_devices=[0],
+            local_ranks=1,
+            world_size=1,
+            run_dir=str(run_dir.path),
+        )
         self._recorder = Recorder(run_dir.rank(0), run=str(self.run.pk), attempt=1, rank=0)
-        self._shipping = Shipping(run_dir, order, Link(node_file, order), on_event=lambda event: None)
+        self._shipping = Shipping(
+            run_dir, order, Link(node_file, order), on_event=lambda event: None
+        )
         self._rate_hz = rate_hz
         self._stop = threading.Event()
         self.steps = 0
@@ -76,7 +96,9 @@ class Rank:
 
 
 class Page:
-    """What a run page's socket code does: keeps the last number, reconnects from it, takes each step once."""
+    """What a run page's socket code does: keeps the last number, reconnects from it, takes each
+    step once.
+    """
 
     def __init__(self, url: str, token: str) -> None:
         self._url, self._headers = url, {"Authorization": f"Bearer {token}"}
@@ -94,7 +116,9 @@ class Page:
             place = f"?after={self._seq}&epoch={self._epoch}" if self._epoch else "?after=0"
             began = time.perf_counter()
             try:
-                async with connect(self._url + place, additional_headers=self._headers, ping_interval=None) as socket:
+                async with connect(
+                    self._url + place, additional_headers=self._headers, ping_interval=None
+                ) as socket:
                     wanted, waiting = await asyncio.to_thread(head), True
                     while not until.is_set():
                         with suppress(TimeoutError):

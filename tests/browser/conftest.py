@@ -1,4 +1,7 @@
-"""A real Chromium and a web process to point it at. Without a Chromium tests are skipped, though never under CI."""
+"""A real Chromium and a web process to point it at.
+
+Without a Chromium tests are skipped, though never under CI.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +24,9 @@ ARGUMENTS = ["--headless", "--no-sandbox", "--disable-gpu", "--disable-backgroun
 
 @pytest.fixture(scope="module")
 def browser() -> Iterator[Browser]:
-    """One a module: playwright's loop runs in this thread, and other modules' tests ask the database from it."""
+    """One a module: playwright's loop runs in this thread, and other modules' tests ask the
+    database from it.
+    """
     path = chromium()
     if path is None:
         missing = "No Chromium on this machine: install one, or name it in CHROMIUM."
@@ -55,7 +60,10 @@ def visit(browser: Browser, site: Site) -> Iterator[Callable[..., Page]]:
         contexts.append(context)
         page = context.new_page()
         page.on("pageerror", lambda error: wrong.append(str(error)))
-        page.on("request", lambda request: None if _ours(request.url, site.url) else wrong.append(request.url))
+        page.on(
+            "request",
+            lambda request: None if _ours(request.url, site.url) else wrong.append(request.url),
+        )
         page.goto(address)
         return page
 
@@ -84,4 +92,7 @@ def home(site: Site) -> Path:
 
 
 def _ours(address: str, site: str) -> bool:
-    return re.match(rf"(http|ws)://{re.escape(site.removeprefix('http://'))}/|data:|blob:", address) is not None
+    return (
+        re.match(rf"(http|ws)://{re.escape(site.removeprefix('http://'))}/|data:|blob:", address)
+        is not None
+    )

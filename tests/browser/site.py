@@ -1,4 +1,7 @@
-"""A real web process over a database of its own, fed by REST as programs do. It can be killed and started again."""
+"""A real web process over a database of its own, fed by REST as programs do.
+
+It can be killed and started again.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +31,9 @@ print(json.dumps(services.token_create(user=owner, name="tests", by=owner)[1]))
 
 
 class Site:
-    """`url` answers between `start` and `kill`; `owner` logs in with `factories.PASSWORD`, and owns the REST client."""
+    """`url` answers between `start` and `kill`; `owner` logs in with `factories.PASSWORD`, and owns
+    the REST client.
+    """
 
     def __init__(self, home: Path, redis_url: str) -> None:
         self.home = home
@@ -43,7 +48,12 @@ class Site:
             "PYTHONPATH": str(ROOT),
         }
         told = subprocess.run(
-            [sys.executable, "-c", _PREPARE], env=self.environ, cwd=ROOT, check=True, capture_output=True, text=True
+            [sys.executable, "-c", _PREPARE],
+            env=self.environ,
+            cwd=ROOT,
+            check=True,
+            capture_output=True,
+            text=True,
         ).stdout
         token = told.strip().splitlines()[-1].strip('"')
         self.client = httpx.Client(
@@ -54,9 +64,18 @@ class Site:
         self._cookie: dict[str, Any] | None = None
 
     def start(self) -> None:
-        command = [sys.executable, "-m", "uvicorn", "orchestrator.config.asgi:application", "--port", str(self.port)]
+        command = [
+            sys.executable,
+            "-m",
+            "uvicorn",
+            "orchestrator.config.asgi:application",
+            "--port",
+            str(self.port),
+        ]
         with open(self.home / "web.log", "ab") as words:
-            self._process = subprocess.Popen(command, env=self.environ, cwd=ROOT, stdout=words, stderr=words)
+            self._process = subprocess.Popen(
+                command, env=self.environ, cwd=ROOT, stdout=words, stderr=words
+            )
         deadline = time.monotonic() + 180
         while True:
             try:
@@ -79,7 +98,9 @@ class Site:
         self.client.close()
 
     def session(self) -> dict[str, Any]:
-        """The cookie of the owner's login by the form, once for all: to check a password is meant to take long."""
+        """The cookie of the owner's login by the form, once for all: to check a password is meant
+        to take long.
+        """
         if self._cookie is None:
             self._cookie = {"name": "sessionid", "value": self._log_in(), "url": self.url}
         return self._cookie
@@ -106,10 +127,20 @@ class Site:
         """Points of `count` steps; without values a loss that falls."""
         points = []
         for step in range(first, first + count):
-            given = values or {"loss": 5.0 / (1 + step / 50), "tokens_per_s": 1000.0, "grad_norm": 1.0}
+            given = values or {
+                "loss": 5.0 / (1 + step / 50),
+                "tokens_per_s": 1000.0,
+                "grad_norm": 1.0,
+            }
             key = f"{run}/{rank}"
             self._seq[key] = self._seq.get(key, 0) + 1
-            point = {"seq": self._seq[key], "step": step, "tokens": step * 64, "time": time.time(), "rank": rank}
+            point = {
+                "seq": self._seq[key],
+                "step": step,
+                "tokens": step * 64,
+                "time": time.time(),
+                "rank": rank,
+            }
             points.append({**point, "values": given})
         answer = self.client.post(f"runs/{run}/points", json={"points": points})
         assert answer.status_code == 200 and answer.json()["accepted"] == count, answer.text
@@ -122,7 +153,10 @@ class Site:
         assert answer.status_code == 200, answer.text
 
     def say(self, run: str, rank: int, first: int, *lines: str) -> None:
-        body = [{"rank": rank, "seq": first + i, "time": time.time(), "text": text} for i, text in enumerate(lines)]
+        body = [
+            {"rank": rank, "seq": first + i, "time": time.time(), "text": text}
+            for i, text in enumerate(lines)
+        ]
         answer = self.client.post(f"runs/{run}/logs", json={"lines": body})
         assert answer.status_code == 200, answer.text
 

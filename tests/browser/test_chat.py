@@ -1,4 +1,5 @@
-"""The chat box of a served model in a real Chromium: words appear as they come, Stop frees the request, refusals are
+"""The chat box of a served model in a real Chromium: words appear as they come, Stop frees the
+request, refusals are
 told in the server's words."""
 
 from __future__ import annotations
@@ -41,7 +42,9 @@ def in_site(site: Site, *words: str) -> str:
     return done.stdout.strip().splitlines()[-1] if done.stdout.strip() else ""
 
 
-def test_a_conversation_that_is_streamed_and_stopped(visit: Callable[..., Page], site: Site) -> None:
+def test_a_conversation_that_is_streamed_and_stopped(
+    visit: Callable[..., Page], site: Site
+) -> None:
     run, fence = in_site(site, "begin").split()
     server = ModelServer(fence)
     with Thread(server.app) as below:
@@ -69,7 +72,12 @@ def test_a_conversation_that_is_streamed_and_stopped(visit: Callable[..., Page],
         page.click("#chat-stop")
         assert server.freed.acquire(timeout=90)
         expect(answer.nth(1)).to_have_class("assistant stopped")
-        assert [each["role"] for each in server.calls[-1]["messages"]] == ["system", "user", "assistant", "user"]
+        assert [each["role"] for each in server.calls[-1]["messages"]] == [
+            "system",
+            "user",
+            "assistant",
+            "user",
+        ]
         assert page.evaluate("document.documentElement.scrollWidth") <= 390
     page.fill("#chat-text", "anybody there?")
     page.press("#chat-text", "Enter")

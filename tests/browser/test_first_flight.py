@@ -1,4 +1,6 @@
-"""What a newcomer does: `up`, log in, fill the form, submit, and watch the loss of real processes come down."""
+"""What a newcomer does: `up`, log in, fill the form, submit, and watch the loss of real processes
+come down.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +26,9 @@ def orrery(tmp_path: Path) -> Iterator[Orrery]:
     made.close()
 
 
-def test_a_run_submitted_by_the_form_draws_its_loss_without_a_reload(browser: Browser, orrery: Orrery) -> None:
+def test_a_run_submitted_by_the_form_draws_its_loss_without_a_reload(
+    browser: Browser, orrery: Orrery
+) -> None:
     name, password = (orrery.home / "first-login").read_text().split()
     context = browser.new_context(base_url=orrery.url)
     context.set_default_timeout(120_000)

@@ -1,4 +1,6 @@
-"""The runs list and the queue in a real Chromium over live sockets: cells move, news is told, nothing is reloaded."""
+"""The runs list and the queue in a real Chromium over live sockets: cells move, news is told,
+nothing is reloaded.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,9 @@ Visit = Callable[..., Page]
 
 
 def submit(site: Site, **more: Any) -> int:
-    answer = site.client.post("runs", json={"name": more.pop("name", "waits"), "spec": factories.spec(**more)})
+    answer = site.client.post(
+        "runs", json={"name": more.pop("name", "waits"), "spec": factories.spec(**more)}
+    )
     assert answer.status_code == 201, answer.text
     return int(answer.json()["id"])
 

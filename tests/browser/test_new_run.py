@@ -1,4 +1,5 @@
-"""The new-run form in a real Chromium: fields and JSON in step, problems beside fields, submit, no scripts, keys alone.
+"""The new-run form in a real Chromium: fields and JSON in step, problems beside fields, submit, no
+scripts, keys alone.
 
 Also the lists around it on a phone: nothing wider than the screen.
 """
@@ -28,7 +29,15 @@ pytestmark = [
 ]
 
 ADDRESSES = (
-    *("/runs/", "/runs/new/", "/fleet/", "/fleet/orion/", "/queue/", "/experiments/", "/experiments/new/"),
+    *(
+        "/runs/",
+        "/runs/new/",
+        "/fleet/",
+        "/fleet/orion/",
+        "/queue/",
+        "/experiments/",
+        "/experiments/new/",
+    ),
     *("/account/", "/account/tokens/", "/account/audit/"),
 )
 
@@ -38,15 +47,32 @@ def spec_in(page: Page) -> dict[str, Any]:
     return found
 
 
-def test_browser_and_server_read_fields_alike(browser: Browser, live_server: Any, owner: Any) -> None:
+def test_browser_and_server_read_fields_alike(
+    browser: Browser, live_server: Any, owner: Any
+) -> None:
     with opened(browser, live_server, "/runs/new/") as page:
         changes: list[dict[str, str]] = [
-            {}, {"kind": "script", "script.command": "a.py 'b c' --d=\"e f\""}, {"kind": "external"}, {"plan": "auto"},
-            {"train.steps": "1e3", "train.optimizer.lr": "3e-4", "train.optimizer.betas": "0.9,0.95", "tags": "a,, b "},
-            {"train.eval.every_steps": "", "train.clip_norm": "", "plan.zero": "3", "train.compile": "on"},
-            {"model": "custom", "model.custom": '{"layers": 1'}, {"data.preset": "file", "data.path": " x.jsonl "},
-            {"script.env": "A = 1\nB\n\nC=x=y", "kind": "script"}, {"plan.micro_batch_size": "-1", "notes": "é\nß"},
-        ]  # fmt: skip
+            {},
+            {"kind": "script", "script.command": "a.py 'b c' --d=\"e f\""},
+            {"kind": "external"},
+            {"plan": "auto"},
+            {
+                "train.steps": "1e3",
+                "train.optimizer.lr": "3e-4",
+                "train.optimizer.betas": "0.9,0.95",
+                "tags": "a,, b ",
+            },
+            {
+                "train.eval.every_steps": "",
+                "train.clip_norm": "",
+                "plan.zero": "3",
+                "train.compile": "on",
+            },
+            {"model": "custom", "model.custom": '{"layers": 1'},
+            {"data.preset": "file", "data.path": " x.jsonl "},
+            {"script.env": "A = 1\nB\n\nC=x=y", "kind": "script"},
+            {"plan.micro_batch_size": "-1", "notes": "é\nß"},
+        ]
         cases = [(spec, values_of(spec) | change) for spec in SPECS.values() for change in changes]
         found = page.evaluate(
             """async ([cases, table]) => {
@@ -65,7 +91,9 @@ def test_browser_and_server_read_fields_alike(browser: Browser, live_server: Any
                 )
 
 
-def test_fields_and_json_stay_in_step_and_submit_a_run(browser: Browser, live_server: Any, owner: Any) -> None:
+def test_fields_and_json_stay_in_step_and_submit_a_run(
+    browser: Browser, live_server: Any, owner: Any
+) -> None:
     with opened(browser, live_server, "/runs/new/") as page:
         expect(page.locator("#verdict")).to_contain_text("Ready to submit")
         page.fill("[name=name]", "from a browser")
@@ -74,7 +102,9 @@ def test_fields_and_json_stay_in_step_and_submit_a_run(browser: Browser, live_se
         expect(page.locator("#verdict")).to_contain_text("do not divide")  # 8 sequences by 8 x 2
         beside = page.locator('[data-field="plan.global_batch_size"] .error')
         expect(beside).to_have_text(re.compile("8 sequences do not divide"))
-        expect(page.locator('[name="plan.global_batch_size"]')).to_have_attribute("aria-invalid", "true")
+        expect(page.locator('[name="plan.global_batch_size"]')).to_have_attribute(
+            "aria-invalid", "true"
+        )
         page.fill('[name="plan.global_batch_size"]', "32")
         expect(beside).to_have_count(0)
         expect(page.locator("#verdict")).to_contain_text("32 sequences × 128 = 4,096 tokens")
@@ -95,22 +125,33 @@ def test_fields_and_json_stay_in_step_and_submit_a_run(browser: Browser, live_se
         page.wait_for_url(re.compile(r"/runs/\d+/$"))
         run = Run.objects.get()
         assert run.name == "from a browser" and run.devices == 2
-        assert (run.spec["train"]["steps"], run.spec["train"]["seed"], run.spec["train"]["optimizer"]["eps"]) == (
+        assert (
+            run.spec["train"]["steps"],
+            run.spec["train"]["seed"],
+            run.spec["train"]["optimizer"]["eps"],
+        ) == (
             77,
             5,
             1e-6,
         )
 
 
-def test_a_kind_shows_its_own_fields_and_forgets_nothing(browser: Browser, live_server: Any, owner: Any) -> None:
+def test_a_kind_shows_its_own_fields_and_forgets_nothing(
+    browser: Browser, live_server: Any, owner: Any
+) -> None:
     with opened(browser, live_server, "/runs/new/") as page:
         page.fill('[name="train.steps"]', "321")
         page.select_option("[name=kind]", "script")
         expect(page.locator('[data-section="train"]')).to_be_hidden()
         page.fill('[name="script.command"]', "train.py --lr 3e-4")
-        assert spec_in(page) == {"kind": "script", "script": {"command": ["train.py", "--lr", "3e-4"]}}
+        assert spec_in(page) == {
+            "kind": "script",
+            "script": {"command": ["train.py", "--lr", "3e-4"]},
+        }
         page.select_option("[name=kind]", "external")
-        expect(page.locator("#recorder-lines")).to_contain_text(f'orrery_recorder.init("{live_server.url}"')
+        expect(page.locator("#recorder-lines")).to_contain_text(
+            f'orrery_recorder.init("{live_server.url}"'
+        )
         assert spec_in(page) == {"kind": "external"}
         page.select_option("[name=kind]", "train")
         assert spec_in(page)["train"]["steps"] == 321
@@ -119,12 +160,16 @@ def test_a_kind_shows_its_own_fields_and_forgets_nothing(browser: Browser, live_
         assert spec_in(page)["plan"] == "auto"
 
 
-def test_without_scripts_the_form_still_works(browser: Browser, live_server: Any, owner: Any) -> None:
+def test_without_scripts_the_form_still_works(
+    browser: Browser, live_server: Any, owner: Any
+) -> None:
     with opened(browser, live_server, "/runs/new/", java_script_enabled=False) as page:
         page.fill("[name=name]", "plain")
         page.fill('[name="train.seq_len"]', "abc")
         page.get_by_role("button", name="Submit run").click()
-        expect(page.locator('[data-field="train.seq_len"] .error')).to_contain_text("'abc' is refused")
+        expect(page.locator('[data-field="train.seq_len"] .error')).to_contain_text(
+            "'abc' is refused"
+        )
         expect(page.locator("[name=name]")).to_have_value("plain")
         page.fill('[name="train.seq_len"]', "64")
         page.get_by_role("button", name="Submit run").click()
@@ -132,7 +177,9 @@ def test_without_scripts_the_form_still_works(browser: Browser, live_server: Any
         assert Run.objects.get().spec["train"]["seq_len"] == 64
 
 
-def test_by_keys_alone_from_the_list_to_a_submitted_run(browser: Browser, live_server: Any, owner: Any) -> None:
+def test_by_keys_alone_from_the_list_to_a_submitted_run(
+    browser: Browser, live_server: Any, owner: Any
+) -> None:
     older = factories.run(owner, name="older")
     with opened(browser, live_server, "/runs/") as page:
         page.keyboard.press("ArrowDown")
@@ -154,14 +201,28 @@ def test_by_keys_alone_from_the_list_to_a_submitted_run(browser: Browser, live_s
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_nothing_is_wider_than_a_phone(browser: Browser, live_server: Any, owner: Any, scheme: Any) -> None:
-    hold(factories.run(owner, name="a run with a rather long name " * 3, tags=["tag"]), factories.node("orion"))
+def test_nothing_is_wider_than_a_phone(
+    browser: Browser, live_server: Any, owner: Any, scheme: Any
+) -> None:
+    hold(
+        factories.run(owner, name="a run with a rather long name " * 3, tags=["tag"]),
+        factories.node("orion"),
+    )
     factories.run(owner, devices=8)
-    with opened(browser, live_server, "/runs/", viewport={"width": 390, "height": 844}, color_scheme=scheme) as page:
+    with opened(
+        browser, live_server, "/runs/", viewport={"width": 390, "height": 844}, color_scheme=scheme
+    ) as page:
         for address in ADDRESSES:
             page.goto(address)
-            wide = page.evaluate("document.documentElement.scrollWidth - document.documentElement.clientWidth")
+            wide = page.evaluate(
+                "document.documentElement.scrollWidth - document.documentElement.clientWidth"
+            )
             assert wide <= 0, f"{address} is {wide} px too wide"
-            dark = page.evaluate("getComputedStyle(document.body).backgroundColor.match(/\\d+/g).map(Number)[0] < 60")
+            dark = page.evaluate(
+                "getComputedStyle(document.body).backgroundColor.match(/\\d+/g).map(Number)[0] < 60"
+            )
             assert dark is (scheme == "dark"), address
-            assert page.locator("main h1").count() == 1 and page.locator("main .sentence").first.is_visible()
+            assert (
+                page.locator("main h1").count() == 1
+                and page.locator("main .sentence").first.is_visible()
+            )

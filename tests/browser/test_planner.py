@@ -1,4 +1,6 @@
-"""The planner in a real Chromium: sliders, rows, formulas, comparing, keys alone, a phone, no scripts."""
+"""The planner in a real Chromium: sliders, rows, formulas, comparing, keys alone, a phone, no
+scripts.
+"""
 
 from __future__ import annotations
 
@@ -18,16 +20,24 @@ pytestmark = [
     pytest.mark.usefixtures("database_from_here"),
 ]
 
-START = (
-    "/planner/?model=llama3-8b&device=h100-80g&nodes=1&devices_per_node=8&seq_len=4096&global_batch_size=64&tokens=10G"
+START = "/planner/?model=llama3-8b&device=h100-80g&nodes=1&devices_per_node=8&seq_len=4096&global_batch_size=64&tokens=10G"
+PAGES = (
+    "/planner/",
+    "/planner/?model=llama3-405b&device=l40s-48g&offload=none",
+    "/planner/?model=own&shape=%7B",
+    "/planner/?model=llama3-70b&nodes=4&pp=4&zero=1",
+    "/planner/serving/",
+    "/planner/scaling/",
+    "/planner/examples/",
+    "/planner/saved/",
 )
-PAGES = ("/planner/", "/planner/?model=llama3-405b&device=l40s-48g&offload=none", "/planner/?model=own&shape=%7B",
-         "/planner/?model=llama3-70b&nodes=4&pp=4&zero=1", "/planner/serving/", "/planner/scaling/",
-         "/planner/examples/", "/planner/saved/")  # fmt: skip
 
 
 def state(page: Page) -> dict[str, list[str]]:
-    """What the address holds now; `page.url` follows a moment later. Without scripts it is all there is."""
+    """What the address holds now; `page.url` follows a moment later.
+
+    Without scripts it is all there is.
+    """
     return parse_qs(urlsplit(page.evaluate("location.href")).query)
 
 
@@ -35,14 +45,18 @@ def first_key(page: Page) -> str:
     return page.locator(".plans tr[data-key-of]").first.get_attribute("data-key-of") or ""
 
 
-def test_a_slider_answers_and_the_address_follows(browser: Browser, live_server: Any, owner: Any) -> None:
+def test_a_slider_answers_and_the_address_follows(
+    browser: Browser, live_server: Any, owner: Any
+) -> None:
     with opened(browser, live_server, START) as page:
         before = page.locator("#headline").inner_text()
         slider = page.get_by_role("slider", name="Nodes, slider")
         slider.focus()
         page.keyboard.press("ArrowRight")
         expect(page.locator('[name="nodes"]')).to_have_value("2")
-        expect(page.locator(".plans tbody tr").first).to_contain_text(re.compile(r"dp16|dp8|tp2|cp2"))
+        expect(page.locator(".plans tbody tr").first).to_contain_text(
+            re.compile(r"dp16|dp8|tp2|cp2")
+        )
         expect(page.locator("#headline")).not_to_have_text(before)
         expect(slider).to_be_focused()
         expect(slider).to_have_attribute("aria-valuetext", "2")
@@ -57,7 +71,9 @@ def test_a_slider_answers_and_the_address_follows(browser: Browser, live_server:
         expect(page.locator('[name="nodes"]')).to_have_value("16")
 
 
-def test_a_row_fills_the_charts_and_runs_as_a_form(browser: Browser, live_server: Any, owner: Any) -> None:
+def test_a_row_fills_the_charts_and_runs_as_a_form(
+    browser: Browser, live_server: Any, owner: Any
+) -> None:
     with opened(browser, live_server, START) as page:
         row = page.locator(".plans tr[data-key-of]").nth(6)
         key = row.get_attribute("data-key-of")
@@ -69,7 +85,9 @@ def test_a_row_fills_the_charts_and_runs_as_a_form(browser: Browser, live_server
         expect(page.locator(".point.chosen")).to_have_attribute("data-plan", key or "")
         page.locator(".point.pareto").last.click()
         expect(page.locator("tr.selected, .point.chosen").first).to_be_visible()
-        page.wait_for_function("(key) => new URLSearchParams(location.search).get('plan') !== key", arg=key)
+        page.wait_for_function(
+            "(key) => new URLSearchParams(location.search).get('plan') !== key", arg=key
+        )
         copied = json.loads(page.locator("#plan-json").text_content() or "")
         page.get_by_role("button", name="Run this plan").click()
         page.wait_for_url("**/runs/new/?spec=*")
@@ -80,7 +98,9 @@ def test_a_row_fills_the_charts_and_runs_as_a_form(browser: Browser, live_server
         expect(page.locator("#forecast")).to_contain_text("80 GiB on h100-80g")
 
 
-def test_formulas_open_branch_by_branch_and_have_links(browser: Browser, live_server: Any, owner: Any) -> None:
+def test_formulas_open_branch_by_branch_and_have_links(
+    browser: Browser, live_server: Any, owner: Any
+) -> None:
     with opened(browser, live_server, START) as page:
         tile = page.locator("#answer a.tile").first
         tile.click()
@@ -96,7 +116,8 @@ def test_formulas_open_branch_by_branch_and_have_links(browser: Browser, live_se
         page.keyboard.press("Escape")
         expect(dialog).to_be_hidden()
         expect(tile).to_be_focused()
-        page.wait_for_function("!new URLSearchParams(location.search).has('why')")  # told after both
+        # told after both
+        page.wait_for_function("!new URLSearchParams(location.search).has('why')")
         page.goto(f"{START}&plan={first_key(page)}&why=mfu")
         expect(page.locator("#opened")).to_contain_text("mfu =")
         page.keyboard.press("Escape")
@@ -120,7 +141,9 @@ def test_two_marked_plans_are_compared(browser: Browser, live_server: Any, owner
         assert "compare" not in state(page)
 
 
-def test_a_wrong_value_is_said_beside_its_field_and_forgiven(browser: Browser, live_server: Any, owner: Any) -> None:
+def test_a_wrong_value_is_said_beside_its_field_and_forgiven(
+    browser: Browser, live_server: Any, owner: Any
+) -> None:
     with opened(browser, live_server, START) as page:
         page.fill('[name="seq_len"]', "8k")
         expect(page.locator('[data-errors="seq_len"]')).to_contain_text("not a whole number")
@@ -130,16 +153,29 @@ def test_a_wrong_value_is_said_beside_its_field_and_forgiven(browser: Browser, l
         expect(page.locator("#headline")).to_contain_text("is the fastest of")
         page.select_option('[name="model"]', "own")
         expect(page.locator('[name="shape"]')).to_be_visible()
-        config = {"layers": 4, "hidden": 256, "heads": 4, "ffn": 688, "vocab": 1000, "max_seq_len": 4096}
+        config = {
+            "layers": 4,
+            "hidden": 256,
+            "heads": 4,
+            "ffn": 688,
+            "vocab": 1000,
+            "max_seq_len": 4096,
+        }
         page.locator("#p-file").set_input_files(
-            {"name": "config.json", "mimeType": "application/json", "buffer": json.dumps(config).encode()}
+            {
+                "name": "config.json",
+                "mimeType": "application/json",
+                "buffer": json.dumps(config).encode(),
+            }
         )
         page.wait_for_function("new URLSearchParams(location.search).get('shape')?.startsWith('{')")
         expect(page.locator("#headline")).to_contain_text("is the fastest of")
         assert json.loads(state(page)["shape"][0]) == config
 
 
-def test_what_would_fit_is_taken_with_one_press(browser: Browser, live_server: Any, owner: Any) -> None:
+def test_what_would_fit_is_taken_with_one_press(
+    browser: Browser, live_server: Any, owner: Any
+) -> None:
     with opened(browser, live_server, PAGES[1]) as page:
         expect(page.locator("#headline")).to_contain_text("does not fit")
         page.get_by_role("link", name="Take it").first.click()
@@ -165,7 +201,9 @@ def test_by_keys_alone(browser: Browser, live_server: Any, owner: Any) -> None:
         expect(page.locator("#answer a.tile").nth(2)).to_be_focused()
 
 
-def test_without_scripts_the_page_plans_all_the_same(browser: Browser, live_server: Any, owner: Any) -> None:
+def test_without_scripts_the_page_plans_all_the_same(
+    browser: Browser, live_server: Any, owner: Any
+) -> None:
     with opened(browser, live_server, START, java_script_enabled=False) as page:
         page.fill('[name="nodes"]', "2")
         page.get_by_role("button", name="Find plans").click()
@@ -178,7 +216,9 @@ def test_without_scripts_the_page_plans_all_the_same(browser: Browser, live_serv
         expect(page.locator("h1")).to_have_text("step time")
 
 
-def test_the_small_pages_answer_while_one_types(browser: Browser, live_server: Any, owner: Any) -> None:
+def test_the_small_pages_answer_while_one_types(
+    browser: Browser, live_server: Any, owner: Any
+) -> None:
     with opened(browser, live_server, "/planner/serving/") as page:
         before = page.locator("#headline").inner_text()
         page.fill('[name="prompt_len"]', "4096")
@@ -194,12 +234,19 @@ def test_the_small_pages_answer_while_one_types(browser: Browser, live_server: A
 def test_nothing_is_wider_than_a_phone_and_nothing_jumps(
     browser: Browser, live_server: Any, owner: Any, scheme: Any
 ) -> None:
-    with opened(browser, live_server, "/", viewport={"width": 390, "height": 844}, color_scheme=scheme) as page:
+    with opened(
+        browser, live_server, "/", viewport={"width": 390, "height": 844}, color_scheme=scheme
+    ) as page:
         for address in PAGES:
             page.goto(address)
-            wide = page.evaluate("document.documentElement.scrollWidth - document.documentElement.clientWidth")
+            wide = page.evaluate(
+                "document.documentElement.scrollWidth - document.documentElement.clientWidth"
+            )
             assert wide <= 0, f"{address} is {wide} px too wide"
-            assert page.locator("main h1").count() == 1 and page.locator("main .sentence").first.is_visible()
+            assert (
+                page.locator("main h1").count() == 1
+                and page.locator("main .sentence").first.is_visible()
+            )
             moved = page.evaluate(
                 """() => new Promise((done) => { let sum = 0;
                 new PerformanceObserver((list) => { for (const entry of list.getEntries()) sum += entry.value; })

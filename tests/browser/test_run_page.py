@@ -1,4 +1,6 @@
-"""The run page in a real Chromium: live, whole after a break, small in memory, on a phone, dark, by keys alone."""
+"""The run page in a real Chromium: live, whole after a break, small in memory, on a phone, dark, by
+keys alone.
+"""
 
 from __future__ import annotations
 
@@ -38,7 +40,9 @@ def test_the_loss_chart_grows_without_a_reload(site: Site, visit: Visit) -> None
     expect(page.locator("#sentence")).to_contain_text("Step 40")
     expect(page.locator('[data-metric="loss"] [data-value]')).to_have_text("2.778")
     label = page.locator('[data-panel="loss"] .chart-plot')
-    expect(label).to_have_attribute("aria-label", re.compile(r"Loss\. training .* nats/token at step"))
+    expect(label).to_have_attribute(
+        "aria-label", re.compile(r"Loss\. training .* nats/token at step")
+    )
 
 
 def test_events_become_marks_and_not_a_number_is_shown(site: Site, visit: Visit) -> None:
@@ -51,12 +55,27 @@ def test_events_become_marks_and_not_a_number_is_shown(site: Site, visit: Visit)
     page.wait_for_function("orrery.charts.marks.length === 1")
     answer = site.client.post(
         f"runs/{run}/points",
-        json={"points": [{"seq": 21, "step": 21, "tokens": 0, "time": 1e9, "rank": 0, "values": {"loss": "NaN"}}]},
+        json={
+            "points": [
+                {
+                    "seq": 21,
+                    "step": 21,
+                    "tokens": 0,
+                    "time": 1e9,
+                    "rank": 0,
+                    "values": {"loss": "NaN"},
+                }
+            ]
+        },
     )
     assert answer.status_code == 200, answer.text
     traces = """[...document.querySelector('[data-panel="loss"] .chart-plot').data ?? []]"""
-    page.wait_for_function(f"{traces}.some((trace) => trace.text?.some((text) => text.includes('not a number')))")
-    page.wait_for_function(f"{traces}.some((trace) => trace.text?.includes('Checkpoint saved at step 10'))")
+    page.wait_for_function(
+        f"{traces}.some((trace) => trace.text?.some((text) => text.includes('not a number')))"
+    )
+    page.wait_for_function(
+        f"{traces}.some((trace) => trace.text?.includes('Checkpoint saved at step 10'))"
+    )
 
 
 def test_a_broken_connection_fills_its_gap(site: Site, visit: Visit) -> None:
@@ -76,7 +95,9 @@ def test_a_broken_connection_fills_its_gap(site: Site, visit: Visit) -> None:
     assert_whole(page, 110)
 
 
-def test_a_web_process_that_is_killed_and_comes_back_loses_nothing(site: Site, visit: Visit) -> None:
+def test_a_web_process_that_is_killed_and_comes_back_loses_nothing(
+    site: Site, visit: Visit
+) -> None:
     run = site.external()
     site.log(run, 1, 10)
     page = visit(f"/runs/{run}/")
@@ -155,7 +176,9 @@ def test_the_address_keeps_how_one_looks(site: Site, visit: Visit) -> None:
     assert page.evaluate("location.search") == "?x=tokens&smooth=0.9&logy=loss"
     other = visit(f"/runs/{run}/?x=tokens&smooth=0.9&logy=loss")
     other.wait_for_function(f"window.orrery?.charts && {LOSS}.last?.x === 19200")
-    expect(other.get_by_role("button", name="smoother", exact=True)).to_have_attribute("aria-pressed", "true")
+    expect(other.get_by_role("button", name="smoother", exact=True)).to_have_attribute(
+        "aria-pressed", "true"
+    )
     other.wait_for_function(
         """document.querySelector('[data-panel="loss"] .chart-plot').layout?.yaxis.type === 'log'"""
     )
@@ -212,11 +235,17 @@ def test_a_state_that_changes_is_announced(site: Site, visit: Visit) -> None:
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_a_phone_shows_everything_without_sideways_scrolling(site: Site, visit: Visit, scheme: Any) -> None:
+def test_a_phone_shows_everything_without_sideways_scrolling(
+    site: Site, visit: Visit, scheme: Any
+) -> None:
     run = site.external("a name that is longer than any phone is wide, and then some more of it")
     site.log(run, 1, 20)
     site.say(run, 0, 1, "x" * 500)
-    phone: dict[str, Any] = {"viewport": {"width": 390, "height": 844}, "has_touch": True, "color_scheme": scheme}
+    phone: dict[str, Any] = {
+        "viewport": {"width": 390, "height": 844},
+        "has_touch": True,
+        "color_scheme": scheme,
+    }
     page = visit(f"/runs/{run}/", **phone)
     for address in (
         "/",
@@ -225,9 +254,13 @@ def test_a_phone_shows_everything_without_sideways_scrolling(site: Site, visit: 
         "/gallery/",
     ):
         page.goto(address)
-        wide = page.evaluate("document.documentElement.scrollWidth - document.documentElement.clientWidth")
+        wide = page.evaluate(
+            "document.documentElement.scrollWidth - document.documentElement.clientWidth"
+        )
         assert wide <= 0, f"{address} is {wide} px too wide"
-        dark = page.evaluate("getComputedStyle(document.body).backgroundColor.match(/\\d+/g).map(Number)[0] < 60")
+        dark = page.evaluate(
+            "getComputedStyle(document.body).backgroundColor.match(/\\d+/g).map(Number)[0] < 60"
+        )
         assert dark is (scheme == "dark"), address
     page.goto(f"/runs/{run}/")
     expect(page.get_by_role("button", name="Cancel")).to_be_visible()
@@ -268,4 +301,6 @@ def test_by_keys_alone(site: Site, visit: Visit) -> None:
     page.wait_for_function("""document.querySelector('[data-panel="loss"] .chart-plot').data""")
     page.locator('[data-panel="loss"] .chart-plot').focus()
     page.keyboard.press("ArrowLeft")
-    expect(page.locator('[data-panel="loss"] .chart-words')).to_contain_text("step 9: training 4.237 nats/token")
+    expect(page.locator('[data-panel="loss"] .chart-words')).to_contain_text(
+        "step 9: training 4.237 nats/token"
+    )

@@ -1,4 +1,6 @@
-"""Each file of deploy/ read by the program it is for, or by its published schema; no Docker engine needed."""
+"""Each file of deploy/ read by the program it is for, or by its published schema; no Docker engine
+needed.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,10 @@ DEPLOY = ROOT / "deploy"
 
 
 def need(program: str, *places: str) -> str:
-    """The program's path. Where it is missing CI fails and a person's machine skips with a sentence."""
+    """The program's path.
+
+    Where it is missing CI fails and a person's machine skips with a sentence.
+    """
     for place in (program, *places):
         found = shutil.which(place)
         if found:
@@ -33,7 +38,9 @@ def test_env_example_lists_every_setting() -> None:
         import env_example
     finally:
         sys.path.pop(0)
-    assert (DEPLOY / "env.example").read_text() == env_example.text(), "run: python tools/env_example.py"
+    assert (DEPLOY / "env.example").read_text() == env_example.text(), (
+        "run: python tools/env_example.py"
+    )
 
 
 def test_compose_follows_its_published_schema() -> None:
@@ -57,17 +64,23 @@ def test_dockerfiles_copy_what_exists(name: str) -> None:
     text = (DEPLOY / "docker" / f"{name}.Dockerfile").read_text()
     for sources in re.findall(r"^COPY (?!--from)(.+) \S+$", text, re.MULTILINE):
         for source in sources.split():
-            assert (ROOT / source).exists(), f"{name}.Dockerfile copies {source}, which is not there"
+            assert (ROOT / source).exists(), (
+                f"{name}.Dockerfile copies {source}, which is not there"
+            )
 
 
-@pytest.mark.parametrize("unit", sorted((DEPLOY / "systemd").glob("*.service")), ids=lambda path: path.stem)
+@pytest.mark.parametrize(
+    "unit", sorted((DEPLOY / "systemd").glob("*.service")), ids=lambda path: path.stem
+)
 def test_systemd_units_verify(unit: Path, tmp_path: Path) -> None:
     program = need("systemd-analyze")
     # the units name the installed place; the checker wants an executable that exists
     text = re.sub(r"ExecStart=\S+", f"ExecStart={sys.executable}", unit.read_text())
     copy = tmp_path / unit.name
     copy.write_text(text)
-    done = subprocess.run([program, "verify", "--recursive-errors=no", str(copy)], capture_output=True, text=True)
+    done = subprocess.run(
+        [program, "verify", "--recursive-errors=no", str(copy)], capture_output=True, text=True
+    )
     assert done.returncode == 0, done.stderr
     assert unit.name not in done.stderr, done.stderr
 
@@ -76,12 +89,37 @@ def test_nginx_accepts_the_configuration(tmp_path: Path) -> None:
     nginx = need("nginx", "/usr/sbin/nginx")
     openssl = need("openssl")
     certificate, key = tmp_path / "orrery.crt", tmp_path / "orrery.key"
-    make = [openssl, "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-subj", "/CN=orrery.example.com", "-days", "1"]
-    subprocess.run([*make, "-keyout", str(key), "-out", str(certificate)], check=True, capture_output=True)
+    make = [
+        openssl,
+        "req",
+        "-x509",
+        "-newkey",
+        "rsa:2048",
+        "-nodes",
+        "-subj",
+        "/CN=orrery.example.com",
+        "-days",
+        "1",
+    ]
+    subprocess.run(
+        [*make, "-keyout", str(key), "-out", str(certificate)], check=True, capture_output=True
+    )
     text = (DEPLOY / "nginx" / "orrery.conf").read_text().replace("/etc/nginx/tls", str(tmp_path))
     (tmp_path / "orrery.conf").write_text(text)
-    main = f"events {{}}\npid {tmp_path}/pid;\nhttp {{ access_log off; include {tmp_path}/orrery.conf; }}\n"
+    main = (
+        f"events {{}}\npid {tmp_path}/pid;\nhttp {{ access_log off; include "
+        f"{tmp_path}/orrery.conf; }}\n"
+    )
     (tmp_path / "nginx.conf").write_text(main)
-    command = [nginx, "-t", "-p", str(tmp_path), "-c", str(tmp_path / "nginx.conf"), "-e", str(tmp_path / "errors")]
+    command = [
+        nginx,
+        "-t",
+        "-p",
+        str(tmp_path),
+        "-c",
+        str(tmp_path / "nginx.conf"),
+        "-e",
+        str(tmp_path / "errors"),
+    ]
     done = subprocess.run(command, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr

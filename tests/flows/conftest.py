@@ -1,4 +1,6 @@
-"""One running installation for all flows that do not end it for good: to start one costs more than most of them."""
+"""One running installation for all flows that do not end it for good: to start one costs more than
+most of them.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +13,10 @@ from tests.flows.embedded import Orrery
 
 @pytest.fixture(scope="package")
 def installation(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Orrery]:
-    """Two devices, no demo. It outlives tests that kill its parts, or all of it and start it again."""
+    """Two devices, no demo.
+
+    It outlives tests that kill its parts, or all of it and start it again.
+    """
     server = Orrery(tmp_path_factory.mktemp("flows") / "home", devices=2)
     try:
         server.start()

@@ -1,4 +1,6 @@
-"""A real `manage.py up` in a temporary home, spoken to as a person does: by its printed words, REST and signals."""
+"""A real `manage.py up` in a temporary home, spoken to as a person does: by its printed words, REST
+and signals.
+"""
 
 from __future__ import annotations
 
@@ -42,18 +44,29 @@ TINY: dict[str, Any] = {
 def train_spec(*, steps: int, ranks: int = 2, every: int = 20, **more: Any) -> dict[str, Any]:
     """A small real training run on `ranks` processes with a checkpoint each `every` steps."""
     plan = {"dp": ranks, "zero": 1, "micro_batch_size": 2, "global_batch_size": 2 * ranks}
-    train = {"steps": steps, "seq_len": 32, "checkpoint": {"every_steps": every, "keep": 2, "async": False}}
+    train = {
+        "steps": steps,
+        "seq_len": 32,
+        "checkpoint": {"every_steps": every, "keep": 2, "async": False},
+    }
     return {"kind": "train", "model": TINY, "plan": plan, "train": train, **more}
 
 
 class Orrery:
     """Starts and stops embedded Orrery. `environ` adds settings; `devices` is its CPU slots."""
 
-    def __init__(self, home: Path, *, devices: int = 4, environ: dict[str, str] | None = None) -> None:
+    def __init__(
+        self, home: Path, *, devices: int = 4, environ: dict[str, str] | None = None
+    ) -> None:
         self.home = home
         self.devices = devices
         self.port = free_port()
-        self.environ = {**clean_environ(), "ORRERY_DEMO": "0", "OMP_NUM_THREADS": "1", **(environ or {})}
+        self.environ = {
+            **clean_environ(),
+            "ORRERY_DEMO": "0",
+            "OMP_NUM_THREADS": "1",
+            **(environ or {}),
+        }
         self.process: subprocess.Popen[bytes] | None = None
         self.client: httpx.Client | None = None
 
@@ -66,20 +79,38 @@ class Orrery:
         return (self.home / "words").read_text()
 
     def command(self) -> list[str]:
-        options = ["--home", str(self.home), "--port", str(self.port), "--devices", str(self.devices)]
+        options = [
+            "--home",
+            str(self.home),
+            "--port",
+            str(self.port),
+            "--devices",
+            str(self.devices),
+        ]
         return [sys.executable, str(ROOT / "manage.py"), "up", *options]
 
     def start(self, *, client: bool = True) -> None:
         self.home.mkdir(parents=True, exist_ok=True)
         with open(self.home / "words", "wb") as words:
-            self.process = subprocess.Popen(self.command(), stdout=words, stderr=words, env=self.environ)
+            self.process = subprocess.Popen(
+                self.command(), stdout=words, stderr=words, env=self.environ
+            )
         self.until(lambda: "Orrery is up" in self.words, 180, "up says that it is up")
         if client and self.client is None:
             self.client = self.log_in("admin", "admin")
 
     def log_in(self, username: str, role: str) -> httpx.Client:
         """A REST client with a fresh token, made by the command that people use."""
-        command = [sys.executable, str(ROOT / "manage.py"), "token", username, "--role", role, "--create", "--json"]
+        command = [
+            sys.executable,
+            str(ROOT / "manage.py"),
+            "token",
+            username,
+            "--role",
+            role,
+            "--create",
+            "--json",
+        ]
         environ = {**self.environ, "ORRERY_HOME": str(self.home)}
         done = subprocess.run(command, env=environ, capture_output=True, text=True, check=True)
         token = json.loads(done.stdout)["token"]
@@ -87,9 +118,14 @@ class Orrery:
         return httpx.Client(base_url=f"{self.url}/api/v1/", headers=headers, timeout=60)
 
     def shell(self, code: str) -> str:
-        """What this Python code prints where the control plane's own rooms can be imported (`manage.py shell`)."""
+        """What this Python code prints where the control plane's own rooms can be imported
+        (`manage.py shell`).
+        """
         folder = self.home / "valkey"
-        password, port = (folder / "password").read_text().strip(), (folder / "port").read_text().strip()
+        password, port = (
+            (folder / "password").read_text().strip(),
+            (folder / "port").read_text().strip(),
+        )
         environ = {
             **self.environ,
             "ORRERY_HOME": str(self.home),
@@ -127,7 +163,11 @@ class Orrery:
         return self.until(reached, seconds, f"run {run} is {' or '.join(states)}", every_s=0.25)
 
     def until_step(self, run: str, step: int, seconds: float = 240) -> int:
-        return self.until(lambda: next((s for s in self.steps(run)[-1:] if s >= step), None), seconds, f"step {step}")
+        return self.until(
+            lambda: next((s for s in self.steps(run)[-1:] if s >= step), None),
+            seconds,
+            f"step {step}",
+        )
 
     def events(self, run: str, *types: str) -> list[dict[str, Any]]:
         """All of them, or those of some types, oldest first."""
@@ -141,23 +181,33 @@ class Orrery:
                 return found
 
     def until_told(self, run: str) -> None:
-        """What ranks wrote has come in: an exit report waits for it a few seconds only, and may overtake it."""
+        """What ranks wrote has come in: an exit report waits for it a few seconds only, and may
+        overtake it.
+        """
 
         def told() -> bool:
-            heard = Counter((each["attempt"], each["rank"], each["type"]) for each in self.events(run))
+            heard = Counter(
+                (each["attempt"], each["rank"], each["type"]) for each in self.events(run)
+            )
             place = self.home / "runs" / run
             for folder in place.glob("attempt-*/**/rank-[0-9]*"):
                 attempt = int(folder.relative_to(place).parts[0].removeprefix("attempt-"))
                 rank = int(folder.name.removeprefix("rank-"))
-                written = Counter((attempt, rank, each["type"]) for each in _lines(folder / "events.jsonl"))
+                written = Counter(
+                    (attempt, rank, each["type"]) for each in _lines(folder / "events.jsonl")
+                )
                 points = len(_lines(folder / "points.jsonl"))
-                if written - heard or (points and len(self.steps(run, rank=rank, attempt=attempt)) < points):
+                if written - heard or (
+                    points and len(self.steps(run, rank=rank, attempt=attempt)) < points
+                ):
                     return False
             return True
 
         self.until(told, 120, f"all of run {run} is told")
 
-    def until(self, condition: Callable[[], T | None], seconds: float, what: str, *, every_s: float = 0.1) -> T:
+    def until(
+        self, condition: Callable[[], T | None], seconds: float, what: str, *, every_s: float = 0.1
+    ) -> T:
         """Polls until the condition holds; on a hang, fails with the last words of every process."""
         deadline = time.monotonic() + seconds
         last: Exception | None = None
@@ -166,7 +216,10 @@ class Orrery:
                 value = condition()
                 if value:
                     return value
-            except (httpx.TransportError, AssertionError) as error:  # a server that is just coming back
+            except (
+                httpx.TransportError,
+                AssertionError,
+            ) as error:  # a server that is just coming back
                 last = error
             time.sleep(every_s)
         raise AssertionError(f"{what}: not within {seconds} s ({last})\n{self.last_words()}")
@@ -205,11 +258,17 @@ class Orrery:
         return [process for process in found if process.pid != os.getpid()]
 
     def tidy(self) -> None:
-        """Starts what a test left lying, and cancels what it left running: the next test needs the devices."""
+        """Starts what a test left lying, and cancels what it left running: the next test needs the
+        devices.
+        """
         assert self.process is not None
         if self.process.poll() is not None:
             self.start()
-        left = [run for run in self.get("runs", limit=100)["items"] if run["kind"] != "external" and not run["ended"]]
+        left = [
+            run
+            for run in self.get("runs", limit=100)["items"]
+            if run["kind"] != "external" and not run["ended"]
+        ]
         for run in left:
             if run["state"] != "paused":
                 assert self.client is not None
@@ -239,7 +298,8 @@ class Orrery:
             parts.append(f"--- {path.name}\n{path.read_text(errors='replace')[-1500:]}")
         for path in sorted((self.home / "runs").glob("*/attempt-*/supervisor.log")):
             parts.append(
-                f"--- {path.parent.parent.name}/{path.parent.name}\n{path.read_text(errors='replace')[-1500:]}"
+                "--- "
+                f"{path.parent.parent.name}/{path.parent.name}\n{path.read_text(errors='replace')[-1500:]}"
             )
         return "\n".join(parts)
 
@@ -273,9 +333,11 @@ _taken: list[socket.socket] = []
 
 
 def free_port() -> int:
-    """A port that nobody is given before a server of this process listens on it, nor while that is started again.
+    """A port that nobody is given before a server of this process listens on it, nor while that is
+    started again.
 
-    It lies below the ports that the system gives out by itself; another process of tests is kept off by a name that
+    It lies below the ports that the system gives out by itself; another process of tests is kept
+    off by a name that
     this one holds.
     """
     given_from = _first_given_port()

@@ -1,7 +1,10 @@
-"""Holds the ranks of a run between two steps for as long as a test wants, however late the test itself comes.
+"""Holds the ranks of a run between two steps for as long as a test wants, however late the test
+itself comes.
 
-A rank looks at `control.json` before every step. Here that is a pipe, which is read to its end: the rank waits until
-the test has opened it too and closed it again. A request of Orrery's replaces the pipe by a file, and is taken as ever.
+A rank looks at `control.json` before every step. Here that is a pipe, which is read to its end: the
+rank waits until
+the test has opened it too and closed it again. A request of Orrery's replaces the pipe by a file,
+and is taken as ever.
 """
 
 from __future__ import annotations
@@ -27,21 +30,26 @@ class Gate:
         """`place`: the folder of the node with rank 0, where nodes of a run share theirs."""
         self._orrery = orrery
         self._folders = [orrery.folder(run, number) / place for number in range(1, attempts + 1)]
-        self._met: dict[Path, int] = {}  # who waits in front of an open pipe goes on when it is closed
+        # who waits in front of an open pipe goes on when it is closed
+        self._met: dict[Path, int] = {}
         self._lock = threading.Lock()
         self._free, self._closed = threading.Event(), threading.Event()
         for folder in self._folders:
             folder.mkdir(parents=True)
             os.mkfifo(folder / "gate")
-            os.link(folder / "gate", folder / "control.json")  # two names, since a request takes one of them
+            # two names, since a request takes one of them
+            os.link(folder / "gate", folder / "control.json")
         self._thread = threading.Thread(target=self._attend, name="gate", daemon=True)
         self._thread.start()
 
     def until(self, condition: Callable[[], T | None], what: str, seconds: float = 240) -> T:
-        """Lets the ranks go step by step until the condition holds; after that they wait before the next one."""
+        """Lets the ranks go step by step until the condition holds; after that they wait before the
+        next one.
+        """
         deadline = time.monotonic() + seconds
         while True:
-            waiting = self._meet(self._folders)  # first: nobody who waits makes the condition true later
+            # first: nobody who waits makes the condition true later
+            waiting = self._meet(self._folders)
             if value := condition():
                 return value
             if time.monotonic() > deadline:
@@ -78,7 +86,9 @@ class Gate:
         """Lets go who may go without the test: everybody, or those whom a request waits for."""
         while not self._closed.is_set():
             free = self._free.is_set()
-            folders = self._folders if free else [each for each in self._folders if not _is_shut(each)]
+            folders = (
+                self._folders if free else [each for each in self._folders if not _is_shut(each)]
+            )
             passed = self._meet(folders)
             self._let_go(folders)
             if not passed:
@@ -108,7 +118,10 @@ def _is_shut(folder: Path) -> bool:
 def drained(orrery: Orrery) -> Iterator[None]:
     """Meanwhile no attempt starts."""
     assert orrery.client is not None
-    nodes = [node["id"] for node in orrery.until(lambda: orrery.get("nodes")["items"], 120, "a node joined")]
+    nodes = [
+        node["id"]
+        for node in orrery.until(lambda: orrery.get("nodes")["items"], 120, "a node joined")
+    ]
     for node in nodes:
         assert orrery.client.post(f"nodes/{node}/drain").is_success
     try:

@@ -1,4 +1,5 @@
-"""Runs that answer, in a real embedded Orrery: served over the proxy to OpenAI's own client and stopped; a file of
+"""Runs that answer, in a real embedded Orrery: served over the proxy to OpenAI's own client and
+stopped; a file of
 prompts answered whole although its rank is killed half way."""
 
 from __future__ import annotations
@@ -24,22 +25,41 @@ def rank_of(orrery: Orrery, run: str) -> psutil.Process | None:
     """The process that answers, below the keepers and torchrun."""
     for process in orrery.processes():
         words = words_of(process)
-        if words[1:4] == ["-u", "-m", "workers.inference.main"] and f"/runs/{run}/" in " ".join(words):
+        if words[1:4] == ["-u", "-m", "workers.inference.main"] and f"/runs/{run}/" in " ".join(
+            words
+        ):
             return process
     return None
 
 
-def test_a_model_is_served_and_stopped_while_a_killed_file_of_prompts_is_answered_whole(orrery: Orrery) -> None:
+def test_a_model_is_served_and_stopped_while_a_killed_file_of_prompts_is_answered_whole(
+    orrery: Orrery,
+) -> None:
     assert orrery.client is not None
     model = {**TINY, "max_seq_len": 256}
-    served = orrery.submit({"kind": "serve", "model": model, "serve": {"kv_blocks": 64, "max_seqs": 4}})
+    served = orrery.submit(
+        {"kind": "serve", "model": model, "serve": {"kv_blocks": 64, "max_seqs": 4}}
+    )
     asked = [{"id": f"q{i}", "token_ids": [i % 200 + 1, 7, 9]} for i in range(LINES)]
     (orrery.home / "data").mkdir(exist_ok=True)
-    (orrery.home / "data" / "in.jsonl").write_text("".join(json.dumps(line) + "\n" for line in asked))
-    body = {"input": "in.jsonl", "output": "out.jsonl", "max_new_tokens": 120, "temperature": 0.8, "ignore_eos": True}
-    with submitted(orrery, {"kind": "generate", "model": model, "generate": body}) as (generated, gate):
+    (orrery.home / "data" / "in.jsonl").write_text(
+        "".join(json.dumps(line) + "\n" for line in asked)
+    )
+    body = {
+        "input": "in.jsonl",
+        "output": "out.jsonl",
+        "max_new_tokens": 120,
+        "temperature": 0.8,
+        "ignore_eos": True,
+    }
+    with submitted(orrery, {"kind": "generate", "model": model, "generate": body}) as (
+        generated,
+        gate,
+    ):
         out = orrery.home / "runs" / generated / "out.jsonl"
-        gate.until(lambda: out.exists() and out.read_bytes().count(b"\n") >= 8, "some lines are answered")
+        gate.until(
+            lambda: out.exists() and out.read_bytes().count(b"\n") >= 8, "some lines are answered"
+        )
         rank = rank_of(orrery, generated)
         assert rank is not None
         kept = out.read_bytes()  # it waits before its next step
@@ -47,12 +67,21 @@ def test_a_model_is_served_and_stopped_while_a_killed_file_of_prompts_is_answere
         os.kill(rank.pid, signal.SIGKILL)
 
     token = orrery.client.headers["Authorization"].removeprefix("Bearer ")
-    client = openai.OpenAI(base_url=f"{orrery.url}/serve/{served}/v1", api_key=token, max_retries=0, timeout=180)
+    client = openai.OpenAI(
+        base_url=f"{orrery.url}/serve/{served}/v1", api_key=token, max_retries=0, timeout=180
+    )
     name = orrery.until(lambda: _models(client), 240, "the model is served")[0]
     prompt: Any = [1, 2, 3, 4]
     whole = client.completions.create(model=name, prompt=prompt, max_tokens=12, temperature=0)
-    assert whole.usage is not None and (whole.usage.prompt_tokens, whole.usage.completion_tokens) == (4, 12)
-    pieces = list(client.completions.create(model=name, prompt=prompt, max_tokens=12, temperature=0, stream=True))
+    assert whole.usage is not None and (
+        whole.usage.prompt_tokens,
+        whole.usage.completion_tokens,
+    ) == (4, 12)
+    pieces = list(
+        client.completions.create(
+            model=name, prompt=prompt, max_tokens=12, temperature=0, stream=True
+        )
+    )
     assert pieces[-1].choices[0].finish_reason == "length"
 
     def idle() -> bool:
@@ -63,7 +92,9 @@ def test_a_model_is_served_and_stopped_while_a_killed_file_of_prompts_is_answere
     orrery.until(idle, 60, "both requests have ended and hold no block")
     assert orrery.client.post(f"runs/{served}/cancel").status_code == 200
     assert orrery.until_state(served, "finished", "failed", "cancelled") == "finished"
-    summary = orrery.until(lambda: orrery.get(f"runs/{served}/requests")["summary"], 60, "the summary is told")
+    summary = orrery.until(
+        lambda: orrery.get(f"runs/{served}/requests")["summary"], 60, "the summary is told"
+    )
     assert summary["requests"] >= 2 and summary["finishes"]["length"] >= 2
     with pytest.raises(openai.ConflictError, match="serves no more"):
         client.models.list()
@@ -72,7 +103,8 @@ def test_a_model_is_served_and_stopped_while_a_killed_file_of_prompts_is_answere
     assert len(orrery.get(f"runs/{generated}/attempts")["items"]) == 2
     answers = [json.loads(line) for line in out.read_text().splitlines()]
     assert [answer["id"] for answer in answers] == [line["id"] for line in asked]
-    assert out.read_bytes().startswith(kept[: kept.rfind(b"\n") + 1])  # nothing that was answered is answered again
+    # nothing that was answered is answered again
+    assert out.read_bytes().startswith(kept[: kept.rfind(b"\n") + 1])
     page = orrery.get(f"runs/{generated}/answers", limit=2)["items"]
     assert page[1]["asked"] == asked[1]["token_ids"] and len(page[1]["token_ids"]) == 120
 

@@ -1,4 +1,6 @@
-"""`kill -9` in the middle of a run, one part at a time: no second start, no point lost or doubled, all explained."""
+"""`kill -9` in the middle of a run, one part at a time: no second start, no point lost or doubled,
+all explained.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,9 @@ pytestmark = [pytest.mark.flow, pytest.mark.timeout(900)]
 
 
 def attempts(orrery: Orrery, run: str) -> list[dict[str, Any]]:
-    return sorted(orrery.get(f"runs/{run}/attempts")["items"], key=lambda attempt: attempt["attempt"])
+    return sorted(
+        orrery.get(f"runs/{run}/attempts")["items"], key=lambda attempt: attempt["attempt"]
+    )
 
 
 def pid_in(path: Path) -> int:
@@ -35,7 +39,11 @@ def heard_of(orrery: Orrery) -> str:
 
 def explained(orrery: Orrery, run: str) -> list[tuple[str, str]]:
     """The run's moves as `(state, why)`; each begins where the one before ended and has a reason."""
-    moves = [event["data"] for event in orrery.events(run, "state_changed") if event["data"]["of"] == "run"]
+    moves = [
+        event["data"]
+        for event in orrery.events(run, "state_changed")
+        if event["data"]["of"] == "run"
+    ]
     assert all(before["new"] == after["old"] for before, after in pairwise(moves)), moves
     assert all(move["why"] for move in moves), moves
     return [(move["new"], move["why"]) for move in moves]
@@ -55,16 +63,25 @@ def whole(orrery: Orrery, run: str, steps: int) -> None:
     """Every rank has every step once, and every attempt's own numbers have neither gap nor double."""
     orrery.until_told(run)
     for rank in (0, 1):
-        assert [step for _, step in stored(orrery, run, rank=rank)] == list(range(1, steps + 1)), f"rank {rank}"
+        assert [step for _, step in stored(orrery, run, rank=rank)] == list(range(1, steps + 1)), (
+            f"rank {rank}"
+        )
         for attempt in attempts(orrery, run):
             own = stored(orrery, run, rank=rank, attempt=attempt["attempt"])
             first = own[0][1]
-            assert own == [(n, first + n - 1) for n in range(1, len(own) + 1)], f"rank {rank} of {attempt['attempt']}"
+            assert own == [(n, first + n - 1) for n in range(1, len(own) + 1)], (
+                f"rank {rank} of {attempt['attempt']}"
+            )
 
 
 def test_killed_parts_delay_a_run_and_nothing_else(orrery: Orrery) -> None:
-    """Each part once in the middle of one run; steps go on without it, and all is told before the next one is hit."""
-    with submitted(orrery, train_spec(steps=200, every=50), name="every part is killed") as (run, gate):
+    """Each part once in the middle of one run; steps go on without it, and all is told before the
+    next one is hit.
+    """
+    with submitted(orrery, train_spec(steps=200, every=50), name="every part is killed") as (
+        run,
+        gate,
+    ):
         step = gate.to(20)
         orrery.until_step(run, step)
         supervisor = pid_in(orrery.folder(run) / "supervisor.json")
@@ -73,59 +90,101 @@ def test_killed_parts_delay_a_run_and_nothing_else(orrery: Orrery) -> None:
         for part in [*random.sample(parts, len(parts)), "valkey"]:
             killed = orrery.pid_of(part)
             os.kill(killed, signal.SIGKILL)
-            step = gate.to(step + 20)  # without it; and no further, however long it takes to come back
-            orrery.until(lambda part=part, killed=killed: orrery.pid_of(part) != killed, 120, f"another {part}")
+            # without it; and no further, however long it takes to come back
+            step = gate.to(step + 20)
+            orrery.until(
+                lambda part=part, killed=killed: orrery.pid_of(part) != killed,
+                120,
+                f"another {part}",
+            )
             orrery.until_step(run, step)
             since = heard_of(orrery)
-            orrery.until(lambda since=since: heard_of(orrery) > since, 120, f"the node is heard of, after {part}")
+            orrery.until(
+                lambda since=since: heard_of(orrery) > since,
+                120,
+                f"the node is heard of, after {part}",
+            )
             assert orrery.state(run) == "running", f"{part}: {explained(orrery, run)}"
         gate.open()
         ended = orrery.until_state(run, "finished", "failed", "cancelled", "queued")
     assert ended == "finished", explained(orrery, run)
     assert [attempt["exit_class"] for attempt in attempts(orrery, run)] == ["ok"]
-    assert [state for state, _ in explained(orrery, run)] == ["queued", "starting", "running", "finished"]
+    assert [state for state, _ in explained(orrery, run)] == [
+        "queued",
+        "starting",
+        "running",
+        "finished",
+    ]
     whole(orrery, run, 200)
     assert orrery.written(run) == 200, "the attempt started once"
     assert pid_in(orrery.folder(run) / "supervisor.json") == supervisor, "under one supervisor"
-    after = orrery.submit({"kind": "script", "script": {"command": ["--no-python", "true"]}}, name="new work")
+    after = orrery.submit(
+        {"kind": "script", "script": {"command": ["--no-python", "true"]}}, name="new work"
+    )
     assert orrery.until_state(after, "finished", "failed") == "finished"
 
 
 def test_killed_attempts_go_on_from_their_checkpoint_and_none_starts_twice(orrery: Orrery) -> None:
-    """A rank, then a supervisor; while the next attempt starts, who gave the order for it, then who claimed it."""
+    """A rank, then a supervisor; while the next attempt starts, who gave the order for it, then who
+    claimed it.
+    """
     spec = train_spec(steps=120, every=20)
     with submitted(orrery, spec, attempts=3, name="every attempt is killed") as (run, gate):
         orrery.until_step(run, gate.to(45))
         ended = [psutil.Process(pid) for pid in orrery.ranks_of(run)]
         ended[1].kill()
-        gate.until(lambda: (orrery.folder(run, 2) / "order.json").exists(), "the second order is claimed")
+        gate.until(
+            lambda: (orrery.folder(run, 2) / "order.json").exists(), "the second order is claimed"
+        )
         os.kill(orrery.pid_of("scheduler"), signal.SIGKILL)
         orrery.until_step(run, gate.to(85, attempt=2))
         ended += [psutil.Process(pid) for pid in orrery.ranks_of(run, 2)]
         os.kill(pid_in(orrery.folder(run, 2) / "supervisor.json"), signal.SIGKILL)
         # before its supervisor lives, the agent's death would be the attempt's
-        gate.until(lambda: (orrery.folder(run, 3) / "supervisor.json").exists(), "the third attempt has begun")
+        gate.until(
+            lambda: (orrery.folder(run, 3) / "supervisor.json").exists(),
+            "the third attempt has begun",
+        )
         os.kill(orrery.pid_of("agent"), signal.SIGKILL)
         gate.open()
-        assert orrery.until_state(run, "finished", "failed", "cancelled") == "finished", explained(orrery, run)
+        assert orrery.until_state(run, "finished", "failed", "cancelled") == "finished", explained(
+            orrery, run
+        )
 
     first, second, third = attempts(orrery, run)
-    assert [each["exit_class"] for each in (first, second, third)] == ["infrastructure", "infrastructure", "ok"]
+    assert [each["exit_class"] for each in (first, second, third)] == [
+        "infrastructure",
+        "infrastructure",
+        "ok",
+    ]
     assert "SIGKILL" in first["exit"]["reason"] and "supervisor" in second["exit"]["reason"]
     assert not any(map(lives, ended)), "no rank of an earlier attempt lives on"
     told = explained(orrery, run)
     again = ["queued", "starting", "running"]
     assert [state for state, _ in told] == [*again, *again, *again, "finished"]
     for number, attempt in ((1, first), (2, second)):
-        assert f"retry {number} of 5" in told[3 * number][1] and attempt["exit"]["reason"] in told[3 * number][1]
+        assert (
+            f"retry {number} of 5" in told[3 * number][1]
+            and attempt["exit"]["reason"] in told[3 * number][1]
+        )
 
     whole(orrery, run, 120)
     events = orrery.events(run)
-    gone = [e["data"]["signal"] for e in events if e["type"] == "rank_exited" and (e["attempt"], e["rank"]) == (1, 1)]
+    gone = [
+        e["data"]["signal"]
+        for e in events
+        if e["type"] == "rank_exited" and (e["attempt"], e["rank"]) == (1, 1)
+    ]
     assert gone == ["SIGKILL"]
     for number, attempt, least in ((1, second, 40), (2, third, 80)):
-        saved = [e["data"]["step"] for e in events if e["type"] == "checkpoint_saved" and e["attempt"] == number]
-        restored = [e for e in events if e["type"] == "checkpoint_restored" and e["attempt"] == number + 1]
+        saved = [
+            e["data"]["step"]
+            for e in events
+            if e["type"] == "checkpoint_saved" and e["attempt"] == number
+        ]
+        restored = [
+            e for e in events if e["type"] == "checkpoint_restored" and e["attempt"] == number + 1
+        ]
         assert {e["data"]["step"] for e in restored} == {max(saved)}
         assert attempt["resume_from"]["step"] == max(saved) >= least
         for rank in (0, 1):
@@ -133,7 +192,9 @@ def test_killed_attempts_go_on_from_their_checkpoint_and_none_starts_twice(orrer
 
 
 def spoiled(orrery: Orrery, spec: dict[str, Any], spoil: Callable[[str], object]) -> str:
-    """Submits while the node is drained, so that the run's place on disk can be spoiled before it is used."""
+    """Submits while the node is drained, so that the run's place on disk can be spoiled before it
+    is used.
+    """
     assert orrery.client is not None
     node = orrery.get("nodes")["items"][0]["id"]
     assert orrery.client.post(f"nodes/{node}/drain").is_success
@@ -143,7 +204,9 @@ def spoiled(orrery: Orrery, spec: dict[str, Any], spoil: Callable[[str], object]
     return run
 
 
-def test_a_run_directory_that_cannot_be_made_ends_every_attempt_with_a_clear_reason(orrery: Orrery) -> None:
+def test_a_run_directory_that_cannot_be_made_ends_every_attempt_with_a_clear_reason(
+    orrery: Orrery,
+) -> None:
     """A file where the folder should be: tests may run as root, which may write everywhere else."""
 
     def a_file(run: str) -> None:
@@ -165,7 +228,9 @@ def tiny_disk() -> Iterator[Callable[[Path], None]]:
 
     def mount(place: Path) -> None:
         place.mkdir(parents=True)
-        done = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=300k", "tiny", str(place)], capture_output=True)
+        done = subprocess.run(
+            ["mount", "-t", "tmpfs", "-o", "size=300k", "tiny", str(place)], capture_output=True
+        )
         if done.returncode:
             pytest.skip(f"no file system can be mounted here: {done.stderr.decode().strip()}")
         mounted.append(place)
@@ -175,13 +240,19 @@ def tiny_disk() -> Iterator[Callable[[Path], None]]:
         subprocess.run(["umount", "--lazy", str(place)], check=True)
 
 
-def test_a_full_disk_ends_the_attempt_with_a_clear_reason(orrery: Orrery, tiny_disk: Callable[[Path], None]) -> None:
+def test_a_full_disk_ends_the_attempt_with_a_clear_reason(
+    orrery: Orrery, tiny_disk: Callable[[Path], None]
+) -> None:
     spec = train_spec(steps=5000, retries={"infrastructure": 0})
     run = spoiled(orrery, spec, lambda run: tiny_disk(orrery.folder(run)))
     assert orrery.until_state(run, "failed", "finished") == "failed"
     told = orrery.get(f"runs/{run}")["exit"]
     assert told["class"] == "infrastructure" and "No space left on device" in told["reason"], told
     for rank in (0, 1):
-        orrery.until(lambda rank=rank: orrery.steps(run, rank=rank), 60, "what there was room for is told")
+        orrery.until(
+            lambda rank=rank: orrery.steps(run, rank=rank), 60, "what there was room for is told"
+        )
         steps = orrery.steps(run, rank=rank)
-        assert steps and steps == list(range(1, steps[-1] + 1)), "what there was room for is told without a gap"
+        assert steps and steps == list(range(1, steps[-1] + 1)), (
+            "what there was room for is told without a gap"
+        )

@@ -1,4 +1,5 @@
-"""Programs that Orrery did not write: recorded by three lines, by a Trainer's callback, by following TensorBoard, or
+"""Programs that Orrery did not write: recorded by three lines, by a Trainer's callback, by
+following TensorBoard, or
 launched by the cluster under torchrun. All are read back by REST, as from any other run.
 """
 
@@ -17,7 +18,8 @@ from tests.flows.embedded import ROOT, Orrery, lives
 
 pytestmark = [pytest.mark.flow, pytest.mark.timeout(900)]
 
-RECORDER = ROOT / "workers" / "recorder"  # as it is installed alone: nothing else of Orrery can be imported
+# as it is installed alone: nothing else of Orrery can be imported
+RECORDER = ROOT / "workers" / "recorder"
 
 
 Start = Callable[..., subprocess.Popen[bytes]]
@@ -25,16 +27,29 @@ Start = Callable[..., subprocess.Popen[bytes]]
 
 @pytest.fixture
 def start(orrery: Orrery, tmp_path: Path) -> Iterator[Start]:
-    """Starts a Python program as its owner would: the recorder beside it, address and token in the environment."""
+    """Starts a Python program as its owner would: the recorder beside it, address and token in the
+    environment.
+    """
     assert orrery.client is not None
     token = orrery.client.headers["Authorization"].removeprefix("Bearer ")
-    environ = {**orrery.environ, "ORRERY_URL": orrery.url, "ORRERY_TOKEN": token, "HF_HUB_OFFLINE": "1"}
-    environ |= {"ORRERY_SPOOL": str(tmp_path / "spool"), "PYTHONPATH": str(RECORDER), "PYTHONUNBUFFERED": "1"}
+    environ = {
+        **orrery.environ,
+        "ORRERY_URL": orrery.url,
+        "ORRERY_TOKEN": token,
+        "HF_HUB_OFFLINE": "1",
+    }
+    environ |= {
+        "ORRERY_SPOOL": str(tmp_path / "spool"),
+        "PYTHONPATH": str(RECORDER),
+        "PYTHONUNBUFFERED": "1",
+    }
     begun = []
 
     def begin(*words: str | Path) -> subprocess.Popen[bytes]:
         with open(tmp_path / "words", "ab") as file:
-            process = subprocess.Popen([sys.executable, *words], cwd=tmp_path, env=environ, stdout=file, stderr=file)
+            process = subprocess.Popen(
+                [sys.executable, *words], cwd=tmp_path, env=environ, stdout=file, stderr=file
+            )
         begun.append(process)
         return process
 
@@ -44,12 +59,16 @@ def start(orrery: Orrery, tmp_path: Path) -> Iterator[Start]:
         process.wait(30)
 
 
-def ended_well(orrery: Orrery, process: subprocess.Popen[bytes], words: Path, seconds: float = 300) -> None:
+def ended_well(
+    orrery: Orrery, process: subprocess.Popen[bytes], words: Path, seconds: float = 300
+) -> None:
     assert process.wait(seconds) == 0, f"{words.read_text()[-3000:]}\n{orrery.last_words()}"
 
 
 def run_named(orrery: Orrery, name: str) -> dict[str, Any]:
-    found = [run for run in orrery.get("runs", kind="external", limit=50)["items"] if run["name"] == name]
+    found = [
+        run for run in orrery.get("runs", kind="external", limit=50)["items"] if run["name"] == name
+    ]
     assert len(found) == 1, f"one run named {name}, found {found}"
     return dict(found[0])
 
@@ -92,9 +111,13 @@ def test_three_lines_outlive_a_killed_server(orrery: Orrery, start: Start, tmp_p
     orrery.until(lambda: not lives(web), 60, "the web process follows")
     before = int(logged.read_text())
     (tmp_path / "at once").touch()
-    short = start("-c", LOOP.replace("while not", "while step < 5 or not"), "short", "at once", "0.2")
+    short = start(
+        "-c", LOOP.replace("while not", "while step < 5 or not"), "short", "at once", "0.2"
+    )
     assert short.wait(180) == 3, "without a server the rest stays in the spool"
-    orrery.until(lambda: int(logged.read_text()) > before + 100, 180, "the loop goes on without a server")
+    orrery.until(
+        lambda: int(logged.read_text()) > before + 100, 180, "the loop goes on without a server"
+    )
 
     orrery.start()
     (tmp_path / "stop").touch()
@@ -131,11 +154,15 @@ Trainer(model=LlamaForCausalLM(config), args=arguments, train_dataset=rows, eval
 """
 
 
-def test_a_trainer_and_its_tensorboard_tell_the_same(orrery: Orrery, start: Start, tmp_path: Path) -> None:
+def test_a_trainer_and_its_tensorboard_tell_the_same(
+    orrery: Orrery, start: Start, tmp_path: Path
+) -> None:
     """The real Trainer through its callback, while a follower reads what it writes for TensorBoard."""
     (tmp_path / "board").mkdir()
     (tmp_path / "trainer.py").write_text(TRAINER)
-    follower = start("-m", "orrery_follow", "--name", "board", "--tensorboard", "board", "--poll", "0.1")
+    follower = start(
+        "-m", "orrery_follow", "--name", "board", "--tensorboard", "board", "--poll", "0.1"
+    )
     ended_well(orrery, start("trainer.py"), tmp_path / "words")
     run = run_named(orrery, "trainer")
     assert run["state"] == "finished"
@@ -145,7 +172,11 @@ def test_a_trainer_and_its_tensorboard_tell_the_same(orrery: Orrery, start: Star
     ended_well(orrery, follower, tmp_path / "words")
     assert orrery.state(followed) == "finished"
 
-    for name, steps in (("loss", list(range(1, 13))), ("grad_norm", list(range(1, 13))), ("val_loss", [6, 12])):
+    for name, steps in (
+        ("loss", list(range(1, 13))),
+        ("grad_norm", list(range(1, 13))),
+        ("val_loss", [6, 12]),
+    ):
         told = orrery.get(f"runs/{run['id']}/series", name=name)
         assert told["x"] == steps, name
         read = orrery.get(f"runs/{followed}/series", name=name)
@@ -184,8 +215,14 @@ def test_a_program_of_ones_own_runs_on_the_cluster(orrery: Orrery) -> None:
     folder = orrery.home / "data" / "own"
     folder.mkdir(parents=True)
     (folder / "train.py").write_text(SCRIPT)
-    script = {"command": ["train.py", "--steps", "30"], "workdir": "own", "env": {"FLAVOUR": "plain"}}
-    run = orrery.submit({"kind": "script", "script": script, "resources": {"devices": 2}}, name="own program")
+    script = {
+        "command": ["train.py", "--steps", "30"],
+        "workdir": "own",
+        "env": {"FLAVOUR": "plain"},
+    }
+    run = orrery.submit(
+        {"kind": "script", "script": script, "resources": {"devices": 2}}, name="own program"
+    )
     state = orrery.until_state(run, "finished", "failed", "cancelled")
     assert state == "finished", f"{orrery.get(f'runs/{run}')['exit']}\n{orrery.last_words()}"
     orrery.until_told(run)
@@ -195,6 +232,10 @@ def test_a_program_of_ones_own_runs_on_the_cluster(orrery: Orrery) -> None:
         assert told["y"] == pytest.approx([3 / step for step in range(1, 31)])
         assert set(orrery.get(f"runs/{run}/series", name="mine", rank=rank)["y"]) == {rank}
         says = f"rank {rank} of 2 is done"
-        orrery.until(lambda rank=rank, says=says: says in log_lines(orrery, run, rank=rank), 60, says)
+        orrery.until(
+            lambda rank=rank, says=says: says in log_lines(orrery, run, rank=rank), 60, says
+        )
     events = orrery.get(f"runs/{run}/events", type="milestone")["items"]
-    assert [(event["rank"], event["data"]) for event in events] == [(r, {"flavour": "plain"}) for r in (0, 1)]
+    assert [(event["rank"], event["data"]) for event in events] == [
+        (r, {"flavour": "plain"}) for r in (0, 1)
+    ]

@@ -1,4 +1,6 @@
-"""Launch orders that a node must not obey: who can reach Redis can put anything on its queue, and messages repeat."""
+"""Launch orders that a node must not obey: who can reach Redis can put anything on its queue, and
+messages repeat.
+"""
 
 from __future__ import annotations
 
@@ -72,26 +74,41 @@ def test_orders_that_repeat_or_lie_start_and_end_nothing(orrery: Orrery) -> None
     run = orrery.submit({"kind": "script", "script": script, "resources": {"devices": 2}})
     orrery.until_step(run, 20)
     folder = orrery.folder(run)
-    begun, attempts = json.loads((folder / "supervisor.json").read_text()), set(orrery.home.parent.rglob("attempt-*"))
+    begun, attempts = (
+        json.loads((folder / "supervisor.json").read_text()),
+        set(orrery.home.parent.rglob("attempt-*")),
+    )
     log = orrery.home / "logs" / "agent.log"
     before = log.stat().st_size
     orrery.shell(SEND.replace("RUN", run))
 
-    orrery.until(lambda: "is not under runs/" in log.read_text()[before:], 120, "the last order was taken")
+    orrery.until(
+        lambda: "is not under runs/" in log.read_text()[before:], 120, "the last order was taken"
+    )
     words = log.read_text()[before:]
     refused = ["replayed", "forged", "expired", "forged", "kind", "malformed", "forged"]
     assert re.findall(r"order was refused \((\w+)\)", words) == refused, words
-    assert words.count(": launched before") == 2, words  # the same once more, and the same under a new seal
+    # the same once more, and the same under a new seal
+    assert words.count(": launched before") == 2, words
     commands = {process.pid: words_of(process) for process in orrery.processes()}
-    assert [pid for pid, words in commands.items() if {"workers.launcher", str(folder)} <= set(words)] == [begun["pid"]]
-    last = [orrery.written(run, rank=rank) for rank in (0, 1)]  # the two do not wait for one another
-    orrery.until(lambda: all(orrery.written(run, rank=rank) > last[rank] for rank in (0, 1)), 120, "both go on")
+    assert [
+        pid for pid, words in commands.items() if {"workers.launcher", str(folder)} <= set(words)
+    ] == [begun["pid"]]
+    # the two do not wait for one another
+    last = [orrery.written(run, rank=rank) for rank in (0, 1)]
+    orrery.until(
+        lambda: all(orrery.written(run, rank=rank) > last[rank] for rank in (0, 1)),
+        120,
+        "both go on",
+    )
     (place / "stop").touch()
     assert orrery.until_state(run, "finished", "failed", "cancelled", "queued") == "finished"
     assert len(orrery.get(f"runs/{run}/attempts")["items"]) == 1
     orrery.until_told(run)
     for rank in (0, 1):
         steps = orrery.steps(run, rank=rank)
-        assert steps == list(range(1, orrery.written(run, rank=rank) + 1)), f"rank {rank} lacks points"
+        assert steps == list(range(1, orrery.written(run, rank=rank) + 1)), (
+            f"rank {rank} lacks points"
+        )
     assert json.loads((folder / "supervisor.json").read_text())["pid"] == begun["pid"]
     assert set(orrery.home.parent.rglob("attempt-*")) == attempts

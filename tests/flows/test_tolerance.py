@@ -1,5 +1,8 @@
-"""A run that meets everything: a rank killed, a save torn, a rank that hangs. Its curve is an undisturbed run's, bit by
-bit, and each attempt ended as what it was. Beside it what people ask of trainings: forks, profiles, benchmarks."""
+"""A run that meets everything: a rank killed, a save torn, a rank that hangs. Its curve is an
+undisturbed run's, bit by
+bit, and each attempt ended as what it was. Beside it what people ask of trainings: forks, profiles,
+benchmarks.
+"""
 
 from __future__ import annotations
 
@@ -35,7 +38,9 @@ def losses(orrery: Orrery, run: str) -> dict[int, float]:
 
 
 def caught_saving(checkpoints: Path, ranks: list[int]) -> Path | None:
-    """What a save under way has begun to write, its ranks stopped; None where none is, and they go on."""
+    """What a save under way has begun to write, its ranks stopped; None where none is, and they go
+    on.
+    """
     if found := next(checkpoints.glob(".step-*"), None):
         for pid in ranks:
             os.kill(pid, signal.SIGSTOP)
@@ -50,7 +55,9 @@ def caught_saving(checkpoints: Path, ranks: list[int]) -> Path | None:
 def undisturbed(installation: Orrery) -> tuple[str, dict[int, float]]:
     """A run that nothing befell, which others are compared with and begin from, and its losses."""
     run = installation.submit(spec(), name="undisturbed")
-    assert installation.until_state(run, "finished", "failed") == "finished", installation.get(f"runs/{run}")["exit"]
+    assert installation.until_state(run, "finished", "failed") == "finished", installation.get(
+        f"runs/{run}"
+    )["exit"]
     installation.until_told(run)
     return run, losses(installation, run)
 
@@ -61,13 +68,20 @@ def test_what_befalls_a_run_leaves_no_trace_in_its_curve(
     quiet, curve = undisturbed
     alarms = orrery.events(quiet, "hang", "straggler")
     times = orrery.get(f"runs/{quiet}/series", name="loss", raw=1, x="time")["x"]
-    # nothing is told that lasted less than that; on a machine that stood still an alarm may be right
-    assert not alarms or max(times) - min(times) > LEAST_S, "none through first steps, validations and saves"
+    # nothing is told that lasted less than that; on a machine that stood still an alarm may be
+    # right
+    assert not alarms or max(times) - min(times) > LEAST_S, (
+        "none through first steps, validations and saves"
+    )
 
     with submitted(orrery, spec(), attempts=3, name="disturbed") as (run, gate):
         step = gate.to(random.randint(15, 40))
         checkpoints = orrery.home / "runs" / run / "checkpoints"
-        orrery.until(lambda: next(checkpoints.glob("step-*/manifest.json"), None), 120, "a checkpoint to go on from")
+        orrery.until(
+            lambda: next(checkpoints.glob("step-*/manifest.json"), None),
+            120,
+            "a checkpoint to go on from",
+        )
         os.kill(random.choice(orrery.ranks_of(run)), signal.SIGKILL)
 
         gate.to(step + 12, attempt=2)
@@ -76,7 +90,8 @@ def test_what_befalls_a_run_leaves_no_trace_in_its_curve(
         for pid in ranks:
             os.kill(pid, signal.SIGKILL)
 
-        # after so many steps their usual length is known; in the first ones a hang is waited for three times as long
+        # after so many steps their usual length is known; in the first ones a hang is waited for
+        # three times as long
         begun = gate.to(1, attempt=3)
         gate.to(begun + 40, attempt=3)
         os.kill(orrery.ranks_of(run, 3)[1], signal.SIGSTOP)
@@ -85,14 +100,21 @@ def test_what_befalls_a_run_leaves_no_trace_in_its_curve(
     assert ended == "finished", orrery.get(f"runs/{run}")["exit"]
     orrery.until_told(run)
     attempts = sorted(orrery.get(f"runs/{run}/attempts")["items"], key=lambda each: each["attempt"])
-    assert [each["exit_class"] for each in attempts] == ["infrastructure", "infrastructure", "hang", "ok"]
+    assert [each["exit_class"] for each in attempts] == [
+        "infrastructure",
+        "infrastructure",
+        "hang",
+        "ok",
+    ]
     assert attempts[2]["exit"]["rank"] == 1 and "is stopped" in attempts[2]["exit"]["reason"]
     events = orrery.events(run)
     # the last one: a test that was kept waiting itself has kept ranks at the gate
     hang = [event for event in events if (event["type"], event["attempt"]) == ("hang", 3)][-1]
     assert (hang["rank"], hang["data"]["ranks"], hang["data"]["waiting"]) == (1, [1], [0])
     assert hang["data"]["quiet_s"] <= 120, "a bound against hanging; seconds are the benchmark's"
-    assert hang["data"]["node"] == attempts[2]["placement"][0]["node"] and hang["data"]["stage"] == 0
+    assert (
+        hang["data"]["node"] == attempts[2]["placement"][0]["node"] and hang["data"]["stage"] == 0
+    )
     restored = [event["data"]["step"] for event in events if event["type"] == "checkpoint_restored"]
     assert len(restored) == 3 and all(step % 10 == 0 for step in restored)
     assert not torn.exists(), "what was half written is cleared away"
@@ -113,12 +135,16 @@ def test_a_fork_goes_on_after_its_parent_let_go_and_a_rewound_run_repeats_itself
     fork = str(answer.json()["id"])
     own = orrery.home / f"runs/{fork}/checkpoints/step-{kept[0]:08d}"
     orrery.until(lambda: (own / "manifest.json").exists(), 120, "the fork has its checkpoint")
-    assert orrery.until_state(fork, "finished", "failed") == "finished", orrery.get(f"runs/{fork}")["exit"]
+    assert orrery.until_state(fork, "finished", "failed") == "finished", orrery.get(f"runs/{fork}")[
+        "exit"
+    ]
     orrery.until_told(fork)
     after = losses(orrery, fork)
     assert min(after) == kept[0] + 1 and max(after) == STEPS + 10
     shared = range(kept[0] + 1, STEPS + 1)
-    assert [after[step] for step in shared] == pytest.approx([before[step] for step in shared], rel=1e-5)
+    assert [after[step] for step in shared] == pytest.approx(
+        [before[step] for step in shared], rel=1e-5
+    )
 
     answer = orrery.client.post(f"runs/{parent}/retry", json={"step": kept[0]})
     assert answer.status_code == 200, answer.text
@@ -131,7 +157,9 @@ def test_a_fork_goes_on_after_its_parent_let_go_and_a_rewound_run_repeats_itself
     assert refused.status_code == 422 and says in refused.json()["detail"]
 
 
-def test_a_pipeline_shows_what_it_does_on_demand_and_sends_what_was_predicted(orrery: Orrery) -> None:
+def test_a_pipeline_shows_what_it_does_on_demand_and_sends_what_was_predicted(
+    orrery: Orrery,
+) -> None:
     """An artifact of each stage for either wish, one after the other, while training goes on."""
     asked = train_spec(steps=1_000_000, every=1_000_000)
     asked["plan"] = {"pp": 2, "global_batch_size": 3}
@@ -141,7 +169,9 @@ def test_a_pipeline_shows_what_it_does_on_demand_and_sends_what_was_predicted(or
     for number, wish in enumerate(("profile", "memory-snapshot"), start=1):
         answer = orrery.client.post(f"runs/{run}/{wish}")
         assert answer.status_code == 200, answer.text
-        orrery.until(lambda n=2 * number: len(orrery.get(f"runs/{run}/artifacts")["items"]) == n, 120, wish)
+        orrery.until(
+            lambda n=2 * number: len(orrery.get(f"runs/{run}/artifacts")["items"]) == n, 120, wish
+        )
     assert orrery.client.post(f"runs/{run}/cancel").status_code == 200
     found = {each["name"]: each["id"] for each in orrery.get(f"runs/{run}/artifacts")["items"]}
     assert len({name.split("-step")[0] for name in found}) == 4, "of both ranks, both"
@@ -153,22 +183,43 @@ def test_a_pipeline_shows_what_it_does_on_demand_and_sends_what_was_predicted(or
             assert json.loads(content)["peak"]["cpu"]["params"] > 0
     sent = orrery.get(f"runs/{run}/series", name="comm/send_bytes")["y"]
     predicted = orrery.get(f"runs/{run}")["prediction"]
-    assert set(sent) == {predicted["collectives"]["send_bytes"]}, "hidden states, and the tied table's gradient"
-    held = [orrery.get(f"runs/{run}/series", name="memory/activations_bytes", rank=rank)["y"][-1] for rank in (0, 1)]
-    assert max(held) == pytest.approx(predicted["largest_bytes"]["activations"], rel=0.05), "of all in flight"
+    assert set(sent) == {predicted["collectives"]["send_bytes"]}, (
+        "hidden states, and the tied table's gradient"
+    )
+    held = [
+        orrery.get(f"runs/{run}/series", name="memory/activations_bytes", rank=rank)["y"][-1]
+        for rank in (0, 1)
+    ]
+    assert max(held) == pytest.approx(predicted["largest_bytes"]["activations"], rel=0.05), (
+        "of all in flight"
+    )
     orrery.until_state(run, "cancelled")
 
 
 def test_a_benchmark_measures_its_variants_and_feeds_the_calibration(orrery: Orrery) -> None:
-    body = {"techniques": ["zero", "collectives"], "steps": 2, "repeats": 1, "warmup_steps": 1, "seq_len": 32}
+    body = {
+        "techniques": ["zero", "collectives"],
+        "steps": 2,
+        "repeats": 1,
+        "warmup_steps": 1,
+        "seq_len": 32,
+    }
     plan = {"dp": 2, "global_batch_size": 4}
-    run = orrery.submit({"kind": "benchmark", "model": TINY, "plan": plan, "benchmark": body}, name="benchmark")
-    assert orrery.until_state(run, "finished", "failed") == "finished", orrery.get(f"runs/{run}")["exit"]
+    run = orrery.submit(
+        {"kind": "benchmark", "model": TINY, "plan": plan, "benchmark": body}, name="benchmark"
+    )
+    assert orrery.until_state(run, "finished", "failed") == "finished", orrery.get(f"runs/{run}")[
+        "exit"
+    ]
     table = orrery.get(f"runs/{run}/benchmark")
     assert [row["state"] for row in table["rows"]] == ["measured"] * 4, table["rows"]
-    assert max(row["deviation"] for row in table["rows"]) <= 1e-5, "ZeRO lays the same numbers out differently"
+    assert max(row["deviation"] for row in table["rows"]) <= 1e-5, (
+        "ZeRO lays the same numbers out differently"
+    )
     held = [row["peak_bytes"] for row in table["rows"]]
-    assert held == sorted(held, reverse=True) and held[-1] < held[0], "each stage holds no more than the one before"
+    assert held == sorted(held, reverse=True) and held[-1] < held[0], (
+        "each stage holds no more than the one before"
+    )
     assert table["collectives"]["link"]["bytes_per_s"] > 0
     assert orrery.client is not None
     made = orrery.client.post("calibrations", json={"name": "this machine", "runs": [int(run)]})

@@ -28,19 +28,32 @@ class SecondNode:
 
     def start(self) -> None:
         folder = self.orrery.home / "valkey"
-        url = (
-            f"redis://:{(folder / 'password').read_text().strip()}@127.0.0.1:{(folder / 'port').read_text().strip()}/0"
-        )
+        url = f"redis://:{(folder / 'password').read_text().strip()}@127.0.0.1:{(folder / 'port').read_text().strip()}/0"
         self.home.mkdir(parents=True, exist_ok=True)
         joined = (self.home / "agent" / self.name / "node.json").exists()
-        environ = {**self.orrery.environ, "REDIS_URL": url, **({} if joined else {"ORRERY_JOIN": self._token(url)})}
-        words = [sys.executable, "-m", "workers.agent", "--name", self.name, "--home", str(self.home)]
+        environ = {
+            **self.orrery.environ,
+            "REDIS_URL": url,
+            **({} if joined else {"ORRERY_JOIN": self._token(url)}),
+        }
+        words = [
+            sys.executable,
+            "-m",
+            "workers.agent",
+            "--name",
+            self.name,
+            "--home",
+            str(self.home),
+        ]
         words += ["--devices", str(self.devices), "--address", "127.0.0.1"]
         with open(self.home / "agent.log", "ab") as log:
             self.process = subprocess.Popen(words, cwd=ROOT, env=environ, stdout=log, stderr=log)
 
     def _token(self, url: str) -> str:
-        code = "from orchestrator.fleet.services import join_token_create; print('token', join_token_create(by=None))"
+        code = (
+            "from orchestrator.fleet.services import join_token_create; print('token', "
+            "join_token_create(by=None))"
+        )
         environ = {**self.orrery.environ, "ORRERY_HOME": str(self.orrery.home), "REDIS_URL": url}
         command = [sys.executable, str(ROOT / "manage.py"), "shell", "-c", code]
         done = subprocess.run(command, env=environ, capture_output=True, text=True, check=True)
@@ -54,9 +67,9 @@ class SecondNode:
             return  # what is left there is ended with all else
         for process in psutil.process_iter():
             try:
-                if process.environ().get("ORRERY_RUN_DIR", "").startswith(str(self.home)) or str(self.home) in " ".join(
-                    process.cmdline()
-                ):
+                if process.environ().get("ORRERY_RUN_DIR", "").startswith(str(self.home)) or str(
+                    self.home
+                ) in " ".join(process.cmdline()):
                     process.kill()
             except psutil.Error:
                 continue
@@ -79,12 +92,16 @@ def second(orrery: Orrery, tmp_path: Path) -> Iterator[SecondNode]:
     node.close()
 
 
-def test_a_run_spans_two_nodes_and_survives_the_loss_of_an_agent(orrery: Orrery, second: SecondNode) -> None:
+def test_a_run_spans_two_nodes_and_survives_the_loss_of_an_agent(
+    orrery: Orrery, second: SecondNode
+) -> None:
     run = orrery.submit(train_spec(steps=150, ranks=4, every=50))
     orrery.until_step(run, 20)
     attempt = orrery.get(f"runs/{run}/attempts")["items"][0]
     shares = sorted(attempt["placement"], key=lambda share: share["node_rank"])
-    assert [len(share["devices"]) for share in shares] == [2, 2] and {"second"} < {share["node"] for share in shares}
+    assert [len(share["devices"]) for share in shares] == [2, 2] and {"second"} < {
+        share["node"] for share in shares
+    }
 
     # unreachable is not failed: the supervisor outlives its agent, which finds it again
     assert second.process is not None
@@ -92,10 +109,16 @@ def test_a_run_spans_two_nodes_and_survives_the_loss_of_an_agent(orrery: Orrery,
     second.process.wait()
     second.start()
 
-    assert orrery.until_state(run, "finished", "failed", "cancelled") == "finished", orrery.get(f"runs/{run}")["exit"]
+    assert orrery.until_state(run, "finished", "failed", "cancelled") == "finished", orrery.get(
+        f"runs/{run}"
+    )["exit"]
     assert len(orrery.get(f"runs/{run}/attempts")["items"]) == 1
     losses = {}
-    orrery.until(lambda: all(len(orrery.steps(run, rank=rank)) == 150 for rank in range(4)), 60, "all is told")
+    orrery.until(
+        lambda: all(len(orrery.steps(run, rank=rank)) == 150 for rank in range(4)),
+        60,
+        "all is told",
+    )
     for rank in range(4):
         assert orrery.steps(run, rank=rank) == list(range(1, 151)), f"rank {rank} lacks points"
         losses[rank] = orrery.get(f"runs/{run}/series", name="loss", rank=rank, raw=1)["y"]
@@ -105,25 +128,42 @@ def test_a_run_spans_two_nodes_and_survives_the_loss_of_an_agent(orrery: Orrery,
         found = {int(path.name[5:]) for path in folder.glob("rank-*")}
         assert len(found) == 2, f"{folder} holds the ranks of its own node, found {found}"
     if shares[0]["node"] != "second":
-        assert {int(p.name[5:]) for p in (second.home / "runs" / run / "attempt-1").glob("rank-*")} == {2, 3}
+        assert {
+            int(p.name[5:]) for p in (second.home / "runs" / run / "attempt-1").glob("rank-*")
+        } == {2, 3}
 
 
-def test_a_lost_rank_ends_both_nodes_and_the_run_resumes_where_directories_are_shared(tmp_path: Path) -> None:
+def test_a_lost_rank_ends_both_nodes_and_the_run_resumes_where_directories_are_shared(
+    tmp_path: Path,
+) -> None:
     orrery = Orrery(tmp_path / "home", devices=1, environ={"ORRERY_SHARED_RUNS": "1"})
     second = SecondNode(orrery, orrery.home, devices=1)
     try:
         orrery.start()
         second.start()
         orrery.until(lambda: len(orrery.get("nodes")["items"]) == 2, 120, "the second node joined")
-        with submitted(orrery, train_spec(steps=100, ranks=2, every=20), place="node-0") as (run, gate):
+        with submitted(orrery, train_spec(steps=100, ranks=2, every=20), place="node-0") as (
+            run,
+            gate,
+        ):
             orrery.until_step(run, gate.to(45))
-            folders = sorted(path.name for path in (orrery.home / "runs" / run / "attempt-1").glob("node-*"))
+            folders = sorted(
+                path.name for path in (orrery.home / "runs" / run / "attempt-1").glob("node-*")
+            )
             assert folders == ["node-0", "node-1"], "each node's supervisor has files of its own"
-            victim = next((orrery.home / "runs" / run / "attempt-1" / "node-1").glob("rank-*/process.json"))
+            victim = next(
+                (orrery.home / "runs" / run / "attempt-1" / "node-1").glob("rank-*/process.json")
+            )
             os.kill(json.loads(victim.read_text())["pid"], signal.SIGKILL)
             gate.open()
-            orrery.until(lambda: len(orrery.get(f"runs/{run}/attempts")["items"]) == 2, 120, "a second attempt")
-        first = min(orrery.get(f"runs/{run}/attempts")["items"], key=lambda attempt: attempt["attempt"])
+            orrery.until(
+                lambda: len(orrery.get(f"runs/{run}/attempts")["items"]) == 2,
+                120,
+                "a second attempt",
+            )
+        first = min(
+            orrery.get(f"runs/{run}/attempts")["items"], key=lambda attempt: attempt["attempt"]
+        )
         assert first["exit_class"] == "infrastructure" and "SIGKILL" in first["exit"]["reason"]
         ended = orrery.until_state(run, "finished", "failed", "cancelled")
         assert ended == "finished", orrery.get(f"runs/{run}")["exit"]

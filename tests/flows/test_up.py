@@ -24,12 +24,19 @@ def orrery(tmp_path: Path) -> Iterator[Orrery]:
 
 
 def test_from_start_to_kill_to_start_to_stop_to_start(orrery: Orrery) -> None:
-    """One run lives through it: without a server, under another, ended by a stop, and on from where that left it."""
+    """One run lives through it: without a server, under another, ended by a stop, and on from where
+    that left it.
+    """
     orrery.start()
     assert "first login: admin / " in orrery.words
-    assert httpx.get(f"{orrery.url}/health/", headers={"Accept": "application/json"}).status_code == 200
+    assert (
+        httpx.get(f"{orrery.url}/health/", headers={"Accept": "application/json"}).status_code
+        == 200
+    )
 
-    second = subprocess.run(orrery.command(), env=orrery.environ, capture_output=True, text=True, timeout=180)
+    second = subprocess.run(
+        orrery.command(), env=orrery.environ, capture_output=True, text=True, timeout=180
+    )
     assert second.returncode == 1
     assert "already up" in second.stderr and orrery.url in second.stderr
 
@@ -40,7 +47,9 @@ def test_from_start_to_kill_to_start_to_stop_to_start(orrery: Orrery) -> None:
         orrery.process.wait()
         step = gate.to(50)  # without a server
         orrery.start()
-        assert "first login" in orrery.words, "the first password is still the one in the data directory"
+        assert "first login" in orrery.words, (
+            "the first password is still the one in the data directory"
+        )
         orrery.until_step(run, step)
         assert orrery.state(run) == "running"
         assert orrery.steps(run) == list(range(1, step + 1)), "no step is missing after the kill"
@@ -54,4 +63,6 @@ def test_from_start_to_kill_to_start_to_stop_to_start(orrery: Orrery) -> None:
     attempts = orrery.get(f"runs/{run}/attempts")["items"]
     assert len(attempts) == 2
     [restored] = orrery.events(run, "checkpoint_restored")
-    assert restored["data"]["step"] >= step, "the second attempt began at the checkpoint that the stop left"
+    assert restored["data"]["step"] >= step, (
+        "the second attempt began at the checkpoint that the stop left"
+    )

@@ -16,7 +16,10 @@ def test_import_rules_hold() -> None:
 
 
 def test_the_control_plane_loads_no_torch() -> None:
-    probe = "import sys, orchestrator.config.asgi; assert 'torch' not in sys.modules, 'torch was loaded'"
+    probe = (
+        "import sys, orchestrator.config.asgi; assert 'torch' not in sys.modules, 'torch was "
+        "loaded'"
+    )
     done = subprocess.run([sys.executable, "-c", probe], cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr[-2000:]
 

@@ -22,9 +22,19 @@ LEFT_OUT = [
     if path.name not in ("__init__.py", "test_services.py")
 ]
 # pages of the planner, forms and charts compute; a long run's page asks what the lists and REST ask
-PURE = ["webui/test_planner.py", "webui/test_planner_more.py", "webui/test_new_run.py", "webui/test_engine_charts.py"]
-# settings and the policy never ask a database, a proxied call asks what REST does; signals and Redis are the same
-PURE += ["orchestrator/config", "orchestrator/telemetry/packing", "orchestrator/scheduling/test_policy.py"]
+PURE = [
+    "webui/test_planner.py",
+    "webui/test_planner_more.py",
+    "webui/test_new_run.py",
+    "webui/test_engine_charts.py",
+]
+# settings and the policy never ask a database, a proxied call asks what REST does; signals and
+# Redis are the same
+PURE += [
+    "orchestrator/config",
+    "orchestrator/telemetry/packing",
+    "orchestrator/scheduling/test_policy.py",
+]
 PURE += ["orchestrator/api/test_serve.py"]
 LEFT_OUT += [f"--ignore=tests/{name}" for name in PURE]
 LEFT_OUT += ["-k", "not (costs_few_queries or sigterm or killed_server or redis_may_die)"]

@@ -10,14 +10,21 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = sorted(
-    [ROOT / "README.md", *ROOT.glob("docs/**/*.md"), *ROOT.glob("deploy/*.md"), *ROOT.glob("orchestrator/*/README.md")]
+    [
+        ROOT / "README.md",
+        *ROOT.glob("docs/**/*.md"),
+        *ROOT.glob("deploy/*.md"),
+        *ROOT.glob("orchestrator/*/README.md"),
+    ]
 )
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 def test_links_and_pictures_lead_somewhere(page: Path) -> None:
     for target in re.findall(r"\]\((?!https?:|#|mailto:)([^)#\s]+)", page.read_text()):
-        assert (page.parent / target).exists(), f"{page.name} points at {target}, which is not there"
+        assert (page.parent / target).exists(), (
+            f"{page.name} points at {target}, which is not there"
+        )
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
@@ -35,11 +42,15 @@ def test_commands_that_documents_name_exist(page: Path) -> None:
         assert name in commands, f"{page.name} names `manage.py {name}`"
     for module in re.findall(r"python -m ((?:workers|tests|orchestrator)[\w.]*)", text):
         place = ROOT / module.replace(".", "/")
-        assert place.with_suffix(".py").exists() or (place / "__main__.py").exists(), f"{page.name} names {module}"
+        assert place.with_suffix(".py").exists() or (place / "__main__.py").exists(), (
+            f"{page.name} names {module}"
+        )
 
 
 def test_make_lists_itself() -> None:
-    shown = subprocess.run(["make", "help"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    shown = subprocess.run(
+        ["make", "help"], cwd=ROOT, capture_output=True, text=True, check=True
+    ).stdout
     for target in ("up", "test", "check", "install", "bench"):
         assert f"make {target}" in shown
 
@@ -48,7 +59,11 @@ def test_every_setting_that_code_reads_is_known() -> None:
     from orchestrator.config.env import OTHER_VARIABLES, Env, variable
 
     known = {variable(name) for name in Env.__dataclass_fields__} | OTHER_VARIABLES
-    for path in [*ROOT.glob("orchestrator/**/*.py"), *ROOT.glob("workers/**/*.py"), *ROOT.glob("webui/**/*.py")]:
+    for path in [
+        *ROOT.glob("orchestrator/**/*.py"),
+        *ROOT.glob("workers/**/*.py"),
+        *ROOT.glob("webui/**/*.py"),
+    ]:
         for name in set(re.findall(r"\bORRERY_[A-Z_]+[A-Z]\b", path.read_text())):
             assert name in known or any(other.startswith(name) for other in known), (
                 f"{path}: {name} is not listed in env.py"

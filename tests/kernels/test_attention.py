@@ -1,4 +1,6 @@
-"""Attention without a GPU: every path against the dense formula in float64, bad input, and what is chosen why."""
+"""Attention without a GPU: every path against the dense formula in float64, bad input, and what is
+chosen why.
+"""
 
 from __future__ import annotations
 
@@ -43,14 +45,21 @@ def _nothing_said() -> Iterator[None]:
     forget()
 
 
-def _tensors(shape: tuple[int, ...], dtype: torch.dtype = torch.float64, seed: int = 0) -> list[torch.Tensor]:
+def _tensors(
+    shape: tuple[int, ...], dtype: torch.dtype = torch.float64, seed: int = 0
+) -> list[torch.Tensor]:
     b, q, k, h, h_kv, d, dv = shape
     made = torch.Generator().manual_seed(seed)
     sizes = ((b, q, h, d), (b, k, h_kv, d), (b, k, h_kv, dv))
-    return [torch.randn(s, generator=made, dtype=torch.float64).to(dtype).requires_grad_() for s in sizes]
+    return [
+        torch.randn(s, generator=made, dtype=torch.float64).to(dtype).requires_grad_()
+        for s in sizes
+    ]
 
 
-def _truth(tensors: list[torch.Tensor], options: dict[str, Any]) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
+def _truth(
+    tensors: list[torch.Tensor], options: dict[str, Any]
+) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
     """Output and log-sum-exp, and the gradients, of the dense formula in float64 under autograd."""
     wide = [x.detach().double().requires_grad_() for x in tensors]
     given = {"causal": False, "window": None, "scale": None, "softcap": 0.0} | options
@@ -58,7 +67,9 @@ def _truth(tensors: list[torch.Tensor], options: dict[str, Any]) -> tuple[list[t
     return [out, lse], _gradients(out, lse, wide)
 
 
-def _gradients(out: torch.Tensor, lse: torch.Tensor | None, of: list[torch.Tensor]) -> list[torch.Tensor]:
+def _gradients(
+    out: torch.Tensor, lse: torch.Tensor | None, of: list[torch.Tensor]
+) -> list[torch.Tensor]:
     """Of a sum with uneven weights over the output and over those log-sum-exps that are numbers."""
     made = torch.Generator().manual_seed(1)
     loss = (out * torch.randn(out.shape, generator=made, dtype=torch.float64).to(out.dtype)).sum()
@@ -92,7 +103,9 @@ def test_gradients_are_the_finite_differences() -> None:
     tensors = _tensors((1, 5, 7, 2, 1, 16, 16))
     for backend, options in (("flash", {"causal": True}), ("math", {"window": 3, "softcap": 3.0})):
         assert torch.autograd.gradcheck(
-            lambda *x, o=options, b=backend: attention(*x, **o, return_lse=True, backend=b), tensors, fast_mode=True
+            lambda *x, o=options, b=backend: attention(*x, **o, return_lse=True, backend=b),
+            tensors,
+            fast_mode=True,
         )
 
 
@@ -100,11 +113,14 @@ def test_gradients_are_the_finite_differences() -> None:
 @pytest.mark.parametrize(
     ("backend", "options"), [("flash", {"window": 30}), ("math", {"softcap": 4.0, "causal": True})]
 )
-def test_short_types_lose_no_more_than_torch_does(dtype: torch.dtype, backend: str, options: dict[str, Any]) -> None:
+def test_short_types_lose_no_more_than_torch_does(
+    dtype: torch.dtype, backend: str, options: dict[str, Any]
+) -> None:
     tensors = _tensors((1, 150, 170, 4, 2, 32, 32), dtype)
     (out, _), gradients = _truth(tensors, options)
     ours = attention(*tensors, **options, backend=backend)
-    plain = [x.detach().float().requires_grad_() for x in tensors]  # torch: dense, rounded to the dtype between steps
+    # torch: dense, rounded to the dtype between steps
+    plain = [x.detach().float().requires_grad_() for x in tensors]
     given = {"causal": False, "window": None, "scale": None, "softcap": 0.0} | options
     form = form_of(32, *given.values())
     theirs = reference(*plain, form)[0].to(dtype)
@@ -121,19 +137,34 @@ def test_short_types_lose_no_more_than_torch_does(dtype: torch.dtype, backend: s
 
 def test_packed_sequences_are_each_alone() -> None:
     lengths_q, lengths_k = [3, 0, 20, 1, 7], [3, 4, 20, 30, 0]
-    cu_q, cu_k = (torch.tensor([0, *torch.tensor(x).cumsum(0).tolist()]) for x in (lengths_q, lengths_k))
+    cu_q, cu_k = (
+        torch.tensor([0, *torch.tensor(x).cumsum(0).tolist()]) for x in (lengths_q, lengths_k)
+    )
     made = torch.Generator().manual_seed(2)
-    q, k, v = (torch.randn(n, h, 16, generator=made, dtype=torch.float64) for n, h in ((31, 4), (57, 2), (57, 2)))
+    q, k, v = (
+        torch.randn(n, h, 16, generator=made, dtype=torch.float64)
+        for n, h in ((31, 4), (57, 2), (57, 2))
+    )
     tensors = [x.requires_grad_() for x in (q, k, v)]
     for options in ({"causal": True}, {"window": 4}, {"softcap": 3.0}):
         out, lse = attention_varlen(*tensors, cu_q, cu_k, 20, 30, **options, return_lse=True)
         gradients = _gradients(out, lse, tensors)
         parts = [
-            attention(*(x[None, a:b] for x, (a, b) in zip(tensors, ((i, j), (m, n), (m, n)), strict=True)), **options,
-                      return_lse=True, backend="reference")
+            attention(
+                *(
+                    x[None, a:b]
+                    for x, (a, b) in zip(tensors, ((i, j), (m, n), (m, n)), strict=True)
+                ),
+                **options,
+                return_lse=True,
+                backend="reference",
+            )
             for i, j, m, n in zip(cu_q[:-1], cu_q[1:], cu_k[:-1], cu_k[1:], strict=True)
-        ]  # fmt: skip
-        whole, whole_lse = torch.cat([p[0][0] for p in parts]), torch.cat([p[1][0] for p in parts], 1)
+        ]
+        whole, whole_lse = (
+            torch.cat([p[0][0] for p in parts]),
+            torch.cat([p[1][0] for p in parts], 1),
+        )
         torch.testing.assert_close((out, lse), (whole.detach(), whole_lse.detach()))
         torch.testing.assert_close(gradients, _gradients(whole, whole_lse, tensors))
 
@@ -148,9 +179,13 @@ def test_odd_strides_and_last_dims_apart() -> None:
             torch.testing.assert_close(attention(*odd, **options), plain.detach())
 
 
-@pytest.mark.parametrize("options", [{"window": 64}, {"causal": True}, {"softcap": 20.0, "window": 64}])
+@pytest.mark.parametrize(
+    "options", [{"window": 64}, {"causal": True}, {"softcap": 20.0, "window": 64}]
+)
 def test_memory_grows_with_the_length_alone(options: dict[str, Any]) -> None:
-    """The largest tensor of forward and backward at four times the length: about four times as large, never sixteen."""
+    """The largest tensor of forward and backward at four times the length: about four times as
+    large, never sixteen.
+    """
     peaks = []
     for length in (512, 2048):
         tensors = _tensors((1, length, length + 64, 1, 1, 16, 16), torch.float32)
@@ -189,7 +224,9 @@ def _said() -> dict[str, object]:
         ({"causal": True, "backend": "math"}, "math", "asked for by backend=math"),
     ],
 )
-def test_what_ran_is_told_with_its_reason(options: dict[str, Any], backend: str, reason: str) -> None:
+def test_what_ran_is_told_with_its_reason(
+    options: dict[str, Any], backend: str, reason: str
+) -> None:
     tensors = _tensors((1, 8, 8, 2, 2, 16, 16), torch.float32)
     for _ in range(3):
         attention(*tensors, **options)
@@ -208,12 +245,18 @@ def test_the_environment_forces_a_path(monkeypatch: pytest.MonkeyPatch) -> None:
         attention(*tensors)
 
 
-def test_a_call_that_is_recognised_is_held_to_what_the_first_was(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_call_that_is_recognised_is_held_to_what_the_first_was(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     q, k, v = (x.detach() for x in _tensors((1, 8, 8, 2, 2, 16, 16), torch.float32))
     first, again = (attention(q, k, v, causal=True, scale=1.0) for _ in range(2))
     torch.testing.assert_close(again, first, rtol=0, atol=0)
     assert _said()["calls"] == 2
-    for bad, error in (({"causal": 1}, TypeError), ({"scale": True}, TypeError), ({"softcap": -1.0}, ValueError)):
+    for bad, error in (
+        ({"causal": 1}, TypeError),
+        ({"scale": True}, TypeError),
+        ({"softcap": -1.0}, ValueError),
+    ):
         with pytest.raises(error):
             attention(q, k, v, **{"causal": True, "scale": 1.0, **bad})
     for other in (k.double(), k.to("meta"), k.to_sparse(), k[:, :, :, :8], None):
@@ -249,7 +292,11 @@ def _bad(**changes: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
         ({"k": torch.zeros(1, 5, 2, 16)}, ValueError, "all but the last must be equal"),
         ({"k": torch.zeros(1, 6, 2, 8)}, ValueError, "head dim 16 and k 8"),
         ({"k": torch.zeros(2, 6, 2, 16), "v": torch.zeros(2, 6, 2, 16)}, ValueError, "batch of 2"),
-        ({"k": torch.zeros(1, 6, 3, 16), "v": torch.zeros(1, 6, 3, 16)}, ValueError, "must be a multiple"),
+        (
+            {"k": torch.zeros(1, 6, 3, 16), "v": torch.zeros(1, 6, 3, 16)},
+            ValueError,
+            "must be a multiple",
+        ),
         ({"window": 0}, ValueError, "at least 1"),
         ({"window": 2.0}, TypeError, "whole number of keys"),
         ({"causal": 1}, TypeError, "causal must be True or False"),
@@ -259,7 +306,9 @@ def _bad(**changes: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
         ({"backend": "fast"}, ValueError, "fast"),
     ],
 )
-def test_bad_input_is_refused_in_words(changes: dict[str, Any], error: type[Exception], says: str) -> None:
+def test_bad_input_is_refused_in_words(
+    changes: dict[str, Any], error: type[Exception], says: str
+) -> None:
     tensors, options = _bad(**changes)
     with pytest.raises(error, match=says):
         attention(*tensors, **options)

@@ -1,4 +1,6 @@
-"""Choosing and configuring: forced, tuned, default; what is told of it; tables of the project and of the user."""
+"""Choosing and configuring: forced, tuned, default; what is told of it; tables of the project and
+of the user.
+"""
 
 from __future__ import annotations
 
@@ -40,7 +42,9 @@ def test_the_first_that_can_runs_and_the_reason_says_why() -> None:
         "calls": 3,
     }
     assert explain() == [told] and json.dumps(explain())
-    with pytest.raises(BackendUnavailable, match="op: nothing here can run this call: not own: no GPU"):
+    with pytest.raises(
+        BackendUnavailable, match="op: nothing here can run this call: not own: no GPU"
+    ):
         choose("op", {}, CANDIDATES[:1])
 
 
@@ -51,7 +55,9 @@ def test_records_are_bounded() -> None:
     assert explain()[-1]["facts"] == {} and explain()[-1]["calls"] == 50
 
 
-def test_a_measured_order_and_configuration_of_the_user_come_first(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_measured_order_and_configuration_of_the_user_come_first(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(runtime, "arch", lambda device=None: "sm_90")
 
     @tuning.rule("op.test")
@@ -80,7 +86,9 @@ def test_a_measured_order_and_configuration_of_the_user_come_first(monkeypatch: 
 def test_only_plain_tensors_go_to_own_kernels() -> None:
     with FakeTensorMode():
         x = torch.ones(2, 8, device="cuda")
-    assert "FakeTensor" in str(runtime.cannot(x)) and "FakeTensor" in str(runtime.cannot(torch.ones(1), x))
+    assert "FakeTensor" in str(runtime.cannot(x)) and "FakeTensor" in str(
+        runtime.cannot(torch.ones(1), x)
+    )
 
 
 def test_shipped_tables_are_readable_and_name_operations_that_exist() -> None:
@@ -93,6 +101,8 @@ def test_a_compiled_call_has_no_graph_break_and_is_told_once() -> None:
     x, w = torch.randn(3, 8), torch.randn(8)
     compiled = torch.compile(lambda x, w: rms_norm(x * 2, w), backend="eager", fullgraph=True)
     for _ in range(2):
-        torch.testing.assert_close(compiled(x, w), torch.nn.functional.rms_norm(x * 2, (8,), w, 1e-6))
+        torch.testing.assert_close(
+            compiled(x, w), torch.nn.functional.rms_norm(x * 2, (8,), w, 1e-6)
+        )
     (told,) = explain()
     assert told["calls"] == 1 and str(told["reason"]).endswith("traced by torch.compile")

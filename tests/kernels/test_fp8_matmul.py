@@ -1,4 +1,6 @@
-"""Block-scaled fp8 on a CPU: what rounding loses, products, the layouts that cuBLASLt wants, and what is refused."""
+"""Block-scaled fp8 on a CPU: what rounding loses, products, the layouts that cuBLASLt wants, and
+what is refused.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,9 @@ def test_quantised_numbers_lie_within_e4m3s_rounding() -> None:
     q, scale = quantize_1x128(x)
     assert q.shape == x.shape and scale.shape == (2, 70, 3) and q.dtype == torch.float8_e4m3fn
     back = reference.decoded(q.view(140, 300), scale.view(140, 3), 1).view_as(x)
-    assert ((back - x).abs() <= x.abs() / 16 + scale.repeat_interleave(128, -1)[..., :300] * 2**-9).all()
+    assert (
+        (back - x).abs() <= x.abs() / 16 + scale.repeat_interleave(128, -1)[..., :300] * 2**-9
+    ).all()
     w = torch.randn(200, 300)
     q, scale = quantize_128x128(w)
     assert scale.shape == (2, 3) and q.float().abs().max() == 448
@@ -33,7 +37,9 @@ def test_a_tile_of_zeros_stays_zeros_and_an_empty_one_empty() -> None:
 
 def test_products_are_those_of_the_decoded_numbers() -> None:
     a, sa, b, sb = quantised(6, 150, 300)
-    wanted = reference.decoded(a, sa, 1, torch.float64) @ reference.decoded(b, sb, 128, torch.float64).T
+    wanted = (
+        reference.decoded(a, sa, 1, torch.float64) @ reference.decoded(b, sb, 128, torch.float64).T
+    )
     dispatch.forget()
     got = fp8_matmul(a.view(2, 3, 300), sa.view(2, 3, 3), b, sb, torch.float32)
     torch.testing.assert_close(got.view(6, 150).double(), wanted, rtol=1e-4, atol=1e-2)
@@ -63,7 +69,9 @@ def test_what_cublas_is_given_is_padded_and_means_the_same() -> None:
         ({"num_splits": 0}, ValueError, "num_splits is 0"),
     ],
 )
-def test_bad_arguments_are_refused_in_words(changes: dict[str, Any], error: type[Exception], says: str) -> None:
+def test_bad_arguments_are_refused_in_words(
+    changes: dict[str, Any], error: type[Exception], says: str
+) -> None:
     (a, sa), (b, sb) = quantize_1x128(torch.randn(2, 130)), quantize_128x128(torch.randn(5, 130))
     good: dict[str, Any] = {"a": a, "sa": sa, "b": b, "sb": sb}
     assert fp8_matmul(**good).shape == (2, 5)

@@ -1,4 +1,6 @@
-"""The compile gate: every shipped configuration passes for both architectures, and a breach is told in a sentence."""
+"""The compile gate: every shipped configuration passes for both architectures, and a breach is told
+in a sentence.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,10 @@ ROOT = Path(__file__).resolve().parents[2]
 def test_everything_shipped_passes(arch: str) -> None:
     pytest.importorskip("triton")
     done = subprocess.run(
-        [sys.executable, "-m", "kernels.gate", "--arch", arch, "--json"], cwd=ROOT, capture_output=True, text=True
+        [sys.executable, "-m", "kernels.gate", "--arch", arch, "--json"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
     )
     assert done.returncode == 0, done.stderr[-4000:]
     told = json.loads(done.stdout)
@@ -34,7 +39,12 @@ def test_each_breach_is_a_sentence() -> None:
     one = Shipped("op", "name", None, {}, {}, expects=("wgmma",))
     says = gate._breaches(one, "sm_90", 16, 300_000, "mma.sync")
     assert len(says) == 3
-    assert "spills 16 bytes" in says[0] and "300,000" in says[1] and "232,448" in says[1] and "no wgmma" in says[2]
+    assert (
+        "spills 16 bytes" in says[0]
+        and "300,000" in says[1]
+        and "232,448" in says[1]
+        and "no wgmma" in says[2]
+    )
     excused = Shipped("op", "name", None, {}, {}, spills_ok="measured faster so")
     assert gate._breaches(excused, "sm_90", 16, 0, "") == []
     assert "remove spills_ok" in gate._breaches(excused, "sm_90", 0, 0, "")[0]

@@ -1,4 +1,6 @@
-"""What a run on a GPU does with its cases, without a GPU: rows as they come, failures in words, its own clock."""
+"""What a run on a GPU does with its cases, without a GPU: rows as they come, failures in words, its
+own clock.
+"""
 
 from __future__ import annotations
 
@@ -26,20 +28,32 @@ HERE: dict[str, Any] = {"device": "cpu", "source": "tests.kernels.gpu_cases", "c
 pytestmark = pytest.mark.filterwarnings("ignore:.*use of fork:DeprecationWarning")
 
 
-def test_each_case_is_a_row_and_those_that_fail_are_sentences_whatever_they_do_to_the_process(tmp_path: Path) -> None:
+def test_each_case_is_a_row_and_those_that_fail_are_sentences_whatever_they_do_to_the_process(
+    tmp_path: Path,
+) -> None:
     path, failed = run(tmp_path, 60.0, "op", most=2, **HERE)
     rows = json.loads(path.read_text())["rows"]
     assert path.suffix == ".json" and not list(tmp_path.glob("*.jsonl"))
     checks = {row["case"]: row for row in rows if row["kind"] == "check"}
     assert {case: row["ok"] for case, row in checks.items()} == {
-        "right": True, "wrong": False, "broken": False, "nothing": False, "ends": False, "after": True,
-    }  # fmt: skip
-    assert sorted(failed) == sorted(sentence for row in checks.values() for sentence in row["failed"])
+        "right": True,
+        "wrong": False,
+        "broken": False,
+        "nothing": False,
+        "ends": False,
+        "after": True,
+    }
+    assert sorted(failed) == sorted(
+        sentence for row in checks.values() for sentence in row["failed"]
+    )
     says = " ".join(failed)
     for words in (
-        "op/wrong: y: error 0.5", "RuntimeError at gpu_cases.py:", "an illegal memory access",
-        "op/nothing: compared nothing", "op/ends: its process ended, exit code 3",
-    ):  # fmt: skip
+        "op/wrong: y: error 0.5",
+        "RuntimeError at gpu_cases.py:",
+        "an illegal memory access",
+        "op/nothing: compared nothing",
+        "op/ends: its process ended, exit code 3",
+    ):
         assert words in says
     end = rows[-1]
     assert end["kind"] == "end" and end["failed"] == failed
@@ -53,7 +67,12 @@ def test_what_hangs_is_ended_and_what_is_not_reached_is_skipped(tmp_path: Path) 
     assert (first.case, second.case) == ("hangs", "after") and "longer than 0 s" in str(late.lost)
     assert answer.lost is None and answer.rows[0][1]["ok"]
     clock = Clock(0.5)
-    told = [answer.lost for _, answer in workers.each([Job("check", "slow", "hangs", 20.0), jobs[1]], 1, clock.left_s)]
+    told = [
+        answer.lost
+        for _, answer in workers.each(
+            [Job("check", "slow", "hangs", 20.0), jobs[1]], 1, clock.left_s
+        )
+    ]
     workers.close()
     assert told == [NOT_REACHED, NOT_REACHED]
     path, failed = run(tmp_path, 0.0, "slow", most=1, **HERE)
@@ -78,7 +97,9 @@ def test_errors_are_compared_with_plain_torchs() -> None:
 
 
 def test_what_a_run_found_better_is_shipped(tmp_path: Path) -> None:
-    (tmp_path / "sm_90.json").write_text(json.dumps({"configs": {"a": {"n=1": {"x": 1}}}, "order": {"a": {}}}))
+    (tmp_path / "sm_90.json").write_text(
+        json.dumps({"configs": {"a": {"n=1": {"x": 1}}}, "order": {"a": {}}})
+    )
     rows = [
         {"kind": "machine", "arch": "sm_90"},
         {"kind": "tuned", "op": "a", "bucket": "n=2", "values": {"x": 2}},
@@ -96,18 +117,35 @@ def test_tuning_keeps_the_fastest_choice(monkeypatch: pytest.MonkeyPatch, tmp_pa
     used: list[int] = []
 
     class Slower:
-        def together(self, calls: dict[str, Callable[[], object]], round_s: float = 0.0) -> dict[str, Timed]:
+        def together(
+            self, calls: dict[str, Callable[[], object]], round_s: float = 0.0
+        ) -> dict[str, Timed]:
             calls[""]()
             return {"": Timed({1: 1.0, 2: 0.8, 4: 0.5, 8: 0.9}[used[-1]], 0.0, True)}
 
     timer: Any = Slower()
-    (row,) = tune(lambda: used.append(tuning.config("op.tuned", n=3)["block"]), timer, lambda: 100.0)
-    assert row == {"op": "op.tuned", "bucket": "n=4", "values": {"block": 4}, "ms": 0.5, "default_ms": 1.0}
+    (row,) = tune(
+        lambda: used.append(tuning.config("op.tuned", n=3)["block"]), timer, lambda: 100.0
+    )
+    assert row == {
+        "op": "op.tuned",
+        "bucket": "n=4",
+        "values": {"block": 4},
+        "ms": 0.5,
+        "default_ms": 1.0,
+    }
     assert tuning.config("op.tuned", n=4)["block"] == 4
-    tuning._rules.pop("op.tuned"), tuning._tries.pop("op.tuned"), tuning._tables.cache_clear(), tuning._chosen.clear()
+    (
+        tuning._rules.pop("op.tuned"),
+        tuning._tries.pop("op.tuned"),
+        tuning._tables.cache_clear(),
+        tuning._chosen.clear(),
+    )
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="says what happens where there is no GPU")
 def test_without_a_gpu_it_says_so() -> None:
-    done = subprocess.run([sys.executable, "-m", "kernels.gpu"], cwd=ROOT, capture_output=True, text=True)
+    done = subprocess.run(
+        [sys.executable, "-m", "kernels.gpu"], cwd=ROOT, capture_output=True, text=True
+    )
     assert done.returncode == 2 and "torch sees no NVIDIA GPU" in done.stderr

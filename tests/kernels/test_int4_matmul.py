@@ -1,4 +1,6 @@
-"""Four-bit weights on a CPU: rounding, packing, other programs' files, products, and what is refused."""
+"""Four-bit weights on a CPU: rounding, packing, other programs' files, products, and what is
+refused.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,10 @@ def test_packed_numbers_lie_within_half_a_step(k: int, group: int) -> None:
     w[3] = 0.0
     w[4] = w[4].abs() + 5
     qweight, scales, zeros = pack_awq(w, group)
-    assert qweight.shape == (-(-k // 128) * 16, 24) and scales.shape == zeros.shape == (-(-k // group), 24)
+    assert qweight.shape == (-(-k // 128) * 16, 24) and scales.shape == zeros.shape == (
+        -(-k // group),
+        24,
+    )
     back = decoded(qweight, scales, zeros, group, k, torch.float32).T
     # the zero is rounded too: up to a step at the range's ends
     assert ((back - w).abs() <= scales.T.repeat_interleave(group, 1)[:, :k] * 1.01).all()
@@ -40,7 +45,9 @@ def test_files_of_awq_and_gptq_mean_the_same_here() -> None:
 
     order = torch.tensor([0, 2, 4, 6, 1, 3, 5, 7])
     awq = from_awq(*(joined(x.view(-1, 2, 8)[..., order]) for x in (codes, zeros)), scales)
-    gptq = from_gptq(joined(codes.view(32, 8, 16).transpose(1, 2)), joined((zeros - 1).view(2, 2, 8)), scales)
+    gptq = from_gptq(
+        joined(codes.view(32, 8, 16).transpose(1, 2)), joined((zeros - 1).view(2, 2, 8)), scales
+    )
     wanted = (codes - zeros.repeat_interleave(128, 0)) * scales.repeat_interleave(128, 0)
     for found in (awq, gptq):
         torch.testing.assert_close(decoded(*found, 128, 256, torch.float32), wanted)
@@ -58,7 +65,9 @@ def test_products_are_those_of_the_decoded_weight(dtype: torch.dtype) -> None:
     dispatch.forget()
     got = int4_matmul(x, *given, 64)
     wanted = x.double() @ decoded(*given, 64, 300, torch.float64)
-    torch.testing.assert_close(got.double(), wanted, rtol=2e-2, atol={torch.float32: 1e-4}.get(dtype, 0.3))
+    torch.testing.assert_close(
+        got.double(), wanted, rtol=2e-2, atol={torch.float32: 1e-4}.get(dtype, 0.3)
+    )
     (told,) = explain()
     assert told["backend"] == "torch" and "CPU" in str(told["reason"])
     assert (wanted - x.double() @ w.double().T).norm() / wanted.norm() < 0.15
@@ -78,7 +87,9 @@ W = torch.randn(8, 256)
         ({"num_splits": 0}, ValueError, "num_splits is 0"),
     ],
 )
-def test_bad_arguments_are_refused_in_words(changes: dict[str, Any], error: type[Exception], says: str) -> None:
+def test_bad_arguments_are_refused_in_words(
+    changes: dict[str, Any], error: type[Exception], says: str
+) -> None:
     qweight, scales, zeros = pack_awq(W, 128)
     good: dict[str, Any] = {
         "x": torch.randn(2, 256),

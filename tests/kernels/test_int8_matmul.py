@@ -15,7 +15,10 @@ def test_numbers_lie_within_half_a_step() -> None:
     w = torch.randn(9, 70)
     w[2] = 0.0
     q, scales = quantize_int8(w)
-    assert q.dtype == torch.int8 and ((q * scales.unsqueeze(1) - w).abs() <= scales.unsqueeze(1) * 0.501).all()
+    assert (
+        q.dtype == torch.int8
+        and ((q * scales.unsqueeze(1) - w).abs() <= scales.unsqueeze(1) * 0.501).all()
+    )
 
 
 @pytest.mark.parametrize("k", [70, 96])
@@ -29,7 +32,9 @@ def test_products_are_those_of_the_decoded_weight(dtype: torch.dtype, k: int) ->
     wanted = x.double() @ (q.double() * scales.double().unsqueeze(1)).T
     dispatch.forget()
     got = int8_matmul(x, q, scales)
-    torch.testing.assert_close(got.double(), wanted, rtol=2e-2, atol={torch.float32: 1e-4}.get(dtype, 0.1))
+    torch.testing.assert_close(
+        got.double(), wanted, rtol=2e-2, atol={torch.float32: 1e-4}.get(dtype, 0.1)
+    )
     odd = torch.stack((q, q), dim=1)[:, 0]  # rows with gaps
     torch.testing.assert_close(int8_matmul(x, odd, scales), got, rtol=2e-2, atol=0.1)
     assert explain()[0]["backend"] == "torch" and "CPU" in str(explain()[0]["reason"])
@@ -45,7 +50,9 @@ def test_products_are_those_of_the_decoded_weight(dtype: torch.dtype, k: int) ->
         ({"num_splits": 0}, ValueError, "num_splits is 0"),
     ],
 )
-def test_bad_arguments_are_refused_in_words(changes: dict[str, Any], error: type[Exception], says: str) -> None:
+def test_bad_arguments_are_refused_in_words(
+    changes: dict[str, Any], error: type[Exception], says: str
+) -> None:
     q, scales = quantize_int8(torch.randn(9, 70))
     good: dict[str, Any] = {"x": torch.randn(2, 70), "qweight": q, "scales": scales}
     assert int8_matmul(**good).shape == (2, 9)

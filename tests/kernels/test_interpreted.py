@@ -1,7 +1,10 @@
-"""Every Triton kernel in Triton's interpreter: a process of its own, as triton reads its variable when it is imported.
+"""Every Triton kernel in Triton's interpreter: a process of its own, as triton reads its variable
+when it is imported.
 
-One process for all files of `interpreted/`, since importing torch takes longer than most of them. One file alone:
-TRITON_INTERPRET=1 python -m pytest -c tests/kernels/interpreted/pytest.ini --rootdir . tests/kernels/interpreted/X.py
+One process for all files of `interpreted/`, since importing torch takes longer than most of them.
+One file alone:
+TRITON_INTERPRET=1 python -m pytest -c tests/kernels/interpreted/pytest.ini --rootdir .
+tests/kernels/interpreted/X.py
 """
 
 from __future__ import annotations
@@ -20,11 +23,27 @@ ROOT = HERE.parents[2]
 @pytest.mark.timeout(1200)  # against hangs
 def test_kernels_interpreted() -> None:
     pytest.importorskip("triton")
-    files = sorted(str(p) for p in HERE.glob("*.py") if p.name not in ("__init__.py", "conftest.py"))
+    files = sorted(
+        str(p) for p in HERE.glob("*.py") if p.name not in ("__init__.py", "conftest.py")
+    )
     done = subprocess.run(
-        [sys.executable, "-m", "pytest", "-c", str(HERE / "pytest.ini"), "--rootdir", str(ROOT), *files],
+        [
+            sys.executable,
+            "-m",
+            "pytest",
+            "-c",
+            str(HERE / "pytest.ini"),
+            "--rootdir",
+            str(ROOT),
+            *files,
+        ],
         cwd=ROOT,
-        env={**os.environ, "TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)},
+        env={
+            **os.environ,
+            "TRITON_INTERPRET": "1",
+            "OMP_NUM_THREADS": "1",
+            "PYTHONPATH": str(ROOT),
+        },
         capture_output=True,
         text=True,
     )

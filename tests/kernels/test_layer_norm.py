@@ -12,8 +12,12 @@ from kernels.norm import reference
 
 
 def test_the_reference_is_torchs_formula_and_has_its_gradient() -> None:
-    x, w, b = (torch.randn(*s, dtype=torch.float64, requires_grad=True) for s in ((3, 7), (7,), (7,)))
-    torch.testing.assert_close(reference.layer_norm(x, w, b, 1e-5), torch.nn.functional.layer_norm(x, (7,), w, b))
+    x, w, b = (
+        torch.randn(*s, dtype=torch.float64, requires_grad=True) for s in ((3, 7), (7,), (7,))
+    )
+    torch.testing.assert_close(
+        reference.layer_norm(x, w, b, 1e-5), torch.nn.functional.layer_norm(x, (7,), w, b)
+    )
     assert torch.autograd.gradcheck(lambda *t: reference.layer_norm(*t, 1e-5), (x, w, b))
 
 
@@ -36,7 +40,9 @@ def test_a_cpu_gets_torchs_own_where_dtypes_are_equal() -> None:
         ({"eps": -1.0}, ValueError, "eps is -1.0"),
     ],
 )
-def test_bad_input_is_refused_in_words(change: dict[str, Any], error: type[Exception], says: str) -> None:
+def test_bad_input_is_refused_in_words(
+    change: dict[str, Any], error: type[Exception], says: str
+) -> None:
     good: dict[str, Any] = {"x": torch.ones(2, 8), "w": torch.ones(8), "b": torch.ones(8)}
     layer_norm(**good)
     with pytest.raises(error, match=says):

@@ -1,4 +1,6 @@
-"""Linear cross-entropy on a CPU: chunks and shards against fp64 autograd over whole logits, memory, refusals."""
+"""Linear cross-entropy on a CPU: chunks and shards against fp64 autograd over whole logits, memory,
+refusals.
+"""
 
 from __future__ import annotations
 
@@ -25,10 +27,15 @@ def inputs(dtype: torch.dtype = torch.float32) -> tuple[torch.Tensor, torch.Tens
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
 @pytest.mark.parametrize("softcap", [0.0, 1.5])
-def test_chunks_give_the_whole_logits_loss_and_gradients(dtype: torch.dtype, reduction: str, softcap: float) -> None:
+def test_chunks_give_the_whole_logits_loss_and_gradients(
+    dtype: torch.dtype, reduction: str, softcap: float
+) -> None:
     given = inputs(dtype)
     options: dict[str, Any] = {"reduction": reduction, "softcap": softcap}
-    exact, plain = results("reference", given, torch.float64, **options), results("reference", given, dtype, **options)
+    exact, plain = (
+        results("reference", given, torch.float64, **options),
+        results("reference", given, dtype, **options),
+    )
     for chunk in (None, 3):
         ours = results(None, given, dtype, chunk=chunk, **options)
         floor = {torch.float32: 2e-6, torch.bfloat16: 2e-2, torch.float16: 2e-3}[dtype]
@@ -56,7 +63,9 @@ def test_logits_are_never_whole_in_memory() -> None:
     largest = 0
 
     class Watch(torch.utils._python_dispatch.TorchDispatchMode):
-        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        def __torch_dispatch__(
+            self, func: Any, types: Any, args: Any = (), kwargs: Any = None
+        ) -> Any:
             nonlocal largest
             out = func(*args, **(kwargs or {}))
             if isinstance(out, torch.Tensor) and out._base is None:
@@ -82,7 +91,9 @@ def test_without_a_target_that_counts_it_is_as_torch() -> None:
 def test_a_second_backward_gives_the_same_gradients() -> None:
     h, w, targets = inputs()
     loss = linear_cross_entropy(h.requires_grad_(), w.requires_grad_(), targets)
-    first = [g.clone() for g in torch.autograd.grad(loss, (h, w), torch.tensor(2.0), retain_graph=True)]
+    first = [
+        g.clone() for g in torch.autograd.grad(loss, (h, w), torch.tensor(2.0), retain_graph=True)
+    ]
     torch.testing.assert_close(list(torch.autograd.grad(loss, (h, w), torch.tensor(2.0))), first)
 
 
@@ -140,8 +151,14 @@ def test_a_vocabulary_in_shards_gives_the_whole_ones_loss_and_gradients() -> Non
         ({"softcap": -1.0}, ValueError, "softcap is -1"),
     ],
 )
-def test_bad_arguments_are_refused_in_words(changes: dict[str, Any], error: type[Exception], says: str) -> None:
-    good: dict[str, Any] = {"h": torch.randn(2, 8), "w": torch.randn(5, 8), "targets": torch.tensor([0, 4])}
+def test_bad_arguments_are_refused_in_words(
+    changes: dict[str, Any], error: type[Exception], says: str
+) -> None:
+    good: dict[str, Any] = {
+        "h": torch.randn(2, 8),
+        "w": torch.randn(5, 8),
+        "targets": torch.tensor([0, 4]),
+    }
     assert linear_cross_entropy(**good).isfinite()
     with pytest.raises(error, match=says):
         linear_cross_entropy(**{**good, **changes})

@@ -1,4 +1,6 @@
-"""Latent attention over pages: against attention with keys and values risen from the latent, and what is refused."""
+"""Latent attention over pages: against attention with keys and values risen from the latent, and
+what is refused.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,9 @@ def test_absorbed_projections_give_what_risen_keys_and_values_give(backend: str)
     got: Any = mla_decode(**absorbed, scale=0.3, backend=backend)
     got = torch.einsum("bshr,hvr->bshv", got, up_v)
     for b, length in enumerate((9, 2, 14)):
-        rows = made["latent_cache"][made["block_table"][b, : -(-length // 4)].long()].flatten(0, 1)[:length]
+        rows = made["latent_cache"][made["block_table"][b, : -(-length // 4)].long()].flatten(0, 1)[
+            :length
+        ]
         latent, key = rows.split((rank, rotary), -1)
         k = torch.cat((torch.einsum("nr,hdr->hnd", latent, up_k), key.expand(heads, -1, -1)), -1)
         v = torch.einsum("nr,hdr->hnd", latent, up_v)
@@ -41,10 +45,16 @@ def test_absorbed_projections_give_what_risen_keys_and_values_give(backend: str)
         ({"block_table": torch.full((2, 3), 50)}, ValueError, r"block_table\[0, 0\] is 50"),
         ({"scale": 0.0}, ValueError, "scale is 0"),
         ({"num_splits": 0}, ValueError, "num_splits is 0"),
-        ({"block_table": torch.zeros(3, 3).int(), "seq_lens": torch.ones(3).int()}, ValueError, "3 sequences of 1"),
+        (
+            {"block_table": torch.zeros(3, 3).int(), "seq_lens": torch.ones(3).int()},
+            ValueError,
+            "3 sequences of 1",
+        ),
     ],
 )
-def test_bad_arguments_are_refused_in_words(changes: dict[str, Any], error: type[Exception], says: str) -> None:
+def test_bad_arguments_are_refused_in_words(
+    changes: dict[str, Any], error: type[Exception], says: str
+) -> None:
     good: dict[str, Any] = latents((3, 7), heads=3) | {"scale": 0.2}
     assert not mla_decode(**good).isnan().any()  # type: ignore[union-attr]
     with pytest.raises(error, match=says):

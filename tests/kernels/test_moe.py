@@ -1,4 +1,6 @@
-"""A mixture of experts on a CPU: the parts against a loop over tokens, their gradients, and what is refused."""
+"""A mixture of experts on a CPU: the parts against a loop over tokens, their gradients, and what is
+refused.
+"""
 
 from __future__ import annotations
 
@@ -36,7 +38,11 @@ def test_a_bias_moves_the_choice_and_not_the_weight() -> None:
 
 def test_a_choice_falls_within_the_best_groups() -> None:
     logits = torch.tensor([[0.9, 0.0, 0.6, 0.5, 0.1, 0.7]]).logit(eps=1e-6)
-    for scoring, kept, wanted in (("sigmoid", 1, [2, 3]), ("softmax", 1, [0, 1]), ("sigmoid", 2, [0, 2])):
+    for scoring, kept, wanted in (
+        ("sigmoid", 1, [2, 3]),
+        ("softmax", 1, [0, 1]),
+        ("sigmoid", 2, [0, 2]),
+    ):
         _, experts = moe_gate(logits, 2, scoring=scoring, groups=3, groups_kept=kept)
         assert experts.tolist() == [wanted], (scoring, kept)
 
@@ -53,7 +59,10 @@ def test_a_cpu_is_told_why_the_reference_runs() -> None:
     grouped_matmul(torch.randn(3, 4), torch.randn(2, 5, 4), torch.tensor([1, 2]))
     (told,) = explain()
     assert told["backend"] == "reference" and "CPU" in str(told["reason"])
-    assert grouped_matmul(torch.randn(0, 4), torch.randn(2, 5, 4), torch.tensor([0, 0])).shape == (0, 5)
+    assert grouped_matmul(torch.randn(0, 4), torch.randn(2, 5, 4), torch.tensor([0, 0])).shape == (
+        0,
+        5,
+    )
 
 
 @pytest.mark.parametrize(
@@ -61,21 +70,47 @@ def test_a_cpu_is_told_why_the_reference_runs() -> None:
     [
         (lambda: moe_gate(torch.randn(2, 4), 5), ValueError, "top_k is 5"),
         (lambda: moe_gate(torch.randn(2, 4), 1, groups=3), ValueError, "groups is 3"),
-        (lambda: moe_gate(torch.randn(2, 4), 1, groups=2, groups_kept=3), ValueError, "groups_kept is 3"),
-        (lambda: moe_gate(torch.randn(2, 4), 3, groups=2, groups_kept=1), ValueError, "hold 2 experts"),
+        (
+            lambda: moe_gate(torch.randn(2, 4), 1, groups=2, groups_kept=3),
+            ValueError,
+            "groups_kept is 3",
+        ),
+        (
+            lambda: moe_gate(torch.randn(2, 4), 3, groups=2, groups_kept=1),
+            ValueError,
+            "hold 2 experts",
+        ),
         (lambda: moe_gate(torch.randn(2, 4), 1, scoring="max"), ValueError, "scoring is 'max'"),
         (lambda: moe_gate(torch.randn(2, 4), 1, bias=torch.zeros(3)), ValueError, "bias has shape"),
-        (lambda: moe_permute(torch.randn(2, 4), torch.tensor([[0], [4]]), 3), ValueError, "experts hold 4"),
-        (lambda: moe_permute(torch.randn(2, 4), torch.tensor([[0], [-1]]), 3), ValueError, "experts hold -1"),
-        (lambda: moe_permute(torch.randn(2, 4), torch.zeros(3, 1).long(), 3), ValueError, "experts has shape"),
-        (lambda: grouped_matmul(torch.randn(3, 4), torch.randn(2, 5, 4), torch.tensor([2, 2])), ValueError, "sum to 4"),
+        (
+            lambda: moe_permute(torch.randn(2, 4), torch.tensor([[0], [4]]), 3),
+            ValueError,
+            "experts hold 4",
+        ),
+        (
+            lambda: moe_permute(torch.randn(2, 4), torch.tensor([[0], [-1]]), 3),
+            ValueError,
+            "experts hold -1",
+        ),
+        (
+            lambda: moe_permute(torch.randn(2, 4), torch.zeros(3, 1).long(), 3),
+            ValueError,
+            "experts has shape",
+        ),
+        (
+            lambda: grouped_matmul(torch.randn(3, 4), torch.randn(2, 5, 4), torch.tensor([2, 2])),
+            ValueError,
+            "sum to 4",
+        ),
         (
             lambda: grouped_matmul(torch.randn(3, 4), torch.randn(2, 5, 3), torch.tensor([1, 2])),
             ValueError,
             "w has shape",
         ),
         (
-            lambda: grouped_matmul(torch.randn(3, 4), torch.randn(2, 5, 4).half(), torch.tensor([1, 2])),
+            lambda: grouped_matmul(
+                torch.randn(3, 4), torch.randn(2, 5, 4).half(), torch.tensor([1, 2])
+            ),
             TypeError,
             "equal",
         ),

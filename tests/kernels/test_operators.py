@@ -22,7 +22,11 @@ class _Seen(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.given = given or {}
 
     def __torch_dispatch__(
-        self, func: Any, types: Sequence[type], args: Sequence[Any] = (), kwargs: dict[str, Any] | None = None
+        self,
+        func: Any,
+        types: Sequence[type],
+        args: Sequence[Any] = (),
+        kwargs: dict[str, Any] | None = None,
     ) -> Any:
         self.names.append(str(func))
         return self.given[str(func)] if str(func) in self.given else func(*args, **(kwargs or {}))
@@ -36,7 +40,11 @@ def test_a_watched_launch_is_one_operator_whose_results_may_be_given() -> None:
     x = torch.ones(2)
     with _Seen() as seen:
         made = _tripled(x)
-    assert seen.names == ["kernels.tripled.default"] and made[0].tolist() == [3, 3] and made[1].tolist() == [2, 2]
+    assert (
+        seen.names == ["kernels.tripled.default"]
+        and made[0].tolist() == [3, 3]
+        and made[1].tolist() == [2, 2]
+    )
     with _Seen({"kernels.tripled.default": [x, x]}):
         again = _tripled(x)
     assert again[0] is x and again[1] is x

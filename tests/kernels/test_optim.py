@@ -1,4 +1,6 @@
-"""unscale_ and FusedAdamW on a CPU: torch's rule, state that torch's AdamW takes and gives, refusals in words."""
+"""unscale_ and FusedAdamW on a CPU: torch's rule, state that torch's AdamW takes and gives,
+refusals in words.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +28,11 @@ def test_unscale_says_what_torchs_says() -> None:
         grads = [torch.full((3,), 4.0), torch.full((2, 2), 8.0, dtype=torch.bfloat16)]
         found = torch.zeros(1)
         unscale_(grads, torch.tensor([0.5]), found, backend=backend)
-        assert grads[0].tolist() == [2, 2, 2] and grads[1].unique().tolist() == [4] and found.item() == 0
+        assert (
+            grads[0].tolist() == [2, 2, 2]
+            and grads[1].unique().tolist() == [4]
+            and found.item() == 0
+        )
         grads[0][1] = float("nan")
         unscale_(grads, torch.tensor([0.5]), found, backend=backend)
         assert found.item() == 1
@@ -68,7 +74,9 @@ def test_bf16_parameters_keep_fp32_moments_through_a_checkpoint() -> None:
     again = FusedAdamW([p])
     again.load_state_dict(optimizer.state_dict())
     assert again.state[p]["exp_avg"].dtype == torch.float32 and again.state[p]["step"].item() == 1
-    torch.testing.assert_close(again.state[p]["exp_avg"], optimizer.state[p]["exp_avg"], rtol=0, atol=0)
+    torch.testing.assert_close(
+        again.state[p]["exp_avg"], optimizer.state[p]["exp_avg"], rtol=0, atol=0
+    )
 
 
 def test_rounding_by_chance_keeps_the_expectation() -> None:
@@ -95,7 +103,9 @@ def one_rank() -> Iterator[DeviceMesh]:
     dist.destroy_process_group()
 
 
-def test_of_sharded_parameters_the_own_part_steps_by_a_norm_that_is_given(one_rank: DeviceMesh) -> None:
+def test_of_sharded_parameters_the_own_part_steps_by_a_norm_that_is_given(
+    one_rank: DeviceMesh,
+) -> None:
     def made(sharded: bool) -> tuple[torch.Tensor, FusedAdamW]:
         p, g = torch.arange(6.0).view(3, 2), torch.ones(3, 2)
         if sharded:
@@ -114,7 +124,11 @@ def test_of_sharded_parameters_the_own_part_steps_by_a_norm_that_is_given(one_ra
     torch.testing.assert_close(sharded.full_tensor(), plain)  # type: ignore[attr-defined]
     assert isinstance(other.state[sharded]["exp_avg"], DTensor)
     other.step(grad_norm=torch.tensor([float("inf")]), inv_scale=torch.ones(1))
-    assert other.skipped is not None and other.skipped.item() == 1 and other.state[sharded]["step"].item() == 1
+    assert (
+        other.skipped is not None
+        and other.skipped.item() == 1
+        and other.state[sharded]["step"].item() == 1
+    )
 
 
 def test_bad_input_is_refused_in_words() -> None:

@@ -1,4 +1,6 @@
-"""Paged attention on a CPU: the reference against plain attention, gathered pages, the plan, and what is refused."""
+"""Paged attention on a CPU: the reference against plain attention, gathered pages, the plan, and
+what is refused.
+"""
 
 from __future__ import annotations
 
@@ -18,14 +20,22 @@ def test_the_reference_is_attention_over_the_pages_in_order() -> None:
     got, lse = made.run("reference", torch.float64, return_lse=True)
     for b, length in enumerate((7, 12)):
         pages = made.table[b, : -(-length // 4)].long()
-        k, v = (c[pages].flatten(0, 1)[:length].double().transpose(0, 1) for c in (made.k_cache, made.v_cache))
+        k, v = (
+            c[pages].flatten(0, 1)[:length].double().transpose(0, 1)
+            for c in (made.k_cache, made.v_cache)
+        )
         q = made.q[b].double().transpose(0, 1)
         seen = torch.ones(3, length, dtype=torch.bool).tril(length - 3)
-        wanted = torch.nn.functional.scaled_dot_product_attention(q, k, v, attn_mask=seen, enable_gqa=True)
+        wanted = torch.nn.functional.scaled_dot_product_attention(
+            q, k, v, attn_mask=seen, enable_gqa=True
+        )
         torch.testing.assert_close(got[b], wanted.transpose(0, 1))
         scores = torch.einsum("hsd,hnd->hsn", q, k.repeat_interleave(2, 0)) / 4
         torch.testing.assert_close(
-            lse[b].double(), scores.masked_fill(~seen, -torch.inf).logsumexp(-1).T, rtol=1e-6, atol=1e-6
+            lse[b].double(),
+            scores.masked_fill(~seen, -torch.inf).logsumexp(-1).T,
+            rtol=1e-6,
+            atol=1e-6,
         )
 
 
@@ -42,7 +52,9 @@ def test_the_reference_is_attention_over_the_pages_in_order() -> None:
         ({"lens": (30, 18), "dtype": torch.float16}, {}),
     ],
 )
-def test_gathered_pages_give_what_the_reference_gives(case: dict[str, Any], options: dict[str, Any]) -> None:
+def test_gathered_pages_give_what_the_reference_gives(
+    case: dict[str, Any], options: dict[str, Any]
+) -> None:
     made = paged(**case)
     exact = made.run("reference", torch.float64, **options)
     got = made.run(None, **options)
@@ -56,7 +68,9 @@ def test_one_plan_serves_all_layers_and_its_sequences_are_computed_together() ->
     torch.testing.assert_close(made.run(None, plan=plan), made.run("reference"))
     assert [g.sequences for g in plan.groups(None)] == [4]
     with pytest.raises(ValueError, match="another block_table"):
-        paged_attention(made.q, made.k_cache, made.v_cache, made.table, made.lens.clone(), plan=plan)
+        paged_attention(
+            made.q, made.k_cache, made.v_cache, made.table, made.lens.clone(), plan=plan
+        )
 
 
 def test_blocks_that_follow_each_other_are_not_copied() -> None:
@@ -66,7 +80,9 @@ def test_blocks_that_follow_each_other_are_not_copied() -> None:
     assert group.consecutive == 2
     q = torch.randn(1, 4, 16)
     got = paged_attention(q, cache[0], cache[1], table, lens)
-    torch.testing.assert_close(got, paged_attention(q, cache[0], cache[1], table, lens, backend="reference"))
+    torch.testing.assert_close(
+        got, paged_attention(q, cache[0], cache[1], table, lens, backend="reference")
+    )
 
 
 def test_written_tokens_lie_in_their_slots() -> None:
@@ -102,7 +118,11 @@ Q, CACHE, TABLE, LENS = (
             ValueError,
             r"block_table\[0, 1\] is 6; the cache has blocks 0 to 5",
         ),
-        ({"seq_lens": torch.tensor([8, 9])}, ValueError, r"seq_lens\[1\] is 9; it must lie in 0 to 8"),
+        (
+            {"seq_lens": torch.tensor([8, 9])},
+            ValueError,
+            r"seq_lens\[1\] is 9; it must lie in 0 to 8",
+        ),
         ({"seq_lens": torch.tensor([-1, 9])}, ValueError, r"seq_lens\[0\] is -1"),
         ({"block_table": TABLE.float()}, TypeError, "block_table is float32"),
         ({"q": torch.randn(2, 3, 16)}, ValueError, "q has 3 heads and the cache 2"),
@@ -115,11 +135,23 @@ Q, CACHE, TABLE, LENS = (
         ({"softcap": -1.0}, ValueError, "softcap is -1"),
         ({"cu_q": torch.tensor([0, 1, 3])}, ValueError, "cu_q ends at 3 and q has 2"),
         ({"cu_q": torch.tensor([0, 3, 2])}, ValueError, "must rise from 0"),
-        ({"k_cache": CACHE.to(torch.int8), "v_cache": CACHE.to(torch.int8)}, TypeError, "k_cache is torch.int8"),
+        (
+            {"k_cache": CACHE.to(torch.int8), "v_cache": CACHE.to(torch.int8)},
+            TypeError,
+            "k_cache is torch.int8",
+        ),
     ],
 )
-def test_bad_arguments_are_refused_in_words(changes: dict[str, Any], error: type[Exception], says: str) -> None:
-    good: dict[str, Any] = {"q": Q, "k_cache": CACHE, "v_cache": CACHE, "block_table": TABLE, "seq_lens": LENS}
+def test_bad_arguments_are_refused_in_words(
+    changes: dict[str, Any], error: type[Exception], says: str
+) -> None:
+    good: dict[str, Any] = {
+        "q": Q,
+        "k_cache": CACHE,
+        "v_cache": CACHE,
+        "block_table": TABLE,
+        "seq_lens": LENS,
+    }
     assert paged_attention(**good).shape == Q.shape
     with pytest.raises(error, match=says):
         paged_attention(**{**good, **changes})
@@ -138,7 +170,9 @@ def test_a_plan_that_trusts_its_numbers_reads_them_when_they_are_used() -> None:
     lens = made.lens.clone().fill_(1)
     plan = plan_pages(made.table, lens, blocks=1, block_size=4, cu_q=made.cu, max_q=3, check=False)
     lens.copy_(made.lens)  # as before a captured graph is replayed
-    got = paged_attention(made.q, made.k_cache, made.v_cache, made.table, lens, cu_q=made.cu, plan=plan)
+    got = paged_attention(
+        made.q, made.k_cache, made.v_cache, made.table, lens, cu_q=made.cu, plan=plan
+    )
     torch.testing.assert_close(got, made.run("reference"))
     with pytest.raises(ValueError, match="give max_q"):
         plan_pages(made.table, lens, blocks=1, block_size=4, cu_q=made.cu, check=False)

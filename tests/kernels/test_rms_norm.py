@@ -1,4 +1,6 @@
-"""rms_norm's reference against fp64 autograd and torch, what it refuses, and which implementation a CPU gets."""
+"""rms_norm's reference against fp64 autograd and torch, what it refuses, and which implementation a
+CPU gets.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,9 @@ X, W = torch.randn(3, 8, dtype=torch.float64), torch.randn(8, dtype=torch.float6
 
 def test_the_reference_is_torchs_formula_and_has_its_gradient() -> None:
     x, w = X.clone().requires_grad_(), W.clone().requires_grad_()
-    torch.testing.assert_close(reference.rms_norm(x, w, 1e-6), torch.nn.functional.rms_norm(x, (8,), w, 1e-6))
+    torch.testing.assert_close(
+        reference.rms_norm(x, w, 1e-6), torch.nn.functional.rms_norm(x, (8,), w, 1e-6)
+    )
     assert torch.autograd.gradcheck(lambda a, b: reference.rms_norm(a, b, 1e-6), (x, w))
 
 
@@ -28,7 +32,8 @@ def test_quantised_output_spreads_back_to_the_norm() -> None:
         torch.testing.assert_close(h, x + r)
         wanted = reference.rms_norm(h, w, 1e-6)
         back = q.float() * scale.repeat_interleave(width, -1)[..., :300]
-        assert ((back - wanted).abs() <= wanted.abs() / 16 + scale.max() * 2**-9).all()  # 3 bits of mantissa
+        # 3 bits of mantissa
+        assert ((back - wanted).abs() <= wanted.abs() / 16 + scale.max() * 2**-9).all()
 
 
 def test_a_cpu_gets_torchs_own_and_is_told_so() -> None:
@@ -80,7 +85,9 @@ def test_a_forced_backend_runs_or_is_refused_in_words(monkeypatch: pytest.Monkey
         ({"w": torch.ones(8, requires_grad=True), "quant": "row"}, ValueError, "no_grad"),
     ],
 )
-def test_bad_input_is_refused_in_words(change: dict[str, Any], error: type[Exception], says: str) -> None:
+def test_bad_input_is_refused_in_words(
+    change: dict[str, Any], error: type[Exception], says: str
+) -> None:
     good: dict[str, Any] = {"x": torch.ones(2, 8), "w": torch.ones(8)}
     rms_norm(**good)
     with pytest.raises(error, match=says):

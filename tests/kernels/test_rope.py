@@ -1,4 +1,6 @@
-"""apply_rope's reference against complex numbers and fp64 autograd, what it refuses, and its cache write on a CPU."""
+"""apply_rope's reference against complex numbers and fp64 autograd, what it refuses, and its cache
+write on a CPU.
+"""
 
 from __future__ import annotations
 
@@ -12,16 +14,24 @@ from kernels.rotary import reference
 
 
 def test_the_reference_turns_complex_numbers() -> None:
-    x, angle = torch.randn(3, 2, 10, dtype=torch.float64, requires_grad=True), torch.randn(3, 4, dtype=torch.float64)
+    x, angle = (
+        torch.randn(3, 2, 10, dtype=torch.float64, requires_grad=True),
+        torch.randn(3, 4, dtype=torch.float64),
+    )
     turned = (
-        torch.view_as_complex(x[..., :8].unflatten(-1, (4, 2))) * torch.polar(torch.ones_like(angle), angle)[:, None]
+        torch.view_as_complex(x[..., :8].unflatten(-1, (4, 2)))
+        * torch.polar(torch.ones_like(angle), angle)[:, None]
     )
     wanted = torch.cat((torch.view_as_real(turned).flatten(-2), x[..., 8:]), -1)
     torch.testing.assert_close(reference.rotate(x, angle.cos(), angle.sin(), True), wanted)
     for interleaved in (False, True):
         there = reference.rotate(x, angle.cos(), angle.sin(), interleaved)
-        torch.testing.assert_close(reference.rotate(there, angle.cos(), angle.sin(), interleaved, inverse=True), x)
-        assert torch.autograd.gradcheck(lambda t, i=interleaved: reference.rotate(t, angle.cos(), angle.sin(), i), x)
+        torch.testing.assert_close(
+            reference.rotate(there, angle.cos(), angle.sin(), interleaved, inverse=True), x
+        )
+        assert torch.autograd.gradcheck(
+            lambda t, i=interleaved: reference.rotate(t, angle.cos(), angle.sin(), i), x
+        )
 
 
 def test_with_a_cache_it_is_turn_and_write() -> None:
@@ -44,7 +54,11 @@ def test_with_a_cache_it_is_turn_and_write() -> None:
         ({"cos": torch.ones(4, 5), "sin": torch.ones(4, 5)}, ValueError, "at most half"),
         ({"cos": torch.ones(2, 4), "sin": torch.ones(2, 4)}, ValueError, "make a longer table"),
         ({"sin": torch.ones(4, 3)}, ValueError, "sin has shape"),
-        ({"positions": torch.tensor([0, 1, 4])}, ValueError, "positions go from 0 to 4; cos has 0 to 3"),
+        (
+            {"positions": torch.tensor([0, 1, 4])},
+            ValueError,
+            "positions go from 0 to 4; cos has 0 to 3",
+        ),
         ({"positions": torch.tensor([0.0, 1, 2])}, TypeError, "positions is float32"),
         ({"positions": torch.tensor([0, 1])}, ValueError, "positions has shape"),
         (
@@ -55,7 +69,9 @@ def test_with_a_cache_it_is_turn_and_write() -> None:
         ({"q": torch.ones(3, 2, 8, device="meta")}, ValueError, "k lies on cpu"),
     ],
 )
-def test_bad_input_is_refused_in_words(change: dict[str, Any], error: type[Exception], says: str) -> None:
+def test_bad_input_is_refused_in_words(
+    change: dict[str, Any], error: type[Exception], says: str
+) -> None:
     good: dict[str, Any] = {"q": torch.ones(3, 2, 8), "k": torch.ones(3, 1, 8)}
     good |= {"cos": torch.ones(4, 4), "sin": torch.ones(4, 4)}
     apply_rope(**good)

@@ -39,7 +39,9 @@ def test_one_tensor_or_two_on_a_cpu() -> None:
         ({"gate_up": torch.ones(2, 8, requires_grad=True), "quant": "row"}, ValueError, "no_grad"),
     ],
 )
-def test_bad_input_is_refused_in_words(change: dict[str, Any], error: type[Exception], says: str) -> None:
+def test_bad_input_is_refused_in_words(
+    change: dict[str, Any], error: type[Exception], says: str
+) -> None:
     good: dict[str, Any] = {"gate_up": torch.ones(2, 8)}
     swiglu(**good)
     with pytest.raises(error, match=says):

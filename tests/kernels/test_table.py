@@ -13,17 +13,39 @@ from kernels.gpu.table import README, RESULTS, rendered, table
 
 
 def test_the_readme_has_the_table_of_the_newest_results() -> None:
-    assert rendered(README.read_text(), RESULTS) == README.read_text(), "run python -m kernels.gpu.table"
+    assert rendered(README.read_text(), RESULTS) == README.read_text(), (
+        "run python -m kernels.gpu.table"
+    )
 
 
 def row(**values: Any) -> dict[str, Any]:
-    common = {"kind": "bench", "op": "x", "case": "a", "ms": 1.0, "gb_per_s": 4100.0, "fraction": 0.95, "bound": "hbm"}
-    work = {"bytes": 3 * 10**8, "flops": 10**9, "extra_bytes": 2**29, "spread": 0.01, "peer_spread": 0.02}
+    common = {
+        "kind": "bench",
+        "op": "x",
+        "case": "a",
+        "ms": 1.0,
+        "gb_per_s": 4100.0,
+        "fraction": 0.95,
+        "bound": "hbm",
+    }
+    work = {
+        "bytes": 3 * 10**8,
+        "flops": 10**9,
+        "extra_bytes": 2**29,
+        "spread": 0.01,
+        "peer_spread": 0.02,
+    }
     return {**common, **work, "peer": "torch", "ratio": 1.2, **values}
 
 
 def test_rows_are_met_missed_or_open(tmp_path: Path) -> None:
-    machine = {"kind": "machine", "device": "H200", "torch": "2.11", "triton": "3.6", "date": "2026-01-02T00:00:00"}
+    machine = {
+        "kind": "machine",
+        "device": "H200",
+        "torch": "2.11",
+        "triton": "3.6",
+        "date": "2026-01-02T00:00:00",
+    }
     old = [machine, row(goal="swiglu", ratio=0.5)]
     new = [
         machine,
@@ -37,15 +59,23 @@ def test_rows_are_met_missed_or_open(tmp_path: Path) -> None:
         row(goal="attention-128-forward", ratio=0.79),
     ]
     (tmp_path / "gpu-1.json").write_text(json.dumps({"rows": old}))
-    (tmp_path / "gpu-2.jsonl").write_text("".join(json.dumps(each) + "\n" for each in new) + '{"kind": "ben')
-    told = {line.split(" | ")[0].strip("| "): line for line in table(tmp_path).splitlines() if line.startswith("|")}
-    assert "0.98× liger" in told["swiglu"] and told["swiglu"].endswith("missed |")  # the fastest peer decides
+    (tmp_path / "gpu-2.jsonl").write_text(
+        "".join(json.dumps(each) + "\n" for each in new) + '{"kind": "ben'
+    )
+    told = {
+        line.split(" | ")[0].strip("| "): line
+        for line in table(tmp_path).splitlines()
+        if line.startswith("|")
+    }
+    # the fastest peer decides
+    assert "0.98× liger" in told["swiglu"] and told["swiglu"].endswith("missed |")
     assert "a: 4.10 TB/s" in told["rms_norm forward"] and told["rms_norm forward"].endswith(
         "missed |"
     )  # the worst case
     assert told["linear cross-entropy, 8192 × 4096 × 131072"].endswith("met |")
     assert "0.3 GB, 1 GFLOP | hbm, 95% |" in told["swiglu"]
-    assert told["dense attention, head dim 128, as called"].endswith("met |")  # the peer itself, within the spread
+    # the peer itself, within the spread
+    assert told["dense attention, head dim 128, as called"].endswith("met |")
     assert told["dense attention, head dim 128, forward, own kernel"].endswith("missed |")
     assert "0.50 GiB" in told["the same, memory beside inputs and gradients"]
     assert told["AdamW with unscale, found-inf, clip"].endswith("open |")

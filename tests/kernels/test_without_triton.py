@@ -1,4 +1,6 @@
-"""Where triton is missing every module imports, and every operation works by its reference or torch's own."""
+"""Where triton is missing every module imports, and every operation works by its reference or
+torch's own.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""A websocket to the web process's application without a server between (the one of channels wants daphne)."""
+"""A websocket to the web process's application without a server between (the one of channels wants
+daphne).
+"""
 
 from __future__ import annotations
 
@@ -17,11 +19,19 @@ class Talker(ApplicationCommunicator):  # type: ignore[misc]
     def __init__(self, application: Any, path: str, headers: Headers) -> None:
         parts = urlsplit(path)
         scope = {
-            "type": "websocket", "asgi": {"version": "3.0"}, "http_version": "1.1", "scheme": "ws", "path": parts.path,
-            "raw_path": parts.path.encode(), "query_string": parts.query.encode(), "root_path": "",
-            "headers": [(b"host", b"localhost"), *headers], "client": ("127.0.0.1", 1), "server": ("localhost", 80),
+            "type": "websocket",
+            "asgi": {"version": "3.0"},
+            "http_version": "1.1",
+            "scheme": "ws",
+            "path": parts.path,
+            "raw_path": parts.path.encode(),
+            "query_string": parts.query.encode(),
+            "root_path": "",
+            "headers": [(b"host", b"localhost"), *headers],
+            "client": ("127.0.0.1", 1),
+            "server": ("localhost", 80),
             "subprotocols": [],
-        }  # fmt: skip
+        }
         super().__init__(application, scope)
 
     async def connect(self) -> bool:

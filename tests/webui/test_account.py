@@ -25,7 +25,9 @@ def _no_failures_yet() -> Iterator[None]:
     login_limit.forget()
 
 
-def log_in(client: Client, name: str = "owner", password: str = factories.PASSWORD, **more: str) -> Any:
+def log_in(
+    client: Client, name: str = "owner", password: str = factories.PASSWORD, **more: str
+) -> Any:
     return client.post("/login/", {"username": name, "password": password, **more})
 
 
@@ -34,13 +36,18 @@ def test_logging_in_leads_where_one_wanted_to_go_but_not_elsewhere(owner: User) 
     assert log_in(Client(), next="https://elsewhere.example/").headers["Location"] == "/"
     assert log_in(Client(), next="//elsewhere.example/").headers["Location"] == "/"
     assert AuditEntry.objects.filter(action="login", actor=owner).count() == 3
-    assert Client(enforce_csrf_checks=True).post("/login/", {"username": "owner"}).status_code == 403
+    assert (
+        Client(enforce_csrf_checks=True).post("/login/", {"username": "owner"}).status_code == 403
+    )
 
 
 def test_a_wrong_password_is_told_without_saying_which_part(owner: User) -> None:
     answers = [log_in(Client(), "owner", "wrong"), log_in(Client(), "nobody", "wrong")]
     for answer in answers:
-        assert answer.status_code == 403 and "Name and password do not match" in answer.content.decode()
+        assert (
+            answer.status_code == 403
+            and "Name and password do not match" in answer.content.decode()
+        )
     assert AuditEntry.objects.filter(action="login.refused").count() == 2
 
 
@@ -66,7 +73,8 @@ def test_too_many_wrong_passwords_close_the_door_for_a_while(owner: User, teamma
 
 @pytest.mark.usefixtures("one_window")
 def test_the_counts_are_shared_by_all_web_processes(owner: User, live_redis: str) -> None:
-    there = {"REMOTE_ADDR": "10.4.5.6"}  # the Redis is everybody's: whoever logs in from here stays welcome
+    # the Redis is everybody's: whoever logs in from here stays welcome
+    there = {"REMOTE_ADDR": "10.4.5.6"}
     for _ in range(login_limit.PER_NAME):
         log_in(Client(**there), password="wrong")
     login_limit.forget()  # as another process would begin
@@ -84,9 +92,11 @@ def test_the_first_password_is_hinted_at_until_it_is_replaced(owner: User) -> No
     assert log_in(client).status_code == 302
     assert "Choose one of your own" in client.get("/account/").content.decode()
     new = "an even longer password"
-    for typed, status in (({"new_password1": "short", "new_password2": "short"}, 422),
-                          ({"new_password1": new, "new_password2": "another"}, 422),
-                          ({"new_password1": new, "new_password2": new}, 302)):  # fmt: skip
+    for typed, status in (
+        ({"new_password1": "short", "new_password2": "short"}, 422),
+        ({"new_password1": new, "new_password2": "another"}, 422),
+        ({"new_password1": new, "new_password2": new}, 302),
+    ):
         answer = client.post("/account/password/", {"old_password": factories.PASSWORD, **typed})
         assert answer.status_code == status
     owner.refresh_from_db()
@@ -135,16 +145,22 @@ def test_everyone_audits_themselves_and_admins_everybody(people: factories.Peopl
     log_in(Client())
     mine = factories.client_for(people.owner).get("/account/audit/").content.decode()
     assert "<code>login</code>" in mine and "user.create" not in mine
-    all_of_it = factories.client_for(people.admin).get("/account/audit/?action=user.").content.decode()
+    all_of_it = (
+        factories.client_for(people.admin).get("/account/audit/?action=user.").content.decode()
+    )
     assert "user.create" in all_of_it and "<code>login</code>" not in all_of_it
 
 
 def test_admins_add_people_and_set_roles(people: factories.People) -> None:
     client = factories.client_for(people.admin)
-    client.post("/account/people/", {"username": "newcomer", "password": "welcome to us", "role": "viewer"})
+    client.post(
+        "/account/people/", {"username": "newcomer", "password": "welcome to us", "role": "viewer"}
+    )
     newcomer = User.objects.get(username="newcomer")
     assert newcomer.role == "viewer" and newcomer.must_change_password
-    taken = client.post("/account/people/", {"username": "owner", "password": "welcome to us", "role": "viewer"})
+    taken = client.post(
+        "/account/people/", {"username": "owner", "password": "welcome to us", "role": "viewer"}
+    )
     assert taken.status_code == 409 and "Choose another name" in taken.content.decode()
     client.post("/account/people/newcomer/role/", {"role": "operator"})
     newcomer.refresh_from_db()
@@ -160,8 +176,16 @@ def test_admins_add_people_and_set_roles(people: factories.People) -> None:
 
 
 def test_settings_are_listed_and_secrets_are_not(people: factories.People) -> None:
-    page = html.unescape(factories.client_for(people.operator).get("/account/settings/").content.decode())
-    for name in ("ORRERY_HOME", "ORRERY_SECRET_KEY", "DATABASE_URL", "REDIS_URL", "ORRERY_NODE_LOST_S"):
+    page = html.unescape(
+        factories.client_for(people.operator).get("/account/settings/").content.decode()
+    )
+    for name in (
+        "ORRERY_HOME",
+        "ORRERY_SECRET_KEY",
+        "DATABASE_URL",
+        "REDIS_URL",
+        "ORRERY_NODE_LOST_S",
+    ):
         assert f"<code>{name}</code>" in page
     assert settings.ENV.secret_key and settings.ENV.secret_key not in page
     assert factories.client_for(people.owner).get("/account/settings/").status_code == 403

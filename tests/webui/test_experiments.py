@@ -16,9 +16,15 @@ from workers.contracts.points import PointBatch
 def logged(run: Run, **values: list[float | None]) -> Run:
     steps = list(range(1, 1 + len(next(iter(values.values())))))
     batch = PointBatch(
-        run=str(run.pk), attempt=1, rank=0, seq=steps, step=steps, tokens=steps, time=[float(one) for one in steps],
+        run=str(run.pk),
+        attempt=1,
+        rank=0,
+        seq=steps,
+        step=steps,
+        tokens=steps,
+        time=[float(one) for one in steps],
         values=values,
-    )  # fmt: skip
+    )
     telemetry.points_store(run=run, attempt=1, batches=[batch])
     return run
 
@@ -29,7 +35,11 @@ def test_a_question_is_opened_edited_and_refused_twice(people: factories.People)
     typed = {"name": "Is 3e-3 best?", "hypothesis": "yes", "notes": "# Why\r\n\r\n*because*"}
     answer = client.post("/experiments/new/", typed, follow=True)
     page = answer.content.decode()
-    assert "Is 3e-3 best? is there." in page and "<em>because</em>" in page and "No runs in it yet" in page
+    assert (
+        "Is 3e-3 best? is there." in page
+        and "<em>because</em>" in page
+        and "No runs in it yet" in page
+    )
     made = Experiment.objects.get()
     assert made.notes == "# Why\n\n*because*"
     again = client.post("/experiments/new/", typed)
@@ -41,7 +51,9 @@ def test_a_question_is_opened_edited_and_refused_twice(people: factories.People)
     assert (made.name, made.hypothesis, made.notes) == ("Is 3e-3 best?", "no", "")
     for person, status in ((people.teammate, 403), (people.stranger, 404), (people.operator, 200)):
         assert factories.client_for(person).get(address).status_code == status
-    assert factories.client_for(people.teammate).post(address, {"hypothesis": "x"}).status_code == 403
+    assert (
+        factories.client_for(people.teammate).post(address, {"hypothesis": "x"}).status_code == 403
+    )
     made.refresh_from_db()
     assert made.hypothesis == "no"
 
@@ -60,15 +72,22 @@ def test_the_best_run_is_the_one_validated_lowest(owner: User) -> None:
     client = factories.client_for(owner)
 
     def run(name: str) -> Run:
-        return services.run_submit(owner=owner, name=name, spec=factories.spec(), experiment=question)
+        return services.run_submit(
+            owner=owner, name=name, spec=factories.spec(), experiment=question
+        )
 
     logged(run("trains only"), loss=[3.0, 0.5])
-    assert "best so far: loss 0.5000 by run" in client.get(f"/experiments/{question.pk}/").content.decode()
+    assert (
+        "best so far: loss 0.5000 by run"
+        in client.get(f"/experiments/{question.pk}/").content.decode()
+    )
     best = logged(run("dips"), loss=[3.0, 2.0, 2.9], val_loss=[None, 1.25, 1.75])
     logged(run("ends lower"), loss=[3.0, 1.0], val_loss=[2.5, 1.5])
     logged(run("broken"), loss=[3.0, float("nan")])
     page = client.get(f"/experiments/{question.pk}/").content.decode()
-    assert f"4 runs; best so far: validation loss 1.25 by run {best.pk} dips." in page.replace("1.250", "1.25")
+    assert f"4 runs; best so far: validation loss 1.25 by run {best.pk} dips." in page.replace(
+        "1.250", "1.25"
+    )
     assert page.count('<span class="badge good">best</span>') == 1
     listed = client.get("/experiments/").content.decode()
     assert "1 question, 4 runs to answer it." in listed and ">dips</a>" in listed

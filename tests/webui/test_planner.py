@@ -1,4 +1,6 @@
-"""The planner's page through its address: what a link holds, what it answers, what it says to wrong questions."""
+"""The planner's page through its address: what a link holds, what it answers, what it says to wrong
+questions.
+"""
 
 from __future__ import annotations
 
@@ -24,11 +26,31 @@ from webui.views.planner_export import ENGINES
 
 pytestmark = pytest.mark.django_db
 
-SMALL = {"model": "llama3-8b", "device": "h100-80g", "nodes": "1", "devices_per_node": "8", "global_batch_size": "64",
-         "seq_len": "4096", "tokens": "10G", "precision": "bf16", "framework": "orrery"}  # fmt: skip
-CONFIG = {"model_type": "llama", "hidden_size": 256, "intermediate_size": 688, "num_attention_heads": 8,
-          "num_key_value_heads": 4, "num_hidden_layers": 6, "vocab_size": 32000, "max_position_embeddings": 2048,
-          "rms_norm_eps": 1e-5, "rope_theta": 10000.0, "tie_word_embeddings": False, "hidden_act": "silu"}  # fmt: skip
+SMALL = {
+    "model": "llama3-8b",
+    "device": "h100-80g",
+    "nodes": "1",
+    "devices_per_node": "8",
+    "global_batch_size": "64",
+    "seq_len": "4096",
+    "tokens": "10G",
+    "precision": "bf16",
+    "framework": "orrery",
+}
+CONFIG = {
+    "model_type": "llama",
+    "hidden_size": 256,
+    "intermediate_size": 688,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 4,
+    "num_hidden_layers": 6,
+    "vocab_size": 32000,
+    "max_position_embeddings": 2048,
+    "rms_norm_eps": 1e-5,
+    "rope_theta": 10000.0,
+    "tie_word_embeddings": False,
+    "hidden_act": "silu",
+}
 
 
 @pytest.fixture
@@ -58,12 +80,16 @@ def get(client: Client, path: str = "/planner/", **changes: Any) -> str:
 
 def search(**changes: Any) -> dict[str, Any]:
     asked = question(QueryDict(urlencode({**SMALL, **changes})))
-    return ask.search({**asked.line(), "fix": asked.fixed(), "objective": asked.objective, "top": 36})
+    return ask.search(
+        {**asked.line(), "fix": asked.fixed(), "objective": asked.objective, "top": 36}
+    )
 
 
 def test_a_bare_address_answers_at_once(client: Client) -> None:
     page = client.get("/planner/").content.decode()
-    assert re.search(r"is the fastest of [\d,]+ plans that fit: .* a step .* MFU .* of 80 GiB", sentence(page))
+    assert re.search(
+        r"is the fastest of [\d,]+ plans that fit: .* a step .* MFU .* of 80 GiB", sentence(page)
+    )
     assert len(keys_of(page)) == 12
     assert 'href="/planner/" data-key="g p" aria-current="page"' in page  # the keyboard's way here
 
@@ -73,7 +99,9 @@ def test_the_page_says_what_the_planner_says(client: Client) -> None:
     best = found["plans"][0]
     assert keys_of(page)[0] == key_of(best["plan"])
     assert f"{found['enumerated']:,} legal, {found['fit']:,} fit" in text_of(page)
-    copied = json.loads(html.unescape(re.search(r'<pre id="plan-json" hidden>(.*?)</pre>', page, re.DOTALL)[1]))  # type: ignore[index]
+    copied = json.loads(
+        html.unescape(re.search(r'<pre id="plan-json" hidden>(.*?)</pre>', page, re.DOTALL)[1])
+    )  # type: ignore[index]
     assert copied["answer"]["step_time_s"] == best["step_time_s"] and copied["plan"] == best["plan"]
     line = {name: value for name, value in copied.items() if name != "answer"}
     assert ask.estimate([line])[0]["memory"] == best["memory"]  # what is copied can be asked again
@@ -81,13 +109,27 @@ def test_the_page_says_what_the_planner_says(client: Client) -> None:
 
 def test_a_link_holds_the_whole_state(client: Client) -> None:
     third, fifth = keys_of(get(client))[2:5:2]
-    page = get(client, plan=third, compare=[third, fifth], objective="memory", zero="1", intra="200", top="24")
+    page = get(
+        client,
+        plan=third,
+        compare=[third, fifth],
+        objective="memory",
+        zero="1",
+        intra="200",
+        top="24",
+    )
     told = re.search(r'<input type="hidden" name="plan" value="([^"]*)"', page)
     assert told and told[1] == third
-    asked = question(QueryDict(urlencode({**SMALL, "plan": third, "compare": [third, fifth], "zero": "1"}, doseq=True)))
+    asked = question(
+        QueryDict(
+            urlencode({**SMALL, "plan": third, "compare": [third, fifth], "zero": "1"}, doseq=True)
+        )
+    )
     assert question(QueryDict(asked.query())) == asked
     for name, value in (("objective", "memory"), ("zero", "1")):
-        assert re.search(rf'<select id="p-{name}".*?<option value="{value}" selected>', page, re.DOTALL), name
+        assert re.search(
+            rf'<select id="p-{name}".*?<option value="{value}" selected>', page, re.DOTALL
+        ), name
     part = client.get(f"/planner/answer/?{urlencode({**SMALL, 'plan': third})}").content.decode()
     state = parse_qs(re.search(r'data-query="([^"]*)"', part)[1].replace("&amp;", "&"))  # type: ignore[index]
     assert state["plan"] == [third] and state["seq_len"] == ["4096"]
@@ -114,8 +156,17 @@ def test_examples_write_links_that_the_page_reads(client: Client) -> None:
         ({"model": "own", "shape": "{"}, "shape", "cannot be read"),
         ({"model": "own", "shape": "[" * 20_000}, "shape", "cannot be read"),
         ({"model": "own", "shape": "[1]"}, "shape", "an object in braces"),
-        ({"model": "own", "shape": '{"layers": 2, "hidden": 65, "heads": 4, "ffn": 8, "vocab": 9, "max_seq_len": 9}'},
-         "model", "does not divide"),
+        (
+            {
+                "model": "own",
+                "shape": (
+                    '{"layers": 2, "hidden": 65, "heads": 4, "ffn": 8, "vocab": 9, '
+                    '"max_seq_len": 9}'
+                ),
+            },
+            "model",
+            "does not divide",
+        ),
         ({"model": "own", "shape": '{"model_type": "t5"}'}, "model", "t5"),
         ({"device": "h1000"}, "device", "h1000"),
         ({"nodes": "0"}, "nodes", "not between"),
@@ -133,7 +184,7 @@ def test_examples_write_links_that_the_page_reads(client: Client) -> None:
         ({"own_memory": "x", "device": "own"}, "own_memory", "not a number"),
         ({"price": "-3"}, "price", "-3 is not between 0 and 1,000,000"),
     ],
-)  # fmt: skip
+)
 def test_a_wrong_question_gets_a_sentence_beside_its_field(
     client: Client, changes: dict[str, str], field: str, says: str
 ) -> None:
@@ -157,7 +208,9 @@ def test_nothing_fits_and_what_would(client: Client) -> None:
     question_ = {"model": "llama3-405b", "device": "l40s-48g", "offload": "none"}
     page = get(client, **question_)
     assert "does not fit" in sentence(page) and "the closest of" in sentence(page)
-    changes = re.findall(r'<li><span>(.*?)</span><a class="button small" href="([^"]+)" data-take>', page)
+    changes = re.findall(
+        r'<li><span>(.*?)</span><a class="button small" href="([^"]+)" data-take>', page
+    )
     assert changes and "What would make it fit" in page
     for _, link in changes:
         assert "plans that fit" in sentence(client.get(html.unescape(link)).content.decode()), link
@@ -178,19 +231,37 @@ def test_every_number_opens_its_formula(client: Client) -> None:
     page = get(client, pp="2")
     links = set(re.findall(r'href="(/planner/why/[^"]+)" data-why="([^"]+)"', page))
     names = {name for _, name in links}
-    assert {"step_time_s", "mfu", "total_bytes", "days", "activations_bytes", "bubble_s", "dp_bytes"} <= names
+    assert {
+        "step_time_s",
+        "mfu",
+        "total_bytes",
+        "days",
+        "activations_bytes",
+        "bubble_s",
+        "dp_bytes",
+    } <= names
     answer = search(pp="2")["plans"][0]
     for link, name in sorted(links):
         part = client.get(html.unescape(link), headers={"X-Part": "whole"}).content.decode()
         assert f'<span class="mono">{name}</span> = ' in part, name
         if name == "step_time_s":
             assert f"{answer['step_time_s']:.8g} s" in part
-    whole = client.get(html.unescape(next(link for link, name in links if name == "mfu"))).content.decode()
+    whole = client.get(
+        html.unescape(next(link for link, name in links if name == "mfu"))
+    ).content.decode()
     assert "<html" in whole and "Back to the plan" in whole
     inner = re.search(r'data-deeper="([^"]+)"', whole)
-    assert inner and client.get(html.unescape(inner[1]), headers={"X-Part": "inner"}).status_code == 200
+    assert (
+        inner
+        and client.get(html.unescape(inner[1]), headers={"X-Part": "inner"}).status_code == 200
+    )
     key = keys_of(page)[0]
-    assert client.get(f"/planner/why/?{urlencode({**SMALL, 'plan': key, 'why': '__class__'})}").status_code == 404
+    assert (
+        client.get(
+            f"/planner/why/?{urlencode({**SMALL, 'plan': key, 'why': '__class__'})}"
+        ).status_code
+        == 404
+    )
     assert client.get(f"/planner/why/?{urlencode({**SMALL, 'why': 'mfu'})}").status_code == 422
 
 
@@ -208,16 +279,27 @@ def test_what_an_engine_cannot_run_is_refused_in_words(client: Client) -> None:
     key = key_of({"dp": 8, "offload": "nvme", "zero": 3, "precision": "bf16"})
     answer = client.get(f"/planner/export/?{urlencode({**SMALL, 'plan': key, 'to': 'torchtitan'})}")
     assert answer.status_code == 422 and "torchtitan" in text_of(answer.content.decode())
-    assert client.get(f"/planner/export/?{urlencode({**SMALL, 'plan': key, 'to': 'slurm'})}").status_code == 404
+    assert (
+        client.get(
+            f"/planner/export/?{urlencode({**SMALL, 'plan': key, 'to': 'slurm'})}"
+        ).status_code
+        == 404
+    )
 
 
 def test_a_config_json_from_a_file_stands_in_the_link(client: Client) -> None:
-    file = SimpleUploadedFile("config.json", json.dumps(CONFIG, indent=2).encode(), "application/json")
-    sent = client.post("/planner/shape/", {"file": file, "query": urlencode({**SMALL, "seq_len": "1024"})})
+    file = SimpleUploadedFile(
+        "config.json", json.dumps(CONFIG, indent=2).encode(), "application/json"
+    )
+    sent = client.post(
+        "/planner/shape/", {"file": file, "query": urlencode({**SMALL, "seq_len": "1024"})}
+    )
     assert sent.status_code == 302
     page = client.get(sent["Location"]).content.decode()
     assert "is the fastest of" in sentence(page) and "hidden_size" in page
-    bad = client.post("/planner/shape/", {"file": SimpleUploadedFile("a.bin", b"\xff\x00"), "query": ""})
+    bad = client.post(
+        "/planner/shape/", {"file": SimpleUploadedFile("a.bin", b"\xff\x00"), "query": ""}
+    )
     assert "Before it can be planned" in client.get(bad["Location"]).content.decode()
     assert client.post("/planner/shape/", {}).status_code == 302
 
@@ -225,35 +307,64 @@ def test_a_config_json_from_a_file_stands_in_the_link(client: Client) -> None:
 def test_own_devices_by_name_and_by_numbers(client: Client, owner: User) -> None:
     from orchestrator.planner import services
 
-    entry = {"name": "lab-gpu", "peak_tflops": {"bf16": 200.0, "fp32": 30.0}, "memory_bytes": 48 * 2**30,
-             "memory_gb_per_s": 900, "intra_node_gb_per_s": 60, "inter_node_gb_per_s": 12, "power_w": 300,
-             "usd_per_hour": 1.0}  # fmt: skip
+    entry = {
+        "name": "lab-gpu",
+        "peak_tflops": {"bf16": 200.0, "fp32": 30.0},
+        "memory_bytes": 48 * 2**30,
+        "memory_gb_per_s": 900,
+        "intra_node_gb_per_s": 60,
+        "inter_node_gb_per_s": 12,
+        "power_w": 300,
+        "usd_per_hour": 1.0,
+    }
     services.device_type_create(by=owner, entry=entry)
     page = get(client, device="lab-gpu")
     assert "of 48 GiB" in sentence(page) and "lab-gpu · mine" in page
-    served = client.get("/planner/serving/", {"model": "llama3-8b", "device": "lab-gpu"}).content.decode()
+    served = client.get(
+        "/planner/serving/", {"model": "llama3-8b", "device": "lab-gpu"}
+    ).content.decode()
     assert "llama3-8b on 1 lab-gpu serves" in sentence(served) and "lab-gpu · mine" in served
-    scaled = client.get("/planner/scaling/", {"parameters": "7G", "device": "lab-gpu"}).content.decode()
+    scaled = client.get(
+        "/planner/scaling/", {"parameters": "7G", "device": "lab-gpu"}
+    ).content.decode()
     assert "64 lab-gpu" in sentence(scaled)
     for address in ("serving", "scaling"):
-        answer = client.get(f"/planner/{address}/", {"model": "llama3-8b", "parameters": "7G", "device": "nothing"})
+        answer = client.get(
+            f"/planner/{address}/", {"model": "llama3-8b", "parameters": "7G", "device": "nothing"}
+        )
         assert answer.status_code == 200 and "device catalogue" in answer.content.decode()
-    assert "of 24 GiB" in sentence(get(client, device="own", own_memory="24", own_tflops="300", model="gpt2-124m",
-                                       seq_len="1024"))  # fmt: skip
+    assert "of 24 GiB" in sentence(
+        get(
+            client,
+            device="own",
+            own_memory="24",
+            own_tflops="300",
+            model="gpt2-124m",
+            seq_len="1024",
+        )
+    )
 
 
 def test_what_is_known_of_a_plan_stands_beside_it(client: Client) -> None:
-    """A host that nobody told, a precision that the device lacks, collectives as the engine calls them."""
+    """A host that nobody told, a precision that the device lacks, collectives as the engine calls
+    them.
+    """
     page = get(client, offload="optimizer", zero="2", dp="8")
     assert "if the host holds" in sentence(page) and "nobody told" in text_of(page)
     page = get(client, offload="optimizer", zero="2", dp="8", host="1")
-    assert "does not fit: it offloads" in sentence(page) and "the host has 1 GiB for each" in sentence(page)
-    assert "v100-32g does not multiply in bf16" in text_of(get(client, device="v100-32g", model="llama-15m"))
+    assert "does not fit: it offloads" in sentence(
+        page
+    ) and "the host has 1 GiB for each" in sentence(page)
+    assert "v100-32g does not multiply in bf16" in text_of(
+        get(client, device="v100-32g", model="llama-15m")
+    )
     page = get(client, zero="3", dp="8", precision="bf16")
     assert "By collective, as the engine calls them" in page and "reduce-scatter" in text_of(page)
     assert "By collective" not in get(client, framework="megatron")
     key = key_of({"dp": 8, "zero": 3, "precision": "bf16", "micro_batch_size": 1})
-    told = client.get(f"/planner/why/?{urlencode({**SMALL, 'plan': key, 'why': 'reduce_scatter_bytes'})}")
+    told = client.get(
+        f"/planner/why/?{urlencode({**SMALL, 'plan': key, 'why': 'reduce_scatter_bytes'})}"
+    )
     assert "in the reduce dtype" in told.content.decode()
 
 
@@ -263,7 +374,11 @@ def test_run_this_plan_fills_the_form(client: Client) -> None:
     form = client.get("/runs/new/", {"spec": spec}).content.decode()
     assert 'name="train.steps" value="1000"' in form and 'name="train.seq_len" value="4096"' in form
     assert 'name="plan.global_batch_size" value="64"' in form
-    shown = json.loads(html.unescape(re.search(r'<textarea id="spec-json"[^>]*>(.*?)</textarea>', form, re.DOTALL)[1]))  # type: ignore[index]
+    shown = json.loads(
+        html.unescape(
+            re.search(r'<textarea id="spec-json"[^>]*>(.*?)</textarea>', form, re.DOTALL)[1]
+        )
+    )  # type: ignore[index]
     assert shown["model"] == "llama3-8b" and shown["resources"] == {"device": "h100-80g"}
     assert client.get("/runs/new/", {"spec": "{"}).status_code == 422
 
@@ -279,7 +394,11 @@ def test_a_plan_is_kept_opened_by_a_team_mate_and_forgotten_by_its_owner(
 ) -> None:
     page = get(client, pp="2")
     query = html.unescape(re.search(r'name="query" value="([^"]*)"><button>Keep', page)[1])  # type: ignore[index]
-    kept = text_of(client.post("/planner/save/", {"query": query, "name": "two stages"}, follow=True).content.decode())
+    kept = text_of(
+        client.post(
+            "/planner/save/", {"query": query, "name": "two stages"}, follow=True
+        ).content.decode()
+    )
     assert "two stages is kept under Saved plans" in kept and "1 kept, 1 of them yours" in kept
     mate = factories.client_for(teammate)
     listed = mate.get("/planner/saved/").content.decode()
@@ -289,13 +408,19 @@ def test_a_plan_is_kept_opened_by_a_team_mate_and_forgotten_by_its_owner(
     SavedPlan.objects.update(link="")  # as REST keeps one
     listed = mate.get("/planner/saved/").content.decode()
     link = html.unescape(re.search(r'data-href="([^"]+)"', listed)[1])  # type: ignore[index]
-    assert sentence(mate.get(link).content.decode()).partition(": ")[2] == sentence(page).partition(": ")[2]
+    assert (
+        sentence(mate.get(link).content.decode()).partition(": ")[2]
+        == sentence(page).partition(": ")[2]
+    )
     assert mate.post(f"/planner/saved/{row.pk}/forget/").status_code == 403
     outside = factories.client_for(stranger)
     assert "two stages" not in outside.get("/planner/saved/").content.decode()
     assert outside.post("/planner/save/", {"query": query}).status_code == 403
     assert client.post("/planner/save/", {"query": "model=nothing"}).status_code == 422
-    assert client.post(f"/planner/saved/{row.pk}/forget/").status_code == 302 and not SavedPlan.objects.exists()
+    assert (
+        client.post(f"/planner/saved/{row.pk}/forget/").status_code == 302
+        and not SavedPlan.objects.exists()
+    )
 
 
 @pytest.mark.parametrize(
@@ -311,9 +436,28 @@ def test_a_plan_is_kept_opened_by_a_team_mate_and_forgotten_by_its_owner(
             "precision": "bf16",
         },
         {"dp": 1, "precision": "fp32"},
-        {"dp": 8, "ep": 4, "zero": 3, "dp_replicate": 2, "prefetch_layers": 0, "offload": "optimizer"},
-        {"pp": 4, "schedule": "zbv", "virtual_stages": 2, "stage_layers": [3, 4, 4, 4, 4, 4, 4, 3], "precision": "fp8"},
-        {"dp": 2, "reduce_dtype": "fp32", "grad_dtype": "fp32", "micro_batch_size": 3, "global_batch_size": 12},
+        {
+            "dp": 8,
+            "ep": 4,
+            "zero": 3,
+            "dp_replicate": 2,
+            "prefetch_layers": 0,
+            "offload": "optimizer",
+        },
+        {
+            "pp": 4,
+            "schedule": "zbv",
+            "virtual_stages": 2,
+            "stage_layers": [3, 4, 4, 4, 4, 4, 4, 3],
+            "precision": "fp8",
+        },
+        {
+            "dp": 2,
+            "reduce_dtype": "fp32",
+            "grad_dtype": "fp32",
+            "micro_batch_size": 3,
+            "global_batch_size": 12,
+        },
     ],
 )
 def test_a_plan_survives_its_text(plan: dict[str, Any]) -> None:
@@ -324,9 +468,23 @@ def test_a_plan_survives_its_text(plan: dict[str, Any]) -> None:
 
 
 def test_a_text_that_is_no_plan_is_none() -> None:
-    for text in ("", "dp", "dp-1", "x8", "dp8.é", "off_", "dp8." * 60, "l_", "rc_full.", "z1 or 1=1"):
+    for text in (
+        "",
+        "dp",
+        "dp-1",
+        "x8",
+        "dp8.é",
+        "off_",
+        "dp8." * 60,
+        "l_",
+        "rc_full.",
+        "z1 or 1=1",
+    ):
         assert plan_of(text, global_batch_size=8) is None, text
-    assert plan_of("rc_never", global_batch_size=8) == {"global_batch_size": 8, "recompute": "never"}
+    assert plan_of("rc_never", global_batch_size=8) == {
+        "global_batch_size": 8,
+        "recompute": "never",
+    }
 
 
 def test_defaults_of_all_fields_can_be_read() -> None:

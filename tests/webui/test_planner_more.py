@@ -1,4 +1,6 @@
-"""Around the planner's page: serving, scaling, the new-run form's verdict, predictions on a run's page, plots."""
+"""Around the planner's page: serving, scaling, the new-run form's verdict, predictions on a run's
+page, plots.
+"""
 
 from __future__ import annotations
 
@@ -28,34 +30,68 @@ from workers.contracts.points import PointBatch
 @pytest.mark.django_db
 def test_serving_says_what_it_would_reach_and_what_would_fit(people: factories.People) -> None:
     client = factories.client_for(people.owner)
-    page = client.get("/planner/serving/", {"model": "llama3-8b", "device": "h100-80g"}).content.decode()
-    assert re.search(r"llama3-8b on 1 h100-80g serves \d+ at once: the first token after", sentence(page))
-    assert "kv_bytes_per_token" in page and "128 KiB" in text_of(page)  # 2 · 32 layers · 8 heads · 128 · 2 bytes
-    none = client.get("/planner/serving/", {"model": "llama3-70b", "device": "h100-80g"}).content.decode()
+    page = client.get(
+        "/planner/serving/", {"model": "llama3-8b", "device": "h100-80g"}
+    ).content.decode()
+    assert re.search(
+        r"llama3-8b on 1 h100-80g serves \d+ at once: the first token after", sentence(page)
+    )
+    # 2 · 32 layers · 8 heads · 128 · 2 bytes
+    assert "kv_bytes_per_token" in page and "128 KiB" in text_of(page)
+    none = client.get(
+        "/planner/serving/", {"model": "llama3-70b", "device": "h100-80g"}
+    ).content.decode()
     assert "does not fit" in sentence(none) and "quantize" in text_of(none)
-    for wrong in ({"tp": "7"}, {"prompt_len": "0"}, {"model": "nothing"}, {"acceptance": "2"}, {"tp": "x"}):
-        answer = client.get("/planner/serving/", {"model": "llama3-8b", "device": "h100-80g", **wrong})
-        assert answer.status_code == 200 and "Before it can be worked out" in answer.content.decode(), wrong
+    for wrong in (
+        {"tp": "7"},
+        {"prompt_len": "0"},
+        {"model": "nothing"},
+        {"acceptance": "2"},
+        {"tp": "x"},
+    ):
+        answer = client.get(
+            "/planner/serving/", {"model": "llama3-8b", "device": "h100-80g", **wrong}
+        )
+        assert (
+            answer.status_code == 200 and "Before it can be worked out" in answer.content.decode()
+        ), wrong
 
 
 @pytest.mark.django_db
 def test_scaling_forward_and_back(people: factories.People) -> None:
     client = factories.client_for(people.owner)
-    asked = {"parameters": "82G", "tokens": "150G", "device": "a100-80g", "devices": "1024", "mfu": "0.5",
-             "recompute": "1", "tokens_per_parameter": "20", "budget_days": ""}  # fmt: skip
+    asked = {
+        "parameters": "82G",
+        "tokens": "150G",
+        "device": "a100-80g",
+        "devices": "1024",
+        "mfu": "0.5",
+        "recompute": "1",
+        "tokens_per_parameter": "20",
+        "budget_days": "",
+    }
     page = client.get("/planner/scaling/", asked).content.decode()
     assert "82G parameters learn 150G tokens in 7.1 days on 1,024 a100-80g" in sentence(page)
     assert "k · N · D" in page
-    back = client.get("/planner/scaling/", {**asked, "parameters": "", "tokens": "", "budget_days": "30"})
+    back = client.get(
+        "/planner/scaling/", {**asked, "parameters": "", "tokens": "", "budget_days": "30"}
+    )
     assert "30 days of 1,024 a100-80g train" in sentence(back.content.decode())
-    empty = client.get("/planner/scaling/", {**asked, "parameters": "", "tokens": ""}).content.decode()
+    empty = client.get(
+        "/planner/scaling/", {**asked, "parameters": "", "tokens": ""}
+    ).content.decode()
     assert "Before it can be worked out" in empty
     assert client.get("/planner/scaling/").status_code == 200
 
 
 def check(client: Client, **changes: Any) -> str:
-    spec = {"kind": "train", "model": "llama3-8b", "plan": {"dp": 4, "micro_batch_size": 1, "precision": "bf16"},
-            "train": {"steps": 100, "seq_len": 2048}, **changes}  # fmt: skip
+    spec = {
+        "kind": "train",
+        "model": "llama3-8b",
+        "plan": {"dp": 4, "micro_batch_size": 1, "precision": "bf16"},
+        "train": {"steps": 100, "seq_len": 2048},
+        **changes,
+    }
     answer = client.post("/runs/check/", {"spec": json.dumps(spec), "from": "json"})
     assert answer.status_code == 200
     return text_of(answer.content.decode())
@@ -69,7 +105,11 @@ def test_the_new_run_form_says_while_one_types_whether_it_fits(people: factories
     assert "Ready to submit" in fits and re.search(r"Fits [\d.]+ of 80 GiB on h100-80g", fits)
     assert "a step" in fits and "tokens/s, MFU" in fits and "Open in the planner" in fits
     large = check(client)
-    assert "Predicted not to fit" in large and "Does not fit" in large and "Submit it all the same" in large
+    assert (
+        "Predicted not to fit" in large
+        and "Does not fit" in large
+        and "Submit it all the same" in large
+    )
     assert re.search("What would make it fit: .*ZeRO [123] instead of 0", large)
     assert "A smaller model, or larger devices" in check(client, model="llama3-70b")
     assert "Fits" not in check(client, kind="script", script={"command": ["a.py"]})
@@ -79,8 +119,12 @@ def test_the_new_run_form_says_while_one_types_whether_it_fits(people: factories
 def test_what_does_not_fit_is_submitted_with_force_alone(people: factories.People) -> None:
     factories.node("n1", kind="gpu", catalogue="h100-80g", memory_bytes=80 * 2**30)
     client = factories.client_for(people.owner)
-    spec = {"kind": "train", "model": "llama3-70b", "plan": {"dp": 4, "precision": "bf16"},
-            "train": {"steps": 10, "seq_len": 512}}  # fmt: skip
+    spec = {
+        "kind": "train",
+        "model": "llama3-70b",
+        "plan": {"dp": 4, "precision": "bf16"},
+        "train": {"steps": 10, "seq_len": 512},
+    }
     sent = {"name": "large", "spec": json.dumps(spec), "from": "json"}
     refused = client.post("/runs/new/", sent)
     assert refused.status_code == 422 and "Submit it all the same" in refused.content.decode()
@@ -94,25 +138,43 @@ def measured(run: Run, **factors: float) -> None:
     said, steps = run.prediction, list(range(1, 41))
     largest = said["largest_bytes"]
     values = {
-        "step_time_s": said["step_time_s"], "tokens_per_s": said["tokens_per_s"], "mfu": said["mfu"],
-        **{f"memory/{part}_bytes": largest[part] for part in ("params", "optimizer", "activations")},
-    }  # fmt: skip
+        "step_time_s": said["step_time_s"],
+        "tokens_per_s": said["tokens_per_s"],
+        "mfu": said["mfu"],
+        **{
+            f"memory/{part}_bytes": largest[part] for part in ("params", "optimizer", "activations")
+        },
+    }
     batch = PointBatch(
-        run=str(run.pk), attempt=1, rank=0, seq=steps, step=steps, tokens=steps, time=[1.79e9 + each for each in steps],
-        values={name: [value * factors.get(name, 1.0)] * len(steps) for name, value in values.items()},
-    )  # fmt: skip
+        run=str(run.pk),
+        attempt=1,
+        rank=0,
+        seq=steps,
+        step=steps,
+        tokens=steps,
+        time=[1.79e9 + each for each in steps],
+        values={
+            name: [value * factors.get(name, 1.0)] * len(steps) for name, value in values.items()
+        },
+    )
     telemetry.points_store(run=run, attempt=1, batches=[batch])
 
 
 @pytest.mark.django_db
 def test_a_run_shows_its_prediction_beside_what_it_measured(people: factories.People) -> None:
     node = factories.node("n1")
-    run = factories.run(people.owner, plan={"dp": 1, "pp": 2, "micro_batch_size": 1, "global_batch_size": 8},
-                        resources={"devices": 2})  # fmt: skip
+    run = factories.run(
+        people.owner,
+        plan={"dp": 1, "pp": 2, "micro_batch_size": 1, "global_batch_size": 8},
+        resources={"devices": 2},
+    )
     factories.running(run, node)
     client = factories.client_for(people.owner)
     before = client.get(f"/runs/{run.pk}/?tab=performance").content.decode()
-    assert "The pipeline as predicted" in before and f'hx-get="/runs/{run.pk}/beside/?part=performance"' in before
+    assert (
+        "The pipeline as predicted" in before
+        and f'hx-get="/runs/{run.pk}/beside/?part=performance"' in before
+    )
     panels = json.loads(html.unescape(re.search(r'id="run-panels"[^>]*>(.*?)</script>', before)[1]))  # type: ignore[index]
     levels = {level["label"]: level["value"] for panel in panels for level in panel["levels"]}
     assert levels["whole step predicted"] == pytest.approx(run.prediction["step_time_s"])
@@ -135,24 +197,41 @@ def test_a_finished_run_calibrates_with_one_click(people: factories.People) -> N
     early = client.post(f"/runs/{run.pk}/act/", {"action": "calibrate"})
     assert early.status_code in (302, 422) and not Calibration.objects.exists()
     Run.objects.filter(pk=run.pk).update(state="finished", ended=timezone.now())
-    assert "Add to the calibration" in client.get(f"/runs/{run.pk}/beside/?part=performance").content.decode()
-    done = client.post(f"/runs/{run.pk}/act/", {"action": "calibrate"}, follow=True).content.decode()
+    assert (
+        "Add to the calibration"
+        in client.get(f"/runs/{run.pk}/beside/?part=performance").content.decode()
+    )
+    done = client.post(
+        f"/runs/{run.pk}/act/", {"action": "calibrate"}, follow=True
+    ).content.decode()
     made = Calibration.objects.get()
     assert made.default and made.rows == 1 and "Predictions for cpu rest on" in text_of(done)
     client.post(f"/runs/{run.pk}/act/", {"action": "calibrate"})
     assert Calibration.objects.get().rows == 1  # the same run replaces itself
-    later = client.get("/planner/?device=cpu&model=llama-tiny&seq_len=64&global_batch_size=8&precision=fp32")
+    later = client.get(
+        "/planner/?device=cpu&model=llama-tiny&seq_len=64&global_batch_size=8&precision=fp32"
+    )
     assert f"calibrated by {made.name}" in text_of(later.content.decode())
 
 
 def test_treemap_areas_are_the_bytes_and_cover_the_place() -> None:
     boxes = squarified([6.0, 6.0, 4.0, 3.0, 2.0, 2.0, 1.0], 6.0, 4.0)
-    assert [round(width * height, 6) for _, _, width, height in boxes] == [6.0, 6.0, 4.0, 3.0, 2.0, 2.0, 1.0]
+    assert [round(width * height, 6) for _, _, width, height in boxes] == [
+        6.0,
+        6.0,
+        4.0,
+        3.0,
+        2.0,
+        2.0,
+        1.0,
+    ]
     assert all(0 <= left <= 6 and 0 <= top <= 4 for left, top, _, _ in boxes)
     memory = plan_answer(0)["memory"]
     pieces = treemap(memory)
     assert sum(piece.width * piece.height for piece in pieces) == pytest.approx(10_000, rel=1e-3)
-    assert [piece.name for piece in pieces][:2] == ["params_bytes", "grads_bytes"] and pieces[-1].name == "free"
+    assert [piece.name for piece in pieces][:2] == ["params_bytes", "grads_bytes"] and pieces[
+        -1
+    ].name == "free"
     assert "of 80 GiB" in summary(memory)
     assert treemap({"capacity_bytes": 0}) == []
 
@@ -169,10 +248,16 @@ def test_a_waterfall_ends_at_the_step_and_shows_its_interval() -> None:
 
 def test_a_scatter_says_its_front_and_survives_one_plan() -> None:
     plans = [
-        {"key": str(index), "glyph": "dp8", "step_time_s": each["step_time_s"], "fits": True,
-         "total_bytes": each["memory"]["total_bytes"], "capacity_bytes": each["memory"]["capacity_bytes"]}
+        {
+            "key": str(index),
+            "glyph": "dp8",
+            "step_time_s": each["step_time_s"],
+            "fits": True,
+            "total_bytes": each["memory"]["total_bytes"],
+            "capacity_bytes": each["memory"]["capacity_bytes"],
+        }
         for index, each in enumerate(search_answer()["plans"])
-    ]  # fmt: skip
+    ]
     drawn = scatter(plans, pareto=[0, 3], chosen="3")
     assert drawn is not None and "2 plans are best" in drawn.summary and drawn.points[3].chosen
     assert all(0 <= point.x <= 100 and 0 <= point.y <= 100 for point in drawn.points)
@@ -186,15 +271,26 @@ def test_a_pipeline_draws_every_block_it_is_given() -> None:
 
     ran = simulate("zb1p", 4, 8, forward_s=1.0, backward_s=1.0, weight_s=1.0, virtual_stages=2)
     drawn = pipeline(timeline(ran, 8))
-    assert len(drawn.rows) == 4 and [word for word, _ in drawn.legend] == ["forward", "backward", "weight gradient"]
+    assert len(drawn.rows) == 4 and [word for word, _ in drawn.legend] == [
+        "forward",
+        "backward",
+        "weight gradient",
+    ]
     assert sum(path.count("M") for row in drawn.rows for _, path in row.paths) == 4 * 2 * 8 * 3
     assert "8 micro-batches" in drawn.summary and not drawn.note
 
 
 @pytest.mark.parametrize(
-    ("over", "unit"), [(axis([1.0, 80e9], zero=True), "bytes"), (axis([2.3, 4.4]), "s"), (axis([300.0, 700.0]), "s"),
-                       (axis([0.01, 90.0], log=True), "s"), (Axis(0.0, 1.0), ""), (axis([5.0, 5.0]), "s")],
-)  # fmt: skip
+    ("over", "unit"),
+    [
+        (axis([1.0, 80e9], zero=True), "bytes"),
+        (axis([2.3, 4.4]), "s"),
+        (axis([300.0, 700.0]), "s"),
+        (axis([0.01, 90.0], log=True), "s"),
+        (Axis(0.0, 1.0), ""),
+        (axis([5.0, 5.0]), "s"),
+    ],
+)
 def test_ticks_are_few_and_lie_on_the_axis(over: Axis, unit: str) -> None:
     found = ticks(over, unit)
     assert 1 <= len(found) <= 7 and all(0 <= tick.at <= 100 and tick.says for tick in found)

@@ -15,7 +15,10 @@ pytestmark = pytest.mark.django_db
 
 
 def order(client: Client) -> list[int]:
-    return [int(one) for one in re.findall(r'<tr data-run="(\d+)"', client.get("/queue/").content.decode())]
+    return [
+        int(one)
+        for one in re.findall(r'<tr data-run="(\d+)"', client.get("/queue/").content.decode())
+    ]
 
 
 def test_nobody_waits(people: factories.People) -> None:
@@ -33,7 +36,8 @@ def test_each_waiting_run_says_why_and_strangers_see_none(people: factories.Peop
     assert "2 runs wait for 10 devices in all" in page
     assert f'<a href="/runs/{busy.pk}/">run {busy.pk}</a> holds 2' in page
     assert "cannot be told" in page
-    assert page.count('name="priority"') == 1  # a team mate's run is seen, its priority is not one's own to set
+    # a team mate's run is seen, its priority is not one's own to set
+    assert page.count('name="priority"') == 1
     assert order(factories.client_for(people.stranger)) == []
 
 

@@ -1,4 +1,6 @@
-"""The run page and the overview as the server gives them: right words, right people, few queries, small pages."""
+"""The run page and the overview as the server gives them: right words, right people, few queries,
+small pages.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +27,16 @@ pytestmark = pytest.mark.django_db
 
 
 def points(run: Run, steps: range, ranks: int = 2) -> None:
-    names = ("loss", "grad_norm", "lr", "tokens_per_s", "mfu", "step_time_s", "data_time_s", "memory/params_bytes")
+    names = (
+        "loss",
+        "grad_norm",
+        "lr",
+        "tokens_per_s",
+        "mfu",
+        "step_time_s",
+        "data_time_s",
+        "memory/params_bytes",
+    )
     for rank in range(ranks):
         values = {name: [1.0] * len(steps) for name in names}
         batch = PointBatch(
@@ -55,18 +66,30 @@ def queries_of(client: Any, url: str) -> tuple[Any, int]:
 
 
 @pytest.mark.parametrize("tab", sorted(TAB_TITLES))
-def test_a_long_run_costs_few_queries_and_a_small_page(people: factories.People, run: Run, tab: str) -> None:
+def test_a_long_run_costs_few_queries_and_a_small_page(
+    people: factories.People, run: Run, tab: str
+) -> None:
     client = factories.client_for(people.owner)
     assert client.get(f"/runs/{run.pk}/?tab={tab}").status_code == 200
     for start in range(1, 4001, 1000):
         points(run, range(start, start + 1000))
     for step in range(0, 4000, 10):
         runs.event_record(
-            run=run, type="checkpoint_saved", data={"step": step}, attempt=1, rank=0, origin=f"1/0/{step}"
+            run=run,
+            type="checkpoint_saved",
+            data={"step": step},
+            attempt=1,
+            rank=0,
+            origin=f"1/0/{step}",
         )
-    lines = [f"a line of some length that tells step {n} and little else, again and again" for n in range(3000)]
+    lines = [
+        f"a line of some length that tells step {n} and little else, again and again"
+        for n in range(3000)
+    ]
     telemetry.logs_store(
-        run=run, attempt=1, batches=[(rank, Lines(first_seq=1, time=1e9, lines=lines)) for rank in (0, 1)]
+        run=run,
+        attempt=1,
+        batches=[(rank, Lines(first_seq=1, time=1e9, lines=lines)) for rank in (0, 1)],
     )
     response, queries = queries_of(client, f"/runs/{run.pk}/?tab={tab}")
     assert response.status_code == 200
@@ -94,7 +117,9 @@ def test_who_may_see_and_who_may_act(people: factories.People, run: Run) -> None
 
 def test_actions_do_and_say_it(people: factories.People, run: Run) -> None:
     client = factories.client_for(people.owner)
-    answer = client.post(f"/runs/{run.pk}/act/", {"action": "priority", "priority": "7"}, follow=True)
+    answer = client.post(
+        f"/runs/{run.pk}/act/", {"action": "priority", "priority": "7"}, follow=True
+    )
     assert b"Priority is 7 now." in answer.content
     answer = client.post(f"/runs/{run.pk}/act/", {"action": "clone"}, follow=True)
     made = Run.objects.latest("id")
@@ -108,32 +133,58 @@ def test_actions_do_and_say_it(people: factories.People, run: Run) -> None:
 
 def test_the_pulse_tells_headline_state_and_marks(people: factories.People, run: Run) -> None:
     points(run, range(1, 6))
-    runs.event_record(run=run, type="non_finite", data={"step": 3, "what": "loss"}, attempt=1, rank=0, origin="1/0/1")
+    runs.event_record(
+        run=run,
+        type="non_finite",
+        data={"step": 3, "what": "loss"},
+        attempt=1,
+        rank=0,
+        origin="1/0/1",
+    )
     answer = factories.client_for(people.owner).get(f"/runs/{run.pk}/pulse/").json()
     assert answer["run_state"] == "running" and answer["part"] == "25.0"
     assert answer["sentence"].startswith("Step 5 of 20, loss 1.000")
-    assert [mark["text"] for mark in answer["marks"]] == ["Not a finite number: loss on rank 0 at step 3"]
+    assert [mark["text"] for mark in answer["marks"]] == [
+        "Not a finite number: loss on rank 0 at step 3"
+    ]
 
 
-def test_the_page_carries_where_its_data_stand_and_no_foreign_address(people: factories.People, run: Run) -> None:
+def test_the_page_carries_where_its_data_stand_and_no_foreign_address(
+    people: factories.People, run: Run
+) -> None:
     points(run, range(1, 6))
     page = factories.client_for(people.owner).get(f"/runs/{run.pk}/").content.decode()
-    source = json.loads(page.split('<script id="run-source" type="application/json">')[1].split("</script>")[0])
+    source = json.loads(
+        page.split('<script id="run-source" type="application/json">')[1].split("</script>")[0]
+    )
     assert source["after"] > 0 and source["epoch"] and source["per_step"]["tokens"] == 4 * 64
-    assert "//" not in page.replace('xmlns="http://www.w3.org/2000/svg"', "").replace("://testserver", "")
+    assert "//" not in page.replace('xmlns="http://www.w3.org/2000/svg"', "").replace(
+        "://testserver", ""
+    )
 
 
 def test_logs_fold_ranks_and_show_the_first_cause(people: factories.People, run: Run) -> None:
     for rank in (0, 1):
-        lines = Lines(first_seq=1, time=1e9, lines=[f"[rank{rank}]: loading", f"[rank{rank}]: ValueError: odd <head>"])
+        lines = Lines(
+            first_seq=1,
+            time=1e9,
+            lines=[f"[rank{rank}]: loading", f"[rank{rank}]: ValueError: odd <head>"],
+        )
         telemetry.logs_store(run=run, attempt=1, batches=[(rank, lines)])
     client = factories.client_for(people.owner)
     page = client.get(f"/runs/{run.pk}/?tab=logs").content.decode()
-    assert page.count("loading") == 1 and "0–1" in page and "odd &lt;head&gt;" in page and "First error" in page
+    assert (
+        page.count("loading") == 1
+        and "0–1" in page
+        and "odd &lt;head&gt;" in page
+        and "First error" in page
+    )
     assert "No line matches" in client.get(f"/runs/{run.pk}/?tab=logs&q=absent").content.decode()
 
 
-def test_the_overview_tells_the_fleet_in_one_line(people: factories.People, run: Run, live_redis: str) -> None:
+def test_the_overview_tells_the_fleet_in_one_line(
+    people: factories.People, run: Run, live_redis: str
+) -> None:
     page = factories.client_for(people.owner).get("/").content.decode()
     assert "0 of 4 devices busy, 1 run, nothing waits." in page
     assert "My runs" in page and f'data-run="{run.pk}"' in page
@@ -148,9 +199,21 @@ def test_an_empty_place_says_what_to_do_first(people: factories.People, live_red
 
 def test_the_gallery_shows_everything(people: factories.People) -> None:
     page = factories.client_for(people.stranger).get("/gallery/").content.decode()
-    for word in ("queued", "cancelled", "drained", "Waits for 4 devices", "Failed at step 12", "Not finite"):
+    for word in (
+        "queued",
+        "cancelled",
+        "drained",
+        "Waits for 4 devices",
+        "Failed at step 12",
+        "Not finite",
+    ):
         assert word in page
-    for word in ("Who comes late, of 256", "Expert loads, now", "The pipeline in step 40", "does not count this plan"):
+    for word in (
+        "Who comes late, of 256",
+        "Expert loads, now",
+        "The pipeline in step 40",
+        "does not count this plan",
+    ):
         assert word in page
 
 
@@ -162,7 +225,11 @@ def test_a_run_is_forked_and_rewound_from_its_page(people: factories.People) -> 
         runs.checkpoint_record(run=run, attempt=1, step=step, path=path, tokens=step, bytes=1)
     client = factories.client_for(people.owner)
     tab = client.get(f"/runs/{run.pk}/?tab=checkpoints").content.decode()
-    assert f"/runs/{run.pk}/fork/?step=100" in tab and 'value="rewind"' not in tab and "pause or cancel it first" in tab
+    assert (
+        f"/runs/{run.pk}/fork/?step=100" in tab
+        and 'value="rewind"' not in tab
+        and "pause or cancel it first" in tab
+    )
     form = client.get(f"/runs/{run.pk}/fork/?step=50").content.decode()
     assert '<option value="50" selected>' in form and 'value="200"' in form
     sent = {"step": "50", "steps": "40", "plan": '{"dp": 2', "changes": ""}
@@ -175,10 +242,21 @@ def test_a_run_is_forked_and_rewound_from_its_page(people: factories.People) -> 
     made = Run.objects.latest("id")
     assert f"it goes on from step 50 of run {run.pk}".encode() in answer.content
     train = made.spec["train"]
-    assert (train["steps"], train["optimizer"]["lr"], train["clip_norm"], made.plan["zero"]) == (400, 0.01, 1.0, 3)
-    for page in (client.get(f"/runs/{run.pk}/?tab=history"), client.get(f"/runs/{run.pk}/?tab=checkpoints")):
+    assert (train["steps"], train["optimizer"]["lr"], train["clip_norm"], made.plan["zero"]) == (
+        400,
+        0.01,
+        1.0,
+        3,
+    )
+    for page in (
+        client.get(f"/runs/{run.pk}/?tab=history"),
+        client.get(f"/runs/{run.pk}/?tab=checkpoints"),
+    ):
         assert f'href="/runs/{made.pk}/"'.encode() in page.content, "the parent names its fork"
-    assert f"run {run.pk}</a> at step 50".encode() in client.get(f"/runs/{made.pk}/?tab=history").content
+    assert (
+        f"run {run.pk}</a> at step 50".encode()
+        in client.get(f"/runs/{made.pk}/?tab=history").content
+    )
 
     runs.attempt_exited(attempt=attempt, exit_class="user_error", exit={"reason": "wrong"})
     assert b'value="rewind"' in client.get(f"/runs/{run.pk}/?tab=checkpoints").content
@@ -193,22 +271,50 @@ def test_the_engines_numbers_stand_on_their_tabs(people: factories.People) -> No
     client = factories.client_for(people.owner)
     empty = client.get(f"/runs/{run.pk}/?tab=numerics").content.decode()
     assert "No step is logged yet." in empty and "No numbers yet" in empty
-    assert "The pipeline as predicted" in client.get(f"/runs/{run.pk}/?tab=performance").content.decode()
+    assert (
+        "The pipeline as predicted"
+        in client.get(f"/runs/{run.pk}/?tab=performance").content.decode()
+    )
     assert client.get(f"/runs/{run.pk}/timeline/").status_code == 204
     steps = list(range(1, 41))
     for rank in (0, 1):
-        values = {"loss": 2.0, "loss_scale": 1024.0, "comm/arrival_skew_s": 0.2 * rank, "step_time_s": 0.5,
-                  "grad_norm/layer_0": 0.02, "grad_norm/embedding": 0.5, "weight_norm/layer_0": 3.0,
-                  "comm/send_bytes": 1e6, "grad_underflow/layer_0": 0.2, "moe/load/0/0": 1.5,
-                  "moe/load/0/1": 0.5}  # fmt: skip
-        batch = PointBatch(run=str(run.pk), attempt=1, rank=rank, seq=steps, step=steps, tokens=steps,
-                           time=[1e9 + step for step in steps],
-                           values={name: [value] * len(steps) for name, value in values.items()})  # fmt: skip
+        values = {
+            "loss": 2.0,
+            "loss_scale": 1024.0,
+            "comm/arrival_skew_s": 0.2 * rank,
+            "step_time_s": 0.5,
+            "grad_norm/layer_0": 0.02,
+            "grad_norm/embedding": 0.5,
+            "weight_norm/layer_0": 3.0,
+            "comm/send_bytes": 1e6,
+            "grad_underflow/layer_0": 0.2,
+            "moe/load/0/0": 1.5,
+            "moe/load/0/1": 0.5,
+        }
+        batch = PointBatch(
+            run=str(run.pk),
+            attempt=1,
+            rank=rank,
+            seq=steps,
+            step=steps,
+            tokens=steps,
+            time=[1e9 + step for step in steps],
+            values={name: [value] * len(steps) for name, value in values.items()},
+        )
         telemetry.points_store(run=run, attempt=1, batches=[batch])
         actions = [["F", rank, 0, 0.1 * rank, 0.1 * rank + 0.1], ["B", rank, 0, 0.3, 0.5]]
-        told = {"step": 40, "stages": [rank], "pp_rank": rank, "began_s": 1e9, "span_s": 0.5, "actions": actions,
-                "bubble_fraction": 0.4}  # fmt: skip
-        runs.event_record(run=run, type="pipeline_timeline", data=told, attempt=1, rank=rank, origin=f"1/{rank}/1")
+        told = {
+            "step": 40,
+            "stages": [rank],
+            "pp_rank": rank,
+            "began_s": 1e9,
+            "span_s": 0.5,
+            "actions": actions,
+            "bubble_fraction": 0.4,
+        }
+        runs.event_record(
+            run=run, type="pipeline_timeline", data=told, attempt=1, rank=rank, origin=f"1/{rank}/1"
+        )
     late = {"step": 20, "node": "n1", "stage": 1, "says": "it comes 200 ms after them"}
     runs.event_record(run=run, type="straggler", data=late, attempt=1, rank=1, origin="1/-1/1")
 
@@ -225,12 +331,23 @@ def test_the_engines_numbers_stand_on_their_tabs(people: factories.People) -> No
     assert newest.status_code == 200 and "The pipeline in step 40" in newest.content.decode()
     numerics = client.get(f"/runs/{run.pk}/?tab=numerics").content.decode()
     assert "The loss scale is 1,024 and has not moved" in numerics
-    words = {"gradients": "Now the largest is 0.500, of embedding", "weights": "Layer 0 has moved most, from 3 to 3",
-             "underflow": "Layer 0 loses 20%", "loads": "1.50 times the even load", "experts": "expert 1"}  # fmt: skip
+    words = {
+        "gradients": "Now the largest is 0.500, of embedding",
+        "weights": "Layer 0 has moved most, from 3 to 3",
+        "underflow": "Layer 0 loses 20%",
+        "loads": "1.50 times the even load",
+        "experts": "expert 1",
+    }
     for of, word in words.items():
-        assert f"of={of}" in numerics and word in client.get(f"/runs/{run.pk}/heat/?of={of}").content.decode()
+        assert (
+            f"of={of}" in numerics
+            and word in client.get(f"/runs/{run.pk}/heat/?of={of}").content.decode()
+        )
     assert client.get(f"/runs/{run.pk}/heat/?of=nothing").status_code == 422
-    assert factories.client_for(people.stranger).get(f"/runs/{run.pk}/heat/?of=skew").status_code == 404
+    assert (
+        factories.client_for(people.stranger).get(f"/runs/{run.pk}/heat/?of=skew").status_code
+        == 404
+    )
 
 
 def test_texts_of_a_model_stand_beside_each_other(people: factories.People) -> None:
@@ -239,24 +356,46 @@ def test_texts_of_a_model_stand_beside_each_other(people: factories.People) -> N
     factories.running(run, factories.node("n1"))
     client = factories.client_for(people.owner)
     assert f'hx-get="/runs/{run.pk}/texts/"' in client.get(f"/runs/{run.pk}/").content.decode()
-    assert "The first texts come after step 100" in client.get(f"/runs/{run.pk}/texts/").content.decode()
+    assert (
+        "The first texts come after step 100"
+        in client.get(f"/runs/{run.pk}/texts/").content.decode()
+    )
     for step in range(100, 1001, 100):
         texts = [
-            {"prompt": "To <be>", "text": f" or not {step}", "prompt_ids": [1], "token_ids": [2, 3], "ended": True}
+            {
+                "prompt": "To <be>",
+                "text": f" or not {step}",
+                "prompt_ids": [1],
+                "token_ids": [2, 3],
+                "ended": True,
+            }
         ]
         told = {"step": step, "samples": texts, "temperature": 0.8, "cut_short": False}
-        runs.event_record(run=run, type="samples_written", data=told, attempt=1, rank=0, origin=f"1/0/{step}")
+        runs.event_record(
+            run=run, type="samples_written", data=told, attempt=1, rank=0, origin=f"1/0/{step}"
+        )
     page, queries = queries_of(client, f"/runs/{run.pk}/texts/")
     text = page.content.decode()
-    assert queries <= MOST_QUERIES and "10 checkpoints, the newest of step 1,000" in text and "To &lt;be&gt;" in text
+    assert (
+        queries <= MOST_QUERIES
+        and "10 checkpoints, the newest of step 1,000" in text
+        and "To &lt;be&gt;" in text
+    )
     shown, rest = text.split("<details")
-    assert [shown.count(f"or not {step}<") for step in (100, 1000)] == [0, 0] and "or not 1000 <span" in shown
+    assert [shown.count(f"or not {step}<") for step in (100, 1000)] == [
+        0,
+        0,
+    ] and "or not 1000 <span" in shown
     assert shown.count("<dd>") == 6 and "or not 100 " in shown and rest.count("<dd>") == 4
-    assert "samples written" not in client.get(f"/runs/{run.pk}/?tab=history").content.decode().lower()
+    assert (
+        "samples written" not in client.get(f"/runs/{run.pk}/?tab=history").content.decode().lower()
+    )
     assert factories.client_for(people.stranger).get(f"/runs/{run.pk}/texts/").status_code == 404
 
 
-def test_a_profile_and_a_memory_snapshot_are_asked_for_by_a_button(people: factories.People, run: Run) -> None:
+def test_a_profile_and_a_memory_snapshot_are_asked_for_by_a_button(
+    people: factories.People, run: Run
+) -> None:
     client = factories.client_for(people.owner)
     page = client.get(f"/runs/{run.pk}/").content.decode()
     assert "Profile now" in page and "Memory snapshot" in page
@@ -268,24 +407,49 @@ def test_a_profile_and_a_memory_snapshot_are_asked_for_by_a_button(people: facto
 
 
 KERNELS = {
-    "fused": True, "runtime": "gpu", "arch": "sm_90", "torch": "2.13.0", "triton": "3.6.0", "left_out": 0,
+    "fused": True,
+    "runtime": "gpu",
+    "arch": "sm_90",
+    "torch": "2.13.0",
+    "triton": "3.6.0",
+    "left_out": 0,
     "operations": [
-        {"op": "attention", "call": "cuda, bfloat16, head_dim 128", "backend": "cudnn", "reason": "first in the order"},
-        {"op": "rms_norm", "call": "bfloat16, n 4096, grad", "backend": "own", "reason": "first in the default order"},
+        {
+            "op": "attention",
+            "call": "cuda, bfloat16, head_dim 128",
+            "backend": "cudnn",
+            "reason": "first in the order",
+        },
+        {
+            "op": "rms_norm",
+            "call": "bfloat16, n 4096, grad",
+            "backend": "own",
+            "reason": "first in the default order",
+        },
     ],
-}  # fmt: skip
+}
 
 
 def test_the_page_tells_which_kernels_ran_and_why(people: factories.People, run: Run) -> None:
     client = factories.client_for(people.owner)
     assert "kernels-title" not in client.get(f"/runs/{run.pk}/?tab=performance").content.decode()
-    runs.event_record(run=run, type="kernels_chosen", data=KERNELS, attempt=1, rank=0, origin="1/0/1")
+    runs.event_record(
+        run=run, type="kernels_chosen", data=KERNELS, attempt=1, rank=0, origin="1/0/1"
+    )
     page = client.get(f"/runs/{run.pk}/?tab=performance").content.decode()
-    for told in ("Own kernels run 1 of 2 operations on sm_90.", "cuDNN", "<b>own kernel</b>", "triton 3.6.0"):
+    for told in (
+        "Own kernels run 1 of 2 operations on sm_90.",
+        "cuDNN",
+        "<b>own kernel</b>",
+        "triton 3.6.0",
+    ):
         assert told in page
     listed = client.get(f"/api/v1/runs/{run.pk}/events").json()["items"]
     assert [each["data"] for each in listed if each["type"] == "kernels_chosen"] == [KERNELS]
-    assert "Own kernels run 1 of 2 operations on sm_90" in client.get(f"/runs/{run.pk}/?tab=history").content.decode()
+    assert (
+        "Own kernels run 1 of 2 operations on sm_90"
+        in client.get(f"/runs/{run.pk}/?tab=history").content.decode()
+    )
     plain = {"fused": False, "runtime": "reference", "operations": []}
     runs.event_record(run=run, type="kernels_chosen", data=plain, attempt=2, rank=0, origin="2/0/1")
     page = client.get(f"/runs/{run.pk}/?tab=performance").content.decode()

@@ -1,4 +1,6 @@
-"""The runs list through its page: who sees what, filters in the address, keyset, bulk actions, cost in queries."""
+"""The runs list through its page: who sees what, filters in the address, keyset, bulk actions, cost
+in queries.
+"""
 
 from __future__ import annotations
 
@@ -86,14 +88,23 @@ def test_a_full_page_costs_few_queries(owner: User, django_assert_max_num_querie
     steps = list(range(1, 1601))
     for number in range(50):
         run = services.run_submit(
-            owner=owner, name=f"run {number}", spec={**factories.spec(), "tags": ["a", "b"]}, experiment=experiment
+            owner=owner,
+            name=f"run {number}",
+            spec={**factories.spec(), "tags": ["a", "b"]},
+            experiment=experiment,
         )
         if number % 5 == 0:
             count = 2 if number else 1600  # short and long series are kept in different tables
             batch = PointBatch(
-                run=str(run.pk), attempt=1, rank=0, seq=steps[:count], step=steps[:count], tokens=steps[:count],
-                time=[float(step) for step in steps[:count]], values={"loss": [3.0, 2.5] * (count // 2)},
-            )  # fmt: skip
+                run=str(run.pk),
+                attempt=1,
+                rank=0,
+                seq=steps[:count],
+                step=steps[:count],
+                tokens=steps[:count],
+                time=[float(step) for step in steps[:count]],
+                values={"loss": [3.0, 2.5] * (count // 2)},
+            )
             telemetry.points_store(run=run, attempt=1, batches=[batch])
     client = factories.client_for(owner)
     with django_assert_max_num_queries(12):  # login and session among them
@@ -116,8 +127,10 @@ def test_chosen_runs_are_cancelled_and_refusals_told_by_number(owner: User, team
     assert "2 runs asked to end." in page
     assert f"{foreign.pk}: Run {foreign.pk} belongs to teammate" in page
     assert dict(Run.objects.values_list("pk", "state")) == {
-        mine.pk: "cancelled", also.pk: "cancelled", foreign.pk: "queued",
-    }  # fmt: skip
+        mine.pk: "cancelled",
+        also.pk: "cancelled",
+        foreign.pk: "queued",
+    }
 
 
 def test_a_tag_is_added_to_the_others(owner: User) -> None:
@@ -147,24 +160,50 @@ def test_the_sentence_counts_what_matters() -> None:
     assert sentence({"cancelled": 1200}) == "Nothing in flight; 1,200 cancelled before that."
 
 
-def test_runs_stand_side_by_side_with_what_each_reached_and_where_they_differ(owner: User, stranger: User) -> None:
+def test_runs_stand_side_by_side_with_what_each_reached_and_where_they_differ(
+    owner: User, stranger: User
+) -> None:
     one, other = (
-        factories.run(owner, kind="evaluate", model="llama-tiny", train=None, plan={"precision": name}, evaluate={})
+        factories.run(
+            owner,
+            kind="evaluate",
+            model="llama-tiny",
+            train=None,
+            plan={"precision": name},
+            evaluate={},
+        )
         for name in ("fp32", "bf16")
     )
     for run, perplexity in ((one, 35.0), (other, 36.4)):
         told = {"metrics": {"perplexity": perplexity}, "lines": 3, "model": "tiny"}
         services.event_record(run=run, type="evaluated", attempt=1, rank=0, data=told)
-    served = factories.run(owner, kind="serve", model="llama-tiny", train=None, plan={}, serve={"api_key": "hush"})
-    told = {"requests": 9, "seconds": 4.0, "ttft_s": {"p50": 0.2, "p90": 0.5}, "tpot_s": {"p50": 0.02, "p90": 0.03}}
+    served = factories.run(
+        owner, kind="serve", model="llama-tiny", train=None, plan={}, serve={"api_key": "hush"}
+    )
+    told = {
+        "requests": 9,
+        "seconds": 4.0,
+        "ttft_s": {"p50": 0.2, "p90": 0.5},
+        "tpot_s": {"p50": 0.02, "p90": 0.03},
+    }
     services.event_record(run=served, type="served", attempt=1, rank=0, data=told)
     client = factories.client_for(owner)
-    chosen = client.post("/runs/bulk/", {"run": [served.pk, other.pk, one.pk], "action": "compare"}, follow=True)
+    chosen = client.post(
+        "/runs/bulk/", {"run": [served.pk, other.pk, one.pk], "action": "compare"}, follow=True
+    )
     assert chosen.redirect_chain == [(f"/runs/compare/?runs={one.pk},{other.pk},{served.pk}", 302)]
     page = " ".join(chosen.content.decode().split())
-    cells = r'<td class="num best">35[.0]*</td><td class="num">36\.40?<span class="off">\+4\.0%</span></td>'
+    cells = (
+        r'<td class="num best">35[.0]*</td><td class="num">36\.40?<span '
+        r'class="off">\+4\.0%</span></td>'
+    )
     assert re.search(cells, page)
-    assert "200 ms" in page and "First token, 90%" in page and "plan.<wbr>precision" in page and "hush" not in page
+    assert (
+        "200 ms" in page
+        and "First token, 90%" in page
+        and "plan.<wbr>precision" in page
+        and "hush" not in page
+    )
     assert factories.client_for(stranger).get(f"/runs/compare/?runs={one.pk}").status_code == 404
     for asked in ("", "x", ",".join(map(str, range(1, 30)))):
         assert client.get("/runs/compare/", {"runs": asked}).status_code == 422

@@ -15,7 +15,10 @@ from webui.sentences import RunFacts
             RunFacts("queued", wait_reason="waits for 4 devices: 2 of 8 are free"),
             "Waits for 4 devices: 2 of 8 are free.",
         ),
-        (RunFacts("queued", attempt=1, wait_reason="Node n1 is silent"), "Waits (attempt 1 ended): node n1 is silent."),
+        (
+            RunFacts("queued", attempt=1, wait_reason="Node n1 is silent"),
+            "Waits (attempt 1 ended): node n1 is silent.",
+        ),
         (RunFacts("starting", devices=2, attempt=1), "Starting on 2 devices."),
         (RunFacts("starting", devices=1, attempt=3), "Starting on 1 device, attempt 3."),
         (RunFacts("running"), "Running; no step has been logged yet."),
@@ -38,20 +41,28 @@ from webui.sentences import RunFacts
             " and done in about 3 min 23 s.",
         ),
         (
-            RunFacts("running", summary={"step": 90, "loss": "NaN", "step_time_s": 0.2}, last_point_s=240),
-            "Step 90 and the loss is no longer a finite number. No step for 4 min 00 s: it may hang.",
+            RunFacts(
+                "running", summary={"step": 90, "loss": "NaN", "step_time_s": 0.2}, last_point_s=240
+            ),
+            "Step 90 and the loss is no longer a finite number. No step for 4 min 00 s: it may "
+            "hang.",
         ),
         (
             RunFacts("running", summary={"step": 90, "step_time_s": 60.0}, last_point_s=240),
             "Step 90.",
         ),
         (
-            RunFacts("finished", runtime_s=331, summary={"step": 2000, "loss": 1.43, "val_loss": 1.512}),
+            RunFacts(
+                "finished", runtime_s=331, summary={"step": 2000, "loss": 1.43, "val_loss": 1.512}
+            ),
             "Finished 2,000 steps in 5 min 31 s: loss 1.430 and validation 1.512.",
         ),
         (RunFacts("finished", kind="script"), "Finished its work."),
         (
-            RunFacts("failed", exit={"class": "numerics", "reason": "The loss is NaN.", "rank": 1, "step": 12}),
+            RunFacts(
+                "failed",
+                exit={"class": "numerics", "reason": "The loss is NaN.", "rank": 1, "step": 12},
+            ),
             "Failed at step 12 on rank 1: The loss is NaN. "
             "A lower learning rate or bf16 usually helps; the events show the first bad step.",
         ),
@@ -59,7 +70,10 @@ from webui.sentences import RunFacts
             RunFacts("paused", summary={"step": 7, "steps": 9}),
             "Paused at step 7 of 9. Resume goes on from the newest checkpoint.",
         ),
-        (RunFacts("cancelled", exit={"reason": "Cancelled by ada."}), "Cancelled: cancelled by ada."),
+        (
+            RunFacts("cancelled", exit={"reason": "Cancelled by ada."}),
+            "Cancelled: cancelled by ada.",
+        ),
     ],
 )
 def test_a_runs_headline_tells_what_matters_in_its_state(facts: RunFacts, said: str) -> None:
@@ -77,7 +91,9 @@ def test_a_trend_is_told_only_beyond_noise() -> None:
 def test_the_overview_is_one_line_and_names_what_is_wrong() -> None:
     quiet = sentences.overview(busy=3, devices=4, runs=1, waiting=0, waiting_devices=0, troubles=[])
     assert quiet == "3 of 4 devices busy, 1 run, nothing waits, nothing wrong."
-    loud = sentences.overview(busy=6, devices=8, runs=2, waiting=1, waiting_devices=4, troubles=["node n2 is lost"])
+    loud = sentences.overview(
+        busy=6, devices=8, runs=2, waiting=1, waiting_devices=4, troubles=["node n2 is lost"]
+    )
     assert loud == "6 of 8 devices busy, 2 runs, 1 waits for 4 devices. Node n2 is lost."
     empty = sentences.overview(busy=0, devices=0, runs=0, waiting=0, waiting_devices=0, troubles=[])
     assert "Start an agent" in empty
@@ -86,22 +102,44 @@ def test_the_overview_is_one_line_and_names_what_is_wrong() -> None:
 @pytest.mark.parametrize(
     ("said", "expected"),
     [
-        (words.quantity(1_234_567), "1.23M"), (words.quantity(12_412), "12.4k"), (words.quantity(9_999), "9,999"),
-        (words.quantity(0), "0"), (words.quantity(float("nan")), "–"), (words.quantity(True), "–"),
+        (words.quantity(1_234_567), "1.23M"),
+        (words.quantity(12_412), "12.4k"),
+        (words.quantity(9_999), "9,999"),
+        (words.quantity(0), "0"),
+        (words.quantity(float("nan")), "–"),
+        (words.quantity(True), "–"),
         (words.quantity(0.00123), "0.00123"),
-        (words.memory(1536), "1.50 KiB"), (words.memory(4 * 2**30), "4 GiB"), (words.memory(12), "12 B"),
-        (words.duration(0.165), "165 ms"), (words.duration(7500), "2 h 05 min"), (words.duration(200_000), "2 d 07 h"),
+        (words.memory(1536), "1.50 KiB"),
+        (words.memory(4 * 2**30), "4 GiB"),
+        (words.memory(12), "12 B"),
+        (words.duration(0.165), "165 ms"),
+        (words.duration(7500), "2 h 05 min"),
+        (words.duration(200_000), "2 d 07 h"),
         (words.duration(-1), "–"),
-        (words.percent(0.4312), "43.1%"), (words.age(1), "now"), (words.age(200), "3 min ago"),
-        (words.listed(["a", "b", "c"]), "a, b and c"), (words.count(1, "run"), "1 run"),
+        (words.percent(0.4312), "43.1%"),
+        (words.age(1), "now"),
+        (words.age(200), "3 min ago"),
+        (words.listed(["a", "b", "c"]), "a, b and c"),
+        (words.count(1, "run"), "1 run"),
     ],
-)  # fmt: skip
+)
 def test_numbers_as_people_read_them(said: str, expected: str) -> None:
     assert said == expected
 
 
 def test_a_plan_is_a_glyph_and_a_sentence() -> None:
-    plan = {"dp": 4, "tp": 2, "pp": 1, "zero": 1, "recompute": "none", "precision": "bf16", "global_batch_size": 64}
+    plan = {
+        "dp": 4,
+        "tp": 2,
+        "pp": 1,
+        "zero": 1,
+        "recompute": "none",
+        "precision": "bf16",
+        "global_batch_size": 64,
+    }
     assert words.plan_words(plan) == (["dp4", "tp2", "z1"], "bf16")
-    assert words.plan_sentence(plan) == "data parallel 4, tensor parallel 2, ZeRO stage 1, bf16, 64 sequences a step"
+    assert (
+        words.plan_sentence(plan)
+        == "data parallel 4, tensor parallel 2, ZeRO stage 1, bf16, 64 sequences a step"
+    )
     assert words.plan_words({}) == (["1 device"], "")

@@ -1,4 +1,6 @@
-"""Live sockets through the web process's own application: who gets in, what is replayed, what follows."""
+"""Live sockets through the web process's own application: who gets in, what is replayed, what
+follows.
+"""
 
 from __future__ import annotations
 
@@ -109,9 +111,14 @@ def test_who_gets_in(owner: User, teammate: User, stranger: User, live_redis: st
         return codes
 
     assert asyncio.run(ask()) == {
-        "nobody": 4401, "fleet": 4401, "wrong token": 4401,
-        "stranger": 4404, "no such run": 4404, "no number": 4404, "no place": 4400,
-    }  # fmt: skip
+        "nobody": 4401,
+        "fleet": 4401,
+        "wrong token": 4401,
+        "stranger": 4404,
+        "no such run": 4404,
+        "no number": 4404,
+        "no place": 4400,
+    }
 
 
 def test_who_may_no_longer_see_is_shown_out(
@@ -147,7 +154,8 @@ def test_who_may_no_longer_see_is_shown_out(
         asked.clear()
         async with opened(f"/ws/runs/{run.pk}/", headers) as talker:
             assert json.loads(await talker.text())["type"] == "heartbeat"
-            while asked.count(True) < 2:  # who is asked about a second time was still let in the first
+            # who is asked about a second time was still let in the first
+            while asked.count(True) < 2:
                 await asyncio.sleep(0.01)
             assert await talker.quiet(0.01)
             await database_sync_to_async(end)()
@@ -157,8 +165,10 @@ def test_who_may_no_longer_see_is_shown_out(
             return int(closed["code"])
 
     assert {name: asyncio.run(ask(*each)) for name, each in ends.items()} == {
-        "token": 4401, "session": 4401, "team": 4404,
-    }  # fmt: skip
+        "token": 4401,
+        "session": 4401,
+        "team": 4404,
+    }
 
 
 def test_pages_of_other_hosts_are_refused(owner: User, live_redis: str) -> None:
@@ -171,25 +181,36 @@ def test_pages_of_other_hosts_are_refused(owner: User, live_redis: str) -> None:
         return connected
 
     async def ask() -> list[bool]:
-        return [await connects(origin) for origin in (b"http://localhost:8000", b"https://evil.example", b"null")]
+        return [
+            await connects(origin)
+            for origin in (b"http://localhost:8000", b"https://evil.example", b"null")
+        ]
 
     assert asyncio.run(ask()) == [True, False, False]
 
 
-def with_frames(owner: User, count: int, talk: Callable[[str, str, Headers], Coroutine[Any, Any, None]]) -> None:
+def with_frames(
+    owner: User, count: int, talk: Callable[[str, str, Headers], Coroutine[Any, Any, None]]
+) -> None:
     """Runs `talk(topic, path, headers)` on a run that has exactly `count` frames."""
     run, headers = factories.external_run(owner), bearer(owner)
     topic = f"run:{run.pk}"
     already = live.head(topic).seq
-    live.append_many([live.New(topic, "event", {"event": {"n": n}}) for n in range(already + 1, count + 1)])
+    live.append_many(
+        [live.New(topic, "event", {"event": {"n": n}}) for n in range(already + 1, count + 1)]
+    )
     asyncio.run(talk(topic, f"/ws/runs/{run.pk}/", headers))
 
 
 def test_what_was_missed_and_then_what_comes(owner: User, live_redis: str) -> None:
     async def talk(topic: str, path: str, headers: Headers) -> None:
         epoch = (await feeds.head_of(topic)).epoch
-        async with opened(f"{path}?after=4&epoch={epoch}", headers) as late, opened(path, headers) as fresh:
-            assert json.loads(await fresh.text())["type"] == "heartbeat"  # without `after`: from now on
+        async with (
+            opened(f"{path}?after=4&epoch={epoch}", headers) as late,
+            opened(path, headers) as fresh,
+        ):
+            # without `after`: from now on
+            assert json.loads(await fresh.text())["type"] == "heartbeat"
             assert await frames(late, 6) == [5, 6, 7, 8, 9, 10]
             await append(topic, 11, 12, 13)
             assert await frames(late, 3) == await frames(fresh, 3) == [11, 12, 13]
@@ -276,7 +297,11 @@ def test_a_socket_that_is_too_slow_gets_one_gap() -> None:
         return sent
 
     sent = asyncio.run(talk())
-    assert [(frame["type"], frame["seq"]) for frame in sent] == [("event", 1), ("gap", 999), ("event", 1000)]
+    assert [(frame["type"], frame["seq"]) for frame in sent] == [
+        ("event", 1),
+        ("gap", 999),
+        ("event", 1000),
+    ]
     assert (sent[1]["from"], sent[1]["to"]) == (2, 999)
 
 

@@ -1,4 +1,7 @@
-"""How far a run moves on each axis with one step, where its spec tells. Pure; knows contracts only."""
+"""How far a run moves on each axis with one step, where its spec tells.
+
+Pure; knows contracts only.
+"""
 
 from __future__ import annotations
 

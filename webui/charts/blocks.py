@@ -1,4 +1,7 @@
-"""A paged cache as a field of squares, one a block or a few, and its numbers beside it. Pure; one path a colour."""
+"""A paged cache as a field of squares, one a block or a few, and its numbers beside it.
+
+Pure; one path a colour.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +25,9 @@ _GAP: Final = 0.14
 
 @dataclass(frozen=True, slots=True)
 class Field:
-    """`paths` are `(kind, d)` in a box of `columns` x `rows`; `each` is how many blocks a square stands for."""
+    """`paths` are `(kind, d)` in a box of `columns` x `rows`; `each` is how many blocks a square
+    stands for.
+    """
 
     columns: int
     rows: int
@@ -41,16 +46,26 @@ def field(state: EngineState) -> Field:
     size = 1 - _GAP
     for place, letter in enumerate(squares):
         x, y = place % columns, place // columns
-        paths.setdefault(letter, []).append(f"M{x + _GAP / 2:g} {y + _GAP / 2:g}h{size:g}v{size:g}h-{size:g}z")
+        paths.setdefault(letter, []).append(
+            f"M{x + _GAP / 2:g} {y + _GAP / 2:g}h{size:g}v{size:g}h-{size:g}z"
+        )
     counts = Counter(told)
     legend = [
-        {"kind": kind, "says": says, "count": f"{counts.get(letter, 0):,}"} for letter, (kind, says) in KINDS.items()
+        {"kind": kind, "says": says, "count": f"{counts.get(letter, 0):,}"}
+        for letter, (kind, says) in KINDS.items()
     ]
     return Field(
-        columns, max(1, -(-len(squares) // columns)),
-        [(KINDS[letter][0], "".join(parts)) for letter, parts in sorted(paths.items()) if letter in KINDS],
-        each, legend, ", ".join(f"{item['count']} {item['says']}" for item in legend),
-    )  # fmt: skip
+        columns,
+        max(1, -(-len(squares) // columns)),
+        [
+            (KINDS[letter][0], "".join(parts))
+            for letter, parts in sorted(paths.items())
+            if letter in KINDS
+        ],
+        each,
+        legend,
+        ", ".join(f"{item['count']} {item['says']}" for item in legend),
+    )
 
 
 def tile(title: str, value: str, hint: str) -> dict[str, str]:
@@ -58,23 +73,36 @@ def tile(title: str, value: str, hint: str) -> dict[str, str]:
 
 
 def waste(state: EngineState) -> float | None:
-    """The share of positions in held blocks that no token fills: the ends of last blocks. None while none is held."""
+    """The share of positions in held blocks that no token fills: the ends of last blocks.
+
+    None while none is held.
+    """
     held = [each for each in state.requests if each.blocks and each.state in ("prefill", "decode")]
     room = sum(each.blocks for each in held) * state.block_size
     if not room:
         return None
-    filled = sum(min(each.prompt_tokens + each.new_tokens, each.blocks * state.block_size) for each in held)
+    filled = sum(
+        min(each.prompt_tokens + each.new_tokens, each.blocks * state.block_size) for each in held
+    )
     return max(0.0, 1 - filled / room)
 
 
-def numbers(state: EngineState, latest: dict[str, float], *, bytes_per_token: float | None) -> list[dict[str, str]]:
+def numbers(
+    state: EngineState, latest: dict[str, float], *, bytes_per_token: float | None
+) -> list[dict[str, str]]:
     """Tiles beside the field: `{title, value, hint}`."""
     lost = waste(state)
     size = bytes_per_token * state.block_size if bytes_per_token else None
-    held = f"{words.memory(state.used * size)} of {words.memory(state.blocks * size)}" if size else ""
+    held = (
+        f"{words.memory(state.used * size)} of {words.memory(state.blocks * size)}" if size else ""
+    )
     hit = latest.get("inference/prefix_hit_rate")
     prompt, shared = latest.get("inference/prompt_tokens"), latest.get("inference/shared_tokens")
-    whole = shared / (prompt + shared) if prompt is not None and shared is not None and prompt + shared else None
+    whole = (
+        shared / (prompt + shared)
+        if prompt is not None and shared is not None and prompt + shared
+        else None
+    )
     return [
         tile("Blocks used", f"{state.used:,} of {state.blocks:,}", held),
         tile(

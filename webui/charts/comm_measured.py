@@ -1,4 +1,6 @@
-"""What a rank handed to each kind of collective in its newest step, beside what the planner expects. Pure."""
+"""What a rank handed to each kind of collective in its newest step, beside what the planner
+expects. Pure.
+"""
 
 from __future__ import annotations
 
@@ -39,7 +41,9 @@ def calls(latest: Mapping[str, float], collectives: Mapping[str, Any] | None) ->
     if all(value is None for value in seen.values()):
         return None
     foreseen = {name: words.number((collectives or {}).get(name)) for name, _, _ in CALLS}
-    most = max([value for values in (seen, foreseen) for value in values.values() if value] or [1.0])
+    most = max(
+        [value for values in (seen, foreseen) for value in values.values() if value] or [1.0]
+    )
     rows = []
     for name, word, what in CALLS:
         measured, predicted = seen[name], foreseen[name]
@@ -48,26 +52,39 @@ def calls(latest: Mapping[str, float], collectives: Mapping[str, Any] | None) ->
         share = measured / predicted - 1 if measured is not None and predicted else None
         rows.append(
             Call(
-                word, what, _size(measured), _size(predicted) if collectives else words.DASH,
-                round(100 * (measured or 0.0) / most, 2), round(100 * (predicted or 0.0) / most, 2),
+                word,
+                what,
+                _size(measured),
+                _size(predicted) if collectives else words.DASH,
+                round(100 * (measured or 0.0) / most, 2),
+                round(100 * (predicted or 0.0) / most, 2),
                 "" if share is None else f"{share:+.1%}".replace("-", "−"),
                 "" if share is None or abs(share) <= _FAR else "warn",
             )
-        )  # fmt: skip
+        )
     return Calls(rows, _summary(rows, latest, bool(collectives)), bool(collectives))
 
 
 def _summary(rows: list[Call], latest: Mapping[str, float], foreseen: bool) -> str:
     if not rows:
         return "The rank sent nothing in its newest step."
-    total, exposed, step = (words.number(latest.get(name)) for name in ("comm/bytes", "comm/exposed_s", "step_time_s"))
-    says = f"{words.memory(total)} in the newest step" if total else "What the newest step handed over"
+    total, exposed, step = (
+        words.number(latest.get(name)) for name in ("comm/bytes", "comm/exposed_s", "step_time_s")
+    )
+    says = (
+        f"{words.memory(total)} in the newest step" if total else "What the newest step handed over"
+    )
     if exposed is not None and step:
-        says += f"; {words.seconds(exposed)} of it was not hidden, {words.percent(exposed / step)} of the step"
+        says += (
+            f"; {words.seconds(exposed)} of it was not hidden, "
+            f"{words.percent(exposed / step)} of the step"
+        )
     if not foreseen:
         return f"{says}. The planner does not count this plan's collectives."
     far = [row.word for row in rows if row.mood]
-    return f"{says}. " + (f"Not as predicted: {words.listed(far)}." if far else "All kinds are as predicted.")
+    return f"{says}. " + (
+        f"Not as predicted: {words.listed(far)}." if far else "All kinds are as predicted."
+    )
 
 
 def _size(value: float | None) -> str:

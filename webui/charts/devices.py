@@ -40,7 +40,9 @@ def mark(
     sample: Mapping[str, Any] | None,
     run: Mapping[str, Any] | None,
 ) -> Mark:
-    """`run`: {id, name, owner, state, age_s (of its last step), step_time_s, mfu} of the holder, None if free."""
+    """`run`: {id, name, owner, state, age_s (of its last step), step_time_s, mfu} of the holder,
+    None if free.
+    """
     sample = sample or {}
     used = words.number(sample.get("memory_used_bytes"))
     ring = min(100.0, 100 * used / memory_bytes) if used is not None and memory_bytes else 0.0
@@ -53,12 +55,23 @@ def mark(
     mood, fill, says = _mood(health, drained, healthy, sample, run)
     sentence = f"{node} device {index}: {says}" + (f"; {', '.join(told)}" if told else "")
     return Mark(
-        node, index, mood, fill, ring, sentence, run["id"] if run else None, f"{RING * ring / 100:.1f} {RING:.1f}"
+        node,
+        index,
+        mood,
+        fill,
+        ring,
+        sentence,
+        run["id"] if run else None,
+        f"{RING * ring / 100:.1f} {RING:.1f}",
     )
 
 
 def _mood(
-    health: str, drained: bool, healthy: bool, sample: Mapping[str, Any], run: Mapping[str, Any] | None
+    health: str,
+    drained: bool,
+    healthy: bool,
+    sample: Mapping[str, Any],
+    run: Mapping[str, Any] | None,
 ) -> tuple[str, float, str]:
     if health == "lost":
         return "gone", 0, "its node is lost"
@@ -71,13 +84,19 @@ def _mood(
                 100,
                 f"free, but used by {_processes(sample)} that Orrery did not start",
             )
-        return "idle", 0, "drained" if drained else ("free" if health == "up" else "its node is silent")
+        return (
+            "idle",
+            0,
+            "drained" if drained else ("free" if health == "up" else "its node is silent"),
+        )
     whose = f"run {run['id']} {run['name']}, {run['owner']}"
     age, mfu = run.get("age_s"), words.number(run.get("mfu"))
     if run.get("state") != "running" or age is None:
         return "busy", 20, f"{whose}, {run.get('state')}"
     usual = 5 * (words.number(run.get("step_time_s")) or 0)
-    last = f"{whose}; last step {words.age(age)}" + (f", MFU {words.percent(mfu)}" if mfu is not None else "")
+    last = f"{whose}; last step {words.age(age)}" + (
+        f", MFU {words.percent(mfu)}" if mfu is not None else ""
+    )
     if age > max(8 * FRESH_S, 4 * usual):
         return "stuck", 100, last + ", it may hang"
     if age > max(FRESH_S, usual):

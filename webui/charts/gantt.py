@@ -1,4 +1,7 @@
-"""Who held which device when, as bars on a common time axis. Pure: allocations in, places in per cent out."""
+"""Who held which device when, as bars on a common time axis.
+
+Pure: allocations in, places in per cent out.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +9,12 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 
-WINDOWS = {"1h": timedelta(hours=1), "6h": timedelta(hours=6), "24h": timedelta(days=1), "7d": timedelta(days=7)}
+WINDOWS = {
+    "1h": timedelta(hours=1),
+    "6h": timedelta(hours=6),
+    "24h": timedelta(days=1),
+    "7d": timedelta(days=7),
+}
 _STEPS = (60, 300, 600, 1800, 3600, 3 * 3600, 6 * 3600, 86400)
 _LEAST = 0.3  # per cent: a run of a moment is still seen and touched
 _TICKS = 8
@@ -40,14 +48,18 @@ class Tick:
 
 @dataclass(frozen=True)
 class Gantt:
-    """`bars` by device in the order asked for; `share` is the part of all device time that was held."""
+    """`bars` by device in the order asked for; `share` is the part of all device time that was
+    held.
+    """
 
     bars: dict[int, list[Bar]]
     ticks: list[Tick]
     share: float
 
 
-def gantt(held: Iterable[Held], devices: Sequence[int], *, since: datetime, until: datetime) -> Gantt:
+def gantt(
+    held: Iterable[Held], devices: Sequence[int], *, since: datetime, until: datetime
+) -> Gantt:
     span = (until - since).total_seconds()
     bars: dict[int, list[Bar]] = {device: [] for device in devices}
     total = 0.0
@@ -59,7 +71,9 @@ def gantt(held: Iterable[Held], devices: Sequence[int], *, since: datetime, unti
         total += seconds
         left = 100 * (start - since).total_seconds() / span
         width = max(_LEAST, 100 * seconds / span)
-        bars[one.device].append(Bar(one, round(min(left, 100 - width), 3), round(width, 3), seconds))
+        bars[one.device].append(
+            Bar(one, round(min(left, 100 - width), 3), round(width, 3), seconds)
+        )
     for row in bars.values():
         row.sort(key=lambda bar: bar.left)
     return Gantt(bars, _ticks(since, until), total / (span * len(devices)) if devices else 0.0)

@@ -1,6 +1,8 @@
-"""Many curves as a heat map, one row a rank, layer or expert; colour is the value: what differs is seen at once. Pure.
+"""Many curves as a heat map, one row a rank, layer or expert; colour is the value: what differs is
+seen at once. Pure.
 
-Cells of one colour are one path, so that thousands of them stay light; a bucket of steps shows its largest value.
+Cells of one colour are one path, so that thousands of them stay light; a bucket of steps shows its
+largest value.
 """
 
 from __future__ import annotations
@@ -45,9 +47,11 @@ class Mark:
 
 @dataclass(frozen=True, slots=True)
 class Heat:
-    """`paths` are `(level, d)` in a box of `columns` x `rows`; `legend` is `(level, words)` from low to high.
+    """`paths` are `(level, d)` in a box of `columns` x `rows`; `legend` is `(level, words)` from
+    low to high.
 
-    `cells` is what a pointer reads: `{names, from, to, says: [row][column]}`, None where nothing was told.
+    `cells` is what a pointer reads: `{names, from, to, says: [row][column]}`, None where nothing
+    was told.
     """
 
     names: list[tuple[str, str]]
@@ -75,10 +79,18 @@ Scale = Literal["rising", "orders", "even"]
 
 
 def heat(
-    strips: Sequence[Strip], *, says: Say, summary: str, scale: Scale = "rising", across: str = "step",
-    marks: Sequence[Mark] = (), left_out: int = 0, columns: int = COLUMNS,
-) -> Heat | None:  # fmt: skip
-    """None where no strip has a point. `scale`: "rising" from nothing; "orders" of magnitude; "even", shares of which 1
+    strips: Sequence[Strip],
+    *,
+    says: Say,
+    summary: str,
+    scale: Scale = "rising",
+    across: str = "step",
+    marks: Sequence[Mark] = (),
+    left_out: int = 0,
+    columns: int = COLUMNS,
+) -> Heat | None:
+    """None where no strip has a point. `scale`: "rising" from nothing; "orders" of magnitude;
+    "even", shares of which 1
     is even, coloured to both sides of it."""
     strips = [strip for strip in strips if len(strip.x)]
     if not strips:
@@ -105,9 +117,13 @@ def heat(
         cells={
             "across": across,
             "of": "mean" if scale == "even" else "at most",
-            "names": [" · ".join(part for part in (strip.name, strip.place) if part) for strip in strips],
+            "names": [
+                " · ".join(part for part in (strip.name, strip.place) if part) for strip in strips
+            ],
             "edges": [[_plain(low), _plain(high)] for low, high in edges],
-            "says": [[None if value is None else _told(value, says) for value in row] for row in grid],
+            "says": [
+                [None if value is None else _told(value, says) for value in row] for row in grid
+            ],
         },
         table=[_line(strip, says) for strip in strips],
         left_out=left_out,
@@ -120,11 +136,19 @@ def _edges(places: Sequence[float], most: int) -> list[tuple[float, float]]:
     if len(places) <= most:
         return [(place, place) for place in places]
     size = -(-len(places) // most)
-    return [(some[0], some[-1]) for start in range(0, len(places), size) if (some := places[start : start + size])]
+    return [
+        (some[0], some[-1])
+        for start in range(0, len(places), size)
+        if (some := places[start : start + size])
+    ]
 
 
-def _row(strip: Strip, edges: Sequence[tuple[float, float]], of: Callable[[list[float]], float]) -> list[float | None]:
-    """One value for each column of the row's own; what is not a number wins, so that it is never lost."""
+def _row(
+    strip: Strip, edges: Sequence[tuple[float, float]], of: Callable[[list[float]], float]
+) -> list[float | None]:
+    """One value for each column of the row's own; what is not a number wins, so that it is never
+    lost.
+    """
     held: list[list[float]] = [[] for _ in edges]
     column = 0
     for place, value in zip(strip.x, strip.y, strict=True):
@@ -132,9 +156,11 @@ def _row(strip: Strip, edges: Sequence[tuple[float, float]], of: Callable[[list[
             column += 1
         held[column].append(float(value))
     return [
-        next((value for value in some if not math.isfinite(value)), None) or of(some) if some else None
+        next((value for value in some if not math.isfinite(value)), None) or of(some)
+        if some
+        else None
         for some in held
-    ]  # fmt: skip
+    ]
 
 
 def _worst(some: list[float]) -> float:
@@ -145,7 +171,9 @@ def _mean(some: list[float]) -> float:
     return fmean(some)
 
 
-def _rising(finite: Sequence[float], says: Say) -> tuple[Callable[[float], str], list[tuple[str, str]]]:
+def _rising(
+    finite: Sequence[float], says: Say
+) -> tuple[Callable[[float], str], list[tuple[str, str]]]:
     """From nothing to the 99th percentile: one wild cell must not make all others look alike."""
     top = max(finite, default=0.0)
     if len(finite) >= _FEW:
@@ -163,7 +191,9 @@ def _rising(finite: Sequence[float], says: Say) -> tuple[Callable[[float], str],
     return level, [*shown, (str(LEVELS), above)]
 
 
-def _orders(finite: Sequence[float], says: Say) -> tuple[Callable[[float], str], list[tuple[str, str]]]:
+def _orders(
+    finite: Sequence[float], says: Say
+) -> tuple[Callable[[float], str], list[tuple[str, str]]]:
     """Even steps of the logarithm from the 1st percentile of what is above nothing to the 99th."""
     above = [value for value in finite if value > 0]
     cuts = quantiles(above, n=100) if len(above) >= _FEW else []
@@ -187,7 +217,9 @@ _LEVELS: Final = {"rising": _rising, "orders": _orders}
 
 
 def _even(says: Say) -> tuple[Callable[[float], str], list[tuple[str, str]]]:
-    """By halves of a doubling: a quarter of the even share to four times it, cool below and warm above."""
+    """By halves of a doubling: a quarter of the even share to four times it, cool below and warm
+    above.
+    """
 
     def level(value: float) -> str:
         if not math.isfinite(value):
@@ -238,7 +270,8 @@ def _marks(marks: Sequence[Mark], edges: Sequence[tuple[float, float]]) -> list[
         {
             "at": round(100 * (column + 0.5) / len(edges), 2),
             "kind": "bad" if any(mark.kind == "bad" for mark in some) else some[0].kind,
-            "text": "; ".join(mark.text for mark in some[:3]) + (f" and {len(some) - 3} more" if len(some) > 3 else ""),
+            "text": "; ".join(mark.text for mark in some[:3])
+            + (f" and {len(some) - 3} more" if len(some) > 3 else ""),
         }
         for column, some in sorted(by_column.items())
     ]
@@ -247,11 +280,18 @@ def _marks(marks: Sequence[Mark], edges: Sequence[tuple[float, float]]) -> list[
 def _line(strip: Strip, says: Say) -> tuple[str, str, str, str]:
     """Name, place, newest and largest value in words."""
     finite = [value for value in strip.y if math.isfinite(value)]
-    return strip.name, strip.place, _told(strip.y[-1], says), _told(max(finite), says) if finite else words.DASH
+    return (
+        strip.name,
+        strip.place,
+        _told(strip.y[-1], says),
+        _told(max(finite), says) if finite else words.DASH,
+    )
 
 
 def _told(value: float, says: Say) -> str:
-    return says(value) if math.isfinite(value) else "not a number" if math.isnan(value) else "infinite"
+    return (
+        says(value) if math.isfinite(value) else "not a number" if math.isnan(value) else "infinite"
+    )
 
 
 def _plain(place: float) -> int | float:

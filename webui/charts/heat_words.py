@@ -1,4 +1,6 @@
-"""What a heat map says in one sentence: who is late, which layer loses gradients, which expert is full. Pure."""
+"""What a heat map says in one sentence: who is late, which layer loses gradients, which expert is
+full. Pure.
+"""
 
 from __future__ import annotations
 
@@ -32,29 +34,45 @@ def skew_summary(strips: Sequence[Strip], step_s: float | None) -> str:
     share = most / step_s if step_s else None
     if share is None or share < _LATE:
         of = f", {words.percent(share)} of a step" if share is not None else ""
-        return f"Ranks come together now: the latest, {who}, {words.seconds(most)} after the first{of}."
+        return (
+            f"Ranks come together now: the latest, {who}, {words.seconds(most)} after the "
+            f"first{of}."
+        )
     others = words.seconds(median(each for each, _ in late))
     return (
-        f"{_capital(who)} comes {words.seconds(most)} after the first, {words.percent(share)} of a step; "
+        f"{_capital(who)} comes {words.seconds(most)} after the first, {words.percent(share)} of "
+        "a step; "
         f"the median rank {others}."
     )
 
 
 def underflow_summary(strips: Sequence[Strip]) -> str:
-    newest = {strip.name: strip.y[-1] for strip in strips if len(strip.y) and math.isfinite(strip.y[-1])}
+    newest = {
+        strip.name: strip.y[-1] for strip in strips if len(strip.y) and math.isfinite(strip.y[-1])
+    }
     if not newest:
         return "No layer has told its gradients yet."
     worst = max(newest, key=lambda name: newest[name])
     mean = words.percent(fmean(newest.values()))
     if newest[worst] < _LOST:
-        return f"Almost nothing is lost: {words.percent(newest[worst])} at most, in {worst}; {mean} in the mean."
-    lost = f"{_capital(worst)} loses {words.percent(newest[worst])} of its gradient entries, the mean layer {mean}"
+        return (
+            f"Almost nothing is lost: {words.percent(newest[worst])} at most, in {worst}; "
+            f"{mean} in the mean."
+        )
+    lost = (
+        f"{_capital(worst)} loses {words.percent(newest[worst])} of its gradient entries, the "
+        f"mean layer {mean}"
+    )
     return f"{lost}: a larger loss scale would keep more."
 
 
 def norm(value: float) -> str:
     """A norm in words: below a thousandth by its power of ten."""
-    return words.quantity(value) if value == 0 or value >= 1e-3 else f"{value:.2e}".replace("e-0", "e-")
+    return (
+        words.quantity(value)
+        if value == 0 or value >= 1e-3
+        else f"{value:.2e}".replace("e-0", "e-")
+    )
 
 
 def gradients_summary(strips: Sequence[Strip]) -> str:
@@ -65,16 +83,24 @@ def gradients_summary(strips: Sequence[Strip]) -> str:
         return f"The newest gradient of {words.listed(odd[:4])} is not finite."
     none = [name for name, value in newest.items() if value == 0]
     if none:
-        return f"No gradient reaches {words.listed(none[:4])}{' and more' if len(none) > 4 else ''}."
+        return (
+            f"No gradient reaches {words.listed(none[:4])}{' and more' if len(none) > 4 else ''}."
+        )
     if not newest:
         return "No layer has told its gradient yet."
-    most, least = max(newest, key=lambda name: newest[name]), min(newest, key=lambda name: newest[name])
+    most, least = (
+        max(newest, key=lambda name: newest[name]),
+        min(newest, key=lambda name: newest[name]),
+    )
     says = f"Now the largest is {norm(newest[most])}, of {most}"
     if most == least:
         return f"{says}."
     ratio = newest[most] / newest[least]
     says += f"; the smallest {norm(newest[least])}, of {least}"
-    return f"{says}: {words.quantity(ratio, 2)} times less{', which hardly learns' if ratio > _FADED else ''}."
+    return (
+        f"{says}: {words.quantity(ratio, 2)} times "
+        f"less{', which hardly learns' if ratio > _FADED else ''}."
+    )
 
 
 def since_first(strip: Strip) -> Strip:
@@ -86,13 +112,20 @@ def since_first(strip: Strip) -> Strip:
 def weights_summary(strips: Sequence[Strip]) -> str:
     """Which layer's weights have moved most from where they began."""
     told = [(strip.name, strip.y[0], strip.y[-1]) for strip in strips if len(strip.y)]
-    sound = [each for each in told if each[1] > 0 and each[2] > 0 and math.isfinite(each[1]) and math.isfinite(each[2])]
+    sound = [
+        each
+        for each in told
+        if each[1] > 0 and each[2] > 0 and math.isfinite(each[1]) and math.isfinite(each[2])
+    ]
     if not sound:
         return "No layer has told its weights yet."
     name, first, last = max(sound, key=lambda each: abs(math.log(each[2] / each[1])))
     mean = fmean(last / first for _, first, last in sound)
     moved = f"from {norm(first)} to {norm(last)}"
-    return f"{_capital(name)} has moved most, {moved}; the mean layer's norm is {words.quantity(mean)} times its first."
+    return (
+        f"{_capital(name)} has moved most, {moved}; the mean layer's norm is "
+        f"{words.quantity(mean)} times its first."
+    )
 
 
 def experts_now(latest: Mapping[str, float]) -> dict[int, dict[int, float]]:
@@ -111,15 +144,20 @@ def loads_summary(by_layer: Mapping[int, Mapping[int, float]], *, of_steps: bool
         for layer, row in by_layer.items()
         for expert, load in row.items()
         if math.isfinite(load)
-    ]  # fmt: skip
+    ]
     if not cells:
         return "No expert has told its load yet."
     load, layer, expert = max(cells)
     idle = sum(1 for share, _, _ in cells if share == 0)
     when = "Now the fullest" if of_steps else "The fullest"
-    says = f"{when} is expert {expert} of layer {layer} with {words.quantity(load, 3)} times the even load"
+    says = (
+        f"{when} is expert {expert} of layer {layer} with {words.quantity(load, 3)} times the "
+        "even load"
+    )
     says += ": well balanced." if load < _FULL else "."
-    return says + (f" {words.count(idle, 'expert gets', 'experts get')} no token at all." if idle else "")
+    return says + (
+        f" {words.count(idle, 'expert gets', 'experts get')} no token at all." if idle else ""
+    )
 
 
 def _capital(text: str) -> str:

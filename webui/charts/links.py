@@ -1,4 +1,6 @@
-"""Bus bandwidth of collectives over message size, and matrix products by size: curves in per cent of a box. Pure."""
+"""Bus bandwidth of collectives over message size, and matrix products by size: curves in per cent
+of a box. Pure.
+"""
 
 from __future__ import annotations
 
@@ -9,12 +11,18 @@ from typing import Any
 from webui import words
 
 HUES = {
-    "all_reduce": "throughput", "all_gather": "mfu", "reduce_scatter": "lr", "all_to_all": "event", "send_recv": "loss",
-}  # fmt: skip
+    "all_reduce": "throughput",
+    "all_gather": "mfu",
+    "reduce_scatter": "lr",
+    "all_to_all": "event",
+    "send_recv": "loss",
+}
 
 
 def chart(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """`{curves: [{name, hue, line, spots}], x_ticks, y_ticks}` on logarithmic axes; y in a box of 100, downwards."""
+    """`{curves: [{name, hue, line, spots}], x_ticks, y_ticks}` on logarithmic axes; y in a box of
+    100, downwards.
+    """
     sizes = sorted({row["bytes"] for row in rows})
     rates = [row["bus_bytes_per_s"] for row in rows]
     low, high = math.floor(math.log10(min(rates))), math.ceil(math.log10(max(rates)))
@@ -22,23 +30,38 @@ def chart(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 
     def place(row: Mapping[str, Any]) -> tuple[float, float]:
         x = 100 * (math.log2(row["bytes"]) - left) / max(right - left, 1e-9)
-        return round(x, 2), round(100 - 100 * (math.log10(row["bus_bytes_per_s"]) - low) / max(high - low, 1), 2)
+        return round(x, 2), round(
+            100 - 100 * (math.log10(row["bus_bytes_per_s"]) - low) / max(high - low, 1), 2
+        )
 
     curves = []
     for kind in dict.fromkeys(row["kind"] for row in rows):
         some = sorted((row for row in rows if row["kind"] == kind), key=lambda row: row["bytes"])
         spots = [{"x": place(row)[0], "y": place(row)[1], "says": _says(row)} for row in some]
         line = " ".join(f"{spot['x']},{spot['y']}" for spot in spots)
-        curves.append({"name": kind.replace("_", "-"), "hue": HUES.get(kind, "other-series"), "line": line,
-                       "spots": spots})  # fmt: skip
+        curves.append(
+            {
+                "name": kind.replace("_", "-"),
+                "hue": HUES.get(kind, "other-series"),
+                "line": line,
+                "spots": spots,
+            }
+        )
     every = 2 if len(sizes) > 6 else 1
     return {
         "curves": curves,
-        "x_ticks": [{"at": place({"bytes": size, "bus_bytes_per_s": 1.0})[0], "says": _size(size)}
-                    for size in sizes[::every]],
-        "y_ticks": [{"at": round(100 - 100 * (power - low) / max(high - low, 1), 2),
-                     "says": rate(10.0**power)} for power in range(low, high + 1)],
-    }  # fmt: skip
+        "x_ticks": [
+            {"at": place({"bytes": size, "bus_bytes_per_s": 1.0})[0], "says": _size(size)}
+            for size in sizes[::every]
+        ],
+        "y_ticks": [
+            {
+                "at": round(100 - 100 * (power - low) / max(high - low, 1), 2),
+                "says": rate(10.0**power),
+            }
+            for power in range(low, high + 1)
+        ],
+    }
 
 
 def rows(found: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
@@ -48,9 +71,11 @@ def rows(found: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     sizes = sorted({row["bytes"] for row in found})
     return {
         "kinds": [kind.replace("_", "-") for kind in kinds],
-        "sizes": [{"says": _size(size), "cells": [_cell(by_place.get((kind, size))) for kind in kinds]}
-                  for size in sizes],
-    }  # fmt: skip
+        "sizes": [
+            {"says": _size(size), "cells": [_cell(by_place.get((kind, size))) for kind in kinds]}
+            for size in sizes
+        ],
+    }
 
 
 def products(found: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
@@ -62,12 +87,20 @@ def products(found: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     return {
         "precisions": precisions,
         "sizes": [
-            {"size": size, "cells": [{"precision": name, "says": words.quantity(by_place.get((name, size))),
-                                      "at": round(100 * by_place.get((name, size), 0.0) / most, 1)}
-                                     for name in precisions]}
+            {
+                "size": size,
+                "cells": [
+                    {
+                        "precision": name,
+                        "says": words.quantity(by_place.get((name, size))),
+                        "at": round(100 * by_place.get((name, size), 0.0) / most, 1),
+                    }
+                    for name in precisions
+                ],
+            }
             for size in sizes
         ],
-    }  # fmt: skip
+    }
 
 
 def _cell(row: Mapping[str, Any] | None) -> dict[str, str]:
@@ -78,7 +111,10 @@ def _cell(row: Mapping[str, Any] | None) -> dict[str, str]:
 
 def _says(row: Mapping[str, Any]) -> str:
     cell = _cell(row)
-    return f"{row['kind'].replace('_', '-')} of {_size(row['bytes'])}: {cell['seconds']}, {cell['rate']}"
+    return (
+        f"{row['kind'].replace('_', '-')} of {_size(row['bytes'])}: {cell['seconds']}, "
+        f"{cell['rate']}"
+    )
 
 
 def rate(bytes_per_s: float) -> str:

@@ -1,4 +1,6 @@
-"""How a run's numbers hold, in one or two sentences: overflows, loss scale, what was not finite, experts. Pure."""
+"""How a run's numbers hold, in one or two sentences: overflows, loss scale, what was not finite,
+experts. Pure.
+"""
 
 from __future__ import annotations
 
@@ -8,11 +10,18 @@ from typing import Any
 from webui import words
 
 _BALANCED = 0.5  # of the largest expert load above even
-_UNSCALED = {"fp32": "; fp32 needs no loss scale", "bf16": "; bf16 has fp32's range and needs no loss scale"}
+_UNSCALED = {
+    "fp32": "; fp32 needs no loss scale",
+    "bf16": "; bf16 has fp32's range and needs no loss scale",
+}
 
 
 def numerics_sentence(
-    events: Sequence[tuple[str, Mapping[str, Any]]], latest: Mapping[str, float], *, precision: str, full: bool = False
+    events: Sequence[tuple[str, Mapping[str, Any]]],
+    latest: Mapping[str, float],
+    *,
+    precision: str,
+    full: bool = False,
 ) -> str:
     """`events` are `(type, data)`, oldest first; `full`: there are more than these."""
     parts = [_odd(events), _scale(events, latest, full), _experts(latest)]
@@ -41,7 +50,9 @@ def _odd(events: Sequence[tuple[str, Mapping[str, Any]]]) -> str:
     return f"The {what} was not finite{when}: it began in {where}."
 
 
-def _scale(events: Sequence[tuple[str, Mapping[str, Any]]], latest: Mapping[str, float], full: bool) -> str:
+def _scale(
+    events: Sequence[tuple[str, Mapping[str, Any]]], latest: Mapping[str, float], full: bool
+) -> str:
     scale = words.number(latest.get("loss_scale"))
     if scale is None:
         return ""
@@ -54,8 +65,13 @@ def _scale(events: Sequence[tuple[str, Mapping[str, Any]]], latest: Mapping[str,
     if not skipped and not moves:
         return f"{now} and has not moved: no gradient overflowed."
     least = "at least " if full else ""
-    went = words.listed([f"{word} {_times(count)}" for word, count in (("fell", fell), ("grew", grew)) if count])
-    skips = f"{least}{words.count(skipped, 'step was', 'steps were')} skipped because gradients overflowed"
+    went = words.listed(
+        [f"{word} {_times(count)}" for word, count in (("fell", fell), ("grew", grew)) if count]
+    )
+    skips = (
+        f"{least}{words.count(skipped, 'step was', 'steps were')} skipped because gradients "
+        "overflowed"
+    )
     return f"{now}" + (f"; it {went}" if went else "") + (f", and {skips}." if skipped else ".")
 
 

@@ -8,7 +8,15 @@ from typing import Any, Final
 
 from workers.contracts.metrics import unit_of
 
-MEMORY_PARTS: Final = ("params", "grads", "optimizer", "activations", "kv_cache", "buffers", "other")
+MEMORY_PARTS: Final = (
+    "params",
+    "grads",
+    "optimizer",
+    "activations",
+    "kv_cache",
+    "buffers",
+    "other",
+)
 MOST_PANELS: Final = 18  # charts of metrics that Orrery does not know, on one page
 
 
@@ -33,7 +41,8 @@ class Level:
 
 @dataclass(frozen=True, slots=True)
 class Panel:
-    """A chart: `kind` lines or stack; `zero`: the y axis starts there; `log`: it begins logarithmic; `empty`: what to
+    """A chart: `kind` lines or stack; `zero`: the y axis starts there; `log`: it begins
+    logarithmic; `empty`: what to
     say without data."""
 
     id: str
@@ -59,7 +68,13 @@ LOSS = Panel(
     (Line("loss", "training", "loss"), Line("val_loss", "validation", "loss-2", "dash")),
     wide=True,
 )
-THROUGHPUT = Panel("throughput", "Throughput", "tokens/s", (Line("tokens_per_s", "tokens/s", "throughput"),), zero=True)
+THROUGHPUT = Panel(
+    "throughput",
+    "Throughput",
+    "tokens/s",
+    (Line("tokens_per_s", "tokens/s", "throughput"),),
+    zero=True,
+)
 MFU = Panel(
     "mfu",
     "Model FLOPs utilisation",
@@ -67,7 +82,9 @@ MFU = Panel(
     (Line("mfu", "MFU", "mfu"), Line("hfu", "HFU", "hfu", "dot")),
     zero=True,
 )
-GRAD_NORM = Panel("grad_norm", "Gradient norm", "", (Line("grad_norm", "before clipping", "grad"),), zero=True)
+GRAD_NORM = Panel(
+    "grad_norm", "Gradient norm", "", (Line("grad_norm", "before clipping", "grad"),), zero=True
+)
 LEARNING_RATE = Panel("lr", "Learning rate", "", (Line("lr", "learning rate", "lr"),), zero=True)
 STEP_SPLIT = Panel(
     "step_split",
@@ -115,7 +132,10 @@ MEMORY = Panel(
     "memory",
     "Memory held",
     "bytes",
-    tuple(Line(f"memory/{part}_bytes", part.replace("kv_cache", "KV cache"), f"mem-{part}") for part in MEMORY_PARTS),
+    tuple(
+        Line(f"memory/{part}_bytes", part.replace("kv_cache", "KV cache"), f"mem-{part}")
+        for part in MEMORY_PARTS
+    ),
     kind="stack",
     zero=True,
 )
@@ -137,12 +157,22 @@ OFFLOADED = Panel(
     zero=True,
 )
 TFLOPS = Panel(
-    "tflops", "Model TFLOP/s per device", "TFLOP/s", (Line("tflops_per_device", "per device", "mfu"),), zero=True
+    "tflops",
+    "Model TFLOP/s per device",
+    "TFLOP/s",
+    (Line("tflops_per_device", "per device", "mfu"),),
+    zero=True,
 )
 BUBBLE = Panel(
-    "bubble", "Pipeline bubble", "fraction", (Line("pipeline/bubble_fraction", "bubble", "time-2"),), zero=True
+    "bubble",
+    "Pipeline bubble",
+    "fraction",
+    (Line("pipeline/bubble_fraction", "bubble", "time-2"),),
+    zero=True,
 )
-LOSS_SCALE = Panel("loss_scale", "Loss scale", "", (Line("loss_scale", "loss scale", "event"),), log=True)
+LOSS_SCALE = Panel(
+    "loss_scale", "Loss scale", "", (Line("loss_scale", "loss scale", "event"),), log=True
+)
 VIOLATION = Panel(
     "max_violation",
     "Largest expert load above even",
@@ -150,27 +180,60 @@ VIOLATION = Panel(
     (Line("moe/max_violation", "largest load over the mean, minus 1", "event"),),
     zero=True,
 )
-AUXILIARY = Panel("aux_loss", "Auxiliary loss", "", (Line("moe/aux_loss", "summed over layers", "loss-2"),), zero=True)
-PERPLEXITY = Panel("val_perplexity", "Validation perplexity", "", (Line("val_perplexity", "validation", "loss-2"),))
+AUXILIARY = Panel(
+    "aux_loss",
+    "Auxiliary loss",
+    "",
+    (Line("moe/aux_loss", "summed over layers", "loss-2"),),
+    zero=True,
+)
+PERPLEXITY = Panel(
+    "val_perplexity", "Validation perplexity", "", (Line("val_perplexity", "validation", "loss-2"),)
+)
 UTILISATION = Panel(
-    "utilisation", "Device utilisation", "fraction", (Line("device/utilization", "busy", "throughput"),), zero=True
+    "utilisation",
+    "Device utilisation",
+    "fraction",
+    (Line("device/utilization", "busy", "throughput"),),
+    zero=True,
 )
 POWER = Panel("power", "Power", "W", (Line("device/power_w", "power", "event"),), zero=True)
-TEMPERATURE = Panel("temperature", "Temperature", "°C", (Line("device/temperature_c", "temperature", "fail"),))
-FIRST_TOKEN = Panel("ttft", "Time to first token", "s", (Line("inference/ttft_s", "first token", "time"),), zero=True)
-PACE = Panel("tpot", "Time per token", "s", (Line("inference/tpot_s", "per token", "time-2"),), zero=True)
+TEMPERATURE = Panel(
+    "temperature", "Temperature", "°C", (Line("device/temperature_c", "temperature", "fail"),)
+)
+FIRST_TOKEN = Panel(
+    "ttft",
+    "Time to first token",
+    "s",
+    (Line("inference/ttft_s", "first token", "time"),),
+    zero=True,
+)
+PACE = Panel(
+    "tpot", "Time per token", "s", (Line("inference/tpot_s", "per token", "time-2"),), zero=True
+)
 SERVED = Panel(
-    "served", "Tokens generated", "tokens/s", (Line("inference/tokens_per_s", "tokens/s", "throughput"),), zero=True
+    "served",
+    "Tokens generated",
+    "tokens/s",
+    (Line("inference/tokens_per_s", "tokens/s", "throughput"),),
+    zero=True,
 )
 REQUESTS = Panel(
     "requests",
     "Requests",
     "requests",
-    (Line("inference/running", "running", "throughput"), Line("inference/waiting", "waiting", "event")),
+    (
+        Line("inference/running", "running", "throughput"),
+        Line("inference/waiting", "waiting", "event"),
+    ),
     zero=True,
 )
 BLOCKS = Panel(
-    "blocks", "KV blocks used", "blocks", (Line("inference/kv_blocks_used", "blocks", "mem-kv_cache"),), zero=True
+    "blocks",
+    "KV blocks used",
+    "blocks",
+    (Line("inference/kv_blocks_used", "blocks", "mem-kv_cache"),),
+    zero=True,
 )
 
 SHARES = Panel(
@@ -195,9 +258,15 @@ READ = Panel(
     zero=True,
 )
 PUT_BACK = Panel(
-    "put_back", "Put back to make room", "requests", (Line("inference/preemptions", "requests", "event"),), zero=True
+    "put_back",
+    "Put back to make room",
+    "requests",
+    (Line("inference/preemptions", "requests", "event"),),
+    zero=True,
 )
-SWAPPED = Panel("swapped", "Blocks swapped", "blocks", (Line("inference/swaps", "blocks", "time-2"),), zero=True)
+SWAPPED = Panel(
+    "swapped", "Blocks swapped", "blocks", (Line("inference/swaps", "blocks", "time-2"),), zero=True
+)
 SPECULATION = Panel(
     "speculation",
     "Tokens a step by speculation",
@@ -206,9 +275,19 @@ SPECULATION = Panel(
     zero=True,
 )
 ACCEPTANCE = Panel(
-    "acceptance", "Draft tokens accepted", "fraction", (Line("inference/acceptance", "accepted", "mfu"),), zero=True
+    "acceptance",
+    "Draft tokens accepted",
+    "fraction",
+    (Line("inference/acceptance", "accepted", "mfu"),),
+    zero=True,
 )
-JUDGED = Panel("answered", "Lines done", "answers", (Line("inference/answered", "lines", "throughput"),), zero=True)
+JUDGED = Panel(
+    "answered",
+    "Lines done",
+    "answers",
+    (Line("inference/answered", "lines", "throughput"),),
+    zero=True,
+)
 
 SUMMARY: Final = (
     LOSS,
@@ -239,28 +318,42 @@ ANSWERING: Final = {
     "generate": (SERVED, REQUESTS, BLOCKS),
     "evaluate": (SERVED, JUDGED),
 }
-TRAINING: Final = (LOSS, THROUGHPUT, MFU, GRAD_NORM, LEARNING_RATE, STEP_TIME, MEMORY)  # before the first point
+# before the first point
+TRAINING: Final = (LOSS, THROUGHPUT, MFU, GRAD_NORM, LEARNING_RATE, STEP_TIME, MEMORY)
 PERFORMANCE: Final = (STEP_SPLIT, STEP_TIME, THROUGHPUT, MFU, TFLOPS, SENT, BUBBLE)
 NUMERICS: Final = (LOSS_SCALE, GRAD_NORM, VIOLATION, AUXILIARY)
 SYSTEM: Final = (UTILISATION, POWER, TEMPERATURE)
 KNOWN: Final = frozenset(
-    line.name for panel in (*SUMMARY, *PERFORMANCE, *NUMERICS, *SYSTEM, ALLOCATOR, OFFLOADED) for line in panel.series
+    line.name
+    for panel in (*SUMMARY, *PERFORMANCE, *NUMERICS, *SYSTEM, ALLOCATOR, OFFLOADED)
+    for line in panel.series
 ) | {"comm/arrival_skew_s", "memory/capacity_bytes"}
 # of many curves, drawn together: charts of many lines, stacks and heat maps
 FAMILIES: Final = (
-    "loss/", "memory/", "time/", "comm/", "grad_norm/", "weight_norm/", "grad_underflow/", "moe/load/",
-)  # fmt: skip
+    "loss/",
+    "memory/",
+    "time/",
+    "comm/",
+    "grad_norm/",
+    "weight_norm/",
+    "grad_underflow/",
+    "moe/load/",
+)
 QUIET: Final = FAMILIES[1:]  # those of them that other tabs draw
 # of the known ones, those that other tabs draw
 ELSEWHERE: Final = KNOWN - {line.name for panel in SUMMARY for line in panel.series}
 
 
 def summary(names: Collection[str], kind: str) -> list[Panel]:
-    """The summary's charts: known metrics in a steady order, then by source, then those of the program's own."""
+    """The summary's charts: known metrics in a steady order, then by source, then those of the
+    program's own.
+    """
     if not names:
         return list(ANSWERING.get(kind, TRAINING))
     # an engine's memory is counted once, and a stack of constants would lead the page
-    chosen = [panel for panel in _having(SUMMARY, names) if kind not in ANSWERING or panel.id != "memory"]
+    chosen = [
+        panel for panel in _having(SUMMARY, names) if kind not in ANSWERING or panel.id != "memory"
+    ]
     if sources := _family(names, "loss/"):
         chosen.insert(1, Panel("loss_sources", "Loss by source", "nats/token", sources))
     return chosen + own(names)
@@ -271,14 +364,18 @@ def _family(names: Iterable[str], prefix: str) -> tuple[Line, ...]:
     found = sorted(name for name in names if name.startswith(prefix))
     found = found[:: -(-len(found) // 16)] if found else found
     hues = ("loss", "loss-2", "throughput", "time-2", "mfu", "grad", "event", "other-series")
-    return tuple(Line(name, name.removeprefix(prefix), hues[i % len(hues)]) for i, name in enumerate(found))
+    return tuple(
+        Line(name, name.removeprefix(prefix), hues[i % len(hues)]) for i, name in enumerate(found)
+    )
 
 
 def own(names: Iterable[str]) -> list[Panel]:
     """One chart for each metric that only the program knows, at most `MOST_PANELS`."""
     unknown = sorted(name for name in names if name not in KNOWN and not name.startswith(FAMILIES))
     return [
-        Panel(f"own-{i}", name, unit_of(name), (Line(name, name.rsplit("/", 1)[-1], "other-series"),))
+        Panel(
+            f"own-{i}", name, unit_of(name), (Line(name, name.rsplit("/", 1)[-1], "other-series"),)
+        )
         for i, name in enumerate(unknown[:MOST_PANELS])
     ]
 
@@ -292,7 +389,9 @@ def performance(names: Collection[str]) -> list[Panel]:
 
 
 def numerics(names: Collection[str]) -> list[Panel]:
-    """Loss scale, gradients and the experts' balance; one that stands alone or before three takes the width."""
+    """Loss scale, gradients and the experts' balance; one that stands alone or before three takes
+    the width.
+    """
     found = _having(NUMERICS, names)
     return [replace(panel, wide=len(found) in (1, 4) and panel is found[0]) for panel in found]
 
@@ -316,16 +415,21 @@ def unshown(names: Iterable[str]) -> int:
     """How many of the program's own metrics have no chart."""
     return max(
         0,
-        len([name for name in names if name not in KNOWN and not name.startswith(FAMILIES)]) - MOST_PANELS,
+        len([name for name in names if name not in KNOWN and not name.startswith(FAMILIES)])
+        - MOST_PANELS,
     )
 
 
 def _having(panels: Iterable[Panel], names: Collection[str]) -> list[Panel]:
-    """Those with at least one series among the names, and of each the series that are; validation may still come."""
+    """Those with at least one series among the names, and of each the series that are; validation
+    may still come.
+    """
     found = []
     for panel in panels:
         lines = tuple(
-            line for line in panel.series if line.name in names or (panel.id == "loss" and line.name == "val_loss")
+            line
+            for line in panel.series
+            if line.name in names or (panel.id == "loss" and line.name == "val_loss")
         )
         if any(line.name in names for line in lines):
             found.append(replace(panel, series=lines))

@@ -1,6 +1,8 @@
-"""A sampled step of a pipeline as its ranks told it, in the planner's shape and beside its prediction. Pure.
+"""A sampled step of a pipeline as its ranks told it, in the planner's shape and beside its
+prediction. Pure.
 
-Actions are `[kind, stage, micro_batch, start_s, end_s]`: F, B (full backward), I (input gradient), W (weight gradient),
+Actions are `[kind, stage, micro_batch, start_s, end_s]`: F, B (full backward), I (input gradient),
+W (weight gradient),
 and waits, send and recv. Seconds count from the step's first action on any rank.
 """
 
@@ -15,13 +17,16 @@ from webui import words
 from webui.charts.plan_pipeline import Pipeline, Row, pipeline, rows_of
 
 _KINDS: Final = {"F": "F", "B": "B", "I": "B", "W": "W", "send": "C", "recv": "C"}
-_APART: Final = 4.0  # measured and predicted lengths further apart than this are drawn each to its own scale
+# measured and predicted lengths further apart than this are drawn each to its own scale
+_APART: Final = 4.0
 _CLOSE: Final = 0.03  # bubble fractions nearer than this are alike
 
 
 @dataclass(frozen=True, slots=True)
 class Beside:
-    """The measured timeline above the predicted one; `says` is both bubbles in words, `scale` how they are drawn."""
+    """The measured timeline above the predicted one; `says` is both bubbles in words, `scale` how
+    they are drawn.
+    """
 
     step: int
     measured: Pipeline
@@ -37,7 +42,9 @@ class Beside:
 
 
 def newest_step(events: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
-    """The data of the newest step that most pipeline ranks told, one a rank: later ranks may still be on their way."""
+    """The data of the newest step that most pipeline ranks told, one a rank: later ranks may still
+    be on their way.
+    """
     by_step: dict[int, dict[int, Mapping[str, Any]]] = {}
     for data in events:
         step, rank = words.number(data.get("step")), words.number(data.get("pp_rank"))
@@ -51,18 +58,27 @@ def newest_step(events: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
 
 
 def measured_rows(told: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """As `orchestrator.planner.schedules.timeline`. Waits that began before the first action begin with it."""
+    """As `orchestrator.planner.schedules.timeline`.
+
+    Waits that began before the first action begin with it.
+    """
     rows: list[dict[str, Any]] = []
     for data in told:
         for kind, stage, micro_batch, start_s, end_s in data["actions"]:
             if kind in _KINDS and end_s > 0:
                 rows.append(
                     {
-                        "device": int(data["pp_rank"]), "stage": int(stage), "micro_batch": int(micro_batch),
-                        "kind": _KINDS[kind], "start_s": max(0.0, float(start_s)), "end_s": float(end_s),
+                        "device": int(data["pp_rank"]),
+                        "stage": int(stage),
+                        "micro_batch": int(micro_batch),
+                        "kind": _KINDS[kind],
+                        "start_s": max(0.0, float(start_s)),
+                        "end_s": float(end_s),
                     }
-                )  # fmt: skip
-    bubbles = [share for data in told if (share := words.number(data.get("bubble_fraction"))) is not None]
+                )
+    bubbles = [
+        share for data in told if (share := words.number(data.get("bubble_fraction"))) is not None
+    ]
     return {
         "devices": max((int(data["pp_rank"]) for data in told), default=-1) + 1,
         "drawn_s": max((row["end_s"] for row in rows), default=0.0),
@@ -71,8 +87,13 @@ def measured_rows(told: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     }
 
 
-def beside(events: Sequence[Mapping[str, Any]], predicted: Mapping[str, Any] | None) -> Beside | None:
-    """None where no rank told a step. Both timelines share one scale unless their lengths are worlds apart."""
+def beside(
+    events: Sequence[Mapping[str, Any]], predicted: Mapping[str, Any] | None
+) -> Beside | None:
+    """None where no rank told a step.
+
+    Both timelines share one scale unless their lengths are worlds apart.
+    """
     told = newest_step(events)
     if not told:
         return None
@@ -87,7 +108,11 @@ def beside(events: Sequence[Mapping[str, Any]], predicted: Mapping[str, Any] | N
     batches = words.count(len(micro_batches), "micro-batch", "micro-batches")
     summary = f"Step {step:,} took {words.seconds(long)} for {batches}"
     summary += f"; ranks were idle {words.percent(bubble)} of it." if bubble is not None else "."
-    note = "" if len(told) == found["devices"] else f"{found['devices'] - len(told)} pipeline ranks told nothing of it."
+    note = (
+        ""
+        if len(told) == found["devices"]
+        else f"{found['devices'] - len(told)} pipeline ranks told nothing of it."
+    )
     return Beside(
         step,
         Pipeline(rows, legend, over, summary, note),
@@ -101,10 +126,17 @@ def _says(bubble: float | None, predicted: Mapping[str, Any] | None) -> str:
     """Both bubbles in one sentence."""
     if bubble is None:
         return "The ranks did not tell how long they were idle."
-    foreseen = words.number(predicted.get("predicted_bubble", predicted["bubble_fraction"])) if predicted else None
+    foreseen = (
+        words.number(predicted.get("predicted_bubble", predicted["bubble_fraction"]))
+        if predicted
+        else None
+    )
     if foreseen is None:
         return f"The bubble is {words.percent(bubble)} of the step; nothing was predicted of it."
-    says = f"The bubble is {words.percent(bubble)} of the step, {words.percent(foreseen)} was predicted"
+    says = (
+        f"The bubble is {words.percent(bubble)} of the step, {words.percent(foreseen)} was "
+        "predicted"
+    )
     if abs(bubble - foreseen) <= _CLOSE:
         return f"{says}: within {100 * _CLOSE:.0f} points."
     more = f"{abs(100 * (bubble - foreseen)):.1f} points {'more' if bubble > foreseen else 'less'}"

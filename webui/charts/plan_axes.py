@@ -9,7 +9,8 @@ from typing import Final
 from webui import words
 
 _SHORT: Final = (0.01, 0.1, 1.0, 3.0, 10.0)
-_LONG: Final = (30.0, 60.0, 120.0, 300.0, 600.0, 1800.0, 3600.0, 7200.0, 21600.0, 86400.0)  # of seconds, round
+# of seconds, round
+_LONG: Final = (30.0, 60.0, 120.0, 300.0, 600.0, 1800.0, 3600.0, 7200.0, 21600.0, 86400.0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +30,9 @@ class Axis:
     def at(self, value: float) -> float:
         """Where the value stands, 0 to 100."""
         if self.log:
-            share = (math.log(value) - math.log(self.low)) / (math.log(self.high) - math.log(self.low))
+            share = (math.log(value) - math.log(self.low)) / (
+                math.log(self.high) - math.log(self.low)
+            )
         else:
             share = (value - self.low) / (self.high - self.low)
         return round(100 * min(1.0, max(0.0, share)), 3)
@@ -51,9 +54,15 @@ def ticks(over: Axis, unit: str, most: int = 5) -> list[Tick]:
         found = inside[:: max(1, -(-len(inside) // most))]
     elif unit == "s" and not over.log and over.high - over.low > 90:
         step = next((step for step in _LONG if (over.high - over.low) / step <= most), _LONG[-1])
-        found = [index * step for index in range(math.ceil(over.low / step), int(over.high / step) + 1)]
+        found = [
+            index * step for index in range(math.ceil(over.low / step), int(over.high / step) + 1)
+        ]
     else:
-        found = _log_values(over, most) if over.log else _values(over, most, 1024 if unit == "bytes" else 1000)
+        found = (
+            _log_values(over, most)
+            if over.log
+            else _values(over, most, 1024 if unit == "bytes" else 1000)
+        )
     return [Tick(over.at(value), says(value, unit)) for value in found]
 
 
@@ -69,7 +78,9 @@ def _values(over: Axis, most: int, base: int) -> list[float]:
     rough = (over.high - over.low) / most
     scale = float(base) ** math.floor(math.log(rough, base)) if rough > 0 else 1.0
     ten = 10.0 ** math.floor(math.log10(rough / scale)) * scale
-    step = next((nice * ten for nice in (1, 2, 2.5, 5, 10) if nice * ten >= rough * 0.999), 10 * ten)
+    step = next(
+        (nice * ten for nice in (1, 2, 2.5, 5, 10) if nice * ten >= rough * 0.999), 10 * ten
+    )
     first = math.ceil(over.low / step)
     return [index * step for index in range(first, int(over.high / step) + 1)]
 

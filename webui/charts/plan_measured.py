@@ -39,7 +39,9 @@ class Beside:
 
 
 def rows(compared: Iterable[Mapping[str, Any]]) -> list[Beside]:
-    """From `{metric, predicted, measured}` in the order of the titles; one not measured yet has None."""
+    """From `{metric, predicted, measured}` in the order of the titles; one not measured yet has
+    None.
+    """
     by_metric = {str(item["metric"]): item for item in compared}
     found = []
     for metric, (title, hue, less) in _TITLES.items():
@@ -50,33 +52,62 @@ def rows(compared: Iterable[Mapping[str, Any]]) -> list[Beside]:
         measured = words.number(item.get("measured"))
         most = max(predicted, measured or 0.0) or 1.0
         share = measured / predicted - 1 if measured is not None and predicted else None
-        mood = "" if share is None or abs(share) <= _FAR else "good" if (share < 0) == less else "warn"
+        mood = (
+            "" if share is None or abs(share) <= _FAR else "good" if (share < 0) == less else "warn"
+        )
         off = "" if share is None else f"{share:+.1%}".replace("-", "−")
         found.append(
             Beside(
-                metric, title, hue, shown(metric, predicted), shown(metric, measured), round(100 * predicted / most, 2),
-                round(100 * (measured or 0.0) / most, 2), off, mood,
+                metric,
+                title,
+                hue,
+                shown(metric, predicted),
+                shown(metric, measured),
+                round(100 * predicted / most, 2),
+                round(100 * (measured or 0.0) / most, 2),
+                off,
+                mood,
             )
-        )  # fmt: skip
+        )
     return found
 
 
 def foreseen(prediction: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """What a prediction says, in the run's metrics, before anything is measured; `of` says of what, if that matters."""
+    """What a prediction says, in the run's metrics, before anything is measured; `of` says of what,
+    if that matters.
+    """
     if prediction.get("kind") == "serving":
         alone, full = prediction["alone"], prediction["full"]
-        told = [("inference/ttft_s", alone["ttft_s"], "alone"), ("inference/tpot_s", alone["tpot_s"], "alone"),
-                ("inference/tokens_per_s", full["tokens_per_s"], f"{full['batch']} at once")]  # fmt: skip
-        return [{"metric": name, "predicted": value, "measured": None, "of": of} for name, value, of in told if value]
+        told = [
+            ("inference/ttft_s", alone["ttft_s"], "alone"),
+            ("inference/tpot_s", alone["tpot_s"], "alone"),
+            ("inference/tokens_per_s", full["tokens_per_s"], f"{full['batch']} at once"),
+        ]
+        return [
+            {"metric": name, "predicted": value, "measured": None, "of": of}
+            for name, value, of in told
+            if value
+        ]
     memory = prediction.get("memory") or {}
     pairs = {
-        "step_time_s": prediction.get("step_time_s"), "tokens_per_s": prediction.get("tokens_per_s"),
-        "mfu": prediction.get("mfu"), "pipeline/bubble_fraction": prediction.get("bubble_fraction") or None,
-        **{f"memory/{part}_bytes": size for part, size in (prediction.get("largest_bytes") or {}).items()},
+        "step_time_s": prediction.get("step_time_s"),
+        "tokens_per_s": prediction.get("tokens_per_s"),
+        "mfu": prediction.get("mfu"),
+        "pipeline/bubble_fraction": prediction.get("bubble_fraction") or None,
+        **{
+            f"memory/{part}_bytes": size
+            for part, size in (prediction.get("largest_bytes") or {}).items()
+        },
         # on a CPU a process holds Python and its libraries as well
-        "memory/allocated_bytes": None if prediction.get("device") == "cpu" else memory.get("total_bytes"),
-    }  # fmt: skip
-    return [{"metric": metric, "predicted": value, "measured": None} for metric, value in pairs.items() if value]
+        "memory/allocated_bytes": None
+        if prediction.get("device") == "cpu"
+        else memory.get("total_bytes"),
+    }
+    return [
+        {"metric": metric, "predicted": value, "measured": None}
+        for metric, value in pairs.items()
+        if value
+    ]
 
 
 def summary(found: Iterable[Beside]) -> str:
@@ -89,7 +120,8 @@ def summary(found: Iterable[Beside]) -> str:
         return f"All {len(known)} measured numbers are within a tenth of their prediction."
     told = words.listed([f"{row.title.lower()} {row.off}" for row in far[:4]])
     return (
-        f"{len(known) - len(far)} of {len(known)} measured numbers are within a tenth of their prediction; not {told}."
+        f"{len(known) - len(far)} of {len(known)} measured numbers are within a tenth of their "
+        f"prediction; not {told}."
     )
 
 

@@ -1,6 +1,7 @@
 """What holds a device's memory: a stacked bar, and a treemap laid out as squares as may be. Pure.
 
-The treemap follows Bruls, Huizing and van Wijk, "Squarified Treemaps" (2000). Areas are shares of the capacity, or of
+The treemap follows Bruls, Huizing and van Wijk, "Squarified Treemaps" (2000). Areas are shares of
+the capacity, or of
 the whole where it is larger than that.
 """
 
@@ -53,12 +54,16 @@ class Piece:
 
 def pieces(memory: Mapping[str, Any], *, with_free: bool = True) -> list[Piece]:
     """The categories that hold something, in their steady order, free memory last."""
-    held = [(name, word, hue, words.number(memory.get(name)) or 0.0) for name, word, hue in CATEGORIES]
+    held = [
+        (name, word, hue, words.number(memory.get(name)) or 0.0) for name, word, hue in CATEGORIES
+    ]
     total = sum(value for *_, value in held)
     capacity = words.number(memory.get("capacity_bytes")) or 0.0
     free = max(0.0, capacity - (words.number(memory.get("total_bytes")) or total))
     whole = max(capacity, total) or 1.0
-    found = [_piece(name, word, hue, value, whole, total) for name, word, hue, value in held if value > 0]
+    found = [
+        _piece(name, word, hue, value, whole, total) for name, word, hue, value in held if value > 0
+    ]
     if with_free and free > 0:
         found.append(_piece("free", "free", "mem-free", free, whole, total + free))
     return found
@@ -66,7 +71,13 @@ def pieces(memory: Mapping[str, Any], *, with_free: bool = True) -> list[Piece]:
 
 def _piece(name: str, word: str, hue: str, value: float, whole: float, total: float) -> Piece:
     return Piece(
-        name, word, hue, value, words.memory(value), round(100 * value / whole, 3), words.percent(value / total)
+        name,
+        word,
+        hue,
+        value,
+        words.memory(value),
+        round(100 * value / whole, 3),
+        words.percent(value / total),
     )
 
 
@@ -76,15 +87,28 @@ def treemap(memory: Mapping[str, Any], *, with_free: bool = True) -> list[Piece]
     boxes = squarified([piece.bytes for piece in found], 100 * _ASPECT, 100.0)
     return [
         Piece(
-            piece.name, piece.word, piece.hue, piece.bytes, piece.says, piece.share, piece.of_total,
-            round(left / _ASPECT, 3), round(top, 3), round(width / _ASPECT, 3), round(height, 3),
+            piece.name,
+            piece.word,
+            piece.hue,
+            piece.bytes,
+            piece.says,
+            piece.share,
+            piece.of_total,
+            round(left / _ASPECT, 3),
+            round(top, 3),
+            round(width / _ASPECT, 3),
+            round(height, 3),
         )
         for piece, (left, top, width, height) in zip(found, boxes, strict=True)
-    ]  # fmt: skip
+    ]
 
 
-def squarified(values: Sequence[float], width: float, height: float) -> list[tuple[float, float, float, float]]:
-    """`(left, top, width, height)` of each value, its area in proportion; the order of the values is kept."""
+def squarified(
+    values: Sequence[float], width: float, height: float
+) -> list[tuple[float, float, float, float]]:
+    """`(left, top, width, height)` of each value, its area in proportion; the order of the values
+    is kept.
+    """
     order = sorted(range(len(values)), key=lambda index: -values[index])
     scale = width * height / (sum(values) or 1.0)
     areas = [values[index] * scale for index in order]
@@ -94,7 +118,9 @@ def squarified(values: Sequence[float], width: float, height: float) -> list[tup
     while start < len(areas):
         short = min(width, height) or 1.0
         stop = start + 1
-        while stop < len(areas) and _worst(areas[start : stop + 1], short) <= _worst(areas[start:stop], short):
+        while stop < len(areas) and _worst(areas[start : stop + 1], short) <= _worst(
+            areas[start:stop], short
+        ):
             stop += 1
         row = areas[start:stop]
         thick = sum(row) / short
@@ -129,10 +155,14 @@ def summary(memory: Mapping[str, Any]) -> str:
     """The same in a sentence."""
     found = [piece for piece in pieces(memory, with_free=False)]
     total, capacity = memory.get("total_bytes"), memory.get("capacity_bytes")
-    parts = words.listed([f"{piece.word} {piece.says}" for piece in sorted(found, key=lambda piece: -piece.bytes)])
+    parts = words.listed(
+        [f"{piece.word} {piece.says}" for piece in sorted(found, key=lambda piece: -piece.bytes)]
+    )
     stage = memory.get("stage")
     where = (
-        f" on stage {stage}" if isinstance(stage, int) and len(memory.get("per_stage_total_bytes") or []) > 1 else ""
+        f" on stage {stage}"
+        if isinstance(stage, int) and len(memory.get("per_stage_total_bytes") or []) > 1
+        else ""
     )
     return f"{words.memory(total)} of {words.memory(capacity)}{where}: {parts}."
 
@@ -146,8 +176,11 @@ def stages(memory: Mapping[str, Any]) -> list[dict[str, Any]]:
     full = max([capacity, *totals]) or 1.0
     return [
         {
-            "stage": stage, "share": round(100 * total / full, 2), "says": words.memory(total),
-            "over": bool(capacity and total > capacity), "worst": stage == memory.get("stage"),
+            "stage": stage,
+            "share": round(100 * total / full, 2),
+            "says": words.memory(total),
+            "over": bool(capacity and total > capacity),
+            "worst": stage == memory.get("stage"),
         }
         for stage, total in enumerate(totals)
-    ]  # fmt: skip
+    ]

@@ -1,4 +1,5 @@
-"""A pipeline's step as rows of blocks, one row a device: forward, backward, weight gradient and the idle between. Pure.
+"""A pipeline's step as rows of blocks, one row a device: forward, backward, weight gradient and the
+idle between. Pure.
 
 Blocks of one kind and device are one path, so that thousands of them stay light.
 """
@@ -20,7 +21,8 @@ KINDS: Final = (
     ("C", "communication", "pipe-comm"),
 )
 _HUES: Final = {kind: hue for kind, _, hue in KINDS}
-_UNEVEN: Final = 0.05  # idle beyond the ramps that is worth a word; what is drawn has fewer micro-batches
+# idle beyond the ramps that is worth a word; what is drawn has fewer micro-batches
+_UNEVEN: Final = 0.05
 _NAMED: Final = 8  # devices up to which a row is high enough for text
 NUMBERED: Final = 72  # blocks of a row up to which they carry their micro-batch
 _GAP: Final = 1.2  # between neighbours at most, in a row 1000 wide
@@ -29,7 +31,9 @@ _COMM_TOP: Final = 6
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """`paths` are `(colour, d)` in a box of 1000 x 10; `labels` `(left, width, colour, text)` in per cent."""
+    """`paths` are `(colour, d)` in a box of 1000 x 10; `labels` `(left, width, colour, text)` in
+    per cent.
+    """
 
     device: int
     paths: list[tuple[str, str]]
@@ -47,7 +51,8 @@ class Pipeline:
 
 
 def pipeline(drawn: Mapping[str, Any], *, end_s: float | None = None) -> Pipeline:
-    """From `orchestrator.planner.schedules.timeline`, with `of` micro-batches a step where fewer are drawn.
+    """From `orchestrator.planner.schedules.timeline`, with `of` micro-batches a step where fewer
+    are drawn.
 
     `end_s` ends the axis where two timelines are drawn to one scale.
     """
@@ -57,28 +62,43 @@ def pipeline(drawn: Mapping[str, Any], *, end_s: float | None = None) -> Pipelin
     uneven = float(drawn["bubble_fraction"]) - bubble > _UNEVEN
     summary = (
         f"{drawn['schedule']} over {words.count(int(drawn['devices']), 'device')} with "
-        f"{words.count(whole, 'micro-batch', 'micro-batches')} a step: its ramps are {words.percent(bubble)} of it."
+        f"{words.count(whole, 'micro-batch', 'micro-batches')} a step: its ramps are "
+        f"{words.percent(bubble)} of it."
     )
     if uneven:
-        summary += f" Uneven stages leave devices idle {words.percent(drawn['bubble_fraction'])} of what is drawn."
-    note = f"{shown} micro-batches are drawn; the middle of a step repeats." if shown < whole else ""
+        summary += (
+            f" Uneven stages leave devices idle {words.percent(drawn['bubble_fraction'])} "
+            "of what is drawn."
+        )
+    note = (
+        f"{shown} micro-batches are drawn; the middle of a step repeats." if shown < whole else ""
+    )
     return Pipeline(rows, legend, over, summary, note)
 
 
-def rows_of(drawn: Mapping[str, Any], *, end_s: float | None) -> tuple[list[Row], list[tuple[str, str]], list[Tick]]:
+def rows_of(
+    drawn: Mapping[str, Any], *, end_s: float | None
+) -> tuple[list[Row], list[tuple[str, str]], list[Tick]]:
     """Blocks, legend and ticks: the parts that a predicted and a measured timeline share."""
     drawn_s = float(drawn["drawn_s"]) or 1.0
     end = max(end_s or 0.0, drawn_s)
-    by_device: dict[int, list[Mapping[str, Any]]] = {device: [] for device in range(int(drawn["devices"]))}
+    by_device: dict[int, list[Mapping[str, Any]]] = {
+        device: [] for device in range(int(drawn["devices"]))
+    }
     for row in drawn["rows"]:
         by_device[int(row["device"])].append(row)
     used = {str(row["kind"]) for row in drawn["rows"]}
-    rows = [_row(device, blocks, end, drawn_s, len(by_device) <= _NAMED) for device, blocks in by_device.items()]
+    rows = [
+        _row(device, blocks, end, drawn_s, len(by_device) <= _NAMED)
+        for device, blocks in by_device.items()
+    ]
     legend = [(word, hue) for kind, word, hue in KINDS if kind in used]
     return rows, legend, ticks(Axis(0.0, end), "s", 5)
 
 
-def _row(device: int, blocks: list[Mapping[str, Any]], end: float, drawn_s: float, numbered: bool) -> Row:
+def _row(
+    device: int, blocks: list[Mapping[str, Any]], end: float, drawn_s: float, numbered: bool
+) -> Row:
     paths = []
     for kind, _, hue in KINDS:
         some = [block for block in blocks if block["kind"] == kind]
@@ -87,9 +107,19 @@ def _row(device: int, blocks: list[Mapping[str, Any]], end: float, drawn_s: floa
     labels = []
     if numbered and sum(block["kind"] != "C" for block in blocks) <= NUMBERED:
         for block in blocks:
-            left, width = 100 * block["start_s"] / end, 100 * (block["end_s"] - block["start_s"]) / end
+            left, width = (
+                100 * block["start_s"] / end,
+                100 * (block["end_s"] - block["start_s"]) / end,
+            )
             if width >= 1.2 and block["kind"] != "C":
-                labels.append((round(left, 2), round(width, 2), _HUES[block["kind"]], str(block["micro_batch"] + 1)))
+                labels.append(
+                    (
+                        round(left, 2),
+                        round(width, 2),
+                        _HUES[block["kind"]],
+                        str(block["micro_batch"] + 1),
+                    )
+                )
     busy = sum(block["end_s"] - block["start_s"] for block in blocks if block["kind"] != "C")
     return Row(device, paths, labels, words.percent(max(0.0, 1 - busy / drawn_s)))
 
@@ -97,5 +127,6 @@ def _row(device: int, blocks: list[Mapping[str, Any]], end: float, drawn_s: floa
 def _block(block: Mapping[str, Any], end: float) -> str:
     left, right = 1000 * block["start_s"] / end, 1000 * block["end_s"] / end
     width = max(right - left - min(_GAP, 0.12 * (right - left)), 0.3)
-    top, high = (_COMM_TOP, 10 - _COMM_TOP) if block["kind"] == "C" else (0, 10)  # waits lie under what they wait for
+    # waits lie under what they wait for
+    top, high = (_COMM_TOP, 10 - _COMM_TOP) if block["kind"] == "C" else (0, 10)
     return f"M{left:.2f} {top}h{width:.2f}v{high}h-{width:.2f}z"

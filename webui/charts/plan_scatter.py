@@ -1,4 +1,5 @@
-"""Plans as points of step time against memory, with the Pareto front and the device's capacity. Pure.
+"""Plans as points of step time against memory, with the Pareto front and the device's capacity.
+Pure.
 
 Places are per cent of the drawing, so that it follows any width.
 """
@@ -32,7 +33,9 @@ class Point:
 
 @dataclass(frozen=True, slots=True)
 class Scatter:
-    """`front` is a polyline in a box of 100 x 100, y downwards; `capacity` where the device is full, or None."""
+    """`front` is a polyline in a box of 100 x 100, y downwards; `capacity` where the device is
+    full, or None.
+    """
 
     points: list[Point]
     front: str
@@ -44,8 +47,12 @@ class Scatter:
     summary: str
 
 
-def scatter(plans: Sequence[Mapping[str, Any]], *, pareto: Sequence[int], chosen: str) -> Scatter | None:
-    """`plans` are `{key, glyph, step_time_s, total_bytes, capacity_bytes, fits}` in rank order; None without any."""
+def scatter(
+    plans: Sequence[Mapping[str, Any]], *, pareto: Sequence[int], chosen: str
+) -> Scatter | None:
+    """`plans` are `{key, glyph, step_time_s, total_bytes, capacity_bytes, fits}` in rank order;
+    None without any.
+    """
     if not plans:
         return None
     times = [float(plan["step_time_s"]) for plan in plans]
@@ -57,28 +64,46 @@ def scatter(plans: Sequence[Mapping[str, Any]], *, pareto: Sequence[int], chosen
     on_front = set(pareto)
     points = [
         Point(
-            plan["key"], rank, over_x.at(time), over_y.at(memory), rank in on_front, bool(plan["fits"]),
+            plan["key"],
+            rank,
+            over_x.at(time),
+            over_y.at(memory),
+            rank in on_front,
+            bool(plan["fits"]),
             plan["key"] == chosen,
             f"{rank + 1}. {plan['glyph']}: {words.seconds(time)} a step, {words.memory(memory)}",
-            plan["glyph"], words.seconds(time, 4), words.memory(memory),
+            plan["glyph"],
+            words.seconds(time, 4),
+            words.memory(memory),
         )
         for rank, (plan, time, memory) in enumerate(zip(plans, times, held, strict=True))
-    ]  # fmt: skip
-    front = sorted((point for point in points if point.pareto), key=lambda point: (point.x, -point.y))
+    ]
+    front = sorted(
+        (point for point in points if point.pareto), key=lambda point: (point.x, -point.y)
+    )
     fastest, lightest = min(times), min(held)
     summary = (
-        f"{words.count(len(points), 'plan')}: {words.seconds(fastest)} to {words.seconds(max(times))} a step, "
+        f"{words.count(len(points), 'plan')}: {words.seconds(fastest)} to "
+        f"{words.seconds(max(times))} a step, "
         f"{words.memory(lightest)} to {words.memory(max(held))}; "
         f"{words.count(len(front), 'plan is', 'plans are')} best in some mix of both."
     )
     return Scatter(
-        points, steps(front), ticks(over_x, "s"), ticks(over_y, "bytes", 4),
-        over_y.at(capacity) if capacity else None, words.memory(capacity) if capacity else "", log, summary,
-    )  # fmt: skip
+        points,
+        steps(front),
+        ticks(over_x, "s"),
+        ticks(over_y, "bytes", 4),
+        over_y.at(capacity) if capacity else None,
+        words.memory(capacity) if capacity else "",
+        log,
+        summary,
+    )
 
 
 def steps(front: Sequence[Point]) -> str:
-    """A staircase: between two plans of the front nothing is both faster and lighter than the first."""
+    """A staircase: between two plans of the front nothing is both faster and lighter than the
+    first.
+    """
     path: list[str] = []
     for before, point in zip([None, *front], front, strict=False):
         if before is not None:

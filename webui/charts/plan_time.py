@@ -1,4 +1,6 @@
-"""A step's time as a waterfall: what it is made of, one after the other, and the interval it ends in. Pure."""
+"""A step's time as a waterfall: what it is made of, one after the other, and the interval it ends
+in. Pure.
+"""
 
 from __future__ import annotations
 
@@ -58,13 +60,25 @@ def waterfall(answer: Mapping[str, Any]) -> Waterfall | None:
         at += value
     total = _bar("step_time_s", "step", "time", step, step, over, 0.0)
     interval = f"{words.seconds(low)} to {words.seconds(high)}" if high > low else ""
-    largest = sorted((bar for bar in bars if bar.seconds > 0.001 * step), key=lambda bar: -bar.seconds)
-    summary = f"{words.seconds(step)} a step" + (f", 80% likely within {interval}" if interval else "") + ": "
+    largest = sorted(
+        (bar for bar in bars if bar.seconds > 0.001 * step), key=lambda bar: -bar.seconds
+    )
+    summary = (
+        f"{words.seconds(step)} a step"
+        + (f", 80% likely within {interval}" if interval else "")
+        + ": "
+    )
     summary += words.listed([f"{bar.word} {bar.share}" for bar in largest]) + "."
-    return Waterfall(bars, total, over.at(low), over.at(high), interval, ticks(over, "s", 4), summary)
+    return Waterfall(
+        bars, total, over.at(low), over.at(high), interval, ticks(over, "s", 4), summary
+    )
 
 
-def _bar(name: str, word: str, hue: str, value: float, step: float, over: Axis, start: float) -> Bar:
+def _bar(
+    name: str, word: str, hue: str, value: float, step: float, over: Axis, start: float
+) -> Bar:
     left = over.at(start)
     width = round(max(over.at(start + value) - left, 0.25 if value > 0 else 0.0), 3)
-    return Bar(name, word, hue, value, words.seconds(value), words.percent(value / step), left, width)
+    return Bar(
+        name, word, hue, value, words.seconds(value), words.percent(value / step), left, width
+    )

@@ -1,4 +1,7 @@
-"""Where ranks are: node and pipeline stage of each. Pure; ranks come as they are placed, stages outermost."""
+"""Where ranks are: node and pipeline stage of each.
+
+Pure; ranks come as they are placed, stages outermost.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +10,9 @@ from typing import Any
 
 
 def places(placement: Sequence[Mapping[str, Any]], plan: Mapping[str, Any] | None) -> list[str]:
-    """One text a rank, `node n1, stage 0`; no stage where there is but one, no node where none is known."""
+    """One text a rank, `node n1, stage 0`; no stage where there is but one, no node where none is
+    known.
+    """
     nodes = [str(share["node"]) for share in placement for _ in share["devices"]]
     plan = plan or {}
     stages = int(plan.get("pp") or 1)

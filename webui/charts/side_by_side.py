@@ -14,12 +14,15 @@ from webui import words
 
 _LESS, _MORE = "lower", "higher"
 _LONGEST: Final = 60  # characters of a value of the spec
-_SILENT: Final = frozenset(("tags", "notes", "priority", "serve.api_key"))  # say nothing about what a run does
+# say nothing about what a run does
+_SILENT: Final = frozenset(("tags", "notes", "priority", "serve.api_key"))
 
 
 @dataclass(frozen=True, slots=True)
 class Measure:
-    """A number that several runs have; `unit` is s, bytes, share, hours or a word, `better` which way is."""
+    """A number that several runs have; `unit` is s, bytes, share, hours or a word, `better` which
+    way is.
+    """
 
     name: str
     title: str
@@ -34,20 +37,34 @@ MEASURES: Final = (
     Measure("val_loss", "Validation loss", "", _LESS, "the newest"),
     Measure("tokens_per_s", "Trained", "tokens/s", _MORE, "median over its steps"),
     Measure("mfu", "MFU", "share", _MORE, "median over its steps"),
-    Measure("inference/tokens_per_s", "Generated", "tokens/s", _MORE, "median over the times with something to do"),
+    Measure(
+        "inference/tokens_per_s",
+        "Generated",
+        "tokens/s",
+        _MORE,
+        "median over the times with something to do",
+    ),
     Measure("ttft_p50", "First token", "s", _LESS, "half of all requests within"),
     Measure("ttft_p90", "First token, 90%", "s", _LESS, "nine of ten requests within"),
     Measure("tpot_p50", "Per token", "s", _LESS, "between two tokens of an answer, half within"),
     Measure("tpot_p90", "Per token, 90%", "s", _LESS, "nine of ten requests within"),
-    Measure("inference/prefix_hit_rate", "Prefix hits", "share", _MORE, "prompt tokens found in the cache"),
-    Measure("inference/acceptance", "Drafts accepted", "share", _MORE, "of tokens that were drafted"),
+    Measure(
+        "inference/prefix_hit_rate",
+        "Prefix hits",
+        "share",
+        _MORE,
+        "prompt tokens found in the cache",
+    ),
+    Measure(
+        "inference/acceptance", "Drafts accepted", "share", _MORE, "of tokens that were drafted"
+    ),
     Measure("requests", "Requests", "count", "", "that ended"),
     Measure("inference/answered", "Lines done", "count", "", "answered or judged"),
     Measure("memory/params_bytes", "Weights", "bytes", _LESS, "in memory"),
     Measure("memory/kv_cache_bytes", "Cache", "bytes", "", "in memory"),
     Measure("memory/allocated_bytes", "Memory", "bytes", _LESS, "allocated, the newest"),
     Measure("device_hours", "Device-hours", "hours", _LESS),
-)  # fmt: skip
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,16 +89,27 @@ class Row:
 def reached(measures: Sequence[Measure], numbers: Sequence[Mapping[str, float]]) -> list[Row]:
     """A row for each measure that at least one run has."""
     return [
-        Row(each.title, each.says, each.better, _cells(each, [told.get(each.name) for told in numbers]))
+        Row(
+            each.title,
+            each.says,
+            each.better,
+            _cells(each, [told.get(each.name) for told in numbers]),
+        )
         for each in measures
         if any(each.name in told for told in numbers)
     ]
 
 
 def differing(specs: Sequence[Mapping[str, Any]]) -> list[Row]:
-    """A row for each key of the specs that is not the same in all of them; what one lacks rests on its default."""
+    """A row for each key of the specs that is not the same in all of them; what one lacks rests on
+    its default.
+    """
     flat = [_flat(spec) for spec in specs]
-    names = [name for name in dict.fromkeys(name for told in flat for name in told) if name not in _SILENT]
+    names = [
+        name
+        for name in dict.fromkeys(name for told in flat for name in told)
+        if name not in _SILENT
+    ]
     rows = []
     for name in sorted(names):
         values = [told.get(name) for told in flat]
@@ -92,7 +120,9 @@ def differing(specs: Sequence[Mapping[str, Any]]) -> list[Row]:
 
 def _cells(measure: Measure, values: Sequence[float | None]) -> list[Cell]:
     known = [value for value in values if value is not None]
-    best = min(known) if measure.better == _LESS else max(known) if measure.better == _MORE else None
+    best = (
+        min(known) if measure.better == _LESS else max(known) if measure.better == _MORE else None
+    )
     stands_out = best is not None and len(known) > 1 and any(value != best for value in known)
     base = values[0]
     return [

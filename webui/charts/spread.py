@@ -22,7 +22,9 @@ TITLES: Final = {
 
 @dataclass(frozen=True, slots=True)
 class Spread:
-    """`rows`: rank, values in words, share of the slowest step (per cent), whether it is slow; slowest first."""
+    """`rows`: rank, values in words, share of the slowest step (per cent), whether it is slow;
+    slowest first.
+    """
 
     titles: list[str]
     rows: list[dict[str, Any]]
@@ -34,8 +36,14 @@ def spread(by_rank: Mapping[int, Mapping[str, float]], names: Sequence[str]) -> 
     """None where fewer than one rank tells."""
     if not by_rank or not names:
         return None
-    steps = {rank: number for rank, values in by_rank.items() if (number := words.number(values.get("step_time_s")))}
-    middle, slowest = (median_low(list(steps.values())), max(steps.values())) if steps else (0.0, 0.0)
+    steps = {
+        rank: number
+        for rank, values in by_rank.items()
+        if (number := words.number(values.get("step_time_s")))
+    }
+    middle, slowest = (
+        (median_low(list(steps.values())), max(steps.values())) if steps else (0.0, 0.0)
+    )
     rows: list[dict[str, Any]] = [
         {
             "rank": rank,
@@ -62,7 +70,9 @@ def _sentence(steps: Mapping[int, float], middle: float, slowest: float) -> str:
         above = f"{100 * (slowest / middle - 1):.0f}% above the median"
         return f"Rank {rank} is slow: {words.duration(slowest)} a step, {above}."
     within = f"{100 * (slowest / min(steps.values()) - 1):.0f}%"
-    return f"{len(steps)} ranks within {within} of each other, median {words.duration(middle)} a step."
+    return (
+        f"{len(steps)} ranks within {within} of each other, median {words.duration(middle)} a step."
+    )
 
 
 def _cell(name: str, value: float | None) -> str:

@@ -1,4 +1,7 @@
-"""Requests of an engine as bars over time: queued, prefill, decode. Pure; knows the contract, no server and no page."""
+"""Requests of an engine as bars over time: queued, prefill, decode.
+
+Pure; knows the contract, no server and no page.
+"""
 
 from __future__ import annotations
 
@@ -49,20 +52,31 @@ class Waterfall:
 
 
 def waterfall(requests: Sequence[RequestTold], *, now_s: float | None = None) -> Waterfall:
-    """The newest first, those on their way before those that ended. `now_s` is where bars of the living end.
+    """The newest first, those on their way before those that ended. `now_s` is where bars of the
+    living end.
 
     Times without any request are cut out of the axis; `breaks` are their places.
     """
     alive = [each for each in requests if each.state != "ended"]
     ended = [each for each in requests if each.state == "ended"]
-    order = [*sorted(alive, key=lambda each: -each.added_s), *sorted(ended, key=lambda each: -each.added_s)]
+    order = [
+        *sorted(alive, key=lambda each: -each.added_s),
+        *sorted(ended, key=lambda each: -each.added_s),
+    ]
     shown = order[:MOST]
     if not shown:
         return Waterfall([], [], 0, [])
     axis = Axis([(each.added_s, _end(each, now_s)) for each in shown])
-    ticks = [{"at": round(100 * i / (_TICKS - 1), 2), "says": words.seconds(axis.total_s * i / (_TICKS - 1), 2)}
-             for i in range(_TICKS)]  # fmt: skip
-    return Waterfall([_row(each, axis, now_s) for each in shown], ticks, len(order) - len(shown), axis.breaks)
+    ticks = [
+        {
+            "at": round(100 * i / (_TICKS - 1), 2),
+            "says": words.seconds(axis.total_s * i / (_TICKS - 1), 2),
+        }
+        for i in range(_TICKS)
+    ]
+    return Waterfall(
+        [_row(each, axis, now_s) for each in shown], ticks, len(order) - len(shown), axis.breaks
+    )
 
 
 class Axis:
@@ -107,18 +121,33 @@ def _row(each: RequestTold, axis: Axis, now_s: float | None) -> Row:
     end = _end(each, now_s)
     admitted = each.admitted_s if each.admitted_s is not None else end
     first = each.first_token_s if each.first_token_s is not None else end
-    spans = [("queued", each.added_s, admitted), ("prefill", admitted, first), ("decode", first, end)]
+    spans = [
+        ("queued", each.added_s, admitted),
+        ("prefill", admitted, first),
+        ("decode", first, end),
+    ]
     pieces = [
-        Piece(part, round(axis.at(a), 3), round(axis.at(b) - axis.at(a), 3), f"{part} {words.seconds(b - a)}")
+        Piece(
+            part,
+            round(axis.at(a), 3),
+            round(axis.at(b) - axis.at(a), 3),
+            f"{part} {words.seconds(b - a)}",
+        )
         for part, a, b in spans
         if b > a
     ]
     told = ", ".join(piece.says for piece in pieces)
     drafted = f", {each.accepted} of {each.drafted} draft tokens accepted" if each.drafted else ""
     return Row(
-        id=each.id[-10:], state=each.state, pieces=pieces, prompt=f"{each.prompt_tokens:,}",
+        id=each.id[-10:],
+        state=each.state,
+        pieces=pieces,
+        prompt=f"{each.prompt_tokens:,}",
         shared=f"{each.shared_tokens:,}" if each.shared_tokens else "",
         new=f"{each.new_tokens:,} of {each.max_new_tokens:,}",
-        first=words.seconds(first_token_s(each)), pace=words.seconds(pace_s(each, now_s)),
-        preemptions=each.preemptions, finish=each.finish or "", says=f"{each.id}: {told}{drafted}",
-    )  # fmt: skip
+        first=words.seconds(first_token_s(each)),
+        pace=words.seconds(pace_s(each, now_s)),
+        preemptions=each.preemptions,
+        finish=each.finish or "",
+        says=f"{each.id}: {told}{drafted}",
+    )

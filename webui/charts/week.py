@@ -1,4 +1,7 @@
-"""Seven days of use: device-hours and MFU a day, from who held which device when. Pure numbers in, bars out."""
+"""Seven days of use: device-hours and MFU a day, from who held which device when.
+
+Pure numbers in, bars out.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +16,9 @@ DAYS = 7
 
 @dataclass(frozen=True, slots=True)
 class Held:
-    """A device held from `start` to `end` by a run whose model FLOPs utilisation is `mfu`, if known."""
+    """A device held from `start` to `end` by a run whose model FLOPs utilisation is `mfu`, if
+    known.
+    """
 
     start: datetime
     end: datetime

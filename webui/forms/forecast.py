@@ -1,4 +1,5 @@
-"""What the planner says of a spec while it is typed: fits, tight or does not fit and what would, how fast, how long.
+"""What the planner says of a spec while it is typed: fits, tight or does not fit and what would,
+how fast, how long.
 
 Pure; the forecast itself comes from the service that would predict the run.
 """
@@ -20,7 +21,9 @@ from workers.contracts.devices import DEVICES
 
 
 def told(spec: Mapping[str, Any], forecast: Mapping[str, Any]) -> dict[str, Any] | None:
-    """`{mood, verdict, says, bar, facts, changes, assumed, link}`; None where the planner has nothing to say."""
+    """`{mood, verdict, says, bar, facts, changes, assumed, link}`; None where the planner has
+    nothing to say.
+    """
     predicted = forecast.get("prediction")
     if not predicted:
         return None
@@ -33,10 +36,16 @@ def told(spec: Mapping[str, Any], forecast: Mapping[str, Any]) -> dict[str, Any]
     speed = f"{words.seconds(predicted['step_time_s'])} a step"
     low, high = predicted.get("step_time_low_s"), predicted.get("step_time_high_s")
     facts = [
-        ("Step", f"{speed}, {words.seconds(low)} to {words.seconds(high)}" if low and high and high > low else speed),
+        (
+            "Step",
+            f"{speed}, {words.seconds(low)} to {words.seconds(high)}"
+            if low and high and high > low
+            else speed,
+        ),
         (
             "Speed",
-            f"{words.quantity(predicted.get('tokens_per_s'))} tokens/s, MFU {words.percent(predicted.get('mfu'))}",
+            f"{words.quantity(predicted.get('tokens_per_s'))} tokens/s, MFU "
+            f"{words.percent(predicted.get('mfu'))}",
         ),
     ]
     steps = train.get("steps")
@@ -46,29 +55,48 @@ def told(spec: Mapping[str, Any], forecast: Mapping[str, Any]) -> dict[str, Any]
     if predicted.get("bubble_fraction"):
         facts.append(("Bubble", words.percent(predicted["bubble_fraction"])))
     return {
-        "verdict": verdict, "mood": "warn" if assumed and mood == "bad" else mood, "device": device,
-        "assumed": assumed, "says": planner_words.room(memory), "bar": plan_memory.pieces(memory, with_free=False),
-        "facts": facts, "changes": list(forecast.get("advice") or []),
-        "blocks": bool(forecast.get("misfits")), "link": planner_query(spec, forecast),
+        "verdict": verdict,
+        "mood": "warn" if assumed and mood == "bad" else mood,
+        "device": device,
+        "assumed": assumed,
+        "says": planner_words.room(memory),
+        "bar": plan_memory.pieces(memory, with_free=False),
+        "facts": facts,
+        "changes": list(forecast.get("advice") or []),
+        "blocks": bool(forecast.get("misfits")),
+        "link": planner_query(spec, forecast),
         "calibration": predicted.get("calibration") or "",
-    }  # fmt: skip
+    }
 
 
 def planner_query(spec: Mapping[str, Any], forecast: Mapping[str, Any]) -> str:
     """The planner's link for the same model, devices and plan; empty where the page cannot show it."""
-    plan, predicted, model = forecast.get("plan"), forecast.get("prediction") or {}, spec.get("model", "llama-tiny")
+    plan, predicted, model = (
+        forecast.get("plan"),
+        forecast.get("prediction") or {},
+        spec.get("model", "llama-tiny"),
+    )
     cluster, train = predicted.get("cluster") or {}, spec.get("train") or {}
     device = cluster.get("device")
     device = device.get("name") if isinstance(device, Mapping) else device
     if not plan or device not in DEVICES or not isinstance(model, str | dict):
         return ""
-    tokens = int(train.get("steps") or 0) * int(train.get("seq_len") or 0) * int(plan["global_batch_size"])
+    tokens = (
+        int(train.get("steps") or 0)
+        * int(train.get("seq_len") or 0)
+        * int(plan["global_batch_size"])
+    )
     pairs = {
-        "model": model if isinstance(model, str) else OWN, "device": device, "nodes": cluster.get("nodes", 1),
-        "devices_per_node": cluster.get("devices_per_node", 1), "seq_len": train.get("seq_len"),
-        "global_batch_size": plan["global_batch_size"], "tokens": tokens or "", "precision": plan.get("precision", ""),
+        "model": model if isinstance(model, str) else OWN,
+        "device": device,
+        "nodes": cluster.get("nodes", 1),
+        "devices_per_node": cluster.get("devices_per_node", 1),
+        "seq_len": train.get("seq_len"),
+        "global_batch_size": plan["global_batch_size"],
+        "tokens": tokens or "",
+        "precision": plan.get("precision", ""),
         "plan": key_of(plan),
-    }  # fmt: skip
+    }
     if isinstance(model, dict):
         pairs["shape"] = json.dumps(model, separators=(",", ":"))
     return urlencode({name: value for name, value in pairs.items() if value is not None})

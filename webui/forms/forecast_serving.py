@@ -1,4 +1,5 @@
-"""What the planner says of a run that answers, while its spec is typed: does it fit, how soon and how fast it answers.
+"""What the planner says of a run that answers, while its spec is typed: does it fit, how soon and
+how fast it answers.
 
 Pure; in the words and shape of `forecast`, whose other half this is.
 """
@@ -12,7 +13,10 @@ from urllib.parse import urlencode
 from webui import words
 from workers.contracts.devices import DEVICES
 
-_PIECES: Final = (("weights_bytes_per_device", "mem-params"), ("activations_bytes", "mem-activations"))
+_PIECES: Final = (
+    ("weights_bytes_per_device", "mem-params"),
+    ("activations_bytes", "mem-activations"),
+)
 _TIGHT: Final = 0.9
 
 
@@ -22,24 +26,51 @@ def told(spec: Mapping[str, Any], forecast: Mapping[str, Any]) -> dict[str, Any]
     fits, assumed = bool(predicted["fits"]), bool(predicted.get("assumed"))
     capacity = memory["capacity_bytes"] or 1
     share = memory["total_bytes"] / capacity
-    verdict, mood = ("does not fit", "bad") if not fits else ("tight", "warn") if share > _TIGHT else ("fits", "good")
-    lengths = f"prompts of {predicted['prompt_len']:,} tokens, answers of {predicted['output_len']:,}"
+    verdict, mood = (
+        ("does not fit", "bad")
+        if not fits
+        else ("tight", "warn")
+        if share > _TIGHT
+        else ("fits", "good")
+    )
+    lengths = (
+        f"prompts of {predicted['prompt_len']:,} tokens, answers of {predicted['output_len']:,}"
+    )
     many = f"with {full['batch']} at once"
     facts = [
         ("First token", f"{words.seconds(alone['ttft_s'])} alone, for {lengths}"),
-        ("A token", f"{words.seconds(alone['tpot_s'])} alone, {words.seconds(full['tpot_s'])} {many}"),
-        ("Speed", f"{words.quantity(full['tokens_per_s'])} tokens/s {many}; {predicted['bound']} is the limit"),
-        ("Cache", f"{words.count(predicted['kv_blocks'], 'block')} of 16 tokens, {_cache(predicted)}"),
+        (
+            "A token",
+            f"{words.seconds(alone['tpot_s'])} alone, {words.seconds(full['tpot_s'])} {many}",
+        ),
+        (
+            "Speed",
+            f"{words.quantity(full['tokens_per_s'])} tokens/s {many}; {predicted['bound']} is the "
+            "limit",
+        ),
+        (
+            "Cache",
+            f"{words.count(predicted['kv_blocks'], 'block')} of 16 tokens, {_cache(predicted)}",
+        ),
     ]
     weights = memory["weights_bytes_per_device"]
     return {
-        "verdict": verdict, "mood": "warn" if assumed and mood == "bad" else mood, "device": predicted["device"],
-        "assumed": assumed, "says": f"{words.memory(weights)} of weights in {words.memory(capacity)}",
-        "bar": [{"share": round(100 * memory[name] / capacity, 2), "hue": hue} for name, hue in _PIECES]
+        "verdict": verdict,
+        "mood": "warn" if assumed and mood == "bad" else mood,
+        "device": predicted["device"],
+        "assumed": assumed,
+        "says": f"{words.memory(weights)} of weights in {words.memory(capacity)}",
+        "bar": [
+            {"share": round(100 * memory[name] / capacity, 2), "hue": hue} for name, hue in _PIECES
+        ]
         + [{"share": round(100 * _cache_bytes(predicted) / capacity, 2), "hue": "mem-kv_cache"}],
-        "facts": facts, "changes": list(predicted.get("try") or []), "blocks": bool(forecast.get("misfits")),
-        "link": "", "serving_link": _link(spec, predicted), "calibration": "",
-    }  # fmt: skip
+        "facts": facts,
+        "changes": list(predicted.get("try") or []),
+        "blocks": bool(forecast.get("misfits")),
+        "link": "",
+        "serving_link": _link(spec, predicted),
+        "calibration": "",
+    }
 
 
 def _cache_bytes(predicted: Mapping[str, Any]) -> float:
@@ -54,6 +85,11 @@ def _link(spec: Mapping[str, Any], predicted: Mapping[str, Any]) -> str:
     """The planner's serving page with the same question; empty where it cannot show it."""
     if predicted["device"] not in DEVICES or not isinstance(spec.get("model"), str):
         return ""
-    asked = {"model": spec["model"], "device": predicted["device"], "prompt_len": predicted["prompt_len"],
-             "output_len": predicted["output_len"], "batch": predicted["full"]["batch"]}  # fmt: skip
+    asked = {
+        "model": spec["model"],
+        "device": predicted["device"],
+        "prompt_len": predicted["prompt_len"],
+        "output_len": predicted["output_len"],
+        "batch": predicted["full"]["batch"],
+    }
     return urlencode(asked)

@@ -1,4 +1,5 @@
-"""The planner's question as a link holds it: fields to a request line, back to a query, with what is wrong beside them.
+"""The planner's question as a link holds it: fields to a request line, back to a query, with what
+is wrong beside them.
 
 Pure; what is legal and what fits is said by the planner.
 """
@@ -23,19 +24,39 @@ MOST: Final = 100
 LONGEST_SHAPE: Final = 60_000
 # stand in every link, so that it means the same when a default changes
 _ALWAYS: Final = (
-    "model", "device", "nodes", "devices_per_node", "seq_len", "global_batch_size", "tokens", "framework", "precision",
-)  # fmt: skip
+    "model",
+    "device",
+    "nodes",
+    "devices_per_node",
+    "seq_len",
+    "global_batch_size",
+    "tokens",
+    "framework",
+    "precision",
+)
 _SUFFIXES: Final = {"k": 1e3, "m": 1e6, "g": 1e9, "b": 1e9, "t": 1e12, "p": 1e15}
 # where the planner's own field names stand on the page
 _PLACES: Final = {
-    "model": "model", "cluster.device": "device", "cluster.nodes": "nodes", "workload.seq_len": "seq_len",
-    "cluster.devices_per_node": "devices_per_node", "workload.global_batch_size": "global_batch_size",
-    "plan.global_batch_size": "global_batch_size", "workload.tokens": "tokens", "framework": "framework",
-    "cluster.intra_node_gb_per_s": "intra", "cluster.inter_node_gb_per_s": "inter", "objective": "objective",
+    "model": "model",
+    "cluster.device": "device",
+    "cluster.nodes": "nodes",
+    "workload.seq_len": "seq_len",
+    "cluster.devices_per_node": "devices_per_node",
+    "workload.global_batch_size": "global_batch_size",
+    "plan.global_batch_size": "global_batch_size",
+    "workload.tokens": "tokens",
+    "framework": "framework",
+    "cluster.intra_node_gb_per_s": "intra",
+    "cluster.inter_node_gb_per_s": "inter",
+    "objective": "objective",
     "cluster.usd_per_device_hour": "price",
-    "cluster.host_gib_per_device": "host", "cluster": "nodes", "workload": "seq_len", "seq_len": "seq_len",
-    "global_batch_size": "global_batch_size", "top": "objective",
-}  # fmt: skip
+    "cluster.host_gib_per_device": "host",
+    "cluster": "nodes",
+    "workload": "seq_len",
+    "seq_len": "seq_len",
+    "global_batch_size": "global_batch_size",
+    "top": "objective",
+}
 
 Problem = dict[str, str]
 
@@ -56,7 +77,9 @@ class Question:
         problems = list(self.unread)
         own_device = self.values["device"] == OWN
         for name, about in FIELDS.items():
-            if (name == "shape" and self.values["model"] != OWN) or (about in OWN_DEVICE and not own_device):
+            if (name == "shape" and self.values["model"] != OWN) or (
+                about in OWN_DEVICE and not own_device
+            ):
                 continue
             value = read(about, self.values[name])
             if isinstance(value, dict) and set(value) == {"field", "says", "try"}:
@@ -75,13 +98,20 @@ class Question:
         return int(self._read[0].get("global_batch_size") or 1)
 
     def line(self, plan: Mapping[str, Any] | None = None) -> dict[str, Any]:
-        """The planner's request line; without a plan it is what a search is asked for. Only where nothing is unread."""
+        """The planner's request line; without a plan it is what a search is asked for.
+
+        Only where nothing is unread.
+        """
         found = self._read[0]
         cluster = {
-            "device": self._device(found), "nodes": found["nodes"], "devices_per_node": found["devices_per_node"],
-            "intra_node_gb_per_s": found["intra"], "inter_node_gb_per_s": found["inter"],
-            "usd_per_device_hour": found["price"], "host_gib_per_device": found["host"],
-        }  # fmt: skip
+            "device": self._device(found),
+            "nodes": found["nodes"],
+            "devices_per_node": found["devices_per_node"],
+            "intra_node_gb_per_s": found["intra"],
+            "inter_node_gb_per_s": found["inter"],
+            "usd_per_device_hour": found["price"],
+            "host_gib_per_device": found["host"],
+        }
         workload = {"seq_len": found["seq_len"], "tokens": found["tokens"]}
         if plan is None:
             workload["global_batch_size"] = found["global_batch_size"]
@@ -96,7 +126,11 @@ class Question:
     def fixed(self) -> dict[str, Any]:
         """The axes that are not left to the search."""
         found = self._read[0]
-        fixed = {about.name: found[about.name] for about in AXES if found.get(about.name) not in (None, ANY)}
+        fixed = {
+            about.name: found[about.name]
+            for about in AXES
+            if found.get(about.name) not in (None, ANY)
+        }
         return {name: int(value) if name == "zero" else value for name, value in fixed.items()}
 
     @property
@@ -130,17 +164,27 @@ class Question:
     def _device(self, found: Mapping[str, Any]) -> Any:
         if self.values["device"] != OWN:
             return found["device"]
-        peaks = {"fp32": found["own_fp32"], "bf16": found["own_tflops"], "fp16": found["own_tflops"]}
+        peaks = {
+            "fp32": found["own_fp32"],
+            "bf16": found["own_tflops"],
+            "fp16": found["own_tflops"],
+        }
         return {
-            "name": "my own device", "peak_tflops": peaks, "memory_bytes": int(found["own_memory"] * GIB),
-            "memory_gb_per_s": found["own_bandwidth"], "power_w": found["own_power"],
-            "intra_node_gb_per_s": found["intra"] or 64.0, "inter_node_gb_per_s": found["inter"] or 12.5,
+            "name": "my own device",
+            "peak_tflops": peaks,
+            "memory_bytes": int(found["own_memory"] * GIB),
+            "memory_gb_per_s": found["own_bandwidth"],
+            "power_w": found["own_power"],
+            "intra_node_gb_per_s": found["intra"] or 64.0,
+            "inter_node_gb_per_s": found["inter"] or 12.5,
             "usd_per_hour": found["price"] or 0.0,
-        }  # fmt: skip
+        }
 
 
 def question(given: Any) -> Question:
-    """From a request's query (a QueryDict): unknown names are left alone, missing ones take their default."""
+    """From a request's query (a QueryDict): unknown names are left alone, missing ones take their
+    default.
+    """
     values = {name: given.get(name, about.default).strip() for name, about in FIELDS.items()}
     for name, _, value in (part.strip().partition("=") for part in given.get("fix", "").split(",")):
         if name in values and not given.get(name):
@@ -149,7 +193,9 @@ def question(given: Any) -> Question:
     plan = _key(given.get("plan", ""))
     if plan is None:
         shown = given["plan"][:60]
-        unread.append(said("plan", f"{shown!r} is not a plan as links write it", "a row of the table"))
+        unread.append(
+            said("plan", f"{shown!r} is not a plan as links write it", "a row of the table")
+        )
     keys = [key for key in map(_key, given.getlist("compare")) if key]
     top = given.get("top", "")
     shown = min(MOST, max(1, int(top))) if top.isdecimal() and len(top) < 6 else SHOWN
@@ -163,7 +209,9 @@ def _key(text: str) -> str | None:
 
 
 def read(about: PlannerField, text: str) -> Any:
-    """The value of a field's text; None for empty where that means something; a problem, as an object, where wrong."""
+    """The value of a field's text; None for empty where that means something; a problem, as an
+    object, where wrong.
+    """
     if about.kind == "json":
         return _shape(about, text)
     if about.name == "device" and 0 < len(text) <= 120:
@@ -173,7 +221,9 @@ def read(about: PlannerField, text: str) -> Any:
         if text in known or not known:
             return text
         return said(
-            about.name, f"{text[:60]!r} is not one of the choices", ", ".join(name for name in known[:6] if name)
+            about.name,
+            f"{text[:60]!r} is not one of the choices",
+            ", ".join(name for name in known[:6] if name),
         )
     if not text:
         if about.default == ANY or about.name == "tokens":
@@ -186,17 +236,25 @@ def read(about: PlannerField, text: str) -> Any:
         value = amount(plain)
     if value is None:
         return said(
-            about.name, f"{text[:40]!r} is not a {'whole ' if about.kind == 'int' else ''}number", about.default or "8"
+            about.name,
+            f"{text[:40]!r} is not a {'whole ' if about.kind == 'int' else ''}number",
+            about.default or "8",
         )
     if not about.least <= value <= about.most:
-        least, most = (f"{each:,.0f}" if each >= 1 else f"{each:g}" for each in (about.least, about.most))
-        return said(about.name, f"{text[:40]} is not between {least} and {most}", about.default or "8")
+        least, most = (
+            f"{each:,.0f}" if each >= 1 else f"{each:g}" for each in (about.least, about.most)
+        )
+        return said(
+            about.name, f"{text[:40]} is not between {least} and {most}", about.default or "8"
+        )
     return value
 
 
 def amount(text: str) -> float | None:
     """`300G`, `1.5T`, `3e11`: a finite number of at most metric suffixes; None for anything else."""
-    found = re.fullmatch(r"([+-]?(?:\d+\.?\d*|\.\d+))(e[+-]?\d{1,3})?([kmgbtp])?", text, re.IGNORECASE)
+    found = re.fullmatch(
+        r"([+-]?(?:\d+\.?\d*|\.\d+))(e[+-]?\d{1,3})?([kmgbtp])?", text, re.IGNORECASE
+    )
     if not found:
         return None
     value = float(found[1] + (found[2] or "")) * _SUFFIXES.get((found[3] or "").lower(), 1.0)
@@ -214,7 +272,13 @@ def placed(problems: list[dict[str, Any]]) -> list[Problem]:
         while not place and "." in path:
             path = path.rpartition(".")[0]
             place = _PLACES.get(path, "")
-        found.append(said(place or "model", str(item.get("says", "")), str(item.get("try") or item.get("try_") or "")))
+        found.append(
+            said(
+                place or "model",
+                str(item.get("says", "")),
+                str(item.get("try") or item.get("try_") or ""),
+            )
+        )
     return found
 
 
@@ -223,13 +287,24 @@ def said(name: str, says: str, try_: str = "") -> Problem:
 
 
 def _shape(about: PlannerField, text: str) -> Any:
-    example = '{"layers": 32, "hidden": 4096, "heads": 32, "ffn": 14336, "vocab": 128256, "max_seq_len": 8192}'
+    example = (
+        '{"layers": 32, "hidden": 4096, "heads": 32, "ffn": 14336, "vocab": 128256, '
+        '"max_seq_len": 8192}'
+    )
     if not text:
         return said(about.name, "there is no shape yet", f"paste a config.json, or {example}")
     if len(text) > LONGEST_SHAPE:
-        return said(about.name, f"{len(text):,} characters are too many for a shape", "its config.json alone")
+        return said(
+            about.name,
+            f"{len(text):,} characters are too many for a shape",
+            "its config.json alone",
+        )
     try:
         shape = json.loads(text)
     except (ValueError, RecursionError) as error:
         return said(about.name, f"the JSON cannot be read: {error}", "a config.json as it is")
-    return shape if isinstance(shape, dict) else said(about.name, "a shape is an object in braces", example)
+    return (
+        shape
+        if isinstance(shape, dict)
+        else said(about.name, "a shape is an object in braces", example)
+    )

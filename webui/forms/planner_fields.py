@@ -1,4 +1,7 @@
-"""The fields of the planner's page: one table, read by the form, the link and `planner.js`. Knows words, no numbers."""
+"""The fields of the planner's page: one table, read by the form, the link and `planner.js`.
+
+Knows words, no numbers.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +22,10 @@ Kind = Literal["choice", "int", "amount", "float", "json", "text"]
 
 @dataclass(frozen=True)
 class PlannerField:
-    """One value of the question. `slide` are the values a slider stops at; `most` and `least` bound what is typed."""
+    """One value of the question.
+
+    `slide` are the values a slider stops at; `most` and `least` bound what is typed.
+    """
 
     name: str
     label: str
@@ -47,7 +53,10 @@ def _any(*names: str) -> tuple[tuple[str, str], ...]:
 
 
 def _models() -> tuple[tuple[str, str], ...]:
-    presets = ((name, f"{name} · {quantity(parameter_count(spec).total)}") for name, spec in PRESETS.items())
+    presets = (
+        (name, f"{name} · {quantity(parameter_count(spec).total)}")
+        for name, spec in PRESETS.items()
+    )
     return (*presets, (OWN, "my own: JSON or config.json"))
 
 
@@ -59,7 +68,13 @@ def _devices() -> tuple[tuple[str, str], ...]:
 F = PlannerField
 MODEL: Final = (
     F("model", "Model", "choice", "llama3-8b", choices=_models(), wide=True),
-    F("shape", "Shape", "json", hint="A ModelSpec, or a Hugging Face config.json, pasted as it is.", wide=True),
+    F(
+        "shape",
+        "Shape",
+        "json",
+        hint="A ModelSpec, or a Hugging Face config.json, pasted as it is.",
+        wide=True,
+    ),
 )
 CLUSTER: Final = (
     F("device", "Device", "choice", "h100-80g", choices=_devices(), wide=True),
@@ -74,25 +89,68 @@ OWN_DEVICE: Final = (
     F("own_power", "Power", "float", "700", unit="W", most=1e6),
 )
 LINKS: Final = (
-    F("intra", "Link inside a node", "float", hint="A device and direction.", unit="GB/s", least=1e-6, most=1e9),
+    F(
+        "intra",
+        "Link inside a node",
+        "float",
+        hint="A device and direction.",
+        unit="GB/s",
+        least=1e-6,
+        most=1e9,
+    ),
     F("inter", "Link between nodes", "float", unit="GB/s", least=1e-6, most=1e9),
-    F("host", "Host memory", "float", hint="Filled by offloading; empty: unknown.", unit="GiB a device", least=1e-6,
-      most=1e6),
+    F(
+        "host",
+        "Host memory",
+        "float",
+        hint="Filled by offloading; empty: unknown.",
+        unit="GiB a device",
+        least=1e-6,
+        most=1e6,
+    ),
     F("price", "Price", "float", unit="$ a device-hour", least=0, most=1e6),
-)  # fmt: skip
+)
 BATCH: Final = (
     F("seq_len", "Sequence length", "int", "8192", slide=_twos(9, 17), most=2**24),
     F("global_batch_size", "Global batch", "int", "128", slide=_twos(0, 13), most=2**24),
-    F("tokens", "Tokens to train", "amount", "1T", hint="Such as 300G or 1.5T; days and dollars rest on it.", least=1,
-      most=1e18, wide=True),
-)  # fmt: skip
+    F(
+        "tokens",
+        "Tokens to train",
+        "amount",
+        "1T",
+        hint="Such as 300G or 1.5T; days and dollars rest on it.",
+        least=1,
+        most=1e18,
+        wide=True,
+    ),
+)
 HOW: Final = (
-    F("framework", "Framework", "choice", "orrery", choices=tuple((name, name) for name in FRAMEWORKS)),
-    F("objective", "Rank by", "choice", "time",
-      choices=(("time", "step time"), ("cost", "dollars"), ("memory", "memory headroom"))),
-)  # fmt: skip
+    F(
+        "framework",
+        "Framework",
+        "choice",
+        "orrery",
+        choices=tuple((name, name) for name in FRAMEWORKS),
+    ),
+    F(
+        "objective",
+        "Rank by",
+        "choice",
+        "time",
+        choices=(("time", "step time"), ("cost", "dollars"), ("memory", "memory headroom")),
+    ),
+)
 AXES: Final = (
-    F("micro_batch_size", "Micro-batch", "int", ANY, "Empty: any.", slide=(0, *_twos(0, 6)), most=2**20, wide=True),
+    F(
+        "micro_batch_size",
+        "Micro-batch",
+        "int",
+        ANY,
+        "Empty: any.",
+        slide=(0, *_twos(0, 6)),
+        most=2**20,
+        wide=True,
+    ),
     F("dp", "Data (dp)", "int", ANY, most=2**20),
     F("tp", "Tensor (tp)", "int", ANY, most=2**20),
     F("pp", "Pipeline (pp)", "int", ANY, most=2**20),
@@ -101,9 +159,18 @@ AXES: Final = (
     F("zero", "ZeRO stage", "choice", ANY, choices=_any("0", "1", "2", "3")),
     F("precision", "Precision", "choice", "bf16", choices=_any("fp32", "bf16", "fp16", "fp8")),
     F("recompute", "Recompute", "choice", ANY, choices=_any("none", "selective", "full")),
-    F("schedule", "Pipeline schedule", "choice", ANY,
-      choices=_any("naive", "gpipe", "1f1b", "interleaved_1f1b", "zb1p", "zbv", "dualpipev", "pipedream")),
+    F(
+        "schedule",
+        "Pipeline schedule",
+        "choice",
+        ANY,
+        choices=_any(
+            "naive", "gpipe", "1f1b", "interleaved_1f1b", "zb1p", "zbv", "dualpipev", "pipedream"
+        ),
+    ),
     F("offload", "Offload", "choice", ANY, choices=_any("none", "optimizer", "all", "nvme")),
-)  # fmt: skip
+)
 
-FIELDS: Final = {field.name: field for field in (*MODEL, *CLUSTER, *OWN_DEVICE, *LINKS, *BATCH, *HOW, *AXES)}
+FIELDS: Final = {
+    field.name: field for field in (*MODEL, *CLUSTER, *OWN_DEVICE, *LINKS, *BATCH, *HOW, *AXES)
+}

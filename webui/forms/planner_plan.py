@@ -1,4 +1,5 @@
-"""A plan as a short text that stands in a link, and back: `dp4.tp2.pp2.z1.sp.mb2.rc_selective.s_1f1b.bf16`.
+"""A plan as a short text that stands in a link, and back:
+`dp4.tp2.pp2.z1.sp.mb2.rc_selective.s_1f1b.bf16`.
 
 Knows the plan's fields that a search may choose; the global batch stands in the link on its own.
 """
@@ -15,14 +16,32 @@ from workers.contracts import ParallelPlan
 
 _AXES: Final = ("dp", "tp", "pp", "cp", "ep")
 _NUMBERS: Final = {
-    "z": "zero", "mb": "micro_batch_size", "v": "virtual_stages", "rep": "dp_replicate", "pre": "prefetch_layers",
-}  # fmt: skip
-_WORDS: Final = {"rc": "recompute", "s": "schedule", "off": "offload", "rd": "reduce_dtype", "gd": "grad_dtype"}
+    "z": "zero",
+    "mb": "micro_batch_size",
+    "v": "virtual_stages",
+    "rep": "dp_replicate",
+    "pre": "prefetch_layers",
+}
+_WORDS: Final = {
+    "rc": "recompute",
+    "s": "schedule",
+    "off": "offload",
+    "rd": "reduce_dtype",
+    "gd": "grad_dtype",
+}
 _PRECISIONS: Final = ("fp32", "bf16", "fp16", "fp8")
 _USUAL: Final[dict[str, Any]] = {
-    **dict.fromkeys(_AXES, 1), "zero": 0, "micro_batch_size": 1, "virtual_stages": 1, "dp_replicate": 1,
-    "recompute": "none", "schedule": "1f1b", "offload": "none", "sequence_parallel": False, "precision": "fp32",
-}  # fmt: skip
+    **dict.fromkeys(_AXES, 1),
+    "zero": 0,
+    "micro_batch_size": 1,
+    "virtual_stages": 1,
+    "dp_replicate": 1,
+    "recompute": "none",
+    "schedule": "1f1b",
+    "offload": "none",
+    "sequence_parallel": False,
+    "precision": "fp32",
+}
 LONGEST: Final = 160
 
 
@@ -40,7 +59,8 @@ def key_of(plan: Mapping[str, Any]) -> str:
 def plan_of(key: str, *, global_batch_size: int) -> dict[str, Any] | None:
     """The plan that the text stands for, all its fields given; None where it stands for none.
 
-    Whether it is legal is not asked here: a field that no plan may have is left as it is, for the planner to refuse.
+    Whether it is legal is not asked here: a field that no plan may have is left as it is, for the
+    planner to refuse.
     """
     if not key or len(key) > LONGEST:
         return None

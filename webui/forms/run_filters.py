@@ -1,4 +1,7 @@
-"""The runs list's filters as they stand in the URL, and the chips that change them. Knows addresses, not rows."""
+"""The runs list's filters as they stand in the URL, and the chips that change them.
+
+Knows addresses, not rows.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +30,10 @@ class Chip:
 
 @dataclass(frozen=True)
 class RunFilters:
-    """What is asked for; empty means everything. `state` and `kind` may hold several, commas between."""
+    """What is asked for; empty means everything.
+
+    `state` and `kind` may hold several, commas between.
+    """
 
     state: str = ""
     kind: str = ""
@@ -39,12 +45,16 @@ class RunFilters:
 
     @classmethod
     def read(cls, query: Mapping[str, Any]) -> RunFilters:
-        """Words that no run can have are left out, a wrong cursor too: an old link still shows a list."""
+        """Words that no run can have are left out, a wrong cursor too: an old link still shows a
+        list.
+        """
         values = {name: str(query.get(name, "")).strip()[:200] for name in NAMES}
         values["state"] = ",".join(one for one in _split(values["state"]) if one in set(RunState))
         values["kind"] = ",".join(one for one in _split(values["kind"]) if one in KINDS)
         before = str(query.get("before", ""))
-        return cls(**values, before=int(before) if before.isdecimal() and len(before) < 19 else None)
+        return cls(
+            **values, before=int(before) if before.isdecimal() and len(before) < 19 else None
+        )
 
     @property
     def asked(self) -> dict[str, str]:
@@ -60,14 +70,26 @@ class RunFilters:
         """One a state that has runs or is asked for, in the order of a run's life."""
         chosen = _split(self.state)
         return [
-            Chip(state, self.url(state=_toggled(chosen, state)), state in chosen, counts.get(state, 0), state)
+            Chip(
+                state,
+                self.url(state=_toggled(chosen, state)),
+                state in chosen,
+                counts.get(state, 0),
+                state,
+            )
             for state in RunState
             if counts.get(state) or state in chosen
         ]
 
     def asked_chips(self) -> list[Chip]:
         """What is in force besides states, each with the list without it."""
-        words = {"q": "“{}”", "tag": "tag {}", "owner": "by {}", "experiment": "in {}", "kind": "{}"}
+        words = {
+            "q": "“{}”",
+            "tag": "tag {}",
+            "owner": "by {}",
+            "experiment": "in {}",
+            "kind": "{}",
+        }
         return [
             Chip(words[name].format(value), self.url(**{name: ""}), True)
             for name, value in self.asked.items()
@@ -80,4 +102,6 @@ def _split(text: str) -> list[str]:
 
 
 def _toggled(chosen: list[str], one: str) -> str:
-    return ",".join([*chosen, one] if one not in chosen else [item for item in chosen if item != one])
+    return ",".join(
+        [*chosen, one] if one not in chosen else [item for item in chosen if item != one]
+    )

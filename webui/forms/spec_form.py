@@ -1,6 +1,8 @@
-"""Form values to spec and back. The same two steps as `static/webui/js/spec_form.js`; a test holds them together.
+"""Form values to spec and back. The same two steps as `static/webui/js/spec_form.js`; a test holds
+them together.
 
-A value that cannot be read as its kind stays as typed, so that the contract says what is wrong with it. Keys of the
+A value that cannot be read as its kind stays as typed, so that the contract says what is wrong with
+it. Keys of the
 spec that the form does not show are kept as they are.
 """
 
@@ -41,7 +43,12 @@ def spec_of(values: Mapping[str, str], base: Mapping[str, Any] | None = None) ->
             spec.pop(body, None)
     if kind in (*TRAINS, *ANSWERS):
         spec.setdefault(kind, {})
-    own = {key for section in SECTIONS if not section.kinds or kind in section.kinds for key in section.owns}
+    own = {
+        key
+        for section in SECTIONS
+        if not section.kinds or kind in section.kinds
+        for key in section.owns
+    }
     for section in SECTIONS:
         if section.kinds and kind not in section.kinds:
             if kind in _BY_FORM:  # other kinds are edited as JSON
@@ -60,7 +67,9 @@ def spec_of(values: Mapping[str, str], base: Mapping[str, Any] | None = None) ->
         for field in (*section.fields, *section.more):
             if not field.of(kind):
                 continue
-            if field.path not in _SPECIAL and not (field.path.startswith("data.") and _preset_chosen(values)):
+            if field.path not in _SPECIAL and not (
+                field.path.startswith("data.") and _preset_chosen(values)
+            ):
                 _put(spec, field, read(field, values.get(field.path, "")))
     for field in FIELDS:
         if field.gates and not values.get(field.path, "").strip():
@@ -69,7 +78,9 @@ def spec_of(values: Mapping[str, str], base: Mapping[str, Any] | None = None) ->
 
 
 def values_of(spec: Mapping[str, Any]) -> dict[str, str]:
-    """What each field shows for this spec; a key that is absent is an empty field, or its choice's default."""
+    """What each field shows for this spec; a key that is absent is an empty field, or its choice's
+    default.
+    """
     values = {"kind": str(spec.get("kind", "train"))}
     for field in FIELDS:
         if field.path not in _SPECIAL:
@@ -108,7 +119,10 @@ def read(field: SpecField, text: str) -> Any:
                 return shlex.split(text)
             case "pairs":
                 lines = [line.strip() for line in text.splitlines() if line.strip()]
-                return {name.strip(): value for name, _, value in (line.partition("=") for line in lines)}
+                return {
+                    name.strip(): value
+                    for name, _, value in (line.partition("=") for line in lines)
+                }
             case "model":
                 return _reference(text)
             case "choice" if field.path == "plan.zero":
@@ -135,7 +149,11 @@ def shown(field: SpecField, value: Any) -> str:
         return shlex.join(str(item) for item in value)
     if field.kind == "pairs" and isinstance(value, Mapping):
         return "\n".join(f"{name}={item}" for name, item in value.items())
-    return str(int(value)) if isinstance(value, float) and value.is_integer() and abs(value) < 1e15 else str(value)
+    return (
+        str(int(value))
+        if isinstance(value, float) and value.is_integer() and abs(value) < 1e15
+        else str(value)
+    )
 
 
 def _reference(text: str) -> Any:
@@ -180,7 +198,9 @@ def _weights(spec: dict[str, Any], values: Mapping[str, str]) -> None:
 
 
 def _weights_choice(spec: Mapping[str, Any]) -> dict[str, str]:
-    """What is no path and no package is left to the JSON; of other kinds of run the first choice is offered."""
+    """What is no path and no package is left to the JSON; of other kinds of run the first choice is
+    offered.
+    """
     model = spec.get("model")
     found = model if isinstance(model, Mapping) else {}
     path, package = found.get("path"), found.get("package")
@@ -212,7 +232,8 @@ def _data(spec: dict[str, Any], values: Mapping[str, str]) -> None:
 
 def _put(spec: dict[str, Any], field: SpecField, value: Any) -> None:
     *parents, name = field.path.split(".")
-    # what equals the default by choice stays out of the spec unless it was there: a short spec reads better
+    # what equals the default by choice stays out of the spec unless it was there: a short spec
+    # reads better
     place: Any = spec
     for parent in parents:
         inner = place.get(parent)

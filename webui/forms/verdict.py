@@ -1,4 +1,5 @@
-"""What the form says beside a spec: its problems by field, what the run amounts to, the same by curl and recorder.
+"""What the form says beside a spec: its problems by field, what the run amounts to, the same by
+curl and recorder.
 
 Pure; the problems themselves come from the service that would refuse the run.
 """
@@ -24,7 +25,9 @@ _KNOWN = {field.path for field in FIELDS} | {"name", "experiment", "spec", KIND.
 
 
 def field_of(path: str) -> str:
-    """The form's field that a problem's path belongs to: itself, or the nearest above it; empty where there is none."""
+    """The form's field that a problem's path belongs to: itself, or the nearest above it; empty
+    where there is none.
+    """
     path = path.removeprefix("spec.")
     while path and path not in _KNOWN:
         path = path.rpartition(".")[0]
@@ -47,8 +50,12 @@ def by_field(problems: Iterable[Mapping[str, str]]) -> dict[str, list[dict[str, 
     return found
 
 
-def amounts(spec: Mapping[str, Any], problems: list[dict[str, str]], *, fleet_devices: int) -> dict[str, Any]:
-    """`headline`, `facts` (pairs) and `notes`: what the run would be, where the spec can be read at all."""
+def amounts(
+    spec: Mapping[str, Any], problems: list[dict[str, str]], *, fleet_devices: int
+) -> dict[str, Any]:
+    """`headline`, `facts` (pairs) and `notes`: what the run would be, where the spec can be read at
+    all.
+    """
     try:
         run = RunSpec.from_dict(spec)
     except ValidationError:
@@ -64,15 +71,21 @@ def amounts(spec: Mapping[str, Any], problems: list[dict[str, str]], *, fleet_de
         facts += _training(run, plan, devices)
     if run.benchmark is not None:
         facts += _benchmark(run)
-    facts.append(("Devices", f"{devices} of the fleet's {fleet_devices}" if fleet_devices else f"{devices}"))
+    facts.append(
+        ("Devices", f"{devices} of the fleet's {fleet_devices}" if fleet_devices else f"{devices}")
+    )
     if not problems and run.kind in ("train", "benchmark") and (beyond := beyond_engine(run)):
         notes.append(
-            f"Orrery's engine does not run {words.listed(beyond)} yet: the run would end at its start and say so. "
+            f"Orrery's engine does not run {words.listed(beyond)} yet: the run would end at its "
+            "start and say so. "
             f"It runs {ENGINE_RUNS}."
         )
     if not problems and devices > fleet_devices:
         have = words.count(fleet_devices, "device") if fleet_devices else "no device"
-        notes.append(f"The fleet has {have} now, so the run will wait in the queue until {devices} are there.")
+        notes.append(
+            f"The fleet has {have} now, so the run will wait in the queue until {devices} are "
+            "there."
+        )
     return {"headline": "Ready to submit", "facts": facts, "notes": notes}
 
 
@@ -99,7 +112,9 @@ def _training(run: RunSpec, plan: ParallelPlan | None, devices: int) -> list[tup
         rounds = words.count(plan.accumulation, "micro-batch", "micro-batches")
         facts.append(("Plan", f"{words.plan_sentence(plan.to_dict())}; {rounds} a rank"))
     facts.append(("A step", f"{batch:,} sequences × {train.seq_len:,} = {tokens:,} tokens"))
-    facts.append(("In all", f"{train.steps:,} steps, {words.quantity(tokens * train.steps)} tokens"))
+    facts.append(
+        ("In all", f"{train.steps:,} steps, {words.quantity(tokens * train.steps)} tokens")
+    )
     if shape is not None:
         total = flops_per_token(shape, train.seq_len) * tokens * train.steps
         facts.append(("Work", flops(total)))
@@ -114,16 +129,32 @@ def _benchmark(run: RunSpec) -> list[tuple[str, str]]:
     found = expand(run)
     names = dict.fromkeys(each.technique.replace("_", " ") for each in found.variants[1:])
     more = ", ".join([*names, *found.devices])
-    facts = [("Variants", f"the base and {len(found.variants) - 1} more" + (f": {more}" if more else ""))]
+    facts = [
+        ("Variants", f"the base and {len(found.variants) - 1} more" + (f": {more}" if more else ""))
+    ]
     if found.left_out:
-        facts.append(("Left out", "; ".join(f"{each['name']}: {each['reason']}" for each in found.left_out[:4])))
-    facts.append(("In all", f"{total_steps(run):,} steps in {words.count(turns(run.benchmark), 'turn')}"))
+        facts.append(
+            (
+                "Left out",
+                "; ".join(f"{each['name']}: {each['reason']}" for each in found.left_out[:4]),
+            )
+        )
+    facts.append(
+        ("In all", f"{total_steps(run):,} steps in {words.count(turns(run.benchmark), 'turn')}")
+    )
     return facts
 
 
 def flops(total: float) -> str:
     """`1.36 TFLOP`: floating-point operations with a metric prefix."""
-    for size, prefix in ((1e24, "Y"), (1e21, "Z"), (1e18, "E"), (1e15, "P"), (1e12, "T"), (1e9, "G")):
+    for size, prefix in (
+        (1e24, "Y"),
+        (1e21, "Z"),
+        (1e18, "E"),
+        (1e15, "P"),
+        (1e12, "T"),
+        (1e9, "G"),
+    ):
         if total >= size:
             return f"{total / size:.3g} {prefix}FLOP"
     return f"{total:.3g} FLOP"
@@ -144,7 +175,11 @@ def named(name: str, spec: Mapping[str, Any]) -> str:
 
 def curl(url: str, name: str, experiment: str, spec: Mapping[str, Any]) -> str:
     """The command that submits the very same run; the token stays a variable."""
-    body = {"name": named(name, spec), **({"experiment": experiment} if experiment.strip() else {}), "spec": spec}
+    body = {
+        "name": named(name, spec),
+        **({"experiment": experiment} if experiment.strip() else {}),
+        "spec": spec,
+    }
     return (
         f"curl -X POST {shlex.quote(url)} \\\n"
         '  -H "Authorization: Bearer $ORRERY_TOKEN" \\\n'
@@ -158,7 +193,8 @@ def recorder_lines(url: str, name: str, experiment: str) -> str:
     more = f", experiment={json.dumps(experiment)}" if experiment.strip() else ""
     return (
         "import orrery_recorder\n\n"
-        f"run = orrery_recorder.init({json.dumps(url.rstrip('/'))}, token, name={json.dumps(name or 'my run')}{more})\n"
+        f"run = orrery_recorder.init({json.dumps(url.rstrip('/'))}, token, "
+        f"name={json.dumps(name or 'my run')}{more})\n"
         'run.log({"loss": loss}, step=step, tokens=tokens)  # in the loop\n'
         "run.finish()"
     )

@@ -1,4 +1,6 @@
-"""Answers tab of a generate run: each prompt beside its answer, a page at a time, and how far it is."""
+"""Answers tab of a generate run: each prompt beside its answer, a page at a time, and how far it
+is.
+"""
 
 from __future__ import annotations
 
@@ -15,8 +17,12 @@ from webui.sentences import ENDED
 
 ROWS: Final = 20
 _LONGEST: Final = 4000  # characters of a text that is shown
-_WHY: Final = {"stop": ("ended", "good"), "length": ("cut at its limit", "warn"), "aborted": ("aborted", "bad"),
-               "error": ("error", "bad")}  # fmt: skip
+_WHY: Final = {
+    "stop": ("ended", "good"),
+    "length": ("cut at its limit", "warn"),
+    "aborted": ("aborted", "bad"),
+    "error": ("error", "bad"),
+}
 
 
 def content(facts: Facts, request: HttpRequest) -> dict[str, Any]:
@@ -33,24 +39,36 @@ def content(facts: Facts, request: HttpRequest) -> dict[str, Any]:
         "done": f"{done:,}",
         "of": f"{of:,}" if of is not None else "",
         "part": f"{100 * done / of:.1f}" if of else "",
-        "facts": [(name, value) for name, value in (
-            ("Prompts", body.get("input")), ("Answers", str(generated.places(run)[1])),
-            ("At most", f"{body.get('max_new_tokens', 64)} tokens"), ("Temperature", body.get("temperature", 1.0)),
-        ) if value is not None],
+        "facts": [
+            (name, value)
+            for name, value in (
+                ("Prompts", body.get("input")),
+                ("Answers", str(generated.places(run)[1])),
+                ("At most", f"{body.get('max_new_tokens', 64)} tokens"),
+                ("Temperature", body.get("temperature", 1.0)),
+            )
+            if value is not None
+        ],
         "waits": run.state not in ENDED,
         "speed": words.quantity(facts.latest.get("inference/tokens_per_s")) if facts.latest else "",
         "source": facts.source(),
-    }  # fmt: skip
+    }
 
 
 def row(answer: generated.Answer) -> dict[str, Any]:
     why, mood = _WHY.get(answer.finish_reason or "", (answer.finish_reason or "", ""))
     text = answer.text if answer.text is not None else _ids(answer.token_ids)
     return {
-        "number": answer.number, "id": answer.id, "turns": turns(answer.asked), "text": text[:_LONGEST],
-        "cut": len(text) > _LONGEST, "tokens": words.count(len(answer.token_ids), "token"), "why": why, "mood": mood,
+        "number": answer.number,
+        "id": answer.id,
+        "turns": turns(answer.asked),
+        "text": text[:_LONGEST],
+        "cut": len(text) > _LONGEST,
+        "tokens": words.count(len(answer.token_ids), "token"),
+        "why": why,
+        "mood": mood,
         "in_ids": answer.text is None,
-    }  # fmt: skip
+    }
 
 
 def turns(asked: Any) -> list[dict[str, str]]:
@@ -58,12 +76,17 @@ def turns(asked: Any) -> list[dict[str, str]]:
     if isinstance(asked, str):
         return [{"role": "", "text": asked[:_LONGEST]}]
     if isinstance(asked, Sequence) and asked and all(isinstance(each, dict) for each in asked):
-        return [{"role": str(each.get("role", "")), "text": _text(each.get("content"))} for each in asked]
+        return [
+            {"role": str(each.get("role", "")), "text": _text(each.get("content"))}
+            for each in asked
+        ]
     return [{"role": "", "text": _ids(asked)}] if isinstance(asked, list) else []
 
 
 def _text(content: Any) -> str:
-    return (content if isinstance(content, str) else json.dumps(content, ensure_ascii=False))[:_LONGEST]
+    return (content if isinstance(content, str) else json.dumps(content, ensure_ascii=False))[
+        :_LONGEST
+    ]
 
 
 def _ids(ids: Sequence[Any]) -> str:

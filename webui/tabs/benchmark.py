@@ -1,4 +1,6 @@
-"""Results of a benchmark: every variant's seconds and bytes beside the base's, and what the devices reach."""
+"""Results of a benchmark: every variant's seconds and bytes beside the base's, and what the devices
+reach.
+"""
 
 from __future__ import annotations
 
@@ -49,11 +51,16 @@ def groups(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     return [{"title": name.replace("_", " "), "rows": some} for name, some in found.items()]
 
 
-def shown(row: Mapping[str, Any], base: Mapping[str, Any] | None, slowest: float, fullest: float) -> dict[str, Any]:
+def shown(
+    row: Mapping[str, Any], base: Mapping[str, Any] | None, slowest: float, fullest: float
+) -> dict[str, Any]:
     """A row in words; places of its bars in per cent of the slowest and the fullest variant."""
     found: dict[str, Any] = {
-        "technique": row["technique"], "name": row["name"], "state": row["state"], "says": row.get("says") or "",
-    }  # fmt: skip
+        "technique": row["technique"],
+        "name": row["name"],
+        "state": row["state"],
+        "says": row.get("says") or "",
+    }
     if row["state"] != "measured":
         return found
     against = row.get("against_base") or {}
@@ -61,15 +68,20 @@ def shown(row: Mapping[str, Any], base: Mapping[str, Any] | None, slowest: float
     return found | {
         "seconds": words.seconds(row["step_time_s"]),
         "spread": f"{words.seconds(row['low_s'])} to {words.seconds(row['high_s'])}",
-        "time_at": at(row["step_time_s"], slowest), "low_at": at(row["low_s"], slowest),
+        "time_at": at(row["step_time_s"], slowest),
+        "low_at": at(row["low_s"], slowest),
         "high_left": round(100 - at(row["high_s"], slowest), 2),
         "time_by": by(against.get("step_time_s"), row["technique"]),
         "time_mood": mood(against.get("step_time_s")) if tells else "",
-        "samples": words.quantity(row["samples_per_s"]), "tokens": words.quantity(row["tokens_per_s"]),
-        "bytes": words.memory(row["peak_bytes"]), "bytes_at": at(row["peak_bytes"], fullest),
-        "bytes_by": by(against.get("peak_bytes"), row["technique"]), "bytes_mood": mood(against.get("peak_bytes")),
-        "loss": words.quantity(row["loss"], 5), **deviation(row),
-    }  # fmt: skip
+        "samples": words.quantity(row["samples_per_s"]),
+        "tokens": words.quantity(row["tokens_per_s"]),
+        "bytes": words.memory(row["peak_bytes"]),
+        "bytes_at": at(row["peak_bytes"], fullest),
+        "bytes_by": by(against.get("peak_bytes"), row["technique"]),
+        "bytes_mood": mood(against.get("peak_bytes")),
+        "loss": words.quantity(row["loss"], 5),
+        **deviation(row),
+    }
 
 
 def at(value: float, most: float) -> float:
@@ -88,7 +100,9 @@ def by(ratio: float | None, technique: str) -> str:
 
 
 def mood(ratio: float | None) -> str:
-    """Only what is more than a tenth off the base is coloured: steps of one plan differ by less from run to run."""
+    """Only what is more than a tenth off the base is coloured: steps of one plan differ by less
+    from run to run.
+    """
     return "" if ratio is None or 0.9 <= ratio <= 1.1 else "good" if ratio < 1 else "bad"
 
 
@@ -102,19 +116,26 @@ def apart(row: Mapping[str, Any], base: Mapping[str, Any]) -> bool:
 
 
 def unrest(measured: Sequence[Mapping[str, Any]]) -> float:
-    """How far quartiles of a variant's steps lie from each other, by its median: the middle one of all variants."""
+    """How far quartiles of a variant's steps lie from each other, by its median: the middle one of
+    all variants.
+    """
     return float(median((row["high_s"] - row["low_s"]) / row["step_time_s"] for row in measured))
 
 
 def deviation(row: Mapping[str, Any]) -> dict[str, str]:
-    """The largest difference of a step's loss to the base's, and whether the variant was meant to be exact."""
+    """The largest difference of a step's loss to the base's, and whether the variant was meant to
+    be exact.
+    """
     off = words.number(row.get("deviation"))
     if row["technique"] == BASE or row.get("deviation") is None:
         return {"off": "", "off_mood": ""}
     if off is None:
         return {"off": "no number", "off_mood": "bad"}
     plan = row.get("plan") or {}
-    rounded = plan.get("precision", "fp32") != "fp32" and row["technique"] in ("compile", "fused_kernels")
+    rounded = plan.get("precision", "fp32") != "fp32" and row["technique"] in (
+        "compile",
+        "fused_kernels",
+    )
     approximate = row["technique"] == "precision" or plan.get("schedule") == "pipedream" or rounded
     text = "equal" if off == 0 else f"{off:.0e}".replace("e-0", "e-")
     return {"off": text, "off_mood": "bad" if off > _EXACT and not approximate else ""}
@@ -130,7 +151,10 @@ def summary(table: Mapping[str, Any], measured: Sequence[Mapping[str, Any]]) -> 
     if base and others:
         fast = min(others, key=lambda row: row["step_time_s"])
         small = min(others, key=lambda row: row["peak_bytes"])
-        quicker, less = base["step_time_s"] / fast["step_time_s"], 1 - small["peak_bytes"] / base["peak_bytes"]
+        quicker, less = (
+            base["step_time_s"] / fast["step_time_s"],
+            1 - small["peak_bytes"] / base["peak_bytes"],
+        )
         told.append(
             f"{fast['name']} is fastest, {words.quantity(quicker, 3)} times as fast as the base"
             if quicker > 1.02 and apart(fast, base)
@@ -140,14 +164,21 @@ def summary(table: Mapping[str, Any], measured: Sequence[Mapping[str, Any]]) -> 
             told.append(f"{small['name']} needs least memory, {100 * less:.0f}% less than the base")
     if measured and unrest(measured) > _UNREST:
         told.append(
-            f"Steps of one and the same variant differ by {100 * unrest(measured):.0f}%: the devices do other work as "
+            f"Steps of one and the same variant differ by {100 * unrest(measured):.0f}%: the "
+            "devices do other work as "
             "well, and differences whose lines overlap may be chance"
         )
     if waiting:
-        told.append(f"{words.count(waiting, 'variant')} of {len(table['rows'])} still to be measured")
+        told.append(
+            f"{words.count(waiting, 'variant')} of {len(table['rows'])} still to be measured"
+        )
     if failed:
         told.append(f"{words.count(failed, 'variant')} could not be measured")
-    return " ".join(f"{text[:1].upper()}{text[1:]}." for text in told) if told else "Nothing is measured yet."
+    return (
+        " ".join(f"{text[:1].upper()}{text[1:]}." for text in told)
+        if told
+        else "Nothing is measured yet."
+    )
 
 
 def link_says(collectives: Mapping[str, Any]) -> str:
@@ -156,4 +187,7 @@ def link_says(collectives: Mapping[str, Any]) -> str:
         return f"{ranks} ranks over two kinds of links: the table tells both together."
     where = "inside the node" if link["where"] == "intra" else "between nodes"
     rate = links.rate(link["bytes_per_s"])
-    return f"{ranks} ranks {where}: {rate} at large sizes, {words.seconds(link['latency_s'])} a pass at small ones."
+    return (
+        f"{ranks} ranks {where}: {rate} at large sizes, {words.seconds(link['latency_s'])} a "
+        "pass at small ones."
+    )

@@ -41,7 +41,11 @@ def content(facts: Facts, request: HttpRequest) -> dict[str, Any]:
 def phase(facts: Facts) -> dict[str, Any]:
     """For a page that waits for the server."""
     standing = facts.standing
-    return {"phase": standing.phase, "says": standing.says} if standing is not None else {"phase": "ended", "says": ""}
+    return (
+        {"phase": standing.phase, "says": standing.says}
+        if standing is not None
+        else {"phase": "ended", "says": ""}
+    )
 
 
 def curl(base: str, model: str, chats: bool) -> str:
@@ -75,7 +79,10 @@ def python(base: str, model: str, chats: bool) -> str:
         ]
     else:
         lines += [
-            f'answer = client.completions.create(model={json.dumps(model)}, prompt="To be, or not", max_tokens=64)',
+            (
+                f'answer = client.completions.create(model={json.dumps(model)}, prompt="To be, or '
+                'not", max_tokens=64)'
+            ),
             "print(answer.choices[0].text)",
         ]
     return "\n".join(lines)

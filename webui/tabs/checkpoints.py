@@ -1,4 +1,6 @@
-"""Checkpoints and artifacts tab: what the run has saved and left behind, and the ways to go back to it."""
+"""Checkpoints and artifacts tab: what the run has saved and left behind, and the ways to go back to
+it.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,8 @@ def content(facts: Facts, request: HttpRequest) -> dict[str, Any]:
     return {
         "checkpoints": found,
         "kept": kept,
-        "rewindable": facts.may_manage and (facts.run.state in ENDED or facts.run.state == "paused"),
+        "rewindable": facts.may_manage
+        and (facts.run.state in ENDED or facts.run.state == "paused"),
         "steps": (facts.run.spec.get("train") or {}).get("steps") or 0,
         "forks": runs.forks_of(run=facts.run, user=facts.user),
         "artifacts": list(runs.artifacts_of(run=facts.run)[:200]),

@@ -1,4 +1,6 @@
-"""What the tabs of a serve run share: the engine as it stands now or ended, its requests, its cache, its prediction."""
+"""What the tabs of a serve run share: the engine as it stands now or ended, its requests, its
+cache, its prediction.
+"""
 
 from __future__ import annotations
 
@@ -21,26 +23,32 @@ _PERCENTILES: Final = ("p50", "p90", "p99")
 
 
 def requests(facts: Facts, request: HttpRequest) -> dict[str, Any]:
-    """The requests tab: those on their way, then those that ended; of a server that is gone as they stood at last."""
+    """The requests tab: those on their way, then those that ended; of a server that is gone as they
+    stood at last.
+    """
     state, summary = _state(facts), _summary(facts)
     stood = _stood(facts, state)
-    if state is None and summary is not None and summary.last:  # what became of them, later than what stood
+    # what became of them, later than what stood
+    if state is None and summary is not None and summary.last:
         told, now_s, stood = list(summary.last), None, None
     else:
         seen = state or (stood.state if stood else None)
         told, now_s = (list(seen.requests), seen.now_s) if seen else ([], None)
         stood = stood if told else None
     return {
-        **_shared(facts, state, stood), "summary": _ended(summary) if summary else None,
+        **_shared(facts, state, stood),
+        "summary": _ended(summary) if summary else None,
         "tiles": _now(state, facts.latest) if state else [],
         "fall": waterfall.waterfall(told, now_s=now_s),
         "beside": beside(facts.run.prediction, told, now_s),
         "files": _files(facts),
-    }  # fmt: skip
+    }
 
 
 def cache(facts: Facts, request: HttpRequest) -> dict[str, Any]:
-    """The cache tab: every block by its use, and numbers; of a server that is gone as it stood at last."""
+    """The cache tab: every block by its use, and numbers; of a server that is gone as it stood at
+    last.
+    """
     state, summary = _state(facts), _summary(facts)
     stood = _stood(facts, state)
     seen = state or (stood.state if stood else None)
@@ -50,11 +58,14 @@ def cache(facts: Facts, request: HttpRequest) -> dict[str, Any]:
         "field": blocks.field(seen) if seen else None,
         "block_size": seen.block_size if seen else None,
         "tiles": _cached(seen, summary, facts.latest, size),
-    }  # fmt: skip
+    }
 
 
-def beside(prediction: dict[str, Any] | None, told: list[RequestTold], now_s: float | None) -> list[dict[str, str]]:
-    """Predicted beside measured, at the prompt lengths and the number of answers at once that there really were. Those
+def beside(
+    prediction: dict[str, Any] | None, told: list[RequestTold], now_s: float | None
+) -> list[dict[str, str]]:
+    """Predicted beside measured, at the prompt lengths and the number of answers at once that there
+    really were. Those
     on their way last until `now_s`."""
     ended = [each for each in told if each.state == "ended" and each.first_token_s is not None]
     if not prediction or prediction.get("kind") != "serving" or len(ended) < 3:
@@ -95,7 +106,9 @@ def _pair(title: str, predicted: float, measured: float, of: str) -> dict[str, s
 
 
 def _overlaps(one: RequestTold, other: RequestTold) -> bool:
-    return one.added_s < (other.ended_s or one.added_s) and other.added_s < (one.ended_s or other.added_s)
+    return one.added_s < (other.ended_s or one.added_s) and other.added_s < (
+        one.ended_s or other.added_s
+    )
 
 
 def _state(facts: Facts) -> EngineState | None:
@@ -113,7 +126,9 @@ def _stood(facts: Facts, state: EngineState | None) -> Stood | None:
 
 
 def _files(facts: Facts) -> list[Any]:
-    """Of the newest attempt of a run that ended: every request, a line each, and how the engine stood."""
+    """Of the newest attempt of a run that ended: every request, a line each, and how the engine
+    stood.
+    """
     if facts.run.state not in ENDED:
         return []
     newest = f"attempt-{facts.run.attempt_number}-"
@@ -128,24 +143,42 @@ def _shared(facts: Facts, state: EngineState | None, stood: Stood | None) -> dic
     standing = facts.standing
     assert standing is not None
     return {
-        "standing": standing, "state": state,
+        "standing": standing,
+        "state": state,
         "live": standing.phase != "ended",
         "stood_at": datetime.fromtimestamp(stood.time, UTC) if stood is not None else None,
-        "silent": state is None and standing.phase in ("serving", "draining"), "source": facts.source(),
-    }  # fmt: skip
+        "silent": state is None and standing.phase in ("serving", "draining"),
+        "source": facts.source(),
+    }
 
 
 def _now(state: EngineState, latest: dict[str, float]) -> list[dict[str, str]]:
-    first = [waited for each in state.requests if (waited := waterfall.first_token_s(each)) is not None]
-    pace = [per for each in state.requests if (per := waterfall.pace_s(each, state.now_s)) is not None]
+    first = [
+        waited for each in state.requests if (waited := waterfall.first_token_s(each)) is not None
+    ]
+    pace = [
+        per for each in state.requests if (per := waterfall.pace_s(each, state.now_s)) is not None
+    ]
     speed = latest.get("inference/tokens_per_s") if state.running else 0.0
     back = latest.get("inference/preemptions") or 0
     return [
         tile("Running", f"{state.running:,}", f"{state.waiting:,} waiting"),
-        tile("First token", words.seconds(median(first)) if first else words.DASH, "median of those below"),
-        tile("Per token", words.seconds(median(pace)) if pace else words.DASH, "median of those below"),
+        tile(
+            "First token",
+            words.seconds(median(first)) if first else words.DASH,
+            "median of those below",
+        ),
+        tile(
+            "Per token",
+            words.seconds(median(pace)) if pace else words.DASH,
+            "median of those below",
+        ),
         tile("Tokens/s", words.quantity(speed), "lately, all answers together"),
-        tile("Answered", f"{state.ended:,}", f"{back:,.0f} put back for room" if back else "none put back for room"),
+        tile(
+            "Answered",
+            f"{state.ended:,}",
+            f"{back:,.0f} put back for room" if back else "none put back for room",
+        ),
     ]
 
 
@@ -157,10 +190,17 @@ def _ended(summary: Summary) -> dict[str, Any]:
         "tiles": [
             tile("Requests", f"{summary.requests:,}", why),
             tile("Prompt tokens", words.quantity(summary.prompt_tokens), shared),
-            tile("New tokens", words.quantity(summary.new_tokens), f"in {words.duration(summary.seconds)}"),
+            tile(
+                "New tokens",
+                words.quantity(summary.new_tokens),
+                f"in {words.duration(summary.seconds)}",
+            ),
         ],
         "rows": [
-            {"title": title, "cells": [words.seconds((found or {}).get(name)) for name in _PERCENTILES]}
+            {
+                "title": title,
+                "cells": [words.seconds((found or {}).get(name)) for name in _PERCENTILES],
+            }
             for title, found in rows
             if summary.requests
         ],
@@ -173,7 +213,9 @@ def _cached(
     """How full the cache is or was, and what it spared: over all requests once that is told."""
     now = blocks.numbers(seen, latest, bytes_per_token=size) if seen else []
     over_all = _kept(summary)
-    return [each for each in now if not over_all or each["title"] != over_all[-1]["title"]] + over_all
+    return [
+        each for each in now if not over_all or each["title"] != over_all[-1]["title"]
+    ] + over_all
 
 
 def _kept(summary: Summary | None) -> list[dict[str, str]]:
@@ -183,5 +225,9 @@ def _kept(summary: Summary | None) -> list[dict[str, str]]:
     share = summary.shared_tokens / whole if whole else None
     return [
         tile("Prompt tokens", words.quantity(whole), "of all requests"),
-        tile("Prefix hits", words.percent(share), f"{words.quantity(summary.shared_tokens)} tokens not computed again"),
+        tile(
+            "Prefix hits",
+            words.percent(share),
+            f"{words.quantity(summary.shared_tokens)} tokens not computed again",
+        ),
     ]

@@ -27,6 +27,9 @@ def content(facts: Facts, request: HttpRequest) -> dict[str, Any]:
 def row(attempt: Any) -> dict[str, Any]:
     """An attempt with where it ran and how long, in words."""
     began, ended = attempt.started or attempt.created, attempt.ended
-    shares = [f"{share['node']} ({words.count(len(share['devices']), 'device')})" for share in attempt.placement]
+    shares = [
+        f"{share['node']} ({words.count(len(share['devices']), 'device')})"
+        for share in attempt.placement
+    ]
     took = words.duration((ended - began).total_seconds()) if ended else ""
     return {"attempt": attempt, "where": words.listed(shares), "took": took}

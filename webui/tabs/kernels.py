@@ -1,4 +1,6 @@
-"""The part of a run's page that tells which kernels run, and why: of the newest attempt that told it."""
+"""The part of a run's page that tells which kernels run, and why: of the newest attempt that told
+it.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Logs tab: the newest lines, those that several ranks wrote alike folded into one, the first cause marked."""
+"""Logs tab: the newest lines, those that several ranks wrote alike folded into one, the first cause
+marked.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,11 @@ def content(facts: Facts, request: HttpRequest) -> dict[str, Any]:
     lines = telemetry.logs_newest(run=facts.run, rank=rank, q=q or None, limit=LINES)
     folded = fold(lines)
     return {
-        "lines": [line for line in folded if level not in LEVELS or LEVELS.index(line.level) >= LEVELS.index(level)],
+        "lines": [
+            line
+            for line in folded
+            if level not in LEVELS or LEVELS.index(line.level) >= LEVELS.index(level)
+        ],
         "first_cause": first_cause(folded),
         "q": q,
         "level": level,

@@ -17,10 +17,15 @@ def content(facts: Facts, request: HttpRequest) -> dict[str, Any]:
     by_rank = telemetry.memory_by_rank(run=facts.run)
     wanted = request.GET.get("rank", "")
     rank = int(wanted) if wanted.isdecimal() and int(wanted) in by_rank else None
-    parts = [part for part in panels.MEMORY_PARTS if any(values.get(part) for values in by_rank.values())]
+    parts = [
+        part for part in panels.MEMORY_PARTS if any(values.get(part) for values in by_rank.values())
+    ]
     return {
         "panels": [
-            panel.to_dict() for panel in predicted.with_levels(panels.memory(facts.names, rank), facts.run.prediction)
+            panel.to_dict()
+            for panel in predicted.with_levels(
+                panels.memory(facts.names, rank), facts.run.prediction
+            )
         ],
         "predicted": predicted.content(facts, memory=True),
         "ranks": sorted(by_rank),
@@ -38,14 +43,24 @@ def rows(by_rank: dict[int, dict[str, float]], parts: list[str]) -> list[dict[st
     sums = {rank: sum(values.get(part, 0.0) for part in parts) for rank, values in by_rank.items()}
     full = max([*sums.values(), 1.0])
     for rank, values in sorted(by_rank.items())[:64]:
-        bar = [{"part": part, "share": f"{100 * values.get(part, 0.0) / full:.2f}"} for part in parts]
+        bar = [
+            {"part": part, "share": f"{100 * values.get(part, 0.0) / full:.2f}"} for part in parts
+        ]
         cells = [words.memory(values.get(part)) for part in parts]
         capacity = values.get("capacity")
-        share = f"{words.percent(sums[rank] / capacity)} of {words.memory(capacity)}" if capacity else ""
+        share = (
+            f"{words.percent(sums[rank] / capacity)} of {words.memory(capacity)}"
+            if capacity
+            else ""
+        )
         made.append(
             {
-                "rank": rank, "bar": bar, "cells": cells, "sum": words.memory(sums[rank]), "share": share,
+                "rank": rank,
+                "bar": bar,
+                "cells": cells,
+                "sum": words.memory(sums[rank]),
+                "share": share,
                 "offloaded": words.memory(values.get("offloaded")),
             }
-        )  # fmt: skip
+        )
     return made

@@ -1,4 +1,6 @@
-"""Performance tab: where a step's time goes, what ranks send, how the pipeline runs, who holds the others up."""
+"""Performance tab: where a step's time goes, what ranks send, how the pipeline runs, who holds the
+others up.
+"""
 
 from __future__ import annotations
 
@@ -17,14 +19,18 @@ from webui.views.planner_pipeline import timeline_of_run
 
 PER_RANK = ("step_time_s", "data_time_s", "comm/exposed_s", "tokens_per_s", "mfu")
 _TOLD: Final = 4  # stalls in words above the charts
-_STEPS: Final = 3  # sampled steps that are read: of the newest, some ranks may still be on their way
+# sampled steps that are read: of the newest, some ranks may still be on their way
+_STEPS: Final = 3
 
 
 def content(facts: Facts, request: HttpRequest) -> dict[str, Any]:
     found = telemetry.latest_by_rank(run=facts.run)
     return {
         "panels": [
-            panel.to_dict() for panel in predicted.with_levels(panels.performance(facts.names), facts.run.prediction)
+            panel.to_dict()
+            for panel in predicted.with_levels(
+                panels.performance(facts.names), facts.run.prediction
+            )
         ],
         "predicted": predicted.content(facts, memory=False),
         **timeline(facts),
@@ -38,11 +44,18 @@ def content(facts: Facts, request: HttpRequest) -> dict[str, Any]:
 
 
 def timeline(facts: Facts) -> dict[str, Any]:
-    """`{timeline, pipeline}`: a sampled step above its prediction, or the prediction alone before one is sampled."""
+    """`{timeline, pipeline}`: a sampled step above its prediction, or the prediction alone before
+    one is sampled.
+    """
     stages = int(facts.plan.get("pp") or 1)
     if stages < 2:
         return {"timeline": None, "pipeline": None}
-    told = runs.events_of(run=facts.run, types=["pipeline_timeline"], limit=_STEPS * stages, newest=True)
+    told = runs.events_of(
+        run=facts.run, types=["pipeline_timeline"], limit=_STEPS * stages, newest=True
+    )
     foreseen = timeline_of_run(facts.run, whole=bool(told))
     found = pipe_measured.beside([event.data for event in told], foreseen)
-    return {"timeline": found, "pipeline": pipeline(foreseen) if foreseen and found is None else None}
+    return {
+        "timeline": found,
+        "pipeline": pipeline(foreseen) if foreseen and found is None else None,
+    }

@@ -1,4 +1,6 @@
-"""What performance and memory tab share: the run's prediction beside what is measured, and levels for the charts."""
+"""What performance and memory tab share: the run's prediction beside what is measured, and levels
+for the charts.
+"""
 
 from __future__ import annotations
 
@@ -17,12 +19,14 @@ _MEMORY: Final = "memory/"
 
 
 def content(facts: Facts, *, memory: bool, measured: bool = False) -> dict[str, Any] | None:
-    """`{rows, summary, …}`, rows of memory or of everything else; None for a run without prediction.
+    """`{rows, summary, …}`, rows of memory or of everything else; None for a run without
+    prediction.
 
     `measured` reads the curves, some thirty queries: asked for by the page once it is there.
     """
     predicted = facts.run.prediction
-    if not predicted or predicted.get("kind") == "serving":  # that has a table of its own, beside the requests
+    # that has a table of its own, beside the requests
+    if not predicted or predicted.get("kind") == "serving":
         return None
     found = [each.to_dict() for each in outcome.comparisons(run=facts.run)] if measured else []
     known = {item["metric"] for item in found}
@@ -31,14 +35,20 @@ def content(facts: Facts, *, memory: bool, measured: bool = False) -> dict[str, 
     says, mood = planner_words.verdict(predicted)
     query = planner_query(facts.run.spec, {"plan": facts.run.plan, "prediction": predicted})
     return {
-        "rows": rows, "summary": plan_measured.summary(rows) if measured else "Reading what was measured…",
-        "waits": not measured, "part": "memory" if memory else "performance", "link": query,
-        "verdict": says, "mood": mood,
-        "calibration": predicted.get("calibration") or "", "assumed": bool(predicted.get("assumed")),
-        "device": predicted.get("device") or "", "time": plan_time.waterfall(predicted),
+        "rows": rows,
+        "summary": plan_measured.summary(rows) if measured else "Reading what was measured…",
+        "waits": not measured,
+        "part": "memory" if memory else "performance",
+        "link": query,
+        "verdict": says,
+        "mood": mood,
+        "calibration": predicted.get("calibration") or "",
+        "assumed": bool(predicted.get("assumed")),
+        "device": predicted.get("device") or "",
+        "time": plan_time.waterfall(predicted),
         "treemap": plan_memory.treemap(predicted["memory"], with_free=False),
         "memory_says": plan_memory.summary(predicted["memory"]),
-    }  # fmt: skip
+    }
 
 
 def with_levels(panels: Iterable[Panel], prediction: dict[str, Any] | None) -> list[Panel]:
@@ -51,7 +61,9 @@ def with_levels(panels: Iterable[Panel], prediction: dict[str, Any] | None) -> l
     made = []
     for panel in panels:
         levels = [
-            Level(f"{line.label} predicted{of.get(line.name, '')}", line.hue, float(values[line.name]))
+            Level(
+                f"{line.label} predicted{of.get(line.name, '')}", line.hue, float(values[line.name])
+            )
             for line in panel.series
             if line.name in values and panel.kind != "stack"
         ]

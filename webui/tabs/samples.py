@@ -1,4 +1,6 @@
-"""What the model wrote after the same prompts at one checkpoint after the other, to be read beside each other."""
+"""What the model wrote after the same prompts at one checkpoint after the other, to be read beside
+each other.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +30,9 @@ class Text:
 
 @dataclass(frozen=True, slots=True)
 class Lane:
-    """One prompt with what was written after it, newest first: some steps spread over all, then the rest."""
+    """One prompt with what was written after it, newest first: some steps spread over all, then the
+    rest.
+    """
 
     prompt: str
     shown: list[Text]
@@ -54,7 +58,8 @@ class Samples:
 
 
 def expected(facts: Facts) -> bool:
-    """Whether the run was told to write texts, or writes some because it keeps checkpoints; of programs that Orrery
+    """Whether the run was told to write texts, or writes some because it keeps checkpoints; of
+    programs that Orrery
     knows nothing of, whether they have."""
     if facts.run.kind in ("external", "script"):
         return samples_told(run=facts.run)
@@ -76,7 +81,9 @@ def content(facts: Facts) -> Samples:
 
 
 def _lane(place: int, prompt: str, found: list[Written]) -> Lane:
-    """A prompt keeps its place; where an earlier attempt had another one there, its texts are left out."""
+    """A prompt keeps its place; where an earlier attempt had another one there, its texts are left
+    out.
+    """
     newest = found[-1].told.samples[place].prompt_ids
     texts = []
     for each in reversed(found):
@@ -87,28 +94,42 @@ def _lane(place: int, prompt: str, found: list[Written]) -> Lane:
     if len(texts) <= _SHOWN + 1:
         return Lane(prompt, texts, [])
     chosen = {round(place * (len(texts) - 1) / (_SHOWN - 1)) for place in range(_SHOWN)}
-    return Lane(prompt, [texts[i] for i in sorted(chosen)], [text for i, text in enumerate(texts) if i not in chosen])
+    return Lane(
+        prompt,
+        [texts[i] for i in sorted(chosen)],
+        [text for i, text in enumerate(texts) if i not in chosen],
+    )
 
 
 def _says(found: list[Written]) -> str:
     newest = found[-1].told
     longest = max(len(each.token_ids) for each in newest.samples)
     how = "" if newest.temperature is None else _how(newest.temperature)
-    says = f"What the model writes after the same words, {words.count(longest, 'token')} long{how}: "
+    says = (
+        f"What the model writes after the same words, {words.count(longest, 'token')} long{how}: "
+    )
     says += f"{len(found)} checkpoints, the newest of " if len(found) > 1 else ""
     says += f"step {newest.step:,}"
-    return says + (". Cut short, since writing may take 2% of the time at most." if newest.cut_short else ".")
+    return says + (
+        ". Cut short, since writing may take 2% of the time at most." if newest.cut_short else "."
+    )
 
 
 def _how(temperature: float) -> str:
-    return ", the likeliest token each time" if temperature == 0 else f", drawn at temperature {temperature:g}"
+    return (
+        ", the likeliest token each time"
+        if temperature == 0
+        else f", drawn at temperature {temperature:g}"
+    )
 
 
 def _nothing(facts: Facts) -> str:
     if facts.run.state in ENDED:
         return "No texts were written: the run ended before its first checkpoint."
     train: dict[str, Any] = facts.run.spec.get("train") or {}
-    every = (train.get("checkpoint") or {}).get("every_steps") or (200 if train.get("checkpoint") is not None else None)
+    every = (train.get("checkpoint") or {}).get("every_steps") or (
+        200 if train.get("checkpoint") is not None else None
+    )
     first = min(every or train.get("steps") or 0, train.get("steps") or 0)
     return f"The first texts come after step {first:,}, written by the model as it is then."
 

@@ -30,7 +30,12 @@ USUAL: Final = {
     "train": ("loss", "tokens_per_s", "mfu", "grad_norm", "step_time_s"),
     "script": ("loss", "tokens_per_s"),
     "external": ("loss", "tokens_per_s"),
-    "serve": ("inference/tokens_per_s", "inference/ttft_s", "inference/tpot_s", "inference/running"),
+    "serve": (
+        "inference/tokens_per_s",
+        "inference/ttft_s",
+        "inference/tpot_s",
+        "inference/running",
+    ),
     "generate": ("inference/tokens_per_s", "inference/running"),
     "evaluate": ("inference/tokens_per_s",),
 }
@@ -42,7 +47,9 @@ def content(facts: Facts, request: HttpRequest) -> dict[str, Any]:
         "tiles": tiles(facts),
         "panels": [
             panel.to_dict()
-            for panel in predicted.with_levels(panels.summary(names, facts.run.kind), facts.run.prediction)
+            for panel in predicted.with_levels(
+                panels.summary(names, facts.run.kind), facts.run.prediction
+            )
         ],
         "unshown": panels.unshown(names),
         "samples": samples.expected(facts),
@@ -54,7 +61,13 @@ def tiles(facts: Facts) -> list[dict[str, str]]:
     """Those whose metric the run has; the usual ones before its first point."""
     usual = USUAL.get(facts.run.kind, ())
     return [
-        {"name": name, "title": title, "unit": unit, "hue": hue, "value": shown(name, facts.latest.get(name))}
+        {
+            "name": name,
+            "title": title,
+            "unit": unit,
+            "hue": hue,
+            "value": shown(name, facts.latest.get(name)),
+        }
         for name, title, unit, hue in TILES
         if name in facts.latest or (not facts.latest and name in usual)
     ]

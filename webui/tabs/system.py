@@ -1,4 +1,6 @@
-"""System tab: how busy, hot and hungry the devices are; of runs that answer, which kernels run on them."""
+"""System tab: how busy, hot and hungry the devices are; of runs that answer, which kernels run on
+them.
+"""
 
 from __future__ import annotations
 

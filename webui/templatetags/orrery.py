@@ -1,4 +1,5 @@
-"""Template tags: links that exist, state badges, plan glyphs, empty states, and numbers as people read them.
+"""Template tags: links that exist, state badges, plan glyphs, empty states, and numbers as people
+read them.
 
 Knows words and markup; reads no data of its own.
 """
@@ -74,7 +75,9 @@ def plan_glyph(plan: Any) -> SafeString:
     axes, rest = words.plan_words(plan)
     dot = mark_safe("<i>·</i>")
     body = format_html_join(dot, "<b>{}</b>", ((axis,) for axis in axes))
-    return format_html('<span class="glyph" title="{}">{} {}</span>', words.plan_sentence(plan), body, rest)
+    return format_html(
+        '<span class="glyph" title="{}">{} {}</span>', words.plan_sentence(plan), body, rest
+    )
 
 
 @register.inclusion_tag("webui/parts/empty.html")
@@ -90,7 +93,9 @@ def ago(moment: datetime | None) -> str:
         return "–"
     age = words.age((timezone.now() - moment).total_seconds())
     return format_html(
-        '<time datetime="{0}" title="{0}" data-ago>{1}</time>', moment.isoformat(timespec="seconds"), age
+        '<time datetime="{0}" title="{0}" data-ago>{1}</time>',
+        moment.isoformat(timespec="seconds"),
+        age,
     )
 
 

@@ -1,4 +1,7 @@
-"""Template tags of lists and forms: moments to come, run numbers as links, parts and hues. Knows words and markup."""
+"""Template tags of lists and forms: moments to come, run numbers as links, parts and hues.
+
+Knows words and markup.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +32,9 @@ def until(moment: datetime) -> SafeString:
     """How long until then; the moment itself as the title."""
     seconds = (moment - timezone.now()).total_seconds()
     says = "any moment" if seconds < 5 else f"in {words.duration(seconds)}"
-    return format_html('<time datetime="{0}" title="{0}">{1}</time>', moment.isoformat(timespec="seconds"), says)
+    return format_html(
+        '<time datetime="{0}" title="{0}">{1}</time>', moment.isoformat(timespec="seconds"), says
+    )
 
 
 @register.simple_tag
@@ -39,7 +44,9 @@ def since(moment: datetime | None) -> SafeString | str:
         return words.DASH
     seconds = max(0.0, (timezone.now() - moment).total_seconds())
     start = moment.isoformat(timespec="seconds")
-    return format_html('<time datetime="{0}" title="since {0}">{1}</time>', start, words.duration(round(seconds)))
+    return format_html(
+        '<time datetime="{0}" title="since {0}">{1}</time>', start, words.duration(round(seconds))
+    )
 
 
 @register.filter

@@ -1,4 +1,7 @@
-"""Template filters of the planner's pages: labels of fields, thousands, ids. Knows words and markup."""
+"""Template filters of the planner's pages: labels of fields, thousands, ids.
+
+Knows words and markup.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""One's own account: who I am, password, tokens; for administrators people, the audit log and the settings."""
+"""One's own account: who I am, password, tokens; for administrators people, the audit log and the
+settings.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +32,9 @@ AUDIT_PAGE = 100
 @require_GET
 def account(request: PageRequest) -> HttpResponse:
     user = request.user
-    return render(request, "webui/account.html", {"teams": user.teams.all(), "scopes": scopes_of(user.role)})
+    return render(
+        request, "webui/account.html", {"teams": user.teams.all(), "scopes": scopes_of(user.role)}
+    )
 
 
 @sensitive_post_parameters()
@@ -44,8 +48,12 @@ def password(request: PageRequest) -> HttpResponse:
         update_session_auth_hash(request, request.user)
         if first:  # the file that told the first password tells a wrong one now
             (settings.ENV.home / "first-login").unlink(missing_ok=True)
-        return done(request, "Your password is changed. Other sessions of yours are logged out.", "account")
-    return render(request, "webui/password.html", {"form": form}, status=422 if form.errors else 200)
+        return done(
+            request, "Your password is changed. Other sessions of yours are logged out.", "account"
+        )
+    return render(
+        request, "webui/password.html", {"form": form}, status=422 if form.errors else 200
+    )
 
 
 @page
@@ -55,17 +63,24 @@ def tokens(request: PageRequest) -> HttpResponse:
     """The list, and the making of one: its text stands in the answer to that POST and nowhere else."""
     user, status = request.user, 200
     context: dict[str, Any] = {
-        "lifetimes": LIFETIMES, "wanted": request.POST, "url": request.build_absolute_uri("/"),
+        "lifetimes": LIFETIMES,
+        "wanted": request.POST,
+        "url": request.build_absolute_uri("/"),
         "scopes": [(scope, _SCOPE_SAYS[scope], SCOPES[scope]) for scope in scopes_of(user.role)],
-    }  # fmt: skip
+    }
     if request.method == "POST":
         days = request.POST.get("days", "")
-        expires = timezone.now() + timedelta(days=int(days)) if days in ("30", "90", "365") else None
+        expires = (
+            timezone.now() + timedelta(days=int(days)) if days in ("30", "90", "365") else None
+        )
         try:
             token, text = services.token_create(
-                user=user, name=request.POST.get("name", ""), scopes=request.POST.getlist("scopes"),
-                expires=expires, by=user,
-            )  # fmt: skip
+                user=user,
+                name=request.POST.get("name", ""),
+                scopes=request.POST.getlist("scopes"),
+                expires=expires,
+                by=user,
+            )
             context |= {"made": token, "text": text}
         except Refusal as refusal:
             context |= {"refusal": refusal, "errors": field_errors(refusal)}
@@ -81,7 +96,11 @@ def token_revoke(request: PageRequest, id: int) -> HttpResponse:
     if token is None:
         raise not_found("token", id)
     services.token_revoke(token=token, by=request.user)
-    return done(request, f"The token {token.name} is revoked. Programs that use it are refused from now on.", "tokens")
+    return done(
+        request,
+        f"The token {token.name} is revoked. Programs that use it are refused from now on.",
+        "tokens",
+    )
 
 
 @page
@@ -96,7 +115,12 @@ def audit(request: PageRequest) -> HttpResponse:
         entries = entries.filter(pk__lt=int(before))
     rows = list(entries[: AUDIT_PAGE + 1])
     older = rows[AUDIT_PAGE - 1].pk if len(rows) > AUDIT_PAGE else None
-    context = {"entries": rows[:AUDIT_PAGE], "older": older, "action": action, "all": may(request.user, Role.ADMIN)}
+    context = {
+        "entries": rows[:AUDIT_PAGE],
+        "older": older,
+        "action": action,
+        "all": may(request.user, Role.ADMIN),
+    }
     return render(request, "webui/audit.html", context)
 
 
@@ -104,15 +128,23 @@ def audit(request: PageRequest) -> HttpResponse:
 @require_http_methods(["GET", "POST"])
 def people(request: PageRequest) -> HttpResponse:
     demand(request.user, Role.ADMIN, "The list of people")
-    context: dict[str, Any] = {"roles": [(role.value, _ROLE_SAYS[role]) for role in Role], "wanted": request.POST}
+    context: dict[str, Any] = {
+        "roles": [(role.value, _ROLE_SAYS[role]) for role in Role],
+        "wanted": request.POST,
+    }
     if request.method == "POST":
         name = request.POST.get("username", "").strip()
         try:
             services.user_create(
-                username=name, password=request.POST.get("password") or None,
-                role=request.POST.get("role", Role.SUBMITTER), must_change_password=True, by=request.user,
-            )  # fmt: skip
-            return done(request, f"{name} can log in now and is asked to choose another password.", "people")
+                username=name,
+                password=request.POST.get("password") or None,
+                role=request.POST.get("role", Role.SUBMITTER),
+                must_change_password=True,
+                by=request.user,
+            )
+            return done(
+                request, f"{name} can log in now and is asked to choose another password.", "people"
+            )
         except Refusal as refusal:
             context |= {"refusal": refusal, "errors": field_errors(refusal)}
     context["people"] = selectors.people_visible_to(user=request.user).prefetch_related("teams")
@@ -139,11 +171,24 @@ def installation(request: PageRequest) -> HttpResponse:
     env, rows = settings.ENV, []
     for item in fields(env):
         value = getattr(env, item.name)
-        name = item.name.upper() if item.name in ("database_url", "redis_url") else f"ORRERY_{item.name.upper()}"
+        name = (
+            item.name.upper()
+            if item.name in ("database_url", "redis_url")
+            else f"ORRERY_{item.name.upper()}"
+        )
         given = value != item.default
         shown = ("given" if value else "not given") if item.name in SECRET else _plain(value)
-        rows.append({"name": name, "value": shown, "given": given, "says": item.metadata["says"].replace("`", "")})
-    return render(request, "webui/settings.html", {"rows": rows, "changed": sum(row["given"] for row in rows)})
+        rows.append(
+            {
+                "name": name,
+                "value": shown,
+                "given": given,
+                "says": item.metadata["says"].replace("`", ""),
+            }
+        )
+    return render(
+        request, "webui/settings.html", {"rows": rows, "changed": sum(row["given"] for row in rows)}
+    )
 
 
 def _plain(value: Any) -> str:

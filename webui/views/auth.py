@@ -37,17 +37,30 @@ def log_in(request: HttpRequest) -> HttpResponse:
             if form.is_valid():
                 user = form.get_user()
                 login(request, user)
-                services.audit(actor=user, action="login", target=f"user:{user.pk}", ip=address or None)
+                services.audit(
+                    actor=user, action="login", target=f"user:{user.pk}", ip=address or None
+                )
                 if user.must_change_password:
                     messages.warning(
-                        request, "You came in with the first password. Choose one of your own under Account, Password."
+                        request,
+                        "You came in with the first password. Choose one of your own under "
+                        "Account, Password.",
                     )
                 return redirect(target)
             login_limit.failed(name, address)
-            services.audit(actor=None, action="login.refused", data={"username": name[:150]}, ip=address or None)
+            services.audit(
+                actor=None,
+                action="login.refused",
+                data={"username": name[:150]},
+                ip=address or None,
+            )
             status = 403
-    context = {"form": form, "next": request.POST.get("next") or request.GET.get("next", ""), "refusal": refusal,
-               "first_login": _first_login()}  # fmt: skip
+    context = {
+        "form": form,
+        "next": request.POST.get("next") or request.GET.get("next", ""),
+        "refusal": refusal,
+        "first_login": _first_login(),
+    }
     response = render(request, "webui/login.html", context, status=status)
     if refusal is not None:
         response["Retry-After"] = str(refusal.retry_after_s)
@@ -63,7 +76,9 @@ def log_out(request: HttpRequest) -> HttpResponse:
 
 def _target(request: HttpRequest) -> str:
     wanted = request.POST.get("next") or request.GET.get("next", "")
-    if url_has_allowed_host_and_scheme(wanted, {request.get_host()}, require_https=request.is_secure()):
+    if url_has_allowed_host_and_scheme(
+        wanted, {request.get_host()}, require_https=request.is_secure()
+    ):
         return wanted
     return resolve_url(settings.LOGIN_REDIRECT_URL)
 

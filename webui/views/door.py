@@ -1,4 +1,7 @@
-"""What every page passes: a login, and a refusal told as a page or a message. Knows no domain word."""
+"""What every page passes: a login, and a refusal told as a page or a message.
+
+Knows no domain word.
+"""
 
 from __future__ import annotations
 
@@ -20,14 +23,18 @@ View = Callable[..., HttpResponseBase]
 
 
 class PageRequest(HttpRequest):
-    """What a view behind `page` gets: somebody is logged in; `htmx` tells whether only a part of it is asked for."""
+    """What a view behind `page` gets: somebody is logged in; `htmx` tells whether only a part of it
+    is asked for.
+    """
 
     user: Any
     htmx: Any
 
 
 def page(view: View) -> View:
-    """A page for people who are logged in; a service's refusal becomes a page that says what to do next."""
+    """A page for people who are logged in; a service's refusal becomes a page that says what to do
+    next.
+    """
 
     @login_required
     @functools.wraps(view)
@@ -52,9 +59,14 @@ def may(user: Any, role: Role) -> bool:
 
 
 def demand(user: Any, role: Role, what: str) -> None:
-    """Raises Refusal 403 where the person's role is less than `role`; `what` completes the sentence."""
+    """Raises Refusal 403 where the person's role is less than `role`; `what` completes the
+    sentence.
+    """
     if not may(user, role):
-        raise forbidden(f"{what} is for roles from {role.value} upwards; you are {user.role}. Ask an administrator.")
+        raise forbidden(
+            f"{what} is for roles from {role.value} upwards; you are {user.role}. Ask an "
+            "administrator."
+        )
 
 
 def done(request: HttpRequest, says: str, where: str, *args: Any) -> HttpResponseRedirect:
@@ -66,7 +78,9 @@ def done(request: HttpRequest, says: str, where: str, *args: Any) -> HttpRespons
 def back(request: HttpRequest, otherwise: str) -> str:
     """Where the form says it came from, if that is ours; a named address otherwise."""
     target = request.POST.get("next", "")
-    if url_has_allowed_host_and_scheme(target, {request.get_host()}, require_https=request.is_secure()):
+    if url_has_allowed_host_and_scheme(
+        target, {request.get_host()}, require_https=request.is_secure()
+    ):
         return target
     return otherwise
 

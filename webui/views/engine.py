@@ -1,4 +1,6 @@
-"""Parts of a serve run's page that change by the second: its requests, its cache, whether it serves yet."""
+"""Parts of a serve run's page that change by the second: its requests, its cache, whether it serves
+yet.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,11 @@ PARTS = {"requests": engine.requests, "cache": engine.cache}
 def part(request: HttpRequest, id: int, name: str) -> HttpResponse:
     facts = run_facts.read(user=request.user, id=id)
     if facts.run.kind != "serve" or name not in (*PARTS, "phase"):
-        raise invalid("part", f"run {id} has no {name!r} that moves", "a serve run's requests or cache")
+        raise invalid(
+            "part", f"run {id} has no {name!r} that moves", "a serve run's requests or cache"
+        )
     if name == "phase":
         return JsonResponse(chat.phase(facts))
-    return render(request, f"webui/run/{name}_part.html", {"run": facts.run, **PARTS[name](facts, request)})
+    return render(
+        request, f"webui/run/{name}_part.html", {"run": facts.run, **PARTS[name](facts, request)}
+    )

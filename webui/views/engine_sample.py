@@ -1,4 +1,6 @@
-"""What the engine tells of a run, made up: heat maps, pipeline timelines and collectives for the gallery."""
+"""What the engine tells of a run, made up: heat maps, pipeline timelines and collectives for the
+gallery.
+"""
 
 from __future__ import annotations
 
@@ -40,7 +42,11 @@ def gallery_context() -> dict[str, Any]:
             _odd(),
             _nothing(),
         ],
-        "samples": [_written(), _written_in_ids(), Samples([], "The first texts come after step 200.")],
+        "samples": [
+            _written(),
+            _written_in_ids(),
+            Samples([], "The first texts come after step 200."),
+        ],
         "timelines": [_timeline(1.08), _timeline(9.0), _unforeseen()],
         "calls": [_calls(1.02), _calls(1.6), _uncounted()],
     }
@@ -51,7 +57,10 @@ def _skew(wild: Random) -> Shown:
         Strip(
             f"rank {rank}",
             STEPS,
-            [abs(wild.gauss(0.004, 0.002)) + (0.06 if rank == 5 and 280 < step < 460 else 0.0) for step in STEPS],
+            [
+                abs(wild.gauss(0.004, 0.002)) + (0.06 if rank == 5 and 280 < step < 460 else 0.0)
+                for step in STEPS
+            ],
             f"node n{1 + rank // 4}, stage {rank // 4}",
         )
         for rank in range(8)
@@ -61,7 +70,9 @@ def _skew(wild: Random) -> Shown:
         Mark(470, "No progress for 31 s on rank 2", "bad"),
     ]
     drawn = heat(strips, says=words.seconds, summary=skew_summary(strips[:6], 0.4), marks=marks)
-    return Shown("skew", "Who comes late", "how long after the first rank of its stage each came", drawn, "")
+    return Shown(
+        "skew", "Who comes late", "how long after the first rank of its stage each came", drawn, ""
+    )
 
 
 def _many_ranks(wild: Random) -> Shown:
@@ -83,20 +94,35 @@ def _underflow(wild: Random) -> Shown:
         Strip(
             f"layer {layer:02}",
             STEPS,
-            [max(0.0, 0.02 * layer + 0.1 * math.exp(-step / 90) + wild.gauss(0, 0.01)) for step in STEPS],
+            [
+                max(0.0, 0.02 * layer + 0.1 * math.exp(-step / 90) + wild.gauss(0, 0.01))
+                for step in STEPS
+            ],
         )
         for layer in range(12)
     ]
     drawn = heat(strips, says=words.percent, summary=underflow_summary(strips))
-    return Shown("underflow", "Gradients lost to underflow", "share of each layer's gradient entries", drawn, "")
+    return Shown(
+        "underflow",
+        "Gradients lost to underflow",
+        "share of each layer's gradient entries",
+        drawn,
+        "",
+    )
 
 
 def _loads(wild: Random) -> Shown:
     by_layer = {layer: {e: wild.gammavariate(6, 1 / 6) for e in range(32)} for layer in range(6)}
     by_layer[2] |= {7: 4.2, 8: 0.0}
-    strips = [Strip(f"layer {layer}", list(row), list(row.values())) for layer, row in by_layer.items()]
-    drawn = heat(strips, says=_times, summary=loads_summary(by_layer), scale="even", across="expert")
-    return Shown("loads", "Expert loads, now", "each expert's share of its layer's tokens", drawn, "")
+    strips = [
+        Strip(f"layer {layer}", list(row), list(row.values())) for layer, row in by_layer.items()
+    ]
+    drawn = heat(
+        strips, says=_times, summary=loads_summary(by_layer), scale="even", across="expert"
+    )
+    return Shown(
+        "loads", "Expert loads, now", "each expert's share of its layer's tokens", drawn, ""
+    )
 
 
 def _experts(wild: Random) -> Shown:
@@ -107,7 +133,9 @@ def _experts(wild: Random) -> Shown:
         strips.append(Strip(f"expert {expert}", STEPS, curve))
     now = {0: {expert: strip.y[-1] for expert, strip in enumerate(strips)}}
     drawn = heat(strips, says=_times, summary=loads_summary(now, of_steps=True), scale="even")
-    return Shown("experts", "Experts of layer 0", "step by step; 1 is even", drawn, "", [0, 1, 2, 3], 0)
+    return Shown(
+        "experts", "Experts of layer 0", "step by step; 1 is even", drawn, "", [0, 1, 2, 3], 0
+    )
 
 
 def _layers() -> list[str]:
@@ -116,7 +144,14 @@ def _layers() -> list[str]:
 
 def _gradients(wild: Random) -> Shown:
     strips = [
-        Strip(name, STEPS, [10 ** (-0.25 * (13 - depth)) * math.exp(wild.gauss(0, 0.3) + 2 / step) for step in STEPS])
+        Strip(
+            name,
+            STEPS,
+            [
+                10 ** (-0.25 * (13 - depth)) * math.exp(wild.gauss(0, 0.3) + 2 / step)
+                for step in STEPS
+            ],
+        )
         for depth, name in enumerate(_layers())
     ]
     drawn = heat(strips, says=norm, summary=gradients_summary(strips), scale="orders")
@@ -125,36 +160,66 @@ def _gradients(wild: Random) -> Shown:
 
 def _weights(wild: Random) -> Shown:
     strips = [
-        Strip(name, STEPS[::10], [20 * (1 + wild.uniform(0.2, 2.5) * depth / 13 * step / 600) for step in STEPS[::10]])
+        Strip(
+            name,
+            STEPS[::10],
+            [20 * (1 + wild.uniform(0.2, 2.5) * depth / 13 * step / 600) for step in STEPS[::10]],
+        )
         for depth, name in enumerate(_layers())
     ]
-    drawn = heat([since_first(each) for each in strips], says=_times, summary=weights_summary(strips), scale="even")
+    drawn = heat(
+        [since_first(each) for each in strips],
+        says=_times,
+        summary=weights_summary(strips),
+        scale="even",
+    )
     return Shown("weights", "Weight norm by layer", "over its first; 1 is unchanged", drawn, "")
 
 
 def _written() -> Samples:
     texts = {
-        "First Citizen:\nBefore we": [" proceed any further, hear me speak.\n\nAll:", " the thor me sher", "eeaotr n"],
-        "Apt to be render'd, for": [" some slight loss of honour, to the", " the my lord the king", "\ufffd oae"],
+        "First Citizen:\nBefore we": [
+            " proceed any further, hear me speak.\n\nAll:",
+            " the thor me sher",
+            "eeaotr n",
+        ],
+        "Apt to be render'd, for": [
+            " some slight loss of honour, to the",
+            " the my lord the king",
+            "\ufffd oae",
+        ],
         "Nor nothing in": [" your letters but the truth.", " the the the the the the", ""],
     }
     steps, older = ("2,400", "1,200", "200"), [Text("800", "an older one", False)]
     lanes = [
-        Lane(prompt, [Text(step, text, step == "2,400") for step, text in zip(steps, some, strict=True)], older[:place])
+        Lane(
+            prompt,
+            [Text(step, text, step == "2,400") for step, text in zip(steps, some, strict=True)],
+            older[:place],
+        )
         for place, (prompt, some) in enumerate(texts.items())
     ]
-    says = "What the model writes after the same words, 40 tokens long, drawn at temperature 0.8: 4 checkpoints"
+    says = (
+        "What the model writes after the same words, 40 tokens long, drawn at temperature 0.8: "
+        "4 checkpoints"
+    )
     return Samples(lanes, f"{says}, the newest of step 2,400.")
 
 
 def _written_in_ids() -> Samples:
-    return Samples([Lane("15 2044 9 71", [Text("200", "11 9 2044 2044 8", False)], [])], "Of step 200.", in_ids=True)
+    return Samples(
+        [Lane("15 2044 9 71", [Text("200", "11 9 2044 2044 8", False)], [])],
+        "Of step 200.",
+        in_ids=True,
+    )
 
 
 def _odd() -> Shown:
     curve = [0.01] * 40 + [math.nan] * 3 + [0.02] * 20
     drawn = heat(
-        [Strip("layer 0", range(len(curve)), curve)], says=words.percent, summary="Three steps are no numbers."
+        [Strip("layer 0", range(len(curve)), curve)],
+        says=words.percent,
+        summary="Three steps are no numbers.",
     )
     return Shown("odd", "Not finite", "what is not a number has a colour of its own", drawn, "")
 
@@ -162,12 +227,25 @@ def _odd() -> Shown:
 def _nothing() -> Shown:
     drawn: Heat | None = heat([], says=words.seconds, summary="")
     return Shown(
-        "empty", "Nothing yet", "an empty place", drawn, "A run of several ranks tells this with its first step."
+        "empty",
+        "Nothing yet",
+        "an empty place",
+        drawn,
+        "A run of several ranks tells this with its first step.",
     )
 
 
 def _foreseen() -> dict[str, Any]:
-    ran = simulate("zbv", 4, 8, forward_s=0.01, backward_s=0.012, weight_s=0.009, virtual_stages=2, hop_s=0.0004)
+    ran = simulate(
+        "zbv",
+        4,
+        8,
+        forward_s=0.01,
+        backward_s=0.012,
+        weight_s=0.009,
+        virtual_stages=2,
+        hop_s=0.0004,
+    )
     return timeline(ran, 8)
 
 
@@ -182,9 +260,20 @@ def _told(factor: float) -> list[dict[str, Any]]:
             start, end = row["start_s"] * factor, row["end_s"] * factor
             late = (end - start) * wild.uniform(0, 0.25)
             where = [row["stage"], row["micro_batch"]]
-            actions += [["recv", *where, start, start + late], [kinds[row["kind"]], *where, start + late, end]]
-        found.append({"step": 40, "stages": 8, "pp_rank": rank, "began_s": 1.7e9, "actions": actions,
-                      "bubble_fraction": 0.14 + 0.01 * rank})  # fmt: skip
+            actions += [
+                ["recv", *where, start, start + late],
+                [kinds[row["kind"]], *where, start + late, end],
+            ]
+        found.append(
+            {
+                "step": 40,
+                "stages": 8,
+                "pp_rank": rank,
+                "began_s": 1.7e9,
+                "actions": actions,
+                "bubble_fraction": 0.14 + 0.01 * rank,
+            }
+        )
     return found
 
 
@@ -197,8 +286,16 @@ def _unforeseen() -> pipe_measured.Beside | None:
 
 
 def _calls(factor: float) -> comm_measured.Calls | None:
-    foreseen = {"all_reduce_bytes": 3.1e9, "all_gather_bytes": 0.9e9, "reduce_scatter_bytes": 0.9e9, "send_bytes": 4e7}
-    latest = {f"comm/{name}": value * (factor if "gather" in name else 1.0) for name, value in foreseen.items()}
+    foreseen = {
+        "all_reduce_bytes": 3.1e9,
+        "all_gather_bytes": 0.9e9,
+        "reduce_scatter_bytes": 0.9e9,
+        "send_bytes": 4e7,
+    }
+    latest = {
+        f"comm/{name}": value * (factor if "gather" in name else 1.0)
+        for name, value in foreseen.items()
+    }
     more = {"comm/bytes": sum(latest.values()), "comm/exposed_s": 0.021, "step_time_s": 0.31}
     return comm_measured.calls(latest | more, foreseen)
 

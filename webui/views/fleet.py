@@ -1,4 +1,6 @@
-"""Fleet and node: what is there, is it well, who holds what and held it when; drain, take back, let join."""
+"""Fleet and node: what is there, is it well, who holds what and held it when; drain, take back, let
+join.
+"""
 
 from __future__ import annotations
 
@@ -35,11 +37,18 @@ def fleet(request: PageRequest) -> HttpResponse:
     shown = [_node(node, holders) for node in nodes]
     chart, window = _gantt(request, [device for node in nodes for device in node.devices.all()])
     context = {
-        "nodes": shown, "sentence": sentence(shown), "operator": may(request.user, Role.OPERATOR),
-        "pools": selectors.pools(), "chart": chart, "window": window, "windows": list(WINDOWS),
+        "nodes": shown,
+        "sentence": sentence(shown),
+        "operator": may(request.user, Role.OPERATOR),
+        "pools": selectors.pools(),
+        "chart": chart,
+        "window": window,
+        "windows": list(WINDOWS),
         "head": {"epoch": epoch, "seq": seq},
-    }  # fmt: skip
-    return render(request, "webui/fleet_parts.html" if request.htmx else "webui/fleet.html", context)
+    }
+    return render(
+        request, "webui/fleet_parts.html" if request.htmx else "webui/fleet.html", context
+    )
 
 
 @page
@@ -50,9 +59,14 @@ def node(request: PageRequest, name: str) -> HttpResponse:
     shown = _node(found, _holders(request.user))
     chart, window = _gantt(request, list(found.devices.all()))
     context = {
-        "node": shown, "sentence": node_sentence(shown), "operator": may(request.user, Role.OPERATOR),
-        "chart": chart, "window": window, "windows": list(WINDOWS), "head": {"epoch": epoch, "seq": seq},
-    }  # fmt: skip
+        "node": shown,
+        "sentence": node_sentence(shown),
+        "operator": may(request.user, Role.OPERATOR),
+        "chart": chart,
+        "window": window,
+        "windows": list(WINDOWS),
+        "head": {"epoch": epoch, "seq": seq},
+    }
     return render(request, "webui/node_parts.html" if request.htmx else "webui/node.html", context)
 
 
@@ -64,16 +78,26 @@ def drain(request: PageRequest, name: str) -> HttpResponse:
     found = _named(request, name)
     if request.method == "POST":
         services.node_drain(node=found, by=request.user, reason=request.POST.get("reason", ""))
-        return done(request, f"{found.name} is drained: nothing new starts there.", "node", found.name)
+        return done(
+            request, f"{found.name} is drained: nothing new starts there.", "node", found.name
+        )
     shown = _node(found, _holders(request.user))
     nodes = list(selectors.nodes_visible_to(user=request.user))
-    rest = [other for other in nodes if other.pk != found.pk and other.health == "up" and not other.drained]
+    rest = [
+        other
+        for other in nodes
+        if other.pk != found.pk and other.health == "up" and not other.drained
+    ]
     queue = scheduling.queue_visible_to(user=request.user)
-    left = [device for other in rest if other.pool_id == found.pool_id for device in other.devices.all()]
+    left = [
+        device for other in rest if other.pool_id == found.pool_id for device in other.devices.all()
+    ]
     context = {
-        "node": shown, "attempts": runs.attempts_on(node=found.name), "left": sum(device.healthy for device in left),
+        "node": shown,
+        "attempts": runs.attempts_on(node=found.name),
+        "left": sum(device.healthy for device in left),
         "waiting": [entry for entry in queue if entry.run.pool_name == found.pool.name],
-    }  # fmt: skip
+    }
     return render(request, "webui/drain.html", context)
 
 
@@ -89,7 +113,9 @@ def undrain(request: PageRequest, name: str) -> HttpResponse:
 @never_cache
 @require_http_methods(["GET", "POST"])
 def join(request: PageRequest) -> HttpResponse:
-    """A token that lets one machine join, once; its text stands in the answer to the POST and nowhere else."""
+    """A token that lets one machine join, once; its text stands in the answer to the POST and
+    nowhere else.
+    """
     demand(request.user, Role.OPERATOR, "Letting nodes join")
     context: dict[str, Any] = {"pools": selectors.pools()}
     if request.method == "POST":
@@ -110,7 +136,11 @@ def sentence(nodes: list[dict[str, Any]]) -> str:
     held = sum(bool(device["run"]) for device in devices)
     there = f"{words.count(len(nodes), 'node')}, {words.count(len(devices), 'device')}"
     text = f"{there}: {held} held, {len(devices) - held} free"
-    troubles = [f"{node['node'].name} is {node['node'].health}" for node in nodes if node["node"].health != "up"]
+    troubles = [
+        f"{node['node'].name} is {node['node'].health}"
+        for node in nodes
+        if node["node"].health != "up"
+    ]
     troubles += [f"{node['node'].name} is drained" for node in nodes if node["node"].drained]
     sick = sum(not device["device"].healthy for device in devices)
     if sick:
@@ -128,7 +158,11 @@ def node_sentence(shown: dict[str, Any]) -> str:
     held = sum(bool(device["run"]) for device in devices)
     text = f"It {health}; {held} of {words.count(len(devices), 'device')} held"
     if node.drained:
-        text += "; drained" + (f" ({node.drain_reason})" if node.drain_reason else "") + ", nothing new starts here"
+        text += (
+            "; drained"
+            + (f" ({node.drain_reason})" if node.drain_reason else "")
+            + ", nothing new starts here"
+        )
     return text + "."
 
 
@@ -140,7 +174,9 @@ def _named(request: PageRequest, name: str) -> Any:
 
 
 def _holders(user: Any) -> dict[int, dict[str, Any]]:
-    """`{device: {id, name, owner, state, since}}` of what is held now; what the person may not see has no id."""
+    """`{device: {id, name, owner, state, since}}` of what is held now; what the person may not see
+    has no id.
+    """
     held = _seen(user, scheduling.allocations_by_device().values())
     return {device: _told(one, visible) for device, one, visible in held}
 
@@ -148,18 +184,32 @@ def _holders(user: Any) -> dict[int, dict[str, Any]]:
 def _seen(user: Any, allocations: Iterable[Any]) -> list[tuple[int, Any, bool]]:
     rows = list(allocations)
     ids = {one.attempt.run_id for one in rows}
-    visible = set(runs.runs_visible_to(user=user).filter(pk__in=ids).values_list("pk", flat=True)) if ids else set()
+    visible = (
+        set(runs.runs_visible_to(user=user).filter(pk__in=ids).values_list("pk", flat=True))
+        if ids
+        else set()
+    )
     return [(one.device_id, one, one.attempt.run_id in visible) for one in rows]
 
 
 def _told(allocation: Any, visible: bool) -> dict[str, Any]:
     run = allocation.attempt.run
     if not visible:
-        return {"id": None, "name": OTHERS, "owner": "", "state": run.state, "since": allocation.created}
+        return {
+            "id": None,
+            "name": OTHERS,
+            "owner": "",
+            "state": run.state,
+            "since": allocation.created,
+        }
     return {
-        "id": run.pk, "name": run.name, "owner": run.owner.username, "state": run.state, "since": allocation.created,
+        "id": run.pk,
+        "name": run.name,
+        "owner": run.owner.username,
+        "state": run.state,
+        "since": allocation.created,
         "rank": allocation.rank,
-    }  # fmt: skip
+    }
 
 
 def _node(node: Any, holders: dict[int, dict[str, Any]]) -> dict[str, Any]:
@@ -171,12 +221,17 @@ def _node(node: Any, holders: dict[int, dict[str, Any]]) -> dict[str, Any]:
         devices.append({"device": device, "sample": reading, "run": holders.get(device.pk)})
     inventory = node.inventory or {}
     return {
-        "node": node, "devices": devices, "held": sum(bool(item["run"]) for item in devices),
-        "cores": inventory.get("cores"), "memory": inventory.get("memory_bytes"),
+        "node": node,
+        "devices": devices,
+        "held": sum(bool(item["run"]) for item in devices),
+        "cores": inventory.get("cores"),
+        "memory": inventory.get("memory_bytes"),
         "versions": inventory.get("versions") or {},
-        "kinds": sorted({device["device"].catalogue or device["device"].name for device in devices}),
+        "kinds": sorted(
+            {device["device"].catalogue or device["device"].name for device in devices}
+        ),
         "use": _mean([item["sample"].get("utilization") for item in devices]),
-    }  # fmt: skip
+    }
 
 
 def _mean(values: list[Any]) -> float | None:
@@ -201,4 +256,10 @@ def _gantt(request: PageRequest, devices: list[Any]) -> tuple[dict[str, Any], st
     rows = [{"device": device, "bars": drawn.bars[device.pk]} for device in devices]
     table = [{"device": row["device"], "bar": bar} for row in rows for bar in row["bars"]]
     span = words.duration((until - since) / timedelta(seconds=1))
-    return {"rows": rows, "ticks": drawn.ticks, "share": drawn.share, "table": table, "span": span}, window
+    return {
+        "rows": rows,
+        "ticks": drawn.ticks,
+        "share": drawn.share,
+        "table": table,
+        "span": span,
+    }, window

@@ -1,4 +1,7 @@
-"""The form that forks a run at a kept step: a few fields and a merge patch over its spec. Decides nothing itself."""
+"""The form that forks a run at a kept step: a few fields and a merge patch over its spec.
+
+Decides nothing itself.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +23,9 @@ FIELDS = ("name", "steps", "lr", "plan", "changes")
 @page
 @require_http_methods(["GET", "POST"])
 def fork(request: PageRequest, id: int) -> HttpResponse:
-    """GET shows the form for `?step=`, the newest kept by default; POST forks, or shows what is wrong with it."""
+    """GET shows the form for `?step=`, the newest kept by default; POST forks, or shows what is
+    wrong with it.
+    """
     run = selectors.run_get(user=request.user, id=id)
     kept = list(dict.fromkeys(selectors.checkpoints_of(run=run).values_list("step", flat=True)))
     if request.method == "GET":
@@ -32,18 +37,25 @@ def fork(request: PageRequest, id: int) -> HttpResponse:
     step = int(step_text) if step_text.isdecimal() else -1
     try:
         made = services.run_fork(
-            run=run, by=request.user, step=step, changes=changes_of(shown, _start(run), run.spec.get("plan")),
-            name=shown["name"].strip() or None, force=bool(request.POST.get("force")),
-        )  # fmt: skip
+            run=run,
+            by=request.user,
+            step=step,
+            changes=changes_of(shown, _start(run), run.spec.get("plan")),
+            name=shown["name"].strip() or None,
+            force=bool(request.POST.get("force")),
+        )
     except Refusal as refusal:
         context = _context(run, kept, step, shown, refusal=refusal)
         return render(request, "webui/fork.html", context, status=refusal.status)
-    messages.success(request, f"This is run {made.pk}; it goes on from step {step:,} of run {run.pk}.")
+    messages.success(
+        request, f"This is run {made.pk}; it goes on from step {step:,} of run {run.pk}."
+    )
     return redirect("run", made.pk)
 
 
 def changes_of(shown: dict[str, str], start: dict[str, str], plan: Any = None) -> dict[str, Any]:
-    """The merge patch that the form asks for: its text, and over it the fields that were changed. The plan in its field
+    """The merge patch that the form asks for: its text, and over it the fields that were changed.
+    The plan in its field
     is a whole one: what it leaves out of the parent's `plan` goes back to its default.
 
     Raises Refusal 422 about the field that cannot be read.
@@ -52,11 +64,17 @@ def changes_of(shown: dict[str, str], start: dict[str, str], plan: Any = None) -
     if shown["steps"].strip() != start["steps"]:
         changes.setdefault("train", {})["steps"] = _number("steps", shown["steps"], int)
     if shown["lr"].strip() != start["lr"]:
-        changes.setdefault("train", {}).setdefault("optimizer", {})["lr"] = _number("lr", shown["lr"], float)
+        changes.setdefault("train", {}).setdefault("optimizer", {})["lr"] = _number(
+            "lr", shown["lr"], float
+        )
     if shown["plan"].strip() and shown["plan"].strip() != start["plan"]:
         text = shown["plan"].strip()
         before = plan if isinstance(plan, dict) else {}
-        changes["plan"] = "auto" if text.strip('"') == "auto" else {**dict.fromkeys(before), **_object("plan", text)}
+        changes["plan"] = (
+            "auto"
+            if text.strip('"') == "auto"
+            else {**dict.fromkeys(before), **_object("plan", text)}
+        )
     return changes
 
 
@@ -74,17 +92,30 @@ def _start(run: Any) -> dict[str, str]:
 
 
 def _context(
-    run: Any, kept: list[int], step: int | None, shown: dict[str, str], refusal: Refusal | None = None
+    run: Any,
+    kept: list[int],
+    step: int | None,
+    shown: dict[str, str],
+    refusal: Refusal | None = None,
 ) -> dict[str, Any]:
     errors = field_errors(refusal) if refusal else {}
     places = {"steps": "train.steps", "lr": "train.optimizer.lr"}
-    named = {name: errors.get(name, []) + errors.get(places.get(name, "-"), []) for name in (*FIELDS, "step")}
+    named = {
+        name: errors.get(name, []) + errors.get(places.get(name, "-"), [])
+        for name in (*FIELDS, "step")
+    }
     told = {id(item) for some in named.values() for item in some}
     others = [item for some in errors.values() for item in some if id(item) not in told]
     return {
-        "run": run, "kept": kept, "step": step, "shown": shown, "refusal": refusal, "errors": named, "others": others,
+        "run": run,
+        "kept": kept,
+        "step": step,
+        "shown": shown,
+        "refusal": refusal,
+        "errors": named,
+        "others": others,
         "misfits": refusal is not None and refusal.type == "plan-does-not-fit",
-    }  # fmt: skip
+    }
 
 
 def _object(field: str, text: str) -> dict[str, Any]:
@@ -93,7 +124,9 @@ def _object(field: str, text: str) -> dict[str, Any]:
     try:
         found = json.loads(text)
     except (ValueError, RecursionError) as error:
-        raise invalid(field, f"the JSON cannot be read: {error}", '{"train": {"clip_norm": 1.0}}') from None
+        raise invalid(
+            field, f"the JSON cannot be read: {error}", '{"train": {"clip_norm": 1.0}}'
+        ) from None
     if not isinstance(found, dict):
         raise invalid(field, "it is not an object in braces", '{"train": {"clip_norm": 1.0}}')
     return found
@@ -103,4 +136,6 @@ def _number(field: str, text: str, kind: Any) -> Any:
     try:
         return kind(text.strip())
     except ValueError:
-        raise invalid(field, f"{text.strip()!r} is not a number", "400" if kind is int else "0.001") from None
+        raise invalid(
+            field, f"{text.strip()!r} is not a number", "400" if kind is int else "0.001"
+        ) from None

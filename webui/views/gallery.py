@@ -1,4 +1,7 @@
-"""The gallery: every chart and part in every state, drawn from numbers made here. A switch to see inside."""
+"""The gallery: every chart and part in every state, drawn from numbers made here.
+
+A switch to see inside.
+"""
 
 from __future__ import annotations
 
@@ -69,15 +72,27 @@ def curves() -> dict[str, dict[str, Any]]:
     """Series answers as the API gives them, each with what makes its chart interesting."""
     steps = list(range(1, 4 * POINTS + 1, 4))
     ripple = [math.sin(step * 0.7) * math.cos(step * 0.13) for step in steps]
-    loss = [1.4 + 4.1 * math.exp(-step / 180) + 0.06 * wave for step, wave in zip(steps, ripple, strict=True)]
-    speed = [12_400 + 260 * wave - (3_900 if 600 < step < 640 else 0) for step, wave in zip(steps, ripple, strict=True)]
+    loss = [
+        1.4 + 4.1 * math.exp(-step / 180) + 0.06 * wave
+        for step, wave in zip(steps, ripple, strict=True)
+    ]
+    speed = [
+        12_400 + 260 * wave - (3_900 if 600 < step < 640 else 0)
+        for step, wave in zip(steps, ripple, strict=True)
+    ]
     made: dict[str, list[Any]] = {
         "loss": loss,
         "tokens_per_s": speed,
         "mfu": [value / 29_000 for value in speed],
         "hfu": [value / 24_000 for value in speed],
-        "grad_norm": [0.9 + 0.3 * wave + (6 if step == 801 else 0) for step, wave in zip(steps, ripple, strict=True)],
-        "lr": [3e-3 * min(1, step / 100) * (0.55 + 0.45 * math.cos(math.pi * step / 1600)) for step in steps],
+        "grad_norm": [
+            0.9 + 0.3 * wave + (6 if step == 801 else 0)
+            for step, wave in zip(steps, ripple, strict=True)
+        ],
+        "lr": [
+            3e-3 * min(1, step / 100) * (0.55 + 0.45 * math.cos(math.pi * step / 1600))
+            for step in steps
+        ],
         "step_time_s": [2048 / value for value in speed],
         "data_time_s": [0.004 + 0.002 * abs(wave) for wave in ripple],
         "loss_scale": [2.0 ** (16 + step // 400 - 2 * (step > 800)) for step in steps],
@@ -90,17 +105,25 @@ def curves() -> dict[str, dict[str, Any]]:
     split = {"data": 0.03, "forward": 0.29, "backward": 0.5, "optimizer": 0.06, "other": 0.02}
     step_s = made["step_time_s"]
     made |= {f"time/{part}_s": [share * value for value in step_s] for part, share in split.items()}
-    made["comm/exposed_s"] = [0.1 * value * (1 + 0.5 * wave) for value, wave in zip(step_s, ripple, strict=True)]
+    made["comm/exposed_s"] = [
+        0.1 * value * (1 + 0.5 * wave) for value, wave in zip(step_s, ripple, strict=True)
+    ]
     made["comm/all_reduce_bytes"] = [3.1e8] * len(steps)
     made["comm/all_gather_bytes"] = [9e7] * len(steps)
     made["comm/bytes"] = [4e8] * len(steps)
     made["moe/max_violation"] = [
-        0.3 + 2 * math.exp(-step / 200) + 0.1 * abs(wave) for step, wave in zip(steps, ripple, strict=True)
+        0.3 + 2 * math.exp(-step / 200) + 0.1 * abs(wave)
+        for step, wave in zip(steps, ripple, strict=True)
     ]
     made["memory/offloaded_bytes"] = [6 * 2**30] * len(steps)
     for i, part in enumerate(panels.MEMORY_PARTS):
-        made[f"memory/{part}_bytes"] = [(2 + i) * 2**28 * (1 + 0.2 * wave * (part == "activations")) for wave in ripple]
-    found = {name: {"x": steps, "y": values, "total_points": len(values), "rank": 0} for name, values in made.items()}
+        made[f"memory/{part}_bytes"] = [
+            (2 + i) * 2**28 * (1 + 0.2 * wave * (part == "activations")) for wave in ripple
+        ]
+    found = {
+        name: {"x": steps, "y": values, "total_points": len(values), "rank": 0}
+        for name, values in made.items()
+    }
     found["val_loss"] = {
         "x": steps[24::25],
         "y": [value + 0.05 for value in loss[24::25]],
@@ -116,7 +139,9 @@ def curves() -> dict[str, dict[str, Any]]:
 
 
 def _odd() -> panels.Panel:
-    return panels.Panel("odd", "Not finite", "", (panels.Line("odd", "marked on the axis", "loss"),))
+    return panels.Panel(
+        "odd", "Not finite", "", (panels.Line("odd", "marked on the axis", "loss"),)
+    )
 
 
 def _empty() -> panels.Panel:
@@ -146,38 +171,71 @@ def _marks() -> list[dict[str, Any]]:
 PLANS: list[dict[str, Any]] = [
     {"dp": 1, "precision": "fp32"},
     {"dp": 4, "zero": 2, "precision": "bf16"},
-    {"dp": 4, "tp": 2, "pp": 2, "zero": 1, "sequence_parallel": True, "recompute": "selective", "precision": "bf16"},
+    {
+        "dp": 4,
+        "tp": 2,
+        "pp": 2,
+        "zero": 1,
+        "sequence_parallel": True,
+        "recompute": "selective",
+        "precision": "bf16",
+    },
     {"dp": 8, "ep": 4, "zero": 3, "offload": "optimizer", "precision": "fp8"},
 ]
 
 FACTS: list[sentences.RunFacts] = [
     sentences.RunFacts(
-        "queued", wait_reason="Waits for 4 devices; 2 are free, and run 11 holds the others for about 5 min"
+        "queued",
+        wait_reason="Waits for 4 devices; 2 are free, and run 11 holds the others for about 5 min",
     ),
     sentences.RunFacts("starting", devices=2, attempt=1),
     sentences.RunFacts("running"),
     sentences.RunFacts(
         "running",
         loss_curve=[3, 2.9, 2.7, 2.5, 2.2, 2.0, 1.9, 1.7, 1.6, 1.5],
-        summary={"step": 1204, "steps": 2000, "loss": 1.52, "tokens_per_s": 12_400, "mfu": 0.43, "eta_s": 203},
+        summary={
+            "step": 1204,
+            "steps": 2000,
+            "loss": 1.52,
+            "tokens_per_s": 12_400,
+            "mfu": 0.43,
+            "eta_s": 203,
+        },
     ),
-    sentences.RunFacts("running", summary={"step": 90, "steps": 2000, "loss": "NaN"}, last_point_s=240),
+    sentences.RunFacts(
+        "running", summary={"step": 90, "steps": 2000, "loss": "NaN"}, last_point_s=240
+    ),
     sentences.RunFacts("stopping", requested="pause", summary={"step": 700, "steps": 2000}),
     sentences.RunFacts("paused", summary={"step": 700, "steps": 2000}),
     sentences.RunFacts(
         "finished",
         runtime_s=331,
-        summary={"step": 2000, "steps": 2000, "loss": 1.43, "val_loss": 1.51, "tokens_per_s": 12_400},
+        summary={
+            "step": 2000,
+            "steps": 2000,
+            "loss": 1.43,
+            "val_loss": 1.51,
+            "tokens_per_s": 12_400,
+        },
     ),
     sentences.RunFacts(
-        "failed", exit={"class": "out_of_memory", "reason": "CUDA out of memory", "rank": 1, "step": 12}
+        "failed",
+        exit={"class": "out_of_memory", "reason": "CUDA out of memory", "rank": 1, "step": 12},
     ),
-    sentences.RunFacts("cancelled", exit={"reason": "Cancelled by ada."}, summary={"step": 40, "steps": 2000}),
+    sentences.RunFacts(
+        "cancelled", exit={"reason": "Cancelled by ada."}, summary={"step": 40, "steps": 2000}
+    ),
 ]
 
 
 def _devices() -> list[dict[str, Any]]:
-    base: dict[str, Any] = {"node": "n1", "health": "up", "drained": False, "healthy": True, "memory_bytes": 80 * 2**30}
+    base: dict[str, Any] = {
+        "node": "n1",
+        "health": "up",
+        "drained": False,
+        "healthy": True,
+        "memory_bytes": 80 * 2**30,
+    }
     run = {
         "id": 12,
         "name": "first flight",
@@ -201,7 +259,9 @@ def _devices() -> list[dict[str, Any]]:
 
 def _held() -> list[week.Held]:
     return [
-        week.Held(NOW - timedelta(days=day, hours=hours), NOW - timedelta(days=day), 0.2 + 0.04 * day)
+        week.Held(
+            NOW - timedelta(days=day, hours=hours), NOW - timedelta(days=day), 0.2 + 0.04 * day
+        )
         for day, hours in ((6, 5), (5, 9), (3, 13), (2, 2), (1, 11), (0, 7))
         for _ in range(6)
     ]

@@ -1,4 +1,7 @@
-"""The new-run form: fields, JSON and curl of one spec; a check while typing; the submit. Decides nothing itself."""
+"""The new-run form: fields, JSON and curl of one spec; a check while typing; the submit.
+
+Decides nothing itself.
+"""
 
 from __future__ import annotations
 
@@ -39,7 +42,13 @@ START: dict[str, Any] = {
     "kind": "train",
     "model": "llama-tiny",
     "data": {"preset": "shakespeare"},
-    "plan": {"dp": 1, "zero": 0, "precision": "fp32", "micro_batch_size": 8, "global_batch_size": 8},
+    "plan": {
+        "dp": 1,
+        "zero": 0,
+        "precision": "fp32",
+        "micro_batch_size": 8,
+        "global_batch_size": 8,
+    },
     "train": {
         "steps": 200,
         "seq_len": 128,
@@ -54,28 +63,40 @@ EXAMPLES: dict[str, dict[str, Any]] = {
     "serve": {"serve": {}},
     "generate": {
         "generate": {
-            "input": "examples/prompts.jsonl", "output": "answers.jsonl", "max_new_tokens": 64, "temperature": 0,
+            "input": "examples/prompts.jsonl",
+            "output": "answers.jsonl",
+            "max_new_tokens": 64,
+            "temperature": 0,
         },
     },
-    "evaluate": {"evaluate": {"metrics": ["loss", "perplexity", "bits_per_byte"], "max_tokens": 8192}},
-}  # fmt: skip
+    "evaluate": {
+        "evaluate": {"metrics": ["loss", "perplexity", "bits_per_byte"], "max_tokens": 8192}
+    },
+}
 
 
 @page
 @require_http_methods(["GET", "POST"])
 def new_run(request: PageRequest) -> HttpResponse:
-    """GET shows a start, a preset or an older run's spec; POST submits, or shows the same form with what is wrong."""
+    """GET shows a start, a preset or an older run's spec; POST submits, or shows the same form with
+    what is wrong.
+    """
     if request.method == "GET":
         name, experiment, spec, like = _begin(request)
-        return render(request, "webui/new_run.html", _context(request, name, experiment, spec, like=like))
+        return render(
+            request, "webui/new_run.html", _context(request, name, experiment, spec, like=like)
+        )
     name, experiment = request.POST.get("name", ""), request.POST.get("experiment", "")
     asked: dict[str, Any] | None = None
     try:
         asked = _asked(request)
         run = services.run_submit(
-            owner=request.user, name=verdict.named(name, asked), spec=asked, experiment=experiment.strip() or None,
+            owner=request.user,
+            name=verdict.named(name, asked),
+            spec=asked,
+            experiment=experiment.strip() or None,
             force=bool(request.POST.get("force")),
-        )  # fmt: skip
+        )
     except Refusal as refusal:
         context = _context(request, name, experiment, asked or {}, refusal=refusal)
         if asked is None:  # the JSON as typed, for its writer to mend
@@ -103,7 +124,12 @@ def _begin(request: PageRequest) -> tuple[str, str, dict[str, Any], Any]:
     experiment = request.GET.get("experiment", "")[:120]
     if like:
         run = selectors.run_get(user=request.user, id=like)
-        return run.name, experiment or (run.experiment.name if run.experiment else ""), run.spec, run
+        return (
+            run.name,
+            experiment or (run.experiment.name if run.experiment else ""),
+            run.spec,
+            run,
+        )
     if given := request.GET.get("spec", ""):  # as the planner writes it
         spec = _json(given)
         return (
@@ -115,16 +141,25 @@ def _begin(request: PageRequest) -> tuple[str, str, dict[str, Any], Any]:
     spec = {**START, "model": preset} if preset in PRESETS else START
     kind = request.GET.get("kind", "train")
     if kind == "benchmark":
-        spec = {name: spec[name] for name in ("model", "data", "plan")} | {"kind": kind, "benchmark": {}}
+        spec = {name: spec[name] for name in ("model", "data", "plan")} | {
+            "kind": kind,
+            "benchmark": {},
+        }
     if kind in EXAMPLES:
         spec = {"kind": kind, "model": {"package": SMOLLM2}, **EXAMPLES[kind]}
     if kind in ("script", "external"):
-        spec = {"kind": "script", "resources": {"devices": 1}} if kind == "script" else {"kind": "external"}
+        spec = (
+            {"kind": "script", "resources": {"devices": 1}}
+            if kind == "script"
+            else {"kind": "external"}
+        )
     return "", experiment, spec, None
 
 
 def _asked(request: PageRequest) -> dict[str, Any]:
-    """The spec of a POST: the fields over the JSON, or the JSON alone where it is what was edited last."""
+    """The spec of a POST: the fields over the JSON, or the JSON alone where it is what was edited
+    last.
+    """
     text = request.POST.get("spec", "").strip()
     base = _json(text) if text else {}
     alone = request.POST.get("from") == "json" or request.POST.get("submit") == "json"
@@ -143,17 +178,26 @@ def _json(text: str) -> dict[str, Any]:
 
 
 def _not_json(says: str) -> Refusal:
-    return Refusal("spec-invalid", "The spec cannot be read", 422, f"spec: {says}",
-                   [{"field": "spec", "says": says, "try": 'an object such as {"kind": "train", ...}'}])  # fmt: skip
+    return Refusal(
+        "spec-invalid",
+        "The spec cannot be read",
+        422,
+        f"spec: {says}",
+        [{"field": "spec", "says": says, "try": 'an object such as {"kind": "train", ...}'}],
+    )
 
 
-def _verdict(request: PageRequest, name: str, experiment: str, spec: dict[str, Any]) -> dict[str, Any]:
+def _verdict(
+    request: PageRequest, name: str, experiment: str, spec: dict[str, Any]
+) -> dict[str, Any]:
     found = services.spec_forecast(spec)
     problems = found["problems"]
     url = request.build_absolute_uri("/api/v1/runs")
     amounts = verdict.amounts(spec, problems, fleet_devices=fleet.capacity())
     if (package := verdict.package(spec)) and not weights.package_here(package):
-        amounts["notes"].insert(0, f"The weights of {package} are not on this machine yet. {FETCH_SAYS}")
+        amounts["notes"].insert(
+            0, f"The weights of {package} are not on this machine yet. {FETCH_SAYS}"
+        )
     return {
         "problems": verdict.placed(problems),
         **amounts,
@@ -175,32 +219,48 @@ def _context(
     values = values_of(spec)
     errors = verdict.by_field(refusal.errors) if refusal else {}
     kind = values["kind"]
-    kinds = KIND.choices if kind in dict(KIND.choices) else (*KIND.choices, (kind, f"{kind}: as JSON"))
+    kinds = (
+        KIND.choices if kind in dict(KIND.choices) else (*KIND.choices, (kind, f"{kind}: as JSON"))
+    )
     return {
-        "name": name, "experiment": experiment, "spec_text": json.dumps(spec, indent=2), "like": like,
-        "refusal": refusal, "errors": errors,
+        "name": name,
+        "experiment": experiment,
+        "spec_text": json.dumps(spec, indent=2),
+        "like": like,
+        "refusal": refusal,
+        "errors": errors,
         "kind": {"field": KIND, "value": kind, "choices": kinds, "errors": errors.get("kind", [])},
         "sections": [_section(section, values, errors, kind) for section in SECTIONS],
         "experiments": selectors.experiments_visible_to(user=request.user)[:50],
-        "models": weights.offered(), "table": table(), **_verdict(request, name, experiment, spec),
-    }  # fmt: skip
+        "models": weights.offered(),
+        "table": table(),
+        **_verdict(request, name, experiment, spec),
+    }
 
 
-def _section(section: Any, values: dict[str, str], errors: dict[str, Any], kind: str) -> dict[str, Any]:
+def _section(
+    section: Any, values: dict[str, str], errors: dict[str, Any], kind: str
+) -> dict[str, Any]:
     shown = {
-        "key": section.key, "title": section.title, "says": section.says, "kinds": section.kinds,
+        "key": section.key,
+        "title": section.title,
+        "says": section.says,
+        "kinds": section.kinds,
         "hidden": bool(section.kinds) and kind not in section.kinds,
         "fields": [_item(field, values, errors, kind) for field in section.fields],
         "more": [_item(field, values, errors, kind) for field in section.more],
-    }  # fmt: skip
+    }
     shown["more_hidden"] = section.key == "plan" and all(item["hidden"] for item in shown["more"])
     shown["open"] = any(
-        item["errors"] or (item["value"] and item["value"] != item["field"].default) for item in shown["more"]
+        item["errors"] or (item["value"] and item["value"] != item["field"].default)
+        for item in shown["more"]
     ) and section.key in ("plan", *ANSWERS)
     return shown
 
 
-def _item(field: SpecField, values: dict[str, str], errors: dict[str, Any], kind: str) -> dict[str, Any]:
+def _item(
+    field: SpecField, values: dict[str, str], errors: dict[str, Any], kind: str
+) -> dict[str, Any]:
     value = values.get(field.path, "")
     choices = field.choices
     if field.kind == "choice" and value not in dict(choices):
@@ -212,7 +272,13 @@ def _item(field: SpecField, values: dict[str, str], errors: dict[str, Any], kind
         or (field.path.startswith("plan.") and values["plan"] == "auto" and kind in TRAINS)
         or not field.of(kind)
     )
-    return {"field": field, "value": value, "choices": choices, "errors": errors.get(field.path, []), "hidden": hidden}
+    return {
+        "field": field,
+        "value": value,
+        "choices": choices,
+        "errors": errors.get(field.path, []),
+        "hidden": hidden,
+    }
 
 
 def table() -> dict[str, Any]:
@@ -220,15 +286,30 @@ def table() -> dict[str, Any]:
     return {
         "sections": [
             {
-                "key": section.key, "kinds": section.kinds, "owns": section.owns,
+                "key": section.key,
+                "kinds": section.kinds,
+                "owns": section.owns,
                 "fields": [
-                    {"path": field.path, "kind": field.kind, "default": field.default, "gates": field.gates,
-                     "kinds": field.kinds}
+                    {
+                        "path": field.path,
+                        "kind": field.kind,
+                        "default": field.default,
+                        "gates": field.gates,
+                        "kinds": field.kinds,
+                    }
                     for field in (*section.fields, *section.more)
                 ],
             }
             for section in SECTIONS
         ],
-        "bodies": BODIES, "trains": TRAINS, "answers": ANSWERS, "custom": CUSTOM_MODEL, "file": OWN_FILE,
-        "json": OWN_JSON, "path": OWN_PATH, "first": SMOLLM2, "presets": list(PRESETS), "packages": list(PACKAGES),
-    }  # fmt: skip
+        "bodies": BODIES,
+        "trains": TRAINS,
+        "answers": ANSWERS,
+        "custom": CUSTOM_MODEL,
+        "file": OWN_FILE,
+        "json": OWN_JSON,
+        "path": OWN_PATH,
+        "first": SMOLLM2,
+        "presets": list(PRESETS),
+        "packages": list(PACKAGES),
+    }

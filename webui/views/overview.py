@@ -1,4 +1,7 @@
-"""The overview: is the fleet busy with the right things, and is anything wrong? `pulse` is its changing part."""
+"""The overview: is the fleet busy with the right things, and is anything wrong?
+
+`pulse` is its changing part.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +29,15 @@ STREAMS: Final = {
     "": ("all", None),
     "troubles": (
         "troubles",
-        ["non_finite", "out_of_memory", "hang", "straggler", "rank_exited", "node_lost", "preempted"],
+        [
+            "non_finite",
+            "out_of_memory",
+            "hang",
+            "straggler",
+            "rank_exited",
+            "node_lost",
+            "preempted",
+        ],
     ),
     "checkpoints": ("checkpoints", ["checkpoint_saved", "checkpoint_restored"]),
     "states": ("states", ["state_changed"]),
@@ -47,7 +58,8 @@ def pulse(request: HttpRequest) -> HttpResponse:
 
 def content(request: HttpRequest) -> dict[str, Any]:
     user: Any = request.user
-    epoch, seq = live.heads(["fleet"]).get("fleet", ("", 0))  # before anything else is read: frames repeat, never miss
+    # before anything else is read: frames repeat, never miss
+    epoch, seq = live.heads(["fleet"]).get("fleet", ("", 0))
     seen = scheduling.overview(user=user)
     own = [run for run in seen.running if run.owner_id == user.pk]
     mine = request.GET.get("runs", "mine" if own else "all") == "mine"
@@ -73,7 +85,9 @@ def content(request: HttpRequest) -> dict[str, Any]:
         "queue": seen.waiting[:8],
         "more_queue": max(0, len(seen.waiting) - 8),
         "moments": stream_of(user, stream),
-        "streams": [{"key": key, "title": title, "on": key == stream} for key, (title, _) in STREAMS.items()],
+        "streams": [
+            {"key": key, "title": title, "on": key == stream} for key, (title, _) in STREAMS.items()
+        ],
         "days": (days := use(now, seen.devices)),
         "days_sentence": week.sentence(days),
         "may_submit": may(user, Role.SUBMITTER),
@@ -85,7 +99,9 @@ def content(request: HttpRequest) -> dict[str, Any]:
 
 
 def grid(nodes: list[Any], visible: list[Any]) -> list[dict[str, Any]]:
-    """Each node with its devices' marks; a run that the person may not see is told as somebody else's."""
+    """Each node with its devices' marks; a run that the person may not see is told as somebody
+    else's.
+    """
     held = scheduling.allocations_by_device()
     known = {run.pk: run for run in visible}
     return [
@@ -102,7 +118,9 @@ def grid(nodes: list[Any], visible: list[Any]) -> list[dict[str, Any]]:
 
 
 def _mark(node: Any, device: Any, allocation: Any, known: dict[int, Any]) -> devices.Mark:
-    sample = next((one for one in node.sample.get("devices", []) if one.get("index") == device.index), None)
+    sample = next(
+        (one for one in node.sample.get("devices", []) if one.get("index") == device.index), None
+    )
     run = None
     if allocation is not None:
         held = allocation.attempt.run
@@ -134,7 +152,9 @@ def _mark(node: Any, device: Any, allocation: Any, known: dict[int, Any]) -> dev
 def cards(shown: list[Any]) -> list[dict[str, Any]]:
     """Runs in flight with their loss curve, progress and time to go."""
     shown = shown[:CARDS]
-    curves = telemetry.sparkline(run_ids=[run.pk for run in shown if run.kind not in ANSWERING], name="loss")
+    curves = telemetry.sparkline(
+        run_ids=[run.pk for run in shown if run.kind not in ANSWERING], name="loss"
+    )
     if answering := [run.pk for run in shown if run.kind in ANSWERING]:
         curves |= telemetry.sparkline(run_ids=answering, name="inference/tokens_per_s")
     made = []
@@ -154,11 +174,16 @@ def cards(shown: list[Any]) -> list[dict[str, Any]]:
 
 
 def _answers(summary: dict[str, Any]) -> dict[str, str]:
-    found = {name: summary.get(f"inference/{name}") for name in ("ttft_s", "tpot_s", "tokens_per_s", "running")}
+    found = {
+        name: summary.get(f"inference/{name}")
+        for name in ("ttft_s", "tpot_s", "tokens_per_s", "running")
+    }
     return {
-        "first": words.seconds(found["ttft_s"]), "pace": words.seconds(found["tpot_s"]),
-        "speed": words.quantity(found["tokens_per_s"]), "running": words.quantity(found["running"]),
-    }  # fmt: skip
+        "first": words.seconds(found["ttft_s"]),
+        "pace": words.seconds(found["tpot_s"]),
+        "speed": words.quantity(found["tokens_per_s"]),
+        "running": words.quantity(found["running"]),
+    }
 
 
 def stream_of(user: Any, stream: str) -> list[moments.Moment]:

@@ -1,4 +1,7 @@
-"""The planner's page: which plan to run, whether it fits, how fast it is and what it costs. Decides nothing itself."""
+"""The planner's page: which plan to run, whether it fits, how fast it is and what it costs.
+
+Decides nothing itself.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +26,9 @@ from webui.views.planner_pipeline import more_terms, pipeline_of
 
 _MOST_FILE: Final = 4 * 2**20
 # the categories of training; a KV cache is serving's
-MEMORY_LEGEND: Final = tuple(each for each in plan_memory.CATEGORIES if not each[0].startswith("kv"))
+MEMORY_LEGEND: Final = tuple(
+    each for each in plan_memory.CATEGORIES if not each[0].startswith("kv")
+)
 
 
 @page
@@ -31,7 +36,11 @@ MEMORY_LEGEND: Final = tuple(each for each in plan_memory.CATEGORIES if not each
 def planner(request: PageRequest) -> HttpResponse:
     """The whole page, answered: it says the same without scripts."""
     asked = question(request.GET)
-    context = {**answered(asker(asked, request.user)), **form(asked, request.user), "tab": "planner"}
+    context = {
+        **answered(asker(asked, request.user)),
+        **form(asked, request.user),
+        "tab": "planner",
+    }
     return render(request, "webui/planner/page.html", context)
 
 
@@ -41,7 +50,9 @@ def answer(request: PageRequest) -> HttpResponse:
     """Headline and answer alone, for a page whose sliders move; `quick` while one is held."""
     asked = question(request.GET)
     return render(
-        request, "webui/planner/answer.html", answered(asker(asked, request.user, quick="quick" in request.GET))
+        request,
+        "webui/planner/answer.html",
+        answered(asker(asked, request.user, quick="quick" in request.GET)),
     )
 
 
@@ -72,7 +83,12 @@ def answered(asker: Asker) -> dict[str, Any]:
         "calibration": asker.calibration_name,
     }
     if asked.problems:
-        return {**base, "problems": asked.problems, "headline": "", "rest": _unanswered(asked.problems)}
+        return {
+            **base,
+            "problems": asked.problems,
+            "headline": "",
+            "rest": _unanswered(asked.problems),
+        }
     found = asker.search()
     if found.get("problems"):  # also where no plan is legal
         problems = placed(found["problems"])
@@ -82,13 +98,25 @@ def answered(asker: Asker) -> dict[str, Any]:
     wanted, notes = _wanted(asker, plans, found.get("closest"))
     table = asker.table(wanted["plan"]) if wanted else None
     best = wanted is not None and bool(plans) and key_of(wanted["plan"]) == key_of(plans[0]["plan"])
-    headline, rest = planner_words.headline(found, wanted, best=best, tokens=tokens, objective=asked.objective)
+    headline, rest = planner_words.headline(
+        found, wanted, best=best, tokens=tokens, objective=asked.objective
+    )
     key = key_of(wanted["plan"]) if wanted else ""
     shown = planner_shape.distinct(plans[: 3 * asked.top], asked.top)
-    rows = [planner_shape.row(rank, each, alike, asked, key) for rank, (each, alike) in enumerate(shown, 1)]
+    rows = [
+        planner_shape.row(rank, each, alike, asked, key)
+        for rank, (each, alike) in enumerate(shown, 1)
+    ]
     return {
-        **base, "tokens": tokens, "problems": [], "found": found, "headline": headline, "rest": rest, "notes": notes,
-        "rows": rows, "unlisted": [each for each in asked.compare if each not in {row["key"] for row in rows}],
+        **base,
+        "tokens": tokens,
+        "problems": [],
+        "found": found,
+        "headline": headline,
+        "rest": rest,
+        "notes": notes,
+        "rows": rows,
+        "unlisted": [each for each in asked.compare if each not in {row["key"] for row in rows}],
         "more": asked.query(top=min(MOST, asked.top * 4)) if _has_more(found, asked) else "",
         "scatter": planner_shape.drawn(plans, found.get("pareto", []), key),
         "plan": planner_shape.chosen(wanted, asked, tokens, more_terms(table)) if wanted else None,
@@ -97,7 +125,7 @@ def answered(asker: Asker) -> dict[str, Any]:
         "rejected": sorted(found.get("rejected", {}).items(), key=lambda item: -item[1]),
         "comparison": _comparison(asker, plans, tokens),
         "query": asked.query(plan=asked.plan),
-    }  # fmt: skip
+    }
 
 
 def form(asked: Question, user: Any) -> dict[str, Any]:
@@ -109,13 +137,18 @@ def form(asked: Question, user: Any) -> dict[str, Any]:
 
     axes = items(planner_fields.AXES)
     return {
-        "model_fields": items(planner_fields.MODEL), "cluster_fields": items(planner_fields.CLUSTER),
-        "own_device_fields": items(planner_fields.OWN_DEVICE), "link_fields": items(planner_fields.LINKS),
-        "batch_fields": items(planner_fields.BATCH), "how_fields": items(planner_fields.HOW), "axis_fields": axes,
-        "own_model": asked.values["model"] == OWN, "own_device": asked.values["device"] == OWN,
+        "model_fields": items(planner_fields.MODEL),
+        "cluster_fields": items(planner_fields.CLUSTER),
+        "own_device_fields": items(planner_fields.OWN_DEVICE),
+        "link_fields": items(planner_fields.LINKS),
+        "batch_fields": items(planner_fields.BATCH),
+        "how_fields": items(planner_fields.HOW),
+        "axis_fields": axes,
+        "own_model": asked.values["model"] == OWN,
+        "own_device": asked.values["device"] == OWN,
         "axes_open": any(item["value"] != item["field"].default for item in axes),
         "links_open": any(asked.values[field.name] for field in planner_fields.LINKS),
-    }  # fmt: skip
+    }
 
 
 def _item(field: PlannerField, asked: Question, own: list[tuple[str, str]]) -> dict[str, Any]:
@@ -130,15 +163,22 @@ def _item(field: PlannerField, asked: Question, own: list[tuple[str, str]]) -> d
         number = int(value) if value.isdecimal() and len(value) < 15 else 0
         at = min(range(len(field.slide)), key=lambda index: abs(field.slide[index] - number))
     return {
-        "field": field, "value": value, "choices": choices, "at": at, "stops": ",".join(map(str, field.slide)),
-        "last": len(field.slide) - 1, "errors": [item for item in asked.problems if item["field"] == field.name],
-    }  # fmt: skip
+        "field": field,
+        "value": value,
+        "choices": choices,
+        "at": at,
+        "stops": ",".join(map(str, field.slide)),
+        "last": len(field.slide) - 1,
+        "errors": [item for item in asked.problems if item["field"] == field.name],
+    }
 
 
 def _wanted(
     asker: Asker, plans: list[dict[str, Any]], closest: dict[str, Any] | None
 ) -> tuple[dict[str, Any] | None, list[str]]:
-    """The plan that the link names, else the best one, else the closest to fitting; and what is to be said about it."""
+    """The plan that the link names, else the best one, else the closest to fitting; and what is to
+    be said about it.
+    """
     asked = asker.question
     best = plans[0] if plans else closest
     named = asked.plan_dict(asked.plan) if asked.plan else None
@@ -149,12 +189,16 @@ def _wanted(
         return listed, []
     found = asker.estimate(named)
     if found.get("ok"):
-        return found, [] if found.get("fits") or not plans else ["The chosen plan does not fit; those of the table do."]
+        return found, [] if found.get("fits") or not plans else [
+            "The chosen plan does not fit; those of the table do."
+        ]
     why = planner_words.listed_problems(placed(found["problems"]))
     return best, [f"The plan chosen before, {planner_words.glyph(named)}, is not legal here: {why}"]
 
 
-def _comparison(asker: Asker, plans: list[dict[str, Any]], tokens: float | None) -> dict[str, Any] | None:
+def _comparison(
+    asker: Asker, plans: list[dict[str, Any]], tokens: float | None
+) -> dict[str, Any] | None:
     """Two plans beside each other, where the link names two that are legal."""
     known = {key_of(each["plan"]): each for each in plans}
     answers = []
@@ -167,9 +211,11 @@ def _comparison(asker: Asker, plans: list[dict[str, Any]], tokens: float | None)
         return None
     first, second = answers
     return {
-        "first": first["plan"], "second": second["plan"], "rows": planner_shape.compared(first, second, tokens),
+        "first": first["plan"],
+        "second": second["plan"],
+        "rows": planner_shape.compared(first, second, tokens),
         "clear": asker.question.query(compare=()),
-    }  # fmt: skip
+    }
 
 
 def _advice(asked: Question, each: Any) -> dict[str, Any]:
@@ -177,8 +223,15 @@ def _advice(asked: Question, each: Any) -> dict[str, Any]:
     if isinstance(each, str):
         return {"says": each, "query": ""}
     told = (each.get("changes") or {}).items()
-    changes = {name: "" if value is None else str(value) for name, value in told if name in planner_fields.FIELDS}
-    return {"says": str(each.get("says", "")), "query": asked.query(**changes, plan="") if changes else ""}
+    changes = {
+        name: "" if value is None else str(value)
+        for name, value in told
+        if name in planner_fields.FIELDS
+    }
+    return {
+        "says": str(each.get("says", "")),
+        "query": asked.query(**changes, plan="") if changes else "",
+    }
 
 
 def _has_more(found: dict[str, Any], asked: Question) -> bool:

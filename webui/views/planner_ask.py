@@ -1,4 +1,5 @@
-"""What the planner's page asks of the planner: a search, single plans, all terms of one plan. Remembers the newest.
+"""What the planner's page asks of the planner: a search, single plans, all terms of one plan.
+Remembers the newest.
 
 Knows the question of the page and the planner's doors; knows no markup.
 """
@@ -18,16 +19,22 @@ from webui.forms.planner import Question
 from workers.contracts.devices import DEVICES, Device
 
 _KEPT: Final = 64  # answers in memory; one of 100 plans is about 200 kB
-# what a search keeps to while a slider is held: a thirtieth of the plans, most often with the best of all among them
+# what a search keeps to while a slider is held: a thirtieth of the plans, most often with the best
+# of all among them
 _QUICK: Final[dict[str, Any]] = {
-    "prefetch_layers": [None], "dp_replicate": [None], "offload": ["none", "optimizer"], "schedule": ["1f1b", "zbv"],
+    "prefetch_layers": [None],
+    "dp_replicate": [None],
+    "offload": ["none", "optimizer"],
+    "schedule": ["1f1b", "zbv"],
     "micro_batch_size": [1, 2, 3, 4, 5, 6, 8, 16],
-}  # fmt: skip
+}
 
 
 @dataclass(frozen=True)
 class Asker:
-    """A person's question with what its answer rests on: their own devices and the device's calibration, as JSON."""
+    """A person's question with what its answer rests on: their own devices and the device's
+    calibration, as JSON.
+    """
 
     question: Question
     devices: str
@@ -36,30 +43,45 @@ class Asker:
     quick: bool = False
 
     def search(self) -> dict[str, Any]:
-        """The search's answer, plans in the objective's order; `{problems}` alone where it cannot be asked."""
+        """The search's answer, plans in the objective's order; `{problems}` alone where it cannot
+        be asked.
+        """
         found = self._search(self._few()) if self.quick else {}
         return found if found.get("fit") else self._search({})
 
     def _few(self) -> dict[str, Any]:
         name = self.question.values["device"]
-        on_cpu = name == "cpu" or _devices(self.devices).get(name, DEVICES["h100-80g"]).kind == "cpu"
+        on_cpu = (
+            name == "cpu" or _devices(self.devices).get(name, DEVICES["h100-80g"]).kind == "cpu"
+        )
         return {key: value for key, value in _QUICK.items() if not (on_cpu and key == "offload")}
 
     def _search(self, fix: Mapping[str, Any]) -> dict[str, Any]:
         asked = self.question
         fix = {**fix, **asked.fixed()}
-        request = {**asked.line(), "fix": fix, "objective": asked.objective, "top": min(200, 3 * asked.top)}
+        request = {
+            **asked.line(),
+            "fix": fix,
+            "objective": asked.objective,
+            "top": min(200, 3 * asked.top),
+        }
         return _searched(json.dumps(request, sort_keys=True), self.devices, self.calibration)
 
     def estimate(self, plan: Mapping[str, Any]) -> dict[str, Any]:
         """One plan's answer line with its `plan`; `{ok: false, problems}` where it is not legal."""
-        found = _estimated(json.dumps(self.question.line(plan), sort_keys=True), self.devices, self.calibration)
+        found = _estimated(
+            json.dumps(self.question.line(plan), sort_keys=True), self.devices, self.calibration
+        )
         return {**found, "plan": dict(plan)} if found.get("ok") else found
 
     def table(self, plan: Mapping[str, Any]) -> Any:
         """All terms of one plan, for the trees under its numbers; None where it is not legal."""
         asked = ask.read_one(self.question.line(plan), Choices(_devices(self.devices)), None)
-        return None if asked.request is None else ask.table_with([asked.request], _calibration(self.calibration))
+        return (
+            None
+            if asked.request is None
+            else ask.table_with([asked.request], _calibration(self.calibration))
+        )
 
 
 def asker(question: Question, user: Any, *, quick: bool = False) -> Asker:
@@ -73,9 +95,11 @@ def asker(question: Question, user: Any, *, quick: bool = False) -> Asker:
 def _searched(text: str, devices: str, calibration: str) -> dict[str, Any]:
     try:
         return ask.search(
-            json.loads(text), calibration=_calibration(calibration), choices=Choices(_devices(devices)),
+            json.loads(text),
+            calibration=_calibration(calibration),
+            choices=Choices(_devices(devices)),
             front=True,
-        )  # fmt: skip
+        )
     except BadRequest as refused:
         return {"problems": [item.model_dump(by_alias=True) for item in refused.problems]}
 
@@ -83,8 +107,10 @@ def _searched(text: str, devices: str, calibration: str) -> dict[str, Any]:
 @lru_cache(maxsize=4 * _KEPT)
 def _estimated(text: str, devices: str, calibration: str) -> dict[str, Any]:
     return ask.estimate(
-        [json.loads(text)], calibration=_calibration(calibration), choices=Choices(_devices(devices))
-    )[0]  # fmt: skip
+        [json.loads(text)],
+        calibration=_calibration(calibration),
+        choices=Choices(_devices(devices)),
+    )[0]
 
 
 @lru_cache(maxsize=8)

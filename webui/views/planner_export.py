@@ -28,24 +28,41 @@ def export(request: PageRequest) -> HttpResponse:
     if request.GET.get("download"):
         name = content_disposition_header(True, made["filename"]) or "attachment"
         return HttpResponse(
-            made["text"], content_type="text/plain; charset=utf-8", headers={"Content-Disposition": name}
+            made["text"],
+            content_type="text/plain; charset=utf-8",
+            headers={"Content-Disposition": name},
         )
     context: dict[str, Any] = {
-        "made": made, "query": asked.query(), "engine": engine, "tab": "planner", "headline": "", "back": asked.query(),
-        "rest": f"The chosen plan as {engine} reads it.", "plan_shown": asked.plan_dict(asked.plan),
-    }  # fmt: skip
+        "made": made,
+        "query": asked.query(),
+        "engine": engine,
+        "tab": "planner",
+        "headline": "",
+        "back": asked.query(),
+        "rest": f"The chosen plan as {engine} reads it.",
+        "plan_shown": asked.plan_dict(asked.plan),
+    }
     template = "export_part.html" if request.headers.get("X-Part") else "export.html"
     return render(request, f"webui/planner/{template}", context)
 
 
 def made_for(user: Any, asked: Any, engine: str) -> dict[str, Any]:
-    """`{engine, filename, text, notes}`; raises Refusal 422 for what the engine cannot run, 404 for no engine."""
+    """`{engine, filename, text, notes}`; raises Refusal 422 for what the engine cannot run, 404 for
+    no engine.
+    """
     if engine not in ENGINES:
-        raise Refusal("not-found", "There is no such engine", 404, f"{engine[:40]!r}; known are {', '.join(ENGINES)}.")
+        raise Refusal(
+            "not-found",
+            "There is no such engine",
+            404,
+            f"{engine[:40]!r}; known are {', '.join(ENGINES)}.",
+        )
     plan = asked.plan_dict(asked.plan) if asked.plan else None
     if asked.problems or plan is None:
         detail = (
-            planner_words.listed_problems(asked.problems) if asked.problems else "The link names no plan; choose one."
+            planner_words.listed_problems(asked.problems)
+            if asked.problems
+            else "The link names no plan; choose one."
         )
         raise Refusal("plan-invalid", "There is no plan to export", 422, detail)
     try:
@@ -53,5 +70,8 @@ def made_for(user: Any, asked: Any, engine: str) -> dict[str, Any]:
     except BadRequest as refused:
         problems = placed([item.model_dump(by_alias=True) for item in refused.problems])
         raise Refusal(
-            "plan-invalid", f"{engine} cannot run this", 422, planner_words.listed_problems(problems)
+            "plan-invalid",
+            f"{engine} cannot run this",
+            422,
+            planner_words.listed_problems(problems),
         ) from None

@@ -41,15 +41,25 @@ def save(request: PageRequest) -> HttpResponse:
     asked = question(QueryDict(query))
     plan = asked.plan_dict(asked.plan) if asked.plan else None
     if asked.problems or plan is None:
-        detail = planner_words.listed_problems(asked.problems) if asked.problems else "The link names no plan."
+        detail = (
+            planner_words.listed_problems(asked.problems)
+            if asked.problems
+            else "The link names no plan."
+        )
         raise Refusal("plan-invalid", "There is no plan to keep", 422, detail)
     line = asked.line(plan)
-    name = request.POST.get("name", "").strip() or f"{asked.values['model']}: {planner_words.glyph(plan)}"[:160]
+    name = (
+        request.POST.get("name", "").strip()
+        or f"{asked.values['model']}: {planner_words.glyph(plan)}"[:160]
+    )
     link = f"{reverse('planner')}?{asked.query()}"
     services.plan_save(
-        by=request.user, name=name, line=line, link=link if len(link) <= 2000 else "",
+        by=request.user,
+        name=name,
+        line=line,
+        link=link if len(link) <= 2000 else "",
         devices=selectors.own_devices(user=request.user),
-    )  # fmt: skip
+    )
     return done(request, f"{name} is kept under Saved plans.", "planner-saved")
 
 

@@ -1,4 +1,6 @@
-"""The planner's answers as its page shows them: rows, the chosen plan's parts, two plans beside each other. Pure."""
+"""The planner's answers as its page shows them: rows, the chosen plan's parts, two plans beside
+each other. Pure.
+"""
 
 from __future__ import annotations
 
@@ -23,36 +25,64 @@ _TILES: Final = (
     ("usd_per_billion_tokens", "Cost", "event"),
 )
 _PLAN_ROWS: Final = (
-    ("dp", "data parallel"), ("tp", "tensor parallel"), ("pp", "pipeline parallel"), ("cp", "context parallel"),
-    ("ep", "expert parallel"), ("zero", "ZeRO stage"), ("dp_replicate", "copies"),
-    ("sequence_parallel", "sequence parallel"), ("micro_batch_size", "micro-batch"), ("recompute", "recompute"),
-    ("schedule", "pipeline schedule"), ("virtual_stages", "stages a device"), ("offload", "offload"),
-    ("precision", "precision"), ("prefetch_layers", "prefetched layers"),
-)  # fmt: skip
+    ("dp", "data parallel"),
+    ("tp", "tensor parallel"),
+    ("pp", "pipeline parallel"),
+    ("cp", "context parallel"),
+    ("ep", "expert parallel"),
+    ("zero", "ZeRO stage"),
+    ("dp_replicate", "copies"),
+    ("sequence_parallel", "sequence parallel"),
+    ("micro_batch_size", "micro-batch"),
+    ("recompute", "recompute"),
+    ("schedule", "pipeline schedule"),
+    ("virtual_stages", "stages a device"),
+    ("offload", "offload"),
+    ("precision", "precision"),
+    ("prefetch_layers", "prefetched layers"),
+)
 
 
-def row(rank: int, answer: Mapping[str, Any], alike: int, question: Question, chosen: str) -> dict[str, Any]:
+def row(
+    rank: int, answer: Mapping[str, Any], alike: int, question: Question, chosen: str
+) -> dict[str, Any]:
     """One line of the table; `alike` more plans differ from it in prefetched layers alone."""
     plan, memory = answer["plan"], answer["memory"]
     key, (held, _) = key_of(plan), planner_words.host(answer)
-    total, capacity = words.number(memory.get("total_bytes")) or 0.0, words.number(memory.get("capacity_bytes")) or 0.0
+    total, capacity = (
+        words.number(memory.get("total_bytes")) or 0.0,
+        words.number(memory.get("capacity_bytes")) or 0.0,
+    )
     says, mood = planner_words.verdict(answer)
     return {
-        "rank": rank, "key": key, "plan": plan, "details": planner_words.details(plan), "alike": alike,
-        "chosen": key == chosen, "compared": key in question.compare, "query": question.query(plan=key),
+        "rank": rank,
+        "key": key,
+        "plan": plan,
+        "details": planner_words.details(plan),
+        "alike": alike,
+        "chosen": key == chosen,
+        "compared": key in question.compare,
+        "query": question.query(plan=key),
         "fits": bool(answer.get("fits")),
-        "verdict": says, "mood": mood, "step_time": words.seconds(answer["step_time_s"], 4),
-        "interval": spread(answer), "tokens": words.quantity(answer["tokens_per_s_per_device"]),
-        "mfu": words.percent(answer["mfu"]), "bar": plan_memory.pieces(memory, with_free=False),
+        "verdict": says,
+        "mood": mood,
+        "step_time": words.seconds(answer["step_time_s"], 4),
+        "interval": spread(answer),
+        "tokens": words.quantity(answer["tokens_per_s_per_device"]),
+        "mfu": words.percent(answer["mfu"]),
+        "bar": plan_memory.pieces(memory, with_free=False),
         "host": f"+ {words.memory(held)} of host" if held else "",
-        "memory": words.memory(total), "share": words.percent(total / capacity) if capacity else "",
+        "memory": words.memory(total),
+        "share": words.percent(total / capacity) if capacity else "",
         "cost": planner_words.money(answer.get("usd_per_billion_tokens")),
         "bubble": words.percent(answer.get("bubble_fraction")),
-    }  # fmt: skip
+    }
 
 
 def distinct(plans: Sequence[Mapping[str, Any]], most: int) -> list[tuple[Mapping[str, Any], int]]:
-    """The first of each kind of plan, and how many like it follow: those that differ in prefetched layers alone."""
+    """The first of each kind of plan, and how many like it follow: those that differ in prefetched
+    layers alone.
+    """
     kinds: dict[str, list[Mapping[str, Any]]] = {}
     for answer in plans:
         kinds.setdefault(key_of({**answer["plan"], "prefetch_layers": None}), []).append(answer)
@@ -62,7 +92,10 @@ def distinct(plans: Sequence[Mapping[str, Any]], most: int) -> list[tuple[Mappin
 def interval(answer: Mapping[str, Any]) -> str:
     """The 80% interval of the step's time."""
     step = words.number(answer.get("step_time_s"))
-    low, high = words.number(answer.get("step_time_low_s")), words.number(answer.get("step_time_high_s"))
+    low, high = (
+        words.number(answer.get("step_time_low_s")),
+        words.number(answer.get("step_time_high_s")),
+    )
     if not step or low is None or high is None or high <= low:
         return ""
     return f"{words.seconds(low)} to {words.seconds(high)}"
@@ -71,7 +104,10 @@ def interval(answer: Mapping[str, Any]) -> str:
 def spread(answer: Mapping[str, Any]) -> str:
     """The same interval as shares of the step's time: −17% +21%."""
     step = words.number(answer.get("step_time_s"))
-    low, high = words.number(answer.get("step_time_low_s")), words.number(answer.get("step_time_high_s"))
+    low, high = (
+        words.number(answer.get("step_time_low_s")),
+        words.number(answer.get("step_time_high_s")),
+    )
     if not step or low is None or high is None or high <= low:
         return ""
     return f"{low / step - 1:+.0%} {high / step - 1:+.0%}".replace("-", "−")
@@ -80,36 +116,55 @@ def spread(answer: Mapping[str, Any]) -> str:
 def drawn(plans: Sequence[Mapping[str, Any]], pareto: Sequence[int], chosen: str) -> Scatter | None:
     points = [
         {
-            "key": key_of(answer["plan"]), "glyph": planner_words.glyph(answer["plan"]),
-            "step_time_s": answer["step_time_s"], "total_bytes": answer["memory"]["total_bytes"],
-            "capacity_bytes": answer["memory"]["capacity_bytes"], "fits": answer.get("fits"),
+            "key": key_of(answer["plan"]),
+            "glyph": planner_words.glyph(answer["plan"]),
+            "step_time_s": answer["step_time_s"],
+            "total_bytes": answer["memory"]["total_bytes"],
+            "capacity_bytes": answer["memory"]["capacity_bytes"],
+            "fits": answer.get("fits"),
         }
         for answer in plans
-    ]  # fmt: skip
+    ]
     return scatter(points, pareto=pareto, chosen=chosen)
 
 
 def chosen(
-    answer: Mapping[str, Any], question: Question, tokens: float | None, terms: Mapping[str, float] | None = None
+    answer: Mapping[str, Any],
+    question: Question,
+    tokens: float | None,
+    terms: Mapping[str, float] | None = None,
 ) -> dict[str, Any]:
-    """Everything of one plan but its pipeline; `terms` are those that an answer line has no place for."""
+    """Everything of one plan but its pipeline; `terms` are those that an answer line has no place
+    for.
+    """
     plan, memory = answer["plan"], answer["memory"]
     says, mood = planner_words.verdict(answer)
     key = key_of(plan)
     return {
-        "plan": plan, "key": key, "details": planner_words.details(plan), "sentence": words.plan_sentence(plan),
-        "verdict": says, "mood": mood, "tiles": _tiles(answer, tokens, question, key),
-        "treemap": plan_memory.treemap(memory), "memory_says": plan_memory.summary(memory),
-        "stages": plan_memory.stages(memory), "time": plan_time.waterfall(answer),
-        "comm": plan_comm.kinds(answer.get("comm") or {}), "comm_says": plan_comm.summary(answer.get("comm") or {}),
-        "calls": plan_comm.calls(answer.get("collectives")), "notes": answer.get("notes") or [],
+        "plan": plan,
+        "key": key,
+        "details": planner_words.details(plan),
+        "sentence": words.plan_sentence(plan),
+        "verdict": says,
+        "mood": mood,
+        "tiles": _tiles(answer, tokens, question, key),
+        "treemap": plan_memory.treemap(memory),
+        "memory_says": plan_memory.summary(memory),
+        "stages": plan_memory.stages(memory),
+        "time": plan_time.waterfall(answer),
+        "comm": plan_comm.kinds(answer.get("comm") or {}),
+        "comm_says": plan_comm.summary(answer.get("comm") or {}),
+        "calls": plan_comm.calls(answer.get("collectives")),
+        "notes": answer.get("notes") or [],
         "servers": plan_comm.servers(
-            (terms or {}).get("parameter_server_bytes", 0.0), (terms or {}).get("parameter_server_link_bytes", 0.0),
+            (terms or {}).get("parameter_server_bytes", 0.0),
+            (terms or {}).get("parameter_server_link_bytes", 0.0),
             int(plan.get("dp") or 1),
-        ), "query": question.query(plan=key),
+        ),
+        "query": question.query(plan=key),
         "json": json.dumps({**question.line(plan), "answer": _plain(answer)}, indent=2),
         "run": run_spec(question, plan),
-    }  # fmt: skip
+    }
 
 
 def run_spec(question: Question, plan: Mapping[str, Any]) -> str:
@@ -118,12 +173,28 @@ def run_spec(question: Question, plan: Mapping[str, Any]) -> str:
     workload, device = line["workload"], line["cluster"]["device"]
     step_tokens = workload["seq_len"] * int(plan["global_batch_size"])
     steps = max(1, -(-int(workload["tokens"]) // step_tokens)) if workload.get("tokens") else 1000
-    defaults = {"dp": 1, "tp": 1, "pp": 1, "cp": 1, "ep": 1, "zero": 0, "sequence_parallel": False, "offload": "none",
-                "recompute": "none", "schedule": "1f1b", "virtual_stages": 1, "dp_replicate": 1}  # fmt: skip
+    defaults = {
+        "dp": 1,
+        "tp": 1,
+        "pp": 1,
+        "cp": 1,
+        "ep": 1,
+        "zero": 0,
+        "sequence_parallel": False,
+        "offload": "none",
+        "recompute": "none",
+        "schedule": "1f1b",
+        "virtual_stages": 1,
+        "dp_replicate": 1,
+    }
     spec: dict[str, Any] = {
         "kind": "train",
         "model": line["model"],
-        "plan": {name: value for name, value in plan.items() if value is not None and value != defaults.get(name, ())},
+        "plan": {
+            name: value
+            for name, value in plan.items()
+            if value is not None and value != defaults.get(name, ())
+        },
         "train": {"steps": steps, "seq_len": workload["seq_len"]},
     }
     if isinstance(device, str):
@@ -131,8 +202,12 @@ def run_spec(question: Question, plan: Mapping[str, Any]) -> str:
     return json.dumps(spec, separators=(",", ":"))
 
 
-def compared(first: Mapping[str, Any], second: Mapping[str, Any], tokens: float | None) -> list[dict[str, Any]]:
-    """`{name, first, second, change, mood}`: what of the plans differs, then the numbers that do, with their ratio."""
+def compared(
+    first: Mapping[str, Any], second: Mapping[str, Any], tokens: float | None
+) -> list[dict[str, Any]]:
+    """`{name, first, second, change, mood}`: what of the plans differs, then the numbers that do,
+    with their ratio.
+    """
     rows: list[dict[str, Any]] = []
     for name, word in _PLAN_ROWS:
         one, two = _told(first["plan"].get(name)), _told(second["plan"].get(name))
@@ -152,7 +227,10 @@ def _numbers(tokens: float | None) -> list[tuple[str, Any, Any, bool]]:
     """(word, getter, how it is shown, whether less is better)."""
     listed: list[tuple[str, Any, Any, bool]] = [
         ("step time", lambda a: a["step_time_s"], words.seconds, True),
-        *((part, lambda a, n=name: a["time"].get(n), words.seconds, True) for name, part, _ in plan_time.PARTS),
+        *(
+            (part, lambda a, n=name: a["time"].get(n), words.seconds, True)
+            for name, part, _ in plan_time.PARTS
+        ),
         ("tokens/s per device", lambda a: a["tokens_per_s_per_device"], words.quantity, False),
         ("MFU", lambda a: a["mfu"], words.percent, False),
         ("memory", lambda a: a["memory"]["total_bytes"], words.memory, True),
@@ -162,10 +240,15 @@ def _numbers(tokens: float | None) -> list[tuple[str, Any, Any, bool]]:
         ),
         ("host memory a device", lambda a: planner_words.host(a)[0], words.memory, True),
         *(
-            (f"sent for {kind} parallel", lambda a, n=name: (a.get("comm") or {}).get(n), words.memory, True)
+            (
+                f"sent for {kind} parallel",
+                lambda a, n=name: (a.get("comm") or {}).get(n),
+                words.memory,
+                True,
+            )
             for name, kind, _ in plan_comm.KINDS
         ),
-    ]  # fmt: skip
+    ]
     if tokens:
         listed += [
             ("time to train", lambda a: a.get("days"), planner_words.days, True),
@@ -190,7 +273,9 @@ def _told(value: Any) -> str:
     return str(value)
 
 
-def _tiles(answer: Mapping[str, Any], tokens: float | None, question: Question, key: str) -> list[dict[str, str]]:
+def _tiles(
+    answer: Mapping[str, Any], tokens: float | None, question: Question, key: str
+) -> list[dict[str, str]]:
     memory = answer["memory"]
     usd = planner_words.total_usd(answer, tokens)
     capacity = words.memory(memory.get("capacity_bytes"))
@@ -202,18 +287,29 @@ def _tiles(answer: Mapping[str, Any], tokens: float | None, question: Question, 
         ),
         "mfu": (words.percent(answer["mfu"]), f"HFU {words.percent(answer['hfu'])}"),
         "total_bytes": (words.memory(memory["total_bytes"]), f"of {capacity}"),
-        "days": (planner_words.days(answer.get("days")), f"{words.quantity(tokens)} tokens" if tokens else ""),
+        "days": (
+            planner_words.days(answer.get("days")),
+            f"{words.quantity(tokens)} tokens" if tokens else "",
+        ),
         "usd_per_billion_tokens": (
             planner_words.money(usd if usd is not None else answer.get("usd_per_billion_tokens")),
-            f"{planner_words.money(answer.get('usd_per_billion_tokens'))} per G tokens" if usd else "per G tokens",
+            f"{planner_words.money(answer.get('usd_per_billion_tokens'))} per G tokens"
+            if usd
+            else "per G tokens",
         ),
-    }  # fmt: skip
+    }
     return [
-        {"name": name, "title": title, "hue": hue, "value": shown[name][0], "more": shown[name][1],
-         "query": question.query(plan=key, why=name)}
+        {
+            "name": name,
+            "title": title,
+            "hue": hue,
+            "value": shown[name][0],
+            "more": shown[name][1],
+            "query": question.query(plan=key, why=name),
+        }
         for name, title, hue in _TILES
         if not (name == "days" and answer.get("days") is None)
-    ]  # fmt: skip
+    ]
 
 
 def _plain(answer: Mapping[str, Any]) -> dict[str, Any]:

@@ -1,4 +1,5 @@
-"""The tree under one number of one plan: its formula, what goes in, where it is from. One level of it at a time.
+"""The tree under one number of one plan: its formula, what goes in, where it is from. One level of
+it at a time.
 
 Knows the planner's registry of terms; computes nothing itself.
 """
@@ -33,29 +34,53 @@ def why(request: PageRequest) -> HttpResponse:
     part = bool(request.headers.get("X-Part"))
     inner = part and request.headers.get("X-Part") == "inner"
     context = {
-        "node": node, "query": asked.query(), "part": part, "inner": inner, "tab": "planner",
-        "title": planner_words.term_words(name), "back": asked.query(), "headline": "",
-        "rest": "What this number is made of.", "plan_shown": asked.plan_dict(asked.plan),
-    }  # fmt: skip
-    return render(request, "webui/planner/why_part.html" if part else "webui/planner/why.html", context)
+        "node": node,
+        "query": asked.query(),
+        "part": part,
+        "inner": inner,
+        "tab": "planner",
+        "title": planner_words.term_words(name),
+        "back": asked.query(),
+        "headline": "",
+        "rest": "What this number is made of.",
+        "plan_shown": asked.plan_dict(asked.plan),
+    }
+    return render(
+        request, "webui/planner/why_part.html" if part else "webui/planner/why.html", context
+    )
 
 
 def told(asker: Asker, name: str) -> dict[str, Any]:
-    """The node with its inputs, values in words. Raises Refusal 404 for no such number, 422 without a legal plan."""
+    """The node with its inputs, values in words.
+
+    Raises Refusal 404 for no such number, 422 without a legal plan.
+    """
     asked = asker.question
     plan = asked.plan_dict(asked.plan) if asked.plan else None
     if asked.problems or plan is None:
         detail = (
-            planner_words.listed_problems(asked.problems) if asked.problems else "the link names no plan; choose one."
+            planner_words.listed_problems(asked.problems)
+            if asked.problems
+            else "the link names no plan; choose one."
         )
         raise Refusal("plan-invalid", "There is no number to explain", 422, detail)
     table = asker.table(plan)
     if table is None:
-        raise Refusal("plan-invalid", "The plan is not legal here", 422, "Choose a row of the planner's table.")
+        raise Refusal(
+            "plan-invalid",
+            "The plan is not legal here",
+            422,
+            "Choose a row of the planner's table.",
+        )
     if name in _BOUNDS:
         return _bound(asker, plan, table, name)
     if name not in TERMS.terms and name not in TERMS.inputs:
-        raise Refusal("not-found", "There is no such number", 404, f"{name[:60]!r} is not a term of the planner.")
+        raise Refusal(
+            "not-found",
+            "There is no such number",
+            404,
+            f"{name[:60]!r} is not a term of the planner.",
+        )
     return _node(explain(table, name, stage=_stage(table), depth=_DEPTH).to_dict(), table)
 
 
@@ -64,12 +89,16 @@ def _node(tree: dict[str, Any], table: Table) -> dict[str, Any]:
     known = TERMS.terms.get(name)
     inputs = [_node(each, table) for each in tree["inputs"]]
     return {
-        "name": name, "word": planner_words.term_words(name),
+        "name": name,
+        "word": planner_words.term_words(name),
         "value": planner_words.shown(name, tree["value"], tree["unit"]),
-        "exact": exact(tree["value"], tree["unit"]), "formula": tree["formula"], "source": tree["source"],
-        "inputs": inputs, "deeper": known is not None and bool(known.inputs) and not inputs,
+        "exact": exact(tree["value"], tree["unit"]),
+        "formula": tree["formula"],
+        "source": tree["source"],
+        "inputs": inputs,
+        "deeper": known is not None and bool(known.inputs) and not inputs,
         "given": known is None,
-    }  # fmt: skip
+    }
 
 
 def _bound(asker: Asker, plan: dict[str, Any], table: Table, name: str) -> dict[str, Any]:
@@ -77,11 +106,16 @@ def _bound(asker: Asker, plan: dict[str, Any], table: Table, name: str) -> dict[
     percent = _BOUNDS[name]
     step = _node(explain(table, "step_time_s", depth=0).to_dict(), table)
     return {
-        "name": name, "word": planner_words.term_words(name), "value": planner_words.in_unit(answer[name], "s"),
-        "exact": exact(answer[name], "s"), "source": "spread of measured runs around the prediction",
-        "formula": f"the {percent}% quantile of the relative error on step_time_s", "inputs": [step], "deeper": False,
+        "name": name,
+        "word": planner_words.term_words(name),
+        "value": planner_words.in_unit(answer[name], "s"),
+        "exact": exact(answer[name], "s"),
+        "source": "spread of measured runs around the prediction",
+        "formula": f"the {percent}% quantile of the relative error on step_time_s",
+        "inputs": [step],
+        "deeper": False,
         "given": False,
-    }  # fmt: skip
+    }
 
 
 def _stage(table: Table) -> int:

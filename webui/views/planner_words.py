@@ -7,22 +7,46 @@ from typing import Any, Final
 
 from webui import words
 
-TIGHT: Final = 0.92  # of the capacity: it fits, and a longer sequence or a fragmented allocator may be too much
+# of the capacity: it fits, and a longer sequence or a fragmented allocator may be too much
+TIGHT: Final = 0.92
 # terms a person meets most, in words; the rest is said by its own name
 _TERMS: Final = {
-    "params_bytes": "parameters", "grads_bytes": "gradients", "optimizer_bytes": "optimizer states",
-    "activations_bytes": "activations", "logits_bytes": "logits", "buffers_bytes": "buffers",
-    "unattributed_bytes": "unattributed", "total_bytes": "memory", "capacity_bytes": "capacity", "compute_s": "compute",
-    "exposed_comm_s": "exposed communication", "bubble_s": "pipeline bubble", "optimizer_s": "optimizer",
-    "other_s": "other", "step_time_s": "step time", "tokens_per_s_per_device": "tokens/s per device", "mfu": "MFU",
-    "hfu": "HFU", "tflops_per_device": "model TFLOP/s per device", "bubble_fraction": "bubble", "days": "days",
-    "usd_per_billion_tokens": "dollars per billion tokens", "kwh_per_billion_tokens": "kWh per billion tokens",
-    "step_time_low_s": "step time, low end", "step_time_high_s": "step time, high end",
-    "host_bytes": "host memory", "all_reduce_bytes": "all-reduce", "all_gather_bytes": "all-gather",
-    "reduce_scatter_bytes": "reduce-scatter", "broadcast_bytes": "broadcast", "all_to_all_bytes": "all-to-all",
-    "send_bytes": "sent between stages", "tp_call_bytes": "calls of tensor ranks",
-    "ttft_s": "time to first token", "tpot_s": "time per output token",
-}  # fmt: skip
+    "params_bytes": "parameters",
+    "grads_bytes": "gradients",
+    "optimizer_bytes": "optimizer states",
+    "activations_bytes": "activations",
+    "logits_bytes": "logits",
+    "buffers_bytes": "buffers",
+    "unattributed_bytes": "unattributed",
+    "total_bytes": "memory",
+    "capacity_bytes": "capacity",
+    "compute_s": "compute",
+    "exposed_comm_s": "exposed communication",
+    "bubble_s": "pipeline bubble",
+    "optimizer_s": "optimizer",
+    "other_s": "other",
+    "step_time_s": "step time",
+    "tokens_per_s_per_device": "tokens/s per device",
+    "mfu": "MFU",
+    "hfu": "HFU",
+    "tflops_per_device": "model TFLOP/s per device",
+    "bubble_fraction": "bubble",
+    "days": "days",
+    "usd_per_billion_tokens": "dollars per billion tokens",
+    "kwh_per_billion_tokens": "kWh per billion tokens",
+    "step_time_low_s": "step time, low end",
+    "step_time_high_s": "step time, high end",
+    "host_bytes": "host memory",
+    "all_reduce_bytes": "all-reduce",
+    "all_gather_bytes": "all-gather",
+    "reduce_scatter_bytes": "reduce-scatter",
+    "broadcast_bytes": "broadcast",
+    "all_to_all_bytes": "all-to-all",
+    "send_bytes": "sent between stages",
+    "tp_call_bytes": "calls of tensor ranks",
+    "ttft_s": "time to first token",
+    "tpot_s": "time per output token",
+}
 _SHARES: Final = frozenset({"mfu", "hfu", "occupancy"})
 
 
@@ -72,21 +96,31 @@ def details(plan: Mapping[str, Any]) -> str:
 def verdict(answer: Mapping[str, Any]) -> tuple[str, str]:
     """`(fits | tight | too large, good | warn | bad)`."""
     memory = answer.get("memory") or {}
-    total, capacity = words.number(memory.get("total_bytes")), words.number(memory.get("capacity_bytes"))
+    total, capacity = (
+        words.number(memory.get("total_bytes")),
+        words.number(memory.get("capacity_bytes")),
+    )
     if not answer.get("fits"):
         return "does not fit", "bad"
-    return ("tight", "warn") if total and capacity and total > TIGHT * capacity else ("fits", "good")
+    return (
+        ("tight", "warn") if total and capacity and total > TIGHT * capacity else ("fits", "good")
+    )
 
 
 def host(answer: Mapping[str, Any]) -> tuple[float, float | None]:
     """`(bytes, capacity)` of host memory for a device; None where nobody told it."""
     told = answer.get("host") or {}
-    return words.number(told.get("host_bytes")) or 0.0, words.number(told.get("host_capacity_bytes"))
+    return words.number(told.get("host_bytes")) or 0.0, words.number(
+        told.get("host_capacity_bytes")
+    )
 
 
 def room(memory: Mapping[str, Any]) -> str:
     """62.1 of 80.0 GiB."""
-    total, capacity = words.memory(memory.get("total_bytes")), words.memory(memory.get("capacity_bytes"))
+    total, capacity = (
+        words.memory(memory.get("total_bytes")),
+        words.memory(memory.get("capacity_bytes")),
+    )
     if total.split(" ")[-1] == capacity.split(" ")[-1]:
         total = total.split(" ")[0]
     return f"{total} of {capacity}"
@@ -98,9 +132,16 @@ def total_usd(answer: Mapping[str, Any], tokens: float | None) -> float | None:
 
 
 def headline(
-    found: Mapping[str, Any], chosen: Mapping[str, Any] | None, *, best: bool, tokens: float | None, objective: str
+    found: Mapping[str, Any],
+    chosen: Mapping[str, Any] | None,
+    *,
+    best: bool,
+    tokens: float | None,
+    objective: str,
 ) -> tuple[str, str]:
-    """`(the plan, the rest of the sentence)`: which plan to run, whether it fits, how fast and for how much."""
+    """`(the plan, the rest of the sentence)`: which plan to run, whether it fits, how fast and for
+    how much.
+    """
     if chosen is None:
         legal = int(found.get("legal") or found.get("enumerated") or 0)
         if not legal:
@@ -111,22 +152,42 @@ def headline(
     says, mood = verdict(chosen)
     held, has = host(chosen)
     if mood == "bad" and has is not None and held > has:
-        away = f"it offloads {words.memory(held)} a device, the host has {words.memory(has)} for each"
+        away = (
+            f"it offloads {words.memory(held)} a device, the host has {words.memory(has)} for each"
+        )
         return glyph(chosen["plan"]), f" does not fit: {away}."
     if mood == "bad":
-        where = f" on stage {memory.get('stage', 0)}" if len(memory.get("per_stage_total_bytes") or []) > 1 else ""
-        closest = "" if fit else f"; it is the closest of {words.count(int(found.get('legal') or 0), 'legal plan')}"
+        where = (
+            f" on stage {memory.get('stage', 0)}"
+            if len(memory.get("per_stage_total_bytes") or []) > 1
+            else ""
+        )
+        closest = (
+            ""
+            if fit
+            else f"; it is the closest of {words.count(int(found.get('legal') or 0), 'legal plan')}"
+        )
         return glyph(chosen["plan"]), f" does not fit: it needs {room(memory)}{where}{closest}."
-    superlative = {"time": "the fastest", "cost": "the cheapest", "memory": "the lightest"}.get(objective, "the best")
-    rest = f" is {superlative} of {words.count(fit, 'plan that fits', 'plans that fit')}: " if best and fit else ": "
+    superlative = {"time": "the fastest", "cost": "the cheapest", "memory": "the lightest"}.get(
+        objective, "the best"
+    )
+    rest = (
+        f" is {superlative} of {words.count(fit, 'plan that fits', 'plans that fit')}: "
+        if best and fit
+        else ": "
+    )
     low, high = chosen.get("step_time_low_s"), chosen.get("step_time_high_s")
-    within = f" ({words.seconds(low)} to {words.seconds(high)})" if low and high and high > low else ""
+    within = (
+        f" ({words.seconds(low)} to {words.seconds(high)})" if low and high and high > low else ""
+    )
     rest += f"{step} a step{within}, MFU {words.percent(chosen.get('mfu'))}, {room(memory)}"
     rest += " (tight)" if says == "tight" else ""
     rest += f" if the host holds {words.memory(held)} more for each" if held and has is None else ""
     if tokens and chosen.get("days") is not None:
         usd = total_usd(chosen, tokens)
-        rest += f"; {words.quantity(tokens)} tokens take {days(chosen['days'])}" + (f" and {money(usd)}" if usd else "")
+        rest += f"; {words.quantity(tokens)} tokens take {days(chosen['days'])}" + (
+            f" and {money(usd)}" if usd else ""
+        )
     return glyph(chosen["plan"]), rest + "."
 
 
@@ -143,7 +204,11 @@ def in_unit(value: Any, unit: str) -> str:
         shown = [in_unit(each, unit) for each in value]
         if len(set(shown)) == 1:
             return f"{shown[0]} on each of {len(shown)}"
-        return ", ".join(shown) if len(shown) <= 4 else f"{shown[0]}, {shown[1]} … {shown[-1]} over {len(shown)}"
+        return (
+            ", ".join(shown)
+            if len(shown) <= 4
+            else f"{shown[0]}, {shown[1]} … {shown[-1]} over {len(shown)}"
+        )
     real = words.number(value)
     if real is None:
         return words.DASH
@@ -165,12 +230,22 @@ def in_unit(value: Any, unit: str) -> str:
 def shown(name: str, value: Any, unit: str) -> str:
     """The same for a term of that name: shares have no unit, and are read as percent."""
     share = name in _SHARES or name.rpartition("_")[2] in ("fraction", "share", "efficiency")
-    return words.percent(value) if share and isinstance(value, int | float) else in_unit(value, unit)
+    return (
+        words.percent(value) if share and isinstance(value, int | float) else in_unit(value, unit)
+    )
 
 
 def prefixed(real: float, unit: str) -> str:
     """312 TFLOP/s: four digits with a metric prefix."""
-    for size, prefix in ((1e24, "Y"), (1e21, "Z"), (1e18, "E"), (1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M")):
+    for size, prefix in (
+        (1e24, "Y"),
+        (1e21, "Z"),
+        (1e18, "E"),
+        (1e15, "P"),
+        (1e12, "T"),
+        (1e9, "G"),
+        (1e6, "M"),
+    ):
         if abs(real) >= size:
             return f"{real / size:.4g} {prefix}{unit}"
     return f"{real:,.4g} {unit}"

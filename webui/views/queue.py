@@ -1,4 +1,7 @@
-"""The queue: who waits for what, why, and when it may start. Decides nothing; priority is changed by a service."""
+"""The queue: who waits for what, why, and when it may start.
+
+Decides nothing; priority is changed by a service.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +26,9 @@ from webui.views.door import PageRequest, done, page
 def queue(request: PageRequest) -> HttpResponse:
     epoch, seq = live.heads(["fleet"]).get("fleet", ("", 0))
     entries = selectors.queue_visible_to(user=request.user)
-    rows = [{"entry": entry, "mine": services.may_manage(entry.run, request.user)} for entry in entries]
+    rows = [
+        {"entry": entry, "mine": services.may_manage(entry.run, request.user)} for entry in entries
+    ]
     context = {"rows": rows, "sentence": sentence(entries), "head": {"epoch": epoch, "seq": seq}}
     if request.htmx:
         return render(request, "webui/queue_rows.html", context)
@@ -38,7 +43,9 @@ def priority(request: PageRequest, id: int) -> HttpResponse:
     try:
         value = int(text)
     except ValueError:
-        raise invalid("priority", f"{text!r} is not a whole number", "0, or more to go first") from None
+        raise invalid(
+            "priority", f"{text!r} is not a whole number", "0, or more to go first"
+        ) from None
     services.run_update(run=run, by=request.user, priority=value)
     if request.htmx:
         return redirect("queue")
@@ -50,7 +57,10 @@ def sentence(entries: list[Any]) -> str:
         return "Nobody waits; a run that is submitted now starts as soon as its devices are free."
     first = entries[0]
     devices = sum(entry.run.devices for entry in entries)
-    text = f"{words.count(len(entries), 'run waits', 'runs wait')} for {words.count(devices, 'device')} in all"
+    text = (
+        f"{words.count(len(entries), 'run waits', 'runs wait')} for "
+        f"{words.count(devices, 'device')} in all"
+    )
     if first.may_start is not None:
         wait = (first.may_start - timezone.now()).total_seconds()
         text += f"; the next may start {'any moment' if wait < 5 else 'in ' + words.duration(wait)}"

@@ -1,4 +1,7 @@
-"""A run's page: reads the run once, then what the open tab shows. `pulse` is what changes while one looks."""
+"""A run's page: reads the run once, then what the open tab shows.
+
+`pulse` is what changes while one looks.
+"""
 
 from __future__ import annotations
 
@@ -86,7 +89,9 @@ def heat(request: HttpRequest, id: int) -> HttpResponse:
     facts = run_facts.read(user=request.user, id=id)
     shown = heats.content(facts, request)
     if shown is None:
-        raise invalid("of", f"{request.GET.get('of', '')!r} is not a heat map", ", ".join(heats.MAPS))
+        raise invalid(
+            "of", f"{request.GET.get('of', '')!r} is not a heat map", ", ".join(heats.MAPS)
+        )
     return render(request, "webui/run/heat.html", {"shown": shown, "run": facts.run})
 
 
@@ -94,12 +99,16 @@ def heat(request: HttpRequest, id: int) -> HttpResponse:
 def texts(request: HttpRequest, id: int) -> HttpResponse:
     """What the model wrote at its checkpoints as a part of the page."""
     facts = run_facts.read(user=request.user, id=id)
-    return render(request, "webui/run/samples.html", {"samples": samples.content(facts), "run": facts.run})
+    return render(
+        request, "webui/run/samples.html", {"samples": samples.content(facts), "run": facts.run}
+    )
 
 
 @page
 def timeline(request: HttpRequest, id: int) -> HttpResponse:
-    """The newest sampled step of the pipeline as a part of the page; nothing (204) where none is sampled."""
+    """The newest sampled step of the pipeline as a part of the page; nothing (204) where none is
+    sampled.
+    """
     facts = run_facts.read(user=request.user, id=id)
     found = performance.timeline(facts)["timeline"]
     if found is None:

@@ -25,7 +25,9 @@ def act(request: HttpRequest, id: int) -> HttpResponse:
     run = selectors.run_get(user=_user(request), id=id)
     action = ACTIONS.get(request.POST.get("action", ""))
     if action is None:
-        raise invalid("action", f"{request.POST.get('action', '')!r} is not an action", ", ".join(ACTIONS))
+        raise invalid(
+            "action", f"{request.POST.get('action', '')!r} is not an action", ", ".join(ACTIONS)
+        )
     try:
         shown, says = action(run, request)
     except Refusal as refusal:
@@ -40,7 +42,9 @@ def _user(request: HttpRequest) -> Any:
     return request.user
 
 
-def _simple(service: Callable[..., Any], says: str) -> Callable[[Any, HttpRequest], tuple[Any, str]]:
+def _simple(
+    service: Callable[..., Any], says: str
+) -> Callable[[Any, HttpRequest], tuple[Any, str]]:
     def do(run: Any, request: HttpRequest) -> tuple[Any, str]:
         return service(run=run, by=_user(request)), says
 
@@ -65,27 +69,40 @@ def _priority(run: Any, request: HttpRequest) -> tuple[Any, str]:
         priority = int(request.POST.get("priority", ""))
     except ValueError:
         raise invalid("priority", "it is a whole number", "0") from None
-    return services.run_update(run=run, by=_user(request), priority=priority), f"Priority is {priority} now."
+    return services.run_update(
+        run=run, by=_user(request), priority=priority
+    ), f"Priority is {priority} now."
 
 
 def _notes(run: Any, request: HttpRequest) -> tuple[Any, str]:
     tags = [tag.strip() for tag in request.POST.get("tags", "").split(",") if tag.strip()]
-    changed = services.run_update(run=run, by=_user(request), tags=tags, notes=request.POST.get("notes", ""))
+    changed = services.run_update(
+        run=run, by=_user(request), tags=tags, notes=request.POST.get("notes", "")
+    )
     return changed, "Notes and tags are saved."
 
 
 def _calibrate(run: Any, request: HttpRequest) -> tuple[Any, str]:
-    """Fits the device's default calibration anew with this run, or begins one; predictions rest on it from now on."""
+    """Fits the device's default calibration anew with this run, or begins one; predictions rest on
+    it from now on.
+    """
     lines = outcome.measurement_lines(run=run)
     if isinstance(lines, str):
         raise invalid("run", lines, "training runs that logged their steps, or benchmarks")
     device = str((run.prediction or {}).get("device") or "cpu")
     known = planner.calibration_default(device=device)
     made = planner_services.calibration_add(
-        by=_user(request), name=known.name if known else f"{device}, measured here", measurements=lines, onto=known,
-        default=True, devices=planner.own_devices(user=_user(request)),
-    )  # fmt: skip
-    return run, f"Predictions for {device} rest on {made.name} now, fitted to {made.rows} measured run(s)."
+        by=_user(request),
+        name=known.name if known else f"{device}, measured here",
+        measurements=lines,
+        onto=known,
+        default=True,
+        devices=planner.own_devices(user=_user(request)),
+    )
+    return (
+        run,
+        f"Predictions for {device} rest on {made.name} now, fitted to {made.rows} measured run(s).",
+    )
 
 
 ACTIONS: dict[str, Callable[[Any, HttpRequest], tuple[Any, str]]] = {
@@ -93,11 +110,17 @@ ACTIONS: dict[str, Callable[[Any, HttpRequest], tuple[Any, str]]] = {
     "pause": _simple(services.run_pause, "Asked to save a checkpoint and leave its devices."),
     "resume": _simple(services.run_resume, "Queued again; it goes on from its newest checkpoint."),
     "retry": _simple(services.run_retry, "Queued for another attempt."),
-    "profile": _simple(services.run_profile, "Asked for a profile of the next step; an event tells when it is saved."),
-    "memory-snapshot": _simple(
-        services.run_memory_snapshot, "Asked what holds memory in the next step; an event tells when it is saved."
+    "profile": _simple(
+        services.run_profile,
+        "Asked for a profile of the next step; an event tells when it is saved.",
     ),
-    "checkpoint": _simple(services.run_checkpoint, "Asked for a checkpoint; an event tells when it is saved."),
+    "memory-snapshot": _simple(
+        services.run_memory_snapshot,
+        "Asked what holds memory in the next step; an event tells when it is saved.",
+    ),
+    "checkpoint": _simple(
+        services.run_checkpoint, "Asked for a checkpoint; an event tells when it is saved."
+    ),
     "clone": _clone,
     "rewind": _rewind,
     "priority": _priority,

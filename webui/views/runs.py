@@ -1,4 +1,7 @@
-"""The runs list: what ran, what runs, what was it worth. Reads selectors, calls services for the chosen rows."""
+"""The runs list: what ran, what runs, what was it worth.
+
+Reads selectors, calls services for the chosen rows.
+"""
 
 from __future__ import annotations
 
@@ -31,39 +34,55 @@ BULK = 200
 def runs(request: PageRequest) -> HttpResponse:
     """Keyset by id, newest first; the counts are of everything the person may see, not of the page."""
     filters = RunFilters.read(request.GET)
-    epoch, seq = live.heads(["fleet"]).get("fleet", ("", 0))  # before the rows are read: frames repeat, never miss
+    # before the rows are read: frames repeat, never miss
+    epoch, seq = live.heads(["fleet"]).get("fleet", ("", 0))
     visible = selectors.runs_visible_to(user=request.user)
     found = selectors.run_list(
         user=request.user, before_id=filters.before, limit=PAGE + 1, within=visible, **filters.asked
     )
     rows, older = found[:PAGE], found[PAGE - 1].pk if len(found) > PAGE else None
     counts = selectors.state_counts(user=request.user, within=visible)
-    sparks = telemetry.sparkline(run_ids=[run.pk for run in rows if run.kind not in ANSWERING], name="loss")
+    sparks = telemetry.sparkline(
+        run_ids=[run.pk for run in rows if run.kind not in ANSWERING], name="loss"
+    )
     if answering := [run.pk for run in rows if run.kind in ANSWERING]:
         sparks |= telemetry.sparkline(run_ids=answering, name="inference/tokens_per_s")
     context = {
         "rows": [row(run, sparks.get(run.pk, [])) for run in rows],
-        "filters": filters, "older": filters.url(before=older) if older else "", "newest": filters.url(),
-        "counts": counts, "total": sum(counts.values()), "sentence": sentence(counts),
+        "filters": filters,
+        "older": filters.url(before=older) if older else "",
+        "newest": filters.url(),
+        "counts": counts,
+        "total": sum(counts.values()),
+        "sentence": sentence(counts),
         "kinds": KINDS,
-        "chips": filters.state_chips(counts), "asked": filters.asked_chips(),
-        "mine": filters.url(owner="" if filters.owner == "me" else "me"), "here": request.get_full_path(),
-        "head": {"epoch": epoch, "seq": seq}, "live": filters.before is None,
-    }  # fmt: skip
+        "chips": filters.state_chips(counts),
+        "asked": filters.asked_chips(),
+        "mine": filters.url(owner="" if filters.owner == "me" else "me"),
+        "here": request.get_full_path(),
+        "head": {"epoch": epoch, "seq": seq},
+        "live": filters.before is None,
+    }
     return render(request, "webui/runs.html", context)
 
 
 @page
 @require_POST
 def bulk(request: PageRequest) -> HttpResponse:
-    """Compares the chosen runs, or cancels or tags them one by one; those that refuse are told by name."""
+    """Compares the chosen runs, or cancels or tags them one by one; those that refuse are told by
+    name.
+    """
     ids = [int(one) for one in request.POST.getlist("run") if one.isdecimal()][:BULK]
     action, tag = request.POST.get("action", ""), request.POST.get("tag", "").strip()
     done, refused = 0, []
     if action == "compare" and ids:
-        return redirect(f"{reverse('runs-compare')}?runs={','.join(map(str, sorted(ids[:COMPARED])))}")
+        return redirect(
+            f"{reverse('runs-compare')}?runs={','.join(map(str, sorted(ids[:COMPARED])))}"
+        )
     if action not in ("cancel", "tag", "compare"):
-        raise invalid("action", f"{action!r} is not possible for several runs", "compare, cancel or tag")
+        raise invalid(
+            "action", f"{action!r} is not possible for several runs", "compare, cancel or tag"
+        )
     if action == "tag" and not 1 <= len(tag) <= 60:
         messages.error(request, "Type the tag, 1 to 60 characters, before you press Tag.")
         return redirect(back(request, "runs"))
@@ -96,21 +115,32 @@ def row(run: Any, spark: list[float]) -> dict[str, Any]:
     steps = summary.get("steps") or ((run.spec.get("train") or {}).get("steps"))
     step = summary.get("step")
     return {
-        "run": run, "loss": summary.get("loss"), "mfu": summary.get("mfu"), "tokens": summary.get("tokens"),
-        "step": step, "steps": steps, "part": round(100 * step / steps, 1) if step and steps else None,
+        "run": run,
+        "loss": summary.get("loss"),
+        "mfu": summary.get("mfu"),
+        "tokens": summary.get("tokens"),
+        "step": step,
+        "steps": steps,
+        "part": round(100 * step / steps, 1) if step and steps else None,
         "spark": ",".join(f"{value:.5g}" for value in spark),
         "device_hours": run.devices * held_s / 3600 if held_s is not None else None,
         "answers": answers(run.kind, summary),
-        "tags": [item.name for item in run.tags.all()], "alive": run.state in LIVE_STATES,
-    }  # fmt: skip
+        "tags": [item.name for item in run.tags.all()],
+        "alive": run.state in LIVE_STATES,
+    }
 
 
 def answers(kind: str, summary: dict[str, Any]) -> dict[str, str] | None:
-    """What stands in the places of loss and MFU for runs that answer: how soon, how fast, how many tokens a second."""
+    """What stands in the places of loss and MFU for runs that answer: how soon, how fast, how many
+    tokens a second.
+    """
     if kind not in ANSWERING:
         return None
     first, pace = (words.number(summary.get(f"inference/{name}")) for name in ("ttft_s", "tpot_s"))
-    told = [f"first {words.seconds(first, 2)}" if first else "", f"{words.seconds(pace, 2)}/token" if pace else ""]
+    told = [
+        f"first {words.seconds(first, 2)}" if first else "",
+        f"{words.seconds(pace, 2)}/token" if pace else "",
+    ]
     speed = words.number(summary.get("inference/tokens_per_s"))
     return {
         "latency": " · ".join(part for part in told if part),

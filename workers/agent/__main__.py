@@ -19,7 +19,11 @@ from workers.agent import identity
 
 def main() -> int:
     args = _arguments()
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s", stream=sys.stderr)
+    logging.basicConfig(
+        level=logging.INFO,
+        format="%(asctime)s %(levelname)s %(name)s: %(message)s",
+        stream=sys.stderr,
+    )
     for chatty in ("celery", "kombu", "celery.worker"):
         logging.getLogger(chatty).setLevel(logging.WARNING)
     home = args.home.expanduser().resolve()
@@ -27,7 +31,9 @@ def main() -> int:
     from workers.agent.agent import Agent, heartbeat_seconds
     from workers.agent.inventory import Machine
 
-    machine = Machine(name=args.name, address=args.address or _own_address(args.redis), slots=args.devices)
+    machine = Machine(
+        name=args.name, address=args.address or _own_address(args.redis), slots=args.devices
+    )
     try:
         folder = identity.folder_of(home, args.name)
         lock = identity.only_one(folder)
@@ -51,18 +57,40 @@ def main() -> int:
 
 
 def _arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="workers.agent", description="Offer this machine to an Orrery control plane.")
+    parser = argparse.ArgumentParser(
+        prog="workers.agent", description="Offer this machine to an Orrery control plane."
+    )
     default_redis = os.environ.get("REDIS_URL")
     parser.add_argument(
-        "--redis", default=default_redis, required=default_redis is None, help="redis://, rediss:// or unix://"
+        "--redis",
+        default=default_redis,
+        required=default_redis is None,
+        help="redis://, rediss:// or unix://",
     )
     parser.add_argument("--join", help="join token, needed once (or ORRERY_JOIN)")
-    parser.add_argument("--name", default=_default_name(), help="the node's name (default: this host's)")
-    parser.add_argument("--devices", type=int, help="CPU slots to offer where there is no GPU (default 4)")
-    parser.add_argument("--home", type=Path, default=Path(os.environ.get("ORRERY_HOME", "var")), help="data directory")
-    parser.add_argument("--address", help="where other nodes reach this one (default: the address towards Redis)")
-    parser.add_argument("--stop-runs", action="store_true", help="on SIGTERM end this node's runs too (embedded mode)")
-    parser.add_argument("--patience", type=float, default=120.0, help="seconds to wait for the answer to a join")
+    parser.add_argument(
+        "--name", default=_default_name(), help="the node's name (default: this host's)"
+    )
+    parser.add_argument(
+        "--devices", type=int, help="CPU slots to offer where there is no GPU (default 4)"
+    )
+    parser.add_argument(
+        "--home",
+        type=Path,
+        default=Path(os.environ.get("ORRERY_HOME", "var")),
+        help="data directory",
+    )
+    parser.add_argument(
+        "--address", help="where other nodes reach this one (default: the address towards Redis)"
+    )
+    parser.add_argument(
+        "--stop-runs",
+        action="store_true",
+        help="on SIGTERM end this node's runs too (embedded mode)",
+    )
+    parser.add_argument(
+        "--patience", type=float, default=120.0, help="seconds to wait for the answer to a join"
+    )
     return parser.parse_args()
 
 

@@ -1,4 +1,5 @@
-"""One node's agent: orders in, heartbeats out, attempts watched; stops promptly and leaves supervisors running.
+"""One node's agent: orders in, heartbeats out, attempts watched; stops promptly and leaves
+supervisors running.
 
 Knows no database. What it must remember over a restart is in the run directories and the node file.
 """
@@ -21,16 +22,21 @@ from workers.launcher.link import NodeFile
 
 log = logging.getLogger(__name__)
 _INVENTORY_EVERY_S = 600.0
-_DEAF_S = 15.0  # orders waiting for so long while none was taken: the consumer has lost its connection for good
+# orders waiting for so long while none was taken: the consumer has lost its connection for good
+_DEAF_S = 15.0
 
 
 class Agent:
-    def __init__(self, *, home: Path, machine: Machine, node_file: Path, heartbeat_s: float) -> None:
+    def __init__(
+        self, *, home: Path, machine: Machine, node_file: Path, heartbeat_s: float
+    ) -> None:
         known = NodeFile.read(node_file)
         self.machine, self._heartbeat_s = machine, heartbeat_s
         self.attempts = Attempts(home, known.node, node_file)
         self._reports = Reports(node=known.node, secret=known.secret, redis_url=known.redis_url)
-        self._orders = Orders(node=known.node, secret=known.secret, redis_url=known.redis_url, agent=self)
+        self._orders = Orders(
+            node=known.node, secret=known.secret, redis_url=known.redis_url, agent=self
+        )
         self._stopping = threading.Event()
         self._beat_now = threading.Event()
         self._inventory_due = 0.0
@@ -71,13 +77,17 @@ class Agent:
             self.attempts.watch()
             due = time.monotonic() >= self._inventory_due
             inventory = self.machine.inventory() if due else None
-            sent = self._reports.heartbeat(self.machine.samples(self.attempts.ranks()), self.attempts.seen(), inventory)
+            sent = self._reports.heartbeat(
+                self.machine.samples(self.attempts.ranks()), self.attempts.seen(), inventory
+            )
             if sent and due:
                 self._inventory_due = time.monotonic() + _INVENTORY_EVERY_S
             if self._reports.orders_waiting() == 0:
                 self._heard = time.monotonic()
             elif time.monotonic() - max(self._heard, self._orders.last_order) > _DEAF_S:
-                log.error("Orders wait and none was taken for %.0f s; starting this agent again", _DEAF_S)
+                log.error(
+                    "Orders wait and none was taken for %.0f s; starting this agent again", _DEAF_S
+                )
                 self.deaf = True
                 self.stop()
             if not self._orders.alive:

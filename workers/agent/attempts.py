@@ -1,4 +1,5 @@
-"""The attempts of this node: start a supervisor, pass on requests, find them again after a restart, end what is left.
+"""The attempts of this node: start a supervisor, pass on requests, find them again after a restart,
+end what is left.
 
 Supervisors are detached; the run directories tell everything. Does not know Celery or heartbeats.
 """
@@ -29,7 +30,8 @@ class Attempts:
         self.home, self._node, self._node_file = home, node, node_file
         self._active: dict[str, RunDir] = {}  # by fence
         self._claimed: dict[str, float] = {}
-        self._ended_before: set[str] = set()  # fences that were to be ended before their launch order came
+        # fences that were to be ended before their launch order came
+        self._ended_before: set[str] = set()
         self._recovering: set[str] = set()
         self._lock = threading.RLock()
         self._starting: list[subprocess.Popen[bytes]] = []
@@ -44,10 +46,16 @@ class Attempts:
         return len(self._active) - len(self._recovering)
 
     def launch(self, order: LaunchOrder) -> str:
-        """Starts the order's supervisor, or does nothing where it was started before; returns what was done."""
+        """Starts the order's supervisor, or does nothing where it was started before; returns what
+        was done.
+        """
         path = PurePosixPath(order.run_dir)
         if path.is_absolute() or ".." in path.parts or path.parts[:1] != ("runs",):
-            log.error("Order for attempt %s refused: its directory %s is not under runs/", order.attempt_id, path)
+            log.error(
+                "Order for attempt %s refused: its directory %s is not under runs/",
+                order.attempt_id,
+                path,
+            )
             return "refused"
         run_dir = RunDir(self.home / path)
         with self._lock:
@@ -80,7 +88,12 @@ class Attempts:
         try:
             write_json(run_dir.request, order.to_dict())
         except OSError as error:  # a full disk: the supervisor's own SIGTERM path needs no file
-            log.error("Request %s for attempt %s cannot be written: %s", order.action, order.attempt_id, error)
+            log.error(
+                "Request %s for attempt %s cannot be written: %s",
+                order.action,
+                order.attempt_id,
+                error,
+            )
             processes.end_all(order.fence, node=self._node)
         return "passed on"
 
@@ -92,10 +105,16 @@ class Attempts:
                 continue
             if reported(run_dir):
                 self._active.pop(fence, None)
-            elif run_dir.supervisor.exists() or time.monotonic() - self._claimed.get(fence, -_START_S) > _START_S:
+            elif (
+                run_dir.supervisor.exists()
+                or time.monotonic() - self._claimed.get(fence, -_START_S) > _START_S
+            ):
                 self._recovering.add(fence)
                 threading.Thread(
-                    target=self._recover, args=(fence, run_dir), name=f"recover-{fence}", daemon=True
+                    target=self._recover,
+                    args=(fence, run_dir),
+                    name=f"recover-{fence}",
+                    daemon=True,
                 ).start()
 
     def seen(self) -> list[AttemptSeen]:
@@ -138,19 +157,31 @@ class Attempts:
                 processes.end_all(fence, node=self._node)
         deadline = time.monotonic() + patience_s
         while active and time.monotonic() < deadline:
-            active = {fence: run_dir for fence, run_dir in active.items() if supervisor_alive(run_dir)}
+            active = {
+                fence: run_dir for fence, run_dir in active.items() if supervisor_alive(run_dir)
+            }
             time.sleep(0.05)
         for fence in active:
             processes.end_all(fence, node=self._node, patience_s=1.0)
 
     def _spawn(self, run_dir: RunDir, fence: str) -> None:
-        path = os.pathsep.join(part for part in (str(command.ROOT), os.environ.get("PYTHONPATH", "")) if part)
+        path = os.pathsep.join(
+            part for part in (str(command.ROOT), os.environ.get("PYTHONPATH", "")) if part
+        )
         with open(run_dir.path / "supervisor.log", "ab") as output:
             child = subprocess.Popen(
                 [sys.executable, "-m", "workers.launcher", "--dir", str(run_dir.path)],
-                stdin=subprocess.DEVNULL, stdout=output, stderr=output, start_new_session=True,
-                env={**os.environ, "PYTHONPATH": path, "ORRERY_FENCE": fence, "ORRERY_NODE": self._node},
-            )  # fmt: skip
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=output,
+                start_new_session=True,
+                env={
+                    **os.environ,
+                    "PYTHONPATH": path,
+                    "ORRERY_FENCE": fence,
+                    "ORRERY_NODE": self._node,
+                },
+            )
         self._starting.append(child)
 
     def _recover(self, fence: str, run_dir: RunDir) -> None:
@@ -158,7 +189,9 @@ class Attempts:
             log.warning("The supervisor of %s is gone; ending its processes and reporting", run_dir)
             recover(run_dir, self._node_file)
         except Exception:
-            log.exception("Attempt in %s could not be recovered; tried again at the next start", run_dir)
+            log.exception(
+                "Attempt in %s could not be recovered; tried again at the next start", run_dir
+            )
         finally:
             with self._lock:
                 self._active.pop(fence, None)

@@ -32,24 +32,35 @@ def folder_of(home: Path, name: str) -> Path:
 
 
 def only_one(folder: Path) -> IO[str]:
-    """A lock that one agent of this name holds as long as the returned file is open. Raises NotJoined."""
+    """A lock that one agent of this name holds as long as the returned file is open.
+
+    Raises NotJoined.
+    """
     file = open(folder / "lock", "a")  # noqa: SIM115 - held for the life of the process
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         file.close()
-        raise NotJoined(f"Another agent of this name runs here already ({folder}). Stop it, or give --name.") from None
+        raise NotJoined(
+            f"Another agent of this name runs here already ({folder}). Stop it, or give --name."
+        ) from None
     return file
 
 
-def identify(folder: Path, inventory: NodeInventory, *, redis_url: str, token: str | None, patience_s: float) -> Path:
-    """The node file, after joining where there is none yet or another token is given. Raises NotJoined."""
+def identify(
+    folder: Path, inventory: NodeInventory, *, redis_url: str, token: str | None, patience_s: float
+) -> Path:
+    """The node file, after joining where there is none yet or another token is given.
+
+    Raises NotJoined.
+    """
     path = folder / "node.json"
     known = read_json(path)
     token_id = envelope.join_token_parts(token)[0] if token else None
     if not known and token is None:
         raise NotJoined(
-            "This node has not joined yet. Give --join TOKEN (or ORRERY_JOIN); the page of nodes makes one."
+            "This node has not joined yet. Give --join TOKEN (or ORRERY_JOIN); the page of nodes "
+            "makes one."
         )
     if not known or token_id not in (None, known["token"]):
         assert token is not None
@@ -63,29 +74,39 @@ def read(path: Path) -> NodeFile:
     return NodeFile.read(path)
 
 
-def _join(token: str, inventory: NodeInventory, redis_url: str, patience_s: float) -> tuple[str, bytes]:
+def _join(
+    token: str, inventory: NodeInventory, redis_url: str, patience_s: float
+) -> tuple[str, bytes]:
     token_id, key = envelope.join_token_parts(token)
     request = envelope.join_request(token, name=inventory.name)
     body = {"request": request, "inventory": inventory.to_dict()}
     # named by the token, since the node has no secret yet: the token's key seals it
-    text = envelope.seal(key, wire.KIND_JOIN, body, ttl_s=patience_s + 60, now=time.time(), node=token_id)
+    text = envelope.seal(
+        key, wire.KIND_JOIN, body, ttl_s=patience_s + 60, now=time.time(), node=token_id
+    )
     deadline = time.monotonic() + patience_s
     sent = False
     while (left := deadline - time.monotonic()) > 0:
         try:
-            with redis.Redis.from_url(redis_url, decode_responses=True, socket_timeout=15) as client:
+            with redis.Redis.from_url(
+                redis_url, decode_responses=True, socket_timeout=15
+            ) as client:
                 if not sent:
                     client.xadd(wire.REPORTS, {wire.FIELD_MESSAGE: text})
                     sent = True
-                answer = client.blpop([wire.join_reply_key(request["nonce_a"])], timeout=min(5.0, max(0.1, left)))
+                answer = client.blpop(
+                    [wire.join_reply_key(request["nonce_a"])], timeout=min(5.0, max(0.1, left))
+                )
         except (redis.RedisError, OSError):
-            sent = False  # a server that lost its last second has forgotten the request; the reply is the same
+            # a server that lost its last second has forgotten the request; the reply is the same
+            sent = False
             time.sleep(0.5)
             continue
         if answer is not None:
             return _accepted(token, request, json.loads(answer[1]))
     raise NotJoined(
-        f"No answer to the join request within {patience_s:.0f} s. Is the scheduler running, and this its Redis?"
+        f"No answer to the join request within {patience_s:.0f} s. Is the scheduler running, and "
+        "this its Redis?"
     )
 
 

@@ -23,7 +23,9 @@ DEFAULT_SLOTS = 4
 
 
 class Machine:
-    """`slots` is the number of CPU devices offered where there is no GPU; `gpus` False leaves GPUs alone."""
+    """`slots` is the number of CPU devices offered where there is no GPU; `gpus` False leaves GPUs
+    alone.
+    """
 
     def __init__(self, *, name: str, address: str, slots: int | None) -> None:
         self.name, self.address = name, address
@@ -51,11 +53,18 @@ class Machine:
         )
 
     def samples(self, ranks: Mapping[int, list[int]]) -> list[DeviceSample]:
-        """One reading per device. `ranks` are the processes of our ranks by device index, for CPU slots."""
+        """One reading per device.
+
+        `ranks` are the processes of our ranks by device index, for CPU slots.
+        """
         if self._handles:
-            return [sample for index in range(len(self._handles)) if (sample := self._gpu_sample(index))]
+            return [
+                sample for index in range(len(self._handles)) if (sample := self._gpu_sample(index))
+            ]
         self._seen = {
-            pid: process for pid, process in self._seen.items() if any(pid in some for some in ranks.values())
+            pid: process
+            for pid, process in self._seen.items()
+            if any(pid in some for some in ranks.values())
         }
         return [self._slot_sample(index, ranks.get(index, [])) for index in range(self._slots)]
 
@@ -92,7 +101,12 @@ class Machine:
             masks = self._nvml.nvmlDeviceGetCpuAffinity(handle, words)
         except self._nvml.NVMLError:
             return None
-        return [word * 64 + bit for word, mask in enumerate(masks) for bit in range(64) if int(mask) >> bit & 1]
+        return [
+            word * 64 + bit
+            for word, mask in enumerate(masks)
+            for bit in range(64)
+            if int(mask) >> bit & 1
+        ]
 
     def _gpu_sample(self, index: int) -> DeviceSample | None:
         nvml, handle = self._nvml, self._handles[index]
@@ -134,14 +148,21 @@ class Machine:
         ]
 
     def _slot_sample(self, index: int, pids: list[int]) -> DeviceSample:
-        """A slot is as busy as its rank: the first reading of a process says 0, as psutil measures between readings."""
+        """A slot is as busy as its rank: the first reading of a process says 0, as psutil measures
+        between readings.
+        """
         used, busy = 0, 0.0
         for pid in pids:
             with contextlib.suppress(psutil.Error):
                 process = self._seen.setdefault(pid, psutil.Process(pid))
                 busy += process.cpu_percent(None) / 100
                 used += process.memory_info().rss
-        return DeviceSample(index=index, utilization=round(min(1.0, busy), 3), memory_used_bytes=used, processes=pids)
+        return DeviceSample(
+            index=index,
+            utilization=round(min(1.0, busy), 3),
+            memory_used_bytes=used,
+            processes=pids,
+        )
 
 
 def _nvml() -> Any:

@@ -1,6 +1,8 @@
-"""The node's Celery worker: one queue of its own, JSON only, four short tasks that open sealed orders.
+"""The node's Celery worker: one queue of its own, JSON only, four short tasks that open sealed
+orders.
 
-An order that is forged, expired, replayed or for somebody else is logged and dropped. Does not know how attempts run.
+An order that is forged, expired, replayed or for somebody else is logged and dropped. Does not know
+how attempts run.
 """
 
 from __future__ import annotations
@@ -56,16 +58,23 @@ class Orders:
 
     def _consume(self) -> None:
         worker = self.app.WorkController(
-            hostname=f"orrery@{self._node}", pool="solo", concurrency=1, loglevel="WARNING",
-            without_heartbeat=True, without_gossip=True, without_mingle=True,
+            hostname=f"orrery@{self._node}",
+            pool="solo",
+            concurrency=1,
+            loglevel="WARNING",
+            without_heartbeat=True,
+            without_gossip=True,
+            without_mingle=True,
             queues=[wire.queue_of(self._node)],
-        )  # fmt: skip
+        )
         worker.start()
 
     def _open(self, kind: str, text: str) -> dict[str, Any] | None:
         self.last_order = time.monotonic()
         try:
-            return envelope.open_envelope(self._secret, text, kind=kind, now=time.time(), seen=self._seen)
+            return envelope.open_envelope(
+                self._secret, text, kind=kind, now=time.time(), seen=self._seen
+            )
         except envelope.EnvelopeError as error:
             log.warning("A %s order was refused (%s): %s", kind, error.code, error)
             return None
@@ -91,7 +100,12 @@ class Orders:
         if body := self._open(wire.KIND_KEEP, text):
             order = KeepOrder.from_dict(body)
             done = keep(self._agent.attempts.home, order.source, order.target)
-            log.info("%s %s as %s", order.source, "is kept" if done else "is not here to be kept", order.target)
+            log.info(
+                "%s %s as %s",
+                order.source,
+                "is kept" if done else "is not here to be kept",
+                order.target,
+            )
 
 
 def _task(act: Any) -> Any:
@@ -108,11 +122,23 @@ def _celery(node: str, redis_url: str) -> Celery:
     app = Celery("orrery-agent", broker=wire.broker_url(redis_url), set_as_current=False)
     queue = Queue(wire.queue_of(node), routing_key=wire.queue_of(node))  # type: ignore[no-untyped-call]
     app.conf.update(
-        task_serializer="json", accept_content=["json"], task_ignore_result=True, result_backend=None,
+        task_serializer="json",
+        accept_content=["json"],
+        task_ignore_result=True,
+        result_backend=None,
         task_queues=[queue],
-        task_default_queue=wire.queue_of(node), worker_prefetch_multiplier=1, worker_hijack_root_logger=False,
-        worker_redirect_stdouts=False, worker_enable_remote_control=False, worker_send_task_events=False,
-        broker_connection_retry=True, broker_connection_retry_on_startup=True, broker_connection_max_retries=None,
-        broker_transport_options={"visibility_timeout": 300, "socket_keepalive": not redis_url.startswith("unix")},
-    )  # fmt: skip
+        task_default_queue=wire.queue_of(node),
+        worker_prefetch_multiplier=1,
+        worker_hijack_root_logger=False,
+        worker_redirect_stdouts=False,
+        worker_enable_remote_control=False,
+        worker_send_task_events=False,
+        broker_connection_retry=True,
+        broker_connection_retry_on_startup=True,
+        broker_connection_max_retries=None,
+        broker_transport_options={
+            "visibility_timeout": 300,
+            "socket_keepalive": not redis_url.startswith("unix"),
+        },
+    )
     return app

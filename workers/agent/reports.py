@@ -1,6 +1,8 @@
-"""The agent's own words to the control plane: heartbeats, answers to probes, attempts that it does not know.
+"""The agent's own words to the control plane: heartbeats, answers to probes, attempts that it does
+not know.
 
-Says nothing while Redis is away: a heartbeat is worth nothing later. Does not know how attempts run.
+Says nothing while Redis is away: a heartbeat is worth nothing later. Does not know how attempts
+run.
 """
 
 from __future__ import annotations
@@ -12,7 +14,13 @@ from typing import Any
 import redis
 
 from workers.contracts import envelope, wire
-from workers.contracts.node import AttemptReport, AttemptSeen, DeviceSample, Heartbeat, NodeInventory
+from workers.contracts.node import (
+    AttemptReport,
+    AttemptSeen,
+    DeviceSample,
+    Heartbeat,
+    NodeInventory,
+)
 
 log = logging.getLogger(__name__)
 HEARTBEAT_TTL_S = 60.0  # an older one says nothing about now
@@ -22,20 +30,37 @@ FULLEST = 20_000  # entries nobody read: more heartbeats would only fill Redis
 class Reports:
     def __init__(self, *, node: str, secret: bytes, redis_url: str) -> None:
         self._node, self._secret = node, secret
-        self._redis = redis.Redis.from_url(redis_url, socket_timeout=5, socket_connect_timeout=5, retry=None)
+        self._redis = redis.Redis.from_url(
+            redis_url, socket_timeout=5, socket_connect_timeout=5, retry=None
+        )
         self._away = False
 
     def heartbeat(
-        self, samples: list[DeviceSample], attempts: list[AttemptSeen], inventory: NodeInventory | None = None
+        self,
+        samples: list[DeviceSample],
+        attempts: list[AttemptSeen],
+        inventory: NodeInventory | None = None,
     ) -> bool:
-        beat = Heartbeat(node=self._node, time=time.time(), samples=samples, attempts=attempts, inventory=inventory)
+        beat = Heartbeat(
+            node=self._node,
+            time=time.time(),
+            samples=samples,
+            attempts=attempts,
+            inventory=inventory,
+        )
         return self._send(wire.KIND_HEARTBEAT, beat.to_dict(), HEARTBEAT_TTL_S)
 
     def unknown(self, attempt_id: str, fence: str) -> bool:
         """This node was asked to end an attempt that it does not have."""
         data = {"class": "lost", "reason": f"Node {self._node} does not have this attempt."}
         report = AttemptReport(
-            attempt_id=attempt_id, fence=fence, node=self._node, seq=0, time=time.time(), type="exited", data=data
+            attempt_id=attempt_id,
+            fence=fence,
+            node=self._node,
+            seq=0,
+            time=time.time(),
+            type="exited",
+            data=data,
         )
         return self._send(wire.KIND_REPORT, report.to_dict(), wire.REPORT_TTL_S)
 
@@ -47,7 +72,9 @@ class Reports:
             return 0
 
     def _send(self, kind: str, body: dict[str, Any], ttl_s: float) -> bool:
-        text = envelope.seal(self._secret, kind, body, ttl_s=ttl_s, now=time.time(), node=self._node)
+        text = envelope.seal(
+            self._secret, kind, body, ttl_s=ttl_s, now=time.time(), node=self._node
+        )
         try:
             if kind == wire.KIND_HEARTBEAT and int(self._redis.xlen(wire.REPORTS)) > FULLEST:
                 return False

@@ -1,4 +1,5 @@
-"""What both sides agree on: specs, plans and their legality, presets, devices, counts, points, events, node messages.
+"""What both sides agree on: specs, plans and their legality, presets, devices, counts, points,
+events, node messages.
 
 Pydantic and the standard library only. `CONTRACT_VERSION` names the wire format.
 """

@@ -21,7 +21,8 @@ _SCHEMA_DIALECT = "https://json-schema.org/draft/2020-12/schema"
 class Contract(BaseModel):
     """Frozen data that travels between the control plane, the nodes and people's programs.
 
-    Unknown fields are refused by name. `try` and `async` are Python keywords, so such fields carry a trailing
+    Unknown fields are refused by name. `try` and `async` are Python keywords, so such fields carry
+    a trailing
     underscore in Python and their plain name in JSON.
     """
 
@@ -84,7 +85,9 @@ def derived(*, le: int = 2**31 - 1) -> Any:
 
 
 def whole(given: object) -> int | None:
-    """What a whole-number field would read: 8, 8.0 and "8" are 8; None for what such a field refuses."""
+    """What a whole-number field would read: 8, 8.0 and "8" are 8; None for what such a field
+    refuses.
+    """
     if isinstance(given, bool):
         return None
     try:
@@ -106,7 +109,9 @@ def problem(field: str, says: str, try_: str = "") -> Problem:
 
 
 def problems_of(error: ValidationError, *, prefix: str = "") -> list[Problem]:
-    """Each refusal of pydantic as a sentence, its field as `train.seq_len`; `prefix` is put before the field."""
+    """Each refusal of pydantic as a sentence, its field as `train.seq_len`; `prefix` is put before
+    the field.
+    """
     return [_problem(item, prefix) for item in error.errors(include_url=False)]
 
 
@@ -124,7 +129,9 @@ def _problem(item: ErrorDetails, prefix: str) -> Problem:
     return Problem(field=".".join(part for part in path if part), says=says, try_=try_)
 
 
-def _sentence(kind: str, message: str, context: Mapping[str, Any], given: object, name: str) -> tuple[str, str]:
+def _sentence(
+    kind: str, message: str, context: Mapping[str, Any], given: object, name: str
+) -> tuple[str, str]:
     """`(says, try)` for one of pydantic's own errors on the field `name`."""
     shown = _shown(given)
     if kind == "missing":
@@ -142,7 +149,10 @@ def _sentence(kind: str, message: str, context: Mapping[str, Any], given: object
     }
     if kind in bounds:
         key, words = bounds[kind]
-        return f"{shown} is out of range, it must be {words} {context.get(key)}", f"{words} {context.get(key)}"
+        return (
+            f"{shown} is out of range, it must be {words} {context.get(key)}",
+            f"{words} {context.get(key)}",
+        )
     return f"{shown} is refused: {message[:1].lower()}{message[1:]}", ""
 
 

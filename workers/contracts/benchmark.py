@@ -1,4 +1,5 @@
-"""What a benchmark run trains: its base plan as a training run, and the techniques that are turned on and off.
+"""What a benchmark run trains: its base plan as a training run, and the techniques that are turned
+on and off.
 
 Knows names and turns; which variants a technique means is `variants`'.
 """
@@ -12,7 +13,8 @@ from workers.contracts.bodies import BenchmarkBody, TrainBody
 from workers.contracts.plan import ParallelPlan
 from workers.contracts.run import RunSpec
 
-# technique → what is compared; the first ones change the plan, the last two measure the devices themselves
+# technique → what is compared; the first ones change the plan, the last two measure the devices
+# themselves
 TECHNIQUES: dict[str, str] = {
     "accumulation": "micro-batch sizes of the same global batch",
     "recompute": "recompute none, selective, full and auto",
@@ -61,13 +63,23 @@ def turns(body: BenchmarkBody) -> int:
 def as_training(
     spec: RunSpec, plan: ParallelPlan | None = None, *, compiled: bool = False, fused: bool = True
 ) -> RunSpec:
-    """One turn as a training run; its plan is `plan`, or the benchmark's own. A spec of another kind as it is."""
+    """One turn as a training run; its plan is `plan`, or the benchmark's own.
+
+    A spec of another kind as it is.
+    """
     body = spec.benchmark
     if body is None:
         return spec
     train = TrainBody(
-        steps=turn_steps(body), seq_len=body.seq_len, seed=body.seed, optimizer=body.optimizer,
-        clip_norm=body.clip_norm, compile=compiled, fused_kernels=fused,
-    )  # fmt: skip
-    changes = {"kind": "train", "train": train, "benchmark": None} | ({"plan": plan} if plan is not None else {})
+        steps=turn_steps(body),
+        seq_len=body.seq_len,
+        seed=body.seed,
+        optimizer=body.optimizer,
+        clip_norm=body.clip_norm,
+        compile=compiled,
+        fused_kernels=fused,
+    )
+    changes = {"kind": "train", "train": train, "benchmark": None} | (
+        {"plan": plan} if plan is not None else {}
+    )
     return spec.model_copy(update=changes)

@@ -33,7 +33,9 @@ Stops = Annotated[list[str], BeforeValidator(_listed, json_schema_input_type=lis
 def _model_tag(given: Any) -> str:
     if isinstance(given, str):
         return "@preset"
-    if isinstance(given, ModelSource) or (isinstance(given, dict) and ("path" in given or "package" in given)):
+    if isinstance(given, ModelSource) or (
+        isinstance(given, dict) and ("path" in given or "package" in given)
+    ):
         return "@source"
     return "@spec"
 
@@ -45,13 +47,20 @@ ModelRef = Annotated[
     Discriminator(_model_tag),
 ]
 
-# learning rate, betas, weight decay, momentum where none are given: torch.optim's own, Lion's from arXiv 2302.06675
+# learning rate, betas, weight decay, momentum where none are given: torch.optim's own, Lion's from
+# arXiv 2302.06675
 _OPTIMIZER_DEFAULTS: dict[str, dict[str, Any]] = {
     "adamw": {"lr": 1e-3, "betas": (0.9, 0.999), "weight_decay": 0.01},
     "adamw8bit": {"lr": 1e-3, "betas": (0.9, 0.999), "weight_decay": 0.01},
     "adafactor": {"lr": 1e-2, "betas": (0.9, 0.999), "weight_decay": 0.0},
     "lion": {"lr": 1e-4, "betas": (0.9, 0.99), "weight_decay": 0.0},
-    "muon": {"lr": 1e-3, "betas": (0.9, 0.999), "weight_decay": 0.1, "momentum": 0.95, "nesterov": True},
+    "muon": {
+        "lr": 1e-3,
+        "betas": (0.9, 0.999),
+        "weight_decay": 0.1,
+        "momentum": 0.95,
+        "nesterov": True,
+    },
     "sgd": {"lr": 1e-3, "betas": (0.9, 0.999), "weight_decay": 0.0},
 }
 
@@ -67,13 +76,17 @@ class EvalSpec(Contract):
 class OptimizerSpec(Contract):
     """An update rule; what is not given follows from its name (torch.optim's defaults).
 
-    `momentum`, `nesterov`, `ns_steps` are for sgd and muon. `scalar_lr` is the AdamW learning rate that muon uses for
+    `momentum`, `nesterov`, `ns_steps` are for sgd and muon. `scalar_lr` is the AdamW learning rate
+    that muon uses for
     parameters that are not matrices (default: lr).
     """
 
     name: OptimizerName = "adamw"
     lr: Rate = 1e-3
-    betas: tuple[Annotated[float, Field(ge=0, lt=1)], Annotated[float, Field(ge=0, lt=1)]] = (0.9, 0.999)
+    betas: tuple[Annotated[float, Field(ge=0, lt=1)], Annotated[float, Field(ge=0, lt=1)]] = (
+        0.9,
+        0.999,
+    )
     eps: Annotated[float, Field(gt=0)] = 1e-8
     weight_decay: Rate = 0.01
     momentum: Annotated[float, Field(ge=0, lt=1)] = 0.0
@@ -90,9 +103,11 @@ class OptimizerSpec(Contract):
 
 
 class LrSchedule(Contract):
-    """Learning rate over steps: linear warmup, then the named shape down to `min_lr` at the last step.
+    """Learning rate over steps: linear warmup, then the named shape down to `min_lr` at the last
+    step.
 
-    `wsd` (warmup, stable, decay; arXiv 2404.06395) falls linearly over the last `decay_steps` (default: a tenth).
+    `wsd` (warmup, stable, decay; arXiv 2404.06395) falls linearly over the last `decay_steps`
+    (default: a tenth).
     """
 
     name: Literal["constant", "cosine", "linear", "wsd"] = "constant"
@@ -102,7 +117,9 @@ class LrSchedule(Contract):
 
 
 class CheckpointSpec(Contract):
-    """A checkpoint every so many steps, the newest `keep` of them kept; `async` writes beside training."""
+    """A checkpoint every so many steps, the newest `keep` of them kept; `async` writes beside
+    training.
+    """
 
     every_steps: Positive = 200
     keep: Positive = 3
@@ -110,20 +127,26 @@ class CheckpointSpec(Contract):
 
 
 class SamplesSpec(Contract):
-    """Texts that the model writes while it is trained, at every checkpoint and at the end, to be compared.
+    """Texts that the model writes while it is trained, at every checkpoint and at the end, to be
+    compared.
 
-    They go on from `prompts`, or from `count` stretches of the held-out text, by at most `max_tokens`; 0 writes none.
+    They go on from `prompts`, or from `count` stretches of the held-out text, by at most
+    `max_tokens`; 0 writes none.
     Temperature 0 is greedy. The same seed draws alike at every step and under every plan.
     """
 
     count: Annotated[int, Field(ge=0, le=8)] = 3
-    prompts: Annotated[list[Annotated[str, Field(min_length=1, max_length=4000)]], Field(max_length=8)] = []
+    prompts: Annotated[
+        list[Annotated[str, Field(min_length=1, max_length=4000)]], Field(max_length=8)
+    ] = []
     max_tokens: Annotated[int, Field(ge=1, le=512)] = 40
     temperature: Rate = 0.8
 
 
 class AdapterSpec(Contract):
-    """Low-rank adapters (arXiv 2106.09685) on the named projections, the rest frozen; qlora keeps it in 4 bits."""
+    """Low-rank adapters (arXiv 2106.09685) on the named projections, the rest frozen; qlora keeps
+    it in 4 bits.
+    """
 
     name: Literal["lora", "qlora"] = "lora"
     rank: Positive = 16
@@ -153,7 +176,10 @@ class TrainBody(Contract):
 
     @property
     def writes(self) -> SamplesSpec | None:
-        """The texts to be written, None for none. A run that keeps checkpoints writes some without being told."""
+        """The texts to be written, None for none.
+
+        A run that keeps checkpoints writes some without being told.
+        """
         spec = self.samples or (SamplesSpec() if self.checkpoint else None)
         return spec if spec and spec.count else None
 
@@ -166,8 +192,11 @@ class TrainBody(Contract):
 
 
 class SpeculateSpec(Contract):
-    """At most `tokens` are drafted for each answer and step: by the run's draft model, or, with `ngram`, by looking up
-    what followed the last so many tokens before. `adaptive` drafts as many as pay by measured times, none at times."""
+    """At most `tokens` are drafted for each answer and step: by the run's draft model, or, with
+    `ngram`, by looking up
+    what followed the last so many tokens before. `adaptive` drafts as many as pay by measured
+    times, none at times.
+    """
 
     ngram: Annotated[int, Field(ge=1, le=8)] | None = None
     tokens: Annotated[int, Field(ge=1, le=16)] = 4
@@ -175,7 +204,10 @@ class SpeculateSpec(Contract):
 
 
 class GenerateBody(Contract):
-    """Answers to a JSONL of prompts. Temperature 0 is greedy; top_k 0 and top_p 1 cut nothing off."""
+    """Answers to a JSONL of prompts.
+
+    Temperature 0 is greedy; top_k 0 and top_p 1 cut nothing off.
+    """
 
     input: str
     output: str
@@ -193,10 +225,13 @@ class GenerateBody(Contract):
 
 
 class ServeBody(Contract):
-    """A server of OpenAI's API. Beyond `max_seqs` answers at a time `max_waiting` may wait; further ones get 429.
+    """A server of OpenAI's API. Beyond `max_seqs` answers at a time `max_waiting` may wait; further
+    ones get 429.
 
-    Without `api_key` only the control plane and, on a loopback address, this machine may ask. The control plane keeps
-    and shows no key, only what it is checked by (`secret.hidden`), which stands in its place from the submit on.
+    Without `api_key` only the control plane and, on a loopback address, this machine may ask. The
+    control plane keeps
+    and shows no key, only what it is checked by (`secret.hidden`), which stands in its place from
+    the submit on.
     """
 
     max_batch_tokens: Positive = 2048
@@ -212,10 +247,13 @@ class ServeBody(Contract):
 
 
 class EvaluateBody(Contract):
-    """Metrics over `input` (default: the last tenth of the run's data), against `references` where one wants them.
+    """Metrics over `input` (default: the last tenth of the run's data), against `references` where
+    one wants them.
 
-    Likelihoods are read in windows of `window` tokens (default: the model's context, at most 1,024) that move on by
-    `stride` (default: half of it), of at most the first `max_tokens`. Answers are greedy, of `max_new_tokens` at most.
+    Likelihoods are read in windows of `window` tokens (default: the model's context, at most 1,024)
+    that move on by
+    `stride` (default: half of it), of at most the first `max_tokens`. Answers are greedy, of
+    `max_new_tokens` at most.
     """
 
     input: str | None = None
@@ -238,9 +276,11 @@ class ScriptBody(Contract):
 
 
 class BenchmarkBody(Contract):
-    """Variants of the run's plan, one technique changed in each, on the same samples; see `benchmark`.
+    """Variants of the run's plan, one technique changed in each, on the same samples; see
+    `benchmark`.
 
-    `techniques` empty: all of them. A variant trains `steps` steps in all, in `repeats` turns that alternate with the
+    `techniques` empty: all of them. A variant trains `steps` steps in all, in `repeats` turns that
+    alternate with the
     other variants', each turn beginning anew with `warmup_steps` that are not timed.
     """
 

@@ -17,9 +17,11 @@ Rate = Annotated[float, Field(gt=0)]
 
 
 class ClusterSpec(Contract):
-    """`nodes` x `devices_per_node` devices of one kind. Bandwidths: per device, one direction, GB/s (10^9).
+    """`nodes` x `devices_per_node` devices of one kind. Bandwidths: per device, one direction, GB/s
+    (10^9).
 
-    `host_gib_per_device` is a node's own memory (2^30) over its devices, which offloading fills; left out: unknown.
+    `host_gib_per_device` is a node's own memory (2^30) over its devices, which offloading fills;
+    left out: unknown.
     """
 
     device: Annotated[str, AfterValidator(check_device)] = "cpu"
@@ -51,4 +53,8 @@ class ClusterSpec(Contract):
     @property
     def usd_per_hour(self) -> float:
         """Price of one device-hour, as given, else the catalogue's typical one."""
-        return self.entry.usd_per_hour if self.usd_per_device_hour is None else self.usd_per_device_hour
+        return (
+            self.entry.usd_per_hour
+            if self.usd_per_device_hour is None
+            else self.usd_per_device_hour
+        )

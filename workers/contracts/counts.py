@@ -15,9 +15,12 @@ from workers.contracts.model import ModelSpec
 class ParameterCount:
     """Parameters of a model, by where they sit.
 
-    `total` = embedding + positions + head + final_norm + sum over layers. `active` is what one token uses (top_k
-    experts instead of all). `embedding` is the token table, `head` the output projection (0 where tied). Per layer:
-    `attention` (with its norms inside), `dense_mlp`, and of a routing layer `router`, `expert` (one of them), `shared`
+    `total` = embedding + positions + head + final_norm + sum over layers. `active` is what one
+    token uses (top_k
+    experts instead of all). `embedding` is the token table, `head` the output projection (0 where
+    tied). Per layer:
+    `attention` (with its norms inside), `dense_mlp`, and of a routing layer `router`, `expert` (one
+    of them), `shared`
     (all shared experts), `norms` (the two before attention and MLP).
     """
 
@@ -43,7 +46,9 @@ class ParameterCount:
 
 
 def parameter_count(model: ModelSpec) -> ParameterCount:
-    """Exact count, vocabulary not padded; the load-balancing bias of routers is state, not a parameter."""
+    """Exact count, vocabulary not padded; the load-balancing bias of routers is state, not a
+    parameter.
+    """
     norm = model.hidden * (2 if model.norm == "layernorm" and model.bias == "all" else 1)
     embedding = model.vocab * model.hidden
     head = 0 if model.tie_embeddings else embedding
@@ -54,7 +59,14 @@ def parameter_count(model: ModelSpec) -> ParameterCount:
     shared = _mlp(model, moe.shared_width) if moe and moe.shared_experts else 0
     moe_layers = model.moe_layers
     dense_layers = model.layers - moe_layers
-    common = embedding + head + positions + norm + model.layers * (attention + 2 * norm) + dense_layers * dense
+    common = (
+        embedding
+        + head
+        + positions
+        + norm
+        + model.layers * (attention + 2 * norm)
+        + dense_layers * dense
+    )
     every = moe_layers * (router + shared)
     return ParameterCount(
         total=common + every + moe_layers * expert * (moe.experts if moe else 0),
@@ -74,30 +86,44 @@ def parameter_count(model: ModelSpec) -> ParameterCount:
     )
 
 
-def flops_per_token(model: ModelSpec, seq_len: int, *, attention: Literal["full", "causal"] = "full") -> float:
+def flops_per_token(
+    model: ModelSpec, seq_len: int, *, attention: Literal["full", "causal"] = "full"
+) -> float:
     """Model FLOPs of one training token, forward and backward, nothing recomputed: 6N + 12·L·h·s.
 
-    N is every parameter a token uses: all of them in a dense model, `active` ones in a mixture of experts; token
-    table and output head each count where they exist (a tied table once); only a learned position table is left out
-    (nanoGPT's convention; PaLM, arXiv 2204.02311, appendix B). h is the width attention works at: heads x head_dim,
-    which is `hidden` in most models (MLA: the mean of key and value widths). "full" counts the whole s x s square,
+    N is every parameter a token uses: all of them in a dense model, `active` ones in a mixture of
+    experts; token
+    table and output head each count where they exist (a tied table once); only a learned position
+    table is left out
+    (nanoGPT's convention; PaLM, arXiv 2204.02311, appendix B). h is the width attention works at:
+    heads x head_dim,
+    which is `hidden` in most models (MLA: the mean of key and value widths). "full" counts the
+    whole s x s square,
     "causal" half of it. A window is not credited.
     """
     count = parameter_count(model)
     square = 12 * model.layers * attention_width(model) * seq_len
-    return float(6 * (count.active - count.positions) + (square if attention == "full" else square / 2))
+    return float(
+        6 * (count.active - count.positions) + (square if attention == "full" else square / 2)
+    )
 
 
 def attention_width(model: ModelSpec) -> float:
-    """heads x head_dim over which scores and values are computed, the mean of both where they differ."""
+    """heads x head_dim over which scores and values are computed, the mean of both where they
+    differ.
+    """
     if model.mla:
         key = model.mla.qk_nope_head_dim + model.mla.qk_rope_head_dim
         return model.heads * (key + model.mla.v_head_dim) / 2
-    return float(model.mfa.heads * model.mfa.head_dim if model.mfa else model.heads * model.head_dim)
+    return float(
+        model.mfa.heads * model.mfa.head_dim if model.mfa else model.heads * model.head_dim
+    )
 
 
 def kv_elements_per_token(model: ModelSpec) -> int:
-    """Numbers one token leaves in the KV cache over all layers; MLA keeps its latent and the shared rotary key."""
+    """Numbers one token leaves in the KV cache over all layers; MLA keeps its latent and the shared
+    rotary key.
+    """
     if model.mla:
         return model.layers * (model.mla.kv_lora_rank + model.mla.qk_rope_head_dim)
     per_layer = 2 * (model.mfa.head_dim if model.mfa else model.kv_heads * model.head_dim)
@@ -124,12 +150,20 @@ def _attention(model: ModelSpec) -> int:
         width = mfa.heads * mfa.head_dim
         in_bias = (mfa.qk_rank + 2 * mfa.head_dim) if model.bias != "none" else 0
         norms = mfa.qk_rank + (2 * mfa.head_dim if model.qk_norm else 0)
-        weights = hidden * mfa.qk_rank + mfa.qk_rank * width + 2 * hidden * mfa.head_dim + width * hidden
+        weights = (
+            hidden * mfa.qk_rank + mfa.qk_rank * width + 2 * hidden * mfa.head_dim + width * hidden
+        )
         return weights + norms + in_bias + (hidden if model.bias == "all" else 0)
     query, kv = model.heads * model.head_dim, model.kv_heads * model.head_dim
     in_bias = (query + 2 * kv) if model.bias != "none" else 0
     norms = 2 * model.head_dim if model.qk_norm else 0
-    return hidden * (query + 2 * kv) + query * hidden + norms + in_bias + (hidden if model.bias == "all" else 0)
+    return (
+        hidden * (query + 2 * kv)
+        + query * hidden
+        + norms
+        + in_bias
+        + (hidden if model.bias == "all" else 0)
+    )
 
 
 def _mlp(model: ModelSpec, width: int) -> int:

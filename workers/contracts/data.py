@@ -1,6 +1,8 @@
-"""What a run learns from: text, JSON lines or token files, one or several mixed by weight, and the tokenizer between.
+"""What a run learns from: text, JSON lines or token files, one or several mixed by weight, and the
+tokenizer between.
 
-Knows names and numbers; whether files are there and hold what they should is for those who can see the disk.
+Knows names and numbers; whether files are there and hold what they should is for those who can see
+the disk.
 """
 
 from __future__ import annotations
@@ -16,13 +18,18 @@ from workers.contracts.base import Contract, Problem, Refused, problem
 
 Format = Literal["text", "jsonl", "tokens"]
 # what a folder's files are called, by format
-SUFFIXES: dict[str, tuple[str, ...]] = {"text": (".txt",), "jsonl": (".jsonl",), "tokens": (".bin", ".npy")}
+SUFFIXES: dict[str, tuple[str, ...]] = {
+    "text": (".txt",),
+    "jsonl": (".jsonl",),
+    "tokens": (".bin", ".npy"),
+}
 BYTES = 256
 _NAME = r"^[A-Za-z0-9_.-]{1,60}$"
 
 
 class BpeSpec(Contract):
-    """A byte-level BPE of at most `vocab` tokens (arXiv 1508.07909 on GPT-2's bytes), trained on the run's own text.
+    """A byte-level BPE of at most `vocab` tokens (arXiv 1508.07909 on GPT-2's bytes), trained on
+    the run's own text.
 
     It has one special token, `<|endoftext|>`, and is kept beside the run's checkpoints as tokenizer.json.
     """
@@ -37,9 +44,11 @@ TokenizerRef = Annotated[
 
 
 class SourceSpec(Contract):
-    """One of several sources: a preset or a path, and its share of all samples, `weight` over the sum of weights.
+    """One of several sources: a preset or a path, and its share of all samples, `weight` over the
+    sum of weights.
 
-    Its loss is the metric `loss/{name}`; without a name, the preset's or the file's without its suffix.
+    Its loss is the metric `loss/{name}`; without a name, the preset's or the file's without its
+    suffix.
     """
 
     preset: Literal["shakespeare"] | None = None
@@ -52,7 +61,11 @@ class SourceSpec(Contract):
     @model_validator(mode="after")
     def _one(self) -> SourceSpec:
         if (self.preset is None) == (self.path is None):
-            says = "has neither a preset nor a path" if self.path is None else "has both a preset and a path"
+            says = (
+                "has neither a preset nor a path"
+                if self.path is None
+                else "has both a preset and a path"
+            )
             raise Refused(f"a source {says}", "one of them")
         return self
 
@@ -66,17 +79,27 @@ class SourceSpec(Contract):
         """The source's name in metrics and messages."""
         if self.name is not None:
             return self.name
-        return self.preset or re.sub(r"[^A-Za-z0-9_.-]", "_", PurePath(str(self.path)).stem)[:60] or "data"
+        return (
+            self.preset
+            or re.sub(r"[^A-Za-z0-9_.-]", "_", PurePath(str(self.path)).stem)[:60]
+            or "data"
+        )
 
 
 class DataSpec(Contract):
-    """What to learn from: a preset that ships with the project, files under the allowed data roots, or several sources.
+    """What to learn from: a preset that ships with the project, files under the allowed data roots,
+    or several sources.
 
-    `path` is a file, or a folder whose files (`SUFFIXES`) are read by name. `tokenizer` is a tokenizer.json, a folder
-    with one, or a BPE to be trained; without one text is read by that of the weights training begins from
-    (`train.init_from`), or else as raw bytes, token ids 0 to 255. `document_end` is the token that ends a document in
-    token files that do not say it themselves. With `document_masks` attention keeps to a document where several are
-    packed into a sequence; without a word on it, where JSON lines or token files tell where documents begin.
+    `path` is a file, or a folder whose files (`SUFFIXES`) are read by name. `tokenizer` is a
+    tokenizer.json, a folder
+    with one, or a BPE to be trained; without one text is read by that of the weights training
+    begins from
+    (`train.init_from`), or else as raw bytes, token ids 0 to 255. `document_end` is the token that
+    ends a document in
+    token files that do not say it themselves. With `document_masks` attention keeps to a document
+    where several are
+    packed into a sequence; without a word on it, where JSON lines or token files tell where
+    documents begin.
     """
 
     preset: Literal["shakespeare"] | None = None
@@ -90,7 +113,9 @@ class DataSpec(Contract):
     @model_validator(mode="before")
     @classmethod
     def _default(cls, data: Any) -> Any:
-        if isinstance(data, dict) and all(data.get(name) is None for name in ("preset", "path", "sources")):
+        if isinstance(data, dict) and all(
+            data.get(name) is None for name in ("preset", "path", "sources")
+        ):
             return {**data, "preset": "shakespeare"}
         return data
 
@@ -100,7 +125,10 @@ class DataSpec(Contract):
             raise Refused("data has both a preset and a path", "one of them")
         if self.sources is not None:
             if self.preset is not None or self.path is not None:
-                raise Refused("data has sources beside a preset or path", "the preset or path as one of the sources")
+                raise Refused(
+                    "data has sources beside a preset or path",
+                    "the preset or path as one of the sources",
+                )
             names = [source.label for source in self.sources]
             twice = next((name for name in names if names.count(name) > 1), None)
             if twice is not None:
@@ -117,19 +145,31 @@ class DataSpec(Contract):
         if self.sources is None:
             yield (
                 field,
-                SourceSpec(preset=self.preset, path=self.path, format=self.format, document_end=self.document_end),
+                SourceSpec(
+                    preset=self.preset,
+                    path=self.path,
+                    format=self.format,
+                    document_end=self.document_end,
+                ),
             )
             return
         for index, source in enumerate(self.sources):
             yield f"{field}.sources.{index}", source
 
 
-def data_problems(data: DataSpec, *, vocab: int, field: str = "data", beside: DataSpec | None = None) -> list[Problem]:
-    """What of `data` does not suit a model's vocabulary, or the training data `beside`, as far as the spec tells."""
+def data_problems(
+    data: DataSpec, *, vocab: int, field: str = "data", beside: DataSpec | None = None
+) -> list[Problem]:
+    """What of `data` does not suit a model's vocabulary, or the training data `beside`, as far as
+    the spec tells.
+    """
     found = []
     if isinstance(data.tokenizer, BpeSpec):
         if data.tokenizer.vocab > vocab:
-            says = f"a tokenizer of {data.tokenizer.vocab} tokens is asked for, the model's vocabulary has {vocab}"
+            says = (
+                f"a tokenizer of {data.tokenizer.vocab} tokens is asked for, the model's "
+                f"vocabulary has {vocab}"
+            )
             found.append(problem(f"{field}.tokenizer.vocab", says, f"at most {vocab}"))
     elif data.tokenizer in (None, "bytes") and vocab < BYTES and (data.tokenizer or beside is None):
         for place, source in data.parts(field):
@@ -140,7 +180,9 @@ def data_problems(data: DataSpec, *, vocab: int, field: str = "data", beside: Da
         trained = isinstance(data.tokenizer, BpeSpec)
         if trained or any(source.is_text for _, source in beside.parts()):
             says = "validation text is read by another tokenizer than the training text"
-            found.append(problem(f"{field}.tokenizer", says, "leave it out: the run's own is taken"))
+            found.append(
+                problem(f"{field}.tokenizer", says, "leave it out: the run's own is taken")
+            )
     for place, source in data.parts(field):
         if source.document_end is not None and source.document_end >= vocab:
             says = f"token {source.document_end} is outside the model's vocabulary of {vocab}"

@@ -1,6 +1,8 @@
-"""What the present training engine runs: the one list by which it refuses, and within which forms and planner choose.
+"""What the present training engine runs: the one list by which it refuses, and within which forms
+and planner choose.
 
-Says nothing of legality (`legality`, `run`) nor of memory; what is legal and not here yet is refused with what to try.
+Says nothing of legality (`legality`, `run`) nor of memory; what is legal and not here yet is
+refused with what to try.
 """
 
 from __future__ import annotations
@@ -17,7 +19,9 @@ from workers.contracts.plan import SPLIT_BACKWARD, ParallelPlan
 from workers.contracts.rounding import dealt_widths, group_for, linear_widths
 from workers.contracts.run import RunSpec
 
-ENGINE_RUNS = "dp, tp, pp, cp and ep with ZeRO 0 to 3, every schedule, offload, fp32 to fp8, every optimizer"
+ENGINE_RUNS = (
+    "dp, tp, pp, cp and ep with ZeRO 0 to 3, every schedule, offload, fp32 to fp8, every optimizer"
+)
 # the values that each field of a plan may take; zero, dp and the batch are free
 ENGINE_VALUES: dict[str, tuple[Any, ...]] = {
     "offload": ("none", "optimizer", "all", "nvme"),
@@ -32,13 +36,17 @@ ENGINE_VALUES: dict[str, tuple[Any, ...]] = {
 def engine_problems(spec: RunSpec) -> list[Problem]:
     """Why the engine would refuse this spec at its start; empty for what it runs.
 
-    An "auto" plan is refused: the engine does not choose. Kinds other than train and benchmark are refused.
+    An "auto" plan is refused: the engine does not choose. Kinds other than train and benchmark are
+    refused.
     """
     return [item for _, item in _spec(spec)]
 
 
 def combination_problems(spec: RunSpec) -> list[Problem]:
-    """The part of `engine_problems` that no later engine changes: values that exclude each other. Plan resolved."""
+    """The part of `engine_problems` that no later engine changes: values that exclude each other.
+
+    Plan resolved.
+    """
     return [item for _, item in _combined(as_training(spec))]
 
 
@@ -61,7 +69,12 @@ def _spec(spec: RunSpec) -> Found:
             yield "", item
         spec = as_training(spec)
     if spec.kind != "train" or spec.train is None:
-        yield spec.kind, problem("kind", f"the training engine runs kind train, this is {spec.kind}", "kind train")
+        yield (
+            spec.kind,
+            problem(
+                "kind", f"the training engine runs kind train, this is {spec.kind}", "kind train"
+            ),
+        )
         return
     if isinstance(spec.plan, str):
         says = "the engine alone does not choose a plan"
@@ -104,7 +117,11 @@ def _plan(plan: ParallelPlan) -> Found:
 
 
 def _values(plan: ParallelPlan) -> Found:
-    gathered = {"bf16": "bf16", "fp16": "fp16", "fp8": "bf16"}.get(plan.precision) if plan.zero >= 2 else None
+    gathered = (
+        {"bf16": "bf16", "fp16": "fp16", "fp8": "bf16"}.get(plan.precision)
+        if plan.zero >= 2
+        else None
+    )
     reduced = (None, "fp32", gathered) if gathered else (None, "fp32")
     for field, known in {**ENGINE_VALUES, "reduce_dtype": reduced}.items():
         value = getattr(plan, field)
@@ -112,7 +129,14 @@ def _values(plan: ParallelPlan) -> Found:
             continue
         tries = [str(item) for item in known if item is not None] or ["leaving it out"]
         words = str(value) if field == "precision" else f"{field} {value}"
-        yield words, problem(f"plan.{field}", f"this engine version does not run {field} {value}", " or ".join(tries))
+        yield (
+            words,
+            problem(
+                f"plan.{field}",
+                f"this engine version does not run {field} {value}",
+                " or ".join(tries),
+            ),
+        )
 
 
 def _rules(plan: ParallelPlan) -> Found:
@@ -120,7 +144,10 @@ def _rules(plan: ParallelPlan) -> Found:
     yield from _experts(plan)
     if plan.loss_scale is not None and plan.precision != "fp16":
         says = f"loss scaling is for fp16 gradients, precision is {plan.precision}"
-        yield f"loss scaling of {plan.precision}", problem("plan.loss_scale", says, "leave it out, or precision fp16")
+        yield (
+            f"loss scaling of {plan.precision}",
+            problem("plan.loss_scale", says, "leave it out, or precision fp16"),
+        )
     if plan.dp_replicate not in (None, 1) and plan.zero < 2:
         says = f"zero {plan.zero} copies everything already"
         yield (
@@ -130,67 +157,140 @@ def _rules(plan: ParallelPlan) -> Found:
 
 
 def _pipedream(plan: ParallelPlan, model: ModelSpec | None) -> Found:
-    """What wants all stages at one step, or other weights than a forward pass had, does not go with PipeDream."""
+    """What wants all stages at one step, or other weights than a forward pass had, does not go with
+    PipeDream.
+    """
     for field in ("tp", "cp", "ep"):
         if getattr(plan, field) > 1:
             says = f"pipedream runs with dp alone beside it, {field} is {getattr(plan, field)}"
-            yield f"pipedream with {field}", problem(f"plan.{field}", says, f"{field} 1, or schedule 1f1b")
+            yield (
+                f"pipedream with {field}",
+                problem(f"plan.{field}", says, f"{field} 1, or schedule 1f1b"),
+            )
     if plan.precision not in ("fp32", "bf16"):
-        scaled = {"fp16": "a loss scale is one for all stages, which pipedream's updates do not wait for"}
-        says = scaled.get(plan.precision, f"{plan.precision} weights are quantised at each use, versions are not told")
-        yield f"pipedream in {plan.precision}", problem("plan.precision", says, "fp32 or bf16, or schedule 1f1b")
+        scaled = {
+            "fp16": "a loss scale is one for all stages, which pipedream's updates do not wait for"
+        }
+        says = scaled.get(
+            plan.precision,
+            f"{plan.precision} weights are quantised at each use, versions are not told",
+        )
+        yield (
+            f"pipedream in {plan.precision}",
+            problem("plan.precision", says, "fp32 or bf16, or schedule 1f1b"),
+        )
     if plan.precision == "bf16" and plan.weight_stashing is False:
-        says = "without stashing a backward pass meets the newest weights, in bf16 it has the cast of older ones"
-        yield "pipedream in bf16 without stashing", problem("plan.weight_stashing", says, "true, or precision fp32")
+        says = (
+            "without stashing a backward pass meets the newest weights, in bf16 it has the "
+            "cast of older ones"
+        )
+        yield (
+            "pipedream in bf16 without stashing",
+            problem("plan.weight_stashing", says, "true, or precision fp32"),
+        )
     if plan.recompute != "none" and plan.weight_stashing is False:
-        says = f"without stashing recompute {plan.recompute} would run a forward pass again with newer weights"
+        says = (
+            f"without stashing recompute {plan.recompute} would run a forward pass again with "
+            "newer weights"
+        )
         tries = "none, or weight_stashing true"
-        yield f"pipedream with recompute {plan.recompute} without stashing", problem("plan.recompute", says, tries)
+        yield (
+            f"pipedream with recompute {plan.recompute} without stashing",
+            problem("plan.recompute", says, tries),
+        )
     if model is not None and model.moe:
         says = "balancing experts wants a step's loads from all ranks before the next step"
-        yield "pipedream with experts", problem("model.moe", says, "a dense model, or schedule 1f1b")
+        yield (
+            "pipedream with experts",
+            problem("model.moe", says, "a dense model, or schedule 1f1b"),
+        )
 
 
 def _experts(plan: ParallelPlan) -> Found:
     shards = plan.dp_shard * plan.cp
     if plan.ep > 1 and plan.zero >= 2 and shards % plan.ep:
-        says = f"a copy of the model lies on dp_shard x cp = {shards} ranks, ep {plan.ep} does not divide them"
-        yield f"ep {plan.ep} over copies", problem("plan.ep", says, f"dp_replicate 1 or ep {math.gcd(plan.ep, shards)}")
+        says = (
+            f"a copy of the model lies on dp_shard x cp = {shards} ranks, ep {plan.ep} does "
+            "not divide them"
+        )
+        yield (
+            f"ep {plan.ep} over copies",
+            problem("plan.ep", says, f"dp_replicate 1 or ep {math.gcd(plan.ep, shards)}"),
+        )
 
 
 def _offload(plan: ParallelPlan) -> Found:
     if plan.offload == "all" and plan.zero < 3 and plan.dp * plan.cp > 1:
-        says = f"weights come from the host in shards, zero {plan.zero} keeps them whole on {plan.dp * plan.cp} ranks"
-        yield f"offload all with zero {plan.zero}", problem("plan.offload", says, "zero 3, or offload optimizer")
+        says = (
+            f"weights come from the host in shards, zero {plan.zero} keeps them whole on "
+            f"{plan.dp * plan.cp} ranks"
+        )
+        yield (
+            f"offload all with zero {plan.zero}",
+            problem("plan.offload", says, "zero 3, or offload optimizer"),
+        )
     if plan.offload != "none" and plan.pp > 1 and plan.schedule == "pipedream":
-        says = "pipedream updates after every micro-batch, and keeps versions of weights beside each other"
-        yield f"offload {plan.offload} with pipedream", problem("plan.offload", says, "none, or schedule 1f1b")
+        says = (
+            "pipedream updates after every micro-batch, and keeps versions of weights beside "
+            "each other"
+        )
+        yield (
+            f"offload {plan.offload} with pipedream",
+            problem("plan.offload", says, "none, or schedule 1f1b"),
+        )
 
 
 def _compiled(plan: ParallelPlan, model: ModelSpec | None) -> Found:
     """What wants to look into a block while it runs does not go with `train.compile`."""
     piped = plan.pp > 1
     if piped and plan.schedule in SPLIT_BACKWARD:
-        says = f"{plan.schedule} wants a block's backward pass in two halves, a compiled block has it in one piece"
-        yield f"{plan.schedule} compiled", problem("train.compile", says, "compile false, or schedule interleaved_1f1b")
+        says = (
+            f"{plan.schedule} wants a block's backward pass in two halves, a compiled block "
+            "has it in one piece"
+        )
+        yield (
+            f"{plan.schedule} compiled",
+            problem("train.compile", says, "compile false, or schedule interleaved_1f1b"),
+        )
     if piped and plan.schedule == "pipedream":
         says = "pipedream's backward passes meet other weights than a compiled block expects"
-        yield "pipedream compiled", problem("train.compile", says, "compile false, or schedule 1f1b")
+        yield (
+            "pipedream compiled",
+            problem("train.compile", says, "compile false, or schedule 1f1b"),
+        )
     if plan.precision == "fp8":
         says = "fp8 products share what they have quantised, which a compiled block cannot follow"
         yield "fp8 compiled", problem("train.compile", says, "compile false, or precision bf16")
     if plan.recompute == "auto":
-        says = "recompute auto measures a block's operators one by one, a compiled block has fused them"
-        yield "recompute auto compiled", problem("train.compile", says, "compile false, or recompute full or selective")
-    cut = {"tp": plan.tp > 1, "cp": plan.cp > 1, "experts": model is not None and model.moe is not None}
+        says = (
+            "recompute auto measures a block's operators one by one, a compiled block has "
+            "fused them"
+        )
+        yield (
+            "recompute auto compiled",
+            problem("train.compile", says, "compile false, or recompute full or selective"),
+        )
+    cut = {
+        "tp": plan.tp > 1,
+        "cp": plan.cp > 1,
+        "experts": model is not None and model.moe is not None,
+    }
     if plan.recompute == "selective" and any(cut.values()):
         by = " and ".join(name for name, cuts in cut.items() if cuts)
-        says = f"a compiled block keeps products where it is one piece, {by} cut{'s' * (sum(cut.values()) == 1)} it"
-        yield "recompute selective compiled", problem("train.compile", says, "compile false, or recompute full")
+        says = (
+            f"a compiled block keeps products where it is one piece, {by} "
+            f"cut{'s' * (sum(cut.values()) == 1)} it"
+        )
+        yield (
+            "recompute selective compiled",
+            problem("train.compile", says, "compile false, or recompute full"),
+        )
 
 
 def _aware(train: TrainBody, plan: ParallelPlan, model: ModelSpec | None) -> Found:
-    """Where weights cannot be rounded as they will be kept, or something else stands in their linears' place."""
+    """Where weights cannot be rounded as they will be kept, or something else stands in their
+    linears' place.
+    """
     kind, field = train.quantize_aware, "train.quantize_aware"
     if plan.precision == "fp8":
         says = "fp8 products round weights to tiles of their own"
@@ -204,19 +304,31 @@ def _aware(train: TrainBody, plan: ParallelPlan, model: ModelSpec | None) -> Fou
     if plan.tp == 1 or model is None:
         return
     if kind == "int8":
-        says = f"int8 has a scale an output, over inputs of which tp {plan.tp} gives each rank a part"
+        says = (
+            f"int8 has a scale an output, over inputs of which tp {plan.tp} gives each rank a part"
+        )
         yield "int8 aware with tp", problem(field, says, "int4, or tp 1")
         return
     group = group_for(linear_widths(model))
     cut = [width for width in dealt_widths(model) if width % (plan.tp * group)]
     if cut:
-        says = f"groups of {group} inputs have a scale each, and tp {plan.tp} cuts {cut[0]} inputs within a group"
-        yield "int4 aware with tp", problem(field, says, f"tp {_whole_groups(model, plan.tp, group)}, or leave it out")
+        says = (
+            f"groups of {group} inputs have a scale each, and tp {plan.tp} cuts {cut[0]} "
+            "inputs within a group"
+        )
+        yield (
+            "int4 aware with tp",
+            problem(field, says, f"tp {_whole_groups(model, plan.tp, group)}, or leave it out"),
+        )
 
 
 def _whole_groups(model: ModelSpec, tp: int, group: int) -> int:
     """The largest degree below `tp` that deals out whole groups."""
-    return max(each for each in range(1, tp) if each == 1 or all(w % (each * group) == 0 for w in dealt_widths(model)))
+    return max(
+        each
+        for each in range(1, tp)
+        if each == 1 or all(w % (each * group) == 0 for w in dealt_widths(model))
+    )
 
 
 def _training(train: TrainBody) -> Found:

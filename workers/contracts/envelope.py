@@ -1,6 +1,8 @@
-"""Signed, expiring, single-use JSON envelopes, and the agreement on a node's secret from a join token.
+"""Signed, expiring, single-use JSON envelopes, and the agreement on a node's secret from a join
+token.
 
-HMAC-SHA256 over the exact text that travels; nothing is encrypted. Knows no message bodies. Standard library only.
+HMAC-SHA256 over the exact text that travels; nothing is encrypted. Knows no message bodies.
+Standard library only.
 """
 
 from __future__ import annotations
@@ -26,7 +28,10 @@ class EnvelopeError(ValueError):
 
 
 class NonceCache:
-    """Nonces seen until they expire; a full cache drops those that expire first. Safe between threads."""
+    """Nonces seen until they expire; a full cache drops those that expire first.
+
+    Safe between threads.
+    """
 
     def __init__(self, limit: int = 100_000) -> None:
         self._seen: OrderedDict[str, float] = OrderedDict()
@@ -36,7 +41,9 @@ class NonceCache:
     def first_time(self, nonce: str, expires: float, now: float) -> bool:
         """True and remembered, or False for a nonce that was here before."""
         with self._lock:
-            while self._seen and (next(iter(self._seen.values())) <= now or len(self._seen) >= self._limit):
+            while self._seen and (
+                next(iter(self._seen.values())) <= now or len(self._seen) >= self._limit
+            ):
                 self._seen.popitem(last=False)
             if self._seen.get(nonce, 0.0) > now:
                 return False
@@ -58,7 +65,12 @@ def seal(
 
     `node` names the node that sends or receives it, whose secret this is.
     """
-    content = {"v": VERSION, "kind": kind, "node": node, "nonce": nonce or secrets.token_urlsafe(12)}
+    content = {
+        "v": VERSION,
+        "kind": kind,
+        "node": node,
+        "nonce": nonce or secrets.token_urlsafe(12),
+    }
     text = json.dumps({**content, "exp": now + ttl_s, "body": body}, separators=(",", ":"))
     return f"{_mac(secret, 'envelope', text)}.{text}"
 
@@ -70,24 +82,33 @@ def open_envelope(
     mac, payload = _split(text)
     if not hmac.compare_digest(mac.encode(), _mac(secret, "envelope", payload).encode()):
         raise EnvelopeError(
-            "forged", "The signature does not match: wrong secret or altered text. Join the node again."
+            "forged",
+            "The signature does not match: wrong secret or altered text. Join the node again.",
         )
     content = _parse(payload)
     if content["kind"] != kind:
-        raise EnvelopeError("kind", f"This envelope is a {content['kind']!r}, here only {kind!r} is read.")
+        raise EnvelopeError(
+            "kind", f"This envelope is a {content['kind']!r}, here only {kind!r} is read."
+        )
     if content["exp"] <= now:
         raise EnvelopeError(
-            "expired", f"The envelope expired {now - content['exp']:.0f} s ago. Send it anew, or set the clock."
+            "expired",
+            f"The envelope expired {now - content['exp']:.0f} s ago. Send it anew, or set the "
+            "clock.",
         )
     if seen is not None and not seen.first_time(content["nonce"], content["exp"], now):
-        raise EnvelopeError("replayed", "This envelope was opened before; it is not acted upon twice.")
+        raise EnvelopeError(
+            "replayed", "This envelope was opened before; it is not acted upon twice."
+        )
     body = content["body"]
     assert isinstance(body, dict)
     return body
 
 
 def peek(text: str | bytes) -> tuple[str, str]:
-    """`(kind, node)` as the envelope claims them, to choose the secret with; not to be trusted before it opens."""
+    """`(kind, node)` as the envelope claims them, to choose the secret with; not to be trusted
+    before it opens.
+    """
     content = _parse(_split(text)[1])
     return str(content["kind"]), str(content["node"])
 
@@ -102,7 +123,9 @@ def join_token_parts(token: str) -> tuple[str, bytes]:
     """`(id, key)`. Raises EnvelopeError."""
     token_id, dot, key = token.strip().partition(".")
     if not (token_id and dot and key):
-        raise EnvelopeError("malformed", "This is not a join token (ID.KEY). Make one on the page of nodes.")
+        raise EnvelopeError(
+            "malformed", "This is not a join token (ID.KEY). Make one on the page of nodes."
+        )
     return token_id, key.encode()
 
 
@@ -110,19 +133,28 @@ def join_request(token: str, *, name: str, nonce_a: str | None = None) -> dict[s
     """What a node sends: `{id, name, nonce_a, mac}`. The key itself stays here."""
     token_id, key = join_token_parts(token)
     nonce = nonce_a or secrets.token_urlsafe(24)
-    return {"id": token_id, "name": name, "nonce_a": nonce, "mac": _mac(key, "join request", token_id, name, nonce)}
+    return {
+        "id": token_id,
+        "name": name,
+        "nonce_a": nonce,
+        "mac": _mac(key, "join request", token_id, name, nonce),
+    }
 
 
 def join_reply(
     key: bytes, request: dict[str, Any], *, node: str, nonce_b: str | None = None
 ) -> tuple[dict[str, str], bytes]:
-    """`(reply {nonce_b, node, mac}, the node's secret)` for a request made with this key. Raises EnvelopeError."""
+    """`(reply {nonce_b, node, mac}, the node's secret)` for a request made with this key.
+
+    Raises EnvelopeError.
+    """
     if not all(isinstance(request.get(part), str) for part in ("id", "name", "nonce_a", "mac")):
         raise EnvelopeError("malformed", "A join request has id, name, nonce_a and mac.")
     wanted = _mac(key, "join request", request["id"], request["name"], request["nonce_a"])
     if not hmac.compare_digest(request["mac"].encode(), wanted.encode()):
         raise EnvelopeError(
-            "forged", "The join request was not made with this token. Check the token, or make a new one."
+            "forged",
+            "The join request was not made with this token. Check the token, or make a new one.",
         )
     nonce = nonce_b or secrets.token_urlsafe(24)
     mac = _mac(key, "join reply", request["nonce_a"], nonce, node)
@@ -130,14 +162,18 @@ def join_reply(
 
 
 def join_accept(token: str, request: dict[str, str], reply: dict[str, Any]) -> tuple[str, bytes]:
-    """`(node name, the node's secret)` once the reply proves that its sender knows the key. Raises EnvelopeError."""
+    """`(node name, the node's secret)` once the reply proves that its sender knows the key.
+
+    Raises EnvelopeError.
+    """
     key = join_token_parts(token)[1]
     if not all(isinstance(reply.get(part), str) for part in ("nonce_b", "node", "mac")):
         raise EnvelopeError("malformed", "A join reply has nonce_b, node and mac.")
     wanted = _mac(key, "join reply", request["nonce_a"], reply["nonce_b"], reply["node"])
     if not hmac.compare_digest(reply["mac"].encode(), wanted.encode()):
         raise EnvelopeError(
-            "forged", "The join reply was not made with this token. Something else answers on this Redis."
+            "forged",
+            "The join reply was not made with this token. Something else answers on this Redis.",
         )
     return reply["node"], node_secret(key, request["nonce_a"], reply["nonce_b"])
 
@@ -153,7 +189,9 @@ def _mac(key: bytes, purpose: str, *parts: str) -> str:
 
 def _joined(purpose: str, *parts: str) -> bytes:
     """Parts with their lengths before them, so that no two lists of parts read the same."""
-    return b"".join(len(raw).to_bytes(8, "big") + raw for raw in (part.encode() for part in (purpose, *parts)))
+    return b"".join(
+        len(raw).to_bytes(8, "big") + raw for raw in (part.encode() for part in (purpose, *parts))
+    )
 
 
 def _split(text: str | bytes) -> tuple[str, str]:
@@ -171,8 +209,14 @@ def _parse(payload: str) -> dict[str, Any]:
         content = json.loads(payload)
     except ValueError:
         raise EnvelopeError("malformed", "The envelope does not hold JSON.") from None
-    if not isinstance(content, dict) or set(content) != _FIELDS or not isinstance(content["body"], dict):
+    if (
+        not isinstance(content, dict)
+        or set(content) != _FIELDS
+        or not isinstance(content["body"], dict)
+    ):
         raise EnvelopeError("malformed", f"An envelope holds {', '.join(sorted(_FIELDS))}.")
     if content["v"] != VERSION:
-        raise EnvelopeError("malformed", f"The envelope has version {content['v']}, this side reads {VERSION}.")
+        raise EnvelopeError(
+            "malformed", f"The envelope has version {content['v']}, this side reads {VERSION}."
+        )
     return content

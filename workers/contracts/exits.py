@@ -1,6 +1,8 @@
-"""How a process of an engine ends: its exit classes and codes, what it tells of it, and `rank-N/exit.json`.
+"""How a process of an engine ends: its exit classes and codes, what it tells of it, and
+`rank-N/exit.json`.
 
-Standard library only: a wrong spec must be told before anything heavy is loaded. Which errors mean which class, beyond
+Standard library only: a wrong spec must be told before anything heavy is loaded. Which errors mean
+which class, beyond
 memory, each engine knows by itself.
 """
 
@@ -30,7 +32,9 @@ class UserError(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """Why a rank left: one of CODES, a sentence, and how far it came: finished steps, or answers written."""
+    """Why a rank left: one of CODES, a sentence, and how far it came: finished steps, or answers
+    written.
+    """
 
     exit_class: str
     reason: str
@@ -46,12 +50,20 @@ def reason_of(error: BaseException) -> str:
     return (str(error).strip().splitlines() or [type(error).__name__])[0]
 
 
-# torch's allocator on a CPU, C++'s, CUDA's own calls and its libraries' workspaces: plain RuntimeErrors all of them
-_NO_MEMORY = ("can't allocate memory", "bad_alloc", "CUDA error: out of memory", "_STATUS_ALLOC_FAILED")
+# torch's allocator on a CPU, C++'s, CUDA's own calls and its libraries' workspaces: plain
+# RuntimeErrors all of them
+_NO_MEMORY = (
+    "can't allocate memory",
+    "bad_alloc",
+    "CUDA error: out of memory",
+    "_STATUS_ALLOC_FAILED",
+)
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Torch names that of CUDA's allocator, Python raises MemoryError, and what maps files an OSError."""
+    """Torch names that of CUDA's allocator, Python raises MemoryError, and what maps files an
+    OSError.
+    """
     if isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError":
         return True
     if isinstance(error, OSError):
@@ -63,7 +75,12 @@ def write_exit(directory: Path, rank: int, outcome: Outcome) -> None:
     """`rank-N/exit.json`, by a rename: complete or absent."""
     folder = directory / f"rank-{rank}"
     folder.mkdir(parents=True, exist_ok=True)
-    told = {"class": outcome.exit_class, "reason": outcome.reason, "step": outcome.step, "code": outcome.code}
+    told = {
+        "class": outcome.exit_class,
+        "reason": outcome.reason,
+        "step": outcome.step,
+        "code": outcome.code,
+    }
     write_atomically(folder / "exit.json", json.dumps(told))
 
 

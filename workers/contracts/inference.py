@@ -1,6 +1,8 @@
-"""What the present inference engine runs: the one list by which it refuses, and within which forms choose.
+"""What the present inference engine runs: the one list by which it refuses, and within which forms
+choose.
 
-Says nothing of legality (`legality`, `run`) nor of memory; what is legal and not here yet is refused with what to try.
+Says nothing of legality (`legality`, `run`) nor of memory; what is legal and not here yet is
+refused with what to try.
 """
 
 from __future__ import annotations
@@ -20,11 +22,19 @@ PRECISIONS = ("fp32", "bf16", "fp16")
 REPLICATED = ("serve",)  # kinds whose dp may be more: so many engines behind one endpoint
 SHARDED = INFERENCE_KINDS  # kinds whose tp and pp may be more: so many ranks compute one model
 # the kinds in which each axis of a plan may be more than 1
-AXES: dict[str, tuple[str, ...]] = {"dp": REPLICATED, "tp": SHARDED, "pp": SHARDED, "cp": (), "ep": ()}
+AXES: dict[str, tuple[str, ...]] = {
+    "dp": REPLICATED,
+    "tp": SHARDED,
+    "pp": SHARDED,
+    "cp": (),
+    "ep": (),
+}
 QUANTIZED: tuple[str, ...] = ("int8", "int4", "fp8")  # what `quantize` may be
-TOGETHER = {"int4": 16, "fp8": 128}  # inputs of a weight that are rounded together, so that no share divides them
+# inputs of a weight that are rounded together, so that no share divides them
+TOGETHER = {"int4": 16, "fp8": 128}
 DRAFTS = True  # whether a draft model may speed decoding up
-# what an evaluate run computes: from likelihoods of texts, of choices, and from answers beside references
+# what an evaluate run computes: from likelihoods of texts, of choices, and from answers beside
+# references
 LIKELIHOOD = ("loss", "perplexity", "bits_per_byte")
 CHOICES = ("accuracy", "accuracy_norm")
 ROUGE = ("rouge1", "rouge2", "rougeL")
@@ -50,7 +60,11 @@ def _spec(spec: RunSpec) -> Iterator[Problem]:
         yield problem("plan", "the engine alone does not choose a plan", "leaving it out")
     if isinstance(spec.body, GenerateBody | ServeBody | EvaluateBody):
         yield from _weights(spec.kind, spec.body)
-        if spec.body.quantize in TOGETHER and isinstance(spec.plan, ParallelPlan) and spec.shape is not None:
+        if (
+            spec.body.quantize in TOGETHER
+            and isinstance(spec.plan, ParallelPlan)
+            and spec.shape is not None
+        ):
             yield from _shares(f"{spec.kind}.quantize", spec.body.quantize, spec.plan, spec.shape)
     if isinstance(spec.body, EvaluateBody):
         for name in spec.body.metrics:
@@ -63,10 +77,16 @@ def _plan(kind: str, plan: ParallelPlan) -> Iterator[Problem]:
     for axis, kinds in AXES.items():
         if getattr(plan, axis) > 1 and kind not in kinds:
             free = " and ".join(each for each in AXES if kind in AXES[each])
-            says = f"this engine version has no {axis} in runs of kind {kind}, the plan has {getattr(plan, axis)}"
+            says = (
+                f"this engine version has no {axis} in runs of kind {kind}, the plan has "
+                f"{getattr(plan, axis)}"
+            )
             yield problem(f"plan.{axis}", says, f"{axis} 1; several devices by {free}")
     if plan.pp > 1 and plan.virtual_stages > 1:
-        says = f"a rank holds one stage of consecutive layers, the plan has {plan.virtual_stages} stages a rank"
+        says = (
+            f"a rank holds one stage of consecutive layers, the plan has {plan.virtual_stages} "
+            "stages a rank"
+        )
         yield problem("plan.virtual_stages", says, "virtual_stages 1")
     if plan.precision not in PRECISIONS:
         says = f"this engine version does not infer in {plan.precision}"
@@ -75,7 +95,9 @@ def _plan(kind: str, plan: ParallelPlan) -> Iterator[Problem]:
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where a rank stands: which replica it belongs to, which stage of its layers it holds and which share of each."""
+    """Where a rank stands: which replica it belongs to, which stage of its layers it holds and
+    which share of each.
+    """
 
     replica: int = 0
     stage: int = 0
@@ -103,7 +125,8 @@ class Place:
 
 
 def place_of(plan: ParallelPlan, rank: int) -> Place:
-    """Replicas are outermost, shares of a layer innermost. A replica's first rank has its last stage, whose logits are
+    """Replicas are outermost, shares of a layer innermost. A replica's first rank has its last
+    stage, whose logits are
     what it chooses tokens by: tokens go to the others as a few numbers, logits nowhere."""
     replica, within = divmod(rank, plan.pp * plan.tp)
     stage, share = divmod(within, plan.tp)
@@ -120,22 +143,35 @@ def _weights(kind: str, body: GenerateBody | ServeBody | EvaluateBody) -> Iterat
         says = f"this engine version does not make weights {body.quantize}"
         yield problem(f"{kind}.quantize", says, " or ".join((*QUANTIZED, "leaving it out")))
     if not isinstance(body, EvaluateBody) and body.draft is not None and not DRAFTS:
-        yield problem(f"{kind}.draft", "this engine version decodes without a draft model", "leaving it out")
+        yield problem(
+            f"{kind}.draft", "this engine version decodes without a draft model", "leaving it out"
+        )
     if not isinstance(body, EvaluateBody) and body.speculate is not None:
         if body.speculate.ngram is None and body.draft is None:
             says = "there is nothing to draft by"
-            yield problem(f"{kind}.speculate", says, f"{kind}.draft, a smaller model, or speculate.ngram 3")
+            yield problem(
+                f"{kind}.speculate", says, f"{kind}.draft, a smaller model, or speculate.ngram 3"
+            )
         if body.speculate.ngram is not None and body.draft is not None:
             says = "drafts come from a model or from looking up, not from both"
             yield problem(f"{kind}.speculate.ngram", says, f"leaving it or {kind}.draft out")
 
 
 def _shares(field: str, quantize: str, plan: ParallelPlan, shape: ModelSpec) -> Iterator[Problem]:
-    """Codes and scales are those of the whole weight; what tp deals out of it is whole groups or tiles."""
+    """Codes and scales are those of the whole weight; what tp deals out of it is whole groups or
+    tiles.
+    """
     together = TOGETHER[quantize]
-    wrong = [width for width in dealt_widths(shape) if width % (plan.tp * together)] if plan.tp > 1 else []
+    wrong = (
+        [width for width in dealt_widths(shape) if width % (plan.tp * together)]
+        if plan.tp > 1
+        else []
+    )
     if wrong:
-        says = f"{quantize} rounds {together} inputs of a weight together, and {wrong[0]} do not come apart so among"
+        says = (
+            f"{quantize} rounds {together} inputs of a weight together, and {wrong[0]} do not "
+            "come apart so among"
+        )
         yield problem(field, f"{says} tp {plan.tp}", "int8, or pp in place of tp")
 
 

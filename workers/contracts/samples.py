@@ -16,7 +16,8 @@ SAMPLES_WRITTEN = "samples_written"
 
 
 class WrittenText(Contract):
-    """`text` goes on from `prompt`; both are null where no tokenizer is known. `token_ids` are the new ones only.
+    """`text` goes on from `prompt`; both are null where no tokenizer is known. `token_ids` are the
+    new ones only.
 
     `ended`: by the token that ends a document.
     """
@@ -29,7 +30,10 @@ class WrittenText(Contract):
 
 
 class SamplesWritten(Contract):
-    """All texts of a step. `cut_short`: the time for writing was over before they had their length."""
+    """All texts of a step.
+
+    `cut_short`: the time for writing was over before they had their length.
+    """
 
     step: Count
     samples: Annotated[list[WrittenText], Field(min_length=1, max_length=64)]

@@ -22,11 +22,25 @@ from workers.contracts.run import RunSpec
 CONTRACTS: dict[str, type[Contract]] = {
     contract.__name__: contract
     for contract in (
-        RunSpec, ModelSpec, ModelSource, ParallelPlan, ClusterSpec, Device, Point, PointBatch, RunEvent, Problem,
-        node.NodeInventory, node.Heartbeat, node.LaunchOrder, node.ControlOrder, node.ProbeOrder, node.KeepOrder,
+        RunSpec,
+        ModelSpec,
+        ModelSource,
+        ParallelPlan,
+        ClusterSpec,
+        Device,
+        Point,
+        PointBatch,
+        RunEvent,
+        Problem,
+        node.NodeInventory,
+        node.Heartbeat,
+        node.LaunchOrder,
+        node.ControlOrder,
+        node.ProbeOrder,
+        node.KeepOrder,
         node.AttemptReport,
     )
-}  # fmt: skip
+}
 
 
 def schema(name: str) -> dict[str, Any]:

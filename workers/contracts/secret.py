@@ -1,4 +1,5 @@
-"""A key that a run keeps: after it was given, only what it can be checked by is written down anywhere.
+"""A key that a run keeps: after it was given, only what it can be checked by is written down
+anywhere.
 
 PBKDF2 (RFC 8018) over the key with a salt of its own. Knows neither who keeps it nor who asks.
 """
@@ -12,7 +13,8 @@ from collections.abc import Callable
 from functools import partial
 
 _SCHEME = "pbkdf2-sha256"
-_ROUNDS = 20_000  # some 5 ms: keys may be words that people chose, and what they are checked by is shown
+# some 5 ms: keys may be words that people chose, and what they are checked by is shown
+_ROUNDS = 20_000
 _MOST_ROUNDS = 1_000_000  # of what somebody else wrote
 
 

@@ -1,4 +1,5 @@
-"""What an inference run tells of itself: where it serves, the state of its engine, what became of each request.
+"""What an inference run tells of itself: where it serves, the state of its engine, what became of
+each request.
 
 Read by the control plane's proxy and pages. Knows neither the server nor who shows it.
 """
@@ -20,10 +21,12 @@ GENERATED = "generated"  # event: the lines of a generate run are answered
 EVALUATED = "evaluated"  # event: an evaluate run's results
 QUANTIZED = "quantized"  # event: weights were made smaller, and by how much worse they are
 STATE_PATH = "/internal/state"  # of the server: EngineState as JSON
-TALLY_PATH = "/internal/tally"  # of the first of several replicas: the others' Tally as JSON, when they end
+# of the first of several replicas: the others' Tally as JSON, when they end
+TALLY_PATH = "/internal/tally"
 STOOD = "stood.json"  # of a serve run, beside requests.jsonl
 KEY_HEADER = "x-orrery-key"  # carries `serve_key` between the control plane and a server
-CLIENT_HEADER = "x-orrery-client"  # beside it: who asked, each of whom gets an equal share of a queue
+# beside it: who asked, each of whom gets an equal share of a queue
+CLIENT_HEADER = "x-orrery-client"
 
 Seconds = Annotated[float, Field(ge=0)]
 FinishReason = Literal["stop", "length", "aborted", "error"]
@@ -35,7 +38,9 @@ def serve_key(fence: str) -> str:
 
 
 class Serving(Contract):
-    """The data of a `serving` event: requests with `serve_key(fence)` in KEY_HEADER go to `http://{host}:{port}`."""
+    """The data of a `serving` event: requests with `serve_key(fence)` in KEY_HEADER go to
+    `http://{host}:{port}`.
+    """
 
     host: str
     port: Annotated[int, Field(ge=1, le=65535)]
@@ -48,7 +53,10 @@ class Serving(Contract):
 
 
 class RequestTold(Contract):
-    """One answer on its way or ended. Times are seconds since the server's start; null where not come to yet."""
+    """One answer on its way or ended.
+
+    Times are seconds since the server's start; null where not come to yet.
+    """
 
     id: str
     state: Literal["waiting", "prefill", "decode", "ended"]
@@ -69,7 +77,9 @@ class RequestTold(Contract):
 
 
 class EngineState(Contract):
-    """`map` has a letter a block: `.` free, `k` free and kept by its hash, `1` held once, `s` held by several."""
+    """`map` has a letter a block: `.` free, `k` free and kept by its hash, `1` held once, `s` held
+    by several.
+    """
 
     now_s: Seconds
     running: Count
@@ -84,7 +94,9 @@ class EngineState(Contract):
 
 
 class Stood(Contract):
-    """How the engine stood at a time (Unix seconds): what a server wrote last into `STOOD`, in its rank's folder."""
+    """How the engine stood at a time (Unix seconds): what a server wrote last into `STOOD`, in its
+    rank's folder.
+    """
 
     time: float
     state: EngineState
@@ -99,7 +111,8 @@ class FileTold(Contract):
 
 
 class Tally(Contract):
-    """What the replica that `rank` leads tells of its requests when it ends, `seconds` after it began: the newest
+    """What the replica that `rank` leads tells of its requests when it ends, `seconds` after it
+    began: the newest
     latencies, and the last requests with times from its own start."""
 
     rank: Count
@@ -116,8 +129,10 @@ class Tally(Contract):
 class Summary(Contract):
     """Percentiles over all requests that ended, for the end of a run; null where there were none.
 
-    Those of all replicas, but for as many as are `silent`: gone, and their folders on other nodes. `stood` is the
-    engine's state when it was asked to end, without requests (`last` has them); left out where it is long.
+    Those of all replicas, but for as many as are `silent`: gone, and their folders on other nodes.
+    `stood` is the
+    engine's state when it was asked to end, without requests (`last` has them); left out where it
+    is long.
     """
 
     requests: Count
@@ -135,7 +150,8 @@ class Summary(Contract):
 
 
 class Evaluated(Contract):
-    """The data of an `evaluated` event, and results.json. Losses are means over tokens, in nats; shares are 0 to 1.
+    """The data of an `evaluated` event, and results.json. Losses are means over tokens, in nats;
+    shares are 0 to 1.
 
     `lines` are documents, windows of a text, or questions, one a line of results.jsonl.
     """
@@ -153,7 +169,10 @@ class Evaluated(Contract):
 
 
 class Quantized(Contract):
-    """The data of a `quantized` event, and the head of report.json. Perplexities are of the same held-out text."""
+    """The data of a `quantized` event, and the head of report.json.
+
+    Perplexities are of the same held-out text.
+    """
 
     method: str
     model: str

@@ -1,4 +1,7 @@
-"""A run's spec out of a file, or refused by sentences. Which runs an engine can do, it knows by itself."""
+"""A run's spec out of a file, or refused by sentences.
+
+Which runs an engine can do, it knows by itself.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +22,9 @@ def read_document(path: Path, kind: str) -> dict[str, Any]:
     try:
         document = json.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
-        raise UserError(f"spec {path} cannot be read: {error.strerror}; try --spec with an existing file") from None
+        raise UserError(
+            f"spec {path} cannot be read: {error.strerror}; try --spec with an existing file"
+        ) from None
     except ValueError as error:
         raise UserError(f"spec {path} is not JSON: {error}; try a JSON checker") from None
     if not isinstance(document, dict):

@@ -1,4 +1,5 @@
-"""Where ranks stand when nothing moves, and from that, who keeps the others waiting. Pure; both sides judge by it.
+"""Where ranks stand when nothing moves, and from that, who keeps the others waiting. Pure; both
+sides judge by it.
 
 A supervisor sees the ranks of its node; the control plane puts several nodes' standings together.
 """
@@ -14,7 +15,11 @@ from workers.contracts.progress import NO_BEAT_S
 
 @dataclass(frozen=True, slots=True)
 class Standing:
-    """One rank. `marks` counts its steps forward within an attempt; `calls` the collectives it entered, by group."""
+    """One rank.
+
+    `marks` counts its steps forward within an attempt; `calls` the collectives it entered, by
+    group.
+    """
 
     rank: int
     step: int
@@ -42,7 +47,10 @@ class Standing:
 
 @dataclass(frozen=True, slots=True)
 class Judgement:
-    """`behind` keep the others, `waiting`, from going on; `says` is by what one can tell. None may be singled out."""
+    """`behind` keep the others, `waiting`, from going on; `says` is by what one can tell.
+
+    None may be singled out.
+    """
 
     behind: tuple[Standing, ...]
     waiting: tuple[Standing, ...]
@@ -50,7 +58,9 @@ class Judgement:
 
 
 def judge(standings: Sequence[Standing]) -> Judgement:
-    """By the surest sign there is: no life, then collectives entered, then marks made by ranks of one stage."""
+    """By the surest sign there is: no life, then collectives entered, then marks made by ranks of
+    one stage.
+    """
     lifeless = [each for each in standings if each.stopped or each.beat_s > NO_BEAT_S]
     if lifeless:
         how = "is stopped" if all(each.stopped for each in lifeless) else "shows no sign of life"
@@ -65,13 +75,17 @@ def judge(standings: Sequence[Standing]) -> Judgement:
 
 
 def culprits_sentence(found: Judgement) -> str:
-    """`rank 1 on node a (stage 0) is stopped, in forward of step 12 at decoder.py:80 forward; 3 ranks wait for it`."""
+    """`rank 1 on node a (stage 0) is stopped, in forward of step 12 at decoder.py:80 forward; 3
+    ranks wait for it`.
+    """
     waiting = len(found.waiting)
     if not found.behind:
         return f"{found.says}, in {_place(found.waiting[0])}" if found.waiting else found.says
     first = found.behind[0]
     where = f" on node {first.node}" if first.node else ""
-    ranks = ", ".join(str(each.rank) for each in found.behind[:8]) + ("…" if len(found.behind) > 8 else "")
+    ranks = ", ".join(str(each.rank) for each in found.behind[:8]) + (
+        "…" if len(found.behind) > 8 else ""
+    )
     who = f"rank {ranks}" if len(found.behind) == 1 else f"ranks {ranks}"
     awaited = f"; {waiting} rank{'s wait' if waiting > 1 else ' waits'} for it" if waiting else ""
     return f"{who}{where} (stage {first.stage}) {found.says}, in {_place(first)}{awaited}"
@@ -94,8 +108,14 @@ def _behind_in_collectives(standings: Sequence[Standing]) -> list[Standing]:
     for each in standings:
         for group, number in each.calls.items():
             top[group] = max(top.get(group, 0), number)
-    behind = {each.rank for each in standings if any(number < top[group] for group, number in each.calls.items())}
-    awaited = {group for each in standings for group, number in each.calls.items() if number < top[group]}
+    behind = {
+        each.rank
+        for each in standings
+        if any(number < top[group] for group, number in each.calls.items())
+    }
+    awaited = {
+        group for each in standings for group, number in each.calls.items() if number < top[group]
+    }
     waits = {
         each.rank
         for each in standings

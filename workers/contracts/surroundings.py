@@ -12,4 +12,6 @@ def whole(env: Mapping[str, str], name: str, default: int) -> int:
     try:
         return int(env.get(name, default))
     except ValueError:
-        raise UserError(f"{name}={env[name]!r} is not a whole number; try {name}={default}") from None
+        raise UserError(
+            f"{name}={env[name]!r} is not a whole number; try {name}={default}"
+        ) from None

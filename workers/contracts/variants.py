@@ -1,6 +1,8 @@
-"""From a benchmark's base plan and techniques to the variants that are trained, and those that cannot be, with reasons.
+"""From a benchmark's base plan and techniques to the variants that are trained, and those that
+cannot be, with reasons.
 
-Every variant has the base's ranks and global batch. Pure: whether a variant fits memory shows when it runs.
+Every variant has the base's ranks and global batch. Pure: whether a variant fits memory shows when
+it runs.
 """
 
 from __future__ import annotations
@@ -19,13 +21,16 @@ from workers.contracts.plan import INTERLEAVED, SPLIT_BACKWARD, V_SHAPED, Parall
 from workers.contracts.run import RunSpec, spec_problems
 
 BASE = "base"
-_COMPILED, _FUSED = "compiled", "fused"  # among a variant's changes: not the plan's, but the training's
+# among a variant's changes: not the plan's, but the training's
+_COMPILED, _FUSED = "compiled", "fused"
 _SCHEDULES = ("naive", "gpipe", "1f1b", "interleaved_1f1b", "zb1p", "zbv", "dualpipev", "pipedream")
 
 
 @dataclass(frozen=True, slots=True)
 class Variant:
-    """One row of the table: `name` says the difference to the base, `technique` what it is an example of."""
+    """One row of the table: `name` says the difference to the base, `technique` what it is an
+    example of.
+    """
 
     technique: str
     name: str
@@ -40,11 +45,15 @@ class Variant:
 
 @dataclass(slots=True)
 class Expansion:
-    """The base comes first. `left_out`: `{technique, name, reason}` of what plan, model or engine forbid."""
+    """The base comes first.
+
+    `left_out`: `{technique, name, reason}` of what plan, model or engine forbid.
+    """
 
     variants: list[Variant] = field(default_factory=list)
     left_out: list[dict[str, str]] = field(default_factory=list)
-    devices: list[str] = field(default_factory=list)  # measurements of the devices: collectives, products
+    # measurements of the devices: collectives, products
+    devices: list[str] = field(default_factory=list)
 
 
 def expand(spec: RunSpec) -> Expansion:
@@ -52,7 +61,9 @@ def expand(spec: RunSpec) -> Expansion:
     base, body = spec.plan, spec.benchmark
     assert isinstance(base, ParallelPlan) and body is not None
     techniques = techniques_of(body)
-    found = Expansion([Variant(BASE, BASE, base)], devices=[name for name in techniques if name in OF_DEVICES])
+    found = Expansion(
+        [Variant(BASE, BASE, base)], devices=[name for name in techniques if name in OF_DEVICES]
+    )
     if "collectives" in found.devices and base.world_size == 1:
         found.devices.remove("collectives")
         _leave_out(found, "collectives", "all sizes", "one rank has nobody to talk to")
@@ -107,7 +118,9 @@ def _accumulation(base: ParallelPlan, model: ModelSpec | None) -> Changes:
     share = max(1, base.global_batch_size // base.dp)
     sizes = [size for size in range(share, 0, -1) if share % size == 0]
     # the ends and what lies between by halves: a batch of 64 would be seven rows otherwise
-    for size in sizes if len(sizes) <= 4 else [sizes[0], sizes[1], sizes[len(sizes) // 2], sizes[-1]]:
+    for size in (
+        sizes if len(sizes) <= 4 else [sizes[0], sizes[1], sizes[len(sizes) // 2], sizes[-1]]
+    ):
         yield f"micro-batch {size} × {share // size}", {"micro_batch_size": size}
     if len(sizes) == 1:
         says = "a rank has one sequence a step, there is nothing to accumulate"
@@ -141,7 +154,11 @@ def _zero(base: ParallelPlan, model: ModelSpec | None) -> Changes:
         yield "ZeRO 1 to 3", {"": "one data-parallel rank has nobody to share states with"}
         return
     for stage in range(4):
-        keep = {} if stage >= 2 else {"dp_replicate": None, "prefetch_layers": None, "reduce_dtype": None}
+        keep = (
+            {}
+            if stage >= 2
+            else {"dp_replicate": None, "prefetch_layers": None, "reduce_dtype": None}
+        )
         yield f"ZeRO {stage}", {"zero": stage, **keep}
 
 
@@ -152,7 +169,10 @@ def _prefetch(base: ParallelPlan, model: ModelSpec | None) -> Changes:
     sharded = {} if base.zero == 3 else {"zero": 3}
     word = "" if base.zero == 3 else "ZeRO 3, "
     for layers in (None, 1, 2):
-        yield f"{word}{layers or 'no'} layer{'s' * (layers != 1)} ahead", {**sharded, "prefetch_layers": layers}
+        yield (
+            f"{word}{layers or 'no'} layer{'s' * (layers != 1)} ahead",
+            {**sharded, "prefetch_layers": layers},
+        )
 
 
 def _offload(base: ParallelPlan, model: ModelSpec | None) -> Changes:
@@ -166,7 +186,9 @@ def _schedule(base: ParallelPlan, model: ModelSpec | None) -> Changes:
         yield "pipeline schedules", {"": "the plan has one pipeline stage; try pp 2 or more"}
         return
     for name in _SCHEDULES:
-        stages = max(2, base.virtual_stages) if name in INTERLEAVED else 2 if name in V_SHAPED else 1
+        stages = (
+            max(2, base.virtual_stages) if name in INTERLEAVED else 2 if name in V_SHAPED else 1
+        )
         changes: dict[str, Any] = {"schedule": name, "virtual_stages": stages}
         if stages != base.virtual_stages:
             changes["stage_layers"] = None
@@ -177,7 +199,10 @@ def _schedule(base: ParallelPlan, model: ModelSpec | None) -> Changes:
 
 def _sequence_parallel(base: ParallelPlan, model: ModelSpec | None) -> Changes:
     if base.tp == 1:
-        yield "sequence parallel", {"": "it goes beside tensor parallel, and tp is 1; try tp 2 or more"}
+        yield (
+            "sequence parallel",
+            {"": "it goes beside tensor parallel, and tp is 1; try tp 2 or more"},
+        )
         return
     for on in (False, True):
         yield f"sequence parallel {'on' if on else 'off'}", {"sequence_parallel": on}
@@ -188,12 +213,26 @@ def _axes(base: ParallelPlan, model: ModelSpec | None) -> Changes:
     if ranks == 1:
         yield "other axes", {"": "one rank has no axes to lie along"}
         return
-    alone = {"dp": 1, "tp": 1, "pp": 1, "cp": 1, "ep": 1, "dp_replicate": None, "sequence_parallel": False,
-             "stage_layers": None, "prefetch_layers": None, "schedule": "1f1b", "virtual_stages": 1,
-             "weight_stashing": None, "vertical_sync": None}  # fmt: skip
+    alone = {
+        "dp": 1,
+        "tp": 1,
+        "pp": 1,
+        "cp": 1,
+        "ep": 1,
+        "dp_replicate": None,
+        "sequence_parallel": False,
+        "stage_layers": None,
+        "prefetch_layers": None,
+        "schedule": "1f1b",
+        "virtual_stages": 1,
+        "weight_stashing": None,
+        "vertical_sync": None,
+    }
     for axis in ("dp", "tp", "pp", "cp"):
         share = max(1, base.global_batch_size // (ranks if axis == "dp" else 1))
-        size = next(each for each in range(min(base.micro_batch_size, share), 0, -1) if share % each == 0)
+        size = next(
+            each for each in range(min(base.micro_batch_size, share), 0, -1) if share % each == 0
+        )
         changes: dict[str, Any] = {**alone, axis: ranks, "micro_batch_size": size}
         if axis in ("tp", "pp"):  # nobody is left to share states with
             changes |= {"zero": 0, "reduce_dtype": None}

@@ -1,4 +1,5 @@
-"""Names that both sides of the wire use: Redis keys and streams, Celery queues and tasks, envelope kinds, time limits.
+"""Names that both sides of the wire use: Redis keys and streams, Celery queues and tasks, envelope
+kinds, time limits.
 
 Names only; `docs/house.md` tells who writes and who reads.
 """

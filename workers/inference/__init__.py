@@ -1,1 +1,3 @@
-"""The inference engine: a paged cache, continuous batching, sampling, and the runs of kind generate."""
+"""The inference engine: a paged cache, continuous batching, sampling, and the runs of kind
+generate.
+"""

@@ -1,4 +1,5 @@
-"""From a spec file to an inference run that this engine can do: read, checked, or refused by sentences.
+"""From a spec file to an inference run that this engine can do: read, checked, or refused by
+sentences.
 
 Pydantic and the standard library only, so that a wrong spec fails in a fraction of a second.
 """
@@ -40,7 +41,9 @@ def load_run(path: Path) -> InferenceRun:
     """Read and check a spec file. Raises UserError with one line a problem."""
     spec = read_spec(read_document(path, "generate"))
     if spec.kind not in KINDS:
-        raise UserError(f"kind: this engine runs {' and '.join(KINDS)}, this is {spec.kind}; try kind generate")
+        raise UserError(
+            f"kind: this engine runs {' and '.join(KINDS)}, this is {spec.kind}; try kind generate"
+        )
     if found := [*spec_problems(spec), *inference_problems(spec)]:
         raise refused(found)
     assert isinstance(spec.plan, ParallelPlan)

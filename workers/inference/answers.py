@@ -1,6 +1,8 @@
-"""The file of answers: a line for each line of the input, in its order, so that the number of lines says what is done.
+"""The file of answers: a line for each line of the input, in its order, so that the number of lines
+says what is done.
 
-What a killed run wrote stays, an unfinished last line is cut off, and the run goes on after it: nothing is repeated and
+What a killed run wrote stays, an unfinished last line is cut off, and the run goes on after it:
+nothing is repeated and
 nothing lost. Knows no tokens and no engine.
 """
 
@@ -17,13 +19,17 @@ from workers.contracts.exits import UserError
 
 
 class Answers:
-    """Opened with the ids of the input; `done` answers are in the file. Raises UserError for another run's answers.
+    """Opened with the ids of the input; `done` answers are in the file. Raises UserError for
+    another run's answers.
 
-    `made_by` stands for everything that decides the answers; it lies in a hidden file beside them, so that answers of
+    `made_by` stands for everything that decides the answers; it lies in a hidden file beside them,
+    so that answers of
     other weights, prompts or parameters are never gone on with.
     """
 
-    def __init__(self, path: Path, ids: Sequence[Any], *, made_by: str, field: str = "generate.output") -> None:
+    def __init__(
+        self, path: Path, ids: Sequence[Any], *, made_by: str, field: str = "generate.output"
+    ) -> None:
         self.path, self.ids, self.field = path, ids, field
         self._early: dict[int, bytes] = {}  # ended before an answer that stands before them
         mark = path.with_name(f".{path.name}.made-by")
@@ -31,7 +37,9 @@ class Answers:
             path.parent.mkdir(parents=True, exist_ok=True)
             kept, whole_bytes = _whole_lines(path)
             if kept and mark.is_file() and mark.read_text(encoding="utf-8") != made_by:
-                raise UserError(f"{self.field}: {path} holds answers of another spec or input; {_MOVE}")
+                raise UserError(
+                    f"{self.field}: {path} holds answers of another spec or input; {_MOVE}"
+                )
             self._check(kept)
             beside = mark.with_name(f"{mark.name}.{os.getpid()}")
             beside.write_text(made_by, encoding="utf-8")
@@ -65,7 +73,9 @@ class Answers:
             try:
                 found = json.loads(text)["id"]
             except (ValueError, KeyError, TypeError):
-                raise UserError(f"{self.field}: {self.path} line {number} is no answer; {_MOVE}") from None
+                raise UserError(
+                    f"{self.field}: {self.path} line {number} is no answer; {_MOVE}"
+                ) from None
             if found != wanted:
                 says = f"line {number} answers id {found!r}, the input has {wanted!r} there"
                 raise UserError(f"{self.field}: {self.path} {says}; {_MOVE}")

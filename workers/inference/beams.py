@@ -1,6 +1,7 @@
 """Beam search: the likeliest whole answers, by following several beginnings of one at a time.
 
-A beam is a request that shares the others' blocks; beams of one prompt go on together. Knows scores; where keys and
+A beam is a request that shares the others' blocks; beams of one prompt go on together. Knows
+scores; where keys and
 values lie is the scheduler's. The same answers as transformers' beam search gives.
 """
 
@@ -20,18 +21,24 @@ _NEVER = -1e9
 
 @dataclass(slots=True)
 class Group:
-    """Beams of the request that was `asked`, the best first, with the sum of their log-probabilities."""
+    """Beams of the request that was `asked`, the best first, with the sum of their
+    log-probabilities.
+    """
 
     asked: Request
     running: list[tuple[Request, float]]
-    ended: list[tuple[float, list[int]]] = field(default_factory=list)  # score by length, new tokens; the best first
+    # score by length, new tokens; the best first
+    ended: list[tuple[float, list[int]]] = field(default_factory=list)
     logits: dict[Request, Tensor] = field(default_factory=dict)
     improvable: bool = True
 
 
 class Beams:
-    """`offer` what each step computed, then `advance`. A beam whose logits are there waits for the others of its group,
-    which blocks or a step's tokens may hold up; one that is preempted meanwhile is computed and offered again."""
+    """`offer` what each step computed, then `advance`. A beam whose logits are there waits for the
+    others of its group,
+    which blocks or a step's tokens may hold up; one that is preempted meanwhile is computed and
+    offered again.
+    """
 
     def __init__(self, scheduler: Scheduler) -> None:
         self.scheduler = scheduler
@@ -59,7 +66,9 @@ class Beams:
         asked = group.asked.sampling
         beams, ends = asked.beams, () if asked.ignore_eos else asked.ends
         length = len(group.running[0][0].new_tokens) + 1
-        scores = torch.stack([group.logits[beam].log_softmax(-1) + score for beam, score in group.running])
+        scores = torch.stack(
+            [group.logits[beam].log_softmax(-1) + score for beam, score in group.running]
+        )
         group.logits.clear()
         # so many, that enough go on where as many as can be have ended
         values, places = scores.flatten().topk(min((1 + max(1, len(ends))) * beams, scores.numel()))
@@ -76,7 +85,9 @@ class Beams:
         going = going[:beams]
         all_ended = len(group.ended) == beams
         worst = group.ended[-1][0] if all_ended else _NEVER
-        group.improvable = group.improvable and bool(going) and going[0][0] / length**asked.length_penalty > worst
+        group.improvable = (
+            group.improvable and bool(going) and going[0][0] / length**asked.length_penalty > worst
+        )
         if not going or not group.improvable or (asked.early_stopping and all_ended):
             for beam, _ in group.running:
                 self.scheduler.remove(beam)
@@ -85,13 +96,17 @@ class Beams:
         return False
 
     def _go_on(self, group: Group, going: list[tuple[float, int, int]]) -> None:
-        """The first that follows a beam takes its place, others fork from it; a beam that none follows ends."""
+        """The first that follows a beam takes its place, others fork from it; a beam that none
+        follows ends.
+        """
         before, running = group.running, []
         followed: set[int] = set()
         for value, place, token in going:
             beam = before[place][0]
             if place in followed:
-                child = Request(beam.prompt, beam.sampling, parent=beam.parent, added_s=beam.added_s)
+                child = Request(
+                    beam.prompt, beam.sampling, parent=beam.parent, added_s=beam.added_s
+                )
                 child.tokens = beam.tokens[:-1]  # the one that took its place has gone on already
                 child.preemptions = beam.preemptions
                 self.scheduler.fork(beam, [child])

@@ -1,6 +1,8 @@
-"""The pool of cache blocks: who holds which, which are free, and which full ones are known by what they hold.
+"""The pool of cache blocks: who holds which, which are free, and which full ones are known by what
+they hold.
 
-Pure bookkeeping of block numbers; knows no tensors and no requests. After PagedAttention (arXiv 2309.06180).
+Pure bookkeeping of block numbers; knows no tensors and no requests. After PagedAttention (arXiv
+2309.06180).
 """
 
 from __future__ import annotations
@@ -16,16 +18,23 @@ class NoFreeBlock(RuntimeError):
 
 
 class BlockPool:
-    """Blocks 0 to `blocks` - 1 of `block_size` tokens; every call is O(1) for each block that it names.
+    """Blocks 0 to `blocks` - 1 of `block_size` tokens; every call is O(1) for each block that it
+    names.
 
-    A block is held by as many as its references say; only a sole holder may write to it. A full block can be sealed
-    under a key that stands for all tokens up to its end; when its last holder lets go, it keeps its contents, may be
-    found again by that key, and is overwritten only after the free blocks that hold nothing, longest unused first.
+    A block is held by as many as its references say; only a sole holder may write to it. A full
+    block can be sealed
+    under a key that stands for all tokens up to its end; when its last holder lets go, it keeps its
+    contents, may be
+    found again by that key, and is overwritten only after the free blocks that hold nothing,
+    longest unused first.
     """
 
     def __init__(self, blocks: int, block_size: int) -> None:
         if blocks < 1 or block_size < 1:
-            raise ValueError(f"a pool of {blocks} blocks of {block_size} tokens holds nothing; both want at least 1")
+            raise ValueError(
+                f"a pool of {blocks} blocks of {block_size} tokens holds nothing; both want at "
+                "least 1"
+            )
         self.blocks, self.block_size = blocks, block_size
         self._references = [0] * blocks
         self._uses = [0] * blocks
@@ -76,7 +85,10 @@ class BlockPool:
             self._references[block] += 1
 
     def release(self, blocks: Sequence[int]) -> None:
-        """One holder less. Give a sequence's blocks in order: its later ones are then overwritten first."""
+        """One holder less.
+
+        Give a sequence's blocks in order: its later ones are then overwritten first.
+        """
         for block in reversed(blocks):
             if self._references[block] < 1:
                 raise ValueError(f"block {block} is released and nobody holds it")
@@ -89,7 +101,8 @@ class BlockPool:
                 self._empty.append(block)
 
     def own(self, block: int) -> int:
-        """A block with one holder that the caller may write to: this one, or a new one that takes its place.
+        """A block with one holder that the caller may write to: this one, or a new one that takes
+        its place.
 
         The contents of a new one have to be copied (copy on write). Raises NoFreeBlock.
         """
@@ -100,13 +113,17 @@ class BlockPool:
         return fresh
 
     def seal(self, block: int, key: bytes) -> None:
-        """Let a full block be found by `key`; where another block is, that one stays the one that is found."""
+        """Let a full block be found by `key`; where another block is, that one stays the one that
+        is found.
+        """
         if key not in self._by_key and block not in self._key_of:
             self._by_key[key] = block
             self._key_of[block] = key
 
     def find(self, keys: Sequence[bytes]) -> list[int]:
-        """The blocks of the longest known beginning of `keys`; `share` them before anything else is taken."""
+        """The blocks of the longest known beginning of `keys`; `share` them before anything else is
+        taken.
+        """
         found: list[int] = []
         for key in keys:
             block = self._by_key.get(key)
@@ -121,7 +138,8 @@ class BlockPool:
 
 
 def block_key(before: bytes, tokens: Sequence[int]) -> bytes:
-    """The key of a full block whose tokens follow those of the block with the key `before` (empty for the first).
+    """The key of a full block whose tokens follow those of the block with the key `before` (empty
+    for the first).
 
     A cryptographic hash: a collision would give one request another's keys and values.
     """

@@ -1,6 +1,8 @@
-"""Keys and values of all layers in blocks, and the attention that reads and writes them in place of a model's own.
+"""Keys and values of all layers in blocks, and the attention that reads and writes them in place of
+a model's own.
 
-A model file knows nothing of this: its `attend` is settable. Knows no requests. Shapes: T query tokens of all
+A model file knows nothing of this: its `attend` is settable. Knows no requests. Shapes: T query
+tokens of all
 sequences, H heads, D head dim.
 """
 
@@ -22,7 +24,9 @@ from workers.models.documents import Documents
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """Where the query tokens of a step go and what they see; `cu` is None where each sequence has one token."""
+    """Where the query tokens of a step go and what they see; `cu` is None where each sequence has
+    one token.
+    """
 
     slots_T: Tensor
     table: Tensor
@@ -32,23 +36,36 @@ class Step:
 
 
 class PagedCache:
-    """`keys` and `values`: a tensor `[blocks, block_size, key-value heads, D]` a layer that is held here; of latent
-    attention `keys` are the latents and rotary keys, and there are no values. Of int8 ones `scales` are `[blocks,
-    block_size, key-value heads]` fp32, one a token and head. `step` is the present one. In CPU memory are places for
+    """`keys` and `values`: a tensor `[blocks, block_size, key-value heads, D]` a layer that is held
+    here; of latent
+    attention `keys` are the latents and rotary keys, and there are no values. Of int8 ones `scales`
+    are `[blocks,
+    block_size, key-value heads]` fp32, one a token and head. `step` is the present one. In CPU
+    memory are places for
     `swap` blocks more.
     """
 
     def __init__(
-        self, spec: ModelSpec, *, blocks: int, block_size: int, dtype: torch.dtype, device: torch.device, swap: int = 0,
-        shares: int = 1, layers: int | None = None,
-    ) -> None:  # fmt: skip
+        self,
+        spec: ModelSpec,
+        *,
+        blocks: int,
+        block_size: int,
+        dtype: torch.dtype,
+        device: torch.device,
+        swap: int = 0,
+        shares: int = 1,
+        layers: int | None = None,
+    ) -> None:
         heads, key_width, value_width = entry_shape(spec, shares)
         self.blocks, self.block_size = blocks, block_size
         held = spec.layers if layers is None else layers
 
         def made(width: int) -> list[Tensor]:
             shape = (blocks, block_size, heads, width)
-            return [torch.empty(shape, dtype=dtype, device=device) for _ in range(held if width else 0)]
+            return [
+                torch.empty(shape, dtype=dtype, device=device) for _ in range(held if width else 0)
+            ]
 
         def scales() -> list[Tensor]:
             quantised = dtype in QUANTISED
@@ -68,7 +85,9 @@ class PagedCache:
         return [*self.keys, *self.values, *(each for pair in self.scales for each in pair)]
 
     def copy(self, pairs: Sequence[tuple[int, int]]) -> None:
-        """Blocks' contents, from and to: what copy on write left to be done, before the step writes."""
+        """Blocks' contents, from and to: what copy on write left to be done, before the step
+        writes.
+        """
         if not pairs:
             return
         source, target = torch.tensor(pairs, device=self.keys[0].device).unbind(1)
@@ -84,7 +103,10 @@ class PagedCache:
         _moved(self._host, self.tensors(), pairs)
 
     def block_swap_s(self) -> float:
-        """Seconds of a block to CPU memory and back, measured on up to 8 of them; 0 without places. Overwrites them."""
+        """Seconds of a block to CPU memory and back, measured on up to 8 of them; 0 without places.
+
+        Overwrites them.
+        """
         count = min(8, self.swap, self.blocks)
         if not count:
             return 0.0
@@ -100,7 +122,9 @@ class PagedCache:
         return min(seconds) / count
 
 
-def _moved(sources: Sequence[Tensor], targets: Sequence[Tensor], pairs: Sequence[tuple[int, int]]) -> None:
+def _moved(
+    sources: Sequence[Tensor], targets: Sequence[Tensor], pairs: Sequence[tuple[int, int]]
+) -> None:
     if not pairs:
         return
     source, target = torch.tensor(pairs).unbind(1)
@@ -109,7 +133,8 @@ def _moved(sources: Sequence[Tensor], targets: Sequence[Tensor], pairs: Sequence
 
 
 class PagedAttend:
-    """In place of `workers.models.attend`, for one layer: this step's keys and values to the cache, attention from it.
+    """In place of `workers.models.attend`, for one layer: this step's keys and values to the cache,
+    attention from it.
 
     Queries, keys and values are `[1, T, H, D]`, the tokens of all sequences in a line.
     """
@@ -128,22 +153,36 @@ class PagedAttend:
         scale: float | None = None,
         documents: Documents | None = None,
     ) -> Tensor:
-        step, keys, values = self.cache.step, self.cache.keys[self.layer], self.cache.values[self.layer]
+        step, keys, values = (
+            self.cache.step,
+            self.cache.keys[self.layer],
+            self.cache.values[self.layer],
+        )
         assert step is not None and documents is None and not dropout
         scales = self.cache.scales[self.layer] if self.cache.scales else None
         write_kv(k_BSHD[0], v_BSHD[0], keys, values, step.slots_T, scales=scales, check=False)
         out = paged_attention(
-            q_BSHD[0], keys, values, step.table, step.lens,
-            cu_q=step.cu, plan=step.plan, scale=scale, window=window, scales=scales,
-        )  # fmt: skip
+            q_BSHD[0],
+            keys,
+            values,
+            step.table,
+            step.lens,
+            cu_q=step.cu,
+            plan=step.plan,
+            scale=scale,
+            window=window,
+            scales=scales,
+        )
         assert isinstance(out, Tensor)
         return out.flatten(-2).unsqueeze(0)
 
 
 def entry_shape(spec: ModelSpec, shares: int = 1) -> tuple[int, int, int]:
-    """Heads, width of a key and width of a value that a token has in the cache of one layer, on each of so many ranks.
+    """Heads, width of a key and width of a value that a token has in the cache of one layer, on
+    each of so many ranks.
 
-    Of latent attention the latent and the rotary key, one for all heads, are kept as a key, and no value.
+    Of latent attention the latent and the rotary key, one for all heads, are kept as a key, and no
+    value.
     """
     if spec.mla is not None:
         return 1, spec.mla.kv_lora_rank + spec.mla.qk_rope_head_dim, 0
@@ -153,9 +192,18 @@ def entry_shape(spec: ModelSpec, shares: int = 1) -> tuple[int, int, int]:
 
 
 def block_bytes(
-    spec: ModelSpec, *, block_size: int, dtype: torch.dtype, shares: int = 1, layers: int | None = None
+    spec: ModelSpec,
+    *,
+    block_size: int,
+    dtype: torch.dtype,
+    shares: int = 1,
+    layers: int | None = None,
 ) -> int:
-    """Bytes of one block in all layers, or in those that one of so many ranks holds; scales of int8 ones included."""
+    """Bytes of one block in all layers, or in those that one of so many ranks holds; scales of int8
+    ones included.
+    """
     heads, key_width, value_width = entry_shape(spec, shares)
-    head_bytes = (key_width + value_width) * dtype.itemsize + (2 * torch.float32.itemsize if dtype in QUANTISED else 0)
+    head_bytes = (key_width + value_width) * dtype.itemsize + (
+        2 * torch.float32.itemsize if dtype in QUANTISED else 0
+    )
     return (spec.layers if layers is None else layers) * block_size * heads * head_bytes

@@ -27,7 +27,8 @@ from workers.inference.stops import GrowingText
 
 @dataclass(slots=True)
 class Counts:
-    """Since the start: steps, and tokens computed of prompts and of answers, or found in the cache. `decodes` are steps
+    """Since the start: steps, and tokens computed of prompts and of answers, or found in the cache.
+    `decodes` are steps
     of a request beyond its first token, `drafted` and `accepted` the drafted tokens in them."""
 
     steps: int = 0
@@ -50,7 +51,8 @@ class Flight:
 
 
 class Engine:
-    """`add` requests at any time, `step` while `busy`. `decode` turns ids to text, for stop strings; a `speculator` has
+    """`add` requests at any time, `step` while `busy`. `decode` turns ids to text, for stop
+    strings; a `speculator` has
     several tokens computed a step."""
 
     def __init__(
@@ -79,29 +81,45 @@ class Engine:
     def busy(self) -> bool:
         return bool(self.scheduler.running or self.scheduler.waiting)
 
-    def add(self, prompt: Sequence[int], sampling: Sampling, *, priority: int = 0, client: str = "") -> Request:
-        """The request, first of its `n` answers; one that would outgrow the context ends there, of length. Higher
+    def add(
+        self, prompt: Sequence[int], sampling: Sampling, *, priority: int = 0, client: str = ""
+    ) -> Request:
+        """The request, first of its `n` answers; one that would outgrow the context ends there, of
+        length. Higher
         priority goes first; clients get equal shares of a queue.
 
         Raises ValueError for a prompt that the model cannot read or the cache cannot hold.
         """
         check_prompt(prompt, context=self.context, vocab=self.runner.vocab)
         if sampling.stop and self._decode is None:
-            raise ValueError("stop strings want a tokenizer, and this model came without one; use ends of ids")
-        wrong = next((each for each in sampling.logit_bias if not 0 <= each < self.runner.vocab), None)
+            raise ValueError(
+                "stop strings want a tokenizer, and this model came without one; use ends of ids"
+            )
+        wrong = next(
+            (each for each in sampling.logit_bias if not 0 <= each < self.runner.vocab), None
+        )
         if wrong is not None:
-            raise ValueError(f"logit_bias names the token id {wrong}; the model knows 0 to {self.runner.vocab - 1}")
+            raise ValueError(
+                f"logit_bias names the token id {wrong}; the model knows 0 to "
+                f"{self.runner.vocab - 1}"
+            )
         room = min(sampling.max_new_tokens, self.context - len(prompt))
-        request = Request(tuple(prompt), replace(sampling, max_new_tokens=room), priority=priority, client=client)
+        request = Request(
+            tuple(prompt), replace(sampling, max_new_tokens=room), priority=priority, client=client
+        )
         if sampling.constrained:
             if self.guides is None:
-                raise ValueError("a form is of text, and this model came without a tokenizer; leave json_schema out")
+                raise ValueError(
+                    "a form is of text, and this model came without a tokenizer; leave "
+                    "json_schema out"
+                )
             request.guide = self.guides.open(sampling)
         self.scheduler.add(request)
         return request
 
     def step(self) -> list[Request]:
-        """Compute one step; the requests that got tokens, those that ended with their `finish`. Where the runner takes
+        """Compute one step; the requests that got tokens, those that ended with their `finish`.
+        Where the runner takes
         several at a time, more are begun before the oldest is waited for."""
         while len(self._flights) < self.runner.depth and (flight := self._begun()) is not None:
             self._flights.append(flight)
@@ -123,13 +141,16 @@ class Engine:
         plan, drawn_from, logits = flight.plan, flight.drawn_from, flight.logits()
         decoding = {each.request for each in plan.slices if each.request.decodes}
         self.counts.steps += 1
-        self.counts.prompt_tokens += sum(each.count for each in plan.slices if each.request not in decoding)
+        self.counts.prompt_tokens += sum(
+            each.count for each in plan.slices if each.request not in decoding
+        )
         self.scheduler.done(plan)
         for each in plan.slices:
             if each.request.finish is not None:  # aborted on the way
                 self._end(each.request)
         groups, places = self._groups(plan, logits)
-        # of n answers several see one row, of beams a row is seen by none: as many places as rows is not all in order
+        # of n answers several see one row, of beams a row is seen by none: as many places as rows
+        # is not all in order
         in_order = places == list(range(len(logits)))
         answers = verified(logits if in_order else logits[places], groups, drawn_from)
         seconds = time.perf_counter() - flight.began
@@ -151,7 +172,8 @@ class Engine:
         return requests + found
 
     def abort(self, request: Request) -> None:
-        """End a request and the other answers to its prompt; their blocks are free at once, or after the step that they
+        """End a request and the other answers to its prompt; their blocks are free at once, or
+        after the step that they
         are in."""
         self.beams.abort(request.parent)
         for each in [*self.scheduler.running, *self.scheduler.waiting]:
@@ -163,7 +185,9 @@ class Engine:
                     self.speculator.forget(each)
 
     def _groups(self, plan: StepPlan, logits: Tensor) -> tuple[list[list[Row]], list[int]]:
-        """The rows where tokens are wanted, those of a request together, and which of the logits they see."""
+        """The rows where tokens are wanted, those of a request together, and which of the logits
+        they see.
+        """
         groups: list[list[Row]] = []
         places: list[int] = []
         first = 0
@@ -189,7 +213,9 @@ class Engine:
             return []
         self.counts.shared_tokens += request.shared_tokens
         children = [
-            Request(request.prompt, request.sampling, answer, request.number, added_s=request.added_s)
+            Request(
+                request.prompt, request.sampling, answer, request.number, added_s=request.added_s
+            )
             for answer in range(1, request.sampling.n)
         ]
         for child in children:

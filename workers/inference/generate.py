@@ -37,12 +37,15 @@ from workers.models.initialise import derived_seed
 
 
 class Generation:
-    """`go` answers what is not answered yet; asked to leave, it finishes the present step, and what is answered stays.
+    """`go` answers what is not answered yet; asked to leave, it finishes the present step, and what
+    is answered stays.
 
     Raises UserError, ArithmeticError, OSError.
     """
 
-    def __init__(self, run: InferenceRun, recorder: Recorder, beacon: Beacon, orders: Orders) -> None:
+    def __init__(
+        self, run: InferenceRun, recorder: Recorder, beacon: Beacon, orders: Orders
+    ) -> None:
         self.run, self.recorder, self.beacon, self.orders = run, recorder, beacon, orders
         self.body = run.generate
         self.lines = read_lines(Path(self.body.input))
@@ -54,8 +57,15 @@ class Generation:
         prompts = self._prompts(loaded.words, loaded.ends, loaded.spec)
         body = self.body
         told = self.run.spec.to_dict()
-        decisive = {name: value for name, value in told["generate"].items() if name not in ("input", "output")}
-        given = [[line.id, tokens, asdict(asked)] for line, (tokens, asked) in zip(self.lines, prompts, strict=True)]
+        decisive = {
+            name: value
+            for name, value in told["generate"].items()
+            if name not in ("input", "output")
+        }
+        given = [
+            [line.id, tokens, asdict(asked)]
+            for line, (tokens, asked) in zip(self.lines, prompts, strict=True)
+        ]
         made_by = fingerprint(decisive, told["model"], self.run.plan.precision, given)
         answers = Answers(Path(body.output), [line.id for line in self.lines], made_by=made_by)
         self.answered = began = answers.done
@@ -68,15 +78,24 @@ class Generation:
         if self.answered < len(self.lines):
             reason = f"asked to leave after {self.answered} of {len(self.lines)} answers"
             return Outcome("preempted", reason, self.answered)
-        return Outcome("ok", f"answered {len(self.lines)} lines, {began} of them before", self.answered)
+        return Outcome(
+            "ok", f"answered {len(self.lines)} lines, {began} of them before", self.answered
+        )
 
-    def _prompts(self, words: Words | None, ends: tuple[int, ...], spec: ModelSpec) -> list[tuple[list[int], Sampling]]:
+    def _prompts(
+        self, words: Words | None, ends: tuple[int, ...], spec: ModelSpec
+    ) -> list[tuple[list[int], Sampling]]:
         body = self.body
         try:
             defaults = Sampling(
-                max_new_tokens=body.max_new_tokens, temperature=body.temperature, top_k=body.top_k, top_p=body.top_p,
-                stop=tuple(body.stop), ends=ends, ignore_eos=body.ignore_eos,
-            )  # fmt: skip
+                max_new_tokens=body.max_new_tokens,
+                temperature=body.temperature,
+                top_k=body.top_k,
+                top_p=body.top_p,
+                stop=tuple(body.stop),
+                ends=ends,
+                ignore_eos=body.ignore_eos,
+            )
         except ValueError as error:
             raise UserError(f"generate: {error}") from None
         guides = Guides(words, ends, vocab=spec.vocab)
@@ -86,22 +105,36 @@ class Generation:
                 tokens, asked = line.tokens(words), line.sampling(defaults)
                 check_prompt(tokens, context=spec.max_seq_len, vocab=spec.vocab)
                 if asked.sequences > Limits().sequences:
-                    raise ValueError(f"{asked.sequences} answers or beams; at most {Limits().sequences} run at a time")
+                    raise ValueError(
+                        f"{asked.sequences} answers or beams; at most {Limits().sequences} run at "
+                        "a time"
+                    )
                 if asked.constrained:
                     guides.open(asked)
                 if asked.stop and words is None:
-                    raise ValueError("stop is text, and the model came without a tokenizer; leave it out")
+                    raise ValueError(
+                        "stop is text, and the model came without a tokenizer; leave it out"
+                    )
             except ValueError as error:
-                raise UserError(f"generate.input: {body.input} line {line.number}: {error}") from None
-            # from the run's seed and the line's place alone: the same answer whatever was answered before
-            seed = asked.seed if "seed" in line.own else derived_seed(body.seed, "line", line.number)
+                raise UserError(
+                    f"generate.input: {body.input} line {line.number}: {error}"
+                ) from None
+            # from the run's seed and the line's place alone: the same answer whatever was answered
+            # before
+            seed = (
+                asked.seed if "seed" in line.own else derived_seed(body.seed, "line", line.number)
+            )
             found.append((tokens, Sampling(**{**asdict(asked), "seed": seed})))
         return found
 
-    def _answer(self, loaded: Loaded, prompts: list[tuple[list[int], Sampling]], answers: Answers) -> None:
+    def _answer(
+        self, loaded: Loaded, prompts: list[tuple[list[int], Sampling]], answers: Answers
+    ) -> None:
         limits = Limits()
         engine = self._engine(loaded, prompts[answers.done :], limits)
-        measure = Measure(engine, self.recorder, more=lambda: {"inference/answered": float(answers.done)})
+        measure = Measure(
+            engine, self.recorder, more=lambda: {"inference/answered": float(answers.done)}
+        )
         show_layers(engine, self.beacon)
         todo = iter(range(answers.done, len(prompts)))
         places: dict[int, int] = {}  # of a request's number in the input
@@ -122,33 +155,49 @@ class Generation:
                     if len(among) == request.sampling.n:
                         place = places.pop(request.parent)
                         among.sort(key=lambda each: each.answer)
-                        answers.give(place, answer_of(self.lines[place], ended.pop(request.parent), loaded.words))
+                        answers.give(
+                            place,
+                            answer_of(self.lines[place], ended.pop(request.parent), loaded.words),
+                        )
             self.answered = answers.done
             measure.stepped()
         measure.close()
 
-    def _engine(self, loaded: Loaded, prompts: list[tuple[list[int], Sampling]], limits: Limits) -> Engine:
+    def _engine(
+        self, loaded: Loaded, prompts: list[tuple[list[int], Sampling]], limits: Limits
+    ) -> Engine:
         """With as many blocks as the largest requests that may run together want, or as memory has."""
         wants = sorted(
-            asked.sequences * blocks_wanted(loaded, len(tokens) + asked.max_new_tokens) for tokens, asked in prompts
+            asked.sequences * blocks_wanted(loaded, len(tokens) + asked.max_new_tokens)
+            for tokens, asked in prompts
         )
         weight = next(loaded.decoder.parameters())
         drafting = drafting_of(
-            self.body, loaded, kind="generate", precision=self.run.plan.precision, device=weight.device,
+            self.body,
+            loaded,
+            kind="generate",
+            precision=self.run.plan.precision,
+            device=weight.device,
             seed=self.body.seed,
-        )  # fmt: skip
+        )
         fits, each_bytes = blocks_that_fit(loaded, drafting)
         if wants[-1] > fits:
             says = f"its cache of {wants[-1] * each_bytes:,} bytes does not fit beside the weights"
-            raise UserError(f"generate: the longest request wants {wants[-1]} blocks, {says}; try fewer max_new_tokens")
+            raise UserError(
+                f"generate: the longest request wants {wants[-1]} blocks, {says}; try fewer "
+                "max_new_tokens"
+            )
         # a few more, so that the watermark does not keep the last of them waiting
         blocks = min(fits, int(sum(wants[-limits.sequences :]) * (1 + 2 * limits.watermark)) + 2)
         return build(loaded, blocks=blocks, limits=limits, drafting=drafting)
 
 
 def answer_of(line: Line, requests: Sequence[Request], words: Words | None) -> dict[str, Any]:
-    """`{id, text, token_ids, finish_reason, logprobs?, top_logprobs?, answers?}`: text before a stop string, ids with
-    it or the end token. Of `n` answers the first stands there, and all of them, likewise, in `answers`."""
+    """`{id, text, token_ids, finish_reason, logprobs?, top_logprobs?, answers?}`: text before a
+    stop string, ids with
+    it or the end token. Of `n` answers the first stands there, and all of them, likewise, in
+    `answers`.
+    """
     told = [_told(each, words) for each in requests]
     return {"id": line.id, **told[0], **({"answers": told} if len(told) > 1 else {})}
 
@@ -165,7 +214,8 @@ def _told(request: Request, words: Words | None) -> dict[str, Any]:
 
 
 def run_generate(run: InferenceRun, around: Surroundings) -> Outcome:
-    """Points and events go to the rank's folder. Raises what `Generation` raises, and ConnectionError where another
+    """Points and events go to the rank's folder. Raises what `Generation` raises, and
+    ConnectionError where another
     rank of it is gone."""
     attempt = around.attempt or 1 + last_attempt(around.folder / "events.jsonl")
     recorder = Recorder(around.folder, run=around.run, attempt=attempt, rank=around.rank)
@@ -173,13 +223,19 @@ def run_generate(run: InferenceRun, around: Surroundings) -> Outcome:
     device = device_of(around)
     team = None
     try:
-        with Orders(around.directory, around.folder) as orders:  # rank 0's to answer: the others end when it does
+        # rank 0's to answer: the others end when it does
+        with Orders(around.directory, around.folder) as orders:
             team = join(run.plan, around, device)
             body = run.generate
             loaded = load(
-                run.spec.model, precision=run.plan.precision, device=device, seed=body.seed, quantize=body.quantize,
-                team=team, plan=run.plan,
-            ).kept_in(body.kv_cache_dtype)  # fmt: skip
+                run.spec.model,
+                precision=run.plan.precision,
+                device=device,
+                seed=body.seed,
+                quantize=body.quantize,
+                team=team,
+                plan=run.plan,
+            ).kept_in(body.kv_cache_dtype)
             if team is not None and not team.leads:
                 return Follower(loaded, recorder, beacon).go()
             with led(team):

@@ -1,4 +1,5 @@
-"""Signs of life of an engine: a mark at every layer, so that a long prompt on a slow device does not look like a hang.
+"""Signs of life of an engine: a mark at every layer, so that a long prompt on a slow device does
+not look like a hang.
 
 Knows a decoder's blocks and a beacon; who looks at it is the launcher's.
 """

@@ -1,4 +1,5 @@
-"""A run's model made ready for inference: weights on the device in the run's precision, with what reads its text.
+"""A run's model made ready for inference: weights on the device in the run's precision, with what
+reads its text.
 
 Knows files and tensors; knows no requests. Generate, serve, evaluate and drafts are loaded alike.
 """
@@ -31,8 +32,11 @@ _BYTES = 256  # the vocabulary of presets made for raw bytes, as the data preset
 
 @dataclass(frozen=True, slots=True)
 class Loaded:
-    """`words` is None where ids alone are known; `ends` are the ids that end an answer. `cache_dtype` is what keys and
-    values are kept in, by default the weights'. With a `team` the decoder is this rank's part of the model."""
+    """`words` is None where ids alone are known; `ends` are the ids that end an answer.
+    `cache_dtype` is what keys and
+    values are kept in, by default the weights'. With a `team` the decoder is this rank's part of
+    the model.
+    """
 
     decoder: Decoder
     words: Words | None
@@ -50,11 +54,17 @@ class Loaded:
         return 1 if self.team is None else self.team.place.shares
 
     def kept_in(self, kv_cache_dtype: str | None) -> Loaded:
-        """With the cache in int8, where that is asked for. Raises UserError for a model whose cache cannot be."""
+        """With the cache in int8, where that is asked for.
+
+        Raises UserError for a model whose cache cannot be.
+        """
         if kv_cache_dtype is None:
             return self
         if self.spec.mla is not None:
-            raise UserError("kv_cache_dtype: latent attention keeps latents, which are not quantised; leave it out")
+            raise UserError(
+                "kv_cache_dtype: latent attention keeps latents, which are not quantised; leave "
+                "it out"
+            )
         return replace(self, cache_dtype=CACHE_DTYPES[kv_cache_dtype])
 
 
@@ -69,8 +79,10 @@ def load(
     team: Team | None = None,
     plan: ParallelPlan | None = None,
 ) -> Loaded:
-    """A shape without weights gets random ones, from `seed`. Linears are kept in few bits where `quantize` says so
-    (int8, int4, fp8), or where the weights lie so. Of a `team` by `plan` this rank's part is loaded, and no more.
+    """A shape without weights gets random ones, from `seed`. Linears are kept in few bits where
+    `quantize` says so
+    (int8, int4, fp8), or where the weights lie so. Of a `team` by `plan` this rank's part is
+    loaded, and no more.
     Raises UserError, which names `field`."""
     dtype = DTYPES[precision]
     try:
@@ -80,8 +92,11 @@ def load(
         spec = resolve_model(model) if weights is None else weights.spec
         assert spec is not None
         with torch.device("meta"):
-            decoder = Decoder(spec, part_of(plan, team.place, spec.layers) if team is not None and plan else None)
-        for parameter in decoder.parameters():  # buffers stay fp32: a rounded balancing bias flips choices
+            decoder = Decoder(
+                spec, part_of(plan, team.place, spec.layers) if team is not None and plan else None
+            )
+        # buffers stay fp32: a rounded balancing bias flips choices
+        for parameter in decoder.parameters():
             parameter.data = parameter.data.to(dtype)
         if team is not None:
             weights = Parts(spec, weights, cut(decoder, team), seed)
@@ -92,7 +107,11 @@ def load(
         else:
             fill_model(decoder, weights)
         if path is None:
-            print(f"{field} {spec.name} names no weights: random ones are used, and ids alone are known", flush=True)
+            print(
+                f"{field} {spec.name} names no weights: random ones are used, and ids alone are "
+                "known",
+                flush=True,
+            )
         linears.put_back(dtype, device, seed)
     except UserError:
         raise
@@ -102,7 +121,9 @@ def load(
 
 
 def read_as_bytes(loaded: Loaded, model: str | ModelSpec | ModelSource) -> Loaded:
-    """Where text is asked of a preset made for raw bytes, text is bytes; any other model as it was loaded."""
+    """Where text is asked of a preset made for raw bytes, text is bytes; any other model as it was
+    loaded.
+    """
     if isinstance(model, str) and loaded.words is None and loaded.spec.vocab == _BYTES:
         return replace(loaded, words=ByteWords())
     return loaded

@@ -1,4 +1,5 @@
-"""The inference command, `python -m workers.inference.main --spec run.json [--dir DIR]`: generate, serve, evaluate.
+"""The inference command, `python -m workers.inference.main --spec run.json [--dir DIR]`: generate,
+serve, evaluate.
 
 Reads and refuses before it loads torch; how a run goes is `generate`'s, `serve`'s and `evaluate`'s.
 """
@@ -21,7 +22,9 @@ from workers.inference.surroundings import read_surroundings
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Returns the exit code: 0, 64 user error, 65 numerics, 66 out of memory, 67 asked to leave, 69 infrastructure."""
+    """Returns the exit code: 0, 64 user error, 65 numerics, 66 out of memory, 67 asked to leave, 69
+    infrastructure.
+    """
     options = _parser().parse_args(argv)
     directory = options.dir or Path("runs") / options.spec.stem
     try:
@@ -75,11 +78,20 @@ def _left(outcome: Outcome, directory: Path) -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="workers.inference.main", description="Answer prompts as a run spec says.")
+    parser = argparse.ArgumentParser(
+        prog="workers.inference.main", description="Answer prompts as a run spec says."
+    )
     parser.add_argument("--spec", type=Path, required=True, help="RunSpec as JSON")
-    parser.add_argument("--dir", type=Path, help="run directory (default: runs/<name of the spec file>)")
-    parser.add_argument("--host", help="of kind serve: the address to listen on (default: ORRERY_ADDRESS, 127.0.0.1)")
-    parser.add_argument("--port", type=int, default=0, help="of kind serve: the port (default: a free one)")
+    parser.add_argument(
+        "--dir", type=Path, help="run directory (default: runs/<name of the spec file>)"
+    )
+    parser.add_argument(
+        "--host",
+        help="of kind serve: the address to listen on (default: ORRERY_ADDRESS, 127.0.0.1)",
+    )
+    parser.add_argument(
+        "--port", type=int, default=0, help="of kind serve: the port (default: a free one)"
+    )
     return parser
 
 

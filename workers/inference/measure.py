@@ -1,4 +1,7 @@
-"""What a run tells of its engine: a point now and then, and one at the end. Knows clocks and counts; no text."""
+"""What a run tells of its engine: a point now and then, and one at the end.
+
+Knows clocks and counts; no text.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +23,8 @@ _COUNTS = fields(Counts)
 
 
 def memory_of(decoder: Decoder, cache: PagedCache) -> Callable[[], dict[str, float]]:
-    """Whose call tells what this rank holds of weights and cache, which is counted once, and of its memory at all; a
+    """Whose call tells what this rank holds of weights and cache, which is counted once, and of its
+    memory at all; a
     CPU's is the whole host's."""
     device = cache.keys[0].device
     held = {
@@ -31,21 +35,31 @@ def memory_of(decoder: Decoder, cache: PagedCache) -> Callable[[], dict[str, flo
 
     def now() -> dict[str, float]:
         allocated, reserved = process_memory(device)
-        return {**held, "memory/allocated_bytes": float(allocated), "memory/reserved_bytes": float(reserved)}
+        return {
+            **held,
+            "memory/allocated_bytes": float(allocated),
+            "memory/reserved_bytes": float(reserved),
+        }
 
     return now
 
 
 class Measure:
-    """Means are over what ended, rates and shares over the time, since the last point; counts are since the start.
+    """Means are over what ended, rates and shares over the time, since the last point; counts are
+    since the start.
 
-    TTFT counts from when a request was added; TPOT is the mean time between two tokens of one answer. The prefix hit
-    rate is the share of prompt tokens that were found in the cache, the prefill share that of computed tokens that
-    were a prompt's. Accepted per step counts the drafted tokens that became an answer's, a decoding request and step.
+    TTFT counts from when a request was added; TPOT is the mean time between two tokens of one
+    answer. The prefix hit
+    rate is the share of prompt tokens that were found in the cache, the prefill share that of
+    computed tokens that
+    were a prompt's. Accepted per step counts the drafted tokens that became an answer's, a decoding
+    request and step.
     `more` is asked for what the run itself counts.
     """
 
-    def __init__(self, engine: Engine, recorder: Recorder, *, more: Callable[[], Mapping[str, float]] = dict) -> None:
+    def __init__(
+        self, engine: Engine, recorder: Recorder, *, more: Callable[[], Mapping[str, float]] = dict
+    ) -> None:
         self.engine, self.recorder, self._more = engine, recorder, more
         forget()  # what kernels were chosen for before
         self._at = time.perf_counter()
@@ -80,7 +94,12 @@ class Measure:
 
     def _tell(self) -> None:
         counts, scheduler, now = self.engine.counts, self.engine.scheduler, time.perf_counter()
-        since = Counts(**{each.name: getattr(counts, each.name) - getattr(self._before, each.name) for each in _COUNTS})
+        since = Counts(
+            **{
+                each.name: getattr(counts, each.name) - getattr(self._before, each.name)
+                for each in _COUNTS
+            }
+        )
         new, prompt, shared = since.new_tokens, since.prompt_tokens, since.shared_tokens
         values = {
             "inference/tokens_per_s": new / (now - self._at),
@@ -106,7 +125,9 @@ class Measure:
             if seconds:
                 values[f"inference/{name}"] = sum(seconds) / len(seconds)
                 seconds.clear()
-        self.recorder.point(step=counts.steps, tokens=counts.prompt_tokens + counts.new_tokens, values=values)
+        self.recorder.point(
+            step=counts.steps, tokens=counts.prompt_tokens + counts.new_tokens, values=values
+        )
         if not self._before.steps:
             self.recorder.event(KERNELS, **kernels_chosen(self._device))
         self._at, self._before = now, replace(counts)

@@ -1,4 +1,5 @@
-"""What an inference run is asked while it goes: `control.json` in its run directory, SIGTERM and SIGINT.
+"""What an inference run is asked while it goes: `control.json` in its run directory, SIGTERM and
+SIGINT.
 
 Looked at by whoever asks `wish`; does nothing by itself.
 """
@@ -24,9 +25,11 @@ _SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
 
 class Orders:
-    """`with Orders(directory, folder)`: `wish` is None, or the word that came first; by `deadline` others use force.
+    """`with Orders(directory, folder)`: `wish` is None, or the word that came first; by `deadline`
+    others use force.
 
-    An order's id acts once on each rank: `control-done.json` in the rank's folder remembers it for who is started again
+    An order's id acts once on each rank: `control-done.json` in the rank's folder remembers it for
+    who is started again
     in the same directory.
     """
 
@@ -43,7 +46,12 @@ class Orders:
             self._restore = lambda: _give_back(before)
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        at: TracebackType | None,
+    ) -> None:
         self._restore()
 
     @property
@@ -52,7 +60,11 @@ class Orders:
         if self._word is None and (stamp := self._stamp()) != self._seen:
             try:
                 asked = json.loads(self._path.read_bytes())
-                word, number, grace_s = str(asked["action"]), int(asked["id"]), float(asked.get("grace_s", GRACE_S))
+                word, number, grace_s = (
+                    str(asked["action"]),
+                    int(asked["id"]),
+                    float(asked.get("grace_s", GRACE_S)),
+                )
             except (OSError, ValueError, KeyError, TypeError, AttributeError):
                 return None  # not whole yet, or not ours: looked at again
             self._seen = stamp

@@ -1,7 +1,10 @@
-"""A decoder's fp32 products on AMD's CPUs by oneDNN, from weights laid out for it once; those of one input as one.
+"""A decoder's fp32 products on AMD's CPUs by oneDNN, from weights laid out for it once; those of
+one input as one.
 
-MKL leaves the AVX-512 units of AMD's CPUs aside. Zen 5, one core, 16 tokens, 576 x 3072: 1.47 ms by MKL, 0.76 by
-oneDNN, 0.54 from a weight in oneDNN's own layout. Same weights and module tree, fp32 throughout; knows no caches.
+MKL leaves the AVX-512 units of AMD's CPUs aside. Zen 5, one core, 16 tokens, 576 x 3072: 1.47 ms by
+MKL, 0.76 by
+oneDNN, 0.54 from a weight in oneDNN's own layout. Same weights and module tree, fp32 throughout;
+knows no caches.
 """
 
 from __future__ import annotations
@@ -25,15 +28,23 @@ _SHARE = 0.25  # of the free memory that the second copy of the weights may take
 
 
 class Product(nn.Module):
-    """`x @ weight.T + bias` from a copy of the weight in oneDNN's layout; several layers of one input become one.
+    """`x @ weight.T + bias` from a copy of the weight in oneDNN's layout; several layers of one
+    input become one.
 
-    The copy is no parameter: names, values and number of a model's parameters stay what they were. It is never written
+    The copy is no parameter: names, values and number of a model's parameters stay what they were.
+    It is never written
     to, so copies of a model share it.
     """
 
-    def __init__(self, weights: Sequence[Tensor], biases: Sequence[Tensor | None] = (None,)) -> None:
+    def __init__(
+        self, weights: Sequence[Tensor], biases: Sequence[Tensor | None] = (None,)
+    ) -> None:
         super().__init__()
-        whole = torch.cat([each.detach() for each in weights]) if len(weights) > 1 else weights[0].detach()
+        whole = (
+            torch.cat([each.detach() for each in weights])
+            if len(weights) > 1
+            else weights[0].detach()
+        )
         with_bias = [each.detach() for each in biases if each is not None]
         self._weight = torch.ops.mkldnn._reorder_linear_weight(whole.contiguous(), _ROWS)
         self._bias = torch.cat(with_bias) if with_bias else None
@@ -44,17 +55,24 @@ class Product(nn.Module):
         return self
 
     def forward(self, x: Tensor) -> Tensor:
-        found: Tensor = torch.ops.mkldnn._linear_pointwise(x, self._weight, self._bias, "none", [], "")
+        found: Tensor = torch.ops.mkldnn._linear_pointwise(
+            x, self._weight, self._bias, "none", [], ""
+        )
         return found
 
 
 def lay_out(decoder: Decoder) -> None:
-    """Where it pays, and where memory holds the weights twice. A model whose weights change afterwards has to be made
+    """Where it pays, and where memory holds the weights twice. A model whose weights change
+    afterwards has to be made
     anew; one whose layers are not plain (quantised, sharded) keeps these as they are."""
     weight = next(decoder.parameters())
-    if getattr(decoder, "_laid_out", False) or not (_plain(weight) and onednn_pays("_reorder_linear_weight")):
+    if getattr(decoder, "_laid_out", False) or not (
+        _plain(weight) and onednn_pays("_reorder_linear_weight")
+    ):
         return
-    free_bytes = capacity_bytes(weight.device, local_world_size=1) - process_memory(weight.device)[0]
+    free_bytes = (
+        capacity_bytes(weight.device, local_world_size=1) - process_memory(weight.device)[0]
+    )
     if sum(each.nbytes for each in decoder.parameters()) > _SHARE * free_bytes:
         return
     decoder._laid_out = True  # type: ignore[assignment]
@@ -84,13 +102,19 @@ def _joined(*layers: nn.Linear) -> Product:
 
 
 def _attended(
-    attention: Attention, product: Product, x: Tensor, rope: tuple[Tensor, Tensor] | None,
+    attention: Attention,
+    product: Product,
+    x: Tensor,
+    rope: tuple[Tensor, Tensor] | None,
     documents: Documents | None = None,
-) -> Tensor:  # fmt: skip
+) -> Tensor:
     """`Attention.forward` with one product, unless other layers have been put in."""
     if attention.q is not product.of[0]:
         return Attention.forward(attention, x, rope, documents)
-    q, k, v = (each.unflatten(-1, (-1, attention.head_dim)) for each in product(x).split(product.widths, dim=-1))
+    q, k, v = (
+        each.unflatten(-1, (-1, attention.head_dim))
+        for each in product(x).split(product.widths, dim=-1)
+    )
     return attention.attended(q, k, v, rope, documents)
 
 
@@ -109,4 +133,8 @@ def _all_plain(*layers: Any) -> bool:
 
 
 def _plain(weight: Tensor) -> bool:
-    return type(weight.data) is Tensor and weight.device.type == "cpu" and weight.dtype == torch.float32
+    return (
+        type(weight.data) is Tensor
+        and weight.device.type == "cpu"
+        and weight.dtype == torch.float32
+    )

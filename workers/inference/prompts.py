@@ -36,7 +36,9 @@ class Line:
         if self.form == "token_ids":
             return list(self.given)
         if words is None:
-            raise ValueError(f"{self.form} is text, and the model came without a tokenizer; give token_ids")
+            raise ValueError(
+                f"{self.form} is text, and the model came without a tokenizer; give token_ids"
+            )
         if self.form == "prompt":
             return words.encode(self.given)
         try:
@@ -57,9 +59,13 @@ def read_lines(path: Path) -> list[Line]:
     try:
         texts = path.read_text(encoding="utf-8").split("\n")
     except OSError as error:
-        raise UserError(f"generate.input: {path} cannot be read: {error.strerror}; give an existing file") from None
+        raise UserError(
+            f"generate.input: {path} cannot be read: {error.strerror}; give an existing file"
+        ) from None
     except UnicodeDecodeError as error:
-        raise UserError(f"generate.input: {path} is no UTF-8 at byte {error.start}; write it as UTF-8") from None
+        raise UserError(
+            f"generate.input: {path} is no UTF-8 at byte {error.start}; write it as UTF-8"
+        ) from None
     found = []
     for number, text in enumerate(texts, 1):
         if text.strip():
@@ -79,11 +85,18 @@ def _line(number: int, text: str) -> Line:
         raise ValueError('it is no JSON object; write {"id": 1, "prompt": "…"}')
     forms = [form for form in _FORMS if given.get(form) is not None]
     if "id" not in given or len(forms) != 1:
-        says = "it has no id" if "id" not in given else f"it has {' and '.join(forms) or 'nothing to answer'}"
+        says = (
+            "it has no id"
+            if "id" not in given
+            else f"it has {' and '.join(forms) or 'nothing to answer'}"
+        )
         raise ValueError(f"{says}; a line wants an id and one of prompt, messages and token_ids")
     form = forms[0]
     if unknown := sorted(given.keys() - _OWN - {"id", *_FORMS}):
-        raise ValueError(f"{unknown[0]!r} is no field of a line; beside id and {form} there may be {sorted(_OWN)}")
+        raise ValueError(
+            f"{unknown[0]!r} is no field of a line; beside id and {form} there may be "
+            f"{sorted(_OWN)}"
+        )
     if not GOOD[form](given[form]):
         raise ValueError(f"{form} must be {_WANTS[form]}")
     own = {name: value for name, value in given.items() if name in _OWN and value is not None}
@@ -93,9 +106,14 @@ def _line(number: int, text: str) -> Line:
 
 
 def _are_messages(given: Any) -> bool:
-    return isinstance(given, list) and bool(given) and all(
-        isinstance(each, dict) and isinstance(each.get("role"), str) and "content" in each for each in given
-    )  # fmt: skip
+    return (
+        isinstance(given, list)
+        and bool(given)
+        and all(
+            isinstance(each, dict) and isinstance(each.get("role"), str) and "content" in each
+            for each in given
+        )
+    )
 
 
 GOOD: dict[str, Callable[[Any], bool]] = {
@@ -103,4 +121,8 @@ GOOD: dict[str, Callable[[Any], bool]] = {
     "messages": _are_messages,
     "token_ids": lambda given: isinstance(given, list) and all(type(each) is int for each in given),
 }
-_WANTS = {"prompt": "a text", "messages": "a list of {role, content}", "token_ids": "a list of whole numbers"}
+_WANTS = {
+    "prompt": "a text",
+    "messages": "a list of {role, content}",
+    "token_ids": "a list of whole numbers",
+}

@@ -1,4 +1,5 @@
-"""One request on its way: its tokens, its blocks of the cache, how far it is computed, why it ended.
+"""One request on its way: its tokens, its blocks of the cache, how far it is computed, why it
+ended.
 
 Plain state; `scheduler` moves it, `engine` adds tokens to it.
 """
@@ -23,9 +24,12 @@ _NUMBERS = itertools.count()
 class Request:
     """`tokens` are prompt and answer; keys and values of the first `computed` are in `blocks`.
 
-    `answer` is this one's place among the `n` of one prompt, `parent` the number of the request that was added. `draft`
-    are tokens that may follow, of which the next step is to compute `wish`; `drafted` and `accepted` count them. The
-    first `gone` blocks are given back, out of a sliding window; `arrival` is the scheduler's step when it counts as
+    `answer` is this one's place among the `n` of one prompt, `parent` the number of the request
+    that was added. `draft`
+    are tokens that may follow, of which the next step is to compute `wish`; `drafted` and
+    `accepted` count them. The
+    first `gone` blocks are given back, out of a sliding window; `arrival` is the scheduler's step
+    when it counts as
     come.
     """
 

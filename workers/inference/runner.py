@@ -1,4 +1,5 @@
-"""A decoder of `workers.models` run against the paged cache: a step's tokens of all sequences in one forward pass.
+"""A decoder of `workers.models` run against the paged cache: a step's tokens of all sequences in
+one forward pass.
 
 Turns a step plan into tensors; knows nothing of sampling or of why the plan is what it is.
 """
@@ -27,20 +28,31 @@ _hooks: WeakKeyDictionary[Decoder, RemovableHandle] = WeakKeyDictionary()
 
 
 class Runner:
-    """`run` gives logits `[wanted tokens, vocab]`, fp32, in the plan's order: of each slice its last `wants`. `start`
+    """`run` gives logits `[wanted tokens, vocab]`, fp32, in the plan's order: of each slice its
+    last `wants`. `start`
     is called for up to `depth` plans before the first of them is asked for its logits.
 
-    The decoder's own code runs unchanged: its attention is given the cache, its placement the tokens' positions, and
-    its last norm sees only the tokens whose logits are wanted. Raises ValueError for a model whose cached keys would
-    not stay right. A decoder may be a part of the model: `through` takes and gives hidden states then.
+    The decoder's own code runs unchanged: its attention is given the cache, its placement the
+    tokens' positions, and
+    its last norm sees only the tokens whose logits are wanted. Raises ValueError for a model whose
+    cached keys would
+    not stay right. A decoder may be a part of the model: `through` takes and gives hidden states
+    then.
     """
 
     depth = 1
 
     def __init__(self, decoder: Decoder, cache: PagedCache) -> None:
         spec = decoder.spec
-        if spec.rope.scaling is not None and spec.position == "rope" and spec.rope.scaling.name == "dynamic":
-            says = f"{spec.name} has dynamic rotary scaling, by which every cached key would turn as its sequence grows"
+        if (
+            spec.rope.scaling is not None
+            and spec.position == "rope"
+            and spec.rope.scaling.name == "dynamic"
+        ):
+            says = (
+                f"{spec.name} has dynamic rotary scaling, by which every cached key would turn "
+                "as its sequence grows"
+            )
             raise ValueError(f"{says}; try linear or yarn scaling")
         lay_out(decoder)
         self.decoder, self.cache, self.vocab = decoder.eval(), cache, spec.vocab
@@ -71,7 +83,9 @@ class Runner:
 
     @torch.inference_mode()
     def compute(self, work: Work, hidden: Tensor | None = None) -> Tensor:
-        """As `run`, of what a plan comes to, and of the `hidden` states that the stage before gives."""
+        """As `run`, of what a plan comes to, and of the `hidden` states that the stage before
+        gives.
+        """
         return self.decoder.logits(self.through(work, hidden))[0].float()
 
     @torch.inference_mode()
@@ -95,9 +109,13 @@ class Runner:
         most = work.most
         cu = None if most == 1 else self._tensor([0, *work.ends], torch.int32)
         pages = plan_pages(
-            table, lens, blocks=self.cache.blocks, block_size=self.cache.block_size,
-            cu_q=cu, max_q=None if cu is None else most,
-        )  # fmt: skip
+            table,
+            lens,
+            blocks=self.cache.blocks,
+            block_size=self.cache.block_size,
+            cu_q=cu,
+            max_q=None if cu is None else most,
+        )
         return Step(self._tensor(work.slots), table, lens, cu, pages)
 
     def _placement(self, tokens: int, device: torch.device) -> tuple[int, Tensor]:

@@ -1,6 +1,8 @@
-"""Logits to tokens: bias, penalties, temperature, cuts and the draw, each row by itself whatever stands beside it.
+"""Logits to tokens: bias, penalties, temperature, cuts and the draw, each row by itself whatever
+stands beside it.
 
-Knows requests' parameters and tokens; keeps no state: a draw depends on seed, answer and place alone, so that a
+Knows requests' parameters and tokens; keeps no state: a draw depends on seed, answer and place
+alone, so that a
 preempted or restarted request goes on as it would have. Shapes: S rows, V vocabulary.
 """
 
@@ -23,7 +25,9 @@ _LIKELIEST = 512  # tokens that cuts are looked for among, before the whole voca
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """A place where a token is to be chosen: after a request's tokens and the first `ahead` of its draft."""
+    """A place where a token is to be chosen: after a request's tokens and the first `ahead` of its
+    draft.
+    """
 
     request: Request
     ahead: int = 0
@@ -39,12 +43,15 @@ class Row:
     def uniform(self, purpose: str = "draw") -> float:
         """In [0, 1), 53 bits: by the request's seed, the place and what the number is for."""
         asked = self.request.sampling
-        return (derived_seed(asked.seed, purpose, self.request.answer, self.place) >> 10) / (1 << 53)
+        return (derived_seed(asked.seed, purpose, self.request.answer, self.place) >> 10) / (
+            1 << 53
+        )
 
 
 @dataclass(frozen=True, slots=True)
 class Drawn:
-    """A token, and where it is asked for its log-probability by the model alone: before bias, penalties and cuts.
+    """A token, and where it is asked for its log-probability by the model alone: before bias,
+    penalties and cuts.
 
     `top` has the likeliest tokens with theirs, `top_logprobs` of them, the likeliest first.
     """
@@ -55,7 +62,9 @@ class Drawn:
 
 
 def chosen(adjusted_SV: Tensor, rows: Sequence[Row]) -> list[int]:
-    """A token for each row of `adjusted` logits: the likeliest, or one drawn at the row's own uniform number."""
+    """A token for each row of `adjusted` logits: the likeliest, or one drawn at the row's own
+    uniform number.
+    """
     tokens: list[int] = adjusted_SV.argmax(-1).tolist()
     drawn = [number for number, row in enumerate(rows) if not row.request.sampling.greedy]
     if drawn:
@@ -77,22 +86,32 @@ def told(logits_SV: Tensor, rows: Sequence[Row], tokens: Sequence[int]) -> list[
 
 
 def adjusted(logits_SV: Tensor, rows: Sequence[Row]) -> Tensor:
-    """With bias, penalties and -inf where a form forbids, before temperature and cuts; new where anything changes.
+    """With bias, penalties and -inf where a form forbids, before temperature and cuts; new where
+    anything changes.
 
     Raises ArithmeticError for a row that holds no numbers.
     """
     if not bool(torch.isfinite(logits_SV).all()):
         raise ArithmeticError(
-            "the model gives logits that are no finite numbers; check its weights, or try bf16 or fp32"
+            "the model gives logits that are no finite numbers; check its weights, or try bf16 or "
+            "fp32"
         )
-    changed = [number for number, row in enumerate(rows) if row.request.sampling.adjusts or row.request.guide]
+    changed = [
+        number
+        for number, row in enumerate(rows)
+        if row.request.sampling.adjusts or row.request.guide
+    ]
     if not changed:
         return logits_SV
     out = logits_SV.clone()
     for number in changed:
         row = rows[number]
         _adjust(out[number], row)
-        allowed = None if row.request.guide is None else row.request.guide.allowed(row.request.draft[: row.ahead])
+        allowed = (
+            None
+            if row.request.guide is None
+            else row.request.guide.allowed(row.request.draft[: row.ahead])
+        )
         if allowed is not None:
             out[number].masked_fill_(~allowed.to(out.device), -math.inf)
     return out
@@ -102,7 +121,9 @@ def _adjust(logits_V: Tensor, row: Row) -> None:
     asked, device = row.request.sampling, logits_V.device
     if asked.logit_bias:
         biased = torch.tensor(list(asked.logit_bias), device=device)
-        logits_V[biased] += torch.tensor(list(asked.logit_bias.values()), device=device, dtype=logits_V.dtype)
+        logits_V[biased] += torch.tensor(
+            list(asked.logit_bias.values()), device=device, dtype=logits_V.dtype
+        )
     if not asked.penalises:
         return
     tokens = row.tokens
@@ -118,9 +139,12 @@ def _adjust(logits_V: Tensor, row: Row) -> None:
 
 
 def weights(adjusted_SV: Tensor, rows: Sequence[Row]) -> Tensor:
-    """fp64 `[S, V]`, proportional to the probabilities that the rows are drawn from; none of them greedy."""
+    """fp64 `[S, V]`, proportional to the probabilities that the rows are drawn from; none of them
+    greedy.
+    """
     out_SV = torch.empty(adjusted_SV.shape, dtype=torch.float64, device=adjusted_SV.device)
-    for cuts in (False, True):  # apart, so that no row's draw depends on what its neighbours ask for
+    # apart, so that no row's draw depends on what its neighbours ask for
+    for cuts in (False, True):
         part = [number for number, row in enumerate(rows) if row.request.sampling.cuts == cuts]
         if part:
             out_SV[part] = _weights(adjusted_SV[part], [rows[number] for number in part], cuts=cuts)
@@ -131,7 +155,8 @@ def at(weights_SV: Tensor, uniforms: Sequence[float]) -> list[int]:
     """For each row the first place up to which more than its uniform share of the weights lies."""
     up_to = weights_SV.cumsum(-1)
     total = up_to[:, -1:]
-    below = torch.nextafter(total, torch.zeros_like(total))  # a product must not be rounded up to the total
+    # a product must not be rounded up to the total
+    below = torch.nextafter(total, torch.zeros_like(total))
     share = torch.minimum(_column(uniforms, weights_SV) * total, below)
     tokens: list[int] = torch.searchsorted(up_to, share, right=True).squeeze(1).tolist()
     return tokens
@@ -155,10 +180,12 @@ def _weights(logits_SV: Tensor, rows: Sequence[Row], *, cuts: bool) -> Tensor:
 
 
 def _few_sorted(scores_SV: Tensor, asked: Sequence[Sampling]) -> tuple[Tensor, list[bool]]:
-    """The cuts made among the likeliest tokens alone, and for which rows that is what `_all_sorted` would keep: where
+    """The cuts made among the likeliest tokens alone, and for which rows that is what `_all_sorted`
+    would keep: where
     the cut falls before the last of them, and not among equals of it."""
     values_SK, ids_SK = scores_SV.topk(_LIKELIEST, dim=-1)
-    ids_SK, by_id = ids_SK.sort(dim=-1)  # equals in the order of their ids, as a stable sort of all leaves them
+    # equals in the order of their ids, as a stable sort of all leaves them
+    ids_SK, by_id = ids_SK.sort(dim=-1)
     values_SK, order = values_SK.gather(1, by_id).sort(dim=-1, descending=True, stable=True)
     ids_SK = ids_SK.gather(1, order)
     place = torch.arange(_LIKELIEST, device=scores_SV.device)
@@ -168,7 +195,8 @@ def _few_sorted(scores_SV: Tensor, asked: Sequence[Sampling]) -> tuple[Tensor, l
     shares_SK = torch.where(torch.isinf(most), of_all_SK, of_few_SK)
     kept = _kept(shares_SK, asked)
     inside = kept & (place < most)
-    # what is kept is one stretch from the likeliest on; it must end above the least of those looked at
+    # what is kept is one stretch from the likeliest on; it must end above the least of those looked
+    # at
     last = inside.sum(-1, keepdim=True) - 1
     sure = values_SK.gather(1, last).squeeze(1) > values_SK[:, -1]
     out_SV = torch.zeros_like(scores_SV).scatter_(1, ids_SK, shares_SK * inside)
@@ -185,7 +213,8 @@ def _all_sorted(scores_SV: Tensor, asked: Sequence[Sampling]) -> Tensor:
 
 
 def _kept(shares: Tensor, asked: Sequence[Sampling]) -> Tensor:
-    """Of shares, the largest first, the fewest that hold top_p together: those before which less than that is reached;
+    """Of shares, the largest first, the fewest that hold top_p together: those before which less
+    than that is reached;
     and none below min_p of the first."""
     before = shares.cumsum(-1) - shares
     top_p = _column([each.top_p for each in asked], shares)

@@ -12,19 +12,28 @@ from typing import Any
 
 @dataclass(frozen=True, slots=True)
 class Sampling:
-    """Temperature 0 is greedy; `top_k` 0, `top_p` 1 and `min_p` 0 cut nothing off; penalties of 1, 0 and 0 are none.
+    """Temperature 0 is greedy; `top_k` 0, `top_p` 1 and `min_p` 0 cut nothing off; penalties of 1,
+    0 and 0 are none.
 
-    `repetition_penalty` divides positive and multiplies negative logits of every token seen, prompt included (CTRL,
-    arXiv 1909.05858); `presence_penalty` and `frequency_penalty` are subtracted from tokens of the answer, once and
-    for each time. `min_p` is a share of the likeliest token's probability (arXiv 2407.01082). `n` answers share the
-    prompt's cache. `ends` stop a request unless `ignore_eos`. `logit_bias` is added to the logits of token ids.
-    `logprobs` tells each token's, `top_logprobs` besides so many of the likeliest. Raises ValueError, naming the
+    `repetition_penalty` divides positive and multiplies negative logits of every token seen, prompt
+    included (CTRL,
+    arXiv 1909.05858); `presence_penalty` and `frequency_penalty` are subtracted from tokens of the
+    answer, once and
+    for each time. `min_p` is a share of the likeliest token's probability (arXiv 2407.01082). `n`
+    answers share the
+    prompt's cache. `ends` stop a request unless `ignore_eos`. `logit_bias` is added to the logits
+    of token ids.
+    `logprobs` tells each token's, `top_logprobs` besides so many of the likeliest. Raises
+    ValueError, naming the
     parameter.
 
-    With `beams` above 1 the `n` likeliest answers of so many beams are given, by the sum of log-probabilities over the
-    length to the power of `length_penalty`; `early_stopping` ends when as many have ended as there are beams.
+    With `beams` above 1 the `n` likeliest answers of so many beams are given, by the sum of
+    log-probabilities over the
+    length to the power of `length_penalty`; `early_stopping` ends when as many have ended as there
+    are beams.
 
-    An answer keeps to `json_schema` (an object, or its text), `regex` (Rust's), or `grammar` (Lark): one of them.
+    An answer keeps to `json_schema` (an object, or its text), `regex` (Rust's), or `grammar`
+    (Lark): one of them.
     """
 
     max_new_tokens: int = 64
@@ -53,20 +62,32 @@ class Sampling:
     def __post_init__(self) -> None:
         for name, low, high in _RANGES:
             value = getattr(self, name)
-            if isinstance(value, bool) or not isinstance(value, int | float) or not low <= value <= high:
-                raise ValueError(f"{name} is {value!r}; it must be a number from {low:g} to {high:g}")
+            if (
+                isinstance(value, bool)
+                or not isinstance(value, int | float)
+                or not low <= value <= high
+            ):
+                raise ValueError(
+                    f"{name} is {value!r}; it must be a number from {low:g} to {high:g}"
+                )
             if name in _WHOLE and value != int(value):
                 raise ValueError(f"{name} is {value!r}; it must be a whole number")
         if self.top_p == 0:
             raise ValueError("top_p is 0; it must be above 0")
         if not all(isinstance(text, str) and text for text in self.stop):
-            raise ValueError(f"stop is {list(self.stop)!r}; it must be a list of texts that are not empty")
+            raise ValueError(
+                f"stop is {list(self.stop)!r}; it must be a list of texts that are not empty"
+            )
         object.__setattr__(self, "logit_bias", _bias(self.logit_bias))
-        forms = [name for name in ("json_schema", "regex", "grammar") if getattr(self, name) is not None]
+        forms = [
+            name for name in ("json_schema", "regex", "grammar") if getattr(self, name) is not None
+        ]
         if self.beams > 1:
             self._check_beams(bool(forms))
         if len(forms) > 1:
-            raise ValueError(f"{forms[0]} and {forms[1]} are given; an answer keeps to one form, leave one out")
+            raise ValueError(
+                f"{forms[0]} and {forms[1]} are given; an answer keeps to one form, leave one out"
+            )
         for name in forms:
             if name != "json_schema" and not isinstance(getattr(self, name), str):
                 raise ValueError(f"{name} is {getattr(self, name)!r}; it must be a text")
@@ -74,11 +95,16 @@ class Sampling:
     def _check_beams(self, constrained: bool) -> None:
         if self.n > self.beams:
             raise ValueError(
-                f"n is {self.n}, beams {self.beams}; there are as many answers as beams, try n {self.beams}"
+                f"n is {self.n}, beams {self.beams}; there are as many answers as beams, try n "
+                f"{self.beams}"
             )
         if not isinstance(self.early_stopping, bool):
             raise ValueError(f"early_stopping is {self.early_stopping!r}; it must be true or false")
-        for name, given in (("stop", self.stop), ("logprobs", self.tells), ("json_schema, regex", constrained)):
+        for name, given in (
+            ("stop", self.stop),
+            ("logprobs", self.tells),
+            ("json_schema, regex", constrained),
+        ):
             if given:
                 raise ValueError(f"beams is {self.beams}; beams go without {name}, try beams 1")
 
@@ -109,7 +135,11 @@ class Sampling:
 
     @property
     def penalises(self) -> bool:
-        return self.repetition_penalty != 1 or self.presence_penalty != 0 or self.frequency_penalty != 0
+        return (
+            self.repetition_penalty != 1
+            or self.presence_penalty != 0
+            or self.frequency_penalty != 0
+        )
 
 
 def _bias(given: Any) -> dict[int, float]:
@@ -117,10 +147,16 @@ def _bias(given: Any) -> dict[int, float]:
     try:
         found = {int(token): float(value) for token, value in given.items()}
     except (AttributeError, TypeError, ValueError, OverflowError):
-        raise ValueError(f'logit_bias is {given!r}; it must give token ids their bias, as {{"7": -100}}') from None
-    wrong = next((value for value in found.values() if not -_MOST_BIAS <= value <= _MOST_BIAS), None)
+        raise ValueError(
+            f'logit_bias is {given!r}; it must give token ids their bias, as {{"7": -100}}'
+        ) from None
+    wrong = next(
+        (value for value in found.values() if not -_MOST_BIAS <= value <= _MOST_BIAS), None
+    )
     if wrong is not None:
-        raise ValueError(f"logit_bias has {wrong}; a bias must be from {-_MOST_BIAS} to {_MOST_BIAS}")
+        raise ValueError(
+            f"logit_bias has {wrong}; a bias must be from {-_MOST_BIAS} to {_MOST_BIAS}"
+        )
     return found
 
 

@@ -1,6 +1,8 @@
-"""Continuous batching: which tokens of which requests the next step computes, and where their keys and values go.
+"""Continuous batching: which tokens of which requests the next step computes, and where their keys
+and values go.
 
-Pure Python over the block pool; knows no tensors and no model. Iteration-level scheduling after Orca (OSDI 2022),
+Pure Python over the block pool; knows no tensors and no model. Iteration-level scheduling after
+Orca (OSDI 2022),
 chunked prefill after Sarathi-Serve (arXiv 2403.02310).
 """
 
@@ -25,7 +27,8 @@ NO_BLOCK = -1  # where a request's block is given back
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """Of one step: query tokens and sequences. `watermark` is the share of blocks that admission leaves free, so that
+    """Of one step: query tokens and sequences. `watermark` is the share of blocks that admission
+    leaves free, so that
     requests that run already can go on without preempting at once."""
 
     step_tokens: int = 2048
@@ -34,23 +37,38 @@ class Limits:
 
     def __post_init__(self) -> None:
         if self.step_tokens < 1 or self.sequences < 1 or not 0 <= self.watermark < 1:
-            raise ValueError(f"{self} computes nothing; step_tokens and sequences want at least 1, watermark 0 to 1")
+            raise ValueError(
+                f"{self} computes nothing; step_tokens and sequences want at least 1, watermark 0 "
+                "to 1"
+            )
 
 
 class Scheduler:
-    """Higher priority first, then first come, first served. Requests run until they end; when blocks run out the last
-    of them gives all of its back. Its full blocks go to CPU memory where that costs less than computing them again,
-    which is done with the rest, its answer so far included. The first always goes on, so every request ends.
+    """Higher priority first, then first come, first served. Requests run until they end; when
+    blocks run out the last
+    of them gives all of its back. Its full blocks go to CPU memory where that costs less than
+    computing them again,
+    which is done with the rest, its answer so far included. The first always goes on, so every
+    request ends.
 
-    First come counts by client (`turns`): one that sends many requests at a time has each placed behind the one before.
-    A `window` of tokens is all that any layer sees: blocks before it are given back, with `read_twice` no further than
-    a draft model has read. `swap` are places in CPU memory. With `groups` more than 1 so many steps may be under way,
-    begun and done in turn, each with its part of the requests: a request that is `flying` in one is in no other, and
+    First come counts by client (`turns`): one that sends many requests at a time has each placed
+    behind the one before.
+    A `window` of tokens is all that any layer sees: blocks before it are given back, with
+    `read_twice` no further than
+    a draft model has read. `swap` are places in CPU memory. With `groups` more than 1 so many steps
+    may be under way,
+    begun and done in turn, each with its part of the requests: a request that is `flying` in one is
+    in no other, and
     keeps its blocks.
     """
 
     def __init__(
-        self, pool: BlockPool, limits: Limits, *, window: int | None = None, swap: HostBlocks | None = None
+        self,
+        pool: BlockPool,
+        limits: Limits,
+        *,
+        window: int | None = None,
+        swap: HostBlocks | None = None,
     ) -> None:
         self.pool, self.limits, self.window = pool, limits, window
         self.turns = Turns(seats=limits.sequences, step_tokens=limits.step_tokens)
@@ -81,29 +99,55 @@ class Scheduler:
         """Raises ValueError for a request that could not run alone."""
         needed = self.pool.blocks_for(len(request.prompt) + request.sampling.max_new_tokens)
         if needed > self.pool.blocks:
-            says = f"a prompt of {len(request.prompt)} and {request.sampling.max_new_tokens} new tokens"
-            raise ValueError(f"{says} want {needed} blocks, the cache has {self.pool.blocks}; ask for fewer")
+            says = (
+                f"a prompt of {len(request.prompt)} and {request.sampling.max_new_tokens} new "
+                "tokens"
+            )
+            raise ValueError(
+                f"{says} want {needed} blocks, the cache has {self.pool.blocks}; ask for fewer"
+            )
         asked, most = request.sampling, self.limits.sequences
         if asked.sequences > most:
             name = "n" if asked.n == asked.sequences else "beams"
             raise ValueError(f"{name} is {asked.sequences}; at most {most} sequences run at a time")
-        if asked.beams > 1 and asked.beams * needed > (1 - self.limits.watermark) * self.pool.blocks:
-            says = f"{asked.beams} beams want {asked.beams * needed} blocks at a time, the cache has {self.pool.blocks}"
+        if (
+            asked.beams > 1
+            and asked.beams * needed > (1 - self.limits.watermark) * self.pool.blocks
+        ):
+            says = (
+                f"{asked.beams} beams want {asked.beams * needed} blocks at a time, the cache "
+                f"has {self.pool.blocks}"
+            )
             raise ValueError(f"{says}; ask for fewer beams or tokens")
         request.arrival = self.turns.came(
-            request.client, priority=request.priority, now=self.steps, waits=self._row_waits(request),
-            prompt=len(request.prompt), most=asked.max_new_tokens, sequences=asked.sequences, latest=AGING_STEPS - 1,
-        )  # fmt: skip
+            request.client,
+            priority=request.priority,
+            now=self.steps,
+            waits=self._row_waits(request),
+            prompt=len(request.prompt),
+            most=asked.max_new_tokens,
+            sequences=asked.sequences,
+            latest=AGING_STEPS - 1,
+        )
         insort(self.waiting, request, key=_rank)
 
     def fork(self, request: Request, children: list[Request]) -> None:
-        """Let `children` go on from where `request` is computed, on the same blocks; of one that waits they wait too.
+        """Let `children` go on from where `request` is computed, on the same blocks; of one that
+        waits they wait too.
 
         Not between plan and done.
         """
         for child in children:
-            child.blocks, child.computed, child.gone = list(request.blocks), request.computed, request.gone
-            child.client, child.priority, child.arrival = request.client, request.priority, request.arrival
+            child.blocks, child.computed, child.gone = (
+                list(request.blocks),
+                request.computed,
+                request.gone,
+            )
+            child.client, child.priority, child.arrival = (
+                request.client,
+                request.priority,
+                request.arrival,
+            )
             child.shared_tokens = request.computed
             self.pool.share(child.blocks[child.gone :])
         if request not in self.running:
@@ -138,10 +182,17 @@ class Scheduler:
             preempted = self._admit()
             self._add_drafts()
         self.flying.update(self._slices)
-        return StepPlan(tuple(self._slices.values()), tuple(preempted), tuple(self._swaps.outs), tuple(self._swaps.ins))
+        return StepPlan(
+            tuple(self._slices.values()),
+            tuple(preempted),
+            tuple(self._swaps.outs),
+            tuple(self._swaps.ins),
+        )
 
     def done(self, plan: StepPlan) -> None:
-        """The step is computed: full blocks may be shared from now on, but for what is drafted (`accept`)."""
+        """The step is computed: full blocks may be shared from now on, but for what is drafted
+        (`accept`).
+        """
         for each in plan.slices:
             self._computed(each.request, each.start + each.count - each.drafts)
             self.flying.discard(each.request)
@@ -154,7 +205,9 @@ class Scheduler:
             self.costs.computed(plan.tokens, seconds)
 
     def accept(self, request: Request, drafts: int) -> None:
-        """So many drafted tokens of the step have become the request's own; blocks of the others are given back."""
+        """So many drafted tokens of the step have become the request's own; blocks of the others
+        are given back.
+        """
         self._computed(request, request.computed + drafts)
         needed = self.pool.blocks_for(len(request.tokens))
         self.pool.release(request.blocks[needed:])
@@ -169,13 +222,16 @@ class Scheduler:
             self.pool.seal(request.blocks[place], keys[place])
         if self.window is not None:
             left = min(tokens, request.read) if self.read_twice else tokens
-            gone = max(0, left + 1 - self.window) // page  # the next query sees keys from left + 1 - window on
+            # the next query sees keys from left + 1 - window on
+            gone = max(0, left + 1 - self.window) // page
             self.pool.release(request.blocks[request.gone : gone])
             request.blocks[request.gone : gone] = [NO_BLOCK] * max(0, gone - request.gone)
             request.gone = max(gone, request.gone)
 
     def _go_on(self, request: Request) -> list[Request]:
-        """Give a running request its part of the step; returns who was preempted for it, perhaps itself."""
+        """Give a running request its part of the step; returns who was preempted for it, perhaps
+        itself.
+        """
         preempted: list[Request] = []
         count = min(request.pending, self._budget)
         while self._blocks_wanted(request, count) > self.pool.free:
@@ -190,7 +246,9 @@ class Scheduler:
         return preempted
 
     def _admit(self) -> list[Request]:
-        """Let in who waits, in turn, as long as there is room; returns who was preempted for the sake of priority."""
+        """Let in who waits, in turn, as long as there is room; returns who was preempted for the
+        sake of priority.
+        """
         pool, page = self.pool, self.pool.block_size
         preempted: list[Request] = []
         coming = {key for each in self.running for key in self._coming(each)}
@@ -199,7 +257,9 @@ class Scheduler:
             keys = request.keys((len(request.tokens) - 1) // page, page)
             found = pool.find(keys)
             missing = keys[len(found) :]
-            common = next((place for place, key in enumerate(missing) if key not in coming), len(missing))
+            common = next(
+                (place for place, key in enumerate(missing) if key not in coming), len(missing)
+            )
             if common and 2 * common * page >= len(request.tokens) - len(found) * page:
                 continue  # another computes most of it in this step
             if self._open and not self._room(request, found):
@@ -222,17 +282,26 @@ class Scheduler:
         return preempted
 
     def _room(self, request: Request, found: list[int]) -> bool:
-        """Seats and blocks for a request whose beginning is `found`, beside what prompts in chunks still take."""
+        """Seats and blocks for a request whose beginning is `found`, beside what prompts in chunks
+        still take.
+        """
         pool = self.pool
         spare = int(self.limits.watermark * pool.blocks) if self.running else 0
         owed = sum(self._still_wanted(each) for each in self.running)
         seats = self.limits.sequences - sum(self._seats(each) for each in self.running)
         new = pool.blocks_for(len(request.tokens)) - len(found)
-        return self._seats(request) <= seats and pool.free - pool.would_take(found) - owed - new >= spare
+        return (
+            self._seats(request) <= seats
+            and pool.free - pool.would_take(found) - owed - new >= spare
+        )
 
     def _made_room(self, request: Request, found: list[int]) -> list[Request]:
         """Preempt those of lower priority that are behind it, the last first, if that makes room."""
-        behind = [each for each in self.running if each.priority < request.priority and _rank(each) > _rank(request)]
+        behind = [
+            each
+            for each in self.running
+            if each.priority < request.priority and _rank(each) > _rank(request)
+        ]
         behind = [each for each in behind if each not in self.flying]
         behind.sort(key=_rank, reverse=True)
         left = [each for each in self.running if each not in behind]
@@ -243,7 +312,9 @@ class Scheduler:
         if not behind or self._seats(request) > seats or self.pool.blocks - len(held) - owed < new:
             return []
         preempted: list[Request] = []
-        while behind and not self._room(request, self.pool.find(request.keys(len(found), self.pool.block_size))):
+        while behind and not self._room(
+            request, self.pool.find(request.keys(len(found), self.pool.block_size))
+        ):
             preempted.append(behind.pop(0))
             self._preempt(preempted[-1])
         return preempted
@@ -275,7 +346,9 @@ class Scheduler:
         self._budget -= count
 
     def _add_drafts(self) -> None:
-        """Places for drafted tokens, out of what is left of the step and of free blocks: nobody gives way to them."""
+        """Places for drafted tokens, out of what is left of the step and of free blocks: nobody
+        gives way to them.
+        """
         pool, page = self.pool, self.pool.block_size
         for request, given in self._slices.items():
             if not (request.wish and given.samples and request.decodes):
@@ -314,7 +387,10 @@ class Scheduler:
         request.blocks, request.computed, request.gone, request.read = [], 0, 0, 0
 
     def _row_waits(self, request: Request) -> bool:
-        return any(each.client == request.client and each.priority == request.priority for each in self.waiting)
+        return any(
+            each.client == request.client and each.priority == request.priority
+            for each in self.waiting
+        )
 
     def _seats(self, request: Request) -> int:
         """A prompt that several answers will share keeps their seats until it is forked."""

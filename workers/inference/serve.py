@@ -1,4 +1,5 @@
-"""A run of kind serve: a model, an engine in a thread, and a server over it until somebody asks it to end.
+"""A run of kind serve: a model, an engine in a thread, and a server over it until somebody asks it
+to end.
 
 Puts the parts together and takes them apart again; what a request is, `server` knows.
 """
@@ -17,7 +18,15 @@ from workers.contracts.bodies import ServeBody
 from workers.contracts.exits import Outcome, UserError
 from workers.contracts.inference import replica_ranks
 from workers.contracts.model import ModelSource
-from workers.contracts.serving import DRAINING, SERVED, SERVING, TALLY_PATH, FileTold, Serving, serve_key
+from workers.contracts.serving import (
+    DRAINING,
+    SERVED,
+    SERVING,
+    TALLY_PATH,
+    FileTold,
+    Serving,
+    serve_key,
+)
 from workers.inference.accept import InferenceRun
 from workers.inference.apart import apart
 from workers.inference.backends.serve import Backend
@@ -49,8 +58,11 @@ _HEAR_S = 5.0  # for what other replicas tell of themselves, which end at the sa
 _MAP_TOLD = 16_384  # blocks of a map that goes into an event; a longer one is in the file alone
 
 
-def run_serve(run: InferenceRun, around: Surroundings, *, host: str | None = None, port: int = 0) -> Outcome:
-    """Until a stop (ok), a preemption, or an error of the engine, which is raised. Raises UserError, OSError too.
+def run_serve(
+    run: InferenceRun, around: Surroundings, *, host: str | None = None, port: int = 0
+) -> Outcome:
+    """Until a stop (ok), a preemption, or an error of the engine, which is raised. Raises
+    UserError, OSError too.
     A rank that leads no replica computes for the one that leads its."""
     check_world(run.plan, around)
     attempt = around.attempt or 1 + last_attempt(around.folder / "events.jsonl")
@@ -62,26 +74,45 @@ def run_serve(run: InferenceRun, around: Surroundings, *, host: str | None = Non
             body = run.serve
             if body.backend == "vllm":
                 return asyncio.run(
-                    Backend(run, around, recorder, beacon).go(orders, host=host or around.address, port=port)
+                    Backend(run, around, recorder, beacon).go(
+                        orders, host=host or around.address, port=port
+                    )
                 )
             device = device_of(around)
             team = join(run.plan, around, device)
-            loaded = apart(lambda: read_as_bytes(load(
-                run.spec.model, precision=run.plan.precision, device=device, quantize=body.quantize, team=team,
-                plan=run.plan,
-            ), run.spec.model).kept_in(body.kv_cache_dtype))  # fmt: skip
+            loaded = apart(
+                lambda: read_as_bytes(
+                    load(
+                        run.spec.model,
+                        precision=run.plan.precision,
+                        device=device,
+                        quantize=body.quantize,
+                        team=team,
+                        plan=run.plan,
+                    ),
+                    run.spec.model,
+                ).kept_in(body.kv_cache_dtype)
+            )
             if team is not None and not team.leads:
                 return Follower(loaded, recorder, beacon).go()
             with led(team):
                 drafting = apart(
-                    lambda: drafting_of(body, loaded, kind="serve", precision=run.plan.precision, device=device)
+                    lambda: drafting_of(
+                        body, loaded, kind="serve", precision=run.plan.precision, device=device
+                    )
                 )
                 beside = around.local_world_size
-                engine = apart(lambda: engine_of(loaded, body, local_world_size=beside, drafting=drafting))
-                witness = Witness(engine, recorder, beacon, around.folder, since_s=time.perf_counter())
+                engine = apart(
+                    lambda: engine_of(loaded, body, local_world_size=beside, drafting=drafting)
+                )
+                witness = Witness(
+                    engine, recorder, beacon, around.folder, since_s=time.perf_counter()
+                )
                 try:
                     bound = bind(host or around.address, port)
-                    server = Server(run, around, loaded, engine, witness, recorder, at=bound.getsockname()[:2])
+                    server = Server(
+                        run, around, loaded, engine, witness, recorder, at=bound.getsockname()[:2]
+                    )
                     return asyncio.run(server.go(orders, Listener(server.app, bound)))
                 finally:
                     witness.close()
@@ -95,13 +126,20 @@ def run_serve(run: InferenceRun, around: Surroundings, *, host: str | None = Non
 def engine_of(
     loaded: Loaded, body: ServeBody, *, local_world_size: int = 1, drafting: Drafting | None = None
 ) -> Engine:
-    """With the blocks that are asked for, or as many as all sequences may fill and memory has room for."""
+    """With the blocks that are asked for, or as many as all sequences may fill and memory has room
+    for.
+    """
     fits, each_bytes = blocks_that_fit(loaded, drafting)
     if loaded.team is None and next(loaded.decoder.parameters()).device.type == "cpu":
         fits //= local_world_size
-    blocks = body.kv_blocks or min(fits, body.max_seqs * blocks_wanted(loaded, loaded.spec.max_seq_len))
+    blocks = body.kv_blocks or min(
+        fits, body.max_seqs * blocks_wanted(loaded, loaded.spec.max_seq_len)
+    )
     if not 0 < blocks <= fits:
-        says = f"{max(1, blocks)} blocks of {each_bytes:,} bytes do not fit beside the weights, {max(0, fits)} would"
+        says = (
+            f"{max(1, blocks)} blocks of {each_bytes:,} bytes do not fit beside the weights, "
+            f"{max(0, fits)} would"
+        )
         raise UserError(f"serve.kv_blocks: {says}; try fewer, or a smaller model")
     limits = Limits(step_tokens=body.max_batch_tokens, sequences=body.max_seqs)
     return build(loaded, blocks=blocks, limits=limits, drafting=drafting)
@@ -124,7 +162,10 @@ class Server:
         self.witness, self.recorder, self.engine, self.at = witness, recorder, engine, at
         self.around, self.body = around, run.serve
         body, fence = run.serve, around.fence
-        self.replicas, self._leaders = run.plan.dp, () if loaded.team is None else (loaded.team.leaders,)
+        self.replicas, self._leaders = (
+            run.plan.dp,
+            () if loaded.team is None else (loaded.team.leaders,),
+        )
         self.gate = Gate(
             api_key=body.api_key,
             house_key=None if fence is None else serve_key(fence),
@@ -171,21 +212,34 @@ class Server:
             self._first = relay_to(found[0], self.around, api_key=self.body.api_key)
         else:
             self.desk.fleet = fleet_of(
-                found, self.around, api_key=self.body.api_key, block_size=BLOCK_SIZE, seats=self.body.max_seqs,
+                found,
+                self.around,
+                api_key=self.body.api_key,
+                block_size=BLOCK_SIZE,
+                seats=self.body.max_seqs,
                 waiting=self.body.max_waiting,
-            )  # fmt: skip
+            )
 
     def _tell_serving(self) -> None:
         host, port = self.at
         told = Serving(
-            host=host, port=port, model=self.desk.names[0], context=self.desk.context, chat=self.desk.chats,
-            block_size=BLOCK_SIZE, blocks=self.engine.scheduler.pool.blocks * self.replicas,
-        )  # fmt: skip
+            host=host,
+            port=port,
+            model=self.desk.names[0],
+            context=self.desk.context,
+            chat=self.desk.chats,
+            block_size=BLOCK_SIZE,
+            blocks=self.engine.scheduler.pool.blocks * self.replicas,
+        )
         self.recorder.event(SERVING, **told.to_dict())
-        print(f"serving {told.model} on http://{host}:{port}/v1, context {told.context}", flush=True)
+        print(
+            f"serving {told.model} on http://{host}:{port}/v1, context {told.context}", flush=True
+        )
 
     async def _tell_first(self, first: Relay) -> None:
-        tally = self.witness.summary.tally(rank=self.around.rank, seconds=time.perf_counter() - self.witness.since_s)
+        tally = self.witness.summary.tally(
+            rank=self.around.rank, seconds=time.perf_counter() - self.witness.since_s
+        )
         with contextlib.suppress(httpx.HTTPError):  # it may be gone
             await first.tell(TALLY_PATH, tally.to_dict())
         await first.close()
@@ -193,12 +247,18 @@ class Server:
     def _tell_served(self) -> None:
         ended, since_s = self.witness.summary, self.witness.since_s
         silent = 0 if self.desk.others is None else self.desk.others.add_to(ended, since_s=since_s)
-        summary = ended.summary(seconds=time.perf_counter() - since_s).model_copy(update={"silent": silent})
+        summary = ended.summary(seconds=time.perf_counter() - since_s).model_copy(
+            update={"silent": silent}
+        )
         stood, told = self.keeper.last, [self.keeper.path, self.around.folder / REQUESTS]
         if stood is not None and len(stood.state.map) <= _MAP_TOLD:
             bare = stood.state.model_copy(update={"requests": []})
             summary = summary.model_copy(update={"stood": stood.model_copy(update={"state": bare})})
-        files = [FileTold(name=path.name, path=str(path), bytes=path.stat().st_size) for path in told if path.is_file()]
+        files = [
+            FileTold(name=path.name, path=str(path), bytes=path.stat().st_size)
+            for path in told
+            if path.is_file()
+        ]
         self.recorder.event(SERVED, **summary.model_copy(update={"files": files}).to_dict())
 
     async def _drain(self, orders: Orders) -> Outcome:
@@ -220,12 +280,18 @@ class Server:
         served = self.witness.summary.count
         if (others := self.desk.others) is not None:
             now, half_s = time.monotonic(), _LEAST_S / 2
-            await others.heard(until=min(max(orders.deadline - half_s, now + half_s), now + _HEAR_S))
+            await others.heard(
+                until=min(max(orders.deadline - half_s, now + half_s), now + _HEAR_S)
+            )
             served += others.count
         cut = f", {len(left)} cut short" if left else ""
         if orders.wish == "stop":
-            return Outcome("ok", f"stopped on request after {served} requests{cut}", self.engine.counts.steps)
-        return Outcome("preempted", f"asked to leave after {served} requests{cut}", self.engine.counts.steps)
+            return Outcome(
+                "ok", f"stopped on request after {served} requests{cut}", self.engine.counts.steps
+            )
+        return Outcome(
+            "preempted", f"asked to leave after {served} requests{cut}", self.engine.counts.steps
+        )
 
     @property
     def _away(self) -> int:
@@ -233,7 +299,9 @@ class Server:
 
 
 def names_of(run: InferenceRun, loaded: Loaded) -> tuple[str, ...]:
-    """What a client may call the model, the first being what it is told: its short name, and as the spec has it."""
+    """What a client may call the model, the first being what it is told: its short name, and as the
+    spec has it.
+    """
     model: Any = run.spec.model
     if isinstance(model, ModelSource):
         given = str(model.path or model.package)

@@ -1,4 +1,5 @@
-"""What one step of the engine computes: a slice of tokens for each request in it, and the copies of blocks before.
+"""What one step of the engine computes: a slice of tokens for each request in it, and the copies of
+blocks before.
 
 Plain data; `scheduler` plans it, `runner` computes it.
 """
@@ -12,7 +13,8 @@ from workers.inference.request import Request
 
 @dataclass(frozen=True, slots=True)
 class Slice:
-    """Tokens `start` to `start + count` of a request, drafted ones last; of the last `wants` the logits are wanted.
+    """Tokens `start` to `start + count` of a request, drafted ones last; of the last `wants` the
+    logits are wanted.
 
     `copy` is a block's contents to be copied first: from, to.
     """
@@ -43,8 +45,11 @@ class Slice:
 
 @dataclass(frozen=True, slots=True)
 class StepPlan:
-    """What one step computes: decodes first, each request at most once. All copies come before all writes: first blocks
-    to CPU memory (`outs`: block, place there), then blocks from it (`ins`: place, block), then those of the slices."""
+    """What one step computes: decodes first, each request at most once. All copies come before all
+    writes: first blocks
+    to CPU memory (`outs`: block, place there), then blocks from it (`ins`: place, block), then
+    those of the slices.
+    """
 
     slices: tuple[Slice, ...]
     preempted: tuple[Request, ...] = ()

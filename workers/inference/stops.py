@@ -14,7 +14,8 @@ _LONGEST_CHARACTER = 4  # bytes, so ids: what is no character by then will never
 class GrowingText:
     """`text` of the ids so far, without the end of it that later ids may still change.
 
-    Each id is decoded with the few before it, since decoders join neighbours (a space before a word, bytes of one
+    Each id is decoded with the few before it, since decoders join neighbours (a space before a
+    word, bytes of one
     character); the cost of an id does not grow with the text.
     """
 

@@ -1,4 +1,7 @@
-"""What launcher and torchrun tell a rank of an inference run by its environment. Read once, typed; loads no torch."""
+"""What launcher and torchrun tell a rank of an inference run by its environment.
+
+Read once, typed; loads no torch.
+"""
 
 from __future__ import annotations
 

@@ -1,6 +1,8 @@
-"""Full blocks of preempted requests in CPU memory, found by what they hold, and when they are worth keeping there.
+"""Full blocks of preempted requests in CPU memory, found by what they hold, and when they are worth
+keeping there.
 
-Pure bookkeeping of places and of the copies that a step makes; the copying is the cache's. Swapping against recomputing
+Pure bookkeeping of places and of the copies that a step makes; the copying is the cache's. Swapping
+against recomputing
 after PagedAttention (arXiv 2309.06180, section 4.5), decided by measured seconds.
 """
 
@@ -18,7 +20,9 @@ _NEWEST = 0.3  # weight of the newest measurement
 
 @dataclass(slots=True)
 class Costs:
-    """Seconds, measured: of a block to CPU memory and back, and of a prompt's token computed; 0 is not known yet."""
+    """Seconds, measured: of a block to CPU memory and back, and of a prompt's token computed; 0 is
+    not known yet.
+    """
 
     block_s: float = 0.0
     token_s: float = 0.0
@@ -34,8 +38,10 @@ class Costs:
 
 
 class HostBlocks:
-    """Places 0 to `blocks` - 1, each with at most one full block, under the key that stands for all tokens up to its
-    end. The longest unused is overwritten; none that is read or written in the present step, until `stepped`.
+    """Places 0 to `blocks` - 1, each with at most one full block, under the key that stands for all
+    tokens up to its
+    end. The longest unused is overwritten; none that is read or written in the present step, until
+    `stepped`.
     """
 
     def __init__(self, blocks: int) -> None:
@@ -84,7 +90,8 @@ class HostBlocks:
 
 
 class Swaps:
-    """The copies of a step: `outs` (block, place) of those that are preempted in it, `ins` (place, block) of those that
+    """The copies of a step: `outs` (block, place) of those that are preempted in it, `ins` (place,
+    block) of those that
     come back. Without `host` there are none, and everything is computed again."""
 
     def __init__(self, pool: BlockPool, host: HostBlocks | None) -> None:
@@ -104,19 +111,25 @@ class Swaps:
             self.host.stepped()
 
     def put_out(self, victim: Request) -> None:
-        """Its full blocks, where that costs less than computing them again; before they are released."""
+        """Its full blocks, where that costs less than computing them again; before they are
+        released.
+        """
         page = self.pool.block_size
         if self.host is None or not self.costs.prefers_swap(page):
             return
         full = victim.computed // page
         keys = victim.keys(full, page)
-        places = [(victim.blocks[each], self.host.put(keys[each])) for each in range(victim.gone, full)]
+        places = [
+            (victim.blocks[each], self.host.put(keys[each])) for each in range(victim.gone, full)
+        ]
         outs = [(block, place) for block, place in places if place is not None]
         self.outs += outs
         self.total += len(outs)
 
     def bring_in(self, request: Request, keys: list[bytes]) -> None:
-        """The next blocks of the request, `keys`, as far as they are here; they hold before the step reads them."""
+        """The next blocks of the request, `keys`, as far as they are here; they hold before the
+        step reads them.
+        """
         if self.host is None:
             return
         places = self.host.find(keys)

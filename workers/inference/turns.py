@@ -1,6 +1,8 @@
-"""When a request counts as having come, so that clients share a full engine evenly however many requests each sends.
+"""When a request counts as having come, so that clients share a full engine evenly however many
+requests each sends.
 
-Start-time fair queueing (Goyal, Vin and Cheng, SIGCOMM 1996) over requests' expected work. Knows numbers alone.
+Start-time fair queueing (Goyal, Vin and Cheng, SIGCOMM 1996) over requests' expected work. Knows
+numbers alone.
 """
 
 from __future__ import annotations
@@ -11,9 +13,12 @@ _REMEMBERED = 10_000  # rows
 
 
 class Turns:
-    """`came` gives a request's place in time, in steps of the engine: now for a client that has nothing waiting, and
-    for each further one of its row later by the work of the one before, as if the client had sent them no faster than
-    an engine of its own would answer. A row is of one client and priority. Places never change: the order is total.
+    """`came` gives a request's place in time, in steps of the engine: now for a client that has
+    nothing waiting, and
+    for each further one of its row later by the work of the one before, as if the client had sent
+    them no faster than
+    an engine of its own would answer. A row is of one client and priority. Places never change: the
+    order is total.
 
     `seats` sequences run at a time and `step_tokens` are computed in a step.
     """
@@ -35,8 +40,10 @@ class Turns:
         sequences: int,
         latest: float,
     ) -> float:
-        """`waits` says whether the row has a request in the queue: one that has none is owed nothing and owes nothing.
-        `most` bounds the answer's tokens, `latest` how much later than now a request may be placed."""
+        """`waits` says whether the row has a request in the queue: one that has none is owed
+        nothing and owes nothing.
+        `most` bounds the answer's tokens, `latest` how much later than now a request may be placed.
+        """
         row = client, priority
         place = max(float(now), self._next.get(row, 0.0)) if waits else float(now)
         place = min(place, now + latest)

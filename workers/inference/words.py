@@ -1,4 +1,5 @@
-"""Text to token ids and back for whatever a model reads: its tokenizer, raw bytes, or nothing but ids.
+"""Text to token ids and back for whatever a model reads: its tokenizer, raw bytes, or nothing but
+ids.
 
 Knows files beside weights and loads no torch; what a request does with text is `stops`'.
 """
@@ -36,11 +37,14 @@ class ByteWords:
         return bytes(each for each in ids if each < 256).decode(errors="replace")
 
     def chat(self, messages: Sequence[Mapping[str, Any]], *, answer: bool = True) -> str:
-        raise WeightsError("a model of raw bytes has no chat template; give a prompt in place of messages")
+        raise WeightsError(
+            "a model of raw bytes has no chat template; give a prompt in place of messages"
+        )
 
 
 def open_words(path: Path) -> tuple[Words | None, tuple[int, ...]]:
-    """Of weights at `path`: what reads and writes text, None where only ids are known, and the ids that end an answer.
+    """Of weights at `path`: what reads and writes text, None where only ids are known, and the ids
+    that end an answer.
 
     Raises WeightsError for a tokenizer that is there and cannot be read.
     """
@@ -57,9 +61,15 @@ def _ends(path: Path, files: Mapping[str, bytes]) -> tuple[int, ...]:
         try:
             told = json.loads(data or b"{}")
         except ValueError as error:
-            raise WeightsError(f"{path}: {name} is not JSON: {str(error)[:80]}; fetch it again") from None
+            raise WeightsError(
+                f"{path}: {name} is not JSON: {str(error)[:80]}; fetch it again"
+            ) from None
         given = told.get("eos_token_id") if isinstance(told, dict) else None
-        found = tuple(each for each in (given if isinstance(given, list) else [given]) if isinstance(each, int))
+        found = tuple(
+            each
+            for each in (given if isinstance(given, list) else [given])
+            if isinstance(each, int)
+        )
         if found:
             return found
     return ()

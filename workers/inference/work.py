@@ -16,9 +16,13 @@ Pairs = list[tuple[int, int]]
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """`tokens` of all slices in a line, their `places` in their sequences, and the `slots` that keys and values go to;
-    `wanted` are those whose logits are wanted. Of each slice its blocks (`table`), its tokens with this step's (`lens`)
-    and where they end in the line (`ends`). Before all that: contents to CPU memory, back from it, and copied."""
+    """`tokens` of all slices in a line, their `places` in their sequences, and the `slots` that
+    keys and values go to;
+    `wanted` are those whose logits are wanted. Of each slice its blocks (`table`), its tokens with
+    this step's (`lens`)
+    and where they end in the line (`ends`). Before all that: contents to CPU memory, back from it,
+    and copied.
+    """
 
     tokens: list[int]
     places: list[int]
@@ -49,7 +53,11 @@ def work_of(plan: StepPlan, block_size: int) -> Work:
             for each in slices
             for place in range(each.start, each.start + each.count)
         ],
-        wanted=[place for end, each in zip(ends, slices, strict=True) for place in range(end - each.wants, end)],
+        wanted=[
+            place
+            for end, each in zip(ends, slices, strict=True)
+            for place in range(end - each.wants, end)
+        ],
         table=[_addresses(each.request, width) for each in slices],
         lens=[each.start + each.count for each in slices],
         ends=ends,

@@ -16,16 +16,27 @@ from workers.launcher.rundir import RunDir, read_json, write_json
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(prog="workers.launcher", description="Supervise one attempt on this node.")
-    parser.add_argument("--dir", required=True, type=Path, help="the attempt's run directory, claimed by the agent")
-    parser.add_argument("--foreground", action="store_true", help="stay with the caller instead of detaching")
+    parser = argparse.ArgumentParser(
+        prog="workers.launcher", description="Supervise one attempt on this node."
+    )
+    parser.add_argument(
+        "--dir", required=True, type=Path, help="the attempt's run directory, claimed by the agent"
+    )
+    parser.add_argument(
+        "--foreground", action="store_true", help="stay with the caller instead of detaching"
+    )
     args = parser.parse_args()
     run_dir = RunDir(args.dir.resolve())
     if not args.foreground:
         _detach(run_dir)
     order_data, agent = read_json(run_dir.order), read_json(run_dir.agent)
     started = processes.start_time(os.getpid())
-    facts = {"pid": os.getpid(), "start_time": started, "state": "launching", "fence": order_data.get("fence")}
+    facts = {
+        "pid": os.getpid(),
+        "start_time": started,
+        "state": "launching",
+        "fence": order_data.get("fence"),
+    }
     write_json(run_dir.supervisor, {**facts, "node": agent.get("node"), "up": time.time()})
 
     # after supervisor.json: pydantic and redis take 0.25 s to import
@@ -39,7 +50,10 @@ def main() -> int:
     # for the children; an agent knows this process by supervisor.json
     os.environ |= {"ORRERY_FENCE": order.fence, "ORRERY_NODE": link.node.node}
     verdict = Supervisor(run_dir, order, link).run()
-    print(f"attempt {order.run}.{order.attempt} ended: {verdict.exit_class}, {verdict.reason}", flush=True)
+    print(
+        f"attempt {order.run}.{order.attempt} ended: {verdict.exit_class}, {verdict.reason}",
+        flush=True,
+    )
     return 0
 
 

@@ -53,7 +53,8 @@ def program(order: LaunchOrder, run_dir: RunDir) -> tuple[list[str], Path]:
     if order.kind == "script":
         return _script(order, run_dir)
     raise Unlaunchable(
-        f"This node cannot start runs of kind {order.kind}; it starts {', '.join(OWN_PROGRAMS)} and script."
+        f"This node cannot start runs of kind {order.kind}; it starts {', '.join(OWN_PROGRAMS)} "
+        "and script."
     )
 
 
@@ -61,10 +62,15 @@ def _script(order: LaunchOrder, run_dir: RunDir) -> tuple[list[str], Path]:
     body = order.spec.get("script") or {}
     command = [str(part) for part in body.get("command") or []]
     if not command:
-        raise Unlaunchable('script.command is empty; give a program, as ["train.py", "--lr", "0.1"].')
+        raise Unlaunchable(
+            'script.command is empty; give a program, as ["train.py", "--lr", "0.1"].'
+        )
     folder = home_of(run_dir, order) / body["workdir"] if body.get("workdir") else run_dir.path
     if not folder.is_dir():
-        raise Unlaunchable(f"script.workdir {folder} is not a folder on this node; create it there, or give another.")
+        raise Unlaunchable(
+            f"script.workdir {folder} is not a folder on this node; create it there, or give "
+            "another."
+        )
     first = command[0]
     if first == "--no-python":
         return command[1:], folder
@@ -73,37 +79,77 @@ def _script(order: LaunchOrder, run_dir: RunDir) -> tuple[list[str], Path]:
     if first.endswith(".py"):
         if not (folder / first).is_file():
             raise Unlaunchable(
-                f"script.command: there is no file {folder / first} on this node; check the path and workdir."
+                f"script.command: there is no file {folder / first} on this node; check the path "
+                "and workdir."
             )
         return [sys.executable, "-u", *command], folder
     if shutil.which(first, path=os.environ.get("PATH")) is None and not (folder / first).is_file():
-        raise Unlaunchable(f"script.command: {first} is neither a program on this node's PATH nor a file in {folder}.")
+        raise Unlaunchable(
+            f"script.command: {first} is neither a program on this node's PATH nor a file in "
+            f"{folder}."
+        )
     return command, folder
 
 
-def torchrun(order: LaunchOrder, run_dir: RunDir, *, host: str, port: int, local_address: str) -> list[str]:
-    """`torch.distributed.run` with a static rendezvous; each rank runs under its keeper (`rank.py`)."""
+def torchrun(
+    order: LaunchOrder, run_dir: RunDir, *, host: str, port: int, local_address: str
+) -> list[str]:
+    """`torch.distributed.run` with a static rendezvous; each rank runs under its keeper
+    (`rank.py`).
+    """
     ranks, _ = program(order, run_dir)
     return [
-        sys.executable, "-m", "torch.distributed.run",
-        "--nnodes", str(order.nodes), "--node-rank", str(order.node_rank), "--nproc-per-node", str(order.local_ranks),
-        "--rdzv-backend", "static", "--master-addr", host, "--master-port", str(port), "--local-addr", local_address,
-        "--max-restarts", "0", "--monitor-interval", "0.1",
-        "--no-python", sys.executable, "-S", "-E", str(KEEPER), str(run_dir.path), "--", *ranks,
-    ]  # fmt: skip
+        sys.executable,
+        "-m",
+        "torch.distributed.run",
+        "--nnodes",
+        str(order.nodes),
+        "--node-rank",
+        str(order.node_rank),
+        "--nproc-per-node",
+        str(order.local_ranks),
+        "--rdzv-backend",
+        "static",
+        "--master-addr",
+        host,
+        "--master-port",
+        str(port),
+        "--local-addr",
+        local_address,
+        "--max-restarts",
+        "0",
+        "--monitor-interval",
+        "0.1",
+        "--no-python",
+        sys.executable,
+        "-S",
+        "-E",
+        str(KEEPER),
+        str(run_dir.path),
+        "--",
+        *ranks,
+    ]
 
 
 def checkpoints(order: LaunchOrder, run_dir: RunDir) -> Path:
-    """Shared by a run's attempts, but for nodes that share no directory: there each holds a part that is no whole."""
+    """Shared by a run's attempts, but for nodes that share no directory: there each holds a part
+    that is no whole.
+    """
     if order.nodes > 1 and order.shared_dir is None:
         return run_dir.path / "checkpoints"
     return home_of(run_dir, order) / (order.shared_dir or f"runs/{order.run}") / "checkpoints"
 
 
 def environment(
-    order: LaunchOrder, run_dir: RunDir, *, host: str, address: str = "127.0.0.1", base: Mapping[str, str] = os.environ
+    order: LaunchOrder,
+    run_dir: RunDir,
+    *,
+    host: str,
+    address: str = "127.0.0.1",
+    base: Mapping[str, str] = os.environ,
 ) -> dict[str, str]:
-    """What torchrun and all ranks see. What the order gives wins over our defaults, not over our names.
+    """What torchrun and all ranks see. What the order gives wins over our defaults, not over our
+    names.
 
     `host` is where ranks meet, `address` where others reach this node.
     """
@@ -111,9 +157,14 @@ def environment(
     script = (order.spec.get("script") or {}).get("env") or {}
     given = {**order.env, **script}
     gpu = order.device_kind == "gpu"
-    defaults = {"PYTHONFAULTHANDLER": "1", "PYTHONUNBUFFERED": "1", "TOKENIZERS_PARALLELISM": "false"}
+    defaults = {
+        "PYTHONFAULTHANDLER": "1",
+        "PYTHONUNBUFFERED": "1",
+        "TOKENIZERS_PARALLELISM": "false",
+    }
     if not gpu:
-        defaults["OMP_NUM_THREADS"] = "1"  # a slot is a core; a pool per core and rank slows every rank
+        # a slot is a core; a pool per core and rank slows every rank
+        defaults["OMP_NUM_THREADS"] = "1"
     if host.startswith(LOOPBACK):
         defaults["GLOO_SOCKET_IFNAME"] = "lo" if sys.platform.startswith("linux") else "lo0"
     # the recorder's folder lets a script say `import orrery_recorder`
@@ -121,9 +172,13 @@ def environment(
     path += [part for part in (given.get("PYTHONPATH", base.get("PYTHONPATH", "")),) if part]
     kept = {name: value for name, value in base.items() if _may_pass(name)}
     found = {
-        **kept, **defaults, **given,
+        **kept,
+        **defaults,
+        **given,
         "PYTHONPATH": os.pathsep.join(path),
-        "CUDA_VISIBLE_DEVICES": ",".join(str(index) for index in order.local_devices) if gpu else "",
+        "CUDA_VISIBLE_DEVICES": ",".join(str(index) for index in order.local_devices)
+        if gpu
+        else "",
         "ORRERY_HOME": str(home),
         "ORRERY_RUN": order.run,
         "ORRERY_ATTEMPT": str(order.attempt),
@@ -134,7 +189,7 @@ def environment(
         "ORRERY_CHECKPOINTS": str(checkpoints(order, run_dir)),
         # the supervisor, which can tell who hangs, is to speak before a collective gives up
         "ORRERY_PG_TIMEOUT_S": kept.get("ORRERY_PG_TIMEOUT_S", str(round(order.hang_s) + 60)),
-    }  # fmt: skip
+    }
     if order.resume_from is not None:
         found["ORRERY_RESUME"] = str(home / order.resume_from.path)
     return found
@@ -152,4 +207,7 @@ def _may_pass(name: str) -> bool:
     """A node's own settings and its broker's password are no business of the programs it runs."""
     if name in ("ORRERY_PG_TIMEOUT_S", "ORRERY_SCRATCH"):
         return True
-    return not name.startswith(("ORRERY_", "TORCHELASTIC_")) and name not in ("REDIS_URL", "DATABASE_URL")
+    return not name.startswith(("ORRERY_", "TORCHELASTIC_")) and name not in (
+        "REDIS_URL",
+        "DATABASE_URL",
+    )

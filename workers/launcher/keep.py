@@ -1,6 +1,8 @@
-"""Keeps a checkpoint of one run for another: the same files under a second name, so that either may delete its own.
+"""Keeps a checkpoint of one run for another: the same files under a second name, so that either may
+delete its own.
 
-Hard links where the file system has them, else copies. Does not know what a checkpoint holds, nor when it is complete
+Hard links where the file system has them, else copies. Does not know what a checkpoint holds, nor
+when it is complete
 but for its manifest.
 """
 
@@ -16,11 +18,17 @@ MANIFEST = "manifest.json"
 def keep(home: Path, source: str, target: str) -> bool:
     """True when `target` is there, from now or before; False where there is no whole `source`.
 
-    Paths are relative to the node's home. Raises ValueError for one that does not lie under `runs/`, OSError for a disk
+    Paths are relative to the node's home. Raises ValueError for one that does not lie under
+    `runs/`, OSError for a disk
     that is full or cannot be written.
     """
     for path in (PurePosixPath(source), PurePosixPath(target)):
-        if path.is_absolute() or ".." in path.parts or path.parts[:1] != ("runs",) or len(path.parts) < 3:
+        if (
+            path.is_absolute()
+            or ".." in path.parts
+            or path.parts[:1] != ("runs",)
+            or len(path.parts) < 3
+        ):
             raise ValueError(f"{path} is not a checkpoint under runs/")
     wanted, found = home / target, home / source
     if (wanted / MANIFEST).is_file():

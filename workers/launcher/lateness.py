@@ -1,4 +1,5 @@
-"""Which rank the others wait for all the time, from when each came to their common collectives. Pure.
+"""Which rank the others wait for all the time, from when each came to their common collectives.
+Pure.
 
 Clocks are compared, so this is for ranks of one node. A rank that stands altogether is `watch`'s.
 """
@@ -11,7 +12,8 @@ from dataclasses import dataclass, field
 
 LOOKS = 4  # looks that a verdict rests on; one each pulse, every two seconds
 LATE_SHARE = 0.25  # of the time, that the others spend waiting for one rank
-_MORE_THAN_NEXT = 3.0  # times the share of the second latest: oversubscribed cores make everybody late at times
+# times the share of the second latest: oversubscribed cores make everybody late at times
+_MORE_THAN_NEXT = 3.0
 _LEAST_NS = 2_000_000  # shorter waits are a scheduler's
 Arrival = tuple[str, int, int]
 
@@ -27,9 +29,13 @@ class Latest:
 
 @dataclass(slots=True)
 class Lateness:
-    """`look()` at each pulse of all ranks of a node; answers a rank once, and again after it was in time meanwhile."""
+    """`look()` at each pulse of all ranks of a node; answers a rank once, and again after it was in
+    time meanwhile.
+    """
 
-    _shares: deque[dict[int, tuple[float, float]]] = field(default_factory=lambda: deque(maxlen=LOOKS))
+    _shares: deque[dict[int, tuple[float, float]]] = field(
+        default_factory=lambda: deque(maxlen=LOOKS)
+    )
     _told: int | None = None
 
     def look(self, arrivals: Mapping[int, Sequence[Arrival]]) -> Latest | None:
@@ -40,12 +46,19 @@ class Lateness:
         if len(self._shares) < LOOKS:
             return None
         ranks = {rank for look in self._shares for rank in look}
-        mean = {rank: sum(look.get(rank, (0.0, 0.0))[0] for look in self._shares) / LOOKS for rank in ranks}
+        mean = {
+            rank: sum(look.get(rank, (0.0, 0.0))[0] for look in self._shares) / LOOKS
+            for rank in ranks
+        }
         by_share = sorted(mean, key=lambda rank: -mean[rank])
         worst = by_share[0]
         next_share = mean[by_share[1]] if len(by_share) > 1 else 0.0
         always = sum(look.get(worst, (0.0, 0.0))[0] > LATE_SHARE / 2 for look in self._shares)
-        late = mean[worst] > LATE_SHARE and mean[worst] > _MORE_THAN_NEXT * next_share and always >= LOOKS - 1
+        late = (
+            mean[worst] > LATE_SHARE
+            and mean[worst] > _MORE_THAN_NEXT * next_share
+            and always >= LOOKS - 1
+        )
         if not late:
             if mean[worst] < LATE_SHARE / 2:
                 self._told = None
@@ -60,7 +73,8 @@ class Lateness:
 def waits(arrivals: Mapping[int, Sequence[Arrival]]) -> dict[int, tuple[float, float]] | None:
     """`{rank: (share of the time that the others waited for it, mean seconds it came after them)}`.
 
-    From collectives that all members seen here came to; None where ranks have too few in common to tell.
+    From collectives that all members seen here came to; None where ranks have too few in common to
+    tell.
     """
     members: dict[str, set[int]] = defaultdict(set)
     came: dict[tuple[str, int], dict[int, int]] = defaultdict(dict)
@@ -73,7 +87,9 @@ def waits(arrivals: Mapping[int, Sequence[Arrival]]) -> dict[int, tuple[float, f
     for (group, _), times in came.items():
         if len(times) < 2 or set(times) != members[group]:
             continue
-        (last_ns, last), (before_ns, _) = sorted(((ns, rank) for rank, ns in times.items()), reverse=True)[:2]
+        (last_ns, last), (before_ns, _) = sorted(
+            ((ns, rank) for rank, ns in times.items()), reverse=True
+        )[:2]
         begin = before_ns if begin is None else min(begin, before_ns)
         end = last_ns if end is None else max(end, last_ns)
         if last_ns - before_ns > _LEAST_NS:

@@ -1,6 +1,8 @@
-"""A supervisor's line to Redis: sealed reports and telemetry out, acknowledged numbers and the rendezvous in.
+"""A supervisor's line to Redis: sealed reports and telemetry out, acknowledged numbers and the
+rendezvous in.
 
-Never raises for a broken line: it answers False or None, waits longer each time, and counts connections, so that the
+Never raises for a broken line: it answers False or None, waits longer each time, and counts
+connections, so that the
 outbox can rewind after a new one. Knows no file of a run.
 """
 
@@ -60,9 +62,14 @@ class Link:
         """Queue one AttemptReport; `flush` sends it, in order, however long Redis is away."""
         self._seq += 1
         body = {
-            "attempt_id": self.order.attempt_id, "fence": self.order.fence, "node": self.node.node,
-            "seq": self._seq, "time": now or time.time(), "type": kind, "data": data,
-        }  # fmt: skip
+            "attempt_id": self.order.attempt_id,
+            "fence": self.order.fence,
+            "node": self.node.node,
+            "seq": self._seq,
+            "time": now or time.time(),
+            "type": kind,
+            "data": data,
+        }
         self._reports.append(body)
 
     def flush(self) -> bool:
@@ -78,8 +85,14 @@ class Link:
     def telemetry(self, batches: list[dict[str, Any]]) -> bool:
         """Send one envelope of batches; True when Redis has it."""
         self._follow_node()
-        head = {"run": self.order.run, "attempt": self.order.attempt, "attempt_id": self.order.attempt_id}
-        text = self._sealed(wire.KIND_TELEMETRY, {**head, "fence": self.order.fence, "batches": batches})
+        head = {
+            "run": self.order.run,
+            "attempt": self.order.attempt,
+            "attempt_id": self.order.attempt_id,
+        }
+        text = self._sealed(
+            wire.KIND_TELEMETRY, {**head, "fence": self.order.fence, "batches": batches}
+        )
         fields = {wire.FIELD_NODE: self.node.node, wire.FIELD_MESSAGE: text}
         return self._add(wire.TELEMETRY, fields)
 
@@ -93,9 +106,16 @@ class Link:
 
     def publish_rendezvous(self, host: str, port: int) -> bool:
         key = wire.rendezvous_key(self.order.fence)
-        # the nodes share no secret, so this only guards against accidents: the host comes from each one's own order
-        text = envelope.seal(self._meeting(), wire.KIND_RENDEZVOUS, {"host": host, "port": port},
-                             ttl_s=wire.RENDEZVOUS_TTL_S, now=time.time(), node=self.node.node)  # fmt: skip
+        # the nodes share no secret, so this only guards against accidents: the host comes from each
+        # one's own order
+        text = envelope.seal(
+            self._meeting(),
+            wire.KIND_RENDEZVOUS,
+            {"host": host, "port": port},
+            ttl_s=wire.RENDEZVOUS_TTL_S,
+            now=time.time(),
+            node=self.node.node,
+        )
         return bool(self._call(lambda client: client.set(key, text, ex=wire.RENDEZVOUS_TTL_S)))
 
     def rendezvous(self) -> tuple[str, int] | None:
@@ -104,7 +124,9 @@ class Link:
         if not text:
             return None
         try:
-            body = envelope.open_envelope(self._meeting(), text, kind=wire.KIND_RENDEZVOUS, now=time.time())
+            body = envelope.open_envelope(
+                self._meeting(), text, kind=wire.KIND_RENDEZVOUS, now=time.time()
+            )
         except envelope.EnvelopeError:
             return None
         return str(body["host"]), int(body["port"])
@@ -114,10 +136,13 @@ class Link:
 
     def _sealed(self, kind: str, body: dict[str, Any]) -> str:
         node = self.node
-        return envelope.seal(node.secret, kind, body, ttl_s=wire.REPORT_TTL_S, now=time.time(), node=node.node)
+        return envelope.seal(
+            node.secret, kind, body, ttl_s=wire.REPORT_TTL_S, now=time.time(), node=node.node
+        )
 
     def _follow_node(self) -> None:
-        """A node that joined anew has another secret: what the old one sealed meanwhile was refused, so the connection
+        """A node that joined anew has another secret: what the old one sealed meanwhile was
+        refused, so the connection
         is made anew, and with it the outbox goes back to what was acknowledged."""
         stamp = _stamp(self._path)
         if stamp == self._stamp:
@@ -150,9 +175,14 @@ class Link:
         with contextlib.suppress(OSError):
             self.node = NodeFile.read(self._path)  # a restarted agent may know a new address
         return redis.Redis.from_url(
-            self.node.redis_url, decode_responses=True, socket_timeout=5, socket_connect_timeout=5,
-            retry=None, redis_connect_func=self._connected, client_name="orrery-supervisor",
-        )  # fmt: skip
+            self.node.redis_url,
+            decode_responses=True,
+            socket_timeout=5,
+            socket_connect_timeout=5,
+            retry=None,
+            redis_connect_func=self._connected,
+            client_name="orrery-supervisor",
+        )
 
     def _connected(self, connection: Any) -> None:
         connection.on_connect()

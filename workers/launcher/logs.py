@@ -1,6 +1,7 @@
 """A rank's stdout and stderr become numbered lines in `logs.jsonl`, in the order they were seen.
 
-Each line keeps where it ended in its source, so that a successor goes on where a killed supervisor stopped.
+Each line keeps where it ended in its source, so that a successor goes on where a killed supervisor
+stopped.
 Knows no Redis.
 """
 
@@ -19,7 +20,10 @@ _TAIL_BYTES = 64 * 1024
 
 
 class LogCollector:
-    """One writer's folder. `sources` maps a short name to a file in it; `last_words` are the newest lines of `err`."""
+    """One writer's folder.
+
+    `sources` maps a short name to a file in it; `last_words` are the newest lines of `err`.
+    """
 
     def __init__(self, folder: Path, sources: dict[str, str] | None = None) -> None:
         self.folder = folder
@@ -30,7 +34,10 @@ class LogCollector:
         self._resume()
 
     def collect(self, *, final: bool = False) -> int:
-        """Append what is new; `final` also takes an unfinished last line. Returns how many lines."""
+        """Append what is new; `final` also takes an unfinished last line.
+
+        Returns how many lines.
+        """
         rows: list[str] = []
         for source in self.sources:
             while more := self._lines(source, final=final):
@@ -59,12 +66,20 @@ class LogCollector:
                 text = part.rstrip(b"\r\n").decode("utf-8", "replace").replace("\x00", "�")
                 if source == "err":
                     self.last_words.append(text)
-                row = {"seq": self.seq, "time": now, "from": source, "end": self._offsets[source], "text": text}
+                row = {
+                    "seq": self.seq,
+                    "time": now,
+                    "from": source,
+                    "end": self._offsets[source],
+                    "text": text,
+                }
                 rows.append(json.dumps(row, ensure_ascii=False, separators=(",", ":")) + "\n")
         return rows
 
     def _resume(self) -> None:
-        """Number and offsets from the end of an earlier `logs.jsonl`, whose torn last line is cut off."""
+        """Number and offsets from the end of an earlier `logs.jsonl`, whose torn last line is cut
+        off.
+        """
         path = self.folder / "logs.jsonl"
         try:
             size = path.stat().st_size

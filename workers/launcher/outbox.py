@@ -1,6 +1,8 @@
-"""One JSON-lines file as an outbox: whole lines read once, kept in mind until acknowledged, read again after a rewind.
+"""One JSON-lines file as an outbox: whole lines read once, kept in mind until acknowledged, read
+again after a rewind.
 
-The file is the durable copy; here are only offsets. Knows neither Redis nor what a line means but its `seq`.
+The file is the durable copy; here are only offsets. Knows neither Redis nor what a line means but
+its `seq`.
 """
 
 from __future__ import annotations
@@ -37,7 +39,9 @@ class Outbox:
         self._sent: deque[Mark] = deque()
 
     def read(self) -> tuple[list[dict[str, Any]], Mark] | None:
-        """The next whole lines as objects with the mark to give to `sent`; None while there is nothing or no room."""
+        """The next whole lines as objects with the mark to give to `sent`; None while there is
+        nothing or no room.
+        """
         if self._next - self.acked_offset > WINDOW_BYTES:
             return None
         try:
@@ -52,7 +56,10 @@ class Outbox:
         if end == 0:
             return None
         rows = [row for line in data[:end].splitlines() if (row := self._parsed(line)) is not None]
-        last = max((row["seq"] for row in rows), default=self._sent[-1].last_seq if self._sent else self.acked)
+        last = max(
+            (row["seq"] for row in rows),
+            default=self._sent[-1].last_seq if self._sent else self.acked,
+        )
         return rows, Mark(self._next, self._next + end, last)
 
     def sent(self, mark: Mark) -> None:

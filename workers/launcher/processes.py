@@ -1,6 +1,7 @@
 """Processes of an attempt: who is alive, who belongs to it, and the end of all of them.
 
-Ranks may have sessions and parents of their own; they are found as descendants and by ORRERY_FENCE and ORRERY_NODE
+Ranks may have sessions and parents of their own; they are found as descendants and by ORRERY_FENCE
+and ORRERY_NODE
 in their environment: two agents on one machine may share an attempt. Knows no run and no Redis.
 """
 
@@ -20,7 +21,10 @@ _SET_PDEATHSIG, _SET_CHILD_SUBREAPER = 1, 36  # linux/prctl.h
 
 
 def start_time(pid: int) -> float | None:
-    """When a living process started (Unix seconds); None where there is none. With the pid it names one process."""
+    """When a living process started (Unix seconds); None where there is none.
+
+    With the pid it names one process.
+    """
     try:
         process = psutil.Process(pid)
         return None if process.status() == psutil.STATUS_ZOMBIE else process.create_time()
@@ -40,17 +44,24 @@ def adopt_orphans() -> None:
 
 
 def die_with_parent() -> None:
-    """For `preexec_fn`: SIGKILL when the parent thread ends, so that a killed supervisor leaves nothing (Linux)."""
+    """For `preexec_fn`: SIGKILL when the parent thread ends, so that a killed supervisor leaves
+    nothing (Linux).
+    """
     _prctl(_SET_PDEATHSIG, signal.SIGKILL)
 
 
-def members(fence: str, *, node: str | None = None, root: int | None = None) -> list[psutil.Process]:
-    """Living processes of an attempt: descendants of `root`, and all that carry the fence and the node's name (of any
+def members(
+    fence: str, *, node: str | None = None, root: int | None = None
+) -> list[psutil.Process]:
+    """Living processes of an attempt: descendants of `root`, and all that carry the fence and the
+    node's name (of any
     node by default); never this process."""
     found: dict[int, psutil.Process] = {}
     if root is not None:
         with contextlib.suppress(psutil.Error):
-            found = {process.pid: process for process in psutil.Process(root).children(recursive=True)}
+            found = {
+                process.pid: process for process in psutil.Process(root).children(recursive=True)
+            }
     for pid in _pids_with(f"ORRERY_FENCE={fence}", *([f"ORRERY_NODE={node}"] if node else [])):
         with contextlib.suppress(psutil.Error):
             found.setdefault(pid, psutil.Process(pid))
@@ -58,8 +69,12 @@ def members(fence: str, *, node: str | None = None, root: int | None = None) -> 
     return [process for process in found.values() if _lives(process)]
 
 
-def end_all(fence: str, *, node: str | None = None, root: int | None = None, patience_s: float = 5.0) -> list[int]:
-    """SIGKILL every member until none is left; returns pids that outlived the patience (stuck in the kernel)."""
+def end_all(
+    fence: str, *, node: str | None = None, root: int | None = None, patience_s: float = 5.0
+) -> list[int]:
+    """SIGKILL every member until none is left; returns pids that outlived the patience (stuck in
+    the kernel).
+    """
     deadline = time.monotonic() + patience_s
     while left := members(fence, node=node, root=root):
         for process in left:
@@ -74,12 +89,16 @@ def end_all(fence: str, *, node: str | None = None, root: int | None = None, pat
 def reap(spare: int | None = None) -> None:
     """Collect adopted orphans that have ended. `spare` is a child that somebody else waits for."""
     with contextlib.suppress(ChildProcessError):
-        while (ended := os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)) and ended.si_pid != spare:
+        while (
+            ended := os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+        ) and ended.si_pid != spare:
             os.waitpid(ended.si_pid, os.WNOHANG)
 
 
 def oom_kills() -> int:
-    """How many processes of this control group (or machine) the kernel's out-of-memory killer has ended so far."""
+    """How many processes of this control group (or machine) the kernel's out-of-memory killer has
+    ended so far.
+    """
     with contextlib.suppress(OSError, ValueError):
         group = Path("/proc/self/cgroup").read_text().strip().rpartition("::")[2]
         for folder in (Path("/sys/fs/cgroup") / group.lstrip("/"), Path("/sys/fs/cgroup")):

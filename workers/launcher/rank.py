@@ -1,6 +1,8 @@
-"""One rank's keeper, run by torchrun as a plain file: output into the rank's own logs, and how the program ended.
+"""One rank's keeper, run by torchrun as a plain file: output into the rank's own logs, and how the
+program ended.
 
-Standard library only and no package of ours, so that a rank costs 20 ms more. Knows no kind of program.
+Standard library only and no package of ours, so that a rank costs 20 ms more. Knows no kind of
+program.
 """
 
 import contextlib
@@ -35,7 +37,10 @@ def main() -> int:
     code = program.wait()
     _write(folder / "status.json", {"code": code, "time": time.time()})
     if code < 0:  # torchrun then names the signal, not a number
-        signal.signal(-code, signal.SIG_DFL) if -code not in (signal.SIGKILL, signal.SIGSTOP) else None
+        signal.signal(-code, signal.SIG_DFL) if -code not in (
+            signal.SIGKILL,
+            signal.SIGSTOP,
+        ) else None
         os.kill(os.getpid(), -code)
     return code
 
@@ -51,7 +56,8 @@ def _die_with_parent() -> None:
 
 
 def _write(path: Path, data: dict[str, float]) -> None:
-    with contextlib.suppress(OSError):  # a full disk is told by the supervisor, which needs no file for it
+    # a full disk is told by the supervisor, which needs no file for it
+    with contextlib.suppress(OSError):
         beside = path.with_name("." + path.name)
         beside.write_text(json.dumps(data))
         os.replace(beside, path)

@@ -1,4 +1,5 @@
-"""What remains to be done for an attempt whose supervisor is gone: end its processes, ship its outbox, report its end.
+"""What remains to be done for an attempt whose supervisor is gone: end its processes, ship its
+outbox, report its end.
 
 Called by agents, at their start and when they notice it. Does not start anything again.
 """
@@ -37,8 +38,12 @@ def reported(run_dir: RunDir) -> bool:
     return bool(read_json(run_dir.exit).get("reported"))
 
 
-def recover(run_dir: RunDir, node_file: Path, *, patience_s: float = 600.0) -> dict[str, Any] | None:
-    """Reports `exited` for a directory without a living supervisor; None while Redis stays away for `patience_s`."""
+def recover(
+    run_dir: RunDir, node_file: Path, *, patience_s: float = 600.0
+) -> dict[str, Any] | None:
+    """Reports `exited` for a directory without a living supervisor; None while Redis stays away for
+    `patience_s`.
+    """
     order = LaunchOrder.from_dict(read_json(run_dir.order))
     link = Link(node_file, order)
     left = processes.end_all(order.fence, node=link.node.node)
@@ -70,14 +75,19 @@ def _verdict(run_dir: RunDir, order: LaunchOrder, shipping: Shipping, left: list
     ranks = range(order.rank_offset, order.rank_offset + order.local_ranks)
     ends = rank_ends(run_dir, ranks, shipping)
     if len(ends) == len(ranks) and all(end.code == 0 for end in ends):
-        return Verdict("ok", "All ranks finished; their supervisor was gone by then.", code=0, time=time.time())
+        return Verdict(
+            "ok", "All ranks finished; their supervisor was gone by then.", code=0, time=time.time()
+        )
     asked = read_json(run_dir.request).get("action")
     if asked in _WORDS:
         return Verdict(*_WORDS[asked], time=time.time())
     if not run_dir.supervisor.exists():
         says = "The attempt's supervisor did not start; see supervisor.log in its run directory."
     else:
-        says = "The attempt's supervisor was gone (killed, or the machine restarted); its ranks were ended."
+        says = (
+            "The attempt's supervisor was gone (killed, or the machine restarted); its ranks "
+            "were ended."
+        )
     if left:
         says += f" Processes {left} do not end."
     return Verdict("infrastructure", says, time=time.time())

@@ -1,6 +1,8 @@
-"""Where an attempt's torchruns meet: the first node's supervisor finds a free port and says so, the others wait for it.
+"""Where an attempt's torchruns meet: the first node's supervisor finds a free port and says so, the
+others wait for it.
 
-The host comes from the signed order alone; from Redis only a port, so a forged word can delay a run, not redirect it.
+The host comes from the signed order alone; from Redis only a port, so a forged word can delay a
+run, not redirect it.
 """
 
 from __future__ import annotations
@@ -22,7 +24,10 @@ class NoRendezvous(OSError):
 
 
 def meet(order: LaunchOrder, link: Link, *, keep_on: Callable[[], bool]) -> tuple[str, int]:
-    """`(host, port)`. Blocks up to WAIT_S while `keep_on()` is true. Raises NoRendezvous, OSError for no free port."""
+    """`(host, port)`.
+
+    Blocks up to WAIT_S while `keep_on()` is true. Raises NoRendezvous, OSError for no free port.
+    """
     if order.nodes == 1:
         return "127.0.0.1", free_port("127.0.0.1")
     host = order.rendezvous.host or link.node.address
@@ -36,12 +41,19 @@ def meet(order: LaunchOrder, link: Link, *, keep_on: Callable[[], bool]) -> tupl
         return host, port
     if order.rendezvous.port is not None:
         return host, order.rendezvous.port
-    _, port = wait_for(link.rendezvous, keep_on, f"the first node ({host}) named no rendezvous within {WAIT_S:.0f} s")
+    _, port = wait_for(
+        link.rendezvous,
+        keep_on,
+        f"the first node ({host}) named no rendezvous within {WAIT_S:.0f} s",
+    )
     return host, port
 
 
 def free_port(host: str) -> int:
-    """A port nobody listens on at this address. It is free again at once: torchrun binds it a second later."""
+    """A port nobody listens on at this address.
+
+    It is free again at once: torchrun binds it a second later.
+    """
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     with socket.socket(family) as probe:
         probe.bind((host, 0))

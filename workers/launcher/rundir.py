@@ -1,6 +1,7 @@
 """The files of one attempt's run directory on one node: their names, whole writes, and the claim.
 
-`order.json` is made by a link that fails where it exists, so an attempt starts once. Knows no process and no Redis.
+`order.json` is made by a link that fails where it exists, so an attempt starts once. Knows no
+process and no Redis.
 """
 
 from __future__ import annotations
@@ -23,7 +24,8 @@ class RunDir:
         self.agent = path / "agent.json"  # {node, node_file}: whose claim it is
         self.spec = path / "spec.json"
         self.supervisor = path / "supervisor.json"  # {pid, start_time, state, node, fence}
-        self.request = path / "request.json"  # newest ControlOrder, from the agent to the supervisor
+        # newest ControlOrder, from the agent to the supervisor
+        self.request = path / "request.json"
         self.control = path / "control.json"  # newest request, from the supervisor to the ranks
         self.offsets = path / "offsets.json"
         self.exit = path / "exit.json"  # {class, reason, …, reported}
@@ -37,11 +39,16 @@ class RunDir:
 
     def ranks(self) -> list[int]:
         """Every writer that has a folder here, the supervisor first."""
-        numbers = [int(path.name[5:]) for path in self.path.glob("rank-*") if path.name[5:].isdigit()]
+        numbers = [
+            int(path.name[5:]) for path in self.path.glob("rank-*") if path.name[5:].isdigit()
+        ]
         return [SUPERVISOR_RANK, *sorted(numbers)]
 
     def claim(self, order: dict[str, Any]) -> bool:
-        """True for the first caller only, over restarts too. Raises OSError where the directory cannot be written."""
+        """True for the first caller only, over restarts too.
+
+        Raises OSError where the directory cannot be written.
+        """
         self.path.mkdir(parents=True, exist_ok=True)
         beside = self.path / f".order.{os.getpid()}.{id(order)}"
         _write_synced(beside, json.dumps(order))
@@ -55,7 +62,9 @@ class RunDir:
 
 
 def run_dirs(home: Path) -> Iterator[RunDir]:
-    """Every claimed run directory under a node's home; nodes that share one home have a folder each."""
+    """Every claimed run directory under a node's home; nodes that share one home have a folder
+    each.
+    """
     for pattern in ("runs/*/attempt-*/order.json", "runs/*/attempt-*/node-*/order.json"):
         for path in home.glob(pattern):
             yield RunDir(path.parent)

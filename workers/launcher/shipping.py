@@ -1,6 +1,8 @@
-"""All outboxes of a run directory, sent as telemetry envelopes and kept in step with what was acknowledged.
+"""All outboxes of a run directory, sent as telemetry envelopes and kept in step with what was
+acknowledged.
 
-Used by a living supervisor and by the agent that finishes a dead one's work. Does not know why a run ended.
+Used by a living supervisor and by the agent that finishes a dead one's work. Does not know why a
+run ended.
 """
 
 from __future__ import annotations
@@ -28,10 +30,16 @@ class Shipping:
     """`pump()` moves what is new; `on_event` sees each event line once, as it is first read."""
 
     def __init__(
-        self, run_dir: RunDir, order: LaunchOrder, link: Link, *, on_event: Callable[[dict[str, Any]], None]
+        self,
+        run_dir: RunDir,
+        order: LaunchOrder,
+        link: Link,
+        *,
+        on_event: Callable[[dict[str, Any]], None],
     ) -> None:
         self.run_dir, self.order, self.link = run_dir, order, link
-        self.last_point: float | None = None  # when a point was last seen here, by the monotonic clock
+        # when a point was last seen here, by the monotonic clock
+        self.last_point: float | None = None
         self.collectors: dict[int, LogCollector] = {}
         self._on_event = on_event
         self._events_seen: dict[int, int] = {}
@@ -78,7 +86,9 @@ class Shipping:
     def save(self) -> None:
         """Keep the acknowledged offsets, for a successor; older ones only cost repeats."""
         self._saved = time.monotonic()
-        found = {acked_field(*key): [box.acked, box.acked_offset] for key, box in self._boxes.items()}
+        found = {
+            acked_field(*key): [box.acked, box.acked_offset] for key, box in self._boxes.items()
+        }
         write_json(self.run_dir.offsets, found)
 
     def _send(self, batches: list[tuple[Outbox, Mark, dict[str, Any]]]) -> bool:
@@ -93,11 +103,13 @@ class Shipping:
         if acked is None:
             return
         moved = [
-            box.acknowledge(acked.get(acked_field(stream, rank), 0)) for (stream, rank), box in self._boxes.items()
+            box.acknowledge(acked.get(acked_field(stream, rank), 0))
+            for (stream, rank), box in self._boxes.items()
         ]
         if any(moved) and time.monotonic() - self._saved > 1.0:
             self.save()
-        if self.link.generation != self._generation:  # a new connection: the other side may have lost its last second
+        # a new connection: the other side may have lost its last second
+        if self.link.generation != self._generation:
             self._generation = self.link.generation
             for box in self._boxes.values():
                 box.rewind()
@@ -108,10 +120,14 @@ class Shipping:
             if rank not in self.collectors:
                 folder = self.run_dir.rank(rank)
                 folder.mkdir(exist_ok=True)
-                self.collectors[rank] = LogCollector(folder, SUPERVISOR_LOGS if rank == SUPERVISOR_RANK else None)
+                self.collectors[rank] = LogCollector(
+                    folder, SUPERVISOR_LOGS if rank == SUPERVISOR_RANK else None
+                )
                 for stream in STREAMS:
                     acked, offset = self._offsets.get(acked_field(stream, rank), (0, 0))
-                    self._boxes[stream, rank] = Outbox(folder / f"{stream}.jsonl", offset=offset, acked=acked)
+                    self._boxes[stream, rank] = Outbox(
+                        folder / f"{stream}.jsonl", offset=offset, acked=acked
+                    )
 
     def _batch(self, stream: str, rank: int, rows: list[dict[str, Any]]) -> dict[str, Any] | None:
         if not rows:
@@ -144,7 +160,9 @@ class Shipping:
         return {"stream": stream, "rank": rank, "events": [plain({**row, **head}) for row in rows]}
 
     def _make_relative(self, row: dict[str, Any]) -> None:
-        """The path of a checkpoint or profile is told from the node's home, which another node mounts elsewhere."""
+        """The path of a checkpoint or profile is told from the node's home, which another node
+        mounts elsewhere.
+        """
         data = row.get("data")
         if (
             row.get("type") in ("checkpoint_saved", "profile_saved", "memory_profile")
@@ -153,8 +171,12 @@ class Shipping:
         ):
             data["path"] = os.path.relpath(data["path"], home_of(self.run_dir, self.order))
 
-    def _readable(self, rows: list[dict[str, Any]], head: dict[str, Any]) -> Iterator[dict[str, Any]]:
-        """A foreign program may write lines that are no points: each is dropped, its neighbours are kept."""
+    def _readable(
+        self, rows: list[dict[str, Any]], head: dict[str, Any]
+    ) -> Iterator[dict[str, Any]]:
+        """A foreign program may write lines that are no points: each is dropped, its neighbours are
+        kept.
+        """
         for row in rows:
             try:
                 PointBatch.from_points([{**row, **head}])

@@ -1,6 +1,8 @@
-"""Ending an attempt on request: first a word to the ranks, then SIGTERM, then SIGKILL to every process of it.
+"""Ending an attempt on request: first a word to the ranks, then SIGTERM, then SIGKILL to every
+process of it.
 
-A request is the newest `request.json` (a ControlOrder); a stronger one replaces a weaker. Does not judge how it ended.
+A request is the newest `request.json` (a ControlOrder); a stronger one replaces a weaker. Does not
+judge how it ended.
 """
 
 from __future__ import annotations
@@ -15,13 +17,17 @@ from workers.launcher import processes
 from workers.launcher.rundir import RunDir, read_json, write_json
 
 RANK_WORDS = {"cancel": "stop", "pause": "pause", "preempt": "preempt"}
-WISHES = {"checkpoint": "checkpoint", "profile": "profile", "memory": "memory_snapshot"}  # training goes on
+# training goes on
+WISHES = {"checkpoint": "checkpoint", "profile": "profile", "memory": "memory_snapshot"}
 _STRENGTH = {**dict.fromkeys(WISHES, 0), "pause": 1, "preempt": 2, "cancel": 3, "kill": 4}
 _TERM_S = 2.0  # between SIGTERM and SIGKILL
 
 
 class Stopping:
-    """`poll()` once a turn. `listens`: whether the program reads control.json; another gets SIGTERM at once."""
+    """`poll()` once a turn.
+
+    `listens`: whether the program reads control.json; another gets SIGTERM at once.
+    """
 
     def __init__(self, run_dir: RunDir, fence: str, node: str, *, listens: bool) -> None:
         self._run_dir, self._fence, self._node, self._listens = run_dir, fence, node, listens
@@ -33,7 +39,8 @@ class Stopping:
         self.action: str | None = None  # cancel, pause, preempt or kill, once asked for
         self.asked_at: float | None = None  # Unix seconds
         self.reason: str | None = None
-        self.settle_s: float | None = None  # how long the exit report may wait for telemetry, where it is urgent
+        # how long the exit report may wait for telemetry, where it is urgent
+        self.settle_s: float | None = None
 
     def poll(self) -> None:
         """Take in a newer request and do what is due by now."""

@@ -1,4 +1,5 @@
-"""Why an attempt ended on this node: exit class, first cause and a reason sentence, from what the ranks left behind.
+"""Why an attempt ended on this node: exit class, first cause and a reason sentence, from what the
+ranks left behind.
 
 Pure: exit codes, signals, `exit.json` of our engine, last words of stderr. Does not know retries.
 """
@@ -11,8 +12,15 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-CODES = {64: "user_error", 65: "numerics", 66: "out_of_memory", 67: "preempted", 69: "infrastructure"}
-# how near to the first cause: what a rank found wrong in itself, a killed rank, a lost peer, an ended bystander
+CODES = {
+    64: "user_error",
+    65: "numerics",
+    66: "out_of_memory",
+    67: "preempted",
+    69: "infrastructure",
+}
+# how near to the first cause: what a rank found wrong in itself, a killed rank, a lost peer, an
+# ended bystander
 _NEARNESS = {
     "user_error": 0,
     "numerics": 0,
@@ -22,11 +30,17 @@ _NEARNESS = {
     "preempted": 3,
     "cancelled": 3,
 }
-_MEMORY = re.compile(r"OutOfMemoryError|out of memory|can't allocate memory|^MemoryError|std::bad_alloc", re.IGNORECASE)
+_MEMORY = re.compile(
+    r"OutOfMemoryError|out of memory|can't allocate memory|^MemoryError|std::bad_alloc",
+    re.IGNORECASE,
+)
 _SURROUNDINGS = re.compile(
-    r"No space left on device|Disk quota exceeded|Read-only file system|Address already in use|EADDRINUSE|"
-    r"Connection (reset|refused|closed)|Broken pipe|DistBackendError|DistNetworkError|DistStoreError|NCCL error|"
-    r"gloo/transport|Timed out waiting|ECC error|unspecified launch failure|device is lost|No module named 'torch'",
+    r"No space left on device|Disk quota exceeded|Read-only file system|Address already in "
+    r"use|EADDRINUSE|"
+    r"Connection (reset|refused|closed)|Broken "
+    r"pipe|DistBackendError|DistNetworkError|DistStoreError|NCCL error|"
+    r"gloo/transport|Timed out waiting|ECC error|unspecified launch failure|device is lost|No "
+    r"module named 'torch'",
     re.IGNORECASE,
 )
 
@@ -54,14 +68,23 @@ class Verdict:
 
     def to_dict(self) -> dict[str, Any]:
         found = {
-            "class": self.exit_class, "reason": self.reason[:1000], "rank": self.rank, "code": self.code,
-            "step": self.step, "signal": self.signal, "time": self.time,
-        }  # fmt: skip
+            "class": self.exit_class,
+            "reason": self.reason[:1000],
+            "rank": self.rank,
+            "code": self.code,
+            "step": self.step,
+            "signal": self.signal,
+            "time": self.time,
+        }
         return {key: value for key, value in found.items() if value is not None}
 
 
 def judge(
-    ends: Sequence[RankEnd], *, torchrun_code: int | None, torchrun_words: Sequence[str], oom_killed: bool
+    ends: Sequence[RankEnd],
+    *,
+    torchrun_code: int | None,
+    torchrun_words: Sequence[str],
+    oom_killed: bool,
 ) -> Verdict:
     """The verdict over a node's ranks when nobody asked them to end."""
     if ends and torchrun_code == 0 and all(end.code == 0 for end in ends):
@@ -71,13 +94,18 @@ def judge(
     if not verdicts:
         words = _last_line(torchrun_words) or "it left no words"
         return Verdict(
-            "infrastructure", f"torchrun ended with code {torchrun_code} before any rank: {words}", code=torchrun_code
+            "infrastructure",
+            f"torchrun ended with code {torchrun_code} before any rank: {words}",
+            code=torchrun_code,
         )
     return min(verdicts, key=lambda verdict: (nearness(verdict), verdict.time or 0.0))
 
 
 def nearness(verdict: Verdict) -> int:
-    """0 nearest to the first cause. A rank killed by a signal stands before those that then lost it."""
+    """0 nearest to the first cause.
+
+    A rank killed by a signal stands before those that then lost it.
+    """
     if verdict.exit_class == "infrastructure" and verdict.signal not in (None, "SIGTERM"):
         return 1
     if verdict.signal == "SIGTERM":
@@ -91,29 +119,45 @@ def of_rank(end: RankEnd, *, oom_killed: bool = False) -> Verdict:
     step = end.told.get("step") if isinstance(end.told.get("step"), int) else None
 
     def verdict(exit_class: str, reason: str, name: str | None = None) -> Verdict:
-        return Verdict(exit_class, reason, rank=end.rank, code=code, step=step, signal=name, time=end.time)
+        return Verdict(
+            exit_class, reason, rank=end.rank, code=code, step=step, signal=name, time=end.time
+        )
 
     if code is None:
-        return verdict("infrastructure", f"Rank {end.rank} vanished without an exit status.", "vanished")
+        return verdict(
+            "infrastructure", f"Rank {end.rank} vanished without an exit status.", "vanished"
+        )
     if end.told.get("class") and code >= 0:
-        return verdict(str(end.told["class"]), f"Rank {end.rank}: {end.told.get('reason', 'no reason told')}")
+        return verdict(
+            str(end.told["class"]), f"Rank {end.rank}: {end.told.get('reason', 'no reason told')}"
+        )
     if code < 0:
         name = _signal_name(-code)
         if code == -9 and oom_killed:
-            reason = f"Rank {end.rank} was ended by the kernel's out-of-memory killer; use less memory or more devices."
+            reason = (
+                f"Rank {end.rank} was ended by the kernel's out-of-memory killer; use less "
+                "memory or more devices."
+            )
             return verdict("out_of_memory", reason, name)
         words = "" if code in (-9, -15) else f": {_last_line(end.last_words)}"
         return verdict("infrastructure", f"Rank {end.rank} was ended by {name}{words}.", name)
     words = _last_line(end.last_words)
     if code in CODES:
-        return verdict(CODES[code], f"Rank {end.rank} exited with {code}: {words or CODES[code].replace('_', ' ')}")
+        return verdict(
+            CODES[code],
+            f"Rank {end.rank} exited with {code}: {words or CODES[code].replace('_', ' ')}",
+        )
     said = "\n".join(list(end.last_words)[-40:])
     if _MEMORY.search(words) or _MEMORY.search(said):
         return verdict("out_of_memory", f"Rank {end.rank} ran out of memory: {words}")
     if _SURROUNDINGS.search(said):
-        line = next((line for line in reversed(said.splitlines()) if _SURROUNDINGS.search(line)), words)
+        line = next(
+            (line for line in reversed(said.splitlines()) if _SURROUNDINGS.search(line)), words
+        )
         return verdict("infrastructure", f"Rank {end.rank} lost its surroundings: {line.strip()}")
-    return verdict("user_error", f"Rank {end.rank} exited with {code}: {words or 'it left no words on stderr'}")
+    return verdict(
+        "user_error", f"Rank {end.rank} exited with {code}: {words or 'it left no words on stderr'}"
+    )
 
 
 def _last_line(lines: Sequence[str]) -> str:

@@ -1,6 +1,8 @@
-"""Looks after a node's ranks by their beacons: when nothing moves any more, who stands where, and who is always late.
+"""Looks after a node's ranks by their beacons: when nothing moves any more, who stands where, and
+who is always late.
 
-Decides when to speak, not what follows. Reads small files only; a rank that never showed itself is not judged.
+Decides when to speak, not what follows. Reads small files only; a rank that never showed itself is
+not judged.
 """
 
 from __future__ import annotations
@@ -24,7 +26,8 @@ USUAL_TIMES = 2.5  # times what a step, or the longest pause so far in this phas
 AGAIN_S = 30.0  # between alarms of one stall
 _LOOK_S = 0.5
 _FIRST_STEPS = 2  # compile, allocate, connect: as long as they take
-# of every step; others (starting, validation, checkpoint, …) take as long as they take, until one has come to an end
+# of every step; others (starting, validation, checkpoint, …) take as long as they take, until one
+# has come to an end
 _OF_A_STEP = frozenset({"forward", "backward", "update", "record"})
 _IDLE = "idle"  # a server without requests: it goes on making marks
 
@@ -60,7 +63,8 @@ class Over:
 class Watch:
     """`look()` each turn: a Stall, its being Over, a rank that is Late, or nothing.
 
-    Ranks that do not work `together` (replicas of a server) are watched each by itself: one that stands is enough.
+    Ranks that do not work `together` (replicas of a server) are watched each by itself: one that
+    stands is enough.
     """
 
     def __init__(
@@ -74,7 +78,8 @@ class Watch:
     ) -> None:
         self._folder, self._ranks, self._stage_of, self._node = folder, list(ranks), stage_of, node
         self._together = together
-        self.quiet_s: float | None = None  # since any rank's last mark; None before all have shown themselves
+        # since any rank's last mark; None before all have shown themselves
+        self.quiet_s: float | None = None
         self.step_s = 0.0  # a usual step, once there were some
         self.stall: Stall | None = None
         self._next = self._spoke = 0.0
@@ -83,7 +88,8 @@ class Watch:
         self._at: tuple[int, float] | None = None  # newest step, and when it was first seen
         self._seen: dict[int, Progress] = {}
         self._before: dict[int, Progress] = {}  # at the look before
-        self._longest: dict[str, float] = {}  # phase → longest time without a mark that came to an end
+        # phase → longest time without a mark that came to an end
+        self._longest: dict[str, float] = {}
         self._pulse_time = 0.0
         self._lateness = Lateness()
 
@@ -92,15 +98,24 @@ class Watch:
         if now < self._next:
             return None
         self._next = now + _LOOK_S
-        read = {rank: read_progress(self._folder(rank), now_ns=int(now * 1e9)) for rank in self._ranks}
+        read = {
+            rank: read_progress(self._folder(rank), now_ns=int(now * 1e9)) for rank in self._ranks
+        }
         seen = {rank: each for rank, each in read.items() if each is not None}
         if len(seen) < len(self._ranks):
             return None
-        moved = [rank for rank, each in seen.items() if rank in self._seen and each.marks != self._seen[rank].marks]
-        for rank in moved if self.stall is None else ():  # what was told as a stall is nothing to compare with
+        moved = [
+            rank
+            for rank, each in seen.items()
+            if rank in self._seen and each.marks != self._seen[rank].marks
+        ]
+        # what was told as a stall is nothing to compare with
+        for rank in moved if self.stall is None else ():
             before = self._seen[rank]
             if before.phase not in _OF_A_STEP:
-                self._longest[before.phase] = max(self._longest.get(before.phase, 0.0), before.idle_s)
+                self._longest[before.phase] = max(
+                    self._longest.get(before.phase, 0.0), before.idle_s
+                )
         self._before, self._seen = self._seen, seen
         self._count_steps(min(each.step for each in seen.values()), now)
         self.quiet_s = (min if self._together else max)(each.idle_s for each in seen.values())
@@ -119,9 +134,13 @@ class Watch:
         return bool(self._steps) and all(each.phase in _OF_A_STEP for each in self._seen.values())
 
     def limit_s(self) -> float | None:
-        """How long nothing may move; None where only patience helps: at the start, in first steps, in a first save."""
+        """How long nothing may move; None where only patience helps: at the start, in first steps,
+        in a first save.
+        """
         phases = {each.phase for each in self._seen.values()}
-        if not self._steps or not all(phase in _OF_A_STEP or phase in self._longest for phase in phases):
+        if not self._steps or not all(
+            phase in _OF_A_STEP or phase in self._longest for phase in phases
+        ):
             return None
         usual_s = max([self.step_s, *(self._longest.get(phase, 0.0) for phase in phases)])
         return max(LEAST_S, USUAL_TIMES * usual_s)
@@ -155,7 +174,8 @@ class Watch:
             micro_batch=progress.micro_batch,
             marks=progress.marks,
             stopped=pid is not None and is_stopped(int(pid)),
-            where=pulse.where if time.time() - pulse.time < progress.idle_s else "",  # of an earlier mark else
+            # of an earlier mark else
+            where=pulse.where if time.time() - pulse.time < progress.idle_s else "",
             calls=pulse.calls,
         )
 
@@ -164,7 +184,11 @@ class Watch:
             self._first_step = step
         if self._at is None or step > self._at[0]:
             idled = any(each.phase == _IDLE for each in self._before.values())
-            if self._at is not None and self._at[0] >= self._first_step + _FIRST_STEPS and not idled:
+            if (
+                self._at is not None
+                and self._at[0] >= self._first_step + _FIRST_STEPS
+                and not idled
+            ):
                 self._steps.append((now - self._at[1]) / (step - self._at[0]))
                 self.step_s = median(self._steps)
             self._at = (step, now)
@@ -178,10 +202,13 @@ class Watch:
             stamp = first.stat().st_mtime
         except OSError:
             return None
-        if stamp == self._pulse_time or time.time() - stamp < _LOOK_S:  # the others are about to write theirs
+        # the others are about to write theirs
+        if stamp == self._pulse_time or time.time() - stamp < _LOOK_S:
             return None
         self._pulse_time = stamp
-        found = self._lateness.look({rank: read_pulse(self._folder(rank)).arrivals for rank in self._ranks})
+        found = self._lateness.look(
+            {rank: read_pulse(self._folder(rank)).arrivals for rank in self._ranks}
+        )
         return (
             None
             if found is None
@@ -192,7 +219,9 @@ class Watch:
 def named(standing: Standing) -> dict[str, Any]:
     """A standing in an event: without the counters that only a judge reads."""
     data = standing.to_dict()
-    return {key: data[key] for key in ("rank", "node", "stage", "step", "phase", "micro_batch", "where")}
+    return {
+        key: data[key] for key in ("rank", "node", "stage", "step", "phase", "micro_batch", "where")
+    }
 
 
 def is_stopped(pid: int) -> bool:

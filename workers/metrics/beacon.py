@@ -1,6 +1,8 @@
-"""How far this rank is, for whoever looks from outside while it hangs: a mapped file, and a thread that beats.
+"""How far this rank is, for whoever looks from outside while it hangs: a mapped file, and a thread
+that beats.
 
-A mark costs about a microsecond. Does not know who looks, nor what is slow; the layout is `workers.contracts.progress`.
+A mark costs about a microsecond. Does not know who looks, nor what is slow; the layout is
+`workers.contracts.progress`.
 """
 
 from __future__ import annotations
@@ -19,7 +21,8 @@ import torch.distributed as dist
 
 from workers.contracts.progress import BEACON, BEAT, BEAT_S, LAYOUT, PULSE, SIZE, VERSION
 
-PULSE_S = 2.0  # between pulses; their arrivals are taken at even seconds of the clock, alike on all ranks
+# between pulses; their arrivals are taken at even seconds of the clock, alike on all ranks
+PULSE_S = 2.0
 INFERENCE_GROUP = "inference"  # what groups of ranks that answer are for
 # a first rank has more to do than the others, by design: who comes last tells nothing
 _UNEVEN = ("checkpoint", INFERENCE_GROUP)
@@ -27,7 +30,8 @@ _OWN = f"{os.sep}workers{os.sep}"
 
 
 class Beacon:
-    """`mark(phase)` from the thread that works: the one that made it, unless another says `watch_me`.
+    """`mark(phase)` from the thread that works: the one that made it, unless another says
+    `watch_me`.
 
     `step` is the last finished step, `micro_batch` counts within a step.
     """
@@ -49,7 +53,9 @@ class Beacon:
         self._thread.start()
 
     def mark(self, phase: str, *, step: int | None = None) -> None:
-        """The watched thread begins `phase` (at most 16 ASCII characters), or another piece of the same."""
+        """The watched thread begins `phase` (at most 16 ASCII characters), or another piece of the
+        same.
+        """
         if step is not None and step != self.step:
             self.step, self.micro_batch = step, 0
         elif phase == "forward" and self.phase != "compile":  # which is a part of one
@@ -57,8 +63,11 @@ class Beacon:
         self.phase = phase
         self.marks += 1
         now = time.monotonic_ns()
-        told = LAYOUT.pack(VERSION, self.step, self.micro_batch, self.marks, now, phase.encode()[:16])
-        self._map[: LAYOUT.size] = told  # `pack_into` writes zeros first, which a look in between would see
+        told = LAYOUT.pack(
+            VERSION, self.step, self.micro_batch, self.marks, now, phase.encode()[:16]
+        )
+        # `pack_into` writes zeros first, which a look in between would see
+        self._map[: LAYOUT.size] = told
 
     def watch_me(self) -> None:
         """The calling thread is the one that works from now on."""
@@ -86,7 +95,10 @@ class Beacon:
         told = {
             "time": time.time(),
             "where": _standing(self._watched),
-            "calls": {name: group._get_sequence_number_for_group() for name, (group, _, _) in groups.items()},
+            "calls": {
+                name: group._get_sequence_number_for_group()
+                for name, (group, _, _) in groups.items()
+            },
             "arrivals": self._arrivals(groups),
         }
         beside = self._folder / f".{PULSE}"
@@ -97,9 +109,11 @@ class Beacon:
             return  # a full disk is told by the recorder
 
     def _arrivals(self, groups: dict[str, Any]) -> list[tuple[str, int, int]]:
-        """When this rank came to its newest collectives, from torch's flight recorder, which is on by default.
+        """When this rank came to its newest collectives, from torch's flight recorder, which is on
+        by default.
 
-        Only of groups within one pipeline stage: stages come to theirs one after the other by design. Not of those
+        Only of groups within one pipeline stage: stages come to theirs one after the other by
+        design. Not of those
         whose first rank has more to do.
         """
         if not groups:
@@ -137,7 +151,11 @@ def _groups() -> dict[str, tuple[Any, list[int], str]]:
     for group, name in list(dist.distributed_c10d._world.pg_names.items()):
         ranks = dist.get_process_group_ranks(group)
         if len(ranks) > 1:
-            found[f"{name}:{zlib.crc32(str(ranks).encode()):08x}"] = (group, ranks, str(group.group_desc))
+            found[f"{name}:{zlib.crc32(str(ranks).encode()):08x}"] = (
+                group,
+                ranks,
+                str(group.group_desc),
+            )
     return found
 
 
@@ -148,4 +166,8 @@ def _standing(thread: int) -> str:
     while frame is not None and _OWN not in frame.f_code.co_filename:
         frame = frame.f_back
     frame = frame or innermost
-    return f"{Path(frame.f_code.co_filename).name}:{frame.f_lineno} {frame.f_code.co_name}" if frame else ""
+    return (
+        f"{Path(frame.f_code.co_filename).name}:{frame.f_lineno} {frame.f_code.co_name}"
+        if frame
+        else ""
+    )

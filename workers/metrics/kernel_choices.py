@@ -20,10 +20,13 @@ __all__ = ["EVENT", "forget", "kernels_chosen"]
 
 
 def kernels_chosen(device: torch.device, *, fused: bool = True) -> dict[str, Any]:
-    """`{fused, runtime, arch, torch, triton, operations: [{op, call, backend, reason}], left_out}` since `forget`.
+    """`{fused, runtime, arch, torch, triton, operations: [{op, call, backend, reason}], left_out}`
+    since `forget`.
 
-    `runtime` is how own kernels run on `device`: gpu, interpret, or reference (not at all). `call` tells a kind of call
-    in words, sizes as what they are tuned by: powers of two. Not `fused`: formulas ran as they are written, step by
+    `runtime` is how own kernels run on `device`: gpu, interpret, or reference (not at all). `call`
+    tells a kind of call
+    in words, sizes as what they are tuned by: powers of two. Not `fused`: formulas ran as they are
+    written, step by
     step, and nothing was chosen.
     """
     rows = explain() if fused else []
@@ -34,7 +37,12 @@ def kernels_chosen(device: torch.device, *, fused: bool = True) -> dict[str, Any
         "torch": torch.__version__,
         "triton": _triton(),
         "operations": [
-            {"op": row["op"], "call": _call(row["facts"]), "backend": row["backend"], "reason": row["reason"]}
+            {
+                "op": row["op"],
+                "call": _call(row["facts"]),
+                "backend": row["backend"],
+                "reason": row["reason"],
+            }
             for row in rows[:MOST_ROWS]
         ],
         "left_out": max(0, len(rows) - MOST_ROWS),
@@ -42,7 +50,9 @@ def kernels_chosen(device: torch.device, *, fused: bool = True) -> dict[str, Any
 
 
 def _call(facts: Any) -> str:
-    """ "bfloat16, head_dim 128, causal": flags that hold by their names, numbers and words with them."""
+    """ "bfloat16, head_dim 128, causal": flags that hold by their names, numbers and words with
+    them.
+    """
     told = []
     for name, value in facts.items():
         if value is True:

@@ -1,4 +1,5 @@
-"""Memory by category as bytes that are really held by this rank: storages counted, not sizes predicted.
+"""Memory by category as bytes that are really held by this rank: storages counted, not sizes
+predicted.
 
 Does not know optimizers or wrappers beyond the tensors it is given.
 """
@@ -17,8 +18,13 @@ from torch import Tensor
 _PAGE = os.sysconf("SC_PAGE_SIZE")
 
 
-def held_bytes(tensors: Iterable[Tensor], *, without: frozenset[int] | set[int] = frozenset()) -> int:
-    """Bytes of the distinct storages behind `tensors`; a DTensor counts by its local shard. `without`: storage keys."""
+def held_bytes(
+    tensors: Iterable[Tensor], *, without: frozenset[int] | set[int] = frozenset()
+) -> int:
+    """Bytes of the distinct storages behind `tensors`; a DTensor counts by its local shard.
+
+    `without`: storage keys.
+    """
     storages = {}
     for tensor in tensors:
         storage = local_tensor(tensor).untyped_storage()
@@ -38,9 +44,11 @@ def local_tensor(tensor: Tensor) -> Tensor:
 
 
 class SavedForBackward:
-    """Within `with`, remembers the storages that autograd saves; `held()` tells their bytes while they are alive.
+    """Within `with`, remembers the storages that autograd saves; `held()` tells their bytes while
+    they are alive.
 
-    Costs a Python call per saved tensor: used on one step of an attempt, shapes being the same in all.
+    Costs a Python call per saved tensor: used on one step of an attempt, shapes being the same in
+    all.
     """
 
     def __init__(self) -> None:
@@ -51,15 +59,24 @@ class SavedForBackward:
         self._hooks.__enter__()
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        at: TracebackType | None,
+    ) -> None:
         self._hooks.__exit__(kind, error, at)
 
     def held(self, *, without: set[int]) -> int:
-        """Bytes still held, less the storages in `without` (weights); forgets them, call it before the backward pass.
+        """Bytes still held, less the storages in `without` (weights); forgets them, call it before
+        the backward pass.
 
-        A gathered weight that was freed after its layer has a storage of 0 bytes by now and counts as that.
+        A gathered weight that was freed after its layer has a storage of 0 bytes by now and counts
+        as that.
         """
-        total = sum(storage.nbytes() for key, storage in self._storages.items() if key not in without)
+        total = sum(
+            storage.nbytes() for key, storage in self._storages.items() if key not in without
+        )
         self._storages.clear()
         return total
 
@@ -70,7 +87,9 @@ class SavedForBackward:
 
 
 def process_memory(device: torch.device) -> tuple[int, int]:
-    """`(allocated, reserved)`: on a GPU the peaks since the last call; on a CPU resident memory now and at its peak."""
+    """`(allocated, reserved)`: on a GPU the peaks since the last call; on a CPU resident memory now
+    and at its peak.
+    """
     if device.type == "cuda":
         found = torch.cuda.max_memory_allocated(device), torch.cuda.max_memory_reserved(device)
         torch.cuda.reset_peak_memory_stats(device)
@@ -81,7 +100,9 @@ def process_memory(device: torch.device) -> tuple[int, int]:
 
 
 def capacity_bytes(device: torch.device, *, local_world_size: int) -> int:
-    """The GPU's memory, or this rank's share of the host's (of its control group's, where that is less)."""
+    """The GPU's memory, or this rank's share of the host's (of its control group's, where that is
+    less).
+    """
     if device.type == "cuda":
         return torch.cuda.get_device_properties(device).total_memory
     return min([_PAGE * os.sysconf("SC_PHYS_PAGES"), *_cgroup_limits()]) // local_world_size

@@ -1,4 +1,5 @@
-"""The peak that MFU is a fraction of: the catalogue's for GPUs it knows, else a measured matrix product.
+"""The peak that MFU is a fraction of: the catalogue's for GPUs it knows, else a measured matrix
+product.
 
 Does not know models. Peaks are FLOP/s of one device, dense, at the run's precision.
 """
@@ -13,7 +14,12 @@ import torch
 from workers.contracts import devices
 
 _SIZE = 512
-_DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16, "fp8": torch.bfloat16}
+_DTYPES = {
+    "fp32": torch.float32,
+    "bf16": torch.bfloat16,
+    "fp16": torch.float16,
+    "fp8": torch.bfloat16,
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,18 +42,27 @@ def device_peak(device: torch.device, precision: str, *, budget_s: float = 0.2) 
             entry = devices.device(known)
             return Peak(entry.peak(precision) * 1e12, entry.source, known, measured=False)
         name = properties.name
-    return Peak(measured_peak(device, precision, budget_s=budget_s), "matrix product", name, measured=True)
+    return Peak(
+        measured_peak(device, precision, budget_s=budget_s), "matrix product", name, measured=True
+    )
 
 
 def measured_peak(device: torch.device, precision: str, *, budget_s: float) -> float:
-    """FLOP/s of 512³ (GPU: 8192³) products over `budget_s`, the fastest tenth of them; call on all ranks at once.
+    """FLOP/s of 512³ (GPU: 8192³) products over `budget_s`, the fastest tenth of them; call on all
+    ranks at once.
 
-    The fastest, because a peak is what the device can do while no neighbour takes its time (a mean, taken in a busy
+    The fastest, because a peak is what the device can do while no neighbour takes its time (a mean,
+    taken in a busy
     second, has let MFU come out above 1); all at once, because ranks share caches and memory.
     """
     size = _SIZE if device.type == "cpu" else 16 * _SIZE
-    # fp16 and fp8 training on a CPU multiply in fp32: torch's fp16 products are many times slower there
-    dtype = torch.float32 if device.type == "cpu" and precision in ("fp16", "fp8") else _DTYPES[precision]
+    # fp16 and fp8 training on a CPU multiply in fp32: torch's fp16 products are many times slower
+    # there
+    dtype = (
+        torch.float32
+        if device.type == "cpu" and precision in ("fp16", "fp8")
+        else _DTYPES[precision]
+    )
     left = torch.randn(size, size, device=device).to(dtype)
     right = torch.randn(size, size, device=device).to(dtype)
     left @ right

@@ -1,4 +1,5 @@
-"""Points and events of one rank as JSON lines, written by a thread so that the training step never waits for a disk.
+"""Points and events of one rank as JSON lines, written by a thread so that the training step never
+waits for a disk.
 
 Knows the line format of `workers.contracts.points`; does not know who reads the files.
 """
@@ -24,10 +25,13 @@ class RecorderError(OSError):
 
 
 class Recorder:
-    """Appends to `directory/points.jsonl` and `directory/events.jsonl`; `seq` counts from 1 in each file and attempt.
+    """Appends to `directory/points.jsonl` and `directory/events.jsonl`; `seq` counts from 1 in each
+    file and attempt.
 
-    A line reaches the file within FLUSH_S of being given, in one write, whole or not at all: an unfinished last line
-    that a killed predecessor left is cut off first. `cost_s` is what callers of `point` and `event` have waited here.
+    A line reaches the file within FLUSH_S of being given, in one write, whole or not at all: an
+    unfinished last line
+    that a killed predecessor left is cut off first. `cost_s` is what callers of `point` and `event`
+    have waited here.
     """
 
     def __init__(self, directory: Path, *, run: str, attempt: int, rank: int) -> None:
@@ -39,10 +43,16 @@ class Recorder:
         self._wake, self._closing = threading.Event(), threading.Event()
         try:
             directory.mkdir(parents=True, exist_ok=True)
-            self._files = [_open_whole(directory / name) for name in ("points.jsonl", "events.jsonl")]
+            self._files = [
+                _open_whole(directory / name) for name in ("points.jsonl", "events.jsonl")
+            ]
         except OSError as error:
-            raise RecorderError(error.errno, f"run directory {directory} cannot be written: {error.strerror}") from None
-        self._thread = threading.Thread(target=self._write_until_closed, name="recorder", daemon=True)
+            raise RecorderError(
+                error.errno, f"run directory {directory} cannot be written: {error.strerror}"
+            ) from None
+        self._thread = threading.Thread(
+            target=self._write_until_closed, name="recorder", daemon=True
+        )
         self._thread.start()
 
     def point(self, *, step: int, tokens: int, values: Mapping[str, float]) -> None:
@@ -53,7 +63,13 @@ class Recorder:
         started = time.perf_counter()
         self._raise_error()
         self.points += 1
-        line = {**self._head(self.points), "step": step, "tokens": tokens, "time": time.time(), "values": values}
+        line = {
+            **self._head(self.points),
+            "step": step,
+            "tokens": tokens,
+            "time": time.time(),
+            "values": values,
+        }
         self._give(0, line)
         self.cost_s += time.perf_counter() - started
 
@@ -66,7 +82,10 @@ class Recorder:
         self.cost_s += time.perf_counter() - started
 
     def close(self) -> None:
-        """Write what is left and end the thread. Raises RecorderError if anything could not be written."""
+        """Write what is left and end the thread.
+
+        Raises RecorderError if anything could not be written.
+        """
         if self._thread.is_alive():
             self._closing.set()
             self._wake.set()
@@ -91,7 +110,8 @@ class Recorder:
     def _write_until_closed(self) -> None:
         while True:
             self._wake.wait()
-            # a short wait gathers what fast steps give, so that a write and a wake-up serve several of them
+            # a short wait gathers what fast steps give, so that a write and a wake-up serve several
+            # of them
             self._closing.wait(FLUSH_S)
             self._wake.clear()  # before looking: what comes from here on, a close too, wakes again
             closing = self._closing.is_set()
@@ -105,7 +125,8 @@ class Recorder:
 
     def _write_pending(self) -> None:
         lines: tuple[list[bytes], list[bytes]] = ([], [])
-        for _ in range(len(self._pending)):  # not until empty: a fast giver would keep it from ever writing
+        # not until empty: a fast giver would keep it from ever writing
+        for _ in range(len(self._pending)):
             which, line = self._pending.popleft()
             lines[which].append(_encoded(line))
         for file, some in zip(self._files, lines, strict=True):

@@ -9,12 +9,18 @@ from __future__ import annotations
 class Throughput:
     """Collects steps between two logged ones.
 
-    `flops_per_token` are the model's; `peak_flops` those of one device; `hardware_factor` is executed over model FLOPs,
+    `flops_per_token` are the model's; `peak_flops` those of one device; `hardware_factor` is
+    executed over model FLOPs,
     above 1 where activations are recomputed.
     """
 
     def __init__(
-        self, *, flops_per_token: float, peak_flops: float, devices: int, hardware_factor: float = 1.0
+        self,
+        *,
+        flops_per_token: float,
+        peak_flops: float,
+        devices: int,
+        hardware_factor: float = 1.0,
     ) -> None:
         self.flops_per_token, self.peak_flops, self.devices = flops_per_token, peak_flops, devices
         self.hardware_factor = hardware_factor

@@ -1,1 +1,4 @@
-"""The decoder family shared by training and inference. Knows ModelSpec and torch; nothing of runs, plans or data."""
+"""The decoder family shared by training and inference.
+
+Knows ModelSpec and torch; nothing of runs, plans or data.
+"""

@@ -1,4 +1,5 @@
-"""Softmax attention with a key-value head for each query head, for groups of them, or for all (MHA, GQA, MQA).
+"""Softmax attention with a key-value head for each query head, for groups of them, or for all (MHA,
+GQA, MQA).
 
 Does not know caches or parallelism. Shapes: B batch, S sequence, H heads, D head_dim.
 """
@@ -17,7 +18,9 @@ from workers.models.operations import Chosen
 
 
 class Attending(nn.Module):
-    """What comes after the projections to heads: QK norm, rotation, softmax attention, the way back to hidden."""
+    """What comes after the projections to heads: QK norm, rotation, softmax attention, the way back
+    to hidden.
+    """
 
     o: nn.Linear
     q_norm: RmsNorm | None
@@ -52,7 +55,11 @@ class Attention(Attending):
     def __init__(self, spec: ModelSpec) -> None:
         super().__init__()
         self.head_dim = spec.head_dim
-        self.window, self.dropout, self.interleaved = spec.window, spec.dropout, spec.rope.interleaved
+        self.window, self.dropout, self.interleaved = (
+            spec.window,
+            spec.dropout,
+            spec.rope.interleaved,
+        )
         qkv_bias = spec.bias != "none"
         self.q = nn.Linear(spec.hidden, spec.heads * spec.head_dim, bias=qkv_bias)
         self.k = nn.Linear(spec.hidden, spec.kv_heads * spec.head_dim, bias=qkv_bias)
@@ -61,7 +68,9 @@ class Attention(Attending):
         self.q_norm = RmsNorm(spec.head_dim, eps=spec.norm_eps) if spec.qk_norm else None
         self.k_norm = RmsNorm(spec.head_dim, eps=spec.norm_eps) if spec.qk_norm else None
 
-    def forward(self, x: Tensor, rope: tuple[Tensor, Tensor] | None, documents: Documents | None = None) -> Tensor:
+    def forward(
+        self, x: Tensor, rope: tuple[Tensor, Tensor] | None, documents: Documents | None = None
+    ) -> Tensor:
         q = self.q(x).unflatten(-1, (-1, self.head_dim))
         k = self.k(x).unflatten(-1, (-1, self.head_dim))
         v = self.v(x).unflatten(-1, (-1, self.head_dim))

@@ -1,7 +1,10 @@
-"""Quantisation-aware training: linears that compute with rounded weights while their full ones learn.
+"""Quantisation-aware training: linears that compute with rounded weights while their full ones
+learn.
 
-Rounding has no gradient, so the rounded weight's is taken for the full one's (straight-through estimator, arXiv
-1308.3432, section 4; arXiv 1712.05877). Knows modules; does not know plans or how weights are kept afterwards.
+Rounding has no gradient, so the rounded weight's is taken for the full one's (straight-through
+estimator, arXiv
+1308.3432, section 4; arXiv 1712.05877). Knows modules; does not know plans or how weights are kept
+afterwards.
 """
 
 from __future__ import annotations
@@ -17,11 +20,15 @@ from workers.models.experts import StackedLinear
 
 
 def fake_quantise(decoder: nn.Module, kind: str = "int4", *, group: int = 128) -> None:
-    """Every linear layer inside blocks, of routed experts too, multiplies by weights rounded as `kind` keeps them.
+    """Every linear layer inside blocks, of routed experts too, multiplies by weights rounded as
+    `kind` keeps them.
 
-    int8: a scale an output; int4: a scale and a zero a group of inputs. Routers, norms, embeddings and the head are
-    left alone; parameters stay as they are named, and are rounded at each use from what the module then holds: a cast
-    copy, a gathered shard, this rank's part under tensor parallelism. Raises ValueError for another kind.
+    int8: a scale an output; int4: a scale and a zero a group of inputs. Routers, norms, embeddings
+    and the head are
+    left alone; parameters stay as they are named, and are rounded at each use from what the module
+    then holds: a cast
+    copy, a gathered shard, this rank's part under tensor parallelism. Raises ValueError for another
+    kind.
     """
     if kind not in ("int8", "int4"):
         raise ValueError(f"{kind!r} is not trained for; there are int8 and int4")
@@ -37,7 +44,9 @@ def fake_quantise(decoder: nn.Module, kind: str = "int4", *, group: int = 128) -
 
 
 def rounded_like(weight: Tensor, kind: str, group: int) -> Tensor:
-    """What the weight `[..., K]` is after rounding to `kind`, in its dtype: as `workers.inference.quantize` rounds."""
+    """What the weight `[..., K]` is after rounding to `kind`, in its dtype: as
+    `workers.inference.quantize` rounds.
+    """
     wide, least = weight.float(), torch.finfo(torch.float32).tiny
     if kind == "int8":
         scale = (wide.abs().amax(-1, keepdim=True) / 127).clamp_min(least)
@@ -55,18 +64,23 @@ def rounded_like(weight: Tensor, kind: str, group: int) -> Tensor:
 class _Rounded(torch.autograd.Function):
     """`x [..., K]` times the rounded `weight [N, K]` transposed, plus `bias [N]`.
 
-    The weight is rounded once more for the input's gradient: a rounded copy of every weight, kept for each micro-batch
+    The weight is rounded once more for the input's gradient: a rounded copy of every weight, kept
+    for each micro-batch
     under way, would be as large as the model.
     """
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, kind: str, group: int) -> Tensor:
+    def forward(
+        ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, kind: str, group: int
+    ) -> Tensor:
         ctx.save_for_backward(x, weight)
         ctx.how = kind, group
         return functional.linear(x, rounded_like(weight, kind, group), bias)
 
     @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, Tensor | None, Tensor | None, None, None]:
+    def backward(
+        ctx: Any, gradient: Tensor
+    ) -> tuple[Tensor | None, Tensor | None, Tensor | None, None, None]:
         x, weight = ctx.saved_tensors
         flat = gradient.reshape(-1, gradient.shape[-1])
         for_x = for_weight = for_bias = None

@@ -16,9 +16,11 @@ from workers.contracts.model import Moe
 
 
 class Balance(nn.Module):
-    """Passes a layer's output through; its backward pass counts loads and adds the auxiliary loss's gradient.
+    """Passes a layer's output through; its backward pass counts loads and adds the auxiliary loss's
+    gradient.
 
-    The backward pass, because it runs once a micro-batch where a recomputed forward pass runs twice, and runs in
+    The backward pass, because it runs once a micro-batch where a recomputed forward pass runs
+    twice, and runs in
     whatever stage of a pipeline the layer stands. Does nothing outside training.
     """
 
@@ -57,10 +59,13 @@ class _Through(torch.autograd.Function):
 
 
 def balance_loss(scores_BSE: Tensor, assigned_BE: Tensor, *, top_k: int) -> Tensor:
-    """Sum over sequences of Σ_e f_e · P_e (DeepSeek-V3, arXiv 2412.19437, eq. 17 to 20), before its coefficient.
+    """Sum over sequences of Σ_e f_e · P_e (DeepSeek-V3, arXiv 2412.19437, eq. 17 to 20), before its
+    coefficient.
 
-    f_e is the share of a sequence's assignments times E, P_e its mean normalised score: 1 when balanced. By sequence,
-    so that a batch's loss is the same however it is spread over ranks and micro-batches. Of scores that are a part of
+    f_e is the share of a sequence's assignments times E, P_e its mean normalised score: 1 when
+    balanced. By sequence,
+    so that a batch's loss is the same however it is spread over ranks and micro-batches. Of scores
+    that are a part of
     their sequences, with assignments of the whole, it gives what that part adds to the sum.
     """
     total_B1 = assigned_BE.sum(1, keepdim=True)

@@ -1,6 +1,8 @@
-"""What belongs to weights besides tensors: tokenizer, special tokens, chat template, how generation begins and ends.
+"""What belongs to weights besides tensors: tokenizer, special tokens, chat template, how generation
+begins and ends.
 
-They lie as files beside the weights, inside a GGUF file, or a checkpoint's manifest says that the text was bytes. Knows
+They lie as files beside the weights, inside a GGUF file, or a checkpoint's manifest says that the
+text was bytes. Knows
 no torch and no model.
 """
 
@@ -20,18 +22,31 @@ from workers.models.manifest import read_manifest
 from workers.models.places import no_weights, place
 
 TOKENIZER = "tokenizer.json"
-CONFIGURATION, GENERATION, TEMPLATE = "tokenizer_config.json", "generation_config.json", "chat_template.jinja"
+CONFIGURATION, GENERATION, TEMPLATE = (
+    "tokenizer_config.json",
+    "generation_config.json",
+    "chat_template.jinja",
+)
 _BYTES = 256
 NAMES = (
-    TOKENIZER, CONFIGURATION, GENERATION, TEMPLATE, "tokenizer.model", "special_tokens_map.json", "added_tokens.json",
-    "vocab.json", "merges.txt",
-)  # fmt: skip
+    TOKENIZER,
+    CONFIGURATION,
+    GENERATION,
+    TEMPLATE,
+    "tokenizer.model",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "vocab.json",
+    "merges.txt",
+)
 
 
 def belongings(path: Path) -> dict[str, bytes]:
-    """The files by name, of weights at `path` (as `open_weights` takes it); empty where nothing is known.
+    """The files by name, of weights at `path` (as `open_weights` takes it); empty where nothing is
+    known.
 
-    A tokenizer.json beside a .gguf file stands above the one inside. Raises WeightsError for a tokenizer in a GGUF file
+    A tokenizer.json beside a .gguf file stands above the one inside. Raises WeightsError for a
+    tokenizer in a GGUF file
     that cannot be read.
     """
     where = place(path)
@@ -39,7 +54,9 @@ def belongings(path: Path) -> dict[str, bytes]:
         beside = _in_folder(where.parent)
         if TOKENIZER in beside:
             return beside
-        return {name: text.encode() for name, text in tokenizer_files(read_gguf_header(where)).items()}
+        return {
+            name: text.encode() for name, text in tokenizer_files(read_gguf_header(where)).items()
+        }
     if not where.exists():
         return {}
     folder = where if where.is_dir() else where.parent
@@ -52,7 +69,8 @@ def belongings(path: Path) -> dict[str, bytes]:
 def reads_bytes(path: Path) -> bool:
     """Whether weights without a tokenizer know bytes, as far as can be told.
 
-    A vocabulary of 256 is the bytes; and a checkpoint's manifest tells of a run on text without a tokenizer. Raises
+    A vocabulary of 256 is the bytes; and a checkpoint's manifest tells of a run on text without a
+    tokenizer. Raises
     WeightsError, also where there are no weights.
     """
     where = place(path)
@@ -73,7 +91,9 @@ def reads_bytes(path: Path) -> bool:
     if data.get("tokenizer") not in (None, "bytes"):
         return False
     sources = data.get("sources") or [data]
-    return bool(data) and any(each.get("preset") or each.get("format", "text") != "tokens" for each in sources)
+    return bool(data) and any(
+        each.get("preset") or each.get("format", "text") != "tokens" for each in sources
+    )
 
 
 def keep(files: Mapping[str, bytes], folder: Path) -> None:
@@ -93,4 +113,6 @@ def _in_folder(folder: Path) -> dict[str, bytes]:
     try:
         return {name: (folder / name).read_bytes() for name in NAMES if (folder / name).is_file()}
     except OSError as error:
-        raise WeightsError(f"{error.filename} cannot be read: {error.strerror}; try chmod +r") from None
+        raise WeightsError(
+            f"{error.filename} cannot be read: {error.strerror}; try chmod +r"
+        ) from None

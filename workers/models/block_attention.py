@@ -1,6 +1,8 @@
-"""Attention of one block of queries and keys with its log-sum-exp, forward and backward, by torch's own kernels.
+"""Attention of one block of queries and keys with its log-sum-exp, forward and backward, by torch's
+own kernels.
 
-Does not know sequences, ranks or how blocks are merged. Shapes: B batch, H heads, Q queries, K keys, D head_dim.
+Does not know sequences, ranks or how blocks are merged. Shapes: B batch, H heads, Q queries, K
+keys, D head_dim.
 """
 
 from __future__ import annotations
@@ -26,28 +28,39 @@ def block_forward(
     scale: float,
     kept_BHQK: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """Attention over the block's keys alone, `[B, H, Q, D of v]`, and its log-sum-exp, `[B, H, Q]`, fp32 or wider.
+    """Attention over the block's keys alone, `[B, H, Q, D of v]`, and its log-sum-exp, `[B, H, Q]`,
+    fp32 or wider.
 
-    Fewer key-value heads are shared by groups of query heads. `seen_QK` is True where a query sees a key (None: where
-    `causal`, which wants Q = K, lets it); every query must see one. `kept_BHQK` is dropout's mask, by which
+    Fewer key-value heads are shared by groups of query heads. `seen_QK` is True where a query sees
+    a key (None: where
+    `causal`, which wants Q = K, lets it); every query must see one. `kept_BHQK` is dropout's mask,
+    by which
     probabilities are multiplied; the log-sum-exp is that without it.
     """
     q_BHQD, k_BHKD, v_BHKD = _multipliable(q_BHQD), _multipliable(k_BHKD), _multipliable(v_BHKD)
     kernel = _kernel(q_BHQD, v_BHKD, seen_QK, kept_BHQK)
     if kernel == "math":
-        return _math_forward(q_BHQD, k_BHKD, v_BHKD, _math_mask(q_BHQD, causal, seen_QK), scale, kept_BHQK)
+        return _math_forward(
+            q_BHQD, k_BHKD, v_BHKD, _math_mask(q_BHQD, causal, seen_QK), scale, kept_BHQK
+        )
     width = v_BHKD.shape[-1]
     if kernel == "efficient":
         k, v = _every_head(q_BHQD, k_BHKD), _every_head(q_BHQD, v_BHKD)
         bias = _bias(q_BHQD, seen_QK)
-        out, lse, *_ = _aten._scaled_dot_product_efficient_attention(q_BHQD, k, v, bias, True, 0.0, causal, scale=scale)
+        out, lse, *_ = _aten._scaled_dot_product_efficient_attention(
+            q_BHQD, k, v, bias, True, 0.0, causal, scale=scale
+        )
         return out, lse[..., : q_BHQD.shape[2]]
     q, k, v = _one_width(q_BHQD, k_BHKD, v_BHKD)
     if kernel == "flash":
-        out, lse, *_ = _aten._scaled_dot_product_flash_attention(q, k, v, 0.0, causal, False, scale=scale)
+        out, lse, *_ = _aten._scaled_dot_product_flash_attention(
+            q, k, v, 0.0, causal, False, scale=scale
+        )
     else:
         mask = _bias(q, seen_QK)
-        out, lse = _aten._scaled_dot_product_flash_attention_for_cpu(q, k, v, 0.0, causal, attn_mask=mask, scale=scale)
+        out, lse = _aten._scaled_dot_product_flash_attention_for_cpu(
+            q, k, v, 0.0, causal, attn_mask=mask, scale=scale
+        )
     return out[..., :width], lse
 
 
@@ -66,17 +79,22 @@ def block_backward(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """What the block adds to the gradients of its queries, keys and values.
 
-    `out_BHQD` and `lse_BHQ` are those over all keys of the sequence, merged: a kernel that makes probabilities again
-    as exp(score - lse) then makes the whole attention's (FlashAttention-2, arXiv 2307.08691, algorithm 2).
+    `out_BHQD` and `lse_BHQ` are those over all keys of the sequence, merged: a kernel that makes
+    probabilities again
+    as exp(score - lse) then makes the whole attention's (FlashAttention-2, arXiv 2307.08691,
+    algorithm 2).
     """
     q_BHQD, k_BHKD, v_BHKD = _multipliable(q_BHQD), _multipliable(k_BHKD), _multipliable(v_BHKD)
     grad_BHQD, out_BHQD = _multipliable(grad_BHQD), _multipliable(out_BHQD)
     kernel = _kernel(q_BHQD, v_BHKD, seen_QK, kept_BHQK)
     if kernel == "math":
         mask = _math_mask(q_BHQD, causal, seen_QK)
-        return _math_backward(grad_BHQD, q_BHQD, k_BHKD, v_BHKD, out_BHQD, lse_BHQ, mask, scale, kept_BHQK)
+        return _math_backward(
+            grad_BHQD, q_BHQD, k_BHKD, v_BHKD, out_BHQD, lse_BHQ, mask, scale, kept_BHQK
+        )
     narrow, width = q_BHQD.shape[-1], v_BHKD.shape[-1]
-    seed = torch.zeros((), dtype=torch.int64, device=q_BHQD.device)  # of dropout, which there is none of
+    # of dropout, which there is none of
+    seed = torch.zeros((), dtype=torch.int64, device=q_BHQD.device)
     if kernel == "efficient":
         k, v = _every_head(q_BHQD, k_BHKD), _every_head(q_BHQD, v_BHKD)
         rows = -lse_BHQ.shape[-1] % _LSE_ALIGNED
@@ -103,7 +121,21 @@ def block_backward(
     if kernel == "flash":
         queries, keys = q.shape[2], k.shape[2]
         dq, dk, dv = _aten._scaled_dot_product_flash_attention_backward(
-            grad, q, k, v, out, lse_BHQ.contiguous(), None, None, queries, keys, 0.0, causal, seed, seed, scale=scale
+            grad,
+            q,
+            k,
+            v,
+            out,
+            lse_BHQ.contiguous(),
+            None,
+            None,
+            queries,
+            keys,
+            0.0,
+            causal,
+            seed,
+            seed,
+            scale=scale,
         )
     else:
         mask = _bias(q, seen_QK)
@@ -119,7 +151,8 @@ def _multipliable(x: Tensor) -> Tensor:
 
 
 def _kernel(q: Tensor, v: Tensor, seen: Tensor | None, kept: Tensor | None) -> str:
-    if kept is not None:  # only some kernels drop, none by a mask that the backward pass can make again
+    # only some kernels drop, none by a mask that the backward pass can make again
+    if kept is not None:
         return "math"
     if q.device.type == "cpu":
         return "cpu"
@@ -127,7 +160,12 @@ def _kernel(q: Tensor, v: Tensor, seen: Tensor | None, kept: Tensor | None) -> s
         return "math"
     widest = max(q.shape[-1], v.shape[-1])
     half = q.dtype in (torch.float16, torch.bfloat16)
-    if half and seen is None and widest <= _FLASH_WIDEST and torch.cuda.get_device_capability(q.device) >= (8, 0):
+    if (
+        half
+        and seen is None
+        and widest <= _FLASH_WIDEST
+        and torch.cuda.get_device_capability(q.device) >= (8, 0)
+    ):
         return "flash"
     aligned = 8 if half else 4
     return "efficient" if q.shape[-1] % aligned == v.shape[-1] % aligned == 0 else "math"
@@ -151,7 +189,11 @@ def _every_head(q: Tensor, x: Tensor) -> Tensor:
 
 def _shared_heads(grad: Tensor, x: Tensor) -> Tensor:
     """The sum over the query heads that share a key-value head."""
-    return grad if grad.shape[1] == x.shape[1] else torch.unflatten(grad, 1, (x.shape[1], -1)).float().sum(2)
+    return (
+        grad
+        if grad.shape[1] == x.shape[1]
+        else torch.unflatten(grad, 1, (x.shape[1], -1)).float().sum(2)
+    )
 
 
 def _bias(q: Tensor, seen: Tensor | None) -> Tensor | None:

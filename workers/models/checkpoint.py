@@ -1,4 +1,5 @@
-"""Our own checkpoint folders as weights, of a training run or converted: torch's distributed checkpoint and a manifest.
+"""Our own checkpoint folders as weights, of a training run or converted: torch's distributed
+checkpoint and a manifest.
 
 Knows what is under `model.`; optimizer state is the training engine's.
 """
@@ -25,7 +26,10 @@ from workers.models.weights import Weights, checked
 
 
 class CheckpointFolder:
-    """Weights of a folder with a manifest. Raises WeightsError for a damaged one, or one of another model."""
+    """Weights of a folder with a manifest.
+
+    Raises WeightsError for a damaged one, or one of another model.
+    """
 
     def __init__(self, folder: Path) -> None:
         self.where, self.folder = str(folder), folder
@@ -37,14 +41,20 @@ class CheckpointFolder:
         try:
             self.spec = ModelSpec.from_dict(manifest["model"])
         except (KeyError, TypeError, ValidationError) as error:
-            says = str(problems_of(error)[0]) if isinstance(error, ValidationError) else "it names no model"
+            says = (
+                str(problems_of(error)[0])
+                if isinstance(error, ValidationError)
+                else "it names no model"
+            )
             raise WeightsError(f"{folder}: {says}; give a folder checkpoints/step-N") from None
         table = read_table(folder).state_dict_metadata
         stored = {name: entry.properties.dtype for name, entry in table.items()}
         shapes = weight_shapes(self.spec)
         missing = [name for name in shapes if f"model.{name}" not in stored]
         if missing:
-            raise WeightsError(f"{folder} does not hold {missing[0]}, which its model has; give another checkpoint")
+            raise WeightsError(
+                f"{folder} does not hold {missing[0]}, which its model has; give another checkpoint"
+            )
         self._shapes, self._dtypes = shapes, {name: stored[f"model.{name}"] for name in shapes}
 
     def read(self, name: str) -> Tensor:
@@ -65,8 +75,21 @@ def save_checkpoint(weights: Weights, folder: Path) -> None:
 
     tensors = {f"model.{name}": weights.read(name) for name in weight_shapes(weights.spec)}
     with _telling(f"{folder.parent} cannot be written to"):
-        save(tensors, storage_writer=FileSystemWriter(folder, single_file_per_rank=True), no_dist=True)
-    seal(folder, {"step": 0, "tokens": 0, "samples": 0, "model": weights.spec.to_dict(), "weights_of": weights.where})
+        save(
+            tensors,
+            storage_writer=FileSystemWriter(folder, single_file_per_rank=True),
+            no_dist=True,
+        )
+    seal(
+        folder,
+        {
+            "step": 0,
+            "tokens": 0,
+            "samples": 0,
+            "model": weights.spec.to_dict(),
+            "weights_of": weights.where,
+        },
+    )
 
 
 @contextmanager

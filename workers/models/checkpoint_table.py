@@ -1,6 +1,7 @@
 """The table of contents of our checkpoints, read without running code: torch keeps it as a pickle.
 
-Knows which classes such a table consists of; does not know models, or what is done with the tensors.
+Knows which classes such a table consists of; does not know models, or what is done with the
+tensors.
 """
 
 from __future__ import annotations
@@ -19,18 +20,27 @@ _NAME = ".metadata"
 
 
 def read_table(folder: Path) -> Any:
-    """Torch's `Metadata` of a checkpoint's folder. Raises WeightsError where it is none, or more than a table.
+    """Torch's `Metadata` of a checkpoint's folder. Raises WeightsError where it is none, or more
+    than a table.
 
     Entries that are no tensors are refused too: torch unpickles them whatever they hold.
     """
     path = folder / _NAME
     try:
         table = _PlainTable(io.BytesIO(path.read_bytes())).load()
-        other = [name for name, entry in table.state_dict_metadata.items() if not hasattr(entry, "properties")]
+        other = [
+            name
+            for name, entry in table.state_dict_metadata.items()
+            if not hasattr(entry, "properties")
+        ]
     except OSError as error:
-        raise WeightsError(f"{path} cannot be read: {error.strerror}; give another checkpoint") from None
+        raise WeightsError(
+            f"{path} cannot be read: {error.strerror}; give another checkpoint"
+        ) from None
     except Exception as error:  # a broken pickle raises anything
-        raise WeightsError(f"{path} is refused: {str(error)[:200]}; give a checkpoint that this engine wrote") from None
+        raise WeightsError(
+            f"{path} is refused: {str(error)[:200]}; give a checkpoint that this engine wrote"
+        ) from None
     if other:
         says = f"{other[0]} is no tensor in it, but bytes that would be unpickled"
         raise WeightsError(f"{path} is refused: {says}; give a checkpoint that this engine wrote")
@@ -38,7 +48,8 @@ def read_table(folder: Path) -> Any:
 
 
 def table_reader(folder: Path) -> Any:
-    """Torch's reader of a checkpoint's files, with the table that `read_table` gives, read once: torch would unpickle
+    """Torch's reader of a checkpoint's files, with the table that `read_table` gives, read once:
+    torch would unpickle
     it for every tensor anew, 46 ms each of SmolLM2's 272. Loads torch.distributed."""
     from torch.distributed.checkpoint.filesystem import FileSystemReader
     from torch.distributed.checkpoint.metadata import StorageMeta
@@ -60,16 +71,26 @@ def table_reader(folder: Path) -> Any:
 class _PlainTable(pickle.Unpickler):
     """Only the classes that a table consists of are let through."""
 
-    _KNOWN = frozenset({("torch", "Size"), ("torch.serialization", "_get_layout"), ("pathlib", "PosixPath")})
+    _KNOWN = frozenset(
+        {("torch", "Size"), ("torch.serialization", "_get_layout"), ("pathlib", "PosixPath")}
+    )
 
     def find_class(self, module: str, name: str) -> Any:
-        torchs_own = module in ("torch.distributed.checkpoint.metadata", "torch.distributed.checkpoint.filesystem")
+        torchs_own = module in (
+            "torch.distributed.checkpoint.metadata",
+            "torch.distributed.checkpoint.filesystem",
+        )
         dtype = module == "torch" and isinstance(getattr(torch, name, None), torch.dtype)
-        if (module, name) in self._KNOWN or dtype or (torchs_own and name[:1].isalpha() and name[:1].isupper()):
+        if (
+            (module, name) in self._KNOWN
+            or dtype
+            or (torchs_own and name[:1].isalpha() and name[:1].isupper())
+        ):
             return super().find_class(module, name)
         if torchs_own and name in ("_MEM_FORMAT_ENCODING", "_StorageInfo", "_StoragePrefix"):
             return super().find_class(module, name)
-        if (module, name) == ("builtins", "getattr"):  # how Python before 3.11.4 pickles a member of an enumeration
+        # how Python before 3.11.4 pickles a member of an enumeration
+        if (module, name) == ("builtins", "getattr"):
             return _member
         raise pickle.UnpicklingError(f"it names {module}.{name}, which no table of contents does")
 
@@ -78,4 +99,6 @@ def _member(enumeration: Any, name: str) -> Enum:
     if isinstance(enumeration, EnumType) and name in enumeration.__members__:
         member: Enum = enumeration[name]
         return member
-    raise pickle.UnpicklingError(f"it asks for {name} of {enumeration!r}, which is no member of an enumeration")
+    raise pickle.UnpicklingError(
+        f"it asks for {name} of {enumeration!r}, which is no member of an enumeration"
+    )

@@ -1,7 +1,9 @@
 """The command `python -m workers.models.convert IN OUT [--to hf|orrery]`: weights from one form into another.
 
-IN is a Hugging Face folder, a checkpoint (or a run's folder of them), a .gguf file or a fetched model's folder; OUT is
-a folder that does not exist yet. It appears when it is whole, or not at all, tokenizer and generation settings with it.
+IN is a Hugging Face folder, a checkpoint (or a run's folder of them), a .gguf file or a fetched
+model's folder; OUT is
+a folder that does not exist yet. It appears when it is whole, or not at all, tokenizer and
+generation settings with it.
 """
 
 from __future__ import annotations
@@ -26,10 +28,16 @@ Form = Literal["hf", "orrery"]
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Returns 0, or 64 after a sentence on what is wrong."""
-    parser = argparse.ArgumentParser(prog="workers.models.convert", description="Weights from one form into another.")
-    parser.add_argument("source", metavar="IN", type=Path, help="Hugging Face folder, checkpoint or .gguf file")
+    parser = argparse.ArgumentParser(
+        prog="workers.models.convert", description="Weights from one form into another."
+    )
+    parser.add_argument(
+        "source", metavar="IN", type=Path, help="Hugging Face folder, checkpoint or .gguf file"
+    )
     parser.add_argument("target", metavar="OUT", type=Path, help="a folder that does not exist yet")
-    parser.add_argument("--to", choices=("hf", "orrery"), help="default: hf from a checkpoint of ours, else orrery")
+    parser.add_argument(
+        "--to", choices=("hf", "orrery"), help="default: hf from a checkpoint of ours, else orrery"
+    )
     options = parser.parse_args(argv)
     try:
         form = convert(options.source, options.target, options.to)
@@ -37,7 +45,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"error: {error}", file=sys.stderr)
         return 64
     tokenizer = "its tokenizer" if (options.target / TOKENIZER).is_file() else f"no {TOKENIZER}"
-    print(f"{options.target}: written as {'Hugging Face folder' if form == 'hf' else 'checkpoint'}, with {tokenizer}")
+    print(
+        f"{options.target}: written as {'Hugging Face folder' if form == 'hf' else 'checkpoint'}, "
+        f"with {tokenizer}"
+    )
     return 0
 
 
@@ -66,7 +77,9 @@ def convert(source: Path, target: Path, to: Form | None = None) -> Form:
 
 
 def _belongings(source: Path) -> dict[str, bytes]:
-    """Tokenizer and generation settings; a tokenizer of a kind not known here is told, and the weights go without."""
+    """Tokenizer and generation settings; a tokenizer of a kind not known here is told, and the
+    weights go without.
+    """
     try:
         return belongings(source)
     except WeightsError as error:
@@ -75,11 +88,17 @@ def _belongings(source: Path) -> dict[str, bytes]:
 
 
 def _name_ends(folder: Path, generation: bytes) -> None:
-    """Where a text begins and ends, by id, in config.json too: what reads no generation_config.json looks there."""
+    """Where a text begins and ends, by id, in config.json too: what reads no generation_config.json
+    looks there.
+    """
     told = json.loads(generation)
     path = folder / "config.json"
     config = json.loads(path.read_bytes())
-    found = {name: told[name] for name in ("bos_token_id", "eos_token_id", "pad_token_id") if name in told}
+    found = {
+        name: told[name]
+        for name in ("bos_token_id", "eos_token_id", "pad_token_id")
+        if name in told
+    }
     path.write_text(json.dumps({**config, **found}, indent=2) + "\n", encoding="utf-8")
 
 

@@ -1,6 +1,8 @@
-"""Causal attention that keeps to documents: one kernel call over all where one takes lengths, else one for each piece.
+"""Causal attention that keeps to documents: one kernel call over all where one takes lengths, else
+one for each piece.
 
-Pieces are one operator of torch's, so that what recomputation counts does not change with the documents. Does not know
+Pieces are one operator of torch's, so that what recomputation counts does not change with the
+documents. Does not know
 models.
 Shapes: B batch, S sequence, T = B · S, H heads, D head_dim.
 """
@@ -21,11 +23,19 @@ from workers.models.documents import Documents
 
 
 def document_attention(
-    q_BSHD: Tensor, k_BSHD: Tensor, v_BSHD: Tensor, documents: Documents, *, window: int | None, scale: float | None
+    q_BSHD: Tensor,
+    k_BSHD: Tensor,
+    v_BSHD: Tensor,
+    documents: Documents,
+    *,
+    window: int | None,
+    scale: float | None,
 ) -> Tensor:
-    """`[B, S, H, D of v]`; fewer key-value heads are shared by groups of query heads. Memory is linear in T.
+    """`[B, S, H, D of v]`; fewer key-value heads are shared by groups of query heads. Memory is
+    linear in T.
 
-    Where a kernel takes many lengths at once, `kernels.attention_varlen` chooses one (not measured yet); elsewhere, on
+    Where a kernel takes many lengths at once, `kernels.attention_varlen` chooses one (not measured
+    yet); elsewhere, on
     a CPU, pieces go through the kernels of `block_attention`.
     """
     scale = q_BSHD.shape[-1] ** -0.5 if scale is None else scale
@@ -34,10 +44,14 @@ def document_attention(
         q, k, v = (x.flatten(0, 1) for x in (q_BSHD, k_BSHD, v_BSHD))
         ends, longest = documents.offsets, documents.longest
         bounds_hold(ends, documents.places)
-        found = attention_varlen(q, k, v, ends, ends, longest, longest, causal=True, window=window, scale=scale)
+        found = attention_varlen(
+            q, k, v, ends, ends, longest, longest, causal=True, window=window, scale=scale
+        )
         assert isinstance(found, Tensor)
         return found.view(*q_BSHD.shape[:3], -1)
-    choose("attention_varlen", {"dtype": q_BSHD.dtype}, [Candidate("own", why_not), Candidate("torch")])
+    choose(
+        "attention_varlen", {"dtype": q_BSHD.dtype}, [Candidate("own", why_not), Candidate("torch")]
+    )
     out: Tensor = _attention(q_BSHD, k_BSHD, v_BSHD, documents.number, window, scale)[0]
     return out
 
@@ -45,12 +59,17 @@ def document_attention(
 @torch.library.custom_op(
     "orrery::document_attention",
     mutates_args=(),
-    schema="(Tensor q, Tensor k, Tensor v, int documents, int? window, float scale) -> (Tensor, Tensor)",
+    schema=(
+        "(Tensor q, Tensor k, Tensor v, int documents, int? window, float scale) -> (Tensor, "
+        "Tensor)"
+    ),
 )
 def _attention(
     q: Tensor, k: Tensor, v: Tensor, documents: int, window: int | None, scale: float
 ) -> tuple[Tensor, Tensor]:
-    """Output `[B, S, H, D of v]` and log-sum-exp `[H, T]` of queries, keys and values `[B, S, H, D]`."""
+    """Output `[B, S, H, D of v]` and log-sum-exp `[H, T]` of queries, keys and values `[B, S, H,
+    D]`.
+    """
     found = Documents.of(documents)
     parts, pieces = found.pieces(window)
     queries, keys, values = (_parted(x, parts) for x in (q, k, v))
@@ -60,9 +79,13 @@ def _attention(
     for each in pieces:
         rows, columns = each.queries, each.keys
         part, part_lse = block_forward(
-            queries[:, :, rows], keys[:, :, columns], values[:, :, columns],
-            causal=each.causal, seen_QK=each.seen(q.device), scale=scale,
-        )  # fmt: skip
+            queries[:, :, rows],
+            keys[:, :, columns],
+            values[:, :, columns],
+            causal=each.causal,
+            seen_QK=each.seen(q.device),
+            scale=scale,
+        )
         outs[:, :, rows] = part
         sums[:, :, rows] = part_lse
     return out, lse
@@ -71,13 +94,21 @@ def _attention(
 @torch.library.custom_op(
     "orrery::document_attention_backward",
     mutates_args=(),
-    schema="(Tensor grad, Tensor q, Tensor k, Tensor v, Tensor out, Tensor lse, int documents, int? window, "
+    schema="(Tensor grad, Tensor q, Tensor k, Tensor v, Tensor out, Tensor lse, int documents, "
+    "int? window, "
     "float scale) -> (Tensor, Tensor, Tensor)",
 )
 def _attention_backward(
-    grad: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, documents: int, window: int | None,
+    grad: Tensor,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    out: Tensor,
+    lse: Tensor,
+    documents: int,
+    window: int | None,
     scale: float,
-) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
+) -> tuple[Tensor, Tensor, Tensor]:
     """Gradients of queries, keys and values."""
     found = Documents.of(documents)
     parts, pieces = found.pieces(window)
@@ -91,10 +122,16 @@ def _attention_backward(
     for each in pieces:
         rows, columns = each.queries, each.keys
         given = block_backward(
-            slopes[:, :, rows], queries[:, :, rows], keys[:, :, columns], values[:, :, columns],
-            outs[:, :, rows], sums[:, :, rows],
-            causal=each.causal, seen_QK=each.seen(q.device), scale=scale,
-        )  # fmt: skip
+            slopes[:, :, rows],
+            queries[:, :, rows],
+            keys[:, :, columns],
+            values[:, :, columns],
+            outs[:, :, rows],
+            sums[:, :, rows],
+            causal=each.causal,
+            seen_QK=each.seen(q.device),
+            scale=scale,
+        )
         dqs[:, :, rows] = given[0]
         for whole, part in ((dks, given[1]), (dvs, given[2])):
             if shared:
@@ -142,7 +179,11 @@ def _not_at_once(q: Tensor) -> str | None:
     """Why no kernel takes all documents in one call; None where one does."""
     if q.device.type == "cuda" and q.dtype in (torch.float16, torch.bfloat16):
         return None
-    return "no kernel takes documents of fp64 at once" if q.dtype is torch.float64 else runtime.cannot(q)
+    return (
+        "no kernel takes documents of fp64 at once"
+        if q.dtype is torch.float64
+        else runtime.cannot(q)
+    )
 
 
 def _parted(x: Tensor, parts: int) -> Tensor:

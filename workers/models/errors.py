@@ -4,4 +4,6 @@ from __future__ import annotations
 
 
 class WeightsError(ValueError):
-    """Weights or their configuration cannot be read, or not be written so: which file, why, and what to do next."""
+    """Weights or their configuration cannot be read, or not be written so: which file, why, and
+    what to do next.
+    """

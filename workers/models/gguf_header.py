@@ -1,6 +1,8 @@
-"""The header of a GGUF file: its values, and where each tensor lies. Reads nothing of the tensors and knows no torch.
+"""The header of a GGUF file: its values, and where each tensor lies. Reads nothing of the tensors
+and knows no torch.
 
-The package gguf keeps an array for every string of a vocabulary, which takes seconds; this is one scan of the mapped
+The package gguf keeps an array for every string of a vocabulary, which takes seconds; this is one
+scan of the mapped
 file. The format: ggml-org/ggml, docs/gguf.md, versions 2 and 3, little-endian.
 """
 
@@ -19,17 +21,30 @@ from workers.models.errors import WeightsError
 MAGIC = b"GGUF"
 _VERSIONS = (2, 3)
 _STRING, _ARRAY = 8, 9
-# of each kind of number: uint8, int8, uint16, int16, uint32, int32, float32, bool, uint64, int64, float64
+# of each kind of number: uint8, int8, uint16, int16, uint32, int32, float32, bool, uint64, int64,
+# float64
 _NUMBERS = {
-    0: "<u1", 1: "<i1", 2: "<u2", 3: "<i2", 4: "<u4", 5: "<i4", 6: "<f4", 7: "?", 10: "<u8", 11: "<i8", 12: "<f8",
-}  # fmt: skip
+    0: "<u1",
+    1: "<i1",
+    2: "<u2",
+    3: "<i2",
+    4: "<u4",
+    5: "<i4",
+    6: "<f4",
+    7: "?",
+    10: "<u8",
+    11: "<i8",
+    12: "<f8",
+}
 _MOST_DIMS = 8
 _DEEPEST = 4  # arrays within arrays; files have none
 
 
 @dataclass(frozen=True, slots=True)
 class StoredTensor:
-    """`shape` in torch's order, `kind` a number of gguf's GGMLQuantizationType, `start` bytes from the file's begin."""
+    """`shape` in torch's order, `kind` a number of gguf's GGMLQuantizationType, `start` bytes from
+    the file's begin.
+    """
 
     name: str
     shape: tuple[int, ...]
@@ -49,12 +64,17 @@ class GgufHeader:
 def read_gguf_header(path: Path) -> GgufHeader:
     """Raises WeightsError for what is no whole header."""
     try:
-        with open(path, "rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as whole:
+        with (
+            open(path, "rb") as file,
+            mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as whole,
+        ):
             return _Scan(whole).header(path)
     except FileNotFoundError:
         raise WeightsError(f"{path} does not exist; give a .gguf file") from None
     except (ValueError, struct.error, OverflowError, MemoryError, OSError) as error:
-        raise WeightsError(f"{path} is no whole GGUF file ({str(error)[:120]}); fetch it again") from None
+        raise WeightsError(
+            f"{path} is no whole GGUF file ({str(error)[:120]}); fetch it again"
+        ) from None
 
 
 class _Scan:
@@ -112,7 +132,8 @@ class _Scan:
         return found
 
     def _text(self) -> str:
-        # a token that is no UTF-8 must not keep its weights from being read; surrogates give it away
+        # a token that is no UTF-8 must not keep its weights from being read; surrogates give it
+        # away
         return self._take(self._unpack("<Q")[0]).decode("utf-8", errors="surrogateescape")
 
     def _unpack(self, form: str) -> tuple[Any, ...]:

@@ -1,4 +1,5 @@
-"""SentencePiece's BPE (arXiv 1808.06226) as a tokenizer.json's parts: merges are recovered from the pieces' scores.
+"""SentencePiece's BPE (arXiv 1808.06226) as a tokenizer.json's parts: merges are recovered from the
+pieces' scores.
 
 Knows pieces and scores; does not know special tokens or files.
 """
@@ -11,11 +12,15 @@ from typing import Any
 SPACE = "▁"
 
 
-def merges_of(pieces: Sequence[str], scores: Sequence[float], usable: Sequence[bool]) -> list[list[str]]:
+def merges_of(
+    pieces: Sequence[str], scores: Sequence[float], usable: Sequence[bool]
+) -> list[list[str]]:
     """Pairs in the order in which they are to be merged, as `[left, right]`.
 
-    SentencePiece joins the neighbours that make the piece of the highest score; so every way to cut a piece in two is a
-    merge of that piece's rank. Among cuts of one piece the longest left part comes first, as in the tokenizer.json that
+    SentencePiece joins the neighbours that make the piece of the highest score; so every way to cut
+    a piece in two is a
+    merge of that piece's rank. Among cuts of one piece the longest left part comes first, as in the
+    tokenizer.json that
     Llama and Mistral were published with.
     """
     ids = {piece: number for number, piece in enumerate(pieces) if usable[number]}
@@ -28,8 +33,11 @@ def merges_of(pieces: Sequence[str], scores: Sequence[float], usable: Sequence[b
     return [each[-1] for each in sorted(found)]
 
 
-def parts(pieces: Sequence[str], *, unknown: str | None, byte_fallback: bool, prefix: bool) -> dict[str, Any]:
-    """Normalizer, pre-tokenizer and decoder, and what the model part says besides vocabulary and merges.
+def parts(
+    pieces: Sequence[str], *, unknown: str | None, byte_fallback: bool, prefix: bool
+) -> dict[str, Any]:
+    """Normalizer, pre-tokenizer and decoder, and what the model part says besides vocabulary and
+    merges.
 
     `prefix` is the space that is put before a text, and taken off again when it is decoded.
     """
@@ -42,5 +50,10 @@ def parts(pieces: Sequence[str], *, unknown: str | None, byte_fallback: bool, pr
         "normalizer": {"type": "Sequence", "normalizers": [*before, spaces]},
         "pre_tokenizer": None,
         "decoder": {"type": "Sequence", "decoders": back},
-        "model": {"unk_token": unknown, "fuse_unk": True, "byte_fallback": byte_fallback, "ignore_merges": False},
+        "model": {
+            "unk_token": unknown,
+            "fuse_unk": True,
+            "byte_fallback": byte_fallback,
+            "ignore_merges": False,
+        },
     }

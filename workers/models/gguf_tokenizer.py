@@ -1,6 +1,7 @@
 """The tokenizer in a GGUF file, as the files that Hugging Face folders carry beside their weights.
 
-Byte-level BPE with known words (`gguf_words`) and SentencePiece's BPE; any other kind is refused. Knows no torch.
+Byte-level BPE with known words (`gguf_words`) and SentencePiece's BPE; any other kind is refused.
+Knows no torch.
 """
 
 from __future__ import annotations
@@ -21,7 +22,8 @@ _ENDS = ("eos", "eot", "eom")  # of a text, a turn, a message: each stops genera
 
 
 def tokenizer_files(header: GgufHeader) -> dict[str, str]:
-    """tokenizer.json, tokenizer_config.json and generation_config.json by name; nothing where the file has no tokens.
+    """tokenizer.json, tokenizer_config.json and generation_config.json by name; nothing where the
+    file has no tokens.
 
     Raises WeightsError for a kind that is not known here, or values that do not make a tokenizer.
     """
@@ -34,7 +36,9 @@ def tokenizer_files(header: GgufHeader) -> dict[str, str]:
     try:
         made.encode()
     except UnicodeEncodeError:
-        raise ours.refuse("holds a token that is not UTF-8", "give the model's tokenizer.json beside it") from None
+        raise ours.refuse(
+            "holds a token that is not UTF-8", "give the model's tokenizer.json beside it"
+        ) from None
     configuration = {**ours.configuration(), **_templates(values)}
     return {
         "tokenizer.json": made,
@@ -51,7 +55,9 @@ class _Vocabulary:
         count = len(self.tokens)
         self.types: list[int] = self._list("token_type", int, [_NORMAL] * count)
         if len(self.types) != count or not count:
-            raise self.refuse(f"has {count} tokens and {len(self.types)} types of them", "fetch it again")
+            raise self.refuse(
+                f"has {count} tokens and {len(self.types)} types of them", "fetch it again"
+            )
         architecture = self._values.get("general.architecture")
         self.positions = self._values.get(f"{architecture}.context_length")
 
@@ -65,17 +71,33 @@ class _Vocabulary:
         elif self.kind == "llama":
             made = self._sentence_pieces()
         else:
-            says = f"is of the kind {self.kind!r}; gpt2 (byte-level BPE) and llama (SentencePiece's BPE) can be read"
+            says = (
+                f"is of the kind {self.kind!r}; gpt2 (byte-level BPE) and llama "
+                "(SentencePiece's BPE) can be read"
+            )
             raise self.refuse(says, "give the model's tokenizer.json beside it")
         model = {
-            "type": "BPE", "dropout": None, "unk_token": None, "continuing_subword_prefix": None,
-            "end_of_word_suffix": None, "fuse_unk": False, "byte_fallback": False, **made.pop("model"),
-        }  # fmt: skip
+            "type": "BPE",
+            "dropout": None,
+            "unk_token": None,
+            "continuing_subword_prefix": None,
+            "end_of_word_suffix": None,
+            "fuse_unk": False,
+            "byte_fallback": False,
+            **made.pop("model"),
+        }
         added = [
-            {"id": number, "content": self.tokens[number], "single_word": False, "lstrip": False, "rstrip": False,
-             "normalized": False, "special": self.types[number] != _USER}
+            {
+                "id": number,
+                "content": self.tokens[number],
+                "single_word": False,
+                "lstrip": False,
+                "rstrip": False,
+                "normalized": False,
+                "special": self.types[number] != _USER,
+            }
             for number in self._added()
-        ]  # fmt: skip
+        ]
         common = {"version": "1.0", "truncation": None, "padding": None, "added_tokens": added}
         return {**common, **made, "post_processor": self._around(), "model": model}
 
@@ -93,7 +115,10 @@ class _Vocabulary:
     def generation(self) -> dict[str, Any]:
         """What generation starts from and ends with, by id."""
         ends = list(dict.fromkeys(end for key in _ENDS if (end := self._id(key)) is not None))
-        found: dict[str, Any] = {"bos_token_id": self._id("bos"), "pad_token_id": self._id("padding")}
+        found: dict[str, Any] = {
+            "bos_token_id": self._id("bos"),
+            "pad_token_id": self._id("padding"),
+        }
         found["eos_token_id"] = ends[0] if len(ends) == 1 else ends or None
         return {name: each for name, each in sorted(found.items()) if each is not None}
 
@@ -101,23 +126,37 @@ class _Vocabulary:
         name = self._values.get("tokenizer.ggml.pre", "default")
         words = WORDS.get(str(name))
         if words is None:
-            says = f"cuts text into words in a way called {name!r}; known ways are {', '.join(sorted(WORDS))}"
-            raise self.refuse(says, "give the model's tokenizer.json beside it, or a newer conversion")
+            says = (
+                f"cuts text into words in a way called {name!r}; known ways are "
+                f"{', '.join(sorted(WORDS))}"
+            )
+            raise self.refuse(
+                says, "give the model's tokenizer.json beside it, or a newer conversion"
+            )
         merges = [merge.split(" ", 1) for merge in self._list("merges", str)]
         if any(len(merge) != 2 for merge in merges):
             raise self.refuse("has a merge that is no pair", "fetch it again")
         return {
             "normalizer": words.normalizer,
             "pre_tokenizer": words.pre_tokenizer,
-            "decoder": {"type": "ByteLevel", "add_prefix_space": True, "trim_offsets": True, "use_regex": True},
+            "decoder": {
+                "type": "ByteLevel",
+                "add_prefix_space": True,
+                "trim_offsets": True,
+                "use_regex": True,
+            },
             "model": {"ignore_merges": words.whole_words, "vocab": self._ids(), "merges": merges},
         }
 
     def _sentence_pieces(self) -> dict[str, Any]:
         scores: list[float] = self._list("scores", float)
         if len(scores) != len(self.tokens):
-            raise self.refuse(f"has {len(self.tokens)} pieces and {len(scores)} scores", "fetch it again")
-        unknown = next((word for word, of in zip(self.tokens, self.types, strict=True) if of == _UNKNOWN), None)
+            raise self.refuse(
+                f"has {len(self.tokens)} pieces and {len(scores)} scores", "fetch it again"
+            )
+        unknown = next(
+            (word for word, of in zip(self.tokens, self.types, strict=True) if of == _UNKNOWN), None
+        )
         usable = [of in (_NORMAL, _USER) for of in self.types]
         made = parts(
             self.tokens,
@@ -133,15 +172,25 @@ class _Vocabulary:
         held = [number for number, of in enumerate(self.types) if of != _UNUSED]
         found = {self.tokens[number]: number for number in held}
         if len(found) != len(held):
-            twice = next(self.tokens[number] for number in held if found[self.tokens[number]] != number)
-            raise self.refuse(f"has the token {twice!r} twice", "give the model's tokenizer.json beside it")
+            twice = next(
+                self.tokens[number] for number in held if found[self.tokens[number]] != number
+            )
+            raise self.refuse(
+                f"has the token {twice!r} twice", "give the model's tokenizer.json beside it"
+            )
         return found
 
     def _added(self) -> list[int]:
-        """Tokens that are found in a text before anything is cut, and those that only programs write."""
+        """Tokens that are found in a text before anything is cut, and those that only programs
+        write.
+        """
         named = {self._id(key) for key in (*_SPECIAL.values(), *_ENDS)}
         marked = (_UNKNOWN, _CONTROL, _USER)
-        return [number for number, of in enumerate(self.types) if of in marked or (number in named and of == _NORMAL)]
+        return [
+            number
+            for number, of in enumerate(self.types)
+            if of in marked or (number in named and of == _NORMAL)
+        ]
 
     def _around(self) -> dict[str, Any] | None:
         """What goes before and after a text, where the file says that something does."""
@@ -155,7 +204,9 @@ class _Vocabulary:
             return [*begin, {"Sequence": {"id": name, "type_id": kind}}, *end]
 
         told = {
-            word: {"id": word, "ids": [self.tokens.index(word)], "tokens": [word]} for word in (first, last) if word
+            word: {"id": word, "ids": [self.tokens.index(word)], "tokens": [word]}
+            for word in (first, last)
+            if word
         }
         return {
             "type": "TemplateProcessing",
@@ -178,7 +229,9 @@ class _Vocabulary:
         if number is None:
             return None
         if not isinstance(number, int) or not 0 <= number < len(self.tokens):
-            raise self.refuse(f"has {key}_token_id {number!r} and {len(self.tokens)} tokens", "fetch it again")
+            raise self.refuse(
+                f"has {key}_token_id {number!r} and {len(self.tokens)} tokens", "fetch it again"
+            )
         return number
 
     def _word(self, key: str) -> str | None:
@@ -188,7 +241,9 @@ class _Vocabulary:
     def _list(self, key: str, of: type, default: list[Any] | None = None) -> list[Any]:
         found = self._values.get(f"tokenizer.ggml.{key}", default)
         if not isinstance(found, list) or not all(isinstance(each, of) for each in found):
-            raise self.refuse(f"has no {key}", "fetch it again, or give the model's tokenizer.json beside it")
+            raise self.refuse(
+                f"has no {key}", "fetch it again, or give the model's tokenizer.json beside it"
+            )
         return found
 
 
@@ -199,7 +254,9 @@ def _templates(values: Mapping[str, Any]) -> dict[str, Any]:
     more = listed if isinstance(listed, list) else []
     named = {str(name): values.get(f"tokenizer.chat_template.{name}") for name in more}
     several = {**({"default": one} if isinstance(one, str) else {}), **named}
-    told = [{"name": name, "template": each} for name, each in several.items() if isinstance(each, str)]
+    told = [
+        {"name": name, "template": each} for name, each in several.items() if isinstance(each, str)
+    ]
     if len(told) > 1:
         return {"chat_template": told}
     return {"chat_template": told[0]["template"]} if told else {}

@@ -28,16 +28,24 @@ class Head(nn.Linear):
         return losses(x, self.weight, targets_BS, softcap=self.softcap, each=each)
 
 
-def losses(x: Tensor, weight_VH: Tensor, targets_BS: Tensor, *, softcap: float | None, each: bool) -> Tensor:
-    """Cross-entropy of the logits x · weightᵀ, a chunk of tokens at a time: its sum, or `[B, S]` with `each`; fp32.
+def losses(
+    x: Tensor, weight_VH: Tensor, targets_BS: Tensor, *, softcap: float | None, each: bool
+) -> Tensor:
+    """Cross-entropy of the logits x · weightᵀ, a chunk of tokens at a time: its sum, or `[B, S]`
+    with `each`; fp32.
 
-    Where the vocabulary's rows lie over ranks both are DTensors, `x` whole on each: of every chunk three numbers a
+    Where the vocabulary's rows lie over ranks both are DTensors, `x` whole on each: of every chunk
+    three numbers a
     token travel, and hidden states' gradients once.
     """
     from kernels import linear_cross_entropy  # loads triton
 
     # a look at the targets would wait for a GPU
-    how: dict[str, Any] = {"reduction": "none" if each else "sum", "softcap": softcap or 0.0, "check": False}
+    how: dict[str, Any] = {
+        "reduction": "none" if each else "sum",
+        "softcap": softcap or 0.0,
+        "check": False,
+    }
     lying: Any = weight_VH
     mesh = getattr(lying, "device_mesh", None)
     if mesh is not None:
@@ -48,7 +56,9 @@ def losses(x: Tensor, weight_VH: Tensor, targets_BS: Tensor, *, softcap: float |
 
 
 def rows_of(vocab: int, mesh: DeviceMesh) -> tuple[int, int]:
-    """Of a vocabulary cut over a mesh as `torch.chunk` does: this rank's first row, and the one after its last."""
+    """Of a vocabulary cut over a mesh as `torch.chunk` does: this rank's first row, and the one
+    after its last.
+    """
     each = -(-vocab // mesh.size())
     start = min(vocab, each * mesh.get_local_rank())
     return start, min(vocab, start + each)

@@ -1,7 +1,10 @@
-"""Initial weights that depend on the seed and each parameter's name alone, never on how it is sharded.
+"""Initial weights that depend on the seed and each parameter's name alone, never on how it is
+sharded.
 
-Every parameter is drawn in row chunks, each from its own generator on the CPU; a rank draws only the chunks it holds.
-Torch's own DTensor initialisation repeats one shard's numbers on every rank on CPU (pytorch#138329).
+Every parameter is drawn in row chunks, each from its own generator on the CPU; a rank draws only
+the chunks it holds.
+Torch's own DTensor initialisation repeats one shard's numbers on every rank on CPU
+(pytorch#138329).
 """
 
 from __future__ import annotations
@@ -15,14 +18,21 @@ from torch import Tensor, nn
 
 STD = 0.02  # GPT-2 and Llama
 _CHUNK_ELEMENTS = 1 << 20
-_RESIDUAL = ("attn.o.weight", "mlp.down.weight", "mlp.experts.down.weight", "mlp.shared.down.weight")
+_RESIDUAL = (
+    "attn.o.weight",
+    "mlp.down.weight",
+    "mlp.experts.down.weight",
+    "mlp.shared.down.weight",
+)
 
 
 @torch.no_grad()
 def initialise(model: nn.Module, *, layers: int, seed: int) -> None:
-    """Fill every parameter of `model` in place: plain tensors or DTensors sharded on any dim, on any device.
+    """Fill every parameter of `model` in place: plain tensors or DTensors sharded on any dim, on
+    any device.
 
-    Normal(0, 0.02); the projections that write to the residual stream are scaled by 1 / sqrt(2 · layers) (GPT-2,
+    Normal(0, 0.02); the projections that write to the residual stream are scaled by 1 / sqrt(2 ·
+    layers) (GPT-2,
     section 2.3); norm gains one, biases and buffers zero.
     """
     for name, parameter in model.named_parameters():
@@ -32,13 +42,17 @@ def initialise(model: nn.Module, *, layers: int, seed: int) -> None:
 
 
 def fill_parameter(name: str, parameter: Tensor, *, layers: int, seed: int) -> None:
-    """Fill one parameter, or the local shard of a DTensor, with the values that its name and `seed` give."""
+    """Fill one parameter, or the local shard of a DTensor, with the values that its name and `seed`
+    give.
+    """
     if name.endswith(".bias"):
         _local(parameter).zero_()
     elif parameter.ndim == 1:
         _local(parameter).fill_(1.0)
     else:
-        _fill_normal(name, parameter, STD / math.sqrt(2 * layers) if name.endswith(_RESIDUAL) else STD, seed)
+        _fill_normal(
+            name, parameter, STD / math.sqrt(2 * layers) if name.endswith(_RESIDUAL) else STD, seed
+        )
 
 
 def derived_seed(*parts: int | str) -> int:
@@ -51,7 +65,9 @@ def local_part(tensor: Tensor) -> tuple[Tensor, tuple[slice, ...]]:
     """What this rank holds of a tensor, and where that lies in the whole; all of a plain one."""
     local = _local(tensor)
     starts = _offsets(tensor)
-    return local, tuple(slice(start, start + size) for start, size in zip(starts, local.shape, strict=True))
+    return local, tuple(
+        slice(start, start + size) for start, size in zip(starts, local.shape, strict=True)
+    )
 
 
 def _fill_normal(name: str, parameter: Tensor, std: float, seed: int) -> None:
@@ -62,9 +78,13 @@ def _fill_normal(name: str, parameter: Tensor, std: float, seed: int) -> None:
         begin = chunk * rows_per_chunk
         end = min(begin + rows_per_chunk, parameter.shape[0])
         generator = torch.Generator().manual_seed(derived_seed(seed, name, chunk))
-        values = torch.empty((end - begin, *parameter.shape[1:])).normal_(0.0, std, generator=generator)
+        values = torch.empty((end - begin, *parameter.shape[1:])).normal_(
+            0.0, std, generator=generator
+        )
         low, high = max(begin, first), min(end, last)
-        local[low - first : high - first].copy_(values[low - begin : high - begin][(slice(None), *columns)])
+        local[low - first : high - first].copy_(
+            values[low - begin : high - begin][(slice(None), *columns)]
+        )
 
 
 def _local(parameter: Tensor) -> Tensor:
@@ -79,5 +99,7 @@ def _offsets(parameter: Tensor) -> tuple[int, ...]:
     sharded: Any = parameter
     from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 
-    _, offsets = compute_local_shape_and_global_offset(sharded.shape, sharded.device_mesh, sharded.placements)
+    _, offsets = compute_local_shape_and_global_offset(
+        sharded.shape, sharded.device_mesh, sharded.placements
+    )
     return tuple(offsets)

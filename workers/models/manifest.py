@@ -25,12 +25,16 @@ def step_folder(step: int) -> str:
 def seal(folder: Path, manifest: dict[str, Any]) -> int:
     """Write the manifest of a finished folder, checksums included; returns the bytes of its files.
 
-    The folder is to have a hidden name still: a manifest torn by a crash is then never taken for one.
+    The folder is to have a hidden name still: a manifest torn by a crash is then never taken for
+    one.
     """
     files = {}
     for path in sorted(folder.rglob("*")):
         if path.is_file() and path.name != NAME:
-            files[str(path.relative_to(folder))] = {"bytes": path.stat().st_size, "sha256": _digest(path)}
+            files[str(path.relative_to(folder))] = {
+                "bytes": path.stat().st_size,
+                "sha256": _digest(path),
+            }
     document = {"version": VERSION, **manifest, "files": files}
     with open(folder / NAME, "w", encoding="utf-8") as file:
         file.write(json.dumps(document, indent=1))
@@ -41,8 +45,12 @@ def seal(folder: Path, manifest: dict[str, Any]) -> int:
 
 
 def complete_checkpoints(root: Path) -> list[Path]:
-    """Folders with a manifest, newest step first; an unfinished save has a hidden name and no manifest."""
-    return sorted((p for p in root.glob("step-*") if (p / NAME).is_file()), key=lambda p: p.name, reverse=True)
+    """Folders with a manifest, newest step first; an unfinished save has a hidden name and no
+    manifest.
+    """
+    return sorted(
+        (p for p in root.glob("step-*") if (p / NAME).is_file()), key=lambda p: p.name, reverse=True
+    )
 
 
 class DamagedError(WeightsError):
@@ -50,17 +58,23 @@ class DamagedError(WeightsError):
 
 
 def read_manifest(folder: Path) -> dict[str, Any]:
-    """Raises WeightsError for a folder that is no checkpoint of this version, of a damaged one DamagedError."""
+    """Raises WeightsError for a folder that is no checkpoint of this version, of a damaged one
+    DamagedError.
+    """
     try:
         document: dict[str, Any] = json.loads((folder / NAME).read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise WeightsError(f"{folder} has no {NAME}; try a folder checkpoints/step-N") from None
     except (OSError, ValueError) as error:
-        raise DamagedError(f"{folder / NAME} cannot be read: {error}; try an older checkpoint") from None
+        raise DamagedError(
+            f"{folder / NAME} cannot be read: {error}; try an older checkpoint"
+        ) from None
     if not isinstance(document, dict):
         raise DamagedError(f"{folder / NAME} holds no JSON object; try an older checkpoint")
     if document.get("version") != VERSION:
-        raise WeightsError(f"{folder} has version {document.get('version')}, this engine reads {VERSION}")
+        raise WeightsError(
+            f"{folder} has version {document.get('version')}, this engine reads {VERSION}"
+        )
     return document
 
 

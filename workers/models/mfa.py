@@ -1,4 +1,5 @@
-"""Multi-matrix factorisation attention (arXiv 2412.19255): many wide heads of low-rank queries, one key-value head.
+"""Multi-matrix factorisation attention (arXiv 2412.19255): many wide heads of low-rank queries, one
+key-value head.
 
 Does not know caches or parallelism. Shapes: B batch, S sequence, H heads, D head_dim.
 """
@@ -14,14 +15,20 @@ from workers.models.norms import RmsNorm
 
 
 class FactorisedAttention(Attending):
-    """`[B, S, hidden]` → `[B, S, hidden]`; the query latent is normed before it is widened to all heads."""
+    """`[B, S, hidden]` → `[B, S, hidden]`; the query latent is normed before it is widened to all
+    heads.
+    """
 
     def __init__(self, spec: ModelSpec) -> None:
         super().__init__()
         assert spec.mfa is not None
         mfa, bias = spec.mfa, spec.bias != "none"
         self.head_dim = mfa.head_dim
-        self.window, self.dropout, self.interleaved = spec.window, spec.dropout, spec.rope.interleaved
+        self.window, self.dropout, self.interleaved = (
+            spec.window,
+            spec.dropout,
+            spec.rope.interleaved,
+        )
         self.q_down = nn.Linear(spec.hidden, mfa.qk_rank, bias=bias)
         self.q_latent_norm = RmsNorm(mfa.qk_rank, eps=spec.norm_eps)
         self.q_up = nn.Linear(mfa.qk_rank, mfa.heads * mfa.head_dim, bias=False)
@@ -31,7 +38,9 @@ class FactorisedAttention(Attending):
         self.q_norm = RmsNorm(mfa.head_dim, eps=spec.norm_eps) if spec.qk_norm else None
         self.k_norm = RmsNorm(mfa.head_dim, eps=spec.norm_eps) if spec.qk_norm else None
 
-    def forward(self, x: Tensor, rope: tuple[Tensor, Tensor] | None, documents: Documents | None = None) -> Tensor:
+    def forward(
+        self, x: Tensor, rope: tuple[Tensor, Tensor] | None, documents: Documents | None = None
+    ) -> Tensor:
         q = self.q_up(self.q_latent_norm(self.q_down(x))).unflatten(-1, (-1, self.head_dim))
         k, v = self.k(x).unsqueeze(-2), self.v(x).unsqueeze(-2)
         return self.attended(q, k, v, rope, documents)

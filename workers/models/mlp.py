@@ -24,7 +24,9 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
 
 
 class Mlp(nn.Module):
-    """`down(act(gate(x)) * up(x))` (arXiv 2002.05202) or `down(act(up(x)))`; `width` defaults to the model's ffn."""
+    """`down(act(gate(x)) * up(x))` (arXiv 2002.05202) or `down(act(up(x)))`; `width` defaults to
+    the model's ffn.
+    """
 
     operations: type[Chosen] = Chosen
 

@@ -16,12 +16,14 @@ from workers.models.router import Router
 
 
 class RoutedMlp(nn.Module):
-    """`[B, S, hidden]` → `[B, S, hidden]`: the sum of each token's `top_k` experts and of the shared ones.
+    """`[B, S, hidden]` → `[B, S, hidden]`: the sum of each token's `top_k` experts and of the
+    shared ones.
 
     A capacity limits training alone: outside it no token is dropped.
     """
 
-    drop_beyond_capacity = staticmethod(drop_beyond_capacity)  # settable: for a part of each sequence
+    # settable: for a part of each sequence
+    drop_beyond_capacity = staticmethod(drop_beyond_capacity)
 
     def __init__(self, spec: ModelSpec, moe: Moe) -> None:
         super().__init__()
@@ -36,7 +38,9 @@ class RoutedMlp(nn.Module):
         kept = chosen
         if self.training and self.moe.capacity is not None:
             experts, capacity = self.moe.experts, self.moe.capacity
-            kept = self.drop_beyond_capacity(chosen, experts=experts, capacity=capacity, documents=documents)
+            kept = self.drop_beyond_capacity(
+                chosen, experts=experts, capacity=capacity, documents=documents
+            )
         out = self.experts(x.flatten(0, 1), weights.flatten(0, 1), kept.flatten(0, 1)).view_as(x)
         if self.shared is not None:
             out = out + self.shared(x)

@@ -1,6 +1,8 @@
-"""The operations of a block that kernels do better than torch: chosen by what can run here, or plain torch.
+"""The operations of a block that kernels do better than torch: chosen by what can run here, or
+plain torch.
 
-Modules have a class attribute `operations`, settable by instance. What is chosen, and why, `kernels.explain` tells.
+Modules have a class attribute `operations`, settable by instance. What is chosen, and why,
+`kernels.explain` tells.
 Does not know modules. Shapes: `[..., N]` unless named.
 """
 
@@ -50,8 +52,12 @@ class Chosen:
         return kernels.layer_norm(x, weight, bias, eps)
 
     @staticmethod
-    def rotate(q: Tensor, k: Tensor, rope: tuple[Tensor, Tensor], interleaved: bool) -> tuple[Tensor, Tensor]:
-        """Queries and keys `[B, S, H, D]`, each with its own number of heads, turned by their positions' angles."""
+    def rotate(
+        q: Tensor, k: Tensor, rope: tuple[Tensor, Tensor], interleaved: bool
+    ) -> tuple[Tensor, Tensor]:
+        """Queries and keys `[B, S, H, D]`, each with its own number of heads, turned by their
+        positions' angles.
+        """
         if _is_torchs("apply_rope", q, k, *rope):
             return apply_rope(q, *rope, interleaved), apply_rope(k, *rope, interleaved)
         found = kernels.apply_rope(q, k, *rope, interleaved=interleaved)
@@ -69,15 +75,23 @@ class Chosen:
 
     @staticmethod
     def routed(logits: Tensor, moe: Moe, bias_E: Tensor | None) -> tuple[Tensor, Tensor] | None:
-        """Weights `[..., K]` fp32 and experts `[..., K]` of a router's logits `[..., E]`; None where torch is meant."""
+        """Weights `[..., K]` fp32 and experts `[..., K]` of a router's logits `[..., E]`; None
+        where torch is meant.
+        """
         if _is_torchs("moe_gate", logits, bias_E):
             return None
         from kernels.moe import moe_gate
 
         weights, chosen = moe_gate(
-            logits.flatten(0, -2), moe.top_k, scoring=moe.scoring, bias=bias_E, groups=moe.groups or 1,
-            groups_kept=moe.groups_per_token, renormalise=moe.renormalise, scale=moe.routed_scale,
-        )  # fmt: skip
+            logits.flatten(0, -2),
+            moe.top_k,
+            scoring=moe.scoring,
+            bias=bias_E,
+            groups=moe.groups or 1,
+            groups_kept=moe.groups_per_token,
+            renormalise=moe.renormalise,
+            scale=moe.routed_scale,
+        )
         shape = (*logits.shape[:-1], moe.top_k)
         return weights.view(shape), chosen.view(shape)
 
@@ -99,12 +113,16 @@ class Chosen:
 
     @staticmethod
     def at_once(rows: Tensor, weight_ENK: Tensor) -> bool:
-        """Whether one product takes the rows of all experts (`grouped`), or each expert's piece is for itself."""
+        """Whether one product takes the rows of all experts (`grouped`), or each expert's piece is
+        for itself.
+        """
         return not _is_torchs("grouped_matmul", rows, weight_ENK)
 
     @staticmethod
     def grouped(rows: Tensor, weight_ENK: Tensor, counts_E: Tensor) -> Tensor:
-        """`[A, N]`: each expert's rows, `counts_E` of them, times its weight; zeros for the rows behind them."""
+        """`[A, N]`: each expert's rows, `counts_E` of them, times its weight; zeros for the rows
+        behind them.
+        """
         from kernels.moe import grouped_matmul
 
         return grouped_matmul(rows, weight_ENK, counts_E, check=False)
@@ -124,11 +142,15 @@ class Plain(Chosen):
     def layer_norm(x: Tensor, weight: Tensor, bias: Tensor | None, eps: float) -> Tensor:
         wide = x.float()
         apart = wide - wide.mean(-1, keepdim=True)
-        normed = (apart * torch.rsqrt(apart.square().mean(-1, keepdim=True) + eps)).to(x.dtype) * weight
+        normed = (apart * torch.rsqrt(apart.square().mean(-1, keepdim=True) + eps)).to(
+            x.dtype
+        ) * weight
         return normed if bias is None else normed + bias
 
     @staticmethod
-    def rotate(q: Tensor, k: Tensor, rope: tuple[Tensor, Tensor], interleaved: bool) -> tuple[Tensor, Tensor]:
+    def rotate(
+        q: Tensor, k: Tensor, rope: tuple[Tensor, Tensor], interleaved: bool
+    ) -> tuple[Tensor, Tensor]:
         return apply_rope(q, *rope, interleaved), apply_rope(k, *rope, interleaved)
 
     @staticmethod
@@ -149,7 +171,10 @@ class Plain(Chosen):
 
 
 def make_plain(model: nn.Module) -> None:
-    """Every module of `model` computes by `Plain`. Before attention is given other ways: pages, a ring."""
+    """Every module of `model` computes by `Plain`.
+
+    Before attention is given other ways: pages, a ring.
+    """
     for each in model.modules():
         if hasattr(type(each), "operations"):
             each.operations = Plain  # type: ignore[assignment]
@@ -158,9 +183,11 @@ def make_plain(model: nn.Module) -> None:
 
 
 def _is_torchs(op: str, x: Tensor, *others: Tensor | None) -> bool:
-    """Whether torch's own operator runs, told as every choice is; else `kernels` is to be called, which tells it.
+    """Whether torch's own operator runs, told as every choice is; else `kernels` is to be called,
+    which tells it.
 
-    Looked at once for each kind of tensor: on a CPU a step of a small model would else spend a tenth of its time here.
+    Looked at once for each kind of tensor: on a CPU a step of a small model would else spend a
+    tenth of its time here.
     """
     if torch.compiler.is_compiling():
         note(op, {"dtype": x.dtype}, "torch", _COMPILED)
@@ -172,6 +199,10 @@ def _is_torchs(op: str, x: Tensor, *others: Tensor | None) -> bool:
     why = runtime.cannot(x, *others)
     if why is None or os.environ.get("KERNELS_BACKEND"):
         return False
-    choose(op, {"dtype": x.dtype, "n": x.shape[-1], "grad": grad}, [Candidate("own", why), Candidate("torch")])
+    choose(
+        op,
+        {"dtype": x.dtype, "n": x.shape[-1], "grad": grad},
+        [Candidate("own", why), Candidate("torch")],
+    )
     settle(kind, True)
     return True

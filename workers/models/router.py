@@ -1,6 +1,8 @@
-"""Which experts each token goes to, with what weight: softmax or sigmoid scores, groups, a balancing bias.
+"""Which experts each token goes to, with what weight: softmax or sigmoid scores, groups, a
+balancing bias.
 
-Does not know experts, losses or parallelism. Shapes: B batch, S sequence, E experts, K chosen a token.
+Does not know experts, losses or parallelism. Shapes: B batch, S sequence, E experts, K chosen a
+token.
 """
 
 from __future__ import annotations
@@ -14,11 +16,14 @@ from workers.models.operations import Chosen
 
 
 class Router(nn.Module):
-    """`[B, S, hidden]` → weights `[B, S, K]`, experts `[B, S, K]` and scores `[B, S, E]`, weights and scores in fp32.
+    """`[B, S, hidden]` → weights `[B, S, K]`, experts `[B, S, K]` and scores `[B, S, E]`, weights
+    and scores in fp32.
 
-    Outside training, where nobody balances by them, a kernel that makes weights and choice leaves the scores empty.
+    Outside training, where nobody balances by them, a kernel that makes weights and choice leaves
+    the scores empty.
 
-    The bias (`choice_bias`, DeepSeek-V3's e_score_correction_bias, arXiv 2408.15664) decides the choice alone, never
+    The bias (`choice_bias`, DeepSeek-V3's e_score_correction_bias, arXiv 2408.15664) decides the
+    choice alone, never
     the weight; it is state that the training loop moves, not a parameter.
     """
 
@@ -54,11 +59,19 @@ class Router(nn.Module):
         return wanted.topk(self.moe.top_k, dim=-1).indices
 
     def _groups_kept(self, wanted: Tensor) -> Tensor:
-        """True for experts of the best groups: by their best expert (DeepSeek-V2, softmax scores), or by the sum of
+        """True for experts of the best groups: by their best expert (DeepSeek-V2, softmax scores),
+        or by the sum of
         their best two (DeepSeek-V3, sigmoid scores)."""
         groups = self.moe.groups or 1
         grouped = wanted.reshape(*wanted.shape[:-1], groups, -1)
         best = min(2 if self.moe.scoring == "sigmoid" else 1, grouped.shape[-1])
-        kept = grouped.topk(best, dim=-1).values.sum(-1).topk(self.moe.groups_per_token or groups, dim=-1).indices
-        mask = torch.zeros(grouped.shape[:-1], dtype=torch.bool, device=wanted.device).scatter(-1, kept, True)
+        kept = (
+            grouped.topk(best, dim=-1)
+            .values.sum(-1)
+            .topk(self.moe.groups_per_token or groups, dim=-1)
+            .indices
+        )
+        mask = torch.zeros(grouped.shape[:-1], dtype=torch.bool, device=wanted.device).scatter(
+            -1, kept, True
+        )
         return mask.unsqueeze(-1).expand_as(grouped).flatten(-2)

@@ -13,7 +13,9 @@ from workers.models.decoder import Decoder
 
 
 def weight_shapes(spec: ModelSpec) -> dict[str, tuple[int, ...]]:
-    """Every parameter and every buffer that belongs to the weights (routers' balancing biases), by name."""
+    """Every parameter and every buffer that belongs to the weights (routers' balancing biases), by
+    name.
+    """
     with torch.device("meta"):
         decoder = Decoder(spec)
     return {name: tuple(tensor.shape) for name, tensor in weights_of(decoder).items()}

@@ -1,4 +1,5 @@
-"""The reader of weights by what lies at their place: a Hugging Face folder, a GGUF file, a checkpoint of ours.
+"""The reader of weights by what lies at their place: a Hugging Face folder, a GGUF file, a
+checkpoint of ours.
 
 Picks the reader; does not read.
 """

@@ -1,4 +1,5 @@
-"""Text to token ids and back as a model's own tokenizer does it, with its special tokens and chat template.
+"""Text to token ids and back as a model's own tokenizer does it, with its special tokens and chat
+template.
 
 Loads the package `tokenizers` when one is opened, and torch never.
 """
@@ -18,7 +19,8 @@ from workers.models.templates import render
 
 @dataclass(frozen=True, slots=True)
 class TextTokenizer:
-    """`vocab` is one more than the largest id; `ends` are the ids at which generation stops, the first of a text.
+    """`vocab` is one more than the largest id; `ends` are the ids at which generation stops, the
+    first of a text.
 
     `special` are the texts of bos, eos, unk and pad, as templates name them.
     """
@@ -32,12 +34,18 @@ class TextTokenizer:
     _loaded: Any = None
 
     def encode(self, text: str, *, special: bool = True) -> list[int]:
-        """Ids; with `special`, what the model puts around a text is put around it. Special tokens in it are found."""
+        """Ids; with `special`, what the model puts around a text is put around it.
+
+        Special tokens in it are found.
+        """
         found: list[int] = self._loaded.encode(text, add_special_tokens=special).ids
         return found
 
     def decode(self, ids: Iterable[int], *, special: bool = False) -> str:
-        """Text; without `special`, special tokens are left out. Bytes that are no UTF-8 become U+FFFD."""
+        """Text; without `special`, special tokens are left out.
+
+        Bytes that are no UTF-8 become U+FFFD.
+        """
         found: str = self._loaded.decode(list(ids), skip_special_tokens=not special)
         return found
 
@@ -51,26 +59,36 @@ class TextTokenizer:
         told: str = self._loaded.to_str()
         return told
 
-    def chat(self, messages: Sequence[Mapping[str, Any]], *, answer: bool = True, **more: Any) -> str:
-        """The conversation as the model was taught to read it; with `answer`, up to where its answer begins.
+    def chat(
+        self, messages: Sequence[Mapping[str, Any]], *, answer: bool = True, **more: Any
+    ) -> str:
+        """The conversation as the model was taught to read it; with `answer`, up to where its
+        answer begins.
 
-        `messages` are `{role, content}`. Encode the text without `special`: the template has it. Raises WeightsError
+        `messages` are `{role, content}`. Encode the text without `special`: the template has it.
+        Raises WeightsError
         where there is no template, or it refuses the messages.
         """
         if self.chat_template is None:
-            raise WeightsError(f"{self.where} has no chat template; give an instruction-tuned model, or plain prompts")
+            raise WeightsError(
+                f"{self.where} has no chat template; give an instruction-tuned model, or plain "
+                "prompts"
+            )
         names = {**self.special, **more, "messages": messages, "add_generation_prompt": answer}
         return render(self.chat_template, names, where=self.where)
 
 
 def open_tokenizer(path: Path) -> TextTokenizer:
-    """The tokenizer of weights at `path`: a Hugging Face folder, a checkpoint's or a fetched model's, or a .gguf file.
+    """The tokenizer of weights at `path`: a Hugging Face folder, a checkpoint's or a fetched
+    model's, or a .gguf file.
 
     Raises WeightsError where there is none, or it cannot be read.
     """
     files = belongings(path)
     if TOKENIZER not in files:
-        raise WeightsError(f"{path} has no {TOKENIZER} beside its weights; put the model's own there")
+        raise WeightsError(
+            f"{path} has no {TOKENIZER} beside its weights; put the model's own there"
+        )
     loaded = _load(files[TOKENIZER], f"{path}: {TOKENIZER}")
     told = {name: _object(files, name, path) for name in (CONFIGURATION, GENERATION)}
     special = {
@@ -81,12 +99,18 @@ def open_tokenizer(path: Path) -> TextTokenizer:
     ids = {name: loaded.token_to_id(text) for name, text in special.items()}
     ends = told[GENERATION].get("eos_token_id", ids.get("eos_token"))
     begin = told[GENERATION].get("bos_token_id", ids.get("bos_token"))
-    template = files[TEMPLATE].decode() if TEMPLATE in files else _template(told[CONFIGURATION].get("chat_template"))
+    template = (
+        files[TEMPLATE].decode()
+        if TEMPLATE in files
+        else _template(told[CONFIGURATION].get("chat_template"))
+    )
     return TextTokenizer(
         where=str(path),
         vocab=max(loaded.get_vocab(with_added_tokens=True).values(), default=-1) + 1,
         bos=begin if isinstance(begin, int) else None,
-        ends=tuple(each for each in (ends if isinstance(ends, list) else [ends]) if isinstance(each, int)),
+        ends=tuple(
+            each for each in (ends if isinstance(ends, list) else [ends]) if isinstance(each, int)
+        ),
         chat_template=template,
         special=special,
         _loaded=loaded,
@@ -97,7 +121,9 @@ def _load(data: bytes, what: str) -> Any:
     try:
         import tokenizers
     except ImportError:
-        raise WeightsError(f"{what} needs the package tokenizers; try pip install tokenizers") from None
+        raise WeightsError(
+            f"{what} needs the package tokenizers; try pip install tokenizers"
+        ) from None
     try:
         return tokenizers.Tokenizer.from_str(data.decode())
     except Exception as error:  # the package raises bare Exception
@@ -108,7 +134,9 @@ def _object(files: Mapping[str, bytes], name: str, path: Path) -> Mapping[str, A
     try:
         found = json.loads(files.get(name, b"{}"))
     except ValueError as error:
-        raise WeightsError(f"{path}: {name} is not JSON: {str(error)[:80]}; fetch it again") from None
+        raise WeightsError(
+            f"{path}: {name} is not JSON: {str(error)[:80]}; fetch it again"
+        ) from None
     if not isinstance(found, dict):
         raise WeightsError(f"{path}: {name} holds no JSON object; fetch it again")
     return found
@@ -123,6 +151,8 @@ def _text_of(given: Any) -> str | None:
 def _template(given: Any) -> str | None:
     """Of several by name the one called default."""
     if isinstance(given, list):
-        named = {each.get("name"): each.get("template") for each in given if isinstance(each, Mapping)}
+        named = {
+            each.get("name"): each.get("template") for each in given if isinstance(each, Mapping)
+        }
         given = named.get("default")
     return given if isinstance(given, str) else None

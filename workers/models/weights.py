@@ -28,7 +28,8 @@ class Weights(Protocol):
 
 @torch.no_grad()
 def fill_model(decoder: Decoder, weights: Weights) -> None:
-    """Copy `weights` into the model in place: plain tensors or DTensors sharded on any dim, on any device.
+    """Copy `weights` into the model in place: plain tensors or DTensors sharded on any dim, on any
+    device.
 
     Every rank reads for itself, one tensor at a time, and keeps what it holds. Raises WeightsError.
     """
@@ -44,5 +45,7 @@ def fill_model(decoder: Decoder, weights: Weights) -> None:
 
 def checked(tensor: Tensor, name: str, shape: tuple[int, ...], where: str) -> Tensor:
     if tuple(tensor.shape) != shape:
-        raise WeightsError(f"{where}: {name} has shape {list(tensor.shape)}, the configuration wants {list(shape)}")
+        raise WeightsError(
+            f"{where}: {name} has shape {list(tensor.shape)}, the configuration wants {list(shape)}"
+        )
     return tensor

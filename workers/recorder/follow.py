@@ -1,4 +1,6 @@
-"""The command `python -m workers.recorder.follow`; `orrery_follow` does the work and is what an installation has."""
+"""The command `python -m workers.recorder.follow`; `orrery_follow` does the work and is what an
+installation has.
+"""
 
 import sys
 

@@ -1,8 +1,10 @@
-"""Follows a program that cannot be changed: a TensorBoard directory, or a Megatron or torchtitan log, as it grows.
+"""Follows a program that cannot be changed: a TensorBoard directory, or a Megatron or torchtitan
+log, as it grows.
 
     python -m workers.recorder.follow --url URL --token TOKEN --name NAME --tensorboard DIR
 
-Positions are kept in the spool, so a follower that is started again goes on. Reading formats is its neighbours' part.
+Positions are kept in the spool, so a follower that is started again goes on. Reading formats is its
+neighbours' part.
 """
 
 from __future__ import annotations
@@ -28,12 +30,20 @@ Reader = Callable[[str, int], "orrery_textlogs.Numbers | None"]
 
 # of a tag, in lower case and with "/" between its words: Orrery's name and a factor
 _TAGS: dict[str, tuple[str, float]] = {
-    **dict.fromkeys(("loss", "train/loss", "loss/train", "train_loss", "training/loss", "lm loss"), ("loss", 1.0)),
+    **dict.fromkeys(
+        ("loss", "train/loss", "loss/train", "train_loss", "training/loss", "lm loss"),
+        ("loss", 1.0),
+    ),
     "loss_metrics/global_avg_loss": ("loss", 1.0),
-    "train/train_loss": ("train/train_loss", 1.0),  # the Trainer's mean over the whole run, told at its last step
-    **dict.fromkeys(("eval/loss", "val/loss", "loss/val", "validation/loss", "eval_loss"), ("val_loss", 1.0)),
+    # the Trainer's mean over the whole run, told at its last step
+    "train/train_loss": ("train/train_loss", 1.0),
+    **dict.fromkeys(
+        ("eval/loss", "val/loss", "loss/val", "validation/loss", "eval_loss"), ("val_loss", 1.0)
+    ),
     **dict.fromkeys(("lm loss validation", "validation_metrics/loss"), ("val_loss", 1.0)),
-    **dict.fromkeys(("lr", "learning-rate", "learning_rate", "train/learning_rate", "train/lr"), ("lr", 1.0)),
+    **dict.fromkeys(
+        ("lr", "learning-rate", "learning_rate", "train/learning_rate", "train/lr"), ("lr", 1.0)
+    ),
     **dict.fromkeys(("grad-norm", "grad_norm", "train/grad_norm"), ("grad_norm", 1.0)),
     **dict.fromkeys(("loss-scale", "loss_scale"), ("loss_scale", 1.0)),
     "throughput(tps)": ("tokens_per_s_per_device", 1.0),
@@ -46,14 +56,19 @@ _TAGS: dict[str, tuple[str, float]] = {
 
 
 class TensorBoard:
-    """Scalars of all event files under a directory, gathered by step; a subdirectory's name goes before its tags."""
+    """Scalars of all event files under a directory, gathered by step; a subdirectory's name goes
+    before its tags.
+    """
 
     def __init__(self, root: Path, positions: dict[str, int]) -> None:
         self._root, self.positions = root, positions
         self._waiting: dict[int, tuple[float, dict[str, float]]] = {}
 
     def poll(self, run: orrery_recorder.Run) -> bool:
-        """Log what is complete; True where anything was new. A step is complete once a later one or nothing follows."""
+        """Log what is complete; True where anything was new.
+
+        A step is complete once a later one or nothing follows.
+        """
         new = False
         for file in sorted(self._root.rglob("*tfevents*")):
             place = file.relative_to(self._root)
@@ -78,7 +93,10 @@ class TensorBoard:
 
 
 class TextLog:
-    """Lines of one growing file; numbers become points, every line a log line. A file cut short is read anew."""
+    """Lines of one growing file; numbers become points, every line a log line.
+
+    A file cut short is read anew.
+    """
 
     def __init__(self, file: Path, positions: dict[str, int], read: Reader, seq_len: int) -> None:
         self._file, self.positions, self._read, self._seq_len = file, positions, read, seq_len
@@ -117,9 +135,17 @@ def _named(tag: str) -> tuple[str, float]:
     return _TAGS.get(plain) or _TAGS.get(plain.partition("/")[2]) or (tag, 1.0)
 
 
-def follow(source: TensorBoard | TextLog, run: orrery_recorder.Run, *, poll_s: float, idle_exit_s: float | None,
-           stopped: Callable[[], bool]) -> None:  # fmt: skip
-    """Poll until stopped or until nothing is new for `idle_exit_s`; positions are saved where no step is half read."""
+def follow(
+    source: TensorBoard | TextLog,
+    run: orrery_recorder.Run,
+    *,
+    poll_s: float,
+    idle_exit_s: float | None,
+    stopped: Callable[[], bool],
+) -> None:
+    """Poll until stopped or until nothing is new for `idle_exit_s`; positions are saved where no
+    step is half read.
+    """
     quiet_since = time.monotonic()
     while not stopped():
         if source.poll(run):
@@ -146,7 +172,9 @@ def _kept(spool: Path | None) -> dict[str, int]:
 
 
 def _arguments(arguments: list[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="follow", description="Follow a program that Orrery did not start.")
+    parser = argparse.ArgumentParser(
+        prog="follow", description="Follow a program that Orrery did not start."
+    )
     parser.add_argument("--url", default=os.environ.get("ORRERY_URL"))
     parser.add_argument("--token", default=os.environ.get("ORRERY_TOKEN"))
     parser.add_argument("--name", default="", help="name of the run")
@@ -154,11 +182,23 @@ def _arguments(arguments: list[str] | None) -> argparse.Namespace:
     what.add_argument("--tensorboard", type=Path, metavar="DIR")
     what.add_argument("--megatron-log", type=Path, metavar="FILE")
     what.add_argument("--torchtitan-log", type=Path, metavar="FILE")
-    parser.add_argument("--seq-len", type=int, default=0, help="tokens of a sample, to count tokens in a Megatron log")
+    parser.add_argument(
+        "--seq-len",
+        type=int,
+        default=0,
+        help="tokens of a sample, to count tokens in a Megatron log",
+    )
     parser.add_argument("--model", help="model preset, for the run's page")
-    parser.add_argument("--spool", type=Path, help="keep positions and unsent lines here, to go on after a restart")
+    parser.add_argument(
+        "--spool", type=Path, help="keep positions and unsent lines here, to go on after a restart"
+    )
     parser.add_argument("--poll", type=float, default=1.0, metavar="SECONDS")
-    parser.add_argument("--idle-exit", type=float, metavar="SECONDS", help="finish the run when nothing is new so long")
+    parser.add_argument(
+        "--idle-exit",
+        type=float,
+        metavar="SECONDS",
+        help="finish the run when nothing is new so long",
+    )
     return parser.parse_args(arguments)
 
 
@@ -166,7 +206,9 @@ def main(arguments: list[str] | None = None) -> int:
     given = _arguments(arguments)
     place: Path = given.tensorboard or given.megatron_log or given.torchtitan_log
     spec: dict[str, Any] = {"tags": ["followed"]} | ({"model": given.model} if given.model else {})
-    run = orrery_recorder.init(given.url, given.token, given.name or place.name, spec, spool=given.spool, rank=0)
+    run = orrery_recorder.init(
+        given.url, given.token, given.name or place.name, spec, spool=given.spool, rank=0
+    )
     if run.spool is None:
         return 2
     source: TensorBoard | TextLog

@@ -51,21 +51,33 @@ def _shape(config: Any) -> dict[str, Any]:
 
 
 class OrreryCallback(TrainerCallback):
-    """Records what the Trainer logs, on its first process only. Arguments are those of `orrery_recorder.init`."""
+    """Records what the Trainer logs, on its first process only.
 
-    def __init__(self, url: str | None = None, token: str | None = None, name: str = "", **more: Any) -> None:
+    Arguments are those of `orrery_recorder.init`.
+    """
+
+    def __init__(
+        self, url: str | None = None, token: str | None = None, name: str = "", **more: Any
+    ) -> None:
         self._given = {"url": url, "token": token, "name": name, **more}
         self.run: orrery_recorder.Run | None = None
         self._began, self._steps_s, self._steps = 0.0, 0.0, 0
 
-    def on_train_begin(self, args: Any, state: Any, control: Any, model: Any = None, **_: Any) -> None:
+    def on_train_begin(
+        self, args: Any, state: Any, control: Any, model: Any = None, **_: Any
+    ) -> None:
         if not state.is_world_process_zero or self.run is not None:
             return
         kind = type(model).__name__ if model is not None else "model"
-        count = sum(parameter.numel() for parameter in model.parameters()) if model is not None else 0
+        count = (
+            sum(parameter.numel() for parameter in model.parameters()) if model is not None else 0
+        )
         spec: dict[str, Any] = {"tags": ["transformers"], **_shape(getattr(model, "config", None))}
         spec["notes"] = f"{kind}, {count:,} parameters, {state.max_steps} steps"
-        given = {**self._given, "name": self._given["name"] or getattr(args, "run_name", None) or kind}
+        given = {
+            **self._given,
+            "name": self._given["name"] or getattr(args, "run_name", None) or kind,
+        }
         given["spec"] = {**spec, **(given.get("spec") or {})}
         self.run = orrery_recorder.init(**given, rank=0)
 
@@ -76,7 +88,9 @@ class OrreryCallback(TrainerCallback):
         self._steps_s += time.perf_counter() - self._began
         self._steps += 1
 
-    def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, Any] | None = None, **_: Any) -> None:
+    def on_log(
+        self, args: Any, state: Any, control: Any, logs: dict[str, Any] | None = None, **_: Any
+    ) -> None:
         if self.run is None:
             return
         values = {}
@@ -89,7 +103,11 @@ class OrreryCallback(TrainerCallback):
             values["step_time_s"] = self._steps_s / self._steps
             self._steps_s, self._steps = 0.0, 0
         if values:
-            self.run.log(values, step=state.global_step, tokens=int(getattr(state, "num_input_tokens_seen", 0) or 0))
+            self.run.log(
+                values,
+                step=state.global_step,
+                tokens=int(getattr(state, "num_input_tokens_seen", 0) or 0),
+            )
 
     def on_save(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         if self.run is not None:

@@ -1,7 +1,10 @@
-"""Record any training program's numbers in Orrery: `init`, `run.log`, `run.event`, `run.finish`. Standard library only.
+"""Record any training program's numbers in Orrery: `init`, `run.log`, `run.event`, `run.finish`.
+Standard library only.
 
-Nothing here raises into the training loop. What is logged is a line in a spool on disk first; a background thread
-sends it and picks up after an outage or a crash where it stopped. Knows no framework and no other file of Orrery:
+Nothing here raises into the training loop. What is logged is a line in a spool on disk first; a
+background thread
+sends it and picks up after an outage or a crash where it stopped. Knows no framework and no other
+file of Orrery:
 one file, longer than others here, so that it can be copied beside any program.
 """
 
@@ -63,11 +66,16 @@ def init(
 ) -> Run:
     """Begin to record a run; returns at once, the server is spoken to in the background.
 
-    `url` and `token` default to ORRERY_URL and ORRERY_TOKEN. `spec` is sent as the run's RunSpec with kind external.
-    `spool` is a directory to keep what is not sent yet; one that holds an unfinished run continues it. Unless given, a
-    new one is made under ORRERY_SPOOL (default ~/.cache/orrery/spool). Of several ranks only rank 0 records, unless
-    all are given the same `key`, which must be new for every run: then they share one run. Inside a program that
-    Orrery launched (ORRERY_RUN_DIR is set) the lines go to its run directory, and the arguments are not needed.
+    `url` and `token` default to ORRERY_URL and ORRERY_TOKEN. `spec` is sent as the run's RunSpec
+    with kind external.
+    `spool` is a directory to keep what is not sent yet; one that holds an unfinished run continues
+    it. Unless given, a
+    new one is made under ORRERY_SPOOL (default ~/.cache/orrery/spool). Of several ranks only rank 0
+    records, unless
+    all are given the same `key`, which must be new for every run: then they share one run. Inside a
+    program that
+    Orrery launched (ORRERY_RUN_DIR is set) the lines go to its run directory, and the arguments are
+    not needed.
     """
     rank = _whole(os.environ.get("RANK")) if rank is None else rank
     try:
@@ -76,9 +84,16 @@ def init(
             return Run(_Outbox(Path(folder), rank))
         if rank and key is None:
             return Run(None)
-        url, token = url or os.environ.get("ORRERY_URL", ""), token or os.environ.get("ORRERY_TOKEN", "")
+        url, token = (
+            url or os.environ.get("ORRERY_URL", ""),
+            token or os.environ.get("ORRERY_TOKEN", ""),
+        )
         if urllib.parse.urlsplit(url).scheme not in ("http", "https"):
-            _say.warning("orrery: %r is not an http(s) address, nothing is recorded; give url or set ORRERY_URL", url)
+            _say.warning(
+                "orrery: %r is not an http(s) address, nothing is recorded; give url or set "
+                "ORRERY_URL",
+                url,
+            )
             return Run(None)
         what: dict[str, Any] = {
             "url": url.rstrip("/"),
@@ -88,14 +103,21 @@ def init(
             "key": key or uuid.uuid4().hex,
             "rank": rank,
         }
-        return Run(_Spool(_spool_folder(spool, what["name"]), what, token, max_spool_bytes, ours=spool is None))
+        return Run(
+            _Spool(
+                _spool_folder(spool, what["name"]), what, token, max_spool_bytes, ours=spool is None
+            )
+        )
     except Exception as error:
         _say.warning("orrery: nothing is recorded: %s", error)
         return Run(None)
 
 
 class Run:
-    """A run being recorded. Every method returns at once, except `flush` and `finish`, whose wait is bounded."""
+    """A run being recorded.
+
+    Every method returns at once, except `flush` and `finish`, whose wait is bounded.
+    """
 
     def __init__(self, sink: _Outbox | _Spool | None) -> None:
         self._sink, self._kept, self._pid = sink, sink, os.getpid()
@@ -123,7 +145,9 @@ class Run:
         *,
         time: float | None = None,
     ) -> None:
-        """Numbers (or anything `float()` takes) of one step; `step` counts up by itself, `tokens` is cumulative."""
+        """Numbers (or anything `float()` takes) of one step; `step` counts up by itself, `tokens`
+        is cumulative.
+        """
         sink = self._sink
         if sink is None or os.getpid() != self._pid:
             return
@@ -133,16 +157,23 @@ class Run:
                 self._tokens = int(tokens)
             now = clock.time() if time is None else time
             body = self._encoded(values)
-            sink.append("points", f'"step":{step},"tokens":{self._tokens},"time":{now!r},"values":{body}')
+            sink.append(
+                "points", f'"step":{step},"tokens":{self._tokens},"time":{now!r},"values":{body}'
+            )
         except Exception as error:
             self._warn("log", error)
 
-    def event(self, type: str, data: Mapping[str, Any] | None = None, *, time: float | None = None) -> None:
+    def event(
+        self, type: str, data: Mapping[str, Any] | None = None, *, time: float | None = None
+    ) -> None:
         """Something that happened, `data` in plain JSON."""
         self._append("events", time, {"type": type, "data": data or {}})
 
     def line(self, text: str, *, time: float | None = None) -> None:
-        """A line of the run's log. In a program that Orrery launched it is printed, as its output is the log."""
+        """A line of the run's log.
+
+        In a program that Orrery launched it is printed, as its output is the log.
+        """
         self._append("logs", time, {"text": str(text)})
 
     def flush(self, timeout_s: float = 10.0) -> bool:
@@ -153,8 +184,11 @@ class Run:
             self._warn("flush", error)
             return False
 
-    def finish(self, status: str = "finished", reason: str = "", *, timeout_s: float = 10.0) -> bool:
-        """Tell how the run ended, send the rest, stop; False where a rest stays in the spool (see `main`).
+    def finish(
+        self, status: str = "finished", reason: str = "", *, timeout_s: float = 10.0
+    ) -> bool:
+        """Tell how the run ended, send the rest, stop; False where a rest stays in the spool (see
+        `main`).
 
         `status`: finished | failed | cancelled.
         """
@@ -176,11 +210,16 @@ class Run:
     def __enter__(self) -> Run:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: object) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, _: object
+    ) -> None:
         self.finish("failed" if kind else "finished", f"{kind.__name__}: {error}" if kind else "")
 
     def _encoded(self, values: Mapping[str, Any]) -> str:
-        """The values as JSON. By a template of their names: half the time of `json.dumps` where caches are cold."""
+        """The values as JSON.
+
+        By a template of their names: half the time of `json.dumps` where caches are cold.
+        """
         try:
             numbers = [float(value) for value in values.values()]
             total = sum(numbers)
@@ -211,7 +250,9 @@ class Run:
             return
         try:
             now = clock.time() if time is None else float(time)
-            self._sink.append(stream, json.dumps(_plain({"time": now, **fields}), default=str)[1:-1])
+            self._sink.append(
+                stream, json.dumps(_plain({"time": now, **fields}), default=str)[1:-1]
+            )
         except Exception as error:
             self._warn(stream, error)
 
@@ -233,7 +274,12 @@ class _File:
     """An append-only file of JSON lines, each numbered by `seq`, and how far the server has it."""
 
     def __init__(self, path: Path, head: str, most_bytes: int) -> None:
-        self._path, self._sent_path, self._head, self._most = path, path.with_suffix(".sent"), head, most_bytes
+        self._path, self._sent_path, self._head, self._most = (
+            path,
+            path.with_suffix(".sent"),
+            head,
+            most_bytes,
+        )
         self._lock = threading.Lock()
         path.parent.mkdir(parents=True, exist_ok=True)
         self._file = open(path, "ab", buffering=0)  # noqa: SIM115  a line is one write: it outlives this process
@@ -246,7 +292,9 @@ class _File:
         with self._lock:
             line = f'{{{self._head}"seq":{self.seq + 1},{fields}}}\n'.encode()
             if self.size + len(line) > self._most:
-                raise OSError(f"the spool {self._path} is full ({self._most} bytes), lines are dropped")
+                raise OSError(
+                    f"the spool {self._path} is full ({self._most} bytes), lines are dropped"
+                )
             written = self._file.write(line)
             if written != len(line):  # the disk is full: a torn line must not stay
                 os.ftruncate(self._file.fileno(), self.size)
@@ -313,7 +361,10 @@ class _Outbox:
         attempt = _whole(os.environ.get("ORRERY_ATTEMPT")) or 1
         self.folder = folder / f"rank-{rank}"
         head = f'"run":{json.dumps(self.run)},"attempt":{attempt},"rank":{rank},'
-        self._files = {name: _File(self.folder / f"{name}.jsonl", head, 1 << 50) for name in ("points", "events")}
+        self._files = {
+            name: _File(self.folder / f"{name}.jsonl", head, 1 << 50)
+            for name in ("points", "events")
+        }
 
     def append(self, stream: str, fields: str) -> None:
         if stream == "logs":
@@ -349,9 +400,17 @@ class _Gone(Exception):
 class _Spool:
     """The lines of one rank on disk, and the thread that brings them to the server."""
 
-    def __init__(self, folder: Path, what: dict[str, Any], token: str, most_bytes: int, *, ours: bool = False) -> None:
+    def __init__(
+        self, folder: Path, what: dict[str, Any], token: str, most_bytes: int, *, ours: bool = False
+    ) -> None:
         """`ours`: the folder was made for this run alone, and goes once all is sent."""
-        self.folder, self._token, self._limit, self._over, self._told = folder, token, MAX_ITEMS, "", set[str]()
+        self.folder, self._token, self._limit, self._over, self._told = (
+            folder,
+            token,
+            MAX_ITEMS,
+            "",
+            set[str](),
+        )
         self._ours = ours
         folder.mkdir(parents=True, exist_ok=True)
         self._lock = open(folder / "lock", "w")  # noqa: SIM115  held while this process lives
@@ -360,7 +419,9 @@ class _Spool:
                 fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except OSError:
                 self._lock.close()
-                raise RuntimeError(f"the spool {folder} is in use by another process; give each its own") from None
+                raise RuntimeError(
+                    f"the spool {folder} is in use by another process; give each its own"
+                ) from None
         self._meta_path = folder / "run.json"
         self._meta, self._noting = _read_object(self._meta_path), threading.Lock()
         self._rest: _Spool | None = None
@@ -390,7 +451,9 @@ class _Spool:
             _write_whole(self._meta_path, self._meta)
 
     def _set_aside(self, most_bytes: int) -> _Spool | None:
-        """Clear the folder for a new run; a former one that ended but is not all sent goes on in a folder below."""
+        """Clear the folder for a new run; a former one that ended but is not all sent goes on in a
+        folder below.
+        """
         former = [path for path in self.folder.iterdir() if path.suffix]
         if "end" not in self._meta or self._meta.get("done"):
             for path in former:
@@ -432,8 +495,12 @@ class _Spool:
         if complete and self._ours:
             shutil.rmtree(self.folder, ignore_errors=True)
         if not complete:
-            _say.warning("orrery: not all was sent, the rest lies in %s: `python -m orrery_recorder %s` sends it",
-                         self.folder, self.folder)  # fmt: skip
+            _say.warning(
+                "orrery: not all was sent, the rest lies in %s: `python -m orrery_recorder %s` "
+                "sends it",
+                self.folder,
+                self.folder,
+            )
         return complete
 
     def _work(self) -> None:
@@ -447,10 +514,14 @@ class _Spool:
                 self._kick.wait(INTERVAL_S)
             except _Later as later:
                 failures += 1
-                self._tell(str(later).partition(": ")[0], f"{later}; lines are kept in {self.folder} and sent later")
+                self._tell(
+                    str(later).partition(": ")[0],
+                    f"{later}; lines are kept in {self.folder} and sent later",
+                )
                 wait = min(LONGEST_WAIT_S, 0.25 * 2 ** min(failures, 10)) * random.uniform(0.5, 1.0)
                 if later.wait_s is not None:
-                    self._stop.wait(later.wait_s)  # the server's own wish: a flush does not shorten it
+                    # the server's own wish: a flush does not shorten it
+                    self._stop.wait(later.wait_s)
                 else:
                     self._kick.wait(wait)
                     self._stop.wait(0.05)
@@ -470,14 +541,21 @@ class _Spool:
         for name, file in self._files.items():
             while file.pending and not self._stop.is_set():
                 self._send(name, file)
-        if "end" in self._meta and not self._meta.get("done") and not any(f.pending for f in self._files.values()):
+        if (
+            "end" in self._meta
+            and not self._meta.get("done")
+            and not any(f.pending for f in self._files.values())
+        ):
             if not self._meta["rank"]:
                 with contextlib.suppress(_Gone):  # it may have been ended there already
                     self._post(f"runs/{self.run}/finish", json.dumps(self._meta["end"]).encode())
             self._note(done=True)
 
     def _created(self) -> str:
-        """The run's id. A spec or experiment that is refused is left out rather than lose the run's record over it."""
+        """The run's id.
+
+        A spec or experiment that is refused is left out rather than lose the run's record over it.
+        """
         name, key = self._meta["name"], self._meta["key"]
         extra = {"experiment": self._meta["experiment"]} if self._meta.get("experiment") else {}
         body = {"name": name, "spec": self._meta["spec"], **extra}
@@ -487,7 +565,10 @@ class _Spool:
             bare = {"name": name, "spec": {"kind": "external"}}
             if body == bare:
                 raise
-            self._tell("spec", f"the run is recorded without its spec and experiment, which are refused: {error}")
+            self._tell(
+                "spec",
+                f"the run is recorded without its spec and experiment, which are refused: {error}",
+            )
             answer = self._post("runs", json.dumps(bare).encode(), key=f"{key}-bare")
         except _Gone as error:  # another rank with the same key is just being answered
             raise _Later(str(error)) from None
@@ -508,7 +589,10 @@ class _Spool:
         self._limit = min(MAX_ITEMS, self._limit * 2)
         rejected = answer.get("rejected") or []
         if rejected:
-            self._tell("rejected", f"{len(rejected)} of {len(lines)} {name} were rejected: {rejected[0].get('says')}")
+            self._tell(
+                "rejected",
+                f"{len(rejected)} of {len(lines)} {name} were rejected: {rejected[0].get('says')}",
+            )
 
     def _post(self, path: str, body: bytes, key: str | None = None) -> dict[str, Any]:
         headers = {"Authorization": f"Bearer {self._token}", "Content-Type": "application/json"}
@@ -525,7 +609,9 @@ class _Spool:
             with error:
                 raise _judged(error, path) from None
         except (OSError, urllib.error.URLError) as error:
-            raise _Later(f"{self.url} cannot be reached: {getattr(error, 'reason', error)}") from None
+            raise _Later(
+                f"{self.url} cannot be reached: {getattr(error, 'reason', error)}"
+            ) from None
         except Exception as error:  # http.client's own, on a broken answer
             raise _Later(f"{self.url} answered brokenly: {type(error).__name__}") from None
         try:
@@ -612,8 +698,12 @@ def _whole(text: str | None) -> int:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Send what lies in a spool: `python -m orrery_recorder SPOOL [--url URL] [--token TOKEN] [--timeout S]`."""
-    parser = argparse.ArgumentParser(prog="orrery_recorder", description="Send what a run left in its spool.")
+    """Send what lies in a spool: `python -m orrery_recorder SPOOL [--url URL] [--token TOKEN]
+    [--timeout S]`.
+    """
+    parser = argparse.ArgumentParser(
+        prog="orrery_recorder", description="Send what a run left in its spool."
+    )
     parser.add_argument("spool", type=Path)
     parser.add_argument("--url", default="")
     parser.add_argument("--token", default=os.environ.get("ORRERY_TOKEN", ""))
@@ -623,7 +713,10 @@ def main(arguments: list[str] | None = None) -> int:
         print(f"{given.spool} is not a spool: it has no run.json", file=sys.stderr)
         return 2
     what = {"url": given.url.rstrip("/")} if given.url else {}
-    spools = [_Spool(path, what, given.token, 1 << 50) for path in (given.spool, *given.spool.glob("unsent-*"))]
+    spools = [
+        _Spool(path, what, given.token, 1 << 50)
+        for path in (given.spool, *given.spool.glob("unsent-*"))
+    ]
     return 0 if all([spool.close(None, given.timeout) for spool in spools]) else 1
 
 

@@ -1,7 +1,9 @@
 """Reads scalars out of a growing TensorBoard directory.
 
-Its own small reader of TFRecord and of three protobuf messages, so that following needs neither TensorFlow nor
-tensorboard. Formats: tensorflow/core/lib/io/record_writer.h, framework/summary.proto, util/event.proto.
+Its own small reader of TFRecord and of three protobuf messages, so that following needs neither
+TensorFlow nor
+tensorboard. Formats: tensorflow/core/lib/io/record_writer.h, framework/summary.proto,
+util/event.proto.
 """
 
 from __future__ import annotations
@@ -23,7 +25,9 @@ class Scalar(NamedTuple):
 
 
 def read_scalars(file: Path, offset: int) -> tuple[list[Scalar], int]:
-    """Scalars of the whole records after `offset`, and the offset behind them; a record still being written waits."""
+    """Scalars of the whole records after `offset`, and the offset behind them; a record still being
+    written waits.
+    """
     with open(file, "rb") as stream:
         stream.seek(offset)
         data = stream.read()
@@ -75,7 +79,9 @@ def _tensor(data: bytes) -> float | None:
     for field, value in _fields(data):
         if field == 1 and isinstance(value, int):
             kind = value
-        elif field in (4, 5, 6) and isinstance(value, bytes):  # tensor_content, float_val, double_val
+        elif field in (4, 5, 6) and isinstance(
+            value, bytes
+        ):  # tensor_content, float_val, double_val
             content = value
     if kind == _FLOAT and len(content) == 4:
         return float(struct.unpack("<f", content)[0])
@@ -85,7 +91,9 @@ def _tensor(data: bytes) -> float | None:
 
 
 def _fields(data: bytes) -> Iterator[tuple[int, int | bytes]]:
-    """`(field number, value)`; fixed-width and length-delimited values as bytes, varints as numbers."""
+    """`(field number, value)`; fixed-width and length-delimited values as bytes, varints as
+    numbers.
+    """
     at = 0
     while at < len(data):
         key, at = _varint(data, at)

@@ -52,7 +52,10 @@ _TITAN_NAMES = {
 
 
 def megatron(line: str, seq_len: int = 0) -> Numbers | None:
-    """Numbers of an iteration or validation line, None for any other line. Tokens are samples x `seq_len`."""
+    """Numbers of an iteration or validation line, None for any other line.
+
+    Tokens are samples x `seq_len`.
+    """
     found = _MEGATRON_STEP.search(line) or _MEGATRON_VAL.search(line)
     if not found:
         return None
@@ -72,7 +75,10 @@ def megatron(line: str, seq_len: int = 0) -> Numbers | None:
 
 
 def torchtitan(line: str, seq_len: int = 0) -> Numbers | None:
-    """Numbers of a `step:` or `validate step:` line, None for any other line. It does not tell its tokens."""
+    """Numbers of a `step:` or `validate step:` line, None for any other line.
+
+    It does not tell its tokens.
+    """
     plain = _COLOUR.sub("", line)
     found = _TITAN.search(plain)
     if not found:

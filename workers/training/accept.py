@@ -1,4 +1,5 @@
-"""From a spec file to a run this engine can do: read, checked, and refused by sentences where it cannot.
+"""From a spec file to a run this engine can do: read, checked, and refused by sentences where it
+cannot.
 
 Pydantic and the standard library only, so that a wrong spec fails in a fraction of a second.
 """
@@ -48,12 +49,16 @@ class TrainingRun:
 
 
 def mesh_axes(plan: ParallelPlan) -> dict[str, int]:
-    """Axis names and sizes of the device mesh, outer to inner; data parallel ones always, others where above 1."""
+    """Axis names and sizes of the device mesh, outer to inner; data parallel ones always, others
+    where above 1.
+    """
     data = {"dp": plan.dp}
     if plan.zero >= 2:
         data = {"dp_replicate": plan.dp_replicate or 1, "dp_shard": plan.dp_shard}
     outer = {"pp": plan.pp} if plan.pp > 1 else {}
-    return outer | data | {name: size for name, size in (("cp", plan.cp), ("tp", plan.tp)) if size > 1}
+    return (
+        outer | data | {name: size for name, size in (("cp", plan.cp), ("tp", plan.tp)) if size > 1}
+    )
 
 
 def load_run(path: Path) -> TrainingRun:

@@ -1,4 +1,5 @@
-"""Decisions that all ranks share, and errors that all ranks raise: nobody is left waiting for one that has given up.
+"""Decisions that all ranks share, and errors that all ranks raise: nobody is left waiting for one
+that has given up.
 
 Only plain data travels between ranks. Does not know what is decided.
 """
@@ -17,7 +18,9 @@ T = TypeVar("T")
 
 
 def agreed(world: World, decide: Callable[[], T], *, leads: bool) -> T:
-    """What rank 0 decides, on every rank; its error is raised on every rank too, so that none is left waiting."""
+    """What rank 0 decides, on every rank; its error is raised on every rank too, so that none is
+    left waiting.
+    """
     found = _try(decide) if leads else (None, None)
     if world.size > 1:
         told = [found]
@@ -27,7 +30,9 @@ def agreed(world: World, decide: Callable[[], T], *, leads: bool) -> T:
 
 
 def together(world: World, act: Callable[[], object], *, leads: bool) -> None:
-    """Run `act` on the leading rank of each node; every rank goes on when all are done, or raises the first error."""
+    """Run `act` on the leading rank of each node; every rank goes on when all are done, or raises
+    the first error.
+    """
     error = _try(act)[1] if leads else None
     if world.size > 1:
         errors: list[Any] = [None] * world.size
@@ -37,7 +42,10 @@ def together(world: World, act: Callable[[], object], *, leads: bool) -> None:
 
 
 def _try(act: Callable[[], T]) -> tuple[T | None, tuple[bool, str] | None]:
-    """The value, or whether it was the user's error and what it says. Only plain data travels between ranks."""
+    """The value, or whether it was the user's error and what it says.
+
+    Only plain data travels between ranks.
+    """
     try:
         return act(), None
     except UserError as error:

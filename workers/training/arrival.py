@@ -1,6 +1,8 @@
-"""How long after the first rank each came to a step's first reduction of gradients: told in the step's own collective.
+"""How long after the first rank each came to a step's first reduction of gradients: told in the
+step's own collective.
 
-Ranks leave a step together, so each one's own clock from there on is all that is needed. Knows no supervisor; what a
+Ranks leave a step together, so each one's own clock from there on is all that is needed. Knows no
+supervisor; what a
 node sees of its ranks' collectives is the launcher's.
 """
 
@@ -22,8 +24,10 @@ _LATE = 0.25  # of the step's time, in most of the window's steps
 class Arrivals:
     """Of one attempt on one rank; `stages` as pipeline stages come after one another by design.
 
-    Where gradients are whole (ZeRO 0, 1) a rank comes when its own backward pass is done, which a hook on the parameter
-    that gets its gradient last tells: overlapped reductions wait for nobody before. Where weights are sharded or cut,
+    Where gradients are whole (ZeRO 0, 1) a rank comes when its own backward pass is done, which a
+    hook on the parameter
+    that gets its gradient last tells: overlapped reductions wait for nobody before. Where weights
+    are sharded or cut,
     the first collective is in the first forward pass, and a rank comes when its batch is there.
     """
 
@@ -32,11 +36,15 @@ class Arrivals:
         self._peers = size // stages
         self._left = self._came = time.perf_counter()
         self._begun = False
-        self._window: deque[tuple[float, int, float, float]] = deque()  # when, last rank, seconds late, of a step
+        # when, last rank, seconds late, of a step
+        self._window: deque[tuple[float, int, float, float]] = deque()
         self._told: int | None = None
 
     def watch(self, parameters: Iterable[Tensor]) -> None:
-        """The first parameter of the model gets its gradient last. For plans whose gradients are whole only."""
+        """The first parameter of the model gets its gradient last.
+
+        For plans whose gradients are whole only.
+        """
         for parameter in parameters:
             if parameter.requires_grad:
                 watched: Any = parameter
@@ -55,7 +63,8 @@ class Arrivals:
         return found
 
     def left(self, seconds: Sequence[float]) -> float:
-        """The step's collective is over, `seconds` is everybody's `told`: how much later than the first of its stage
+        """The step's collective is over, `seconds` is everybody's `told`: how much later than the
+        first of its stage
         this rank came."""
         now = time.perf_counter()
         step_s, self._left, self._begun = now - self._left, now, False
@@ -64,11 +73,15 @@ class Arrivals:
         return mine[self.rank % self._peers] - min(mine)
 
     def straggler(self) -> dict[str, Any] | None:
-        """The rank that was last by more than a quarter of a step nearly all the time, told once until another is."""
+        """The rank that was last by more than a quarter of a step nearly all the time, told once
+        until another is.
+        """
         window = self._window
         if len(window) < _LEAST_STEPS or window[-1][0] - window[0][0] < 0.9 * _WINDOW_S:
             return None
-        late = [(rank, late_s, step_s) for _, rank, late_s, step_s in window if late_s > _LATE * step_s]
+        late = [
+            (rank, late_s, step_s) for _, rank, late_s, step_s in window if late_s > _LATE * step_s
+        ]
         ranks = {rank for rank, _, _ in late}
         for rank in ranks:
             own = [late_s for each, late_s, _ in late if each == rank]
@@ -77,8 +90,16 @@ class Arrivals:
                     return None
                 self._told = rank
                 mean_s = sum(own) / len(own)
-                says = f"it comes {1000 * mean_s:.0f} ms after the first to its gradients, step after step"
-                return {"rank": rank, "stage": rank // self._peers, "late_s": round(mean_s, 4), "says": says}
+                says = (
+                    f"it comes {1000 * mean_s:.0f} ms after the first to its gradients, step "
+                    "after step"
+                )
+                return {
+                    "rank": rank,
+                    "stage": rank // self._peers,
+                    "late_s": round(mean_s, 4),
+                    "says": says,
+                }
         if len(late) < 0.4 * len(window):
             self._told = None
         return None

@@ -1,4 +1,5 @@
-"""One attempt of a run on this rank, from process group to exit: sets up, trains, tells how it ended.
+"""One attempt of a run on this rank, from process group to exit: sets up, trains, tells how it
+ended.
 
 Knows the order of setting up and what each failure means; the steps themselves are `loop`'s.
 """
@@ -54,7 +55,9 @@ def run_attempt(run: TrainingRun, environment: Environment) -> Outcome:
 
 
 def carry_out(attempt: Attempt) -> Outcome:
-    """Whatever an attempt is about, from its first step to its exit file; never raises but for interrupts."""
+    """Whatever an attempt is about, from its first step to its exit file; never raises but for
+    interrupts.
+    """
     environment = attempt.environment
     try:
         outcome = attempt.go()
@@ -72,7 +75,8 @@ def carry_out(attempt: Attempt) -> Outcome:
         print(f"error: {environment.directory} cannot be written: {error}", file=sys.stderr)
     if outcome.code in (0, 67) and environment.world_size > 1:
         # leave together: torchrun ends the others as soon as it sees the first one gone
-        with contextlib.suppress(RuntimeError):  # a peer that failed while closing has said so itself
+        # a peer that failed while closing has said so itself
+        with contextlib.suppress(RuntimeError):
             dist.barrier()
     attempt.control.close()
     if attempt.beacon is not None:
@@ -99,9 +103,12 @@ class Attempt:
         (environment.rank_directory / "exit.json").unlink(missing_ok=True)
         self.beacon = Beacon(environment.rank_directory, stages=run.plan.pp)
         world = start_world(environment, run.plan)
-        self.control.listen(too_late=self._leave_at_once)  # until here a signal may simply end the process
+        # until here a signal may simply end the process
+        self.control.listen(too_late=self._leave_at_once)
         number, start = agreed(world, self._first_words, leads=world.rank == 0)
-        self.recorder = Recorder(environment.rank_directory, run=environment.run, attempt=number, rank=world.rank)
+        self.recorder = Recorder(
+            environment.rank_directory, run=environment.run, attempt=number, rank=world.rank
+        )
         train, held_out = self._samples(world)
         self.loop = loop = self._loop(world, train, held_out, number, self._prompts())
         self._tell_plan(world)
@@ -125,15 +132,23 @@ class Attempt:
         if memory:
             told = f"in {phase} of step {step + 1}; {holding(memory)}"
             outcome = replace(outcome, reason=f"{outcome.reason.rstrip('. ')} ({told})")
-        print(f"error: rank {self.environment.rank}, {phase}, after step {step}: {outcome.reason}", file=sys.stderr)
-        if outcome.exit_class not in ("user_error", "numerics") or not isinstance(error, (UserError, ArithmeticError)):
+        print(
+            f"error: rank {self.environment.rank}, {phase}, after step {step}: {outcome.reason}",
+            file=sys.stderr,
+        )
+        if outcome.exit_class not in ("user_error", "numerics") or not isinstance(
+            error, (UserError, ArithmeticError)
+        ):
             traceback.print_exception(error)
         if outcome.exit_class == "numerics" and self.loop is not None:
-            with contextlib.suppress(Exception):  # all ranks are here: a save under way can still become whole
+            # all ranks are here: a save under way can still become whole
+            with contextlib.suppress(Exception):
                 self.loop.checkpointer.finish()
         try:
             if outcome.exit_class == "out_of_memory" and self.recorder is not None:
-                self.recorder.event("out_of_memory", step=step, phase=phase, says=outcome.reason, **memory)
+                self.recorder.event(
+                    "out_of_memory", step=step, phase=phase, says=outcome.reason, **memory
+                )
         except OSError as broken:
             print(f"error: {broken}", file=sys.stderr)
         _record_for_elastic(error)
@@ -150,18 +165,27 @@ class Attempt:
     def _leave_at_once(self) -> None:
         """Ends the process from beside a main thread that hangs in a collective."""
         step = self.loop.step if self.loop else 0
-        outcome = Outcome("preempted", "told to end, and no step boundary was reached in time to save", step)
+        outcome = Outcome(
+            "preempted", "told to end, and no step boundary was reached in time to save", step
+        )
         write_exit(self.environment.directory, self.environment.rank, outcome)
         os._exit(outcome.code)
 
     def _first_words(self) -> tuple[int, Start]:
         """What rank 0 decides for all: the attempt's number and the checkpoint to continue from."""
         environment = self.environment
-        number = environment.attempt or 1 + last_attempt(environment.rank_directory / "points.jsonl")
-        return number, choose_start(self.run, checkpoints=environment.checkpoints, resume=environment.resume)
+        number = environment.attempt or 1 + last_attempt(
+            environment.rank_directory / "points.jsonl"
+        )
+        return number, choose_start(
+            self.run, checkpoints=environment.checkpoints, resume=environment.resume
+        )
 
     def _samples(self, world: World) -> tuple[Samples, Samples | None]:
-        """Training and held-out samples. What has to be tokenised is tokenised by one rank a node, once."""
+        """Training and held-out samples.
+
+        What has to be tokenised is tokenised by one rank a node, once.
+        """
         environment = self.environment
 
         def opened() -> tuple[Samples, Samples | None]:
@@ -178,7 +202,12 @@ class Attempt:
         return open_prompts(self.run, spec, cache=environment.cache, kept=environment.checkpoints)
 
     def _loop(
-        self, world: World, train: Samples, held_out: Samples | None, number: int, prompts: Prompts | None = None
+        self,
+        world: World,
+        train: Samples,
+        held_out: Samples | None,
+        number: int,
+        prompts: Prompts | None = None,
     ) -> Loop:
         run, environment, recorder = self.run, self.environment, self.recorder
         assert recorder is not None and self.beacon is not None
@@ -186,22 +215,38 @@ class Attempt:
             self._can_compile(world)
         forget()  # an earlier model's choices of kernels
         parallel = parallelize(
-            run.model, run.plan, world, seed=run.train.seed,
-            compiled=run.train.compile, fused=run.train.fused_kernels, aware=run.train.quantize_aware,
-        )  # fmt: skip
+            run.model,
+            run.plan,
+            world,
+            seed=run.train.seed,
+            compiled=run.train.compile,
+            fused=run.train.fused_kernels,
+            aware=run.train.quantize_aware,
+        )
         again = self._choose_recompute(parallel, masked=train.masked)
         world.barrier()
         peak = _peak(world.device, run.plan.precision, world.size)
-        self.peak = {"tflops": peak.flops / 1e12, "source": peak.source, "precision": run.plan.precision}
+        self.peak = {
+            "tflops": peak.flops / 1e12,
+            "source": peak.source,
+            "precision": run.plan.precision,
+        }
         if peak.measured:
             recorder.event("peak_measured", device=peak.device, **self.peak)
         flops = flops_per_token(run.model, run.train.seq_len)
         factor = hardware_factor(run.model, run.plan, run.train.seq_len, again=again)
         # all ranks divide by the same peak, so that mfu is one number
-        mean_peak = float(world.sum_(torch.tensor(peak.flops, dtype=torch.float64, device=world.device))) / world.size
+        mean_peak = (
+            float(world.sum_(torch.tensor(peak.flops, dtype=torch.float64, device=world.device)))
+            / world.size
+        )
         self.trace = Trace(
-            run, parallel, recorder=recorder, folder=environment.rank_directory, spans_nodes=environment.spans_nodes,
-        )  # fmt: skip
+            run,
+            parallel,
+            recorder=recorder,
+            folder=environment.rank_directory,
+            spans_nodes=environment.spans_nodes,
+        )
         kind = Loop
         if run.plan.pp > 1 and run.plan.schedule == "pipedream":
             from workers.training.pipeline.asynchronous import AsynchronousLoop
@@ -223,9 +268,14 @@ class Attempt:
                 on_saved=self._tell_saved,
             ),
             throughput=Throughput(
-                flops_per_token=flops, peak_flops=mean_peak, devices=world.size, hardware_factor=factor
+                flops_per_token=flops,
+                peak_flops=mean_peak,
+                devices=world.size,
+                hardware_factor=factor,
             ),
-            memory=MemoryBook(parallel, world.device, local_world_size=environment.local_world_size),
+            memory=MemoryBook(
+                parallel, world.device, local_world_size=environment.local_world_size
+            ),
             scratch=environment.scratch,
             beacon=self.beacon,
             trace=self.trace,
@@ -234,17 +284,26 @@ class Attempt:
         )
 
     def _can_compile(self, world: World) -> None:
-        from workers.training.compiled import refuse_uncompilable  # takes torch's compiler seconds to load
+        # takes torch's compiler seconds to load
+        from workers.training.compiled import refuse_uncompilable
 
         precision = self.run.plan.precision
-        together(world, lambda: refuse_uncompilable(world.device, precision), leads=self.environment.leads_node)
+        together(
+            world,
+            lambda: refuse_uncompilable(world.device, precision),
+            leads=self.environment.leads_node,
+        )
 
     def _choose_recompute(self, parallel: Parallel, *, masked: bool) -> float | None:
-        """Recompute auto measures and chooses now: the share of the blocks' forward FLOPs that will run again."""
+        """Recompute auto measures and chooses now: the share of the blocks' forward FLOPs that will
+        run again.
+        """
         if self.run.plan.recompute != "auto":
             return None
         assert self.recorder is not None
-        chosen = choose_recompute(self.run, parallel, local_world_size=self.environment.local_world_size, masked=masked)
+        chosen = choose_recompute(
+            self.run, parallel, local_world_size=self.environment.local_world_size, masked=masked
+        )
         if parallel.world.rank == 0:
             self.recorder.event("recompute_chosen", **chosen.event)
         return chosen.again
@@ -271,7 +330,9 @@ class Attempt:
         if kind is None:
             return {}
         told = {"quantize_aware": kind}
-        return told if kind == "int8" else {**told, "group": group_for(linear_widths(self.run.model))}
+        return (
+            told if kind == "int8" else {**told, "group": group_for(linear_widths(self.run.model))}
+        )
 
     def _restore(self, world: World, loop: Loop, start: Start) -> None:
         assert self.recorder is not None and start.folder is not None
@@ -280,7 +341,9 @@ class Attempt:
         loop.parallel.finish_update()
         if world.rank == 0:
             seconds = time.perf_counter() - began
-            self.recorder.event("checkpoint_restored", step=start.step, path=str(start.folder), seconds=seconds)
+            self.recorder.event(
+                "checkpoint_restored", step=start.step, path=str(start.folder), seconds=seconds
+            )
 
     def _begin_from(self, world: World, loop: Loop, source: ModelSource) -> None:
         """Existing weights in place of drawn ones; every rank reads, all agree on whether they can."""
@@ -290,24 +353,36 @@ class Attempt:
         told = fill_from(loop.parallel.parts, open_initial(source, self.run.model))
         if world.rank == 0:
             reader = reader_of(self.run, kept=self.environment.checkpoints)
-            self.recorder.event("weights_loaded", **told, tokenizer=reader, seconds=time.perf_counter() - began)
+            self.recorder.event(
+                "weights_loaded", **told, tokenizer=reader, seconds=time.perf_counter() - began
+            )
 
     def _tell_saved(self, saved: Saved) -> None:
         assert self.recorder is not None
         self.recorder.event(
-            "checkpoint_saved", step=saved.step, tokens=saved.tokens, path=str(saved.path), bytes=saved.bytes,
-            seconds=saved.seconds, stall_s=saved.stall_s,
-        )  # fmt: skip
+            "checkpoint_saved",
+            step=saved.step,
+            tokens=saved.tokens,
+            path=str(saved.path),
+            bytes=saved.bytes,
+            seconds=saved.seconds,
+            stall_s=saved.stall_s,
+        )
 
 
 @cache
 def _peak(device: torch.device, precision: str, ranks: int) -> Peak:
-    """Measured once in a process that sees many runs: benchmarks, tests. `ranks` measure at the same time."""
+    """Measured once in a process that sees many runs: benchmarks, tests.
+
+    `ranks` measure at the same time.
+    """
     return device_peak(device, precision)
 
 
 def _record_for_elastic(error: BaseException) -> None:
-    """The first cause, in the file that torchrun told in TORCHELASTIC_ERROR_FILE, in its own format."""
+    """The first cause, in the file that torchrun told in TORCHELASTIC_ERROR_FILE, in its own
+    format.
+    """
     from torch.distributed.elastic.multiprocessing.errors import get_error_handler
 
     get_error_handler().record_exception(error)

@@ -19,18 +19,24 @@ IGNORED = -100  # target that no loss counts; cross_entropy's default
 
 @dataclass(frozen=True, slots=True)
 class Block:
-    """One micro-batch of one rank: `count` samples from global sample `first` on; `missing` more are only padding."""
+    """One micro-batch of one rank: `count` samples from global sample `first` on; `missing` more
+    are only padding.
+    """
 
     first: int
     count: int
     missing: int = 0
 
 
-def blocks_of(first: int, samples: int, *, micro_batch_size: int, dp: int, rank: int) -> list[Block]:
+def blocks_of(
+    first: int, samples: int, *, micro_batch_size: int, dp: int, rank: int
+) -> list[Block]:
     """The micro-batches of data-parallel `rank` in the batch of `samples` from `first` on.
 
-    Micro-batch m of rank r holds samples (m · dp + r) · micro_batch_size onwards: the same groups whatever dp is. All
-    ranks get equally many blocks; where samples run out, padding fills up, because sharded models step together.
+    Micro-batch m of rank r holds samples (m · dp + r) · micro_batch_size onwards: the same groups
+    whatever dp is. All
+    ranks get equally many blocks; where samples run out, padding fills up, because sharded models
+    step together.
     """
     rounds = -(-samples // (micro_batch_size * dp))
     found = []
@@ -41,8 +47,11 @@ def blocks_of(first: int, samples: int, *, micro_batch_size: int, dp: int, rank:
     return found
 
 
-def tensors_of(samples: Samples, block: Block, device: torch.device) -> tuple[Tensor, Tensor, Documents | None]:
-    """Inputs and targets of a block, `[micro_batch_size, seq_len]` each, int64 on `device`; padding targets IGNORED.
+def tensors_of(
+    samples: Samples, block: Block, device: torch.device
+) -> tuple[Tensor, Tensor, Documents | None]:
+    """Inputs and targets of a block, `[micro_batch_size, seq_len]` each, int64 on `device`; padding
+    targets IGNORED.
 
     And, of samples that tell them, where the inputs' documents begin.
     """
@@ -58,5 +67,7 @@ def tensors_of(samples: Samples, block: Block, device: torch.device) -> tuple[Te
     inputs, targets = whole[:, :-1].contiguous(), whole[:, 1:].contiguous()
     targets[block.count :] = IGNORED
     if device.type == "cuda":
-        inputs, targets = (each.pin_memory().to(device, non_blocking=True) for each in (inputs, targets))
+        inputs, targets = (
+            each.pin_memory().to(device, non_blocking=True) for each in (inputs, targets)
+        )
     return inputs, targets, documents

@@ -1,6 +1,7 @@
 """Distributed checkpoints: written beside training, complete or absent, read back under any plan.
 
-Tensors go by their unwrapped names through torch.distributed.checkpoint, so that any ZeRO stage and any number of ranks
+Tensors go by their unwrapped names through torch.distributed.checkpoint, so that any ZeRO stage and
+any number of ranks
 reads what any other wrote. Does not know steps' numbers beyond those it is given.
 """
 
@@ -44,8 +45,10 @@ class Saved:
 class Checkpointer:
     """Saves to `root/step-N`; at most one save is under way.
 
-    A save writes to a hidden folder; when every rank has finished, rank 0 adds the manifest and renames. `on_saved` is
-    called on rank 0 only, from the thread that finished it. An asynchronous save holds the loop for a copy of the
+    A save writes to a hidden folder; when every rank has finished, rank 0 adds the manifest and
+    renames. `on_saved` is
+    called on rank 0 only, from the thread that finished it. An asynchronous save holds the loop for
+    a copy of the
     tensors, into the same memory each time: fresh pages cost three times the copy itself.
     """
 
@@ -69,8 +72,12 @@ class Checkpointer:
             if world.size > 1:
                 self._meet()
 
-    def save(self, tensors: dict[str, Any], *, step: int, manifest: dict[str, Any], wait: bool) -> None:
-        """Start a save on all ranks; returns after the tensors are copied, or with `wait` after the rename."""
+    def save(
+        self, tensors: dict[str, Any], *, step: int, manifest: dict[str, Any], wait: bool
+    ) -> None:
+        """Start a save on all ranks; returns after the tensors are copied, or with `wait` after the
+        rename.
+        """
         dcp: Any = import_module(_SAVER)
         started = time.perf_counter()
         self.finish()
@@ -86,7 +93,10 @@ class Checkpointer:
             if self._stager is None:
                 self._stager = _stager(pinned=self.world.device.type == "cuda")
             self._pending = dcp.async_save(
-                tensors, storage_writer=_writer(beside), process_group=self._group, async_stager=self._stager
+                tensors,
+                storage_writer=_writer(beside),
+                process_group=self._group,
+                async_stager=self._stager,
             )
             assert isinstance(self._pending, Future)
         else:
@@ -96,7 +106,10 @@ class Checkpointer:
         stall_s = time.perf_counter() - started
         if self.world.rank == 0:
             self._pending = _then(
-                self._pending, lambda: self._complete(beside, step, manifest, started, stall_s if beyond else None)
+                self._pending,
+                lambda: self._complete(
+                    beside, step, manifest, started, stall_s if beyond else None
+                ),
             )
         if not beyond:
             self.finish()
@@ -111,10 +124,17 @@ class Checkpointer:
         """A group of its own: the writing thread's collectives must not mix with the step's."""
         if self._group is None:
             _need_group()
-            self._group = once("checkpoint", lambda: dist.new_group(backend="gloo", group_desc="checkpoint"))
+            self._group = once(
+                "checkpoint", lambda: dist.new_group(backend="gloo", group_desc="checkpoint")
+            )
 
     def _complete(
-        self, beside: Path, step: int, manifest: dict[str, Any], started: float, stall_s: float | None
+        self,
+        beside: Path,
+        step: int,
+        manifest: dict[str, Any],
+        started: float,
+        stall_s: float | None,
     ) -> None:
         target = self.root / step_folder(step)
         size = seal(beside, manifest)
@@ -127,11 +147,14 @@ class Checkpointer:
             shutil.rmtree(old, ignore_errors=True)
         seconds = time.perf_counter() - started
         tokens = int(manifest.get("tokens", 0))
-        self.on_saved(Saved(step, tokens, target, seconds, seconds if stall_s is None else stall_s, size))
+        self.on_saved(
+            Saved(step, tokens, target, seconds, seconds if stall_s is None else stall_s, size)
+        )
 
 
 def training_tensors(weights: dict[str, Tensor], optimizer: Optimizer) -> dict[str, Any]:
-    """`model.<name>` and `optim.<name>.<key>`: what a checkpoint holds, of this rank, by names free of any wrapping.
+    """`model.<name>` and `optim.<name>.<key>`: what a checkpoint holds, of this rank, by names free
+    of any wrapping.
 
     `weights` are the parameters and what else belongs to the model's state.
     """
@@ -155,7 +178,9 @@ def load_training(folder: Path, weights: dict[str, Tensor], optimizer: Optimizer
 
 
 def _need_group() -> None:
-    """A process on its own gets a group of one: torch's checkpoints then go the same way as among many."""
+    """A process on its own gets a group of one: torch's checkpoints then go the same way as among
+    many.
+    """
     if not dist.is_initialized():
         join_group(alone=True)
 
@@ -167,7 +192,9 @@ def _writer(folder: Path) -> Any:
 
 
 def _stager(*, pinned: bool) -> Any:
-    """Copies tensors to the host before training goes on, and keeps the memory of the copies for the next time."""
+    """Copies tensors to the host before training goes on, and keeps the memory of the copies for
+    the next time.
+    """
     from torch.distributed.checkpoint.staging import DefaultStager, StagingOptions
 
     return DefaultStager(

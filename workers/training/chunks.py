@@ -1,4 +1,5 @@
-"""Which positions of a sequence each rank of a ring holds, and which blocks of two ranks' positions see each other.
+"""Which positions of a sequence each rank of a ring holds, and which blocks of two ranks' positions
+see each other.
 
 Integers alone; does not know tensors or processes.
 """
@@ -14,10 +15,13 @@ from workers.models.documents import pieces_of
 
 @dataclass(frozen=True, slots=True)
 class Block:
-    """Queries and keys, as places among those that their ranks hold, of which some query sees some key.
+    """Queries and keys, as places among those that their ranks hold, of which some query sees some
+    key.
 
-    `kind`: "full", every query sees every key; "causal", as many of both, query i sees key j <= i; "window", query i
-    sees key j with 0 <= i + ahead - j < window; "documents", as many of both, "causal" within the documents that begin
+    `kind`: "full", every query sees every key; "causal", as many of both, query i sees key j <= i;
+    "window", query i
+    sees key j with 0 <= i + ahead - j < window; "documents", as many of both, "causal" within the
+    documents that begin
     at `starts`. In each kind every query sees a key.
     """
 
@@ -29,16 +33,20 @@ class Block:
 
 
 def held_spans(length: int, size: int, rank: int) -> tuple[range, ...]:
-    """Positions that `rank` of `size` holds of `length`: chunks rank and 2 · size - 1 - rank of 2 · size.
+    """Positions that `rank` of `size` holds of `length`: chunks rank and 2 · size - 1 - rank of 2 ·
+    size.
 
-    A late chunk beside an early one gives all ranks the same causal work (Llama 3, arXiv 2407.21783, section 3.3.2).
-    Where the chunks cannot be equal, each of the first `size` has one position more than each of the last, so that
+    A late chunk beside an early one gives all ranks the same causal work (Llama 3, arXiv
+    2407.21783, section 3.3.2).
+    Where the chunks cannot be equal, each of the first `size` has one position more than each of
+    the last, so that
     every rank still holds length / size. Raises ValueError where `size` does not divide `length`.
     """
     share, rest = divmod(length, size)
     if rest:
         raise ValueError(
-            f"{length} positions do not divide over {size} ranks; try {length - rest} or {length + size - rest}"
+            f"{length} positions do not divide over {size} ranks; try {length - rest} or "
+            f"{length + size - rest}"
         )
     if size == 1:
         return (range(length),)
@@ -49,11 +57,16 @@ def held_spans(length: int, size: int, rank: int) -> tuple[range, ...]:
 
 
 def visible_blocks(
-    queries: tuple[range, ...], keys: tuple[range, ...], window: int | None, starts: Sequence[int] = (0,)
+    queries: tuple[range, ...],
+    keys: tuple[range, ...],
+    window: int | None,
+    starts: Sequence[int] = (0,),
 ) -> list[Block]:
-    """Causal attention between two ranks' spans in as few blocks as they allow; wholly masked ones are left out.
+    """Causal attention between two ranks' spans in as few blocks as they allow; wholly masked ones
+    are left out.
 
-    `starts` are the places in the sequence where its documents begin, 0 among them: positions see their own alone.
+    `starts` are the places in the sequence where its documents begin, 0 among them: positions see
+    their own alone.
     """
     if queries == keys and (window is None or window > queries[-1][-1] - queries[0][0]):
         return _of_held(queries, starts)
@@ -73,7 +86,9 @@ def visible_blocks(
 
 
 def _of_held(spans: tuple[range, ...], starts: Sequence[int]) -> list[Block]:
-    """What a rank holds, with itself: held positions are in order, and so are the documents that they are of."""
+    """What a rank holds, with itself: held positions are in order, and so are the documents that
+    they are of.
+    """
     places, held = [], 0
     last = -1  # the document of the position before
     for span in spans:
@@ -84,7 +99,12 @@ def _of_held(spans: tuple[range, ...], starts: Sequence[int]) -> list[Block]:
         places += [held + start - span.start for start in inside]
         last, held = first + len(inside), held + len(span)
     return [
-        Block(each.queries, each.keys, "documents" if len(each.starts) > 1 else "causal", starts=each.starts)
+        Block(
+            each.queries,
+            each.keys,
+            "documents" if len(each.starts) > 1 else "causal",
+            starts=each.starts,
+        )
         for each in pieces_of([*places, held], None)
     ]
 
@@ -98,8 +118,11 @@ def _of_documents(
     for query in queries:
         key_at = 0
         for key in keys:
-            # from the document of the first query on; an earlier span of keys can only end with that one
-            for index in range(bisect_right(starts, query.start) - 1, bisect_right(starts, query[-1])):
+            # from the document of the first query on; an earlier span of keys can only end with
+            # that one
+            for index in range(
+                bisect_right(starts, query.start) - 1, bisect_right(starts, query[-1])
+            ):
                 stop = starts[index + 1] if index + 1 < len(starts) else query.stop
                 own = range(max(query.start, starts[index]), min(query.stop, stop))
                 theirs = range(max(key.start, starts[index]), min(key.stop, stop))
@@ -115,14 +138,19 @@ def _of_documents(
     return found
 
 
-def _between(query: range, key: range, query_at: int, key_at: int, window: int | None) -> Block | None:
+def _between(
+    query: range, key: range, query_at: int, key_at: int, window: int | None
+) -> Block | None:
     if query == key:
         kind = "causal" if window is None or window >= len(query) else "window"
         return Block(slice(query_at, query_at + len(query)), slice(key_at, key_at + len(key)), kind)
     if key.start > query.start:
         return None
     if window is not None:  # only what some query still sees, and only the queries that see it
-        first, last = max(key.start, query.start - window + 1), min(query.stop, key.stop - 1 + window)
+        first, last = (
+            max(key.start, query.start - window + 1),
+            min(query.stop, key.stop - 1 + window),
+        )
         query_at, key_at = query_at, key_at + first - key.start
         query, key = range(query.start, last), range(first, key.stop)
         if not query or not key:

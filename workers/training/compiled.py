@@ -1,6 +1,8 @@
-"""Blocks compiled by `torch.compile`, each by itself; what compiling takes is told as a phase and an event.
+"""Blocks compiled by `torch.compile`, each by itself; what compiling takes is told as a phase and
+an event.
 
-One piece of code serves all blocks of a kind, so a deep model compiles once. Does not know shards, casts or copies:
+One piece of code serves all blocks of a kind, so a deep model compiles once. Does not know shards,
+casts or copies:
 they are put around what is compiled here.
 """
 
@@ -43,7 +45,9 @@ class Compiled:
         self.plain = plain
         # torch's own generator, so that masks are those of an eager run
         options: Any = {"fallback_random": True} if drops and BACKEND == "inductor" else None
-        self.compiled: Callable[..., Tensor] = torch.compile(plain, dynamic=False, backend=BACKEND, options=options)
+        self.compiled: Callable[..., Tensor] = torch.compile(
+            plain, dynamic=False, backend=BACKEND, options=options
+        )
 
     def __call__(self, *args: Any) -> Tensor:
         return self.compiled(*args) if torch.is_grad_enabled() else self.plain(*args)
@@ -52,17 +56,22 @@ class Compiled:
 def apply_compile(decoder: Decoder, plan: ParallelPlan) -> None:
     """Compile the blocks of a meta-built part, before anything is laid around them.
 
-    A block is one piece where its shapes are settled. Under tensor parallelism attention and MLP are a piece each, what
-    travels between them stays outside. Routed experts, whose shapes follow the tokens, run as they are between compiled
-    pieces (`keep_apart`: some attention cores, too). With recompute `selective` the rule is part of a piece.
+    A block is one piece where its shapes are settled. Under tensor parallelism attention and MLP
+    are a piece each, what
+    travels between them stays outside. Routed experts, whose shapes follow the tokens, run as they
+    are between compiled
+    pieces (`keep_apart`: some attention cores, too). With recompute `selective` the rule is part of
+    a piece.
     """
     import torch._dynamo.config
     from torch._dynamo.decorators import skip
 
     for kernel in KERNELS:
         skip(kernel)
-    torch._dynamo.reset()  # an earlier run of this process counts towards the limit of versions of one piece
-    torch._dynamo.config.optimize_ddp = False  # a block's gradients come together: nothing to cut by buckets
+    # an earlier run of this process counts towards the limit of versions of one piece
+    torch._dynamo.reset()
+    # a block's gradients come together: nothing to cut by buckets
+    torch._dynamo.config.optimize_ddp = False
     drops = bool(decoder.spec.dropout)
     for block in decoder.blocks.values():
         routed = isinstance(block.mlp, RoutedMlp)
@@ -70,14 +79,17 @@ def apply_compile(decoder: Decoder, plan: ParallelPlan) -> None:
         if plan.tp > 1:
             pieces = [block.attn] if routed else [block.attn, block.mlp]
         elif routed:
-            block.mlp.__class__ = _AsItIs  # one class for all layers, or each would be a version of its own
+            # one class for all layers, or each would be a version of its own
+            block.mlp.__class__ = _AsItIs
         for piece in pieces:
             plain = _selective(piece.forward) if plan.recompute == "selective" else piece.forward
             piece.forward = Compiled(plain, drops=drops)
 
 
 def keep_apart(decoder: Decoder, *, always: bool) -> None:
-    """Attention to packed documents runs as it is, between compiled pieces; with `always` attention does."""
+    """Attention to packed documents runs as it is, between compiled pieces; with `always` attention
+    does.
+    """
     cores = [each for each in decoder.modules() if isinstance(each, Attending | LatentAttention)]
     if cores:  # one for all, or each would be a version of its own
         shared = _as_it_is(cores[0].attend) if always else _but_for_documents(cores[0].attend)
@@ -106,7 +118,9 @@ def _but_for_documents(plain: Callable[..., Tensor]) -> Callable[..., Tensor]:
 
 
 def _selective(plain: Callable[..., Tensor]) -> Callable[..., Tensor]:
-    """Keeps outputs of matrix products, as `recompute.selective` does of blocks that are not compiled."""
+    """Keeps outputs of matrix products, as `recompute.selective` does of blocks that are not
+    compiled.
+    """
     contexts = partial(create_selective_checkpoint_contexts, list(PRODUCTS))
 
     def selective(*args: Any) -> Tensor:
@@ -119,7 +133,10 @@ def _selective(plain: Callable[..., Tensor]) -> Callable[..., Tensor]:
 def refuse_uncompilable(device: torch.device, precision: str) -> None:
     """Raises UserError where this machine cannot compile, or not what this precision needs."""
     if device.type == "cpu" and precision == "fp16":
-        says = "a CPU computes products of fp16 in fp32 operator by operator, which compiled blocks would not show"
+        says = (
+            "a CPU computes products of fp16 in fp32 operator by operator, which compiled "
+            "blocks would not show"
+        )
         raise UserError(f"train.compile: {says}; try precision bf16, or compile false")
     with warnings.catch_warnings():  # of torch's own old parts, while its code generator loads
         warnings.filterwarnings("ignore", category=DeprecationWarning)
@@ -136,24 +153,36 @@ def _lacks_on_cpu() -> str | None:
     try:
         get_cpp_compiler()
     except InvalidCxxCompiler:
-        return "torch.compile writes C++ on a CPU, and no C++ compiler is found; try installing g++, CXX=/path/to/one"
+        return (
+            "torch.compile writes C++ on a CPU, and no C++ compiler is found; try installing "
+            "g++, CXX=/path/to/one"
+        )
     header = Path(sysconfig.get_paths()["include"]) / "Python.h"
     if not header.exists():
-        says = f"torch.compile builds modules for this Python on a CPU, and its headers are not at {header}"
+        says = (
+            "torch.compile builds modules for this Python on a CPU, and its headers are not "
+            f"at {header}"
+        )
         return f"{says}; try installing python{sysconfig.get_python_version()}-dev"
     return None
 
 
 def _lacks_on_cuda() -> str | None:
     if importlib.util.find_spec("triton") is None:
-        return "torch.compile writes Triton kernels for a GPU, and triton is not installed; try installing it"
+        return (
+            "torch.compile writes Triton kernels for a GPU, and triton is not installed; try "
+            "installing it"
+        )
     if not any(shutil.which(name) for name in ("cc", "gcc", "clang")):
-        return "Triton builds its launchers with a C compiler, and none is found; try installing gcc"
+        return (
+            "Triton builds its launchers with a C compiler, and none is found; try installing gcc"
+        )
     return None
 
 
 class Compilation:
-    """Watches torch compile in this process: its phase is told while it lasts, its seconds are counted.
+    """Watches torch compile in this process: its phase is told while it lasts, its seconds are
+    counted.
 
     `phase` gives and takes the training loop's phase.
     """
@@ -179,7 +208,9 @@ class Compilation:
 
     @property
     def taken(self) -> dict[str, Any] | None:
-        """Of what was compiled: seconds, and how many pieces (a backward pass is one of its own); None of nothing."""
+        """Of what was compiled: seconds, and how many pieces (a backward pass is one of its own);
+        None of nothing.
+        """
         return {"seconds": self._seconds, "pieces": self._pieces} if self._pieces else None
 
     def _begin(self, _: Any) -> None:

@@ -1,7 +1,10 @@
-"""Context parallelism: each rank of an axis computes some positions of every sequence, and what needs them all.
+"""Context parallelism: each rank of an axis computes some positions of every sequence, and what
+needs them all.
 
-Attention goes round a ring (`ring`), embeddings turn by the held positions, routers count over whole sequences. Does
-not know losses or gradients: a rank's are those of its positions. Shapes: B batch, S positions, E experts, K chosen.
+Attention goes round a ring (`ring`), embeddings turn by the held positions, routers count over
+whole sequences. Does
+not know losses or gradients: a rank's are those of its positions. Shapes: B batch, S positions, E
+experts, K chosen.
 """
 
 from __future__ import annotations
@@ -26,7 +29,9 @@ from workers.training.ring import ring_attend
 
 
 def apply_context(decoder: Decoder, axis: Axis) -> None:
-    """Make `decoder`, or a part of it, take the positions of each sequence that `cut` gives this rank of `axis`."""
+    """Make `decoder`, or a part of it, take the positions of each sequence that `cut` gives this
+    rank of `axis`.
+    """
     if axis.size == 1:
         return
     decoder.placement = Held(axis)
@@ -75,15 +80,26 @@ def _summed(group: dist.ProcessGroup | None, assigned_BE: Tensor) -> Tensor:
 
 
 def _drop_of_whole(
-    axis: Axis, chosen_BSK: Tensor, *, experts: int, capacity: float, documents: Documents | None = None
+    axis: Axis,
+    chosen_BSK: Tensor,
+    *,
+    experts: int,
+    capacity: float,
+    documents: Documents | None = None,
 ) -> Tensor:
-    """What is dropped depends on every earlier token and, of a second choice, on all first ones: choices are gathered,
+    """What is dropped depends on every earlier token and, of a second choice, on all first ones:
+    choices are gathered,
     dropped by the whole sequence, and cut again."""
-    parts = [torch.empty_like(chosen_BSK, memory_format=torch.contiguous_format) for _ in range(axis.size)]
+    parts = [
+        torch.empty_like(chosen_BSK, memory_format=torch.contiguous_format)
+        for _ in range(axis.size)
+    ]
     dist.all_gather(parts, chosen_BSK.contiguous(), group=axis.group)
     length = chosen_BSK.shape[1] * axis.size
     places = [positions_of(length, axis, chosen_BSK.device, rank) for rank in range(axis.size)]
     whole_BSK = torch.empty_like(torch.cat(parts, dim=1))
     whole_BSK[:, torch.cat(places)] = torch.cat(parts, dim=1)
-    kept_BSK = drop_beyond_capacity(whole_BSK, experts=experts, capacity=capacity, documents=documents)
+    kept_BSK = drop_beyond_capacity(
+        whole_BSK, experts=experts, capacity=capacity, documents=documents
+    )
     return kept_BSK[:, places[axis.rank]]

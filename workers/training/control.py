@@ -1,6 +1,7 @@
 """Requests to a running attempt: `control.json` in the run directory, SIGTERM and SIGINT.
 
-Polled once a step; what one rank saw travels to all in the step's own reduction, so that all act on the same step.
+Polled once a step; what one rank saw travels to all in the step's own reduction, so that all act on
+the same step.
 Does not know what the actions do.
 """
 
@@ -17,13 +18,16 @@ from types import FrameType
 
 from workers.contracts.exits import write_atomically
 
-ACTIONS = ("stop", "preempt", "pause", "checkpoint", "profile", "memory_snapshot")  # strongest first
+# strongest first
+ACTIONS = ("stop", "preempt", "pause", "checkpoint", "profile", "memory_snapshot")
 GRACE_S = 20.0
 _SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
 
 class Control:
-    """`{"action": one of ACTIONS, "id": n}`; an id acts once, over restarts too (`control-done.json` remembers it)."""
+    """`{"action": one of ACTIONS, "id": n}`; an id acts once, over restarts too
+    (`control-done.json` remembers it).
+    """
 
     def __init__(self, directory: Path, *, reads_file: bool) -> None:
         self._path = directory / "control.json" if reads_file else None
@@ -37,14 +41,18 @@ class Control:
     def listen(self, *, too_late: Callable[[], None]) -> None:
         """A signal asks to be preempted at the next step.
 
-        A rank that comes to none within GRACE_S, because it waits for peers that are gone, calls `too_late` from a
-        thread: Python's handler cannot run inside a collective, the interpreter's wake-up pipe is written even then.
+        A rank that comes to none within GRACE_S, because it waits for peers that are gone, calls
+        `too_late` from a
+        thread: Python's handler cannot run inside a collective, the interpreter's wake-up pipe is
+        written even then.
         """
         if threading.current_thread() is not threading.main_thread():
             return
         reading, writing = os.pipe()
         os.set_blocking(writing, False)
-        watch = threading.Thread(target=self._watch, args=(reading, too_late), name="signals", daemon=True)
+        watch = threading.Thread(
+            target=self._watch, args=(reading, too_late), name="signals", daemon=True
+        )
         watch.start()
         handlers = {number: signal.signal(number, self._on_signal) for number in _SIGNALS}
         wakeup = signal.set_wakeup_fd(writing, warn_on_full_buffer=False)
@@ -64,7 +72,10 @@ class Control:
         self._restore()
 
     def poll(self) -> list[float]:
-        """One number per action, 1 where this rank was asked for it. Costs one `stat` while nothing changes."""
+        """One number per action, 1 where this rank was asked for it.
+
+        Costs one `stat` while nothing changes.
+        """
         flags = [0.0] * len(ACTIONS)
         if self._terminated:
             flags[ACTIONS.index("preempt")] = 1.0

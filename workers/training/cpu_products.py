@@ -1,7 +1,10 @@
-"""fp32 matrix products on AMD's CPUs by oneDNN in place of MKL, which leaves their AVX-512 units aside.
+"""fp32 matrix products on AMD's CPUs by oneDNN in place of MKL, which leaves their AVX-512 units
+aside.
 
-Zen 5, one core, 1024 x 288 x 32000: 97 ms against 216; 1024 x 768 x 288: 2.1 ms against 4.8. Same operators, same
-gradients, fp32 throughout; only the order of sums differs, as between any two libraries. Does not know models.
+Zen 5, one core, 1024 x 288 x 32000: 97 ms against 216; 1024 x 768 x 288: 2.1 ms against 4.8. Same
+operators, same
+gradients, fp32 throughout; only the order of sums differs, as between any two libraries. Does not
+know models.
 """
 
 from __future__ import annotations
@@ -14,13 +17,15 @@ from torch import Tensor
 
 from workers.models.onednn import onednn_pays
 
-# multiplications below which a product is left to MKL: calling through Python costs more than is won
+# multiplications below which a product is left to MKL: calling through Python costs more than is
+# won
 LEAST = 1 << 22
 _installed: list[Any] = []  # the library, which torch forgets with its last reference
 
 
 def prefer_onednn() -> None:
-    """From now on in this process, where it pays. An operator's kernel is replaced, so that autograd, DTensors and
+    """From now on in this process, where it pays. An operator's kernel is replaced, so that
+    autograd, DTensors and
     dispatch modes see what they always see."""
     if _installed or not onednn_pays("_linear_pointwise"):
         return
@@ -38,9 +43,16 @@ def _mm(left: Tensor, right: Tensor) -> Tensor:
     return torch.mm(left, right, out=left.new_empty(left.shape[0], right.shape[1]))
 
 
-def _addmm(added: Tensor, left: Tensor, right: Tensor, *, beta: float = 1, alpha: float = 1) -> Tensor:
+def _addmm(
+    added: Tensor, left: Tensor, right: Tensor, *, beta: float = 1, alpha: float = 1
+) -> Tensor:
     columns = right.shape[1]
-    if added.shape == (columns,) and beta == alpha == 1 and added.dtype is torch.float32 and _suits(left, right):
+    if (
+        added.shape == (columns,)
+        and beta == alpha == 1
+        and added.dtype is torch.float32
+        and _suits(left, right)
+    ):
         return _product(left, right, added)
     out = left.new_empty(left.shape[0], columns)
     return torch.addmm(added, left, right, beta=beta, alpha=alpha, out=out)
@@ -49,18 +61,22 @@ def _addmm(added: Tensor, left: Tensor, right: Tensor, *, beta: float = 1, alpha
 def _suits(left: Tensor, right: Tensor) -> bool:
     if left.dtype is not torch.float32 or right.dtype is not torch.float32:
         return False
-    large = left.shape[0] * left.shape[1] * right.shape[1] >= LEAST and left.shape[1] == right.shape[0]
+    large = (
+        left.shape[0] * left.shape[1] * right.shape[1] >= LEAST and left.shape[1] == right.shape[0]
+    )
     return large and _dense(left) and _dense(right)
 
 
 def _dense(matrix: Tensor) -> bool:
-    """Without gaps between rows or columns, as a piece of a wider matrix has them: those oneDNN multiplies by its
+    """Without gaps between rows or columns, as a piece of a wider matrix has them: those oneDNN
+    multiplies by its
     reference, 256 x 128 x 344 in 296 ms, MKL in 0.4."""
     return matrix.is_contiguous() or matrix.t().is_contiguous()
 
 
 def _product(left: Tensor, right: Tensor, bias: Tensor | None) -> Tensor:
-    """oneDNN wants the left one in rows and takes the right one as it lies; a weight's gradient has it the other way
+    """oneDNN wants the left one in rows and takes the right one as it lies; a weight's gradient has
+    it the other way
     round, and is cheaper to turn than the left one would be."""
     if bias is None and not left.is_contiguous() and left.t().is_contiguous():
         return _linear(right.t(), left, None).t().contiguous()

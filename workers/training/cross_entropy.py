@@ -1,7 +1,10 @@
-"""Cross-entropy over whole logits whose gradient takes the logits' own memory: one tensor of their size, not three.
+"""Cross-entropy over whole logits whose gradient takes the logits' own memory: one tensor of their
+size, not three.
 
-`torch.nn.functional.cross_entropy` keeps log-probabilities and makes two more tensors in its backward pass; with a
-vocabulary of 32,000 that is more traffic than all blocks of a small model. Does not know models, or sharded logits.
+`torch.nn.functional.cross_entropy` keeps log-probabilities and makes two more tensors in its
+backward pass; with a
+vocabulary of 32,000 that is more traffic than all blocks of a small model. Does not know models, or
+sharded logits.
 Shapes: N tokens, V vocabulary.
 """
 
@@ -17,7 +20,8 @@ _PIECE_BYTES = {"cpu": 1 << 21, "cuda": 1 << 28}
 
 
 def cross_entropy(logits_NV: Tensor, targets_N: Tensor, *, ignored: int) -> Tensor:
-    """`[N]` fp32: -log softmax of each target, 0 where the target is `ignored`. `logits_NV` is fp32 and used up.
+    """`[N]` fp32: -log softmax of each target, 0 where the target is `ignored`. `logits_NV` is fp32
+    and used up.
 
     Losses and gradients are those of `functional.cross_entropy` to rounding.
     """
@@ -34,10 +38,14 @@ class _CrossEntropy(torch.autograd.Function):
         places = targets_N.masked_fill(skipped, 0).unsqueeze(1)
         rows = max(1, _PIECE_BYTES.get(logits_NV.device.type, 1 << 28) // (4 * logits_NV.shape[1]))
         learns = ctx.needs_input_grad[0]
-        for logits, place, loss in zip(*(torch.split(each, rows) for each in (logits_NV, places, losses)), strict=True):
+        for logits, place, loss in zip(
+            *(torch.split(each, rows) for each in (logits_NV, places, losses)), strict=True
+        ):
             softmax, largest = logits.softmax(1), logits.amax(1, keepdim=True)
             # the sum of exponentials is one over the largest probability, which is never tiny
-            loss.copy_((largest - logits.gather(1, place) - softmax.amax(1, keepdim=True).log()).squeeze(1))
+            loss.copy_(
+                (largest - logits.gather(1, place) - softmax.amax(1, keepdim=True).log()).squeeze(1)
+            )
             if learns:
                 logits.copy_(softmax)
         if learns:

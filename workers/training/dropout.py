@@ -1,6 +1,8 @@
-"""Dropout masks by seed, sample and layer: the same under any number of ranks, in any stage, after a resume.
+"""Dropout masks by seed, sample and layer: the same under any number of ranks, in any stage, after
+a resume.
 
-Knows where a decoder drops; heads of tensor-parallel ranks draw their own masks, which no other number of ranks has.
+Knows where a decoder drops; heads of tensor-parallel ranks draw their own masks, which no other
+number of ranks has.
 """
 
 from __future__ import annotations
@@ -14,7 +16,8 @@ from workers.models.initialise import derived_seed
 
 
 class Dropout:
-    """Seeds the generator before each layer's forward pass; `sample` is the first of the micro-batch under way.
+    """Seeds the generator before each layer's forward pass; `sample` is the first of the
+    micro-batch under way.
 
     `place` tells ranks apart that hold other positions of the same sequences.
     """

@@ -18,7 +18,9 @@ from workers.contracts.surroundings import whole
 
 @dataclass(frozen=True, slots=True)
 class Environment:
-    """`checkpoints` is shared by all attempts of a run; `resume` is one checkpoint's folder, or None for the newest."""
+    """`checkpoints` is shared by all attempts of a run; `resume` is one checkpoint's folder, or
+    None for the newest.
+    """
 
     rank: int
     world_size: int
@@ -47,17 +49,24 @@ class Environment:
 
     @property
     def cache(self) -> Path:
-        """For what later attempts need not do again: the run's folder where attempts lie below it, else this one's."""
+        """For what later attempts need not do again: the run's folder where attempts lie below it,
+        else this one's.
+        """
         run = self.checkpoints.parent
-        return (run if self.directory.absolute().is_relative_to(run.absolute()) else self.directory) / "cache"
+        return (
+            run if self.directory.absolute().is_relative_to(run.absolute()) else self.directory
+        ) / "cache"
 
 
 def read_environment(
     directory: Path, *, resume: Path | None = None, env: Mapping[str, str] = os.environ
 ) -> Environment:
-    """`ORRERY_RUN` (default local), `ORRERY_ATTEMPT` (default: one more than the directory holds), `ORRERY_CHECKPOINTS`
-    (default DIR/checkpoints), `ORRERY_RESUME`, `ORRERY_PG_TIMEOUT_S` (default 600), `ORRERY_SCRATCH`
-    (default DIR/scratch: where states that are offloaded to disk go), `ORRERY_NODE` (default: the machine's name), and
+    """`ORRERY_RUN` (default local), `ORRERY_ATTEMPT` (default: one more than the directory holds),
+    `ORRERY_CHECKPOINTS`
+    (default DIR/checkpoints), `ORRERY_RESUME`, `ORRERY_PG_TIMEOUT_S` (default 600),
+    `ORRERY_SCRATCH`
+    (default DIR/scratch: where states that are offloaded to disk go), `ORRERY_NODE` (default: the
+    machine's name), and
     torchrun's variables.
 
     Raises UserError naming the variable that is not a number.

@@ -1,4 +1,5 @@
-"""Which exit class an error of training means: numbers that end, memory, other ranks that are gone or silent.
+"""Which exit class an error of training means: numbers that end, memory, other ranks that are gone
+or silent.
 
 Does not import torch: a wrong spec must be told before anything heavy is loaded.
 """
@@ -9,9 +10,11 @@ import re
 
 from workers.contracts.exits import Outcome, UserError, is_out_of_memory, reason_of
 
-# how gloo, NCCL and the rendezvous store speak of a peer that is gone, or silent beyond the group's timeout
+# how gloo, NCCL and the rendezvous store speak of a peer that is gone, or silent beyond the group's
+# timeout
 _LOST = re.compile(
-    r"gloo|NCCL|Connection (closed|reset|refused)|Broken pipe|Socket|TCPStore|[Tt]imed out waiting", re.A
+    r"gloo|NCCL|Connection (closed|reset|refused)|Broken pipe|Socket|TCPStore|[Tt]imed out waiting",
+    re.A,
 )
 _COMPILER = ("torch._dynamo", "torch._inductor", "torch._functorch")
 # where torch's allocator on a CPU noticed, before it says what it wanted
@@ -30,7 +33,9 @@ def classify(error: BaseException, step: int) -> Outcome:
         rank, (cause, _) = next(iter(failures.items()))
         found = classify(cause, step)
         return Outcome(
-            found.exit_class, f"the checkpoint could not be written or read: rank {rank}: {found.reason}", step
+            found.exit_class,
+            f"the checkpoint could not be written or read: rank {rank}: {found.reason}",
+            step,
         )
     reason = reason_of(error)
     if isinstance(error, UserError):
@@ -41,7 +46,9 @@ def classify(error: BaseException, step: int) -> Outcome:
         return Outcome("out_of_memory", _NOTICED.sub("", reason), step)
     told = f"{type(error).__name__}: {reason}"
     if type(error).__module__.startswith(_COMPILER):
-        return Outcome("user_error", f"torch.compile failed on a block ({told}); try train.compile false", step)
+        return Outcome(
+            "user_error", f"torch.compile failed on a block ({told}); try train.compile false", step
+        )
     if isinstance(error, RuntimeError) and _LOST.search(reason):
         if _TIMEOUT.search(reason):
             return Outcome("hang", f"another rank did not answer in time: {told}", step)

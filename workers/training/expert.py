@@ -1,7 +1,10 @@
-"""Expert parallelism: each rank of an axis holds some experts of every layer, tokens travel to theirs and back.
+"""Expert parallelism: each rank of an axis holds some experts of every layer, tokens travel to
+theirs and back.
 
-Between the router and the weighted sum of what the experts answer; neither sees any of it. Does not know how tokens
-were routed, losses or steps. Shapes: A assignments of tokens to experts at hand, E experts, L of them on this rank.
+Between the router and the weighted sum of what the experts answer; neither sees any of it. Does not
+know how tokens
+were routed, losses or steps. Shapes: A assignments of tokens to experts at hand, E experts, L of
+them on this rank.
 """
 
 from __future__ import annotations
@@ -26,10 +29,13 @@ from workers.training.tensor.region import Region, sharded
 
 
 def apply_expert(decoder: Decoder, axis: Axis, mesh: DeviceMesh) -> None:
-    """Deal each layer's experts out to the ranks of `axis`, in order; in place, before weights are there or after.
+    """Deal each layer's experts out to the ranks of `axis`, in order; in place, before weights are
+    there or after.
 
-    Their parameters become DTensors on `mesh`: that of `axis` alone, or with the tensor-parallel axis after it where
-    `apply_tensor` has laid them over that. All ranks of the axis have to call the decoder equally often.
+    Their parameters become DTensors on `mesh`: that of `axis` alone, or with the tensor-parallel
+    axis after it where
+    `apply_tensor` has laid them over that. All ranks of the axis have to call the decoder equally
+    often.
     """
     assert axis.group is not None
     for experts in _experts_of(decoder):
@@ -41,18 +47,24 @@ def apply_expert(decoder: Decoder, axis: Axis, mesh: DeviceMesh) -> None:
 
 
 def shard_experts(decoder: Decoder, mesh: DeviceMesh, *, average_over: int, **how: Any) -> None:
-    """`fully_shard` the experts over the ranks that hold the same ones, before their block is over all ranks.
+    """`fully_shard` the experts over the ranks that hold the same ones, before their block is over
+    all ranks.
 
-    Their gradients are sums over the tokens of all ranks, of which those in `mesh` are a part: divided by
-    `average_over`, as the other parameters' means are, whatever the size of the group (pytorch#160285).
+    Their gradients are sums over the tokens of all ranks, of which those in `mesh` are a part:
+    divided by
+    `average_over`, as the other parameters' means are, whatever the size of the group
+    (pytorch#160285).
     """
     from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
     alone = mesh.size(mesh.ndim - 1) == 1
     policy = how["mp_policy"]
-    if alone:  # torch 2.13 divides fp16 sums twice where one rank holds all; there is nothing to scatter in fewer bytes
-        how["mp_policy"] = MixedPrecisionPolicy(policy.param_dtype, policy.param_dtype and torch.float32,
-                                                cast_forward_inputs=False)  # fmt: skip
+    # torch 2.13 divides fp16 sums twice where one rank holds all; there is nothing to scatter in
+    # fewer bytes
+    if alone:
+        how["mp_policy"] = MixedPrecisionPolicy(
+            policy.param_dtype, policy.param_dtype and torch.float32, cast_forward_inputs=False
+        )
     for experts in _experts_of(decoder):
         shards: Any = fully_shard(experts, mesh=mesh, **how)
         shards.set_gradient_divide_factor(average_over)
@@ -61,10 +73,13 @@ def shard_experts(decoder: Decoder, mesh: DeviceMesh, *, average_over: int, **ho
 
 
 class Exchange:
-    """An `Experts`' `through`, over the ranks of a group: rank r holds experts r · L to (r + 1) · L - 1.
+    """An `Experts`' `through`, over the ranks of a group: rank r holds experts r · L to (r + 1) · L
+    - 1.
 
-    Counts go first, 4 · E bytes a rank, then the assignments' hidden states, and as many come back (GShard, arXiv
-    2006.16668, section 3.2). Gradients take the same ways in the other direction. An expert without a token computes
+    Counts go first, 4 · E bytes a rank, then the assignments' hidden states, and as many come back
+    (GShard, arXiv
+    2006.16668, section 3.2). Gradients take the same ways in the other direction. An expert without
+    a token computes
     with none, and so gets a gradient of zeros.
     """
 
@@ -72,7 +87,9 @@ class Exchange:
         self.experts, self.group, self.ranks = experts, group, group.size()
 
     def __call__(self, sorted_x: Tensor, counts_E: Tensor) -> Tensor:
-        """`sorted_x` `[A, hidden]` by expert, rows beyond the sum of `counts_E` dropped; outputs of the others."""
+        """`sorted_x` `[A, hidden]` by expert, rows beyond the sum of `counts_E` dropped; outputs of
+        the others.
+        """
         mine_E = counts_E.int()
         theirs_E = all_to_all_single(mine_E, None, None, self.group)
         both = torch.stack((mine_E, theirs_E)).view(2, self.ranks, -1)
@@ -86,7 +103,9 @@ class Exchange:
 
 
 def _turned(rows: Tensor, counts: list[list[int]]) -> Tensor:
-    """Runs of `counts[i][j]` rows, i by i and in each j by j, put in order j by j and in each i by i."""
+    """Runs of `counts[i][j]` rows, i by i and in each j by j, put in order j by j and in each i by
+    i.
+    """
     pieces = torch.split(rows, [count for row in counts for count in row])
     width = len(counts[0])
     return torch.cat([piece for first in range(width) for piece in pieces[first::width]])
@@ -99,7 +118,12 @@ def _deal_shards(experts: Experts, axis: Axis, mesh: DeviceMesh) -> None:
             lying: Any = parameter
             local = local_tensor(parameter).chunk(axis.size)[axis.rank].contiguous()
             dealt = DTensor.from_local(
-                local, mesh, [Shard(0), *lying.placements], run_check=False, shape=lying.shape, stride=lying.stride()
+                local,
+                mesh,
+                [Shard(0), *lying.placements],
+                run_check=False,
+                shape=lying.shape,
+                stride=lying.stride(),
             )
             module.register_parameter(name, nn.Parameter(dealt))
 

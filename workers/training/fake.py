@@ -1,4 +1,5 @@
-"""A look at a plan on many ranks from one process: torch's fake process group, meta tensors, real sharding.
+"""A look at a plan on many ranks from one process: torch's fake process group, meta tensors, real
+sharding.
 
 Does not train.
 """
@@ -24,13 +25,18 @@ from workers.training.pipeline.parts import part_of_stage, parts_of, stages_of
 
 
 def describe_fake_ranks(run: TrainingRun, ranks: int) -> dict[str, Any]:
-    """Mesh, stages and local parameters of every rank; raises UserError when the plan's world size is not `ranks`."""
+    """Mesh, stages and local parameters of every rank; raises UserError when the plan's world size
+    is not `ranks`.
+    """
     plan = run.plan
     if plan.world_size != ranks:
-        raise UserError(f"plan: its world size is {plan.world_size}, --fake-ranks says {ranks}; try dp {ranks}")
+        raise UserError(
+            f"plan: its world size is {plan.world_size}, --fake-ranks says {ranks}; try dp {ranks}"
+        )
     if ranks < 1:
         raise UserError(f"--fake-ranks {ranks} is no number of ranks; try 2 or more")
-    # ranks of one stage hold the same tensors: one process group a stage, in which each rank's place gives its shards
+    # ranks of one stage hold the same tensors: one process group a stage, in which each rank's
+    # place gives its shards
     by_stage = {}
     for stage in range(plan.pp):
         with _pretending(stage * (ranks // plan.pp), ranks) as world:
@@ -38,20 +44,32 @@ def describe_fake_ranks(run: TrainingRun, ranks: int) -> dict[str, Any]:
             with torch.device("meta"):
                 parts = parts_of(run.model, plan, world.axis("pp"))
             lay(parts, plan, world)
-            by_stage[stage] = [_held(parts, coordinate(plan, rank)) for rank in _ranks_of(stage, ranks, plan.pp)]
+            by_stage[stage] = [
+                _held(parts, coordinate(plan, rank)) for rank in _ranks_of(stage, ranks, plan.pp)
+            ]
             if stage == 0:
                 place = coordinate(plan, 0)
-                shards = {n: list(_local_shape(p, place)) for part in parts for n, p in part.named_parameters()}
+                shards = {
+                    n: list(_local_shape(p, place))
+                    for part in parts
+                    for n, p in part.named_parameters()
+                }
     return {
         "mesh": mesh_axes(plan),
-        **({"expert_mesh": {"expert_data": plan.dp * plan.cp // plan.ep, "ep": plan.ep}} if plan.ep > 1 else {}),
+        **(
+            {"expert_mesh": {"expert_data": plan.dp * plan.cp // plan.ep, "ep": plan.ep}}
+            if plan.ep > 1
+            else {}
+        ),
         "parameters": parameter_count(run.model).total,
         "ranks": [
             {
                 "rank": rank,
                 "coordinate": _shown(run, coordinate(plan, rank)),
                 "stages": stages_of(plan, coordinate(plan, rank)["pp"]),
-                "parameter_bytes": by_stage[coordinate(plan, rank)["pp"]][rank % (ranks // plan.pp)],
+                "parameter_bytes": by_stage[coordinate(plan, rank)["pp"]][
+                    rank % (ranks // plan.pp)
+                ],
             }
             for rank in range(ranks)
         ],
@@ -82,7 +100,9 @@ def _held(parts: list[Decoder], place: dict[str, int]) -> int:
 
 
 def _place_on(mesh: Any, place: dict[str, int]) -> list[int]:
-    """A rank's place on the axes of a parameter's mesh; `fsdp`, `efsdp` and `dp_replicate` are views of dp and cp."""
+    """A rank's place on the axes of a parameter's mesh; `fsdp`, `efsdp` and `dp_replicate` are
+    views of dp and cp.
+    """
     names = mesh.mesh_dim_names
     shards = mesh["fsdp"].size() if "fsdp" in names else 1
     named = {**place, "fsdp": place["data"] % shards, "dp_replicate": place["data"] // shards}
@@ -112,12 +132,18 @@ def _local_bytes(parameter: Tensor, place: dict[str, int]) -> int:
 def _shown(run: TrainingRun, place: dict[str, int]) -> list[int]:
     """The place along the axes that `mesh` lists."""
     plan = run.plan
-    named = {**place, "dp_replicate": place["dp"] // plan.dp_shard, "dp_shard": place["dp"] % plan.dp_shard}
+    named = {
+        **place,
+        "dp_replicate": place["dp"] // plan.dp_shard,
+        "dp_shard": place["dp"] % plan.dp_shard,
+    }
     return [named[name] for name in mesh_axes(plan)]
 
 
 def _schedule(run: TrainingRun) -> dict[str, Any]:
-    """Layers of each stage, and what each pipeline rank does in turn, as torch's own schedule has it."""
+    """Layers of each stage, and what each pipeline rank does in turn, as torch's own schedule has
+    it.
+    """
     plan = run.plan
     if plan.pp == 1:
         return {}

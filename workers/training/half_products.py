@@ -1,7 +1,9 @@
 """fp16 on a CPU: operands and results in fp16, products in fp32, as tensor cores accumulate them.
 
-A CPU multiplies fp16 matrices 5 to 20 times slower than fp32 ones (1024 x 288 x 768, one core: 48 to 195 ms against 9).
-Everything else, memory included, is fp16 as it stands. Knows torch's operators; does not know models.
+A CPU multiplies fp16 matrices 5 to 20 times slower than fp32 ones (1024 x 288 x 768, one core: 48
+to 195 ms against 9).
+Everything else, memory included, is fp16 as it stands. Knows torch's operators; does not know
+models.
 """
 
 from __future__ import annotations
@@ -14,7 +16,8 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 _aten = torch.ops.aten
-# operators that multiply matrices; of attention's results the second is the log-sum-exp, fp32 in fp16 kernels too
+# operators that multiply matrices; of attention's results the second is the log-sum-exp, fp32 in
+# fp16 kernels too
 _PRODUCTS = frozenset(
     {
         _aten.mm.default,
@@ -32,14 +35,20 @@ _ATTENTION = _aten._scaled_dot_product_flash_attention_for_cpu.default
 
 
 class HalfProducts(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Within it, matrix products of fp16 CPU tensors are computed in fp32 and rounded once, forward and backward.
+    """Within it, matrix products of fp16 CPU tensors are computed in fp32 and rounded once, forward
+    and backward.
 
-    Sits below autograd: what is saved for the backward pass stays fp16. Products of DTensors are met as those of their
+    Sits below autograd: what is saved for the backward pass stays fp16. Products of DTensors are
+    met as those of their
     local parts.
     """
 
     def __torch_dispatch__(
-        self, func: Any, types: Sequence[type], args: Sequence[Any] = (), kwargs: dict[str, Any] | None = None
+        self,
+        func: Any,
+        types: Sequence[type],
+        args: Sequence[Any] = (),
+        kwargs: dict[str, Any] | None = None,
     ) -> Any:
         kwargs = kwargs or {}
         if any(hasattr(each, "to_local") for each in types):

@@ -1,4 +1,5 @@
-"""Training that begins from existing weights: `train.init_from`, checked against the model and read into it.
+"""Training that begins from existing weights: `train.init_from`, checked against the model and read
+into it.
 
 Does not know formats, or how the model is sharded.
 """
@@ -14,11 +15,19 @@ from workers.models.errors import WeightsError
 from workers.models.source import open_source
 from workers.models.weights import Weights, fill_model
 
-# what may differ, because people mean it when they go on from weights: names, rates, a longer or shorter view
+# what may differ, because people mean it when they go on from weights: names, rates, a longer or
+# shorter view
 _FREE = {
-    "name", "dropout", "max_seq_len", "window", "rope.theta", "rope.scaling",
-    "moe.aux_loss", "moe.bias_update", "moe.capacity",
-}  # fmt: skip
+    "name",
+    "dropout",
+    "max_seq_len",
+    "window",
+    "rope.theta",
+    "rope.scaling",
+    "moe.aux_loss",
+    "moe.bias_update",
+    "moe.capacity",
+}
 
 
 def open_initial(source: ModelSource, model: ModelSpec) -> Weights:
@@ -30,7 +39,9 @@ def open_initial(source: ModelSource, model: ModelSpec) -> Weights:
     for field, (theirs, ours) in _differences(weights.spec, model).items():
         if field not in _FREE or _must_agree(field, theirs, model):
             says = f"{weights.where} has {field} {theirs}, the model {ours}"
-            raise UserError(f"train.init_from: {says}; try model with {field} {theirs}, or other weights")
+            raise UserError(
+                f"train.init_from: {says}; try model with {field} {theirs}, or other weights"
+            )
     return weights
 
 
@@ -42,7 +53,11 @@ def fill_from(parts: list[Decoder], weights: Weights) -> dict[str, Any]:
     except WeightsError as error:
         raise UserError(f"train.init_from: {error}") from None
     differ = _differences(weights.spec, parts[0].spec)
-    return {"path": weights.where, "weights": weights.spec.name, "model_differs_in": sorted(differ.keys() - {"name"})}
+    return {
+        "path": weights.where,
+        "weights": weights.spec.name,
+        "model_differs_in": sorted(differ.keys() - {"name"}),
+    }
 
 
 def _differences(theirs: ModelSpec, ours: ModelSpec) -> dict[str, tuple[Any, Any]]:
@@ -62,4 +77,9 @@ def _must_agree(field: str, theirs: Any, ours: ModelSpec) -> bool:
     """A table of positions has a fixed length; a router chosen by its bias goes on choosing so."""
     if field == "max_seq_len":
         return ours.position == "learned"
-    return field == "moe.bias_update" and bool(theirs) and ours.moe is not None and not ours.moe.bias_update
+    return (
+        field == "moe.bias_update"
+        and bool(theirs)
+        and ours.moe is not None
+        and not ours.moe.bias_update
+    )

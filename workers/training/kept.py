@@ -1,6 +1,8 @@
-"""Process groups and meshes that a process makes once and uses again, while its world stays the same.
+"""Process groups and meshes that a process makes once and uses again, while its world stays the
+same.
 
-A group costs threads until the process ends, and a process may see many runs: benchmark variants, tests. Knows no plan.
+A group costs threads until the process ends, and a process may see many runs: benchmark variants,
+tests. Knows no plan.
 """
 
 from __future__ import annotations
@@ -16,7 +18,9 @@ _world: Any = None
 
 
 def once(what: Hashable, make: Callable[[], T]) -> T:
-    """What `make` gave in this world for `what`; all ranks ask for the same things in the same order."""
+    """What `make` gave in this world for `what`; all ranks ask for the same things in the same
+    order.
+    """
     global _world
     if _world is not dist.group.WORLD:
         _kept.clear()

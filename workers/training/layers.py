@@ -1,4 +1,7 @@
-"""Which layer of the model a parameter belongs to, and what layers are called in metrics. Knows names alone."""
+"""Which layer of the model a parameter belongs to, and what layers are called in metrics.
+
+Knows names alone.
+"""
 
 from __future__ import annotations
 
@@ -19,12 +22,17 @@ def layer_name(layer: int, layers: int) -> str:
 
 
 def group_names(layers: int) -> list[str]:
-    """Everything a model is made of, in order of depth: the embedding, its layers, the head with the norm before it."""
+    """Everything a model is made of, in order of depth: the embedding, its layers, the head with
+    the norm before it.
+    """
     return ["embedding", *(layer_name(layer, layers) for layer in range(layers)), "head"]
 
 
 def group_of(name: str, layers: int) -> int:
-    """A parameter's place in `group_names`. A weight that embedding and head share is the embedding's."""
+    """A parameter's place in `group_names`.
+
+    A weight that embedding and head share is the embedding's.
+    """
     layer = layer_of(name)
     if layer is not None:
         return 1 + layer

@@ -1,6 +1,8 @@
-"""Which module first made a number that is not finite: the step is done once more, with every module watched.
+"""Which module first made a number that is not finite: the step is done once more, with every
+module watched.
 
-Data and dropout are functions of the sample index, and the weights have not moved since, so the second time is the
+Data and dropout are functions of the sample index, and the weights have not moved since, so the
+second time is the
 first again. Knows modules and ranks; does not know how a step goes through them.
 """
 
@@ -25,7 +27,9 @@ _LAST = 1 << 30  # after every block: the final norm, the head, the decoder as a
 
 @dataclass(frozen=True, slots=True)
 class Culprit:
-    """`module` by its name in the whole model; `what` of it was not finite: its output or its gradient; on `rank`."""
+    """`module` by its name in the whole model; `what` of it was not finite: its output or its
+    gradient; on `rank`.
+    """
 
     module: str
     what: str
@@ -33,10 +37,13 @@ class Culprit:
 
 
 def locate(parts: Sequence[nn.Module], world: World, again: Callable[[], object]) -> Culprit | None:
-    """Run `again`, forward and backward over the step's batch, and name the first module whose output is not finite.
+    """Run `again`, forward and backward over the step's batch, and name the first module whose
+    output is not finite.
 
-    If all outputs are, the first on the way back whose gradient is not (of its parameters, or what arrives at its
-    output). Of several ranks' findings the earliest counts. None if every number was finite this time, which a sound
+    If all outputs are, the first on the way back whose gradient is not (of its parameters, or what
+    arrives at its
+    output). Of several ranks' findings the earliest counts. None if every number was finite this
+    time, which a sound
     device does not do. To be called on all ranks, gradients empty.
     """
     watch = _Watch()
@@ -52,7 +59,9 @@ def locate(parts: Sequence[nn.Module], world: World, again: Callable[[], object]
             handle.remove()
     for part in parts:
         watch.parameters(part)
-    mine = [(*place, name, world.rank) for place, name in (watch.first_output(), watch.first_gradient())]
+    mine = [
+        (*place, name, world.rank) for place, name in (watch.first_output(), watch.first_gradient())
+    ]
     return _earliest(_of_all_ranks(mine, world))
 
 
@@ -79,7 +88,9 @@ def _of_all_ranks(mine: Any, world: World) -> list[Any]:
 
 @dataclass(slots=True)
 class _Watch:
-    """Places in forward order: the block's number, then the order in which this rank's modules finished."""
+    """Places in forward order: the block's number, then the order in which this rank's modules
+    finished.
+    """
 
     order: dict[str, int] = field(default_factory=dict)
     outputs: dict[str, None] = field(default_factory=dict)

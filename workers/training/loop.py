@@ -1,4 +1,5 @@
-"""The training loop: batches in, updates, numbers out; validation, checkpoints and requests at step boundaries.
+"""The training loop: batches in, updates, numbers out; validation, checkpoints and requests at step
+boundaries.
 
 Knows the order of things; how each is done stands in the module of its name.
 """
@@ -45,7 +46,10 @@ from workers.training.writing import Writer
 
 
 class Loop:
-    """One attempt's training on this rank. `step` is the last finished step, `phase` what it is doing, for reports."""
+    """One attempt's training on this rank.
+
+    `step` is the last finished step, `phase` what it is doing, for reports.
+    """
 
     leaves_together = True  # ranks leave a step at the same time
 
@@ -68,7 +72,10 @@ class Loop:
         node: str | None,
         prompts: Prompts | None = None,
     ) -> None:
-        """With `prompts` texts are written at checkpoints and at the end. `node`: where this rank is, of several."""
+        """With `prompts` texts are written at checkpoints and at the end.
+
+        `node`: where this rank is, of several.
+        """
         self.run, self.world, self.parallel = run, world, parallel
         self.train, self.held_out = train, held_out
         self.recorder, self.control, self.checkpointer = recorder, control, checkpointer
@@ -95,7 +102,9 @@ class Loop:
         setting = Setting(run, world, parallel, train, memory, by_source, self._tell, trace)
         setting.without_logits = run.train.fused_kernels and without_logits(run.plan, world.device)
         self.passes = passes_of(setting)
-        self.arrivals = Arrivals(rank=world.rank, size=world.size, stages=run.plan.pp, device=world.device)
+        self.arrivals = Arrivals(
+            rank=world.rank, size=world.size, stages=run.plan.pp, device=world.device
+        )
         if run.plan.zero < 2:
             self.arrivals.watch(self.parameters.values())
         self.report = Report(
@@ -110,15 +119,23 @@ class Loop:
         self.writer: Writer | None = None
         if prompts is not None and prompts.ids and run.train.writes is not None:
             self.writer = Writer(
-                run, run.train.writes, prompts,
-                parallel=parallel, passes=self.passes, recorder=recorder, tell=self._tell,
-            )  # fmt: skip
+                run,
+                run.train.writes,
+                prompts,
+                parallel=parallel,
+                passes=self.passes,
+                recorder=recorder,
+                tell=self._tell,
+            )
         self.step = self.tokens = self.samples = 0
         self.phase = "starting"
         self._has_state = False
 
     def go(self, start: Start) -> Outcome:
-        """Train from `start` to the last step, or until asked to leave. Raises NumericsError when numbers end."""
+        """Train from `start` to the last step, or until asked to leave.
+
+        Raises NumericsError when numbers end.
+        """
         self.step, self.tokens, self.samples = start.step, start.tokens, start.samples
         self._has_state = start.folder is not None
         self.soundness.restore(start.loss_scale)
@@ -134,9 +151,13 @@ class Loop:
             with self.trace.step(self.step + 1), self._compiling():
                 asked = self._one_step()
             if self.step == start.step + 1 and self.world.rank == 0:
-                self.recorder.event(KERNELS, **kernels_chosen(self.world.device, fused=self.run.train.fused_kernels))
+                self.recorder.event(
+                    KERNELS, **kernels_chosen(self.world.device, fused=self.run.train.fused_kernels)
+                )
             leaving = asked in ("stop", "pause", "preempt")
-            due = checkpoint is not None and (self.step % checkpoint.every_steps == 0 or self.step == steps)
+            due = checkpoint is not None and (
+                self.step % checkpoint.every_steps == 0 or self.step == steps
+            )
             saves = asked in ("pause", "preempt", "checkpoint") or (due and asked != "stop")
             if saves:
                 self._save(wait=leaving)
@@ -148,9 +169,13 @@ class Loop:
                 self.control.acted()
             if leaving and self.step < steps:
                 self._finish_saving()
-                self.recorder.event("preempted" if asked != "stop" else "stopped", action=asked, step=self.step)
+                self.recorder.event(
+                    "preempted" if asked != "stop" else "stopped", action=asked, step=self.step
+                )
                 kind = "cancelled" if asked == "stop" else "preempted"
-                return self._left(Outcome(kind, f"{asked} was asked for, left after step {self.step}", self.step))
+                return self._left(
+                    Outcome(kind, f"{asked} was asked for, left after step {self.step}", self.step)
+                )
         self._finish_saving()
         return self._left(Outcome("ok", f"all {steps} steps done", self.step))
 
@@ -172,7 +197,9 @@ class Loop:
         self.phase = phase
 
     def _finish_saving(self) -> None:
-        """Wait for what is written beside training: a phase that no earlier one tells how long it may take."""
+        """Wait for what is written beside training: a phase that no earlier one tells how long it
+        may take.
+        """
         self.phase = "finishing"
         self.checkpointer.finish()
 
@@ -188,7 +215,9 @@ class Loop:
         loss_sum, data_s = self._gradients()
         self.phase = "update"
         gradients = self._found_gradients()
-        told = self._send(number, loss_sum=loss_sum, gradients=gradients, asked=asked, data_s=data_s)
+        told = self._send(
+            number, loss_sum=loss_sum, gradients=gradients, asked=asked, data_s=data_s
+        )
         values, sums = self.report.read(told)
         norm = values["grad_norm"]
         if math.isfinite(values["loss"]) and math.isfinite(norm):
@@ -209,7 +238,13 @@ class Loop:
         return strongest(sums["asked"])
 
     def _send(
-        self, number: int, *, loss_sum: Tensor, gradients: list[Tensor], asked: list[float], data_s: float
+        self,
+        number: int,
+        *,
+        loss_sum: Tensor,
+        gradients: list[Tensor],
+        asked: list[float],
+        data_s: float,
     ) -> Told:
         """Tell the other ranks of step `number`, whose samples are used up by that."""
         train, first = self.run.train, self.samples
@@ -227,20 +262,30 @@ class Loop:
         )
 
     def _found_gradients(self) -> list[Tensor]:
-        """The step's gradients in the parameters' order. Raises RuntimeError where one is missing: some combination of
+        """The step's gradients in the parameters' order. Raises RuntimeError where one is missing:
+        some combination of
         techniques lost it, and the update would silently leave its weights behind."""
         gradients = [each.grad for each in self.parameters.values()]
-        missing = [name for name, gradient in zip(self.parameters, gradients, strict=True) if gradient is None]
+        missing = [
+            name
+            for name, gradient in zip(self.parameters, gradients, strict=True)
+            if gradient is None
+        ]
         if missing:
-            raise RuntimeError(f"the backward pass left {len(missing)} parameters without gradient: {missing[:4]}")
+            raise RuntimeError(
+                f"the backward pass left {len(missing)} parameters without gradient: {missing[:4]}"
+            )
         return [gradient for gradient in gradients if gradient is not None]
 
     def _gradients(self) -> tuple[Tensor, float]:
-        """Forward and backward over this rank's micro-batches: its share of the summed token loss, seconds of data."""
+        """Forward and backward over this rank's micro-batches: its share of the summed token loss,
+        seconds of data.
+        """
         for module in self.parallel.modules:
             module.train()
         factor = self.soundness.factor
-        if self.balancer:  # a mean over all sequences, likewise, to which each tensor-parallel rank adds its part
+        # a mean over all sequences, likewise, to which each tensor-parallel rank adds its part
+        if self.balancer:
             self.balancer.scale_gradients(factor * self.run.train.seq_len / self.run.plan.tp)
         return self.passes.gradients(self.samples, factor)
 
@@ -261,7 +306,8 @@ class Loop:
 
     @torch.no_grad()
     def validate(self) -> float:
-        """Mean token loss over the first `eval.batches` global batches of held-out text, in order, dropout off.
+        """Mean token loss over the first `eval.batches` global batches of held-out text, in order,
+        dropout off.
 
         The same samples under any number of ranks.
         """
@@ -305,7 +351,8 @@ class Loop:
             fill_state(self.optimizer, self.parameters.values())
             self._has_state = True
         tensors = training_tensors(self.parallel.weights(), self.optimizer)
-        # beside training, a copy of all states would be held in memory: the very thing that states on disk avoid
+        # beside training, a copy of all states would be held in memory: the very thing that states
+        # on disk avoid
         wait = wait or self.run.plan.offload == "nvme"
         self.checkpointer.save(tensors, step=self.step, manifest=manifest, wait=wait)
 
@@ -315,5 +362,6 @@ class Loop:
         self.recorder.point(step=number, tokens=self.tokens, values=values)
         self.phase = "locating"
         self.optimizer.zero_grad(set_to_none=True)
-        self.samples -= self.run.plan.global_batch_size  # the step once more, to see where it begins
+        # the step once more, to see where it begins
+        self.samples -= self.run.plan.global_batch_size
         raise self.soundness.ended(number, values, spoiled=spoiled, again=self._gradients)

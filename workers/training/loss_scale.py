@@ -1,6 +1,8 @@
-"""Dynamic loss scaling for fp16 (arXiv 1710.03740, section 3.2): the scale, when it grows, when it backs off.
+"""Dynamic loss scaling for fp16 (arXiv 1710.03740, section 3.2): the scale, when it grows, when it
+backs off.
 
-Pure state, the same on every rank because every rank is told the same: an overflow anywhere is one everywhere.
+Pure state, the same on every rank because every rank is told the same: an overflow anywhere is one
+everywhere.
 """
 
 from __future__ import annotations
@@ -10,7 +12,8 @@ from typing import Any
 
 from workers.contracts.plan import LossScale
 
-_LEAST = 1.0  # below it an overflow is no matter of scale: sums of fp16 products are too large by themselves
+# below it an overflow is no matter of scale: sums of fp16 products are too large by themselves
+_LEAST = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +43,9 @@ class LossScaler:
 
     def overflowed(self) -> Change:
         """After a step whose gradients were not finite, and whose update was not made."""
-        return self._set(max(self.scale * self.spec.backoff, min(_LEAST, self.spec.initial)), "overflow")
+        return self._set(
+            max(self.scale * self.spec.backoff, min(_LEAST, self.spec.initial)), "overflow"
+        )
 
     def updated(self) -> Change | None:
         """After an update: the scale grows when `growth_interval` of them went well in a row."""

@@ -1,6 +1,8 @@
-"""The engine's command: `python -m workers.training.main --spec run.json [--dir DIR] [--print] [--fake-ranks N]`.
+"""The engine's command: `python -m workers.training.main --spec run.json [--dir DIR] [--print]
+[--fake-ranks N]`.
 
-Under torchrun for more than one rank. Reads and refuses before it loads torch; how a run goes is `attempt`'s.
+Under torchrun for more than one rank. Reads and refuses before it loads torch; how a run goes is
+`attempt`'s.
 """
 
 from __future__ import annotations
@@ -17,7 +19,9 @@ from workers.training.program import leave, refuse, set_torch_defaults
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Returns the exit code: 0, 64 user error, 65 numerics, 66 out of memory, 67 asked to leave, 69 infrastructure."""
+    """Returns the exit code: 0, 64 user error, 65 numerics, 66 out of memory, 67 asked to leave, 69
+    infrastructure.
+    """
     options = _parser().parse_args(argv)
     directory = options.dir or Path("runs") / options.spec.stem
     try:
@@ -42,13 +46,24 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="workers.training.main", description="Train a model as a run spec says.")
+    parser = argparse.ArgumentParser(
+        prog="workers.training.main", description="Train a model as a run spec says."
+    )
     parser.add_argument("--spec", type=Path, required=True, help="RunSpec as JSON")
-    parser.add_argument("--dir", type=Path, help="run directory (default: runs/<name of the spec file>)")
-    parser.add_argument("--resume", type=Path, help="a checkpoint folder; default: the newest of the run directory")
-    parser.add_argument("--print", action="store_true", help="print the resolved spec and plan, then leave")
     parser.add_argument(
-        "--fake-ranks", type=int, metavar="N", help="lay the model over N pretended ranks, print mesh and bytes, leave"
+        "--dir", type=Path, help="run directory (default: runs/<name of the spec file>)"
+    )
+    parser.add_argument(
+        "--resume", type=Path, help="a checkpoint folder; default: the newest of the run directory"
+    )
+    parser.add_argument(
+        "--print", action="store_true", help="print the resolved spec and plan, then leave"
+    )
+    parser.add_argument(
+        "--fake-ranks",
+        type=int,
+        metavar="N",
+        help="lay the model over N pretended ranks, print mesh and bytes, leave",
     )
     return parser
 

@@ -1,4 +1,5 @@
-"""The run's memory metrics: state and activations counted once an attempt, what the process holds at every logged step.
+"""The run's memory metrics: state and activations counted once an attempt, what the process holds
+at every logged step.
 
 Knows which tensors belong to which category; counting is `workers.metrics.memory`'s.
 """
@@ -12,7 +13,13 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from workers.metrics.memory import SavedForBackward, capacity_bytes, held_bytes, process_memory, storage_keys
+from workers.metrics.memory import (
+    SavedForBackward,
+    capacity_bytes,
+    held_bytes,
+    process_memory,
+    storage_keys,
+)
 from workers.training.optim import masters_of, state_of
 from workers.training.parallelize import Parallel
 from workers.training.recompute.room import in_flight
@@ -22,23 +29,36 @@ _WORDS = {"params": "weights", "grads": "gradients", "optimizer": "optimizer sta
 
 
 def holding(values: Mapping[str, float]) -> str:
-    """What a rank held, in a few words: `weights 57.1 MiB, activations 1.20 GiB; 2.31 of 22.9 GiB in use`."""
-    sizes = {name: values.get(f"memory/{name}_bytes", 0.0) for name in (*_TOLD, "allocated", "capacity")}
-    told = ", ".join(f"{_WORDS.get(name, name)} {_size(sizes[name])}" for name in _TOLD if sizes[name])
+    """What a rank held, in a few words: `weights 57.1 MiB, activations 1.20 GiB; 2.31 of 22.9 GiB
+    in use`.
+    """
+    sizes = {
+        name: values.get(f"memory/{name}_bytes", 0.0) for name in (*_TOLD, "allocated", "capacity")
+    }
+    told = ", ".join(
+        f"{_WORDS.get(name, name)} {_size(sizes[name])}" for name in _TOLD if sizes[name]
+    )
     return f"{told}; {_size(sizes['allocated'])} of {_size(sizes['capacity'])} in use"
 
 
 def _size(held_bytes: float) -> str:
-    return f"{held_bytes / 2**30:.2f} GiB" if held_bytes >= 2**30 else f"{held_bytes / 2**20:.1f} MiB"
+    return (
+        f"{held_bytes / 2**30:.2f} GiB" if held_bytes >= 2**30 else f"{held_bytes / 2**20:.1f} MiB"
+    )
 
 
 class MemoryBook:
-    """Categories in bytes of this rank. Shapes do not change from step to step, so one step's count holds for all.
+    """Categories in bytes of this rank. Shapes do not change from step to step, so one step's count
+    holds for all.
 
-    `params`, `grads`, `optimizer`: this rank's shards. `activations`: what autograd keeps of a micro-batch at the end
-    of its forward pass, times the micro-batches that a pipeline rank holds at once. `buffers`: buffers, and whole or
-    cast copies of weights at that moment. `other`: the rest of what the process has allocated (on a CPU its resident
-    memory, Python and libraries included). What the plan offloads counts as `offloaded` alone, be it in the host's
+    `params`, `grads`, `optimizer`: this rank's shards. `activations`: what autograd keeps of a
+    micro-batch at the end
+    of its forward pass, times the micro-batches that a pipeline rank holds at once. `buffers`:
+    buffers, and whole or
+    cast copies of weights at that moment. `other`: the rest of what the process has allocated (on a
+    CPU its resident
+    memory, Python and libraries included). What the plan offloads counts as `offloaded` alone, be
+    it in the host's
     memory, which a CPU shares with it, or on a disk.
     """
 
@@ -50,7 +70,9 @@ class MemoryBook:
         self._buffers = held_bytes(buffer for part in parallel.parts for buffer in part.buffers())
         self._offload = parallel.plan.offload
         self._weights_away = parallel.plan.offloads_weights
-        self._bytes = {"params": held_bytes(p for part in parallel.parts for p in part.parameters())}
+        self._bytes = {
+            "params": held_bytes(p for part in parallel.parts for p in part.parameters())
+        }
         self._capacity = capacity_bytes(device, local_world_size=local_world_size)
         self._masters = 0
         self._state_counted = False
@@ -77,13 +99,21 @@ class MemoryBook:
                 casts.copies.clear()
         if not self._parts:
             flight = in_flight(parallel.plan, parallel.world.axis("pp").rank)
-            self._bytes |= {"activations": round(flight * self._activations), "buffers": self._buffers + self._gathered}
+            self._bytes |= {
+                "activations": round(flight * self._activations),
+                "buffers": self._buffers + self._gathered,
+            }
 
     def count_state(self, gradients: list[Tensor], optimizer: Optimizer) -> None:
         """Told after an update, gradients still there; counts at the first."""
         if self._state_counted:
             return
-        state = [x for entry in state_of(optimizer).values() for x in entry.values() if isinstance(x, Tensor)]
+        state = [
+            x
+            for entry in state_of(optimizer).values()
+            for x in entry.values()
+            if isinstance(x, Tensor)
+        ]
         self._bytes |= {"grads": held_bytes(gradients), "optimizer": held_bytes(state)}
         self._masters = held_bytes(masters_of(optimizer))
         self._state_counted = True
@@ -93,7 +123,11 @@ class MemoryBook:
         allocated, reserved = process_memory(self.device)
         here, away = self._split()
         if self.device.type == "cpu":  # the host's memory is the device's own
-            in_memory = sum(size for name, size in away.items() if name != "optimizer" or self._offload != "nvme")
+            in_memory = sum(
+                size
+                for name, size in away.items()
+                if name != "optimizer" or self._offload != "nvme"
+            )
         else:
             in_memory = 0
         whole = {

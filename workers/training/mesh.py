@@ -1,4 +1,5 @@
-"""The processes of a run: their device, process group and mesh. CPU with gloo and CUDA with NCCL by the same code.
+"""The processes of a run: their device, process group and mesh. CPU with gloo and CUDA with NCCL by
+the same code.
 
 Does not know models.
 """
@@ -41,9 +42,12 @@ class Axis:
 class World:
     """This process among all. One process alone has no process group and no axes.
 
-    Axes: those of the plan, and `data` = dp x cp, over which gradients are reduced. `fsdp` is the mesh that
-    `fully_shard` shards over (dp_shard x cp, and copies over dp_replicate), None where nothing is sharded.
-    With expert parallelism `data` is ep x `expert_data`, the ranks that hold the same experts; `experts` is the mesh
+    Axes: those of the plan, and `data` = dp x cp, over which gradients are reduced. `fsdp` is the
+    mesh that
+    `fully_shard` shards over (dp_shard x cp, and copies over dp_replicate), None where nothing is
+    sharded.
+    With expert parallelism `data` is ep x `expert_data`, the ranks that hold the same experts;
+    `experts` is the mesh
     over which routed experts lie (ep, tp), and `expert_fsdp` what `fully_shard` shards them over.
     """
 
@@ -70,11 +74,19 @@ class World:
 
 
 def pick_device(environment: Environment) -> torch.device:
-    """The local rank's GPU where any are visible, else the CPU. Raises UserError where GPUs do not suffice."""
+    """The local rank's GPU where any are visible, else the CPU.
+
+    Raises UserError where GPUs do not suffice.
+    """
     if torch.cuda.is_available():
         if environment.local_world_size > torch.cuda.device_count():
-            found = f"{environment.local_world_size} ranks on a node with {torch.cuda.device_count()} visible GPUs"
-            raise UserError(f"plan: {found}; try as many as GPUs, or CUDA_VISIBLE_DEVICES= to run on the CPU")
+            found = (
+                f"{environment.local_world_size} ranks on a node with "
+                f"{torch.cuda.device_count()} visible GPUs"
+            )
+            raise UserError(
+                f"plan: {found}; try as many as GPUs, or CUDA_VISIBLE_DEVICES= to run on the CPU"
+            )
         device = torch.device("cuda", environment.local_rank)
         torch.cuda.set_device(device)
         return device
@@ -82,7 +94,9 @@ def pick_device(environment: Environment) -> torch.device:
 
 
 def start_world(environment: Environment, plan: ParallelPlan) -> World:
-    """Join the process group that torchrun prepared (one that exists already is used) and lay out the mesh."""
+    """Join the process group that torchrun prepared (one that exists already is used) and lay out
+    the mesh.
+    """
     device = pick_device(environment)
     if environment.world_size == 1 and not plan.offloads_weights:
         return World(0, 1, device)
@@ -98,7 +112,9 @@ def start_world(environment: Environment, plan: ParallelPlan) -> World:
 
 
 def join_group(*, alone: bool, backend: str = "gloo", **more: Any) -> None:
-    """The process group that torchrun prepared; a process `alone` gets a group of one, without a store to meet at."""
+    """The process group that torchrun prepared; a process `alone` gets a group of one, without a
+    store to meet at.
+    """
     from torch._C._distributed_c10d import HashStore
 
     own: dict[str, Any] = {"store": HashStore(), "rank": 0, "world_size": 1} if alone else {}
@@ -106,9 +122,11 @@ def join_group(*, alone: bool, backend: str = "gloo", **more: Any) -> None:
 
 
 def lay_out(plan: ParallelPlan, world: World) -> World:
-    """Give `world` the plan's axes, outer to inner pp, dp_replicate, dp_shard, cp, tp; experts have their own view.
+    """Give `world` the plan's axes, outer to inner pp, dp_replicate, dp_shard, cp, tp; experts have
+    their own view.
 
-    Every view of the ranks is unflattened from one mesh, so that parameters sharded over several agree on their root.
+    Every view of the ranks is unflattened from one mesh, so that parameters sharded over several
+    agree on their root.
     Pure data parallelism without sharding needs no mesh: the whole process group is its.
     """
     sizes = axis_sizes(plan)
@@ -121,7 +139,9 @@ def lay_out(plan: ParallelPlan, world: World) -> World:
     from torch.distributed.device_mesh import init_device_mesh
 
     kind = world.device.type
-    root = once(("root", kind), lambda: init_device_mesh(kind, (world.size,), mesh_dim_names=("world",)))
+    root = once(
+        ("root", kind), lambda: init_device_mesh(kind, (world.size,), mesh_dim_names=("world",))
+    )
     outer, inner = {"pp": plan.pp}, {"tp": plan.tp}
     for view in (
         {**outer, "dp": plan.dp, "cp": plan.cp, **inner},
@@ -134,7 +154,11 @@ def lay_out(plan: ParallelPlan, world: World) -> World:
             world.axes[name] = Axis(name, view[name], place[name], mesh[name])
     if plan.zero >= 2 or plan.offloads_weights:
         copies = plan.dp_replicate or 1
-        dense = _view(root, {**outer, "dp_replicate": copies, "fsdp": plan.dp_shard * plan.cp, **inner}, keep="fsdp")
+        dense = _view(
+            root,
+            {**outer, "dp_replicate": copies, "fsdp": plan.dp_shard * plan.cp, **inner},
+            keep="fsdp",
+        )
         world.fsdp = dense["dp_replicate", "fsdp"] if copies > 1 else dense["fsdp"]
     if plan.ep > 1:
         _lay_out_experts(root, plan, world)
@@ -142,11 +166,19 @@ def lay_out(plan: ParallelPlan, world: World) -> World:
 
 
 def _lay_out_experts(root: DeviceMesh, plan: ParallelPlan, world: World) -> None:
-    """Outer to inner pp, dp_replicate, efsdp, ep, tp: consecutive ranks of the data axis hold one set of experts."""
+    """Outer to inner pp, dp_replicate, efsdp, ep, tp: consecutive ranks of the data axis hold one
+    set of experts.
+    """
     place, sharded = coordinate(plan, world.rank), world.fsdp is not None
     copies = (plan.dp_replicate or 1) if sharded else 1
     alike = plan.dp * plan.cp // plan.ep
-    sizes = {"pp": plan.pp, "dp_replicate": copies, "efsdp": alike // copies, "ep": plan.ep, "tp": plan.tp}
+    sizes = {
+        "pp": plan.pp,
+        "dp_replicate": copies,
+        "efsdp": alike // copies,
+        "ep": plan.ep,
+        "tp": plan.tp,
+    }
     mesh = _view(root, sizes, keep="efsdp")
     world.experts = mesh["ep", "tp"] if plan.tp > 1 else mesh["ep"]
     world.axes["ep"] = Axis("ep", plan.ep, place["ep"], mesh["ep"])
@@ -169,7 +201,15 @@ def coordinate(plan: ParallelPlan, rank: int) -> dict[str, int]:
     rest, cp = divmod(rest, plan.cp)
     pp, dp = divmod(rest, plan.dp)
     expert_data, ep = divmod(dp * plan.cp + cp, plan.ep)
-    return {"pp": pp, "dp": dp, "cp": cp, "tp": tp, "data": dp * plan.cp + cp, "ep": ep, "expert_data": expert_data}
+    return {
+        "pp": pp,
+        "dp": dp,
+        "cp": cp,
+        "tp": tp,
+        "data": dp * plan.cp + cp,
+        "ep": ep,
+        "expert_data": expert_data,
+    }
 
 
 def _view(root: DeviceMesh, sizes: dict[str, int], *, keep: str = "") -> DeviceMesh:

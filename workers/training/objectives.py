@@ -1,6 +1,7 @@
 """What is minimised: the token loss of a micro-batch.
 
-Does not know where micro-batches come from, or what multiplies the loss. Shapes: B batch, S sequence, V vocabulary.
+Does not know where micro-batches come from, or what multiplies the loss. Shapes: B batch, S
+sequence, V vocabulary.
 """
 
 from __future__ import annotations
@@ -30,7 +31,8 @@ def token_loss(logits_BSV: Tensor, targets_BS: Tensor, *, fused: bool = True) ->
 
 
 def without_logits(plan: ParallelPlan, device: torch.device) -> bool:
-    """Whether the loss is made from hidden states, the head's product a chunk of tokens at a time; told as every choice
+    """Whether the loss is made from hidden states, the head's product a chunk of tokens at a time;
+    told as every choice
     of kernels is."""
     why = None
     if plan.pp > 1:
@@ -43,7 +45,9 @@ def without_logits(plan: ParallelPlan, device: torch.device) -> bool:
 
 
 def _each(logits_BSV: Tensor, targets_BS: Tensor, fused: bool) -> Tensor:
-    """Cross-entropy of each token, `[B · S]`, over logits that may be sharded over the vocabulary, and are used up."""
+    """Cross-entropy of each token, `[B · S]`, over logits that may be sharded over the vocabulary,
+    and are used up.
+    """
     if _is_sharded(logits_BSV):
         from workers.training.tensor import vocabulary
 

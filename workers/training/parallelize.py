@@ -1,6 +1,8 @@
-"""One plan object drives torch's own parallelism: pipeline parts, tensor shards, DDP, ZeRO by `fully_shard`.
+"""One plan object drives torch's own parallelism: pipeline parts, tensor shards, DDP, ZeRO by
+`fully_shard`.
 
-Order: build on meta, cut into parts, compile, shard, materialise, initialise, cast, recompute, copy. Does not know
+Order: build on meta, cut into parts, compile, shard, materialise, initialise, cast, recompute,
+copy. Does not know
 optimizers, data or steps.
 """
 
@@ -42,17 +44,28 @@ if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
 
 # torch 2.13 renamed the switch
-_SYNC = "forward_sync_buffers" if "forward_sync_buffers" in signature(DDP.__init__).parameters else "broadcast_buffers"
+_SYNC = (
+    "forward_sync_buffers"
+    if "forward_sync_buffers" in signature(DDP.__init__).parameters
+    else "broadcast_buffers"
+)
 _LOCAL_BUFFERS: dict[str, Any] = {_SYNC: False}
 # what is computed with; of fp8, all but the linear layers of blocks
-DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16, "fp8": torch.bfloat16}
+DTYPES = {
+    "fp32": torch.float32,
+    "bf16": torch.bfloat16,
+    "fp16": torch.float16,
+    "fp8": torch.bfloat16,
+}
 
 
 @dataclass(slots=True)
 class Parallel:
-    """What this rank holds of the model under its plan: the whole, one part of it, or a pipeline stage's several.
+    """What this rank holds of the model under its plan: the whole, one part of it, or a pipeline
+    stage's several.
 
-    `modules` are what a step calls, one a part: the part itself, or DDP around it. Gradient reductions average over
+    `modules` are what a step calls, one a part: the part itself, or DDP around it. Gradient
+    reductions average over
     `averaged` ranks. `ties` keeps the two ends of a pipeline with a tied embedding equal.
     """
 
@@ -65,7 +78,8 @@ class Parallel:
     dropout: Dropout
     ties: Ties | None = None
     reducers: tuple[GradientReducer, ...] = ()
-    # told before the passes of a micro-batch whether the gradients that they make are those of the update
+    # told before the passes of a micro-batch whether the gradients that they make are those of the
+    # update
     follow: Callable[[bool], None] = lambda final: None
 
     @property
@@ -73,15 +87,21 @@ class Parallel:
         return self.world.fsdp is not None
 
     def parameters(self) -> dict[str, Tensor]:
-        """By the names they have in an unwrapped whole model, whatever the plan; sharded ones are DTensors.
+        """By the names they have in an unwrapped whole model, whatever the plan; sharded ones are
+        DTensors.
 
-        Where two parts of this rank hold one tensor (a tied embedding at both ends of a pipeline), the first one's.
+        Where two parts of this rank hold one tensor (a tied embedding at both ends of a pipeline),
+        the first one's.
         """
-        return {name: each for part in reversed(self.parts) for name, each in part.named_parameters()}
+        return {
+            name: each for part in reversed(self.parts) for name, each in part.named_parameters()
+        }
 
     def weights(self) -> dict[str, Tensor]:
         """What a checkpoint holds of the model: the parameters, and routers' balancing biases."""
-        return {name: each for part in reversed(self.parts) for name, each in weights_of(part).items()}
+        return {
+            name: each for part in reversed(self.parts) for name, each in weights_of(part).items()
+        }
 
     def modules_of_all_parts(self) -> Iterator[nn.Module]:
         for part in self.parts:
@@ -90,7 +110,8 @@ class Parallel:
     def backward_of(self, *, last: bool) -> AbstractContextManager[None]:
         """Around the passes of a micro-batch, which is the step's last or not.
 
-        Whole gradients stay local until the last one. Sharded ones (ZeRO 2, 3) are reduced every time: keeping them
+        Whole gradients stay local until the last one. Sharded ones (ZeRO 2, 3) are reduced every
+        time: keeping them
         whole over a step would hold exactly the bytes that these stages are there to save.
         """
         for reducer in self.reducers:
@@ -102,7 +123,9 @@ class Parallel:
         return nullcontext() if no_sync is None or last else no_sync()
 
     def finish_gradients(self) -> None:
-        """After a step's last backward pass: tied copies get the sum of their gradients, whole ones their mean."""
+        """After a step's last backward pass: tied copies get the sum of their gradients, whole ones
+        their mean.
+        """
         if self.plan.tp > 1 and not self.sharded:
             from workers.training.tensor.gradients import sum_partial
 
@@ -118,7 +141,9 @@ class Parallel:
             self.ties.copy_weights()
 
     def copies(self, parameter: Tensor) -> Axis:
-        """The ranks among which copies of a parameter are kept equal: of routed experts, those with the same ones."""
+        """The ranks among which copies of a parameter are kept equal: of routed experts, those with
+        the same ones.
+        """
         return self.world.axis("expert_data" if lies_over(parameter, "ep") else "data")
 
     def holders(self, name: str, parameter: Tensor) -> int:
@@ -127,7 +152,9 @@ class Parallel:
         return ends * self.world.size // (self.plan.pp * shards_of(parameter))
 
     def release_gathered(self) -> None:
-        """Free whole copies of sharded weights that a forward pass without a backward pass left behind."""
+        """Free whole copies of sharded weights that a forward pass without a backward pass left
+        behind.
+        """
         if self.sharded:
             for module in self.modules_of_all_parts():
                 reshard: Any = getattr(module, "reshard", None)
@@ -138,7 +165,12 @@ class Parallel:
         """Whole copies of sharded weights, or casts of whole ones, that exist at this moment."""
         copies = [copy for casts in self.casts for copy in casts.copies]
         if self.sharded:
-            copies += [local_tensor(p) for part in self.parts for p in part.parameters() if not _is_shard(p)]
+            copies += [
+                local_tensor(p)
+                for part in self.parts
+                for p in part.parameters()
+                if not _is_shard(p)
+            ]
         return copies
 
 
@@ -152,10 +184,13 @@ def parallelize(
     fused: bool = True,
     aware: str | None = None,
 ) -> Parallel:
-    """Build this rank's part of `model` on its device under `plan`, initialised from `seed` alike under every plan.
+    """Build this rank's part of `model` on its device under `plan`, initialised from `seed` alike
+    under every plan.
 
-    `compiled`: blocks go through torch.compile. Not `fused`: they compute step by step, as formulas are written.
-    `aware`: with weights rounded to that kind, in groups as the whole model's are made when they are kept so.
+    `compiled`: blocks go through torch.compile. Not `fused`: they compute step by step, as formulas
+    are written.
+    `aware`: with weights rounded to that kind, in groups as the whole model's are made when they
+    are kept so.
     """
     if world.device.type == "cpu":
         prefer_onednn()
@@ -164,7 +199,8 @@ def parallelize(
     for part in () if fused else parts:
         make_plain(part)
     for part in parts if compiled else ():
-        from workers.training.compiled import apply_compile  # takes torch's compiler seconds to load
+        # takes torch's compiler seconds to load
+        from workers.training.compiled import apply_compile
 
         apply_compile(part, plan)
     lay(parts, plan, world)
@@ -193,7 +229,9 @@ def parallelize(
     if copied and data.size == world.size and plan.ep == 1:
         modules = [_copied(part, world) for part in parts]
         copied = False
-    place = world.axis("cp").rank * plan.tp + (world.axis("tp").rank if plan.sequence_parallel else 0)
+    place = world.axis("cp").rank * plan.tp + (
+        world.axis("tp").rank if plan.sequence_parallel else 0
+    )
     dropout = Dropout(parts, seed=seed, place=place)
     ties: Ties | None = None
     if model.tie_embeddings and plan.pp > 1:
@@ -205,7 +243,8 @@ def parallelize(
         for name, parameter in parallel.parameters().items():
             alike.setdefault(parallel.copies(parameter).name, {})[name] = parameter
         parallel.reducers = tuple(
-            GradientReducer(some, world.axis(axis).group, average_over=data.size) for axis, some in alike.items()
+            GradientReducer(some, world.axis(axis).group, average_over=data.size)
+            for axis, some in alike.items()
         )
     return parallel
 
@@ -215,7 +254,8 @@ def lay(parts: list[Decoder], plan: ParallelPlan, world: World) -> None:
     tensor = world.axis("tp")
     for part in parts:
         if tensor.mesh is not None:
-            from workers.training.tensor import apply_tensor  # DTensor's package takes a second to load
+            # DTensor's package takes a second to load
+            from workers.training.tensor import apply_tensor
 
             apply_tensor(part, plan, tensor.mesh)
         if world.experts is not None:
@@ -226,33 +266,50 @@ def lay(parts: list[Decoder], plan: ParallelPlan, world: World) -> None:
             shard(part, plan, world.fsdp, experts=world.expert_fsdp)
 
 
-def shard(decoder: Decoder, plan: ParallelPlan, mesh: DeviceMesh, *, experts: DeviceMesh | None = None) -> None:
-    """`fully_shard` each block, then what surrounds them. ZeRO-2 keeps weights whole from forward to backward.
+def shard(
+    decoder: Decoder, plan: ParallelPlan, mesh: DeviceMesh, *, experts: DeviceMesh | None = None
+) -> None:
+    """`fully_shard` each block, then what surrounds them. ZeRO-2 keeps weights whole from forward
+    to backward.
 
     `experts`: the mesh of routed experts that lie over ranks already.
     """
-    from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, OffloadPolicy, fully_shard
+    from torch.distributed.fsdp import (
+        CPUOffloadPolicy,
+        MixedPrecisionPolicy,
+        OffloadPolicy,
+        fully_shard,
+    )
 
     away = OffloadPolicy()
     if plan.offloads_weights:
-        away = CPUOffloadPolicy(pin_memory=mesh.device_type != "cpu")  # there is nothing to pin for without one
+        # there is nothing to pin for without one
+        away = CPUOffloadPolicy(pin_memory=mesh.device_type != "cpu")
     policy = MixedPrecisionPolicy(cast_forward_inputs=False)  # rope's tables stay fp32
     if plan.precision != "fp32":
         reduce_dtype = DTYPES[plan.reduce_dtype or "fp32"]
-        policy = MixedPrecisionPolicy(DTYPES[plan.precision], reduce_dtype, cast_forward_inputs=False)
+        policy = MixedPrecisionPolicy(
+            DTYPES[plan.precision], reduce_dtype, cast_forward_inputs=False
+        )
     how: dict[str, Any] = {"mesh": mesh, "mp_policy": policy, "offload_policy": away}
     # resharded between the halves of a split backward pass, weights would lose their gradients
-    reshard = (plan.zero == 3 or plan.offloads_weights) and not (plan.pp > 1 and plan.schedule in SPLIT_BACKWARD)
+    reshard = (plan.zero == 3 or plan.offloads_weights) and not (
+        plan.pp > 1 and plan.schedule in SPLIT_BACKWARD
+    )
     if experts is not None:
         from workers.training.expert import shard_experts
 
         shard_experts(
-            decoder, **{**how, "mesh": experts}, average_over=plan.dp * plan.cp, reshard_after_forward=reshard
+            decoder,
+            **{**how, "mesh": experts},
+            average_over=plan.dp * plan.cp,
+            reshard_after_forward=reshard,
         )
     for block in decoder.blocks.values():
         fully_shard(block, **how, reshard_after_forward=reshard)
     if decoder.head is not None and decoder.norm is not None:
-        # the head's weights are used last in the forward and first in the backward pass: no point in freeing between
+        # the head's weights are used last in the forward and first in the backward pass: no point
+        # in freeing between
         fully_shard([decoder.norm, decoder.head], **how, reshard_after_forward=False)
     if decoder.embed is not None and not decoder.spec.tie_embeddings:
         fully_shard(decoder.embed, **how, reshard_after_forward=reshard)
@@ -286,5 +343,7 @@ def _copied(decoder: Decoder, world: World) -> nn.Module:
 
 
 def _is_shard(parameter: Tensor) -> bool:
-    """Whether this is `fully_shard`'s own shard, and not the whole (or the tensor-parallel shard) it gathered."""
+    """Whether this is `fully_shard`'s own shard, and not the whole (or the tensor-parallel shard)
+    it gathered.
+    """
     return lies_over(parameter, "fsdp") or lies_over(parameter, "efsdp")

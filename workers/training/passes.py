@@ -1,4 +1,5 @@
-"""How a step's micro-batches go through the model, forward and backward: one after another, or as a pipeline.
+"""How a step's micro-batches go through the model, forward and backward: one after another, or as a
+pipeline.
 
 Knows samples, parts and losses; does not know optimizers, metrics or steps.
 """
@@ -45,7 +46,9 @@ class Setting:
     def blocks(self, first: int, count: int) -> list[Block]:
         """This rank's micro-batches of `count` samples from `first` on."""
         plan, data = self.run.plan, self.world.axis("dp")
-        return blocks_of(first, count, micro_batch_size=plan.micro_batch_size, dp=data.size, rank=data.rank)
+        return blocks_of(
+            first, count, micro_batch_size=plan.micro_batch_size, dp=data.size, rank=data.rank
+        )
 
     def tensors(self, samples: Samples, block: Block) -> tuple[Tensor, Tensor, Documents | None]:
         """Inputs and targets as this rank sees them, and the documents of the whole sequences."""
@@ -54,7 +57,9 @@ class Setting:
 
     @property
     def positions(self) -> int:
-        """Positions of a sequence that go through this rank's parts between attention and attention."""
+        """Positions of a sequence that go through this rank's parts between attention and
+        attention.
+        """
         plan = self.run.plan
         return self.run.train.seq_len // plan.cp // (plan.tp if plan.sequence_parallel else 1)
 
@@ -72,9 +77,16 @@ class Setting:
         return losses.sum()
 
     def loss_of(
-        self, module: nn.Module, inputs: Tensor, targets: Tensor, documents: Documents | None, block: Block | None
+        self,
+        module: nn.Module,
+        inputs: Tensor,
+        targets: Tensor,
+        documents: Documents | None,
+        block: Block | None,
     ) -> Tensor:
-        """Summed token loss of a whole model, as `loss`; with its logits in memory or without (`without_logits`)."""
+        """Summed token loss of a whole model, as `loss`; with its logits in memory or without
+        (`without_logits`).
+        """
         if not self.without_logits:
             return self.loss(module(inputs, documents), targets, block)
         if self.by_source is None or block is None:
@@ -97,7 +109,9 @@ class Setting:
 
     @property
     def share(self) -> float:
-        """What this rank's losses count for in a sum over all ranks: tensor-parallel ranks compute the same."""
+        """What this rank's losses count for in a sum over all ranks: tensor-parallel ranks compute
+        the same.
+        """
         return 1.0 / self.run.plan.tp
 
 
@@ -105,16 +119,20 @@ class Passes(Protocol):
     """`gradients` leaves the step's reduced gradients on the parameters."""
 
     def gradients(self, first: int, factor: float) -> tuple[Tensor, float]:
-        """Over the global batch from sample `first`: this rank's share of the summed token loss, in fp64, and seconds
+        """Over the global batch from sample `first`: this rank's share of the summed token loss, in
+        fp64, and seconds
         spent on data. The loss is multiplied by `factor` before the backward passes."""
         ...
 
     def evaluate(self, samples: Samples, count: int) -> Tensor:
-        """Of `count` samples from the first: this rank's share of summed loss and of tokens, `[2]` in fp64."""
+        """Of `count` samples from the first: this rank's share of summed loss and of tokens, `[2]`
+        in fp64.
+        """
         ...
 
     def logits(self, tokens_BS: Tensor, at: Sequence[int]) -> dict[int, Tensor]:
-        """Of a batch that every rank has whole, row i at position `at[i]`: `{row: [vocab]}` of the rows that end here.
+        """Of a batch that every rank has whole, row i at position `at[i]`: `{row: [vocab]}` of the
+        rows that end here.
 
         To be called on all ranks. Gathered weights stay, for the next call.
         """
@@ -128,7 +146,8 @@ def passes_of(setting: Setting) -> Passes:
         from workers.training.pipeline.pipedream import PipeDream
 
         return PipeDream(setting)
-    from workers.training.pipeline.passes import Pipelined  # torch's pipelining takes seconds to load
+    # torch's pipelining takes seconds to load
+    from workers.training.pipeline.passes import Pipelined
 
     return Pipelined(setting)
 

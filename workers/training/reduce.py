@@ -1,6 +1,8 @@
-"""Gradients averaged over a group of ranks, in buckets, while the backward pass goes on: where DDP cannot go.
+"""Gradients averaged over a group of ranks, in buckets, while the backward pass goes on: where DDP
+cannot go.
 
-For models cut into stages, split over a tensor-parallel mesh or holding experts. Knows parameters; does not know plans.
+For models cut into stages, split over a tensor-parallel mesh or holding experts. Knows parameters;
+does not know plans.
 """
 
 from __future__ import annotations
@@ -28,12 +30,17 @@ class _Bucket:
 
 
 class GradientReducer:
-    """Means over `group` (None: all ranks) of the gradients of `parameters`, by name; a DTensor's by its local part.
+    """Means over `group` (None: all ranks) of the gradients of `parameters`, by name; a DTensor's
+    by its local part.
 
-    While `syncing` is set, a bucket is sent as soon as the backward pass has made its last gradient; set it for the
-    last micro-batch alone. `finish` sends what is left and waits. Sums are divided by `average_over`, which for experts
-    is more than the ranks of their group. Buckets go in reverse order of parameters, roughly that of the backward pass,
-    and in the same order on every rank. Gradients are reduced in their own dtype, and become views of their bucket.
+    While `syncing` is set, a bucket is sent as soon as the backward pass has made its last
+    gradient; set it for the
+    last micro-batch alone. `finish` sends what is left and waits. Sums are divided by
+    `average_over`, which for experts
+    is more than the ranks of their group. Buckets go in reverse order of parameters, roughly that
+    of the backward pass,
+    and in the same order on every rank. Gradients are reduced in their own dtype, and become views
+    of their bucket.
     """
 
     def __init__(
@@ -46,7 +53,9 @@ class GradientReducer:
     ) -> None:
         self.parameters, self.group, self.average_over = dict(parameters), group, average_over
         self.syncing = False
-        self._buckets = [_Bucket(names, set(names)) for names in _cut(self.parameters, bucket_bytes)]
+        self._buckets = [
+            _Bucket(names, set(names)) for names in _cut(self.parameters, bucket_bytes)
+        ]
         self._bucket_of = {name: bucket for bucket in self._buckets for name in bucket.names}
         self._sent = 0
         for name, parameter in self.parameters.items():
@@ -55,16 +64,19 @@ class GradientReducer:
 
     @torch.no_grad()
     def finish(self) -> None:
-        """Send what has not been sent, wait for all; gradients are then the same on every rank of the group.
+        """Send what has not been sent, wait for all; gradients are then the same on every rank of
+        the group.
 
-        Raises RuntimeError naming parameters without gradient, before anything more is sent: the other ranks would
+        Raises RuntimeError naming parameters without gradient, before anything more is sent: the
+        other ranks would
         take what this one sends next for what is missing.
         """
         missing = [name for name, parameter in self.parameters.items() if parameter.grad is None]
         if missing:
             more = f" and {len(missing) - 4} more" if len(missing) > 4 else ""
             raise RuntimeError(
-                f"no gradient for {', '.join(missing[:4])}{more}, of {len(self.parameters)} parameters whose gradients "
+                f"no gradient for {', '.join(missing[:4])}{more}, of {len(self.parameters)} "
+                "parameters whose gradients "
                 "are averaged over ranks; the loss must depend on every parameter, on every rank"
             )
         self.syncing = False
@@ -94,16 +106,22 @@ class GradientReducer:
             self._sent += 1
             parameters = [self.parameters[name] for name in bucket.names]
             gradients = [_laid_out(each) for each in parameters]
-            flat = torch.cat([local_tensor(each).reshape(-1) for each in gradients]).div_(self.average_over)
+            flat = torch.cat([local_tensor(each).reshape(-1) for each in gradients]).div_(
+                self.average_over
+            )
             sizes = [local_tensor(each).numel() for each in gradients]
-            for parameter, gradient, part in zip(parameters, gradients, torch.split(flat, sizes), strict=True):
+            for parameter, gradient, part in zip(
+                parameters, gradients, torch.split(flat, sizes), strict=True
+            ):
                 # the gradients' own memory is free from here on
                 parameter.grad = with_local(gradient, part.view(local_tensor(gradient).shape))
             bucket.work = dist.all_reduce(flat, group=self.group, async_op=True)
 
 
 def _cut(parameters: dict[str, Tensor], bucket_bytes: int) -> Iterator[list[str]]:
-    """Names from last to first, in buckets of one dtype; a larger parameter makes a bucket of its own."""
+    """Names from last to first, in buckets of one dtype; a larger parameter makes a bucket of its
+    own.
+    """
     open_: dict[torch.dtype, tuple[list[str], int]] = defaultdict(lambda: ([], 0))
     for name in reversed(parameters):
         dtype, size = parameters[name].dtype, local_tensor(parameters[name]).nbytes
@@ -117,7 +135,9 @@ def _cut(parameters: dict[str, Tensor], bucket_bytes: int) -> Iterator[list[str]
 
 
 def _laid_out(parameter: Tensor) -> Tensor:
-    """The gradient, laid over its mesh as the parameter is: sums still to be made along a tensor-parallel axis are."""
+    """The gradient, laid over its mesh as the parameter is: sums still to be made along a
+    tensor-parallel axis are.
+    """
     gradient: Any = parameter.grad
     wanted = getattr(parameter, "placements", None)
     if wanted is None or gradient.placements == wanted:

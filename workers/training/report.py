@@ -1,4 +1,5 @@
-"""A step's numbers: this rank's share of each goes into the step's one message, and metrics are read from its sums.
+"""A step's numbers: this rank's share of each goes into the step's one message, and metrics are
+read from its sums.
 
 Knows who tells which number; does not know the order of a step, nor when points are written.
 """
@@ -23,13 +24,17 @@ from workers.training.sums import Sums
 from workers.training.trace.watch import Moments
 from workers.training.underflow import shares, zeros_by_layer
 
-# logged steps between weight norms: weights move slowly, and to read them costs what the gradients did (7 ms of 15M)
+# logged steps between weight norms: weights move slowly, and to read them costs what the gradients
+# did (7 ms of 15M)
 WEIGHTS_EVERY = 10
 
 
 @dataclass(slots=True)
 class Told:
-    """A step whose sums are on their way. `first` is its first sample, `tokens` are those until its end."""
+    """A step whose sums are on their way.
+
+    `first` is its first sample, `tokens` are those until its end.
+    """
 
     step: int
     first: int
@@ -57,7 +62,12 @@ class Report:
 
         `node`: where this rank is, if there are several.
         """
-        self.setting, self.run, self.world, self.trace = setting, setting.run, setting.world, setting.trace
+        self.setting, self.run, self.world, self.trace = (
+            setting,
+            setting.run,
+            setting.world,
+            setting.trace,
+        )
         self.balancer, self.soundness, self.arrivals = balancer, soundness, arrivals
         self.throughput, self.recorder, self.node = throughput, recorder, node
         self.parameters = setting.parallel.parameters()
@@ -79,9 +89,11 @@ class Report:
         asked: list[float],
         values: dict[str, float],
     ) -> Told:
-        """The only collective of a step besides the gradients' own: loss, norms, duration and requests travel together.
+        """The only collective of a step besides the gradients' own: loss, norms, duration and
+        requests travel together.
 
-        `loss_sum` is this rank's share, `asked` its requests by strength; `values` are numbers that all ranks know.
+        `loss_sum` is this rank's share, `asked` its requests by strength; `values` are numbers that
+        all ranks know.
         Called after the step's gradients are reduced and before their update.
         """
         sums, share = Sums(self.world), self.setting.share
@@ -109,8 +121,12 @@ class Report:
     def read(self, told: Told) -> tuple[dict[str, float], dict[str, list[float]]]:
         """The step's metrics, and the sums they were read from."""
         sums, size = told.sums.total(), self.run.plan.global_batch_size
-        values = dict(told.values) | self.trace.summed(told.step, sums.get("pipeline"), told.moments)
-        self.throughput.step(seconds=sums["seconds"][0] / self.world.size, tokens=self.run.tokens_per_step)
+        values = dict(told.values) | self.trace.summed(
+            told.step, sums.get("pipeline"), told.moments
+        )
+        self.throughput.step(
+            seconds=sums["seconds"][0] / self.world.size, tokens=self.run.tokens_per_step
+        )
         values["loss"] = sums["loss"][0] / self.run.tokens_per_step
         values["grad_norm"] = math.sqrt(sum(sums["norms"])) / self.soundness.scale
         if self.arrivals:
@@ -118,7 +134,10 @@ class Report:
         if self.setting.by_source:
             values |= self.setting.by_source.values(sums["by_source"], first=told.first, count=size)
         if self.soundness.scaler:
-            values |= {"loss_scale": self.soundness.scaler.scale, **shares(sums.get("underflow", []))}
+            values |= {
+                "loss_scale": self.soundness.scaler.scale,
+                **shares(sums.get("underflow", [])),
+            }
         if self.balancer:
             values |= self.balancer.values(sums["balance"], sequences=size)
         if self.world.rank == 0:  # twice as many as layers: told once, not by every rank
@@ -140,7 +159,8 @@ class Report:
     def _arrived(self, step: int, seconds: list[float]) -> dict[str, float]:
         assert self.arrivals is not None
         late_s = self.arrivals.left(seconds)
-        # a node's supervisor sees its own ranks' every collective; over several nodes this is what there is, and the
+        # a node's supervisor sees its own ranks' every collective; over several nodes this is what
+        # there is, and the
         # late rank itself tells it: it knows its node
         found = self.arrivals.straggler() if self.node else None
         if found is not None and found["rank"] == self.world.rank:

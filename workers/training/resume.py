@@ -1,4 +1,5 @@
-"""Which checkpoint a run continues from, agreed by all ranks, and what must match for it to be a continuation.
+"""Which checkpoint a run continues from, agreed by all ranks, and what must match for it to be a
+continuation.
 
 Does not read tensors.
 """
@@ -31,7 +32,8 @@ class Start:
 def choose_start(run: TrainingRun, *, checkpoints: Path, resume: Path | None) -> Start:
     """The named checkpoint, else the newest whole one under `checkpoints`, else the beginning.
 
-    Raises UserError when the named one is damaged, or the chosen one belongs to another model, seed or sequence length.
+    Raises UserError when the named one is damaged, or the chosen one belongs to another model, seed
+    or sequence length.
     """
     rejected: list[str] = []
     for folder in [resume] if resume is not None else complete_checkpoints(checkpoints):
@@ -64,7 +66,8 @@ def manifest_of(
     world_size: int,
     loss_scale: dict[str, Any] | None = None,
 ) -> dict[str, Any]:
-    """What the manifest says besides files. Random numbers need no state: seeds follow from seed and sample index.
+    """What the manifest says besides files. Random numbers need no state: seeds follow from seed
+    and sample index.
 
     Nor does the learning rate, a function of the step.
     """
@@ -72,7 +75,10 @@ def manifest_of(
         "step": step,
         "tokens": tokens,
         "samples": samples,
-        "rng": {"seed": run.train.seed, "rule": "weights by parameter name, order by epoch, dropout by sample index"},
+        "rng": {
+            "seed": run.train.seed,
+            "rule": "weights by parameter name, order by epoch, dropout by sample index",
+        },
         "world_size": world_size,
         "model": run.model.to_dict(),
         "seq_len": run.train.seq_len,
@@ -89,7 +95,10 @@ def _check_same(run: TrainingRun, folder: Path, manifest: dict[str, Any]) -> Non
         raise UserError(f"resume: {folder} {says}; try train.init_from with its path")
     missing = [name for name in ours if name not in manifest and name != "spec"]
     if missing:
-        raise UserError(f"resume: {folder / NAME} says no {missing[0]}; try a folder checkpoints/step-N of this engine")
+        raise UserError(
+            f"resume: {folder / NAME} says no {missing[0]}; try a folder checkpoints/step-N of "
+            "this engine"
+        )
     for name in ("model", "seq_len", "optimizer", "rng"):
         if manifest[name] != ours[name]:
             told, want = manifest[name], ours[name]

@@ -1,6 +1,8 @@
-"""Ring attention (arXiv 2310.01889): keys and values travel round the ranks that hold a sequence, queries stay.
+"""Ring attention (arXiv 2310.01889): keys and values travel round the ranks that hold a sequence,
+queries stay.
 
-One operator of torch's, so that recomputation can keep its result and the ring turns once. Does not know models.
+One operator of torch's, so that recomputation can keep its result and the ring turns once. Does not
+know models.
 Shapes: B batch, S positions held here, H heads, D head_dim.
 """
 
@@ -30,10 +32,12 @@ def ring_attend(
     scale: float | None = None,
     documents: Documents | None = None,
 ) -> Tensor:
-    """`attend` over all positions of the sequence, of which each rank of `group` (None: all) holds `held_spans`:
+    """`attend` over all positions of the sequence, of which each rank of `group` (None: all) holds
+    `held_spans`:
     `[B, S, H · D]`.
 
-    Every rank calls it at the same time with as many positions. Dropout draws its masks by block, from a seed that
+    Every rank calls it at the same time with as many positions. Dropout draws its masks by block,
+    from a seed that
     torch's generator gives: other masks than one process has, and slow, since no kernel takes them.
     """
     group = group or dist.group.WORLD
@@ -50,7 +54,8 @@ def ring_attend(
 @torch.library.custom_op(
     "orrery::ring_attention",
     mutates_args=(),
-    schema="(Tensor q, Tensor k, Tensor v, str group, int? documents, int? window, float scale, float dropout, "
+    schema="(Tensor q, Tensor k, Tensor v, str group, int? documents, int? window, float scale, "
+    "float dropout, "
     "int seed) -> (Tensor, Tensor)",
 )
 def _ring_attention(
@@ -64,7 +69,9 @@ def _ring_attention(
     dropout: float,
     seed: int,
 ) -> tuple[Tensor, Tensor]:
-    """Merged output `[B, S, H, D of v]` and log-sum-exp `[B, H, S]` of queries, keys and values `[B, S, H, D]`."""
+    """Merged output `[B, S, H, D of v]` and log-sum-exp `[B, H, S]` of queries, keys and values
+    `[B, S, H, D]`.
+    """
     ring, wide = _Ring(_groups[group], q.shape[1], window, documents), _accumulated(q)
     out = torch.zeros((*q.shape[:3], v.shape[-1]), dtype=wide, device=q.device)
     queries, sums = q.transpose(1, 2), out.transpose(1, 2)
@@ -77,9 +84,14 @@ def _ring_attention(
             rows, columns = block.queries, block.keys
             causal, seen = ring.mask(block, q.device)
             part = block_forward(
-                queries[some, :, rows], keys[some, :, columns], values[some, :, columns],
-                causal=causal, seen_QK=seen, scale=scale, kept_BHQK=_kept(queries, some, block, dropout, seed + step),
-            )  # fmt: skip
+                queries[some, :, rows],
+                keys[some, :, columns],
+                values[some, :, columns],
+                causal=causal,
+                seen_QK=seen,
+                scale=scale,
+                kept_BHQK=_kept(queries, some, block, dropout, seed + step),
+            )
             _merge(sums[some, :, rows], lse[some, :, rows], *part)
         if arriving is not None:
             carried = arriving.wait()
@@ -89,7 +101,8 @@ def _ring_attention(
 @torch.library.custom_op(
     "orrery::ring_attention_backward",
     mutates_args=(),
-    schema="(Tensor grad, Tensor q, Tensor k, Tensor v, Tensor out, Tensor lse, str group, int? documents, "
+    schema="(Tensor grad, Tensor q, Tensor k, Tensor v, Tensor out, Tensor lse, str group, int? "
+    "documents, "
     "int? window, float scale, float dropout, int seed) -> (Tensor, Tensor, Tensor)",
 )
 def _ring_attention_backward(
@@ -106,8 +119,11 @@ def _ring_attention_backward(
     dropout: float,
     seed: int,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Gradients of queries, keys and values, `[B, S, H, D]`. Keys and values go round once more; the sums of their
-    gradients follow them one step behind, in fp32, from the first rank that adds to them back to their owner."""
+    """Gradients of queries, keys and values, `[B, S, H, D]`. Keys and values go round once more;
+    the sums of their
+    gradients follow them one step behind, in fp32, from the first rank that adds to them back to
+    their owner.
+    """
     ring, wide = _Ring(_groups[group], q.shape[1], window, documents), _accumulated(q)
     dq = torch.zeros(q.shape, dtype=wide, device=q.device)
     slopes, queries, outs, dqs = (x.transpose(1, 2) for x in (grad, q, out, dq))
@@ -123,10 +139,17 @@ def _ring_attention_backward(
             rows, columns = block.queries, block.keys
             causal, seen = ring.mask(block, q.device)
             parts = block_backward(
-                slopes[some, :, rows], queries[some, :, rows], keys[some, :, columns], values[some, :, columns],
-                outs[some, :, rows], lse[some, :, rows],
-                causal=causal, seen_QK=seen, scale=scale, kept_BHQK=_kept(queries, some, block, dropout, seed + step),
-            )  # fmt: skip
+                slopes[some, :, rows],
+                queries[some, :, rows],
+                keys[some, :, columns],
+                values[some, :, columns],
+                outs[some, :, rows],
+                lse[some, :, rows],
+                causal=causal,
+                seen_QK=seen,
+                scale=scale,
+                kept_BHQK=_kept(queries, some, block, dropout, seed + step),
+            )
             places = (dqs[some, :, rows], dks[some, :, columns], dvs[some, :, columns])
             for total, part in zip(places, parts, strict=True):
                 total += part
@@ -170,14 +193,18 @@ _ring_attention.register_autograd(_backward, setup_context=_keep)
 class _Ring:
     """The ranks of a group in a ring, for one attention over `held` positions a rank."""
 
-    def __init__(self, group: dist.ProcessGroup, held: int, window: int | None, documents: int | None) -> None:
+    def __init__(
+        self, group: dist.ProcessGroup, held: int, window: int | None, documents: int | None
+    ) -> None:
         self.group, self.window = group, window
         self.starts = None if documents is None else Documents.of(documents).starts
         self.size, self.rank = dist.get_world_size(group), dist.get_rank(group)
         self.spans = [held_spans(held * self.size, self.size, rank) for rank in range(self.size)]
 
     def blocks(self, step: int) -> list[tuple[slice, Block]]:
-        """Of this rank's queries with the keys that it carries after `step` steps, for some rows of the batch each."""
+        """Of this rank's queries with the keys that it carries after `step` steps, for some rows of
+        the batch each.
+        """
         queries, keys = self.spans[self.rank], self.spans[(self.rank - step) % self.size]
         if self.starts is None:
             return [(slice(None), block) for block in visible_blocks(queries, keys, self.window)]
@@ -189,7 +216,9 @@ class _Ring:
         ]
 
     def mask(self, block: Block, device: torch.device) -> tuple[bool, Tensor | None]:
-        """Whether the block is causal, and what each query sees where that does not say it, `[Q, K]`."""
+        """Whether the block is causal, and what each query sees where that does not say it, `[Q,
+        K]`.
+        """
         if block.kind == "documents":
             return False, Piece(block.queries, block.keys, block.starts).seen(device)
         if block.kind != "window":
@@ -230,15 +259,21 @@ def _added(sums: list[Tensor], arriving: _Arriving | None) -> list[Tensor]:
 
 
 def _merge(out: Tensor, lse: Tensor, part: Tensor, part_lse: Tensor) -> None:
-    """Add attention over more keys, in place, weighted by log-sum-exp (arXiv 2307.08691, section 3.1)."""
+    """Add attention over more keys, in place, weighted by log-sum-exp (arXiv 2307.08691, section
+    3.1).
+    """
     merged = torch.logaddexp(lse, part_lse)
     out *= (lse - merged).exp().unsqueeze(-1)
     out += part * (part_lse - merged).exp().unsqueeze(-1)
     lse.copy_(merged)
 
 
-def _kept(queries_BHSD: Tensor, some: slice, block: Block, dropout: float, seed: int) -> Tensor | None:
-    """The dropout mask of a block in some rows, `[B, H, Q, K]`: 0, or 1 / (1 - dropout); the same whenever drawn."""
+def _kept(
+    queries_BHSD: Tensor, some: slice, block: Block, dropout: float, seed: int
+) -> Tensor | None:
+    """The dropout mask of a block in some rows, `[B, H, Q, K]`: 0, or 1 / (1 - dropout); the same
+    whenever drawn.
+    """
     if not dropout:
         return None
     rows, columns = block.queries, block.keys

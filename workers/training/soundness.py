@@ -1,6 +1,8 @@
-"""Whether a step's numbers are sound: fp16's loss scale, steps that are skipped for it, and the end where none helps.
+"""Whether a step's numbers are sound: fp16's loss scale, steps that are skipped for it, and the end
+where none helps.
 
-Every rank decides alike, by the same global loss and norm. Does not know how a step is made or updated.
+Every rank decides alike, by the same global loss and norm. Does not know how a step is made or
+updated.
 """
 
 from __future__ import annotations
@@ -25,9 +27,22 @@ from workers.training.parallelize import Parallel
 class Soundness:
     """Of one attempt on one rank. `scaler` is fp16's, None in any other precision."""
 
-    def __init__(self, run: TrainingRun, parallel: Parallel, parameters: Mapping[str, Tensor], recorder: Recorder):
-        self.run, self.parallel, self.parameters, self.recorder = run, parallel, parameters, recorder
-        self.scaler = LossScaler(run.plan.loss_scale or LossScale()) if run.plan.precision == "fp16" else None
+    def __init__(
+        self,
+        run: TrainingRun,
+        parallel: Parallel,
+        parameters: Mapping[str, Tensor],
+        recorder: Recorder,
+    ):
+        self.run, self.parallel, self.parameters, self.recorder = (
+            run,
+            parallel,
+            parameters,
+            recorder,
+        )
+        self.scaler = (
+            LossScaler(run.plan.loss_scale or LossScale()) if run.plan.precision == "fp16" else None
+        )
         self._loss_was_lost = False
 
     def restore(self, kept: dict[str, Any] | None) -> None:
@@ -41,9 +56,11 @@ class Soundness:
 
     @property
     def factor(self) -> float:
-        """Of the summed token loss. Gradient reductions average over ranks, and a mean over all tokens is wanted.
+        """Of the summed token loss. Gradient reductions average over ranks, and a mean over all
+        tokens is wanted.
 
-        fp16 gradients are of one size under any number of ranks instead, so that they overflow under all or none; the
+        fp16 gradients are of one size under any number of ranks instead, so that they overflow
+        under all or none; the
         update multiplies by it.
         """
         if self.scaler:
@@ -62,9 +79,11 @@ class Soundness:
             self._tell_scale(number, self.scaler.updated())
 
     def skip(self, number: int, loss: float) -> bool:
-        """No update: an overflow of fp16 gradients, of which every rank knows by the norm; the scale backs off.
+        """No update: an overflow of fp16 gradients, of which every rank knows by the norm; the
+        scale backs off.
 
-        False where no smaller scale helps: without scaling, at the smallest scale, or when the loss itself is lost in
+        False where no smaller scale helps: without scaling, at the smallest scale, or when the loss
+        itself is lost in
         two steps running, since scaling begins after the loss.
         """
         scaler, lost = self.scaler, not math.isfinite(loss)
@@ -83,24 +102,45 @@ class Soundness:
 
     def spoiled(self) -> list[str]:
         """Parameters of which this rank holds a gradient that is not finite."""
-        return [name for name, p in self.parameters.items() if p.grad is not None and not _all_finite(p.grad)]
+        return [
+            name
+            for name, p in self.parameters.items()
+            if p.grad is not None and not _all_finite(p.grad)
+        ]
 
     def ended(
-        self, number: int, values: Mapping[str, float], *, spoiled: list[str], again: Callable[[], object]
+        self,
+        number: int,
+        values: Mapping[str, float],
+        *,
+        spoiled: list[str],
+        again: Callable[[], object],
     ) -> NumericsError:
-        """The error to raise, told by event: `again` does the step once more, to see where it begins."""
+        """The error to raise, told by event: `again` does the step once more, to see where it
+        begins.
+        """
         culprit = locate(self.parallel.parts, self.parallel.world, again)
         what = "loss" if not math.isfinite(values["loss"]) else "gradient norm"
-        where = f", first in the {culprit.what} of {culprit.module} (rank {culprit.rank})" if culprit else ""
+        where = (
+            f", first in the {culprit.what} of {culprit.module} (rank {culprit.rank})"
+            if culprit
+            else ""
+        )
         told = {"what": what + where, "module": culprit.module if culprit else None}
         self.recorder.event(
-            "non_finite", step=number, **values, **told, parameters=spoiled[:8], parameters_affected=len(spoiled)
+            "non_finite",
+            step=number,
+            **values,
+            **told,
+            parameters=spoiled[:8],
+            parameters_affected=len(spoiled),
         )
         where = where or ", but was when the step was done again, which points to the device"
         numbers = f"loss {values['loss']}, grad_norm {values['grad_norm']}"
         return NumericsError(
             f"the {what} is not finite at step {number} ({numbers}){where}; "
-            f"try a lower learning rate, clip_norm 1.0, warm-up, or {'bf16' if self.scaler else 'fp32'}"
+            "try a lower learning rate, clip_norm 1.0, warm-up, or "
+            f"{'bf16' if self.scaler else 'fp32'}"
         )
 
     def _tell_scale(self, number: int, change: Change | None, **more: list[int]) -> None:

@@ -1,4 +1,5 @@
-"""What ranks tell each other at the end of a step: named numbers, summed over all ranks in one message.
+"""What ranks tell each other at the end of a step: named numbers, summed over all ranks in one
+message.
 
 Does not know what the numbers mean.
 """

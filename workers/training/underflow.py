@@ -13,7 +13,8 @@ from workers.training.layers import layer_name, layer_of
 
 
 def zeros_by_layer(parameters: dict[str, Tensor], layers: int) -> Tensor:
-    """`[2 · layers]` fp64 on the gradients' device: zeros in this rank's gradients of each block, then all numbers.
+    """`[2 · layers]` fp64 on the gradients' device: zeros in this rank's gradients of each block,
+    then all numbers.
 
     Embeddings are left out: most of their rows are zero because no token asked for them.
     """
@@ -34,7 +35,9 @@ def zeros_by_layer(parameters: dict[str, Tensor], layers: int) -> Tensor:
 
 
 def shares(sums: list[float]) -> dict[str, float]:
-    """Metrics from `zeros_by_layer` summed over all ranks; replicas count alike above and below the line."""
+    """Metrics from `zeros_by_layer` summed over all ranks; replicas count alike above and below the
+    line.
+    """
     layers = len(sums) // 2
     return {
         f"grad_underflow/{layer_name(layer, layers)}": sums[layer] / sums[layers + layer]

@@ -1,6 +1,8 @@
-"""Texts that the model writes while it is trained: at checkpoints, by the same passes that validate it, under any plan.
+"""Texts that the model writes while it is trained: at checkpoints, by the same passes that validate
+it, under any plan.
 
-Knows prompts and logits; does not know how a plan computes them. Shapes: B texts, S positions, V vocabulary.
+Knows prompts and logits; does not know how a plan computes them. Shapes: B texts, S positions, V
+vocabulary.
 """
 
 from __future__ import annotations
@@ -21,15 +23,18 @@ from workers.training.data.prompts import Prompts
 from workers.training.parallelize import Parallel
 from workers.training.passes import Passes
 
-# of an attempt's time that writing may take, and seconds beside it, so that a short run has its texts too
+# of an attempt's time that writing may take, and seconds beside it, so that a short run has its
+# texts too
 SHARE, GRACE_S = 0.02, 3.0
 _ROUND = 8  # positions: sequences whose length is a multiple suit kernels
 
 
 class Writer:
-    """`write` on all ranks. For each new token the whole text goes through the model, all texts at once.
+    """`write` on all ranks. For each new token the whole text goes through the model, all texts at
+    once.
 
-    Texts are those of one process under every plan as far as logits are: a token changes only where its draw falls
+    Texts are those of one process under every plan as far as logits are: a token changes only where
+    its draw falls
     within rounding of the border between two.
     """
 
@@ -44,7 +49,13 @@ class Writer:
         recorder: Recorder,
         tell: Callable[[str], None],
     ) -> None:
-        self.run, self.spec, self.prompts, self.recorder, self.tell = run, spec, prompts, recorder, tell
+        self.run, self.spec, self.prompts, self.recorder, self.tell = (
+            run,
+            spec,
+            prompts,
+            recorder,
+            tell,
+        )
         self.parallel, self.passes, self.world = parallel, passes, parallel.world
         plan, seq_len = run.plan, run.train.seq_len
         unit = lcm(_ROUND, plan.cp * plan.tp)
@@ -55,7 +66,9 @@ class Writer:
 
     @torch.no_grad()
     def write(self, step: int) -> None:
-        """Tell the texts of `step` by event, cut short where the time for them is over, or none at all."""
+        """Tell the texts of `step` by event, cut short where the time for them is over, or none at
+        all.
+        """
         started = time.perf_counter()
         self.tell("samples")
         budget_s = GRACE_S + SHARE * (started - self._began) - self._spent_s
@@ -70,27 +83,38 @@ class Writer:
         seconds = time.perf_counter() - started
         self._spent_s += seconds
         if self.world.rank == 0:
-            told = [self._told(prompt, new) for prompt, new in zip(self.prompts.ids, texts, strict=True)]
+            told = [
+                self._told(prompt, new) for prompt, new in zip(self.prompts.ids, texts, strict=True)
+            ]
             self.recorder.event(
-                "samples_written", step=step, samples=told, temperature=self.spec.temperature,
-                seconds=round(seconds, 3), cut_short=late,
-            )  # fmt: skip
+                "samples_written",
+                step=step,
+                samples=told,
+                temperature=self.spec.temperature,
+                seconds=round(seconds, 3),
+                cut_short=late,
+            )
 
     def _texts(self, *, until: float) -> tuple[list[list[int]], bool]:
         """New ids of every text, and whether time was over."""
         written = [list(ids) for ids in self.prompts.ids]
         begins = [len(ids) for ids in written]
-        tokens_BS = torch.zeros(len(written), self.length, dtype=torch.int64, device=self.world.device)
+        tokens_BS = torch.zeros(
+            len(written), self.length, dtype=torch.int64, device=self.world.device
+        )
         for row, ids in enumerate(written):
             tokens_BS[row, : len(ids)] = torch.tensor(ids)
         late = False
-        while not late and (open_rows := [row for row in range(len(written)) if self._goes_on(row, written[row])]):
+        while not late and (
+            open_rows := [row for row in range(len(written)) if self._goes_on(row, written[row])]
+        ):
             self.tell("samples")
             found = self.passes.logits(tokens_BS, [len(ids) - 1 for ids in written])
             # those that hold the same logits leave it to one of them
             speaks = self.world.axis("dp").rank == self.world.axis("tp").rank == 0
             own = [
-                self._next(row, len(written[row]), found[row]) if speaks and row in found else 0 for row in open_rows
+                self._next(row, len(written[row]), found[row]) if speaks and row in found else 0
+                for row in open_rows
             ]
             *chosen, flag = self._all_know(own, late=time.perf_counter() > until)
             for row, token in zip(open_rows, chosen, strict=True):
@@ -110,7 +134,9 @@ class Writer:
         logits = logits_V.double().cpu()
         if self.spec.temperature == 0:
             return int(logits.argmax())
-        generator = torch.Generator().manual_seed(derived_seed(self.run.train.seed, "samples", row, place))
+        generator = torch.Generator().manual_seed(
+            derived_seed(self.run.train.seed, "samples", row, place)
+        )
         drawn = torch.rand((), dtype=torch.float64, generator=generator)
         up_to = torch.softmax(logits / self.spec.temperature, 0).cumsum(0)
         return min(int(torch.searchsorted(up_to, drawn * up_to[-1], right=True)), len(up_to) - 1)

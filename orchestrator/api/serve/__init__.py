@@ -1,4 +1,7 @@
-"""`/serve/{run}/v1/…`: a serve run's OpenAI-compatible API, from outside. `application` is the ASGI application."""
+"""`/serve/{run}/v1/…`: a serve run's OpenAI-compatible API, from outside.
+
+`application` is the ASGI application.
+"""
 
 from orchestrator.api.serve.proxy import application
 

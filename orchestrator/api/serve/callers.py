@@ -1,6 +1,8 @@
-"""Who calls a serve run, and which run it is: an API token, the run's own key, or a logged-in page with CSRF.
+"""Who calls a serve run, and which run it is: an API token, the run's own key, or a logged-in page
+with CSRF.
 
-Reads headers and the database, in a thread; forwards nothing. A run that the caller may not see is told as one that
+Reads headers and the database, in a thread; forwards nothing. A run that the caller may not see is
+told as one that
 does not exist.
 """
 
@@ -32,14 +34,20 @@ _PLACES: Final = "the page Tokens makes one"
 
 
 def admitted(scope: Scope, run_id: int) -> tuple[Standing, str]:
-    """Where the call goes, for a caller who may, and who that is: `user:ID`, or `key` for the run's own.
+    """Where the call goes, for a caller who may, and who that is: `user:ID`, or `key` for the run's
+    own.
 
     Raises Refused: 401, 403, 404, 409, 429, 503.
     """
-    headers = {name.decode("latin-1").lower(): value.decode("latin-1") for name, value in scope["headers"]}
+    headers = {
+        name.decode("latin-1").lower(): value.decode("latin-1") for name, value in scope["headers"]
+    }
     run, caller = _seen(scope, headers, run_id)
     if run.kind != "serve":
-        says = f"Run {run.pk} is of kind {run.kind}; only runs of kind serve answer here. Submit one of that kind."
+        says = (
+            f"Run {run.pk} is of kind {run.kind}; only runs of kind serve answer here. Submit "
+            "one of that kind."
+        )
         raise Refused(404, "run_not_serving", says)
     where = serving.standing(run=run)
     if where.phase == "ended":
@@ -58,10 +66,16 @@ def _seen(scope: Scope, headers: Mapping[str, str], run_id: int) -> tuple[Any, s
     user = _logged_in(request)
     if user is None:
         _count(f"ip:{_digest(_address(scope, headers))}")
-        says = f"No key was sent. Send Authorization: Bearer KEY: a token of Orrery's ({_PLACES}) or the run's api_key."
+        says = (
+            f"No key was sent. Send Authorization: Bearer KEY: a token of Orrery's ({_PLACES}) "
+            "or the run's api_key."
+        )
         raise Refused(401, "missing_api_key", says)
     if scope["method"] not in _SAFE and _csrf_failed(request):
-        says = "A page's request needs the header X-CSRFToken with the cookie's value; programs send a bearer token."
+        says = (
+            "A page's request needs the header X-CSRFToken with the cookie's value; programs "
+            "send a bearer token."
+        )
         raise Refused(403, "csrf_failed", says)
     _count(f"serve:user:{user.pk}")
     return _visible(user, run_id), f"user:{user.pk}"
@@ -75,11 +89,18 @@ def _by_bearer(scope: Scope, headers: Mapping[str, str], text: str, run_id: int)
             _count(f"serve:key:{found.pk}")
             return found, "key"
         _count(f"ip:{_digest(_address(scope, headers))}")
-        says = f"{refusal.detail} Here a token of Orrery's is meant ({_PLACES}), or the run's own api_key."
+        says = (
+            f"{refusal.detail} Here a token of Orrery's is meant ({_PLACES}), or the run's own "
+            "api_key."
+        )
         raise Refused(401, "invalid_api_key", says) from None
     _count(f"serve:token:{token.digest[:16]}")
     if "read" not in token.scopes:
-        raise Refused(403, "scope_missing", f"The token {token.name!r} lacks the scope read. Make one that has it.")
+        raise Refused(
+            403,
+            "scope_missing",
+            f"The token {token.name!r} lacks the scope read. Make one that has it.",
+        )
     return _visible(user, run_id), f"user:{user.pk}"
 
 
@@ -87,7 +108,10 @@ def _visible(user: Any, run_id: int) -> Any:
     try:
         return runs.run_get(user=user, id=run_id)
     except Refusal:
-        says = f"There is no run {run_id}, or you may not see it. GET /api/v1/runs?kind=serve lists those you may."
+        says = (
+            f"There is no run {run_id}, or you may not see it. GET /api/v1/runs?kind=serve "
+            "lists those you may."
+        )
         raise Refused(404, "run_not_found", says) from None
 
 
@@ -113,7 +137,10 @@ def _count(ident: str) -> None:
         throttle.check(ident, limit=limit)
     except Refusal as refusal:
         wait_s = refusal.retry_after_s or 1
-        says = f"More than {limit} calls within a minute. Wait {wait_s} s; ORRERY_SERVE_PER_MINUTE sets the limit."
+        says = (
+            f"More than {limit} calls within a minute. Wait {wait_s} s; "
+            "ORRERY_SERVE_PER_MINUTE sets the limit."
+        )
         raise Refused(429, "rate_limit_exceeded", says, retry_after_s=wait_s) from None
 
 

@@ -1,4 +1,7 @@
-"""Refusals as OpenAI's clients read them: `{"error": {"message", "type", "param", "code"}}`. Knows no run."""
+"""Refusals as OpenAI's clients read them: `{"error": {"message", "type", "param", "code"}}`.
+
+Knows no run.
+"""
 
 from __future__ import annotations
 
@@ -28,9 +31,16 @@ _TYPES: Final = {
 class Refused(Exception):
     """A call that is not forwarded: the message says what, which, and what to do next."""
 
-    def __init__(self, status: int, code: str, message: str, *, retry_after_s: int | None = None) -> None:
+    def __init__(
+        self, status: int, code: str, message: str, *, retry_after_s: int | None = None
+    ) -> None:
         super().__init__(message)
-        self.status, self.code, self.message, self.retry_after_s = status, code, message, retry_after_s
+        self.status, self.code, self.message, self.retry_after_s = (
+            status,
+            code,
+            message,
+            retry_after_s,
+        )
 
     @property
     def body(self) -> bytes:
@@ -49,7 +59,11 @@ class Refused(Exception):
 
 
 async def tell(send: Send, refused: Refused) -> None:
-    await start(send, refused.status, [*refused.headers, (b"content-length", str(len(refused.body)).encode())])
+    await start(
+        send,
+        refused.status,
+        [*refused.headers, (b"content-length", str(len(refused.body)).encode())],
+    )
     await send({"type": "http.response.body", "body": refused.body})
 
 

@@ -1,1 +1,4 @@
-"""Embedded mode: one machine, one command. Starts the same processes that a cluster runs one by one."""
+"""Embedded mode: one machine, one command.
+
+Starts the same processes that a cluster runs one by one.
+"""

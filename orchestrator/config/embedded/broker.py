@@ -1,4 +1,7 @@
-"""The Valkey or Redis server of embedded mode: which binary, which port, which configuration. Starts nothing."""
+"""The Valkey or Redis server of embedded mode: which binary, which port, which configuration.
+
+Starts nothing.
+"""
 
 from __future__ import annotations
 
@@ -37,7 +40,8 @@ def prepare(home: Path) -> Broker:
     """Writes `home/valkey/valkey.conf` (mode 600) and returns how to start and reach the server.
 
     Port and password stay the same from start to start while the port is free, so that supervisors
-    which outlived a killed control plane find it again. Raises SystemExit where no server binary can be found.
+    which outlived a killed control plane find it again. Raises SystemExit where no server binary
+    can be found.
     """
     folder = home / "valkey"
     folder.mkdir(parents=True, exist_ok=True)
@@ -48,7 +52,9 @@ def prepare(home: Path) -> Broker:
         (folder / "port").write_text(str(port))
     config = folder / "valkey.conf"
     _write_private(config, CONFIG.format(port=port, password=password, folder=folder))
-    return Broker([server_binary(), str(config)], f"redis://:{password}@127.0.0.1:{port}/0", port, password)
+    return Broker(
+        [server_binary(), str(config)], f"redis://:{password}@127.0.0.1:{port}/0", port, password
+    )
 
 
 def server_binary() -> str:
@@ -66,7 +72,10 @@ def server_binary() -> str:
                 if not os.access(path, os.X_OK):
                     path.chmod(path.stat().st_mode | 0o111)
                 return str(path)
-    raise SystemExit("No Valkey or Redis server found: run `make install`, or set REDIS_URL to a server of your own.")
+    raise SystemExit(
+        "No Valkey or Redis server found: run `make install`, or set REDIS_URL to a server of "
+        "your own."
+    )
 
 
 def _kept(path: Path, make: object) -> str:
@@ -94,7 +103,9 @@ def _is_free(port: int) -> bool:
 
 
 def _free_port() -> int:
-    """Below those that the system gives to connections: one of ours, made while the server is away, must not get it."""
+    """Below those that the system gives to connections: one of ours, made while the server is away,
+    must not get it.
+    """
     try:
         given_from = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
     except (OSError, ValueError):

@@ -1,4 +1,6 @@
-"""What a start does to the database before anything else runs: migrate, first login, join token, demo run."""
+"""What a start does to the database before anything else runs: migrate, first login, join token,
+demo run.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,13 @@ from django.core.management import call_command
 DEMO_SPEC: dict[str, Any] = {
     "kind": "train",
     "model": "llama-tiny",
-    "plan": {"dp": 2, "zero": 1, "precision": "fp32", "micro_batch_size": 4, "global_batch_size": 8},
+    "plan": {
+        "dp": 2,
+        "zero": 1,
+        "precision": "fp32",
+        "micro_batch_size": 4,
+        "global_batch_size": 8,
+    },
     "data": {"preset": "shakespeare"},
     "train": {
         "steps": 3000,
@@ -32,11 +40,19 @@ DEMO_SPEC: dict[str, Any] = {
 
 
 EXAMPLE_PROMPTS = (
-    "Why is the sky blue?", "What is the capital of France?", "Write two lines about autumn.", "What is 12 times 12?",
-    "Name three planets.", "Explain gravity to a child.", "Translate 'good morning' into French.",
-    "What does a telescope do?", "Give me a rhyme for 'star'.", "How many days has a leap year?",
-    "Who wrote Hamlet?", "What is an orrery?",
-)  # fmt: skip
+    "Why is the sky blue?",
+    "What is the capital of France?",
+    "Write two lines about autumn.",
+    "What is 12 times 12?",
+    "Name three planets.",
+    "Explain gravity to a child.",
+    "Translate 'good morning' into French.",
+    "What does a telescope do?",
+    "Give me a rhyme for 'star'.",
+    "How many days has a leap year?",
+    "Who wrote Hamlet?",
+    "What is an orrery?",
+)
 
 
 def migrate() -> None:
@@ -44,7 +60,10 @@ def migrate() -> None:
 
 
 def first_login(home: Path) -> tuple[str, str] | None:
-    """Creates the first admin where there are no users. Returns (username, password), None where users exist."""
+    """Creates the first admin where there are no users.
+
+    Returns (username, password), None where users exist.
+    """
     from orchestrator.accounts import services
     from orchestrator.accounts.models import User
     from orchestrator.accounts.roles import Role
@@ -52,7 +71,9 @@ def first_login(home: Path) -> tuple[str, str] | None:
     if User.objects.exists():
         return None
     password = secrets.token_urlsafe(9)
-    services.user_create(username="admin", password=password, role=Role.ADMIN, must_change_password=True)
+    services.user_create(
+        username="admin", password=password, role=Role.ADMIN, must_change_password=True
+    )
     path = first_login_path(home)
     path.unlink(missing_ok=True)
     with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
@@ -65,7 +86,9 @@ def first_login_path(home: Path) -> Path:
 
 
 def join_token(home: Path, node: str) -> str | None:
-    """A fresh single-use token for this machine's agent; None where the node has joined and is known here."""
+    """A fresh single-use token for this machine's agent; None where the node has joined and is
+    known here.
+    """
     from orchestrator.fleet import services
     from orchestrator.fleet.models import Node
 
@@ -79,13 +102,19 @@ def join_token(home: Path, node: str) -> str | None:
 
 
 def example_prompts(root: Path) -> None:
-    """Puts the prompts that the new-run form offers into the data root, where nothing of that name lies."""
+    """Puts the prompts that the new-run form offers into the data root, where nothing of that name
+    lies.
+    """
     path = root / "examples" / "prompts.jsonl"
     if path.exists():
         return
     path.parent.mkdir(parents=True, exist_ok=True)
-    lines = [json.dumps({"id": number, "messages": [{"role": "user", "content": asked}]}, ensure_ascii=False)
-             for number, asked in enumerate(EXAMPLE_PROMPTS, 1)]  # fmt: skip
+    lines = [
+        json.dumps(
+            {"id": number, "messages": [{"role": "user", "content": asked}]}, ensure_ascii=False
+        )
+        for number, asked in enumerate(EXAMPLE_PROMPTS, 1)
+    ]
     path.write_text("\n".join(lines) + "\n", encoding="utf-8")
 
 
@@ -95,6 +124,9 @@ def submit_demo() -> None:
     from orchestrator.runs import services
     from orchestrator.runs.models import Run
 
-    owner = User.objects.filter(is_superuser=True).order_by("id").first() or User.objects.order_by("id").first()
+    owner = (
+        User.objects.filter(is_superuser=True).order_by("id").first()
+        or User.objects.order_by("id").first()
+    )
     if owner is not None and not Run.objects.exists():
         services.run_submit(owner=owner, name="first flight", spec=DEMO_SPEC)

@@ -1,4 +1,6 @@
-"""One `up` a data directory: an advisory lock that the kernel drops with its holder, however that ends."""
+"""One `up` a data directory: an advisory lock that the kernel drops with its holder, however that
+ends.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +26,8 @@ def hold(home: Path, url: str) -> IO[str]:
         holder = _read(file)
         file.close()
         raise AlreadyUp(
-            f"Orrery is already up in {home}: {holder.get('url', 'starting')} (process {holder.get('pid', '?')}). "
+            f"Orrery is already up in {home}: {holder.get('url', 'starting')} (process "
+            f"{holder.get('pid', '?')}). "
             f"Open that page, or stop it with `kill {holder.get('pid', 'PID')}`, "
             f"or start another with --home DIR --port N."
         ) from None

@@ -1,4 +1,7 @@
-"""The options of `manage.py up`, put into the environment before settings are read. Knows no Django."""
+"""The options of `manage.py up`, put into the environment before settings are read.
+
+Knows no Django.
+"""
 
 from __future__ import annotations
 
@@ -12,13 +15,23 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--port", type=int, help="port to listen on (ORRERY_PORT, default 8000)")
     parser.add_argument("--host", help="address to listen on (ORRERY_HOST, default 127.0.0.1)")
     parser.add_argument(
-        "--devices", type=int, default=4, metavar="N", help="CPU slots offered where there is no GPU (default 4)"
+        "--devices",
+        type=int,
+        default=4,
+        metavar="N",
+        help="CPU slots offered where there is no GPU (default 4)",
     )
-    parser.add_argument("--no-demo", action="store_true", help="submit no demo run at the first start (ORRERY_DEMO=0)")
+    parser.add_argument(
+        "--no-demo",
+        action="store_true",
+        help="submit no demo run at the first start (ORRERY_DEMO=0)",
+    )
 
 
 def apply(arguments: list[str], environ: MutableMapping[str, str] | None = None) -> None:
-    """Sets ORRERY_HOME, _PORT, _HOST and _DEMO from the command line; what is not given stays as it is."""
+    """Sets ORRERY_HOME, _PORT, _HOST and _DEMO from the command line; what is not given stays as it
+    is.
+    """
     environ = os.environ if environ is None else environ
     parser = argparse.ArgumentParser(add_help=False)
     add_options(parser)

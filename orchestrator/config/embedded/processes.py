@@ -1,4 +1,5 @@
-"""Keeps a handful of child processes running: start, restart with back-off, stop in order, leave no orphan.
+"""Keeps a handful of child processes running: start, restart with back-off, stop in order, leave no
+orphan.
 
 Knows commands and signals; knows nothing of what the children do.
 """
@@ -24,7 +25,10 @@ PR_SET_PDEATHSIG = 1
 
 @dataclass
 class Child:
-    """One kept process. `wave`: children of a lower wave are stopped first; `patience_s`: until SIGKILL."""
+    """One kept process.
+
+    `wave`: children of a lower wave are stopped first; `patience_s`: until SIGKILL.
+    """
 
     name: str
     command: list[str]
@@ -49,7 +53,9 @@ class Keeper:
         self._spawn(child)
 
     def watch(self) -> None:
-        """One look at every child; starts again what died, later each time it dies soon after its start."""
+        """One look at every child; starts again what died, later each time it dies soon after its
+        start.
+        """
         now = time.monotonic()
         for child in self.children:
             if child.process is not None and child.process.poll() is not None:
@@ -57,7 +63,8 @@ class Keeper:
                 child.fails = 0 if lived_s > 30 else child.fails + 1
                 child.not_before = now + min(10.0, 0.25 * 2**child.fails)
                 self.say(
-                    f"{child.name} ended ({_exit_words(child.process.returncode)}), starting it again; "
+                    f"{child.name} ended ({_exit_words(child.process.returncode)}), starting it "
+                    "again; "
                     f"its last words are in {self.log_path(child.name)}"
                 )
                 child.process = None
@@ -83,7 +90,9 @@ class Keeper:
         self._remember()
 
     def end_leftovers(self) -> None:
-        """Ends children of a keeper that was killed before it could; they are named in `home/up.json`."""
+        """Ends children of a keeper that was killed before it could; they are named in
+        `home/up.json`.
+        """
         try:
             listed = json.loads(self._memory.read_text())
         except (OSError, ValueError):
@@ -139,7 +148,12 @@ class Keeper:
             except psutil.Error:
                 continue
             entries.append(
-                {"name": child.name, "pid": child.process.pid, "created": created, "signal": int(child.on_orphan)}
+                {
+                    "name": child.name,
+                    "pid": child.process.pid,
+                    "created": created,
+                    "signal": int(child.on_orphan),
+                }
             )
         temporary = self._memory.with_suffix(".tmp")
         temporary.write_text(json.dumps(entries))

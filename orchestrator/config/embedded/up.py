@@ -25,20 +25,25 @@ class Stop(Exception):
 
 
 def up(*, devices: int) -> int:
-    """Runs until told to stop. Returns the exit code: 0 after a clean stop, 1 where it could not start."""
+    """Runs until told to stop.
+
+    Returns the exit code: 0 after a clean stop, 1 where it could not start.
+    """
     env = settings.ENV
     home: Path = env.home
     url = f"http://{_shown_host(env.host)}:{env.port}/"
     keeper = Keeper(home, say)
     try:
         held = lock.hold(home, url)
-        keeper.end_leftovers()  # with the lock taken, whatever an earlier start left is nobody's: its port is ours
+        # with the lock taken, whatever an earlier start left is nobody's: its port is ours
+        keeper.end_leftovers()
         lock.check_port(env.host, env.port)
     except lock.AlreadyUp as refusal:
         print(refusal, file=sys.stderr)
         return 1
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, _raise_stop)  # INT may be inherited as ignored: `make up &` in a script
+        # INT may be inherited as ignored: `make up &` in a script
+        signal.signal(number, _raise_stop)
     try:
         _start(keeper, home=home, devices=devices)
         _greet(keeper, home, url)
@@ -57,8 +62,14 @@ def up(*, devices: int) -> int:
 
 
 def _start(keeper: Keeper, *, home: Path, devices: int) -> None:
-    environ = {**os.environ, "ORRERY_HOME": str(home), "ORRERY_EMBEDDED": "1", "PYTHONUNBUFFERED": "1"}
-    Path(settings.STATIC_ROOT).mkdir(parents=True, exist_ok=True)  # whitenoise warns of a missing one
+    environ = {
+        **os.environ,
+        "ORRERY_HOME": str(home),
+        "ORRERY_EMBEDDED": "1",
+        "PYTHONUNBUFFERED": "1",
+    }
+    # whitenoise warns of a missing one
+    Path(settings.STATIC_ROOT).mkdir(parents=True, exist_ok=True)
     if not settings.ENV.redis_url:
         server = broker.prepare(home)
         environ["REDIS_URL"] = os.environ["REDIS_URL"] = settings.REDIS_URL = server.url
@@ -75,15 +86,37 @@ def _start(keeper: Keeper, *, home: Path, devices: int) -> None:
         first_start.example_prompts(settings.DATA_ROOTS[0])
     python, manage = sys.executable, str(ROOT / "manage.py")
     env = settings.ENV
-    web = [python, "-m", "uvicorn", "orchestrator.config.asgi:application", "--host", env.host, "--port", str(env.port)]
-    web += ["--no-access-log", "--log-level", "warning", "--timeout-graceful-shutdown", "1", "--ws-max-size", "65536"]
+    web = [
+        python,
+        "-m",
+        "uvicorn",
+        "orchestrator.config.asgi:application",
+        "--host",
+        env.host,
+        "--port",
+        str(env.port),
+    ]
+    web += [
+        "--no-access-log",
+        "--log-level",
+        "warning",
+        "--timeout-graceful-shutdown",
+        "1",
+        "--ws-max-size",
+        "65536",
+    ]
     web += ["--ws-per-message-deflate", "false"]  # else every frame is compressed once a socket
-    agent = [python, "-m", "workers.agent", "--devices", str(devices)]  # REDIS_URL, with its password, by environment
+    # REDIS_URL, with its password, by environment
+    agent = [python, "-m", "workers.agent", "--devices", str(devices)]
     agent += ["--home", str(home), "--name", _node_name(), "--address", "127.0.0.1", "--stop-runs"]
     without_join = {name: value for name, value in environ.items() if name != "ORRERY_JOIN"}
-    # the scheduler stops before the agent has ended its runs, or it would place them on the leaving node at once
-    keeper.start(Child("scheduler", [python, manage, "scheduler"], without_join, wave=0, patience_s=2.0))
-    # a killed keeper must not stop the training: the agent goes at once, its detached supervisors stay
+    # the scheduler stops before the agent has ended its runs, or it would place them on the leaving
+    # node at once
+    keeper.start(
+        Child("scheduler", [python, manage, "scheduler"], without_join, wave=0, patience_s=2.0)
+    )
+    # a killed keeper must not stop the training: the agent goes at once, its detached supervisors
+    # stay
     keeper.start(Child("agent", agent, environ, wave=1, patience_s=8.0, on_orphan=signal.SIGKILL))
     keeper.start(Child("web", web, without_join, wave=1, patience_s=2.0))
     keeper.start(Child("ingest", [python, manage, "ingest"], without_join, wave=2))

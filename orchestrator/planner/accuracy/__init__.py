@@ -1,4 +1,5 @@
-"""How far predictions lie from measured runs: splits, measures and the rows of docs/planner-accuracy.md.
+"""How far predictions lie from measured runs: splits, measures and the rows of
+docs/planner-accuracy.md.
 
 Reads measurement files by path and keeps none of them. Predicts and fits nothing itself.
 """

@@ -1,4 +1,5 @@
-"""The tests against published runs, a row each: what is calibrated, what is held out, what is to be reached.
+"""The tests against published runs, a row each: what is calibrated, what is held out, what is to be
+reached.
 
 Knows the files by name; a file that is not there leaves its rows out.
 """
@@ -24,9 +25,11 @@ FILES = ("vtrain", "mosaic", "b200", "bloom", "korthikanti", "megatron2021")
 
 @dataclass(frozen=True)
 class Row:
-    """One line of the report. `reached` and `to_reach` in `unit`; `most`: the figure is an upper bound, else a lower.
+    """One line of the report. `reached` and `to_reach` in `unit`; `most`: the figure is an upper
+    bound, else a lower.
 
-    `below`, where given, is a second bound from above. `peer` is the best other tool and its figure, `detail` the span
+    `below`, where given, is a second bound from above. `peer` is the best other tool and its
+    figure, `detail` the span
     over seeds or each part left out.
     """
 
@@ -58,14 +61,20 @@ def read_file(path: Path) -> list[Pair]:
 
 def rows(directory: Path, seeds: Sequence[int] = SEEDS) -> Iterator[Row]:
     """All rows for which there are files in the directory."""
-    runs = {name: read_file(directory / f"{name}.jsonl") for name in FILES if (directory / f"{name}.jsonl").exists()}
+    runs = {
+        name: read_file(directory / f"{name}.jsonl")
+        for name in FILES
+        if (directory / f"{name}.jsonl").exists()
+    }
     for name, pairs in runs.items():
         yield _uncalibrated(name, timed(pairs))
     if "vtrain" in runs:
         yield from _vtrain(timed(runs["vtrain"]), seeds)
     if "mosaic" in runs:
         pairs = timed(runs["mosaic"])
-        yield from _held_out("mosaic", list(random_splits(pairs, len(pairs) // 10, seeds)), 6.0, "none")
+        yield from _held_out(
+            "mosaic", list(random_splits(pairs, len(pairs) // 10, seeds)), 6.0, "none"
+        )
     yield from _memory(runs, seeds)
 
 
@@ -73,8 +82,14 @@ def _uncalibrated(name: str, pairs: list[Pair]) -> Row:
     predicted, times = predict_times(pairs)
     least = {"korthikanti": 3.0, "b200": 5.0}.get(name, 15.0)
     peer = {"korthikanti": "Calculon 3.65", "b200": "SimuMax 5.62"}.get(name, "prototype 34 to 40")
-    return Row("step time, no calibration", name, len(pairs), measures.mean_error(predicted, times),
-               least, peer=peer)  # fmt: skip
+    return Row(
+        "step time, no calibration",
+        name,
+        len(pairs),
+        measures.mean_error(predicted, times),
+        least,
+        peer=peer,
+    )
 
 
 def _vtrain(pairs: list[Pair], seeds: Sequence[int]) -> Iterator[Row]:
@@ -84,8 +99,12 @@ def _vtrain(pairs: list[Pair], seeds: Sequence[int]) -> Iterator[Row]:
     yield from _held_out("vtrain, one node, 30 calibrating", one_node, 5.0, "vTrain 8.37")
     many_nodes = list(random_splits(multi, len(multi) // 2, seeds))
     yield from _held_out("vtrain, many nodes, half calibrating", many_nodes, 5.0, "vTrain 14.73")
-    yield _left_out("hidden width", pairs, lambda pair: pair[0].model.hidden, 12.0, "prototype 11 to 31")
-    yield _left_out("node count", multi, lambda pair: pair[0].cluster.nodes, 7.0, "prototype 4 to 7")
+    yield _left_out(
+        "hidden width", pairs, lambda pair: pair[0].model.hidden, 12.0, "prototype 11 to 31"
+    )
+    yield _left_out(
+        "node count", multi, lambda pair: pair[0].cluster.nodes, 7.0, "prototype 4 to 7"
+    )
     yield _left_out("model size", multi, lambda pair: pair[0].model.name, 10.0, "prototype 6 to 23")
     yield from _ranking("vtrain, one node", one_node)
     yield from _ranking("vtrain, many nodes", many_nodes)
@@ -100,24 +119,55 @@ def _held_out(case: str, splits: Sequence[Split], to_reach: float, peer: str) ->
         widths.append(measures.median_width(found.low, found.high, found.predicted))
     runs, seeds = len(splits[0].held_out), f"{len(splits)} seeds"
     span = f"{seeds}, {min(errors):.1f} to {max(errors):.1f}"
-    yield Row("step time, held out", case, runs, float(np.mean(errors)), to_reach, peer=peer, detail=span)
+    yield Row(
+        "step time, held out", case, runs, float(np.mean(errors)), to_reach, peer=peer, detail=span
+    )
     share = float(np.mean(covered))
     span = f"{seeds}, {min(covered):.0f} to {max(covered):.0f}"
-    yield Row("coverage of 80% intervals", case, runs, share, 75.0, most=False, peer="none", detail=span, below=85.0)
-    yield Row("median width of 80% intervals", case, runs, float(np.mean(widths)), 30.0, peer="none", detail=seeds)
+    yield Row(
+        "coverage of 80% intervals",
+        case,
+        runs,
+        share,
+        75.0,
+        most=False,
+        peer="none",
+        detail=span,
+        below=85.0,
+    )
+    yield Row(
+        "median width of 80% intervals",
+        case,
+        runs,
+        float(np.mean(widths)),
+        30.0,
+        peer="none",
+        detail=seeds,
+    )
 
 
-def _left_out(what: str, pairs: list[Pair], key: Callable[[Pair], int | str], to_reach: float, peer: str) -> Row:
+def _left_out(
+    what: str, pairs: list[Pair], key: Callable[[Pair], int | str], to_reach: float, peer: str
+) -> Row:
     told, errors = [], []
     for split in leave_one_out(pairs, key):
         errors.append(measures.mean_error(*predict_times(split.held_out, fit(split.calibrating))))
         told.append(f"{split.name}: {errors[-1]:.1f}")
-    return Row(f"step time, one {what} left out", "vtrain", len(pairs), float(np.mean(errors)), to_reach, peer=peer,
-               detail="; ".join(told))  # fmt: skip
+    return Row(
+        f"step time, one {what} left out",
+        "vtrain",
+        len(pairs),
+        float(np.mean(errors)),
+        to_reach,
+        peer=peer,
+        detail="; ".join(told),
+    )
 
 
 def _ranking(case: str, splits: Sequence[Split]) -> Iterator[Row]:
-    """Groups: plans of one model and batch on one cluster, of all runs, those that calibrate among them."""
+    """Groups: plans of one model and batch on one cluster, of all runs, those that calibrate among
+    them.
+    """
     lost, ranks = [], []
     for split in splits:
         pairs = [*split.calibrating, *split.held_out]
@@ -128,29 +178,66 @@ def _ranking(case: str, splits: Sequence[Split]) -> Iterator[Row]:
         ranks.append(measures.spearman(*predict_times(split.held_out, calibration)))
     runs = len(splits[0].calibrating) + len(splits[0].held_out)
     span = f"{len(splits)} seeds, {min(lost):.1f} to {max(lost):.1f}"
-    yield Row("regret of the top plan", case, runs, float(np.mean(lost)), 2.0, peer="none", detail=span)
-    yield Row("Spearman", case, len(splits[0].held_out), float(np.mean(ranks)), 0.99, "", False, "none",
-              f"{len(splits)} seeds, {min(ranks):.4f} to {max(ranks):.4f}")  # fmt: skip
+    yield Row(
+        "regret of the top plan", case, runs, float(np.mean(lost)), 2.0, peer="none", detail=span
+    )
+    yield Row(
+        "Spearman",
+        case,
+        len(splits[0].held_out),
+        float(np.mean(ranks)),
+        0.99,
+        "",
+        False,
+        "none",
+        f"{len(splits)} seeds, {min(ranks):.4f} to {max(ranks):.4f}",
+    )
 
 
 def _memory(runs: dict[str, list[Pair]], seeds: Sequence[int]) -> Iterator[Row]:
     if "b200" in runs:
         table, peak, _ = memory(runs["b200"])
-        yield Row("peak memory, no calibration", "b200", len(peak),
-                  measures.mean_error(table.column("total_bytes"), peak), 2.0, peer="SimuMax 0.46")  # fmt: skip
+        yield Row(
+            "peak memory, no calibration",
+            "b200",
+            len(peak),
+            measures.mean_error(table.column("total_bytes"), peak),
+            2.0,
+            peer="SimuMax 0.46",
+        )
     if "bloom" in runs:
         errors = []
         for split in random_splits(runs["bloom"], 15, seeds):
             table, peak, _ = memory(split.held_out, fit(split.calibrating))
             known = np.isfinite(peak)
             errors.append(measures.mean_error(table.column("total_bytes")[known], peak[known]))
-        yield Row("peak memory, held out", "bloom, 15 calibrating", len(runs["bloom"]) - 15, float(np.mean(errors)),
-                  4.0, peer="none", detail=f"{len(seeds)} seeds, {min(errors):.1f} to {max(errors):.1f}")  # fmt: skip
+        yield Row(
+            "peak memory, held out",
+            "bloom, 15 calibrating",
+            len(runs["bloom"]) - 15,
+            float(np.mean(errors)),
+            4.0,
+            peer="none",
+            detail=f"{len(seeds)} seeds, {min(errors):.1f} to {max(errors):.1f}",
+        )
     ended = [pair for name in ("b200", "bloom") for pair in runs.get(name, [])]
     if ended:
         table, _, failed = memory(ended)
         found = measures.verdicts(table.column("fits").astype(bool), failed)
-        yield Row('false "fits"', "b200, bloom, no calibration", found.ran_out, found.false_fits, 0, "runs",
-                  peer="none")  # fmt: skip
-        yield Row("false refusals", "b200, bloom, no calibration", found.ran,
-                  100 * found.false_refusals / max(found.ran, 1), 5.0, peer="none")  # fmt: skip
+        yield Row(
+            'false "fits"',
+            "b200, bloom, no calibration",
+            found.ran_out,
+            found.false_fits,
+            0,
+            "runs",
+            peer="none",
+        )
+        yield Row(
+            "false refusals",
+            "b200, bloom, no calibration",
+            found.ran,
+            100 * found.false_refusals / max(found.ran, 1),
+            5.0,
+            peer="none",
+        )

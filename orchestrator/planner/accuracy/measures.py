@@ -1,4 +1,7 @@
-"""Errors of predictions against measurements: of size, of rank, of intervals, of verdicts. Arrays in, numbers out."""
+"""Errors of predictions against measurements: of size, of rank, of intervals, of verdicts.
+
+Arrays in, numbers out.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +31,9 @@ def median_width(low: Floats, high: Floats, predicted: Floats) -> float:
 
 
 def regret(predicted: Floats, measured: Floats, groups: Sequence[Hashable]) -> Floats:
-    """Of each group of two or more plans: how much longer the plan predicted best took than the best, in percent."""
+    """Of each group of two or more plans: how much longer the plan predicted best took than the
+    best, in percent.
+    """
     rows: dict[Any, list[int]] = {}
     for row, group in enumerate(groups):
         rows.setdefault(group, []).append(row)
@@ -47,7 +52,9 @@ def spearman(predicted: Floats, measured: Floats) -> float:
 
 @dataclass(frozen=True)
 class Verdicts:
-    """Of runs whose end is known: how many `fits` were wrong, and what share of those that ran was refused."""
+    """Of runs whose end is known: how many `fits` were wrong, and what share of those that ran was
+    refused.
+    """
 
     ran: int
     ran_out: int
@@ -57,7 +64,10 @@ class Verdicts:
 
 def verdicts(fits: NDArray[np.bool_], ran_out: NDArray[np.bool_]) -> Verdicts:
     return Verdicts(
-        int((~ran_out).sum()), int(ran_out.sum()), int((fits & ran_out).sum()), int((~fits & ~ran_out).sum())
+        int((~ran_out).sum()),
+        int(ran_out.sum()),
+        int((fits & ran_out).sum()),
+        int((~fits & ~ran_out).sum()),
     )
 
 

@@ -1,4 +1,7 @@
-"""Predictions of measured runs beside what was measured, with or without a calibration. Judges nothing."""
+"""Predictions of measured runs beside what was measured, with or without a calibration.
+
+Judges nothing.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +35,14 @@ class Predicted:
 def timed(pairs: Sequence[Pair]) -> list[Pair]:
     """Those whose time was measured, without what they say of memory."""
     return [
-        (request, {key: value for key, value in measured.items() if key not in ("peak_bytes", "out_of_memory")})
+        (
+            request,
+            {
+                key: value
+                for key, value in measured.items()
+                if key not in ("peak_bytes", "out_of_memory")
+            },
+        )
         for request, measured in pairs
         if usable(measured).keys() - {"peak_bytes"}
     ]
@@ -45,7 +55,9 @@ def predict(pairs: Sequence[Pair], calibration: Calibration | None = None) -> Pr
     return Predicted(table.column("step_time_s"), low, high, step_times(pairs, table))
 
 
-def predict_times(pairs: Sequence[Pair], calibration: Calibration | None = None) -> tuple[Floats, Floats]:
+def predict_times(
+    pairs: Sequence[Pair], calibration: Calibration | None = None
+) -> tuple[Floats, Floats]:
     """Predicted and measured seconds per step `(n,)`, without intervals."""
     requests = [request for request, _ in pairs]
     table = table_of(requests, columns_for(requests, calibration))
@@ -56,7 +68,11 @@ def predict_held_out(calibrating: Sequence[Pair], held_out: Sequence[Pair]) -> P
     return predict(held_out, fit(calibrating))
 
 
-def memory(pairs: Sequence[Pair], calibration: Calibration | None = None) -> tuple[Table, Floats, NDArray[np.bool_]]:
-    """The plans' table with every stage, measured peak bytes (nan where none), and which ran out of memory."""
+def memory(
+    pairs: Sequence[Pair], calibration: Calibration | None = None
+) -> tuple[Table, Floats, NDArray[np.bool_]]:
+    """The plans' table with every stage, measured peak bytes (nan where none), and which ran out of
+    memory.
+    """
     requests = [request for request, _ in pairs]
     return table_of(requests, columns_for(requests, calibration)), peaks(pairs), ran_out(pairs)

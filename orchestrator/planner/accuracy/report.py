@@ -7,18 +7,20 @@ from pathlib import Path
 
 from orchestrator.planner.accuracy.cases import SEEDS, Row, rows
 
-_HEAD = (
-    "| test | case | runs | best peer | to reach | reached | |\n"
-    "|---|---|---|---|---|---|---|\n"
-)  # fmt: skip
+_HEAD = "| test | case | runs | best peer | to reach | reached | |\n|---|---|---|---|---|---|---|\n"
 
 
 def report(measurement_dir: str | Path, *, seeds: Sequence[int] = SEEDS) -> tuple[list[Row], str]:
-    """Rows and their table for the measurement files of a directory. Raises FileNotFoundError where there are none."""
+    """Rows and their table for the measurement files of a directory.
+
+    Raises FileNotFoundError where there are none.
+    """
     directory = Path(measurement_dir)
     found = list(rows(directory, seeds))
     if not found:
-        raise FileNotFoundError(f"no measurement file in {directory}; wanted are vtrain.jsonl, mosaic.jsonl and others")
+        raise FileNotFoundError(
+            f"no measurement file in {directory}; wanted are vtrain.jsonl, mosaic.jsonl and others"
+        )
     return found, markdown(found)
 
 
@@ -33,7 +35,15 @@ def _line(row: Row) -> str:
     digits = ".4f" if row.unit == "" else ".0f" if row.unit == "runs" else ".2f"
     told = {True: "yes", False: "**no**", None: ""}[row.passed]
     detail = f"; {row.detail}" if row.detail else ""
-    cells = (row.test, row.case, str(row.runs), row.peer, figure, f"{row.reached:{digits}}{_unit(row)}{detail}", told)
+    cells = (
+        row.test,
+        row.case,
+        str(row.runs),
+        row.peer,
+        figure,
+        f"{row.reached:{digits}}{_unit(row)}{detail}",
+        told,
+    )
     return f"| {' | '.join(cells)} |\n"
 
 

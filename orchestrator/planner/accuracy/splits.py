@@ -31,5 +31,7 @@ def leave_one_out(pairs: Sequence[Pair], key: Callable[[Pair], Hashable]) -> Ite
     """All runs that share one value of `key` held out, all others calibrating, for each value."""
     for value in sorted({key(pair) for pair in pairs}, key=str):
         yield Split(
-            str(value), [pair for pair in pairs if key(pair) != value], [pair for pair in pairs if key(pair) == value]
+            str(value),
+            [pair for pair in pairs if key(pair) != value],
+            [pair for pair in pairs if key(pair) == value],
         )

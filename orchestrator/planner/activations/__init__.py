@@ -1,7 +1,9 @@
 """Activation memory, term by term: what a training step keeps for its backward pass on one device.
 
-Importing the package registers its terms: tensors of a block by part (`attention`, `mlp`, `experts`), a layer under its
-recomputation (`layer`), a pipeline rank (`stage`), the logits (`logits`). Knows no parameters, gradients or buffers.
+Importing the package registers its terms: tensors of a block by part (`attention`, `mlp`,
+`experts`), a layer under its
+recomputation (`layer`), a pipeline rank (`stage`), the logits (`logits`). Knows no parameters,
+gradients or buffers.
 """
 
 import orchestrator.planner.activations.attention

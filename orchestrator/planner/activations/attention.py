@@ -1,6 +1,7 @@
 """What attention keeps of a micro-batch on one device: projections, positions, scores, output.
 
-One family of terms for MHA, GQA and MQA, multi-head latent attention (MLA) and multi-matrix factorisation attention
+One family of terms for MHA, GQA and MQA, multi-head latent attention (MLA) and multi-matrix
+factorisation attention
 (MFA): widths differ, kinds of tensors do not. Knows no norms of the residual stream, no MLP.
 """
 
@@ -11,7 +12,10 @@ import numpy as np
 from orchestrator.planner.activations.tokens import KORTHIKANTI
 from orchestrator.planner.terms import Column, term
 
-FLASH = "FlashAttention keeps q, k, v, its output and the fp32 log-sum-exp (arXiv 2205.14135, algorithm 1)"
+FLASH = (
+    "FlashAttention keeps q, k, v, its output and the fp32 log-sum-exp (arXiv 2205.14135, "
+    "algorithm 1)"
+)
 MLA = "DeepSeek-V2, arXiv 2405.04434, section 2.1, keys and values expanded as in training"
 MFA = "multi-matrix factorisation attention, arXiv 2412.19255"
 
@@ -34,7 +38,12 @@ def value_head_dim(is_mla: Column, v_head_dim: Column, head_dim: Column) -> Colu
     "key and value heads are copied beyond tp = kv_heads",
 )
 def kv_rows(
-    local_tokens: Column, split_tokens: Column, heads: Column, kv_heads: Column, tp: Column, is_mla: Column
+    local_tokens: Column,
+    split_tokens: Column,
+    heads: Column,
+    kv_heads: Column,
+    tp: Column,
+    is_mla: Column,
 ) -> Column:
     """Rows of keys on one device."""
     few = local_tokens * kv_heads / np.minimum(tp, kv_heads)
@@ -47,36 +56,68 @@ def qkv_input_bytes(input_tokens: Column, hidden: Column, compute_bytes: Column)
     return np.asarray(input_tokens * (hidden * compute_bytes))
 
 
-@term("B", "residual_tokens x (latents before their norms, the rotary key beside them, and after, statistics)", MLA)
+@term(
+    "B",
+    "residual_tokens x (latents before their norms, the rotary key beside them, and after, "
+    "statistics)",
+    MLA,
+)
 def latent_bytes(
-    residual_tokens: Column, is_mla: Column, q_lora: Column, kv_lora: Column, qk_rope: Column, is_mfa: Column,
-    mfa_rank: Column, compute_bytes: Column, one_norm_kernel: Column, rms_element_bytes: Column,
-) -> Column:  # fmt: skip
-    """Low-rank queries (MLA, MFA) and compressed keys and values (MLA): what their norms and up-projections keep."""
+    residual_tokens: Column,
+    is_mla: Column,
+    q_lora: Column,
+    kv_lora: Column,
+    qk_rope: Column,
+    is_mfa: Column,
+    mfa_rank: Column,
+    compute_bytes: Column,
+    one_norm_kernel: Column,
+    rms_element_bytes: Column,
+) -> Column:
+    """Low-rank queries (MLA, MFA) and compressed keys and values (MLA): what their norms and
+    up-projections keep.
+    """
     query = np.where(is_mfa == 1, mfa_rank, np.where(is_mla == 1, q_lora, 0.0))
     latents, rows = query + kv_lora, (query > 0).astype(float) + (kv_lora > 0)
-    # the norm's input is a view of the down-projection's output, rotary key and all, unless it is cast first
+    # the norm's input is a view of the down-projection's output, rotary key and all, unless it is
+    # cast first
     viewed = (is_mla == 1) & ((one_norm_kernel == 1) | (compute_bytes == 4))
     beside = np.where(viewed, qk_rope, 0.0) * compute_bytes
-    return np.asarray(residual_tokens * (latents * (rms_element_bytes + compute_bytes) + beside + 4.0 * rows))
+    return np.asarray(
+        residual_tokens * (latents * (rms_element_bytes + compute_bytes) + beside + 4.0 * rows)
+    )
 
 
 @term(
     "B",
-    "(split_tokens x heads + kv heads on the device) x (head_dim x rms_element_bytes + 4) with qk_norm, else 0",
+    "(split_tokens x heads + kv heads on the device) x (head_dim x rms_element_bytes + 4) with "
+    "qk_norm, else 0",
     "Qwen3 normalises each head of queries and keys",
 )
 def qk_norm_bytes(
-    split_tokens: Column, heads: Column, local_tokens: Column, kv_heads: Column, tp: Column, head_dim: Column,
-    qk_norm: Column, rms_element_bytes: Column, is_mla: Column,
-) -> Column:  # fmt: skip
+    split_tokens: Column,
+    heads: Column,
+    local_tokens: Column,
+    kv_heads: Column,
+    tp: Column,
+    head_dim: Column,
+    qk_norm: Column,
+    rms_element_bytes: Column,
+    is_mla: Column,
+) -> Column:
     """Queries and keys before their norms."""
     rows = split_tokens * heads + local_tokens * kv_heads / np.minimum(tp, kv_heads)
     return np.asarray(rows * ((head_dim * rms_element_bytes + 4.0) * (qk_norm * (1 - is_mla))))
 
 
-@term("B", "split_tokens x heads x query_head_dim x compute_bytes", f"{KORTHIKANTI}; rotation keeps only its tables")
-def query_bytes(split_tokens: Column, heads: Column, query_head_dim: Column, compute_bytes: Column) -> Column:
+@term(
+    "B",
+    "split_tokens x heads x query_head_dim x compute_bytes",
+    f"{KORTHIKANTI}; rotation keeps only its tables",
+)
+def query_bytes(
+    split_tokens: Column, heads: Column, query_head_dim: Column, compute_bytes: Column
+) -> Column:
     """Queries as the scores take them."""
     return np.asarray(split_tokens * (heads * query_head_dim * compute_bytes))
 
@@ -95,7 +136,8 @@ def value_bytes(kv_rows: Column, value_head_dim: Column, compute_bytes: Column) 
 
 @term(
     "",
-    "1 with flash attention on a CPU where dropout, or values narrower than keys, rule its kernel out",
+    "1 with flash attention on a CPU where dropout, or values narrower than keys, rule its kernel "
+    "out",
     "torch.nn.functional.scaled_dot_product_attention computes in steps then, in fp32",
 )
 def core_in_steps(
@@ -119,20 +161,34 @@ def log_sum_exp_bytes(split_tokens: Column, heads: Column, flash_runs: Column) -
 
 @term(
     "B",
-    "compute_bytes in one kernel; else 4, and compute_bytes for the 16-bit copy without dropout; 4 in steps",
+    "compute_bytes in one kernel; else 4, and compute_bytes for the 16-bit copy without dropout; "
+    "4 in steps",
     f"{KORTHIKANTI}.1: 2as; an unfused softmax is taken in fp32",
 )
 def softmax_element_bytes(
     core_in_steps: Column, fused_softmax: Column, compute_bytes: Column, dropout: Column
 ) -> Column:
-    """Of one probability. With dropout the 16-bit copy is a step to yet another tensor and not kept."""
+    """Of one probability.
+
+    With dropout the 16-bit copy is a step to yet another tensor and not kept.
+    """
     cast = np.where((compute_bytes < 4) & (dropout == 0), compute_bytes, 0.0)
-    return np.asarray(np.where(core_in_steps == 1, 4.0, np.where(fused_softmax == 1, compute_bytes, 4.0 + cast)))
+    return np.asarray(
+        np.where(core_in_steps == 1, 4.0, np.where(fused_softmax == 1, compute_bytes, 4.0 + cast))
+    )
 
 
-@term("B", "without flash attention: split_tokens x heads x seq_len x softmax_element_bytes", f"{KORTHIKANTI}.1: 2as")
+@term(
+    "B",
+    "without flash attention: split_tokens x heads x seq_len x softmax_element_bytes",
+    f"{KORTHIKANTI}.1: 2as",
+)
 def softmax_bytes(
-    split_tokens: Column, heads: Column, seq_len: Column, flash_runs: Column, softmax_element_bytes: Column
+    split_tokens: Column,
+    heads: Column,
+    seq_len: Column,
+    flash_runs: Column,
+    softmax_element_bytes: Column,
 ) -> Column:
     """Probabilities."""
     return np.asarray(split_tokens * (heads * seq_len * (1 - flash_runs) * softmax_element_bytes))
@@ -144,23 +200,40 @@ def softmax_bytes(
     f"{KORTHIKANTI}.1: as + 2as",
 )
 def score_dropout_bytes(
-    split_tokens: Column, heads: Column, seq_len: Column, flash_runs: Column, dropout: Column,
-    dropout_mask_element_bytes: Column, compute_bytes: Column, core_in_steps: Column,
-) -> Column:  # fmt: skip
-    """The mask over the probabilities and the probabilities that are left; flash attention draws the mask again."""
+    split_tokens: Column,
+    heads: Column,
+    seq_len: Column,
+    flash_runs: Column,
+    dropout: Column,
+    dropout_mask_element_bytes: Column,
+    compute_bytes: Column,
+    core_in_steps: Column,
+) -> Column:
+    """The mask over the probabilities and the probabilities that are left; flash attention draws
+    the mask again.
+    """
     each = np.where(core_in_steps == 1, 8.0, dropout_mask_element_bytes + compute_bytes)
     return np.asarray(split_tokens * (heads * seq_len * (1 - flash_runs) * (dropout > 0) * each))
 
 
 @term(
     "B",
-    "repeats_kv: keys and values per query head; in steps: fp32 queries as well; less those counted; else 0",
+    "repeats_kv: keys and values per query head; in steps: fp32 queries as well; less those "
+    "counted; else 0",
     "torch.ops.aten._scaled_dot_product_attention_math",
 )
 def core_copies_bytes(
-    split_tokens: Column, heads: Column, query_head_dim: Column, value_head_dim: Column, core_in_steps: Column,
-    query_bytes: Column, key_bytes: Column, value_bytes: Column, repeats_kv: Column, compute_bytes: Column,
-) -> Column:  # fmt: skip
+    split_tokens: Column,
+    heads: Column,
+    query_head_dim: Column,
+    value_head_dim: Column,
+    core_in_steps: Column,
+    query_bytes: Column,
+    key_bytes: Column,
+    value_bytes: Column,
+    repeats_kv: Column,
+    compute_bytes: Column,
+) -> Column:
     """What the core makes of queries, keys and values and keeps in place of them."""
     rows, kv_width = split_tokens * heads, query_head_dim + value_head_dim
     in_steps = rows * ((query_head_dim + kv_width) * 4.0) - query_bytes
@@ -171,11 +244,17 @@ def core_copies_bytes(
 
 @term(
     "B",
-    "window shorter than the sequence, as a mask tensor: (seq_len / cp) x seq_len x compute_bytes, else 0",
+    "window shorter than the sequence, as a mask tensor: (seq_len / cp) x seq_len x "
+    "compute_bytes, else 0",
     "scaled_dot_product_attention adds its mask to the scores",
 )
 def window_mask_bytes(
-    window: Column, seq_len: Column, cp: Column, windows_as_masks: Column, compute_bytes: Column, core_in_steps: Column
+    window: Column,
+    seq_len: Column,
+    cp: Column,
+    windows_as_masks: Column,
+    compute_bytes: Column,
+    core_in_steps: Column,
 ) -> Column:
     """A layer's own mask, the same for all sequences and heads."""
     masked = windows_as_masks * (window > 0) * (window < seq_len) * (1 - core_in_steps)
@@ -188,24 +267,44 @@ def window_mask_bytes(
     f"{KORTHIKANTI}.3: what selective recomputation leaves out",
 )
 def attention_core_bytes(
-    softmax_bytes: Column, score_dropout_bytes: Column, log_sum_exp_bytes: Column, core_copies_bytes: Column,
+    softmax_bytes: Column,
+    score_dropout_bytes: Column,
+    log_sum_exp_bytes: Column,
+    core_copies_bytes: Column,
     window_mask_bytes: Column,
-) -> Column:  # fmt: skip
+) -> Column:
     """Kept between scores and output, and not needed to compute it again."""
-    return np.asarray(softmax_bytes + score_dropout_bytes + log_sum_exp_bytes + core_copies_bytes + window_mask_bytes)
+    return np.asarray(
+        softmax_bytes
+        + score_dropout_bytes
+        + log_sum_exp_bytes
+        + core_copies_bytes
+        + window_mask_bytes
+    )
 
 
 @term("B", "split_tokens x heads x value_head_dim x compute_bytes", KORTHIKANTI)
-def output_input_bytes(split_tokens: Column, heads: Column, value_head_dim: Column, compute_bytes: Column) -> Column:
-    """Attention's output: what the output projection takes, and the same tensor that flash attention keeps."""
+def output_input_bytes(
+    split_tokens: Column, heads: Column, value_head_dim: Column, compute_bytes: Column
+) -> Column:
+    """Attention's output: what the output projection takes, and the same tensor that flash
+    attention keeps.
+    """
     return np.asarray(split_tokens * (heads * value_head_dim * compute_bytes))
 
 
 @term("B", "latent + qk_norm + query + key + value + attention_core + output_input", KORTHIKANTI)
 def attention_bytes(
-    latent_bytes: Column, qk_norm_bytes: Column, query_bytes: Column, key_bytes: Column, value_bytes: Column,
-    attention_core_bytes: Column, output_input_bytes: Column,
-) -> Column:  # fmt: skip
+    latent_bytes: Column,
+    qk_norm_bytes: Column,
+    query_bytes: Column,
+    key_bytes: Column,
+    value_bytes: Column,
+    attention_core_bytes: Column,
+    output_input_bytes: Column,
+) -> Column:
     """Everything between the attention's input and its output projection."""
     heads = query_bytes + key_bytes + value_bytes
-    return np.asarray(latent_bytes + qk_norm_bytes + heads + attention_core_bytes + output_input_bytes)
+    return np.asarray(
+        latent_bytes + qk_norm_bytes + heads + attention_core_bytes + output_input_bytes
+    )

@@ -1,6 +1,8 @@
-"""What a routing layer keeps in place of the dense MLP: routing, permuted tokens, expert and shared widths.
+"""What a routing layer keeps in place of the dense MLP: routing, permuted tokens, expert and shared
+widths.
 
-Loads are balanced: every expert gets tokens x top_k / experts, times the capacity factor. Expert parallelism exchanges
+Loads are balanced: every expert gets tokens x top_k / experts, times the capacity factor. Expert
+parallelism exchanges
 tokens and leaves their number per device as it is. Knows no attention.
 """
 
@@ -13,9 +15,12 @@ from orchestrator.planner.terms import Column, term
 MOE = "Megatron-LM's token dispatcher; DeepSeekMoE, arXiv 2401.06066"
 
 
-@term("B", "input_tokens x (4 x experts + 40 x top_k): fp32 scores, chosen weights and indices", MOE)
+@term(
+    "B", "input_tokens x (4 x experts + 40 x top_k): fp32 scores, chosen weights and indices", MOE
+)
 def router_bytes(input_tokens: Column, experts: Column, top_k: Column) -> Column:
-    """Scores of all experts; per choice its index, the order by expert, the way there and back in 64 bits, and its
+    """Scores of all experts; per choice its index, the order by expert, the way there and back in
+    64 bits, and its
     weight before and after that order."""
     return np.asarray(input_tokens * (4.0 * experts + 40.0 * top_k))
 
@@ -27,21 +32,29 @@ def routed_share(top_k: Column, capacity: Column) -> Column:
 
 
 @term("B", "input_tokens x top_k x capacity x hidden x compute_bytes", MOE)
-def permuted_input_bytes(input_tokens: Column, routed_share: Column, hidden: Column, compute_bytes: Column) -> Column:
+def permuted_input_bytes(
+    input_tokens: Column, routed_share: Column, hidden: Column, compute_bytes: Column
+) -> Column:
     """Tokens in the order of their experts: the input of the experts' first products."""
     return np.asarray(input_tokens * (routed_share * hidden * compute_bytes))
 
 
 @term("B", "split_tokens x top_k x capacity x expert_ffn x mlp_kept_widths x compute_bytes", MOE)
 def expert_hidden_bytes(
-    split_tokens: Column, routed_share: Column, expert_ffn: Column, mlp_kept_widths: Column, compute_bytes: Column
+    split_tokens: Column,
+    routed_share: Column,
+    expert_ffn: Column,
+    mlp_kept_widths: Column,
+    compute_bytes: Column,
 ) -> Column:
     """Between the products of the experts."""
     return np.asarray(split_tokens * (routed_share * expert_ffn * mlp_kept_widths * compute_bytes))
 
 
 @term("B", "residual_tokens x top_k x capacity x hidden x compute_bytes", MOE)
-def combine_bytes(residual_tokens: Column, routed_share: Column, hidden: Column, compute_bytes: Column) -> Column:
+def combine_bytes(
+    residual_tokens: Column, routed_share: Column, hidden: Column, compute_bytes: Column
+) -> Column:
     """The experts' outputs before they are weighted, for the gradient of the weights."""
     return np.asarray(residual_tokens * (routed_share * hidden * compute_bytes))
 
@@ -56,8 +69,17 @@ def shared_hidden_bytes(
 
 @term("B", "router + permuted_input + expert_hidden + combine + shared_hidden", MOE)
 def moe_hidden_bytes(
-    router_bytes: Column, permuted_input_bytes: Column, expert_hidden_bytes: Column, combine_bytes: Column,
+    router_bytes: Column,
+    permuted_input_bytes: Column,
+    expert_hidden_bytes: Column,
+    combine_bytes: Column,
     shared_hidden_bytes: Column,
-) -> Column:  # fmt: skip
+) -> Column:
     """Everything between the MLP's input and its output in a routing layer."""
-    return np.asarray(router_bytes + permuted_input_bytes + expert_hidden_bytes + combine_bytes + shared_hidden_bytes)
+    return np.asarray(
+        router_bytes
+        + permuted_input_bytes
+        + expert_hidden_bytes
+        + combine_bytes
+        + shared_hidden_bytes
+    )

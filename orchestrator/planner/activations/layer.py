@@ -1,7 +1,10 @@
-"""What one layer keeps of a micro-batch on one device: everything, and under each kind of recomputation.
+"""What one layer keeps of a micro-batch on one device: everything, and under each kind of
+recomputation.
 
-Selective recomputation is one of two things: "core" leaves out what lies between scores and output (Megatron), and
-"products" keeps the outputs of matrix products alone and computes all that is cheap again, the attention core included.
+Selective recomputation is one of two things: "core" leaves out what lies between scores and output
+(Megatron), and
+"products" keeps the outputs of matrix products alone and computes all that is cheap again, the
+attention core included.
 """
 
 from __future__ import annotations
@@ -12,14 +15,24 @@ from orchestrator.planner.activations.tokens import KORTHIKANTI
 from orchestrator.planner.inputs import RECOMPUTE
 from orchestrator.planner.terms import Column, term
 
-PRODUCTS = "selective checkpointing that saves the outputs of matrix products (torch.utils.checkpoint)"
+PRODUCTS = (
+    "selective checkpointing that saves the outputs of matrix products (torch.utils.checkpoint)"
+)
 
 
-@term("B", "attention_norm + qkv_input + attention + residual_mask + mlp_norm + mlp_input + residual_mask", KORTHIKANTI)
+@term(
+    "B",
+    "attention_norm + qkv_input + attention + residual_mask + mlp_norm + mlp_input + residual_mask",
+    KORTHIKANTI,
+)
 def layer_shared_bytes(
-    attention_norm_bytes: Column, qkv_input_bytes: Column, attention_bytes: Column, residual_mask_bytes: Column,
-    mlp_norm_bytes: Column, mlp_input_bytes: Column,
-) -> Column:  # fmt: skip
+    attention_norm_bytes: Column,
+    qkv_input_bytes: Column,
+    attention_bytes: Column,
+    residual_mask_bytes: Column,
+    mlp_norm_bytes: Column,
+    mlp_input_bytes: Column,
+) -> Column:
     """What dense and routing layers have in common, nothing recomputed."""
     around = attention_norm_bytes + qkv_input_bytes + mlp_norm_bytes + mlp_input_bytes
     return np.asarray(around + attention_bytes + 2 * residual_mask_bytes)
@@ -43,14 +56,35 @@ def block_input_bytes(residual_tokens: Column, hidden: Column, compute_bytes: Co
     return np.asarray(residual_tokens * (hidden * compute_bytes))
 
 
-@term("B", "latents, queries, keys and values as projected, and the output projection's output", PRODUCTS)
+@term(
+    "B",
+    "latents, queries, keys and values as projected, and the output projection's output",
+    PRODUCTS,
+)
 def attention_products_bytes(
-    split_tokens: Column, local_tokens: Column, residual_tokens: Column, heads: Column, kv_heads: Column, tp: Column,
-    head_dim: Column, query_head_dim: Column, hidden: Column, is_mla: Column, is_mfa: Column, q_lora: Column,
-    kv_lora: Column, qk_rope: Column, qk_nope: Column, v_head_dim: Column, mfa_rank: Column, compute_bytes: Column,
-) -> Column:  # fmt: skip
+    split_tokens: Column,
+    local_tokens: Column,
+    residual_tokens: Column,
+    heads: Column,
+    kv_heads: Column,
+    tp: Column,
+    head_dim: Column,
+    query_head_dim: Column,
+    hidden: Column,
+    is_mla: Column,
+    is_mfa: Column,
+    q_lora: Column,
+    kv_lora: Column,
+    qk_rope: Column,
+    qk_nope: Column,
+    v_head_dim: Column,
+    mfa_rank: Column,
+    compute_bytes: Column,
+) -> Column:
     """Outputs of attention's matrix products."""
-    latents = np.where(is_mla == 1, q_lora + kv_lora + qk_rope, np.where(is_mfa == 1, mfa_rank, 0.0))
+    latents = np.where(
+        is_mla == 1, q_lora + kv_lora + qk_rope, np.where(is_mfa == 1, mfa_rank, 0.0)
+    )
     per_head = query_head_dim + np.where(is_mla == 1, qk_nope + v_head_dim, 0.0)
     few = local_tokens * (2 * head_dim * kv_heads * (1 - is_mla)) / np.minimum(tp, kv_heads)
     elements = residual_tokens * (latents + hidden) + split_tokens * (heads * per_head) + few
@@ -59,25 +93,47 @@ def attention_products_bytes(
 
 @term(
     "B",
-    "block_input + attention_products + (split_tokens x (gate and) up width + residual_tokens x hidden) x "
+    "block_input + attention_products + (split_tokens x (gate and) up width + residual_tokens x "
+    "hidden) x "
     "compute_bytes",
     PRODUCTS,
 )
 def products_dense_bytes(
-    block_input_bytes: Column, attention_products_bytes: Column, split_tokens: Column, residual_tokens: Column,
-    ffn: Column, gated: Column, hidden: Column, compute_bytes: Column,
-) -> Column:  # fmt: skip
+    block_input_bytes: Column,
+    attention_products_bytes: Column,
+    split_tokens: Column,
+    residual_tokens: Column,
+    ffn: Column,
+    gated: Column,
+    hidden: Column,
+    compute_bytes: Column,
+) -> Column:
     """A dense layer that keeps the outputs of its matrix products."""
-    mlp = split_tokens * (ffn * (1 + gated) * compute_bytes) + residual_tokens * (hidden * compute_bytes)
+    mlp = split_tokens * (ffn * (1 + gated) * compute_bytes) + residual_tokens * (
+        hidden * compute_bytes
+    )
     return np.asarray(block_input_bytes + attention_products_bytes + mlp)
 
 
-@term("B", "block_input + attention_products + experts' and shared experts' products and the router's", PRODUCTS)
+@term(
+    "B",
+    "block_input + attention_products + experts' and shared experts' products and the router's",
+    PRODUCTS,
+)
 def products_moe_bytes(
-    block_input_bytes: Column, attention_products_bytes: Column, split_tokens: Column, residual_tokens: Column,
-    input_tokens: Column, routed_share: Column, experts: Column, expert_ffn: Column, shared_ffn: Column, gated: Column,
-    hidden: Column, compute_bytes: Column,
-) -> Column:  # fmt: skip
+    block_input_bytes: Column,
+    attention_products_bytes: Column,
+    split_tokens: Column,
+    residual_tokens: Column,
+    input_tokens: Column,
+    routed_share: Column,
+    experts: Column,
+    expert_ffn: Column,
+    shared_ffn: Column,
+    gated: Column,
+    hidden: Column,
+    compute_bytes: Column,
+) -> Column:
     """A routing layer that keeps the outputs of its matrix products."""
     inner = split_tokens * ((routed_share * expert_ffn + shared_ffn) * (1 + gated))
     outer = residual_tokens * ((routed_share + (shared_ffn > 0)) * hidden)
@@ -87,31 +143,45 @@ def products_moe_bytes(
 
 @term(
     "B",
-    "by recompute: none whole_dense; selective whole_dense - attention_core, or products_dense; full and auto "
+    "by recompute: none whole_dense; selective whole_dense - attention_core, or products_dense; "
+    "full and auto "
     "(the least it may keep) block_input",
     KORTHIKANTI,
 )
 def layer_activation_dense_bytes(
-    recompute: Column, whole_dense_bytes: Column, attention_core_bytes: Column, selective_products: Column,
-    products_dense_bytes: Column, block_input_bytes: Column,
-) -> Column:  # fmt: skip
+    recompute: Column,
+    whole_dense_bytes: Column,
+    attention_core_bytes: Column,
+    selective_products: Column,
+    products_dense_bytes: Column,
+    block_input_bytes: Column,
+) -> Column:
     """Kept by one dense layer of one micro-batch."""
-    selective = np.where(selective_products == 1, products_dense_bytes, whole_dense_bytes - attention_core_bytes)
+    selective = np.where(
+        selective_products == 1, products_dense_bytes, whole_dense_bytes - attention_core_bytes
+    )
     return _by_recompute(recompute, whole_dense_bytes, selective, block_input_bytes)
 
 
 @term(
     "B",
-    "by recompute: none whole_moe; selective whole_moe - attention_core, or products_moe; full and auto (the "
+    "by recompute: none whole_moe; selective whole_moe - attention_core, or products_moe; full "
+    "and auto (the "
     "least it may keep) block_input",
     KORTHIKANTI,
 )
 def layer_activation_moe_bytes(
-    recompute: Column, whole_moe_bytes: Column, attention_core_bytes: Column, selective_products: Column,
-    products_moe_bytes: Column, block_input_bytes: Column,
-) -> Column:  # fmt: skip
+    recompute: Column,
+    whole_moe_bytes: Column,
+    attention_core_bytes: Column,
+    selective_products: Column,
+    products_moe_bytes: Column,
+    block_input_bytes: Column,
+) -> Column:
     """Kept by one routing layer of one micro-batch."""
-    selective = np.where(selective_products == 1, products_moe_bytes, whole_moe_bytes - attention_core_bytes)
+    selective = np.where(
+        selective_products == 1, products_moe_bytes, whole_moe_bytes - attention_core_bytes
+    )
     return _by_recompute(recompute, whole_moe_bytes, selective, block_input_bytes)
 
 

@@ -10,7 +10,11 @@ import numpy as np
 from orchestrator.planner.terms import Column, term
 
 
-@term("", "vocab rounded up to vocab_multiple x tp, / tp", "the vocabulary is padded for tensor parallelism")
+@term(
+    "",
+    "vocab rounded up to vocab_multiple x tp, / tp",
+    "the vocabulary is padded for tensor parallelism",
+)
 def local_vocab(vocab: Column, vocab_multiple: Column, tp: Column) -> Column:
     """Columns of the logits on one device."""
     multiple = vocab_multiple * tp
@@ -18,7 +22,9 @@ def local_vocab(vocab: Column, vocab_multiple: Column, tp: Column) -> Column:
 
 
 @term("B", "compute_bytes where logits are capped by a tanh, else 0", "the tanh keeps its output")
-def softcap_bytes_per_logit(softcapped: Column, compute_bytes: Column, loss_without_logits: Column) -> Column:
+def softcap_bytes_per_logit(
+    softcapped: Column, compute_bytes: Column, loss_without_logits: Column
+) -> Column:
     """Beside what the loss keeps; a loss without whole logits caps within its kernel."""
     return np.asarray(softcapped * compute_bytes * (loss_without_logits == 0))
 
@@ -28,30 +34,50 @@ def softcap_bytes_per_logit(softcapped: Column, compute_bytes: Column, loss_with
     "fused: compute_bytes; else 4; with a softcap its output too",
     "log-probabilities or softmax in fp32; fused: the logits' own storage",
 )
-def kept_bytes_per_logit(fused_cross_entropy: Column, compute_bytes: Column, softcap_bytes_per_logit: Column) -> Column:
+def kept_bytes_per_logit(
+    fused_cross_entropy: Column, compute_bytes: Column, softcap_bytes_per_logit: Column
+) -> Column:
     """From the loss to its backward pass."""
-    return np.asarray(np.where(fused_cross_entropy == 1, compute_bytes, 4.0) + softcap_bytes_per_logit)
+    return np.asarray(
+        np.where(fused_cross_entropy == 1, compute_bytes, 4.0) + softcap_bytes_per_logit
+    )
 
 
-@term("B", "fp32 logits, their 16-bit copy, and over a sharded vocabulary a second one; with a softcap its output too",
-      "a loss that leaves its gradient where the logits were")  # fmt: skip
+@term(
+    "B",
+    "fp32 logits, their 16-bit copy, and over a sharded vocabulary a second one; with a softcap "
+    "its output too",
+    "a loss that leaves its gradient where the logits were",
+)
 def in_place_bytes_per_logit(
-    compute_bytes: Column, softcap_bytes_per_logit: Column, in_place_whole_only: Column, tp: Column,
-) -> Column:  # fmt: skip
-    copies = 4.0 + np.where(compute_bytes < 4, compute_bytes, 0.0) + 4.0 * (in_place_whole_only * (tp > 1))
+    compute_bytes: Column,
+    softcap_bytes_per_logit: Column,
+    in_place_whole_only: Column,
+    tp: Column,
+) -> Column:
+    copies = (
+        4.0
+        + np.where(compute_bytes < 4, compute_bytes, 0.0)
+        + 4.0 * (in_place_whole_only * (tp > 1))
+    )
     return np.asarray(copies + softcap_bytes_per_logit)
 
 
 @term(
     "B",
-    "fused, or without whole logits: compute_bytes; in place: in_place_bytes_per_logit; else 12 (log-probabilities, "
+    "fused, or without whole logits: compute_bytes; in place: in_place_bytes_per_logit; else 12 "
+    "(log-probabilities, "
     "their gradient, the logits' gradient, fp32); with a softcap its output too",
     "torch.nn.functional.cross_entropy; Megatron-LM's vocab_parallel_cross_entropy",
 )
 def bytes_per_logit(
-    fused_cross_entropy: Column, cross_entropy_in_place: Column, compute_bytes: Column, softcap_bytes_per_logit: Column,
-    in_place_bytes_per_logit: Column, loss_without_logits: Column,
-) -> Column:  # fmt: skip
+    fused_cross_entropy: Column,
+    cross_entropy_in_place: Column,
+    compute_bytes: Column,
+    softcap_bytes_per_logit: Column,
+    in_place_bytes_per_logit: Column,
+    loss_without_logits: Column,
+) -> Column:
     """At the loss's worst moment."""
     fused = (fused_cross_entropy == 1) | (loss_without_logits == 1)
     whole = np.where(fused, compute_bytes, 12.0) + softcap_bytes_per_logit
@@ -59,13 +85,22 @@ def bytes_per_logit(
     return np.asarray(np.where(in_place, in_place_bytes_per_logit, whole))
 
 
-@term("B", "whole vocabularies in place: two pieces of rows, softmax of one and the one before, in fp32",
-      "rows go through the softmax a piece at a time: 2 MiB on a CPU, 256 MiB on a GPU")  # fmt: skip
+@term(
+    "B",
+    "whole vocabularies in place: two pieces of rows, softmax of one and the one before, in fp32",
+    "rows go through the softmax a piece at a time: 2 MiB on a CPU, 256 MiB on a GPU",
+)
 def loss_pieces_bytes(
-    loss_piece_bytes: Column, loss_piece_bytes_on_cpu: Column, is_cpu: Column, live_logits: Column,
-    local_vocab: Column, tp: Column, fused_cross_entropy: Column, cross_entropy_in_place: Column,
+    loss_piece_bytes: Column,
+    loss_piece_bytes_on_cpu: Column,
+    is_cpu: Column,
+    live_logits: Column,
+    local_vocab: Column,
+    tp: Column,
+    fused_cross_entropy: Column,
+    cross_entropy_in_place: Column,
     loss_without_logits: Column,
-) -> Column:  # fmt: skip
+) -> Column:
     row = 4.0 * local_vocab
     piece = np.where(is_cpu == 1, loss_piece_bytes_on_cpu, loss_piece_bytes)
     two = 2 * np.maximum(1.0, np.floor(piece / row)) * row
@@ -75,16 +110,25 @@ def loss_pieces_bytes(
 
 
 @term("", "1 where losses come from hidden states, a chunk of logits at a time: on a GPU, pp 1")
-def loss_without_logits(without_logits: Column, is_cpu: Column, pp: Column, loss_chunks: Column) -> Column:
+def loss_without_logits(
+    without_logits: Column, is_cpu: Column, pp: Column, loss_chunks: Column
+) -> Column:
     return np.asarray(without_logits * (is_cpu == 0) * (pp == 1) * (loss_chunks == 1))
 
 
-@term("tokens", "local_tokens / loss_chunks; without whole logits at most loss_chunk_bytes of logits",
-      "multiples of 64 tokens, at least as many")  # fmt: skip
+@term(
+    "tokens",
+    "local_tokens / loss_chunks; without whole logits at most loss_chunk_bytes of logits",
+    "multiples of 64 tokens, at least as many",
+)
 def loss_tokens(
-    local_tokens: Column, loss_chunks: Column, loss_without_logits: Column, loss_chunk_bytes: Column,
-    local_vocab: Column, compute_bytes: Column,
-) -> Column:  # fmt: skip
+    local_tokens: Column,
+    loss_chunks: Column,
+    loss_without_logits: Column,
+    loss_chunk_bytes: Column,
+    local_vocab: Column,
+    compute_bytes: Column,
+) -> Column:
     """Those whose logits exist at a time."""
     chunk = np.maximum(64.0, np.floor(loss_chunk_bytes / (local_vocab * compute_bytes) / 64) * 64)
     whole = local_tokens / loss_chunks
@@ -99,14 +143,22 @@ def live_logits(loss_tokens: Column, local_vocab: Column) -> Column:
 
 @term(
     "B",
-    "last stage: targets, and live_logits x kept_bytes_per_logit, or in pieces the hidden states' gradient, which is "
+    "last stage: targets, and live_logits x kept_bytes_per_logit, or in pieces the hidden states' "
+    "gradient, which is "
     "taken at once; without whole logits 4 bytes a token",
 )
 def logits_kept_bytes(
-    stage_last: Column, live_logits: Column, kept_bytes_per_logit: Column, loss_chunks: Column, local_tokens: Column,
-    hidden: Column, compute_bytes: Column, loss_without_logits: Column,
-) -> Column:  # fmt: skip
-    """(S, n). What autograd keeps of one micro-batch's loss. Gradients made in the forward pass, without whole logits,
+    stage_last: Column,
+    live_logits: Column,
+    kept_bytes_per_logit: Column,
+    loss_chunks: Column,
+    local_tokens: Column,
+    hidden: Column,
+    compute_bytes: Column,
+    loss_without_logits: Column,
+) -> Column:
+    """(S, n). What autograd keeps of one micro-batch's loss. Gradients made in the forward pass,
+    without whole logits,
     are of the head's moment."""
     in_pieces = local_tokens * (hidden * compute_bytes)
     kept = np.where(loss_chunks > 1, in_pieces, live_logits * kept_bytes_per_logit)
@@ -116,13 +168,22 @@ def logits_kept_bytes(
 
 @term(
     "B",
-    "last stage: live_logits x bytes_per_logit + loss_pieces + logits_kept x (last_in_flight - 1), in pieces x "
+    "last stage: live_logits x bytes_per_logit + loss_pieces + logits_kept x (last_in_flight - "
+    "1), in pieces x "
     "last_in_flight",
 )
 def logits_bytes(
-    stage_last: Column, live_logits: Column, bytes_per_logit: Column, loss_pieces_bytes: Column,
-    logits_kept_bytes: Column, last_in_flight: Column, loss_chunks: Column,
-) -> Column:  # fmt: skip
+    stage_last: Column,
+    live_logits: Column,
+    bytes_per_logit: Column,
+    loss_pieces_bytes: Column,
+    logits_kept_bytes: Column,
+    last_in_flight: Column,
+    loss_chunks: Column,
+) -> Column:
     """(S, n). Logits and their loss at the loss's worst moment."""
     others = last_in_flight - np.where(loss_chunks > 1, 0, 1)
-    return np.asarray(stage_last * (live_logits * bytes_per_logit + loss_pieces_bytes) + logits_kept_bytes * others)
+    return np.asarray(
+        stage_last * (live_logits * bytes_per_logit + loss_pieces_bytes)
+        + logits_kept_bytes * others
+    )

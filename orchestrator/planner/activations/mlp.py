@@ -1,4 +1,5 @@
-"""What the norms, the residual stream's dropouts and a dense MLP keep of a micro-batch on one device.
+"""What the norms, the residual stream's dropouts and a dense MLP keep of a micro-batch on one
+device.
 
 Knows no attention and no experts.
 """
@@ -23,7 +24,11 @@ def mlp_norm_bytes(residual_tokens: Column, norm_bytes_per_token: Column) -> Col
     return np.asarray(residual_tokens * norm_bytes_per_token)
 
 
-@term("B", "residual_tokens x hidden x dropout_mask_element_bytes with dropout, else 0", f"{KORTHIKANTI}.1: 1 byte")
+@term(
+    "B",
+    "residual_tokens x hidden x dropout_mask_element_bytes with dropout, else 0",
+    f"{KORTHIKANTI}.1: 1 byte",
+)
 def residual_mask_bytes(
     residual_tokens: Column, hidden: Column, dropout_mask_element_bytes: Column, dropout: Column
 ) -> Column:
@@ -45,7 +50,8 @@ def one_gate_kernel(fused_swiglu: Column, fused_swiglu_on_cpu: Column, is_cpu: C
 
 @term(
     "",
-    "gated: 3 (gate, up, product) fused, 4 unfused (the activated gate too, which relu shares); plain: 2, relu 1",
+    "gated: 3 (gate, up, product) fused, 4 unfused (the activated gate too, which relu shares); "
+    "plain: 2, relu 1",
     "SwiGLU, arXiv 2002.05202; GELU keeps its input, relu only its output",
 )
 def mlp_kept_widths(gated: Column, one_gate_kernel: Column, relu: Column) -> Column:
@@ -55,6 +61,8 @@ def mlp_kept_widths(gated: Column, one_gate_kernel: Column, relu: Column) -> Col
 
 
 @term("B", "split_tokens x ffn x mlp_kept_widths x compute_bytes", f"{KORTHIKANTI}.1: 8sbh + 8sbh")
-def mlp_hidden_bytes(split_tokens: Column, ffn: Column, mlp_kept_widths: Column, compute_bytes: Column) -> Column:
+def mlp_hidden_bytes(
+    split_tokens: Column, ffn: Column, mlp_kept_widths: Column, compute_bytes: Column
+) -> Column:
     """Between the products of a dense MLP."""
     return np.asarray(split_tokens * (ffn * mlp_kept_widths * compute_bytes))

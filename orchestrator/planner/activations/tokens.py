@@ -1,6 +1,8 @@
-"""How many tokens of a micro-batch a device holds, and how tensor and sequence parallelism divide what is kept of them.
+"""How many tokens of a micro-batch a device holds, and how tensor and sequence parallelism divide
+what is kept of them.
 
-Knows degrees and widths; every other activation term multiplies these columns by a width of the model.
+Knows degrees and widths; every other activation term multiplies these columns by a width of the
+model.
 """
 
 from __future__ import annotations
@@ -20,7 +22,9 @@ def local_tokens(micro_batch: Column, seq_len: Column, cp: Column) -> Column:
 
 @term("tokens", "local_tokens / tp", KORTHIKANTI)
 def split_tokens(local_tokens: Column, tp: Column) -> Column:
-    """Whole-width equivalents inside attention and MLP, which tensor parallelism divides by heads and width."""
+    """Whole-width equivalents inside attention and MLP, which tensor parallelism divides by heads
+    and width.
+    """
     return np.asarray(local_tokens / tp)
 
 
@@ -32,7 +36,9 @@ def residual_tokens(local_tokens: Column, tp: Column, sequence_parallel: Column)
 
 @term("tokens", "residual_tokens where inputs are gathered again, else local_tokens", KORTHIKANTI)
 def input_tokens(residual_tokens: Column, local_tokens: Column, regathers_inputs: Column) -> Column:
-    """At the inputs of column-split products: Megatron keeps a part and gathers it again, DTensor keeps the whole."""
+    """At the inputs of column-split products: Megatron keeps a part and gathers it again, DTensor
+    keeps the whole.
+    """
     return np.asarray(np.where(regathers_inputs == 1, residual_tokens, local_tokens))
 
 
@@ -52,27 +58,49 @@ def decomposed_norm_element_bytes(norm_weight_in_fp32: Column, compute_bytes: Co
     return np.asarray(np.where(norm_weight_in_fp32 == 1, 8.0, 4.0 + compute_bytes))
 
 
-@term("B", "compute_bytes where the norm is one kernel, else decomposed_norm_element_bytes", KORTHIKANTI)
-def rms_element_bytes(one_norm_kernel: Column, compute_bytes: Column, decomposed_norm_element_bytes: Column) -> Column:
+@term(
+    "B",
+    "compute_bytes where the norm is one kernel, else decomposed_norm_element_bytes",
+    KORTHIKANTI,
+)
+def rms_element_bytes(
+    one_norm_kernel: Column, compute_bytes: Column, decomposed_norm_element_bytes: Column
+) -> Column:
     """What an RMSNorm keeps of one number."""
     return np.asarray(np.where(one_norm_kernel == 1, compute_bytes, decomposed_norm_element_bytes))
 
 
-@term("B", "8 (LayerNorm: mean and reciprocal deviation) or 4 (RMSNorm), fp32", "Korthikanti et al. leave these out")
+@term(
+    "B",
+    "8 (LayerNorm: mean and reciprocal deviation) or 4 (RMSNorm), fp32",
+    "Korthikanti et al. leave these out",
+)
 def norm_statistics_bytes(layernorm: Column) -> Column:
     """Of one normalised row."""
     return np.asarray(np.where(layernorm == 1, 8.0, 4.0))
 
 
-@term("B", "hidden x (compute_bytes for a LayerNorm, else rms_element_bytes) + norm_statistics_bytes", KORTHIKANTI)
+@term(
+    "B",
+    "hidden x (compute_bytes for a LayerNorm, else rms_element_bytes) + norm_statistics_bytes",
+    KORTHIKANTI,
+)
 def norm_bytes_per_token(
-    hidden: Column, compute_bytes: Column, layernorm: Column, rms_element_bytes: Column, norm_statistics_bytes: Column
+    hidden: Column,
+    compute_bytes: Column,
+    layernorm: Column,
+    rms_element_bytes: Column,
+    norm_statistics_bytes: Column,
 ) -> Column:
     """What a norm over the hidden width keeps."""
-    return np.asarray(hidden * np.where(layernorm == 1, compute_bytes, rms_element_bytes) + norm_statistics_bytes)
+    return np.asarray(
+        hidden * np.where(layernorm == 1, compute_bytes, rms_element_bytes) + norm_statistics_bytes
+    )
 
 
 @term("B", "mask_bytes, on a CPU mask_bytes_on_cpu", "on a CPU torch keeps the scaled noise")
-def dropout_mask_element_bytes(mask_bytes: Column, mask_bytes_on_cpu: Column, is_cpu: Column) -> Column:
+def dropout_mask_element_bytes(
+    mask_bytes: Column, mask_bytes_on_cpu: Column, is_cpu: Column
+) -> Column:
     """What a dropout keeps of one number."""
     return np.asarray(np.where(is_cpu == 1, mask_bytes_on_cpu, mask_bytes))

@@ -1,4 +1,5 @@
-"""Models in and plans out: a Hugging Face `config.json` as ModelSpec, a plan as another engine's own configuration.
+"""Models in and plans out: a Hugging Face `config.json` as ModelSpec, a plan as another engine's
+own configuration.
 
 Knows the engines' option names and nothing of what a plan costs.
 """
@@ -33,10 +34,13 @@ def export(
     steps: int | None = None,
     lr: float | None = None,
 ) -> Exported:
-    """The plan as configuration of `kind` (one of KINDS); `steps` and `lr` are the engine's default where None.
+    """The plan as configuration of `kind` (one of KINDS); `steps` and `lr` are the engine's default
+    where None.
 
-    What the engine says otherwise stands in `notes`. Raises Inexpressible, a ValueError, for an unknown kind, a plan
-    that is not legal for model, cluster and sequence, and one that the engine cannot run, naming one that can.
+    What the engine says otherwise stands in `notes`. Raises Inexpressible, a ValueError, for an
+    unknown kind, a plan
+    that is not legal for model, cluster and sequence, and one that the engine cannot run, naming
+    one that can.
     """
     if kind not in _WRITERS:
         raise Inexpressible(f"{kind!r} is not an engine to export to; one of {', '.join(KINDS)}")

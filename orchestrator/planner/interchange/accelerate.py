@@ -1,14 +1,24 @@
 """A plan as Hugging Face accelerate's YAML: FSDP2 with a mesh, DeepSpeed, or plain data parallel.
 
-Names and meanings as in accelerate 1.15.0 (`commands/config/config_args.py`, `parallelism_config.py`,
-`utils/launch.py`). The model, the batch and the accumulation are the program's; notes say what to set there.
+Names and meanings as in accelerate 1.15.0 (`commands/config/config_args.py`,
+`parallelism_config.py`,
+`utils/launch.py`). The model, the batch and the accumulation are the program's; notes say what to
+set there.
 """
 
 from __future__ import annotations
 
 from typing import Any
 
-from orchestrator.planner.interchange.common import Exported, Job, commented, note_gathering, refuse, torchrun, yaml
+from orchestrator.planner.interchange.common import (
+    Exported,
+    Job,
+    commented,
+    note_gathering,
+    refuse,
+    torchrun,
+    yaml,
+)
 from orchestrator.planner.interchange.deepspeed import NVME_PATH
 
 ENGINE = "accelerate"
@@ -20,7 +30,9 @@ def write(job: Job) -> Exported:
     plan, cluster = job.plan, job.cluster
     if plan.pp > 1:
         raise refuse(
-            ENGINE, f"trains without pipeline stages, pp is {plan.pp}", "pp 1, or torchtitan, megatron or deepspeed"
+            ENGINE,
+            f"trains without pipeline stages, pp is {plan.pp}",
+            "pp 1, or torchtitan, megatron or deepspeed",
         )
     if plan.ep > 1:
         raise refuse(
@@ -33,13 +45,16 @@ def write(job: Job) -> Exported:
     if on_cpu and kind in ("FSDP", "DEEPSPEED"):
         # its launcher starts the ranks, and each then trains a whole model alone
         raise refuse(
-            ENGINE, "shards on accelerators only, the cluster's devices are CPUs", "zero 0, or Orrery's own engine"
+            ENGINE,
+            "shards on accelerators only, the cluster's devices are CPUs",
+            "zero 0, or Orrery's own engine",
         )
     if on_cpu and kind == "MULTI_GPU":
         kind = "MULTI_CPU"
         precision = "no" if plan.precision == "fp32" else plan.precision
         job.note(
-            "On CPUs accelerate launch starts one rank only. Start them all with ACCELERATE_USE_CPU=true "
+            "On CPUs accelerate launch starts one rank only. Start them all with "
+            "ACCELERATE_USE_CPU=true "
             f"ACCELERATE_MIXED_PRECISION={precision} {torchrun(job)} train.py"
         )
     values: dict[str, Any] = {
@@ -58,7 +73,9 @@ def write(job: Job) -> Exported:
     }
     if cluster.nodes > 1:
         values |= {"main_process_ip": "127.0.0.1", "main_process_port": 29500}
-        job.note("On each machine set machine_rank, and main_process_ip to the first machine's address")
+        job.note(
+            "On each machine set machine_rank, and main_process_ip to the first machine's address"
+        )
     if plan.precision == "fp8":
         values["fp8_config"] = {"backend": "TE", "fp8_format": "HYBRID"}
         job.note("fp8 is Transformer Engine's, which must be installed")
@@ -68,15 +85,19 @@ def write(job: Job) -> Exported:
 
 
 def _engine(job: Job) -> tuple[str, dict[str, Any]]:
-    """`distributed_type` and its section: DeepSpeed for ZeRO-1 and partial offload, FSDP2 for the rest that shards."""
+    """`distributed_type` and its section: DeepSpeed for ZeRO-1 and partial offload, FSDP2 for the
+    rest that shards.
+    """
     plan = job.plan
     mesh = plan.tp * plan.cp > 1
     partial = plan.offload in ("optimizer", "nvme") or (plan.offload == "all" and plan.zero < 3)
     if partial and mesh:
         raise refuse(
-            ENGINE, f"offloads {plan.offload} through DeepSpeed only, which its mesh of tp and cp does not join",
+            ENGINE,
+            f"offloads {plan.offload} through DeepSpeed only, which its mesh of tp and cp does "
+            "not join",
             "offload none, or deepspeed",
-        )  # fmt: skip
+        )
     if not mesh and (partial or (plan.zero == 1 and plan.dp > 1)):
         return "DEEPSPEED", {"deepspeed_config": _deepspeed(job)}
     if plan.world_size == 1:
@@ -91,9 +112,10 @@ def _fsdp(job: Job) -> dict[str, Any]:
     replicate, shard = (plan.dp_replicate or 1, plan.dp_shard) if plan.zero else (plan.dp, 1)
     if shard * plan.cp == 1:
         raise refuse(
-            ENGINE, f"joins tp {plan.tp} to sharding only, dp is {plan.dp} and zero {plan.zero}",
+            ENGINE,
+            f"joins tp {plan.tp} to sharding only, dp is {plan.dp} and zero {plan.zero}",
             "zero 3 with dp at least 2, or torchtitan, megatron or deepspeed",
-        )  # fmt: skip
+        )
     if shard == 1 and replicate > 1:
         raise refuse(
             ENGINE,
@@ -101,9 +123,15 @@ def _fsdp(job: Job) -> dict[str, Any]:
             "zero 3, or torchtitan or megatron",
         )
     if plan.zero == 0:
-        job.note(f"accelerate shards weights over the cp ranks, here {plan.cp}: less memory than with zero 0")
+        job.note(
+            f"accelerate shards weights over the cp ranks, here {plan.cp}: less memory than with "
+            "zero 0"
+        )
     if plan.zero == 1:
-        job.note("Beside tp or cp accelerate has no ZeRO-1: written as ZeRO-2, which shards gradients too")
+        job.note(
+            "Beside tp or cp accelerate has no ZeRO-1: written as ZeRO-2, which shards gradients "
+            "too"
+        )
     fsdp: dict[str, Any] = {
         "fsdp_version": 2,
         "fsdp_reshard_after_forward": plan.zero in (0, 3),
@@ -114,8 +142,13 @@ def _fsdp(job: Job) -> dict[str, Any]:
         "fsdp_state_dict_type": "SHARDED_STATE_DICT",
     }
     if plan.recompute in ("selective", "auto"):
-        other = "as full" if plan.recompute == "auto" else "without, so activations take more memory"
-        job.note(f"accelerate recomputes whole blocks or nothing: recompute {plan.recompute} is written {other}")
+        other = (
+            "as full" if plan.recompute == "auto" else "without, so activations take more memory"
+        )
+        job.note(
+            f"accelerate recomputes whole blocks or nothing: recompute {plan.recompute} is "
+            f"written {other}"
+        )
     sections: dict[str, Any] = {"fsdp_config": fsdp}
     if plan.tp * plan.cp * replicate > 1:
         sections["parallelism_config"] = _mesh(job, replicate, shard)
@@ -135,21 +168,36 @@ def _mesh(job: Job, replicate: int, shard: int) -> dict[str, Any]:
         mesh["parallelism_config_cp_comm_strategy"] = "alltoall"
         job.note("Wrap each step in accelerator.maybe_context_parallel with the buffers to split")
     if plan.tp > 1:
-        job.note("Load the model with from_pretrained(..., device_mesh=accelerator.torch_device_mesh, tp_plan='auto')")
+        job.note(
+            "Load the model with from_pretrained(..., device_mesh=accelerator.torch_device_mesh, "
+            "tp_plan='auto')"
+        )
         if plan.sequence_parallel:
-            job.note("A model's tp_plan need not shard the sequence between blocks: activations may take more memory")
+            job.note(
+                "A model's tp_plan need not shard the sequence between blocks: activations may "
+                "take more memory"
+            )
     return mesh
 
 
 def _deepspeed(job: Job) -> dict[str, Any]:
     plan = job.plan
     if plan.zero == 0:
-        raise refuse(ENGINE, f"offloads under ZeRO only, zero is 0 with offload {plan.offload}", "zero 1 to 3")
+        raise refuse(
+            ENGINE,
+            f"offloads under ZeRO only, zero is 0 with offload {plan.offload}",
+            "zero 1 to 3",
+        )
     if plan.zero < 3 and plan.offload in ("all", "nvme"):
         raise refuse(
-            ENGINE, f"offloads parameters under ZeRO-3 only, zero is {plan.zero}", "zero 3, or offload optimizer"
+            ENGINE,
+            f"offloads parameters under ZeRO-3 only, zero is {plan.zero}",
+            "zero 3, or offload optimizer",
         )
-    values: dict[str, Any] = {"zero_stage": plan.zero, "gradient_accumulation_steps": plan.accumulation}
+    values: dict[str, Any] = {
+        "zero_stage": plan.zero,
+        "gradient_accumulation_steps": plan.accumulation,
+    }
     device = {"none": "none", "nvme": "nvme"}.get(plan.offload, "cpu")
     values["offload_optimizer_device"] = device
     values["offload_param_device"] = device if plan.offload in ("all", "nvme") else "none"
@@ -160,7 +208,10 @@ def _deepspeed(job: Job) -> dict[str, Any]:
     if plan.zero == 3:
         values["zero3_save_16bit_model"] = True
     if plan.dp_replicate and plan.dp_replicate > 1:
-        job.note(f"DeepSpeed shards ZeRO-{plan.zero} over all dp ranks, dp_replicate {plan.dp_replicate} is left out")
+        job.note(
+            f"DeepSpeed shards ZeRO-{plan.zero} over all dp ranks, dp_replicate "
+            f"{plan.dp_replicate} is left out"
+        )
     if plan.recompute != "none":
         job.note("For recompute call model.gradient_checkpointing_enable()")
     return values
@@ -169,19 +220,27 @@ def _deepspeed(job: Job) -> dict[str, Any]:
 def _in_the_program(job: Job) -> None:
     plan = job.plan
     if plan.accumulation > 1:
-        job.note(f"Use Accelerator(gradient_accumulation_steps={plan.accumulation}) and accelerator.accumulate(model)")
+        job.note(
+            f"Use Accelerator(gradient_accumulation_steps={plan.accumulation}) and "
+            "accelerator.accumulate(model)"
+        )
     job.note(
-        f"Give each process batches of {plan.micro_batch_size} sequences of {job.seq_len} tokens, global batch "
+        f"Give each process batches of {plan.micro_batch_size} sequences of {job.seq_len} tokens, "
+        "global batch "
         f"{plan.global_batch_size}; the model is {job.model.name}"
     )
     if plan.zero == 0 and plan.recompute != "none" and plan.tp * plan.cp == 1:
         job.note("For recompute call model.gradient_checkpointing_enable()")
     if plan.grad_dtype or plan.reduce_dtype or plan.params_dtype:
-        job.note("accelerate's file has no dtype of gradients or weights: mixed precision keeps fp32 weights")
+        job.note(
+            "accelerate's file has no dtype of gradients or weights: mixed precision keeps fp32 "
+            "weights"
+        )
     if plan.precision == "fp16" and plan.loss_scale:
         scale = plan.loss_scale
         job.note(
-            f"Pass GradScalerKwargs(init_scale={scale.initial:g}, growth_interval={scale.growth_interval}, "
+            f"Pass GradScalerKwargs(init_scale={scale.initial:g}, "
+            f"growth_interval={scale.growth_interval}, "
             f"growth_factor={scale.growth:g}, backoff_factor={scale.backoff:g})"
         )
     if job.steps is not None:

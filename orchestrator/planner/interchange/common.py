@@ -1,4 +1,5 @@
-"""What every export shares: the result, the refusal, the facts of one plan, and text without a library.
+"""What every export shares: the result, the refusal, the facts of one plan, and text without a
+library.
 
 Writes TOML, YAML and comments; does not know any engine's option names.
 """
@@ -25,7 +26,8 @@ class Inexpressible(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class Exported:
-    """One engine's configuration: its text, a fitting file name, and what the file does not say or says otherwise.
+    """One engine's configuration: its text, a fitting file name, and what the file does not say or
+    says otherwise.
 
     `notes` stand in the text as comments too, where the format has comments (JSON has none).
     """
@@ -37,9 +39,11 @@ class Exported:
 
 @dataclass(slots=True)
 class Job:
-    """One export in the making: a legal plan for a model on a cluster, and the notes gathered on the way.
+    """One export in the making: a legal plan for a model on a cluster, and the notes gathered on
+    the way.
 
-    `steps` is the number of optimizer steps and `lr` the learning rate, both left to the engine's default where None.
+    `steps` is the number of optimizer steps and `lr` the learning rate, both left to the engine's
+    default where None.
     """
 
     model: ModelSpec
@@ -51,8 +55,12 @@ class Job:
     notes: list[str] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        """Raises Inexpressible for a plan that is not legal for the model, the sequence or the cluster."""
-        problems = plan_problems(self.plan, model=self.model, seq_len=self.seq_len, devices=self.cluster.devices)
+        """Raises Inexpressible for a plan that is not legal for the model, the sequence or the
+        cluster.
+        """
+        problems = plan_problems(
+            self.plan, model=self.model, seq_len=self.seq_len, devices=self.cluster.devices
+        )
         if problems:
             raise Inexpressible("; ".join(str(item) for item in problems))
 
@@ -64,8 +72,13 @@ class Job:
     def headline(self) -> str:
         """The plan in one line, `llama3-8b on 8 x h100-80g: dp 4, tp 2, ...`."""
         plan, cluster = self.plan, self.cluster
-        degrees = ", ".join(f"{name} {getattr(plan, name)}" for name in ("dp", "tp", "pp", "cp", "ep", "zero"))
-        batch = f"micro-batch {plan.micro_batch_size} x {plan.accumulation}, global batch {plan.global_batch_size}"
+        degrees = ", ".join(
+            f"{name} {getattr(plan, name)}" for name in ("dp", "tp", "pp", "cp", "ep", "zero")
+        )
+        batch = (
+            f"micro-batch {plan.micro_batch_size} x {plan.accumulation}, global batch "
+            f"{plan.global_batch_size}"
+        )
         devices = f"{cluster.nodes} x {cluster.devices_per_node} x {cluster.device}"
         return f"{self.model.name} on {devices}: {degrees}, {batch}, {self.seq_len} tokens"
 
@@ -82,7 +95,8 @@ def refuse(engine: str, says: str, try_: str) -> Inexpressible:
 def note_cpu(job: Job, engine: str) -> None:
     if job.cluster.entry.kind == "cpu":
         job.note(
-            f"{engine} trains on accelerators, the cluster's devices are CPUs: there only Orrery's own engine runs this"
+            f"{engine} trains on accelerators, the cluster's devices are CPUs: there only "
+            "Orrery's own engine runs this"
         )
 
 
@@ -102,12 +116,19 @@ def torchrun(job: Job) -> str:
 
 
 def toml(tables: Mapping[str, Mapping[str, Any]]) -> str:
-    """TOML 1.0 of tables (dots in their names nest) of whole numbers, numbers, flags, text and nested lists of them."""
+    """TOML 1.0 of tables (dots in their names nest) of whole numbers, numbers, flags, text and
+    nested lists of them.
+    """
     blocks = []
     for name, values in tables.items():
         head = ".".join(_toml_key(part) for part in name.split("."))
         blocks.append(
-            "\n".join([f"[{head}]", *(f"{_toml_key(key)} = {_toml(value)}" for key, value in values.items())])
+            "\n".join(
+                [
+                    f"[{head}]",
+                    *(f"{_toml_key(key)} = {_toml(value)}" for key, value in values.items()),
+                ]
+            )
         )
     return "\n\n".join(blocks) + "\n"
 
@@ -152,11 +173,15 @@ def _yaml(value: Any) -> str:
 
 
 def _yaml_text(text: str) -> str:
-    return text if _PLAIN_YAML.fullmatch(text) and text.lower() not in _YAML_WORDS else _quoted(text)
+    return (
+        text if _PLAIN_YAML.fullmatch(text) and text.lower() not in _YAML_WORDS else _quoted(text)
+    )
 
 
 def _number(value: float) -> str:
-    """As both formats read it back: YAML 1.1 wants a dot before an exponent, TOML a digit after the dot."""
+    """As both formats read it back: YAML 1.1 wants a dot before an exponent, TOML a digit after the
+    dot.
+    """
     text = repr(value)
     if isinstance(value, float) and "e" in text:
         digits, _, power = text.partition("e")
@@ -165,7 +190,8 @@ def _number(value: float) -> str:
 
 
 def _quoted(text: str) -> str:
-    # a JSON string of ASCII is a basic string of TOML and a double-quoted one of YAML; DEL alone needs an escape
+    # a JSON string of ASCII is a basic string of TOML and a double-quoted one of YAML; DEL alone
+    # needs an escape
     return json.dumps(_printable(text), ensure_ascii=False).replace("\x7f", "\\u007f")
 
 

@@ -1,7 +1,8 @@
 """A plan as DeepSpeed's JSON configuration.
 
 Names and meanings as in DeepSpeed 0.19.6 (`deepspeed/runtime/config.py`, `runtime/zero/config.py`,
-`runtime/precision_config.py`, docs `config-json`). DeepSpeed is told the model in Python, so the file has none of it;
+`runtime/precision_config.py`, docs `config-json`). DeepSpeed is told the model in Python, so the
+file has none of it;
 the batch it writes is `train_batch_size = micro-batch x accumulation x dp`, exactly.
 """
 
@@ -36,12 +37,19 @@ def write(job: Job) -> Exported:
     if job.lr is not None:
         values["optimizer"] = {"type": "AdamW", "params": {"lr": job.lr}}
     if plan.offload == "nvme":
-        values["aio"] = {"block_size": 1048576, "queue_depth": 8, "single_submit": False, "overlap_events": True}
+        values["aio"] = {
+            "block_size": 1048576,
+            "queue_depth": 8,
+            "single_submit": False,
+            "overlap_events": True,
+        }
     if job.steps is not None:
         job.note(f"The number of steps, {job.steps}, is your loop's")
     nodes = f"--num_nodes {job.cluster.nodes} --num_gpus {job.cluster.devices_per_node}"
     job.note(f"DeepSpeed {VERSION}: deepspeed {nodes} train.py --deepspeed_config ds_config.json")
-    job.note(f"The model ({job.model.name}) and sequences of {job.seq_len} tokens are your program's")
+    job.note(
+        f"The model ({job.model.name}) and sequences of {job.seq_len} tokens are your program's"
+    )
     return Exported(json.dumps(values, indent=2) + "\n", "ds_config.json", tuple(job.notes))
 
 
@@ -50,7 +58,9 @@ def _zero(job: Job) -> dict[str, Any]:
     values: dict[str, Any] = {"stage": plan.zero, "overlap_comm": plan.zero > 0}
     if plan.pp > 1 and plan.zero > 1:
         raise refuse(
-            ENGINE, f"pipelines with ZeRO 0 or 1 only, zero is {plan.zero}", "zero 1, or megatron or torchtitan"
+            ENGINE,
+            f"pipelines with ZeRO 0 or 1 only, zero is {plan.zero}",
+            "zero 1, or megatron or torchtitan",
         )
     if plan.offload != "none":
         _offload(job, values)
@@ -66,10 +76,13 @@ def _zero(job: Job) -> dict[str, Any]:
     if plan.dp_replicate and plan.dp_replicate > 1 and plan.zero:
         if plan.zero == 3:
             values["mics_shard_size"] = plan.dp_shard
-            job.note("Copies of shards are MiCS: construct the model under deepspeed.zero.MiCS_Init")
+            job.note(
+                "Copies of shards are MiCS: construct the model under deepspeed.zero.MiCS_Init"
+            )
         else:
             job.note(
-                f"DeepSpeed shards ZeRO-{plan.zero} over all dp ranks, dp_replicate {plan.dp_replicate} is left out"
+                f"DeepSpeed shards ZeRO-{plan.zero} over all dp ranks, dp_replicate "
+                f"{plan.dp_replicate} is left out"
             )
     return values
 
@@ -77,12 +90,21 @@ def _zero(job: Job) -> dict[str, Any]:
 def _offload(job: Job, values: dict[str, Any]) -> None:
     plan = job.plan
     if plan.zero == 0:
-        raise refuse(ENGINE, f"offloads under ZeRO only, zero is 0 with offload {plan.offload}", "zero 1 to 3")
-    device: dict[str, Any] = {"device": "nvme" if plan.offload == "nvme" else "cpu", "pin_memory": True}
+        raise refuse(
+            ENGINE,
+            f"offloads under ZeRO only, zero is 0 with offload {plan.offload}",
+            "zero 1 to 3",
+        )
+    device: dict[str, Any] = {
+        "device": "nvme" if plan.offload == "nvme" else "cpu",
+        "pin_memory": True,
+    }
     if plan.offload == "nvme":
         if plan.zero < 3:
             raise refuse(
-                ENGINE, f"offloads to NVMe under ZeRO-3 only, zero is {plan.zero}", "zero 3, or offload optimizer"
+                ENGINE,
+                f"offloads to NVMe under ZeRO-3 only, zero is {plan.zero}",
+                "zero 3, or offload optimizer",
             )
         device["nvme_path"] = NVME_PATH
         job.note(f"Set nvme_path (here {NVME_PATH}) to a folder on a fast local disk")
@@ -90,7 +112,9 @@ def _offload(job: Job, values: dict[str, Any]) -> None:
     if plan.offload == "all":
         if plan.zero < 3:
             raise refuse(
-                ENGINE, f"offloads parameters under ZeRO-3 only, zero is {plan.zero}", "zero 3, or offload optimizer"
+                ENGINE,
+                f"offloads parameters under ZeRO-3 only, zero is {plan.zero}",
+                "zero 3, or offload optimizer",
             )
         values["offload_param"] = dict(device)
     elif plan.offload == "nvme":
@@ -106,7 +130,8 @@ def _precision(job: Job) -> dict[str, Any]:
         values["bf16"] = {"enabled": True}
         if plan.precision == "fp8":
             job.note(
-                "DeepSpeed has no fp8 of its own: written as bf16; fp8 layers (Transformer Engine) are your model's"
+                "DeepSpeed has no fp8 of its own: written as bf16; fp8 layers (Transformer "
+                "Engine) are your model's"
             )
     elif plan.precision == "fp16":
         values["fp16"] = {"enabled": True, **_loss_scale(job)}
@@ -126,7 +151,11 @@ def _loss_scale(job: Job) -> dict[str, Any]:
         job.note(f"DeepSpeed starts at a power of two: 2^{power} instead of {scale.initial:g}")
     if (scale.growth, scale.backoff) != (2.0, 0.5):
         job.note("DeepSpeed always doubles and halves the loss scale")
-    return {"loss_scale": 0, "initial_scale_power": power, "loss_scale_window": scale.growth_interval}
+    return {
+        "loss_scale": 0,
+        "initial_scale_power": power,
+        "loss_scale_window": scale.growth_interval,
+    }
 
 
 def _mesh(job: Job) -> dict[str, Any]:
@@ -134,30 +163,46 @@ def _mesh(job: Job) -> dict[str, Any]:
     values: dict[str, Any] = {}
     if plan.tp > 1 and plan.pp > 1:
         job.note(
-            f"Within a PipelineModule tp is your layers' own: give it PipeModelDataParallelTopology(num_pp={plan.pp}, "
+            "Within a PipelineModule tp is your layers' own: give it "
+            f"PipeModelDataParallelTopology(num_pp={plan.pp}, "
             f"num_mp={plan.tp}, num_dp={plan.dp})"
         )
     elif plan.tp > 1:
         if plan.ep > 1:
             raise refuse(
-                ENGINE, "does not combine AutoTP with expert parallelism", "tp 1 or ep 1, or megatron or torchtitan"
+                ENGINE,
+                "does not combine AutoTP with expert parallelism",
+                "tp 1 or ep 1, or megatron or torchtitan",
             )
         values["tensor_parallel"] = {"autotp_size": plan.tp}
-        job.note("Tensor parallel is AutoTP: it splits Hugging Face models by itself and others by a partition_config")
+        job.note(
+            "Tensor parallel is AutoTP: it splits Hugging Face models by itself and others by a "
+            "partition_config"
+        )
         if plan.sequence_parallel:
-            job.note("AutoTP does not shard the sequence between blocks: activations take more memory than planned")
+            job.note(
+                "AutoTP does not shard the sequence between blocks: activations take more memory "
+                "than planned"
+            )
     if plan.cp > 1:
         if plan.tp > 1 or plan.pp > 1:
             raise refuse(
-                ENGINE, "combines its sequence parallelism with neither tp nor pp", "tp 1 and pp 1, or megatron"
+                ENGINE,
+                "combines its sequence parallelism with neither tp nor pp",
+                "tp 1 and pp 1, or megatron",
             )
         heads = job.model.heads
         if heads % plan.cp:
             raise refuse(
-                ENGINE, f"spreads heads over cp (Ulysses), {heads} do not divide by {plan.cp}", "megatron or torchtitan"
+                ENGINE,
+                f"spreads heads over cp (Ulysses), {heads} do not divide by {plan.cp}",
+                "megatron or torchtitan",
             )
         values |= {"sequence_parallel_size": plan.cp, "data_parallel_size": plan.dp}
-        job.note("Context parallel is Ulysses (all-to-all over heads), not a ring: its traffic differs from the plan's")
+        job.note(
+            "Context parallel is Ulysses (all-to-all over heads), not a ring: its traffic differs "
+            "from the plan's"
+        )
         if job.model.kv_heads % plan.cp and job.model.attention == "softmax":
             job.note(f"{job.model.kv_heads} key-value heads are repeated to reach cp {plan.cp}")
     if plan.ep > 1:
@@ -168,7 +213,9 @@ def _mesh(job: Job) -> dict[str, Any]:
                 "another ep, or megatron",
             )
         values["expert_parallel"] = {"enabled": True, "autoep_size": plan.ep}
-        job.note("Expert parallel is AutoEP: name preset_model or the patterns of your model's experts")
+        job.note(
+            "Expert parallel is AutoEP: name preset_model or the patterns of your model's experts"
+        )
     if plan.pp > 1:
         values["pipeline"] = {"stages": plan.pp, "partition": "uniform"}
         _pipeline(job)
@@ -178,14 +225,23 @@ def _mesh(job: Job) -> dict[str, Any]:
 def _pipeline(job: Job) -> None:
     plan = job.plan
     job.note(
-        f"Build the model as PipelineModule(layers, num_stages={plan.pp}, partition_method='uniform'); micro-batches "
+        f"Build the model as PipelineModule(layers, num_stages={plan.pp}, "
+        "partition_method='uniform'); micro-batches "
         f"of a step are the {plan.accumulation} accumulation steps"
     )
     if plan.schedule != "1f1b":
-        other = "pipedream is Orrery's own engine's" if plan.schedule == "pipedream" else "torchtitan may run it"
-        job.note(f"DeepSpeed's pipeline is 1F1B, not {plan.schedule}: bubble and memory differ; {other}")
+        other = (
+            "pipedream is Orrery's own engine's"
+            if plan.schedule == "pipedream"
+            else "torchtitan may run it"
+        )
+        job.note(
+            f"DeepSpeed's pipeline is 1F1B, not {plan.schedule}: bubble and memory differ; {other}"
+        )
     if plan.stage_layers is not None:
-        job.note(f"partition_method takes no list of layers a stage, {plan.stage_layers} is left out")
+        job.note(
+            f"partition_method takes no list of layers a stage, {plan.stage_layers} is left out"
+        )
 
 
 def _recompute(job: Job) -> dict[str, Any]:
@@ -193,12 +249,25 @@ def _recompute(job: Job) -> dict[str, Any]:
     if plan.recompute == "none":
         return {}
     if plan.recompute != "full":
-        job.note(f"DeepSpeed has no recompute {plan.recompute}: written as full, which takes less memory and more time")
-    job.note("Recompute runs where your model calls deepspeed.checkpointing (or torch's), once a block")
-    return {"activation_checkpointing": {"partition_activations": plan.tp > 1, "number_checkpoints": job.model.layers}}
+        job.note(
+            f"DeepSpeed has no recompute {plan.recompute}: written as full, which takes less "
+            "memory and more time"
+        )
+    job.note(
+        "Recompute runs where your model calls deepspeed.checkpointing (or torch's), once a block"
+    )
+    return {
+        "activation_checkpointing": {
+            "partition_activations": plan.tp > 1,
+            "number_checkpoints": job.model.layers,
+        }
+    }
 
 
 def _layer_elements(job: Job) -> int:
     count = parameter_count(job.model)
     moe = job.model.moe
-    return count.layer(moe=moe is not None, experts=moe.experts // job.plan.ep if moe else 0) // job.plan.tp
+    return (
+        count.layer(moe=moe is not None, experts=moe.experts // job.plan.ep if moe else 0)
+        // job.plan.tp
+    )

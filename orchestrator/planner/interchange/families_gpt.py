@@ -1,6 +1,7 @@
 """Families of the GPT block, LayerNorm, biases and a plain MLP: GPT-2, StarCoder, GPT-NeoX, OPT.
 
-One function a family, from its `config.json` to ModelSpec's fields. Defaults are those of the family's own
+One function a family, from its `config.json` to ModelSpec's fields. Defaults are those of the
+family's own
 configuration class (transformers 5.23).
 """
 
@@ -12,7 +13,9 @@ from orchestrator.planner.interchange.rotary import rope_of
 
 
 def starcoder2(config: Fields) -> Shape:
-    config.want("use_bias", True, default=True, why="its LayerNorms keep a bias that its linears then lack")
+    config.want(
+        "use_bias", True, default=True, why="its LayerNorms keep a bias that its linears then lack"
+    )
     dropouts = {"residual_dropout": 0.0, "embedding_dropout": 0.0, "attention_dropout": 0.0}
     return {
         **sizes(config, tied=True, dropouts=dropouts),
@@ -28,7 +31,9 @@ def starcoder2(config: Fields) -> Shape:
 
 
 def gpt_neox(config: Fields) -> Shape:
-    """GPT-NeoX with a sequential block (RedPajama-INCITE); Pythia and NeoX-20B add both branches at once."""
+    """GPT-NeoX with a sequential block (RedPajama-INCITE); Pythia and NeoX-20B add both branches at
+    once.
+    """
     config.want(
         "use_parallel_residual",
         False,
@@ -49,8 +54,18 @@ def gpt_neox(config: Fields) -> Shape:
 
 
 def gpt2(config: Fields) -> Shape:
-    config.want("scale_attn_weights", True, default=True, why="scores are not divided by the root of head_dim")
-    config.want("scale_attn_by_inverse_layer_idx", False, default=False, why="scores are scaled layer by layer")
+    config.want(
+        "scale_attn_weights",
+        True,
+        default=True,
+        why="scores are not divided by the root of head_dim",
+    )
+    config.want(
+        "scale_attn_by_inverse_layer_idx",
+        False,
+        default=False,
+        why="scores are scaled layer by layer",
+    )
     config.want("add_cross_attention", False, default=False, why="it reads an encoder")
     hidden = config.whole("n_embd")
     return {
@@ -79,14 +94,31 @@ def gpt_bigcode(config: Fields) -> Shape:
 
 
 def opt(config: Fields) -> Shape:
-    """OPT of all sizes but 350M. Its table of positions has two rows more than tokens, which `max_seq_len` counts."""
+    """OPT of all sizes but 350M.
+
+    Its table of positions has two rows more than tokens, which `max_seq_len` counts.
+    """
     hidden = config.whole("hidden_size")
-    config.want("do_layer_norm_before", True, default=True, why="its norms come after attention and MLP")
+    config.want(
+        "do_layer_norm_before", True, default=True, why="its norms come after attention and MLP"
+    )
     config.want("_remove_final_layer_norm", False, default=False, why="the last norm is missing")
-    config.want("enable_bias", True, default=True, why="its LayerNorms keep a bias that its linears then lack")
-    config.want("layer_norm_elementwise_affine", True, default=True, why="its norms have no weights")
+    config.want(
+        "enable_bias",
+        True,
+        default=True,
+        why="its LayerNorms keep a bias that its linears then lack",
+    )
+    config.want(
+        "layer_norm_elementwise_affine", True, default=True, why="its norms have no weights"
+    )
     if config.has("word_embed_proj_dim"):
-        config.want("word_embed_proj_dim", hidden, default=hidden, why="embeddings are projected to another width")
+        config.want(
+            "word_embed_proj_dim",
+            hidden,
+            default=hidden,
+            why="embeddings are projected to another width",
+        )
     return {
         "layers": config.whole("num_hidden_layers"),
         "hidden": hidden,
@@ -95,7 +127,8 @@ def opt(config: Fields) -> Shape:
         "vocab": config.whole("vocab_size"),
         "max_seq_len": config.whole("max_position_embeddings") + 2,
         "tie_embeddings": config.flag("tie_word_embeddings", True),
-        # attention_dropout is 0 in every published file while dropout is 0.1: memory follows the larger
+        # attention_dropout is 0 in every published file while dropout is 0.1: memory follows the
+        # larger
         "dropout": config.number("dropout", default=0.1),
         "norm": "layernorm",
         "position": "learned",

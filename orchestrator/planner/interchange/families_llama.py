@@ -1,6 +1,8 @@
-"""Families of the Llama block, RMSNorm and a gated MLP: Llama, Mistral, Mixtral, Qwen, Phi-3, DeepSeek.
+"""Families of the Llama block, RMSNorm and a gated MLP: Llama, Mistral, Mixtral, Qwen, Phi-3,
+DeepSeek.
 
-One function a family, from its `config.json` to ModelSpec's fields. Defaults are those of the family's own
+One function a family, from its `config.json` to ModelSpec's fields. Defaults are those of the
+family's own
 configuration class (transformers 5.23).
 """
 
@@ -63,7 +65,9 @@ def qwen3(config: Fields) -> Shape:
 def qwen3_moe(config: Fields) -> Shape:
     every = config.whole("decoder_sparse_step", default=1)
     dense = config.values.get("mlp_only_layers") or []
-    if not isinstance(dense, list) or any(isinstance(i, bool) or not isinstance(i, int) for i in dense):
+    if not isinstance(dense, list) or any(
+        isinstance(i, bool) or not isinstance(i, int) for i in dense
+    ):
         raise config.refuse("mlp_only_layers", f"is {dense!r}", "a list of layer numbers is wanted")
     if dense and (every != 1 or sorted(dense) != list(range(len(dense)))):
         raise config.refuse(
@@ -89,14 +93,25 @@ def qwen3_moe(config: Fields) -> Shape:
 def deepseek_v2(config: Fields) -> Shape:
     method = config.word("topk_method", default="greedy")
     if method not in ("greedy", "group_limited_greedy"):
-        raise config.refuse("topk_method", f"is {method!r}", "greedy or group_limited_greedy can be read")
-    return _deepseek(config, grouped=method == "group_limited_greedy", renormalise=False, routed_scale=1.0)
+        raise config.refuse(
+            "topk_method", f"is {method!r}", "greedy or group_limited_greedy can be read"
+        )
+    return _deepseek(
+        config, grouped=method == "group_limited_greedy", renormalise=False, routed_scale=1.0
+    )
 
 
 def deepseek_v3(config: Fields) -> Shape:
-    """DeepSeek-V3, R1 and Kimi K2. Layers of multi-token prediction are left out, as transformers leaves them."""
-    config.want("topk_method", "noaux_tc", default="noaux_tc", why="the router chooses in another way")
-    config.want("scoring_func", "sigmoid", default="sigmoid", why="the router scores in another way")
+    """DeepSeek-V3, R1 and Kimi K2.
+
+    Layers of multi-token prediction are left out, as transformers leaves them.
+    """
+    config.want(
+        "topk_method", "noaux_tc", default="noaux_tc", why="the router chooses in another way"
+    )
+    config.want(
+        "scoring_func", "sigmoid", default="sigmoid", why="the router scores in another way"
+    )
     shape = _deepseek(config, grouped=True, renormalise=True, routed_scale=2.5)
     # the files do not carry the rate of the balancing bias; arXiv 2412.19437, section 4.2
     shape["moe"] |= {"scoring": "sigmoid", "bias_update": 0.001}
@@ -105,7 +120,9 @@ def deepseek_v3(config: Fields) -> Shape:
 
 def phi3(config: Fields) -> Shape:
     heads = config.whole("num_attention_heads")
-    shape = gated(config, eps=1e-5, dropouts={"resid_pdrop": 0.0, "embd_pdrop": 0.0, "attention_dropout": 0.0})
+    shape = gated(
+        config, eps=1e-5, dropouts={"resid_pdrop": 0.0, "embd_pdrop": 0.0, "attention_dropout": 0.0}
+    )
     return {
         **shape,
         "kv_heads": config.whole("num_key_value_heads", default=heads),
@@ -120,7 +137,9 @@ def _deepseek(config: Fields, *, grouped: bool, renormalise: bool, routed_scale:
     every = config.whole("moe_layer_freq", default=1)
     if first % every:
         says = f"is {every} and first_k_dense_replace {first}"
-        raise config.refuse("moe_layer_freq", says, "a first_k_dense_replace that it divides can be read")
+        raise config.refuse(
+            "moe_layer_freq", says, "a first_k_dense_replace that it divides can be read"
+        )
     moe: Shape = {
         "experts": config.whole("n_routed_experts"),
         "top_k": config.whole("num_experts_per_tok"),
@@ -136,7 +155,13 @@ def _deepseek(config: Fields, *, grouped: bool, renormalise: bool, routed_scale:
         moe |= {"groups": config.whole("n_group"), "groups_per_token": config.whole("topk_group")}
     mla = {
         name: config.whole(name)
-        for name in ("q_lora_rank", "kv_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim")
+        for name in (
+            "q_lora_rank",
+            "kv_lora_rank",
+            "qk_nope_head_dim",
+            "qk_rope_head_dim",
+            "v_head_dim",
+        )
         if name != "q_lora_rank" or config.has(name)
     }
     interleaved = config.flag("rope_interleave", True)
@@ -149,11 +174,16 @@ def _qwen_window(config: Fields) -> int | None:
     """Layers from `max_window_layers` on see a window; all or none of them can be read."""
     if not config.flag("use_sliding_window", False) or not config.has("sliding_window"):
         return None
-    full, layers = int(config.number("max_window_layers", default=28)), config.whole("num_hidden_layers")
+    full, layers = (
+        int(config.number("max_window_layers", default=28)),
+        config.whole("num_hidden_layers"),
+    )
     if full >= layers:
         return None
     if full > 0:
         raise config.refuse(
-            "max_window_layers", f"is {full} of {layers} layers", "ModelSpec has one window for all layers, or none"
+            "max_window_layers",
+            f"is {full} of {layers} layers",
+            "ModelSpec has one window for all layers, or none",
         )
     return config.whole("sliding_window")

@@ -1,4 +1,5 @@
-"""A configuration's fields, read one by one with their type checked, and the sentence when one will not do.
+"""A configuration's fields, read one by one with their type checked, and the sentence when one will
+not do.
 
 Knows JSON values; does not know any model family or engine.
 """
@@ -16,7 +17,10 @@ class Unreadable(ValueError):
 
 
 class Fields:
-    """The keys of one configuration. Errors name the key and the configuration (`what`, e.g. `llama config.json`)."""
+    """The keys of one configuration.
+
+    Errors name the key and the configuration (`what`, e.g. `llama config.json`).
+    """
 
     def __init__(self, values: Mapping[str, Any], what: str) -> None:
         self.values, self.what = values, what
@@ -29,12 +33,17 @@ class Fields:
         return self.values.get(key) is not None
 
     def whole(self, *keys: str, default: int | None = _REQUIRED) -> int:
-        """A whole number of at least 1 under the first of `keys` that is there. Raises Unreadable."""
+        """A whole number of at least 1 under the first of `keys` that is there.
+
+        Raises Unreadable.
+        """
         key = next((key for key in keys if self.has(key)), keys[0])
         value = self.values.get(key)
         if value is None:
             if default is _REQUIRED or default is None:
-                raise self.refuse(key, "is missing", f"add {' or '.join(keys)}, a whole number of at least 1")
+                raise self.refuse(
+                    key, "is missing", f"add {' or '.join(keys)}, a whole number of at least 1"
+                )
             return default
         if isinstance(value, float) and value.is_integer():
             value = int(value)
@@ -50,7 +59,12 @@ class Fields:
             if default is _REQUIRED or default is None:
                 raise self.refuse(key, "is missing", f"add {' or '.join(keys)}, a number")
             return default
-        if isinstance(value, bool) or not isinstance(value, int | float) or abs(value) > 1e300 or value != value:
+        if (
+            isinstance(value, bool)
+            or not isinstance(value, int | float)
+            or abs(value) > 1e300
+            or value != value
+        ):
             raise self.refuse(key, f"is {_shown(value)}", "a number is wanted")
         return float(value)
 
@@ -74,16 +88,23 @@ class Fields:
         return value
 
     def want(self, key: str, wanted: Any, *, default: Any, why: str) -> None:
-        """Refuse the configuration unless `key` (or its default where missing) is `wanted`; `why` follows the value.
+        """Refuse the configuration unless `key` (or its default where missing) is `wanted`; `why`
+        follows the value.
 
         `default` is what the family's own implementation takes where the key is absent.
         """
         value = self.values.get(key, default)
         if value != wanted or isinstance(value, bool) != isinstance(wanted, bool):
-            raise self.refuse(key, f"is {_shown(value)}: {why}", f"only {key} {_shown(wanted)} can be read")
+            raise self.refuse(
+                key, f"is {_shown(value)}: {why}", f"only {key} {_shown(wanted)} can be read"
+            )
 
 
 def _shown(value: object) -> str:
-    text = {None: "null", True: "true", False: "false"}.get(value) if isinstance(value, bool | None) else None
+    text = (
+        {None: "null", True: "true", False: "false"}.get(value)
+        if isinstance(value, bool | None)
+        else None
+    )
     text = text or repr(value)
     return text if len(text) <= 60 else text[:57] + "..."

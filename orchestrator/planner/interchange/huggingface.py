@@ -1,6 +1,7 @@
 """A Hugging Face `config.json`, of transformers 4 or 5, as a ModelSpec.
 
-Reads shapes only: knows nothing of weights, tokenizers or precision. `families` says what each family's fields mean.
+Reads shapes only: knows nothing of weights, tokenizers or precision. `families` says what each
+family's fields mean.
 """
 
 from __future__ import annotations
@@ -25,8 +26,10 @@ _MOST_BYTES = 4 * 2**20
 def read_model(source: str | os.PathLike[str] | Mapping[str, Any]) -> ModelSpec:
     """The ModelSpec of a `config.json`, of the folder that holds one, or of its content.
 
-    A file of ModelSpec's own fields (`layers`, `hidden`, ...) is read too. Raises Unreadable, a ValueError that says
-    which file or field, why, and what to do next: unknown families, shapes that ModelSpec cannot express exactly,
+    A file of ModelSpec's own fields (`layers`, `hidden`, ...) is read too. Raises Unreadable, a
+    ValueError that says
+    which file or field, why, and what to do next: unknown families, shapes that ModelSpec cannot
+    express exactly,
     missing or wrong fields, and what is not a file or not JSON.
     """
     if isinstance(source, Mapping):
@@ -40,26 +43,42 @@ def read_model(source: str | os.PathLike[str] | Mapping[str, Any]) -> ModelSpec:
 def _read(path: Path) -> Mapping[str, Any]:
     try:
         if not path.exists():
-            raise Unreadable(f"{path} does not exist; give the path of a config.json or of the folder that holds it")
+            raise Unreadable(
+                f"{path} does not exist; give the path of a config.json or of the folder that "
+                "holds it"
+            )
         if not path.is_file():
             raise Unreadable(f"{path} is not a file; give the path of a config.json")
         if path.stat().st_size > _MOST_BYTES:
-            raise Unreadable(f"{path} has {path.stat().st_size:,} bytes, too many for a config.json; give that one")
+            raise Unreadable(
+                f"{path} has {path.stat().st_size:,} bytes, too many for a config.json; give that "
+                "one"
+            )
         text = path.read_bytes().decode("utf-8")
     except (OSError, ValueError) as error:
         if isinstance(error, Unreadable):
             raise
-        why = "is not UTF-8 text" if isinstance(error, UnicodeDecodeError) else f"cannot be read ({error})"
+        why = (
+            "is not UTF-8 text"
+            if isinstance(error, UnicodeDecodeError)
+            else f"cannot be read ({error})"
+        )
         raise Unreadable(f"{path} {why}; give a config.json as transformers saves it") from None
     try:
         found = json.loads(text)
     except json.JSONDecodeError as error:
         where = f"line {error.lineno}, column {error.colno}"
-        raise Unreadable(f"{path} is not JSON ({error.msg} at {where}); save it again or mend that place") from None
+        raise Unreadable(
+            f"{path} is not JSON ({error.msg} at {where}); save it again or mend that place"
+        ) from None
     except (RecursionError, ValueError):
-        raise Unreadable(f"{path} is not a config.json: nested or numbered beyond reason; give another") from None
+        raise Unreadable(
+            f"{path} is not a config.json: nested or numbered beyond reason; give another"
+        ) from None
     if not isinstance(found, dict):
-        raise Unreadable(f"{path} holds a JSON {type(found).__name__}, not an object; give a config.json")
+        raise Unreadable(
+            f"{path} holds a JSON {type(found).__name__}, not an object; give a config.json"
+        )
     return found
 
 
@@ -83,17 +102,26 @@ def _checked(shape: Mapping[str, Any], what: str) -> ModelSpec:
     try:
         return ModelSpec.from_dict(shape)
     except ValidationError as error:
-        raise Unreadable(f"{what}: " + "; ".join(str(item) for item in problems_of(error))) from None
+        raise Unreadable(
+            f"{what}: " + "; ".join(str(item) for item in problems_of(error))
+        ) from None
 
 
 def _unknown(kind: str, config: Mapping[str, Any]) -> str:
     known = ", ".join(sorted(FAMILIES))
     if kind in BEYOND:
-        return f"model_type {kind!r} has {BEYOND[kind]}, which ModelSpec does not express; known are {known}"
+        return (
+            f"model_type {kind!r} has {BEYOND[kind]}, which ModelSpec does not express; known "
+            f"are {known}"
+        )
     if isinstance(config.get("text_config"), Mapping):
         return (
-            f"model_type {kind!r} joins several models; save its text_config as a config.json of its own and give that"
+            f"model_type {kind!r} joins several models; save its text_config as a config.json "
+            "of its own and give that"
         )
     near = difflib.get_close_matches(kind, FAMILIES, n=1, cutoff=0.6)
     guess = f"did you mean {near[0]!r}? " if near else ""
-    return f"model_type {kind!r} is not known; {guess}known are {known}. Or write the sizes as a ModelSpec"
+    return (
+        f"model_type {kind!r} is not known; {guess}known are {known}. Or write the sizes as a "
+        "ModelSpec"
+    )

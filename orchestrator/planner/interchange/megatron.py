@@ -1,12 +1,21 @@
 """A plan as Megatron-LM training arguments, one a line, for `pretrain_gpt.py`.
 
-Names and meanings as in Megatron-LM at core 0.20.0 (`megatron/training/arguments.py`, `core/transformer/
+Names and meanings as in Megatron-LM at core 0.20.0 (`megatron/training/arguments.py`,
+`core/transformer/
 transformer_config.py`). The model's own arguments are `megatron_model`'s. Does not know data sets.
 """
 
 from __future__ import annotations
 
-from orchestrator.planner.interchange.common import Exported, Job, commented, note_cpu, note_gathering, refuse, torchrun
+from orchestrator.planner.interchange.common import (
+    Exported,
+    Job,
+    commented,
+    note_cpu,
+    note_gathering,
+    refuse,
+    torchrun,
+)
 from orchestrator.planner.interchange.megatron_model import Args, model_args
 
 ENGINE = "Megatron"
@@ -26,7 +35,8 @@ def write(job: Job) -> Exported:
         *_optimizer(job),
     ]
     job.note(
-        f"Megatron-LM {VERSION}: set -f; {torchrun(job)} pretrain_gpt.py $(grep -v '^#' megatron.args) "
+        f"Megatron-LM {VERSION}: set -f; {torchrun(job)} pretrain_gpt.py $(grep -v '^#' "
+        "megatron.args) "
         "--data-path ... --tokenizer-type ..."
     )
     note_cpu(job, ENGINE)
@@ -59,19 +69,31 @@ def _degrees(job: Job) -> Args:
         )
     if job.model.moe:
         # ep counts over dp x cp, so experts keep the tensor parallelism of everything else
-        args += [("--expert-model-parallel-size", str(plan.ep)), ("--expert-tensor-parallel-size", str(plan.tp))]
+        args += [
+            ("--expert-model-parallel-size", str(plan.ep)),
+            ("--expert-tensor-parallel-size", str(plan.tp)),
+        ]
         if plan.tp > 1 and not plan.sequence_parallel:
             raise refuse(
-                ENGINE, "routes tokens under tensor parallelism only with sequence_parallel", "sequence_parallel true"
+                ENGINE,
+                "routes tokens under tensor parallelism only with sequence_parallel",
+                "sequence_parallel true",
             )
     if plan.sequence_parallel and plan.tp > 1:
         args.append(("--sequence-parallel",))
     if plan.tp * plan.cp > 1:
-        job.note("On devices before Blackwell set CUDA_DEVICE_MAX_CONNECTIONS=1, which Megatron wants with tp or cp"
-                 + (" (but not with its FSDP, written here)" if plan.zero >= 2 else ""))  # fmt: skip
+        job.note(
+            (
+                "On devices before Blackwell set CUDA_DEVICE_MAX_CONNECTIONS=1, which Megatron "
+                "wants "
+                "with tp or cp"
+            )
+            + (" (but not with its FSDP, written here)" if plan.zero >= 2 else "")
+        )
     if plan.tp > job.cluster.devices_per_node:
         job.note(
-            f"tp {plan.tp} spans nodes of {job.cluster.devices_per_node} devices: expect a slow network in every layer"
+            f"tp {plan.tp} spans nodes of {job.cluster.devices_per_node} devices: expect a slow "
+            "network in every layer"
         )
     return args
 
@@ -81,18 +103,30 @@ def _pipeline(job: Job) -> Args:
     stages, virtual = plan.stages, plan.virtual_stages
     interleaved = plan.schedule in ("interleaved_1f1b", "zb1p")
     if interleaved and plan.accumulation % plan.pp:
-        says = f"interleaves micro-batches in whole rounds of pp {plan.pp}, {plan.accumulation} do not divide"
-        raise refuse(ENGINE, says, f"a global batch of {plan.pp * plan.micro_batch_size * plan.dp} or its multiples")
+        says = (
+            f"interleaves micro-batches in whole rounds of pp {plan.pp}, {plan.accumulation} "
+            "do not divide"
+        )
+        raise refuse(
+            ENGINE,
+            says,
+            f"a global batch of {plan.pp * plan.micro_batch_size * plan.dp} or its multiples",
+        )
     if plan.schedule == "zb1p":
-        job.note("Megatron has no zb1p: written as interleaved 1F1B, with its larger bubble; torchtitan runs zb1p")
+        job.note(
+            "Megatron has no zb1p: written as interleaved 1F1B, with its larger bubble; "
+            "torchtitan runs zb1p"
+        )
     elif plan.schedule in ("zbv", "dualpipev"):
         job.note(
-            f"Megatron has no {plan.schedule}: written as 1F1B, which keeps as many micro-batches but has the larger "
+            f"Megatron has no {plan.schedule}: written as 1F1B, which keeps as many micro-batches "
+            "but has the larger "
             f"bubble; torchtitan runs {plan.schedule}"
         )
     elif plan.schedule == "pipedream":
         job.note(
-            "Megatron has no pipedream: written as 1F1B, which flushes each step, so no weights are stale; "
+            "Megatron has no pipedream: written as 1F1B, which flushes each step, so no weights "
+            "are stale; "
             "Orrery's own engine runs pipedream"
         )
     elif plan.schedule in ("gpipe", "naive"):
@@ -122,11 +156,17 @@ def _sharding(job: Job) -> Args:
     if plan.zero >= 2:
         args += [
             ("--use-megatron-fsdp",),
-            ("--data-parallel-sharding-strategy", "optim_grads" if plan.zero == 2 else "optim_grads_params"),
+            (
+                "--data-parallel-sharding-strategy",
+                "optim_grads" if plan.zero == 2 else "optim_grads_params",
+            ),
             ("--ckpt-format", "fsdp_dtensor"),
         ]
         if plan.pp > 1:
-            job.note("Megatron documents its FSDP beside tp and ep, not beside a pipeline: try a few steps first")
+            job.note(
+                "Megatron documents its FSDP beside tp and ep, not beside a pipeline: try a few "
+                "steps first"
+            )
     if plan.dp * plan.cp > 1:
         args.append(("--overlap-grad-reduce",))
         if plan.zero:
@@ -139,7 +179,9 @@ def _sharding(job: Job) -> Args:
         args += [("--optimizer-cpu-offload",), ("--use-precision-aware-optimizer",)]
     elif plan.offload != "none":
         raise refuse(
-            ENGINE, f"offloads the optimizer only, offload is {plan.offload}", "offload optimizer, or deepspeed"
+            ENGINE,
+            f"offloads the optimizer only, offload is {plan.offload}",
+            "offload optimizer, or deepspeed",
         )
     note_gathering(job, "Megatron")
     return args
@@ -156,7 +198,8 @@ def _precision(job: Job) -> Args:
             args.append(("--grad-reduce-in-bf16",))
         elif plan.grad_dtype is None:
             job.note(
-                "Megatron keeps and reduces bf16 gradients in fp32, 4 bytes each; --grad-reduce-in-bf16 halves that"
+                "Megatron keeps and reduces bf16 gradients in fp32, 4 bytes each; "
+                "--grad-reduce-in-bf16 halves that"
             )
     elif plan.precision == "fp16":
         args.append(("--fp16",))
@@ -176,10 +219,16 @@ def _precision(job: Job) -> Args:
 def _recompute(job: Job) -> Args:
     recompute = job.plan.recompute
     if recompute == "selective":
-        job.note("Megatron's selective recompute repeats core attention; a fused attention kernel does so anyway")
+        job.note(
+            "Megatron's selective recompute repeats core attention; a fused attention kernel does "
+            "so anyway"
+        )
         return [("--recompute-granularity", "selective")]
     if recompute == "auto":
-        job.note("Megatron has no recompute budget: auto is written as full, which takes less memory and more time")
+        job.note(
+            "Megatron has no recompute budget: auto is written as full, which takes less memory "
+            "and more time"
+        )
     if recompute in ("full", "auto"):
         return [
             ("--recompute-granularity", "full"),

@@ -44,7 +44,10 @@ def _block(job: Job) -> Args:
         ("--hidden-dropout", f"{model.dropout:g}"),
     ]
     if model.norm == "layernorm" and model.bias != "all":
-        job.note("Megatron's LayerNorm always has a bias: 2 x hidden parameters a layer more than the model")
+        job.note(
+            "Megatron's LayerNorm always has a bias: 2 x hidden parameters a layer more than the "
+            "model"
+        )
     if not model.tie_embeddings:
         args.append(("--untie-embeddings-and-output-weights",))
     if model.bias != "all":
@@ -59,12 +62,17 @@ def _activation(job: Job) -> Args:
     if model.gated_mlp and model.activation == "silu":
         return [("--swiglu",)]
     if model.gated_mlp or model.activation not in ("gelu", "gelu_tanh"):
-        raise _refuse(model, f"{'a gated' if model.gated_mlp else 'an'} MLP with {model.activation}")
+        raise _refuse(
+            model, f"{'a gated' if model.gated_mlp else 'an'} MLP with {model.activation}"
+        )
     # the fusion with the bias computes the tanh approximation, the plain path the exact function
     if model.activation == "gelu":
         return [("--no-bias-gelu-fusion",)]
     if model.bias != "all":
-        job.note("Without a bias to fuse with, Megatron computes the exact GELU, not the tanh approximation")
+        job.note(
+            "Without a bias to fuse with, Megatron computes the exact GELU, not the tanh "
+            "approximation"
+        )
     return []
 
 
@@ -114,7 +122,10 @@ def _scaling(job: Job) -> Args:
     model, scaling = job.model, job.model.rope.scaling
     name = scaling.name if scaling else ""
     if model.mla:
-        args: Args = [("--position-embedding-type", "rope"), ("--rope-type", "yarn" if name == "yarn" else "rope")]
+        args: Args = [
+            ("--position-embedding-type", "rope"),
+            ("--rope-type", "yarn" if name == "yarn" else "rope"),
+        ]
         if scaling and name == "yarn":
             args += [
                 ("--rotary-scaling-factor", f"{scaling.factor:g}"),
@@ -128,7 +139,10 @@ def _scaling(job: Job) -> Args:
         return [
             ("--position-embedding-type", "yarn"),
             ("--rotary-scaling-factor", f"{scaling.factor:g}"),
-            ("--yarn-original-max-position-embeddings", str(scaling.original_max_seq_len or model.max_seq_len)),
+            (
+                "--yarn-original-max-position-embeddings",
+                str(scaling.original_max_seq_len or model.max_seq_len),
+            ),
             ("--yarn-beta-fast", f"{scaling.beta_fast:g}"),
             ("--yarn-beta-slow", f"{scaling.beta_slow:g}"),
         ]
@@ -137,12 +151,16 @@ def _scaling(job: Job) -> Args:
         args += [("--use-rope-scaling",), ("--rope-scaling-factor", f"{scaling.factor:g}")]
         given = (scaling.low_freq_factor, scaling.high_freq_factor, scaling.original_max_seq_len)
         if given != (1.0, 4.0, 8192):
-            job.note(f"Megatron's llama3 scaling has fixed low, high and original length 1, 4, 8192, not {given}")
+            job.note(
+                "Megatron's llama3 scaling has fixed low, high and original length 1, 4, 8192, "
+                f"not {given}"
+            )
     elif scaling and name == "linear" and scaling.factor == int(scaling.factor):
         args.append(("--rotary-seq-len-interpolation-factor", str(int(scaling.factor))))
     elif scaling:
         job.note(
-            f"Megatron has no rotary scaling {name} by {scaling.factor:g}, left out: train within the original length"
+            f"Megatron has no rotary scaling {name} by {scaling.factor:g}, left out: train within "
+            "the original length"
         )
     return args
 
@@ -166,17 +184,25 @@ def _moe(job: Job) -> Args:
         # scores of all experts first; otherwise those of the chosen ones add up to one
         args.append(("--moe-router-pre-softmax",))
     elif moe.scoring == "sigmoid" and not moe.renormalise and moe.top_k > 1:
-        job.note("Megatron makes sigmoid scores of the chosen experts add up to one, the model does not")
+        job.note(
+            "Megatron makes sigmoid scores of the chosen experts add up to one, the model does not"
+        )
     if moe.routed_scale != 1.0:
         args.append(("--moe-router-topk-scaling-factor", f"{moe.routed_scale:g}"))
     if moe.groups:
         chosen = moe.groups_per_token or moe.groups
-        args += [("--moe-router-num-groups", str(moe.groups)), ("--moe-router-group-topk", str(chosen))]
+        args += [
+            ("--moe-router-num-groups", str(moe.groups)),
+            ("--moe-router-group-topk", str(chosen)),
+        ]
     args.append(("--moe-router-load-balancing-type", "aux_loss" if moe.aux_loss else "none"))
     if moe.aux_loss:
         args.append(("--moe-aux-loss-coeff", f"{moe.aux_loss:g}"))
     if moe.bias_update:
-        args += [("--moe-router-enable-expert-bias",), ("--moe-router-bias-update-rate", f"{moe.bias_update:g}")]
+        args += [
+            ("--moe-router-enable-expert-bias",),
+            ("--moe-router-bias-update-rate", f"{moe.bias_update:g}"),
+        ]
     if moe.capacity is not None:
         args.append(("--moe-expert-capacity-factor", f"{moe.capacity:g}"))
     return args
@@ -202,4 +228,8 @@ def _vocabulary(job: Job) -> Args:
 
 
 def _refuse(model: ModelSpec, what: str) -> ValueError:
-    return refuse("Megatron", f"has no arguments for {what}, which {model.name} has", "deepspeed or accelerate")
+    return refuse(
+        "Megatron",
+        f"has no arguments for {what}, which {model.name} has",
+        "deepspeed or accelerate",
+    )

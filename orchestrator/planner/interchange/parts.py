@@ -14,9 +14,14 @@ Shape = dict[str, Any]
 
 # Hugging Face's activation names; gelu_new and gelu_pytorch_tanh are the same tanh approximation
 _ACTIVATIONS = {
-    "silu": "silu", "swish": "silu", "relu": "relu", "gelu": "gelu",
-    "gelu_new": "gelu_tanh", "gelu_pytorch_tanh": "gelu_tanh", "gelu_fast": "gelu_tanh",
-}  # fmt: skip
+    "silu": "silu",
+    "swish": "silu",
+    "relu": "relu",
+    "gelu": "gelu",
+    "gelu_new": "gelu_tanh",
+    "gelu_pytorch_tanh": "gelu_tanh",
+    "gelu_fast": "gelu_tanh",
+}
 
 
 def sizes(config: Fields, *, tied: bool = False, dropouts: dict[str, float] | None = None) -> Shape:
@@ -34,7 +39,11 @@ def sizes(config: Fields, *, tied: bool = False, dropouts: dict[str, float] | No
 
 
 def gated(
-    config: Fields, *, theta: float = 10000.0, eps: float = 1e-6, dropouts: dict[str, float] | None = None
+    config: Fields,
+    *,
+    theta: float = 10000.0,
+    eps: float = 1e-6,
+    dropouts: dict[str, float] | None = None,
 ) -> Shape:
     """The Llama block: RMSNorm, gated MLP, rotary positions, no bias."""
     shape = {
@@ -60,7 +69,9 @@ def dropout(config: Fields, defaults: dict[str, float]) -> float:
     if len(set(found.values())) > 1:
         listed = ", ".join(f"{key} {value:g}" for key, value in found.items())
         raise config.refuse(
-            next(iter(found)), f"differs from the other rates ({listed})", "ModelSpec has one for all places"
+            next(iter(found)),
+            f"differs from the other rates ({listed})",
+            "ModelSpec has one for all places",
         )
     if list(found) == ["attention_dropout"] and found["attention_dropout"]:
         raise config.refuse(

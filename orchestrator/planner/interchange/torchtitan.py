@@ -1,7 +1,9 @@
 """A plan as torchtitan's job configuration, a TOML file.
 
-Names and meanings as in torchtitan v0.2.2 (`torchtitan/config/job_config.py`, `distributed/parallel_dims.py`), the last
-version that reads TOML; later ones take the same options as `--section.option` beside a Python configuration. The
+Names and meanings as in torchtitan v0.2.2 (`torchtitan/config/job_config.py`,
+`distributed/parallel_dims.py`), the last
+version that reads TOML; later ones take the same options as `--section.option` beside a Python
+configuration. The
 model is one of torchtitan's own by name and flavor (`torchtitan_models`). Does not know data sets.
 """
 
@@ -52,21 +54,26 @@ def write(job: Job) -> Exported:
         tables["compile"] = {"enable": True, "components": ["model", "loss"]}
         tables["quantize.linear.float8"] = {"recipe_name": "rowwise", "filter_fqns": ["output"]}
         job.note(
-            "fp8 is torchao's float8 with rowwise scales on every linear but the output head, and wants compilation"
+            "fp8 is torchao's float8 with rowwise scales on every linear but the output head, and "
+            "wants compilation"
         )
     job.note(
-        f"torchtitan {VERSION}: {torchrun(job)} -m torchtitan.train --job.config_file torchtitan.toml; versions "
+        f"torchtitan {VERSION}: {torchrun(job)} -m torchtitan.train --job.config_file "
+        "torchtitan.toml; versions "
         "without TOML take the same options as --section.option"
     )
     note_cpu(job, ENGINE)
-    job.note("Set model.hf_assets_path to a folder with the tokenizer, and training.dataset to your data")
+    job.note(
+        "Set model.hf_assets_path to a folder with the tokenizer, and training.dataset to your data"
+    )
     return Exported(commented(job.comments(), toml(tables)), "torchtitan.toml", tuple(job.notes))
 
 
 def _model(job: Job, titan: Titan) -> dict[str, Any]:
     if titan.registration:
         job.note(
-            f"torchtitan has no flavor of this shape: register {titan.flavor!r} in torchtitan/models/{titan.name}/"
+            f"torchtitan has no flavor of this shape: register {titan.flavor!r} in "
+            f"torchtitan/models/{titan.name}/"
             f"__init__.py as {titan.registration}"
         )
     values: dict[str, Any] = {"name": titan.name, "flavor": titan.flavor}
@@ -78,13 +85,16 @@ def _model(job: Job, titan: Titan) -> dict[str, Any]:
 def _training(job: Job) -> dict[str, Any]:
     plan = job.plan
     if plan.precision == "fp16":
-        raise refuse(ENGINE, "has no fp16 (no loss scaling)", "bf16, or deepspeed or megatron for fp16")
+        raise refuse(
+            ENGINE, "has no fp16 (no loss scaling)", "bf16, or deepspeed or megatron for fp16"
+        )
     wide = plan.precision == "fp32"
     sharded = plan.dp_shard * plan.cp > 1 if plan.zero else plan.cp > 1
     if not wide and not sharded and plan.tp * plan.pp > 1:
         raise refuse(
             ENGINE,
-            f"mixes precision only where it shards weights or on dp alone, tp {plan.tp} x pp {plan.pp} without would "
+            f"mixes precision only where it shards weights or on dp alone, tp {plan.tp} x pp "
+            f"{plan.pp} without would "
             "train in fp32",
             "zero 3 with dp at least 2, or megatron",
         )
@@ -106,11 +116,16 @@ def _training(job: Job) -> dict[str, Any]:
         job.note("Gradients are reduced in fp32, torchtitan offers nothing else")
     if plan.offload in ("optimizer", "all"):
         if plan.zero == 0:
-            raise refuse(ENGINE, "offloads only what it shards", "zero 3, or megatron for the optimizer alone")
+            raise refuse(
+                ENGINE,
+                "offloads only what it shards",
+                "zero 3, or megatron for the optimizer alone",
+            )
         values["enable_cpu_offload"] = True
         if plan.offload == "optimizer":
             job.note(
-                "torchtitan offloads parameters and gradients with the optimizer: less device memory, a slower step"
+                "torchtitan offloads parameters and gradients with the optimizer: less device "
+                "memory, a slower step"
             )
     elif plan.offload == "nvme":
         raise refuse(ENGINE, "does not offload to NVMe", "deepspeed does")
@@ -133,12 +148,15 @@ def _parallelism(job: Job, titan: Titan) -> dict[str, Any]:
     if plan.ep > 1 and (shard * plan.cp) % plan.ep:
         raise refuse(
             ENGINE,
-            f"spreads experts over sharded ranks, ep {plan.ep} does not divide dp_shard {shard} x cp {plan.cp}",
+            f"spreads experts over sharded ranks, ep {plan.ep} does not divide dp_shard {shard} x "
+            f"cp {plan.cp}",
             "zero 3 with a dp_replicate that leaves them together, or megatron",
         )
     if job.seq_len % (plan.tp * (2 * plan.cp if plan.cp > 1 else 1)):
         raise refuse(
-            ENGINE, f"wants a sequence length that divides by tp x 2 cp, {job.seq_len} does not", "another length"
+            ENGINE,
+            f"wants a sequence length that divides by tp x 2 cp, {job.seq_len} does not",
+            "another length",
         )
     values: dict[str, Any] = {
         "data_parallel_replicate_degree": replicate,
@@ -151,17 +169,27 @@ def _parallelism(job: Job, titan: Titan) -> dict[str, Any]:
     if plan.zero:
         values["fsdp_reshard_after_forward"] = "always" if plan.zero == 3 else "never"
     if plan.zero == 1 and shard > 1:
-        job.note("torchtitan has no ZeRO-1: written as ZeRO-2, which shards gradients too (less memory, same traffic)")
+        job.note(
+            "torchtitan has no ZeRO-1: written as ZeRO-2, which shards gradients too (less "
+            "memory, same traffic)"
+        )
     if plan.zero == 0 and plan.cp > 1:
-        job.note(f"torchtitan always shards weights over the cp ranks, here {plan.cp}: less memory than with zero 0")
+        job.note(
+            f"torchtitan always shards weights over the cp ranks, here {plan.cp}: less memory "
+            "than with zero 0"
+        )
     if plan.ep > 1:
         # the other choice, 1, would give tp's ranks to expert parallelism as well
         values["expert_tensor_parallel_degree"] = plan.tp
     if plan.tp > 1 and not plan.sequence_parallel:
-        job.note("torchtitan's tensor parallel always shards the sequence between blocks: less memory, same traffic")
+        job.note(
+            "torchtitan's tensor parallel always shards the sequence between blocks: less memory, "
+            "same traffic"
+        )
     if plan.tp > job.cluster.devices_per_node:
         job.note(
-            f"tp {plan.tp} spans nodes of {job.cluster.devices_per_node} devices: expect a slow network in every layer"
+            f"tp {plan.tp} spans nodes of {job.cluster.devices_per_node} devices: expect a slow "
+            "network in every layer"
         )
     note_gathering(job, "torchtitan; FSDP2 prefetches one block by itself")
     return values | (_pipeline(job, titan) if plan.pp > 1 else {})
@@ -170,18 +198,31 @@ def _parallelism(job: Job, titan: Titan) -> dict[str, Any]:
 def _pipeline(job: Job, titan: Titan) -> dict[str, Any]:
     plan = job.plan
     if not titan.pipelines:
-        raise refuse(ENGINE, f"{VERSION} has no pipeline for its model {titan.name}", "pp 1, or megatron")
+        raise refuse(
+            ENGINE, f"{VERSION} has no pipeline for its model {titan.name}", "pp 1, or megatron"
+        )
     schedule = _SCHEDULES.get(plan.schedule)
     if schedule is None:
         schedule = _SCHEDULES["1f1b"]
         job.note(
-            f"Schedule {plan.schedule} is not torchtitan's: written as 1F1B, so bubble and memory differ"
-            + (" and weights are not stale; Orrery's own engine runs pipedream" if plan.schedule == "pipedream" else "")
+            (
+                f"Schedule {plan.schedule} is not torchtitan's: written as 1F1B, so bubble and "
+                "memory "
+                "differ"
+            )
+            + (
+                " and weights are not stale; Orrery's own engine runs pipedream"
+                if plan.schedule == "pipedream"
+                else ""
+            )
         )
     overlap: dict[str, Any] = {}
     if plan.schedule == "dualpipev" and plan.ep > 1 and plan.recompute != "none":
         overlap["pipeline_parallel_expert_parallel_overlap"] = False
-        job.note("torchtitan overlaps expert traffic in DualPipeV only without recompute: written without that overlap")
+        job.note(
+            "torchtitan overlaps expert traffic in DualPipeV only without recompute: written "
+            "without that overlap"
+        )
     return overlap | {
         "pipeline_parallel_schedule": schedule,
         "pipeline_parallel_microbatch_size": plan.micro_batch_size,
@@ -190,7 +231,9 @@ def _pipeline(job: Job, titan: Titan) -> dict[str, Any]:
 
 
 def _parts(layers: list[int]) -> list[list[str]]:
-    """The modules of each stage; left to itself torchtitan counts embedding and head as a layer each."""
+    """The modules of each stage; left to itself torchtitan counts embedding and head as a layer
+    each.
+    """
     parts, first = [], 0
     for count in layers:
         parts.append([f"layers.{i}" for i in range(first, first + count)])
@@ -203,9 +246,15 @@ def _parts(layers: list[int]) -> list[list[str]]:
 def _recompute(job: Job) -> dict[str, Any]:
     plan = job.plan
     if plan.recompute == "auto":
-        job.note("recompute auto is torchtitan's memory_budget, a share (0 full recompute, 1 none), not bytes: tune it")
+        job.note(
+            "recompute auto is torchtitan's memory_budget, a share (0 full recompute, 1 none), "
+            "not bytes: tune it"
+        )
         return {"mode": "memory_budget", "memory_budget": 0.5}
     if plan.recompute == "selective":
-        job.note("Selective recompute is torchtitan's per-operation kind: it keeps attention and every second product")
+        job.note(
+            "Selective recompute is torchtitan's per-operation kind: it keeps attention and every "
+            "second product"
+        )
         return {"mode": "selective", "selective_ac_option": "op"}
     return {"mode": plan.recompute}

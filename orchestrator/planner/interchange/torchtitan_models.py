@@ -1,6 +1,8 @@
-"""Which of torchtitan's models has a ModelSpec's shape, and how to register the shape where none has.
+"""Which of torchtitan's models has a ModelSpec's shape, and how to register the shape where none
+has.
 
-Flavors as in torchtitan v0.2.2 (`torchtitan/models/{llama3,qwen3,deepseek_v3}/__init__.py`). Knows shapes only.
+Flavors as in torchtitan v0.2.2 (`torchtitan/models/{llama3,qwen3,deepseek_v3}/__init__.py`). Knows
+shapes only.
 """
 
 from __future__ import annotations
@@ -43,7 +45,9 @@ _DEEPSEEK = {
 
 @dataclass(frozen=True, slots=True)
 class Titan:
-    """A model of torchtitan; `registration` is the Python expression of a flavor that it does not ship."""
+    """A model of torchtitan; `registration` is the Python expression of a flavor that it does not
+    ship.
+    """
 
     name: str
     flavor: str
@@ -66,10 +70,15 @@ def _nearest(model: ModelSpec, *, cp: int) -> Titan:
     if plain and model.head_dim * model.heads == model.hidden:
         return _llama3(model)
     if model.moe and (
-        model.moe.shared_experts or model.moe.groups or model.moe.first_dense_layers or model.moe.every > 1
+        model.moe.shared_experts
+        or model.moe.groups
+        or model.moe.first_dense_layers
+        or model.moe.every > 1
     ):
         raise refuse(
-            "torchtitan", "routes every layer of its qwen3 model, without shared experts or groups", _elsewhere()
+            "torchtitan",
+            "routes every layer of its qwen3 model, without shared experts or groups",
+            _elsewhere(),
         )
     return _qwen3(model)
 
@@ -83,7 +92,10 @@ def _check_block(model: ModelSpec) -> None:
         ),
         (model.position != "rope", f"has rotary positions only, {model.name} has {model.position}"),
         (model.bias != "none", f"has no biases, {model.name} has bias {model.bias}"),
-        (model.window is not None, f"attends to everything before, {model.name} has a window of {model.window}"),
+        (
+            model.window is not None,
+            f"attends to everything before, {model.name} has a window of {model.window}",
+        ),
         (model.logit_softcap is not None, "has no logit softcap"),
     ):
         if wrong:
@@ -94,13 +106,18 @@ def _llama3(model: ModelSpec) -> Titan:
     shape = (model.layers, model.hidden, model.heads, model.kv_heads, model.ffn, model.vocab)
     if shape in _LLAMA3:
         return Titan("llama3", _LLAMA3[shape], True)
-    # the width is 2/3 of 4 x dim times the multiplier, rounded up to multiple_of: one multiple of itself
+    # the width is 2/3 of 4 x dim times the multiplier, rounded up to multiple_of: one multiple of
+    # itself
     multiplier = (
-        "" if 8 * model.hidden // 3 <= model.ffn else f", ffn_dim_multiplier={model.ffn / (4 * model.hidden):.4g}"
+        ""
+        if 8 * model.hidden // 3 <= model.ffn
+        else f", ffn_dim_multiplier={model.ffn / (4 * model.hidden):.4g}"
     )
     sizes = (
-        f"dim={model.hidden}, n_layers={model.layers}, n_heads={model.heads}, n_kv_heads={model.kv_heads}, "
-        f"vocab_size={model.vocab}, multiple_of={model.ffn}{multiplier}, norm_eps={model.norm_eps:g}, "
+        f"dim={model.hidden}, n_layers={model.layers}, n_heads={model.heads}, "
+        f"n_kv_heads={model.kv_heads}, "
+        f"vocab_size={model.vocab}, multiple_of={model.ffn}{multiplier}, "
+        f"norm_eps={model.norm_eps:g}, "
         f"rope_theta={model.rope.theta:.15g}, rope_scaling_args={_llama3_scaling(model.rope)}"
     )
     return Titan("llama3", model.name, True, f"TransformerModelArgs({sizes})")
@@ -108,20 +125,31 @@ def _llama3(model: ModelSpec) -> Titan:
 
 def _qwen3(model: ModelSpec) -> Titan:
     moe = model.moe
-    shape = (model.layers, model.hidden, model.heads, model.kv_heads, model.ffn, moe.experts if moe else 0)
+    shape = (
+        model.layers,
+        model.hidden,
+        model.heads,
+        model.kv_heads,
+        model.ffn,
+        moe.experts if moe else 0,
+    )
     flavor = _QWEN3.get(shape, "")
     own = (
         flavor
         and model.qk_norm
-        and (model.head_dim, model.vocab, model.tie_embeddings) == (128, 151936, flavor in _QWEN3_TIED)
+        and (model.head_dim, model.vocab, model.tie_embeddings)
+        == (128, 151936, flavor in _QWEN3_TIED)
         and (moe is None or (moe.expert_ffn, moe.top_k) == (_QWEN3_EXPERT_FFN[flavor], 8))
     )
     if own:
         return Titan("qwen3", flavor, False)
     sizes = (
-        f"dim={model.hidden}, n_layers={model.layers}, n_heads={model.heads}, n_kv_heads={model.kv_heads}, "
-        f"head_dim={model.head_dim}, hidden_dim={model.ffn}, vocab_size={model.vocab}, qk_norm={model.qk_norm}, "
-        f"norm_eps={model.norm_eps:g}, rope_theta={model.rope.theta:.15g}, enable_weight_tying={model.tie_embeddings}"
+        f"dim={model.hidden}, n_layers={model.layers}, n_heads={model.heads}, "
+        f"n_kv_heads={model.kv_heads}, "
+        f"head_dim={model.head_dim}, hidden_dim={model.ffn}, vocab_size={model.vocab}, "
+        f"qk_norm={model.qk_norm}, "
+        f"norm_eps={model.norm_eps:g}, rope_theta={model.rope.theta:.15g}, "
+        f"enable_weight_tying={model.tie_embeddings}"
     )
     if moe:
         sizes += f", moe_enabled=True, moe_inter_dim={moe.expert_ffn}, moe_args={_moe(model)}"
@@ -131,21 +159,41 @@ def _qwen3(model: ModelSpec) -> Titan:
 def _deepseek(model: ModelSpec, *, cp: int) -> Titan:
     moe, mla = model.moe, model.mla
     if moe is None or mla is None or moe.every > 1:
-        raise refuse("torchtitan", "has latent attention only in its deepseek_v3 model, which routes", _elsewhere())
+        raise refuse(
+            "torchtitan",
+            "has latent attention only in its deepseek_v3 model, which routes",
+            _elsewhere(),
+        )
     if model.tie_embeddings:
-        raise refuse("torchtitan", "does not tie the embeddings of its deepseek_v3 model", _elsewhere())
+        raise refuse(
+            "torchtitan", "does not tie the embeddings of its deepseek_v3 model", _elsewhere()
+        )
     rank = mla.q_lora_rank or 0
-    shape = (model.layers, model.hidden, model.heads, model.ffn, moe.experts, moe.expert_ffn, rank, model.vocab)
+    shape = (
+        model.layers,
+        model.hidden,
+        model.heads,
+        model.ffn,
+        moe.experts,
+        moe.expert_ffn,
+        rank,
+        model.vocab,
+    )
     heads = (mla.kv_lora_rank, mla.qk_nope_head_dim, mla.qk_rope_head_dim, mla.v_head_dim)
-    # the flavors attend by FlexAttention, which context parallelism refuses; one of our own takes the default
+    # the flavors attend by FlexAttention, which context parallelism refuses; one of our own takes
+    # the default
     if shape in _DEEPSEEK and heads == (512, 128, 64, 128) and cp == 1:
         return Titan("deepseek_v3", _DEEPSEEK[shape], True)
     sizes = (
-        f"dim={model.hidden}, n_layers={model.layers}, n_dense_layers={moe.first_dense_layers}, n_heads={model.heads}, "
-        f"inter_dim={model.ffn}, moe_inter_dim={moe.expert_ffn}, vocab_size={model.vocab}, q_lora_rank={rank}, "
+        f"dim={model.hidden}, n_layers={model.layers}, n_dense_layers={moe.first_dense_layers}, "
+        f"n_heads={model.heads}, "
+        f"inter_dim={model.ffn}, moe_inter_dim={moe.expert_ffn}, vocab_size={model.vocab}, "
+        f"q_lora_rank={rank}, "
         f"kv_lora_rank={mla.kv_lora_rank}, qk_nope_head_dim={mla.qk_nope_head_dim}, "
-        f"qk_rope_head_dim={mla.qk_rope_head_dim}, v_head_dim={mla.v_head_dim}, norm_eps={model.norm_eps:g}, "
-        f"rope_theta={model.rope.theta:.15g}, rope_factor={_yarn_factor(model.rope):g}, moe_args={_moe(model)}"
+        f"qk_rope_head_dim={mla.qk_rope_head_dim}, v_head_dim={mla.v_head_dim}, "
+        f"norm_eps={model.norm_eps:g}, "
+        f"rope_theta={model.rope.theta:.15g}, rope_factor={_yarn_factor(model.rope):g}, "
+        f"moe_args={_moe(model)}"
     )
     return Titan("deepseek_v3", model.name, True, f"DeepSeekV3ModelArgs({sizes})")
 
@@ -156,7 +204,8 @@ def _llama3_scaling(rope: Rope) -> str:
     if scaling is None or scaling.name != "llama3":
         return "RoPEScalingArgs(scaling_factor=1.0)"
     return (
-        f"RoPEScalingArgs(scaling_factor={scaling.factor:g}, low_freq_factor={scaling.low_freq_factor:g}, "
+        f"RoPEScalingArgs(scaling_factor={scaling.factor:g}, "
+        f"low_freq_factor={scaling.low_freq_factor:g}, "
         f"high_freq_factor={scaling.high_freq_factor:g}, "
         f"original_max_position_embeddings={scaling.original_max_seq_len or 8192})"
     )
@@ -167,20 +216,26 @@ def _yarn_factor(rope: Rope) -> float:
 
 
 def _note_constants(job: Job, titan: Titan) -> None:
-    """Say where a shipped flavor's constants, or the rotations a model knows, are not the model's own."""
+    """Say where a shipped flavor's constants, or the rotations a model knows, are not the model's
+    own.
+    """
     model, rope = job.model, job.model.rope
     kind = rope.scaling.name if rope.scaling else "none"
     if kind != _SCALINGS[titan.name] and (
         rope.scaling is not None or (titan.name == "llama3" and not titan.registration)
     ):
-        job.note(f"Rotary scaling of torchtitan's {titan.name} is {_SCALINGS[titan.name]}, of the model {kind}")
+        job.note(
+            f"Rotary scaling of torchtitan's {titan.name} is {_SCALINGS[titan.name]}, of the "
+            f"model {kind}"
+        )
     if titan.registration:
         return
     theta, eps = _CONSTANTS[titan.name]
     theta = 5e6 if titan.flavor == "235B-A22B" else theta
     if (rope.theta, model.norm_eps) != (theta, eps):
         job.note(
-            f"torchtitan's {titan.name} {titan.flavor} has rotary base {theta:g} and norm epsilon {eps:g}, the model "
+            f"torchtitan's {titan.name} {titan.flavor} has rotary base {theta:g} and norm epsilon "
+            f"{eps:g}, the model "
             f"{rope.theta:g} and {model.norm_eps:g}"
         )
 
@@ -191,11 +246,20 @@ def _moe(model: ModelSpec) -> str:
     # torchtitan's shared experts are one MLP of this many times the experts' width
     shared, rest = divmod(moe.shared_width, moe.expert_ffn)
     if rest:
-        raise refuse("torchtitan", f"wants shared experts of the routed width {moe.expert_ffn} each", _elsewhere())
-    groups = f", num_expert_groups={moe.groups}, num_limited_groups={moe.groups_per_token}" if moe.groups else ""
+        raise refuse(
+            "torchtitan",
+            f"wants shared experts of the routed width {moe.expert_ffn} each",
+            _elsewhere(),
+        )
+    groups = (
+        f", num_expert_groups={moe.groups}, num_limited_groups={moe.groups_per_token}"
+        if moe.groups
+        else ""
+    )
     return (
         f"MoEArgs(num_experts={moe.experts}, num_shared_experts={shared}, top_k={moe.top_k}, "
-        f"score_func={moe.scoring!r}, route_norm={moe.renormalise}, route_scale={moe.routed_scale:g}, "
+        f"score_func={moe.scoring!r}, route_norm={moe.renormalise}, "
+        f"route_scale={moe.routed_scale:g}, "
         f"score_before_experts=False{groups})"
     )
 

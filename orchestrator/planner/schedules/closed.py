@@ -1,7 +1,10 @@
-"""How long a step of a pipeline lasts, as formulas: each the longest of a few chains of operations that may bind.
+"""How long a step of a pipeline lasts, as formulas: each the longest of a few chains of operations
+that may bind.
 
-Knows NumPy columns of one schedule, on two devices or more. A chain's length is linear in the stage times; counting
-the operations of the event simulator's longest chains gave the numbers here, and tests hold the two together.
+Knows NumPy columns of one schedule, on two devices or more. A chain's length is linear in the stage
+times; counting
+the operations of the event simulator's longest chains gave the numbers here, and tests hold the two
+together.
 """
 
 from __future__ import annotations
@@ -21,9 +24,12 @@ Ints = NDArray[np.int64]
 class Columns:
     """Rows of one schedule: p devices, v stages on each, m micro-batches, and seconds.
 
-    `f`, `b`, `w`: forward, input gradient and weight gradient of one regular stage, of which a pipeline has p * v.
-    `xf`, `xb`, `xw`: what the first stage takes more (embedding), `yf`, `yb`, `yw`: the last one (logits, loss). `h`:
-    from a stage to the next one on another device. `o`: what a forward beside a backward saves (dualpipev).
+    `f`, `b`, `w`: forward, input gradient and weight gradient of one regular stage, of which a
+    pipeline has p * v.
+    `xf`, `xb`, `xw`: what the first stage takes more (embedding), `yf`, `yb`, `yw`: the last one
+    (logits, loss). `h`:
+    from a stage to the next one on another device. `o`: what a forward beside a backward saves
+    (dualpipev).
     """
 
     p: Ints
@@ -43,7 +49,9 @@ class Columns:
 
     @property
     def t(self) -> Floats:
-        """All of a regular stage's work on one micro-batch; `x` and `y` likewise for the extra work."""
+        """All of a regular stage's work on one micro-batch; `x` and `y` likewise for the extra
+        work.
+        """
         return self.f + self.b + self.w
 
     @property
@@ -69,7 +77,8 @@ def naive(c: Columns) -> Floats:
 
 
 def gpipe(c: Columns) -> Floats:
-    """Exact. Both halves are flow shops of equal jobs: one traversal, then the slowest stage m - 1 times.
+    """Exact. Both halves are flow shops of equal jobs: one traversal, then the slowest stage m - 1
+    times.
 
     Even stages: m(F + B) + (p - 1)(F + B) (arXiv 1811.06965).
     """
@@ -82,7 +91,8 @@ def gpipe(c: Columns) -> Floats:
 def one_forward_one_backward(c: Columns) -> Floats:
     """Exact. Even stages: m(F + B) + (p - 1)(F + B) (arXiv 2104.04473, section 2.2.1).
 
-    A chain goes down and up once, then spends the other m - 1 micro-batches at the first stage, at the last one, or, p
+    A chain goes down and up once, then spends the other m - 1 micro-batches at the first stage, at
+    the last one, or, p
     micro-batches a time, on further ways down and up, each of which pays 2(p - 1) hops.
     """
     n, back = c.p - 1, c.b + c.w
@@ -104,9 +114,11 @@ def one_forward_one_backward(c: Columns) -> Floats:
 
 
 def pipedream(c: Columns) -> Floats:
-    """Exact. m micro-batches of a run that never flushes: the slowest cycle, m times (arXiv 1806.03377).
+    """Exact. m micro-batches of a run that never flushes: the slowest cycle, m times (arXiv
+    1806.03377).
 
-    A cycle is one stage's forward and backward, or p ways down and up at once, which pay 2(p - 1) hops per p.
+    A cycle is one stage's forward and backward, or p ways down and up at once, which pay 2(p - 1)
+    hops per p.
     """
     n = c.p - 1
     several = _longest(
@@ -120,9 +132,11 @@ def pipedream(c: Columns) -> Floats:
 
 
 def interleaved(c: Columns) -> Floats:
-    """Even stages without hops exact: m v (F + B) + (p - 1)(F + B), F and B a chunk's (arXiv 2104.04473, 2.2.2).
+    """Even stages without hops exact: m v (F + B) + (p - 1)(F + B), F and B a chunk's (arXiv
+    2104.04473, 2.2.2).
 
-    With fewer micro-batches than devices each of the v - 1 turns to the next chunk waits for the way through all of
+    With fewer micro-batches than devices each of the v - 1 turns to the next chunk waits for the
+    way through all of
     them. Uneven ends and hops: a bound from below, or near it.
     """
     n, p, m = c.p - 1, c.p, c.m
@@ -137,16 +151,20 @@ def interleaved(c: Columns) -> Floats:
         base + c.x + _turn(c, c.f, c.xf) + _turn(c, back, x_back) + m * c.y,
         base + _turn(c, c.f) + _turn(c, back) + around + c.x + m * c.y,
         base + _turn(c, c.f) + _turn(c, back) + around + there_and_back + rounds * (c.x + c.y),
-        np.where(m >= 2 * p, (n - 1) * c.t + 2 * p * c.h * (c.v - 1) + (m - p) * c.x + 2 * p * c.y, 0.0),
+        np.where(
+            m >= 2 * p, (n - 1) * c.t + 2 * p * c.h * (c.v - 1) + (m - p) * c.x + 2 * p * c.y, 0.0
+        ),
         m * c.x,
     )
     return _sum(m * c.v * c.t, chains)
 
 
 def zb1p(c: Columns) -> Floats:
-    """Even stages without hops, m >= p, exact: the bubble is (p - 1) max(F, B, F + B - W) of a chunk's times.
+    """Even stages without hops, m >= p, exact: the bubble is (p - 1) max(F, B, F + B - W) of a
+    chunk's times.
 
-    B is the input gradient alone; where W is the shortest it is (p - 1)(F + B - W), the ZB1P of arXiv 2401.10241
+    B is the input gradient alone; where W is the shortest it is (p - 1)(F + B - W), the ZB1P of
+    arXiv 2401.10241
     (its table 2), independent of v. Uneven ends and hops: a bound from below, or near it.
     """
     n, p, m, h = c.p - 1, c.p, c.m, c.h
@@ -155,18 +173,33 @@ def zb1p(c: Columns) -> Floats:
     around = (c.v - 2) * turn
     stay = _longest(p * x_back - np.maximum(2 * p - 1 - held, 0) * c.yw, held * x_back - n * c.yw)
     into = around + c.xf + _turn(c, c.f, c.xf)
-    # hops bind on the way from either end to the other and back, one way less where there is one round
+    # hops bind on the way from either end to the other and back, one way less where there is one
+    # round
     ways = (c.v - 1) * turn - np.where(m < 2 * p, 2 * h, 0.0)
-    # where hops outlast the weight gradients meant to fill them, every round waits on its way around
+    # where hops outlast the weight gradients meant to fill them, every round waits on its way
+    # around
     way = n * c.v * (m // p) + c.v - 2
     back_again = np.where(m >= 2 * p, (c.v - 1) * p * np.maximum(c.w - h, 0.0), -c.w)
-    waits = middle + n * (2 * h + c.w) + way * (2 * h - c.w) + back_again + m // p * (c.x - c.xw + c.y - c.yw)
+    waits = (
+        middle
+        + n * (2 * h + c.w)
+        + way * (2 * h - c.w)
+        + back_again
+        + m // p * (c.x - c.xw + c.y - c.yw)
+    )
     at_first = (m - n) * c.xf + m * x_back + 2 * (c.yf + c.yb) + c.yw
     at_last = (m - n) * c.y - 2 * c.yw
     chains = _longest(
-        middle + 2 * n * h + into + np.where(c.v > 2, held * x_back, _longest(x_back, stay)) + m * c.y,
+        middle
+        + 2 * n * h
+        + into
+        + np.where(c.v > 2, held * x_back, _longest(x_back, stay))
+        + m * c.y,
         middle + 4 * n * h + around + m * c.x + 2 * (c.yf + c.yb) + c.yw,
-        middle + 4 * n * h + ways + np.where(m < 2 * p, c.x + 2 * (c.yf + c.yb), _longest(at_first, at_last)),
+        middle
+        + 4 * n * h
+        + ways
+        + np.where(m < 2 * p, c.x + 2 * (c.yf + c.yb), _longest(at_first, at_last)),
         n * c.f + n * h + into + m * c.y,
         n * c.f + 3 * n * h + ways + at_last + c.yw,
         n * c.b + 2 * n * h + around + m * c.x + c.yf + c.yb,
@@ -177,10 +210,13 @@ def zb1p(c: Columns) -> Floats:
 
 
 def zbv(c: Columns) -> Floats:
-    """Even stages without hops, m >= 2p - 1, exact; for F = B = W the bubble is (p - 1) F of a chunk.
+    """Even stages without hops, m >= 2p - 1, exact; for F = B = W the bubble is (p - 1) F of a
+    chunk.
 
-    It is zero in arXiv 2401.10241 only as long as steps may overlap; here a step ends when its last device ends. First
-    and last stage share device 0, which is never idle once they weigh enough. Uneven ends and hops: near it.
+    It is zero in arXiv 2401.10241 only as long as steps may overlap; here a step ends when its last
+    device ends. First
+    and last stage share device 0, which is never idle once they weigh enough. Uneven ends and hops:
+    near it.
     """
     n, p, m, e = c.p - 1, c.p, c.m, c.x + c.y
     f, b, w, h = c.f, c.b, c.w, c.h
@@ -188,7 +224,8 @@ def zbv(c: Columns) -> Floats:
     start = c.xf + 2 * n * np.maximum(c.xf - h, 0.0)
     up = start + c.yf + c.yb
     late = 2 * n * np.maximum(h - c.xf, 0.0)
-    slow = np.maximum(h - np.minimum(f, b) - w, 0.0)  # by what a hop outlasts the work meant to hide it
+    # by what a hop outlasts the work meant to hide it
+    slow = np.maximum(h - np.minimum(f, b) - w, 0.0)
     chains = _longest(
         b + (n - 1) * w + 3 * n * h + up,
         n * b + (5 * n - 2) * h + up,
@@ -204,15 +241,24 @@ def zbv(c: Columns) -> Floats:
         2 * n * f - (2 * n + 1) * w + 4 * n * h + up + x_back,
         m * e + late + np.maximum((n - 1) * w + n * h - p * x_back - c.yw, 0.0),
         m * e + late + n * b - p * w + 2 * n * h - n * x_back - c.yw,
-        m * e + late + n * (2 * b - f) - (2 * n + 1) * w + 4 * n * h - c.xf - n * (x_back + c.y) - 2 * c.yw,
+        m * e
+        + late
+        + n * (2 * b - f)
+        - (2 * n + 1) * w
+        + 4 * n * h
+        - c.xf
+        - n * (x_back + c.y)
+        - 2 * c.yw,
     )
     return _sum(2 * m * c.t, chains)
 
 
 def dualpipev(c: Columns) -> Floats:
-    """Even stages without hops, m >= 2p, exact; its pairs run F and B + W one after the other, less `o` a pair.
+    """Even stages without hops, m >= 2p, exact; its pairs run F and B + W one after the other, less
+    `o` a pair.
 
-    The (p/2 - 1)(F&B + B - 3W) of arXiv 2412.19437 counts what pairs save as given. Layers are placed once (see
+    The (p/2 - 1)(F&B + B - 3W) of arXiv 2412.19437 counts what pairs save as given. Layers are
+    placed once (see
     `orders.device_of_stage`). Uneven ends and hops: near it.
     """
     n, p, m, e = c.p - 1, c.p, c.m, c.x + c.y
@@ -221,7 +267,10 @@ def dualpipev(c: Columns) -> Floats:
     steady = m - 2 * p
     trips, rest = np.divmod(steady, p)
     # on the way: pairs of all devices in turn, or of device 0 alone
-    fill = np.maximum(2 * (n * trips + rest) * h + trips * e, steady * e) - (2 * steady + 3 * p - 2) * c.o
+    fill = (
+        np.maximum(2 * (n * trips + rest) * h + trips * e, steady * e)
+        - (2 * steady + 3 * p - 2) * c.o
+    )
     fill = fill + c.xf + 2 * n * np.maximum(c.xf - h, 0.0) + x_back + c.y
     # at device 0, which hardly waits
     first = m * e + 2 * n * np.maximum(h - c.xf, 0.0) - (2 * steady + p + 1) * c.o
@@ -236,20 +285,31 @@ def dualpipev(c: Columns) -> Floats:
         first + n * (b - w) + (n - 1) * b + (4 * n - 2) * h - c.xf - down + up - (n - 1) * c.o,
         first + n * (b - w) + n * b - f + 4 * n * h - c.xf - down - c.yw - (n - 1) * c.o,
         first + n * (f + b - w) + 4 * n * h - 2 * n * x_back - n * c.y - n * c.o,
-        first + n * (f + b - w) + (n - 1) * b + 4 * n * h - c.xf - 2 * n * (x_back + c.y) + up - 2 * n * c.o,
+        first
+        + n * (f + b - w)
+        + (n - 1) * b
+        + 4 * n * h
+        - c.xf
+        - 2 * n * (x_back + c.y)
+        + up
+        - 2 * n * c.o,
     )
     return _sum(2 * m * c.t, chains)
 
 
 def _held(c: Columns) -> Ints:
-    """Micro-batches of a round: about as many as there are devices, fewer only where the step has fewer."""
+    """Micro-batches of a round: about as many as there are devices, fewer only where the step has
+    fewer.
+    """
     return np.asarray(c.m // np.maximum(1, c.m // c.p))
 
 
 def _turn(c: Columns, work: Floats, extra: Floats | float = 0.0) -> Floats:
-    """What a round takes from chunk to chunk, beyond `work` for each of its micro-batches or of the p devices.
+    """What a round takes from chunk to chunk, beyond `work` for each of its micro-batches or of the
+    p devices.
 
-    Either its micro-batches are run at the first stage, all but one with its `extra`, or one goes once around.
+    Either its micro-batches are run at the first stage, all but one with its `extra`, or one goes
+    once around.
     """
     held = _held(c)
     stay = (held - 1) * extra - np.maximum(c.p - held, 0) * work

@@ -1,4 +1,5 @@
-"""Pipeline time of many plans at once: closed forms where they hold, the event simulator for the rest.
+"""Pipeline time of many plans at once: closed forms where they hold, the event simulator for the
+rest.
 
 Knows columns of schedules, counts and seconds; nothing of models, devices or memory.
 """
@@ -18,14 +19,17 @@ from workers.contracts.plan import INTERLEAVED, V_SHAPED
 
 _FOLDED = np.array([name in V_SHAPED for name in SCHEDULES])
 _ROUNDS = np.array([name in INTERLEAVED for name in SCHEDULES])
-_BLOCK = 65536  # rows at once whose columns stay in cache: 0.09 s a million rows on one core, 0.16 s unblocked
+# rows at once whose columns stay in cache: 0.09 s a million rows on one core, 0.16 s unblocked
+_BLOCK = 65536
 _WIDTH = 256  # rows simulated at once: some 10^5 operations of them are 200 MB
 
 
 class StageTimes(NamedTuple):
-    """Seconds of one stage for one micro-batch, columns or numbers: forward, input gradient, weight gradient.
+    """Seconds of one stage for one micro-batch, columns or numbers: forward, input gradient, weight
+    gradient.
 
-    Recomputation belongs to the backward. Schedules that do not split the backward take the sum of the two.
+    Recomputation belongs to the backward. Schedules that do not split the backward take the sum of
+    the two.
     """
 
     forward_s: ArrayLike
@@ -38,7 +42,9 @@ NOTHING = StageTimes(0.0, 0.0, 0.0)
 
 @dataclass(frozen=True, eq=False)
 class PipelineTime:
-    """Seconds of one step per row: `makespan_s` from its first operation to its last, `busy_s` a device's mean work."""
+    """Seconds of one step per row: `makespan_s` from its first operation to its last, `busy_s` a
+    device's mean work.
+    """
 
     makespan_s: Floats
     busy_s: Floats
@@ -49,7 +55,9 @@ class PipelineTime:
 
     @property
     def bubble_fraction(self) -> Floats:
-        """Idle share of all devices' time, 1 - sum(busy) / (pp * makespan); 0 where nothing takes time."""
+        """Idle share of all devices' time, 1 - sum(busy) / (pp * makespan); 0 where nothing takes
+        time.
+        """
         safe = np.where(self.makespan_s > 0, self.makespan_s, 1.0)
         return np.where(self.makespan_s > 0, self.bubble_s / safe, 0.0)
 
@@ -68,18 +76,27 @@ def pipeline_time(
 ) -> PipelineTime:
     """Time of each row's step; all arguments broadcast to one dimension.
 
-    schedule: indices into `SCHEDULES`. regular: one of the pp * virtual_stages stages; first and last: what the first
-    and the last of them take more. hop_s: from a stage to the next one on another device. overlap_s: what dualpipev
+    schedule: indices into `SCHEDULES`. regular: one of the pp * virtual_stages stages; first and
+    last: what the first
+    and the last of them take more. hop_s: from a stage to the next one on another device.
+    overlap_s: what dualpipev
     saves per pair of a forward and a backward, at most the shorter of them.
 
-    Exact for naive, gpipe, 1f1b and pipedream, and for every schedule with even stages and no hops. For the others the
-    chains that bind in practice are counted: against the simulator, with a last stage up to 2.5 times as heavy, a first
-    one 10% heavier and hops of up to 0.1 F, off by 0.00% (interleaved_1f1b, zbv), 0.01% (zb1p) and 0.02% (dualpipev) on
-    average and 1.1% at most; with hops of up to 3 F by 0.01%, 0.2%, 1.0% and 0.3% on average, zb1p 8% at most. Rows
-    whose closed form does not hold, zb1p with fewer micro-batches than devices and zbv with fewer than 2 pp - 1, are
+    Exact for naive, gpipe, 1f1b and pipedream, and for every schedule with even stages and no hops.
+    For the others the
+    chains that bind in practice are counted: against the simulator, with a last stage up to 2.5
+    times as heavy, a first
+    one 10% heavier and hops of up to 0.1 F, off by 0.00% (interleaved_1f1b, zbv), 0.01% (zb1p) and
+    0.02% (dualpipev) on
+    average and 1.1% at most; with hops of up to 3 F by 0.01%, 0.2%, 1.0% and 0.3% on average, zb1p
+    8% at most. Rows
+    whose closed form does not hold, zb1p with fewer micro-batches than devices and zbv with fewer
+    than 2 pp - 1, are
     simulated, rows of one pipeline together. Raises ValueError for a row that cannot be run.
     """
-    code, c = _columns(schedule, pp, virtual_stages, micro_batches, regular, first, last, hop_s, overlap_s)
+    code, c = _columns(
+        schedule, pp, virtual_stages, micro_batches, regular, first, last, hop_s, overlap_s
+    )
     makespan, busy = np.zeros(code.shape), np.zeros(code.shape)
     simulated = np.zeros(code.shape, bool)
     for start in range(0, code.size, _BLOCK):
@@ -109,16 +126,25 @@ def _columns(
     hop_s: ArrayLike,
     overlap_s: ArrayLike,
 ) -> tuple[Ints, Columns]:
-    """Schedule indices at full length and the rest as given, one value or a column; ValueError where one cannot run."""
+    """Schedule indices at full length and the rest as given, one value or a column; ValueError
+    where one cannot run.
+    """
     p, v, m = (np.atleast_1d(np.asarray(a, np.int64)) for a in (pp, virtual_stages, micro_batches))
-    times = [np.atleast_1d(np.asarray(a, np.float64)) for a in (*regular, *first, *last, hop_s, overlap_s)]
+    times = [
+        np.atleast_1d(np.asarray(a, np.float64))
+        for a in (*regular, *first, *last, hop_s, overlap_s)
+    ]
     code = np.atleast_1d(np.asarray(schedule, np.int64))
     code = np.broadcast_to(code, np.broadcast_shapes(*(a.shape for a in (code, p, v, m, *times))))
     for row in np.flatnonzero(_wrong(code, p, v, m))[:1].tolist():
         if not 0 <= code[row] < len(SCHEDULES):
-            raise ValueError(f"schedule index {code[row]}, there are {len(SCHEDULES)}: {', '.join(SCHEDULES)}")
+            raise ValueError(
+                f"schedule index {code[row]}, there are {len(SCHEDULES)}: {', '.join(SCHEDULES)}"
+            )
         raise ValueError(
-            problem_of(SCHEDULES[code[row]], *(int(np.broadcast_to(a, code.shape)[row]) for a in (p, v, m)))
+            problem_of(
+                SCHEDULES[code[row]], *(int(np.broadcast_to(a, code.shape)[row]) for a in (p, v, m))
+            )
         )
     return code, Columns(p, v, m, *times)
 

@@ -14,7 +14,8 @@ from workers.contracts.plan import INTERLEAVED, V_SHAPED, Schedule
 
 SCHEDULES: tuple[str, ...] = get_args(Schedule)
 
-# F forward, B full backward, I input gradient, W weight gradient, FB a forward beside a full backward
+# F forward, B full backward, I input gradient, W weight gradient, FB a forward beside a full
+# backward
 Kind = Literal["F", "B", "I", "W", "FB"]
 
 
@@ -32,10 +33,13 @@ Order = list[Operation]
 
 
 def device_of_stage(schedule: str, pp: int, stage: int) -> int:
-    """The device of a stage: folded once (stage i and 2·pp-1-i together) for V schedules, else round after round.
+    """The device of a stage: folded once (stage i and 2·pp-1-i together) for V schedules, else
+    round after round.
 
-    Folding moves layers, it copies none: `dualpipev` is DualPipe cut in half, each device holds 2 of the 2·pp stages
-    and the model's parameters once (arXiv 2412.19437; the original DualPipe keeps two copies on the same devices).
+    Folding moves layers, it copies none: `dualpipev` is DualPipe cut in half, each device holds 2
+    of the 2·pp stages
+    and the model's parameters once (arXiv 2412.19437; the original DualPipe keeps two copies on the
+    same devices).
     """
     return 2 * pp - 1 - stage if schedule in V_SHAPED and stage >= pp else stage % pp
 
@@ -43,10 +47,16 @@ def device_of_stage(schedule: str, pp: int, stage: int) -> int:
 @lru_cache(maxsize=256)
 def problem_of(schedule: str, pp: int, virtual_stages: int, micro_batches: int) -> str | None:
     """Why this pipeline cannot be run, as a sentence; None where it can."""
-    what = f"{schedule} with pp {pp}, virtual_stages {virtual_stages}, {micro_batches} micro-batches"
+    what = (
+        f"{schedule} with pp {pp}, virtual_stages {virtual_stages}, {micro_batches} micro-batches"
+    )
     if schedule not in SCHEDULES:
         return f"unknown schedule {schedule!r}; known are {', '.join(SCHEDULES)}"
-    for name, count in (("pp", pp), ("virtual_stages", virtual_stages), ("micro-batches", micro_batches)):
+    for name, count in (
+        ("pp", pp),
+        ("virtual_stages", virtual_stages),
+        ("micro-batches", micro_batches),
+    ):
         if count < 1:
             return f"{what}: {name} is {count}, wanted is at least 1"
     if schedule in V_SHAPED and virtual_stages != 2:
@@ -54,9 +64,15 @@ def problem_of(schedule: str, pp: int, virtual_stages: int, micro_batches: int) 
     if schedule in INTERLEAVED and virtual_stages < 2:
         return f"{what}: virtual_stages must be at least 2; one stage a device is schedule 1f1b"
     if schedule not in V_SHAPED | INTERLEAVED and virtual_stages != 1:
-        return f"{what}: one stage a device, virtual_stages must be 1; several are schedule interleaved_1f1b"
+        return (
+            f"{what}: one stage a device, virtual_stages must be 1; several are schedule "
+            "interleaved_1f1b"
+        )
     if schedule in INTERLEAVED and micro_batches % _rounds(pp, micro_batches):
-        return f"{what}: micro-batches must divide into {_rounds(pp, micro_batches)} equal rounds; try a multiple of pp"
+        return (
+            f"{what}: micro-batches must divide into {_rounds(pp, micro_batches)} equal "
+            "rounds; try a multiple of pp"
+        )
     if schedule == "dualpipev" and micro_batches < 2 * pp:
         return f"{what}: at least 2 x pp = {2 * pp} micro-batches are needed; try schedule zbv"
     return None
@@ -71,13 +87,19 @@ def check(schedule: str, pp: int, virtual_stages: int, micro_batches: int) -> No
 def device_orders(schedule: str, pp: int, virtual_stages: int, micro_batches: int) -> list[Order]:
     """Operations of each of the `pp` devices, in the order it runs them.
 
-    They are the orders of torch.distributed.pipelining 2.13 where it has the schedule: GPipe (arXiv 1811.06965), 1F1B
-    and interleaved 1F1B (2104.04473), `zb1p` its interleaved zero bubble and `zbv` (2401.10241), `dualpipev`
-    (2412.19437). `naive` finishes a micro-batch before it starts the next one. `pipedream` (1806.03377) runs 1F1B's
-    order without ever flushing; this is its start. Raises ValueError for a pipeline that cannot be run.
+    They are the orders of torch.distributed.pipelining 2.13 where it has the schedule: GPipe (arXiv
+    1811.06965), 1F1B
+    and interleaved 1F1B (2104.04473), `zb1p` its interleaved zero bubble and `zbv` (2401.10241),
+    `dualpipev`
+    (2412.19437). `naive` finishes a micro-batch before it starts the next one. `pipedream`
+    (1806.03377) runs 1F1B's
+    order without ever flushing; this is its start. Raises ValueError for a pipeline that cannot be
+    run.
     """
     check(schedule, pp, virtual_stages, micro_batches)
-    return [list(_ORDERS[schedule](pp, virtual_stages, micro_batches, device)) for device in range(pp)]
+    return [
+        list(_ORDERS[schedule](pp, virtual_stages, micro_batches, device)) for device in range(pp)
+    ]
 
 
 def _rounds(pp: int, micro_batches: int) -> int:
@@ -105,10 +127,14 @@ def _one_forward_one_backward(pp: int, v: int, m: int, device: int) -> Iterator[
 
 
 def _interleaved(pp: int, v: int, m: int, device: int, split: bool = False) -> Iterator[Operation]:
-    """Chunks take turns, one round of micro-batches each; `split` lags weight gradients by the device's number."""
+    """Chunks take turns, one round of micro-batches each; `split` lags weight gradients by the
+    device's number.
+    """
     per_round = m // _rounds(pp, m)
     forwards = ((chunk * pp + device, mb) for chunk, mb in _turns(range(v), per_round, m))
-    backwards = deque((chunk * pp + device, mb) for chunk, mb in _turns(range(v)[::-1], per_round, m))
+    backwards = deque(
+        (chunk * pp + device, mb) for chunk, mb in _turns(range(v)[::-1], per_round, m)
+    )
     weights = deque(backwards)
     warm_up = min((v - 1) * per_round + (1 if split else 2) * (pp - 1 - device), v * m)
     for _ in range(warm_up):
@@ -194,7 +220,8 @@ def _dualpipev(pp: int, v: int, m: int, device: int) -> Iterator[Operation]:
         yield weights.popleft()
         yield count("F", up)
     for turn in range(m - 2 * pp + device + 1):
-        if turn == 0 and after == 0:  # at the fold the first pair is run apart, which starts the way back earlier
+        # at the fold the first pair is run apart, which starts the way back earlier
+        if turn == 0 and after == 0:
             yield count("F", down)
             yield count("I", up)._replace(kind="B")
         else:
@@ -203,7 +230,8 @@ def _dualpipev(pp: int, v: int, m: int, device: int) -> Iterator[Operation]:
     for _ in range(after):
         yield count("I", up)._replace(kind="B")
         yield pair(up, down)
-    for turn in range(2 * (device + 1)):  # in the second half weight gradients wait, to fill the end
+    # in the second half weight gradients wait, to fill the end
+    for turn in range(2 * (device + 1)):
         stage = down if turn % 2 else up
         yield input_gradient(stage) if turn > device else count("I", stage)._replace(kind="B")
     for _ in range(after):
@@ -217,7 +245,9 @@ class _Counter:
     """Gives each (kind, stage) its micro-batches 0, 1, 2, …"""
 
     def __init__(self, *stages: int) -> None:
-        self.of: dict[tuple[Kind, int], int] = {(kind, s): 0 for kind in get_args(Kind) for s in stages}
+        self.of: dict[tuple[Kind, int], int] = {
+            (kind, s): 0 for kind in get_args(Kind) for s in stages
+        }
 
     def __call__(self, kind: Kind, stage: int) -> Operation:
         micro_batch = self.of[kind, stage]

@@ -1,6 +1,8 @@
-"""A pipeline's operations with what each waits for, laid out so that NumPy runs many of them at once.
+"""A pipeline's operations with what each waits for, laid out so that NumPy runs many of them at
+once.
 
-Knows structure only: the same program serves any times. Built once per (schedule, pp, virtual stages, micro-batches).
+Knows structure only: the same program serves any times. Built once per (schedule, pp, virtual
+stages, micro-batches).
 """
 
 from __future__ import annotations
@@ -23,12 +25,17 @@ _ROW = {kind: row for row, kind in enumerate(KINDS)}
 
 @dataclass(frozen=True, eq=False)
 class Program:
-    """Operation i runs `micro_batch[i]` on `device[i]`; `row[i]` is kind (in `KINDS`) x stages + stage.
+    """Operation i runs `micro_batch[i]` on `device[i]`; `row[i]` is kind (in `KINDS`) x stages +
+    stage.
 
-    It starts when all of `waits_for[:, i]` have ended: the operation before it on its device, what its forward needs,
-    what its backward needs (the number of operations stands for none); the last two plus the time of `hops[:, i]`, the
-    number of the boundary crossed (`stages` where none is). Operations of one level wait for earlier levels only.
-    `backward_micro_batch[i]` is that of an `FB`, whose backward stage is stages - 1 - stage. `peak` is the largest
+    It starts when all of `waits_for[:, i]` have ended: the operation before it on its device, what
+    its forward needs,
+    what its backward needs (the number of operations stands for none); the last two plus the time
+    of `hops[:, i]`, the
+    number of the boundary crossed (`stages` where none is). Operations of one level wait for
+    earlier levels only.
+    `backward_micro_batch[i]` is that of an `FB`, whose backward stage is stages - 1 - stage. `peak`
+    is the largest
     number of forwards held per device, each from its start to the end of its weight gradient.
     """
 
@@ -46,12 +53,16 @@ class Program:
 
 @lru_cache(maxsize=128)
 def program(schedule: str, pp: int, virtual_stages: int, micro_batches: int) -> Program:
-    """The program of a pipeline; ValueError where it cannot be run or has too many operations to be laid out."""
+    """The program of a pipeline; ValueError where it cannot be run or has too many operations to be
+    laid out.
+    """
     check(schedule, pp, virtual_stages, micro_batches)
     if pp * virtual_stages * micro_batches > _MOST:
         raise ValueError(
-            f"{schedule} with pp {pp}, virtual_stages {virtual_stages}, {micro_batches} micro-batches is too long to "
-            f"be simulated (over {_MOST} forwards); try fewer micro-batches, its closed form needs none"
+            f"{schedule} with pp {pp}, virtual_stages {virtual_stages}, {micro_batches} "
+            "micro-batches is too long to "
+            f"be simulated (over {_MOST} forwards); try fewer micro-batches, its closed form "
+            "needs none"
         )
     orders = device_orders(schedule, pp, virtual_stages, micro_batches)
     stages, none = pp * virtual_stages, sum(map(len, orders))
@@ -104,7 +115,10 @@ def program(schedule: str, pp: int, virtual_stages: int, micro_batches: int) -> 
             if following[at] == len(order):
                 waiting.discard(at)
         if len(table) == before:
-            raise RuntimeError(f"{schedule} with pp {pp}, {micro_batches} micro-batches deadlocks on devices {waiting}")
+            raise RuntimeError(
+                f"{schedule} with pp {pp}, {micro_batches} micro-batches deadlocks on devices "
+                f"{waiting}"
+            )
     return _by_level(pp, stages, np.asarray(table), np.asarray(level[:-1]), _peaks(orders))
 
 
@@ -144,9 +158,11 @@ def _peaks(orders: list[Order]) -> Ints:
 
 
 def duration_rows(forward: Floats, backward: Floats, weight: Floats, overlap: Floats) -> Floats:
-    """Durations [5 * stages, cases] by `Program.row`, from times [stages, cases] and the seconds an `FB` saves [cases].
+    """Durations [5 * stages, cases] by `Program.row`, from times [stages, cases] and the seconds an
+    `FB` saves [cases].
 
-    A full backward takes backward + weight. In an `FB` stage s runs beside stage 2·pp-1-s; it lasts at least as long as
+    A full backward takes backward + weight. In an `FB` stage s runs beside stage 2·pp-1-s; it lasts
+    at least as long as
     the longer of the two.
     """
     both = backward + weight
@@ -156,9 +172,11 @@ def duration_rows(forward: Floats, backward: Floats, weight: Floats, overlap: Fl
 
 
 def end_times(run: Program, rows: Floats, hop: Floats) -> Floats:
-    """When each operation ends, [operations + 1, cases] (the last row is time 0), starting at time 0.
+    """When each operation ends, [operations + 1, cases] (the last row is time 0), starting at time
+    0.
 
-    `rows` [5 * stages, cases] as from `duration_rows`; `hop` [stages + 1, cases], row s the time from stage s to s + 1
+    `rows` [5 * stages, cases] as from `duration_rows`; `hop` [stages + 1, cases], row s the time
+    from stage s to s + 1
     or back, its last row 0.
     """
     end = np.zeros((len(run.row) + 1, rows.shape[1]))

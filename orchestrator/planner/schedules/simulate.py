@@ -1,4 +1,5 @@
-"""An event simulator of pipeline schedules: every operation of every device, when it starts and when it ends.
+"""An event simulator of pipeline schedules: every operation of every device, when it starts and
+when it ends.
 
 Knows given times only, not where they come from. Transfers take time but keep no device busy.
 """
@@ -13,14 +14,24 @@ from typing import NamedTuple
 import numpy as np
 
 from orchestrator.planner.schedules.orders import Kind, check
-from orchestrator.planner.schedules.program import KINDS, Floats, Program, duration_rows, end_times, program
+from orchestrator.planner.schedules.program import (
+    KINDS,
+    Floats,
+    Program,
+    duration_rows,
+    end_times,
+    program,
+)
 from orchestrator.planner.schedules.steady import repetition, shortened
 
 Times = float | Sequence[float] | Floats
 
 
 class Event(NamedTuple):
-    """An operation in time. The last two fields name the backward half of an `FB`, else they are -1."""
+    """An operation in time.
+
+    The last two fields name the backward half of an `FB`, else they are -1.
+    """
 
     device: int
     stage: int
@@ -36,13 +47,19 @@ class Event(NamedTuple):
 class Simulation:
     """What a pipeline did in one step.
 
-    `busy_s` [pp] is each device's time in operations, `bubble_fraction` the idle share of all devices' time,
-    1 - sum(busy) / (pp * makespan). `in_flight` [pp] is the largest number of micro-batches whose activations a device
-    holds, each from its forward to the end of its weight gradient, in whole devices: a chunk counts 1 / virtual_stages.
+    `busy_s` [pp] is each device's time in operations, `bubble_fraction` the idle share of all
+    devices' time,
+    1 - sum(busy) / (pp * makespan). `in_flight` [pp] is the largest number of micro-batches whose
+    activations a device
+    holds, each from its forward to the end of its weight gradient, in whole devices: a chunk counts
+    1 / virtual_stages.
 
-    Of a step of very many operations the end is worked out from a shorter one, as exactly (see `steady`), and only the
-    first `listed` micro-batches have events. A pipedream run never flushes: its makespan is what `micro_batches` take
-    in the steady state, so its bubble is 0 where stages are balanced and hops are free; its events are those of the
+    Of a step of very many operations the end is worked out from a shorter one, as exactly (see
+    `steady`), and only the
+    first `listed` micro-batches have events. A pipedream run never flushes: its makespan is what
+    `micro_batches` take
+    in the steady state, so its bubble is 0 where stages are balanced and hops are free; its events
+    are those of the
     run's start.
     """
 
@@ -98,13 +115,19 @@ def simulate(
     hop_s: Times = 0.0,
     overlap_s: float = 0.0,
 ) -> Simulation:
-    """Run a schedule's order; each operation starts when its device is free and its input has arrived.
+    """Run a schedule's order; each operation starts when its device is free and its input has
+    arrived.
 
-    forward_s, backward_s (input gradient), weight_s (weight gradient): seconds per stage and micro-batch, one for all
-    or one for each of the pp * virtual_stages stages; recomputation belongs to the backward. Schedules that do not
-    split the backward take backward + weight in one. hop_s: from a stage to the next one, one for all or one for each
-    of the stages - 1 boundaries; none is taken where both stages are on one device. overlap_s: what dualpipev saves
-    when a forward runs beside a backward, at most the shorter of them. Raises ValueError for a pipeline that cannot be
+    forward_s, backward_s (input gradient), weight_s (weight gradient): seconds per stage and
+    micro-batch, one for all
+    or one for each of the pp * virtual_stages stages; recomputation belongs to the backward.
+    Schedules that do not
+    split the backward take backward + weight in one. hop_s: from a stage to the next one, one for
+    all or one for each
+    of the stages - 1 boundaries; none is taken where both stages are on one device. overlap_s: what
+    dualpipev saves
+    when a forward runs beside a backward, at most the shorter of them. Raises ValueError for a
+    pipeline that cannot be
     run or for wrong times.
     """
     check(schedule, pp, virtual_stages, micro_batches)
@@ -164,29 +187,44 @@ def _run(
 
 
 def _endless(
-    pp: int, m: int, short: int, forward_s: Times, backward_s: Times, weight_s: Times, hop_s: Times, overlap_s: float
+    pp: int,
+    m: int,
+    short: int,
+    forward_s: Times,
+    backward_s: Times,
+    weight_s: Times,
+    hop_s: Times,
+    overlap_s: float,
 ) -> Simulation:
     """A pipedream run: its start from the events, its pace from the steady state."""
     start = _run("pipedream", pp, 1, short + pp, forward_s, backward_s, weight_s, hop_s, overlap_s)
     work = sum(_column("", times, pp)[:, 0] for times in (forward_s, backward_s, weight_s))
     pace = steady_period_s(np.asarray(work), _column("", hop_s, pp - 1)[:, 0])
-    return replace(start, micro_batches=m, listed=short, makespan_s=m * pace, busy_s=m * np.asarray(work))
+    return replace(
+        start, micro_batches=m, listed=short, makespan_s=m * pace, busy_s=m * np.asarray(work)
+    )
 
 
 def steady_period_s(work_s: Floats, hop_s: Floats) -> float:
-    """Seconds per micro-batch of an endless 1F1B run, from each stage's work [p] and the hops between stages [p - 1].
+    """Seconds per micro-batch of an endless 1F1B run, from each stage's work [p] and the hops
+    between stages [p - 1].
 
-    Stages i..j hand j - i + 1 micro-batches down and up among them, each stage working on each and each hop paid twice;
+    Stages i..j hand j - i + 1 micro-batches down and up among them, each stage working on each and
+    each hop paid twice;
     the slowest such round binds (the largest cycle mean of the order's dependencies).
     """
     worked = np.concatenate([[0.0], np.cumsum(work_s)])
     crossed = np.concatenate([[0.0], np.cumsum(2 * hop_s)])
     low, high = np.triu_indices(len(work_s))
-    return float(((worked[high + 1] - worked[low] + crossed[high] - crossed[low]) / (high - low + 1)).max())
+    return float(
+        ((worked[high + 1] - worked[low] + crossed[high] - crossed[low]) / (high - low + 1)).max()
+    )
 
 
 def _column(name: str, value: Times, length: int) -> Floats:
-    """`value` as [length, 1]; ValueError unless it is one or `length` finite numbers, none negative."""
+    """`value` as [length, 1]; ValueError unless it is one or `length` finite numbers, none
+    negative.
+    """
     array = np.asarray(value, dtype=np.float64)
     if array.ndim > 1 or (array.ndim == 1 and array.size != length):
         raise ValueError(f"{name} has shape {array.shape}, wanted is one number or {length}")

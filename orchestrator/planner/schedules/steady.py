@@ -1,6 +1,8 @@
-"""Long steps from short ones: once a pipeline repeats itself, more micro-batches only repeat it more often.
+"""Long steps from short ones: once a pipeline repeats itself, more micro-batches only repeat it
+more often.
 
-Knows programs and end times. Extrapolates only what it has seen repeat, so the answer is exact or none.
+Knows programs and end times. Extrapolates only what it has seen repeat, so the answer is exact or
+none.
 """
 
 from __future__ import annotations
@@ -9,15 +11,22 @@ import numpy as np
 
 from orchestrator.planner.schedules.program import Floats, Ints, Program
 
-SPLIT_OPERATIONS = {"zb1p": 3, "zbv": 3, "dualpipev": 1}  # per stage and micro-batch; an `FB` is half of two stages'
+# per stage and micro-batch; an `FB` is half of two stages'
+SPLIT_OPERATIONS = {"zb1p": 3, "zbv": 3, "dualpipev": 1}
 _MANY = 60_000  # operations, a quarter of a second to lay out and run
 _SEEN = 3  # periods in a row that must be alike; nothing waits for what lies further back
 
 
 def shortened(schedule: str, pp: int, virtual_stages: int, micro_batches: int) -> tuple[int, int]:
-    """(micro-batches to simulate, micro-batches of a period): the step itself where it is short or never repeats."""
+    """(micro-batches to simulate, micro-batches of a period): the step itself where it is short or
+    never repeats.
+    """
     operations = pp * virtual_stages * micro_batches * SPLIT_OPERATIONS.get(schedule, 2)
-    period = micro_batches // max(1, micro_batches // pp) if schedule in ("interleaved_1f1b", "zb1p") else pp
+    period = (
+        micro_batches // max(1, micro_batches // pp)
+        if schedule in ("interleaved_1f1b", "zb1p")
+        else pp
+    )
     enough = (_SEEN + 6) * period
     if schedule == "gpipe" or operations < _MANY or micro_batches <= enough:
         return micro_batches, period
@@ -27,10 +36,13 @@ def shortened(schedule: str, pp: int, virtual_stages: int, micro_batches: int) -
 def repetition(
     schedule: str, virtual_stages: int, run: Program, ends: Floats, period: int
 ) -> tuple[float, Ints] | None:
-    """Seconds that one more period of micro-batches takes, and the operations that it repeats; None unless sure.
+    """Seconds that one more period of micro-batches takes, and the operations that it repeats; None
+    unless sure.
 
-    Each device's order holds a stretch in which the same operations return `period` micro-batches later. Where over the
-    last three periods of that stretch all of them, on all devices, also ended equally later, everything that follows is
+    Each device's order holds a stretch in which the same operations return `period` micro-batches
+    later. Where over the
+    last three periods of that stretch all of them, on all devices, also ended equally later,
+    everything that follows is
     shifted alike by one more period.
     """
     length = virtual_stages * period * SPLIT_OPERATIONS.get(schedule, 2)

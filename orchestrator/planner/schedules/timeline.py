@@ -11,12 +11,17 @@ from orchestrator.planner.schedules.simulate import Simulation
 
 
 def timeline(simulation: Simulation, micro_batches: int = 16) -> dict[str, Any]:
-    """`{schedule, devices, virtual_stages, micro_batches, drawn, drawn_s, rows, makespan_s, bubble_fraction}`.
+    """`{schedule, devices, virtual_stages, micro_batches, drawn, drawn_s, rows, makespan_s,
+    bubble_fraction}`.
 
-    Rows are those of the first `micro_batches` micro-batches, by device, then time: `{device, stage, micro_batch, kind,
-    start_s, end_s}`, plain numbers and strings. `kind` is F, B or W; B is the input gradient where a W of the same
-    stage and micro-batch follows, else the full backward. `F&B` is a forward beside a full backward and names the
-    latter's `backward_stage` and `backward_micro_batch`. `makespan_s` and `bubble_fraction` are the whole step's;
+    Rows are those of the first `micro_batches` micro-batches, by device, then time: `{device,
+    stage, micro_batch, kind,
+    start_s, end_s}`, plain numbers and strings. `kind` is F, B or W; B is the input gradient where
+    a W of the same
+    stage and micro-batch follows, else the full backward. `F&B` is a forward beside a full backward
+    and names the
+    latter's `backward_stage` and `backward_micro_batch`. `makespan_s` and `bubble_fraction` are the
+    whole step's;
     `drawn_s` ends the drawn part.
     """
     kinds = {"F": "F", "B": "B", "I": "B", "W": "W", "FB": "F&B"}
@@ -33,7 +38,10 @@ def timeline(simulation: Simulation, micro_batches: int = 16) -> dict[str, Any]:
             "end_s": event.end_s,
         }
         if event.kind == "FB":
-            row |= {"backward_stage": event.backward_stage, "backward_micro_batch": event.backward_micro_batch}
+            row |= {
+                "backward_stage": event.backward_stage,
+                "backward_micro_batch": event.backward_micro_batch,
+            }
         rows.append(row)
     return {
         "schedule": simulation.schedule,

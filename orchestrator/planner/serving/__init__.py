@@ -1,4 +1,7 @@
-"""Serving: KV cache, time to first token, time per output token, throughput, concurrency. Knows no training."""
+"""Serving: KV cache, time to first token, time per output token, throughput, concurrency.
+
+Knows no training.
+"""
 
 from orchestrator.planner.serving.answer import serving
 from orchestrator.planner.serving.request import ServingRequest

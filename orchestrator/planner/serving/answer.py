@@ -1,4 +1,5 @@
-"""Answers to serving questions: memory, latency, throughput, the curve over batch sizes, speculative decoding.
+"""Answers to serving questions: memory, latency, throughput, the curve over batch sizes,
+speculative decoding.
 
 Knows how answers look, not how terms are computed.
 """
@@ -19,19 +20,33 @@ from workers.contracts.base import problems_of
 
 MOST_BATCH = 256  # of a default batch; a person may ask for more
 NUMBERS = (
-    "ttft_s", "tpot_s", "tokens_per_s", "tokens_per_s_per_device", "usd_per_million_tokens", "kv_bytes_per_token",
-    "kv_bytes_per_sequence", "max_concurrency", "crossover_batch",
-)  # fmt: skip
+    "ttft_s",
+    "tpot_s",
+    "tokens_per_s",
+    "tokens_per_s_per_device",
+    "usd_per_million_tokens",
+    "kv_bytes_per_token",
+    "kv_bytes_per_sequence",
+    "max_concurrency",
+    "crossover_batch",
+)
 MEMORY = (
-    "weights_bytes_per_device", "kv_bytes_per_sequence_device", "activations_bytes", "reserved_bytes", "kv_room_bytes",
-    "total_bytes", "capacity_bytes",
-)  # fmt: skip
+    "weights_bytes_per_device",
+    "kv_bytes_per_sequence_device",
+    "activations_bytes",
+    "reserved_bytes",
+    "kv_room_bytes",
+    "total_bytes",
+    "capacity_bytes",
+)
 
 
 def serving(given: Mapping[str, Any], *, explained: bool = False) -> dict[str, Any]:
-    """`{ok, problems, fits, batch, ttft_s, tpot_s, tokens_per_s, …, memory {…}, speculative?, curve [{batch, …}]}`.
+    """`{ok, problems, fits, batch, ttft_s, tpot_s, tokens_per_s, …, memory {…}, speculative?, curve
+    [{batch, …}]}`.
 
-    Seconds, bytes, tokens/s of all replicas together. `explained`: each number is a tree of its formula.
+    Seconds, bytes, tokens/s of all replicas together. `explained`: each number is a tree of its
+    formula.
     """
     try:
         request = ServingRequest.model_validate(dict(given))
@@ -49,10 +64,17 @@ def serving(given: Mapping[str, Any], *, explained: bool = False) -> dict[str, A
         return explain(table, name).to_dict() if explained else _plain(name, table[name])
 
     answer: dict[str, Any] = {
-        "ok": True, "problems": [], "fits": bool(table["fits"]), "batch": batch, "devices": request.devices,
-        **{name: shown(name) for name in NUMBERS}, "memory": {name: shown(name) for name in MEMORY},
-        "bound": _bound(table), "notes": request.notes(), "curve": _curve(columns, request, concurrency),
-    }  # fmt: skip
+        "ok": True,
+        "problems": [],
+        "fits": bool(table["fits"]),
+        "batch": batch,
+        "devices": request.devices,
+        **{name: shown(name) for name in NUMBERS},
+        "memory": {name: shown(name) for name in MEMORY},
+        "bound": _bound(table),
+        "notes": request.notes(),
+        "curve": _curve(columns, request, concurrency),
+    }
     if not answer["fits"]:
         answer["try"] = _advice(request, table)
     if request.acceptance is not None:
@@ -63,20 +85,27 @@ def serving(given: Mapping[str, Any], *, explained: bool = False) -> dict[str, A
 def _plain(name: str, value: Any) -> float | int:
     """Bytes and sequences are whole."""
     number = float(value)
-    return round(number) if ("_bytes" in name or name == "max_concurrency") and math.isfinite(number) else number
+    return (
+        round(number)
+        if ("_bytes" in name or name == "max_concurrency") and math.isfinite(number)
+        else number
+    )
 
 
 def _bound(table: Table) -> str:
     """What a decode step waits for."""
     parts = {
-        "memory bandwidth": float(table["decode_memory_s"]), "compute": float(table["decode_compute_s"]),
+        "memory bandwidth": float(table["decode_memory_s"]),
+        "compute": float(table["decode_compute_s"]),
         "communication": float(table["decode_comm_s"]),
         "launches": float(table["layers"] * table["launch_s_per_layer"]),
-    }  # fmt: skip
+    }
     return max(parts, key=lambda name: parts[name])
 
 
-def _curve(columns: dict[str, Any], request: ServingRequest, concurrency: float) -> list[dict[str, Any]]:
+def _curve(
+    columns: dict[str, Any], request: ServingRequest, concurrency: float
+) -> list[dict[str, Any]]:
     """Throughput against latency over batch sizes, up to what fits."""
     most = max(request.replicas, int(min(concurrency, 4096)))
     steps = np.unique(np.geomspace(request.replicas, most, 16).round().astype(int))
@@ -96,7 +125,10 @@ def _speculative(table: Table, request: ServingRequest, explained: bool) -> dict
     best = float(lengths[int(speedups.argmax())])
     chosen = table.with_columns({"draft_tokens": best})
     names = ("accepted_per_step", "speculative_speedup", "speculative_tpot_s")
-    found = {name: explain(chosen, name).to_dict() if explained else float(chosen[name]) for name in names}
+    found = {
+        name: explain(chosen, name).to_dict() if explained else float(chosen[name])
+        for name in names
+    }
     return {"draft_tokens": int(best), "pays": bool(speedups.max() > 1), **found}
 
 

@@ -1,4 +1,5 @@
-"""A serving question: model, devices, lengths, quantisation; checked, and turned into the columns of the terms.
+"""A serving question: model, devices, lengths, quantisation; checked, and turned into the columns
+of the terms.
 
 Does not compute a prediction.
 """
@@ -17,20 +18,30 @@ from workers.contracts.legality import nearest_divisor
 from workers.contracts.model import ModelSpec, Positive
 from workers.contracts.presets import preset
 
-# bytes per weight; int4 in groups of 128 with a 16-bit scale and a 4-bit zero (AWQ, arXiv 2306.00978)
+# bytes per weight; int4 in groups of 128 with a 16-bit scale and a 4-bit zero (AWQ, arXiv
+# 2306.00978)
 WEIGHT_BYTES = {"none": 2.0, "fp32": 4.0, "fp8": 1.0, "int8": 1.0, "int4": 0.5 + 2.5 / 128}
 KV_BYTES = {"fp32": 4.0, "bf16": 2.0, "fp16": 2.0, "fp8": 1.0, "int8": 1.0}
 
-# of a GPU: large matrix products reach 0.6 of the datasheet in prefill, streams 0.8 of HBM (13B on A100-40G: 22 ms
+# of a GPU: large matrix products reach 0.6 of the datasheet in prefill, streams 0.8 of HBM (13B on
+# A100-40G: 22 ms
 # measured over a floor of 16.7), CUDA graphs leave about 4 µs a layer; a CPU core has no launches
 GPU_PROFILE = {
-    "gemm_efficiency": 0.6, "bandwidth_efficiency": 0.8, "launch_s_per_layer": 4e-6, "collective_latency_s": 9e-6,
-    "memory_utilization": 0.9, "reserved_bytes": 1.5 * 2**30,
-}  # fmt: skip
+    "gemm_efficiency": 0.6,
+    "bandwidth_efficiency": 0.8,
+    "launch_s_per_layer": 4e-6,
+    "collective_latency_s": 9e-6,
+    "memory_utilization": 0.9,
+    "reserved_bytes": 1.5 * 2**30,
+}
 CPU_PROFILE = {
-    "gemm_efficiency": 0.7, "bandwidth_efficiency": 0.7, "launch_s_per_layer": 2e-4, "collective_latency_s": 5e-5,
-    "memory_utilization": 0.9, "reserved_bytes": 0.3 * 2**30,
-}  # fmt: skip
+    "gemm_efficiency": 0.7,
+    "bandwidth_efficiency": 0.7,
+    "launch_s_per_layer": 2e-4,
+    "collective_latency_s": 5e-5,
+    "memory_utilization": 0.9,
+    "reserved_bytes": 0.3 * 2**30,
+}
 
 
 def _named(given: object) -> object:
@@ -38,11 +49,15 @@ def _named(given: object) -> object:
 
 
 class ServingRequest(Contract):
-    """Lengths in tokens, `batch` sequences in flight over all `replicas` (default: as many as fit, at most 256).
+    """Lengths in tokens, `batch` sequences in flight over all `replicas` (default: as many as fit,
+    at most 256).
 
-    `quantize` is of the weights, `kv_dtype` of the cache. `acceptance` is the chance that a draft token is accepted,
-    `draft_cost` the time of one draft step over that of the model, `draft_tokens` how many are drafted a step
-    (default: the number that pays most). `device` stands in the place of the cluster's: one that no catalogue holds.
+    `quantize` is of the weights, `kv_dtype` of the cache. `acceptance` is the chance that a draft
+    token is accepted,
+    `draft_cost` the time of one draft step over that of the model, `draft_tokens` how many are
+    drafted a step
+    (default: the number that pays most). `device` stands in the place of the cluster's: one that no
+    catalogue holds.
     """
 
     model: Annotated[ModelSpec, BeforeValidator(_named, json_schema_input_type=str | ModelSpec)]
@@ -74,12 +89,22 @@ class ServingRequest(Contract):
         """What makes the question unanswerable; empty when it is fine."""
         found, model = [], self.model
         if self.devices > self.cluster.devices:
-            says = f"tp {self.tp} x pp {self.pp} x replicas {self.replicas} is {self.devices} devices"
-            found.append(problem("tp", f"{says}, the cluster has {self.cluster.devices}", "fewer replicas, more nodes"))
+            says = (
+                f"tp {self.tp} x pp {self.pp} x replicas {self.replicas} is {self.devices} devices"
+            )
+            found.append(
+                problem(
+                    "tp",
+                    f"{says}, the cluster has {self.cluster.devices}",
+                    "fewer replicas, more nodes",
+                )
+            )
         heads = model.mfa.heads if model.mfa else model.heads
         if heads % self.tp:
             near = nearest_divisor(heads, self.tp)
-            found.append(problem("tp", f"{heads} heads do not divide by tp {self.tp}", f"tp {near}"))
+            found.append(
+                problem("tp", f"{heads} heads do not divide by tp {self.tp}", f"tp {near}")
+            )
         elif model.attention == "softmax" and model.kv_heads % self.tp and self.tp % model.kv_heads:
             near = nearest_divisor(model.kv_heads, self.tp)
             says = f"{model.kv_heads} key-value heads neither divide by tp {self.tp} nor into it"
@@ -89,9 +114,12 @@ class ServingRequest(Contract):
             found.append(problem("pp", says, f"pp {model.layers}"))
         if self.prompt_len + self.output_len > model.max_seq_len:
             says = (
-                f"{self.prompt_len} + {self.output_len} tokens exceed max_seq_len {model.max_seq_len} of {model.name}"
+                f"{self.prompt_len} + {self.output_len} tokens exceed max_seq_len "
+                f"{model.max_seq_len} of {model.name}"
             )
-            found.append(problem("prompt_len", says, f"{max(1, model.max_seq_len - self.output_len)}"))
+            found.append(
+                problem("prompt_len", says, f"{max(1, model.max_seq_len - self.output_len)}")
+            )
         return found
 
     @property
@@ -104,7 +132,9 @@ class ServingRequest(Contract):
         used = self.entry.runs_at(self.precision)
         if used == self.precision:
             return []
-        says = f"{self.entry.name} does not multiply in {self.precision}: weights are kept in it and"
+        says = (
+            f"{self.entry.name} does not multiply in {self.precision}: weights are kept in it and"
+        )
         return [f"{says} products counted at its {used} peak, {self.entry.peak(used):g} TFLOP/s."]
 
     def columns(self) -> dict[str, Any]:
@@ -118,18 +148,35 @@ class ServingRequest(Contract):
             (cluster.inter_node_gb_per_s or entry.inter_node_gb_per_s) * 1e9,
             (cluster.intra_node_gb_per_s or entry.intra_node_gb_per_s) * 1e9,
         )
-        usd = entry.usd_per_hour if cluster.usd_per_device_hour is None else cluster.usd_per_device_hour
+        usd = (
+            entry.usd_per_hour
+            if cluster.usd_per_device_hour is None
+            else cluster.usd_per_device_hour
+        )
         return {
-            **sizes, **profile, "params_expert": sizes["params_expert_split"] + sizes["params_expert_whole"],
-            "params_table": sizes["params_embedding"] + sizes["params_head"] + sizes["params_positions"],
-            "tp": self.tp, "pp": self.pp, "replicas": self.replicas, "prompt_len": self.prompt_len,
-            "output_len": self.output_len, "block_size": self.block_size,
-            "weight_bytes_each": WEIGHT_BYTES[self.quantize], "kv_bytes_each": KV_BYTES[self.kv_dtype],
+            **sizes,
+            **profile,
+            "params_expert": sizes["params_expert_split"] + sizes["params_expert_whole"],
+            "params_table": sizes["params_embedding"]
+            + sizes["params_head"]
+            + sizes["params_positions"],
+            "tp": self.tp,
+            "pp": self.pp,
+            "replicas": self.replicas,
+            "prompt_len": self.prompt_len,
+            "output_len": self.output_len,
+            "block_size": self.block_size,
+            "weight_bytes_each": WEIGHT_BYTES[self.quantize],
+            "kv_bytes_each": KV_BYTES[self.kv_dtype],
             "activation_bytes_each": 4.0 if self.quantize == "fp32" else 2.0,
-            "capacity_bytes": entry.memory_bytes, "peak_flops": entry.peak(self.precision) * 1e12,
-            "memory_bandwidth": entry.memory_gb_per_s * 1e9, "tp_bandwidth": links[inside],
-            "pp_bandwidth": links[hop_inside], "usd_per_hour": usd,
+            "capacity_bytes": entry.memory_bytes,
+            "peak_flops": entry.peak(self.precision) * 1e12,
+            "memory_bandwidth": entry.memory_gb_per_s * 1e9,
+            "tp_bandwidth": links[inside],
+            "pp_bandwidth": links[hop_inside],
+            "usd_per_hour": usd,
             "memory_utilization": self.memory_utilization or profile["memory_utilization"],
-            "acceptance": 0.0 if self.acceptance is None else self.acceptance, "draft_cost": self.draft_cost,
+            "acceptance": 0.0 if self.acceptance is None else self.acceptance,
+            "draft_cost": self.draft_cost,
             "draft_tokens": 0.0,
-        }  # fmt: skip
+        }

@@ -1,6 +1,8 @@
-"""Terms of serving: weights, KV cache, prefill and decode rooflines, throughput, concurrency, speculative decoding.
+"""Terms of serving: weights, KV cache, prefill and decode rooflines, throughput, concurrency,
+speculative decoding.
 
-A registry of its own beside training's. Knows no queue: latencies are those of an engine that is never late.
+A registry of its own beside training's. Knows no queue: latencies are those of an engine that is
+never late.
 """
 
 from __future__ import annotations
@@ -17,10 +19,36 @@ POPE = "Pope et al. 2022, arXiv 2211.05102"
 VLLM = "Kwon et al. 2023, arXiv 2309.06180"
 LEVIATHAN = "Leviathan et al. 2023, arXiv 2211.17192"
 
-given("", "model", "layers", "hidden", "heads", "kv_heads", "head_dim", "vocab", "window", "attention_width", "is_mla",
-      "kv_lora", "qk_rope", "experts", "top_k", "moe_layers", "dense_layers", "is_mfa")  # fmt: skip
-given("parameters", "model", "params_total", "params_active", "params_embedding", "params_head", "params_expert",
-      "params_table")  # fmt: skip
+given(
+    "",
+    "model",
+    "layers",
+    "hidden",
+    "heads",
+    "kv_heads",
+    "head_dim",
+    "vocab",
+    "window",
+    "attention_width",
+    "is_mla",
+    "kv_lora",
+    "qk_rope",
+    "experts",
+    "top_k",
+    "moe_layers",
+    "dense_layers",
+    "is_mfa",
+)
+given(
+    "parameters",
+    "model",
+    "params_total",
+    "params_active",
+    "params_embedding",
+    "params_head",
+    "params_expert",
+    "params_table",
+)
 given("", "request", "tp", "pp", "replicas", "batch", "prompt_len", "output_len", "block_size")
 given("B", "request: quantisation", "weight_bytes_each", "kv_bytes_each", "activation_bytes_each")
 given("B", "device catalogue", "capacity_bytes")
@@ -32,14 +60,20 @@ given("s", "default profile", "launch_s_per_layer", "collective_latency_s")
 given("B", "default profile", "reserved_bytes")
 given("", "request: speculative decoding", "acceptance", "draft_tokens", "draft_cost")
 
-# --- memory -----------------------------------------------------------------------------------------------------
+# --- memory
+# -----------------------------------------------------------------------------------------------------
 
 
 @term(
-    "B", "each · (all parameters - tables) + 2 · tables", "weight-only quantisation keeps embedding and head in 16 bit"
+    "B",
+    "each · (all parameters - tables) + 2 · tables",
+    "weight-only quantisation keeps embedding and head in 16 bit",
 )
 def weights_bytes(params_total: Any, params_table: Any, weight_bytes_each: Any) -> Any:
-    return weight_bytes_each * (params_total - params_table) + np.maximum(2.0, weight_bytes_each) * params_table
+    return (
+        weight_bytes_each * (params_total - params_table)
+        + np.maximum(2.0, weight_bytes_each) * params_table
+    )
 
 
 @term("B", "weights / (tp · pp)", POPE)
@@ -47,9 +81,14 @@ def weights_bytes_per_device(weights_bytes: Any, tp: Any, pp: Any) -> Any:
     return weights_bytes / (tp * pp)
 
 
-@term("", "MLA: kv_lora + qk_rope; MFA: 2 · head_dim; else 2 · kv_heads · head_dim",
-      "2 is key and value; DeepSeek-V2, arXiv 2405.04434, section 2.1")  # fmt: skip
-def kv_elements_per_layer(is_mla: Any, is_mfa: Any, kv_heads: Any, head_dim: Any, kv_lora: Any, qk_rope: Any) -> Any:
+@term(
+    "",
+    "MLA: kv_lora + qk_rope; MFA: 2 · head_dim; else 2 · kv_heads · head_dim",
+    "2 is key and value; DeepSeek-V2, arXiv 2405.04434, section 2.1",
+)
+def kv_elements_per_layer(
+    is_mla: Any, is_mfa: Any, kv_heads: Any, head_dim: Any, kv_lora: Any, qk_rope: Any
+) -> Any:
     plain = np.where(is_mfa, 2 * head_dim, 2 * kv_heads * head_dim)
     return np.where(is_mla, kv_lora + qk_rope, plain)
 
@@ -59,7 +98,11 @@ def kv_bytes_per_token(layers: Any, kv_elements_per_layer: Any, kv_bytes_each: A
     return layers * kv_elements_per_layer * kv_bytes_each
 
 
-@term("", "MLA and MFA: 1; else min(tp, kv_heads)", "the latent is on every rank; key-value heads are copied beyond tp")
+@term(
+    "",
+    "MLA and MFA: 1; else min(tp, kv_heads)",
+    "the latent is on every rank; key-value heads are copied beyond tp",
+)
 def kv_shards(is_mla: Any, is_mfa: Any, tp: Any, kv_heads: Any) -> Any:
     return np.where((is_mla > 0) | (is_mfa > 0), 1, np.minimum(tp, kv_heads))
 
@@ -81,17 +124,31 @@ def kv_bytes_per_sequence_device(kv_bytes_per_sequence: Any, kv_shards: Any, pp:
     return kv_bytes_per_sequence / (kv_shards * pp)
 
 
-@term("B", "prompt · hidden · 8 · bytes each, and fp32 logits of the batch", "one prefill's working set")
-def activations_bytes(prompt_len: Any, hidden: Any, activation_bytes_each: Any, batch: Any, vocab: Any, tp: Any) -> Any:
+@term(
+    "B",
+    "prompt · hidden · 8 · bytes each, and fp32 logits of the batch",
+    "one prefill's working set",
+)
+def activations_bytes(
+    prompt_len: Any, hidden: Any, activation_bytes_each: Any, batch: Any, vocab: Any, tp: Any
+) -> Any:
     return prompt_len * hidden * 8 * activation_bytes_each + batch * vocab * 4 / tp
 
 
 @term("B", "capacity · utilization - weights - activations - reserved", VLLM)
 def kv_room_bytes(
-    capacity_bytes: Any, memory_utilization: Any, weights_bytes_per_device: Any, activations_bytes: Any,
+    capacity_bytes: Any,
+    memory_utilization: Any,
+    weights_bytes_per_device: Any,
+    activations_bytes: Any,
     reserved_bytes: Any,
-) -> Any:  # fmt: skip
-    room = capacity_bytes * memory_utilization - weights_bytes_per_device - activations_bytes - reserved_bytes
+) -> Any:
+    room = (
+        capacity_bytes * memory_utilization
+        - weights_bytes_per_device
+        - activations_bytes
+        - reserved_bytes
+    )
     return np.maximum(0.0, room)
 
 
@@ -102,10 +159,18 @@ def max_concurrency(kv_room_bytes: Any, kv_bytes_per_sequence_device: Any, repli
 
 @term("B", "weights + activations + reserved + batch · bytes per sequence", "")
 def total_bytes(
-    weights_bytes_per_device: Any, activations_bytes: Any, reserved_bytes: Any, batch: Any,
+    weights_bytes_per_device: Any,
+    activations_bytes: Any,
+    reserved_bytes: Any,
+    batch: Any,
     kv_bytes_per_sequence_device: Any,
-) -> Any:  # fmt: skip
-    return weights_bytes_per_device + activations_bytes + reserved_bytes + batch * kv_bytes_per_sequence_device
+) -> Any:
+    return (
+        weights_bytes_per_device
+        + activations_bytes
+        + reserved_bytes
+        + batch * kv_bytes_per_sequence_device
+    )
 
 
 @term("", "1 where total ≤ capacity · utilization", "")
@@ -113,15 +178,26 @@ def fits(total_bytes: Any, capacity_bytes: Any, memory_utilization: Any) -> Any:
     return np.asarray(total_bytes <= capacity_bytes * memory_utilization, float)
 
 
-# --- prefill ----------------------------------------------------------------------------------------------------
+# --- prefill
+# ----------------------------------------------------------------------------------------------------
 
 
-@term("FLOP", "2 · active · prompt + 2 · L · a·d · prompt² (causal; a window bounds the keys)", POPE)
+@term(
+    "FLOP", "2 · active · prompt + 2 · L · a·d · prompt² (causal; a window bounds the keys)", POPE
+)
 def prefill_flops(
-    params_active: Any, params_embedding: Any, prompt_len: Any, layers: Any, attention_width: Any, window: Any
+    params_active: Any,
+    params_embedding: Any,
+    prompt_len: Any,
+    layers: Any,
+    attention_width: Any,
+    window: Any,
 ) -> Any:
     keys = np.where(window > 0, np.minimum(prompt_len, 2 * window), prompt_len)
-    return 2 * (params_active - params_embedding) * prompt_len + 2 * layers * attention_width * prompt_len * keys
+    return (
+        2 * (params_active - params_embedding) * prompt_len
+        + 2 * layers * attention_width * prompt_len * keys
+    )
 
 
 @term("s", "FLOPs / (efficiency · peak · tp)", POPE)
@@ -130,27 +206,51 @@ def prefill_compute_s(prefill_flops: Any, gemm_efficiency: Any, peak_flops: Any,
 
 
 @term("s", "weights / (efficiency · bandwidth · tp)", POPE)
-def prefill_weights_s(weights_bytes: Any, bandwidth_efficiency: Any, memory_bandwidth: Any, tp: Any) -> Any:
+def prefill_weights_s(
+    weights_bytes: Any, bandwidth_efficiency: Any, memory_bandwidth: Any, tp: Any
+) -> Any:
     return weights_bytes / (bandwidth_efficiency * memory_bandwidth * tp)
 
 
-@term("s", "2 L all-reduces of prompt · hidden, and a hop per pipeline stage", "ring: 2(t - 1)/t of the bytes")
+@term(
+    "s",
+    "2 L all-reduces of prompt · hidden, and a hop per pipeline stage",
+    "ring: 2(t - 1)/t of the bytes",
+)
 def prefill_comm_s(
-    layers: Any, prompt_len: Any, hidden: Any, activation_bytes_each: Any, tp: Any, pp: Any, tp_bandwidth: Any,
-    pp_bandwidth: Any, collective_latency_s: Any,
-) -> Any:  # fmt: skip
+    layers: Any,
+    prompt_len: Any,
+    hidden: Any,
+    activation_bytes_each: Any,
+    tp: Any,
+    pp: Any,
+    tp_bandwidth: Any,
+    pp_bandwidth: Any,
+    collective_latency_s: Any,
+) -> Any:
     size = prompt_len * hidden * activation_bytes_each
-    return _reduced_and_sent_s(size, layers, tp, pp, tp_bandwidth, pp_bandwidth, collective_latency_s)
+    return _reduced_and_sent_s(
+        size, layers, tp, pp, tp_bandwidth, pp_bandwidth, collective_latency_s
+    )
 
 
 @term("s", "max(compute, reading weights) + communication + launches", POPE)
 def ttft_s(
-    prefill_compute_s: Any, prefill_weights_s: Any, prefill_comm_s: Any, layers: Any, launch_s_per_layer: Any
+    prefill_compute_s: Any,
+    prefill_weights_s: Any,
+    prefill_comm_s: Any,
+    layers: Any,
+    launch_s_per_layer: Any,
 ) -> Any:
-    return np.maximum(prefill_compute_s, prefill_weights_s) + prefill_comm_s + layers * launch_s_per_layer
+    return (
+        np.maximum(prefill_compute_s, prefill_weights_s)
+        + prefill_comm_s
+        + layers * launch_s_per_layer
+    )
 
 
-# --- decode -----------------------------------------------------------------------------------------------------
+# --- decode
+# -----------------------------------------------------------------------------------------------------
 
 
 @term("sequences", "batch / replicas", "")
@@ -161,69 +261,124 @@ def replica_batch(batch: Any, replicas: Any) -> Any:
 @term("", "E · (1 - (1 - k/E)^batch)", "expected distinct experts under even routing")
 def experts_touched(experts: Any, top_k: Any, replica_batch: Any) -> Any:
     count = np.maximum(experts, 1)
-    return np.where(experts > 0, count * (1 - (1 - np.minimum(1, top_k / count)) ** replica_batch), 0.0)
+    return np.where(
+        experts > 0, count * (1 - (1 - np.minimum(1, top_k / count)) ** replica_batch), 0.0
+    )
 
 
 @term("B", "weights that one step reads: all but the token table and untouched experts", "")
 def decode_weights_bytes(
-    weights_bytes: Any, params_embedding: Any, params_head: Any, weight_bytes_each: Any, experts: Any,
-    experts_touched: Any, moe_layers: Any, params_expert: Any,
-) -> Any:  # fmt: skip
+    weights_bytes: Any,
+    params_embedding: Any,
+    params_head: Any,
+    weight_bytes_each: Any,
+    experts: Any,
+    experts_touched: Any,
+    moe_layers: Any,
+    params_expert: Any,
+) -> Any:
     table = np.where(params_head > 0, params_embedding, 0) * np.maximum(2.0, weight_bytes_each)
     idle = moe_layers * (experts - experts_touched) * params_expert * weight_bytes_each
     return weights_bytes - table - idle
 
 
 @term("B", "replica batch · KV of a sequence half way through its output", "")
-def decode_kv_bytes(replica_batch: Any, prompt_len: Any, output_len: Any, window: Any, kv_bytes_per_token: Any) -> Any:
+def decode_kv_bytes(
+    replica_batch: Any, prompt_len: Any, output_len: Any, window: Any, kv_bytes_per_token: Any
+) -> Any:
     tokens = prompt_len + output_len / 2
-    return replica_batch * np.where(window > 0, np.minimum(tokens, window), tokens) * kv_bytes_per_token
+    return (
+        replica_batch
+        * np.where(window > 0, np.minimum(tokens, window), tokens)
+        * kv_bytes_per_token
+    )
 
 
 @term("s", "(weights / tp + KV / shards) / (efficiency · bandwidth)", POPE)
 def decode_memory_s(
-    decode_weights_bytes: Any, decode_kv_bytes: Any, tp: Any, kv_shards: Any, bandwidth_efficiency: Any,
+    decode_weights_bytes: Any,
+    decode_kv_bytes: Any,
+    tp: Any,
+    kv_shards: Any,
+    bandwidth_efficiency: Any,
     memory_bandwidth: Any,
-) -> Any:  # fmt: skip
-    return (decode_weights_bytes / tp + decode_kv_bytes / kv_shards) / (bandwidth_efficiency * memory_bandwidth)
+) -> Any:
+    return (decode_weights_bytes / tp + decode_kv_bytes / kv_shards) / (
+        bandwidth_efficiency * memory_bandwidth
+    )
 
 
 @term("s", "(2 · active + 4 · L · a·d · context) · batch / (efficiency · peak · tp)", POPE)
 def decode_compute_s(
-    params_active: Any, params_embedding: Any, params_head: Any, layers: Any, attention_width: Any, prompt_len: Any,
-    output_len: Any, replica_batch: Any, gemm_efficiency: Any, peak_flops: Any, tp: Any,
-) -> Any:  # fmt: skip
+    params_active: Any,
+    params_embedding: Any,
+    params_head: Any,
+    layers: Any,
+    attention_width: Any,
+    prompt_len: Any,
+    output_len: Any,
+    replica_batch: Any,
+    gemm_efficiency: Any,
+    peak_flops: Any,
+    tp: Any,
+) -> Any:
     used = params_active - np.where(params_head > 0, params_embedding, 0)
-    flops = (2 * used + 4 * layers * attention_width * (prompt_len + output_len / 2)) * replica_batch
+    flops = (
+        2 * used + 4 * layers * attention_width * (prompt_len + output_len / 2)
+    ) * replica_batch
     return flops / (gemm_efficiency * peak_flops * tp)
 
 
 @term("s", "2 L small all-reduces, latency bound, and a hop per pipeline stage", "")
 def decode_comm_s(
-    layers: Any, replica_batch: Any, hidden: Any, activation_bytes_each: Any, tp: Any, pp: Any, tp_bandwidth: Any,
-    pp_bandwidth: Any, collective_latency_s: Any,
-) -> Any:  # fmt: skip
+    layers: Any,
+    replica_batch: Any,
+    hidden: Any,
+    activation_bytes_each: Any,
+    tp: Any,
+    pp: Any,
+    tp_bandwidth: Any,
+    pp_bandwidth: Any,
+    collective_latency_s: Any,
+) -> Any:
     size = replica_batch * hidden * activation_bytes_each
-    return _reduced_and_sent_s(size, layers, tp, pp, tp_bandwidth, pp_bandwidth, collective_latency_s)
+    return _reduced_and_sent_s(
+        size, layers, tp, pp, tp_bandwidth, pp_bandwidth, collective_latency_s
+    )
 
 
 @term("s", "max(memory, compute) + communication + launches", POPE)
 def tpot_s(
-    decode_memory_s: Any, decode_compute_s: Any, decode_comm_s: Any, layers: Any, launch_s_per_layer: Any
+    decode_memory_s: Any,
+    decode_compute_s: Any,
+    decode_comm_s: Any,
+    layers: Any,
+    launch_s_per_layer: Any,
 ) -> Any:
-    return np.maximum(decode_memory_s, decode_compute_s) + decode_comm_s + layers * launch_s_per_layer
+    return (
+        np.maximum(decode_memory_s, decode_compute_s) + decode_comm_s + layers * launch_s_per_layer
+    )
 
 
-@term("sequences", "batch at which reading weights and multiplying take equally long: peak / bandwidth · bytes / 2",
-      "H100 bf16: 989e12 / 3.35e12 = 295")  # fmt: skip
+@term(
+    "sequences",
+    "batch at which reading weights and multiplying take equally long: peak / bandwidth · bytes / "
+    "2",
+    "H100 bf16: 989e12 / 3.35e12 = 295",
+)
 def crossover_batch(peak_flops: Any, memory_bandwidth: Any, weight_bytes_each: Any) -> Any:
     return peak_flops / memory_bandwidth * weight_bytes_each / 2
 
 
-# --- throughput and speculative decoding ------------------------------------------------------------------------
+# --- throughput and speculative decoding
+# ------------------------------------------------------------------------
 
 
-@term("tokens/s", "batch · output / (output · TPOT + replica batch · TTFT)", "prefills of a full batch delay decodes")
+@term(
+    "tokens/s",
+    "batch · output / (output · TPOT + replica batch · TTFT)",
+    "prefills of a full batch delay decodes",
+)
 def tokens_per_s(batch: Any, output_len: Any, tpot_s: Any, ttft_s: Any, replica_batch: Any) -> Any:
     return batch * output_len / (output_len * tpot_s + replica_batch * ttft_s)
 
@@ -234,7 +389,9 @@ def tokens_per_s_per_device(tokens_per_s: Any, tp: Any, pp: Any, replicas: Any) 
 
 
 @term("USD", "devices · price / (tokens/s · 3600) · 10^6", "")
-def usd_per_million_tokens(tokens_per_s: Any, tp: Any, pp: Any, replicas: Any, usd_per_hour: Any) -> Any:
+def usd_per_million_tokens(
+    tokens_per_s: Any, tp: Any, pp: Any, replicas: Any, usd_per_hour: Any
+) -> Any:
     return tp * pp * replicas * usd_per_hour / (tokens_per_s * 3600) * 1e6
 
 
@@ -257,7 +414,7 @@ def speculative_tpot_s(tpot_s: Any, speculative_speedup: Any) -> Any:
 
 def _reduced_and_sent_s(
     size: Any, layers: Any, tp: Any, pp: Any, tp_bandwidth: Any, pp_bandwidth: Any, latency_s: Any
-) -> Any:  # fmt: skip
+) -> Any:
     """Two ring all-reduces a layer of `size` bytes, and a hop to the next stage for each boundary."""
     reduces = 2 * layers * (2 * (tp - 1) / tp * size / tp_bandwidth + latency_s) * (tp > 1)
     return reduces + (pp - 1) * (size / pp_bandwidth + latency_s)

@@ -1,1 +1,4 @@
-"""Points as arrays and bytes: chunks, summaries, reduction, number ranges. Pure; no database, no Django."""
+"""Points as arrays and bytes: chunks, summaries, reduction, number ranges.
+
+Pure; no database, no Django.
+"""

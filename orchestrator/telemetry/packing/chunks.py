@@ -1,4 +1,5 @@
-"""Packing of points: a block is what one rank sent (all its metrics), a curve is one metric; both to bytes and back.
+"""Packing of points: a block is what one rank sent (all its metrics), a curve is one metric; both
+to bytes and back.
 
 Lossless. Knows arrays and bytes, no database.
 """
@@ -22,7 +23,8 @@ Mask = npt.NDArray[np.bool_]
 
 CHUNK = 256  # points in a full chunk, and summaries in one of a level above
 
-# a step that lacks a metric, told apart from a real NaN by the NaN's payload; copies and slices keep the bits
+# a step that lacks a metric, told apart from a real NaN by the NaN's payload; copies and slices
+# keep the bits
 _MISSING_BITS = np.int64(0x7FF8_0000_4D49_5353)
 MISSING: np.float64 = np.array([_MISSING_BITS]).view(np.float64)[0]
 
@@ -33,7 +35,9 @@ _ZLIB_LEVEL = 1
 
 @dataclass(frozen=True, slots=True)
 class _Points:
-    """What points have besides their values: `axes` [3, n]: seq, step, tokens; `time` [n] in Unix seconds."""
+    """What points have besides their values: `axes` [3, n]: seq, step, tokens; `time` [n] in Unix
+    seconds.
+    """
 
     axes: Ints
     time: Floats
@@ -54,7 +58,10 @@ class _Points:
 
 @dataclass(frozen=True, slots=True)
 class Block(_Points):
-    """Points of one rank. `axes` [3, n]: seq, step, tokens; `time` [n] in Unix seconds; `values` [len(names), n]."""
+    """Points of one rank.
+
+    `axes` [3, n]: seq, step, tokens; `time` [n] in Unix seconds; `values` [len(names), n].
+    """
 
     names: tuple[str, ...]
     values: Floats
@@ -151,7 +158,9 @@ def pack_block(block: Block) -> bytes:
     """Plain arrays: a tail row is rewritten until it is full, so it must be cheap, not small."""
     names = json.dumps(block.names, separators=(",", ":")).encode()
     head = _BLOCK_HEAD.pack(len(block), len(names))
-    return b"".join((head, names, block.axes.tobytes(), block.time.tobytes(), block.values.tobytes()))
+    return b"".join(
+        (head, names, block.axes.tobytes(), block.time.tobytes(), block.values.tobytes())
+    )
 
 
 def unpack_block(data: bytes | memoryview) -> Block:
@@ -161,12 +170,16 @@ def unpack_block(data: bytes | memoryview) -> Block:
     names = tuple(json.loads(data[_BLOCK_HEAD.size : at]))
     axes = np.frombuffer(data, np.int64, 3 * count, at).reshape(3, count)
     time = np.frombuffer(data, np.float64, count, at + 24 * count)
-    values = np.frombuffer(data, np.float64, len(names) * count, at + 32 * count).reshape(len(names), count)
+    values = np.frombuffer(data, np.float64, len(names) * count, at + 32 * count).reshape(
+        len(names), count
+    )
     return Block(axes, time, names, values)
 
 
 def pack_axes(axes: Ints, time: Floats) -> bytes:
-    """Packed seq, step, tokens and time; metrics of one rank share them, so they are packed once for all."""
+    """Packed seq, step, tokens and time; metrics of one rank share them, so they are packed once
+    for all.
+    """
     columns = np.empty((4, len(time)), np.int64)
     columns[:3] = axes
     # bit patterns of positive floats ascend with them, so their differences are small and exact
@@ -187,10 +200,17 @@ def unpack_curve(data: bytes | memoryview) -> Curve:
     at = _CURVE_HEAD.size
     raw = np.frombuffer(zlib.decompress(data[at : at + size]), np.uint8)
     columns = np.cumsum(raw.reshape(8, -1).T.copy().view(np.int64).reshape(4, count), axis=1)
-    y = np.frombuffer(zlib.decompress(data[at + size :]), np.uint8).reshape(8, count).T.copy().view(np.float64)
+    y = (
+        np.frombuffer(zlib.decompress(data[at + size :]), np.uint8)
+        .reshape(8, count)
+        .T.copy()
+        .view(np.float64)
+    )
     return Curve(columns[:3], columns[3].view(np.float64), y.reshape(count))
 
 
 def _shuffled(array: npt.NDArray[np.generic]) -> bytes:
-    """First bytes of all numbers, then second bytes, ...: equal exponents and leading zeros lie together for zlib."""
+    """First bytes of all numbers, then second bytes, ...: equal exponents and leading zeros lie
+    together for zlib.
+    """
     return array.reshape(-1).view(np.uint8).reshape(-1, 8).T.tobytes()

@@ -1,4 +1,7 @@
-"""Which of a writer's numbers have arrived, as merged ascending ranges [[first, last], ...]. Pure."""
+"""Which of a writer's numbers have arrived, as merged ascending ranges [[first, last], ...].
+
+Pure.
+"""
 
 from __future__ import annotations
 
@@ -40,7 +43,9 @@ def add(ranges: Ranges, seqs: Ints) -> Ranges:
 
 
 def complete_to(ranges: Ranges) -> int:
-    """The number up to which nothing is missing, 0 when nothing has arrived: what a writer need not send again."""
+    """The number up to which nothing is missing, 0 when nothing has arrived: what a writer need not
+    send again.
+    """
     return ranges[0][1] if ranges else 0
 
 

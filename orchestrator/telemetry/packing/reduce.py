@@ -1,8 +1,12 @@
-"""Fewer points for a chart, with every spike and every mark of a non-finite number kept. Pure NumPy.
+"""Fewer points for a chart, with every spike and every mark of a non-finite number kept. Pure
+NumPy.
 
-Each bucket of equal width on the axis keeps its smallest and its largest point, so whatever stood out still does. Of
-two spikes in one bucket that keeps one; so an eighth of the points goes to those that jump farthest from the line
-between their neighbours. (Every-k-th-point methods lose spikes; largest-triangle ones take 20 times as long.)
+Each bucket of equal width on the axis keeps its smallest and its largest point, so whatever stood
+out still does. Of
+two spikes in one bucket that keeps one; so an eighth of the points goes to those that jump farthest
+from the line
+between their neighbours. (Every-k-th-point methods lose spikes; largest-triangle ones take 20 times
+as long.)
 """
 
 from __future__ import annotations
@@ -13,12 +17,15 @@ import numpy as np
 
 from orchestrator.telemetry.packing.chunks import Floats, Ints, Mask
 
-LEAST = 8  # fewer points than this have no buckets: the extremes, the ends and a mark, in this order
+# fewer points than this have no buckets: the extremes, the ends and a mark, in this order
+LEAST = 8
 
 
 @dataclass(frozen=True, slots=True)
 class Reduced:
-    """`x`, `y` [n] are points as logged; `low`, `high` [n] their bucket's extremes, None where all points are kept."""
+    """`x`, `y` [n] are points as logged; `low`, `high` [n] their bucket's extremes, None where all
+    points are kept.
+    """
 
     x: Floats
     y: Floats
@@ -27,7 +34,10 @@ class Reduced:
 
 
 def reduce(x: Floats, y: Floats, points: int) -> Reduced:
-    """At most `points` of the points, which must be sorted by `x`. At most a quarter of them are non-finite marks."""
+    """At most `points` of the points, which must be sorted by `x`.
+
+    At most a quarter of them are non-finite marks.
+    """
     if len(x) <= points:
         return Reduced(x, y, None, None)
     finite = np.isfinite(y)

@@ -1,4 +1,7 @@
-"""The metrics that a run has: who has logged each, and how many points there are. Reads no point of a chunk."""
+"""The metrics that a run has: who has logged each, and how many points there are.
+
+Reads no point of a chunk.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +19,9 @@ from workers.contracts.metrics import unit_of
 
 @dataclass(slots=True)
 class SeriesEntry:
-    """One metric over all ranks and attempts that have it; `points` counts those of every one of them."""
+    """One metric over all ranks and attempts that have it; `points` counts those of every one of
+    them.
+    """
 
     name: str
     unit: str
@@ -37,19 +42,25 @@ class SeriesEntry:
 def series_index(*, run: Run) -> list[SeriesEntry]:
     """By name, in three queries."""
     found: dict[str, SeriesEntry] = {}
-    writers = Cursor.objects.filter(run=run, stream="points").values_list("attempt", "rank", "latest")
+    writers = Cursor.objects.filter(run=run, stream="points").values_list(
+        "attempt", "rank", "latest"
+    )
     for attempt, rank, latest in writers:
         for name in json.loads(latest):
             entry = found.setdefault(name, SeriesEntry(name, unit_of(name)))
             entry.ranks.add(rank)
             entry.attempts.add(attempt)
-    in_chunks = Series.objects.filter(run=run).order_by().values_list("name").annotate(Sum("points"))
+    in_chunks = (
+        Series.objects.filter(run=run).order_by().values_list("name").annotate(Sum("points"))
+    )
     for name, points in in_chunks:
         if name in found:
             found[name].points += points
     for data in Tail.objects.filter(cursor__run=run).values_list("data", flat=True):
         block = unpack_block(data)
-        for name, count in zip(block.names, (~missing(block.values)).sum(axis=1).tolist(), strict=True):
+        for name, count in zip(
+            block.names, (~missing(block.values)).sum(axis=1).tolist(), strict=True
+        ):
             if name in found:
                 found[name].points += count
     return [found[name] for name in sorted(found)]

@@ -1,6 +1,8 @@
-"""Reading one metric back: which writers have it, and as many of its points as a chart or an export needs.
+"""Reading one metric back: which writers have it, and as many of its points as a chart or an export
+needs.
 
-Knows levels, windows and tails; does not know which attempt or rank wins (`merge`) nor who may look.
+Knows levels, windows and tails; does not know which attempt or rank wins (`merge`) nor who may
+look.
 """
 
 from __future__ import annotations
@@ -28,12 +30,15 @@ from orchestrator.telemetry.packing.chunks import (
 Bytes = bytes | memoryview
 
 _FETCH = 512  # chunks a query
-_WIDEST = 48  # chunks opened for their large range: a summary shows one spike up and one down, they may hold more
+# chunks opened for their large range: a summary shows one spike up and one down, they may hold more
+_WIDEST = 48
 
 
 @dataclass(frozen=True, slots=True)
 class Window:
-    """Which points are wanted: `axis` is an index into `pyramid.AXES`; `without` are ranges of steps, ends included."""
+    """Which points are wanted: `axis` is an index into `pyramid.AXES`; `without` are ranges of
+    steps, ends included.
+    """
 
     axis: int = 1
     low: float = -math.inf
@@ -43,7 +48,12 @@ class Window:
 
     @property
     def whole(self) -> bool:
-        return self.low == -math.inf and self.high == math.inf and self.after_seq is None and not self.without
+        return (
+            self.low == -math.inf
+            and self.high == math.inf
+            and self.after_seq is None
+            and not self.without
+        )
 
     def points(self, curve: Curve) -> Curve:
         """The wanted ones of these points."""
@@ -59,13 +69,19 @@ class Window:
 
     def summaries(self, rows: Floats) -> tuple[Mask, Mask]:
         """Which of these summaries lie wholly inside, and which at least partly."""
-        low, high = rows[:, pyramid.place(self.axis, pyramid.FROM)], rows[:, pyramid.place(self.axis, pyramid.TO)]
+        low, high = (
+            rows[:, pyramid.place(self.axis, pyramid.FROM)],
+            rows[:, pyramid.place(self.axis, pyramid.TO)],
+        )
         inside: Mask = (low >= self.low) & (high <= self.high)
         touched: Mask = (high >= self.low) & (low <= self.high)
         if self.after_seq is not None:
             inside &= rows[:, pyramid.place(0, pyramid.FROM)] > self.after_seq
             touched &= rows[:, pyramid.place(0, pyramid.TO)] > self.after_seq
-        from_step, to_step = rows[:, pyramid.place(1, pyramid.FROM)], rows[:, pyramid.place(1, pyramid.TO)]
+        from_step, to_step = (
+            rows[:, pyramid.place(1, pyramid.FROM)],
+            rows[:, pyramid.place(1, pyramid.TO)],
+        )
         for first, last in self.without:
             inside &= (to_step < first) | (from_step > last)
             touched &= (from_step < first) | (to_step > last)
@@ -93,7 +109,11 @@ class Source:
     @property
     def steps(self) -> tuple[int, int]:
         """Smallest and largest step."""
-        ends = [(self.series.first_step, self.series.last_step)] if self.series and self.series.points else []
+        ends = (
+            [(self.series.first_step, self.series.last_step)]
+            if self.series and self.series.points
+            else []
+        )
         if len(self.tail):
             ends.append((int(self.tail.step.min()), int(self.tail.step.max())))
         return min(first for first, _ in ends), max(last for _, last in ends)
@@ -108,7 +128,9 @@ class Part:
     exact: bool
 
 
-def sources(run_id: int, name: str, *, rank: int | None = None, attempt: int | None = None) -> list[Source]:
+def sources(
+    run_id: int, name: str, *, rank: int | None = None, attempt: int | None = None
+) -> list[Source]:
     """All writers that have the metric, newest attempt first, then by rank. Three queries."""
     writers = Cursor.objects.filter(run_id=run_id, stream="points")
     rows = Series.objects.filter(run_id=run_id, name=name)
@@ -119,12 +141,17 @@ def sources(run_id: int, name: str, *, rank: int | None = None, attempt: int | N
     marked = json.dumps(name)
     having = {
         cursor: (of_attempt, of_rank)
-        for cursor, of_attempt, of_rank, latest in writers.values_list("id", "attempt", "rank", "latest")
+        for cursor, of_attempt, of_rank, latest in writers.values_list(
+            "id", "attempt", "rank", "latest"
+        )
         if marked in latest
     }
-    # tails before series: what moves into a chunk in between is then seen twice, never missed; `load` drops the double
+    # tails before series: what moves into a chunk in between is then seen twice, never missed;
+    # `load` drops the double
     tails: dict[tuple[int, int], list[Curve]] = {}
-    for cursor, data in Tail.objects.filter(cursor_id__in=having).order_by("id").values_list("cursor_id", "data"):
+    for cursor, data in (
+        Tail.objects.filter(cursor_id__in=having).order_by("id").values_list("cursor_id", "data")
+    ):
         tails.setdefault(having[cursor], []).append(curve_of(unpack_block(data), name))
     by_writer = {(row.attempt, row.rank): row for row in rows}
     found = []
@@ -145,7 +172,8 @@ class _Node:
 
 
 def load(source: Source, window: Window, *, enough: int) -> Part:
-    """The source's wanted points by step: exact where they lie in fewer than `enough` chunks, else by summaries.
+    """The source's wanted points by step: exact where they lie in fewer than `enough` chunks, else
+    by summaries.
 
     Summaries that a window's edge cuts through are opened, so totals are exact whatever the level.
     """
@@ -210,10 +238,14 @@ def _top(series: Series) -> list[_Node]:
     found = []
     for level in range(len(counts) - 1):
         start = counts[level + 1] * CHUNK
-        rows = Chunk.objects.filter(series_id=series.id, level=level, index__gte=start, index__lt=counts[level])
+        rows = Chunk.objects.filter(
+            series_id=series.id, level=level, index__gte=start, index__lt=counts[level]
+        )
         pairs = list(rows.order_by("index").values_list("index", "summary"))
         if pairs:
-            stacked = np.frombuffer(b"".join(bytes(summary) for _, summary in pairs)).reshape(-1, pyramid.WIDTH)
+            stacked = np.frombuffer(b"".join(bytes(summary) for _, summary in pairs)).reshape(
+                -1, pyramid.WIDTH
+            )
             found.append(_Node(level, [index for index, _ in pairs], stacked))
     return found[::-1]
 
@@ -244,7 +276,9 @@ def _rows(
     source: Source, level: int, first: int, last: int, *, only: set[int] | None = None
 ) -> Sequence[tuple[int, Bytes, Bytes]]:
     assert source.series is not None
-    rows = Chunk.objects.filter(series_id=source.series.id, level=level, index__gte=first, index__lte=last)
+    rows = Chunk.objects.filter(
+        series_id=source.series.id, level=level, index__gte=first, index__lte=last
+    )
     if only is not None and len(only) <= last - first:
         rows = rows.filter(index__in=only)
     return list(rows.order_by("index").values_list("index", "summary", "data"))

@@ -1,4 +1,5 @@
-"""Log lines: stored as numbered chunks a rank, read by rank, after a number, and by a text they contain.
+"""Log lines: stored as numbered chunks a rank, read by rank, after a number, and by a text they
+contain.
 
 Does not fold equal lines of several ranks; each line carries its rank so that a page can.
 """
@@ -28,9 +29,15 @@ class LogLine:
 
 
 def logs(
-    *, run: Run, rank: int | None = None, q: str | None = None, after: str | None = None, limit: int = 200
+    *,
+    run: Run,
+    rank: int | None = None,
+    q: str | None = None,
+    after: str | None = None,
+    limit: int = 200,
 ) -> list[LogLine]:
-    """Up to `limit` lines in order of arrival, those that contain `q` (without regard to case); `after` is a `cursor`.
+    """Up to `limit` lines in order of arrival, those that contain `q` (without regard to case);
+    `after` is a `cursor`.
 
     ValueError when `after` is not one.
     """
@@ -54,9 +61,18 @@ def _lines(run: Run, rank: int | None, q: str, chunk: int, skip: int) -> Iterato
         batch = list(rows.filter(id__gte=start).order_by("id")[:_FETCH])
         for row in batch:
             for number, text in enumerate(row.text.split("\n")):
-                if (row.id == chunk and number <= skip) or (wanted and wanted not in text.casefold()):
+                if (row.id == chunk and number <= skip) or (
+                    wanted and wanted not in text.casefold()
+                ):
                     continue
-                yield LogLine(row.attempt, row.rank, row.first_seq + number, row.time, text, f"{row.id}.{number}")
+                yield LogLine(
+                    row.attempt,
+                    row.rank,
+                    row.first_seq + number,
+                    row.time,
+                    text,
+                    f"{row.id}.{number}",
+                )
         if len(batch) < _FETCH:
             return
         start = batch[-1].id + 1
@@ -68,5 +84,7 @@ def _place(after: str | None) -> tuple[int, int]:
         return 0, -1
     chunk, _, line = after.partition(".")
     if not (chunk.isdigit() and line.isdigit()):
-        raise ValueError(f"after={after!r} is not a place in the logs; use the cursor of the last line you have.")
+        raise ValueError(
+            f"after={after!r} is not a place in the logs; use the cursor of the last line you have."
+        )
     return int(chunk), int(line)

@@ -1,6 +1,8 @@
-"""One curve out of several attempts and ranks: per step the newest attempt wins, and in it the lowest rank.
+"""One curve out of several attempts and ranks: per step the newest attempt wins, and in it the
+lowest rank.
 
-Short metrics are merged step by step. Of long ones a writer owns the whole range of steps that it covers, so that
+Short metrics are merged step by step. Of long ones a writer owns the whole range of steps that it
+covers, so that
 nothing below it has to be read.
 """
 
@@ -23,7 +25,9 @@ Rewinds = Sequence[Sequence[int]]  # [[newest attempt by then, step it went back
 
 @dataclass(frozen=True, slots=True)
 class Merged:
-    """`points` by step; `total` counts those they stand for; `last_seq` is the newest attempt's newest number."""
+    """`points` by step; `total` counts those they stand for; `last_seq` is the newest attempt's
+    newest number.
+    """
 
     points: Curve
     total: int
@@ -35,7 +39,8 @@ class Merged:
 def merge(sources: list[Source], window: Window, *, enough: int, rewinds: Rewinds = ()) -> Merged:
     """`sources` come by falling precedence; of what was given up by `rewinds` nothing shows.
 
-    `after_seq` counts within the newest attempt: older ones have been seen, unless it is beyond all of the newest
+    `after_seq` counts within the newest attempt: older ones have been seen, unless it is beyond all
+    of the newest
     attempt's numbers and so belongs to an older one.
     """
     if not sources:
@@ -47,7 +52,9 @@ def merge(sources: list[Source], window: Window, *, enough: int, rewinds: Rewind
             sources = [source for source in sources if source.attempt == newest]
         else:
             window = replace(window, after_seq=None)
-            return replace(merge(sources, window, enough=enough, rewinds=rewinds), last_seq=last_seq)
+            return replace(
+                merge(sources, window, enough=enough, rewinds=rewinds), last_seq=last_seq
+            )
     one_by_one = sum(source.total for source in sources) <= _STEP_BY_STEP
     parts: list[Curve] = []
     exact = one_by_one
@@ -57,7 +64,9 @@ def merge(sources: list[Source], window: Window, *, enough: int, rewinds: Rewind
         first, last = source.steps
         if any(low <= first and last <= high for low, high in owned) and not one_by_one:
             continue
-        part = load(source, replace(window, without=(*owned, *given_up(source, rewinds))), enough=enough)
+        part = load(
+            source, replace(window, without=(*owned, *given_up(source, rewinds))), enough=enough
+        )
         total += part.total
         parts.append(part.points)
         exact = exact and part.exact

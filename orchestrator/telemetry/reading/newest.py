@@ -1,4 +1,5 @@
-"""The newest of what a run told: each rank's last numbers, and its last log lines, found from the end.
+"""The newest of what a run told: each rank's last numbers, and its last log lines, found from the
+end.
 
 Knows nothing of how pages show them; who may look is decided by the caller.
 """
@@ -23,7 +24,10 @@ def latest_by_rank(*, run: Run) -> dict[int, dict[str, float]]:
     for attempt, rank, text in rows.values_list("attempt", "rank", "latest"):
         if newest is not None and attempt != newest:
             break
-        found[rank], newest = {name: float(value) for name, (_, value) in json.loads(text).items()}, attempt
+        found[rank], newest = (
+            {name: float(value) for name, (_, value) in json.loads(text).items()},
+            attempt,
+        )
     return found
 
 
@@ -38,10 +42,15 @@ def latest(*, run: Run) -> dict[str, float]:
 
 
 def progress_of(*, run_ids: Iterable[int]) -> dict[int, dict[str, float]]:
-    """`{run: {step, time}}`: how far each run's newest attempt is, and since when (Unix seconds). One query."""
+    """`{run: {step, time}}`: how far each run's newest attempt is, and since when (Unix seconds).
+
+    One query.
+    """
     found: dict[int, tuple[int, dict[str, float]]] = {}
     rows = Cursor.objects.filter(run_id__in=list(run_ids), stream="points")
-    for run_id, attempt, step, time in rows.values_list("run_id", "attempt", "last_step", "last_time"):
+    for run_id, attempt, step, time in rows.values_list(
+        "run_id", "attempt", "last_step", "last_time"
+    ):
         before = found.get(run_id)
         if before is None or (attempt, step) > (before[0], before[1]["step"]):
             found[run_id] = (attempt, {"step": step, "time": time})
@@ -49,7 +58,9 @@ def progress_of(*, run_ids: Iterable[int]) -> dict[int, dict[str, float]]:
 
 
 def memory_by_rank(*, run: Run) -> dict[int, dict[str, float]]:
-    """`{rank: {params, grads, ...: bytes}}`, the newest of the newest attempt; ranks that told none are left out."""
+    """`{rank: {params, grads, ...: bytes}}`, the newest of the newest attempt; ranks that told none
+    are left out.
+    """
     found = {}
     for rank, values in latest_by_rank(run=run).items():
         memory = {
@@ -62,8 +73,12 @@ def memory_by_rank(*, run: Run) -> dict[int, dict[str, float]]:
     return found
 
 
-def logs_newest(*, run: Run, rank: int | None = None, q: str | None = None, limit: int = 200) -> list[LogLine]:
-    """The last `limit` lines that match, in order of arrival; reads no more chunks than they lie in."""
+def logs_newest(
+    *, run: Run, rank: int | None = None, q: str | None = None, limit: int = 200
+) -> list[LogLine]:
+    """The last `limit` lines that match, in order of arrival; reads no more chunks than they lie
+    in.
+    """
     rows = LogChunk.objects.filter(run=run)
     if rank is not None:
         rows = rows.filter(rank=rank)
@@ -73,7 +88,9 @@ def logs_newest(*, run: Run, rank: int | None = None, q: str | None = None, limi
     found: list[LogLine] = []
     below: int | None = None
     while len(found) < limit:
-        batch = list((rows if below is None else rows.filter(id__lt=below)).order_by("-id")[:_FETCH])
+        batch = list(
+            (rows if below is None else rows.filter(id__lt=below)).order_by("-id")[:_FETCH]
+        )
         for row in batch:
             for number, text in reversed(list(enumerate(row.text.split("\n")))):
                 if wanted not in text.casefold():

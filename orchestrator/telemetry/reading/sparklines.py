@@ -14,7 +14,14 @@ from django.db.models import Case, F, Q, When
 
 from orchestrator.telemetry.models import Chunk, Cursor, Series, Tail
 from orchestrator.telemetry.packing import pyramid
-from orchestrator.telemetry.packing.chunks import CHUNK, Curve, curve_of, join_curves, unpack_block, unpack_curve
+from orchestrator.telemetry.packing.chunks import (
+    CHUNK,
+    Curve,
+    curve_of,
+    join_curves,
+    unpack_block,
+    unpack_curve,
+)
 from orchestrator.telemetry.packing.reduce import reduce
 
 Bytes = bytes | memoryview
@@ -23,11 +30,17 @@ _SHORT: Final = 4  # chunks: a shorter series is read whole, a longer one by its
 
 
 def sparkline(*, run_ids: Iterable[int], name: str, points: int = 40) -> dict[int, list[float]]:
-    """`{run: [value, ...]}`, finite values by step, for the runs that have the metric: newest attempt, lowest rank."""
+    """`{run: [value, ...]}`, finite values by step, for the runs that have the metric: newest
+    attempt, lowest rank.
+    """
     wanted = list(run_ids)
     best = _writers(wanted, name)
     rows = Series.objects.filter(run_id__in=wanted, name=name)
-    series = {row.id: row.run_id for row in rows if (row.attempt, row.rank) == best.get(row.run_id, (0, 0, 0))[:2]}
+    series = {
+        row.id: row.run_id
+        for row in rows
+        if (row.attempt, row.rank) == best.get(row.run_id, (0, 0, 0))[:2]
+    }
     curves: dict[int, list[Curve]] = {}
     for series_id, level, data, summary in _chunks(list(series)):
         if level:
@@ -36,7 +49,9 @@ def sparkline(*, run_ids: Iterable[int], name: str, points: int = 40) -> dict[in
             curve = unpack_curve(data) if data else pyramid.marks(np.frombuffer(summary)[None, :])
         curves.setdefault(series[series_id], []).append(curve)
     run_of = {cursor: run_id for run_id, (_, _, cursor) in best.items()}
-    tails = Tail.objects.filter(cursor_id__in=run_of).order_by("id").values_list("cursor_id", "data")
+    tails = (
+        Tail.objects.filter(cursor_id__in=run_of).order_by("id").values_list("cursor_id", "data")
+    )
     for cursor, data in tails:
         curves.setdefault(run_of[cursor], []).append(curve_of(unpack_block(data), name))
     return {run_id: _values(join_curves(parts), points) for run_id, parts in curves.items()}
@@ -54,9 +69,11 @@ def _writers(run_ids: list[int], name: str) -> dict[int, tuple[int, int, int]]:
 
 
 def _chunks(series: list[int]) -> list[tuple[int, int, Bytes, Bytes]]:
-    """Rows `(series, level, data, summary)` that cover each series: whole if it is short, else by summaries.
+    """Rows `(series, level, data, summary)` that cover each series: whole if it is short, else by
+    summaries.
 
-    A level-1 row stands for 256 chunks; the chunks after the last such row are taken one by one, without their data.
+    A level-1 row stands for 256 chunks; the chunks after the last such row are taken one by one,
+    without their data.
     """
     short = Q(series__chunks__lte=_SHORT, level=0)
     rows = Chunk.objects.filter(Q(series_id__in=series) & (short | Q(level=1)))
@@ -65,7 +82,9 @@ def _chunks(series: list[int]) -> list[tuple[int, int, Bytes, Bytes]]:
     )
     full = F("series__chunks") - Case(When(series__open__gt=0, then=1), default=0)
     full -= full % CHUNK
-    rest = Chunk.objects.filter(series_id__in=series, level=0, series__chunks__gt=_SHORT, index__gte=full)
+    rest = Chunk.objects.filter(
+        series_id__in=series, level=0, series__chunks__gt=_SHORT, index__gte=full
+    )
     summaries = rest.order_by("series_id", "index").values_list("series_id", "summary")
     return found + [(series_id, 0, b"", summary) for series_id, summary in summaries]
 

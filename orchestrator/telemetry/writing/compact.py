@@ -1,6 +1,8 @@
-"""From blocks of a writer to one chunk a metric, and from 256 full chunks to a row of the level above.
+"""From blocks of a writer to one chunk a metric, and from 256 full chunks to a row of the level
+above.
 
-A full chunk is written once. Only a metric with gaps (validation loss) has an open chunk, extended once in 256 points
+A full chunk is written once. Only a metric with gaps (validation loss) has an open chunk, extended
+once in 256 points
 of its writer. Runs inside the caller's transaction.
 """
 
@@ -32,7 +34,8 @@ from orchestrator.telemetry.writing.cursors import Writer
 
 _EXTEND = "UPDATE telemetry_chunk SET last_time = %s, summary = %s, data = %s WHERE id = %s"
 _SERIES = (
-    "UPDATE telemetry_series SET points = %s, chunks = %s, open = %s, last_seq = %s, first_step = %s, last_step = %s,"
+    "UPDATE telemetry_series SET points = %s, chunks = %s, open = %s, last_seq = %s, first_step = "
+    "%s, last_step = %s,"
     " last_time = %s, non_finite = %s, ordered = %s WHERE id = %s"
 )
 _CHUNK_ROWS = 200  # rows an INSERT
@@ -44,7 +47,8 @@ class _Work:
 
     new: list[Chunk] = field(default_factory=list)
     extended: list[tuple[Any, ...]] = field(default_factory=list)
-    series: list[tuple[Series, int]] = field(default_factory=list)  # with the number of full chunks before
+    # with the number of full chunks before
+    series: list[tuple[Series, int]] = field(default_factory=list)
 
 
 def compact(blocks: list[tuple[Writer, Block]]) -> None:
@@ -90,7 +94,9 @@ def _open_chunks(series: list[Series]) -> dict[int, Chunk]:
 
 
 def _fill(work: _Work, block: Block, aligned: list[tuple[int, Series]]) -> None:
-    """Full chunks of metrics that every point has: summaries for all at once, their axes packed once."""
+    """Full chunks of metrics that every point has: summaries for all at once, their axes packed
+    once.
+    """
     values = block.values[[row for row, _ in aligned]]
     whole = Curve(block.axes, block.time, values[0])
     for start in range(0, len(block), CHUNK):
@@ -98,12 +104,20 @@ def _fill(work: _Work, block: Block, aligned: list[tuple[int, Series]]) -> None:
         axes, time = block.axes[:, part], np.ascontiguousarray(block.time[part])
         packed = pack_axes(axes, time)
         last_time = float(time.max())
-        summaries = pyramid.summarise_rows(np.concatenate([axes.astype(np.float64), time[None]]), values[:, part])
+        summaries = pyramid.summarise_rows(
+            np.concatenate([axes.astype(np.float64), time[None]]), values[:, part]
+        )
         for number, (_, series) in enumerate(aligned):
             data = pack_curve(Curve(axes, time, values[number, part]), packed)
             index = series.chunks + start // CHUNK
             work.new.append(
-                Chunk(series=series, index=index, last_time=last_time, summary=summaries[number].tobytes(), data=data)
+                Chunk(
+                    series=series,
+                    index=index,
+                    last_time=last_time,
+                    summary=summaries[number].tobytes(),
+                    data=data,
+                )
             )
     bad = (~np.isfinite(values)).sum(axis=1).tolist()
     for number, (_, series) in enumerate(aligned):
@@ -125,7 +139,15 @@ def _extend(work: _Work, series: Series, last: Chunk | None, curve: Curve) -> No
         if last is not None and start == 0:
             work.extended.append((*row, last.id))
         else:
-            work.new.append(Chunk(series=series, index=series.chunks, last_time=row[0], summary=row[1], data=row[2]))
+            work.new.append(
+                Chunk(
+                    series=series,
+                    index=series.chunks,
+                    last_time=row[0],
+                    summary=row[1],
+                    data=row[2],
+                )
+            )
         series.chunks += 1
     series.open = len(curve) % CHUNK
 
@@ -134,7 +156,9 @@ def _note(series: Series, curve: Curve, bad: int) -> None:
     """The series' own numbers, with these points too."""
     step = curve.step
     first, last = int(step.min()), int(step.max())
-    ascends = bool(np.all(step[1:] > step[:-1])) and (not series.points or int(step[0]) > series.last_step)
+    ascends = bool(np.all(step[1:] > step[:-1])) and (
+        not series.points or int(step[0]) > series.last_step
+    )
     series.ordered = series.ordered and ascends
     series.first_step = min(series.first_step, first) if series.points else first
     series.last_step = max(series.last_step, last) if series.points else last
@@ -148,11 +172,19 @@ def _write(work: _Work) -> None:
     Chunk.objects.bulk_create(work.new, batch_size=_CHUNK_ROWS)
     rows: list[tuple[Any, ...]] = [
         (
-            row.points, row.chunks, row.open, row.last_seq, row.first_step, row.last_step, row.last_time,
-            row.non_finite, row.ordered, row.id,
+            row.points,
+            row.chunks,
+            row.open,
+            row.last_seq,
+            row.first_step,
+            row.last_step,
+            row.last_time,
+            row.non_finite,
+            row.ordered,
+            row.id,
         )
         for row, _ in work.series
-    ]  # fmt: skip
+    ]
     with connection.cursor() as sql:
         if work.extended:
             sql.executemany(_EXTEND, work.extended)

@@ -26,7 +26,8 @@ class Writer(NamedTuple):
 
 # one prepared statement for all rows: Django's bulk_update builds a CASE of every field and row
 _UPDATE = (
-    "UPDATE telemetry_cursor SET ranges = %s, latest = %s, last_seq = %s, last_step = %s, last_time = %s,"
+    "UPDATE telemetry_cursor SET ranges = %s, latest = %s, last_seq = %s, last_step = %s, "
+    "last_time = %s,"
     " tail_points = %s WHERE id = %s"
 )
 
@@ -34,7 +35,8 @@ _UPDATE = (
 def lock_runs(run_ids: Collection[int]) -> dict[int, Run]:
     """Locks the runs by ascending id until the transaction ends; those that exist.
 
-    Everything that a tick writes hangs on these rows, so two ingest processes meet here and nowhere else.
+    Everything that a tick writes hangs on these rows, so two ingest processes meet here and nowhere
+    else.
     """
     rows = Run.objects.select_for_update(no_key=True).filter(id__in=run_ids).order_by("id")
     return {row.id: row for row in rows}
@@ -56,7 +58,16 @@ def cursors_save(cursors: Collection[Cursor]) -> None:
     if not cursors:
         return
     rows: list[tuple[Any, ...]] = [
-        (row.ranges, row.latest, row.last_seq, row.last_step, row.last_time, row.tail_points, row.id) for row in cursors
+        (
+            row.ranges,
+            row.latest,
+            row.last_seq,
+            row.last_step,
+            row.last_time,
+            row.tail_points,
+            row.id,
+        )
+        for row in cursors
     ]
     with connection.cursor() as sql:
         sql.executemany(_UPDATE, rows)

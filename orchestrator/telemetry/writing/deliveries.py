@@ -1,6 +1,8 @@
-"""From stream entries to news: opens envelopes with their node's secret, checks that the node runs that attempt.
+"""From stream entries to news: opens envelopes with their node's secret, checks that the node runs
+that attempt.
 
-Whoever can write to Redis can write to the stream; only what a node sealed about an attempt placed on it comes through.
+Whoever can write to Redis can write to the stream; only what a node sealed about an attempt placed
+on it comes through.
 """
 
 from __future__ import annotations
@@ -25,7 +27,8 @@ from workers.contracts.points import PointBatch, RunEvent, Time
 
 log = logging.getLogger(__name__)
 
-_CACHED_S: Final = 30.0  # a node's secret changes when it joins anew; attempts are never placed anew
+# a node's secret changes when it joins anew; attempts are never placed anew
+_CACHED_S: Final = 30.0
 
 
 class PointsPart(Contract):
@@ -91,7 +94,10 @@ class Opener:
     _attempts: dict[str, tuple[int, int, str, frozenset[str]]] = field(default_factory=dict)
 
     def news(self, entries: list[Entry], now: float) -> tuple[News, dict[Writer, str]]:
-        """What the entries say, and each writer's attempt id. What cannot be read is logged, counted and left out."""
+        """What the entries say, and each writer's attempt id.
+
+        What cannot be read is logged, counted and left out.
+        """
         news, attempt_of = News(), {}
         for entry in entries:
             try:
@@ -103,21 +109,32 @@ class Opener:
     def drop(self, entry: Entry, code: str, why: str) -> None:
         self.dropped[code] += 1
         total = self.dropped.total()
-        log.warning("telemetry entry %s dropped (%s, %d so far): %s", entry.id.decode(), code, total, why)
+        log.warning(
+            "telemetry entry %s dropped (%s, %d so far): %s", entry.id.decode(), code, total, why
+        )
 
     def _add(self, news: News, entry: Entry, now: float) -> dict[Writer, str]:
         node = entry.fields.get(wire.FIELD_NODE.encode(), b"").decode("utf-8", "replace")
         told = self._open(entry, node, now)
         run_id, attempt, fence, nodes = self._attempt(told.attempt_id)
-        if (told.run, told.attempt, told.fence) != (str(run_id), attempt, fence) or node not in nodes:
-            raise Dropped("stranger", f"node {node!r} speaks for attempt {told.attempt_id}, which is not placed on it")
+        if (told.run, told.attempt, told.fence) != (
+            str(run_id),
+            attempt,
+            fence,
+        ) or node not in nodes:
+            raise Dropped(
+                "stranger",
+                f"node {node!r} speaks for attempt {told.attempt_id}, which is not placed on it",
+            )
         writers = {}
         for part in told.batches:
             writer = Writer(run_id, attempt, part.rank)
             writers[writer] = told.attempt_id
             if isinstance(part, PointsPart):
                 if part.rank < 0 or part.rank != part.batch.rank:
-                    raise Dropped("malformed", f"points of rank {part.batch.rank} come as rank {part.rank}'s")
+                    raise Dropped(
+                        "malformed", f"points of rank {part.batch.rank} come as rank {part.rank}'s"
+                    )
                 news.points.append((writer, block_of(part.batch)))
             elif isinstance(part, EventsPart):
                 news.events.append((writer, part.events))
@@ -140,7 +157,9 @@ class Opener:
         try:
             return _BODY.validate_python(body)
         except ValidationError as error:
-            raise Dropped("malformed", f"from node {node!r}: {error.errors(include_url=False)[:1]}") from None
+            raise Dropped(
+                "malformed", f"from node {node!r}: {error.errors(include_url=False)[:1]}"
+            ) from None
 
     def _secret(self, name: str, now: float) -> bytes:
         known = self._secrets.get(name)
@@ -157,7 +176,11 @@ class Opener:
     def _attempt(self, attempt_id: str) -> tuple[int, int, str, frozenset[str]]:
         known = self._attempts.get(attempt_id)
         if known is None:
-            row = Attempt.objects.filter(id=int(attempt_id)).first() if attempt_id.isdecimal() else None
+            row = (
+                Attempt.objects.filter(id=int(attempt_id)).first()
+                if attempt_id.isdecimal()
+                else None
+            )
             if row is None:
                 raise Dropped("unknown attempt", f"there is no attempt {attempt_id!r}")
             nodes = frozenset(str(share["node"]) for share in row.placement)

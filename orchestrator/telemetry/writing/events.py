@@ -27,7 +27,9 @@ class StoredEvents:
     complete_to: int
 
 
-def events_write(found: dict[int, Run], incoming: Iterable[tuple[Writer, list[RunEvent]]]) -> list[StoredEvents]:
+def events_write(
+    found: dict[int, Run], incoming: Iterable[tuple[Writer, list[RunEvent]]]
+) -> list[StoredEvents]:
     """Records the events that have not arrived before."""
     parts: dict[Writer, list[RunEvent]] = {}
     for writer, events in incoming:

@@ -25,7 +25,9 @@ _MOST_LIVE_LINES: Final = 1000  # of a rank in one tick; the rest is read from t
 
 @dataclass(frozen=True, slots=True)
 class Lines:
-    """Consecutive lines, the first numbered `first_seq`; `time` in Unix seconds is the newest one's."""
+    """Consecutive lines, the first numbered `first_seq`; `time` in Unix seconds is the newest
+    one's.
+    """
 
     first_seq: int
     time: float
@@ -57,7 +59,9 @@ def lines_write(incoming: Iterable[tuple[Writer, Lines]]) -> list[StoredLines]:
             fresh = ranges.unknown(known, seqs)
             known = ranges.add(known, seqs[fresh])
             repeated += int((~fresh).sum())
-            for first, texts in _runs(seqs[fresh].tolist(), [part.lines[i] for i in np.flatnonzero(fresh)]):
+            for first, texts in _runs(
+                seqs[fresh].tolist(), [part.lines[i] for i in np.flatnonzero(fresh)]
+            ):
                 new += list(enumerate(texts, first))
                 chunks.append(
                     LogChunk(
@@ -82,7 +86,9 @@ def lines_write(incoming: Iterable[tuple[Writer, Lines]]) -> list[StoredLines]:
 
 
 def log_frames(stored: Iterable[StoredLines]) -> list[live.New]:
-    """`log` frames for the runs' topics; `skipped` tells how many lines before them were too many to send."""
+    """`log` frames for the runs' topics; `skipped` tells how many lines before them were too many
+    to send.
+    """
     frames = []
     for item in stored:
         lines = item.new[-_MOST_LIVE_LINES:]
@@ -100,8 +106,16 @@ def log_frames(stored: Iterable[StoredLines]) -> list[live.New]:
 
 
 def clean(text: str) -> str:
-    """One line as both databases can keep it: no line ends, no zero bytes, no halves of characters, not endless."""
-    text = text[:LONGEST_LINE].replace("\r\n", "\n").rstrip("\n").replace("\n", "⏎").replace("\x00", "�")
+    """One line as both databases can keep it: no line ends, no zero bytes, no halves of characters,
+    not endless.
+    """
+    text = (
+        text[:LONGEST_LINE]
+        .replace("\r\n", "\n")
+        .rstrip("\n")
+        .replace("\n", "⏎")
+        .replace("\x00", "�")
+    )
     return text.encode("utf-8", "replace").decode()
 
 

@@ -1,6 +1,8 @@
-"""What a tick's points say to live pages: one `points` frame a run and rank, and the run's headline numbers.
+"""What a tick's points say to live pages: one `points` frame a run and rank, and the run's headline
+numbers.
 
-Only the lowest rank that has a metric is sent, as charts draw it; the other ranks are read on demand.
+Only the lowest rank that has a metric is sent, as charts draw it; the other ranks are read on
+demand.
 """
 
 from __future__ import annotations
@@ -24,13 +26,25 @@ _OUTLINE: Final = 512  # points a metric
 _REMEMBERED: Final = 1000  # attempts
 
 HEADLINE: Final = (
-    "loss", "val_loss", "tokens_per_s", "mfu", "tflops_per_device", "inference/tokens_per_s", "inference/ttft_s",
-    "inference/tpot_s", "inference/running", "inference/waiting", "inference/answered",
-)  # fmt: skip
+    "loss",
+    "val_loss",
+    "tokens_per_s",
+    "mfu",
+    "tflops_per_device",
+    "inference/tokens_per_s",
+    "inference/ttft_s",
+    "inference/tpot_s",
+    "inference/running",
+    "inference/waiting",
+    "inference/answered",
+)
 
 
 class Owners:
-    """Which rank speaks for which metric of an attempt: the lowest that has it. Remembered by one ingest process."""
+    """Which rank speaks for which metric of an attempt: the lowest that has it.
+
+    Remembered by one ingest process.
+    """
 
     def __init__(self) -> None:
         self._known: OrderedDict[tuple[int, int], dict[str, int]] = OrderedDict()
@@ -38,7 +52,8 @@ class Owners:
     def names(self, item: Stored) -> list[str]:
         """The metrics of these points that their writer speaks for.
 
-        A rank above 0 that is heard for the first time, and before rank 0, does not yet: rank 0 is on its way.
+        A rank above 0 that is heard for the first time, and before rank 0, does not yet: rank 0 is
+        on its way.
         """
         run_id, attempt, rank = item.writer
         owners = self._of(run_id, attempt)
@@ -79,7 +94,9 @@ def points_frames(stored: Collection[Stored], owners: Owners) -> list[live.New]:
         size = len(item.new) if outline else CHUNK
         for start in range(0, len(item.new), size):
             part = select(item.new, slice(start, start + size))
-            frames.append(live.New(f"run:{item.writer.run_id}", "points", _body(item, part, names, outline)))
+            frames.append(
+                live.New(f"run:{item.writer.run_id}", "points", _body(item, part, names, outline))
+            )
     return frames
 
 
@@ -107,7 +124,9 @@ def _body(item: Stored, block: Block, names: list[str], outline: bool) -> dict[s
 
 
 def summary_of(run: Run, stored: Collection[Stored]) -> dict[str, Any] | None:
-    """The run's headline numbers, from its newest attempt's lowest rank among these; None where nothing is new."""
+    """The run's headline numbers, from its newest attempt's lowest rank among these; None where
+    nothing is new.
+    """
     fresh = [item for item in stored if len(item.new) and item.writer.attempt >= run.attempt_number]
     if not fresh:
         return None

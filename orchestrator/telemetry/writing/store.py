@@ -1,6 +1,8 @@
-"""The way of points into the database: what is new, onto its writer's tail, and on into chunks once 256 are there.
+"""The way of points into the database: what is new, onto its writer's tail, and on into chunks once
+256 are there.
 
-Runs inside the caller's transaction with the runs locked. Knows nothing of streams, envelopes or live frames.
+Runs inside the caller's transaction with the runs locked. Knows nothing of streams, envelopes or
+live frames.
 """
 
 from __future__ import annotations
@@ -15,19 +17,30 @@ from django.db import connection
 
 from orchestrator.telemetry.models import Cursor, Tail
 from orchestrator.telemetry.packing import ranges
-from orchestrator.telemetry.packing.chunks import CHUNK, Block, join_blocks, missing, pack_block, select, unpack_block
+from orchestrator.telemetry.packing.chunks import (
+    CHUNK,
+    Block,
+    join_blocks,
+    missing,
+    pack_block,
+    select,
+    unpack_block,
+)
 from orchestrator.telemetry.writing.compact import compact
 from orchestrator.telemetry.writing.cursors import Writer, cursors_of, cursors_save, ranges_of
 from workers.contracts.points import encode_number
 
-TAIL_ROW: Final = 32  # points; a row with fewer is extended in place, so a writer's tail stays a handful of rows
+# points; a row with fewer is extended in place, so a writer's tail stays a handful of rows
+TAIL_ROW: Final = 32
 
 _EXTEND = "UPDATE telemetry_tail SET count = %s, data = %s WHERE id = %s"
 
 
 @dataclass(frozen=True, slots=True)
 class Stored:
-    """What became of one writer's points: the new ones, how many were known, and up to where nothing is missing."""
+    """What became of one writer's points: the new ones, how many were known, and up to where
+    nothing is missing.
+    """
 
     writer: Writer
     new: Block
@@ -48,7 +61,9 @@ def points_write(incoming: Iterable[tuple[Writer, Block]]) -> list[Stored]:
         stored.append(_sifted(writer, cursors[writer], join_blocks(blocks[writer])))
     fresh = [(item, cursors[item.writer]) for item in stored if len(item.new)]
     long = [(item, cursor) for item, cursor in fresh if cursor.tail_points + len(item.new) >= CHUNK]
-    _append([(item.new, cursor) for item, cursor in fresh if cursor.tail_points + len(item.new) < CHUNK])
+    _append(
+        [(item.new, cursor) for item, cursor in fresh if cursor.tail_points + len(item.new) < CHUNK]
+    )
     _move([(item, cursor) for item, cursor in long])
     cursors_save([cursor for _, cursor in fresh])
     return stored
@@ -69,7 +84,9 @@ def _sifted(writer: Writer, cursor: Cursor, block: Block) -> Stored:
         cursor.last_seq = max(cursor.last_seq, int(sifted.seq.max()))
         cursor.last_step = max(cursor.last_step, int(sifted.step.max()))
         cursor.last_time = max(cursor.last_time, float(sifted.time.max()))
-    return Stored(writer, sifted, len(block) - len(sifted), ranges.complete_to(known), latest, first)
+    return Stored(
+        writer, sifted, len(block) - len(sifted), ranges.complete_to(known), latest, first
+    )
 
 
 def _note_latest(latest: dict[str, tuple[int, float | str]], block: Block) -> None:
@@ -80,7 +97,9 @@ def _note_latest(latest: dict[str, tuple[int, float | str]], block: Block) -> No
     newest = gone.shape[1] - 1 - (~gone)[:, ::-1].argmax(axis=1)
     values = block.values[np.arange(len(block.names)), order[newest]].tolist()
     nowhere: list[bool] = np.all(gone, axis=1).tolist()
-    for name, value, step, none in zip(block.names, values, steps[newest].tolist(), nowhere, strict=True):
+    for name, value, step, none in zip(
+        block.names, values, steps[newest].tolist(), nowhere, strict=True
+    ):
         if not none and (name not in latest or latest[name][0] <= step):
             latest[name] = (step, encode_number(value))
 
@@ -107,11 +126,15 @@ def _append(tails: list[tuple[Block, Cursor]]) -> None:
 
 
 def _move(long: list[tuple[Stored, Cursor]]) -> None:
-    """Whole multiples of 256 points go from tail and newcomers into chunks, the rest stays as one tail row."""
+    """Whole multiples of 256 points go from tail and newcomers into chunks, the rest stays as one
+    tail row.
+    """
     if not long:
         return
     tails: dict[int, list[Block]] = {cursor.id: [] for _, cursor in long}
-    for cursor_id, data in Tail.objects.filter(cursor_id__in=tails).order_by("id").values_list("cursor_id", "data"):
+    for cursor_id, data in (
+        Tail.objects.filter(cursor_id__in=tails).order_by("id").values_list("cursor_id", "data")
+    ):
         tails[cursor_id].append(unpack_block(data))
     Tail.objects.filter(cursor_id__in=tails).delete()
     full, rest = [], []

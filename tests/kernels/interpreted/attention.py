@@ -1,4 +1,6 @@
-"""The attention kernels interpreted: forward, backward and the sm_90 variant, on shapes that cross every edge."""
+"""The attention kernels interpreted: forward, backward and the sm_90 variant, on shapes that cross
+every edge.
+"""
 
 from __future__ import annotations
 
@@ -16,14 +18,21 @@ from kernels.attention.reference import reference
 from tests.kernels.compare import amid_nan, assert_close
 
 NAMES = ("out", "lse", "dq", "dk", "dv")
-CASES: dict[str, tuple[tuple[int, ...], dict[str, Any]]] = {  # batch, queries, keys, heads, key-value heads, D, D_v
+# batch, queries, keys, heads, key-value heads, D, D_v
+CASES: dict[str, tuple[tuple[int, ...], dict[str, Any]]] = {
     "full, grouped, ragged ends": ((1, 19, 37, 4, 2, 16, 16), {}),
     "causal, more keys": ((2, 23, 41, 2, 1, 16, 16), {"causal": True}),
     "causal, queries that see nothing": ((1, 37, 21, 2, 2, 16, 16), {"causal": True}),
-    "many query heads a key-value head, summed in parts": ((1, 18, 33, 6, 1, 16, 16), {"causal": True}),
+    "many query heads a key-value head, summed in parts": (
+        (1, 18, 33, 6, 1, 16, 16),
+        {"causal": True},
+    ),
     "window": ((1, 45, 53, 2, 1, 16, 16), {"window": 13}),
     "window of one and a softcap": ((1, 20, 20, 1, 1, 16, 16), {"window": 1, "softcap": 3.0}),
-    "softcap and scale": ((1, 20, 33, 2, 1, 16, 16), {"softcap": 2.0, "causal": True, "scale": 0.6}),
+    "softcap and scale": (
+        (1, 20, 33, 2, 1, 16, 16),
+        {"softcap": 2.0, "causal": True, "scale": 0.6},
+    ),
     "latent head dims in two parts": ((1, 17, 18, 1, 1, 48, 32), {"causal": True}),
     "head dims that powers of two do not fill": ((1, 17, 18, 1, 1, 20, 44), {"causal": True}),
     "no keys": ((1, 5, 0, 2, 1, 16, 16), {}),
@@ -41,17 +50,27 @@ def _gradients(out: torch.Tensor, lse: torch.Tensor, of: list[torch.Tensor]) -> 
     made = torch.Generator().manual_seed(1)
     loss = (out.double() * torch.randn(out.shape, generator=made, dtype=torch.float64)).sum()
     weights = torch.randn(lse.shape, generator=made, dtype=torch.float64)
-    return list(torch.autograd.grad(loss + torch.where(lse.isfinite(), lse, 0.0).double().mul(weights).sum(), of))
+    return list(
+        torch.autograd.grad(
+            loss + torch.where(lse.isfinite(), lse, 0.0).double().mul(weights).sum(), of
+        )
+    )
 
 
-def _plain(tensors: list[torch.Tensor], options: dict[str, Any], dtype: torch.dtype) -> list[torch.Tensor]:
+def _plain(
+    tensors: list[torch.Tensor], options: dict[str, Any], dtype: torch.dtype
+) -> list[torch.Tensor]:
     """The dense formula; in fp32 with results rounded to a shorter dtype."""
     wide = torch.float64 if dtype is torch.float64 else torch.float32
     given = {"causal": False, "window": None, "scale": None, "softcap": 0.0} | options
     made = [x.detach().to(wide).requires_grad_() for x in tensors]
     out, lse = reference(*made, form_of(made[0].shape[-1], *given.values()))
     rounded = out + (out.to(dtype).to(wide) - out).detach()
-    return [out.detach().to(dtype), lse.detach(), *(g.to(dtype) for g in _gradients(rounded, lse, made))]
+    return [
+        out.detach().to(dtype),
+        lse.detach(),
+        *(g.to(dtype) for g in _gradients(rounded, lse, made)),
+    ]
 
 
 @pytest.mark.parametrize("case", CASES)
@@ -76,28 +95,38 @@ def test_short_types(dtype: torch.dtype) -> None:
     out, lse = attention(*tensors, **options, return_lse=True)
     ours = [out, lse, *_gradients(out, lse, tensors)]
     exact = [x.double() for x in _plain(tensors, options, torch.float64)]
-    assert_close(NAMES, ours, exact, _plain(tensors, options, dtype), floor=2 * torch.finfo(dtype).eps)
+    assert_close(
+        NAMES, ours, exact, _plain(tensors, options, dtype), floor=2 * torch.finfo(dtype).eps
+    )
 
 
 @pytest.mark.parametrize("options", [{"causal": True}, {"window": 9, "softcap": 4.0}])
 def test_packed_sequences(options: dict[str, Any]) -> None:
     """Empty ones of queries, of keys, of both; lengths on and beside the blocks' edges."""
     spans = [(3, 3), (0, 4), (16, 17), (0, 0), (5, 0), (20, 33)]
-    cu_q, cu_k = (torch.tensor([0, *torch.tensor([s[i] for s in spans]).cumsum(0).tolist()]) for i in (0, 1))
+    cu_q, cu_k = (
+        torch.tensor([0, *torch.tensor([s[i] for s in spans]).cumsum(0).tolist()]) for i in (0, 1)
+    )
     sizes = ((int(cu_q[-1]), 2, 16), (int(cu_k[-1]), 1, 16), (int(cu_k[-1]), 1, 16))
     tensors = [amid_nan(*size, gap=4).requires_grad_() for size in sizes]
     out, lse = attention_varlen(*tensors, cu_q, cu_k, 20, 33, **options, return_lse=True)
     gradients = _gradients(out, lse, tensors)
-    theirs, their_lse = attention_varlen(*tensors, cu_q, cu_k, 20, 33, **options, return_lse=True, backend="math")
+    theirs, their_lse = attention_varlen(
+        *tensors, cu_q, cu_k, 20, 33, **options, return_lse=True, backend="math"
+    )
     torch.testing.assert_close((out, lse), (theirs, their_lse), rtol=1e-5, atol=1e-5)
-    torch.testing.assert_close(gradients, _gradients(theirs, their_lse, tensors), rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(
+        gradients, _gradients(theirs, their_lse, tensors), rtol=1e-4, atol=1e-5
+    )
 
 
 def test_bounds_outside_the_tensors_are_held_inside() -> None:
     """As under a captured graph, where they are not looked at: no row outside is read or written."""
     q = amid_nan(12, 1, 16, gap=4)
     wild = torch.tensor([0, 7, 90], dtype=torch.int32)
-    out, _ = launch.forward(q[None], q[None], q[None], Bounds(wild, wild, 12, 12), form_of(16, True, None, None, 0.0))
+    out, _ = launch.forward(
+        q[None], q[None], q[None], Bounds(wild, wild, 12, 12), form_of(16, True, None, None, 0.0)
+    )
     held = torch.tensor([0, 7, 12])
     torch.testing.assert_close(out[0], attention_varlen(q, q, q, held, held, 7, 7, causal=True))
 
@@ -110,7 +139,9 @@ def test_bounds_outside_the_tensors_are_held_inside() -> None:
         ((2, 20, 32, 4, 2, 16, 16), {"causal": True}, True),
     ],
 )
-def test_the_variant_for_sm_90(shape: tuple[int, ...], options: dict[str, Any], heads_first: bool) -> None:
+def test_the_variant_for_sm_90(
+    shape: tuple[int, ...], options: dict[str, Any], heads_first: bool
+) -> None:
     b, q, k, h, h_kv, d, dv = shape
     tensors = [torch.randn(size) for size in ((b, q, h, d), (b, k, h_kv, d), (b, k, h_kv, dv))]
     if heads_first:
@@ -138,11 +169,16 @@ def test_backward_in_one_loop_is_the_same(case: str) -> None:
     out, lse = attention(*tensors, **options, return_lse=True)
     apart = _gradients(out, lse, tensors)
     out, lse = attention(*tensors, **options, return_lse=True)
-    with tuning.override("attention_keys_values", one_loop=True), tuning.override("attention_queries", one_loop=True):
+    with (
+        tuning.override("attention_keys_values", one_loop=True),
+        tuning.override("attention_queries", one_loop=True),
+    ):
         torch.testing.assert_close(_gradients(out, lse, tensors), apart, rtol=1e-5, atol=1e-6)
 
 
 def test_results_repeat_bit_by_bit() -> None:
     tensors = _tensors((1, 35, 35, 2, 1, 16, 16), torch.float32)
-    once, again = (_gradients(*attention(*tensors, causal=True, return_lse=True), tensors) for _ in range(2))
+    once, again = (
+        _gradients(*attention(*tensors, causal=True, return_lse=True), tensors) for _ in range(2)
+    )
     assert all(torch.equal(a, b) for a, b in zip(once, again, strict=True))

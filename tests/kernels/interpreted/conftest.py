@@ -1,4 +1,6 @@
-"""Poison: what a kernel allocates starts as NaN, so an element it does not write shows; no choice is kept."""
+"""Poison: what a kernel allocates starts as NaN, so an element it does not write shows; no choice
+is kept.
+"""
 
 from __future__ import annotations
 

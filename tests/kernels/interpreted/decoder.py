@@ -1,4 +1,6 @@
-"""The engine's decoder and update by own kernels, as on a GPU: against the formulas as they are written."""
+"""The engine's decoder and update by own kernels, as on a GPU: against the formulas as they are
+written.
+"""
 
 from __future__ import annotations
 
@@ -34,18 +36,31 @@ def test_own_kernels_run_in_a_decoder(name: str) -> None:
     documents = Documents([[0, 3]], TOKENS.shape[1], CPU) if name == "llama" else None
     ours, theirs = gradients(chosen, documents, TOKENS), gradients(plain, documents, TOKENS)
     for each, found in ours.items():
-        torch.testing.assert_close(found, theirs[each], rtol=1e-4, atol=1e-5, msg=lambda says, at=each: f"{at}: {says}")
+        torch.testing.assert_close(
+            found, theirs[each], rtol=1e-4, atol=1e-5, msg=lambda says, at=each: f"{at}: {says}"
+        )
     ran = {str(row["op"]): row["backend"] for row in explain()}
     attention = "attention_varlen" if documents else "attention"
     assert ran[attention] == "own" and set(ran.values()) == {"own"} and len(ran) >= 2
 
 
-def test_experts_go_through_own_kernels_which_recomputation_sees(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Groups, a bias, capacity and an auxiliary loss; then the block is run again but for what own kernels made."""
+def test_experts_go_through_own_kernels_which_recomputation_sees(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Groups, a bias, capacity and an auxiliary loss; then the block is run again but for what own
+    kernels made.
+    """
     moe = {
-        "experts": 6, "top_k": 2, "expert_ffn": 8, "scoring": "sigmoid", "groups": 3, "groups_per_token": 2,
-        "bias_update": 0.1, "capacity": 1.0, "aux_loss": 0.1,
-    }  # fmt: skip
+        "experts": 6,
+        "top_k": 2,
+        "expert_ffn": 8,
+        "scoring": "sigmoid",
+        "groups": 3,
+        "groups_per_token": 2,
+        "bias_update": 0.1,
+        "capacity": 1.0,
+        "aux_loss": 0.1,
+    }
     tokens = TOKENS[:, :9]
     decoder, plain = (built("window, experts", **SMALL, moe=moe, bias="all") for _ in range(2))
     for each in (decoder, plain):
@@ -56,9 +71,13 @@ def test_experts_go_through_own_kernels_which_recomputation_sees(monkeypatch: py
     make_plain(plain)
     ours, theirs = gradients(decoder, None, tokens), gradients(plain, None, tokens)
     for name, found in ours.items():
-        torch.testing.assert_close(found, theirs[name], rtol=1e-4, atol=1e-5, msg=lambda says, at=name: f"{at}: {says}")
+        torch.testing.assert_close(
+            found, theirs[name], rtol=1e-4, atol=1e-5, msg=lambda says, at=name: f"{at}: {says}"
+        )
     ran = {str(row["op"]): row["backend"] for row in explain()}
-    assert {"moe_gate", "moe_permute", "grouped_matmul", "moe_unpermute"} <= ran.keys() and set(ran.values()) == {"own"}
+    assert {"moe_gate", "moe_permute", "grouped_matmul", "moe_unpermute"} <= ran.keys() and set(
+        ran.values()
+    ) == {"own"}
 
     apply_recompute(decoder, "auto")
     [block] = recomputed_blocks(decoder)
@@ -67,13 +86,26 @@ def test_experts_go_through_own_kernels_which_recomputation_sees(monkeypatch: py
     block.forward.probe = None
     own = [each for each in probe.profile().operators if each.name.startswith("kernels.")]
     seen = {each.name.split(".")[1]: each for each in own}
-    assert {"rms_norm", "apply_rope", "attention", "moe_gate", "grouped_matmul", "swiglu"} <= seen.keys()
-    assert all(each.keepable and each.bytes and each.seconds for each in own) and seen["attention"].flops == 2 * 81 * 32
+    assert {
+        "rms_norm",
+        "apply_rope",
+        "attention",
+        "moe_gate",
+        "grouped_matmul",
+        "swiglu",
+    } <= seen.keys()
+    assert (
+        all(each.keepable and each.bytes and each.seconds for each in own)
+        and seen["attention"].flops == 2 * 81 * 32
+    )
     launched = Mock(wraps=launch.forward)
     monkeypatch.setattr(launch, "forward", launched)
     set_kept(block.forward, Kept("some", 0, 0.0, 0.0, tuple((each.name, each.nth) for each in own)))
     again = gradients(decoder, None, tokens)
-    assert all(torch.equal(ours[name], found) for name, found in again.items()) and launched.call_count == 1
+    assert (
+        all(torch.equal(ours[name], found) for name, found in again.items())
+        and launched.call_count == 1
+    )
 
 
 def test_norms_and_gates_round_to_fp8_where_they_are_made() -> None:
@@ -98,7 +130,8 @@ def test_losses_and_update_take_own_kernels() -> None:
     gradients(plain, None, TOKENS)
     for one, other in zip(decoder.parameters(), plain.parameters(), strict=True):
         torch.testing.assert_close(one.grad, other.grad, rtol=1e-4, atol=1e-5)
-        one.grad = other.grad  # an update by its sign alone, as AdamW's first, makes much of a gradient's last digit
+        # an update by its sign alone, as AdamW's first, makes much of a gradient's last digit
+        one.grad = other.grad
     kind = fused_adamw(decoder.parameters())
     assert kind is not None
     ours = kind(decoder.parameters(), lr=0.01)  # type: ignore[call-arg]

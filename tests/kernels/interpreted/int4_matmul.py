@@ -21,14 +21,18 @@ from tests.kernels.compare import amid_nan, assert_close
         (2, 32, 160, 32, torch.bfloat16),
     ],
 )
-def test_products_in_any_number_of_parts(m: int, n: int, k: int, group: int, dtype: torch.dtype) -> None:
+def test_products_in_any_number_of_parts(
+    m: int, n: int, k: int, group: int, dtype: torch.dtype
+) -> None:
     x = amid_nan(m, k, dtype=dtype)
     packed = pack_awq(torch.randn(n, k).to(dtype), group)
     exact = x.double() @ decoded(*packed, group, k, torch.float64)
     plain = (x.float() @ decoded(*packed, group, k, torch.float32)).to(dtype)
     for splits in (1, 2):
         ours = int4_matmul(x, *packed, group, num_splits=splits, backend="own")
-        assert_close(["out"], [ours], [exact], [plain], floor=5e-6 if dtype == torch.float32 else None)
+        assert_close(
+            ["out"], [ours], [exact], [plain], floor=5e-6 if dtype == torch.float32 else None
+        )
     out = torch.empty(k, n)
     _decode(*packed, group, out)
     torch.testing.assert_close(out, decoded(*packed, group, k, torch.float32))

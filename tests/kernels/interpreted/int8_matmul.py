@@ -18,4 +18,6 @@ def test_products_in_any_number_of_parts(m: int, n: int, k: int, dtype: torch.dt
     plain = int8_matmul(x, q, scales, backend="reference")
     for splits in (1, 2):
         ours = int8_matmul(x, q, scales, num_splits=splits, backend="own")
-        assert_close(["out"], [ours], [exact], [plain], floor=5e-6 if dtype == torch.float32 else None)
+        assert_close(
+            ["out"], [ours], [exact], [plain], floor=5e-6 if dtype == torch.float32 else None
+        )

@@ -9,7 +9,9 @@ from kernels import layer_norm
 from tests.kernels.compare import amid_nan, assert_close
 
 
-def results(backend: str, dtype: torch.dtype, inputs: list[torch.Tensor], grad: torch.Tensor) -> list[torch.Tensor]:
+def results(
+    backend: str, dtype: torch.dtype, inputs: list[torch.Tensor], grad: torch.Tensor
+) -> list[torch.Tensor]:
     leaves = [t.detach().to(dtype).requires_grad_() for t in inputs]
     y = layer_norm(*leaves, backend=backend)
     y.backward(grad.to(dtype))
@@ -20,11 +22,14 @@ def results(backend: str, dtype: torch.dtype, inputs: list[torch.Tensor], grad: 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
 @pytest.mark.parametrize(("rows", "n", "bias"), [(5, 48, True), (3, 257, False), (4, 700, True)])
 def test_values_and_gradients(rows: int, n: int, bias: bool, dtype: torch.dtype) -> None:
-    inputs = [amid_nan(rows, n, dtype=dtype) * 0.5 + 3, *torch.randn(1 + bias, n, dtype=dtype)]  # a mean to cancel
+    # a mean to cancel
+    inputs = [amid_nan(rows, n, dtype=dtype) * 0.5 + 3, *torch.randn(1 + bias, n, dtype=dtype)]
     grad = torch.randn(rows, n, dtype=dtype)
     ours = results("own", dtype, inputs, grad)
     exact = results("reference", torch.float64, inputs, grad)
-    assert_close(["y", "dx", "dw", "db"][: 3 + bias], ours, exact, results("torch", dtype, inputs, grad))
+    assert_close(
+        ["y", "dx", "dw", "db"][: 3 + bias], ours, exact, results("torch", dtype, inputs, grad)
+    )
 
 
 def test_a_bias_alone_may_want_its_gradient() -> None:

@@ -1,4 +1,6 @@
-"""The row kernel under linear cross-entropy: several blocks a row, ragged chunks, caps, ignored targets, shards."""
+"""The row kernel under linear cross-entropy: several blocks a row, ragged chunks, caps, ignored
+targets, shards.
+"""
 
 from __future__ import annotations
 
@@ -27,8 +29,13 @@ NAMES = ["loss", "dh", "dw"]
 def test_loss_and_gradients(options: dict[str, Any], dtype: torch.dtype) -> None:
     h, w = amid_nan(7, 24, dtype=dtype), amid_nan(131, 24, dtype=dtype)
     inputs = (h, w, torch.tensor([0, 130, -100, 64, 5, 5, -100]))
-    ours, plain = results("own", inputs, dtype, **options), results("torch", inputs, dtype, **options)
-    exact = results("reference", inputs, torch.float64, **{k: v for k, v in options.items() if k != "chunk"})
+    ours, plain = (
+        results("own", inputs, dtype, **options),
+        results("torch", inputs, dtype, **options),
+    )
+    exact = results(
+        "reference", inputs, torch.float64, **{k: v for k, v in options.items() if k != "chunk"}
+    )
     assert_close(NAMES, ours, exact, plain, floor=2e-6 if dtype == torch.float32 else None)
 
 

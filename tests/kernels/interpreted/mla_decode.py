@@ -1,4 +1,6 @@
-"""The latent kernel: ragged, empty, several query tokens, any number of parts, widths that are no power of two."""
+"""The latent kernel: ragged, empty, several query tokens, any number of parts, widths that are no
+power of two.
+"""
 
 from __future__ import annotations
 
@@ -27,5 +29,7 @@ def test_any_number_of_parts(case: dict[str, Any], dtype: torch.dtype) -> None:
     plain: Any = mla_decode(**made, scale=0.2, backend="torch")
     for splits in (1, 3):
         ours: Any = mla_decode(**made, scale=0.2, num_splits=splits, return_lse=True, backend="own")
-        assert_close(["out"], ours[:1], exact[:1], [plain], floor=2e-6 if dtype == torch.float32 else None)
+        assert_close(
+            ["out"], ours[:1], exact[:1], [plain], floor=2e-6 if dtype == torch.float32 else None
+        )
         assert_close(["lse"], ours[1:], exact[1:], exact[1:], floor=1e-6)

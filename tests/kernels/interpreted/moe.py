@@ -1,4 +1,6 @@
-"""The kernels of a mixture of experts: gate, permutation, grouped products, gradients; ragged, empty, dropped."""
+"""The kernels of a mixture of experts: gate, permutation, grouped products, gradients; ragged,
+empty, dropped.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,11 @@ def test_a_layer_and_its_gradients(dtype: torch.dtype) -> None:
     exact = through(*(t.double() for t in given), top_k=2, backend="reference")
     plain = through(*given, top_k=2, backend="reference")
     assert_close(
-        NAMES, through(*given, top_k=2, backend="own"), exact, plain, floor=2e-6 if dtype == torch.float32 else 2e-2
+        NAMES,
+        through(*given, top_k=2, backend="own"),
+        exact,
+        plain,
+        floor=2e-6 if dtype == torch.float32 else 2e-2,
     )
 
 
@@ -41,7 +47,10 @@ def test_the_gate_chooses_and_weighs_as_the_reference_does(options: dict[str, An
 
 
 def test_without_weights_a_tokens_rows_are_summed() -> None:
-    x, experts = torch.randn(5, 40, requires_grad=True), torch.tensor([[0, 2], [2, 1], [3, 3], [0, 1], [2, 0]])
+    x, experts = (
+        torch.randn(5, 40, requires_grad=True),
+        torch.tensor([[0, 2], [2, 1], [3, 3], [0, 1], [2, 0]]),
+    )
     rows, permutation = moe_permute(x, experts, 3, backend="own")
     assert permutation.counts.tolist() == [3, 2, 3]
     out = moe_unpermute(rows, permutation, backend="own")

@@ -1,4 +1,6 @@
-"""unscale_ and FusedAdamW: kernels over many ragged tensors, held against torch: scale, clip, skip, chance."""
+"""unscale_ and FusedAdamW: kernels over many ragged tensors, held against torch: scale, clip, skip,
+chance.
+"""
 
 from __future__ import annotations
 
@@ -66,17 +68,26 @@ def test_it_is_torchs_adamw_with_clipping(scale: float | None) -> None:
     wanted, other = trained(theirs, torch.float32, scale=scale)
     torch.testing.assert_close(got, wanted, rtol=1e-6, atol=1e-6)
     assert optimizer.skipped.item() == 0 and optimizer.grad_norm.item() > 1
-    for a, b in zip(optimizer.state_dict()["state"].values(), other.state_dict()["state"].values(), strict=True):
-        torch.testing.assert_close(a, b)  # the same names, counts and moments: one loads the other's
+    for a, b in zip(
+        optimizer.state_dict()["state"].values(), other.state_dict()["state"].values(), strict=True
+    ):
+        # the same names, counts and moments: one loads the other's
+        torch.testing.assert_close(a, b)
 
 
 def test_half_precision_parameters_err_as_their_dtype_does() -> None:
     for dtype in (torch.float16, torch.bfloat16):
         ours = trained(lambda g: FusedAdamW(g, lr=0.01, clip_norm=0.5, backend="own"), dtype)[0]
-        plain = trained(lambda g: FusedAdamW(g, lr=0.01, clip_norm=0.5, backend="reference"), dtype)[0]
-        wide = trained(lambda g: FusedAdamW(g, lr=0.01, clip_norm=0.5, backend="reference"), torch.float32)[0]
+        plain = trained(
+            lambda g: FusedAdamW(g, lr=0.01, clip_norm=0.5, backend="reference"), dtype
+        )[0]
+        wide = trained(
+            lambda g: FusedAdamW(g, lr=0.01, clip_norm=0.5, backend="reference"), torch.float32
+        )[0]
         some = [i for i, s in enumerate(SHAPES) if 0 not in s]
-        assert_close([str(SHAPES[i]) for i in some], *([t[i] for i in some] for t in (ours, wide, plain)))
+        assert_close(
+            [str(SHAPES[i]) for i in some], *([t[i] for i in some] for t in (ours, wide, plain))
+        )
 
 
 def test_an_overflow_changes_nothing_and_counts_no_step() -> None:
@@ -87,7 +98,11 @@ def test_an_overflow_changes_nothing_and_counts_no_step() -> None:
     before = p.detach().clone()
     p.grad[190] = float("inf")
     optimizer.step()
-    assert optimizer.skipped.item() == 1 and torch.equal(p, before) and optimizer.state[p]["step"].item() == 1
+    assert (
+        optimizer.skipped.item() == 1
+        and torch.equal(p, before)
+        and optimizer.state[p]["step"].item() == 1
+    )
     p.grad = torch.ones(200)
     optimizer.step(found_inf=one(1.0))
     assert optimizer.skipped.item() == 1 and torch.equal(p, before)
@@ -98,7 +113,9 @@ def test_an_overflow_changes_nothing_and_counts_no_step() -> None:
 def test_stochastic_rounding_keeps_the_expectation_and_repeats() -> None:
     def last(seed: int) -> torch.Tensor:
         p = torch.ones(2048, dtype=torch.bfloat16).requires_grad_()
-        optimizer = FusedAdamW([p], lr=1e-3, weight_decay=0.0, stochastic_rounding=True, seed=seed, backend="own")
+        optimizer = FusedAdamW(
+            [p], lr=1e-3, weight_decay=0.0, stochastic_rounding=True, seed=seed, backend="own"
+        )
         p.grad = torch.ones_like(p)
         optimizer.step()  # to 0.999, a quarter of the way from 1 to the next number below
         return p.detach().float()
@@ -118,5 +135,8 @@ def test_squares_are_torchs_to_the_last_digits() -> None:
         for p, optimizer in zip(pair, optimizers, strict=True):
             p.grad = gradient.clone()
             optimizer.step()
-    ours, theirs = (optimizer.state[p]["exp_avg_sq"] for p, optimizer in zip(pair, optimizers, strict=True))
-    torch.testing.assert_close(ours, theirs, rtol=2e-6, atol=0.0)  # 1 - 0.999 taken in fp32 would be off by 1e-5
+    ours, theirs = (
+        optimizer.state[p]["exp_avg_sq"] for p, optimizer in zip(pair, optimizers, strict=True)
+    )
+    # 1 - 0.999 taken in fp32 would be off by 1e-5
+    torch.testing.assert_close(ours, theirs, rtol=2e-6, atol=0.0)

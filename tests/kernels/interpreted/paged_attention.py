@@ -1,4 +1,6 @@
-"""The split-K kernel and the cache's writer: ragged batches, windows, caps, quantised caches, any number of parts."""
+"""The split-K kernel and the cache's writer: ragged batches, windows, caps, quantised caches, any
+number of parts.
+"""
 
 from __future__ import annotations
 
@@ -49,8 +51,12 @@ def test_a_quantised_cache_is_read_and_written_as_torch_does(cache: torch.dtype)
         k_cache, v_cache = (torch.zeros(3, 4, 2, 16).to(cache) for _ in range(2))
         scales = (torch.zeros(3, 4, 2), torch.zeros(3, 4, 2))
         write_kv(k, v, k_cache, v_cache, slots, scales=scales, backend=backend)
-        caches[backend] = [k_cache.float() * scales[0][..., None], v_cache.float() * scales[1][..., None]]
+        caches[backend] = [
+            k_cache.float() * scales[0][..., None],
+            v_cache.float() * scales[1][..., None],
+        ]
     for own, theirs in zip(caches["own"], caches["torch"], strict=True):
-        # the interpreter's e4m3 loses subnormals and, in some roundings up, the carry to the exponent
+        # the interpreter's e4m3 loses subnormals and, in some roundings up, the carry to the
+        # exponent
         close = torch.isclose(own, theirs, rtol=2**-3, atol=2e-2).float().mean()
         assert close == 1 or (cache == torch.float8_e4m3fn and close > 0.98)

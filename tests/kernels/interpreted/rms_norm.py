@@ -14,7 +14,9 @@ from tests.kernels.compare import amid_nan, assert_close
 EPS = 1e-5
 
 
-def results(backend: str, dtype: torch.dtype, inputs: list[torch.Tensor], grads: torch.Tensor) -> list[torch.Tensor]:
+def results(
+    backend: str, dtype: torch.dtype, inputs: list[torch.Tensor], grads: torch.Tensor
+) -> list[torch.Tensor]:
     leaves = [t.detach().to(dtype).requires_grad_() for t in inputs]
     x, w, *residual = leaves
     y: Any = rms_norm(x, w, EPS, *residual, backend=backend)
@@ -25,7 +27,9 @@ def results(backend: str, dtype: torch.dtype, inputs: list[torch.Tensor], grads:
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
-@pytest.mark.parametrize(("rows", "n", "residual"), [(5, 48, True), (3, 257, False), (4, 700, True), (9, 1, False)])
+@pytest.mark.parametrize(
+    ("rows", "n", "residual"), [(5, 48, True), (3, 257, False), (4, 700, True), (9, 1, False)]
+)
 def test_values_and_gradients(rows: int, n: int, residual: bool, dtype: torch.dtype) -> None:
     inputs = [amid_nan(rows, n, dtype=dtype), torch.randn(n, dtype=dtype)]
     if residual:
@@ -57,8 +61,12 @@ def test_fp8_output_is_what_the_reference_rounds_to(quant: str, n: int, residual
 
 def test_only_the_sum_or_only_the_norm_may_be_used() -> None:
     for pick in (0, 1):
-        x, r, w = (t.requires_grad_() for t in (torch.randn(4, 32), torch.randn(4, 32), torch.randn(32)))
-        got = torch.autograd.grad(rms_norm(x, w, EPS, r, backend="own")[pick].sum(), (x, r), allow_unused=True)
+        x, r, w = (
+            t.requires_grad_() for t in (torch.randn(4, 32), torch.randn(4, 32), torch.randn(32))
+        )
+        got = torch.autograd.grad(
+            rms_norm(x, w, EPS, r, backend="own")[pick].sum(), (x, r), allow_unused=True
+        )
         want = torch.autograd.grad(rms_norm(x, w, EPS, r, backend="reference")[pick].sum(), (x, r))
         torch.testing.assert_close(got, want)
 
@@ -70,7 +78,9 @@ def test_leading_dimensions_and_gradients_that_do_not_lie_row_by_row() -> None:
     wanted = reference.rms_norm(x, w, EPS)
     torch.testing.assert_close(y, wanted)
     grad = torch.randn(40, 3, 6).permute(1, 2, 0)
-    torch.testing.assert_close(torch.autograd.grad(y, (x, w), grad), torch.autograd.grad(wanted, (x, w), grad))
+    torch.testing.assert_close(
+        torch.autograd.grad(y, (x, w), grad), torch.autograd.grad(wanted, (x, w), grad)
+    )
 
 
 def test_what_ran_is_told() -> None:

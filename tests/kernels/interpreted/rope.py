@@ -1,4 +1,6 @@
-"""apply_rope's kernel: halves and interleaved, part of the head, GQA, ragged heads, gradients, and on into a cache."""
+"""apply_rope's kernel: halves and interleaved, part of the head, GQA, ragged heads, gradients, and
+on into a cache.
+"""
 
 from __future__ import annotations
 
@@ -17,8 +19,12 @@ def tables(pairs: int, length: int = 12) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
-@pytest.mark.parametrize(("heads", "dim", "pairs", "interleaved"), [(3, 16, 8, False), (2, 20, 6, True)])
-def test_values_and_gradients(heads: int, dim: int, pairs: int, interleaved: bool, dtype: torch.dtype) -> None:
+@pytest.mark.parametrize(
+    ("heads", "dim", "pairs", "interleaved"), [(3, 16, 8, False), (2, 20, 6, True)]
+)
+def test_values_and_gradients(
+    heads: int, dim: int, pairs: int, interleaved: bool, dtype: torch.dtype
+) -> None:
     inputs = [amid_nan(2, 3, heads, dim, dtype=dtype), amid_nan(2, 3, 1, dim, dtype=dtype)]
     cos, sin = tables(pairs)
     positions = torch.tensor([[0, 4, 11], [3, 2, 1]])
@@ -26,12 +32,17 @@ def test_values_and_gradients(heads: int, dim: int, pairs: int, interleaved: boo
 
     def results(backend: str, wanted: torch.dtype) -> list[torch.Tensor]:
         leaves = [t.detach().to(wanted).requires_grad_() for t in inputs]
-        turned: Any = apply_rope(*leaves, cos, sin, positions, interleaved=interleaved, backend=backend)
+        turned: Any = apply_rope(
+            *leaves, cos, sin, positions, interleaved=interleaved, backend=backend
+        )
         torch.autograd.backward(turned, [g.to(wanted) for g in grads])
         return [*turned, *(leaf.grad for leaf in leaves if leaf.grad is not None)]
 
     assert_close(
-        ["q", "k", "dq", "dk"], results("own", dtype), results("reference", torch.float64), results("reference", dtype)
+        ["q", "k", "dq", "dk"],
+        results("own", dtype),
+        results("reference", torch.float64),
+        results("reference", dtype),
     )
 
 
@@ -39,7 +50,9 @@ def test_positions_may_be_left_out() -> None:
     q, k = torch.randn(2, 5, 3, 8), torch.randn(2, 5, 2, 8)
     cos, sin = tables(4)
     ours: Any = apply_rope(q, k, cos, sin, backend="own")
-    torch.testing.assert_close(ours, apply_rope(q, k, cos, sin, torch.arange(5), backend="reference"))
+    torch.testing.assert_close(
+        ours, apply_rope(q, k, cos, sin, torch.arange(5), backend="reference")
+    )
 
 
 @pytest.mark.parametrize("block_size", [4, 3])

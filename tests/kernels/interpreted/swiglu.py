@@ -11,7 +11,9 @@ from kernels import swiglu
 from tests.kernels.compare import amid_nan, assert_close
 
 
-def results(backend: str, dtype: torch.dtype, inputs: list[torch.Tensor], grad: torch.Tensor) -> list[torch.Tensor]:
+def results(
+    backend: str, dtype: torch.dtype, inputs: list[torch.Tensor], grad: torch.Tensor
+) -> list[torch.Tensor]:
     leaves = [t.detach().to(dtype).requires_grad_() for t in inputs]
     y: Any = swiglu(leaves[0], up=leaves[1] if len(leaves) > 1 else None, backend=backend)
     y.backward(grad.to(dtype))
@@ -28,7 +30,9 @@ def test_values_and_gradients(rows: int, width: int, two: bool, dtype: torch.dty
     grad = torch.randn(width, rows, dtype=dtype).T
     ours = results("own", dtype, inputs, grad)
     exact = results("reference", torch.float64, inputs, grad)
-    assert_close(["y", "dgate", "dup"][: len(ours)], ours, exact, results("torch", dtype, inputs, grad))
+    assert_close(
+        ["y", "dgate", "dup"][: len(ours)], ours, exact, results("torch", dtype, inputs, grad)
+    )
 
 
 @pytest.mark.parametrize("quant", ["row", "1x128"])

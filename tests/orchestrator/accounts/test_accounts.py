@@ -24,11 +24,16 @@ def test_a_token_opens_the_door_until_it_is_revoked(owner: User, clock: object) 
     services.token_revoke(token=token, by=owner)
     services.token_revoke(token=token, by=owner)
     assert selectors.token_user(text) is None
-    assert [entry.action for entry in selectors.audit_entries(user=owner)] == ["token.revoke", "token.create"]
+    assert [entry.action for entry in selectors.audit_entries(user=owner)] == [
+        "token.revoke",
+        "token.create",
+    ]
 
 
 def test_a_token_expires_and_says_so(owner: User, clock) -> None:
-    _, text = services.token_create(user=owner, name="ci", expires=clock.now() + timedelta(hours=1), by=owner)
+    _, text = services.token_create(
+        user=owner, name="ci", expires=clock.now() + timedelta(hours=1), by=owner
+    )
     clock.advance(3599)
     assert selectors.token_check(text)[0] == owner
     clock.advance(1)
@@ -88,7 +93,9 @@ def test_tokens_of_others_are_for_admins(owner: User, teammate: User, admin: Use
 
 
 def test_admins_make_people_and_keep_their_own_role(admin: User, operator: User) -> None:
-    made = services.user_create(username="new", password="a long enough one", role=Role.ADMIN, by=admin)
+    made = services.user_create(
+        username="new", password="a long enough one", role=Role.ADMIN, by=admin
+    )
     assert made.is_superuser and made.check_password("a long enough one")
     for wrong in ({"username": "new"}, {"username": "no good"}, {"username": "x", "role": "king"}):
         with pytest.raises(Refusal):

@@ -33,7 +33,9 @@ def test_another_body_is_refused(owner: User) -> None:
     assert (refused.value.status, refused.value.type) == (422, "idempotency-key-reused")
 
 
-def test_a_claim_at_work_keeps_others_out_until_it_is_given_back_or_dead(owner: User, clock) -> None:
+def test_a_claim_at_work_keeps_others_out_until_it_is_given_back_or_dead(
+    owner: User, clock
+) -> None:
     claim = begin(owner)
     with pytest.raises(Refusal) as refused:
         begin(owner)

@@ -1,4 +1,5 @@
-"""A tiny model server of a serve run, to try proxy and pages against: it streams words when it is told to.
+"""A tiny model server of a serve run, to try proxy and pages against: it streams words when it is
+told to.
 
 Speaks as much of OpenAI's API as the tests need, and tells an EngineState; knows no model.
 """
@@ -45,19 +46,23 @@ class Thread:
 
 
 class ModelServer:
-    """`go_on` lets the next word of a stream out; `freed` counts the requests whose client went away, `waits` those
+    """`go_on` lets the next word of a stream out; `freed` counts the requests whose client went
+    away, `waits` those
     that wait for that."""
 
     def __init__(self, fence: object) -> None:
         self.key = serve_key(str(fence))
         self.go_on, self.waits, self.freed = (threading.Semaphore(0) for _ in range(3))
         self.calls: list[dict[str, Any]] = []
-        self.state = EngineState(now_s=0, running=0, waiting=0, blocks=8, block_size=16, used=0, map="." * 8)
+        self.state = EngineState(
+            now_s=0, running=0, waiting=0, blocks=8, block_size=16, used=0, map="." * 8
+        )
         routes = [
-            Route("/v1/models", self._models), Route("/internal/state", self._told),
+            Route("/v1/models", self._models),
+            Route("/internal/state", self._told),
             Route("/v1/chat/completions", self._chat, methods=["POST"]),
             Route("/v1/break", self._breaks, methods=["POST"]),
-        ]  # fmt: skip
+        ]
         self.app = Starlette(routes=routes)
 
     async def _models(self, request: Request) -> Response:
@@ -65,11 +70,16 @@ class ModelServer:
             return JSONResponse({"error": {"message": "no key"}}, 401)
         assert "authorization" not in request.headers and "cookie" not in request.headers
         return JSONResponse(
-            {"object": "list", "data": [{"id": "tiny", "object": "model", "created": 0, "owned_by": ""}]}
+            {
+                "object": "list",
+                "data": [{"id": "tiny", "object": "model", "created": 0, "owned_by": ""}],
+            }
         )
 
     async def _told(self, request: Request) -> Response:
-        return JSONResponse(self.state.to_dict(), 200 if request.headers.get(KEY_HEADER) == self.key else 401)
+        return JSONResponse(
+            self.state.to_dict(), 200 if request.headers.get(KEY_HEADER) == self.key else 401
+        )
 
     async def _chat(self, request: Request) -> Response:
         given = await request.json()
@@ -80,7 +90,9 @@ class ModelServer:
                 await asyncio.sleep(0.005)
             self.freed.release()
         if not given.get("stream"):
-            return JSONResponse(_answer("chat.completion", message={"role": "assistant", "content": "one two"}))
+            return JSONResponse(
+                _answer("chat.completion", message={"role": "assistant", "content": "one two"})
+            )
         return StreamingResponse(self._words(request), media_type="text/event-stream")
 
     async def _words(self, request: Request) -> AsyncIterator[bytes]:
@@ -113,10 +125,22 @@ def _event(data: dict[str, Any]) -> bytes:
 
 def serves(run: Run, attempt: Attempt, port: int, **more: Any) -> None:
     """The event by which a run tells that it serves."""
-    told = Serving(host="127.0.0.1", port=port, model="tiny", context=512, **{"chat": True, "blocks": 8, **more})
+    told = Serving(
+        host="127.0.0.1",
+        port=port,
+        model="tiny",
+        context=512,
+        **{"chat": True, "blocks": 8, **more},
+    )
     runs.event_record(run=run, type="serving", data=told.to_dict(), attempt=attempt.number, rank=0)
 
 
 def told(id: str, state: str = "decode", **more: Any) -> RequestTold:
-    values = {"added_s": 1.0, "prompt_tokens": 12, "max_new_tokens": 40, "new_tokens": 5, "blocks": 2}
+    values = {
+        "added_s": 1.0,
+        "prompt_tokens": 12,
+        "max_new_tokens": 40,
+        "new_tokens": 5,
+        "blocks": 2,
+    }
     return RequestTold.from_dict({"id": id, "state": state, **values, **more})

@@ -1,4 +1,6 @@
-"""The same answers through ASGI, as the web process gives them: streams stream, unannounced bodies have bounds."""
+"""The same answers through ASGI, as the web process gives them: streams stream, unannounced bodies
+have bounds.
+"""
 
 from __future__ import annotations
 
@@ -19,15 +21,29 @@ from tests import factories
 from workers.contracts.points import PointBatch
 
 
-def call(token: str, method: str, path: str, *chunks: bytes, query: str = "") -> tuple[int, list[bytes]]:
+def call(
+    token: str, method: str, path: str, *chunks: bytes, query: str = ""
+) -> tuple[int, list[bytes]]:
     """Status and the parts of the body, of a request whose body comes in chunks without a length."""
     scope = {
-        "type": "http", "asgi": {"version": "3.0"}, "http_version": "1.1", "method": method, "path": path,
-        "raw_path": path.encode(), "root_path": "", "scheme": "http", "query_string": query.encode(),
-        "server": ("localhost", 80), "client": ("127.0.0.1", 1),
-        "headers": [(b"host", b"localhost"), (b"authorization", f"Bearer {token}".encode()),
-                    (b"content-type", b"application/json"), (b"accept", b"text/csv" if "raw" in query else b"*/*")],
-    }  # fmt: skip
+        "type": "http",
+        "asgi": {"version": "3.0"},
+        "http_version": "1.1",
+        "method": method,
+        "path": path,
+        "raw_path": path.encode(),
+        "root_path": "",
+        "scheme": "http",
+        "query_string": query.encode(),
+        "server": ("localhost", 80),
+        "client": ("127.0.0.1", 1),
+        "headers": [
+            (b"host", b"localhost"),
+            (b"authorization", f"Bearer {token}".encode()),
+            (b"content-type", b"application/json"),
+            (b"accept", b"text/csv" if "raw" in query else b"*/*"),
+        ],
+    }
 
     async def talk() -> tuple[int, list[bytes]]:
         talker = ApplicationCommunicator(get_asgi_application(), scope)
@@ -47,15 +63,24 @@ def call(token: str, method: str, path: str, *chunks: bytes, query: str = "") ->
 
 
 @pytest.mark.django_db(transaction=True)
-def test_streams_and_chunked_bodies(owner: User, settings: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(connections.settings["default"], "CONN_MAX_AGE", 0)  # requests' threads end with the test
+def test_streams_and_chunked_bodies(
+    owner: User, settings: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # requests' threads end with the test
+    monkeypatch.setitem(connections.settings["default"], "CONN_MAX_AGE", 0)
     _, token = accounts.token_create(user=owner, name="program", by=owner)
     run = factories.external_run(owner)
     steps = list(range(1, 10_001))
     batch = PointBatch(
-        run=str(run.pk), attempt=1, rank=0, seq=steps, step=steps, tokens=steps, time=[1.79e9] * len(steps),
+        run=str(run.pk),
+        attempt=1,
+        rank=0,
+        seq=steps,
+        step=steps,
+        tokens=steps,
+        time=[1.79e9] * len(steps),
         values={"loss": [1.5] * len(steps)},
-    )  # fmt: skip
+    )
     telemetry.points_store(run=run, attempt=1, batches=[batch])
     status, parts = call(token, "GET", f"/api/v1/runs/{run.pk}/series", query="name=loss&raw=1")
     assert status == 200 and len(parts) > 2

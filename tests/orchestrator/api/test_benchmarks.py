@@ -1,4 +1,6 @@
-"""A benchmark through its addresses: submitted, told, read as a table and as a page, used for the calibration."""
+"""A benchmark through its addresses: submitted, told, read as a table and as a page, used for the
+calibration.
+"""
 
 from __future__ import annotations
 
@@ -19,39 +21,84 @@ from workers.contracts.variants import expand
 
 pytestmark = pytest.mark.django_db
 BODY: dict[str, Any] = {
-    "techniques": ["recompute", "zero", "collectives", "products"], "steps": 12, "warmup_steps": 1, "seq_len": 64,
-}  # fmt: skip
+    "techniques": ["recompute", "zero", "collectives", "products"],
+    "steps": 12,
+    "warmup_steps": 1,
+    "seq_len": 64,
+}
 SPEC: dict[str, Any] = {
-    "kind": "benchmark", "plan": {"dp": 2, "micro_batch_size": 2, "global_batch_size": 4}, "benchmark": BODY,
-}  # fmt: skip
+    "kind": "benchmark",
+    "plan": {"dp": 2, "micro_batch_size": 2, "global_batch_size": 4},
+    "benchmark": BODY,
+}
 
 
 def told(run: Run) -> None:
-    """What the ranks of a benchmark tell: the last variant is not reached, the one before has failed."""
+    """What the ranks of a benchmark tell: the last variant is not reached, the one before has
+    failed.
+    """
     found = expand(RunSpec.from_dict(run.spec))
-    names = [{"id": each.id, "technique": each.technique, "name": each.name} for each in found.variants]
-    began = {"variants": names, "left_out": [{"technique": "schedule", "name": "all", "reason": "one stage"}],
-             "devices": found.devices, "turns": 3, "turn_steps": 5, "warmup_steps": 1}  # fmt: skip
+    names = [
+        {"id": each.id, "technique": each.technique, "name": each.name} for each in found.variants
+    ]
+    began = {
+        "variants": names,
+        "left_out": [{"technique": "schedule", "name": "all", "reason": "one stage"}],
+        "devices": found.devices,
+        "turns": 3,
+        "turn_steps": 5,
+        "warmup_steps": 1,
+    }
     sizes = [4096 * 4**power for power in range(8)]
-    rows = [{"kind": kind, "bytes": size, "seconds": 1e-4 + size / 1e9, "bus_bytes_per_s": size / (1e-4 + size / 1e9)}
-            for kind in ("all_reduce", "send_recv") for size in sizes]  # fmt: skip
+    rows = [
+        {
+            "kind": kind,
+            "bytes": size,
+            "seconds": 1e-4 + size / 1e9,
+            "bus_bytes_per_s": size / (1e-4 + size / 1e9),
+        }
+        for kind in ("all_reduce", "send_recv")
+        for size in sizes
+    ]
     link = {"where": "intra", "bytes_per_s": 1.6e9, "latency_s": 7e-5}
     events = [
         ("benchmark_began", began),
         ("benchmark_collectives", {"ranks": 2, "rows": rows, "link": link}),
-        ("benchmark_products", {"rows": [{"precision": "bf16", "size": 512, "seconds": 0.1, "tflops": 0.3}]}),
+        (
+            "benchmark_products",
+            {"rows": [{"precision": "bf16", "size": 512, "seconds": 0.1, "tflops": 0.3}]},
+        ),
     ]
     for place, each in enumerate(found.variants[:-1]):
-        head = {"id": each.id, "technique": each.technique, "name": each.name, "plan": each.plan.to_dict()}
+        head = {
+            "id": each.id,
+            "technique": each.technique,
+            "name": each.name,
+            "plan": each.plan.to_dict(),
+        }
         seconds = 0.2 * (1 + place / 4)
         numbers = {
-            "state": "measured", "step_time_s": seconds, "low_s": 0.9 * seconds, "high_s": 1.1 * seconds, "steps": 12,
-            "turns_s": [seconds] * 3, "samples_per_s": 4 / seconds, "tokens_per_s": 256 / seconds, "mfu": 0.1,
-            "peak_bytes": 4e8 / (1 + place), "memory": {"params": 1e8}, "loss": 5.25, "deviation": 0.0 if not place
-            else 3e-7,
-        }  # fmt: skip
+            "state": "measured",
+            "step_time_s": seconds,
+            "low_s": 0.9 * seconds,
+            "high_s": 1.1 * seconds,
+            "steps": 12,
+            "turns_s": [seconds] * 3,
+            "samples_per_s": 4 / seconds,
+            "tokens_per_s": 256 / seconds,
+            "mfu": 0.1,
+            "peak_bytes": 4e8 / (1 + place),
+            "memory": {"params": 1e8},
+            "loss": 5.25,
+            "deviation": 0.0 if not place else 3e-7,
+        }
         failed = {"state": "failed", "says": "out of memory: it is full (rank 1)"}
-        events.append(("benchmark_result", {**head, **(failed if place == len(found.variants) - 2 else numbers)}))
+        events.append(
+            (
+                "benchmark_result",
+                {**head, **(failed if place == len(found.variants) - 2 else numbers)},
+            )
+        )
     for number, (type_, data) in enumerate(events):
         runs.event_record(run=run, type=type_, data=data, attempt=1, rank=0, origin=f"1/0/{number}")
 
@@ -61,7 +108,9 @@ def run(owner: User) -> Run:
     made = post(factories.api(owner), RUNS, {"spec": SPEC})
     assert made.status_code == 201, made.content
     answer = made.json()
-    assert (answer["name"], answer["kind"]) == ("benchmark llama-tiny", "benchmark") and answer["prediction"]
+    assert (answer["name"], answer["kind"]) == ("benchmark llama-tiny", "benchmark") and answer[
+        "prediction"
+    ]
     found = Run.objects.get(pk=answer["id"])
     assert found.summary == {"step": 0, "steps": 7 * 3 * 5} and found.devices == 2
     factories.running(found, factories.node())
@@ -77,7 +126,10 @@ def test_the_table_grows_and_compares_with_the_base(owner: User, stranger: User,
     assert base["id"] == "base" and base["against_base"]["step_time_s"] == 1
     assert second["against_base"]["step_time_s"] == pytest.approx(1.25)
     assert second["against_base"]["peak_bytes"] == pytest.approx(0.5)
-    assert second["plan"]["recompute"] == "selective" and table["collectives"]["link"]["where"] == "intra"
+    assert (
+        second["plan"]["recompute"] == "selective"
+        and table["collectives"]["link"]["where"] == "intra"
+    )
     assert table["left_out"] and table["products"]["rows"]
     assert factories.api(stranger).get(f"{RUNS}/{run.pk}/benchmark").status_code == 404
     problem(client.get(f"{RUNS}/{factories.run(owner).pk}/benchmark"), 422, "invalid")
@@ -86,13 +138,21 @@ def test_the_table_grows_and_compares_with_the_base(owner: User, stranger: User,
 def test_wrong_techniques_are_told_before_anything_runs(owner: User) -> None:
     client = factories.api(owner)
     refused = problem(
-        post(client, RUNS, {"spec": {**SPEC, "benchmark": {"techniques": ["zeros", "fused_kernel"]}}}),
-        422, "spec-invalid",
-    )  # fmt: skip
-    assert [each["field"] for each in refused["errors"]] == ["benchmark.techniques.0", "benchmark.techniques.1"]
+        post(
+            client, RUNS, {"spec": {**SPEC, "benchmark": {"techniques": ["zeros", "fused_kernel"]}}}
+        ),
+        422,
+        "spec-invalid",
+    )
+    assert [each["field"] for each in refused["errors"]] == [
+        "benchmark.techniques.0",
+        "benchmark.techniques.1",
+    ]
     assert [each["try"] for each in refused["errors"]] == ["zero", "fused_kernels"]
     assert not Run.objects.exists()
-    auto = post(client, RUNS, {"spec": {**SPEC, "plan": "auto", "resources": {"devices": 2}}}).json()
+    auto = post(
+        client, RUNS, {"spec": {**SPEC, "plan": "auto", "resources": {"devices": 2}}}
+    ).json()
     assert auto["plan"]["dp"] * auto["plan"]["tp"] * auto["plan"]["pp"] * auto["plan"]["cp"] == 2
 
 
@@ -100,19 +160,28 @@ def test_the_page_shows_it_and_the_calibration_takes_it(owner: User, run: Run) -
     browser = factories.client_for(owner)
     page = browser.get(f"/runs/{run.pk}/").content.decode()
     assert "recompute selective" in page and "it is full" in page and "still to be measured" in page
-    assert 'hx-trigger="every 5s"' in page and "all-reduce" in page and 'value="calibrate"' not in page
-    assert "still to be measured" not in browser.get(f"/runs/{run.pk}/?tab=summary").content.decode()
+    assert (
+        'hx-trigger="every 5s"' in page and "all-reduce" in page and 'value="calibrate"' not in page
+    )
+    assert (
+        "still to be measured" not in browser.get(f"/runs/{run.pk}/?tab=summary").content.decode()
+    )
 
     Run.objects.filter(pk=run.pk).update(state="finished", ended=timezone.now())
     assert 'value="calibrate"' in browser.get(f"/runs/{run.pk}/").content.decode()
-    done = browser.post(f"/runs/{run.pk}/act/", {"action": "calibrate"}, follow=True).content.decode()
+    done = browser.post(
+        f"/runs/{run.pk}/act/", {"action": "calibrate"}, follow=True
+    ).content.decode()
     assert "fitted to 5 measured run" in done
     [row] = Calibration.objects.all()
     group = row.document["groups"][0]
-    # 1.6 of the catalogue's 2 GB/s between CPU slots of one node, and the latency as it was measured
+    # 1.6 of the catalogue's 2 GB/s between CPU slots of one node, and the latency as it was
+    # measured
     assert group["values"]["intra_efficiency"] == pytest.approx(0.8, rel=0.1)
     assert group["values"]["intra_latency_s"] == pytest.approx(7e-5, rel=0.1)
     assert row.default and group["timed"] == 5
-    again = post(factories.api(owner), "/api/v1/calibrations", {"name": "by number", "runs": [run.pk]})
+    again = post(
+        factories.api(owner), "/api/v1/calibrations", {"name": "by number", "runs": [run.pk]}
+    )
     assert again.status_code == 201 and again.json()["rows"] == 5
     assert not RunEvent.objects.filter(run=run, type="prediction_missed").exists()

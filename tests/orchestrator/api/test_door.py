@@ -55,7 +55,9 @@ def test_tokens_open_the_door_until_they_end(owner: User) -> None:
     accounts.token_revoke(token=token, by=owner)
     assert "POST /api/v1/tokens" in problem(ask(text), 401, "token-revoked")["detail"]
     problem(Client().get(RUNS), 401, "not-authenticated")
-    problem(Client(headers={"Authorization": "Basic b3duZXI6cHc="}).get(RUNS), 401, "not-authenticated")
+    problem(
+        Client(headers={"Authorization": "Basic b3duZXI6cHc="}).get(RUNS), 401, "not-authenticated"
+    )
 
 
 @pytest.mark.django_db
@@ -88,7 +90,13 @@ def test_scopes_and_roles_bound_what_a_caller_does(owner: User, stranger: User) 
 @pytest.mark.django_db
 def test_what_is_not_there_and_what_is_not_understood(owner: User, settings: Any) -> None:
     client = factories.api(owner)
-    for path in ("/api/", "/api/v1/", "/api/v1/nothing", "/api/v1/runs/abc", "/api/v1/runs/1/nothing"):
+    for path in (
+        "/api/",
+        "/api/v1/",
+        "/api/v1/nothing",
+        "/api/v1/runs/abc",
+        "/api/v1/runs/1/nothing",
+    ):
         problem(client.get(path), 404, "not-found")
     for id in (7, 10**30):
         problem(client.get(f"{RUNS}/{id}"), 404, "not-found")
@@ -104,7 +112,11 @@ def test_what_is_not_there_and_what_is_not_understood(owner: User, settings: Any
     told = problem(client.get(f"{RUNS}?cursor=bm9uc2Vuc2U"), 422, "invalid")
     assert told["errors"][0]["field"] == "cursor"
     settings.DATA_UPLOAD_MAX_MEMORY_SIZE = 1000
-    problem(client.post(RUNS, b'"' + b"x" * 1001 + b'"', content_type="application/json"), 413, "body-too-large")
+    problem(
+        client.post(RUNS, b'"' + b"x" * 1001 + b'"', content_type="application/json"),
+        413,
+        "body-too-large",
+    )
     assert not Run.objects.exists()
 
 
@@ -124,7 +136,12 @@ def test_a_fault_of_ours_has_a_number_and_shows_no_inside(
 
 @pytest.mark.django_db
 def test_too_many_requests_wait_for_the_next_minute(
-    owner: User, teammate: User, settings: Any, live_redis: str, clock: FakeClock, monkeypatch: pytest.MonkeyPatch
+    owner: User,
+    teammate: User,
+    settings: Any,
+    live_redis: str,
+    clock: FakeClock,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(throttle, "_redis_away_until", 0.0)
     settings.ENV = replace(settings.ENV, rate_per_minute=3)
@@ -135,7 +152,9 @@ def test_too_many_requests_wait_for_the_next_minute(
     assert answer["Retry-After"] == "60"
     assert other.get(RUNS).status_code == 200, "each token has a share of its own"
     # guessing tokens spends the address's share
-    guesses = [Client(headers={"Authorization": f"Bearer orr_{n}"}).get(RUNS).status_code for n in range(4)]
+    guesses = [
+        Client(headers={"Authorization": f"Bearer orr_{n}"}).get(RUNS).status_code for n in range(4)
+    ]
     assert guesses == [401, 401, 401, 429]
     clock.advance(60)
     assert client.get(RUNS).status_code == 200
@@ -173,11 +192,27 @@ def test_the_openapi_document_is_whole(client: Client) -> None:
         assert operation["security"], (method, path)
         named = {item["name"] for item in operation["parameters"] if item["in"] == "path"}
         assert named == set(re.findall(r"{(\w+)}", path)), (method, path)
-        good = [answer for status, answer in operation["responses"].items() if status.startswith("2")]
-        assert len(good) == 1 and ("content" in good[0] or "204" in operation["responses"]), (method, path)
+        good = [
+            answer for status, answer in operation["responses"].items() if status.startswith("2")
+        ]
+        assert len(good) == 1 and ("content" in good[0] or "204" in operation["responses"]), (
+            method,
+            path,
+        )
     assert schemas["Submission"]["properties"]["spec"]["$ref"] == "#/components/schemas/RunSpec"
     told = set(document["paths"])
-    for path in ("runs", "runs/{id}/series", "nodes", "devices", "pools", "queue", "events", "me", "tokens", "audit"):
+    for path in (
+        "runs",
+        "runs/{id}/series",
+        "nodes",
+        "devices",
+        "pools",
+        "queue",
+        "events",
+        "me",
+        "tokens",
+        "audit",
+    ):
         assert f"/api/v1/{path}" in told
 
 

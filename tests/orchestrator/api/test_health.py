@@ -16,9 +16,14 @@ from tests import factories
 
 def facts(**changes: Any) -> dict[str, Any]:
     return {
-        "ok": True, "troubles": [], "scheduler": {"age_s": 1.2, "holder": "h"}, "redis": {"ok": True},
-        "ingest": {"lag_s": 0.25}, "nodes": {"up": 1, "silent": 0, "lost": 0}, "queue": {"waiting": 1},
-    } | changes  # fmt: skip
+        "ok": True,
+        "troubles": [],
+        "scheduler": {"age_s": 1.2, "holder": "h"},
+        "redis": {"ok": True},
+        "ingest": {"lag_s": 0.25},
+        "nodes": {"up": 1, "silent": 0, "lost": 0},
+        "queue": {"waiting": 1},
+    } | changes
 
 
 @pytest.mark.django_db
@@ -48,7 +53,9 @@ def test_health_is_a_page_for_browsers(client: Client, monkeypatch: pytest.Monke
 
 
 @pytest.mark.django_db
-def test_metrics_are_openmetrics(client: Client, owner: User, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_metrics_are_openmetrics(
+    client: Client, owner: User, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(selectors, "health", facts)
     factories.run(owner)
     factories.running(factories.run(owner), factories.node(devices=3))
@@ -57,7 +64,10 @@ def test_metrics_are_openmetrics(client: Client, owner: User, monkeypatch: pytes
     *lines, last, nothing = answer.content.decode().split("\n")
     assert (last, nothing) == ("# EOF", "")
     sample = re.compile(r'[a-z_]+(\{[a-z]+="[a-z]+"\})? -?\d+\.\d+')
-    assert all(line.startswith(("# TYPE ", "# UNIT ", "# HELP ")) or sample.fullmatch(line) for line in lines), lines
+    assert all(
+        line.startswith(("# TYPE ", "# UNIT ", "# HELP ")) or sample.fullmatch(line)
+        for line in lines
+    ), lines
     for line in (
         "orrery_healthy 1.0",
         "orrery_scheduler_age_seconds 1.2",

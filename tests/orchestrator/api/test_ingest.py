@@ -19,12 +19,20 @@ from tests.orchestrator.api.test_door import problem
 def send(client: Client, path: str, body: Any, *, packed: bool = False) -> Any:
     raw = body if isinstance(body, bytes) else json.dumps(body).encode()
     if packed:
-        return client.post(path, gzip.compress(raw), "application/json", headers={"Content-Encoding": "gzip"})
+        return client.post(
+            path, gzip.compress(raw), "application/json", headers={"Content-Encoding": "gzip"}
+        )
     return client.post(path, raw, content_type="application/json")
 
 
 def point(seq: int, **more: Any) -> dict[str, Any]:
-    return {"seq": seq, "step": seq, "tokens": 64 * seq, "time": 1790000000.0 + seq, "values": {"loss": 5 / seq}} | more
+    return {
+        "seq": seq,
+        "step": seq,
+        "tokens": 64 * seq,
+        "time": 1790000000.0 + seq,
+        "values": {"loss": 5 / seq},
+    } | more
 
 
 @pytest.fixture
@@ -50,9 +58,16 @@ def test_points_come_in_once(owner: User, run: Run, packed: bool) -> None:
 def test_a_bad_point_is_told_and_the_others_stay(owner: User, run: Run) -> None:
     client, path = factories.api(owner), f"/api/v1/runs/{run.pk}"
     bad = {
-        1: point(2, step="two"), 2: {"step": 1}, 3: point(3, run="another"), 4: point(4, attempt=7), 5: point(2**70),
-        6: point(5, colour="red"), 7: point(-1), 8: point(6, values={"loss": "low"}), 9: point(7, rank=-2),
-    }  # fmt: skip
+        1: point(2, step="two"),
+        2: {"step": 1},
+        3: point(3, run="another"),
+        4: point(4, attempt=7),
+        5: point(2**70),
+        6: point(5, colour="red"),
+        7: point(-1),
+        8: point(6, values={"loss": "low"}),
+        9: point(7, rank=-2),
+    }
     odd = [point(8, values={"loss": float("nan"), "lr": "Infinity"}), {"seq": 9, "values": {}}]
     items = [point(1), *bad.values(), *odd]
     answer = send(client, f"{path}/points", {"points": items}).json()
@@ -75,9 +90,19 @@ def test_packed_bodies_have_bounds_too(owner: User, run: Run, settings: Any) -> 
     assert len(bomb) < 20_000
     headers = {"Content-Encoding": "gzip"}
     problem(client.post(path, bomb, "application/json", headers=headers), 413, "body-too-large")
-    problem(client.post(path, b"not gzip", "application/json", headers=headers), 400, "malformed-body")
-    problem(client.post(path, gzip.compress(b"[]")[:-6], "application/json", headers=headers), 400, "malformed-body")
-    problem(client.post(path, b"[]", "application/json", headers={"Content-Encoding": "br"}), 415, "encoding-unknown")
+    problem(
+        client.post(path, b"not gzip", "application/json", headers=headers), 400, "malformed-body"
+    )
+    problem(
+        client.post(path, gzip.compress(b"[]")[:-6], "application/json", headers=headers),
+        400,
+        "malformed-body",
+    )
+    problem(
+        client.post(path, b"[]", "application/json", headers={"Content-Encoding": "br"}),
+        415,
+        "encoding-unknown",
+    )
     members = gzip.compress(b'{"points":') + gzip.compress(json.dumps([point(1)]).encode() + b"}")
     assert client.post(path, members, "application/json", headers=headers).json()["accepted"] == 1
 
@@ -86,7 +111,12 @@ def test_packed_bodies_have_bounds_too(owner: User, run: Run, settings: Any) -> 
 def test_events_and_lines_come_in_once(owner: User, run: Run) -> None:
     client, path = factories.api(owner), f"/api/v1/runs/{run.pk}"
     events = [
-        {"seq": 1, "rank": 0, "type": "checkpoint_saved", "data": {"step": 10, "note": "a\u0000b \ud83d\ude00 \udcff"}},
+        {
+            "seq": 1,
+            "rank": 0,
+            "type": "checkpoint_saved",
+            "data": {"step": 10, "note": "a\u0000b \ud83d\ude00 \udcff"},
+        },
         {"seq": 2, "type": "evaluated", "data": {"score": float("inf")}, "time": 1790000000.5},
         {"seq": 3, "type": "state_changed", "data": {"new": "finished"}},
         {"seq": 4, "data": {}},
@@ -100,18 +130,37 @@ def test_events_and_lines_come_in_once(owner: User, run: Run) -> None:
     assert told[1]["time"] == 1790000000.5 and told[0]["attempt"] == 1
 
     lines = [{"seq": seq, "rank": 0, "text": f"step {seq}"} for seq in (1, 2, 3, 5)]
-    assert send(client, f"{path}/logs", {"lines": lines}).json() == {"accepted": 4, "duplicates": 0, "rejected": []}
+    assert send(client, f"{path}/logs", {"lines": lines}).json() == {
+        "accepted": 4,
+        "duplicates": 0,
+        "rejected": [],
+    }
     assert send(client, f"{path}/logs", {"logs": lines}).json()["duplicates"] == 4
-    more = [{"seq": 4, "text": "late"}, {"seq": 6, "text": "Error: grüße"}, {"seq": 1, "rank": 1, "text": "other"}]
-    assert send(client, f"{path}/logs", lines + more).json() == {"accepted": 3, "duplicates": 4, "rejected": []}
+    more = [
+        {"seq": 4, "text": "late"},
+        {"seq": 6, "text": "Error: grüße"},
+        {"seq": 1, "rank": 1, "text": "other"},
+    ]
+    assert send(client, f"{path}/logs", lines + more).json() == {
+        "accepted": 3,
+        "duplicates": 4,
+        "rejected": [],
+    }
     page = client.get(f"{path}/logs?limit=2").json()
     rest = client.get(f"{path}/logs?cursor={page['next_cursor']}").json()
     texts = [line["text"] for line in page["items"] + rest["items"]]
-    assert sorted(texts) == sorted(["step 1", "step 2", "step 3", "step 5", "late", "Error: grüße", "other"])
+    assert sorted(texts) == sorted(
+        ["step 1", "step 2", "step 3", "step 5", "late", "Error: grüße", "other"]
+    )
     assert rest["next_cursor"] is None
     assert [line["text"] for line in client.get(f"{path}/logs?rank=1").json()["items"]] == ["other"]
-    assert [line["seq"] for line in client.get(f"{path}/logs?q=ERROR&rank=0").json()["items"]] == [6]
-    assert [line["seq"] for line in client.get(f"{path}/logs?rank=0&after=4").json()["items"]] == [5, 6]
+    assert [line["seq"] for line in client.get(f"{path}/logs?q=ERROR&rank=0").json()["items"]] == [
+        6
+    ]
+    assert [line["seq"] for line in client.get(f"{path}/logs?rank=0&after=4").json()["items"]] == [
+        5,
+        6,
+    ]
     after = rest["items"][-1]["cursor"]
     assert client.get(f"{path}/logs?after={after}").json()["items"] == []
     problem(client.get(f"{path}/logs?after=nonsense"), 422, "invalid")
@@ -121,7 +170,9 @@ def test_events_and_lines_come_in_once(owner: User, run: Run) -> None:
 def test_a_run_is_finished_by_its_own_program(owner: User, run: Run) -> None:
     client, path = factories.api(owner), f"/api/v1/runs/{run.pk}"
     ended = send(client, f"{path}/finish", {"status": "failed", "reason": "loss went up"}).json()
-    assert ended["state"] == "failed" and ended["exit"]["reason"] == "loss went up" and ended["ended"]
+    assert (
+        ended["state"] == "failed" and ended["exit"]["reason"] == "loss went up" and ended["ended"]
+    )
     assert send(client, f"{path}/finish", {"state": "failed"}).status_code == 200
     problem(send(client, f"{path}/finish", {"status": "finished"}), 409, "run-ended")
     problem(send(client, f"{path}/finish", {"status": "exploded"}), 422, "invalid")
@@ -133,7 +184,9 @@ def test_a_run_is_finished_by_its_own_program(owner: User, run: Run) -> None:
 
 
 @pytest.mark.django_db
-def test_only_ones_own_external_runs_take_points(owner: User, teammate: User, stranger: User, run: Run) -> None:
+def test_only_ones_own_external_runs_take_points(
+    owner: User, teammate: User, stranger: User, run: Run
+) -> None:
     event, line = {"seq": 1, "type": "x"}, {"seq": 1, "text": "x"}
     bodies: dict[str, Any] = {"points": [point(1)], "events": [event], "logs": [line], "finish": {}}
     ours = factories.run(owner)
@@ -141,8 +194,12 @@ def test_only_ones_own_external_runs_take_points(owner: User, teammate: User, st
     for part, body in bodies.items():
         path = f"/api/v1/runs/{run.pk}/{part}"
         problem(send(factories.api(teammate), path, body), 403, "not-yours")
-        problem(send(factories.api(owner), f"/api/v1/runs/{ours.pk}/{part}", body), 409, "not-external")
-        problem(send(factories.api(owner, scopes=["read", "runs"]), path, body), 403, "scope-missing")
+        problem(
+            send(factories.api(owner), f"/api/v1/runs/{ours.pk}/{part}", body), 409, "not-external"
+        )
+        problem(
+            send(factories.api(owner, scopes=["read", "runs"]), path, body), 403, "scope-missing"
+        )
         problem(send(factories.api(stranger), path, body), 403, "role-refused")
     assert RunEvent.objects.count() == before
     client = factories.api(owner, scopes=["ingest", "read"])

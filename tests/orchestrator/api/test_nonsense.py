@@ -1,4 +1,6 @@
-"""Every address, asked in every wrong way: a problem document each time, never a fault of the server."""
+"""Every address, asked in every wrong way: a problem document each time, never a fault of the
+server.
+"""
 
 from __future__ import annotations
 
@@ -15,15 +17,35 @@ from orchestrator.runs.models import Run
 from tests import factories
 
 ODD: list[Any] = [
-    None, True, -1, 0, 2**63, 10**40, 1.5, "", "x" * 300, "grüße \u2603", "NaN", [], [1], {},
-    {"a": {"b": [None]}}, "1,2", "2026-01-01", "00000000-0000-0000-0000-000000000000", "../../etc/passwd", "a\nb",
-]  # fmt: skip
+    None,
+    True,
+    -1,
+    0,
+    2**63,
+    10**40,
+    1.5,
+    "",
+    "x" * 300,
+    "grüße \u2603",
+    "NaN",
+    [],
+    [1],
+    {},
+    {"a": {"b": [None]}},
+    "1,2",
+    "2026-01-01",
+    "00000000-0000-0000-0000-000000000000",
+    "../../etc/passwd",
+    "a\nb",
+]
 
 
 def _bodies(schema: dict[str, Any], schemas: dict[str, Any]) -> Iterator[Any]:
     """Bodies that are wrong in one place, and some that are no object at all."""
     yield from ODD
-    named = schemas[re.sub(r".*/", "", json.dumps(schema.get("$ref") or schema["anyOf"][0]["$ref"])).strip('"')]
+    named = schemas[
+        re.sub(r".*/", "", json.dumps(schema.get("$ref") or schema["anyOf"][0]["$ref"])).strip('"')
+    ]
     for field in named["properties"]:
         for odd in ODD:
             yield {field: odd}
@@ -62,18 +84,24 @@ def test_nonsense_is_refused_in_words(admin: User, client: Client) -> None:
             for odd in ("0", "999", "-1", str(10**40), "x", "%20", "1%2f2"):
                 if "{" in path:
                     wrong = re.sub(r"{\w+}", odd, path)
-                    check(caller.generic(method.upper(), wrong, b"{}", "application/json"), f"{method} {wrong}")
+                    check(
+                        caller.generic(method.upper(), wrong, b"{}", "application/json"),
+                        f"{method} {wrong}",
+                    )
             for parameter in operation["parameters"]:
                 if parameter["in"] == "query":
                     for value in ODD:
                         query = {"name": "loss", parameter["name"]: str(value)}
-                        check(caller.get(good, query), f"{good}?{query}") if method == "get" else None
+                        check(
+                            caller.get(good, query), f"{good}?{query}"
+                        ) if method == "get" else None
             if "requestBody" in operation:
                 shape = operation["requestBody"]["content"]["application/json"]["schema"]
                 for body in _bodies(shape, document["components"]["schemas"]):
                     raw = json.dumps(body).encode()
                     check(
-                        caller.generic(method.upper(), good, raw, "application/json"), f"{method} {good} {raw[:200]!r}"
+                        caller.generic(method.upper(), good, raw, "application/json"),
+                        f"{method} {good} {raw[:200]!r}",
                     )
     assert asked > 1000
     assert Run.objects.get(pk=run.pk).kind == "external"

@@ -25,8 +25,17 @@ def test_the_fleet_is_seen_and_operators_drain_it(owner: User, operator: User) -
     rest = client.get(f"/api/v1/nodes?cursor={first['next_cursor']}").json()
     assert [node["name"] for node in first["items"] + rest["items"]] == ["n1", "n2", "n3"]
     node = first["items"][0]
-    assert (node["health"], node["pool"], node["drained"], len(node["devices"])) == ("up", "default", False, 2)
-    assert client.get(f"/api/v1/nodes/{node['id']}").json() == client.get("/api/v1/nodes/n1").json() == node
+    assert (node["health"], node["pool"], node["drained"], len(node["devices"])) == (
+        "up",
+        "default",
+        False,
+        2,
+    )
+    assert (
+        client.get(f"/api/v1/nodes/{node['id']}").json()
+        == client.get("/api/v1/nodes/n1").json()
+        == node
+    )
     devices = client.get("/api/v1/devices?node=n1").json()["items"]
     told = [(device["node"], device["index"], device["kind"]) for device in devices]
     assert told == [("n1", 0, "cpu"), ("n1", 1, "cpu")]
@@ -56,11 +65,22 @@ def test_a_join_token_is_shown_once(owner: User, operator: User) -> None:
 
 @pytest.mark.django_db
 def test_waiting_runs_say_why(owner: User, stranger: User) -> None:
-    runs = [factories.run(owner, name=name, devices=devices) for name, devices in (("small", 1), ("large", 4))]
+    runs = [
+        factories.run(owner, name=name, devices=devices)
+        for name, devices in (("small", 1), ("large", 4))
+    ]
     answer = factories.api(owner).get("/api/v1/queue").json()
     assert {entry["run"] for entry in answer["items"]} == {str(run.pk) for run in runs}
     for entry in answer["items"]:
-        assert set(entry) >= {"run", "name", "position", "reason", "may_start", "devices", "queued_at"}
+        assert set(entry) >= {
+            "run",
+            "name",
+            "position",
+            "reason",
+            "may_start",
+            "devices",
+            "queued_at",
+        }
         assert len(entry["reason"].split()) >= 3, entry
     assert [entry["position"] for entry in answer["items"]] == [1, 2]
     first = factories.api(owner).get("/api/v1/queue?limit=1").json()
@@ -82,7 +102,9 @@ def test_experiments_are_made_and_edited(owner: User, teammate: User, stranger: 
     problem(post(client, "/api/v1/experiments", {"name": ""}), 422, "invalid")
     problem(patch(mate, path, {"notes": "mine"}), 403, "forbidden")
     problem(factories.api(stranger).get(path), 404, "not-found")
-    assert patch(client, path, {"pinned": ["loss"], "notes": "# So far"}).json()["pinned"] == ["loss"]
+    assert patch(client, path, {"pinned": ["loss"], "notes": "# So far"}).json()["pinned"] == [
+        "loss"
+    ]
     assert client.get("/api/v1/experiments?q=warm").json()["items"][0]["notes"] == "# So far"
     assert Experiment.objects.count() == 1
 
@@ -94,19 +116,31 @@ def test_tokens_reach_no_further_than_their_maker(owner: User, teammate: User) -
     problem(post(client, "/api/v1/tokens", {"name": "x", "scopes": ["runs"]}), 403, "scope-missing")
     problem(post(client, "/api/v1/tokens", {"name": "x", "scopes": ["everything"]}), 422, "invalid")
     problem(post(client, "/api/v1/tokens", {"name": ""}), 422, "invalid")
-    problem(post(client, "/api/v1/tokens", {"name": "x", "expires": "2001-01-01T00:00:00"}), 422, "invalid")
+    problem(
+        post(client, "/api/v1/tokens", {"name": "x", "expires": "2001-01-01T00:00:00"}),
+        422,
+        "invalid",
+    )
     assert ApiToken.objects.count() == before
     made = post(client, "/api/v1/tokens", {"name": "x", "expires": "2999-01-01T00:00:00Z"})
     assert made.status_code == 201, made.content
     token = made.json()
-    assert sorted(token["scopes"]) == ["ingest", "read"] and token["expires"] == "2999-01-01T00:00:00Z"
+    assert (
+        sorted(token["scopes"]) == ["ingest", "read"] and token["expires"] == "2999-01-01T00:00:00Z"
+    )
     new = Client(headers={"Authorization": f"Bearer {token['token']}"})
     me = new.get("/api/v1/me").json()
     assert (me["username"], me["role"], me["scopes"], me["teams"], me["token"]) == (
-        "owner", "submitter", ["ingest", "read"], ["lab"], "x",
-    )  # fmt: skip
+        "owner",
+        "submitter",
+        ["ingest", "read"],
+        ["lab"],
+        "x",
+    )
     listed = client.get("/api/v1/tokens").json()["items"]
-    assert listed[0]["name"] == "x" and "token" not in listed[0] and token["token"] not in str(listed)
+    assert (
+        listed[0]["name"] == "x" and "token" not in listed[0] and token["token"] not in str(listed)
+    )
     problem(factories.api(teammate).delete(f"/api/v1/tokens/{token['id']}"), 404, "not-found")
     assert new.get("/api/v1/me").status_code == 200
     assert client.delete(f"/api/v1/tokens/{token['id']}").status_code == 204
@@ -119,7 +153,11 @@ def test_the_audit_log_is_for_administrators(owner: User, admin: User) -> None:
     problem(factories.api(owner).get("/api/v1/audit"), 403, "role-refused")
     client = factories.api(admin)
     [entry] = client.get(f"/api/v1/audit?action=run.submit&target=run:{run.pk}").json()["items"]
-    assert (entry["actor"], entry["action"], entry["target"]) == ("owner", "run.submit", f"run:{run.pk}")
+    assert (entry["actor"], entry["action"], entry["target"]) == (
+        "owner",
+        "run.submit",
+        f"run:{run.pk}",
+    )
     pages: list[Any] = []
     cursor = ""
     while cursor is not None:

@@ -19,9 +19,12 @@ from tests.orchestrator.planner.test_services import MEASURED
 pytestmark = pytest.mark.django_db
 PLANS, CALIBRATIONS = "/api/v1/plans", "/api/v1/calibrations"
 SEARCH: dict[str, Any] = {
-    "model": "llama2-7b", "cluster": {"device": "a100-80g", "devices_per_node": 8},
-    "workload": {"seq_len": 2048, "global_batch_size": 64}, "fix": {"pp": 1, "cp": 1}, "top": 2,
-}  # fmt: skip
+    "model": "llama2-7b",
+    "cluster": {"device": "a100-80g", "devices_per_node": 8},
+    "workload": {"seq_len": 2048, "global_batch_size": 64},
+    "fix": {"pp": 1, "cp": 1},
+    "top": 2,
+}
 
 
 def test_whoever_may_look_may_plan(stranger: User) -> None:
@@ -29,10 +32,20 @@ def test_whoever_may_look_may_plan(stranger: User) -> None:
     one = post(client, f"{PLANS}/estimate", {**LINE, "source": "a talk", "_x": 1}).json()
     assert one["id"] == "q1" and one["ok"] and one["step_time_s"] > 0 and one["calibration"] is None
     illegal = post(client, f"{PLANS}/estimate", {**LINE, "plan": {"dp": 3}})
-    assert illegal.status_code == 200 and illegal.json()["ok"] is False and illegal.json()["problems"][0]["try"]
-    many = post(client, f"{PLANS}/estimate", {"requests": [LINE, {"id": 2, "model": "x"}, 3]}).json()["answers"]
-    assert [each["ok"] for each in many] == [True, False, False] and many[0]["memory"] == one["memory"]
-    whole = post(client, f"{PLANS}/estimate", {**LINE, "explain": True}, **{"Accept-Encoding": "gzip"})
+    assert (
+        illegal.status_code == 200
+        and illegal.json()["ok"] is False
+        and illegal.json()["problems"][0]["try"]
+    )
+    many = post(
+        client, f"{PLANS}/estimate", {"requests": [LINE, {"id": 2, "model": "x"}, 3]}
+    ).json()["answers"]
+    assert [each["ok"] for each in many] == [True, False, False] and many[0]["memory"] == one[
+        "memory"
+    ]
+    whole = post(
+        client, f"{PLANS}/estimate", {**LINE, "explain": True}, **{"Accept-Encoding": "gzip"}
+    )
     assert whole["Content-Encoding"] == "gzip" and len(whole.content) < 300_000
     tree = json.loads(gzip.decompress(whole.content))["mfu"]
     assert tree["value"] == pytest.approx(one["mfu"]) and tree["inputs"]
@@ -43,12 +56,20 @@ def test_whoever_may_look_may_plan(stranger: User) -> None:
     assert found["fit"] and found["plans"][0]["plan"]["pp"] == 1 and found["pareto"]
     served = {"model": "llama2-7b", "cluster": SEARCH["cluster"], "prompt_len": 128}
     assert post(client, f"{PLANS}/serving", served).json()["tpot_s"] > 0
-    line = {**LINE, "plan": found["plans"][0]["plan"], "engine": "megatron", "model": "llama2-7b",
-            "cluster": SEARCH["cluster"], "workload": {"seq_len": 2048}}  # fmt: skip
+    line = {
+        **LINE,
+        "plan": found["plans"][0]["plan"],
+        "engine": "megatron",
+        "model": "llama2-7b",
+        "cluster": SEARCH["cluster"],
+        "workload": {"seq_len": 2048},
+    }
     assert "--micro-batch-size" in post(client, f"{PLANS}/export", line).json()["text"]
 
     problem(post(client, PLANS, {"name": "x", "line": LINE}), 403, "role-refused")
-    problem(post(client, CALIBRATIONS, {"name": "x", "measurements": MEASURED}), 403, "role-refused")
+    problem(
+        post(client, CALIBRATIONS, {"name": "x", "measurements": MEASURED}), 403, "role-refused"
+    )
 
 
 @pytest.mark.parametrize(
@@ -69,7 +90,9 @@ def test_whoever_may_look_may_plan(stranger: User) -> None:
         ("export", {**LINE, "engine": "jax"}, "engine"),
     ],
 )
-def test_bad_questions_are_problems(owner: User, path: str, body: dict[str, Any], field: str) -> None:
+def test_bad_questions_are_problems(
+    owner: User, path: str, body: dict[str, Any], field: str
+) -> None:
     told = problem(post(factories.api(owner), f"{PLANS}/{path}", body), 422, "invalid")
     assert field in [item["field"] for item in told["errors"]]
 
@@ -87,14 +110,25 @@ def test_a_calibration_is_a_thing_like_others(owner: User, teammate: User) -> No
     [listed] = client.get(CALIBRATIONS).json()["items"]
     assert listed["name"] == "March" and listed["document"] is None
     assert post(client, f"{PLANS}/estimate", LINE).json()["calibration"] == "March"
-    assert post(client, f"{PLANS}/estimate", {**LINE, "calibration": "none"}).json()["calibration"] is None
+    assert (
+        post(client, f"{PLANS}/estimate", {**LINE, "calibration": "none"}).json()["calibration"]
+        is None
+    )
     problem(post(client, f"{PLANS}/estimate", {**LINE, "calibration": 99}), 404, "not-found")
 
     problem(patch(factories.api(teammate), path, {"default": False}), 403, "forbidden")
     changed = patch(client, path, {"default": False})
     assert changed.json()["default"] is False
-    problem(client.patch(path, {"default": True}, content_type="application/json",
-                         headers={"If-Match": one["ETag"]}), 412, "edited-meanwhile")  # fmt: skip
+    problem(
+        client.patch(
+            path,
+            {"default": True},
+            content_type="application/json",
+            headers={"If-Match": one["ETag"]},
+        ),
+        412,
+        "edited-meanwhile",
+    )
     problem(post(client, CALIBRATIONS, {"name": "x", "runs": ["first"]}), 422, "invalid")
     run = factories.run(owner)
     told = problem(post(client, CALIBRATIONS, {"name": "x", "runs": [run.pk]}), 422, "invalid")
@@ -107,11 +141,20 @@ def test_own_devices_and_saved_plans(owner: User, teammate: User, stranger: User
     client, mate, other = (factories.api(each) for each in (owner, teammate, stranger))
     made = post(client, "/api/v1/device-types", {**H100, "name": "lab-gpu"})
     assert made.status_code == 201, made.content
-    assert [each["name"] for each in mate.get("/api/v1/device-types").json()["items"]] == ["lab-gpu"]
-    served = {"model": "llama2-7b", "cluster": {"device": "lab-gpu", "devices_per_node": 2}, "prompt_len": 128}
+    assert [each["name"] for each in mate.get("/api/v1/device-types").json()["items"]] == [
+        "lab-gpu"
+    ]
+    served = {
+        "model": "llama2-7b",
+        "cluster": {"device": "lab-gpu", "devices_per_node": 2},
+        "prompt_len": 128,
+    }
     same = {**served, "cluster": {**served["cluster"], "device": H100["name"]}}
     own, catalogue = (post(client, f"{PLANS}/serving", each).json() for each in (served, same))
-    assert own["memory"]["capacity_bytes"] == H100["memory_bytes"] and own["devices"] == catalogue["devices"]
+    assert (
+        own["memory"]["capacity_bytes"] == H100["memory_bytes"]
+        and own["devices"] == catalogue["devices"]
+    )
     assert own["tpot_s"] > 0
     problem(other.get(made["Location"]), 404, "not-found")
     line = {**LINE, "cluster": {"device": "lab-gpu", "devices_per_node": 8}}

@@ -1,4 +1,6 @@
-"""Submitting, listing, reading, editing and acting on runs, as a program does it; each refusal beside its success."""
+"""Submitting, listing, reading, editing and acting on runs, as a program does it; each refusal
+beside its success.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,12 @@ RUNS = "/api/v1/runs"
 
 
 def post(client: Client, path: str, body: Any = None, **headers: str) -> Any:
-    return client.post(path, json.dumps({} if body is None else body), content_type="application/json", headers=headers)
+    return client.post(
+        path,
+        json.dumps({} if body is None else body),
+        content_type="application/json",
+        headers=headers,
+    )
 
 
 def patch(client: Client, path: str, body: Any, **headers: str) -> Any:
@@ -29,20 +36,45 @@ def patch(client: Client, path: str, body: Any, **headers: str) -> Any:
 @pytest.mark.django_db
 def test_the_least_submission_is_a_run(owner: User) -> None:
     client = factories.api(owner)
-    made = post(client, RUNS, {"name": "first", "spec": {"kind": "train", "train": {"steps": 200, "seq_len": 128}}})
+    made = post(
+        client,
+        RUNS,
+        {"name": "first", "spec": {"kind": "train", "train": {"steps": 200, "seq_len": 128}}},
+    )
     assert made.status_code == 201, made.content
     run = made.json()
     assert made["Location"] == f"{RUNS}/{run['id']}"
     assert set(run) >= {
-        "id", "name", "kind", "state", "spec", "plan", "attempt", "owner", "experiment", "created", "started", "ended",
-        "prediction", "exit",
-    }  # fmt: skip
+        "id",
+        "name",
+        "kind",
+        "state",
+        "spec",
+        "plan",
+        "attempt",
+        "owner",
+        "experiment",
+        "created",
+        "started",
+        "ended",
+        "prediction",
+        "exit",
+    }
     assert isinstance(run["id"], str) and run["created"].endswith("Z")
-    told = {name: run[name] for name in ("name", "kind", "state", "attempt", "owner", "experiment", "started", "exit")}
+    told = {
+        name: run[name]
+        for name in ("name", "kind", "state", "attempt", "owner", "experiment", "started", "exit")
+    }
     assert told == {
-        "name": "first", "kind": "train", "state": "queued", "attempt": 0, "owner": "owner", "experiment": None,
-        "started": None, "exit": None,
-    }  # fmt: skip
+        "name": "first",
+        "kind": "train",
+        "state": "queued",
+        "attempt": 0,
+        "owner": "owner",
+        "experiment": None,
+        "started": None,
+        "exit": None,
+    }
     assert run["plan"]["dp"] == 1
     assert client.get(made["Location"]).json() == run
     assert client.get(RUNS).json() == {"items": [run], "next_cursor": None}
@@ -51,14 +83,25 @@ def test_the_least_submission_is_a_run(owner: User) -> None:
 @pytest.mark.django_db
 def test_what_may_be_left_out_and_put_in(owner: User) -> None:
     client = factories.api(owner)
-    made = post(client, RUNS, {"spec": factories.spec(model="llama-15m"), "experiment": "Does it learn?"}).json()
+    made = post(
+        client, RUNS, {"spec": factories.spec(model="llama-15m"), "experiment": "Does it learn?"}
+    ).json()
     assert (made["name"], made["experiment"]) == ("train llama-15m", "Does it learn?")
     [experiment] = client.get("/api/v1/experiments").json()["items"]
-    again = post(client, RUNS, {"spec": factories.spec(), "experiment": int(experiment["id"]), "name": "two"}).json()
+    again = post(
+        client, RUNS, {"spec": factories.spec(), "experiment": int(experiment["id"]), "name": "two"}
+    ).json()
     assert again["experiment"] == "Does it learn?"
     problem(post(client, RUNS, {"spec": factories.spec(), "experiment": 999}), 404, "not-found")
-    outside = post(client, RUNS, {"spec": {"kind": "external", "model": "llama3-8b", "tags": ["titan"]}}).json()
-    assert (outside["state"], outside["attempt"], outside["plan"], outside["tags"]) == ("running", 1, None, ["titan"])
+    outside = post(
+        client, RUNS, {"spec": {"kind": "external", "model": "llama3-8b", "tags": ["titan"]}}
+    ).json()
+    assert (outside["state"], outside["attempt"], outside["plan"], outside["tags"]) == (
+        "running",
+        1,
+        None,
+        ["titan"],
+    )
 
 
 _GOOD = factories.spec(devices=2)
@@ -71,7 +114,10 @@ _WRONG: dict[str, tuple[dict[str, Any], str]] = {
     "number": ({"train": {"steps": "many", "seq_len": 64}}, "train.steps"),
     "preset": ({"model": "lama-tiny"}, "model"),
     "world size": ({"resources": {"devices": 4}}, "resources.devices"),
-    "batch": ({"plan": {"dp": 2, "micro_batch_size": 2, "global_batch_size": 7}}, "plan.global_batch_size"),
+    "batch": (
+        {"plan": {"dp": 2, "micro_batch_size": 2, "global_batch_size": 7}},
+        "plan.global_batch_size",
+    ),
     "outside": ({"data": {"path": "/etc/passwd", "format": "text"}}, "data.path"),
     "climbing": ({"data": {"path": "../../etc/passwd", "format": "text"}}, "data.path"),
     "not there": ({"data": {"path": "nothing.txt", "format": "text"}}, "data.path"),
@@ -81,16 +127,24 @@ _WRONG: dict[str, tuple[dict[str, Any], str]] = {
 
 @pytest.mark.django_db
 @pytest.mark.parametrize("wrong", _WRONG)
-def test_a_wrong_spec_is_told_by_field_and_makes_nothing(owner: User, data_root: Path, wrong: str) -> None:
+def test_a_wrong_spec_is_told_by_field_and_makes_nothing(
+    owner: User, data_root: Path, wrong: str
+) -> None:
     (data_root / "latin1.txt").write_bytes("Grüße aus dem Süden".encode("latin-1"))
     (data_root / "good.txt").write_text("Grüße aus dem Süden " * 100)
     client = factories.api(owner)
     changes, field = _WRONG[wrong]
     audit = AuditEntry.objects.count()
-    refused = problem(post(client, RUNS, {"name": "it", "spec": _GOOD | changes}), 422, "spec-invalid")
+    refused = problem(
+        post(client, RUNS, {"name": "it", "spec": _GOOD | changes}), 422, "spec-invalid"
+    )
     [told] = [item for item in refused["errors"] if item["field"] == field]
     assert told["says"]
-    assert (Run.objects.count(), RunEvent.objects.count(), AuditEntry.objects.count()) == (0, 0, audit)
+    assert (Run.objects.count(), RunEvent.objects.count(), AuditEntry.objects.count()) == (
+        0,
+        0,
+        audit,
+    )
     good = _GOOD | {"data": {"path": "good.txt", "format": "text"}}
     assert post(client, RUNS, {"name": "it", "spec": good}).status_code == 201
 
@@ -119,7 +173,16 @@ def test_others_runs_are_not_there_and_a_teammates_not_mine_to_touch(
     path = f"{RUNS}/{run.pk}"
     away = factories.api(stranger)
     assert away.get(RUNS).json()["items"] == []
-    reading = ["", "/attempts", "/events", "/checkpoints", "/artifacts", "/logs", "/series?name=loss", "/series"]
+    reading = [
+        "",
+        "/attempts",
+        "/events",
+        "/checkpoints",
+        "/artifacts",
+        "/logs",
+        "/series?name=loss",
+        "/series",
+    ]
     for part in reading:
         problem(away.get(path + part), 404, "not-found")
     mate = factories.api(teammate)
@@ -177,10 +240,17 @@ def test_a_repeated_submission_is_one_run(owner: User, teammate: User) -> None:
     assert Run.objects.count() == 1
     # the key is the caller's own, and a refused request leaves it free
     assert post(factories.api(teammate), RUNS, body, **key).json()["id"] != first.json()["id"]
-    problem(post(client, RUNS, {"spec": {"kind": "train"}}, **{"Idempotency-Key": "8"}), 422, "spec-invalid")
+    problem(
+        post(client, RUNS, {"spec": {"kind": "train"}}, **{"Idempotency-Key": "8"}),
+        422,
+        "spec-invalid",
+    )
     assert post(client, RUNS, body, **{"Idempotency-Key": "8"}).status_code == 201
     assert Run.objects.count() == 3
-    copied = [post(client, f"{RUNS}/{first.json()['id']}/clone", **{"Idempotency-Key": "9"}).json() for _ in range(2)]
+    copied = [
+        post(client, f"{RUNS}/{first.json()['id']}/clone", **{"Idempotency-Key": "9"}).json()
+        for _ in range(2)
+    ]
     assert copied[0] == copied[1] and Run.objects.count() == 4
 
 
@@ -190,19 +260,35 @@ def test_edits_that_cross_are_refused(owner: User) -> None:
     client, path = factories.api(owner), f"{RUNS}/{run.pk}"
     read = client.get(path)
     assert client.get(path, headers={"If-None-Match": read["ETag"]}).status_code == 304
-    changed = patch(client, path, {"priority": 5, "tags": ["a", "b"], "notes": "why"}, **{"If-Match": read["ETag"]})
+    changed = patch(
+        client,
+        path,
+        {"priority": 5, "tags": ["a", "b"], "notes": "why"},
+        **{"If-Match": read["ETag"]},
+    )
     assert changed.status_code == 200, changed.content
     assert {name: changed.json()[name] for name in ("priority", "tags", "notes")} == {
-        "priority": 5, "tags": ["a", "b"], "notes": "why",
-    }  # fmt: skip
+        "priority": 5,
+        "tags": ["a", "b"],
+        "notes": "why",
+    }
     assert changed["ETag"] != read["ETag"]
-    problem(patch(client, path, {"notes": "lost"}, **{"If-Match": read["ETag"]}), 412, "edited-meanwhile")
+    problem(
+        patch(client, path, {"notes": "lost"}, **{"If-Match": read["ETag"]}),
+        412,
+        "edited-meanwhile",
+    )
     problem(patch(client, path, {"notes": "lost"}, **{"If-Match": "nonsense"}), 422, "invalid")
     problem(patch(client, path, {"state": "finished"}), 422, "invalid")
     problem(patch(client, path, {"priority": 10**7}), 422, "invalid")
     assert client.get(path).json()["notes"] == "why"
     assert client.get(path, headers={"If-None-Match": read["ETag"]}).status_code == 200
-    assert patch(client, path, {"notes": "mine"}, **{"If-Match": f"W/{changed['ETag']}"}).json()["notes"] == "mine"
+    assert (
+        patch(client, path, {"notes": "mine"}, **{"If-Match": f"W/{changed['ETag']}"}).json()[
+            "notes"
+        ]
+        == "mine"
+    )
     assert patch(client, path, {"notes": "without"}).json()["tags"] == ["a", "b"]
 
 
@@ -223,7 +309,9 @@ def test_actions_move_the_run_or_say_why_not(owner: User) -> None:
     assert post(client, f"{path}/cancel").json()["state"] == "stopping"
     assert post(client, f"{path}/cancel").json()["state"] == "stopping"
     services.attempt_exited(
-        attempt=run.attempts.get(), exit_class="cancelled", exit={"class": "cancelled", "reason": "asked"}
+        attempt=run.attempts.get(),
+        exit_class="cancelled",
+        exit={"class": "cancelled", "reason": "asked"},
     )
     ended = client.get(path).json()
     assert ended["state"] == "cancelled" and ended["exit"]["class"] == "cancelled"
@@ -248,11 +336,15 @@ def test_actions_move_the_run_or_say_why_not(owner: User) -> None:
 def test_history_tells_attempts_events_and_files(owner: User, settings: Any) -> None:
     run = factories.run(owner)
     factories.running(run, factories.node())
-    services.checkpoint_record(run=run, attempt=1, step=10, path="runs/x/checkpoints/step-10", bytes=5)
+    services.checkpoint_record(
+        run=run, attempt=1, step=10, path="runs/x/checkpoints/step-10", bytes=5
+    )
     file = settings.ENV.media_runs / str(run.pk) / "answers.jsonl"
     file.parent.mkdir(parents=True)
     file.write_bytes(b"[1]\n" * 100_000)
-    services.artifact_record(run=run, name="answers.jsonl", path=f"runs/{run.pk}/answers.jsonl", bytes=400_000)
+    services.artifact_record(
+        run=run, name="answers.jsonl", path=f"runs/{run.pk}/answers.jsonl", bytes=400_000
+    )
     services.artifact_record(run=run, name="elsewhere", path="../../etc/passwd", bytes=1)
     client, path = factories.api(owner), f"{RUNS}/{run.pk}"
     [attempt] = client.get(f"{path}/attempts").json()["items"]
@@ -263,7 +355,9 @@ def test_history_tells_attempts_events_and_files(owner: User, settings: Any) -> 
     rest = client.get(f"{path}/events?cursor={first['next_cursor']}").json()
     assert first["items"] + rest["items"] == events
     moves = client.get(f"{path}/events?type=state_changed").json()["items"]
-    assert {event["type"] for event in moves} == {"state_changed"} and moves[-1]["data"]["new"] == "running"
+    assert {event["type"] for event in moves} == {"state_changed"} and moves[-1]["data"][
+        "new"
+    ] == "running"
     newest = client.get(f"/api/v1/events?run={run.pk}&limit=200").json()["items"]
     assert sorted(newest, key=lambda event: event["seq"]) == events
     [checkpoint] = client.get(f"{path}/checkpoints").json()["items"]
@@ -277,7 +371,9 @@ def test_history_tells_attempts_events_and_files(owner: User, settings: Any) -> 
 
 
 @pytest.mark.django_db
-def test_a_call_costs_a_dozen_queries_at_most(owner: User, django_assert_max_num_queries: Any) -> None:
+def test_a_call_costs_a_dozen_queries_at_most(
+    owner: User, django_assert_max_num_queries: Any
+) -> None:
     run, client = factories.run(owner, tags=["a"]), factories.api(owner)
     for number in range(20):
         factories.run(owner, name=f"many {number}", tags=["x", "y"])
@@ -287,7 +383,10 @@ def test_a_call_costs_a_dozen_queries_at_most(owner: User, django_assert_max_num
         f"{RUNS}?tag=x&q=many&state=queued&owner=me",
         f"{RUNS}/{run.pk}/series?name=loss",
     ]
-    paths += [f"/api/v1/{noun}" for noun in ("events", "queue", "nodes", "devices", "experiments", "tokens", "me")]
+    paths += [
+        f"/api/v1/{noun}"
+        for noun in ("events", "queue", "nodes", "devices", "experiments", "tokens", "me")
+    ]
     for name in ("a", "b", "c"):
         factories.node(name)
     for path in paths:

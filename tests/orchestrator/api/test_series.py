@@ -24,14 +24,22 @@ SPIKE = 1234
 @pytest.fixture
 def run(owner: User) -> Run:
     """An external run with 3000 steps of a falling loss that has one spike and one NaN."""
-    made = factories.runs.run_submit(owner=owner, name="watched", spec={"kind": "external", "model": "llama-tiny"})
+    made = factories.runs.run_submit(
+        owner=owner, name="watched", spec={"kind": "external", "model": "llama-tiny"}
+    )
     loss = [5 * math.exp(-step / 1000) for step in range(1, STEPS + 1)]
     loss[SPIKE - 1], loss[2000 - 1] = 99.0, math.nan
     steps = list(range(1, STEPS + 1))
     batch = PointBatch(
-        run=str(made.pk), attempt=1, rank=0, seq=steps, step=steps, tokens=[2048 * step for step in steps],
-        time=[1790000000.0 + step for step in steps], values={"loss": loss},
-    )  # fmt: skip
+        run=str(made.pk),
+        attempt=1,
+        rank=0,
+        seq=steps,
+        step=steps,
+        tokens=[2048 * step for step in steps],
+        time=[1790000000.0 + step for step in steps],
+        values={"loss": loss},
+    )
     telemetry.points_store(run=made, attempt=1, batches=[batch])
     return made
 
@@ -40,7 +48,18 @@ def run(owner: User) -> Run:
 def test_a_chart_keeps_its_spikes(owner: User, run: Run) -> None:
     client, path = factories.api(owner), f"/api/v1/runs/{run.pk}/series"
     answer = client.get(f"{path}?name=loss&points=200").json()
-    assert set(answer) >= {"name", "unit", "rank", "axis", "x", "y", "low", "high", "total_points", "last_seq"}
+    assert set(answer) >= {
+        "name",
+        "unit",
+        "rank",
+        "axis",
+        "x",
+        "y",
+        "low",
+        "high",
+        "total_points",
+        "last_seq",
+    }
     assert (answer["name"], answer["unit"], answer["axis"]) == ("loss", "nats/token", "step")
     assert (answer["total_points"], answer["last_seq"]) == (STEPS, STEPS)
     assert len(answer["x"]) == len(answer["y"]) == len(answer["low"]) == len(answer["high"]) <= 200
@@ -63,7 +82,11 @@ def test_exports_hold_every_point(owner: User, run: Run) -> None:
     assert raw["Content-Type"].startswith("application/json")
     answer = json.loads(raw.getvalue())
     assert answer["x"] == list(range(1, STEPS + 1))
-    assert (answer["y"][SPIKE - 1], answer["y"][1999], answer["total_points"]) == (99.0, "NaN", STEPS)
+    assert (answer["y"][SPIKE - 1], answer["y"][1999], answer["total_points"]) == (
+        99.0,
+        "NaN",
+        STEPS,
+    )
     assert json.loads(client.get(f"{path}?name=nothing&raw=1").getvalue())["x"] == []
     drawn = client.get(f"{path}?name=loss&x=flops&points=5000").json()["x"]
     assert json.loads(client.get(f"{path}?name=loss&x=flops&raw=1").getvalue())["x"] == drawn
@@ -71,16 +94,31 @@ def test_exports_hold_every_point(owner: User, run: Run) -> None:
 
     def rows(response: Any) -> list[list[str]]:
         assert response["Content-Type"].startswith("text/csv")
-        return list(csv.reader(io.StringIO(response.getvalue().decode() if response.streaming else response.text)))
+        return list(
+            csv.reader(
+                io.StringIO(response.getvalue().decode() if response.streaming else response.text)
+            )
+        )
 
     accept = {"Accept": "text/csv"}
     head, *points = rows(client.get(f"{path}?name=loss&raw=1&rank=0", headers=accept))
     assert head == ["attempt", "rank", "seq", "step", "tokens", "time", "value"]
     assert len(points) == STEPS
-    assert points[SPIKE - 1] == ["1", "0", "1234", "1234", str(2048 * SPIKE), "1790001234.0", "99.0"]
+    assert points[SPIKE - 1] == [
+        "1",
+        "0",
+        "1234",
+        "1234",
+        str(2048 * SPIKE),
+        "1790001234.0",
+        "99.0",
+    ]
     head, *points = rows(client.get(f"{path}?name=loss&points=100", headers=accept))
     assert head == ["step", "loss", "low", "high"] and len(points) <= 100
-    assert rows(client.get(path, headers=accept)) == [["name", "unit", "points"], ["loss", "nats/token", "3000"]]
+    assert rows(client.get(path, headers=accept)) == [
+        ["name", "unit", "points"],
+        ["loss", "nats/token", "3000"],
+    ]
 
 
 @pytest.mark.django_db

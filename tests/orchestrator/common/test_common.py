@@ -16,7 +16,13 @@ from workers.contracts import Problem, wire
 
 def test_a_refusal_is_a_problem_document() -> None:
     wrong = Problem(field="plan.tp", says="6 heads do not divide by tp 4", try_="tp 3")
-    refusal = Refusal("spec-invalid", "Not as it is", 422, "Two things.", [wrong, {"field": "name", "says": "empty"}])
+    refusal = Refusal(
+        "spec-invalid",
+        "Not as it is",
+        422,
+        "Two things.",
+        [wrong, {"field": "name", "says": "empty"}],
+    )
     assert refusal.problem("/api/v1/runs") == {
         "type": "https://orrery.dev/problems/spec-invalid",
         "title": "Not as it is",
@@ -34,9 +40,17 @@ def test_a_refusal_is_a_problem_document() -> None:
 
 @pytest.mark.parametrize(
     ("seconds", "text"),
-    [(0, "0 s"), (2.5, "2.5 s"), (59.4, "59 s"), (60, "1 min"), (200, "3 min 20 s"), (7500, "2 h 5 min"),
-     (273600, "3 d 4 h"), (86400, "1 d")],
-)  # fmt: skip
+    [
+        (0, "0 s"),
+        (2.5, "2.5 s"),
+        (59.4, "59 s"),
+        (60, "1 min"),
+        (200, "3 min 20 s"),
+        (7500, "2 h 5 min"),
+        (273600, "3 d 4 h"),
+        (86400, "1 d"),
+    ],
+)
 def test_durations_have_two_units(seconds: float, text: str) -> None:
     assert units.duration(seconds) == text
 
@@ -44,11 +58,15 @@ def test_durations_have_two_units(seconds: float, text: str) -> None:
 def test_times_are_utc_with_a_z() -> None:
     time = datetime(2026, 1, 1, 1, 0, 3, tzinfo=timezone(timedelta(hours=1)))
     assert units.iso(time) == "2026-01-01T00:00:03Z"
-    assert units.iso(datetime(2026, 1, 1, 0, 0, 3, 250_000, tzinfo=UTC)) == "2026-01-01T00:00:03.250Z"
+    assert (
+        units.iso(datetime(2026, 1, 1, 0, 0, 3, 250_000, tzinfo=UTC)) == "2026-01-01T00:00:03.250Z"
+    )
     assert units.iso(None) is None
 
 
-@pytest.mark.parametrize(("text", "good"), [("12", True), (12, True), ("-1", False), ("٣", False), ("9" * 19, False)])
+@pytest.mark.parametrize(
+    ("text", "good"), [("12", True), (12, True), ("-1", False), ("٣", False), ("9" * 19, False)]
+)
 def test_row_numbers_are_plain_digits(text: object, good: bool) -> None:
     assert units.is_id(text) is good
 

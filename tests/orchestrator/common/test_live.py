@@ -1,4 +1,6 @@
-"""Live frames: numbered without holes, committed with the data, published after it, replayed as they were."""
+"""Live frames: numbered without holes, committed with the data, published after it, replayed as
+they were.
+"""
 
 from __future__ import annotations
 
@@ -39,7 +41,11 @@ def test_numbers_that_are_not_finite_travel_as_words() -> None:
 
 @pytest.mark.django_db
 def test_several_topics_at_once() -> None:
-    new = [live.New("run:1", "log", {}), live.New("fleet", "queue", {}), live.New("run:1", "log", {})]
+    new = [
+        live.New("run:1", "log", {}),
+        live.New("fleet", "queue", {}),
+        live.New("run:1", "log", {}),
+    ]
     assert live.append_many(new) == [1, 1, 2]
     assert live.append_many(new) == [3, 2, 4]
     assert live.heads(["run:1", "fleet", "run:9"]).keys() == {"run:1", "fleet"}

@@ -1,4 +1,7 @@
-"""The parts of embedded mode: broker, lock, keeper. The whole of it is in tests/flows/test_up.py."""
+"""The parts of embedded mode: broker, lock, keeper.
+
+The whole of it is in tests/flows/test_up.py.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +23,8 @@ SLEEP = [sys.executable, "-c", "import time; time.sleep(60)"]
 STUBBORN = [
     sys.executable,
     "-c",
-    "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print('on', flush=True); time.sleep(60)",
+    "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print('on', flush=True); "
+    "time.sleep(60)",
 ]
 
 
@@ -34,7 +38,9 @@ def until(condition: object, seconds: float = 90) -> None:
 def test_the_broker_keeps_port_password_and_data(tmp_path: Path) -> None:
     first = broker.prepare(tmp_path)
     for turn in range(2):
-        server = subprocess.Popen(first.command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        server = subprocess.Popen(
+            first.command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+        )
         client = redis.Redis.from_url(first.url)
         try:
             until(lambda client=client: _answers(client))

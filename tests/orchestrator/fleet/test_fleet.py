@@ -36,8 +36,9 @@ def test_both_sides_derive_the_same_secret_and_none_is_stored(settings: Any) -> 
     stored = str(list(Node.objects.values())) + str(list(JoinToken.objects.values()))
     assert text.partition(".")[2] not in stored and secret.hex() not in stored
     assert [(device.index, device.kind, device.healthy) for device in node.devices.all()] == [
-        (0, "cpu", True), (1, "cpu", True),
-    ]  # fmt: skip
+        (0, "cpu", True),
+        (1, "cpu", True),
+    ]
     settings.SECRET_KEY = "another"
     assert selectors.node_secret(node) != secret
 
@@ -47,7 +48,9 @@ def test_a_token_lets_one_node_in_once() -> None:
     request = envelope.join_request(text, name="n1")
     inventory = factories.inventory("n1")
     first = services.node_joined(request=request, inventory=inventory)
-    assert services.node_joined(request=request, inventory=inventory) == first, "the same message, read twice"
+    assert services.node_joined(request=request, inventory=inventory) == first, (
+        "the same message, read twice"
+    )
     for other in (envelope.join_request(text, name="n1"), envelope.join_request(text, name="n2")):
         with pytest.raises(Refusal, match="used before"):
             services.node_joined(request=other, inventory=factories.inventory(other["name"]))
@@ -75,17 +78,28 @@ def test_wrong_requests_are_refused_and_create_nothing(clock: Any) -> None:
 
 def test_a_node_comes_back_under_its_name_with_a_new_token() -> None:
     node, _, old = join(services.join_token_create(by=None), devices=4)
-    again, _, new = join(services.join_token_create(by=None, pool="big"), devices=2, kind="gpu", catalogue="h100-80g")
-    assert again.pk == node.pk and again.pool.name == "big" and old != new == selectors.node_secret(again)
+    again, _, new = join(
+        services.join_token_create(by=None, pool="big"), devices=2, kind="gpu", catalogue="h100-80g"
+    )
+    assert (
+        again.pk == node.pk
+        and again.pool.name == "big"
+        and old != new == selectors.node_secret(again)
+    )
     devices = Device.objects.filter(node=node).order_by("index")
     assert [(device.kind, device.healthy) for device in devices] == [
-        ("gpu", True), ("gpu", True), ("cpu", False), ("cpu", False),
-    ]  # fmt: skip
+        ("gpu", True),
+        ("gpu", True),
+        ("cpu", False),
+        ("cpu", False),
+    ]
 
 
 def test_a_heartbeat_costs_few_queries_and_is_live() -> None:
     node = factories.node(devices=8)
-    samples = [DeviceSample(index=index, utilization=0.5, memory_used_bytes=2**30) for index in range(8)]
+    samples = [
+        DeviceSample(index=index, utilization=0.5, memory_used_bytes=2**30) for index in range(8)
+    ]
     with CaptureQueriesContext(connection) as asked:
         assert not services.node_heartbeat(node=node, samples=samples)
     assert len(asked) <= 8, [query["sql"] for query in asked]
@@ -106,7 +120,9 @@ def test_silence_is_unknown_then_lost_and_one_heartbeat_heals(clock: Any, settin
     assert selectors.pools().get().device_count == 0
     clock.advance(settings.ENV.node_lost_s)
     recent = clock.now()
-    assert services.mark_silent(now=recent, listening_since=recent).lost == [], "our own absence is not the node's"
+    assert services.mark_silent(now=recent, listening_since=recent).lost == [], (
+        "our own absence is not the node's"
+    )
     assert services.mark_silent(now=recent, listening_since=started).lost == [node]
     node.refresh_from_db()
     assert services.node_heartbeat(node=node)

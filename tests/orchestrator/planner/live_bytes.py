@@ -1,4 +1,6 @@
-"""Peak of the storages that are alive while torch runs, on fake tensors: what an allocator would have had to give."""
+"""Peak of the storages that are alive while torch runs, on fake tensors: what an allocator would
+have had to give.
+"""
 
 from __future__ import annotations
 
@@ -30,10 +32,15 @@ class LiveBytes(TorchDispatchMode):
         self.alive: dict[int, tuple[StorageWeakRef, int]] = {}
         self.now = self.peak = 0
 
-    def __torch_dispatch__(self, operation: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_dispatch__(
+        self, operation: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
         out = operation(*args, **(kwargs or {}))
         for tensor in tree_leaves(out):
-            if isinstance(tensor, torch.Tensor) and tensor.untyped_storage()._cdata not in self.alive:
+            if (
+                isinstance(tensor, torch.Tensor)
+                and tensor.untyped_storage()._cdata not in self.alive
+            ):
                 storage = tensor.untyped_storage()
                 self.alive[storage._cdata] = (StorageWeakRef(storage), storage.nbytes())
                 self.now += storage.nbytes()
@@ -45,7 +52,9 @@ class LiveBytes(TorchDispatchMode):
 
 
 def peak_of_a_step(model: ModelSpec, plan: ParallelPlan, seq_len: int) -> int:
-    """The second of two steps of the engine's decoder on one device, with AdamW and gradients freed between steps."""
+    """The second of two steps of the engine's decoder on one device, with AdamW and gradients freed
+    between steps.
+    """
     with FakeTensorMode(), LiveBytes() as live:
         decoder = Decoder(model)
         if plan.precision != "fp32":
@@ -61,7 +70,8 @@ def peak_of_a_step(model: ModelSpec, plan: ParallelPlan, seq_len: int) -> int:
 
 
 def peak_of_a_sharded_step(model: ModelSpec, plan: ParallelPlan, seq_len: int) -> int:
-    """One rank's first step under the engine's `fully_shard`, as torch's own tracker counts it: no gradients yet when
+    """One rank's first step under the engine's `fully_shard`, as torch's own tracker counts it: no
+    gradients yet when
     the loss's backward pass starts. The other ranks are not there (torch's fake process group)."""
     dist.init_process_group("fake", rank=0, world_size=plan.dp, store=FakeStore())
     try:

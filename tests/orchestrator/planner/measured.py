@@ -22,7 +22,10 @@ def requests(
     """Plans of small models on up to 16 devices, every axis but experts and context varied."""
     found = []
     for width, (tp, pp, dp), micro, recompute in product(
-        hidden, [(1, 1, 8), (2, 2, 2), (4, 1, 2), (8, 1, 1), (2, 1, 8), (1, 4, 2)], (1, 2, 8), ("none", "full")
+        hidden,
+        [(1, 1, 8), (2, 2, 2), (4, 1, 2), (8, 1, 1), (2, 1, 8), (1, 4, 2)],
+        (1, 2, 8),
+        ("none", "full"),
     ):
         spec = preset("gpt3-175b").model_copy(
             update={
@@ -34,15 +37,26 @@ def requests(
                 "ffn": 4 * width,
             }
         )
-        plan = {"tp": tp, "pp": pp, "dp": dp, "micro_batch_size": micro, "global_batch_size": 8 * micro * dp,
-                "recompute": recompute, "precision": "bf16"}  # fmt: skip
+        plan = {
+            "tp": tp,
+            "pp": pp,
+            "dp": dp,
+            "micro_batch_size": micro,
+            "global_batch_size": 8 * micro * dp,
+            "recompute": recompute,
+            "precision": "bf16",
+        }
         found.append(request(spec, plan, device=device, seq_len=1024, using=using))
     return found
 
 
-def measured(asked: list[Request], truth: Mapping[str, float], *, noise: float = 0.0, seed: int = 0) -> list[Pair]:
+def measured(
+    asked: list[Request], truth: Mapping[str, float], *, noise: float = 0.0, seed: int = 0
+) -> list[Pair]:
     """Step times under the parameters of `truth`, log-normal noise on each."""
-    table = table_of(asked, {**columns_for(asked), **{name: np.asarray(value) for name, value in truth.items()}})
+    table = table_of(
+        asked, {**columns_for(asked), **{name: np.asarray(value) for name, value in truth.items()}}
+    )
     wobble = np.exp(noise * np.random.default_rng(seed).standard_normal(len(asked)))
     times = table.column("step_time_s") * wobble
     return [(each, {"step_time_s": float(time)}) for each, time in zip(asked, times, strict=True)]

@@ -15,10 +15,16 @@ from workers.contracts.presets import preset
 
 
 def request(
-    model: str | ModelSpec, plan: dict[str, Any] | None = None, *, device: str = "h100-80g", seq_len: int = 2048,
+    model: str | ModelSpec,
+    plan: dict[str, Any] | None = None,
+    *,
+    device: str = "h100-80g",
+    seq_len: int = 2048,
     using: Any = "orrery",
-) -> Request:  # fmt: skip
-    """`using` is a framework's name, or its switches; the cluster has as many devices as the plan wants."""
+) -> Request:
+    """`using` is a framework's name, or its switches; the cluster has as many devices as the plan
+    wants.
+    """
     spec = preset(model) if isinstance(model, str) else model
     laid = ParallelPlan.model_validate(plan or {})
     each = min(8, laid.world_size)

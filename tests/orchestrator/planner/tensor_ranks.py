@@ -1,4 +1,5 @@
-"""One rank of tensor-parallel shards under `fully_shard`: prints the bytes it holds after an update, as JSON.
+"""One rank of tensor-parallel shards under `fully_shard`: prints the bytes it holds after an
+update, as JSON.
 
 `test_states` runs it under torchrun, with the model and the tensor-parallel degree as arguments.
 """
@@ -29,7 +30,9 @@ def main() -> None:
         decoder = Decoder(spec)
     parallelize_module(decoder, mesh["tp"], {"embed": RowwiseParallel(), "head": ColwiseParallel()})
     for block in decoder.blocks.values():
-        split = {name: ColwiseParallel() for name in COLUMNS} | {name: RowwiseParallel() for name in ROWS}
+        split = {name: ColwiseParallel() for name in COLUMNS} | {
+            name: RowwiseParallel() for name in ROWS
+        }
         parallelize_module(block, mesh["tp"], split)
         fully_shard(block, mesh=mesh["dp"])
     fully_shard(decoder, mesh=mesh["dp"])
@@ -42,7 +45,9 @@ def main() -> None:
     optimizer.step()
     state = [value for each in optimizer.state.values() for value in each.values()]
     held = {"params": parameters, "grads": [p.grad for p in parameters], "optimizer": state}
-    sys.stdout.write(json.dumps({name: held_bytes(tensors) for name, tensors in held.items()}) + "\n")
+    sys.stdout.write(
+        json.dumps({name: held_bytes(tensors) for name, tensors in held.items()}) + "\n"
+    )
     dist.destroy_process_group()
 
 

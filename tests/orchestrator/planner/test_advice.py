@@ -1,4 +1,6 @@
-"""What would make a plan fit: every change told is legal, fits by its own prediction, and is one that was asked for."""
+"""What would make a plan fit: every change told is legal, fits by its own prediction, and is one
+that was asked for.
+"""
 
 from __future__ import annotations
 
@@ -15,9 +17,13 @@ from workers.contracts.plan import ParallelPlan
 from workers.contracts.presets import preset
 
 
-def request_of(model: str, device: str, nodes: int, per_node: int, seq_len: int, **plan: object) -> Request:
+def request_of(
+    model: str, device: str, nodes: int, per_node: int, seq_len: int, **plan: object
+) -> Request:
     cluster = ClusterSpec(device=device, nodes=nodes, devices_per_node=per_node)
-    return Request(preset(model), ParallelPlan.from_dict(plan), cluster, seq_len, framework("orrery"))
+    return Request(
+        preset(model), ParallelPlan.from_dict(plan), cluster, seq_len, framework("orrery")
+    )
 
 
 def predicted(request: Request):
@@ -31,14 +37,18 @@ def test_single_changes_that_make_a_plan_fit() -> None:
     assert changes
     for change in changes:
         now = change.request
-        assert not plan_problems(now.plan, model=now.model, seq_len=now.seq_len, devices=now.cluster.devices)
+        assert not plan_problems(
+            now.plan, model=now.model, seq_len=now.seq_len, devices=now.cluster.devices
+        )
         table = predicted(now)
         assert table.column("fits")[0]
         assert table.column("step_time_s")[0] == pytest.approx(change.step_time_s)
         assert table.column("total_bytes")[0] == pytest.approx(change.total_bytes)
         assert change.says.endswith(".") and "GiB" in change.says
         plan, before = now.plan.to_dict(), request.plan.to_dict()
-        differ = {name for name in plan.keys() | before.keys() if plan.get(name) != before.get(name)}
+        differ = {
+            name for name in plan.keys() | before.keys() if plan.get(name) != before.get(name)
+        }
         assert differ <= change.changes.keys()
         document = change.to_dict()
         assert document["plan"] == plan and document["changes"] == change.changes
@@ -50,7 +60,9 @@ def test_single_changes_that_make_a_plan_fit() -> None:
 
 
 def test_more_than_one_change_where_a_single_one_is_not_enough() -> None:
-    request = request_of("llama3-70b", "a100-40g", 2, 8, 8192, dp=16, precision="fp32", micro_batch_size=4)
+    request = request_of(
+        "llama3-70b", "a100-40g", 2, 8, 8192, dp=16, precision="fp32", micro_batch_size=4
+    )
     [change, *_] = advise(request)
     assert len(change.changes) > 1
     assert "together" in change.says
@@ -63,7 +75,12 @@ def test_a_plan_that_fits_needs_no_advice() -> None:
 
 def test_a_search_that_nothing_fits_is_told_what_would() -> None:
     cluster = ClusterSpec(device="rtx4090-24g", nodes=1, devices_per_node=8)
-    scene = Scene(preset("llama3-70b"), cluster, Workload(seq_len=8192, global_batch_size=16), framework("orrery"))
+    scene = Scene(
+        preset("llama3-70b"),
+        cluster,
+        Workload(seq_len=8192, global_batch_size=16),
+        framework("orrery"),
+    )
     fix = {"offload": "none"}
     changes = advise_search(scene, fix)
     assert list(changes[0].changes) == ["offload"]
@@ -74,4 +91,6 @@ def test_a_search_that_nothing_fits_is_told_what_would() -> None:
     for change in changes:
         assert predicted(change.request).column("fits")[0]
         assert ": then " in change.says and ", a step takes " in change.says
-        assert ("GiB of the host's memory a device" in change.says) == (change.plan.offload != "none")
+        assert ("GiB of the host's memory a device" in change.says) == (
+            change.plan.offload != "none"
+        )

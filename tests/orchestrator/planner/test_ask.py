@@ -13,32 +13,68 @@ from orchestrator.planner.requests import BadRequest, parse
 from tests.orchestrator.planner.test_requests import LINE
 
 MEMORY = [
-    "params_bytes", "grads_bytes", "optimizer_bytes", "activations_bytes", "logits_bytes", "buffers_bytes",
+    "params_bytes",
+    "grads_bytes",
+    "optimizer_bytes",
+    "activations_bytes",
+    "logits_bytes",
+    "buffers_bytes",
     "unattributed_bytes",
-]  # fmt: skip
+]
 PIPELINE = {
-    **LINE, "id": 7, "plan": {"dp": 2, "tp": 2, "pp": 4, "zero": 1, "precision": "bf16", "global_batch_size": 32},
-    "cluster": {"device": "a100-80g", "nodes": 2, "devices_per_node": 8}, "framework": "megatron",
-}  # fmt: skip
+    **LINE,
+    "id": 7,
+    "plan": {"dp": 2, "tp": 2, "pp": 4, "zero": 1, "precision": "bf16", "global_batch_size": 32},
+    "cluster": {"device": "a100-80g", "nodes": 2, "devices_per_node": 8},
+    "framework": "megatron",
+}
 SEARCH: dict[str, Any] = {
-    "model": "llama3-8b", "cluster": LINE["cluster"], "workload": {"seq_len": 8192, "global_batch_size": 64},
-    "framework": "fsdp2", "fix": {"tp": 1, "pp": 1, "cp": 1}, "top": 3,
-}  # fmt: skip
+    "model": "llama3-8b",
+    "cluster": LINE["cluster"],
+    "workload": {"seq_len": 8192, "global_batch_size": 64},
+    "framework": "fsdp2",
+    "fix": {"tp": 1, "pp": 1, "cp": 1},
+    "top": 3,
+}
 
 
 def test_an_answer_line_is_as_promised() -> None:
     [answer] = ask.estimate([LINE])
     assert list(answer)[:12] == [
-        "id", "ok", "problems", "fits", "memory", "step_time_s", "step_time_low_s", "step_time_high_s", "time",
-        "tokens_per_s_per_device", "tflops_per_device", "mfu",
-    ]  # fmt: skip
+        "id",
+        "ok",
+        "problems",
+        "fits",
+        "memory",
+        "step_time_s",
+        "step_time_low_s",
+        "step_time_high_s",
+        "time",
+        "tokens_per_s_per_device",
+        "tflops_per_device",
+        "mfu",
+    ]
     assert {"hfu", "bubble_fraction", "comm", "usd_per_billion_tokens", "days"} <= set(answer)
     assert (answer["id"], answer["ok"], answer["problems"]) == ("q1", True, [])
     memory = answer["memory"]
-    assert list(memory) == [*MEMORY, "total_bytes", "capacity_bytes", "stage", "per_stage_total_bytes"]
+    assert list(memory) == [
+        *MEMORY,
+        "total_bytes",
+        "capacity_bytes",
+        "stage",
+        "per_stage_total_bytes",
+    ]
     assert sum(memory[name] for name in MEMORY) == pytest.approx(memory["total_bytes"], abs=8)
-    assert memory["capacity_bytes"] == 80 * 2**30 and memory["per_stage_total_bytes"] == [memory["total_bytes"]]
-    assert set(answer["time"]) == {"compute_s", "exposed_comm_s", "bubble_s", "optimizer_s", "other_s"}
+    assert memory["capacity_bytes"] == 80 * 2**30 and memory["per_stage_total_bytes"] == [
+        memory["total_bytes"]
+    ]
+    assert set(answer["time"]) == {
+        "compute_s",
+        "exposed_comm_s",
+        "bubble_s",
+        "optimizer_s",
+        "other_s",
+    }
     assert sum(answer["time"].values()) == pytest.approx(answer["step_time_s"])
     assert answer["step_time_low_s"] < answer["step_time_s"] < answer["step_time_high_s"]
     assert set(answer["comm"]) == {"dp_bytes", "tp_bytes", "pp_bytes", "cp_bytes", "ep_bytes"}
@@ -57,17 +93,31 @@ def test_the_worst_pipeline_rank_is_named() -> None:
     assert answer["id"] == 7 and len(memory["per_stage_total_bytes"]) == 4
     assert memory["per_stage_total_bytes"][memory["stage"]] == max(memory["per_stage_total_bytes"])
     assert sum(memory[name] for name in MEMORY) == pytest.approx(memory["total_bytes"], abs=8)
-    assert answer["bubble_fraction"] > 0 and answer["comm"]["pp_bytes"] > 0 and answer["days"] is not None
+    assert (
+        answer["bubble_fraction"] > 0
+        and answer["comm"]["pp_bytes"] > 0
+        and answer["days"] is not None
+    )
 
 
 def test_what_does_not_fit_is_told_all_the_same() -> None:
     [answer] = ask.estimate([{**LINE, "model": "llama3-70b", "plan": {**LINE["plan"], "zero": 0}}])
     assert answer["ok"] and answer["fits"] is False
-    assert answer["memory"]["total_bytes"] > answer["memory"]["capacity_bytes"] and answer["step_time_s"] > 0
+    assert (
+        answer["memory"]["total_bytes"] > answer["memory"]["capacity_bytes"]
+        and answer["step_time_s"] > 0
+    )
 
 
 def test_lines_are_answered_in_order_each_as_if_alone() -> None:
-    lines = [PIPELINE, parse("{"), LINE, {**LINE, "id": None, "plan": {"dp": 3}}, {**PIPELINE, "id": "b"}, 5]
+    lines = [
+        PIPELINE,
+        parse("{"),
+        LINE,
+        {**LINE, "id": None, "plan": {"dp": 3}},
+        {**PIPELINE, "id": "b"},
+        5,
+    ]
     answers = ask.estimate(lines)
     assert [each["id"] for each in answers] == [7, None, "q1", None, "b", None]
     assert [each["ok"] for each in answers] == [True, False, True, False, True, False]
@@ -81,14 +131,27 @@ def test_lines_are_answered_in_order_each_as_if_alone() -> None:
 
 def test_some_numbers_are_explained_beside_the_answer_and_not_deeper_than_asked() -> None:
     [plain] = ask.estimate([PIPELINE])
-    [answer] = ask.estimate([PIPELINE], explain=ask.trees(["mfu", "send_bytes", "step_time_low_s"], 1))
+    [answer] = ask.estimate(
+        [PIPELINE], explain=ask.trees(["mfu", "send_bytes", "step_time_low_s"], 1)
+    )
     found = answer.pop("explained")
     assert answer == plain and list(found) == ["mfu", "send_bytes", "step_time_low_s"]
     assert found["mfu"]["value"] == pytest.approx(plain["mfu"])
     assert found["mfu"]["inputs"] and not any(each["inputs"] for each in found["mfu"]["inputs"])
     assert len(json.dumps(found)) < 20_000
-    assert ask.trees(False) is None and ask.trees(None) is None and ask.trees("mfu") == ask.Trees(("mfu",))
-    for explain, depth in (("beauty", None), ([], None), (3, None), ([{}], None), (True, -1), (True, "1")):
+    assert (
+        ask.trees(False) is None
+        and ask.trees(None) is None
+        and ask.trees("mfu") == ask.Trees(("mfu",))
+    )
+    for explain, depth in (
+        ("beauty", None),
+        ([], None),
+        (3, None),
+        ([{}], None),
+        (True, -1),
+        (True, "1"),
+    ):
         with pytest.raises(BadRequest) as caught:
             ask.trees(explain, depth)
         assert caught.value.problems[0].field.startswith("explain")
@@ -106,11 +169,18 @@ def test_some_numbers_are_explained_beside_the_answer_and_not_deeper_than_asked(
 )
 def test_a_precision_that_the_device_lacks_is_said(device: str, precision: str, used: str) -> None:
     cluster = {"device": device, "devices_per_node": 8}
-    [answer] = ask.estimate([{**LINE, "cluster": cluster, "plan": {"dp": 8, "zero": 3, "precision": precision}}])
+    [answer] = ask.estimate(
+        [{**LINE, "cluster": cluster, "plan": {"dp": 8, "zero": 3, "precision": precision}}]
+    )
     said = [each for each in answer["notes"] if "does not multiply" in each]
     assert (used in said[0] and precision in said[0]) if used else not said
     searched = ask.search(
-        {**SEARCH, "cluster": cluster, "fix": {"precision": precision, "recompute": "full"}, "top": 1}
+        {
+            **SEARCH,
+            "cluster": cluster,
+            "fix": {"precision": precision, "recompute": "full"},
+            "top": 1,
+        }
     )
     assert any("does not multiply" in each for each in searched["notes"]) == bool(used)
 
@@ -125,9 +195,20 @@ def test_what_a_host_cannot_hold_does_not_fit() -> None:
     unknown, small, large = ask.estimate(lines)
     assert unknown["host"]["host_bytes"] == pytest.approx(8.03e9 * 12 / 8, rel=1e-3)
     assert [each["fits"] for each in (unknown, small, large)] == [True, False, True]
-    assert "nobody told" in unknown["notes"][0] and "has 40 GiB" in small["notes"][0] and not large["notes"]
-    asked = {**SEARCH, "framework": "megatron", "fix": {**SEARCH["fix"], "zero": 2, "offload": ["none", "optimizer"]}}
-    fit = [ask.search({**asked, "cluster": {**LINE["cluster"], "host_gib_per_device": gib}})["fit"] for gib in (5, 64)]
+    assert (
+        "nobody told" in unknown["notes"][0]
+        and "has 40 GiB" in small["notes"][0]
+        and not large["notes"]
+    )
+    asked = {
+        **SEARCH,
+        "framework": "megatron",
+        "fix": {**SEARCH["fix"], "zero": 2, "offload": ["none", "optimizer"]},
+    }
+    fit = [
+        ask.search({**asked, "cluster": {**LINE["cluster"], "host_gib_per_device": gib}})["fit"]
+        for gib in (5, 64)
+    ]
     assert 0 < fit[0] < fit[1]
     [disk] = ask.estimate([{**lines[1], "plan": {**plan, "offload": "nvme"}}])
     assert disk["host"]["host_bytes"] == 0 and disk["fits"] and "disks" in disk["notes"][0]
@@ -135,10 +216,20 @@ def test_what_a_host_cannot_hold_does_not_fit() -> None:
 
 def test_trees_say_the_same_as_numbers_and_end_at_what_is_given() -> None:
     [plain], [tree] = ask.estimate([PIPELINE]), ask.estimate([PIPELINE], explain=ask.Trees())
-    pairs = [(plain[name], tree[name]) for name in ("step_time_s", "step_time_low_s", "mfu", "bubble_fraction")]
-    pairs += [(plain["memory"][name], tree["memory"][name]) for name in [*MEMORY, "total_bytes", "capacity_bytes"]]
+    pairs = [
+        (plain[name], tree[name])
+        for name in ("step_time_s", "step_time_low_s", "mfu", "bubble_fraction")
+    ]
+    pairs += [
+        (plain["memory"][name], tree["memory"][name])
+        for name in [*MEMORY, "total_bytes", "capacity_bytes"]
+    ]
     pairs += [(plain["memory"]["per_stage_total_bytes"], tree["memory"]["per_stage_total_bytes"])]
-    pairs += [(value, tree[block][name]) for block in ("time", "comm") for name, value in plain[block].items()]
+    pairs += [
+        (value, tree[block][name])
+        for block in ("time", "comm")
+        for name, value in plain[block].items()
+    ]
     for value, found in pairs:
         assert set(found) == {"name", "value", "unit", "formula", "inputs", "source"}
         assert found["value"] == pytest.approx(value, rel=1e-9, abs=1)
@@ -146,7 +237,9 @@ def test_trees_say_the_same_as_numbers_and_end_at_what_is_given() -> None:
     waiting = [tree["step_time_s"], tree["memory"]["total_bytes"]]
     while waiting:
         node = waiting.pop()
-        assert node["inputs"] or node["formula"] == "given" or node["name"] in seen or node["name"], node
+        assert (
+            node["inputs"] or node["formula"] == "given" or node["name"] in seen or node["name"]
+        ), node
         if node["inputs"]:
             seen.add(node["name"])
         waiting += node["inputs"]
@@ -164,20 +257,29 @@ def test_a_search_ranks_what_fits() -> None:
     assert answer["enumerated"] == answer["legal"] >= answer["fit"] > 0 and answer["seconds"] > 0
     plans = answer["plans"]
     times = [each["step_time_s"] for each in plans[:3]]
-    assert times == sorted(times) and all(each["fits"] and each["plan"]["tp"] == 1 for each in plans)
+    assert times == sorted(times) and all(
+        each["fits"] and each["plan"]["tp"] == 1 for each in plans
+    )
     assert answer["pareto"] and all(0 <= place < len(plans) for place in answer["pareto"])
     assert answer["rejected"]["memory: does not fit"] == answer["enumerated"] - answer["fit"]
     line = {**LINE, "plan": plans[0]["plan"], "workload": {"seq_len": 8192}}
     [again] = ask.estimate([line])
-    assert again["step_time_s"] == pytest.approx(times[0], rel=1e-9) and again["memory"] == plans[0]["memory"]
+    assert (
+        again["step_time_s"] == pytest.approx(times[0], rel=1e-9)
+        and again["memory"] == plans[0]["memory"]
+    )
     cheap = ask.search({**SEARCH, "objective": "memory"})
-    assert cheap["plans"][0]["memory"]["total_bytes"] <= min(each["memory"]["total_bytes"] for each in plans)
+    assert cheap["plans"][0]["memory"]["total_bytes"] <= min(
+        each["memory"]["total_bytes"] for each in plans
+    )
     explained = ask.search({**SEARCH, "top": 1}, explain=ask.Trees())
     assert len(explained["plans"]) == 1 and explained["plans"][0]["mfu"]["name"] == "mfu"
 
 
 def test_where_nothing_fits_the_answer_says_what_would() -> None:
-    answer = ask.search({**SEARCH, "model": "llama3-70b", "fix": {"zero": 0, "offload": "none", "tp": 1, "pp": 1}})
+    answer = ask.search(
+        {**SEARCH, "model": "llama3-70b", "fix": {"zero": 0, "offload": "none", "tp": 1, "pp": 1}}
+    )
     assert answer["fit"] == 0 and answer["plans"] == [] and answer["closest"]["fits"] is False
     assert answer["advice"] and all(each["says"] for each in answer["advice"])
 
@@ -191,10 +293,15 @@ def test_where_nothing_fits_the_answer_says_what_would() -> None:
         ({"fix": 3}, "fix"),
         ({"fixed": {}}, "fixed"),
         ({"workload": {"seq_len": 128}}, "workload"),
-        ({"cluster": {"device": "h100-80g", "nodes": 1000, "devices_per_node": 1000}, "fix": {"micro_batch_size": 0}},
-         "fix.micro_batch_size"),
+        (
+            {
+                "cluster": {"device": "h100-80g", "nodes": 1000, "devices_per_node": 1000},
+                "fix": {"micro_batch_size": 0},
+            },
+            "fix.micro_batch_size",
+        ),
     ],
-)  # fmt: skip
+)
 def test_a_search_that_cannot_be_asked_says_why(change: dict[str, Any], field: str) -> None:
     with pytest.raises(BadRequest) as caught:
         ask.search({**SEARCH, **change})
@@ -206,7 +313,9 @@ def test_a_search_that_cannot_be_asked_says_why(change: dict[str, Any], field: s
 def test_an_open_plan_is_chosen() -> None:
     line = {**LINE, "plan": "auto", "workload": {"seq_len": 8192, "global_batch_size": 64}}
     [chosen] = ask.estimate([line])
-    best = ask.search({key: value for key, value in line.items() if key != "plan"} | {"top": 1})["plans"][0]
+    best = ask.search({key: value for key, value in line.items() if key != "plan"} | {"top": 1})[
+        "plans"
+    ][0]
     assert chosen["ok"] and chosen["step_time_s"] == pytest.approx(best["step_time_s"])
     impossible = {**line, "cluster": {"device": "h100-80g", "devices_per_node": 101}}
     [refused] = ask.estimate([impossible])
@@ -214,10 +323,18 @@ def test_an_open_plan_is_chosen() -> None:
 
 
 def test_serving_and_export_answer_and_refuse() -> None:
-    asked = {"model": "llama3-70b", "cluster": LINE["cluster"], "prompt_len": 1024, "output_len": 256}
+    asked = {
+        "model": "llama3-70b",
+        "cluster": LINE["cluster"],
+        "prompt_len": 1024,
+        "output_len": 256,
+    }
     answer = ask.serving(asked)
     assert answer["fits"] and answer["kv_bytes_per_token"] == 2 * 80 * 8 * 128 * 2
-    assert all(math.isfinite(answer[name]) for name in ("ttft_s", "tpot_s", "tokens_per_s", "max_concurrency"))
+    assert all(
+        math.isfinite(answer[name])
+        for name in ("ttft_s", "tpot_s", "tokens_per_s", "max_concurrency")
+    )
     # 140 GB of weights want two of these devices; what is left of the node holds copies
     assert answer["devices"] == 8 and answer["memory"]["weights_bytes_per_device"] < 75e9
     for wrong in ({"tp": 7}, {"model": "x"}, {"colour": 1}):

@@ -1,4 +1,6 @@
-"""What "auto" stands for: the fastest plan that fits, within what is allowed, the same one each time."""
+"""What "auto" stands for: the fastest plan that fits, within what is allowed, the same one each
+time.
+"""
 
 from __future__ import annotations
 
@@ -17,14 +19,28 @@ from workers.contracts.presets import preset
 
 # plain data parallel with any ZeRO stage, as an engine without the other axes runs
 DATA_PARALLEL = {
-    "tp": 1, "pp": 1, "cp": 1, "ep": 1, "offload": "none", "recompute": ["none", "full"], "dp_replicate": None,
-    "precision": ["fp32", "bf16"], "prefetch_layers": None,
-}  # fmt: skip
+    "tp": 1,
+    "pp": 1,
+    "cp": 1,
+    "ep": 1,
+    "offload": "none",
+    "recompute": ["none", "full"],
+    "dp_replicate": None,
+    "precision": ["fp32", "bf16"],
+    "prefetch_layers": None,
+}
 
 
-def scene_of(model: str, device: str, nodes: int, per_node: int, seq_len: int, batch: int | None) -> Scene:
+def scene_of(
+    model: str, device: str, nodes: int, per_node: int, seq_len: int, batch: int | None
+) -> Scene:
     cluster = ClusterSpec(device=device, nodes=nodes, devices_per_node=per_node)
-    return Scene(preset(model), cluster, Workload(seq_len=seq_len, global_batch_size=batch), framework("orrery"))
+    return Scene(
+        preset(model),
+        cluster,
+        Workload(seq_len=seq_len, global_batch_size=batch),
+        framework("orrery"),
+    )
 
 
 def test_the_fastest_data_parallel_plan_is_chosen() -> None:
@@ -43,10 +59,20 @@ def test_the_fastest_data_parallel_plan_is_chosen() -> None:
     )
     assert choice.how.startswith("The fastest of") and choice.how.endswith(".")
     requests = [
-        scene.request(ParallelPlan(dp=4, zero=zero, recompute=recompute, precision="bf16", micro_batch_size=micro,
-                                   global_batch_size=64))
-        for zero in range(4) for recompute in ("none", "full") for micro in (1, 2, 4, 8, 16)
-    ]  # fmt: skip
+        scene.request(
+            ParallelPlan(
+                dp=4,
+                zero=zero,
+                recompute=recompute,
+                precision="bf16",
+                micro_batch_size=micro,
+                global_batch_size=64,
+            )
+        )
+        for zero in range(4)
+        for recompute in ("none", "full")
+        for micro in (1, 2, 4, 8, 16)
+    ]
     table = table_of(requests, columns_for(requests))
     fastest = table.column("step_time_s")[table.column("fits").astype(bool)].min()
     assert choice.step_time_s == pytest.approx(fastest)
@@ -77,7 +103,9 @@ def test_what_is_fixed_is_kept_and_what_the_engine_lacks_is_refused() -> None:
 
 
 def test_nothing_fits_and_nothing_legal() -> None:
-    choice = resolve_auto(scene_of("llama3-70b", "rtx4090-24g", 1, 2, 4096, 2), allowed=DATA_PARALLEL)
+    choice = resolve_auto(
+        scene_of("llama3-70b", "rtx4090-24g", 1, 2, 4096, 2), allowed=DATA_PARALLEL
+    )
     assert not choice.fits and choice.plan is not None and "None of" in choice.how
     found = choose(scene_of("llama3-8b", "h100-80g", 1, 8, 8192, 3))
     assert isinstance(found, ParallelPlan)

@@ -1,4 +1,6 @@
-"""Calibration against devices of known habits: what it learns, from how little, and what it keeps its hands off."""
+"""Calibration against devices of known habits: what it learns, from how little, and what it keeps
+its hands off.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,13 @@ from tests.orchestrator.planner.measured import errors, measured, requests, shuf
 from tests.orchestrator.planner.predicted import predicted, request
 from workers.contracts.devices import device
 
-SLOWER = {"gemm_efficiency": 0.6, "launch_s": 1.5e-3, "intra_efficiency": 0.5, "traffic_factor": 1.5, "jitter": 0.02}
+SLOWER = {
+    "gemm_efficiency": 0.6,
+    "launch_s": 1.5e-3,
+    "intra_efficiency": 0.5,
+    "traffic_factor": 1.5,
+    "jitter": 0.02,
+}
 
 
 @pytest.fixture(scope="module")
@@ -28,10 +36,16 @@ def line(pair, measured_as=None):
     """A measurement line as people write it."""
     asked, numbers = pair
     return {
-        "id": "run", "model": asked.model.to_dict(), "plan": asked.plan.to_dict(), "cluster": asked.cluster.to_dict(),
-        "workload": {"seq_len": asked.seq_len}, "framework": {"name": asked.framework.name, "notes": "ignored"},
-        "measured": measured_as if measured_as is not None else numbers, "_private": 1, "source": "a test",
-    }  # fmt: skip
+        "id": "run",
+        "model": asked.model.to_dict(),
+        "plan": asked.plan.to_dict(),
+        "cluster": asked.cluster.to_dict(),
+        "workload": {"seq_len": asked.seq_len},
+        "framework": {"name": asked.framework.name, "notes": "ignored"},
+        "measured": measured_as if measured_as is not None else numbers,
+        "_private": 1,
+        "source": "a test",
+    }
 
 
 def test_twenty_runs_teach_a_device(runs):
@@ -49,15 +63,21 @@ def test_values_stay_within_their_bounds(runs):
 
 def test_outliers_do_not_lead_it(runs):
     """Three of thirty runs three times too slow: a stuck node, a wrong unit."""
-    spoiled = [(asked, {"step_time_s": numbers["step_time_s"] * (3 if row < 3 else 1)})
-               for row, (asked, numbers) in enumerate(runs[:30])]  # fmt: skip
+    spoiled = [
+        (asked, {"step_time_s": numbers["step_time_s"] * (3 if row < 3 else 1)})
+        for row, (asked, numbers) in enumerate(runs[:30])
+    ]
     assert np.abs(errors(runs[30:], fit(spoiled))).mean() < 0.04
 
 
 def test_a_shape_of_its_own_is_learnt_near_itself_alone():
-    """tp 4 a third slower than any formula says: plans like the measured ones follow, others do not."""
-    runs = [(asked, {"step_time_s": numbers["step_time_s"] * (1.3 if asked.plan.tp == 4 else 1)})
-            for asked, numbers in measured(requests(), SLOWER)]  # fmt: skip
+    """tp 4 a third slower than any formula says: plans like the measured ones follow, others do
+    not.
+    """
+    runs = [
+        (asked, {"step_time_s": numbers["step_time_s"] * (1.3 if asked.plan.tp == 4 else 1)})
+        for asked, numbers in measured(requests(), SLOWER)
+    ]
     shown, held = runs[::2], runs[1::2]
     found = np.abs(errors(held, fit(shown)))
     there = np.array([asked.plan.tp == 4 for asked, _ in held])
@@ -67,7 +87,12 @@ def test_a_shape_of_its_own_is_learnt_near_itself_alone():
 
 def test_far_from_all_runs_nothing_is_corrected(runs):
     asked = [
-        request("llama3-405b", {"tp": 8, "pp": 8, "dp": 8, "precision": "bf16"}, device="a100-80g", using="megatron")
+        request(
+            "llama3-405b",
+            {"tp": 8, "pp": 8, "dp": 8, "precision": "bf16"},
+            device="a100-80g",
+            using="megatron",
+        )
     ]
     columns = columns_for(asked, fit(runs[:20]))
     assert float(columns["correction_runs"]) > 10
@@ -75,31 +100,45 @@ def test_far_from_all_runs_nothing_is_corrected(runs):
 
 
 def test_any_of_the_numbers_will_do(runs):
-    """Tokens per second, model FLOP/s or, as Megatron logs it, FLOP/s with recomputation: the same calibration."""
+    """Tokens per second, model FLOP/s or, as Megatron logs it, FLOP/s with recomputation: the same
+    calibration.
+    """
     pairs = runs[:12]
     asked = [each for each, _ in pairs]
     table = table_of(asked, columns_for(asked))
     seconds = np.array([numbers["step_time_s"] for _, numbers in pairs])
     devices = table.column("devices")
     tokens = table.column("step_tokens") / seconds / devices
-    hardware, model = (table.column(f"{name}_flops") / seconds / devices / 1e12 for name in ("hardware", "model"))
+    hardware, model = (
+        table.column(f"{name}_flops") / seconds / devices / 1e12 for name in ("hardware", "model")
+    )
     expected = fit(pairs).groups[0].values
     for numbers in (
         [{"tokens_per_s_per_device": value, "mfu": 0.4} for value in tokens.tolist()],
         [{"tflops_per_device": value} for value in hardware.tolist()],
         [{"tflops_per_device": value, "flops": "model"} for value in model.tolist()],
     ):
-        found = fit([line(pair, told) for pair, told in zip(pairs, numbers, strict=True)]).groups[0].values
+        found = (
+            fit([line(pair, told) for pair, told in zip(pairs, numbers, strict=True)])
+            .groups[0]
+            .values
+        )
         assert found == pytest.approx(expected, rel=1e-3)
 
 
 def test_lines_that_cannot_be_used_are_told(runs):
     good = line(runs[0])
     lines = [
-        good, line(runs[1], {}), line(runs[2], {"step_time_s": -1}), line(runs[3], {"step_time_s": "fast"}),
-        {**good, "plan": {"dp": 3}}, {**good, "model": "no-such-model"}, "not an object",
-        line(runs[4], {"step_time_s": float("nan")}), line(runs[5], {"out_of_memory": True}),
-    ]  # fmt: skip
+        good,
+        line(runs[1], {}),
+        line(runs[2], {"step_time_s": -1}),
+        line(runs[3], {"step_time_s": "fast"}),
+        {**good, "plan": {"dp": 3}},
+        {**good, "model": "no-such-model"},
+        "not an object",
+        line(runs[4], {"step_time_s": float("nan")}),
+        line(runs[5], {"out_of_memory": True}),
+    ]
     found = read_lines(lines)
     assert [each["line"] for each in found.left_out] == [2, 3, 4, 5, 6, 7, 8]
     assert all(each["says"] for each in found.left_out)
@@ -113,12 +152,15 @@ def test_it_survives_json(runs):
     again = Calibration.from_dict(json.loads(json.dumps(calibration.to_dict())))
     assert again == calibration
     asked = [each for each, _ in runs[10:14]]
-    told, back = (table_of(asked, columns_for(asked, each))["step_time_s"] for each in (calibration, again))
+    told, back = (
+        table_of(asked, columns_for(asked, each))["step_time_s"] for each in (calibration, again)
+    )
     assert np.array_equal(told, back)
 
 
 @pytest.mark.parametrize(
-    "document", [{}, [], None, {"version": 99, "groups": []}, {"version": 1, "groups": [{"rows": 1}]}]
+    "document",
+    [{}, [], None, {"version": 99, "groups": []}, {"version": 1, "groups": [{"rows": 1}]}],
 )
 def test_what_is_no_calibration_says_what_to_do(document):
     with pytest.raises(ValueError, match="make it again"):
@@ -132,8 +174,13 @@ def test_what_belongs_to_the_device_counts_for_other_frameworks(runs):
     for name in PARAMETERS:
         expected = fitted[name] if name in OF_DEVICE else defaults("fsdp2", entry)[name]
         assert there[name] == pytest.approx(expected), name
-    elsewhere = columns_for([request("llama3-8b", device="h100-80g", using="megatron")], calibration)
-    assert float(elsewhere["gemm_efficiency"]) == defaults("megatron", device("h100-80g"))["gemm_efficiency"]
+    elsewhere = columns_for(
+        [request("llama3-8b", device="h100-80g", using="megatron")], calibration
+    )
+    assert (
+        float(elsewhere["gemm_efficiency"])
+        == defaults("megatron", device("h100-80g"))["gemm_efficiency"]
+    )
 
 
 def test_groups_do_not_mix(runs):
@@ -144,20 +191,28 @@ def test_groups_do_not_mix(runs):
     assert [each.device for each in both.groups] == ["a100-80g", "h100-80g"]
     asked = [runs[30][0], other[30][0]]
     mixed = table_of(asked, columns_for(asked, both))["step_time_s"]
-    single = [float(table_of([each], columns_for([each], own))["step_time_s"][0])
-              for each, own in zip(asked, alone, strict=True)]  # fmt: skip
+    single = [
+        float(table_of([each], columns_for([each], own))["step_time_s"][0])
+        for each, own in zip(asked, alone, strict=True)
+    ]
     assert mixed == pytest.approx(single, rel=1e-9)
 
 
 def test_measured_peaks_correct_memory_too():
     asked = requests()[:24]
     table = table_of(asked, columns_for(asked))
-    runs = [(each, {"peak_bytes": float(total) * 1.04}) for each, total in
-            zip(asked, table.column("total_bytes"), strict=True)]  # fmt: skip
+    runs = [
+        (each, {"peak_bytes": float(total) * 1.04})
+        for each, total in zip(asked, table.column("total_bytes"), strict=True)
+    ]
     [group] = fit(runs).groups
     after = table_of(asked, columns_for(asked, fit(runs))).column("total_bytes")
     peaks = np.array([numbers["peak_bytes"] for _, numbers in runs])
-    assert np.abs(after / peaks - 1).mean() < 0.02 < np.abs(table.column("total_bytes") / peaks - 1).mean()
+    assert (
+        np.abs(after / peaks - 1).mean()
+        < 0.02
+        < np.abs(table.column("total_bytes") / peaks - 1).mean()
+    )
     assert (group.weighed, group.timed) == (24, 0)
     unchanged = table_of(asked, columns_for(asked, fit(runs))).column("step_time_s")
     assert unchanged == pytest.approx(table.column("step_time_s"))
@@ -165,7 +220,14 @@ def test_measured_peaks_correct_memory_too():
 
 def test_defaults_lie_within_bounds_everywhere():
     for name in ("v100-32g", "a100-80g", "h100-80g", "b200-192g", "mi300x-192g", "cpu"):
-        for using in ("orrery", "fsdp2", "megatron", "megatron-deepspeed", "llm-foundry", "deepspeed"):
+        for using in (
+            "orrery",
+            "fsdp2",
+            "megatron",
+            "megatron-deepspeed",
+            "llm-foundry",
+            "deepspeed",
+        ):
             for parameter, value in defaults(using, device(name)).items():
                 known = PARAMETERS[parameter]
                 assert known.low <= value <= known.high, (name, using, parameter)
@@ -175,6 +237,8 @@ def test_a_plan_says_which_parameter_a_number_rests_on():
     from orchestrator.planner.terms import explain
 
     tree = explain(predicted("llama3-8b", {"dp": 2, "precision": "bf16"}), "memory_rate")
-    assert [(each.name, each.formula) for each in tree.inputs] == [("memory_bandwidth", "given"),
-                                                                  ("memory_efficiency", "given")]  # fmt: skip
+    assert [(each.name, each.formula) for each in tree.inputs] == [
+        ("memory_bandwidth", "given"),
+        ("memory_efficiency", "given"),
+    ]
     assert "calibration or default profile" in tree.inputs[1].source

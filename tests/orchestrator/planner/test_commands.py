@@ -1,4 +1,6 @@
-"""`manage.py plan` and `calibrate` as programs call them: one document or one line each, exit codes, no database."""
+"""`manage.py plan` and `calibrate` as programs call them: one document or one line each, exit
+codes, no database.
+"""
 
 from __future__ import annotations
 
@@ -17,9 +19,19 @@ from tests.orchestrator.planner.test_requests import LINE, LLAMA_CONFIG
 
 ROOT = Path(__file__).resolve().parents[3]
 SMALL = [
-    "--model", "llama2-7b", "--device", "a100-80g", "--nodes", "1", "--devices-per-node", "8", "--seq-len", "2048",
-    "--global-batch", "64",
-]  # fmt: skip
+    "--model",
+    "llama2-7b",
+    "--device",
+    "a100-80g",
+    "--nodes",
+    "1",
+    "--devices-per-node",
+    "8",
+    "--seq-len",
+    "2048",
+    "--global-batch",
+    "64",
+]
 
 
 def plan(*arguments: str) -> str:
@@ -43,12 +55,18 @@ def measurements(file: Path, rows: list[dict[str, Any]]) -> Path:
 def test_it_needs_no_database_and_no_redis(tmp_path: Path) -> None:
     requests = tmp_path / "requests.jsonl"
     requests.write_bytes(
-        b'{"id": 1}\n\xff\xfe\n\nnot json\n' + json.dumps(LINE).encode() + b"\r\n" + b'{"id": "\\ud800"}\n'
+        b'{"id": 1}\n\xff\xfe\n\nnot json\n'
+        + json.dumps(LINE).encode()
+        + b"\r\n"
+        + b'{"id": "\\ud800"}\n'
     )
     environ = {
-        **os.environ, "ORRERY_HOME": str(tmp_path / "home"), "DATABASE_URL": "postgresql://nobody@127.0.0.1:9/none",
-        "REDIS_URL": "redis://127.0.0.1:9/0", "DJANGO_SETTINGS_MODULE": "orchestrator.config.settings",
-    }  # fmt: skip
+        **os.environ,
+        "ORRERY_HOME": str(tmp_path / "home"),
+        "DATABASE_URL": "postgresql://nobody@127.0.0.1:9/none",
+        "REDIS_URL": "redis://127.0.0.1:9/0",
+        "DJANGO_SETTINGS_MODULE": "orchestrator.config.settings",
+    }
     environ.pop("ORRERY_SECRET_KEY", None)
     command = [sys.executable, "manage.py", "plan", "--requests", str(requests)]
     done = subprocess.run(command, cwd=ROOT, env=environ, capture_output=True, text=True)
@@ -74,7 +92,9 @@ def test_a_search_prints_a_sentence_and_a_table() -> None:
 def test_json_is_one_document() -> None:
     answer = json.loads(plan(*SMALL, "--json", "--top", "2"))
     assert set(answer) >= {"enumerated", "legal", "fit", "seconds", "plans", "pareto", "rejected"}
-    tree = json.loads(plan(*SMALL, "--json", "--explain", "--top", "1"))["plans"][0]["memory"]["total_bytes"]
+    tree = json.loads(plan(*SMALL, "--json", "--explain", "--top", "1"))["plans"][0]["memory"][
+        "total_bytes"
+    ]
     assert set(tree) == {"name", "value", "unit", "formula", "inputs", "source"}
 
 
@@ -83,7 +103,12 @@ def test_a_config_file_is_a_model_and_a_plan_another_engines(tmp_path: Path) -> 
     file.write_text(json.dumps(LLAMA_CONFIG))
     of_file = ["--model", str(file), *SMALL[2:]]
     assert json.loads(plan(*of_file, "--json", "--top", "1"))["plans"][0]["fits"]
-    assert json.loads(plan(*of_file, "--export", "deepspeed", "--fix", "pp=1,tp=1"))["train_batch_size"] == 64
+    assert (
+        json.loads(plan(*of_file, "--export", "deepspeed", "--fix", "pp=1,tp=1"))[
+            "train_batch_size"
+        ]
+        == 64
+    )
     small = ["--model", "llama3-70b", "--device", "l40s-48g", *SMALL[4:]]
     assert json.loads(plan(*small, "--json", "--top", "1"))["plans"][0]["plan"]["offload"] != "none"
     assert json.loads(plan(*small, "--export", "deepspeed"))["zero_optimization"]["stage"] == 3
@@ -92,7 +117,11 @@ def test_a_config_file_is_a_model_and_a_plan_another_engines(tmp_path: Path) -> 
 
 def test_serving_is_told() -> None:
     assert "each further token" in plan("--inference", *SMALL)
-    answer = json.loads(plan("--inference", *SMALL[:-4], "--prompt-len", "512", "--batch", "4", "--tp", "2", "--json"))
+    answer = json.loads(
+        plan(
+            "--inference", *SMALL[:-4], "--prompt-len", "512", "--batch", "4", "--tp", "2", "--json"
+        )
+    )
     assert (answer["batch"], answer["devices"]) == (4, 2) and answer["tpot_s"] > 0
 
 
@@ -109,26 +138,48 @@ def test_what_cannot_be_planned_ends_with_2_and_a_sentence(tmp_path: Path) -> No
     wrong.write_text("{}")
     assert "calibrate" in refused("plan", *SMALL, "--calibration", str(wrong))
     empty = measurements(tmp_path / "empty.jsonl", [LINE])
-    assert "measured" in refused("calibrate", "--measurements", str(empty), "--out", str(tmp_path / "out.json"))
+    assert "measured" in refused(
+        "calibrate", "--measurements", str(empty), "--out", str(tmp_path / "out.json")
+    )
 
 
 def test_a_calibration_moves_predictions_to_what_was_measured(tmp_path: Path) -> None:
     def predicted(*arguments: str) -> list[float]:
-        return [json.loads(line)["step_time_s"] for line in plan("--requests", str(asked), *arguments).splitlines()]
+        return [
+            json.loads(line)["step_time_s"]
+            for line in plan("--requests", str(asked), *arguments).splitlines()
+        ]
 
     lines = [
-        {**LINE, "id": batch, "plan": {**LINE["plan"], "global_batch_size": batch}, "workload": {"seq_len": seq_len}}
-        for batch in (8, 16, 32) for seq_len in (2048, 4096, 8192)
-    ]  # fmt: skip
+        {
+            **LINE,
+            "id": batch,
+            "plan": {**LINE["plan"], "global_batch_size": batch},
+            "workload": {"seq_len": seq_len},
+        }
+        for batch in (8, 16, 32)
+        for seq_len in (2048, 4096, 8192)
+    ]
     asked = measurements(tmp_path / "asked.jsonl", lines)
     measured = [1.4 * each for each in predicted()]
     file = measurements(
         tmp_path / "measured.jsonl",
-        [{**line, "measured": {"step_time_s": time}} for line, time in zip(lines, measured, strict=True)],
+        [
+            {**line, "measured": {"step_time_s": time}}
+            for line, time in zip(lines, measured, strict=True)
+        ],
     )
     out = tmp_path / "calibration.json"
     said = io.StringIO()
-    call_command("calibrate", "--measurements", str(file), "--out", str(out), stdout=said, stderr=io.StringIO())
+    call_command(
+        "calibrate",
+        "--measurements",
+        str(file),
+        "--out",
+        str(out),
+        stdout=said,
+        stderr=io.StringIO(),
+    )
     assert "9 of 9" in said.getvalue()
     for now, wanted in zip(predicted("--calibration", str(out)), measured, strict=True):
         assert now == pytest.approx(wanted, rel=0.05)
@@ -136,15 +187,27 @@ def test_a_calibration_moves_predictions_to_what_was_measured(tmp_path: Path) ->
 
 def test_the_accuracy_report_replaces_its_own_table_only(tmp_path: Path) -> None:
     def make() -> str:
-        call_command("planner_accuracy", "--measurements", str(tmp_path), "--out", str(out), stdout=io.StringIO())
+        call_command(
+            "planner_accuracy",
+            "--measurements",
+            str(tmp_path),
+            "--out",
+            str(out),
+            stdout=io.StringIO(),
+        )
         return out.read_text()
 
     out = tmp_path / "accuracy.md"
-    assert "measurement file" in refused("planner_accuracy", "--measurements", str(tmp_path), "--out", str(out))
+    assert "measurement file" in refused(
+        "planner_accuracy", "--measurements", str(tmp_path), "--out", str(out)
+    )
     measurements(tmp_path / "korthikanti.jsonl", [{**LINE, "measured": {"step_time_s": 2.0}}])
     out.write_text("# Mine\n\nBefore.\n")
     first = make()
-    assert first.startswith("# Mine\n\nBefore.\n") and "| step time, no calibration | korthikanti | 1 |" in first
+    assert (
+        first.startswith("# Mine\n\nBefore.\n")
+        and "| step time, no calibration | korthikanti | 1 |" in first
+    )
     out.write_text(first + "\nAfter.\n")
     measurements(tmp_path / "korthikanti.jsonl", [{**LINE, "measured": {"step_time_s": 3.0}}] * 2)
     second = make()

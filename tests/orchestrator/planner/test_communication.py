@@ -22,7 +22,10 @@ def moved(model: str, plan: dict[str, Any], kind: str, **more: Any) -> float:
 def test_data_parallel_moves_two_or_three_times_the_parameters(zero, times):
     """ZeRO, arXiv 1910.02054, section 7; in bf16, two bytes each."""
     psi = parameter_count(preset("llama3-8b")).total
-    assert moved("llama3-8b", {"dp": 8, "zero": zero}, "dp_bytes", using="deepspeed") == times * psi * 2
+    assert (
+        moved("llama3-8b", {"dp": 8, "zero": zero}, "dp_bytes", using="deepspeed")
+        == times * psi * 2
+    )
 
 
 def test_sharded_gradients_are_reduced_in_every_micro_batch():
@@ -32,14 +35,20 @@ def test_sharded_gradients_are_reduced_in_every_micro_batch():
     assert moved("llama3-8b", {"dp": 8, "global_batch_size": 32}, "dp_bytes") == whole
 
 
-@pytest.mark.parametrize(("zero", "bytes_"), [(0, 2 * 4), (1, 4 + 2 * 4), (2, 2 + 4), (3, 2 * 2 + 4)])
+@pytest.mark.parametrize(
+    ("zero", "bytes_"), [(0, 2 * 4), (1, 4 + 2 * 4), (2, 2 + 4), (3, 2 * 2 + 4)]
+)
 def test_the_engine_sends_gradients_in_fp32(zero, bytes_):
-    """Beside bf16 products its weights and gradients are fp32, and `fully_shard` reduces in fp32; ZeRO 1 reduces all.
+    """Beside bf16 products its weights and gradients are fp32, and `fully_shard` reduces in fp32;
+    ZeRO 1 reduces all.
     That is what takes time; the volume told is the paper's."""
     psi, plan = parameter_count(preset("llama3-8b")).total, {"dp": 8, "zero": zero}
     assert moved("llama3-8b", plan, "stage_dp_sent_bytes") == bytes_ * psi
     assert moved("llama3-8b", plan, "dp_bytes") == (2 + (zero == 3)) * 2 * psi
-    assert moved("llama3-8b", plan, "stage_dp_sent_bytes", using="deepspeed") == (2 + (zero == 3)) * 2 * psi
+    assert (
+        moved("llama3-8b", plan, "stage_dp_sent_bytes", using="deepspeed")
+        == (2 + (zero == 3)) * 2 * psi
+    )
 
 
 def test_experts_are_reduced_among_their_own_copies_only():
@@ -54,11 +63,16 @@ def test_experts_are_reduced_among_their_own_copies_only():
 
 
 def test_tensor_parallel_reduces_four_times_a_layer():
-    """Megatron-LM, arXiv 1909.08053, section 3: two forward, two backward; full recomputation two more."""
+    """Megatron-LM, arXiv 1909.08053, section 3: two forward, two backward; full recomputation two
+    more.
+    """
     state, layers = 2048 * 4096 * 2, 32
     ends = 2 * 2 * state  # the table's output and the head's input gradient
     assert moved("llama3-8b", {"tp": 8}, "tp_bytes") == 2 * 4 * layers * state + ends
-    assert moved("llama3-8b", {"tp": 8, "recompute": "full"}, "tp_bytes") == 2 * 6 * layers * state + ends
+    assert (
+        moved("llama3-8b", {"tp": 8, "recompute": "full"}, "tp_bytes")
+        == 2 * 6 * layers * state + ends
+    )
 
 
 def test_pipeline_context_and_experts():
@@ -67,7 +81,8 @@ def test_pipeline_context_and_experts():
     assert moved("llama3-8b", plan, "pp_bytes") == 2 * 8 * state
     folded = {**plan, "schedule": "interleaved_1f1b", "virtual_stages": 2}
     assert moved("llama3-8b", folded, "pp_bytes") == 2 * moved("llama3-8b", plan, "pp_bytes")
-    # a ring passes keys and values of 8 heads of 128 in both passes, their gradients in one, cp - 1 times
+    # a ring passes keys and values of 8 heads of 128 in both passes, their gradients in one, cp - 1
+    # times
     elements = 32 * 512 * 2 * 8 * 128
     assert moved("llama3-8b", {"cp": 4}, "cp_bytes", using="megatron") == 3 * elements * (2 + 2 + 2)
     assert moved("llama3-8b", {"cp": 4}, "cp_bytes", using="fsdp2") == 3 * elements * (2 + 2 + 4)
@@ -89,18 +104,32 @@ def test_a_parameter_server_is_a_bottleneck_that_a_ring_is_not():
 
 @pytest.mark.parametrize(
     ("ranks", "mebibytes", "microseconds"),
-    [(2, 16, 129), (2, 256, 1454), (4, 16, 178), (4, 256, 1928), (8, 8, 130), (8, 64, 580), (8, 1024, 8196)],
+    [
+        (2, 16, 129),
+        (2, 256, 1454),
+        (4, 16, 178),
+        (4, 256, 1928),
+        (8, 8, 130),
+        (8, 64, 580),
+        (8, 1024, 8196),
+    ],
 )
 def test_all_reduces_on_a100(ranks, mebibytes, microseconds):
-    """NCCL on NVLink, measured by arXiv 2312.12391's authors; untuned, over a factor of 250 in size."""
-    model = preset("gpt3-175b").model_copy(update={"hidden": 2048, "heads": 16, "kv_heads": 16, "head_dim": 128})
+    """NCCL on NVLink, measured by arXiv 2312.12391's authors; untuned, over a factor of 250 in
+    size.
+    """
+    model = preset("gpt3-175b").model_copy(
+        update={"hidden": 2048, "heads": 16, "kv_heads": 16, "head_dim": 128}
+    )
     tokens = mebibytes * 2**20 // (2048 * 2)
     table = predicted(model, {"tp": ranks, "precision": "bf16"}, device="a100-80g", seq_len=tokens)
     assert table["tp_reduce_s"][0] * 1e6 == pytest.approx(microseconds, rel=0.2)
 
 
 def test_crossing_nodes_is_slower_and_shares_the_network():
-    """Two ranks on two nodes have one link; sixteen on two nodes bring eight links for the same bytes."""
+    """Two ranks on two nodes have one link; sixteen on two nodes bring eight links for the same
+    bytes.
+    """
 
     def seconds(plan: dict[str, Any]) -> float:
         return float(predicted("llama3-8b", {"precision": "bf16", **plan})["stage_dp_s"].max())

@@ -1,4 +1,6 @@
-"""Enumeration: exactly the plans that the contract calls legal, as columns that stand for them, in bounded time."""
+"""Enumeration: exactly the plans that the contract calls legal, as columns that stand for them, in
+bounded time.
+"""
 
 from __future__ import annotations
 
@@ -20,8 +22,20 @@ from workers.contracts.model import ModelSpec
 from workers.contracts.plan import ParallelPlan
 from workers.contracts.presets import preset
 
-ODD = ModelSpec(layers=7, hidden=96, heads=12, kv_heads=6, ffn=260, vocab=1000, max_seq_len=64, position="learned")
-MODELS = [preset(name) for name in ("gpt2-124m", "llama3-8b", "mixtral-8x7b", "deepseek-v2", "qwen3-30b-a3b")] + [ODD]
+ODD = ModelSpec(
+    layers=7,
+    hidden=96,
+    heads=12,
+    kv_heads=6,
+    ffn=260,
+    vocab=1000,
+    max_seq_len=64,
+    position="learned",
+)
+MODELS = [
+    preset(name)
+    for name in ("gpt2-124m", "llama3-8b", "mixtral-8x7b", "deepseek-v2", "qwen3-30b-a3b")
+] + [ODD]
 SMALL = ClusterSpec(device="h100-80g", nodes=2, devices_per_node=4)
 
 
@@ -30,13 +44,20 @@ def random_plan(draw: random.Random) -> ParallelPlan:
     schedule = draw.choice(list(SCHEDULE))
     recompute = draw.choice(["none", "selective", "full", "auto"])
     fields = {
-        "dp": draw.choice(more), "tp": draw.choice(more), "pp": draw.choice(few), "cp": draw.choice(few),
-        "ep": draw.choice(more), "zero": draw.choice([0, 0, 1, 2, 3]), "sequence_parallel": draw.random() < 0.5,
-        "recompute": recompute, "schedule": schedule, "micro_batch_size": draw.choice(few),
+        "dp": draw.choice(more),
+        "tp": draw.choice(more),
+        "pp": draw.choice(few),
+        "cp": draw.choice(few),
+        "ep": draw.choice(more),
+        "zero": draw.choice([0, 0, 1, 2, 3]),
+        "sequence_parallel": draw.random() < 0.5,
+        "recompute": recompute,
+        "schedule": schedule,
+        "micro_batch_size": draw.choice(few),
         "virtual_stages": draw.choice([1, 2, 2, 3]) if draw.random() < 0.5 else None,
         "global_batch_size": draw.choice([None, 1, 8, 24, 48, 96, 100, 480]),
         "dp_replicate": draw.choice([None, None, 1, 2, 3]),
-    }  # fmt: skip
+    }
     if draw.random() < 0.1:
         fields["weight_stashing"] = draw.random() < 0.7
     if draw.random() < 0.1:
@@ -47,18 +68,33 @@ def random_plan(draw: random.Random) -> ParallelPlan:
 
 
 def columns_of(plans: list[ParallelPlan]) -> dict[str, np.ndarray]:
-    names = {name: name for name in ("dp", "tp", "pp", "cp", "ep", "zero", "sequence_parallel", "virtual_stages")}
+    names = {
+        name: name
+        for name in ("dp", "tp", "pp", "cp", "ep", "zero", "sequence_parallel", "virtual_stages")
+    }
     names |= {"micro_batch": "micro_batch_size", "global_batch": "global_batch_size"}
-    columns = {name: np.array([int(getattr(plan, field)) for plan in plans]) for name, field in names.items()}
+    columns = {
+        name: np.array([int(getattr(plan, field)) for plan in plans])
+        for name, field in names.items()
+    }
     return columns | {
         "schedule": np.array([SCHEDULE[plan.schedule] for plan in plans]),
         "dp_replicate": np.array([plan.dp_replicate or 0 for plan in plans]),
-        "pipedream_only": np.array([int(bool(plan.weight_stashing or plan.vertical_sync)) for plan in plans]),
-        "budget_without_auto": np.array(
-            [int(plan.recompute_budget_bytes is not None and plan.recompute != "auto") for plan in plans]
+        "pipedream_only": np.array(
+            [int(bool(plan.weight_stashing or plan.vertical_sync)) for plan in plans]
         ),
-        "stage_entries": np.array([-1 if plan.stage_layers is None else len(plan.stage_layers) for plan in plans]),
-        "stage_sum": np.array([-1 if plan.stage_layers is None else sum(plan.stage_layers) for plan in plans]),
+        "budget_without_auto": np.array(
+            [
+                int(plan.recompute_budget_bytes is not None and plan.recompute != "auto")
+                for plan in plans
+            ]
+        ),
+        "stage_entries": np.array(
+            [-1 if plan.stage_layers is None else len(plan.stage_layers) for plan in plans]
+        ),
+        "stage_sum": np.array(
+            [-1 if plan.stage_layers is None else sum(plan.stage_layers) for plan in plans]
+        ),
     }
 
 
@@ -67,18 +103,28 @@ def test_columns_are_illegal_exactly_where_the_contract_has_problems(model: Mode
     draw = random.Random(model.name)
     plans = [random_plan(draw) for _ in range(3000)]
     seq_len, devices = draw.choice([64, 96, 100, 128]), draw.choice([None, 8, 48])
-    problems = [plan_problems(plan, model=model, seq_len=seq_len, devices=devices, field="") for plan in plans]
+    problems = [
+        plan_problems(plan, model=model, seq_len=seq_len, devices=devices, field="")
+        for plan in plans
+    ]
     reasons = illegal(columns_of(plans), model=model, seq_len=seq_len, devices=devices)
     left_out = np.zeros(len(plans), bool)
     for reason, mask in reasons.items():
         left_out |= mask
         # a reason names the field that the contract names
-        assert all(reason.partition(":")[0] in {each.field for each in problems[at]} for at in np.flatnonzero(mask))
+        assert all(
+            reason.partition(":")[0] in {each.field for each in problems[at]}
+            for at in np.flatnonzero(mask)
+        )
     assert left_out.tolist() == [bool(each) for each in problems]
 
 
 def legal_cells(block) -> list[int]:
-    mask = np.ones(block.shape, bool) if block.legal is None else np.broadcast_to(block.legal, block.shape)
+    mask = (
+        np.ones(block.shape, bool)
+        if block.legal is None
+        else np.broadcast_to(block.legal, block.shape)
+    )
     assert int(mask.sum()) == block.size
     return np.flatnonzero(mask).tolist()
 
@@ -93,7 +139,9 @@ def cells(space, chosen, batch):
 def test_a_small_space_is_every_legal_plan_once() -> None:
     model, seq_len, batch = preset("mixtral-8x7b"), 32, 8
     chosen = axes(
-        {"offload": ["none", "all"], "prefetch_layers": [None, 2], "recompute": ["none", "full"]}, SMALL, SMALL.entry
+        {"offload": ["none", "all"], "prefetch_layers": [None, 2], "recompute": ["none", "full"]},
+        SMALL,
+        SMALL.entry,
     )
     space = enumerate_plans(model, SMALL, seq_len, batch, chosen)
     found = [plan.to_json() for _, _, plan in cells(space, chosen, batch)]
@@ -106,19 +154,35 @@ def test_a_small_space_is_every_legal_plan_once() -> None:
             degrees, range(4), SCHEDULE, [1, 2, 4, 8], [1, 2, 4, 8], [None, 2, 4], [False, True]
         ):
             useless = (
-                (sequence and tp == 1) or (zero and dp * cp == 1) or (copies and (not zero or copies == dp))
+                (sequence and tp == 1)
+                or (zero and dp * cp == 1)
+                or (copies and (not zero or copies == dp))
                 or (pp == 1 and schedule != "1f1b")
-            )  # fmt: skip
+            )
             if useless or (dp % (micro and 1)) or micro * dp > batch:
                 continue
             fields = {
-                "dp": dp, "tp": tp, "pp": pp, "cp": cp, "ep": ep, "zero": zero, "schedule": schedule,
-                "virtual_stages": virtual, "micro_batch_size": micro, "global_batch_size": batch,
-                "dp_replicate": copies, "sequence_parallel": sequence, "precision": "bf16",
-            }  # fmt: skip
-            if plan_problems(ParallelPlan.from_dict(fields), model=model, seq_len=seq_len, devices=8):
+                "dp": dp,
+                "tp": tp,
+                "pp": pp,
+                "cp": cp,
+                "ep": ep,
+                "zero": zero,
+                "schedule": schedule,
+                "virtual_stages": virtual,
+                "micro_batch_size": micro,
+                "global_batch_size": batch,
+                "dp_replicate": copies,
+                "sequence_parallel": sequence,
+                "precision": "bf16",
+            }
+            if plan_problems(
+                ParallelPlan.from_dict(fields), model=model, seq_len=seq_len, devices=8
+            ):
                 continue
-            for offload, recompute, ahead in itertools.product(["none", "all"], ["none", "full"], [None, 2]):
+            for offload, recompute, ahead in itertools.product(
+                ["none", "all"], ["none", "full"], [None, 2]
+            ):
                 if ahead is None or zero == 3:
                     more = {"offload": offload, "recompute": recompute, "prefetch_layers": ahead}
                     expected.add(ParallelPlan.from_dict({**fields, **more}).to_json())
@@ -149,21 +213,29 @@ def test_fixed_fields_hold_and_the_rest_stays_free() -> None:
     space = enumerate_plans(preset("llama3-8b"), SMALL, 4096, 16, chosen)
     plans = [plan for _, _, plan in cells(space, chosen, 16)]
     # on one data-parallel rank nothing is sharded, but zero was asked for
-    assert {(plan.tp, plan.pp, plan.schedule, plan.virtual_stages, plan.reduce_dtype) for plan in plans} == {
-        (4, 2, "zbv", 2, "fp32")
-    }
+    assert {
+        (plan.tp, plan.pp, plan.schedule, plan.virtual_stages, plan.reduce_dtype) for plan in plans
+    } == {(4, 2, "zbv", 2, "fp32")}
     assert {plan.zero for plan in plans} == {1, 2}
     assert {plan.recompute for plan in plans} == {"none", "selective", "full"}
 
 
 def test_many_choices_beside_the_rows() -> None:
-    fix = {"prefetch_layers": list(range(80)), "pp": 2, "offload": "none", "recompute": "none", "zero": [0, 3]}
+    fix = {
+        "prefetch_layers": list(range(80)),
+        "pp": 2,
+        "offload": "none",
+        "recompute": "none",
+        "zero": [0, 3],
+    }
     chosen = axes(fix, SMALL, SMALL.entry)
     space = enumerate_plans(preset("llama3-8b"), SMALL, 4096, 2, chosen)
     plans = [plan for _, _, plan in cells(space, chosen, 2)]
     assert space.size == len(plans) == len({plan.to_json() for plan in plans})
     assert {plan.prefetch_layers for plan in plans} == {None, *range(80)}
-    assert not any(plan_problems(plan, model=preset("llama3-8b"), seq_len=4096, devices=8) for plan in plans)
+    assert not any(
+        plan_problems(plan, model=preset("llama3-8b"), seq_len=4096, devices=8) for plan in plans
+    )
 
 
 def test_tensor_parallelism_stays_inside_a_node_unless_asked_for() -> None:
@@ -179,11 +251,18 @@ def test_tensor_parallelism_stays_inside_a_node_unless_asked_for() -> None:
 @pytest.mark.parametrize(
     ("fix", "field"),
     [
-        ({"tpp": 2}, "fix.tpp"), ({"tp": 0}, "fix.tp"), ({"tp": "many"}, "fix.tp"), ({"zero": 4}, "fix.zero"),
-        ({"zero": []}, "fix.zero"), ({"schedule": "2f2b"}, "fix.schedule"), ({"devices": "some"}, "fix.devices"),
-        ({"devices": 7}, "fix.devices"), ({"pp": -2}, "fix.pp"), ({"micro_batch_size": 1.5}, "fix.micro_batch_size"),
+        ({"tpp": 2}, "fix.tpp"),
+        ({"tp": 0}, "fix.tp"),
+        ({"tp": "many"}, "fix.tp"),
+        ({"zero": 4}, "fix.zero"),
+        ({"zero": []}, "fix.zero"),
+        ({"schedule": "2f2b"}, "fix.schedule"),
+        ({"devices": "some"}, "fix.devices"),
+        ({"devices": 7}, "fix.devices"),
+        ({"pp": -2}, "fix.pp"),
+        ({"micro_batch_size": 1.5}, "fix.micro_batch_size"),
     ],
-)  # fmt: skip
+)
 def test_a_wrong_fix_is_refused_by_name(fix: dict[str, object], field: str) -> None:
     with pytest.raises(Refused) as refused:
         enumerate_plans(preset("llama3-8b"), SMALL, 4096, 16, axes(fix, SMALL, SMALL.entry))
@@ -193,7 +272,9 @@ def test_a_wrong_fix_is_refused_by_name(fix: dict[str, object], field: str) -> N
 
 def test_a_cluster_of_a_million_devices_is_answered() -> None:
     cluster = ClusterSpec(device="h100-80g", nodes=65536, devices_per_node=16)
-    space = enumerate_plans(preset("gpt3-175b"), cluster, 2048, 1536, axes({}, cluster, cluster.entry))
+    space = enumerate_plans(
+        preset("gpt3-175b"), cluster, 2048, 1536, axes({}, cluster, cluster.entry)
+    )
     assert 0 < space.size <= 5_000_000
     assert space.rejected["global_batch_size: does not divide by micro_batch_size x dp"] > 0
 
@@ -214,5 +295,7 @@ def test_a_search_that_grows_too_large_says_what_it_leaves_out_or_which_axis_to_
 
 def test_a_million_legal_plans_of_gpt3_on_512_devices() -> None:
     cluster = ClusterSpec(device="h100-80g", nodes=64, devices_per_node=8)
-    space = enumerate_plans(preset("gpt3-175b"), cluster, 2048, 1536, axes({}, cluster, cluster.entry))
+    space = enumerate_plans(
+        preset("gpt3-175b"), cluster, 2048, 1536, axes({}, cluster, cluster.entry)
+    )
     assert space.size >= 10**6

@@ -36,7 +36,9 @@ def test_four_of_five_runs_lie_inside(noise):
 
 def test_they_hold_the_prediction_and_widen_with_noise():
     asked = requests()[:10]
-    narrow, wide = (fit(shuffled(measured(requests(), SLOWER, noise=noise), 5)[:30]) for noise in (0.01, 0.15))
+    narrow, wide = (
+        fit(shuffled(measured(requests(), SLOWER, noise=noise), 5)[:30]) for noise in (0.01, 0.15)
+    )
     spans = []
     for calibration in (narrow, wide, None):
         low, high, predicted = interval(asked, calibration)
@@ -48,41 +50,78 @@ def test_they_hold_the_prediction_and_widen_with_noise():
 def test_they_widen_away_from_the_runs_and_say_so():
     calibration = fit(shuffled(measured(requests(hidden=(1024,)), SLOWER, noise=0.02), 1)[:30])
     near = requests(hidden=(1024,))[0]
-    far = request("llama3-405b", {"tp": 8, "pp": 8, "dp": 8, "precision": "bf16"}, device="a100-80g", using="megatron")
+    far = request(
+        "llama3-405b",
+        {"tp": 8, "pp": 8, "dp": 8, "precision": "bf16"},
+        device="a100-80g",
+        using="megatron",
+    )
     low, high, _ = interval([near, far], calibration)
     assert high[1] / low[1] > 1.1 * high[0] / low[0]
     table = table_of([near, far], columns_for([near, far], calibration))
     assert calibration.extrapolates("a100-80g", "megatron", table, 0) == []
     told = calibration.extrapolates("a100-80g", "megatron", table, 1)
     assert "hidden size 16384 lies outside the measured 1024 to 1024" in told
-    assert "default values are used" in calibration.extrapolates("h100-80g", "megatron", table, 1)[0]
+    assert (
+        "default values are used" in calibration.extrapolates("h100-80g", "megatron", table, 1)[0]
+    )
 
 
 def test_without_runs_a_known_pair_is_trusted_more():
     """Profiles that rest on published runs against a device and framework that none are known of."""
 
     def span(device: str, using: str) -> float:
-        low, high, _ = interval([request("llama3-8b", {"dp": 8, "precision": "bf16"}, device=device, using=using)])
+        low, high, _ = interval(
+            [request("llama3-8b", {"dp": 8, "precision": "bf16"}, device=device, using=using)]
+        )
         return float(high[0] / low[0])
 
     assert span("a100-80g", "megatron") < span("mi300x-192g", "deepspeed")
 
 
 def test_a_default_profile_widens_away_from_the_runs_it_was_set_with_and_says_so():
-    """Megatron on A100 rests on unfused attention, recomputed, at tp 2 to 8: not on what a search likes best."""
-    shape = {"tp": 8, "pp": 8, "dp": 1, "precision": "bf16", "schedule": "interleaved_1f1b", "virtual_stages": 3,
-             "recompute": "selective", "global_batch_size": 64}  # fmt: skip
-    like = request("gpt3-175b", shape, device="a100-80g", using={"name": "megatron", "flash_attention": False})
-    kinds = request("gpt3-175b", {**shape, "recompute": "none"}, device="a100-80g", using="megatron")
-    far = request("gpt3-175b", {**shape, "recompute": "none", "schedule": "zbv", "virtual_stages": 2, "tp": 4, "dp": 2,
-                                "zero": 1}, device="a100-80g", using="megatron")  # fmt: skip
+    """Megatron on A100 rests on unfused attention, recomputed, at tp 2 to 8: not on what a search
+    likes best.
+    """
+    shape = {
+        "tp": 8,
+        "pp": 8,
+        "dp": 1,
+        "precision": "bf16",
+        "schedule": "interleaved_1f1b",
+        "virtual_stages": 3,
+        "recompute": "selective",
+        "global_batch_size": 64,
+    }
+    like = request(
+        "gpt3-175b", shape, device="a100-80g", using={"name": "megatron", "flash_attention": False}
+    )
+    kinds = request(
+        "gpt3-175b", {**shape, "recompute": "none"}, device="a100-80g", using="megatron"
+    )
+    far = request(
+        "gpt3-175b",
+        {
+            **shape,
+            "recompute": "none",
+            "schedule": "zbv",
+            "virtual_stages": 2,
+            "tp": 4,
+            "dp": 2,
+            "zero": 1,
+        },
+        device="a100-80g",
+        using="megatron",
+    )
     low, high, _ = interval([like, kinds, far])
     spans = high / low
     assert spans[0] < spans[1] < spans[2] and spans[2] > 1.1 * spans[0]
     table = table_of([like, kinds, far], columns_for([like, kinds, far]))
     said = extrapolations(table, [like, kinds, far])
     assert said[0] == ""
-    assert "fused attention (they have unfused attention)" in said[1] and "recompute none" in said[1]
+    assert (
+        "fused attention (they have unfused attention)" in said[1] and "recompute none" in said[1]
+    )
     assert "schedule zbv" in said[2] and "zero 1 lies outside" in said[2]
 
 

@@ -1,4 +1,6 @@
-"""Offloaded weights cost the time they travel, and automatic recomputation the time of what it drops."""
+"""Offloaded weights cost the time they travel, and automatic recomputation the time of what it
+drops.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,13 @@ def table(*plans: dict[str, object], seq_len: int = 4096):
     cluster = ClusterSpec(device="h100-80g", nodes=1, devices_per_node=8)
     common = {"dp": 8, "precision": "bf16", "global_batch_size": 32}
     requests = [
-        Request(preset("llama3-8b"), ParallelPlan.from_dict({**common, **plan}), cluster, seq_len, framework("orrery"))
+        Request(
+            preset("llama3-8b"),
+            ParallelPlan.from_dict({**common, **plan}),
+            cluster,
+            seq_len,
+            framework("orrery"),
+        )
         for plan in plans
     ]
     return table_of(requests, columns_for(requests))
@@ -25,7 +33,12 @@ def table(*plans: dict[str, object], seq_len: int = 4096):
 
 def test_weights_come_twice_and_gradients_go_once_for_each_micro_batch() -> None:
     total = parameter_count(preset("llama3-8b")).total
-    found = table({"offload": "all"}, {"offload": "all", "zero": 3}, {"offload": "optimizer"}, {"offload": "nvme"})
+    found = table(
+        {"offload": "all"},
+        {"offload": "all", "zero": 3},
+        {"offload": "optimizer"},
+        {"offload": "nvme"},
+    )
     rate, storage = found["host_link_bytes_per_s"], found["nvme_bytes_per_s"]
     each = total * (2 * found["param_bytes"][0] + found["grad_bytes"][0])
     expected = [4 * each / rate, 4 * each / 8 / rate, 0.0, 4 * each / min(rate, storage)]

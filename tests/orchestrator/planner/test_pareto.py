@@ -33,7 +33,10 @@ def test_the_front_of_parts_is_the_front_of_all(seed: int) -> None:
     for part in parts:
         front.add(first[part], second[part], part)
     points = {
-        (a, b) for a, b in zip(first[undominated([first, second])], second[undominated([first, second])], strict=True)
+        (a, b)
+        for a, b in zip(
+            first[undominated([first, second])], second[undominated([first, second])], strict=True
+        )
     }
     assert {(a, b) for a, b in zip(front.first, front.second, strict=True)} == points
     assert len(points) == front.ids.size

@@ -17,17 +17,34 @@ from workers.contracts.devices import DEVICES
 from workers.contracts.presets import PRESETS
 
 LINE: dict[str, Any] = {
-    "id": "q1", "model": "llama3-8b",
-    "plan": {"dp": 8, "zero": 3, "precision": "bf16", "micro_batch_size": 1, "global_batch_size": 16},
+    "id": "q1",
+    "model": "llama3-8b",
+    "plan": {
+        "dp": 8,
+        "zero": 3,
+        "precision": "bf16",
+        "micro_batch_size": 1,
+        "global_batch_size": 16,
+    },
     "cluster": {"device": "h100-80g", "nodes": 1, "devices_per_node": 8},
-    "workload": {"seq_len": 8192, "tokens": 1e12}, "framework": {"name": "fsdp2"},
-}  # fmt: skip
+    "workload": {"seq_len": 8192, "tokens": 1e12},
+    "framework": {"name": "fsdp2"},
+}
 H100 = DEVICES["h100-80g"].to_dict()
 LLAMA_CONFIG = {
-    "model_type": "llama", "hidden_size": 4096, "num_hidden_layers": 32, "num_attention_heads": 32,
-    "num_key_value_heads": 8, "intermediate_size": 14336, "vocab_size": 128256, "max_position_embeddings": 8192,
-    "rms_norm_eps": 1e-5, "rope_theta": 500000.0, "tie_word_embeddings": False, "hidden_act": "silu",
-}  # fmt: skip
+    "model_type": "llama",
+    "hidden_size": 4096,
+    "num_hidden_layers": 32,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 8,
+    "intermediate_size": 14336,
+    "vocab_size": 128256,
+    "max_position_embeddings": 8192,
+    "rms_norm_eps": 1e-5,
+    "rope_theta": 500000.0,
+    "tie_word_embeddings": False,
+    "hidden_act": "silu",
+}
 
 
 def fields(line: Any, **more: Any) -> list[str]:
@@ -38,11 +55,19 @@ def fields(line: Any, **more: Any) -> list[str]:
 
 def test_what_lines_carry_besides_is_ignored() -> None:
     plain = read(LINE).request
-    assert plain is not None and (plain.tokens, plain.id, plain.framework.name) == (1e12, "q1", "fsdp2")
+    assert plain is not None and (plain.tokens, plain.id, plain.framework.name) == (
+        1e12,
+        "q1",
+        "fsdp2",
+    )
     more = {
-        **LINE, "source": "a paper", "_note": 1, "measured": {"step_time_s": 1.0, "weather": "fine"},
-        "plan": {**LINE["plan"], "_why": "tried"}, "framework": {"name": "fsdp2", "compiler": "x", "grad_dtype": None},
-    }  # fmt: skip
+        **LINE,
+        "source": "a paper",
+        "_note": 1,
+        "measured": {"step_time_s": 1.0, "weather": "fine"},
+        "plan": {**LINE["plan"], "_why": "tried"},
+        "framework": {"name": "fsdp2", "compiler": "x", "grad_dtype": None},
+    }
     found = read(more)
     assert found.request == plain and found.measured["weather"] == "fine"
 
@@ -64,7 +89,10 @@ def test_what_lines_carry_besides_is_ignored() -> None:
         ({"cluster": {"device": "h100"}}, "cluster.device"),
         ({"cluster": {"device": "h100-80g", "nodes": 10**6}}, "cluster.nodes"),
         ({"cluster": {"device": {"name": "x"}}}, "cluster.device.peak_tflops"),
-        ({"cluster": {"device": {**H100, "peak_tflops": {"int4": 1}}}}, "cluster.device.peak_tflops"),
+        (
+            {"cluster": {"device": {**H100, "peak_tflops": {"int4": 1}}}},
+            "cluster.device.peak_tflops",
+        ),
         ({"workload": {}}, "workload.seq_len"),
         ({"workload": {"seq_len": -1}}, "workload.seq_len"),
         ({"workload": {"seq_len": 8192, "token": 1}}, "workload.token"),
@@ -74,7 +102,7 @@ def test_what_lines_carry_besides_is_ignored() -> None:
         ({"framework": {"optimizer": "adamx"}}, "framework.optimizer"),
         ({"framework": 3}, "framework"),
     ],
-)  # fmt: skip
+)
 def test_what_is_wrong_is_named(change: dict[str, Any], field: str) -> None:
     assert field in fields({**LINE, **change})
 
@@ -89,25 +117,41 @@ def test_an_illegal_plan_is_told_from_an_unreadable_line() -> None:
 def test_a_model_may_be_a_config_or_its_file(tmp_path: Path) -> None:
     shape = PRESETS["llama3-8b"]
     found = read({**LINE, "model": LLAMA_CONFIG}).request
-    assert found is not None and (found.model.hidden, found.model.kv_heads, found.model.ffn) == (4096, 8, shape.ffn)
+    assert found is not None and (found.model.hidden, found.model.kv_heads, found.model.ffn) == (
+        4096,
+        8,
+        shape.ffn,
+    )
     file = tmp_path / "config.json"
     file.write_text(json.dumps(LLAMA_CONFIG))
     line = {**LINE, "model": str(file)}
     assert fields(line) == ["model"], "files are for those who sit at the machine"
     by_file = read(line, Choices(files=True)).request
     assert by_file is not None and by_file.model.layers == 32
-    assert fields({**LINE, "model": str(tmp_path / "none.json")}, choices=Choices(files=True)) == ["model"]
+    assert fields({**LINE, "model": str(tmp_path / "none.json")}, choices=Choices(files=True)) == [
+        "model"
+    ]
 
 
 def test_a_search_in_the_commands_words_is_one_in_a_lines() -> None:
-    flat = {"model": "llama3-8b", "device": "h100-80g", "nodes": 2, "seq_len": 4096, "global_batch": 16, "top": 3}
+    flat = {
+        "model": "llama3-8b",
+        "device": "h100-80g",
+        "nodes": 2,
+        "seq_len": 4096,
+        "global_batch": 16,
+        "top": 3,
+    }
     assert folded(flat) == {
-        "model": "llama3-8b", "top": 3, "cluster": {"device": "h100-80g", "nodes": 2},
+        "model": "llama3-8b",
+        "top": 3,
+        "cluster": {"device": "h100-80g", "nodes": 2},
         "workload": {"seq_len": 4096, "global_batch_size": 16},
-    }  # fmt: skip
+    }
     assert folded({"seq_len": 8, "workload": {"seq_len": 4}, "nodes": 2, "cluster": 3}) == {
-        "workload": {"seq_len": 4}, "cluster": 3,
-    }  # fmt: skip
+        "workload": {"seq_len": 4},
+        "cluster": 3,
+    }
 
 
 def test_devices_of_ones_own_are_named_or_written_out() -> None:
@@ -118,7 +162,9 @@ def test_devices_of_ones_own_are_named_or_written_out() -> None:
     assert found is not None and found.entry is own
     written = read({**LINE, "cluster": {"device": own.to_dict(), "devices_per_node": 8}}).request
     assert written is not None and written.entry == own
-    assert "lab-gpu" in str(read({**LINE, "cluster": {"device": "lab-gpv"}}, Choices({"lab-gpu": own})).problems[0])
+    assert "lab-gpu" in str(
+        read({**LINE, "cluster": {"device": "lab-gpv"}}, Choices({"lab-gpu": own})).problems[0]
+    )
 
 
 def test_lines_that_are_no_json_are_problems() -> None:
@@ -131,7 +177,9 @@ def test_lines_that_are_no_json_are_problems() -> None:
     assert ask.estimate([{**LINE, "_x": 1, "model": deep}])[0]["ok"] is False
 
 
-KEYS = st.sampled_from(["id", "model", "plan", "cluster", "workload", "framework", "measured", "source", "_x", "other"])
+KEYS = st.sampled_from(
+    ["id", "model", "plan", "cluster", "workload", "framework", "measured", "source", "_x", "other"]
+)
 
 
 @given(st.dictionaries(KEYS, anything, max_size=6))

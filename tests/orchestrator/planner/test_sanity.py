@@ -1,4 +1,6 @@
-"""What must hold for every preset, device and framework, asked through the door that programs use: request lines."""
+"""What must hold for every preset, device and framework, asked through the door that programs use:
+request lines.
+"""
 
 from __future__ import annotations
 
@@ -17,9 +19,17 @@ from workers.contracts.presets import PRESETS, preset
 
 LINES = ("params", "grads", "optimizer", "activations", "logits", "buffers", "unattributed")
 NUMBERS = {
-    "step_time_s", "step_time_low_s", "step_time_high_s", "tokens_per_s_per_device", "tflops_per_device", "mfu", "hfu",
-    "bubble_fraction", "usd_per_billion_tokens", "days",
-}  # fmt: skip
+    "step_time_s",
+    "step_time_low_s",
+    "step_time_high_s",
+    "tokens_per_s_per_device",
+    "tflops_per_device",
+    "mfu",
+    "hfu",
+    "bubble_fraction",
+    "usd_per_billion_tokens",
+    "days",
+}
 TIME = {"compute_s", "exposed_comm_s", "bubble_s", "optimizer_s", "other_s"}
 COMM = {"dp_bytes", "tp_bytes", "pp_bytes", "cp_bytes", "ep_bytes"}
 SCHEDULES = ("naive", "gpipe", "1f1b", "interleaved_1f1b", "zb1p", "zbv", "dualpipev", "pipedream")
@@ -39,15 +49,21 @@ ROUTED: tuple[dict[str, Any], ...] = (
 )
 
 
-def line(model: Any, plan: Any = None, *, device: str = "h100-80g", using: Any = "orrery", **more: Any) -> dict:
+def line(
+    model: Any, plan: Any = None, *, device: str = "h100-80g", using: Any = "orrery", **more: Any
+) -> dict:
     """A request of eight devices in bf16 with 2,048 tokens or as many as the model takes."""
     shape = model if isinstance(model, ModelSpec) else preset(model)
     workload = {"seq_len": min(2048, shape.max_seq_len), "tokens": 1e12, **more.pop("workload", {})}
     cluster = {"device": device, "nodes": 1, "devices_per_node": 8, **more.pop("cluster", {})}
     return {
-        "model": shape.to_dict(), "plan": {"precision": "bf16", **(plan or {})}, "cluster": cluster,
-        "workload": workload, "framework": using, **more,
-    }  # fmt: skip
+        "model": shape.to_dict(),
+        "plan": {"precision": "bf16", **(plan or {})},
+        "cluster": cluster,
+        "workload": workload,
+        "framework": using,
+        **more,
+    }
 
 
 def told(lines: list[dict]) -> list[dict]:
@@ -59,7 +75,11 @@ def told(lines: list[dict]) -> list[dict]:
 def plans_of(name: str) -> list[dict[str, Any]]:
     shape = preset(name)
     splits = shape.heads % 2 == 0
-    return [each for each in (*PLANS, *(ROUTED if shape.moe else ())) if splits or each.get("tp", 1) == 1]
+    return [
+        each
+        for each in (*PLANS, *(ROUTED if shape.moe else ()))
+        if splits or each.get("tp", 1) == 1
+    ]
 
 
 @pytest.mark.parametrize("using", sorted(FRAMEWORKS))
@@ -73,17 +93,35 @@ def test_every_preset_on_every_device_is_answered_with_numbers_that_agree(using)
     ]
     for asked, answer in zip(lines, told(lines), strict=True):
         where = f"{asked['model']['name']} {asked['plan']} {asked['cluster']['device']}"
-        assert answer["id"] == asked["id"] and answer.keys() >= {"problems", "fits", "memory", "time", "comm", *NUMBERS}
+        assert answer["id"] == asked["id"] and answer.keys() >= {
+            "problems",
+            "fits",
+            "memory",
+            "time",
+            "comm",
+            *NUMBERS,
+        }
         numbers = [answer[name] for name in NUMBERS] + list(answer["time"].values())
-        assert all(type(each) is float and math.isfinite(each) and each >= 0 for each in numbers), where
+        assert all(type(each) is float and math.isfinite(each) and each >= 0 for each in numbers), (
+            where
+        )
         _memory_agrees(answer["memory"], asked["plan"].get("pp", 1), answer["fits"], where)
-        assert answer["comm"].keys() == COMM and all(type(each) is int for each in answer["comm"].values()), where
-        assert answer["time"].keys() == TIME and sum(answer["time"].values()) == pytest.approx(answer["step_time_s"])
-        assert 0 < answer["step_time_low_s"] < answer["step_time_s"] < answer["step_time_high_s"], where
+        assert answer["comm"].keys() == COMM and all(
+            type(each) is int for each in answer["comm"].values()
+        ), where
+        assert answer["time"].keys() == TIME and sum(answer["time"].values()) == pytest.approx(
+            answer["step_time_s"]
+        )
+        assert 0 < answer["step_time_low_s"] < answer["step_time_s"] < answer["step_time_high_s"], (
+            where
+        )
         assert 0 < answer["mfu"] <= answer["hfu"] < 1 and 0 <= answer["bubble_fraction"] < 1, where
         _rates_agree(asked, answer, where)
         for axis in ("tp", "pp", "cp", "ep"):
-            assert (answer["comm"][f"{axis}_bytes"] > 0) == (asked["plan"].get(axis, 1) > 1), (axis, where)
+            assert (answer["comm"][f"{axis}_bytes"] > 0) == (asked["plan"].get(axis, 1) > 1), (
+                axis,
+                where,
+            )
 
 
 def _memory_agrees(memory: dict[str, Any], ranks: int, fits: bool, where: str) -> None:
@@ -111,38 +149,73 @@ def _rates_agree(asked: dict, answer: dict, where: str) -> None:
     tflops = rate * flops_per_token(shape, seq_len) / 1e12
     assert answer["tflops_per_device"] == pytest.approx(tflops), where
     assert answer["mfu"] == pytest.approx(tflops / entry.peak(plan["precision"])), where
-    assert answer["usd_per_billion_tokens"] == pytest.approx(1e9 / rate / 3600 * entry.usd_per_hour), where
+    assert answer["usd_per_billion_tokens"] == pytest.approx(
+        1e9 / rate / 3600 * entry.usd_per_hour
+    ), where
     assert answer["days"] == pytest.approx(1e12 / (8 * rate) / 86400), where
 
 
 @pytest.mark.parametrize("using", ["orrery", "megatron", "deepspeed"])
 @pytest.mark.parametrize("name", ["gpt2-124m", "llama2-7b", "qwen3-8b"])
 def test_data_parallelism_moves_two_or_three_times_the_parameters(name, using):
-    """2, 2, 2, 3 times Ψ for ZeRO 0-3 (arXiv 1910.02054, section 7), in 16 bit; padding adds a little."""
+    """2, 2, 2, 3 times Ψ for ZeRO 0-3 (arXiv 1910.02054, section 7), in 16 bit; padding adds a
+    little.
+    """
     found = told([line(name, {"dp": 8, "zero": zero}, using=using) for zero in range(4)])
     each = 2 * parameter_count(preset(name)).total
-    assert [answer["comm"]["dp_bytes"] / each for answer in found] == pytest.approx([2, 2, 2, 3], rel=0.003)
-    alone = told([line(name, {"tp": 8 if name != "gpt2-124m" else 4, "pp": 1 if name != "gpt2-124m" else 2})])
+    assert [answer["comm"]["dp_bytes"] / each for answer in found] == pytest.approx(
+        [2, 2, 2, 3], rel=0.003
+    )
+    alone = told(
+        [line(name, {"tp": 8 if name != "gpt2-124m" else 4, "pp": 1 if name != "gpt2-124m" else 2})]
+    )
     assert alone[0]["comm"]["dp_bytes"] == 0
 
 
 def test_states_of_75_billion_parameters_on_64_devices():
-    """120, 31.4, 16.6 and 1.9 GB (arXiv 1910.02054, figure 1); the shape is GPT-like, with 7.5 billion parameters."""
-    shape = {"layers": 36, "hidden": 4096, "heads": 32, "ffn": 16384, "vocab": 50257, "max_seq_len": 1024,
-             "gated_mlp": False, "norm": "layernorm", "position": "learned", "bias": "all"}  # fmt: skip
+    """120, 31.4, 16.6 and 1.9 GB (arXiv 1910.02054, figure 1); the shape is GPT-like, with 7.5
+    billion parameters.
+    """
+    shape = {
+        "layers": 36,
+        "hidden": 4096,
+        "heads": 32,
+        "ffn": 16384,
+        "vocab": 50257,
+        "max_seq_len": 1024,
+        "gated_mlp": False,
+        "norm": "layernorm",
+        "position": "learned",
+        "bias": "all",
+    }
     spec = ModelSpec.from_dict(shape)
     scale = 7.5e9 / parameter_count(spec).total
     found = told(
-        [line(spec, {"dp": 64, "zero": zero}, using="deepspeed", cluster={"nodes": 8}, workload={"seq_len": 1024})
-         for zero in range(4)]
-    )  # fmt: skip
-    states = [sum(each["memory"][f"{name}_bytes"] for name in LINES[:3]) * scale / 1e9 for each in found]
+        [
+            line(
+                spec,
+                {"dp": 64, "zero": zero},
+                using="deepspeed",
+                cluster={"nodes": 8},
+                workload={"seq_len": 1024},
+            )
+            for zero in range(4)
+        ]
+    )
+    states = [
+        sum(each["memory"][f"{name}_bytes"] for name in LINES[:3]) * scale / 1e9 for each in found
+    ]
     assert states == pytest.approx([120, 31.4, 16.6, 1.9], rel=0.02)
 
 
-@pytest.mark.parametrize("schedule", ["gpipe", "1f1b", "interleaved_1f1b", "zb1p", "zbv", "dualpipev"])
+@pytest.mark.parametrize(
+    "schedule", ["gpipe", "1f1b", "interleaved_1f1b", "zb1p", "zbv", "dualpipev"]
+)
 def test_bubbles_shrink_with_micro_batches_and_match_the_closed_form(schedule):
-    plans = [{"tp": 2, "pp": 4, "schedule": schedule, "global_batch_size": number} for number in (8, 16, 32, 64, 128)]
+    plans = [
+        {"tp": 2, "pp": 4, "schedule": schedule, "global_batch_size": number}
+        for number in (8, 16, 32, 64, 128)
+    ]
     found = told([line("gpt3-175b", plan, using="megatron") for plan in plans])
     bubbles = [each["bubble_fraction"] for each in found]
     assert all(more > fewer > 0 for more, fewer in pairwise(bubbles))
@@ -166,12 +239,17 @@ def test_what_should_cost_or_save_does(using):
     assert all(more >= less for more, less in pairwise(states)) and states[0] > 4 * states[3]
     kept, some, full = told([asked(zero=3, recompute=how) for how in ("none", "selective", "full")])
     assert (
-        totals([kept], "activations_bytes") >= totals([some], "activations_bytes") > totals([full], "activations_bytes")
+        totals([kept], "activations_bytes")
+        >= totals([some], "activations_bytes")
+        > totals([full], "activations_bytes")
     )
     assert kept["step_time_s"] < some["step_time_s"] < full["step_time_s"]
     assert kept["mfu"] == pytest.approx(kept["hfu"]) and 1.25 < full["hfu"] / full["mfu"] < 4 / 3
     lengths = told(
-        [line("llama2-7b", {"dp": 8}, using=using, workload={"seq_len": s}) for s in (512, 1024, 2048, 4096)]
+        [
+            line("llama2-7b", {"dp": 8}, using=using, workload={"seq_len": s})
+            for s in (512, 1024, 2048, 4096)
+        ]
     )
     assert all(more > less for less, more in pairwise(totals(lengths)))
     assert all(more["step_time_s"] > less["step_time_s"] for less, more in pairwise(lengths))
@@ -194,7 +272,9 @@ def test_trees_reach_down_to_what_is_given_and_their_sums_hold():
     def walk(tree: dict[str, Any]) -> None:
         assert tree.keys() == {"name", "value", "unit", "formula", "inputs", "source"}
         named.setdefault(tree["name"], tree["value"])
-        assert tree["inputs"] or tree["formula"] == "given" or tree["name"] in repeated, tree["name"]
+        assert tree["inputs"] or tree["formula"] == "given" or tree["name"] in repeated, tree[
+            "name"
+        ]
         repeated.add(tree["name"])
         for each in tree["inputs"]:
             walk(each)
@@ -202,10 +282,20 @@ def test_trees_reach_down_to_what_is_given_and_their_sums_hold():
     for each in trees:
         repeated: set[str] = set()
         walk(each)
-    assert named["step_time_s"] == pytest.approx(sum(named[name] for name in TIME)) == plain["step_time_s"]
-    assert named["step_time_low_s"] * named["error_factor_80"] == pytest.approx(named["step_time_s"])
-    assert named["step_time_high_s"] == pytest.approx(named["step_time_s"] * named["error_factor_80"])
-    assert named["devices"] == 8 and named["total_bytes"] == pytest.approx(plain["memory"]["total_bytes"], abs=1)
+    assert (
+        named["step_time_s"]
+        == pytest.approx(sum(named[name] for name in TIME))
+        == plain["step_time_s"]
+    )
+    assert named["step_time_low_s"] * named["error_factor_80"] == pytest.approx(
+        named["step_time_s"]
+    )
+    assert named["step_time_high_s"] == pytest.approx(
+        named["step_time_s"] * named["error_factor_80"]
+    )
+    assert named["devices"] == 8 and named["total_bytes"] == pytest.approx(
+        plain["memory"]["total_bytes"], abs=1
+    )
 
 
 def test_lines_that_cannot_be_answered_say_why_and_keep_their_place():
@@ -217,7 +307,10 @@ def test_lines_that_cannot_be_answered_say_why_and_keep_their_place():
         (line("llama3-8b", {"dp": 2}), "plan.dp"),
         (line("llama3-8b", {"dp": -8}), "plan.dp"),
         (line("llama3-8b", {"dp": math.nan}), "plan.dp"),
-        (line("llama3-8b", {"dp": 8, "global_batch_size": 12, "micro_batch_size": 5}), "plan.global_batch_size"),
+        (
+            line("llama3-8b", {"dp": 8, "global_batch_size": 12, "micro_batch_size": 5}),
+            "plan.global_batch_size",
+        ),
         (line("llama3-8b", {"dp": 8}, device="h1000"), "cluster.device"),
         (line("llama3-8b", {"dp": 8}, cluster={"nodes": 125_000}), "cluster.nodes"),
         (line("llama3-8b", {"dp": 8}, workload={"seq_len": 0}), "workload.seq_len"),
@@ -225,24 +318,40 @@ def test_lines_that_cannot_be_answered_say_why_and_keep_their_place():
         (line("gpt2-124m", {"dp": 8}, workload={"seq_len": 4096}), "workload.seq_len"),
         (line("llama3-8b", {"dp": 8}, using="nobody"), "framework.name"),
         ({**line("llama3-8b"), "model": {**shape.to_dict(), "layers": 0}}, "model.layers"),
-        ({**line("llama3-8b"), "model": {**shape.to_dict(), "hidden": 100, "heads": 7, "head_dim": None}},
-         "model.hidden"),
+        (
+            {
+                **line("llama3-8b"),
+                "model": {**shape.to_dict(), "hidden": 100, "heads": 7, "head_dim": None},
+            },
+            "model.hidden",
+        ),
         ({**line("llama3-8b"), "model": "llama9"}, "model"),
         ([1, 2], ""),
         (None, ""),
-    ]  # fmt: skip
-    right = line("llama3-8b", {"dp": 8}, using={"name": "megatron", "unheard": 1}, _note=1, source="a page", id=7)
+    ]
+    right = line(
+        "llama3-8b",
+        {"dp": 8},
+        using={"name": "megatron", "unheard": 1},
+        _note=1,
+        source="a page",
+        id=7,
+    )
     found = ask.estimate([each for bad, _ in wrong for each in (bad, right)])
     assert all(answer["ok"] and answer["id"] == 7 for answer in found[1::2])
     for (_, field), answer in zip(wrong, found[::2], strict=True):
         assert answer["ok"] is False and not answer.keys() - {"id", "ok", "fits", "problems"}
         assert field in {each["field"] for each in answer["problems"]}, answer["problems"]
-        assert all(each.keys() == {"field", "says", "try"} and each["says"] for each in answer["problems"])
+        assert all(
+            each.keys() == {"field", "says", "try"} and each["says"] for each in answer["problems"]
+        )
 
 
 def test_auto_never_trains_on_stale_weights_and_a_search_says_where_it_would():
     """A small model in a pipeline is fastest with PipeDream, which is another algorithm."""
-    scene = {key: value for key, value in line("llama-15m", using="orrery").items() if key != "plan"}
+    scene = {
+        key: value for key, value in line("llama-15m", using="orrery").items() if key != "plan"
+    }
     scene["workload"] = {"seq_len": 256, "global_batch_size": 64}
     fastest = ask.search({**scene, "fix": {"pp": 4, "schedule": ["1f1b", "pipedream"]}, "top": 1})
     assert fastest["plans"][0]["plan"]["schedule"] == "pipedream"
@@ -251,11 +360,15 @@ def test_auto_never_trains_on_stale_weights_and_a_search_says_where_it_would():
 
 
 def test_a_search_says_what_offloading_asks_of_hosts():
-    """671 billion parameters fit eight devices only where 10 TiB fit their host, which no catalogue says."""
+    """671 billion parameters fit eight devices only where 10 TiB fit their host, which no catalogue
+    says.
+    """
     scene = {key: value for key, value in line("deepseek-v3").items() if key != "plan"}
     scene["workload"] = {"seq_len": 4096, "global_batch_size": 64}
     best = ask.search({**scene, "fix": {"offload": "all", "zero": 3}, "top": 1})
     assert best["fit"] and best["plans"][0]["memory"]["optimizer_bytes"] == 0
     [note] = [each for each in best["notes"] if "host" in each]
     said = float(note.split(" keeps ")[1].split(" GiB")[0].replace(",", ""))
-    assert said == pytest.approx(16 * parameter_count(preset("deepseek-v3")).total / 2**30, rel=0.01)
+    assert said == pytest.approx(
+        16 * parameter_count(preset("deepseek-v3")).total / 2**30, rel=0.01
+    )

@@ -1,4 +1,6 @@
-"""The search: its grid computes what one plan alone computes, its ranking and front are those of all plans."""
+"""The search: its grid computes what one plan alone computes, its ranking and front are those of
+all plans.
+"""
 
 from __future__ import annotations
 
@@ -29,27 +31,53 @@ from workers.contracts.presets import preset
 
 CALIBRATED = "calibrated"
 TERMS = (
-    "total_bytes", "fits", "step_time_s", "usd_per_billion_tokens", "compute_s", "exposed_comm_s", "bubble_s",
-    "optimizer_s", "dp_bytes", "tp_bytes", "pp_bytes", "cp_bytes", "ep_bytes", "mfu", "hfu",
-)  # fmt: skip
+    "total_bytes",
+    "fits",
+    "step_time_s",
+    "usd_per_billion_tokens",
+    "compute_s",
+    "exposed_comm_s",
+    "bubble_s",
+    "optimizer_s",
+    "dp_bytes",
+    "tp_bytes",
+    "pp_bytes",
+    "cp_bytes",
+    "ep_bytes",
+    "mfu",
+    "hfu",
+)
 
 
 def scene_of(
-    model: str | ModelSpec, device: str = "h100-80g", nodes: int = 4, per_node: int = 8, *, seq_len: int = 2048,
-    batch: int = 96, name: str = "orrery",
-) -> Scene:  # fmt: skip
+    model: str | ModelSpec,
+    device: str = "h100-80g",
+    nodes: int = 4,
+    per_node: int = 8,
+    *,
+    seq_len: int = 2048,
+    batch: int = 96,
+    name: str = "orrery",
+) -> Scene:
     cluster = ClusterSpec(device=device, nodes=nodes, devices_per_node=per_node)
     work = Workload(seq_len=seq_len, global_batch_size=batch, tokens=1e9)
-    return Scene(model if isinstance(model, ModelSpec) else preset(model), cluster, work, framework(name))
+    return Scene(
+        model if isinstance(model, ModelSpec) else preset(model), cluster, work, framework(name)
+    )
 
 
 # layers that route and layers that do not, in an order that no two pipelines cut alike
 MIXED = ModelSpec.from_dict(
     {
-        "layers": 13, "hidden": 512, "heads": 8, "ffn": 2048, "vocab": 32000, "max_seq_len": 4096,
+        "layers": 13,
+        "hidden": 512,
+        "heads": 8,
+        "ffn": 2048,
+        "vocab": 32000,
+        "max_seq_len": 4096,
         "moe": {"experts": 16, "top_k": 2, "expert_ffn": 1024, "first_dense_layers": 3, "every": 2},
     }
-)  # fmt: skip
+)
 
 
 def parameters_of(scene: Scene, calibration: Calibration | None = None):
@@ -60,33 +88,57 @@ def calibration_of(scene: Scene) -> Calibration:
     """As if every plan took a third longer than predicted, and tensor parallel ones longer still."""
     lines = []
     for tp, micro in ((1, 1), (1, 2), (2, 1), (2, 4), (4, 2), (8, 1), (8, 4)):
-        plan = ParallelPlan(dp=32 // tp, tp=tp, zero=1, precision="bf16", micro_batch_size=micro, global_batch_size=128)
+        plan = ParallelPlan(
+            dp=32 // tp,
+            tp=tp,
+            zero=1,
+            precision="bf16",
+            micro_batch_size=micro,
+            global_batch_size=128,
+        )
         request = scene.request(plan)
         predicted = float(table_of([request], columns_for([request])).column("step_time_s")[0])
         lines.append(
             {
-                "model": scene.model.to_dict(), "plan": plan.to_dict(), "cluster": scene.cluster.to_dict(),
-                "workload": {"seq_len": scene.workload.seq_len}, "framework": scene.framework.name,
+                "model": scene.model.to_dict(),
+                "plan": plan.to_dict(),
+                "cluster": scene.cluster.to_dict(),
+                "workload": {"seq_len": scene.workload.seq_len},
+                "framework": scene.framework.name,
                 "measured": {"step_time_s": predicted * 1.3 * (1.2 if tp > 1 else 1)},
             }
-        )  # fmt: skip
+        )
     return fit(lines)
 
 
 SCENES = {
     "dense": (scene_of("gpt3-175b"), {}),
     "experts, several precisions": (
-        scene_of("mixtral-8x7b", name="megatron", seq_len=4096), {"precision": ["bf16", "fp8", "fp32"]},
+        scene_of("mixtral-8x7b", name="megatron", seq_len=4096),
+        {"precision": ["bf16", "fp8", "fp32"]},
     ),
     "latent attention": (
-        scene_of("deepseek-v2", nodes=8, seq_len=4096, name="fsdp2"), {"tp": [1, 4], "pp": [1, 2, 8, 16]},
+        scene_of("deepseek-v2", nodes=8, seq_len=4096, name="fsdp2"),
+        {"tp": [1, 4], "pp": [1, 2, 8, 16]},
     ),
-    "every other layer": (scene_of(MIXED, nodes=6, per_node=4), {"zero": [0, 1, 3], "recompute": ["none", "full"]}),
-    "fewer devices": (scene_of("llama2-13b", "a100-80g", nodes=2), {"devices": "any", "prefetch_layers": [0, 3]}),
-    "given layers": (scene_of("llama-tiny", nodes=1), {"pp": 2, "stage_layers": [2, 3], "schedule": "1f1b"}),
+    "every other layer": (
+        scene_of(MIXED, nodes=6, per_node=4),
+        {"zero": [0, 1, 3], "recompute": ["none", "full"]},
+    ),
+    "fewer devices": (
+        scene_of("llama2-13b", "a100-80g", nodes=2),
+        {"devices": "any", "prefetch_layers": [0, 3]},
+    ),
+    "given layers": (
+        scene_of("llama-tiny", nodes=1),
+        {"pp": 2, "stage_layers": [2, 3], "schedule": "1f1b"},
+    ),
     CALIBRATED: (scene_of("llama2-7b", seq_len=4096), {"offload": ["none", "all"]}),
-    "cpu": (scene_of("llama-tiny", "cpu", nodes=1, per_node=4, seq_len=128, batch=16), {"precision": ["fp32", "bf16"]}),
-}  # fmt: skip
+    "cpu": (
+        scene_of("llama-tiny", "cpu", nodes=1, per_node=4, seq_len=128, batch=16),
+        {"precision": ["fp32", "bf16"]},
+    ),
+}
 
 
 @pytest.mark.parametrize("name", SCENES)
@@ -100,14 +152,18 @@ def test_the_grid_agrees_with_single_plans(name: str) -> None:
     parts = list(space.parts(4096))
     draw = random.Random(name)
     requests, told = [], {term: [] for term in TERMS}
-    for part, table in searching._tables(scene, chosen, draw.sample(parts, min(len(parts), 25)), parameters, batch):
+    for part, table in searching._tables(
+        scene, chosen, draw.sample(parts, min(len(parts), 25)), parameters, batch
+    ):
         some = draw.sample(legal_cells(part), min(part.size, 40))
         requests += [searching._request(scene, chosen, part.fields(index), batch) for index in some]
         for term in TERMS:
             told[term] += np.broadcast_to(table[term], part.shape).reshape(-1)[some].tolist()
     singles = table_of(requests, parameters)
     for term in TERMS:
-        np.testing.assert_allclose(told[term], singles.column(term), rtol=1e-9, atol=1e-12, err_msg=term)
+        np.testing.assert_allclose(
+            told[term], singles.column(term), rtol=1e-9, atol=1e-12, err_msg=term
+        )
     for row in draw.sample(range(len(requests)), min(len(requests), 12)):
         alone = table_of([requests[row]], parameters)
         for term in ("total_bytes", "step_time_s"):
@@ -120,8 +176,9 @@ def every(scene: Scene, fix: dict[str, object]):
     space = enumerate_plans(scene.model, scene.cluster, scene.workload.seq_len, batch, chosen)
     requests = [
         searching._request(scene, chosen, block.fields(index), batch)
-        for block in space.blocks for index in legal_cells(block)
-    ]  # fmt: skip
+        for block in space.blocks
+        for index in legal_cells(block)
+    ]
     return requests, table_of(requests, parameters_of(scene))
 
 
@@ -134,9 +191,15 @@ def test_ranking_and_front_are_those_of_all_plans(objective: str) -> None:
     found = search(scene, fix=fix, parameters=parameters_of(scene), objective=objective, top=15)
     requests, table = every(scene, fix)
     fits = table.column("fits").astype(bool)
-    assert (found.enumerated, found.legal, found.fit) == (len(requests), len(requests), int(fits.sum()))
+    assert (found.enumerated, found.legal, found.fit) == (
+        len(requests),
+        len(requests),
+        int(fits.sum()),
+    )
     assert found.rejected["memory: does not fit"] == int((~fits).sum())
-    name = {"time": "step_time_s", "cost": "usd_per_billion_tokens", "memory": "total_bytes"}[objective]
+    name = {"time": "step_time_s", "cost": "usd_per_billion_tokens", "memory": "total_bytes"}[
+        objective
+    ]
     values, best = table.column(name), {}
     for row in np.flatnonzero(fits)[np.argsort(values[fits], kind="stable")]:
         plan = requests[row].plan.to_dict() | {"devices": requests[row].cluster.devices}
@@ -144,16 +207,24 @@ def test_ranking_and_front_are_those_of_all_plans(objective: str) -> None:
             plan.pop(variant, None)
         best.setdefault(tuple(plan.items()), values[row])
     np.testing.assert_allclose(found.table.column(name)[:15], sorted(best.values())[:15], rtol=1e-9)
-    columns = [table.column(each)[fits] for each in ("step_time_s", "usd_per_billion_tokens", "total_bytes", "devices")]
+    columns = [
+        table.column(each)[fits]
+        for each in ("step_time_s", "usd_per_billion_tokens", "total_bytes", "devices")
+    ]
     front = {tuple(float(column[row]) for column in columns) for row in undominated(columns)}
-    shown = [found.table.column(each) for each in ("step_time_s", "usd_per_billion_tokens", "total_bytes", "devices")]
+    shown = [
+        found.table.column(each)
+        for each in ("step_time_s", "usd_per_billion_tokens", "total_bytes", "devices")
+    ]
     told = {tuple(float(column[row]) for column in shown) for row in found.pareto}
     assert len(told) >= 2
     for point in told:
         assert any(np.allclose(point, other, rtol=1e-9) for other in front)
     for request in found.requests:
         scene_devices = request.cluster.devices
-        assert not plan_problems(request.plan, model=scene.model, seq_len=8192, devices=scene_devices)
+        assert not plan_problems(
+            request.plan, model=scene.model, seq_len=8192, devices=scene_devices
+        )
 
 
 def test_nothing_fits_and_the_smallest_plan_is_told() -> None:
@@ -179,7 +250,9 @@ def test_nothing_fits_and_the_smallest_plan_is_told() -> None:
         (scene_of("llama3-8b"), {"pp": 64, "virtual_stages": 2, "schedule": "zb1p"}, "fix.pp"),
     ],
 )
-def test_nothing_legal_is_told_with_a_reason(scene: Scene, fix: dict[str, object], field: str) -> None:
+def test_nothing_legal_is_told_with_a_reason(
+    scene: Scene, fix: dict[str, object], field: str
+) -> None:
     found = search(scene, fix=fix, parameters=parameters_of(scene))
     assert found.enumerated == 0 and found.plans == []
     assert field in [each.field for each in found.problems]
@@ -188,11 +261,20 @@ def test_nothing_legal_is_told_with_a_reason(scene: Scene, fix: dict[str, object
 
 def test_a_suggested_degree_goes_into_the_devices_beside_the_others() -> None:
     scene = scene_of("llama3-8b", nodes=1)
-    for fix, tries in (({"pp": 64}, "pp 8"), ({"pp": 64, "tp": 2}, "pp 4"), ({"tp": 3, "pp": 8}, "tp 1")):
+    for fix, tries in (
+        ({"pp": 64}, "pp 8"),
+        ({"pp": 64, "tp": 2}, "pp 4"),
+        ({"tp": 3, "pp": 8}, "tp 1"),
+    ):
         [first, *_] = search(scene, fix=fix, parameters=parameters_of(scene)).problems
         assert first.try_ == tries
         name, degree = tries.split()
-        assert search(scene, fix={**fix, name: int(degree)}, parameters=parameters_of(scene)).enumerated > 0
+        assert (
+            search(
+                scene, fix={**fix, name: int(degree)}, parameters=parameters_of(scene)
+            ).enumerated
+            > 0
+        )
 
 
 def test_a_search_needs_a_batch_and_a_known_objective() -> None:

@@ -13,7 +13,12 @@ from orchestrator.planner.models import Calibration
 from tests.orchestrator.planner.test_requests import H100, LINE
 
 MEASURED = [
-    {**LINE, "id": seq_len, "workload": {"seq_len": seq_len}, "measured": {"step_time_s": seq_len / 2000}}
+    {
+        **LINE,
+        "id": seq_len,
+        "workload": {"seq_len": seq_len},
+        "measured": {"step_time_s": seq_len / 2000},
+    }
     for seq_len in (2048, 4096, 8192)
 ]
 OWN: dict[str, Any] = {**H100, "name": "lab-gpu", "memory_bytes": 40 * 2**30}
@@ -26,9 +31,19 @@ def refused(status: int, act: Any, **arguments: Any) -> Refusal:
     return caught.value
 
 
-def test_a_calibration_is_fitted_kept_and_added_to(owner: User, teammate: User, stranger: User) -> None:
-    made = services.calibration_add(by=owner, name=" March ", measurements=MEASURED[:2], default=True)
-    assert (made.name, made.device, made.framework, made.rows, made.default) == ("March", "h100-80g", "fsdp2", 2, True)
+def test_a_calibration_is_fitted_kept_and_added_to(
+    owner: User, teammate: User, stranger: User
+) -> None:
+    made = services.calibration_add(
+        by=owner, name=" March ", measurements=MEASURED[:2], default=True
+    )
+    assert (made.name, made.device, made.framework, made.rows, made.default) == (
+        "March",
+        "h100-80g",
+        "fsdp2",
+        2,
+        True,
+    )
     again = services.calibration_add(by=owner, name="", measurements=MEASURED[1:], onto=made)
     assert (again.pk, again.rows, again.version) == (made.pk, 3, made.version + 1)
     refused(409, services.calibration_add, by=owner, name="x", measurements=MEASURED, onto=made)
@@ -41,7 +56,10 @@ def test_a_calibration_is_fitted_kept_and_added_to(owner: User, teammate: User, 
         services.calibration_delete(calibration=each, by=owner)
     other = services.calibration_add(by=teammate, name="April", measurements=MEASURED, default=True)
     assert selectors.calibration_default(device="h100-80g") == other
-    assert [each.name for each in selectors.calibrations_visible_to(user=stranger)] == ["April", "March"]
+    assert [each.name for each in selectors.calibrations_visible_to(user=stranger)] == [
+        "April",
+        "March",
+    ]
     refused(403, services.calibration_delete, calibration=other, by=owner)
     services.calibration_delete(calibration=other, by=teammate)
     assert selectors.calibration_default(device="h100-80g") is None
@@ -57,7 +75,9 @@ def test_a_calibration_is_fitted_kept_and_added_to(owner: User, teammate: User, 
 )
 def test_lines_that_cannot_be_used_are_named(owner: User, line: dict[str, Any], field: str) -> None:
     refusal = refused(422, services.calibration_add, by=owner, name="x", measurements=[line])
-    assert field in [error["field"] for error in refusal.errors] and not Calibration.objects.exists()
+    assert (
+        field in [error["field"] for error in refusal.errors] and not Calibration.objects.exists()
+    )
     refused(422, services.calibration_add, by=owner, name="x", measurements=[])
 
 
@@ -70,7 +90,12 @@ def test_devices_of_ones_own_are_a_teams(owner: User, teammate: User, stranger: 
     assert answer["memory"]["capacity_bytes"] == 40 * 2**30
     refused(409, services.device_type_create, by=owner, entry=OWN)
     refused(422, services.device_type_create, by=owner, entry=H100)
-    refused(422, services.device_type_create, by=owner, entry={**OWN, "name": "y", "peak_tflops": {"int4": 3}})
+    refused(
+        422,
+        services.device_type_create,
+        by=owner,
+        entry={**OWN, "name": "y", "peak_tflops": {"int4": 3}},
+    )
     refused(422, services.device_type_create, by=owner, entry={"name": "z"})
     refused(403, services.device_type_delete, device_type=made, by=teammate)
     services.device_type_delete(device_type=made, by=owner)
@@ -81,7 +106,11 @@ def test_estimates_rest_on_the_devices_default_calibration(owner: User) -> None:
     services.calibration_add(by=owner, name="March", measurements=MEASURED, default=True)
     [after] = desk.estimate(user=owner, lines=[LINE])
     [without] = desk.estimate(user=owner, lines=[LINE], calibration="none")
-    assert (before["calibration"], after["calibration"], without["calibration"]) == (None, "March", None)
+    assert (before["calibration"], after["calibration"], without["calibration"]) == (
+        None,
+        "March",
+        None,
+    )
     assert without["step_time_s"] == before["step_time_s"] != after["step_time_s"]
     refused(404, desk.estimate, user=owner, lines=[LINE], calibration="May")
 

@@ -1,4 +1,6 @@
-"""Parameters of each pipeline rank: every preset under any split adds up to the model, copies and padding apart."""
+"""Parameters of each pipeline rank: every preset under any split adds up to the model, copies and
+padding apart.
+"""
 
 from __future__ import annotations
 
@@ -17,25 +19,43 @@ def test_one_device_holds_the_whole_model(name):
 
 
 @pytest.mark.parametrize("name", sorted(PRESETS))
-@pytest.mark.parametrize("plan", [
-    {"pp": 2}, {"pp": 5}, {"pp": 2, "schedule": "interleaved_1f1b", "virtual_stages": 2, "global_batch_size": 4},
-    {"pp": 2, "schedule": "dualpipev", "global_batch_size": 4}, {"pp": 2, "schedule": "zbv"},
-], ids=lambda plan: "-".join(map(str, plan.values())))  # fmt: skip
+@pytest.mark.parametrize(
+    "plan",
+    [
+        {"pp": 2},
+        {"pp": 5},
+        {"pp": 2, "schedule": "interleaved_1f1b", "virtual_stages": 2, "global_batch_size": 4},
+        {"pp": 2, "schedule": "dualpipev", "global_batch_size": 4},
+        {"pp": 2, "schedule": "zbv"},
+    ],
+    ids=lambda plan: "-".join(map(str, plan.values())),
+)
 def test_pipeline_ranks_add_up_to_the_model(name, plan):
     spec = preset(name)
-    copied = spec.tie_embeddings and plan.get("schedule") not in ("zbv", "dualpipev")  # a folded rank has both ends
+    # a folded rank has both ends
+    copied = spec.tie_embeddings and plan.get("schedule") not in ("zbv", "dualpipev")
     whole = parameter_count(spec).total + (spec.vocab * spec.hidden if copied else 0)
     assert predicted(name, plan)["stage_params"].sum() == whole
 
 
-@pytest.mark.parametrize("name", ["llama3-8b", "gpt2-124m", "qwen3-8b", "deepseek-v3", "mixtral-8x7b"])
+@pytest.mark.parametrize(
+    "name", ["llama3-8b", "gpt2-124m", "qwen3-8b", "deepseek-v3", "mixtral-8x7b"]
+)
 def test_tensor_parallel_ranks_split_what_has_heads_or_width_and_copy_the_rest(name):
     spec, count, tp = preset(name), parameter_count(preset(name)), 2
     split, row = predicted(name, {"tp": tp}), predicted(name)
-    whole = {column: float(row[column][0]) for column in (
-        "params_norms", "params_attention_whole", "params_router", "params_dense_whole", "params_shared_whole",
-        "params_final_norm", "params_positions",
-    )}  # fmt: skip
+    whole = {
+        column: float(row[column][0])
+        for column in (
+            "params_norms",
+            "params_attention_whole",
+            "params_router",
+            "params_dense_whole",
+            "params_shared_whole",
+            "params_final_norm",
+            "params_positions",
+        )
+    }
     copied = spec.layers * (whole["params_norms"] + whole["params_attention_whole"])
     copied += count.moe_layers * (whole["params_router"] + whole["params_shared_whole"])
     copied += count.dense_layers * whole["params_dense_whole"]
@@ -47,7 +67,9 @@ def test_tensor_parallel_ranks_split_what_has_heads_or_width_and_copy_the_rest(n
 @pytest.mark.parametrize(("using", "share"), [("megatron", 1 / 4), ("orrery", 1.0)])
 def test_key_and_value_heads_are_copied_beyond_their_number(using, share):
     """Four of them on eight ranks: Megatron's ranks hold one each, this engine's all of them."""
-    four, eight = (predicted("qwen3-30b-a3b", {"tp": tp}, using=using)["attention_params"][0] for tp in (4, 8))
+    four, eight = (
+        predicted("qwen3-30b-a3b", {"tp": tp}, using=using)["attention_params"][0] for tp in (4, 8)
+    )
     kv = predicted("qwen3-30b-a3b")["params_attention_kv"][0]
     assert predicted("qwen3-30b-a3b")["kv_heads"][0] == 4
     assert eight - share * kv == pytest.approx((four - kv / 4 + 2 * 128 + 2 * 2048) / 2)
@@ -70,11 +92,25 @@ def test_experts_are_spread_over_expert_parallel_ranks_and_sharded_among_those_l
     assert table["optimizer_bytes"].max() == pytest.approx(12 * (dense / 64 + experts / 16 / 4))
 
 
-@pytest.mark.parametrize(("layers", "hidden", "billions"), [(24, 2304, 1.7), (40, 6144, 18.4), (128, 25600, 1008.0)])
+@pytest.mark.parametrize(
+    ("layers", "hidden", "billions"), [(24, 2304, 1.7), (40, 6144, 18.4), (128, 25600, 1008.0)]
+)
 def test_gpt_of_the_megatron_paper(layers, hidden, billions):
-    """Narayanan et al. 2021 (arXiv 2104.04473), table 1, of ten rows the first, one in the middle and the last."""
-    spec = preset("gpt3-175b").model_copy(update={
-        "layers": layers, "hidden": hidden, "heads": hidden // 128, "kv_heads": hidden // 128, "head_dim": 128,
-        "ffn": 4 * hidden, "vocab": 51200,
-    })  # fmt: skip
-    assert round(float(np.max(predicted(spec)["stage_params"])) / 1e9, 1) == pytest.approx(billions, abs=0.05)
+    """Narayanan et al.
+
+    2021 (arXiv 2104.04473), table 1, of ten rows the first, one in the middle and the last.
+    """
+    spec = preset("gpt3-175b").model_copy(
+        update={
+            "layers": layers,
+            "hidden": hidden,
+            "heads": hidden // 128,
+            "kv_heads": hidden // 128,
+            "head_dim": 128,
+            "ffn": 4 * hidden,
+            "vocab": 51200,
+        }
+    )
+    assert round(float(np.max(predicted(spec)["stage_params"])) / 1e9, 1) == pytest.approx(
+        billions, abs=0.05
+    )

@@ -1,4 +1,6 @@
-"""Step times: their parts, what must hold for any plan, published runs, and bubbles against the event simulator."""
+"""Step times: their parts, what must hold for any plan, published runs, and bubbles against the
+event simulator.
+"""
 
 from __future__ import annotations
 
@@ -28,22 +30,44 @@ def step_s(model: Any, plan: dict[str, Any], **more: Any) -> float:
 
 
 def some_requests(count: int, seed: int) -> list[Request]:
-    """Legal plans over the whole range: dense, latent and routed models, all axes, devices and frameworks."""
+    """Legal plans over the whole range: dense, latent and routed models, all axes, devices and
+    frameworks.
+    """
     draw, found = random.Random(seed), list[Request]()
     while len(found) < count:
-        model = preset(draw.choice(["llama3-8b", "gpt3-175b", "deepseek-v3", "mixtral-8x7b", "qwen3-0.6b"]))
+        model = preset(
+            draw.choice(["llama3-8b", "gpt3-175b", "deepseek-v3", "mixtral-8x7b", "qwen3-0.6b"])
+        )
         schedule = draw.choice(list(SCHEDULE))
         plan = {
-            "tp": draw.choice([1, 2, 8]), "pp": draw.choice([1, 2, 4]), "cp": draw.choice([1, 2]),
-            "dp": draw.choice([1, 2, 8, 16]), "ep": draw.choice([1, 2, 8]), "zero": draw.choice([0, 1, 2, 3]),
-            "schedule": schedule, "micro_batch_size": draw.choice([1, 4]), "precision": draw.choice(["bf16", "fp8"]),
-            "recompute": draw.choice(["none", "selective", "full"]), "offload": draw.choice(["none", "optimizer"]),
-        }  # fmt: skip
+            "tp": draw.choice([1, 2, 8]),
+            "pp": draw.choice([1, 2, 4]),
+            "cp": draw.choice([1, 2]),
+            "dp": draw.choice([1, 2, 8, 16]),
+            "ep": draw.choice([1, 2, 8]),
+            "zero": draw.choice([0, 1, 2, 3]),
+            "schedule": schedule,
+            "micro_batch_size": draw.choice([1, 4]),
+            "precision": draw.choice(["bf16", "fp8"]),
+            "recompute": draw.choice(["none", "selective", "full"]),
+            "offload": draw.choice(["none", "optimizer"]),
+        }
         plan["sequence_parallel"] = plan["tp"] > 1 and draw.random() < 0.5
-        plan["global_batch_size"] = plan["micro_batch_size"] * plan["dp"] * plan["pp"] * draw.choice([2, 8])
-        using = draw.choice(["orrery", "fsdp2", "megatron", "megatron-deepspeed", "llm-foundry", "deepspeed"])
-        asked = request(model, plan, device=draw.choice(["h100-80g", "a100-40g", "b200-192g", "cpu"]), using=using)
-        if not plan_problems(asked.plan, model=model, seq_len=asked.seq_len, devices=asked.cluster.devices):
+        plan["global_batch_size"] = (
+            plan["micro_batch_size"] * plan["dp"] * plan["pp"] * draw.choice([2, 8])
+        )
+        using = draw.choice(
+            ["orrery", "fsdp2", "megatron", "megatron-deepspeed", "llm-foundry", "deepspeed"]
+        )
+        asked = request(
+            model,
+            plan,
+            device=draw.choice(["h100-80g", "a100-40g", "b200-192g", "cpu"]),
+            using=using,
+        )
+        if not plan_problems(
+            asked.plan, model=model, seq_len=asked.seq_len, devices=asked.cluster.devices
+        ):
             found.append(asked)
     return found
 
@@ -78,25 +102,49 @@ GPT_530B = {
     "ffn": 81920,
     "vocab": 51200,
 }
-INTERLEAVED = {"tp": 8, "pp": 35, "schedule": "interleaved_1f1b", "virtual_stages": 3, "global_batch_size": 280}
+INTERLEAVED = {
+    "tp": 8,
+    "pp": 35,
+    "schedule": "interleaved_1f1b",
+    "virtual_stages": 3,
+    "global_batch_size": 280,
+}
 
 
 @pytest.mark.parametrize(
     ("more", "seconds"),
-    [({"recompute": "full"}, 49.05), ({"recompute": "selective", "sequence_parallel": True}, 37.83)],
+    [
+        ({"recompute": "full"}, 49.05),
+        ({"recompute": "selective", "sequence_parallel": True}, 37.83),
+    ],
 )
 def test_530b_on_280_a100(more, seconds):
     """arXiv 2205.05198, table 5."""
-    spec = preset("gpt3-175b").model_copy(update={**GPT_530B, "tie_embeddings": True, "dropout": 0.1})
+    spec = preset("gpt3-175b").model_copy(
+        update={**GPT_530B, "tie_embeddings": True, "dropout": 0.1}
+    )
     using = {"name": "megatron", "flash_attention": False}
-    found = step_s(spec, {**INTERLEAVED, "precision": "fp16", **more}, device="a100-80g", using=using)
+    found = step_s(
+        spec, {**INTERLEAVED, "precision": "fp16", **more}, device="a100-80g", using=using
+    )
     assert found == pytest.approx(seconds, rel=0.03)
 
 
 def test_deepseek_v3_on_2048_h800():
-    """arXiv 2412.19437: 180,000 H800 hours per 10^12 tokens; nothing was tuned to it, nor to experts."""
-    plan = {"dp": 128, "pp": 16, "ep": 64, "zero": 1, "schedule": "dualpipev", "recompute": "selective",
-            "micro_batch_size": 1, "global_batch_size": 15360, "precision": "fp8"}  # fmt: skip
+    """arXiv 2412.19437: 180,000 H800 hours per 10^12 tokens; nothing was tuned to it, nor to
+    experts.
+    """
+    plan = {
+        "dp": 128,
+        "pp": 16,
+        "ep": 64,
+        "zero": 1,
+        "schedule": "dualpipev",
+        "recompute": "selective",
+        "micro_batch_size": 1,
+        "global_batch_size": 15360,
+        "precision": "fp8",
+    }
     table = predicted("deepseek-v3", plan, device="h800-80g", seq_len=4096, using="megatron")
     hours = 1e12 / table["tokens_per_s_per_device"][0] / 3600
     assert hours == pytest.approx(180e3, rel=0.3)
@@ -109,16 +157,32 @@ def test_bubbles_are_the_simulators(schedule):
     virtual = 2 if schedule in ("zbv", "dualpipev", "interleaved_1f1b", "zb1p") else 1
     for _ in range(12):
         pp, recompute = draw.choice([2, 4, 8]), draw.choice(["none", "full", "selective"])
-        plan = {"tp": 8, "pp": pp, "virtual_stages": virtual, "schedule": schedule, "recompute": recompute,
-                "precision": "bf16", "global_batch_size": pp * draw.choice([2, 4, 8])}  # fmt: skip
+        plan = {
+            "tp": 8,
+            "pp": pp,
+            "virtual_stages": virtual,
+            "schedule": schedule,
+            "recompute": recompute,
+            "precision": "bf16",
+            "global_batch_size": pp * draw.choice([2, 4, 8]),
+        }
         asked.append(request("llama2-70b", plan, seq_len=4096, using="megatron"))
     table = table_of(asked, columns_for(asked))
     value = table.column
-    stage = (value("dense_layer_s") + value("dense_layer_exposed_s")) * value("layers") / (value("pp") * virtual)
+    stage = (
+        (value("dense_layer_s") + value("dense_layer_exposed_s"))
+        * value("layers")
+        / (value("pp") * virtual)
+    )
     forward, weight = stage * value("forward_share"), stage * value("weight_share")
-    ends = [StageTimes(third, third, third) for third in (value("embedding_s") / 3, value("head_s") / 3)]
+    ends = [
+        StageTimes(third, third, third) for third in (value("embedding_s") / 3, value("head_s") / 3)
+    ]
     times = StageTimes(forward, stage - forward - weight, weight)
-    codes = [np.asarray(value(name), int) for name in ("schedule", "pp", "virtual_stages", "accumulation")]
+    codes = [
+        np.asarray(value(name), int)
+        for name in ("schedule", "pp", "virtual_stages", "accumulation")
+    ]
     simulated = simulated_time(*codes, times, first=ends[0], last=ends[1], hop_s=value("hop_s"))
     ours = value("slowest_stage_s") * value("accumulation") + value("bubble_s")
     assert ours == pytest.approx(simulated.makespan_s, rel=0.06)
@@ -128,7 +192,9 @@ def test_the_bubble_of_even_stages_is_the_textbooks():
     """(p - 1)/(m + p - 1), arXiv 2104.04473; table and head of a deep model weigh little."""
     deep = preset("llama2-70b").model_copy(update={"layers": 320, "vocab": 512})
     for micro_batches in (4, 16, 64):
-        table = predicted(deep, {"pp": 4, "tp": 8, "precision": "bf16", "global_batch_size": micro_batches})
+        table = predicted(
+            deep, {"pp": 4, "tp": 8, "precision": "bf16", "global_batch_size": micro_batches}
+        )
         assert table["bubble_fraction"][0] == pytest.approx(3 / (micro_batches + 3), abs=0.005)
 
 
@@ -144,7 +210,11 @@ def test_what_costs_more_takes_longer():
     assert base < step_s("llama3-8b", plain, using={"name": "orrery", "fused_norm": False})
     assert 1.7 * base < step_s("llama3-8b", plain, seq_len=4096)
     assert base < step_s("llama3-8b", {**plain, "offload": "optimizer"})
-    assert base < step_s("llama3-8b", plain, device="a100-80g") < step_s("llama3-8b", plain, device="v100-32g")
+    assert (
+        base
+        < step_s("llama3-8b", plain, device="a100-80g")
+        < step_s("llama3-8b", plain, device="v100-32g")
+    )
 
 
 def test_slow_links_show_where_they_are_used():
@@ -158,24 +228,46 @@ def test_slow_links_show_where_they_are_used():
         fast, slow = (float(with_network(rate, plan)["exposed_comm_s"][0]) for rate in (50.0, 1.0))
         assert slow > 1.5 * fast, plan
     inside = {"tp": 8}
-    assert with_network(50.0, inside)["step_time_s"][0] == with_network(1.0, inside)["step_time_s"][0]
+    assert (
+        with_network(50.0, inside)["step_time_s"][0] == with_network(1.0, inside)["step_time_s"][0]
+    )
 
 
 def test_small_shards_are_bound_by_launches():
-    """tp 8 of a small model is no faster than tp 4 (measured by arXiv 2312.12391: 4 ms a layer, both)."""
-    small = preset("gpt2-xl-1.5b").model_copy(update={"hidden": 1024, "heads": 16, "kv_heads": 16, "head_dim": 64})
+    """tp 8 of a small model is no faster than tp 4 (measured by arXiv 2312.12391: 4 ms a layer,
+    both).
+    """
+    small = preset("gpt2-xl-1.5b").model_copy(
+        update={"hidden": 1024, "heads": 16, "kv_heads": 16, "head_dim": 64}
+    )
     small = small.model_copy(update={"ffn": 4096})
-    found = [step_s(small, {"tp": tp, "precision": "fp16", "micro_batch_size": 2}, device="a100-80g", seq_len=1024,
-                    using="megatron-deepspeed") for tp in (4, 8)]  # fmt: skip
+    found = [
+        step_s(
+            small,
+            {"tp": tp, "precision": "fp16", "micro_batch_size": 2},
+            device="a100-80g",
+            seq_len=1024,
+            using="megatron-deepspeed",
+        )
+        for tp in (4, 8)
+    ]
     assert found[1] > 0.95 * found[0]
 
 
 def test_megatrons_softmax_falls_back_on_odd_shapes():
-    """16 heads over tp 8 with micro-batch 1: two rows of scores, not a multiple of four (fused_softmax.py)."""
-    small = preset("gpt2-xl-1.5b").model_copy(update={"hidden": 1024, "heads": 16, "kv_heads": 16, "head_dim": 64})
+    """16 heads over tp 8 with micro-batch 1: two rows of scores, not a multiple of four
+    (fused_softmax.py).
+    """
+    small = preset("gpt2-xl-1.5b").model_copy(
+        update={"hidden": 1024, "heads": 16, "kv_heads": 16, "head_dim": 64}
+    )
 
     def fallback(micro_batch: int) -> float:
         plan = {"tp": 8, "precision": "fp16", "micro_batch_size": micro_batch}
-        return float(predicted(small, plan, seq_len=1024, using="megatron-deepspeed")["softmax_falls_back"][0])
+        return float(
+            predicted(small, plan, seq_len=1024, using="megatron-deepspeed")["softmax_falls_back"][
+                0
+            ]
+        )
 
     assert (fallback(1), fallback(2)) == (1.0, 0.0)

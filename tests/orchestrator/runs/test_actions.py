@@ -40,22 +40,35 @@ def test_a_waiting_run_is_cancelled_at_once(run: Run, owner: User) -> None:
     assert services.attempt_create(run=run, placement=[]) is None
 
 
-def test_a_running_run_is_asked_and_ends_when_the_nodes_say_so(run: Run, attempt: Attempt, owner: User) -> None:
+def test_a_running_run_is_asked_and_ends_when_the_nodes_say_so(
+    run: Run, attempt: Attempt, owner: User
+) -> None:
     services.run_cancel(run=run, by=owner)
     attempt.refresh_from_db()
-    assert (run.state, run.requested, attempt.requested, attempt.state) == ("stopping", "cancel", "cancel", "running")
+    assert (run.state, run.requested, attempt.requested, attempt.state) == (
+        "stopping",
+        "cancel",
+        "cancel",
+        "running",
+    )
     services.attempt_exited(attempt=attempt, exit_class="infrastructure", exit={"reason": "killed"})
     run.refresh_from_db()
     assert (run.state, run.exit["class"], run.requested) == ("cancelled", "cancelled", "")
 
 
-def test_pause_and_resume_go_on_from_the_newest_checkpoint(run: Run, attempt: Attempt, owner: User) -> None:
+def test_pause_and_resume_go_on_from_the_newest_checkpoint(
+    run: Run, attempt: Attempt, owner: User
+) -> None:
     services.run_pause(run=run, by=owner)
     assert (run.state, run.requested) == ("stopping", "pause")
     for step in (10, 20):
-        services.checkpoint_record(run=run, attempt=1, step=step, path=f"runs/1/checkpoints/step-{step}")
+        services.checkpoint_record(
+            run=run, attempt=1, step=step, path=f"runs/1/checkpoints/step-{step}"
+        )
     services.checkpoint_deleted(run=run, step=10)
-    services.attempt_exited(attempt=attempt, exit_class="cancelled", exit={"reason": "left on request"})
+    services.attempt_exited(
+        attempt=attempt, exit_class="cancelled", exit={"reason": "left on request"}
+    )
     run.refresh_from_db()
     assert (run.state, run.ended, run.exit) == ("paused", None, None)
     assert selectors.resume_point(run) == {"path": "runs/1/checkpoints/step-20", "step": 20}
@@ -81,25 +94,36 @@ def test_a_pausing_run_may_still_be_cancelled(run: Run, attempt: Attempt, owner:
     assert refusal_of(services.run_pause, run, owner).status == 409
 
 
-def test_a_failed_run_is_retried_with_fresh_budgets(run: Run, attempt: Attempt, owner: User) -> None:
+def test_a_failed_run_is_retried_with_fresh_budgets(
+    run: Run, attempt: Attempt, owner: User
+) -> None:
     assert refusal_of(services.run_retry, run, owner).type == "run-not-ended"
     Run.objects.filter(pk=run.pk).update(budgets_used={"numerics": 1})
-    services.attempt_exited(attempt=attempt, exit_class="numerics", exit={"reason": "loss is NaN", "step": 7})
+    services.attempt_exited(
+        attempt=attempt, exit_class="numerics", exit={"reason": "loss is NaN", "step": 7}
+    )
     run.refresh_from_db()
-    assert run.state == "failed" and "retries are used up" in run.exit["reason"] and run.exit["step"] == 7
+    assert (
+        run.state == "failed"
+        and "retries are used up" in run.exit["reason"]
+        and run.exit["step"] == 7
+    )
     services.run_retry(run=run, by=owner)
     assert (run.state, run.budgets_used, run.exit, run.ended) == ("queued", {}, None, None)
 
 
 @pytest.mark.parametrize("action", ["cancel", "pause", "resume", "retry"])
-def test_a_finished_run_stays_finished(run: Run, attempt: Attempt, owner: User, action: str) -> None:
+def test_a_finished_run_stays_finished(
+    run: Run, attempt: Attempt, owner: User, action: str
+) -> None:
     services.attempt_exited(attempt=attempt, exit_class="ok")
     run.refresh_from_db()
     assert refusal_of(getattr(services, f"run_{action}"), run, owner).status == 409
 
 
 @pytest.mark.parametrize(
-    "action", ["cancel", "pause", "resume", "retry", "checkpoint", "profile", "memory_snapshot", "update"]
+    "action",
+    ["cancel", "pause", "resume", "retry", "checkpoint", "profile", "memory_snapshot", "update"],
 )
 def test_owners_and_operators_manage_others_look(
     run: Run, teammate: User, stranger: User, operator: User, action: str
@@ -111,9 +135,12 @@ def test_owners_and_operators_manage_others_look(
 
 
 @pytest.mark.parametrize(
-    ("action", "wish"), [("checkpoint", "checkpoint"), ("profile", "profile"), ("memory_snapshot", "memory")]
+    ("action", "wish"),
+    [("checkpoint", "checkpoint"), ("profile", "profile"), ("memory_snapshot", "memory")],
 )
-def test_what_training_does_on_its_way_is_a_wish_on_the_attempt(run: Run, owner: User, action: str, wish: str) -> None:
+def test_what_training_does_on_its_way_is_a_wish_on_the_attempt(
+    run: Run, owner: User, action: str, wish: str
+) -> None:
     act = getattr(services, f"run_{action}")
     assert refusal_of(act, run, owner).status == 409
     attempt = factories.running(run, factories.node())
@@ -130,9 +157,16 @@ def test_what_training_does_on_its_way_is_a_wish_on_the_attempt(run: Run, owner:
 
 
 def test_edits_meet_by_version(run: Run, owner: User) -> None:
-    services.run_update(run=run, by=owner, priority=5, tags=["b", "a", "b"], notes="*fast*", version=1)
+    services.run_update(
+        run=run, by=owner, priority=5, tags=["b", "a", "b"], notes="*fast*", version=1
+    )
     shown = selectors.run_answer(selectors.run_get(user=owner, id=run.pk))
-    assert (shown["priority"], shown["tags"], shown["notes"], shown["version"]) == (5, ["a", "b"], "*fast*", 2)
+    assert (shown["priority"], shown["tags"], shown["notes"], shown["version"]) == (
+        5,
+        ["a", "b"],
+        "*fast*",
+        2,
+    )
     late = refusal_of(services.run_update, run, owner, tags=["c"], version=1)
     assert (late.status, late.type) == (412, "version-conflict")
     services.run_update(run=run, by=owner, tags=["a", "c"])
@@ -153,7 +187,9 @@ def test_a_clone_is_a_new_run_of_whoever_clones(run: Run, teammate: User) -> Non
         services.run_clone(run=run, by=teammate, changes={"train": {"steps": -1}})
 
 
-def test_an_external_run_is_born_running_and_told_finished(owner: User, clock: Any, settings: Any) -> None:
+def test_an_external_run_is_born_running_and_told_finished(
+    owner: User, clock: Any, settings: Any
+) -> None:
     run = factories.external_run(owner)
     assert (run.state, run.attempt_number, run.devices, run.plan) == ("running", 1, 0, None)
     for action in (services.run_pause, services.run_retry, services.run_checkpoint):
@@ -171,7 +207,9 @@ def test_an_external_run_is_born_running_and_told_finished(owner: User, clock: A
     with pytest.raises(Refusal):
         services.external_finish(run=run, status="finished", by=owner)
     mine = factories.run(owner)
-    assert refusal_of(services.external_finish, mine, owner, status="finished").type == "not-external"
+    assert (
+        refusal_of(services.external_finish, mine, owner, status="finished").type == "not-external"
+    )
 
 
 def test_an_external_run_may_be_cancelled(owner: User) -> None:

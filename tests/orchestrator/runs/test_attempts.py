@@ -59,15 +59,26 @@ def test_a_whole_life_is_in_order_in_events_and_frames(run: Run, clock: Any) -> 
     services.attempt_exited(attempt=attempt, exit_class="ok")
     run.refresh_from_db()
     assert (run.state, run.ended, run.exit["class"]) == ("finished", clock.now(), "ok")
-    moves = [(event.data["of"], event.data["new"]) for event in selectors.events_of(run=run, types=["state_changed"])]
+    moves = [
+        (event.data["of"], event.data["new"])
+        for event in selectors.events_of(run=run, types=["state_changed"])
+    ]
     assert moves == [
-        ("run", "queued"), ("run", "starting"), ("attempt", "launching"), ("attempt", "running"), ("run", "running"),
-        ("attempt", "exited"), ("run", "finished"),
-    ]  # fmt: skip
+        ("run", "queued"),
+        ("run", "starting"),
+        ("attempt", "launching"),
+        ("attempt", "running"),
+        ("run", "running"),
+        ("attempt", "exited"),
+        ("run", "finished"),
+    ]
     frames = [json.loads(text) for _, text in live.frames_after(f"run:{run.pk}", 0)]
     assert [frame["state"] for frame in frames if frame["type"] == "state"] == [
-        "queued", "starting", "running", "finished",
-    ]  # fmt: skip
+        "queued",
+        "starting",
+        "running",
+        "finished",
+    ]
     assert [frame["seq"] for frame in frames] == list(range(1, len(frames) + 1))
 
 
@@ -82,7 +93,11 @@ def test_news_twice_late_or_of_an_older_attempt_changes_nothing(run: Run) -> Non
         assert not services.attempt_launching(attempt=stale)
     assert not services.attempt_running(attempt=second)
     run.refresh_from_db()
-    assert (run.state, run.attempt_number, len(selectors.events_of(run=run))) == ("running", 2, before)
+    assert (run.state, run.attempt_number, len(selectors.events_of(run=run))) == (
+        "running",
+        2,
+        before,
+    )
     assert selectors.attempt_by_fence(attempt_id=str(first.pk), fence=str(second.fence)) is None
     assert selectors.attempt_by_fence(attempt_id=second.pk, fence=str(second.fence)) == second
     assert selectors.attempt_by_fence(attempt_id="nonsense", fence="x") is None
@@ -106,17 +121,24 @@ def test_a_queued_run_is_placed_once(run: Run) -> None:
 
 def test_each_class_has_its_own_budget_and_a_growing_pause(run: Run, clock: Any) -> None:
     for number in range(2):
-        services.attempt_exited(attempt=start(run), exit_class="hang", exit={"reason": "No step for 600 s"})
+        services.attempt_exited(
+            attempt=start(run), exit_class="hang", exit={"reason": "No step for 600 s"}
+        )
         run.refresh_from_db()
         assert run.state == "queued" and run.budgets_used == {"hang": number + 1}
         assert (run.not_before - clock.now()).total_seconds() == 2**number
     services.attempt_exited(attempt=start(run), exit_class="preempted")
     run.refresh_from_db()
     assert (run.state, run.budgets_used, run.not_before) == ("queued", {"hang": 2}, None)
-    services.attempt_exited(attempt=start(run), exit_class="hang", exit={"reason": "No step for 600 s"})
+    services.attempt_exited(
+        attempt=start(run), exit_class="hang", exit={"reason": "No step for 600 s"}
+    )
     run.refresh_from_db()
     assert run.state == "failed"
-    assert run.exit == {"class": "hang", "reason": "No step for 600 s. Ended by a hang; its 2 retries are used up."}
+    assert run.exit == {
+        "class": "hang",
+        "reason": "No step for 600 s. Ended by a hang; its 2 retries are used up.",
+    }
     assert run.attempt_number == 4
 
 
@@ -133,7 +155,9 @@ def test_the_specs_own_budget_counts(owner: User, clock: Any) -> None:
 def test_each_nodes_first_exit_report_is_kept(run: Run) -> None:
     attempt = start(run)
     services.attempt_node_exited(attempt=attempt, node="a", exit={"class": "ok"})
-    services.attempt_node_exited(attempt=Attempt.objects.get(pk=attempt.pk), node="b", exit={"class": "hang"})
+    services.attempt_node_exited(
+        attempt=Attempt.objects.get(pk=attempt.pk), node="b", exit={"class": "hang"}
+    )
     found = services.attempt_node_exited(attempt=attempt, node="a", exit={"class": "lost"})
     assert found == {"a": {"class": "ok"}, "b": {"class": "hang"}}
 
@@ -142,22 +166,31 @@ def test_who_runs_on_a_node_is_known(run: Run, owner: User) -> None:
     node, other = factories.node(), factories.node()
     factories.external_run(owner)
     attempt = factories.running(run, node)
-    assert selectors.attempts_on(node=node.name) == [attempt] and selectors.attempts_on(node=other.name) == []
+    assert (
+        selectors.attempts_on(node=node.name) == [attempt]
+        and selectors.attempts_on(node=other.name) == []
+    )
 
 
 @given(
     exit_class=some.sampled_from(ExitClass),
     requested=some.sampled_from(["", "cancel", "pause"]),
     attempt_requested=some.sampled_from(["", "cancel", "pause", "preempt", "checkpoint"]),
-    used=some.dictionaries(some.sampled_from([str(item) for item in ExitClass]), some.integers(0, 20)),
+    used=some.dictionaries(
+        some.sampled_from([str(item) for item in ExitClass]), some.integers(0, 20)
+    ),
 )
 def test_every_exit_has_an_outcome_within_the_rules(
     exit_class: ExitClass, requested: str, attempt_requested: str, used: dict[str, int]
 ) -> None:
     found = outcome(
-        exit_class=exit_class, exit={"reason": "r"}, requested=requested, attempt_requested=attempt_requested,
-        retries=Retries(), used=used,
-    )  # fmt: skip
+        exit_class=exit_class,
+        exit={"reason": "r"},
+        requested=requested,
+        attempt_requested=attempt_requested,
+        retries=Retries(),
+        used=used,
+    )
     assert found.why
     assert (found.exit is not None) == (found.state in states.ENDED)
     assert found.state in states.RUN_MOVES[RunState.STOPPING]

@@ -18,20 +18,36 @@ from tests import factories
 
 def test_an_event_told_twice_is_recorded_once(owner: User) -> None:
     run = factories.run(owner)
-    told = {"run": run, "type": "checkpoint_saved", "data": {"step": 4}, "attempt": 1, "rank": 0, "origin": "1/0/1"}
+    told = {
+        "run": run,
+        "type": "checkpoint_saved",
+        "data": {"step": 4},
+        "attempt": 1,
+        "rank": 0,
+        "origin": "1/0/1",
+    }
     first = services.event_record(**told, time=1_790_000_000.5)
     assert first is not None and services.event_record(**told) is None
     assert selectors.event_answer(first) == {
-        "run": str(run.pk), "attempt": 1, "rank": 0, "seq": 3, "time": 1_790_000_000.5, "type": "checkpoint_saved",
+        "run": str(run.pk),
+        "attempt": 1,
+        "rank": 0,
+        "seq": 3,
+        "time": 1_790_000_000.5,
+        "type": "checkpoint_saved",
         "data": {"step": 4},
-    }  # fmt: skip
-    batch = [services.NewEvent("note", {"n": n}, attempt=1, origin=f"1/0/{n}") for n in (1, 2, 2, 3)]
+    }
+    batch = [
+        services.NewEvent("note", {"n": n}, attempt=1, origin=f"1/0/{n}") for n in (1, 2, 2, 3)
+    ]
     assert [event.seq for event in services.events_record(run=run, events=batch)] == [4, 5]
 
 
 def test_numbers_that_are_not_finite_survive(owner: User) -> None:
     run = factories.run(owner)
-    event = services.event_record(run=run, type="non_finite", data={"loss": float("nan"), "grads": [float("inf")]})
+    event = services.event_record(
+        run=run, type="non_finite", data={"loss": float("nan"), "grads": [float("inf")]}
+    )
     event.refresh_from_db()
     assert event.data == {"loss": "NaN", "grads": ["Infinity"]}
 
@@ -50,11 +66,21 @@ def test_reading_goes_on_after_a_number(owner: User, stranger: User) -> None:
     for number in range(10):
         services.event_record(run=run, type="note" if number % 2 else "other", data={"n": number})
     assert [event.seq for event in selectors.events_of(run=run, after=9, limit=2)] == [10, 11]
-    assert [event.data["n"] for event in selectors.events_of(run=run, types=["note"], limit=2)] == [1, 3]
-    assert [event.seq for event in selectors.events_of(run=run, newest=True, limit=3)] == [10, 11, 12]
+    assert [event.data["n"] for event in selectors.events_of(run=run, types=["note"], limit=2)] == [
+        1,
+        3,
+    ]
+    assert [event.seq for event in selectors.events_of(run=run, newest=True, limit=3)] == [
+        10,
+        11,
+        12,
+    ]
     newest = selectors.events_visible_to(user=owner, limit=2)
     assert [event.seq for event in newest] == [12, 11]
-    assert [event.seq for event in selectors.events_visible_to(user=owner, before_id=newest[-1].pk, limit=1)] == [10]
+    assert [
+        event.seq
+        for event in selectors.events_visible_to(user=owner, before_id=newest[-1].pk, limit=1)
+    ] == [10]
     assert selectors.events_visible_to(user=stranger) == []
 
 
@@ -67,7 +93,9 @@ def test_many_writers_leave_no_gap_and_no_double() -> None:
         try:
             for number in range(10):
                 origin = f"1/{writer % 2}/{number}"  # every event is told by two writers
-                services.event_record(run=run, type="note", data={}, attempt=1, rank=writer % 2, origin=origin)
+                services.event_record(
+                    run=run, type="note", data={}, attempt=1, rank=writer % 2, origin=origin
+                )
         except Exception as error:
             errors.append(error)
         finally:

@@ -1,4 +1,6 @@
-"""Going back to a checkpoint: forks with a changed spec and a checkpoint of their own, rewinds, and what is refused."""
+"""Going back to a checkpoint: forks with a changed spec and a checkpoint of their own, rewinds, and
+what is refused.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,9 @@ def run(owner: User, clock: Any) -> Run:
     factories.running(made, factories.node())
     for step in (100, 150):
         saved = f"runs/{made.pk}/checkpoints/step-{step:08d}"
-        services.checkpoint_record(run=made, attempt=1, step=step, path=saved, tokens=step * 8, bytes=4)
+        services.checkpoint_record(
+            run=made, attempt=1, step=step, path=saved, tokens=step * 8, bytes=4
+        )
     made.refresh_from_db()
     return made
 
@@ -35,17 +39,27 @@ def refused(action: Any, **asked: Any) -> dict[str, str]:
 
 def test_a_fork_has_a_checkpoint_of_its_own(run: Run, owner: User) -> None:
     plan = {"dp": 2, "zero": 3, "global_batch_size": 16, "micro_batch_size": 4}
-    fork = services.run_fork(run=run, by=owner, step=100, changes={"train": {"steps": 400}, "plan": plan})
+    fork = services.run_fork(
+        run=run, by=owner, step=100, changes={"train": {"steps": 400}, "plan": plan}
+    )
     own = f"runs/{fork.pk}/checkpoints/step-00000100"
     assert (fork.forked_from, selectors.resume_point(fork)) == (run, {"path": own, "step": 100})
-    assert (fork.spec["train"]["steps"], fork.plan["zero"], fork.devices) == (400, 3, 2), "and may run otherwise"
-    assert [event.type for event in selectors.events_of(run=fork)] == ["state_changed", "plan_resolved", "forked"]
+    assert (fork.spec["train"]["steps"], fork.plan["zero"], fork.devices) == (400, 3, 2), (
+        "and may run otherwise"
+    )
+    assert [event.type for event in selectors.events_of(run=fork)] == [
+        "state_changed",
+        "plan_resolved",
+        "forked",
+    ]
     [told] = [event.data for event in selectors.events_of(run=run) if event.type == "forked"]
     assert told["into"] == str(fork.pk) and told["step"] == 100
     assert selectors.forks_of(run=run, user=owner) == [{"run": fork, "step": 100}]
     assert selectors.forked_at(fork) == 100
     services.checkpoint_deleted(run=run, step=100)
-    assert selectors.resume_point(fork) == {"path": own, "step": 100}, "whatever becomes of the parent's"
+    assert selectors.resume_point(fork) == {"path": own, "step": 100}, (
+        "whatever becomes of the parent's"
+    )
 
 
 @pytest.mark.parametrize(
@@ -55,7 +69,12 @@ def test_a_fork_has_a_checkpoint_of_its_own(run: Run, owner: User) -> None:
         (100, {"model": "llama-15m"}, "model", "goes on with the weights"),
         (100, {"train": {"seq_len": 32}}, "train.seq_len", "goes on with no other"),
         (100, {"train": {"seed": 9}}, "train.seed", "written with 0"),
-        (100, {"train": {"optimizer": {"name": "sgd"}}}, "train.optimizer.name", "written with adamw"),
+        (
+            100,
+            {"train": {"optimizer": {"name": "sgd"}}},
+            "train.optimizer.name",
+            "written with adamw",
+        ),
         (150, {"train": {"steps": 120}}, "train.steps", "all 120 steps are done by step 150"),
         (100, {"train": {"stepz": 1}}, "train.stepz", ""),
     ],
@@ -71,7 +90,10 @@ def test_what_a_fork_cannot_be_is_told(
 def test_a_rewound_run_goes_on_from_the_step_and_gives_up_what_came_after(
     run: Run, owner: User, stranger: User
 ) -> None:
-    assert "pause or cancel it first" in refused(services.run_rewind, run=run, by=owner, step=100)["says"]
+    assert (
+        "pause or cancel it first"
+        in refused(services.run_rewind, run=run, by=owner, step=100)["says"]
+    )
     attempt = Attempt.objects.get(run=run)
     services.attempt_exited(attempt=attempt, exit_class="ok", exit={"reason": "all steps done"})
     run.refresh_from_db()

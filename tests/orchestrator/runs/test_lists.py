@@ -20,7 +20,10 @@ def test_teams_see_their_own_operators_see_all(people: factories.People) -> None
         assert selectors.run_get(user=person, id=str(run.pk)) == run
         assert selectors.run_list(user=person) == [run]
         assert selectors.state_counts(user=person) == {"queued": 1}
-    assert selectors.run_list(user=people.stranger) == [] and selectors.state_counts(user=people.stranger) == {}
+    assert (
+        selectors.run_list(user=people.stranger) == []
+        and selectors.state_counts(user=people.stranger) == {}
+    )
     told = []
     for id in (run.pk, run.pk + 1, "nonsense", "9" * 30, -1):
         with pytest.raises(Refusal) as caught:
@@ -60,7 +63,9 @@ def test_filters_and_pages(owner: User, teammate: User) -> None:
 def test_a_list_asks_as_much_for_many_as_for_few(owner: User) -> None:
     def asked() -> int:
         with CaptureQueriesContext(connection) as queries:
-            answers = [selectors.run_answer(run) for run in selectors.run_list(user=owner, limit=50)]
+            answers = [
+                selectors.run_answer(run) for run in selectors.run_list(user=owner, limit=50)
+            ]
         assert answers
         return len(queries)
 
@@ -110,7 +115,10 @@ def test_checkpoints_and_artifacts_are_noted_once(owner: User) -> None:
     assert services.checkpoint_record(run=run, attempt=1, step=5, path="p", bytes=3) is not None
     assert services.checkpoint_record(run=run, attempt=1, step=5, path="p") is None
     assert services.checkpoint_deleted(run=run, step=5) == 1
-    assert not selectors.checkpoints_of(run=run).exists() and selectors.checkpoints_of(run=run, kept=False).exists()
+    assert (
+        not selectors.checkpoints_of(run=run).exists()
+        and selectors.checkpoints_of(run=run, kept=False).exists()
+    )
     assert services.checkpoint_record(run=run, attempt=1, step=5, path="again") is not None
     assert selectors.resume_point(run) == {"path": "again", "step": 5}
     services.artifact_record(run=run, name="answers.jsonl", path="a", bytes=1)

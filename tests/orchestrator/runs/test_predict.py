@@ -1,4 +1,6 @@
-"""What the planner says when a run is submitted: its plan, its prediction, and no where it cannot fit."""
+"""What the planner says when a run is submitted: its plan, its prediction, and no where it cannot
+fit.
+"""
 
 from __future__ import annotations
 
@@ -17,9 +19,11 @@ from workers.contracts.engine import engine_problems
 pytestmark = pytest.mark.django_db
 TRAIN = {"steps": 20, "seq_len": 2048}
 LARGE: dict[str, Any] = {
-    "kind": "train", "model": "llama3-8b", "train": TRAIN,
+    "kind": "train",
+    "model": "llama3-8b",
+    "train": TRAIN,
     "plan": {"dp": 8, "zero": 1, "precision": "bf16", "global_batch_size": 8},
-}  # fmt: skip
+}
 
 
 def submit(owner: User, spec: dict[str, Any], **more: Any) -> Any:
@@ -30,7 +34,12 @@ def test_every_training_run_carries_its_prediction(owner: User) -> None:
     factories.node("n1", devices=8, kind="gpu", catalogue="h100-80g", memory_bytes=79 * 2**30)
     run = submit(owner, {**LARGE, "plan": {**LARGE["plan"], "zero": 3, "recompute": "full"}})
     told = selectors.run_answer(run)["prediction"]
-    assert told["device"] == "h100-80g" and told["fits"] and not told["assumed"] and told["calibration"] is None
+    assert (
+        told["device"] == "h100-80g"
+        and told["fits"]
+        and not told["assumed"]
+        and told["calibration"] is None
+    )
     # what the node says it has counts, not what the catalogue says
     assert told["memory"]["capacity_bytes"] == 79 * 2**30
     assert told["step_time_low_s"] < told["step_time_s"] < told["step_time_high_s"]
@@ -46,17 +55,25 @@ def test_a_plan_that_cannot_fit_is_refused_with_what_would(owner: User) -> None:
         submit(owner, LARGE)
     refusal = caught.value
     assert (refusal.type, refusal.status) == ("plan-does-not-fit", 422) and "GiB" in refusal.detail
-    assert refusal.errors and all(error["field"].startswith(("plan", "train")) for error in refusal.errors)
+    assert refusal.errors and all(
+        error["field"].startswith(("plan", "train")) for error in refusal.errors
+    )
     assert any("ZeRO" in error["try"] for error in refusal.errors)
     forecast = services.spec_forecast(LARGE)
-    assert forecast["problems"] == [] and forecast["fits"] is False and len(forecast["misfits"]) == len(refusal.errors)
+    assert (
+        forecast["problems"] == []
+        and forecast["fits"] is False
+        and len(forecast["misfits"]) == len(refusal.errors)
+    )
 
     run = submit(owner, LARGE, force=True)
     [resolved] = [event for event in selectors.events_of(run=run) if event.type == "plan_resolved"]
     assert resolved.data["forced"] and resolved.data["misfits"] and run.prediction["fits"] is False
     assert services.run_clone(run=run, by=owner).prediction["fits"] is False
     attempt = factories.running(run, factories.node("n2", devices=8))
-    services.attempt_exited(attempt=attempt, exit_class="out_of_memory", exit={"reason": "rank 3 ran out of memory"})
+    services.attempt_exited(
+        attempt=attempt, exit_class="out_of_memory", exit={"reason": "rank 3 ran out of memory"}
+    )
     run.refresh_from_db()
     assert run.exit["reason"].startswith(
         "rank 3 ran out of memory. It was submitted against the planner's advice: plan."
@@ -78,35 +95,62 @@ def test_an_open_plan_is_the_planners_within_what_the_engine_runs(
 ) -> None:
     factories.node("n1", devices=8, kind="gpu", catalogue="h100-80g", memory_bytes=80 * 2**30)
     train = {**TRAIN, "compile": compiled}
-    spec = {"kind": "train", "model": "llama3-8b", "train": train, "resources": {"devices": 8}, **plan}
+    spec = {
+        "kind": "train",
+        "model": "llama3-8b",
+        "train": train,
+        "resources": {"devices": 8},
+        **plan,
+    }
     run = submit(owner, spec)
     chosen = ParallelPlan.from_dict(run.plan)
-    assert (chosen.dp, chosen.precision, chosen.global_batch_size) == (8, "bf16", 8) and chosen.zero >= 2
-    assert not engine_problems(RunSpec.from_dict(selectors.launch_spec(run))) and run.prediction["fits"]
+    assert (chosen.dp, chosen.precision, chosen.global_batch_size) == (
+        8,
+        "bf16",
+        8,
+    ) and chosen.zero >= 2
+    assert (
+        not engine_problems(RunSpec.from_dict(selectors.launch_spec(run)))
+        and run.prediction["fits"]
+    )
     [resolved] = [event for event in selectors.events_of(run=run) if event.type == "plan_resolved"]
     assert resolved.data["automatic"] and "fastest" in resolved.data["why"]
 
 
 def test_an_open_plan_takes_the_half_precision_that_its_devices_have(owner: User) -> None:
-    for name, kind, precision in (("v100-32g", "gpu", "fp16"), ("a100-40g", "gpu", "bf16"), ("cpu", "cpu", "fp32")):
+    for name, kind, precision in (
+        ("v100-32g", "gpu", "fp16"),
+        ("a100-40g", "gpu", "bf16"),
+        ("cpu", "cpu", "fp32"),
+    ):
         factories.node(name, devices=2, kind=kind, catalogue=name, pool=name)
-        spec = {"kind": "train", "train": {"steps": 1, "seq_len": 64}, "resources": {"devices": 2, "pool": name}}
+        spec = {
+            "kind": "train",
+            "train": {"steps": 1, "seq_len": 64},
+            "resources": {"devices": 2, "pool": name},
+        }
         assert submit(owner, spec).plan["precision"] == precision
 
 
 def test_measured_peaks_and_calibrations_come_along(owner: User) -> None:
     factories.node("n1", devices=4)
     first = submit(owner, factories.spec())
-    services.event_record(run=first, type="peak_measured", data={"tflops": 0.6, "precision": "fp32"}, attempt=1)
+    services.event_record(
+        run=first, type="peak_measured", data={"tflops": 0.6, "precision": "fp32"}, attempt=1
+    )
     second = submit(owner, factories.spec())
     peaks = second.prediction["cluster"]["device"]["peak_tflops"]
     assert peaks["fp32"] == peaks["fp16"] == 0.6 > peaks["bf16"]
     assert second.prediction["step_time_s"] < first.prediction["step_time_s"]
     line = {
-        "id": 1, "model": "llama-tiny", "plan": second.plan, "cluster": second.prediction["cluster"],
-        "workload": {"seq_len": 64}, "framework": "orrery",
+        "id": 1,
+        "model": "llama-tiny",
+        "plan": second.plan,
+        "cluster": second.prediction["cluster"],
+        "workload": {"seq_len": 64},
+        "framework": "orrery",
         "measured": {"step_time_s": 3 * second.prediction["step_time_s"]},
-    }  # fmt: skip
+    }
     planner.calibration_add(by=owner, name="home", measurements=[line], default=True)
     third = submit(owner, factories.spec())
     assert third.prediction["calibration"] == "home"

@@ -1,4 +1,6 @@
-"""People, nodes and the scheduler act on one run at the same moment: nobody waits in a ring, one outcome, one story."""
+"""People, nodes and the scheduler act on one run at the same moment: nobody waits in a ring, one
+outcome, one story.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,10 @@ pytestmark = pytest.mark.django_db(transaction=True)
 
 
 def at_once(*acts: Callable[[], Any]) -> list[Any]:
-    """Runs all in threads that start together; their results, refusals included. Other errors are raised."""
+    """Runs all in threads that start together; their results, refusals included.
+
+    Other errors are raised.
+    """
     results: list[Any] = [None] * len(acts)
     start = threading.Barrier(len(acts))
 
@@ -60,10 +65,16 @@ def test_cancel_exit_edit_and_events_meet() -> None:
         fresh = lambda pk=run.pk: Run.objects.get(pk=pk)  # noqa: E731
         at_once(
             lambda fresh=fresh: services.run_cancel(run=fresh(), by=ada),
-            lambda pk=attempt.pk: services.attempt_exited(attempt=Attempt.objects.get(pk=pk), exit_class="ok"),
-            lambda pk=attempt.pk: services.attempt_exited(attempt=Attempt.objects.get(pk=pk), exit_class="lost"),
+            lambda pk=attempt.pk: services.attempt_exited(
+                attempt=Attempt.objects.get(pk=pk), exit_class="ok"
+            ),
+            lambda pk=attempt.pk: services.attempt_exited(
+                attempt=Attempt.objects.get(pk=pk), exit_class="lost"
+            ),
             lambda fresh=fresh: services.run_update(run=fresh(), by=ada, priority=1),
-            lambda fresh=fresh: [services.event_record(run=fresh(), type="note", data={}) for _ in range(5)],
+            lambda fresh=fresh: [
+                services.event_record(run=fresh(), type="note", data={}) for _ in range(5)
+            ],
         )
         run.refresh_from_db()
         exits = [

@@ -1,4 +1,6 @@
-"""What a run's model wrote, by REST: the course that the run went, whatever was done twice or given up."""
+"""What a run's model wrote, by REST: the course that the run went, whatever was done twice or given
+up.
+"""
 
 from __future__ import annotations
 
@@ -14,9 +16,17 @@ pytestmark = pytest.mark.django_db
 
 
 def written(run: Run, attempt: int, step: int, text: str) -> None:
-    told = {"step": step, "samples": [{"prompt": "a", "text": text, "prompt_ids": [97], "token_ids": [98]}]}
+    told = {
+        "step": step,
+        "samples": [{"prompt": "a", "text": text, "prompt_ids": [97], "token_ids": [98]}],
+    }
     services.event_record(
-        run=run, type="samples_written", data=told, attempt=attempt, rank=0, origin=f"{attempt}/0/{step}"
+        run=run,
+        type="samples_written",
+        data=told,
+        attempt=attempt,
+        rank=0,
+        origin=f"{attempt}/0/{step}",
     )
 
 
@@ -31,10 +41,14 @@ def test_texts_are_those_of_the_course_that_the_run_went(people: factories.Peopl
     assert found(client, run) == []
     for step in (10, 20, 30):
         written(run, 1, step, "first")
-    services.event_record(run=run, type="samples_written", data={"step": "x"}, attempt=1, rank=0, origin="1/0/99")
+    services.event_record(
+        run=run, type="samples_written", data={"step": "x"}, attempt=1, rank=0, origin="1/0/99"
+    )
     assert [step for _, step, _ in found(client, run)] == [10, 20, 30], "what is no text is none"
     written(run, 2, 20, "again")
-    assert found(client, run) == [(1, 10, "first"), (2, 20, "again")], "resumed from step 10, it goes on from there"
+    assert found(client, run) == [(1, 10, "first"), (2, 20, "again")], (
+        "resumed from step 10, it goes on from there"
+    )
     written(run, 2, 30, "again")
     Run.objects.filter(pk=run.pk).update(rewinds=[[2, 10]])
     assert found(client, run) == [(1, 10, "first")], "given up by a rewind"
@@ -42,5 +56,9 @@ def test_texts_are_those_of_the_course_that_the_run_went(people: factories.Peopl
     assert found(client, run) == [(1, 10, "first"), (3, 20, "anew")]
     first = client.get(f"/api/v1/runs/{run.pk}/samples?limit=1").json()
     rest = client.get(f"/api/v1/runs/{run.pk}/samples?limit=1&cursor={first['next_cursor']}").json()
-    assert [first["items"][0]["step"], rest["items"][0]["step"], rest["next_cursor"]] == [10, 20, None]
+    assert [first["items"][0]["step"], rest["items"][0]["step"], rest["next_cursor"]] == [
+        10,
+        20,
+        None,
+    ]
     assert factories.api(people.stranger).get(f"/api/v1/runs/{run.pk}/samples").status_code == 404

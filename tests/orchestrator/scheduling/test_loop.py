@@ -1,4 +1,6 @@
-"""The loop's two supports: entries at least once through killed servers and dead readers; one holder of the lease."""
+"""The loop's two supports: entries at least once through killed servers and dead readers; one
+holder of the lease.
+"""
 
 from __future__ import annotations
 
@@ -59,7 +61,10 @@ def test_entries_and_wakes_arrive_and_what_is_done_is_gone(server: RedisServer) 
         assert entry.id is not None
         box.done(entry.id)
         box.flush()
-        assert client.xlen(wire.REPORTS) == 0 and client.xpending(wire.REPORTS, wire.REPORTS_GROUP)["pending"] == 0
+        assert (
+            client.xlen(wire.REPORTS) == 0
+            and client.xpending(wire.REPORTS, wire.REPORTS_GROUP)["pending"] == 0
+        )
     box.stop()
 
 
@@ -71,16 +76,22 @@ def test_what_a_dead_reader_had_taken_is_read_by_the_next(server: RedisServer) -
         take(first, lambda entry: entry.text == b"two")  # taken, never done with
         first.stop()
         second = inbox(server, "b")
-        assert [entry.text for entry in take(second, lambda entry: entry.text == b"two")] == [b"one", b"two"]
+        assert [entry.text for entry in take(second, lambda entry: entry.text == b"two")] == [
+            b"one",
+            b"two",
+        ]
         second.stop()
 
 
 @pytest.mark.parametrize("data_kept", [True, False])
-def test_a_killed_server_delays_and_loses_nothing_that_it_kept(server: RedisServer, data_kept: bool) -> None:
+def test_a_killed_server_delays_and_loses_nothing_that_it_kept(
+    server: RedisServer, data_kept: bool
+) -> None:
     box = inbox(server, "a")
     with server.client() as client:
         client.xadd(wire.REPORTS, {"m": "before"})
-        kept = client.execute_command("WAITAOF", 1, 0, 90_000)  # the append-only file is synced every second
+        # the append-only file is synced every second
+        kept = client.execute_command("WAITAOF", 1, 0, 90_000)
         assert kept[0] == 1
     take(box, lambda entry: entry.text == b"before")
     server.kill()
@@ -119,7 +130,9 @@ def test_a_holder_that_died_on_this_machine_is_not_waited_for() -> None:
 
 
 @pytest.mark.django_db
-def test_health_tells_of_a_scheduler_that_stopped(redis_url: str, settings: object, clock: FakeClock) -> None:
+def test_health_tells_of_a_scheduler_that_stopped(
+    redis_url: str, settings: object, clock: FakeClock
+) -> None:
     from orchestrator.common import redis as common_redis
 
     settings.REDIS_URL = redis_url  # type: ignore[attr-defined]
@@ -138,7 +151,9 @@ def test_health_tells_of_a_scheduler_that_stopped(redis_url: str, settings: obje
 def test_the_command_stops_on_sigterm(server: RedisServer, tmp_path: Path) -> None:
     root = Path(__file__).resolve().parents[3]
     environ = {
-        key: value for key, value in os.environ.items() if not key.startswith(("ORRERY_", "DJANGO_", "DATABASE_"))
+        key: value
+        for key, value in os.environ.items()
+        if not key.startswith(("ORRERY_", "DJANGO_", "DATABASE_"))
     }
     environ |= {"ORRERY_HOME": str(tmp_path), "REDIS_URL": server.url}
     manage = [sys.executable, str(root / "manage.py")]

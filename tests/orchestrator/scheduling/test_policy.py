@@ -1,4 +1,6 @@
-"""The pure policy: whole gangs, no device twice, even ranks, priorities, no starvation, a sentence for each."""
+"""The pure policy: whole gangs, no device twice, even ranks, priorities, no starvation, a sentence
+for each.
+"""
 
 from __future__ import annotations
 
@@ -16,11 +18,18 @@ T = NOW.timestamp()
 
 
 def node(
-    name: str, devices: int, *, held: dict[int, int] | None = None, until: float | None = None, **more: Any
+    name: str,
+    devices: int,
+    *,
+    held: dict[int, int] | None = None,
+    until: float | None = None,
+    **more: Any,
 ) -> NodeView:
     kind = more.pop("kind", "cpu")
     slots = tuple(
-        Slot(i, kind, kind != "cpu", (held or {}).get(i), "ann", until if i in (held or {}) else None)
+        Slot(
+            i, kind, kind != "cpu", (held or {}).get(i), "ann", until if i in (held or {}) else None
+        )
         for i in range(devices)
     )
     return NodeView(name, more.pop("pool", "default"), slots, **more)
@@ -31,7 +40,10 @@ def run(number: int, devices: int, *, waited: float = 1.0, **more: Any) -> Waiti
 
 
 def placed(decision: Decision) -> dict[int, list[tuple[str, tuple[int, ...]]]]:
-    return {one.run: [(share.node, share.devices) for share in one.shares] for one in decision.placements}
+    return {
+        one.run: [(share.node, share.devices) for share in one.shares]
+        for one in decision.placements
+    }
 
 
 def reason(decision: Decision, number: int) -> str:
@@ -40,27 +52,45 @@ def reason(decision: Decision, number: int) -> str:
 
 slots = st.builds(
     lambda index, kind, by, until: Slot(index, kind, kind != "cpu", by, "ann", until),
-    st.just(0), st.sampled_from(["cpu", "h100-80g"]), st.sampled_from([None, None, 900, 901]),
+    st.just(0),
+    st.sampled_from(["cpu", "h100-80g"]),
+    st.sampled_from([None, None, 900, 901]),
     st.sampled_from([None, T + 30]),
-)  # fmt: skip
+)
 
 
 def fleet(nodes: list[tuple[str, list[Slot], bool]]) -> list[NodeView]:
     return [
-        NodeView(f"n{i}", pool, tuple(replace(one, index=j) for j, one in enumerate(some)), up, "" if up else "silent")
+        NodeView(
+            f"n{i}",
+            pool,
+            tuple(replace(one, index=j) for j, one in enumerate(some)),
+            up,
+            "" if up else "silent",
+        )
         for i, (pool, some, up) in enumerate(nodes)
     ]
 
 
 fleets = st.lists(
-    st.tuples(st.sampled_from(["default", "big"]), st.lists(slots, max_size=6), st.booleans()), max_size=5
+    st.tuples(st.sampled_from(["default", "big"]), st.lists(slots, max_size=6), st.booleans()),
+    max_size=5,
 ).map(fleet)
 waiting = st.builds(
-    run, st.just(0), st.integers(1, 9), pool=st.sampled_from(["default", "big"]), priority=st.integers(-1, 2),
-    waited=st.floats(0, 200), device=st.sampled_from([None, "cpu", "h100-80g"]), owner=st.just("bob"),
-    max_seconds=st.sampled_from([None, 10.0, 100.0]), keep=st.sampled_from([(), ("n0",), ("n0", "n1")]),
-)  # fmt: skip
-queues = st.lists(waiting, max_size=8).map(lambda some: [replace(one, run=i + 1) for i, one in enumerate(some)])
+    run,
+    st.just(0),
+    st.integers(1, 9),
+    pool=st.sampled_from(["default", "big"]),
+    priority=st.integers(-1, 2),
+    waited=st.floats(0, 200),
+    device=st.sampled_from([None, "cpu", "h100-80g"]),
+    owner=st.just("bob"),
+    max_seconds=st.sampled_from([None, 10.0, 100.0]),
+    keep=st.sampled_from([(), ("n0",), ("n0", "n1")]),
+)
+queues = st.lists(waiting, max_size=8).map(
+    lambda some: [replace(one, run=i + 1) for i, one in enumerate(some)]
+)
 
 
 @settings(max_examples=80, deadline=None)
@@ -71,12 +101,17 @@ def test_every_decision_keeps_the_rules(queue: list[Waiting], nodes: list[NodeVi
         "the order of the input must not matter"
     )
     by_name, wanted = {one.name: one for one in nodes}, {one.run: one for one in queue}
-    assert sorted([one.run for one in decision.placements] + [one.run for one in decision.waits]) == sorted(wanted)
+    assert sorted(
+        [one.run for one in decision.placements] + [one.run for one in decision.waits]
+    ) == sorted(wanted)
     given_away = set()
     for placement in decision.placements:
         asked = wanted[placement.run]
         counts = {len(share.devices) for share in placement.shares}
-        assert len(counts) == 1 and sum(len(share.devices) for share in placement.shares) == asked.devices
+        assert (
+            len(counts) == 1
+            and sum(len(share.devices) for share in placement.shares) == asked.devices
+        )
         kinds = set()
         for share in placement.shares:
             there = by_name[share.node]
@@ -97,7 +132,14 @@ def test_every_decision_keeps_the_rules(queue: list[Waiting], nodes: list[NodeVi
 def test_quotas_are_never_exceeded(queue: list[Waiting], nodes: list[NodeView]) -> None:
     decision = place(queue, nodes, NOW, quotas={"default": 3})
     wanted = {one.run: one for one in queue}
-    assert sum(wanted[one.run].devices for one in decision.placements if wanted[one.run].pool == "default") <= 3
+    assert (
+        sum(
+            wanted[one.run].devices
+            for one in decision.placements
+            if wanted[one.run].pool == "default"
+        )
+        <= 3
+    )
 
 
 def test_one_node_is_preferred_and_the_fullest_that_has_room() -> None:
@@ -108,12 +150,16 @@ def test_one_node_is_preferred_and_the_fullest_that_has_room() -> None:
 def test_a_gang_spreads_evenly_over_the_fewest_nodes() -> None:
     nodes = [node("a", 2), node("b", 2), node("c", 2)]
     assert placed(place([run(1, 4)], nodes, NOW)) == {1: [("a", (0, 1)), ("b", (0, 1))]}
-    assert placed(place([run(1, 6)], nodes, NOW)) == {1: [("a", (0, 1)), ("b", (0, 1)), ("c", (0, 1))]}
+    assert placed(place([run(1, 6)], nodes, NOW)) == {
+        1: [("a", (0, 1)), ("b", (0, 1)), ("c", (0, 1))]
+    }
 
 
 def test_an_uneven_spread_is_named_as_the_reason() -> None:
     ever = place([run(1, 3)], [node("a", 2), node("b", 1)], NOW)
-    assert "only as 2 + 1" in reason(ever, 1) and "same number of ranks on every node" in reason(ever, 1)
+    assert "only as 2 + 1" in reason(ever, 1) and "same number of ranks on every node" in reason(
+        ever, 1
+    )
     now = place([run(1, 3)], [node("a", 3, held={0: 9}), node("b", 1)], NOW)
     assert "enough are free in pool default, but as 2 + 1" in reason(now, 1)
 
@@ -134,18 +180,24 @@ def test_other_reasons() -> None:
         place([run(1, 1)], [node("a", 4, usable=False, away="silent")], NOW), 1
     )
     assert "before its next attempt" in reason(place([run(1, 1, not_before=T + 5)], four, NOW), 1)
-    assert "allows bob 2 at a time" in reason(place([run(1, 3, owner="bob")], four, NOW, quotas={"default": 2}), 1)
+    assert "allows bob 2 at a time" in reason(
+        place([run(1, 3, owner="bob")], four, NOW, quotas={"default": 2}), 1
+    )
 
 
 def test_priority_goes_first_then_time() -> None:
-    decision = place([run(1, 2, waited=50), run(2, 2, waited=90), run(3, 2, priority=1)], [node("a", 4)], NOW)
+    decision = place(
+        [run(1, 2, waited=50), run(2, 2, waited=90), run(3, 2, priority=1)], [node("a", 4)], NOW
+    )
     assert sorted(placed(decision)) == [2, 3] and decision.waits[0].run == 1
 
 
 def test_small_runs_pass_a_big_one_only_for_a_while() -> None:
     nodes = [node("a", 4, held={0: 9, 1: 9})]
     small = run(2, 1, waited=5)
-    assert placed(place([run(1, 4, waited=RESERVE_AFTER_S - 1), small], nodes, NOW)) == {2: [("a", (2,))]}
+    assert placed(place([run(1, 4, waited=RESERVE_AFTER_S - 1), small], nodes, NOW)) == {
+        2: [("a", (2,))]
+    }
     late = place([run(1, 4, waited=RESERVE_AFTER_S + 1), small], nodes, NOW)
     assert placed(late) == {} and "kept for r1, which has waited longer" in reason(late, 2)
 
@@ -167,10 +219,14 @@ def test_starts_are_estimated_where_limits_are_known() -> None:
 
 def test_a_checkpoint_keeps_its_run_on_its_nodes_unless_they_are_gone() -> None:
     a, b = node("a", 4, held={0: 9, 1: 9, 2: 9}), node("b", 4)
-    assert placed(place([run(1, 2, keep=("a",))], [a, b], NOW)) == {}, "its node is up and only busy"
+    assert placed(place([run(1, 2, keep=("a",))], [a, b], NOW)) == {}, (
+        "its node is up and only busy"
+    )
     assert placed(place([run(1, 1, keep=("a",))], [a, b], NOW)) == {1: [("a", (3,))]}
     silent = node("a", 4, usable=False, away="silent")
-    assert "which holds its checkpoint" in reason(place([run(1, 1, keep=("a",))], [silent, b], NOW), 1)
+    assert "which holds its checkpoint" in reason(
+        place([run(1, 1, keep=("a",))], [silent, b], NOW), 1
+    )
     lost = node("a", 4, usable=False, away="lost")
     assert placed(place([run(1, 1, keep=("a",))], [lost, b], NOW)) == {1: [("b", (0,))]}
 

@@ -88,7 +88,11 @@ def test_what_nobody_launches_is_ordered_again_and_then_lost(broker: Broker, own
     Attempt.objects.update(created=clock.now() - timedelta(seconds=500))
     services.reap()
     run.refresh_from_db()
-    assert Attempt.objects.get().exit_class == "lost" and run.state == "queued" and "kill" in actions(broker, node)
+    assert (
+        Attempt.objects.get().exit_class == "lost"
+        and run.state == "queued"
+        and "kill" in actions(broker, node)
+    )
 
 
 def test_a_node_that_is_up_without_its_attempt_has_lost_it(broker: Broker, owner: User) -> None:
@@ -100,7 +104,9 @@ def test_a_node_that_is_up_without_its_attempt_has_lost_it(broker: Broker, owner
     assert attempt.exit_class == "lost" and "has this attempt no more" in attempt.exit["reason"]
 
 
-def test_a_wish_goes_to_the_nodes_again_and_sharper(broker: Broker, owner: User, settings: Any) -> None:
+def test_a_wish_goes_to_the_nodes_again_and_sharper(
+    broker: Broker, owner: User, settings: Any
+) -> None:
     attempt, [node] = running(owner, "n1")
     actions(broker, node)
     runs.run_cancel(run=attempt.run, by=owner)
@@ -115,7 +121,9 @@ def test_a_wish_goes_to_the_nodes_again_and_sharper(broker: Broker, owner: User,
     assert Run.objects.get().state == "cancelled"
 
 
-def test_a_run_cancelled_before_its_order_left_ends_at_once(broker: Broker, owner: User, settings: Any) -> None:
+def test_a_run_cancelled_before_its_order_left_ends_at_once(
+    broker: Broker, owner: User, settings: Any
+) -> None:
     factories.node("n1")
     run, there = factories.run(owner), settings.REDIS_URL
     settings.REDIS_URL = "unix:///nowhere/redis.sock"
@@ -123,7 +131,10 @@ def test_a_run_cancelled_before_its_order_left_ends_at_once(broker: Broker, owne
     runs.run_cancel(run=Run.objects.get(pk=run.pk), by=owner)
     settings.REDIS_URL = there
     services.reap()
-    assert Run.objects.get(pk=run.pk).state == "cancelled" and not Allocation.objects.filter(released=None).exists()
+    assert (
+        Run.objects.get(pk=run.pk).state == "cancelled"
+        and not Allocation.objects.filter(released=None).exists()
+    )
 
 
 def test_a_checkpoint_or_a_profile_is_asked_for_once(broker: Broker, owner: User) -> None:
@@ -137,7 +148,9 @@ def test_a_checkpoint_or_a_profile_is_asked_for_once(broker: Broker, owner: User
         assert actions(broker, node) == [word] and attempt.requested == ""
 
 
-def test_an_external_run_without_a_word_has_ended(broker: Broker, owner: User, settings: Any) -> None:
+def test_an_external_run_without_a_word_has_ended(
+    broker: Broker, owner: User, settings: Any
+) -> None:
     run = factories.external_run(owner)
     services.reap()
     assert Run.objects.get(pk=run.pk).state == "running"

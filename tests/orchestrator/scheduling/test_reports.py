@@ -1,4 +1,6 @@
-"""News from nodes: joins, beats, states, exits; forged, foreign, stale and repeated ones do nothing."""
+"""News from nodes: joins, beats, states, exits; forged, foreign, stale and repeated ones do
+nothing.
+"""
 
 from __future__ import annotations
 
@@ -46,12 +48,19 @@ def test_a_join_is_answered_with_what_completes_the_secret(broker: Broker) -> No
     )
     again = envelope.join_request(token, name="n10")
     body = {"request": again, "inventory": factories.inventory("n10").to_dict()}
-    services.report(envelope.seal(key, wire.KIND_JOIN, body, ttl_s=60, now=time.time(), node=token_id))
-    assert "used before" in json.loads(broker.client.lpop(wire.join_reply_key(again["nonce_a"])))["refused"]
+    services.report(
+        envelope.seal(key, wire.KIND_JOIN, body, ttl_s=60, now=time.time(), node=token_id)
+    )
+    assert (
+        "used before"
+        in json.loads(broker.client.lpop(wire.join_reply_key(again["nonce_a"])))["refused"]
+    )
     assert not Node.objects.filter(name="n10").exists()
 
 
-def test_a_run_goes_from_launching_to_its_end_and_frees_its_devices(broker: Broker, owner: User) -> None:
+def test_a_run_goes_from_launching_to_its_end_and_frees_its_devices(
+    broker: Broker, owner: User
+) -> None:
     speaker, attempt = Speaker(factories.node("n1")), placed(owner, devices=2)
     seen = []
     told: list[tuple[str, dict[str, Any]]] = [("launching", {}), ("running", {})]
@@ -62,7 +71,9 @@ def test_a_run_goes_from_launching_to_its_end_and_frees_its_devices(broker: Brok
         seen.append((attempt.state, Run.objects.get(pk=attempt.run_id).state))
     assert seen == [("launching", "starting"), ("running", "running"), ("exited", "finished")]
     assert not Allocation.objects.filter(released=None).exists()
-    assert speaker.tells(attempt, "running") and Run.objects.get(pk=attempt.run_id).state == "finished"
+    assert (
+        speaker.tells(attempt, "running") and Run.objects.get(pk=attempt.run_id).state == "finished"
+    )
 
 
 @pytest.mark.parametrize(
@@ -73,18 +84,26 @@ def test_a_run_goes_from_launching_to_its_end_and_frees_its_devices(broker: Brok
         ({"node": "unheard-of"}, "unknown"),
     ],
 )
-def test_what_does_not_open_is_dropped(broker: Broker, owner: User, wrong: dict[str, Any], code: str) -> None:
+def test_what_does_not_open_is_dropped(
+    broker: Broker, owner: User, wrong: dict[str, Any], code: str
+) -> None:
     node, before = factories.node("n1"), dropped[code]
     attempt = placed(owner)
     body = {
-        "attempt_id": str(attempt.pk), "fence": str(attempt.fence), "node": "n1", "seq": 1, "time": 1.0,
+        "attempt_id": str(attempt.pk),
+        "fence": str(attempt.fence),
+        "node": "n1",
+        "seq": 1,
+        "time": 1.0,
         "type": "running",
-    }  # fmt: skip
+    }
     assert not services.report(Speaker(node).sealed(wire.KIND_REPORT, body, **wrong))
     assert dropped[code] == before + 1
     attempt.refresh_from_db()
     assert attempt.state == "assigned"
-    assert services.report(Speaker(node).sealed(wire.KIND_REPORT, body)), "the same words, rightly sealed, count"
+    assert services.report(Speaker(node).sealed(wire.KIND_REPORT, body)), (
+        "the same words, rightly sealed, count"
+    )
 
 
 def test_nonsense_is_dropped() -> None:
@@ -103,7 +122,9 @@ def test_a_stale_fence_and_a_foreign_node_change_nothing(broker: Broker, owner: 
     assert attempt.state == "assigned"
 
 
-def test_a_gang_runs_when_every_node_runs_and_a_heartbeat_alone_can_tell(broker: Broker, owner: User) -> None:
+def test_a_gang_runs_when_every_node_runs_and_a_heartbeat_alone_can_tell(
+    broker: Broker, owner: User
+) -> None:
     nodes = [factories.node(name, devices=2) for name in ("n1", "n2")]
     attempt = placed(owner, devices=4)
     Speaker(nodes[0]).tells(attempt, "running")
@@ -121,11 +142,17 @@ def test_the_first_cause_wins_and_the_other_nodes_are_ended(broker: Broker, owne
         Speaker(node).tells(attempt, "running")
         broker.orders(node)
     # what lost its peer may speak first
-    Speaker(nodes[1]).exited(attempt, "infrastructure", reason="Connection closed by peer", time=10.0)
+    Speaker(nodes[1]).exited(
+        attempt, "infrastructure", reason="Connection closed by peer", time=10.0
+    )
     [(kind, order)] = broker.orders(nodes[0])
     assert (kind, order["action"]) == ("control", "kill") and broker.orders(nodes[1]) == []
-    assert Allocation.objects.filter(released=None).count() == 4, "held until the whole gang is over"
-    Speaker(nodes[0]).exited(attempt, "user_error", reason="ValueError: bad data", rank=1, time=11.0)
+    assert Allocation.objects.filter(released=None).count() == 4, (
+        "held until the whole gang is over"
+    )
+    Speaker(nodes[0]).exited(
+        attempt, "user_error", reason="ValueError: bad data", rank=1, time=11.0
+    )
     attempt.refresh_from_db()
     assert attempt.exit_class == "user_error" and attempt.exit["reason"] == "ValueError: bad data"
     assert attempt.exit["node"] == "n1" and not Allocation.objects.filter(released=None).exists()
@@ -138,11 +165,22 @@ def test_checkpoints_and_events_are_kept_once(broker: Broker, owner: User) -> No
     for _ in range(2):
         speaker.seq = 7
         speaker.tells(attempt, "event", **told)
-        speaker.tells(attempt, "checkpoint", step=5, tokens=50, bytes=9, path="runs/1/checkpoints/step-5")
+        speaker.tells(
+            attempt, "checkpoint", step=5, tokens=50, bytes=9, path="runs/1/checkpoints/step-5"
+        )
     assert Checkpoint.objects.filter(run=attempt.run).values_list("step", "bytes").get() == (5, 9)
     for size in (7, 8):
-        speaker.tells(attempt, "artifact", name="rank-0-profile", path="runs/1/attempt-1/rank-0/profile", bytes=size)
-    assert attempt.run.artifacts.values_list("name", "bytes").get() == ("attempt-1-rank-0-profile", 8)
+        speaker.tells(
+            attempt,
+            "artifact",
+            name="rank-0-profile",
+            path="runs/1/attempt-1/rank-0/profile",
+            bytes=size,
+        )
+    assert attempt.run.artifacts.values_list("name", "bytes").get() == (
+        "attempt-1-rank-0-profile",
+        8,
+    )
     event = RunEvent.objects.get(run=attempt.run, type="rank_exited")
     assert (event.rank, event.data["code"], event.attempt) == (1, -9, 1)
 

@@ -1,4 +1,6 @@
-"""A hang over two nodes: one event for both, naming the node that keeps the other; and a node that says nothing."""
+"""A hang over two nodes: one event for both, naming the node that keeps the other; and a node that
+says nothing.
+"""
 
 from __future__ import annotations
 
@@ -31,20 +33,36 @@ def told(speaker: Speaker, attempt: Attempt, *standings: Standing) -> None:
 
 
 def standing(rank: int, calls: int) -> Standing:
-    return Standing(rank=rank, step=9, phase="backward", idle_s=9.0, marks=40, stage=rank // 2, calls={"all": calls})
+    return Standing(
+        rank=rank,
+        step=9,
+        phase="backward",
+        idle_s=9.0,
+        marks=40,
+        stage=rank // 2,
+        calls={"all": calls},
+    )
 
 
 def hangs() -> list[tuple[int | None, dict[str, Any]]]:
     return [(event.rank, event.data) for event in RunEvent.objects.filter(type="hang")]
 
 
-def test_the_node_whose_rank_has_not_come_is_named_once(nodes: tuple[Attempt, Speaker, Speaker]) -> None:
+def test_the_node_whose_rank_has_not_come_is_named_once(
+    nodes: tuple[Attempt, Speaker, Speaker],
+) -> None:
     attempt, first, second = nodes
     told(first, attempt, standing(0, 30), standing(1, 30))
     assert hangs() == [], "its ranks only wait; whose fault it is the other node knows"
     told(second, attempt, standing(2, 30), standing(3, 29))
     [(rank, data)] = hangs()
-    assert (rank, data["node"], data["stage"], data["ranks"], data["waiting"]) == (3, "n2", 1, [3], [0, 1, 2])
+    assert (rank, data["node"], data["stage"], data["ranks"], data["waiting"]) == (
+        3,
+        "n2",
+        1,
+        [3],
+        [0, 1, 2],
+    )
     assert "rank 3 on node n2 (stage 1) has not come to the collective" in data["says"]
     for speaker, ranks in ((first, (0, 1)), (second, (2, 3))):  # said again while it lasts
         told(speaker, attempt, *(standing(each, 29 if each == 3 else 30) for each in ranks))
@@ -59,9 +77,11 @@ def test_a_node_that_says_nothing_is_the_suspect(nodes: tuple[Attempt, Speaker, 
     assert hangs() == []
     stalls.tell_due(now=since + stalls.GATHER_S + 1)
     [(rank, data)] = hangs()
-    assert (rank, data["nodes"], data["waiting"]) == (None, ["n2"], [0, 1]) and "nothing is told by node n2" in data[
-        "says"
-    ]
+    assert (rank, data["nodes"], data["waiting"]) == (
+        None,
+        ["n2"],
+        [0, 1],
+    ) and "nothing is told by node n2" in data["says"]
 
 
 def test_of_two_hangs_the_one_that_names_a_rank_is_the_cause() -> None:

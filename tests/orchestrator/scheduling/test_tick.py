@@ -1,4 +1,6 @@
-"""A tick: rows, allocations and sealed orders for what starts; a sentence, written once, for what waits."""
+"""A tick: rows, allocations and sealed orders for what starts; a sentence, written once, for what
+waits.
+"""
 
 from __future__ import annotations
 
@@ -20,22 +22,37 @@ from tests.orchestrator.scheduling.conftest import Broker, Speaker
 pytestmark = pytest.mark.django_db
 
 
-def test_a_placed_run_has_an_attempt_devices_and_a_sealed_order(broker: Broker, owner: User) -> None:
+def test_a_placed_run_has_an_attempt_devices_and_a_sealed_order(
+    broker: Broker, owner: User
+) -> None:
     node = factories.node("n1", devices=4)
     run = factories.run(owner, devices=2)
     done = services.tick()
     run.refresh_from_db()
     attempt = Attempt.objects.get(run=run)
-    assert (run.state, attempt.state, [a.pk for a in done.placed]) == ("starting", "assigned", [attempt.pk])
+    assert (run.state, attempt.state, [a.pk for a in done.placed]) == (
+        "starting",
+        "assigned",
+        [attempt.pk],
+    )
     assert attempt.dispatched is not None
-    assert list(Allocation.objects.order_by("rank").values_list("device__index", "rank")) == [(0, 0), (1, 1)]
+    assert list(Allocation.objects.order_by("rank").values_list("device__index", "rank")) == [
+        (0, 0),
+        (1, 1),
+    ]
     [(kind, order)] = broker.orders(node)
-    assert kind == "launch" and order["fence"] == str(attempt.fence) and order["local_devices"] == [0, 1]
+    assert (
+        kind == "launch"
+        and order["fence"] == str(attempt.fence)
+        and order["local_devices"] == [0, 1]
+    )
     assert order["run_dir"] == f"runs/{run.pk}/attempt-1" and order["world_size"] == 2
     assert services.tick().placed == () and broker.orders(node) == []
 
 
-def test_a_gang_over_two_nodes_gets_ranks_in_order_and_one_rendezvous(broker: Broker, owner: User) -> None:
+def test_a_gang_over_two_nodes_gets_ranks_in_order_and_one_rendezvous(
+    broker: Broker, owner: User
+) -> None:
     nodes = [factories.node(name, devices=2) for name in ("n1", "n2")]
     run = factories.run(owner, devices=4)
     services.tick()
@@ -53,16 +70,23 @@ def test_reasons_are_written_when_they_change_and_only_then(broker: Broker, owne
     first, second = factories.run(owner, devices=2), factories.run(owner, devices=1)
     services.tick()
     second.refresh_from_db()
-    assert second.wait_reason == f"waits for 1 device: 0 of 2 are free in pool default; r{first.pk} holds 2"
+    assert (
+        second.wait_reason
+        == f"waits for 1 device: 0 of 2 are free in pool default; r{first.pk} holds 2"
+    )
     with CaptureQueriesContext(
         connection,
     ) as queries:
         services.tick()
-    assert not [query for query in queries.captured_queries if query["sql"].startswith(("UPDATE", "INSERT"))]
+    assert not [
+        query for query in queries.captured_queries if query["sql"].startswith(("UPDATE", "INSERT"))
+    ]
     assert len(queries) <= 8, "a pass costs a handful of queries"
 
 
-def test_redis_away_delays_an_order_and_loses_nothing(broker: Broker, owner: User, settings: Any) -> None:
+def test_redis_away_delays_an_order_and_loses_nothing(
+    broker: Broker, owner: User, settings: Any
+) -> None:
     node = factories.node("n1")
     run, there = factories.run(owner), settings.REDIS_URL
     settings.REDIS_URL = "unix:///nowhere/redis.sock"
@@ -72,10 +96,14 @@ def test_redis_away_delays_an_order_and_loses_nothing(broker: Broker, owner: Use
     settings.REDIS_URL = there
     services.reap()
     attempt.refresh_from_db()
-    assert attempt.dispatched is not None and [kind for kind, _ in broker.orders(node)] == ["launch"]
+    assert attempt.dispatched is not None and [kind for kind, _ in broker.orders(node)] == [
+        "launch"
+    ]
 
 
-def test_two_schedulers_at_once_place_a_run_once(broker: Broker, owner: User, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_two_schedulers_at_once_place_a_run_once(
+    broker: Broker, owner: User, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The second decides on what it saw before the first placed."""
     from orchestrator.scheduling import snapshot, tick
 
@@ -86,10 +114,15 @@ def test_two_schedulers_at_once_place_a_run_once(broker: Broker, owner: User, mo
     held = set(Allocation.objects.values_list("pk", flat=True))
     # same run, then another run for the same devices
     for queue in (old.queue, [one for one in old.queue if one.run == runs_[1].pk]):
-        stale = snapshot.Snapshot(queue, old.nodes, old.runs, old.resume, old.quotas, old.pool_priority)
+        stale = snapshot.Snapshot(
+            queue, old.nodes, old.runs, old.resume, old.quotas, old.pool_priority
+        )
         monkeypatch.setattr(tick.snapshot, "take", lambda stale=stale: stale)
         assert services.tick().placed == ()
-    assert set(Allocation.objects.values_list("pk", flat=True)) == held and Attempt.objects.count() == 1
+    assert (
+        set(Allocation.objects.values_list("pk", flat=True)) == held
+        and Attempt.objects.count() == 1
+    )
     assert Run.objects.get(pk=runs_[1].pk).state == "queued"
 
 
@@ -103,7 +136,12 @@ def saved(owner: User, broker: Broker) -> Callable[[], Run]:
         attempt = Attempt.objects.get(run=run)
         on = factories.Node.objects.get(name="n1")
         Speaker(on).tells(
-            attempt, "checkpoint", step=10, tokens=100, bytes=5, path=f"runs/{run.pk}/checkpoints/step-10"
+            attempt,
+            "checkpoint",
+            step=10,
+            tokens=100,
+            bytes=5,
+            path=f"runs/{run.pk}/checkpoints/step-10",
         )
         Speaker(on).exited(attempt, "infrastructure")
         Run.objects.filter(pk=run.pk).update(not_before=None)
@@ -113,17 +151,24 @@ def saved(owner: User, broker: Broker) -> Callable[[], Run]:
     return make
 
 
-def test_a_requeued_run_resumes_on_the_node_that_has_its_checkpoint(broker: Broker, saved: Callable[[], Run]) -> None:
+def test_a_requeued_run_resumes_on_the_node_that_has_its_checkpoint(
+    broker: Broker, saved: Callable[[], Run]
+) -> None:
     n1 = factories.node("n1", devices=1)
     run = saved()
     assert run.state == "queued"
     factories.node("a-free-node", devices=1)
     services.tick()
     [(_, order)] = broker.orders(n1)
-    assert order["resume_from"] == {"path": f"runs/{run.pk}/checkpoints/step-10", "step": 10} and order["attempt"] == 2
+    assert (
+        order["resume_from"] == {"path": f"runs/{run.pk}/checkpoints/step-10", "step": 10}
+        and order["attempt"] == 2
+    )
 
 
-def test_it_starts_anew_elsewhere_when_that_node_is_lost_and_says_so(broker: Broker, saved: Callable[[], Run]) -> None:
+def test_it_starts_anew_elsewhere_when_that_node_is_lost_and_says_so(
+    broker: Broker, saved: Callable[[], Run]
+) -> None:
     n1 = factories.node("n1", devices=1)
     run = saved()
     other = factories.node("n2", devices=1)
@@ -135,7 +180,9 @@ def test_it_starts_anew_elsewhere_when_that_node_is_lost_and_says_so(broker: Bro
     assert event.data["nodes"] == ["n1"] and "starts from the beginning" in event.data["says"]
 
 
-def test_parts_on_two_nodes_that_share_nothing_are_no_checkpoint(broker: Broker, owner: User) -> None:
+def test_parts_on_two_nodes_that_share_nothing_are_no_checkpoint(
+    broker: Broker, owner: User
+) -> None:
     nodes = [factories.node(name, devices=1) for name in ("n1", "n2")]
     run = factories.run(owner, devices=2)
     services.tick()
@@ -148,8 +195,14 @@ def test_parts_on_two_nodes_that_share_nothing_are_no_checkpoint(broker: Broker,
         broker.orders(node)
     Run.objects.filter(pk=run.pk).update(not_before=None)
     services.tick()
-    assert [order.get("resume_from") for node in nodes for _, order in broker.orders(node)] == [None, None]
-    assert "lies in parts on n1, n2" in RunEvent.objects.get(run=run, type="checkpoint_left_behind").data["says"]
+    assert [order.get("resume_from") for node in nodes for _, order in broker.orders(node)] == [
+        None,
+        None,
+    ]
+    assert (
+        "lies in parts on n1, n2"
+        in RunEvent.objects.get(run=run, type="checkpoint_left_behind").data["says"]
+    )
 
 
 def test_the_queue_tells_each_person_what_they_may_see(
@@ -160,11 +213,22 @@ def test_the_queue_tells_each_person_what_they_may_see(
     services.tick()
     waiting = factories.run(owner, devices=2)
     [entry] = selectors.queue_visible_to(user=teammate)
-    assert (entry.run.pk, entry.position) == (waiting.pk, 1) and f"r{holder.pk} holds 2" in entry.reason
+    assert (entry.run.pk, entry.position) == (
+        waiting.pk,
+        1,
+    ) and f"r{holder.pk} holds 2" in entry.reason
     assert entry.may_start is not None
     assert selectors.queue_visible_to(user=stranger) == []
-    assert [a.attempt.run_id for a in selectors.allocations_by_device().values()] == [holder.pk, holder.pk]
+    assert [a.attempt.run_id for a in selectors.allocations_by_device().values()] == [
+        holder.pk,
+        holder.pk,
+    ]
     seen = selectors.overview(user=owner)
-    assert (seen.devices, seen.busy, seen.waiting_devices, [run.pk for run in seen.running]) == (2, 2, 2, [holder.pk])
+    assert (seen.devices, seen.busy, seen.waiting_devices, [run.pk for run in seen.running]) == (
+        2,
+        2,
+        2,
+        [holder.pk],
+    )
     runs.run_cancel(run=waiting, by=owner)
     assert selectors.queue_visible_to(user=owner) == []

@@ -31,7 +31,10 @@ def batch_of(
     steps: Iterable[int] | None = None,
     **values: Callable[[int], float | None],
 ) -> PointBatch:
-    """Points with these numbers; a metric is a function of the step. Tokens are 100 a step, time 1000 s + the step."""
+    """Points with these numbers; a metric is a function of the step.
+
+    Tokens are 100 a step, time 1000 s + the step.
+    """
     seqs = list(seqs)
     at = list(seqs if steps is None else steps)
     values = values or {"loss": float}

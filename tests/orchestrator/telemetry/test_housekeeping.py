@@ -1,4 +1,6 @@
-"""Beside ingest, what is old goes by itself: frames past their hour, idempotency keys past their day."""
+"""Beside ingest, what is old goes by itself: frames past their hour, idempotency keys past their
+day.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""The ingest loop on a real Redis: what is sealed by the right node is stored once and acknowledged, whatever dies."""
+"""The ingest loop on a real Redis: what is sealed by the right node is stored once and
+acknowledged, whatever dies.
+"""
 
 from __future__ import annotations
 
@@ -39,15 +41,24 @@ class Supervisor:
 
     def body(self, *parts: dict[str, Any]) -> dict[str, Any]:
         return {
-            "run": str(self.run.pk), "attempt": self.attempt.number, "attempt_id": str(self.attempt.pk),
-            "fence": str(self.attempt.fence), "batches": list(parts),
-        }  # fmt: skip
+            "run": str(self.run.pk),
+            "attempt": self.attempt.number,
+            "attempt_id": str(self.attempt.pk),
+            "fence": str(self.attempt.fence),
+            "batches": list(parts),
+        }
 
-    def send(self, *parts: dict[str, Any], secret: bytes = b"", node: str = "", **changes: Any) -> None:
+    def send(
+        self, *parts: dict[str, Any], secret: bytes = b"", node: str = "", **changes: Any
+    ) -> None:
         sealed = seal(
-            secret or node_secret(self.on), wire.KIND_TELEMETRY, {**self.body(*parts), **changes},
-            ttl_s=60, now=time.time(), node=self.on.name,
-        )  # fmt: skip
+            secret or node_secret(self.on),
+            wire.KIND_TELEMETRY,
+            {**self.body(*parts), **changes},
+            ttl_s=60,
+            now=time.time(),
+            node=self.on.name,
+        )
         self.put({wire.FIELD_NODE: node or self.on.name, wire.FIELD_MESSAGE: sealed})
 
     def put(self, fields: dict[Any, Any]) -> None:
@@ -58,7 +69,13 @@ class Supervisor:
         return {"stream": "points", "rank": batch.rank, "batch": batch.to_dict()}
 
     def event(self, seq: int, type: str, **data: Any) -> dict[str, Any]:
-        told = {"run": str(self.run.pk), "attempt": self.attempt.number, "rank": 0, "seq": seq, "time": 1000.0}
+        told = {
+            "run": str(self.run.pk),
+            "attempt": self.attempt.number,
+            "rank": 0,
+            "seq": seq,
+            "time": 1000.0,
+        }
         return {"stream": "events", "rank": 0, "events": [{**told, "type": type, "data": data}]}
 
     def acked(self) -> dict[str, int]:
@@ -76,8 +93,16 @@ def supervisor(owner: User, live_redis: str) -> Supervisor:
 
 
 def test_points_events_and_logs_are_stored_told_and_acknowledged(supervisor: Supervisor) -> None:
-    saved = supervisor.event(1, "checkpoint_saved", step=2, path="checkpoints/step-2", bytes=10, tokens=200)
-    logs = {"stream": "logs", "rank": -1, "first_seq": 1, "time": 1000.0, "lines": ["started", "loss is 2.5"]}
+    saved = supervisor.event(
+        1, "checkpoint_saved", step=2, path="checkpoints/step-2", bytes=10, tokens=200
+    )
+    logs = {
+        "stream": "logs",
+        "rank": -1,
+        "first_seq": 1,
+        "time": 1000.0,
+        "lines": ["started", "loss is 2.5"],
+    }
     supervisor.send(supervisor.points(range(1, 4)), supervisor.points(range(1, 4), rank=1), saved)
     supervisor.send(logs)
     assert Ingest().tick() == 2
@@ -86,7 +111,9 @@ def test_points_events_and_logs_are_stored_told_and_acknowledged(supervisor: Sup
     assert ours.client().ttl(wire.acked_key(supervisor.attempt.pk)) > 0
     assert Checkpoint.objects.get(run=supervisor.run).step == 2
     assert [line.text for line in selectors.logs(run=supervisor.run, q="2.5")] == ["loss is 2.5"]
-    types = [json.loads(text)["type"] for _, text in live.frames_after(f"run:{supervisor.run.pk}", 0)]
+    types = [
+        json.loads(text)["type"] for _, text in live.frames_after(f"run:{supervisor.run.pk}", 0)
+    ]
     assert sorted({"points", "event", "log"} & set(types)) == ["event", "log", "points"]
     assert types.count("points") == 1  # the lowest rank speaks
     assert ours.client().xlen(wire.TELEMETRY) == 0
@@ -106,7 +133,9 @@ def test_repeats_are_dropped_and_holes_are_not_acknowledged(supervisor: Supervis
     assert RunEvent.objects.filter(run=supervisor.run, type="straggler").count() == 1
 
 
-def test_what_a_node_may_not_say_is_dropped_and_the_rest_goes_on(supervisor: Supervisor, owner: User) -> None:
+def test_what_a_node_may_not_say_is_dropped_and_the_rest_goes_on(
+    supervisor: Supervisor, owner: User
+) -> None:
     other = factories.node(devices=1)
     foreign = Supervisor(other, factories.running(factories.run(owner), other))
     points = supervisor.points(range(1, 3))
@@ -114,7 +143,8 @@ def test_what_a_node_may_not_say_is_dropped_and_the_rest_goes_on(supervisor: Sup
     supervisor.put({wire.FIELD_NODE: supervisor.on.name, wire.FIELD_MESSAGE: b"\xff\xfe"})
     supervisor.send(points, node="nobody")
     supervisor.send(points, secret=b"guessed" * 5)
-    supervisor.send(points, secret=node_secret(other), node=other.name)  # its own seal, another's attempt
+    # its own seal, another's attempt
+    supervisor.send(points, secret=node_secret(other), node=other.name)
     supervisor.send(points, fence="0" * 8)
     supervisor.send(points, attempt_id="999999")
     supervisor.send({**points, "rank": 1})
@@ -128,7 +158,9 @@ def test_what_a_node_may_not_say_is_dropped_and_the_rest_goes_on(supervisor: Sup
     assert ours.client().xpending(wire.TELEMETRY, wire.TELEMETRY_GROUP)["pending"] == 0
 
 
-def test_an_entry_that_the_database_refuses_does_not_take_others_along(supervisor: Supervisor) -> None:
+def test_an_entry_that_the_database_refuses_does_not_take_others_along(
+    supervisor: Supervisor,
+) -> None:
     supervisor.send(supervisor.points(range(1, 3)))
     broken = supervisor.event(1, "hang")
     broken["events"][0]["time"] = 1e30  # no such year
@@ -140,7 +172,9 @@ def test_an_entry_that_the_database_refuses_does_not_take_others_along(superviso
     assert supervisor.steps() == [1, 2, 5, 6]
 
 
-def test_a_failed_commit_is_read_again(supervisor: Supervisor, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failed_commit_is_read_again(
+    supervisor: Supervisor, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def refuse(*_: Any, **__: Any) -> None:
         raise OperationalError("database is locked")
 
@@ -156,7 +190,9 @@ def test_a_failed_commit_is_read_again(supervisor: Supervisor, monkeypatch: pyte
     assert (supervisor.steps(), supervisor.acked()) == ([1, 2, 3, 4, 5], {"points/0": 5})
 
 
-def test_a_dead_consumers_entries_are_taken_over(supervisor: Supervisor, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_dead_consumers_entries_are_taken_over(
+    supervisor: Supervisor, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(loop, "_DEAD_MS", 50)
     supervisor.send(supervisor.points(range(1, 6)))
     dead = Ingest(name="dead")
@@ -169,7 +205,9 @@ def test_a_dead_consumers_entries_are_taken_over(supervisor: Supervisor, monkeyp
     living._looked = 0.0
     time.sleep(0.1)
     living.tick()
-    names = [one["name"] for one in ours.client().xinfo_consumers(wire.TELEMETRY, wire.TELEMETRY_GROUP)]
+    names = [
+        one["name"] for one in ours.client().xinfo_consumers(wire.TELEMETRY, wire.TELEMETRY_GROUP)
+    ]
     assert names == [b"living"]
 
 
@@ -189,7 +227,9 @@ def mortal_redis(tmp_path_factory: pytest.TempPathFactory, settings: Any) -> Ite
 
 
 @pytest.mark.django_db(transaction=True)
-def test_the_loop_outlives_a_redis_that_loses_everything(owner: User, mortal_redis: RedisServer) -> None:
+def test_the_loop_outlives_a_redis_that_loses_everything(
+    owner: User, mortal_redis: RedisServer
+) -> None:
     on = factories.node(devices=1)
     supervisor = Supervisor(on, factories.running(factories.run(owner), on))
     ingest = Ingest()
@@ -230,7 +270,9 @@ def _until(done: Any) -> None:
         time.sleep(0.02)
 
 
-def test_a_running_attempt_is_held_against_its_prediction_after_some_steps(supervisor: Supervisor) -> None:
+def test_a_running_attempt_is_held_against_its_prediction_after_some_steps(
+    supervisor: Supervisor,
+) -> None:
     ingest, predicted = Ingest(), supervisor.run.prediction
     slow = {"step_time_s": lambda step: 3 * predicted["step_time_s"], "loss": float}
     told = RunEvent.objects.filter(run=supervisor.run, type="prediction_missed")
@@ -241,7 +283,9 @@ def test_a_running_attempt_is_held_against_its_prediction_after_some_steps(super
     supervisor.send(supervisor.points(range(29, 40), **slow))
     ingest.tick()
     event = told.get()
-    assert (event.data["metric"], event.attempt) == ("step_time_s", 1) and event.data["ratio"] == pytest.approx(3)
+    assert (event.data["metric"], event.attempt) == ("step_time_s", 1) and event.data[
+        "ratio"
+    ] == pytest.approx(3)
     supervisor.send(supervisor.points(range(40, 120), **slow))
     ingest.tick()
     assert told.count() == 1

@@ -15,7 +15,9 @@ pytestmark = pytest.mark.django_db
 
 
 def store(run: Run, rank: int, first: int, *lines: str) -> services.StoredLines:
-    return services.logs_store(run=run, attempt=1, batches=[(rank, Lines(first, 1000.0, list(lines)))])[0]
+    return services.logs_store(
+        run=run, attempt=1, batches=[(rank, Lines(first, 1000.0, list(lines)))]
+    )[0]
 
 
 def texts(run: Run, **choice: object) -> list[str]:
@@ -31,7 +33,10 @@ def test_lines_come_once_in_order(run: Run) -> None:
     assert texts(run, rank=0, limit=2) == ["one", "two"]
     second = selectors.logs(run=run, limit=2)[1]
     assert texts(run, after=second.cursor) == ["three", "torchrun started"]
-    assert [line.text for line in selectors.logs_newest(run=run, limit=2)] == ["three", "torchrun started"]
+    assert [line.text for line in selectors.logs_newest(run=run, limit=2)] == [
+        "three",
+        "torchrun started",
+    ]
 
 
 def test_search_ignores_case_and_finds_lines_not_chunks(run: Run) -> None:

@@ -1,4 +1,6 @@
-"""Predicted beside measured: what is compared, which misses are told, once, and what a run teaches the planner."""
+"""Predicted beside measured: what is compared, which misses are told, once, and what a run teaches
+the planner.
+"""
 
 from __future__ import annotations
 
@@ -27,13 +29,17 @@ def run(owner: User) -> Run:
     return made
 
 
-def log(run: Run, *, steps: int = 20, slower: float = 1.0, params: float = 1.0, ranks: int = 2) -> None:
+def log(
+    run: Run, *, steps: int = 20, slower: float = 1.0, params: float = 1.0, ranks: int = 2
+) -> None:
     told = run.prediction
     memory = told["memory"]
     for rank in range(ranks):
         weights = memory["params_bytes"] * params - rank
         points = batch_of(
-            run, range(1, steps + 1), rank=rank,
+            run,
+            range(1, steps + 1),
+            rank=rank,
             step_time_s=lambda step: told["step_time_s"] * (slower if step > 5 else 50.0),
             tokens_per_s=lambda step: told["tokens_per_s"] / slower,
             mfu=lambda step: 0.5,
@@ -42,20 +48,27 @@ def log(run: Run, *, steps: int = 20, slower: float = 1.0, params: float = 1.0, 
                 "memory/activations_bytes": lambda step: told["largest_bytes"]["activations"],
                 "memory/allocated_bytes": lambda step: 7e8,
             },
-        )  # fmt: skip
+        )
         points_store(run=run, attempt=1, batches=[points])
 
 
 def missed(run: Run) -> dict[str, Any]:
-    return {event.data["metric"]: event.data for event in selectors.events_of(run=run, types=["prediction_missed"])}
+    return {
+        event.data["metric"]: event.data
+        for event in selectors.events_of(run=run, types=["prediction_missed"])
+    }
 
 
 def test_a_run_as_predicted_is_no_news(run: Run) -> None:
     log(run, slower=1.05)
     found = {each.metric: each for each in comparisons(run=run)}
-    assert found["step_time_s"].ratio == pytest.approx(1.05) and found["tokens_per_s"].ratio == pytest.approx(1 / 1.05)
+    assert found["step_time_s"].ratio == pytest.approx(1.05) and found[
+        "tokens_per_s"
+    ].ratio == pytest.approx(1 / 1.05)
     assert found["memory/params_bytes"].ratio == found["memory/activations_bytes"].ratio == 1
-    assert "memory/allocated_bytes" not in found, "a process on a CPU holds Python and its libraries too"
+    assert "memory/allocated_bytes" not in found, (
+        "a process on a CPU holds Python and its libraries too"
+    )
     assert misses_tell(run=run, attempt=1) == 0 and not missed(run)
 
 
@@ -67,7 +80,9 @@ def test_a_miss_is_told_once_an_attempt(run: Run) -> None:
     assert set(told) == {"step_time_s", "tokens_per_s", "memory/params_bytes"}
     step = told["step_time_s"]
     assert set(step) == {"metric", "predicted", "measured", "ratio", "calibration"}
-    assert step["ratio"] == pytest.approx(1.5) == pytest.approx(step["measured"] / step["predicted"])
+    assert (
+        step["ratio"] == pytest.approx(1.5) == pytest.approx(step["measured"] / step["predicted"])
+    )
     assert misses_tell(run=run, attempt=1) == 0 and len(missed(run)) == 3
 
 
@@ -85,14 +100,23 @@ def test_too_few_steps_say_nothing(run: Run) -> None:
 def test_an_ended_run_is_a_measurement(run: Run) -> None:
     log(run, slower=1.5)
     assert "wait" in str(measurement_line(run=run))
-    ending.node_exited(run.attempts.get(), node="n1", report={"class": "ok", "reason": "done", "time": 1.0})
+    ending.node_exited(
+        run.attempts.get(), node="n1", report={"class": "ok", "reason": "done", "time": 1.0}
+    )
     run.refresh_from_db()
     line = measurement_line(run=run)
     assert isinstance(line, dict) and line["measured"]["step_time_s"] == pytest.approx(
         1.5 * run.prediction["step_time_s"]
     )
     asked = read(line)
-    assert asked.request is not None and asked.request.plan.dp == 2 and asked.request.framework.name == "orrery"
+    assert (
+        asked.request is not None
+        and asked.request.plan.dp == 2
+        and asked.request.framework.name == "orrery"
+    )
     assert isinstance(
-        measurement_line(run=services.run_submit(owner=run.owner, name="x", spec={"kind": "external"})), str
+        measurement_line(
+            run=services.run_submit(owner=run.owner, name="x", spec={"kind": "external"})
+        ),
+        str,
     )

@@ -1,4 +1,6 @@
-"""Points in by the service, curves out by the selectors: nothing lost, nothing doubled, whatever the order."""
+"""Points in by the service, curves out by the selectors: nothing lost, nothing doubled, whatever
+the order.
+"""
 
 from __future__ import annotations
 
@@ -32,9 +34,16 @@ def store(run: Run, *batches: PointBatch, attempt: int = 1) -> list[services.Sto
 def test_a_metric_comes_back_as_it_was_logged(run: Run, batch: Batch) -> None:
     store(run, batch([1, 2, 3], loss=lambda step: 5.5 - step))
     assert selectors.series(run=run, name="loss").to_dict() == {
-        "name": "loss", "unit": "nats/token", "rank": 0, "attempt": 1, "axis": "step",
-        "x": [1, 2, 3], "y": [4.5, 3.5, 2.5], "total_points": 3, "last_seq": 3,
-    }  # fmt: skip
+        "name": "loss",
+        "unit": "nats/token",
+        "rank": 0,
+        "attempt": 1,
+        "axis": "step",
+        "x": [1, 2, 3],
+        "y": [4.5, 3.5, 2.5],
+        "total_points": 3,
+        "last_seq": 3,
+    }
     assert selectors.series(run=run, name="loss", x="tokens").x == [100, 200, 300]
     assert selectors.series(run=run, name="loss", x="time").x == [1001.0, 1002.0, 1003.0]
     assert selectors.series_names(run=run) == ["loss"]
@@ -48,7 +57,9 @@ def test_a_metric_that_nobody_logged_is_empty(run: Run) -> None:
 
 @pytest.mark.parametrize("seed", range(4))
 def test_any_order_with_repeats_gives_each_point_once(run: Run, seed: int) -> None:
-    """Batches cut at random, shuffled, a third of them sent twice: as after lost connections and killed processes."""
+    """Batches cut at random, shuffled, a third of them sent twice: as after lost connections and
+    killed processes.
+    """
     draw = random.Random(seed)
     cuts = sorted(draw.sample(range(2, 1500), 60))
     parts = [range(a, b) for a, b in zip([1, *cuts], [*cuts, 1501], strict=True)]
@@ -63,7 +74,9 @@ def test_any_order_with_repeats_gives_each_point_once(run: Run, seed: int) -> No
     assert stored.complete_to == 1500
     assert known == sum(len(part) for part in sent) - 1500
     rows = sorted(selectors.series_raw(run=run, name="loss"))
-    assert rows == [(1, 0, step, step, step * 100, 1000.0 + step, float(step)) for step in range(1, 1501)]
+    assert rows == [
+        (1, 0, step, step, step * 100, 1000.0 + step, float(step)) for step in range(1, 1501)
+    ]
     answer = selectors.series(run=run, name="loss", points=5000)
     assert (answer.x, answer.y) == (list(range(1, 1501)), [float(step) for step in range(1, 1501)])
     answer = selectors.series(run=run, name="val_loss")
@@ -78,7 +91,9 @@ def test_per_step_the_newest_attempt_wins_and_then_the_lowest_rank(run: Run) -> 
         for rank in (2, 1, 0):
             steps = sorted(draw.sample(range(1, 60), 25))
             told = float(attempt * 10 + rank)
-            points = batch_of(run, range(1, 26), steps=steps, rank=rank, attempt=attempt, loss=lambda _, y=told: y)
+            points = batch_of(
+                run, range(1, 26), steps=steps, rank=rank, attempt=attempt, loss=lambda _, y=told: y
+            )
             store(run, points, attempt=attempt)
             for step in steps:
                 wanted[step] = max(wanted.get(step, (0, 0)), (attempt, -rank))
@@ -97,14 +112,20 @@ def test_what_follows_a_number_and_windows(run: Run, batch: Batch) -> None:
     assert (after.x, after.total_points, after.last_seq) == (list(range(691, 701)), 10, 700)
     assert selectors.series(run=run, name="loss", after_seq=700).x == []
     assert selectors.series(run=run, name="loss", from_=250, to=260).x == list(range(250, 261))
-    assert selectors.series(run=run, name="loss", x="time", from_=1250.0, to=1251.5).y == [250.0, 251.0]
+    assert selectors.series(run=run, name="loss", x="time", from_=1250.0, to=1251.5).y == [
+        250.0,
+        251.0,
+    ]
     store(run, batch_of(run, range(1, 4), steps=[650, 651, 652], attempt=2), attempt=2)
     assert selectors.series(run=run, name="loss", after_seq=1).x == [651, 652]
-    assert selectors.series(run=run, name="loss", after_seq=700).total_points == 700  # a number of the older attempt
+    # a number of the older attempt
+    assert selectors.series(run=run, name="loss", after_seq=700).total_points == 700
 
 
 def test_a_long_metric_keeps_every_spike_and_mark(run: Run) -> None:
-    """70,000 points lie in 273 chunks and one row of summaries; 5,000 are already fewer than asked for elsewhere."""
+    """70,000 points lie in 273 chunks and one row of summaries; 5,000 are already fewer than asked
+    for elsewhere.
+    """
     count = 70_000
     draw = np.random.default_rng(3)
     y = 2 + draw.normal(size=count) * 0.01
@@ -119,7 +140,9 @@ def test_a_long_metric_keeps_every_spike_and_mark(run: Run) -> None:
         answer = selectors.series(run=run, name="loss", points=points)
         assert len(answer.x) <= points
         assert set(spikes + 1) <= set(answer.x)
-        assert {40_001, 40_501} <= {x for x, v in zip(answer.x, answer.y, strict=True) if not math.isfinite(v)}
+        assert {40_001, 40_501} <= {
+            x for x, v in zip(answer.x, answer.y, strict=True) if not math.isfinite(v)
+        }
         assert (answer.total_points, answer.last_seq) == (count, count)
         assert answer.low is not None
     part = selectors.series(run=run, name="loss", from_=1001, to=66_000.5, points=200)
@@ -135,23 +158,40 @@ def test_a_resumed_long_run_counts_each_step_once(run: Run) -> None:
         steps = range(start + 25_000, start + 30_000)
         store(run, batch_of(run, range(start, start + 5000), steps=steps, attempt=2), attempt=2)
     answer = selectors.series(run=run, name="loss", points=400)
-    assert (answer.total_points, answer.x[0], answer.x[-1], answer.attempt) == (45_000, 1, 45_000, 2)
+    assert (answer.total_points, answer.x[0], answer.x[-1], answer.attempt) == (
+        45_000,
+        1,
+        45_000,
+        2,
+    )
     assert answer.x == sorted(answer.x)
 
 
 def test_newest_values_memory_and_sparklines(run: Run, owner: User) -> None:
     memory = {"memory/params_bytes": lambda _: 64.0, "memory/grads_bytes": lambda _: 32.0}
     for rank in (0, 1):
-        store(run, batch_of(run, [1, 2], rank=rank, loss=lambda step, more=rank: step + more, **memory))
+        store(
+            run,
+            batch_of(run, [1, 2], rank=rank, loss=lambda step, more=rank: step + more, **memory),
+        )
     assert selectors.latest(run=run)["loss"] == 2.0
-    assert selectors.memory_by_rank(run=run) == {rank: {"params": 64.0, "grads": 32.0} for rank in (0, 1)}
+    assert selectors.memory_by_rank(run=run) == {
+        rank: {"params": 64.0, "grads": 32.0} for rank in (0, 1)
+    }
     assert selectors.progress_of(run_ids=[run.pk]) == {run.pk: {"step": 2, "time": 1002.0}}
     silent, other = factories.external_run(owner), factories.external_run(owner)
-    store(other, batch_of(other, range(1, 2001), loss=lambda step: math.nan if step == 7 else float(step)))
+    store(
+        other,
+        batch_of(other, range(1, 2001), loss=lambda step: math.nan if step == 7 else float(step)),
+    )
     curves = selectors.sparkline(run_ids=[run.pk, silent.pk, other.pk], name="loss", points=20)
     assert curves[run.pk] == [1.0, 2.0]
     assert silent.pk not in curves
-    assert (len(curves[other.pk]) <= 20, curves[other.pk][0], curves[other.pk][-1]) == (True, 1.0, 2000.0)
+    assert (len(curves[other.pk]) <= 20, curves[other.pk][0], curves[other.pk][-1]) == (
+        True,
+        1.0,
+        2000.0,
+    )
 
 
 def test_flops_are_tokens_times_the_models_flops(owner: User, run: Run) -> None:
@@ -166,13 +206,25 @@ def test_flops_are_tokens_times_the_models_flops(owner: User, run: Run) -> None:
 
 
 def test_a_tick_tells_the_page_and_everybody(run: Run) -> None:
-    store(run, batch_of(run, [1, 2], loss=lambda step: math.nan if step == 2 else 1.0), batch_of(run, [1, 2], rank=1))
+    store(
+        run,
+        batch_of(run, [1, 2], loss=lambda step: math.nan if step == 2 else 1.0),
+        batch_of(run, [1, 2], rank=1),
+    )
     frames = [json.loads(text) for _, text in live.frames_after(f"run:{run.pk}", 0)]
     (points,) = [frame for frame in frames if frame["type"] == "points"]
-    assert (points["attempt"], points["rank"], points["values"]) == (1, 0, {"loss": [[1, 1.0], [2, "NaN"]]})
+    assert (points["attempt"], points["rank"], points["values"]) == (
+        1,
+        0,
+        {"loss": [[1, 1.0], [2, "NaN"]]},
+    )
     told = [json.loads(text) for _, text in live.frames_after("fleet", 0)]
     (progress,) = [frame for frame in told if frame["type"] == "progress"]
-    assert (progress["run"], progress["summary"]["step"], progress["summary"]["loss"]) == (str(run.pk), 2, "NaN")
+    assert (progress["run"], progress["summary"]["step"], progress["summary"]["loss"]) == (
+        str(run.pk),
+        2,
+        "NaN",
+    )
     run.refresh_from_db()
     assert run.summary["step"] == 2
     assert run.last_seen is not None
@@ -181,7 +233,11 @@ def test_a_tick_tells_the_page_and_everybody(run: Run) -> None:
 def test_frames_of_a_long_backlog_are_cut_and_an_import_is_told_in_outline(run: Run) -> None:
     def steps_told() -> list[list[int]]:
         frames: list[Any] = [json.loads(text) for _, text in live.frames_after(f"run:{run.pk}", 0)]
-        return [[step for step, _ in frame["values"]["loss"]] for frame in frames if frame["type"] == "points"]
+        return [
+            [step for step, _ in frame["values"]["loss"]]
+            for frame in frames
+            if frame["type"] == "points"
+        ]
 
     store(run, batch_of(run, range(1, 601)))
     assert [step for steps in steps_told() for step in steps] == list(range(1, 601))

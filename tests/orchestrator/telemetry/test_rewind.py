@@ -15,9 +15,15 @@ pytestmark = pytest.mark.django_db
 
 def told(run: Run, attempt: int, steps: range, loss: float) -> None:
     batch = PointBatch(
-        run=str(run.pk), attempt=attempt, rank=0, seq=list(range(1, len(steps) + 1)), step=list(steps),
-        tokens=list(steps), time=[float(step) for step in steps], values={"loss": [loss] * len(steps)},
-    )  # fmt: skip
+        run=str(run.pk),
+        attempt=attempt,
+        rank=0,
+        seq=list(range(1, len(steps) + 1)),
+        step=list(steps),
+        tokens=list(steps),
+        time=[float(step) for step in steps],
+        values={"loss": [loss] * len(steps)},
+    )
     services.points_store(run=run, attempt=attempt, batches=[batch])
 
 

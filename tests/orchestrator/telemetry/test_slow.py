@@ -28,11 +28,17 @@ def log(run: Run, *, slower: float, steps: int = 40, **parts: float) -> None:
     step_s = told["step_time_s"] * slower
     names = {"data": "time/data_s", "exposed": "comm/exposed_s", "late": "comm/arrival_skew_s"}
     for rank in range(2):
-        series = {names[part]: lambda step, share=share: share * step_s for part, share in parts.items()}
+        series = {
+            names[part]: lambda step, share=share: share * step_s for part, share in parts.items()
+        }
         points = batch_of(
-            run, range(1, steps + 1), rank=rank, step_time_s=lambda step: step_s,
-            tokens_per_s=lambda step: told["tokens_per_s"] / slower, **series,
-        )  # fmt: skip
+            run,
+            range(1, steps + 1),
+            rank=rank,
+            step_time_s=lambda step: step_s,
+            tokens_per_s=lambda step: told["tokens_per_s"] / slower,
+            **series,
+        )
         points_store(run=run, attempt=1, batches=[points])
 
 
@@ -46,7 +52,9 @@ def test_the_likeliest_cause_comes_first_and_once(run: Run) -> None:
     assert next(iter(causes)) == "data" and "straggler" in causes
     assert list(causes.values()) == sorted(causes.values(), reverse=True)
     step_s = 3 * run.prediction["step_time_s"]
-    assert causes["data"] == pytest.approx(0.4 * step_s) and causes["straggler"] == pytest.approx(0.1 * step_s)
+    assert causes["data"] == pytest.approx(0.4 * step_s) and causes["straggler"] == pytest.approx(
+        0.1 * step_s
+    )
     assert all(each["says"].endswith(".") for each in event.data["causes"])
 
 

@@ -1,4 +1,6 @@
-"""A control plane's ear in a test: lets a real agent join, reads what it says, sends it sealed orders."""
+"""A control plane's ear in a test: lets a real agent join, reads what it says, sends it sealed
+orders.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +26,10 @@ T = TypeVar("T")
 
 
 class Agent:
-    """One agent process and its control plane. `bench` is the launcher tests' node, with the agent's secret."""
+    """One agent process and its control plane.
+
+    `bench` is the launcher tests' node, with the agent's secret.
+    """
 
     def __init__(self, home: Path, url: str) -> None:
         self.home, self.url = home, url
@@ -42,12 +47,28 @@ class Agent:
         self._thread.start()
 
     def start(self, *options: str, join: bool = True) -> None:
-        environ = {**os.environ, "ORRERY_HEARTBEAT_S": "0.2"} | ({"ORRERY_JOIN": self.token} if join else {})
-        command = [sys.executable, "-m", "workers.agent", "--redis", self.url, "--name", "n1", "--home", str(self.home)]
+        environ = {**os.environ, "ORRERY_HEARTBEAT_S": "0.2"} | (
+            {"ORRERY_JOIN": self.token} if join else {}
+        )
+        command = [
+            sys.executable,
+            "-m",
+            "workers.agent",
+            "--redis",
+            self.url,
+            "--name",
+            "n1",
+            "--home",
+            str(self.home),
+        ]
         beats = len(self.beats)
         with open(self.home / "agent.log", "ab") as log:
             self.process = subprocess.Popen(
-                [*command, "--devices", "2", *options], cwd=ROOT, env=environ, stdout=log, stderr=log
+                [*command, "--devices", "2", *options],
+                cwd=ROOT,
+                env=environ,
+                stdout=log,
+                stderr=log,
             )
         self.until(lambda: len(self.beats) > beats, "a heartbeat")
 
@@ -58,7 +79,9 @@ class Agent:
 
     def sealed(self, kind: str, body: dict[str, Any], **more: Any) -> str:
         secret = more.pop("secret", self.bench.secret)
-        return envelope.seal(secret, kind, body, **{"ttl_s": 60, "now": time.time(), "node": "n1", **more})
+        return envelope.seal(
+            secret, kind, body, **{"ttl_s": 60, "now": time.time(), "node": "n1", **more}
+        )
 
     def send(self, task: str, text: str) -> None:
         self._app.send_task(task, args=[text], queue=wire.queue_of("n1"))
@@ -70,7 +93,12 @@ class Agent:
         return path
 
     def control(self, order: dict[str, Any], action: str, grace_s: float = 1.0) -> None:
-        body = {"attempt_id": order["attempt_id"], "fence": order["fence"], "action": action, "grace_s": grace_s}
+        body = {
+            "attempt_id": order["attempt_id"],
+            "fence": order["fence"],
+            "action": action,
+            "grace_s": grace_s,
+        }
         self.send(wire.TASK_CONTROL, self.sealed(wire.KIND_CONTROL, body))
 
     def until(self, ask: Callable[[], T | None], what: str, seconds: float = 120) -> T:
@@ -112,7 +140,9 @@ class Agent:
             self.joins.append(body)
             client.rpush(wire.join_reply_key(body["request"]["nonce_a"]), json.dumps(reply))
         elif kind == wire.KIND_HEARTBEAT:
-            self.beats.append(envelope.open_envelope(self.bench.secret, text, kind=kind, now=time.time()))
+            self.beats.append(
+                envelope.open_envelope(self.bench.secret, text, kind=kind, now=time.time())
+            )
         else:
             self.bench.take(client, text)
 

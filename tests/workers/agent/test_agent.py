@@ -1,4 +1,6 @@
-"""A real agent on a real Redis: joins once, acts on what is rightly sealed, once, and never loses an attempt."""
+"""A real agent on a real Redis: joins once, acts on what is rightly sealed, once, and never loses
+an attempt.
+"""
 
 from __future__ import annotations
 
@@ -30,18 +32,35 @@ def test_the_token_is_needed_once_and_the_secret_stays_private(agent: Agent) -> 
     agent.start()
     node_file = agent.home / "agent" / "n1" / "node.json"
     assert stat.S_IMODE(node_file.stat().st_mode) == 0o600
-    assert read_json(node_file)["secret"] == agent.bench.secret.hex() and agent.token not in node_file.read_text()
+    assert (
+        read_json(node_file)["secret"] == agent.bench.secret.hex()
+        and agent.token not in node_file.read_text()
+    )
     inventory = agent.joins[0]["inventory"]
-    assert [device["kind"] for device in inventory["devices"]] == ["cpu", "cpu"] and inventory["cores"] >= 1
+    assert [device["kind"] for device in inventory["devices"]] == ["cpu", "cpu"] and inventory[
+        "cores"
+    ] >= 1
     agent.end()
     agent.start(join=False)
     assert len(agent.joins) == 1 and agent.beats[-1]["node"] == "n1"
 
 
 def test_without_a_token_it_says_what_to_do(tmp_path: Path, redis_url: str) -> None:
-    command = [sys.executable, "-m", "workers.agent", "--redis", redis_url, "--home", str(tmp_path), "--name", "n1"]
+    command = [
+        sys.executable,
+        "-m",
+        "workers.agent",
+        "--redis",
+        redis_url,
+        "--home",
+        str(tmp_path),
+        "--name",
+        "n1",
+    ]
     environ = {name: value for name, value in os.environ.items() if name != "ORRERY_JOIN"}
-    done = subprocess.run(command, cwd=ROOT, env=environ, capture_output=True, text=True, timeout=180)
+    done = subprocess.run(
+        command, cwd=ROOT, env=environ, capture_output=True, text=True, timeout=180
+    )
     assert done.returncode == 1 and "Give --join TOKEN" in done.stderr
 
 
@@ -52,13 +71,21 @@ def test_orders_count_once_and_only_rightly_sealed(agent: Agent) -> None:
     text = agent.sealed(wire.KIND_LAUNCH, good)
     agent.send(wire.TASK_LAUNCH, agent.sealed(wire.KIND_LAUNCH, others[0], secret=b"guess"))
     agent.send(wire.TASK_LAUNCH, agent.sealed(wire.KIND_LAUNCH, others[1], now=time.time() - 100))
-    agent.send(wire.TASK_LAUNCH, agent.sealed(wire.KIND_LAUNCH, {**others[2], "run_dir": "../elsewhere"}))
+    agent.send(
+        wire.TASK_LAUNCH, agent.sealed(wire.KIND_LAUNCH, {**others[2], "run_dir": "../elsewhere"})
+    )
     agent.send(wire.TASK_CONTROL, text)
     for _ in range(2):
         agent.send(wire.TASK_LAUNCH, text)
     agent.send(wire.TASK_LAUNCH, agent.sealed(wire.KIND_LAUNCH, good))
     agent.until(lambda: "launched before" in agent.log(), "the duplicate was looked at")
-    for word in ("refused (forged)", "refused (expired)", "is not under runs/", "refused (kind)", "refused (replayed)"):
+    for word in (
+        "refused (forged)",
+        "refused (expired)",
+        "is not under runs/",
+        "refused (kind)",
+        "refused (replayed)",
+    ):
         assert word in agent.log()
     agent.until(lambda: [r for r in agent.bench.reports if r["type"] == "running"], "running")
     assert sorted(path.name for path in (agent.home / "runs").iterdir()) == ["7"]
@@ -75,7 +102,8 @@ def test_a_restarted_agent_finds_its_attempts_and_can_still_end_them(agent: Agen
     agent.start(join=False)
     assert read_json(run_dir / "supervisor.json")["pid"] == supervisor
     agent.until(
-        lambda: agent.beats[-1]["attempts"] == [{"fence": order["fence"], "state": "running"}], "told as running"
+        lambda: agent.beats[-1]["attempts"] == [{"fence": order["fence"], "state": "running"}],
+        "told as running",
     )
     sample = agent.beats[-1]["samples"][1]
     assert (
@@ -135,7 +163,17 @@ def test_a_folder_that_cannot_be_written_is_told_at_once(agent: Agent) -> None:
 
 def test_two_agents_of_one_name_are_one_too_many(agent: Agent) -> None:
     agent.start()
-    command = [sys.executable, "-m", "workers.agent", "--redis", agent.url, "--home", str(agent.home), "--name", "n1"]
+    command = [
+        sys.executable,
+        "-m",
+        "workers.agent",
+        "--redis",
+        agent.url,
+        "--home",
+        str(agent.home),
+        "--name",
+        "n1",
+    ]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=180)
     assert done.returncode == 1 and "runs here already" in done.stderr
 

@@ -42,7 +42,9 @@ def test_parts_add_up(name: str) -> None:
     model = preset(name)
     count = parameter_count(model)
     experts = model.moe.experts if model.moe else 0
-    layers = sum(count.layer(moe=model.is_moe_layer(i), experts=experts) for i in range(model.layers))
+    layers = sum(
+        count.layer(moe=model.is_moe_layer(i), experts=experts) for i in range(model.layers)
+    )
     assert count.embedding + count.positions + count.head + count.final_norm + layers == count.total
     if name in ACTIVE:
         assert count.active / 1e9 == pytest.approx(ACTIVE[name], rel=0.01)
@@ -53,7 +55,9 @@ def test_parts_add_up(name: str) -> None:
 def test_flops_follow_the_stated_convention() -> None:
     llama = preset("llama3-8b")
     assert flops_per_token(llama, 8192) == 6 * 8_030_261_248 + 12 * 32 * 4096 * 8192
-    assert flops_per_token(llama, 8192, attention="causal") == 6 * 8_030_261_248 + 6 * 32 * 4096 * 8192
+    assert (
+        flops_per_token(llama, 8192, attention="causal") == 6 * 8_030_261_248 + 6 * 32 * 4096 * 8192
+    )
     gpt2 = preset("gpt2-124m")
     assert flops_per_token(gpt2, 1024) == 6 * (124_439_808 - 1024 * 768) + 12 * 12 * 768 * 1024
     mixtral = preset("mixtral-8x7b")
@@ -67,12 +71,27 @@ def test_kv_cache_of_grouped_and_latent_attention() -> None:
 
 def test_the_examples_shapes_count_as_built_by_hand() -> None:
     mfa = ModelSpec(
-        layers=2, hidden=64, heads=4, ffn=128, vocab=256, max_seq_len=32, attention="mfa",
+        layers=2,
+        hidden=64,
+        heads=4,
+        ffn=128,
+        vocab=256,
+        max_seq_len=32,
+        attention="mfa",
         mfa={"qk_rank": 32, "head_dim": 16, "heads": 8},
-    )  # fmt: skip
+    )
     attention = 64 * 32 + 32 + 32 * 128 + 2 * 64 * 16 + 128 * 64
     assert parameter_count(mfa).attention == attention
-    biased = ModelSpec(layers=1, hidden=64, heads=4, ffn=128, vocab=256, max_seq_len=32, bias="qkv", norm="layernorm")
+    biased = ModelSpec(
+        layers=1,
+        hidden=64,
+        heads=4,
+        ffn=128,
+        vocab=256,
+        max_seq_len=32,
+        bias="qkv",
+        norm="layernorm",
+    )
     assert parameter_count(biased).attention == 4 * 64 * 64 + 3 * 64
     assert parameter_count(biased).norms == 2 * 64
 

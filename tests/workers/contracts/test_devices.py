@@ -1,4 +1,6 @@
-"""The catalogue finds a device by what its driver calls it, and a cluster fills in what is not given."""
+"""The catalogue finds a device by what its driver calls it, and a cluster fills in what is not
+given.
+"""
 
 from __future__ import annotations
 
@@ -34,13 +36,17 @@ def test_drivers_names_are_recognised(product: str, mib: int, name: str | None) 
 
 def test_every_entry_has_figures_for_every_precision() -> None:
     for entry in DEVICES.values():
-        assert all(entry.peak(precision) > 0 for precision in ("fp32", "bf16", "fp16", "fp8")), entry.name
+        assert all(entry.peak(precision) > 0 for precision in ("fp32", "bf16", "fp16", "fp8")), (
+            entry.name
+        )
         assert entry.source
     assert device("h100-80g").peak("fp8") == pytest.approx(2 * 989.4, rel=1e-3)
     assert device("a100-80g").peak("fp8") == 312.0 and not device("a100-80g").supports("fp8")
     # only fp32 has bf16's range; fp8 fits into fp16
     volta = device("v100-16g")
-    assert (volta.peak("bf16"), volta.runs_at("bf16")) == (15.7, "fp32") and volta.peak("fp8") == 125.0
+    assert (volta.peak("bf16"), volta.runs_at("bf16")) == (15.7, "fp32") and volta.peak(
+        "fp8"
+    ) == 125.0
     assert (volta.half, device("a100-40g").half) == ("fp16", "bf16")
 
 

@@ -1,4 +1,6 @@
-"""The one list of what the engine runs: each thing beyond it is named, with what to try, in words and by field."""
+"""The one list of what the engine runs: each thing beyond it is named, with what to try, in words
+and by field.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +9,12 @@ from typing import Any
 import pytest
 
 from workers.contracts import ParallelPlan, RunSpec
-from workers.contracts.engine import ENGINE_VALUES, beyond_engine, engine_problems, plan_beyond_engine
+from workers.contracts.engine import (
+    ENGINE_VALUES,
+    beyond_engine,
+    engine_problems,
+    plan_beyond_engine,
+)
 
 TRAIN = {"steps": 1, "seq_len": 8}
 
@@ -34,7 +41,9 @@ def test_an_open_plan_is_for_the_planner_not_for_the_engine() -> None:
     assert found.field == "plan" and beyond_engine(spec(plan="auto")) == []
 
 
-@pytest.mark.parametrize("kind", [{"kind": "script", "script": {"command": ["x.py"]}}, {"kind": "external"}])
+@pytest.mark.parametrize(
+    "kind", [{"kind": "script", "script": {"command": ["x.py"]}}, {"kind": "external"}]
+)
 def test_other_kinds_are_not_the_training_engines(kind: dict[str, Any]) -> None:
     assert [item.field for item in engine_problems(RunSpec.from_dict(kind))] == ["kind"]
 
@@ -55,11 +64,21 @@ def test_what_is_beyond_is_told_by_field_and_in_words() -> None:
         ({"recompute": "selective", "tp": 2}, "compile false, or recompute full"),
         ({"recompute": "auto"}, "compile false, or recompute full or selective"),
         ({"precision": "fp8"}, "compile false, or precision bf16"),
-        ({"pp": 2, "schedule": "zbv", "global_batch_size": 4}, "compile false, or schedule interleaved_1f1b"),
-        ({"pp": 2, "schedule": "pipedream", "global_batch_size": 4}, "compile false, or schedule 1f1b"),
+        (
+            {"pp": 2, "schedule": "zbv", "global_batch_size": 4},
+            "compile false, or schedule interleaved_1f1b",
+        ),
+        (
+            {"pp": 2, "schedule": "pipedream", "global_batch_size": 4},
+            "compile false, or schedule 1f1b",
+        ),
     ],
     ids=str,
 )
-def test_what_cannot_be_compiled_is_refused_with_what_to_try(plan: dict[str, Any], tries: str | None) -> None:
+def test_what_cannot_be_compiled_is_refused_with_what_to_try(
+    plan: dict[str, Any], tries: str | None
+) -> None:
     found = engine_problems(spec(plan=plan, train={**TRAIN, "compile": True}))
-    assert [item.try_ for item in found if item.field == "train.compile"] == ([] if tries is None else [tries])
+    assert [item.try_ for item in found if item.field == "train.compile"] == (
+        [] if tries is None else [tries]
+    )

@@ -1,4 +1,6 @@
-"""Envelopes open once, in time, with the right secret; a node's secret comes out the same on both sides."""
+"""Envelopes open once, in time, with the right secret; a node's secret comes out the same on both
+sides.
+"""
 
 from __future__ import annotations
 
@@ -33,14 +35,23 @@ def test_what_is_sealed_opens_once_and_only_as_sealed() -> None:
     text = seal(SECRET, "launch", {"run": "1", "says": "größer"}, ttl_s=60, now=100.0, node="n1")
     seen = NonceCache()
     assert peek(text) == ("launch", "n1")
-    assert open_envelope(SECRET, text.encode(), kind="launch", now=159.0, seen=seen) == {"run": "1", "says": "größer"}
+    assert open_envelope(SECRET, text.encode(), kind="launch", now=159.0, seen=seen) == {
+        "run": "1",
+        "says": "größer",
+    }
     assert code(open_envelope, SECRET, text, kind="launch", now=159.0, seen=seen) == "replayed"
     assert code(open_envelope, SECRET, text, kind="launch", now=160.0) == "expired"
     assert code(open_envelope, SECRET, text, kind="control", now=110.0) == "kind"
     assert code(open_envelope, b"other", text, kind="launch", now=110.0) == "forged"
-    assert code(open_envelope, SECRET, text.replace('"1"', '"2"'), kind="launch", now=110.0) == "forged"
+    assert (
+        code(open_envelope, SECRET, text.replace('"1"', '"2"'), kind="launch", now=110.0)
+        == "forged"
+    )
     for broken in ("", "abc", b"\xff\xfe", "0" * 64 + ".[]", "0" * 64 + "." + json.dumps({"v": 1})):
-        assert code(open_envelope, SECRET, broken, kind="launch", now=110.0) in {"malformed", "forged"}
+        assert code(open_envelope, SECRET, broken, kind="launch", now=110.0) in {
+            "malformed",
+            "forged",
+        }
         assert code(peek, broken) == "malformed"
 
 
@@ -58,7 +69,9 @@ def test_a_join_gives_both_sides_one_secret_that_never_travelled() -> None:
     reply, secret = join_reply(key, json.loads(json.dumps(request)), node="n1")
     assert join_accept(token, request, json.loads(json.dumps(reply))) == ("n1", secret)
     assert request["id"] == token_id and len(secret) == 32
-    assert secret.hex() not in json.dumps([request, reply]) and key.decode() not in json.dumps([request, reply])
+    assert secret.hex() not in json.dumps([request, reply]) and key.decode() not in json.dumps(
+        [request, reply]
+    )
     # another exchange with the same token gives another secret
     assert join_reply(key, join_request(token, name="n1"), node="n1")[1] != secret
 

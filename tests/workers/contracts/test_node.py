@@ -7,18 +7,36 @@ import json
 import pytest
 from pydantic import ValidationError
 
-from workers.contracts.node import AttemptReport, ControlOrder, ExitClass, Heartbeat, LaunchOrder, NodeInventory
+from workers.contracts.node import (
+    AttemptReport,
+    ControlOrder,
+    ExitClass,
+    Heartbeat,
+    LaunchOrder,
+    NodeInventory,
+)
 from workers.contracts.wire import acked_field, acked_key, queue_of
 
 
 def test_messages_round_trip() -> None:
     order = LaunchOrder.from_dict(
         {
-            "run": 12, "kind": "train", "attempt": 1, "attempt_id": 40, "fence": "f", "spec": {"kind": "train"},
-            "local_devices": [0, 1], "local_ranks": 2, "world_size": 4, "rank_offset": 2, "node_rank": 1, "nodes": 2,
-            "run_dir": "runs/12/attempt-1", "resume_from": {"path": "runs/12/checkpoints/step-5", "step": 5},
+            "run": 12,
+            "kind": "train",
+            "attempt": 1,
+            "attempt_id": 40,
+            "fence": "f",
+            "spec": {"kind": "train"},
+            "local_devices": [0, 1],
+            "local_ranks": 2,
+            "world_size": 4,
+            "rank_offset": 2,
+            "node_rank": 1,
+            "nodes": 2,
+            "run_dir": "runs/12/attempt-1",
+            "resume_from": {"path": "runs/12/checkpoints/step-5", "step": 5},
         }
-    )  # fmt: skip
+    )
     heartbeat = Heartbeat.from_dict(
         {
             "node": "n1",
@@ -29,11 +47,15 @@ def test_messages_round_trip() -> None:
     )
     inventory = NodeInventory.from_dict(
         {
-            "name": "n1", "address": "10.0.0.1", "hostname": "a", "cores": 2, "memory_bytes": 1,
+            "name": "n1",
+            "address": "10.0.0.1",
+            "hostname": "a",
+            "cores": 2,
+            "memory_bytes": 1,
             "devices": [{"index": 0, "kind": "cpu", "name": "CPU slot", "memory_bytes": 1}],
             "versions": {"python": "3.11"},
         }
-    )  # fmt: skip
+    )
     report = AttemptReport.from_dict(
         {
             "attempt_id": 40,
@@ -59,4 +81,8 @@ def test_a_wrong_order_is_refused(change: dict[str, object]) -> None:
 
 
 def test_names_on_the_wire() -> None:
-    assert (queue_of("n1"), acked_key(4), acked_field("points", 0)) == ("node.n1", "orrery:acked:4", "points/0")
+    assert (queue_of("n1"), acked_key(4), acked_field("points", 0)) == (
+        "node.n1",
+        "orrery:acked:4",
+        "points/0",
+    )

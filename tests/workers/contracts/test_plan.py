@@ -17,7 +17,10 @@ GPT2 = preset("gpt2-124m")
 
 
 def refused(
-    model: ModelSpec = LLAMA, seq_len: int | None = None, devices: int | None = None, **fields: object
+    model: ModelSpec = LLAMA,
+    seq_len: int | None = None,
+    devices: int | None = None,
+    **fields: object,
 ) -> list[str]:
     """The fields refused, each with its sentence."""
     plan = ParallelPlan.from_dict(fields)
@@ -37,7 +40,13 @@ def refused(
         {"pp": 2, "schedule": "dualpipev", "global_batch_size": 4},
         {"pp": 4, "schedule": "interleaved_1f1b", "virtual_stages": 4, "global_batch_size": 10},
         {"pp": 2, "schedule": "interleaved_1f1b", "global_batch_size": 4, "zero": 3, "dp": 2},
-        {"pp": 2, "schedule": "pipedream", "weight_stashing": True, "vertical_sync": True, "global_batch_size": 4},
+        {
+            "pp": 2,
+            "schedule": "pipedream",
+            "weight_stashing": True,
+            "vertical_sync": True,
+            "global_batch_size": 4,
+        },
         {"tp": 16},  # key-value heads repeated twice
         {"dp": 4, "dp_replicate": 2, "zero": 3},
         {"pp": 2, "stage_layers": [15, 17]},
@@ -61,32 +70,82 @@ def test_numbers_as_text_are_counted_as_numbers() -> None:
 @pytest.mark.parametrize(
     ("fields", "sentence"),
     [
-        ({"dp": 4, "micro_batch_size": 2, "global_batch_size": 20}, "plan.global_batch_size: 20 sequences do not divide by micro_batch_size 2 x dp 4 = 8 -> 16 or 24"),
+        (
+            {"dp": 4, "micro_batch_size": 2, "global_batch_size": 20},
+            "plan.global_batch_size: 20 sequences do not divide by micro_batch_size 2 x dp 4 = 8 "
+            "-> 16 or 24",
+        ),
         ({"dp": 4, "dp_replicate": 3}, "plan.dp_replicate: 3 copies do not divide dp 4 -> 2"),
         ({"tp": 3}, "plan.tp: 32 heads do not divide by tp 3 -> tp 2"),
         ({"ep": 2, "dp": 2}, "plan.ep: llama3-8b has no experts to spread over ep 2 -> ep 1"),
-        ({"pp": 2, "schedule": "zbv", "virtual_stages": 1}, "plan.virtual_stages: zbv folds the pipeline in two, virtual_stages is 1 -> 2"),
-        ({"pp": 2, "schedule": "zb1p", "virtual_stages": 1}, "plan.virtual_stages: zb1p wants at least 2 stages a device, virtual_stages is 1 -> 2"),
-        ({"pp": 2, "virtual_stages": 2}, "plan.virtual_stages: 1f1b has one stage a device, virtual_stages is 2 -> 1, or interleaved_1f1b"),
-        ({"pp": 4, "schedule": "dualpipev", "global_batch_size": 7}, "plan.global_batch_size: dualpipev wants at least 2 x pp = 8 micro-batches, there are 7 -> 8, or schedule zbv"),
-        ({"pp": 2, "schedule": "zb1p", "global_batch_size": 5}, "plan.global_batch_size: zb1p runs micro-batches in equal rounds of about pp 2, 5 do not divide so -> 4 or 6"),
-        ({"pp": 2, "schedule": "zbv", "zero": 3, "dp": 2}, "plan.zero: zbv splits the backward pass, and resharding between its halves loses weight gradients -> 2, or schedule interleaved_1f1b"),
-        ({"pp": 2, "schedule": "pipedream", "zero": 1, "dp": 2}, "plan.zero: pipedream keeps several versions of whole weights, sharding splits them -> 0"),
-        ({"weight_stashing": True}, "plan.weight_stashing: weight_stashing belongs to schedule pipedream, schedule is 1f1b -> schedule pipedream"),
+        (
+            {"pp": 2, "schedule": "zbv", "virtual_stages": 1},
+            "plan.virtual_stages: zbv folds the pipeline in two, virtual_stages is 1 -> 2",
+        ),
+        (
+            {"pp": 2, "schedule": "zb1p", "virtual_stages": 1},
+            "plan.virtual_stages: zb1p wants at least 2 stages a device, virtual_stages is 1 -> 2",
+        ),
+        (
+            {"pp": 2, "virtual_stages": 2},
+            "plan.virtual_stages: 1f1b has one stage a device, virtual_stages is 2 -> 1, or "
+            "interleaved_1f1b",
+        ),
+        (
+            {"pp": 4, "schedule": "dualpipev", "global_batch_size": 7},
+            "plan.global_batch_size: dualpipev wants at least 2 x pp = 8 micro-batches, there are "
+            "7 -> 8, or schedule zbv",
+        ),
+        (
+            {"pp": 2, "schedule": "zb1p", "global_batch_size": 5},
+            "plan.global_batch_size: zb1p runs micro-batches in equal rounds of about pp 2, 5 do "
+            "not divide so -> 4 or 6",
+        ),
+        (
+            {"pp": 2, "schedule": "zbv", "zero": 3, "dp": 2},
+            "plan.zero: zbv splits the backward pass, and resharding between its halves loses "
+            "weight gradients -> 2, or schedule interleaved_1f1b",
+        ),
+        (
+            {"pp": 2, "schedule": "pipedream", "zero": 1, "dp": 2},
+            "plan.zero: pipedream keeps several versions of whole weights, sharding splits them "
+            "-> 0",
+        ),
+        (
+            {"weight_stashing": True},
+            "plan.weight_stashing: weight_stashing belongs to schedule pipedream, schedule is "
+            "1f1b -> schedule pipedream",
+        ),
         ({"pp": 64}, "plan.pp: 32 layers are too few for pp 64 x virtual_stages 1 stages -> pp 32"),
-        ({"pp": 2, "stage_layers": [15, 16]}, "plan.stage_layers: the entries add up to 31 layers, llama3-8b has 32 -> [16, 16]"),
-        ({"pp": 2, "stage_layers": [32]}, "plan.stage_layers: 1 entries for 2 stages (pp 2 x virtual_stages 1) -> [16, 16]"),
-        ({"recompute": "full", "recompute_budget_bytes": 1}, "plan.recompute_budget_bytes: a budget steers recompute auto, recompute is full -> recompute auto, or no budget"),
+        (
+            {"pp": 2, "stage_layers": [15, 16]},
+            "plan.stage_layers: the entries add up to 31 layers, llama3-8b has 32 -> [16, 16]",
+        ),
+        (
+            {"pp": 2, "stage_layers": [32]},
+            "plan.stage_layers: 1 entries for 2 stages (pp 2 x virtual_stages 1) -> [16, 16]",
+        ),
+        (
+            {"recompute": "full", "recompute_budget_bytes": 1},
+            "plan.recompute_budget_bytes: a budget steers recompute auto, recompute is full -> "
+            "recompute auto, or no budget",
+        ),
     ],
-)  # fmt: skip
+)
 def test_refused_with_numbers_and_a_way_out(fields: dict[str, object], sentence: str) -> None:
     assert refused(**fields)[0] == sentence
 
 
 def test_against_devices_and_sequence() -> None:
-    assert refused(dp=2, tp=2, devices=8) == ["plan.dp: dp 2 x tp 2 x pp 1 x cp 1 is 4 devices, not 8 -> dp 4"]
-    assert refused(cp=3, seq_len=1024) == ["plan.cp: a sequence of 1024 tokens does not divide by cp 3 -> cp 2"]
-    assert refused(tp=4, sequence_parallel=True, seq_len=1022)[0].endswith("a sequence length of 1020 or 1024")
+    assert refused(dp=2, tp=2, devices=8) == [
+        "plan.dp: dp 2 x tp 2 x pp 1 x cp 1 is 4 devices, not 8 -> dp 4"
+    ]
+    assert refused(cp=3, seq_len=1024) == [
+        "plan.cp: a sequence of 1024 tokens does not divide by cp 3 -> cp 2"
+    ]
+    assert refused(tp=4, sequence_parallel=True, seq_len=1022)[0].endswith(
+        "a sequence length of 1020 or 1024"
+    )
     assert refused(model=GPT2, seq_len=2048) == [
         "seq_len: 2048 tokens exceed the 1024 learned positions of gpt2-124m -> 1024"
     ]
@@ -100,16 +159,27 @@ def test_experts() -> None:
 
 
 @given(
-    dp=st.integers(1, 8), tp=st.sampled_from([1, 2, 4, 8]), pp=st.integers(1, 4), cp=st.sampled_from([1, 2]),
-    micro=st.integers(1, 4), accumulation=st.integers(1, 8), zero=st.integers(0, 3),
-)  # fmt: skip
+    dp=st.integers(1, 8),
+    tp=st.sampled_from([1, 2, 4, 8]),
+    pp=st.integers(1, 4),
+    cp=st.sampled_from([1, 2]),
+    micro=st.integers(1, 4),
+    accumulation=st.integers(1, 8),
+    zero=st.integers(0, 3),
+)
 def test_degrees_multiply_and_the_batch_comes_apart_again(
     dp: int, tp: int, pp: int, cp: int, micro: int, accumulation: int, zero: int
 ) -> None:
     plan = ParallelPlan(
-        dp=dp, tp=tp, pp=pp, cp=cp, zero=zero, micro_batch_size=micro, global_batch_size=micro * dp * accumulation,
+        dp=dp,
+        tp=tp,
+        pp=pp,
+        cp=cp,
+        zero=zero,
+        micro_batch_size=micro,
+        global_batch_size=micro * dp * accumulation,
         loss_scale=LossScale(),
-    )  # fmt: skip
+    )
     assert plan.world_size == dp * tp * pp * cp
     assert plan.accumulation == accumulation
     assert sum(plan.layers_of_stages(32)) == 32

@@ -1,6 +1,5 @@
 """RunSpec through the door everyone uses: a JSON document in, a spec or sentences out."""
 
-# ruff: noqa: E501
 from __future__ import annotations
 
 from typing import Any
@@ -29,28 +28,82 @@ def refusals(document: dict[str, Any]) -> list[str]:
         ({"train": None}, "train: kind train needs a body train"),
         ({"serve": {}}, "serve: kind is train but a body serve is given"),
         ({"colour": 1}, "colour: colour is not a field of this contract"),
-        ({"train": {"seq_len": 128}}, "train.steps: steps is missing and has no default -> add steps"),
-        ({"train": {"steps": 0, "seq_len": 128}}, "train.steps: 0 is out of range, it must be at least 1"),
-        ({"train": {"steps": 1, "seq_len": 8, "optimizer": {"name": "adam"}}}, "train.optimizer.name: 'adam' is not one of"),
-        ({"train": {"steps": 1, "seq_len": 8, "checkpoint": {"sync": 1}}}, "train.checkpoint.sync: sync is not a field"),
+        (
+            {"train": {"seq_len": 128}},
+            "train.steps: steps is missing and has no default -> add steps",
+        ),
+        (
+            {"train": {"steps": 0, "seq_len": 128}},
+            "train.steps: 0 is out of range, it must be at least 1",
+        ),
+        (
+            {"train": {"steps": 1, "seq_len": 8, "optimizer": {"name": "adam"}}},
+            "train.optimizer.name: 'adam' is not one of",
+        ),
+        (
+            {"train": {"steps": 1, "seq_len": 8, "checkpoint": {"sync": 1}}},
+            "train.checkpoint.sync: sync is not a field",
+        ),
         ({"model": "llama9"}, "model: 'llama9' is not a model preset -> llama"),
         ({"model": {"layers": 2}}, "model.hidden: hidden is missing"),
-        ({"model": {"layers": 2, "hidden": 100, "heads": 3, "ffn": 8, "vocab": 256, "max_seq_len": 8}}, "model.hidden: hidden 100 does not divide by heads 3 -> hidden 99 or 102"),
-        ({"model": {"path": "a", "package": "b"}}, "model: weights want exactly one of path and package"),
+        (
+            {
+                "model": {
+                    "layers": 2,
+                    "hidden": 100,
+                    "heads": 3,
+                    "ffn": 8,
+                    "vocab": 256,
+                    "max_seq_len": 8,
+                }
+            },
+            "model.hidden: hidden 100 does not divide by heads 3 -> hidden 99 or 102",
+        ),
+        (
+            {"model": {"path": "a", "package": "b"}},
+            "model: weights want exactly one of path and package",
+        ),
         ({"plan": "automatic"}, "plan: 'automatic' is not one of 'auto'"),
-        ({"plan": {"dp": 10**18}}, "plan.dp: 1000000000000000000 is out of range, it must be at most 65536"),
+        (
+            {"plan": {"dp": 10**18}},
+            "plan.dp: 1000000000000000000 is out of range, it must be at most 65536",
+        ),
         ({"plan": {"zero": 4}}, "plan.zero: 4 is out of range, it must be at most 3"),
-        ({"data": {"preset": "shakespeare", "path": "x"}}, "data: data has both a preset and a path"),
-        ({"resources": {"device": "h900"}}, "resources.device: 'h900' is not in the device catalogue -> h"),
+        (
+            {"data": {"preset": "shakespeare", "path": "x"}},
+            "data: data has both a preset and a path",
+        ),
+        (
+            {"resources": {"device": "h900"}},
+            "resources.device: 'h900' is not in the device catalogue -> h",
+        ),
         # between fields
-        ({"plan": {"dp": 2}, "resources": {"devices": 3}}, "resources.devices: 3 devices are asked for, the plan's world size is 2"),
-        ({"plan": {"dp": 2, "global_batch_size": 3}}, "plan.global_batch_size: 3 sequences do not divide"),
-        ({"train": {"steps": 8, "seq_len": 8, "accumulate": 4}}, "train.accumulate: 4 contradicts the plan, which accumulates 1"),
-        ({"train": {"steps": 8, "seq_len": 8, "lr_schedule": {"warmup_steps": 9}}}, "train.lr_schedule.warmup_steps: warmup of 9 steps outlasts"),
-        ({"model": "llama-tiny", "train": {"steps": 8, "seq_len": 1024}}, "train.seq_len: 1024 tokens exceed the 512 rotary positions of llama-tiny"),
-        ({"model": "gpt2-124m", "train": {"steps": 8, "seq_len": 2048}}, "train.seq_len: 2048 tokens exceed the 1024 learned positions"),
+        (
+            {"plan": {"dp": 2}, "resources": {"devices": 3}},
+            "resources.devices: 3 devices are asked for, the plan's world size is 2",
+        ),
+        (
+            {"plan": {"dp": 2, "global_batch_size": 3}},
+            "plan.global_batch_size: 3 sequences do not divide",
+        ),
+        (
+            {"train": {"steps": 8, "seq_len": 8, "accumulate": 4}},
+            "train.accumulate: 4 contradicts the plan, which accumulates 1",
+        ),
+        (
+            {"train": {"steps": 8, "seq_len": 8, "lr_schedule": {"warmup_steps": 9}}},
+            "train.lr_schedule.warmup_steps: warmup of 9 steps outlasts",
+        ),
+        (
+            {"model": "llama-tiny", "train": {"steps": 8, "seq_len": 1024}},
+            "train.seq_len: 1024 tokens exceed the 512 rotary positions of llama-tiny",
+        ),
+        (
+            {"model": "gpt2-124m", "train": {"steps": 8, "seq_len": 2048}},
+            "train.seq_len: 2048 tokens exceed the 1024 learned positions",
+        ),
     ],
-)  # fmt: skip
+)
 def test_a_wrong_document_is_refused_with_a_sentence(change: dict[str, Any], sentence: str) -> None:
     assert refusals(TRAIN) == []
     found = refusals({**TRAIN, **change})
@@ -65,29 +118,52 @@ def test_bodies_with_defaults_only_may_be_left_out(kind: str) -> None:
 
 
 def test_a_script_needs_a_program() -> None:
-    assert refusals({"kind": "script"}) == ['script.command: there is no program to run -> ["train.py"]']
+    assert refusals({"kind": "script"}) == [
+        'script.command: there is no program to run -> ["train.py"]'
+    ]
     assert refusals({"kind": "script", "script": {"command": ["train.py", "--lr", "1"]}}) == []
 
 
 def test_defaults_follow_names() -> None:
-    lion = RunSpec.from_dict({**TRAIN, "train": {"steps": 1, "seq_len": 8, "optimizer": {"name": "lion"}}})
+    lion = RunSpec.from_dict(
+        {**TRAIN, "train": {"steps": 1, "seq_len": 8, "optimizer": {"name": "lion"}}}
+    )
     assert lion.train is not None and lion.train.optimizer.lr == 1e-4
-    zbv = RunSpec.from_dict({**TRAIN, "plan": {"pp": 2, "dp": 3, "schedule": "zbv", "micro_batch_size": 2}})
+    zbv = RunSpec.from_dict(
+        {**TRAIN, "plan": {"pp": 2, "dp": 3, "schedule": "zbv", "micro_batch_size": 2}}
+    )
     assert isinstance(zbv.plan, ParallelPlan)
-    assert (zbv.plan.virtual_stages, zbv.plan.global_batch_size, zbv.devices, zbv.plan_given) == (2, 6, 6, True)
+    assert (zbv.plan.virtual_stages, zbv.plan.global_batch_size, zbv.devices, zbv.plan_given) == (
+        2,
+        6,
+        6,
+        True,
+    )
 
 
 def test_budgets_by_exit_class() -> None:
     retries = RunSpec.from_dict({**TRAIN, "retries": {"hang": 7}}).retries
     budgets = {
-        name: retries.budget(name) for name in ("user_error", "numerics", "hang", "lost", "preempted", "cancelled")
+        name: retries.budget(name)
+        for name in ("user_error", "numerics", "hang", "lost", "preempted", "cancelled")
     }
-    assert budgets == {"user_error": 0, "numerics": 1, "hang": 7, "lost": 10, "preempted": None, "cancelled": 0}
+    assert budgets == {
+        "user_error": 0,
+        "numerics": 1,
+        "hang": 7,
+        "lost": 10,
+        "preempted": None,
+        "cancelled": 0,
+    }
 
 
 def test_bias_reads_booleans_and_async_keeps_its_name() -> None:
     sizes = {"layers": 1, "hidden": 8, "heads": 2, "ffn": 8, "vocab": 256, "max_seq_len": 8}
-    document = {**TRAIN, "model": {**sizes, "bias": True}, "train": {**TRAIN["train"], "checkpoint": {"async": False}}}
+    document = {
+        **TRAIN,
+        "model": {**sizes, "bias": True},
+        "train": {**TRAIN["train"], "checkpoint": {"async": False}},
+    }
     written = RunSpec.from_dict(document).to_dict()
     assert written["model"]["bias"] == "all"
     assert written["train"]["checkpoint"]["async"] is False
@@ -95,12 +171,20 @@ def test_bias_reads_booleans_and_async_keeps_its_name() -> None:
 
 def test_words_of_hugging_face_and_openai_are_read_as_ours() -> None:
     sizes = {"layers": 2, "hidden": 64, "heads": 4, "ffn": 128, "vocab": 256, "max_seq_len": 128}
-    scaling = {"type": "yarn", "rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32}
+    scaling = {
+        "type": "yarn",
+        "rope_type": "yarn",
+        "factor": 4.0,
+        "original_max_position_embeddings": 32,
+    }
     spec = RunSpec.from_dict({**TRAIN, "model": {**sizes, "rope": {"scaling": scaling}}})
     assert spec.shape is not None and spec.shape.rope.scaling is not None
     assert (
-        spec.shape.rope.scaling.to_dict().items() >= {"name": "yarn", "factor": 4.0, "original_max_seq_len": 32}.items()
+        spec.shape.rope.scaling.to_dict().items()
+        >= {"name": "yarn", "factor": 4.0, "original_max_seq_len": 32}.items()
     )
     assert RunSpec.from_dict(spec.to_dict()) == spec
-    told = RunSpec.from_dict({"kind": "generate", "generate": {"input": "a", "output": "b", "stop": "END"}})
+    told = RunSpec.from_dict(
+        {"kind": "generate", "generate": {"input": "a", "output": "b", "stop": "END"}}
+    )
     assert told.generate is not None and told.generate.stop == ["END"]

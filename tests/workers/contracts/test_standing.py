@@ -1,4 +1,6 @@
-"""Who keeps the others waiting: by life, by collectives entered, by marks; and when nobody can be told."""
+"""Who keeps the others waiting: by life, by collectives entered, by marks; and when nobody can be
+told.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +13,14 @@ from workers.contracts.standing import Standing, culprits_sentence, judge
 
 def ranks(*differ: dict[str, Any]) -> list[Standing]:
     """Four ranks in the same place, but for what is given by rank."""
-    usual = {"step": 9, "phase": "update", "idle_s": 12.0, "marks": 50, "node": "a", "calls": {"all": 30, "0:1": 7}}
+    usual = {
+        "step": 9,
+        "phase": "update",
+        "idle_s": 12.0,
+        "marks": 50,
+        "node": "a",
+        "calls": {"all": 30, "0:1": 7},
+    }
     found = [Standing(rank=rank, **usual) for rank in range(4)]  # type: ignore[arg-type]
     for change in differ:
         found[change["rank"]] = Standing(**{**usual, **change})
@@ -21,12 +30,19 @@ def ranks(*differ: dict[str, Any]) -> list[Standing]:
 @pytest.mark.parametrize(
     ("differ", "behind", "says"),
     [
-        ([{"rank": 2, "stopped": True, "phase": "forward"}], [2], "rank 2 on node a (stage 0) is stopped, in forward"),
+        (
+            [{"rank": 2, "stopped": True, "phase": "forward"}],
+            [2],
+            "rank 2 on node a (stage 0) is stopped, in forward",
+        ),
         ([{"rank": 1, "beat_s": 9.0}], [1], "no sign of life"),
         ([{"rank": 3, "calls": {"all": 29, "0:1": 7}}], [3], "has not come to the collective"),
         # 2 waits for 3 in their own group, 0 and 1 wait for both in everybody's
         (
-            [{"rank": 2, "calls": {"all": 29, "2:3": 8}}, {"rank": 3, "calls": {"all": 29, "2:3": 7}}],
+            [
+                {"rank": 2, "calls": {"all": 29, "2:3": 8}},
+                {"rank": 3, "calls": {"all": 29, "2:3": 7}},
+            ],
             [3],
             "3 ranks wait for it",
         ),
@@ -35,7 +51,9 @@ def ranks(*differ: dict[str, Any]) -> list[Standing]:
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
-def test_the_rank_that_the_others_wait_for(differ: list[dict[str, Any]], behind: list[int], says: str) -> None:
+def test_the_rank_that_the_others_wait_for(
+    differ: list[dict[str, Any]], behind: list[int], says: str
+) -> None:
     found = judge(ranks(*differ))
     assert [each.rank for each in found.behind] == behind
     assert len(found.waiting) == 4 - len(behind)

@@ -1,4 +1,6 @@
-"""What a benchmark's techniques mean: variants of one world and batch, and what is left out with its reason."""
+"""What a benchmark's techniques mean: variants of one world and batch, and what is left out with
+its reason.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,9 @@ from workers.contracts.variants import Expansion, expand, total_steps
 
 
 def spec_of(plan: dict[str, Any], *techniques: str, **body: Any) -> RunSpec:
-    return RunSpec.from_dict({"kind": "benchmark", "plan": plan, "benchmark": {"techniques": list(techniques), **body}})
+    return RunSpec.from_dict(
+        {"kind": "benchmark", "plan": plan, "benchmark": {"techniques": list(techniques), **body}}
+    )
 
 
 def named(found: Expansion) -> list[str]:
@@ -34,34 +38,62 @@ def test_every_variant_is_legal_and_of_one_size(plan: dict[str, Any]) -> None:
     spec = spec_of(plan)
     found = expand(spec)
     base = found.variants[0].plan
-    assert len({(each.plan.to_json(), each.compiled, each.fused) for each in found.variants}) == len(found.variants) > 1
+    assert (
+        len({(each.plan.to_json(), each.compiled, each.fused) for each in found.variants})
+        == len(found.variants)
+        > 1
+    )
     assert len({each.id for each in found.variants}) == len(found.variants)
     for each in found.variants:
-        assert (each.plan.world_size, each.plan.global_batch_size) == (base.world_size, base.global_batch_size)
-        assert engine_problems(as_training(spec, each.plan, compiled=each.compiled, fused=each.fused)) == []
+        assert (each.plan.world_size, each.plan.global_batch_size) == (
+            base.world_size,
+            base.global_batch_size,
+        )
+        assert (
+            engine_problems(as_training(spec, each.plan, compiled=each.compiled, fused=each.fused))
+            == []
+        )
     assert all(each["reason"] and each["technique"] in TECHNIQUES for each in found.left_out)
 
 
 def test_techniques_say_what_changes_and_what_cannot() -> None:
     two = {"dp": 2, "micro_batch_size": 2, "global_batch_size": 8}
     assert named(expand(spec_of(two, "zero", "accumulation"))) == [
-        "base", "micro-batch 4 × 1", "micro-batch 1 × 4", "ZeRO 1", "ZeRO 2", "ZeRO 3",
-    ]  # fmt: skip
+        "base",
+        "micro-batch 4 × 1",
+        "micro-batch 1 × 4",
+        "ZeRO 1",
+        "ZeRO 2",
+        "ZeRO 3",
+    ]
     assert expand(spec_of(two, "collectives")).devices == ["collectives"]
     [alone] = expand(spec_of({}, "collectives")).left_out
     assert alone["reason"] == "one rank has nobody to talk to"
     [flat] = expand(spec_of(two, "schedule")).left_out
     assert "one pipeline stage" in flat["reason"]
     piped = expand(spec_of({"pp": 2, "tp": 2, "global_batch_size": 8}, "schedule"))
-    assert named(piped) == ["base", "naive", "gpipe", "interleaved_1f1b", "zb1p", "zbv", "dualpipev"]
+    assert named(piped) == [
+        "base",
+        "naive",
+        "gpipe",
+        "interleaved_1f1b",
+        "zb1p",
+        "zbv",
+        "dualpipev",
+    ]
     [stashed] = piped.left_out
-    assert (stashed["name"], stashed["reason"]) == ("pipedream", "pipedream runs with dp alone beside it, tp is 2")
+    assert (stashed["name"], stashed["reason"]) == (
+        "pipedream",
+        "pipedream runs with dp alone beside it, tp is 2",
+    )
     assert [(each.name, each.compiled) for each in expand(spec_of(two, "compile")).variants] == [
-        ("base", False), ("compiled blocks", True),
-    ]  # fmt: skip
+        ("base", False),
+        ("compiled blocks", True),
+    ]
     assert [(each.name, each.fused) for each in expand(spec_of(two, "fused_kernels")).variants] == [
-        ("base", True), ("formulas step by step", False),
-    ]  # fmt: skip
+        ("base", True),
+        ("formulas step by step", False),
+    ]
     spec = spec_of(two, "zero", steps=7, warmup_steps=1, repeats=3)
     assert turn_steps(spec.benchmark) == 4 and total_steps(spec) == 4 * 3 * 4  # type: ignore[arg-type]
 

@@ -1,4 +1,6 @@
-"""Documents written by version 1 stay readable: each file in v1/ validates, round-trips and fits its schema."""
+"""Documents written by version 1 stay readable: each file in v1/ validates, round-trips and fits
+its schema.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +11,16 @@ from typing import Any
 import jsonschema
 import pytest
 
-from workers.contracts import ClusterSpec, Contract, ModelSpec, ParallelPlan, Point, RunEvent, RunSpec, spec_problems
+from workers.contracts import (
+    ClusterSpec,
+    Contract,
+    ModelSpec,
+    ParallelPlan,
+    Point,
+    RunEvent,
+    RunSpec,
+    spec_problems,
+)
 from workers.contracts.envelope import open_envelope
 from workers.contracts.schema import CONTRACTS, schema, write
 
@@ -28,11 +39,17 @@ DOCUMENTS: list[tuple[str, type[Contract]]] = [
 
 def documents(name: str) -> list[dict[str, Any]]:
     text = (V1 / name).read_text()
-    return [json.loads(line) for line in text.splitlines()] if name.endswith("l") else [json.loads(text)]
+    return (
+        [json.loads(line) for line in text.splitlines()]
+        if name.endswith("l")
+        else [json.loads(text)]
+    )
 
 
 @pytest.mark.parametrize(("name", "contract"), DOCUMENTS)
-def test_a_v1_document_validates_round_trips_and_fits_its_schema(name: str, contract: type[Contract]) -> None:
+def test_a_v1_document_validates_round_trips_and_fits_its_schema(
+    name: str, contract: type[Contract]
+) -> None:
     for document in documents(name):
         read = contract.from_dict(document)
         assert contract.from_dict(json.loads(json.dumps(read.to_dict()))) == read
@@ -72,8 +89,17 @@ def test_what_a_v1_document_leaves_out_has_its_documented_default() -> None:
         1,
         "fp32",
     )
-    assert (spec.train.optimizer.name, spec.train.lr_schedule.name, spec.train.clip_norm) == ("adamw", "constant", None)
-    assert (spec.train.eval, spec.train.checkpoint, spec.train.compile, spec.train.log_every) == (None, None, False, 1)
+    assert (spec.train.optimizer.name, spec.train.lr_schedule.name, spec.train.clip_norm) == (
+        "adamw",
+        "constant",
+        None,
+    )
+    assert (spec.train.eval, spec.train.checkpoint, spec.train.compile, spec.train.log_every) == (
+        None,
+        None,
+        False,
+        1,
+    )
     assert spec.devices == 1 and not spec.plan_given
 
 

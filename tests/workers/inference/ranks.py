@@ -1,4 +1,5 @@
-"""What a rank of a pool does in the tests of inference over several ranks: the command itself, on a model that no one
+"""What a rank of a pool does in the tests of inference over several ranks: the command itself, on a
+model that no one
 trained but whose layers all matter."""
 
 from __future__ import annotations

@@ -73,7 +73,9 @@ def test_an_end_token_comes_where_the_form_is_complete_and_nowhere_else():
 
 def test_a_models_own_tokenizer_joins_bytes_to_tokens():
     trained = tokenizers.ByteLevelBPETokenizer()
-    trained.train_from_iterator([json.dumps({"name": "oak", "size": n, "kind": "ash"}) for n in range(200)], 330)
+    trained.train_from_iterator(
+        [json.dumps({"name": "oak", "size": n, "kind": "ash"}) for n in range(200)], 330
+    )
     loaded = tokenizers.Tokenizer.from_str(trained.to_str())
     words = TextTokenizer("here", loaded.get_vocab_size(), None, (0,), None, {}, loaded)
     engine = plain(model_of(vocab=340, max_seq_len=256), blocks=300)
@@ -85,7 +87,10 @@ def test_a_models_own_tokenizer_joins_bytes_to_tokens():
 @pytest.mark.parametrize(
     ("form", "says"),
     [
-        ({"json_schema": {"type": "integer", "minimum": 5, "maximum": 3}}, "json_schema cannot be met"),
+        (
+            {"json_schema": {"type": "integer", "minimum": 5, "maximum": 3}},
+            "json_schema cannot be met",
+        ),
         ({"json_schema": {"type": "tree"}}, "json_schema cannot be met"),
         ({"json_schema": False}, "json_schema is false; it must be an object"),
         ({"json_schema": "{"}, "json_schema is not JSON"),
@@ -109,5 +114,7 @@ def test_forms_that_cannot_be_met_are_told(form, says):
 @pytest.mark.parametrize("form", [{"regex": ""}, {"grammar": "start:"}])
 def test_an_answer_that_no_token_begins_is_refused(form):
     Guides(ByteWords(), (END,), vocab=258).open(Sampling(**form))  # an end is such a token
-    with pytest.raises(ValueError, match="cannot be met: no token of this model begins such an answer"):
+    with pytest.raises(
+        ValueError, match="cannot be met: no token of this model begins such an answer"
+    ):
         Guides(ByteWords(), (), vocab=256).open(Sampling(**form))

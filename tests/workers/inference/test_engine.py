@@ -1,4 +1,6 @@
-"""The engine on small models: against transformers, against itself one by one, and under little memory."""
+"""The engine on small models: against transformers, against itself one by one, and under little
+memory.
+"""
 
 from __future__ import annotations
 
@@ -19,29 +21,65 @@ from workers.inference.swap import Costs, HostBlocks
 from workers.models.decoder import Decoder
 
 SWAP = 8
-TINY = {"layers": 2, "hidden": 32, "heads": 4, "kv_heads": 2, "ffn": 48, "vocab": 61, "max_seq_len": 128}
+TINY = {
+    "layers": 2,
+    "hidden": 32,
+    "heads": 4,
+    "kv_heads": 2,
+    "ffn": 48,
+    "vocab": 61,
+    "max_seq_len": 128,
+}
 MIXED = [
     Sampling(max_new_tokens=9, temperature=0),
     Sampling(max_new_tokens=14, seed=3),
     Sampling(max_new_tokens=7, temperature=0.7, top_k=9, seed=4),
     Sampling(max_new_tokens=20, temperature=1.3, top_p=0.8, seed=5, repetition_penalty=1.3),
-    Sampling(max_new_tokens=11, min_p=0.1, seed=6, presence_penalty=0.5, frequency_penalty=0.3, logprobs=True),
+    Sampling(
+        max_new_tokens=11,
+        min_p=0.1,
+        seed=6,
+        presence_penalty=0.5,
+        frequency_penalty=0.3,
+        logprobs=True,
+    ),
 ]
 SHAPES: dict[str, dict[str, Any]] = {
     "gqa": {},
-    "mha-learned": {"kv_heads": 4, "position": "learned", "norm": "layernorm", "bias": "all", "gated_mlp": False},
+    "mha-learned": {
+        "kv_heads": 4,
+        "position": "learned",
+        "norm": "layernorm",
+        "bias": "all",
+        "gated_mlp": False,
+    },
     "mqa-window": {"kv_heads": 1, "window": 6, "qk_norm": True},
     "mla": {
-        "kv_heads": 4, "attention": "mla",
-        "mla": {"q_lora_rank": 12, "kv_lora_rank": 16, "qk_nope_head_dim": 8, "qk_rope_head_dim": 4, "v_head_dim": 6},
+        "kv_heads": 4,
+        "attention": "mla",
+        "mla": {
+            "q_lora_rank": 12,
+            "kv_lora_rank": 16,
+            "qk_nope_head_dim": 8,
+            "qk_rope_head_dim": 4,
+            "v_head_dim": 6,
+        },
     },
     "mla-window": {
-        "kv_heads": 4, "attention": "mla", "window": 6,
-        "mla": {"q_lora_rank": None, "kv_lora_rank": 16, "qk_nope_head_dim": 8, "qk_rope_head_dim": 4, "v_head_dim": 6},
+        "kv_heads": 4,
+        "attention": "mla",
+        "window": 6,
+        "mla": {
+            "q_lora_rank": None,
+            "kv_lora_rank": 16,
+            "qk_nope_head_dim": 8,
+            "qk_rope_head_dim": 4,
+            "v_head_dim": 6,
+        },
     },
     "mfa": {"kv_heads": 4, "attention": "mfa", "mfa": {"qk_rank": 8, "head_dim": 8, "heads": 6}},
     "moe": {"moe": {"experts": 5, "top_k": 2, "expert_ffn": 16}},
-}  # fmt: skip
+}
 
 
 def model_of(**more: Any) -> Decoder:
@@ -49,19 +87,32 @@ def model_of(**more: Any) -> Decoder:
     generator = torch.Generator().manual_seed(5)
     with torch.no_grad():
         for name, parameter in decoder.named_parameters():
-            parameter.normal_(1.0 if name.endswith("norm.weight") else 0.0, 0.3, generator=generator)
+            parameter.normal_(
+                1.0 if name.endswith("norm.weight") else 0.0, 0.3, generator=generator
+            )
     return decoder
 
 
 def engine_of(
-    decoder: Decoder, *, blocks: int = 100, block_size: int = 4, kept: torch.dtype = torch.float32, **limits: Any
+    decoder: Decoder,
+    *,
+    blocks: int = 100,
+    block_size: int = 4,
+    kept: torch.dtype = torch.float32,
+    **limits: Any,
 ) -> Engine:
     shape = {"blocks": blocks, "block_size": block_size}
     cache = PagedCache(decoder.spec, **shape, dtype=kept, device=torch.device("cpu"), swap=SWAP)
-    assert sum(each.nbytes for each in cache.tensors()) == blocks * block_bytes(decoder.spec, block_size=4, dtype=kept)
-    scheduler = Scheduler(BlockPool(**shape), Limits(**limits), window=decoder.spec.window, swap=HostBlocks(SWAP))
+    assert sum(each.nbytes for each in cache.tensors()) == blocks * block_bytes(
+        decoder.spec, block_size=4, dtype=kept
+    )
+    scheduler = Scheduler(
+        BlockPool(**shape), Limits(**limits), window=decoder.spec.window, swap=HostBlocks(SWAP)
+    )
     scheduler.costs = Costs(block_s=1e-9, token_s=1.0)
-    return Engine(Runner(decoder, cache), scheduler, context=decoder.spec.max_seq_len, decode=spelled)
+    return Engine(
+        Runner(decoder, cache), scheduler, context=decoder.spec.max_seq_len, decode=spelled
+    )
 
 
 def spelled(ids: Any) -> str:
@@ -71,8 +122,13 @@ def spelled(ids: Any) -> str:
 def prompts(count: int, vocab: int = 61) -> list[list[int]]:
     """Of 1 to 37 tokens; every second begins as the first one does."""
     first = [place * 11 % vocab for place in range(37)]
-    others = [[(number * 5 + place * place) % vocab for place in range(1 + number * 9 % 31)] for number in range(count)]
-    return [first[: 1 + number * 7 % 37] if number % 2 else others[number] for number in range(count)]
+    others = [
+        [(number * 5 + place * place) % vocab for place in range(1 + number * 9 % 31)]
+        for number in range(count)
+    ]
+    return [
+        first[: 1 + number * 7 % 37] if number % 2 else others[number] for number in range(count)
+    ]
 
 
 def finished(engine: Engine, given: list[tuple[list[int], Sampling]]) -> list[Request]:
@@ -102,7 +158,9 @@ def test_batched_is_unbatched_is_the_model_itself(shape):
     alone_engine = engine_of(model_of(**SHAPES[shape]), sequences=1)
     alone = [finished(alone_engine, [each])[0] for each in given]
     assert [each.new_tokens for each in together] == [each.new_tokens for each in alone]
-    assert [len(each.new_tokens) for each in together] == [asked.max_new_tokens for _, asked in given]
+    assert [len(each.new_tokens) for each in together] == [
+        asked.max_new_tokens for _, asked in given
+    ]
     for (prompt, asked), request in zip(given, together, strict=True):
         if asked.greedy:
             assert request.new_tokens == without_cache(plain, prompt, asked.max_new_tokens)
@@ -118,7 +176,9 @@ def test_little_memory_preempts_and_changes_nothing():
     given = [(prompt, MIXED[number % len(MIXED)]) for number, prompt in enumerate(prompts(12))]
     plenty = finished(engine_of(model_of(), sequences=8), given)
     scarce = engine_of(model_of(), blocks=15, sequences=8, watermark=0, step_tokens=16)
-    assert [each.new_tokens for each in finished(scarce, given)] == [each.new_tokens for each in plenty]
+    assert [each.new_tokens for each in finished(scarce, given)] == [
+        each.new_tokens for each in plenty
+    ]
     assert scarce.scheduler.preemptions > 0 and scarce.scheduler.swaps > 0
 
 
@@ -127,8 +187,12 @@ def test_an_int8_cache_is_near_and_no_row_depends_on_another():
     given = [(prompt, asked) for prompt in prompts(8)]
     exact = finished(engine_of(model_of()), given)
     alone = engine_of(model_of(), kept=torch.int8, sequences=1)
-    together = finished(engine_of(model_of(), kept=torch.int8, blocks=22, step_tokens=16, watermark=0), given)
-    assert [each.new_tokens for each in together] == [finished(alone, [each])[0].new_tokens for each in given]
+    together = finished(
+        engine_of(model_of(), kept=torch.int8, blocks=22, step_tokens=16, watermark=0), given
+    )
+    assert [each.new_tokens for each in together] == [
+        finished(alone, [each])[0].new_tokens for each in given
+    ]
     off = [abs(a.logprobs[0] - b.logprobs[0]) for a, b in zip(exact, together, strict=True)]
     assert 0 < max(off) < 0.1
 
@@ -145,21 +209,27 @@ def test_answers_to_one_prompt_share_it_and_differ():
     assert sorted(each.answer for each in ended) == [0, 1, 2, 3]
     assert len({tuple(each.new_tokens) for each in ended}) == 4
     assert peak <= 37 // 4 + 4 * 5, "the prompt's full blocks are there once"
-    alone = finished(engine_of(model_of()), [(list(request.prompt), Sampling(max_new_tokens=12, seed=9))])[0]
+    alone = finished(
+        engine_of(model_of()), [(list(request.prompt), Sampling(max_new_tokens=12, seed=9))]
+    )[0]
     assert next(each for each in ended if each.answer == 0).new_tokens == alone.new_tokens
 
 
 def test_ends_stop_strings_context_and_abort():
     decoder = model_of()
     prompt = prompts(3)[2]
-    plain = finished(engine_of(decoder), [(prompt, Sampling(max_new_tokens=20, temperature=0))])[0].new_tokens
+    plain = finished(engine_of(decoder), [(prompt, Sampling(max_new_tokens=20, temperature=0))])[
+        0
+    ].new_tokens
     end, stop = plain[4], spelled(plain[6:8])
     greedy = {"max_new_tokens": 20, "temperature": 0}
     first = plain.index(end) + 1
     asked = [
-        Sampling(**greedy, ends=(end,)), Sampling(**greedy, ends=(end,), ignore_eos=True),
-        Sampling(**greedy, stop=(stop, "never")), Sampling(**{**greedy, "max_new_tokens": 500}),
-    ]  # fmt: skip
+        Sampling(**greedy, ends=(end,)),
+        Sampling(**greedy, ends=(end,), ignore_eos=True),
+        Sampling(**greedy, stop=(stop, "never")),
+        Sampling(**{**greedy, "max_new_tokens": 500}),
+    ]
     engine = engine_of(model_of())
     ended, ignored, stopped, longest = finished(engine, [(prompt, each) for each in asked])
     assert (ended.new_tokens, ended.finish) == (plain[:first], "stop")

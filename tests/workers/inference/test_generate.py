@@ -44,18 +44,30 @@ class Room:
     def __init__(self, folder: Path, weights: Path) -> None:
         self.folder, self.weights = folder, weights
         self.output = folder / "out" / "answers.jsonl"
-        self.write([{"id": n, "prompt": "ab" * (1 + n % 9), "max_new_tokens": 3 + n * 7 % 19} for n in range(24)])
+        self.write(
+            [
+                {"id": n, "prompt": "ab" * (1 + n % 9), "max_new_tokens": 3 + n * 7 % 19}
+                for n in range(24)
+            ]
+        )
 
     def write(self, lines: list[Any], **body: Any) -> None:
         text = "\n".join(line if isinstance(line, str) else json.dumps(line) for line in lines)
         (self.folder / "prompts.jsonl").write_text(text)
-        told = {"input": str(self.folder / "prompts.jsonl"), "output": str(self.output), "seed": 3, **body}
+        told = {
+            "input": str(self.folder / "prompts.jsonl"),
+            "output": str(self.output),
+            "seed": 3,
+            **body,
+        }
         self.spec(generate=told)
 
     def spec(self, **fields: Any) -> None:
         path = self.folder / "run.json"
         old = json.loads(path.read_text()) if path.exists() else {}
-        path.write_text(json.dumps({"kind": "generate", "model": {"path": str(self.weights)}, **old, **fields}))
+        path.write_text(
+            json.dumps({"kind": "generate", "model": {"path": str(self.weights)}, **old, **fields})
+        )
 
     @property
     def arguments(self) -> list[str]:
@@ -78,7 +90,9 @@ def test_a_killed_run_neither_repeats_nor_loses_a_line(room, monkeypatch):
 
     room.output.unlink()
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    done = subprocess.run([sys.executable, "-c", KILLED, *room.arguments], env=environment, capture_output=True)
+    done = subprocess.run(
+        [sys.executable, "-c", KILLED, *room.arguments], env=environment, capture_output=True
+    )
     assert done.returncode == -signal.SIGKILL, done.stderr
     cut = room.output.read_bytes()
     assert cut.endswith(b'"te') and 5 <= cut.count(b"\n") < 24
@@ -95,13 +109,25 @@ def test_a_killed_run_neither_repeats_nor_loses_a_line(room, monkeypatch):
 def test_what_is_told_while_it_runs(room):
     assert main(room.arguments) == 0
     folder = room.folder / "run/rank-0"
-    points = [Point.from_dict(json.loads(line)) for line in (folder / "points.jsonl").read_text().splitlines()]
-    told = [RunEvent.from_dict(json.loads(line)) for line in (folder / "events.jsonl").read_text().splitlines()]
+    points = [
+        Point.from_dict(json.loads(line))
+        for line in (folder / "points.jsonl").read_text().splitlines()
+    ]
+    told = [
+        RunEvent.from_dict(json.loads(line))
+        for line in (folder / "events.jsonl").read_text().splitlines()
+    ]
     kernels, event = sorted(told, key=lambda each: each.type, reverse=True)
     ran = {row["op"]: row["reason"] for row in kernels.data["operations"]}
-    assert kernels.type == "kernels_chosen" and "a CPU tensor" in ran["paged_attention"] and "rms_norm" in ran
+    assert (
+        kernels.type == "kernels_chosen"
+        and "a CPU tensor" in ran["paged_attention"]
+        and "rms_norm" in ran
+    )
     assert event.type == "generated" and event.data["answers"] == 24
-    assert points[-1].values["inference/running"] == points[-1].values["inference/kv_blocks_used"] == 0
+    assert (
+        points[-1].values["inference/running"] == points[-1].values["inference/kv_blocks_used"] == 0
+    )
     assert points[-1].values["inference/ttft_s"] > 0 and points[-1].values["inference/tpot_s"] > 0
     new = sum(len(each["token_ids"]) for each in room.answers())
     assert points[-1].tokens == new - 24 + points[-1].values["inference/prompt_tokens"] + 24
@@ -109,26 +135,43 @@ def test_what_is_told_while_it_runs(room):
 
 
 def test_each_kind_of_line(room):
-    text, greedy = "Zoë", {"temperature": 0, "repetition_penalty": 3}  # or one byte would come again and again
+    # or one byte would come again and again
+    text, greedy = "Zoë", {"temperature": 0, "repetition_penalty": 3}
     lines = [
         {"id": {"any": 1}, "prompt": text, "logprobs": True, **greedy},
         {"id": None, "token_ids": list(text.encode()), **greedy},
         "",
-        {"id": "a", "prompt": text, **greedy, "stop": bytes(range(128)).decode(), "seed": 8, "top_k": 5},
+        {
+            "id": "a",
+            "prompt": text,
+            **greedy,
+            "stop": bytes(range(128)).decode(),
+            "seed": 8,
+            "top_k": 5,
+        },
     ]
     room.write(lines, max_new_tokens=12)
     assert main(room.arguments) == 0
     first, second, third = room.answers()
     assert [each["id"] for each in (first, second, third)] == [{"any": 1}, None, "a"]
-    assert first["token_ids"] == second["token_ids"] == third["token_ids"] and len(first["token_ids"]) == 12
-    assert first["text"] == bytes(first["token_ids"]).decode(errors="replace") and first["finish_reason"] == "length"
+    assert (
+        first["token_ids"] == second["token_ids"] == third["token_ids"]
+        and len(first["token_ids"]) == 12
+    )
+    assert (
+        first["text"] == bytes(first["token_ids"]).decode(errors="replace")
+        and first["finish_reason"] == "length"
+    )
     assert len(first["logprobs"]) == 12 and max(first["logprobs"]) <= 0 and "logprobs" not in second
     stop = next(each for each in first["text"] if each.isascii())
     room.output.unlink()
     room.write([lines[0]], max_new_tokens=12, stop=[stop])
     assert main(room.arguments) == 0
     (stopped,) = room.answers()
-    assert stopped["finish_reason"] == "stop" and stopped["text"] == first["text"][: first["text"].index(stop)]
+    assert (
+        stopped["finish_reason"] == "stop"
+        and stopped["text"] == first["text"][: first["text"].index(stop)]
+    )
 
 
 def test_drafts_and_forms(room):
@@ -138,12 +181,21 @@ def test_drafts_and_forms(room):
         "required": ["n"],
         "additionalProperties": False,
     }
-    lines: list[dict[str, Any]] = [{"id": n, "prompt": "ab" * n, "temperature": 0} for n in range(1, 5)]
+    lines: list[dict[str, Any]] = [
+        {"id": n, "prompt": "ab" * n, "temperature": 0} for n in range(1, 5)
+    ]
     lines.append(
-        {"id": "form", "prompt": "a", "json_schema": {"type": "object", **schema}, "seed": 1, "top_logprobs": 2}
+        {
+            "id": "form",
+            "prompt": "a",
+            "json_schema": {"type": "object", **schema},
+            "seed": 1,
+            "top_logprobs": 2,
+        }
     )
     bodies: list[dict[str, Any]] = [{}, {"speculate": {"ngram": 2}}]
-    bodies.append({"draft": {"path": str(room.weights)}, "speculate": {"adaptive": False}})  # by no measured times
+    # by no measured times
+    bodies.append({"draft": {"path": str(room.weights)}, "speculate": {"adaptive": False}})
     found = []
     for body in bodies:
         room.write(lines, max_new_tokens=30, **body)
@@ -153,34 +205,70 @@ def test_drafts_and_forms(room):
         assert json.loads(found[-1][-1]["text"])["n"] in (1, 22)
         assert len(found[-1][-1]["top_logprobs"]) == len(found[-1][-1]["logprobs"])
     assert [each["token_ids"] for each in found[0]] == [each["token_ids"] for each in found[1]]
-    assert [each["token_ids"] for each in found[0][:4]] == [each["token_ids"] for each in found[2][:4]]
-    told = [json.loads(line)["values"] for line in (room.folder / "run/rank-0/points.jsonl").read_text().splitlines()]
-    accepted = [values["inference/accepted_per_step"] for values in told if "inference/accepted_per_step" in values]
+    assert [each["token_ids"] for each in found[0][:4]] == [
+        each["token_ids"] for each in found[2][:4]
+    ]
+    told = [
+        json.loads(line)["values"]
+        for line in (room.folder / "run/rank-0/points.jsonl").read_text().splitlines()
+    ]
+    accepted = [
+        values["inference/accepted_per_step"]
+        for values in told
+        if "inference/accepted_per_step" in values
+    ]
     assert max(accepted) > 0.5, "the draft is the model itself"
 
 
 def test_several_answers_and_beams(room):
     drawn = {"prompt": "ab", "seed": 4, "max_new_tokens": 6}
     beams = {**drawn, "beams": 4}
-    room.write([{"id": 1, **drawn, "n": 3}, {"id": 2, **drawn}, {"id": 3, **beams, "n": 2}, {"id": 4, **beams}])
+    room.write(
+        [
+            {"id": 1, **drawn, "n": 3},
+            {"id": 2, **drawn},
+            {"id": 3, **beams, "n": 2},
+            {"id": 4, **beams},
+        ]
+    )
     assert main(room.arguments) == 0
     three, one, two, best = room.answers()
-    assert len(three["answers"]) == 3 and len({tuple(each["token_ids"]) for each in three["answers"]}) == 3
-    assert three["answers"][0]["token_ids"] == three["token_ids"] == one["token_ids"] and "answers" not in one
-    assert two["token_ids"] == two["answers"][0]["token_ids"] == best["token_ids"] != two["answers"][1]["token_ids"]
+    assert (
+        len(three["answers"]) == 3
+        and len({tuple(each["token_ids"]) for each in three["answers"]}) == 3
+    )
+    assert (
+        three["answers"][0]["token_ids"] == three["token_ids"] == one["token_ids"]
+        and "answers" not in one
+    )
+    assert (
+        two["token_ids"]
+        == two["answers"][0]["token_ids"]
+        == best["token_ids"]
+        != two["answers"][1]["token_ids"]
+    )
 
 
 def test_messages_go_through_the_models_own_template_and_tokenizer(room, tmp_path):
     folder = shutil.copytree(room.weights, tmp_path / "chat")
-    words = tokenizers.Tokenizer(tokenizers.models.WordLevel({f"w{n}": n for n in range(256)}, unk_token="w0"))
+    words = tokenizers.Tokenizer(
+        tokenizers.models.WordLevel({f"w{n}": n for n in range(256)}, unk_token="w0")
+    )
     words.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
     words.save(str(folder / "tokenizer.json"))
     template = "{% for each in messages %}w1 {{ each.content }} w2 {% endfor %}w3"
-    line = {"id": 1, "messages": [{"role": "user", "content": "w7 w9"}], "temperature": 0, "repetition_penalty": 3}
+    line = {
+        "id": 1,
+        "messages": [{"role": "user", "content": "w7 w9"}],
+        "temperature": 0,
+        "repetition_penalty": 3,
+    }
     told: dict[str, Any] = {"chat_template": template}
     (folder / "tokenizer_config.json").write_text(json.dumps(told))
     room.spec(model={"path": str(folder)})
-    room.write([line, {**line, "id": 2, "messages": None, "token_ids": [1, 7, 9, 2, 3]}], max_new_tokens=9)
+    room.write(
+        [line, {**line, "id": 2, "messages": None, "token_ids": [1, 7, 9, 2, 3]}], max_new_tokens=9
+    )
     assert main(room.arguments) == 0
     first, second = room.answers()
     assert first["token_ids"] == second["token_ids"]
@@ -211,7 +299,10 @@ def test_messages_go_through_the_models_own_template_and_tokenizer(room, tmp_pat
         ([{"id": 1, "prompt": ""}], "the prompt is empty"),
         ([{"id": 1, "token_ids": [256]}], "the model knows 0 to 255"),
         ([{"id": 1, "messages": [{"role": "user", "content": "a"}]}], "no chat template"),
-        ([{"id": 1, "prompt": "a", "json_schema": {"type": "tree"}}], "line 1: json_schema cannot be met"),
+        (
+            [{"id": 1, "prompt": "a", "json_schema": {"type": "tree"}}],
+            "line 1: json_schema cannot be met",
+        ),
         ([{"id": 1, "prompt": "a", "n": 17}], "at most 16 run at a time"),
         ([{"id": 1, "prompt": "a", "beams": 2, "n": 3}], "n is 3, beams 2"),
     ],
@@ -267,7 +358,9 @@ def test_half_precision_and_no_weights(room):
     assert main(room.arguments) == 0
     assert [each["text"] for each in room.answers()] == [None] * 3
     room.output.unlink()
-    room.write([{"id": 1, "prompt": "Zo\u00eb"}, {"id": 2, "token_ids": [90, 111]}], max_new_tokens=4)
+    room.write(
+        [{"id": 1, "prompt": "Zo\u00eb"}, {"id": 2, "token_ids": [90, 111]}], max_new_tokens=4
+    )
     assert main(room.arguments) == 0  # a preset of 256 ids, asked in text, reads it as bytes
     read = room.answers()
     assert all(each["text"] == bytes(each["token_ids"]).decode(errors="replace") for each in read)

@@ -14,7 +14,16 @@ import httpx
 import pytest
 
 from tests.workers.inference.ranks import command
-from tests.workers.inference.test_engine import MIXED, SHAPES, TINY, Engine, engine_of, finished, model_of, prompts
+from tests.workers.inference.test_engine import (
+    MIXED,
+    SHAPES,
+    TINY,
+    Engine,
+    engine_of,
+    finished,
+    model_of,
+    prompts,
+)
 from tests.workers.inference.untrained import untrained_folder
 from tests.workers.training.pool import Pool
 from workers.contracts.progress import read_progress
@@ -26,7 +35,14 @@ COMMAND = "tests.workers.inference.ranks:command"
 ODD = {**TINY, "name": "odd", "layers": 3, "ffn": 50}
 MODELS: dict[str, dict[str, Any]] = {
     "grouped": ODD,
-    "one-key": {**ODD, "kv_heads": 1, "position": "learned", "norm": "layernorm", "bias": "all", "gated_mlp": False},
+    "one-key": {
+        **ODD,
+        "kv_heads": 1,
+        "position": "learned",
+        "norm": "layernorm",
+        "bias": "all",
+        "gated_mlp": False,
+    },
     "latent": {**ODD, **SHAPES["mla"]},
     "factorised": {**ODD, **SHAPES["mfa"]},
     "even": {**ODD, "ffn": 64},
@@ -34,7 +50,8 @@ MODELS: dict[str, dict[str, Any]] = {
     "experts": {**ODD, "moe": {"experts": 5, "top_k": 2, "expert_ffn": 16, "shared_experts": 1}},
 }
 TP, PP = {"tp": 2}, {"pp": 2}
-ROUNDED = ("int8", "int4")  # a CPU rounds their products to bf16, each share's by itself: a draw may fall otherwise
+# a CPU rounds their products to bf16, each share's by itself: a draw may fall otherwise
+ROUNDED = ("int8", "int4")
 CASES: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
     *((name, TP, {}) for name in MODELS if name not in ("even", "tiles")),
     ("grouped", TP, {"speculate": {"ngram": 2, "adaptive": False}, "kv_cache_dtype": "int8"}),
@@ -42,7 +59,14 @@ CASES: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
     ("even", TP, {"quantize": "int4"}),
     ("tiles", TP, {"quantize": "fp8"}),
     ("grouped", PP, {"kv_cache_dtype": "int8"}),
-    ("one-key", PP, {"draft": {**ODD, "layers": 1, "name": "small"}, "speculate": {"tokens": 3, "adaptive": False}}),
+    (
+        "one-key",
+        PP,
+        {
+            "draft": {**ODD, "layers": 1, "name": "small"},
+            "speculate": {"tokens": 3, "adaptive": False},
+        },
+    ),
     ("latent", PP, {}),
     ("experts", PP, {"quantize": "fp8"}),
 ]
@@ -74,17 +98,24 @@ class Room:
 
     def spec(self, kind: str, plan: dict[str, Any], body: dict[str, Any], name: str) -> list[str]:
         (self.folder / f"{name}.json").write_text(
-            json.dumps({"kind": kind, "model": self.model, "plan": plan, kind: {**self.body, **body}})
+            json.dumps(
+                {"kind": kind, "model": self.model, "plan": plan, kind: {**self.body, **body}}
+            )
         )
         return [str(self.folder / f"{name}.json"), str(self.folder / name)]
 
     def generate(self, plan: dict[str, Any], pool: Pool | None = None) -> list[dict[str, Any]]:
         name = "together" if pool else "alone"
         lines = [
-            {"id": number, "token_ids": prompt, "temperature": number % 3 * 0.7, "max_new_tokens": 4 + number * 5 % 11,
-             **{4: {"n": 2}, 7: {"beams": 2}}.get(number, {})}
+            {
+                "id": number,
+                "token_ids": prompt,
+                "temperature": number % 3 * 0.7,
+                "max_new_tokens": 4 + number * 5 % 11,
+                **{4: {"n": 2}, 7: {"beams": 2}}.get(number, {}),
+            }
             for number, prompt in enumerate(prompts(12))
-        ]  # fmt: skip
+        ]
         (self.folder / "lines.jsonl").write_text("\n".join(map(json.dumps, lines)))
         output = self.folder / f"{name}.jsonl"
         given = {"input": str(self.folder / "lines.jsonl"), "output": str(output), "seed": 5}
@@ -104,7 +135,10 @@ def test_answers_are_those_of_one_process(model, plan, body, two, tmp_path, untr
     room = Room(tmp_path, MODELS[model], **body)
     together, alone = room.generate(plan, two), room.generate({})
     if plan == TP and body.get("quantize") in ROUNDED:
-        firsts = [one["token_ids"][0] == other["token_ids"][0] for one, other in zip(together, alone, strict=True)]
+        firsts = [
+            one["token_ids"][0] == other["token_ids"][0]
+            for one, other in zip(together, alone, strict=True)
+        ]
         assert firsts.count(True) >= 11
     else:
         assert together == alone
@@ -114,11 +148,16 @@ def test_answers_are_those_of_one_process(model, plan, body, two, tmp_path, untr
     whole = _points(tmp_path / "alone", 0)[-1]["values"]["memory/kv_cache_bytes"]
     assert min(held) > 0 and (plan == TP or sum(held) == whole)
     if model == "grouped":
-        assert 2 * held[1] == whole if plan == TP else 2 * held[0] == held[1], "the first stage has two layers of three"
+        assert 2 * held[1] == whole if plan == TP else 2 * held[0] == held[1], (
+            "the first stage has two layers of three"
+        )
 
 
 def _points(folder: Path, rank: int) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in (folder / f"rank-{rank}" / "points.jsonl").read_text().splitlines()]
+    return [
+        json.loads(line)
+        for line in (folder / f"rank-{rank}" / "points.jsonl").read_text().splitlines()
+    ]
 
 
 class Deep(Runner):
@@ -171,7 +210,9 @@ class Served:
         self._thread.start()
         told = self.event("serving")
         self.model, self.blocks = told["model"], told["blocks"]
-        self.http = httpx.Client(base_url=f"http://{told['host']}:{told['port']}", timeout=180, trust_env=False)
+        self.http = httpx.Client(
+            base_url=f"http://{told['host']}:{told['port']}", timeout=180, trust_env=False
+        )
 
     def _run(self, pool: Pool, spec: list[str]) -> None:
         try:
@@ -204,8 +245,17 @@ class Served:
         return found
 
     def answer(self, line: dict[str, Any]) -> list[int]:
-        asked = {"prompt": line["token_ids"], "max_tokens": line["max_new_tokens"], "seed": line["seed"]}
-        told = {"model": self.model, "temperature": line["temperature"], "ignore_eos": True, "return_token_ids": True}
+        asked = {
+            "prompt": line["token_ids"],
+            "max_tokens": line["max_new_tokens"],
+            "seed": line["seed"],
+        }
+        told = {
+            "model": self.model,
+            "temperature": line["temperature"],
+            "ignore_eos": True,
+            "return_token_ids": True,
+        }
         found = self.http.post("/v1/completions", json={**asked, **told}).raise_for_status().json()
         return list(found["choices"][0]["token_ids"])
 
@@ -214,7 +264,9 @@ class Served:
         return found is not None and found.phase == "idle" and found.idle_s < 3
 
     def stopped(self) -> Any:
-        (self.folder / "control.json").write_text(json.dumps({"action": "stop", "id": 1, "grace_s": 20}))
+        (self.folder / "control.json").write_text(
+            json.dumps({"action": "stop", "id": 1, "grace_s": 20})
+        )
         return self.ended()
 
     def ended(self) -> Any:
@@ -231,7 +283,14 @@ def weights(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
 
 def _lines() -> list[dict[str, Any]]:
     return [
-        {"id": n, "token_ids": prompt, "seed": n, "temperature": n % 2 * 0.8, "max_new_tokens": 12, "ignore_eos": True}
+        {
+            "id": n,
+            "token_ids": prompt,
+            "seed": n,
+            "temperature": n % 2 * 0.8,
+            "max_new_tokens": 12,
+            "ignore_eos": True,
+        }
         for n, prompt in enumerate(prompts(8))
     ]
 
@@ -249,14 +308,19 @@ def wanted(tmp_path_factory: pytest.TempPathFactory, weights: dict[str, str]) ->
 
 @pytest.mark.parametrize("plan", [TP, PP])
 def test_a_server_of_two_ranks_answers_rests_and_ends(plan, two, tmp_path, weights, wanted):
-    served = Served(two, tmp_path / "run", Room(tmp_path, weights).spec("serve", plan, {"max_seqs": 4}, "run"))
+    served = Served(
+        two, tmp_path / "run", Room(tmp_path, weights).spec("serve", plan, {"max_seqs": 4}, "run")
+    )
     with ThreadPoolExecutor(8) as threads:
         assert list(threads.map(served.answer, _lines())) == wanted
     served.until(lambda: served.idle(0) and served.idle(1))
     assert served.stopped() == [0, 0]
     summary = Summary.model_validate(served.event("served"))
     assert (summary.requests, summary.new_tokens) == (8, 96)
-    assert "until rank 0 ended" in json.loads((tmp_path / "run/rank-1/exit.json").read_text())["reason"]
+    assert (
+        "until rank 0 ended"
+        in json.loads((tmp_path / "run/rank-1/exit.json").read_text())["reason"]
+    )
 
 
 def test_a_server_whose_other_rank_is_gone_ends_as_broken(ranks, tmp_path, weights):
@@ -265,17 +329,27 @@ def test_a_server_whose_other_rank_is_gone_ends_as_broken(ranks, tmp_path, weigh
     pool.ranks[1].kill()
     assert isinstance(served.ended(), EOFError | OSError)
     left = json.loads((tmp_path / "run/rank-0/exit.json").read_text())
-    assert left["class"] == "infrastructure" and "a rank that computes this model too is gone" in left["reason"]
+    assert (
+        left["class"] == "infrastructure"
+        and "a rank that computes this model too is gone" in left["reason"]
+    )
 
 
 def test_replicas_of_two_stages_and_shares_of_stages(ranks, tmp_path, weights, wanted):
     four = ranks(4)
     plan = {"dp": 2, "pp": 2, "global_batch_size": 2}
-    served = Served(four, tmp_path / "run", Room(tmp_path, weights).spec("serve", plan, {"kv_blocks": 30}, "run"))
+    served = Served(
+        four,
+        tmp_path / "run",
+        Room(tmp_path, weights).spec("serve", plan, {"kv_blocks": 30}, "run"),
+    )
     assert served.blocks == 60
     with ThreadPoolExecutor(8) as threads:
         assert list(threads.map(served.answer, _lines())) == wanted
-    answered = [len((tmp_path / f"run/rank-{rank}/requests.jsonl").read_text().splitlines()) for rank in (0, 2)]
+    answered = [
+        len((tmp_path / f"run/rank-{rank}/requests.jsonl").read_text().splitlines())
+        for rank in (0, 2)
+    ]
     assert sum(answered) == 8 and min(answered) > 0
     assert served.stopped() == [0] * 4
     room = Room(tmp_path, MODELS["grouped"])
@@ -288,37 +362,59 @@ def test_what_is_judged_is_judged_alike(plan, two, tmp_path, weights):
     rows = [{"prompt": f"{n} and", "references": [f" then {n}"], "text": None} for n in range(5)]
     texts = [{"text": "to be or not to be " * (n + 1)} for n in range(4)]
     found = []
-    for name, given, metrics in (("asked", rows, ["bleu", "exact_match", "loss"]), ("read", texts, ["perplexity"])):
+    for name, given, metrics in (
+        ("asked", rows, ["bleu", "exact_match", "loss"]),
+        ("read", texts, ["perplexity"]),
+    ):
         path = tmp_path / f"{name}.jsonl"
         told = [{key: value for key, value in row.items() if value is not None} for row in given]
         path.write_text("".join(json.dumps(row) + "\n" for row in told))
-        body = {"input": str(path), "metrics": metrics, "window": 24, "stride": 9, "max_new_tokens": 6}
+        body = {
+            "input": str(path),
+            "metrics": metrics,
+            "window": 24,
+            "stride": 9,
+            "max_new_tokens": 6,
+        }
         room = Room(tmp_path, weights, **body)
         spec = room.spec("evaluate", plan, {}, f"{name}-together")
         assert two.call(COMMAND, spec=spec[0], directory=spec[1]) == [0, 0]
         assert command(*room.spec("evaluate", {}, {}, f"{name}-alone")) == 0
-        found.append([
-            json.loads((tmp_path / f"{name}-{how}/results.json").read_text()) for how in ("together", "alone")
-        ])  # fmt: skip
+        found.append(
+            [
+                json.loads((tmp_path / f"{name}-{how}/results.json").read_text())
+                for how in ("together", "alone")
+            ]
+        )
     for together, alone in found:
         assert (
-            together["metrics"] == pytest.approx(alone["metrics"], rel=1e-5) and together["tokens"] == alone["tokens"]
+            together["metrics"] == pytest.approx(alone["metrics"], rel=1e-5)
+            and together["tokens"] == alone["tokens"]
         )
-    answers = [(tmp_path / f"asked-{how}/predictions.jsonl").read_bytes() for how in ("together", "alone")]
+    answers = [
+        (tmp_path / f"asked-{how}/predictions.jsonl").read_bytes() for how in ("together", "alone")
+    ]
     assert answers[0] == answers[1]
 
 
 @pytest.mark.parametrize(
     ("fields", "says"),
     [
-        ({"plan": TP, "model": {**ODD, "heads": 6, "kv_heads": 3, "hidden": 36}}, "3 key-value heads neither divide"),
+        (
+            {"plan": TP, "model": {**ODD, "heads": 6, "kv_heads": 3, "hidden": 36}},
+            "3 key-value heads neither divide",
+        ),
         ({"plan": {"pp": 4}}, "3 layers are too few"),
         (
             {"plan": TP, "generate": {"quantize": "int4"}},
             "int4 rounds 16 inputs of a weight together, and 50",
         ),
         ({"plan": {"cp": 2}}, "no cp in runs of kind generate"),
-        ({"plan": {"dp": 2}}, "no dp in runs of kind generate, the plan has 2; try dp 1; several devices by tp and pp"),
+        (
+            {"plan": {"dp": 2}},
+            "no dp in runs of kind generate, the plan has 2; try dp 1; several devices by tp and "
+            "pp",
+        ),
         ({"plan": {"pp": 2, "schedule": "zbv"}}, "a rank holds one stage"),
         ({"plan": PP}, "the plan has 2 ranks (dp 1 x tp 1 x pp 2), but 1 started"),
     ],

@@ -19,20 +19,34 @@ from workers.inference.stops import GrowingText, until_stop
 LOGITS = torch.tensor([2.0, 1.0, 0.5, 0.0, -1.0, -3.0])
 
 
-def drawn(draws: int = 4000, prompt: tuple[int, ...] = (0,), new: tuple[int, ...] = (), **asked: Any) -> Counter[int]:
-    rows = [Row(Request(prompt, Sampling(seed=seed, **asked), tokens=[*prompt, *new])) for seed in range(draws)]
-    return Counter(each.token for (each,) in verified(LOGITS.expand(draws, -1), [[row] for row in rows], {}))
+def drawn(
+    draws: int = 4000, prompt: tuple[int, ...] = (0,), new: tuple[int, ...] = (), **asked: Any
+) -> Counter[int]:
+    rows = [
+        Row(Request(prompt, Sampling(seed=seed, **asked), tokens=[*prompt, *new]))
+        for seed in range(draws)
+    ]
+    return Counter(
+        each.token for (each,) in verified(LOGITS.expand(draws, -1), [[row] for row in rows], {})
+    )
 
 
 @pytest.mark.parametrize(
     ("asked", "kept"),
     [
-        ({}, 6), ({"temperature": 0.5}, 6), ({"top_k": 2}, 2), ({"top_k": 99}, 6), ({"top_p": 0.6}, 2),
-        ({"top_p": 1e-9}, 1), ({"min_p": 0.2}, 3), ({"top_k": 4, "top_p": 0.7}, 2),
-        ({"temperature": 1e-6, "top_p": 0.9}, 1), ({"temperature": 2.0, "min_p": 0.3}, 4),
+        ({}, 6),
+        ({"temperature": 0.5}, 6),
+        ({"top_k": 2}, 2),
+        ({"top_k": 99}, 6),
+        ({"top_p": 0.6}, 2),
+        ({"top_p": 1e-9}, 1),
+        ({"min_p": 0.2}, 3),
+        ({"top_k": 4, "top_p": 0.7}, 2),
+        ({"temperature": 1e-6, "top_p": 0.9}, 1),
+        ({"temperature": 2.0, "min_p": 0.3}, 4),
     ],
     ids=str,
-)  # fmt: skip
+)
 def test_frequencies_are_the_distribution_cut_off(asked, kept):
     wanted = (LOGITS.double() / asked.get("temperature", 1)).softmax(-1)
     wanted[kept:] = 0
@@ -41,7 +55,10 @@ def test_frequencies_are_the_distribution_cut_off(asked, kept):
     expected = wanted * 4000
     assert all(expected[token] > 0 for token in counts)
     many = expected >= 5
-    off = sum((counts[token] - expected[token]) ** 2 / expected[token] for token in many.nonzero().flatten().tolist())
+    off = sum(
+        (counts[token] - expected[token]) ** 2 / expected[token]
+        for token in many.nonzero().flatten().tolist()
+    )
     assert off < 27, "chi-square of at most 5 degrees of freedom, p = 6e-5; seeds are fixed"
 
 
@@ -50,14 +67,24 @@ def test_cuts_among_the_likeliest_alone_are_those_of_the_whole_vocabulary(monkey
     steep, flat = torch.randn(6, 3000, generator=torch.Generator().manual_seed(1)).split(3)
     logits = torch.cat([4 * steep, 0.1 * flat, torch.round(3 * steep), torch.zeros(3, 3000)])
     asks = [
-        {"top_p": 0.9}, {"top_p": 0.3, "min_p": 0.01}, {"top_k": 40}, {"top_k": 511}, {"top_k": 512}, {"top_k": 700},
-        {"min_p": 0.05}, {"top_k": 50, "top_p": 0.8}, {"top_p": 1e-6}, {"top_p": 0.999, "temperature": 3.0},
-    ]  # fmt: skip
+        {"top_p": 0.9},
+        {"top_p": 0.3, "min_p": 0.01},
+        {"top_k": 40},
+        {"top_k": 511},
+        {"top_k": 512},
+        {"top_k": 700},
+        {"min_p": 0.05},
+        {"top_k": 50, "top_p": 0.8},
+        {"top_p": 1e-6},
+        {"top_p": 0.999, "temperature": 3.0},
+    ]
     whole = 0
     for asked in asks:
         rows = [Row(Request((0,), Sampling(seed=seed, **asked))) for seed in range(len(logits))]
         few = weights(logits, rows)
-        alone = torch.cat([weights(logits[each : each + 1], rows[each : each + 1]) for each in range(len(logits))])
+        alone = torch.cat(
+            [weights(logits[each : each + 1], rows[each : each + 1]) for each in range(len(logits))]
+        )
         assert torch.equal(few, alone), "no row depends on its neighbours"
         with monkeypatch.context() as patch:
             patch.setattr(sampler, "_LIKELIEST", 3000)
@@ -73,9 +100,15 @@ def test_cuts_among_the_likeliest_alone_are_those_of_the_whole_vocabulary(monkey
 def test_penalties():
     assert drawn(1, temperature=0) == {0: 1}
     assert drawn(1, prompt=(0,), temperature=0, repetition_penalty=2.5) == {1: 1}
-    assert drawn(1, prompt=(0,), temperature=0, presence_penalty=5) == {0: 1}, "the prompt is not counted"
-    assert drawn(1, prompt=(5,), new=(0, 0), temperature=0, presence_penalty=0.6, frequency_penalty=0.3) == {1: 1}
-    assert drawn(1, prompt=(5,), new=(0,), temperature=0, presence_penalty=0.6, frequency_penalty=0.3) == {0: 1}
+    assert drawn(1, prompt=(0,), temperature=0, presence_penalty=5) == {0: 1}, (
+        "the prompt is not counted"
+    )
+    assert drawn(
+        1, prompt=(5,), new=(0, 0), temperature=0, presence_penalty=0.6, frequency_penalty=0.3
+    ) == {1: 1}
+    assert drawn(
+        1, prompt=(5,), new=(0,), temperature=0, presence_penalty=0.6, frequency_penalty=0.3
+    ) == {0: 1}
 
 
 def test_what_is_no_number_is_told():

@@ -18,25 +18,42 @@ from workers.inference.swap import Costs, HostBlocks
 
 
 class Fake:
-    """A model that remembers which token it wrote into each slot, and checks what a real one would read."""
+    """A model that remembers which token it wrote into each slot, and checks what a real one would
+    read.
+    """
 
     def __init__(
-        self, blocks: int, page: int, limits: Limits, *, window: int | None = None, swap: int = 0, drafts: bool = False,
+        self,
+        blocks: int,
+        page: int,
+        limits: Limits,
+        *,
+        window: int | None = None,
+        swap: int = 0,
+        drafts: bool = False,
         reads: bool = False,
-    ) -> None:  # fmt: skip
+    ) -> None:
         self.pool = BlockPool(blocks, page)
-        self.scheduler = Scheduler(self.pool, limits, window=window, swap=HostBlocks(swap) if swap else None)
+        self.scheduler = Scheduler(
+            self.pool, limits, window=window, swap=HostBlocks(swap) if swap else None
+        )
         self.scheduler.costs = Costs(block_s=1e-3, token_s=1.0)
         self.scheduler.read_twice = reads
         self.places: dict[int, list[tuple[int, ...] | None]] = {}
         self.window, self.drafts = window or 10**6, drafts
-        self.cells: dict[int, list[tuple[int, ...] | None]] = {block: [None] * page for block in range(blocks)}
+        self.cells: dict[int, list[tuple[int, ...] | None]] = {
+            block: [None] * page for block in range(blocks)
+        }
         self.limits, self.page = limits, page
 
     def step(self, draw: random.Random) -> StepPlan:
         ran = set(self.scheduler.running)
         for each in ran:
-            each.wish = draw.randint(0, each.sampling.max_new_tokens - len(each.new_tokens) - 1) if self.drafts else 0
+            each.wish = (
+                draw.randint(0, each.sampling.max_new_tokens - len(each.new_tokens) - 1)
+                if self.drafts
+                else 0
+            )
             each.draft = [draw.randrange(3) for _ in range(each.wish)]
         plan = self.scheduler.plan()
         self.check_plan(plan, ran)
@@ -62,7 +79,9 @@ class Fake:
             if self.scheduler.read_twice:  # a draft model reads on at times, up to what is computed
                 request = each.request
                 for place in range(max(0, request.read + 1 - self.window), request.computed):
-                    assert place >= request.gone * self.page, "what a draft model has still to read is given back"
+                    assert place >= request.gone * self.page, (
+                        "what a draft model has still to read is given back"
+                    )
                 request.read = draw.choice([request.read, request.computed])
             if each.samples:
                 self.answer(each.request, draw, draw.randint(0, each.drafts))
@@ -72,7 +91,9 @@ class Fake:
     def answer(self, request: Request, draw: random.Random, accepted: int) -> None:
         children = []
         if len(request.tokens) == len(request.prompt):
-            children = [Request(request.prompt, request.sampling, n) for n in range(1, request.sampling.n)]
+            children = [
+                Request(request.prompt, request.sampling, n) for n in range(1, request.sampling.n)
+            ]
             self.scheduler.fork(request, children)
         for each in (request, *children):
             each.tokens += each.draft[:accepted]
@@ -94,10 +115,14 @@ class Fake:
             first, last = each.start // self.page, (each.start + each.count - 1) // self.page
             for block in each.request.blocks[first : last + 1]:
                 assert self.pool.references(block) == 1, "a shared block would be written to"
-                assert not self.pool.is_sealed(block), "a block that others may find would be written to"
+                assert not self.pool.is_sealed(block), (
+                    "a block that others may find would be written to"
+                )
 
     def check_pool(self) -> None:
-        held = Counter(block for each in self.scheduler.running for block in each.blocks[each.gone :])
+        held = Counter(
+            block for each in self.scheduler.running for block in each.blocks[each.gone :]
+        )
         assert all(self.pool.references(block) == held[block] for block in range(self.pool.blocks))
         assert self.pool.used == len(held), "a block is lost"
         assert not any(each.blocks for each in self.scheduler.waiting)
@@ -110,7 +135,9 @@ class Fake:
     page=st.integers(1, 4),
     step_tokens=st.integers(1, 20),
     sequences=st.integers(3, 6),
-    requests=st.lists(st.tuples(st.integers(1, 5), st.integers(1, 9), st.integers(1, 3)), min_size=1, max_size=12),
+    requests=st.lists(
+        st.tuples(st.integers(1, 5), st.integers(1, 9), st.integers(1, 3)), min_size=1, max_size=12
+    ),
     window=st.none() | st.integers(1, 7),
     swap=st.integers(0, 9),
     priorities=st.integers(0, 2),
@@ -120,17 +147,21 @@ class Fake:
 def test_nothing_leaks_and_nothing_shared_is_written(
     seed, blocks, page, step_tokens, sequences, requests, window, swap, priorities, drafts, reads
 ):
-    """Few different tokens, so that prefixes are shared often; little memory, so that many are preempted."""
+    """Few different tokens, so that prefixes are shared often; little memory, so that many are
+    preempted.
+    """
     draw = random.Random(seed)
     limits = Limits(step_tokens, sequences, watermark=draw.choice([0, 0.1]))
     fake = Fake(blocks, page, limits, window=window, swap=swap, drafts=drafts, reads=reads)
     todo = [
         Request(
-            tuple(draw.randrange(2) for _ in range(length)), Sampling(max_new_tokens=new, n=n),
-            priority=draw.randint(0, priorities), client=draw.choice("abc"),
+            tuple(draw.randrange(2) for _ in range(length)),
+            Sampling(max_new_tokens=new, n=n),
+            priority=draw.randint(0, priorities),
+            client=draw.choice("abc"),
         )
         for length, new, n in requests
-    ]  # fmt: skip
+    ]
     added: list[Request] = []
     for _ in range(2000):
         if todo and draw.random() < 0.5:
@@ -155,7 +186,9 @@ def test_a_long_prompt_goes_in_chunks_beside_decodes():
     fake.scheduler.add(short)
     fake.step(draw)
     fake.scheduler.add(long)
-    counts = [[(each.request is short, each.count) for each in fake.step(draw).slices] for _ in range(5)]
+    counts = [
+        [(each.request is short, each.count) for each in fake.step(draw).slices] for _ in range(5)
+    ]
     assert counts == [[(True, 1), (False, 7)]] * 4 + [[(True, 1), (False, 2)]]
 
 
@@ -166,7 +199,8 @@ def test_a_prefix_is_computed_once_and_the_longest_unused_is_overwritten_first()
         fake.scheduler.add(request := Request(prompt, Sampling(max_new_tokens=1)))
         fake.step(draw)
         assert request.shared_tokens == wanted
-    fake.scheduler.add(Request(tuple(range(50, 74)), Sampling(max_new_tokens=1)))  # wants more than the empty ones
+    # wants more than the empty ones
+    fake.scheduler.add(Request(tuple(range(50, 74)), Sampling(max_new_tokens=1)))
     fake.step(draw)
     fake.scheduler.add(request := Request(prompt, Sampling(max_new_tokens=1)))
     fake.step(draw)
@@ -181,8 +215,17 @@ def test_what_several_begin_with_is_computed_once_when_they_come_together():
         fake.scheduler.add(each)
     computed = 0
     while fake.scheduler.running or fake.scheduler.waiting:
-        computed += sum(each.count for each in fake.step(draw).slices if each.count > 1 or not each.request.decodes)
-    assert computed <= 34 + 3 * 2 + 4 and [each.shared_tokens for each in requests] == [0, 32, 32, 32]
+        computed += sum(
+            each.count
+            for each in fake.step(draw).slices
+            if each.count > 1 or not each.request.decodes
+        )
+    assert computed <= 34 + 3 * 2 + 4 and [each.shared_tokens for each in requests] == [
+        0,
+        32,
+        32,
+        32,
+    ]
 
 
 def test_what_goes_to_cpu_memory_comes_back_where_that_is_cheaper():
@@ -230,7 +273,10 @@ def test_clients_share_a_full_engine_however_many_requests_each_sends():
     fake, draw = Fake(64, 4, Limits(step_tokens=64, sequences=2)), random.Random(1)
 
     def asked(client: str, count: int, priority: int = 0) -> list[Request]:
-        made = [Request((1, 2, 3), Sampling(max_new_tokens=6), client=client, priority=priority) for _ in range(count)]
+        made = [
+            Request((1, 2, 3), Sampling(max_new_tokens=6), client=client, priority=priority)
+            for _ in range(count)
+        ]
         for each in made:
             fake.scheduler.add(each)
         return made
@@ -247,18 +293,25 @@ def test_clients_share_a_full_engine_however_many_requests_each_sends():
     (late,) = asked("b", 1)
     before = sum(bool(each.finish) for each in flood)
     first([late], 1)
-    assert sum(bool(each.finish) for each in flood) - before <= 4, "it waits for those that run, not for the queue"
+    assert sum(bool(each.finish) for each in flood) - before <= 4, (
+        "it waits for those that run, not for the queue"
+    )
     first(flood, 40)
     both = asked("a", 40) + asked("b", 40)
     shares = Counter(each.client for each in first(both, 40))
     assert abs(shares["a"] - shares["b"]) <= 6, "of two that flood each gets half"
     (urgent,) = asked("a", 1, priority=1)
     first([urgent], 1)
-    assert sum(bool(each.finish) for each in both) <= 46, "priority goes before whatever the client has sent"
+    assert sum(bool(each.finish) for each in both) <= 46, (
+        "priority goes before whatever the client has sent"
+    )
 
 
 def test_a_window_gives_back_what_it_has_passed():
-    fake, draw = Fake(8, 4, Limits(step_tokens=64, sequences=4, watermark=0), window=6), random.Random(1)
+    fake, draw = (
+        Fake(8, 4, Limits(step_tokens=64, sequences=4, watermark=0), window=6),
+        random.Random(1),
+    )
     fake.scheduler.add(request := Request((1,) * 9, Sampling(max_new_tokens=20)))
     held = []
     while not request.finish:
@@ -277,4 +330,6 @@ def test_what_cannot_run_alone_is_refused():
     pool.take()
     with pytest.raises(NoFreeBlock):
         pool.take()
-    assert block_key(b"", [1, 2]) != block_key(b"", [2, 1]) != block_key(block_key(b"", [1]), [2, 1])
+    assert (
+        block_key(b"", [1, 2]) != block_key(b"", [2, 1]) != block_key(block_key(b"", [1]), [2, 1])
+    )

@@ -1,4 +1,6 @@
-"""Speculation on small models: the same tokens or the same distribution as without it, whatever drafts are worth."""
+"""Speculation on small models: the same tokens or the same distribution as without it, whatever
+drafts are worth.
+"""
 
 from __future__ import annotations
 
@@ -55,7 +57,9 @@ def speculating(
     proposer: Proposer = NgramDraft(3)
     if draft is not None:
         proposer = ModelDraft(
-            Runner(draft, PagedCache(draft.spec, **shape, **kept)), pool, context=draft.spec.max_seq_len - 8
+            Runner(draft, PagedCache(draft.spec, **shape, **kept)),
+            pool,
+            context=draft.spec.max_seq_len - 8,
         )
     runner = Runner(decoder, PagedCache(decoder.spec, **shape, **kept))
     speculator = Speculator(proposer, tokens=tokens, adaptive=adaptive)
@@ -79,7 +83,11 @@ def plain(decoder: Decoder, **limits: Any) -> Engine:
 def test_greedy_and_looked_up_answers_are_the_plain_ones(way, adaptive):
     decoder = model_of()
     asked = MIXED if way == "looked-up" else [each for each in MIXED if each.greedy]
-    asked = [GREEDY, *asked, Sampling(max_new_tokens=30, temperature=0, repetition_penalty=1.3, presence_penalty=0.4)]
+    asked = [
+        GREEDY,
+        *asked,
+        Sampling(max_new_tokens=30, temperature=0, repetition_penalty=1.3, presence_penalty=0.4),
+    ]
     given = [(prompt, asked[number % len(asked)]) for number, prompt in enumerate(prompts(9))]
     wanted = [each.new_tokens for each in finished(plain(model_of(), sequences=6), given)]
     draft = {"near": near(decoder), "far": near(decoder, 1.0), "looked-up": None}[way]
@@ -89,12 +97,16 @@ def test_greedy_and_looked_up_answers_are_the_plain_ones(way, adaptive):
     assert engine.counts.accepted == sum(each.accepted for each in found)
     if way == "near" and not adaptive:
         assert engine.counts.accepted > 0.7 * engine.counts.drafted > 0
-    scarce = speculating(decoder, draft, adaptive=adaptive, blocks=17, sequences=6, step_tokens=16, watermark=0)
+    scarce = speculating(
+        decoder, draft, adaptive=adaptive, blocks=17, sequences=6, step_tokens=16, watermark=0
+    )
     assert [each.new_tokens for each in finished(scarce, given)] == wanted
     assert scarce.scheduler.preemptions > 0
 
 
-@pytest.mark.parametrize("own", [None, 6, 13], ids=["looked up", "a narrower draft", "a wider draft"])
+@pytest.mark.parametrize(
+    "own", [None, 6, 13], ids=["looked up", "a narrower draft", "a wider draft"]
+)
 def test_behind_a_window_blocks_are_given_back_beside_drafts(own):
     decoder = model_of(window=10)
     given = [(prompt, GREEDY) for prompt in prompts(4)]
@@ -103,7 +115,11 @@ def test_behind_a_window_blocks_are_given_back_beside_drafts(own):
     requests, kept = [engine.add(*each) for each in given], []
     while engine.busy:
         engine.step()
-        kept += [len(each.blocks) - each.gone for each in engine.scheduler.running if len(each.tokens) > 30]
+        kept += [
+            len(each.blocks) - each.gone
+            for each in engine.scheduler.running
+            if len(each.tokens) > 30
+        ]
     assert [each.new_tokens for each in requests] == wanted and engine.counts.drafted
     assert max(kept) <= 6, "a window, a draft, and the ends of both"
 
@@ -120,22 +136,34 @@ def test_what_ends_an_answer_ends_it_inside_an_accepted_stretch():
             Sampling(max_new_tokens=40, temperature=0, stop=(stop,), logprobs=True, top_logprobs=2),
         ]
         wanted = finished(plain(model_of()), [(prompt, each) for each in asked])
-        found = finished(speculating(decoder, near(decoder, 0.0), tokens=7), [(prompt, each) for each in asked])
+        found = finished(
+            speculating(decoder, near(decoder, 0.0), tokens=7), [(prompt, each) for each in asked]
+        )
         for one, other in zip(found, wanted, strict=True):
             assert (one.new_tokens, one.finish) == (other.new_tokens, other.finish)
-            assert [round(each, 4) for each in one.logprobs] == [round(each, 4) for each in other.logprobs]
+            assert [round(each, 4) for each in one.logprobs] == [
+                round(each, 4) for each in other.logprobs
+            ]
         assert [token for (token, _), _ in found[2].top_logprobs] == found[2].new_tokens
         assert found[0].accepted > 0 or place < 3
 
 
 @pytest.mark.parametrize(
     "asked",
-    [{"temperature": 0.6, "top_k": 4}, {"temperature": 1.4, "top_p": 0.8}, {"min_p": 0.2, "presence_penalty": 0.7}],
+    [
+        {"temperature": 0.6, "top_k": 4},
+        {"temperature": 1.4, "top_p": 0.8},
+        {"min_p": 0.2, "presence_penalty": 0.7},
+    ],
     ids=str,
 )
 def test_two_tokens_are_distributed_as_without_drafts(asked):
-    """Chi-square of all pairs of tokens, one drafted and accepted or drawn anew, one after it; seeds are fixed."""
-    target = torch.tensor([[1.2, 0.4, 0.0, -0.5, -1.0], [0.0, 1.0, -0.3, 0.8, 0.1], [0.5, 0.5, 0.2, 0.0, 1.0]])
+    """Chi-square of all pairs of tokens, one drafted and accepted or drawn anew, one after it;
+    seeds are fixed.
+    """
+    target = torch.tensor(
+        [[1.2, 0.4, 0.0, -0.5, -1.0], [0.0, 1.0, -0.3, 0.8, 0.1], [0.5, 0.5, 0.2, 0.0, 1.0]]
+    )
     draft = torch.tensor([[0.2, 1.4, 0.3, -1.5, 0.0], [0.8, 0.0, 0.3, 0.8, -2.0]])
     draws = 2500
     requests = [Request((0,), Sampling(seed=seed, **asked)) for seed in range(draws)]
@@ -149,14 +177,18 @@ def test_two_tokens_are_distributed_as_without_drafts(asked):
         request.tokens += [each.token for each in drawn]
     short = [each for each in requests if len(each.new_tokens) == 1]
     for request, (each,) in zip(
-        short, verified(target[1].expand(len(short), -1), [[Row(r)] for r in short], {}), strict=True
+        short,
+        verified(target[1].expand(len(short), -1), [[Row(r)] for r in short], {}),
+        strict=True,
     ):
         request.tokens.append(each.token)
     found = Counter(tuple(each.new_tokens[:2]) for each in requests)
     alone = [Request((0,), Sampling(seed=seed + draws, **asked)) for seed in range(draws)]
     for place in range(2):
         for request, (each,) in zip(
-            alone, verified(target[place].expand(draws, -1), [[Row(r)] for r in alone], {}), strict=True
+            alone,
+            verified(target[place].expand(draws, -1), [[Row(r)] for r in alone], {}),
+            strict=True,
         ):
             request.tokens.append(each.token)
     wanted = Counter(tuple(each.new_tokens) for each in alone)
@@ -171,7 +203,9 @@ def test_two_tokens_are_distributed_as_without_drafts(asked):
 
 def _go_on(logits_V: torch.Tensor, requests: list[Request]) -> None:
     rows = [[Row(each)] for each in requests]
-    for request, (drawn,) in zip(requests, verified(logits_V.expand(len(rows), -1), rows, {}), strict=True):
+    for request, (drawn,) in zip(
+        requests, verified(logits_V.expand(len(rows), -1), rows, {}), strict=True
+    ):
         request.tokens.append(drawn.token)
 
 
@@ -179,7 +213,9 @@ def _draft(logits_V: torch.Tensor, requests: list[Request], drawn_from: dict[Req
     rows = [Row(each, len(each.draft)) for each in requests]
     shares = weights(adjusted(logits_V.expand(len(rows), -1), rows), rows)
     shares /= shares.sum(-1, keepdim=True)
-    for request, token, share in zip(requests, at(shares, [r.uniform("draft") for r in rows]), shares, strict=True):
+    for request, token, share in zip(
+        requests, at(shares, [r.uniform("draft") for r in rows]), shares, strict=True
+    ):
         request.draft.append(token)
         drawn_from[request].append(share)
 
@@ -190,7 +226,10 @@ def test_drawn_answers_depend_on_their_seed_and_not_on_their_neighbours():
     together = speculating(decoder, near(decoder, 0.02), sequences=6)
     found = finished(together, given)
     assert 0.3 * together.counts.drafted < together.counts.accepted
-    alone = [finished(speculating(model_of(), near(decoder, 0.02), sequences=1), [each])[0] for each in given]
+    alone = [
+        finished(speculating(model_of(), near(decoder, 0.02), sequences=1), [each])[0]
+        for each in given
+    ]
     assert [each.new_tokens for each in found] == [each.new_tokens for each in alone]
     for request in found:
         assert len(request.new_tokens) == request.sampling.max_new_tokens

@@ -12,8 +12,15 @@ from workers.models.decoder import Decoder
 from workers.models.hf.saving import save_hugging_face
 
 BYTES = {
-    "name": "bytes", "layers": 2, "hidden": 32, "heads": 4, "kv_heads": 2, "ffn": 48, "vocab": 256, "max_seq_len": 96,
-}  # fmt: skip
+    "name": "bytes",
+    "layers": 2,
+    "hidden": 32,
+    "heads": 4,
+    "kv_heads": 2,
+    "ffn": 48,
+    "vocab": 256,
+    "max_seq_len": 96,
+}
 
 
 class Untrained:
@@ -22,7 +29,10 @@ class Untrained:
     def __init__(self, spec: ModelSpec) -> None:
         self.spec, self.where = spec, "memory"
         torch.manual_seed(4)
-        self._tensors = {name: torch.randn_like(tensor) * 0.3 for name, tensor in Decoder(spec).named_parameters()}
+        self._tensors = {
+            name: torch.randn_like(tensor) * 0.3
+            for name, tensor in Decoder(spec).named_parameters()
+        }
 
     def read(self, name: str) -> Tensor:
         return self._tensors[name]

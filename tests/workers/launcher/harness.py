@@ -1,4 +1,6 @@
-"""A node without an agent: a home, a node file, a real Redis, an ingest that acknowledges, and real supervisors."""
+"""A node without an agent: a home, a node file, a real Redis, an ingest that acknowledges, and real
+supervisors.
+"""
 
 from __future__ import annotations
 
@@ -41,16 +43,25 @@ def script(text: str, *, points: bool = False) -> str:
 
 
 class Node:
-    """`ingest` acknowledges telemetry as the control plane would; `reports` and `batches` keep what came.
+    """`ingest` acknowledges telemetry as the control plane would; `reports` and `batches` keep what
+    came.
 
     Without an `ear` somebody else listens and gives it what is its own.
     """
 
-    def __init__(self, home: Path, redis_url: str, name: str = "n1", *, ingest: bool = True, ear: bool = True) -> None:
+    def __init__(
+        self, home: Path, redis_url: str, name: str = "n1", *, ingest: bool = True, ear: bool = True
+    ) -> None:
         self.home, self.name, self.url, self.secret = home, name, redis_url, os.urandom(32)
         self.node_file = home / "agent" / name / "node.json"
         self.node_file.parent.mkdir(parents=True)
-        facts = {"node": name, "secret": self.secret.hex(), "redis": redis_url, "address": "127.0.0.1", "token": "t"}
+        facts = {
+            "node": name,
+            "secret": self.secret.hex(),
+            "redis": redis_url,
+            "address": "127.0.0.1",
+            "token": "t",
+        }
         write_json(self.node_file, facts)
         self.reports: list[dict[str, Any]] = []
         self.batches: list[dict[str, Any]] = []
@@ -61,7 +72,9 @@ class Node:
         if ear:
             self._thread.start()
 
-    def order(self, program: str | list[str], *, ranks: int = 2, run: str = "7", **more: Any) -> dict[str, Any]:
+    def order(
+        self, program: str | list[str], *, ranks: int = 2, run: str = "7", **more: Any
+    ) -> dict[str, Any]:
         """A launch order for a script; text becomes a file."""
         command = program
         if isinstance(program, str):
@@ -71,10 +84,19 @@ class Node:
         fence = uuid.uuid4().hex
         self.fences.append(fence)
         return {
-            "run": run, "kind": "script", "attempt": 1, "attempt_id": f"{run}1", "fence": fence,
-            "spec": {"kind": "script", "script": {"command": command}}, "local_devices": list(range(ranks)),
-            "local_ranks": ranks, "world_size": ranks, "run_dir": f"runs/{run}/attempt-1", "grace_s": 2.0, **more,
-        }  # fmt: skip
+            "run": run,
+            "kind": "script",
+            "attempt": 1,
+            "attempt_id": f"{run}1",
+            "fence": fence,
+            "spec": {"kind": "script", "script": {"command": command}},
+            "local_devices": list(range(ranks)),
+            "local_ranks": ranks,
+            "world_size": ranks,
+            "run_dir": f"runs/{run}/attempt-1",
+            "grace_s": 2.0,
+            **more,
+        }
 
     def launch(self, order: dict[str, Any]) -> RunDir:
         """Claims and starts as an agent does."""
@@ -83,23 +105,34 @@ class Node:
         write_json(run_dir.agent, {"node": self.name, "node_file": str(self.node_file)})
         env = {**os.environ, "ORRERY_FENCE": order["fence"]}
         subprocess.run(
-            [sys.executable, "-m", "workers.launcher", "--dir", str(run_dir.path)], cwd=ROOT, env=env, check=True
+            [sys.executable, "-m", "workers.launcher", "--dir", str(run_dir.path)],
+            cwd=ROOT,
+            env=env,
+            check=True,
         )
         return run_dir
 
     def told(self, kind: str, seconds: float = 120) -> dict[str, Any]:
         """The data of the first report of that type."""
         return self.until(
-            lambda: next((r["data"] for r in list(self.reports) if r["type"] == kind), None), seconds, kind
+            lambda: next((r["data"] for r in list(self.reports) if r["type"] == kind), None),
+            seconds,
+            kind,
         )
 
     def exited(self, order: dict[str, Any], seconds: float = 120) -> dict[str, Any]:
         def find() -> dict[str, Any] | None:
-            mine = [r for r in list(self.reports) if r["type"] == "exited" and r["fence"] == order["fence"]]
+            mine = [
+                r
+                for r in list(self.reports)
+                if r["type"] == "exited" and r["fence"] == order["fence"]
+            ]
             return mine[0]["data"] if mine else None
 
         found = self.until(find, seconds, "exited")
-        self.until(lambda: not processes.members(order["fence"]), 60, "every process of the attempt ended")
+        self.until(
+            lambda: not processes.members(order["fence"]), 60, "every process of the attempt ended"
+        )
         return found
 
     def seqs(self, stream: str, rank: int) -> list[int]:
@@ -110,7 +143,12 @@ class Node:
         return found
 
     def lines(self, rank: int) -> list[str]:
-        return [line for b in list(self.batches) if (b["stream"], b["rank"]) == ("logs", rank) for line in b["lines"]]
+        return [
+            line
+            for b in list(self.batches)
+            if (b["stream"], b["rank"]) == ("logs", rank)
+            for line in b["lines"]
+        ]
 
     def until(self, ask: Callable[[], T | None], seconds: float, what: str) -> T:
         deadline = time.monotonic() + seconds
@@ -122,7 +160,11 @@ class Node:
         raise AssertionError(f"{what}: not within {seconds} s; reports {self.reports}\n{logs}")
 
     def pid(self, run_dir: RunDir, rank: int) -> int:
-        return self.until(lambda: read_json(run_dir.rank(rank) / "process.json").get("pid"), 120, f"rank {rank} up")
+        return self.until(
+            lambda: read_json(run_dir.rank(rank) / "process.json").get("pid"),
+            120,
+            f"rank {rank} up",
+        )
 
     def close(self) -> None:
         self._stopping.set()

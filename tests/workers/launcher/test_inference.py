@@ -15,14 +15,22 @@ from workers.launcher.rundir import RunDir, write_json
 pytestmark = pytest.mark.flow
 
 MODEL = {
-    "name": "tiny", "layers": 1, "hidden": 16, "heads": 2, "ffn": 16, "vocab": 64, "max_seq_len": 4096,
-}  # fmt: skip
+    "name": "tiny",
+    "layers": 1,
+    "hidden": 16,
+    "heads": 2,
+    "ffn": 16,
+    "vocab": 64,
+    "max_seq_len": 4096,
+}
 PROMPT: dict[str, Any] = {"prompt": [1, 2, 3], "ignore_eos": True, "stream": True}
 
 
 def order(node: Node, kind: str, body: dict[str, Any], **more: Any) -> dict[str, Any]:
     spec = {"kind": kind, "model": MODEL, kind: body}
-    made = node.order(["unused"], ranks=1, **{"grace_s": 60.0, "env": {"OMP_NUM_THREADS": "1"}, **more})
+    made = node.order(
+        ["unused"], ranks=1, **{"grace_s": 60.0, "env": {"OMP_NUM_THREADS": "1"}, **more}
+    )
     return {**made, "kind": kind, "spec": spec}
 
 
@@ -50,16 +58,25 @@ def test_a_server_is_started_asked_and_ends_well_when_it_is_stopped(node: Node) 
     told = event(node, run_dir, "serving")
     url = f"http://{told['host']}:{told['port']}/v1/completions"
     key = {KEY_HEADER: serve_key(started["fence"])}
-    with httpx.stream("POST", url, json={**PROMPT, "max_tokens": 400}, headers=key, timeout=60) as stream:
+    with httpx.stream(
+        "POST", url, json={**PROMPT, "max_tokens": 400}, headers=key, timeout=60
+    ) as stream:
         lines = stream.iter_lines()
         assert next(lines).startswith("data: ")
         write_json(run_dir.request, {"action": "cancel", "grace_s": 60.0})
         event(node, run_dir, "draining")
         assert answer(url, key) in (503, None), "it takes no more"
-        assert [each for each in lines if each][-1] == "data: [DONE]", "what was on its way has come to its end"
+        assert [each for each in lines if each][-1] == "data: [DONE]", (
+            "what was on its way has come to its end"
+        )
     found = node.exited(started)
-    assert found["class"] == "ok" and "stopped on request after 1 requests" in found["reason"], found
+    assert found["class"] == "ok" and "stopped on request after 1 requests" in found["reason"], (
+        found
+    )
     assert {"serving", "draining", "served"} <= {
-        each["type"] for batch in node.batches if batch["stream"] == "events" for each in batch["events"]
+        each["type"]
+        for batch in node.batches
+        if batch["stream"] == "events"
+        for each in batch["events"]
     }
     assert node.seqs("points", 0)

@@ -1,4 +1,6 @@
-"""A supervisor's line when its node joins anew meanwhile: the new secret seals, and the outbox is told to go back."""
+"""A supervisor's line when its node joins anew meanwhile: the new secret seals, and the outbox is
+told to go back.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +27,10 @@ def test_a_node_that_joined_anew_seals_with_its_new_secret(tmp_path, redis_url: 
         write_json(node.node_file, {**read_json(node.node_file), "secret": secret.hex()})
         assert link.flush() and link.telemetry([{"stream": "logs"}])
         assert link.generation > before, "the outbox rewinds when the generation rises"
-        for stream, kind in ((wire.TELEMETRY, wire.KIND_TELEMETRY), (wire.REPORTS, wire.KIND_REPORT)):
+        for stream, kind in (
+            (wire.TELEMETRY, wire.KIND_TELEMETRY),
+            (wire.REPORTS, wire.KIND_REPORT),
+        ):
             _, fields = client.xrevrange(stream, count=1)[0]
             envelope.open_envelope(secret, fields[wire.FIELD_MESSAGE], kind=kind, now=time.time())
         client.flushall()

@@ -1,4 +1,6 @@
-"""Real supervisors over a real torchrun and tiny programs: every way to end, and nothing left behind."""
+"""Real supervisors over a real torchrun and tiny programs: every way to end, and nothing left
+behind.
+"""
 
 from __future__ import annotations
 
@@ -43,10 +45,17 @@ def test_all_ranks_finish_and_every_line_arrives_once(node: Node) -> None:
     for rank in (0, 1):
         assert node.seqs("points", rank) == list(range(1, 31))
         assert node.seqs("logs", rank) == list(range(1, 32))
-        assert sorted(node.lines(rank)) == sorted([f"step {n}" for n in range(1, 31)] + ["last words"])
+        assert sorted(node.lines(rank)) == sorted(
+            [f"step {n}" for n in range(1, 31)] + ["last words"]
+        )
     batch = next(b for b in node.batches if b["stream"] == "points")["batch"]
     assert (batch["run"], batch["attempt"]) == ("7", 1) and set(batch["values"]) == {"loss"}
-    assert read_json(run_dir.exit) == {"class": "ok", "reason": "All ranks finished.", "code": 0, "reported": True}
+    assert read_json(run_dir.exit) == {
+        "class": "ok",
+        "reason": "All ranks finished.",
+        "code": 0,
+        "reported": True,
+    }
 
 
 def test_ranks_know_their_attempt(node: Node) -> None:
@@ -59,25 +68,44 @@ def test_ranks_know_their_attempt(node: Node) -> None:
         """
     )
     order = node.order(
-        program, ranks=1, env={"MINE": "yes"}, resume_from={"path": "runs/7/checkpoints/step-3", "step": 3}
+        program,
+        ranks=1,
+        env={"MINE": "yes"},
+        resume_from={"path": "runs/7/checkpoints/step-3", "step": 3},
     )
     run_dir = node.launch(order)
     assert node.exited(order)["class"] == "ok"
     told = eval(node.lines(0)[0])
     assert told == {
-        "RANK": "0", "WORLD_SIZE": "1", "ORRERY_RUN": "7", "ORRERY_ATTEMPT": "1", "ORRERY_FENCE": order["fence"],
-        "ORRERY_RUN_DIR": str(run_dir), "ORRERY_RESUME": str(node.home / "runs/7/checkpoints/step-3"),
-        "ORRERY_HOME": str(node.home), "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": "", "MINE": "yes",
-    }  # fmt: skip
+        "RANK": "0",
+        "WORLD_SIZE": "1",
+        "ORRERY_RUN": "7",
+        "ORRERY_ATTEMPT": "1",
+        "ORRERY_FENCE": order["fence"],
+        "ORRERY_RUN_DIR": str(run_dir),
+        "ORRERY_RESUME": str(node.home / "runs/7/checkpoints/step-3"),
+        "ORRERY_HOME": str(node.home),
+        "OMP_NUM_THREADS": "1",
+        "CUDA_VISIBLE_DEVICES": "",
+        "MINE": "yes",
+    }
 
 
 @pytest.mark.parametrize(
     ("text", "exit_class", "reason"),
     [
         ("raise ValueError('no such column')", "user_error", "ValueError: no such column"),
-        ("print('CUDA out of memory', file=sys.stderr); sys.exit(1)", "out_of_memory", "CUDA out of memory"),
+        (
+            "print('CUDA out of memory', file=sys.stderr); sys.exit(1)",
+            "out_of_memory",
+            "CUDA out of memory",
+        ),
         ("sys.exit(65)", "numerics", "exited with 65"),
-        ("raise ConnectionResetError('Connection reset by peer')", "infrastructure", "Connection reset"),
+        (
+            "raise ConnectionResetError('Connection reset by peer')",
+            "infrastructure",
+            "Connection reset",
+        ),
     ],
 )
 def test_the_first_cause_is_told(node: Node, text: str, exit_class: str, reason: str) -> None:
@@ -99,7 +127,8 @@ def test_a_killed_rank_is_the_cause_and_not_those_it_took_along(node: Node) -> N
 
 
 @pytest.mark.parametrize(
-    ("action", "exit_class"), [("cancel", "cancelled"), ("pause", "preempted"), ("kill", "cancelled")]
+    ("action", "exit_class"),
+    [("cancel", "cancelled"), ("pause", "preempted"), ("kill", "cancelled")],
 )
 def test_requests_end_every_process(node: Node, action: str, exit_class: str) -> None:
     """Rank 0 has a child in a session of its own and ignores SIGTERM."""
@@ -114,10 +143,19 @@ def test_requests_end_every_process(node: Node, action: str, exit_class: str) ->
     )
     order = node.order(program)
     run_dir = node.launch(order)
-    node.until(lambda: len([p for p in processes.members(order["fence"]) if p.name() == "sleep"]) == 2, 120, "children")
-    write_json(run_dir.request, {"action": action, "grace_s": 0.5, "fence": order["fence"], "attempt_id": "71"})
+    node.until(
+        lambda: len([p for p in processes.members(order["fence"]) if p.name() == "sleep"]) == 2,
+        120,
+        "children",
+    )
+    write_json(
+        run_dir.request,
+        {"action": action, "grace_s": 0.5, "fence": order["fence"], "attempt_id": "71"},
+    )
     assert node.exited(order)["class"] == exit_class
-    assert read_json(run_dir.control).get("action") == {"cancel": "stop", "pause": "pause"}.get(action)
+    assert read_json(run_dir.control).get("action") == {"cancel": "stop", "pause": "pause"}.get(
+        action
+    )
 
 
 def test_a_limit_in_seconds_ends_the_attempt_with_a_sentence(node: Node) -> None:
@@ -127,12 +165,19 @@ def test_a_limit_in_seconds_ends_the_attempt_with_a_sentence(node: Node) -> None
     assert found["class"] == "user_error" and "limit of 0.3 s" in found["reason"]
 
 
-def test_a_hang_is_ended_with_the_stacks_of_its_ranks(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Only training is watched: another program need not write points. So the engine's place is taken by a sleeper."""
+def test_a_hang_is_ended_with_the_stacks_of_its_ranks(
+    node: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Only training is watched: another program need not write points.
+
+    So the engine's place is taken by a sleeper.
+    """
     stand_in = node.home / "stand-in"
     (stand_in / "workers" / "training").mkdir(parents=True)
     for name in ("workers/__init__.py", "workers/training/__init__.py"):
-        (stand_in / name).write_text("__path__ = __import__('pkgutil').extend_path(__path__, __name__)\n")
+        (stand_in / name).write_text(
+            "__path__ = __import__('pkgutil').extend_path(__path__, __name__)\n"
+        )
     (stand_in / "workers/training/main.py").write_text(
         script(
             """
@@ -157,7 +202,9 @@ def test_a_hang_is_ended_with_the_stacks_of_its_ranks(node: Node, monkeypatch: p
     node.launch(order)
     found = node.exited(order)
     assert found["class"] == "hang" and "No rank wrote a point" in found["reason"]
-    assert any("stuck_here" in line for line in node.lines(0)) and any("stuck_here" in line for line in node.lines(1))
+    assert any("stuck_here" in line for line in node.lines(0)) and any(
+        "stuck_here" in line for line in node.lines(1)
+    )
 
 
 @pytest.mark.parametrize(
@@ -189,18 +236,28 @@ def test_an_unwritable_run_directory_is_an_infrastructure_error(node: Node) -> N
     node.launch(order)
     found = node.exited(order)
     assert (
-        found["class"] == "infrastructure" and "cannot be used" in found["reason"] and str(run_dir) in found["reason"]
+        found["class"] == "infrastructure"
+        and "cannot be used" in found["reason"]
+        and str(run_dir) in found["reason"]
     )
 
 
-def test_a_killed_supervisor_takes_its_ranks_along_and_a_successor_tells_the_rest(node: Node) -> None:
+def test_a_killed_supervisor_takes_its_ranks_along_and_a_successor_tells_the_rest(
+    node: Node,
+) -> None:
     order = node.order(
-        script("for n in range(1, 20_000):\n    point(n)\n    print(n, flush=True)\n    time.sleep(0.01)", points=True)
+        script(
+            "for n in range(1, 20_000):\n    point(n)\n    print(n, flush=True)\n    "
+            "time.sleep(0.01)",
+            points=True,
+        )
     )
     run_dir = node.launch(order)
     node.until(lambda: node.seqs("points", 1), 120, "points")
     os.kill(read_json(run_dir.supervisor)["pid"], signal.SIGKILL)
-    node.until(lambda: not processes.members(order["fence"]), 60, "ranks ended with their supervisor")
+    node.until(
+        lambda: not processes.members(order["fence"]), 60, "ranks ended with their supervisor"
+    )
     assert not supervisor_alive(run_dir) and not reported(run_dir)
     told = recover(run_dir, node.node_file, patience_s=60)
     assert told is not None and told["class"] == "infrastructure" and reported(run_dir)

@@ -1,4 +1,6 @@
-"""The watch over beacons, on a clock of its own: alarms in time, none in first steps, saves or validations."""
+"""The watch over beacons, on a clock of its own: alarms in time, none in first steps, saves or
+validations.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,11 @@ class Ranks:
     def __init__(self, folder: Path, *, together: bool = True) -> None:
         self.folder, self.now, self.marks = folder, 1000.0, 0
         self.watch = Watch(
-            lambda rank: folder / f"rank-{rank}", [0, 1], stage_of=lambda rank: rank, node="n", together=together
+            lambda rank: folder / f"rank-{rank}",
+            [0, 1],
+            stage_of=lambda rank: rank,
+            node="n",
+            together=together,
         )
         for rank in (0, 1):
             (folder / f"rank-{rank}").mkdir()
@@ -25,7 +31,9 @@ class Ranks:
         self.marks += 1
         for rank in ranks:
             words = LAYOUT.pack(VERSION, step, 1, self.marks, int(self.now * 1e9), phase.encode())
-            (self.folder / f"rank-{rank}" / BEACON).write_bytes(words + BEAT.pack(int(self.now * 1e9)))
+            (self.folder / f"rank-{rank}" / BEACON).write_bytes(
+                words + BEAT.pack(int(self.now * 1e9))
+            )
 
     def beat(self, rank: int) -> None:
         path = self.folder / f"rank-{rank}" / BEACON
@@ -57,7 +65,9 @@ def test_a_stall_is_told_in_time_with_the_rank_that_does_not_breathe(tmp_path: P
     ranks.at("update", 10, ranks=(0,))
     [stall] = ranks.tick(10.0, beats=(0,))
     assert isinstance(stall, Stall) and LEAST_S < stall.quiet_s <= 10.0
-    assert [(each.rank, each.stage, each.phase) for each in stall.judgement.behind] == [(1, 1, "forward")]
+    assert [(each.rank, each.stage, each.phase) for each in stall.judgement.behind] == [
+        (1, 1, "forward")
+    ]
     assert [each.rank for each in stall.judgement.waiting] == [0]
     [again] = ranks.tick(32.0, beats=(0,))
     assert isinstance(again, Stall) and again.again
@@ -65,7 +75,9 @@ def test_a_stall_is_told_in_time_with_the_rank_that_does_not_breathe(tmp_path: P
     [over] = ranks.tick(1.0)
     assert isinstance(over, Over) and over.quiet_s > 40.0
     assert ranks.steps(11, 15) == []
-    assert isinstance(ranks.tick(10.0)[0], Stall), "and its length is not what the next one is compared with"
+    assert isinstance(ranks.tick(10.0)[0], Stall), (
+        "and its length is not what the next one is compared with"
+    )
 
 
 def test_replicas_of_a_server_may_idle_and_one_that_stands_is_found(tmp_path: Path) -> None:
@@ -109,10 +121,15 @@ def test_no_alarm_at_the_start_in_first_steps_in_validation_saves_and_texts(tmp_
         ranks.tick(1.0)
 
 
-def arrivals(late_ns: int, count: int = 40, start: int = 0) -> dict[int, list[tuple[str, int, int]]]:
+def arrivals(
+    late_ns: int, count: int = 40, start: int = 0
+) -> dict[int, list[tuple[str, int, int]]]:
     """Three ranks at collectives every 100 ms; rank 2 comes late."""
     at = [(number, number * 100_000_000) for number in range(start, start + count)]
-    return {rank: [("g", n, ns + (late_ns if rank == 2 else rank * 1000)) for n, ns in at] for rank in range(3)}
+    return {
+        rank: [("g", n, ns + (late_ns if rank == 2 else rank * 1000)) for n, ns in at]
+        for rank in range(3)
+    }
 
 
 def test_a_rank_that_is_always_late_is_told_once(tmp_path: Path) -> None:

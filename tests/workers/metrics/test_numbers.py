@@ -5,7 +5,13 @@ from __future__ import annotations
 import pytest
 import torch
 
-from workers.metrics.memory import SavedForBackward, capacity_bytes, held_bytes, process_memory, storage_keys
+from workers.metrics.memory import (
+    SavedForBackward,
+    capacity_bytes,
+    held_bytes,
+    process_memory,
+    storage_keys,
+)
 from workers.metrics.peak import device_peak
 from workers.metrics.throughput import Throughput
 
@@ -33,7 +39,9 @@ def test_a_process_holds_what_it_allocates():
     allocated, reserved = process_memory(CPU)
     assert allocated - before == pytest.approx(held_bytes([block]), rel=0.1)
     assert reserved >= allocated
-    assert capacity_bytes(CPU, local_world_size=2) == pytest.approx(capacity_bytes(CPU, local_world_size=1) / 2, abs=1)
+    assert capacity_bytes(CPU, local_world_size=2) == pytest.approx(
+        capacity_bytes(CPU, local_world_size=1) / 2, abs=1
+    )
 
 
 def test_throughput_of_the_logged_window():

@@ -25,13 +25,18 @@ def recorder(folder, attempt=1):
 
 
 def points(folder):
-    return [Point.from_dict(json.loads(line)) for line in (folder / "points.jsonl").read_text().splitlines()]
+    return [
+        Point.from_dict(json.loads(line))
+        for line in (folder / "points.jsonl").read_text().splitlines()
+    ]
 
 
 def test_lines_are_contracts(tmp_path):
     with_numbers = recorder(tmp_path)
     for step in (1, 2):
-        with_numbers.point(step=step, tokens=step * 10, values={"loss": 1.5 / step, "grad_norm": math.nan})
+        with_numbers.point(
+            step=step, tokens=step * 10, values={"loss": 1.5 / step, "grad_norm": math.nan}
+        )
     with_numbers.event("checkpoint_saved", step=2, path="p", best=math.inf)
     with_numbers.close()
     found = points(tmp_path)
@@ -42,7 +47,12 @@ def test_lines_are_contracts(tmp_path):
     assert found[1].values["loss"] == 0.75
     assert math.isnan(found[1].values["grad_norm"])
     event = RunEvent.from_dict(json.loads((tmp_path / "events.jsonl").read_text()))
-    assert (event.seq, event.rank, event.type, event.data["best"]) == (1, 2, "checkpoint_saved", "Infinity")
+    assert (event.seq, event.rank, event.type, event.data["best"]) == (
+        1,
+        2,
+        "checkpoint_saved",
+        "Infinity",
+    )
     assert abs(event.time - time.time()) < 60
 
 
@@ -50,7 +60,9 @@ def test_a_line_arrives_while_training_goes_on(tmp_path):
     writing = recorder(tmp_path)
     writing.point(step=1, tokens=1, values={"loss": 1.0})
     deadline = time.monotonic() + 30
-    while not (tmp_path / "points.jsonl").read_text().endswith("\n") and time.monotonic() < deadline:
+    while (
+        not (tmp_path / "points.jsonl").read_text().endswith("\n") and time.monotonic() < deadline
+    ):
         time.sleep(FLUSH_S)
     assert len(points(tmp_path)) == 1
     writing.close()
@@ -79,7 +91,9 @@ for step in range(1, 10**9):
     with subprocess.Popen([sys.executable, "-c", code], cwd=ROOT) as process:
         file = tmp_path / "points.jsonl"
         deadline = time.monotonic() + 60
-        while not (file.exists() and file.stat().st_size > 1_000_000) and time.monotonic() < deadline:
+        while (
+            not (file.exists() and file.stat().st_size > 1_000_000) and time.monotonic() < deadline
+        ):
             time.sleep(0.01)
         process.send_signal(signal.SIGKILL)
     recorder(tmp_path, attempt=2).close()
@@ -109,7 +123,9 @@ def test_a_file_in_the_place_of_the_directory_is_told(tmp_path):
 
 
 def test_a_close_between_two_looks_is_seen(tmp_path):
-    """The writer had looked for a close, found none, and cleared the wake-up that came with it: it slept for ever."""
+    """The writer had looked for a close, found none, and cleared the wake-up that came with it: it
+    slept for ever.
+    """
     recorder = Recorder(tmp_path, run="r", attempt=1, rank=0)
 
     class Late(threading.Event):

@@ -13,21 +13,39 @@ from workers.models.decoder import Decoder
 from workers.models.documents import Documents
 from workers.models.initialise import initialise
 
-SIZES = {"layers": 2, "hidden": 32, "heads": 4, "kv_heads": 2, "ffn": 40, "vocab": 45, "max_seq_len": 64}
+SIZES = {
+    "layers": 2,
+    "hidden": 32,
+    "heads": 4,
+    "kv_heads": 2,
+    "ffn": 40,
+    "vocab": 45,
+    "max_seq_len": 64,
+}
 MLA = {"kv_lora_rank": 16, "qk_nope_head_dim": 8, "qk_rope_head_dim": 4, "v_head_dim": 6}
 SHAPES: dict[str, dict[str, Any]] = {
     "llama": {"tie_embeddings": False},
     "gpt-2": {
-        "norm": "layernorm", "position": "learned", "bias": "all", "gated_mlp": False, "activation": "gelu_tanh",
-        "kv_heads": 4, "tie_embeddings": True,
+        "norm": "layernorm",
+        "position": "learned",
+        "bias": "all",
+        "gated_mlp": False,
+        "activation": "gelu_tanh",
+        "kv_heads": 4,
+        "tie_embeddings": True,
     },
     "latent": {"attention": "mla", "mla": MLA, "rope": {"interleaved": True}},
-    "factorised, qk norms": {"attention": "mfa", "mfa": {"qk_rank": 12, "head_dim": 8, "heads": 6}, "qk_norm": True},
+    "factorised, qk norms": {
+        "attention": "mfa",
+        "mfa": {"qk_rank": 12, "head_dim": 8, "heads": 6},
+        "qk_norm": True,
+    },
     "window, experts": {
-        "window": 7, "moe": {"experts": 4, "top_k": 2, "expert_ffn": 16, "shared_experts": 1},
+        "window": 7,
+        "moe": {"experts": 4, "top_k": 2, "expert_ffn": 16, "shared_experts": 1},
     },
     "capped": {"logit_softcap": 3.0, "tie_embeddings": False},
-}  # fmt: skip
+}
 TOKENS = torch.arange(60).reshape(2, 30) % 45
 
 
@@ -38,13 +56,20 @@ def built(name: str, **more: Any) -> Decoder:
     return decoder
 
 
-def gradients(decoder: Decoder, documents: Documents | None, tokens: Tensor = TOKENS) -> dict[str, Tensor]:
+def gradients(
+    decoder: Decoder, documents: Documents | None, tokens: Tensor = TOKENS
+) -> dict[str, Tensor]:
     """The loss, and every parameter's gradient by its name; none may lack one."""
     decoder.zero_grad()
     logits = decoder(tokens, documents)
-    loss = functional.cross_entropy(logits.flatten(0, 1), tokens.roll(-1, 1).flatten(), reduction="sum")
+    loss = functional.cross_entropy(
+        logits.flatten(0, 1), tokens.roll(-1, 1).flatten(), reduction="sum"
+    )
     loss.backward()
     found = {name: parameter.grad for name, parameter in decoder.named_parameters()}
     missing = [name for name, gradient in found.items() if gradient is None]
     assert not missing, missing
-    return {"loss": loss.detach(), **{name: gradient for name, gradient in found.items() if gradient is not None}}
+    return {
+        "loss": loss.detach(),
+        **{name: gradient for name, gradient in found.items() if gradient is not None},
+    }

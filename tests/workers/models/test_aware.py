@@ -1,4 +1,6 @@
-"""Linears that compute with rounded weights: exactly the rounded model, with its gradients for the full weights."""
+"""Linears that compute with rounded weights: exactly the rounded model, with its gradients for the
+full weights.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +33,9 @@ def test_computes_and_learns_as_the_rounded_model(name: str, kind: str) -> None:
     ours, theirs = gradients(aware, None), gradients(kept, None)
     assert torch.equal(ours["loss"], theirs["loss"])
     for each, found in ours.items():
-        torch.testing.assert_close(found, theirs[each], rtol=1e-5, atol=1e-6, msg=lambda says, at=each: f"{at}: {says}")
+        torch.testing.assert_close(
+            found, theirs[each], rtol=1e-5, atol=1e-6, msg=lambda says, at=each: f"{at}: {says}"
+        )
     assert dict(aware.named_parameters()).keys() == dict(kept.named_parameters()).keys()
 
 

@@ -34,7 +34,11 @@ def test_forward_and_backward(monkeypatch, shape, kind, kernel, dtype):
     seen = torch.ones(queries, keys, dtype=torch.bool)
     if kind != "full":
         seen = seen.tril()
-    options = {"causal": kind == "causal", "seen_QK": seen if kind == "masked" else None, "scale": 0.4}
+    options = {
+        "causal": kind == "causal",
+        "seen_QK": seen if kind == "masked" else None,
+        "scale": 0.4,
+    }
     wanted = [x.double().requires_grad_() for x in (q, k, v)]
     out, lse = plain(*wanted, seen, 0.4)
     out.backward(grad.double())

@@ -1,4 +1,6 @@
-"""The decoder against published shapes and against Hugging Face's own implementations, weight for weight."""
+"""The decoder against published shapes and against Hugging Face's own implementations, weight for
+weight.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,15 @@ from workers.models.balancer import Balancer, routing_layers
 from workers.models.decoder import Decoder
 from workers.models.initialise import initialise
 
-SIZES = {"layers": 2, "hidden": 32, "heads": 4, "kv_heads": 2, "ffn": 48, "vocab": 61, "max_seq_len": 64}
+SIZES = {
+    "layers": 2,
+    "hidden": 32,
+    "heads": 4,
+    "kv_heads": 2,
+    "ffn": 48,
+    "vocab": 61,
+    "max_seq_len": 64,
+}
 TOKENS = torch.arange(40).reshape(2, 20) % 61
 
 
@@ -39,7 +49,9 @@ MLA = {"kv_lora_rank": 16, "qk_nope_head_dim": 8, "qk_rope_head_dim": 4, "v_head
 
 
 @pytest.mark.parametrize("bias", ["none", "qkv", "all"])
-@pytest.mark.parametrize("shape", [{}, MFA, {"attention": "mla", "mla": MLA}], ids=["softmax", "mfa", "mla"])
+@pytest.mark.parametrize(
+    "shape", [{}, MFA, {"attention": "mla", "mla": MLA}], ids=["softmax", "mfa", "mla"]
+)
 def test_biases_are_counted_as_they_are_built(shape, bias):
     moe = {"experts": 4, "top_k": 2, "expert_ffn": 16, "shared_experts": 1, "first_dense_layers": 1}
     for more in ({}, {"norm": "layernorm"}, {"moe": moe, "gated_mlp": False}):
@@ -48,7 +60,9 @@ def test_biases_are_counted_as_they_are_built(shape, bias):
 
 
 def test_factorised_attention_is_attention_with_one_shared_head():
-    """MFA's product of two query matrices as one, without the norm between, is multi-query attention."""
+    """MFA's product of two query matrices as one, without the norm between, is multi-query
+    attention.
+    """
     factorised, plain = build(**MFA), build(heads=6, kv_heads=1, head_dim=8)
     for block in factorised.blocks.values():
         block.attn.q_latent_norm = torch.nn.Identity()
@@ -71,22 +85,36 @@ def test_the_past_alone_is_seen(shape, window):
     changed[:, 10] = (changed[:, 10] + 1) % 61
     same = (decoder(TOKENS) == decoder(changed)).all(-1)
     assert same[:, :10].all() and not same[:, 10].any()
-    assert same[:, 10 + 2 * 4 + 1 :].all() == (window is not None), "two layers of a window of 5 see 8 back"
+    assert same[:, 10 + 2 * 4 + 1 :].all() == (window is not None), (
+        "two layers of a window of 5 see 8 back"
+    )
 
 
 @pytest.mark.parametrize("recomputed", [False, True])
 @pytest.mark.parametrize(
-    "shape", [{}, MFA, {"attention": "mla", "mla": {**MLA, "q_lora_rank": 8}}], ids=["softmax", "mfa", "mla"]
+    "shape",
+    [{}, MFA, {"attention": "mla", "mla": {**MLA, "q_lora_rank": 8}}],
+    ids=["softmax", "mfa", "mla"],
 )
 def test_every_parameter_gets_a_gradient(shape, recomputed):
-    moe = {"experts": 4, "top_k": 2, "expert_ffn": 16, "shared_experts": 1, "first_dense_layers": 1, "aux_loss": 0.1}
+    moe = {
+        "experts": 4,
+        "top_k": 2,
+        "expert_ffn": 16,
+        "shared_experts": 1,
+        "first_dense_layers": 1,
+        "aux_loss": 0.1,
+    }
     decoder = build(**shape, moe=moe, bias="qkv").train()
     for block in decoder.blocks.values() if recomputed else ():
         block.forward = partial(checkpoint, block.forward, use_reentrant=False)
     balancer = Balancer(routing_layers([decoder], decoder.spec), decoder.spec.moe)
     balancer.scale_gradients(1.0)
     decoder(TOKENS).square().sum().backward()
-    norms = {name: p.grad.norm().item() if p.grad is not None else None for name, p in decoder.named_parameters()}
+    norms = {
+        name: p.grad.norm().item() if p.grad is not None else None
+        for name, p in decoder.named_parameters()
+    }
     assert all(norms.values()), norms
     loads = balancer.take(TOKENS.device)[:4]
     assert loads.sum() == TOKENS.numel() * 2, "counted once, recomputed or not"
@@ -105,7 +133,10 @@ def test_interleaved_rope_is_a_complex_rotation():
     turned = apply_rope(x, *rope_tables(Rope(), 8, 5, "cpu"), interleaved=True)
     frequency = 10000.0 ** (-torch.arange(0, 8, 2) / 8)
     angle = torch.arange(5)[:, None] * frequency
-    wanted = torch.view_as_complex(x.unflatten(-1, (4, 2))) * torch.polar(torch.ones_like(angle), angle)[None, :, None]
+    wanted = (
+        torch.view_as_complex(x.unflatten(-1, (4, 2)))
+        * torch.polar(torch.ones_like(angle), angle)[None, :, None]
+    )
     torch.testing.assert_close(turned, torch.view_as_real(wanted).flatten(-2), atol=1e-5, rtol=1e-5)
 
 
@@ -119,7 +150,9 @@ def test_initial_weights():
     decoder = build(bias="all", norm="layernorm", layers=8, hidden=64)
     own = dict(decoder.named_parameters())
     assert own["embed.weight"].std().item() == pytest.approx(0.02, rel=0.1)
-    assert own["blocks.3.mlp.down.weight"].std().item() == pytest.approx(0.02 / math.sqrt(16), rel=0.1)
+    assert own["blocks.3.mlp.down.weight"].std().item() == pytest.approx(
+        0.02 / math.sqrt(16), rel=0.1
+    )
     assert own["blocks.3.attn.q.bias"].count_nonzero() == 0
     assert (own["norm.weight"] == 1).all()
     again = build(bias="all", norm="layernorm", layers=8, hidden=64)

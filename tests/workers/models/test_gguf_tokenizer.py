@@ -1,4 +1,6 @@
-"""The tokenizer inside a GGUF file: the ids of the tokenizer it was written from, its special tokens and template."""
+"""The tokenizer inside a GGUF file: the ids of the tokenizer it was written from, its special
+tokens and template.
+"""
 
 from __future__ import annotations
 
@@ -29,17 +31,24 @@ from workers.models.gguf_tokenizer import tokenizer_files
 from workers.models.tokenizer import open_tokenizer
 
 NORMAL, UNKNOWN, CONTROL, USER, UNUSED, BYTE = range(1, 7)
-TEXT = "It's 1234 o'clock, DON'T panic!\r\n\n\tWärst  du   da? – naïve e\u0301clair ☃ 中文 for(i=0;i<10;++i){}\n  \n"
+TEXT = (
+    "It's 1234 o'clock, DON'T panic!\r\n\n\tWärst  du   da? – naïve e\u0301clair ☃ 中文 "
+    "for(i=0;i<10;++i){}\n  \n"
+)
 TEMPLATE = (
-    "{% for message in messages %}{% if message.role not in ['user', 'assistant'] %}{{ raise_exception('who?') }}"
-    "{% endif %}<|begin|>{{ message['role'] }}\n{% generation %}{{ message['content'] }}{% endgeneration %}<|end|>\n"
+    "{% for message in messages %}{% if message.role not in ['user', 'assistant'] %}{{ "
+    "raise_exception('who?') }}"
+    "{% endif %}<|begin|>{{ message['role'] }}\n{% generation %}{{ message['content'] }}{% "
+    "endgeneration %}<|end|>\n"
     "{% endfor %}{% if add_generation_prompt %}<|begin|>assistant\n{% endif %}"
 )
 LLAMA3 = inspect.signature(TikTokenConverter.__init__).parameters["pattern"].default
 
 
 def byte_level(*before: Any, regex: bool = True) -> Any:
-    return pre_tokenizers.Sequence([*before, pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=regex)])
+    return pre_tokenizers.Sequence(
+        [*before, pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=regex)]
+    )
 
 
 WAYS: dict[str, Callable[[], Any]] = {
@@ -56,9 +65,11 @@ def trained(way: str) -> Any:
     made.pre_tokenizer, made.decoder = WAYS[way](), decoders.ByteLevel()
     made.normalizer = normalizers.NFC() if way == "qwen2" else None
     trainer = trainers.BpeTrainer(
-        vocab_size=420, special_tokens=["<|endoftext|>", "<|begin|>", "<|end|>"], show_progress=False,
+        vocab_size=420,
+        special_tokens=["<|endoftext|>", "<|begin|>", "<|end|>"],
+        show_progress=False,
         initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
-    )  # fmt: skip
+    )
     made.train_from_iterator([TEXT * 3, "for the clock to begin 1234 12 34\n" * 5], trainer)
     return made
 
@@ -69,16 +80,23 @@ def values_of(made: Any, way: str, *, more: tuple[tuple[str, int], ...] = ()) ->
     tokens = sorted(model["vocab"], key=model["vocab"].get)
     kinds = [CONTROL if token.startswith("<|") else NORMAL for token in tokens]
     return {
-        "model": "gpt2", "pre": way, "tokens": [*tokens, *(token for token, _ in more)],
+        "model": "gpt2",
+        "pre": way,
+        "tokens": [*tokens, *(token for token, _ in more)],
         "token_type": [*kinds, *(kind for _, kind in more)],
         "merges": [pair if isinstance(pair, str) else " ".join(pair) for pair in model["merges"]],
-        "bos_token_id": 1, "eos_token_id": 2, "eot_token_id": 0, "padding_token_id": 2,
-    }  # fmt: skip
+        "bos_token_id": 1,
+        "eos_token_id": 2,
+        "eot_token_id": 0,
+        "padding_token_id": 2,
+    }
 
 
 def in_memory(values: dict[str, Any], **beside: Any) -> GgufHeader:
     prefixed = {f"tokenizer.ggml.{key}": value for key, value in values.items()}
-    return GgufHeader(Path("model.gguf"), {"general.architecture": "llama", **prefixed, **beside}, {})
+    return GgufHeader(
+        Path("model.gguf"), {"general.architecture": "llama", **prefixed, **beside}, {}
+    )
 
 
 def written(path: Path, values: dict[str, Any]) -> Path:
@@ -92,7 +110,9 @@ def written(path: Path, values: dict[str, Any]) -> Path:
         elif isinstance(value, int) and not isinstance(value, bool):
             writer.add_uint32(name, value)
         else:
-            writer.add_bool(name, value) if isinstance(value, bool) else writer.add_string(name, value)
+            writer.add_bool(name, value) if isinstance(value, bool) else writer.add_string(
+                name, value
+            )
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
@@ -103,15 +123,22 @@ def written(path: Path, values: dict[str, Any]) -> Path:
 @pytest.mark.parametrize("way", WAYS)
 def test_ids_of_the_one_it_was_written_from(way: str, tmp_path: Path) -> None:
     made = trained(way)
-    path = written(tmp_path / "model.gguf", values_of(made, way, more=(("<think>", USER), ("[PAD421]", UNUSED))))
+    path = written(
+        tmp_path / "model.gguf",
+        values_of(made, way, more=(("<think>", USER), ("[PAD421]", UNUSED))),
+    )
     ours = open_tokenizer(path)
     draw = random.Random(way)
     for text in [TEXT, *("".join(draw.choices(TEXT, k=60)) for _ in range(200))]:
         ids = ours.encode(text, special=False)
         assert ids == made.encode(text).ids
-        assert ours.decode(ids) == (made.normalizer.normalize_str(text) if made.normalizer else text)
+        assert ours.decode(ids) == (
+            made.normalizer.normalize_str(text) if made.normalizer else text
+        )
     size = made.get_vocab_size()
-    assert (ours.vocab, ours.bos, ours.ends) == (size + 1, 1, (2, 0)), "rows that only fill the table are no tokens"
+    assert (ours.vocab, ours.bos, ours.ends) == (size + 1, 1, (2, 0)), (
+        "rows that only fill the table are no tokens"
+    )
     assert ours.encode("a<think>b", special=False)[1] == size
     assert (ours.encode("a")[0] == 1) == (way == "llama-bpe"), "where no key says, the kind does"
 
@@ -127,7 +154,9 @@ def test_what_transformers_reads_is_the_same(tmp_path: Path) -> None:
     assert (theirs.bos_token_id, theirs.eos_token_id, theirs.pad_token_id) == (1, 2, 2)
     for answer in (True, False):
         rendered = ours.chat(said, answer=answer)
-        assert rendered == theirs.apply_chat_template(said, tokenize=False, add_generation_prompt=answer)
+        assert rendered == theirs.apply_chat_template(
+            said, tokenize=False, add_generation_prompt=answer
+        )
         assert ours.decode(ours.encode(rendered, special=False), special=True) == rendered
     with pytest.raises(WeightsError, match=r"its chat template refuses: who\?"):
         ours.chat([{"role": "system", "content": ""}])
@@ -142,7 +171,24 @@ def test_without_torch(tmp_path: Path) -> None:
     assert subprocess.run([sys.executable, "-c", code]).returncode == 0
 
 
-PIECES = ["▁t", "he", "▁the", "▁a", "er", "▁th", "in", "▁o", "re", "▁he", "ing", "the", "▁there", "▁in", "▁ther", "▁▁"]
+PIECES = [
+    "▁t",
+    "he",
+    "▁the",
+    "▁a",
+    "er",
+    "▁th",
+    "in",
+    "▁o",
+    "re",
+    "▁he",
+    "ing",
+    "the",
+    "▁there",
+    "▁in",
+    "▁ther",
+    "▁▁",
+]
 ALPHABET = [*"▁theraino1.", "g"]
 SCORED = {
     **{piece: -float(rank) for rank, piece in enumerate(PIECES)},
@@ -155,11 +201,15 @@ def pieces_file() -> GgufHeader:
     kinds = [UNKNOWN, CONTROL, CONTROL, *[BYTE] * 256, *[NORMAL] * len(SCORED)]
     scores = [0.0] * 259 + list(SCORED.values())
     special = {"bos_token_id": 1, "eos_token_id": 2, "unknown_token_id": 0}
-    return in_memory({"model": "llama", "tokens": tokens, "token_type": kinds, "scores": scores, **special})
+    return in_memory(
+        {"model": "llama", "tokens": tokens, "token_type": kinds, "scores": scores, **special}
+    )
 
 
 def sentence_pieces(text: str) -> list[str]:
-    """SentencePiece's way: of all neighbours join those that make the best piece, leftmost first, until none do."""
+    """SentencePiece's way: of all neighbours join those that make the best piece, leftmost first,
+    until none do.
+    """
     symbols = list("▁" + text.replace(" ", "▁"))
     while True:
         joined = [(-SCORED.get(a + b, -1e9), at) for at, (a, b) in enumerate(pairwise(symbols))]
@@ -167,7 +217,10 @@ def sentence_pieces(text: str) -> list[str]:
         if cost >= 1e9:
             break
         symbols[at : at + 2] = [symbols[at] + symbols[at + 1]]
-    known = [[symbol] if symbol in SCORED else [f"<0x{byte:02X}>" for byte in symbol.encode()] for symbol in symbols]
+    known = [
+        [symbol] if symbol in SCORED else [f"<0x{byte:02X}>" for byte in symbol.encode()]
+        for symbol in symbols
+    ]
     return [piece for group in known for piece in group]
 
 
@@ -185,18 +238,29 @@ def test_sentence_pieces(text: str) -> None:
 @pytest.mark.parametrize(
     ("change", "says"),
     [
-        ({"pre": "default"}, "cuts text into words in a way called 'default'; known ways are .*smollm"),
+        (
+            {"pre": "default"},
+            "cuts text into words in a way called 'default'; known ways are .*smollm",
+        ),
         ({"model": "t5"}, "is of the kind 't5'; gpt2"),
         ({"merges": None}, "has no merges"),
         ({"merges": ["ab"]}, "a merge that is no pair"),
         ({"token_type": [1]}, "tokens and 1 types"),
         ({"eos_token_id": 9999}, "has eos_token_id 9999 and"),
         ({"tokens": ["a"] * 420, "token_type": [1] * 420}, "has the token 'a' twice"),
-        ({"tokens": ["\udc80"], "token_type": [1], "bos_token_id": 0, "eos_token_id": 0, "padding_token_id": 0},
-         "a token that is not UTF-8"),
+        (
+            {
+                "tokens": ["\udc80"],
+                "token_type": [1],
+                "bos_token_id": 0,
+                "eos_token_id": 0,
+                "padding_token_id": 0,
+            },
+            "a token that is not UTF-8",
+        ),
     ],
     ids=str,
-)  # fmt: skip
+)
 def test_what_cannot_be_read_is_refused(change: dict[str, Any], says: str) -> None:
     with pytest.raises(WeightsError, match=says):
         tokenizer_files(in_memory({**values_of(trained("gpt-2"), "gpt-2"), **change}))

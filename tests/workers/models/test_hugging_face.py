@@ -30,49 +30,106 @@ from workers.models.source import open_weights
 from workers.models.weights import fill_model
 
 SIZES = {
-    "num_hidden_layers": 2, "hidden_size": 32, "num_attention_heads": 4, "num_key_value_heads": 2,
-    "intermediate_size": 48, "vocab_size": 61, "max_position_embeddings": 64,
-}  # fmt: skip
+    "num_hidden_layers": 2,
+    "hidden_size": 32,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "intermediate_size": 48,
+    "vocab_size": 61,
+    "max_position_embeddings": 64,
+}
 GPT2 = {"n_layer": 2, "n_embd": 32, "n_head": 4, "n_inner": 48, "vocab_size": 61, "n_positions": 64}
 DEEPSEEK = {
-    **SIZES, "num_hidden_layers": 3, "num_key_value_heads": 4, "n_routed_experts": 8, "num_experts_per_tok": 3,
-    "moe_intermediate_size": 16, "n_shared_experts": 2, "first_k_dense_replace": 1, "kv_lora_rank": 16,
-    "q_lora_rank": 12, "qk_nope_head_dim": 8, "qk_rope_head_dim": 4, "v_head_dim": 6, "n_group": 4, "topk_group": 2,
+    **SIZES,
+    "num_hidden_layers": 3,
+    "num_key_value_heads": 4,
+    "n_routed_experts": 8,
+    "num_experts_per_tok": 3,
+    "moe_intermediate_size": 16,
+    "n_shared_experts": 2,
+    "first_k_dense_replace": 1,
+    "kv_lora_rank": 16,
+    "q_lora_rank": 12,
+    "qk_nope_head_dim": 8,
+    "qk_rope_head_dim": 4,
+    "v_head_dim": 6,
+    "n_group": 4,
+    "topk_group": 2,
     "routed_scaling_factor": 1.7,
-}  # fmt: skip
-YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 16, "rope_theta": 10000.0}
+}
+YARN = {
+    "rope_type": "yarn",
+    "factor": 4.0,
+    "original_max_position_embeddings": 16,
+    "rope_theta": 10000.0,
+}
 MSCALE = {"mscale": 1.0, "mscale_all_dim": 0.7}
 LLAMA3 = {
-    "rope_type": "llama3", "factor": 8.0, "original_max_position_embeddings": 16, "low_freq_factor": 1.0,
-    "high_freq_factor": 4.0, "rope_theta": 5e5,
-}  # fmt: skip
+    "rope_type": "llama3",
+    "factor": 8.0,
+    "original_max_position_embeddings": 16,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "rope_theta": 5e5,
+}
 
 CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "llama": ("Llama", {**SIZES, "rms_norm_eps": 1e-5}),
-    "llama3": ("Llama", {**SIZES, "rope_parameters": LLAMA3, "tie_word_embeddings": True, "head_dim": 16}),
-    "llama-biased-mqa": ("Llama", {**SIZES, "attention_bias": True, "mlp_bias": True, "num_key_value_heads": 1}),
-    "llama-linear": ("Llama", {**SIZES, "rope_parameters": {"rope_type": "linear", "factor": 2.0, "rope_theta": 1e4}}),
+    "llama3": (
+        "Llama",
+        {**SIZES, "rope_parameters": LLAMA3, "tie_word_embeddings": True, "head_dim": 16},
+    ),
+    "llama-biased-mqa": (
+        "Llama",
+        {**SIZES, "attention_bias": True, "mlp_bias": True, "num_key_value_heads": 1},
+    ),
+    "llama-linear": (
+        "Llama",
+        {**SIZES, "rope_parameters": {"rope_type": "linear", "factor": 2.0, "rope_theta": 1e4}},
+    ),
     "llama-dynamic": (
         "Llama",
-        {**SIZES, "max_position_embeddings": 16,
-         "rope_parameters": {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 1e4}},
+        {
+            **SIZES,
+            "max_position_embeddings": 16,
+            "rope_parameters": {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 1e4},
+        },
     ),
     "mistral": ("Mistral", {**SIZES, "sliding_window": 7}),
     "mixtral": ("Mixtral", {**SIZES, "num_local_experts": 5, "num_experts_per_tok": 2}),
     "qwen2": ("Qwen2", {**SIZES, "rope_parameters": {"rope_type": "default", "rope_theta": 1e6}}),
-    "qwen3": ("Qwen3", {**SIZES, "head_dim": 16, "rope_parameters": YARN, "tie_word_embeddings": True}),
+    "qwen3": (
+        "Qwen3",
+        {**SIZES, "head_dim": 16, "rope_parameters": YARN, "tie_word_embeddings": True},
+    ),
     "qwen3-moe": (
         "Qwen3Moe",
-        {**SIZES, "head_dim": 8, "num_experts": 6, "num_experts_per_tok": 2, "moe_intermediate_size": 16,
-         "decoder_sparse_step": 2, "norm_topk_prob": True},
+        {
+            **SIZES,
+            "head_dim": 8,
+            "num_experts": 6,
+            "num_experts_per_tok": 2,
+            "moe_intermediate_size": 16,
+            "decoder_sparse_step": 2,
+            "norm_topk_prob": True,
+        },
     ),
     "gpt2": ("GPT2", GPT2),
-    "gpt2-gelu-untied": ("GPT2", {**GPT2, "activation_function": "gelu", "tie_word_embeddings": False}),
+    "gpt2-gelu-untied": (
+        "GPT2",
+        {**GPT2, "activation_function": "gelu", "tie_word_embeddings": False},
+    ),
     "deepseek-v2": ("DeepseekV2", {**DEEPSEEK, "topk_method": "group_limited_greedy"}),
-    "deepseek-v2-lite": ("DeepseekV2", {**DEEPSEEK, "q_lora_rank": None, "rope_parameters": {**YARN, **MSCALE}}),
+    "deepseek-v2-lite": (
+        "DeepseekV2",
+        {**DEEPSEEK, "q_lora_rank": None, "rope_parameters": {**YARN, **MSCALE}},
+    ),
     "deepseek-v3": ("DeepseekV3", {**DEEPSEEK, "rope_parameters": {**YARN, **MSCALE}}),
-    "deepseek-v3-halves": ("DeepseekV3", {**DEEPSEEK, "rope_interleave": False, "norm_topk_prob": False}),
-}  # fmt: skip
+    "deepseek-v3-halves": (
+        "DeepseekV3",
+        {**DEEPSEEK, "rope_interleave": False, "norm_topk_prob": False},
+    ),
+}
 TOKENS = torch.arange(46).reshape(2, 23) * 7 % 61
 
 
@@ -101,7 +158,9 @@ def test_read_and_written_again(case, saved, tmp_path):
     assert main([str(folder), str(tmp_path / "ours"), "--to", "orrery"]) == 0
     assert main([str(tmp_path / "ours"), str(tmp_path / "theirs")]) == 0
     assert weights_in(tmp_path / "theirs") == weights_in(folder)
-    again = transformers().AutoModelForCausalLM.from_pretrained(tmp_path / "theirs", dtype=torch.float32)
+    again = transformers().AutoModelForCausalLM.from_pretrained(
+        tmp_path / "theirs", dtype=torch.float32
+    )
     torch.testing.assert_close(logits_of(again.eval()), wanted, atol=1e-6, rtol=0)
 
 
@@ -118,7 +177,10 @@ def test_many_files_and_an_index(saved, tmp_path):
 def test_fp8_in_blocks_of_128_is_unscaled(tmp_path):
     model = their_model("Llama", {**SIZES, "hidden_size": 160, "intermediate_size": 200})
     model.save_pretrained(tmp_path)
-    file, config = tmp_path / "model.safetensors", json.loads((tmp_path / "config.json").read_text())
+    file, config = (
+        tmp_path / "model.safetensors",
+        json.loads((tmp_path / "config.json").read_text()),
+    )
     tensors = load_file(file)
     name = "model.layers.1.mlp.up_proj.weight"
     scale = torch.tensor([[0.01, 0.02], [0.03, 0.04]])
@@ -129,18 +191,23 @@ def test_fp8_in_blocks_of_128_is_unscaled(tmp_path):
     read = open_weights(tmp_path).read("blocks.1.mlp.up.weight").float()
     assert read[130, 5] == (stored[130, 5].float() * 0.03).bfloat16()
     assert read[5, 130] == (stored[5, 130].float() * 0.02).bfloat16()
-    (tmp_path / "config.json").write_text(json.dumps({**config, "quantization_config": {"quant_method": "awq"}}))
+    (tmp_path / "config.json").write_text(
+        json.dumps({**config, "quantization_config": {"quant_method": "awq"}})
+    )
     with pytest.raises(WeightsError, match="awq weights have None bits; only 4"):
         open_weights(tmp_path)
 
 
 @pytest.mark.parametrize("case", ["gpt2", "llama", "deepseek-v3", "qwen3"])
 def test_what_published_files_hold_besides_is_left_aside(case, saved, tmp_path):
-    """GPT-2's masks and shorter names, old rotary tables, layers of multi-token prediction, a tied head's copy."""
+    """GPT-2's masks and shorter names, old rotary tables, layers of multi-token prediction, a tied
+    head's copy.
+    """
     folder, wanted = saved(case)
     shutil.copytree(folder, tmp_path, dirs_exist_ok=True)
     tensors = {
-        name.removeprefix("transformer."): tensor for name, tensor in load_file(folder / "model.safetensors").items()
+        name.removeprefix("transformer."): tensor
+        for name, tensor in load_file(folder / "model.safetensors").items()
     }
     more = {
         "gpt2": ["h.0.attn.bias", "h.1.attn.masked_bias"],
@@ -148,7 +215,9 @@ def test_what_published_files_hold_besides_is_left_aside(case, saved, tmp_path):
         "deepseek-v3": ["model.layers.3.eh_proj.weight", "model.layers.3.mlp.gate.weight"],
         "qwen3": ["lm_head.weight"],
     }[case]
-    save_file({**tensors, **{name: torch.zeros(2) for name in more}}, tmp_path / "model.safetensors")
+    save_file(
+        {**tensors, **{name: torch.zeros(2) for name in more}}, tmp_path / "model.safetensors"
+    )
     torch.testing.assert_close(logits_of(decoder_of(tmp_path)), wanted, atol=1e-4, rtol=0)
 
 
@@ -200,31 +269,48 @@ def index_of_absent(folder):
     ("harm", "says"),
     [
         (cut, "no whole safetensors file"),
-        (lambda f: (f / "model.safetensors").write_bytes(b"\xff" * 64), "no whole safetensors file"),
+        (
+            lambda f: (f / "model.safetensors").write_bytes(b"\xff" * 64),
+            "no whole safetensors file",
+        ),
         (lambda f: (f / "model.safetensors").write_bytes(b""), "no whole safetensors file"),
         (pickled, "pytorch_model.bin is a pickle file"),
         (lambda f: (f / "model.safetensors").unlink(), "holds no model.safetensors"),
         (lambda f: (f / "config.json").unlink(), "holds neither a config.json"),
         (lambda f: (f / "config.json").write_text("{"), "is not JSON"),
         (lambda f: (f / "config.json").write_text("[1]"), "no JSON object"),
-        (harm_config(model_type="bert"), "model_type is 'bert'; the families that can be read are gpt2, llama"),
+        (
+            harm_config(model_type="bert"),
+            "model_type is 'bert'; the families that can be read are gpt2, llama",
+        ),
         (harm_config(hidden_size=64), "has shape"),
         (harm_config(num_hidden_layers=3), "tensors are missing, the first is model.layers.2"),
-        (harm_config(num_hidden_layers=1), "belong to no llama of this configuration, the first is model.layers.1"),
+        (
+            harm_config(num_hidden_layers=1),
+            "belong to no llama of this configuration, the first is model.layers.1",
+        ),
         (harm_config(hidden_size="32"), "hidden_size is '32'"),
         (harm_config(rope_parameters={"rope_type": "longrope", "factor": 2.0}), "longrope"),
-        (harm_config(rope_parameters={"partial_rotary_factor": 0.5}), "partial_rotary_factor is 0.5"),
+        (
+            harm_config(rope_parameters={"partial_rotary_factor": 0.5}),
+            "partial_rotary_factor is 0.5",
+        ),
         (harm_weights(lambda t: t.pop("model.norm.weight")), "the first is model.norm.weight"),
-        (harm_weights(lambda t: t.update({"model.extra": torch.zeros(1)})), "the first is model.extra"),
+        (
+            harm_weights(lambda t: t.update({"model.extra": torch.zeros(1)})),
+            "the first is model.extra",
+        ),
         (index_outside, "no weight_map of file names in this folder"),
         (index_of_absent, "a.safetensors is missing, and the index names it"),
     ],
-)  # fmt: skip
+)
 def test_what_is_not_whole_is_told_and_leaves_nothing(harm, says, folder, tmp_path, capsys):
     harm(folder)
     assert main([str(folder), str(tmp_path / "out")]) == 64
     assert says in capsys.readouterr().err
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["llama"], "nothing half-written stays"
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["llama"], (
+        "nothing half-written stays"
+    )
 
 
 @pytest.mark.parametrize("name", ["weights.bin", "model.pt", "step.ckpt"])
@@ -251,9 +337,13 @@ def test_a_checkpoint_whose_table_runs_code_is_refused(saved, tmp_path):
 
 
 def test_a_table_that_an_older_python_wrote(saved, tmp_path):
-    """Before 3.11.4 a member of an enumeration was pickled as what `getattr` gives; nothing else may come that way."""
+    """Before 3.11.4 a member of an enumeration was pickled as what `getattr` gives; nothing else
+    may come that way.
+    """
     convert(saved("llama")[0], tmp_path / "ours")
-    _retold(tmp_path / "ours", tmp_path / "older", lambda member: (getattr, (type(member), member.name)))
+    _retold(
+        tmp_path / "ours", tmp_path / "older", lambda member: (getattr, (type(member), member.name))
+    )
     assert open_weights(tmp_path / "older").read("norm.weight").shape == (32,)
     _retold(tmp_path / "ours", tmp_path / "evil", lambda member: (getattr, (torch.Size, "count")))
     with pytest.raises(WeightsError, match="no member of an enumeration"):
@@ -294,7 +384,8 @@ def test_an_existing_folder_is_never_overwritten(saved, tmp_path, capsys):
 def test_a_full_disk_is_told_and_leaves_nothing(form, saved, tmp_path, capsys):
     folder = saved("llama")[0]
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, before[1]))  # writing beyond fails as on a full disk
+    # writing beyond fails as on a full disk
+    resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, before[1]))
     try:
         assert main([str(folder), str(tmp_path / "out"), "--to", form]) == 64
     finally:
@@ -306,29 +397,42 @@ def test_a_full_disk_is_told_and_leaves_nothing(form, saved, tmp_path, capsys):
 @pytest.mark.parametrize(
     ("name", "family"),
     [
-        ("gpt2-124m", "gpt2"), ("llama3-8b", "llama"), ("mixtral-8x7b", "mixtral"), ("qwen3-0.6b", "qwen3"),
-        ("qwen3-30b-a3b", "qwen3_moe"), ("deepseek-v2", "deepseek_v2"), ("deepseek-v3", "deepseek_v3"),
+        ("gpt2-124m", "gpt2"),
+        ("llama3-8b", "llama"),
+        ("mixtral-8x7b", "mixtral"),
+        ("qwen3-0.6b", "qwen3"),
+        ("qwen3-30b-a3b", "qwen3_moe"),
+        ("deepseek-v2", "deepseek_v2"),
+        ("deepseek-v3", "deepseek_v3"),
     ],
-)  # fmt: skip
+)
 def test_a_preset_survives_its_configuration(name, family):
     spec = PRESETS[name]
     config = write_config(spec, dtype="bfloat16")
     again = read_shape(config, what="config", name="")
     assert again == (family, spec)
     room = transformers()
-    newer = room.AutoConfig.for_model(**{key: config[key] for key in config if key != "architectures"})
-    assert read_shape(json.loads(newer.to_json_string(use_diff=False)), what="config", name="")[1].moe == spec.moe
+    newer = room.AutoConfig.for_model(
+        **{key: config[key] for key in config if key != "architectures"}
+    )
+    assert (
+        read_shape(json.loads(newer.to_json_string(use_diff=False)), what="config", name="")[1].moe
+        == spec.moe
+    )
 
 
 @pytest.mark.parametrize(
     "more",
     [
-        {"logit_softcap": 30.0}, {"position": "none"}, {"rope": {"interleaved": True}},
-        {"attention": "mfa", "mfa": {"qk_rank": 8, "head_dim": 8, "heads": 4}}, {"norm": "layernorm"},
+        {"logit_softcap": 30.0},
+        {"position": "none"},
+        {"rope": {"interleaved": True}},
+        {"attention": "mfa", "mfa": {"qk_rank": 8, "head_dim": 8, "heads": 4}},
+        {"norm": "layernorm"},
         {"moe": {"experts": 4, "top_k": 2, "expert_ffn": 8, "shared_experts": 1}},
     ],
     ids=str,
-)  # fmt: skip
+)
 def test_what_no_family_computes_is_not_written(more):
     sizes = {"layers": 2, "hidden": 32, "heads": 4, "ffn": 48, "vocab": 61, "max_seq_len": 64}
     with pytest.raises(WeightsError, match="no Hugging Face family that can be written has"):
@@ -345,7 +449,9 @@ def their_model(family: str, config: dict[str, Any]) -> Any:
     """A small model of theirs whose every weight is random, norms, biases and balancing biases too."""
     room = transformers()
     model = getattr(room, {"GPT2": "GPT2LMHeadModel"}.get(family, f"{family}ForCausalLM"))
-    built = model(getattr(room, f"{family}Config")(**{"bos_token_id": None, "eos_token_id": None, **config})).eval()
+    built = model(
+        getattr(room, f"{family}Config")(**{"bos_token_id": None, "eos_token_id": None, **config})
+    ).eval()
     generator = torch.Generator().manual_seed(5)
     with torch.no_grad():
         for name, parameter in [*built.named_parameters(), *built.named_buffers()]:
@@ -369,4 +475,7 @@ def logits_of(model: Any) -> torch.Tensor:
 
 
 def weights_in(folder: Path) -> dict[str, list[int]]:
-    return {name: tensor.double().sum().item() for name, tensor in load_file(folder / "model.safetensors").items()}
+    return {
+        name: tensor.double().sum().item()
+        for name, tensor in load_file(folder / "model.safetensors").items()
+    }

@@ -20,7 +20,9 @@ SIZES = {"layers": 1, "hidden": 16, "heads": 2, "ffn": 24, "vocab": 61, "max_seq
 
 
 def routed(**moe) -> RoutedMlp:
-    spec = ModelSpec.from_dict({**SIZES, "bias": "all", "moe": {"experts": 6, "top_k": 2, "expert_ffn": 8, **moe}})
+    spec = ModelSpec.from_dict(
+        {**SIZES, "bias": "all", "moe": {"experts": 6, "top_k": 2, "expert_ffn": 8, **moe}}
+    )
     assert spec.moe is not None
     layer = RoutedMlp(spec, spec.moe)
     initialise(layer, layers=1, seed=1)
@@ -42,11 +44,17 @@ def test_experts_one_token_at_a_time(shared, x):
     wanted = torch.zeros_like(x)
     for place in torch.cartesian_prod(torch.arange(3), torch.arange(20)).tolist():
         token = x[tuple(place)]
-        for weight, expert in zip(weights[tuple(place)], chosen[tuple(place)].tolist(), strict=True):
+        for weight, expert in zip(
+            weights[tuple(place)], chosen[tuple(place)].tolist(), strict=True
+        ):
             part = {name: getattr(layer.experts, name) for name in ("gate", "up", "down")}
-            gate, up = (part[n].weight[expert] @ token + part[n].bias[expert] for n in ("gate", "up"))
+            gate, up = (
+                part[n].weight[expert] @ token + part[n].bias[expert] for n in ("gate", "up")
+            )
             inner = torch.nn.functional.silu(gate) * up
-            wanted[tuple(place)] += weight * (part["down"].weight[expert] @ inner + part["down"].bias[expert])
+            wanted[tuple(place)] += weight * (
+                part["down"].weight[expert] @ inner + part["down"].bias[expert]
+            )
         if layer.shared is not None:
             wanted[tuple(place)] += layer.shared(token)
     torch.testing.assert_close(layer(x), wanted, atol=1e-4, rtol=1e-5)
@@ -64,7 +72,13 @@ def test_every_expert_has_a_gradient_though_it_saw_no_token(x):
     [
         {"shared_experts": 1},
         {"capacity": 0.5, "aux_loss": 0.5},
-        {"scoring": "sigmoid", "groups": 3, "groups_per_token": 2, "bias_update": 0.1, "routed_scale": 2.5},
+        {
+            "scoring": "sigmoid",
+            "groups": 3,
+            "groups_per_token": 2,
+            "bias_update": 0.1,
+            "routed_scale": 2.5,
+        },
     ],
     ids=["shared", "capacity", "groups"],
 )
@@ -90,14 +104,23 @@ def test_kernels_gate_permute_and_multiply_as_the_pieces_do(moe, x, monkeypatch)
     forget()
     for one, other in zip(*found, strict=True):
         torch.testing.assert_close(other, one, rtol=1e-5, atol=1e-5)
-    assert {"moe_gate", "moe_permute", "grouped_matmul"} <= told[0].keys() and set(told[0].values()) == {"torch"}
-    assert told[0].keys() | {"moe_unpermute"} == told[1].keys() and set(told[1].values()) == {"reference"}
+    assert {"moe_gate", "moe_permute", "grouped_matmul"} <= told[0].keys() and set(
+        told[0].values()
+    ) == {"torch"}
+    assert told[0].keys() | {"moe_unpermute"} == told[1].keys() and set(told[1].values()) == {
+        "reference"
+    }
 
 
 def test_first_choices_and_early_tokens_stay_within_capacity():
-    chosen = torch.tensor([[[0, 1], [0, 1], [1, 0], [0, 2]]])  # 4 tokens, 2 each of 3 experts: ceil(8 / 3) = 3
-    assert drop_beyond_capacity(chosen, experts=3, capacity=1.0).tolist() == [[[0, 1], [0, 1], [1, 3], [0, 2]]]
-    assert drop_beyond_capacity(chosen, experts=3, capacity=0.3).tolist() == [[[0, 3], [3, 3], [1, 3], [3, 2]]]
+    # 4 tokens, 2 each of 3 experts: ceil(8 / 3) = 3
+    chosen = torch.tensor([[[0, 1], [0, 1], [1, 0], [0, 2]]])
+    assert drop_beyond_capacity(chosen, experts=3, capacity=1.0).tolist() == [
+        [[0, 1], [0, 1], [1, 3], [0, 2]]
+    ]
+    assert drop_beyond_capacity(chosen, experts=3, capacity=0.3).tolist() == [
+        [[0, 3], [3, 3], [1, 3], [3, 2]]
+    ]
 
 
 def test_capacity_counts_by_document_as_if_each_stood_alone():
@@ -133,7 +156,8 @@ def test_the_bias_evens_the_load(scoring, x):
 
 
 def test_the_auxiliary_loss_evens_the_load_and_is_one_when_even(x):
-    layer, x = routed(aux_loss=1.0).train(), x + 1  # a direction that all tokens share favours a few experts
+    # a direction that all tokens share favours a few experts
+    layer, x = routed(aux_loss=1.0).train(), x + 1
     balancer = Balancer([layer], layer.moe)
     balancer.scale_gradients(1 / 3)
     optimizer = torch.optim.SGD([layer.router.weight], lr=0.3)

@@ -1,4 +1,6 @@
-"""A decoder by chosen kernels is that of the formulas as written, and what was chosen is told with its reason."""
+"""A decoder by chosen kernels is that of the formulas as written, and what was chosen is told with
+its reason.
+"""
 
 from __future__ import annotations
 
@@ -35,7 +37,9 @@ def test_step_by_step_is_the_same_to_rounding(name: str, packed: bool) -> None:
     ours, theirs = gradients(chosen, documents), gradients(plain, documents)
     assert ours.keys() == theirs.keys() == {"loss", *dict(chosen.named_parameters())}
     for each, found in ours.items():
-        torch.testing.assert_close(found, theirs[each], rtol=2e-5, atol=2e-6, msg=lambda says, at=each: f"{at}: {says}")
+        torch.testing.assert_close(
+            found, theirs[each], rtol=2e-5, atol=2e-6, msg=lambda says, at=each: f"{at}: {says}"
+        )
 
 
 @pytest.mark.parametrize("name", ["llama", "gpt-2", "capped"])
@@ -44,11 +48,15 @@ def test_losses_without_logits_are_those_of_logits(name: str) -> None:
     decoder = built(name)
     targets = TOKENS.roll(-1, 1).clone()
     targets[0, :5] = -100
-    whole = torch.nn.functional.cross_entropy(decoder(TOKENS).flatten(0, 1), targets.flatten(), reduction="none")
+    whole = torch.nn.functional.cross_entropy(
+        decoder(TOKENS).flatten(0, 1), targets.flatten(), reduction="none"
+    )
     whole.sum().backward()
     wanted = {each: parameter.grad for each, parameter in decoder.named_parameters()}
     decoder.zero_grad()
-    torch.testing.assert_close(decoder(TOKENS, None, targets, True), whole.view_as(TOKENS), rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(
+        decoder(TOKENS, None, targets, True), whole.view_as(TOKENS), rtol=1e-5, atol=1e-6
+    )
     total = decoder(TOKENS, None, targets)
     torch.testing.assert_close(total, whole.sum(), rtol=1e-5, atol=1e-5)
     total.backward()
@@ -64,9 +72,16 @@ def test_each_choice_is_told_once_with_its_reason() -> None:
     assert told.keys() == {"rms_norm", "apply_rope", "attention", "swiglu"}
     assert {row["backend"] for row in told.values()} == {"torch", "flash"}
     assert all("a CPU tensor" in str(row["reason"]) for row in told.values())
-    assert [told[op]["calls"] for op in ("rms_norm", "apply_rope", "attention", "swiglu")] == [10, 4, 4, 4]
+    assert [told[op]["calls"] for op in ("rms_norm", "apply_rope", "attention", "swiglu")] == [
+        10,
+        4,
+        4,
+        4,
+    ]
     data = kernels_chosen(CPU)
-    assert (data["runtime"], data["left_out"]) == ("reference", 0) and data["torch"] == torch.__version__
+    assert (data["runtime"], data["left_out"]) == ("reference", 0) and data[
+        "torch"
+    ] == torch.__version__
     [row] = [row for row in data["operations"] if row["op"] == "attention"]
     assert row["call"] == "cpu, float32, head_dim 8, queries 32, keys 32, causal, grad"
     assert kernels_chosen(CPU, fused=False)["operations"] == []
@@ -101,7 +116,9 @@ def test_attention_on_a_cpu_never_holds_every_score(how: dict[str, Any], bound: 
 def test_pieces_of_a_window_that_drops_see_what_the_window_lets_them() -> None:
     """So little is dropped that nothing is: pieces of 256 queries and a ragged one."""
     q, k, v = torch.randn(3, 2, 600, 2, 8).unbind()
-    torch.testing.assert_close(attend(q, k, v, window=40, dropout=1e-30), attend(q, k, v, window=40))
+    torch.testing.assert_close(
+        attend(q, k, v, window=40, dropout=1e-30), attend(q, k, v, window=40)
+    )
 
 
 def test_what_drops_and_what_is_compiled_runs_by_torch() -> None:

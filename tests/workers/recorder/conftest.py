@@ -12,7 +12,14 @@ from tests.workers.recorder.server import Ingest, serving
 
 @pytest.fixture(autouse=True)
 def _own_environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    for name in ("ORRERY_RUN_DIR", "ORRERY_RUN", "ORRERY_ATTEMPT", "ORRERY_URL", "ORRERY_TOKEN", "RANK"):
+    for name in (
+        "ORRERY_RUN_DIR",
+        "ORRERY_RUN",
+        "ORRERY_ATTEMPT",
+        "ORRERY_URL",
+        "ORRERY_TOKEN",
+        "RANK",
+    ):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("ORRERY_SPOOL", str(tmp_path / "spool"))
 

@@ -1,4 +1,6 @@
-"""A small real HTTP server that takes runs, points, events and logs like Orrery's REST interface, once by seq."""
+"""A small real HTTP server that takes runs, points, events and logs like Orrery's REST interface,
+once by seq.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,9 @@ LISTS = {"points": "points", "events": "events", "logs": "lines"}
 
 
 class Ingest(ThreadingHTTPServer):
-    """`store[run][kind]` maps (rank, seq) to an item; `refuse` holds answers to give first: (status, headers)."""
+    """`store[run][kind]` maps (rank, seq) to an item; `refuse` holds answers to give first:
+    (status, headers).
+    """
 
     daemon_threads = True
 
@@ -47,7 +51,9 @@ class Handler(BaseHTTPRequestHandler):
 
     def do_POST(self) -> None:
         raw = self.rfile.read(int(self.headers["Content-Length"]))
-        body = json.loads(gzip.decompress(raw) if self.headers.get("Content-Encoding") == "gzip" else raw)
+        body = json.loads(
+            gzip.decompress(raw) if self.headers.get("Content-Encoding") == "gzip" else raw
+        )
         with self.server.lock:
             if self.headers["Authorization"] != f"Bearer {TOKEN}":
                 return self.answer(401, {"detail": "The token is not known."})
@@ -79,12 +85,18 @@ class Handler(BaseHTTPRequestHandler):
         if any(item.get("type") == "poison" for item in items):
             return 422, {"detail": "An event type nobody takes."}
         known = server.store[run][kind]
-        fresh = {(item["rank"], item["seq"]): item for item in items if (item["rank"], item["seq"]) not in known}
+        fresh = {
+            (item["rank"], item["seq"]): item
+            for item in items
+            if (item["rank"], item["seq"]) not in known
+        }
         server.duplicates += len(items) - len(fresh)
         known.update(fresh)
         return 200, {"accepted": len(fresh), "duplicates": len(items) - len(fresh), "rejected": []}
 
-    def answer(self, status: int, body: dict[str, Any], headers: dict[str, str] | None = None) -> None:
+    def answer(
+        self, status: int, body: dict[str, Any], headers: dict[str, str] | None = None
+    ) -> None:
         text = json.dumps(body).encode()
         self.send_response(status)
         for name, value in {
@@ -99,7 +111,9 @@ class Handler(BaseHTTPRequestHandler):
 
 @contextmanager
 def serving(server: Ingest) -> Iterator[Ingest]:
-    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True)
+    thread = threading.Thread(
+        target=server.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True
+    )
     thread.start()
     try:
         yield server

@@ -1,4 +1,6 @@
-"""Followed programs: what TensorBoard's own writer, Megatron and torchtitan write becomes one point a step, once."""
+"""Followed programs: what TensorBoard's own writer, Megatron and torchtitan write becomes one point
+a step, once.
+"""
 
 from __future__ import annotations
 
@@ -15,18 +17,25 @@ from workers.recorder.orrery_follow import main
 from workers.recorder.orrery_textlogs import megatron, torchtitan
 
 MEGATRON = (
-    " [2026-01-02 10:00:00] iteration       10/     500 | consumed samples:          320 | elapsed time per iteration "
-    "(ms): 523.1 | throughput per GPU (TFLOP/s/GPU): 120.3 | learning rate: 1.500000E-06 | global batch size:    32 | "
-    "lm loss: 1.074000E+01 | loss scale: 65536.0 | grad norm: 5.217 | number of skipped iterations:   0 |"
+    " [2026-01-02 10:00:00] iteration       10/     500 | consumed samples:          320 | "
+    "elapsed time per iteration "
+    "(ms): 523.1 | throughput per GPU (TFLOP/s/GPU): 120.3 | learning rate: 1.500000E-06 | global "
+    "batch size:    32 | "
+    "lm loss: 1.074000E+01 | loss scale: 65536.0 | grad norm: 5.217 | number of skipped "
+    "iterations:   0 |"
 )
 TITAN = (
-    "[titan] 2026-01-02 10:00:00,123 - root - INFO - \x1b[31mstep: 20  \x1b[32mloss:  7.1234  \x1b[38mgrad_norm:  "
-    "1.2500  \x1b[34mmemory:  5.50GiB(6.86%)  \x1b[36mtps: 12,345  tflops: 98.70  \x1b[35mmfu: 31.65%\x1b[39m"
+    "[titan] 2026-01-02 10:00:00,123 - root - INFO - \x1b[31mstep: 20  \x1b[32mloss:  7.1234  "
+    "\x1b[38mgrad_norm:  "
+    "1.2500  \x1b[34mmemory:  5.50GiB(6.86%)  \x1b[36mtps: 12,345  tflops: 98.70  \x1b[35mmfu: "
+    "31.65%\x1b[39m"
 )
 
 
 def follow(server: Ingest, *arguments: str) -> int:
-    return main(["--url", server.url, "--token", TOKEN, "--poll", "0.02", "--idle-exit", "0.3", *arguments])
+    return main(
+        ["--url", server.url, "--token", TOKEN, "--poll", "0.02", "--idle-exit", "0.3", *arguments]
+    )
 
 
 def test_a_megatron_line() -> None:
@@ -34,11 +43,21 @@ def test_a_megatron_line() -> None:
     assert numbers is not None and numbers.time is not None
     assert (numbers.step, numbers.tokens) == (10, 320 * 2048)
     assert numbers.values == {
-        "step_time_s": pytest.approx(0.5231), "tflops_per_device": 120.3, "lr": 1.5e-6, "loss": 10.74,
-        "loss_scale": 65536.0, "grad_norm": 5.217, "megatron/number_of_skipped_iterations": 0.0,
-    }  # fmt: skip
-    validation = megatron(" validation loss at iteration 1000 | lm loss value: 2.345000E+00 | lm loss PPL: 1.04E+01 |")
-    assert validation is not None and validation.values == {"val_loss": 2.345, "val_perplexity": 10.4}
+        "step_time_s": pytest.approx(0.5231),
+        "tflops_per_device": 120.3,
+        "lr": 1.5e-6,
+        "loss": 10.74,
+        "loss_scale": 65536.0,
+        "grad_norm": 5.217,
+        "megatron/number_of_skipped_iterations": 0.0,
+    }
+    validation = megatron(
+        " validation loss at iteration 1000 | lm loss value: 2.345000E+00 | lm loss PPL: 1.04E+01 |"
+    )
+    assert validation is not None and validation.values == {
+        "val_loss": 2.345,
+        "val_perplexity": 10.4,
+    }
     assert megatron("> building train, validation, and test datasets ...") is None
 
 
@@ -46,23 +65,41 @@ def test_a_torchtitan_line() -> None:
     numbers = torchtitan(TITAN)
     assert numbers is not None and numbers.step == 20
     assert numbers.values == {
-        "loss": 7.1234, "grad_norm": 1.25, "memory/reserved_bytes": 5.5 * 2**30,
-        "tokens_per_s_per_device": 12345.0, "tflops_per_device": 98.7, "mfu": pytest.approx(0.3165),
-    }  # fmt: skip
-    validation = torchtitan("[titan] INFO - validate step: 20  loss:  7.5  memory:  5.50GiB(6.86%)  tps: 1,000")
+        "loss": 7.1234,
+        "grad_norm": 1.25,
+        "memory/reserved_bytes": 5.5 * 2**30,
+        "tokens_per_s_per_device": 12345.0,
+        "tflops_per_device": 98.7,
+        "mfu": pytest.approx(0.3165),
+    }
+    validation = torchtitan(
+        "[titan] INFO - validate step: 20  loss:  7.5  memory:  5.50GiB(6.86%)  tps: 1,000"
+    )
     assert validation is not None and validation.values == {"val_loss": 7.5}
     assert torchtitan("[titan] INFO - Training starts at step 1") is None
 
 
 def test_a_log_is_followed_and_gone_on_with(server: Ingest, tmp_path: Path) -> None:
     log, spool = tmp_path / "train.log", str(tmp_path / "s")
-    log.write_text(f"start\n{MEGATRON}\n iteration  11/ 500 | lm loss: 1.0")  # the last line is still being written
-    run = [sys.executable, "-m", "workers.recorder.follow", "--url", server.url, "--token", TOKEN, "--poll", "0.02"]
+    # the last line is still being written
+    log.write_text(f"start\n{MEGATRON}\n iteration  11/ 500 | lm loss: 1.0")
+    run = [
+        sys.executable,
+        "-m",
+        "workers.recorder.follow",
+        "--url",
+        server.url,
+        "--token",
+        TOKEN,
+        "--poll",
+        "0.02",
+    ]
     command = [*run, "--megatron-log", str(log), "--spool", spool]
     process = subprocess.Popen(command)
     try:
         wait(lambda: len(server.store.get("r1", {}).get("points", {})) == 1)
-        wait(lambda: (tmp_path / "s" / "positions.json").exists())  # it has noted how far it has read
+        # it has noted how far it has read
+        wait(lambda: (tmp_path / "s" / "positions.json").exists())
         process.kill()  # a follower that dies goes on where it was
         process.wait(timeout=120)
         with log.open("a") as file:
@@ -71,7 +108,10 @@ def test_a_log_is_followed_and_gone_on_with(server: Ingest, tmp_path: Path) -> N
     finally:
         process.kill()
         process.wait(timeout=120)
-    assert [(p["step"], p["values"]["loss"]) for p in server.points("r1")] == [(10, 10.74), (11, 1.05)]
+    assert [(p["step"], p["values"]["loss"]) for p in server.points("r1")] == [
+        (10, 10.74),
+        (11, 1.05),
+    ]
     assert next(line["text"] for line in server.store["r1"]["logs"].values()) == "start"
     assert server.ends["r1"]["status"] == "finished" and len(server.runs) == 1
 
@@ -84,11 +124,20 @@ def test_a_tensorboard_directory_is_followed(server: Ingest, tmp_path: Path) -> 
     assert proto
     writer = writer_module.EventFileWriter(str(tmp_path / "tb"))
     for step in range(1, 51):
-        for tag, value in (("train/loss", 1 / step), ("train/learning_rate", 0.5), ("custom/thing", float(step))):
-            simple = summary_pb2.Summary(value=[summary_pb2.Summary.Value(tag=tag, simple_value=value)])
+        for tag, value in (
+            ("train/loss", 1 / step),
+            ("train/learning_rate", 0.5),
+            ("custom/thing", float(step)),
+        ):
+            simple = summary_pb2.Summary(
+                value=[summary_pb2.Summary.Value(tag=tag, simple_value=value)]
+            )
             writer.add_event(event_pb2.Event(wall_time=1.7e9 + step, step=step, summary=simple))
-    mean = summary_pb2.Summary(value=[summary_pb2.Summary.Value(tag="train/train_loss", simple_value=9.0)])
-    writer.add_event(event_pb2.Event(wall_time=1.7e9 + 50, step=50, summary=mean))  # as the Trainer ends
+    mean = summary_pb2.Summary(
+        value=[summary_pb2.Summary.Value(tag="train/train_loss", simple_value=9.0)]
+    )
+    # as the Trainer ends
+    writer.add_event(event_pb2.Event(wall_time=1.7e9 + 50, step=50, summary=mean))
     writer.flush()
     below = writer_module.EventFileWriter(str(tmp_path / "tb" / "validation"))
     tensor = tensor_pb2.TensorProto(dtype=1, float_val=[0.25])
@@ -102,10 +151,15 @@ def test_a_tensorboard_directory_is_followed(server: Ingest, tmp_path: Path) -> 
     assert points[3]["values"] == {"loss": 0.25, "lr": 0.5, "custom/thing": 4.0}
     assert points[3]["time"] == 1.7e9 + 4
     assert points[49]["values"]["val_loss"] == 0.25
-    assert (points[49]["values"]["loss"], points[49]["values"]["train/train_loss"]) == (pytest.approx(0.02), 9.0)
+    assert (points[49]["values"]["loss"], points[49]["values"]["train/train_loss"]) == (
+        pytest.approx(0.02),
+        9.0,
+    )
 
 
-def test_a_follower_without_an_address_says_so(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_follower_without_an_address_says_so(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     assert main(["--torchtitan-log", str(tmp_path / "x")]) == 2
     assert "give url" in caplog.text
 

@@ -14,8 +14,12 @@ from workers.contracts.counts import parameter_count
 from workers.recorder.orrery_lightning import OrreryLogger
 
 
-@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning", "ignore::UserWarning")
-def test_a_real_trainer_records_itself(server: Ingest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.filterwarnings(
+    "ignore::DeprecationWarning", "ignore::FutureWarning", "ignore::UserWarning"
+)
+def test_a_real_trainer_records_itself(
+    server: Ingest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     pytest.importorskip("accelerate")
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     import torch
@@ -25,19 +29,34 @@ def test_a_real_trainer_records_itself(server: Ingest, tmp_path: Path, monkeypat
 
     torch.manual_seed(0)
     config = LlamaConfig(
-        hidden_size=32, intermediate_size=64, num_hidden_layers=2, num_attention_heads=2, vocab_size=64,
+        hidden_size=32,
+        intermediate_size=64,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        vocab_size=64,
         max_position_embeddings=32,
-    )  # fmt: skip
+    )
     rows = [{"input_ids": (ids := torch.randint(0, 64, (16,))), "labels": ids} for _ in range(16)]
     arguments = TrainingArguments(
-        output_dir=str(tmp_path), max_steps=6, logging_steps=1, eval_strategy="steps", eval_steps=3, save_steps=6,
-        per_device_train_batch_size=4, report_to=[], use_cpu=True, disable_tqdm=True,
+        output_dir=str(tmp_path),
+        max_steps=6,
+        logging_steps=1,
+        eval_strategy="steps",
+        eval_steps=3,
+        save_steps=6,
+        per_device_train_batch_size=4,
+        report_to=[],
+        use_cpu=True,
+        disable_tqdm=True,
         include_num_input_tokens_seen="all",
-    )  # fmt: skip
+    )
     trainer = Trainer(
-        model=LlamaForCausalLM(config), args=arguments, train_dataset=rows, eval_dataset=rows[:4],
+        model=LlamaForCausalLM(config),
+        args=arguments,
+        train_dataset=rows,
+        eval_dataset=rows[:4],
         callbacks=[OrreryCallback(server.url, TOKEN, "trainer")],
-    )  # fmt: skip
+    )
     trainer.train()
     points = server.points("r1")
     losses = {p["step"]: p["values"] for p in points if "loss" in p["values"]}
@@ -55,7 +74,9 @@ def test_a_real_trainer_records_itself(server: Ingest, tmp_path: Path, monkeypat
     assert server.ends["r1"]["status"] == "finished"
 
 
-def test_a_lightning_shaped_loop_records_itself(server: Ingest, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_lightning_shaped_loop_records_itself(
+    server: Ingest, monkeypatch: pytest.MonkeyPatch
+) -> None:
     logger = OrreryLogger(server.url, TOKEN, "lightning")
     logger.log_hyperparams(Namespace(lr=0.1, layers=2))
     for step in (1, 2):
@@ -64,9 +85,15 @@ def test_a_lightning_shaped_loop_records_itself(server: Ingest, monkeypatch: pyt
     logger.save()
     assert logger.version.startswith("lightning-") and logger.name == "lightning"
     logger.finalize("success")
-    assert [(p["step"], p["values"]) for p in server.points("r1")] == [(1, {"loss": 1.0}), (2, {"loss": 0.5})]
+    assert [(p["step"], p["values"]) for p in server.points("r1")] == [
+        (1, {"loss": 1.0}),
+        (2, {"loss": 0.5}),
+    ]
     events = {e["type"]: e["data"] for e in server.store["r1"]["events"].values()}
-    assert events == {"hyperparameters": {"lr": "0.1", "layers": "2"}, "checkpoint_saved": {"path": "a.ckpt"}}
+    assert events == {
+        "hyperparameters": {"lr": "0.1", "layers": "2"},
+        "checkpoint_saved": {"path": "a.ckpt"},
+    }
     assert server.ends["r1"]["status"] == "finished"
     monkeypatch.setenv("LOCAL_RANK", "1")
     silent = OrreryLogger(server.url, TOKEN)

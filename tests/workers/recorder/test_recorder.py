@@ -1,4 +1,6 @@
-"""The recorder against a real HTTP server: everything arrives once, whatever happens in between, and nothing raises."""
+"""The recorder against a real HTTP server: everything arrives once, whatever happens in between,
+and nothing raises.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +32,9 @@ def record(server_url: str, **more: object) -> orrery_recorder.Run:
 def test_what_is_logged_arrives_whole_and_in_contract_form(server: Ingest) -> None:
     run = record(server.url, spec={"model": "llama3-8b"}, experiment="e")
     run.log({"loss": 2.5, "lr": 1e-3}, step=1, tokens=64)
-    run.log({"loss": math.nan, "flag": True, "odd": object(), "scale": -math.inf}, step=2, tokens=128)
+    run.log(
+        {"loss": math.nan, "flag": True, "odd": object(), "scale": -math.inf}, step=2, tokens=128
+    )
     run.log({"loss": 2.0, '100%d "x"': 3})
     run.event("checkpoint_saved", {"step": 2, "loss": math.inf})
     run.line("hello")
@@ -39,19 +43,29 @@ def test_what_is_logged_arrives_whole_and_in_contract_form(server: Ingest) -> No
     assert (created["name"], created["experiment"]) == ("flight", "e")
     assert RunSpec.from_dict(created["spec"]).kind == "external"
     points = server.points("r1")
-    assert [(p["seq"], p["step"], p["tokens"]) for p in points] == [(1, 1, 64), (2, 2, 128), (3, 3, 128)]
+    assert [(p["seq"], p["step"], p["tokens"]) for p in points] == [
+        (1, 1, 64),
+        (2, 2, 128),
+        (3, 3, 128),
+    ]
     assert points[1]["values"] == {"loss": "NaN", "flag": 1.0, "scale": "-Infinity"}
     assert points[2]["values"] == {"loss": 2.0, '100%d "x"': 3.0}
     for point in points:
         Point.from_dict({**point, "run": "r1", "attempt": 1})
     (event,) = server.store["r1"]["events"].values()
-    assert RunEvent.from_dict({**event, "run": "r1", "attempt": 1}).data == {"step": 2, "loss": "Infinity"}
+    assert RunEvent.from_dict({**event, "run": "r1", "attempt": 1}).data == {
+        "step": 2,
+        "loss": "Infinity",
+    }
     assert [line["text"] for line in server.store["r1"]["logs"].values()] == ["hello"]
     assert server.ends == {"r1": {"status": "finished", "reason": ""}}
-    assert run.id == "r1" and run.spool is not None and not run.spool.exists()  # nothing is left to keep
+    # nothing is left to keep
+    assert run.id == "r1" and run.spool is not None and not run.spool.exists()
 
 
-def test_a_server_that_comes_late_gets_everything_in_few_calls(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_server_that_comes_late_gets_everything_in_few_calls(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     port = free_port()
     run = record(f"http://127.0.0.1:{port}")
     for step in range(1, 25_001):
@@ -79,17 +93,31 @@ def test_retry_after_is_honoured_and_busy_answers_lose_nothing(server: Ingest) -
     assert len(server.points("r1")) == 2 and server.duplicates == 0
 
 
-def test_one_bad_item_does_not_hold_up_the_others(server: Ingest, caplog: pytest.LogCaptureFixture) -> None:
+def test_one_bad_item_does_not_hold_up_the_others(
+    server: Ingest, caplog: pytest.LogCaptureFixture
+) -> None:
     run = record(server.url)
     for i in range(10):
         run.event("poison" if i == 4 else "fine", {"i": i})
     run.log({"loss": 1.0}, step=1)
     assert run.finish(timeout_s=PATIENCE_S)
-    assert [event["data"]["i"] for event in server.store["r1"]["events"].values()] == [0, 1, 2, 3, 5, 6, 7, 8, 9]
+    assert [event["data"]["i"] for event in server.store["r1"]["events"].values()] == [
+        0,
+        1,
+        2,
+        3,
+        5,
+        6,
+        7,
+        8,
+        9,
+    ]
     assert "left out" in caplog.text
 
 
-def test_a_refused_spec_does_not_cost_the_record(server: Ingest, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_refused_spec_does_not_cost_the_record(
+    server: Ingest, caplog: pytest.LogCaptureFixture
+) -> None:
     run = record(server.url, spec={"wrong": 1})
     run.log({"loss": 1.0}, step=1)
     assert run.finish(timeout_s=PATIENCE_S)
@@ -112,12 +140,27 @@ if sys.argv[6] == "raise":
 """
 
 
-def crash(server: Ingest | str, spool: Path, first: int, how: str) -> subprocess.CompletedProcess[str]:
+def crash(
+    server: Ingest | str, spool: Path, first: int, how: str
+) -> subprocess.CompletedProcess[str]:
     url = server if isinstance(server, str) else server.url
     return subprocess.run(
-        [sys.executable, "-I", "-c", CRASHING, str(FILE.parent), url, TOKEN, str(spool), str(first), how],
-        capture_output=True, text=True, timeout=180,
-    )  # fmt: skip
+        [
+            sys.executable,
+            "-I",
+            "-c",
+            CRASHING,
+            str(FILE.parent),
+            url,
+            TOKEN,
+            str(spool),
+            str(first),
+            how,
+        ],
+        capture_output=True,
+        text=True,
+        timeout=180,
+    )
 
 
 def test_a_killed_program_goes_on_with_the_same_run(server: Ingest, tmp_path: Path) -> None:
@@ -158,7 +201,9 @@ def test_what_a_program_left_behind_is_sent_later(tmp_path: Path) -> None:
         assert losses == [1.0, 2.0] and len(server.ends) == 2
 
 
-def test_a_spool_is_for_one_process(tmp_path: Path, server: Ingest, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_spool_is_for_one_process(
+    tmp_path: Path, server: Ingest, caplog: pytest.LogCaptureFixture
+) -> None:
     with record(server.url, spool=tmp_path / "s") as run:
         other = record(server.url, spool=tmp_path / "s")
         other.log({"loss": 1.0})
@@ -168,7 +213,9 @@ def test_a_spool_is_for_one_process(tmp_path: Path, server: Ingest, caplog: pyte
 
 
 @pytest.mark.parametrize("status", [401, 404, 422])
-def test_nothing_raises_when_the_server_refuses(server: Ingest, status: int, caplog: pytest.LogCaptureFixture) -> None:
+def test_nothing_raises_when_the_server_refuses(
+    server: Ingest, status: int, caplog: pytest.LogCaptureFixture
+) -> None:
     server.refuse = [(status, {})] * 1000
     run = record(server.url)
     for _ in range(100):
@@ -235,14 +282,21 @@ def test_in_a_run_directory_lines_are_the_outbox(
         assert run.finish(timeout_s=PATIENCE_S)
     assert capsys.readouterr().out == "its output is its log\n" * 2
     points = [
-        Point.model_validate_json(line) for line in (tmp_path / "rank-2" / "points.jsonl").read_text().splitlines()
+        Point.model_validate_json(line)
+        for line in (tmp_path / "rank-2" / "points.jsonl").read_text().splitlines()
     ]
-    assert [(p.run, p.attempt, p.rank, p.seq, p.step) for p in points] == [("12", 3, 2, 1, 1), ("12", 3, 2, 2, 2)]
-    events = [json.loads(line) for line in (tmp_path / "rank-2" / "events.jsonl").read_text().splitlines()]
+    assert [(p.run, p.attempt, p.rank, p.seq, p.step) for p in points] == [
+        ("12", 3, 2, 1, 1),
+        ("12", 3, 2, 2, 2),
+    ]
+    events = [
+        json.loads(line) for line in (tmp_path / "rank-2" / "events.jsonl").read_text().splitlines()
+    ]
     assert [RunEvent.from_dict(event).seq for event in events] == [1, 2]
 
 
-@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # 3.12 warns of a fork beside threads, which is the case
+# 3.12 warns of a fork beside threads, which is the case
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
 def test_a_forked_child_does_not_speak_for_its_parent(server: Ingest) -> None:
     run = record(server.url)
     run.log({"loss": 1.0}, step=1)

@@ -16,11 +16,20 @@ from workers.models.manifest import step_folder
 from workers.models.shapes import weight_shapes
 
 TINY = {
-    "name": "tiny", "layers": 2, "hidden": 32, "heads": 4, "kv_heads": 2, "ffn": 80, "vocab": 256, "max_seq_len": 64,
-}  # fmt: skip
+    "name": "tiny",
+    "layers": 2,
+    "hidden": 32,
+    "heads": 4,
+    "kv_heads": 2,
+    "ffn": 80,
+    "vocab": 256,
+    "max_seq_len": 64,
+}
 
 
-def make_spec(model: Any = None, plan: dict[str, Any] | None = None, **train: Any) -> dict[str, Any]:
+def make_spec(
+    model: Any = None, plan: dict[str, Any] | None = None, **train: Any
+) -> dict[str, Any]:
     """A short run of a tiny decoder on Shakespeare that writes no texts; keywords change `train`."""
     defaults = {
         "steps": 4,
@@ -48,12 +57,14 @@ def relative(ours: Tensor, theirs: Tensor) -> float:
     return float((ours - theirs).abs().max() / theirs.abs().max().clamp_min(1e-12))
 
 
-@pytest.fixture(scope="package")  # no longer: each of gloo's groups wakes up 100 times a second, used or not
+# no longer: each of gloo's groups wakes up 100 times a second, used or not
+@pytest.fixture(scope="package")
 def pools(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[int], Pool]]:
     started: dict[int, Pool] = {}
 
     def pool(size: int) -> Pool:
-        if size in started and not started[size].whole:  # a test that lost a rank is to be the only one that fails
+        # a test that lost a rank is to be the only one that fails
+        if size in started and not started[size].whole:
             started.pop(size).close()
         if size not in started:
             started[size] = Pool(size, tmp_path_factory.mktemp("pool") / "store")
@@ -70,6 +81,10 @@ def train(pools: Callable[[int], Pool]) -> Callable[..., Result]:
 
     def run(spec: dict[str, Any], directory: Path, **more: str) -> Result:
         ranks = math.prod(spec["plan"].get(axis, 1) for axis in ("dp", "tp", "pp", "cp"))
-        return train_alone(spec, directory, **more) if ranks == 1 else pools(ranks).train(spec, directory, **more)
+        return (
+            train_alone(spec, directory, **more)
+            if ranks == 1
+            else pools(ranks).train(spec, directory, **more)
+        )
 
     return run

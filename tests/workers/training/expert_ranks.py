@@ -38,8 +38,11 @@ def all_to_all_bytes(model: dict[str, Any], plan: dict[str, Any]) -> int:
 
 
 def unevenly_routed(model: dict[str, Any], plan: dict[str, Any], backend: str) -> dict[str, float]:
-    """All tokens of all ranks to expert 0: the largest gradients of the first rank's and of the other experts, and how
-    far outputs are from those of a layer that has all experts. `backend`: of kernels, where there is a choice."""
+    """All tokens of all ranks to expert 0: the largest gradients of the first rank's and of the
+    other experts, and how
+    far outputs are from those of a layer that has all experts. `backend`: of kernels, where there
+    is a choice.
+    """
     os.environ["KERNELS_BACKEND"] = backend
     forget()
     try:
@@ -59,10 +62,19 @@ def _unevenly_routed(model: dict[str, Any], plan: dict[str, Any]) -> dict[str, f
     for name, parameter in experts["whole"].named_parameters():
         lying: Any = dict(experts["dealt"].named_parameters())[name]
         parameter.data.copy_(lying.full_tensor())
-    x = torch.randn(10, decoder.spec.hidden, generator=torch.Generator().manual_seed(7)).requires_grad_()
+    x = torch.randn(
+        10, decoder.spec.hidden, generator=torch.Generator().manual_seed(7)
+    ).requires_grad_()
     weights, chosen = torch.ones(10, 1), torch.zeros(10, 1, dtype=torch.int64)
     found, want = (experts[name](x, weights, chosen) for name in ("dealt", "whole"))
     found.sum().backward()
-    gradients = [local_tensor(each.grad) for each in experts["dealt"].parameters() if each.grad is not None]
-    assert len(gradients) == len(list(experts["dealt"].parameters())), "experts without a token have one too"
-    return {"apart": (found - want).abs().max().item(), "largest": max(each.abs().max().item() for each in gradients)}
+    gradients = [
+        local_tensor(each.grad) for each in experts["dealt"].parameters() if each.grad is not None
+    ]
+    assert len(gradients) == len(list(experts["dealt"].parameters())), (
+        "experts without a token have one too"
+    )
+    return {
+        "apart": (found - want).abs().max().item(),
+        "largest": max(each.abs().max().item() for each in gradients),
+    }

@@ -1,6 +1,8 @@
-"""A pool of training ranks that stay alive over many runs: starting torch's process groups costs seconds each time.
+"""A pool of training ranks that stay alive over many runs: starting torch's process groups costs
+seconds each time.
 
-A rank is forked from a process that has loaded torch and the engine once for all; jobs come in as plain data, outcomes
+A rank is forked from a process that has loaded torch and the engine once for all; jobs come in as
+plain data, outcomes
 go out. `Pool` is the other end.
 """
 
@@ -65,7 +67,11 @@ class Pool:
         for rank in range(size):
             ours, theirs = context.Pipe()
             given = (rank, size, str(rendezvous), theirs)
-            self.ranks.append(context.Process(target=_serve, args=given, daemon=True, name=f"rank {rank} of {size}"))
+            self.ranks.append(
+                context.Process(
+                    target=_serve, args=given, daemon=True, name=f"rank {rank} of {size}"
+                )
+            )
             self.ranks[-1].start()
             theirs.close()
             self.lines.append(ours)
@@ -76,10 +82,14 @@ class Pool:
 
     def train(self, spec: dict[str, Any], directory: Path, **more: str) -> Result:
         """Run `spec` on all ranks; `more` are environment variables of the run."""
-        return Result(self._ask({"spec": spec, "directory": str(directory), "env": more}), directory)
+        return Result(
+            self._ask({"spec": spec, "directory": str(directory), "env": more}), directory
+        )
 
     def call(self, function: str, **given: Any) -> list[Any]:
-        """What `package.module:name` returns on each rank, as JSON; fails with the first rank's traceback."""
+        """What `package.module:name` returns on each rank, as JSON; fails with the first rank's
+        traceback.
+        """
         answers = self._ask({"call": function, "given": given})
         errors = [answer["error"] for answer in answers if "error" in answer]
         assert not errors, errors[0]
@@ -130,7 +140,9 @@ def _run(spec: dict[str, Any], directory: Path, more: dict[str, str]) -> dict[st
     from workers.training.environment import check_world, read_environment
 
     names = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
-    environment = read_environment(directory, env={**{k: os.environ[k] for k in names if k in os.environ}, **more})
+    environment = read_environment(
+        directory, env={**{k: os.environ[k] for k in names if k in os.environ}, **more}
+    )
     run = accept(spec)
     check_world(run.plan, environment)
     outcome = run_attempt(run, environment)
@@ -153,11 +165,14 @@ def _serve(rank: int, size: int, rendezvous: str, line: Connection) -> None:
     from workers.training import writing
 
     faulthandler.enable()
-    writing.GRACE_S = TIMEOUT_S  # texts are compared: on a busy machine they take as long as they take
+    # texts are compared: on a busy machine they take as long as they take
+    writing.GRACE_S = TIMEOUT_S
     os.chdir(ROOT)
     place = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": size, "LOCAL_WORLD_SIZE": size}
     os.environ.update({name: str(value) for name, value in place.items()})
-    os.environ.update({"OMP_NUM_THREADS": "1", "TORCH_FR_BUFFER_SIZE": "256", "GLOO_SOCKET_IFNAME": "lo"})
+    os.environ.update(
+        {"OMP_NUM_THREADS": "1", "TORCH_FR_BUFFER_SIZE": "256", "GLOO_SOCKET_IFNAME": "lo"}
+    )
     torch.set_num_threads(1)
     sys.stdout = sys.stderr
     dist.init_process_group("gloo", init_method=f"file://{rendezvous}", rank=rank, world_size=size)
@@ -172,5 +187,9 @@ def _serve(rank: int, size: int, rendezvous: str, line: Connection) -> None:
             try:
                 answer = _run(job["spec"], Path(job["directory"]), job["env"])
             except Exception as error:  # a spec that is refused, on every rank alike
-                answer = {"class": "refused", "reason": f"{type(error).__name__}: {error}", "step": 0}
+                answer = {
+                    "class": "refused",
+                    "reason": f"{type(error).__name__}: {error}",
+                    "step": 0,
+                }
         line.send(json.dumps(answer))

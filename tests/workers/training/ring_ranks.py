@@ -1,4 +1,6 @@
-"""What each rank of a pool does for the tests of ring attention and of decoders on parts of sequences."""
+"""What each rank of a pool does for the tests of ring attention and of decoders on parts of
+sequences.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +28,9 @@ from workers.training.ring import ring_attend
 
 
 def attention_errors(dtype: str, shapes: list[dict[str, Any]]) -> list[list[float]]:
-    """Of each shape: how far this rank's output and its gradients of q, k and v are from plain attention's."""
+    """Of each shape: how far this rank's output and its gradients of q, k and v are from plain
+    attention's.
+    """
     return [_attention_error(getattr(torch, dtype), **shape) for shape in shapes]
 
 
@@ -43,16 +47,25 @@ def _attention_error(
     documents = Documents(starts, length, torch.device("cpu")) if starts else None
     torch.manual_seed(length)
     q, k = torch.randn(2, length, heads, width), torch.randn(2, length, shared, width)
-    v, slope = torch.randn(2, length, shared, value_width), torch.randn(2, length, heads * value_width)
+    v, slope = (
+        torch.randn(2, length, shared, value_width),
+        torch.randn(2, length, heads * value_width),
+    )
     q, k, v, slope = (x.to(dtype) for x in (q, k, v, slope))
     whole = [x.double().clone().requires_grad_() for x in (q, k, v)]
     expected = attend(*whole, window=window, scale=0.3, documents=documents)
     expected.backward(slope.double())
-    held = [position for span in held_spans(length, dist.get_world_size(), dist.get_rank()) for position in span]
+    held = [
+        position
+        for span in held_spans(length, dist.get_world_size(), dist.get_rank())
+        for position in span
+    ]
     mine = [x[:, held].requires_grad_() for x in (q, k, v)]
     out = ring_attend(*mine, group=None, window=window, scale=0.3, documents=documents)
     out.backward(slope[:, held])
-    pairs = [(out, expected[:, held])] + [(a.grad, b.grad[:, held]) for a, b in zip(mine, whole, strict=True)]
+    pairs = [(out, expected[:, held])] + [
+        (a.grad, b.grad[:, held]) for a, b in zip(mine, whole, strict=True)
+    ]
     return [_apart(found, wanted) for found, wanted in pairs]
 
 
@@ -63,12 +76,18 @@ def _apart(found: Tensor, wanted: Tensor) -> float:
 
 
 def dropout_slopes(length: int, dropout: float) -> dict[str, float]:
-    """Of a sum of outputs over all ranks, under one draw of masks: the slope in a random direction by gradients and by
+    """Of a sum of outputs over all ranks, under one draw of masks: the slope in a random direction
+    by gradients and by
     finite differences, and the mean output where all values are 1."""
     torch.manual_seed(dist.get_rank())
     held = length // dist.get_world_size()
-    point = [torch.randn(2, held, heads, 8, dtype=torch.float64).requires_grad_() for heads in (4, 2, 2)]
-    direction, weights = [torch.randn_like(x) for x in point], torch.randn(2, held, 32, dtype=torch.float64)
+    point = [
+        torch.randn(2, held, heads, 8, dtype=torch.float64).requires_grad_() for heads in (4, 2, 2)
+    ]
+    direction, weights = (
+        [torch.randn_like(x) for x in point],
+        torch.randn(2, held, 32, dtype=torch.float64),
+    )
 
     def total(step: float, leaves: list[Tensor]) -> Tensor:
         torch.manual_seed(7)
@@ -77,24 +96,42 @@ def dropout_slopes(length: int, dropout: float) -> dict[str, float]:
 
     total(0.0, point).backward()
     slope = torch.stack(
-        [(x.grad * along).sum() for x, along in zip(point, direction, strict=True) if x.grad is not None]
+        [
+            (x.grad * along).sum()
+            for x, along in zip(point, direction, strict=True)
+            if x.grad is not None
+        ]
     )
     with torch.no_grad():
-        ones = ring_attend(point[0], point[1], torch.ones_like(point[2]), group=None, window=None, dropout=dropout)
-        told = torch.stack([slope.sum(), (total(1e-5, point) - total(-1e-5, point)) / 2e-5, ones.mean()])
+        ones = ring_attend(
+            point[0], point[1], torch.ones_like(point[2]), group=None, window=None, dropout=dropout
+        )
+        told = torch.stack(
+            [slope.sum(), (total(1e-5, point) - total(-1e-5, point)) / 2e-5, ones.mean()]
+        )
     dist.all_reduce(told)
     by_gradients, by_differences, mean = told.tolist()
-    return {"gradients": by_gradients, "differences": by_differences, "mean": mean / dist.get_world_size()}
+    return {
+        "gradients": by_gradients,
+        "differences": by_differences,
+        "mean": mean / dist.get_world_size(),
+    }
 
 
 def decoder_errors(model: dict[str, Any], length: int, recompute: bool = False) -> dict[str, float]:
-    """A decoder on this rank's positions, its losses and gradients summed over ranks, against one on whole sequences:
-    `loss` relative, `told` by routing layers, and the worst of all gradients against the largest number in any."""
+    """A decoder on this rank's positions, its losses and gradients summed over ranks, against one
+    on whole sequences:
+    `loss` relative, `told` by routing layers, and the worst of all gradients against the largest
+    number in any.
+    """
     spec = ModelSpec.model_validate(model)
     size, rank = dist.get_world_size(), dist.get_rank()
     axis = Axis("cp", size, rank)
     torch.manual_seed(0)
-    inputs, targets = torch.randint(0, spec.vocab, (2, length)), torch.randint(0, spec.vocab, (2, length))
+    inputs, targets = (
+        torch.randint(0, spec.vocab, (2, length)),
+        torch.randint(0, spec.vocab, (2, length)),
+    )
     loss, told, gradients = _passes(Decoder(spec), inputs, targets)
     decoder = Decoder(spec)
     apply_context(decoder, axis)
@@ -106,7 +143,9 @@ def decoder_errors(model: dict[str, Any], length: int, recompute: bool = False) 
     for summed in (part_loss, part_told, *part_gradients.values()):
         dist.all_reduce(summed)
     largest = max(each.abs().max().item() for each in gradients.values())
-    worst = max((part_gradients[name] - each).abs().max().item() for name, each in gradients.items())
+    worst = max(
+        (part_gradients[name] - each).abs().max().item() for name, each in gradients.items()
+    )
     return {
         "loss": abs(part_loss.item() / loss.item() - 1),
         "told": (part_told - told).abs().max().item(),
@@ -114,7 +153,9 @@ def decoder_errors(model: dict[str, Any], length: int, recompute: bool = False) 
     }
 
 
-def _passes(decoder: Decoder, inputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
+def _passes(
+    decoder: Decoder, inputs: Tensor, targets: Tensor
+) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
     initialise(decoder, layers=decoder.spec.layers, seed=1)
     layers = [module for module in decoder.modules() if isinstance(module, Balance)]
     for layer in layers:
@@ -134,9 +175,13 @@ def _gradient(parameter: nn.Parameter) -> Tensor:
 def sent_bytes(
     batch: int, held: int, heads: int, shared: int, width: int, value_width: int, dtype: str
 ) -> dict[str, int]:
-    """What this rank hands to point-to-point sends in one forward and in one backward pass of an attention."""
+    """What this rank hands to point-to-point sends in one forward and in one backward pass of an
+    attention.
+    """
     sizes = [(heads, width), (shared, width), (shared, value_width)]
-    q, k, v = (torch.randn(batch, held, *size).to(getattr(torch, dtype)).requires_grad_() for size in sizes)
+    q, k, v = (
+        torch.randn(batch, held, *size).to(getattr(torch, dtype)).requires_grad_() for size in sizes
+    )
     with _counted() as forward:
         out = ring_attend(q, k, v, group=None, window=None)
     with _counted() as backward:

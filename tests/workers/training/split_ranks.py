@@ -1,4 +1,6 @@
-"""What ranks of a pool do for the tests of split optimizers and of reduced gradients; asked for by name."""
+"""What ranks of a pool do for the tests of split optimizers and of reduced gradients; asked for by
+name.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,13 @@ from workers.training.optim import build_optimizer, state_of
 from workers.training.reduce import GradientReducer
 
 # no width divides by 2
-SHAPES = {"embed.weight": (31, 10), "blocks.0.a": (13, 10), "blocks.0.b": (10, 13), "blocks.0.norm": (13,), "z": (3, 1)}
+SHAPES = {
+    "embed.weight": (31, 10),
+    "blocks.0.a": (13, 10),
+    "blocks.0.b": (10, 13),
+    "blocks.0.norm": (13,),
+    "z": (3, 1),
+}
 BY_COLUMNS = ("blocks.0.b",)
 
 
@@ -29,7 +37,9 @@ def mesh_2d() -> DeviceMesh:
 
 
 def lay(name: str, tensor: Tensor, mesh: DeviceMesh) -> Tensor:
-    """As a tensor-parallel model has them: matrices sharded by rows or columns, vectors whole and plain."""
+    """As a tensor-parallel model has them: matrices sharded by rows or columns, vectors whole and
+    plain.
+    """
     if tensor.ndim < 2:
         return tensor.clone()
     return distribute_tensor(tensor, mesh, [Shard(1 if name in BY_COLUMNS else 0)])
@@ -40,10 +50,14 @@ def whole(tensor: Tensor) -> Tensor:
 
 
 def split_beside_tensor_parallel(rule: dict[str, Any]) -> dict[str, Any]:
-    """Five updates of parameters dealt over dp, matrices sharded over tp; weights, and owners of each parameter."""
+    """Five updates of parameters dealt over dp, matrices sharded over tp; weights, and owners of
+    each parameter.
+    """
     mesh = mesh_2d()
     given = draw(0)
-    parameters = {name: lay(name, each, mesh["tp"]).requires_grad_() for name, each in given.items()}
+    parameters = {
+        name: lay(name, each, mesh["tp"]).requires_grad_() for name, each in given.items()
+    }
     group = mesh.get_group("dp")
     spec = OptimizerSpec.from_dict(rule)
     optimizer = build_optimizer(parameters, spec, split_state=True, among=lambda _: group)
@@ -54,7 +68,11 @@ def split_beside_tensor_parallel(rule: dict[str, Any]) -> dict[str, Any]:
         optimizer.step()
     mine = [name for name, each in parameters.items() if each in state_of(optimizer)]
     place = [int(mesh.get_local_rank("dp")), int(mesh.get_local_rank("tp"))]
-    return {"place": place, "mine": mine, "weights": {name: whole(each).tolist() for name, each in parameters.items()}}
+    return {
+        "place": place,
+        "mine": mine,
+        "weights": {name: whole(each).tolist() for name, each in parameters.items()},
+    }
 
 
 def reduced(bucket_bytes: int, sharded: bool, micro_batches: int, late: bool) -> dict[str, Any]:
@@ -62,9 +80,14 @@ def reduced(bucket_bytes: int, sharded: bool, micro_batches: int, late: bool) ->
     mesh = mesh_2d()
     parameters = {name: each.requires_grad_() for name, each in draw(0).items()}
     if sharded:
-        parameters = {name: lay(name, each.detach(), mesh["tp"]).requires_grad_() for name, each in parameters.items()}
+        parameters = {
+            name: lay(name, each.detach(), mesh["tp"]).requires_grad_()
+            for name, each in parameters.items()
+        }
     dp = mesh.get_local_rank("dp")
-    reducer = GradientReducer(parameters, mesh.get_group("dp"), average_over=2, bucket_bytes=bucket_bytes)
+    reducer = GradientReducer(
+        parameters, mesh.get_group("dp"), average_over=2, bucket_bytes=bucket_bytes
+    )
     launched = []
     for index in range(micro_batches):
         factors = draw(100 + 10 * index + dp)
@@ -74,7 +97,9 @@ def reduced(bucket_bytes: int, sharded: bool, micro_batches: int, late: bool) ->
             factor = lay(name, factors[name], mesh["tp"]) if sharded else factors[name]
             term = (parameter * factor).sum()
             loss = loss + (
-                term.redistribute(placements=[Replicate()]).to_local() if sharded and parameter.ndim > 1 else term
+                term.redistribute(placements=[Replicate()]).to_local()
+                if sharded and parameter.ndim > 1
+                else term
             )
         loss.backward()
         launched.append(sum(bucket.work is not None for bucket in reducer._buckets))

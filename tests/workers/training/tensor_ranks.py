@@ -1,4 +1,6 @@
-"""What each rank of a pool does for the tests of tensor and sequence parallelism; asked for by name."""
+"""What each rank of a pool does for the tests of tensor and sequence parallelism; asked for by
+name.
+"""
 
 from __future__ import annotations
 
@@ -35,7 +37,9 @@ def axis() -> DeviceMesh:
 
 
 def built(spec: ModelSpec, **plan: Any) -> Decoder:
-    """Materialised and filled as a run does it; norms, biases and balancing biases moved off one and zero."""
+    """Materialised and filled as a run does it; norms, biases and balancing biases moved off one
+    and zero.
+    """
     with torch.device("meta"):
         decoder = Decoder(spec)
     if plan:
@@ -70,7 +74,8 @@ def passes(decoder: Decoder, length: int, *, ranks: int = 1) -> tuple[list[Tenso
 
 
 def decoder_errors(model: dict[str, Any], sequence_parallel: bool) -> dict[str, float]:
-    """Against the plain decoder, largest over two micro-batches: logits, rows' losses (relative), and gradients, each
+    """Against the plain decoder, largest over two micro-batches: logits, rows' losses (relative),
+    and gradients, each
     against its parameter's largest one. Sequence parallel ones recompute."""
     spec, length = ModelSpec.model_validate(model), 12 if sequence_parallel else 13
     plain, laid = built(spec), built(spec, sequence_parallel=sequence_parallel)
@@ -84,25 +89,38 @@ def decoder_errors(model: dict[str, Any], sequence_parallel: bool) -> dict[str, 
     assert list(own) == [name for name, _ in plain.named_parameters()], "names stay"
     for name, parameter in plain.named_parameters():
         lying: Any = own[name]
-        assert torch.equal(lying.full_tensor(), parameter), f"{name} is drawn as one process draws it"
+        assert torch.equal(lying.full_tensor(), parameter), (
+            f"{name} is drawn as one process draws it"
+        )
         assert lying.grad is not None and parameter.grad is not None, f"{name} has no gradient"
         assert lying.grad.placements == lying.placements, f"{name}: {lying.grad.placements}"
         apart = (lying.grad.full_tensor() - parameter.grad).abs().max().item()
         largest = parameter.grad.abs().max().item()
         # a key's bias without rotation moves all scores alike: its gradient is rounding
         errors[name] = apart / (largest if largest > most * 1e-5 else most)
-    whole = [(each.full_tensor() - other).abs().max().item() for each, other in zip(found, want, strict=True)]
+    whole = [
+        (each.full_tensor() - other).abs().max().item()
+        for each, other in zip(found, want, strict=True)
+    ]
     worst = max(errors, key=errors.__getitem__)
-    return {"logits": max(whole), "losses": (found_losses / want_losses - 1).abs().max().item(), worst: errors[worst]}
+    return {
+        "logits": max(whole),
+        "losses": (found_losses / want_losses - 1).abs().max().item(),
+        worst: errors[worst],
+    }
 
 
 def held_shapes(model: dict[str, Any]) -> dict[str, list[int]]:
     decoder = built(ModelSpec.model_validate(model), sequence_parallel=False)
-    return {name: list(local_part(parameter)[0].shape) for name, parameter in decoder.named_parameters()}
+    return {
+        name: list(local_part(parameter)[0].shape) for name, parameter in decoder.named_parameters()
+    }
 
 
 def part_shapes(model: dict[str, Any]) -> list[list[int]]:
-    """What the parts of a pipeline hand on under sequence parallelism, and whether a chain of them is the whole."""
+    """What the parts of a pipeline hand on under sequence parallelism, and whether a chain of them
+    is the whole.
+    """
     from workers.models.decoder import Part
 
     spec = ModelSpec.model_validate(model)
@@ -115,7 +133,11 @@ def part_shapes(model: dict[str, Any]) -> list[list[int]]:
     ):
         decoder = Decoder(spec, part)
         initialise(decoder, layers=spec.layers, seed=3)
-        apply_tensor(decoder, ParallelPlan.from_dict({"tp": axis().size(), "sequence_parallel": True}), axis())
+        apply_tensor(
+            decoder,
+            ParallelPlan.from_dict({"tp": axis().size(), "sequence_parallel": True}),
+            axis(),
+        )
         x = decoder(x)
         shapes.append(list(x.shape))
     whole = Decoder(spec)
@@ -126,7 +148,9 @@ def part_shapes(model: dict[str, Any]) -> list[list[int]]:
 
 
 def messages(model: dict[str, Any], sequence_parallel: bool) -> dict[str, Any]:
-    """Collectives of a micro-batch of 2 x 12 tokens, forward and backward, and their bytes, by kind."""
+    """Collectives of a micro-batch of 2 x 12 tokens, forward and backward, and their bytes, by
+    kind.
+    """
     decoder = built(ModelSpec.model_validate(model), sequence_parallel=sequence_parallel)
     tokens = torch.zeros(2, 12, dtype=torch.int64)
 
@@ -145,16 +169,26 @@ def messages(model: dict[str, Any], sequence_parallel: bool) -> dict[str, Any]:
 
 
 def cross_entropy_errors(vocab: int, dtype: str) -> list[float]:
-    """Losses and gradients of sharded logits against torch's own of whole ones, each row weighted otherwise."""
+    """Losses and gradients of sharded logits against torch's own of whole ones, each row weighted
+    otherwise.
+    """
     generator = torch.Generator().manual_seed(vocab)
-    whole = (torch.randn(3, 5, vocab, generator=generator) * 20).to(getattr(torch, dtype)).requires_grad_()
+    whole = (
+        (torch.randn(3, 5, vocab, generator=generator) * 20)
+        .to(getattr(torch, dtype))
+        .requires_grad_()
+    )
     targets = torch.randint(0, vocab, (15,), generator=generator)
     targets[4], weights = IGNORED, torch.rand(15, generator=generator)
-    want = functional.cross_entropy(whole.float().flatten(0, 1), targets, ignore_index=IGNORED, reduction="none")
+    want = functional.cross_entropy(
+        whole.float().flatten(0, 1), targets, ignore_index=IGNORED, reduction="none"
+    )
     (want * weights).sum().backward()
     start, stop = rows_of(vocab, axis())
     local = whole.detach()[..., start:stop].clone().requires_grad_()
-    logits = DTensor.from_local(local, axis(), [Shard(2)], run_check=False, shape=whole.shape, stride=whole.stride())
+    logits = DTensor.from_local(
+        local, axis(), [Shard(2)], run_check=False, shape=whole.shape, stride=whole.stride()
+    )
     found = cross_entropy(logits, targets, ignored=IGNORED)
     (found * weights).sum().backward()
     assert local.grad is not None and whole.grad is not None and local.grad.dtype == local.dtype
@@ -182,8 +216,11 @@ def drawn() -> list[list[float]]:
 
 
 def errors_without_logits(model: dict[str, Any], sequence_parallel: bool) -> dict[str, float]:
-    """Losses and gradients made a chunk of tokens at a time, of the vocabulary's part that a rank holds, against those
-    of the same ranks' sharded logits: the sum, each token's, and the worst gradient of two micro-batches."""
+    """Losses and gradients made a chunk of tokens at a time, of the vocabulary's part that a rank
+    holds, against those
+    of the same ranks' sharded logits: the sum, each token's, and the worst gradient of two
+    micro-batches.
+    """
     spec = ModelSpec.model_validate(model)
     with_logits, without = (built(spec, sequence_parallel=sequence_parallel) for _ in range(2))
     generator, apart = torch.Generator().manual_seed(1), {"each": 0.0, "sum": 0.0}
@@ -200,7 +237,9 @@ def errors_without_logits(model: dict[str, Any], sequence_parallel: bool) -> dic
         apart["each" if each else "sum"] = (found / want - 1).abs().max().item()
     for decoder in (with_logits, without):
         sum_partial(decoder.parameters())
-    for (name, one), other in zip(with_logits.named_parameters(), without.parameters(), strict=True):
+    for (name, one), other in zip(
+        with_logits.named_parameters(), without.parameters(), strict=True
+    ):
         assert one.grad is not None and other.grad is not None, f"{name} has no gradient"
         wanted, got = (local_part(grad)[0] for grad in (one.grad, other.grad))
         if wanted.numel():

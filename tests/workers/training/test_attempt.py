@@ -1,4 +1,6 @@
-"""What an attempt says of itself: points, events, exit; requests it obeys; and how each failure ends."""
+"""What an attempt says of itself: points, events, exit; requests it obeys; and how each failure
+ends.
+"""
 
 from __future__ import annotations
 
@@ -20,16 +22,32 @@ TWO = {"dp": 2, "micro_batch_size": 2, "global_batch_size": 4}
 
 def test_every_rank_writes_contracts(train, tmp_path):
     more = {"eval": {"every_steps": 2, "batches": 1}, "checkpoint": {"every_steps": 3}}
-    result = train(make_spec(None, {**TWO, "zero": 3}, **more), tmp_path, ORRERY_RUN="r-1", ORRERY_ATTEMPT="3")
+    result = train(
+        make_spec(None, {**TWO, "zero": 3}, **more), tmp_path, ORRERY_RUN="r-1", ORRERY_ATTEMPT="3"
+    )
     for rank in (0, 1):
         points = [Point.from_dict(line) for line in result.points(rank)]
         assert [(p.run, p.attempt, p.rank, p.seq, p.step) for p in points] == [
             ("r-1", 3, rank, step, step) for step in (1, 2, 3, 4)
         ]
         families = ("grad_norm/", "weight_norm/")
-        assert all({name for name in p.values if not name.startswith(families)} <= set(METRICS) for p in points)
-        always = {name for name in METRICS if name.startswith("memory/")} - {"memory/kv_cache_bytes"}
-        always |= {"loss", "grad_norm", "lr", "tokens_per_s", "step_time_s", "mfu", "hfu", "tflops_per_device"}
+        assert all(
+            {name for name in p.values if not name.startswith(families)} <= set(METRICS)
+            for p in points
+        )
+        always = {name for name in METRICS if name.startswith("memory/")} - {
+            "memory/kv_cache_bytes"
+        }
+        always |= {
+            "loss",
+            "grad_norm",
+            "lr",
+            "tokens_per_s",
+            "step_time_s",
+            "mfu",
+            "hfu",
+            "tflops_per_device",
+        }
         assert always <= set(points[0].values)
         assert [("val_loss" in p.values) for p in points] == [False, True, False, True]
         assert json.loads((tmp_path / f"rank-{rank}" / "exit.json").read_text())["class"] == "ok"
@@ -55,7 +73,14 @@ def test_logs_every_few_steps_and_the_last(train, tmp_path):
 
 def test_learns_shakespeare(train, tmp_path):
     plan = {"global_batch_size": 16, "micro_batch_size": 16}
-    wanted = make_spec(None, plan, steps=80, seq_len=64, optimizer={"lr": 1e-2}, eval={"every_steps": 80, "batches": 4})
+    wanted = make_spec(
+        None,
+        plan,
+        steps=80,
+        seq_len=64,
+        optimizer={"lr": 1e-2},
+        eval={"every_steps": 80, "batches": 4},
+    )
     result = train(wanted, tmp_path)
     assert result.values("loss")[0] == pytest.approx(5.55, abs=0.1), "ln 256"
     assert result.values("val_loss")[-1] < 3.0
@@ -71,7 +96,8 @@ def test_validation_leaves_training_alone(train, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("action", "ends", "saved"), [("stop", "cancelled", []), ("pause", "preempted", [1]), ("preempt", "preempted", [1])]
+    ("action", "ends", "saved"),
+    [("stop", "cancelled", []), ("pause", "preempted", [1]), ("preempt", "preempted", [1])],
 )
 @pytest.mark.parametrize("plan", [{}, {**TWO, "zero": 2}], ids=["alone", "two"])
 def test_leaves_when_asked(action, ends, saved, plan, train, tmp_path):
@@ -106,12 +132,30 @@ def test_stops_before_an_update_that_is_not_a_number(plan, train, tmp_path):
 @pytest.mark.parametrize(
     ("error", "ends"),
     [
-        (torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB."), "out_of_memory"),
-        (RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 9 bytes."), "out_of_memory"),
+        (
+            torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB."),
+            "out_of_memory",
+        ),
+        (
+            RuntimeError(
+                "DefaultCPUAllocator: can't allocate memory: you tried to allocate 9 bytes."
+            ),
+            "out_of_memory",
+        ),
         (RuntimeError("CUDA error: out of memory"), "out_of_memory"),
         (OSError(errno.ENOMEM, "Cannot allocate memory"), "out_of_memory"),
-        (RuntimeError("[gloo/transport/tcp/pair.cc:537] Connection closed by peer [127.0.0.1]:3"), "infrastructure"),
-        (RuntimeError("[gloo/transport/tcp/unbound_buffer.cc:78] Timed out waiting 600000ms for recv"), "hang"),
+        (
+            RuntimeError(
+                "[gloo/transport/tcp/pair.cc:537] Connection closed by peer [127.0.0.1]:3"
+            ),
+            "infrastructure",
+        ),
+        (
+            RuntimeError(
+                "[gloo/transport/tcp/unbound_buffer.cc:78] Timed out waiting 600000ms for recv"
+            ),
+            "hang",
+        ),
         (TypeError("a mistake"), "user_error"),
     ],
     ids=lambda value: value if isinstance(value, str) else type(value).__name__,
@@ -134,10 +178,22 @@ def test_failures_are_told(error, ends, train, tmp_path, monkeypatch, capsys):
 
 def test_memory_that_really_ends_is_told_with_its_numbers(train, tmp_path):
     """Logits of 2 TiB, of an address space that is bounded for them: machines may promise any size."""
-    model = {**TINY, "layers": 1, "hidden": 4, "heads": 1, "kv_heads": 1, "ffn": 4, "vocab": 2**21, "max_seq_len": 1024}
+    model = {
+        **TINY,
+        "layers": 1,
+        "hidden": 4,
+        "heads": 1,
+        "kv_heads": 1,
+        "ffn": 4,
+        "vocab": 2**21,
+        "max_seq_len": 1024,
+    }
     model["tie_embeddings"] = True
     plan = {"micro_batch_size": 256, "global_batch_size": 256}
-    before, pages = resource.getrlimit(resource.RLIMIT_AS), int(Path("/proc/self/statm").read_text().split()[0])
+    before, pages = (
+        resource.getrlimit(resource.RLIMIT_AS),
+        int(Path("/proc/self/statm").read_text().split()[0]),
+    )
     resource.setrlimit(resource.RLIMIT_AS, (pages * resource.getpagesize() + 2**32, before[1]))
     try:
         result = train(make_spec(model, plan, steps=1, seq_len=1024), tmp_path)
@@ -145,10 +201,17 @@ def test_memory_that_really_ends_is_told_with_its_numbers(train, tmp_path):
         resource.setrlimit(resource.RLIMIT_AS, before)
     [outcome] = result.outcomes
     assert (outcome["class"], outcome["step"]) == ("out_of_memory", 0)
-    assert f"you tried to allocate {2**41} bytes" in outcome["reason"] and "enforce" not in outcome["reason"]
+    assert (
+        f"you tried to allocate {2**41} bytes" in outcome["reason"]
+        and "enforce" not in outcome["reason"]
+    )
     assert "(in forward of step 1; weights 32.0 MiB" in outcome["reason"]
     [told] = [event["data"] for event in result.events() if event["type"] == "out_of_memory"]
-    assert told["says"] == outcome["reason"] and told["memory/params_bytes"] > 2**25 and told["phase"] == "forward"
+    assert (
+        told["says"] == outcome["reason"]
+        and told["memory/params_bytes"] > 2**25
+        and told["phase"] == "forward"
+    )
 
 
 def test_unwritable_run_directory_is_infrastructure(train, tmp_path, capsys):
@@ -162,11 +225,14 @@ def test_unwritable_run_directory_is_infrastructure(train, tmp_path, capsys):
 @pytest.mark.parametrize("asynchronous", [True, False])
 def test_a_checkpoint_that_does_not_fit_the_disk_is_infrastructure(asynchronous, train, tmp_path):
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, before[1]))  # writing beyond fails as on a full disk
+    # writing beyond fails as on a full disk
+    resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, before[1]))
     try:
         result = train(make_spec(checkpoint={"every_steps": 2, "async": asynchronous}), tmp_path)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
     assert result.outcomes[0]["class"] == "infrastructure"
     assert "the checkpoint could not be written" in result.outcomes[0]["reason"]
-    assert not [path.name for path in (tmp_path / "checkpoints").iterdir() if not path.name.startswith(".")]
+    assert not [
+        path.name for path in (tmp_path / "checkpoints").iterdir() if not path.name.startswith(".")
+    ]

@@ -1,4 +1,6 @@
-"""`train.quantize_aware`: validated as the model that is kept in few bits, alike under every plan, refused in words."""
+"""`train.quantize_aware`: validated as the model that is kept in few bits, alike under every plan,
+refused in words.
+"""
 
 from __future__ import annotations
 
@@ -23,9 +25,16 @@ from workers.training.objectives import token_loss
 
 STEPS = 20
 MODEL = {
-    "name": "rounded", "layers": 4, "hidden": 32, "heads": 4, "kv_heads": 2, "head_dim": 16, "ffn": 64, "vocab": 257,
+    "name": "rounded",
+    "layers": 4,
+    "hidden": 32,
+    "heads": 4,
+    "kv_heads": 2,
+    "head_dim": 16,
+    "ffn": 64,
+    "vocab": 257,
     "max_seq_len": 32,
-}  # fmt: skip
+}
 MOE = {**MODEL, "moe": {"experts": 4, "top_k": 2, "expert_ffn": 32, "aux_loss": 0.01}}
 
 
@@ -62,7 +71,9 @@ def test_validation_is_that_of_the_quantised_model(alone):
             module.weight.copy_(((codes.float() - next(spread)) * next(spread)).T)
         losses.append(float(token_loss(decoder(inputs), targets)) / targets.numel())
     assert losses[1] == pytest.approx(alone.values("val_loss")[-1], rel=1e-6)
-    assert abs(losses[0] / losses[1] - 1) > 1e-5, "rounding must matter for this test to mean something"
+    assert abs(losses[0] / losses[1] - 1) > 1e-5, (
+        "rounding must matter for this test to mean something"
+    )
 
 
 PLANS = [

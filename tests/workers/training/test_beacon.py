@@ -29,10 +29,14 @@ def test_a_beacon_is_read_while_its_thread_stands(tmp_path, monkeypatch):
         after = time.monotonic()
         while not read_pulse(tmp_path).where:
             time.sleep(0.02)
-        while (found := read_progress(tmp_path, now_ns=(now := time.monotonic_ns()))).beat_s >= found.idle_s:
+        while (
+            found := read_progress(tmp_path, now_ns=(now := time.monotonic_ns()))
+        ).beat_s >= found.idle_s:
             time.sleep(0.02)  # it beats, though it makes no mark
         assert (found.step, found.micro_batch, found.phase, found.marks) == (3, 1, "forward", 4)
-        assert now / 1e9 - after <= found.idle_s + 1e-6 and found.idle_s <= now / 1e9 - before + 1e-6
+        assert (
+            now / 1e9 - after <= found.idle_s + 1e-6 and found.idle_s <= now / 1e9 - before + 1e-6
+        )
     finally:
         beacon.close()
     later = read_progress(tmp_path, now_ns=time.monotonic_ns() + 60 * 10**9)
@@ -42,10 +46,15 @@ def test_a_beacon_is_read_while_its_thread_stands(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("zero", [1, 3])
 def test_every_rank_tells_how_late_it_came(zero, train, tmp_path):
-    result = train(make_spec(None, {"dp": 2, "zero": zero, "micro_batch_size": 1, "global_batch_size": 4}), tmp_path)
+    result = train(
+        make_spec(None, {"dp": 2, "zero": zero, "micro_batch_size": 1, "global_batch_size": 4}),
+        tmp_path,
+    )
     late = [result.values("comm/arrival_skew_s", rank) for rank in (0, 1)]
     assert [len(each) for each in late] == [4, 4]
-    assert all(min(pair) == 0.0 <= max(pair) for pair in zip(*late, strict=True)), "the first one is not late"
+    assert all(min(pair) == 0.0 <= max(pair) for pair in zip(*late, strict=True)), (
+        "the first one is not late"
+    )
     for rank in (0, 1):
         found = read_progress(tmp_path / f"rank-{rank}", now_ns=time.monotonic_ns())
         assert found.step >= 3 and found.marks > 4 * 4
@@ -59,7 +68,8 @@ def test_a_rank_that_is_last_step_after_step_is_told_once(monkeypatch):
     for step in range(30):
         now[0] += 1.0
         slow = 0.9 if step < 24 else 0.4
-        late_s = of_rank_0.left([0.4, 0.4, 0.2, 0.2 + slow - 0.4])  # the second stage begins before the first, always
+        # the second stage begins before the first, always
+        late_s = of_rank_0.left([0.4, 0.4, 0.2, 0.2 + slow - 0.4])
         assert late_s == 0.0
         told.append(of_rank_0.straggler())
     [found] = [each for each in told if each]
@@ -68,12 +78,29 @@ def test_a_rank_that_is_last_step_after_step_is_told_once(monkeypatch):
 
 
 def late_on(directory: str, rank: int) -> dict[str, Any]:
-    """In a rank of the pool, each on a node of its own: a run in which all judge that `rank` is late."""
+    """In a rank of the pool, each on a node of its own: a run in which all judge that `rank` is
+    late.
+    """
     kept, here = Arrivals.straggler, os.environ["RANK"]
-    Arrivals.straggler = lambda self: {"rank": rank, "stage": 0, "late_s": 0.1, "says": "it comes late"}
-    places = {"RANK": here, "WORLD_SIZE": "2", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1", "ORRERY_NODE": f"n{here}"}
+    Arrivals.straggler = lambda self: {
+        "rank": rank,
+        "stage": 0,
+        "late_s": 0.1,
+        "says": "it comes late",
+    }
+    places = {
+        "RANK": here,
+        "WORLD_SIZE": "2",
+        "LOCAL_RANK": "0",
+        "LOCAL_WORLD_SIZE": "1",
+        "ORRERY_NODE": f"n{here}",
+    }
     try:
-        return _run(make_spec(None, {"dp": 2, "zero": 1, "global_batch_size": 2}, steps=2), Path(directory), places)
+        return _run(
+            make_spec(None, {"dp": 2, "zero": 1, "global_batch_size": 2}, steps=2),
+            Path(directory),
+            places,
+        )
     finally:
         Arrivals.straggler = kept
 
@@ -82,7 +109,10 @@ def test_over_several_nodes_the_late_rank_tells_itself_with_its_node(pools, tmp_
     call = "tests.workers.training.test_beacon:late_on"
     result = Result(pools(2).call(call, directory=str(tmp_path), rank=1), tmp_path)
     assert [outcome["class"] for outcome in result.outcomes] == ["ok", "ok"], result.outcomes
-    told = [[event["data"] for event in result.events(rank) if event["type"] == "straggler"] for rank in (0, 1)]
+    told = [
+        [event["data"] for event in result.events(rank) if event["type"] == "straggler"]
+        for rank in (0, 1)
+    ]
     assert told[0] == [] and [each["step"] for each in told[1]] == [1, 2]
     assert all((each["rank"], each["node"], each["stage"]) == (1, "n1", 0) for each in told[1])
 

@@ -1,4 +1,6 @@
-"""A benchmark on two ranks: variants train the same, failures are rows, a second attempt does not measure twice."""
+"""A benchmark on two ranks: variants train the same, failures are rows, a second attempt does not
+measure twice.
+"""
 
 from __future__ import annotations
 
@@ -17,9 +19,13 @@ SPEC: dict[str, Any] = {
     "plan": {"dp": 2, "micro_batch_size": 1, "global_batch_size": 4},
     "benchmark": {
         "techniques": ["accumulation", "recompute", "fused_kernels", "zero", "axes", "collectives"],
-        "steps": 4, "warmup_steps": 1, "repeats": 2, "seq_len": 16, "seed": 3,
+        "steps": 4,
+        "warmup_steps": 1,
+        "repeats": 2,
+        "seq_len": 16,
+        "seed": 3,
     },
-}  # fmt: skip
+}
 
 
 def ranks(spec: dict[str, Any], directory: str, breaks: str = "") -> dict[str, Any]:
@@ -46,30 +52,43 @@ def ranks(spec: dict[str, Any], directory: str, breaks: str = "") -> dict[str, A
     return {"class": outcome.exit_class, "reason": outcome.reason, "step": outcome.step}
 
 
-def test_variants_train_alike_and_a_failing_one_is_a_row(pools: Callable[[int], Pool], tmp_path: Path) -> None:
+def test_variants_train_alike_and_a_failing_one_is_a_row(
+    pools: Callable[[int], Pool], tmp_path: Path
+) -> None:
     call = "tests.workers.training.test_benchmark:ranks"
     outcomes = pools(2).call(call, spec=SPEC, directory=str(tmp_path), breaks="full")
     assert [each["class"] for each in outcomes] == ["ok", "ok"], outcomes
     told = json.loads((tmp_path / "benchmark.json").read_text())
     rows = {row["id"]: row for row in told["rows"]}
     failed = rows.pop("recompute: recompute full")
-    assert failed["state"] == "failed" and failed["says"] == "out of memory: no room for it (rank 0)"
+    assert (
+        failed["state"] == "failed" and failed["says"] == "out of memory: no room for it (rank 0)"
+    )
     asked = {BASE, "accumulation", "recompute", "fused_kernels", "zero", "axes"}
     assert {row["technique"] for row in rows.values()} == asked
     for name, row in rows.items():
         assert row["state"] == "measured", row
         assert row["deviation"] <= 1e-5, name
-        assert row["low_s"] <= row["step_time_s"] <= row["high_s"] and row["steps"] == 4 and len(row["turns_s"]) == 2
+        assert (
+            row["low_s"] <= row["step_time_s"] <= row["high_s"]
+            and row["steps"] == 4
+            and len(row["turns_s"]) == 2
+        )
         assert row["samples_per_s"] > 0 and row["peak_bytes"] > 0
     assert rows["zero: ZeRO 3"]["memory"]["params"] < rows[BASE]["memory"]["params"]
-    assert rows["accumulation: micro-batch 2 × 1"]["memory"]["activations"] > rows[BASE]["memory"]["activations"]
+    assert (
+        rows["accumulation: micro-batch 2 × 1"]["memory"]["activations"]
+        > rows[BASE]["memory"]["activations"]
+    )
 
     links = told["measured_devices"]["collectives"]
     kinds = {row["kind"] for row in links["rows"]}
     assert kinds == {"all_reduce", "all_gather", "reduce_scatter", "all_to_all", "send_recv"}
     assert links["link"]["where"] == "intra" and links["link"]["bytes_per_s"] > 1e6
     events = read_lines(tmp_path / "rank-0" / "events.jsonl")
-    assert [each["data"]["id"] for each in events if each["type"] == "benchmark_result"].count(BASE) == 1
+    assert [each["data"]["id"] for each in events if each["type"] == "benchmark_result"].count(
+        BASE
+    ) == 1
     points = read_lines(tmp_path / "rank-0" / "points.jsonl")
     assert [point["step"] for point in points] == list(range(1, 3 * 2 * len(rows) + 1))
 

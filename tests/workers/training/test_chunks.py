@@ -18,12 +18,17 @@ def seen_by_blocks(queries, keys, window, starts=(0,)):
     seen = torch.zeros(sum(map(len, queries)), sum(map(len, keys)), dtype=torch.int64)
     for block in visible_blocks(queries, keys, window, starts):
         part = seen[block.queries, block.keys]
-        distance = torch.arange(part.shape[0])[:, None] + block.ahead - torch.arange(part.shape[1])[None, :]
+        distance = (
+            torch.arange(part.shape[0])[:, None]
+            + block.ahead
+            - torch.arange(part.shape[1])[None, :]
+        )
         sees = {
             "full": torch.ones_like(part, dtype=torch.bool),
             "causal": distance >= 0,
             "window": (distance >= 0) & (distance < (window or 0)),
-            "documents": (distance >= 0) & same_document(range(part.shape[0]), range(part.shape[1]), block.starts),
+            "documents": (distance >= 0)
+            & same_document(range(part.shape[0]), range(part.shape[1]), block.starts),
         }[block.kind]
         assert block.kind != "causal" or part.shape[0] == part.shape[1]
         assert sees.any(1).all() and part.numel()
@@ -32,7 +37,9 @@ def seen_by_blocks(queries, keys, window, starts=(0,)):
 
 
 def same_document(queries, keys, starts):
-    of_query, of_key = (torch.tensor([bisect_right(starts, place) for place in some]) for some in (queries, keys))
+    of_query, of_key = (
+        torch.tensor([bisect_right(starts, place) for place in some]) for some in (queries, keys)
+    )
     return of_query[:, None] == of_key[None, :]
 
 
@@ -42,13 +49,19 @@ def test_blocks_of_all_ranks_are_the_causal_mask(size, share):
     length = size * share
     held = [held_spans(length, size, rank) for rank in range(size)]
     places = [[position for span in spans for position in span] for spans in held]
-    assert sorted(itertools.chain(*places)) == list(range(length)) and {len(each) for each in places} == {share}
+    assert sorted(itertools.chain(*places)) == list(range(length)) and {
+        len(each) for each in places
+    } == {share}
     for window in WINDOWS:
         for mine, queries in zip(places, held, strict=True):
             for theirs, keys in zip(places, held, strict=True):
                 distance = torch.tensor(mine)[:, None] - torch.tensor(theirs)[None, :]
                 expected = (distance >= 0) & (distance < (window or length))
-                assert torch.equal(seen_by_blocks(queries, keys, window), expected.long()), (window, queries, keys)
+                assert torch.equal(seen_by_blocks(queries, keys, window), expected.long()), (
+                    window,
+                    queries,
+                    keys,
+                )
 
 
 @pytest.mark.parametrize("size", [1, 2, 3])
@@ -64,7 +77,11 @@ def test_blocks_keep_to_documents(size, share):
         for mine, queries in zip(places, held, strict=True):
             for theirs, keys in zip(places, held, strict=True):
                 distance = torch.tensor(mine)[:, None] - torch.tensor(theirs)[None, :]
-                expected = (distance >= 0) & (distance < (window or length)) & same_document(mine, theirs, starts)
+                expected = (
+                    (distance >= 0)
+                    & (distance < (window or length))
+                    & same_document(mine, theirs, starts)
+                )
                 found = seen_by_blocks(queries, keys, window, starts)
                 assert torch.equal(found, expected.long()), (window, queries, keys, starts)
 

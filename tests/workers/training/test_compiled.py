@@ -1,4 +1,6 @@
-"""Compiled blocks learn what plain ones learn, under every plan that cuts them; what they take is told."""
+"""Compiled blocks learn what plain ones learn, under every plan that cuts them; what they take is
+told.
+"""
 
 from __future__ import annotations
 
@@ -14,18 +16,33 @@ from tests.workers.training.pool import Pool, Result, train_alone
 STEPS = 20
 CALL = "tests.workers.training.test_compiled:ranks"
 MOE = {**TINY, "moe": {"experts": 4, "top_k": 2, "expert_ffn": 24}}
-LEAST = {**TINY, "layers": 2, "hidden": 16, "ffn": 24, "position": "none", "gated_mlp": False, "activation": "relu"}
+LEAST = {
+    **TINY,
+    "layers": 2,
+    "hidden": 16,
+    "ffn": 24,
+    "position": "none",
+    "gated_mlp": False,
+    "activation": "relu",
+}
 
 
 def spec(plan: dict[str, Any], model: Any = None, **train: Any) -> dict[str, Any]:
-    settings = {"steps": STEPS, "eval": {"every_steps": 10, "batches": 1}, "seq_len": 14, "clip_norm": 0.5}
+    settings = {
+        "steps": STEPS,
+        "eval": {"every_steps": 10, "batches": 1},
+        "seq_len": 14,
+        "clip_norm": 0.5,
+    }
     settings |= {"checkpoint": {"every_steps": STEPS, "async": False}}
     whole = {"micro_batch_size": 2, "global_batch_size": 8, **plan}
     return make_spec({**TINY, "layers": 2} if model is None else model, whole, **(settings | train))
 
 
 def ranks(spec: dict[str, Any], directory: str) -> dict[str, Any]:
-    """In a rank: the run with all that torch.compile does but writing code, which takes seconds for every piece."""
+    """In a rank: the run with all that torch.compile does but writing code, which takes seconds for
+    every piece.
+    """
     import os
 
     from tests.workers.training.pool import _run
@@ -44,7 +61,9 @@ def same(ours: Result, theirs: Result) -> None:
     for name in ("loss", "grad_norm", *(["val_loss"] if ours.values("val_loss") else [])):
         assert ours.values(name) == pytest.approx(theirs.values(name), rel=1e-5), name
     want = final_weights(theirs, STEPS)
-    assert all(relative(each, want[name]) <= 1e-4 for name, each in final_weights(ours, STEPS).items())
+    assert all(
+        relative(each, want[name]) <= 1e-4 for name, each in final_weights(ours, STEPS).items()
+    )
 
 
 @pytest.fixture(scope="module")
@@ -70,14 +89,22 @@ def test_losses_and_weights_of_one_eager_process(
     found = Result(outcomes, tmp_path)
     same(found, eager)
     [told] = [event["data"] for event in found.events() if event["type"] == "compiled"]
-    # a piece's forward and backward pass, however many layers it serves; around a ring attention cuts blocks in more
+    # a piece's forward and backward pass, however many layers it serves; around a ring attention
+    # cuts blocks in more
     most = {"cp": 12, "tp": 4}.get(next(iter(plan)), 2)
     assert told["step"] == 1 and told["seconds"] > 0 and 2 <= told["pieces"] <= most
 
 
-def test_routed_experts_stand_between_compiled_pieces(pools: Callable[[int], Pool], tmp_path: Path) -> None:
-    plan, short = {"dp": 2, "zero": 0, "precision": "bf16"}, {"steps": 4, "eval": None, "checkpoint": None}
-    outcomes = pools(2).call(CALL, spec=spec(plan, MOE, compile=True, **short), directory=str(tmp_path / "compiled"))
+def test_routed_experts_stand_between_compiled_pieces(
+    pools: Callable[[int], Pool], tmp_path: Path
+) -> None:
+    plan, short = (
+        {"dp": 2, "zero": 0, "precision": "bf16"},
+        {"steps": 4, "eval": None, "checkpoint": None},
+    )
+    outcomes = pools(2).call(
+        CALL, spec=spec(plan, MOE, compile=True, **short), directory=str(tmp_path / "compiled")
+    )
     found = Result(outcomes, tmp_path / "compiled")
     plain = pools(2).train(spec(plan, MOE, **short), tmp_path / "plain")
     assert {each["class"] for each in found.outcomes} == {"ok"}, found.outcomes
@@ -90,7 +117,9 @@ def test_code_is_written_and_computes_the_same(tmp_path: Path) -> None:
     plain = train_alone(spec({}, LEAST, eval=None), tmp_path / "plain")
     found = train_alone(spec({}, LEAST, eval=None, compile=True), tmp_path / "compiled")
     same(found, plain)
-    assert found.values("memory/activations_bytes")[0] <= plain.values("memory/activations_bytes")[0]
+    assert (
+        found.values("memory/activations_bytes")[0] <= plain.values("memory/activations_bytes")[0]
+    )
 
 
 def test_a_machine_without_compiler_is_told_before_the_first_step(

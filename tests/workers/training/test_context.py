@@ -8,9 +8,22 @@ from tests.workers.training.conftest import final_weights, make_spec, relative
 
 RANKS = "tests.workers.training.ring_ranks"
 SMALL = {
-    "name": "small", "layers": 2, "hidden": 32, "heads": 4, "kv_heads": 2, "ffn": 80, "vocab": 256, "max_seq_len": 64,
-}  # fmt: skip
-MLA = {"q_lora_rank": 16, "kv_lora_rank": 12, "qk_nope_head_dim": 8, "qk_rope_head_dim": 4, "v_head_dim": 8}
+    "name": "small",
+    "layers": 2,
+    "hidden": 32,
+    "heads": 4,
+    "kv_heads": 2,
+    "ffn": 80,
+    "vocab": 256,
+    "max_seq_len": 64,
+}
+MLA = {
+    "q_lora_rank": 16,
+    "kv_lora_rank": 12,
+    "qk_nope_head_dim": 8,
+    "qk_rope_head_dim": 4,
+    "v_head_dim": 8,
+}
 MOE = {"experts": 4, "top_k": 2, "expert_ffn": 24, "shared_experts": 1, "aux_loss": 0.1}
 DYNAMIC = {"scaling": {"name": "dynamic", "factor": 2.0, "original_max_seq_len": 8}}
 MODELS = {
@@ -45,14 +58,20 @@ STEPS = {"window": 20, "experts": 12}  # one flipped route ends parity
 
 def run_spec(model, plan):
     steps = STEPS[model]
-    # AdamW blows up rounding where gradients are all but zero: at 1e-3 weights differed by 1e-4, losses by 1e-7
+    # AdamW blows up rounding where gradients are all but zero: at 1e-3 weights differed by 1e-4,
+    # losses by 1e-7
     optimizer = {"name": "adamw", "lr": 3e-4}
     # 20 positions over 4 ranks are 5 each: chunks of 3 and of 2
     return make_spec(
-        {**SMALL, **MODELS[model]}, {"micro_batch_size": 2, "global_batch_size": 8, **plan},
-        steps=steps, seq_len=20, optimizer=optimizer, clip_norm=0.5, eval={"every_steps": steps // 2, "batches": 2},
+        {**SMALL, **MODELS[model]},
+        {"micro_batch_size": 2, "global_batch_size": 8, **plan},
+        steps=steps,
+        seq_len=20,
+        optimizer=optimizer,
+        clip_norm=0.5,
+        eval={"every_steps": steps // 2, "batches": 2},
         checkpoint={"every_steps": steps, "async": False},
-    )  # fmt: skip
+    )
 
 
 @pytest.fixture(scope="module")
@@ -66,6 +85,8 @@ def test_runs_learn_what_one_process_learns(model, plan, alone, train, tmp_path)
     assert {outcome["class"] for outcome in result.outcomes} == {"ok"}, result.outcomes
     for name in ("loss", "grad_norm", "val_loss", "moe/aux_loss", "moe/max_violation"):
         assert result.values(name) == pytest.approx(one.values(name), rel=1e-5), name
-    assert [point["tokens"] for point in result.points(1)] == [160 * step for step in range(1, STEPS[model] + 1)]
+    assert [point["tokens"] for point in result.points(1)] == [
+        160 * step for step in range(1, STEPS[model] + 1)
+    ]
     theirs, ours = final_weights(one, STEPS[model]), final_weights(result, STEPS[model])
     assert max(relative(ours[name], theirs[name]) for name in theirs) <= 1e-4

@@ -1,4 +1,6 @@
-"""Matrix products by oneDNN beside fp64: every layout that a linear layer and its gradients hand over."""
+"""Matrix products by oneDNN beside fp64: every layout that a linear layer and its gradients hand
+over.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +13,9 @@ from workers.training import cpu_products
 
 @pytest.fixture
 def onednn(monkeypatch):
-    """For every product, whoever made this CPU; as a process has it that trains on one where it pays."""
+    """For every product, whoever made this CPU; as a process has it that trains on one where it
+    pays.
+    """
     if not hasattr(torch.ops.mkldnn, "_linear_pointwise"):
         pytest.skip("torch was built without oneDNN")
     monkeypatch.setattr(cpu_products, "LEAST", 1)
@@ -24,11 +28,17 @@ def test_a_linear_layer_and_its_gradients(onednn, bias):
     x, weight, added = torch.randn(3, 7, 19), torch.randn(23, 19), torch.randn(23) if bias else None
     found = []
     for dtype in (torch.float32, torch.float64):
-        leaves = [each.detach().to(dtype).requires_grad_() for each in (x, weight, added) if each is not None]
+        leaves = [
+            each.detach().to(dtype).requires_grad_()
+            for each in (x, weight, added)
+            if each is not None
+        ]
         out = functional.linear(*leaves)
         out.square().sum().backward()
         found.append([out, *(leaf.grad for leaf in leaves)])
-        assert all(each.is_contiguous() for each in found[-1]), "gradients that optimizers walk through fast"
+        assert all(each.is_contiguous() for each in found[-1]), (
+            "gradients that optimizers walk through fast"
+        )
     for ours, exact in zip(*found, strict=True):
         assert torch.allclose(ours.double(), exact, rtol=1e-5, atol=1e-4)
 
@@ -44,7 +54,9 @@ def test_pieces_of_wider_matrices_are_left_as_they_are(onednn, monkeypatch):
         (x.t(), torch.randn(7, 5)),
         (wide, torch.randn(19, 4)),
     ):
-        assert torch.allclose((left @ right).double(), left.double() @ right.double(), rtol=1e-5, atol=1e-5)
+        assert torch.allclose(
+            (left @ right).double(), left.double() @ right.double(), rtol=1e-5, atol=1e-5
+        )
     assert not went
 
 

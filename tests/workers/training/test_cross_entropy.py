@@ -19,7 +19,9 @@ def test_losses_and_gradients_are_torchs(tokens, vocab, monkeypatch):
     targets = torch.randint(vocab, (tokens,))
     targets[1::3] = IGNORED
     weights = torch.randn(tokens)
-    want = functional.cross_entropy(4 * hidden @ head.T, targets, ignore_index=IGNORED, reduction="none")
+    want = functional.cross_entropy(
+        4 * hidden @ head.T, targets, ignore_index=IGNORED, reduction="none"
+    )
     want_grads = torch.autograd.grad((want * weights).sum(), (hidden, head))
     logits = 4 * hidden @ head.T
     found = cross_entropy(logits, targets, ignored=IGNORED)
@@ -29,7 +31,8 @@ def test_losses_and_gradients_are_torchs(tokens, vocab, monkeypatch):
     for ours, theirs in zip(grads, want_grads, strict=True):
         assert torch.allclose(ours, theirs, rtol=1e-5, atol=1e-6)
     with pytest.raises(RuntimeError, match="modified by an inplace operation"):
-        torch.autograd.grad(total, (hidden, head))  # the softmax is used up: an error, never a wrong gradient
+        # the softmax is used up: an error, never a wrong gradient
+        torch.autograd.grad(total, (hidden, head))
 
 
 def test_without_a_backward_pass_the_logits_stay():
@@ -37,5 +40,7 @@ def test_without_a_backward_pass_the_logits_stay():
     before = logits.clone()
     with torch.no_grad():
         found = cross_entropy(logits, targets, ignored=IGNORED)
-    assert torch.allclose(found, functional.cross_entropy(logits, targets, reduction="none"), rtol=1e-6, atol=1e-6)
+    assert torch.allclose(
+        found, functional.cross_entropy(logits, targets, reduction="none"), rtol=1e-6, atol=1e-6
+    )
     assert torch.equal(logits, before)

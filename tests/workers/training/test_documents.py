@@ -1,4 +1,6 @@
-"""Documents kept apart by attention: under every technique what one process learns of the same ragged documents."""
+"""Documents kept apart by attention: under every technique what one process learns of the same
+ragged documents.
+"""
 
 from __future__ import annotations
 
@@ -12,13 +14,28 @@ from tests.workers.training.conftest import final_weights, make_spec, relative
 STEPS = 20
 
 DENSE = {
-    "name": "dense", "layers": 4, "hidden": 32, "heads": 4, "kv_heads": 2, "ffn": 88, "vocab": 257,
+    "name": "dense",
+    "layers": 4,
+    "hidden": 32,
+    "heads": 4,
+    "kv_heads": 2,
+    "ffn": 88,
+    "vocab": 257,
     "tie_embeddings": False,
-}  # fmt: skip
+}
 GPT = {
-    "name": "gpt", "layers": 2, "hidden": 32, "heads": 4, "ffn": 96, "vocab": 256, "norm": "layernorm", "bias": "all",
-    "position": "learned", "gated_mlp": False, "activation": "gelu",
-}  # fmt: skip
+    "name": "gpt",
+    "layers": 2,
+    "hidden": 32,
+    "heads": 4,
+    "ffn": 96,
+    "vocab": 256,
+    "norm": "layernorm",
+    "bias": "all",
+    "position": "learned",
+    "gated_mlp": False,
+    "activation": "gelu",
+}
 
 
 @pytest.fixture(scope="module")
@@ -26,7 +43,10 @@ def data(tmp_path_factory):
     """Some documents of a few bytes, some longer than a sequence."""
     path = tmp_path_factory.mktemp("data") / "ragged.jsonl"
     lengths = np.random.default_rng(1).integers(0, 12, 500) ** 2 // 2
-    texts = [" ".join(str(n * place % 97) for place in range(1 + length // 3)) for n, length in enumerate(lengths)]
+    texts = [
+        " ".join(str(n * place % 97) for place in range(1 + length // 3))
+        for n, length in enumerate(lengths)
+    ]
     path.write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
     return {"path": str(path), "format": "jsonl"}
 
@@ -35,7 +55,10 @@ def spec(data, model, plan, **train):
     plan = {"global_batch_size": 8, "micro_batch_size": 2, **plan}
     settings = {"steps": STEPS, "seq_len": 30, "optimizer": {"name": "adamw", "lr": 3e-4}}
     steps = train.get("steps", STEPS)
-    settings |= {"eval": {"every_steps": steps, "batches": 1}, "checkpoint": {"every_steps": steps, "async": False}}
+    settings |= {
+        "eval": {"every_steps": steps, "batches": 1},
+        "checkpoint": {"every_steps": steps, "async": False},
+    }
     return {**make_spec(model | {"max_seq_len": 64}, plan, **(settings | train)), "data": data}
 
 
@@ -72,7 +95,9 @@ def test_equal_to_one_process(model, plan, alone, data, train, tmp_path):
 
 def test_goes_on_exactly_under_another_plan(alone, data, train, tmp_path):
     checkpoint = {"every_steps": STEPS // 2}
-    train(spec(data, DENSE, {"dp": 2, "zero": 2}, steps=STEPS // 2, checkpoint=checkpoint), tmp_path)
+    train(
+        spec(data, DENSE, {"dp": 2, "zero": 2}, steps=STEPS // 2, checkpoint=checkpoint), tmp_path
+    )
     resumed = train(spec(data, DENSE, {}, checkpoint=checkpoint), tmp_path)
     assert resumed.values("loss") == pytest.approx(alone(DENSE).values("loss"), rel=1e-5)
 
@@ -81,13 +106,18 @@ def test_masks_are_there_unless_told_otherwise(alone, data, train, tmp_path):
     masked = alone(DENSE).values("loss")
     without = train(spec({**data, "document_masks": False}, DENSE, {}, steps=1), tmp_path / "not")
     assert abs(without.values("loss")[0] / masked[0] - 1) > 1e-5
-    stale = train(spec(data, DENSE, {"pp": 2, "schedule": "pipedream"}, steps=1), tmp_path / "stale")
+    stale = train(
+        spec(data, DENSE, {"pp": 2, "schedule": "pipedream"}, steps=1), tmp_path / "stale"
+    )
     assert stale.values("loss")[0] == pytest.approx(masked[0], rel=1e-6)
 
 
 def test_recomputation_and_precision(alone, data, train, tmp_path):
     exact = alone(DENSE).values("loss")[:3]
-    measured = train(spec(data, DENSE, {"recompute": "auto", "recompute_budget_bytes": 600_000}, steps=3), tmp_path)
+    measured = train(
+        spec(data, DENSE, {"recompute": "auto", "recompute_budget_bytes": 600_000}, steps=3),
+        tmp_path,
+    )
     assert measured.values("loss") == exact
     [event] = [each["data"] for each in measured.events() if each["type"] == "recompute_chosen"]
     kept = [layer for stage in event["stages"] for layer in stage["layers"]]
@@ -102,10 +132,18 @@ def test_where_nothing_tells_them(train, tmp_path):
     data = {"path": str(tmp_path / "a.bin"), "format": "tokens", "document_masks": True}
     outcome = train(spec(data, DENSE | {"vocab": 2000}, {}), tmp_path).outcomes[0]
     assert outcome["class"] == "user_error"
-    assert "data.document_masks: nothing tells where documents begin in a; try document_end" in outcome["reason"]
+    assert (
+        "data.document_masks: nothing tells where documents begin in a; try document_end"
+        in outcome["reason"]
+    )
 
 
 def test_scaling_by_the_length_of_a_sequence_is_refused_beside_masks(data, train, tmp_path):
-    scaled = DENSE | {"rope": {"scaling": {"name": "dynamic", "factor": 2.0, "original_max_seq_len": 16}}}
+    scaled = DENSE | {
+        "rope": {"scaling": {"name": "dynamic", "factor": 2.0, "original_max_seq_len": 16}}
+    }
     [outcome] = train(spec(data, scaled, {}, steps=1), tmp_path).outcomes
-    assert outcome["class"] == "user_error" and "try name yarn or linear, seq_len 16" in outcome["reason"]
+    assert (
+        outcome["class"] == "user_error"
+        and "try name yarn or linear, seq_len 16" in outcome["reason"]
+    )

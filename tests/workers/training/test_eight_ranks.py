@@ -1,4 +1,6 @@
-"""Three axes at once, and copies of shards beside tensor parallelism: on eight ranks what one process learns."""
+"""Three axes at once, and copies of shards beside tensor parallelism: on eight ranks what one
+process learns.
+"""
 
 from __future__ import annotations
 
@@ -22,9 +24,14 @@ def eight(tmp_path_factory):
     pool.close()
 
 
-@pytest.mark.parametrize(("model", "plan"), PLANS, ids=[f"{model['name']} {plan}" for model, plan in PLANS])
+@pytest.mark.parametrize(
+    ("model", "plan"), PLANS, ids=[f"{model['name']} {plan}" for model, plan in PLANS]
+)
 def test_equal_to_one_process(model, plan, eight, tmp_path):
-    one, result = train_alone(spec(model, {}), tmp_path / "one"), eight.train(spec(model, plan), tmp_path / "eight")
+    one, result = (
+        train_alone(spec(model, {}), tmp_path / "one"),
+        eight.train(spec(model, plan), tmp_path / "eight"),
+    )
     assert [outcome["class"] for outcome in result.outcomes] == ["ok"] * 8, result.outcomes
     for name in ("loss", "grad_norm", "val_loss"):
         assert result.values(name) == pytest.approx(one.values(name), rel=1e-5), name

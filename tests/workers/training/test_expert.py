@@ -1,4 +1,5 @@
-"""Experts dealt out to ranks learn what one process learns, under every ZeRO stage, beside pipelines, sequences cut in
+"""Experts dealt out to ranks learn what one process learns, under every ZeRO stage, beside
+pipelines, sequences cut in
 parts and tensor parallelism; what travels is what the planner says."""
 
 from __future__ import annotations
@@ -20,20 +21,38 @@ RANKS = "tests.workers.training.expert_ranks"
 SMALL = {"layers": 3, "hidden": 32, "heads": 4, "ffn": 80, "vocab": 257, "max_seq_len": 64}
 STEPS = 12  # one flipped route ends parity
 MOE = {"experts": 6, "top_k": 2, "expert_ffn": 24}
-MLA = {"q_lora_rank": 12, "kv_lora_rank": 16, "qk_nope_head_dim": 8, "qk_rope_head_dim": 4, "v_head_dim": 8}
+MLA = {
+    "q_lora_rank": 12,
+    "kv_lora_rank": 16,
+    "qk_nope_head_dim": 8,
+    "qk_rope_head_dim": 4,
+    "v_head_dim": 8,
+}
 MODELS = {
     "mixtral": {
-        "layers": 4, "moe": {**MOE, "aux_loss": 0.1, "capacity": 1.0}, "bias": "all", "tie_embeddings": True,
+        "layers": 4,
+        "moe": {**MOE, "aux_loss": 0.1, "capacity": 1.0},
+        "bias": "all",
+        "tie_embeddings": True,
     },
     "deepseek": {
         "attention": "mla",
         "mla": MLA,
         "moe": {
-            **MOE, "experts": 12, "top_k": 3, "shared_experts": 1, "first_dense_layers": 1, "scoring": "sigmoid",
-            "groups": 3, "groups_per_token": 2, "routed_scale": 2.5, "aux_loss": 0.01, "bias_update": 0.01,
+            **MOE,
+            "experts": 12,
+            "top_k": 3,
+            "shared_experts": 1,
+            "first_dense_layers": 1,
+            "scoring": "sigmoid",
+            "groups": 3,
+            "groups_per_token": 2,
+            "routed_scale": 2.5,
+            "aux_loss": 0.01,
+            "bias_update": 0.01,
         },
     },
-}  # fmt: skip
+}
 
 
 def spec(name, plan, *, steps=STEPS, **train):
@@ -41,9 +60,17 @@ def spec(name, plan, *, steps=STEPS, **train):
     plan = {"micro_batch_size": 1, "global_batch_size": 4, **plan}
     # AdamW blows up rounding where gradients are all but zero
     optimizer = {"name": "adamw", "lr": 3e-4}
-    defaults = {"optimizer": optimizer, "clip_norm": 0.5, "eval": {"every_steps": STEPS, "batches": 1}}
+    defaults = {
+        "optimizer": optimizer,
+        "clip_norm": 0.5,
+        "eval": {"every_steps": STEPS, "batches": 1},
+    }
     checkpoint = {"every_steps": steps, "async": False}
-    return make_spec(model, plan, **{"steps": steps, "seq_len": 20, "checkpoint": checkpoint, **defaults, **train})
+    return make_spec(
+        model,
+        plan,
+        **{"steps": steps, "seq_len": 20, "checkpoint": checkpoint, **defaults, **train},
+    )
 
 
 @pytest.fixture(scope="module")
@@ -53,7 +80,10 @@ def alone(train, tmp_path_factory):
 
 RUNS = [
     ("mixtral", {"dp": 2, "ep": 2, "zero": 0, "recompute": "selective"}),
-    ("deepseek", {"dp": 2, "ep": 2, "zero": 2, "recompute": "auto", "recompute_budget_bytes": 600_000}),
+    (
+        "deepseek",
+        {"dp": 2, "ep": 2, "zero": 2, "recompute": "auto", "recompute_budget_bytes": 600_000},
+    ),
     ("deepseek", {"cp": 2, "ep": 2}),
     ("mixtral", {"dp": 4, "ep": 2, "zero": 1}),
     ("mixtral", {"dp": 4, "ep": 2, "zero": 3, "recompute": "full"}),
@@ -69,7 +99,9 @@ def words(plan):
     return "-".join(f"{key[:4]}{value}" for key, value in plan.items())
 
 
-@pytest.mark.parametrize(("name", "plan"), RUNS, ids=[f"{name}-{words(plan)}" for name, plan in RUNS])
+@pytest.mark.parametrize(
+    ("name", "plan"), RUNS, ids=[f"{name}-{words(plan)}" for name, plan in RUNS]
+)
 def test_a_run_is_that_of_one_process(name, plan, alone, train, tmp_path):
     result, one = train(spec(name, plan), tmp_path), alone[name]
     assert {outcome["class"] for outcome in result.outcomes} == {"ok"}, result.outcomes
@@ -77,7 +109,10 @@ def test_a_run_is_that_of_one_process(name, plan, alone, train, tmp_path):
     assert len(loads) > 12
     for value in ["loss", "grad_norm", "val_loss", *loads]:
         for rank in range(len(result.outcomes)):
-            assert result.values(value, rank) == pytest.approx(one.values(value), rel=1e-5), (value, rank)
+            assert result.values(value, rank) == pytest.approx(one.values(value), rel=1e-5), (
+                value,
+                rank,
+            )
     assert min(one.values("grad_norm")) > 0.5, "clipping must bite"
     theirs, ours = final_weights(one, STEPS), final_weights(result, STEPS)
     assert max(relative(ours[name], theirs[name]) for name in theirs) <= 1e-4
@@ -85,7 +120,11 @@ def test_a_run_is_that_of_one_process(name, plan, alone, train, tmp_path):
 
 @pytest.mark.parametrize(
     "plan",
-    [{"precision": "bf16", "zero": 0}, {"precision": "fp16", "zero": 3}, {"precision": "fp8", "zero": 1}],
+    [
+        {"precision": "bf16", "zero": 0},
+        {"precision": "fp16", "zero": 3},
+        {"precision": "fp8", "zero": 1},
+    ],
     ids=lambda plan: plan["precision"],
 )
 def test_fewer_bits(plan, alone, train, tmp_path):
@@ -106,18 +145,37 @@ def test_a_run_goes_on_with_experts_dealt_out_otherwise(alone, train, tmp_path):
 
 @pytest.mark.parametrize("recompute", ["none", "selective", "full"])
 def test_bytes_that_travel_are_those_of_the_planner(recompute, pools):
-    model, plan = {**SMALL, **MODELS["deepseek"]}, {"dp": 2, "ep": 2, "zero": 0, "recompute": recompute}
-    found = pools(2).call(f"{RANKS}:all_to_all_bytes", model=model, plan={**plan, "micro_batch_size": 2})
+    model, plan = (
+        {**SMALL, **MODELS["deepseek"]},
+        {"dp": 2, "ep": 2, "zero": 0, "recompute": recompute},
+    )
+    found = pools(2).call(
+        f"{RANKS}:all_to_all_bytes", model=model, plan={**plan, "micro_batch_size": 2}
+    )
     says = all_to_all_bytes(
-        ep=2, accumulation=1, moe_layers=2, pp=1, micro_batch=2, seq_len=12, cp=1, top_k=3, hidden=32, compute_bytes=4,
-        experts=12, recompute=RECOMPUTE[recompute],
-    )  # fmt: skip
+        ep=2,
+        accumulation=1,
+        moe_layers=2,
+        pp=1,
+        micro_batch=2,
+        seq_len=12,
+        cp=1,
+        top_k=3,
+        hidden=32,
+        compute_bytes=4,
+        experts=12,
+        recompute=RECOMPUTE[recompute],
+    )
     assert sum(found) / len(found) == says
 
 
 @pytest.mark.parametrize("backend", ["", "reference"], ids=["pieces", "all rows at once"])
 def test_ranks_without_a_token_take_part(backend, pools):
-    given = {"model": {**SMALL, **MODELS["mixtral"]}, "plan": {"dp": 2, "ep": 2}, "backend": backend}
+    given = {
+        "model": {**SMALL, **MODELS["mixtral"]},
+        "plan": {"dp": 2, "ep": 2},
+        "backend": backend,
+    }
     for rank, found in enumerate(pools(2).call(f"{RANKS}:unevenly_routed", **given)):
         assert found["apart"] < 1e-6
         assert (found["largest"] > 0) == (rank == 0)
@@ -126,7 +184,15 @@ def test_ranks_without_a_token_take_part(backend, pools):
 def test_fake_ranks_show_the_experts_of_each(tmp_path):
     plan = {"dp": 8, "ep": 2, "zero": 3, "dp_replicate": 2, "global_batch_size": 8}
     (tmp_path / "run.json").write_text(json.dumps(spec("deepseek", plan)))
-    command = [sys.executable, "-m", "workers.training.main", "--spec", str(tmp_path / "run.json"), "--fake-ranks", "8"]
+    command = [
+        sys.executable,
+        "-m",
+        "workers.training.main",
+        "--spec",
+        str(tmp_path / "run.json"),
+        "--fake-ranks",
+        "8",
+    ]
     told = json.loads(subprocess.run(command, cwd=ROOT, capture_output=True, check=True).stdout)
     assert told["expert_mesh"] == {"expert_data": 4, "ep": 2}
     # 12 experts over ep 2, and over 2 of the 4 ranks that hold the same ones
@@ -135,5 +201,7 @@ def test_fake_ranks_show_the_experts_of_each(tmp_path):
 
 
 def test_experts_lie_within_a_copy_of_the_model():
-    with pytest.raises(UserError, match=r"plan\.ep: .* dp_shard x cp = 2 ranks, ep 4 does not divide them; .* ep 2"):
+    with pytest.raises(
+        UserError, match=r"plan\.ep: .* dp_shard x cp = 2 ranks, ep 4 does not divide them; .* ep 2"
+    ):
         accept(spec("deepseek", {"dp": 4, "dp_replicate": 2, "zero": 3, "ep": 4}))

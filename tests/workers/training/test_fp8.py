@@ -1,4 +1,6 @@
-"""fp8 training: e4m3 tiles and their products bit for bit as the recipe says, in every stage, over any layer."""
+"""fp8 training: e4m3 tiles and their products bit for bit as the recipe says, in every stage, over
+any layer.
+"""
 
 from __future__ import annotations
 
@@ -37,7 +39,9 @@ def numbers(*shape: int, seed: int = 0) -> Tensor:
 
 
 def e4m3(value: np.ndarray) -> np.ndarray:
-    """The nearest e4m3 number, ties to even, by its definition: 4 significant bits, exponents -6 to 8, largest 448."""
+    """The nearest e4m3 number, ties to even, by its definition: 4 significant bits, exponents -6 to
+    8, largest 448.
+    """
     exponent = np.maximum(np.frexp(np.where(value == 0, 1.0, value))[1] - 1, -6)
     step = np.exp2(exponent - 3.0)
     return np.clip(np.rint(value / step) * step, -448, 448)
@@ -77,7 +81,11 @@ def test_every_code_and_what_is_not_finite():
         broken = torch.ones(3, 200)
         broken[1, 5] = bad
         decoded = quantize(broken, ROW).decoded()
-        assert decoded[1, :128].isnan().any() and decoded[[0, 2]].isfinite().all() and decoded[1, 128:].isfinite().all()
+        assert (
+            decoded[1, :128].isnan().any()
+            and decoded[[0, 2]].isfinite().all()
+            and decoded[1, 128:].isfinite().all()
+        )
 
 
 def layer(m: int, n: int, k: int) -> tuple[Tensor, Tensor, Tensor]:
@@ -94,14 +102,19 @@ def test_products(m, n, k):
     wanted = {
         "output": (out.detach(), rows @ blocks.T),
         "input's gradient": (x.grad, reference(gradient, ROW)[1] @ blocks),
-        "weight's gradient": (weight.grad, reference(gradient, COLUMN)[1].T @ reference(x.detach(), COLUMN)[1]),
+        "weight's gradient": (
+            weight.grad,
+            reference(gradient, COLUMN)[1].T @ reference(x.detach(), COLUMN)[1],
+        ),
     }
     for name, (found, exact) in wanted.items():
         apart = np.abs(found.double().numpy() - exact).max()
         # fp32 sums of up to 256 products, in the order of whichever library multiplies
         assert apart <= 2e-6 * np.abs(exact).max(), name
     plain = (x @ weight.t()).detach()
-    assert 1e-3 < (out.detach() - plain).norm() / plain.norm() < 0.05, "8 bits, and no more lost than that"
+    assert 1e-3 < (out.detach() - plain).norm() / plain.norm() < 0.05, (
+        "8 bits, and no more lost than that"
+    )
 
 
 def cublas(a, b, scale_a, kind_a, scale_b, kind_b, *, output_dtype, use_fast_accum):
@@ -111,12 +124,18 @@ def cublas(a, b, scale_a, kind_a, scale_b, kind_b, *, output_dtype, use_fast_acc
     assert a.stride() == (k, 1) and b.stride() == (1, k), "row-major times column-major"
     assert kind_a is kinds.BlockWise1x128 and scale_a.dtype is scale_b.dtype is torch.float32
     parts = -(-k // 128)
-    assert scale_a.shape == (rows, parts) and scale_a.stride(0) == 1 and (parts == 1 or scale_a.stride(1) == rows)
+    assert (
+        scale_a.shape == (rows, parts)
+        and scale_a.stride(0) == 1
+        and (parts == 1 or scale_a.stride(1) == rows)
+    )
     if kind_b is kinds.BlockWise128x128:
         padded = -(-parts // 4) * 4
         assert scale_b.shape == (padded, -(-columns // 128)) and scale_b.stride(0) == 1
         assert scale_b.shape[1] == 1 or scale_b.stride(1) == padded
-        wide_b = scale_b[:parts].repeat_interleave(128, 0)[:k].repeat_interleave(128, 1)[:, :columns]
+        wide_b = (
+            scale_b[:parts].repeat_interleave(128, 0)[:k].repeat_interleave(128, 1)[:, :columns]
+        )
     else:
         assert scale_b.shape == (columns, parts) and scale_b.stride(0) == 1
         wide_b = scale_b.t().repeat_interleave(128, 0)[:k]
@@ -146,13 +165,27 @@ def test_hopper_is_not_chosen_here():
 
 
 MODELS = {
-    "biases": {**TINY, "bias": "all", "gated_mlp": False, "norm": "layernorm", "position": "learned"},
+    "biases": {
+        **TINY,
+        "bias": "all",
+        "gated_mlp": False,
+        "norm": "layernorm",
+        "position": "learned",
+    },
     "latent attention and experts": {
-        **TINY, "attention": "mla", "kv_heads": 4,
-        "mla": {"q_lora_rank": 24, "kv_lora_rank": 16, "qk_nope_head_dim": 8, "qk_rope_head_dim": 8, "v_head_dim": 8},
+        **TINY,
+        "attention": "mla",
+        "kv_heads": 4,
+        "mla": {
+            "q_lora_rank": 24,
+            "kv_lora_rank": 16,
+            "qk_nope_head_dim": 8,
+            "qk_rope_head_dim": 8,
+            "v_head_dim": 8,
+        },
         "moe": {"experts": 4, "top_k": 2, "expert_ffn": 24, "shared_experts": 1},
     },
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("model", MODELS.values(), ids=list(MODELS))
@@ -168,7 +201,11 @@ def test_every_linear_layer_of_blocks_and_no_other(model):
 
     plain = gradients()
     apply_fp8(decoder)
-    names = [name for name, module in decoder.named_modules() if isinstance(module, nn.Linear | StackedLinear)]
+    names = [
+        name
+        for name, module in decoder.named_modules()
+        if isinstance(module, nn.Linear | StackedLinear)
+    ]
     called = {name for name in names if "forward" in vars(decoder.get_submodule(name))}
     assert called == set(names) - {"head"}
     narrow = gradients()
@@ -215,20 +252,28 @@ def test_of_one_process(plan, alone, train, tmp_path):
     assert result.values("loss") == pytest.approx(alone["fp8"].values("loss"), rel=apart)
     # tensor parallel ranks tile their parts of a row: other scales, as if with another seed
     norms_apart = 3e-2 if "tp" in plan else 10 * apart
-    assert result.values("grad_norm") == pytest.approx(alone["fp8"].values("grad_norm"), rel=norms_apart)
+    assert result.values("grad_norm") == pytest.approx(
+        alone["fp8"].values("grad_norm"), rel=norms_apart
+    )
 
 
 def test_a_backward_pass_in_two_halves(train, tmp_path):
     deep, plan = {**TINY, "layers": 4}, {**BATCH, "precision": "fp8"}
     whole = train(make_spec(deep, plan), tmp_path / "whole")
-    split = train(make_spec(deep, {**plan, "pp": 2, "schedule": "zbv", "virtual_stages": 2}), tmp_path / "split")
+    split = train(
+        make_spec(deep, {**plan, "pp": 2, "schedule": "zbv", "virtual_stages": 2}),
+        tmp_path / "split",
+    )
     for name in ("loss", "grad_norm"):
         assert split.values(name) == pytest.approx(whole.values(name), rel=5e-3), name
 
 
 @pytest.mark.parametrize("recompute", ["full", "selective"])
 def test_recomputing_is_the_same(recompute, alone, train, tmp_path):
-    again = train(make_spec(None, {**BATCH, "precision": "fp8", "recompute": recompute}, steps=STEPS), tmp_path)
+    again = train(
+        make_spec(None, {**BATCH, "precision": "fp8", "recompute": recompute}, steps=STEPS),
+        tmp_path,
+    )
     assert again.values("loss") == alone["fp8"].values("loss")
     less, more = (result.values("memory/activations_bytes")[0] for result in (again, alone["fp8"]))
     assert less < more

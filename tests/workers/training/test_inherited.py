@@ -1,4 +1,6 @@
-"""Training from a GGUF file: its own tokenizer reads the text, goes out with the export, and no other may read it."""
+"""Training from a GGUF file: its own tokenizer reads the text, goes out with the export, and no
+other may read it.
+"""
 
 from __future__ import annotations
 
@@ -21,12 +23,26 @@ from workers.training.accept import accept
 from workers.training.data.opened import open_samples
 
 WORDS = "for the clock to begin at 12 or 34,\nit's DON'T panic again: o'clock\n\n"
-SHAPE = {"layers": 2, "hidden": 32, "heads": 4, "kv_heads": 2, "ffn": 48, "max_seq_len": 64, "rope": {"theta": 1e4}}
+SHAPE = {
+    "layers": 2,
+    "hidden": 32,
+    "heads": 4,
+    "kv_heads": 2,
+    "ffn": 48,
+    "max_seq_len": 64,
+    "rope": {"theta": 1e4},
+}
 THEIRS = {
-    "num_hidden_layers": 2, "hidden_size": 32, "num_attention_heads": 4, "num_key_value_heads": 2,
-    "intermediate_size": 48, "max_position_embeddings": 64, "rms_norm_eps": 1e-5, "tie_word_embeddings": True,
+    "num_hidden_layers": 2,
+    "hidden_size": 32,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "intermediate_size": 48,
+    "max_position_embeddings": 64,
+    "rms_norm_eps": 1e-5,
+    "tie_word_embeddings": True,
     "rope_parameters": {"rope_type": "default", "rope_theta": 1e4},
-}  # fmt: skip
+}
 BPE = trained("smollm")
 VOCAB = BPE.get_vocab_size() + 5  # rows beyond the tokens, as published models have
 
@@ -55,7 +71,9 @@ def write_model(path: Path, way: str) -> Path:
     return write(model, path, gguf.GGMLQuantizationType.F32, also=also)
 
 
-def spec(room: Path, source: Path, plan: dict[str, Any] | None = None, **train: Any) -> dict[str, Any]:
+def spec(
+    room: Path, source: Path, plan: dict[str, Any] | None = None, **train: Any
+) -> dict[str, Any]:
     batch = {"micro_batch_size": 2, "global_batch_size": 4, **(plan or {})}
     shape = {**SHAPE, "vocab": VOCAB, "tie_embeddings": True}
     made = make_spec(shape, batch, **{"steps": 3, "init_from": {"path": str(source)}, **train})
@@ -63,10 +81,15 @@ def spec(room: Path, source: Path, plan: dict[str, Any] | None = None, **train: 
 
 
 def test_import_train_export_reload_resume(room, train, tmp_path):
-    first = train(spec(room, room / "model.gguf", checkpoint={"every_steps": 3}), tmp_path / "first")
+    first = train(
+        spec(room, room / "model.gguf", checkpoint={"every_steps": 3}), tmp_path / "first"
+    )
     told = next(event["data"] for event in first.events() if event["type"] == "weights_loaded")
     assert told["tokenizer"] == str(tmp_path / "first" / "checkpoints" / "tokenizer.json")
-    pair = train(spec(room, room / "model.gguf", {"dp": 2, "zero": 3, "micro_batch_size": 1}), tmp_path / "pair")
+    pair = train(
+        spec(room, room / "model.gguf", {"dp": 2, "zero": 3, "micro_batch_size": 1}),
+        tmp_path / "pair",
+    )
     assert pair.values("loss") == pytest.approx(first.values("loss"), rel=1e-5)
 
     exported = tmp_path / "exported"
@@ -79,7 +102,11 @@ def test_import_train_export_reload_resume(room, train, tmp_path):
         logits = model(torch.tensor([ids[:40]])).logits
         ours = decoder_of(tmp_path / "first" / "checkpoints")(torch.tensor([ids[:40]]))
     torch.testing.assert_close(ours, logits, atol=1e-4, rtol=0)
-    assert model.config.eos_token_id == GenerationConfig.from_pretrained(exported).eos_token_id == [2, 0]
+    assert (
+        model.config.eos_token_id
+        == GenerationConfig.from_pretrained(exported).eos_token_id
+        == [2, 0]
+    )
 
     onward = train(spec(room, exported), tmp_path / "onward")
     from_checkpoint = train(spec(room, tmp_path / "first"), tmp_path / "from checkpoint")
@@ -97,17 +124,32 @@ def test_a_tokenizer_that_is_not_the_weights_is_refused(room, tmp_path):
     vocab["a"], vocab["b"] = vocab["b"], vocab["a"]
     (tmp_path / "other.json").write_text(json.dumps(other))
     (tmp_path / "same.json").write_text(BPE.to_str())
-    (tmp_path / "wide.json").write_text(json.dumps({**other, "added_tokens": [], "model": {
-        **other["model"], "vocab": {**vocab, "xyz": 9999}}}))  # fmt: skip
+    (tmp_path / "wide.json").write_text(
+        json.dumps(
+            {
+                **other,
+                "added_tokens": [],
+                "model": {**other["model"], "vocab": {**vocab, "xyz": 9999}},
+            }
+        )
+    )
     strange = write_model(tmp_path / "strange.gguf", "default")
     for tokenizer, source, says in (
-        ("bytes", "model.gguf", r"bytes are asked for, .*model\.gguf knows tokens by a tokenizer\.json; try none"),
+        (
+            "bytes",
+            "model.gguf",
+            r"bytes are asked for, .*model\.gguf knows tokens by a tokenizer\.json; try none",
+        ),
         (
             str(tmp_path / "other.json"),
             "model.gguf",
             "2 of .* tokens have other ids than in the tokenizer.json of .*gguf",
         ),
-        (str(tmp_path / "wide.json"), "model.gguf", "token ids up to 9999, the model's vocabulary has"),
+        (
+            str(tmp_path / "wide.json"),
+            "model.gguf",
+            "token ids up to 9999, the model's vocabulary has",
+        ),
         (None, strange, r"train\.init_from: .*cuts text into words in a way called 'default'"),
     ):
         document = spec(room, room / source)
@@ -128,7 +170,9 @@ def test_a_tokenizer_that_is_not_the_weights_is_refused(room, tmp_path):
 def test_text_is_never_read_as_bytes_unasked(room, tmp_path):
     bare = tmp_path / "bare"
     their_model("Llama", {**THEIRS, "vocab_size": VOCAB}).save_pretrained(bare)
-    with pytest.raises(UserError, match=r"bare has no tokenizer\.json, and text would be read as bytes"):
+    with pytest.raises(
+        UserError, match=r"bare has no tokenizer\.json, and text would be read as bytes"
+    ):
         opened(spec(room, bare), tmp_path / "run")
     (tmp_path / "empty").mkdir()
     with pytest.raises(UserError, match=r"train\.init_from: .*empty holds neither a config\.json"):
@@ -137,7 +181,9 @@ def test_text_is_never_read_as_bytes_unasked(room, tmp_path):
     asked["data"]["tokenizer"] = "bytes"
     made = tmp_path / "made" / "step-00000001"  # by a run on bytes: its manifest tells
     made.mkdir(parents=True)
-    (made / "manifest.json").write_text(json.dumps({"version": 1, "spec": {"data": {"preset": "shakespeare"}}}))
+    (made / "manifest.json").write_text(
+        json.dumps({"version": 1, "spec": {"data": {"preset": "shakespeare"}}})
+    )
     for document in (asked, spec(room, made.parent)):
         window = opened(document, tmp_path / "run").window(0)
         assert bytes(window.tolist()).decode() in WORDS * 2
@@ -158,7 +204,9 @@ def test_token_files_of_another_tokenizer_are_refused(room, tmp_path):
     import numpy as np
 
     np.arange(200, dtype=np.uint16).tofile(tmp_path / "t.bin")
-    (tmp_path / "t.bin.json").write_text(json.dumps({"dtype": "uint16", "tokens": 200, "tokenizer": "ab" * 32}))
+    (tmp_path / "t.bin.json").write_text(
+        json.dumps({"dtype": "uint16", "tokens": 200, "tokenizer": "ab" * 32})
+    )
     document = spec(room, room / "model.gguf")
     document["data"] = {"path": str(tmp_path / "t.bin"), "format": "tokens"}
     with pytest.raises(UserError, match="names another tokenizer"):

@@ -1,4 +1,6 @@
-"""Training that begins from existing weights, alone and sharded, and what comes out of it goes back to transformers."""
+"""Training that begins from existing weights, alone and sharded, and what comes out of it goes back
+to transformers.
+"""
 
 from __future__ import annotations
 
@@ -13,19 +15,41 @@ from tests.workers.training.conftest import make_spec
 from workers.models.convert import main
 
 SIZES = {
-    "num_hidden_layers": 2, "hidden_size": 32, "num_attention_heads": 4, "num_key_value_heads": 2,
-    "intermediate_size": 48, "vocab_size": 256, "max_position_embeddings": 64, "rms_norm_eps": 1e-5,
-}  # fmt: skip
+    "num_hidden_layers": 2,
+    "hidden_size": 32,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "intermediate_size": 48,
+    "vocab_size": 256,
+    "max_position_embeddings": 64,
+    "rms_norm_eps": 1e-5,
+}
 MODELS = {
     "Llama": {"ffn": 48},
-    "Mixtral": {"ffn": 48, "moe": {"experts": 4, "top_k": 2, "expert_ffn": 48}, "rope": {"theta": 1e4}},
+    "Mixtral": {
+        "ffn": 48,
+        "moe": {"experts": 4, "top_k": 2, "expert_ffn": 48},
+        "rope": {"theta": 1e4},
+    },
 }
 BATCH = {"micro_batch_size": 2, "global_batch_size": 4}
 
 
 def spec(family, source, plan=None, **train):
-    shape = {"layers": 2, "hidden": 32, "heads": 4, "kv_heads": 2, "vocab": 256, "max_seq_len": 64, **MODELS[family]}
-    return make_spec(shape, {**BATCH, **(plan or {})}, **{"steps": 3, "init_from": {"path": str(source)}, **train})
+    shape = {
+        "layers": 2,
+        "hidden": 32,
+        "heads": 4,
+        "kv_heads": 2,
+        "vocab": 256,
+        "max_seq_len": 64,
+        **MODELS[family],
+    }
+    return make_spec(
+        shape,
+        {**BATCH, **(plan or {})},
+        **{"steps": 3, "init_from": {"path": str(source)}, **train},
+    )
 
 
 @pytest.fixture(scope="module")
@@ -46,7 +70,11 @@ def folders(tmp_path_factory):
 def test_import_train_export_reload(family, folders, train, tmp_path):
     source = folders[family]
     alone = train(spec(family, source), tmp_path / "alone")
-    for plan in ({"dp": 2, "zero": 0}, {"dp": 2, "zero": 1}, {"dp": 2, "zero": 3, "micro_batch_size": 1}):
+    for plan in (
+        {"dp": 2, "zero": 0},
+        {"dp": 2, "zero": 1},
+        {"dp": 2, "zero": 3, "micro_batch_size": 1},
+    ):
         last = tmp_path / f"zero{plan['zero']}"
         result = train(spec(family, source, plan, checkpoint={"every_steps": 3}), last)
         assert [outcome["class"] for outcome in result.outcomes] == ["ok", "ok"], result.outcomes
@@ -58,7 +86,9 @@ def test_import_train_export_reload(family, folders, train, tmp_path):
     again = transformers().AutoModelForCausalLM.from_pretrained(tmp_path / "exported").eval()
     ours = decoder_of(last / "checkpoints" / "step-00000003")
     torch.testing.assert_close(logits_of(again), logits_of(ours), atol=1e-5, rtol=0)
-    assert not torch.allclose(logits_of(ours), logits_of(decoder_of(source)), atol=1e-3), "three steps change weights"
+    assert not torch.allclose(logits_of(ours), logits_of(decoder_of(source)), atol=1e-3), (
+        "three steps change weights"
+    )
     onward = train(spec(family, tmp_path / "exported"), tmp_path / "onward")
     from_checkpoint = train(spec(family, last, {"dp": 2, "zero": 3}), tmp_path / "from checkpoint")
     assert onward.values("loss") == pytest.approx(from_checkpoint.values("loss"), rel=1e-5)

@@ -1,4 +1,6 @@
-"""A number that is not finite is traced to the first module that made it, on any rank and in any sharding."""
+"""A number that is not finite is traced to the first module that made it, on any rank and in any
+sharding.
+"""
 
 from __future__ import annotations
 
@@ -40,8 +42,16 @@ def wide_gradient(decoder: Decoder) -> None:
     ("spoil", "module", "what"),
     [
         (lambda d: poison(d.embed, torch.nan), "embed", "output"),
-        (lambda d: poison(d.get_submodule("blocks.1.attn.v"), torch.inf), "blocks.1.attn.v", "output"),
-        (lambda d: poison(d.get_submodule("blocks.0.mlp_norm"), torch.nan), "blocks.0.mlp_norm", "output"),
+        (
+            lambda d: poison(d.get_submodule("blocks.1.attn.v"), torch.inf),
+            "blocks.1.attn.v",
+            "output",
+        ),
+        (
+            lambda d: poison(d.get_submodule("blocks.0.mlp_norm"), torch.nan),
+            "blocks.0.mlp_norm",
+            "output",
+        ),
         (overflowing_core, "blocks.1.attn", "output"),
         (lambda d: poison(d.head, torch.inf), "head", "output"),
         (wide_gradient, "blocks.0.mlp.gate", "gradient"),
@@ -58,7 +68,9 @@ def test_the_first_module(spoil, module, what):
 
     world = World(0, 1, torch.device("cpu"))
     assert locate([decoder], world, again) == Culprit(module, what, 0)
-    assert not any(each._forward_hooks for name, each in decoder.named_modules() if not name.endswith("gate"))
+    assert not any(
+        each._forward_hooks for name, each in decoder.named_modules() if not name.endswith("gate")
+    )
 
 
 def test_nothing_where_all_is_finite():
@@ -74,10 +86,14 @@ def test_nothing_where_all_is_finite():
     ids=["alone", "two", "sharded and recomputed", "fp8"],
 )
 def test_a_run_names_it(plan, train, tmp_path):
-    spec = make_spec(None, {"global_batch_size": 4, **plan}, steps=20, optimizer={"name": "sgd", "lr": 1e20})
+    spec = make_spec(
+        None, {"global_batch_size": 4, **plan}, steps=20, optimizer={"name": "sgd", "lr": 1e20}
+    )
     result = train(spec, tmp_path)
     assert {each["class"] for each in result.outcomes} == {"numerics"}
     event = next(each for each in result.events() if each["type"] == "non_finite")["data"]
     assert event["module"].startswith(("blocks.0", "embed")), "the first of many"
     assert f"first in the output of {event['module']} (rank 0)" in result.outcomes[0]["reason"]
-    assert event["what"].startswith("loss, first in") or event["what"].startswith("gradient norm, first in")
+    assert event["what"].startswith("loss, first in") or event["what"].startswith(
+        "gradient norm, first in"
+    )

@@ -1,4 +1,6 @@
-"""fp16 with dynamic loss scaling: an overflow anywhere skips the step everywhere, is told, and survives a restart."""
+"""fp16 with dynamic loss scaling: an overflow anywhere skips the step everywhere, is told, and
+survives a restart.
+"""
 
 from __future__ import annotations
 
@@ -40,10 +42,15 @@ def test_scale_moves_and_is_told(alone):
     skipped = [event["step"] for event in events(alone, "overflow_skipped_step")]
     assert skipped[:2] == [1, 2] and len(skipped) > 3
     assert [step for step, norm in enumerate(norms, 1) if not math.isfinite(float(norm))] == skipped
-    assert [scales[step - 1] / 2 for step in skipped[:-1]] == [scales[step] for step in skipped[:-1]]
+    assert [scales[step - 1] / 2 for step in skipped[:-1]] == [
+        scales[step] for step in skipped[:-1]
+    ]
     changes = events(alone, "loss_scale_changed")
     assert {event["reason"] for event in changes} == {"overflow", "growth"}
-    assert all(event["new"] == event["old"] * (0.5 if event["reason"] == "overflow" else 2) for event in changes)
+    assert all(
+        event["new"] == event["old"] * (0.5 if event["reason"] == "overflow" else 2)
+        for event in changes
+    )
     assert [event["old"] for event in changes if event["step"] == 1] == [SCALE["initial"]]
     assert events(alone, "overflow_skipped_step")[0]["parameters"]
     assert "memory/optimizer_bytes" in alone.points()[-1]["values"]
@@ -60,18 +67,26 @@ def test_all_ranks_skip_what_one_process_skips(plan, alone, train, tmp_path):
         assert result.values("loss_scale", rank) == alone.values("loss_scale")
         assert result.values("loss", rank) == result.values("loss")
     assert result.values("loss") == pytest.approx(alone.values("loss"), rel=1e-5)
-    assert result.values("grad_underflow/layer_1") == pytest.approx(alone.values("grad_underflow/layer_1"), abs=1e-3)
+    assert result.values("grad_underflow/layer_1") == pytest.approx(
+        alone.values("grad_underflow/layer_1"), abs=1e-3
+    )
     told = events(result, "overflow_skipped_step")
-    assert [event["step"] for event in told] == [e["step"] for e in events(alone, "overflow_skipped_step")]
+    assert [event["step"] for event in told] == [
+        e["step"] for e in events(alone, "overflow_skipped_step")
+    ]
     assert events(result, "overflow_skipped_step", rank=1) == [], "told once"
     if plan.get("zero") == 3:
-        assert {tuple(event["ranks"]) for event in told} >= {(0, 1), (0,)}, "one rank's part overflows, both skip"
+        assert {tuple(event["ranks"]) for event in told} >= {(0, 1), (0,)}, (
+            "one rank's part overflows, both skip"
+        )
 
 
 def test_goes_on_with_its_scale_on_other_ranks(alone, train, tmp_path):
     checkpoint = {"every_steps": 8, "async": False}
     train(spec({"dp": 2, "zero": 2}, steps=8, checkpoint=checkpoint), tmp_path)
-    manifest = json.loads((tmp_path / "checkpoints" / "step-00000008" / "manifest.json").read_text())
+    manifest = json.loads(
+        (tmp_path / "checkpoints" / "step-00000008" / "manifest.json").read_text()
+    )
     assert manifest["loss_scale"] == {"scale": alone.values("loss_scale")[8], "quiet": 0}
     result = train(spec(checkpoint=checkpoint), tmp_path)
     assert result.values("loss_scale") == alone.values("loss_scale")
@@ -80,7 +95,9 @@ def test_goes_on_with_its_scale_on_other_ranks(alone, train, tmp_path):
 
 def test_checkpoint_before_the_first_update(alone, train, tmp_path):
     for steps in (1, STEPS):
-        result = train(spec({"dp": 2, "zero": 1}, steps=steps, checkpoint={"every_steps": steps}), tmp_path)
+        result = train(
+            spec({"dp": 2, "zero": 1}, steps=steps, checkpoint={"every_steps": steps}), tmp_path
+        )
         assert result.outcomes[0]["class"] == "ok", result.outcomes
     assert result.values("loss") == pytest.approx(alone.values("loss"), rel=1e-5)
 
@@ -124,7 +141,9 @@ def test_scaler():
 
 def test_products_of_halves_are_rounded_once():
     generator = torch.Generator().manual_seed(0)
-    left, right = (torch.randn(64, 512, generator=generator).half().requires_grad_() for _ in range(2))
+    left, right = (
+        torch.randn(64, 512, generator=generator).half().requires_grad_() for _ in range(2)
+    )
     with HalfProducts():
         found = torch.nn.functional.linear(left, right)
         found.square().sum().backward()
@@ -138,7 +157,9 @@ def test_products_of_halves_are_rounded_once():
 
 def test_attention_of_halves():
     generator = torch.Generator().manual_seed(0)
-    given = [torch.randn(2, 4, 33, 16, generator=generator).half().requires_grad_() for _ in range(3)]
+    given = [
+        torch.randn(2, 4, 33, 16, generator=generator).half().requires_grad_() for _ in range(3)
+    ]
     wide = [each.detach().float().requires_grad_() for each in given]
     with HalfProducts():
         found = torch.nn.functional.scaled_dot_product_attention(*given, is_causal=True)

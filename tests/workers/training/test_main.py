@@ -1,4 +1,6 @@
-"""The engine's command as people type it: refused specs, --print, --fake-ranks, and real ranks under torchrun."""
+"""The engine's command as people type it: refused specs, --print, --fake-ranks, and real ranks
+under torchrun.
+"""
 
 from __future__ import annotations
 
@@ -35,8 +37,14 @@ def written(tmp_path, spec):
         ({"plan": {"global_batch_size": 3, "micro_batch_size": 2}}, "3 sequences do not divide"),
         ({"plan": {"params_dtype": "bf16"}}, "does not run params_dtype bf16; try fp32"),
         ({"plan": {"dp": 2, "offload": "all"}}, "keeps them whole on 2 ranks; try zero 3"),
-        ({"plan": {"pp": 2, "tp": 2, "schedule": "pipedream"}}, "pipedream runs with dp alone beside it, tp is 2"),
-        ({"plan": {"loss_scale": {"initial": 64}}}, "loss scaling is for fp16 gradients, precision is fp32"),
+        (
+            {"plan": {"pp": 2, "tp": 2, "schedule": "pipedream"}},
+            "pipedream runs with dp alone beside it, tp is 2",
+        ),
+        (
+            {"plan": {"loss_scale": {"initial": 64}}},
+            "loss scaling is for fp16 gradients, precision is fp32",
+        ),
         ({"plan": {"nonsense": 1}}, "nonsense is not a field"),
         ({"model": "llama-tinny"}, "try llama-tiny"),
         ({"model": {"path": "/weights"}}, "existing weights come in by train.init_from"),
@@ -62,10 +70,15 @@ def test_files_that_are_no_spec(text, says, tmp_path, capsys):
 
 
 def test_print_shows_the_resolved_plan_without_torch(tmp_path):
-    args = written(tmp_path, make_spec("llama-tiny", {"dp": 4, "zero": 3, "dp_replicate": 2, "global_batch_size": 16}))
+    args = written(
+        tmp_path,
+        make_spec("llama-tiny", {"dp": 4, "zero": 3, "dp_replicate": 2, "global_batch_size": 16}),
+    )
     code = f"import sys; from workers.training.main import main; main({[*args, '--print']!r})"
     code += "; assert 'torch' not in sys.modules"
-    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, env=ENV, capture_output=True, text=True, check=True)
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=ROOT, env=ENV, capture_output=True, text=True, check=True
+    )
     told = json.loads(done.stdout)
     assert told["mesh"] == {"dp_replicate": 2, "dp_shard": 2}
     assert (told["accumulation"], told["tokens_per_step"], told["world_size"]) == (4, 256, 4)
@@ -86,7 +99,9 @@ def test_fake_ranks_show_every_shard(tmp_path):
 def test_two_real_ranks_learn_until_sigterm_then_save_and_leave(tmp_path):
     spec = make_spec("llama-tiny", {"dp": 2, "zero": 3, "micro_batch_size": 2}, steps=100_000)
     command = [*TORCHRUN, *ENGINE, *written(tmp_path, spec)]
-    with subprocess.Popen(command, cwd=ROOT, env=ENV, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as running:
+    with subprocess.Popen(
+        command, cwd=ROOT, env=ENV, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+    ) as running:
         points = tmp_path / "out" / "rank-0" / "points.jsonl"
         deadline = time.monotonic() + 240
         while not (points.exists() and points.stat().st_size) and time.monotonic() < deadline:
@@ -94,8 +109,13 @@ def test_two_real_ranks_learn_until_sigterm_then_save_and_leave(tmp_path):
         running.send_signal(signal.SIGTERM)
         running.wait(timeout=120)
     folders = [tmp_path / "out" / f"rank-{rank}" for rank in (0, 1)]
-    losses = [[point["values"]["loss"] for point in read_lines(folder / "points.jsonl")] for folder in folders]
+    losses = [
+        [point["values"]["loss"] for point in read_lines(folder / "points.jsonl")]
+        for folder in folders
+    ]
     told = [json.loads((folder / "exit.json").read_text()) for folder in folders]
     assert [t["class"] for t in told] == ["preempted"] * 2
     assert losses[0] == losses[1] and told[0]["step"] == told[1]["step"] == len(losses[0]) > 0
-    assert (tmp_path / "out" / "checkpoints" / f"step-{told[0]['step']:08d}" / "manifest.json").is_file()
+    assert (
+        tmp_path / "out" / "checkpoints" / f"step-{told[0]['step']:08d}" / "manifest.json"
+    ).is_file()

@@ -1,4 +1,6 @@
-"""Routed and latent shapes train alike under every plan: the auxiliary loss and the balancing bias too."""
+"""Routed and latent shapes train alike under every plan: the auxiliary loss and the balancing bias
+too.
+"""
 
 from __future__ import annotations
 
@@ -9,30 +11,60 @@ from tests.workers.training.conftest import final_weights, make_spec, relative
 STEPS = 12  # a choice of experts that flips by a last bit would end parity
 BATCH = 8
 MOE = {"experts": 6, "top_k": 2, "expert_ffn": 24}
-MLA = {"q_lora_rank": 12, "kv_lora_rank": 16, "qk_nope_head_dim": 8, "qk_rope_head_dim": 4, "v_head_dim": 8}
+MLA = {
+    "q_lora_rank": 12,
+    "kv_lora_rank": 16,
+    "qk_nope_head_dim": 8,
+    "qk_rope_head_dim": 4,
+    "v_head_dim": 8,
+}
 CASES = {
     "mixtral": {"moe": {**MOE, "aux_loss": 0.5}},
     "deepseek-v3": {
         "attention": "mla",
         "mla": MLA,
         "moe": {
-            **MOE, "shared_experts": 1, "first_dense_layers": 1, "scoring": "sigmoid", "groups": 3,
-            "groups_per_token": 2, "routed_scale": 2.5, "aux_loss": 0.01, "bias_update": 0.01,
+            **MOE,
+            "shared_experts": 1,
+            "first_dense_layers": 1,
+            "scoring": "sigmoid",
+            "groups": 3,
+            "groups_per_token": 2,
+            "routed_scale": 2.5,
+            "aux_loss": 0.01,
+            "bias_update": 0.01,
         },
     },
-    "capacity": {"moe": {**MOE, "capacity": 1.0, "aux_loss": 0.1, "renormalise": False}, "bias": "all"},
-    "mfa": {"attention": "mfa", "mfa": {"qk_rank": 16, "head_dim": 16, "heads": 4}, "qk_norm": True},
-}  # fmt: skip
+    "capacity": {
+        "moe": {**MOE, "capacity": 1.0, "aux_loss": 0.1, "renormalise": False},
+        "bias": "all",
+    },
+    "mfa": {
+        "attention": "mfa",
+        "mfa": {"qk_rank": 16, "head_dim": 16, "heads": 4},
+        "qk_norm": True,
+    },
+}
 
 
 def spec(case, plan, **more):
     model = {
-        "name": case, "layers": 3, "hidden": 32, "heads": 4, "ffn": 80, "vocab": 256, "max_seq_len": 64, **CASES[case],
-    }  # fmt: skip
+        "name": case,
+        "layers": 3,
+        "hidden": 32,
+        "heads": 4,
+        "ffn": 80,
+        "vocab": 256,
+        "max_seq_len": 64,
+        **CASES[case],
+    }
     plan = {"micro_batch_size": 2, "global_batch_size": BATCH, **plan}
     settings = {"steps": STEPS, "clip_norm": 0.5, "eval": {"every_steps": 6, "batches": 2}}
     # AdamW blows up rounding where gradients are all but zero
-    settings |= {"optimizer": {"name": "adamw", "lr": 3e-4}, "checkpoint": {"every_steps": STEPS, "async": False}}
+    settings |= {
+        "optimizer": {"name": "adamw", "lr": 3e-4},
+        "checkpoint": {"every_steps": STEPS, "async": False},
+    }
     return make_spec(model, plan, **(settings | more))
 
 
@@ -62,7 +94,9 @@ def test_the_bias_is_kept_in_checkpoints(alone, train, tmp_path):
     first = spec("deepseek-v3", {}, steps=6, checkpoint={"every_steps": 6})
     train(first, tmp_path)
     train(spec("deepseek-v3", {"dp": 2, "zero": 3}, checkpoint={"every_steps": 6}), tmp_path)
-    resumed = [point["values"]["loss"] for point in train(spec("deepseek-v3", {}), tmp_path).points()]
+    resumed = [
+        point["values"]["loss"] for point in train(spec("deepseek-v3", {}), tmp_path).points()
+    ]
     assert resumed == pytest.approx(alone["deepseek-v3"].values("loss"), rel=1e-5)
 
 

@@ -1,4 +1,6 @@
-"""Offloaded optimizers: the same numbers bit for bit, states where they were asked to be, and errors of disks told."""
+"""Offloaded optimizers: the same numbers bit for bit, states where they were asked to be, and
+errors of disks told.
+"""
 
 from __future__ import annotations
 
@@ -20,8 +22,15 @@ from workers.training.optim import build_optimizer, masters_of, release, state_o
 
 # no width divides by 2
 RAGGED = {
-    "name": "ragged", "layers": 2, "hidden": 40, "heads": 4, "kv_heads": 1, "ffn": 51, "vocab": 257, "max_seq_len": 32,
-}  # fmt: skip
+    "name": "ragged",
+    "layers": 2,
+    "hidden": 40,
+    "heads": 4,
+    "kv_heads": 1,
+    "ffn": 51,
+    "vocab": 257,
+    "max_seq_len": 32,
+}
 RULES = {
     "adamw": {"name": "adamw", "lr": 1e-3},
     "sgd": {"name": "sgd", "lr": 0.1, "momentum": 0.9, "nesterov": True},
@@ -36,7 +45,15 @@ BATCH = {"micro_batch_size": 2, "global_batch_size": 4}
 def spec(plan, rule="adamw", steps=6, **more):
     schedule = {"name": "constant", "warmup_steps": 3}
     plan = {**BATCH, **plan}
-    return make_spec(RAGGED, plan, steps=steps, clip_norm=0.5, optimizer=RULES[rule], lr_schedule=schedule, **more)
+    return make_spec(
+        RAGGED,
+        plan,
+        steps=steps,
+        clip_norm=0.5,
+        optimizer=RULES[rule],
+        lr_schedule=schedule,
+        **more,
+    )
 
 
 def ended(result):
@@ -59,7 +76,13 @@ def plain(train, tmp_path_factory):
 
 
 # `test_a_device_gets_the_same_weights_back` has every rule in the host's memory and on a disk
-ALONE = [("adamw", "optimizer"), ("adamw", "all"), ("adamw", "nvme"), ("sgd", "all"), ("lion", "nvme")]
+ALONE = [
+    ("adamw", "optimizer"),
+    ("adamw", "all"),
+    ("adamw", "nvme"),
+    ("sgd", "all"),
+    ("lion", "nvme"),
+]
 ALONE += [("adafactor", "all"), ("muon", "optimizer"), ("adamw8bit", "nvme")]
 
 
@@ -69,11 +92,17 @@ def test_one_process_learns_the_same_bit_for_bit(rule, offload, plain, train, tm
     want = plain({}, rule)
     for name in ("loss", "grad_norm"):
         assert found.values(name) == want.values(name), name
-    held = {name: found.values(f"memory/{name}_bytes")[-1] for name in ("params", "grads", "optimizer", "offloaded")}
-    whole = {name: want.values(f"memory/{name}_bytes")[-1] for name in ("params", "grads", "optimizer")}
+    held = {
+        name: found.values(f"memory/{name}_bytes")[-1]
+        for name in ("params", "grads", "optimizer", "offloaded")
+    }
+    whole = {
+        name: want.values(f"memory/{name}_bytes")[-1] for name in ("params", "grads", "optimizer")
+    }
     assert held["optimizer"] == 0
     gone = sum(whole.values()) if offload == "all" else whole["optimizer"]
-    assert gone <= held["offloaded"] <= gone + 64 * 4 * 21  # each state begins at a multiple of 64 bytes
+    # each state begins at a multiple of 64 bytes
+    assert gone <= held["offloaded"] <= gone + 64 * 4 * 21
     assert held["params"] == held["grads"] == (0 if offload == "all" else whole["params"])
     assert whole["grads"] == whole["params"], "every parameter has a gradient"
     assert not (tmp_path / "scratch").exists() or not list((tmp_path / "scratch").iterdir())
@@ -85,7 +114,10 @@ PLANS = [
     ({"zero": 2, "offload": "optimizer"}, "muon"),
     ({"zero": 3, "offload": "all"}, "adamw8bit"),
     ({"zero": 3, "offload": "nvme"}, "adafactor"),
-    ({"zero": 3, "offload": "nvme", "precision": "fp16", "loss_scale": {"initial": 2.0**20}}, "adamw"),
+    (
+        {"zero": 3, "offload": "nvme", "precision": "fp16", "loss_scale": {"initial": 2.0**20}},
+        "adamw",
+    ),
 ]
 
 
@@ -95,12 +127,16 @@ def test_two_ranks_learn_the_same_bit_for_bit(plan, rule, plain, train, tmp_path
     found = ended(train(spec(plan, rule), tmp_path))
     want = plain({name: value for name, value in plan.items() if name != "offload"}, rule)
     for name in ("loss", "grad_norm"):
-        assert str(found.values(name)) == str(want.values(name)), name  # of overflows both have infinities
+        # of overflows both have infinities
+        assert str(found.values(name)) == str(want.values(name)), name
     if "loss_scale" in plan:
         skipped = [event for event in found.events() if event["type"] == "overflow_skipped_step"]
         assert skipped, "the scale must overflow for this test to mean something"
     for rank in (0, 1):
-        gone = ["optimizer", *(["params", "grads"] if plan["zero"] == 3 and plan["offload"] != "optimizer" else [])]
+        gone = [
+            "optimizer",
+            *(["params", "grads"] if plan["zero"] == 3 and plan["offload"] != "optimizer" else []),
+        ]
         least = sum(want.values(f"memory/{name}_bytes", rank)[-1] for name in gone)
         assert least <= found.values("memory/offloaded_bytes", rank)[-1] <= least + 64 * 4 * 21
 
@@ -110,18 +146,26 @@ def test_two_ranks_learn_the_same_bit_for_bit(plan, rule, plain, train, tmp_path
     [
         ({"offload": "nvme"}, {}, "adamw"),
         ({}, {"offload": "nvme"}, "adafactor"),
-        ({"dp": 2, "zero": 3, "offload": "nvme"}, {"dp": 2, "zero": 1, "offload": "optimizer"}, "muon"),
+        (
+            {"dp": 2, "zero": 3, "offload": "nvme"},
+            {"dp": 2, "zero": 1, "offload": "optimizer"},
+            "muon",
+        ),
         ({"dp": 2, "zero": 1, "offload": "nvme"}, {"offload": "all"}, "adamw8bit"),
     ],
     ids=str,
 )
-def test_checkpoints_hold_the_states_and_load_under_any_other_offload(before, after, rule, plain, train, tmp_path):
+def test_checkpoints_hold_the_states_and_load_under_any_other_offload(
+    before, after, rule, plain, train, tmp_path
+):
     checkpoint = {"every_steps": 3, "async": True}
     ended(train(spec(before, rule, steps=3, checkpoint=checkpoint), tmp_path))
     found = ended(train(spec(after, rule, checkpoint=checkpoint), tmp_path))
     assert "checkpoint_restored" in [event["type"] for event in found.events()]
     want = plain({}, rule).values("loss")
-    assert found.values("loss") == (want if "dp" not in {**before, **after} else pytest.approx(want, rel=1e-5))
+    assert found.values("loss") == (
+        want if "dp" not in {**before, **after} else pytest.approx(want, rel=1e-5)
+    )
 
 
 def parameters(count, size):
@@ -139,7 +183,9 @@ def stepped(optimizer, given, steps=2):
 
 
 def test_states_on_disk_are_not_in_memory(tmp_path):
-    """256 MB of states on disk, 3 buffers of 24 MB of them in memory: told by the process's resident memory."""
+    """256 MB of states on disk, 3 buffers of 24 MB of them in memory: told by the process's
+    resident memory.
+    """
     rule = OptimizerSpec.from_dict(RULES["adamw"])
     ours, theirs = parameters(32, (1000, 1000)), parameters(32, (1000, 1000))
     optimizer = build_optimizer(ours, rule, split_state=False, offload="nvme", scratch=tmp_path)
@@ -153,8 +199,12 @@ def test_states_on_disk_are_not_in_memory(tmp_path):
     assert optimizer.disk.bytes >= states == 256_000_000
     assert optimizer.disk.largest * BUFFERS < states / 4
     assert after - before < states / 2, "resident memory grew by what should be on the disk"
-    assert os.listdir(tmp_path) == [], "the file has no name, and goes with the process however that ends"
-    for one, other in zip(found, stepped(build_optimizer(theirs, rule, split_state=False), theirs), strict=True):
+    assert os.listdir(tmp_path) == [], (
+        "the file has no name, and goes with the process however that ends"
+    )
+    for one, other in zip(
+        found, stepped(build_optimizer(theirs, rule, split_state=False), theirs), strict=True
+    ):
         assert torch.equal(one, other)
     held = state_of(optimizer)
     assert all(torch.equal(held[each]["step"], torch.tensor(2.0)) for each in ours.values())
@@ -165,7 +215,9 @@ def test_states_on_disk_are_not_in_memory(tmp_path):
 @pytest.mark.parametrize("rule", RULES)
 @pytest.mark.parametrize("offload", ["optimizer", "nvme"])
 def test_a_device_gets_the_same_weights_back(rule, offload, tmp_path, monkeypatch):
-    """Masters apart from weights, as beside a GPU, here without one: streams do nothing, copies are made at once."""
+    """Masters apart from weights, as beside a GPU, here without one: streams do nothing, copies are
+    made at once.
+    """
 
     class Stream:
         def __init__(self, *_):
@@ -186,9 +238,14 @@ def test_a_device_gets_the_same_weights_back(rule, offload, tmp_path, monkeypatc
     monkeypatch.setattr(torch, "Stream", Stream)
     monkeypatch.setattr(torch.accelerator, "current_stream", Stream)
     travelled = []
-    monkeypatch.setattr(copies, "_to_host", lambda tensor: travelled.append(tensor.shape) or tensor.clone())
+    monkeypatch.setattr(
+        copies, "_to_host", lambda tensor: travelled.append(tensor.shape) or tensor.clone()
+    )
     spec = OptimizerSpec.from_dict(RULES[rule])
-    ours, theirs = ({f"blocks.{name}": each for name, each in parameters(5, (70, 100)).items()} for _ in range(2))
+    ours, theirs = (
+        {f"blocks.{name}": each for name, each in parameters(5, (70, 100)).items()}
+        for _ in range(2)
+    )
     optimizer = build_optimizer(ours, spec, split_state=False, offload=offload, scratch=tmp_path)
     assert isinstance(optimizer, OffloadedOptimizer) and len(optimizer.parts) > 2
     plain = build_optimizer(theirs, spec, split_state=False)
@@ -204,14 +261,23 @@ def test_a_device_gets_the_same_weights_back(rule, offload, tmp_path, monkeypatc
         }
     optimizer.zero_grad()
     plain.zero_grad()
-    # a backward pass that makes what the update takes; then one whose update is skipped, and one that is added to
-    for final, made, skipped, factor in ((True, 5, False, 0.5), (True, 5, True, 1.0), (False, 0, False, 0.25)):
+    # a backward pass that makes what the update takes; then one whose update is skipped, and one
+    # that is added to
+    for final, made, skipped, factor in (
+        (True, 5, False, 0.5),
+        (True, 5, True, 1.0),
+        (False, 0, False, 0.25),
+    ):
         travelled.clear()
         for given, rule_of in ((ours, optimizer), (theirs, plain)):
             getattr(rule_of, "follow", lambda final: None)(final)
-            sum((each * (index + turn)).square().sum() for index, each in enumerate(given.values())).backward()
+            sum(
+                (each * (index + turn)).square().sum() for index, each in enumerate(given.values())
+            ).backward()
             if rule_of is optimizer:
-                assert len(travelled) == (made if offload == "optimizer" else 0), "while the backward pass goes on"
+                assert len(travelled) == (made if offload == "optimizer" else 0), (
+                    "while the backward pass goes on"
+                )
             if not skipped:
                 gradients = [each.grad for each in given.values()]
                 update(rule_of, gradients, norm=1.0, limit=None, scale=1 / factor)
@@ -229,22 +295,34 @@ def test_a_full_disk_is_told_with_what_to_try(tmp_path, monkeypatch):
     monkeypatch.setattr(os, "posix_fallocate", full)
     given = parameters(2, (10, 10))
     optimizer = build_optimizer(
-        given, OptimizerSpec.from_dict(RULES["adamw"]), split_state=False, offload="nvme", scratch=tmp_path
+        given,
+        OptimizerSpec.from_dict(RULES["adamw"]),
+        split_state=False,
+        offload="nvme",
+        scratch=tmp_path,
     )
-    with pytest.raises(OSError, match=r"cannot be reserved.*No space left.*bytes are free.*ORRERY_SCRATCH") as told:
+    with pytest.raises(
+        OSError, match=r"cannot be reserved.*No space left.*bytes are free.*ORRERY_SCRATCH"
+    ) as told:
         stepped(optimizer, given)
     assert told.value.errno == errno.ENOSPC and str(tmp_path) in str(told.value)
     release(optimizer)
 
 
-@pytest.mark.parametrize(("call", "says"), [("preadv", "cannot be read"), ("pwritev", "cannot be written")])
+@pytest.mark.parametrize(
+    ("call", "says"), [("preadv", "cannot be read"), ("pwritev", "cannot be written")]
+)
 def test_a_failing_disk_is_told(call, says, tmp_path, monkeypatch):
     def broken(*_):
         raise OSError(errno.EIO, "Input/output error")
 
     given = parameters(40, (100, 100))
     optimizer = build_optimizer(
-        given, OptimizerSpec.from_dict(RULES["adamw"]), split_state=False, offload="nvme", scratch=tmp_path
+        given,
+        OptimizerSpec.from_dict(RULES["adamw"]),
+        split_state=False,
+        offload="nvme",
+        scratch=tmp_path,
     )
     stepped(optimizer, given, steps=1)
     monkeypatch.setattr(os, call, broken)
@@ -256,10 +334,16 @@ def test_a_failing_disk_is_told(call, says, tmp_path, monkeypatch):
 
 def test_a_folder_that_cannot_be_made_is_told(train, tmp_path):
     (tmp_path / "file").write_text("")
-    result = train(spec({"offload": "nvme"}), tmp_path / "run", ORRERY_SCRATCH=str(tmp_path / "file" / "scratch"))
+    result = train(
+        spec({"offload": "nvme"}),
+        tmp_path / "run",
+        ORRERY_SCRATCH=str(tmp_path / "file" / "scratch"),
+    )
     [outcome] = result.outcomes
     assert outcome["class"] == "infrastructure"
-    assert "no scratch file can be made" in outcome["reason"] and "ORRERY_SCRATCH" in outcome["reason"]
+    assert (
+        "no scratch file can be made" in outcome["reason"] and "ORRERY_SCRATCH" in outcome["reason"]
+    )
 
 
 def test_scratch_goes_where_it_is_told(tmp_path):
@@ -281,7 +365,10 @@ def test_scratch_goes_where_it_is_told(tmp_path):
     ("plan", "says"),
     [
         ({"dp": 2, "zero": 1, "offload": "all"}, "zero 1 keeps them whole"),
-        ({"pp": 2, "schedule": "pipedream", "offload": "optimizer", "global_batch_size": 4}, "after every micro-batch"),
+        (
+            {"pp": 2, "schedule": "pipedream", "offload": "optimizer", "global_batch_size": 4},
+            "after every micro-batch",
+        ),
     ],
 )
 def test_what_does_not_go_together_is_refused(plan, says):

@@ -1,4 +1,6 @@
-"""Each update rule learns alike under every ZeRO stage, holds the bytes it should, and goes on under another plan."""
+"""Each update rule learns alike under every ZeRO stage, holds the bytes it should, and goes on
+under another plan.
+"""
 
 from __future__ import annotations
 
@@ -16,8 +18,15 @@ from workers.training.optim.scaled_adamw import ScaledAdamW
 
 # no width divides by 4 ranks
 RAGGED = {
-    "name": "ragged", "layers": 2, "hidden": 40, "heads": 4, "kv_heads": 1, "ffn": 50, "vocab": 257, "max_seq_len": 32,
-}  # fmt: skip
+    "name": "ragged",
+    "layers": 2,
+    "hidden": 40,
+    "heads": 4,
+    "kv_heads": 1,
+    "ffn": 50,
+    "vocab": 257,
+    "max_seq_len": 32,
+}
 RULES = {
     "lion": {"name": "lion", "lr": 1e-3, "weight_decay": 0.1},
     "adafactor": {"name": "adafactor", "lr": 3e-2, "weight_decay": 0.1},
@@ -45,13 +54,16 @@ def alone(train, tmp_path_factory):
     return {rule: train(spec(rule), tmp_path_factory.mktemp(rule)) for rule in RULES}
 
 
-# each rule over whole weights that are dealt out and over sharded ones; what does not look at the rule once
+# each rule over whole weights that are dealt out and over sharded ones; what does not look at the
+# rule once
 CASES = [(rule, {"dp": 2, "zero": zero}) for rule in RULES for zero in (1, 3)]
 CASES += [("lion", {"dp": 2, "zero": 0}), ("adamw8bit", {"dp": 2, "zero": 2})]
 CASES += [(rule, {"dp": 4, "dp_replicate": 2, "zero": 3}) for rule in ("adafactor", "muon")]
 
 
-@pytest.mark.parametrize(("rule", "plan"), CASES, ids=[f"{r}-{'-'.join(map(str, p.values()))}" for r, p in CASES])
+@pytest.mark.parametrize(
+    ("rule", "plan"), CASES, ids=[f"{r}-{'-'.join(map(str, p.values()))}" for r, p in CASES]
+)
 def test_losses_of_one_process(rule, plan, alone, train, tmp_path):
     result, one = train(spec(rule, plan), tmp_path), alone[rule]
     assert result.outcomes[0]["class"] == "ok", result.outcomes
@@ -60,7 +72,9 @@ def test_losses_of_one_process(rule, plan, alone, train, tmp_path):
     assert one.values("loss")[-1] < one.values("loss")[0] - 0.1
     theirs, ours = final_weights(one, 20), final_weights(result, 20)
     # a state next to a border of its 256 codes falls to either side
-    assert max(relative(ours[name], theirs[name]) for name in theirs) <= (5e-3 if rule == "adamw8bit" else 1e-4)
+    assert max(relative(ours[name], theirs[name]) for name in theirs) <= (
+        5e-3 if rule == "adamw8bit" else 1e-4
+    )
     # every parameter has a gradient, and no more state than its share
     copies = plan.get("dp_replicate", 1 if plan["zero"] else 2)
     params, grads, state = (
@@ -69,14 +83,21 @@ def test_losses_of_one_process(rule, plan, alone, train, tmp_path):
     )
     assert grads == params
     whole = copies * one.values("memory/optimizer_bytes")[0]
-    more = 1.4 if rule == "adafactor" and plan["zero"] >= 2 else 1.0  # columns are whole on every rank
+    # columns are whole on every rank
+    more = 1.4 if rule == "adafactor" and plan["zero"] >= 2 else 1.0
     assert whole - 200 <= state <= more * whole + 200
 
 
-@pytest.mark.parametrize(("rule", "bytes_each"), [("lion", 4), ("adafactor", 0.18), ("muon", 6), ("adamw8bit", 2.3)])
+@pytest.mark.parametrize(
+    ("rule", "bytes_each"), [("lion", 4), ("adafactor", 0.18), ("muon", 6), ("adamw8bit", 2.3)]
+)
 def test_bytes_of_state(rule, bytes_each, alone):
-    """Muon: 4, and 8 for embeddings, half of it here; 8 bits: 2, and a scale for each row of these narrow matrices."""
-    params, state = (alone[rule].values(f"memory/{name}_bytes")[0] for name in ("params", "optimizer"))
+    """Muon: 4, and 8 for embeddings, half of it here; 8 bits: 2, and a scale for each row of these
+    narrow matrices.
+    """
+    params, state = (
+        alone[rule].values(f"memory/{name}_bytes")[0] for name in ("params", "optimizer")
+    )
     assert state / (params / 4) == pytest.approx(bytes_each, rel=0.15)
 
 
@@ -101,16 +122,27 @@ def steps_of(optimizer, parameters, *, count=5):
 
 def model():
     generator = torch.Generator().manual_seed(0)
-    shapes = {"embed.weight": (30, 20), "blocks.0.a": (12, 20), "blocks.0.b": (3, 40, 20), "blocks.0.norm": (20,)}
-    return {name: torch.randn(shape, generator=generator).requires_grad_() for name, shape in shapes.items()}
+    shapes = {
+        "embed.weight": (30, 20),
+        "blocks.0.a": (12, 20),
+        "blocks.0.b": (3, 40, 20),
+        "blocks.0.norm": (20,),
+    }
+    return {
+        name: torch.randn(shape, generator=generator).requires_grad_()
+        for name, shape in shapes.items()
+    }
 
 
 def test_adafactor_is_torchs():
     ours, theirs = model(), model()
     found = steps_of(
-        build_optimizer(ours, OptimizerSpec.from_dict({**RULES["adafactor"]}), split_state=False), ours.values()
+        build_optimizer(ours, OptimizerSpec.from_dict({**RULES["adafactor"]}), split_state=False),
+        ours.values(),
     )
-    want = steps_of(torch.optim.Adafactor(theirs.values(), lr=3e-2, weight_decay=0.1), theirs.values())
+    want = steps_of(
+        torch.optim.Adafactor(theirs.values(), lr=3e-2, weight_decay=0.1), theirs.values()
+    )
     for one, other in zip(found, want, strict=True):
         torch.testing.assert_close(one, other)
 
@@ -124,7 +156,9 @@ def test_clipping_and_unscaling_on_the_way_is_a_pass_of_its_own_before():
     for limit, scale in ((0.5, 64.0), (None, 64.0), (None, 1.0)):
         for parameters, optimizer in ((ours, one), (theirs, other)):
             for name, each in parameters.items():
-                each.grad = gradients[name].clone() if each.ndim < 3 else gradients[name].mT.contiguous().mT
+                each.grad = (
+                    gradients[name].clone() if each.ndim < 3 else gradients[name].mT.contiguous().mT
+                )
             given = [each.grad for each in parameters.values()]
             update(optimizer, given, norm=norm, limit=limit, scale=scale)
         torch.testing.assert_close(list(ours.values()), list(theirs.values()), rtol=1e-5, atol=1e-6)
@@ -135,7 +169,9 @@ def test_muon_is_torchs_for_matrices_and_adamw_for_the_rest():
     before = {name: each.detach().clone() for name, each in ours.items()}
     rule = OptimizerSpec.from_dict({"name": "muon", "lr": 0.02, "scalar_lr": 0.01})
     steps_of(build_optimizer(ours, rule, split_state=False), ours.values())
-    rest = torch.optim.AdamW([theirs["embed.weight"], theirs["blocks.0.norm"]], lr=0.01, weight_decay=0.1)
+    rest = torch.optim.AdamW(
+        [theirs["embed.weight"], theirs["blocks.0.norm"]], lr=0.01, weight_decay=0.1
+    )
     matrix = torch.optim.Muon([theirs["blocks.0.a"]], lr=0.02)
 
     class Both:
@@ -162,7 +198,9 @@ def test_orthogonal_stacks():
 
 def test_lion_by_hand():
     weight = torch.tensor([1.0, -2.0], requires_grad=True)
-    rule = OptimizerSpec.from_dict({"name": "lion", "lr": 0.1, "betas": (0.5, 0.75), "weight_decay": 0.5})
+    rule = OptimizerSpec.from_dict(
+        {"name": "lion", "lr": 0.1, "betas": (0.5, 0.75), "weight_decay": 0.5}
+    )
     optimizer = build_optimizer({"w": weight}, rule, split_state=False)
     weight.grad = torch.tensor([4.0, -4.0])
     optimizer.step()  # moment 0 → 1, -1
@@ -187,11 +225,15 @@ def test_eight_bits_keep_large_numbers_within_a_hundredth(signed, columns):
     if not signed:
         rest = torch.arange(7) != 2
         assert bool((found[rest] > 0).all()), "no second moment becomes zero"
-    assert len(set(codebook(signed, torch.device("cpu")).values.tolist())) == (256 if signed else 255)
+    assert len(set(codebook(signed, torch.device("cpu")).values.tolist())) == (
+        256 if signed else 255
+    )
 
 
 def test_eight_bits_follow_adamw(train, alone, tmp_path):
     rule = {**RULES["adamw8bit"], "name": "adamw"}
-    full = train({**spec("adamw8bit"), "train": {**spec("adamw8bit")["train"], "optimizer": rule}}, tmp_path)
+    full = train(
+        {**spec("adamw8bit"), "train": {**spec("adamw8bit")["train"], "optimizer": rule}}, tmp_path
+    )
     assert alone["adamw8bit"].values("loss") == pytest.approx(full.values("loss"), rel=2e-3)
     assert alone["adamw8bit"].values("loss") != full.values("loss")

@@ -1,4 +1,6 @@
-"""PipeDream's stages learn exactly what one process learns that computes with the same stale weights."""
+"""PipeDream's stages learn exactly what one process learns that computes with the same stale
+weights.
+"""
 
 from __future__ import annotations
 
@@ -16,22 +18,36 @@ from workers.training.optim import build_optimizer
 
 STEPS, FLUSH = 20, 10
 MODEL = {
-    "name": "tiny", "layers": 5, "hidden": 24, "heads": 4, "kv_heads": 2, "ffn": 56, "vocab": 256, "max_seq_len": 64,
+    "name": "tiny",
+    "layers": 5,
+    "hidden": 24,
+    "heads": 4,
+    "kv_heads": 2,
+    "ffn": 56,
+    "vocab": 256,
+    "max_seq_len": 64,
     "tie_embeddings": False,
-}  # fmt: skip
+}
 
 
 def spec(plan, tied=False, **more):
     checkpoint = {"every_steps": FLUSH, "async": False}
     model = MODEL | {"tie_embeddings": tied}
-    return make_spec(model, {"global_batch_size": 4, **plan}, **{"steps": STEPS, "checkpoint": checkpoint, **more})
+    return make_spec(
+        model,
+        {"global_batch_size": 4, **plan},
+        **{"steps": STEPS, "checkpoint": checkpoint, **more},
+    )
 
 
 def simulate(directory, *, layers, stashing, vertical_sync, tied, clip):
-    """One process; `layers` of each stage. Weights are put into the model's own tensors before each pass.
+    """One process; `layers` of each stage. Weights are put into the model's own tensors before each
+    pass.
 
-    `tied` ends are two weights here, too, which get the same gradients: the first one's come as many batches late as
-    there are stages, but for a flush. `clip` is of each stage's own gradients, and of a tied embedding's.
+    `tied` ends are two weights here, too, which get the same gradients: the first one's come as
+    many batches late as
+    there are stages, but for a flush. `clip` is of each stage's own gradients, and of a tied
+    embedding's.
     """
     run = accept(spec({}))
     samples, _ = open_samples(run, cache=directory, kept=directory)
@@ -51,7 +67,10 @@ def simulate(directory, *, layers, stashing, vertical_sync, tied, clip):
         return 0 if name.startswith("embed") else stages - 1
 
     def put(weights):
-        with torch.no_grad(), torch.autograd._unsafe_preserve_version_counter(tuple(parameters.values())):
+        with (
+            torch.no_grad(),
+            torch.autograd._unsafe_preserve_version_counter(tuple(parameters.values())),
+        ):
             for name, parameter in parameters.items():
                 parameter.copy_(weights[name])
 
@@ -62,7 +81,9 @@ def simulate(directory, *, layers, stashing, vertical_sync, tied, clip):
     for batch in range(1, STEPS + 1):
         flushed = (batch - 1) // FLUSH * FLUSH
         stale = {
-            name: versions[max(flushed, batch - stages + (0 if vertical_sync else stage_of(name)))][name]
+            name: versions[max(flushed, batch - stages + (0 if vertical_sync else stage_of(name)))][
+                name
+            ]
             for name in parameters
         }
         put(stale)
@@ -77,16 +98,28 @@ def simulate(directory, *, layers, stashing, vertical_sync, tied, clip):
             total += float(loss.detach())
         losses.append(total / run.tokens_per_step)
         put(versions[batch - 1])
-        groups = [[name for name in parameters if stage_of(name) == stage] for stage in range(stages)]
+        groups = [
+            [name for name in parameters if stage_of(name) == stage] for stage in range(stages)
+        ]
         if tied:
             late[batch] = parameters["embed.weight"].grad
-            come = [late.pop(each) for each in list(late) if each <= batch - stages or batch % FLUSH == 0]
-            parameters["embed.weight"].grad = parameters["head.weight"].grad = sum(come, parameters["head.weight"].grad)
-            groups = [[name for name in names if name[:4] not in ("embe", "head")] for names in groups]
+            come = [
+                late.pop(each)
+                for each in list(late)
+                if each <= batch - stages or batch % FLUSH == 0
+            ]
+            parameters["embed.weight"].grad = parameters["head.weight"].grad = sum(
+                come, parameters["head.weight"].grad
+            )
+            groups = [
+                [name for name in names if name[:4] not in ("embe", "head")] for names in groups
+            ]
             groups.append(["embed.weight"])  # one gradient for both
         for names in groups:
             gradients = [parameters[name].grad for name in names]
-            norm = float(torch.stack([each.double().square().sum() for each in gradients]).sum().sqrt())
+            norm = float(
+                torch.stack([each.double().square().sum() for each in gradients]).sum().sqrt()
+            )
             if clip is not None and norm > clip:
                 clipped.append(batch)
                 for gradient in gradients:

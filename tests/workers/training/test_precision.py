@@ -1,4 +1,6 @@
-"""bf16 and fp16 compute over fp32 weights alike in every stage, and gradients may travel in 16 bits."""
+"""bf16 and fp16 compute over fp32 weights alike in every stage, and gradients may travel in 16
+bits.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,10 @@ def fp32(train, tmp_path_factory):
 @pytest.fixture(scope="module")
 def halves(train, tmp_path_factory):
     return {
-        precision: train(make_spec(None, {**BATCH, "precision": precision}, steps=12), tmp_path_factory.mktemp("half"))
+        precision: train(
+            make_spec(None, {**BATCH, "precision": precision}, steps=12),
+            tmp_path_factory.mktemp("half"),
+        )
         for precision in ("bf16", "fp16")
     }
 
@@ -30,19 +35,35 @@ def test_half_follows_fp32(precision, apart, fp32, halves):
     params, copies = (half.values(f"memory/{name}_bytes")[0] for name in ("params", "buffers"))
     assert copies == params / 2, "a 16-bit copy of every fp32 weight"
     # rope's tables, the loss and its fp32 logits stay as they are
-    assert half.values("memory/activations_bytes")[0] < 0.7 * fp32.values("memory/activations_bytes")[0]
+    assert (
+        half.values("memory/activations_bytes")[0]
+        < 0.7 * fp32.values("memory/activations_bytes")[0]
+    )
 
 
-@pytest.mark.parametrize(("precision", "zero"), [("bf16", 0), ("bf16", 2), ("fp16", 1), ("fp16", 3)])
+@pytest.mark.parametrize(
+    ("precision", "zero"), [("bf16", 0), ("bf16", 2), ("fp16", 1), ("fp16", 3)]
+)
 def test_half_of_one_process(precision, zero, halves, train, tmp_path):
-    result = train(make_spec(None, {**BATCH, "precision": precision, "dp": 2, "zero": zero}, steps=12), tmp_path)
+    result = train(
+        make_spec(None, {**BATCH, "precision": precision, "dp": 2, "zero": zero}, steps=12),
+        tmp_path,
+    )
     assert result.values("loss") == pytest.approx(halves[precision].values("loss"), rel=2e-4)
-    assert result.values("grad_norm") == pytest.approx(halves[precision].values("grad_norm"), rel=2e-3)
+    assert result.values("grad_norm") == pytest.approx(
+        halves[precision].values("grad_norm"), rel=2e-3
+    )
 
 
 @pytest.mark.parametrize("precision", ["bf16", "fp16"])
 def test_reducing_in_16_bits_and_gathering_ahead(precision, halves, train, tmp_path):
-    plan = {"dp": 2, "zero": 3, "precision": precision, "reduce_dtype": precision, "prefetch_layers": 1}
+    plan = {
+        "dp": 2,
+        "zero": 3,
+        "precision": precision,
+        "reduce_dtype": precision,
+        "prefetch_layers": 1,
+    }
     result = train(make_spec(None, {**BATCH, **plan}, steps=12), tmp_path)
     assert result.values("loss") == pytest.approx(halves[precision].values("loss"), rel=2e-3)
     assert result.values("loss") != halves[precision].values("loss")

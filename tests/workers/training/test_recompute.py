@@ -1,4 +1,6 @@
-"""Recomputation changes memory and nothing else: bytes as the planner says, gradients to the bit, budgets kept."""
+"""Recomputation changes memory and nothing else: bytes as the planner says, gradients to the bit,
+budgets kept.
+"""
 
 from __future__ import annotations
 
@@ -36,8 +38,20 @@ WIDE = {
     "vocab": 64,
     "max_seq_len": 64,
 }
-GPT = {"bias": "all", "norm": "layernorm", "gated_mlp": False, "position": "learned", "activation": "gelu"}
-MLA = {"q_lora_rank": 48, "kv_lora_rank": 32, "qk_nope_head_dim": 16, "qk_rope_head_dim": 8, "v_head_dim": 16}
+GPT = {
+    "bias": "all",
+    "norm": "layernorm",
+    "gated_mlp": False,
+    "position": "learned",
+    "activation": "gelu",
+}
+MLA = {
+    "q_lora_rank": 48,
+    "kv_lora_rank": 32,
+    "qk_nope_head_dim": 16,
+    "qk_rope_head_dim": 8,
+    "v_head_dim": 16,
+}
 MOE = {"experts": 8, "top_k": 2, "expert_ffn": 96, "shared_experts": 1, "aux_loss": 0.01}
 BLOCKS = {
     "mha": {},
@@ -89,7 +103,9 @@ def test_bytes_of_the_planner_and_gradients_to_the_bit(name, precision):
         told = [module.told for module in decoder.modules() if hasattr(module, "told")]
         whole = whole or (gradients, told)
         assert all(torch.equal(gradients[name], each) for name, each in whole[0].items()), kind
-        assert all(torch.equal(*pair) for pair in zip(told, whole[1], strict=True)), "expert loads count once"
+        assert all(torch.equal(*pair) for pair in zip(told, whole[1], strict=True)), (
+            "expert loads count once"
+        )
 
 
 @pytest.mark.parametrize(
@@ -111,7 +127,8 @@ def test_every_kind_learns_the_same(plan, train, tmp_path):
         "auto": {"recompute": "auto", "recompute_budget_bytes": 40_000}
     }
     results = {
-        kind: train(make_spec(dropout, {**BATCH, **plan, **kinds[kind]}, steps=3), tmp_path / kind) for kind in kinds
+        kind: train(make_spec(dropout, {**BATCH, **plan, **kinds[kind]}, steps=3), tmp_path / kind)
+        for kind in kinds
     }
     none = results["none"]
     assert {outcome["class"] for each in results.values() for outcome in each.outcomes} == {"ok"}
@@ -122,9 +139,17 @@ def test_every_kind_learns_the_same(plan, train, tmp_path):
     assert held["none"] > held["selective"] > held["full"] < 0.6 * held["none"]
     full = results["full"]
     assert all(hfu > mfu for hfu, mfu in zip(full.values("hfu"), full.values("mfu"), strict=True))
-    [told] = [event["data"] for event in results["auto"].events() if event["type"] == "recompute_chosen"]
+    [told] = [
+        event["data"] for event in results["auto"].events() if event["type"] == "recompute_chosen"
+    ]
     [stage] = told["stages"]
-    assert stage["full_bytes"] <= stage["bytes"] <= told["budget_bytes"] == 40_000 < stage["none_bytes"]
+    assert (
+        stage["full_bytes"]
+        <= stage["bytes"]
+        <= told["budget_bytes"]
+        == 40_000
+        < stage["none_bytes"]
+    )
     assert 0 < stage["extra_s"] < stage["full_extra_s"]
     # what was foretold is what autograd holds, to the byte
     assert held["none"] - held["auto"] == stage["none_bytes"] - stage["bytes"]
@@ -140,8 +165,13 @@ def test_auto_keeps_all_where_there_is_room_and_refuses_less_than_the_least(trai
     plan = {**BATCH, "dp": 2, "recompute": "auto", "recompute_budget_bytes": least - 1}
     poor = train(make_spec(None, plan, steps=1), tmp_path / "poor")
     assert [outcome["class"] for outcome in poor.outcomes] == ["user_error"] * 2
-    assert all(f"{least - 1} is less than the {least} bytes" in outcome["reason"] for outcome in poor.outcomes)
-    exact = train(make_spec(None, {**plan, "recompute_budget_bytes": least}, steps=1), tmp_path / "exact")
+    assert all(
+        f"{least - 1} is less than the {least} bytes" in outcome["reason"]
+        for outcome in poor.outcomes
+    )
+    exact = train(
+        make_spec(None, {**plan, "recompute_budget_bytes": least}, steps=1), tmp_path / "exact"
+    )
     [told] = [event["data"] for event in exact.events() if event["type"] == "recompute_chosen"]
     assert [layer["kind"] for layer in told["stages"][0]["layers"]] == ["full"]
 
@@ -154,7 +184,11 @@ def test_best_sets_and_their_spread_over_layers_are_the_best():
         sets = best_sets(sizes, seconds)
         subsets = [c for n in range(8) for c in itertools.combinations(range(7), n)]
         for budget in range(0, sum(sizes) + 64, 64):
-            best = min(sum(seconds) - sum(seconds[i] for i in c) for c in subsets if sum(sizes[i] for i in c) <= budget)
+            best = min(
+                sum(seconds) - sum(seconds[i] for i in c)
+                for c in subsets
+                if sum(sizes[i] for i in c) <= budget
+            )
             found = min((c for c in sets if c.bytes <= budget), key=lambda c: c.seconds)
             assert found.seconds == pytest.approx(best, abs=1e-12)
             assert found.bytes == sum(sizes[i] for i in found.kept)
@@ -164,7 +198,9 @@ def test_best_sets_and_their_spread_over_layers_are_the_best():
         taken = [choices[place] for choices, place in zip(layers, places, strict=True)]
         assert sum(c.bytes for c in taken) <= budget
         every = itertools.product(*layers)
-        best = min(sum(c.seconds for c in some) for some in every if sum(c.bytes for c in some) <= budget)
+        best = min(
+            sum(c.seconds for c in some) for some in every if sum(c.bytes for c in some) <= budget
+        )
         assert sum(c.seconds for c in taken) == pytest.approx(best, abs=1e-12)
 
 
@@ -172,7 +208,9 @@ def test_best_sets_and_their_spread_over_layers_are_the_best():
 def test_micro_batches_in_flight_are_those_of_the_planner(schedule):
     for virtual, micro_batches in ((2, 8), (2, 16), (3, 8)):
         wants = virtual if schedule in ("interleaved_1f1b", "zb1p") else None
-        plan = ParallelPlan(pp=4, schedule=schedule, virtual_stages=wants, global_batch_size=micro_batches)
+        plan = ParallelPlan(
+            pp=4, schedule=schedule, virtual_stages=wants, global_batch_size=micro_batches
+        )
         for rank in range(4):
             says = in_flight(SCHEDULES.index(schedule), 4, plan.virtual_stages, micro_batches, rank)
             assert room.in_flight(plan, rank) == pytest.approx(float(says))

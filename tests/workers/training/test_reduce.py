@@ -1,4 +1,6 @@
-"""Gradients averaged in buckets are those of one process, sent early or late, plain or tensor-parallel."""
+"""Gradients averaged in buckets are those of one process, sent early or late, plain or
+tensor-parallel.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +14,10 @@ HERE = "tests.workers.training.split_ranks"
 
 def mean_of_two(micro_batches):
     sums = [
-        {name: sum(draw(100 + 10 * index + dp)[name] for index in range(micro_batches)) for name in SHAPES}
+        {
+            name: sum(draw(100 + 10 * index + dp)[name] for index in range(micro_batches))
+            for name in SHAPES
+        }
         for dp in (0, 1)
     ]
     return {name: (sums[0][name] + sums[1][name]) / 2 for name in SHAPES}
@@ -23,7 +28,12 @@ def mean_of_two(micro_batches):
     ("bucket_bytes", "micro_batches", "late"), [(1, 1, False), (600, 3, False), (1 << 20, 2, True)]
 )
 def test_means_of_all_ranks(sharded, bucket_bytes, micro_batches, late, pools):
-    given = {"sharded": sharded, "bucket_bytes": bucket_bytes, "micro_batches": micro_batches, "late": late}
+    given = {
+        "sharded": sharded,
+        "bucket_bytes": bucket_bytes,
+        "micro_batches": micro_batches,
+        "late": late,
+    }
     for rank in pools(4).call(f"{HERE}:reduced", **given):
         for name, want in mean_of_two(micro_batches).items():
             torch.testing.assert_close(torch.tensor(rank["gradients"][name]), want)

@@ -1,4 +1,6 @@
-"""A resumed run goes on exactly, under its own plan or another; damaged and foreign checkpoints are told."""
+"""A resumed run goes on exactly, under its own plan or another; damaged and foreign checkpoints are
+told.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,13 @@ HALF, WHOLE = 5, 10
 
 def spec(plan, steps, **more):
     schedule = {"name": "linear", "min_lr": 1e-4}
-    found = make_spec(None, {"global_batch_size": 8, "micro_batch_size": 2, **plan}, steps=steps, clip_norm=1.0, **more)
+    found = make_spec(
+        None,
+        {"global_batch_size": 8, "micro_batch_size": 2, **plan},
+        steps=steps,
+        clip_norm=1.0,
+        **more,
+    )
     found["train"]["lr_schedule"] = schedule | {"name": "constant", "min_lr": 0.0}
     return found
 
@@ -54,7 +62,9 @@ def test_goes_on_exactly(before, after, straight, train, tmp_path):
     losses = [point["values"]["loss"] for point in points]
     exact = before == after == {}
     assert losses == (
-        straight.values("loss")[HALF:] if exact else pytest.approx(straight.values("loss")[HALF:], rel=1e-5)
+        straight.values("loss")[HALF:]
+        if exact
+        else pytest.approx(straight.values("loss")[HALF:], rel=1e-5)
     )
 
 
@@ -88,7 +98,9 @@ def test_where_nothing_whole_is_left_a_run_says_so_and_begins_anew(train, straig
 def test_named_checkpoint_of_another_place(train, straight, tmp_path):
     train(spec({}, HALF, checkpoint={"every_steps": HALF}), tmp_path / "first")
     folder = tmp_path / "first" / "checkpoints" / "step-00000005"
-    result = train(spec({}, WHOLE), tmp_path / "second", ORRERY_RESUME=str(folder), ORRERY_ATTEMPT="7")
+    result = train(
+        spec({}, WHOLE), tmp_path / "second", ORRERY_RESUME=str(folder), ORRERY_ATTEMPT="7"
+    )
     assert result.values("loss") == straight.values("loss")[HALF:]
     assert {point["attempt"] for point in result.points()} == {7}
     manifest = json.loads((folder / "manifest.json").read_text())
@@ -149,13 +161,21 @@ def bytes_for_a_tensor(folder, manifest):
     ("harm", "says"),
     [
         (weights_alone, "holds weights alone, converted from .*try train.init_from"),
-        (table_that_runs_code, "no table of contents does; give a checkpoint that this engine wrote"),
+        (
+            table_that_runs_code,
+            "no table of contents does; give a checkpoint that this engine wrote",
+        ),
         (bytes_for_a_tensor, "model.norm.weight is no tensor in it, but bytes"),
         (lambda folder, manifest: seal(folder, {"step": 1}), "manifest.json says no tokens"),
-        (lambda folder, manifest: (folder / "manifest.json").write_text("[]"), "manifest.json holds no JSON object"),
+        (
+            lambda folder, manifest: (folder / "manifest.json").write_text("[]"),
+            "manifest.json holds no JSON object",
+        ),
     ],
 )
-def test_a_foreign_checkpoint_is_refused_on_every_rank_and_runs_nothing(harm, says, train, tmp_path):
+def test_a_foreign_checkpoint_is_refused_on_every_rank_and_runs_nothing(
+    harm, says, train, tmp_path
+):
     train(spec({}, 1, checkpoint={"every_steps": 1}), tmp_path)
     folder = tmp_path / "checkpoints" / "step-00000001"
     manifest = json.loads((folder / "manifest.json").read_text())

@@ -9,9 +9,14 @@ RANKS = "tests.workers.training.ring_ranks"
 
 def shape(length, heads=4, shared=4, width=8, value_width=8, window=None, starts=None):
     return {
-        "length": length, "heads": heads, "shared": shared, "width": width, "value_width": value_width,
-        "window": window, "starts": starts,
-    }  # fmt: skip
+        "length": length,
+        "heads": heads,
+        "shared": shared,
+        "width": width,
+        "value_width": value_width,
+        "window": window,
+        "starts": starts,
+    }
 
 
 SHAPES = [
@@ -34,18 +39,31 @@ SHAPES = [
 
 @pytest.mark.parametrize("size", [2, 4])
 @pytest.mark.parametrize(
-    ("dtype", "near"), [("float64", 1e-14), ("float32", 1e-6), ("bfloat16", 1.2e-2), ("float16", 1.5e-3)]
+    ("dtype", "near"),
+    [("float64", 1e-14), ("float32", 1e-6), ("bfloat16", 1.2e-2), ("float16", 1.5e-3)],
 )
 def test_outputs_and_gradients_are_those_of_plain_attention(pools, size, dtype, near):
-    for rank, errors in enumerate(pools(size).call(f"{RANKS}:attention_errors", dtype=dtype, shapes=SHAPES)):
+    for rank, errors in enumerate(
+        pools(size).call(f"{RANKS}:attention_errors", dtype=dtype, shapes=SHAPES)
+    ):
         for given, apart in zip(SHAPES, errors, strict=True):
             assert max(apart) < near, (rank, given, apart)
 
 
 @pytest.mark.parametrize("size", [2, 4])
 @pytest.mark.parametrize(("dtype", "item"), [("float32", 4), ("bfloat16", 2)])
-def test_keys_values_and_gradients_go_round_once_less_than_there_are_ranks(pools, size, dtype, item):
-    given = {"batch": 2, "held": 6, "heads": 6, "shared": 2, "width": 12, "value_width": 8, "dtype": dtype}
+def test_keys_values_and_gradients_go_round_once_less_than_there_are_ranks(
+    pools, size, dtype, item
+):
+    given = {
+        "batch": 2,
+        "held": 6,
+        "heads": 6,
+        "shared": 2,
+        "width": 12,
+        "value_width": 8,
+        "dtype": dtype,
+    }
     elements = 2 * 6 * 2 * (12 + 8)  # fewer key-value heads are not repeated on the way
     expected = {
         "forward": (size - 1) * elements * item,

@@ -22,5 +22,8 @@ from workers.training.schedule import lr_at
     ids=str,
 )
 def test_rates(schedule, rates):
-    found = {step: lr_at(step, steps=100, peak=1.0, schedule=LrSchedule.from_dict(schedule)) for step in rates}
+    found = {
+        step: lr_at(step, steps=100, peak=1.0, schedule=LrSchedule.from_dict(schedule))
+        for step in rates
+    }
     assert found == pytest.approx(rates)

@@ -1,4 +1,6 @@
-"""ZeRO-1 beside tensor parallelism: the numbers of one process, whatever the rule; each parameter has one owner."""
+"""ZeRO-1 beside tensor parallelism: the numbers of one process, whatever the rule; each parameter
+has one owner.
+"""
 
 from __future__ import annotations
 
@@ -45,7 +47,9 @@ def test_dealt_over_dp_and_sharded_over_tp(rule, pools):
     for tp in (0, 1):
         assert sorted(owned[0, tp] + owned[1, tp]) == sorted(SHAPES), "each has one owner"
         assert owned[0, tp] and owned[1, tp]
-    assert owned[0, 0] == owned[0, 1] and owned[1, 0] == owned[1, 1], "the same one on every tensor-parallel rank"
+    assert owned[0, 0] == owned[0, 1] and owned[1, 0] == owned[1, 1], (
+        "the same one on every tensor-parallel rank"
+    )
 
 
 def test_largest_first_to_the_emptiest():

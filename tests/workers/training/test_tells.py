@@ -1,4 +1,6 @@
-"""What a run tells of its model: norms by layer and texts at checkpoints, under every plan those of one process."""
+"""What a run tells of its model: norms by layer and texts at checkpoints, under every plan those of
+one process.
+"""
 
 from __future__ import annotations
 
@@ -17,8 +19,15 @@ from workers.training.data.tokenizer import BYTES
 
 BATCH = {"micro_batch_size": 2, "global_batch_size": 4}
 STEPS, SAVED = 8, (4, 8)
-SAMPLES = {"prompts": ["First Citizen:\nSpeak, ", "é", "The king is"], "max_tokens": 9, "temperature": 0.7}
-ROUTED = {**TINY, "moe": {"experts": 4, "top_k": 2, "expert_ffn": 24, "bias_update": 0.0, "aux_loss": 0.01}}
+SAMPLES = {
+    "prompts": ["First Citizen:\nSpeak, ", "é", "The king is"],
+    "max_tokens": 9,
+    "temperature": 0.7,
+}
+ROUTED = {
+    **TINY,
+    "moe": {"experts": 4, "top_k": 2, "expert_ffn": 24, "bias_update": 0.0, "aux_loss": 0.01},
+}
 PLANS = {
     "zero 3": {"dp": 2, "zero": 3},
     "tensor and sequence": {"tp": 2, "sequence_parallel": True},
@@ -30,9 +39,21 @@ PLANS = {
 
 
 def spec(plan, **more):
-    model = ROUTED if plan.get("ep") else {**TINY, "layers": 4, "tie_embeddings": plan.get("schedule") != "pipedream"}
-    train = {"seq_len": 32, "samples": SAMPLES, "checkpoint": {"every_steps": 4}, "log_every": 3, **more}
-    return make_spec(model, {**BATCH, **plan}, steps=STEPS, optimizer={"name": "sgd", "lr": 0.1}, **train)
+    model = (
+        ROUTED
+        if plan.get("ep")
+        else {**TINY, "layers": 4, "tie_embeddings": plan.get("schedule") != "pipedream"}
+    )
+    train = {
+        "seq_len": 32,
+        "samples": SAMPLES,
+        "checkpoint": {"every_steps": 4},
+        "log_every": 3,
+        **more,
+    }
+    return make_spec(
+        model, {**BATCH, **plan}, steps=STEPS, optimizer={"name": "sgd", "lr": 0.1}, **train
+    )
 
 
 def texts(result, rank=0):
@@ -41,7 +62,10 @@ def texts(result, rank=0):
 
 
 def by_layer(result, name):
-    return [{k: v for k, v in point["values"].items() if k.startswith(f"{name}/")} for point in result.points()]
+    return [
+        {k: v for k, v in point["values"].items() if k.startswith(f"{name}/")}
+        for point in result.points()
+    ]
 
 
 @pytest.fixture(scope="module")
@@ -73,13 +97,20 @@ def test_every_plan_tells_what_one_process_tells(name, alone, train, tmp_path):
     assert "grad_norm/embedding" not in result.points(1)[0]["values"], "told once"
     grads, weights = by_layer(result, "grad_norm"), by_layer(result, "weight_norm")
     layers = 2 if plan.get("ep") else 4
-    assert set(grads[0]) == {f"grad_norm/{n}" for n in ("embedding", *(f"layer_{i}" for i in range(layers)), "head")}
-    assert [bool(each) for each in weights] == [True, False, True], "the first logged step and the last"
+    assert set(grads[0]) == {
+        f"grad_norm/{n}" for n in ("embedding", *(f"layer_{i}" for i in range(layers)), "head")
+    }
+    assert [bool(each) for each in weights] == [True, False, True], (
+        "the first logged step and the last"
+    )
     assert texts(result, 1) == {}
     if name == "pipedream":  # other weights than one process has, by its staleness
         assert set(texts(result)) == set(SAVED) and all(len(new) == 9 for new in texts(result)[4])
         return
-    for ours, theirs in ((grads, by_layer(one, "grad_norm")), (weights, by_layer(one, "weight_norm"))):
+    for ours, theirs in (
+        (grads, by_layer(one, "grad_norm")),
+        (weights, by_layer(one, "weight_norm")),
+    ):
         assert len(ours) == len(theirs)
         for mine, other in zip(ours, theirs, strict=True):
             assert mine == pytest.approx(other, rel=2e-5)
@@ -112,8 +143,12 @@ def test_prompts_from_the_held_out_text(tmp_path):
     words = [found.words(ids) for ids in found.ids]
     assert len(set(words)) == 4 and all(1 <= len(ids) <= 24 for ids in found.ids)
     assert all(text == text.strip() and " " in text for text in words), words
-    assert found.words([72, 0, 255, 256, 105]) == "H\ufffd\ufffd\ufffdi", "whatever a model writes can be shown"
-    assert found.continuation([0xC3], [0xA9, 0x21]) == "\ufffd!", "a character cut in two between prompt and text"
+    assert found.words([72, 0, 255, 256, 105]) == "H\ufffd\ufffd\ufffdi", (
+        "whatever a model writes can be shown"
+    )
+    assert found.continuation([0xC3], [0xA9, 0x21]) == "\ufffd!", (
+        "a character cut in two between prompt and text"
+    )
     assert accept(make_spec()).train.writes is None
     assert accept(
         {**make_spec(checkpoint={}), "train": {"steps": 1, "seq_len": 8, "checkpoint": {}}}
@@ -122,7 +157,9 @@ def test_prompts_from_the_held_out_text(tmp_path):
 
 def test_prompts_that_no_model_can_go_on_from(tmp_path):
     long = accept(make_spec(samples={"prompts": ["x" * 16]}))
-    with pytest.raises(UserError, match=r"train\.samples\.prompts\.0: 16 tokens.* try one of 1 to 15"):
+    with pytest.raises(
+        UserError, match=r"train\.samples\.prompts\.0: 16 tokens.* try one of 1 to 15"
+    ):
         open_prompts(long, long.train.samples, cache=tmp_path, kept=tmp_path)
     (np.arange(4000) % 200).astype(np.uint16).tofile(tmp_path / "ids.bin")
     data = {"path": str(tmp_path / "ids.bin"), "format": "tokens"}

@@ -1,4 +1,5 @@
-"""Techniques together on four ranks learn what one process learns: the same losses, norms and final weights.
+"""Techniques together on four ranks learn what one process learns: the same losses, norms and final
+weights.
 
 Those that want eight are `test_eight_ranks`.
 """
@@ -12,24 +13,67 @@ from tests.workers.training.conftest import final_weights, make_spec, relative
 STEPS = 20
 MOE_STEPS = 12  # one flipped route ends parity
 
-DENSE = {"name": "dense", "layers": 4, "hidden": 32, "heads": 4, "kv_heads": 2, "ffn": 88, "vocab": 257}
-# where no stages want layers; rows of the vocabulary, head and MLP widths over tp, and what is left of them over dp
+DENSE = {
+    "name": "dense",
+    "layers": 4,
+    "hidden": 32,
+    "heads": 4,
+    "kv_heads": 2,
+    "ffn": 88,
+    "vocab": 257,
+}
+# where no stages want layers; rows of the vocabulary, head and MLP widths over tp, and what is left
+# of them over dp
 FLAT = {
-    "name": "flat", "layers": 2, "hidden": 36, "heads": 4, "kv_heads": 1, "head_dim": 10, "ffn": 84, "vocab": 259,
+    "name": "flat",
+    "layers": 2,
+    "hidden": 36,
+    "heads": 4,
+    "kv_heads": 1,
+    "head_dim": 10,
+    "ffn": 84,
+    "vocab": 259,
     "tie_embeddings": True,
-}  # fmt: skip
+}
 GPT = {
-    "name": "gpt", "layers": 4, "hidden": 32, "heads": 4, "ffn": 96, "vocab": 256, "norm": "layernorm", "bias": "all",
-    "position": "learned", "gated_mlp": False, "activation": "gelu",
-}  # fmt: skip
+    "name": "gpt",
+    "layers": 4,
+    "hidden": 32,
+    "heads": 4,
+    "ffn": 96,
+    "vocab": 256,
+    "norm": "layernorm",
+    "bias": "all",
+    "position": "learned",
+    "gated_mlp": False,
+    "activation": "gelu",
+}
 MLA = {
-    "name": "mla", "layers": 2, "hidden": 32, "heads": 4, "ffn": 80, "vocab": 256, "attention": "mla",
-    "mla": {"q_lora_rank": 16, "kv_lora_rank": 12, "qk_nope_head_dim": 8, "qk_rope_head_dim": 4, "v_head_dim": 8},
-}  # fmt: skip
+    "name": "mla",
+    "layers": 2,
+    "hidden": 32,
+    "heads": 4,
+    "ffn": 80,
+    "vocab": 256,
+    "attention": "mla",
+    "mla": {
+        "q_lora_rank": 16,
+        "kv_lora_rank": 12,
+        "qk_nope_head_dim": 8,
+        "qk_rope_head_dim": 4,
+        "v_head_dim": 8,
+    },
+}
 MOE = {
-    "name": "moe", "layers": 2, "hidden": 32, "heads": 4, "kv_heads": 2, "ffn": 64, "vocab": 256,
+    "name": "moe",
+    "layers": 2,
+    "hidden": 32,
+    "heads": 4,
+    "kv_heads": 2,
+    "ffn": 64,
+    "vocab": 256,
     "moe": {"experts": 4, "top_k": 2, "expert_ffn": 40, "shared_experts": 1, "aux_loss": 0.01},
-}  # fmt: skip
+}
 
 COMBINATIONS = [
     (DENSE, {"dp": 2, "pp": 2, "zero": 0, "schedule": "gpipe"}, {}),
@@ -55,7 +99,9 @@ def spec(model, plan, *, steps=STEPS, **train):
     settings = {"seq_len": 16, "clip_norm": 0.5, "eval": {"every_steps": steps, "batches": 1}}
     settings["optimizer"] = {"name": "adamw", "lr": 3e-4}  # Adam blows rounding up with its rate
     checkpoint = {"every_steps": steps, "async": False}
-    return make_spec(model | {"max_seq_len": 64}, plan, steps=steps, checkpoint=checkpoint, **(settings | train))
+    return make_spec(
+        model | {"max_seq_len": 64}, plan, steps=steps, checkpoint=checkpoint, **(settings | train)
+    )
 
 
 @pytest.fixture(scope="module")
@@ -72,7 +118,9 @@ def alone(train, tmp_path_factory):
 
 
 @pytest.mark.parametrize(
-    ("model", "plan", "more"), COMBINATIONS, ids=[f"{m['name']} {p} {t or ''}" for m, p, t in COMBINATIONS]
+    ("model", "plan", "more"),
+    COMBINATIONS,
+    ids=[f"{m['name']} {p} {t or ''}" for m, p, t in COMBINATIONS],
 )
 def test_equal_to_one_process(model, plan, more, alone, train, tmp_path):
     result, one = train(spec(model, plan, **more), tmp_path), alone(model, more)
@@ -82,6 +130,11 @@ def test_equal_to_one_process(model, plan, more, alone, train, tmp_path):
         assert all(result.values(name, rank) == result.values(name) for rank in range(4)), name
     steps = more.get("steps", STEPS)
     theirs, ours = final_weights(one, steps), final_weights(result, steps)
-    # without rotation softmax does not see a bias of keys: its gradient is rounding alone, which Adam blows up
-    unseen = {name for name in theirs if model.get("position") == "learned" and name.endswith("attn.k.bias")}
+    # without rotation softmax does not see a bias of keys: its gradient is rounding alone, which
+    # Adam blows up
+    unseen = {
+        name
+        for name in theirs
+        if model.get("position") == "learned" and name.endswith("attn.k.bias")
+    }
     assert max(relative(ours[name], theirs[name]) for name in theirs.keys() - unseen) <= 1e-4

@@ -1,4 +1,6 @@
-"""ZeRO 0 to 3 on 2 and 4 ranks learn exactly what one process learns, and hold what their stage says."""
+"""ZeRO 0 to 3 on 2 and 4 ranks learn exactly what one process learns, and hold what their stage
+says.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,10 @@ BATCH = 8
 def alone(train, tmp_path_factory):
     """One process, accumulating; with clipping that bites and a schedule that moves."""
     return {
-        name: train(spec({"micro_batch_size": 2, "global_batch_size": BATCH}, **more), tmp_path_factory.mktemp(name))
+        name: train(
+            spec({"micro_batch_size": 2, "global_batch_size": BATCH}, **more),
+            tmp_path_factory.mktemp(name),
+        )
         for name, more in CASES.items()
     }
 
@@ -26,16 +31,39 @@ CASES = {"plain": {}, "untied gpt with dropout": {"gpt": True}}
 
 def spec(plan, gpt=False):
     more = (
-        {"bias": "all", "norm": "layernorm", "position": "learned", "gated_mlp": False, "dropout": 0.1} if gpt else {}
+        {
+            "bias": "all",
+            "norm": "layernorm",
+            "position": "learned",
+            "gated_mlp": False,
+            "dropout": 0.1,
+        }
+        if gpt
+        else {}
     )
     tied = {"tie_embeddings": not gpt}
     # no width divides by the ranks
     model = {
-        "name": "ragged", "layers": 2, "hidden": 35, "heads": 4, "kv_heads": 2, "head_dim": 10, "ffn": 81, "vocab": 257,
-        "max_seq_len": 64, **more, **tied,
-    }  # fmt: skip
-    settings = {"lr_schedule": {"name": "cosine", "warmup_steps": 5}, "eval": {"every_steps": 10, "batches": 3}}
-    settings |= {"optimizer": {"name": "adamw", "lr": 3e-4}, "checkpoint": {"every_steps": STEPS, "async": False}}
+        "name": "ragged",
+        "layers": 2,
+        "hidden": 35,
+        "heads": 4,
+        "kv_heads": 2,
+        "head_dim": 10,
+        "ffn": 81,
+        "vocab": 257,
+        "max_seq_len": 64,
+        **more,
+        **tied,
+    }
+    settings = {
+        "lr_schedule": {"name": "cosine", "warmup_steps": 5},
+        "eval": {"every_steps": 10, "batches": 3},
+    }
+    settings |= {
+        "optimizer": {"name": "adamw", "lr": 3e-4},
+        "checkpoint": {"every_steps": STEPS, "async": False},
+    }
     return make_spec(model, plan, steps=STEPS, clip_norm=0.5, **settings)
 
 
@@ -55,10 +83,16 @@ def test_losses_of_one_process(plan, alone, train, tmp_path):
     assert [o["class"] for o in result.outcomes] == ["ok"] * plan["dp"]
     for name in ("loss", "grad_norm", "val_loss"):
         assert result.values(name) == pytest.approx(one.values(name), rel=1e-5), name
-    assert min(result.values("grad_norm")) > 0.5, "clipping must bite for this test to mean something"
+    assert min(result.values("grad_norm")) > 0.5, (
+        "clipping must bite for this test to mean something"
+    )
     for name in ("loss", "grad_norm", "lr", "val_loss", "tokens_per_s", "mfu"):
-        assert all(result.values(name, rank) == result.values(name) for rank in range(plan["dp"])), name
-    assert [p["tokens"] for p in result.points(1)] == [BATCH * 16 * step for step in range(1, STEPS + 1)]
+        assert all(
+            result.values(name, rank) == result.values(name) for rank in range(plan["dp"])
+        ), name
+    assert [p["tokens"] for p in result.points(1)] == [
+        BATCH * 16 * step for step in range(1, STEPS + 1)
+    ]
     theirs, ours = final_weights(one, STEPS), final_weights(result, STEPS)
     assert max(relative(ours[name], theirs[name]) for name in theirs) <= 1e-4
 
@@ -77,7 +111,9 @@ def test_bytes_held_by_stage(zero, train, tmp_path):
     plan = {"dp": 2, "zero": zero, "micro_batch_size": 2, "global_batch_size": 4}
     result = train(make_spec(None, plan, steps=1), tmp_path)
     names = ("params", "grads", "optimizer", "buffers")
-    held = {name: [result.values(f"memory/{name}_bytes", rank)[0] for rank in (0, 1)] for name in names}
+    held = {
+        name: [result.values(f"memory/{name}_bytes", rank)[0] for rank in (0, 1)] for name in names
+    }
     whole = 4 * parameter_count(ModelSpec.from_dict(TINY)).total
     assert sum(held["params"]) == (whole if zero >= 2 else 2 * whole)
     assert sum(held["grads"]) == (whole if zero >= 2 else 2 * whole)
@@ -92,9 +128,20 @@ def test_bytes_held_by_stage(zero, train, tmp_path):
 
 
 def test_sgd_with_momentum(train, tmp_path):
-    sgd = {"optimizer": {"name": "sgd", "lr": 0.1, "momentum": 0.9, "nesterov": True, "weight_decay": 0.01}}
+    sgd = {
+        "optimizer": {
+            "name": "sgd",
+            "lr": 0.1,
+            "momentum": 0.9,
+            "nesterov": True,
+            "weight_decay": 0.01,
+        }
+    }
     plan = {"micro_batch_size": 2, "global_batch_size": 4}
     one = train(make_spec(None, plan, steps=STEPS, **sgd), tmp_path / "one")
     for zero in (1, 3):
-        two = train(make_spec(None, {**plan, "dp": 2, "zero": zero}, steps=STEPS, **sgd), tmp_path / str(zero))
+        two = train(
+            make_spec(None, {**plan, "dp": 2, "zero": zero}, steps=STEPS, **sgd),
+            tmp_path / str(zero),
+        )
         assert two.values("loss") == pytest.approx(one.values("loss"), rel=1e-5)

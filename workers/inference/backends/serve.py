@@ -35,9 +35,14 @@ _LOOK_S, _POINT_S, _END_S = 0.1, 1.0, 10.0
 
 
 class Backend:
-    """`go` until somebody asks it to end. Raises UserError, and ChildProcessError where the program ends by itself."""
+    """`go` until somebody asks it to end.
 
-    def __init__(self, run: InferenceRun, around: Surroundings, recorder: Recorder, beacon: Beacon) -> None:
+    Raises UserError, and ChildProcessError where the program ends by itself.
+    """
+
+    def __init__(
+        self, run: InferenceRun, around: Surroundings, recorder: Recorder, beacon: Beacon
+    ) -> None:
         self.run, self.around, self.recorder, self.beacon = run, around, recorder, beacon
         self.weights = vllm.check(run)
         self.name = self.weights.name
@@ -46,9 +51,11 @@ class Backend:
         bound, inner = bind(host, port), _free_port()
         body, fence = self.run.serve, self.around.fence
         gate = Gate(
-            api_key=body.api_key, house_key=None if fence is None else serve_key(fence), open=is_loopback(host),
+            api_key=body.api_key,
+            house_key=None if fence is None else serve_key(fence),
+            open=is_loopback(host),
             capacity=body.max_seqs + body.max_waiting,
-        )  # fmt: skip
+        )
         relay = Relay(f"http://127.0.0.1:{inner}", {})
         words = vllm.command(self.run, self.weights, port=inner, name=self.name)
         child = await asyncio.create_subprocess_exec(*words)
@@ -70,11 +77,15 @@ class Backend:
                 await asyncio.sleep(_LOOK_S)
             await self._point(relay, served, last=True)
             summary = Summary(
-                requests=served.requests, prompt_tokens=int(served.before.get("prompt_tokens_total", 0)),
-                new_tokens=int(served.before.get("generation_tokens_total", 0)), seconds=time.monotonic() - began,
-            )  # fmt: skip
+                requests=served.requests,
+                prompt_tokens=int(served.before.get("prompt_tokens_total", 0)),
+                new_tokens=int(served.before.get("generation_tokens_total", 0)),
+                seconds=time.monotonic() - began,
+            )
             self.recorder.event(SERVED, **summary.to_dict())
-            return Outcome("ok" if orders.wish == "stop" else "preempted", "stopped on request", served.points)
+            return Outcome(
+                "ok" if orders.wish == "stop" else "preempted", "stopped on request", served.points
+            )
         finally:
             await listener.end()
             await relay.close()
@@ -94,9 +105,14 @@ class Backend:
         card = (await relay.json("/v1/models"))["data"][0]
         blocks = vllm.read_metrics(await relay.text("/metrics")).get("blocks", 1)
         told = Serving(
-            host=at[0], port=at[1], model=self.name, context=int(card.get("max_model_len") or 1), chat=True,
-            blocks=max(1, int(blocks)), backend="vllm",
-        )  # fmt: skip
+            host=at[0],
+            port=at[1],
+            model=self.name,
+            context=int(card.get("max_model_len") or 1),
+            chat=True,
+            blocks=max(1, int(blocks)),
+            backend="vllm",
+        )
         self.recorder.event(SERVING, **told.to_dict())
         print(f"serving {told.model} by vllm on http://{at[0]}:{at[1]}/v1", flush=True)
 
@@ -139,14 +155,19 @@ def _app(gate: Gate, relay: Relay) -> Starlette:
         return JSONResponse({"status": status}, status_code=503 if gate.draining else 200)
 
     return Starlette(
-        routes=[Route("/health", health), Route("/v1/{path:path}", passed, methods=["GET", "POST"])],
+        routes=[
+            Route("/health", health),
+            Route("/v1/{path:path}", passed, methods=["GET", "POST"]),
+        ],
         exception_handlers=error_handlers(),
     )
 
 
 def _still_there(child: asyncio.subprocess.Process) -> None:
     if child.returncode is not None:
-        says = f"vllm ended by itself with code {child.returncode}; its words are in the rank's logs"
+        says = (
+            f"vllm ended by itself with code {child.returncode}; its words are in the rank's logs"
+        )
         raise ChildProcessError(None, says)
 
 

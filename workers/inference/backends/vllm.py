@@ -1,6 +1,8 @@
-"""vLLM's server as a child process: its command line from a serve run, and its metrics in our names.
+"""vLLM's server as a child process: its command line from a serve run, and its metrics in our
+names.
 
-Knows vLLM's flags and Prometheus names (docs.vllm.ai: server arguments, production metrics); starts nothing itself.
+Knows vLLM's flags and Prometheus names (docs.vllm.ai: server arguments, production metrics); starts
+nothing itself.
 """
 
 from __future__ import annotations
@@ -21,7 +23,10 @@ from workers.models.places import place_of
 MODULE = "vllm.entrypoints.openai.api_server"
 _DTYPES = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}
 _LINE = re.compile(r"^(vllm:\w+)(?:\{(.*)\})?\s+(\S+)")
-_NOW = {"inference/running": ("num_requests_running",), "inference/waiting": ("num_requests_waiting",)}
+_NOW = {
+    "inference/running": ("num_requests_running",),
+    "inference/waiting": ("num_requests_waiting",),
+}
 _TOTALS = {
     "inference/new_tokens": ("generation_tokens_total",),
     "inference/prompt_tokens": ("prompt_tokens_total",),
@@ -35,15 +40,26 @@ _MEANS = {  # histograms: sum and count; names by age, the newest first
 
 
 def check(run: InferenceRun) -> Path:
-    """The folder of the weights. Raises UserError for what vLLM cannot be asked for, or where it is not installed."""
+    """The folder of the weights.
+
+    Raises UserError for what vLLM cannot be asked for, or where it is not installed.
+    """
     if importlib.util.find_spec("vllm") is None:
         says = "vllm is not installed on this node"
-        raise UserError(f"serve.backend: {says}; install it in the environment of the workers, or try backend orrery")
+        raise UserError(
+            f"serve.backend: {says}; install it in the environment of the workers, or try backend "
+            "orrery"
+        )
     for name in ("quantize", "draft"):
         if getattr(run.serve, name) is not None:
-            raise UserError(f"serve.{name}: with backend vllm this is not mapped; leave it out, or try backend orrery")
+            raise UserError(
+                f"serve.{name}: with backend vllm this is not mapped; leave it out, or try "
+                "backend orrery"
+            )
     if run.plan.world_size > 1:
-        raise UserError("plan: with backend vllm one server is started, on one device; try dp, tp and pp 1")
+        raise UserError(
+            "plan: with backend vllm one server is started, on one device; try dp, tp and pp 1"
+        )
     if not isinstance(run.spec.model, ModelSource):
         raise UserError('model: vllm serves weights that exist; try {"path": "DIR"}')
     try:
@@ -56,32 +72,59 @@ def command(run: InferenceRun, weights: Path, *, port: int, name: str) -> list[s
     """Listening on loopback alone: clients come by way of the rank that started it."""
     body = run.serve
     found = [
-        sys.executable, "-m", MODULE, "--model", str(weights), "--served-model-name", name, "--host", "127.0.0.1",
-        "--port", str(port), "--dtype", _DTYPES[run.plan.precision], "--max-num-seqs", str(body.max_seqs),
-        "--max-num-batched-tokens", str(body.max_batch_tokens), "--enable-prefix-caching",
-    ]  # fmt: skip
-    return found if body.kv_blocks is None else [*found, "--num-gpu-blocks-override", str(body.kv_blocks)]
+        sys.executable,
+        "-m",
+        MODULE,
+        "--model",
+        str(weights),
+        "--served-model-name",
+        name,
+        "--host",
+        "127.0.0.1",
+        "--port",
+        str(port),
+        "--dtype",
+        _DTYPES[run.plan.precision],
+        "--max-num-seqs",
+        str(body.max_seqs),
+        "--max-num-batched-tokens",
+        str(body.max_batch_tokens),
+        "--enable-prefix-caching",
+    ]
+    return (
+        found
+        if body.kv_blocks is None
+        else [*found, "--num-gpu-blocks-override", str(body.kv_blocks)]
+    )
 
 
 def read_metrics(text: str) -> dict[str, float]:
-    """Of a Prometheus page: sums over labels by name, without `vllm:`; `blocks` from the cache's configuration."""
+    """Of a Prometheus page: sums over labels by name, without `vllm:`; `blocks` from the cache's
+    configuration.
+    """
     found: defaultdict[str, float] = defaultdict(float)
     for line in text.splitlines():
         if matched := _LINE.match(line):
             name, labels, value = matched.groups()
             found[name[5:]] += float(value)
-            if name == "vllm:cache_config_info" and (blocks := re.search(r'num_gpu_blocks="(\d+)"', labels or "")):
+            if name == "vllm:cache_config_info" and (
+                blocks := re.search(r'num_gpu_blocks="(\d+)"', labels or "")
+            ):
                 found["blocks"] = float(blocks[1])
     return dict(found)
 
 
-def values_of(now: Mapping[str, float], before: Mapping[str, float], *, seconds: float) -> dict[str, float]:
+def values_of(
+    now: Mapping[str, float], before: Mapping[str, float], *, seconds: float
+) -> dict[str, float]:
     """A point's values; means and rates are over what came since `before`."""
     values = {ours: now[name] for ours, names in _NOW.items() for name in names if name in now}
     for ours, names in _TOTALS.items():
         if name := next((each for each in names if each in now), None):
             values[ours] = now[name]
-    if (used := now.get("kv_cache_usage_perc", now.get("gpu_cache_usage_perc"))) is not None and "blocks" in now:
+    if (
+        used := now.get("kv_cache_usage_perc", now.get("gpu_cache_usage_perc"))
+    ) is not None and "blocks" in now:
         values["inference/kv_blocks_used"] = round(used * now["blocks"])
 
     def since(name: str) -> float:

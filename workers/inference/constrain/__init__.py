@@ -1,1 +1,3 @@
-"""Answers that keep to a form: a JSON schema, a regular expression or a grammar, by masks over the next token."""
+"""Answers that keep to a form: a JSON schema, a regular expression or a grammar, by masks over the
+next token.
+"""

@@ -1,4 +1,5 @@
-"""What an answer must look like, as llguidance reads it: from a JSON schema, a regular expression, a Lark grammar.
+"""What an answer must look like, as llguidance reads it: from a JSON schema, a regular expression,
+a Lark grammar.
 
 Loads llguidance alone; knows no tokenizer.
 """
@@ -10,7 +11,8 @@ from typing import Any
 
 from workers.inference.sampling import Sampling
 
-# between two parts of JSON: a line break and an indent, but never blanks until the answer's room is used up
+# between two parts of JSON: a line break and an indent, but never blanks until the answer's room is
+# used up
 _WHITESPACE = r"[ \n]{0,12}"
 
 
@@ -34,10 +36,17 @@ def grammar_of(asked: Sampling) -> str:
 
 
 def form_of(asked: Sampling) -> tuple[str, str]:
-    """The parameter that says what the answer must look like, and what it says. Raises ValueError."""
+    """The parameter that says what the answer must look like, and what it says.
+
+    Raises ValueError.
+    """
     if asked.regex is not None:
         return "regex", asked.regex
-    return ("grammar", asked.grammar) if asked.grammar is not None else ("json_schema", _schema(asked.json_schema))
+    return (
+        ("grammar", asked.grammar)
+        if asked.grammar is not None
+        else ("json_schema", _schema(asked.json_schema))
+    )
 
 
 def _schema(given: Any) -> str:
@@ -45,15 +54,21 @@ def _schema(given: Any) -> str:
         try:
             given = json.loads(given)
         except ValueError as error:
-            raise ValueError(f"json_schema is not JSON: {error}; give a schema as an object") from None
+            raise ValueError(
+                f"json_schema is not JSON: {error}; give a schema as an object"
+            ) from None
     if given is True:
         given = {}
     if not isinstance(given, dict):
-        raise ValueError(f"json_schema is {json.dumps(given)[:60]}; it must be an object that something can meet")
+        raise ValueError(
+            f"json_schema is {json.dumps(given)[:60]}; it must be an object that something can meet"
+        )
     try:
         return json.dumps(given)
     except RecursionError:
-        raise ValueError("json_schema nests too deep; try one that refers to its parts by $ref") from None
+        raise ValueError(
+            "json_schema nests too deep; try one that refers to its parts by $ref"
+        ) from None
 
 
 def _first_line(text: str) -> str:

@@ -29,9 +29,11 @@ _REMEMBERED = 64  # forms
 
 
 class Guides:
-    """Of one model: `open` one for each request that is constrained. `ends` may come where the form is complete.
+    """Of one model: `open` one for each request that is constrained. `ends` may come where the form
+    is complete.
 
-    A form is made once and then copied; making one may take a second, and may be done in another thread before.
+    A form is made once and then copied; making one may take a second, and may be done in another
+    thread before.
     """
 
     def __init__(self, words: Words | None, ends: Sequence[int], *, vocab: int) -> None:
@@ -40,7 +42,9 @@ class Guides:
         self._lock = threading.Lock()
 
     def open(self, asked: Sampling) -> Guide:
-        """Raises ValueError for a form that is malformed or cannot be met, or a model whose tokens are not known."""
+        """Raises ValueError for a form that is malformed or cannot be met, or a model whose tokens
+        are not known.
+        """
         key = form_of(asked)
         with self._lock:
             if (known := self._made.get(key)) is not None:
@@ -74,18 +78,27 @@ class Guides:
             # an end that no model gives stands for none
             ends = list(self.ends) or [self.vocab]
             try:
-                return LLTokenizer(self.words.as_json(), n_vocab=max(self.vocab, *ends) + 1, eos_token=ends)
+                return LLTokenizer(
+                    self.words.as_json(), n_vocab=max(self.vocab, *ends) + 1, eos_token=ends
+                )
             except Exception as error:  # the package raises bare Exception
                 says = str(error).splitlines()[0][:120]
-                raise ValueError(f"answers cannot be constrained with this tokenizer: {says}; leave it out") from None
+                raise ValueError(
+                    f"answers cannot be constrained with this tokenizer: {says}; leave it out"
+                ) from None
         if isinstance(self.words, ByteWords):
             return LLTokenizer(TokenizerWrapper(_Bytes(self.ends[0] if self.ends else 256)))
-        raise ValueError("a form is of text, and this model came without a tokenizer; leave json_schema out")
+        raise ValueError(
+            "a form is of text, and this model came without a tokenizer; leave json_schema out"
+        )
 
 
 class Guide:
-    """`take` every token of the answer; `allowed` says what may come next. `complete` when nothing may, and where the
-    form has grown beyond what its reader follows (`lost`), which ends the answer and not the engine."""
+    """`take` every token of the answer; `allowed` says what may come next. `complete` when nothing
+    may, and where the
+    form has grown beyond what its reader follows (`lost`), which ends the answer and not the
+    engine.
+    """
 
     def __init__(self, matcher: LLMatcher, vocab: int) -> None:
         self._matcher, self._vocab = matcher, vocab
@@ -93,7 +106,9 @@ class Guide:
         self.lost = False
 
     def allowed(self, draft: Sequence[int] = ()) -> Tensor | None:
-        """Bool `[V]`, after so many drafted tokens; None where these are not allowed themselves, or end the answer."""
+        """Bool `[V]`, after so many drafted tokens; None where these are not allowed themselves, or
+        end the answer.
+        """
         if not draft:
             return torch.from_numpy(self._next())
         matcher, draft = self._matcher, list(draft)
@@ -112,7 +127,9 @@ class Guide:
         return self.lost or bool(self._matcher.is_stopped()) or not self._next().any()
 
     def wrong(self) -> str:
-        """Why no answer can begin: the form's reader gives up at once, or the model's tokens do not spell it."""
+        """Why no answer can begin: the form's reader gives up at once, or the model's tokens do not
+        spell it.
+        """
         matcher = self._matcher
         begins: list[int] = [] if matcher.is_error() else self._next().nonzero()[0].tolist()
         if begins:
@@ -132,8 +149,12 @@ class Guide:
         return self._now
 
     def _mask(self) -> NDArray[np.bool_]:
-        """By numpy: forms are made in threads, where torch would start workers of their own (see `apart`)."""
-        bits = np.unpackbits(np.frombuffer(self._matcher.compute_bitmask(), dtype=np.uint8), bitorder="little")
+        """By numpy: forms are made in threads, where torch would start workers of their own (see
+        `apart`).
+        """
+        bits = np.unpackbits(
+            np.frombuffer(self._matcher.compute_bitmask(), dtype=np.uint8), bitorder="little"
+        )
         mask = np.zeros(self._vocab, dtype=np.bool_)
         mask[: len(bits)] = bits[: self._vocab]
         return mask
@@ -145,7 +166,9 @@ class _Bytes:
     def __init__(self, end: int) -> None:
         self.eos_token_id, self.bos_token_id = end, None
         self.special_token_ids = list(range(256, max(256, end) + 1))
-        self.tokens = [bytes([each]) for each in range(256)] + [b"<%d>" % each for each in self.special_token_ids]
+        self.tokens = [bytes([each]) for each in range(256)] + [
+            b"<%d>" % each for each in self.special_token_ids
+        ]
 
     def __call__(self, text: Any) -> list[int]:
         return list(text.encode() if isinstance(text, str) else text)

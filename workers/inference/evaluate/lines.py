@@ -1,4 +1,5 @@
-"""What an evaluate run judges: documents, questions with choices, prompts or finished answers, and their references.
+"""What an evaluate run judges: documents, questions with choices, prompts or finished answers, and
+their references.
 
 Reads text and JSON lines, each line checked. Knows no tokens and loads no torch.
 """
@@ -18,14 +19,19 @@ from workers.inference.evaluate.metrics import ANSWERS, CHOICES
 from workers.inference.prompts import GOOD, Line
 
 # a file of the training engine's, not a module: neither engine knows the other
-_PRESETS = {"shakespeare": Path(__file__).parents[2] / "training" / "corpora" / "shakespeare.txt.gz"}
+_PRESETS = {
+    "shakespeare": Path(__file__).parents[2] / "training" / "corpora" / "shakespeare.txt.gz"
+}
 _FORMS = ("prompt", "messages", "token_ids")
 _MORE = ("id", "text", "reference", "references", "choices", "answer", "finish_reason", "logprobs")
 
 
 @dataclass(frozen=True, slots=True)
 class Item:
-    """One thing to judge. `text` is a document or a finished answer; `asks` a prompt, by its form; else None."""
+    """One thing to judge.
+
+    `text` is a document or a finished answer; `asks` a prompt, by its form; else None.
+    """
 
     id: Any
     text: str | None = None
@@ -35,17 +41,25 @@ class Item:
     right: int | None = None
 
 
-def read_items(input_: str | None, references: str | None, data: DataSpec, metrics: Sequence[str]) -> list[Item]:
-    """Raises UserError naming the file, the line and what is wrong, or which line a metric cannot judge."""
+def read_items(
+    input_: str | None, references: str | None, data: DataSpec, metrics: Sequence[str]
+) -> list[Item]:
+    """Raises UserError naming the file, the line and what is wrong, or which line a metric cannot
+    judge.
+    """
     if input_ is None:
         items = read_texts(data)
     elif input_.endswith(".jsonl"):
         rows = enumerate(_text(Path(input_), "evaluate.input").split("\n"), 1)
-        items = [_item(number, row, f"evaluate.input: {input_}") for number, row in rows if row.strip()]
+        items = [
+            _item(number, row, f"evaluate.input: {input_}") for number, row in rows if row.strip()
+        ]
     else:
         items = [Item(Path(input_).name, _text(Path(input_), "evaluate.input"))]
     if not items or not any(each.text != "" for each in items):
-        raise UserError(f"evaluate.input: {input_ or 'the data'} is empty; give a file with text or lines")
+        raise UserError(
+            f"evaluate.input: {input_ or 'the data'} is empty; give a file with text or lines"
+        )
     if references is not None:
         items = _with_references(items, Path(references))
     _check(items, metrics, input_ or "the run's data")
@@ -59,10 +73,15 @@ def _check(items: Sequence[Item], metrics: Sequence[str], where: str) -> None:
         if wants_choices and (not item.choices or item.right is None):
             says = f"item {number} (id {item.id!r}) has no prompt with choices and an answer"
             tries = 'write {"id": 1, "prompt": "…", "choices": ["…", "…"], "answer": 0}'
-            raise UserError(f"evaluate.metrics: {wants_choices} asks for choices, {where}: {says}; {tries}")
+            raise UserError(
+                f"evaluate.metrics: {wants_choices} asks for choices, {where}: {says}; {tries}"
+            )
         if wants_answers and not item.references:
             says = f"item {number} (id {item.id!r}) has no reference"
-            raise UserError(f"evaluate.metrics: {wants_answers} compares, {where}: {says}; give evaluate.references")
+            raise UserError(
+                f"evaluate.metrics: {wants_answers} compares, {where}: {says}; give "
+                "evaluate.references"
+            )
 
 
 def _item(number: int, row: str, where: str) -> Item:
@@ -71,7 +90,9 @@ def _item(number: int, row: str, where: str) -> Item:
     forms = [form for form in _FORMS if given.get(form) is not None]
     text = given.get("text")
     if unknown := sorted(given.keys() - {*_FORMS, *_MORE}):
-        raise UserError(f"{where}: {unknown[0]!r} is no field; there may be {', '.join((*_FORMS, *_MORE))}")
+        raise UserError(
+            f"{where}: {unknown[0]!r} is no field; there may be {', '.join((*_FORMS, *_MORE))}"
+        )
     if text is None and len(forms) != 1:
         says = f"it has {' and '.join(forms)}" if forms else "there is nothing to judge"
         raise UserError(f"{where}: {says}; a line wants text, or one of {', '.join(_FORMS)}")
@@ -81,7 +102,9 @@ def _item(number: int, row: str, where: str) -> Item:
     if text is None:  # token_ids beside a text are those of a finished answer
         form = forms[0]
         if not GOOD[form](given[form]):
-            raise UserError(f"{where}: {form} is not what a prompt may be; see the lines of a generate run")
+            raise UserError(
+                f"{where}: {form} is not what a prompt may be; see the lines of a generate run"
+            )
         asks = Line(number, given.get("id", number), form, given[form], {})
     choices, right = _choices(given, where)
     return Item(given.get("id", number), text, asks, _references(given, where), choices, right)
@@ -91,12 +114,18 @@ def _choices(given: Mapping[str, Any], where: str) -> tuple[tuple[str, ...], int
     choices, right = given.get("choices"), given.get("answer")
     if choices is None:
         return (), None
-    if not isinstance(choices, list) or len(choices) < 2 or not all(isinstance(each, str) and each for each in choices):
+    if (
+        not isinstance(choices, list)
+        or len(choices) < 2
+        or not all(isinstance(each, str) and each for each in choices)
+    ):
         raise UserError(f"{where}: choices must be a list of at least two texts")
     if isinstance(right, str) and right in choices:
         right = choices.index(right)
     if type(right) is not int or not 0 <= right < len(choices):
-        raise UserError(f"{where}: answer is {right!r}; it must be one of the choices, or its place from 0")
+        raise UserError(
+            f"{where}: answer is {right!r}; it must be one of the choices, or its place from 0"
+        )
     return tuple(choices), right
 
 
@@ -117,20 +146,29 @@ def _with_references(items: list[Item], path: Path) -> list[Item]:
     if path.suffix != ".jsonl":
         rows = rows[:-1] if rows and not rows[-1] else rows
         if len(rows) != len(items):
-            raise UserError(f"{where} has {len(rows)} lines, the input {len(items)}; give one for each")
+            raise UserError(
+                f"{where} has {len(rows)} lines, the input {len(items)}; give one for each"
+            )
         return [replace(item, references=(row,)) for item, row in zip(items, rows, strict=True)]
     found: dict[str, tuple[str, ...]] = {}
     for number, row in enumerate(rows, 1):
         if row.strip():
             given = _object(row, f"{where} line {number}")
             if "id" not in given:
-                raise UserError(f"{where} line {number} has no id; give the id of the line that it belongs to")
+                raise UserError(
+                    f"{where} line {number} has no id; give the id of the line that it belongs to"
+                )
             key = json.dumps(given["id"], sort_keys=True)
             if key in found:
-                raise UserError(f"{where} line {number}: id {given['id']!r} was there before; give each once")
+                raise UserError(
+                    f"{where} line {number}: id {given['id']!r} was there before; give each once"
+                )
             told = _references({"reference": given.get("text"), **given}, f"{where} line {number}")
             if not told:
-                raise UserError(f"{where} line {number} has no reference; write it as text, reference or references")
+                raise UserError(
+                    f"{where} line {number} has no reference; write it as text, reference or "
+                    "references"
+                )
             found[key] = told
     keys = [json.dumps(item.id, sort_keys=True) for item in items]
     if missing := [item.id for item, key in zip(items, keys, strict=True) if key not in found]:
@@ -138,19 +176,27 @@ def _with_references(items: list[Item], path: Path) -> list[Item]:
         raise UserError(f"{where} {says}; give one for each")
     if len(found) != len(set(keys)):
         extra = next(key for key in found if key not in set(keys))
-        raise UserError(f"{where} has {len(found)} lines, the input {len(set(keys))}: id {extra} is not asked for")
+        raise UserError(
+            f"{where} has {len(found)} lines, the input {len(set(keys))}: id {extra} is not asked "
+            "for"
+        )
     return [replace(item, references=found[key]) for item, key in zip(items, keys, strict=True)]
 
 
 def read_texts(data: DataSpec, *, held_out: bool = True) -> list[Item]:
-    """The last tenth of each source's text, or of its documents where it has several, as a training holds it out; or
+    """The last tenth of each source's text, or of its documents where it has several, as a training
+    holds it out; or
     what is before it. Raises UserError."""
     found = []
     for field, part in data.parts():
         if not part.is_text:
-            raise UserError(f"{field}: token files have no text to judge; give evaluate.input, or text")
+            raise UserError(
+                f"{field}: token files have no text to judge; give evaluate.input, or text"
+            )
         if part.preset is not None:
-            texts = [(part.label, gzip.decompress(_PRESETS[part.preset].read_bytes()).decode("utf-8"))]
+            texts = [
+                (part.label, gzip.decompress(_PRESETS[part.preset].read_bytes()).decode("utf-8"))
+            ]
         else:
             texts = _documents(Path(str(part.path)), part.format, field)
         if len(texts) == 1:
@@ -159,7 +205,9 @@ def read_texts(data: DataSpec, *, held_out: bool = True) -> list[Item]:
             found.append(Item(name, text[middle:] if held_out else text[: middle or None]))
         else:
             middle = len(texts) - max(1, len(texts) // 10)
-            found += [Item(name, text) for name, text in (texts[middle:] if held_out else texts[:middle])]
+            found += [
+                Item(name, text) for name, text in (texts[middle:] if held_out else texts[:middle])
+            ]
     return found
 
 
@@ -169,8 +217,12 @@ def _documents(path: Path, format_: str, field: str) -> list[tuple[Any, str]]:
         files = sorted(each for each in path.iterdir() if each.suffix in SUFFIXES[format_])
     if format_ == "text":
         return [(file.name, _text(file, f"{field}.path")) for file in files]
-    rows = [(f"{file}", number, row) for file in files
-            for number, row in enumerate(_text(file, f"{field}.path").split("\n"), 1) if row.strip()]  # fmt: skip
+    rows = [
+        (f"{file}", number, row)
+        for file in files
+        for number, row in enumerate(_text(file, f"{field}.path").split("\n"), 1)
+        if row.strip()
+    ]
     found = []
     for name, number, row in rows:
         text = _object(row, f"{field}.path: {name} line {number}").get("text")
@@ -184,9 +236,13 @@ def _text(path: Path, field: str) -> str:
     try:
         return path.read_text(encoding="utf-8-sig")
     except OSError as error:
-        raise UserError(f"{field}: {path} cannot be read: {error.strerror}; give an existing file") from None
+        raise UserError(
+            f"{field}: {path} cannot be read: {error.strerror}; give an existing file"
+        ) from None
     except UnicodeDecodeError as error:
-        raise UserError(f"{field}: {path} is no UTF-8 at byte {error.start}; write it as UTF-8") from None
+        raise UserError(
+            f"{field}: {path} is no UTF-8 at byte {error.start}; write it as UTF-8"
+        ) from None
 
 
 def _object(row: str, where: str) -> Mapping[str, Any]:

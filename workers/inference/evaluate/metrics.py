@@ -1,4 +1,7 @@
-"""What an evaluate run's body asks for, from the names that the contract knows. Computes nothing and loads no torch."""
+"""What an evaluate run's body asks for, from the names that the contract knows.
+
+Computes nothing and loads no torch.
+"""
 
 from __future__ import annotations
 
@@ -11,12 +14,17 @@ __all__ = ["ANSWERS", "CHOICES", "LIKELIHOOD", "ROUGE", "read_metrics"]
 
 
 def read_metrics(given: Sequence[str]) -> tuple[str, ...]:
-    """Each once, in the order asked for; `rouge` is all of ROUGE. Raises UserError for one that is unknown, or none."""
+    """Each once, in the order asked for; `rouge` is all of ROUGE.
+
+    Raises UserError for one that is unknown, or none.
+    """
     if not given:
         raise UserError(f"evaluate.metrics: it names none; try some of {', '.join(JUDGED)}")
     found: dict[str, None] = {}
     for name in given:
         if name not in JUDGED:
-            raise UserError(f"evaluate.metrics: {name!r} is no metric; there are {', '.join(JUDGED)}")
+            raise UserError(
+                f"evaluate.metrics: {name!r} is no metric; there are {', '.join(JUDGED)}"
+            )
         found |= dict.fromkeys(ROUGE if name == "rouge" else (name,))
     return tuple(found)

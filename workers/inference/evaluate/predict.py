@@ -1,4 +1,5 @@
-"""Greedy answers to the prompts that an evaluate run judges, written line by line so that a restart goes on after them.
+"""Greedy answers to the prompts that an evaluate run judges, written line by line so that a restart
+goes on after them.
 
 Puts the engine to use; knows neither references nor metrics.
 """
@@ -30,7 +31,8 @@ def predict(
 ) -> bool:
     """Answers `{id, text}` to prompts `(id, ids)` from `answers.done` on; whether all are there.
 
-    `goes_on` is told how many are done, and how many tokens were made since, after every step. Raises UserError.
+    `goes_on` is told how many are done, and how many tokens were made since, after every step.
+    Raises UserError.
     """
     todo = prompts[answers.done :]
     if not todo:
@@ -41,9 +43,13 @@ def predict(
     fits, each_bytes = blocks_that_fit(loaded)
     if wants[-1] > fits:
         says = f"its cache of {wants[-1] * each_bytes:,} bytes does not fit beside the weights"
-        raise UserError(f"evaluate: the longest prompt wants {wants[-1]} blocks, {says}; try fewer max_new_tokens")
+        raise UserError(
+            f"evaluate: the longest prompt wants {wants[-1]} blocks, {says}; try fewer "
+            "max_new_tokens"
+        )
     blocks = min(fits, int(sum(wants[-limits.sequences :]) * (1 + 2 * limits.watermark)) + 2)
-    # the engine gives a decoder its cache: another of the same tensors, so that likelihoods are read by the plain one
+    # the engine gives a decoder its cache: another of the same tensors, so that likelihoods are
+    # read by the plain one
     tensors = [*loaded.decoder.parameters(), *loaded.decoder.buffers()]
     decoder = deepcopy(loaded.decoder, {id(each): each for each in tensors})
     engine = build(replace(loaded, decoder=decoder), blocks=blocks, limits=limits)
@@ -56,7 +62,9 @@ def predict(
             if request.finish is not None:
                 at = places.pop(request)
                 text = until_stop(loaded.words.decode(list(request.new_tokens)), sampling.stop)
-                answers.give(at, {"id": prompts[at][0], "text": text, "finish_reason": request.finish})
+                answers.give(
+                    at, {"id": prompts[at][0], "text": text, "finish_reason": request.finish}
+                )
         if not goes_on(answers.done, engine.counts.prompt_tokens + engine.counts.new_tokens):
             break
     return answers.done == len(prompts)

@@ -1,6 +1,8 @@
-"""A run of kind evaluate: what is to be judged through the model, a line of results for each, and the metrics of all.
+"""A run of kind evaluate: what is to be judged through the model, a line of results for each, and
+the metrics of all.
 
-Goes on after the lines that are there. Knows files and events; how a likelihood or a score comes about is others'.
+Goes on after the lines that are there. Knows files and events; how a likelihood or a score comes
+about is others'.
 """
 
 from __future__ import annotations
@@ -44,13 +46,22 @@ _POINT_S = 0.5
 
 
 class Evaluation:
-    """`go` judges what is not judged yet; asked to leave, it finishes the present batch, and what is judged stays.
+    """`go` judges what is not judged yet; asked to leave, it finishes the present batch, and what
+    is judged stays.
 
     Raises UserError, ArithmeticError, OSError.
     """
 
-    def __init__(self, run: InferenceRun, folder: Path, recorder: Recorder, beacon: Beacon, orders: Orders) -> None:
-        self.run, self.folder, self.recorder, self.beacon, self.orders = run, folder, recorder, beacon, orders
+    def __init__(
+        self, run: InferenceRun, folder: Path, recorder: Recorder, beacon: Beacon, orders: Orders
+    ) -> None:
+        self.run, self.folder, self.recorder, self.beacon, self.orders = (
+            run,
+            folder,
+            recorder,
+            beacon,
+            orders,
+        )
         self.body = body_of(run)
         self.metrics = read_metrics(self.body.metrics)
         self.items = read_items(self.body.input, self.body.references, run.spec.data, self.metrics)
@@ -59,16 +70,27 @@ class Evaluation:
 
     def go(self, loaded: Loaded) -> Outcome:
         body, spec = self.body, self.run.spec
-        mark_layers(loaded.decoder, self.beacon)  # signs of life: a window can take a slow device minutes
+        # signs of life: a window can take a slow device minutes
+        mark_layers(loaded.decoder, self.beacon)
         self.window = min(body.window or WINDOW, loaded.spec.max_seq_len)
         self.stride = min(body.stride or self.window // 2, self.window - 1)
         told = spec.to_dict()
         self._made_by = fingerprint(
-            {name: value for name, value in told["evaluate"].items() if name not in ("input", "references")},
-            told["model"], self.run.plan.precision, [asdict(each) for each in self.items],
-        )  # fmt: skip
+            {
+                name: value
+                for name, value in told["evaluate"].items()
+                if name not in ("input", "references")
+            },
+            told["model"],
+            self.run.plan.precision,
+            [asdict(each) for each in self.items],
+        )
         wants = set(self.metrics)
-        rows = self._answered(loaded) if wants & set(ANSWERS) else [{"id": item.id} for item in self.items]
+        rows = (
+            self._answered(loaded)
+            if wants & set(ANSWERS)
+            else [{"id": item.id} for item in self.items]
+        )
         if rows is not None and wants & {*LIKELIHOOD, *CHOICES}:
             rows = self._judged(loaded, rows)
         if rows is None:
@@ -83,8 +105,12 @@ class Evaluation:
         asked = [item for item in self.items if item.text is None]
         given: dict[int, str] = {}
         if asked:
-            sampling = Sampling(max_new_tokens=self.body.max_new_tokens, temperature=0, stop=tuple(self.body.stop),
-                                ends=loaded.ends)  # fmt: skip
+            sampling = Sampling(
+                max_new_tokens=self.body.max_new_tokens,
+                temperature=0,
+                stop=tuple(self.body.stop),
+                ends=loaded.ends,
+            )
             prompts = [(item.id, self._prompt(loaded, item)) for item in asked]
             answers = self._ledger(PREDICTIONS, [item.id for item in asked])
             try:
@@ -94,24 +120,45 @@ class Evaluation:
             if not done:
                 self._found = answers.done
                 return None
-            written = [json.loads(row) for row in (self.folder / PREDICTIONS).read_text("utf-8").splitlines()]
+            written = [
+                json.loads(row)
+                for row in (self.folder / PREDICTIONS).read_text("utf-8").splitlines()
+            ]
             given = {id(item): row["text"] for item, row in zip(asked, written, strict=True)}
         rows = []
         for item in self.items:
             answer = item.text if item.text is not None else given[id(item)]
-            rows.append({"id": item.id, "answer": answer, **score_line(self.metrics, answer, item.references)})
+            rows.append(
+                {
+                    "id": item.id,
+                    "answer": answer,
+                    **score_line(self.metrics, answer, item.references),
+                }
+            )
         return rows
 
-    def _judged(self, loaded: Loaded, rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]] | None:
+    def _judged(
+        self, loaded: Loaded, rows: Sequence[dict[str, Any]]
+    ) -> list[dict[str, Any]] | None:
         """The rows with likelihoods, written to results.jsonl in turn. None when asked to leave."""
-        units = units_of(loaded, self.items, rows, window=self.window, stride=self.stride, most=self.body.max_tokens)
+        units = units_of(
+            loaded,
+            self.items,
+            rows,
+            window=self.window,
+            stride=self.stride,
+            most=self.body.max_tokens,
+        )
         ledger = self._ledger(LINES, [each.row["id"] for each in units])
         through = None if loaded.team is None else reading(loaded.decoder, loaded.team)
         try:
             place, tokens, counted, lost_nats = ledger.done, 0, 0, 0.0
             while place < len(units) and self.orders.wish is None:
                 some = units[place : place + 1]
-                while place + len(some) < len(units) and sum(each.tokens for each in some) < BATCH_TOKENS:
+                while (
+                    place + len(some) < len(units)
+                    and sum(each.tokens for each in some) < BATCH_TOKENS
+                ):
                     some.append(units[place + len(some)])
                 windows = [window for each in some for window in each.windows]
                 lost = iter(losses(loaded.decoder, windows, through=through))
@@ -121,7 +168,9 @@ class Evaluation:
                     place += 1
                     tokens, counted = tokens + each.tokens, counted + judged["tokens"]
                     lost_nats += judged["nll"]
-                self._point(place, tokens, last=place == len(units), loss=lost_nats / max(1, counted))
+                self._point(
+                    place, tokens, last=place == len(units), loss=lost_nats / max(1, counted)
+                )
             self._found = ledger.done
         finally:
             ledger.close()
@@ -133,15 +182,22 @@ class Evaluation:
         assert item.asks is not None
         try:
             if loaded.words is None:
-                raise ValueError("answers are compared as text, and the model came without a tokenizer")
+                raise ValueError(
+                    "answers are compared as text, and the model came without a tokenizer"
+                )
             ids = item.asks.tokens(loaded.words)
             check_prompt(ids, context=loaded.spec.max_seq_len, vocab=loaded.spec.vocab)
         except ValueError as error:
-            raise UserError(f"evaluate.input: {self.body.input} line {item.asks.number}: {error}") from None
+            raise UserError(
+                f"evaluate.input: {self.body.input} line {item.asks.number}: {error}"
+            ) from None
         return ids
 
     def _all(self, rows: Sequence[dict[str, Any]]) -> dict[str, float]:
-        """The metrics in the order asked for. Raises ArithmeticError for a loss that is not finite."""
+        """The metrics in the order asked for.
+
+        Raises ArithmeticError for a loss that is not finite.
+        """
         found: dict[str, float] = {}
         if set(self.metrics) & set(ANSWERS):
             answers = [row["answer"] for row in rows]
@@ -149,10 +205,14 @@ class Evaluation:
         if set(self.metrics) & set(LIKELIHOOD):
             tokens, size = sum(row["tokens"] for row in rows), sum(row["bytes"] for row in rows)
             if not tokens:
-                raise UserError("evaluate.input: no text has two tokens, so none is predicted; give longer ones")
+                raise UserError(
+                    "evaluate.input: no text has two tokens, so none is predicted; give longer ones"
+                )
             loss = math.fsum(row["nll"] for row in rows) / tokens
             if not math.isfinite(loss):
-                raise ArithmeticError(f"the loss of {self.body.input or 'the data'} is {loss}; try precision fp32")
+                raise ArithmeticError(
+                    f"the loss of {self.body.input or 'the data'} is {loss}; try precision fp32"
+                )
             found |= {"loss": loss, "perplexity": math.exp(min(loss, 700.0))}
             found["bits_per_byte"] = loss * tokens / math.log(2) / max(1, size)
         for name in set(self.metrics) & set(CHOICES):
@@ -166,13 +226,21 @@ class Evaluation:
             write_atomically(lines, "".join(json.dumps(row) + "\n" for row in rows))
         model, body = self.run.spec.model, self.body
         told = Evaluated(
-            metrics=metrics, lines=len(rows), tokens=sum(row.get("tokens", 0) for row in rows),
-            seconds=round(time.perf_counter() - self._began, 3), model=name_of(model),
-            quantize=body.quantize, input=body.input, window=self.window, stride=self.stride,
-        )  # fmt: skip
+            metrics=metrics,
+            lines=len(rows),
+            tokens=sum(row.get("tokens", 0) for row in rows),
+            seconds=round(time.perf_counter() - self._began, 3),
+            model=name_of(model),
+            quantize=body.quantize,
+            input=body.input,
+            window=self.window,
+            stride=self.stride,
+        )
         write_atomically(results, json.dumps(told.to_dict(), indent=2) + "\n")
         made = [path for path in (results, lines, self.folder / PREDICTIONS) if path.is_file()]
-        files = [FileTold(name=path.name, path=str(path), bytes=path.stat().st_size) for path in made]
+        files = [
+            FileTold(name=path.name, path=str(path), bytes=path.stat().st_size) for path in made
+        ]
         self.recorder.event(EVALUATED, **told.model_copy(update={"files": files}).to_dict())
 
     def _ledger(self, name: str, ids: Sequence[Any]) -> Answers:
@@ -197,7 +265,9 @@ def body_of(run: InferenceRun) -> EvaluateBody:
 
 
 def results_folder(directory: Path, *, env: Mapping[str, str] = os.environ) -> Path:
-    """The run's own folder where attempts lie below it, so that a later attempt goes on; else the directory."""
+    """The run's own folder where attempts lie below it, so that a later attempt goes on; else the
+    directory.
+    """
     run = Path(env.get("ORRERY_CHECKPOINTS") or directory / "checkpoints").parent
     return run if directory.absolute().is_relative_to(run.absolute()) else directory
 
@@ -209,7 +279,8 @@ def name_of(model: str | ModelSpec | ModelSource) -> str:
 
 
 def run_evaluate(run: InferenceRun, around: Surroundings) -> Outcome:
-    """Points and events go to the rank's folder, results to the run's. Raises what `Evaluation` raises, and
+    """Points and events go to the rank's folder, results to the run's. Raises what `Evaluation`
+    raises, and
     ConnectionError where another rank of it is gone."""
     attempt = around.attempt or 1 + last_attempt(around.folder / "events.jsonl")
     recorder = Recorder(around.folder, run=around.run, attempt=attempt, rank=around.rank)
@@ -220,13 +291,19 @@ def run_evaluate(run: InferenceRun, around: Surroundings) -> Outcome:
         with Orders(around.directory, around.folder) as orders:
             team = join(run.plan, around, device)
             loaded = load(
-                run.spec.model, precision=run.plan.precision, device=device, quantize=body_of(run).quantize, team=team,
+                run.spec.model,
+                precision=run.plan.precision,
+                device=device,
+                quantize=body_of(run).quantize,
+                team=team,
                 plan=run.plan,
-            )  # fmt: skip
+            )
             if team is not None and not team.leads:
                 return Follower(loaded, recorder, beacon).go()
             with led(team):
-                return Evaluation(run, results_folder(around.directory), recorder, beacon, orders).go(loaded)
+                return Evaluation(
+                    run, results_folder(around.directory), recorder, beacon, orders
+                ).go(loaded)
     finally:
         if team is not None:
             team.leave()

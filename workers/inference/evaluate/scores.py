@@ -1,4 +1,5 @@
-"""Answers against references: BLEU and chrF as sacrebleu counts them, ROUGE as Google's package does, exact match.
+"""Answers against references: BLEU and chrF as sacrebleu counts them, ROUGE as Google's package
+does, exact match.
 
 Texts alone; does not know where the answers come from.
 """
@@ -13,8 +14,12 @@ from workers.inference.evaluate.metrics import ROUGE
 References = Sequence[tuple[str, ...]]
 
 
-def score_answers(metrics: Sequence[str], answers: Sequence[str], references: References) -> dict[str, float]:
-    """BLEU and chrF over all answers together, 0 to 100; ROUGE's F and exact match as means over answers, 0 to 1."""
+def score_answers(
+    metrics: Sequence[str], answers: Sequence[str], references: References
+) -> dict[str, float]:
+    """BLEU and chrF over all answers together, 0 to 100; ROUGE's F and exact match as means over
+    answers, 0 to 1.
+    """
     lines = [score_line(metrics, *each) for each in zip(answers, references, strict=True)]
     found: dict[str, float] = {}
     for name in metrics:
@@ -25,8 +30,12 @@ def score_answers(metrics: Sequence[str], answers: Sequence[str], references: Re
     return found
 
 
-def score_line(metrics: Sequence[str], answer: str, references: tuple[str, ...]) -> dict[str, float]:
-    """Of one answer, against the reference that is nearest: ROUGE and exact match; BLEU is none of a single line."""
+def score_line(
+    metrics: Sequence[str], answer: str, references: tuple[str, ...]
+) -> dict[str, float]:
+    """Of one answer, against the reference that is nearest: ROUGE and exact match; BLEU is none of
+    a single line.
+    """
     found: dict[str, float] = {}
     wanted = [name for name in metrics if name in ROUGE]
     if wanted:
@@ -42,7 +51,9 @@ def _corpus(name: str, answers: Sequence[str], references: References) -> float:
 
     most = max((len(each) for each in references), default=0)
     # sacrebleu wants a list for each place of a reference, None where an answer has fewer
-    streams: list[Any] = [[each[place] if place < len(each) else None for each in references] for place in range(most)]
+    streams: list[Any] = [
+        [each[place] if place < len(each) else None for each in references] for place in range(most)
+    ]
     counted = corpus_bleu if name == "bleu" else corpus_chrf
     return float(counted(list(answers), streams).score)
 

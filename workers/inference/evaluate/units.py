@@ -1,4 +1,5 @@
-"""Lines of results to be: what is judged of each item as ids in windows, and what the losses of these say of it.
+"""Lines of results to be: what is judged of each item as ids in windows, and what the losses of
+these say of it.
 
 Knows ids and texts; does not know the model beyond its tokenizer.
 """
@@ -29,8 +30,13 @@ class Unit:
         return sum(len(each.ids) for each in self.windows)
 
     def judged(self, sums: Sequence[float]) -> dict[str, Any]:
-        """`{tokens, nll}`, and of a question which choice is likeliest, by the whole of it and by its bytes."""
-        told: dict[str, Any] = {"tokens": sum(each.scored for each in self.windows), "nll": math.fsum(sums)}
+        """`{tokens, nll}`, and of a question which choice is likeliest, by the whole of it and by
+        its bytes.
+        """
+        told: dict[str, Any] = {
+            "tokens": sum(each.scored for each in self.windows),
+            "nll": math.fsum(sums),
+        }
         choices = self.item.choices
         if choices:
             lost = [0.0] * len(choices)
@@ -40,7 +46,12 @@ class Unit:
             by_byte = [each / len(text.encode()) for each, text in zip(lost, choices, strict=True)]
             chosen, by_bytes = lost.index(min(lost)), by_byte.index(min(by_byte))
             right, right_norm = float(chosen == self.item.right), float(by_bytes == self.item.right)
-            told |= {"choices_nll": lost, "chosen": chosen, "right": right, "right_norm": right_norm}
+            told |= {
+                "choices_nll": lost,
+                "chosen": chosen,
+                "right": right,
+                "right_norm": right_norm,
+            }
         return told
 
 
@@ -86,16 +97,24 @@ def _bytes(loaded: Loaded, windows: Sequence[Window]) -> int:
     """Of the text that counts, 0 where ids alone are known."""
     if loaded.words is None:
         return 0
-    return sum(len(loaded.words.decode(each.ids[-each.scored :]).encode()) for each in windows if each.scored)
+    return sum(
+        len(loaded.words.decode(each.ids[-each.scored :]).encode())
+        for each in windows
+        if each.scored
+    )
 
 
 def _texts(loaded: Loaded, item: Item) -> list[tuple[list[int], int]]:
-    """Ids and where what counts begins: of a text all of it, of a question each choice or the reference after it."""
+    """Ids and where what counts begins: of a text all of it, of a question each choice or the
+    reference after it.
+    """
     asks, after = item.asks, item.choices or item.references[:1]
     if item.text is None and asks is not None and asks.form == "token_ids" and not after:
         return [(list(asks.given), 0)]
     if loaded.words is None:
-        raise UserError("evaluate.input: it is text, and the model came without a tokenizer; give token_ids")
+        raise UserError(
+            "evaluate.input: it is text, and the model came without a tokenizer; give token_ids"
+        )
     if asks is None:
         return [(loaded.words.encode(item.text or ""), 0)]
     try:
@@ -110,4 +129,7 @@ def _texts(loaded: Loaded, item: Item) -> list[tuple[list[int], int]]:
 def _check(ids: Sequence[int], item: Item, *, vocab: int) -> None:
     wrong = next((each for each in ids if not 0 <= each < vocab), None)
     if wrong is not None:
-        raise UserError(f"evaluate.input: id {item.id!r} has the token id {wrong}; the model knows 0 to {vocab - 1}")
+        raise UserError(
+            f"evaluate.input: id {item.id!r} has the token id {wrong}; the model knows 0 to "
+            f"{vocab - 1}"
+        )

@@ -1,6 +1,8 @@
-"""The part of a model that one rank of a team keeps: its stage's layers, and its share of each (arXiv 1909.08053).
+"""The part of a model that one rank of a team keeps: its stage's layers, and its share of each
+(arXiv 1909.08053).
 
-Cut before weights are read, so that no rank holds more. Every rank of a stage has its norms, and the first and the last
+Cut before weights are read, so that no rank holds more. Every rank of a stage has its norms, and
+the first and the last
 stage their tables, whole. Knows modules and tensors; knows no process groups but the one that sums.
 """
 
@@ -32,7 +34,9 @@ from workers.models.weights import Weights
 
 @dataclass(frozen=True, slots=True)
 class Cut:
-    """The `index`-th of `parts` along `axis`; None of a bias that is added once, which others than the first lack."""
+    """The `index`-th of `parts` along `axis`; None of a bias that is added once, which others than
+    the first lack.
+    """
 
     axis: int | None
     parts: int = 1
@@ -52,7 +56,10 @@ class Cut:
 
 
 class Summed:
-    """A hook: what a module gives is this rank's share of a sum. Copies of the module sum in the same group."""
+    """A hook: what a module gives is this rank's share of a sum.
+
+    Copies of the module sum in the same group.
+    """
 
     def __init__(self, group: Any) -> None:
         self.group = group
@@ -67,9 +74,13 @@ class Summed:
 
 
 class Parts:
-    """Of `weights` what this rank keeps; of a shape without weights those that `seed` gives, as in one process."""
+    """Of `weights` what this rank keeps; of a shape without weights those that `seed` gives, as in
+    one process.
+    """
 
-    def __init__(self, spec: ModelSpec, weights: Weights | None, cuts: dict[str, Cut], seed: int) -> None:
+    def __init__(
+        self, spec: ModelSpec, weights: Weights | None, cuts: dict[str, Cut], seed: int
+    ) -> None:
         self.spec, self.where = spec, "random weights" if weights is None else weights.where
         self._weights, self._cuts, self._seed = weights, cuts, seed
         self._shapes = weight_shapes(spec)
@@ -80,7 +91,9 @@ class Parts:
         return getattr(self._weights, "quantization", None)
 
     def packed(self, name: str) -> list[Packed] | None:
-        """This rank's share of a weight that lies in few bits, of experts one each; None for one that is whole."""
+        """This rank's share of a weight that lies in few bits, of experts one each; None for one
+        that is whole.
+        """
         weights: Any = self._weights
         found: list[Packed] | None = weights.packed(name)
         return None if found is None else [self._share(name, each) for each in found]
@@ -112,22 +125,33 @@ class Parts:
             return take(whole, *cut.span(shape[cut.axis]))
         except ValueError as error:
             says = f"{name} in few bits is not shared by {cut.parts} ranks: {error}"
-            raise UserError(f"plan.tp: {says}; try pp in place of tp, or weights that are whole") from None
+            raise UserError(
+                f"plan.tp: {says}; try pp in place of tp, or weights that are whole"
+            ) from None
 
 
 def part_of(plan: ParallelPlan, place: Place, layers: int) -> Part:
-    """The layers of this rank's stage. Raises UserError where there are fewer layers than stages."""
+    """The layers of this rank's stage.
+
+    Raises UserError where there are fewer layers than stages.
+    """
     if layers < place.stages:
-        raise UserError(f"plan.pp: {layers} layers are too few for {place.stages} stages; try pp {layers}")
+        raise UserError(
+            f"plan.pp: {layers} layers are too few for {place.stages} stages; try pp {layers}"
+        )
     counts = plan.layers_of_stages(layers)
     if len(counts) != place.stages or sum(counts) != layers or min(counts) < 1:
-        raise UserError(f"plan.stage_layers: {counts} are not {layers} layers in {place.stages} stages; leave it out")
+        raise UserError(
+            f"plan.stage_layers: {counts} are not {layers} layers in {place.stages} stages; leave "
+            "it out"
+        )
     first = sum(counts[: place.stage])
     return Part(range(first, first + counts[place.stage]), place.stage == 0, place.last)
 
 
 def cut(decoder: Decoder, team: Team) -> dict[str, Cut]:
-    """Make every layer of a decoder without values as small as this rank's share, and have what it gives summed; how
+    """Make every layer of a decoder without values as small as this rank's share, and have what it
+    gives summed; how
     weights come to be as small, by name. Raises UserError for a model that does not divide so."""
     place = team.place
     if place.shares == 1:
@@ -170,7 +194,9 @@ def _cuts_of(block: Any, spec: ModelSpec, place: Place) -> Iterator[tuple[str, A
     if not isinstance(mlp, RoutedMlp):
         yield from _cuts_of_mlp("mlp", mlp, rows, columns)
         return
-    yield from _cuts_of_mlp("mlp.experts", mlp.experts, Cut(1, shares, share), Cut(2, shares, share))
+    yield from _cuts_of_mlp(
+        "mlp.experts", mlp.experts, Cut(1, shares, share), Cut(2, shares, share)
+    )
     if mlp.shared is not None:
         yield from _cuts_of_mlp("mlp.shared", mlp.shared, rows, columns)
 
@@ -196,7 +222,8 @@ def _parameters(spec: ModelSpec) -> dict[str, tuple[int, ...]]:
 def _check(spec: ModelSpec, shares: int) -> None:
     heads = spec.mfa.heads if spec.mfa is not None else spec.heads
     wrong = ("heads", heads) if heads % shares else None
-    one_for_all = spec.mla is not None or spec.mfa is not None  # one latent, or one key, for all heads
+    # one latent, or one key, for all heads
+    one_for_all = spec.mla is not None or spec.mfa is not None
     if wrong is None and not one_for_all and spec.kv_heads % shares and shares % spec.kv_heads:
         wrong = "kv_heads", spec.kv_heads
     if wrong is not None:

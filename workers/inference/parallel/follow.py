@@ -1,4 +1,5 @@
-"""Every other rank's part of a team: compute what the leader tells, with its own share and stage, until it ends.
+"""Every other rank's part of a team: compute what the leader tells, with its own share and stage,
+until it ends.
 
 Knows works and hidden states; knows no requests and chooses no token.
 """
@@ -45,7 +46,9 @@ class Follower:
                 self._point()
                 place = self.team.place
                 part = f"share {place.share} of stage {place.stage}"
-                return Outcome("ok", f"computed {part} in {self.steps} steps, until rank 0 ended", self.steps)
+                return Outcome(
+                    "ok", f"computed {part} in {self.steps} steps, until rank 0 ended", self.steps
+                )
             if kind == IDLE:
                 self.beacon.mark(IDLES, step=self.steps)
             elif kind == ROOM:
@@ -58,11 +61,15 @@ class Follower:
                 self._compute(work_from(numbers))
 
     def _make(self, blocks: int, block_size: int, swap: int) -> None:
-        """A cache, and a decoder over it; that which reads whole texts stays beside it, of the same tensors."""
+        """A cache, and a decoder over it; that which reads whole texts stays beside it, of the same
+        tensors.
+        """
         lay_out(self.loaded.decoder)
         tensors = [*self.loaded.decoder.parameters(), *self.loaded.decoder.buffers()]
         decoder = deepcopy(self.loaded.decoder, {id(each): each for each in tensors})
-        self.runner = Runner(decoder, cache_of(self.loaded, blocks=blocks, block_size=block_size, swap=swap))
+        self.runner = Runner(
+            decoder, cache_of(self.loaded, blocks=blocks, block_size=block_size, swap=swap)
+        )
         self._memory = memory_of(self.runner.decoder, self.runner.cache)
 
     def _compute(self, work: Work) -> None:

@@ -1,4 +1,5 @@
-"""The leader's part of a team: each step is told before it is computed, and its logits come of what the others give.
+"""The leader's part of a team: each step is told before it is computed, and its logits come of what
+the others give.
 
 Knows works and hidden states; what is in a step, and what becomes of it, is the engine's.
 """
@@ -21,7 +22,8 @@ from workers.models.decoder import Decoder
 
 
 class LeadingRunner(Runner):
-    """Of the last stage, with its share of each layer. As many steps as there are stages may be under way, so that each
+    """Of the last stage, with its share of each layer. As many steps as there are stages may be
+    under way, so that each
     stage computes another one."""
 
     def __init__(self, decoder: Decoder, cache: PagedCache, team: Team) -> None:
@@ -44,7 +46,8 @@ class LeadingRunner(Runner):
         return self.compute(work, given())
 
     def idle(self) -> None:
-        """Tells the others that there is nothing to do, and finds out whether they are there. To be called more often
+        """Tells the others that there is nothing to do, and finds out whether they are there. To be
+        called more often
         than anyone's patience ends."""
         self.team.tell(IDLE)
         self.team.settle()

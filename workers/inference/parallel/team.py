@@ -1,6 +1,7 @@
 """The ranks that compute one model between them, and how they reach each other.
 
-Knows ranks and tensors; knows no requests and no steps. Over gloo on CPUs; on GPUs hidden states go by NCCL, numbers
+Knows ranks and tensors; knows no requests and no steps. Over gloo on CPUs; on GPUs hidden states go
+by NCCL, numbers
 still by gloo, which waits without a core.
 """
 
@@ -22,7 +23,8 @@ from workers.contracts.plan import ParallelPlan
 from workers.inference.surroundings import Surroundings
 from workers.metrics.beacon import INFERENCE_GROUP
 
-_PATIENCE = timedelta(minutes=60)  # one rank may load much longer than another; who ends is noticed at once
+# one rank may load much longer than another; who ends is noticed at once
+_PATIENCE = timedelta(minutes=60)
 _NUMBERS = 2048  # of a message that go at once; more follow by themselves
 _SENT = 8  # messages to one rank that may be on their way before the oldest is waited for
 _FIRST, _REST, _HIDDEN = 1, 2, 3  # tags
@@ -30,8 +32,10 @@ END = 0  # the kind of a message after which none comes
 
 
 class Team:
-    """This rank's `place` among them. The leader `tell`s numbers, the others are `told` them; hidden states go from
-    each stage to the next (`pass_on`, `given`). A rank that is gone raises ConnectionError on those that wait for it.
+    """This rank's `place` among them. The leader `tell`s numbers, the others are `told` them;
+    hidden states go from
+    each stage to the next (`pass_on`, `given`). A rank that is gone raises ConnectionError on those
+    that wait for it.
     """
 
     def __init__(self, plan: ParallelPlan, around: Surroundings, device: torch.device) -> None:
@@ -57,7 +61,12 @@ class Team:
         """Every rank makes every group, in the same order, as torch wants it."""
         places = [place_of(plan, rank) for rank in range(plan.world_size)]
         members = sorted({(each.ranks.start, each.ranks.stop) for each in places})
-        shares = sorted({tuple(each.rank(stage=each.stage, share=n) for n in range(each.shares)) for each in places})
+        shares = sorted(
+            {
+                tuple(each.rank(stage=each.stage, share=n) for n in range(each.shares))
+                for each in places
+            }
+        )
         own = self.place.rank(stage=self.place.stage, share=self.place.share)
         self.all = _mine([range(*each) for each in members], own)
         self.sharers = _mine(shares, own) if plan.tp > 1 else None
@@ -110,7 +119,9 @@ class Team:
             _wait(self._states, left=self.place.stages)
 
     def given(self, shape: Sequence[int], dtype: torch.dtype) -> Callable[[], Tensor]:
-        """Hidden states of the stage before, awaited from now on; the call gives them, in the order of the asking."""
+        """Hidden states of the stage before, awaited from now on; the call gives them, in the order
+        of the asking.
+        """
         hidden = torch.empty(*shape, dtype=dtype, device=self.device)
         rank = self.place.rank(stage=self.place.stage - 1, share=self.place.share)
 
@@ -118,7 +129,8 @@ class Team:
             with reached():
                 return dist.irecv(hidden, rank, tag=_HIDDEN)
 
-        # a kernel of NCCL's that waits keeps a part of the GPU busy: there it is begun when it is wanted
+        # a kernel of NCCL's that waits keeps a part of the GPU busy: there it is begun when it is
+        # wanted
         awaited = receive() if self.device.type == "cpu" else None
 
         def arrived() -> Tensor:
@@ -138,7 +150,8 @@ class Team:
 
     @contextmanager
     def led(self) -> Iterator[None]:
-        """Around all that the leader does. The others are let go at its end; after an error that may have caught them
+        """Around all that the leader does. The others are let go at its end; after an error that
+        may have caught them
         in the midst of a step, nothing of it is waited for."""
         try:
             yield
@@ -163,7 +176,8 @@ class Team:
 
 
 def join(plan: ParallelPlan, around: Surroundings, device: torch.device) -> Team | None:
-    """None where this rank computes its model alone. Raises UserError where plan and torchrun disagree, ConnectionError
+    """None where this rank computes its model alone. Raises UserError where plan and torchrun
+    disagree, ConnectionError
     where the others do not come."""
     check_world(plan, around)
     return Team(plan, around, device) if plan.tp * plan.pp > 1 else None
@@ -190,7 +204,9 @@ def reached() -> Iterator[None]:
     except RuntimeError as error:
         if is_out_of_memory(error):
             raise
-        raise ConnectionError(f"a rank that computes this model too is gone: {reason_of(error)}") from error
+        raise ConnectionError(
+            f"a rank that computes this model too is gone: {reason_of(error)}"
+        ) from error
 
 
 def _mine(groups: Sequence[Sequence[int]], rank: int) -> Any:

@@ -1,4 +1,5 @@
-"""What a leader tells the others, as whole numbers: a step's work, a cache to make, ids to read. No pickles.
+"""What a leader tells the others, as whole numbers: a step's work, a cache to make, ids to read. No
+pickles.
 
 Knows numbers; sending them is `team`'s.
 """
@@ -19,9 +20,16 @@ def numbers_of(work: Work) -> list[int]:
     pairs = (work.outs, work.ins, work.copies)
     lengths = [len(work.tokens), len(work.wanted), len(work.lens), width, *map(len, pairs)]
     return [
-        *lengths, *work.tokens, *work.places, *work.slots, *work.wanted, *chain.from_iterable(work.table), *work.lens,
-        *work.ends, *chain.from_iterable(chain.from_iterable(pairs)),
-    ]  # fmt: skip
+        *lengths,
+        *work.tokens,
+        *work.places,
+        *work.slots,
+        *work.wanted,
+        *chain.from_iterable(work.table),
+        *work.lens,
+        *work.ends,
+        *chain.from_iterable(chain.from_iterable(pairs)),
+    ]
 
 
 def work_from(numbers: Sequence[int]) -> Work:

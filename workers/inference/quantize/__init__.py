@@ -1,1 +1,3 @@
-"""Weights made smaller: quantised linears, the search for what to round by, pruning and factorisation, and reports."""
+"""Weights made smaller: quantised linears, the search for what to round by, pruning and
+factorisation, and reports.
+"""

@@ -1,6 +1,8 @@
-"""What the inputs of each linear are like on a text: sums of products, by which any change of a weight has its error.
+"""What the inputs of each linear are like on a text: sums of products, by which any change of a
+weight has its error.
 
-A decoder is walked block by block: each block's inputs are what the blocks before it give as they are by then. Knows no
+A decoder is walked block by block: each block's inputs are what the blocks before it give as they
+are by then. Knows no
 way of quantising. Shapes: K inputs of a linear, N outputs.
 """
 
@@ -70,15 +72,22 @@ class Walk:
     def _inputs(self, block: Block) -> dict[str, Inputs]:
         found: dict[str, Inputs] = {}
         hooks = []
-        same = _SAME if isinstance(block.attn, Attention) and isinstance(block.mlp, Mlp) and block.mlp.gate else {}
+        same = (
+            _SAME
+            if isinstance(block.attn, Attention) and isinstance(block.mlp, Mlp) and block.mlp.gate
+            else {}
+        )
         for name, module in block.named_modules():
             if name in same:
                 found[name] = found[same[name]]
             elif isinstance(module, nn.Linear):
                 width = module.in_features
                 device = module.weight.device
-                found[name] = Inputs(torch.zeros(width, width, device=device), torch.zeros(width, device=device),
-                                     torch.zeros(width, device=device))  # fmt: skip
+                found[name] = Inputs(
+                    torch.zeros(width, width, device=device),
+                    torch.zeros(width, device=device),
+                    torch.zeros(width, device=device),
+                )
                 hooks.append(module.register_forward_pre_hook(partial(_taken, found[name])))
         try:
             for each in self.hidden:
@@ -97,8 +106,12 @@ def _taken(inputs: Inputs, module: nn.Module, given: tuple[Any, ...]) -> None:
 
 
 def damped(gram: Tensor, share: float = 0.01) -> Tensor:
-    """With `share` of the mean diagonal added, so that inputs that never occurred do not make it singular."""
-    return gram + torch.eye(len(gram), device=gram.device) * (share * float(gram.diagonal().mean()) + 1e-8)
+    """With `share` of the mean diagonal added, so that inputs that never occurred do not make it
+    singular.
+    """
+    return gram + torch.eye(len(gram), device=gram.device) * (
+        share * float(gram.diagonal().mean()) + 1e-8
+    )
 
 
 Rounding = Callable[[Tensor], Tensor]  # a weight [N, K] to what it becomes

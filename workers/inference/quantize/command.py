@@ -1,6 +1,8 @@
-"""`python -m workers.inference.quantize --model M --to DIR --method awq`: a smaller model in a folder, and its report.
+"""`python -m workers.inference.quantize --model M --to DIR --method awq`: a smaller model in a
+folder, and its report.
 
-Texts in, a folder out: calibration text through the model, perplexity of held-out text before and after.
+Texts in, a folder out: calibration text through the model, perplexity of held-out text before and
+after.
 """
 
 from __future__ import annotations
@@ -59,32 +61,56 @@ def quantize_model(options: argparse.Namespace) -> Quantized:
     loaded = load(source, precision=options.precision, device=device_here(), field="--model")
     if loaded.words is None:
         raise UserError(
-            "--model: it came without a tokenizer, so no text can be read; put its tokenizer.json beside it"
+            "--model: it came without a tokenizer, so no text can be read; put its tokenizer.json "
+            "beside it"
         )
     check_family(loaded.spec, options.method)
-    if not isinstance(next(loaded.decoder.blocks.children()).get_submodule("attn.o"), torch.nn.Linear):
+    if not isinstance(
+        next(loaded.decoder.blocks.children()).get_submodule("attn.o"), torch.nn.Linear
+    ):
         raise UserError("--model: its weights are in few bits already; give those before")
     calibration, held_out = _windows(options, loaded)
     before = perplexity(loaded, held_out)
     bytes_before = weight_bytes(loaded.decoder)
     group = group_for(widths_of(loaded.decoder), options.group)
-    spec = narrower(loaded.spec, neurons=options.neurons, heads=options.heads) if options.method == "prune" else None
-    made = smaller(loaded.decoder, options.method, calibration, group=group, keep=options.keep, to=spec)
+    spec = (
+        narrower(loaded.spec, neurons=options.neurons, heads=options.heads)
+        if options.method == "prune"
+        else None
+    )
+    made = smaller(
+        loaded.decoder, options.method, calibration, group=group, keep=options.keep, to=spec
+    )
     beside = to.with_name(f".{to.name}.{os.getpid()}")
     beside.mkdir(parents=True)
     try:
-        write_folder(loaded.decoder, made, beside, method=options.method, group=group,
-                     belongings=belongings(place_of(source)))  # fmt: skip
-        again = load(ModelSource(path=str(beside.absolute())), precision=options.precision, device=device_here())
+        write_folder(
+            loaded.decoder,
+            made,
+            beside,
+            method=options.method,
+            group=group,
+            belongings=belongings(place_of(source)),
+        )
+        again = load(
+            ModelSource(path=str(beside.absolute())),
+            precision=options.precision,
+            device=device_here(),
+        )
         told = Quantized(
-            method=options.method, model=options.model, path=str(to),
+            method=options.method,
+            model=options.model,
+            path=str(to),
             bits=BITS.get(options.method, 8.0 * DTYPES[options.precision].itemsize),
             group=group if BITS.get(options.method) == 4 else 0,
-            perplexity_before=before, perplexity_after=perplexity(again, held_out), bytes_before=bytes_before,
-            bytes_after=weight_bytes(again.decoder), tokens=sum(len(each) - 1 for each in held_out),
+            perplexity_before=before,
+            perplexity_after=perplexity(again, held_out),
+            bytes_before=bytes_before,
+            bytes_after=weight_bytes(again.decoder),
+            tokens=sum(len(each) - 1 for each in held_out),
             calibration_tokens=sum(each.numel() for each in calibration),
             seconds=round(time.perf_counter() - began, 3),
-        )  # fmt: skip
+        )
         report = {**told.to_dict(), "layers": made.layers}
         (beside / REPORT).write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
         if to.exists():
@@ -94,7 +120,9 @@ def quantize_model(options: argparse.Namespace) -> Quantized:
         shutil.rmtree(beside, ignore_errors=True)
         raise
     size = (to / REPORT).stat().st_size
-    told = told.model_copy(update={"files": [FileTold(name=REPORT, path=str(to / REPORT), bytes=size)]})
+    told = told.model_copy(
+        update={"files": [FileTold(name=REPORT, path=str(to / REPORT), bytes=size)]}
+    )
     _tell(options.dir, told)
     return told
 
@@ -103,22 +131,34 @@ def perplexity(loaded: Loaded, texts: Sequence[Sequence[int]]) -> float:
     """Of windows that are texts by themselves."""
     window = max(map(len, texts))
     windows = list(windows_of([(each, 0) for each in texts], window=window, stride=window - 1))
-    return math.exp(min(700.0, math.fsum(losses(loaded.decoder, windows)) / sum(each.scored for each in windows)))
+    return math.exp(
+        min(
+            700.0, math.fsum(losses(loaded.decoder, windows)) / sum(each.scored for each in windows)
+        )
+    )
 
 
-def _windows(options: argparse.Namespace, loaded: Loaded) -> tuple[list[torch.Tensor], list[list[int]]]:
+def _windows(
+    options: argparse.Namespace, loaded: Loaded
+) -> tuple[list[torch.Tensor], list[list[int]]]:
     """Calibration windows `[1, S]`, spread over their text, and the first held-out ones."""
     assert loaded.words is not None
     length = min(options.window, loaded.spec.max_seq_len)
     data = DataSpec(preset="shakespeare")
-    learned = read_items(options.calibrate, None, data, ()) if options.calibrate else read_texts(data, held_out=False)
+    learned = (
+        read_items(options.calibrate, None, data, ())
+        if options.calibrate
+        else read_texts(data, held_out=False)
+    )
     ids = [each for item in learned for each in loaded.words.encode(item.text or "")]
     count = max(1, min(options.samples, len(ids) // length))
     starts = [number * max(0, len(ids) - length) // max(1, count - 1) for number in range(count)]
     device = next(loaded.decoder.parameters()).device
     calibration = [torch.tensor([ids[start : start + length]], device=device) for start in starts]
     items = read_items(options.evaluate, None, data, ())
-    rest = [each for item in items for each in loaded.words.encode(item.text or "")][: options.tokens]
+    rest = [each for item in items for each in loaded.words.encode(item.text or "")][
+        : options.tokens
+    ]
     held_out = [rest[start : start + length] for start in range(0, len(rest) - 1, length)]
     if not held_out or len(held_out[0]) < 2 or calibration[0].numel() < 1:
         raise UserError("--calibrate and --evaluate want text of some tokens; give longer ones")
@@ -126,7 +166,11 @@ def _windows(options: argparse.Namespace, loaded: Loaded) -> tuple[list[torch.Te
 
 
 def _source(given: str) -> ModelSource:
-    return ModelSource(path=given) if Path(given).exists() or "/" in given else ModelSource(package=given)
+    return (
+        ModelSource(path=given)
+        if Path(given).exists() or "/" in given
+        else ModelSource(package=given)
+    )
 
 
 def _tell(directory: Path | None, told: Quantized) -> None:
@@ -141,19 +185,40 @@ def _tell(directory: Path | None, told: Quantized) -> None:
 
 
 def parser() -> argparse.ArgumentParser:
-    told = argparse.ArgumentParser(prog="workers.inference.quantize", description="Make a model's weights smaller.")
-    told.add_argument("--model", required=True, help="folder, .gguf file or package with the weights")
+    told = argparse.ArgumentParser(
+        prog="workers.inference.quantize", description="Make a model's weights smaller."
+    )
+    told.add_argument(
+        "--model", required=True, help="folder, .gguf file or package with the weights"
+    )
     told.add_argument("--to", type=Path, required=True, help="folder to be made")
     told.add_argument("--method", choices=METHODS, required=True)
-    told.add_argument("--group", type=int, default=128, help="inputs with one scale, at most (default: 128)")
-    told.add_argument("--keep", type=float, default=0.7, help="lowrank: share of numbers kept (default: 0.7)")
-    told.add_argument("--neurons", type=float, default=0.2, help="prune: share of neurons taken out (default: 0.2)")
-    told.add_argument("--heads", type=float, default=0.0, help="prune: share of key-value heads (default: 0)")
-    told.add_argument("--calibrate", help="text or JSON lines (default: Shakespeare's plays but the last tenth)")
+    told.add_argument(
+        "--group", type=int, default=128, help="inputs with one scale, at most (default: 128)"
+    )
+    told.add_argument(
+        "--keep", type=float, default=0.7, help="lowrank: share of numbers kept (default: 0.7)"
+    )
+    told.add_argument(
+        "--neurons",
+        type=float,
+        default=0.2,
+        help="prune: share of neurons taken out (default: 0.2)",
+    )
+    told.add_argument(
+        "--heads", type=float, default=0.0, help="prune: share of key-value heads (default: 0)"
+    )
+    told.add_argument(
+        "--calibrate", help="text or JSON lines (default: Shakespeare's plays but the last tenth)"
+    )
     told.add_argument("--evaluate", help="held-out text or JSON lines (default: the last tenth)")
     told.add_argument("--samples", type=int, default=16, help="calibration windows (default: 16)")
     told.add_argument("--window", type=int, default=512, help="tokens of a window (default: 512)")
     told.add_argument("--tokens", type=int, default=4096, help="held-out tokens (default: 4,096)")
-    told.add_argument("--precision", choices=sorted(DTYPES), default="fp32", help="of what stays (default: fp32)")
-    told.add_argument("--dir", type=Path, help="run directory for the event (default: none is written)")
+    told.add_argument(
+        "--precision", choices=sorted(DTYPES), default="fp32", help="of what stays (default: fp32)"
+    )
+    told.add_argument(
+        "--dir", type=Path, help="run directory for the event (default: none is written)"
+    )
     return told

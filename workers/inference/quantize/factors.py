@@ -1,6 +1,8 @@
-"""Linears as products of two thin ones, by the singular values of what they do to the inputs that occur.
+"""Linears as products of two thin ones, by the singular values of what they do to the inputs that
+occur.
 
-Truncation of W · L, with L · Lᵀ the inputs' Gram matrix, has the least error of outputs of all matrices of its rank
+Truncation of W · L, with L · Lᵀ the inputs' Gram matrix, has the least error of outputs of all
+matrices of its rank
 (SVD-LLM, arXiv 2403.07378, section 3.1). Shapes: N outputs, K inputs, R rank.
 """
 

@@ -1,4 +1,5 @@
-"""A smaller model as a folder: tensors and configuration in the form that transformers and others know, its tokenizer.
+"""A smaller model as a folder: tensors and configuration in the form that transformers and others
+know, its tokenizer.
 
 Knows layouts of files; does not know how weights were made smaller.
 """
@@ -41,23 +42,62 @@ def config_of(method: str, group: int) -> dict[str, Any] | None:
     """`quantization_config` of the folder; None where weights are plain."""
     not_these = ["lm_head"]
     if method in ("awq", "int4"):
-        told: dict[str, Any] = {"quant_method": "awq", "bits": 4, "group_size": group, "zero_point": True,
-                                "version": "gemm", "modules_to_not_convert": not_these}  # fmt: skip
+        told: dict[str, Any] = {
+            "quant_method": "awq",
+            "bits": 4,
+            "group_size": group,
+            "zero_point": True,
+            "version": "gemm",
+            "modules_to_not_convert": not_these,
+        }
         return told
     if method == "gptq":
-        return {"quant_method": "gptq", "bits": 4, "group_size": group, "desc_act": True, "sym": False,
-                "checkpoint_format": "gptq", "lm_head": False}  # fmt: skip
+        return {
+            "quant_method": "gptq",
+            "bits": 4,
+            "group_size": group,
+            "desc_act": True,
+            "sym": False,
+            "checkpoint_format": "gptq",
+            "lm_head": False,
+        }
     if method in ("int8", "smoothquant"):
-        weights = {"num_bits": 8, "type": "int", "symmetric": True, "strategy": "channel", "dynamic": False}
-        tokens = {"num_bits": 8, "type": "int", "symmetric": True, "strategy": "token", "dynamic": True}
+        weights = {
+            "num_bits": 8,
+            "type": "int",
+            "symmetric": True,
+            "strategy": "channel",
+            "dynamic": False,
+        }
+        tokens = {
+            "num_bits": 8,
+            "type": "int",
+            "symmetric": True,
+            "strategy": "token",
+            "dynamic": True,
+        }
         inputs = tokens if method == "smoothquant" else None
-        scheme = {"targets": ["Linear"], "weights": weights, "input_activations": inputs, "output_activations": None}
-        return {"quant_method": "compressed-tensors", "quantization_status": "compressed",
-                "format": "int-quantized" if inputs else "pack-quantized", "ignore": not_these,
-                "config_groups": {"group_0": scheme}}  # fmt: skip
+        scheme = {
+            "targets": ["Linear"],
+            "weights": weights,
+            "input_activations": inputs,
+            "output_activations": None,
+        }
+        return {
+            "quant_method": "compressed-tensors",
+            "quantization_status": "compressed",
+            "format": "int-quantized" if inputs else "pack-quantized",
+            "ignore": not_these,
+            "config_groups": {"group_0": scheme},
+        }
     if method == "fp8":
-        return {"quant_method": "fp8", "fmt": "e4m3", "activation_scheme": "dynamic", "weight_block_size": [128, 128],
-                "modules_to_not_convert": not_these}  # fmt: skip
+        return {
+            "quant_method": "fp8",
+            "fmt": "e4m3",
+            "activation_scheme": "dynamic",
+            "weight_block_size": [128, 128],
+            "modules_to_not_convert": not_these,
+        }
     return {"quant_method": "low-rank"} if method == "lowrank" else None
 
 
@@ -66,13 +106,20 @@ def check_family(spec: ModelSpec, method: str) -> None:
     family = family_of(spec)
     if family == "gpt2" and method != "prune":
         says = (
-            "GPT-2 keeps queries, keys and values in one turned matrix, for which no published form of few bits is read"
+            "GPT-2 keeps queries, keys and values in one turned matrix, for which no published "
+            "form of few bits is read"
         )
         raise WeightsError(f"{spec.name}: {says}; quantise it as it is loaded, by quantize")
 
 
 def write_folder(
-    decoder: Decoder, made: Made, folder: Path, *, method: str, group: int, belongings: Mapping[str, bytes]
+    decoder: Decoder,
+    made: Made,
+    folder: Path,
+    *,
+    method: str,
+    group: int,
+    belongings: Mapping[str, bytes],
 ) -> None:
     """Into an existing, empty folder. Raises WeightsError, OSError."""
     config = config_of(method, group)
@@ -91,6 +138,9 @@ def write_folder(
 def _parts(how: Quantization, theirs: str, each: Any) -> dict[str, Tensor]:
     prefix = theirs.removesuffix(".weight")
     try:
-        return {name: part.contiguous() for name, part in zip(how.parts(prefix), parts_of(how, each), strict=True)}
+        return {
+            name: part.contiguous()
+            for name, part in zip(how.parts(prefix), parts_of(how, each), strict=True)
+        }
     except ValueError as error:
         raise WeightsError(f"{theirs}: {error}") from None

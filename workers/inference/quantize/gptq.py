@@ -1,6 +1,8 @@
-"""GPTQ: columns of a weight rounded one by one, what each loses made up for by those that are still to come.
+"""GPTQ: columns of a weight rounded one by one, what each loses made up for by those that are still
+to come.
 
-Frantar et al., arXiv 2210.17323, algorithm 1; columns in the order of their weight in the loss (act-order) on demand.
+Frantar et al., arXiv 2210.17323, algorithm 1; columns in the order of their weight in the loss
+(act-order) on demand.
 Shapes: N outputs, K inputs, G groups along K.
 """
 
@@ -17,18 +19,27 @@ BLOCK = 128
 
 
 def gptq(
-    weight_NK: Tensor, gram_KK: Tensor, *, group: int, act_order: bool = True, dtype: torch.dtype = torch.float16
+    weight_NK: Tensor,
+    gram_KK: Tensor,
+    *,
+    group: int,
+    act_order: bool = True,
+    dtype: torch.dtype = torch.float16,
 ) -> Packed:
-    """The weight in four bits, with the least error of its outputs that rounding in turn finds. Scales of `dtype`.
+    """The weight in four bits, with the least error of its outputs that rounding in turn finds.
+    Scales of `dtype`.
 
-    Zeros are 1 to 15, as the published format v1 holds them. Raises ValueError for a weight that is not finite.
+    Zeros are 1 to 15, as the published format v1 holds them. Raises ValueError for a weight that is
+    not finite.
     """
     weight, hessian = weight_NK.float().clone(), damped(gram_KK)
     inputs = weight.shape[1]
     order = hessian.diagonal().argsort(descending=True, stable=True) if act_order else None
     if order is not None:
         weight, hessian = weight[:, order], hessian[order][:, order]
-    inverse = torch.linalg.cholesky(torch.cholesky_inverse(torch.linalg.cholesky(hessian)), upper=True)
+    inverse = torch.linalg.cholesky(
+        torch.cholesky_inverse(torch.linalg.cholesky(hessian)), upper=True
+    )
     codes = torch.empty(inputs, weight.shape[0], dtype=torch.uint8, device=weight.device)
     scales, zeros = [], []
     for start in range(0, inputs, BLOCK):

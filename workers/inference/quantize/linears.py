@@ -1,6 +1,8 @@
-"""Linear layers whose weights are kept in few bits: int8, int4 in groups, FP8 in tiles, and int8 with int8 activations.
+"""Linear layers whose weights are kept in few bits: int8, int4 in groups, FP8 in tiles, and int8
+with int8 activations.
 
-Each is made of a weight `[N, K]` or of its parts, and stands where an `nn.Linear` stood. Knows one layer, no model.
+Each is made of a weight `[N, K]` or of its parts, and stands where an `nn.Linear` stood. Knows one
+layer, no model.
 Shapes: N outputs, K inputs, G groups along K.
 """
 
@@ -17,12 +19,16 @@ from workers.contracts.rounding import GROUPS
 from workers.models.hf.packed import Packed
 
 GROUP = 128
-# rows from which a CPU decodes the weight and multiplies in bf16: 64 of 1536 x 576 take 0.43 ms so, 0.82 ms by codes
+# rows from which a CPU decodes the weight and multiplies in bf16: 64 of 1536 x 576 take 0.43 ms so,
+# 0.82 ms by codes
 FEW_ROWS = 24
 
 
 class QuantisedLinear(nn.Module):
-    """`x [..., K]` → `[..., N]` in x's dtype. `weight` is decoded anew each time that it is asked for."""
+    """`x [..., K]` → `[..., N]` in x's dtype.
+
+    `weight` is decoded anew each time that it is asked for.
+    """
 
     bias: Tensor | None
 
@@ -64,7 +70,9 @@ class EightBits(QuantisedLinear):
 
 
 class Int8Linear(EightBits):
-    """Eight bits and a scale an output; activations as they are (LLM.int8(), arXiv 2208.07339, section 2.1)."""
+    """Eight bits and a scale an output; activations as they are (LLM.int8(), arXiv 2208.07339,
+    section 2.1).
+    """
 
     def __init__(self, codes_NK: Tensor, scales_N: Tensor, bias: Tensor | None = None) -> None:
         super().__init__(codes_NK, scales_N, bias)
@@ -73,7 +81,8 @@ class Int8Linear(EightBits):
     def product(self, x: Tensor) -> Tensor:
         if self._half is None:
             return int8_matmul(x, self.codes, self.scales)
-        # bf16 whatever the run's precision: torch's product for int8 weights is 7 times as slow in fp32
+        # bf16 whatever the run's precision: torch's product for int8 weights is 7 times as slow in
+        # fp32
         rows = x.reshape(-1, self.in_features).to(torch.bfloat16)
         if len(rows) < FEW_ROWS and self.in_features % 16 == 0:
             out = torch._weight_int8pack_mm(rows, self.codes, self._half)
@@ -83,7 +92,9 @@ class Int8Linear(EightBits):
 
 
 class Int8ActivationsLinear(EightBits):
-    """W8A8: a scale an output and a scale a token, found when it comes; sums are exact in int32 (arXiv 2211.10438)."""
+    """W8A8: a scale an output and a scale a token, found when it comes; sums are exact in int32
+    (arXiv 2211.10438).
+    """
 
     def product(self, x: Tensor) -> Tensor:
         rows = x.reshape(-1, self.in_features).float()
@@ -98,15 +109,20 @@ class Int8ActivationsLinear(EightBits):
         # cuBLASLt wants more than 16 rows, and sides that divide by 8
         rows, inputs, outputs = codes.shape[0], -self.in_features % 8, -self.out_features % 8
         wide = functional.pad(codes, (0, inputs, 0, max(0, 17 - rows)))
-        weight = functional.pad(self.codes, (0, inputs, 0, outputs)) if inputs or outputs else self.codes
+        weight = (
+            functional.pad(self.codes, (0, inputs, 0, outputs)) if inputs or outputs else self.codes
+        )
         return torch._int_mm(wide, weight.T)[:rows, : self.out_features]
 
 
 class Int4Linear(QuantisedLinear):
-    """Four bits, a scale and a zero a group of inputs: w = (code - zero) · scale (AWQ, arXiv 2306.00978).
+    """Four bits, a scale and a zero a group of inputs: w = (code - zero) · scale (AWQ, arXiv
+    2306.00978).
 
-    `order [K]` says which input stands at each place where groups were made of inputs by importance (GPTQ's act-order).
-    On a CPU the codes lie as torch's own int4 product wants them, where it takes the shape; else as `int4_matmul` does.
+    `order [K]` says which input stands at each place where groups were made of inputs by importance
+    (GPTQ's act-order).
+    On a CPU the codes lie as torch's own int4 product wants them, where it takes the shape; else as
+    `int4_matmul` does.
     """
 
     qweight: Tensor
@@ -131,7 +147,9 @@ class Int4Linear(QuantisedLinear):
         self.register_buffer("order", order)
         self._by_torch = fits_torch(codes_KN.device, inputs, outputs, group)
         if self._by_torch:
-            qweight = torch._convert_weight_to_int4pack_for_cpu(codes_KN.T.contiguous().to(torch.int32), 1)
+            qweight = torch._convert_weight_to_int4pack_for_cpu(
+                codes_KN.T.contiguous().to(torch.int32), 1
+            )
             # torch's: (code - 8) · scale + shift
             shifts = (8.0 - zeros_GN.float()) * scales_GN.float()
             scales = torch.stack((scales_GN.float(), shifts), -1).to(torch.bfloat16)
@@ -153,16 +171,24 @@ class Int4Linear(QuantisedLinear):
         """`[K, N]` uint8, in the order of places."""
         if not self._by_torch:
             return unpack(self.qweight, self.in_features)
-        # torch's packing is its own affair: a product with ones at one input, no scales, reads it back exactly
+        # torch's packing is its own affair: a product with ones at one input, no scales, reads it
+        # back exactly
         scales = torch.zeros(self.in_features // self.group, self.out_features, 2)
         scales[..., 0] = 1.0
         eye = torch.eye(self.in_features)
-        return (torch._weight_int4pack_mm_for_cpu(eye, self.qweight, self.group, scales) + 8).round().to(torch.uint8)
+        return (
+            (torch._weight_int4pack_mm_for_cpu(eye, self.qweight, self.group, scales) + 8)
+            .round()
+            .to(torch.uint8)
+        )
 
     @property
     def weight(self) -> Tensor:
         scale = (self.scales[..., 0] if self._by_torch else self.scales).float()
-        spread = (x.repeat_interleave(self.group, 0)[: self.in_features] for x in (scale, self.zeros.float()))
+        spread = (
+            x.repeat_interleave(self.group, 0)[: self.in_features]
+            for x in (scale, self.zeros.float())
+        )
         scale, zero = spread
         whole = ((self.codes().float() - zero) * scale).T
         if self.order is not None:
@@ -171,12 +197,16 @@ class Int4Linear(QuantisedLinear):
 
 
 class Fp8Linear(QuantisedLinear):
-    """e4m3 with a scale a tile of 128 x 128, activations likewise a row of 128 (DeepSeek-V3, section 3.3)."""
+    """e4m3 with a scale a tile of 128 x 128, activations likewise a row of 128 (DeepSeek-V3,
+    section 3.3).
+    """
 
     codes: Tensor
     scales: Tensor
 
-    def __init__(self, codes_NK: Tensor, scales: Tensor, dtype: torch.dtype, bias: Tensor | None = None) -> None:
+    def __init__(
+        self, codes_NK: Tensor, scales: Tensor, dtype: torch.dtype, bias: Tensor | None = None
+    ) -> None:
         super().__init__(codes_NK.shape[1], codes_NK.shape[0], bias, dtype)
         self.register_buffer("codes", codes_NK.contiguous())
         self.register_buffer("scales", scales.contiguous())
@@ -191,7 +221,9 @@ class Fp8Linear(QuantisedLinear):
 
 
 def fits_torch(device: torch.device, inputs: int, outputs: int, group: int) -> bool:
-    """Whether torch's int4 product for CPUs takes the shape (torch 2.13: groups of 32 to 256, outputs by 16)."""
+    """Whether torch's int4 product for CPUs takes the shape (torch 2.13: groups of 32 to 256,
+    outputs by 16).
+    """
     whole = inputs % group == 0 and outputs % 16 == 0 and group in (32, 64, 128, 256)
     return device.type == "cpu" and whole
 
@@ -207,13 +239,22 @@ def packed_as(kind: str, weight: Tensor, group: int = GROUP) -> Packed:
     raise ValueError(f"{kind!r} is no way to keep a weight; there are int8, w8a8, int4 and fp8")
 
 
-def rounded(weight: Tensor, kind: str, *, bias: Tensor | None = None, group: int = GROUP) -> QuantisedLinear:
-    """The layer of `weight [N, K]` by rounding to the nearest: kind is int8, w8a8, int4 or fp8. Raises ValueError."""
+def rounded(
+    weight: Tensor, kind: str, *, bias: Tensor | None = None, group: int = GROUP
+) -> QuantisedLinear:
+    """The layer of `weight [N, K]` by rounding to the nearest: kind is int8, w8a8, int4 or fp8.
+
+    Raises ValueError.
+    """
     return layer_of(packed_as(kind, weight, group), bias, weight.dtype, weight.device)
 
 
-def layer_of(packed: Packed, bias: Tensor | None, dtype: torch.dtype, device: torch.device) -> QuantisedLinear:
-    """A layer that computes with a weight in few bits as it is; scales are rounded to the run's precision."""
+def layer_of(
+    packed: Packed, bias: Tensor | None, dtype: torch.dtype, device: torch.device
+) -> QuantisedLinear:
+    """A layer that computes with a weight in few bits as it is; scales are rounded to the run's
+    precision.
+    """
     codes, scales = packed.codes.to(device), packed.scales.to(device)
     if packed.kind == "int4":
         assert packed.zeros is not None
@@ -221,12 +262,16 @@ def layer_of(packed: Packed, bias: Tensor | None, dtype: torch.dtype, device: to
         # one group of all inputs may be of any size: it is a group of whole chunks that is not full
         whole = packed.group >= len(codes) and packed.group not in GROUPS
         group = -(-packed.group // 128) * 128 if whole else packed.group
-        return Int4Linear(codes, scales.to(dtype), packed.zeros.to(device), group, bias, order=order)
+        return Int4Linear(
+            codes, scales.to(dtype), packed.zeros.to(device), group, bias, order=order
+        )
     if packed.kind == "low-rank":
         return LowRankLinear(codes.to(dtype), scales.to(dtype), bias)
     if packed.kind == "fp8":
         return Fp8Linear(codes, scales, dtype, bias)
-    return (Int8ActivationsLinear if packed.kind == "w8a8" else Int8Linear)(codes, scales.to(dtype), bias)
+    return (Int8ActivationsLinear if packed.kind == "w8a8" else Int8Linear)(
+        codes, scales.to(dtype), bias
+    )
 
 
 class LowRankLinear(QuantisedLinear):
@@ -251,9 +296,11 @@ class LowRankLinear(QuantisedLinear):
 def round_groups(
     weight: Tensor, group: int, *, levels: int = 16, dtype: torch.dtype | None = None
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """codes `[K, N]` uint8, scales and zeros `[G, N]`: each group's own range, 0 included, spread over the levels.
+    """codes `[K, N]` uint8, scales and zeros `[G, N]`: each group's own range, 0 included, spread
+    over the levels.
 
-    Scales are of `dtype`, by default the weight's, and codes made with them as they are then. Raises ValueError for a
+    Scales are of `dtype`, by default the weight's, and codes made with them as they are then.
+    Raises ValueError for a
     weight that is not finite.
     """
     n, k = weight.shape
@@ -265,4 +312,8 @@ def round_groups(
     scales = ((high - low) / (levels - 1)).to(dtype).clamp_min(torch.finfo(dtype).tiny)
     zeros = (-low / scales.float()).round().clamp(0, levels - 1)
     codes = ((wide / scales.float().unsqueeze(2)).round() + zeros.unsqueeze(2)).clamp(0, levels - 1)
-    return codes.view(n, -1)[:, :k].T.to(torch.uint8), scales.T.contiguous(), zeros.T.to(torch.uint8).contiguous()
+    return (
+        codes.view(n, -1)[:, :k].T.to(torch.uint8),
+        scales.T.contiguous(),
+        zeros.T.to(torch.uint8).contiguous(),
+    )

@@ -1,4 +1,5 @@
-"""Each way of making a model smaller, block by block: scales, rounding by what inputs are like, and what it cost.
+"""Each way of making a model smaller, block by block: scales, rounding by what inputs are like, and
+what it cost.
 
 Puts walk, scales and rounding together; knows neither files nor perplexity.
 """
@@ -31,7 +32,8 @@ CURVE = 64  # points of a saliency curve
 
 @dataclass(slots=True)
 class Made:
-    """`packed` has each linear in few bits by the name of its weight, of experts one each; the decoder computes so
+    """`packed` has each linear in few bits by the name of its weight, of experts one each; the
+    decoder computes so
     already. `layers` is the report: what each linear lost, and which inputs matter."""
 
     packed: dict[str, list[Packed]] = field(default_factory=dict)
@@ -40,16 +42,26 @@ class Made:
 
 @torch.no_grad()
 def smaller(
-    decoder: Decoder, method: str, ids: list[Tensor], *, group: int, keep: float = 0.7, to: ModelSpec | None = None
+    decoder: Decoder,
+    method: str,
+    ids: list[Tensor],
+    *,
+    group: int,
+    keep: float = 0.7,
+    to: ModelSpec | None = None,
 ) -> Made:
-    """In place, on calibration windows `ids`, each `[1, S]`. `keep` is the share of numbers of a factored linear, `to`
+    """In place, on calibration windows `ids`, each `[1, S]`. `keep` is the share of numbers of a
+    factored linear, `to`
     the shape that is pruned to. Raises ValueError."""
     made = Made()
     for number, block, inputs in Walk(decoder, ids).blocks():
         before = f"blocks.{number}."
         if method == "prune":
             assert to is not None
-            made.layers += [{"name": before + name, **told} for name, told in prune_block(block, inputs, to).items()]
+            made.layers += [
+                {"name": before + name, **told}
+                for name, told in prune_block(block, inputs, to).items()
+            ]
             continue
         scaled = scale_block(block, method, inputs, group)
         for name, module in [*block.named_modules()]:
@@ -59,24 +71,46 @@ def smaller(
                 made.packed[f"{before}{name}.weight"] = [packed]
                 told = scaled.get(name, {})
                 made.layers.append(_told(before + name, module.weight, packed, seen, told))
-                put_packed(decoder, before + name, module, [packed], module.bias, module.weight.dtype,
-                           module.weight.device)  # fmt: skip
+                put_packed(
+                    decoder,
+                    before + name,
+                    module,
+                    [packed],
+                    module.bias,
+                    module.weight.dtype,
+                    module.weight.device,
+                )
             elif isinstance(module, StackedLinear):
                 if method == "lowrank":
                     continue  # no inputs of single experts are known
-                experts = [_packed(each, "int4" if method in ("awq", "gptq") else method, None, group, keep)
-                           for each in module.weight.unbind()]  # fmt: skip
+                experts = [
+                    _packed(
+                        each, "int4" if method in ("awq", "gptq") else method, None, group, keep
+                    )
+                    for each in module.weight.unbind()
+                ]
                 made.packed[f"{before}{name}.weight"] = experts
-                put_packed(decoder, before + name, module, experts, module.bias, module.weight.dtype,
-                           module.weight.device)  # fmt: skip
+                put_packed(
+                    decoder,
+                    before + name,
+                    module,
+                    experts,
+                    module.bias,
+                    module.weight.dtype,
+                    module.weight.device,
+                )
     if method == "prune" and to is not None:
         decoder.spec = to
     return made
 
 
 @torch.no_grad()
-def scale_block(block: Block, method: str, inputs: dict[str, Inputs], group: int) -> dict[str, dict[str, Any]]:
-    """Scales folded in; of each linear that has some, `{power, scaled_error, plain_error}` and its saliency."""
+def scale_block(
+    block: Block, method: str, inputs: dict[str, Inputs], group: int
+) -> dict[str, dict[str, Any]]:
+    """Scales folded in; of each linear that has some, `{power, scaled_error, plain_error}` and its
+    saliency.
+    """
     told: dict[str, dict[str, Any]] = {}
     if method not in ("awq", "smoothquant"):
         return told
@@ -88,7 +122,11 @@ def scale_block(block: Block, method: str, inputs: dict[str, Inputs], group: int
         mean, about = seen.mean, dict[str, Any]()
         if method == "awq":
             scales, power, error, plain = awq_scales(weights, seen, partial(_nearest, group=group))
-            about = {"power": power, "error_with_scales": error / energy, "error_without": plain / energy}
+            about = {
+                "power": power,
+                "error_with_scales": error / energy,
+                "error_without": plain / energy,
+            }
         else:
             scales, about = smooth_scales(weights, seen), {"power": 0.5}
         about |= {"saliency": saliency(mean), "scales": saliency(scales)}
@@ -98,14 +136,19 @@ def scale_block(block: Block, method: str, inputs: dict[str, Inputs], group: int
 
 
 def saliency(values: Tensor) -> dict[str, Any]:
-    """A curve of channels from the largest on, in at most CURVE points, and the share that the first hundredth has."""
+    """A curve of channels from the largest on, in at most CURVE points, and the share that the
+    first hundredth has.
+    """
     ordered = values.float().sort(descending=True)
     places = torch.linspace(0, len(values) - 1, min(CURVE, len(values))).round().long()
     top = max(1, len(values) // 100)
     share = float(ordered.values[:top].sum() / ordered.values.sum().clamp_min(1e-12))
-    return {"curve": [round(float(each), 6) for each in ordered.values[places.to(values.device)]],
-            "channels": len(values), "top": [int(each) for each in ordered.indices[:8]],
-            "share_of_top": share}  # fmt: skip
+    return {
+        "curve": [round(float(each), 6) for each in ordered.values[places.to(values.device)]],
+        "channels": len(values),
+        "top": [int(each) for each in ordered.indices[:8]],
+        "share_of_top": share,
+    }
 
 
 def _packed(weight: Tensor, method: str, seen: Inputs | None, group: int, keep: float) -> Packed:
@@ -125,7 +168,9 @@ def _nearest(weight: Tensor, *, group: int) -> Tensor:
     return Packed("int4", codes, scales, zeros, group).weight().float()
 
 
-def _told(name: str, weight: Tensor, packed: Packed, seen: Inputs, more: dict[str, Any]) -> dict[str, Any]:
+def _told(
+    name: str, weight: Tensor, packed: Packed, seen: Inputs, more: dict[str, Any]
+) -> dict[str, Any]:
     """The error of outputs over their energy, on the inputs that occurred."""
     error = seen.error(packed.weight().float() - weight.float()) / (seen.error(weight) or 1.0)
     return {"name": name, "error": error, **(more or {"saliency": saliency(seen.mean)})}

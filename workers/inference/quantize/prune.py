@@ -1,6 +1,8 @@
-"""Neurons and heads taken out whole, those that matter least to what follows, and the rest fitted to make up for it.
+"""Neurons and heads taken out whole, those that matter least to what follows, and the rest fitted
+to make up for it.
 
-The same number in every layer, so that what comes out is a plain decoder of a narrower shape. Knows dense blocks with
+The same number in every layer, so that what comes out is a plain decoder of a narrower shape. Knows
+dense blocks with
 softmax attention. Shapes: K inputs of a layer, S of them kept.
 """
 
@@ -17,25 +19,43 @@ from workers.models.mlp import Mlp
 
 
 def narrower(spec: ModelSpec, *, neurons: float, heads: float) -> ModelSpec:
-    """The shape without the share `neurons` of each layer's and `heads` of its key-value heads with their queries'.
+    """The shape without the share `neurons` of each layer's and `heads` of its key-value heads with
+    their queries'.
 
-    Raises ValueError for shares that leave nothing, and shapes other than dense ones with softmax attention.
+    Raises ValueError for shares that leave nothing, and shapes other than dense ones with softmax
+    attention.
     """
     if spec.moe is not None or spec.attention != "softmax":
-        raise ValueError(f"{spec.name} has experts or latent attention; only dense layers with plain heads are pruned")
+        raise ValueError(
+            f"{spec.name} has experts or latent attention; only dense layers with plain heads are "
+            "pruned"
+        )
     if not (0 <= neurons < 1 and 0 <= heads < 1) or neurons == heads == 0:
-        raise ValueError(f"shares of {neurons} neurons and {heads} heads prune nothing or everything; try 0.2 and 0")
+        raise ValueError(
+            f"shares of {neurons} neurons and {heads} heads prune nothing or everything; try 0.2 "
+            "and 0"
+        )
     # multiples of 16, as products want them
     ffn = max(16, round(spec.ffn * (1 - neurons) / 16) * 16) if neurons else spec.ffn
     kept = max(1, round(spec.kv_heads * (1 - heads)))
-    told = {"ffn": min(ffn, spec.ffn), "kv_heads": kept, "heads": spec.heads // spec.kv_heads * kept,
-            "head_dim": spec.head_dim, "name": f"{spec.name}-pruned"}  # fmt: skip
+    told = {
+        "ffn": min(ffn, spec.ffn),
+        "kv_heads": kept,
+        "heads": spec.heads // spec.kv_heads * kept,
+        "head_dim": spec.head_dim,
+        "name": f"{spec.name}-pruned",
+    }
     return ModelSpec.from_dict({**spec.to_dict(), **told})
 
 
 @torch.no_grad()
-def prune_block(block: Block, inputs: dict[str, Inputs], to: ModelSpec) -> dict[str, dict[str, float]]:
-    """In place, to the widths of `to`. What each of `attn.o` and `mlp.down` lost: `{kept, error, unfitted_error}`."""
+def prune_block(
+    block: Block, inputs: dict[str, Inputs], to: ModelSpec
+) -> dict[str, dict[str, float]]:
+    """In place, to the widths of `to`.
+
+    What each of `attn.o` and `mlp.down` lost: `{kept, error, unfitted_error}`.
+    """
     attn, mlp = block.attn, block.mlp
     assert isinstance(attn, Attention) and isinstance(mlp, Mlp)
     told = {}
@@ -51,10 +71,14 @@ def prune_block(block: Block, inputs: dict[str, Inputs], to: ModelSpec) -> dict[
         groups = attn.k.out_features // attn.head_dim
         by_group = _matters(attn.o, inputs["attn.o"]).view(groups, -1)
         best = by_group.sum(1).topk(to.kv_heads).indices.sort().values
-        columns = torch.arange(attn.o.in_features, device=best.device).view(groups, -1)[best].flatten()
+        columns = (
+            torch.arange(attn.o.in_features, device=best.device).view(groups, -1)[best].flatten()
+        )
         told["attn.o"] = _columns(attn, "o", columns, inputs["attn.o"])
         _rows(attn, "q", columns)
-        rows = torch.arange(attn.k.out_features, device=best.device).view(groups, -1)[best].flatten()
+        rows = (
+            torch.arange(attn.k.out_features, device=best.device).view(groups, -1)[best].flatten()
+        )
         for name in ("k", "v"):
             _rows(attn, name, rows)
     return told
@@ -75,8 +99,11 @@ def _columns(parent: nn.Module, name: str, kept: Tensor, inputs: Inputs) -> dict
     whole[:, kept], plain[:, kept] = fitted, weight[:, kept]
     energy = inputs.error(weight) or 1.0
     _put(parent, name, fitted.to(layer.weight.dtype), layer.bias)
-    return {"kept": float(len(kept)), "error": inputs.error(whole - weight) / energy,
-            "unfitted_error": inputs.error(plain - weight) / energy}  # fmt: skip
+    return {
+        "kept": float(len(kept)),
+        "error": inputs.error(whole - weight) / energy,
+        "unfitted_error": inputs.error(plain - weight) / energy,
+    }
 
 
 def _rows(parent: nn.Module, name: str, kept: Tensor) -> None:

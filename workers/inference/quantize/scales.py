@@ -1,6 +1,8 @@
-"""Scales of inputs that a layer's norm, or the layer before it, takes over: AWQ's and SmoothQuant's.
+"""Scales of inputs that a layer's norm, or the layer before it, takes over: AWQ's and
+SmoothQuant's.
 
-What multiplies a column of a weight divides the input that it meets, so the model computes the same, and rounds better.
+What multiplies a column of a weight divides the input that it meets, so the model computes the
+same, and rounds better.
 Knows a block's parts; does not know how weights are packed. Shapes: K inputs, N outputs.
 """
 
@@ -22,14 +24,18 @@ GRID = 20
 
 @dataclass(frozen=True, slots=True)
 class Fold:
-    """`by`, a norm or the outputs of a linear, is divided by the scales; columns of `onto`, by name, multiplied."""
+    """`by`, a norm or the outputs of a linear, is divided by the scales; columns of `onto`, by
+    name, multiplied.
+    """
 
     by: nn.Module
     onto: tuple[str, ...]
 
 
 def folds_of(block: Block) -> list[Fold]:
-    """Where scales can go in a dense block; of values to the attention's output only where each head has its own."""
+    """Where scales can go in a dense block; of values to the attention's output only where each
+    head has its own.
+    """
     found = []
     attn, mlp = block.attn, block.mlp
     if isinstance(attn, Attention):
@@ -39,7 +45,8 @@ def folds_of(block: Block) -> list[Fold]:
     if isinstance(mlp, Mlp):
         gated = ("mlp.gate", "mlp.up") if mlp.gate is not None else ("mlp.up",)
         found.append(Fold(block.mlp_norm, gated))
-        if mlp.gate is not None:  # the product is linear in `up` alone; a plain MLP's activation is not
+        # the product is linear in `up` alone; a plain MLP's activation is not
+        if mlp.gate is not None:
             found.append(Fold(mlp.up, ("mlp.down",)))
     return found
 
@@ -47,7 +54,8 @@ def folds_of(block: Block) -> list[Fold]:
 def awq_scales(
     weights: Sequence[Tensor], inputs: Inputs, rounding: Rounding, *, grid: int = GRID
 ) -> tuple[Tensor, float, float, float]:
-    """Scales `[K]`, their power, and the error with them and without (arXiv 2306.00978, equations 4 and 5).
+    """Scales `[K]`, their power, and the error with them and without (arXiv 2306.00978, equations 4
+    and 5).
 
     scales = mean|x| ^ power, brought around 1, of the power among `grid` from 0 to 1 with the least error of outputs.
     """
@@ -58,7 +66,9 @@ def awq_scales(
         power = step / grid
         scales = mean**power
         scales = (scales / (scales.max() * scales.min()).sqrt()).clamp(1e-4, 1e4)
-        error = sum(inputs.error(rounding(each * scales) / scales - each.float()) for each in weights)
+        error = sum(
+            inputs.error(rounding(each * scales) / scales - each.float()) for each in weights
+        )
         plain = error if step == 0 else plain
         if best is None or error < best[2]:
             best = scales, power, error
@@ -87,6 +97,8 @@ def fold(block: Block, where: Fold, scales: Tensor, inputs: dict[str, Inputs]) -
     by = where.by
     weight, bias = by.weight, getattr(by, "bias", None)
     assert isinstance(weight, Tensor)
-    weight.copy_((weight.float() / (scales if weight.dim() == 1 else scales.unsqueeze(1))).to(weight.dtype))
+    weight.copy_(
+        (weight.float() / (scales if weight.dim() == 1 else scales.unsqueeze(1))).to(weight.dtype)
+    )
     if isinstance(bias, Tensor):
         bias.copy_((bias.float() / scales).to(bias.dtype))

@@ -1,4 +1,5 @@
-"""A rank's share of a weight in few bits: the same codes and scales as in the whole one, and no rounding anew.
+"""A rank's share of a weight in few bits: the same codes and scales as in the whole one, and no
+rounding anew.
 
 Knows layouts; knows no ranks. Shapes: N outputs, K inputs, G groups along K.
 """
@@ -22,7 +23,9 @@ def check_shape(whole: Packed, name: str, wanted: Sequence[int], where: str) -> 
     shape = whole.codes.T.shape if whole.kind == "int4" else whole.codes.shape
     found = [shape[0], whole.scales.shape[1] if whole.kind == "low-rank" else shape[1]]
     if found != list(wanted[-2:]):
-        raise WeightsError(f"{where}: {name} has shape {found}, the configuration wants {list(wanted[-2:])}")
+        raise WeightsError(
+            f"{where}: {name} has shape {found}, the configuration wants {list(wanted[-2:])}"
+        )
 
 
 def outputs(whole: Packed, start: int, stop: int) -> Packed:
@@ -34,19 +37,26 @@ def outputs(whole: Packed, start: int, stop: int) -> Packed:
         codes, scales, zeros = (each.contiguous() for each in columns)
         return replace(whole, codes=codes, scales=scales, zeros=zeros)
     if whole.kind == "fp8":
-        return replace(whole, codes=codes[start:stop].contiguous(), scales=_tiles(scales, start, stop))
+        return replace(
+            whole, codes=codes[start:stop].contiguous(), scales=_tiles(scales, start, stop)
+        )
     scales = scales if whole.kind == "low-rank" else scales[start:stop].contiguous()
     return replace(whole, codes=codes[start:stop].contiguous(), scales=scales)
 
 
 def inputs(whole: Packed, start: int, stop: int) -> Packed:
-    """Inputs `start` to `stop`: what such shares give adds up to what the whole weight does. Raises ValueError."""
+    """Inputs `start` to `stop`: what such shares give adds up to what the whole weight does.
+
+    Raises ValueError.
+    """
     if whole.kind == "int4":
         return _groups(whole, start, stop)
     if whole.kind == "low-rank":
         return replace(whole, scales=whole.scales[:, start:stop].contiguous())
     if whole.kind == "w8a8":
-        raise ValueError("activations are rounded by the largest of all inputs, which no rank would have")
+        raise ValueError(
+            "activations are rounded by the largest of all inputs, which no rank would have"
+        )
     codes = whole.codes[:, start:stop].contiguous()
     if whole.kind == "int8":
         return replace(whole, codes=codes)
@@ -75,6 +85,10 @@ def _groups(whole: Packed, start: int, stop: int) -> Packed:
     if not finer:
         raise ValueError(f"a share of inputs {start} to {stop} would divide groups of {group}")
     first, last = start // finer, -(-stop // finer)
-    scales, zeros = (x.repeat_interleave(group // finer, 0)[first:last] for x in (whole.scales, whole.zeros))
+    scales, zeros = (
+        x.repeat_interleave(group // finer, 0)[first:last] for x in (whole.scales, whole.zeros)
+    )
     codes = whole.codes[start:stop].contiguous()
-    return replace(whole, codes=codes, scales=scales.contiguous(), zeros=zeros.contiguous(), group=finer)
+    return replace(
+        whole, codes=codes, scales=scales.contiguous(), zeros=zeros.contiguous(), group=finer
+    )

@@ -1,6 +1,8 @@
-"""Every linear of a decoder but its head, and quantised ones in their place, at once or as the weights are read.
+"""Every linear of a decoder but its head, and quantised ones in their place, at once or as the
+weights are read.
 
-Embeddings, norms, routers and the head keep the run's precision. Knows names; how a weight is rounded is `linears`'.
+Embeddings, norms, routers and the head keep the run's precision. Knows names; how a weight is
+rounded is `linears`'.
 """
 
 from __future__ import annotations
@@ -47,7 +49,10 @@ def put(decoder: Decoder, name: str, module: nn.Module) -> None:
 
 
 def quantise(decoder: Decoder, kind: str) -> None:
-    """Every linear of the blocks, by rounding to the nearest, in place. Raises ValueError naming one that cannot be."""
+    """Every linear of the blocks, by rounding to the nearest, in place.
+
+    Raises ValueError naming one that cannot be.
+    """
     group = group_for(widths_of(decoder))
     for name, module in list(linears_of(decoder)):
         weight = module.weight.detach()
@@ -77,11 +82,15 @@ def put_packed(
 def packs_of(
     weight: Tensor, *, kind: str, group: int, name: str, dtype: torch.dtype, device: torch.device
 ) -> list[Packed]:
-    """A linear's `weight [N, K]`, or that of stacked experts `[E, N, K]`, rounded as it is in `dtype`: one each. Raises
+    """A linear's `weight [N, K]`, or that of stacked experts `[E, N, K]`, rounded as it is in
+    `dtype`: one each. Raises
     ValueError."""
     weight = weight.to(device, dtype)
     try:
-        return [packed_as(kind, each, group) for each in (weight.unbind() if weight.dim() == 3 else (weight,))]
+        return [
+            packed_as(kind, each, group)
+            for each in (weight.unbind() if weight.dim() == 3 else (weight,))
+        ]
     except ValueError as error:
         raise ValueError(f"{name}.weight: {error}") from None
 

@@ -1,6 +1,8 @@
-"""The routes: keys checked, bodies read, answers sent whole or by server-sent events, every error in OpenAI's shape.
+"""The routes: keys checked, bodies read, answers sent whole or by server-sent events, every error
+in OpenAI's shape.
 
-Knows HTTP; what an answer is, `desk` and `order` know. A client that goes away takes its request along.
+Knows HTTP; what an answer is, `desk` and `order` know. A client that goes away takes its request
+along.
 """
 
 from __future__ import annotations
@@ -54,7 +56,9 @@ def make_app(desk: Desk) -> Starlette:
         try:
             told = await state_of(desk)
         except TimeoutError:
-            raise ApiError("the present step takes long; ask again", status=503, retry_after_s=2.0) from None
+            raise ApiError(
+                "the present step takes long; ask again", status=503, retry_after_s=2.0
+            ) from None
         return JSONResponse(told.to_dict())
 
     async def tally(request: Request) -> Response:
@@ -68,7 +72,9 @@ def make_app(desk: Desk) -> Starlette:
             raise ApiError(f"this is no replica's tally: {error}") from None
         return Response(status_code=204)
 
-    def keyed(handler: Callable[[Request], Awaitable[Response]]) -> Callable[[Request], Awaitable[Response]]:
+    def keyed(
+        handler: Callable[[Request], Awaitable[Response]],
+    ) -> Callable[[Request], Awaitable[Response]]:
         async def checked(request: Request) -> Response:
             desk.gate.check_key(request.headers)
             return await handler(request)
@@ -105,11 +111,15 @@ async def _answer(request: Request, desk: Desk, *, chat: bool) -> Response:
         replica.inside -= wish.answers
 
     if replica.relay is not None:
-        return await replica.relay.pass_on(request, body, client=_client(request, desk), ended=ended)
+        return await replica.relay.pass_on(
+            request, body, client=_client(request, desk), ended=ended
+        )
     return await _here(request, desk, wish, ended)
 
 
-async def _here(request: Request, desk: Desk, wish: Wish, ended: Callable[[], None] = lambda: None) -> Response:
+async def _here(
+    request: Request, desk: Desk, wish: Wish, ended: Callable[[], None] = lambda: None
+) -> Response:
     try:
         order = await desk.order(wish, _client(request, desk))
     except BaseException:
@@ -129,14 +139,18 @@ async def _here(request: Request, desk: Desk, wish: Wish, ended: Callable[[], No
 
 
 def _client(request: Request, desk: Desk) -> str:
-    return desk.gate.client(request.headers, request.client.host if request.client is not None else "")
+    return desk.gate.client(
+        request.headers, request.client.host if request.client is not None else ""
+    )
 
 
 class _Events(StreamingResponse):
     """`data: {...}` a chunk, `data: [DONE]` at the end; whatever happens, the order is closed."""
 
     def __init__(self, order: Order) -> None:
-        super().__init__(_events(order), media_type="text/event-stream", headers={"cache-control": "no-cache"})
+        super().__init__(
+            _events(order), media_type="text/event-stream", headers={"cache-control": "no-cache"}
+        )
         self.order = order
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -163,8 +177,12 @@ async def state_of(desk: Desk) -> EngineState:
     if desk.fleet is None:
         return own
     relays = [each.relay for each in desk.fleet.replicas if each.relay is not None]
-    others = await asyncio.gather(*(each.json(STATE_PATH) for each in relays), return_exceptions=True)
-    return merged([own, *(EngineState.model_validate(each) for each in others if isinstance(each, dict))])
+    others = await asyncio.gather(
+        *(each.json(STATE_PATH) for each in relays), return_exceptions=True
+    )
+    return merged(
+        [own, *(EngineState.model_validate(each) for each in others if isinstance(each, dict))]
+    )
 
 
 async def read_body(request: Request) -> bytes:
@@ -182,10 +200,13 @@ def _json(body: bytes) -> Any:
     try:
         found = json.loads(body.decode("utf-8-sig"), parse_constant=_no_constant)
         if b"\\u" in body:
-            json.dumps(found, ensure_ascii=False).encode()  # half a character is none: nobody could be told of it
+            # half a character is none: nobody could be told of it
+            json.dumps(found, ensure_ascii=False).encode()
         return found
     except (ValueError, RecursionError) as error:
-        raise ApiError(f"We could not parse the JSON body of your request: {str(error)[:200]}") from None
+        raise ApiError(
+            f"We could not parse the JSON body of your request: {str(error)[:200]}"
+        ) from None
 
 
 def _no_constant(name: str) -> None:
@@ -193,13 +214,21 @@ def _no_constant(name: str) -> None:
 
 
 def _of_engine(error: Exception) -> ApiError:
-    says = f"the engine could not go on: {type(error).__name__}: {str(error)[:300]}; the run's log tells more"
+    says = (
+        f"the engine could not go on: {type(error).__name__}: {str(error)[:300]}; the run's "
+        "log tells more"
+    )
     return ApiError(says, status=500, code="engine_error")
 
 
 def error_handlers() -> dict[Any, Any]:
     """For Starlette: whatever goes wrong is told in OpenAI's shape."""
-    return {ApiError: _refused, HTTPException: _no_route, ClientDisconnect: _left, Exception: _broken}
+    return {
+        ApiError: _refused,
+        HTTPException: _no_route,
+        ClientDisconnect: _left,
+        Exception: _broken,
+    }
 
 
 async def _refused(request: Request, error: Exception) -> Response:
@@ -209,7 +238,10 @@ async def _refused(request: Request, error: Exception) -> Response:
 
 async def _no_route(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
-    says = f"{request.method} {request.url.path}: {error.detail}; this server has /v1/models, /v1/completions and "
+    says = (
+        f"{request.method} {request.url.path}: {error.detail}; this server has /v1/models, "
+        "/v1/completions and "
+    )
     told = ApiError(f"{says}/v1/chat/completions", status=error.status_code, code="unknown_url")
     return JSONResponse(told.body, status_code=told.status)
 

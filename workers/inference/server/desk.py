@@ -1,4 +1,5 @@
-"""From a request's JSON to an order that the engine works on: prompts to ids, limits, the model's name.
+"""From a request's JSON to an order that the engine works on: prompts to ids, limits, the model's
+name.
 
 Knows the model's words, the gate and the pump; knows no HTTP.
 """
@@ -20,7 +21,13 @@ from workers.inference.server.fleet import Fleet
 from workers.inference.server.gate import Gate
 from workers.inference.server.order import Order
 from workers.inference.server.others import Others
-from workers.inference.server.parameters import Asked, messages_of, of_engine, prompts_of, read_asked
+from workers.inference.server.parameters import (
+    Asked,
+    messages_of,
+    of_engine,
+    prompts_of,
+    read_asked,
+)
 from workers.inference.server.pump import Pump
 from workers.inference.server.shapes import Head, model_card
 from workers.inference.server.ticket import Piece, Ticket
@@ -31,7 +38,9 @@ _LONG = 4_000  # characters: what is longer is encoded in a thread, so that othe
 
 @dataclass(frozen=True, slots=True)
 class Wish:
-    """A request that is right as far as one can tell without the engine; `texts` are what answers begin with."""
+    """A request that is right as far as one can tell without the engine; `texts` are what answers
+    begin with.
+    """
 
     asked: Asked
     prompts: list[tuple[int, ...]]
@@ -44,7 +53,10 @@ class Wish:
 
 
 class Desk:
-    """Of one engine. `names` are all that a client may call the model by, the first one being what it is told."""
+    """Of one engine.
+
+    `names` are all that a client may call the model by, the first one being what it is told.
+    """
 
     def __init__(self, loaded: Loaded, pump: Pump, gate: Gate, *, names: Sequence[str]) -> None:
         self.loaded, self.pump, self.gate, self.names = loaded, pump, gate, tuple(names)
@@ -76,8 +88,18 @@ class Desk:
         name = f"{'chatcmpl' if asked.chat else 'cmpl'}-{uuid.uuid4().hex}"
         inbox: asyncio.Queue[tuple[Ticket, Piece | BaseException]] = asyncio.Queue()
         tickets = [
-            Ticket(f"{name}/{place}" if place else name, place, prompt, sampling, inbox, asked.priority, client)
-            for place, (prompt, sampling) in enumerate(zip(wish.prompts, wish.samplings, strict=True))
+            Ticket(
+                f"{name}/{place}" if place else name,
+                place,
+                prompt,
+                sampling,
+                inbox,
+                asked.priority,
+                client,
+            )
+            for place, (prompt, sampling) in enumerate(
+                zip(wish.prompts, wish.samplings, strict=True)
+            )
         ]
         head = Head(name, int(time.time()), self.names[0], asked.chat)
         order = Order(asked, head, tickets, inbox, words=self.loaded.words, texts=wish.texts)
@@ -107,9 +129,17 @@ class Desk:
             return prompts, [""]
         given, words = prompts_of(asked.given), self.loaded.words
         if asked.echo and (words is None or asked.top is not None):
-            why = "this model has no tokenizer" if words is None else "prompts get no log-probabilities here"
-            raise ApiError(f"echo cannot be done: {why}", param="echo", code="unsupported_parameter")
-        prompts = [tuple(await self._encoded(each) if isinstance(each, str) else each) for each in given]
+            why = (
+                "this model has no tokenizer"
+                if words is None
+                else "prompts get no log-probabilities here"
+            )
+            raise ApiError(
+                f"echo cannot be done: {why}", param="echo", code="unsupported_parameter"
+            )
+        prompts = [
+            tuple(await self._encoded(each) if isinstance(each, str) else each) for each in given
+        ]
         self._check(prompts, "prompt")
         if not asked.echo or words is None:
             return prompts, [""] * len(prompts)
@@ -119,7 +149,10 @@ class Desk:
         words = self.loaded.words
         messages = messages_of(asked.given)
         if words is None:
-            raise ApiError("this model came without a tokenizer; send token ids to /v1/completions", param="messages")
+            raise ApiError(
+                "this model came without a tokenizer; send token ids to /v1/completions",
+                param="messages",
+            )
         try:
             text = words.chat(messages)
         except WeightsError as error:
@@ -157,10 +190,18 @@ class Desk:
     def _sampling(self, asked: Asked, prompt: Sequence[int]) -> Sampling:
         sampling, left = asked.sampling, self._room - len(prompt)
         if asked.limited and len(prompt) + sampling.max_new_tokens > self.context:
-            says = f"This model's maximum context length is {self.context} tokens; {len(prompt)} of the prompt and "
-            says += f"{sampling.max_new_tokens} new ones are more. Ask for at most {self.context - len(prompt)}"
+            says = (
+                f"This model's maximum context length is {self.context} tokens; {len(prompt)} "
+                "of the prompt and "
+            )
+            says += (
+                f"{sampling.max_new_tokens} new ones are more. Ask for at most "
+                f"{self.context - len(prompt)}"
+            )
             raise ApiError(says, param="max_tokens", code="context_length_exceeded")
         if sampling.stop and self.loaded.words is None:
-            raise ApiError("stop is text, and this model came without a tokenizer; leave it out", param="stop")
+            raise ApiError(
+                "stop is text, and this model came without a tokenizer; leave it out", param="stop"
+            )
         most = sampling.max_new_tokens if asked.limited else max(1, left)
         return replace(sampling, max_new_tokens=most, ends=self.loaded.ends)

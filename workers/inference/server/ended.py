@@ -1,4 +1,5 @@
-"""All requests of a server that ended so far, as far as a summary needs them; other replicas' beside its own.
+"""All requests of a server that ended so far, as far as a summary needs them; other replicas'
+beside its own.
 
 Counts; knows no engine and no files.
 """
@@ -15,7 +16,9 @@ _LAST = 32  # requests that a summary lists
 
 
 class Ended:
-    """`add` each of this replica's; `merge` what another told of its own, once there is nothing more to add."""
+    """`add` each of this replica's; `merge` what another told of its own, once there is nothing
+    more to add.
+    """
 
     def __init__(self) -> None:
         self._finishes: Counter[str] = Counter()
@@ -43,10 +46,16 @@ class Ended:
     def tally(self, *, rank: int, seconds: float) -> Tally:
         """For the first of several replicas, `seconds` after this one's start."""
         return Tally(
-            rank=rank, seconds=seconds, finishes=dict(self._finishes), prompt_tokens=self._prompt,
-            new_tokens=self._new, shared_tokens=self._shared, ttft_s=list(self._ttft_s), tpot_s=list(self._tpot_s),
+            rank=rank,
+            seconds=seconds,
+            finishes=dict(self._finishes),
+            prompt_tokens=self._prompt,
+            new_tokens=self._new,
+            shared_tokens=self._shared,
+            ttft_s=list(self._ttft_s),
+            tpot_s=list(self._tpot_s),
             last=list(self._last),
-        )  # fmt: skip
+        )
 
     def merge(self, told: Tally, *, seconds: float) -> None:
         """Its times by the clock of this replica, whose start was `seconds` before it was told."""
@@ -56,7 +65,10 @@ class Ended:
         self._new += told.new_tokens
         self._ttft_s.extend(told.ttft_s)
         self._tpot_s.extend(told.tpot_s)
-        everybodys = [*self._last, *(later(each, by_s=seconds - told.seconds) for each in told.last)]
+        everybodys = [
+            *self._last,
+            *(later(each, by_s=seconds - told.seconds) for each in told.last),
+        ]
         self._last = deque(sorted(everybodys, key=lambda each: each.ended_s or 0.0), maxlen=_LAST)
 
     def summary(self, *, seconds: float) -> Summary:
@@ -75,7 +87,10 @@ class Ended:
 
 def later(request: RequestTold, *, by_s: float) -> RequestTold:
     """By a clock that began so much earlier; never before its start."""
-    times = {name: getattr(request, name) for name in ("added_s", "admitted_s", "first_token_s", "ended_s")}
+    times = {
+        name: getattr(request, name)
+        for name in ("added_s", "admitted_s", "first_token_s", "ended_s")
+    }
     moved = {name: max(0.0, at_s + by_s) for name, at_s in times.items() if at_s is not None}
     return request.model_copy(update=moved)
 

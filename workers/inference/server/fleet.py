@@ -1,4 +1,5 @@
-"""Replicas behind one endpoint: which of them takes a prompt, by what each has computed before and how busy it is.
+"""Replicas behind one endpoint: which of them takes a prompt, by what each has computed before and
+how busy it is.
 
 Knows tokens and counts; what is on a replica is guessed from what was sent there, nobody is asked.
 """
@@ -18,7 +19,9 @@ _REMEMBERED = 200_000  # blocks
 
 @dataclass(eq=False, slots=True)
 class Replica:
-    """`relay` is None for the one in this process; `inside` counts answers on their way, `taken` all so far."""
+    """`relay` is None for the one in this process; `inside` counts answers on their way, `taken`
+    all so far.
+    """
 
     rank: int
     relay: Relay | None
@@ -27,14 +30,19 @@ class Replica:
 
 
 class Fleet:
-    """`choose` a replica for a prompt: of those with room the one that was sent the longest beginning of it.
+    """`choose` a replica for a prompt: of those with room the one that was sent the longest
+    beginning of it.
 
-    Of equally idle ones it is the one that had least so far, so that one request after another fills all caches.
-    One that is busier than the idlest by `slack` answers is passed over: a shared prefix saves a prompt's time, a queue
+    Of equally idle ones it is the one that had least so far, so that one request after another
+    fills all caches.
+    One that is busier than the idlest by `slack` answers is passed over: a shared prefix saves a
+    prompt's time, a queue
     costs several answers'. Each holds `capacity` at most.
     """
 
-    def __init__(self, replicas: Sequence[Replica], *, block_size: int, capacity: int, slack: int) -> None:
+    def __init__(
+        self, replicas: Sequence[Replica], *, block_size: int, capacity: int, slack: int
+    ) -> None:
         self.replicas = list(replicas)
         self._block_size, self._capacity, self._slack = block_size, capacity, slack
         self._sent: OrderedDict[bytes, Replica] = OrderedDict()
@@ -43,8 +51,13 @@ class Fleet:
         """Its answers count as on their way from now on. Raises ApiError 429 where all are full."""
         idlest = min(self.replicas, key=lambda each: (each.inside, each.taken, each.rank))
         if idlest.inside and idlest.inside + answers > self._capacity:
-            says = f"{sum(each.inside for each in self.replicas)} answers are on their way and all replicas are full"
-            raise ApiError(f"{says}; ask again later", status=429, code="queue_full", retry_after_s=1.0)
+            says = (
+                f"{sum(each.inside for each in self.replicas)} answers are on their way and "
+                "all replicas are full"
+            )
+            raise ApiError(
+                f"{says}; ask again later", status=429, code="queue_full", retry_after_s=1.0
+            )
         keys = self._keys(prompt)
         known = next((self._sent[key] for key in reversed(keys) if key in self._sent), None)
         chosen = idlest

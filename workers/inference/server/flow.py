@@ -1,6 +1,7 @@
 """An answer's text as it may be shown so far: whole characters, and nothing of a stop string.
 
-Knows ids and words; knows no JSON. What was shown is never taken back, and all of it together is the answer's text.
+Knows ids and words; knows no JSON. What was shown is never taken back, and all of it together is
+the answer's text.
 """
 
 from __future__ import annotations
@@ -12,7 +13,10 @@ from workers.inference.stops import GrowingText, until_stop
 
 
 class Flow:
-    """`add` ids, get the text that can be shown with them; `end` gives the rest. Without `decode` there is no text."""
+    """`add` ids, get the text that can be shown with them; `end` gives the rest.
+
+    Without `decode` there is no text.
+    """
 
     def __init__(self, decode: Callable[[Sequence[int]], str] | None, sampling: Sampling) -> None:
         self.ids: list[int] = []

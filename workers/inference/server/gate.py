@@ -17,13 +17,17 @@ from workers.inference.server.errors import ApiError
 
 
 class Gate:
-    """`capacity` answers may be on their way, those that wait included. `house_key` is the control plane's.
+    """`capacity` answers may be on their way, those that wait included. `house_key` is the control
+    plane's.
 
-    Without an `api_key` everybody may ask where `open` says so: on an address that only this machine reaches. The key
+    Without an `api_key` everybody may ask where `open` says so: on an address that only this
+    machine reaches. The key
     may be written as it is or hidden (`contracts.secret`).
     """
 
-    def __init__(self, *, api_key: str | None, house_key: str | None, open: bool, capacity: int) -> None:
+    def __init__(
+        self, *, api_key: str | None, house_key: str | None, open: bool, capacity: int
+    ) -> None:
         self.draining = False
         self.capacity, self.inside = capacity, 0
         self._is_key = None if api_key is None else checker(api_key)
@@ -31,7 +35,10 @@ class Gate:
         self._left: deque[tuple[float, int]] = deque(maxlen=64)  # when the newest answers ended
 
     def check_key(self, headers: Mapping[str, str], *, house_only: bool = False) -> None:
-        """Raises ApiError. `house_only`: what is no client's business, unless there is no control plane."""
+        """Raises ApiError.
+
+        `house_only`: what is no client's business, unless there is no control plane.
+        """
         if self._is_house(headers):
             return
         scheme, _, given = headers.get("authorization", "").partition(" ")
@@ -42,21 +49,31 @@ class Gate:
             if self._is_key is not None and bearer and self._is_key(bearer):
                 return
         says = "Incorrect API key provided" if bearer else "You didn't provide an API key"
-        raise ApiError(f"{says}; send it as Authorization: Bearer KEY", status=401, code="invalid_api_key")
+        raise ApiError(
+            f"{says}; send it as Authorization: Bearer KEY", status=401, code="invalid_api_key"
+        )
 
     def client(self, headers: Mapping[str, str], address: str) -> str:
-        """Who asks, for a fair share: as the control plane says, else the address that the call comes from."""
+        """Who asks, for a fair share: as the control plane says, else the address that the call
+        comes from.
+        """
         return headers.get(CLIENT_HEADER, "") if self._is_house(headers) else f"address:{address}"
 
     @contextmanager
     def room(self, answers: int) -> Iterator[None]:
-        """Holds places for so many answers. Raises ApiError 429 with a time to come back, and 503 at the end."""
+        """Holds places for so many answers.
+
+        Raises ApiError 429 with a time to come back, and 503 at the end.
+        """
         if self.draining:
             raise self.refusal()
         if self.inside and self.inside + answers > self.capacity:
             says = f"{self.inside} answers are on their way and there is room for {self.capacity}"
             raise ApiError(
-                f"{says}; ask again later", status=429, code="queue_full", retry_after_s=self._wait_s(answers)
+                f"{says}; ask again later",
+                status=429,
+                code="queue_full",
+                retry_after_s=self._wait_s(answers),
             )
         self.inside += answers
         try:
@@ -66,7 +83,9 @@ class Gate:
             self._left.append((time.monotonic(), answers))
 
     def refusal(self) -> ApiError:
-        return ApiError("the server is about to end and takes no new requests", status=503, code="draining")
+        return ApiError(
+            "the server is about to end and takes no new requests", status=503, code="draining"
+        )
 
     def _wait_s(self, answers: int) -> float:
         """Until so many have left, as fast as the newest ones did."""

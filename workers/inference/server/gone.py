@@ -1,4 +1,7 @@
-"""Work for a client that may go away before it is done. Knows connections; knows nothing of the work."""
+"""Work for a client that may go away before it is done.
+
+Knows connections; knows nothing of the work.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +16,8 @@ GONE = 499  # nginx's status for a client that closed its request; nobody reads 
 
 
 async def unless_gone(request: Request, work: Coroutine[Any, Any, T]) -> T:
-    """What `work` gives, or raises. Once the client has closed its connection the work is cancelled and
+    """What `work` gives, or raises. Once the client has closed its connection the work is cancelled
+    and
     ClientDisconnect raised. The request's body has to be read before."""
     done, gone = asyncio.ensure_future(work), asyncio.ensure_future(_gone(request))
     try:

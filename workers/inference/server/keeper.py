@@ -1,4 +1,5 @@
-"""Writes down now and then how the engines of a server stand, so that a page can show it when the server is gone.
+"""Writes down now and then how the engines of a server stand, so that a page can show it when the
+server is gone.
 
 Knows a desk and a folder; a process that is killed leaves what was written last.
 """

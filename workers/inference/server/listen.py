@@ -1,4 +1,5 @@
-"""A socket and uvicorn on it, in an event loop that somebody else runs and with signals that somebody else takes.
+"""A socket and uvicorn on it, in an event loop that somebody else runs and with signals that
+somebody else takes.
 
 Knows addresses; knows no routes.
 """
@@ -23,10 +24,15 @@ class Listener(uvicorn.Server):
     def __init__(self, app: ASGIApp, bound: socket.socket) -> None:
         super().__init__(
             uvicorn.Config(
-                app, log_level="warning", access_log=False, lifespan="off", ws="none", timeout_graceful_shutdown=2,
+                app,
+                log_level="warning",
+                access_log=False,
+                lifespan="off",
+                ws="none",
+                timeout_graceful_shutdown=2,
                 timeout_keep_alive=75,
             )
-        )  # fmt: skip
+        )
         self._bound = bound
         self._task: asyncio.Task[None] | None = None
 
@@ -50,7 +56,8 @@ class Listener(uvicorn.Server):
 def bind(host: str, port: int) -> socket.socket:
     """Port 0 takes a free one. Raises UserError where nobody may listen there."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    # named TCP, or asyncio leaves Nagle's algorithm on: an answer would wait 40 ms for the client's acknowledgement
+    # named TCP, or asyncio leaves Nagle's algorithm on: an answer would wait 40 ms for the client's
+    # acknowledgement
     found = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     found.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:

@@ -1,6 +1,8 @@
-"""Where the replicas of one serve run are: every rank tells the others once it listens. And how they ask each other.
+"""Where the replicas of one serve run are: every rank tells the others once it listens. And how
+they ask each other.
 
-By torch.distributed over gloo, on CPUs and GPUs alike; a group that is made for it is gone afterwards.
+By torch.distributed over gloo, on CPUs and GPUs alike; a group that is made for it is gone
+afterwards.
 """
 
 from __future__ import annotations
@@ -21,10 +23,13 @@ _PATIENCE = timedelta(minutes=60)  # one rank may load much longer than another
 
 
 def meet(at: tuple[str, int], around: Surroundings, leaders: Any = None) -> list[tuple[str, int]]:
-    """Everybody's address by rank, or where several ranks make a replica, that of each one's leader, whose group is
+    """Everybody's address by rank, or where several ranks make a replica, that of each one's
+    leader, whose group is
     given; blocks until all are there."""
     if leaders is None:
-        dist.init_process_group("gloo", timeout=_PATIENCE, rank=around.rank, world_size=around.world_size)
+        dist.init_process_group(
+            "gloo", timeout=_PATIENCE, rank=around.rank, world_size=around.world_size
+        )
     try:
         found: list[tuple[str, int]] = [at] * dist.get_world_size(leaders)
         dist.all_gather_object(found, at, group=leaders)
@@ -43,12 +48,17 @@ def fleet_of(
     seats: int,
     waiting: int,
 ) -> Fleet:
-    """Of the first rank, which asks the others with the key that it is asked with itself. Raises UserError."""
+    """Of the first rank, which asks the others with the key that it is asked with itself.
+
+    Raises UserError.
+    """
     replicas = [
         Replica(rank, None if rank == around.rank else relay_to(address, around, api_key=api_key))
         for rank, address in enumerate(addresses)
     ]
-    return Fleet(replicas, block_size=block_size, capacity=seats + waiting, slack=max(2, seats // 2))
+    return Fleet(
+        replicas, block_size=block_size, capacity=seats + waiting, slack=max(2, seats // 2)
+    )
 
 
 def relay_to(address: tuple[str, int], around: Surroundings, *, api_key: str | None) -> Relay:

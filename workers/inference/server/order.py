@@ -1,4 +1,5 @@
-"""One request on its way: its prompts' tickets, and their pieces put together to an answer, whole or as chunks.
+"""One request on its way: its prompts' tickets, and their pieces put together to an answer, whole
+or as chunks.
 
 Knows text and shapes; knows no HTTP. `close` gives back what it holds, whatever has become of it.
 """
@@ -35,7 +36,9 @@ class Order:
         self._inbox, self._words, self._texts = inbox, words, texts
         decode: Callable[[Sequence[int]], str] | None = None if words is None else words.decode
         self._flows = {
-            (each.place, answer): Flow(decode, each.sampling) for each in tickets for answer in range(asked.sampling.n)
+            (each.place, answer): Flow(decode, each.sampling)
+            for each in tickets
+            for answer in range(asked.sampling.n)
         }
 
     def close(self) -> None:
@@ -74,13 +77,17 @@ class Order:
             if text or piece.finish or self.asked.top is not None or self._ids:
                 scored = None if self.asked.top is None else self._scored(piece)
                 ids = piece.tokens if self._ids else None
-                yield self.head.chunk([Choice(self._place(*key), text, piece.finish, scored, begun.get(key, 0), ids)])
+                yield self.head.chunk(
+                    [Choice(self._place(*key), text, piece.finish, scored, begun.get(key, 0), ids)]
+                )
             begun[key] = begun.get(key, 0) + len(text)
         if self.asked.usage:
             yield self.head.last(self._usage())
 
     async def _pieces(self) -> AsyncIterator[tuple[Ticket, Piece]]:
-        """Those of an answer that have come by now as one: where the engine is faster, a client gets fewer chunks."""
+        """Those of an answer that have come by now as one: where the engine is faster, a client
+        gets fewer chunks.
+        """
         left = len(self._flows)
         while left:
             come: dict[tuple[Ticket, int], Piece] = {}
@@ -99,12 +106,20 @@ class Order:
             return []
         tops = piece.top or ((),) * len(piece.tokens)
         return [
-            Scored(self._text(token), logprob, tuple((self._text(other), score) for other, score in top))
+            Scored(
+                self._text(token),
+                logprob,
+                tuple((self._text(other), score) for other, score in top),
+            )
             for token, logprob, top in zip(piece.tokens, piece.logprobs, tops, strict=True)
         ]
 
     def _text(self, token: int) -> str:
-        return f"token_id:{token}" if self._words is None else self._words.decode([token], special=True)
+        return (
+            f"token_id:{token}"
+            if self._words is None
+            else self._words.decode([token], special=True)
+        )
 
     def _place(self, prompt: int, answer: int) -> int:
         return prompt * self.asked.sampling.n + answer

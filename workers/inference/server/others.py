@@ -1,6 +1,8 @@
-"""What the other replicas of a run tell the first of their requests: each its tally when it ends, wherever it runs.
+"""What the other replicas of a run tell the first of their requests: each its tally when it ends,
+wherever it runs.
 
-Of one that was killed before, the lines that it wrote count, where its folder is on this node. Knows no HTTP.
+Of one that was killed before, the lines that it wrote count, where its folder is on this node.
+Knows no HTTP.
 """
 
 from __future__ import annotations
@@ -20,17 +22,24 @@ _LOOK_S = 0.02
 
 
 class Others:
-    """`ranks` lead the other replicas. Whatever their files held when this was made is of earlier attempts."""
+    """`ranks` lead the other replicas.
+
+    Whatever their files held when this was made is of earlier attempts.
+    """
 
     def __init__(self, directory: Path, ranks: Sequence[int]) -> None:
         self._files = {rank: directory / f"rank-{rank}" / REQUESTS for rank in ranks}
-        self._began = {rank: path.stat().st_size for rank, path in self._files.items() if path.is_file()}
+        self._began = {
+            rank: path.stat().st_size for rank, path in self._files.items() if path.is_file()
+        }
         self._told: dict[int, tuple[Tally, float]] = {}
 
     def hear(self, tally: Tally) -> None:
         """Raises ValueError for a rank that leads no other replica."""
         if tally.rank not in self._files:
-            raise ValueError(f"rank {tally.rank} leads no other replica; there are {sorted(self._files)}")
+            raise ValueError(
+                f"rank {tally.rank} leads no other replica; there are {sorted(self._files)}"
+            )
         self._told[tally.rank] = (tally, time.perf_counter())
 
     async def heard(self, *, until: float) -> None:
@@ -43,7 +52,9 @@ class Others:
         return sum(sum(tally.finishes.values()) for tally, _ in self._told.values())
 
     def add_to(self, ended: Ended, *, since_s: float) -> int:
-        """All that is known of theirs, for a server that began at `since_s`; of how many replicas nothing is."""
+        """All that is known of theirs, for a server that began at `since_s`; of how many replicas
+        nothing is.
+        """
         silent = 0
         for rank, path in self._files.items():
             if rank in self._told:

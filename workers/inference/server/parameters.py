@@ -1,4 +1,5 @@
-"""A request's JSON to what the engine is asked: the fields of OpenAI's API, each checked, those that we lack refused.
+"""A request's JSON to what the engine is asked: the fields of OpenAI's API, each checked, those
+that we lack refused.
 
 Knows words and Sampling; knows no HTTP. Raises ApiError that names the field.
 """
@@ -14,13 +15,42 @@ from workers.inference.sampling import Sampling
 from workers.inference.server.errors import ApiError
 
 # legal and without a meaning here
-_IGNORED = {"user", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key", "parallel_tool_calls"}
+_IGNORED = {
+    "user",
+    "metadata",
+    "store",
+    "service_tier",
+    "safety_identifier",
+    "prompt_cache_key",
+    "parallel_tool_calls",
+}
 # beyond OpenAI's: the names that other open servers have for them
-_OWN = {"top_k", "min_p", "repetition_penalty", "ignore_eos", "return_token_ids", "regex", "grammar", "priority"}
+_OWN = {
+    "top_k",
+    "min_p",
+    "repetition_penalty",
+    "ignore_eos",
+    "return_token_ids",
+    "regex",
+    "grammar",
+    "priority",
+}
 _SHARED = {
-    "model", "stream", "stream_options", "n", "max_tokens", "temperature", "top_p", "stop", "seed", "presence_penalty",
-    "frequency_penalty", "logprobs", "logit_bias", "response_format",
-}  # fmt: skip
+    "model",
+    "stream",
+    "stream_options",
+    "n",
+    "max_tokens",
+    "temperature",
+    "top_p",
+    "stop",
+    "seed",
+    "presence_penalty",
+    "frequency_penalty",
+    "logprobs",
+    "logit_bias",
+    "response_format",
+}
 _FIELDS = {
     "completions": _SHARED | {"prompt", "echo", "best_of", "suffix"},
     "chat": _SHARED | {"messages", "max_completion_tokens", "top_logprobs", "modalities"},
@@ -29,13 +59,15 @@ _NEUTRAL: dict[str, Callable[[Any], bool]] = {  # what we lack, and what of it a
     "suffix": lambda given: given == "",
     "modalities": lambda given: given == ["text"],
 }
-MOST_STOPS, MOST_STOP, MOST_TOP = 16, 1_000, 20  # a stop text's characters: each new token is held against all of them
+# a stop text's characters: each new token is held against all of them
+MOST_STOPS, MOST_STOP, MOST_TOP = 16, 1_000, 20
 MOST_PROMPTS = 2_048
 
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """`sampling` but for the ends, which the model knows, and for `max_new_tokens` where `limited` is false.
+    """`sampling` but for the ends, which the model knows, and for `max_new_tokens` where `limited`
+    is false.
 
     `top` is None without log-probabilities, else how many beside the chosen token are wanted.
     """
@@ -63,21 +95,30 @@ def read_asked(body: Any, *, chat: bool) -> Asked:
         raise ApiError(f"{what}; this server knows {', '.join(sorted(known))}", param=unknown[0])
     for name, neutral in _NEUTRAL.items():
         if name in given and not neutral(given[name]):
-            raise ApiError(f"{name}: this server does without; leave it out", param=name, code="unsupported_parameter")
+            raise ApiError(
+                f"{name}: this server does without; leave it out",
+                param=name,
+                code="unsupported_parameter",
+            )
     n = _number(given, "n", 1, whole=True, low=1, high=128)
     if given.get("best_of", n) != n:
-        raise ApiError(f"best_of is {given['best_of']!r}; here it can only equal n, {n}", param="best_of")
+        raise ApiError(
+            f"best_of is {given['best_of']!r}; here it can only equal n, {n}", param="best_of"
+        )
     most, top = _most(given, chat=chat), _top(given, chat=chat)
     stream, options = _flag(given, "stream"), given.get("stream_options", {})
     if not isinstance(options, dict) or (options and not stream):
-        raise ApiError("stream_options is an object that goes with stream: true", param="stream_options")
+        raise ApiError(
+            "stream_options is an object that goes with stream: true", param="stream_options"
+        )
     seed = _number(given, "seed", None, whole=True, low=-(2**63), high=2**63 - 1)
     try:
         sampling = Sampling(
             max_new_tokens=most or 1,
             temperature=_number(given, "temperature", 1.0, low=0, high=2),
             top_p=_number(given, "top_p", 1.0, low=0, high=1),
-            top_k=max(0, _number(given, "top_k", 0, whole=True, low=-1, high=2**31 - 1)),  # -1 is no cut elsewhere
+            # -1 is no cut elsewhere
+            top_k=max(0, _number(given, "top_k", 0, whole=True, low=-1, high=2**31 - 1)),
             min_p=_number(given, "min_p", 0.0, low=0, high=1),
             repetition_penalty=_number(given, "repetition_penalty", 1.0, low=0.01, high=100),
             presence_penalty=_number(given, "presence_penalty", 0.0, low=-2, high=2),
@@ -127,7 +168,9 @@ def of_engine(error: ValueError) -> ApiError:
     """What Sampling or the engine says begins with the parameter that is wrong, where one is."""
     first = str(error).split(" ", 1)[0]
     name = "response_format" if first == "json_schema" else first
-    return ApiError(str(error), param=name if name in _FIELDS["chat"] | _FIELDS["completions"] | _OWN else None)
+    return ApiError(
+        str(error), param=name if name in _FIELDS["chat"] | _FIELDS["completions"] | _OWN else None
+    )
 
 
 def messages_of(given: Mapping[str, Any]) -> list[dict[str, Any]]:
@@ -149,12 +192,18 @@ def prompts_of(given: Mapping[str, Any]) -> list[str | list[int]]:
     prompt = given.get("prompt")
     if isinstance(prompt, str) or _is_ids(prompt):
         return [prompt]  # type: ignore[list-item]
-    if isinstance(prompt, list) and prompt and all(isinstance(each, str) or _is_ids(each) for each in prompt):
+    if (
+        isinstance(prompt, list)
+        and prompt
+        and all(isinstance(each, str) or _is_ids(each) for each in prompt)
+    ):
         if len(prompt) > MOST_PROMPTS:
             says = f"prompt has {len(prompt):,} texts; at most {MOST_PROMPTS:,} go in one request"
             raise ApiError(f"{says}, send the others in further ones", param="prompt")
         return prompt
-    raise ApiError("prompt must be a text, a list of token ids, or a list of either", param="prompt")
+    raise ApiError(
+        "prompt must be a text, a list of token ids, or a list of either", param="prompt"
+    )
 
 
 def _is_ids(given: Any) -> bool:
@@ -167,7 +216,10 @@ def _content(given: Any, where: str) -> str:
     if isinstance(given, list) and all(isinstance(part, dict) for part in given):
         for part in given:
             if part.get("type") != "text" or not isinstance(part.get("text"), str):
-                raise ApiError(f"{where}.content: this model reads parts of type text alone", param=f"{where}.content")
+                raise ApiError(
+                    f"{where}.content: this model reads parts of type text alone",
+                    param=f"{where}.content",
+                )
         return "".join(part["text"] for part in given)
     raise ApiError(f"{where}.content must be a text or a list of parts", param=f"{where}.content")
 
@@ -195,9 +247,14 @@ def _stops(given: Any) -> tuple[str, ...]:
     if not isinstance(stops, list) or not all(isinstance(each, str) and each for each in stops):
         raise ApiError("stop must be a text that is not empty, or a list of such", param="stop")
     if len(stops) > MOST_STOPS:
-        raise ApiError(f"stop has {len(stops)} texts; at most {MOST_STOPS} are looked for", param="stop")
+        raise ApiError(
+            f"stop has {len(stops)} texts; at most {MOST_STOPS} are looked for", param="stop"
+        )
     if (longest := max(map(len, stops), default=0)) > MOST_STOP:
-        raise ApiError(f"stop has a text of {longest:,} characters; at most {MOST_STOP:,} are looked for", param="stop")
+        raise ApiError(
+            f"stop has a text of {longest:,} characters; at most {MOST_STOP:,} are looked for",
+            param="stop",
+        )
     return tuple(stops)
 
 
@@ -208,7 +265,15 @@ def _flag(given: Mapping[str, Any], name: str, told: str | None = None) -> bool:
     return found
 
 
-def _number(given: Mapping[str, Any], name: str, default: Any, *, low: float, high: float, whole: bool = False) -> Any:
+def _number(
+    given: Mapping[str, Any],
+    name: str,
+    default: Any,
+    *,
+    low: float,
+    high: float,
+    whole: bool = False,
+) -> Any:
     found = given.get(name)
     if found is None:
         return default

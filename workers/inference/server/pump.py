@@ -1,4 +1,5 @@
-"""The engine in a thread of its own: requests go in by a queue, pieces of answers leave to the event loop.
+"""The engine in a thread of its own: requests go in by a queue, pieces of answers leave to the
+event loop.
 
 Nobody but that thread touches the engine. Knows no text, no HTTP and no files.
 """
@@ -36,7 +37,8 @@ class Watcher(Protocol):
 
 
 class Pump:
-    """`submit`, `cancel` and `state` from the event loop that `start` was called in. `broke` resolves to the error
+    """`submit`, `cancel` and `state` from the event loop that `start` was called in. `broke`
+    resolves to the error
     that ended the thread, or to None after `stop`."""
 
     def __init__(self, engine: Engine, watcher: Watcher, *, since_s: float) -> None:
@@ -56,7 +58,9 @@ class Pump:
         self._thread.start()
 
     async def submit(self, ticket: Ticket) -> None:
-        """Raises ValueError for what the engine cannot do, and what broke the engine if it is broken."""
+        """Raises ValueError for what the engine cannot do, and what broke the engine if it is
+        broken.
+        """
         if self.broke.done():
             raise self.broke.result() or RuntimeError("the engine has stopped")
         self.tickets.add(ticket)
@@ -120,7 +124,9 @@ class Pump:
         if ticket.accepted.cancelled():
             return
         try:
-            request = self.engine.add(ticket.prompt, ticket.sampling, priority=ticket.priority, client=ticket.client)
+            request = self.engine.add(
+                ticket.prompt, ticket.sampling, priority=ticket.priority, client=ticket.client
+            )
         except Exception as error:  # what one request breaks ends no other
             self._say(self._refuse, ticket, error)
             return
@@ -165,7 +171,9 @@ class Pump:
         self._ended = [*self._ended[-63:], request]
         if len(self._names) > len(self._by_parent) + 2 * len(self._ended):
             known = {*self._by_parent, *(each.parent for each in self._ended)}
-            self._names = {parent: ticket for parent, ticket in self._names.items() if parent in known}
+            self._names = {
+                parent: ticket for parent, ticket in self._names.items() if parent in known
+            }
 
     def _forget(self, parent: int) -> None:
         """An answer has ended; with the last of its prompt nothing is kept for it."""
@@ -174,7 +182,9 @@ class Pump:
             del self._by_parent[parent], self._to_come[parent]
 
     def _tell(self, found: asyncio.Future[EngineState], draining: bool) -> None:
-        told = engine_state(self.engine, self._names, self._ended, since_s=self.since_s, draining=draining)
+        told = engine_state(
+            self.engine, self._names, self._ended, since_s=self.since_s, draining=draining
+        )
         self._say(_resolve, found, told)
 
     def _say(self, what: Callable[..., None], *given: object) -> None:

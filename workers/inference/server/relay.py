@@ -1,6 +1,7 @@
 """Requests passed on to another server and its answers passed back, streams as they come.
 
-Knows URLs; reads neither requests nor answers. A client that goes away closes the connection to the other server too.
+Knows URLs; reads neither requests nor answers. A client that goes away closes the connection to the
+other server too.
 """
 
 from __future__ import annotations
@@ -28,20 +29,31 @@ class Relay:
     def __init__(self, url: str, headers: Mapping[str, str]) -> None:
         timeout = httpx.Timeout(None, connect=_CONNECT_S)
         limits = httpx.Limits(max_connections=None, max_keepalive_connections=64)
-        self._http = httpx.AsyncClient(base_url=url, headers=headers, timeout=timeout, limits=limits, trust_env=False)
+        self._http = httpx.AsyncClient(
+            base_url=url, headers=headers, timeout=timeout, limits=limits, trust_env=False
+        )
         self.url = url
 
     async def pass_on(
-        self, request: Request, body: bytes, *, client: str = "", ended: Callable[[], None] = lambda: None
+        self,
+        request: Request,
+        body: bytes,
+        *,
+        client: str = "",
+        ended: Callable[[], None] = lambda: None,
     ) -> Response:
-        """`ended` is called once nothing more will come. Raises ApiError 502 where nobody answers, ClientDisconnect
+        """`ended` is called once nothing more will come. Raises ApiError 502 where nobody answers,
+        ClientDisconnect
         where the client goes away before the answer begins; the other server sees it go, too."""
         asked = self._http.build_request(
             request.method,
             request.url.path,
             params=str(request.query_params),
             content=body,
-            headers={"content-type": request.headers.get("content-type", "application/json"), CLIENT_HEADER: client},
+            headers={
+                "content-type": request.headers.get("content-type", "application/json"),
+                CLIENT_HEADER: client,
+            },
         )
         try:
             answer = await unless_gone(request, self._http.send(asked, stream=True))

@@ -1,4 +1,5 @@
-"""Answers as OpenAI's API writes them: completions and chats, whole or as chunks, with usage and log-probabilities.
+"""Answers as OpenAI's API writes them: completions and chats, whole or as chunks, with usage and
+log-probabilities.
 
 Shapes only (platform.openai.com/docs/api-reference); knows no HTTP and no engine.
 """
@@ -67,7 +68,13 @@ def usage(*, prompt: int, answer: int, cached: int) -> dict[str, Any]:
 
 
 def model_card(name: str, *, created: int, context: int) -> dict[str, Any]:
-    return {"id": name, "object": "model", "created": created, "owned_by": "orrery", "max_model_len": context}
+    return {
+        "id": name,
+        "object": "model",
+        "created": created,
+        "owned_by": "orrery",
+        "max_model_len": context,
+    }
 
 
 def _completion(choice: Choice) -> dict[str, Any]:
@@ -80,16 +87,28 @@ def _completion(choice: Choice) -> dict[str, Any]:
         scores = {
             "tokens": [each.token for each in choice.scored],
             "token_logprobs": [each.logprob for each in choice.scored],
-            "top_logprobs": [dict((*each.top, (each.token, each.logprob))) for each in choice.scored],
+            "top_logprobs": [
+                dict((*each.top, (each.token, each.logprob))) for each in choice.scored
+            ],
             "text_offset": offsets,
         }
-    told = {"index": choice.place, "text": choice.text, "logprobs": scores, "finish_reason": choice.finish}
+    told = {
+        "index": choice.place,
+        "text": choice.text,
+        "logprobs": scores,
+        "finish_reason": choice.finish,
+    }
     return told if choice.ids is None else {**told, "token_ids": list(choice.ids)}
 
 
 def _message(choice: Choice) -> dict[str, Any]:
     message = {"role": "assistant", "content": choice.text, "refusal": None}
-    told = {"index": choice.place, "message": message, "logprobs": _scores(choice), "finish_reason": choice.finish}
+    told = {
+        "index": choice.place,
+        "message": message,
+        "logprobs": _scores(choice),
+        "finish_reason": choice.finish,
+    }
     return told if choice.ids is None else {**told, "token_ids": list(choice.ids)}
 
 
@@ -97,7 +116,12 @@ def _delta(choice: Choice, *, first: bool) -> dict[str, Any]:
     delta: dict[str, Any] = {"role": "assistant", "content": ""} if first else {}
     if choice.text or (choice.ids and not first):
         delta["content"] = choice.text
-    told = {"index": choice.place, "delta": delta, "logprobs": _scores(choice), "finish_reason": choice.finish}
+    told = {
+        "index": choice.place,
+        "delta": delta,
+        "logprobs": _scores(choice),
+        "finish_reason": choice.finish,
+    }
     return told if choice.ids is None else {**told, "token_ids": list(choice.ids)}
 
 
@@ -105,7 +129,10 @@ def _scores(choice: Choice) -> dict[str, Any] | None:
     if choice.scored is None:
         return None
     content = [
-        {**_scored(each.token, each.logprob), "top_logprobs": [_scored(*other) for other in each.top]}
+        {
+            **_scored(each.token, each.logprob),
+            "top_logprobs": [_scored(*other) for other in each.top],
+        }
         for each in choice.scored
     ]
     return {"content": content, "refusal": None}

@@ -1,4 +1,5 @@
-"""What an engine and its requests look like from outside: EngineState and RequestTold from live objects.
+"""What an engine and its requests look like from outside: EngineState and RequestTold from live
+objects.
 
 Reads; changes nothing. Called in the engine's thread, between two steps.
 """
@@ -18,7 +19,12 @@ _LISTED = 256  # requests of each kind in one state
 
 
 def engine_state(
-    engine: Engine, names: Mapping[int, str], ended: Sequence[Request], *, since_s: float, draining: bool
+    engine: Engine,
+    names: Mapping[int, str],
+    ended: Sequence[Request],
+    *,
+    since_s: float,
+    draining: bool,
 ) -> EngineState:
     """`names` are tickets by the number of a request's parent; times count from `since_s`."""
     scheduler = engine.scheduler
@@ -31,7 +37,9 @@ def engine_state(
         block_size=scheduler.pool.block_size,
         used=scheduler.pool.used,
         map=block_map(scheduler.pool),
-        requests=[told(each, names.get(each.parent, ""), since_s=since_s) for each in (*live, *ended)],
+        requests=[
+            told(each, names.get(each.parent, ""), since_s=since_s) for each in (*live, *ended)
+        ],
         ended=len(ended),
         draining=draining,
     )
@@ -40,11 +48,16 @@ def engine_state(
 def merged(states: Sequence[EngineState]) -> EngineState:
     """Several replicas' as one, by the clock of the first."""
     first = states[0]
-    requests = [later(each, by_s=first.now_s - state.now_s) for state in states for each in state.requests]
+    requests = [
+        later(each, by_s=first.now_s - state.now_s) for state in states for each in state.requests
+    ]
     sums = {
-        name: sum(getattr(each, name) for each in states) for name in ("running", "waiting", "blocks", "used", "ended")
+        name: sum(getattr(each, name) for each in states)
+        for name in ("running", "waiting", "blocks", "used", "ended")
     }
-    return first.model_copy(update={**sums, "map": "".join(each.map for each in states), "requests": requests})
+    return first.model_copy(
+        update={**sums, "map": "".join(each.map for each in states), "requests": requests}
+    )
 
 
 def block_map(pool: BlockPool) -> str:

@@ -1,6 +1,7 @@
 """One prompt's answers on their way from the engine's thread to the event loop that asked.
 
-Knows tokens and why an answer ended; knows neither text nor HTTP. All methods belong to the event loop's thread.
+Knows tokens and why an answer ended; knows neither text nor HTTP. All methods belong to the event
+loop's thread.
 """
 
 from __future__ import annotations
@@ -13,7 +14,9 @@ from workers.inference.sampling import Sampling
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """What one step gave one answer: new ids, their log-probabilities where asked for, and the end if it came."""
+    """What one step gave one answer: new ids, their log-probabilities where asked for, and the end
+    if it came.
+    """
 
     answer: int
     tokens: tuple[int, ...]
@@ -29,7 +32,8 @@ class Piece:
 
 @dataclass(eq=False, slots=True)
 class Ticket:
-    """`place` is the prompt's among those of one order, which share an `inbox`; `open` counts answers to come.
+    """`place` is the prompt's among those of one order, which share an `inbox`; `open` counts
+    answers to come.
 
     `accepted` comes true, or raises what the engine said, before the first piece.
     """
@@ -41,7 +45,9 @@ class Ticket:
     inbox: asyncio.Queue[tuple[Ticket, Piece | BaseException]]
     priority: int = 0
     client: str = ""
-    accepted: asyncio.Future[int] = field(default_factory=lambda: asyncio.get_running_loop().create_future())
+    accepted: asyncio.Future[int] = field(
+        default_factory=lambda: asyncio.get_running_loop().create_future()
+    )
     open: int = 0
     shared_tokens: int = 0
 

@@ -1,4 +1,5 @@
-"""What a server's engine thread tells while it goes: signs of life, points, and a line for every request that ended.
+"""What a server's engine thread tells while it goes: signs of life, points, and a line for every
+request that ended.
 
 Called in that thread alone. Knows files; decides nothing.
 """
@@ -24,7 +25,9 @@ REQUESTS = "requests.jsonl"
 class Witness:
     """`summary` has what became of all requests."""
 
-    def __init__(self, engine: Engine, recorder: Recorder, beacon: Beacon, folder: Path, *, since_s: float) -> None:
+    def __init__(
+        self, engine: Engine, recorder: Recorder, beacon: Beacon, folder: Path, *, since_s: float
+    ) -> None:
         self.engine, self.beacon, self.since_s = engine, beacon, since_s
         self.summary = Ended()
         self.measure = Measure(engine, recorder)

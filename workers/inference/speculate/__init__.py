@@ -1,1 +1,3 @@
-"""Several tokens a step: a draft proposes them, the model checks them in one pass, and its distribution stays."""
+"""Several tokens a step: a draft proposes them, the model checks them in one pass, and its
+distribution stays.
+"""

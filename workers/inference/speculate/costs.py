@@ -1,4 +1,5 @@
-"""What a pass costs by how many tokens it has, and how likely drafts are accepted, from what was measured lately.
+"""What a pass costs by how many tokens it has, and how likely drafts are accepted, from what was
+measured lately.
 
 Knows numbers alone.
 """
@@ -11,7 +12,9 @@ _FIRST = 8  # measurements are believed as they are
 
 
 class Costs:
-    """Seconds of a pass as a line over its tokens, fitted by least squares with the newest counting most."""
+    """Seconds of a pass as a line over its tokens, fitted by least squares with the newest counting
+    most.
+    """
 
     def __init__(self) -> None:
         self._n = self._x = self._y = self._xx = self._xy = 0.0
@@ -46,7 +49,9 @@ class Costs:
 
 
 class Odds:
-    """How likely a drafted token is accepted if those before it were; begins as `before`, counted as `trials`."""
+    """How likely a drafted token is accepted if those before it were; begins as `before`, counted
+    as `trials`.
+    """
 
     def __init__(self, before: float, *, trials: float, forget: float) -> None:
         self._trials, self._hits, self._forget = trials, before * trials, forget

@@ -1,7 +1,10 @@
-"""Drafts by a smaller model that reads the same tokens, with a cache of its own under the target's block tables.
+"""Drafts by a smaller model that reads the same tokens, with a cache of its own under the target's
+block tables.
 
-A block of the target's has a twin here; how much of the twin is computed is known block by block, so that prefixes are
-shared, copied and given back with the target's and whatever is missing is caught up on. Knows no acceptance.
+A block of the target's has a twin here; how much of the twin is computed is known block by block,
+so that prefixes are
+shared, copied and given back with the target's and whatever is missing is caught up on. Knows no
+acceptance.
 """
 
 from __future__ import annotations
@@ -25,7 +28,8 @@ _CATCH_UP = 2048  # tokens of a pass
 class ModelDraft:
     """`runner` runs the draft model over a cache of as many blocks as the target's `pool`.
 
-    A draft is greedy where its request is, else drawn with the request's own temperature, cuts and penalties at uniform
+    A draft is greedy where its request is, else drawn with the request's own temperature, cuts and
+    penalties at uniform
     numbers of seed and place: the same tokens give the same draft.
     """
 
@@ -33,7 +37,8 @@ class ModelDraft:
 
     def __init__(self, runner: Runner, pool: BlockPool, *, context: int) -> None:
         self.runner, self.pool, self.context = runner, pool, context
-        self._filled = [(0, 0)] * pool.blocks  # use of the block, tokens of it that are computed here
+        # use of the block, tokens of it that are computed here
+        self._filled = [(0, 0)] * pool.blocks
 
     def window(self, window: int | None) -> int | None:
         own = self.runner.decoder.spec.window
@@ -66,7 +71,11 @@ class ModelDraft:
         drafting = [each for each in drafting if each not in late]
         for place in range(max((each.drafts for each in drafting), default=0)):
             active = [each for each in drafting if each.drafts > place]
-            now = first if not place else [Slice(each.request, each.start + place, 1, wants=1) for each in active]
+            now = (
+                first
+                if not place
+                else [Slice(each.request, each.start + place, 1, wants=1) for each in active]
+            )
             began = time.perf_counter()
             self._pass(now, [each.request for each in active], shares)
             tokens = sum(each.count for each in now)
@@ -77,7 +86,12 @@ class ModelDraft:
         drawn_from = {request: torch.stack(rows) for request, rows in shares.items()}
         return Proposed(drawn_from, frozenset(each.request for each in late), tuple(passes))
 
-    def _pass(self, slices: Sequence[Slice], requests: Sequence[Request], shares: dict[Request, list[Tensor]]) -> None:
+    def _pass(
+        self,
+        slices: Sequence[Slice],
+        requests: Sequence[Request],
+        shares: dict[Request, list[Tensor]],
+    ) -> None:
         logits_SV = self.runner.run(StepPlan(tuple(slices)))
         for each in slices:
             self._fill(each)
@@ -99,9 +113,13 @@ class ModelDraft:
             request.draft.append(token)
 
     def _follow(self, slices: Sequence[Slice]) -> None:
-        """What the step is about to write is not known here any more; what it copies is copied here too."""
+        """What the step is about to write is not known here any more; what it copies is copied here
+        too.
+        """
         page = self.pool.block_size
-        pairs = [each.copy for each in slices if each.copy is not None and self._tokens_in(each.copy[0])]
+        pairs = [
+            each.copy for each in slices if each.copy is not None and self._tokens_in(each.copy[0])
+        ]
         self.runner.cache.copy(pairs)
         for source, target in pairs:
             self._filled[target] = (self.pool.uses(target), self._tokens_in(source))
@@ -112,7 +130,9 @@ class ModelDraft:
                 self._filled[block] = (self.pool.uses(block), kept)
 
     def _known(self, given: Slice) -> int:
-        """Of the tokens before a slice those that are in this cache, from the first on without a gap."""
+        """Of the tokens before a slice those that are in this cache, from the first on without a
+        gap.
+        """
         page, known = self.pool.block_size, 0
         for place, block in enumerate(given.request.blocks[: -(-given.start // page)]):
             held = page if place < given.request.gone else self._tokens_in(block)

@@ -1,4 +1,5 @@
-"""How many tokens to draft for each request: as many as bring the most tokens a second, none where they do not pay.
+"""How many tokens to draft for each request: as many as bring the most tokens a second, none where
+they do not pay.
 
 Knows costs and odds; makes no drafts.
 """
@@ -18,7 +19,9 @@ _TRIES, _TRY = 4, 2  # steps and drafted tokens of such a try
 
 
 class Lengths:
-    """`most` tokens for each where it is not `adaptive`; else what `_best` finds, and at times a try or a rest."""
+    """`most` tokens for each where it is not `adaptive`; else what `_best` finds, and at times a
+    try or a rest.
+    """
 
     def __init__(self, most: int, *, adaptive: bool) -> None:
         self.most, self.adaptive = most, adaptive
@@ -51,7 +54,11 @@ class Lengths:
         else:
             self._doubts += 1
             if self._doubts >= _DOUBTS:
-                self.resting, self._rest, self._doubts = self._rest, min(2 * self._rest, _LONGEST_REST), 0
+                self.resting, self._rest, self._doubts = (
+                    self._rest,
+                    min(2 * self._rest, _LONGEST_REST),
+                    0,
+                )
                 self._running = count
         return found
 
@@ -66,8 +73,10 @@ class Lengths:
         return self._of.setdefault(request, Odds(self._all.value, trials=4, forget=0.9))
 
     def _best(self, odds: Sequence[float]) -> list[int]:
-        """The lengths with the most expected tokens a second. A draft's tokens are accepted one after the other, so the
-        j-th brings odds**j (arXiv 2211.17192, equation 1); it is worth a place while that is more than what its
+        """The lengths with the most expected tokens a second. A draft's tokens are accepted one
+        after the other, so the
+        j-th brings odds**j (arXiv 2211.17192, equation 1); it is worth a place while that is more
+        than what its
         computing would have brought otherwise."""
         count = len(odds)
         plain = best = count / self.target.at(count)
@@ -76,8 +85,13 @@ class Lengths:
         for longest in range(1, self.most + 1):
             lengths = [_while_worth(odd, best * each_s, longest) for odd in odds]
             passes = [sum(each > place for each in lengths) for place in range(max(lengths))]
-            seconds = self.target.at(count + sum(lengths)) + sum(self.draft.at(each) for each in passes)
-            tokens = sum(sum(odd**place for place in range(each + 1)) for odd, each in zip(odds, lengths, strict=True))
+            seconds = self.target.at(count + sum(lengths)) + sum(
+                self.draft.at(each) for each in passes
+            )
+            tokens = sum(
+                sum(odd**place for place in range(each + 1))
+                for odd, each in zip(odds, lengths, strict=True)
+            )
             if tokens / seconds > max(best, plain * _GAIN):
                 best, found = tokens / seconds, lengths
         return found

@@ -1,6 +1,7 @@
 """Drafts without a model: what followed the last time that the present end of the text stood in it.
 
-Prompt look-up: it pays where answers repeat their prompt (editing, summaries, code). Knows tokens alone.
+Prompt look-up: it pays where answers repeat their prompt (editing, summaries, code). Knows tokens
+alone.
 """
 
 from __future__ import annotations
@@ -11,11 +12,14 @@ from workers.inference.request import Request
 from workers.inference.speculate.proposal import Proposed
 from workers.inference.step import Slice
 
-_SHORTEST = 2  # single tokens stand everywhere: what followed one of them is seldom what follows now
+# single tokens stand everywhere: what followed one of them is seldom what follows now
+_SHORTEST = 2
 
 
 class NgramDraft:
-    """Ends of `longest` tokens are looked up, then shorter ones; the cost of a token does not grow with the text."""
+    """Ends of `longest` tokens are looked up, then shorter ones; the cost of a token does not grow
+    with the text.
+    """
 
     reads = False
 

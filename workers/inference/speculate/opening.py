@@ -29,13 +29,22 @@ class Drafting:
     model: Loaded | None
 
     def speculator(self, pool: BlockPool) -> Speculator:
-        """For an engine over this pool. Raises UserError for a draft that the paged cache cannot serve."""
+        """For an engine over this pool.
+
+        Raises UserError for a draft that the paged cache cannot serve.
+        """
         asked = self.asked
         if self.model is None:
-            return Speculator(NgramDraft(asked.ngram or 1), tokens=asked.tokens, adaptive=asked.adaptive)
+            return Speculator(
+                NgramDraft(asked.ngram or 1), tokens=asked.tokens, adaptive=asked.adaptive
+            )
         weight, spec = next(self.model.decoder.parameters()), self.model.spec
         cache = PagedCache(
-            spec, blocks=pool.blocks, block_size=pool.block_size, dtype=weight.dtype, device=weight.device
+            spec,
+            blocks=pool.blocks,
+            block_size=pool.block_size,
+            dtype=weight.dtype,
+            device=weight.device,
         )
         try:
             draft = ModelDraft(Runner(self.model.decoder, cache), pool, context=spec.max_seq_len)
@@ -45,20 +54,36 @@ class Drafting:
 
 
 def drafting_of(
-    body: GenerateBody | ServeBody, loaded: Loaded, *, kind: str, precision: str, device: torch.device, seed: int = 0
+    body: GenerateBody | ServeBody,
+    loaded: Loaded,
+    *,
+    kind: str,
+    precision: str,
+    device: torch.device,
+    seed: int = 0,
 ) -> Drafting | None:
-    """None where nothing is drafted. Raises UserError for a draft of other tokens than the model's."""
+    """None where nothing is drafted.
+
+    Raises UserError for a draft of other tokens than the model's.
+    """
     asked = body.speculate or SpeculateSpec()
     if body.draft is None:
         return Drafting(asked, None) if asked.ngram is not None else None
     field = f"{kind}.draft"
     model = load(body.draft, precision=precision, device=device, seed=seed, field=field)
     if model.spec.vocab != loaded.spec.vocab:
-        says = f"{model.spec.name} knows {model.spec.vocab} tokens, {loaded.spec.name} {loaded.spec.vocab}"
-        raise UserError(f"{field}: {says}; try a draft of the same family, which shares its vocabulary")
+        says = (
+            f"{model.spec.name} knows {model.spec.vocab} tokens, {loaded.spec.name} "
+            f"{loaded.spec.vocab}"
+        )
+        raise UserError(
+            f"{field}: {says}; try a draft of the same family, which shares its vocabulary"
+        )
     if not _same(model, loaded):
         says = f"the tokenizer of {model.spec.name} gives other ids than that of {loaded.spec.name}"
-        raise UserError(f"{field}: {says}; try a draft of the same family, which shares its tokenizer")
+        raise UserError(
+            f"{field}: {says}; try a draft of the same family, which shares its tokenizer"
+        )
     return Drafting(asked, model)
 
 

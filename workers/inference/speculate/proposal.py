@@ -14,8 +14,10 @@ from workers.inference.step import Slice
 
 @dataclass(frozen=True, slots=True)
 class Proposed:
-    """`drawn_from` has for each request whose draft was drawn the probabilities of it, fp64 `[drafts, V]`; a draft that
-    is not there follows from the tokens before it alone. `late` are slices whose drafts could not be made.
+    """`drawn_from` has for each request whose draft was drawn the probabilities of it, fp64
+    `[drafts, V]`; a draft that
+    is not there follows from the tokens before it alone. `late` are slices whose drafts could not
+    be made.
 
     `passes` are the draft model's: tokens and seconds of each.
     """
@@ -26,14 +28,17 @@ class Proposed:
 
 
 class Proposer(Protocol):
-    """`room` is asked before a step is planned, `propose` once it is: with all its slices, and those to be drafted.
+    """`room` is asked before a step is planned, `propose` once it is: with all its slices, and
+    those to be drafted.
 
     One that `reads` requests' blocks says in `request.read` how many tokens of them it has read."""
 
     reads: bool
 
     def window(self, window: int | None) -> int | None:
-        """How many tokens have to stay in the blocks, of which the model itself sees the last `window`."""
+        """How many tokens have to stay in the blocks, of which the model itself sees the last
+        `window`.
+        """
 
     def room(self, request: Request, most: int) -> int:
         """How many tokens it would draft, at most `most`."""

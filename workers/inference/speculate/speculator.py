@@ -1,4 +1,5 @@
-"""Drafts around a step of the engine: asked for before it is planned, made once it is, judged when it is computed.
+"""Drafts around a step of the engine: asked for before it is planned, made once it is, judged when
+it is computed.
 
 Puts a way of drafting and the choice of lengths together; knows no logits.
 """
@@ -17,11 +18,15 @@ from workers.inference.step import Slice, StepPlan
 
 
 class Speculator:
-    """`wish`, then `draft`, then `judge`, once a step. Greedy answers are those without it, token for token, and so are
-    those whose drafts are looked up; those whose drafts a model draws are so in distribution (`verify`).
+    """`wish`, then `draft`, then `judge`, once a step. Greedy answers are those without it, token
+    for token, and so are
+    those whose drafts are looked up; those whose drafts a model draws are so in distribution
+    (`verify`).
 
-    With a draft model and a temperature above 0 the same request and seed give the same tokens, whatever runs beside
-    it, where lengths are not adaptive and neither blocks nor the step's tokens run out; adaptive lengths follow
+    With a draft model and a temperature above 0 the same request and seed give the same tokens,
+    whatever runs beside
+    it, where lengths are not adaptive and neither blocks nor the step's tokens run out; adaptive
+    lengths follow
     measured times.
     """
 
@@ -47,17 +52,25 @@ class Speculator:
             self.lengths.draft.add(tokens, seconds)
         if made.late:
             plan = replace(
-                plan, slices=tuple(_without(each) if each.request in made.late else each for each in plan.slices)
+                plan,
+                slices=tuple(
+                    _without(each) if each.request in made.late else each for each in plan.slices
+                ),
             )
         return plan, made.drawn_from
 
     def judge(self, plan: StepPlan, accepted: Mapping[Request, int], *, seconds: float) -> None:
-        """How many tokens of each draft stayed, and what the model's own pass and the choosing took."""
-        if all(each.request in accepted for each in plan.slices):  # prompts in the step: no measure of decoding
+        """How many tokens of each draft stayed, and what the model's own pass and the choosing
+        took.
+        """
+        # prompts in the step: no measure of decoding
+        if all(each.request in accepted for each in plan.slices):
             self.lengths.target.add(plan.tokens, seconds)
         for each in plan.slices:
             if each.drafts:
-                self.lengths.judged(each.request, accepted=accepted[each.request], drafted=each.drafts)
+                self.lengths.judged(
+                    each.request, accepted=accepted[each.request], drafted=each.drafts
+                )
 
     def forget(self, request: Request) -> None:
         self.proposer.forget(request)

@@ -1,4 +1,5 @@
-"""Which drafted tokens stay and what comes after them: tokens are distributed as the model alone would have them.
+"""Which drafted tokens stay and what comes after them: tokens are distributed as the model alone
+would have them.
 
 Knows logits and probabilities; knows neither cache nor draft models. Shapes: S rows, V vocabulary.
 """
@@ -18,16 +19,22 @@ from workers.inference.sampler import Drawn, Row, adjusted, at, chosen, told, we
 def verified(
     logits_SV: Tensor, groups: Sequence[Sequence[Row]], drawn_from: Mapping[Request, Tensor]
 ) -> list[list[Drawn]]:
-    """New tokens of each group, whose rows are a request's places one after the other: its draft as far as it is
+    """New tokens of each group, whose rows are a request's places one after the other: its draft as
+    far as it is
     accepted, and one more.
 
-    A draft that follows from the tokens before it (greedy, looked up) is accepted where it is the token that would have
-    been drawn without it: the answer is then token for token the plain one, whatever was drafted. One that was drawn
-    from q is accepted with probability min(1, p / q), and the first that is not is replaced by a draw from
-    max(0, p - q) (Leviathan et al., arXiv 2211.17192, algorithm 1; Chen et al., arXiv 2302.01318): distributed as p,
+    A draft that follows from the tokens before it (greedy, looked up) is accepted where it is the
+    token that would have
+    been drawn without it: the answer is then token for token the plain one, whatever was drafted.
+    One that was drawn
+    from q is accepted with probability min(1, p / q), and the first that is not is replaced by a
+    draw from
+    max(0, p - q) (Leviathan et al., arXiv 2211.17192, algorithm 1; Chen et al., arXiv 2302.01318):
+    distributed as p,
     but another token than the plain draw. The same request, seed and drafts give the same tokens.
 
-    p and q are what is left after bias, penalties, temperature and cuts. Raises ArithmeticError for a row that holds no
+    p and q are what is left after bias, penalties, temperature and cuts. Raises ArithmeticError for
+    a row that holds no
     numbers.
     """
     rows = [row for group in groups for row in group]
@@ -45,7 +52,9 @@ def verified(
             plain += range(start, start + len(group))
     if plain:
         some = len(plain) < len(rows)
-        found = iter(chosen(adjusted_SV[plain] if some else adjusted_SV, [rows[row] for row in plain]))
+        found = iter(
+            chosen(adjusted_SV[plain] if some else adjusted_SV, [rows[row] for row in plain])
+        )
         skipped = {number for number, _ in drafted}
         for number, group in enumerate(groups):
             if number not in skipped:
@@ -53,7 +62,11 @@ def verified(
                 tokens[number] = _while_equal([next(found) for _ in group], draft)
     if drafted:
         _accepted(adjusted_SV, groups, drafted, drawn_from, tokens)
-    kept = [start + place for each, start in zip(tokens, starts, strict=False) for place in range(len(each))]
+    kept = [
+        start + place
+        for each, start in zip(tokens, starts, strict=False)
+        for place in range(len(each))
+    ]
     some = len(kept) < len(rows)
     flat = [token for each in tokens for token in each]
     answers = iter(told(logits_SV[kept] if some else logits_SV, [rows[row] for row in kept], flat))
@@ -80,7 +93,9 @@ def _accepted(
         q_SV, draft = drawn_from[request], request.draft[: len(group) - 1]
         ids = torch.tensor(draft, device=p_SV.device).unsqueeze(1)
         ratios = (p_SV[:-1].gather(1, ids) / q_SV[: len(draft)].gather(1, ids)).squeeze(1).tolist()
-        count = next((n for n, ratio in enumerate(ratios) if group[n].uniform("accept") >= ratio), len(draft))
+        count = next(
+            (n for n, ratio in enumerate(ratios) if group[n].uniform("accept") >= ratio), len(draft)
+        )
         tokens[number] = draft[:count]
         rest_V = p_SV[count]
         if count < len(draft):

@@ -1,1 +1,4 @@
-"""Hugging Face folders: their configurations, tensor names and safetensors files. Knows nothing of runs or training."""
+"""Hugging Face folders: their configurations, tensor names and safetensors files.
+
+Knows nothing of runs or training.
+"""

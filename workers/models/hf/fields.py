@@ -1,4 +1,5 @@
-"""The fields of a `config.json`, read one by one, type checked, with the sentence for one that will not do.
+"""The fields of a `config.json`, read one by one, type checked, with the sentence for one that will
+not do.
 
 Does not know families.
 """
@@ -69,10 +70,14 @@ def read_json(path: Path) -> dict[str, Any]:
     """The object in `path`. Raises WeightsError for what is no JSON object of a sensible size."""
     try:
         if path.stat().st_size > _MOST_BYTES and not path.name.endswith(".index.json"):
-            raise WeightsError(f"{path} has {path.stat().st_size:,} bytes, too many for a configuration")
+            raise WeightsError(
+                f"{path} has {path.stat().st_size:,} bytes, too many for a configuration"
+            )
         found = json.loads(path.read_bytes().decode("utf-8"))
     except FileNotFoundError:
-        raise WeightsError(f"{path} does not exist; give a folder as transformers saves it") from None
+        raise WeightsError(
+            f"{path} does not exist; give a folder as transformers saves it"
+        ) from None
     except OSError as error:
         raise WeightsError(f"{path} cannot be read: {error.strerror}") from None
     except (ValueError, RecursionError) as error:

@@ -1,6 +1,8 @@
-"""A Hugging Face folder as weights: config.json beside one or many safetensors files, read tensor by tensor.
+"""A Hugging Face folder as weights: config.json beside one or many safetensors files, read tensor
+by tensor.
 
-Pickle files (`.bin`, `.pt`) are refused: reading one runs what is in it. Does not know models beyond their names.
+Pickle files (`.bin`, `.pt`) are refused: reading one runs what is in it. Does not know models
+beyond their names.
 """
 
 from __future__ import annotations
@@ -29,15 +31,22 @@ _DERIVED = ("rotary_emb.inv_freq", ".attn.bias", ".attn.masked_bias", "_scale_in
 
 
 class HuggingFaceFolder:
-    """Weights of the families in `reading`. Raises WeightsError for everything that is not whole and well known."""
+    """Weights of the families in `reading`.
+
+    Raises WeightsError for everything that is not whole and well known.
+    """
 
     def __init__(self, folder: Path) -> None:
         self.where = str(folder)
         config = read_json(folder / "config.json")
-        self.family, self.spec = read_shape(config, what=str(folder / "config.json"), name=folder.name)
+        self.family, self.spec = read_shape(
+            config, what=str(folder / "config.json"), name=folder.name
+        )
         self.quantization = read_quantization(config, self.where)
         self._files = _files(folder)
-        self._prefix = "transformer." if self.family == "gpt2" and "wte.weight" in self._files else ""
+        self._prefix = (
+            "transformer." if self.family == "gpt2" and "wte.weight" in self._files else ""
+        )
         self._shapes = weight_shapes(self.spec)
         entries = entries_of(self.spec, self.family)
         self._entries: dict[str, Entry] = {name: entry for entry in entries for name in entry.ours}
@@ -52,10 +61,14 @@ class HuggingFaceFolder:
         return checked(self._last[1][entry.ours.index(name)], name, self._shapes[name], self.where)
 
     def packed(self, name: str) -> list[Packed] | None:
-        """The weight as it lies in few bits, of experts one each; None for one that is whole, or is several of ours."""
+        """The weight as it lies in few bits, of experts one each; None for one that is whole, or is
+        several of ours.
+        """
         entry = self._entries[name]
         stored = [theirs.removeprefix(self._prefix) for theirs in entry.theirs]
-        if entry.layout not in ("same", "stacked") or not all(self._quantised(each) for each in stored):
+        if entry.layout not in ("same", "stacked") or not all(
+            self._quantised(each) for each in stored
+        ):
             return None
         return [self._unpacked(each) for each in stored]
 
@@ -90,17 +103,28 @@ class HuggingFaceFolder:
 
     def _check_names(self, entries: list[Entry]) -> None:
         wanted: set[str] = set()
-        for stored in (theirs.removeprefix(self._prefix) for entry in entries for theirs in entry.theirs):
+        for stored in (
+            theirs.removeprefix(self._prefix) for entry in entries for theirs in entry.theirs
+        ):
             how = self.quantization if self._quantised(stored) else None
             wanted |= {stored} if how is None else set(how.parts(stored.removesuffix(".weight")))
         missing = sorted(wanted - self._files.keys())
         if missing:
             says = f"{len(missing)} tensors are missing, the first is {missing[0]}"
-            raise WeightsError(f"{self.where}: {says}; fetch the folder again, or mend its config.json")
-        foreign = sorted(name for name in self._files.keys() - wanted if not self._known_beyond(name))
+            raise WeightsError(
+                f"{self.where}: {says}; fetch the folder again, or mend its config.json"
+            )
+        foreign = sorted(
+            name for name in self._files.keys() - wanted if not self._known_beyond(name)
+        )
         if foreign:
-            says = f"{len(foreign)} tensors belong to no {self.family} of this configuration, the first is {foreign[0]}"
-            raise WeightsError(f"{self.where}: {says}; give the configuration that these weights were saved with")
+            says = (
+                f"{len(foreign)} tensors belong to no {self.family} of this configuration, the "
+                f"first is {foreign[0]}"
+            )
+            raise WeightsError(
+                f"{self.where}: {says}; give the configuration that these weights were saved with"
+            )
 
     def _known_beyond(self, name: str) -> bool:
         if name.endswith(_DERIVED):
@@ -109,7 +133,9 @@ class HuggingFaceFolder:
             return self.spec.tie_embeddings
         # DeepSeek-V3 keeps its layers of multi-token prediction behind the decoder's own
         layer = re.match(r"model\.layers\.(\d+)\.", name)
-        return self.family == "deepseek_v3" and layer is not None and int(layer[1]) >= self.spec.layers
+        return (
+            self.family == "deepseek_v3" and layer is not None and int(layer[1]) >= self.spec.layers
+        )
 
 
 def refuse_pickles(paths: list[Path], where: str) -> None:
@@ -117,7 +143,9 @@ def refuse_pickles(paths: list[Path], where: str) -> None:
     pickles = sorted(path.name for path in paths if path.suffix in PICKLES)
     if pickles:
         says = f"{pickles[0]} is a pickle file, and reading one runs what is in it"
-        raise WeightsError(f"{where}: {says}; convert it to safetensors where you trust it, and give that")
+        raise WeightsError(
+            f"{where}: {says}; convert it to safetensors where you trust it, and give that"
+        )
 
 
 def _files(folder: Path) -> dict[str, Path]:
@@ -125,7 +153,9 @@ def _files(folder: Path) -> dict[str, Path]:
     if (folder / INDEX).is_file():
         listed = read_json(folder / INDEX).get("weight_map")
         if not isinstance(listed, Mapping) or not all(_plain(name) for name in listed.values()):
-            raise WeightsError(f"{folder / INDEX} has no weight_map of file names in this folder; save it again")
+            raise WeightsError(
+                f"{folder / INDEX} has no weight_map of file names in this folder; save it again"
+            )
         files = {name: folder / str(file) for name, file in listed.items()}
         for path in set(files.values()):
             _check_listed(path, {name for name, file in files.items() if file == path})
@@ -133,7 +163,9 @@ def _files(folder: Path) -> dict[str, Path]:
     if (folder / SINGLE).is_file():
         return dict.fromkeys(_names(folder / SINGLE), folder / SINGLE)
     refuse_pickles(list(folder.iterdir()), str(folder))
-    raise WeightsError(f"{folder} holds no {SINGLE} and no {INDEX}; give a folder as transformers saves it")
+    raise WeightsError(
+        f"{folder} holds no {SINGLE} and no {INDEX}; give a folder as transformers saves it"
+    )
 
 
 def _plain(name: Any) -> bool:
@@ -143,7 +175,10 @@ def _plain(name: Any) -> bool:
 def _check_listed(path: Path, wanted: set[str]) -> None:
     absent = sorted(wanted - set(_names(path)))
     if absent:
-        raise WeightsError(f"{path} does not hold {absent[0]}, which the index says it does; fetch the folder again")
+        raise WeightsError(
+            f"{path} does not hold {absent[0]}, which the index says it does; fetch the folder "
+            "again"
+        )
 
 
 def _names(path: Path) -> list[str]:

@@ -17,20 +17,44 @@ from workers.models.shapes import weight_shapes
 Layout = Literal["same", "transposed", "joined", "joined_transposed", "stacked"]
 
 _LLAMA = {
-    "embed": "model.embed_tokens", "norm": "model.norm", "head": "lm_head", "blocks": "model.layers",
-    "attn_norm": "input_layernorm", "mlp_norm": "post_attention_layernorm", "attn": "self_attn",
-    "q": "q_proj", "k": "k_proj", "v": "v_proj", "o": "o_proj",
-    "q_down": "q_a_proj", "q_latent_norm": "q_a_layernorm", "q_up": "q_b_proj",
-    "kv_down": "kv_a_proj_with_mqa", "kv_latent_norm": "kv_a_layernorm", "kv_up": "kv_b_proj",
-    "gate": "gate_proj", "up": "up_proj", "down": "down_proj",
-    "router": "gate", "choice_bias": "e_score_correction_bias", "shared": "shared_experts",
-}  # fmt: skip
+    "embed": "model.embed_tokens",
+    "norm": "model.norm",
+    "head": "lm_head",
+    "blocks": "model.layers",
+    "attn_norm": "input_layernorm",
+    "mlp_norm": "post_attention_layernorm",
+    "attn": "self_attn",
+    "q": "q_proj",
+    "k": "k_proj",
+    "v": "v_proj",
+    "o": "o_proj",
+    "q_down": "q_a_proj",
+    "q_latent_norm": "q_a_layernorm",
+    "q_up": "q_b_proj",
+    "kv_down": "kv_a_proj_with_mqa",
+    "kv_latent_norm": "kv_a_layernorm",
+    "kv_up": "kv_b_proj",
+    "gate": "gate_proj",
+    "up": "up_proj",
+    "down": "down_proj",
+    "router": "gate",
+    "choice_bias": "e_score_correction_bias",
+    "shared": "shared_experts",
+}
 _MIXTRAL = {**_LLAMA, "mlp": "block_sparse_moe", "gate": "w1", "down": "w2", "up": "w3"}
 _GPT2 = {
-    "embed": "transformer.wte", "positions": "transformer.wpe", "norm": "transformer.ln_f", "head": "lm_head",
-    "blocks": "transformer.h", "attn_norm": "ln_1", "mlp_norm": "ln_2",
-    "q": "c_attn", "o": "c_proj", "up": "c_fc", "down": "c_proj",
-}  # fmt: skip
+    "embed": "transformer.wte",
+    "positions": "transformer.wpe",
+    "norm": "transformer.ln_f",
+    "head": "lm_head",
+    "blocks": "transformer.h",
+    "attn_norm": "ln_1",
+    "mlp_norm": "ln_2",
+    "q": "c_attn",
+    "o": "c_proj",
+    "up": "c_fc",
+    "down": "c_proj",
+}
 _TABLES = {"gpt2": _GPT2, "mixtral": _MIXTRAL}
 
 
@@ -38,7 +62,8 @@ _TABLES = {"gpt2": _GPT2, "mixtral": _MIXTRAL}
 class Entry:
     """`ours` and `theirs` hold the same numbers.
 
-    transposed: GPT-2's Conv1D keeps `[in, out]`; joined: our queries, keys and values lie in one of theirs; stacked:
+    transposed: GPT-2's Conv1D keeps `[in, out]`; joined: our queries, keys and values lie in one of
+    theirs; stacked:
     one of ours holds all experts.
     """
 
@@ -69,7 +94,11 @@ def entries_of(spec: ModelSpec, family: str) -> list[Entry]:
         if family == "gpt2" and parts[0] == "blocks":
             if parts[-2] in ("k", "v"):
                 continue  # with q
-            names = tuple(".".join([*parts[:-2], part, parts[-1]]) for part in "qkv") if parts[-2] == "q" else (name,)
+            names = (
+                tuple(".".join([*parts[:-2], part, parts[-1]]) for part in "qkv")
+                if parts[-2] == "q"
+                else (name,)
+            )
             turned = len(shape) == 2
             if len(names) > 1:
                 found.append(Entry(names, (theirs,), "joined_transposed" if turned else "joined"))

@@ -1,8 +1,11 @@
-"""Quantised linears as published files keep them: AWQ, GPTQ, compressed-tensors and FP8 in tiles, unpacked exactly.
+"""Quantised linears as published files keep them: AWQ, GPTQ, compressed-tensors and FP8 in tiles,
+unpacked exactly.
 
 Knows layouts and what a configuration says of them; does not know who multiplies by them.
-Shapes: N outputs, K inputs, G groups along K. Sources: AutoAWQ's WQLinear_GEMM; AutoGPTQ's QuantLinear (format v1) and
-GPTQModel's v2; compressed-tensors' pack_quantized and int_quantized compressors; DeepSeek-V3's weight_scale_inv.
+Shapes: N outputs, K inputs, G groups along K. Sources: AutoAWQ's WQLinear_GEMM; AutoGPTQ's
+QuantLinear (format v1) and
+GPTQModel's v2; compressed-tensors' pack_quantized and int_quantized compressors; DeepSeek-V3's
+weight_scale_inv.
 """
 
 from __future__ import annotations
@@ -17,7 +20,8 @@ from torch.nn import functional
 
 from workers.models.errors import WeightsError
 
-AWQ_ORDER = (0, 2, 4, 6, 1, 3, 5, 7)  # nibble i of AutoAWQ's int32 holds output AWQ_ORDER[i] of its eight
+# nibble i of AutoAWQ's int32 holds output AWQ_ORDER[i] of its eight
+AWQ_ORDER = (0, 2, 4, 6, 1, 3, 5, 7)
 _PARTS = {
     "awq": ("qweight", "qzeros", "scales"),
     "gptq": ("qweight", "qzeros", "scales", "g_idx"),
@@ -30,7 +34,10 @@ _PARTS = {
 
 @dataclass(frozen=True, slots=True)
 class Quantization:
-    """What `quantization_config` says. `form` names a layout of `_PARTS`; `kind` what a layer of it computes."""
+    """What `quantization_config` says.
+
+    `form` names a layout of `_PARTS`; `kind` what a layer of it computes.
+    """
 
     form: str
     kind: str
@@ -48,8 +55,10 @@ class Quantization:
 
 @dataclass(frozen=True, slots=True)
 class Packed:
-    """A weight in few bits. int4: codes `[K, N]` uint8 in the order of places, scales and zeros `[G, N]`, `order [K]`
-    the input at each place; int8 and w8a8: codes `[N, K]`, scales `[N]`; fp8: codes `[N, K]` e4m3, scales a tile;
+    """A weight in few bits. int4: codes `[K, N]` uint8 in the order of places, scales and zeros
+    `[G, N]`, `order [K]`
+    the input at each place; int8 and w8a8: codes `[N, K]`, scales `[N]`; fp8: codes `[N, K]` e4m3,
+    scales a tile;
     low-rank: codes `[N, R]` times scales `[R, K]`."""
 
     kind: str
@@ -63,7 +72,10 @@ class Packed:
         """`[N, K]` in the scales' dtype, fp8 in bf16."""
         if self.kind == "int4":
             assert self.zeros is not None
-            spread = (x.float().repeat_interleave(self.group, 0)[: len(self.codes)] for x in (self.scales, self.zeros))
+            spread = (
+                x.float().repeat_interleave(self.group, 0)[: len(self.codes)]
+                for x in (self.scales, self.zeros)
+            )
             scale, zero = spread
             whole = ((self.codes.float() - zero) * scale).T
             whole = whole if self.order is None else whole[:, self.order.argsort()]
@@ -72,7 +84,9 @@ class Packed:
             return self.codes @ self.scales
         if self.kind == "fp8":
             tiles = self.scales.float().repeat_interleave(128, 0).repeat_interleave(128, 1)
-            return (self.codes.float() * tiles[: self.codes.shape[0], : self.codes.shape[1]]).bfloat16()
+            return (
+                self.codes.float() * tiles[: self.codes.shape[0], : self.codes.shape[1]]
+            ).bfloat16()
         return (self.codes.float() * self.scales.float().unsqueeze(1)).to(self.scales.dtype)
 
 
@@ -94,7 +108,8 @@ def read_quantization(config: Mapping[str, Any], where: str) -> Quantization | N
         return _compressed(told, where)
     says = f"its weights are quantised by {method!r}"
     raise WeightsError(
-        f"{where}: {says}; give the weights before, or awq, gptq, compressed-tensors or fp8 by 128 x 128"
+        f"{where}: {says}; give the weights before, or awq, gptq, compressed-tensors or fp8 by "
+        "128 x 128"
     )
 
 
@@ -103,37 +118,61 @@ def _four_bits(method: str, told: Mapping[str, Any], where: str) -> Quantization
     if bits != 4:
         raise WeightsError(f"{where}: its {method} weights have {bits!r} bits; only 4 can be read")
     if type(group) is not int or group < -1 or group == 0:
-        raise WeightsError(f"{where}: its {method} group_size is {group!r}; it must be a whole number, or -1")
-    version = told.get("version", "gemm") if method == "awq" else told.get("checkpoint_format", "gptq")
+        raise WeightsError(
+            f"{where}: its {method} group_size is {group!r}; it must be a whole number, or -1"
+        )
+    version = (
+        told.get("version", "gemm") if method == "awq" else told.get("checkpoint_format", "gptq")
+    )
     if method == "awq" and str(version).lower() != "gemm":
         raise WeightsError(f"{where}: its awq version is {version!r}; only gemm can be read")
     if method == "gptq" and version not in ("gptq", "gptq_v2"):
-        raise WeightsError(f"{where}: its gptq checkpoint_format is {version!r}; only gptq and gptq_v2 can be read")
+        raise WeightsError(
+            f"{where}: its gptq checkpoint_format is {version!r}; only gptq and gptq_v2 can be read"
+        )
     return Quantization(method, "int4", group, 1 if version == "gptq" else 0)
 
 
 def _compressed(told: Mapping[str, Any], where: str) -> Quantization:
     groups, form = told.get("config_groups"), told.get("format")
     schemes = list(groups.values()) if isinstance(groups, Mapping) else []
-    weights = schemes[0].get("weights") if len(schemes) == 1 and isinstance(schemes[0], Mapping) else None
-    plain = isinstance(weights, Mapping) and {
-        "num_bits": 8, "type": "int", "symmetric": True, "strategy": "channel",
-    }.items() <= weights.items()  # fmt: skip
+    weights = (
+        schemes[0].get("weights") if len(schemes) == 1 and isinstance(schemes[0], Mapping) else None
+    )
+    plain = (
+        isinstance(weights, Mapping)
+        and {
+            "num_bits": 8,
+            "type": "int",
+            "symmetric": True,
+            "strategy": "channel",
+        }.items()
+        <= weights.items()
+    )
     if form not in ("pack-quantized", "int-quantized") or not plain:
         says = f"its compressed-tensors format is {form!r}"
-        raise WeightsError(f"{where}: {says}; only symmetric int8 with a scale an output can be read")
+        raise WeightsError(
+            f"{where}: {says}; only symmetric int8 with a scale an output can be read"
+        )
     return Quantization(str(form), "w8a8" if schemes[0].get("input_activations") else "int8")
 
 
 def unpack(how: Quantization, prefix: str, read: Callable[[str], Tensor], where: str) -> Packed:
-    """The linear `prefix`, its parts by `read`. Raises WeightsError for shapes that do not fit each other."""
+    """The linear `prefix`, its parts by `read`.
+
+    Raises WeightsError for shapes that do not fit each other.
+    """
     parts = [read(name) for name in how.parts(prefix)]
-    shapes = ", ".join(f"{name.rpartition('.')[2]} {list(part.shape)}" for name, part in zip(how.parts(prefix), parts,
-                                                                                            strict=True))  # fmt: skip
+    shapes = ", ".join(
+        f"{name.rpartition('.')[2]} {list(part.shape)}"
+        for name, part in zip(how.parts(prefix), parts, strict=True)
+    )
     try:
         return _UNPACK[how.form](how, parts)
     except (ValueError, RuntimeError, IndexError) as error:
-        raise WeightsError(f"{where}: {prefix} has {shapes}: {error}; fetch the folder again") from None
+        raise WeightsError(
+            f"{where}: {prefix} has {shapes}: {error}; fetch the folder again"
+        ) from None
 
 
 def _awq(how: Quantization, parts: list[Tensor]) -> Packed:
@@ -162,7 +201,9 @@ def _gptq(how: Quantization, parts: list[Tensor]) -> Packed:
     return _checked(how, codes[order], scales, zeros, order)
 
 
-def _checked(how: Quantization, codes: Tensor, scales: Tensor, zeros: Tensor, order: Tensor | None) -> Packed:
+def _checked(
+    how: Quantization, codes: Tensor, scales: Tensor, zeros: Tensor, order: Tensor | None
+) -> Packed:
     inputs, outputs = codes.shape
     group = how.group if how.group > 0 else inputs
     wanted = (-(-inputs // group), outputs)
@@ -210,10 +251,15 @@ def _fp8(how: Quantization, parts: list[Tensor]) -> Packed:
 
 
 def parts_of(how: Quantization, packed: Packed) -> tuple[Tensor, ...]:
-    """The inverse of `unpack`: tensors in the order of `how.parts`. Raises ValueError where the layout has no room."""
+    """The inverse of `unpack`: tensors in the order of `how.parts`.
+
+    Raises ValueError where the layout has no room.
+    """
     codes, scales = packed.codes, packed.scales
     if how.kind == "int4" and (codes.shape[0] % 8 or codes.shape[1] % 8):
-        raise ValueError(f"{how.form} packs eight numbers together, the weight is {list(codes.T.shape)}")
+        raise ValueError(
+            f"{how.form} packs eight numbers together, the weight is {list(codes.T.shape)}"
+        )
     if how.form == "awq":
         assert packed.zeros is not None and packed.order is None
         order = list(AWQ_ORDER)
@@ -229,7 +275,9 @@ def parts_of(how: Quantization, packed: Packed) -> tuple[Tensor, ...]:
         qweight = joined(codes[places].view(-1, 8, codes.shape[1]).transpose(1, 2))
         return qweight, joined(stored.view(len(stored), -1, 8)), scales, groups[places]
     if how.form == "pack-quantized":
-        wide = functional.pad(codes.to(torch.int32) + 128, (0, -codes.shape[1] % 4)).view(len(codes), -1, 4)
+        wide = functional.pad(codes.to(torch.int32) + 128, (0, -codes.shape[1] % 4)).view(
+            len(codes), -1, 4
+        )
         shifts = torch.arange(0, 32, 8, dtype=torch.int64)
         whole = (wide.to(torch.int64) << shifts).sum(-1)
         signed = (whole - ((whole >> 31) << 32)).to(torch.int32)
@@ -248,10 +296,15 @@ def nibbles(x: Tensor) -> Tensor:
 def joined(codes: Tensor) -> Tensor:
     """`[…, 8]` numbers 0 to 15 to `[…]` int32; the inverse of `nibbles`."""
     shifts = torch.arange(0, 32, 4, dtype=torch.int32)
-    return (codes.to(torch.int32) << shifts).sum(-1, dtype=torch.int32)  # nibbles do not overlap: the sum is their or
+    # nibbles do not overlap: the sum is their or
+    return (codes.to(torch.int32) << shifts).sum(-1, dtype=torch.int32)
 
 
 _UNPACK: dict[str, Callable[[Quantization, list[Tensor]], Packed]] = {
-    "awq": _awq, "gptq": _gptq, "pack-quantized": _pack_quantized, "int-quantized": _int_quantized, "fp8": _fp8,
+    "awq": _awq,
+    "gptq": _gptq,
+    "pack-quantized": _pack_quantized,
+    "int-quantized": _int_quantized,
+    "fp8": _fp8,
     "low-rank": _low_rank,
-}  # fmt: skip
+}

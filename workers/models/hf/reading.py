@@ -1,6 +1,8 @@
-"""From a `config.json` of transformers 4 or 5 to a ModelSpec, for the families whose weights can be read.
+"""From a `config.json` of transformers 4 or 5 to a ModelSpec, for the families whose weights can be
+read.
 
-What would change a logit and cannot be expressed is refused. Defaults are those of each family's own class
+What would change a logit and cannot be expressed is refused. Defaults are those of each family's
+own class
 (transformers 5.23). Does not know tensors.
 """
 
@@ -20,23 +22,35 @@ from workers.models.hf.rotary import read_rope
 Shape = dict[str, Any]
 
 ACTIVATIONS = {
-    "silu": "silu", "swish": "silu", "relu": "relu", "gelu": "gelu",
-    "gelu_new": "gelu_tanh", "gelu_pytorch_tanh": "gelu_tanh", "gelu_fast": "gelu_tanh",
-}  # fmt: skip
+    "silu": "silu",
+    "swish": "silu",
+    "relu": "relu",
+    "gelu": "gelu",
+    "gelu_new": "gelu_tanh",
+    "gelu_pytorch_tanh": "gelu_tanh",
+    "gelu_fast": "gelu_tanh",
+}
 
 
 def read_shape(config: Mapping[str, Any], *, what: str, name: str) -> tuple[str, ModelSpec]:
-    """The family (`model_type`) and the shape. Raises WeightsError naming the field that stands in the way."""
+    """The family (`model_type`) and the shape.
+
+    Raises WeightsError naming the field that stands in the way.
+    """
     kind = config.get("model_type")
     if kind not in FAMILIES:
         known = ", ".join(FAMILIES)
-        raise WeightsError(f"{what}: model_type is {kind!r}; the families that can be read are {known}")
+        raise WeightsError(
+            f"{what}: model_type is {kind!r}; the families that can be read are {known}"
+        )
     fields = Fields(config, f"{what} ({kind})")
     own = fields.word("_name_or_path", default="").rstrip("/").rsplit("/", 1)[-1]
     try:
         shape = ModelSpec.from_dict({"name": (own or name or kind)[:120], **FAMILIES[kind](fields)})
     except ValidationError as error:
-        raise WeightsError(f"{what}: " + "; ".join(str(item) for item in problems_of(error))) from None
+        raise WeightsError(
+            f"{what}: " + "; ".join(str(item) for item in problems_of(error))
+        ) from None
     return kind, shape
 
 
@@ -66,7 +80,9 @@ def _llama(config: Fields) -> Shape:
     shape = _block(config)
     attention, mlp = config.flag("attention_bias", False), config.flag("mlp_bias", False)
     if attention != mlp:
-        raise config.refuse("attention_bias", f"is {attention}, mlp_bias {mlp}", "only both or none can be read")
+        raise config.refuse(
+            "attention_bias", f"is {attention}, mlp_bias {mlp}", "only both or none can be read"
+        )
     return {**shape, "bias": "all" if mlp else "none"}
 
 
@@ -103,13 +119,16 @@ def _qwen3_moe(config: Fields) -> Shape:
     every = config.whole("decoder_sparse_step", default=1)
     dense = config.values.get("mlp_only_layers", [])
     if dense and (every != 1 or sorted(dense) != list(range(len(dense)))):
-        raise config.refuse("mlp_only_layers", f"is {dense}", "only the first layers can be dense by name")
+        raise config.refuse(
+            "mlp_only_layers", f"is {dense}", "only the first layers can be dense by name"
+        )
     head_dim = config.whole("hidden_size") // config.whole("num_attention_heads")
     moe = {
         "experts": config.whole("num_experts", "num_local_experts"),
         "top_k": config.whole("num_experts_per_tok"),
         "expert_ffn": config.whole("moe_intermediate_size"),
-        "first_dense_layers": len(dense) or every - 1,  # layer i routes where (i + 1) divides by the step
+        # layer i routes where (i + 1) divides by the step
+        "first_dense_layers": len(dense) or every - 1,
         "every": every,
         "renormalise": config.flag("norm_topk_prob", False),
         "aux_loss": config.number("router_aux_loss_coef", default=0.001),
@@ -120,7 +139,9 @@ def _qwen3_moe(config: Fields) -> Shape:
 def _deepseek_v2(config: Fields) -> Shape:
     method = config.word("topk_method", default="greedy")
     if method not in ("greedy", "group_limited_greedy"):
-        raise config.refuse("topk_method", f"is {method!r}", "greedy or group_limited_greedy can be read")
+        raise config.refuse(
+            "topk_method", f"is {method!r}", "greedy or group_limited_greedy can be read"
+        )
     config.want("norm_topk_prob", False, default=False)
     config.want("mlp_bias", False, default=False)
     return _deepseek(config, grouped=method == "group_limited_greedy", scale=1.0, interleaved=True)
@@ -132,7 +153,11 @@ def _deepseek_v3(config: Fields) -> Shape:
     interleaved = config.flag("rope_interleave", True)
     shape = _deepseek(config, grouped=True, scale=2.5, interleaved=interleaved)
     # the files do not carry the rate of the balancing bias; arXiv 2412.19437, section 4.2
-    routing = {"scoring": "sigmoid", "renormalise": config.flag("norm_topk_prob", True), "bias_update": 0.001}
+    routing = {
+        "scoring": "sigmoid",
+        "renormalise": config.flag("norm_topk_prob", True),
+        "bias_update": 0.001,
+    }
     shape["moe"] |= routing
     return shape
 
@@ -163,7 +188,12 @@ def _deepseek(config: Fields, *, grouped: bool, scale: float, interleaved: bool)
 
 
 def _block(
-    config: Fields, *, theta: float = 10000.0, eps: float = 1e-6, kv_heads: int | None = None, interleaved: bool = False
+    config: Fields,
+    *,
+    theta: float = 10000.0,
+    eps: float = 1e-6,
+    kv_heads: int | None = None,
+    interleaved: bool = False,
 ) -> Shape:
     """The Llama block: RMSNorm, gated MLP, rotary positions, no bias."""
     heads = config.whole("num_attention_heads")
@@ -194,11 +224,16 @@ def _qwen_window(config: Fields) -> int | None:
     """Layers from `max_window_layers` on see a window; all or none of them can be read."""
     if not config.flag("use_sliding_window", False) or "sliding_window" not in config.values:
         return None
-    full, layers = int(config.number("max_window_layers", default=28)), config.whole("num_hidden_layers")
+    full, layers = (
+        int(config.number("max_window_layers", default=28)),
+        config.whole("num_hidden_layers"),
+    )
     if full >= layers:
         return None
     if full > 0:
-        raise config.refuse("max_window_layers", f"is {full} of {layers} layers", "0 or all of them can be read")
+        raise config.refuse(
+            "max_window_layers", f"is {full} of {layers} layers", "0 or all of them can be read"
+        )
     return config.whole("sliding_window")
 
 

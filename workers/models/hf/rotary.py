@@ -1,4 +1,5 @@
-"""Rotary positions in a `config.json`: `rope_theta` and `rope_scaling` (transformers 4), `rope_parameters` (5).
+"""Rotary positions in a `config.json`: `rope_theta` and `rope_scaling` (transformers 4),
+`rope_parameters` (5).
 
 Reads both; writes version 4's keys, which version 5 reads too. Does not know families.
 """
@@ -17,12 +18,19 @@ _LENGTH = ("original_max_position_embeddings", "original_max_seq_len")
 _KINDS: dict[str, tuple[tuple[str, str], ...]] = {
     "linear": (),
     "dynamic": (),
-    "llama3": (_LENGTH, ("low_freq_factor", "low_freq_factor"), ("high_freq_factor", "high_freq_factor")),
-    "yarn": (
-        _LENGTH, ("beta_fast", "beta_fast"), ("beta_slow", "beta_slow"),
-        ("mscale", "mscale"), ("mscale_all_dim", "mscale_all_dim"),
+    "llama3": (
+        _LENGTH,
+        ("low_freq_factor", "low_freq_factor"),
+        ("high_freq_factor", "high_freq_factor"),
     ),
-}  # fmt: skip
+    "yarn": (
+        _LENGTH,
+        ("beta_fast", "beta_fast"),
+        ("beta_slow", "beta_slow"),
+        ("mscale", "mscale"),
+        ("mscale_all_dim", "mscale_all_dim"),
+    ),
+}
 
 
 def read_rope(config: Fields, *, theta: float, interleaved: bool) -> dict[str, Any]:
@@ -30,7 +38,9 @@ def read_rope(config: Fields, *, theta: float, interleaved: bool) -> dict[str, A
     both: dict[str, Any] = {}
     for key in ("rope_scaling", "rope_parameters"):
         given = config.values.get(key, {})
-        if not isinstance(given, Mapping) or any(isinstance(value, Mapping) for value in given.values()):
+        if not isinstance(given, Mapping) or any(
+            isinstance(value, Mapping) for value in given.values()
+        ):
             raise config.refuse(key, f"is {given!r}", "one rotation for all layers can be read")
         both |= given
     rope = Fields(both, f"{config.what}: rope")
@@ -42,10 +52,16 @@ def read_rope(config: Fields, *, theta: float, interleaved: bool) -> dict[str, A
     if kind == "default":
         return found
     if kind not in _KINDS:
-        raise rope.refuse("rope_type", f"is {kind!r}", f"one of default, {', '.join(_KINDS)} can be read")
+        raise rope.refuse(
+            "rope_type", f"is {kind!r}", f"one of default, {', '.join(_KINDS)} can be read"
+        )
     for key, plain in (("attention_factor", None), ("truncate", True)):
         if rope.values.get(key, plain) != plain:
-            raise rope.refuse(key, f"is {rope.values[key]!r}", "the value that follows from the others can be read")
+            raise rope.refuse(
+                key,
+                f"is {rope.values[key]!r}",
+                "the value that follows from the others can be read",
+            )
     scaling: dict[str, Any] = {"name": kind, "factor": rope.number("factor")}
     for theirs, ours in _KINDS[kind]:
         if theirs in rope.values:
@@ -54,13 +70,19 @@ def read_rope(config: Fields, *, theta: float, interleaved: bool) -> dict[str, A
 
 
 def write_rope(spec: ModelSpec) -> dict[str, Any]:
-    """`rope_theta` and `rope_scaling`. Raises WeightsError where transformers would extend another context."""
+    """`rope_theta` and `rope_scaling`.
+
+    Raises WeightsError where transformers would extend another context.
+    """
     scaling = spec.rope.scaling
     if scaling is None:
         return {"rope_theta": spec.rope.theta, "rope_scaling": None}
     original = scaling.original_max_seq_len
     if scaling.name == "dynamic" and original not in (None, spec.max_seq_len):
-        says = f"rope.scaling extends {original} positions, transformers always max_seq_len {spec.max_seq_len}"
+        says = (
+            f"rope.scaling extends {original} positions, transformers always max_seq_len "
+            f"{spec.max_seq_len}"
+        )
         raise WeightsError(f"{spec.name}: {says}; set them equal")
     fallback = 8192 if scaling.name == "llama3" else spec.max_seq_len
     told = {"rope_type": scaling.name, "type": scaling.name, "factor": scaling.factor}

@@ -1,4 +1,5 @@
-"""Weights written as a Hugging Face folder: config.json, safetensors files of bounded size, and their index.
+"""Weights written as a Hugging Face folder: config.json, safetensors files of bounded size, and
+their index.
 
 Does not know where the weights come from.
 """
@@ -31,9 +32,11 @@ def save_hugging_face(
     packed: Mapping[str, Mapping[str, Tensor]] | None = None,
     more: Mapping[str, Any] | None = None,
 ) -> None:
-    """Write into an existing, empty folder; holds one file's tensors at a time. Raises WeightsError.
+    """Write into an existing, empty folder; holds one file's tensors at a time. Raises
+    WeightsError.
 
-    `packed` has in place of a tensor, by its name in the file, the ones that it lies in; `more` joins config.json.
+    `packed` has in place of a tensor, by its name in the file, the ones that it lies in; `more`
+    joins config.json.
     """
     spec = weights.spec
     family = family_of(spec)
@@ -62,7 +65,9 @@ def save_hugging_face(
     (folder / INDEX).write_text(json.dumps(index, indent=2) + "\n", encoding="utf-8")
 
 
-def _tensors(weights: Weights, family: str, packed: Mapping[str, Mapping[str, Tensor]]) -> Iterator[tuple[str, Tensor]]:
+def _tensors(
+    weights: Weights, family: str, packed: Mapping[str, Mapping[str, Tensor]]
+) -> Iterator[tuple[str, Tensor]]:
     for entry in entries_of(weights.spec, family):
         if all(theirs in packed for theirs in entry.theirs):
             for theirs in entry.theirs:
@@ -76,7 +81,9 @@ def _write(tensors: dict[str, Tensor], folder: Path, number: int) -> list[str]:
     try:
         save_file(tensors, _part(folder, number), metadata={"format": "pt"})
     except SafetensorError as error:  # a full disk too
-        raise WeightsError(f"{folder.parent} cannot be written to: {error}; free some space") from None
+        raise WeightsError(
+            f"{folder.parent} cannot be written to: {error}; free some space"
+        ) from None
     return list(tensors)
 
 

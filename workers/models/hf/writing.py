@@ -1,4 +1,5 @@
-"""From a ModelSpec to the `config.json` of the Hugging Face family that computes the same, or why there is none.
+"""From a ModelSpec to the `config.json` of the Hugging Face family that computes the same, or why
+there is none.
 
 Does not know tensors.
 """
@@ -13,10 +14,16 @@ from workers.models.hf.rotary import write_rope
 
 _ACTIVATIONS = {"silu": "silu", "gelu": "gelu", "gelu_tanh": "gelu_pytorch_tanh", "relu": "relu"}
 _CLASSES = {
-    "gpt2": "GPT2LMHeadModel", "llama": "LlamaForCausalLM", "mistral": "MistralForCausalLM",
-    "mixtral": "MixtralForCausalLM", "qwen2": "Qwen2ForCausalLM", "qwen3": "Qwen3ForCausalLM",
-    "qwen3_moe": "Qwen3MoeForCausalLM", "deepseek_v2": "DeepseekV2ForCausalLM", "deepseek_v3": "DeepseekV3ForCausalLM",
-}  # fmt: skip
+    "gpt2": "GPT2LMHeadModel",
+    "llama": "LlamaForCausalLM",
+    "mistral": "MistralForCausalLM",
+    "mixtral": "MixtralForCausalLM",
+    "qwen2": "Qwen2ForCausalLM",
+    "qwen3": "Qwen3ForCausalLM",
+    "qwen3_moe": "Qwen3MoeForCausalLM",
+    "deepseek_v2": "DeepseekV2ForCausalLM",
+    "deepseek_v3": "DeepseekV3ForCausalLM",
+}
 
 
 def family_of(spec: ModelSpec) -> str:
@@ -28,7 +35,11 @@ def family_of(spec: ModelSpec) -> str:
     if spec.norm == "layernorm":
         return _gpt2(spec)
     if spec.position != "rope" or not spec.gated_mlp:
-        raise _none(spec, "RMSNorm without rotary positions or without a gated MLP", "position rope and gated_mlp")
+        raise _none(
+            spec,
+            "RMSNorm without rotary positions or without a gated MLP",
+            "position rope and gated_mlp",
+        )
     if spec.attention == "mla":
         return _deepseek(spec)
     if spec.rope.interleaved:
@@ -85,33 +96,57 @@ def write_config(spec: ModelSpec, *, dtype: str) -> dict[str, Any]:
     if family in ("mistral", "mixtral"):
         config["sliding_window"] = spec.window
     if family in ("qwen2", "qwen3", "qwen3_moe"):
-        config |= {"use_sliding_window": spec.window is not None, "sliding_window": spec.window, "max_window_layers": 0}
+        config |= {
+            "use_sliding_window": spec.window is not None,
+            "sliding_window": spec.window,
+            "max_window_layers": 0,
+        }
     return config | (_moe_config(spec, family) if spec.moe else {})
 
 
 def _gpt2(spec: ModelSpec) -> str:
-    plain = spec.attention == "softmax" and spec.moe is None and not spec.qk_norm and spec.window is None
+    plain = (
+        spec.attention == "softmax"
+        and spec.moe is None
+        and not spec.qk_norm
+        and spec.window is None
+    )
     heads = spec.kv_heads == spec.heads and spec.head_dim * spec.heads == spec.hidden
     if plain and heads and spec.position == "learned" and spec.bias == "all" and not spec.gated_mlp:
         return "gpt2"
     raise _none(
-        spec, "LayerNorm other than GPT-2's block", "learned positions, bias all, a plain MLP, kv_heads = heads"
+        spec,
+        "LayerNorm other than GPT-2's block",
+        "learned positions, bias all, a plain MLP, kv_heads = heads",
     )
 
 
 def _deepseek(spec: ModelSpec) -> str:
     moe = spec.moe
     if moe is None or not moe.shared_experts:
-        raise _none(spec, "latent attention without shared experts", "keep these weights in our own form")
-    if spec.bias != "none" or spec.window is not None or moe.every != 1 or moe.shared_width % moe.expert_ffn:
-        says = "latent attention with biases, a window, every above 1 or shared experts of another width"
+        raise _none(
+            spec, "latent attention without shared experts", "keep these weights in our own form"
+        )
+    if (
+        spec.bias != "none"
+        or spec.window is not None
+        or moe.every != 1
+        or moe.shared_width % moe.expert_ffn
+    ):
+        says = (
+            "latent attention with biases, a window, every above 1 or shared experts of "
+            "another width"
+        )
         raise _none(spec, says, "keep these weights in our own form")
     if moe.scoring == "sigmoid":
         if not moe.bias_update:
             raise _none(spec, "sigmoid scores without a balancing bias", "bias_update above 0")
         return "deepseek_v3"
     if moe.renormalise or moe.bias_update or not spec.rope.interleaved:
-        says = "softmax scores with latent attention that are renormalised or biased, or rotation by halves"
+        says = (
+            "softmax scores with latent attention that are renormalised or biased, or rotation "
+            "by halves"
+        )
         raise _none(spec, says, "scoring sigmoid")
     return "deepseek_v2"
 
@@ -119,9 +154,17 @@ def _deepseek(spec: ModelSpec) -> str:
 def _routed(spec: ModelSpec) -> str:
     moe = spec.moe
     assert moe is not None
-    plain = moe.scoring == "softmax" and not moe.shared_experts and moe.groups in (None, 1) and moe.routed_scale == 1.0
+    plain = (
+        moe.scoring == "softmax"
+        and not moe.shared_experts
+        and moe.groups in (None, 1)
+        and moe.routed_scale == 1.0
+    )
     if not plain or moe.bias_update or spec.bias != "none":
-        says = "shared experts, groups, sigmoid scores, a routed scale or biases without latent attention"
+        says = (
+            "shared experts, groups, sigmoid scores, a routed scale or biases without latent "
+            "attention"
+        )
         raise _none(spec, says, "keep these weights in our own form")
     if not spec.qk_norm and moe.first_dense_layers == 0 and moe.every == 1 and moe.renormalise:
         return "mixtral"
@@ -136,7 +179,10 @@ def _moe_config(spec: ModelSpec, family: str) -> dict[str, Any]:
     if family == "mixtral":
         shape: dict[str, Any] = {"num_local_experts": moe.experts, "num_experts_per_tok": moe.top_k}
         return {**shape, "router_aux_loss_coef": moe.aux_loss}
-    common: dict[str, Any] = {"num_experts_per_tok": moe.top_k, "moe_intermediate_size": moe.expert_ffn}
+    common: dict[str, Any] = {
+        "num_experts_per_tok": moe.top_k,
+        "moe_intermediate_size": moe.expert_ffn,
+    }
     if family == "qwen3_moe":
         return {
             **common,
@@ -164,7 +210,11 @@ def _moe_config(spec: ModelSpec, family: str) -> dict[str, Any]:
     if family == "deepseek_v2":
         method = "greedy" if moe.groups is None else "group_limited_greedy"
         return {**config, "topk_method": method, "scoring_func": "softmax"}
-    told: dict[str, Any] = {"topk_method": "noaux_tc", "scoring_func": "sigmoid", "num_nextn_predict_layers": 0}
+    told: dict[str, Any] = {
+        "topk_method": "noaux_tc",
+        "scoring_func": "sigmoid",
+        "num_nextn_predict_layers": 0,
+    }
     return {**config, **told, "rope_interleave": spec.rope.interleaved}
 
 
@@ -176,10 +226,14 @@ def _gpt2_config(spec: ModelSpec) -> dict[str, Any]:
         "n_inner": spec.ffn,
         "n_positions": spec.max_seq_len,
         "layer_norm_epsilon": spec.norm_eps,
-        "activation_function": "gelu_new" if spec.activation == "gelu_tanh" else _ACTIVATIONS[spec.activation],
+        "activation_function": "gelu_new"
+        if spec.activation == "gelu_tanh"
+        else _ACTIVATIONS[spec.activation],
         **{key: spec.dropout for key in ("resid_pdrop", "embd_pdrop", "attn_pdrop")},
     }
 
 
 def _none(spec: ModelSpec, what: str, next_: str) -> WeightsError:
-    return WeightsError(f"no Hugging Face family that can be written has {what} ({spec.name}); try {next_}")
+    return WeightsError(
+        f"no Hugging Face family that can be written has {what} ({spec.name}); try {next_}"
+    )

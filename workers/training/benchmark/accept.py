@@ -1,4 +1,5 @@
-"""From a spec file to a benchmark this engine can do: read, checked, expanded, and refused by sentences.
+"""From a spec file to a benchmark this engine can do: read, checked, expanded, and refused by
+sentences.
 
 Pydantic and the standard library only, so that a wrong spec fails in a fraction of a second.
 """
@@ -38,7 +39,8 @@ class BenchmarkRun:
         """What `--print` shows, and what an event says at the beginning."""
         return {
             "variants": [
-                {"id": each.id, "technique": each.technique, "name": each.name} for each in self.expansion.variants
+                {"id": each.id, "technique": each.technique, "name": each.name}
+                for each in self.expansion.variants
             ],
             "left_out": self.expansion.left_out,
             "devices": self.expansion.devices,
@@ -57,9 +59,14 @@ def accept_benchmark(document: Mapping[str, Any]) -> BenchmarkRun:
     """Check a spec's document. Raises UserError with one line a problem."""
     spec = read_spec(document)
     if spec.benchmark is None:
-        raise UserError(f"kind: this program runs kind benchmark, this is {spec.kind}; try workers.training.main")
+        raise UserError(
+            f"kind: this program runs kind benchmark, this is {spec.kind}; try "
+            "workers.training.main"
+        )
     refuse_problems(spec)
     training, plan = as_training(spec), spec.plan
-    assert isinstance(plan, ParallelPlan) and training.train is not None and training.shape is not None
+    assert (
+        isinstance(plan, ParallelPlan) and training.train is not None and training.shape is not None
+    )
     base = TrainingRun(training, training.shape, plan, training.train)
     return BenchmarkRun(spec, spec.benchmark, base, expand(spec))

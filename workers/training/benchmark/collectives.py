@@ -1,6 +1,8 @@
-"""Collectives and sends between the placed ranks by message size: seconds, bandwidth, and the link that they mean.
+"""Collectives and sends between the placed ranks by message size: seconds, bandwidth, and the link
+that they mean.
 
-Bus bandwidth as NCCL's tests count it (github.com/NVIDIA/nccl-tests, PERFORMANCE.md): the rate at which each rank's
+Bus bandwidth as NCCL's tests count it (github.com/NVIDIA/nccl-tests, PERFORMANCE.md): the rate at
+which each rank's
 link carries bytes, comparable between kinds and numbers of ranks. Knows no model.
 """
 
@@ -23,10 +25,13 @@ _GPU_SIZES = tuple(4 * KIB * 4**power for power in range(10))  # to 1 GiB
 _LEAST_S, _MOST_CALLS = 0.05, 30  # a size is measured for so long, by at most so many calls
 
 
-def measure_collectives(world: World, *, local_world_size: int, tell: Callable[[], None]) -> dict[str, Any]:
+def measure_collectives(
+    world: World, *, local_world_size: int, tell: Callable[[], None]
+) -> dict[str, Any]:
     """`{ranks, rows, link}` on all ranks of the world together; `tell` is called at every size.
 
-    Rows: `{kind, bytes, seconds, bus_bytes_per_s}`; `bytes` is the whole message (the gathered one, the one that is
+    Rows: `{kind, bytes, seconds, bus_bytes_per_s}`; `bytes` is the whole message (the gathered one,
+    the one that is
     scattered), `seconds` the slowest rank's median. `link`: what the planner takes of it.
     """
     sizes = _GPU_SIZES if world.device.type == "cuda" else _CPU_SIZES
@@ -36,25 +41,43 @@ def measure_collectives(world: World, *, local_world_size: int, tell: Callable[[
             tell()
             seconds = _seconds(world, _CALLS[kind](world, size // 4 // world.size * world.size))
             share = _SHARES[kind](world.size)
-            rows.append({"kind": kind, "bytes": size, "seconds": seconds, "bus_bytes_per_s": share * size / seconds})
+            rows.append(
+                {
+                    "kind": kind,
+                    "bytes": size,
+                    "seconds": seconds,
+                    "bus_bytes_per_s": share * size / seconds,
+                }
+            )
     return {"ranks": world.size, "rows": rows, "link": link(rows, world.size, local_world_size)}
 
 
 def link(rows: list[dict[str, Any]], ranks: int, local: int) -> dict[str, Any] | None:
-    """`{where, bytes_per_s, latency_s}` of the link that these rings ran over; None where they ran over two kinds.
+    """`{where, bytes_per_s, latency_s}` of the link that these rings ran over; None where they ran
+    over two kinds.
 
-    Bandwidth: the median over kinds of what their largest messages reach. Latency: of one pass of a ring, its smallest
-    message's time, spread as the planner counts it: (1 + ranks/4) inside a node, log2(nodes) between nodes.
+    Bandwidth: the median over kinds of what their largest messages reach. Latency: of one pass of a
+    ring, its smallest
+    message's time, spread as the planner counts it: (1 + ranks/4) inside a node, log2(nodes)
+    between nodes.
     """
     if local not in (1, ranks):
         return None
     passes = [each for each in rows if each["kind"] in ("all_gather", "reduce_scatter")]
     largest, smallest = max(each["bytes"] for each in rows), min(each["bytes"] for each in rows)
-    rates = [each["bus_bytes_per_s"] for each in rows if each["bytes"] == largest and each["kind"] != "send_recv"]
+    rates = [
+        each["bus_bytes_per_s"]
+        for each in rows
+        if each["bytes"] == largest and each["kind"] != "send_recv"
+    ]
     first = median(each["seconds"] for each in passes if each["bytes"] == smallest)
     inside = local == ranks
     steps = 1 + ranks / 4 if inside else max(1.0, math.log2(ranks))
-    return {"where": "intra" if inside else "inter", "bytes_per_s": median(rates), "latency_s": first / steps}
+    return {
+        "where": "intra" if inside else "inter",
+        "bytes_per_s": median(rates),
+        "latency_s": first / steps,
+    }
 
 
 def _seconds(world: World, call: Callable[[], Any]) -> float:
@@ -82,16 +105,23 @@ def _timed(world: World, call: Callable[[], Any]) -> float:
 
 def _all_reduce(world: World, count: int) -> Callable[[], Any]:
     values = torch.ones(count, device=world.device)
-    return lambda: dist.all_reduce(values, op=dist.ReduceOp.MAX)  # a sum would grow out of range over many calls
+    # a sum would grow out of range over many calls
+    return lambda: dist.all_reduce(values, op=dist.ReduceOp.MAX)
 
 
 def _all_gather(world: World, count: int) -> Callable[[], Any]:
-    whole, mine = torch.empty(count, device=world.device), torch.ones(count // world.size, device=world.device)
+    whole, mine = (
+        torch.empty(count, device=world.device),
+        torch.ones(count // world.size, device=world.device),
+    )
     return lambda: dist.all_gather_into_tensor(whole, mine)
 
 
 def _reduce_scatter(world: World, count: int) -> Callable[[], Any]:
-    whole, mine = torch.ones(count, device=world.device), torch.empty(count // world.size, device=world.device)
+    whole, mine = (
+        torch.ones(count, device=world.device),
+        torch.empty(count // world.size, device=world.device),
+    )
     return lambda: dist.reduce_scatter_tensor(mine, whole)
 
 
@@ -106,7 +136,9 @@ def _send_recv(world: World, count: int) -> Callable[[], Any]:
 
     def call() -> None:
         there, here = (world.rank + 1) % world.size, (world.rank - 1) % world.size
-        for work in dist.batch_isend_irecv([dist.P2POp(dist.isend, sent, there), dist.P2POp(dist.irecv, got, here)]):
+        for work in dist.batch_isend_irecv(
+            [dist.P2POp(dist.isend, sent, there), dist.P2POp(dist.irecv, got, here)]
+        ):
             work.wait()
 
     return call

@@ -1,6 +1,8 @@
-"""The benchmark's command: `python -m workers.training.benchmark.main --spec run.json [--dir DIR] [--print]`.
+"""The benchmark's command: `python -m workers.training.benchmark.main --spec run.json [--dir DIR]
+[--print]`.
 
-Under torchrun for more than one rank. Reads and refuses before it loads torch; how turns follow each other is `turns`'.
+Under torchrun for more than one rank. Reads and refuses before it loads torch; how turns follow
+each other is `turns`'.
 """
 
 from __future__ import annotations
@@ -18,10 +20,18 @@ from workers.training.program import leave, refuse, set_torch_defaults
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Returns the exit code, as `workers.training.main` does."""
-    parser = argparse.ArgumentParser(prog="workers.training.benchmark.main", description="Measure variants of a plan.")
-    parser.add_argument("--spec", type=Path, required=True, help="RunSpec of kind benchmark as JSON")
-    parser.add_argument("--dir", type=Path, help="run directory (default: runs/<name of the spec file>)")
-    parser.add_argument("--print", action="store_true", help="print the variants and what is left out, then leave")
+    parser = argparse.ArgumentParser(
+        prog="workers.training.benchmark.main", description="Measure variants of a plan."
+    )
+    parser.add_argument(
+        "--spec", type=Path, required=True, help="RunSpec of kind benchmark as JSON"
+    )
+    parser.add_argument(
+        "--dir", type=Path, help="run directory (default: runs/<name of the spec file>)"
+    )
+    parser.add_argument(
+        "--print", action="store_true", help="print the variants and what is left out, then leave"
+    )
     options = parser.parse_args(argv)
     directory = options.dir or Path("runs") / options.spec.stem
     try:

@@ -15,21 +15,35 @@ import torch
 from workers.training.mesh import World
 
 _CPU = (128, 256, 512, 1024), {"fp32": torch.float32, "bf16": torch.bfloat16}
-_GPU = (1024, 2048, 4096, 8192, 16384), {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+_GPU = (
+    (1024, 2048, 4096, 8192, 16384),
+    {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16},
+)
 _CALLS = 5
 
 
 def measure_products(world: World, *, tell: Callable[[], None]) -> dict[str, Any]:
-    """`{rows: [{precision, size, seconds, tflops}]}` of size³ products, the mean over ranks; `tell` at every size."""
+    """`{rows: [{precision, size, seconds, tflops}]}` of size³ products, the mean over ranks; `tell`
+    at every size.
+    """
     sizes, dtypes = _GPU if world.device.type == "cuda" else _CPU
     rows = []
     for precision, dtype in dtypes.items():
         for size in sizes:
             tell()
             world.barrier()
-            seconds = torch.tensor(_seconds(size, dtype, world.device), dtype=torch.float64, device=world.device)
+            seconds = torch.tensor(
+                _seconds(size, dtype, world.device), dtype=torch.float64, device=world.device
+            )
             mean = float(world.sum_(seconds)) / world.size
-            rows.append({"precision": precision, "size": size, "seconds": mean, "tflops": 2e-12 * size**3 / mean})
+            rows.append(
+                {
+                    "precision": precision,
+                    "size": size,
+                    "seconds": mean,
+                    "tflops": 2e-12 * size**3 / mean,
+                }
+            )
     return {"rows": rows}
 
 

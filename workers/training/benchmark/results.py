@@ -1,4 +1,5 @@
-"""What turns leave, kept over attempts, and the rows that come of it: medians, spread, difference to the base.
+"""What turns leave, kept over attempts, and the rows that come of it: medians, spread, difference
+to the base.
 
 Plain numbers; knows neither torch nor how a turn is run.
 """
@@ -18,9 +19,11 @@ from workers.contracts.variants import BASE, Variant
 
 @dataclass(slots=True)
 class Results:
-    """`turns`: by variant, what each of its turns left; `failed`: by variant, why it has no numbers.
+    """`turns`: by variant, what each of its turns left; `failed`: by variant, why it has no
+    numbers.
 
-    `under_way` is the variant whose turn had begun when this was written: one that takes the attempt down with it is
+    `under_way` is the variant whose turn had begun when this was written: one that takes the
+    attempt down with it is
     not tried again.
     """
 
@@ -51,33 +54,55 @@ def earlier(path: Path, spec: dict[str, Any]) -> Results:
 
 
 def together(ranks: list[dict[str, Any]]) -> dict[str, Any]:
-    """One turn from what its ranks tell: times and losses are alike on all, of memory the fullest rank's counts."""
+    """One turn from what its ranks tell: times and losses are alike on all, of memory the fullest
+    rank's counts.
+    """
     fullest = max(ranks, key=lambda each: each["peak_bytes"])
     return {**ranks[0], "peak_bytes": fullest["peak_bytes"], "memory": fullest["memory"]}
 
 
 def row(variant: Variant, results: Results, *, seq_len: int) -> dict[str, Any]:
-    """One variant's row. `deviation`: the largest relative difference of a step's loss to the base's same step."""
+    """One variant's row.
+
+    `deviation`: the largest relative difference of a step's loss to the base's same step.
+    """
     found: dict[str, Any] = {
-        "id": variant.id, "technique": variant.technique, "name": variant.name, "plan": variant.plan.to_dict(),
-    }  # fmt: skip
+        "id": variant.id,
+        "technique": variant.technique,
+        "name": variant.name,
+        "plan": variant.plan.to_dict(),
+    }
     turns = results.turns.get(variant.id, [])
     if variant.id in results.failed or not turns:
-        return {**found, "state": "failed", "says": results.failed.get(variant.id, "it was not reached")}
+        return {
+            **found,
+            "state": "failed",
+            "says": results.failed.get(variant.id, "it was not reached"),
+        }
     seconds = [each for turn in turns for each in turn["seconds"]]
     middle = median(seconds)
-    low, _, high = quantiles(seconds, n=4, method="inclusive") if len(seconds) > 1 else (middle,) * 3
+    low, _, high = (
+        quantiles(seconds, n=4, method="inclusive") if len(seconds) > 1 else (middle,) * 3
+    )
     losses, base = turns[0]["losses"], results.turns.get(BASE, [{}])[0].get("losses")
     batch = variant.plan.global_batch_size
     fullest = max(turns, key=lambda each: each["peak_bytes"])
     return {
-        **found, "state": "measured", "step_time_s": middle, "low_s": low, "high_s": high, "steps": len(seconds),
+        **found,
+        "state": "measured",
+        "step_time_s": middle,
+        "low_s": low,
+        "high_s": high,
+        "steps": len(seconds),
         "turns_s": [median(turn["seconds"]) for turn in turns],
-        "samples_per_s": batch / middle, "tokens_per_s": batch * seq_len / middle,
+        "samples_per_s": batch / middle,
+        "tokens_per_s": batch * seq_len / middle,
         "mfu": median([each for turn in turns for each in turn["mfu"]]),
-        "peak_bytes": fullest["peak_bytes"], "memory": fullest["memory"],
-        "loss": losses[-1], "deviation": difference(losses, base) if base else None,
-    }  # fmt: skip
+        "peak_bytes": fullest["peak_bytes"],
+        "memory": fullest["memory"],
+        "loss": losses[-1],
+        "deviation": difference(losses, base) if base else None,
+    }
 
 
 def difference(losses: list[float], base: list[float]) -> float:

@@ -1,4 +1,5 @@
-"""One turn of a variant: its model built, trained a few steps by the ordinary loop, numbers kept, memory given back.
+"""One turn of a variant: its model built, trained a few steps by the ordinary loop, numbers kept,
+memory given back.
 
 Knows what a turn leaves behind; not the order of turns.
 """
@@ -48,7 +49,8 @@ class Kept(Recorder):
 
 
 class Requests(Control):
-    """The benchmark's requests as a turn sees them: it stops where it is to leave, and has nothing to save or show.
+    """The benchmark's requests as a turn sees them: it stops where it is to leave, and has nothing
+    to save or show.
 
     `asked` is what this rank was asked to leave for.
     """
@@ -69,7 +71,13 @@ class Turn(Attempt):
     """`train` once; `numbers` then."""
 
     def __init__(
-        self, run: TrainingRun, environment: Environment, *, control: Control, beacon: Beacon, on_point: OnPoint
+        self,
+        run: TrainingRun,
+        environment: Environment,
+        *,
+        control: Control,
+        beacon: Beacon,
+        on_point: OnPoint,
     ) -> None:
         super().__init__(run, environment)
         self.control, self.beacon = control, beacon
@@ -82,12 +90,14 @@ class Turn(Attempt):
     def numbers(self, *, warmup_steps: int) -> dict[str, Any]:
         """Seconds of the timed steps, losses of all, and bytes at their most, of this rank.
 
-        `peak_bytes` on a GPU: the allocator's; on a CPU the categories that are counted, since a process keeps what
+        `peak_bytes` on a GPU: the allocator's; on a CPU the categories that are counted, since a
+        process keeps what
         its earlier turns allocated.
         """
         timed = self.kept.values[warmup_steps:]
         memory = {
-            name: max(values.get(f"memory/{name}_bytes", 0.0) for values in timed) for name in (*_HELD, "allocated")
+            name: max(values.get(f"memory/{name}_bytes", 0.0) for values in timed)
+            for name in (*_HELD, "allocated")
         }
         on_cpu = self.loop is None or self.loop.world.device.type == "cpu"
         peak = sum(memory[name] for name in _HELD) if on_cpu else memory["allocated"]

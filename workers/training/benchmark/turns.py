@@ -1,6 +1,8 @@
-"""The order of a benchmark: the devices first, then every variant in turns that alternate, results told as they come.
+"""The order of a benchmark: the devices first, then every variant in turns that alternate, results
+told as they come.
 
-All in one set of processes, so that turns alternate within seconds and a slow hour of the machine hits all alike.
+All in one set of processes, so that turns alternate within seconds and a slow hour of the machine
+hits all alike.
 """
 
 from __future__ import annotations
@@ -37,12 +39,15 @@ from workers.training.environment import Environment
 from workers.training.exits import classify
 from workers.training.mesh import World, start_world
 
-_PATIENCE_S = 120.0  # for the other ranks at the end of a turn; longer, and one of them hangs in a collective
+# for the other ranks at the end of a turn; longer, and one of them hangs in a collective
+_PATIENCE_S = 120.0
 FILE = "benchmark.json"
 
 
 def run_benchmark(run: BenchmarkRun, environment: Environment) -> Outcome:
-    """Measure everything; `DIR/benchmark.json` and events `benchmark_result` say what; never raises."""
+    """Measure everything; `DIR/benchmark.json` and events `benchmark_result` say what; never
+    raises.
+    """
     return carry_out(Benchmark(run, environment))
 
 
@@ -52,7 +57,9 @@ class Benchmark(Attempt):
     def __init__(self, benchmark: BenchmarkRun, environment: Environment) -> None:
         super().__init__(benchmark.base, environment)
         self.benchmark = benchmark
-        self.control = self.requests = Requests(environment.directory, reads_file=environment.leads_node)
+        self.control = self.requests = Requests(
+            environment.directory, reads_file=environment.leads_node
+        )
         self.results = Results()
         self.worlds: dict[str, World] = {}
         self.voices: dist.ProcessGroup | None = None
@@ -74,7 +81,9 @@ class Benchmark(Attempt):
         (number, _), self.results = agreed(
             world, lambda: (self._first_words(), earlier(kept, spec)), leads=world.rank == 0
         )
-        self.recorder = Recorder(environment.rank_directory, run=environment.run, attempt=number, rank=world.rank)
+        self.recorder = Recorder(
+            environment.rank_directory, run=environment.run, attempt=number, rank=world.rank
+        )
         together(world, self._open, leads=environment.leads_node)
         samples = self._open()
         self._tell_peak(world)
@@ -82,7 +91,10 @@ class Benchmark(Attempt):
         self.steps = sum(len(done) for done in self.results.turns.values()) * turn_steps(body)
         self._measure_devices(world, kept, spec)
         for number, last, variant in self._order():
-            if variant.id in self.results.failed or len(self.results.turns.get(variant.id, [])) > number:
+            if (
+                variant.id in self.results.failed
+                or len(self.results.turns.get(variant.id, [])) > number
+            ):
                 continue
             self.results.under_way = variant.id
             self._save(world, kept, spec)
@@ -93,11 +105,14 @@ class Benchmark(Attempt):
                 kind = "cancelled" if asked == "stop" else "preempted"
                 return Outcome(kind, f"{asked} was asked for, left in {variant.id}", self.steps)
             if last or variant.id in self.results.failed:
-                self._tell(world, "benchmark_result", **row(variant, self.results, seq_len=body.seq_len))
+                self._tell(
+                    world, "benchmark_result", **row(variant, self.results, seq_len=body.seq_len)
+                )
         return self._finished(world)
 
     def _order(self) -> Iterator[tuple[int, bool, Variant]]:
-        """`(turn, whether it is the last one, variant)`; every other turn goes backward, which cancels a steady drift.
+        """`(turn, whether it is the last one, variant)`; every other turn goes backward, which
+        cancels a steady drift.
 
         The base begins in any case: losses are compared with it.
         """
@@ -107,7 +122,10 @@ class Benchmark(Attempt):
                 yield number, number == count - 1, variant
 
     def _turn(self, variant: Variant, samples: Samples, where: str) -> str | None:
-        """Train a variant once on all ranks; what was asked for meanwhile. Failures become the variant's row."""
+        """Train a variant once on all ranks; what was asked for meanwhile.
+
+        Failures become the variant's row.
+        """
         assert self.beacon is not None
         print(f"{variant.id}, {where}", flush=True)
         said: dict[str, Any] = {}
@@ -115,14 +133,26 @@ class Benchmark(Attempt):
         try:
             world = self._world(variant)
             run = self.benchmark.run_of(variant)
-            turn = Turn(run, self.environment, control=self.requests, beacon=self.beacon, on_point=self._point)
+            turn = Turn(
+                run,
+                self.environment,
+                control=self.requests,
+                beacon=self.beacon,
+                on_point=self._point,
+            )
             self.loop = None
             outcome = turn.train(world, samples)
             if outcome.exit_class == "ok":
                 said["numbers"] = turn.numbers(warmup_steps=self.benchmark.body.warmup_steps)
-        except Exception as error:  # whatever a variant ends by, the others are still to be measured
+        except (
+            Exception
+        ) as error:  # whatever a variant ends by, the others are still to be measured
             found = classify(error, 0)
-            said["failed"] = f"out of memory: {found.reason}" if found.exit_class == "out_of_memory" else found.reason
+            said["failed"] = (
+                f"out of memory: {found.reason}"
+                if found.exit_class == "out_of_memory"
+                else found.reason
+            )
             traceback.print_exception(error)
         finally:
             if turn is not None:
@@ -130,16 +160,23 @@ class Benchmark(Attempt):
             free_memory()
         said["asked"] = self.requests.asked
         told = self._of_all(said)
-        failures = [f"{each['failed']} (rank {rank})" for rank, each in enumerate(told) if "failed" in each]
+        failures = [
+            f"{each['failed']} (rank {rank})" for rank, each in enumerate(told) if "failed" in each
+        ]
         asked = next((each["asked"] for each in told if each["asked"] is not None), None)
         if failures:
             self.results.failed[variant.id] = failures[0]
         elif all("numbers" in each for each in told):
-            self.results.turns.setdefault(variant.id, []).append(of_ranks([each["numbers"] for each in told]))
+            self.results.turns.setdefault(variant.id, []).append(
+                of_ranks([each["numbers"] for each in told])
+            )
         return asked
 
     def _of_all(self, said: dict[str, Any]) -> list[dict[str, Any]]:
-        """What every rank says. Raises where one is silent: it hangs in a collective that another one left."""
+        """What every rank says.
+
+        Raises where one is silent: it hangs in a collective that another one left.
+        """
         if self.voices is None:
             return [said]
         told: list[Any] = [None] * self.environment.world_size
@@ -147,9 +184,20 @@ class Benchmark(Attempt):
         return told
 
     def _world(self, variant: Variant) -> World:
-        """The variant's mesh; those of one shape share it, because process groups are never given back."""
+        """The variant's mesh; those of one shape share it, because process groups are never given
+        back.
+        """
         plan = variant.plan
-        shape = (plan.dp, plan.tp, plan.pp, plan.cp, plan.ep, plan.dp_replicate, plan.zero >= 2, plan.offloads_weights)
+        shape = (
+            plan.dp,
+            plan.tp,
+            plan.pp,
+            plan.cp,
+            plan.ep,
+            plan.dp_replicate,
+            plan.zero >= 2,
+            plan.offloads_weights,
+        )
         if str(shape) not in self.worlds:
             self.worlds[str(shape)] = start_world(self.environment, plan)
         return self.worlds[str(shape)]
@@ -163,7 +211,9 @@ class Benchmark(Attempt):
             print(f"measuring {name}", flush=True)
             if name == "collectives":
                 local = self.environment.local_world_size
-                found = measure_collectives(world, local_world_size=local, tell=partial(self.beacon.mark, name))
+                found = measure_collectives(
+                    world, local_world_size=local, tell=partial(self.beacon.mark, name)
+                )
             else:
                 found = measure_products(world, tell=partial(self.beacon.mark, name))
             self.results.devices[name] = found
@@ -171,7 +221,9 @@ class Benchmark(Attempt):
             self._tell(world, f"benchmark_{name}", **found)
 
     def _open(self) -> Samples:
-        return open_samples(self.run, cache=self.environment.cache, kept=self.environment.checkpoints)[0]
+        return open_samples(
+            self.run, cache=self.environment.cache, kept=self.environment.checkpoints
+        )[0]
 
     def _tell_peak(self, world: World) -> None:
         """What the device multiplies at most; the planner takes it for the pool's devices."""
@@ -187,7 +239,11 @@ class Benchmark(Attempt):
         assert self.recorder is not None
         self.steps += 1
         self.tokens += self.run.tokens_per_step
-        shown = {name: values[name] for name in ("loss", "step_time_s", "tokens_per_s", "mfu") if name in values}
+        shown = {
+            name: values[name]
+            for name in ("loss", "step_time_s", "tokens_per_s", "mfu")
+            if name in values
+        }
         self.recorder.point(step=self.steps, tokens=self.tokens, values=shown)
 
     def _tell(self, world: World, type_: str, **data: Any) -> None:
@@ -205,10 +261,14 @@ class Benchmark(Attempt):
         rows = [row(each, self.results, seq_len=body.seq_len) for each in variants]
         if world.rank == 0:
             told = {
-                **self.benchmark.describe(), "time": time.time(), "torch": torch.__version__,
-                "device": str(world.device), "rows": rows, "measured_devices": self.results.devices,
+                **self.benchmark.describe(),
+                "time": time.time(),
+                "torch": torch.__version__,
+                "device": str(world.device),
+                "rows": rows,
+                "measured_devices": self.results.devices,
                 "losses": {name: done[0]["losses"] for name, done in self.results.turns.items()},
-            }  # fmt: skip
+            }
             write_atomically(self.environment.directory / FILE, json.dumps(told, indent=1))
         failed = len(self.results.failed)
         more = f", {failed} could not be" if failed else ""

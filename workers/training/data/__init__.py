@@ -1,1 +1,4 @@
-"""From files to samples: reading, tokenising, mapping, mixing. Which rank gets which sample is `batches`' business."""
+"""From files to samples: reading, tokenising, mapping, mixing.
+
+Which rank gets which sample is `batches`' business.
+"""

@@ -1,4 +1,5 @@
-"""Documents of text and JSON lines files, read in pieces; what is wrong with a file is told with line and offset.
+"""Documents of text and JSON lines files, read in pieces; what is wrong with a file is told with
+line and offset.
 
 Does not know tokens.
 """
@@ -21,22 +22,32 @@ BOM = b"\xef\xbb\xbf"
 
 
 def files_of(path: Path, format_: str) -> list[Path]:
-    """The file, or a folder's files of that format by name. Raises UserError where there is none."""
+    """The file, or a folder's files of that format by name.
+
+    Raises UserError where there is none.
+    """
     if path.is_file():
         return [path]
     names = " or ".join(f"*{suffix}" for suffix in SUFFIXES[format_])
     if not path.is_dir():
-        raise UserError(f"data.path: {path} does not exist; try the path of a {format_} file on this node")
-    found = sorted(each for each in path.iterdir() if each.suffix in SUFFIXES[format_] and each.is_file())
+        raise UserError(
+            f"data.path: {path} does not exist; try the path of a {format_} file on this node"
+        )
+    found = sorted(
+        each for each in path.iterdir() if each.suffix in SUFFIXES[format_] and each.is_file()
+    )
     if not found:
-        raise UserError(f"data.path: {path} is a folder without {names}; try the path of a {format_} file")
+        raise UserError(
+            f"data.path: {path} is a folder without {names}; try the path of a {format_} file"
+        )
     return found
 
 
 def text_pieces(path: Path) -> Iterator[str]:
     """The text in pieces that end with a line before one that is not indented.
 
-    There no tokenizer joins what stands on both sides, so tokens are those of the whole text. Raises UserError with the
+    There no tokenizer joins what stands on both sides, so tokens are those of the whole text.
+    Raises UserError with the
     offset of the first byte that is not UTF-8.
     """
     rest = ""
@@ -62,7 +73,9 @@ def json_documents(path: Path) -> Iterator[str]:
 
 
 def check_text(path: Path) -> None:
-    """Raises UserError with the offset of the first byte that is not UTF-8, or when there is none at all."""
+    """Raises UserError with the offset of the first byte that is not UTF-8, or when there is none
+    at all.
+    """
     if not path.stat().st_size:
         raise UserError(f"data.path: {path} is empty; try a file with text")
     for _ in _decoded(path):
@@ -81,8 +94,15 @@ def _text_of(line: bytes, where: str) -> str:
     if isinstance(text, str):
         return text
     if isinstance(document, dict) and "messages" in document:
-        raise UserError(f'{where} is a conversation ("messages"), pretraining reads "text"; try train.objective sft')
-    has = f"has {', '.join(map(str, document)) or 'no fields'}" if isinstance(document, dict) else "is no object"
+        raise UserError(
+            f'{where} is a conversation ("messages"), pretraining reads "text"; try '
+            "train.objective sft"
+        )
+    has = (
+        f"has {', '.join(map(str, document)) or 'no fields'}"
+        if isinstance(document, dict)
+        else "is no object"
+    )
     raise UserError(f'{where} is not {{"text": "..."}}, it {has}; try one JSON object a line')
 
 
@@ -98,7 +118,9 @@ def _decoded(path: Path) -> Iterator[str]:
             except UnicodeDecodeError as error:
                 at = offset - pending + error.start
                 says = f"byte {error.object[error.start]:#04x} at offset {at} is not UTF-8"
-                raise UserError(f"data.path: {path}: {says}; try converting the file: iconv -t UTF-8") from None
+                raise UserError(
+                    f"data.path: {path}: {says}; try converting the file: iconv -t UTF-8"
+                ) from None
             yield text.removeprefix("\ufeff") if not offset else text
             offset += len(piece)
             if not piece:

@@ -1,4 +1,5 @@
-"""The tokenizer of training that begins from existing weights: the one they came with, or one that gives the same ids.
+"""The tokenizer of training that begins from existing weights: the one they came with, or one that
+gives the same ids.
 
 Knows which tokenizer belongs to weights; does not know how text is read.
 """
@@ -18,9 +19,11 @@ from workers.training.data.tokenizer import NAME, check_same
 
 
 def inherit(run: TrainingRun, *, kept: Path) -> None:
-    """Put the run's tokenizer, and what else belongs to the weights of `train.init_from`, into `kept`, by checkpoints.
+    """Put the run's tokenizer, and what else belongs to the weights of `train.init_from`, into
+    `kept`, by checkpoints.
 
-    Raises UserError where text has no tokenizer, or `data.tokenizer` is bytes and the weights know tokens. Weights that
+    Raises UserError where text has no tokenizer, or `data.tokenizer` is bytes and the weights know
+    tokens. Weights that
     are gone are no matter here: a run that goes on from its checkpoint needs them no more.
     """
     source, told = run.train.init_from, run.spec.data.tokenizer
@@ -42,7 +45,9 @@ def inherit(run: TrainingRun, *, kept: Path) -> None:
 
 
 def data_of(run: TrainingRun, *, kept: Path) -> DataSpec:
-    """The run's data with the tokenizer that reads it: what `inherit` put into `kept`, unless the spec names one."""
+    """The run's data with the tokenizer that reads it: what `inherit` put into `kept`, unless the
+    spec names one.
+    """
     data = run.spec.data
     if data.tokenizer is not None or run.train.init_from is None or not (kept / NAME).is_file():
         return data
@@ -50,7 +55,9 @@ def data_of(run: TrainingRun, *, kept: Path) -> DataSpec:
 
 
 def reader_of(run: TrainingRun, *, kept: Path) -> str | None:
-    """What reads the run's text, in a word for people: a path, bytes, or None where there is no text."""
+    """What reads the run's text, in a word for people: a path, bytes, or None where there is no
+    text.
+    """
     data = data_of(run, kept=kept)
     if isinstance(data.tokenizer, BpeSpec):
         return str(kept / NAME)
@@ -58,7 +65,9 @@ def reader_of(run: TrainingRun, *, kept: Path) -> str | None:
 
 
 def check_inherited(run: TrainingRun, *, kept: Path) -> None:
-    """Raises UserError where a tokenizer that the spec names gives text other ids than the weights' own."""
+    """Raises UserError where a tokenizer that the spec names gives text other ids than the weights'
+    own.
+    """
     told, source = run.spec.data.tokenizer, run.train.init_from
     if source is None or told in (None, "bytes"):
         return
@@ -71,7 +80,9 @@ def check_inherited(run: TrainingRun, *, kept: Path) -> None:
 
 def _asks(run: TrainingRun) -> bool:
     """Whether the weights' own tokenizer is what reads this run's text."""
-    return run.spec.data.tokenizer is None and any(part.is_text for _, part in run.spec.data.parts())
+    return run.spec.data.tokenizer is None and any(
+        part.is_text for _, part in run.spec.data.parts()
+    )
 
 
 def _refuse_bytes(run: TrainingRun, where: Path, *, known: bool) -> None:
@@ -86,8 +97,14 @@ def _refuse_bytes(run: TrainingRun, where: Path, *, known: bool) -> None:
     except WeightsError as error:
         raise UserError(f"train.init_from: {error}") from None
     if not known:
-        says = f"{where} has no {NAME}, and text would be read as bytes, which its weights may never have seen"
-        raise UserError(f"data.tokenizer: {says}; try the path of its {NAME}, or bytes where bytes are what they know")
+        says = (
+            f"{where} has no {NAME}, and text would be read as bytes, which its weights may "
+            "never have seen"
+        )
+        raise UserError(
+            f"data.tokenizer: {says}; try the path of its {NAME}, or bytes where bytes are what "
+            "they know"
+        )
 
 
 def _named(path: Path) -> dict[str, bytes]:

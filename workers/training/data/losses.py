@@ -15,7 +15,10 @@ from workers.training.data.samples import Samples
 
 
 class SourceLosses:
-    """Sums token losses by source over a step. How many tokens each had follows from the index, on every rank."""
+    """Sums token losses by source over a step.
+
+    How many tokens each had follows from the index, on every rank.
+    """
 
     def __init__(self, samples: Samples, device: torch.device) -> None:
         self.samples = samples
@@ -34,7 +37,9 @@ class SourceLosses:
         return taken
 
     def values(self, sums: list[float], *, first: int, count: int) -> dict[str, float]:
-        """`loss/{source}` of the global batch of `count` samples from `first` on; none where it has no sample."""
+        """`loss/{source}` of the global batch of `count` samples from `first` on; none where it has
+        no sample.
+        """
         rows = Counter(self.samples.source(first + row) for row in range(count))
         return {
             f"loss/{name}": sums[number] / (rows[number] * self.samples.seq_len)

@@ -1,4 +1,5 @@
-"""Which source a sample comes from, and which of that source's samples it is: a function of its index and the weights.
+"""Which source a sample comes from, and which of that source's samples it is: a function of its
+index and the weights.
 
 Does not know tokens or seeds.
 """
@@ -14,9 +15,11 @@ PERIOD = 10_000
 
 
 class Mixture:
-    """Sources taken in turns, evenly spread, in a pattern that repeats: after any n samples each has had its share.
+    """Sources taken in turns, evenly spread, in a pattern that repeats: after any n samples each
+    has had its share.
 
-    Shares are met exactly within a period: weights in whole percents repeat after 100 samples or fewer, others are
+    Shares are met exactly within a period: weights in whole percents repeat after 100 samples or
+    fewer, others are
     rounded to 1 / PERIOD, and none to nothing.
     """
 
@@ -46,7 +49,9 @@ def _counts(weights: Sequence[float]) -> list[int]:
     shares = [weight / sum(weights) * PERIOD for weight in weights]
     counts = [max(1, int(share)) for share in shares]
     left = PERIOD - sum(counts)
-    for index in sorted(range(len(shares)), key=lambda k: int(shares[k]) - shares[k])[: max(0, left)]:
+    for index in sorted(range(len(shares)), key=lambda k: int(shares[k]) - shares[k])[
+        : max(0, left)
+    ]:
         counts[index] += 1
     divisor = math.gcd(*counts)
     return [count // divisor for count in counts]

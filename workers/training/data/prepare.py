@@ -1,4 +1,5 @@
-"""Train a tokenizer, or write token files, ahead of a run: `python -m workers.training.data.prepare`.
+"""Train a tokenizer, or write token files, ahead of a run: `python -m
+workers.training.data.prepare`.
 
 Knows the command line only; does not know models.
 """
@@ -24,10 +25,14 @@ _LARGEST = 2**32  # ids of token files have at most 32 bits
 
 def main(arguments: list[str]) -> int:
     """Returns the exit code: 0, or 64 with one line of what is wrong."""
-    parser = argparse.ArgumentParser(prog="python -m workers.training.data.prepare", description=__doc__)
+    parser = argparse.ArgumentParser(
+        prog="python -m workers.training.data.prepare", description=__doc__
+    )
     commands = parser.add_subparsers(dest="command", required=True)
     train = commands.add_parser("tokenizer", help=f"train a byte-level BPE and write FOLDER/{NAME}")
-    train.add_argument("--vocab", type=int, required=True, help=f"tokens at most, more than {BYTES}")
+    train.add_argument(
+        "--vocab", type=int, required=True, help=f"tokens at most, more than {BYTES}"
+    )
     tokens = commands.add_parser("tokens", help="write a token file with its description beside it")
     tokens.add_argument("--tokenizer", help=f"a {NAME} or its folder; without one, bytes")
     for command, out in ((train, "folder"), (tokens, "file, as train.bin")):

@@ -1,4 +1,5 @@
-"""What the texts that a run writes go on from: its own prompts, or stretches of the held-out text, as token ids.
+"""What the texts that a run writes go on from: its own prompts, or stretches of the held-out text,
+as token ids.
 
 Knows data and tokenizers; does not know models.
 """
@@ -27,7 +28,9 @@ Decode = Callable[[Sequence[int]], str]
 
 @dataclass(frozen=True, slots=True)
 class Prompts:
-    """`ids` of each; `decode` is None where no tokenizer is known; `end` is the id with which a document ends."""
+    """`ids` of each; `decode` is None where no tokenizer is known; `end` is the id with which a
+    document ends.
+    """
 
     ids: list[list[int]]
     decode: Decode | None = None
@@ -37,7 +40,9 @@ class Prompts:
         return None if self.decode is None else self.decode(ids).translate(_HIDDEN)
 
     def continuation(self, prompt: Sequence[int], new: Sequence[int]) -> str | None:
-        """What `new` adds to a prompt's text: decoded together, since tokenizers leave out a text's first space."""
+        """What `new` adds to a prompt's text: decoded together, since tokenizers leave out a text's
+        first space.
+        """
         before, whole = self.words(prompt), self.words([*prompt, *new])
         if before is None or whole is None:
             return None
@@ -46,7 +51,8 @@ class Prompts:
 
 
 def open_prompts(run: TrainingRun, spec: SamplesSpec, *, cache: Path, kept: Path) -> Prompts:
-    """`spec.prompts`, or `spec.count` stretches of what the run validates on, spread over it; alike in every attempt.
+    """`spec.prompts`, or `spec.count` stretches of what the run validates on, spread over it; alike
+    in every attempt.
 
     Raises UserError for prompts without a tokenizer, or as long as a sequence.
     """
@@ -67,18 +73,29 @@ def open_prompts(run: TrainingRun, spec: SamplesSpec, *, cache: Path, kept: Path
 
 def _encoded(prompts: Sequence[str], tokenizer: Tokenizer | None, seq_len: int) -> list[list[int]]:
     if tokenizer is None:
-        says = "token files, and the weights to begin with, come without a tokenizer to read a prompt with"
-        raise UserError(f"train.samples.prompts: {says}; try data.tokenizer, or leave the prompts out")
+        says = (
+            "token files, and the weights to begin with, come without a tokenizer to read a "
+            "prompt with"
+        )
+        raise UserError(
+            f"train.samples.prompts: {says}; try data.tokenizer, or leave the prompts out"
+        )
     found = tokenizer.encode(prompts)
     for number, ids in enumerate(found):
         if not 0 < len(ids) < seq_len:
             says = f"{len(ids)} tokens, of which a sequence has {seq_len}, and one is to follow"
-            raise UserError(f"train.samples.prompts.{number}: {says}; try one of 1 to {seq_len - 1} tokens")
+            raise UserError(
+                f"train.samples.prompts.{number}: {says}; try one of 1 to {seq_len - 1} tokens"
+            )
     return found
 
 
-def _stretch(streams: Sequence[Stream], number: int, count: int, tokenizer: Tokenizer | None, most: int) -> list[int]:
-    """Stretch `number` of `count`: of each stream in turn, at even distances, at most `most` ids of one document."""
+def _stretch(
+    streams: Sequence[Stream], number: int, count: int, tokenizer: Tokenizer | None, most: int
+) -> list[int]:
+    """Stretch `number` of `count`: of each stream in turn, at even distances, at most `most` ids of
+    one document.
+    """
     stream = streams[number % len(streams)]
     start = len(stream) * (2 * number + 1) // (2 * count)
     ids = [int(each) for each in stream.read(start, min(len(stream), start + 4 * most))]
@@ -93,7 +110,8 @@ def _stretch(streams: Sequence[Stream], number: int, count: int, tokenizer: Toke
 
 
 def _whole_words(ids: list[int], tokenizer: Tokenizer, most: int, *, begins: bool) -> list[int]:
-    """From the beginning of a line, or else of a word, to the end of a word; empty where there is none. `begins`: with
+    """From the beginning of a line, or else of a word, to the end of a word; empty where there is
+    none. `begins`: with
     the beginning of a document."""
     text = tokenizer.decode(ids)
     for gap in () if begins else ("\n", " "):

@@ -1,6 +1,7 @@
 """Sequences of tokens by global sample index: the index is the whole state of the data.
 
-Any number of ranks sees the same samples, and a resumed run goes on exactly. Does not know ranks, batches or devices.
+Any number of ranks sees the same samples, and a resumed run goes on exactly. Does not know ranks,
+batches or devices.
 """
 
 from __future__ import annotations
@@ -16,10 +17,13 @@ from workers.training.data.sources import Source
 
 
 class Samples:
-    """Windows of `seq_len` + 1 tokens, back to back, each source's in a seeded order that changes every epoch.
+    """Windows of `seq_len` + 1 tokens, back to back, each source's in a seeded order that changes
+    every epoch.
 
-    Sample i of a source's epoch e is window `permutation(seed, e)[i]`; `shuffle=False` keeps the text's order. Sources
-    take turns by weight, and each has epochs of its own. Documents are packed without padding: a window may begin and
+    Sample i of a source's epoch e is window `permutation(seed, e)[i]`; `shuffle=False` keeps the
+    text's order. Sources
+    take turns by weight, and each has epochs of its own. Documents are packed without padding: a
+    window may begin and
     end within one. `masked` samples tell where in a window documents begin.
     """
 
@@ -55,12 +59,17 @@ class Samples:
         return self.mixture.place(index)[0]
 
     def window(self, index: int) -> NDArray[np.int64]:
-        """Token ids of global sample `index`, `[seq_len + 1]`. Raises UserError for ids outside the vocabulary."""
+        """Token ids of global sample `index`, `[seq_len + 1]`.
+
+        Raises UserError for ids outside the vocabulary.
+        """
         source, number = self.mixture.place(index)
         return self.of_source[source].read(number)[1]
 
     def packed(self, index: int) -> tuple[NDArray[np.int64], list[int]]:
-        """The window, and where in its inputs documents begin: 0 alone where its source does not know them."""
+        """The window, and where in its inputs documents begin: 0 alone where its source does not
+        know them.
+        """
         source, number = self.mixture.place(index)
         start, found = self.of_source[source].read(number)
         return found, self.of_source[source].stream.documents(start, found[:-1])
@@ -69,8 +78,16 @@ class Samples:
 class _Windows:
     """One source's windows in the order in which they are taken."""
 
-    def __init__(self, source: Source, *, seq_len: int, vocab: int, seed: list[int], shuffle: bool, name: str) -> None:
-        self.stream, self.seq_len, self.vocab, self.seed, self.shuffle = source.stream, seq_len, vocab, seed, shuffle
+    def __init__(
+        self, source: Source, *, seq_len: int, vocab: int, seed: list[int], shuffle: bool, name: str
+    ) -> None:
+        self.stream, self.seq_len, self.vocab, self.seed, self.shuffle = (
+            source.stream,
+            seq_len,
+            vocab,
+            seed,
+            shuffle,
+        )
         self.name = name
         tokens = len(self.stream)
         self.windows = (tokens - 1) // seq_len
@@ -91,7 +108,8 @@ class _Windows:
         largest = int(found.max())
         if largest >= self.vocab:
             raise UserError(
-                f"{self.name}: token id {largest} near token {start} is outside the model's vocabulary of "
+                f"{self.name}: token id {largest} near token {start} is outside the model's "
+                "vocabulary of "
                 f"{self.vocab}; try the tokenizer of this model, or vocab {largest + 1} or more"
             )
         return start, found

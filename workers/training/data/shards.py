@@ -1,4 +1,5 @@
-"""Token files: memory-mapped `.npy` and `.bin`, a JSON beside them that says what they hold, and writing them.
+"""Token files: memory-mapped `.npy` and `.bin`, a JSON beside them that says what they hold, and
+writing them.
 
 Reads plain little-endian files (nanoGPT's) and those with llm.c's header too. Does not know text.
 """
@@ -20,14 +21,18 @@ from workers.contracts.exits import UserError
 from workers.training.data.stream import Tokens
 
 _DTYPES = {"uint8": "u1", "uint16": "<u2", "uint32": "<u4"}
-# karpathy/llm.c, dev/data/data_common.py: 256 int32 of header, magic number to width; the third is the count
+# karpathy/llm.c, dev/data/data_common.py: 256 int32 of header, magic number to width; the third is
+# the count
 _LLMC = {20240520: "uint16", 20240801: "uint32"}
 _LLMC_HEADER_BYTES = 1024
 
 
 @dataclass(frozen=True, slots=True)
 class Shard:
-    """One file's ids. `starts` are the places where documents begin, `document_end` the token after each, if known."""
+    """One file's ids.
+
+    `starts` are the places where documents begin, `document_end` the token after each, if known.
+    """
 
     tokens: Tokens
     starts: NDArray[np.int64] | None = None
@@ -36,25 +41,32 @@ class Shard:
 
 
 def beside(path: Path) -> Path:
-    """Where a token file's description stands: `{dtype, tokens, vocab?, document_end?, tokenizer?, starts?}`."""
+    """Where a token file's description stands: `{dtype, tokens, vocab?, document_end?, tokenizer?,
+    starts?}`.
+    """
     return path.with_name(path.name + ".json")
 
 
 def open_shard(path: Path, *, vocab: int) -> Shard:
-    """Map a file. Raises UserError where it is cut, empty, of no known type, or made with a larger vocabulary.
+    """Map a file. Raises UserError where it is cut, empty, of no known type, or made with a larger
+    vocabulary.
 
     Without a description a `.bin` is uint16, or uint32 where the model's vocabulary needs it.
     """
     told = _description(path)
     if told.get("vocab", 0) > vocab:
         says = f"its tokenizer has {told['vocab']} tokens, the model's vocabulary {vocab}"
-        raise UserError(f"data.path: {path}: {says}; try a model with vocab {told['vocab']} or more")
+        raise UserError(
+            f"data.path: {path}: {says}; try a model with vocab {told['vocab']} or more"
+        )
     tokens = _array(path) if path.suffix == ".npy" else _raw(path, told.get("dtype"), vocab)
     if "tokens" in told and len(tokens) != told["tokens"]:
         says = f"holds {len(tokens)} tokens, {beside(path).name} says {told['tokens']}"
         raise UserError(f"data.path: {path} {says}; try copying the file again")
     try:
-        starts = np.load(path.with_name(told["starts"]), mmap_mode="r") if "starts" in told else None
+        starts = (
+            np.load(path.with_name(told["starts"]), mmap_mode="r") if "starts" in told else None
+        )
     except (OSError, ValueError, TypeError) as error:
         says = f"says where documents start in {told['starts']}, which cannot be read: {error}"
         raise UserError(f"data.path: {beside(path)} {says}; try copying it too") from None
@@ -71,10 +83,13 @@ def write_shard(
     document_end: int | None,
     tokenizer: str,
 ) -> None:
-    """Tokenise documents, each given in pieces, into `path`; its description comes last and makes it valid.
+    """Tokenise documents, each given in pieces, into `path`; its description comes last and makes
+    it valid.
 
-    `separator` follows every document. Places where documents begin are kept beside: with the separator before them,
-    so that the separator predicts a document's first token, and no token is predicted from another document.
+    `separator` follows every document. Places where documents begin are kept beside: with the
+    separator before them,
+    so that the separator predicts a document's first token, and no token is predicted from another
+    document.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     mark = f".{socket.gethostname()}.{os.getpid()}"
@@ -99,7 +114,13 @@ def write_shard(
         np.save(file, np.unique(np.asarray(starts, dtype=np.int64)))
     os.replace(hidden, path)
     os.replace(hidden_starts, starts_path)
-    told = {"dtype": dtype, "tokens": written, "vocab": vocab, "tokenizer": tokenizer, "starts": starts_path.name}
+    told = {
+        "dtype": dtype,
+        "tokens": written,
+        "vocab": vocab,
+        "tokenizer": tokenizer,
+        "starts": starts_path.name,
+    }
     if document_end is not None:
         told["document_end"] = document_end
     hidden.write_text(json.dumps(told) + "\n", encoding="utf-8")
@@ -140,8 +161,12 @@ def _description(path: Path) -> dict[str, Any]:
     except ValueError as error:
         raise UserError(f"data.path: {file} is not JSON: {error}; {wants}") from None
     numbers = [told.get(name, 0) for name in ("tokens", "vocab", "document_end")]
-    if told.get("dtype", "uint16") not in _DTYPES or not all(isinstance(number, int) for number in numbers):
-        raise UserError(f"data.path: {file} says dtype {told.get('dtype')}, and numbers {numbers}; {wants}")
+    if told.get("dtype", "uint16") not in _DTYPES or not all(
+        isinstance(number, int) for number in numbers
+    ):
+        raise UserError(
+            f"data.path: {file} says dtype {told.get('dtype')}, and numbers {numbers}; {wants}"
+        )
     return told
 
 
@@ -149,7 +174,9 @@ def _array(path: Path) -> Tokens:
     try:
         tokens: Tokens = np.load(path, mmap_mode="r")
     except (ValueError, EOFError) as error:
-        raise UserError(f"data.path: {path} is no .npy array: {error}; try np.save of a flat uint16 array") from None
+        raise UserError(
+            f"data.path: {path} is no .npy array: {error}; try np.save of a flat uint16 array"
+        ) from None
     if tokens.ndim != 1 or tokens.dtype.kind not in "ui":
         shape = f"{tokens.dtype} of shape {tokens.shape}"
         raise UserError(f"data.path: {path} holds {shape}; try a flat array of uint16 or uint32")
@@ -162,7 +189,11 @@ def _raw(path: Path, named: str | None, vocab: int) -> Tokens:
     size = path.stat().st_size
     if not size:
         raise UserError(f"data.path: {path} is empty; try a file with tokens")
-    head = np.fromfile(path, dtype="<i4", count=3) if size >= _LLMC_HEADER_BYTES else np.zeros(3, dtype="<i4")
+    head = (
+        np.fromfile(path, dtype="<i4", count=3)
+        if size >= _LLMC_HEADER_BYTES
+        else np.zeros(3, dtype="<i4")
+    )
     if named is None and int(head[0]) in _LLMC:
         dtype = np.dtype(_DTYPES[_LLMC[int(head[0])]])
         if size != _LLMC_HEADER_BYTES + int(head[2]) * dtype.itemsize:
@@ -174,5 +205,7 @@ def _raw(path: Path, named: str | None, vocab: int) -> Tokens:
     if size % dtype.itemsize:
         why = "" if named else f" for a vocabulary of {vocab}"
         says = f"{size} bytes are no whole number of {dtype.name}{why}"
-        raise UserError(f"data.path: {path}: {says}; try copying it again, or .npy, which names its type")
+        raise UserError(
+            f"data.path: {path}: {says}; try copying it again, or .npy, which names its type"
+        )
     return np.memmap(path, dtype=dtype, mode="r")

@@ -1,4 +1,5 @@
-"""From a run's `data` to open sources: presets, text, JSON lines and token files, tokenised once and mapped.
+"""From a run's `data` to open sources: presets, text, JSON lines and token files, tokenised once
+and mapped.
 
 Does not know sequences, order or devices.
 """
@@ -21,7 +22,8 @@ from workers.training.data.stream import Stream
 from workers.training.data.tokenizer import BYTES, NAME, Tokenizer, load_tokenizer, train_bpe
 
 _PRESETS = {"shakespeare": Path(__file__).parents[1] / "corpora" / "shakespeare.txt.gz"}
-# characters that a tokenizer is trained on at most, of all sources together: pairs are settled long before
+# characters that a tokenizer is trained on at most, of all sources together: pairs are settled long
+# before
 TRAINED_ON = 1 << 28
 
 
@@ -35,9 +37,11 @@ class Source:
 
 
 def open_tokenizer(data: DataSpec, *, vocab: int, kept: Path) -> Tokenizer:
-    """The tokenizer of text and JSON lines. One that is to be trained is trained once and kept in the folder `kept`.
+    """The tokenizer of text and JSON lines. One that is to be trained is trained once and kept in
+    the folder `kept`.
 
-    Raises UserError where it is unreadable, does not suit a model of `vocab`, or has no text to be trained on.
+    Raises UserError where it is unreadable, does not suit a model of `vocab`, or has no text to be
+    trained on.
     """
     if data.tokenizer in (None, "bytes"):
         return BYTES
@@ -48,7 +52,9 @@ def open_tokenizer(data: DataSpec, *, vocab: int, kept: Path) -> Tokenizer:
     if not file.is_file():
         sources = [source for _, source in data.parts() if source.is_text]
         if not sources:
-            raise UserError("data.tokenizer: token files have no text to train one on; try a path, or none")
+            raise UserError(
+                "data.tokenizer: token files have no text to train one on; try a path, or none"
+            )
         share = TRAINED_ON // len(sources)
         texts = (text for source in sources for text in _at_most(share, _all_text(source)))
         train_bpe(texts, vocab=data.tokenizer.vocab, path=file)
@@ -56,9 +62,11 @@ def open_tokenizer(data: DataSpec, *, vocab: int, kept: Path) -> Tokenizer:
 
 
 def open_sources(data: DataSpec, *, tokenizer: Tokenizer, vocab: int, cache: Path) -> list[Source]:
-    """Every source of `data`. What has to be tokenised is written to `cache` once and mapped from there.
+    """Every source of `data`. What has to be tokenised is written to `cache` once and mapped from
+    there.
 
-    Raises UserError for what is missing, empty, unreadable, cut, not UTF-8 (with the offset), not `{"text": ...}` (with
+    Raises UserError for what is missing, empty, unreadable, cut, not UTF-8 (with the offset), not
+    `{"text": ...}` (with
     the line), or made with another tokenizer.
     """
     found = []
@@ -66,16 +74,24 @@ def open_sources(data: DataSpec, *, tokenizer: Tokenizer, vocab: int, cache: Pat
         try:
             stream = _stream(part, tokenizer, vocab, cache, given=data.tokenizer is not None)
         except PermissionError as error:
-            raise UserError(f"data.path: {error.filename} may not be read by this user; try chmod +r") from None
+            raise UserError(
+                f"data.path: {error.filename} may not be read by this user; try chmod +r"
+            ) from None
         found.append(Source(part.label, stream, part.weight))
     return found
 
 
-def _stream(part: SourceSpec, tokenizer: Tokenizer, vocab: int, cache: Path, *, given: bool) -> Stream:
+def _stream(
+    part: SourceSpec, tokenizer: Tokenizer, vocab: int, cache: Path, *, given: bool
+) -> Stream:
     if part.preset is not None and tokenizer is BYTES:
         whole = np.frombuffer(gzip.decompress(_PRESETS[part.preset].read_bytes()), dtype=np.uint8)
         return Stream([whole], starts=np.zeros(1, dtype=np.int64))
-    files = [_PRESETS[part.preset]] if part.preset is not None else files_of(Path(str(part.path)), part.format)
+    files = (
+        [_PRESETS[part.preset]]
+        if part.preset is not None
+        else files_of(Path(str(part.path)), part.format)
+    )
     if not part.is_text:
         return _token_files(part, files, tokenizer, vocab, given=given)
     if part.format == "text" and tokenizer is BYTES:
@@ -88,26 +104,44 @@ def _stream(part: SourceSpec, tokenizer: Tokenizer, vocab: int, cache: Path, *, 
     return Stream([shard.tokens], starts=shard.starts, document_end=shard.document_end)
 
 
-def _token_files(part: SourceSpec, files: list[Path], tokenizer: Tokenizer, vocab: int, *, given: bool) -> Stream:
+def _token_files(
+    part: SourceSpec, files: list[Path], tokenizer: Tokenizer, vocab: int, *, given: bool
+) -> Stream:
     shards = [open_shard(file, vocab=vocab) for file in files]
     for file, shard in zip(files, shards, strict=True):
         if given and shard.tokenizer not in (None, tokenizer.digest):
-            says = f"{beside(file)} names another tokenizer ({shard.tokenizer[:12]}, this is {tokenizer.digest[:12]})"
+            says = (
+                f"{beside(file)} names another tokenizer ({shard.tokenizer[:12]}, this is "
+                f"{tokenizer.digest[:12]})"
+            )
             raise UserError(f"data.tokenizer: {says}; try the one it was made with")
     arrays = [shard.tokens for shard in shards]
     starts = [shard.starts for shard in shards]
     if part.document_end is None and all(each is not None for each in starts):
         offsets = np.cumsum([0, *(len(array) for array in arrays)])
-        placed = [each + offset for each, offset in zip(starts, offsets, strict=False) if each is not None]
+        placed = [
+            each + offset for each, offset in zip(starts, offsets, strict=False) if each is not None
+        ]
         return Stream(arrays, starts=np.unique(np.concatenate(placed)).astype(np.int64))
-    told = {part.document_end} if part.document_end is not None else {shard.document_end for shard in shards}
-    # files that end documents by different tokens, or that do not all say by which, leave them unknown
+    told = (
+        {part.document_end}
+        if part.document_end is not None
+        else {shard.document_end for shard in shards}
+    )
+    # files that end documents by different tokens, or that do not all say by which, leave them
+    # unknown
     return Stream(arrays, document_end=told.pop() if len(told) == 1 else None)
 
 
 def _tokenised(part: SourceSpec, files: list[Path], tokenizer: Tokenizer, cache: Path) -> Shard:
-    """Tokenise into `cache` unless an earlier start of the run did; the name covers files, their sizes and times."""
-    stamps = [(str(file.resolve()), stat.st_size, stat.st_mtime_ns) for file in files for stat in [file.stat()]]
+    """Tokenise into `cache` unless an earlier start of the run did; the name covers files, their
+    sizes and times.
+    """
+    stamps = [
+        (str(file.resolve()), stat.st_size, stat.st_mtime_ns)
+        for file in files
+        for stat in [file.stat()]
+    ]
     key = hashlib.sha256(repr((part.format, tokenizer.digest, stamps)).encode()).hexdigest()[:16]
     target = cache / f"{key}.bin"
     if not beside(target).is_file():
@@ -141,7 +175,11 @@ def documents(part: SourceSpec, files: list[Path]) -> Iterator[Iterable[str]]:
 
 
 def _all_text(part: SourceSpec) -> Iterator[str]:
-    files = [_PRESETS[part.preset]] if part.preset is not None else files_of(Path(str(part.path)), part.format)
+    files = (
+        [_PRESETS[part.preset]]
+        if part.preset is not None
+        else files_of(Path(str(part.path)), part.format)
+    )
     for pieces in documents(part, files):
         yield from pieces
 

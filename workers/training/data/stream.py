@@ -18,8 +18,10 @@ Tokens = NDArray[np.unsignedinteger[Any]]
 class Stream:
     """Several arrays read as if they were one.
 
-    Documents are told by `starts` (sorted places where one begins) or by `document_end` (the id of the token after
-    each, with which the next one begins: attention from there on sees nothing before). With neither they are unknown.
+    Documents are told by `starts` (sorted places where one begins) or by `document_end` (the id of
+    the token after
+    each, with which the next one begins: attention from there on sees nothing before). With neither
+    they are unknown.
     """
 
     def __init__(
@@ -56,7 +58,9 @@ class Stream:
         return found
 
     def documents(self, start: int, ids: NDArray[np.int64]) -> list[int]:
-        """Of the ids read from `start`: the places within them where documents begin, and 0, whatever begins there."""
+        """Of the ids read from `start`: the places within them where documents begin, and 0,
+        whatever begins there.
+        """
         begins: NDArray[np.int64] = np.zeros(0, dtype=np.int64)
         if self.starts is not None:
             first = self._first + start

@@ -1,8 +1,12 @@
-"""Linear layers whose forward, input-gradient and weight-gradient products are in fp8 (arXiv 2412.19437, section 3.3).
+"""Linear layers whose forward, input-gradient and weight-gradient products are in fp8 (arXiv
+2412.19437, section 3.3).
 
-Forward and input gradient sum over features in tiles of 1 x 128, with weights in blocks of 128 x 128; the weight
-gradient sums over tokens in tiles of 128 x 1. The layer's input is kept for it as fp8 already tiled along tokens:
-rounded once from what it was, where DeepSeek tiles its forward pass's fp8 anew. Knows modules; does not know plans.
+Forward and input gradient sum over features in tiles of 1 x 128, with weights in blocks of 128 x
+128; the weight
+gradient sums over tokens in tiles of 128 x 1. The layer's input is kept for it as fp8 already tiled
+along tokens:
+rounded once from what it was, where DeepSeek tiles its forward pass's fp8 anew. Knows modules; does
+not know plans.
 """
 
 from __future__ import annotations
@@ -27,13 +31,17 @@ _Made = tuple[Tensor, Tensor, Tensor]
 
 
 def apply_fp8(decoder: nn.Module, *, handed_on: bool = True) -> None:
-    """Every linear layer inside blocks, of routed experts too, multiplies in fp8; parameters stay as they are named.
+    """Every linear layer inside blocks, of routed experts too, multiplies in fp8; parameters stay
+    as they are named.
 
-    Norms and gates round what they make in the same launch, where kernels can, and what they make is `handed_on` to the
+    Norms and gates round what they make in the same launch, where kernels can, and what they make
+    is `handed_on` to the
     linears behind them as it is: not where it travels between ranks first.
 
-    Routers, norms, embeddings and the head are left alone, as in DeepSeek-V3. Weights are quantised at each use from
-    what the module then holds: a cast copy, a gathered shard, this rank's part under tensor parallelism (tiles lie
+    Routers, norms, embeddings and the head are left alone, as in DeepSeek-V3. Weights are quantised
+    at each use from
+    what the module then holds: a cast copy, a gathered shard, this rank's part under tensor
+    parallelism (tiles lie
     within a part, so that a part's ragged end is a smaller tile).
     """
     inputs = _Inputs()
@@ -56,14 +64,19 @@ def _linear(module: nn.Linear, inputs: _Inputs, x: Tensor) -> Tensor:
 
 
 def _stacked(module: StackedLinear, inputs: _Inputs, pieces: list[Tensor]) -> list[Tensor]:
-    outs = [multiply(piece, weight, inputs) for piece, weight in zip(pieces, module.weight.unbind(), strict=True)]
+    outs = [
+        multiply(piece, weight, inputs)
+        for piece, weight in zip(pieces, module.weight.unbind(), strict=True)
+    ]
     if module.bias is None:
         return outs
     return [out + bias for out, bias in zip(outs, module.bias.unbind(), strict=True)]
 
 
 def multiply(x: Tensor, weight: Tensor, inputs: _Inputs | None = None) -> Tensor:
-    """`[..., K]` times `[N, K]` transposed → `[..., N]` in x's dtype; gradients in their tensors' own."""
+    """`[..., K]` times `[N, K]` transposed → `[..., N]` in x's dtype; gradients in their tensors'
+    own.
+    """
     if x.numel() == 0:  # an expert without a token: zeros for its gradient
         return functional.linear(x, weight)
     out: Tensor = _Multiply.apply(x, weight, inputs or _Inputs(), torch.is_grad_enabled())  # type: ignore[no-untyped-call]
@@ -92,7 +105,9 @@ class _Multiply(torch.autograd.Function):
             for_x = input_gradient(quantize(flat, ROW), quantize(weight, BLOCK), gradient.dtype)
             for_x = for_x.view(*gradient.shape[:-1], weight.shape[1])
         if ctx.weight_wanted:
-            for_weight = weight_gradient(quantize(flat, COLUMN), Tiles(kept[0], kept[1], COLUMN), weight.dtype)
+            for_weight = weight_gradient(
+                quantize(flat, COLUMN), Tiles(kept[0], kept[1], COLUMN), weight.dtype
+            )
         return for_x, for_weight, None, None
 
 
@@ -100,19 +115,25 @@ def round_what_is_made(block: nn.Module, inputs: _Inputs) -> None:
     """Norms before linears and gates inside MLPs tell `inputs` the tiles of what they give."""
     before = ("attn_norm",) if isinstance(block.mlp, RoutedMlp) else ("attn_norm", "mlp_norm")
     for name, module in block.named_modules():
-        if (name in before or isinstance(module, Mlp)) and getattr(module, "operations", None) is Chosen:
+        if (name in before or isinstance(module, Mlp)) and getattr(
+            module, "operations", None
+        ) is Chosen:
             module.operations = _rounding(inputs)
 
 
 def _rounding(inputs: _Inputs) -> type[Chosen]:
     class Rounding(Chosen):
-        """As `Chosen`; tiles come with the result where a kernel makes both at once, and nothing changes elsewhere."""
+        """As `Chosen`; tiles come with the result where a kernel makes both at once, and nothing
+        changes elsewhere.
+        """
 
         @staticmethod
         def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
             if without_kernels(x) is not None:
                 return Chosen.rms_norm(x, weight, eps)
-            return inputs.made(*cast(_Made, kernels.rms_norm(x, weight, eps, quant="1x128", keep=True)))
+            return inputs.made(
+                *cast(_Made, kernels.rms_norm(x, weight, eps, quant="1x128", keep=True))
+            )
 
         @staticmethod
         def gated(gate: Tensor, up: Tensor, activation: Activation) -> Tensor:
@@ -124,7 +145,9 @@ def _rounding(inputs: _Inputs) -> type[Chosen]:
 
 
 class _Inputs:
-    """The last input's tiles: projections that read one input (q, k, v; gate, up) quantise and keep it once."""
+    """The last input's tiles: projections that read one input (q, k, v; gate, up) quantise and keep
+    it once.
+    """
 
     def __init__(self) -> None:
         self._of: weakref.ref[Tensor] | None = None
@@ -133,7 +156,9 @@ class _Inputs:
         self._columns: Tiles | None = None
 
     def quantized(self, x: Tensor, *, along_tokens: bool) -> tuple[Tiles, Tiles | None]:
-        """`x` `[..., K]` as a matrix in tiles along features, and along tokens where that is asked for."""
+        """`x` `[..., K]` as a matrix in tiles along features, and along tokens where that is asked
+        for.
+        """
         flat = x.detach().reshape(-1, x.shape[-1])
         rows = self._rows
         if rows is None or self._of is None or self._of() is not x or self._version != x._version:
@@ -144,7 +169,9 @@ class _Inputs:
         return rows, self._columns if along_tokens else None
 
     def made(self, x: Tensor, codes: Tensor, scales: Tensor) -> Tensor:
-        """`x` `[..., K]`, whose tiles along features these are: codes like it, scales `[..., K / 128]`."""
+        """`x` `[..., K]`, whose tiles along features these are: codes like it, scales `[..., K /
+        128]`.
+        """
         self._rows = Tiles(codes.view(-1, codes.shape[-1]), scales.view(-1, scales.shape[-1]), ROW)
         self._columns = None
         # forgotten with the input, not one use later

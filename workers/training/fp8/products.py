@@ -1,7 +1,10 @@
-"""The three products of a linear layer over fp8 tiles: by Hopper's tensor cores where there are some, else emulated.
+"""The three products of a linear layer over fp8 tiles: by Hopper's tensor cores where there are
+some, else emulated.
 
-The emulation multiplies the very e4m3 values and scales in fp32, so that it differs from the tensor cores by the order
-and rounding of sums alone: partial sums of 128 products, which those hold in about 14 bits, have 24 here. Knows no
+The emulation multiplies the very e4m3 values and scales in fp32, so that it differs from the tensor
+cores by the order
+and rounding of sums alone: partial sums of 128 products, which those hold in about 14 bits, have 24
+here. Knows no
 layers and no gradients. Shapes: M tokens, N outputs, K inputs.
 """
 
@@ -34,10 +37,13 @@ def _shape(codes_MK: Tensor, scales: Tensor, weight_NK: Tensor, dtype: torch.dty
     return codes_MK.new_empty((codes_MK.shape[0], weight_NK.shape[0]), dtype=dtype)
 
 
-# one operator to whoever watches them, its result in 16 bits: what selective recomputation keeps. Defined by hand,
+# one operator to whoever watches them, its result in 16 bits: what selective recomputation keeps.
+# Defined by hand,
 # since torch.library.custom_op loads torch's compiler at the first call: seconds a process
 _LIBRARY: Any = torch.library.Library("orrery", "FRAGMENT")  # type: ignore[no-untyped-call]
-_LIBRARY.define("fp8_forward_product(Tensor codes, Tensor scales, Tensor weight, ScalarType dtype) -> Tensor")
+_LIBRARY.define(
+    "fp8_forward_product(Tensor codes, Tensor scales, Tensor weight, ScalarType dtype) -> Tensor"
+)
 _LIBRARY.impl("fp8_forward_product", _forward, "CompositeExplicitAutograd")
 _LIBRARY.impl("fp8_forward_product", _shape, "Meta")
 FORWARD = torch.ops.orrery.fp8_forward_product.default
@@ -49,7 +55,9 @@ def _flops(codes_MK: list[int], scales: list[int], weight_NK: list[int], *_: Any
 
 
 def input_gradient(gradient_MN: Tiles, weight_NK: Tiles, dtype: torch.dtype) -> Tensor:
-    """`dY · W` `[M, K]`: rows of dY in tiles of 1 x 128; blocks of weights are blocks of their transpose."""
+    """`dY · W` `[M, K]`: rows of dY in tiles of 1 x 128; blocks of weights are blocks of their
+    transpose.
+    """
     if hopper.usable(gradient_MN.codes.device):
         return hopper.product(gradient_MN, weight_NK.transposed(), dtype)
     return (gradient_MN.decoded() @ weight_NK.decoded()).to(dtype)

@@ -1,4 +1,5 @@
-"""Optimizer state away from the device: in the host's memory (ZeRO-Offload), or on a local disk (ZeRO-Infinity).
+"""Optimizer state away from the device: in the host's memory (ZeRO-Offload), or on a local disk
+(ZeRO-Infinity).
 
 Does not know update rules, plans or steps.
 """

@@ -1,6 +1,8 @@
-"""The host's side of parameters on a device: master weights, gradients on their way in, new weights on their way out.
+"""The host's side of parameters on a device: master weights, gradients on their way in, new weights
+on their way out.
 
-Where the parameters lie in host memory already, they are their own masters and nothing is copied. Does not know rules.
+Where the parameters lie in host memory already, they are their own masters and nothing is copied.
+Does not know rules.
 """
 
 from __future__ import annotations
@@ -17,22 +19,29 @@ from workers.training.optim.layout import lender, with_local
 
 @dataclass(slots=True)
 class _Copy:
-    """`host` is what the update rule sees; `version` counts the writes to the weights that it has taken part in."""
+    """`host` is what the update rule sees; `version` counts the writes to the weights that it has
+    taken part in.
+    """
 
     host: Tensor
     version: int = -1
     gradient: Tensor | None = None
-    sent: tuple[int, int] | None = None  # where on the device the gradient lay that began to travel, and its version
+    # where on the device the gradient lay that began to travel, and its version
+    sent: tuple[int, int] | None = None
 
 
 class HostCopies:
     """Copies of `parameters` in pinned host memory, filled and sent back over streams of their own.
 
-    With `follow` a gradient begins to travel as soon as the backward pass has made it (ZeRO-Offload, arXiv 2101.06840,
-    section 4.1); else, and where it was changed after that, with its part of the update. Followed ones lie in host
-    memory together, others part by part, so that states on a disk, whose point is little memory, do without.
+    With `follow` a gradient begins to travel as soon as the backward pass has made it
+    (ZeRO-Offload, arXiv 2101.06840,
+    section 4.1); else, and where it was changed after that, with its part of the update. Followed
+    ones lie in host
+    memory together, others part by part, so that states on a disk, whose point is little memory, do
+    without.
 
-    `keep`: masters stay in host memory from step to step and are read again only where someone else wrote the weights
+    `keep`: masters stay in host memory from step to step and are read again only where someone else
+    wrote the weights
     (a checkpoint); else they exist while their part of the update does.
     """
 
@@ -58,7 +67,9 @@ class HostCopies:
         return bool(self._copies)
 
     def _made(self, parameter: Tensor) -> None:
-        """A gradient is whole on whatever stream the backward pass has there; it is on its way from here on."""
+        """A gradient is whole on whatever stream the backward pass has there; it is on its way from
+        here on.
+        """
         if not self.follows or self._in is None:
             return
         copy = self._copies[parameter]
@@ -88,7 +99,9 @@ class HostCopies:
         return [copy.host for copy in self._copies.values()]
 
     def fetch(self, parameters: list[Tensor]) -> torch.Event | None:
-        """Start copying gradients, and weights that are not there; None where nothing is to be waited for."""
+        """Start copying gradients, and weights that are not there; None where nothing is to be
+        waited for.
+        """
         if self._in is None:
             return None
         self._in.wait_stream(torch.accelerator.current_stream())
@@ -104,7 +117,9 @@ class HostCopies:
                     master.data = _to_host(weights)
             return self._in.record_event()
 
-    def arrive(self, parameters: list[Tensor], copied: torch.Event | None, *, factor: float = 1.0) -> None:
+    def arrive(
+        self, parameters: list[Tensor], copied: torch.Event | None, *, factor: float = 1.0
+    ) -> None:
         """Wait for `fetch`; gradients, times `factor`, then stand where the rule looks for them."""
         if copied is None:
             return
@@ -130,7 +145,8 @@ class HostCopies:
                     copy.host.grad = None
                 copy.version = weights._version if self.keep else -1
                 if not self.keep:
-                    # pinned memory is not used again before the copy out of it is done: torch's allocator sees to it
+                    # pinned memory is not used again before the copy out of it is done: torch's
+                    # allocator sees to it
                     master.data = torch.empty(0, dtype=master.dtype)
 
     def settle(self) -> None:

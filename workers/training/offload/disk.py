@@ -1,6 +1,8 @@
-"""A scratch file: bytes read ahead and written behind by two threads, through a fixed number of buffers.
+"""A scratch file: bytes read ahead and written behind by two threads, through a fixed number of
+buffers.
 
-The file has no name: its space returns to the disk when the process ends, however it ends. Does not know what it holds.
+The file has no name: its space returns to the disk when the process ends, however it ends. Does not
+know what it holds.
 """
 
 from __future__ import annotations
@@ -32,7 +34,8 @@ class Extent:
 
 
 class Disk:
-    """A scratch file under `folder`. `read` and `write` return at once; OSErrors tell the folder and what to try.
+    """A scratch file under `folder`. `read` and `write` return at once; OSErrors tell the folder
+    and what to try.
 
     At most `BUFFERS` buffers, each of the largest extent so far, are alive.
     """
@@ -51,11 +54,16 @@ class Disk:
         self._buffers: Queue[Tensor] = Queue()
         for _ in range(BUFFERS):
             self._buffers.put(torch.empty(0, dtype=torch.uint8))
-        self._reader, self._writer = (ThreadPoolExecutor(1, f"scratch-{name}") for name in ("read", "write"))
+        self._reader, self._writer = (
+            ThreadPoolExecutor(1, f"scratch-{name}") for name in ("read", "write")
+        )
         self._written: list[Future[None]] = []
 
     def claim(self, size: int) -> Extent:
-        """Reserve `size` bytes now, so that a disk that is too small is told at the first step. Raises OSError."""
+        """Reserve `size` bytes now, so that a disk that is too small is told at the first step.
+
+        Raises OSError.
+        """
         extent = Extent(self.bytes, size)
         pages = max(1, -(-size // mmap.PAGESIZE)) * mmap.PAGESIZE
         try:
@@ -74,12 +82,18 @@ class Disk:
         return free
 
     def read(self, extent: Extent) -> Future[Tensor]:
-        """A buffer that begins with the extent's bytes, to be given back by `write`. Waits for a free one."""
+        """A buffer that begins with the extent's bytes, to be given back by `write`.
+
+        Waits for a free one.
+        """
         into = self.buffer(extent.size)
         return self._reader.submit(self._read, extent, into)
 
     def write(self, extent: Extent, buffer: Tensor) -> None:
-        """Write the buffer's first bytes, and free it. What writes failed with is raised here later, or by `settle`."""
+        """Write the buffer's first bytes, and free it.
+
+        What writes failed with is raised here later, or by `settle`.
+        """
         self._raise_failed()
         self._written.append(self._writer.submit(self._write, extent, buffer))
 
@@ -90,10 +104,15 @@ class Disk:
             each.result()
 
     def mapped(self, extent: Extent) -> Tensor:
-        """The extent's bytes as a tensor over the file: pages come and go with use. Valid when `settle` returned."""
+        """The extent's bytes as a tensor over the file: pages come and go with use.
+
+        Valid when `settle` returned.
+        """
         if not extent.size:
             return torch.empty(0, dtype=torch.uint8)
-        return torch.frombuffer(mmap.mmap(self._descriptor, extent.size, offset=extent.offset), dtype=torch.uint8)
+        return torch.frombuffer(
+            mmap.mmap(self._descriptor, extent.size, offset=extent.offset), dtype=torch.uint8
+        )
 
     def close(self) -> None:
         """Give the space back; twice does no harm."""
@@ -137,6 +156,7 @@ class Disk:
             free = "its free space cannot be told"
         raise OSError(
             error.errno,
-            f"optimizer states on disk: {what} in {self.folder} ({error.strerror or error}; {free}); "
+            f"optimizer states on disk: {what} in {self.folder} ({error.strerror or error}; "
+            f"{free}); "
             "try ORRERY_SCRATCH on another disk, or offload optimizer",
         ) from error

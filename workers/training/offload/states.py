@@ -1,4 +1,5 @@
-"""An update rule's states in one record of a file: taken there after its step, and brought back before the next.
+"""An update rule's states in one record of a file: taken there after its step, and brought back
+before the next.
 
 Knows states by parameter and key, not what they mean.
 """
@@ -23,7 +24,9 @@ _ALIGNED = 64  # bytes: a cache line, and the widest vector
 
 @dataclass(frozen=True, slots=True)
 class _Slot:
-    """Where in the record one state tensor lies; `state` is the tensor the rule holds, which lends its memory."""
+    """Where in the record one state tensor lies; `state` is the tensor the rule holds, which lends
+    its memory.
+    """
 
     parameter: Tensor
     key: str
@@ -40,7 +43,8 @@ class _Slot:
 class StatesOnDisk:
     """States of `rule`. Between `put` and `take` the rule's state tensors hold no memory.
 
-    The rule makes its states in its first step; from then on they are the same tensors of the same shapes.
+    The rule makes its states in its first step; from then on they are the same tensors of the same
+    shapes.
     """
 
     def __init__(self, rule: Optimizer, disk: Disk) -> None:
@@ -82,7 +86,10 @@ class StatesOnDisk:
         self.disk.write(self._extent, record)
 
     def mapped(self) -> dict[Tensor, dict[str, Any]]:
-        """The states by parameter, over the file: what is written to them is in it. For between steps only."""
+        """The states by parameter, over the file: what is written to them is in it.
+
+        For between steps only.
+        """
         found = {parameter: dict(entry) for parameter, entry in self.rule.state.items()}
         if self._extent is not None:
             record = self.disk.mapped(self._extent)
@@ -96,7 +103,9 @@ class StatesOnDisk:
             for key, state in entry.items():
                 if isinstance(state, Tensor):
                     local = local_tensor(state)
-                    self._slots.append(_Slot(parameter, key, state, local.shape, local.dtype, offset))
+                    self._slots.append(
+                        _Slot(parameter, key, state, local.shape, local.dtype, offset)
+                    )
                     offset += -(-local.nbytes // _ALIGNED) * _ALIGNED
         if self._slots:
             self._extent = self.disk.claim(offset)
@@ -105,7 +114,8 @@ class StatesOnDisk:
 def _trim() -> None:
     """Give freed memory back to the system, where the C library can.
 
-    glibc does not use the freed place of an aligned tensor for the next one of its size: of 256 MB of states made and
+    glibc does not use the freed place of an aligned tensor for the next one of its size: of 256 MB
+    of states made and
     freed 16 MB at a time, 240 MB stayed resident.
     """
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None)

@@ -1,6 +1,8 @@
-"""An update that runs on the host, part by part: while one part is computed, its neighbours' numbers travel.
+"""An update that runs on the host, part by part: while one part is computed, its neighbours'
+numbers travel.
 
-ZeRO-Offload (arXiv 2101.06840): states and update on the CPU. ZeRO-Infinity (arXiv 2104.07857): states on a disk.
+ZeRO-Offload (arXiv 2101.06840): states and update on the CPU. ZeRO-Infinity (arXiv 2104.07857):
+states on a disk.
 Any update rule that looks at one parameter at a time; does not know which.
 """
 
@@ -22,7 +24,8 @@ _LEAST, _MOST = 1 << 14, 1 << 24  # numbers in a part: less is all overhead, mor
 
 
 class OffloadedOptimizer(Optimizer):
-    """Rules made by `make`, one for each part of `groups`, over masters in host memory; states there or on `disk`.
+    """Rules made by `make`, one for each part of `groups`, over masters in host memory; states
+    there or on `disk`.
 
     A parameter is in one part wholly. Parts are the same on all ranks that share DTensors.
     """
@@ -35,16 +38,24 @@ class OffloadedOptimizer(Optimizer):
         super().__init__(groups, dict(self.parts[0].rule.defaults))
 
     def states(self) -> dict[Tensor, dict[str, Any]]:
-        """By the model's parameters, in host memory or over the disk's file: what is written to them counts."""
-        return {parameter: entry for part in self.parts for parameter, entry in part.states().items()}
+        """By the model's parameters, in host memory or over the disk's file: what is written to
+        them counts.
+        """
+        return {
+            parameter: entry for part in self.parts for parameter, entry in part.states().items()
+        }
 
     @property
     def takes_factor(self) -> bool:
-        """Gradients that travel before the norm is known are clipped and unscaled where they arrive."""
+        """Gradients that travel before the norm is known are clipped and unscaled where they
+        arrive.
+        """
         return self.copies.apart
 
     def follow(self, final: bool) -> None:
-        """What the next backward pass makes of gradients is `final`, or will be added to, or summed over ranks."""
+        """What the next backward pass makes of gradients is `final`, or will be added to, or summed
+        over ranks.
+        """
         self.copies.follows = final
 
     def zero_grad(self, set_to_none: bool = True) -> None:
@@ -82,7 +93,12 @@ class _Part:
     def __init__(self, groups: Groups, make: Make, copies: HostCopies, disk: Disk | None) -> None:
         self.copies = copies
         self.parameters = [each for group in groups for each in group["params"]]
-        self.rule = make([{**group, "params": [copies.host(each) for each in group["params"]]} for group in groups])
+        self.rule = make(
+            [
+                {**group, "params": [copies.host(each) for each in group["params"]]}
+                for group in groups
+            ]
+        )
         self.on_disk = None if disk is None else StatesOnDisk(self.rule, disk)
         self._copied: torch.Event | None = None
 

@@ -1,6 +1,8 @@
-"""The update: which rule with which options, its state's split among ranks, gradient norm and clipping.
+"""The update: which rule with which options, its state's split among ranks, gradient norm and
+clipping.
 
-Does not know models or learning-rate schedules. What torch does not have, or not over shards, stands in a file a rule.
+Does not know models or learning-rate schedules. What torch does not have, or not over shards,
+stands in a file a rule.
 """
 
 from workers.training.optim.build import build_optimizer, fill_state, set_lr
@@ -9,6 +11,14 @@ from workers.training.optim.split import masters_of, release, state_of
 from workers.training.optim.update import Following, update
 
 __all__ = [
-    "Following", "Norms", "build_optimizer", "fill_state", "masters_of", "release", "scale_", "set_lr", "state_of",
+    "Following",
+    "Norms",
+    "build_optimizer",
+    "fill_state",
+    "masters_of",
+    "release",
+    "scale_",
+    "set_lr",
+    "state_of",
     "update",
-]  # fmt: skip
+]

@@ -1,6 +1,8 @@
-"""Adafactor over plain and sharded parameters (arXiv 1804.04235): a row and a column of second moments a matrix.
+"""Adafactor over plain and sharded parameters (arXiv 1804.04235): a row and a column of second
+moments a matrix.
 
-torch.optim.Adafactor's rule and constants, which fails on DTensors; here sums over whole tensors cross the ranks.
+torch.optim.Adafactor's rule and constants, which fails on DTensors; here sums over whole tensors
+cross the ranks.
 """
 
 from __future__ import annotations
@@ -24,12 +26,15 @@ _TINY = torch.finfo(torch.float32).eps
 
 
 class Adafactor(Optimizer):
-    """Steps are relative to a parameter's RMS, at most `lr` of it (1 / √t from the step where that is less).
+    """Steps are relative to a parameter's RMS, at most `lr` of it (1 / √t from the step where that
+    is less).
 
     Uses the gradients as scratch space: after a step they hold the updates.
     """
 
-    def __init__(self, params: Iterable[Any], *, lr: float = 1e-2, weight_decay: float = 0.0) -> None:
+    def __init__(
+        self, params: Iterable[Any], *, lr: float = 1e-2, weight_decay: float = 0.0
+    ) -> None:
         super().__init__(params, {"lr": lr, "weight_decay": weight_decay})
 
     @torch.no_grad()
@@ -46,7 +51,9 @@ class Adafactor(Optimizer):
             for (layout, dims), parameters in alike.items():
                 self._update(parameters, layout, dims, group)
 
-    def _update(self, parameters: list[Tensor], layout: Layout, dims: int, group: dict[str, Any]) -> None:
+    def _update(
+        self, parameters: list[Tensor], layout: Layout, dims: int, group: dict[str, Any]
+    ) -> None:
         """All parameters that lie alike: each sum over ranks is one message for all of them."""
         steps = [int(self.state[each]["step"]) for each in parameters]
         weights = [local_tensor(each) for each in parameters]
@@ -75,10 +82,16 @@ class Adafactor(Optimizer):
     ) -> Iterable[Tensor]:
         """Second moments estimated as rows x columns / mean of rows, one after the other."""
         across, down = layout.axes(parameters[0].ndim - 1), layout.axes(parameters[0].ndim - 2)
-        row_sums = layout.sums((torch.linalg.vector_norm(g, dim=-1, keepdim=True).square_() for g in grads), across)
-        column_sums = layout.sums((torch.linalg.vector_norm(g, dim=-2, keepdim=True).square_() for g in grads), down)
+        row_sums = layout.sums(
+            (torch.linalg.vector_norm(g, dim=-1, keepdim=True).square_() for g in grads), across
+        )
+        column_sums = layout.sums(
+            (torch.linalg.vector_norm(g, dim=-2, keepdim=True).square_() for g in grads), down
+        )
         rows, columns = [], []
-        for parameter, row, column, step in zip(parameters, row_sums, column_sums, steps, strict=True):
+        for parameter, row, column, step in zip(
+            parameters, row_sums, column_sums, steps, strict=True
+        ):
             state, new = self.state[parameter], step**_BETA2_DECAY
             rows.append(local_tensor(state["row_var"]).lerp_(row / parameter.shape[-1], new))
             columns.append(local_tensor(state["col_var"]).lerp_(column / parameter.shape[-2], new))

@@ -1,6 +1,8 @@
-"""AdamW whose two moments are kept in 8 bits (arXiv 2110.02861): 2 bytes a parameter and a scale for 256 of them.
+"""AdamW whose two moments are kept in 8 bits (arXiv 2110.02861): 2 bytes a parameter and a scale
+for 256 of them.
 
-The update itself is computed in fp32, a few million numbers at a time. Plain torch operations, on any device.
+The update itself is computed in fp32, a few million numbers at a time. Plain torch operations, on
+any device.
 """
 
 from __future__ import annotations
@@ -24,7 +26,8 @@ _MOMENTS = (("exp_avg", True), ("exp_avg_sq", False))
 class AdamW8bit(OneByOne):
     """torch.optim.AdamW's rule and options.
 
-    Vectors (norms, biases) keep fp32 moments, being few and sensitive; so do matrices sharded by columns, whose blocks,
+    Vectors (norms, biases) keep fp32 moments, being few and sensitive; so do matrices sharded by
+    columns, whose blocks,
     and with them the numbers, would depend on the sharding.
     """
 
@@ -37,7 +40,9 @@ class AdamW8bit(OneByOne):
         eps: float = 1e-8,
         weight_decay: float = 0.01,
     ) -> None:
-        super().__init__(params, {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay})
+        super().__init__(
+            params, {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay}
+        )
 
     def _update(self, parameter: Tensor, gradient: Tensor, group: dict[str, Any]) -> None:
         state = self.state[parameter]
@@ -51,8 +56,13 @@ class AdamW8bit(OneByOne):
             return
         columns = weights.shape[-1]
         weights_RC, grad_RC = weights.view(-1, columns), grad.reshape(-1, columns)
-        codes = {name: local_tensor(state[f"{name}_codes"]).view(-1, columns) for name, _ in _MOMENTS}
-        scales = {name: local_tensor(state[f"{name}_scales"]).view(-1, blocks_of_row(columns)) for name, _ in _MOMENTS}
+        codes = {
+            name: local_tensor(state[f"{name}_codes"]).view(-1, columns) for name, _ in _MOMENTS
+        }
+        scales = {
+            name: local_tensor(state[f"{name}_scales"]).view(-1, blocks_of_row(columns))
+            for name, _ in _MOMENTS
+        }
         rows = max(1, _AT_ONCE // columns)
         for first in range(0, weights_RC.shape[0], rows):
             part = slice(first, first + rows)
@@ -73,7 +83,9 @@ class _Rule:
     def apply(self, weights: Tensor, grad: Tensor, mean: Tensor, square: Tensor) -> None:
         mean.lerp_(grad, 1 - self.beta1)
         square.mul_(self.beta2).addcmul_(grad, grad, value=1 - self.beta2)
-        weights.mul_(self.keep).addcdiv_(mean, square.sqrt().div_(self.correction).add_(self.eps), value=-self.rate)
+        weights.mul_(self.keep).addcdiv_(
+            mean, square.sqrt().div_(self.correction).add_(self.eps), value=-self.rate
+        )
 
 
 def _in_fp32(parameter: Tensor) -> bool:

@@ -1,6 +1,8 @@
-"""Optimizer state in 8 bits a number: blocks with a scale each, and codes that are finest where numbers are largest.
+"""Optimizer state in 8 bits a number: blocks with a scale each, and codes that are finest where
+numbers are largest.
 
-Dynamic quantisation of arXiv 2110.02861 (sections 1.2, 2.1). Knows tensors; does not know optimizers.
+Dynamic quantisation of arXiv 2110.02861 (sections 1.2, 2.1). Knows tensors; does not know
+optimizers.
 """
 
 from __future__ import annotations
@@ -19,9 +21,11 @@ _DECADES = 7
 
 @dataclass(frozen=True, slots=True)
 class Codebook:
-    """`values[code]` in fp32; `codes[pattern + 32768]` is the nearest code of the bfloat16 with that bit pattern.
+    """`values[code]` in fp32; `codes[pattern + 32768]` is the nearest code of the bfloat16 with
+    that bit pattern.
 
-    A look-up by bit pattern costs 1 ns a number on a CPU core, a search among 256 values 90 ns; bf16 rounds to 2⁻⁹,
+    A look-up by bit pattern costs 1 ns a number on a CPU core, a search among 256 values 90 ns;
+    bf16 rounds to 2⁻⁹,
     the finest codes are 0.014 apart.
     """
 
@@ -38,7 +42,9 @@ class Blocks:
 
 
 def blocks_of_row(columns: int) -> int:
-    """Blocks never cross rows: a matrix sharded by rows has the same blocks, and numbers, as a whole one."""
+    """Blocks never cross rows: a matrix sharded by rows has the same blocks, and numbers, as a
+    whole one.
+    """
     return max(1, math.ceil(columns / BLOCK))
 
 
@@ -47,11 +53,17 @@ def quantise(values_RC: Tensor, into: Blocks, *, signed: bool) -> None:
     rows, columns = values_RC.shape
     blocks = into.scales.shape[1]
     width = math.ceil(columns / blocks)
-    padded = functional.pad(values_RC, (0, blocks * width - columns)) if blocks * width != columns else values_RC
+    padded = (
+        functional.pad(values_RC, (0, blocks * width - columns))
+        if blocks * width != columns
+        else values_RC
+    )
     in_blocks = padded.view(rows, blocks, width)
     torch.amax(in_blocks.abs(), dim=2, out=into.scales)
     safe = torch.where(into.scales == 0, 1.0, into.scales)
-    patterns = (in_blocks / safe.unsqueeze(2)).to(torch.bfloat16).view(torch.int16).to(torch.int32) + 32768
+    patterns = (in_blocks / safe.unsqueeze(2)).to(torch.bfloat16).view(torch.int16).to(
+        torch.int32
+    ) + 32768
     codes = torch.index_select(codebook(signed, values_RC.device).codes, 0, patterns.view(-1))
     into.codes.copy_(codes.view(rows, blocks * width)[:, :columns])
 
@@ -64,7 +76,9 @@ def dequantise(blocks: Blocks, *, signed: bool) -> Tensor:
     values = torch.index_select(
         codebook(signed, blocks.codes.device).values, 0, blocks.codes.reshape(-1).to(torch.int32)
     )
-    scales = blocks.scales if count == 1 else blocks.scales.repeat_interleave(width, dim=1)[:, :columns]
+    scales = (
+        blocks.scales if count == 1 else blocks.scales.repeat_interleave(width, dim=1)[:, :columns]
+    )
     return values.view(rows, columns).mul_(scales)
 
 
@@ -72,7 +86,8 @@ def dequantise(blocks: Blocks, *, signed: bool) -> Tensor:
 def codebook(signed: bool, device: torch.device) -> Codebook:
     """Decades 10⁻⁶ to 1, each with twice the codes of the one below, linear within.
 
-    Unsigned codes have no zero: a second moment that is rounded to zero makes Adam divide by nothing (arXiv 2309.01507,
+    Unsigned codes have no zero: a second moment that is rounded to zero makes Adam divide by
+    nothing (arXiv 2309.01507,
     section 4.1). A block of zeros is zero by its scale.
     """
     found = [1.0]
@@ -83,6 +98,8 @@ def codebook(signed: bool, device: torch.device) -> Codebook:
     if signed:
         found += [-value for value in found[1:]] + [0.0]
     values = torch.tensor(sorted(found), dtype=torch.float64)
-    patterns = torch.arange(-32768, 32768, dtype=torch.int32).to(torch.int16).view(torch.bfloat16).double()
+    patterns = (
+        torch.arange(-32768, 32768, dtype=torch.int32).to(torch.int16).view(torch.bfloat16).double()
+    )
     codes = torch.bucketize(patterns.nan_to_num(0.0), (values[1:] + values[:-1]) / 2)
     return Codebook(values.float().to(device), codes.to(torch.uint8).to(device))

@@ -1,4 +1,5 @@
-"""From an optimizer's spec to an optimizer over plain or sharded parameters, its state whole or split (ZeRO-1).
+"""From an optimizer's spec to an optimizer over plain or sharded parameters, its state whole or
+split (ZeRO-1).
 
 Knows the rules by name and their options; does not know schedules.
 """
@@ -37,12 +38,16 @@ def build_optimizer(
     scratch: Path | None = None,
     fused: bool = True,
 ) -> Optimizer:
-    """All parameters decay alike, as torch.optim does it. `split_state`: ZeRO-1, each rank keeps its part of it.
+    """All parameters decay alike, as torch.optim does it. `split_state`: ZeRO-1, each rank keeps
+    its part of it.
 
-    `among`: the ranks that share a parameter's state, None for all. `offload`: where state lives and the update runs;
-    `scratch` is the folder of state on disk. Parameters that lie on the host are updated there in any case.
+    `among`: the ranks that share a parameter's state, None for all. `offload`: where state lives
+    and the update runs;
+    `scratch` is the folder of state on disk. Parameters that lie on the host are updated there in
+    any case.
 
-    Muon's rule is for the matrices of blocks; embeddings, head, norms and biases get AdamW's, at `scalar_lr`.
+    Muon's rule is for the matrices of blocks; embeddings, head, norms and biases get AdamW's, at
+    `scalar_lr`.
     Not `fused`: AdamW tensor by tensor, step by step.
     """
     kind, options = _options(spec)
@@ -53,10 +58,17 @@ def build_optimizer(
             options |= {"fused": True} if fused else {"foreach": False}
     groups: list[dict[str, Any]] = [{"params": list(parameters.values())}]
     if spec.name == "muon":
-        matrices = {name for name, each in parameters.items() if name.startswith("blocks.") and each.ndim >= 2}
+        matrices = {
+            name
+            for name, each in parameters.items()
+            if name.startswith("blocks.") and each.ndim >= 2
+        }
         ratio = 1.0 if spec.scalar_lr is None or not spec.lr else spec.scalar_lr / spec.lr
         groups = [
-            {"params": [parameters[name] for name in parameters if name in matrices], "matrices": True},
+            {
+                "params": [parameters[name] for name in parameters if name in matrices],
+                "matrices": True,
+            },
             {
                 "params": [parameters[name] for name in parameters if name not in matrices],
                 "matrices": False,
@@ -76,7 +88,9 @@ def build_optimizer(
         from workers.training.offload import Disk, OffloadedOptimizer
 
         assert offload != "nvme" or scratch is not None, "state on disk needs a folder"
-        return OffloadedOptimizer(some, rule, disk=Disk(scratch) if offload == "nvme" and scratch else None)
+        return OffloadedOptimizer(
+            some, rule, disk=Disk(scratch) if offload == "nvme" and scratch else None
+        )
 
     return SplitOptimizer(groups, placed, among=among) if split_state else placed(groups)
 
@@ -95,7 +109,9 @@ def set_lr(optimizer: Optimizer, lr: float) -> None:
 
 
 def fill_state(optimizer: Optimizer, parameters: Iterable[Tensor]) -> None:
-    """Make the state that a first step would make, weights unchanged, so that a checkpoint can be read into it."""
+    """Make the state that a first step would make, weights unchanged, so that a checkpoint can be
+    read into it.
+    """
     rates = [group["lr"] for group in optimizer.param_groups]
     for parameter in parameters:
         parameter.grad = torch.zeros_like(parameter)

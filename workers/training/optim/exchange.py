@@ -1,6 +1,8 @@
-"""Whole matrices for rules that need them: of n sharded ones each of n ranks gets one, works on it, gives it back.
+"""Whole matrices for rules that need them: of n sharded ones each of n ranks gets one, works on it,
+gives it back.
 
-Two all-to-alls for every n tensors, and no work done twice (Muon for sharded models, as in arXiv 2502.16982, section
+Two all-to-alls for every n tensors, and no work done twice (Muon for sharded models, as in arXiv
+2502.16982, section
 2.3). Knows shards; does not know what is computed.
 """
 
@@ -19,11 +21,17 @@ Compute = Callable[[Tensor], Tensor]
 
 
 def on_whole(
-    parameters: list[Tensor], parts: list[Tensor], compute: Compute, *, dtype: Callable[[torch.device], torch.dtype]
+    parameters: list[Tensor],
+    parts: list[Tensor],
+    compute: Compute,
+    *,
+    dtype: Callable[[torch.device], torch.dtype],
 ) -> list[Tensor]:
-    """`compute` of each whole tensor; `parts` are this rank's parts, laid out as `parameters`, and so is the answer.
+    """`compute` of each whole tensor; `parts` are this rank's parts, laid out as `parameters`, and
+    so is the answer.
 
-    Tensors travel and are computed with on the mesh's device, in `dtype` of that: offloaded ones too.
+    Tensors travel and are computed with on the mesh's device, in `dtype` of that: offloaded ones
+    too.
     """
     found: list[Tensor | None] = [None] * len(parts)
     shared: dict[Layout, list[int]] = {}
@@ -36,7 +44,9 @@ def on_whole(
         elif _by_rows(layout):
             shared.setdefault(layout, []).append(index)
         else:
-            found[index] = _gathered(parameter, part, compute, dtype(torch.device(layout.mesh.device_type)))
+            found[index] = _gathered(
+                parameter, part, compute, dtype(torch.device(layout.mesh.device_type))
+            )
     for layout, indices in shared.items():
         [axis] = layout.axes()
         ranks = layout.mesh.size(axis)
@@ -56,7 +66,11 @@ def _by_rows(layout: Layout) -> bool:
 
     axes = layout.axes()
     # by type: a strided shard is a Shard whose rows lie otherwise
-    return len(axes) == 1 and type(layout.placements[axes[0]]) is Shard and layout.placements[axes[0]].dim == 0
+    return (
+        len(axes) == 1
+        and type(layout.placements[axes[0]]) is Shard
+        and layout.placements[axes[0]].dim == 0
+    )
 
 
 def _dealt(
@@ -74,7 +88,9 @@ def _dealt(
     done = compute(got.view(mine)).reshape(-1) if here < len(shapes) else got
     back = torch.empty_like(sent)
     dist.all_to_all_single(back, done.contiguous(), give, take, group=group)
-    return [piece.view(part.shape) for piece, part in zip(torch.split(back, give), parts, strict=False)]
+    return [
+        piece.view(part.shape) for piece, part in zip(torch.split(back, give), parts, strict=False)
+    ]
 
 
 def _gathered(parameter: Tensor, part: Tensor, compute: Compute, dtype: torch.dtype) -> Tensor:
@@ -84,7 +100,12 @@ def _gathered(parameter: Tensor, part: Tensor, compute: Compute, dtype: torch.dt
     sharded: Any = parameter
     mesh, placements = sharded.device_mesh, sharded.placements
     whole = DTensor.from_local(
-        part.to(dtype), mesh, placements, run_check=False, shape=parameter.shape, stride=parameter.stride()
+        part.to(dtype),
+        mesh,
+        placements,
+        run_check=False,
+        shape=parameter.shape,
+        stride=parameter.stride(),
     ).full_tensor()
     return distribute_tensor(compute(whole), mesh, placements, src_data_rank=None).to_local()
 

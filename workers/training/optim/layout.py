@@ -1,4 +1,5 @@
-"""How a parameter lies over ranks, for update rules that keep state of another shape or need sums over whole tensors.
+"""How a parameter lies over ranks, for update rules that keep state of another shape or need sums
+over whole tensors.
 
 Knows DTensor placements; does not know update rules.
 """
@@ -25,7 +26,9 @@ class Layout:
     def axes(self, dim: int | None = None) -> tuple[int, ...]:
         """Mesh axes over which tensor dimension `dim`, or any, is sharded."""
         return tuple(
-            axis for axis, placement in enumerate(self.placements) if is_cut(placement) and dim in (None, placement.dim)
+            axis
+            for axis, placement in enumerate(self.placements)
+            if is_cut(placement) and dim in (None, placement.dim)
         )
 
     def sums(self, values: Iterable[Tensor], axes: tuple[int, ...]) -> list[Tensor]:
@@ -34,7 +37,8 @@ class Layout:
         if not axes or not given:
             return given
         flat = torch.cat([value.reshape(-1) for value in given])
-        wire = flat.to(self.mesh.device_type)  # offloaded shards travel from the device whose ranks they are of
+        # offloaded shards travel from the device whose ranks they are of
+        wire = flat.to(self.mesh.device_type)
         for axis in axes:
             dist.all_reduce(wire, group=self.mesh.get_group(axis))
         parts = torch.split(wire.to(flat.device), [value.numel() for value in given])
@@ -42,13 +46,20 @@ class Layout:
 
 
 def is_cut(placement: Any) -> bool:
-    """Whether it shards. What `fully_shard` makes of a tensor-parallel shard is no Shard to torch 2.13's `is_shard`."""
+    """Whether it shards.
+
+    What `fully_shard` makes of a tensor-parallel shard is no Shard to torch 2.13's `is_shard`.
+    """
     return hasattr(placement, "dim")
 
 
 def layout_of(tensor: Tensor) -> Layout:
     sharded: Any = tensor
-    return Layout(sharded.device_mesh, tuple(sharded.placements)) if hasattr(tensor, "to_local") else Layout()
+    return (
+        Layout(sharded.device_mesh, tuple(sharded.placements))
+        if hasattr(tensor, "to_local")
+        else Layout()
+    )
 
 
 def shards_of(tensor: Tensor) -> int:
@@ -66,7 +77,8 @@ def lies_over(tensor: Tensor, axis: str) -> bool:
 def state_like(parameter: Tensor, local: Tensor, shape: tuple[int, ...]) -> Tensor:
     """State of whole shape `shape`, of which this rank holds `local`, sharded as `parameter` is.
 
-    Dimensions in which the state has size 1 and the parameter has not are whole on every rank. Such state is saved and
+    Dimensions in which the state has size 1 and the parameter has not are whole on every rank. Such
+    state is saved and
     resharded like the parameter itself.
     """
     layout = layout_of(parameter)
@@ -80,7 +92,11 @@ def state_like(parameter: Tensor, local: Tensor, shape: tuple[int, ...]) -> Tens
         for each in layout.placements
     ]
     strides = torch.empty(shape, device="meta").stride()
-    spec = DTensorSpec(layout.mesh, tuple(placements), tensor_meta=TensorMeta(torch.Size(shape), strides, local.dtype))
+    spec = DTensorSpec(
+        layout.mesh,
+        tuple(placements),
+        tensor_meta=TensorMeta(torch.Size(shape), strides, local.dtype),
+    )
     return DTensor(local, spec, requires_grad=False)  # type: ignore[no-untyped-call]
 
 
@@ -91,9 +107,11 @@ def lender(tensor: Tensor) -> Tensor:
 
 
 def with_local(like: Tensor, local: Tensor) -> Tensor:
-    """A tensor laid out over ranks as `like` is, of which this rank holds `local`, on whatever device that is.
+    """A tensor laid out over ranks as `like` is, of which this rank holds `local`, on whatever
+    device that is.
 
-    `DTensor.from_local` would move it to the mesh's device; `fully_shard` makes its offloaded parameters like this.
+    `DTensor.from_local` would move it to the mesh's device; `fully_shard` makes its offloaded
+    parameters like this.
     """
     if not hasattr(like, "to_local"):
         return local

@@ -1,4 +1,5 @@
-"""Lion: the sign of an interpolated momentum (arXiv 2302.06675, algorithm 2). One state a parameter.
+"""Lion: the sign of an interpolated momentum (arXiv 2302.06675, algorithm 2). One state a
+parameter.
 
 Works number by number, so on whatever part of a parameter a rank holds.
 """
@@ -29,11 +30,16 @@ class Lion(OneByOne):
         super().__init__(params, {"lr": lr, "betas": betas, "weight_decay": weight_decay})
 
     def _update(self, parameter: Tensor, gradient: Tensor, group: dict[str, Any]) -> None:
-        # one parameter at a time: the interpolation is a temporary of its size, not of the whole model's
+        # one parameter at a time: the interpolation is a temporary of its size, not of the whole
+        # model's
         state, (beta1, beta2) = self.state[parameter], group["betas"]
         if not state:
             state["exp_avg"] = torch.zeros_like(parameter)
-        weights, grad, moment = local_tensor(parameter), local_tensor(gradient), local_tensor(state["exp_avg"])
+        weights, grad, moment = (
+            local_tensor(parameter),
+            local_tensor(gradient),
+            local_tensor(state["exp_avg"]),
+        )
         direction = moment.lerp(grad, 1 - beta1).sign_()
         weights.mul_(1 - group["lr"] * group["weight_decay"]).sub_(direction, alpha=group["lr"])
         moment.lerp_(grad, 1 - beta2)

@@ -1,6 +1,8 @@
-"""Muon: momentum, orthogonalised, for the matrices of blocks; AdamW for the rest, in the same optimizer.
+"""Muon: momentum, orthogonalised, for the matrices of blocks; AdamW for the rest, in the same
+optimizer.
 
-torch.optim.Muon's rule and constants, over plain and sharded parameters; whole matrices are `exchange`'s to bring.
+torch.optim.Muon's rule and constants, over plain and sharded parameters; whole matrices are
+`exchange`'s to bring.
 """
 
 from __future__ import annotations
@@ -22,7 +24,8 @@ from workers.training.optim.newton_schulz import orthogonalise, working_dtype
 class Muon(Optimizer):
     """m ← lerp(m, g, 1 − μ); θ ← θ (1 − lr λ) − lr √max(1, R/C) · orthogonal(lerp(g, m, μ)).
 
-    Groups with `matrices` true are updated so (stacks of matrices matrix by matrix), the others by AdamW.
+    Groups with `matrices` true are updated so (stacks of matrices matrix by matrix), the others by
+    AdamW.
     """
 
     def __init__(
@@ -38,7 +41,9 @@ class Muon(Optimizer):
         eps: float = 1e-8,
     ) -> None:
         rule = {"momentum": momentum, "nesterov": nesterov, "ns_steps": ns_steps, "matrices": True}
-        super().__init__(params, {"lr": lr, "weight_decay": weight_decay, "betas": betas, "eps": eps, **rule})
+        super().__init__(
+            params, {"lr": lr, "weight_decay": weight_decay, "betas": betas, "eps": eps, **rule}
+        )
 
     @torch.no_grad()
     def step(self, closure: None = None) -> None:  # type: ignore[override]
@@ -58,9 +63,16 @@ class Muon(Optimizer):
                 state["momentum_buffer"] = torch.zeros_like(parameter)
             moment = local_tensor(state["momentum_buffer"])
             moment.lerp_(grad, 1 - group["momentum"])
-            directions.append(grad.lerp_(moment, group["momentum"]) if group["nesterov"] else moment)
+            directions.append(
+                grad.lerp_(moment, group["momentum"]) if group["nesterov"] else moment
+            )
         lr, steps = group["lr"], group["ns_steps"]
-        found = on_whole(parameters, directions, lambda whole: orthogonalise(whole, steps=steps), dtype=working_dtype)
+        found = on_whole(
+            parameters,
+            directions,
+            lambda whole: orthogonalise(whole, steps=steps),
+            dtype=working_dtype,
+        )
         for parameter, update in zip(parameters, found, strict=True):
             rows, columns = parameter.shape[-2:]
             weights = local_tensor(parameter)
@@ -72,7 +84,9 @@ class Muon(Optimizer):
         for parameter in parameters:
             state = self.state[parameter]
             if not state:
-                state["step"] = torch.zeros((), dtype=torch.float32, device=local_tensor(parameter).device)
+                state["step"] = torch.zeros(
+                    (), dtype=torch.float32, device=local_tensor(parameter).device
+                )
                 state["exp_avg"] = torch.zeros_like(parameter)
                 state["exp_avg_sq"] = torch.zeros_like(parameter)
             states.append(state)

@@ -1,6 +1,7 @@
 """The nearest semi-orthogonal matrix, roughly, by five products: Muon's orthogonalisation.
 
-Newton-Schulz iteration of Jordan et al. 2024 (https://kellerjordan.github.io/posts/muon/), whose coefficients make the
+Newton-Schulz iteration of Jordan et al. 2024 (https://kellerjordan.github.io/posts/muon/), whose
+coefficients make the
 slope at zero steep: singular values end between 0.7 and 1.2, not at 1, which is enough.
 """
 
@@ -14,7 +15,9 @@ _EPS = 1e-7
 
 
 def working_dtype(device: torch.device) -> torch.dtype:
-    """bf16 on a GPU, as published; fp32 on a CPU, where it is faster and the same on any number of ranks."""
+    """bf16 on a GPU, as published; fp32 on a CPU, where it is faster and the same on any number of
+    ranks.
+    """
     return torch.bfloat16 if device.type == "cuda" else torch.float32
 
 

@@ -1,6 +1,8 @@
-"""AdamW by `kernels` in the loop's terms: gradients are clipped and unscaled on their way into the update.
+"""AdamW by `kernels` in the loop's terms: gradients are clipped and unscaled on their way into the
+update.
 
-One launch that reads every gradient once, in place of a pass that writes all of them back and the update after it.
+One launch that reads every gradient once, in place of a pass that writes all of them back and the
+update after it.
 Knows neither norms nor loss scales, only the factor that both come to.
 """
 
@@ -20,7 +22,9 @@ class ScaledAdamW(FusedAdamW):
     @torch.no_grad()
     def step(self, closure: None = None, *, factor: float = 1.0) -> None:  # type: ignore[override]
         """As if every gradient had been multiplied by `factor` first; they stay as they are."""
-        parameters = [each for group in self.param_groups for each in group["params"] if each.grad is not None]
+        parameters = [
+            each for group in self.param_groups for each in group["params"] if each.grad is not None
+        ]
         if not parameters:
             return
         for each in parameters:
@@ -30,5 +34,7 @@ class ScaledAdamW(FusedAdamW):
             super().step()
             return
         # a norm tells that the gradients were looked at: they are not measured again
-        scale, seen = torch.tensor([[factor], [1.0]], dtype=torch.float32).to(local_tensor(parameters[0]).device)
+        scale, seen = torch.tensor([[factor], [1.0]], dtype=torch.float32).to(
+            local_tensor(parameters[0]).device
+        )
         super().step(inv_scale=scale, grad_norm=seen)

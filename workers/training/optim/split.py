@@ -1,6 +1,8 @@
-"""ZeRO-1: whole parameters dealt to the ranks of a group, each updated by its owner, who sends it to the others.
+"""ZeRO-1: whole parameters dealt to the ranks of a group, each updated by its owner, who sends it
+to the others.
 
-What torch's ZeroRedundancyOptimizer does, over any group of ranks, for plain tensors and DTensors of another mesh axis.
+What torch's ZeroRedundancyOptimizer does, over any group of ranks, for plain tensors and DTensors
+of another mesh axis.
 Knows no update rule.
 """
 
@@ -29,9 +31,12 @@ Bucket = tuple[int, list[Tensor]]  # owner's rank in the group, its parameters
 class SplitOptimizer(Optimizer):
     """`optim` updates what this rank owns; `step` then makes all ranks hold all new values.
 
-    `among`: the ranks that hold the same parameter, None for all; a parameter is dealt among those of its group. All
-    ranks of a group, and all ranks that share a DTensor, must call with the same parameters in the same order: then
-    the same part of every DTensor's ranks updates it, and rules that sum over its shards find each other.
+    `among`: the ranks that hold the same parameter, None for all; a parameter is dealt among those
+    of its group. All
+    ranks of a group, and all ranks that share a DTensor, must call with the same parameters in the
+    same order: then
+    the same part of every DTensor's ranks updates it, and rules that sum over its shards find each
+    other.
     """
 
     def __init__(
@@ -44,12 +49,19 @@ class SplitOptimizer(Optimizer):
     ) -> None:
         owners = _owners(groups, among)
         mine: Groups = [
-            {**group, "params": [each for each in group["params"] if owners[each] == dist.get_rank(among(each))]}
+            {
+                **group,
+                "params": [
+                    each for each in group["params"] if owners[each] == dist.get_rank(among(each))
+                ],
+            }
             for group in groups
         ]
         self.optim = make(mine)
         super().__init__(groups, dict(self.optim.defaults))
-        alike: dict[dist.ProcessGroup | None, dict[int, list[Tensor]]] = defaultdict(lambda: defaultdict(list))
+        alike: dict[dist.ProcessGroup | None, dict[int, list[Tensor]]] = defaultdict(
+            lambda: defaultdict(list)
+        )
         for parameter, owner in owners.items():
             alike[among(parameter)][owner].append(parameter)
         self._sent = {group: _in_turn(owned, bucket_bytes) for group, owned in alike.items()}
@@ -80,7 +92,10 @@ class SplitOptimizer(Optimizer):
 
 
 def state_of(optimizer: Optimizer) -> dict[Tensor, dict[str, Any]]:
-    """State by parameter, of this rank's part. Where states lie on a disk, tensors over its file."""
+    """State by parameter, of this rank's part.
+
+    Where states lie on a disk, tensors over its file.
+    """
     states = getattr(optimizer, "states", None)
     return cast(dict[Tensor, dict[str, Any]], optimizer.state if states is None else states())
 
@@ -99,7 +114,8 @@ def release(optimizer: Optimizer) -> None:
 
 
 def deal(sizes: Sequence[int], loads: list[int]) -> list[int]:
-    """An owner for each size: largest first to the least loaded rank (the first of equals); `loads` grow by it.
+    """An owner for each size: largest first to the least loaded rank (the first of equals); `loads`
+    grow by it.
 
     ZeroRedundancyOptimizer's rule; the planner counts by it too.
     """
@@ -112,17 +128,23 @@ def deal(sizes: Sequence[int], loads: list[int]) -> list[int]:
 
 
 def hand_down(above: Groups, below: Groups) -> None:
-    """Learning rates and other options of parameter groups, to groups of the same order that hold parts of them."""
+    """Learning rates and other options of parameter groups, to groups of the same order that hold
+    parts of them.
+    """
     for whole, part in zip(above, below, strict=True):
         part.update({name: value for name, value in whole.items() if name != "params"})
 
 
 def share_of(parameter: Tensor) -> int:
-    """Numbers of `parameter` on a rank, the same on every rank: a ragged shard counts as an even one."""
+    """Numbers of `parameter` on a rank, the same on every rank: a ragged shard counts as an even
+    one.
+    """
     return -(-parameter.numel() // shards_of(parameter))
 
 
-def _owners(groups: Groups, among: Callable[[Tensor], dist.ProcessGroup | None]) -> dict[Tensor, int]:
+def _owners(
+    groups: Groups, among: Callable[[Tensor], dist.ProcessGroup | None]
+) -> dict[Tensor, int]:
     loads: dict[dist.ProcessGroup | None, list[int]] = {}
     owners: dict[Tensor, int] = {}
     for options in groups:
@@ -131,14 +153,17 @@ def _owners(groups: Groups, among: Callable[[Tensor], dist.ProcessGroup | None])
             alike[among(parameter)].append(parameter)
         for group, parameters in alike.items():
             load = loads.setdefault(group, [0] * dist.get_world_size(group))
-            owners.update(zip(parameters, deal([share_of(each) for each in parameters], load), strict=True))
+            owners.update(
+                zip(parameters, deal([share_of(each) for each in parameters], load), strict=True)
+            )
     return owners
 
 
 def _in_turn(owned: dict[int, list[Tensor]], bucket_bytes: int) -> list[Bucket]:
     """Every owner's first bucket, then every owner's second: all links are busy."""
     by_owner = [
-        [(owner, bucket) for bucket in _buckets(parameters, bucket_bytes)] for owner, parameters in owned.items()
+        [(owner, bucket) for bucket in _buckets(parameters, bucket_bytes)]
+        for owner, parameters in owned.items()
     ]
     return [each for turn in zip_longest(*by_owner) for each in turn if each is not None]
 
@@ -170,7 +195,9 @@ def _send(buckets: list[Bucket], group: dist.ProcessGroup | None) -> None:
         work, flat, tensors = flying.popleft()
         work.wait()
         if tensors:
-            for tensor, part in zip(tensors, torch.split(flat, [each.numel() for each in tensors]), strict=True):
+            for tensor, part in zip(
+                tensors, torch.split(flat, [each.numel() for each in tensors]), strict=True
+            ):
                 tensor.copy_(part.view(tensor.shape))
 
     for owner, parameters in buckets:
@@ -181,7 +208,9 @@ def _send(buckets: list[Bucket], group: dist.ProcessGroup | None) -> None:
             flat, tensors = torch.cat([each.reshape(-1) for each in tensors]), []
         else:
             flat = tensors[0].new_empty(sum(each.numel() for each in tensors))
-        flying.append((dist.broadcast(flat, group_src=owner, group=group, async_op=True), flat, tensors))
+        flying.append(
+            (dist.broadcast(flat, group_src=owner, group=group, async_op=True), flat, tensors)
+        )
         if len(flying) == _IN_FLIGHT:
             land()
     while flying:

@@ -1,4 +1,5 @@
-"""The update itself: by the rule's own step, or one that clips and unscales on the way; which AdamW that is.
+"""The update itself: by the rule's own step, or one that clips and unscales on the way; which AdamW
+that is.
 
 Knows neither rules nor how gradients lie over ranks.
 """
@@ -39,8 +40,11 @@ class Following(Protocol):
         ...
 
 
-def update(optimizer: Optimizer, gradients: list[Tensor], *, norm: float, limit: float | None, scale: float) -> None:
-    """One step by gradients without their loss scale `scale`, the norm of which (`norm`) is brought to `limit` where it
+def update(
+    optimizer: Optimizer, gradients: list[Tensor], *, norm: float, limit: float | None, scale: float
+) -> None:
+    """One step by gradients without their loss scale `scale`, the norm of which (`norm`) is brought
+    to `limit` where it
     is above."""
     if getattr(optimizer, "takes_factor", False):
         taking: Any = optimizer

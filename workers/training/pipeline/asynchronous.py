@@ -1,6 +1,8 @@
-"""The training loop of PipeDream: every stage updates its weights when its own part of a batch is done.
+"""The training loop of PipeDream: every stage updates its weights when its own part of a batch is
+done.
 
-No stage waits for another's update, so a step's sums come back some steps later; points are written then. Knows when
+No stage waits for another's update, so a step's sums come back some steps later; points are written
+then. Knows when
 the pipeline is flushed; what runs within it is `pipedream`'s.
 """
 
@@ -23,9 +25,11 @@ from workers.training.resume import Start
 
 
 class AsynchronousLoop(Loop):
-    """Flushes the pipeline where all stages must stand at the same step: at checkpoints, validations and the end.
+    """Flushes the pipeline where all stages must stand at the same step: at checkpoints,
+    validations and the end.
 
-    A request to stop, pause or save is known when a step's sums are back, and met at a flush as many steps later as
+    A request to stop, pause or save is known when a step's sums are back, and met at a flush as
+    many steps later as
     there are stages, because forward passes have run ahead by then.
     """
 
@@ -53,7 +57,9 @@ class AsynchronousLoop(Loop):
         self._pipe.finish_gradients(flushing=number == horizon)
         self.phase = "update"
         gradients = self._found_gradients()
-        told = self._send(number, loss_sum=loss_sum, gradients=gradients, asked=asked, data_s=self._pipe.data_s)
+        told = self._send(
+            number, loss_sum=loss_sum, gradients=gradients, asked=asked, data_s=self._pipe.data_s
+        )
         self._told.append(told)
         if self.run.train.clip_norm is not None:
             self._clip(self.run.train.clip_norm)
@@ -74,14 +80,20 @@ class AsynchronousLoop(Loop):
         return found
 
     def _clip(self, limit: float) -> None:
-        """Bring the norm of what this stage updates by itself to `limit`, and that of a tied embedding by itself.
+        """Bring the norm of what this stage updates by itself to `limit`, and that of a tied
+        embedding by itself.
 
-        The global norm is known some steps later, when a spike would have done its harm. An embedding's two copies are
-        multiplied by the same factor so; the whole gradient's norm is at most sqrt(S + 1) times `limit`.
+        The global norm is known some steps later, when a spike would have done its harm. An
+        embedding's two copies are
+        multiplied by the same factor so; the whole gradient's norm is at most sqrt(S + 1) times
+        `limit`.
         """
         tied = NAME if self.parallel.ties is not None else ""
         found = {name: each.grad for name, each in self.parameters.items() if each.grad is not None}
-        for some in ([each for name, each in found.items() if name != tied], [found[tied]] if tied in found else []):
+        for some in (
+            [each for name, each in found.items() if name != tied],
+            [found[tied]] if tied in found else [],
+        ):
             if some:
                 scale_(some, norm=norm_of(some), limit=limit)
 
@@ -89,7 +101,10 @@ class AsynchronousLoop(Loop):
         """The first step from `number` on at which the pipeline is flushed."""
         train = self.run.train
         ends = [train.steps]
-        for every in (train.checkpoint and train.checkpoint.every_steps, train.eval and train.eval.every_steps):
+        for every in (
+            train.checkpoint and train.checkpoint.every_steps,
+            train.eval and train.eval.every_steps,
+        ):
             if every:
                 ends.append(-(-number // every) * every)
         if self._flush_at is not None:
@@ -108,8 +123,12 @@ class AsynchronousLoop(Loop):
         self._after_step(told.step, told.tokens, values)
 
     def _end(self, number: int, values: dict[str, float]) -> NoReturn:
-        """Updates were made since; the last checkpoint, before which every step's sums came back, is sound."""
+        """Updates were made since; the last checkpoint, before which every step's sums came back,
+        is sound.
+        """
         self.recorder.point(step=number, tokens=self.tokens, values=values)
         self.recorder.event("non_finite", step=number, **values)
         numbers = f"loss {values['loss']}, grad_norm {values['grad_norm']}"
-        raise NumericsError(f"step {number} is not finite ({numbers}); try a lower learning rate, or warm-up")
+        raise NumericsError(
+            f"step {number} is not finite ({numbers}); try a lower learning rate, or warm-up"
+        )

@@ -1,4 +1,5 @@
-"""What goes between stages, and forward passes alone through all of them, for validation and the writing of texts.
+"""What goes between stages, and forward passes alone through all of them, for validation and the
+writing of texts.
 
 Knows stages and neighbours; does not know schedules.
 """
@@ -26,12 +27,19 @@ Sent = list[tuple[Any, Tensor]]  # messages on their way, and what must live as 
 
 
 def ends_of(part: Decoder, setting: Setting) -> tuple[Tensor, Tensor]:
-    """What goes into and comes out of a part for one micro-batch, as meta tensors: this rank's positions."""
+    """What goes into and comes out of a part for one micro-batch, as meta tensors: this rank's
+    positions.
+    """
     run, dtype = setting.run, DTYPES[setting.run.plan.precision]
-    shape, length = (run.plan.micro_batch_size, setting.positions), setting.run.train.seq_len // run.plan.cp
+    shape, length = (
+        (run.plan.micro_batch_size, setting.positions),
+        setting.run.train.seq_len // run.plan.cp,
+    )
     hidden = torch.empty(*shape, run.model.hidden, dtype=dtype, device="meta", requires_grad=True)
     tokens = torch.empty(shape[0], length, dtype=torch.int64, device="meta")
-    logits = torch.empty(shape[0], length, run.model.vocab, dtype=dtype, device="meta", requires_grad=True)
+    logits = torch.empty(
+        shape[0], length, run.model.vocab, dtype=dtype, device="meta", requires_grad=True
+    )
     return tokens if part.part.first else hidden, logits if part.part.last else hidden
 
 
@@ -43,9 +51,11 @@ def global_rank(axis: Axis, place: int) -> int:
 
 @torch.no_grad()
 def evaluate(setting: Setting, samples: Samples, count: int) -> Tensor:
-    """Of `count` samples from the first: this rank's share of summed loss and of tokens, `[2]` in fp64.
+    """Of `count` samples from the first: this rank's share of summed loss and of tokens, `[2]` in
+    fp64.
 
-    One micro-batch after another goes through this rank's stages; a later one is on its way when a stage has sent an
+    One micro-batch after another goes through this rank's stages; a later one is on its way when a
+    stage has sent an
     earlier one on.
     """
     total = torch.zeros(2, dtype=torch.float64, device=setting.world.device)
@@ -76,13 +86,20 @@ def logits_of(setting: Setting, tokens_BS: Tensor, at: Sequence[int]) -> dict[in
 
 
 def _through(setting: Setting, x: Tensor, documents: Documents | None, sent: Sent) -> Tensor | None:
-    """Tokens `[B, S]`, as this rank holds them, through its stages; the logits, where the last stage is one of them.
+    """Tokens `[B, S]`, as this rank holds them, through its stages; the logits, where the last
+    stage is one of them.
 
     What is on its way to the next stage is kept in `sent`.
     """
     plan, axis, found = setting.run.plan, setting.world.axis("pp"), None
-    hidden = (x.shape[0], x.shape[1] // (plan.tp if plan.sequence_parallel else 1), setting.run.model.hidden)
-    here = zip(stages_of(plan, axis.rank), setting.parallel.modules, setting.parallel.parts, strict=True)
+    hidden = (
+        x.shape[0],
+        x.shape[1] // (plan.tp if plan.sequence_parallel else 1),
+        setting.run.model.hidden,
+    )
+    here = zip(
+        stages_of(plan, axis.rank), setting.parallel.modules, setting.parallel.parts, strict=True
+    )
     with products(plan.precision, setting.world.device):
         for index, module, part in here:
             if index > 0 and rank_of_stage(plan, index - 1) != axis.rank:

@@ -1,4 +1,5 @@
-"""The order in which each pipeline rank works, as torch's schedule of that name has it, without running any.
+"""The order in which each pipeline rank works, as torch's schedule of that name has it, without
+running any.
 
 Knows schedules; does not know models.
 """
@@ -19,16 +20,19 @@ from workers.training.pipeline.stage import Stage
 
 
 def order_of(plan: ParallelPlan) -> list[list[str]]:
-    """By pipeline rank: actions like `0F3` (stage 0, forward, micro-batch 3), with B, I (input gradient) and W; an
+    """By pipeline rank: actions like `0F3` (stage 0, forward, micro-batch 3), with B, I (input
+    gradient) and W; an
     empty string is a wait. Needs a process group of `pp` ranks, which may be a fake one.
 
-    Of PipeDream, which torch does not have, a turn between flushes: micro-batches count from those of its backward
+    Of PipeDream, which torch does not have, a turn between flushes: micro-batches count from those
+    of its backward
     passes, forward passes are ahead by as many batches as stages come after.
     """
     if plan.schedule == "pipedream":
         count, last = plan.accumulation, plan.pp - 1
         return [
-            [f"{s}F{(last - s) * count + n}" for n in range(count)] + [f"{s}B{n}" for n in range(count)]
+            [f"{s}F{(last - s) * count + n}" for n in range(count)]
+            + [f"{s}B{n}" for n in range(count)]
             for s in range(plan.pp)
         ]
     schedule, at_once = schedule_of(plan, _bare_stages(plan), lambda logits, targets: logits)
@@ -44,7 +48,10 @@ def order_of(plan: ParallelPlan) -> list[list[str]]:
 
 
 def _one_by_one(stage: int, plan: ParallelPlan) -> list[str]:
-    """What 1F1B does on a stage. Torch 2.13 runs it so, and lists the last stage's forward passes one too far."""
+    """What 1F1B does on a stage.
+
+    Torch 2.13 runs it so, and lists the last stage's forward passes one too far.
+    """
     count, warm = plan.accumulation, min(plan.accumulation, plan.pp - stage)
     found = [f"{stage}F{n}" for n in range(warm)]
     for n in range(count):
@@ -57,11 +64,16 @@ def _bare_stages(plan: ParallelPlan) -> list[Stage]:
     nothing = torch.empty(0, device="meta")
     return [
         Stage(
-            nn.Identity(), index=index, stages=plan.stages, ends=(nothing, nothing), group=None,
-            device=torch.device("cpu"), around=lambda *_: nullcontext(),
+            nn.Identity(),
+            index=index,
+            stages=plan.stages,
+            ends=(nothing, nothing),
+            group=None,
+            device=torch.device("cpu"),
+            around=lambda *_: nullcontext(),
         )
         for index in stages_of(plan, 0)
-    ]  # fmt: skip
+    ]
 
 
 def _is_pass(action: Any) -> bool:

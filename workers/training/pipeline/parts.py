@@ -12,7 +12,9 @@ from workers.training.mesh import Axis
 
 
 def stages_of(plan: ParallelPlan, rank: int) -> list[int]:
-    """The stages of pipeline rank `rank`, in order of depth; V-shaped schedules fold the pipeline in two."""
+    """The stages of pipeline rank `rank`, in order of depth; V-shaped schedules fold the pipeline
+    in two.
+    """
     if plan.schedule in V_SHAPED:
         return sorted((rank, 2 * plan.pp - 1 - rank))
     return list(range(rank, plan.stages, plan.pp))
@@ -28,11 +30,15 @@ def rank_of_stage(plan: ParallelPlan, stage: int) -> int:
 def part_of_stage(model: ModelSpec, plan: ParallelPlan, stage: int) -> Part:
     counts = plan.layers_of_stages(model.layers)
     first = sum(counts[:stage])
-    return Part(range(first, first + counts[stage]), first=stage == 0, last=stage == plan.stages - 1)
+    return Part(
+        range(first, first + counts[stage]), first=stage == 0, last=stage == plan.stages - 1
+    )
 
 
 def parts_of(model: ModelSpec, plan: ParallelPlan, axis: Axis) -> list[Decoder]:
     """This rank's parts, in order of depth; without a pipeline the whole model is one."""
     if plan.pp == 1:
         return [Decoder(model)]
-    return [Decoder(model, part_of_stage(model, plan, stage)) for stage in stages_of(plan, axis.rank)]
+    return [
+        Decoder(model, part_of_stage(model, plan, stage)) for stage in stages_of(plan, axis.rank)
+    ]

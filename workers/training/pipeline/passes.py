@@ -1,4 +1,5 @@
-"""Micro-batches through a pipeline by one of torch's schedules, which flush at the end of every step.
+"""Micro-batches through a pipeline by one of torch's schedules, which flush at the end of every
+step.
 
 Knows stages; does not know what a schedule's order is.
 """
@@ -42,7 +43,9 @@ class Pipelined:
                 around=self._around,
                 packed=lambda micro_batch: self._documents[self._offset + micro_batch],
             )
-            for module, both, index in zip(parallel.modules, ends, stages_of(run.plan, axis.rank), strict=True)
+            for module, both, index in zip(
+                parallel.modules, ends, stages_of(run.plan, axis.rank), strict=True
+            )
         ]
         self.schedule, self.at_once = schedule_of(run.plan, self.stages, self._loss)
         self._blocks: list[Block] = []
@@ -62,7 +65,11 @@ class Pipelined:
 
     def gradients(self, first: int, factor: float) -> tuple[Tensor, float]:
         here, plan = self.setting, self.setting.run.plan
-        self._blocks, self._factor, self._done = here.blocks(first, plan.global_batch_size), factor, 0
+        self._blocks, self._factor, self._done = (
+            here.blocks(first, plan.global_batch_size),
+            factor,
+            0,
+        )
         self._total.zero_()
         started = time.perf_counter()
         with here.trace.split.within("data"):
@@ -76,7 +83,9 @@ class Pipelined:
                 self._offset = offset
                 some = tensors[offset : offset + self.at_once]
                 inputs = (torch.cat([each[0] for each in some]),) if self.holds_first else ()
-                targets = {"target": torch.cat([each[1] for each in some])} if self.holds_last else {}
+                targets = (
+                    {"target": torch.cat([each[1] for each in some])} if self.holds_last else {}
+                )
                 self.schedule.step(*inputs, **targets, return_outputs=False)
         here.trace.timeline.end()
         here.parallel.finish_gradients()

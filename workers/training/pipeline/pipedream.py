@@ -1,11 +1,17 @@
-"""PipeDream (arXiv 1806.03377, section 3.3): 1F1B that never flushes, its weights updated by every batch on its own.
+"""PipeDream (arXiv 1806.03377, section 3.3): 1F1B that never flushes, its weights updated by every
+batch on its own.
 
-Knows one stage's batches, weight versions and neighbours; optimizer steps and metrics are `asynchronous`'s.
+Knows one stage's batches, weight versions and neighbours; optimizer steps and metrics are
+`asynchronous`'s.
 
-Staleness, with S stages numbered s = 0 to S - 1 and version v the weights after v updates: stage s computes batch b
-with version max(f, b - S + s), f being the last flush; with vertical sync every stage takes that of stage 0, max(f,
-b - S). With weight stashing the backward pass uses the version of its forward pass, so that the gradient is one of the
-loss; without, it uses what the weights are by then, version b - 1, with the activations of the older ones.
+Staleness, with S stages numbered s = 0 to S - 1 and version v the weights after v updates: stage s
+computes batch b
+with version max(f, b - S + s), f being the last flush; with vertical sync every stage takes that of
+stage 0, max(f,
+b - S). With weight stashing the backward pass uses the version of its forward pass, so that the
+gradient is one of the
+loss; without, it uses what the weights are by then, version b - 1, with the activations of the
+older ones.
 """
 
 from __future__ import annotations
@@ -34,29 +40,41 @@ Version = dict[str, Tensor]
 
 
 class PipeDream:
-    """This rank's stage. `turn(b)` leaves batch b's gradients on the parameters, not yet reduced over other ranks.
+    """This rank's stage. `turn(b)` leaves batch b's gradients on the parameters, not yet reduced
+    over other ranks.
 
-    A batch is a step's micro-batches of this data-parallel rank. Forward passes run ahead of backward passes by the
+    A batch is a step's micro-batches of this data-parallel rank. Forward passes run ahead of
+    backward passes by the
     stages behind this one, and stop at the horizon, where the pipeline is flushed.
     """
 
     def __init__(self, setting: Setting) -> None:
-        """Weight stashing unless the plan says no, vertical sync if it says so, as in the paper's own default."""
+        """Weight stashing unless the plan says no, vertical sync if it says so, as in the paper's
+        own default.
+        """
         plan = setting.run.plan
         self.setting = setting
-        self.stashing, self.vertical_sync = plan.weight_stashing is not False, bool(plan.vertical_sync)
+        self.stashing, self.vertical_sync = (
+            plan.weight_stashing is not False,
+            bool(plan.vertical_sync),
+        )
         self.axis = axis = setting.world.axis("pp")
         self.stages, self.stage = axis.size, axis.rank
         [self.module], [part] = setting.parallel.modules, setting.parallel.parts
         self.ends = ends_of(part, setting)
         self.parameters: Version = dict(self.module.named_parameters())
-        # activations and gradients cross each other; on one communicator each would wait for the other's turn
+        # activations and gradients cross each other; on one communicator each would wait for the
+        # other's turn
         self.back = once(("back", axis.size), lambda: _second_group(setting.world))
         self.ties = setting.parallel.ties
         if isinstance(self.ties, StaleTies):
-            made = (once((name, axis.size), lambda: _second_group(setting.world)) for name in ("to last", "to first"))
+            made = (
+                once((name, axis.size), lambda: _second_group(setting.world))
+                for name in ("to last", "to first")
+            )
             self.ties.groups = next(made), next(made)
-        self.flushed = self._samples = 0  # the last step at which nothing was under way, and the samples until then
+        # the last step at which nothing was under way, and the samples until then
+        self.flushed = self._samples = 0
         self.data_s = 0.0  # of the last turn
         self._issued = 0  # the last batch that went forward here
         self._under_way: deque[tuple[list[tuple[Tensor, Tensor]], Version]] = deque()
@@ -69,7 +87,9 @@ class PipeDream:
         return self.stages - 1 - self.stage
 
     def begin(self, step: int, *, samples: int) -> None:
-        """After a flush at `step`: the weights of now are what the next batches begin with, the first at `samples`."""
+        """After a flush at `step`: the weights of now are what the next batches begin with, the
+        first at `samples`.
+        """
         self.flushed = self._issued = step
         self._samples = samples
         self._versions.clear()
@@ -87,7 +107,9 @@ class PipeDream:
         return total, self.data_s
 
     def finish_gradients(self, *, flushing: bool) -> None:
-        """After a turn: gradients are reduced, those of a tied embedding as late as `StaleTies` says."""
+        """After a turn: gradients are reduced, those of a tied embedding as late as `StaleTies`
+        says.
+        """
         if isinstance(self.ties, StaleTies):
             self.ties.flushing = flushing
         self.setting.parallel.finish_gradients()
@@ -99,9 +121,11 @@ class PipeDream:
         return logits_of(self.setting, tokens_BS, at)
 
     def turn(self, batch: int, *, horizon: int, factor: float) -> Tensor:
-        """Forward passes up to `batch` + lag, at most to `horizon`; then the backward pass of `batch`.
+        """Forward passes up to `batch` + lag, at most to `horizon`; then the backward pass of
+        `batch`.
 
-        Called before the update by `batch`. Returns this rank's summed token loss of `batch`, 0 but on the last stage.
+        Called before the update by `batch`. Returns this rank's summed token loss of `batch`, 0 but
+        on the last stage.
         """
         self._keep(batch - 1)
         self.data_s = 0.0
@@ -140,10 +164,16 @@ class PipeDream:
             with here.trace.split.within("data"):
                 inputs, targets, documents = here.tensors(here.train, block)
             self.data_s += time.perf_counter() - started
-            x = inputs if self.stage == 0 else self._receive(self.ends[0], self.stage - 1, self.axis.group)
+            x = (
+                inputs
+                if self.stage == 0
+                else self._receive(self.ends[0], self.stage - 1, self.axis.group)
+            )
             here.seed_dropout(block)
             with here.trace.action("F", self.stage, first + place):
-                out: Tensor = functional_call(self.module, weights, (x.requires_grad_(self.stage > 0), documents))
+                out: Tensor = functional_call(
+                    self.module, weights, (x.requires_grad_(self.stage > 0), documents)
+                )
                 if self.stage == self.stages - 1:
                     loss = here.loss(out, targets, block)
                     total += loss.detach()
@@ -192,7 +222,8 @@ class PipeDream:
     def _weights_for(self, batch: int) -> Version:
         """What the forward pass of a batch computes with, and keeps for its backward pass.
 
-        Without stashing that is the parameters themselves, which change under it; a version of vertical sync is then
+        Without stashing that is the parameters themselves, which change under it; a version of
+        vertical sync is then
         this batch's own copy, into which `_backward` puts the newest weights.
         """
         weights = self._versions.get(self.version_of(batch), self.parameters)
@@ -210,18 +241,25 @@ class PipeDream:
 
 @contextmanager
 def unchanged(tensors: Iterable[Tensor]) -> Iterator[None]:
-    """Changes within go unnoticed by autograd: backward passes under way then use the new values, as is meant here."""
+    """Changes within go unnoticed by autograd: backward passes under way then use the new values,
+    as is meant here.
+    """
     preserve: Any = torch.autograd._unsafe_preserve_version_counter  # type: ignore[attr-defined]
     with torch.no_grad(), preserve(tuple(tensors)):
         yield
 
 
 def _copy(weights: Version) -> Version:
-    return {name: each.detach().clone().requires_grad_(each.requires_grad) for name, each in weights.items()}
+    return {
+        name: each.detach().clone().requires_grad_(each.requires_grad)
+        for name, each in weights.items()
+    }
 
 
 def _second_group(world: World) -> Any:
-    """Another process group of the same ranks as this rank's pipeline; all ranks of the world take part."""
+    """Another process group of the same ranks as this rank's pipeline; all ranks of the world take
+    part.
+    """
     mesh = world.axis("pp").mesh
     assert mesh is not None
     lines: list[Any] = [None] * world.size

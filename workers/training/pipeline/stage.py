@@ -1,4 +1,5 @@
-"""One stage of a pipeline as torch's schedules want it: a part of the model, the shapes at its ends, what it tells.
+"""One stage of a pipeline as torch's schedules want it: a part of the model, the shapes at its
+ends, what it tells.
 
 Does not know the order in which schedules call it.
 """
@@ -23,7 +24,9 @@ Packed = Callable[[int], Documents | None]
 
 @contextmanager
 def plainly() -> Iterator[None]:
-    """Torch wraps what a stage raises into a RuntimeError; its cause tells an exhausted memory from a mistake."""
+    """Torch wraps what a stage raises into a RuntimeError; its cause tells an exhausted memory from
+    a mistake.
+    """
     try:
         yield
     except RuntimeError as error:
@@ -33,7 +36,8 @@ def plainly() -> Iterator[None]:
 
 
 class Stage(PipelineStage):
-    """A part under the eyes of whoever `around` is: F, B, I (input gradient alone) and W (weight gradient).
+    """A part under the eyes of whoever `around` is: F, B, I (input gradient alone) and W (weight
+    gradient).
 
     Shapes are told beforehand, so that no forward pass is run only to learn them.
     """
@@ -51,7 +55,9 @@ class Stage(PipelineStage):
         packed: Packed = lambda micro_batch: None,
     ) -> None:
         inputs, outputs = ends
-        super().__init__(module, index, stages, device, input_args=inputs, output_args=outputs, group=group)
+        super().__init__(
+            module, index, stages, device, input_args=inputs, output_args=outputs, group=group
+        )
         self.around, self.packed = around, packed
         self._documents: Documents | None = None
 
@@ -61,12 +67,20 @@ class Stage(PipelineStage):
             return super().forward_one_chunk(fwd_chunk_id, *args, **kwargs)
 
     def forward_maybe_with_nosync(self, *args: Any, **kwargs: Any) -> Any:
-        """What goes through the module. Were they among the chunk's arguments, torch would look for their gradients."""
+        """What goes through the module.
+
+        Were they among the chunk's arguments, torch would look for their gradients.
+        """
         plain: Any = super().forward_maybe_with_nosync
         return plain(*args, self._documents, **kwargs)
 
     def backward_one_chunk(self, bwd_chunk_id: int, *args: Any, **kwargs: Any) -> Any:
-        with plainly(), self.around("B" if kwargs.get("full_backward", True) else "I", self.stage_index, bwd_chunk_id):
+        with (
+            plainly(),
+            self.around(
+                "B" if kwargs.get("full_backward", True) else "I", self.stage_index, bwd_chunk_id
+            ),
+        ):
             return super().backward_one_chunk(bwd_chunk_id, *args, **kwargs)
 
     def backward_weight_one_chunk(self, bwd_chunk_id: int, *args: Any, **kwargs: Any) -> Any:

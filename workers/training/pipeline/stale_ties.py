@@ -1,4 +1,5 @@
-"""The embedding that first and last stage of PipeDream share: two copies that stay one parameter, without waiting.
+"""The embedding that first and last stage of PipeDream share: two copies that stay one parameter,
+without waiting.
 
 Knows what each end sends; does not know versions or optimizers.
 """
@@ -19,11 +20,15 @@ from workers.training.pipeline.ties import Ties, weight_of
 
 
 class StaleTies(Ties):
-    """Both ends make update b with the last stage's gradient of batch b and the first stage's of batch b - S.
+    """Both ends make update b with the last stage's gradient of batch b and the first stage's of
+    batch b - S.
 
-    The first stage's of batch b is made when the last stage is S - 1 batches on already; S later it has arrived before
-    what it is added to can be computed, so that nobody waits. The updates of both ends are of the same numbers, which
-    keeps the copies equal version by version. Where the pipeline is flushed (`flushing`), what is on its way is waited
+    The first stage's of batch b is made when the last stage is S - 1 batches on already; S later it
+    has arrived before
+    what it is added to can be computed, so that nobody waits. The updates of both ends are of the
+    same numbers, which
+    keeps the copies equal version by version. Where the pipeline is flushed (`flushing`), what is
+    on its way is waited
     for and added to that batch's.
     """
 
@@ -31,7 +36,8 @@ class StaleTies(Ties):
         super().__init__(parts, axis, plan)
         self.late = axis.size
         self.flushing = True
-        # by direction, on communicators of their own: what is not awaited yet would hold up what comes the other way
+        # by direction, on communicators of their own: what is not awaited yet would hold up what
+        # comes the other way
         self.groups: tuple[Any, Any] = (axis.group, axis.group)
         self._own: deque[Tensor] = deque()  # the first stage's, until they count
         self._owed = 0  # of the first stage's, those that the last one has not received

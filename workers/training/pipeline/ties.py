@@ -21,8 +21,10 @@ NAME = "embed.weight"
 class Ties:
     """Sums the two copies' gradients, so that equal updates keep the copies equal.
 
-    Between ranks each end sends its gradient to the other, after reductions over data-parallel ranks (sharded ones send
-    shards). A V-shaped pipeline has both ends on one rank: there the first copy is updated, and the last one follows.
+    Between ranks each end sends its gradient to the other, after reductions over data-parallel
+    ranks (sharded ones send
+    shards). A V-shaped pipeline has both ends on one rank: there the first copy is updated, and the
+    last one follows.
     """
 
     def __init__(self, parts: list[Decoder], axis: Axis, plan: ParallelPlan) -> None:
@@ -35,7 +37,9 @@ class Ties:
         self.other: int | None = None
         if held and not self.folded:
             assert axis.mesh is not None
-            self.other = int(axis.mesh.mesh.flatten()[ends[1] if self.first is not None else ends[0]])
+            self.other = int(
+                axis.mesh.mesh.flatten()[ends[1] if self.first is not None else ends[0]]
+            )
 
     def ends(self, name: str) -> int:
         """How many stages hold a copy that is updated by itself."""

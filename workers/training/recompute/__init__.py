@@ -1,4 +1,5 @@
-"""Activations computed again in the backward pass: none, all (full), the cheap ones (selective), or as measured (auto).
+"""Activations computed again in the backward pass: none, all (full), the cheap ones (selective), or
+as measured (auto).
 
 `auto` is imported by its own name: it measures a parallelised model, which is built with the rest.
 """

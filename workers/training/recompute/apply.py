@@ -1,6 +1,8 @@
-"""A plan's recomputation put on the blocks of a model: the forward method is wrapped, not the module.
+"""A plan's recomputation put on the blocks of a model: the forward method is wrapped, not the
+module.
 
-So parameters keep their names. Does not know shards or precision: what a block's forward is by then, is run again.
+So parameters keep their names. Does not know shards or precision: what a block's forward is by
+then, is run again.
 """
 
 from __future__ import annotations
@@ -23,12 +25,17 @@ def apply_recompute(decoder: Decoder, kind: Recompute) -> None:
         return
     for block in decoder.blocks.values():
         rule = keeps_products if kind == "selective" else None
-        before = partial(_gather, [each for each in block.modules() if each is not block and hasattr(each, "unshard")])
+        before = partial(
+            _gather,
+            [each for each in block.modules() if each is not block and hasattr(each, "unshard")],
+        )
         block.forward = Recomputed(block.forward, rule, sums=kind == "selective", before=before)
 
 
 def _gather(sharded_apart: list[Any]) -> None:
-    """Weights that a block does not gather itself, those of experts: some runs of it find them whole, others do not."""
+    """Weights that a block does not gather itself, those of experts: some runs of it find them
+    whole, others do not.
+    """
     for module in sharded_apart:
         module.unshard()
 

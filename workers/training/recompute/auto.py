@@ -1,6 +1,7 @@
 """Recompute `auto`: measure a block of each kind, choose what to keep within the budget, tell it.
 
-Rank 0 chooses for all, each pipeline rank's blocks by the measurements of that rank's devices. Does not know how a set
+Rank 0 chooses for all, each pipeline rank's blocks by the measurements of that rank's devices. Does
+not know how a set
 is best chosen (`knapsack`) nor how an operator is measured (`operators`).
 """
 
@@ -34,7 +35,8 @@ RUNS = 3
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """What one rank tells: its pipeline rank, a profile of each kind of block, and of which kind each layer is.
+    """What one rank tells: its pipeline rank, a profile of each kind of block, and of which kind
+    each layer is.
 
     `room_bytes` are for all micro-batches in flight; None where the plan gives a budget.
     """
@@ -47,9 +49,11 @@ class Measured:
 
 @dataclass(frozen=True, slots=True)
 class Kept:
-    """What a layer keeps: `kind` none (all that autograd saves), full (its input), or some outputs besides that.
+    """What a layer keeps: `kind` none (all that autograd saves), full (its input), or some outputs
+    besides that.
 
-    `bytes` a micro-batch, `seconds` and `flops_share` of its forward pass that are run again in each backward pass.
+    `bytes` a micro-batch, `seconds` and `flops_share` of its forward pass that are run again in
+    each backward pass.
     """
 
     kind: str
@@ -61,14 +65,19 @@ class Kept:
 
 @dataclass(frozen=True, slots=True)
 class Chosen:
-    """`event` is what `recompute_chosen` tells; `again` the share of the blocks' forward FLOPs that run again."""
+    """`event` is what `recompute_chosen` tells; `again` the share of the blocks' forward FLOPs that
+    run again.
+    """
 
     event: dict[str, Any]
     again: float
 
 
-def choose_recompute(run: TrainingRun, parallel: Parallel, *, local_world_size: int, masked: bool = False) -> Chosen:
-    """Measure, choose and set; all ranks call it together, before the first step. `masked`: attention is to keep to
+def choose_recompute(
+    run: TrainingRun, parallel: Parallel, *, local_world_size: int, masked: bool = False
+) -> Chosen:
+    """Measure, choose and set; all ranks call it together, before the first step. `masked`:
+    attention is to keep to
     documents, which is another operator.
 
     Raises UserError on every rank for a budget below what full recomputation keeps.
@@ -79,7 +88,9 @@ def choose_recompute(run: TrainingRun, parallel: Parallel, *, local_world_size: 
     if world.size > 1:
         told = [None] * world.size
         dist.all_gather_object(told, mine)
-    by_stage = [_together([each for each in told if each.stage == stage]) for stage in range(run.plan.pp)]
+    by_stage = [
+        _together([each for each in told if each.stage == stage]) for stage in range(run.plan.pp)
+    ]
     chosen = agreed(world, lambda: [choose(run, each) for each in by_stage], leads=world.rank == 0)
     layers = chosen[world.axis("pp").rank]
     blocks = [block for part in parallel.parts for block in recomputed_blocks(part)]
@@ -89,19 +100,30 @@ def choose_recompute(run: TrainingRun, parallel: Parallel, *, local_world_size: 
     return Chosen(_event(run, by_stage, chosen), sum(shares) / len(shares))
 
 
-def measure(run: TrainingRun, parallel: Parallel, *, local_world_size: int, masked: bool = False) -> Measured:
-    """Forward passes on random tokens, all ranks together: no gradient, counter or random state is left changed."""
+def measure(
+    run: TrainingRun, parallel: Parallel, *, local_world_size: int, masked: bool = False
+) -> Measured:
+    """Forward passes on random tokens, all ranks together: no gradient, counter or random state is
+    left changed.
+    """
     blocks = [block for part in parallel.parts for block in recomputed_blocks(part)]
-    shapes = [tuple((name, tuple(p.shape)) for name, p in block.named_parameters()) for block in blocks]
+    shapes = [
+        tuple((name, tuple(p.shape)) for name, p in block.named_parameters()) for block in blocks
+    ]
     kinds = list(dict.fromkeys(shapes))
     probes = [Probe(blocks[shapes.index(kind)]) for kind in kinds]
     for kind, probe in zip(kinds, probes, strict=True):
         blocks[shapes.index(kind)].forward.probe = probe
     device = parallel.world.device
     outside = 0
-    with torch.random.fork_rng([device] if device.type == "cuda" else []), products(run.plan.precision, device):
+    with (
+        torch.random.fork_rng([device] if device.type == "cuda" else []),
+        products(run.plan.precision, device),
+    ):
         for _ in range(RUNS):
-            outside = sum(_outside_bytes(run, parallel, part, masked=masked) for part in parallel.parts)
+            outside = sum(
+                _outside_bytes(run, parallel, part, masked=masked) for part in parallel.parts
+            )
     parallel.release_gathered()
     for block in blocks:
         block.forward.probe = None
@@ -122,7 +144,10 @@ def measure(run: TrainingRun, parallel: Parallel, *, local_world_size: int, mask
 
 
 def choose(run: TrainingRun, measured: Measured) -> list[Kept]:
-    """What each layer of a pipeline rank keeps. Raises UserError where the budget does not hold their inputs."""
+    """What each layer of a pipeline rank keeps.
+
+    Raises UserError where the budget does not hold their inputs.
+    """
     plan = run.plan
     flight = in_flight(plan, measured.stage)
     options = [_options(profile) for profile in measured.profiles]
@@ -131,8 +156,10 @@ def choose(run: TrainingRun, measured: Measured) -> list[Kept]:
     if budget is not None and budget < least * flight:
         where = f" on pipeline rank {measured.stage}" if plan.pp > 1 else ""
         raise UserError(
-            f"plan.recompute_budget_bytes: {budget} is less than the {round(least * flight)} bytes that full "
-            f"recomputation keeps{where} ({len(measured.layers)} layers, {flight:g} micro-batches in flight); "
+            f"plan.recompute_budget_bytes: {budget} is less than the {round(least * flight)} "
+            "bytes that full "
+            f"recomputation keeps{where} ({len(measured.layers)} layers, {flight:g} micro-batches "
+            "in flight); "
             f"try {round(least * flight)} or more, or a smaller micro_batch_size"
         )
     room = measured.room_bytes if budget is None else budget
@@ -170,7 +197,8 @@ def _options(profile: Profile) -> list[Kept]:
 
 
 def _together(ranks: list[Measured]) -> Measured:
-    """One measurement of a stage's ranks: the slowest and the largest of each operator, since the others wait for it.
+    """One measurement of a stage's ranks: the slowest and the largest of each operator, since the
+    others wait for it.
 
     Where ranks ran different operators (experts without tokens), the first rank's.
     """
@@ -183,12 +211,19 @@ def _together(ranks: list[Measured]) -> Measured:
 def _merged(profiles: Iterable[Profile]) -> Profile:
     first, *others = profiles
     calls = [(each.name, each.nth) for each in first.operators]
-    alike = [other for other in others if [(each.name, each.nth) for each in other.operators] == calls]
+    alike = [
+        other for other in others if [(each.name, each.nth) for each in other.operators] == calls
+    ]
     operators = [
-        Operator(*calls[i], max(e.seconds for e in some), max(e.bytes for e in some), some[0].flops,
-                 all(e.keepable for e in some))
+        Operator(
+            *calls[i],
+            max(e.seconds for e in some),
+            max(e.bytes for e in some),
+            some[0].flops,
+            all(e.keepable for e in some),
+        )
         for i, some in enumerate(zip(*(each.operators for each in (first, *alike)), strict=True))
-    ]  # fmt: skip
+    ]
     return replace(
         first,
         operators=tuple(operators),
@@ -198,7 +233,9 @@ def _merged(profiles: Iterable[Profile]) -> Profile:
 
 
 def _outside_bytes(run: TrainingRun, parallel: Parallel, part: Decoder, *, masked: bool) -> int:
-    """One forward pass of a part: what it keeps, its blocks no more than their inputs, and the loss of its logits."""
+    """One forward pass of a part: what it keeps, its blocks no more than their inputs, and the loss
+    of its logits.
+    """
     part.train()
     with SavedForBackward() as saved:
         out = part(_example(run, parallel, part), _documents(run, parallel) if masked else None)
@@ -245,7 +282,11 @@ def _event(run: TrainingRun, measured: list[Measured], chosen: list[list[Kept]])
                 "extra_s": sum(kept.seconds for kept in layers),
                 "full_extra_s": sum(profile.seconds for profile in every),
                 "layers": [
-                    {"count": count, **{k: v for k, v in asdict(kept).items() if k != "calls"}, "keeps": _named(kept)}
+                    {
+                        "count": count,
+                        **{k: v for k, v in asdict(kept).items() if k != "calls"},
+                        "keeps": _named(kept),
+                    }
                     for kept, count in Counter(layers).items()
                 ],
             }

@@ -10,14 +10,26 @@ from workers.contracts.model import ModelSpec
 from workers.contracts.plan import ParallelPlan
 
 
-def hardware_factor(model: ModelSpec, plan: ParallelPlan, seq_len: int, *, again: float | None = None) -> float:
+def hardware_factor(
+    model: ModelSpec, plan: ParallelPlan, seq_len: int, *, again: float | None = None
+) -> float:
     """Executed over model FLOPs of a training step, 1 where nothing is recomputed.
 
-    Full recomputation runs the blocks' forward pass once more, not the head's (arXiv 2104.04473, eq. 3); selective the
-    attention core's. `again` is the share of the blocks' forward FLOPs that recompute auto runs again, as chosen.
+    Full recomputation runs the blocks' forward pass once more, not the head's (arXiv 2104.04473,
+    eq. 3); selective the
+    attention core's. `again` is the share of the blocks' forward FLOPs that recompute auto runs
+    again, as chosen.
     """
     count = parameter_count(model)
     core = 4 * model.layers * attention_width(model) * seq_len
-    blocks = 2 * (count.active - count.embedding - count.head - count.positions - count.final_norm) + core
-    more = {"none": 0.0, "selective": core, "full": blocks, "auto": blocks * (1.0 if again is None else again)}
+    blocks = (
+        2 * (count.active - count.embedding - count.head - count.positions - count.final_norm)
+        + core
+    )
+    more = {
+        "none": 0.0,
+        "selective": core,
+        "full": blocks,
+        "auto": blocks * (1.0 if again is None else again),
+    }
     return 1 + more[plan.recompute] / flops_per_token(model, seq_len)

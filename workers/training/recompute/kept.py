@@ -1,6 +1,8 @@
-"""A block that is run again in the backward pass, but for the outputs of operators that a rule keeps.
+"""A block that is run again in the backward pass, but for the outputs of operators that a rule
+keeps.
 
-The way: torch's non-reentrant checkpoint with two dispatch modes as its contexts. Knows operators by name and order of
+The way: torch's non-reentrant checkpoint with two dispatch modes as its contexts. Knows operators
+by name and order of
 call; does not know which are worth keeping.
 """
 
@@ -23,7 +25,10 @@ from workers.metrics.memory import local_tensor
 Call = tuple[Any, int]
 # given a call and its output, whether the output is kept
 Rule = Callable[[Call, Any], bool]
-_SUMS = frozenset(getattr(torch.ops._c10d_functional, name).default for name in ("all_reduce", "reduce_scatter_tensor"))
+_SUMS = frozenset(
+    getattr(torch.ops._c10d_functional, name).default
+    for name in ("all_reduce", "reduce_scatter_tensor")
+)
 _MOVES = frozenset({torch.ops.aten.cat.default, torch.ops.aten.clone.default})
 # a checkpoint detaches a different number of times in its two runs
 _UNCOUNTED = frozenset({torch.ops.aten.detach.default, torch.ops.prim.device.default})
@@ -42,7 +47,11 @@ class Calls(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return self
 
     def __torch_dispatch__(
-        self, func: Any, types: Sequence[type], args: Sequence[Any] = (), kwargs: dict[str, Any] | None = None
+        self,
+        func: Any,
+        types: Sequence[type],
+        args: Sequence[Any] = (),
+        kwargs: dict[str, Any] | None = None,
     ) -> Any:
         if func in _UNCOUNTED:
             return func(*args, **(kwargs or {}))
@@ -56,12 +65,17 @@ class Calls(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 
 class Recomputed:
-    """In place of a block's forward method: keeps the block's input and what `rule` says; None keeps no more.
+    """In place of a block's forward method: keeps the block's input and what `rule` says; None
+    keeps no more.
 
-    What is kept is saved through autograd, so that hooks on saved tensors see it, and lives as long as the graph does.
-    With `sums`, of a product that ranks hold parts of, their sum is kept instead. Not `checkpointed`, the block keeps
-    all that autograd saves. A `probe` runs it once in place of all this. `before` is called where operators are about
-    to be numbered: what happens in one run of the block and not in another, such as gathering weights, belongs there.
+    What is kept is saved through autograd, so that hooks on saved tensors see it, and lives as long
+    as the graph does.
+    With `sums`, of a product that ranks hold parts of, their sum is kept instead. Not
+    `checkpointed`, the block keeps
+    all that autograd saves. A `probe` runs it once in place of all this. `before` is called where
+    operators are about
+    to be numbered: what happens in one run of the block and not in another, such as gathering
+    weights, belongs there.
     """
 
     def __init__(
@@ -94,7 +108,9 @@ class Recomputed:
             return self.plain(*tree_unflatten(list(flat), spec))
 
         # flat, because a checkpoint saves tensors among its arguments but not within tuples
-        out: Tensor = checkpoint(again, *given, use_reentrant=False, context_fn=lambda: (keep, replay))
+        out: Tensor = checkpoint(
+            again, *given, use_reentrant=False, context_fn=lambda: (keep, replay)
+        )
         if not keep.kept:
             return out
         held: Tensor = _Held.apply(out, replay, keep.kept, *keep.tensors)  # type: ignore[no-untyped-call]
@@ -123,9 +139,11 @@ class _Hollow:
 
 
 class _Keep(Calls):  # type: ignore[no-untyped-call]
-    """The first run: `kept` has each kept output's structure, its tensors replaced by their places in `tensors`.
+    """The first run: `kept` has each kept output's structure, its tensors replaced by their places
+    in `tensors`.
 
-    With `sums`, an output that goes into a sum over ranks alone gives way to that sum, which is smaller where it is
+    With `sums`, an output that goes into a sum over ranks alone gives way to that sum, which is
+    smaller where it is
     scattered; neither is computed again.
     """
 
@@ -143,7 +161,9 @@ class _Keep(Calls):  # type: ignore[no-untyped-call]
         if self.rule(call, out):
             self._keep(call, out)
         elif self._whose and func in _MOVES:
-            [source, *others] = {self._source(each) for each in tree_flatten(args)[0] if isinstance(each, Tensor)}
+            [source, *others] = {
+                self._source(each) for each in tree_flatten(args)[0] if isinstance(each, Tensor)
+            }
             self._moved = (out, source) if source is not None and not others else None
         elif self._whose and func in _SUMS and (part := self._source(args[0])) is not None:
             self._hollow(part)
@@ -179,7 +199,9 @@ class _Keep(Calls):  # type: ignore[no-untyped-call]
         for index, leaf in enumerate(leaves):
             tensor = self.tensors[leaf.index] if isinstance(leaf, _Place) else None
             if tensor is not None and isinstance(leaf, _Place):
-                leaves[index] = _Hollow(tuple(tensor.shape), tensor.stride(), tensor.dtype, tensor.device)
+                leaves[index] = _Hollow(
+                    tuple(tensor.shape), tensor.stride(), tensor.dtype, tensor.device
+                )
                 self.tensors[leaf.index] = None
                 self._whose.pop(_key(tensor), None)
 
@@ -205,15 +227,23 @@ class _Replay(Calls):  # type: ignore[no-untyped-call]
         if call not in self.given:
             return call[0](*args, **kwargs)
         spec, leaves = self.given.pop(call)
-        return tree_unflatten([leaf.made() if isinstance(leaf, _Hollow) else leaf for leaf in leaves], spec)
+        return tree_unflatten(
+            [leaf.made() if isinstance(leaf, _Hollow) else leaf for leaf in leaves], spec
+        )
 
 
 class _Held(torch.autograd.Function):
-    """Passes a block's output through; its backward pass, the block's first, hands what was kept to the second run."""
+    """Passes a block's output through; its backward pass, the block's first, hands what was kept to
+    the second run.
+    """
 
     @staticmethod
     def forward(
-        ctx: Any, out: Tensor, replay: _Replay, kept: dict[Call, tuple[TreeSpec, list[Any]]], *tensors: Tensor | None
+        ctx: Any,
+        out: Tensor,
+        replay: _Replay,
+        kept: dict[Call, tuple[TreeSpec, list[Any]]],
+        *tensors: Tensor | None,
     ) -> Tensor:
         ctx.save_for_backward(*tensors)
         ctx.replay, ctx.kept = replay, kept
@@ -223,5 +253,8 @@ class _Held(torch.autograd.Function):
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
         tensors = ctx.saved_tensors
         for call, (spec, leaves) in ctx.kept.items():
-            ctx.replay.given[call] = spec, [tensors[x.index] if isinstance(x, _Place) else x for x in leaves]
+            ctx.replay.given[call] = (
+                spec,
+                [tensors[x.index] if isinstance(x, _Place) else x for x in leaves],
+            )
         return gradients[0], None, None, *(None for _ in tensors)

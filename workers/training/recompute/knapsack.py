@@ -1,7 +1,10 @@
-"""Which outputs to keep within a budget of bytes so that the least time is computed again: dynamic programming.
+"""Which outputs to keep within a budget of bytes so that the least time is computed again: dynamic
+programming.
 
-First over the operators of a block (0/1 knapsack: every budget's best set), then over layers, each taking one of its
-block's sets (multiple-choice knapsack; both as in Kellerer, Pferschy, Pisinger, Knapsack Problems, 2004, 2.3 and 11.5).
+First over the operators of a block (0/1 knapsack: every budget's best set), then over layers, each
+taking one of its
+block's sets (multiple-choice knapsack; both as in Kellerer, Pferschy, Pisinger, Knapsack Problems,
+2004, 2.3 and 11.5).
 Numbers only; does not know operators or models.
 """
 
@@ -27,12 +30,18 @@ class Choice:
 
 
 def best_sets(bytes_: Sequence[int], seconds: Sequence[float]) -> list[Choice]:
-    """Sets of items that no other set beats in bytes and time left, from nothing kept to the last useful item.
+    """Sets of items that no other set beats in bytes and time left, from nothing kept to the last
+    useful item.
 
-    Exact where sizes have a common divisor of at least a BUCKETS-th of their sum, as tensors of a block do; else sizes
+    Exact where sizes have a common divisor of at least a BUCKETS-th of their sum, as tensors of a
+    block do; else sizes
     are rounded up to that. Of more than SETS sets, SETS evenly spread ones.
     """
-    useful = [i for i, (size, time) in enumerate(zip(bytes_, seconds, strict=True)) if size > 0 and time > 0]
+    useful = [
+        i
+        for i, (size, time) in enumerate(zip(bytes_, seconds, strict=True))
+        if size > 0 and time > 0
+    ]
     whole, every = sum(seconds), sum(bytes_[i] for i in useful)
     if not useful:
         return [Choice(0, whole)]
@@ -63,7 +72,8 @@ def best_sets(bytes_: Sequence[int], seconds: Sequence[float]) -> list[Choice]:
 
 
 def spread(layers: Sequence[Sequence[Choice]], budget_bytes: int) -> list[int]:
-    """For each layer the place of the choice it takes, so that all stay within the budget and take the least time.
+    """For each layer the place of the choice it takes, so that all stay within the budget and take
+    the least time.
 
     Raises ValueError where not even the smallest choices fit.
     """
@@ -72,11 +82,16 @@ def spread(layers: Sequence[Sequence[Choice]], budget_bytes: int) -> list[int]:
     if left < 0:
         raise ValueError(f"{budget_bytes} bytes do not hold the {sum(least)} that are the least")
     fastest = [min(range(len(choices)), key=lambda i: choices[i].seconds) for choices in layers]
-    if sum(choices[place].bytes for choices, place in zip(layers, fastest, strict=True)) <= budget_bytes:
+    if (
+        sum(choices[place].bytes for choices, place in zip(layers, fastest, strict=True))
+        <= budget_bytes
+    ):
         return fastest  # the room that is divided below is rounded down
     beyond = [[c.bytes - low for c in choices] for choices, low in zip(layers, least, strict=True)]
     left = min(left, sum(max(sizes) for sizes in beyond))
-    unit = max(1, math.gcd(*(size for sizes in beyond for size in sizes)), -(-left // (4 * BUCKETS)))
+    unit = max(
+        1, math.gcd(*(size for sizes in beyond for size in sizes)), -(-left // (4 * BUCKETS))
+    )
     room = left // unit
     time = np.zeros(room + 1)
     taken: list[np.ndarray] = []

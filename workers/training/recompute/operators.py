@@ -1,4 +1,5 @@
-"""What running a block again would cost, operator by operator: seconds, bytes and FLOPs of one real forward pass.
+"""What running a block again would cost, operator by operator: seconds, bytes and FLOPs of one real
+forward pass.
 
 Measures on the device with the shapes it is given; does not choose.
 """
@@ -19,13 +20,16 @@ from workers.metrics.memory import held_bytes, local_tensor, storage_keys
 from workers.training.recompute.kept import Call, Calls
 
 _CAST = torch.ops.aten._to_copy.default
-# outputs that others fill in; launches of our own are operators that make theirs (`kernels.operators`)
+# outputs that others fill in; launches of our own are operators that make theirs
+# (`kernels.operators`)
 _UNFILLED = ("aten.empty", "aten.new_empty")
 
 
 @dataclass(frozen=True, slots=True)
 class Operator:
-    """One call: which (`nth` of its name, from 0), what it took, what its outputs hold, whether they may be kept."""
+    """One call: which (`nth` of its name, from 0), what it took, what its outputs hold, whether
+    they may be kept.
+    """
 
     name: str
     nth: int
@@ -37,9 +41,11 @@ class Operator:
 
 @dataclass(frozen=True, slots=True)
 class Profile:
-    """A block's operators in order, as far as a second run gets, and its bytes from forward to backward.
+    """A block's operators in order, as far as a second run gets, and its bytes from forward to
+    backward.
 
-    `input_bytes` is what full recomputation keeps, `whole_bytes` what no recomputation does. `flops` are those of the
+    `input_bytes` is what full recomputation keeps, `whole_bytes` what no recomputation does.
+    `flops` are those of the
     whole forward pass, local to this rank.
     """
 
@@ -84,7 +90,9 @@ class Probe:
             )
         ]
         # a checkpoint's second run stops as soon as all that the backward pass wants is there again
-        return Profile(tuple(operators[: last.wanted]), last.input_bytes, last.whole_bytes(), sum(last.flops))
+        return Profile(
+            tuple(operators[: last.wanted]), last.input_bytes, last.whole_bytes(), sum(last.flops)
+        )
 
 
 class _Run(Calls):  # type: ignore[no-untyped-call]
@@ -113,7 +121,9 @@ class _Run(Calls):  # type: ignore[no-untyped-call]
         return tensor
 
     def whole_bytes(self) -> int:
-        return sum(storage.nbytes() for key, storage in self._saved.items() if key not in self._apart)
+        return sum(
+            storage.nbytes() for key, storage in self._saved.items() if key not in self._apart
+        )
 
     def finish(self) -> None:
         if self._cuda:
@@ -135,7 +145,11 @@ class _Run(Calls):  # type: ignore[no-untyped-call]
         if not aliased:
             self._maker |= dict.fromkeys(storage_keys(made), index)
         # a 16-bit copy of a weight is a weight, no activation
-        if func is _CAST and storage_keys(given) & self._weights and made[0].element_size() < given[0].element_size():
+        if (
+            func is _CAST
+            and storage_keys(given) & self._weights
+            and made[0].element_size() < given[0].element_size()
+        ):
             self._apart |= storage_keys(made)
             self.keepable[index] = False
         return out
@@ -159,7 +173,8 @@ def _tensors(tree: Any) -> list[Tensor]:
 
 
 def _flops(func: Any, args: Sequence[Any], kwargs: dict[str, Any], out: Any) -> int:
-    if "scaled_dot_product" in str(func):  # torch does not count the CPU's kernel; the whole square, as for the others
+    # torch does not count the CPU's kernel; the whole square, as for the others
+    if "scaled_dot_product" in str(func):
         query, key, value = args[:3]
         pairs = query[..., 0].numel() * key.shape[-2]
         return int(2 * pairs * (query.shape[-1] + value.shape[-1]))
@@ -168,7 +183,9 @@ def _flops(func: Any, args: Sequence[Any], kwargs: dict[str, Any], out: Any) -> 
 
 
 def _unkeepable(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> bool:
-    """Outputs that must be made again: random ones (the generator has to move on alike), and what is filled later."""
+    """Outputs that must be made again: random ones (the generator has to move on alike), and what
+    is filled later.
+    """
     if str(func).startswith(_UNFILLED):
         return True
     if torch.Tag.nondeterministic_seeded not in func.tags:
@@ -178,7 +195,11 @@ def _unkeepable(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> bool:
     if "dropout_p" not in names:
         return True
     place = names.index("dropout_p")
-    given = args[place] if place < len(args) else kwargs.get("dropout_p", func._schema.arguments[place].default_value)
+    given = (
+        args[place]
+        if place < len(args)
+        else kwargs.get("dropout_p", func._schema.arguments[place].default_value)
+    )
     return bool(given)
 
 

@@ -1,6 +1,8 @@
-"""The rule of recompute `selective`: outputs of matrix products are kept, all that is cheap is computed again.
+"""The rule of recompute `selective`: outputs of matrix products are kept, all that is cheap is
+computed again.
 
-The attention core counts as cheap: it is run again by its own kernel (arXiv 2205.05198, section 5). Knows torch's
+The attention core counts as cheap: it is run again by its own kernel (arXiv 2205.05198, section 5).
+Knows torch's
 operators; does not know models.
 """
 
@@ -17,7 +19,9 @@ from workers.training.recompute.kept import Call
 _aten = torch.ops.aten
 # of linear layers; attention cores multiply by bmm or within one kernel
 PRODUCTS = frozenset(
-    getattr(_aten, name).default for name in ("mm", "addmm", "_grouped_mm", "_scaled_mm") if hasattr(_aten, name)
+    getattr(_aten, name).default
+    for name in ("mm", "addmm", "_grouped_mm", "_scaled_mm")
+    if hasattr(_aten, name)
 ) | {FORWARD, operator("grouped_matmul")}
 
 

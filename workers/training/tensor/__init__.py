@@ -1,4 +1,5 @@
-"""Tensor and sequence parallelism: how a decoder lies over a mesh axis, and what travels between its parts.
+"""Tensor and sequence parallelism: how a decoder lies over a mesh axis, and what travels between
+its parts.
 
 Does not know data parallelism, pipelines or steps.
 """

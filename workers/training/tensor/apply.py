@@ -1,4 +1,5 @@
-"""Which parameter of a decoder lies how over the tensor-parallel axis: attention by heads, MLPs and experts by width,
+"""Which parameter of a decoder lies how over the tensor-parallel axis: attention by heads, MLPs and
+experts by width,
 vocabulary by rows; beside them, with sequence parallelism, activations by tokens.
 
 Knows the model's names; what travels, and how a module runs on its parts, is `region`'s.
@@ -37,12 +38,17 @@ COLUMNS, ROWS = sharded(0), sharded(1)
 
 
 def apply_tensor(decoder: Decoder, plan: ParallelPlan, mesh: DeviceMesh) -> None:
-    """Lay a decoder, or a pipeline's part of one, over the 1-D `mesh`, in place; on meta or with weights.
+    """Lay a decoder, or a pipeline's part of one, over the 1-D `mesh`, in place; on meta or with
+    weights.
 
-    All parameters become DTensors on `mesh`, under their names. Logits are a DTensor sharded over the vocabulary
-    (`objectives`, `vocabulary`), and so is a tied head's weight. Between blocks every rank holds all tokens, with
-    `plan.sequence_parallel` its part of the sequence: a part of a model then takes and gives `[B, S / tp, hidden]`.
-    Gradients of replicated parameters that ranks use for different heads or tokens are partial after a backward pass:
+    All parameters become DTensors on `mesh`, under their names. Logits are a DTensor sharded over
+    the vocabulary
+    (`objectives`, `vocabulary`), and so is a tied head's weight. Between blocks every rank holds
+    all tokens, with
+    `plan.sequence_parallel` its part of the sequence: a part of a model then takes and gives `[B, S
+    / tp, hidden]`.
+    Gradients of replicated parameters that ranks use for different heads or tokens are partial
+    after a backward pass:
     `sum_partial` before the update (`fully_shard` does it by itself).
     """
     spec, rank = decoder.spec, mesh.get_local_rank()
@@ -54,12 +60,17 @@ def apply_tensor(decoder: Decoder, plan: ParallelPlan, mesh: DeviceMesh) -> None
     elif decoder.embed is not None:  # a tied head's weight
         _lay(decoder.embed, VocabularyRows(Replicate()), mesh)
     if decoder.positions is not None:
-        _lay(decoder.positions, Region({}, enter=_own_tokens if plan.sequence_parallel else None, other=beside), mesh)
+        _lay(
+            decoder.positions,
+            Region({}, enter=_own_tokens if plan.sequence_parallel else None, other=beside),
+            mesh,
+        )
     for block in decoder.blocks.values():
         assert isinstance(block, Block)
         mlp = dense(rank)
         if isinstance(block.mlp, RoutedMlp):
-            # a region of their own: where they are sharded by themselves, their weights are gathered at their own call
+            # a region of their own: where they are sharded by themselves, their weights are
+            # gathered at their own call
             _lay(block.mlp.experts, Region(routed(rank)), mesh)
             mlp = dense(rank, "shared.")
         _lay(block.attn, Region(attention(spec, plan.tp, rank), enter=enter, leave=leave), mesh)
@@ -77,12 +88,16 @@ def apply_tensor(decoder: Decoder, plan: ParallelPlan, mesh: DeviceMesh) -> None
 
 
 def attention(spec: ModelSpec, tp: int, rank: int) -> dict[str, Held]:
-    """By heads. Latents, MFA's one key-value head and QK norms are on every rank, each for its own heads.
+    """By heads. Latents, MFA's one key-value head and QK norms are on every rank, each for its own
+    heads.
 
-    Of fewer key-value heads than ranks each rank computes the one that its query heads share; their weights are whole
+    Of fewer key-value heads than ranks each rank computes the one that its query heads share; their
+    weights are whole
     on every rank.
     """
-    held = {f"{name}.{kind}": COLUMNS for name in ("q", "q_up", "kv_up") for kind in ("weight", "bias")}
+    held = {
+        f"{name}.{kind}": COLUMNS for name in ("q", "q_up", "kv_up") for kind in ("weight", "bias")
+    }
     held |= {"o.weight": ROWS, "o.bias": _once(rank)}
     if spec.attention == "softmax":
         key = COLUMNS
@@ -96,12 +111,17 @@ def attention(spec: ModelSpec, tp: int, rank: int) -> dict[str, Held]:
 
 def dense(rank: int, under: str = "") -> dict[str, Held]:
     """A gated or plain MLP by its width."""
-    held = {f"{under}{name}.{kind}": COLUMNS for name in ("gate", "up") for kind in ("weight", "bias")}
+    held = {
+        f"{under}{name}.{kind}": COLUMNS for name in ("gate", "up") for kind in ("weight", "bias")
+    }
     return held | {f"{under}down.weight": ROWS, f"{under}down.bias": _once(rank)}
 
 
 def routed(rank: int) -> dict[str, Held]:
-    """Every expert by its width, `[E, out, in]`. Shared ones lie as a dense MLP does; the router is on every rank."""
+    """Every expert by its width, `[E, out, in]`.
+
+    Shared ones lie as a dense MLP does; the router is on every rank.
+    """
     held = {f"{name}.{kind}": sharded(1) for name in ("gate", "up") for kind in ("weight", "bias")}
     return held | {"down.weight": sharded(2), "down.bias": _once(rank)}
 

@@ -1,6 +1,8 @@
-"""Dropout where ranks hold different heads or tokens: each draws its own numbers, and all go on drawing alike after.
+"""Dropout where ranks hold different heads or tokens: each draws its own numbers, and all go on
+drawing alike after.
 
-Between blocks ranks that hold the same tokens need the same masks; within attention, and everywhere under sequence
+Between blocks ranks that hold the same tokens need the same masks; within attention, and everywhere
+under sequence
 parallelism, the same numbers on all ranks would drop the same places of different heads or tokens.
 """
 
@@ -15,7 +17,8 @@ from workers.models.initialise import derived_seed
 
 
 def draw_apart(module: nn.Module, rank: int) -> None:
-    """Make `module`'s forward pass in training draw from a stream of this rank's own, begun by the common one.
+    """Make `module`'s forward pass in training draw from a stream of this rank's own, begun by the
+    common one.
 
     Under recomputation too: the common stream is set back to where it was, and begins the same one.
     """

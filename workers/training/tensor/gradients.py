@@ -1,6 +1,8 @@
-"""Gradients that ranks of the tensor-parallel axis hold as parts of a sum: summed once a step, in one message.
+"""Gradients that ranks of the tensor-parallel axis hold as parts of a sum: summed once a step, in
+one message.
 
-Norms over parts of the sequence, latents before heads, key-value heads fewer than ranks, biases added once. Their
+Norms over parts of the sequence, latents before heads, key-value heads fewer than ranks, biases
+added once. Their
 gradients stay parts while micro-batches accumulate. Does not know which parameters those are.
 """
 
@@ -17,7 +19,8 @@ from torch.distributed.tensor import DTensor, Replicate
 
 @torch.no_grad()
 def sum_partial(parameters: Iterable[Tensor]) -> None:
-    """Sum every partial `grad` in place over the mesh axes on which it is partial; all ranks of them call it together.
+    """Sum every partial `grad` in place over the mesh axes on which it is partial; all ranks of
+    them call it together.
 
     Others, plain tensors among them, stay as they are.
     """

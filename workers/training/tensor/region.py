@@ -1,9 +1,14 @@
-"""A module of a tensor-parallel model: its parameters are DTensors, its forward pass runs on the local parts of them.
+"""A module of a tensor-parallel model: its parameters are DTensors, its forward pass runs on the
+local parts of them.
 
-So the model's own code, and whatever kernel or number format stands in a linear's place, sees plain tensors. What
-enters and leaves is redistributed once: two collectives forward and two backward for attention and MLP together
-(Shoeybi et al. 2019, arXiv 1909.08053, section 3; Korthikanti et al. 2022, arXiv 2205.05198, section 4.2.2). Torch's
-column- and row-wise styles meet each linear by itself: an all-reduce each for the gradients of q, k and v, and one more
+So the model's own code, and whatever kernel or number format stands in a linear's place, sees plain
+tensors. What
+enters and leaves is redistributed once: two collectives forward and two backward for attention and
+MLP together
+(Shoeybi et al. 2019, arXiv 1909.08053, section 3; Korthikanti et al. 2022, arXiv 2205.05198,
+section 4.2.2). Torch's
+column- and row-wise styles meet each linear by itself: an all-reduce each for the gradients of q, k
+and v, and one more
 for each latent. Does not know which module wants what.
 """
 
@@ -16,7 +21,14 @@ from typing import Any, cast
 
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.tensor import DTensor, Partial, Placement, Replicate, Shard, distribute_tensor
+from torch.distributed.tensor import (
+    DTensor,
+    Partial,
+    Placement,
+    Replicate,
+    Shard,
+    distribute_tensor,
+)
 from torch.distributed.tensor.parallel import ParallelStyle
 
 Take = Callable[[Tensor], Tensor]
@@ -25,7 +37,9 @@ Travel = Callable[[Tensor, DeviceMesh], Tensor]
 
 @dataclass(frozen=True, slots=True)
 class Held:
-    """How a parameter lies over the axis, how its gradient does, and what of the local part the forward pass uses."""
+    """How a parameter lies over the axis, how its gradient does, and what of the local part the
+    forward pass uses.
+    """
 
     placement: Placement
     gradient: Placement
@@ -38,12 +52,14 @@ def sharded(dim: int) -> Held:
 
 # used by every rank alike: each has the whole gradient
 ALIKE = Held(Replicate(), Replicate())
-# used by every rank for its own heads, columns or tokens: the gradient is the sum over ranks (`gradients.sum_partial`)
+# used by every rank for its own heads, columns or tokens: the gradient is the sum over ranks
+# (`gradients.sum_partial`)
 SUMMED = Held(Replicate(), Partial())
 
 
 class Region(ParallelStyle):
-    """`held` by parameter name within the module, `other` for those not named; `enter` and `leave` treat what goes in
+    """`held` by parameter name within the module, `other` for those not named; `enter` and `leave`
+    treat what goes in
     first and what comes out. What an inner region holds already stays its own."""
 
     def __init__(
@@ -79,17 +95,23 @@ class Region(ParallelStyle):
         return module
 
 
-def distribute(module: nn.Module, name: str, parameter: Tensor, placement: Placement, mesh: DeviceMesh) -> None:
+def distribute(
+    module: nn.Module, name: str, parameter: Tensor, placement: Placement, mesh: DeviceMesh
+) -> None:
     """Put a DTensor in a parameter's place; nothing travels, each rank keeps its own part."""
     lying = distribute_tensor(parameter.detach(), mesh, [placement], src_data_rank=None)
     module.register_parameter(name, nn.Parameter(lying, requires_grad=parameter.requires_grad))
 
 
 def gathered(outside: Placement) -> Travel:
-    """What lies outside in `outside` (Replicate, or Shard(1) of the sequence) is whole inside, its gradient partial."""
+    """What lies outside in `outside` (Replicate, or Shard(1) of the sequence) is whole inside, its
+    gradient partial.
+    """
 
     def enter(x: Tensor, mesh: DeviceMesh) -> Tensor:
-        whole = DTensor.from_local(x, mesh, [outside], run_check=False).redistribute(placements=[Replicate()])
+        whole = DTensor.from_local(x, mesh, [outside], run_check=False).redistribute(
+            placements=[Replicate()]
+        )
         return whole.to_local(grad_placements=[Partial()])
 
     return enter
@@ -109,21 +131,28 @@ def whole_dtensor(outside: Placement) -> Travel:
     """What lies in `outside` becomes a whole DTensor, for a linear that is met as one."""
 
     def leave(x: Tensor, mesh: DeviceMesh) -> Tensor:
-        return DTensor.from_local(x, mesh, [outside], run_check=False).redistribute(placements=[Replicate()])
+        return DTensor.from_local(x, mesh, [outside], run_check=False).redistribute(
+            placements=[Replicate()]
+        )
 
     return leave
 
 
 @contextmanager
 def _local_parameters(places: list[tuple[nn.Module, str, Held]]) -> Iterator[None]:
-    """Local parts in the parameters' place. What stood there (a parameter, a cast copy of it) comes back after."""
+    """Local parts in the parameters' place.
+
+    What stood there (a parameter, a cast copy of it) comes back after.
+    """
     stood = [module._parameters[name] for module, name, _ in places]
     try:
         for (module, name, held), parameter in zip(places, stood, strict=True):
             lying: Any = parameter
             # experts lie over their own axis first
             local: Tensor = lying.to_local(grad_placements=[*lying.placements[:-1], held.gradient])
-            module._parameters[name] = cast(nn.Parameter, local if held.take is None else held.take(local))
+            module._parameters[name] = cast(
+                nn.Parameter, local if held.take is None else held.take(local)
+            )
         yield
     finally:
         for (module, name, _), parameter in zip(places, stood, strict=True):

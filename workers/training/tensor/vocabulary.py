@@ -1,7 +1,10 @@
-"""A vocabulary sharded over ranks by rows: the embedding's lookup, and cross-entropy over sharded logits.
+"""A vocabulary sharded over ranks by rows: the embedding's lookup, and cross-entropy over sharded
+logits.
 
-Exact where the number of ranks does not divide the vocabulary: rows lie as `torch.chunk` cuts them, the last ranks may
-hold fewer, or none. Torch's row-wise embedding gives every rank a gradient of the whole table; its `loss_parallel`
+Exact where the number of ranks does not divide the vocabulary: rows lie as `torch.chunk` cuts them,
+the last ranks may
+hold fewer, or none. Torch's row-wise embedding gives every rank a gradient of the whole table; its
+`loss_parallel`
 wants the backward pass within its context too, where a pipeline's schedule stands between.
 Shapes: N tokens, V vocabulary, of which a rank holds rows `start` to `stop`.
 """
@@ -42,7 +45,8 @@ class VocabularyRows(ParallelStyle):
                 found = own.sum() + own.new_zeros(*tokens.shape, own.shape[1])
             else:
                 found = functional.embedding((tokens - start).masked_fill(foreign, 0), own)
-            # a clone, because fully_shard's hooks on an output that is a view are lost with an operation in place
+            # a clone, because fully_shard's hooks on an output that is a view are lost with an
+            # operation in place
             return leave(found.masked_fill(foreign.unsqueeze(-1), 0.0), device_mesh).clone()
 
         replaced: Any = module
@@ -53,7 +57,8 @@ class VocabularyRows(ParallelStyle):
 def cross_entropy(logits: Tensor, targets_N: Tensor, *, ignored: int) -> Tensor:
     """`[N]` fp32: -log softmax of each target, 0 where the target is `ignored`.
 
-    `logits` is a DTensor `[…, V]` sharded over its last dim; every rank gets the same losses, computed in fp32 whatever
+    `logits` is a DTensor `[…, V]` sharded over its last dim; every rank gets the same losses,
+    computed in fp32 whatever
     the logits' dtype. Two messages: one maximum, then two sums a token.
     """
     sharded: Any = logits
@@ -65,20 +70,32 @@ def cross_entropy(logits: Tensor, targets_N: Tensor, *, ignored: int) -> Tensor:
 
 
 def gathered_at(logits: Tensor, rows: list[int], places: list[int]) -> Tensor:
-    """Of `logits` as above, `[B, S, V]`, those of the whole vocabulary at some rows' places: `[len(rows), V]`."""
+    """Of `logits` as above, `[B, S, V]`, those of the whole vocabulary at some rows' places:
+    `[len(rows), V]`.
+    """
     sharded: Any = logits
     shape = torch.Size((len(rows), logits.shape[-1]))
     found = DTensor.from_local(
-        sharded.to_local()[rows, places], sharded.device_mesh, [Shard(1)], run_check=False, shape=shape,
+        sharded.to_local()[rows, places],
+        sharded.device_mesh,
+        [Shard(1)],
+        run_check=False,
+        shape=shape,
         stride=(shape[1], 1),
-    )  # fmt: skip
+    )
     return found.full_tensor()
 
 
 class _CrossEntropy(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any, logits_NV: Tensor, targets_N: Tensor, start: int, stop: int, ignored: int, group: dist.ProcessGroup
+        ctx: Any,
+        logits_NV: Tensor,
+        targets_N: Tensor,
+        start: int,
+        stop: int,
+        ignored: int,
+        group: dist.ProcessGroup,
     ) -> Tensor:
         logits, count = logits_NV.float(), targets_N.shape[0]
         most = logits.amax(1) if stop > start else logits.new_full((count,), float("-inf"))

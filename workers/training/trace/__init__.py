@@ -1,1 +1,3 @@
-"""What the engine tells of its own steps: where time goes, bytes sent, the pipeline in time, profiles on demand."""
+"""What the engine tells of its own steps: where time goes, bytes sent, the pipeline in time,
+profiles on demand.
+"""

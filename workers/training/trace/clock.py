@@ -1,6 +1,8 @@
-"""Moments on the training thread, read as seconds later: the CPU's own clock, or events on a GPU's stream.
+"""Moments on the training thread, read as seconds later: the CPU's own clock, or events on a GPU's
+stream.
 
-On Linux the clock is that of all processes of a node. Does not know what happens between two moments.
+On Linux the clock is that of all processes of a node. Does not know what happens between two
+moments.
 """
 
 from __future__ import annotations

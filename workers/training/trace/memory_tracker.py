@@ -1,4 +1,5 @@
-"""torch's MemTracker, for steps of several micro-batches: it would refuse the second forward pass of a module.
+"""torch's MemTracker, for steps of several micro-batches: it would refuse the second forward pass
+of a module.
 
 Loads torch.distributed; knows nothing of steps.
 """
@@ -35,7 +36,9 @@ class _NoModules:
 
 
 class Tracker(MemTracker):  # type: ignore[no-untyped-call]
-    """What it keeps of a module is that of its newest forward pass; nothing where it is not told `by_module`."""
+    """What it keeps of a module is that of its newest forward pass; nothing where it is not told
+    `by_module`.
+    """
 
     def __init__(self, *, by_module: bool) -> None:
         super().__init__()
@@ -48,7 +51,9 @@ class Tracker(MemTracker):  # type: ignore[no-untyped-call]
         super()._pre_fw_hook(module, inputs)
 
     def modules(self) -> list[dict[str, Any]]:
-        """Bytes of each module in its newest passes: its own, in, out, and the most that anything held meanwhile."""
+        """Bytes of each module in its newest passes: its own, in, out, and the most that anything
+        held meanwhile.
+        """
         return [
             {
                 "name": found.mod_fqn,

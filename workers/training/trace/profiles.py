@@ -18,9 +18,14 @@ from torch.profiler import ProfilerActivity, profile
 
 # MemTracker's words for what it finds, and the engine's
 _CATEGORIES = {
-    "Parameter": "params", "Buffer": "buffers", "Gradient": "grads", "Activation": "activations",
-    "Temp": "temporary", "Optstate": "optimizer", "Total": "total",
-}  # fmt: skip
+    "Parameter": "params",
+    "Buffer": "buffers",
+    "Gradient": "grads",
+    "Activation": "activations",
+    "Temp": "temporary",
+    "Optstate": "optimizer",
+    "Total": "total",
+}
 _HISTORY = 200_000  # allocations that a CUDA snapshot keeps
 
 Tell = Callable[[Path, dict[str, Any]], None]
@@ -28,7 +33,9 @@ Tell = Callable[[Path, dict[str, Any]], None]
 
 @contextmanager
 def profiled(path: Path, tell: Tell) -> Iterator[None]:
-    """A trace of the step for chrome://tracing or Perfetto, gzipped: operators with shapes, kernels, memory."""
+    """A trace of the step for chrome://tracing or Perfetto, gzipped: operators with shapes,
+    kernels, memory.
+    """
     activities = [ProfilerActivity.CPU]
     if torch.cuda.is_available():
         activities.append(ProfilerActivity.CUDA)
@@ -42,7 +49,9 @@ def profiled(path: Path, tell: Tell) -> Iterator[None]:
 def memory_tracked(
     path: Path, tell: Tell, *, parts: Sequence[nn.Module], optimizer: Optimizer, by_module: bool
 ) -> Iterator[None]:
-    """Bytes by category at the step's peak, and of each module where wanted: counted from tensors, by MemTracker."""
+    """Bytes by category at the step's peak, and of each module where wanted: counted from tensors,
+    by MemTracker.
+    """
     from workers.training.trace.memory_tracker import Tracker
 
     tracker = Tracker(by_module=by_module)
@@ -50,7 +59,9 @@ def memory_tracked(
     with tracker:
         yield
     peak = {
-        str(device): {_CATEGORIES.get(_word(kind), _word(kind)): size for kind, size in found.items()}
+        str(device): {
+            _CATEGORIES.get(_word(kind), _word(kind)): size for kind, size in found.items()
+        }
         for device, found in tracker.get_tracker_snapshot("peak").items()
         if any(found.values())
     }
@@ -60,7 +71,9 @@ def memory_tracked(
 
 @contextmanager
 def memory_recorded(path: Path, tell: Tell, *, device: torch.device) -> Iterator[None]:
-    """The CUDA allocator's counters, and its history over the step as a snapshot for pytorch.org/memory_viz."""
+    """The CUDA allocator's counters, and its history over the step as a snapshot for
+    pytorch.org/memory_viz.
+    """
     memory: Any = torch.cuda.memory
     torch.cuda.reset_peak_memory_stats(device)
     memory._record_memory_history(max_entries=_HISTORY)
@@ -71,7 +84,13 @@ def memory_recorded(path: Path, tell: Tell, *, device: torch.device) -> Iterator
     finally:
         memory._record_memory_history(enabled=None)
     found = torch.cuda.memory_stats(device)
-    names = ("allocated_bytes", "reserved_bytes", "active_bytes", "inactive_split_bytes", "requested_bytes")
+    names = (
+        "allocated_bytes",
+        "reserved_bytes",
+        "active_bytes",
+        "inactive_split_bytes",
+        "requested_bytes",
+    )
     peak = {name.removesuffix("_bytes"): int(found.get(f"{name}.all.peak", 0)) for name in names}
     counts = {name: int(found.get(name, 0)) for name in ("num_alloc_retries", "num_ooms")}
     tell(path, {"tool": "torch.cuda.memory", "peak": {str(device): peak}, **counts})

@@ -1,6 +1,8 @@
-"""Where a step's time goes on this rank: data, forward, backward, exposed communication, optimizer, other.
+"""Where a step's time goes on this rank: data, forward, backward, exposed communication, optimizer,
+other.
 
-At each moment the time counts for one of them, so that they add up to the step by construction. Knows moments; does
+At each moment the time counts for one of them, so that they add up to the step by construction.
+Knows moments; does
 not know who waits for what.
 """
 
@@ -20,8 +22,10 @@ _NAMES = {part: f"time/{part}_s" for part in PARTS} | {"exposed": "comm/exposed_
 
 
 class StepSplit:
-    """`exposed` is what the training thread spends blocked in waits for collectives, sends and receives (on CUDA: what
-    its stream does), and with DDP also from its last gradient to the end of its backward pass. Communication that runs
+    """`exposed` is what the training thread spends blocked in waits for collectives, sends and
+    receives (on CUDA: what
+    its stream does), and with DDP also from its last gradient to the end of its backward pass.
+    Communication that runs
     beside computation counts nowhere. `optimizer` is norm, clipping and update.
 
     A step reaches from one `cut` to the next: the update in it is that of the step before.
@@ -32,7 +36,8 @@ class StepSplit:
         self.part: str | None = None
         self._since: Stamp = clock.now()
         self._marks: list[tuple[str, Stamp, Stamp]] = []
-        self._cut: deque[list[tuple[str, Stamp, Stamp]]] = deque()  # of steps that have not been read yet
+        # of steps that have not been read yet
+        self._cut: deque[list[tuple[str, Stamp, Stamp]]] = deque()
         self._seconds = dict.fromkeys(PARTS, 0.0)
         self._steps = 0
         self._wall_s = 0.0
@@ -67,7 +72,9 @@ class StepSplit:
             self.enter(before)
 
     def cut(self) -> float:
-        """The step ends here: seconds since the last cut that counted for any part, by the CPU's clock."""
+        """The step ends here: seconds since the last cut that counted for any part, by the CPU's
+        clock.
+        """
         part = self.enter(None)
         self.enter(part)
         self._cut.append(self._marks)
@@ -76,13 +83,17 @@ class StepSplit:
         return seconds
 
     def settle(self) -> None:
-        """Read the oldest step that was cut and not read yet: its moments have happened, its sums being back."""
+        """Read the oldest step that was cut and not read yet: its moments have happened, its sums
+        being back.
+        """
         for part, since, until in self._cut.popleft():
             self._seconds[part] += self.clock.between(since, until)
         self._steps += 1
 
     def values(self) -> dict[str, float]:
         """Means over the steps read since the last call, and a new start."""
-        found = {_NAMES[part]: seconds / max(self._steps, 1) for part, seconds in self._seconds.items()}
+        found = {
+            _NAMES[part]: seconds / max(self._steps, 1) for part, seconds in self._seconds.items()
+        }
         self._seconds, self._steps = dict.fromkeys(PARTS, 0.0), 0
         return found

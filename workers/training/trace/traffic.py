@@ -1,7 +1,10 @@
-"""Bytes that one step hands to torch.distributed, by kind of collective. Slows the step down: it is for one of them.
+"""Bytes that one step hands to torch.distributed, by kind of collective. Slows the step down: it is
+for one of them.
 
-Counted as called: an all-reduce by its buffer, an all-gather by its output, a reduce-scatter and an all-to-all by their
-input, a broadcast by its tensor, a send by its message; so does the planner. Not what a ring makes of it on the wire.
+Counted as called: an all-reduce by its buffer, an all-gather by its output, a reduce-scatter and an
+all-to-all by their
+input, a broadcast by its tensor, a send by its message; so does the planner. Not what a ring makes
+of it on the wire.
 """
 
 from __future__ import annotations
@@ -29,7 +32,8 @@ _C10D = {
     "broadcast_": ("broadcast", 0),
     "send": ("send", 0),
 }
-# of torch.ops._c10d_functional, whose only tensors are their inputs; an all-gather's is one rank's share
+# of torch.ops._c10d_functional, whose only tensors are their inputs; an all-gather's is one rank's
+# share
 _FUNCTIONAL = {
     "all_reduce": "all_reduce",
     "all_reduce_": "all_reduce",

@@ -1,4 +1,5 @@
-"""Sees the training thread wait for communication: torch's handles for work under way are timed where they are waited
+"""Sees the training thread wait for communication: torch's handles for work under way are timed
+where they are waited
 for. Within `installed` alone; knows no collective.
 """
 
@@ -19,7 +20,8 @@ Timed = Callable[[Callable[[], Any]], Any]
 class Waits:
     """`timed(wait)` is called in place of each wait of the training thread, and calls `wait`.
 
-    On a CPU the thread that makes this object counts; on CUDA whoever puts a wait on its stream, since backward passes
+    On a CPU the thread that makes this object counts; on CUDA whoever puts a wait on its stream,
+    since backward passes
     run in other threads there. 0.3 µs a wait.
     """
 

@@ -1,4 +1,5 @@
-"""What the loop's trace is made of, behind one door: time split, waits, bytes, pipeline, profiles on demand.
+"""What the loop's trace is made of, behind one door: time split, waits, bytes, pipeline, profiles
+on demand.
 
 Knows when each is due; does not measure by itself.
 """
@@ -28,7 +29,8 @@ from workers.training.trace.timeline import Action, Timeline
 from workers.training.trace.waits import Waits
 
 ACTIONS = ("profile", "memory_snapshot")
-_TIMELINE_AT, _BYTES_AT = 2, 3  # steps of an attempt: by the third, DDP's buckets and all shapes are settled
+# steps of an attempt: by the third, DDP's buckets and all shapes are settled
+_TIMELINE_AT, _BYTES_AT = 2, 3
 _TIMELINES_EVERY = 50  # logged steps
 
 
@@ -44,7 +46,13 @@ class Trace:
     """Of one attempt on one rank. `close` gives torch's functions back."""
 
     def __init__(
-        self, run: TrainingRun, parallel: Parallel, *, recorder: Recorder, folder: Path, spans_nodes: bool
+        self,
+        run: TrainingRun,
+        parallel: Parallel,
+        *,
+        recorder: Recorder,
+        folder: Path,
+        spans_nodes: bool,
     ) -> None:
         self.run, self.parallel, self.world, self.recorder = run, parallel, parallel.world, recorder
         self._folder = folder
@@ -53,9 +61,13 @@ class Trace:
         self.timeline: Timeline | None = None
         if run.plan.pp > 1:
             self.timeline = Timeline(
-                self.clock, stages=run.plan.stages, rank=self.world.rank, size=self.world.size,
-                shared_clock=not spans_nodes, flushes=run.plan.schedule != "pipedream",
-            )  # fmt: skip
+                self.clock,
+                stages=run.plan.stages,
+                rank=self.world.rank,
+                size=self.world.size,
+                shared_clock=not spans_nodes,
+                flushes=run.plan.schedule != "pipedream",
+            )
         self._waits: Waits | None = None
         if self.world.size > 1:
             self._waits = Waits(self._timed, self.world.device)
@@ -93,7 +105,8 @@ class Trace:
             if not counting:
                 yield
             else:
-                from workers.training.trace.traffic import CountBytes  # with DTensors, which take a second to load
+                # with DTensors, which take a second to load
+                from workers.training.trace.traffic import CountBytes
 
                 with CountBytes() as counted:
                     yield
@@ -107,8 +120,12 @@ class Trace:
         actions = self.timeline.actions() if wanted and self.speaks else []
         return Moments(self.timeline.row(self.world.device), actions)
 
-    def summed(self, number: int, rows: list[float] | None, moments: Moments | None) -> dict[str, float]:
-        """The step's sums are back: what they say of the pipeline, and the timeline where it is due."""
+    def summed(
+        self, number: int, rows: list[float] | None, moments: Moments | None
+    ) -> dict[str, float]:
+        """The step's sums are back: what they say of the pipeline, and the timeline where it is
+        due.
+        """
         self.split.settle()
         if self.timeline is None or rows is None or moments is None:
             return {}
@@ -139,24 +156,37 @@ class Trace:
                 self.timeline.waited(start, self.clock.now())
 
     def _watch_last_gradient(self) -> None:
-        """DDP waits in C++: from the gradient that is made last, the model's first parameter's, it is what is left."""
+        """DDP waits in C++: from the gradient that is made last, the model's first parameter's, it
+        is what is left.
+        """
         for module in self.parallel.modules:
             if isinstance(module, DDP):
                 watched: Any = next(each for each in module.parameters() if each.requires_grad)
-                watched.register_post_accumulate_grad_hook(lambda _, ddp=module: self._last_gradient(ddp))
+                watched.register_post_accumulate_grad_hook(
+                    lambda _, ddp=module: self._last_gradient(ddp)
+                )
 
     def _last_gradient(self, ddp: DDP) -> None:
         if ddp.require_backward_grad_sync and self.split.part == "backward":
             self.split.enter("exposed")
 
-    def _tell_timeline(self, number: int, zero: float, span_s: float, bubble: float, rows: list[list[Any]]) -> None:
+    def _tell_timeline(
+        self, number: int, zero: float, span_s: float, bubble: float, rows: list[list[Any]]
+    ) -> None:
         assert self.timeline is not None
         began_s = time.time() - (time.perf_counter() - self.timeline.seconds(zero))
         place = self.world.axis("pp").rank
         self.recorder.event(
-            "pipeline_timeline", step=number, stages=stages_of(self.run.plan, place), pp_rank=place,
-            schedule=self.run.plan.schedule, began_s=began_s, span_s=span_s, actions=rows, bubble_fraction=bubble,
-        )  # fmt: skip
+            "pipeline_timeline",
+            step=number,
+            stages=stages_of(self.run.plan, place),
+            pp_rank=place,
+            schedule=self.run.plan.schedule,
+            began_s=began_s,
+            span_s=span_s,
+            actions=rows,
+            bubble_fraction=bubble,
+        )
 
     def _profile(self, action: str, number: int) -> AbstractContextManager[None]:
         device = self.world.device
@@ -165,15 +195,21 @@ class Trace:
             return profiled(path, self._teller("profile_saved", number))
         tell = self._teller("memory_profile", number)
         if device.type == "cuda":
-            return memory_recorded(self._folder / f"memory-step-{number}.pickle", tell, device=device)
+            return memory_recorded(
+                self._folder / f"memory-step-{number}.pickle", tell, device=device
+            )
         assert self.optimizer is not None
         path = self._folder / f"memory-step-{number}.json"
         whole = self.run.plan.pp == 1 or self.run.plan.schedule not in SPLIT_BACKWARD
-        return memory_tracked(path, tell, parts=self.parallel.parts, optimizer=self.optimizer, by_module=whole)
+        return memory_tracked(
+            path, tell, parts=self.parallel.parts, optimizer=self.optimizer, by_module=whole
+        )
 
     def _teller(self, event: str, number: int) -> Callable[[Path, dict[str, Any]], None]:
         def tell(path: Path, more: dict[str, Any]) -> None:
             size = path.stat().st_size
-            self.recorder.event(event, step=number, path=str(path), name=path.name, bytes=size, **more)
+            self.recorder.event(
+                event, step=number, path=str(path), name=path.name, bytes=size, **more
+            )
 
         return tell

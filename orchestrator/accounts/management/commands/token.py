@@ -19,9 +19,13 @@ class Command(BaseCommand):
     def add_arguments(self, parser: CommandParser) -> None:
         parser.add_argument("username")
         parser.add_argument("--role", choices=Role.values, help="give the user this role")
-        parser.add_argument("--create", action="store_true", help="create the user where there is none")
+        parser.add_argument(
+            "--create", action="store_true", help="create the user where there is none"
+        )
         parser.add_argument("--json", action="store_true", help="print {token, username, role}")
-        parser.add_argument("--name", default="command line", help="what the token is called in lists")
+        parser.add_argument(
+            "--name", default="command line", help="what the token is called in lists"
+        )
 
     def handle(self, *args: Any, **options: Any) -> None:
         username, role = options["username"], options["role"]
@@ -37,6 +41,8 @@ class Command(BaseCommand):
         except Refusal as refusal:
             raise CommandError(refusal.detail) from None
         if options["json"]:
-            self.stdout.write(json.dumps({"token": text, "username": user.username, "role": user.role}))
+            self.stdout.write(
+                json.dumps({"token": text, "username": user.username, "role": user.role})
+            )
         else:
             self.stdout.write(text)

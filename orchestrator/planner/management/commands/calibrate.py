@@ -1,4 +1,7 @@
-"""`manage.py calibrate`: fits the planner's physical parameters to measured runs. Needs neither database nor Redis."""
+"""`manage.py calibrate`: fits the planner's physical parameters to measured runs.
+
+Needs neither database nor Redis.
+"""
 
 from __future__ import annotations
 
@@ -30,16 +33,24 @@ class Command(BaseCommand):
 
     def _fit(self, measurements: str, out: str) -> None:
         read = [ask.read_one(line, Choices(files=True)) for line in lines_of(measurements)]
-        rows = [(each.request, each.measured) for each in read if each.request is not None and _says(each.measured)]
+        rows = [
+            (each.request, each.measured)
+            for each in read
+            if each.request is not None and _says(each.measured)
+        ]
         for place, each in enumerate(read, 1):
             if each.problems:
-                self.stderr.write(f"line {place} is left out: {'; '.join(str(item) for item in each.problems)}")
+                self.stderr.write(
+                    f"line {place} is left out: {'; '.join(str(item) for item in each.problems)}"
+                )
             elif not _says(each.measured):
                 self.stderr.write(f"line {place} is left out: nothing is measured in it")
         if not rows:
             raise Unusable(
-                f"{measurements} has no line with a legal plan and something measured; give request lines with "
-                "`measured`: step_time_s, tokens_per_s_per_device, tflops_per_device, peak_bytes or out_of_memory"
+                f"{measurements} has no line with a legal plan and something measured; give "
+                "request lines with "
+                "`measured`: step_time_s, tokens_per_s_per_device, tflops_per_device, peak_bytes "
+                "or out_of_memory"
             )
         calibration = fit(rows)
         write(out, json.dumps(calibration.to_dict(), indent=1) + "\n")

@@ -1,4 +1,7 @@
-"""`manage.py scheduler`: the control plane's loop, in the foreground. A second one waits until the first is gone."""
+"""`manage.py scheduler`: the control plane's loop, in the foreground.
+
+A second one waits until the first is gone.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +15,8 @@ from orchestrator.scheduling.loop import Loop
 
 class Command(BaseCommand):
     help = (
-        "Reads nodes' reports, places waiting runs, sends orders, looks after silent nodes. SIGTERM stops it promptly."
+        "Reads nodes' reports, places waiting runs, sends orders, looks after silent nodes. "
+        "SIGTERM stops it promptly."
     )
     requires_system_checks: list[str] = []  # `manage.py check` is for that; a start loads no pages
 

@@ -16,7 +16,9 @@ log = logging.getLogger(__name__)
 
 
 class Command(BaseCommand):
-    help = "Reads telemetry from Redis into the database. Several may run; each entry is stored once."
+    help = (
+        "Reads telemetry from Redis into the database. Several may run; each entry is stored once."
+    )
     requires_system_checks: list[str] = []  # `manage.py check` is for that; a start loads no pages
 
     def handle(self, *args: Any, **options: Any) -> None:

@@ -1,4 +1,6 @@
-"""The validation report: its measures against values known by hand, its rows from a directory of measured runs."""
+"""The validation report: its measures against values known by hand, its rows from a directory of
+measured runs.
+"""
 
 from __future__ import annotations
 
@@ -16,22 +18,33 @@ from tests.orchestrator.planner.test_calibrate import line
 
 def test_measures():
     predicted, times = np.array([1.0, 2.0, 3.0, 4.0]), np.array([1.1, 2.0, 2.5, 5.0])
-    assert measures.mean_error(predicted, times) == pytest.approx(100 * (0.1 / 1.1 + 0 + 0.2 + 0.2) / 4)
+    assert measures.mean_error(predicted, times) == pytest.approx(
+        100 * (0.1 / 1.1 + 0 + 0.2 + 0.2) / 4
+    )
     assert measures.coverage(predicted * 0.95, predicted * 1.05, times) == 25.0
     assert measures.median_width(predicted * 0.9, predicted * 1.1, predicted) == pytest.approx(20.0)
-    # in the first group the best is chosen, in the second one that takes half as long again; one alone has no choice
-    lost = measures.regret(np.array([1, 2, 1, 2, 9.0]), np.array([1, 3, 3, 2, 9.0]), ["a", "a", "b", "b", "c"])
+    # in the first group the best is chosen, in the second one that takes half as long again; one
+    # alone has no choice
+    lost = measures.regret(
+        np.array([1, 2, 1, 2, 9.0]), np.array([1, 3, 3, 2, 9.0]), ["a", "a", "b", "b", "c"]
+    )
     assert lost.tolist() == [0.0, 50.0]
     assert measures.spearman(np.array([1.0, 2, 3]), np.array([10.0, 20, 30])) == pytest.approx(1.0)
-    assert measures.spearman(np.array([1.0, 1, 2, 3]), np.array([3.0, 2, 1, 1])) == pytest.approx(-0.8888888, abs=1e-6)
-    found = measures.verdicts(np.array([True, True, False, False]), np.array([False, True, False, True]))
+    assert measures.spearman(np.array([1.0, 1, 2, 3]), np.array([3.0, 2, 1, 1])) == pytest.approx(
+        -0.8888888, abs=1e-6
+    )
+    found = measures.verdicts(
+        np.array([True, True, False, False]), np.array([False, True, False, True])
+    )
     assert (found.ran, found.ran_out, found.false_fits, found.false_refusals) == (2, 2, 1, 1)
 
 
 def test_splits_never_show_what_they_hold_out():
     pairs = measured(requests(), {})
     for split in random_splits(pairs, 10, (0, 1)):
-        shown, held = ({id(asked) for asked, _ in each} for each in (split.calibrating, split.held_out))
+        shown, held = (
+            {id(asked) for asked, _ in each} for each in (split.calibrating, split.held_out)
+        )
         assert len(shown) == 10 and not shown & held and len(shown | held) == len(pairs)
     widths = list(leave_one_out(pairs, lambda pair: pair[0].model.hidden))
     assert [split.name for split in widths] == ["1024", "2048"]
@@ -39,7 +52,9 @@ def test_splits_never_show_what_they_hold_out():
 
 
 def test_report_from_a_directory(tmp_path):
-    """Runs of a device that is a fifth slower than the profile: uncalibrated errors show it, calibrated ones do not."""
+    """Runs of a device that is a fifth slower than the profile: uncalibrated errors show it,
+    calibrated ones do not.
+    """
     one_node = [each for each in requests(using="megatron-deepspeed") if each.plan.world_size <= 8]
     two_nodes = [each for each in requests(using="megatron-deepspeed") if each.plan.world_size > 8]
     truth = {"gemm_efficiency": 0.6, "launch_s": 1.4e-3}

@@ -1,6 +1,8 @@
-"""Plain decoder blocks in torch, readable and without a kernel library: what autograd keeps of them is measured.
+"""Plain decoder blocks in torch, readable and without a kernel library: what autograd keeps of them
+is measured.
 
-A `Style` says how a block is computed where implementations differ; sizes are a ModelSpec's. Knows no planner.
+A `Style` says how a block is computed where implementations differ; sizes are a ModelSpec's. Knows
+no planner.
 """
 
 from __future__ import annotations
@@ -22,8 +24,10 @@ Rotary = tuple[Tensor, Tensor] | None
 
 @dataclass(frozen=True)
 class Style:
-    """`norm`: torch (in steps on a CPU), hugging_face (in steps), kernel. `core`: sdpa (what torch chooses on a CPU),
-    flash and efficient (its GPU kernels), eager (fp32 softmax), fused_softmax (16-bit). `swiglu`: steps or kernel.
+    """`norm`: torch (in steps on a CPU), hugging_face (in steps), kernel. `core`: sdpa (what torch
+    chooses on a CPU),
+    flash and efficient (its GPU kernels), eager (fp32 softmax), fused_softmax (16-bit). `swiglu`:
+    steps or kernel.
     `byte_masks`: dropout as on a GPU."""
 
     norm: str = "torch"
@@ -34,7 +38,9 @@ class Style:
 
 
 class NormKernel(torch.autograd.Function):
-    """RMSNorm as GPU kernels have it (`aten::_fused_rms_norm`): keeps its input and a reciprocal root a row."""
+    """RMSNorm as GPU kernels have it (`aten::_fused_rms_norm`): keeps its input and a reciprocal
+    root a row.
+    """
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor) -> Tensor:
@@ -86,7 +92,9 @@ def norm(spec: ModelSpec, style: Style) -> nn.Module:
 
 
 class Core(nn.Module):
-    """Queries `[B, H, S, D]`, keys and values `[B, G, S, D]` → `[B, S, H x D]`: scores, softmax, dropout, values."""
+    """Queries `[B, H, S, D]`, keys and values `[B, G, S, D]` → `[B, S, H x D]`: scores, softmax,
+    dropout, values.
+    """
 
     def __init__(self, spec: ModelSpec, style: Style) -> None:
         super().__init__()
@@ -105,9 +113,13 @@ class Core(nn.Module):
                 q, k, v, dropout_p=self.dropout, is_causal=True, enable_gqa=gqa
             )
         if self.style.core == "flash":
-            return torch.ops.aten._scaled_dot_product_flash_attention(q, k, v, self.dropout, True)[0]
+            return torch.ops.aten._scaled_dot_product_flash_attention(q, k, v, self.dropout, True)[
+                0
+            ]
         if self.style.core == "efficient":
-            return torch.ops.aten._scaled_dot_product_efficient_attention(q, k, v, None, True, self.dropout, True)[0]
+            return torch.ops.aten._scaled_dot_product_efficient_attention(
+                q, k, v, None, True, self.dropout, True
+            )[0]
         length = q.shape[2]
         ahead = torch.full((length, length), -math.inf, dtype=q.dtype, device=q.device).triu(1)
         scores = q @ k.transpose(2, 3) / math.sqrt(q.shape[-1]) + ahead
@@ -121,7 +133,9 @@ class Core(nn.Module):
 def drop(x: Tensor, rate: float, style: Style) -> Tensor:
     if not rate:
         return x
-    return torch.native_dropout(x, rate, True)[0] if style.byte_masks else functional.dropout(x, rate)
+    return (
+        torch.native_dropout(x, rate, True)[0] if style.byte_masks else functional.dropout(x, rate)
+    )
 
 
 class Attention(nn.Module):
@@ -144,7 +158,9 @@ class Attention(nn.Module):
             q, k = self.norms[0](q), self.norms[1](k)
         if rope is not None:
             q, k = apply_rope(q, *rope, False), apply_rope(k, *rope, False)
-        return cast(Tensor, self.o(self.core(q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2))))
+        return cast(
+            Tensor, self.o(self.core(q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)))
+        )
 
 
 class Mlp(nn.Module):

@@ -1,4 +1,6 @@
-"""A mixture of experts without dropping, loads balanced so that shapes are known: Mixtral's and DeepSeek's kind."""
+"""A mixture of experts without dropping, loads balanced so that shapes are known: Mixtral's and
+DeepSeek's kind.
+"""
 
 from __future__ import annotations
 
@@ -10,14 +12,18 @@ from workers.contracts.model import ModelSpec
 
 
 class Experts(nn.Module):
-    """Route, put tokens in the order of their experts, compute, weight, put back; shared experts beside."""
+    """Route, put tokens in the order of their experts, compute, weight, put back; shared experts
+    beside.
+    """
 
     def __init__(self, spec: ModelSpec, style: Style) -> None:
         super().__init__()
         assert spec.moe is not None
         self.moe = spec.moe
         self.router = nn.Linear(spec.hidden, spec.moe.experts, bias=False)
-        self.experts = nn.ModuleList(Mlp(spec, style, spec.moe.expert_ffn) for _ in range(spec.moe.experts))
+        self.experts = nn.ModuleList(
+            Mlp(spec, style, spec.moe.expert_ffn) for _ in range(spec.moe.experts)
+        )
         self.shared = Mlp(spec, style, spec.moe.shared_width) if spec.moe.shared_experts else None
 
     def forward(self, x: Tensor) -> Tensor:

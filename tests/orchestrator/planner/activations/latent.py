@@ -1,4 +1,6 @@
-"""Attention through low ranks: MLA (DeepSeek-V2, arXiv 2405.04434) and MFA (arXiv 2412.19255), as trained."""
+"""Attention through low ranks: MLA (DeepSeek-V2, arXiv 2405.04434) and MFA (arXiv 2412.19255), as
+trained.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +28,9 @@ class Mla(nn.Module):
         self.q_up = nn.Linear(mla.q_lora_rank or spec.hidden, query, bias=False)
         self.kv_down = nn.Linear(spec.hidden, mla.kv_lora_rank + mla.qk_rope_head_dim, bias=False)
         self.kv_norm = RmsNorm(mla.kv_lora_rank, style)
-        self.kv_up = nn.Linear(mla.kv_lora_rank, spec.heads * (mla.qk_nope_head_dim + mla.v_head_dim), bias=False)
+        self.kv_up = nn.Linear(
+            mla.kv_lora_rank, spec.heads * (mla.qk_nope_head_dim + mla.v_head_dim), bias=False
+        )
         self.o = nn.Linear(spec.heads * mla.v_head_dim, spec.hidden, bias=False)
         self.core = Core(spec, style)
 
@@ -42,7 +46,10 @@ class Mla(nn.Module):
         turned = apply_rope(shared.unsqueeze(2), *rope, True).expand(-1, -1, self.heads, -1)
         k = torch.cat([plain, turned], -1)
         # a view would keep the keys' part of the up-projection's output alive
-        return cast(Tensor, self.o(self.core(q.transpose(1, 2), k.transpose(1, 2), v.contiguous().transpose(1, 2))))
+        return cast(
+            Tensor,
+            self.o(self.core(q.transpose(1, 2), k.transpose(1, 2), v.contiguous().transpose(1, 2))),
+        )
 
 
 class Mfa(nn.Module):
@@ -64,4 +71,6 @@ class Mfa(nn.Module):
         q = self.q_up(self.q_norm(self.q_down(x)))
         q, k, v = (each.unflatten(-1, (-1, self.width)) for each in (q, self.k(x), self.v(x)))
         q, k = apply_rope(q, *rope, False), apply_rope(k, *rope, False)
-        return cast(Tensor, self.o(self.core(q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2))))
+        return cast(
+            Tensor, self.o(self.core(q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)))
+        )

@@ -1,4 +1,5 @@
-"""What a stack of blocks keeps for its backward pass, measured on fake tensors by autograd's hooks and by MemTracker.
+"""What a stack of blocks keeps for its backward pass, measured on fake tensors by autograd's hooks
+and by MemTracker.
 
 Bytes of one block are the difference between stacks of two heights. Knows no formulas.
 """
@@ -15,23 +16,40 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.autograd.graph import saved_tensors_hooks
 from torch.distributed._tools.mem_tracker import MemTracker
-from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
+from torch.utils.checkpoint import (
+    CheckpointPolicy,
+    checkpoint,
+    create_selective_checkpoint_contexts,
+)
 
 Build = Callable[[], nn.Module]
 _PRODUCTS = {torch.ops.aten.mm.default, torch.ops.aten.addmm.default}
 
 
-def saved_bytes(build: Build, arguments: tuple[Any, ...], shape: tuple[int, ...], dtype: torch.dtype, *,
-                recompute: str) -> int:  # fmt: skip
-    """Of one block, by `saved_tensors_hooks`: each storage once, parameters and shared tables left out.
+def saved_bytes(
+    build: Build,
+    arguments: tuple[Any, ...],
+    shape: tuple[int, ...],
+    dtype: torch.dtype,
+    *,
+    recompute: str,
+) -> int:
+    """Of one block, by `saved_tensors_hooks`: each storage once, parameters and shared tables left
+    out.
 
     Blind to what selective checkpoints cache.
     """
     return _slope(partial(_hooked, build, arguments, shape, dtype, recompute))
 
 
-def tracked_bytes(build: Build, arguments: tuple[Any, ...], shape: tuple[int, ...], dtype: torch.dtype, *,
-                  recompute: str) -> int:  # fmt: skip
+def tracked_bytes(
+    build: Build,
+    arguments: tuple[Any, ...],
+    shape: tuple[int, ...],
+    dtype: torch.dtype,
+    *,
+    recompute: str,
+) -> int:
     """Of one block, by `MemTracker`: all that is alive after the forward pass but parameters."""
     return _slope(partial(_tracked, build, arguments, shape, dtype, recompute))
 
@@ -42,7 +60,9 @@ def _slope(of_height: Callable[[int], int]) -> int:
         return of_height(2) - of_height(1)
 
 
-def _hooked(build: Build, arguments: Any, shape: Any, dtype: torch.dtype, recompute: str, height: int) -> int:
+def _hooked(
+    build: Build, arguments: Any, shape: Any, dtype: torch.dtype, recompute: str, height: int
+) -> int:
     with FakeTensorMode(allow_non_fake_inputs=True):
         blocks, arguments, x = _stack(build, arguments, shape, dtype, height)
         given = _storages([*blocks.parameters(), *_tensors(arguments)])
@@ -60,7 +80,9 @@ def _hooked(build: Build, arguments: Any, shape: Any, dtype: torch.dtype, recomp
         return sum(storage.nbytes() for storage in held.values())
 
 
-def _tracked(build: Build, arguments: Any, shape: Any, dtype: torch.dtype, recompute: str, height: int) -> int:
+def _tracked(
+    build: Build, arguments: Any, shape: Any, dtype: torch.dtype, recompute: str, height: int
+) -> int:
     with FakeTensorMode(allow_non_fake_inputs=True):
         blocks, arguments, x = _stack(build, arguments, shape, dtype, height)
         tracker = MemTracker()
@@ -69,7 +91,13 @@ def _tracked(build: Build, arguments: Any, shape: Any, dtype: torch.dtype, recom
             kept = _forward(blocks, x, arguments, recompute)
             held = tracker.get_tracker_snapshot("current")[torch.device("cpu")]
         del kept
-        return int(sum(value for kind, value in held.items() if _name(kind) in {"Activation", "Temp", "Inputs"}))
+        return int(
+            sum(
+                value
+                for kind, value in held.items()
+                if _name(kind) in {"Activation", "Temp", "Inputs"}
+            )
+        )
 
 
 def _name(kind: object) -> str:
@@ -92,7 +120,9 @@ def _fake(argument: Any) -> Any:
     return argument
 
 
-def _forward(blocks: nn.ModuleList, x: Tensor, arguments: tuple[Any, ...], recompute: str) -> Tensor:
+def _forward(
+    blocks: nn.ModuleList, x: Tensor, arguments: tuple[Any, ...], recompute: str
+) -> Tensor:
     for block in blocks:
         if recompute == "full":
             x = checkpoint(block, x, *arguments, use_reentrant=False)
@@ -116,7 +146,11 @@ def recompute_core(module: nn.Module) -> None:
 
 
 def _tensors(arguments: Iterable[Any]) -> list[Tensor]:
-    flat = [each for argument in arguments for each in (argument if isinstance(argument, tuple) else (argument,))]
+    flat = [
+        each
+        for argument in arguments
+        for each in (argument if isinstance(argument, tuple) else (argument,))
+    ]
     return [each for each in flat if isinstance(each, Tensor)]
 
 

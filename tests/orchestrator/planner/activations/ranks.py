@@ -1,6 +1,8 @@
-"""One tensor-parallel rank's block: its heads and its share of the MLP's width, collectives replaced by their shapes.
+"""One tensor-parallel rank's block: its heads and its share of the MLP's width, collectives
+replaced by their shapes.
 
-A gathered sequence is as many copies of the rank's part, a scattered one its first part: bytes are the same.
+A gathered sequence is as many copies of the rank's part, a scattered one its first part: bytes are
+the same.
 """
 
 from __future__ import annotations
@@ -16,7 +18,9 @@ from workers.contracts.model import ModelSpec
 
 
 class GatheredLinear(torch.autograd.Function):
-    """Gathers the sequence, multiplies, and keeps the rank's part alone, as Megatron-LM's column-split linear."""
+    """Gathers the sequence, multiplies, and keeps the rank's part alone, as Megatron-LM's
+    column-split linear.
+    """
 
     @staticmethod
     def forward(ctx: Any, part: Tensor, weight: Tensor, ranks: int) -> Tensor:
@@ -42,9 +46,15 @@ class Column(nn.Linear):
 class RankBlock(Block):
     """`[B, S / ranks, hidden]` in and out with sequence parallelism, else `[B, S, hidden]`."""
 
-    def __init__(self, spec: ModelSpec, style: Style, ranks: int, *, sequence: bool, regathers: bool) -> None:
+    def __init__(
+        self, spec: ModelSpec, style: Style, ranks: int, *, sequence: bool, regathers: bool
+    ) -> None:
         share = spec.model_copy(
-            update={"heads": spec.heads // ranks, "kv_heads": max(1, spec.kv_heads // ranks), "bias": "none"}
+            update={
+                "heads": spec.heads // ranks,
+                "kv_heads": max(1, spec.kv_heads // ranks),
+                "bias": "none",
+            }
         )
         super().__init__(spec, style, Attention(share, style), Mlp(share, style, spec.ffn // ranks))
         self.ranks, self.sequence, self.regathers = ranks, sequence, regathers
@@ -54,8 +64,14 @@ class RankBlock(Block):
                     module.__class__, module.ranks = Column, ranks
 
     def forward(self, x: Tensor, rope: Rotary) -> Tensor:
-        x = x + drop(self._scattered(self.attn(self._gathered(self.attn_norm(x)), rope)), self.dropout, self.style)
-        return x + drop(self._scattered(self.mlp(self._gathered(self.mlp_norm(x)))), self.dropout, self.style)
+        x = x + drop(
+            self._scattered(self.attn(self._gathered(self.attn_norm(x)), rope)),
+            self.dropout,
+            self.style,
+        )
+        return x + drop(
+            self._scattered(self.mlp(self._gathered(self.mlp_norm(x)))), self.dropout, self.style
+        )
 
     def _gathered(self, x: Tensor) -> Tensor:
         return torch.cat([x] * self.ranks, 1) if self.sequence and not self.regathers else x

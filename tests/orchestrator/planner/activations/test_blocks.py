@@ -1,4 +1,6 @@
-"""Bytes that autograd keeps of one layer: the planner's terms against hooks and MemTracker, for every block type."""
+"""Bytes that autograd keeps of one layer: the planner's terms against hooks and MemTracker, for
+every block type.
+"""
 
 from __future__ import annotations
 
@@ -10,6 +12,11 @@ from tests.orchestrator.planner.activations.cases import CASES, Case
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 def test_a_layer_keeps_what_is_predicted(case: Case) -> None:
-    # the report's bounds are 0.5% in the mean and 1% at most; what is left is LayerNorm's 16-bit statistics on a CPU
-    wrong = {f"{row.recompute} by {row.by}": f"{row.error:+.3%}" for row in rows_of(case) if abs(row.error) > 0.002}
+    # the report's bounds are 0.5% in the mean and 1% at most; what is left is LayerNorm's 16-bit
+    # statistics on a CPU
+    wrong = {
+        f"{row.recompute} by {row.by}": f"{row.error:+.3%}"
+        for row in rows_of(case)
+        if abs(row.error) > 0.002
+    }
     assert not wrong

@@ -14,7 +14,8 @@ from tests.orchestrator.planner.predicted import predicted
 from workers.contracts.model import ModelSpec
 from workers.contracts.presets import preset
 
-# Korthikanti et al. 2022 (arXiv 2205.05198), table 2, in units of s b h, a 5as/h term apart: bytes, of which / t
+# Korthikanti et al. 2022 (arXiv 2205.05198), table 2, in units of s b h, a 5as/h term apart: bytes,
+# of which / t
 TABLE_2 = {
     "no parallelism": ({}, 34, 0, True),
     "tensor parallel": ({"tp": 8}, 10, 24, True),
@@ -32,11 +33,17 @@ def test_korthikanti_table_2(name: str) -> None:
     plan, whole, split, scores = TABLE_2[name]
     model, seq_len = preset("gpt3-175b").model_copy(update={"dropout": 0.1}), 2048
     using = {"name": "megatron", "flash_attention": False}
-    table = predicted(model, {"precision": "bf16", **plan}, device="a100-80g", seq_len=seq_len, using=using)
+    table = predicted(
+        model, {"precision": "bf16", **plan}, device="a100-80g", seq_len=seq_len, using=using
+    )
     tp = plan.get("tp", 1)
     expected = whole + (split + (5 * model.heads * seq_len / model.hidden if scores else 0)) / tp
     # the paper leaves out each norm's mean and deviation
-    statistics = 0.0 if name == "full" else float(2 * table["residual_tokens"][0] * table["norm_statistics_bytes"][0])
+    statistics = (
+        0.0
+        if name == "full"
+        else float(2 * table["residual_tokens"][0] * table["norm_statistics_bytes"][0])
+    )
     bytes_ = float(table["layer_activation_dense_bytes"][0]) - statistics
     assert bytes_ == pytest.approx(seq_len * model.hidden * expected, rel=1e-12)
 
@@ -54,13 +61,22 @@ def test_korthikanti_table_2(name: str) -> None:
 )
 def test_llama_block_in_bytes_of_the_hidden_state(using: dict[str, bool], expected: float) -> None:
     model, seq_len = preset("llama3-8b"), 4096
-    table = predicted(model, {"precision": "bf16"}, seq_len=seq_len, using={"name": "fsdp2", **using})
-    rows = float(table["log_sum_exp_bytes"][0]) + 2 * seq_len * float(table["norm_statistics_bytes"][0])
+    table = predicted(
+        model, {"precision": "bf16"}, seq_len=seq_len, using={"name": "fsdp2", **using}
+    )
+    rows = float(table["log_sum_exp_bytes"][0]) + 2 * seq_len * float(
+        table["norm_statistics_bytes"][0]
+    )
     bytes_ = float(table["layer_activation_dense_bytes"][0]) - rows
     assert bytes_ == pytest.approx(seq_len * model.hidden * expected, rel=1e-12)
 
 
-HUGGING_FACE = {"name": "orrery", "fused_norm": False, "norm_weight_in_fp32": False, "fused_swiglu": False}
+HUGGING_FACE = {
+    "name": "orrery",
+    "fused_norm": False,
+    "norm_weight_in_fp32": False,
+    "fused_swiglu": False,
+}
 
 
 @pytest.mark.parametrize("implementation", ["sdpa", "eager"])
@@ -82,7 +98,12 @@ def test_hugging_faces_own_layers(family: str, implementation: str) -> None:
         layer(x, position_embeddings=tables, attention_mask=None)
     measured = sum(tensor.untyped_storage().nbytes() for tensor in held.values())
     eager = implementation == "eager"
-    using = {**HUGGING_FACE, "flash_attention": not eager, "fused_softmax": not eager, "repeats_kv": eager}
+    using = {
+        **HUGGING_FACE,
+        "flash_attention": not eager,
+        "fused_softmax": not eager,
+        "repeats_kv": eager,
+    }
     plan = {"precision": "bf16", "micro_batch_size": 2}
     table = predicted(model, plan, device="cpu", seq_len=seq_len, using=using)
     assert float(table["layer_activation_dense_bytes"][0]) == pytest.approx(measured, rel=1e-3)
@@ -90,7 +111,12 @@ def test_hugging_faces_own_layers(family: str, implementation: str) -> None:
 
 def _hugging_face(family: str, implementation: str) -> tuple[nn.Module, nn.Module, ModelSpec]:
     transformers = pytest.importorskip("transformers")
-    sizes: dict[str, Any] = {"hidden_size": 256, "num_attention_heads": 8, "num_key_value_heads": 2, "head_dim": 32}
+    sizes: dict[str, Any] = {
+        "hidden_size": 256,
+        "num_attention_heads": 8,
+        "num_key_value_heads": 2,
+        "head_dim": 32,
+    }
     if family == "llama":
         from transformers.models.llama import modeling_llama as code
 
@@ -103,8 +129,17 @@ def _hugging_face(family: str, implementation: str) -> tuple[nn.Module, nn.Modul
         config = transformers.Qwen3Config(**sizes, intermediate_size=896, num_hidden_layers=1)
         config._attn_implementation = implementation
         layer, rope = code.Qwen3DecoderLayer(config, 0), code.Qwen3RotaryEmbedding(config)
-    model = ModelSpec.from_dict({
-        "layers": 1, "hidden": 256, "heads": 8, "kv_heads": 2, "head_dim": 32, "ffn": 896, "vocab": 256,
-        "max_seq_len": 512, "qk_norm": family == "qwen3",
-    })  # fmt: skip
+    model = ModelSpec.from_dict(
+        {
+            "layers": 1,
+            "hidden": 256,
+            "heads": 8,
+            "kv_heads": 2,
+            "head_dim": 32,
+            "ffn": 896,
+            "vocab": 256,
+            "max_seq_len": 512,
+            "qk_norm": family == "qwen3",
+        }
+    )
     return layer.to(torch.bfloat16).train(), rope, model

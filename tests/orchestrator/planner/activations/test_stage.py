@@ -1,4 +1,6 @@
-"""Activations and logits of a pipeline rank: whole models measured, micro-batches in flight, budgets, splits."""
+"""Activations and logits of a pipeline rank: whole models measured, micro-batches in flight,
+budgets, splits.
+"""
 
 from __future__ import annotations
 
@@ -33,14 +35,19 @@ DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
     ],
 )
 @pytest.mark.filterwarnings("ignore")
-def test_a_whole_model_and_its_loss(name: str, precision: str, batch: int, seq_len: int, changes: Any) -> None:
+def test_a_whole_model_and_its_loss(
+    name: str, precision: str, batch: int, seq_len: int, changes: Any
+) -> None:
     model = preset(name).model_copy(update=changes)
     kept, peak = _measured(model, DTYPES[precision], batch, seq_len)
     plan = {"precision": precision, "micro_batch_size": batch}
     table = predicted(model, plan, device="cpu", seq_len=seq_len)
     assert float(table["saved_for_backward_bytes"][0, 0]) == pytest.approx(kept, rel=5e-4)
-    # at its worst the loss, or the head's backward pass, beside what the layers keep; there are no earlier gradients
-    held = float((table["activations_bytes"] + table["logits_bytes"] + table["head_moment_bytes"])[0, 0])
+    # at its worst the loss, or the head's backward pass, beside what the layers keep; there are no
+    # earlier gradients
+    held = float(
+        (table["activations_bytes"] + table["logits_bytes"] + table["head_moment_bytes"])[0, 0]
+    )
     assert held == pytest.approx(peak, rel=5e-3)
 
 
@@ -49,8 +56,14 @@ def test_micro_batches_in_flight_multiply_what_layers_keep() -> None:
     each = 8 * 2 * 2048 * 4096  # 8 layers a rank, 2 bytes, tokens x hidden
     for schedule, in_flight in {"gpipe": [16] * 4, "1f1b": [4, 3, 2, 1], "naive": [1] * 4}.items():
         table = predicted("llama3-8b", {**plan, "schedule": schedule}, using="fsdp2")
-        around = table["embedding_kept_bytes"] + table["final_norm_kept_bytes"] + table["rotary_tables_bytes"]
-        assert (table["activations_bytes"] - around)[:, 0].tolist() == [each * count for count in in_flight]
+        around = (
+            table["embedding_kept_bytes"]
+            + table["final_norm_kept_bytes"]
+            + table["rotary_tables_bytes"]
+        )
+        assert (table["activations_bytes"] - around)[:, 0].tolist() == [
+            each * count for count in in_flight
+        ]
         # all micro-batches of GPipe have passed the loss before the first goes back
         logits = table["logits_bytes"][:, 0]
         losses = 16 if schedule == "gpipe" else 1
@@ -90,7 +103,9 @@ def test_gathered_inputs_are_kept_whole_where_they_are_not_gathered_again() -> N
 
 
 def test_losses_in_place_fused_and_in_pieces() -> None:
-    def per_logit(name: str = "fsdp2", seq_len: int = 2048, tp: int = 1, pp: int = 1, **switches: Any) -> float:
+    def per_logit(
+        name: str = "fsdp2", seq_len: int = 2048, tp: int = 1, pp: int = 1, **switches: Any
+    ) -> float:
         plan = {"precision": "bf16", "tp": tp, "pp": pp}
         table = predicted("llama3-8b", plan, using={"name": name, **switches}, seq_len=seq_len)
         return float(table["logits_bytes"][-1, 0]) / (seq_len * 128256 / tp)
@@ -98,10 +113,12 @@ def test_losses_in_place_fused_and_in_pieces() -> None:
     assert per_logit() == 12
     assert per_logit(cross_entropy_in_place=True) == 6
     assert per_logit(fused_cross_entropy=True) == 2
-    # the engine's: in place where they are whole, twice in fp32 where tp splits them; with pieces of 256 MiB
+    # the engine's: in place where they are whole, twice in fp32 where tp splits them; with pieces
+    # of 256 MiB
     assert per_logit("orrery", tp=2, pp=2) == 10
     assert per_logit("orrery", pp=2) == pytest.approx(6 + 2 * 2**28 / (2048 * 128256), rel=1e-3)
-    # and on a GPU, where no pipeline asks for them, those of 2,048 tokens at a time, 4,096 with half the vocabulary
+    # and on a GPU, where no pipeline asks for them, those of 2,048 tokens at a time, 4,096 with
+    # half the vocabulary
     assert per_logit("orrery", seq_len=8192) == pytest.approx(2 / 4)
     assert per_logit("orrery", seq_len=8192, tp=2) == pytest.approx(2 / 2, rel=0.02)
     # an eighth of the logits, and two bytes of each hidden state and eight of each target
@@ -121,16 +138,24 @@ def test_a_layer_with_experts_keeps_rows_by_choice_not_by_parallelism() -> None:
 @pytest.mark.parametrize("model", ["gpt3-175b", "llama3-70b", "mixtral-8x7b", "deepseek-v3"])
 def test_the_tree_of_a_layer_adds_up(model: str) -> None:
     table = predicted(model, {"tp": 4, "precision": "bf16", "sequence_parallel": True})
-    for name in ("whole_dense_bytes", "layer_shared_bytes", "attention_bytes", "attention_core_bytes"):
+    for name in (
+        "whole_dense_bytes",
+        "layer_shared_bytes",
+        "attention_bytes",
+        "attention_core_bytes",
+    ):
         tree = explain(table, name)
-        parts = [float(np.ravel(each.value)[0]) * (2 if each.name == "residual_mask_bytes" else 1)
-                 for each in tree.inputs]  # fmt: skip
+        parts = [
+            float(np.ravel(each.value)[0]) * (2 if each.name == "residual_mask_bytes" else 1)
+            for each in tree.inputs
+        ]
         assert sum(parts) == pytest.approx(float(np.ravel(tree.value)[0]))
         assert all(each.source for each in tree.inputs)
 
 
 def _measured(model: ModelSpec, dtype: torch.dtype, batch: int, seq_len: int) -> tuple[int, int]:
-    """Bytes that autograd keeps after the forward pass, and the most beside weights at any time (weight gradients of
+    """Bytes that autograd keeps after the forward pass, and the most beside weights at any time
+    (weight gradients of
     the head come later than the loss's worst moment)."""
     with FakeTensorMode(allow_non_fake_inputs=True):
         torch.set_default_dtype(dtype)
@@ -165,13 +190,22 @@ def _measured(model: ModelSpec, dtype: torch.dtype, batch: int, seq_len: int) ->
         return kept, sizes["Total"] - sizes["Parameter"] - sizes["Gradient"]
 
 
-@pytest.mark.parametrize("using", ["orrery", "fsdp2", "megatron", "megatron-deepspeed", "llm-foundry", "deepspeed"])
+@pytest.mark.parametrize(
+    "using", ["orrery", "fsdp2", "megatron", "megatron-deepspeed", "llm-foundry", "deepspeed"]
+)
 def test_more_recomputation_never_keeps_more(using: str) -> None:
     for model in ("gpt2-xl-1.5b", "llama3-70b", "mixtral-8x7b", "deepseek-v3", "qwen3-0.6b"):
-        for laid in ({}, {"tp": 8}, {"tp": 8, "sequence_parallel": True}, {"cp": 4, "pp": 4, "global_batch_size": 8}):
+        for laid in (
+            {},
+            {"tp": 8},
+            {"tp": 8, "sequence_parallel": True},
+            {"cp": 4, "pp": 4, "global_batch_size": 8},
+        ):
             kept, working = [], []
             for recompute in ("none", "selective", "full"):
-                table = predicted(model, {"precision": "bf16", "recompute": recompute, **laid}, using=using)
+                table = predicted(
+                    model, {"precision": "bf16", "recompute": recompute, **laid}, using=using
+                )
                 kept.append(table["activations_bytes"])
                 working.append(table["layer_working_bytes"])
             assert (kept[0] >= kept[1]).all(), (model, laid)

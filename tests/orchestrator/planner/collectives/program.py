@@ -1,7 +1,9 @@
 """One step of a real parallel program on gloo, its collectives counted by torch's profiler.
 
-Data and context parallelism are Orrery's own engine, over all ranks of the pool; tensor, pipeline and expert
-parallelism are torch's primitives, on groups of as many ranks as the plan wants, all of which do the same.
+Data and context parallelism are Orrery's own engine, over all ranks of the pool; tensor, pipeline
+and expert
+parallelism are torch's primitives, on groups of as many ranks as the plan wants, all of which do
+the same.
 """
 
 from __future__ import annotations
@@ -49,7 +51,10 @@ class Block(nn.Module):
 
     def __init__(self, hidden: int, ffn: int) -> None:
         super().__init__()
-        self.qkv, self.o = nn.Linear(hidden, 3 * hidden, bias=False), nn.Linear(hidden, hidden, bias=False)
+        self.qkv, self.o = (
+            nn.Linear(hidden, 3 * hidden, bias=False),
+            nn.Linear(hidden, hidden, bias=False),
+        )
         self.up, self.down = nn.Linear(hidden, ffn, bias=False), nn.Linear(ffn, hidden, bias=False)
         self.norm1, self.norm2 = nn.LayerNorm(hidden, bias=False), nn.LayerNorm(hidden, bias=False)
 
@@ -73,18 +78,31 @@ def tensor_parallel(model: ModelSpec, plan: ParallelPlan, seq_len: int) -> Step:
     blocks = nn.ModuleList(Block(model.hidden, model.ffn) for _ in range(model.layers))
     split = Shard(1)
     for block in blocks:
-        ways: dict[str, Any] = {"qkv": ColwiseParallel(), "o": RowwiseParallel(), "up": ColwiseParallel(),
-                                "down": RowwiseParallel()}  # fmt: skip
+        ways: dict[str, Any] = {
+            "qkv": ColwiseParallel(),
+            "o": RowwiseParallel(),
+            "up": ColwiseParallel(),
+            "down": RowwiseParallel(),
+        }
         if plan.sequence_parallel:
             columns = ColwiseParallel(input_layouts=split)
             rows = RowwiseParallel(output_layouts=split)
             ways = {"qkv": columns, "up": columns, "o": rows, "down": rows}
             ways |= dict.fromkeys(("norm1", "norm2"), SequenceParallel(use_local_output=True))
-            whole = PrepareModuleInput(input_layouts=split, desired_input_layouts=split, use_local_output=True)
+            whole = PrepareModuleInput(
+                input_layouts=split, desired_input_layouts=split, use_local_output=True
+            )
             parallelize_module(block, mesh, whole)
         else:
-            parallelize_module(block, mesh, PrepareModuleInput(input_layouts=Replicate(),
-                               desired_input_layouts=Replicate(), use_local_output=True))  # fmt: skip
+            parallelize_module(
+                block,
+                mesh,
+                PrepareModuleInput(
+                    input_layouts=Replicate(),
+                    desired_input_layouts=Replicate(),
+                    use_local_output=True,
+                ),
+            )
         parallelize_module(block, mesh, ways)
     length = seq_len // plan.tp if plan.sequence_parallel else seq_len
 
@@ -100,18 +118,33 @@ def tensor_parallel(model: ModelSpec, plan: ParallelPlan, seq_len: int) -> Step:
 
 def pipeline_parallel(model: ModelSpec, plan: ParallelPlan, seq_len: int) -> Step:
     from torch.distributed.pipelining import PipelineStage
-    from torch.distributed.pipelining.schedules import Schedule1F1B, ScheduleGPipe, ScheduleInterleaved1F1B
+    from torch.distributed.pipelining.schedules import (
+        Schedule1F1B,
+        ScheduleGPipe,
+        ScheduleInterleaved1F1B,
+    )
 
     mesh = groups_of(plan.pp)
     rank, micro = mesh.get_local_rank(), plan.micro_batch_size
     stages = [
-        PipelineStage(nn.Linear(model.hidden, model.hidden, bias=False), chunk * plan.pp + rank, plan.stages,
-                      torch.device("cpu"), group=mesh.get_group())
+        PipelineStage(
+            nn.Linear(model.hidden, model.hidden, bias=False),
+            chunk * plan.pp + rank,
+            plan.stages,
+            torch.device("cpu"),
+            group=mesh.get_group(),
+        )
         for chunk in range(plan.virtual_stages)
-    ]  # fmt: skip
-    kind: Any = {"gpipe": ScheduleGPipe, "1f1b": Schedule1F1B, "interleaved_1f1b": ScheduleInterleaved1F1B}
+    ]
+    kind: Any = {
+        "gpipe": ScheduleGPipe,
+        "1f1b": Schedule1F1B,
+        "interleaved_1f1b": ScheduleInterleaved1F1B,
+    }
     whole: Any = stages if plan.virtual_stages > 1 else stages[0]
-    schedule = kind[plan.schedule](whole, n_microbatches=plan.accumulation, loss_fn=lambda out, target: out.sum())
+    schedule = kind[plan.schedule](
+        whole, n_microbatches=plan.accumulation, loss_fn=lambda out, target: out.sum()
+    )
     batch = torch.randn(micro * plan.accumulation, seq_len, model.hidden)
 
     def step() -> None:
@@ -140,7 +173,9 @@ def expert_parallel(model: ModelSpec, plan: ParallelPlan, seq_len: int) -> Step:
     assert model.moe is not None
     group = groups_of(plan.ep).get_group()
     copies = plan.micro_batch_size * seq_len * model.moe.top_k
-    experts = nn.ModuleList(nn.Linear(model.hidden, model.hidden, bias=False) for _ in range(model.moe_layers))
+    experts = nn.ModuleList(
+        nn.Linear(model.hidden, model.hidden, bias=False) for _ in range(model.moe_layers)
+    )
     counts = torch.full((model.moe.experts,), copies // model.moe.experts, dtype=torch.int32)
 
     def step() -> None:
@@ -156,7 +191,9 @@ def expert_parallel(model: ModelSpec, plan: ParallelPlan, seq_len: int) -> Step:
 
 def groups_of(size: int) -> DeviceMesh:
     """This rank's group of `size` neighbours."""
-    return init_device_mesh("cpu", (dist.get_world_size() // size, size), mesh_dim_names=("copies", "group"))["group"]
+    return init_device_mesh(
+        "cpu", (dist.get_world_size() // size, size), mesh_dim_names=("copies", "group")
+    )["group"]
 
 
 def counts(asked: list[dict[str, Any]]) -> list[dict[str, int]]:
@@ -177,7 +214,9 @@ def _one(asked: dict[str, Any]) -> dict[str, int]:
 
 def counted(events: Any, *, group: int) -> dict[str, int]:
     """Bytes by kind, all tensors being fp32; all-gathers are over `group` ranks."""
-    found = dict.fromkeys(("all_reduce", "all_gather", "reduce_scatter", "broadcast", "all_to_all", "send"), 0)
+    found = dict.fromkeys(
+        ("all_reduce", "all_gather", "reduce_scatter", "broadcast", "all_to_all", "send"), 0
+    )
     for event in events:
         size = [4 * math.prod(shape) for shape in event.input_shapes or []]
         if event.name in ("c10d::_reduce_scatter_base_", "_c10d_functional::reduce_scatter_tensor"):

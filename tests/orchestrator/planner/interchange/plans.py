@@ -13,11 +13,15 @@ from workers.contracts.presets import PRESETS
 Case = tuple[ModelSpec, ParallelPlan, ClusterSpec, int]
 
 
-def write(kind: str, model: str | ModelSpec = "llama3-8b", *, seq_len: int = 4096, **plan: Any) -> Exported:
+def write(
+    kind: str, model: str | ModelSpec = "llama3-8b", *, seq_len: int = 4096, **plan: Any
+) -> Exported:
     """The plan for one node of eight per world of up to eight devices, bf16 unless said otherwise."""
     chosen = ParallelPlan.from_dict({"precision": "bf16", **plan})
     world = chosen.world_size
-    cluster = ClusterSpec(device="h100-80g", nodes=max(1, world // 8), devices_per_node=min(8, world))
+    cluster = ClusterSpec(
+        device="h100-80g", nodes=max(1, world // 8), devices_per_node=min(8, world)
+    )
     spec = PRESETS[model] if isinstance(model, str) else model
     return export(kind, model=spec, plan=chosen, cluster=cluster, seq_len=seq_len)
 
@@ -40,21 +44,38 @@ def legal_cases(count: int, seed: int) -> Iterator[Case]:
             "recompute": rng.choice(["none", "selective", "full", "auto"]),
             "precision": rng.choice(["fp32", "bf16", "bf16", "fp16", "fp8"]),
             "schedule": rng.choice(
-                ["naive", "gpipe", "1f1b", "interleaved_1f1b", "zb1p", "zbv", "dualpipev", "pipedream"]
+                [
+                    "naive",
+                    "gpipe",
+                    "1f1b",
+                    "interleaved_1f1b",
+                    "zb1p",
+                    "zbv",
+                    "dualpipev",
+                    "pipedream",
+                ]
             ),
             "micro_batch_size": rng.choice([1, 2]),
         }
-        values["global_batch_size"] = values["dp"] * values["micro_batch_size"] * rng.choice([1, 2, 4, 8, 16])
+        values["global_batch_size"] = (
+            values["dp"] * values["micro_batch_size"] * rng.choice([1, 2, 4, 8, 16])
+        )
         if values["dp"] > 2 and rng.random() < 0.3:
             values["dp_replicate"] = 2
-        for name, choice in (("grad_dtype", "bf16"), ("params_dtype", "bf16"), ("prefetch_layers", 2)):
+        for name, choice in (
+            ("grad_dtype", "bf16"),
+            ("params_dtype", "bf16"),
+            ("prefetch_layers", 2),
+        ):
             if rng.random() < 0.1:
                 values[name] = choice
         if rng.random() < 0.1:
             values["loss_scale"] = {"initial": 1000.0, "growth_interval": 500, "growth": 3.0}
         plan = ParallelPlan.from_dict(values)
         world = plan.world_size
-        cluster = ClusterSpec(device="h100-80g", nodes=max(1, world // 8), devices_per_node=min(8, world))
+        cluster = ClusterSpec(
+            device="h100-80g", nodes=max(1, world // 8), devices_per_node=min(8, world)
+        )
         if not plan_problems(plan, model=model, seq_len=seq_len, devices=cluster.devices):
             count -= 1
             yield model, plan, cluster, seq_len

@@ -59,7 +59,16 @@ def test_accelerate_takes_every_file(load: Any) -> None:
 
 def test_sharding_with_tensor_and_context_parallelism(load: Any) -> None:
     config, resolved = load(
-        write("accelerate", dp=4, tp=2, cp=2, zero=3, dp_replicate=2, recompute="full", global_batch_size=16)
+        write(
+            "accelerate",
+            dp=4,
+            tp=2,
+            cp=2,
+            zero=3,
+            dp_replicate=2,
+            recompute="full",
+            global_batch_size=16,
+        )
     )
 
     assert config.distributed_type.value == "FSDP"
@@ -87,13 +96,19 @@ def test_sharding_with_tensor_and_context_parallelism(load: Any) -> None:
             "DEEPSPEED",
             {"zero_stage": 2, "offload_optimizer_device": "cpu"},
         ),
-        ({"dp": 8, "zero": 3, "offload": "nvme"}, "DEEPSPEED", {"zero_stage": 3, "offload_param_device": "nvme"}),
+        (
+            {"dp": 8, "zero": 3, "offload": "nvme"},
+            "DEEPSPEED",
+            {"zero_stage": 3, "offload_param_device": "nvme"},
+        ),
         ({"dp": 8, "zero": 2}, "FSDP", {"fsdp_reshard_after_forward": False, "fsdp_version": 2}),
         ({"dp": 8, "zero": 3}, "FSDP", {"fsdp_reshard_after_forward": True, "fsdp_version": 2}),
         ({"dp": 8, "zero": 3, "offload": "all"}, "FSDP", {"fsdp_offload_params": True}),
     ],
 )
-def test_what_shards_decides_the_engine(plan: dict[str, Any], kind: str, section: dict[str, Any], load: Any) -> None:
+def test_what_shards_decides_the_engine(
+    plan: dict[str, Any], kind: str, section: dict[str, Any], load: Any
+) -> None:
     config, _ = load(write("accelerate", **plan))
 
     assert config.distributed_type.value == kind
@@ -103,7 +118,9 @@ def test_what_shards_decides_the_engine(plan: dict[str, Any], kind: str, section
 
 def test_accumulation_and_batch_are_said_where_the_file_has_no_place() -> None:
     sharded = write("accelerate", dp=8, zero=3, micro_batch_size=2, global_batch_size=64)
-    stage1 = yaml.safe_load(write("accelerate", dp=8, zero=1, micro_batch_size=2, global_batch_size=64).text)
+    stage1 = yaml.safe_load(
+        write("accelerate", dp=8, zero=1, micro_batch_size=2, global_batch_size=64).text
+    )
 
     assert any("gradient_accumulation_steps=4" in note for note in sharded.notes)
     assert any("batches of 2 sequences of 4096" in note for note in sharded.notes)
@@ -123,7 +140,9 @@ def test_on_cpus_only_plain_data_parallelism_is_what_the_file_says(load: Any) ->
 
     def on_cpus(zero: int) -> Exported:
         plan = ParallelPlan(dp=2, zero=zero)
-        return export("accelerate", model=PRESETS["llama-tiny"], plan=plan, cluster=cluster, seq_len=128)
+        return export(
+            "accelerate", model=PRESETS["llama-tiny"], plan=plan, cluster=cluster, seq_len=128
+        )
 
     config, _ = load(on_cpus(0))
     assert (config.distributed_type.value, config.use_cpu) == ("MULTI_CPU", True)
@@ -136,7 +155,10 @@ def test_on_cpus_only_plain_data_parallelism_is_what_the_file_says(load: Any) ->
 @pytest.mark.parametrize(
     ("plan", "words"),
     [
-        ({"dp": 4, "pp": 2, "global_batch_size": 16}, "without pipeline stages.*torchtitan, megatron"),
+        (
+            {"dp": 4, "pp": 2, "global_batch_size": 16},
+            "without pipeline stages.*torchtitan, megatron",
+        ),
         ({"model": "mixtral-8x7b", "ep": 2}, "no expert parallelism.*torchtitan or megatron"),
         ({"dp": 1, "tp": 8}, "joins tp 8 to sharding only"),
         ({"dp": 4, "tp": 2, "zero": 0}, "joins tp 2 to sharding only"),

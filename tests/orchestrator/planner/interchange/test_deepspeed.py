@@ -1,4 +1,6 @@
-"""The JSON for DeepSpeed, against the configuration of its 0.19.6 (`deepspeed/runtime/config.py` and below)."""
+"""The JSON for DeepSpeed, against the configuration of its 0.19.6 (`deepspeed/runtime/config.py`
+and below).
+"""
 
 from __future__ import annotations
 
@@ -19,8 +21,14 @@ _KEYS: dict[str, set[str]] = {
     "sequence_parallel_size": set(),
     "data_parallel_size": set(),
     "zero_optimization": {
-        "stage", "overlap_comm", "offload_optimizer", "offload_param", "stage3_max_live_parameters",
-        "stage3_prefetch_bucket_size", "stage3_gather_16bit_weights_on_model_save", "mics_shard_size",
+        "stage",
+        "overlap_comm",
+        "offload_optimizer",
+        "offload_param",
+        "stage3_max_live_parameters",
+        "stage3_prefetch_bucket_size",
+        "stage3_gather_16bit_weights_on_model_save",
+        "mics_shard_size",
     },
     "optimizer": {"type", "params"},
     "bf16": {"enabled"},
@@ -31,7 +39,7 @@ _KEYS: dict[str, set[str]] = {
     "pipeline": {"stages", "partition"},
     "activation_checkpointing": {"partition_activations", "number_checkpoints"},
     "aio": {"block_size", "queue_depth", "single_submit", "overlap_events"},
-}  # fmt: skip
+}
 _OFFLOAD = {"device", "pin_memory", "nvme_path"}
 
 
@@ -42,7 +50,9 @@ def deepspeed(**plan: Any) -> dict[str, Any]:
 def test_every_key_is_one_of_its_own_and_the_batch_is_exact() -> None:
     for model, plan, cluster, seq_len in legal_cases(400, seed=13):
         try:
-            read = json.loads(export("deepspeed", model=model, plan=plan, cluster=cluster, seq_len=seq_len).text)
+            read = json.loads(
+                export("deepspeed", model=model, plan=plan, cluster=cluster, seq_len=seq_len).text
+            )
         except Inexpressible:
             continue
         for key, value in read.items():
@@ -67,7 +77,9 @@ def test_every_key_is_one_of_its_own_and_the_batch_is_exact() -> None:
         (3, "nvme", "nvme", "nvme"),
     ],
 )
-def test_stages_and_offload(zero: int, offload: str, optimizer: str | None, param: str | None) -> None:
+def test_stages_and_offload(
+    zero: int, offload: str, optimizer: str | None, param: str | None
+) -> None:
     section = deepspeed(dp=8, zero=zero, offload=offload)["zero_optimization"]
 
     assert section["stage"] == zero
@@ -77,7 +89,9 @@ def test_stages_and_offload(zero: int, offload: str, optimizer: str | None, para
 
 
 def test_limits_of_gathered_weights_are_in_elements() -> None:
-    section = deepspeed(dp=8, zero=3, prefetch_layers=2, max_live_params=500_000_000)["zero_optimization"]
+    section = deepspeed(dp=8, zero=3, prefetch_layers=2, max_live_params=500_000_000)[
+        "zero_optimization"
+    ]
 
     # a block of Llama 3 8B has 218,112,000 parameters
     assert section["stage3_prefetch_bucket_size"] == 2 * 218_112_000
@@ -89,9 +103,16 @@ def test_precisions_and_loss_scale() -> None:
 
     assert deepspeed(dp=8, zero=1)["bf16"] == {"enabled": True}
     fp16 = deepspeed(dp=8, zero=1, precision="fp16", loss_scale=scale)["fp16"]
-    assert fp16 == {"enabled": True, "loss_scale": 0, "initial_scale_power": 10, "loss_scale_window": 500}
+    assert fp16 == {
+        "enabled": True,
+        "loss_scale": 0,
+        "initial_scale_power": 10,
+        "loss_scale_window": 500,
+    }
     assert not {"bf16", "fp16"} & set(deepspeed(dp=8, zero=1, precision="fp32"))
-    odd = write("deepspeed", dp=8, zero=1, precision="fp16", loss_scale={"initial": 1000.0, "growth": 4.0})
+    odd = write(
+        "deepspeed", dp=8, zero=1, precision="fp16", loss_scale={"initial": 1000.0, "growth": 4.0}
+    )
     assert any("2^10 instead of 1000" in note for note in odd.notes)
     assert any("always doubles and halves" in note for note in odd.notes)
 
@@ -99,8 +120,14 @@ def test_precisions_and_loss_scale() -> None:
 def test_axes() -> None:
     assert deepspeed(dp=4, tp=2, zero=2)["tensor_parallel"] == {"autotp_size": 2}
     ulysses = deepspeed(dp=2, cp=4, zero=3)
-    assert (ulysses["sequence_parallel_size"], ulysses["data_parallel_size"], ulysses["train_batch_size"]) == (4, 2, 2)
-    assert deepspeed(model="mixtral-8x7b", dp=8, ep=4, zero=2)["expert_parallel"]["autoep_size"] == 4
+    assert (
+        ulysses["sequence_parallel_size"],
+        ulysses["data_parallel_size"],
+        ulysses["train_batch_size"],
+    ) == (4, 2, 2)
+    assert (
+        deepspeed(model="mixtral-8x7b", dp=8, ep=4, zero=2)["expert_parallel"]["autoep_size"] == 4
+    )
     deep = write("deepspeed", dp=2, tp=2, pp=2, zero=1, global_batch_size=16)
     assert json.loads(deep.text)["pipeline"]["stages"] == 2
     assert "tensor_parallel" not in json.loads(deep.text)
@@ -112,8 +139,14 @@ def test_axes() -> None:
     [
         ({"precision": "fp8"}, "no fp8"),
         ({"recompute": "selective"}, "recompute selective: written as full"),
-        ({"dp": 4, "pp": 2, "zero": 1, "schedule": "zbv", "global_batch_size": 32}, "is 1F1B, not zbv"),
-        ({"dp": 4, "pp": 2, "zero": 0, "schedule": "pipedream", "global_batch_size": 32}, "Orrery's own engine"),
+        (
+            {"dp": 4, "pp": 2, "zero": 1, "schedule": "zbv", "global_batch_size": 32},
+            "is 1F1B, not zbv",
+        ),
+        (
+            {"dp": 4, "pp": 2, "zero": 0, "schedule": "pipedream", "global_batch_size": 32},
+            "Orrery's own engine",
+        ),
         ({"dp": 4, "cp": 2}, "Ulysses"),
         ({"zero": 2, "dp_replicate": 2}, "dp_replicate 2 is left out"),
         ({"zero": 3, "dp_replicate": 2}, "MiCS"),

@@ -53,13 +53,22 @@ def _world(kind: str, read: Any, plan: ParallelPlan, cluster: ClusterSpec) -> in
         rows = training["local_batch_size"] // mesh.get(
             "pipeline_parallel_microbatch_size", training["local_batch_size"]
         )
-        assert (rest, steps * rows, training["global_batch_size"]) == (0, plan.accumulation, plan.global_batch_size)
+        assert (rest, steps * rows, training["global_batch_size"]) == (
+            0,
+            plan.accumulation,
+            plan.global_batch_size,
+        )
         return int(
-            dp * mesh["tensor_parallel_degree"] * mesh["pipeline_parallel_degree"] * mesh["context_parallel_degree"]
+            dp
+            * mesh["tensor_parallel_degree"]
+            * mesh["pipeline_parallel_degree"]
+            * mesh["context_parallel_degree"]
         )
     if kind == "megatron":
         flags = dict(itertools.pairwise(read))
-        inner = [f"--{axis}-parallel-size" for axis in ("tensor-model", "pipeline-model", "context")]
+        inner = [
+            f"--{axis}-parallel-size" for axis in ("tensor-model", "pipeline-model", "context")
+        ]
         degrees = [int(flags[name]) for name in inner]
         dp, rest = divmod(cluster.devices, degrees[0] * degrees[1] * degrees[2])
         batch, micro = int(flags["--global-batch-size"]), int(flags["--micro-batch-size"])
@@ -106,7 +115,9 @@ def test_no_name_breaks_a_file(kind: str) -> None:
         ({"kind": "colossal"}, ["colossal", "torchtitan, megatron, deepspeed, accelerate"]),
     ],
 )
-def test_illegal_plans_and_unknown_engines_are_refused(change: dict[str, Any], words: list[str]) -> None:
+def test_illegal_plans_and_unknown_engines_are_refused(
+    change: dict[str, Any], words: list[str]
+) -> None:
     given = {
         "kind": "torchtitan",
         "model": PRESETS["llama3-8b"],
@@ -125,9 +136,14 @@ def test_illegal_plans_and_unknown_engines_are_refused(change: dict[str, Any], w
 
 def test_steps_and_learning_rate_stand_where_the_engine_reads_them() -> None:
     def given(kind: str) -> str:
-        plan, cluster = ParallelPlan(dp=2, zero=1, precision="bf16"), ClusterSpec(device="a100-80g", devices_per_node=2)
+        plan, cluster = (
+            ParallelPlan(dp=2, zero=1, precision="bf16"),
+            ClusterSpec(device="a100-80g", devices_per_node=2),
+        )
         model = PRESETS["llama2-7b"]
-        return export(kind, model=model, plan=plan, cluster=cluster, seq_len=512, steps=900, lr=2e-5).text
+        return export(
+            kind, model=model, plan=plan, cluster=cluster, seq_len=512, steps=900, lr=2e-5
+        ).text
 
     titan = tomllib.loads(given("torchtitan"))
     assert (titan["training"]["steps"], titan["optimizer"]["lr"]) == (900, 2e-5)

@@ -29,7 +29,9 @@ def test_parameters_are_those_of_the_real_architecture(name: str) -> None:
     with torch.device("meta"):
         built = AutoModelForCausalLM.from_config(config)
 
-    assert parameter_count(read_model(CONFIGS[name])).total == sum(p.numel() for p in built.parameters())
+    assert parameter_count(read_model(CONFIGS[name])).total == sum(
+        p.numel() for p in built.parameters()
+    )
 
 
 @pytest.mark.parametrize("name", CONFIGS)
@@ -44,7 +46,9 @@ def test_both_generations_of_transformers_say_the_same(name: str) -> None:
 @pytest.mark.parametrize("name", sorted(set(CONFIGS) & set(PRESETS)))
 def test_a_preset_is_what_the_published_file_says(name: str) -> None:
     ours, read = PRESETS[name], read_model(CONFIGS[name])
-    differ = {field for field in type(ours).model_fields if getattr(ours, field) != getattr(read, field)}
+    differ = {
+        field for field in type(ours).model_fields if getattr(ours, field) != getattr(read, field)
+    }
 
     assert differ - {"name"} == _DIFFERS.get(name, set())
 
@@ -59,7 +63,11 @@ def test_a_file_its_folder_and_its_content_are_one_model(tmp_path: Path) -> None
     assert model == read_model(str(tmp_path)) == read_model(config)
     assert model.name == "Llama-3.1-405B"
     assert model.rope.scaling is not None
-    assert (model.rope.theta, model.rope.scaling.name, model.rope.scaling.original_max_seq_len) == (5e5, "llama3", 8192)
+    assert (model.rope.theta, model.rope.scaling.name, model.rope.scaling.original_max_seq_len) == (
+        5e5,
+        "llama3",
+        8192,
+    )
 
 
 def test_a_file_of_our_own_fields_is_read_too(tmp_path: Path) -> None:
@@ -84,7 +92,10 @@ _V3 = CONFIGS["deepseek-v3"]
         ({"model_type": "llava", "text_config": _LLAMA}, ["llava", "text_config"]),
         ({k: v for k, v in _LLAMA.items() if k != "model_type"}, ["model_type", "add it"]),
         ({**_LLAMA, "model_type": 7}, ["model_type", "7"]),
-        ({k: v for k, v in _LLAMA.items() if k != "hidden_size"}, ["hidden_size", "missing", "add"]),
+        (
+            {k: v for k, v in _LLAMA.items() if k != "hidden_size"},
+            ["hidden_size", "missing", "add"],
+        ),
         ({**_LLAMA, "num_hidden_layers": 0}, ["num_hidden_layers", "0", "at least 1"]),
         ({**_LLAMA, "num_hidden_layers": True}, ["num_hidden_layers", "true", "whole number"]),
         ({**_LLAMA, "vocab_size": "32000"}, ["vocab_size", "'32000'", "whole number"]),
@@ -95,26 +106,41 @@ _V3 = CONFIGS["deepseek-v3"]
         ({**_LLAMA, "hidden_act": "xielu"}, ["hidden_act", "xielu", "silu"]),
         ({**_LLAMA, "tie_word_embeddings": "no"}, ["tie_word_embeddings", "true or false"]),
         ({**_LLAMA, "rms_norm_eps": -1.0}, ["norm_eps", "more than 0"]),
-        ({**_LLAMA, "rope_scaling": {"type": "longrope", "factor": 2.0}}, ["rope_type", "longrope", "yarn"]),
+        (
+            {**_LLAMA, "rope_scaling": {"type": "longrope", "factor": 2.0}},
+            ["rope_type", "longrope", "yarn"],
+        ),
         ({**_LLAMA, "rope_scaling": {"type": "linear"}}, ["factor", "missing"]),
         ({**_LLAMA, "rope_scaling": [8]}, ["rope_scaling", "object"]),
-        ({**_LLAMA, "rope_scaling": {"type": "yarn", "factor": 4.0, "truncate": False}}, ["truncate", "yarn"]),
-        ({**_LLAMA, "rope_parameters": {"full_attention": {"rope_theta": 1.0}}}, ["rope_parameters", "between layers"]),
+        (
+            {**_LLAMA, "rope_scaling": {"type": "yarn", "factor": 4.0, "truncate": False}},
+            ["truncate", "yarn"],
+        ),
+        (
+            {**_LLAMA, "rope_parameters": {"full_attention": {"rope_theta": 1.0}}},
+            ["rope_parameters", "between layers"],
+        ),
         ({**_LLAMA, "partial_rotary_factor": 0.5}, ["partial_rotary_factor", "0.5", "1.0"]),
         ({**_NEOX, "rotary_pct": 0.25}, ["rotary_pct", "0.25"]),
         ({k: v for k, v in _NEOX.items() if k != "rotary_pct"}, ["partial_rotary_factor", "0.25"]),
         ({**_NEOX, "use_parallel_residual": True}, ["use_parallel_residual", "true"]),
-        ({**_QWEN, "use_sliding_window": True, "max_window_layers": 14}, ["max_window_layers", "14 of 28"]),
+        (
+            {**_QWEN, "use_sliding_window": True, "max_window_layers": 14},
+            ["max_window_layers", "14 of 28"],
+        ),
         ({**CONFIGS["qwen3-30b-a3b"], "mlp_only_layers": [3]}, ["mlp_only_layers", "[3]"]),
         ({**_V3, "scoring_func": "softmax"}, ["scoring_func", "softmax"]),
         ({**_V3, "n_group": 7}, ["groups", "do not divide"]),
         ({**_V3, "kv_lora_rank": None}, ["kv_lora_rank", "missing"]),
         ({**CONFIGS["opt-175b"], "word_embed_proj_dim": 512}, ["word_embed_proj_dim", "512"]),
-        ({**CONFIGS["gpt2-124m"], "attn_pdrop": 0.0}, ["resid_pdrop", "attn_pdrop 0", "one for all"]),
+        (
+            {**CONFIGS["gpt2-124m"], "attn_pdrop": 0.0},
+            ["resid_pdrop", "attn_pdrop 0", "one for all"],
+        ),
         ({"layers": 2, "hidden": 64}, ["heads", "missing"]),
         ({}, ["model_type"]),
     ],
-)  # fmt: skip
+)
 def test_what_cannot_be_read_is_refused_by_field(config: dict[str, Any], words: list[str]) -> None:
     with pytest.raises(ValueError) as refused:
         read_model(config)
@@ -135,7 +161,9 @@ def test_what_cannot_be_read_is_refused_by_field(config: dict[str, Any], words: 
         (b" " * (5 * 2**20), ["too many"]),
     ],
 )
-def test_a_file_that_is_no_configuration_is_refused_by_name(content: bytes, words: list[str], tmp_path: Path) -> None:
+def test_a_file_that_is_no_configuration_is_refused_by_name(
+    content: bytes, words: list[str], tmp_path: Path
+) -> None:
     path = tmp_path / "config.json"
     path.write_bytes(content)
 
@@ -156,12 +184,20 @@ def test_a_path_without_a_file_is_refused(name: str, tmp_path: Path) -> None:
 
 def test_special_shapes_keep_their_meaning() -> None:
     mistral, starcoder = read_model(CONFIGS["mistral-7b"]), read_model(CONFIGS["starcoder"])
-    windowless = read_model({k: v for k, v in CONFIGS["mistral-7b"].items() if k != "sliding_window"})
-    second, dense = read_model(CONFIGS["qwen3-moe every second"]), read_model(CONFIGS["qwen3-moe two dense"])
+    windowless = read_model(
+        {k: v for k, v in CONFIGS["mistral-7b"].items() if k != "sliding_window"}
+    )
+    second, dense = (
+        read_model(CONFIGS["qwen3-moe every second"]),
+        read_model(CONFIGS["qwen3-moe two dense"]),
+    )
 
-    assert (mistral.window, windowless.window) == (4096, 4096)  # MistralConfig's default where the key is absent
+    # MistralConfig's default where the key is absent
+    assert (mistral.window, windowless.window) == (4096, 4096)
     assert (starcoder.kv_heads, starcoder.position) == (1, "learned")
     assert [i for i in range(7) if second.is_moe_layer(i)] == [1, 3, 5]
     assert [i for i in range(7) if dense.is_moe_layer(i)] == [2, 3, 4, 5, 6]
     assert read_model({**_V3, "model_type": "kimi_k2"}).moe == read_model(_V3).moe
-    assert read_model({**_QWEN, "use_sliding_window": True, "max_window_layers": 0}).window == 131072
+    assert (
+        read_model({**_QWEN, "use_sliding_window": True, "max_window_layers": 0}).window == 131072
+    )

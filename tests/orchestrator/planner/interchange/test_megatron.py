@@ -15,33 +15,100 @@ from workers.contracts.presets import PRESETS
 # accepted arguments and how many values each takes
 _FLAGS = {
     0: {
-        "--add-qkv-bias", "--bf16", "--disable-bias-linear", "--fp16", "--grad-reduce-in-bf16",
-        "--group-query-attention", "--moe-grouped-gemm", "--moe-router-enable-expert-bias", "--moe-router-pre-softmax",
-        "--multi-latent-attention", "--no-bias-gelu-fusion", "--optimizer-cpu-offload", "--overlap-grad-reduce",
-        "--overlap-param-gather", "--qk-layernorm", "--rotary-interleaved", "--sequence-parallel", "--swiglu",
-        "--untie-embeddings-and-output-weights", "--use-distributed-optimizer", "--use-megatron-fsdp",
-        "--use-precision-aware-optimizer", "--use-rope-scaling",
+        "--add-qkv-bias",
+        "--bf16",
+        "--disable-bias-linear",
+        "--fp16",
+        "--grad-reduce-in-bf16",
+        "--group-query-attention",
+        "--moe-grouped-gemm",
+        "--moe-router-enable-expert-bias",
+        "--moe-router-pre-softmax",
+        "--multi-latent-attention",
+        "--no-bias-gelu-fusion",
+        "--optimizer-cpu-offload",
+        "--overlap-grad-reduce",
+        "--overlap-param-gather",
+        "--qk-layernorm",
+        "--rotary-interleaved",
+        "--sequence-parallel",
+        "--swiglu",
+        "--untie-embeddings-and-output-weights",
+        "--use-distributed-optimizer",
+        "--use-megatron-fsdp",
+        "--use-precision-aware-optimizer",
+        "--use-rope-scaling",
     },
     1: {
-        "--attention-dropout", "--ckpt-format", "--context-parallel-size", "--data-parallel-sharding-strategy",
-        "--expert-model-parallel-size", "--expert-tensor-parallel-size", "--ffn-hidden-size", "--fp8-format",
-        "--fp8-recipe", "--global-batch-size", "--hidden-dropout", "--hidden-size", "--initial-loss-scale",
-        "--kv-channels", "--kv-lora-rank", "--loss-scale-window", "--lr", "--make-vocab-size-divisible-by",
-        "--max-position-embeddings", "--micro-batch-size", "--moe-aux-loss-coeff", "--moe-expert-capacity-factor",
-        "--moe-ffn-hidden-size", "--moe-layer-freq", "--moe-router-bias-update-rate", "--moe-router-group-topk",
-        "--moe-router-load-balancing-type", "--moe-router-num-groups", "--moe-router-score-function",
-        "--moe-router-topk", "--moe-router-topk-scaling-factor", "--moe-shared-expert-intermediate-size",
-        "--moe-token-dispatcher-type", "--mscale", "--mscale-all-dim", "--norm-epsilon", "--normalization",
-        "--num-attention-heads", "--num-distributed-optimizer-instances", "--num-experts", "--num-layers",
-        "--num-layers-per-virtual-pipeline-stage", "--num-query-groups", "--optimizer",
-        "--pipeline-model-parallel-layout", "--pipeline-model-parallel-size", "--position-embedding-type",
-        "--q-lora-rank", "--qk-head-dim", "--qk-pos-emb-head-dim", "--recompute-granularity", "--recompute-method",
-        "--recompute-num-layers", "--rope-scaling-factor", "--rope-type", "--rotary-base", "--rotary-scaling-factor",
-        "--rotary-seq-len-interpolation-factor", "--seq-length", "--tensor-model-parallel-size", "--train-iters",
-        "--v-head-dim", "--vocab-size", "--window-size", "--yarn-beta-fast", "--yarn-beta-slow",
+        "--attention-dropout",
+        "--ckpt-format",
+        "--context-parallel-size",
+        "--data-parallel-sharding-strategy",
+        "--expert-model-parallel-size",
+        "--expert-tensor-parallel-size",
+        "--ffn-hidden-size",
+        "--fp8-format",
+        "--fp8-recipe",
+        "--global-batch-size",
+        "--hidden-dropout",
+        "--hidden-size",
+        "--initial-loss-scale",
+        "--kv-channels",
+        "--kv-lora-rank",
+        "--loss-scale-window",
+        "--lr",
+        "--make-vocab-size-divisible-by",
+        "--max-position-embeddings",
+        "--micro-batch-size",
+        "--moe-aux-loss-coeff",
+        "--moe-expert-capacity-factor",
+        "--moe-ffn-hidden-size",
+        "--moe-layer-freq",
+        "--moe-router-bias-update-rate",
+        "--moe-router-group-topk",
+        "--moe-router-load-balancing-type",
+        "--moe-router-num-groups",
+        "--moe-router-score-function",
+        "--moe-router-topk",
+        "--moe-router-topk-scaling-factor",
+        "--moe-shared-expert-intermediate-size",
+        "--moe-token-dispatcher-type",
+        "--mscale",
+        "--mscale-all-dim",
+        "--norm-epsilon",
+        "--normalization",
+        "--num-attention-heads",
+        "--num-distributed-optimizer-instances",
+        "--num-experts",
+        "--num-layers",
+        "--num-layers-per-virtual-pipeline-stage",
+        "--num-query-groups",
+        "--optimizer",
+        "--pipeline-model-parallel-layout",
+        "--pipeline-model-parallel-size",
+        "--position-embedding-type",
+        "--q-lora-rank",
+        "--qk-head-dim",
+        "--qk-pos-emb-head-dim",
+        "--recompute-granularity",
+        "--recompute-method",
+        "--recompute-num-layers",
+        "--rope-scaling-factor",
+        "--rope-type",
+        "--rotary-base",
+        "--rotary-scaling-factor",
+        "--rotary-seq-len-interpolation-factor",
+        "--seq-length",
+        "--tensor-model-parallel-size",
+        "--train-iters",
+        "--v-head-dim",
+        "--vocab-size",
+        "--window-size",
+        "--yarn-beta-fast",
+        "--yarn-beta-slow",
         "--yarn-original-max-position-embeddings",
     },
-}  # fmt: skip
+}
 
 
 def parsed(text: str) -> dict[str, str]:
@@ -64,54 +131,102 @@ def megatron(model: str = "llama3-8b", **plan: Any) -> dict[str, str]:
 def test_every_argument_is_one_of_its_own_with_its_number_of_values() -> None:
     for model, plan, cluster, seq_len in legal_cases(300, seed=11):
         try:
-            parsed(export("megatron", model=model, plan=plan, cluster=cluster, seq_len=seq_len).text)
+            parsed(
+                export("megatron", model=model, plan=plan, cluster=cluster, seq_len=seq_len).text
+            )
         except Inexpressible:
             continue
 
 
 def test_llama3_405b_on_all_dense_axes() -> None:
     found = megatron(
-        "llama3-405b", dp=8, tp=8, pp=16, cp=1, zero=1, sequence_parallel=True, schedule="1f1b", global_batch_size=128,
-        recompute="full", seq_len=8192,
-    )  # fmt: skip
+        "llama3-405b",
+        dp=8,
+        tp=8,
+        pp=16,
+        cp=1,
+        zero=1,
+        sequence_parallel=True,
+        schedule="1f1b",
+        global_batch_size=128,
+        recompute="full",
+        seq_len=8192,
+    )
 
     expected = {
-        "--num-layers": "126", "--hidden-size": "16384", "--ffn-hidden-size": "53248", "--num-attention-heads": "128",
-        "--group-query-attention": "", "--num-query-groups": "8", "--swiglu": "", "--normalization": "RMSNorm",
-        "--rotary-base": "500000", "--position-embedding-type": "rope", "--disable-bias-linear": "",
-        "--untie-embeddings-and-output-weights": "", "--tensor-model-parallel-size": "8", "--vocab-size": "128256",
-        "--pipeline-model-parallel-size": "16", "--sequence-parallel": "", "--use-distributed-optimizer": "",
-        "--recompute-granularity": "full", "--recompute-method": "uniform", "--recompute-num-layers": "1", "--bf16": "",
-        "--micro-batch-size": "1", "--global-batch-size": "128", "--seq-length": "8192",
+        "--num-layers": "126",
+        "--hidden-size": "16384",
+        "--ffn-hidden-size": "53248",
+        "--num-attention-heads": "128",
+        "--group-query-attention": "",
+        "--num-query-groups": "8",
+        "--swiglu": "",
+        "--normalization": "RMSNorm",
+        "--rotary-base": "500000",
+        "--position-embedding-type": "rope",
+        "--disable-bias-linear": "",
+        "--untie-embeddings-and-output-weights": "",
+        "--tensor-model-parallel-size": "8",
+        "--vocab-size": "128256",
+        "--pipeline-model-parallel-size": "16",
+        "--sequence-parallel": "",
+        "--use-distributed-optimizer": "",
+        "--recompute-granularity": "full",
+        "--recompute-method": "uniform",
+        "--recompute-num-layers": "1",
+        "--bf16": "",
+        "--micro-batch-size": "1",
+        "--global-batch-size": "128",
+        "--seq-length": "8192",
         # 126 layers do not divide by 16: the layout names them
         "--pipeline-model-parallel-layout": "Et*8|" + "t*8|" * 13 + "t*7|t*7L",
-    }  # fmt: skip
+    }
     assert {name: found.get(name) for name in expected} == expected
     assert "--qk-layernorm" not in found
 
 
 def test_deepseek_v3_with_latent_attention_and_experts() -> None:
-    found = megatron("deepseek-v3", dp=64, pp=4, ep=64, zero=1, global_batch_size=1024, recompute="selective")
+    found = megatron(
+        "deepseek-v3", dp=64, pp=4, ep=64, zero=1, global_batch_size=1024, recompute="selective"
+    )
 
     expected = {
-        "--multi-latent-attention": "", "--q-lora-rank": "1536", "--kv-lora-rank": "512", "--qk-head-dim": "128",
-        "--qk-pos-emb-head-dim": "64", "--v-head-dim": "128", "--qk-layernorm": "", "--rope-type": "yarn",
-        "--rotary-scaling-factor": "40", "--num-experts": "256", "--moe-router-topk": "8",
-        "--moe-ffn-hidden-size": "2048", "--moe-shared-expert-intermediate-size": "2048",
-        "--moe-layer-freq": "([0]*3+[1]*58)", "--moe-router-score-function": "sigmoid",
-        "--moe-router-num-groups": "8", "--moe-router-group-topk": "4", "--moe-router-topk-scaling-factor": "2.5",
-        "--moe-router-enable-expert-bias": "", "--expert-model-parallel-size": "64",
-        "--expert-tensor-parallel-size": "1", "--recompute-granularity": "selective",
-    }  # fmt: skip
+        "--multi-latent-attention": "",
+        "--q-lora-rank": "1536",
+        "--kv-lora-rank": "512",
+        "--qk-head-dim": "128",
+        "--qk-pos-emb-head-dim": "64",
+        "--v-head-dim": "128",
+        "--qk-layernorm": "",
+        "--rope-type": "yarn",
+        "--rotary-scaling-factor": "40",
+        "--num-experts": "256",
+        "--moe-router-topk": "8",
+        "--moe-ffn-hidden-size": "2048",
+        "--moe-shared-expert-intermediate-size": "2048",
+        "--moe-layer-freq": "([0]*3+[1]*58)",
+        "--moe-router-score-function": "sigmoid",
+        "--moe-router-num-groups": "8",
+        "--moe-router-group-topk": "4",
+        "--moe-router-topk-scaling-factor": "2.5",
+        "--moe-router-enable-expert-bias": "",
+        "--expert-model-parallel-size": "64",
+        "--expert-tensor-parallel-size": "1",
+        "--recompute-granularity": "selective",
+    }
     assert {name: found.get(name) for name in expected} == expected
-    assert not {"--group-query-attention", "--recompute-method", "--moe-router-pre-softmax"} & set(found)
+    assert not {"--group-query-attention", "--recompute-method", "--moe-router-pre-softmax"} & set(
+        found
+    )
 
 
 def test_other_blocks() -> None:
     gpt = megatron("gpt2-124m", seq_len=1024)
     assert gpt["--position-embedding-type"] == "learned_absolute"
     assert gpt["--normalization"] == "LayerNorm"
-    assert not {"--swiglu", "--disable-bias-linear", "--untie-embeddings-and-output-weights"} & set(gpt)
+    assert not {"--swiglu", "--disable-bias-linear", "--untie-embeddings-and-output-weights"} & set(
+        gpt
+    )
 
     deepseek_v2 = megatron("deepseek-v2", seq_len=512)
     assert "--moe-router-pre-softmax" in deepseek_v2  # its chosen scores do not add up to one
@@ -137,7 +252,11 @@ def test_other_blocks() -> None:
     ],
 )
 def test_zero_stages(zero: int, wanted: dict[str, str]) -> None:
-    names = {"--use-distributed-optimizer", "--use-megatron-fsdp", "--data-parallel-sharding-strategy"}
+    names = {
+        "--use-distributed-optimizer",
+        "--use-megatron-fsdp",
+        "--data-parallel-sharding-strategy",
+    }
     found = megatron(dp=8, zero=zero, dp_replicate=2)
 
     both = {"--use-distributed-optimizer": ""} if zero else {}
@@ -159,11 +278,17 @@ def test_zero_stages(zero: int, wanted: dict[str, str]) -> None:
     ],
 )
 def test_schedules(schedule: str, virtual: int, wanted: str | None, words: str) -> None:
-    found = write("megatron", dp=2, pp=4, schedule=schedule, virtual_stages=virtual, global_batch_size=32)
+    found = write(
+        "megatron", dp=2, pp=4, schedule=schedule, virtual_stages=virtual, global_batch_size=32
+    )
 
     assert parsed(found.text).get("--num-layers-per-virtual-pipeline-stage") == wanted
     assert "--pipeline-model-parallel-layout" not in found.text
-    assert any(words in note for note in found.notes) if words else not any("written as" in n for n in found.notes)
+    assert (
+        any(words in note for note in found.notes)
+        if words
+        else not any("written as" in n for n in found.notes)
+    )
 
 
 def test_a_folded_pipeline_keeps_the_layers_of_each_device() -> None:
@@ -181,16 +306,24 @@ def test_a_folded_pipeline_keeps_the_layers_of_each_device() -> None:
         ("llama3-8b", {"offload": "all", "zero": 3}, "deepspeed"),
         ("llama3-8b", {"offload": "optimizer"}, "zero 1"),
         ("mixtral-8x7b", {"dp": 4, "tp": 2, "zero": 1}, "sequence_parallel true"),
-        ("llama3-8b", {"dp": 2, "pp": 4, "schedule": "interleaved_1f1b", "global_batch_size": 4}, "rounds of pp 4"),
+        (
+            "llama3-8b",
+            {"dp": 2, "pp": 4, "schedule": "interleaved_1f1b", "global_batch_size": 4},
+            "rounds of pp 4",
+        ),
         ("llama3-8b", {"dp": 1, "cp": 8, "seq_len": 1000}, "2 cp chunks"),
     ],
 )
-def test_what_would_make_the_file_wrong_is_refused(model: str, plan: dict[str, Any], words: str) -> None:
+def test_what_would_make_the_file_wrong_is_refused(
+    model: str, plan: dict[str, Any], words: str
+) -> None:
     with pytest.raises(ValueError, match=words):
         write("megatron", model, **{"dp": 8, **plan})
 
 
-@pytest.mark.parametrize("change", [{"activation": "relu"}, {"gated_mlp": True}, {"logit_softcap": 30.0}])
+@pytest.mark.parametrize(
+    "change", [{"activation": "relu"}, {"gated_mlp": True}, {"logit_softcap": 30.0}]
+)
 def test_blocks_without_arguments_are_refused(change: dict[str, Any]) -> None:
     gpt = PRESETS["gpt2-124m"]
     assert write("megatron", gpt, seq_len=512)

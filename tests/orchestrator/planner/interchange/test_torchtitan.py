@@ -16,22 +16,43 @@ _OPTIONS = {
     "model": {"name", "flavor", "converters"},
     "optimizer": {"name", "lr"},
     "training": {
-        "local_batch_size", "global_batch_size", "seq_len", "steps", "dtype", "mixed_precision_param",
-        "mixed_precision_reduce", "enable_cpu_offload",
+        "local_batch_size",
+        "global_batch_size",
+        "seq_len",
+        "steps",
+        "dtype",
+        "mixed_precision_param",
+        "mixed_precision_reduce",
+        "enable_cpu_offload",
     },
     "parallelism": {
-        "data_parallel_replicate_degree", "data_parallel_shard_degree", "fsdp_reshard_after_forward",
-        "tensor_parallel_degree", "pipeline_parallel_degree", "module_fqns_per_model_part",
-        "pipeline_parallel_schedule", "pipeline_parallel_microbatch_size", "context_parallel_degree",
-        "expert_parallel_degree", "expert_tensor_parallel_degree", "pipeline_parallel_expert_parallel_overlap",
+        "data_parallel_replicate_degree",
+        "data_parallel_shard_degree",
+        "fsdp_reshard_after_forward",
+        "tensor_parallel_degree",
+        "pipeline_parallel_degree",
+        "module_fqns_per_model_part",
+        "pipeline_parallel_schedule",
+        "pipeline_parallel_microbatch_size",
+        "context_parallel_degree",
+        "expert_parallel_degree",
+        "expert_tensor_parallel_degree",
+        "pipeline_parallel_expert_parallel_overlap",
     },
     "activation_checkpoint": {"mode", "selective_ac_option", "memory_budget"},
     "compile": {"enable", "components"},
     "quantize": {"linear"},
-}  # fmt: skip
+}
 _MODES = {"selective", "full", "memory_budget", "none"}
 # names of torch.distributed.pipelining.schedules
-_SCHEDULES = {"GPipe", "1F1B", "Interleaved1F1B", "InterleavedZeroBubble", "ZBVZeroBubble", "DualPipeV"}
+_SCHEDULES = {
+    "GPipe",
+    "1F1B",
+    "Interleaved1F1B",
+    "InterleavedZeroBubble",
+    "ZBVZeroBubble",
+    "DualPipeV",
+}
 
 
 def titan(*model: str, **plan: Any) -> dict[str, Any]:
@@ -54,21 +75,46 @@ def test_every_key_is_one_of_its_own() -> None:
             parts = mesh["module_fqns_per_model_part"]
             assert mesh["pipeline_parallel_schedule"] in _SCHEDULES
             assert len(parts) == plan.stages
-            names = ["tok_embeddings", *(f"layers.{i}" for i in range(model.layers)), "norm", "output"]
+            names = [
+                "tok_embeddings",
+                *(f"layers.{i}" for i in range(model.layers)),
+                "norm",
+                "output",
+            ]
             assert [name for part in parts for name in part] == names
 
 
 def test_a_plan_of_all_axes() -> None:
     read = titan(
-        "llama3-405b", dp=8, tp=8, pp=4, cp=2, zero=3, dp_replicate=2, sequence_parallel=True,
-        schedule="interleaved_1f1b", virtual_stages=2, micro_batch_size=2, global_batch_size=128,
-        recompute="full", seq_len=8192,
-    )  # fmt: skip
+        "llama3-405b",
+        dp=8,
+        tp=8,
+        pp=4,
+        cp=2,
+        zero=3,
+        dp_replicate=2,
+        sequence_parallel=True,
+        schedule="interleaved_1f1b",
+        virtual_stages=2,
+        micro_batch_size=2,
+        global_batch_size=128,
+        recompute="full",
+        seq_len=8192,
+    )
 
     assert read["model"] == {"name": "llama3", "flavor": "405B"}
     mesh = read["parallelism"]
     parts = mesh.pop("module_fqns_per_model_part")
-    assert [sum(name.startswith("layers.") for name in part) for part in parts] == [16, 16, 16, 16, 16, 16, 15, 15]
+    assert [sum(name.startswith("layers.") for name in part) for part in parts] == [
+        16,
+        16,
+        16,
+        16,
+        16,
+        16,
+        15,
+        15,
+    ]
     assert mesh == {
         "data_parallel_replicate_degree": 2,
         "data_parallel_shard_degree": 4,
@@ -80,7 +126,8 @@ def test_a_plan_of_all_axes() -> None:
         "pipeline_parallel_schedule": "Interleaved1F1B",
         "pipeline_parallel_microbatch_size": 2,
     }
-    assert read["training"]["local_batch_size"] == 16  # eight micro-batches of two go through the pipeline
+    # eight micro-batches of two go through the pipeline
+    assert read["training"]["local_batch_size"] == 16
     assert read["activation_checkpoint"] == {"mode": "full"}
 
 
@@ -98,7 +145,8 @@ def test_options_that_would_not_start_together_are_not_written_together() -> Non
     plain, again = titan("deepseek-v3", **deep), titan("deepseek-v3", **deep, recompute="full")
     split = write("torchtitan", "deepseek-v3", dp=4, cp=2, zero=3)
 
-    # DualPipeV's overlap refuses recompute, the shipped flavor's FlexAttention refuses context parallelism
+    # DualPipeV's overlap refuses recompute, the shipped flavor's FlexAttention refuses context
+    # parallelism
     assert "pipeline_parallel_expert_parallel_overlap" not in plain["parallelism"]
     assert again["parallelism"]["pipeline_parallel_expert_parallel_overlap"] is False
     assert tomllib.loads(split.text)["model"]["flavor"] == "deepseek-v3"
@@ -110,8 +158,10 @@ def test_a_shape_of_no_flavor_comes_with_its_registration() -> None:
 
     # torchtitan widens 4 x 5120 by 2/3 and rounds up to multiple_of: 13,824
     assert any(
-        "TransformerModelArgs(dim=5120, n_layers=40, n_heads=40, n_kv_heads=40, vocab_size=32000, multiple_of=13824, "
-        "norm_eps=1e-05, rope_theta=10000, rope_scaling_args=RoPEScalingArgs(scaling_factor=1.0))" in note
+        "TransformerModelArgs(dim=5120, n_layers=40, n_heads=40, n_kv_heads=40, vocab_size=32000, "
+        "multiple_of=13824, "
+        "norm_eps=1e-05, rope_theta=10000, rope_scaling_args=RoPEScalingArgs(scaling_factor=1.0))"
+        in note
         for note in notes
     )
 
@@ -142,8 +192,14 @@ def test_models_are_found_or_told_how_to_be_registered(model: str, name: str, fl
     [
         ({"zero": 1}, "no ZeRO-1"),
         ({"tp": 2, "dp": 4, "zero": 3}, "always shards the sequence"),
-        ({"dp": 4, "cp": 2, "pp": 2, "schedule": "pipedream", "global_batch_size": 16}, "Orrery's own engine"),
-        ({"dp": 4, "pp": 2, "zero": 2, "schedule": "naive", "global_batch_size": 16}, "naive is not torchtitan's"),
+        (
+            {"dp": 4, "cp": 2, "pp": 2, "schedule": "pipedream", "global_batch_size": 16},
+            "Orrery's own engine",
+        ),
+        (
+            {"dp": 4, "pp": 2, "zero": 2, "schedule": "naive", "global_batch_size": 16},
+            "naive is not torchtitan's",
+        ),
         ({"recompute": "auto", "zero": 3}, "memory_budget"),
         ({"recompute": "selective", "zero": 3}, "per-operation"),
         ({"offload": "optimizer", "zero": 3}, "offloads parameters and gradients"),
@@ -167,9 +223,15 @@ def test_what_differs_is_said(plan: dict[str, Any], words: str) -> None:
         ("llama3-8b", {"zero": 0, "dp": 1, "tp": 8}, "would train in fp32"),
         ("llama3-8b", {"zero": 0, "dp": 4, "tp": 2, "precision": "fp32"}, "copies whole weights"),
         ("deepseek-v3", {"zero": 0, "ep": 8, "precision": "fp32"}, "ep 8 does not divide"),
-        ("qwen3-8b", {"dp": 4, "pp": 2, "global_batch_size": 16}, "no pipeline for its model qwen3"),
+        (
+            "qwen3-8b",
+            {"dp": 4, "pp": 2, "global_batch_size": 16},
+            "no pipeline for its model qwen3",
+        ),
     ],
 )
-def test_what_would_make_the_file_wrong_is_refused(model: str, plan: dict[str, Any], words: str) -> None:
+def test_what_would_make_the_file_wrong_is_refused(
+    model: str, plan: dict[str, Any], words: str
+) -> None:
     with pytest.raises(ValueError, match=words):
         write("torchtitan", model, **{"dp": 8, "zero": 3, "seq_len": 1024, **plan})

@@ -13,11 +13,21 @@ from orchestrator.planner.schedules.orders import SCHEDULES
 
 
 def simulated_time(
-    schedule: Any, pp: Any, virtual_stages: Any, micro_batches: Any, regular: StageTimes, *,
-    first: StageTimes = NOTHING, last: StageTimes = NOTHING, hop_s: Any = 0.0, overlap_s: Any = 0.0,
-) -> PipelineTime:  # fmt: skip
+    schedule: Any,
+    pp: Any,
+    virtual_stages: Any,
+    micro_batches: Any,
+    regular: StageTimes,
+    *,
+    first: StageTimes = NOTHING,
+    last: StageTimes = NOTHING,
+    hop_s: Any = 0.0,
+    overlap_s: Any = 0.0,
+) -> PipelineTime:
     """`pipeline_time` with every row simulated."""
-    code, c = columns._columns(schedule, pp, virtual_stages, micro_batches, regular, first, last, hop_s, overlap_s)
+    code, c = columns._columns(
+        schedule, pp, virtual_stages, micro_batches, regular, first, last, hop_s, overlap_s
+    )
     makespan, busy = np.zeros(code.shape), np.zeros(code.shape)
     for index in np.unique(code).tolist():
         rows = np.flatnonzero(code == index)

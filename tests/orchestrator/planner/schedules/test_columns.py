@@ -22,9 +22,12 @@ extra = st.tuples(*[st.one_of(st.just(0.0), st.floats(0.0, 10.0))] * 3)
 def pipelines(draw, names=SCHEDULES):
     name = draw(st.sampled_from(names))
     pp = draw(st.integers(1, 9))
-    v = {"zbv": 2, "dualpipev": 2, "interleaved_1f1b": draw(st.integers(2, 4)), "zb1p": draw(st.integers(2, 4))}.get(
-        name, 1
-    )
+    v = {
+        "zbv": 2,
+        "dualpipev": 2,
+        "interleaved_1f1b": draw(st.integers(2, 4)),
+        "zb1p": draw(st.integers(2, 4)),
+    }.get(name, 1)
     m = draw(st.integers(1, 40))
     if problem_of(name, pp, v, m):
         m = max(2, m // 4) * pp
@@ -37,8 +40,16 @@ def simulated(name, pp, v, m, regular, first=(0, 0, 0), last=(0, 0, 0), hop=0.0,
     stages[:, -1] += last
     f, b, w = stages
     return simulate(
-        name, pp, m, virtual_stages=v, forward_s=f, backward_s=b, weight_s=w, hop_s=hop, overlap_s=overlap
-    )  # fmt: skip
+        name,
+        pp,
+        m,
+        virtual_stages=v,
+        forward_s=f,
+        backward_s=b,
+        weight_s=w,
+        hop_s=hop,
+        overlap_s=overlap,
+    )
 
 
 @settings(max_examples=300, deadline=None)
@@ -54,11 +65,22 @@ def test_even_stages_are_exact_for_every_schedule(pipeline, f, b, w, saved):
 
 
 @settings(max_examples=300, deadline=None)
-@given(pipelines(UNEVEN_EXACT), st.tuples(seconds, seconds, seconds), extra, extra, st.floats(0.0, 3.0))
-def test_uneven_ends_and_hops_are_exact_where_the_closed_form_is(pipeline, regular, first, last, hop):
+@given(
+    pipelines(UNEVEN_EXACT), st.tuples(seconds, seconds, seconds), extra, extra, st.floats(0.0, 3.0)
+)
+def test_uneven_ends_and_hops_are_exact_where_the_closed_form_is(
+    pipeline, regular, first, last, hop
+):
     name, pp, v, m = pipeline
     closed = pipeline_time(
-        CODE[name], pp, v, m, StageTimes(*regular), first=StageTimes(*first), last=StageTimes(*last), hop_s=hop
+        CODE[name],
+        pp,
+        v,
+        m,
+        StageTimes(*regular),
+        first=StageTimes(*first),
+        last=StageTimes(*last),
+        hop_s=hop,
     )
     run = simulated(*pipeline, regular, first, last, hop)
     assert closed.makespan_s[0] == pytest.approx(run.makespan_s, rel=1e-9)
@@ -74,7 +96,9 @@ def test_uneven_ends_and_hops_are_exact_where_the_closed_form_is(pipeline, regul
     ],
 )
 def test_uneven_ends_and_hops_are_near_for_the_others(name, mean, worst):
-    """Realistic ends: a head worth up to 1.5 chunks, a light embedding, hops up to a tenth of a chunk's forward."""
+    """Realistic ends: a head worth up to 1.5 chunks, a light embedding, hops up to a tenth of a
+    chunk's forward.
+    """
     rng = np.random.default_rng(3)
     n, errors = 24, []
     for pp in (2, 4, 8, 16):
@@ -82,7 +106,8 @@ def test_uneven_ends_and_hops_are_near_for_the_others(name, mean, worst):
             for m in (pp, pp + 1, 2 * pp, 4 * pp, 8 * pp):
                 if problem_of(name, pp, v, m):
                     continue
-                backward = rng.uniform(0.8, 1.3, n) + rng.choice([0, 0.2, 1], n)  # without, some and full recomputation
+                # without, some and full recomputation
+                backward = rng.uniform(0.8, 1.3, n) + rng.choice([0, 0.2, 1], n)
                 regular = StageTimes(np.ones(n), backward, rng.uniform(0.6, 1.05, n))
                 changes = {
                     "first": StageTimes(*rng.uniform(0, 0.1, (3, n))),
@@ -104,11 +129,14 @@ def test_textbook_bubbles():
         return float(pipeline_time(CODE[name], pp, v, m, times).bubble_s[0])
 
     assert bubble("gpipe", 8, 1, 32) == bubble("1f1b", 8, 1, 32) == 7 * 3  # (p - 1)(F + B)
-    assert pipeline_time(CODE["1f1b"], 8, 1, 32, t).bubble_fraction[0] == pytest.approx(7 / (32 + 7))
+    assert pipeline_time(CODE["1f1b"], 8, 1, 32, t).bubble_fraction[0] == pytest.approx(
+        7 / (32 + 7)
+    )
     quarter = StageTimes(0.25, 0.25, 0.25)
     assert bubble("interleaved_1f1b", 8, 4, 32, quarter) == pytest.approx(7 * 3 / 4)
     half = StageTimes(0.5, 0.5, 0.5)
-    assert bubble("zb1p", 8, 2, 32, half) == pytest.approx(7 * 0.5)  # (p - 1)(F + B - 2W), B the full backward
+    # (p - 1)(F + B - 2W), B the full backward
+    assert bubble("zb1p", 8, 2, 32, half) == pytest.approx(7 * 0.5)
     assert bubble("zbv", 8, 2, 32, half) == pytest.approx(7 * 0.5)
     assert bubble("naive", 8, 1, 32) == 32 * 3 * 7
     assert bubble("pipedream", 8, 1, 32) == 0
@@ -134,13 +162,20 @@ def test_rows_of_many_schedules_at_once_are_the_rows_one_by_one():
 
 def test_busy_time_counts_what_pairs_save():
     run = simulated("dualpipev", 3, 2, 11, (1, 1, 1), (0.1, 0, 0.2), (0.5, 0.6, 0.7), 0.01, 0.3)
-    ends = {"first": StageTimes(0.1, 0, 0.2), "last": StageTimes(0.5, 0.6, 0.7), "hop_s": 0.01, "overlap_s": 0.3}
+    ends = {
+        "first": StageTimes(0.1, 0, 0.2),
+        "last": StageTimes(0.5, 0.6, 0.7),
+        "hop_s": 0.01,
+        "overlap_s": 0.3,
+    }
     closed = pipeline_time(CODE["dualpipev"], 3, 2, 11, StageTimes(1, 1, 1), **ends)
     assert closed.busy_s[0] == pytest.approx(run.busy_s.mean())
 
 
 def test_rows_are_refused_exactly_where_one_alone_is():
-    counts = np.stack(np.meshgrid(range(len(SCHEDULES)), range(-1, 5), range(-1, 4), range(-1, 12)), -1).reshape(-1, 4)
+    counts = np.stack(
+        np.meshgrid(range(len(SCHEDULES)), range(-1, 5), range(-1, 4), range(-1, 12)), -1
+    ).reshape(-1, 4)
     for code, pp, v, m in counts[::3].tolist():
         problem = problem_of(SCHEDULES[code], pp, v, m)
         if problem is None:

@@ -3,7 +3,12 @@
 import pytest
 from torch.distributed.pipelining import schedules as theirs
 
-from orchestrator.planner.schedules.orders import Operation, device_of_stage, device_orders, problem_of
+from orchestrator.planner.schedules.orders import (
+    Operation,
+    device_of_stage,
+    device_orders,
+    problem_of,
+)
 
 CLASSES = {
     "gpipe": theirs.ScheduleGPipe,
@@ -13,8 +18,20 @@ CLASSES = {
     "zbv": theirs.ScheduleZBVZeroBubble,
     "dualpipev": theirs.ScheduleDualPipeV,
 }
-KINDS = {theirs.FORWARD: "F", theirs.FULL_BACKWARD: "B", theirs.BACKWARD_INPUT: "I", theirs.BACKWARD_WEIGHT: "W"}
-COUNTS = {"gpipe": (1,), "1f1b": (1,), "interleaved_1f1b": (2, 3, 5), "zb1p": (2, 3, 5), "zbv": (2,), "dualpipev": (2,)}
+KINDS = {
+    theirs.FORWARD: "F",
+    theirs.FULL_BACKWARD: "B",
+    theirs.BACKWARD_INPUT: "I",
+    theirs.BACKWARD_WEIGHT: "W",
+}
+COUNTS = {
+    "gpipe": (1,),
+    "1f1b": (1,),
+    "interleaved_1f1b": (2, 3, 5),
+    "zb1p": (2, 3, 5),
+    "zbv": (2,),
+    "dualpipev": (2,),
+}
 
 
 def torch_orders(name: str, pp: int, v: int, m: int) -> list[list[Operation]]:
@@ -22,23 +39,36 @@ def torch_orders(name: str, pp: int, v: int, m: int) -> list[list[Operation]]:
     schedule = object.__new__(CLASSES[name])
     rounds = max(1, m // pp)
     vars(schedule).update(
-        pp_group_size=pp, _n_microbatches=m, _num_stages=pp * v, num_stages=pp * v, n_local_stages=v,
-        number_of_rounds=rounds, microbatches_per_round=m // rounds,
-    )  # fmt: skip
+        pp_group_size=pp,
+        _n_microbatches=m,
+        _num_stages=pp * v,
+        num_stages=pp * v,
+        n_local_stages=v,
+        number_of_rounds=rounds,
+        microbatches_per_round=m // rounds,
+    )
     if name in ("gpipe", "1f1b"):
         actions = schedule._get_pipeline_order()
     else:
-        actions = {device: schedule._calculate_single_rank_operations(device) for device in range(pp)}
+        actions = {
+            device: schedule._calculate_single_rank_operations(device) for device in range(pp)
+        }
     if name == "zb1p":
         schedule.pipeline_order = actions
         actions = schedule._add_bubbles_to_actions(pp * v)
-    return [[_operation(a) for a in actions[d] if a and a.computation_type != theirs.REDUCE_GRAD] for d in range(pp)]
+    return [
+        [_operation(a) for a in actions[d] if a and a.computation_type != theirs.REDUCE_GRAD]
+        for d in range(pp)
+    ]
 
 
 def _operation(action: theirs._Action) -> Operation:
     if action.sub_actions:
         forward, backward = action.sub_actions
-        assert (forward.computation_type, backward.computation_type) == (theirs.FORWARD, theirs.FULL_BACKWARD)
+        assert (forward.computation_type, backward.computation_type) == (
+            theirs.FORWARD,
+            theirs.FULL_BACKWARD,
+        )
         return Operation("FB", *forward[::2][:2], *backward[::2][:2])
     return Operation(KINDS[action.computation_type], action.stage_index, action.microbatch_index)
 
@@ -49,11 +79,16 @@ def test_orders_are_those_of_torch(name):
     for pp in (1, 2, 3, 4, 5, 8):
         for v in COUNTS[name]:
             for m in range(1, 3 * pp + 4):
-                if problem_of(name, pp, v, m) or (name == "1f1b" and m < pp):  # torch refuses the latter, we run it
+                # torch refuses the latter, we run it
+                if problem_of(name, pp, v, m) or (name == "1f1b" and m < pp):
                     continue
                 expected, ours = torch_orders(name, pp, v, m), device_orders(name, pp, v, m)
-                if name == "1f1b":  # torch's listing counts the last device's forwards from 1; what it runs does not
-                    expected[-1] = [o._replace(micro_batch=o.micro_batch - (o.kind == "F")) for o in expected[-1]]
+                # torch's listing counts the last device's forwards from 1; what it runs does not
+                if name == "1f1b":
+                    expected[-1] = [
+                        o._replace(micro_batch=o.micro_batch - (o.kind == "F"))
+                        for o in expected[-1]
+                    ]
                 assert ours == expected, (pp, v, m)
                 compared += 1
     assert compared >= 40

@@ -11,14 +11,29 @@ from orchestrator.planner.schedules.simulate import simulate, steady_period_s
 from orchestrator.planner.schedules.timeline import timeline
 
 PIPELINES = [
-    ("naive", 4, 1, 3), ("gpipe", 4, 1, 6), ("1f1b", 4, 1, 6), ("1f1b", 5, 1, 2), ("interleaved_1f1b", 3, 2, 6),
-    ("interleaved_1f1b", 4, 3, 10), ("interleaved_1f1b", 4, 2, 3), ("zb1p", 3, 2, 9), ("zb1p", 4, 3, 2),
-    ("zbv", 4, 2, 9), ("zbv", 4, 2, 2), ("dualpipev", 3, 2, 8), ("dualpipev", 1, 2, 4), ("pipedream", 4, 1, 8),
-]  # fmt: skip
+    ("naive", 4, 1, 3),
+    ("gpipe", 4, 1, 6),
+    ("1f1b", 4, 1, 6),
+    ("1f1b", 5, 1, 2),
+    ("interleaved_1f1b", 3, 2, 6),
+    ("interleaved_1f1b", 4, 3, 10),
+    ("interleaved_1f1b", 4, 2, 3),
+    ("zb1p", 3, 2, 9),
+    ("zb1p", 4, 3, 2),
+    ("zbv", 4, 2, 9),
+    ("zbv", 4, 2, 2),
+    ("dualpipev", 3, 2, 8),
+    ("dualpipev", 1, 2, 4),
+    ("pipedream", 4, 1, 8),
+]
 
 
 def uneven(rng, stages):
-    return dict(zip(("forward_s", "backward_s", "weight_s"), rng.uniform(0.5, 2.0, (3, stages)), strict=True))
+    return dict(
+        zip(
+            ("forward_s", "backward_s", "weight_s"), rng.uniform(0.5, 2.0, (3, stages)), strict=True
+        )
+    )
 
 
 @pytest.mark.parametrize(("name", "pp", "v", "m"), PIPELINES)
@@ -46,7 +61,9 @@ def test_nothing_starts_before_its_device_is_free_and_its_input_there(name, pp, 
         if kind == "F" and stage:
             before = [("F", stage - 1)]
         elif kind in "BI":
-            before = [("F", stage)] + ([("B", stage + 1), ("I", stage + 1)] if stage < stages - 1 else [])
+            before = [("F", stage)] + (
+                [("B", stage + 1), ("I", stage + 1)] if stage < stages - 1 else []
+            )
         elif kind == "W":
             before = [("I", stage)]
         ends = [(s, done[k, s, mb]) for k, s in before if (k, s, mb) in done]
@@ -69,16 +86,21 @@ def test_activations_in_flight_are_the_formulas():
                 for m in range(1, 3 * pp + 3):
                     if problem_of(name, pp, v, m):
                         continue
-                    run = simulate(name, pp, m, virtual_stages=v, forward_s=1, backward_s=1, weight_s=1)
+                    run = simulate(
+                        name, pp, m, virtual_stages=v, forward_s=1, backward_s=1, weight_s=1
+                    )
                     ours = in_flight(index, pp, v, m, np.arange(pp))
-                    np.testing.assert_array_equal(run.in_flight, ours, err_msg=f"{name} {pp} {v} {m}")
+                    np.testing.assert_array_equal(
+                        run.in_flight, ours, err_msg=f"{name} {pp} {v} {m}"
+                    )
 
 
 def test_in_flight_figures_of_the_papers():
     code = {name: index for index, name in enumerate(SCHEDULES)}
     assert in_flight(code["gpipe"], 8, 1, 32, 0) == 32
     assert in_flight(code["1f1b"], 8, 1, 32, [0, 3, 7]).tolist() == [8, 5, 1]
-    assert in_flight(code["interleaved_1f1b"], 8, 4, 32, 0) == 8 * (1 + 7 / (8 * 4))  # arXiv 2205.05198, section 5
+    # arXiv 2205.05198, section 5
+    assert in_flight(code["interleaved_1f1b"], 8, 4, 32, 0) == 8 * (1 + 7 / (8 * 4))
     assert in_flight(code["zb1p"], 8, 2, 32, [0, 7]).tolist() == [8, 8]
     assert in_flight(code["zbv"], 8, 2, 32, [0, 7]).tolist() == [8, 8]
     assert in_flight(code["dualpipev"], 8, 2, 32, [0, 7]).tolist() == [8.5, 8.5]
@@ -90,7 +112,9 @@ def test_pipedream_steady_state_has_no_bubble_where_balanced():
     assert run.bubble_fraction == 0 and run.makespan_s == 36
     assert run.in_flight.tolist() == [4, 3, 2, 1]
     heavy = simulate("pipedream", 4, 12, forward_s=[1, 1, 2, 1], backward_s=1, weight_s=1)
-    assert heavy.makespan_s == 12 * 4 and heavy.bubble_fraction == pytest.approx(1 - (3 + 3 + 4 + 3) / 16)
+    assert heavy.makespan_s == 12 * 4 and heavy.bubble_fraction == pytest.approx(
+        1 - (3 + 3 + 4 + 3) / 16
+    )
 
 
 def test_pipedream_period_is_the_rate_a_long_1f1b_run_settles_at():
@@ -102,24 +126,39 @@ def test_pipedream_period_is_the_rate_a_long_1f1b_run_settles_at():
         far = 60 * 12  # divides by every length of cycle up to 6
 
         def span(m, f=f, b=b, w=w, hops=hops, pp=pp):
-            return simulate("1f1b", pp, m, forward_s=f, backward_s=b, weight_s=w, hop_s=hops).makespan_s
+            return simulate(
+                "1f1b", pp, m, forward_s=f, backward_s=b, weight_s=w, hop_s=hops
+            ).makespan_s
 
-        assert (span(far + 60) - span(far)) / 60 == pytest.approx(steady_period_s(f + b + w, hops), rel=1e-9)
+        assert (span(far + 60) - span(far)) / 60 == pytest.approx(
+            steady_period_s(f + b + w, hops), rel=1e-9
+        )
 
 
 @pytest.mark.parametrize(
     ("name", "pp", "v", "m"),
     [
-        ("naive", 3, 1, 64), ("1f1b", 4, 1, 71), ("1f1b", 4, 1, 120), ("interleaved_1f1b", 3, 2, 60),
-        ("interleaved_1f1b", 5, 3, 60), ("interleaved_1f1b", 12, 2, 143), ("zb1p", 3, 2, 60), ("zbv", 3, 2, 62),
+        ("naive", 3, 1, 64),
+        ("1f1b", 4, 1, 71),
+        ("1f1b", 4, 1, 120),
+        ("interleaved_1f1b", 3, 2, 60),
+        ("interleaved_1f1b", 5, 3, 60),
+        ("interleaved_1f1b", 12, 2, 143),
+        ("zb1p", 3, 2, 60),
+        ("zbv", 3, 2, 62),
         ("dualpipev", 3, 2, 61),
     ],
-)  # fmt: skip
+)
 def test_long_steps_are_worked_out_from_short_ones_exactly(monkeypatch, name, pp, v, m):
     rng = np.random.default_rng(m)
     shortened = 0
     for _ in range(6):
-        given = {**uneven(rng, pp * v), "virtual_stages": v, "hop_s": rng.choice([0, 0.2]), "overlap_s": 0.1}
+        given = {
+            **uneven(rng, pp * v),
+            "virtual_stages": v,
+            "hop_s": rng.choice([0, 0.2]),
+            "overlap_s": 0.1,
+        }
         whole = simulate(name, pp, m, **given)
         with monkeypatch.context() as patch:
             patch.setattr(steady, "_MANY", 0)
@@ -169,6 +208,13 @@ def test_timeline_draws_the_first_micro_batches_in_plain_numbers():
     ],
 )
 def test_wrong_input_is_refused_in_words(changes, says):
-    given = {"schedule": "1f1b", "pp": 4, "micro_batches": 8, "forward_s": 1.0, "backward_s": 1.0, "weight_s": 1.0}
+    given = {
+        "schedule": "1f1b",
+        "pp": 4,
+        "micro_batches": 8,
+        "forward_s": 1.0,
+        "backward_s": 1.0,
+        "weight_s": 1.0,
+    }
     with pytest.raises(ValueError, match=says):
         simulate(**{**given, **changes})

@@ -1,4 +1,6 @@
-"""Serving: published KV cache sizes, rooflines against known figures, advice, refusals, and the explain tree."""
+"""Serving: published KV cache sizes, rooflines against known figures, advice, refusals, and the
+explain tree.
+"""
 
 from __future__ import annotations
 
@@ -19,17 +21,22 @@ def ask(model: Any = "llama3-8b", cluster: dict[str, Any] = H200, **more: Any) -
     return answer
 
 
-# bytes per token of the whole model in 16 bit, as published: vLLM paper section 3; DeepSeek, arXiv 2505.09343, table 1
+# bytes per token of the whole model in 16 bit, as published: vLLM paper section 3; DeepSeek, arXiv
+# 2505.09343, table 1
 PUBLISHED = [
     ({"layers": 40, "hidden": 5120, "heads": 40, "head_dim": 128}, 819_200),  # OPT-13B
-    ({"layers": 80, "hidden": 8192, "heads": 64, "kv_heads": 8, "head_dim": 128}, 327_680),  # Qwen-2.5 72B
-    ({"layers": 126, "hidden": 16384, "heads": 128, "kv_heads": 8, "head_dim": 128}, 516_096),  # LLaMA-3.1 405B
+    # Qwen-2.5 72B
+    ({"layers": 80, "hidden": 8192, "heads": 64, "kv_heads": 8, "head_dim": 128}, 327_680),
+    # LLaMA-3.1 405B
+    ({"layers": 126, "hidden": 16384, "heads": 128, "kv_heads": 8, "head_dim": 128}, 516_096),
 ]
 
 
 @pytest.mark.parametrize(("sizes", "published"), PUBLISHED)
 def test_kv_cache_of_published_models(sizes: dict[str, int], published: int) -> None:
-    """Key and value, and key-value heads: a cache without the factor 2 or with query heads is a known mistake."""
+    """Key and value, and key-value heads: a cache without the factor 2 or with query heads is a
+    known mistake.
+    """
     model = {**sizes, "ffn": 4 * sizes["hidden"], "vocab": 32000, "max_seq_len": 8192}
     assert ask(model)["kv_bytes_per_token"] == published
 
@@ -37,24 +44,41 @@ def test_kv_cache_of_published_models(sizes: dict[str, int], published: int) -> 
 def test_the_latent_cache_is_not_divided_by_tp() -> None:
     one, eight = (ask("deepseek-v3", tp=tp, quantize="fp8") for tp in (1, 8))
     assert one["kv_bytes_per_token"] == 70_272  # arXiv 2505.09343, table 1
-    assert one["memory"]["kv_bytes_per_sequence_device"] == eight["memory"]["kv_bytes_per_sequence_device"]
+    assert (
+        one["memory"]["kv_bytes_per_sequence_device"]
+        == eight["memory"]["kv_bytes_per_sequence_device"]
+    )
 
 
 def test_key_value_heads_are_copied_beyond_their_number() -> None:
     held = [ask("llama3-8b", tp=tp)["memory"]["kv_bytes_per_sequence_device"] for tp in (1, 4, 8)]
     assert held[0] == 4 * held[1] == 8 * held[2]
-    mqa = {"layers": 2, "hidden": 512, "heads": 8, "kv_heads": 1, "ffn": 512, "vocab": 512, "max_seq_len": 4096}
+    mqa = {
+        "layers": 2,
+        "hidden": 512,
+        "heads": 8,
+        "kv_heads": 1,
+        "ffn": 512,
+        "vocab": 512,
+        "max_seq_len": 4096,
+    }
     assert len({ask(mqa, tp=tp)["memory"]["kv_bytes_per_sequence_device"] for tp in (1, 2, 8)}) == 1
 
 
 def test_a_window_bounds_the_cache() -> None:
     model = {"layers": 2, "hidden": 512, "heads": 8, "ffn": 512, "vocab": 512, "max_seq_len": 65536}
     whole = ask(model, prompt_len=8192, output_len=8192)["kv_bytes_per_sequence"]
-    assert ask({**model, "window": 1024}, prompt_len=8192, output_len=8192)["kv_bytes_per_sequence"] * 16 == whole
+    assert (
+        ask({**model, "window": 1024}, prompt_len=8192, output_len=8192)["kv_bytes_per_sequence"]
+        * 16
+        == whole
+    )
 
 
 def test_decode_of_13b_on_an_a100_is_near_what_was_measured() -> None:
-    """22.0 ms measured in the vLLM paper's setting (OPT-13B class on A100-40GB); 16.7 ms would be the bare stream."""
+    """22.0 ms measured in the vLLM paper's setting (OPT-13B class on A100-40GB); 16.7 ms would be
+    the bare stream.
+    """
     answer = ask("llama2-13b", {"device": "a100-40g"}, batch=1, prompt_len=128, output_len=128)
     assert answer["tpot_s"] == pytest.approx(22.0e-3, rel=0.1)
     assert answer["bound"] == "memory bandwidth"
@@ -67,8 +91,10 @@ def test_the_crossover_batch_is_peak_over_bandwidth() -> None:
 def test_larger_batches_trade_latency_for_throughput() -> None:
     curve = ask()["curve"]
     assert [point["batch"] for point in curve] == sorted({point["batch"] for point in curve})
-    assert all(a["tpot_s"] <= b["tpot_s"] and a["tokens_per_s"] <= b["tokens_per_s"]
-               for a, b in itertools.pairwise(curve))  # fmt: skip
+    assert all(
+        a["tpot_s"] <= b["tpot_s"] and a["tokens_per_s"] <= b["tokens_per_s"]
+        for a, b in itertools.pairwise(curve)
+    )
 
 
 def test_speculative_gain_follows_leviathan() -> None:
@@ -77,7 +103,9 @@ def test_speculative_gain_follows_leviathan() -> None:
     assert found["accepted_per_step"] == pytest.approx((1 - 0.8**6) / 0.2)
     assert found["speculative_speedup"] == pytest.approx(found["accepted_per_step"] / 1.25)
     assert ask(acceptance=0.05, draft_cost=0.9)["speculative"]["pays"] is False
-    assert ask(acceptance=1.0, draft_tokens=4)["speculative"]["accepted_per_step"] == pytest.approx(5)
+    assert ask(acceptance=1.0, draft_tokens=4)["speculative"]["accepted_per_step"] == pytest.approx(
+        5
+    )
 
 
 def test_what_does_not_fit_says_what_would() -> None:
@@ -86,22 +114,31 @@ def test_what_does_not_fit_says_what_would() -> None:
     for change in answer["try"]:
         field, value = change.split()
         fixed = {field: int(value) if value.isdigit() else value}
-        assert ask("llama3-70b", {"device": "h100-80g", "devices_per_node": 8}, batch=1, **fixed)["fits"], change
+        assert ask("llama3-70b", {"device": "h100-80g", "devices_per_node": 8}, batch=1, **fixed)[
+            "fits"
+        ], change
 
 
 @pytest.mark.parametrize(
     ("change", "field"),
     [
-        ({"tp": 3}, "tp"), ({"tp": 16, "replicas": 64}, "tp"), ({"pp": 64}, "pp"),
+        ({"tp": 3}, "tp"),
+        ({"tp": 16, "replicas": 64}, "tp"),
+        ({"pp": 64}, "pp"),
         ({"prompt_len": 10**6}, "prompt_len"),
-        ({"prompt_len": 0}, "prompt_len"), ({"quantize": "int3"}, "quantize"), ({"colour": "red"}, "colour"),
-        ({"acceptance": 1.5}, "acceptance"), ({"model": "llama9"}, "model"),
+        ({"prompt_len": 0}, "prompt_len"),
+        ({"quantize": "int3"}, "quantize"),
+        ({"colour": "red"}, "colour"),
+        ({"acceptance": 1.5}, "acceptance"),
+        ({"model": "llama9"}, "model"),
     ],
-)  # fmt: skip
+)
 def test_bad_questions_are_told(change: dict[str, Any], field: str) -> None:
     answer = serving({"model": "llama3-8b", "cluster": H200, **change})
     assert answer["ok"] is False
-    assert any(each["field"].startswith(field) and each["says"] for each in answer["problems"]), answer["problems"]
+    assert any(each["field"].startswith(field) and each["says"] for each in answer["problems"]), (
+        answer["problems"]
+    )
 
 
 def test_every_number_opens_its_formula() -> None:

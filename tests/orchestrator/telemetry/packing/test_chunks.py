@@ -35,7 +35,14 @@ def test_a_curve_survives_packing(points: list[tuple[int, int, int, float, float
 
 def batch(steps: list[int], **values: list[float | None]) -> PointBatch:
     return PointBatch(
-        run="1", attempt=1, rank=0, seq=steps, step=steps, tokens=steps, time=[float(s) for s in steps], values=values
+        run="1",
+        attempt=1,
+        rank=0,
+        seq=steps,
+        step=steps,
+        tokens=steps,
+        time=[float(s) for s in steps],
+        values=values,
     )
 
 
@@ -53,5 +60,8 @@ def test_a_missing_value_is_not_a_nan() -> None:
 def test_a_dense_chunk_is_small() -> None:
     """Noise costs its 8 bytes, constants and axes next to nothing."""
     count = np.arange(1, 257)
-    axes, time = np.array([count, count, count * 4096]), 1.79e9 + np.cumsum(np.random.default_rng(0).random(256))
+    axes, time = (
+        np.array([count, count, count * 4096]),
+        1.79e9 + np.cumsum(np.random.default_rng(0).random(256)),
+    )
     assert len(pack_curve(Curve(axes, time, np.full(256, 6e-4)))) < 4 * 256

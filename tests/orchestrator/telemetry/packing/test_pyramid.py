@@ -1,4 +1,6 @@
-"""Summaries: the same whether made of points or of summaries, and with every extreme at its true place."""
+"""Summaries: the same whether made of points or of summaries, and with every extreme at its true
+place.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +34,9 @@ def test_summaries_of_summaries_are_summaries_of_points(bad: float) -> None:
 @pytest.mark.parametrize("bad", [0.0, 0.02, 1.0])
 def test_marks_are_points_of_the_curve_and_hold_its_extremes(bad: float) -> None:
     whole = curve(values(2, bad))
-    rows = np.array([pyramid.summarise(whole.take(np.arange(at, at + 256))) for at in range(0, 1024, 256)])
+    rows = np.array(
+        [pyramid.summarise(whole.take(np.arange(at, at + 256))) for at in range(0, 1024, 256)]
+    )
     marks = pyramid.marks(rows)
     at = marks.seq - 1
     assert np.array_equal(whole.step[at], marks.step)

@@ -11,7 +11,11 @@ from orchestrator.telemetry.packing.reduce import LEAST, reduce
 
 
 @given(
-    st.lists(st.floats(-1e300, 1e300) | st.just(float("nan")) | st.just(float("inf")), min_size=1, max_size=400),
+    st.lists(
+        st.floats(-1e300, 1e300) | st.just(float("nan")) | st.just(float("inf")),
+        min_size=1,
+        max_size=400,
+    ),
     st.integers(LEAST, 120),
 )
 def test_ends_and_extremes_stay_within_the_budget(values: list[float], points: int) -> None:
@@ -24,7 +28,12 @@ def test_ends_and_extremes_stay_within_the_budget(values: list[float], points: i
     finite = y[np.isfinite(y)]
     if len(finite):
         kept = found.y[np.isfinite(found.y)]
-        assert (kept.min(), kept.max(), kept[0], kept[-1]) == (finite.min(), finite.max(), finite[0], finite[-1])
+        assert (kept.min(), kept.max(), kept[0], kept[-1]) == (
+            finite.min(),
+            finite.max(),
+            finite[0],
+            finite[-1],
+        )
     bad = np.flatnonzero(~np.isfinite(y))
     if len(y) <= points or len(bad) <= points // 4:
         assert set(bad) <= set(at)

@@ -1,4 +1,6 @@
-"""Runs of kind evaluate by their command: against transformers and by hand, killed and gone on, and what is refused."""
+"""Runs of kind evaluate by their command: against transformers and by hand, killed and gone on, and
+what is refused.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +26,10 @@ from workers.models.decoder import Decoder
 from workers.models.source import open_weights
 from workers.models.weights import fill_model
 
-TEXT = "To be, or not to be: that is the question. Whether 'tis nobler in the mind to suffer, Zoë. " * 4
+TEXT = (
+    "To be, or not to be: that is the question. Whether 'tis nobler in the mind to suffer, Zoë. "
+    * 4
+)
 
 
 CAT = "the cat sat on the mat"
@@ -56,7 +61,9 @@ class Room:
 
     @property
     def lines(self) -> list[dict[str, Any]]:
-        return [json.loads(row) for row in (self.folder / "run/results.jsonl").read_text().splitlines()]
+        return [
+            json.loads(row) for row in (self.folder / "run/results.jsonl").read_text().splitlines()
+        ]
 
 
 @pytest.fixture
@@ -92,20 +99,28 @@ def test_perplexity_of_a_text_is_transformers(window, stride, room):
     assert found.metrics["loss"] == pytest.approx(total / tokens, rel=1e-5)
     assert found.metrics["perplexity"] == pytest.approx(math.exp(total / tokens), rel=1e-4)
     assert found.metrics["bits_per_byte"] == pytest.approx(total / tokens / math.log(2), rel=0.02)
-    assert found.tokens == tokens == sum(row["tokens"] for row in room.lines) and found.lines == len(room.lines) > 1
+    assert (
+        found.tokens == tokens == sum(row["tokens"] for row in room.lines)
+        and found.lines == len(room.lines) > 1
+    )
 
 
 def test_windows_count_every_token_once_whatever_their_size():
     torch.manual_seed(1)
     decoder = Decoder(ModelSpec.from_dict({**BYTES, "max_seq_len": 64})).eval()
     texts = [
-        ([each * 7 % 256 for each in range(length)], first) for length, first in ((1, 0), (2, 0), (30, 12), (64, 0))
+        ([each * 7 % 256 for each in range(length)], first)
+        for length, first in ((1, 0), (2, 0), (30, 12), (64, 0))
     ]
     whole = losses(decoder, list(windows_of(texts, window=64, stride=32)))
     with torch.no_grad():
-        for (ids, first), lost in zip([each for each in texts if len(each[0]) > 1], whole, strict=True):
+        for (ids, first), lost in zip(
+            [each for each in texts if len(each[0]) > 1], whole, strict=True
+        ):
             logits = decoder(torch.tensor([ids]))[0, :-1]
-            wanted = functional.cross_entropy(logits, torch.tensor(ids[1:]), reduction="none")[max(0, first - 1) :]
+            wanted = functional.cross_entropy(logits, torch.tensor(ids[1:]), reduction="none")[
+                max(0, first - 1) :
+            ]
             assert lost == pytest.approx(float(wanted.sum()), rel=1e-5)
     for window in (2, 5, 33):
         for stride in (1, window - 1):
@@ -118,40 +133,62 @@ def test_windows_count_every_token_once_whatever_their_size():
 
 def test_answers_are_made_compared_and_gone_on_with(room, monkeypatch):
     path = room.file("in.jsonl", [{"id": f"q{n}", "prompt": "ab" * (1 + n)} for n in range(7)])
-    assert room.go(["exact_match", "loss"], path, references=room.file("r.txt", "x\n" * 7), max_new_tokens=6) == 0
+    assert (
+        room.go(
+            ["exact_match", "loss"],
+            path,
+            references=room.file("r.txt", "x\n" * 7),
+            max_new_tokens=6,
+        )
+        == 0
+    )
     answers = [row["answer"] for row in room.lines]
     assert room.results.metrics["exact_match"] == 0
     for name in ("results.json", "results.jsonl", "predictions.jsonl"):
         (room.folder / "run" / name).unlink()
 
-    references = [{"id": f"q{n}", "references": ["no", answers[n]] if n < 5 else ["the other"]} for n in range(7)]
+    references = [
+        {"id": f"q{n}", "references": ["no", answers[n]] if n < 5 else ["the other"]}
+        for n in range(7)
+    ]
     told = room.file("r.jsonl", references[::-1])
     asked = {"references": told, "max_new_tokens": 6}
     stop = "workers.inference.evaluate.run.Evaluation._goes_on"
     metrics = ["exact_match", "rouge", "bleu", "chrf", "loss"]
     with monkeypatch.context() as patch:
-        patch.setattr(stop, lambda self, done, tokens: os.kill(os.getpid(), signal.SIGTERM) or done < 3)
+        patch.setattr(
+            stop, lambda self, done, tokens: os.kill(os.getpid(), signal.SIGTERM) or done < 3
+        )
         assert room.go(metrics, path, **asked) == 67
     assert room.go(metrics, path, **asked) == 0
-    assert [row["answer"] for row in room.lines] == answers and [row["id"] for row in room.lines] == [
-        f"q{n}" for n in range(7)
-    ]
+    assert [row["answer"] for row in room.lines] == answers and [
+        row["id"] for row in room.lines
+    ] == [f"q{n}" for n in range(7)]
     found = room.results.metrics
     assert list(found) == ["exact_match", "rouge1", "rouge2", "rougeL", "bleu", "chrf", "loss"]
-    assert found["exact_match"] == pytest.approx(5 / 7) and found["bleu"] >= 0 and found["chrf"] > 50
-    events = [json.loads(row) for row in (room.folder / "run/rank-0/events.jsonl").read_text().splitlines()]
+    assert (
+        found["exact_match"] == pytest.approx(5 / 7) and found["bleu"] >= 0 and found["chrf"] > 50
+    )
+    events = [
+        json.loads(row)
+        for row in (room.folder / "run/rank-0/events.jsonl").read_text().splitlines()
+    ]
     event = Evaluated.from_dict(RunEvent.from_dict(events[-1]).data)
     assert event.metrics == found and {each.name for each in event.files} == {
-        "results.json", "results.jsonl", "predictions.jsonl",
-    }  # fmt: skip
-    assert room.go(metrics, path, **asked) == 0 and room.results.metrics == found, "nothing is left to do"
+        "results.json",
+        "results.jsonl",
+        "predictions.jsonl",
+    }
+    assert room.go(metrics, path, **asked) == 0 and room.results.metrics == found, (
+        "nothing is left to do"
+    )
 
 
 def test_finished_answers_and_their_scores(room):
     rows = [
         {"id": 1, "text": CAT, "token_ids": [1], "finish_reason": "stop", "reference": CAT},
         {"id": 2, "text": "a dog", "references": ["a small dog", "the dog"]},
-    ]  # fmt: skip
+    ]
     assert room.go(["rouge1", "rougeL", "exact_match", "bleu"], room.file("in.jsonl", rows)) == 0
     found = room.results.metrics
     assert found["exact_match"] == 0.5 and found["rouge1"] == pytest.approx((1 + 0.8) / 2)
@@ -160,7 +197,12 @@ def test_finished_answers_and_their_scores(room):
 
 def test_choices_by_likelihood(room):
     ask = {"prompt": "To be, or ", "choices": ["not to be", "x", "zzz"]}
-    assert room.go(["accuracy", "accuracy_norm"], room.file("in.jsonl", [{"id": 1, **ask, "answer": 0}])) == 0
+    assert (
+        room.go(
+            ["accuracy", "accuracy_norm"], room.file("in.jsonl", [{"id": 1, **ask, "answer": 0}])
+        )
+        == 0
+    )
     (row,) = room.lines
     model = Decoder(ModelSpec.from_dict(BYTES)).eval()
     fill_model(model, open_weights(room.weights))
@@ -170,7 +212,9 @@ def test_choices_by_likelihood(room):
         with torch.no_grad():
             rows = model(ids)[0, :-1].log_softmax(-1).gather(1, ids[0, 1:, None])[:, 0]
         wanted.append(-float(rows[len(ask["prompt"]) - 1 :].sum()))
-    assert row["choices_nll"] == pytest.approx(wanted, rel=1e-4) and row["chosen"] == wanted.index(min(wanted))
+    assert row["choices_nll"] == pytest.approx(wanted, rel=1e-4) and row["chosen"] == wanted.index(
+        min(wanted)
+    )
     assert room.results.metrics["accuracy"] == float(row["chosen"] == 0)
 
 
@@ -178,7 +222,13 @@ def test_the_runs_own_data_and_ids(room):
     assert room.go(["loss"], None, max_tokens=200) == 0
     assert room.results.tokens == 199
     (room.folder / "run/results.jsonl").unlink()
-    assert room.go(["perplexity"], room.file("in.jsonl", [{"id": 1, "token_ids": [1, 2, 3]}, {"text": "abc"}])) == 0
+    assert (
+        room.go(
+            ["perplexity"],
+            room.file("in.jsonl", [{"id": 1, "token_ids": [1, 2, 3]}, {"text": "abc"}]),
+        )
+        == 0
+    )
     assert [row["tokens"] for row in room.lines] == [2, 2]
 
 
@@ -190,10 +240,25 @@ def test_the_runs_own_data_and_ids(room):
         (["bleu"], [{"id": 1, "text": "a"}], None, "bleu compares"),
         (["bleu"], [{"id": 1, "text": "a"}], "a\nb\n", "has 2 lines, the input 1"),
         (["bleu"], [{"id": 1, "text": "a"}], [{"text": "b"}], "line 1 has no id"),
-        (["bleu"], [{"id": 1, "text": "a"}, {"id": 2, "text": "a"}], [{"id": 1, "text": "b"}], "the first is id 2"),
-        (["bleu"], [{"id": 1, "text": "a"}], [{"id": 1, "text": "b"}, {"id": 3, "text": "b"}], "id 3 is not asked for"),
+        (
+            ["bleu"],
+            [{"id": 1, "text": "a"}, {"id": 2, "text": "a"}],
+            [{"id": 1, "text": "b"}],
+            "the first is id 2",
+        ),
+        (
+            ["bleu"],
+            [{"id": 1, "text": "a"}],
+            [{"id": 1, "text": "b"}, {"id": 3, "text": "b"}],
+            "id 3 is not asked for",
+        ),
         (["accuracy"], [{"id": 1, "prompt": "a"}], None, "accuracy asks for choices"),
-        (["accuracy"], [{"id": 1, "prompt": "a", "choices": ["x", "y"], "answer": 2}], None, "answer is 2"),
+        (
+            ["accuracy"],
+            [{"id": 1, "prompt": "a", "choices": ["x", "y"], "answer": 2}],
+            None,
+            "answer is 2",
+        ),
         (["loss"], [{"id": 1, "prompt": 3}], None, "prompt is not what a prompt may be"),
         (["loss"], [{"id": 1}], None, "there is nothing to judge"),
         (["loss"], [{"id": 1, "token_ids": [256]}], None, "the model knows 0 to 255"),
@@ -201,7 +266,7 @@ def test_the_runs_own_data_and_ids(room):
         (["loss"], "", None, "is empty"),
         (["loss"], "[1]", None, "it is no JSON object"),
     ],
-)  # fmt: skip
+)
 def test_what_cannot_be_judged_is_told(metrics, rows, references, says, room, capsys):
     if references is not None:
         references = room.file("r.txt" if isinstance(references, str) else "r.jsonl", references)

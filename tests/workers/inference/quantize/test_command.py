@@ -1,4 +1,6 @@
-"""The command: each method on a small model that knows its text, what it leaves behind, and what it refuses."""
+"""The command: each method on a small model that knows its text, what it leaves behind, and what it
+refuses.
+"""
 
 from __future__ import annotations
 
@@ -25,8 +27,15 @@ from workers.models.hf.saving import save_hugging_face
 from workers.models.source import open_weights
 
 SPEC = {
-    "name": "bytes", "layers": 2, "hidden": 64, "heads": 4, "kv_heads": 4, "ffn": 128, "vocab": 256, "max_seq_len": 64,
-}  # fmt: skip
+    "name": "bytes",
+    "layers": 2,
+    "hidden": 64,
+    "heads": 4,
+    "kv_heads": 4,
+    "ffn": 128,
+    "vocab": 256,
+    "max_seq_len": 64,
+}
 TEXT = "".join(f"{number} times {number} makes {number * number}; " for number in range(160))
 
 
@@ -51,7 +60,9 @@ def train(decoder: Decoder, steps: int, *, lr: float = 3e-3, first: int = 0) -> 
 
 @pytest.fixture(scope="module")
 def taught(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder of a model that was trained for a moment, with inputs that stand out, as those of large models do."""
+    """A folder of a model that was trained for a moment, with inputs that stand out, as those of
+    large models do.
+    """
     torch.manual_seed(3)
     decoder = Decoder(ModelSpec.from_dict(SPEC))
     train(decoder, 90)
@@ -70,18 +81,39 @@ def taught(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def go(taught: Path, to: Path, method: str, *more: str) -> int:
     text = str(taught / "text.txt")
-    told = ["--model", str(taught), "--to", str(to), "--method", method, "--calibrate", text, "--evaluate", text]
-    return main([*told, "--samples", "6", "--window", "48", "--tokens", "480", "--group", "32", *more])
+    told = [
+        "--model",
+        str(taught),
+        "--to",
+        str(to),
+        "--method",
+        method,
+        "--calibrate",
+        text,
+        "--evaluate",
+        text,
+    ]
+    return main(
+        [*told, "--samples", "6", "--window", "48", "--tokens", "480", "--group", "32", *more]
+    )
 
 
 @pytest.mark.parametrize(
     ("method", "share", "worse"),
     [
-        ("int8", 0.5, 1.01), ("smoothquant", 0.5, 1.02), ("fp8", 0.5, 1.1), ("int4", 0.45, 1.5), ("awq", 0.45, 1.3),
-        ("gptq", 0.45, 1.3), ("lowrank", 0.95, 3.0), ("prune", 0.95, 3.0),
+        ("int8", 0.5, 1.01),
+        ("smoothquant", 0.5, 1.02),
+        ("fp8", 0.5, 1.1),
+        ("int4", 0.45, 1.5),
+        ("awq", 0.45, 1.3),
+        ("gptq", 0.45, 1.3),
+        ("lowrank", 0.95, 3.0),
+        ("prune", 0.95, 3.0),
     ],
-)  # fmt: skip
-def test_each_method_leaves_a_folder_that_loads_and_says_what_it_cost(method, share, worse, taught, tmp_path):
+)
+def test_each_method_leaves_a_folder_that_loads_and_says_what_it_cost(
+    method, share, worse, taught, tmp_path
+):
     to = tmp_path / "small"
     assert go(taught, to, method, "--dir", str(tmp_path / "run"), "--keep", "0.8") == 0
     report = json.loads((to / "report.json").read_text())
@@ -94,15 +126,24 @@ def test_each_method_leaves_a_folder_that_loads_and_says_what_it_cost(method, sh
     assert json.loads(event)["data"]["files"][0]["name"] == "report.json"
     if method == "awq":
         scaled = [each for each in report["layers"] if each["name"].endswith("attn.q")]
-        assert all(each["error_with_scales"] < each["error_without"] and each["power"] > 0 for each in scaled)
+        assert all(
+            each["error_with_scales"] < each["error_without"] and each["power"] > 0
+            for each in scaled
+        )
         assert {5, 40} <= set(scaled[0]["saliency"]["top"]) and scaled[0]["saliency"]["curve"]
     config = json.loads((to / "config.json").read_text()).get("quantization_config", {})
     assert config.get("quant_method") == {
-        "int8": "compressed-tensors", "smoothquant": "compressed-tensors", "int4": "awq", "lowrank": "low-rank",
+        "int8": "compressed-tensors",
+        "smoothquant": "compressed-tensors",
+        "int4": "awq",
+        "lowrank": "low-rank",
         "prune": None,
-    }.get(method, method)  # fmt: skip
+    }.get(method, method)
     plain = open_weights(to)
-    assert all(plain.read(name).isfinite().all() for name in ("blocks.0.attn.q.weight", "blocks.1.mlp.down.weight"))
+    assert all(
+        plain.read(name).isfinite().all()
+        for name in ("blocks.0.attn.q.weight", "blocks.1.mlp.down.weight")
+    )
     if method == "prune":
         assert plain.spec.ffn == 96
     assert go(taught, to, method) == 64, "never over what is there"
@@ -131,13 +172,18 @@ def test_scales_change_no_output_and_gptq_loses_less_than_rounding(taught):
         torch.testing.assert_close(folded(ids[0]), wanted, atol=2e-3, rtol=2e-3)
     errors: dict[str, float] = {}
     for method in ("int4", "gptq", "awq"):
-        errors[method] = sum(each["error"] for each in smaller(fresh(), method, ids, group=32).layers)
+        errors[method] = sum(
+            each["error"] for each in smaller(fresh(), method, ids, group=32).layers
+        )
     assert errors["gptq"] < 0.8 * errors["int4"] and errors["awq"] < errors["int4"]
     weight, gram = torch.randn(8, 64), torch.eye(64)
     assert gptq(weight, gram, group=32).order is not None
     for act_order in (True, False):
-        packed = gptq(weight, gram, group=32, act_order=act_order)  # independent inputs: nothing to make up for
-        assert float((packed.weight() - weight).abs().max()) <= 0.51 * float(packed.scales.max()) * 1.1
+        # independent inputs: nothing to make up for
+        packed = gptq(weight, gram, group=32, act_order=act_order)
+        assert (
+            float((packed.weight() - weight).abs().max()) <= 0.51 * float(packed.scales.max()) * 1.1
+        )
 
 
 def test_training_that_knows_of_rounding_loses_less_by_it():
@@ -153,12 +199,16 @@ def test_training_that_knows_of_rounding_loses_less_by_it():
         if aware:
             fake_quantise(decoder, "int4", group=32)
         train(decoder, 40, lr=1e-3, first=60)
-        assert all(each.grad is not None and each.grad.abs().sum() > 0 for each in decoder.parameters())
+        assert all(
+            each.grad is not None and each.grad.abs().sum() > 0 for each in decoder.parameters()
+        )
         for module in decoder.modules():
             module.__dict__.pop("forward", None)
         quantise(decoder, "int4")
         with torch.inference_mode():
-            losses[aware] = float(sum(loss_of(decoder, batch(step)) for step in range(1000, 1004)) / 4)
+            losses[aware] = float(
+                sum(loss_of(decoder, batch(step)) for step in range(1000, 1004)) / 4
+            )
     assert losses[True] < losses[False]
 
 

@@ -1,4 +1,6 @@
-"""Published layouts of few bits: packed here bit by bit as their authors' code does, read back exactly, or refused."""
+"""Published layouts of few bits: packed here bit by bit as their authors' code does, read back
+exactly, or refused.
+"""
 
 from __future__ import annotations
 
@@ -35,7 +37,9 @@ def awq_by_hand(codes_KN: Tensor) -> Tensor:
 
 
 def gptq_by_hand(codes: Tensor, dim: int) -> Tensor:
-    """AutoGPTQ, QuantLinear.pack: eight rows (weights) or columns (zeros) to an int32, the first lowest."""
+    """AutoGPTQ, QuantLinear.pack: eight rows (weights) or columns (zeros) to an int32, the first
+    lowest.
+    """
     turned = codes if dim == 0 else codes.T
     packed = torch.zeros(turned.shape[0] // 8, turned.shape[1], dtype=torch.int64)
     for row in range(turned.shape[0]):
@@ -55,7 +59,9 @@ def numbers(inputs: int, outputs: int, *, least_zero: int = 0) -> tuple[Tensor, 
 
 
 def folder_of(tmp_path: Path, config: dict[str, Any], form: str) -> tuple[Path, dict[str, Tensor]]:
-    """A Llama-shaped folder whose linears are random numbers in that form, and the weights that they mean."""
+    """A Llama-shaped folder whose linears are random numbers in that form, and the weights that
+    they mean.
+    """
     save_hugging_face(InMemory(decoder_of("gqa-bias")), tmp_path)
     told = json.loads((tmp_path / "config.json").read_text())
     (tmp_path / "config.json").write_text(json.dumps({**told, "quantization_config": config}))
@@ -69,10 +75,16 @@ def folder_of(tmp_path: Path, config: dict[str, Any], form: str) -> tuple[Path, 
             parts = {"qweight": awq_by_hand(codes), "qzeros": awq_by_hand(zeros), "scales": scales}
         else:
             if config["desc_act"]:
-                groups = groups[torch.randperm(inputs, generator=torch.Generator().manual_seed(inputs))]
+                groups = groups[
+                    torch.randperm(inputs, generator=torch.Generator().manual_seed(inputs))
+                ]
             stored = zeros - (1 if form == "gptq" else 0)
-            parts = {"qweight": gptq_by_hand(codes, 0), "qzeros": gptq_by_hand(stored, 1), "scales": scales,
-                     "g_idx": groups.int()}  # fmt: skip
+            parts = {
+                "qweight": gptq_by_hand(codes, 0),
+                "qzeros": gptq_by_hand(stored, 1),
+                "scales": scales,
+                "g_idx": groups.int(),
+            }
         tensors |= {f"{prefix}.{part}": each for part, each in parts.items()}
         meant[name] = ((codes - zeros[groups]).float() * scales[groups].float()).T
     save_file(tensors, tmp_path / "model.safetensors", metadata={"format": "pt"})
@@ -86,15 +98,24 @@ GPTQ = {"quant_method": "gptq", "bits": 4, "group_size": GROUP, "desc_act": Fals
 @pytest.mark.parametrize(
     ("form", "config"),
     [
-        ("awq", AWQ), ("gptq", GPTQ), ("gptq", {**GPTQ, "desc_act": True}),
+        ("awq", AWQ),
+        ("gptq", GPTQ),
+        ("gptq", {**GPTQ, "desc_act": True}),
         ("v2", {**GPTQ, "desc_act": True, "checkpoint_format": "gptq_v2"}),
     ],
-)  # fmt: skip
+)
 def test_published_folders_are_read_exactly_and_kept_in_four_bits(form, config, tmp_path):
     folder, meant = folder_of(tmp_path, config, form)
     weights = open_weights(folder)
-    names = {"q_proj": "attn.q", "o_proj": "attn.o", "down_proj": "mlp.down", "gate_proj": "mlp.gate"}
-    decoder = load(ModelSource(path=str(folder)), precision="fp32", device=torch.device("cpu")).decoder
+    names = {
+        "q_proj": "attn.q",
+        "o_proj": "attn.o",
+        "down_proj": "mlp.down",
+        "gate_proj": "mlp.gate",
+    }
+    decoder = load(
+        ModelSource(path=str(folder)), precision="fp32", device=torch.device("cpu")
+    ).decoder
     for theirs, ours in names.items():
         (wanted,) = [each for name, each in meant.items() if ".1." in name and theirs in name]
         assert torch.equal(weights.read(f"blocks.1.{ours}.weight").float(), wanted.half().float())
@@ -102,16 +123,42 @@ def test_published_folders_are_read_exactly_and_kept_in_four_bits(form, config, 
         assert isinstance(layer, Int4Linear)
         torch.testing.assert_close(layer.weight, wanted, atol=0, rtol=4e-3)  # scales in bf16
         x = torch.randn(3, wanted.shape[1])
-        assert float((layer.product(x) - x @ wanted.T).square().sum() / (x @ wanted.T).square().sum()) < 1e-4
+        assert (
+            float((layer.product(x) - x @ wanted.T).square().sum() / (x @ wanted.T).square().sum())
+            < 1e-4
+        )
     with pytest.raises(UserError, match=r"kept as .* already"):
-        load(ModelSource(path=str(folder)), precision="fp32", device=torch.device("cpu"), quantize="int8")
+        load(
+            ModelSource(path=str(folder)),
+            precision="fp32",
+            device=torch.device("cpu"),
+            quantize="int8",
+        )
 
 
 @pytest.mark.parametrize("form", ["awq", "gptq", "gptq_v2", "pack-quantized", "int-quantized"])
 def test_what_is_written_is_what_is_read(form):
-    config: dict[str, Any] = {"awq": AWQ, "gptq": GPTQ, "gptq_v2": {**GPTQ, "checkpoint_format": "gptq_v2"}}.get(form, {
-        "quant_method": "compressed-tensors", "format": form, "config_groups": {"group_0": {"weights": {
-            "num_bits": 8, "type": "int", "symmetric": True, "strategy": "channel"}}}})  # fmt: skip
+    config: dict[str, Any] = {
+        "awq": AWQ,
+        "gptq": GPTQ,
+        "gptq_v2": {**GPTQ, "checkpoint_format": "gptq_v2"},
+    }.get(
+        form,
+        {
+            "quant_method": "compressed-tensors",
+            "format": form,
+            "config_groups": {
+                "group_0": {
+                    "weights": {
+                        "num_bits": 8,
+                        "type": "int",
+                        "symmetric": True,
+                        "strategy": "channel",
+                    }
+                }
+            },
+        },
+    )
     how = read_quantization({"quantization_config": config}, "here")
     assert how is not None
     from workers.models.hf.packed import Packed
@@ -121,7 +168,9 @@ def test_what_is_written_is_what_is_read(form):
         order = torch.randperm(64) if form == "gptq_v2" else None
         given = Packed("int4", codes.to(torch.uint8), scales, zeros.to(torch.uint8), GROUP, order)
         by_hand = (
-            awq_by_hand(codes) if form == "awq" else gptq_by_hand(codes if order is None else codes[order.argsort()], 0)
+            awq_by_hand(codes)
+            if form == "awq"
+            else gptq_by_hand(codes if order is None else codes[order.argsort()], 0)
         )
         assert torch.equal(parts_of(how, given)[0], by_hand)
     else:
@@ -133,7 +182,10 @@ def test_what_is_written_is_what_is_read(form):
 @pytest.mark.parametrize(
     ("spoil", "says"),
     [
-        (lambda t: {**t, "a.qzeros": t["a.qzeros"][:, :1]}, r"a has qweight .*: scales and zeros want \[2, 16\]"),
+        (
+            lambda t: {**t, "a.qzeros": t["a.qzeros"][:, :1]},
+            r"a has qweight .*: scales and zeros want \[2, 16\]",
+        ),
         (lambda t: {**t, "a.scales": t["a.scales"][:1]}, "scales and zeros want|g_idx must name"),
         (lambda t: {**t, "a.qweight": t["a.qweight"].long()}, "packed numbers are int32"),
         (lambda t: {**t, "a.g_idx": t["a.g_idx"] + 1}, "g_idx must name one of 2 groups"),
@@ -144,8 +196,12 @@ def test_what_is_written_is_what_is_read(form):
 )
 def test_corrupt_tensors_are_refused(spoil, says):
     codes, zeros, scales = numbers(64, 16, least_zero=1)
-    good = {"a.qweight": gptq_by_hand(codes, 0), "a.qzeros": gptq_by_hand(zeros - 1, 1), "a.scales": scales,
-            "a.g_idx": torch.arange(64, dtype=torch.int32) // GROUP}  # fmt: skip
+    good = {
+        "a.qweight": gptq_by_hand(codes, 0),
+        "a.qzeros": gptq_by_hand(zeros - 1, 1),
+        "a.scales": scales,
+        "a.g_idx": torch.arange(64, dtype=torch.int32) // GROUP,
+    }
     how = read_quantization({"quantization_config": GPTQ}, "here")
     assert how is not None
     unpack(how, "a", good.__getitem__, "here")
@@ -173,12 +229,18 @@ def test_missing_parts_and_wrong_sizes_are_told(tmp_path):
     folder, _ = folder_of(tmp_path, AWQ, "awq")
     tensors = load_file(folder / "model.safetensors")
     some = next(name for name in tensors if name.endswith("q_proj.scales"))
-    save_file({name: each for name, each in tensors.items() if name != some}, folder / "model.safetensors")
+    save_file(
+        {name: each for name, each in tensors.items() if name != some}, folder / "model.safetensors"
+    )
     with pytest.raises(WeightsError, match="1 tensors are missing, the first is"):
         open_weights(folder)
     prefix = some.removesuffix(".scales")
     codes, zeros, scales = numbers(64, 8)
-    tensors |= {f"{prefix}.qweight": awq_by_hand(codes), f"{prefix}.qzeros": awq_by_hand(zeros), some: scales}
+    tensors |= {
+        f"{prefix}.qweight": awq_by_hand(codes),
+        f"{prefix}.qzeros": awq_by_hand(zeros),
+        some: scales,
+    }
     save_file(tensors, folder / "model.safetensors")
     with pytest.raises(UserError, match=r"has shape \[8, 64\], the configuration wants"):
         load(ModelSource(path=str(folder)), precision="fp32", device=torch.device("cpu"))

@@ -1,4 +1,6 @@
-"""Layers of few bits against the weights that they stand for, and decoders that are loaded with them."""
+"""Layers of few bits against the weights that they stand for, and decoders that are loaded with
+them.
+"""
 
 from __future__ import annotations
 
@@ -21,11 +23,21 @@ from workers.models.shapes import weights_of
 SHAPES: dict[str, dict[str, Any]] = {
     "gqa-bias": {"kv_heads": 2, "bias": "qkv"},
     "mla": {
-        "kv_heads": 4, "attention": "mla",
-        "mla": {"q_lora_rank": 16, "kv_lora_rank": 16, "qk_nope_head_dim": 8, "qk_rope_head_dim": 4, "v_head_dim": 6},
+        "kv_heads": 4,
+        "attention": "mla",
+        "mla": {
+            "q_lora_rank": 16,
+            "kv_lora_rank": 16,
+            "qk_nope_head_dim": 8,
+            "qk_rope_head_dim": 4,
+            "v_head_dim": 6,
+        },
     },
-    "moe": {"moe": {"experts": 4, "top_k": 2, "expert_ffn": 32, "shared_experts": 1}, "tie_embeddings": True},
-}  # fmt: skip
+    "moe": {
+        "moe": {"experts": 4, "top_k": 2, "expert_ffn": 32, "shared_experts": 1},
+        "tie_embeddings": True,
+    },
+}
 # of outputs over their energy: a step of 1/127 and of 1/15 of the range, e4m3's three bits
 MOST = {"int8": 1e-4, "w8a8": 3e-4, "int4": 2e-2, "fp8": 2e-3}
 
@@ -45,10 +57,14 @@ def spec_of(**more: Any) -> ModelSpec:
 
 
 @pytest.mark.parametrize("kind", MOST)
-@pytest.mark.parametrize(("inputs", "outputs", "rows"), [(64, 32, 1), (64, 32, 40), (72, 20, 3), (160, 48, 30)])
+@pytest.mark.parametrize(
+    ("inputs", "outputs", "rows"), [(64, 32, 1), (64, 32, 40), (72, 20, 3), (160, 48, 30)]
+)
 def test_a_layer_is_its_weight(kind, inputs, outputs, rows):
     generator = torch.Generator().manual_seed(inputs + rows)
-    weight, bias = (torch.randn(shape, generator=generator) for shape in ((outputs, inputs), (outputs,)))
+    weight, bias = (
+        torch.randn(shape, generator=generator) for shape in ((outputs, inputs), (outputs,))
+    )
     x = torch.randn(2, rows, inputs, generator=generator)
     layer = rounded(weight, kind, bias=bias, group=32)
     wanted = x @ weight.T + bias
@@ -57,7 +73,9 @@ def test_a_layer_is_its_weight(kind, inputs, outputs, rows):
     assert float((got - wanted).square().sum() / wanted.square().sum()) < MOST[kind]
     # the product is that of the weight, up to bf16 on a CPU and rounded activations
     own = x @ layer.weight.float().T + bias
-    assert float((got - own).square().sum() / own.square().sum()) < (2e-3 if kind == "fp8" else 2e-4)
+    assert float((got - own).square().sum() / own.square().sum()) < (
+        2e-3 if kind == "fp8" else 2e-4
+    )
     assert layer.weight_bytes < weight.nbytes * (0.3 if kind == "int4" else 0.6)
 
 
@@ -115,13 +133,17 @@ def test_loading_in_few_bits_is_loading_and_rounding(kind, tmp_path: Path):
     decoder = decoder_of("gqa-bias")
     save_hugging_face(InMemory(decoder), tmp_path)
     device = torch.device("cpu")
-    loaded = load(ModelSource(path=str(tmp_path)), precision="fp32", device=device, quantize=kind).decoder
+    loaded = load(
+        ModelSource(path=str(tmp_path)), precision="fp32", device=device, quantize=kind
+    ).decoder
     quantise(decoder, kind)
     ids = torch.arange(30).view(1, -1)
     with torch.inference_mode():
         torch.testing.assert_close(loaded(ids), decoder(ids))
     again = load(spec_of(), precision="bf16", device=device, quantize=kind).decoder
-    assert again(ids).isfinite().all() and not any(each.is_meta for each in again.state_dict().values())
+    assert again(ids).isfinite().all() and not any(
+        each.is_meta for each in again.state_dict().values()
+    )
 
 
 def test_a_weight_that_is_not_finite_is_named(tmp_path: Path):
@@ -130,4 +152,9 @@ def test_a_weight_that_is_not_finite_is_named(tmp_path: Path):
         decoder.get_parameter("blocks.1.mlp.up.weight")[3, 4] = float("nan")
     save_hugging_face(InMemory(decoder), tmp_path)
     with pytest.raises(UserError, match=r"blocks\.1\.mlp\.up\.weight: .*NaN"):
-        load(ModelSource(path=str(tmp_path)), precision="fp32", device=torch.device("cpu"), quantize="int8")
+        load(
+            ModelSource(path=str(tmp_path)),
+            precision="fp32",
+            device=torch.device("cpu"),
+            quantize="int8",
+        )

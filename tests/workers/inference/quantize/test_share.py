@@ -1,4 +1,6 @@
-"""Shares of a weight in few bits: together they are the whole one, code by code; what does not come apart is told."""
+"""Shares of a weight in few bits: together they are the whole one, code by code; what does not come
+apart is told.
+"""
 
 from __future__ import annotations
 
@@ -29,24 +31,39 @@ def layer(packed: Packed) -> QuantisedLinear:
 @pytest.mark.parametrize(
     ("kind", "out", "into", "group", "ends"),
     [
-        ("int8", 30, 50, 32, (0, 17, 50)), ("int4", 30, 128, 64, (0, 64, 128)), ("int4", 32, 144, 64, (0, 48, 144)),
-        ("int4", 8, 50, 16, (0, 32, 50)), ("int4", 16, 96, 96, (0, 48, 96)), ("fp8", 256, 300, 32, (0, 256, 300)),
+        ("int8", 30, 50, 32, (0, 17, 50)),
+        ("int4", 30, 128, 64, (0, 64, 128)),
+        ("int4", 32, 144, 64, (0, 48, 144)),
+        ("int4", 8, 50, 16, (0, 32, 50)),
+        ("int4", 16, 96, 96, (0, 48, 96)),
+        ("fp8", 256, 300, 32, (0, 256, 300)),
         ("low-rank", 20, 33, 32, (0, 9, 33)),
     ],
-)  # fmt: skip
-def test_shares_of_inputs_add_up_and_shares_of_outputs_stand_side_by_side(kind, out, into, group, ends):
+)
+def test_shares_of_inputs_add_up_and_shares_of_outputs_stand_side_by_side(
+    kind, out, into, group, ends
+):
     packed = whole(kind, out, into, group)
     expected, x = layer(packed), torch.randn(3, into)
     spans = list(pairwise(ends))
     parts = [layer(inputs(packed, *span)) for span in spans]
-    torch.testing.assert_close(torch.cat([each.weight for each in parts], 1), expected.weight, atol=1e-6, rtol=1e-6)
+    torch.testing.assert_close(
+        torch.cat([each.weight for each in parts], 1), expected.weight, atol=1e-6, rtol=1e-6
+    )
     summed = sum(part(x[:, start:stop]) for part, (start, stop) in zip(parts, spans, strict=True))
-    exact = kind in ("fp8", "low-rank")  # the others round what a CPU multiplies to bf16, each share for itself
-    torch.testing.assert_close(summed, expected(x), atol=1e-4 if exact else 0.2, rtol=1e-4 if exact else 2e-2)
+    # the others round what a CPU multiplies to bf16, each share for itself
+    exact = kind in ("fp8", "low-rank")
+    torch.testing.assert_close(
+        summed, expected(x), atol=1e-4 if exact else 0.2, rtol=1e-4 if exact else 2e-2
+    )
     edge = 128 if kind == "fp8" else out // 3
     halves = [layer(outputs(packed, *span)) for span in ((0, edge), (edge, out))]
-    torch.testing.assert_close(torch.cat([each.weight for each in halves]), expected.weight, atol=1e-6, rtol=1e-6)
-    torch.testing.assert_close(torch.cat([each(x) for each in halves], 1), expected(x), atol=1e-4, rtol=8e-3)
+    torch.testing.assert_close(
+        torch.cat([each.weight for each in halves]), expected.weight, atol=1e-6, rtol=1e-6
+    )
+    torch.testing.assert_close(
+        torch.cat([each(x) for each in halves], 1), expected(x), atol=1e-4, rtol=8e-3
+    )
 
 
 def test_one_tile_may_be_shared_by_outputs():
@@ -70,7 +87,11 @@ def test_what_does_not_come_apart_is_told(packed: Packed, take: Any, span: Any, 
 
 
 def test_inputs_by_importance_do_not_come_apart_but_outputs_do():
-    codes, scales, zeros = (torch.ones(64, 8, dtype=torch.uint8), torch.rand(2, 8), torch.ones(2, 8, dtype=torch.uint8))
+    codes, scales, zeros = (
+        torch.ones(64, 8, dtype=torch.uint8),
+        torch.rand(2, 8),
+        torch.ones(2, 8, dtype=torch.uint8),
+    )
     packed = Packed("int4", codes, scales, zeros, 32, torch.randperm(64))
     with pytest.raises(ValueError, match="grouped by importance"):
         inputs(packed, 0, 32)

@@ -1,4 +1,6 @@
-"""A model that no one trained, of 256 words with a chat template, and its serve run in a thread of this process."""
+"""A model that no one trained, of 256 words with a chat template, and its serve run in a thread of
+this process.
+"""
 
 from __future__ import annotations
 
@@ -26,10 +28,18 @@ from workers.inference.serve import run_serve
 from workers.inference.surroundings import Surroundings
 
 SHAPE = {
-    "name": "words", "layers": 2, "hidden": 32, "heads": 4, "kv_heads": 2, "ffn": 48, "vocab": 256, "max_seq_len": 256,
-}  # fmt: skip
+    "name": "words",
+    "layers": 2,
+    "hidden": 32,
+    "heads": 4,
+    "kv_heads": 2,
+    "ffn": 48,
+    "vocab": 256,
+    "max_seq_len": 256,
+}
 TEMPLATE = (
-    "{% for each in messages %}{% if each.role == 'nobody' %}{{ raise_exception('nobody speaks') }}{% endif %}"
+    "{% for each in messages %}{% if each.role == 'nobody' %}{{ raise_exception('nobody speaks') "
+    "}}{% endif %}"
     "w1 {{ each.content }} w2 {% endfor %}w3"
 )
 FENCE = "f" * 32
@@ -40,7 +50,9 @@ def weights(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = Path(tmp_path_factory.mktemp("served")) / "wordy"
     folder.mkdir()
     untrained_folder(folder, SHAPE)
-    words = tokenizers.Tokenizer(tokenizers.models.WordLevel({f"w{n}": n for n in range(256)}, unk_token="w0"))
+    words = tokenizers.Tokenizer(
+        tokenizers.models.WordLevel({f"w{n}": n for n in range(256)}, unk_token="w0")
+    )
     words.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
     words.save(str(folder / "tokenizer.json"))
     (folder / "tokenizer_config.json").write_text(json.dumps({"chat_template": TEMPLATE}))
@@ -48,7 +60,8 @@ def weights(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 class Serving:
-    """A serve run in a thread a rank, each with a run directory of its own as on nodes of their own; `ask` asks for its
+    """A serve run in a thread a rank, each with a run directory of its own as on nodes of their
+    own; `ask` asks for its
     end by control.json, `ended` gives its outcome."""
 
     def __init__(self, folder: Path, weights: Path, *, ranks: int = 1, **body: Any) -> None:
@@ -61,7 +74,10 @@ class Serving:
         (folder / "spec.json").write_text(json.dumps(spec))
         self.outcome: Outcome | BaseException | None = None
         self._clients: list[openai.OpenAI] = []
-        self._threads = [threading.Thread(target=self._run, args=(rank, ranks), daemon=True) for rank in range(ranks)]
+        self._threads = [
+            threading.Thread(target=self._run, args=(rank, ranks), daemon=True)
+            for rank in range(ranks)
+        ]
         for thread in self._threads:
             thread.start()
         told = self.event("serving")
@@ -70,9 +86,13 @@ class Serving:
         self.http = httpx.Client(base_url=self.url, timeout=90, trust_env=False)
 
     def _run(self, rank: int, ranks: int) -> None:
-        around = Surroundings(rank, ranks, rank, ranks, "9", 1, FENCE, "127.0.0.1", self._folders[rank])
+        around = Surroundings(
+            rank, ranks, rank, ranks, "9", 1, FENCE, "127.0.0.1", self._folders[rank]
+        )
         try:
-            outcome: Outcome | BaseException = run_serve(load_run(self.folder / "spec.json"), around)
+            outcome: Outcome | BaseException = run_serve(
+                load_run(self.folder / "spec.json"), around
+            )
         except BaseException as error:
             outcome = error
         if rank == 0:
@@ -84,14 +104,22 @@ class Serving:
         return found
 
     def state(self) -> EngineState:
-        return EngineState.model_validate(self.http.get("/internal/state", headers=self.house).json())
+        return EngineState.model_validate(
+            self.http.get("/internal/state", headers=self.house).json()
+        )
 
     def settled(self) -> EngineState:
         """The state once nothing is on its way."""
-        return self.until(lambda: found if not (found := self.state()).running + found.waiting else None)
+        return self.until(
+            lambda: found if not (found := self.state()).running + found.waiting else None
+        )
 
     def event(self, kind: str) -> dict[str, Any]:
-        return self.until(lambda: next((each["data"] for each in self.lines("events") if each["type"] == kind), None))
+        return self.until(
+            lambda: next(
+                (each["data"] for each in self.lines("events") if each["type"] == kind), None
+            )
+        )
 
     def lines(self, name: str, rank: int = 0) -> list[dict[str, Any]]:
         path = self._folders[rank] / f"rank-{rank}" / f"{name}.jsonl"
@@ -105,11 +133,15 @@ class Serving:
             if self.outcome is not None and not self._threads[0].is_alive():
                 break
             time.sleep(0.01)
-        raise AssertionError(f"not within {seconds} s; outcome {self.outcome!r}, events {self.lines('events')}")
+        raise AssertionError(
+            f"not within {seconds} s; outcome {self.outcome!r}, events {self.lines('events')}"
+        )
 
     def ask(self, action: str = "stop", *, grace_s: float = 10) -> None:
         for each in self._folders:
-            (each / "control.json").write_text(json.dumps({"action": action, "id": 1, "grace_s": grace_s}))
+            (each / "control.json").write_text(
+                json.dumps({"action": action, "id": 1, "grace_s": grace_s})
+            )
 
     def ended(self) -> Outcome | BaseException | None:
         for thread in self._threads:
@@ -126,12 +158,18 @@ def asked(serving: Serving, body: dict[str, Any]) -> Iterator[socket.socket]:
     text = json.dumps(body)
     host, port = serving.url.removeprefix("http://").split(":")
     with socket.create_connection((host, int(port)), timeout=90) as line:
-        line.sendall(f"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: {len(text)}\r\n\r\n{text}".encode())
+        line.sendall(
+            (
+                "POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: "
+                f"{len(text)}\r\n\r\n{text}"
+            ).encode()
+        )
         yield line
 
 
 class Steps:
-    """The steps of all engines of this process: as they come, or one when a test says so. Meanwhile an engine takes
+    """The steps of all engines of this process: as they come, or one when a test says so. Meanwhile
+    an engine takes
     requests, gives them up and tells its state, as between any two steps."""
 
     def __init__(self) -> None:
@@ -165,7 +203,9 @@ def steps(monkeypatch: pytest.MonkeyPatch) -> Iterator[Steps]:
 
 @pytest.fixture(scope="module")
 def serving(tmp_path_factory: pytest.TempPathFactory, weights: Path) -> Iterator[Serving]:
-    made = Serving(tmp_path_factory.mktemp("run"), weights, max_seqs=4, max_waiting=60, kv_blocks=200)
+    made = Serving(
+        tmp_path_factory.mktemp("run"), weights, max_seqs=4, max_waiting=60, kv_blocks=200
+    )
     yield made
     made.ask()
     made.ended()

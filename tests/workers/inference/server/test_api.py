@@ -1,4 +1,6 @@
-"""The server as the real `openai` client sees it: answers, streams, scores, and every refusal by its class."""
+"""The server as the real `openai` client sees it: answers, streams, scores, and every refusal by
+its class.
+"""
 
 from __future__ import annotations
 
@@ -19,28 +21,45 @@ GREEDY: dict[str, Any] = {"temperature": 0, "extra_body": {"repetition_penalty":
 def test_a_stream_is_the_whole_answer_and_a_chat_its_template(serving):
     client = serving.client()
     assert [each.id for each in client.models.list()] == ["wordy"]
-    whole = client.completions.create(model="wordy", prompt="w1 w7 w9 w2 w3", max_tokens=12, **GREEDY)
+    whole = client.completions.create(
+        model="wordy", prompt="w1 w7 w9 w2 w3", max_tokens=12, **GREEDY
+    )
     text = whole.choices[0].text
     assert len(text.split()) == 12 and whole.choices[0].finish_reason == "length"
     assert (whole.usage.prompt_tokens, whole.usage.completion_tokens) == (5, 12)
     chunks = list(
         client.completions.create(
-            model="wordy", prompt=[1, 7, 9, 2, 3], max_tokens=12, stream=True, stream_options={"include_usage": True},
+            model="wordy",
+            prompt=[1, 7, 9, 2, 3],
+            max_tokens=12,
+            stream=True,
+            stream_options={"include_usage": True},
             **GREEDY,
         )
-    )  # fmt: skip
+    )
     assert "".join(each.choices[0].text for each in chunks[:-1]) == text
     assert chunks[-1].choices == [] and chunks[-1].usage.completion_tokens == 12
-    chat = client.chat.completions.create(model="wordy", messages=CHAT, max_completion_tokens=12, **GREEDY)
+    chat = client.chat.completions.create(
+        model="wordy", messages=CHAT, max_completion_tokens=12, **GREEDY
+    )
     assert chat.choices[0].message.content == text and chat.choices[0].message.role == "assistant"
-    with client.chat.completions.create(model="wordy", messages=CHAT, max_tokens=12, stream=True, **GREEDY) as stream:
+    with client.chat.completions.create(
+        model="wordy", messages=CHAT, max_tokens=12, stream=True, **GREEDY
+    ) as stream:
         said = [each.choices[0].delta for each in stream]
     assert said[0].role == "assistant" and "".join(each.content or "" for each in said) == text
     words = text.split()
-    parts = [{"role": "user", "content": [{"type": "text", "text": "w7 "}, {"type": "text", "text": "w9"}]}]
+    parts = [
+        {
+            "role": "user",
+            "content": [{"type": "text", "text": "w7 "}, {"type": "text", "text": "w9"}],
+        }
+    ]
     stop = f"{words[5]} {words[6][:2]}"
     for stream_it in (False, True):
-        got = client.chat.completions.create(model="wordy", messages=parts, stop=stop, stream=stream_it, **GREEDY)
+        got = client.chat.completions.create(
+            model="wordy", messages=parts, stop=stop, stream=stream_it, **GREEDY
+        )
         shown = "".join(each.choices[0].delta.content or "" for each in got) if stream_it else None
         shown = shown if stream_it else got.choices[0].message.content
         assert shown == text[: text.index(stop)], "nothing of a stop string is ever shown"
@@ -56,7 +75,9 @@ def test_several_answers_seeds_and_scores(serving):
     assert len({each.text for each in first.choices}) == 4 and first.usage.prompt_tokens == 5
     scores = first.choices[3].logprobs
     assert "".join(scores.tokens).replace("w", " w").split() == first.choices[3].text.split()
-    assert max(scores.token_logprobs) < 0 and all(2 <= len(each) <= 3 for each in scores.top_logprobs)
+    assert max(scores.token_logprobs) < 0 and all(
+        2 <= len(each) <= 3 for each in scores.top_logprobs
+    )
     chat = client.chat.completions.create(
         messages=CHAT, logprobs=True, top_logprobs=3, logit_bias={"77": 100}, temperature=0, **asked
     )
@@ -80,7 +101,12 @@ REFUSED: list[tuple[dict[str, Any], type[openai.APIStatusError], str | None]] = 
     ({"logit_bias": {"7": 1000}}, openai.BadRequestError, "logit_bias"),
     ({"response_format": {"type": "json_schema"}}, openai.BadRequestError, "response_format"),
     (
-        {"response_format": {"type": "json_schema", "json_schema": {"name": "x", "schema": {"type": "no"}}}},
+        {
+            "response_format": {
+                "type": "json_schema",
+                "json_schema": {"name": "x", "schema": {"type": "no"}},
+            }
+        },
         openai.BadRequestError,
         "response_format",
     ),
@@ -89,7 +115,11 @@ REFUSED: list[tuple[dict[str, Any], type[openai.APIStatusError], str | None]] = 
     ({"messages": []}, openai.BadRequestError, "messages"),
     ({"messages": [{"role": "user", "content": "w1 " * 300}]}, openai.BadRequestError, "messages"),
     ({"messages": [{"role": "nobody", "content": "w1"}]}, openai.BadRequestError, "messages"),
-    ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, openai.BadRequestError, None),
+    (
+        {"messages": [{"role": "user", "content": [{"type": "image_url"}]}]},
+        openai.BadRequestError,
+        None,
+    ),
     ({"extra_body": {"wish": 1}}, openai.BadRequestError, "wish"),
     ({"stream_options": {"include_usage": True}}, openai.BadRequestError, "stream_options"),
 ]
@@ -102,8 +132,12 @@ def test_what_cannot_be_done_is_refused_as_openai_refuses_it(serving, stream):
         if stream and "stream_options" in wrong:
             continue
         with pytest.raises(kind) as caught:
-            client.chat.completions.create(**{"model": "wordy", "messages": CHAT, "stream": stream, **wrong})
-        assert caught.value.body["message"] and (param is None or caught.value.param == param), wrong
+            client.chat.completions.create(
+                **{"model": "wordy", "messages": CHAT, "stream": stream, **wrong}
+            )
+        assert caught.value.body["message"] and (param is None or caught.value.param == param), (
+            wrong
+        )
     with pytest.raises(openai.BadRequestError) as caught:
         client.completions.create(model="wordy", prompt=[1, 256], stream=stream)
     assert caught.value.param == "prompt"
@@ -114,10 +148,14 @@ def test_what_cannot_be_done_is_refused_as_openai_refuses_it(serving, stream):
 def test_what_is_no_request_at_all(serving):
     for content in (b"{", b"[1]", b'{"prompt": NaN}', b"[" * 100_000, b"\xff", b""):
         answer = serving.http.post("/v1/completions", content=content)
-        assert answer.status_code == 400 and answer.json()["error"]["type"] == "invalid_request_error", content[:9]
+        assert (
+            answer.status_code == 400 and answer.json()["error"]["type"] == "invalid_request_error"
+        ), content[:9]
     assert serving.http.get("/v1/engines").status_code == 404
     assert serving.http.get("/v1/completions").json()["error"]["code"] == "unknown_url"
-    assert serving.http.get("/internal/state").status_code == 401, "the state is the control plane's alone"
+    assert serving.http.get("/internal/state").status_code == 401, (
+        "the state is the control plane's alone"
+    )
     assert serving.http.get("/health").json() == {"status": "ok"}
 
 
@@ -138,8 +176,11 @@ def test_a_client_that_vanishes_leaves_nothing_behind(serving, steps):
 
 
 def _kept(*, max_new_tokens: int) -> list[Ticket]:
-    with warnings.catch_warnings(action="ignore", category=ResourceWarning):  # of other tests' clients
+    # of other tests' clients
+    with warnings.catch_warnings(action="ignore", category=ResourceWarning):
         gc.collect()
     return [
-        each for each in gc.get_objects() if type(each) is Ticket and each.sampling.max_new_tokens == max_new_tokens
+        each
+        for each in gc.get_objects()
+        if type(each) is Ticket and each.sampling.max_new_tokens == max_new_tokens
     ]

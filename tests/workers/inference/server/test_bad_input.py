@@ -1,4 +1,6 @@
-"""Whatever a client sends: OpenAI's error, the right status, a server that goes on, and nothing kept or given away."""
+"""Whatever a client sends: OpenAI's error, the right status, a server that goes on, and nothing
+kept or given away.
+"""
 
 from __future__ import annotations
 
@@ -21,12 +23,51 @@ ASKED: dict[str, dict[str, Any]] = {
     "/v1/chat/completions": {"messages": [{"role": "user", "content": "ab"}], "max_tokens": 2},
 }
 FIELDS = [
-    "model", "stream", "stream_options", "n", "max_tokens", "temperature", "top_p", "stop", "seed", "presence_penalty",
-    "frequency_penalty", "logprobs", "logit_bias", "response_format", "prompt", "echo", "best_of", "suffix", "messages",
-    "max_completion_tokens", "top_logprobs", "top_k", "min_p", "repetition_penalty", "ignore_eos", "regex", "grammar",
-    "priority", "no_such_field",
-]  # fmt: skip
-VALUES = [-1, 1.5, 1e999, -1e999, 10**4000, True, [], [1], {"a": 1}, 5e-324, 2**63, "\ud800", "y" * 3000]
+    "model",
+    "stream",
+    "stream_options",
+    "n",
+    "max_tokens",
+    "temperature",
+    "top_p",
+    "stop",
+    "seed",
+    "presence_penalty",
+    "frequency_penalty",
+    "logprobs",
+    "logit_bias",
+    "response_format",
+    "prompt",
+    "echo",
+    "best_of",
+    "suffix",
+    "messages",
+    "max_completion_tokens",
+    "top_logprobs",
+    "top_k",
+    "min_p",
+    "repetition_penalty",
+    "ignore_eos",
+    "regex",
+    "grammar",
+    "priority",
+    "no_such_field",
+]
+VALUES = [
+    -1,
+    1.5,
+    1e999,
+    -1e999,
+    10**4000,
+    True,
+    [],
+    [1],
+    {"a": 1},
+    5e-324,
+    2**63,
+    "\ud800",
+    "y" * 3000,
+]
 
 
 @pytest.fixture(scope="module")
@@ -38,16 +79,22 @@ def bytewise(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Serving]:
     words = tokenizers.ByteLevelBPETokenizer()
     words.train_from_iterator(["ab"], vocab_size=256)
     words.save(str(weights / "tokenizer.json"))
-    (weights / "tokenizer_config.json").write_text(json.dumps({"chat_template": TEMPLATE, "eos_token": "!"}))
+    (weights / "tokenizer_config.json").write_text(
+        json.dumps({"chat_template": TEMPLATE, "eos_token": "!"})
+    )
     made = Serving(tmp_path_factory.mktemp("run"), weights, max_seqs=4, max_waiting=8, kv_blocks=24)
     yield made
     made.ask()
     assert made.ended().exit_class == "ok"  # type: ignore[union-attr]
 
 
-def told(serving: Serving, path: str, content: str | bytes | dict[str, Any]) -> tuple[int, dict[str, Any]]:
+def told(
+    serving: Serving, path: str, content: str | bytes | dict[str, Any]
+) -> tuple[int, dict[str, Any]]:
     """Status and error; an answer of 200 has none."""
-    answer = serving.http.post(path, content=json.dumps(content) if isinstance(content, dict) else content)
+    answer = serving.http.post(
+        path, content=json.dumps(content) if isinstance(content, dict) else content
+    )
     if answer.status_code == 200:
         assert '"error"' not in answer.text
         return 200, {}
@@ -74,14 +121,20 @@ def test_absurd_values_of_every_field_are_told(bytewise, path):
 @pytest.mark.parametrize(
     ("asked", "param"),
     [
-        ({"prompt": "a" * 96}, "prompt"), ({"prompt": [10**4000]}, "prompt"), ({"prompt": ["a"] * 2049}, "prompt"),
-        ({"stop": "x" * 1001}, "stop"), ({"repetition_penalty": 1e-40}, "repetition_penalty"),
+        ({"prompt": "a" * 96}, "prompt"),
+        ({"prompt": [10**4000]}, "prompt"),
+        ({"prompt": ["a"] * 2049}, "prompt"),
+        ({"stop": "x" * 1001}, "stop"),
+        ({"repetition_penalty": 1e-40}, "repetition_penalty"),
         ({"logit_bias": {"1": 10**400}}, "logit_bias"),
-        ({"response_format": {"type": "json_schema", "json_schema": {"schema": None}}}, "response_format"),
+        (
+            {"response_format": {"type": "json_schema", "json_schema": {"schema": None}}},
+            "response_format",
+        ),
         ({"regex": "((a?){60}){60}a{60}"}, "regex"),  # its reader gives up at the first token
         ({"grammar": "start: start"}, "grammar"),
     ],
-)  # fmt: skip
+)
 def test_what_would_harm_others_is_refused_by_name(bytewise, asked, param):
     status, error = told(bytewise, "/v1/completions", {"prompt": "a", **asked})
     assert status == 400 and error["param"] == param, error
@@ -90,7 +143,10 @@ def test_what_would_harm_others_is_refused_by_name(bytewise, asked, param):
 def test_a_form_that_grows_beyond_its_reader_ends_its_own_answer_alone(bytewise, monkeypatch):
     """As where the reader's limits are reached in the middle of an answer."""
     asked = {"prompt": "a", "regex": "[ab]{9}", "max_tokens": 9}
-    monkeypatch.setattr("workers.inference.constrain.guide.Guide.take", lambda self, token: setattr(self, "lost", True))
+    monkeypatch.setattr(
+        "workers.inference.constrain.guide.Guide.take",
+        lambda self, token: setattr(self, "lost", True),
+    )
     assert told(bytewise, "/v1/completions", asked)[0] == 200
     cut = bytewise.http.post("/v1/completions", json=asked).json()
     assert (cut["usage"]["completion_tokens"], cut["choices"][0]["finish_reason"]) == (1, "length")
@@ -104,20 +160,33 @@ def test_a_form_that_grows_beyond_its_reader_ends_its_own_answer_alone(bytewise,
 def test_a_template_that_refuses_does_not_say_where_it_lies(bytewise):
     asked = {"messages": [{"role": "nobody", "content": "a"}]}
     status, error = told(bytewise, "/v1/chat/completions", asked)
-    assert (status, error["code"]) == (400, "chat_template") and "bytewise: its chat template" in error["message"]
+    assert (status, error["code"]) == (
+        400,
+        "chat_template",
+    ) and "bytewise: its chat template" in error["message"]
 
 
 def test_bodies_that_are_none(bytewise):
     bodies = [
-        b"", b"{", b"null", b"[]", b"\xff\xfe", b'{"prompt": "\xed\xa0\x80"}', b'{"prompt": "\\ud800"}', b"\x00" * 9,
-        b'{"prompt": "a", "seed": 1' + b"0" * 5000 + b"}", json.dumps({"prompt": "a"}).encode("utf-16"),
-    ]  # fmt: skip
+        b"",
+        b"{",
+        b"null",
+        b"[]",
+        b"\xff\xfe",
+        b'{"prompt": "\xed\xa0\x80"}',
+        b'{"prompt": "\\ud800"}',
+        b"\x00" * 9,
+        b'{"prompt": "a", "seed": 1' + b"0" * 5000 + b"}",
+        json.dumps({"prompt": "a"}).encode("utf-16"),
+    ]
     for body in bodies:
         assert told(bytewise, "/v1/completions", body)[0] == 400, body[:20]
     assert told(bytewise, "/v1/completions", b'{"prompt": "' + b"x" * (33 << 20) + b'"}')[0] == 413
     for sent in (b"", b'{"prompt"'):  # and a client that goes before all of it has come
         with socket.create_connection(tuple(bytewise.url[7:].split(":")), timeout=90) as line:  # type: ignore[arg-type]
-            line.sendall(b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 99\r\n\r\n" + sent)
+            line.sendall(
+                b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 99\r\n\r\n" + sent
+            )
     assert bytewise.http.get("/health").json() == {"status": "ok"} and bytewise.settled().used == 0
 
 
@@ -132,11 +201,14 @@ class Evil:
 @pytest.mark.parametrize(
     ("name", "says"),
     [
-        ("model.safetensors", "no whole safetensors file"), ("config.json", "config.json is not JSON"),
-        ("tokenizer.json", "tokenizer.json cannot be read"), ("generation_config.json", "is not JSON"),
-        ("model.gguf", "no whole GGUF file"), ("pytorch_model.bin", "is a pickle file"),
+        ("model.safetensors", "no whole safetensors file"),
+        ("config.json", "config.json is not JSON"),
+        ("tokenizer.json", "tokenizer.json cannot be read"),
+        ("generation_config.json", "is not JSON"),
+        ("model.gguf", "no whole GGUF file"),
+        ("pytorch_model.bin", "is a pickle file"),
     ],
-)  # fmt: skip
+)
 def test_a_pickle_in_the_place_of_weights_ends_the_run_and_is_not_run(name, says, tmp_path, capsys):
     weights = tmp_path / "weights"
     weights.mkdir()
@@ -145,7 +217,9 @@ def test_a_pickle_in_the_place_of_weights_ends_the_run_and_is_not_run(name, says
     if name == "pytorch_model.bin":
         (weights / "model.safetensors").unlink()
     path = weights / name if name == "model.gguf" else weights
-    (tmp_path / "run.json").write_text(json.dumps({"kind": "serve", "model": {"path": str(path)}, "serve": {}}))
+    (tmp_path / "run.json").write_text(
+        json.dumps({"kind": "serve", "model": {"path": str(path)}, "serve": {}})
+    )
     assert main(["--spec", str(tmp_path / "run.json"), "--dir", str(tmp_path / "run")]) == 64
     assert says in capsys.readouterr().err and not (tmp_path / "ran").exists()
     assert json.loads((tmp_path / "run/rank-0/exit.json").read_text())["class"] == "user_error"

@@ -1,4 +1,6 @@
-"""What stands behind one endpoint: replicas with prefixes of their own, and another program's server."""
+"""What stands behind one endpoint: replicas with prefixes of their own, and another program's
+server.
+"""
 
 from __future__ import annotations
 
@@ -56,7 +58,9 @@ VLLM = """
 """
 
 
-def test_requests_go_where_their_beginning_is_known_and_the_answers_come_back(made, steps, monkeypatch):
+def test_requests_go_where_their_beginning_is_known_and_the_answers_come_back(
+    made, steps, monkeypatch
+):
     addresses: dict[int, tuple[str, int]] = {}
     both = threading.Barrier(2, timeout=90)
 
@@ -71,18 +75,23 @@ def test_requests_go_where_their_beginning_is_known_and_the_answers_come_back(ma
     long: dict[str, Any] = {"model": "wordy", "max_tokens": 60, "extra_body": {"ignore_eos": True}}
     one, two = [[first, *range(2, 50)] for first in (9, 10)]
     steps.hold()  # the second one comes while the first is on its way
-    streams = [client.completions.create(prompt=prompt, stream=True, **long) for prompt in (one, two)]
+    streams = [
+        client.completions.create(prompt=prompt, stream=True, **long) for prompt in (one, two)
+    ]
     steps.go()
     for stream in streams:
         assert len(list(stream)) > 1
     cached = [
-        client.completions.create(prompt=[*prompt, 7], **long).usage.prompt_tokens_details.cached_tokens
+        client.completions.create(
+            prompt=[*prompt, 7], **long
+        ).usage.prompt_tokens_details.cached_tokens
         for prompt in (two, one, two)
     ]
     assert cached == [48, 48, 48], "each on the replica that had computed it"
     assert {len(serving.lines("requests", rank)) for rank in (0, 1)} == {2, 3}
     steps.hold()
-    for prompt in (one, two):  # whoever asks is gone before anything has come back, from either replica
+    # whoever asks is gone before anything has come back, from either replica
+    for prompt in (one, two):
         with asked(serving, {"prompt": prompt, "max_tokens": 200, "ignore_eos": True}):
             serving.until(lambda: steps.one() or serving.state().running or None)
         state = serving.settled()
@@ -94,7 +103,9 @@ def test_requests_go_where_their_beginning_is_known_and_the_answers_come_back(ma
     outcome = serving.ended()
     assert outcome.exit_class == "ok" and "after 7 requests" in outcome.reason
     summary = Summary.model_validate(serving.event("served"))
-    assert summary.finishes == {"length": 5, "aborted": 2} and summary.silent == 0, "of all replicas, on any node"
+    assert summary.finishes == {"length": 5, "aborted": 2} and summary.silent == 0, (
+        "of all replicas, on any node"
+    )
     assert 300 < summary.new_tokens < 700 and summary.ttft_s is not None and len(summary.last) == 7
 
 
@@ -102,8 +113,17 @@ def test_of_a_replica_that_was_killed_the_lines_on_this_node_count(tmp_path):
     for rank in (2, 4):
         (tmp_path / f"rank-{rank}").mkdir()
     path = tmp_path / "rank-2" / "requests.jsonl"
-    line = {"id": "x", "state": "ended", "added_s": 1, "first_token_s": 2, "ended_s": 4, "finish": "length",
-            "prompt_tokens": 3, "new_tokens": 5, "max_new_tokens": 5}  # fmt: skip
+    line = {
+        "id": "x",
+        "state": "ended",
+        "added_s": 1,
+        "first_token_s": 2,
+        "ended_s": 4,
+        "finish": "length",
+        "prompt_tokens": 3,
+        "new_tokens": 5,
+        "max_new_tokens": 5,
+    }
     path.write_text(json.dumps({**line, "id": "of an earlier attempt"}) + "\n")
     others, ended = Others(tmp_path, [2, 4, 6]), Ended()
     with open(path, "a") as file:
@@ -115,8 +135,14 @@ def test_of_a_replica_that_was_killed_the_lines_on_this_node_count(tmp_path):
         others.hear(theirs.tally(rank=5, seconds=9.0))
     assert others.add_to(ended, since_s=time.perf_counter() - 20) == 1, "of rank 6 nothing is known"
     summary = ended.summary(seconds=1)
-    assert (summary.requests, summary.new_tokens, summary.ttft_s) == (2, 10, {"p50": 1.0, "p90": 1.0, "p99": 1.0})
-    assert [round(each.ended_s or 0) for each in summary.last] == [4, 15], "by the clock of the first"
+    assert (summary.requests, summary.new_tokens, summary.ttft_s) == (
+        2,
+        10,
+        {"p50": 1.0, "p90": 1.0, "p99": 1.0},
+    )
+    assert [round(each.ended_s or 0) for each in summary.last] == [4, 15], (
+        "by the clock of the first"
+    )
 
 
 def test_a_busy_replica_is_passed_over_and_full_ones_refuse():
@@ -124,7 +150,9 @@ def test_a_busy_replica_is_passed_over_and_full_ones_refuse():
     fleet = Fleet([first, second], block_size=4, capacity=4, slack=2)
     prompt = list(range(8))
     chosen = [fleet.choose(prompt, 1) for _ in range(5)]
-    assert chosen[:3] == [first] * 3 and second in chosen[3:], "a queue costs more than a prefix saves"
+    assert chosen[:3] == [first] * 3 and second in chosen[3:], (
+        "a queue costs more than a prefix saves"
+    )
     with pytest.raises(ApiError) as refused:
         for _ in range(9):
             fleet.choose(prompt, 1)
@@ -148,10 +176,17 @@ def test_vllm_is_started_watched_and_ended_in_our_place(made, tmp_path, monkeypa
     module.parent.mkdir(parents=True)
     module.write_text(textwrap.dedent(VLLM))
     monkeypatch.syspath_prepend(str(tmp_path / "site"))
-    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(tmp_path / "site"), os.environ.get("PYTHONPATH", "")]))
+    monkeypatch.setenv(
+        "PYTHONPATH", os.pathsep.join([str(tmp_path / "site"), os.environ.get("PYTHONPATH", "")])
+    )
     serving = made(backend="vllm", api_key="sk-1", max_seqs=3)
     told = serving.event("serving")
-    assert (told["backend"], told["model"], told["context"], told["blocks"]) == ("vllm", "wordy", 77, 400)
+    assert (told["backend"], told["model"], told["context"], told["blocks"]) == (
+        "vllm",
+        "wordy",
+        77,
+        400,
+    )
     with pytest.raises(openai.AuthenticationError):
         serving.client("sk-2").models.list()
     client = serving.client("sk-1")

@@ -18,13 +18,21 @@ LONG: dict[str, Any] = {"model": "wordy", "prompt": [1, 2, 3], "extra_body": {"i
 
 
 def test_keys_a_full_queue_and_an_end_that_waits_for_what_is_on_its_way(made, steps):
-    serving = made(api_key=hidden("sk-right"), max_seqs=2, max_waiting=1)  # as the control plane keeps it
+    # as the control plane keeps it
+    serving = made(api_key=hidden("sk-right"), max_seqs=2, max_waiting=1)
     for key in ("sk-wrong", "SK-right", hidden("sk-right")):
         with pytest.raises(openai.AuthenticationError):
             serving.client(key).models.list()
     assert serving.http.get("/v1/models").status_code == 401
-    assert serving.http.get("/v1/models", headers=serving.house).status_code == 200, "the control plane needs none"
-    assert serving.http.get("/internal/state", headers={"authorization": "Bearer sk-right"}).status_code == 401
+    assert serving.http.get("/v1/models", headers=serving.house).status_code == 200, (
+        "the control plane needs none"
+    )
+    assert (
+        serving.http.get(
+            "/internal/state", headers={"authorization": "Bearer sk-right"}
+        ).status_code
+        == 401
+    )
 
     client = serving.client("sk-right")
     steps.hold()
@@ -51,19 +59,33 @@ def test_keys_a_full_queue_and_an_end_that_waits_for_what_is_on_its_way(made, st
     assert (summary.requests, summary.new_tokens, summary.finishes) == (3, 600, {"length": 3})
     assert summary.ttft_s["p50"] <= summary.ttft_s["p99"] and summary.tpot_s["p90"] > 0
     stood = Stood.model_validate_json((serving.folder / "rank-0" / STOOD).read_text())
-    assert stood.state.running == 2 and stood.state.map.count("1") == stood.state.used > 0, "as it was asked to end"
-    assert summary.stood is not None and summary.stood.state.map == stood.state.map and not summary.stood.state.requests
+    assert stood.state.running == 2 and stood.state.map.count("1") == stood.state.used > 0, (
+        "as it was asked to end"
+    )
+    assert (
+        summary.stood is not None
+        and summary.stood.state.map == stood.state.map
+        and not summary.stood.state.requests
+    )
     assert [each.name for each in summary.files] == [STOOD, "requests.jsonl"]
     lines = [RequestTold.model_validate(each) for each in serving.lines("requests")]
     for each in lines:
-        assert each.added_s <= each.admitted_s <= each.first_token_s <= each.ended_s and each.blocks == 0
+        assert (
+            each.added_s <= each.admitted_s <= each.first_token_s <= each.ended_s
+            and each.blocks == 0
+        )
     events = [RunEvent.model_validate(each).type for each in serving.lines("events")]
     ours = ("serving", "draining", "served")
     assert tuple(each for each in events if each in ours) == ours
     points = [Point.model_validate(each) for each in serving.lines("points")]
     last = points[-1].values
     assert last["inference/new_tokens"] == 600 and last["memory/kv_cache_bytes"] > 0
-    assert {"inference/ttft_s", "inference/tpot_s", "inference/tokens_per_s", "inference/prefill_share"} <= last.keys()
+    assert {
+        "inference/ttft_s",
+        "inference/tpot_s",
+        "inference/tokens_per_s",
+        "inference/prefill_share",
+    } <= last.keys()
 
 
 def test_a_preempted_server_cuts_short_what_outlasts_the_grace(made, steps):

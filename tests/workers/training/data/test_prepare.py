@@ -10,7 +10,9 @@ from tests.workers.training.data.test_sources import documents, ids, opened
 from workers.training.data.prepare import main
 
 
-def test_tokens_made_ahead_are_those_that_a_run_makes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_tokens_made_ahead_are_those_that_a_run_makes(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     text = tmp_path / "a.jsonl"
     text.write_text('{"text": "sein oder nicht sein"}\n{"text": "nicht sein"}\n' * 20)
     common = [str(text), "--format", "jsonl"]
@@ -27,14 +29,21 @@ def test_tokens_made_ahead_are_those_that_a_run_makes(tmp_path: Path, capsys: py
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
-        (["tokenizer", "a.txt", "--vocab", "5", "--out", "x"], "vocab: 5 is out of range, it must be at least 257"),
+        (
+            ["tokenizer", "a.txt", "--vocab", "5", "--out", "x"],
+            "vocab: 5 is out of range, it must be at least 257",
+        ),
         (["tokens", "none.txt", "--out", "x.bin"], "none.txt does not exist"),
         (["tokens", "empty.txt", "--out", "x.bin"], "there is no text in it"),
         (["tokenizer", "a.txt", "--vocab", "300", "--out", "."], "is there already"),
     ],
 )
 def test_what_cannot_be_done_is_told(
-    arguments: list[str], says: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    arguments: list[str],
+    says: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "tokenizer.json").touch()

@@ -1,4 +1,6 @@
-"""Samples as functions of the global index: order, shares of sources, documents; and batches cut from them."""
+"""Samples as functions of the global index: order, shares of sources, documents; and batches cut
+from them.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,9 @@ from workers.training.data.sources import Source
 from workers.training.data.stream import Stream
 
 
-def samples(*lengths: int, weights: tuple[float, ...] = (), shuffle: bool = True, **more: Any) -> Samples:
+def samples(
+    *lengths: int, weights: tuple[float, ...] = (), shuffle: bool = True, **more: Any
+) -> Samples:
     """Sources of that many tokens, counted on from source to source."""
     sources, first = [], 0
     for number, length in enumerate(lengths):
@@ -35,7 +39,9 @@ def test_an_epoch_sees_every_window_once_in_another_order() -> None:
     assert sorted(epochs[0]) == sorted(epochs[1]) == list(range(0, 40, 4))
     assert epochs[0] != epochs[1]
     assert found.window(3).tolist() == samples(41).window(3).tolist()
-    assert [found.window(i)[0] for i in range(10)] == epochs[0], "going back is the same as going on"
+    assert [found.window(i)[0] for i in range(10)] == epochs[0], (
+        "going back is the same as going on"
+    )
     assert [samples(41, seed=2).window(i)[0] for i in range(10)] != epochs[0]
 
 
@@ -43,7 +49,9 @@ def test_each_source_has_its_share_and_epochs_of_its_own() -> None:
     found = samples(9, 401, weights=(3, 1))
     seen = [int(found.window(index)[0]) for index in range(80)]
     small, large = [one for one in seen if one < 9], [one for one in seen if one >= 9]
-    assert len(small) == 60 and Counter(small) == {0: 30, 4: 30}, "repeated as often as its weight wants"
+    assert len(small) == 60 and Counter(small) == {0: 30, 4: 30}, (
+        "repeated as often as its weight wants"
+    )
     assert len(set(large)) == 20, "nothing twice before all was seen"
     assert [found.source(index) for index in range(80)] == [int(one >= 9) for one in seen]
     backwards = samples(9, 401, weights=(3, 1))
@@ -56,34 +64,52 @@ def test_any_beginning_of_a_mixture_has_the_shares(weights: list[float], index: 
     places = [mixture.place(i) for i in range(mixture.period)]
     for source, weight in enumerate(weights):
         turns = [i for i, (taken, _) in enumerate(places) if taken == source]
-        assert [places[i][1] for i in turns] == list(range(len(turns))), "each sample of a source once, in order"
+        assert [places[i][1] for i in turns] == list(range(len(turns))), (
+            "each sample of a source once, in order"
+        )
         share = len(turns) / mixture.period
         assert share == pytest.approx(weight / sum(weights), abs=(len(weights) + 1) / 10_000)
         before = sum(1 for i in turns if i < index % mixture.period)
         assert abs(before - share * (index % mixture.period)) <= len(weights), "evenly spread"
     source, number = mixture.place(index)
-    assert number == index // mixture.period * mixture.counts[source] + places[index % mixture.period][1]
+    assert (
+        number
+        == index // mixture.period * mixture.counts[source] + places[index % mixture.period][1]
+    )
 
 
 def test_what_is_too_short_is_named() -> None:
-    with pytest.raises(UserError, match=r"^data of s1: 4 tokens are shorter than one sequence of 4 \+ 1; .* seq_len 3"):
+    with pytest.raises(
+        UserError,
+        match=r"^data of s1: 4 tokens are shorter than one sequence of 4 \+ 1; .* seq_len 3",
+    ):
         samples(9, 4)
     with pytest.raises(UserError, match=r"^data: 4 tokens are shorter"):
         samples(4)
-    with pytest.raises(UserError, match="token id 40 near token 36 is outside the model's vocabulary of 40"):
+    with pytest.raises(
+        UserError, match="token id 40 near token 36 is outside the model's vocabulary of 40"
+    ):
         samples(41, vocab=40, shuffle=False).window(9)
 
 
 @given(st.integers(1, 40), st.integers(1, 4), st.integers(1, 4), st.integers(0, 1000))
-def test_blocks_cover_a_batch_once_under_any_dp(count: int, micro: int, dp: int, first: int) -> None:
-    by_rank = [blocks_of(first, count, micro_batch_size=micro, dp=dp, rank=rank) for rank in range(dp)]
+def test_blocks_cover_a_batch_once_under_any_dp(
+    count: int, micro: int, dp: int, first: int
+) -> None:
+    by_rank = [
+        blocks_of(first, count, micro_batch_size=micro, dp=dp, rank=rank) for rank in range(dp)
+    ]
     assert len({len(blocks) for blocks in by_rank}) == 1, "ranks step together"
-    covered = [block.first + i for blocks in by_rank for block in blocks for i in range(block.count)]
+    covered = [
+        block.first + i for blocks in by_rank for block in blocks for i in range(block.count)
+    ]
     assert sorted(covered) == list(range(first, first + count))
     assert all(block.count + block.missing == micro for blocks in by_rank for block in blocks)
     alone = blocks_of(first, count, micro_batch_size=micro, dp=1, rank=0)
     spread = sorted((b for blocks in by_rank for b in blocks if b.count), key=lambda b: b.first)
-    assert spread == [b for b in alone if b.count], "the same groups, so that seeds by group are the same"
+    assert spread == [b for b in alone if b.count], (
+        "the same groups, so that seeds by group are the same"
+    )
 
 
 def test_ranks_see_the_same_batches_under_any_dp_and_after_a_resume() -> None:
@@ -93,7 +119,13 @@ def test_ranks_see_the_same_batches_under_any_dp_and_after_a_resume() -> None:
         rows = []
         for rank in range(dp):
             for block in blocks_of(first, 8, micro_batch_size=2, dp=dp, rank=rank):
-                rows += list(zip((block.first + i for i in range(2)), tensors_of(found, block, cpu)[0], strict=True))
+                rows += list(
+                    zip(
+                        (block.first + i for i in range(2)),
+                        tensors_of(found, block, cpu)[0],
+                        strict=True,
+                    )
+                )
         return [row.tolist() for _, row in sorted(rows, key=lambda pair: pair[0])]
 
     straight = samples(41, 23, weights=(0.7, 0.3))
@@ -105,21 +137,31 @@ def test_ranks_see_the_same_batches_under_any_dp_and_after_a_resume() -> None:
 
 
 def test_padding_is_not_learned_from() -> None:
-    inputs, targets, documents = tensors_of(samples(41, shuffle=False), Block(2, 1, missing=1), torch.device("cpu"))
+    inputs, targets, documents = tensors_of(
+        samples(41, shuffle=False), Block(2, 1, missing=1), torch.device("cpu")
+    )
     assert inputs.tolist()[0] == [8, 9, 10, 11]
     assert targets.tolist() == [[9, 10, 11, 12], [IGNORED] * 4]
     assert documents is None, "it was not asked where they begin"
 
 
 def test_batches_tell_where_documents_begin_under_any_dp_and_after_a_resume() -> None:
-    """By recorded places, by the token that ends documents, and of a source that knows none; padding is one."""
+    """By recorded places, by the token that ends documents, and of a source that knows none;
+    padding is one.
+    """
     ids = np.arange(41, dtype=np.uint16)
     begins = [0, 3, 8, 9, 10, 21, 40]
     ended = np.where(np.isin(ids, begins[1:]), 7, 6).astype(np.uint16)
-    streams = [Stream([ids[:20], ids[20:]], starts=np.array(begins)), Stream([ended], document_end=7), Stream([ids])]
+    streams = [
+        Stream([ids[:20], ids[20:]], starts=np.array(begins)),
+        Stream([ended], document_end=7),
+        Stream([ids]),
+    ]
 
     def told(stream: Stream, first: int, dp: int) -> dict[int, list[int]]:
-        found = Samples([Source("s", stream)], seq_len=4, vocab=41, seed=1, shuffle=True, masked=True)
+        found = Samples(
+            [Source("s", stream)], seq_len=4, vocab=41, seed=1, shuffle=True, masked=True
+        )
         rows: dict[int, list[int]] = {}
         for rank in range(dp):
             for block in blocks_of(first, 10, micro_batch_size=3, dp=dp, rank=rank):
@@ -131,7 +173,10 @@ def test_batches_tell_where_documents_begin_under_any_dp_and_after_a_resume() ->
                     rows[place] = list(documents.starts[row])
         return rows
 
-    expected = {place: [0, *(b - place for b in begins if place < b < place + 4)] for place in range(0, 40, 4)}
+    expected = {
+        place: [0, *(b - place for b in begins if place < b < place + 4)]
+        for place in range(0, 40, 4)
+    }
     for dp in (1, 2, 4):
         for first in (0, 10):
             assert told(streams[0], first, dp) == told(streams[1], first, dp) == expected

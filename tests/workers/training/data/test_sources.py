@@ -1,4 +1,6 @@
-"""Every kind of source read through one door: what its tokens are, where documents begin, and what is refused."""
+"""Every kind of source read through one door: what its tokens are, where documents begin, and what
+is refused.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,10 @@ from workers.training.data.stream import Stream
 def open_all(tmp_path: Path, vocab: int = 256, **data: Any) -> list[Stream]:
     spec = DataSpec.from_dict(data)
     tokenizer = open_tokenizer(spec, vocab=vocab, kept=tmp_path / "kept")
-    return [source.stream for source in open_sources(spec, tokenizer=tokenizer, vocab=vocab, cache=tmp_path / "cache")]
+    return [
+        source.stream
+        for source in open_sources(spec, tokenizer=tokenizer, vocab=vocab, cache=tmp_path / "cache")
+    ]
 
 
 def opened(tmp_path: Path, vocab: int = 256, **data: Any) -> Stream:
@@ -46,7 +51,9 @@ def test_shakespeare_is_bytes_and_its_end_is_held_out(tmp_path: Path) -> None:
     whole = bytes(ids(stream))
     assert len(stream) > 1_000_000 and "HAMLET" in whole.decode("ascii")
     sources = Path(data_package.__file__).parents[1] / "corpora" / "SOURCES.md"
-    assert hashlib.sha256(whole).hexdigest() in sources.read_text(), "the text is the one whose source is told"
+    assert hashlib.sha256(whole).hexdigest() in sources.read_text(), (
+        "the text is the one whose source is told"
+    )
     train, held = stream.split()
     assert len(held) == len(stream) // 10
     assert bytes([*ids(train), *ids(held)]) == whole
@@ -59,7 +66,9 @@ def test_text_and_jsonl_as_bytes(tmp_path: Path) -> None:
     (tmp_path / "a.jsonl").write_bytes(b"\xef\xbb\xbf" + "\r\n".join(lines).encode())
     stream = opened(tmp_path, path=str(tmp_path / "a.jsonl"), format="jsonl")
     assert bytes(ids(stream)).decode() == "one\n\ntw\u2028o\né\n"
-    assert documents(stream) == [0] * 4 + [1] * 7 + [2] * 3 + [3], "a separator stands before the next document"
+    assert documents(stream) == [0] * 4 + [1] * 7 + [2] * 3 + [3], (
+        "a separator stands before the next document"
+    )
 
 
 def test_a_folder_is_read_by_name_and_each_file_is_a_document(tmp_path: Path) -> None:
@@ -93,7 +102,12 @@ def test_token_files_of_other_programs(dtype: str, vocab: int, tmp_path: Path) -
 def test_sources_keep_their_weights_names_and_order(tmp_path: Path) -> None:
     (tmp_path / "my notes.txt").write_text("abc")
     spec = DataSpec.from_dict(
-        {"sources": [{"preset": "shakespeare", "weight": 3}, {"path": str(tmp_path / "my notes.txt")}]}
+        {
+            "sources": [
+                {"preset": "shakespeare", "weight": 3},
+                {"path": str(tmp_path / "my notes.txt")},
+            ]
+        }
     )
     tokenizer = open_tokenizer(spec, vocab=256, kept=tmp_path)
     found = open_sources(spec, tokenizer=tokenizer, vocab=256, cache=tmp_path)
@@ -104,20 +118,42 @@ def test_sources_keep_their_weights_names_and_order(tmp_path: Path) -> None:
     ("name", "content", "format_", "says"),
     [
         ("missing.txt", None, "text", "does not exist"),
-        ("latin.txt", b"x" * 1_048_575 + "é".encode("latin-1") + b"y", "text", "byte 0xe9 at offset 1048575"),
+        (
+            "latin.txt",
+            b"x" * 1_048_575 + "é".encode("latin-1") + b"y",
+            "text",
+            "byte 0xe9 at offset 1048575",
+        ),
         ("cut.txt", b"ok" + "é".encode()[:1], "text", "at offset 2"),
         ("empty.txt", b"", "text", "is empty"),
-        ("lines.jsonl", b'{"text": "a"}\n\n{"txt": "b", "n": 1}\n', "jsonl", "line 3 .* it has txt, n"),
+        (
+            "lines.jsonl",
+            b'{"text": "a"}\n\n{"txt": "b", "n": 1}\n',
+            "jsonl",
+            "line 3 .* it has txt, n",
+        ),
         ("broken.jsonl", b'{"text": "a"}\n{"text": "b\n', "jsonl", "line 2 is not JSON"),
-        ("latin.jsonl", b'{"text": "a"}\n{"text": "\xe9"}\n', "jsonl", "line 2: byte 0xe9 at its offset 10"),
-        ("chat.jsonl", b'{"messages": []}\n', "jsonl", "line 1 is a conversation .* try train.objective sft"),
+        (
+            "latin.jsonl",
+            b'{"text": "a"}\n{"text": "\xe9"}\n',
+            "jsonl",
+            "line 2: byte 0xe9 at its offset 10",
+        ),
+        (
+            "chat.jsonl",
+            b'{"messages": []}\n',
+            "jsonl",
+            "line 1 is a conversation .* try train.objective sft",
+        ),
         ("blank.jsonl", b"\n\n", "jsonl", "there is no text in it"),
         ("odd.bin", b"abc", "tokens", "3 bytes are no whole number of uint16"),
         ("none.bin", b"", "tokens", "is empty"),
         ("bad.npy", b"abc", "tokens", "is no .npy array"),
     ],
 )
-def test_wrong_files_are_told(name: str, content: bytes | None, format_: str, says: str, tmp_path: Path) -> None:
+def test_wrong_files_are_told(
+    name: str, content: bytes | None, format_: str, says: str, tmp_path: Path
+) -> None:
     if content is not None:
         (tmp_path / name).write_bytes(content)
     with pytest.raises(UserError, match=says):
@@ -131,10 +167,15 @@ def test_wrong_files_are_told(name: str, content: bytes | None, format_: str, sa
         ({"dtype": "uint32", "tokens": 3}, "holds 2 tokens, a.bin.json says 3"),
         ({"dtype": "float16"}, "says dtype float16"),
         ({"vocab": 257}, "its tokenizer has 257 tokens, the model's vocabulary 256"),
-        ({"tokens": 4, "starts": "a.npy"}, "says where documents start in a.npy, which cannot be read"),
+        (
+            {"tokens": 4, "starts": "a.npy"},
+            "says where documents start in a.npy, which cannot be read",
+        ),
     ],
 )
-def test_a_description_that_does_not_fit_its_file(told: dict[str, Any], says: str, tmp_path: Path) -> None:
+def test_a_description_that_does_not_fit_its_file(
+    told: dict[str, Any], says: str, tmp_path: Path
+) -> None:
     np.array([1, 2, 3, 4], "<u2").tofile(tmp_path / "a.bin")
     (tmp_path / "a.bin.json").write_text(json.dumps(told))
     with pytest.raises(UserError, match=says):

@@ -1,4 +1,6 @@
-"""Tokenizers trained and loaded: text comes back whole, cuts change nothing, and one that does not fit is refused."""
+"""Tokenizers trained and loaded: text comes back whole, cuts change nothing, and one that does not
+fit is refused.
+"""
 
 from __future__ import annotations
 
@@ -42,7 +44,9 @@ def test_a_trained_one_gives_text_back_and_is_the_same_each_time(tmp_path: Path)
     assert documents(first)[: len(once) + 2] == [0] * len(once) + [1, 1]
 
 
-def test_a_long_text_has_the_tokens_of_the_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_long_text_has_the_tokens_of_the_whole(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     from workers.training.data import files
 
     text = "\n\n".join(f"ACT {n}\n   {'word ' * (n % 7)}\n\tend." for n in range(400))
@@ -85,12 +89,15 @@ def test_weights_that_were_made_with_another_are_refused(tmp_path: Path) -> None
     check_same(same, weights)
     check_same(same, tmp_path / "same.gguf")
     other = words(tmp_path / "other.json", {"a": 1, "b": 0, "<unk>": 2})
-    with pytest.raises(UserError, match=r"2 of 3 tokens have other ids than in .*weights, as 'a': 1, there 0"):
+    with pytest.raises(
+        UserError, match=r"2 of 3 tokens have other ids than in .*weights, as 'a': 1, there 0"
+    ):
         check_same(other, weights)
     (weights / "step-00000004").mkdir()
     (weights / "step-00000004" / "manifest.json").write_text("{}")
     with pytest.raises(UserError, match="other ids"):
-        check_same(other, weights / "step-00000004")  # a checkpoint beside the tokenizer that its run trained
+        # a checkpoint beside the tokenizer that its run trained
+        check_same(other, weights / "step-00000004")
 
 
 def test_token_files_name_their_tokenizer(tmp_path: Path) -> None:

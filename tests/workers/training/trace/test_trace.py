@@ -1,4 +1,6 @@
-"""What steps tell of themselves: parts of their time, bytes by collective, the pipeline in time, profiles on demand."""
+"""What steps tell of themselves: parts of their time, bytes by collective, the pipeline in time,
+profiles on demand.
+"""
 
 from __future__ import annotations
 
@@ -10,12 +12,20 @@ import pytest
 from orchestrator.planner import ask
 from tests.workers.training.conftest import TINY, make_spec
 
-PARTS = [*(f"time/{part}_s" for part in ("data", "forward", "backward", "optimizer", "other")), "comm/exposed_s"]
+PARTS = [
+    *(f"time/{part}_s" for part in ("data", "forward", "backward", "optimizer", "other")),
+    "comm/exposed_s",
+]
 MODEL = {**TINY, "kv_heads": 4}
 
 
 def predicted(model, plan):
-    line = {"model": model, "plan": plan, "cluster": {"devices_per_node": 2}, "workload": {"seq_len": 16}}
+    line = {
+        "model": model,
+        "plan": plan,
+        "cluster": {"devices_per_node": 2},
+        "workload": {"seq_len": 16},
+    }
     [answer] = ask.estimate([line])
     return answer["collectives"]
 
@@ -29,7 +39,9 @@ def assert_parts_add_up(*ranks):
     for points in zip(*ranks, strict=True):
         wholes = [sum(point["values"][part] for part in PARTS) for point in points]
         for point in points:
-            assert sum(wholes) / len(wholes) == pytest.approx(point["values"]["step_time_s"], rel=1e-3)
+            assert sum(wholes) / len(wholes) == pytest.approx(
+                point["values"]["step_time_s"], rel=1e-3
+            )
             assert min(point["values"][part] for part in PARTS) >= 0
 
 
@@ -39,7 +51,11 @@ def test_parts_add_up_to_the_step(train, tmp_path):
     for point in one.points():
         values = point["values"]
         assert values["comm/exposed_s"] == 0 and "comm/bytes" not in values
-        assert values["time/forward_s"] > 0 and values["time/backward_s"] > 0 and values["time/optimizer_s"] > 0
+        assert (
+            values["time/forward_s"] > 0
+            and values["time/backward_s"] > 0
+            and values["time/optimizer_s"] > 0
+        )
 
 
 DATA = [
@@ -75,10 +91,16 @@ def test_bytes_of_a_tensor_parallel_block_are_the_planners(plan, train, tmp_path
     for layers in (2, 4):
         found = train(make_spec({**MODEL, "layers": layers}, plan, steps=4), tmp_path / str(layers))
         assert_parts_add_up(found.points(0), found.points(1))
-        by_depth.append((found.points()[-1]["values"], predicted({**MODEL, "layers": layers}, plan)))
+        by_depth.append(
+            (found.points()[-1]["values"], predicted({**MODEL, "layers": layers}, plan))
+        )
     for kind in ("all_reduce_bytes", "all_gather_bytes", "reduce_scatter_bytes"):
-        counted, says = ([which[at].get(f"comm/{kind}" if at == 0 else kind, 0) for which in by_depth] for at in (0, 1))
-        # once a step, the gradients of norms, and each layer's squared one among the step's own numbers
+        counted, says = (
+            [which[at].get(f"comm/{kind}" if at == 0 else kind, 0) for which in by_depth]
+            for at in (0, 1)
+        )
+        # once a step, the gradients of norms, and each layer's squared one among the step's own
+        # numbers
         more = 2 * 4 * 2 * 32 if "sequence_parallel" in plan else 0
         more = more + 2 * 8 if kind == "all_reduce_bytes" else 0
         assert counted[1] - counted[0] == says[1] - says[0] + more, kind
@@ -100,27 +122,41 @@ def test_the_pipeline_of_a_step_in_time(plan, train, tmp_path):
     assert {outcome["class"] for outcome in found.outcomes} == {"ok"}, found.outcomes
     assert_parts_add_up(found.points(0), found.points(1))
     bubbles = told(found.points(), "pipeline/bubble_fraction")
-    assert bubbles == told(found.points(1), "pipeline/bubble_fraction") and all(0 < each < 1 for each in bubbles)
+    assert bubbles == told(found.points(1), "pipeline/bubble_fraction") and all(
+        0 < each < 1 for each in bubbles
+    )
     passes = set()
     for rank in range(2):
-        [event] = [each["data"] for each in found.events(rank) if each["type"] == "pipeline_timeline"]
+        [event] = [
+            each["data"] for each in found.events(rank) if each["type"] == "pipeline_timeline"
+        ]
         assert event["step"] == 2 and event["pp_rank"] == rank
         assert event["bubble_fraction"] == pytest.approx(bubbles[1])
         busy_until = -1.0
         for kind, stage, micro_batch, start, end in event["actions"]:
-            assert stage in event["stages"] and busy_until <= start <= end, "one thing at a time, in order"
+            assert stage in event["stages"] and busy_until <= start <= end, (
+                "one thing at a time, in order"
+            )
             busy_until = end
             if kind in "FBIW":
                 passes.add((kind, stage, micro_batch))
         assert any(kind == "recv" for kind, *_ in event["actions"])
         assert event["actions"][0][3] >= 0 and busy_until < 60
     if plan["schedule"] == "pipedream":  # the first stage's forward passes run a batch ahead
-        forward = {("F", 1, place) for place in range(count)} | {("F", 0, place) for place in range(count, 2 * count)}
-        assert passes == forward | {("B", stage, place) for stage in range(2) for place in range(count)}
+        forward = {("F", 1, place) for place in range(count)} | {
+            ("F", 0, place) for place in range(count, 2 * count)
+        }
+        assert passes == forward | {
+            ("B", stage, place) for stage in range(2) for place in range(count)
+        }
     else:
         stages = 2 if plan["schedule"] == "1f1b" else 4
-        assert {each[1:] for each in passes if each[0] == "F"} == {(s, m) for s in range(stages) for m in range(count)}
-        assert {each[1:] for each in passes if each[0] in "BI"} == {(s, m) for s in range(stages) for m in range(count)}
+        assert {each[1:] for each in passes if each[0] == "F"} == {
+            (s, m) for s in range(stages) for m in range(count)
+        }
+        assert {each[1:] for each in passes if each[0] in "BI"} == {
+            (s, m) for s in range(stages) for m in range(count)
+        }
 
 
 @pytest.mark.parametrize("plan", [{}, {"dp": 2, "zero": 3}, {"pp": 2, "schedule": "zbv"}], ids=str)
@@ -142,13 +178,22 @@ def test_profiles_on_demand(plan, train, tmp_path):
             assert len(events) == (rank == 0 or "pp" in plan)
             for data in events:
                 path = folder / f"rank-{rank}" / data["name"]
-                assert data["step"] == 2 and data["path"] == str(path) and data["bytes"] == path.stat().st_size
+                assert (
+                    data["step"] == 2
+                    and data["path"] == str(path)
+                    and data["bytes"] == path.stat().st_size
+                )
                 if action == "profile":
-                    names = {each.get("name") for each in json.loads(gzip.decompress(path.read_bytes()))["traceEvents"]}
+                    names = {
+                        each.get("name")
+                        for each in json.loads(gzip.decompress(path.read_bytes()))["traceEvents"]
+                    }
                     assert {"aten::mm", "aten::embedding"} & names
                     continue
                 peak, held = data["peak"]["cpu"], found.points(rank)[-1]["values"]
                 assert peak["params"] >= held["memory/params_bytes"] and peak["activations"] > 0
                 assert peak["optimizer"] >= held["memory/optimizer_bytes"] * 0.99
                 modules = json.loads(path.read_text())["modules"]
-                assert bool(modules) == ("pp" not in plan), "zbv's backward passes come in two halves"
+                assert bool(modules) == ("pp" not in plan), (
+                    "zbv's backward passes come in two halves"
+                )

@@ -122,7 +122,7 @@ def grouped_order(pid, num_m, num_n, GROUP_M: tl.constexpr):
 
 
 @jit
-def softmax_step(m, l, s):  # noqa: E741
+def softmax_step(m, l, s):
     """One block of online softmax in base 2 (Milakov & Gimelshein 2018, alg. 3).
 
     m, l [M]: running maximum and sum; s [M, N]: scores already times log2(e). Gives the new m and

@@ -15,8 +15,8 @@ from orchestrator.fleet import services as fleet
 from orchestrator.fleet.models import Node
 from orchestrator.runs import services as runs
 from orchestrator.runs.models import Attempt, Run
-from workers.contracts import envelope
-from workers.contracts.node import DeviceInfo, NodeInventory
+from workers.contracts.wire import envelope
+from workers.contracts.wire.node_messages import DeviceInfo, NodeInventory
 
 PASSWORD = "a long enough password"
 _numbers = count(1)

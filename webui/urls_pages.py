@@ -4,21 +4,8 @@ from __future__ import annotations
 
 from django.urls import URLPattern, path
 
-from webui.views import (
-    account,
-    auth,
-    compare,
-    experiments,
-    fleet,
-    new_run,
-    planner,
-    planner_export,
-    planner_more,
-    planner_saved,
-    planner_why,
-    queue,
-    runs,
-)
+from webui.planner import explain, export, other_pages, page, saved_plans
+from webui.views import account, auth, compare, experiments, fleet, new_run, queue, runs
 
 urlpatterns: list[URLPattern] = [
     path("login/", auth.log_in, name="login"),
@@ -39,17 +26,17 @@ urlpatterns: list[URLPattern] = [
     path("experiments/new/", experiments.create, name="experiment-new"),
     path("experiments/<int:id>/", experiments.experiment, name="experiment"),
     path("experiments/<int:id>/edit/", experiments.edit, name="experiment-edit"),
-    path("planner/", planner.planner, name="planner"),
-    path("planner/answer/", planner.answer, name="planner-answer"),
-    path("planner/shape/", planner.shape, name="planner-shape"),
-    path("planner/why/", planner_why.why, name="planner-why"),
-    path("planner/export/", planner_export.export, name="planner-export"),
-    path("planner/serving/", planner_more.serving, name="planner-serving"),
-    path("planner/scaling/", planner_more.scaling, name="planner-scaling"),
-    path("planner/examples/", planner_more.examples, name="planner-examples"),
-    path("planner/saved/", planner_saved.saved, name="planner-saved"),
-    path("planner/save/", planner_saved.save, name="planner-save"),
-    path("planner/saved/<int:id>/forget/", planner_saved.forget, name="planner-forget"),
+    path("planner/", page.planner, name="planner"),
+    path("planner/answer/", page.answer, name="planner-answer"),
+    path("planner/shape/", page.shape, name="planner-shape"),
+    path("planner/why/", explain.why, name="planner-why"),
+    path("planner/export/", export.export, name="planner-export"),
+    path("planner/serving/", other_pages.serving, name="planner-serving"),
+    path("planner/scaling/", other_pages.scaling, name="planner-scaling"),
+    path("planner/examples/", other_pages.examples, name="planner-examples"),
+    path("planner/saved/", saved_plans.saved, name="planner-saved"),
+    path("planner/save/", saved_plans.save, name="planner-save"),
+    path("planner/saved/<int:id>/forget/", saved_plans.forget, name="planner-forget"),
     path("account/", account.account, name="account"),
     path("account/password/", account.password, name="password"),
     path("account/tokens/", account.tokens, name="tokens"),

@@ -21,7 +21,7 @@ from kernels.jit import dot, jit, tl
 
 
 @jit
-def softmax_step_scaled(m, l, raw, scale):  # noqa: E741
+def softmax_step_scaled(m, l, raw, scale):
     """A block of online softmax (Milakov & Gimelshein 2018, alg. 3) over raw · scale in base 2,
     scale above 0: the
     product and the subtraction of the maximum are one multiply-add. Gives m, l, the factor of what
@@ -39,7 +39,7 @@ def _over_keys(
     acc_a,
     acc_b,
     m,
-    l,  # noqa: E741
+    l,
     q_a,
     q_b,
     K,
@@ -84,7 +84,7 @@ def _over_keys(
                 raw,
                 float("-inf"),
             )
-        m, l, alpha, p = softmax_step_scaled(m, l, raw, scale_log2)  # noqa: E741
+        m, l, alpha, p = softmax_step_scaled(m, l, raw, scale_log2)
         v_a = load_tile(V, start, v_s, len_k, BN, 0, VA, DV, MASKED)
         if not UPCAST:
             p = p.to(v_a.dtype)
@@ -183,7 +183,7 @@ def forward_kernel(
     acc_a = tl.zeros([BM, VA], tl.float32)
     acc_b = tl.zeros([BM, VB if VB > 0 else 16], tl.float32)
     m = tl.full([BM], float("-inf"), tl.float32)
-    l = tl.zeros([BM], tl.float32)  # noqa: E741
+    l = tl.zeros([BM], tl.float32)
     # place of the tile's first query among the keys: aligned at the end
     first = row + len_k - len_q
     places = first + tl.arange(0, BM)
@@ -191,7 +191,7 @@ def forward_kernel(
         first, first + BM - 1, len_k, window, CAUSAL, WINDOWED, BN
     )
     if WINDOWED:
-        acc_a, acc_b, m, l = _over_keys(  # noqa: E741
+        acc_a, acc_b, m, l = _over_keys(
             acc_a,
             acc_b,
             m,
@@ -223,7 +223,7 @@ def forward_kernel(
             BN,
             UPCAST,
         )
-    acc_a, acc_b, m, l = _over_keys(  # noqa: E741
+    acc_a, acc_b, m, l = _over_keys(
         acc_a,
         acc_b,
         m,
@@ -255,7 +255,7 @@ def forward_kernel(
         BN,
         UPCAST,
     )
-    acc_a, acc_b, m, l = _over_keys(  # noqa: E741
+    acc_a, acc_b, m, l = _over_keys(
         acc_a,
         acc_b,
         m,

@@ -74,7 +74,7 @@ def forward_tma_kernel(
         q_b = Q_B.load([q_row, head * q_col + DA])
     acc = tl.zeros([BM, DV], tl.float32)
     m = tl.full([BM], float("-inf"), tl.float32)
-    l = tl.zeros([BM], tl.float32)  # noqa: E741
+    l = tl.zeros([BM], tl.float32)
     places = row + len_k - len_q + tl.arange(0, BM)
     high = len_k
     if CAUSAL:
@@ -93,7 +93,7 @@ def forward_tma_kernel(
         if CAUSAL:
             mask = mask & (keys[None, :] <= places[:, None])
         raw = tl.where(mask, raw, float("-inf"))
-        m, l, alpha, p = softmax_step_scaled(m, l, raw, scale_log2)  # noqa: E741
+        m, l, alpha, p = softmax_step_scaled(m, l, raw, scale_log2)
         v = V.load([v_row + start, kv_head * v_col])
         if not UPCAST:
             p = p.to(v.dtype)

@@ -121,7 +121,7 @@ def rows(
             at = tl.where(here, cap * (1.0 - 2.0 / (1.0 + tl.exp2(at * to_exponent))), 0.0)
         tl.store(AT + row, at)
         m = tl.full([1], float("-inf"), tl.float32)
-        l = tl.zeros([1], tl.float32)  # noqa: E741
+        l = tl.zeros([1], tl.float32)
         for first in range(0, columns, BLOCK):
             inside = first + v < columns
             x = tl.load(x_row + first + v, mask=inside, other=float("-inf")).to(tl.float32)

@@ -119,7 +119,7 @@ def paged(
     stop = tl.minimum(start + each, high)
 
     m = tl.full([BLOCK_M], float("-inf"), tl.float32)
-    l = tl.zeros([BLOCK_M], tl.float32)  # noqa: E741
+    l = tl.zeros([BLOCK_M], tl.float32)
     acc = tl.zeros([BLOCK_M, BLOCK_V], tl.float32)
     for at in range(start, stop, BLOCK_N):
         key = at + n
@@ -147,7 +147,7 @@ def paged(
         mask = inside[None, :] & (key[None, :] <= place[:, None])
         if WINDOWED:
             mask = mask & (key[None, :] > place[:, None] - window)
-        m, l, alpha, p = softmax_step(m, l, tl.where(mask, s, float("-inf")))  # noqa: E741
+        m, l, alpha, p = softmax_step(m, l, tl.where(mask, s, float("-inf")))
         v = tl.load(
             V + (block * v_b + slot * v_s)[:, None] + (head * v_h + e)[None, :],
             mask=inside[:, None] & (e < DV)[None, :],

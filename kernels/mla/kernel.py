@@ -81,7 +81,7 @@ def latent(
     stop = tl.minimum(start + each, high)
 
     m = tl.full([BLOCK_M], float("-inf"), tl.float32)
-    l = tl.zeros([BLOCK_M], tl.float32)  # noqa: E741
+    l = tl.zeros([BLOCK_M], tl.float32)
     acc = tl.zeros([BLOCK_M, BLOCK_R], tl.float32)
     for at in range(start, stop, BLOCK_N):
         key = at + n
@@ -104,7 +104,7 @@ def latent(
         s = dot(qr, tl.trans(k), tl.zeros([BLOCK_M, BLOCK_N], tl.float32), UPCAST)
         s = dot(q, tl.trans(x), s, UPCAST) * scale
         mask = inside[None, :] & (key[None, :] <= place[:, None])
-        m, l, alpha, p = softmax_step(m, l, tl.where(mask, s, float("-inf")))  # noqa: E741
+        m, l, alpha, p = softmax_step(m, l, tl.where(mask, s, float("-inf")))
         acc = dot(p.to(x.dtype), x, acc * alpha[:, None], UPCAST)
 
     some = l > 0.0

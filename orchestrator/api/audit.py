@@ -8,8 +8,8 @@ from django.http import HttpRequest
 from ninja import Router
 
 from orchestrator.accounts import selectors
-from orchestrator.api.auth import needs, user
-from orchestrator.api.paging import Page, paged_query
+from orchestrator.api.http.auth import needs, user
+from orchestrator.api.http.pagination import Page, paged_query
 from orchestrator.api.schemas import AuditOut, PageOf
 
 router = Router(tags=["accounts"])

@@ -10,10 +10,10 @@ from django.http import HttpRequest
 from ninja import Router, Schema
 from pydantic import Field
 
-from orchestrator.api.auth import needs
-from orchestrator.api.lookup import run_of
-from orchestrator.api.problems import invalid
-from orchestrator.runs.benchmark import benchmark_of
+from orchestrator.api.http.auth import needs
+from orchestrator.api.http.lookup import run_of
+from orchestrator.api.http.problems import invalid
+from orchestrator.runs.outputs.benchmark_table import benchmark_of
 
 router = Router(tags=["runs"])
 

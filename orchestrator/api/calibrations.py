@@ -10,17 +10,17 @@ from django.http import HttpRequest, HttpResponse
 from ninja import Router
 from pydantic import Field
 
-from orchestrator.api.auth import needs, user
-from orchestrator.api.etags import check_version, tagged_answer, wanted_version
-from orchestrator.api.idempotency import creates
-from orchestrator.api.lookup import calibration_of, device_type_of, run_of
-from orchestrator.api.paging import Page, paged_query
-from orchestrator.api.problems import invalid
+from orchestrator.api.http.auth import needs, user
+from orchestrator.api.http.etags import check_version, tagged_answer, wanted_version
+from orchestrator.api.http.idempotency import creates
+from orchestrator.api.http.lookup import calibration_of, device_type_of, run_of
+from orchestrator.api.http.pagination import Page, paged_query
+from orchestrator.api.http.problems import invalid
 from orchestrator.api.schemas import CalibrationOut, DeviceTypeOut, PageOf
-from orchestrator.planner import selectors, services
+from orchestrator.planner.store import selectors, services
 from orchestrator.telemetry.outcome import measurement_lines
 from workers.contracts.base import Contract
-from workers.contracts.devices import Device
+from workers.contracts.catalog.devices import Device
 
 router = Router(tags=["planner"])
 devices = Router(tags=["planner"])

@@ -10,9 +10,9 @@ from typing import Any
 from django.http import HttpRequest
 from ninja import Router
 
-from orchestrator.api.auth import needs, user
-from orchestrator.api.lookup import run_of
-from orchestrator.api.paging import Page, after, paged
+from orchestrator.api.http.auth import needs, user
+from orchestrator.api.http.lookup import run_of
+from orchestrator.api.http.pagination import Page, after, paged
 from orchestrator.api.schemas import EventOut, PageOf
 from orchestrator.runs import selectors
 

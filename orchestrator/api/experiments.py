@@ -11,10 +11,10 @@ from django.http import HttpRequest
 from ninja import Router
 from pydantic import Field
 
-from orchestrator.api.auth import needs, user
-from orchestrator.api.idempotency import creates
-from orchestrator.api.lookup import experiment_of
-from orchestrator.api.paging import Page, paged_query
+from orchestrator.api.http.auth import needs, user
+from orchestrator.api.http.idempotency import creates
+from orchestrator.api.http.lookup import experiment_of
+from orchestrator.api.http.pagination import Page, paged_query
 from orchestrator.api.schemas import ExperimentOut, PageOf
 from orchestrator.runs import selectors, services
 from workers.contracts.base import Contract

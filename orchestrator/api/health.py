@@ -13,7 +13,7 @@ from django.http import HttpRequest, HttpResponse
 from django.shortcuts import render
 from django.views.decorators.http import require_safe
 
-from orchestrator.api.answers import json_answer
+from orchestrator.api.http.responses import json_answer
 from orchestrator.scheduling import selectors
 
 

@@ -15,11 +15,11 @@ from django.utils.http import content_disposition_header
 from ninja import Query, Router
 from pydantic import Field
 
-from orchestrator.api.answers import streamed
-from orchestrator.api.auth import needs
-from orchestrator.api.lookup import LARGEST, run_of
-from orchestrator.api.paging import Page, after, paged, paged_whole
-from orchestrator.api.problems import invalid, not_found, refuse
+from orchestrator.api.http.auth import needs
+from orchestrator.api.http.lookup import LARGEST, run_of
+from orchestrator.api.http.pagination import Page, after, paged, paged_whole
+from orchestrator.api.http.problems import invalid, not_found, refuse
+from orchestrator.api.http.responses import streamed
 from orchestrator.api.schemas import (
     ArtifactOut,
     AttemptOut,
@@ -30,7 +30,7 @@ from orchestrator.api.schemas import (
     SamplesOut,
 )
 from orchestrator.runs import selectors
-from orchestrator.runs.samples import samples_of
+from orchestrator.runs.outputs.text_samples import samples_of
 from orchestrator.telemetry import selectors as telemetry
 from workers.contracts.base import Contract
 

@@ -12,14 +12,15 @@ from django.utils.http import content_disposition_header
 from ninja import Router, Schema
 from pydantic import Field
 
-from orchestrator.api.answers import streamed
-from orchestrator.api.auth import needs
-from orchestrator.api.lookup import run_of
-from orchestrator.api.paging import Page
-from orchestrator.api.problems import invalid
+from orchestrator.api.http.auth import needs
+from orchestrator.api.http.lookup import run_of
+from orchestrator.api.http.pagination import Page
+from orchestrator.api.http.problems import invalid
+from orchestrator.api.http.responses import streamed
 from orchestrator.api.schemas import PageOf
-from orchestrator.runs import generated, results, serving
-from workers.contracts.serving import EngineState, Evaluated, Stood, Summary
+from orchestrator.runs.outputs import endpoint, generated_answers
+from orchestrator.runs.outputs import evaluation_results as results
+from workers.contracts.wire.serving_reports import EngineState, Evaluated, Stood, Summary
 
 router = Router(tags=["inference"])
 
@@ -73,7 +74,7 @@ class ResultsOut(Schema):
 def answers(request: HttpRequest, id: int, page: Page) -> Any:
     """In the order of the input, as far as they are written."""
     run = _of_kind(request, id, "generate")
-    found = generated.page_of(run=run, after=page.cursor, limit=page.limit)
+    found = generated_answers.page_of(run=run, after=page.cursor, limit=page.limit)
     return {"items": [asdict(each) for each in found.answers], "next_cursor": found.next}
 
 
@@ -86,8 +87,8 @@ def answers(request: HttpRequest, id: int, page: Page) -> Any:
 def answers_download(request: HttpRequest, id: int) -> HttpResponseBase:
     """Whole lines, as far as they are written."""
     run = _of_kind(request, id, "generate")
-    name = generated.places(run)[1].name
-    response = streamed(request, generated.pieces(run=run), "application/x-ndjson")
+    name = generated_answers.places(run)[1].name
+    response = streamed(request, generated_answers.pieces(run=run), "application/x-ndjson")
     response["Content-Disposition"] = content_disposition_header(True, name) or "attachment"
     return response
 
@@ -103,14 +104,14 @@ def requests(request: HttpRequest, id: int) -> Any:
     has ended.
     """
     run = _of_kind(request, id, "serve")
-    found, state = serving.standing(run=run), serving.engine_state(run=run)
+    found, state = endpoint.standing(run=run), endpoint.engine_state(run=run)
     return {
         "phase": found.phase,
         "says": found.says,
         "base_url": None if found.phase == "ended" else f"/serve/{run.pk}/v1",
         "state": state,
-        "summary": serving.summary_of(run=run),
-        "stood": serving.last_stood(run=run) if state is None else None,
+        "summary": endpoint.summary_of(run=run),
+        "stood": endpoint.last_stood(run=run) if state is None else None,
     }
 
 

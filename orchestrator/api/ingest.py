@@ -14,18 +14,18 @@ import pydantic
 from django.http import HttpRequest
 from pydantic import AliasChoices, Field, WithJsonSchema, model_validator
 
-from orchestrator.api.auth import needs, user
 from orchestrator.api.history import router as router  # reading and writing share addresses
-from orchestrator.api.lookup import LARGEST, run_of
-from orchestrator.api.problems import refuse
+from orchestrator.api.http.auth import needs, user
+from orchestrator.api.http.lookup import LARGEST, run_of
+from orchestrator.api.http.problems import refuse
 from orchestrator.api.schemas import IngestOut, RunOut
 from orchestrator.common import clock
 from orchestrator.runs import selectors
 from orchestrator.runs import services as runs
 from orchestrator.telemetry import services as telemetry
 from workers.contracts.base import Contract, problems_of
-from workers.contracts.model import Count
-from workers.contracts.points import Point, PointBatch, RunEvent, Time
+from workers.contracts.specs.model import Count
+from workers.contracts.wire.points import Point, PointBatch, RunEvent, Time
 
 MOST = 10_000  # items a call
 _OURS = frozenset({"state_changed", "plan_resolved", "prediction_missed", "preempted", "node_lost"})

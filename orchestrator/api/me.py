@@ -7,7 +7,7 @@ from typing import Any
 from django.http import HttpRequest
 from ninja import Router
 
-from orchestrator.api.auth import caller, needs
+from orchestrator.api.http.auth import caller, needs
 from orchestrator.api.schemas import MeOut
 
 router = Router(tags=["accounts"])

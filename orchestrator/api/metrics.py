@@ -15,7 +15,7 @@ from django.views.decorators.http import require_safe
 from orchestrator.fleet import selectors as fleet
 from orchestrator.runs import selectors as runs
 from orchestrator.scheduling import selectors as scheduling
-from workers.contracts.node import RunState
+from workers.contracts.wire.node_messages import RunState
 
 MEDIA_TYPE = "application/openmetrics-text; version=1.0.0; charset=utf-8"
 

@@ -9,10 +9,10 @@ from django.http import HttpRequest
 from ninja import Router, Schema
 from pydantic import Field
 
-from orchestrator.api.auth import needs, user
-from orchestrator.api.idempotency import creates
-from orchestrator.api.lookup import node_of
-from orchestrator.api.paging import Page, paged_query, paged_whole
+from orchestrator.api.http.auth import needs, user
+from orchestrator.api.http.idempotency import creates
+from orchestrator.api.http.lookup import node_of
+from orchestrator.api.http.pagination import Page, paged_query, paged_whole
 from orchestrator.api.schemas import DeviceOut, NodeOut, PageOf, PoolOut, aware
 from orchestrator.fleet import selectors, services
 from workers.contracts.base import Contract

@@ -11,12 +11,12 @@ from django.http import HttpRequest, HttpResponse
 from ninja import Router
 from pydantic import ConfigDict, Field
 
-from orchestrator.api.answers import json_answer, packed
-from orchestrator.api.auth import needs, user
-from orchestrator.api.idempotency import creates
-from orchestrator.api.lookup import saved_plan_of
-from orchestrator.api.paging import Page, paged_query
-from orchestrator.api.problems import Invalid
+from orchestrator.api.http.auth import needs, user
+from orchestrator.api.http.idempotency import creates
+from orchestrator.api.http.lookup import saved_plan_of
+from orchestrator.api.http.pagination import Page, paged_query
+from orchestrator.api.http.problems import Invalid
+from orchestrator.api.http.responses import json_answer, packed
 from orchestrator.api.schemas import (
     EstimateOut,
     ExportOut,
@@ -25,8 +25,9 @@ from orchestrator.api.schemas import (
     SearchOut,
     ServingOut,
 )
-from orchestrator.planner import desk, selectors, services
+from orchestrator.planner import user_api
 from orchestrator.planner.requests import BadRequest, folded
+from orchestrator.planner.store import selectors, services
 from workers.contracts.base import Contract
 
 router = Router(tags=["planner"])
@@ -130,7 +131,7 @@ def estimate(request: HttpRequest, body: Estimate) -> HttpResponse:
     """
     lines = [_line(body)] if body.requests is None else body.requests
     try:
-        told = desk.estimate(
+        told = user_api.estimate(
             user=user(request),
             lines=lines,
             calibration=body.calibration,
@@ -154,7 +155,7 @@ def search(request: HttpRequest, body: Search) -> HttpResponse:
     do as well.
     """
     try:
-        told = desk.search(
+        told = user_api.search(
             user=user(request),
             request=folded(_line(body)),
             calibration=body.calibration,
@@ -176,7 +177,7 @@ def export(request: HttpRequest, body: Export) -> HttpResponse:
     line = _line(body)
     engine = line.pop("engine")
     try:
-        return json_answer(desk.export(user=user(request), line=line, engine=engine))
+        return json_answer(user_api.export(user=user(request), line=line, engine=engine))
     except BadRequest as error:
         raise Invalid(error.problems) from None
 
@@ -188,7 +189,7 @@ def serving(request: HttpRequest, body: Serving) -> HttpResponse:
     """KV cache, time to first token, time per token, tokens per second, largest concurrency."""
     try:
         return json_answer(
-            desk.serving(user=user(request), request=body.model_dump(exclude_unset=True))
+            user_api.serving(user=user(request), request=body.model_dump(exclude_unset=True))
         )
     except BadRequest as error:
         raise Invalid(error.problems) from None

@@ -10,12 +10,12 @@ from typing import Any, get_args
 from django.http import HttpRequest
 from ninja import Router
 
-from orchestrator.api.auth import needs
+from orchestrator.api.http.auth import needs
 from orchestrator.api.schemas import PresetsOut
-from workers.contracts.counts import parameter_count
-from workers.contracts.data import DataSpec
-from workers.contracts.devices import DEVICES
-from workers.contracts.presets import PRESETS
+from workers.contracts.catalog.counts import parameter_count
+from workers.contracts.catalog.devices import DEVICES
+from workers.contracts.catalog.presets import PRESETS
+from workers.contracts.specs.data import DataSpec
 
 router = Router(tags=["presets"])
 

@@ -10,8 +10,8 @@ from typing import Any
 from django.http import HttpRequest
 from ninja import Router
 
-from orchestrator.api.auth import needs, user
-from orchestrator.api.paging import Page, paged_whole
+from orchestrator.api.http.auth import needs, user
+from orchestrator.api.http.pagination import Page, paged_whole
 from orchestrator.api.schemas import PageOf, QueueOut
 from orchestrator.scheduling import selectors
 

@@ -18,24 +18,22 @@ from orchestrator.api import (
     audit,
     benchmarks,
     calibrations,
-    door,
     events,
     experiments,
     inference,
     ingest,
     me,
     nodes,
-    openapi,
     plans,
     presets,
-    problems,
     queue,
     runs,
     series,
     tokens,
 )
-from orchestrator.api.auth import needs
-from orchestrator.api.parser import BodyParser
+from orchestrator.api.http import middleware, openapi, problems
+from orchestrator.api.http.auth import needs
+from orchestrator.api.http.body_parser import BodyParser
 from workers.contracts.base import problems_of
 
 DESCRIPTION = """
@@ -51,7 +49,7 @@ class Api(NinjaAPI):
     @property
     def urls(self) -> tuple[list[URLResolver | URLPattern], str, str]:
         patterns, app_name, namespace = super().urls
-        return door.guarded(patterns), app_name, namespace
+        return middleware.guarded(patterns), app_name, namespace
 
     def validation_error_from_error_contexts(
         self, error_contexts: Sequence[ValidationErrorContext[Any]]

@@ -12,11 +12,11 @@ from django.http import HttpRequest, HttpResponse
 from ninja import Query, Router
 from pydantic import AliasChoices, Field
 
-from orchestrator.api.auth import needs, user
-from orchestrator.api.etags import check_version, tagged_answer, wanted_version
-from orchestrator.api.idempotency import creates
-from orchestrator.api.lookup import experiment_of, run_of
-from orchestrator.api.paging import Page, after, paged
+from orchestrator.api.http.auth import needs, user
+from orchestrator.api.http.etags import check_version, tagged_answer, wanted_version
+from orchestrator.api.http.idempotency import creates
+from orchestrator.api.http.lookup import experiment_of, run_of
+from orchestrator.api.http.pagination import Page, after, paged
 from orchestrator.api.schemas import PageOf, RunOut
 from orchestrator.runs import selectors, services
 from workers.contracts.base import Contract

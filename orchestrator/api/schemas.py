@@ -14,7 +14,7 @@ from ninja import Schema
 from pydantic import BeforeValidator, ConfigDict, Field, WithJsonSchema
 
 from orchestrator.common.units import iso
-from workers.contracts.samples import WrittenText
+from workers.contracts.wire.samples import WrittenText
 
 Item = TypeVar("Item")
 Id = Annotated[str, BeforeValidator(str)]  # a whole number as text

@@ -15,14 +15,14 @@ from django.http import HttpRequest, HttpResponse, HttpResponseBase
 from ninja import Query, Router
 from pydantic import Field
 
-from orchestrator.api.answers import JSON, json_answer, streamed, wants_csv
-from orchestrator.api.auth import needs
-from orchestrator.api.lookup import LARGEST, run_of
+from orchestrator.api.http.auth import needs
+from orchestrator.api.http.lookup import LARGEST, run_of
+from orchestrator.api.http.responses import JSON, json_answer, streamed, wants_csv
 from orchestrator.api.schemas import SeriesNames, SeriesOut
 from orchestrator.telemetry import selectors
 from workers.contracts.base import Contract
-from workers.contracts.metrics import unit_of
-from workers.contracts.points import encode_number
+from workers.contracts.catalog.metrics import unit_of
+from workers.contracts.wire.points import encode_number
 
 router = Router(tags=["telemetry"])
 CSV = "text/csv; charset=utf-8"

@@ -14,11 +14,11 @@ from pydantic import Field
 
 from orchestrator.accounts import selectors, services
 from orchestrator.accounts.roles import SCOPES
-from orchestrator.api.auth import caller, needs, user
-from orchestrator.api.idempotency import creates
-from orchestrator.api.lookup import LARGEST
-from orchestrator.api.paging import Page, paged_whole
-from orchestrator.api.problems import invalid, not_found, refuse
+from orchestrator.api.http.auth import caller, needs, user
+from orchestrator.api.http.idempotency import creates
+from orchestrator.api.http.lookup import LARGEST
+from orchestrator.api.http.pagination import Page, paged_whole
+from orchestrator.api.http.problems import invalid, not_found, refuse
 from orchestrator.api.schemas import NewTokenOut, PageOf, TokenOut, aware
 from workers.contracts.base import Contract
 

@@ -19,7 +19,7 @@ from django.db import connection, transaction
 
 from orchestrator.common.models import Frame, Topic, new_epoch
 from orchestrator.common.redis import quick_client
-from workers.contracts.wire import live_channel
+from workers.contracts.wire.names import live_channel
 
 log = logging.getLogger(__name__)
 

@@ -17,7 +17,7 @@ from django.db import transaction
 from redis.backoff import ExponentialBackoff
 from redis.retry import Retry
 
-from workers.contracts import wire
+from workers.contracts.wire import names
 
 log = logging.getLogger(__name__)
 
@@ -85,8 +85,8 @@ def _wake() -> None:
         return
     try:
         with quick_client().pipeline(transaction=False) as pipe:
-            pipe.lpush(wire.TICK, b"1")
-            pipe.ltrim(wire.TICK, 0, 0)
+            pipe.lpush(names.TICK, b"1")
+            pipe.ltrim(names.TICK, 0, 0)
             pipe.execute()
     except (redis.RedisError, OSError) as error:
         _silent_until = time.monotonic() + _PAUSE_S

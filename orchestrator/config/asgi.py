@@ -15,7 +15,7 @@ from django.core.asgi import get_asgi_application
 pages = get_asgi_application()
 
 from orchestrator.api import serve
-from webui import sockets
+from webui.live import routing
 
 
 async def http(scope: Any, receive: Any, send: Any) -> None:
@@ -26,5 +26,5 @@ async def http(scope: Any, receive: Any, send: Any) -> None:
 
 
 application = ProtocolTypeRouter(
-    {"http": http, "websocket": sockets.application(), "lifespan": serve.application},
+    {"http": http, "websocket": routing.application(), "lifespan": serve.application},
 )

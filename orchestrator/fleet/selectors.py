@@ -15,7 +15,7 @@ from orchestrator.accounts.models import User
 from orchestrator.common.errors import not_found
 from orchestrator.common.units import is_id, iso
 from orchestrator.fleet.models import Device, Node, Pool
-from workers.contracts import envelope
+from workers.contracts.wire import envelope
 
 
 def nodes_visible_to(*, user: User) -> QuerySet[Node]:

@@ -21,8 +21,8 @@ from orchestrator.common.errors import Refusal, invalid
 from orchestrator.common.redis import wake_scheduler
 from orchestrator.fleet import selectors
 from orchestrator.fleet.models import Cluster, Device, JoinToken, Node, Pool
-from workers.contracts import envelope
-from workers.contracts.node import DeviceInfo, DeviceSample, NodeInventory
+from workers.contracts.wire import envelope
+from workers.contracts.wire.node_messages import DeviceInfo, DeviceSample, NodeInventory
 
 JOIN_TOKEN_LIFE = timedelta(hours=24)
 DEFAULT = "default"

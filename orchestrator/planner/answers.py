@@ -11,8 +11,8 @@ from typing import Any
 
 import numpy as np
 
-from orchestrator.planner.collectives import KINDS
-from orchestrator.planner.terms import TERMS, Column, Table, explain
+from orchestrator.planner.model.communication.engine_traffic import KINDS
+from orchestrator.planner.model.terms import TERMS, Column, Table, explain
 
 MEMORY = (
     "params_bytes",

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from orchestrator.planner.scaling import scaling
-from workers.contracts.devices import device
+from workers.contracts.catalog.devices import device
 
 _ZERO_PAPER = "Rajbhandari et al. 2019, arXiv 1910.02054, table 1"
 

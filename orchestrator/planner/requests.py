@@ -16,17 +16,17 @@ from typing import Annotated, Any
 
 from pydantic import Field, ValidationError
 
-from orchestrator.planner.frameworks import FRAMEWORKS, Framework, framework
-from orchestrator.planner.inputs import Request
 from orchestrator.planner.interchange.fields import Unreadable
 from orchestrator.planner.interchange.huggingface import read_model
+from orchestrator.planner.model.frameworks import FRAMEWORKS, Framework, framework
+from orchestrator.planner.model.inputs import Request
 from workers.contracts.base import Contract, Problem, Refused, problem, problems_of
-from workers.contracts.cluster import ClusterSpec
-from workers.contracts.devices import DEVICES, Device
-from workers.contracts.legality import plan_problems
-from workers.contracts.model import ModelSpec, Positive
-from workers.contracts.plan import ParallelPlan
-from workers.contracts.presets import PRESETS, preset
+from workers.contracts.catalog.devices import DEVICES, Device
+from workers.contracts.catalog.presets import PRESETS, preset
+from workers.contracts.specs.cluster import ClusterSpec
+from workers.contracts.specs.legality import plan_problems
+from workers.contracts.specs.model import ModelSpec, Positive
+from workers.contracts.specs.plan import ParallelPlan
 
 SCENE_KEYS = ("id", "model", "cluster", "workload", "framework", "source")
 LINE_KEYS = ("id", "model", "plan", "cluster", "workload", "framework", "measured", "source")

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from orchestrator.planner.terms import Registry, Table, explain
+from orchestrator.planner.model.terms import Registry, Table, explain
 from workers.contracts.base import Problem, problem
 
 SCALING = Registry()

@@ -17,9 +17,9 @@ from django.db import transaction
 from django.db.models import Max
 
 from orchestrator.common import clock, live
-from orchestrator.runs import answers
+from orchestrator.runs import serializers
 from orchestrator.runs.models import Run, RunEvent
-from workers.contracts.points import plain
+from workers.contracts.wire.points import plain
 
 # told on the run's page only: `state` frames say the first, and the others come with single steps
 _NOT_FOR_EVERYBODY = frozenset(
@@ -95,7 +95,7 @@ def lock(run_id: int) -> None:
 
 
 def _frames(run: Run, rows: list[RunEvent]) -> list[live.New]:
-    told = [(row, answers.event_answer(row)) for row in rows]
+    told = [(row, serializers.event_answer(row)) for row in rows]
     own = [live.New(f"run:{run.pk}", "event", {"event": answer}) for _, answer in told]
     everybody = [
         live.New("fleet", "event", {"run": str(run.pk), "event": answer})

@@ -8,7 +8,7 @@ from django.conf import settings
 from django.db import models
 from django.utils import timezone
 
-from workers.contracts.node import AttemptState, ExitClass, RunState
+from workers.contracts.wire.node_messages import AttemptState, ExitClass, RunState
 
 
 def _choices(enum: type) -> list[tuple[str, str]]:

@@ -18,14 +18,6 @@ from orchestrator.accounts.models import User
 from orchestrator.common import clock
 from orchestrator.common.errors import not_found
 from orchestrator.common.units import is_id
-from orchestrator.runs.answers import (
-    artifact_answer,
-    attempt_answer,
-    checkpoint_answer,
-    event_answer,
-    experiment_answer,
-    run_answer,
-)
 from orchestrator.runs.models import (
     Artifact,
     Attempt,
@@ -35,8 +27,16 @@ from orchestrator.runs.models import (
     RunEvent,
     RunTag,
 )
+from orchestrator.runs.serializers import (
+    artifact_answer,
+    attempt_answer,
+    checkpoint_answer,
+    event_answer,
+    experiment_answer,
+    run_answer,
+)
 from orchestrator.runs.states import ENDED
-from workers.contracts.node import AttemptState, RunState
+from workers.contracts.wire.node_messages import AttemptState, RunState
 
 __all__ = [
     "artifact_answer",

@@ -13,7 +13,9 @@ from django.db.models import Q
 
 from orchestrator.common import clock, conditional, live
 from orchestrator.runs import events
-from orchestrator.runs.actions import (
+from orchestrator.runs.events import New as NewEvent
+from orchestrator.runs.experiments import experiment_create, experiment_update
+from orchestrator.runs.lifecycle.actions import (
     external_finish,
     may_manage,
     run_cancel,
@@ -26,7 +28,7 @@ from orchestrator.runs.actions import (
     run_retry,
     run_update,
 )
-from orchestrator.runs.attempts import (
+from orchestrator.runs.lifecycle.attempts import (
     WISHES,
     attempt_create,
     attempt_dispatched,
@@ -36,12 +38,15 @@ from orchestrator.runs.attempts import (
     attempt_running,
     attempt_wish_sent,
 )
-from orchestrator.runs.events import New as NewEvent
-from orchestrator.runs.experiments import experiment_create, experiment_update
-from orchestrator.runs.lineage import fork_problems, run_fork, run_rewind
+from orchestrator.runs.lifecycle.lineage import fork_problems, run_fork, run_rewind
 from orchestrator.runs.models import Artifact, Checkpoint, Run, RunEvent
-from orchestrator.runs.submit import run_folder, run_submit, spec_forecast, spec_problem_list
-from workers.contracts.bodies import CheckpointSpec
+from orchestrator.runs.submission.submit import (
+    run_folder,
+    run_submit,
+    spec_forecast,
+    spec_problem_list,
+)
+from workers.contracts.specs.run_bodies import CheckpointSpec
 
 __all__ = [
     "WISHES",

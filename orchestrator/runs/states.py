@@ -11,9 +11,9 @@ from typing import Any
 from django.db import transaction
 
 from orchestrator.common import clock, conditional
-from orchestrator.runs import events, frames
+from orchestrator.runs import events, live_frames
 from orchestrator.runs.models import Attempt, Run
-from workers.contracts.node import AttemptState, RunState
+from workers.contracts.wire.node_messages import AttemptState, RunState
 
 Q, S, R = RunState.QUEUED, RunState.STARTING, RunState.RUNNING
 STOPPING, PAUSED = RunState.STOPPING, RunState.PAUSED
@@ -66,7 +66,7 @@ def run_move(
         events.record(
             run=run, new=[events.New("state_changed", data, attempt=run.attempt_number or None)]
         )
-        frames.run_state(run)
+        live_frames.run_state(run)
     return True
 
 
@@ -95,4 +95,4 @@ def run_born(run: Run, *, by: str, extra: list[events.New]) -> None:
     data = {"of": "run", "old": None, "new": str(run.state), "by": by, "why": "submitted"}
     first = events.New("state_changed", data, attempt=run.attempt_number or None, time=clock.now())
     events.record(run=run, new=[first, *extra])
-    frames.run_state(run)
+    live_frames.run_state(run)

@@ -10,12 +10,12 @@ from functools import lru_cache
 from celery import Celery
 from django.conf import settings
 
-from workers.contracts import wire
+from workers.contracts.wire import names
 
 
 @lru_cache(maxsize=2)
 def _app(url: str) -> Celery:
-    app = Celery("orrery", broker=wire.broker_url(url), set_as_current=False)
+    app = Celery("orrery", broker=names.broker_url(url), set_as_current=False)
     app.conf.update(
         task_serializer="json",
         accept_content=["json"],
@@ -36,13 +36,13 @@ def send(*, task: str, node: str, envelope: str) -> None:
 
     Raises `kombu.exceptions.OperationalError` while Redis is away.
     """
-    queue = wire.queue_of(node)
+    queue = names.queue_of(node)
     _app(settings.REDIS_URL).send_task(
         task,
         args=[envelope],
         queue=queue,
         routing_key=queue,
-        expires=wire.ORDER_TTL_S,
+        expires=names.ORDER_TTL_S,
         retry=True,
         retry_policy={"max_retries": 1, "interval_start": 0.0, "interval_max": 0.1},
     )

@@ -21,8 +21,8 @@ from orchestrator.runs import selectors as runs
 from orchestrator.runs import services as run_services
 from orchestrator.runs.models import Attempt
 from orchestrator.scheduling import celery_client
-from workers.contracts import envelope, wire
-from workers.contracts.node import ControlOrder, KeepOrder, LaunchOrder
+from workers.contracts.wire import envelope, names
+from workers.contracts.wire.node_messages import ControlOrder, KeepOrder, LaunchOrder
 
 log = logging.getLogger(__name__)
 
@@ -45,7 +45,7 @@ def launch(attempt: Attempt, *, nodes: Iterable[str] | None = None) -> bool:
         if node is None:
             continue  # removed from the fleet: the reaper ends the attempt
         order = launch_order(attempt, share, gpu=kinds.get(share["devices"][0]) == "gpu")
-        sent &= _send(node, wire.TASK_LAUNCH, wire.KIND_LAUNCH, order.to_dict())
+        sent &= _send(node, names.TASK_LAUNCH, names.KIND_LAUNCH, order.to_dict())
     if sent:
         run_services.attempt_dispatched(attempt=attempt)
     return sent
@@ -105,7 +105,7 @@ def control(
     )
     sent = True
     for node in Node.objects.filter(name__in=wanted):
-        sent &= _send(node, wire.TASK_CONTROL, wire.KIND_CONTROL, order.to_dict())
+        sent &= _send(node, names.TASK_CONTROL, names.KIND_CONTROL, order.to_dict())
     return sent
 
 
@@ -113,21 +113,21 @@ def keep(nodes: Iterable[str], *, source: str, target: str) -> bool:
     """Asks these nodes to keep a checkpoint under a second name; False if one could not be asked."""
     order, sent = KeepOrder(source=source, target=target), True
     for node in Node.objects.filter(name__in=list(nodes)):
-        sent &= _send(node, wire.TASK_KEEP, wire.KIND_KEEP, order.to_dict())
+        sent &= _send(node, names.TASK_KEEP, names.KIND_KEEP, order.to_dict())
     return sent
 
 
 def end_unknown(node: Node, *, attempt_id: str, fence: str) -> bool:
     """Tells a node to end an attempt that is over here: it was given up while the node was away."""
     order = ControlOrder(attempt_id=attempt_id, fence=fence, action="kill", grace_s=0.0)
-    return _send(node, wire.TASK_CONTROL, wire.KIND_CONTROL, order.to_dict())
+    return _send(node, names.TASK_CONTROL, names.KIND_CONTROL, order.to_dict())
 
 
 def _send(node: Node, task: str, kind: str, body: dict[str, Any]) -> bool:
     try:
         secret = fleet.node_secret(node)
         text = envelope.seal(
-            secret, kind, body, ttl_s=wire.ORDER_TTL_S, now=time.time(), node=node.name
+            secret, kind, body, ttl_s=names.ORDER_TTL_S, now=time.time(), node=node.name
         )
         celery_client.send(task=task, node=node.name, envelope=text)
     except (OperationalError, OSError, ValueError) as error:

@@ -15,10 +15,10 @@ from django.conf import settings
 from django.db import DatabaseError, InterfaceError, close_old_connections, connection
 
 from orchestrator.scheduling import lease
-from orchestrator.scheduling.inbox import Entry, Inbox
-from orchestrator.scheduling.presence import presence
 from orchestrator.scheduling.reaper import reap
-from orchestrator.scheduling.reports import report
+from orchestrator.scheduling.reports.handler import report
+from orchestrator.scheduling.reports.inbox import Entry, Inbox
+from orchestrator.scheduling.reports.presence import presence
 from orchestrator.scheduling.tick import tick
 
 log = logging.getLogger(__name__)

@@ -13,8 +13,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 
-from orchestrator.scheduling import reasons
-from orchestrator.scheduling.capacity import Lane, NodeView, Room, Slot, rooms_by_pool
+from orchestrator.scheduling.placement import reasons
+from orchestrator.scheduling.placement.capacity import Lane, NodeView, Room, Slot, rooms_by_pool
 
 __all__ = ["Decision", "NodeView", "Placement", "Share", "Slot", "Wait", "Waiting", "place"]
 

@@ -19,10 +19,11 @@ from orchestrator.fleet.models import Node
 from orchestrator.runs import selectors as runs
 from orchestrator.runs import services as run_services
 from orchestrator.runs.models import Attempt
-from orchestrator.scheduling import dispatch, ending, stalls
+from orchestrator.scheduling import dispatch
 from orchestrator.scheduling.models import Allocation
-from orchestrator.scheduling.presence import Presence, presence
-from workers.contracts.node import AttemptState
+from orchestrator.scheduling.reports import attempt_end, multi_node_hangs
+from orchestrator.scheduling.reports.presence import Presence, presence
+from workers.contracts.wire.node_messages import AttemptState
 
 log = logging.getLogger(__name__)
 
@@ -54,7 +55,7 @@ def reap(*, now: datetime | None = None, known: Presence | None = None) -> int:
             log.exception(
                 "Attempt %s could not be looked after; the next pass tries again", attempt.pk
             )
-    stalls.tell_due()
+    multi_node_hangs.tell_due()
     for run in runs.external_silent(now=now):
         says = f"Nothing was heard of it for {settings.ENV.external_silent_s:.0f} s."
         run_services.external_finish(run=run, status="failed", reason=says)
@@ -82,7 +83,7 @@ def _look(attempt: Attempt, nodes: dict[str, Node], now: datetime, known: Presen
             f"Node {', '.join(sorted(lost))} was lost: no heartbeat for "
             f"{settings.ENV.node_lost_s:.0f} s."
         )
-        ending.give_up(attempt, exit_class="lost", reason=reason, nodes=lost)
+        attempt_end.give_up(attempt, exit_class="lost", reason=reason, nodes=lost)
         return int(attempt.state == AttemptState.EXITED)
     up = {name for name in names if nodes[name].health == Node.Health.UP}
     if attempt.requested and _request(attempt, up, known):
@@ -91,7 +92,7 @@ def _look(attempt: Attempt, nodes: dict[str, Node], now: datetime, known: Presen
         waited_s = (now - attempt.created).total_seconds()
         if waited_s > settings.ENV.launch_timeout_s:
             dispatch.control(attempt, "kill", grace_s=0.0)
-            ending.give_up(
+            attempt_end.give_up(
                 attempt, exit_class="lost", reason=f"No node launched it within {waited_s:.0f} s."
             )
             return 1
@@ -102,14 +103,14 @@ def _look(attempt: Attempt, nodes: dict[str, Node], now: datetime, known: Presen
         and _was_there(attempt, missing, known)
     ):
         reason = f"Node {', '.join(sorted(missing))} is up but has this attempt no more."
-        ending.give_up(attempt, exit_class="lost", reason=reason, nodes=missing)
+        attempt_end.give_up(attempt, exit_class="lost", reason=reason, nodes=missing)
         return int(attempt.state == AttemptState.EXITED)
     if attempt.nodes_exited and names and known.wanted_for(fence, "straggler") > STRAGGLER_S:
         reason = (
             f"Node {', '.join(sorted(names))} did not end its share within {STRAGGLER_S:.0f} "
             "s of the others."
         )
-        ending.give_up(attempt, exit_class="infrastructure", reason=reason, nodes=names)
+        attempt_end.give_up(attempt, exit_class="infrastructure", reason=reason, nodes=names)
         return 1
     if attempt.state != AttemptState.RUNNING and not attempt.nodes_exited and not attempt.requested:
         _repeat_launch(attempt, up, known)
@@ -146,7 +147,7 @@ def _request(attempt: Attempt, up: set[str], known: Presence) -> bool:
         and attempt.launched is None
         and action not in run_services.WISHES
     ):
-        ending.give_up(attempt, exit_class="cancelled", reason="Ended before it was launched.")
+        attempt_end.give_up(attempt, exit_class="cancelled", reason="Ended before it was launched.")
         return True
     if action in run_services.WISHES:
         if (

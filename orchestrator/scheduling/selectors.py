@@ -19,10 +19,11 @@ from orchestrator.common import clock
 from orchestrator.fleet.models import Device, Node
 from orchestrator.runs import selectors as runs
 from orchestrator.runs.models import Run
-from orchestrator.scheduling import lease, snapshot
-from orchestrator.scheduling.health import broker_facts
+from orchestrator.scheduling import lease
 from orchestrator.scheduling.models import Allocation, Lease
-from workers.contracts.node import RunState
+from orchestrator.scheduling.placement import snapshot
+from orchestrator.scheduling.stream_health import broker_facts
+from workers.contracts.wire.node_messages import RunState
 
 
 @dataclass(frozen=True)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from orchestrator.scheduling.reaper import reap
-from orchestrator.scheduling.reports import report
+from orchestrator.scheduling.reports.handler import report
 from orchestrator.scheduling.tick import Pass, tick
 
 __all__ = ["Pass", "reap", "report", "tick"]

@@ -19,8 +19,9 @@ from orchestrator.common import clock
 from orchestrator.fleet.models import Device, Node
 from orchestrator.runs import services as runs
 from orchestrator.runs.models import Attempt, Run
-from orchestrator.scheduling import dispatch, keeping, snapshot
+from orchestrator.scheduling import checkpoint_pins, dispatch
 from orchestrator.scheduling.models import Allocation
+from orchestrator.scheduling.placement import snapshot
 from orchestrator.scheduling.policy import Placement
 
 log = logging.getLogger(__name__)
@@ -40,7 +41,7 @@ def tick(*, now: datetime | None = None) -> Pass:
     seen = snapshot.take()
     if not seen.queue:
         return Pass()
-    keeping.keep_for(seen.runs.values())
+    checkpoint_pins.keep_for(seen.runs.values())
     # people who ask get estimates; here only heads of line count
     decision = seen.decide(now, estimated=0)
     placed = []
@@ -117,7 +118,7 @@ def _resume(
         return None, None
     point, holders = found
     if settings.ENV.shared_runs or not holders or (holders == names and len(names) == 1):
-        origin = keeping.origin_of(run)
+        origin = checkpoint_pins.origin_of(run)
         fresh = origin is not None and origin[0].path == point["path"]
         return {
             **point,

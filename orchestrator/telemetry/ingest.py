@@ -28,7 +28,7 @@ from orchestrator.telemetry.services import Kept, news_store, progress_tell
 from orchestrator.telemetry.slow import slow_tell
 from orchestrator.telemetry.writing.cursors import Writer
 from orchestrator.telemetry.writing.deliveries import Entry, Opener
-from workers.contracts import wire
+from workers.contracts.wire import names
 
 log = logging.getLogger(__name__)
 
@@ -111,7 +111,11 @@ class Ingest:
             count = max(1, min(_READ, int((_TICK_BYTES - size) / self._entry_bytes)))
             try:
                 answer: Any = redis_client.xreadgroup(
-                    wire.TELEMETRY_GROUP, self.name, {wire.TELEMETRY: ">"}, count=count, block=block
+                    names.TELEMETRY_GROUP,
+                    self.name,
+                    {names.TELEMETRY: ">"},
+                    count=count,
+                    block=block,
                 )
             except ResponseError as error:
                 if "NOGROUP" not in str(error):
@@ -133,24 +137,30 @@ class Ingest:
         before a failure.
         """
         try:
-            redis_client.xgroup_create(wire.TELEMETRY, wire.TELEMETRY_GROUP, id="0", mkstream=True)
+            redis_client.xgroup_create(
+                names.TELEMETRY, names.TELEMETRY_GROUP, id="0", mkstream=True
+            )
         except ResponseError as error:
             if "BUSYGROUP" not in str(error):
                 raise
         own: Any = redis_client.xreadgroup(
-            wire.TELEMETRY_GROUP, self.name, {wire.TELEMETRY: "0"}, count=_READ
+            names.TELEMETRY_GROUP, self.name, {names.TELEMETRY: "0"}, count=_READ
         )
         self._claimed = [Entry(*pair) for pair in _pairs(own)]
-        consumers: Any = redis_client.xinfo_consumers(wire.TELEMETRY, wire.TELEMETRY_GROUP)
+        consumers: Any = redis_client.xinfo_consumers(names.TELEMETRY, names.TELEMETRY_GROUP)
         for consumer in consumers:
             name = consumer["name"].decode()
             if name == self.name or consumer["idle"] < _DEAD_MS:
                 continue
             if consumer["pending"] == 0:
-                redis_client.xgroup_delconsumer(wire.TELEMETRY, wire.TELEMETRY_GROUP, name)
+                redis_client.xgroup_delconsumer(names.TELEMETRY, names.TELEMETRY_GROUP, name)
                 continue
             answer: Any = redis_client.xautoclaim(
-                wire.TELEMETRY, wire.TELEMETRY_GROUP, self.name, min_idle_time=_DEAD_MS, count=_READ
+                names.TELEMETRY,
+                names.TELEMETRY_GROUP,
+                self.name,
+                min_idle_time=_DEAD_MS,
+                count=_READ,
             )
             log.info("took over %d entries of consumer %s", len(answer[1]), name)
             self._claimed += [Entry(*pair) for pair in answer[1] if pair[1]]
@@ -231,10 +241,10 @@ class Ingest:
                 pipe.hset(key, field_name, str(number))
                 keys.add(key)
             for key in keys:
-                pipe.expire(key, wire.ACKED_TTL_S)
+                pipe.expire(key, names.ACKED_TTL_S)
             ids = [entry.id for entry in entries]
-            pipe.xack(wire.TELEMETRY, wire.TELEMETRY_GROUP, *ids)
-            pipe.xdel(wire.TELEMETRY, *ids)
+            pipe.xack(names.TELEMETRY, names.TELEMETRY_GROUP, *ids)
+            pipe.xdel(names.TELEMETRY, *ids)
             pipe.execute()
 
 
@@ -245,14 +255,14 @@ def _acked(kept: list[Kept], attempt_of: dict[Writer, str]) -> list[tuple[str, s
     found = []
     for item in kept:
         streams = (
-            (wire.STREAM_POINTS, item.points),
-            (wire.STREAM_EVENTS, item.events),
-            (wire.STREAM_LOGS, item.lines),
+            (names.STREAM_POINTS, item.points),
+            (names.STREAM_EVENTS, item.events),
+            (names.STREAM_LOGS, item.lines),
         )
         for stream, stored in streams:
             for one in stored:
-                key = wire.acked_key(attempt_of[one.writer])
-                found.append((key, wire.acked_field(stream, one.writer.rank), one.complete_to))
+                key = names.acked_key(attempt_of[one.writer])
+                found.append((key, names.acked_field(stream, one.writer.rank), one.complete_to))
     return found
 
 
@@ -271,4 +281,4 @@ def _pairs(answer: Any) -> list[tuple[bytes, dict[bytes, bytes]]]:
 
 
 def _size(entry: Entry) -> int:
-    return len(entry.fields.get(wire.FIELD_MESSAGE.encode(), b""))
+    return len(entry.fields.get(names.FIELD_MESSAGE.encode(), b""))

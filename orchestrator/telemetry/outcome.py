@@ -13,12 +13,12 @@ from statistics import median
 from typing import Any, Final
 
 from orchestrator.runs import services as runs
-from orchestrator.runs.benchmark import benchmark_lines
 from orchestrator.runs.models import Run
+from orchestrator.runs.outputs.benchmark_table import benchmark_lines
 from orchestrator.telemetry.models import Cursor
 from orchestrator.telemetry.selectors import series
 from workers.contracts import RunSpec
-from workers.contracts.metrics import unit_of
+from workers.contracts.catalog.metrics import unit_of
 
 MISS: Final = 0.10  # of the prediction
 WARM_UP: Final = 5  # first steps of an attempt, which allocate, compile and load

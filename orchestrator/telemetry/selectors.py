@@ -33,9 +33,9 @@ from orchestrator.telemetry.reading.newest import (
     progress_of,
 )
 from orchestrator.telemetry.reading.sparklines import sparkline
-from workers.contracts.counts import flops_per_token
-from workers.contracts.metrics import unit_of
-from workers.contracts.run import RunSpec
+from workers.contracts.catalog.counts import flops_per_token
+from workers.contracts.catalog.metrics import unit_of
+from workers.contracts.specs.run import RunSpec
 
 __all__ = [
     "LogLine",

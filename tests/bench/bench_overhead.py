@@ -31,17 +31,17 @@ from tests.flows.embedded import Orrery
 from workers.metrics.beacon import Beacon
 from workers.metrics.recorder import Recorder
 from workers.metrics.throughput import Throughput
-from workers.training.accept import accept
-from workers.training.arrival import Arrivals
-from workers.training.attempt import run_attempt
-from workers.training.control import Control
-from workers.training.environment import read_environment
-from workers.training.loop import Loop
-from workers.training.memory import MemoryBook
+from workers.training.loop.memory_metrics import MemoryBook
+from workers.training.loop.step_report import Report
+from workers.training.loop.train import Loop
 from workers.training.optim import Norms
-from workers.training.report import Report
-from workers.training.trace.split import StepSplit
-from workers.training.trace.watch import Trace
+from workers.training.parallel.arrival_skew import Arrivals
+from workers.training.setup.attempt import run_attempt
+from workers.training.setup.control import Control
+from workers.training.setup.environment import read_environment
+from workers.training.setup.spec_loading import accept
+from workers.training.trace.step_trace import Trace
+from workers.training.trace.time_breakdown import StepSplit
 
 STEPS, FIRST = 24, 4  # the first steps allocate
 # outermost calls of the training thread; what they call is in them

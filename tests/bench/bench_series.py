@@ -29,7 +29,7 @@ def measure() -> None:
     from orchestrator.common import live
     from orchestrator.telemetry import selectors, services
     from tests import factories
-    from workers.contracts.points import PointBatch
+    from workers.contracts.wire.points import PointBatch
 
     run = factories.external_run(factories.user("bench"))
     draw = np.random.default_rng(0)

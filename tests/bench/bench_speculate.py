@@ -21,17 +21,17 @@ from collections.abc import Callable
 import torch
 
 from tests.bench.record import record
-from workers.contracts.bodies import SpeculateSpec
-from workers.contracts.model import ModelSource, ModelSpec
+from workers.contracts.specs.model import ModelSource, ModelSpec
+from workers.contracts.specs.run_bodies import SpeculateSpec
 from workers.inference.build import blocks_that_fit, build
 from workers.inference.engine import Engine
 from workers.inference.load import Loaded, load
 from workers.inference.sampling import Sampling
 from workers.inference.scheduler import Limits
-from workers.inference.speculate.opening import Drafting
+from workers.inference.speculate.setup import Drafting
 from workers.models.decoder import Decoder
 from workers.models.initialise import initialise
-from workers.models.places import models_home
+from workers.models.weights.locations import models_home
 
 THREADS = int(os.environ.get("OMP_NUM_THREADS") or 2)
 ROUNDS, NEW = 3, 96

@@ -30,12 +30,12 @@ from torch import Tensor
 from tests.bench.picture import save
 from tests.bench.record import record
 from tests.bench.turns import Contender, interleaved
-from workers.contracts.model import ModelSpec
+from workers.contracts.specs.model import ModelSpec
 from workers.models.decoder import Decoder
 from workers.models.hf.saving import save_hugging_face
 from workers.models.initialise import initialise
-from workers.training.accept import accept
 from workers.training.data.opened import open_samples
+from workers.training.setup.spec_loading import accept
 
 BATCH, SEQ_LEN = 4, 256
 ROUNDS, STEPS, WARMUP = 5, 5, 5

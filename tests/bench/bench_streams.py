@@ -20,7 +20,7 @@ import httpx
 
 from tests.bench.record import record
 from tests.bench.served import served
-from workers.models.places import models_home
+from workers.models.weights.locations import models_home
 
 STREAMS, NEW_TOKENS = 100, 32
 SMALL = {

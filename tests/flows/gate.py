@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from tests.flows.embedded import Orrery
-from workers.contracts.progress import read_progress
+from workers.contracts.wire.progress import read_progress
 
 T = TypeVar("T")
 

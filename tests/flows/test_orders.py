@@ -33,7 +33,7 @@ from orchestrator.fleet.models import Node
 from orchestrator.runs.models import Attempt
 from orchestrator.scheduling import celery_client, dispatch
 from workers.contracts import envelope, wire
-from workers.contracts.node import ControlOrder
+from workers.contracts.wire.node_messages import ControlOrder
 
 attempt = Attempt.objects.select_related("run").get(run_id=RUN)
 node = Node.objects.get()

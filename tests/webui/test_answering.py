@@ -15,13 +15,13 @@ from django.db import connection
 from django.test.utils import CaptureQueriesContext
 
 from orchestrator.runs import services as runs
-from orchestrator.runs import serving
 from orchestrator.runs.models import Run
+from orchestrator.runs.outputs import endpoint
 from tests import factories
 from tests.orchestrator.api.standin import ModelServer, Thread, serves, told
-from webui import moments, sentences
 from webui.charts import blocks, waterfall
-from workers.contracts.serving import EngineState, Stood
+from webui.presentation import event_messages, run_headlines
+from workers.contracts.wire.serving_reports import EngineState, Stood
 
 MOST_QUERIES = 14
 
@@ -242,7 +242,8 @@ def test_a_judgement_tells_its_numbers_and_the_worst_lines(
         and "Lines that went worst" in page
     )
     assert (
-        moments.sentence("evaluated", data, 0) == "Judged 29 lines: loss 2.500 and perplexity 12.18"
+        event_messages.sentence("evaluated", data, 0)
+        == "Judged 29 lines: loss 2.500 and perplexity 12.18"
     )
 
 
@@ -267,7 +268,7 @@ def test_bars_blocks_and_headlines_say_what_they_should() -> None:
     assert blocks.field(large).each == 3 and ("held" in dict(blocks.field(large).paths))
 
     def says(**facts: Any) -> str:
-        return sentences.run_headline(sentences.RunFacts(**facts))
+        return run_headlines.run_headline(run_headlines.RunFacts(**facts))
 
     speed = {
         "step": 9,
@@ -312,7 +313,7 @@ def test_the_prediction_is_kept_at_submit_and_a_model_too_large_is_told(
     assert 0 < found["alone"]["tpot_s"] <= found["full"]["tpot_s"] and found["full"]["batch"] == 16
     told = runs.spec_forecast({"kind": "serve", "model": "llama2-70b", "serve": {}})
     assert (
-        told["fits"] is False and told["misfits"] and serving.standing(run=run).phase == "waiting"
+        told["fits"] is False and told["misfits"] and endpoint.standing(run=run).phase == "waiting"
     )
     page = factories.client_for(people.owner).get("/runs/new/?kind=serve").content.decode()
     assert "python -m workers.models.fetch" in page and "First token" in page

@@ -13,10 +13,9 @@ import pytest
 
 from orchestrator.planner.schedules.simulate import simulate
 from orchestrator.planner.schedules.timeline import timeline
-from webui import moments, words
-from webui.charts import comm_measured, pipe_measured
+from webui.charts import measured_communication, measured_pipeline
 from webui.charts.heat import Heat, Mark, Strip, heat
-from webui.charts.heat_words import (
+from webui.charts.heat_summary import (
     experts_now,
     gradients_summary,
     loads_summary,
@@ -27,10 +26,11 @@ from webui.charts.heat_words import (
 )
 from webui.charts.numerics import numerics_sentence
 from webui.charts.ranks import places
+from webui.presentation import event_messages, formatting
 
 
 def drawn(strips: list[Strip], **more: Any) -> Heat:
-    found = heat(strips, says=words.seconds, summary="", **more)
+    found = heat(strips, says=formatting.seconds, summary="", **more)
     assert found is not None
     return found
 
@@ -217,7 +217,7 @@ def foreseen_run() -> Any:
 
 def test_a_measured_step_stands_above_its_prediction_on_one_scale() -> None:
     foreseen = timeline(foreseen_run(), 4)
-    found = pipe_measured.beside(told(2.0), {**foreseen, "predicted_bubble": 0.1})
+    found = measured_pipeline.beside(told(2.0), {**foreseen, "predicted_bubble": 0.1})
     assert found is not None and found.predicted is not None and found.step == 9
     blocks = sum(path.count("M") for row in found.measured.rows for _, path in row.paths)
     assert blocks == 2 * 2 * 4 * 3 + 2, "every action and the two waits, nothing of an unknown kind"
@@ -232,25 +232,25 @@ def test_a_measured_step_stands_above_its_prediction_on_one_scale() -> None:
 
 def test_the_newest_step_that_all_ranks_told_is_shown() -> None:
     older, newer = told(step=9), told(step=19)
-    assert [data["step"] for data in pipe_measured.newest_step([*older, *newer[:1]])] == [9, 9]
-    assert [data["step"] for data in pipe_measured.newest_step([*older, *newer])] == [19, 19]
-    assert pipe_measured.beside([], None) is None
-    assert pipe_measured.beside([{"step": 3, "actions": "odd", "pp_rank": 0}], None) is None
+    assert [data["step"] for data in measured_pipeline.newest_step([*older, *newer[:1]])] == [9, 9]
+    assert [data["step"] for data in measured_pipeline.newest_step([*older, *newer])] == [19, 19]
+    assert measured_pipeline.beside([], None) is None
+    assert measured_pipeline.beside([{"step": 3, "actions": "odd", "pp_rank": 0}], None) is None
 
 
 def test_lengths_that_are_worlds_apart_have_scales_of_their_own_and_say_so() -> None:
     foreseen = timeline(foreseen_run(), 4)
-    found = pipe_measured.beside(told(30.0), foreseen)
+    found = measured_pipeline.beside(told(30.0), foreseen)
     assert found is not None and found.predicted is not None
     assert "30.0 times longer than predicted" in found.scale
-    alone = pipe_measured.beside(told(), None)
+    alone = measured_pipeline.beside(told(), None)
     assert alone is not None and alone.predicted is None and "nothing was predicted" in alone.says
 
 
 def test_a_wait_from_before_the_step_begins_with_it() -> None:
     early = told()
     early[1]["actions"] += [["recv", 0, 0, -0.5, 0.02], ["recv", 0, 0, -0.9, -0.5]]
-    rows = pipe_measured.measured_rows(early)
+    rows = measured_pipeline.measured_rows(early)
     assert min(row["start_s"] for row in rows["rows"]) == 0.0
     assert rows["drawn_s"] == pytest.approx(timeline(foreseen_run(), 4)["drawn_s"])
     assert len(rows["rows"]) == 2 * 2 * 4 * 3 + 3
@@ -264,19 +264,19 @@ def test_collectives_stand_beside_what_was_predicted() -> None:
         "comm/all_reduce_bytes": 2e9,
         "comm/send_bytes": 1e9,
     }
-    found = comm_measured.calls(
+    found = measured_communication.calls(
         latest, {"all_reduce_bytes": 2e9, "send_bytes": 5e8, "broadcast_bytes": 0}
     )
     assert found is not None and [row.word for row in found.rows] == ["all-reduce", "send"]
     assert [(row.off, row.mood) for row in found.rows] == [("+0.0%", ""), ("+100.0%", "warn")]
     assert "10% of the step" in found.summary and "Not as predicted: send." in found.summary
-    alone = comm_measured.calls(latest, None)
+    alone = measured_communication.calls(latest, None)
     assert (
         alone is not None
         and "does not count" in alone.summary
-        and alone.rows[0].predicted == words.DASH
+        and alone.rows[0].predicted == formatting.DASH
     )
-    assert comm_measured.calls({"loss": 1.0}, {"send_bytes": 1}) is None
+    assert measured_communication.calls({"loss": 1.0}, {"send_bytes": 1}) is None
 
 
 @pytest.mark.parametrize(
@@ -334,25 +334,25 @@ def test_events_of_the_engine_are_sentences() -> None:
         "extra_s": 0.004,
         "layers": [{"count": 3, "kind": "some"}, {"count": 1, "kind": "none"}],
     }
-    says = moments.sentence("recompute_chosen", {"stages": [stage]}, 0)
+    says = event_messages.sentence("recompute_chosen", {"stages": [stage]}, 0)
     assert says == (
         "Recompute chosen: 3 layers kept in part and 1 layer kept whole; 1 MiB held, 4 ms more a "
         "micro-batch"
     )
     loaded = {"weights": "SmolLM2", "seconds": 2.0, "model_differs_in": ["max_seq_len"]}
-    assert moments.sentence("weights_loaded", loaded, 0) == (
+    assert event_messages.sentence("weights_loaded", loaded, 0) == (
         "Weights of SmolLM2 loaded in 2.0 s; this model differs in max_seq_len"
     )
     read = {"weights": "SmolLM2", "tokenizer": "/home/runs/3/checkpoints/tokenizer.json"}
-    assert moments.sentence("weights_loaded", read, 0) == (
+    assert event_messages.sentence("weights_loaded", read, 0) == (
         "Weights of SmolLM2 loaded; text is read by the run's tokenizer.json"
     )
-    assert moments.sentence("weights_loaded", {"path": "m.gguf", "tokenizer": "bytes"}, 0).endswith(
-        "read as bytes"
-    )
+    assert event_messages.sentence(
+        "weights_loaded", {"path": "m.gguf", "tokenizer": "bytes"}, 0
+    ).endswith("read as bytes")
     told = {"step": 1, "seconds": 2.5, "pieces": 2}
     assert (
-        moments.sentence("compiled", told, 0)
+        event_messages.sentence("compiled", told, 0)
         == "Compiled 2 pieces of the blocks in 2.5 s on rank 0 at step 1"
     )
     odd = {
@@ -360,18 +360,18 @@ def test_events_of_the_engine_are_sentences() -> None:
         "what": "loss, first in the output of blocks.1 (rank 2)",
         "module": "blocks.1",
     }
-    assert moments.sentence("non_finite", odd, 0) == (
+    assert event_messages.sentence("non_finite", odd, 0) == (
         "Not a finite number: loss, first in the output of blocks.1 (rank 2) at step 3"
     )
-    assert moments.sentence("non_finite", {"what": "loss", "module": "head"}, 1) == (
+    assert event_messages.sentence("non_finite", {"what": "loss", "module": "head"}, 1) == (
         "Not a finite number: loss, first in head on rank 1"
     )
     skipped = {"step": 7, "loss_scale": 65536.0, "ranks": [1, 3]}
-    assert moments.sentence("overflow_skipped_step", skipped, 0) == (
+    assert event_messages.sentence("overflow_skipped_step", skipped, 0) == (
         "Step skipped at step 7: gradients overflowed on ranks 1 and 3 at loss scale 65.5k"
     )
     missed = {"metric": "step_time_s", "predicted": 0.05, "measured": 0.28, "ratio": 5.6}
-    assert moments.sentence("prediction_missed", missed, None) == (
+    assert event_messages.sentence("prediction_missed", missed, None) == (
         "Prediction missed: step_time_s 280 ms, predicted 50 ms"
     )
     slow = {
@@ -379,19 +379,19 @@ def test_events_of_the_engine_are_sentences() -> None:
         "causes": [{"cause": "data", "excess_s": 0.1, "says": "Training waits for its data."}],
     }
     assert (
-        moments.sentence("slow", slow, None)
+        event_messages.sentence("slow", slow, None)
         == "Slow: 60% of the predicted speed. Training waits for its data."
     )
     saved = {"step": 26, "name": "profile-step-26.json.gz", "bytes": 2**20}
-    assert moments.sentence("profile_saved", saved, 1) == (
+    assert event_messages.sentence("profile_saved", saved, 1) == (
         "Profile saved on rank 1 at step 26: profile-step-26.json.gz (1 MiB, among the artifacts)"
     )
     peak = {"cpu": {"params": 2**20, "activations": 2**21, "grads": 0, "total": 3 * 2**20}}
-    assert moments.sentence("memory_profile", {"step": 3, "peak": peak}, 0) == (
+    assert event_messages.sentence("memory_profile", {"step": 3, "peak": peak}, 0) == (
         "Memory told on rank 0 at step 3: 3 MiB at the peak, of it activations 2 MiB and params 1 "
         "MiB"
     )
     plan = {"plan": {"dp": 2, "precision": "bf16"}, "parameters": 15_000_000, "setup_s": 3.2}
-    assert moments.sentence("plan_resolved", plan, 0).endswith(
+    assert event_messages.sentence("plan_resolved", plan, 0).endswith(
         "bf16; 15M parameters and set up in 3.2 s"
     )

@@ -9,8 +9,8 @@ from orchestrator.runs import services
 from orchestrator.runs.models import Experiment, Run
 from orchestrator.telemetry import services as telemetry
 from tests import factories
-from webui.markdown import rendered
-from workers.contracts.points import PointBatch
+from webui.presentation.markdown import rendered
+from workers.contracts.wire.points import PointBatch
 
 
 def logged(run: Run, **values: list[float | None]) -> Run:

@@ -17,8 +17,8 @@ from orchestrator.runs.models import Run
 from orchestrator.scheduling.models import Allocation
 from tests import factories
 from webui.charts.gantt import Held, gantt
-from workers.contracts import envelope
-from workers.contracts.node import DeviceSample
+from workers.contracts.wire import envelope
+from workers.contracts.wire.node_messages import DeviceSample
 
 NOON = datetime(2026, 1, 1, 12, tzinfo=UTC)
 

@@ -10,11 +10,11 @@ from typing import Any
 
 import pytest
 
-from webui import moments
 from webui.charts import axes, devices, panels, week
 from webui.charts.spread import spread
-from webui.fold import first_cause, fold, level, ranks_words
-from workers.contracts.metrics import METRICS
+from webui.presentation import event_messages
+from webui.presentation.log_grouping import first_cause, fold, level, ranks_words
+from workers.contracts.catalog.metrics import METRICS
 
 NOW = datetime(2026, 1, 15, 12, tzinfo=UTC)
 
@@ -239,10 +239,10 @@ def event(type: str, rank: int | None = None, **data: Any) -> Any:
     ],
 )
 def test_events_are_sentences_with_a_mark(event: Any, text: str, kind: str) -> None:
-    found = moments.moment(event)
+    found = event_messages.moment(event)
     assert (found.text, found.kind) == (text, kind)
 
 
 def test_a_mark_is_placed_on_every_axis() -> None:
-    mark = moments.moment(event("checkpoint_saved", step=4)).mark({"tokens": 100.0})
+    mark = event_messages.moment(event("checkpoint_saved", step=4)).mark({"tokens": 100.0})
     assert (mark["step"], mark["tokens"], mark["time"]) == (4, 400.0, NOW.timestamp())

@@ -16,13 +16,13 @@ from django.http import QueryDict
 from django.test import Client
 
 from orchestrator.accounts.models import User
-from orchestrator.planner import ask
+from orchestrator.planner import api
 from orchestrator.planner.models import SavedPlan
 from tests import factories
-from webui.forms.planner import question
-from webui.forms.planner_fields import FIELDS
-from webui.forms.planner_plan import key_of, plan_of
-from webui.views.planner_export import ENGINES
+from webui.planner.export import ENGINES
+from webui.planner.form import question
+from webui.planner.form_fields import FIELDS
+from webui.planner.plan_link import key_of, plan_of
 
 pytestmark = pytest.mark.django_db
 
@@ -80,7 +80,7 @@ def get(client: Client, path: str = "/planner/", **changes: Any) -> str:
 
 def search(**changes: Any) -> dict[str, Any]:
     asked = question(QueryDict(urlencode({**SMALL, **changes})))
-    return ask.search(
+    return api.search(
         {**asked.line(), "fix": asked.fixed(), "objective": asked.objective, "top": 36}
     )
 
@@ -104,7 +104,7 @@ def test_the_page_says_what_the_planner_says(client: Client) -> None:
     )  # type: ignore[index]
     assert copied["answer"]["step_time_s"] == best["step_time_s"] and copied["plan"] == best["plan"]
     line = {name: value for name, value in copied.items() if name != "answer"}
-    assert ask.estimate([line])[0]["memory"] == best["memory"]  # what is copied can be asked again
+    assert api.estimate([line])[0]["memory"] == best["memory"]  # what is copied can be asked again
 
 
 def test_a_link_holds_the_whole_state(client: Client) -> None:
@@ -305,7 +305,7 @@ def test_a_config_json_from_a_file_stands_in_the_link(client: Client) -> None:
 
 
 def test_own_devices_by_name_and_by_numbers(client: Client, owner: User) -> None:
-    from orchestrator.planner import services
+    from orchestrator.planner.store import services
 
     entry = {
         "name": "lab-gpu",

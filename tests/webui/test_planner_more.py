@@ -18,13 +18,13 @@ from orchestrator.runs.models import Run
 from orchestrator.telemetry import services as telemetry
 from tests import factories
 from tests.webui.test_planner import sentence, text_of
-from webui.charts.plan_axes import Axis, axis, ticks
-from webui.charts.plan_memory import squarified, summary, treemap
-from webui.charts.plan_pipeline import pipeline
-from webui.charts.plan_scatter import scatter
-from webui.charts.plan_time import waterfall
-from webui.views.planner_sample import plan_answer, search_answer
-from workers.contracts.points import PointBatch
+from webui.planner.charts.axes import Axis, axis, ticks
+from webui.planner.charts.memory import squarified, summary, treemap
+from webui.planner.charts.pipeline import pipeline
+from webui.planner.charts.scatter import scatter
+from webui.planner.charts.time import waterfall
+from webui.planner.gallery_sample import plan_answer, search_answer
+from workers.contracts.wire.points import PointBatch
 
 
 @pytest.mark.django_db

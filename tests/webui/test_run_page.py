@@ -17,8 +17,8 @@ from orchestrator.runs.models import Run
 from orchestrator.telemetry import services as telemetry
 from orchestrator.telemetry.services import Lines
 from tests import factories
-from webui.run_facts import TAB_TITLES
-from workers.contracts.points import PointBatch
+from webui.presentation.run_facts import TAB_TITLES
+from workers.contracts.wire.points import PointBatch
 
 MOST_QUERIES = 12
 MOST_BYTES = 150_000

@@ -17,7 +17,7 @@ from orchestrator.telemetry import services as telemetry
 from tests import factories
 from webui.forms.run_filters import RunFilters
 from webui.views.runs import sentence
-from workers.contracts.points import PointBatch
+from workers.contracts.wire.points import PointBatch
 
 pytestmark = pytest.mark.django_db
 

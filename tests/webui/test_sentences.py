@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from webui import sentences, words
-from webui.sentences import RunFacts
+from webui.presentation import formatting, run_headlines
+from webui.presentation.run_headlines import RunFacts
 
 
 @pytest.mark.parametrize(
@@ -77,50 +77,54 @@ from webui.sentences import RunFacts
     ],
 )
 def test_a_runs_headline_tells_what_matters_in_its_state(facts: RunFacts, said: str) -> None:
-    assert sentences.run_headline(facts) == said
+    assert run_headlines.run_headline(facts) == said
 
 
 def test_a_trend_is_told_only_beyond_noise() -> None:
     noise = [1.4, 1.5, 1.42, 1.48, 1.41, 1.5, 1.43, 1.47, 1.44, 1.49, 1.4, 1.5]
-    assert sentences.trend(noise) == "flat"
-    assert sentences.trend([value - 0.2 * i for i, value in enumerate(noise)]) == "falling"
-    assert sentences.trend([value + 0.2 * i for i, value in enumerate(noise)]) == "rising"
-    assert sentences.trend([3.0, 2.0]) == ""
+    assert run_headlines.trend(noise) == "flat"
+    assert run_headlines.trend([value - 0.2 * i for i, value in enumerate(noise)]) == "falling"
+    assert run_headlines.trend([value + 0.2 * i for i, value in enumerate(noise)]) == "rising"
+    assert run_headlines.trend([3.0, 2.0]) == ""
 
 
 def test_the_overview_is_one_line_and_names_what_is_wrong() -> None:
-    quiet = sentences.overview(busy=3, devices=4, runs=1, waiting=0, waiting_devices=0, troubles=[])
+    quiet = run_headlines.overview(
+        busy=3, devices=4, runs=1, waiting=0, waiting_devices=0, troubles=[]
+    )
     assert quiet == "3 of 4 devices busy, 1 run, nothing waits, nothing wrong."
-    loud = sentences.overview(
+    loud = run_headlines.overview(
         busy=6, devices=8, runs=2, waiting=1, waiting_devices=4, troubles=["node n2 is lost"]
     )
     assert loud == "6 of 8 devices busy, 2 runs, 1 waits for 4 devices. Node n2 is lost."
-    empty = sentences.overview(busy=0, devices=0, runs=0, waiting=0, waiting_devices=0, troubles=[])
+    empty = run_headlines.overview(
+        busy=0, devices=0, runs=0, waiting=0, waiting_devices=0, troubles=[]
+    )
     assert "Start an agent" in empty
 
 
 @pytest.mark.parametrize(
     ("said", "expected"),
     [
-        (words.quantity(1_234_567), "1.23M"),
-        (words.quantity(12_412), "12.4k"),
-        (words.quantity(9_999), "9,999"),
-        (words.quantity(0), "0"),
-        (words.quantity(float("nan")), "–"),
-        (words.quantity(True), "–"),
-        (words.quantity(0.00123), "0.00123"),
-        (words.memory(1536), "1.50 KiB"),
-        (words.memory(4 * 2**30), "4 GiB"),
-        (words.memory(12), "12 B"),
-        (words.duration(0.165), "165 ms"),
-        (words.duration(7500), "2 h 05 min"),
-        (words.duration(200_000), "2 d 07 h"),
-        (words.duration(-1), "–"),
-        (words.percent(0.4312), "43.1%"),
-        (words.age(1), "now"),
-        (words.age(200), "3 min ago"),
-        (words.listed(["a", "b", "c"]), "a, b and c"),
-        (words.count(1, "run"), "1 run"),
+        (formatting.quantity(1_234_567), "1.23M"),
+        (formatting.quantity(12_412), "12.4k"),
+        (formatting.quantity(9_999), "9,999"),
+        (formatting.quantity(0), "0"),
+        (formatting.quantity(float("nan")), "–"),
+        (formatting.quantity(True), "–"),
+        (formatting.quantity(0.00123), "0.00123"),
+        (formatting.memory(1536), "1.50 KiB"),
+        (formatting.memory(4 * 2**30), "4 GiB"),
+        (formatting.memory(12), "12 B"),
+        (formatting.duration(0.165), "165 ms"),
+        (formatting.duration(7500), "2 h 05 min"),
+        (formatting.duration(200_000), "2 d 07 h"),
+        (formatting.duration(-1), "–"),
+        (formatting.percent(0.4312), "43.1%"),
+        (formatting.age(1), "now"),
+        (formatting.age(200), "3 min ago"),
+        (formatting.listed(["a", "b", "c"]), "a, b and c"),
+        (formatting.count(1, "run"), "1 run"),
     ],
 )
 def test_numbers_as_people_read_them(said: str, expected: str) -> None:
@@ -137,9 +141,9 @@ def test_a_plan_is_a_glyph_and_a_sentence() -> None:
         "precision": "bf16",
         "global_batch_size": 64,
     }
-    assert words.plan_words(plan) == (["dp4", "tp2", "z1"], "bf16")
+    assert formatting.plan_words(plan) == (["dp4", "tp2", "z1"], "bf16")
     assert (
-        words.plan_sentence(plan)
+        formatting.plan_sentence(plan)
         == "data parallel 4, tensor parallel 2, ZeRO stage 1, bf16, 64 sequences a step"
     )
-    assert words.plan_words({}) == (["1 device"], "")
+    assert formatting.plan_words({}) == (["1 device"], "")

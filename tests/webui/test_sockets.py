@@ -24,8 +24,8 @@ from orchestrator.config.asgi import application
 from tests import factories
 from tests.redis_server import RedisServer
 from tests.webui.talker import PATIENCE_S, Headers, Talker
-from webui import consumers, feeds
-from webui import hub as hubs
+from webui.live import consumers, topic_feeds
+from webui.live import hub as hubs
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -204,7 +204,7 @@ def with_frames(
 
 def test_what_was_missed_and_then_what_comes(owner: User, live_redis: str) -> None:
     async def talk(topic: str, path: str, headers: Headers) -> None:
-        epoch = (await feeds.head_of(topic)).epoch
+        epoch = (await topic_feeds.head_of(topic)).epoch
         async with (
             opened(f"{path}?after=4&epoch={epoch}", headers) as late,
             opened(path, headers) as fresh,
@@ -279,7 +279,7 @@ def test_a_socket_that_is_too_slow_gets_one_gap() -> None:
             await door.wait()
             sent.append(json.loads(message["text"]))
 
-        client, feed = feeds.Client(send), feeds.Feed("run:1")
+        client, feed = topic_feeds.Client(send), topic_feeds.Feed("run:1")
         feed.epoch = "e1"
         feed.clients.add(client)
         pump = asyncio.create_task(client.pump(feed))

@@ -10,8 +10,8 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from workers.contracts.counts import flops_per_token
-from workers.contracts.run import RunSpec
+from workers.contracts.catalog.counts import flops_per_token
+from workers.contracts.specs.run import RunSpec
 
 
 def per_step(spec: Mapping[str, Any], plan: Mapping[str, Any] | None) -> dict[str, float]:

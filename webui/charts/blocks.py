@@ -9,8 +9,8 @@ from collections import Counter
 from dataclasses import dataclass
 from typing import Any, Final
 
-from webui import words
-from workers.contracts.serving import EngineState
+from webui.presentation import formatting
+from workers.contracts.wire.serving_reports import EngineState
 
 COLUMNS: Final = 64
 MOST: Final = 4096  # squares: more blocks share them
@@ -94,7 +94,9 @@ def numbers(
     lost = waste(state)
     size = bytes_per_token * state.block_size if bytes_per_token else None
     held = (
-        f"{words.memory(state.used * size)} of {words.memory(state.blocks * size)}" if size else ""
+        f"{formatting.memory(state.used * size)} of {formatting.memory(state.blocks * size)}"
+        if size
+        else ""
     )
     hit = latest.get("inference/prefix_hit_rate")
     prompt, shared = latest.get("inference/prompt_tokens"), latest.get("inference/shared_tokens")
@@ -107,15 +109,15 @@ def numbers(
         tile("Blocks used", f"{state.used:,} of {state.blocks:,}", held),
         tile(
             "Used",
-            words.percent(state.used / state.blocks if state.blocks else 0),
+            formatting.percent(state.used / state.blocks if state.blocks else 0),
             f"{state.block_size} tokens a block",
         ),
         tile(
             "Prefix hits",
-            words.percent(whole),
-            f"lately {words.percent(hit)}" if hit is not None else "of all prompt tokens",
+            formatting.percent(whole),
+            f"lately {formatting.percent(hit)}" if hit is not None else "of all prompt tokens",
         ),
-        tile("Waste", words.percent(lost), "room in held blocks that no token fills"),
+        tile("Waste", formatting.percent(lost), "room in held blocks that no token fills"),
     ]
 
 

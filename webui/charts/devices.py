@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
-from webui import words
+from webui.presentation import formatting as words
 
 FRESH_S: Final = 15.0  # a last step younger than this is progress, whatever the step time
 RING: Final = 2 * 3.14159265 * 20  # circumference of the ring drawn, radius 20

@@ -13,8 +13,8 @@ from dataclasses import dataclass, field
 from statistics import fmean, quantiles
 from typing import Any, Final, Literal
 
-from webui import words
-from webui.charts.plan_axes import Tick
+from webui.planner.charts.axes import Tick
+from webui.presentation import formatting
 
 COLUMNS: Final = 96
 ROWS: Final = 64
@@ -284,7 +284,7 @@ def _line(strip: Strip, says: Say) -> tuple[str, str, str, str]:
         strip.name,
         strip.place,
         _told(strip.y[-1], says),
-        _told(max(finite), says) if finite else words.DASH,
+        _told(max(finite), says) if finite else formatting.DASH,
     )
 
 

@@ -8,7 +8,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from webui import words
+from webui.presentation import formatting
 
 HUES = {
     "all_reduce": "throughput",
@@ -92,7 +92,7 @@ def products(found: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
                 "cells": [
                     {
                         "precision": name,
-                        "says": words.quantity(by_place.get((name, size))),
+                        "says": formatting.quantity(by_place.get((name, size))),
                         "at": round(100 * by_place.get((name, size), 0.0) / most, 1),
                     }
                     for name in precisions
@@ -105,8 +105,8 @@ def products(found: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 
 def _cell(row: Mapping[str, Any] | None) -> dict[str, str]:
     if row is None:
-        return {"seconds": words.DASH, "rate": ""}
-    return {"seconds": words.seconds(row["seconds"]), "rate": rate(row["bus_bytes_per_s"])}
+        return {"seconds": formatting.DASH, "rate": ""}
+    return {"seconds": formatting.seconds(row["seconds"]), "rate": rate(row["bus_bytes_per_s"])}
 
 
 def _says(row: Mapping[str, Any]) -> str:
@@ -121,9 +121,9 @@ def rate(bytes_per_s: float) -> str:
     """`540 MB/s`, in powers of ten as links are sold."""
     for power, unit in ((9, "GB/s"), (6, "MB/s"), (3, "kB/s")):
         if bytes_per_s >= 10**power:
-            return f"{words.quantity(bytes_per_s / 10**power)} {unit}"
+            return f"{formatting.quantity(bytes_per_s / 10**power)} {unit}"
     return f"{bytes_per_s:.0f} B/s"
 
 
 def _size(size: int) -> str:
-    return words.memory(size)
+    return formatting.memory(size)

@@ -7,7 +7,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from webui import words
+from webui.presentation import formatting
 
 _BALANCED = 0.5  # of the largest expert load above even
 _UNSCALED = {
@@ -40,7 +40,7 @@ def _odd(events: Sequence[tuple[str, Mapping[str, Any]]]) -> str:
         return ""
     first = next((data for data in odd if data.get("module")), odd[0])
     what = str(first.get("what") or "a value").partition(", first in")[0]
-    step = words.number(first.get("step"))
+    step = formatting.number(first.get("step"))
     when = f" at step {int(step):,}" if step is not None else ""
     if not first.get("module"):
         return f"The {what} was not finite{when}; no module was found that it began in."
@@ -53,34 +53,36 @@ def _odd(events: Sequence[tuple[str, Mapping[str, Any]]]) -> str:
 def _scale(
     events: Sequence[tuple[str, Mapping[str, Any]]], latest: Mapping[str, float], full: bool
 ) -> str:
-    scale = words.number(latest.get("loss_scale"))
+    scale = formatting.number(latest.get("loss_scale"))
     if scale is None:
         return ""
     skipped = sum(1 for type, _ in events if type == "overflow_skipped_step")
     changes = [data for type, data in events if type == "loss_scale_changed"]
-    pairs = [(words.number(data.get("old")), words.number(data.get("new"))) for data in changes]
+    pairs = [
+        (formatting.number(data.get("old")), formatting.number(data.get("new"))) for data in changes
+    ]
     moves = [new - old for old, new in pairs if old is not None and new is not None]
     fell, grew = sum(1 for move in moves if move < 0), sum(1 for move in moves if move > 0)
-    now = f"The loss scale is {words.quantity(scale)}"
+    now = f"The loss scale is {formatting.quantity(scale)}"
     if not skipped and not moves:
         return f"{now} and has not moved: no gradient overflowed."
     least = "at least " if full else ""
-    went = words.listed(
+    went = formatting.listed(
         [f"{word} {_times(count)}" for word, count in (("fell", fell), ("grew", grew)) if count]
     )
     skips = (
-        f"{least}{words.count(skipped, 'step was', 'steps were')} skipped because gradients "
+        f"{least}{formatting.count(skipped, 'step was', 'steps were')} skipped because gradients "
         "overflowed"
     )
     return f"{now}" + (f"; it {went}" if went else "") + (f", and {skips}." if skipped else ".")
 
 
 def _experts(latest: Mapping[str, float]) -> str:
-    above = words.number(latest.get("moe/max_violation"))
+    above = formatting.number(latest.get("moe/max_violation"))
     if above is None:
         return ""
     how = "balanced" if above <= _BALANCED else "out of balance"
-    return f"Experts are {how}: the fullest takes {words.percent(above)} more than its even share."
+    return f"Experts are {how}: the fullest takes {formatting.percent(above)} more than its even share."
 
 
 def _times(count: int) -> str:

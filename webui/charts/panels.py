@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterable
 from dataclasses import asdict, dataclass, replace
 from typing import Any, Final
 
-from workers.contracts.metrics import unit_of
+from workers.contracts.catalog.metrics import unit_of
 
 MEMORY_PARTS: Final = (
     "params",

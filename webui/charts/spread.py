@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from statistics import median_low
 from typing import Any, Final
 
-from webui import words
+from webui.presentation import formatting
 
 SLOW: Final = 1.15  # of the median step time: worth a look
 MOST_ROWS: Final = 64
@@ -39,7 +39,7 @@ def spread(by_rank: Mapping[int, Mapping[str, float]], names: Sequence[str]) -> 
     steps = {
         rank: number
         for rank, values in by_rank.items()
-        if (number := words.number(values.get("step_time_s")))
+        if (number := formatting.number(values.get("step_time_s")))
     }
     middle, slowest = (
         (median_low(list(steps.values())), max(steps.values())) if steps else (0.0, 0.0)
@@ -68,14 +68,12 @@ def _sentence(steps: Mapping[int, float], middle: float, slowest: float) -> str:
     rank = max(steps, key=lambda key: steps[key])
     if slowest > SLOW * middle:
         above = f"{100 * (slowest / middle - 1):.0f}% above the median"
-        return f"Rank {rank} is slow: {words.duration(slowest)} a step, {above}."
+        return f"Rank {rank} is slow: {formatting.duration(slowest)} a step, {above}."
     within = f"{100 * (slowest / min(steps.values()) - 1):.0f}%"
-    return (
-        f"{len(steps)} ranks within {within} of each other, median {words.duration(middle)} a step."
-    )
+    return f"{len(steps)} ranks within {within} of each other, median {formatting.duration(middle)} a step."
 
 
 def _cell(name: str, value: float | None) -> str:
     if name == "mfu":
-        return words.percent(value)
-    return words.quantity(value) if name == "tokens_per_s" else words.duration(value)
+        return formatting.percent(value)
+    return formatting.quantity(value) if name == "tokens_per_s" else formatting.duration(value)

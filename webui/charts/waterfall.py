@@ -9,8 +9,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-from webui import words
-from workers.contracts.serving import RequestTold
+from webui.presentation import formatting
+from workers.contracts.wire.serving_reports import RequestTold
 
 MOST: Final = 60  # rows
 _TICKS: Final = 5
@@ -70,7 +70,7 @@ def waterfall(requests: Sequence[RequestTold], *, now_s: float | None = None) ->
     ticks = [
         {
             "at": round(100 * i / (_TICKS - 1), 2),
-            "says": words.seconds(axis.total_s * i / (_TICKS - 1), 2),
+            "says": formatting.seconds(axis.total_s * i / (_TICKS - 1), 2),
         }
         for i in range(_TICKS)
     ]
@@ -131,7 +131,7 @@ def _row(each: RequestTold, axis: Axis, now_s: float | None) -> Row:
             part,
             round(axis.at(a), 3),
             round(axis.at(b) - axis.at(a), 3),
-            f"{part} {words.seconds(b - a)}",
+            f"{part} {formatting.seconds(b - a)}",
         )
         for part, a, b in spans
         if b > a
@@ -145,8 +145,8 @@ def _row(each: RequestTold, axis: Axis, now_s: float | None) -> Row:
         prompt=f"{each.prompt_tokens:,}",
         shared=f"{each.shared_tokens:,}" if each.shared_tokens else "",
         new=f"{each.new_tokens:,} of {each.max_new_tokens:,}",
-        first=words.seconds(first_token_s(each)),
-        pace=words.seconds(pace_s(each, now_s)),
+        first=formatting.seconds(first_token_s(each)),
+        pace=formatting.seconds(pace_s(each, now_s)),
         preemptions=each.preemptions,
         finish=each.finish or "",
         says=f"{each.id}: {told}{drafted}",

@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 
-from webui import words
+from webui.presentation import formatting
 
 DAYS = 7
 
@@ -68,5 +68,5 @@ def sentence(days: Iterable[Day]) -> str:
     known = [(day.device_hours, day.mfu) for day in listed if day.mfu is not None]
     weight = sum(hours for hours, _ in known)
     mean = sum(hours * mfu for hours, mfu in known) / weight if weight else None
-    told = f", MFU {words.percent(mean)} on average" if mean is not None else ""
-    return f"{words.quantity(total)} device-hours in seven days{told}."
+    told = f", MFU {formatting.percent(mean)} on average" if mean is not None else ""
+    return f"{formatting.quantity(total)} device-hours in seven days{told}."

@@ -11,13 +11,13 @@ from collections.abc import Mapping
 from typing import Any
 from urllib.parse import urlencode
 
-from webui import words
-from webui.charts import plan_memory
 from webui.forms import forecast_serving
-from webui.forms.planner_fields import OWN
-from webui.forms.planner_plan import key_of
-from webui.views import planner_words
-from workers.contracts.devices import DEVICES
+from webui.planner import phrases
+from webui.planner.charts import memory as plan_memory
+from webui.planner.form_fields import OWN
+from webui.planner.plan_link import key_of
+from webui.presentation import formatting
+from workers.contracts.catalog.devices import DEVICES
 
 
 def told(spec: Mapping[str, Any], forecast: Mapping[str, Any]) -> dict[str, Any] | None:
@@ -30,36 +30,36 @@ def told(spec: Mapping[str, Any], forecast: Mapping[str, Any]) -> dict[str, Any]
     if predicted.get("kind") == "serving":
         return forecast_serving.told(spec, forecast)
     memory, train = predicted["memory"], spec.get("train") or {}
-    verdict, mood = planner_words.verdict(predicted)
+    verdict, mood = phrases.verdict(predicted)
     assumed = bool(predicted.get("assumed"))
     device = str(predicted.get("device") or "")
-    speed = f"{words.seconds(predicted['step_time_s'])} a step"
+    speed = f"{formatting.seconds(predicted['step_time_s'])} a step"
     low, high = predicted.get("step_time_low_s"), predicted.get("step_time_high_s")
     facts = [
         (
             "Step",
-            f"{speed}, {words.seconds(low)} to {words.seconds(high)}"
+            f"{speed}, {formatting.seconds(low)} to {formatting.seconds(high)}"
             if low and high and high > low
             else speed,
         ),
         (
             "Speed",
-            f"{words.quantity(predicted.get('tokens_per_s'))} tokens/s, MFU "
-            f"{words.percent(predicted.get('mfu'))}",
+            f"{formatting.quantity(predicted.get('tokens_per_s'))} tokens/s, MFU "
+            f"{formatting.percent(predicted.get('mfu'))}",
         ),
     ]
     steps = train.get("steps")
     if isinstance(steps, int) and steps > 0:
-        took = words.duration(steps * predicted["step_time_s"])
+        took = formatting.duration(steps * predicted["step_time_s"])
         facts.append(("Done in", f"about {took}, without checkpoints and validation"))
     if predicted.get("bubble_fraction"):
-        facts.append(("Bubble", words.percent(predicted["bubble_fraction"])))
+        facts.append(("Bubble", formatting.percent(predicted["bubble_fraction"])))
     return {
         "verdict": verdict,
         "mood": "warn" if assumed and mood == "bad" else mood,
         "device": device,
         "assumed": assumed,
-        "says": planner_words.room(memory),
+        "says": phrases.room(memory),
         "bar": plan_memory.pieces(memory, with_free=False),
         "facts": facts,
         "changes": list(forecast.get("advice") or []),

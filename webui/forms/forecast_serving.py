@@ -10,8 +10,8 @@ from collections.abc import Mapping
 from typing import Any, Final
 from urllib.parse import urlencode
 
-from webui import words
-from workers.contracts.devices import DEVICES
+from webui.presentation import formatting
+from workers.contracts.catalog.devices import DEVICES
 
 _PIECES: Final = (
     ("weights_bytes_per_device", "mem-params"),
@@ -38,19 +38,19 @@ def told(spec: Mapping[str, Any], forecast: Mapping[str, Any]) -> dict[str, Any]
     )
     many = f"with {full['batch']} at once"
     facts = [
-        ("First token", f"{words.seconds(alone['ttft_s'])} alone, for {lengths}"),
+        ("First token", f"{formatting.seconds(alone['ttft_s'])} alone, for {lengths}"),
         (
             "A token",
-            f"{words.seconds(alone['tpot_s'])} alone, {words.seconds(full['tpot_s'])} {many}",
+            f"{formatting.seconds(alone['tpot_s'])} alone, {formatting.seconds(full['tpot_s'])} {many}",
         ),
         (
             "Speed",
-            f"{words.quantity(full['tokens_per_s'])} tokens/s {many}; {predicted['bound']} is the "
+            f"{formatting.quantity(full['tokens_per_s'])} tokens/s {many}; {predicted['bound']} is the "
             "limit",
         ),
         (
             "Cache",
-            f"{words.count(predicted['kv_blocks'], 'block')} of 16 tokens, {_cache(predicted)}",
+            f"{formatting.count(predicted['kv_blocks'], 'block')} of 16 tokens, {_cache(predicted)}",
         ),
     ]
     weights = memory["weights_bytes_per_device"]
@@ -59,7 +59,7 @@ def told(spec: Mapping[str, Any], forecast: Mapping[str, Any]) -> dict[str, Any]
         "mood": "warn" if assumed and mood == "bad" else mood,
         "device": predicted["device"],
         "assumed": assumed,
-        "says": f"{words.memory(weights)} of weights in {words.memory(capacity)}",
+        "says": f"{formatting.memory(weights)} of weights in {formatting.memory(capacity)}",
         "bar": [
             {"share": round(100 * memory[name] / capacity, 2), "hue": hue} for name, hue in _PIECES
         ]
@@ -78,7 +78,7 @@ def _cache_bytes(predicted: Mapping[str, Any]) -> float:
 
 
 def _cache(predicted: Mapping[str, Any]) -> str:
-    return f"{words.memory(_cache_bytes(predicted))}"
+    return f"{formatting.memory(_cache_bytes(predicted))}"
 
 
 def _link(spec: Mapping[str, Any], predicted: Mapping[str, Any]) -> str:

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from typing import Any
 from urllib.parse import urlencode
 
-from workers.contracts.node import RunState
-from workers.contracts.run import KINDS
+from workers.contracts.specs.run import KINDS
+from workers.contracts.wire.node_messages import RunState
 
 NAMES = ("state", "kind", "experiment", "tag", "owner", "q")
 LIVE_STATES = ("queued", "starting", "running", "stopping", "paused")

@@ -9,11 +9,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from webui.words import quantity
-from workers.contracts.benchmark import TECHNIQUES
-from workers.contracts.counts import parameter_count
-from workers.contracts.inference import JUDGED, QUANTIZED, REPLICATED, SHARDED
-from workers.contracts.presets import PRESETS
+from webui.presentation.formatting import quantity
+from workers.contracts.catalog.counts import parameter_count
+from workers.contracts.catalog.presets import PRESETS
+from workers.contracts.specs.benchmark import TECHNIQUES
+from workers.contracts.specs.inference_support import JUDGED, QUANTIZED, REPLICATED, SHARDED
 
 Kind = Literal[
     "int",

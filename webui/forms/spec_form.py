@@ -27,8 +27,8 @@ from webui.forms.spec_fields import (
     TRAINS,
     SpecField,
 )
-from workers.contracts.inference import PACKAGES
-from workers.contracts.presets import PRESETS
+from workers.contracts.catalog.presets import PRESETS
+from workers.contracts.specs.inference_support import PACKAGES
 
 _SPECIAL = {"model", "model.custom", "weights", "model.path", "data.preset", "plan"}
 _BY_FORM = (*TRAINS, *ANSWERS, "script", "external")

@@ -13,13 +13,13 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from webui import words
 from webui.forms.spec_fields import ANSWERS, FIELDS, KIND
+from webui.presentation import formatting
 from workers.contracts import ParallelPlan, RunSpec
-from workers.contracts.benchmark import turns
-from workers.contracts.counts import flops_per_token, parameter_count
-from workers.contracts.engine import ENGINE_RUNS, beyond_engine
-from workers.contracts.variants import expand, total_steps
+from workers.contracts.catalog.counts import flops_per_token, parameter_count
+from workers.contracts.specs.benchmark import turns
+from workers.contracts.specs.benchmark_variants import expand, total_steps
+from workers.contracts.specs.training_support import ENGINE_RUNS, beyond_engine
 
 _KNOWN = {field.path for field in FIELDS} | {"name", "experiment", "spec", KIND.path}
 
@@ -76,12 +76,12 @@ def amounts(
     )
     if not problems and run.kind in ("train", "benchmark") and (beyond := beyond_engine(run)):
         notes.append(
-            f"Orrery's engine does not run {words.listed(beyond)} yet: the run would end at its "
+            f"Orrery's engine does not run {formatting.listed(beyond)} yet: the run would end at its "
             "start and say so. "
             f"It runs {ENGINE_RUNS}."
         )
     if not problems and devices > fleet_devices:
-        have = words.count(fleet_devices, "device") if fleet_devices else "no device"
+        have = formatting.count(fleet_devices, "device") if fleet_devices else "no device"
         notes.append(
             f"The fleet has {have} now, so the run will wait in the queue until {devices} are "
             "there."
@@ -104,16 +104,16 @@ def _training(run: RunSpec, plan: ParallelPlan | None, devices: int) -> list[tup
     facts = []
     if shape is not None:
         count = parameter_count(shape)
-        facts.append(("Model", f"{words.quantity(count.total)} parameters"))
+        facts.append(("Model", f"{formatting.quantity(count.total)} parameters"))
     if plan is None:
         ranks = "one device" if devices == 1 else f"data parallel over {devices} devices"
         facts.append(("Plan", f"{ranks}, fp32, micro-batch 1"))
     elif plan.global_batch_size % (plan.micro_batch_size * plan.dp) == 0:
-        rounds = words.count(plan.accumulation, "micro-batch", "micro-batches")
-        facts.append(("Plan", f"{words.plan_sentence(plan.to_dict())}; {rounds} a rank"))
+        rounds = formatting.count(plan.accumulation, "micro-batch", "micro-batches")
+        facts.append(("Plan", f"{formatting.plan_sentence(plan.to_dict())}; {rounds} a rank"))
     facts.append(("A step", f"{batch:,} sequences × {train.seq_len:,} = {tokens:,} tokens"))
     facts.append(
-        ("In all", f"{train.steps:,} steps, {words.quantity(tokens * train.steps)} tokens")
+        ("In all", f"{train.steps:,} steps, {formatting.quantity(tokens * train.steps)} tokens")
     )
     if shape is not None:
         total = flops_per_token(shape, train.seq_len) * tokens * train.steps
@@ -140,7 +140,10 @@ def _benchmark(run: RunSpec) -> list[tuple[str, str]]:
             )
         )
     facts.append(
-        ("In all", f"{total_steps(run):,} steps in {words.count(turns(run.benchmark), 'turn')}")
+        (
+            "In all",
+            f"{total_steps(run):,} steps in {formatting.count(turns(run.benchmark), 'turn')}",
+        )
     )
     return facts
 

@@ -10,10 +10,10 @@ from typing import Any, Final
 
 from django.http import HttpRequest
 
-from orchestrator.runs import generated
-from webui import words
-from webui.run_facts import Facts
-from webui.sentences import ENDED
+from orchestrator.runs.outputs import generated_answers
+from webui.presentation import formatting
+from webui.presentation.run_facts import Facts
+from webui.presentation.run_headlines import ENDED
 
 ROWS: Final = 20
 _LONGEST: Final = 4000  # characters of a text that is shown
@@ -28,9 +28,13 @@ _WHY: Final = {
 def content(facts: Facts, request: HttpRequest) -> dict[str, Any]:
     run, after = facts.run, request.GET.get("after") or None
     body = run.spec.get("generate") or {}
-    here = generated.is_here(run)
-    page = generated.page_of(run=run, after=after, limit=ROWS) if here else generated.Page([], None)
-    done, of = generated.counted(run) if here else (0, None)
+    here = generated_answers.is_here(run)
+    page = (
+        generated_answers.page_of(run=run, after=after, limit=ROWS)
+        if here
+        else generated_answers.Page([], None)
+    )
+    done, of = generated_answers.counted(run) if here else (0, None)
     return {
         "rows": [row(each) for each in page.answers],
         "following": page.next,
@@ -43,19 +47,21 @@ def content(facts: Facts, request: HttpRequest) -> dict[str, Any]:
             (name, value)
             for name, value in (
                 ("Prompts", body.get("input")),
-                ("Answers", str(generated.places(run)[1])),
+                ("Answers", str(generated_answers.places(run)[1])),
                 ("At most", f"{body.get('max_new_tokens', 64)} tokens"),
                 ("Temperature", body.get("temperature", 1.0)),
             )
             if value is not None
         ],
         "waits": run.state not in ENDED,
-        "speed": words.quantity(facts.latest.get("inference/tokens_per_s")) if facts.latest else "",
+        "speed": formatting.quantity(facts.latest.get("inference/tokens_per_s"))
+        if facts.latest
+        else "",
         "source": facts.source(),
     }
 
 
-def row(answer: generated.Answer) -> dict[str, Any]:
+def row(answer: generated_answers.Answer) -> dict[str, Any]:
     why, mood = _WHY.get(answer.finish_reason or "", (answer.finish_reason or "", ""))
     text = answer.text if answer.text is not None else _ids(answer.token_ids)
     return {
@@ -64,7 +70,7 @@ def row(answer: generated.Answer) -> dict[str, Any]:
         "turns": turns(answer.asked),
         "text": text[:_LONGEST],
         "cut": len(text) > _LONGEST,
-        "tokens": words.count(len(answer.token_ids), "token"),
+        "tokens": formatting.count(len(answer.token_ids), "token"),
         "why": why,
         "mood": mood,
         "in_ids": answer.text is None,

@@ -10,12 +10,12 @@ from typing import Any
 
 from django.http import HttpRequest
 
-from orchestrator.runs.benchmark import benchmark_of
-from webui import words
+from orchestrator.runs.outputs.benchmark_table import benchmark_of
 from webui.charts import links
-from webui.run_facts import Facts
-from webui.sentences import ENDED
-from workers.contracts.variants import BASE
+from webui.presentation import formatting
+from webui.presentation.run_facts import Facts
+from webui.presentation.run_headlines import ENDED
+from workers.contracts.specs.benchmark_variants import BASE
 
 _UNREST = 0.3  # quartiles of an idle machine's steps lie within a tenth
 _EXACT = 1e-5  # of the loss: variants that only lay the same numbers out differently stay within it
@@ -66,20 +66,20 @@ def shown(
     against = row.get("against_base") or {}
     tells = base is not None and apart(row, base)
     return found | {
-        "seconds": words.seconds(row["step_time_s"]),
-        "spread": f"{words.seconds(row['low_s'])} to {words.seconds(row['high_s'])}",
+        "seconds": formatting.seconds(row["step_time_s"]),
+        "spread": f"{formatting.seconds(row['low_s'])} to {formatting.seconds(row['high_s'])}",
         "time_at": at(row["step_time_s"], slowest),
         "low_at": at(row["low_s"], slowest),
         "high_left": round(100 - at(row["high_s"], slowest), 2),
         "time_by": by(against.get("step_time_s"), row["technique"]),
         "time_mood": mood(against.get("step_time_s")) if tells else "",
-        "samples": words.quantity(row["samples_per_s"]),
-        "tokens": words.quantity(row["tokens_per_s"]),
-        "bytes": words.memory(row["peak_bytes"]),
+        "samples": formatting.quantity(row["samples_per_s"]),
+        "tokens": formatting.quantity(row["tokens_per_s"]),
+        "bytes": formatting.memory(row["peak_bytes"]),
         "bytes_at": at(row["peak_bytes"], fullest),
         "bytes_by": by(against.get("peak_bytes"), row["technique"]),
         "bytes_mood": mood(against.get("peak_bytes")),
-        "loss": words.quantity(row["loss"], 5),
+        "loss": formatting.quantity(row["loss"], 5),
         **deviation(row),
     }
 
@@ -95,7 +95,7 @@ def by(ratio: float | None, technique: str) -> str:
     if abs(ratio - 1) < 0.005:
         return "same"
     if ratio >= 1.5:
-        return f"×{words.quantity(ratio, 2)}"
+        return f"×{formatting.quantity(ratio, 2)}"
     return f"{'+' if ratio > 1 else '−'}{abs(100 * (ratio - 1)):.0f}%"
 
 
@@ -126,7 +126,7 @@ def deviation(row: Mapping[str, Any]) -> dict[str, str]:
     """The largest difference of a step's loss to the base's, and whether the variant was meant to
     be exact.
     """
-    off = words.number(row.get("deviation"))
+    off = formatting.number(row.get("deviation"))
     if row["technique"] == BASE or row.get("deviation") is None:
         return {"off": "", "off_mood": ""}
     if off is None:
@@ -156,7 +156,7 @@ def summary(table: Mapping[str, Any], measured: Sequence[Mapping[str, Any]]) -> 
             1 - small["peak_bytes"] / base["peak_bytes"],
         )
         told.append(
-            f"{fast['name']} is fastest, {words.quantity(quicker, 3)} times as fast as the base"
+            f"{fast['name']} is fastest, {formatting.quantity(quicker, 3)} times as fast as the base"
             if quicker > 1.02 and apart(fast, base)
             else "No variant is clearly faster than the base"
         )
@@ -170,10 +170,10 @@ def summary(table: Mapping[str, Any], measured: Sequence[Mapping[str, Any]]) -> 
         )
     if waiting:
         told.append(
-            f"{words.count(waiting, 'variant')} of {len(table['rows'])} still to be measured"
+            f"{formatting.count(waiting, 'variant')} of {len(table['rows'])} still to be measured"
         )
     if failed:
-        told.append(f"{words.count(failed, 'variant')} could not be measured")
+        told.append(f"{formatting.count(failed, 'variant')} could not be measured")
     return (
         " ".join(f"{text[:1].upper()}{text[1:]}." for text in told)
         if told
@@ -188,6 +188,6 @@ def link_says(collectives: Mapping[str, Any]) -> str:
     where = "inside the node" if link["where"] == "intra" else "between nodes"
     rate = links.rate(link["bytes_per_s"])
     return (
-        f"{ranks} ranks {where}: {rate} at large sizes, {words.seconds(link['latency_s'])} a "
+        f"{ranks} ranks {where}: {rate} at large sizes, {formatting.seconds(link['latency_s'])} a "
         "pass at small ones."
     )

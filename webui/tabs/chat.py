@@ -8,7 +8,7 @@ from typing import Any
 
 from django.http import HttpRequest
 
-from webui.run_facts import Facts
+from webui.presentation.run_facts import Facts
 
 
 def content(facts: Facts, request: HttpRequest) -> dict[str, Any]:

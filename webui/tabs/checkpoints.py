@@ -9,8 +9,8 @@ from typing import Any
 from django.http import HttpRequest
 
 from orchestrator.runs import selectors as runs
-from webui.run_facts import Facts
-from webui.sentences import ENDED
+from webui.presentation.run_facts import Facts
+from webui.presentation.run_headlines import ENDED
 
 
 def content(facts: Facts, request: HttpRequest) -> dict[str, Any]:

@@ -11,13 +11,13 @@ from typing import Any, Final
 from django.http import HttpRequest
 
 from orchestrator.runs import selectors as runs
-from orchestrator.runs import serving
-from webui import words
+from orchestrator.runs.outputs import endpoint
 from webui.charts import blocks, waterfall
 from webui.charts.blocks import tile
-from webui.run_facts import Facts
-from webui.sentences import ENDED
-from workers.contracts.serving import EngineState, RequestTold, Stood, Summary
+from webui.presentation import formatting
+from webui.presentation.run_facts import Facts
+from webui.presentation.run_headlines import ENDED
+from workers.contracts.wire.serving_reports import EngineState, RequestTold, Stood, Summary
 
 _PERCENTILES: Final = ("p50", "p90", "p99")
 
@@ -83,7 +83,7 @@ def beside(
             "Time to first token",
             max(ttft, point["tpot_s"]),
             median(first),
-            f"prompts of {words.count(round(computed), 'token')} to compute, before any queue",
+            f"prompts of {formatting.count(round(computed), 'token')} to compute, before any queue",
         ),
         _pair("Time per token", point["tpot_s"], median(pace), f"{point['batch']} at once"),
     ]
@@ -92,12 +92,16 @@ def beside(
 def _pair(title: str, predicted: float, measured: float, of: str) -> dict[str, str]:
     most = max(predicted, measured) or 1.0
     ratio = measured / predicted if predicted else 1.0
-    off = f"×{words.quantity(ratio, 2)}" if ratio >= 1.5 else f"{ratio - 1:+.0%}".replace("-", "−")
+    off = (
+        f"×{formatting.quantity(ratio, 2)}"
+        if ratio >= 1.5
+        else f"{ratio - 1:+.0%}".replace("-", "−")
+    )
     return {
         "title": title,
         "of": of,
-        "predicted": words.seconds(predicted),
-        "measured": words.seconds(measured),
+        "predicted": formatting.seconds(predicted),
+        "measured": formatting.seconds(measured),
         "predicted_at": f"{100 * predicted / most:.1f}",
         "measured_at": f"{100 * measured / most:.1f}",
         "off": off,
@@ -113,16 +117,16 @@ def _overlaps(one: RequestTold, other: RequestTold) -> bool:
 
 def _state(facts: Facts) -> EngineState | None:
     live = facts.standing is not None and facts.standing.phase in ("serving", "draining")
-    return serving.engine_state(run=facts.run) if live else None
+    return endpoint.engine_state(run=facts.run) if live else None
 
 
 def _summary(facts: Facts) -> Summary | None:
     ended = facts.standing is not None and facts.standing.phase not in ("serving", "draining")
-    return serving.summary_of(run=facts.run) if ended else None
+    return endpoint.summary_of(run=facts.run) if ended else None
 
 
 def _stood(facts: Facts, state: EngineState | None) -> Stood | None:
-    return serving.last_stood(run=facts.run) if state is None else None
+    return endpoint.last_stood(run=facts.run) if state is None else None
 
 
 def _files(facts: Facts) -> list[Any]:
@@ -165,15 +169,15 @@ def _now(state: EngineState, latest: dict[str, float]) -> list[dict[str, str]]:
         tile("Running", f"{state.running:,}", f"{state.waiting:,} waiting"),
         tile(
             "First token",
-            words.seconds(median(first)) if first else words.DASH,
+            formatting.seconds(median(first)) if first else formatting.DASH,
             "median of those below",
         ),
         tile(
             "Per token",
-            words.seconds(median(pace)) if pace else words.DASH,
+            formatting.seconds(median(pace)) if pace else formatting.DASH,
             "median of those below",
         ),
-        tile("Tokens/s", words.quantity(speed), "lately, all answers together"),
+        tile("Tokens/s", formatting.quantity(speed), "lately, all answers together"),
         tile(
             "Answered",
             f"{state.ended:,}",
@@ -183,23 +187,23 @@ def _now(state: EngineState, latest: dict[str, float]) -> list[dict[str, str]]:
 
 
 def _ended(summary: Summary) -> dict[str, Any]:
-    why = words.listed([f"{count:,} {reason}" for reason, count in summary.finishes.items()])
-    shared = f"{words.quantity(summary.shared_tokens)} found in the cache"
+    why = formatting.listed([f"{count:,} {reason}" for reason, count in summary.finishes.items()])
+    shared = f"{formatting.quantity(summary.shared_tokens)} found in the cache"
     rows = [("Time to first token", summary.ttft_s), ("Time per token", summary.tpot_s)]
     return {
         "tiles": [
             tile("Requests", f"{summary.requests:,}", why),
-            tile("Prompt tokens", words.quantity(summary.prompt_tokens), shared),
+            tile("Prompt tokens", formatting.quantity(summary.prompt_tokens), shared),
             tile(
                 "New tokens",
-                words.quantity(summary.new_tokens),
-                f"in {words.duration(summary.seconds)}",
+                formatting.quantity(summary.new_tokens),
+                f"in {formatting.duration(summary.seconds)}",
             ),
         ],
         "rows": [
             {
                 "title": title,
-                "cells": [words.seconds((found or {}).get(name)) for name in _PERCENTILES],
+                "cells": [formatting.seconds((found or {}).get(name)) for name in _PERCENTILES],
             }
             for title, found in rows
             if summary.requests
@@ -224,10 +228,10 @@ def _kept(summary: Summary | None) -> list[dict[str, str]]:
     whole = summary.prompt_tokens
     share = summary.shared_tokens / whole if whole else None
     return [
-        tile("Prompt tokens", words.quantity(whole), "of all requests"),
+        tile("Prompt tokens", formatting.quantity(whole), "of all requests"),
         tile(
             "Prefix hits",
-            words.percent(share),
-            f"{words.quantity(summary.shared_tokens)} tokens not computed again",
+            formatting.percent(share),
+            f"{formatting.quantity(summary.shared_tokens)} tokens not computed again",
         ),
     ]

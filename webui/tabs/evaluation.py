@@ -7,11 +7,11 @@ from typing import Any, Final
 
 from django.http import HttpRequest
 
-from orchestrator.runs import results
 from orchestrator.runs import selectors as runs
-from webui import words
-from webui.run_facts import Facts
-from webui.sentences import ENDED
+from orchestrator.runs.outputs import evaluation_results
+from webui.presentation import formatting
+from webui.presentation.run_facts import Facts
+from webui.presentation.run_headlines import ENDED
 
 _WORST: Final = 20
 _LONGEST: Final = 600
@@ -91,8 +91,8 @@ _BY: Final = {
 
 def content(facts: Facts, request: HttpRequest) -> dict[str, Any]:
     told = facts.evaluated
-    path = results.lines_file(run=facts.run, told=told) if told is not None else None
-    worst = results.worst(path, limit=_WORST) if path is not None else []
+    path = evaluation_results.lines_file(run=facts.run, told=told) if told is not None else None
+    worst = evaluation_results.worst(path, limit=_WORST) if path is not None else []
     return {
         "rows": [row(name, value) for name, value in told.metrics.items()]
         if told is not None
@@ -116,7 +116,7 @@ def _plain(name: str) -> str:
 
 def row(name: str, value: float) -> dict[str, str]:
     title, unit, better, means = MEANS.get(name, (name.replace("_", " "), "", "", ""))
-    shown = words.percent(value) if unit == "share" else words.quantity(value, 4)
+    shown = formatting.percent(value) if unit == "share" else formatting.quantity(value, 4)
     return {
         "title": title,
         "value": shown,
@@ -126,14 +126,14 @@ def row(name: str, value: float) -> dict[str, str]:
     }
 
 
-def line(each: results.Line) -> dict[str, str]:
+def line(each: evaluation_results.Line) -> dict[str, str]:
     told = each.told
     shown = (
-        words.quantity(each.value, 4)
+        formatting.quantity(each.value, 4)
         if each.by == "loss"
         else "wrong"
         if each.by == "right"
-        else words.percent(each.value)
+        else formatting.percent(each.value)
     )
     said = told.get("answer")
     if said is None and each.by == "right":
@@ -152,11 +152,11 @@ def about(told: Any) -> list[tuple[str, str]]:
     if told.quantize:
         found.append(("Weights", told.quantize))
     if told.tokens:
-        found.append(("Tokens", words.quantity(told.tokens)))
+        found.append(("Tokens", formatting.quantity(told.tokens)))
     if told.input:
         found.append(("Input", told.input))
     if told.window:
         found.append(("Windows", f"{told.window:,} tokens, moving on by {told.stride:,}"))
     if told.seconds:
-        found.append(("Took", words.duration(told.seconds)))
+        found.append(("Took", formatting.duration(told.seconds)))
     return found

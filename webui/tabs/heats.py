@@ -15,9 +15,8 @@ from django.http import HttpRequest
 
 from orchestrator.runs import selectors as runs
 from orchestrator.telemetry import selectors as telemetry
-from webui import moments, words
 from webui.charts.heat import COLUMNS, ROWS, Heat, Mark, Strip, heat
-from webui.charts.heat_words import (
+from webui.charts.heat_summary import (
     experts_now,
     gradients_summary,
     loads_summary,
@@ -28,7 +27,8 @@ from webui.charts.heat_words import (
     weights_summary,
 )
 from webui.charts.ranks import places
-from webui.run_facts import Facts
+from webui.presentation import event_messages, formatting
+from webui.presentation.run_facts import Facts
 
 SKEW: Final = "comm/arrival_skew_s"
 GRADIENTS: Final = "grad_norm/"
@@ -93,11 +93,11 @@ def _skew(facts: Facts, request: HttpRequest) -> Shown:
         )
         for rank in chosen
     ]
-    found = [moments.moment(event) for event in stalls]
+    found = [event_messages.moment(event) for event in stalls]
     marks = [Mark(each.step, each.text, each.kind) for each in found if each.step is not None]
     drawn = heat(
         strips,
-        says=words.seconds,
+        says=formatting.seconds,
         summary=skew_summary(strips, facts.latest.get("step_time_s")),
         marks=marks,
         left_out=len(newest) - len(chosen),
@@ -148,7 +148,9 @@ def _weights(facts: Facts, request: HttpRequest) -> Shown:
 
 def _underflow(facts: Facts, request: HttpRequest) -> Shown:
     strips, left_out = _by_layer(facts, UNDERFLOW)
-    drawn = heat(strips, says=words.percent, summary=underflow_summary(strips), left_out=left_out)
+    drawn = heat(
+        strips, says=formatting.percent, summary=underflow_summary(strips), left_out=left_out
+    )
     what = "share of each layer's gradient entries that fp16 rounds to zero"
     return Shown("underflow", "Gradients lost to underflow", what, drawn, "Runs in fp16 tell this.")
 
@@ -242,4 +244,4 @@ def _spread(items: list[Any]) -> list[Any]:
 
 
 def _times(value: float) -> str:
-    return f"{words.quantity(value, 2)}×"
+    return f"{formatting.quantity(value, 2)}×"

@@ -8,8 +8,8 @@ from django.http import HttpRequest
 
 from orchestrator.accounts import selectors as accounts
 from orchestrator.runs import selectors as runs
-from webui import words
-from webui.run_facts import Facts
+from webui.presentation import formatting
+from webui.presentation.run_facts import Facts
 
 
 def content(facts: Facts, request: HttpRequest) -> dict[str, Any]:
@@ -28,8 +28,8 @@ def row(attempt: Any) -> dict[str, Any]:
     """An attempt with where it ran and how long, in words."""
     began, ended = attempt.started or attempt.created, attempt.ended
     shares = [
-        f"{share['node']} ({words.count(len(share['devices']), 'device')})"
+        f"{share['node']} ({formatting.count(len(share['devices']), 'device')})"
         for share in attempt.placement
     ]
-    took = words.duration((ended - began).total_seconds()) if ended else ""
-    return {"attempt": attempt, "where": words.listed(shares), "took": took}
+    took = formatting.duration((ended - began).total_seconds()) if ended else ""
+    return {"attempt": attempt, "where": formatting.listed(shares), "took": took}

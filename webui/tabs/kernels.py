@@ -7,8 +7,8 @@ from __future__ import annotations
 from typing import Any
 
 from orchestrator.runs import selectors as runs
-from webui.kernels_told import EVENT, table
-from webui.run_facts import Facts
+from webui.presentation.kernel_summary import EVENT, table
+from webui.presentation.run_facts import Facts
 
 
 def content(facts: Facts) -> dict[str, Any] | None:

@@ -9,8 +9,8 @@ from typing import Any, Final
 from django.http import HttpRequest
 
 from orchestrator.telemetry import selectors as telemetry
-from webui.fold import LEVELS, first_cause, fold
-from webui.run_facts import Facts
+from webui.presentation.log_grouping import LEVELS, first_cause, fold
+from webui.presentation.run_facts import Facts
 
 LINES: Final = 300
 

@@ -7,9 +7,9 @@ from typing import Any
 from django.http import HttpRequest
 
 from orchestrator.telemetry import selectors as telemetry
-from webui import words
 from webui.charts import panels
-from webui.run_facts import Facts
+from webui.presentation import formatting
+from webui.presentation.run_facts import Facts
 from webui.tabs import predicted
 
 
@@ -46,10 +46,10 @@ def rows(by_rank: dict[int, dict[str, float]], parts: list[str]) -> list[dict[st
         bar = [
             {"part": part, "share": f"{100 * values.get(part, 0.0) / full:.2f}"} for part in parts
         ]
-        cells = [words.memory(values.get(part)) for part in parts]
+        cells = [formatting.memory(values.get(part)) for part in parts]
         capacity = values.get("capacity")
         share = (
-            f"{words.percent(sums[rank] / capacity)} of {words.memory(capacity)}"
+            f"{formatting.percent(sums[rank] / capacity)} of {formatting.memory(capacity)}"
             if capacity
             else ""
         )
@@ -58,9 +58,9 @@ def rows(by_rank: dict[int, dict[str, float]], parts: list[str]) -> list[dict[st
                 "rank": rank,
                 "bar": bar,
                 "cells": cells,
-                "sum": words.memory(sums[rank]),
+                "sum": formatting.memory(sums[rank]),
                 "share": share,
-                "offloaded": words.memory(values.get("offloaded")),
+                "offloaded": formatting.memory(values.get("offloaded")),
             }
         )
     return made

@@ -7,10 +7,10 @@ from typing import Any, Final
 from django.http import HttpRequest
 
 from orchestrator.runs import selectors as runs
-from webui import moments
 from webui.charts import panels
 from webui.charts.numerics import numerics_sentence
-from webui.run_facts import Facts
+from webui.presentation import event_messages
+from webui.presentation.run_facts import Facts
 from webui.tabs import heats
 
 EVENTS: Final = ("loss_scale_changed", "overflow_skipped_step", "non_finite")
@@ -20,7 +20,7 @@ _SHOWN: Final = 60
 
 def content(facts: Facts, request: HttpRequest) -> dict[str, Any]:
     events = runs.events_of(run=facts.run, types=EVENTS, limit=_READ, newest=True)
-    found = [moments.moment(event) for event in reversed(events)]
+    found = [event_messages.moment(event) for event in reversed(events)]
     return {
         "panels": [panel.to_dict() for panel in panels.numerics(facts.names)],
         "says": numerics_sentence(

@@ -10,12 +10,12 @@ from django.http import HttpRequest
 
 from orchestrator.runs import selectors as runs
 from orchestrator.telemetry import selectors as telemetry
-from webui.charts import comm_measured, panels, pipe_measured
-from webui.charts.plan_pipeline import pipeline
+from webui.charts import measured_communication, measured_pipeline, panels
 from webui.charts.spread import spread
-from webui.run_facts import Facts
+from webui.planner.charts.pipeline import pipeline
+from webui.planner.pipeline_view import timeline_of_run
+from webui.presentation.run_facts import Facts
 from webui.tabs import heats, kernels, predicted
-from webui.views.planner_pipeline import timeline_of_run
 
 PER_RANK = ("step_time_s", "data_time_s", "comm/exposed_s", "tokens_per_s", "mfu")
 _TOLD: Final = 4  # stalls in words above the charts
@@ -34,7 +34,9 @@ def content(facts: Facts, request: HttpRequest) -> dict[str, Any]:
         ],
         "predicted": predicted.content(facts, memory=False),
         **timeline(facts),
-        "calls": comm_measured.calls(facts.latest, (facts.run.prediction or {}).get("collectives")),
+        "calls": measured_communication.calls(
+            facts.latest, (facts.run.prediction or {}).get("collectives")
+        ),
         "stalls": [moment for moment in facts.moments if moment.type in heats.STALLS][:_TOLD],
         "heats": heats.offered(facts, ("skew",)),
         "spread": spread(found, [name for name in PER_RANK if name in facts.latest]),
@@ -54,7 +56,7 @@ def timeline(facts: Facts) -> dict[str, Any]:
         run=facts.run, types=["pipeline_timeline"], limit=_STEPS * stages, newest=True
     )
     foreseen = timeline_of_run(facts.run, whole=bool(told))
-    found = pipe_measured.beside([event.data for event in told], foreseen)
+    found = measured_pipeline.beside([event.data for event in told], foreseen)
     return {
         "timeline": found,
         "pipeline": pipeline(foreseen) if foreseen and found is None else None,

@@ -9,11 +9,13 @@ from dataclasses import replace
 from typing import Any, Final
 
 from orchestrator.telemetry import outcome
-from webui.charts import plan_measured, plan_memory, plan_time
+from webui.charts import predicted_vs_measured
 from webui.charts.panels import Level, Panel
 from webui.forms.forecast import planner_query
-from webui.run_facts import Facts
-from webui.views import planner_words
+from webui.planner import phrases
+from webui.planner.charts import memory as plan_memory
+from webui.planner.charts import time
+from webui.presentation.run_facts import Facts
 
 _MEMORY: Final = "memory/"
 
@@ -30,13 +32,19 @@ def content(facts: Facts, *, memory: bool, measured: bool = False) -> dict[str, 
         return None
     found = [each.to_dict() for each in outcome.comparisons(run=facts.run)] if measured else []
     known = {item["metric"] for item in found}
-    found += [item for item in plan_measured.foreseen(predicted) if item["metric"] not in known]
-    rows = [row for row in plan_measured.rows(found) if row.metric.startswith(_MEMORY) == memory]
-    says, mood = planner_words.verdict(predicted)
+    found += [
+        item for item in predicted_vs_measured.foreseen(predicted) if item["metric"] not in known
+    ]
+    rows = [
+        row for row in predicted_vs_measured.rows(found) if row.metric.startswith(_MEMORY) == memory
+    ]
+    says, mood = phrases.verdict(predicted)
     query = planner_query(facts.run.spec, {"plan": facts.run.plan, "prediction": predicted})
     return {
         "rows": rows,
-        "summary": plan_measured.summary(rows) if measured else "Reading what was measured…",
+        "summary": predicted_vs_measured.summary(rows)
+        if measured
+        else "Reading what was measured…",
         "waits": not measured,
         "part": "memory" if memory else "performance",
         "link": query,
@@ -45,7 +53,7 @@ def content(facts: Facts, *, memory: bool, measured: bool = False) -> dict[str, 
         "calibration": predicted.get("calibration") or "",
         "assumed": bool(predicted.get("assumed")),
         "device": predicted.get("device") or "",
-        "time": plan_time.waterfall(predicted),
+        "time": time.waterfall(predicted),
         "treemap": plan_memory.treemap(predicted["memory"], with_free=False),
         "memory_says": plan_memory.summary(predicted["memory"]),
     }
@@ -55,7 +63,7 @@ def with_levels(panels: Iterable[Panel], prediction: dict[str, Any] | None) -> l
     """The charts with their predictions as dashed levels, in the colour of what they predict."""
     if not prediction:
         return list(panels)
-    foreseen = plan_measured.foreseen(prediction)
+    foreseen = predicted_vs_measured.foreseen(prediction)
     values = {item["metric"]: item["predicted"] for item in foreseen}
     of = {item["metric"]: f", {item['of']}" for item in foreseen if item.get("of")}
     made = []

@@ -7,10 +7,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Final
 
-from orchestrator.runs.samples import Written, samples_of, samples_told
-from webui import words
-from webui.run_facts import Facts
-from webui.sentences import ENDED
+from orchestrator.runs.outputs.text_samples import Written, samples_of, samples_told
+from webui.presentation import formatting
+from webui.presentation.run_facts import Facts
+from webui.presentation.run_headlines import ENDED
 
 _SHOWN: Final = 6  # steps; the others on request
 _MOST: Final = 60  # of those that are read
@@ -105,9 +105,7 @@ def _says(found: list[Written]) -> str:
     newest = found[-1].told
     longest = max(len(each.token_ids) for each in newest.samples)
     how = "" if newest.temperature is None else _how(newest.temperature)
-    says = (
-        f"What the model writes after the same words, {words.count(longest, 'token')} long{how}: "
-    )
+    says = f"What the model writes after the same words, {formatting.count(longest, 'token')} long{how}: "
     says += f"{len(found)} checkpoints, the newest of " if len(found) > 1 else ""
     says += f"step {newest.step:,}"
     return says + (

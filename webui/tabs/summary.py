@@ -6,9 +6,9 @@ from typing import Any, Final
 
 from django.http import HttpRequest
 
-from webui import words
 from webui.charts import panels
-from webui.run_facts import Facts
+from webui.presentation import formatting
+from webui.presentation.run_facts import Facts
 from webui.tabs import predicted, samples
 
 # metric → (title, unit words, hue)
@@ -76,11 +76,11 @@ def tiles(facts: Facts) -> list[dict[str, str]]:
 def shown(name: str, value: float | None) -> str:
     """A metric's value in its words, the same as the browser's format.js."""
     if value is None:
-        return words.DASH
+        return formatting.DASH
     if name == "mfu":
-        return words.percent(value)
+        return formatting.percent(value)
     if name.endswith("_bytes"):
-        return words.memory(value)
+        return formatting.memory(value)
     if name.endswith("_s") and not name.endswith("per_s"):
-        return words.duration(value)
-    return words.quantity(value, 4 if "loss" in name else 3)
+        return formatting.duration(value)
+    return formatting.quantity(value, 4 if "loss" in name else 3)

@@ -9,7 +9,7 @@ from typing import Any
 from django.http import HttpRequest
 
 from webui.charts import panels
-from webui.run_facts import ANSWERING, Facts
+from webui.presentation.run_facts import ANSWERING, Facts
 from webui.tabs import kernels
 
 

@@ -16,7 +16,7 @@ from django.utils import timezone
 from django.utils.html import format_html, format_html_join
 from django.utils.safestring import SafeString, mark_safe
 
-from webui import words
+from webui.presentation import formatting
 
 register = template.Library()
 
@@ -72,11 +72,11 @@ def plan_glyph(plan: Any) -> SafeString:
     """A plan as compact words: dp4·tp2·z1 bf16."""
     if not isinstance(plan, dict):
         return format_html('<span class="glyph">{}</span>', plan or "–")
-    axes, rest = words.plan_words(plan)
+    axes, rest = formatting.plan_words(plan)
     dot = mark_safe("<i>·</i>")
     body = format_html_join(dot, "<b>{}</b>", ((axis,) for axis in axes))
     return format_html(
-        '<span class="glyph" title="{}">{} {}</span>', words.plan_sentence(plan), body, rest
+        '<span class="glyph" title="{}">{} {}</span>', formatting.plan_sentence(plan), body, rest
     )
 
 
@@ -91,7 +91,7 @@ def ago(moment: datetime | None) -> str:
     """`<time>` with an age that the page keeps fresh."""
     if moment is None:
         return "–"
-    age = words.age((timezone.now() - moment).total_seconds())
+    age = formatting.age((timezone.now() - moment).total_seconds())
     return format_html(
         '<time datetime="{0}" title="{0}" data-ago>{1}</time>',
         moment.isoformat(timespec="seconds"),
@@ -102,7 +102,7 @@ def ago(moment: datetime | None) -> str:
 @register.filter
 def quantity(value: Any, digits: int = 3) -> str:
     """1234567 → 1.23M."""
-    return words.quantity(value, digits)
+    return formatting.quantity(value, digits)
 
 
 @register.filter
@@ -114,18 +114,18 @@ def breakable(name: str) -> SafeString:
 
 @register.filter
 def gib(value: Any) -> str:
-    return words.memory(value)
+    return formatting.memory(value)
 
 
 @register.filter
 def duration(value: Any) -> str:
     """Seconds → 2 h 05 min."""
-    return words.duration(value)
+    return formatting.duration(value)
 
 
 @register.filter
 def percent(value: Any) -> str:
-    return words.percent(value)
+    return formatting.percent(value)
 
 
 @register.filter

@@ -14,7 +14,7 @@ from django.utils import timezone
 from django.utils.html import conditional_escape, format_html
 from django.utils.safestring import SafeString, mark_safe
 
-from webui import words
+from webui.presentation import formatting
 
 register = template.Library()
 
@@ -31,7 +31,7 @@ def run_links(text: Any) -> SafeString:
 def until(moment: datetime) -> SafeString:
     """How long until then; the moment itself as the title."""
     seconds = (moment - timezone.now()).total_seconds()
-    says = "any moment" if seconds < 5 else f"in {words.duration(seconds)}"
+    says = "any moment" if seconds < 5 else f"in {formatting.duration(seconds)}"
     return format_html(
         '<time datetime="{0}" title="{0}">{1}</time>', moment.isoformat(timespec="seconds"), says
     )
@@ -41,11 +41,13 @@ def until(moment: datetime) -> SafeString:
 def since(moment: datetime | None) -> SafeString | str:
     """How long it lasts already."""
     if moment is None:
-        return words.DASH
+        return formatting.DASH
     seconds = max(0.0, (timezone.now() - moment).total_seconds())
     start = moment.isoformat(timespec="seconds")
     return format_html(
-        '<time datetime="{0}" title="since {0}">{1}</time>', start, words.duration(round(seconds))
+        '<time datetime="{0}" title="since {0}">{1}</time>',
+        start,
+        formatting.duration(round(seconds)),
     )
 
 
@@ -53,14 +55,18 @@ def since(moment: datetime | None) -> SafeString | str:
 def memory_of(used: Any, total: Any) -> str:
     """`3.1 of 80 GiB`, or what is known of it."""
     if used is None:
-        return words.memory(total) if total else words.DASH
-    return f"{words.memory(used)} of {words.memory(total)}" if total else words.memory(used)
+        return formatting.memory(total) if total else formatting.DASH
+    return (
+        f"{formatting.memory(used)} of {formatting.memory(total)}"
+        if total
+        else formatting.memory(used)
+    )
 
 
 @register.filter
 def part(value: Any, of: Any = 1) -> float:
     """`value` as per cent of `of`, 0 to 100; 0 where either is not known."""
-    real, whole = words.number(value), words.number(of)
+    real, whole = formatting.number(value), formatting.number(of)
     return min(100.0, max(0.0, 100 * real / whole)) if real is not None and whole else 0.0
 
 

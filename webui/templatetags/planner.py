@@ -13,8 +13,8 @@ from urllib.parse import urlencode
 from django import template
 from django.urls import reverse
 
-from webui import words
-from webui.forms.planner_fields import FIELDS
+from webui.planner.form_fields import FIELDS
+from webui.presentation import formatting
 
 register = template.Library()
 PAGES = (
@@ -51,7 +51,7 @@ def slugged(text: str) -> str:
 
 @register.filter
 def seconds(value: Any) -> str:
-    return words.seconds(value)
+    return formatting.seconds(value)
 
 
 @register.filter

@@ -21,7 +21,7 @@ from django.views.decorators.http import require_GET, require_http_methods, requ
 from orchestrator.accounts import selectors, services
 from orchestrator.accounts.roles import SCOPES, Role, scopes_of
 from orchestrator.common.errors import Refusal, not_found
-from webui.views.door import PageRequest, demand, done, field_errors, may, page
+from webui.views.access import PageRequest, demand, done, field_errors, may, page
 
 LIFETIMES = (("30", "30 days"), ("90", "90 days"), ("365", "a year"), ("", "until revoked"))
 SECRET = {"secret_key", "database_url", "redis_url"}

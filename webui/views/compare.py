@@ -13,12 +13,13 @@ from django.utils import timezone
 from django.views.decorators.http import require_GET
 
 from orchestrator.common.errors import invalid
-from orchestrator.runs import results, selectors, serving
+from orchestrator.runs import selectors
+from orchestrator.runs.outputs import endpoint, evaluation_results
 from orchestrator.telemetry import selectors as telemetry
-from webui import words
-from webui.charts.side_by_side import MEASURES, Measure, differing, reached
+from webui.charts.run_comparison import MEASURES, Measure, differing, reached
+from webui.presentation import formatting
 from webui.tabs.evaluation import MEANS
-from webui.views.door import PageRequest, page
+from webui.views.access import PageRequest, page
 
 MOST: Final = 20
 # a median says more than the newest
@@ -64,7 +65,7 @@ def numbers_of(run: Any) -> dict[str, float]:
     found = {
         each.name: latest[each.name]
         for each in MEASURES
-        if words.number(latest.get(each.name)) is not None
+        if formatting.number(latest.get(each.name)) is not None
     }
     for name in _STEADY:
         if name in latest:
@@ -72,7 +73,7 @@ def numbers_of(run: Any) -> dict[str, float]:
                 y for y in telemetry.series(run=run, name=name, points=500).y if y == y and y > 0
             ]
             found |= {name: median(values)} if values else {}
-    told = serving.summary_of(run=run) if run.kind == "serve" else None
+    told = endpoint.summary_of(run=run) if run.kind == "serve" else None
     if told is not None and told.requests:
         found["requests"] = float(told.requests)
         for name, percentiles in (("ttft", told.ttft_s), ("tpot", told.tpot_s)):
@@ -82,11 +83,11 @@ def numbers_of(run: Any) -> dict[str, float]:
         "generate",
     ):  # under way, or killed: the median of what it told now and then
         for name in ("ttft", "tpot"):
-            if words.number(latest.get(f"inference/{name}_s")) is not None:
+            if formatting.number(latest.get(f"inference/{name}_s")) is not None:
                 found[f"{name}_p50"] = median(
                     telemetry.series(run=run, name=f"inference/{name}_s", points=500).y
                 )
-    if run.kind == "evaluate" and (judged := results.evaluated(run=run)) is not None:
+    if run.kind == "evaluate" and (judged := evaluation_results.evaluated(run=run)) is not None:
         found = {name: value for name, value in found.items() if name not in judged.metrics}
         found |= {f"judged/{name}": value for name, value in judged.metrics.items()}
     if run.started and run.devices:
@@ -102,9 +103,9 @@ def _spec(run: Any) -> dict[str, Any]:
 
 def _sentence(runs: list[Any], kinds: list[str]) -> str:
     what = (
-        f"{words.count(len(runs), f'{kinds[0]} run')}"
+        f"{formatting.count(len(runs), f'{kinds[0]} run')}"
         if len(kinds) == 1
-        else words.count(len(runs), "run")
+        else formatting.count(len(runs), "run")
     )
     if len(runs) == 1:
         return f"One {runs[0].kind} run: add others by their boxes in the list of runs."

@@ -8,9 +8,9 @@ from django.http import HttpRequest, HttpResponse, JsonResponse
 from django.shortcuts import render
 
 from orchestrator.common.errors import invalid
-from webui import run_facts
+from webui.presentation import run_facts
 from webui.tabs import chat, engine
-from webui.views.door import page
+from webui.views.access import page
 
 PARTS = {"requests": engine.requests, "cache": engine.cache}
 

@@ -18,9 +18,9 @@ from orchestrator.accounts.roles import Role
 from orchestrator.common.errors import Refusal, forbidden
 from orchestrator.runs import selectors, services
 from orchestrator.telemetry import selectors as telemetry
-from webui import words
-from webui.markdown import rendered
-from webui.views.door import PageRequest, done, field_errors, may, page
+from webui.presentation import formatting
+from webui.presentation.markdown import rendered
+from webui.views.access import PageRequest, done, field_errors, may, page
 from webui.views.runs import row
 
 SHOWN = 100
@@ -151,12 +151,12 @@ def sentence(runs: list[Any], best: Best | None) -> str:
     if not runs:
         return "No run has tried to answer it yet."
     alive = sum(run.state in ("starting", "running", "stopping") for run in runs)
-    text = words.count(len(runs), "run") + (f", {alive} in flight" if alive else "")
+    text = formatting.count(len(runs), "run") + (f", {alive} in flight" if alive else "")
     if best is None:
         return f"{text}; no loss is known yet."
     what = "validation loss" if best.metric == "val_loss" else "loss"
     return (
-        f"{text}; best so far: {what} {words.quantity(best.value, 4)} by run {best.run.pk} "
+        f"{text}; best so far: {what} {formatting.quantity(best.value, 4)} by run {best.run.pk} "
         f"{best.run.name}."
     )
 

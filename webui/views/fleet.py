@@ -21,9 +21,9 @@ from orchestrator.common.errors import not_found
 from orchestrator.fleet import selectors, services
 from orchestrator.runs import selectors as runs
 from orchestrator.scheduling import selectors as scheduling
-from webui import words
 from webui.charts.gantt import WINDOWS, Held, gantt
-from webui.views.door import PageRequest, demand, done, may, page
+from webui.presentation import formatting
+from webui.views.access import PageRequest, demand, done, may, page
 
 OTHERS = "a run of others"
 
@@ -134,7 +134,7 @@ def sentence(nodes: list[dict[str, Any]]) -> str:
         return "No node has joined yet, so no run can start."
     devices = [device for node in nodes for device in node["devices"]]
     held = sum(bool(device["run"]) for device in devices)
-    there = f"{words.count(len(nodes), 'node')}, {words.count(len(devices), 'device')}"
+    there = f"{formatting.count(len(nodes), 'node')}, {formatting.count(len(devices), 'device')}"
     text = f"{there}: {held} held, {len(devices) - held} free"
     troubles = [
         f"{node['node'].name} is {node['node'].health}"
@@ -144,8 +144,8 @@ def sentence(nodes: list[dict[str, Any]]) -> str:
     troubles += [f"{node['node'].name} is drained" for node in nodes if node["node"].drained]
     sick = sum(not device["device"].healthy for device in devices)
     if sick:
-        troubles.append(f"{words.count(sick, 'device')} not healthy")
-    return f"{text}; {words.listed(troubles) if troubles else 'all nodes are up'}."
+        troubles.append(f"{formatting.count(sick, 'device')} not healthy")
+    return f"{text}; {formatting.listed(troubles) if troubles else 'all nodes are up'}."
 
 
 def node_sentence(shown: dict[str, Any]) -> str:
@@ -156,7 +156,7 @@ def node_sentence(shown: dict[str, Any]) -> str:
         "lost": "is lost: its runs were given back to the queue",
     }[node.health]
     held = sum(bool(device["run"]) for device in devices)
-    text = f"It {health}; {held} of {words.count(len(devices), 'device')} held"
+    text = f"It {health}; {held} of {formatting.count(len(devices), 'device')} held"
     if node.drained:
         text += (
             "; drained"
@@ -255,7 +255,7 @@ def _gantt(request: PageRequest, devices: list[Any]) -> tuple[dict[str, Any], st
     drawn = gantt(held, [device.pk for device in devices], since=since, until=until)
     rows = [{"device": device, "bars": drawn.bars[device.pk]} for device in devices]
     table = [{"device": row["device"], "bar": bar} for row in rows for bar in row["bars"]]
-    span = words.duration((until - since) / timedelta(seconds=1))
+    span = formatting.duration((until - since) / timedelta(seconds=1))
     return {
         "rows": rows,
         "ticks": drawn.ticks,

@@ -15,7 +15,7 @@ from django.views.decorators.http import require_http_methods
 
 from orchestrator.common.errors import Refusal, invalid
 from orchestrator.runs import selectors, services
-from webui.views.door import PageRequest, field_errors, page
+from webui.views.access import PageRequest, field_errors, page
 
 FIELDS = ("name", "steps", "lr", "plan", "changes")
 

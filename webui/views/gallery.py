@@ -14,12 +14,13 @@ from django.http import HttpRequest, HttpResponse
 from django.shortcuts import render
 from django.templatetags.static import static
 
-from webui import sentences
 from webui.charts import devices, panels, week
 from webui.charts.spread import spread
-from webui.views import engine_sample, planner_sample
-from webui.views.door import page
-from workers.contracts.node import RunState
+from webui.planner import gallery_sample
+from webui.presentation import run_headlines
+from webui.views import gallery_engine_sample
+from webui.views.access import page
+from workers.contracts.wire.node_messages import RunState
 
 POINTS = 400
 NOW = datetime(2026, 1, 15, 14, 30, tzinfo=UTC)  # the same picture every day
@@ -40,7 +41,7 @@ def gallery(request: HttpRequest) -> HttpResponse:
     context = {
         "states": [str(state) for state in RunState],
         "plans": PLANS,
-        "sentences": [sentences.run_headline(facts) for facts in FACTS],
+        "sentences": [run_headlines.run_headline(facts) for facts in FACTS],
         "marks": [devices.mark(**one) for one in _devices()],
         "days": week.week(_held(), devices=8, now=NOW),
         "spread": spread(
@@ -63,8 +64,8 @@ def gallery(request: HttpRequest) -> HttpResponse:
         "chart_marks": _marks(),
         "loss_curve": ",".join(f"{value:.4g}" for value in curves()["loss"]["y"][::8]),
     }
-    context["planner"] = planner_sample.gallery_context()
-    context["engine"] = engine_sample.gallery_context()
+    context["planner"] = gallery_sample.gallery_context()
+    context["engine"] = gallery_engine_sample.gallery_context()
     return render(request, "webui/gallery.html", context)
 
 
@@ -183,14 +184,14 @@ PLANS: list[dict[str, Any]] = [
     {"dp": 8, "ep": 4, "zero": 3, "offload": "optimizer", "precision": "fp8"},
 ]
 
-FACTS: list[sentences.RunFacts] = [
-    sentences.RunFacts(
+FACTS: list[run_headlines.RunFacts] = [
+    run_headlines.RunFacts(
         "queued",
         wait_reason="Waits for 4 devices; 2 are free, and run 11 holds the others for about 5 min",
     ),
-    sentences.RunFacts("starting", devices=2, attempt=1),
-    sentences.RunFacts("running"),
-    sentences.RunFacts(
+    run_headlines.RunFacts("starting", devices=2, attempt=1),
+    run_headlines.RunFacts("running"),
+    run_headlines.RunFacts(
         "running",
         loss_curve=[3, 2.9, 2.7, 2.5, 2.2, 2.0, 1.9, 1.7, 1.6, 1.5],
         summary={
@@ -202,12 +203,12 @@ FACTS: list[sentences.RunFacts] = [
             "eta_s": 203,
         },
     ),
-    sentences.RunFacts(
+    run_headlines.RunFacts(
         "running", summary={"step": 90, "steps": 2000, "loss": "NaN"}, last_point_s=240
     ),
-    sentences.RunFacts("stopping", requested="pause", summary={"step": 700, "steps": 2000}),
-    sentences.RunFacts("paused", summary={"step": 700, "steps": 2000}),
-    sentences.RunFacts(
+    run_headlines.RunFacts("stopping", requested="pause", summary={"step": 700, "steps": 2000}),
+    run_headlines.RunFacts("paused", summary={"step": 700, "steps": 2000}),
+    run_headlines.RunFacts(
         "finished",
         runtime_s=331,
         summary={
@@ -218,11 +219,11 @@ FACTS: list[sentences.RunFacts] = [
             "tokens_per_s": 12_400,
         },
     ),
-    sentences.RunFacts(
+    run_headlines.RunFacts(
         "failed",
         exit={"class": "out_of_memory", "reason": "CUDA out of memory", "rank": 1, "step": 12},
     ),
-    sentences.RunFacts(
+    run_headlines.RunFacts(
         "cancelled", exit={"reason": "Cancelled by ada."}, summary={"step": 40, "steps": 2000}
     ),
 ]

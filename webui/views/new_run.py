@@ -15,7 +15,8 @@ from django.views.decorators.http import require_http_methods, require_POST
 
 from orchestrator.common.errors import Refusal
 from orchestrator.fleet import selectors as fleet
-from orchestrator.runs import selectors, services, weights
+from orchestrator.runs import selectors, services
+from orchestrator.runs.submission import weights
 from webui.forms import forecast, verdict
 from webui.forms.spec_fields import (
     ANSWERS,
@@ -31,9 +32,9 @@ from webui.forms.spec_fields import (
     SpecField,
 )
 from webui.forms.spec_form import spec_of, values_of
-from webui.views.door import PageRequest, page
-from workers.contracts.inference import PACKAGES
-from workers.contracts.presets import PRESETS
+from webui.views.access import PageRequest, page
+from workers.contracts.catalog.presets import PRESETS
+from workers.contracts.specs.inference_support import PACKAGES
 
 FETCH_SAYS = f"Fetch them on every node first, 93 MB, verified: {weights.FETCH}"
 # shown for text of one's own alone

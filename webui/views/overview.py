@@ -18,10 +18,10 @@ from orchestrator.fleet import selectors as fleet
 from orchestrator.runs import selectors as runs
 from orchestrator.scheduling import selectors as scheduling
 from orchestrator.telemetry import selectors as telemetry
-from webui import moments, sentences, words
 from webui.charts import devices, week
-from webui.run_facts import ANSWERING
-from webui.views.door import may, page
+from webui.presentation import event_messages, formatting, run_headlines
+from webui.presentation.run_facts import ANSWERING
+from webui.views.access import may, page
 
 CARDS: Final = 12
 EVENTS: Final = 40
@@ -67,7 +67,7 @@ def content(request: HttpRequest) -> dict[str, Any]:
     now = timezone.now()
     nodes = list(fleet.nodes_visible_to(user=user))
     return {
-        "sentence": sentences.overview(
+        "sentence": run_headlines.overview(
             busy=seen.busy,
             devices=seen.devices,
             runs=len(seen.running),
@@ -179,18 +179,20 @@ def _answers(summary: dict[str, Any]) -> dict[str, str]:
         for name in ("ttft_s", "tpot_s", "tokens_per_s", "running")
     }
     return {
-        "first": words.seconds(found["ttft_s"]),
-        "pace": words.seconds(found["tpot_s"]),
-        "speed": words.quantity(found["tokens_per_s"]),
-        "running": words.quantity(found["running"]),
+        "first": formatting.seconds(found["ttft_s"]),
+        "pace": formatting.seconds(found["tpot_s"]),
+        "speed": formatting.quantity(found["tokens_per_s"]),
+        "running": formatting.quantity(found["running"]),
     }
 
 
-def stream_of(user: Any, stream: str) -> list[moments.Moment]:
+def stream_of(user: Any, stream: str) -> list[event_messages.Moment]:
     types = STREAMS.get(stream, STREAMS[""])[1]
-    found = runs.events_visible_to(user=user, types=types, limit=EVENTS, without=moments.DRAWN)
+    found = runs.events_visible_to(
+        user=user, types=types, limit=EVENTS, without=event_messages.DRAWN
+    )
     shown = [event for event in found if stream or not _small(event)]
-    return [moments.moment(event, event.run.name) for event in shown]
+    return [event_messages.moment(event, event.run.name) for event in shown]
 
 
 def _small(event: Any) -> bool:

@@ -17,8 +17,8 @@ from orchestrator.common.errors import invalid
 from orchestrator.runs import selectors as runs
 from orchestrator.runs import services
 from orchestrator.scheduling import selectors
-from webui import words
-from webui.views.door import PageRequest, done, page
+from webui.presentation import formatting
+from webui.views.access import PageRequest, done, page
 
 
 @page
@@ -58,10 +58,10 @@ def sentence(entries: list[Any]) -> str:
     first = entries[0]
     devices = sum(entry.run.devices for entry in entries)
     text = (
-        f"{words.count(len(entries), 'run waits', 'runs wait')} for "
-        f"{words.count(devices, 'device')} in all"
+        f"{formatting.count(len(entries), 'run waits', 'runs wait')} for "
+        f"{formatting.count(devices, 'device')} in all"
     )
     if first.may_start is not None:
         wait = (first.may_start - timezone.now()).total_seconds()
-        text += f"; the next may start {'any moment' if wait < 5 else 'in ' + words.duration(wait)}"
+        text += f"; the next may start {'any moment' if wait < 5 else 'in ' + formatting.duration(wait)}"
     return text + "."

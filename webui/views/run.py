@@ -15,7 +15,7 @@ from django.template.loader import render_to_string
 from django.templatetags.static import static
 
 from orchestrator.common.errors import invalid
-from webui import run_facts
+from webui.presentation import run_facts
 from webui.tabs import (
     answers,
     benchmark,
@@ -35,7 +35,7 @@ from webui.tabs import (
     summary,
     system,
 )
-from webui.views.door import page
+from webui.views.access import page
 
 # tab → what it adds to the page; a tab without anything to show is left out by `run_facts.tabs`
 TABS: dict[str, Callable[[run_facts.Facts, HttpRequest], dict[str, Any]]] = {

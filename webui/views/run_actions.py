@@ -11,11 +11,11 @@ from django.shortcuts import redirect
 from django.views.decorators.http import require_POST
 
 from orchestrator.common.errors import Refusal, invalid
-from orchestrator.planner import selectors as planner
-from orchestrator.planner import services as planner_services
+from orchestrator.planner.store import selectors as planner
+from orchestrator.planner.store import services as planner_services
 from orchestrator.runs import selectors, services
 from orchestrator.telemetry import outcome
-from webui.views.door import page
+from webui.views.access import page
 
 
 @require_POST

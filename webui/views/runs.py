@@ -18,12 +18,12 @@ from orchestrator.common import live
 from orchestrator.common.errors import Refusal, invalid
 from orchestrator.runs import selectors, services
 from orchestrator.telemetry import selectors as telemetry
-from webui import words
 from webui.forms.run_filters import LIVE_STATES, RunFilters
-from webui.run_facts import ANSWERING
+from webui.presentation import formatting
+from webui.presentation.run_facts import ANSWERING
+from webui.views.access import PageRequest, back, page
 from webui.views.compare import MOST as COMPARED
-from webui.views.door import PageRequest, back, page
-from workers.contracts.run import KINDS
+from workers.contracts.specs.run import KINDS
 
 PAGE = 50
 BULK = 200
@@ -99,7 +99,7 @@ def bulk(request: PageRequest) -> HttpResponse:
             refused.append(f"{id}: {refusal.detail}")
     did = "asked to end" if action == "cancel" else f"tagged {tag}"
     if done:
-        messages.success(request, f"{words.count(done, 'run')} {did}.")
+        messages.success(request, f"{formatting.count(done, 'run')} {did}.")
     for says in refused[:5]:
         messages.error(request, says)
     if not ids:
@@ -136,15 +136,17 @@ def answers(kind: str, summary: dict[str, Any]) -> dict[str, str] | None:
     """
     if kind not in ANSWERING:
         return None
-    first, pace = (words.number(summary.get(f"inference/{name}")) for name in ("ttft_s", "tpot_s"))
+    first, pace = (
+        formatting.number(summary.get(f"inference/{name}")) for name in ("ttft_s", "tpot_s")
+    )
     told = [
-        f"first {words.seconds(first, 2)}" if first else "",
-        f"{words.seconds(pace, 2)}/token" if pace else "",
+        f"first {formatting.seconds(first, 2)}" if first else "",
+        f"{formatting.seconds(pace, 2)}/token" if pace else "",
     ]
-    speed = words.number(summary.get("inference/tokens_per_s"))
+    speed = formatting.number(summary.get("inference/tokens_per_s"))
     return {
         "latency": " · ".join(part for part in told if part),
-        "speed": f"{words.quantity(speed)} tok/s" if speed is not None else "",
+        "speed": f"{formatting.quantity(speed)} tok/s" if speed is not None else "",
     }
 
 
@@ -153,12 +155,12 @@ def sentence(counts: dict[str, int]) -> str:
     if not counts:
         return "Nothing ran here yet."
     running = counts.get("running", 0) + counts.get("starting", 0) + counts.get("stopping", 0)
-    parts = [f"{words.count(running, 'run')} in flight" if running else "nothing in flight"]
+    parts = [f"{formatting.count(running, 'run')} in flight" if running else "nothing in flight"]
     if counts.get("queued"):
         parts.append(f"{counts['queued']:,} waiting")
     if counts.get("paused"):
         parts.append(f"{counts['paused']:,} paused")
     ended = {name: counts.get(name, 0) for name in ("finished", "failed", "cancelled")}
-    told = words.listed([f"{count:,} {name}" for name, count in ended.items() if count])
+    told = formatting.listed([f"{count:,} {name}" for name, count in ended.items() if count])
     text = ", ".join(parts) + (f"; {told} before that." if told else ".")
     return text[0].upper() + text[1:]

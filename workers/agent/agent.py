@@ -16,9 +16,9 @@ from workers.agent.attempts import Attempts
 from workers.agent.inventory import Machine
 from workers.agent.orders import Orders
 from workers.agent.reports import Reports
-from workers.contracts import wire
-from workers.contracts.node import ControlOrder, ProbeOrder
-from workers.launcher.link import NodeFile
+from workers.contracts.wire import names
+from workers.contracts.wire.node_messages import ControlOrder, ProbeOrder
+from workers.launcher.shipping.redis_link import NodeFile
 
 log = logging.getLogger(__name__)
 _INVENTORY_EVERY_S = 600.0
@@ -98,4 +98,4 @@ class Agent:
 
 
 def heartbeat_seconds() -> float:
-    return float(os.environ.get("ORRERY_HEARTBEAT_S", wire.HEARTBEAT_S))
+    return float(os.environ.get("ORRERY_HEARTBEAT_S", names.HEARTBEAT_S))

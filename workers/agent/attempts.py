@@ -14,11 +14,16 @@ import threading
 import time
 from pathlib import Path, PurePosixPath
 
-from workers.contracts.node import AttemptSeen, AttemptState, ControlOrder, LaunchOrder
+from workers.contracts.wire.node_messages import (
+    AttemptSeen,
+    AttemptState,
+    ControlOrder,
+    LaunchOrder,
+)
 from workers.launcher import command, processes
-from workers.launcher.link import Link
-from workers.launcher.recover import recover, reported, supervisor_alive
+from workers.launcher.recovery import recover, reported, supervisor_alive
 from workers.launcher.rundir import RunDir, read_json, run_dirs, write_json
+from workers.launcher.shipping.redis_link import Link
 from workers.launcher.supervisor import unwritable
 
 log = logging.getLogger(__name__)

@@ -14,10 +14,10 @@ from typing import IO, Any
 
 import redis
 
-from workers.contracts import envelope, wire
-from workers.contracts.node import NodeInventory
-from workers.launcher.link import NodeFile
+from workers.contracts.wire import envelope, names
+from workers.contracts.wire.node_messages import NodeInventory
 from workers.launcher.rundir import read_json, write_json
+from workers.launcher.shipping.redis_link import NodeFile
 
 
 class NotJoined(RuntimeError):
@@ -82,7 +82,7 @@ def _join(
     body = {"request": request, "inventory": inventory.to_dict()}
     # named by the token, since the node has no secret yet: the token's key seals it
     text = envelope.seal(
-        key, wire.KIND_JOIN, body, ttl_s=patience_s + 60, now=time.time(), node=token_id
+        key, names.KIND_JOIN, body, ttl_s=patience_s + 60, now=time.time(), node=token_id
     )
     deadline = time.monotonic() + patience_s
     sent = False
@@ -92,10 +92,10 @@ def _join(
                 redis_url, decode_responses=True, socket_timeout=15
             ) as client:
                 if not sent:
-                    client.xadd(wire.REPORTS, {wire.FIELD_MESSAGE: text})
+                    client.xadd(names.REPORTS, {names.FIELD_MESSAGE: text})
                     sent = True
                 answer = client.blpop(
-                    [wire.join_reply_key(request["nonce_a"])], timeout=min(5.0, max(0.1, left))
+                    [names.join_reply_key(request["nonce_a"])], timeout=min(5.0, max(0.1, left))
                 )
         except (redis.RedisError, OSError):
             # a server that lost its last second has forgotten the request; the reply is the same

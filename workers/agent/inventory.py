@@ -16,8 +16,8 @@ from typing import Any
 
 import psutil
 
-from workers.contracts.devices import identify
-from workers.contracts.node import DeviceInfo, DeviceSample, NodeInventory
+from workers.contracts.catalog.devices import identify
+from workers.contracts.wire.node_messages import DeviceInfo, DeviceSample, NodeInventory
 
 DEFAULT_SLOTS = 4
 

@@ -16,9 +16,9 @@ from celery import Celery
 from celery.worker import state
 from kombu.entity import Queue
 
-from workers.contracts import envelope, wire
-from workers.contracts.node import ControlOrder, KeepOrder, LaunchOrder, ProbeOrder
-from workers.launcher.keep import keep
+from workers.contracts.wire import envelope, names
+from workers.contracts.wire.node_messages import ControlOrder, KeepOrder, LaunchOrder, ProbeOrder
+from workers.launcher.checkpoint_pin import keep
 
 log = logging.getLogger(__name__)
 
@@ -31,10 +31,10 @@ class Orders:
         self._seen = envelope.NonceCache()
         self.app = _celery(node, redis_url)
         for name, act in (
-            (wire.TASK_LAUNCH, self._launch),
-            (wire.TASK_CONTROL, self._control),
-            (wire.TASK_PROBE, self._probe),
-            (wire.TASK_KEEP, self._keep),
+            (names.TASK_LAUNCH, self._launch),
+            (names.TASK_CONTROL, self._control),
+            (names.TASK_PROBE, self._probe),
+            (names.TASK_KEEP, self._keep),
         ):
             self.app.task(name=name, ignore_result=True)(_task(act))
         self._thread: threading.Thread | None = None
@@ -65,7 +65,7 @@ class Orders:
             without_heartbeat=True,
             without_gossip=True,
             without_mingle=True,
-            queues=[wire.queue_of(self._node)],
+            queues=[names.queue_of(self._node)],
         )
         worker.start()
 
@@ -80,12 +80,12 @@ class Orders:
             return None
 
     def _launch(self, text: str) -> None:
-        if body := self._open(wire.KIND_LAUNCH, text):
+        if body := self._open(names.KIND_LAUNCH, text):
             done = self._agent.attempts.launch(LaunchOrder.from_dict(body))
             log.info("Attempt %s of run %s: %s", body["attempt"], body["run"], done)
 
     def _control(self, text: str) -> None:
-        if body := self._open(wire.KIND_CONTROL, text):
+        if body := self._open(names.KIND_CONTROL, text):
             order = ControlOrder.from_dict(body)
             done = self._agent.attempts.control(order)
             if done == "unknown":
@@ -93,11 +93,11 @@ class Orders:
             log.info("%s of attempt %s: %s", order.action, order.attempt_id, done)
 
     def _probe(self, text: str) -> None:
-        if body := self._open(wire.KIND_PROBE, text):
+        if body := self._open(names.KIND_PROBE, text):
             self._agent.answer_probe(ProbeOrder.from_dict(body))
 
     def _keep(self, text: str) -> None:
-        if body := self._open(wire.KIND_KEEP, text):
+        if body := self._open(names.KIND_KEEP, text):
             order = KeepOrder.from_dict(body)
             done = keep(self._agent.attempts.home, order.source, order.target)
             log.info(
@@ -119,15 +119,15 @@ def _task(act: Any) -> Any:
 
 
 def _celery(node: str, redis_url: str) -> Celery:
-    app = Celery("orrery-agent", broker=wire.broker_url(redis_url), set_as_current=False)
-    queue = Queue(wire.queue_of(node), routing_key=wire.queue_of(node))  # type: ignore[no-untyped-call]
+    app = Celery("orrery-agent", broker=names.broker_url(redis_url), set_as_current=False)
+    queue = Queue(names.queue_of(node), routing_key=names.queue_of(node))  # type: ignore[no-untyped-call]
     app.conf.update(
         task_serializer="json",
         accept_content=["json"],
         task_ignore_result=True,
         result_backend=None,
         task_queues=[queue],
-        task_default_queue=wire.queue_of(node),
+        task_default_queue=names.queue_of(node),
         worker_prefetch_multiplier=1,
         worker_hijack_root_logger=False,
         worker_redirect_stdouts=False,

@@ -13,8 +13,8 @@ from typing import Any
 
 import redis
 
-from workers.contracts import envelope, wire
-from workers.contracts.node import (
+from workers.contracts.wire import envelope, names
+from workers.contracts.wire.node_messages import (
     AttemptReport,
     AttemptSeen,
     DeviceSample,
@@ -48,7 +48,7 @@ class Reports:
             attempts=attempts,
             inventory=inventory,
         )
-        return self._send(wire.KIND_HEARTBEAT, beat.to_dict(), HEARTBEAT_TTL_S)
+        return self._send(names.KIND_HEARTBEAT, beat.to_dict(), HEARTBEAT_TTL_S)
 
     def unknown(self, attempt_id: str, fence: str) -> bool:
         """This node was asked to end an attempt that it does not have."""
@@ -62,12 +62,12 @@ class Reports:
             type="exited",
             data=data,
         )
-        return self._send(wire.KIND_REPORT, report.to_dict(), wire.REPORT_TTL_S)
+        return self._send(names.KIND_REPORT, report.to_dict(), names.REPORT_TTL_S)
 
     def orders_waiting(self) -> int:
         """Messages in this node's queue that nobody has taken; 0 while Redis is away."""
         try:
-            return int(self._redis.llen(wire.queue_of(self._node)))
+            return int(self._redis.llen(names.queue_of(self._node)))
         except (redis.RedisError, OSError):
             return 0
 
@@ -76,9 +76,9 @@ class Reports:
             self._secret, kind, body, ttl_s=ttl_s, now=time.time(), node=self._node
         )
         try:
-            if kind == wire.KIND_HEARTBEAT and int(self._redis.xlen(wire.REPORTS)) > FULLEST:
+            if kind == names.KIND_HEARTBEAT and int(self._redis.xlen(names.REPORTS)) > FULLEST:
                 return False
-            self._redis.xadd(wire.REPORTS, {wire.FIELD_MESSAGE: text})
+            self._redis.xadd(names.REPORTS, {names.FIELD_MESSAGE: text})
         except (redis.RedisError, OSError) as error:
             if not self._away:
                 log.warning("Redis is away, heartbeats wait: %s", error)

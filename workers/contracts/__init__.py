@@ -5,12 +5,12 @@ Pydantic and the standard library only. `CONTRACT_VERSION` names the wire format
 """
 
 from workers.contracts.base import CONTRACT_VERSION, Contract, Problem, problems_of
-from workers.contracts.cluster import ClusterSpec
-from workers.contracts.legality import plan_problems
-from workers.contracts.model import ModelSource, ModelSpec
-from workers.contracts.plan import ParallelPlan
-from workers.contracts.points import Point, RunEvent
-from workers.contracts.run import RunSpec, spec_problems
+from workers.contracts.specs.cluster import ClusterSpec
+from workers.contracts.specs.legality import plan_problems
+from workers.contracts.specs.model import ModelSource, ModelSpec
+from workers.contracts.specs.plan import ParallelPlan
+from workers.contracts.specs.run import RunSpec, spec_problems
+from workers.contracts.wire.points import Point, RunEvent
 
 __all__ = [
     "CONTRACT_VERSION",

@@ -10,14 +10,14 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from workers.contracts import node
 from workers.contracts.base import Contract, Problem
-from workers.contracts.cluster import ClusterSpec
-from workers.contracts.devices import Device
-from workers.contracts.model import ModelSource, ModelSpec
-from workers.contracts.plan import ParallelPlan
-from workers.contracts.points import Point, PointBatch, RunEvent
-from workers.contracts.run import RunSpec
+from workers.contracts.catalog.devices import Device
+from workers.contracts.specs.cluster import ClusterSpec
+from workers.contracts.specs.model import ModelSource, ModelSpec
+from workers.contracts.specs.plan import ParallelPlan
+from workers.contracts.specs.run import RunSpec
+from workers.contracts.wire import node_messages
+from workers.contracts.wire.points import Point, PointBatch, RunEvent
 
 CONTRACTS: dict[str, type[Contract]] = {
     contract.__name__: contract
@@ -32,13 +32,13 @@ CONTRACTS: dict[str, type[Contract]] = {
         PointBatch,
         RunEvent,
         Problem,
-        node.NodeInventory,
-        node.Heartbeat,
-        node.LaunchOrder,
-        node.ControlOrder,
-        node.ProbeOrder,
-        node.KeepOrder,
-        node.AttemptReport,
+        node_messages.NodeInventory,
+        node_messages.Heartbeat,
+        node_messages.LaunchOrder,
+        node_messages.ControlOrder,
+        node_messages.ProbeOrder,
+        node_messages.KeepOrder,
+        node_messages.AttemptReport,
     )
 }
 

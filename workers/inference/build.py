@@ -8,19 +8,19 @@ from __future__ import annotations
 
 import torch
 
-from workers.contracts.exits import UserError
+from workers.contracts.wire.exits import UserError
 from workers.inference.blocks import BlockPool
 from workers.inference.cache import PagedCache, block_bytes
 from workers.inference.constrain.guide import Guides
+from workers.inference.cpu.matmul import lay_out
+from workers.inference.cpu_swap import HostBlocks
 from workers.inference.engine import Engine
 from workers.inference.load import Loaded
-from workers.inference.parallel.lead import LeadingRunner
-from workers.inference.parallel.words import ROOM
-from workers.inference.products import lay_out
+from workers.inference.parallel.driver import LeadingRunner
+from workers.inference.parallel.messages import ROOM
 from workers.inference.runner import Runner
 from workers.inference.scheduler import Limits, Scheduler
-from workers.inference.speculate.opening import Drafting
-from workers.inference.swap import HostBlocks
+from workers.inference.speculate.setup import Drafting
 from workers.metrics.memory import capacity_bytes, process_memory
 
 BLOCK_SIZE = 16  # tokens

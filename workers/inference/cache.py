@@ -18,8 +18,8 @@ from torch import Tensor
 from kernels import paged_attention, write_kv
 from kernels.decode import Plan
 from kernels.decode.paged import QUANTISED
-from workers.contracts.model import ModelSpec
-from workers.models.documents import Documents
+from workers.contracts.specs.model import ModelSpec
+from workers.models.layers.documents import Documents
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,7 +133,7 @@ def _moved(
 
 
 class PagedAttend:
-    """In place of `workers.models.attend`, for one layer: this step's keys and values to the cache,
+    """In place of `workers.models.layers.attention_math`, for one layer: this step's keys and values to the cache,
     attention from it.
 
     Queries, keys and values are `[1, T, H, D]`, the tokens of all sequences in a line.

@@ -22,7 +22,7 @@ from workers.inference.scheduler import Scheduler
 from workers.inference.speculate.speculator import Speculator
 from workers.inference.speculate.verify import verified
 from workers.inference.step import StepPlan
-from workers.inference.stops import GrowingText
+from workers.inference.stop_strings import GrowingText
 
 
 @dataclass(slots=True)

@@ -5,7 +5,7 @@ Does not import torch: a wrong spec must be told before anything heavy is loaded
 
 from __future__ import annotations
 
-from workers.contracts.exits import Outcome, UserError, is_out_of_memory, reason_of
+from workers.contracts.wire.exits import Outcome, UserError, is_out_of_memory, reason_of
 
 
 def classify(error: BaseException, step: int = 0) -> Outcome:

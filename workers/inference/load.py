@@ -10,20 +10,20 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from workers.contracts.exits import UserError
-from workers.contracts.model import ModelSource, ModelSpec
-from workers.contracts.plan import ParallelPlan
-from workers.contracts.presets import resolve_model
-from workers.inference.parallel.cut import Parts, cut, part_of
-from workers.inference.parallel.team import Team
-from workers.inference.quantize.arrive import taken_out
-from workers.inference.surroundings import Surroundings
-from workers.inference.words import ByteWords, Words, open_words
+from workers.contracts.catalog.presets import resolve_model
+from workers.contracts.specs.model import ModelSource, ModelSpec
+from workers.contracts.specs.plan import ParallelPlan
+from workers.contracts.wire.exits import UserError
+from workers.inference.env import Surroundings
+from workers.inference.parallel.groups import Team
+from workers.inference.parallel.sharding import Parts, cut, part_of
+from workers.inference.quantize.on_load import taken_out
+from workers.inference.tokenizer import ByteWords, Words, open_words
 from workers.models.decoder import Decoder
 from workers.models.initialise import initialise
-from workers.models.places import place_of
-from workers.models.source import open_weights
-from workers.models.weights import fill_model
+from workers.models.weights.locations import place_of
+from workers.models.weights.open import open_weights
+from workers.models.weights.reader import fill_model
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 CACHE_DTYPES = {"int8": torch.int8}

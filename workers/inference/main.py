@@ -12,13 +12,13 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from workers.contracts.exits import Outcome, UserError, write_exit
-from workers.inference.accept import InferenceRun, load_run
+from workers.contracts.wire.exits import Outcome, UserError, write_exit
+from workers.inference.env import read_surroundings
 from workers.inference.evaluate.lines import read_items
 from workers.inference.evaluate.metrics import read_metrics
 from workers.inference.exits import classify
-from workers.inference.prompts import read_lines
-from workers.inference.surroundings import read_surroundings
+from workers.inference.generate.prompts import read_lines
+from workers.inference.spec_loading import InferenceRun, load_run
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -63,7 +63,7 @@ def _go(run: InferenceRun, directory: Path, options: argparse.Namespace) -> Outc
         from workers.inference.evaluate.run import run_evaluate
 
         return run_evaluate(run, read_surroundings(directory))
-    from workers.inference.generate import run_generate
+    from workers.inference.generate.run import run_generate
 
     return run_generate(run, read_surroundings(directory))
 

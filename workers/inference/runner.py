@@ -17,8 +17,8 @@ from torch.utils.hooks import RemovableHandle
 
 from kernels.decode import plan_pages
 from workers.inference.cache import PagedAttend, PagedCache, Step
-from workers.inference.latent import CachedLatent
-from workers.inference.products import lay_out
+from workers.inference.cpu.matmul import lay_out
+from workers.inference.latent_cache import CachedLatent
 from workers.inference.step import StepPlan
 from workers.inference.work import Work, work_of
 from workers.models.decoder import Decoder

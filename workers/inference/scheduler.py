@@ -14,10 +14,10 @@ from collections import deque
 from dataclasses import dataclass, replace
 
 from workers.inference.blocks import BlockPool
+from workers.inference.cpu_swap import Costs, HostBlocks, Swaps
+from workers.inference.fair_queue import Turns
 from workers.inference.request import Request
 from workers.inference.step import Slice, StepPlan
-from workers.inference.swap import Costs, HostBlocks, Swaps
-from workers.inference.turns import Turns
 
 AGING_STEPS = 1000
 """A step of priority is worth so many steps of waiting: one of low priority waits long, and not for ever."""

@@ -14,11 +14,11 @@ from typing import Any
 
 import httpx
 
-from workers.contracts.bodies import ServeBody
-from workers.contracts.exits import Outcome, UserError
-from workers.contracts.inference import replica_ranks
-from workers.contracts.model import ModelSource
-from workers.contracts.serving import (
+from workers.contracts.specs.inference_support import replica_ranks
+from workers.contracts.specs.model import ModelSource
+from workers.contracts.specs.run_bodies import ServeBody
+from workers.contracts.wire.exits import Outcome, UserError
+from workers.contracts.wire.serving_reports import (
     DRAINING,
     SERVED,
     SERVING,
@@ -27,15 +27,15 @@ from workers.contracts.serving import (
     Serving,
     serve_key,
 )
-from workers.inference.accept import InferenceRun
-from workers.inference.apart import apart
 from workers.inference.backends.serve import Backend
 from workers.inference.build import BLOCK_SIZE, blocks_that_fit, blocks_wanted, build
+from workers.inference.control import Orders
+from workers.inference.cpu.threads import apart
 from workers.inference.engine import Engine
+from workers.inference.env import Surroundings
 from workers.inference.load import Loaded, device_of, load, read_as_bytes
-from workers.inference.orders import Orders
-from workers.inference.parallel.follow import Follower
-from workers.inference.parallel.team import check_world, join, led
+from workers.inference.parallel.groups import check_world, join, led
+from workers.inference.parallel.worker import Follower
 from workers.inference.scheduler import Limits
 from workers.inference.server.app import make_app
 from workers.inference.server.desk import Desk
@@ -47,8 +47,8 @@ from workers.inference.server.others import Others
 from workers.inference.server.pump import Pump
 from workers.inference.server.relay import Relay
 from workers.inference.server.witness import REQUESTS, Witness
-from workers.inference.speculate.opening import Drafting, drafting_of
-from workers.inference.surroundings import Surroundings
+from workers.inference.spec_loading import InferenceRun
+from workers.inference.speculate.setup import Drafting, drafting_of
 from workers.metrics.beacon import Beacon
 from workers.metrics.recorder import Recorder, last_attempt
 

@@ -40,8 +40,8 @@ def main() -> int:
     write_json(run_dir.supervisor, {**facts, "node": agent.get("node"), "up": time.time()})
 
     # after supervisor.json: pydantic and redis take 0.25 s to import
-    from workers.contracts.node import LaunchOrder
-    from workers.launcher.link import Link
+    from workers.contracts.wire.node_messages import LaunchOrder
+    from workers.launcher.shipping.redis_link import Link
     from workers.launcher.supervisor import Supervisor
 
     processes.adopt_orphans()

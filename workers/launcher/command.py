@@ -12,13 +12,13 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import workers
-from workers.contracts.inference import INFERENCE_KINDS, place_of
-from workers.contracts.node import LaunchOrder
-from workers.contracts.plan import ParallelPlan
+from workers.contracts.specs.inference_support import INFERENCE_KINDS, place_of
+from workers.contracts.specs.plan import ParallelPlan
+from workers.contracts.wire.node_messages import LaunchOrder
 from workers.launcher.rundir import RunDir
 
 ROOT = Path(workers.__file__).resolve().parent.parent
-KEEPER = Path(__file__).resolve().parent / "rank.py"
+KEEPER = Path(__file__).resolve().parent / "rank_wrapper.py"
 OWN_PROGRAMS = {
     "train": "workers.training.main",
     "benchmark": "workers.training.benchmark.main",

@@ -12,8 +12,8 @@ import time
 from collections.abc import Callable
 from typing import TypeVar
 
-from workers.contracts.node import LaunchOrder
-from workers.launcher.link import Link
+from workers.contracts.wire.node_messages import LaunchOrder
+from workers.launcher.shipping.redis_link import Link
 
 T = TypeVar("T")
 WAIT_S = 120.0

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from workers.contracts.wire import SUPERVISOR_RANK
+from workers.contracts.wire.names import SUPERVISOR_RANK
 
 
 class RunDir:

@@ -15,16 +15,17 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from workers.contracts.node import LaunchOrder
-from workers.contracts.serving import EVALUATED, QUANTIZED, SERVED
-from workers.launcher import command, processes, rendezvous, stalls
-from workers.launcher.keep import keep
-from workers.launcher.link import Link
+from workers.contracts.wire.node_messages import LaunchOrder
+from workers.contracts.wire.serving_reports import EVALUATED, QUANTIZED, SERVED
+from workers.launcher import command, processes, rendezvous
+from workers.launcher.checkpoint_pin import keep
+from workers.launcher.exit_verdict import RankEnd, Verdict, judge, of_rank
+from workers.launcher.hangs import hang_events
+from workers.launcher.hangs.rank_watch import Watch, is_stopped
 from workers.launcher.rundir import RunDir, read_json, write_json
-from workers.launcher.shipping import Shipping
+from workers.launcher.shipping.redis_link import Link
+from workers.launcher.shipping.telemetry_sender import Shipping
 from workers.launcher.stopping import Stopping
-from workers.launcher.verdict import RankEnd, Verdict, judge, of_rank
-from workers.launcher.watch import Watch, is_stopped
 
 TURN_S = 0.15  # a look costs 1.2 ms of a core: below 1% of it
 SETTLE_S = 5.0  # how long the exit report waits for telemetry to be acknowledged
@@ -172,7 +173,7 @@ class Supervisor:
         if self.order.kind not in command.OWN_PROGRAMS:
             return
         hang_s = self.order.hang_s
-        news = stalls.event(self.watch.look(now), nodes=self.order.nodes, ends_after_s=hang_s)
+        news = hang_events.event(self.watch.look(now), nodes=self.order.nodes, ends_after_s=hang_s)
         if news is not None:
             self.link.report("event", news)
         # the beacons of this engine; of another program, points
@@ -187,10 +188,11 @@ class Supervisor:
             else self.shipping.last_point is not None
         )
         if quiet_s > (hang_s if hurried else PATIENT_FACTOR * hang_s):
-            self._decided = stalls.verdict(self.watch.standings(), quiet_s)
+            self._decided = hang_events.verdict(self.watch.standings(), quiet_s)
             if self.watch.stall is None:
                 self.link.report(
-                    "event", stalls.hang(self.watch.standings(), quiet_s, nodes=self.order.nodes)
+                    "event",
+                    hang_events.hang(self.watch.standings(), quiet_s, nodes=self.order.nodes),
                 )
             self._dump_stacks()
             self.stopping.take({"action": "kill"})

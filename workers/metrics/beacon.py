@@ -2,7 +2,7 @@
 that beats.
 
 A mark costs about a microsecond. Does not know who looks, nor what is slow; the layout is
-`workers.contracts.progress`.
+`workers.contracts.wire.progress`.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from typing import Any
 
 import torch.distributed as dist
 
-from workers.contracts.progress import BEACON, BEAT, BEAT_S, LAYOUT, PULSE, SIZE, VERSION
+from workers.contracts.wire.progress import BEACON, BEAT, BEAT_S, LAYOUT, PULSE, SIZE, VERSION
 
 # between pulses; their arrivals are taken at even seconds of the clock, alike on all ranks
 PULSE_S = 2.0

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import torch
 
-from workers.contracts import devices
+from workers.contracts.catalog import devices
 
 _SIZE = 512
 _DTYPES = {

@@ -1,7 +1,7 @@
 """Points and events of one rank as JSON lines, written by a thread so that the training step never
 waits for a disk.
 
-Knows the line format of `workers.contracts.points`; does not know who reads the files.
+Knows the line format of `workers.contracts.wire.points`; does not know who reads the files.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from workers.contracts.points import encode_number, plain
+from workers.contracts.wire.points import encode_number, plain
 
 FLUSH_S = 0.05
 

@@ -17,11 +17,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Literal
 
-from workers.models.belongings import GENERATION, TOKENIZER, belongings, keep
-from workers.models.checkpoint import CheckpointFolder, save_checkpoint
 from workers.models.errors import WeightsError
 from workers.models.hf.saving import save_hugging_face
-from workers.models.source import open_weights
+from workers.models.text.assets import GENERATION, TOKENIZER, belongings, keep
+from workers.models.weights.open import open_weights
+from workers.models.weights.orrery_checkpoint import CheckpointFolder, save_checkpoint
 
 Form = Literal["hf", "orrery"]
 

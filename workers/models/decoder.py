@@ -13,16 +13,16 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from workers.contracts.model import ModelSpec
-from workers.models.attention import Attention
-from workers.models.documents import Documents
-from workers.models.head import Head, losses
-from workers.models.mfa import FactorisedAttention
-from workers.models.mla import LatentAttention
-from workers.models.mlp import Mlp
-from workers.models.moe import RoutedMlp
-from workers.models.norms import LayerNorm, RmsNorm
-from workers.models.rope import rope_tables
+from workers.contracts.specs.model import ModelSpec
+from workers.models.layers.attention import Attention
+from workers.models.layers.documents import Documents
+from workers.models.layers.head import Head, losses
+from workers.models.layers.mfa import FactorisedAttention
+from workers.models.layers.mla import LatentAttention
+from workers.models.layers.mlp import Mlp
+from workers.models.layers.norms import LayerNorm, RmsNorm
+from workers.models.layers.rope import rope_tables
+from workers.models.moe.layer import RoutedMlp
 
 # tokens at hand and their device → the whole sequence's length, and which of its positions they are
 Placement = Callable[[int, torch.device], tuple[int, slice | Tensor]]

@@ -19,11 +19,11 @@ import zipfile
 from collections.abc import Sequence
 from pathlib import Path
 
-from workers.models.belongings import belongings, keep
 from workers.models.errors import WeightsError
-from workers.models.places import ORIGIN, models_home
-from workers.models.published import PUBLISHED, Published
-from workers.models.tokenizer import open_tokenizer
+from workers.models.text.assets import belongings, keep
+from workers.models.text.tokenizer import open_tokenizer
+from workers.models.weights.locations import ORIGIN, models_home
+from workers.models.weights.published_models import PUBLISHED, Published
 
 _PROBE = "Don't panic: it's 1,234.5 km\n\n  away – à bientôt!"
 _COPIED_BYTES = 1 << 20

@@ -20,12 +20,12 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.optim import Optimizer
 
-from workers.contracts.bodies import CheckpointSpec
-from workers.models.checkpoint_table import table_reader
-from workers.models.manifest import complete_checkpoints, seal, step_folder
-from workers.training.kept import once
-from workers.training.mesh import World, join_group
+from workers.contracts.specs.run_bodies import CheckpointSpec
+from workers.models.weights.checkpoint_table import table_reader
+from workers.models.weights.manifest import complete_checkpoints, seal, step_folder
 from workers.training.optim import fill_state, state_of
+from workers.training.parallel.group_cache import once
+from workers.training.parallel.mesh import World, join_group
 
 _SAVER = "torch.distributed.checkpoint.state_dict_saver"
 

@@ -12,10 +12,10 @@ import json
 from collections.abc import Sequence
 from pathlib import Path
 
-from workers.contracts.exits import UserError
-from workers.training.accept import load_run
-from workers.training.environment import check_world, read_environment
-from workers.training.program import leave, refuse, set_torch_defaults
+from workers.contracts.wire.exits import UserError
+from workers.training.setup.environment import check_world, read_environment
+from workers.training.setup.program import leave, refuse, set_torch_defaults
+from workers.training.setup.spec_loading import load_run
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -32,7 +32,7 @@ def main(argv: Sequence[str] | None = None) -> int:
                 print(json.dumps(run.describe(), indent=2))
             return 0
         if options.fake_ranks is not None:
-            from workers.training.fake import describe_fake_ranks
+            from workers.training.setup.fake_ranks import describe_fake_ranks
 
             print(json.dumps(describe_fake_ranks(run, options.fake_ranks), indent=2))
             return 0
@@ -40,7 +40,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except UserError as error:
         return refuse(error, None if options.print or options.fake_ranks is not None else directory)
     set_torch_defaults()
-    from workers.training.attempt import run_attempt
+    from workers.training.setup.attempt import run_attempt
 
     return run_attempt(run, environment).code
 

@@ -22,12 +22,12 @@ from django.core.handlers.asgi import ASGIRequest
 from ninja.utils import check_csrf
 
 from orchestrator.accounts import selectors as accounts
-from orchestrator.api import throttle
-from orchestrator.api.serve.told import Refused, Scope
+from orchestrator.api.http import throttle
+from orchestrator.api.serve.errors import Refused, Scope
 from orchestrator.common.errors import Refusal
 from orchestrator.runs import selectors as runs
-from orchestrator.runs import serving
-from orchestrator.runs.serving import Standing
+from orchestrator.runs.outputs import endpoint
+from orchestrator.runs.outputs.endpoint import Standing
 
 _SAFE: Final = ("GET", "HEAD", "OPTIONS")
 _PLACES: Final = "the page Tokens makes one"
@@ -49,7 +49,7 @@ def admitted(scope: Scope, run_id: int) -> tuple[Standing, str]:
             "one of that kind."
         )
         raise Refused(404, "run_not_serving", says)
-    where = serving.standing(run=run)
+    where = endpoint.standing(run=run)
     if where.phase == "ended":
         raise Refused(409, "run_ended", where.says)
     if where.phase != "serving":
@@ -85,7 +85,7 @@ def _by_bearer(scope: Scope, headers: Mapping[str, str], text: str, run_id: int)
     try:
         user, token = accounts.token_check(text)
     except Refusal as refusal:
-        if (found := serving.run_by_key(id=run_id, key=text)) is not None:
+        if (found := endpoint.run_by_key(id=run_id, key=text)) is not None:
             _count(f"serve:key:{found.pk}")
             return found, "key"
         _count(f"ip:{_digest(_address(scope, headers))}")

@@ -22,9 +22,9 @@ from channels.db import database_sync_to_async
 from django.conf import settings
 
 from orchestrator.api.serve.callers import admitted
-from orchestrator.api.serve.told import Header, Receive, Refused, Scope, Send, start, tell
-from orchestrator.runs.serving import Standing
-from workers.contracts.serving import CLIENT_HEADER
+from orchestrator.api.serve.errors import Header, Receive, Refused, Scope, Send, start, tell
+from orchestrator.runs.outputs.endpoint import Standing
+from workers.contracts.wire.serving_reports import CLIENT_HEADER
 
 log = logging.getLogger(__name__)
 

@@ -16,8 +16,8 @@ import numpy as np
 from orchestrator.planner.accuracy import measures
 from orchestrator.planner.accuracy.predictions import memory, predict_held_out, predict_times, timed
 from orchestrator.planner.accuracy.splits import Split, leave_one_out, random_splits
-from orchestrator.planner.calibrate import fit
-from orchestrator.planner.measurements import Pair, read_lines
+from orchestrator.planner.calibration.fit import fit
+from orchestrator.planner.calibration.measurements import Pair, read_lines
 
 SEEDS = tuple(range(8))
 FILES = ("vtrain", "mosaic", "b200", "bloom", "korthikanti", "megatron2021")

@@ -11,13 +11,13 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from orchestrator.planner.calibrate import fit
-from orchestrator.planner.calibration import Calibration
-from orchestrator.planner.inputs import table_of
-from orchestrator.planner.intervals import bounds
-from orchestrator.planner.measurements import Pair, peaks, ran_out, step_times, usable
-from orchestrator.planner.parameters import columns_for
-from orchestrator.planner.terms import Table
+from orchestrator.planner.calibration.fit import fit
+from orchestrator.planner.calibration.measurements import Pair, peaks, ran_out, step_times, usable
+from orchestrator.planner.calibration.result import Calibration
+from orchestrator.planner.model.inputs import table_of
+from orchestrator.planner.model.parameters import columns_for
+from orchestrator.planner.model.terms import Table
+from orchestrator.planner.model.time.intervals import bounds
 
 Floats = NDArray[np.float64]
 

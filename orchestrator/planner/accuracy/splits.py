@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from orchestrator.planner.measurements import Pair
+from orchestrator.planner.calibration.measurements import Pair
 
 
 @dataclass(frozen=True)

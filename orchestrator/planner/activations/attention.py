@@ -10,7 +10,7 @@ from __future__ import annotations
 import numpy as np
 
 from orchestrator.planner.activations.tokens import KORTHIKANTI
-from orchestrator.planner.terms import Column, term
+from orchestrator.planner.model.terms import Column, term
 
 FLASH = (
     "FlashAttention keeps q, k, v, its output and the fp32 log-sum-exp (arXiv 2205.14135, "

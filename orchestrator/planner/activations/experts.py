@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from orchestrator.planner.terms import Column, term
+from orchestrator.planner.model.terms import Column, term
 
 MOE = "Megatron-LM's token dispatcher; DeepSeekMoE, arXiv 2401.06066"
 

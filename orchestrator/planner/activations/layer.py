@@ -12,8 +12,8 @@ from __future__ import annotations
 import numpy as np
 
 from orchestrator.planner.activations.tokens import KORTHIKANTI
-from orchestrator.planner.inputs import RECOMPUTE
-from orchestrator.planner.terms import Column, term
+from orchestrator.planner.model.inputs import RECOMPUTE
+from orchestrator.planner.model.terms import Column, term
 
 PRODUCTS = (
     "selective checkpointing that saves the outputs of matrix products (torch.utils.checkpoint)"

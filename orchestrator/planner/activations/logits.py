@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from orchestrator.planner.terms import Column, term
+from orchestrator.planner.model.terms import Column, term
 
 
 @term(

@@ -9,7 +9,7 @@ from __future__ import annotations
 import numpy as np
 
 from orchestrator.planner.activations.tokens import KORTHIKANTI
-from orchestrator.planner.terms import Column, term
+from orchestrator.planner.model.terms import Column, term
 
 
 @term("B", "residual_tokens x norm_bytes_per_token", KORTHIKANTI)

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from orchestrator.planner.inputs import RECOMPUTE, SCHEDULE
+from orchestrator.planner.model.inputs import RECOMPUTE, SCHEDULE
+from orchestrator.planner.model.terms import Column, term
 from orchestrator.planner.schedules.inflight import in_flight
-from orchestrator.planner.terms import Column, term
 
 
 @term(

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from orchestrator.planner.terms import Column, term
+from orchestrator.planner.model.terms import Column, term
 
 KORTHIKANTI = "Korthikanti et al. 2022, arXiv 2205.05198, section 4"
 

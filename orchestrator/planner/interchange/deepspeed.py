@@ -13,7 +13,7 @@ import math
 from typing import Any
 
 from orchestrator.planner.interchange.common import Exported, Job, refuse
-from workers.contracts.counts import parameter_count
+from workers.contracts.catalog.counts import parameter_count
 
 ENGINE = "DeepSpeed"
 VERSION = "0.19.6"

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from orchestrator.planner.interchange.common import Job, refuse
 from workers.contracts import ModelSpec
-from workers.contracts.model import Rope
+from workers.contracts.specs.model import Rope
 
 # layers, hidden, heads, kv_heads, ffn, vocabulary
 _LLAMA3 = {

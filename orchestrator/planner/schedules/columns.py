@@ -15,7 +15,7 @@ from numpy.typing import ArrayLike, NDArray
 from orchestrator.planner.schedules.closed import FORMULAS, Columns, busy_s
 from orchestrator.planner.schedules.orders import SCHEDULES, problem_of
 from orchestrator.planner.schedules.program import Floats, Ints, duration_rows, end_times, program
-from workers.contracts.plan import INTERLEAVED, V_SHAPED
+from workers.contracts.specs.plan import INTERLEAVED, V_SHAPED
 
 _FOLDED = np.array([name in V_SHAPED for name in SCHEDULES])
 _ROUNDS = np.array([name in INTERLEAVED for name in SCHEDULES])

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from functools import lru_cache
 from typing import Literal, NamedTuple, get_args
 
-from workers.contracts.plan import INTERLEAVED, V_SHAPED, Schedule
+from workers.contracts.specs.plan import INTERLEAVED, V_SHAPED, Schedule
 
 SCHEDULES: tuple[str, ...] = get_args(Schedule)
 

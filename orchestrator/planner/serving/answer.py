@@ -13,9 +13,9 @@ from typing import Any
 import numpy as np
 from pydantic import ValidationError
 
+from orchestrator.planner.model.terms import Table, explain
 from orchestrator.planner.serving.request import ServingRequest
 from orchestrator.planner.serving.terms import SERVING
-from orchestrator.planner.terms import Table, explain
 from workers.contracts.base import problems_of
 
 MOST_BATCH = 256  # of a default batch; a person may ask for more

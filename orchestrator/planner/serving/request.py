@@ -10,13 +10,13 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field
 
-from orchestrator.planner.inputs import model_columns
+from orchestrator.planner.model.inputs import model_columns
 from workers.contracts.base import Contract, Problem, problem
-from workers.contracts.cluster import ClusterSpec
-from workers.contracts.devices import Device
-from workers.contracts.legality import nearest_divisor
-from workers.contracts.model import ModelSpec, Positive
-from workers.contracts.presets import preset
+from workers.contracts.catalog.devices import Device
+from workers.contracts.catalog.presets import preset
+from workers.contracts.specs.cluster import ClusterSpec
+from workers.contracts.specs.legality import nearest_divisor
+from workers.contracts.specs.model import ModelSpec, Positive
 
 # bytes per weight; int4 in groups of 128 with a 16-bit scale and a 4-bit zero (AWQ, arXiv
 # 2306.00978)

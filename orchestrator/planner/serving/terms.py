@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from orchestrator.planner.terms import Registry
+from orchestrator.planner.model.terms import Registry
 
 SERVING = Registry()
 term, given = SERVING.term, SERVING.given

@@ -6,7 +6,7 @@ from django.apps.registry import Apps
 from django.db import migrations
 from django.db.backends.base.schema import BaseDatabaseSchemaEditor
 
-from workers.contracts.secret import hidden
+from workers.contracts.specs.api_key_hash import hidden
 
 
 def hide(apps: Apps, editor: BaseDatabaseSchemaEditor) -> None:

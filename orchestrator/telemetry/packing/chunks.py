@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from workers.contracts.points import PointBatch
+from workers.contracts.wire.points import PointBatch
 
 Ints = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float64]

@@ -14,7 +14,7 @@ from django.db.models import Sum
 from orchestrator.runs.models import Run
 from orchestrator.telemetry.models import Cursor, Series, Tail
 from orchestrator.telemetry.packing.chunks import missing, unpack_block
-from workers.contracts.metrics import unit_of
+from workers.contracts.catalog.metrics import unit_of
 
 
 @dataclass(slots=True)

@@ -20,10 +20,10 @@ from orchestrator.telemetry.packing.chunks import block_of
 from orchestrator.telemetry.services import News
 from orchestrator.telemetry.writing.cursors import Writer
 from orchestrator.telemetry.writing.lines import Lines
-from workers.contracts import wire
 from workers.contracts.base import Contract
-from workers.contracts.envelope import EnvelopeError, open_envelope
-from workers.contracts.points import PointBatch, RunEvent, Time
+from workers.contracts.wire import names
+from workers.contracts.wire.envelope import EnvelopeError, open_envelope
+from workers.contracts.wire.points import PointBatch, RunEvent, Time
 
 log = logging.getLogger(__name__)
 
@@ -114,7 +114,7 @@ class Opener:
         )
 
     def _add(self, news: News, entry: Entry, now: float) -> dict[Writer, str]:
-        node = entry.fields.get(wire.FIELD_NODE.encode(), b"").decode("utf-8", "replace")
+        node = entry.fields.get(names.FIELD_NODE.encode(), b"").decode("utf-8", "replace")
         told = self._open(entry, node, now)
         run_id, attempt, fence, nodes = self._attempt(told.attempt_id)
         if (told.run, told.attempt, told.fence) != (
@@ -143,13 +143,13 @@ class Opener:
         return writers
 
     def _open(self, entry: Entry, node: str, now: float) -> Telemetry:
-        message = entry.fields.get(wire.FIELD_MESSAGE.encode())
+        message = entry.fields.get(names.FIELD_MESSAGE.encode())
         if message is None:
-            raise Dropped("malformed", f"it has no field {wire.FIELD_MESSAGE!r}")
+            raise Dropped("malformed", f"it has no field {names.FIELD_MESSAGE!r}")
         try:
             # valid when it was written; how long it lay here while nobody read does not matter
             body: dict[str, Any] = open_envelope(
-                self._secret(node, now), message, kind=wire.KIND_TELEMETRY, now=entry.written
+                self._secret(node, now), message, kind=names.KIND_TELEMETRY, now=entry.written
             )
         except EnvelopeError as error:
             self._secrets.pop(node, None)

@@ -16,7 +16,7 @@ from orchestrator.runs import services as runs
 from orchestrator.runs.models import Run
 from orchestrator.telemetry.packing import ranges
 from orchestrator.telemetry.writing.cursors import Writer, cursors_of, cursors_save, ranges_of
-from workers.contracts.points import RunEvent
+from workers.contracts.wire.points import RunEvent
 
 
 @dataclass(frozen=True, slots=True)

@@ -28,7 +28,7 @@ from orchestrator.telemetry.packing.chunks import (
 )
 from orchestrator.telemetry.writing.compact import compact
 from orchestrator.telemetry.writing.cursors import Writer, cursors_of, cursors_save, ranges_of
-from workers.contracts.points import encode_number
+from workers.contracts.wire.points import encode_number
 
 # points; a row with fewer is extended in place, so a writer's tail stays a handful of rows
 TAIL_ROW: Final = 32

@@ -12,12 +12,12 @@ import torch
 from kernels import dispatch, explain
 from kernels.attention import launch
 from tests.workers.models.block_shapes import built, gradients
-from workers.contracts.plan import ParallelPlan
-from workers.models.documents import Documents
-from workers.models.moe import RoutedMlp
-from workers.models.operations import make_plain
+from workers.contracts.specs.plan import ParallelPlan
+from workers.models.layers.documents import Documents
+from workers.models.layers.operations import make_plain
+from workers.models.moe.layer import RoutedMlp
 from workers.training.fp8 import apply_fp8
-from workers.training.objectives import without_logits
+from workers.training.loop.objective import without_logits
 from workers.training.optim.update import fused_adamw, update
 from workers.training.recompute import apply_recompute
 from workers.training.recompute.apply import recomputed_blocks

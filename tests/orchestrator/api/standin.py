@@ -21,7 +21,13 @@ from starlette.routing import Route
 
 from orchestrator.runs import services as runs
 from orchestrator.runs.models import Attempt, Run
-from workers.contracts.serving import KEY_HEADER, EngineState, RequestTold, Serving, serve_key
+from workers.contracts.wire.serving_reports import (
+    KEY_HEADER,
+    EngineState,
+    RequestTold,
+    Serving,
+    serve_key,
+)
 
 
 class Thread:

@@ -18,7 +18,7 @@ from orchestrator.accounts.models import User
 from orchestrator.runs.models import Run
 from orchestrator.telemetry import services as telemetry
 from tests import factories
-from workers.contracts.points import PointBatch
+from workers.contracts.wire.points import PointBatch
 
 
 def call(

@@ -17,7 +17,7 @@ from tests import factories
 from tests.orchestrator.api.test_door import problem
 from tests.orchestrator.api.test_runs import RUNS, post
 from workers.contracts import RunSpec
-from workers.contracts.variants import expand
+from workers.contracts.specs.benchmark_variants import expand
 
 pytestmark = pytest.mark.django_db
 BODY: dict[str, Any] = {

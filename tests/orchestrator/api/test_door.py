@@ -15,7 +15,7 @@ from jsonschema import Draft202012Validator
 
 from orchestrator.accounts import services as accounts
 from orchestrator.accounts.models import User
-from orchestrator.api import throttle
+from orchestrator.api.http import throttle
 from orchestrator.common import redis
 from orchestrator.runs.models import Run
 from tests import factories

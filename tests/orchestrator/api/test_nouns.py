@@ -13,7 +13,7 @@ from orchestrator.runs.models import Experiment
 from tests import factories
 from tests.orchestrator.api.test_door import problem
 from tests.orchestrator.api.test_runs import patch, post
-from workers.contracts.presets import PRESETS
+from workers.contracts.catalog.presets import PRESETS
 
 
 @pytest.mark.django_db

@@ -15,7 +15,7 @@ from orchestrator.runs.models import Run
 from orchestrator.telemetry import services as telemetry
 from tests import factories
 from tests.orchestrator.api.test_door import problem
-from workers.contracts.points import PointBatch
+from workers.contracts.wire.points import PointBatch
 
 STEPS = 3000
 SPIKE = 1234

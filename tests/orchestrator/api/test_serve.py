@@ -23,7 +23,7 @@ from orchestrator.runs.models import Attempt, Run
 from tests import factories
 from tests.conftest import FakeClock
 from tests.orchestrator.api.standin import ModelServer, Thread, serves
-from workers.contracts.secret import is_key
+from workers.contracts.specs.api_key_hash import is_key
 
 pytestmark = pytest.mark.django_db(transaction=True)
 

@@ -11,7 +11,8 @@ from django.db import transaction
 from orchestrator.common import redis as ours
 from orchestrator.common import units
 from orchestrator.common.errors import Refusal, conflict
-from workers.contracts import Problem, wire
+from workers.contracts import Problem
+from workers.contracts.wire import names
 
 
 def test_a_refusal_is_a_problem_document() -> None:
@@ -76,14 +77,14 @@ def test_waking_leaves_one_tick_and_only_after_commit(live_redis: str) -> None:
     with redis.Redis.from_url(live_redis) as reader:
         with transaction.atomic():
             ours.wake_scheduler()
-            assert reader.llen(wire.TICK) == 0
+            assert reader.llen(names.TICK) == 0
         ours.wake_scheduler()
-        assert reader.llen(wire.TICK) == 1
-        reader.delete(wire.TICK)
+        assert reader.llen(names.TICK) == 1
+        reader.delete(names.TICK)
         with pytest.raises(ZeroDivisionError), transaction.atomic():
             ours.wake_scheduler()
             raise ZeroDivisionError
-        assert reader.llen(wire.TICK) == 0
+        assert reader.llen(names.TICK) == 0
 
 
 @pytest.mark.django_db(transaction=True)

@@ -13,7 +13,7 @@ import redis
 from django.db import connection, transaction
 
 from orchestrator.common import clock, live
-from workers.contracts.wire import live_channel
+from workers.contracts.wire.names import live_channel
 
 
 @pytest.mark.django_db

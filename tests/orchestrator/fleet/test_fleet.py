@@ -14,8 +14,8 @@ from orchestrator.common.errors import Refusal
 from orchestrator.fleet import selectors, services
 from orchestrator.fleet.models import Device, JoinToken, Node
 from tests import factories
-from workers.contracts import envelope
-from workers.contracts.node import DeviceSample
+from workers.contracts.wire import envelope
+from workers.contracts.wire.node_messages import DeviceSample
 
 pytestmark = pytest.mark.django_db
 

@@ -16,12 +16,12 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from workers.contracts.model import ModelSpec
-from workers.contracts.plan import ParallelPlan
+from workers.contracts.specs.model import ModelSpec
+from workers.contracts.specs.plan import ParallelPlan
 from workers.models.decoder import Decoder
-from workers.training.objectives import token_loss
-from workers.training.parallelize import DTYPES, shard
-from workers.training.precision import CastUnits
+from workers.training.loop.objective import token_loss
+from workers.training.numerics.precision import CastUnits
+from workers.training.parallel.parallelize import DTYPES, shard
 
 
 class LiveBytes(TorchDispatchMode):

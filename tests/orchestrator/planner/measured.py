@@ -8,12 +8,12 @@ from typing import Any
 
 import numpy as np
 
-from orchestrator.planner.calibration import Calibration
-from orchestrator.planner.inputs import Request, table_of
-from orchestrator.planner.measurements import Pair
-from orchestrator.planner.parameters import columns_for
+from orchestrator.planner.calibration.measurements import Pair
+from orchestrator.planner.calibration.result import Calibration
+from orchestrator.planner.model.inputs import Request, table_of
+from orchestrator.planner.model.parameters import columns_for
 from tests.orchestrator.planner.predicted import request
-from workers.contracts.presets import preset
+from workers.contracts.catalog.presets import preset
 
 
 def requests(

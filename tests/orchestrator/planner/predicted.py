@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from typing import Any
 
-from orchestrator.planner.frameworks import framework
-from orchestrator.planner.inputs import Request, table_of
-from orchestrator.planner.parameters import columns_for
-from orchestrator.planner.terms import Table
-from workers.contracts.cluster import ClusterSpec
-from workers.contracts.model import ModelSpec
-from workers.contracts.plan import ParallelPlan
-from workers.contracts.presets import preset
+from orchestrator.planner.model.frameworks import framework
+from orchestrator.planner.model.inputs import Request, table_of
+from orchestrator.planner.model.parameters import columns_for
+from orchestrator.planner.model.terms import Table
+from workers.contracts.catalog.presets import preset
+from workers.contracts.specs.cluster import ClusterSpec
+from workers.contracts.specs.model import ModelSpec
+from workers.contracts.specs.plan import ParallelPlan
 
 
 def request(

@@ -6,15 +6,15 @@ from __future__ import annotations
 
 import pytest
 
-from orchestrator.planner.advice import advise, advise_search
-from orchestrator.planner.frameworks import framework
-from orchestrator.planner.inputs import Request, table_of
-from orchestrator.planner.parameters import columns_for
+from orchestrator.planner.model.frameworks import framework
+from orchestrator.planner.model.inputs import Request, table_of
+from orchestrator.planner.model.parameters import columns_for
 from orchestrator.planner.requests import Scene, Workload
-from workers.contracts.cluster import ClusterSpec
-from workers.contracts.legality import plan_problems
-from workers.contracts.plan import ParallelPlan
-from workers.contracts.presets import preset
+from orchestrator.planner.search.advice import advise, advise_search
+from workers.contracts.catalog.presets import preset
+from workers.contracts.specs.cluster import ClusterSpec
+from workers.contracts.specs.legality import plan_problems
+from workers.contracts.specs.plan import ParallelPlan
 
 
 def request_of(

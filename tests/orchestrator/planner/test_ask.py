@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from orchestrator.planner import ask
+from orchestrator.planner import api
 from orchestrator.planner.requests import BadRequest, parse
 from tests.orchestrator.planner.test_requests import LINE
 
@@ -39,7 +39,7 @@ SEARCH: dict[str, Any] = {
 
 
 def test_an_answer_line_is_as_promised() -> None:
-    [answer] = ask.estimate([LINE])
+    [answer] = api.estimate([LINE])
     assert list(answer)[:12] == [
         "id",
         "ok",
@@ -88,7 +88,7 @@ def test_an_answer_line_is_as_promised() -> None:
 
 
 def test_the_worst_pipeline_rank_is_named() -> None:
-    [answer] = ask.estimate([PIPELINE])
+    [answer] = api.estimate([PIPELINE])
     memory = answer["memory"]
     assert answer["id"] == 7 and len(memory["per_stage_total_bytes"]) == 4
     assert memory["per_stage_total_bytes"][memory["stage"]] == max(memory["per_stage_total_bytes"])
@@ -101,7 +101,7 @@ def test_the_worst_pipeline_rank_is_named() -> None:
 
 
 def test_what_does_not_fit_is_told_all_the_same() -> None:
-    [answer] = ask.estimate([{**LINE, "model": "llama3-70b", "plan": {**LINE["plan"], "zero": 0}}])
+    [answer] = api.estimate([{**LINE, "model": "llama3-70b", "plan": {**LINE["plan"], "zero": 0}}])
     assert answer["ok"] and answer["fits"] is False
     assert (
         answer["memory"]["total_bytes"] > answer["memory"]["capacity_bytes"]
@@ -118,21 +118,21 @@ def test_lines_are_answered_in_order_each_as_if_alone() -> None:
         {**PIPELINE, "id": "b"},
         5,
     ]
-    answers = ask.estimate(lines)
+    answers = api.estimate(lines)
     assert [each["id"] for each in answers] == [7, None, "q1", None, "b", None]
     assert [each["ok"] for each in answers] == [True, False, True, False, True, False]
     assert set(answers[1]) == {"id", "ok", "fits", "problems"}
     assert answers[3]["problems"][0].keys() == {"field", "says", "try"}
     for at in (0, 2):
-        alone = ask.estimate([lines[at]])[0]
+        alone = api.estimate([lines[at]])[0]
         assert alone["memory"] == answers[at]["memory"]
         assert alone["step_time_s"] == pytest.approx(answers[at]["step_time_s"], rel=1e-12)
 
 
 def test_some_numbers_are_explained_beside_the_answer_and_not_deeper_than_asked() -> None:
-    [plain] = ask.estimate([PIPELINE])
-    [answer] = ask.estimate(
-        [PIPELINE], explain=ask.trees(["mfu", "send_bytes", "step_time_low_s"], 1)
+    [plain] = api.estimate([PIPELINE])
+    [answer] = api.estimate(
+        [PIPELINE], explain=api.trees(["mfu", "send_bytes", "step_time_low_s"], 1)
     )
     found = answer.pop("explained")
     assert answer == plain and list(found) == ["mfu", "send_bytes", "step_time_low_s"]
@@ -140,9 +140,9 @@ def test_some_numbers_are_explained_beside_the_answer_and_not_deeper_than_asked(
     assert found["mfu"]["inputs"] and not any(each["inputs"] for each in found["mfu"]["inputs"])
     assert len(json.dumps(found)) < 20_000
     assert (
-        ask.trees(False) is None
-        and ask.trees(None) is None
-        and ask.trees("mfu") == ask.Trees(("mfu",))
+        api.trees(False) is None
+        and api.trees(None) is None
+        and api.trees("mfu") == api.Trees(("mfu",))
     )
     for explain, depth in (
         ("beauty", None),
@@ -153,7 +153,7 @@ def test_some_numbers_are_explained_beside_the_answer_and_not_deeper_than_asked(
         (True, "1"),
     ):
         with pytest.raises(BadRequest) as caught:
-            ask.trees(explain, depth)
+            api.trees(explain, depth)
         assert caught.value.problems[0].field.startswith("explain")
 
 
@@ -169,12 +169,12 @@ def test_some_numbers_are_explained_beside_the_answer_and_not_deeper_than_asked(
 )
 def test_a_precision_that_the_device_lacks_is_said(device: str, precision: str, used: str) -> None:
     cluster = {"device": device, "devices_per_node": 8}
-    [answer] = ask.estimate(
+    [answer] = api.estimate(
         [{**LINE, "cluster": cluster, "plan": {"dp": 8, "zero": 3, "precision": precision}}]
     )
     said = [each for each in answer["notes"] if "does not multiply" in each]
     assert (used in said[0] and precision in said[0]) if used else not said
-    searched = ask.search(
+    searched = api.search(
         {
             **SEARCH,
             "cluster": cluster,
@@ -192,7 +192,7 @@ def test_what_a_host_cannot_hold_does_not_fit() -> None:
         {**LINE, "framework": "megatron", "plan": plan, "cluster": {**LINE["cluster"], **more}}
         for more in ({}, {"host_gib_per_device": 5}, {"host_gib_per_device": 64})
     ]
-    unknown, small, large = ask.estimate(lines)
+    unknown, small, large = api.estimate(lines)
     assert unknown["host"]["host_bytes"] == pytest.approx(8.03e9 * 12 / 8, rel=1e-3)
     assert [each["fits"] for each in (unknown, small, large)] == [True, False, True]
     assert (
@@ -206,16 +206,16 @@ def test_what_a_host_cannot_hold_does_not_fit() -> None:
         "fix": {**SEARCH["fix"], "zero": 2, "offload": ["none", "optimizer"]},
     }
     fit = [
-        ask.search({**asked, "cluster": {**LINE["cluster"], "host_gib_per_device": gib}})["fit"]
+        api.search({**asked, "cluster": {**LINE["cluster"], "host_gib_per_device": gib}})["fit"]
         for gib in (5, 64)
     ]
     assert 0 < fit[0] < fit[1]
-    [disk] = ask.estimate([{**lines[1], "plan": {**plan, "offload": "nvme"}}])
+    [disk] = api.estimate([{**lines[1], "plan": {**plan, "offload": "nvme"}}])
     assert disk["host"]["host_bytes"] == 0 and disk["fits"] and "disks" in disk["notes"][0]
 
 
 def test_trees_say_the_same_as_numbers_and_end_at_what_is_given() -> None:
-    [plain], [tree] = ask.estimate([PIPELINE]), ask.estimate([PIPELINE], explain=ask.Trees())
+    [plain], [tree] = api.estimate([PIPELINE]), api.estimate([PIPELINE], explain=api.Trees())
     pairs = [
         (plain[name], tree[name])
         for name in ("step_time_s", "step_time_low_s", "mfu", "bubble_fraction")
@@ -253,7 +253,7 @@ def _leaves(tree: dict[str, Any]) -> set[str]:
 
 
 def test_a_search_ranks_what_fits() -> None:
-    answer = ask.search(SEARCH)
+    answer = api.search(SEARCH)
     assert answer["enumerated"] == answer["legal"] >= answer["fit"] > 0 and answer["seconds"] > 0
     plans = answer["plans"]
     times = [each["step_time_s"] for each in plans[:3]]
@@ -263,21 +263,21 @@ def test_a_search_ranks_what_fits() -> None:
     assert answer["pareto"] and all(0 <= place < len(plans) for place in answer["pareto"])
     assert answer["rejected"]["memory: does not fit"] == answer["enumerated"] - answer["fit"]
     line = {**LINE, "plan": plans[0]["plan"], "workload": {"seq_len": 8192}}
-    [again] = ask.estimate([line])
+    [again] = api.estimate([line])
     assert (
         again["step_time_s"] == pytest.approx(times[0], rel=1e-9)
         and again["memory"] == plans[0]["memory"]
     )
-    cheap = ask.search({**SEARCH, "objective": "memory"})
+    cheap = api.search({**SEARCH, "objective": "memory"})
     assert cheap["plans"][0]["memory"]["total_bytes"] <= min(
         each["memory"]["total_bytes"] for each in plans
     )
-    explained = ask.search({**SEARCH, "top": 1}, explain=ask.Trees())
+    explained = api.search({**SEARCH, "top": 1}, explain=api.Trees())
     assert len(explained["plans"]) == 1 and explained["plans"][0]["mfu"]["name"] == "mfu"
 
 
 def test_where_nothing_fits_the_answer_says_what_would() -> None:
-    answer = ask.search(
+    answer = api.search(
         {**SEARCH, "model": "llama3-70b", "fix": {"zero": 0, "offload": "none", "tp": 1, "pp": 1}}
     )
     assert answer["fit"] == 0 and answer["plans"] == [] and answer["closest"]["fits"] is False
@@ -304,21 +304,21 @@ def test_where_nothing_fits_the_answer_says_what_would() -> None:
 )
 def test_a_search_that_cannot_be_asked_says_why(change: dict[str, Any], field: str) -> None:
     with pytest.raises(BadRequest) as caught:
-        ask.search({**SEARCH, **change})
+        api.search({**SEARCH, **change})
     assert field in [item.field for item in caught.value.problems]
     with pytest.raises(BadRequest):
-        ask.search([])
+        api.search([])
 
 
 def test_an_open_plan_is_chosen() -> None:
     line = {**LINE, "plan": "auto", "workload": {"seq_len": 8192, "global_batch_size": 64}}
-    [chosen] = ask.estimate([line])
-    best = ask.search({key: value for key, value in line.items() if key != "plan"} | {"top": 1})[
+    [chosen] = api.estimate([line])
+    best = api.search({key: value for key, value in line.items() if key != "plan"} | {"top": 1})[
         "plans"
     ][0]
     assert chosen["ok"] and chosen["step_time_s"] == pytest.approx(best["step_time_s"])
     impossible = {**line, "cluster": {"device": "h100-80g", "devices_per_node": 101}}
-    [refused] = ask.estimate([impossible])
+    [refused] = api.estimate([impossible])
     assert refused["ok"] is False and refused["problems"][0]["says"]
 
 
@@ -329,7 +329,7 @@ def test_serving_and_export_answer_and_refuse() -> None:
         "prompt_len": 1024,
         "output_len": 256,
     }
-    answer = ask.serving(asked)
+    answer = api.serving(asked)
     assert answer["fits"] and answer["kv_bytes_per_token"] == 2 * 80 * 8 * 128 * 2
     assert all(
         math.isfinite(answer[name])
@@ -339,9 +339,9 @@ def test_serving_and_export_answer_and_refuse() -> None:
     assert answer["devices"] == 8 and answer["memory"]["weights_bytes_per_device"] < 75e9
     for wrong in ({"tp": 7}, {"model": "x"}, {"colour": 1}):
         with pytest.raises(BadRequest):
-            ask.serving({**asked, **wrong})
+            api.serving({**asked, **wrong})
     for kind in ("torchtitan", "megatron", "deepspeed", "accelerate"):
-        assert ask.export({**LINE, "plan": {**LINE["plan"], "zero": 1}}, kind).text
+        assert api.export({**LINE, "plan": {**LINE["plan"], "zero": 1}}, kind).text
     with pytest.raises(BadRequest) as caught:
-        ask.export(LINE, "jax")
+        api.export(LINE, "jax")
     assert caught.value.problems[0].field == "engine"

@@ -6,16 +6,16 @@ from __future__ import annotations
 
 import pytest
 
-from orchestrator.planner.auto import choose, resolve_auto
-from orchestrator.planner.frameworks import framework
-from orchestrator.planner.inputs import table_of
-from orchestrator.planner.parameters import columns_for
+from orchestrator.planner.model.frameworks import framework
+from orchestrator.planner.model.inputs import table_of
+from orchestrator.planner.model.parameters import columns_for
 from orchestrator.planner.requests import Scene, Workload
+from orchestrator.planner.search.auto_plan import choose, resolve_auto
 from workers.contracts.base import Refused
-from workers.contracts.cluster import ClusterSpec
-from workers.contracts.legality import plan_problems
-from workers.contracts.plan import ParallelPlan
-from workers.contracts.presets import preset
+from workers.contracts.catalog.presets import preset
+from workers.contracts.specs.cluster import ClusterSpec
+from workers.contracts.specs.legality import plan_problems
+from workers.contracts.specs.plan import ParallelPlan
 
 # plain data parallel with any ZeRO stage, as an engine without the other axes runs
 DATA_PARALLEL = {

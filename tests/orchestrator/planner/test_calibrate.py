@@ -9,14 +9,14 @@ import json
 import numpy as np
 import pytest
 
-from orchestrator.planner.calibrate import fit
-from orchestrator.planner.calibration import OF_DEVICE, Calibration
-from orchestrator.planner.inputs import table_of
-from orchestrator.planner.measurements import read_lines
-from orchestrator.planner.parameters import PARAMETERS, columns_for, defaults
+from orchestrator.planner.calibration.fit import fit
+from orchestrator.planner.calibration.measurements import read_lines
+from orchestrator.planner.calibration.result import OF_DEVICE, Calibration
+from orchestrator.planner.model.inputs import table_of
+from orchestrator.planner.model.parameters import PARAMETERS, columns_for, defaults
 from tests.orchestrator.planner.measured import errors, measured, requests, shuffled
 from tests.orchestrator.planner.predicted import predicted, request
-from workers.contracts.devices import device
+from workers.contracts.catalog.devices import device
 
 SLOWER = {
     "gemm_efficiency": 0.6,
@@ -234,7 +234,7 @@ def test_defaults_lie_within_bounds_everywhere():
 
 
 def test_a_plan_says_which_parameter_a_number_rests_on():
-    from orchestrator.planner.terms import explain
+    from orchestrator.planner.model.terms import explain
 
     tree = explain(predicted("llama3-8b", {"dp": 2, "precision": "bf16"}), "memory_rate")
     assert [(each.name, each.formula) for each in tree.inputs] == [

@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
-import orchestrator.planner.steptime  # noqa: F401  registers the terms
+import orchestrator.planner.model.time.step_time  # noqa: F401  registers the terms
 from tests.orchestrator.planner.predicted import predicted
-from workers.contracts.counts import parameter_count
-from workers.contracts.presets import preset
+from workers.contracts.catalog.counts import parameter_count
+from workers.contracts.catalog.presets import preset
 
 KINDS = ("dp_bytes", "tp_bytes", "pp_bytes", "cp_bytes", "ep_bytes")
 

@@ -10,17 +10,17 @@ import random
 import numpy as np
 import pytest
 
-from orchestrator.planner.axes import axes
-from orchestrator.planner.enumerate import enumerate_plans
-from orchestrator.planner.grid import constant_plan, plan_of
-from orchestrator.planner.inputs import SCHEDULE, plan_columns
-from orchestrator.planner.legal import illegal
+from orchestrator.planner.model.grid import constant_plan, plan_of
+from orchestrator.planner.model.inputs import SCHEDULE, plan_columns
+from orchestrator.planner.search.axes import axes
+from orchestrator.planner.search.enumeration import enumerate_plans
+from orchestrator.planner.search.legality import illegal
 from workers.contracts.base import Refused
-from workers.contracts.cluster import ClusterSpec
-from workers.contracts.legality import plan_problems
-from workers.contracts.model import ModelSpec
-from workers.contracts.plan import ParallelPlan
-from workers.contracts.presets import preset
+from workers.contracts.catalog.presets import preset
+from workers.contracts.specs.cluster import ClusterSpec
+from workers.contracts.specs.legality import plan_problems
+from workers.contracts.specs.model import ModelSpec
+from workers.contracts.specs.plan import ParallelPlan
 
 ODD = ModelSpec(
     layers=7,

@@ -6,11 +6,11 @@ from __future__ import annotations
 
 import pytest
 
-import orchestrator.planner.steptime  # noqa: F401  registers the terms
+import orchestrator.planner.model.time.step_time  # noqa: F401  registers the terms
 from tests.orchestrator.planner.predicted import predicted
-from workers.contracts.counts import flops_per_token
-from workers.contracts.model import ModelSpec
-from workers.contracts.presets import PRESETS, preset
+from workers.contracts.catalog.counts import flops_per_token
+from workers.contracts.catalog.presets import PRESETS, preset
+from workers.contracts.specs.model import ModelSpec
 
 
 def gpt(layers: int, hidden: int, heads: int) -> ModelSpec:

@@ -5,10 +5,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from orchestrator.planner.calibrate import fit
-from orchestrator.planner.inputs import table_of
-from orchestrator.planner.intervals import bounds, extrapolations
-from orchestrator.planner.parameters import columns_for
+from orchestrator.planner.calibration.fit import fit
+from orchestrator.planner.model.inputs import table_of
+from orchestrator.planner.model.parameters import columns_for
+from orchestrator.planner.model.time.intervals import bounds, extrapolations
 from tests.orchestrator.planner.measured import measured, requests, shuffled
 from tests.orchestrator.planner.predicted import request
 

@@ -7,14 +7,14 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-import orchestrator.planner.memory  # noqa: F401  registers the terms
-from orchestrator.planner.inputs import table_of
-from orchestrator.planner.parameters import columns_for
+import orchestrator.planner.model.memory.peak  # noqa: F401  registers the terms
+from orchestrator.planner.model.inputs import table_of
+from orchestrator.planner.model.parameters import columns_for
 from tests.orchestrator.planner.live_bytes import peak_of_a_sharded_step, peak_of_a_step
 from tests.orchestrator.planner.predicted import predicted, request
-from workers.contracts.model import ModelSpec
-from workers.contracts.plan import ParallelPlan
-from workers.contracts.presets import preset
+from workers.contracts.catalog.presets import preset
+from workers.contracts.specs.model import ModelSpec
+from workers.contracts.specs.plan import ParallelPlan
 
 LINES = ("params", "grads", "optimizer", "activations", "logits", "buffers", "unattributed")
 

@@ -6,13 +6,13 @@ from __future__ import annotations
 
 import pytest
 
-from orchestrator.planner.frameworks import framework
-from orchestrator.planner.inputs import Request, table_of
-from orchestrator.planner.parameters import columns_for
-from workers.contracts.cluster import ClusterSpec
-from workers.contracts.counts import parameter_count
-from workers.contracts.plan import ParallelPlan
-from workers.contracts.presets import preset
+from orchestrator.planner.model.frameworks import framework
+from orchestrator.planner.model.inputs import Request, table_of
+from orchestrator.planner.model.parameters import columns_for
+from workers.contracts.catalog.counts import parameter_count
+from workers.contracts.catalog.presets import preset
+from workers.contracts.specs.cluster import ClusterSpec
+from workers.contracts.specs.plan import ParallelPlan
 
 
 def table(*plans: dict[str, object], seq_len: int = 4096):

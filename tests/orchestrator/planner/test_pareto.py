@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from orchestrator.planner.pareto import Best, Front, thinned, undominated
+from orchestrator.planner.search.pareto import Best, Front, thinned, undominated
 
 
 def stream(seed: int, n: int = 900):

@@ -10,11 +10,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from orchestrator.planner import ask
+from orchestrator.planner import api
 from orchestrator.planner.requests import Choices, folded, parse, read
 from tests.workers.contracts.test_fuzz import anything
-from workers.contracts.devices import DEVICES
-from workers.contracts.presets import PRESETS
+from workers.contracts.catalog.devices import DEVICES
+from workers.contracts.catalog.presets import PRESETS
 
 LINE: dict[str, Any] = {
     "id": "q1",
@@ -169,12 +169,12 @@ def test_devices_of_ones_own_are_named_or_written_out() -> None:
 
 def test_lines_that_are_no_json_are_problems() -> None:
     for text in ("{", "nul", "[" * 100_000, "\ud800", '{"id": 1e999}x', "1" * 5000):
-        answer = ask.estimate([parse(text)])[0]
+        answer = api.estimate([parse(text)])[0]
         assert answer["ok"] is False and answer["problems"][0]["says"], text[:20]
     deep: Any = {}
     for _ in range(3000):
         deep = {"a": deep}
-    assert ask.estimate([{**LINE, "_x": 1, "model": deep}])[0]["ok"] is False
+    assert api.estimate([{**LINE, "_x": 1, "model": deep}])[0]["ok"] is False
 
 
 KEYS = st.sampled_from(
@@ -185,7 +185,7 @@ KEYS = st.sampled_from(
 @given(st.dictionaries(KEYS, anything, max_size=6))
 @settings(deadline=None, max_examples=60)
 def test_whatever_comes_is_answered(change: dict[str, Any]) -> None:
-    [answer] = ask.estimate([{**LINE, **change}])
+    [answer] = api.estimate([{**LINE, **change}])
     if not answer["ok"]:
         assert answer["problems"] and all(item["says"] for item in answer["problems"])
     json.dumps(answer["problems"])

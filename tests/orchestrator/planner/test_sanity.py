@@ -10,12 +10,12 @@ from typing import Any
 
 import pytest
 
-from orchestrator.planner import ask
-from orchestrator.planner.frameworks import FRAMEWORKS
-from workers.contracts.counts import flops_per_token, parameter_count
-from workers.contracts.devices import DEVICES
-from workers.contracts.model import ModelSpec
-from workers.contracts.presets import PRESETS, preset
+from orchestrator.planner import api
+from orchestrator.planner.model.frameworks import FRAMEWORKS
+from workers.contracts.catalog.counts import flops_per_token, parameter_count
+from workers.contracts.catalog.devices import DEVICES
+from workers.contracts.catalog.presets import PRESETS, preset
+from workers.contracts.specs.model import ModelSpec
 
 LINES = ("params", "grads", "optimizer", "activations", "logits", "buffers", "unattributed")
 NUMBERS = {
@@ -67,7 +67,7 @@ def line(
 
 
 def told(lines: list[dict]) -> list[dict]:
-    found = ask.estimate(lines)
+    found = api.estimate(lines)
     assert all(each["ok"] for each in found), [each["problems"] for each in found if not each["ok"]]
     return found
 
@@ -264,7 +264,7 @@ def test_what_should_cost_or_save_does(using):
 def test_trees_reach_down_to_what_is_given_and_their_sums_hold():
     plan = {"dp": 4, "pp": 2, "ep": 4, "zero": 1, "global_batch_size": 16}
     [plain] = told([line("deepseek-v2", plan)])
-    [answer] = ask.estimate([line("deepseek-v2", plan)], explain=ask.Trees())
+    [answer] = api.estimate([line("deepseek-v2", plan)], explain=api.Trees())
     trees = [*answer["memory"].values(), *answer["time"].values(), *answer["comm"].values()]
     trees += [answer[name] for name in NUMBERS]
     named: dict[str, Any] = {}
@@ -337,7 +337,7 @@ def test_lines_that_cannot_be_answered_say_why_and_keep_their_place():
         source="a page",
         id=7,
     )
-    found = ask.estimate([each for bad, _ in wrong for each in (bad, right)])
+    found = api.estimate([each for bad, _ in wrong for each in (bad, right)])
     assert all(answer["ok"] and answer["id"] == 7 for answer in found[1::2])
     for (_, field), answer in zip(wrong, found[::2], strict=True):
         assert answer["ok"] is False and not answer.keys() - {"id", "ok", "fits", "problems"}
@@ -353,10 +353,10 @@ def test_auto_never_trains_on_stale_weights_and_a_search_says_where_it_would():
         key: value for key, value in line("llama-15m", using="orrery").items() if key != "plan"
     }
     scene["workload"] = {"seq_len": 256, "global_batch_size": 64}
-    fastest = ask.search({**scene, "fix": {"pp": 4, "schedule": ["1f1b", "pipedream"]}, "top": 1})
+    fastest = api.search({**scene, "fix": {"pp": 4, "schedule": ["1f1b", "pipedream"]}, "top": 1})
     assert fastest["plans"][0]["plan"]["schedule"] == "pipedream"
     assert any("stale" in note for note in fastest["notes"])
-    assert ask.read_one({**scene, "plan": "auto"}).request.plan.schedule != "pipedream"
+    assert api.read_one({**scene, "plan": "auto"}).request.plan.schedule != "pipedream"
 
 
 def test_a_search_says_what_offloading_asks_of_hosts():
@@ -365,7 +365,7 @@ def test_a_search_says_what_offloading_asks_of_hosts():
     """
     scene = {key: value for key, value in line("deepseek-v3").items() if key != "plan"}
     scene["workload"] = {"seq_len": 4096, "global_batch_size": 64}
-    best = ask.search({**scene, "fix": {"offload": "all", "zero": 3}, "top": 1})
+    best = api.search({**scene, "fix": {"offload": "all", "zero": 3}, "top": 1})
     assert best["fit"] and best["plans"][0]["memory"]["optimizer_bytes"] == 0
     [note] = [each for each in best["notes"] if "host" in each]
     said = float(note.split(" keeps ")[1].split(" GiB")[0].replace(",", ""))

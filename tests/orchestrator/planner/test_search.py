@@ -9,25 +9,25 @@ import random
 import numpy as np
 import pytest
 
-from orchestrator.planner import search as searching
-from orchestrator.planner.axes import axes
-from orchestrator.planner.calibrate import fit
-from orchestrator.planner.calibration import Calibration
-from orchestrator.planner.enumerate import enumerate_plans
-from orchestrator.planner.frameworks import framework
-from orchestrator.planner.inputs import table_of
-from orchestrator.planner.parameters import columns_for
-from orchestrator.planner.pareto import undominated
+from orchestrator.planner.calibration.fit import fit
+from orchestrator.planner.calibration.result import Calibration
+from orchestrator.planner.model.frameworks import framework
+from orchestrator.planner.model.inputs import table_of
+from orchestrator.planner.model.parameters import columns_for
+from orchestrator.planner.model.terms import explain
 from orchestrator.planner.requests import Scene, Workload
-from orchestrator.planner.search import search
-from orchestrator.planner.terms import explain
+from orchestrator.planner.search import rank_plans as searching
+from orchestrator.planner.search.axes import axes
+from orchestrator.planner.search.enumeration import enumerate_plans
+from orchestrator.planner.search.pareto import undominated
+from orchestrator.planner.search.rank_plans import search
 from tests.orchestrator.planner.test_enumerate import legal_cells
 from workers.contracts.base import Refused
-from workers.contracts.cluster import ClusterSpec
-from workers.contracts.legality import plan_problems
-from workers.contracts.model import ModelSpec
-from workers.contracts.plan import ParallelPlan
-from workers.contracts.presets import preset
+from workers.contracts.catalog.presets import preset
+from workers.contracts.specs.cluster import ClusterSpec
+from workers.contracts.specs.legality import plan_problems
+from workers.contracts.specs.model import ModelSpec
+from workers.contracts.specs.plan import ParallelPlan
 
 CALIBRATED = "calibrated"
 TERMS = (

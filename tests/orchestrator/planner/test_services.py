@@ -8,8 +8,9 @@ import pytest
 
 from orchestrator.accounts.models import User
 from orchestrator.common.errors import Refusal
-from orchestrator.planner import desk, selectors, services
+from orchestrator.planner import user_api
 from orchestrator.planner.models import Calibration
+from orchestrator.planner.store import selectors, services
 from tests.orchestrator.planner.test_requests import H100, LINE
 
 MEASURED = [
@@ -86,7 +87,7 @@ def test_devices_of_ones_own_are_a_teams(owner: User, teammate: User, stranger: 
     assert selectors.own_devices(user=teammate)["lab-gpu"].memory_bytes == 40 * 2**30
     assert not selectors.own_devices(user=stranger)
     line = {**LINE, "cluster": {"device": "lab-gpu", "devices_per_node": 8}}
-    [answer] = desk.estimate(user=teammate, lines=[line])
+    [answer] = user_api.estimate(user=teammate, lines=[line])
     assert answer["memory"]["capacity_bytes"] == 40 * 2**30
     refused(409, services.device_type_create, by=owner, entry=OWN)
     refused(422, services.device_type_create, by=owner, entry=H100)
@@ -102,17 +103,17 @@ def test_devices_of_ones_own_are_a_teams(owner: User, teammate: User, stranger: 
 
 
 def test_estimates_rest_on_the_devices_default_calibration(owner: User) -> None:
-    [before] = desk.estimate(user=owner, lines=[LINE])
+    [before] = user_api.estimate(user=owner, lines=[LINE])
     services.calibration_add(by=owner, name="March", measurements=MEASURED, default=True)
-    [after] = desk.estimate(user=owner, lines=[LINE])
-    [without] = desk.estimate(user=owner, lines=[LINE], calibration="none")
+    [after] = user_api.estimate(user=owner, lines=[LINE])
+    [without] = user_api.estimate(user=owner, lines=[LINE], calibration="none")
     assert (before["calibration"], after["calibration"], without["calibration"]) == (
         None,
         "March",
         None,
     )
     assert without["step_time_s"] == before["step_time_s"] != after["step_time_s"]
-    refused(404, desk.estimate, user=owner, lines=[LINE], calibration="May")
+    refused(404, user_api.estimate, user=owner, lines=[LINE], calibration="May")
 
 
 def test_saved_plans_can_be_estimated(owner: User, teammate: User, stranger: User) -> None:

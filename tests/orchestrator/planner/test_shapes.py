@@ -7,10 +7,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-import orchestrator.planner.states  # noqa: F401  registers the terms
+import orchestrator.planner.model.memory.model_states  # noqa: F401  registers the terms
 from tests.orchestrator.planner.predicted import predicted
-from workers.contracts.counts import parameter_count
-from workers.contracts.presets import PRESETS, preset
+from workers.contracts.catalog.counts import parameter_count
+from workers.contracts.catalog.presets import PRESETS, preset
 
 
 @pytest.mark.parametrize("name", sorted(PRESETS))

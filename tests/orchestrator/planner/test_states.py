@@ -16,16 +16,16 @@ import torch
 from torch import nn
 from transformers import AutoConfig, AutoModelForCausalLM
 
-import orchestrator.planner.states  # noqa: F401  registers the terms
+import orchestrator.planner.model.memory.model_states  # noqa: F401  registers the terms
 from tests.orchestrator.planner.interchange.shapes import CONFIGS
 from tests.orchestrator.planner.predicted import predicted
 from tests.workers.training.conftest import TINY, make_spec
 from tests.workers.training.pool import ROOT, Pool
-from workers.contracts.model import ModelSpec
-from workers.contracts.presets import preset
+from workers.contracts.catalog.presets import preset
+from workers.contracts.specs.model import ModelSpec
 from workers.models.decoder import Decoder
-from workers.training.accept import accept
-from workers.training.fake import describe_fake_ranks
+from workers.training.setup.fake_ranks import describe_fake_ranks
+from workers.training.setup.spec_loading import accept
 
 STATES = ("params", "grads", "optimizer")
 WITHIN = 1e-3

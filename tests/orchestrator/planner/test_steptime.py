@@ -10,17 +10,17 @@ from typing import Any
 import numpy as np
 import pytest
 
-import orchestrator.planner.memory
-import orchestrator.planner.steptime  # noqa: F401  registers the terms
-from orchestrator.planner.inputs import SCHEDULE, Request, table_of
-from orchestrator.planner.parameters import columns_for
+import orchestrator.planner.model.memory.peak
+import orchestrator.planner.model.time.step_time  # noqa: F401  registers the terms
+from orchestrator.planner.model.inputs import SCHEDULE, Request, table_of
+from orchestrator.planner.model.parameters import columns_for
+from orchestrator.planner.model.terms import Table, explain
 from orchestrator.planner.schedules.columns import StageTimes
-from orchestrator.planner.terms import Table, explain
 from tests.orchestrator.planner.predicted import predicted, request
 from tests.orchestrator.planner.schedules.simulated import simulated_time
-from workers.contracts.cluster import ClusterSpec
-from workers.contracts.legality import plan_problems
-from workers.contracts.presets import preset
+from workers.contracts.catalog.presets import preset
+from workers.contracts.specs.cluster import ClusterSpec
+from workers.contracts.specs.legality import plan_problems
 
 PARTS = ("compute_s", "exposed_comm_s", "bubble_s", "optimizer_s", "other_s")
 

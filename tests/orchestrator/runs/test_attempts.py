@@ -12,11 +12,11 @@ from hypothesis import strategies as some
 from orchestrator.accounts.models import User
 from orchestrator.common import live
 from orchestrator.runs import selectors, services, states
-from orchestrator.runs.budgets import outcome
+from orchestrator.runs.lifecycle.retry_budgets import outcome
 from orchestrator.runs.models import Attempt, Run
 from tests import factories
-from workers.contracts.node import AttemptState, ExitClass, RunState
-from workers.contracts.run import Retries
+from workers.contracts.specs.run import Retries
+from workers.contracts.wire.node_messages import AttemptState, ExitClass, RunState
 
 
 @pytest.fixture

@@ -10,11 +10,11 @@ import pytest
 
 from orchestrator.accounts.models import User
 from orchestrator.common.errors import Refusal
-from orchestrator.planner import services as planner
+from orchestrator.planner.store import services as planner
 from orchestrator.runs import selectors, services
 from tests import factories
 from workers.contracts import ParallelPlan, RunSpec
-from workers.contracts.engine import engine_problems
+from workers.contracts.specs.training_support import engine_problems
 
 pytestmark = pytest.mark.django_db
 TRAIN = {"steps": 20, "seq_len": 2048}

@@ -16,8 +16,8 @@ from orchestrator.fleet import selectors as fleet
 from orchestrator.fleet.models import Node
 from orchestrator.runs.models import Attempt
 from orchestrator.scheduling import services
-from orchestrator.scheduling.presence import presence
-from workers.contracts import envelope, wire
+from orchestrator.scheduling.reports.presence import presence
+from workers.contracts.wire import envelope, names
 
 
 class Broker:
@@ -29,7 +29,7 @@ class Broker:
     def orders(self, node: Node) -> list[tuple[str, dict[str, Any]]]:
         """Takes what waits in a node's queue: `(kind, body)`, opened with the node's secret."""
         found = []
-        while message := self.client.rpop(wire.queue_of(node.name)):
+        while message := self.client.rpop(names.queue_of(node.name)):
             args = json.loads(base64.b64decode(json.loads(message)["body"]))[0]
             kind = envelope.peek(args[0])[0]
             found.append(
@@ -58,7 +58,7 @@ class Speaker:
     def beat(self, *attempts: Attempt, state: str = "running") -> bool:
         seen = [{"fence": str(attempt.fence), "state": state} for attempt in attempts]
         body = {"node": self.node.name, "time": time.time(), "attempts": seen}
-        return services.report(self.sealed(wire.KIND_HEARTBEAT, body))
+        return services.report(self.sealed(names.KIND_HEARTBEAT, body))
 
     def tells(self, attempt: Attempt, kind: str, /, **data: Any) -> bool:
         self.seq += 1
@@ -71,7 +71,7 @@ class Speaker:
             "type": kind,
             "data": data,
         }
-        return services.report(self.sealed(wire.KIND_REPORT, body))
+        return services.report(self.sealed(names.KIND_REPORT, body))
 
     def exited(self, attempt: Attempt, exit_class: str, **data: Any) -> bool:
         return self.tells(attempt, "exited", **{"class": exit_class, "reason": exit_class, **data})

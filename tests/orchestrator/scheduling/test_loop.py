@@ -19,11 +19,11 @@ import redis
 
 from orchestrator.common import clock
 from orchestrator.scheduling import lease, selectors
-from orchestrator.scheduling.inbox import Entry, Inbox
 from orchestrator.scheduling.models import Lease
+from orchestrator.scheduling.reports.inbox import Entry, Inbox
 from tests.conftest import FakeClock
 from tests.redis_server import RedisServer
-from workers.contracts import wire
+from workers.contracts.wire import names
 
 
 @pytest.fixture
@@ -54,16 +54,16 @@ def take(box: Inbox, wanted: Callable[[Entry], bool], seconds: float = 90) -> li
 def test_entries_and_wakes_arrive_and_what_is_done_is_gone(server: RedisServer) -> None:
     box = inbox(server, "a")
     with server.client() as client:
-        client.xadd(wire.REPORTS, {"m": "one"})
+        client.xadd(names.REPORTS, {"m": "one"})
         [entry] = take(box, lambda entry: entry.text == b"one")
-        client.lpush(wire.TICK, "1")
+        client.lpush(names.TICK, "1")
         take(box, lambda entry: entry.id is None)
         assert entry.id is not None
         box.done(entry.id)
         box.flush()
         assert (
-            client.xlen(wire.REPORTS) == 0
-            and client.xpending(wire.REPORTS, wire.REPORTS_GROUP)["pending"] == 0
+            client.xlen(names.REPORTS) == 0
+            and client.xpending(names.REPORTS, names.REPORTS_GROUP)["pending"] == 0
         )
     box.stop()
 
@@ -72,7 +72,7 @@ def test_what_a_dead_reader_had_taken_is_read_by_the_next(server: RedisServer) -
     first = inbox(server, "a")
     with server.client() as client:
         for text in ("one", "two"):
-            client.xadd(wire.REPORTS, {"m": text})
+            client.xadd(names.REPORTS, {"m": text})
         take(first, lambda entry: entry.text == b"two")  # taken, never done with
         first.stop()
         second = inbox(server, "b")
@@ -89,7 +89,7 @@ def test_a_killed_server_delays_and_loses_nothing_that_it_kept(
 ) -> None:
     box = inbox(server, "a")
     with server.client() as client:
-        client.xadd(wire.REPORTS, {"m": "before"})
+        client.xadd(names.REPORTS, {"m": "before"})
         # the append-only file is synced every second
         kept = client.execute_command("WAITAOF", 1, 0, 90_000)
         assert kept[0] == 1
@@ -101,8 +101,8 @@ def test_a_killed_server_delays_and_loses_nothing_that_it_kept(
     time.sleep(0.3)
     server.start()
     with server.client() as client:
-        client.xadd(wire.REPORTS, {"m": "after"})
-        client.lpush(wire.TICK, "1")
+        client.xadd(names.REPORTS, {"m": "after"})
+        client.lpush(names.TICK, "1")
     texts = [entry.text for entry in take(box, lambda entry: entry.text == b"after")]
     assert (b"before" in texts) == data_kept, "what was not acknowledged is read again"
     box.stop()

@@ -14,7 +14,7 @@ from orchestrator.runs import services as runs
 from orchestrator.runs.models import Attempt, Run, RunEvent
 from orchestrator.scheduling import reaper, services
 from orchestrator.scheduling.models import Allocation
-from orchestrator.scheduling.presence import Presence
+from orchestrator.scheduling.reports.presence import Presence
 from tests import factories
 from tests.orchestrator.scheduling.conftest import Broker, Speaker
 

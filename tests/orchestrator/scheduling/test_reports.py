@@ -16,10 +16,10 @@ from orchestrator.fleet.models import Node
 from orchestrator.runs.models import Attempt, Checkpoint, Run, RunEvent
 from orchestrator.scheduling import services
 from orchestrator.scheduling.models import Allocation
-from orchestrator.scheduling.reports import dropped
+from orchestrator.scheduling.reports.handler import dropped
 from tests import factories
 from tests.orchestrator.scheduling.conftest import Broker, Speaker
-from workers.contracts import envelope, wire
+from workers.contracts.wire import envelope, names
 
 pytestmark = pytest.mark.django_db
 
@@ -35,11 +35,11 @@ def test_a_join_is_answered_with_what_completes_the_secret(broker: Broker) -> No
     request = envelope.join_request(token, name="n9")
     body = {"request": request, "inventory": factories.inventory("n9").to_dict()}
     token_id, key = envelope.join_token_parts(token)
-    text = envelope.seal(key, wire.KIND_JOIN, body, ttl_s=60, now=time.time(), node=token_id)
+    text = envelope.seal(key, names.KIND_JOIN, body, ttl_s=60, now=time.time(), node=token_id)
     replies = []
     for _ in range(2):  # the stream may be read twice
         assert services.report(text)
-        replies.append(json.loads(broker.client.lpop(wire.join_reply_key(request["nonce_a"]))))
+        replies.append(json.loads(broker.client.lpop(names.join_reply_key(request["nonce_a"]))))
     assert replies[0] == replies[1]
     name, secret = envelope.join_accept(token, request, replies[0])
     node = Node.objects.get(name="n9")
@@ -49,11 +49,11 @@ def test_a_join_is_answered_with_what_completes_the_secret(broker: Broker) -> No
     again = envelope.join_request(token, name="n10")
     body = {"request": again, "inventory": factories.inventory("n10").to_dict()}
     services.report(
-        envelope.seal(key, wire.KIND_JOIN, body, ttl_s=60, now=time.time(), node=token_id)
+        envelope.seal(key, names.KIND_JOIN, body, ttl_s=60, now=time.time(), node=token_id)
     )
     assert (
         "used before"
-        in json.loads(broker.client.lpop(wire.join_reply_key(again["nonce_a"])))["refused"]
+        in json.loads(broker.client.lpop(names.join_reply_key(again["nonce_a"])))["refused"]
     )
     assert not Node.objects.filter(name="n10").exists()
 
@@ -97,11 +97,11 @@ def test_what_does_not_open_is_dropped(
         "time": 1.0,
         "type": "running",
     }
-    assert not services.report(Speaker(node).sealed(wire.KIND_REPORT, body, **wrong))
+    assert not services.report(Speaker(node).sealed(names.KIND_REPORT, body, **wrong))
     assert dropped[code] == before + 1
     attempt.refresh_from_db()
     assert attempt.state == "assigned"
-    assert services.report(Speaker(node).sealed(wire.KIND_REPORT, body)), (
+    assert services.report(Speaker(node).sealed(names.KIND_REPORT, body)), (
         "the same words, rightly sealed, count"
     )
 

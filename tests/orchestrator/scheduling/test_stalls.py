@@ -10,11 +10,12 @@ import pytest
 
 from orchestrator.accounts.models import User
 from orchestrator.runs.models import Attempt, RunEvent
-from orchestrator.scheduling import services, stalls
-from orchestrator.scheduling.exits import first_cause
+from orchestrator.scheduling import services
+from orchestrator.scheduling.reports import multi_node_hangs
+from orchestrator.scheduling.reports.exit_merge import first_cause
 from tests import factories
 from tests.orchestrator.scheduling.conftest import Broker, Speaker
-from workers.contracts.standing import Standing
+from workers.contracts.wire.rank_progress import Standing
 
 pytestmark = pytest.mark.django_db
 
@@ -72,10 +73,10 @@ def test_the_node_whose_rank_has_not_come_is_named_once(
 def test_a_node_that_says_nothing_is_the_suspect(nodes: tuple[Attempt, Speaker, Speaker]) -> None:
     attempt, first, _ = nodes
     told(first, attempt, standing(0, 30), standing(1, 30))
-    since = stalls._open[str(attempt.fence)].since
-    stalls.tell_due(now=since + stalls.GATHER_S / 2)
+    since = multi_node_hangs._open[str(attempt.fence)].since
+    multi_node_hangs.tell_due(now=since + multi_node_hangs.GATHER_S / 2)
     assert hangs() == []
-    stalls.tell_due(now=since + stalls.GATHER_S + 1)
+    multi_node_hangs.tell_due(now=since + multi_node_hangs.GATHER_S + 1)
     [(rank, data)] = hangs()
     assert (rank, data["nodes"], data["waiting"]) == (
         None,

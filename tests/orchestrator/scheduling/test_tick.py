@@ -105,7 +105,8 @@ def test_two_schedulers_at_once_place_a_run_once(
     broker: Broker, owner: User, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The second decides on what it saw before the first placed."""
-    from orchestrator.scheduling import snapshot, tick
+    from orchestrator.scheduling import tick
+    from orchestrator.scheduling.placement import snapshot
 
     factories.node("n1", devices=2)
     runs_ = [factories.run(owner, devices=2), factories.run(owner, devices=2)]

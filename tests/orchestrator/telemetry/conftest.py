@@ -9,7 +9,7 @@ import pytest
 from orchestrator.accounts.models import User
 from orchestrator.runs.models import Run
 from tests import factories
-from workers.contracts.points import PointBatch
+from workers.contracts.wire.points import PointBatch
 
 
 @pytest.fixture

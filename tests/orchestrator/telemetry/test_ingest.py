@@ -27,8 +27,8 @@ from orchestrator.telemetry.ingest import Ingest
 from tests import factories
 from tests.orchestrator.telemetry.conftest import batch_of
 from tests.redis_server import RedisServer
-from workers.contracts import wire
-from workers.contracts.envelope import seal
+from workers.contracts.wire import names as wire
+from workers.contracts.wire.envelope import seal
 
 pytestmark = pytest.mark.django_db
 

@@ -12,7 +12,7 @@ from orchestrator.accounts.models import User
 from orchestrator.planner.requests import read
 from orchestrator.runs import selectors, services
 from orchestrator.runs.models import Run
-from orchestrator.scheduling import ending
+from orchestrator.scheduling.reports import attempt_end
 from orchestrator.telemetry.outcome import comparisons, measured, measurement_line, misses_tell
 from orchestrator.telemetry.services import points_store
 from tests import factories
@@ -75,7 +75,9 @@ def test_a_run_as_predicted_is_no_news(run: Run) -> None:
 def test_a_miss_is_told_once_an_attempt(run: Run) -> None:
     log(run, slower=1.5, params=2.0)
     attempt = run.attempts.get()
-    ending.node_exited(attempt, node="n1", report={"class": "ok", "reason": "done", "time": 1.0})
+    attempt_end.node_exited(
+        attempt, node="n1", report={"class": "ok", "reason": "done", "time": 1.0}
+    )
     told = missed(run)
     assert set(told) == {"step_time_s", "tokens_per_s", "memory/params_bytes"}
     step = told["step_time_s"]
@@ -100,7 +102,7 @@ def test_too_few_steps_say_nothing(run: Run) -> None:
 def test_an_ended_run_is_a_measurement(run: Run) -> None:
     log(run, slower=1.5)
     assert "wait" in str(measurement_line(run=run))
-    ending.node_exited(
+    attempt_end.node_exited(
         run.attempts.get(), node="n1", report={"class": "ok", "reason": "done", "time": 1.0}
     )
     run.refresh_from_db()

@@ -21,7 +21,7 @@ from orchestrator.telemetry import selectors, services
 from orchestrator.telemetry.models import Chunk, Tail
 from tests import factories
 from tests.orchestrator.telemetry.conftest import batch_of
-from workers.contracts.points import PointBatch
+from workers.contracts.wire.points import PointBatch
 
 pytestmark = pytest.mark.django_db
 Batch = Callable[..., PointBatch]

@@ -8,7 +8,7 @@ from orchestrator.accounts.models import User
 from orchestrator.runs.models import Run
 from orchestrator.telemetry import selectors, services
 from tests import factories
-from workers.contracts.points import PointBatch
+from workers.contracts.wire.points import PointBatch
 
 pytestmark = pytest.mark.django_db
 

@@ -20,7 +20,7 @@ import redis
 from celery import Celery
 
 from tests.workers.launcher.harness import ROOT, Node
-from workers.contracts import envelope, wire
+from workers.contracts.wire import envelope, names
 
 T = TypeVar("T")
 
@@ -41,7 +41,7 @@ class Agent:
         self.beats: list[dict[str, Any]] = []
         self.joins: list[dict[str, Any]] = []
         self.process: subprocess.Popen[bytes] | None = None
-        self._app = Celery("test", broker=wire.broker_url(url), set_as_current=False)
+        self._app = Celery("test", broker=names.broker_url(url), set_as_current=False)
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._listen, daemon=True)
         self._thread.start()
@@ -84,10 +84,10 @@ class Agent:
         )
 
     def send(self, task: str, text: str) -> None:
-        self._app.send_task(task, args=[text], queue=wire.queue_of("n1"))
+        self._app.send_task(task, args=[text], queue=names.queue_of("n1"))
 
     def launch(self, order: dict[str, Any]) -> Path:
-        self.send(wire.TASK_LAUNCH, self.sealed(wire.KIND_LAUNCH, order))
+        self.send(names.TASK_LAUNCH, self.sealed(names.KIND_LAUNCH, order))
         path = self.home / order["run_dir"]
         self.until(lambda: (path / "supervisor.json").exists(), "supervisor.json")
         return path
@@ -99,7 +99,7 @@ class Agent:
             "action": action,
             "grace_s": grace_s,
         }
-        self.send(wire.TASK_CONTROL, self.sealed(wire.KIND_CONTROL, body))
+        self.send(names.TASK_CONTROL, self.sealed(names.KIND_CONTROL, body))
 
     def until(self, ask: Callable[[], T | None], what: str, seconds: float = 120) -> T:
         try:
@@ -121,25 +121,25 @@ class Agent:
 
     def _listen(self) -> None:
         # in this order: what was sent before a report is taken before it
-        after: dict[str, str] = {wire.TELEMETRY: "0", wire.REPORTS: "0"}
+        after: dict[str, str] = {names.TELEMETRY: "0", names.REPORTS: "0"}
         with redis.Redis.from_url(self.url, decode_responses=True) as client:
             while not self._stopping.is_set():
                 try:
                     for stream, entries in client.xread(after, block=50) or []:
                         for id, fields in entries:
                             after[stream] = id
-                            self._take(client, fields[wire.FIELD_MESSAGE])
+                            self._take(client, fields[names.FIELD_MESSAGE])
                 except redis.RedisError:
                     self._stopping.wait(0.1)
 
     def _take(self, client: redis.Redis, text: str) -> None:
         kind = envelope.peek(text)[0]
-        if kind == wire.KIND_JOIN:
+        if kind == names.KIND_JOIN:
             body = envelope.open_envelope(self.key, text, kind=kind, now=time.time())
             reply, self.bench.secret = envelope.join_reply(self.key, body["request"], node="n1")
             self.joins.append(body)
-            client.rpush(wire.join_reply_key(body["request"]["nonce_a"]), json.dumps(reply))
-        elif kind == wire.KIND_HEARTBEAT:
+            client.rpush(names.join_reply_key(body["request"]["nonce_a"]), json.dumps(reply))
+        elif kind == names.KIND_HEARTBEAT:
             self.beats.append(
                 envelope.open_envelope(self.bench.secret, text, kind=kind, now=time.time())
             )

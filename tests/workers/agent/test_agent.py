@@ -19,7 +19,7 @@ import pytest
 from tests.redis_server import RedisServer
 from tests.workers.agent.conftest import Agent
 from tests.workers.launcher.harness import ROOT, script
-from workers.contracts import wire
+from workers.contracts.wire import names
 from workers.launcher import processes
 from workers.launcher.rundir import read_json
 
@@ -68,16 +68,16 @@ def test_orders_count_once_and_only_rightly_sealed(agent: Agent) -> None:
     agent.start()
     good = agent.bench.order(SLEEPS)
     others = [agent.bench.order(SLEEPS, run=str(number)) for number in (11, 12, 13)]
-    text = agent.sealed(wire.KIND_LAUNCH, good)
-    agent.send(wire.TASK_LAUNCH, agent.sealed(wire.KIND_LAUNCH, others[0], secret=b"guess"))
-    agent.send(wire.TASK_LAUNCH, agent.sealed(wire.KIND_LAUNCH, others[1], now=time.time() - 100))
+    text = agent.sealed(names.KIND_LAUNCH, good)
+    agent.send(names.TASK_LAUNCH, agent.sealed(names.KIND_LAUNCH, others[0], secret=b"guess"))
+    agent.send(names.TASK_LAUNCH, agent.sealed(names.KIND_LAUNCH, others[1], now=time.time() - 100))
     agent.send(
-        wire.TASK_LAUNCH, agent.sealed(wire.KIND_LAUNCH, {**others[2], "run_dir": "../elsewhere"})
+        names.TASK_LAUNCH, agent.sealed(names.KIND_LAUNCH, {**others[2], "run_dir": "../elsewhere"})
     )
-    agent.send(wire.TASK_CONTROL, text)
+    agent.send(names.TASK_CONTROL, text)
     for _ in range(2):
-        agent.send(wire.TASK_LAUNCH, text)
-    agent.send(wire.TASK_LAUNCH, agent.sealed(wire.KIND_LAUNCH, good))
+        agent.send(names.TASK_LAUNCH, text)
+    agent.send(names.TASK_LAUNCH, agent.sealed(names.KIND_LAUNCH, good))
     agent.until(lambda: "launched before" in agent.log(), "the duplicate was looked at")
     for word in (
         "refused (forged)",
@@ -137,7 +137,7 @@ def test_what_was_to_be_ended_before_it_came_does_not_start(agent: Agent) -> Non
     order = agent.bench.order(SLEEPS)
     agent.control(order, "cancel")
     assert agent.bench.exited(order)["class"] == "lost"
-    agent.send(wire.TASK_LAUNCH, agent.sealed(wire.KIND_LAUNCH, order))
+    agent.send(names.TASK_LAUNCH, agent.sealed(names.KIND_LAUNCH, order))
     agent.until(lambda: "ended before it came" in agent.log(), "the late order")
     assert not (agent.home / order["run_dir"]).exists()
 
@@ -156,7 +156,7 @@ def test_a_folder_that_cannot_be_written_is_told_at_once(agent: Agent) -> None:
     agent.start()
     order = agent.bench.order(SLEEPS)
     (agent.home / "runs").write_text("a file where a folder should be")
-    agent.send(wire.TASK_LAUNCH, agent.sealed(wire.KIND_LAUNCH, order))
+    agent.send(names.TASK_LAUNCH, agent.sealed(names.KIND_LAUNCH, order))
     found = agent.bench.exited(order)
     assert found["class"] == "infrastructure" and "cannot be used" in found["reason"]
 

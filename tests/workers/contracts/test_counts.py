@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from workers.contracts.counts import flops_per_token, kv_elements_per_token, parameter_count
-from workers.contracts.model import ModelSpec
-from workers.contracts.presets import PRESETS, preset, resolve_model
+from workers.contracts.catalog.counts import flops_per_token, kv_elements_per_token, parameter_count
+from workers.contracts.catalog.presets import PRESETS, preset, resolve_model
+from workers.contracts.specs.model import ModelSpec
 
 # sums over the tensors of the published checkpoints (Hugging Face, model.safetensors)
 PUBLISHED = {

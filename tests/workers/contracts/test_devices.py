@@ -7,7 +7,7 @@ from __future__ import annotations
 import pytest
 
 from workers.contracts import ClusterSpec
-from workers.contracts.devices import DEVICES, device, identify
+from workers.contracts.catalog.devices import DEVICES, device, identify
 
 MIB = 2**20
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from workers.contracts import ParallelPlan, RunSpec
-from workers.contracts.engine import (
+from workers.contracts.specs.training_support import (
     ENGINE_VALUES,
     beyond_engine,
     engine_problems,

@@ -8,7 +8,7 @@ import json
 
 import pytest
 
-from workers.contracts.envelope import (
+from workers.contracts.wire.envelope import (
     EnvelopeError,
     NonceCache,
     join_accept,

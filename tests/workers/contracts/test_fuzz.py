@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from workers.contracts import ModelSpec, ParallelPlan, RunSpec, problems_of, spec_problems
-from workers.contracts.counts import flops_per_token, parameter_count
-from workers.contracts.plan import SPLIT_BACKWARD, V_SHAPED
+from workers.contracts.catalog.counts import flops_per_token, parameter_count
+from workers.contracts.specs.plan import SPLIT_BACKWARD, V_SHAPED
 
 scalars = (
     st.none()

@@ -7,7 +7,8 @@ import json
 import pytest
 from pydantic import ValidationError
 
-from workers.contracts.node import (
+from workers.contracts.wire.names import acked_field, acked_key, queue_of
+from workers.contracts.wire.node_messages import (
     AttemptReport,
     ControlOrder,
     ExitClass,
@@ -15,7 +16,6 @@ from workers.contracts.node import (
     LaunchOrder,
     NodeInventory,
 )
-from workers.contracts.wire import acked_field, acked_key, queue_of
 
 
 def test_messages_round_trip() -> None:

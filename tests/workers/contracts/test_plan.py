@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from workers.contracts import ModelSpec, ParallelPlan, plan_problems
-from workers.contracts.plan import LossScale
-from workers.contracts.presets import preset
+from workers.contracts.catalog.presets import preset
+from workers.contracts.specs.plan import LossScale
 
 LLAMA = preset("llama3-8b")
 MOE = preset("qwen3-30b-a3b")

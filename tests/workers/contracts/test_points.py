@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from workers.contracts import Point, RunEvent
-from workers.contracts.metrics import EVENT_TYPES, METRICS, unit_of
-from workers.contracts.points import PointBatch
+from workers.contracts.catalog.metrics import EVENT_TYPES, METRICS, unit_of
+from workers.contracts.wire.points import PointBatch
 
 HEAD: dict[str, Any] = {"run": "r1", "attempt": 1, "rank": 0}
 numbers = st.floats(allow_nan=True, allow_infinity=True)

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from workers.contracts.standing import Standing, culprits_sentence, judge
+from workers.contracts.wire.rank_progress import Standing, culprits_sentence, judge
 
 
 def ranks(*differ: dict[str, Any]) -> list[Standing]:

@@ -8,10 +8,15 @@ from typing import Any
 
 import pytest
 
-from workers.contracts.benchmark import TECHNIQUES, as_training, technique_problems, turn_steps
-from workers.contracts.engine import engine_problems
-from workers.contracts.run import RunSpec
-from workers.contracts.variants import Expansion, expand, total_steps
+from workers.contracts.specs.benchmark import (
+    TECHNIQUES,
+    as_training,
+    technique_problems,
+    turn_steps,
+)
+from workers.contracts.specs.benchmark_variants import Expansion, expand, total_steps
+from workers.contracts.specs.run import RunSpec
+from workers.contracts.specs.training_support import engine_problems
 
 
 def spec_of(plan: dict[str, Any], *techniques: str, **body: Any) -> RunSpec:

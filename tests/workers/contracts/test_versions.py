@@ -21,8 +21,8 @@ from workers.contracts import (
     RunSpec,
     spec_problems,
 )
-from workers.contracts.envelope import open_envelope
 from workers.contracts.schema import CONTRACTS, schema, write
+from workers.contracts.wire.envelope import open_envelope
 
 V1 = Path(__file__).parent / "v1"
 DOCUMENTS: list[tuple[str, type[Contract]]] = [

@@ -15,8 +15,8 @@ from tests.workers.inference.test_speculate import near, plain, speculating
 from workers.inference.constrain.guide import Guides
 from workers.inference.engine import Engine
 from workers.inference.sampling import Sampling
-from workers.inference.words import ByteWords
-from workers.models.tokenizer import TextTokenizer
+from workers.inference.tokenizer import ByteWords
+from workers.models.text.tokenizer import TextTokenizer
 
 BYTES = {"vocab": 258, "max_seq_len": 256}
 END = 257

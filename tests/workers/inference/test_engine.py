@@ -9,15 +9,15 @@ from typing import Any
 import pytest
 import torch
 
-from workers.contracts.model import ModelSpec
+from workers.contracts.specs.model import ModelSpec
 from workers.inference.blocks import BlockPool
 from workers.inference.cache import PagedCache, block_bytes
+from workers.inference.cpu_swap import Costs, HostBlocks
 from workers.inference.engine import Engine
 from workers.inference.request import Request
 from workers.inference.runner import Runner
 from workers.inference.sampling import Sampling
 from workers.inference.scheduler import Limits, Scheduler
-from workers.inference.swap import Costs, HostBlocks
 from workers.models.decoder import Decoder
 
 SWAP = 8

@@ -15,12 +15,12 @@ import pytest
 import tokenizers
 
 from tests.workers.inference.untrained import BYTES, untrained_folder
-from workers.contracts.points import Point, RunEvent
+from workers.contracts.wire.points import Point, RunEvent
 from workers.inference.main import main
 
 KILLED = """
 import os, signal, sys
-from workers.inference.answers import Answers
+from workers.inference.generate.answer_file import Answers
 from workers.inference.main import main
 real = Answers.give
 def give(self, place, answer):
@@ -96,7 +96,7 @@ def test_a_killed_run_neither_repeats_nor_loses_a_line(room, monkeypatch):
     assert done.returncode == -signal.SIGKILL, done.stderr
     cut = room.output.read_bytes()
     assert cut.endswith(b'"te') and 5 <= cut.count(b"\n") < 24
-    stepped = "workers.inference.measure.Measure.stepped"
+    stepped = "workers.inference.metrics.Measure.stepped"
     with monkeypatch.context() as patch:
         patch.setattr(stepped, lambda self: os.kill(os.getpid(), signal.SIGTERM))
         assert main(room.arguments) == 67

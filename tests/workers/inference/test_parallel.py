@@ -26,8 +26,8 @@ from tests.workers.inference.test_engine import (
 )
 from tests.workers.inference.untrained import untrained_folder
 from tests.workers.training.pool import Pool
-from workers.contracts.progress import read_progress
-from workers.contracts.serving import Summary
+from workers.contracts.wire.progress import read_progress
+from workers.contracts.wire.serving_reports import Summary
 from workers.inference.runner import Runner
 from workers.inference.sampling import Sampling
 

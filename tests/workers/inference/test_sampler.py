@@ -14,7 +14,7 @@ from workers.inference.request import Request
 from workers.inference.sampler import Row, at, weights
 from workers.inference.sampling import Sampling
 from workers.inference.speculate.verify import verified
-from workers.inference.stops import GrowingText, until_stop
+from workers.inference.stop_strings import GrowingText, until_stop
 
 LOGITS = torch.tensor([2.0, 1.0, 0.5, 0.0, -1.0, -3.0])
 

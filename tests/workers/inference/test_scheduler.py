@@ -10,11 +10,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from workers.inference.blocks import BlockPool, NoFreeBlock, block_key
+from workers.inference.cpu_swap import Costs, HostBlocks
 from workers.inference.request import Request
 from workers.inference.sampling import Sampling
 from workers.inference.scheduler import Limits, Scheduler
 from workers.inference.step import StepPlan
-from workers.inference.swap import Costs, HostBlocks
 
 
 class Fake:

@@ -13,8 +13,8 @@ import torch
 from tests.workers.inference.test_engine import engine_of, finished
 from workers.inference.sampling import Sampling
 from workers.models.decoder import Decoder
-from workers.models.source import open_weights
-from workers.models.weights import fill_model
+from workers.models.weights.open import open_weights
+from workers.models.weights.reader import fill_model
 
 NEW = 64
 SIZES: dict[str, Any] = {

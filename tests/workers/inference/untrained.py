@@ -7,7 +7,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from workers.contracts.model import ModelSpec
+from workers.contracts.specs.model import ModelSpec
 from workers.models.decoder import Decoder
 from workers.models.hf.saving import save_hugging_face
 

@@ -18,7 +18,7 @@ from typing import Any, TypeVar
 import psutil
 import redis
 
-from workers.contracts import envelope, wire
+from workers.contracts.wire import envelope, names
 from workers.launcher import processes
 from workers.launcher.rundir import RunDir, read_json, write_json
 
@@ -178,33 +178,33 @@ class Node:
 
     def _listen(self) -> None:
         # in this order: what was sent before a report is taken before it
-        after: dict[str, str] = {wire.TELEMETRY: "0", wire.REPORTS: "0"}
+        after: dict[str, str] = {names.TELEMETRY: "0", names.REPORTS: "0"}
         with redis.Redis.from_url(self.url, decode_responses=True) as client:
             while not self._stopping.is_set():
                 try:
                     for stream, entries in client.xread(after, block=50) or []:
                         for id, fields in entries:
                             after[stream] = id
-                            self.take(client, fields[wire.FIELD_MESSAGE])
+                            self.take(client, fields[names.FIELD_MESSAGE])
                 except redis.RedisError:
                     self._stopping.wait(0.1)
 
     def take(self, client: redis.Redis, text: str) -> None:
         kind, node = envelope.peek(text)
-        if node != self.name or kind not in (wire.KIND_REPORT, wire.KIND_TELEMETRY):
+        if node != self.name or kind not in (names.KIND_REPORT, names.KIND_TELEMETRY):
             return
         try:
             body = envelope.open_envelope(self.secret, text, kind=kind, now=time.time())
         except envelope.EnvelopeError:
             return  # another test's node of the same name
-        if kind == wire.KIND_REPORT:
+        if kind == names.KIND_REPORT:
             self.reports.append(body)
             return
         for batch in body["batches"]:
             self.batches.append(batch)
             if self.ingest:
-                field = wire.acked_field(batch["stream"], batch["rank"])
-                client.hset(wire.acked_key(body["attempt_id"]), field, str(_seqs(batch)[-1]))
+                field = names.acked_field(batch["stream"], batch["rank"])
+                client.hset(names.acked_key(body["attempt_id"]), field, str(_seqs(batch)[-1]))
 
 
 def _seqs(batch: dict[str, Any]) -> list[int]:

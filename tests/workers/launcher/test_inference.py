@@ -9,7 +9,7 @@ import httpx
 import pytest
 
 from tests.workers.launcher.harness import Node
-from workers.contracts.serving import KEY_HEADER, serve_key
+from workers.contracts.wire.serving_reports import KEY_HEADER, serve_key
 from workers.launcher.rundir import RunDir, write_json
 
 pytestmark = pytest.mark.flow

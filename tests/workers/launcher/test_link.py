@@ -10,10 +10,10 @@ import time
 import redis
 
 from tests.workers.launcher.harness import Node
-from workers.contracts import envelope, wire
-from workers.contracts.node import LaunchOrder
-from workers.launcher.link import Link
+from workers.contracts.wire import envelope, names
+from workers.contracts.wire.node_messages import LaunchOrder
 from workers.launcher.rundir import read_json, write_json
+from workers.launcher.shipping.redis_link import Link
 
 
 def test_a_node_that_joined_anew_seals_with_its_new_secret(tmp_path, redis_url: str) -> None:
@@ -28,9 +28,9 @@ def test_a_node_that_joined_anew_seals_with_its_new_secret(tmp_path, redis_url: 
         assert link.flush() and link.telemetry([{"stream": "logs"}])
         assert link.generation > before, "the outbox rewinds when the generation rises"
         for stream, kind in (
-            (wire.TELEMETRY, wire.KIND_TELEMETRY),
-            (wire.REPORTS, wire.KIND_REPORT),
+            (names.TELEMETRY, names.KIND_TELEMETRY),
+            (names.REPORTS, names.KIND_REPORT),
         ):
             _, fields = client.xrevrange(stream, count=1)[0]
-            envelope.open_envelope(secret, fields[wire.FIELD_MESSAGE], kind=kind, now=time.time())
+            envelope.open_envelope(secret, fields[names.FIELD_MESSAGE], kind=kind, now=time.time())
         client.flushall()

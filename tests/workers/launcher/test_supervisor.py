@@ -15,7 +15,7 @@ import pytest
 from tests.redis_server import RedisServer
 from tests.workers.launcher.harness import Node, script
 from workers.launcher import processes
-from workers.launcher.recover import recover, reported, supervisor_alive
+from workers.launcher.recovery import recover, reported, supervisor_alive
 from workers.launcher.rundir import RunDir, read_json, write_json
 
 pytestmark = pytest.mark.flow

@@ -6,9 +6,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from workers.contracts.progress import BEACON, BEAT, LAYOUT, VERSION
-from workers.launcher.lateness import LOOKS, Lateness
-from workers.launcher.watch import LEAST_S, Over, Stall, Watch
+from workers.contracts.wire.progress import BEACON, BEAT, LAYOUT, VERSION
+from workers.launcher.hangs.rank_watch import LEAST_S, Over, Stall, Watch
+from workers.launcher.hangs.stragglers import LOOKS, Lateness
 
 
 class Ranks:

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from workers.contracts.points import Point, RunEvent
+from workers.contracts.wire.points import Point, RunEvent
 from workers.metrics.recorder import FLUSH_S, Recorder, RecorderError
 
 ROOT = Path(__file__).parents[3]

@@ -8,10 +8,10 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from workers.contracts.model import ModelSpec
+from workers.contracts.specs.model import ModelSpec
 from workers.models.decoder import Decoder
-from workers.models.documents import Documents
 from workers.models.initialise import initialise
+from workers.models.layers.documents import Documents
 
 SIZES = {
     "layers": 2,

@@ -8,10 +8,10 @@ import pytest
 import torch
 
 from tests.workers.models.block_shapes import SHAPES, built, gradients
-from workers.contracts.rounding import dealt_widths, group_for, linear_widths
-from workers.inference.quantize.swap import widths_of
-from workers.models.aware import fake_quantise, rounded_like
-from workers.models.experts import StackedLinear
+from workers.contracts.specs.weight_rounding import dealt_widths, group_for, linear_widths
+from workers.inference.quantize.replace_linears import widths_of
+from workers.models.moe.experts import StackedLinear
+from workers.models.qat import fake_quantise, rounded_like
 
 
 @pytest.mark.parametrize("kind", ["int8", "int4"])

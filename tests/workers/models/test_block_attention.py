@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from workers.models import block_attention
-from workers.models.block_attention import block_backward, block_forward
+from workers.models.layers import block_attention
+from workers.models.layers.block_attention import block_backward, block_forward
 
 # heads, key-value heads, queries, keys, head dim of queries, of values
 SHAPES = [(4, 4, 7, 7, 8, 8), (4, 2, 5, 9, 8, 8), (4, 1, 9, 3, 12, 8), (3, 3, 6, 6, 8, 12)]

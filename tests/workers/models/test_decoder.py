@@ -11,12 +11,12 @@ import pytest
 import torch
 from torch.utils.checkpoint import checkpoint
 
-from workers.contracts.counts import parameter_count
-from workers.contracts.model import ModelSpec
-from workers.contracts.presets import PRESETS
-from workers.models.balancer import Balancer, routing_layers
+from workers.contracts.catalog.counts import parameter_count
+from workers.contracts.catalog.presets import PRESETS
+from workers.contracts.specs.model import ModelSpec
 from workers.models.decoder import Decoder
 from workers.models.initialise import initialise
+from workers.models.moe.balance_control import Balancer, routing_layers
 
 SIZES = {
     "layers": 2,
@@ -126,8 +126,8 @@ def test_latent_attention_refuses_a_second_norm():
 
 
 def test_interleaved_rope_is_a_complex_rotation():
-    from workers.contracts.model import Rope
-    from workers.models.rope import apply_rope, rope_tables
+    from workers.contracts.specs.model import Rope
+    from workers.models.layers.rope import apply_rope, rope_tables
 
     x = torch.randn(1, 5, 2, 8)
     turned = apply_rope(x, *rope_tables(Rope(), 8, 5, "cpu"), interleaved=True)

@@ -7,12 +7,12 @@ from __future__ import annotations
 import pytest
 import torch
 
-from workers.contracts.model import ModelSpec
-from workers.models import documents as pieces
-from workers.models.attend import attend
+from workers.contracts.specs.model import ModelSpec
 from workers.models.decoder import Decoder
-from workers.models.documents import Documents
 from workers.models.initialise import initialise
+from workers.models.layers import documents as pieces
+from workers.models.layers.attention_math import attend
+from workers.models.layers.documents import Documents
 
 CPU = torch.device("cpu")
 # short ones that share a call, one alone, one longer than a tile, a row of one, a row of single

@@ -13,11 +13,11 @@ from pathlib import Path
 import pytest
 
 from tests.workers.models.test_gguf_tokenizer import trained, values_of, written
-from workers.contracts.model import ModelSource
+from workers.contracts.specs.model import ModelSource
 from workers.models import fetch
 from workers.models.errors import WeightsError
-from workers.models.places import place_of
-from workers.models.published import PUBLISHED, Published
+from workers.models.weights.locations import place_of
+from workers.models.weights.published_models import PUBLISHED, Published
 
 DIST = "orrery_probe-1.0.dist-info"
 

@@ -14,7 +14,7 @@ import torch
 from tests.workers.models.test_hugging_face import CASES, decoder_of, logits_of, their_model
 from workers.models.convert import main
 from workers.models.errors import WeightsError
-from workers.models.source import open_weights
+from workers.models.weights.open import open_weights
 
 gguf = pytest.importorskip("gguf")
 

@@ -24,11 +24,11 @@ from transformers import AutoTokenizer
 from transformers.convert_slow_tokenizer import TikTokenConverter
 from transformers.models.qwen2.tokenization_qwen2 import PRETOKENIZE_REGEX as QWEN2
 
-from workers.models.belongings import belongings
 from workers.models.errors import WeightsError
-from workers.models.gguf_header import GgufHeader
-from workers.models.gguf_tokenizer import tokenizer_files
-from workers.models.tokenizer import open_tokenizer
+from workers.models.gguf.header import GgufHeader
+from workers.models.gguf.tokenizer import tokenizer_files
+from workers.models.text.assets import belongings
+from workers.models.text.tokenizer import open_tokenizer
 
 NORMAL, UNKNOWN, CONTROL, USER, UNUSED, BYTE = range(1, 7)
 TEXT = (
@@ -165,7 +165,7 @@ def test_what_transformers_reads_is_the_same(tmp_path: Path) -> None:
 def test_without_torch(tmp_path: Path) -> None:
     path = written(tmp_path / "model.gguf", values_of(trained("gpt-2"), "gpt-2"))
     code = (
-        "import sys; from pathlib import Path; from workers.models.tokenizer import open_tokenizer;"
+        "import sys; from pathlib import Path; from workers.models.text.tokenizer import open_tokenizer;"
         f"open_tokenizer(Path({str(path)!r})).encode('a'); sys.exit('torch' in sys.modules)"
     )
     assert subprocess.run([sys.executable, "-c", code]).returncode == 0

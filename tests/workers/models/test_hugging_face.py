@@ -17,17 +17,17 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from workers.contracts.model import ModelSpec
-from workers.contracts.presets import PRESETS
+from workers.contracts.catalog.presets import PRESETS
+from workers.contracts.specs.model import ModelSpec
 from workers.models.convert import convert, main
 from workers.models.decoder import Decoder
 from workers.models.errors import WeightsError
 from workers.models.hf.reading import read_shape
 from workers.models.hf.saving import save_hugging_face
 from workers.models.hf.writing import write_config
-from workers.models.manifest import seal
-from workers.models.source import open_weights
-from workers.models.weights import fill_model
+from workers.models.weights.manifest import seal
+from workers.models.weights.open import open_weights
+from workers.models.weights.reader import fill_model
 
 SIZES = {
     "num_hidden_layers": 2,

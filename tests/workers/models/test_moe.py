@@ -9,12 +9,12 @@ import torch
 
 from kernels import explain
 from kernels.dispatch import forget
-from workers.contracts.model import ModelSpec
-from workers.models.balancer import Balancer
-from workers.models.documents import Documents
-from workers.models.experts import drop_beyond_capacity
+from workers.contracts.specs.model import ModelSpec
 from workers.models.initialise import initialise
-from workers.models.moe import RoutedMlp
+from workers.models.layers.documents import Documents
+from workers.models.moe.balance_control import Balancer
+from workers.models.moe.experts import drop_beyond_capacity
+from workers.models.moe.layer import RoutedMlp
 
 SIZES = {"layers": 1, "hidden": 16, "heads": 2, "ffn": 24, "vocab": 61, "max_seq_len": 64}
 

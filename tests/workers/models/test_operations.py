@@ -14,9 +14,9 @@ from kernels import explain
 from kernels.dispatch import forget
 from tests.workers.models.block_shapes import SHAPES, TOKENS, built, gradients
 from workers.metrics.kernel_choices import kernels_chosen
-from workers.models.attend import attend
-from workers.models.documents import Documents
-from workers.models.operations import make_plain
+from workers.models.layers.attention_math import attend
+from workers.models.layers.documents import Documents
+from workers.models.layers.operations import make_plain
 
 CPU = torch.device("cpu")
 

@@ -10,7 +10,7 @@ import pytest
 
 from tests.workers.recorder.server import TOKEN, Ingest
 from workers.contracts import RunSpec
-from workers.contracts.counts import parameter_count
+from workers.contracts.catalog.counts import parameter_count
 from workers.recorder.orrery_lightning import OrreryLogger
 
 

@@ -11,9 +11,9 @@ import pytest
 from torch import Tensor
 
 from tests.workers.training.pool import Pool, Result, train_alone
-from workers.models.checkpoint import CheckpointFolder
-from workers.models.manifest import step_folder
-from workers.models.shapes import weight_shapes
+from workers.models.weights.manifest import step_folder
+from workers.models.weights.orrery_checkpoint import CheckpointFolder
+from workers.models.weights.parameter_shapes import weight_shapes
 
 TINY = {
     "name": "tiny",

@@ -11,13 +11,13 @@ from torch.profiler import ProfilerActivity, profile
 
 from kernels.dispatch import forget
 from tests.orchestrator.planner.collectives.program import counted
-from workers.contracts.model import ModelSpec
-from workers.contracts.plan import ParallelPlan
+from workers.contracts.specs.model import ModelSpec
+from workers.contracts.specs.plan import ParallelPlan
 from workers.metrics.memory import local_tensor
 from workers.models.decoder import Decoder
-from workers.models.experts import Experts
-from workers.training.mesh import World, lay_out
-from workers.training.parallelize import Parallel, parallelize
+from workers.models.moe.experts import Experts
+from workers.training.parallel.mesh import World, lay_out
+from workers.training.parallel.parallelize import Parallel, parallelize
 
 
 def laid(model: dict[str, Any], plan: dict[str, Any]) -> tuple[Decoder, Parallel]:

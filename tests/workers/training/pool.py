@@ -32,10 +32,10 @@ LOADED = [
     "torch.distributed.checkpoint.state_dict_saver",
     "torch.distributed.checkpoint.state_dict_loader",
     "torch.nn.attention.flex_attention",
-    "workers.training.attempt",
-    "workers.training.tensor",
-    "workers.training.expert",
-    "workers.training.pipeline.asynchronous",
+    "workers.training.setup.attempt",
+    "workers.training.parallel.tensor",
+    "workers.training.parallel.expert",
+    "workers.training.parallel.pipeline.pipedream_loop",
     "workers.training.optim.scaled_adamw",
     "workers.training.trace.traffic",
 ]
@@ -135,9 +135,9 @@ def read_lines(path: Path) -> list[dict[str, Any]]:
 
 
 def _run(spec: dict[str, Any], directory: Path, more: dict[str, str]) -> dict[str, Any]:
-    from workers.training.accept import accept
-    from workers.training.attempt import run_attempt
-    from workers.training.environment import check_world, read_environment
+    from workers.training.setup.attempt import run_attempt
+    from workers.training.setup.environment import check_world, read_environment
+    from workers.training.setup.spec_loading import accept
 
     names = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
     environment = read_environment(
@@ -162,11 +162,11 @@ def _serve(rank: int, size: int, rendezvous: str, line: Connection) -> None:
     import torch
     import torch.distributed as dist
 
-    from workers.training import writing
+    from workers.training.loop import text_samples
 
     faulthandler.enable()
     # texts are compared: on a busy machine they take as long as they take
-    writing.GRACE_S = TIMEOUT_S
+    text_samples.GRACE_S = TIMEOUT_S
     os.chdir(ROOT)
     place = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": size, "LOCAL_WORLD_SIZE": size}
     os.environ.update({name: str(value) for name, value in place.items()})

@@ -13,18 +13,18 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn import functional
 
-from workers.contracts.model import ModelSpec
-from workers.models.attend import attend
-from workers.models.balance import Balance
+from workers.contracts.specs.model import ModelSpec
 from workers.models.decoder import Decoder
-from workers.models.documents import Documents
 from workers.models.initialise import initialise
-from workers.training import ring
-from workers.training.chunks import held_spans
-from workers.training.context import apply_context, cut
-from workers.training.mesh import Axis
-from workers.training.recompute.kept import Recomputed
-from workers.training.ring import ring_attend
+from workers.models.layers.attention_math import attend
+from workers.models.layers.documents import Documents
+from workers.models.moe.load_balance import Balance
+from workers.training.parallel.context import ring_attention
+from workers.training.parallel.context.apply import apply_context, cut
+from workers.training.parallel.context.ring_attention import ring_attend
+from workers.training.parallel.context.ring_chunks import held_spans
+from workers.training.parallel.mesh import Axis
+from workers.training.recompute.checkpointing import Recomputed
 
 
 def attention_errors(dtype: str, shapes: list[dict[str, Any]]) -> list[list[float]]:
@@ -198,8 +198,8 @@ def _counted() -> Iterator[list[int]]:
         posted.extend(each.tensor.nbytes for each in operations if each.op is dist.isend)
         return plain(operations)
 
-    ring.dist.batch_isend_irecv = counting
+    ring_attention.dist.batch_isend_irecv = counting
     try:
         yield posted
     finally:
-        ring.dist.batch_isend_irecv = plain
+        ring_attention.dist.batch_isend_irecv = plain

@@ -12,9 +12,9 @@ from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
 
-from workers.contracts.bodies import OptimizerSpec
+from workers.contracts.specs.run_bodies import OptimizerSpec
 from workers.training.optim import build_optimizer, state_of
-from workers.training.reduce import GradientReducer
+from workers.training.parallel.gradient_reduction import GradientReducer
 
 # no width divides by 2
 SHAPES = {

@@ -18,17 +18,17 @@ from torch.profiler import ProfilerActivity, profile
 from torch.utils.checkpoint import checkpoint
 
 from tests.orchestrator.planner.collectives.program import counted
-from workers.contracts.model import ModelSpec
-from workers.contracts.plan import ParallelPlan
-from workers.models.balance import Balance
+from workers.contracts.specs.model import ModelSpec
+from workers.contracts.specs.plan import ParallelPlan
 from workers.models.decoder import Decoder
-from workers.models.head import rows_of
 from workers.models.initialise import initialise, local_part
-from workers.training.batches import IGNORED
-from workers.training.objectives import token_losses
-from workers.training.tensor import apply_tensor, sum_partial
-from workers.training.tensor.dropout import draw_apart
-from workers.training.tensor.vocabulary import cross_entropy
+from workers.models.layers.head import rows_of
+from workers.models.moe.load_balance import Balance
+from workers.training.loop.objective import token_losses
+from workers.training.parallel.batch_sharding import IGNORED
+from workers.training.parallel.tensor import apply_tensor, sum_partial
+from workers.training.parallel.tensor.dropout import draw_apart
+from workers.training.parallel.tensor.vocabulary import cross_entropy
 
 
 @cache

@@ -13,9 +13,9 @@ import pytest
 import torch
 
 from tests.workers.training.conftest import TINY, make_spec
-from workers.contracts.metrics import METRICS
-from workers.contracts.points import Point, RunEvent
-from workers.training.passes import Setting
+from workers.contracts.catalog.metrics import METRICS
+from workers.contracts.wire.points import Point, RunEvent
+from workers.training.loop.microbatches import Setting
 
 TWO = {"dp": 2, "micro_batch_size": 2, "global_batch_size": 4}
 

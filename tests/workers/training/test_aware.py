@@ -10,18 +10,18 @@ import pytest
 import torch
 
 from tests.workers.training.conftest import final_weights, make_spec, relative
-from workers.contracts.engine import engine_problems
-from workers.contracts.run import RunSpec
+from workers.contracts.specs.run import RunSpec
+from workers.contracts.specs.training_support import engine_problems
 from workers.inference.quantize.linears import round_groups
-from workers.inference.quantize.swap import linears_of
+from workers.inference.quantize.replace_linears import linears_of
 from workers.models.decoder import Decoder
-from workers.models.manifest import step_folder
-from workers.models.source import open_weights
-from workers.models.weights import fill_model
-from workers.training.accept import accept
-from workers.training.batches import Block, tensors_of
+from workers.models.weights.manifest import step_folder
+from workers.models.weights.open import open_weights
+from workers.models.weights.reader import fill_model
 from workers.training.data.opened import open_samples
-from workers.training.objectives import token_loss
+from workers.training.loop.objective import token_loss
+from workers.training.parallel.batch_sharding import Block, tensors_of
+from workers.training.setup.spec_loading import accept
 
 STEPS = 20
 MODEL = {

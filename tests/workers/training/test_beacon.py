@@ -12,10 +12,10 @@ import torch
 
 from tests.workers.training.conftest import make_spec
 from tests.workers.training.pool import Result, _run
-from workers.contracts.progress import BEACON, BEAT, LAYOUT, VERSION, read_progress, read_pulse
+from workers.contracts.wire.progress import BEACON, BEAT, LAYOUT, VERSION, read_progress, read_pulse
 from workers.metrics.beacon import Beacon
-from workers.training import arrival
-from workers.training.arrival import Arrivals
+from workers.training.parallel import arrival_skew
+from workers.training.parallel.arrival_skew import Arrivals
 
 
 def test_a_beacon_is_read_while_its_thread_stands(tmp_path, monkeypatch):
@@ -62,7 +62,7 @@ def test_every_rank_tells_how_late_it_came(zero, train, tmp_path):
 
 def test_a_rank_that_is_last_step_after_step_is_told_once(monkeypatch):
     now = [100.0]
-    monkeypatch.setattr(arrival.time, "perf_counter", lambda: now[0])
+    monkeypatch.setattr(arrival_skew.time, "perf_counter", lambda: now[0])
     of_rank_0 = Arrivals(rank=0, size=4, stages=2, device=torch.device("cpu"))
     told = []
     for step in range(30):

@@ -11,7 +11,7 @@ from typing import Any
 
 from tests.workers.training.conftest import TINY
 from tests.workers.training.pool import Pool, read_lines
-from workers.contracts.variants import BASE
+from workers.contracts.specs.benchmark_variants import BASE
 
 SPEC: dict[str, Any] = {
     "kind": "benchmark",
@@ -34,7 +34,7 @@ def ranks(spec: dict[str, Any], directory: str, breaks: str = "") -> dict[str, A
 
     from workers.training.benchmark import turn, turns
     from workers.training.benchmark.accept import accept_benchmark
-    from workers.training.environment import read_environment
+    from workers.training.setup.environment import read_environment
 
     class Broken(turn.Turn):
         def train(self, world: Any, samples: Any) -> Any:

@@ -8,7 +8,7 @@ from bisect import bisect_right
 import pytest
 import torch
 
-from workers.training.chunks import held_spans, visible_blocks
+from workers.training.parallel.context.ring_chunks import held_spans, visible_blocks
 
 WINDOWS = (None, 1, 2, 3, 5, 7, 12, 30)
 

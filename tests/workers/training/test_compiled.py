@@ -46,14 +46,14 @@ def ranks(spec: dict[str, Any], directory: str) -> dict[str, Any]:
     import os
 
     from tests.workers.training.pool import _run
-    from workers.training import compiled
+    from workers.training.setup import compile
 
     names = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
-    compiled.BACKEND, kept = "aot_eager", compiled.BACKEND
+    compile.BACKEND, kept = "aot_eager", compile.BACKEND
     try:
         return _run(spec, Path(directory), {name: os.environ[name] for name in names})
     finally:
-        compiled.BACKEND = kept
+        compile.BACKEND = kept
 
 
 def same(ours: Result, theirs: Result) -> None:

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch.nn import functional
 
-from workers.training import cpu_products
+from workers.training.numerics import cpu_products
 
 
 @pytest.fixture

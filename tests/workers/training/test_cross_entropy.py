@@ -6,9 +6,9 @@ import pytest
 import torch
 from torch.nn import functional
 
-from workers.training import cross_entropy as module
-from workers.training.batches import IGNORED
-from workers.training.cross_entropy import cross_entropy
+from workers.training.numerics import cross_entropy as module
+from workers.training.numerics.cross_entropy import cross_entropy
+from workers.training.parallel.batch_sharding import IGNORED
 
 
 @pytest.mark.parametrize(("tokens", "vocab"), [(1, 2), (37, 517)])

@@ -10,12 +10,12 @@ import sys
 
 import pytest
 
-from orchestrator.planner.collectives import all_to_all_bytes
-from orchestrator.planner.inputs import RECOMPUTE
+from orchestrator.planner.model.communication.engine_traffic import all_to_all_bytes
+from orchestrator.planner.model.inputs import RECOMPUTE
 from tests.workers.training.conftest import final_weights, make_spec, relative
 from tests.workers.training.pool import ROOT
-from workers.contracts.exits import UserError
-from workers.training.accept import accept
+from workers.contracts.wire.exits import UserError
+from workers.training.setup.spec_loading import accept
 
 RANKS = "tests.workers.training.expert_ranks"
 SMALL = {"layers": 3, "hidden": 32, "heads": 4, "ffn": 80, "vocab": 257, "max_seq_len": 64}

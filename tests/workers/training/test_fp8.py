@@ -13,10 +13,10 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from tests.workers.training.conftest import TINY, make_spec
-from workers.contracts.model import ModelSpec
+from workers.contracts.specs.model import ModelSpec
 from workers.models.decoder import Decoder
-from workers.models.experts import StackedLinear
 from workers.models.initialise import initialise
+from workers.models.moe.experts import StackedLinear
 from workers.training.fp8 import apply_fp8, hopper
 from workers.training.fp8.linear import multiply
 from workers.training.fp8.tiles import BLOCK, COLUMN, ROW, quantize

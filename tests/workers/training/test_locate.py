@@ -11,11 +11,11 @@ import torch
 from torch.nn import functional
 
 from tests.workers.training.conftest import TINY, make_spec
-from workers.contracts.model import ModelSpec
+from workers.contracts.specs.model import ModelSpec
 from workers.models.decoder import Decoder
 from workers.models.initialise import initialise
-from workers.training.locate import Culprit, locate
-from workers.training.mesh import World
+from workers.training.numerics.nan_locator import Culprit, locate
+from workers.training.parallel.mesh import World
 
 TOKENS = torch.arange(32).view(2, 16)
 

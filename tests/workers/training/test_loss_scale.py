@@ -11,10 +11,10 @@ import pytest
 import torch
 
 from tests.workers.training.conftest import make_spec
-from workers.contracts.plan import LossScale
-from workers.training.half_products import HalfProducts
-from workers.training.loss_scale import LossScaler
-from workers.training.passes import Setting
+from workers.contracts.specs.plan import LossScale
+from workers.training.loop.microbatches import Setting
+from workers.training.numerics.fp16_products import HalfProducts
+from workers.training.numerics.loss_scale import LossScaler
 
 BATCH = {"micro_batch_size": 2, "global_batch_size": 8}
 # so large that the first steps overflow, and so eager to grow that later ones do

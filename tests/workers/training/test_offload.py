@@ -12,9 +12,9 @@ import pytest
 import torch
 
 from tests.workers.training.conftest import make_spec
-from workers.contracts.bodies import OptimizerSpec
-from workers.contracts.engine import engine_problems
-from workers.contracts.run import RunSpec
+from workers.contracts.specs.run import RunSpec
+from workers.contracts.specs.run_bodies import OptimizerSpec
+from workers.contracts.specs.training_support import engine_problems
 from workers.metrics.memory import process_memory
 from workers.training.offload import Disk, OffloadedOptimizer, copies
 from workers.training.offload.disk import BUFFERS

@@ -10,11 +10,11 @@ import torch
 from tests.workers.training.conftest import final_weights, make_spec, relative
 from workers.models.decoder import Decoder
 from workers.models.initialise import initialise
-from workers.training.accept import accept
-from workers.training.batches import blocks_of, tensors_of
 from workers.training.data.opened import open_samples
-from workers.training.objectives import token_loss
+from workers.training.loop.objective import token_loss
 from workers.training.optim import build_optimizer
+from workers.training.parallel.batch_sharding import blocks_of, tensors_of
+from workers.training.setup.spec_loading import accept
 
 STEPS, FLUSH = 20, 10
 MODEL = {

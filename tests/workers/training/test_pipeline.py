@@ -8,9 +8,9 @@ import pytest
 import torch
 
 from tests.workers.training.conftest import final_weights, make_spec, relative
-from workers.training.accept import accept
-from workers.training.fake import describe_fake_ranks
-from workers.training.pipeline.stage import plainly
+from workers.training.parallel.pipeline.stage import plainly
+from workers.training.setup.fake_ranks import describe_fake_ranks
+from workers.training.setup.spec_loading import accept
 
 STEPS = 20
 

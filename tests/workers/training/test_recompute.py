@@ -11,20 +11,20 @@ import pytest
 import torch
 from torch.nn import functional
 
-from orchestrator.planner import activations, steptime  # noqa: F401  registers the terms
-from orchestrator.planner.frameworks import framework
-from orchestrator.planner.inputs import Request, table_of
+from orchestrator.planner.model.frameworks import framework
+from orchestrator.planner.model.inputs import Request, table_of
+from orchestrator.planner.model.time import step_time  # noqa: F401  registers the terms
 from orchestrator.planner.schedules.inflight import in_flight
 from orchestrator.planner.schedules.orders import SCHEDULES
 from tests.workers.training.conftest import TINY, make_spec
-from workers.contracts.cluster import ClusterSpec
-from workers.contracts.model import ModelSpec
-from workers.contracts.plan import ParallelPlan
-from workers.contracts.presets import preset
+from workers.contracts.catalog.presets import preset
+from workers.contracts.specs.cluster import ClusterSpec
+from workers.contracts.specs.model import ModelSpec
+from workers.contracts.specs.plan import ParallelPlan
 from workers.metrics.memory import SavedForBackward, storage_keys
 from workers.models.decoder import Decoder
 from workers.models.initialise import initialise
-from workers.training.recompute import apply_recompute, hardware_factor, room
+from workers.training.recompute import apply_recompute, hardware_factor, memory_budget
 from workers.training.recompute.knapsack import best_sets, spread
 
 KINDS = ("none", "selective", "full")
@@ -213,7 +213,7 @@ def test_micro_batches_in_flight_are_those_of_the_planner(schedule):
         )
         for rank in range(4):
             says = in_flight(SCHEDULES.index(schedule), 4, plan.virtual_stages, micro_batches, rank)
-            assert room.in_flight(plan, rank) == pytest.approx(float(says))
+            assert memory_budget.in_flight(plan, rank) == pytest.approx(float(says))
 
 
 @pytest.mark.parametrize("name", ["llama3-8b", "gpt2-124m", "deepseek-v2", "qwen3-30b-a3b"])

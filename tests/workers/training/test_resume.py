@@ -15,7 +15,7 @@ from torch.distributed.checkpoint.metadata import BytesStorageMetadata
 
 from tests.workers.training.conftest import make_spec
 from workers.models.convert import convert
-from workers.models.manifest import seal
+from workers.models.weights.manifest import seal
 
 HALF, WHOLE = 5, 10
 

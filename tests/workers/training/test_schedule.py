@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from workers.contracts.bodies import LrSchedule
-from workers.training.schedule import lr_at
+from workers.contracts.specs.run_bodies import LrSchedule
+from workers.training.loop.lr_schedule import lr_at
 
 
 @pytest.mark.parametrize(

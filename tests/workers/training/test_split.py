@@ -8,9 +8,9 @@ import pytest
 import torch
 
 from tests.workers.training.split_ranks import SHAPES, draw
-from workers.contracts.bodies import OptimizerSpec
+from workers.contracts.specs.run_bodies import OptimizerSpec
 from workers.training.optim import build_optimizer
-from workers.training.optim.split import deal
+from workers.training.optim.zero1 import deal
 
 HERE = "tests.workers.training.split_ranks"
 RULES = {

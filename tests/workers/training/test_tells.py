@@ -11,11 +11,11 @@ import pytest
 
 from tests.workers.training.conftest import TINY, make_spec
 from tests.workers.training.pool import TIMEOUT_S
-from workers.contracts.exits import UserError
-from workers.training import writing
-from workers.training.accept import accept
+from workers.contracts.wire.exits import UserError
 from workers.training.data.prompts import Prompts, open_prompts
 from workers.training.data.tokenizer import BYTES
+from workers.training.loop import text_samples
+from workers.training.setup.spec_loading import accept
 
 BATCH = {"micro_batch_size": 2, "global_batch_size": 4}
 STEPS, SAVED = 8, (4, 8)
@@ -78,7 +78,7 @@ def alone(train, tmp_path_factory):
         if kind not in made:
             whole = spec(plan)
             with pytest.MonkeyPatch.context() as patch:
-                patch.setattr(writing, "GRACE_S", TIMEOUT_S)  # as on the ranks of a pool
+                patch.setattr(text_samples, "GRACE_S", TIMEOUT_S)  # as on the ranks of a pool
                 made[kind] = train({**whole, "plan": BATCH}, tmp_path_factory.mktemp("alone"))
         return made[kind]
 
@@ -129,8 +129,8 @@ def test_texts_of_a_run(alone):
 
 
 def test_time_for_texts_is_bounded(train, tmp_path, monkeypatch):
-    monkeypatch.setattr(writing, "SHARE", 0.0)
-    monkeypatch.setattr(writing, "GRACE_S", 1e-6)
+    monkeypatch.setattr(text_samples, "SHARE", 0.0)
+    monkeypatch.setattr(text_samples, "GRACE_S", 1e-6)
     found = train({**spec({}), "plan": BATCH}, tmp_path)
     [told] = [each["data"] for each in found.events() if each["type"] == "samples_written"]
     assert (told["step"], told["cut_short"]) == (4, True)

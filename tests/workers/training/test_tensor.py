@@ -6,10 +6,10 @@ from __future__ import annotations
 
 import pytest
 
-from orchestrator.planner.collectives import tp_call_bytes
+from orchestrator.planner.model.communication.engine_traffic import tp_call_bytes
 from tests.workers.training.conftest import final_weights, make_spec, relative
-from workers.training.accept import accept
-from workers.training.fake import describe_fake_ranks
+from workers.training.setup.fake_ranks import describe_fake_ranks
+from workers.training.setup.spec_loading import accept
 
 RANKS = "tests.workers.training.tensor_ranks"
 BASE = {

@@ -7,8 +7,8 @@ from __future__ import annotations
 import pytest
 
 from tests.workers.training.conftest import TINY, final_weights, make_spec, relative
-from workers.contracts.counts import parameter_count
-from workers.contracts.model import ModelSpec
+from workers.contracts.catalog.counts import parameter_count
+from workers.contracts.specs.model import ModelSpec
 
 STEPS = 20
 BATCH = 8

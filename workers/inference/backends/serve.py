@@ -17,17 +17,24 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
-from workers.contracts.exits import Outcome
-from workers.contracts.serving import DRAINING, SERVED, SERVING, Serving, Summary, serve_key
-from workers.inference.accept import InferenceRun
+from workers.contracts.wire.exits import Outcome
+from workers.contracts.wire.serving_reports import (
+    DRAINING,
+    SERVED,
+    SERVING,
+    Serving,
+    Summary,
+    serve_key,
+)
 from workers.inference.backends import vllm
+from workers.inference.control import Orders
+from workers.inference.env import Surroundings
 from workers.inference.liveness import COMPUTES, IDLES
-from workers.inference.orders import Orders
 from workers.inference.server.app import error_handlers, read_body
 from workers.inference.server.gate import Gate
 from workers.inference.server.listen import Listener, bind, is_loopback
 from workers.inference.server.relay import Relay
-from workers.inference.surroundings import Surroundings
+from workers.inference.spec_loading import InferenceRun
 from workers.metrics.beacon import Beacon
 from workers.metrics.recorder import Recorder
 

@@ -14,11 +14,11 @@ from collections import defaultdict
 from collections.abc import Mapping
 from pathlib import Path
 
-from workers.contracts.exits import UserError
-from workers.contracts.model import ModelSource
-from workers.inference.accept import InferenceRun
+from workers.contracts.specs.model import ModelSource
+from workers.contracts.wire.exits import UserError
+from workers.inference.spec_loading import InferenceRun
 from workers.models.errors import WeightsError
-from workers.models.places import place_of
+from workers.models.weights.locations import place_of
 
 MODULE = "vllm.entrypoints.openai.api_server"
 _DTYPES = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}

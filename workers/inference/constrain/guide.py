@@ -18,8 +18,8 @@ from torch import Tensor
 
 from workers.inference.constrain.grammar import form_of, grammar_of
 from workers.inference.sampling import Sampling
-from workers.inference.words import ByteWords, Words
-from workers.models.tokenizer import TextTokenizer
+from workers.inference.tokenizer import ByteWords, Words
+from workers.models.text.tokenizer import TextTokenizer
 
 if TYPE_CHECKING:
     from llguidance import LLMatcher, LLTokenizer

@@ -13,10 +13,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from workers.contracts.data import SUFFIXES, DataSpec
-from workers.contracts.exits import UserError
+from workers.contracts.specs.data import SUFFIXES, DataSpec
+from workers.contracts.wire.exits import UserError
 from workers.inference.evaluate.metrics import ANSWERS, CHOICES
-from workers.inference.prompts import GOOD, Line
+from workers.inference.generate.prompts import GOOD, Line
 
 # a file of the training engine's, not a module: neither engine knows the other
 _PRESETS = {

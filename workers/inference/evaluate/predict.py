@@ -11,14 +11,14 @@ from copy import deepcopy
 from dataclasses import replace
 from typing import Any
 
-from workers.contracts.exits import UserError
-from workers.inference.answers import Answers
+from workers.contracts.wire.exits import UserError
 from workers.inference.build import blocks_that_fit, blocks_wanted, build
+from workers.inference.generate.answer_file import Answers
 from workers.inference.load import Loaded
 from workers.inference.request import Request
 from workers.inference.sampling import Sampling
 from workers.inference.scheduler import Limits
-from workers.inference.stops import until_stop
+from workers.inference.stop_strings import until_stop
 
 
 def predict(

@@ -16,27 +16,27 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from workers.contracts.bodies import EvaluateBody
-from workers.contracts.exits import Outcome, UserError, write_atomically
-from workers.contracts.model import ModelSource, ModelSpec
-from workers.contracts.serving import EVALUATED, Evaluated, FileTold
-from workers.inference.accept import InferenceRun
-from workers.inference.answers import Answers, fingerprint
+from workers.contracts.specs.model import ModelSource, ModelSpec
+from workers.contracts.specs.run_bodies import EvaluateBody
+from workers.contracts.wire.exits import Outcome, UserError, write_atomically
+from workers.contracts.wire.serving_reports import EVALUATED, Evaluated, FileTold
+from workers.inference.control import Orders
 from workers.inference.engine import check_prompt
+from workers.inference.env import Surroundings
 from workers.inference.evaluate.likelihood import BATCH_TOKENS, losses
 from workers.inference.evaluate.lines import Item, read_items
 from workers.inference.evaluate.metrics import ANSWERS, CHOICES, LIKELIHOOD, read_metrics
 from workers.inference.evaluate.predict import predict
 from workers.inference.evaluate.scores import score_answers, score_line
 from workers.inference.evaluate.units import units_of
+from workers.inference.generate.answer_file import Answers, fingerprint
 from workers.inference.liveness import mark_layers
 from workers.inference.load import Loaded, device_of, load
-from workers.inference.orders import Orders
-from workers.inference.parallel.follow import Follower
-from workers.inference.parallel.lead import reading
-from workers.inference.parallel.team import join, led
+from workers.inference.parallel.driver import reading
+from workers.inference.parallel.groups import join, led
+from workers.inference.parallel.worker import Follower
 from workers.inference.sampling import Sampling
-from workers.inference.surroundings import Surroundings
+from workers.inference.spec_loading import InferenceRun
 from workers.metrics.beacon import Beacon
 from workers.metrics.recorder import Recorder, last_attempt
 

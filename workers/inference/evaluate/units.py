@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from workers.contracts.exits import UserError
+from workers.contracts.wire.exits import UserError
 from workers.inference.evaluate.likelihood import Window, windows_of
 from workers.inference.evaluate.lines import Item
 from workers.inference.load import Loaded

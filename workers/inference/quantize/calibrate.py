@@ -16,9 +16,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from workers.models.attention import Attention
 from workers.models.decoder import Block, Decoder
-from workers.models.mlp import Mlp
+from workers.models.layers.attention import Attention
+from workers.models.layers.mlp import Mlp
 
 
 @dataclass(slots=True)

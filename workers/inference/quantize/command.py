@@ -20,20 +20,20 @@ from typing import Any
 
 import torch
 
-from workers.contracts.data import DataSpec
-from workers.contracts.exits import UserError
-from workers.contracts.model import ModelSource
-from workers.contracts.serving import QUANTIZED, FileTold, Quantized
+from workers.contracts.specs.data import DataSpec
+from workers.contracts.specs.model import ModelSource
+from workers.contracts.wire.exits import UserError
+from workers.contracts.wire.serving_reports import QUANTIZED, FileTold, Quantized
 from workers.inference.evaluate.likelihood import losses, windows_of
 from workers.inference.evaluate.lines import read_items, read_texts
 from workers.inference.load import DTYPES, Loaded, device_here, load
 from workers.inference.quantize.folder import REPORT, check_family, write_folder
 from workers.inference.quantize.methods import BITS, METHODS, smaller
 from workers.inference.quantize.prune import narrower
-from workers.inference.quantize.swap import group_for, weight_bytes, widths_of
+from workers.inference.quantize.replace_linears import group_for, weight_bytes, widths_of
 from workers.metrics.recorder import Recorder, last_attempt
-from workers.models.belongings import belongings
-from workers.models.places import place_of
+from workers.models.text.assets import belongings
+from workers.models.weights.locations import place_of
 
 
 def main(argv: Sequence[str] | None = None) -> int:

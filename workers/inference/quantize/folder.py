@@ -12,16 +12,16 @@ from typing import Any
 
 from torch import Tensor
 
-from workers.contracts.model import ModelSpec
+from workers.contracts.specs.model import ModelSpec
 from workers.inference.quantize.methods import Made
-from workers.models.belongings import keep
 from workers.models.decoder import Decoder
 from workers.models.errors import WeightsError
 from workers.models.hf.names import entries_of
 from workers.models.hf.packed import Quantization, parts_of, read_quantization
 from workers.models.hf.saving import save_hugging_face
 from workers.models.hf.writing import family_of
-from workers.models.shapes import weights_of
+from workers.models.text.assets import keep
+from workers.models.weights.parameter_shapes import weights_of
 
 REPORT = "report.json"
 

@@ -15,7 +15,7 @@ from torch.nn import functional
 from kernels import fp8_matmul, int4_matmul, quantize_1x128, quantize_128x128
 from kernels.int4.pack import check_group, packed, unpack
 from kernels.int8 import int8_matmul, quantize_int8
-from workers.contracts.rounding import GROUPS
+from workers.contracts.specs.weight_rounding import GROUPS
 from workers.models.hf.packed import Packed
 
 GROUP = 128

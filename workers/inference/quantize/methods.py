@@ -13,17 +13,17 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from workers.contracts.model import ModelSpec
+from workers.contracts.specs.model import ModelSpec
 from workers.inference.quantize.calibrate import Inputs, Walk
 from workers.inference.quantize.factors import low_rank, rank_for
 from workers.inference.quantize.gptq import gptq
 from workers.inference.quantize.linears import packed_as, round_groups
 from workers.inference.quantize.prune import prune_block
+from workers.inference.quantize.replace_linears import put_packed
 from workers.inference.quantize.scales import awq_scales, fold, folds_of, smooth_scales
-from workers.inference.quantize.swap import put_packed
 from workers.models.decoder import Block, Decoder
-from workers.models.experts import StackedLinear
 from workers.models.hf.packed import Packed
+from workers.models.moe.experts import StackedLinear
 
 BITS = {"awq": 4.0, "gptq": 4.0, "int4": 4.0, "int8": 8.0, "smoothquant": 8.0, "fp8": 8.0}
 METHODS = (*BITS, "prune", "lowrank")

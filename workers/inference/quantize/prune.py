@@ -11,11 +11,11 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from workers.contracts.model import ModelSpec
+from workers.contracts.specs.model import ModelSpec
 from workers.inference.quantize.calibrate import Inputs, damped
-from workers.models.attention import Attention
 from workers.models.decoder import Block
-from workers.models.mlp import Mlp
+from workers.models.layers.attention import Attention
+from workers.models.layers.mlp import Mlp
 
 
 def narrower(spec: ModelSpec, *, neurons: float, heads: float) -> ModelSpec:

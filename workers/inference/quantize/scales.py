@@ -15,9 +15,9 @@ import torch
 from torch import Tensor, nn
 
 from workers.inference.quantize.calibrate import Inputs, Rounding
-from workers.models.attention import Attention
 from workers.models.decoder import Block
-from workers.models.mlp import Mlp
+from workers.models.layers.attention import Attention
+from workers.models.layers.mlp import Mlp
 
 GRID = 20
 

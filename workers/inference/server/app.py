@@ -19,7 +19,7 @@ from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
-from workers.contracts.serving import STATE_PATH, TALLY_PATH, EngineState, Tally
+from workers.contracts.wire.serving_reports import STATE_PATH, TALLY_PATH, EngineState, Tally
 from workers.inference.server.desk import Desk, Wish
 from workers.inference.server.errors import ApiError
 from workers.inference.server.gone import GONE, unless_gone

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import Counter, deque
 from collections.abc import Iterable
 
-from workers.contracts.serving import RequestTold, Summary, Tally
+from workers.contracts.wire.serving_reports import RequestTold, Summary, Tally
 
 _REMEMBERED = 100_000  # latencies that percentiles are of: the newest
 _LAST = 32  # requests that a summary lists

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from workers.inference.sampling import Sampling
-from workers.inference.stops import GrowingText, until_stop
+from workers.inference.stop_strings import GrowingText, until_stop
 
 
 class Flow:

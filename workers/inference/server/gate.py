@@ -11,8 +11,8 @@ from collections import deque
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 
-from workers.contracts.secret import checker
-from workers.contracts.serving import CLIENT_HEADER, KEY_HEADER
+from workers.contracts.specs.api_key_hash import checker
+from workers.contracts.wire.serving_reports import CLIENT_HEADER, KEY_HEADER
 from workers.inference.server.errors import ApiError
 
 

@@ -11,8 +11,8 @@ import contextlib
 import time
 from pathlib import Path
 
-from workers.contracts.exits import write_atomically
-from workers.contracts.serving import STOOD, Stood
+from workers.contracts.wire.exits import write_atomically
+from workers.contracts.wire.serving_reports import STOOD, Stood
 from workers.inference.server.app import state_of
 from workers.inference.server.desk import Desk
 

@@ -15,7 +15,7 @@ from collections.abc import Iterator
 import uvicorn
 from starlette.types import ASGIApp
 
-from workers.contracts.exits import UserError
+from workers.contracts.wire.exits import UserError
 
 
 class Listener(uvicorn.Server):

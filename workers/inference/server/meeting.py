@@ -12,12 +12,12 @@ from typing import Any
 
 import torch.distributed as dist
 
-from workers.contracts.exits import UserError
-from workers.contracts.secret import is_hidden
-from workers.contracts.serving import KEY_HEADER, serve_key
+from workers.contracts.specs.api_key_hash import is_hidden
+from workers.contracts.wire.exits import UserError
+from workers.contracts.wire.serving_reports import KEY_HEADER, serve_key
+from workers.inference.env import Surroundings
 from workers.inference.server.fleet import Fleet, Replica
 from workers.inference.server.relay import Relay
-from workers.inference.surroundings import Surroundings
 
 _PATIENCE = timedelta(minutes=60)  # one rank may load much longer than another
 

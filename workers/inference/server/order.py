@@ -15,7 +15,7 @@ from workers.inference.server.flow import Flow
 from workers.inference.server.parameters import Asked
 from workers.inference.server.shapes import Choice, Head, Scored, usage
 from workers.inference.server.ticket import Piece, Ticket
-from workers.inference.words import Words
+from workers.inference.tokenizer import Words
 
 
 class Order:

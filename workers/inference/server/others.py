@@ -14,7 +14,7 @@ from pathlib import Path
 
 from pydantic import ValidationError
 
-from workers.contracts.serving import RequestTold, Tally
+from workers.contracts.wire.serving_reports import RequestTold, Tally
 from workers.inference.server.ended import Ended
 from workers.inference.server.witness import REQUESTS
 

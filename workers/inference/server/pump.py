@@ -13,7 +13,7 @@ import threading
 from collections.abc import Callable
 from typing import Protocol
 
-from workers.contracts.serving import EngineState
+from workers.contracts.wire.serving_reports import EngineState
 from workers.inference.engine import Engine
 from workers.inference.request import Request
 from workers.inference.server.state import engine_state

@@ -14,7 +14,7 @@ from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 from starlette.types import Receive, Scope, Send
 
-from workers.contracts.serving import CLIENT_HEADER
+from workers.contracts.wire.serving_reports import CLIENT_HEADER
 from workers.inference.server.errors import ApiError
 from workers.inference.server.gone import unless_gone
 from workers.inference.server.shapes import event

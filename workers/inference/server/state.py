@@ -9,7 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping, Sequence
 
-from workers.contracts.serving import EngineState, RequestTold
+from workers.contracts.wire.serving_reports import EngineState, RequestTold
 from workers.inference.blocks import BlockPool
 from workers.inference.engine import Engine
 from workers.inference.request import Request

@@ -9,10 +9,10 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from workers.contracts.serving import RequestTold
+from workers.contracts.wire.serving_reports import RequestTold
 from workers.inference.engine import Engine
 from workers.inference.liveness import COMPUTES, IDLES, show_layers
-from workers.inference.measure import Measure
+from workers.inference.metrics import Measure
 from workers.inference.request import Request
 from workers.inference.server.ended import Ended
 from workers.inference.server.state import told

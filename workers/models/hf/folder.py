@@ -21,8 +21,8 @@ from workers.models.hf.fields import read_json
 from workers.models.hf.names import Entry, entries_of
 from workers.models.hf.packed import Packed, read_quantization, unpack
 from workers.models.hf.reading import read_shape
-from workers.models.shapes import weight_shapes
-from workers.models.weights import checked
+from workers.models.weights.parameter_shapes import weight_shapes
+from workers.models.weights.reader import checked
 
 INDEX, SINGLE = "model.safetensors.index.json", "model.safetensors"
 PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl", ".pickle")

@@ -11,8 +11,8 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from workers.contracts.model import ModelSpec
-from workers.models.shapes import weight_shapes
+from workers.contracts.specs.model import ModelSpec
+from workers.models.weights.parameter_shapes import weight_shapes
 
 Layout = Literal["same", "transposed", "joined", "joined_transposed", "stacked"]
 

@@ -14,7 +14,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from workers.contracts.base import problems_of
-from workers.contracts.model import ModelSpec
+from workers.contracts.specs.model import ModelSpec
 from workers.models.errors import WeightsError
 from workers.models.hf.fields import Fields
 from workers.models.hf.rotary import read_rope

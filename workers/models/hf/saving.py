@@ -19,7 +19,7 @@ from workers.models.errors import WeightsError
 from workers.models.hf.folder import INDEX, SINGLE
 from workers.models.hf.names import entries_of
 from workers.models.hf.writing import family_of, write_config
-from workers.models.weights import Weights
+from workers.models.weights.reader import Weights
 
 MOST_FILE_BYTES = 5 * 10**9  # as transformers splits
 

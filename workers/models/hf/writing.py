@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from workers.contracts.model import ModelSpec
+from workers.contracts.specs.model import ModelSpec
 from workers.models.errors import WeightsError
 from workers.models.hf.rotary import write_rope
 

@@ -11,14 +11,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from workers.contracts.benchmark import as_training, turn_steps, turns
-from workers.contracts.bodies import BenchmarkBody
-from workers.contracts.exits import UserError
-from workers.contracts.plan import ParallelPlan
-from workers.contracts.run import RunSpec
-from workers.contracts.spec_file import read_document, read_spec
-from workers.contracts.variants import Expansion, Variant, expand
-from workers.training.accept import TrainingRun, refuse_problems
+from workers.contracts.specs.benchmark import as_training, turn_steps, turns
+from workers.contracts.specs.benchmark_variants import Expansion, Variant, expand
+from workers.contracts.specs.plan import ParallelPlan
+from workers.contracts.specs.run import RunSpec
+from workers.contracts.specs.run_bodies import BenchmarkBody
+from workers.contracts.specs.spec_file import read_document, read_spec
+from workers.contracts.wire.exits import UserError
+from workers.training.setup.spec_loading import TrainingRun, refuse_problems
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from workers.training.mesh import World
+from workers.training.parallel.mesh import World
 
 KIB = 1 << 10
 _CPU_SIZES = tuple(4 * KIB * 4**power for power in range(8))  # 4 KiB to 64 MiB

@@ -12,10 +12,10 @@ import json
 from collections.abc import Sequence
 from pathlib import Path
 
-from workers.contracts.exits import UserError
+from workers.contracts.wire.exits import UserError
 from workers.training.benchmark.accept import load_benchmark
-from workers.training.environment import check_world, read_environment
-from workers.training.program import leave, refuse, set_torch_defaults
+from workers.training.setup.environment import check_world, read_environment
+from workers.training.setup.program import leave, refuse, set_torch_defaults
 
 
 def main(argv: Sequence[str] | None = None) -> int:

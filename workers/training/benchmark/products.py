@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from workers.training.mesh import World
+from workers.training.parallel.mesh import World
 
 _CPU = (128, 256, 512, 1024), {"fp32": torch.float32, "bf16": torch.bfloat16}
 _GPU = (

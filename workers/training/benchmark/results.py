@@ -13,8 +13,8 @@ from pathlib import Path
 from statistics import median, quantiles
 from typing import Any
 
-from workers.contracts.exits import write_atomically
-from workers.contracts.variants import BASE, Variant
+from workers.contracts.specs.benchmark_variants import BASE, Variant
+from workers.contracts.wire.exits import write_atomically
 
 
 @dataclass(slots=True)

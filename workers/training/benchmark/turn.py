@@ -14,17 +14,17 @@ from typing import Any
 
 import torch
 
-from workers.contracts.exits import Outcome
+from workers.contracts.wire.exits import Outcome
 from workers.metrics.beacon import Beacon
 from workers.metrics.recorder import Recorder
-from workers.training.accept import TrainingRun
-from workers.training.attempt import Attempt
-from workers.training.control import ACTIONS, Control
 from workers.training.data.samples import Samples
-from workers.training.environment import Environment
-from workers.training.mesh import World
 from workers.training.optim import release
-from workers.training.resume import Start
+from workers.training.parallel.mesh import World
+from workers.training.setup.attempt import Attempt
+from workers.training.setup.control import ACTIONS, Control
+from workers.training.setup.environment import Environment
+from workers.training.setup.resume import Start
+from workers.training.setup.spec_loading import TrainingRun
 
 OnPoint = Callable[[int, Mapping[str, float]], None]
 _HELD = ("params", "grads", "optimizer", "activations", "buffers", "offloaded")

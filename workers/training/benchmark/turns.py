@@ -19,14 +19,12 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from workers.contracts.benchmark import turn_steps, turns
-from workers.contracts.exits import Outcome, write_atomically
-from workers.contracts.variants import Variant
+from workers.contracts.specs.benchmark import turn_steps, turns
+from workers.contracts.specs.benchmark_variants import Variant
+from workers.contracts.wire.exits import Outcome, write_atomically
 from workers.metrics.beacon import Beacon
 from workers.metrics.peak import device_peak
 from workers.metrics.recorder import Recorder
-from workers.training.agree import agreed, together
-from workers.training.attempt import Attempt, carry_out
 from workers.training.benchmark.accept import BenchmarkRun
 from workers.training.benchmark.collectives import measure_collectives
 from workers.training.benchmark.products import measure_products
@@ -35,9 +33,11 @@ from workers.training.benchmark.results import together as of_ranks
 from workers.training.benchmark.turn import Requests, Turn, free_memory
 from workers.training.data.opened import open_samples
 from workers.training.data.samples import Samples
-from workers.training.environment import Environment
-from workers.training.exits import classify
-from workers.training.mesh import World, start_world
+from workers.training.loop.rank_sync import agreed, together
+from workers.training.parallel.mesh import World, start_world
+from workers.training.setup.attempt import Attempt, carry_out
+from workers.training.setup.environment import Environment
+from workers.training.setup.exits import classify
 
 # for the other ranks at the end of a turn; longer, and one of them hangs in a collective
 _PATIENCE_S = 120.0

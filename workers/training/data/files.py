@@ -12,8 +12,8 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
-from workers.contracts.data import SUFFIXES
-from workers.contracts.exits import UserError
+from workers.contracts.specs.data import SUFFIXES
+from workers.contracts.wire.exits import UserError
 
 _CHUNK = 1 << 16  # small, so that a tokenizer's threads share a text
 _LONGEST = 1 << 23  # characters without a place to cut before one is made

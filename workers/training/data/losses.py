@@ -10,8 +10,8 @@ from collections import Counter
 import torch
 from torch import Tensor
 
-from workers.training.batches import Block
 from workers.training.data.samples import Samples
+from workers.training.parallel.batch_sharding import Block
 
 
 class SourceLosses:

@@ -7,13 +7,13 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from workers.contracts.data import DataSpec
-from workers.contracts.exits import UserError
-from workers.contracts.model import ModelSpec
-from workers.training.accept import TrainingRun
+from workers.contracts.specs.data import DataSpec
+from workers.contracts.specs.model import ModelSpec
+from workers.contracts.wire.exits import UserError
 from workers.training.data.inherited import check_inherited, data_of, inherit
 from workers.training.data.samples import Samples
 from workers.training.data.sources import Source, open_sources, open_tokenizer
+from workers.training.setup.spec_loading import TrainingRun
 
 
 def open_samples(run: TrainingRun, *, cache: Path, kept: Path) -> tuple[Samples, Samples | None]:

@@ -11,13 +11,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from workers.contracts.bodies import SamplesSpec
-from workers.contracts.exits import UserError
-from workers.training.accept import TrainingRun
+from workers.contracts.specs.run_bodies import SamplesSpec
+from workers.contracts.wire.exits import UserError
 from workers.training.data.inherited import data_of
 from workers.training.data.sources import open_sources, open_tokenizer
 from workers.training.data.stream import Stream
 from workers.training.data.tokenizer import Tokenizer
+from workers.training.setup.spec_loading import TrainingRun
 
 TOKENS = 32  # of a stretch of text, at most
 # what a page or a database may choke on: control characters but tab and line break

@@ -20,11 +20,11 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 import kernels
-from workers.models.experts import StackedLinear
-from workers.models.mlp import Mlp
-from workers.models.moe import RoutedMlp
-from workers.models.operations import Activation, Chosen
-from workers.training.fp8.products import forward_product, input_gradient, weight_gradient
+from workers.models.layers.mlp import Mlp
+from workers.models.layers.operations import Activation, Chosen
+from workers.models.moe.experts import StackedLinear
+from workers.models.moe.layer import RoutedMlp
+from workers.training.fp8.matmul import forward_product, input_gradient, weight_gradient
 from workers.training.fp8.tiles import BLOCK, COLUMN, ROW, Tiles, quantize, without_kernels
 
 _Made = tuple[Tensor, Tensor, Tensor]

@@ -5,6 +5,6 @@ Does not know update rules, plans or steps.
 """
 
 from workers.training.offload.disk import Disk
-from workers.training.offload.update import OffloadedOptimizer
+from workers.training.offload.host_optimizer import OffloadedOptimizer
 
 __all__ = ["Disk", "OffloadedOptimizer"]

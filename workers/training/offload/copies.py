@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from workers.metrics.memory import local_tensor
-from workers.training.optim.layout import lender, with_local
+from workers.training.optim.parameter_layout import lender, with_local
 
 
 @dataclass(slots=True)

@@ -17,7 +17,7 @@ from torch.optim import Optimizer
 
 from workers.metrics.memory import local_tensor
 from workers.training.offload.disk import Disk, Extent
-from workers.training.optim.layout import lender, with_local
+from workers.training.optim.parameter_layout import lender, with_local
 
 _ALIGNED = 64  # bytes: a cache line, and the widest vector
 

@@ -7,8 +7,8 @@ stands in a file a rule.
 
 from workers.training.optim.build import build_optimizer, fill_state, set_lr
 from workers.training.optim.norm import Norms, scale_
-from workers.training.optim.split import masters_of, release, state_of
 from workers.training.optim.update import Following, update
+from workers.training.optim.zero1 import masters_of, release, state_of
 
 __all__ = [
     "Following",

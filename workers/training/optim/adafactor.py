@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from workers.metrics.memory import local_tensor
-from workers.training.optim.layout import Layout, layout_of, state_like
+from workers.training.optim.parameter_layout import Layout, layout_of, state_like
 
 _BETA2_DECAY = -0.8
 _LEAST_RMS = 1e-3  # of a parameter, for its relative step

@@ -16,8 +16,8 @@ from torch import Tensor
 
 from workers.metrics.memory import local_tensor
 from workers.training.optim.blockwise import Blocks, blocks_of_row, dequantise, quantise
-from workers.training.optim.layout import layout_of, state_like
-from workers.training.optim.one_by_one import OneByOne
+from workers.training.optim.parameter_layout import layout_of, state_like
+from workers.training.optim.per_parameter import OneByOne
 
 _AT_ONCE = 1 << 22  # numbers whose moments exist in fp32 at the same time
 _MOMENTS = (("exp_avg", True), ("exp_avg_sq", False))

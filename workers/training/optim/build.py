@@ -15,15 +15,15 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.optim import SGD, AdamW, Optimizer
 
-from workers.contracts.bodies import OptimizerSpec
-from workers.contracts.plan import Offload
+from workers.contracts.specs.plan import Offload
+from workers.contracts.specs.run_bodies import OptimizerSpec
 from workers.training.optim.adafactor import Adafactor
 from workers.training.optim.adamw8bit import AdamW8bit
-from workers.training.optim.layout import layout_of
 from workers.training.optim.lion import Lion
 from workers.training.optim.muon import Muon
-from workers.training.optim.split import Groups, SplitOptimizer, state_of
+from workers.training.optim.parameter_layout import layout_of
 from workers.training.optim.update import fused_adamw
+from workers.training.optim.zero1 import Groups, SplitOptimizer, state_of
 
 Among = Callable[[Tensor], dist.ProcessGroup | None]
 

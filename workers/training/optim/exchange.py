@@ -15,7 +15,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from workers.training.optim.layout import Layout, layout_of
+from workers.training.optim.parameter_layout import Layout, layout_of
 
 Compute = Callable[[Tensor], Tensor]
 

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from workers.metrics.memory import local_tensor
-from workers.training.optim.one_by_one import OneByOne
+from workers.training.optim.per_parameter import OneByOne
 
 
 class Lion(OneByOne):

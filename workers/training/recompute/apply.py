@@ -10,9 +10,9 @@ from __future__ import annotations
 from functools import partial
 from typing import Any
 
-from workers.contracts.plan import Recompute
+from workers.contracts.specs.plan import Recompute
 from workers.models.decoder import Decoder
-from workers.training.recompute.kept import Recomputed
+from workers.training.recompute.checkpointing import Recomputed
 from workers.training.recompute.selective import keeps_products
 
 

@@ -16,19 +16,19 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from workers.contracts.exits import UserError
+from workers.contracts.wire.exits import UserError
 from workers.metrics.memory import SavedForBackward, storage_keys
 from workers.models.decoder import Decoder
-from workers.models.documents import Documents
-from workers.training.accept import TrainingRun
-from workers.training.agree import agreed
-from workers.training.parallelize import DTYPES, Parallel
-from workers.training.precision import products
+from workers.models.layers.documents import Documents
+from workers.training.loop.rank_sync import agreed
+from workers.training.numerics.precision import products
+from workers.training.parallel.parallelize import DTYPES, Parallel
 from workers.training.recompute.apply import recomputed_blocks
-from workers.training.recompute.kept import Call, Recomputed
+from workers.training.recompute.checkpointing import Call, Recomputed
 from workers.training.recompute.knapsack import Choice, best_sets, spread
+from workers.training.recompute.memory_budget import in_flight, left_bytes
 from workers.training.recompute.operators import Operator, Probe, Profile
-from workers.training.recompute.room import in_flight, left_bytes
+from workers.training.setup.spec_loading import TrainingRun
 
 RUNS = 3
 

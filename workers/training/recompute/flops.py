@@ -5,9 +5,9 @@ Counts only: knows no time and no device.
 
 from __future__ import annotations
 
-from workers.contracts.counts import attention_width, flops_per_token, parameter_count
-from workers.contracts.model import ModelSpec
-from workers.contracts.plan import ParallelPlan
+from workers.contracts.catalog.counts import attention_width, flops_per_token, parameter_count
+from workers.contracts.specs.model import ModelSpec
+from workers.contracts.specs.plan import ParallelPlan
 
 
 def hardware_factor(

@@ -17,7 +17,7 @@ from torch.utils._pytree import tree_flatten
 from torch.utils.flop_counter import flop_registry
 
 from workers.metrics.memory import held_bytes, local_tensor, storage_keys
-from workers.training.recompute.kept import Call, Calls
+from workers.training.recompute.checkpointing import Call, Calls
 
 _CAST = torch.ops.aten._to_copy.default
 # outputs that others fill in; launches of our own are operators that make theirs

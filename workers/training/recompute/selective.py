@@ -13,8 +13,8 @@ from typing import Any
 import torch
 
 from kernels.operators import operator
-from workers.training.fp8.products import FORWARD
-from workers.training.recompute.kept import Call
+from workers.training.fp8.matmul import FORWARD
+from workers.training.recompute.checkpointing import Call
 
 _aten = torch.ops.aten
 # of linear layers; attention cores multiply by bmm or within one kernel

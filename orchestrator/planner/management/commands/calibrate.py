@@ -10,10 +10,10 @@ from typing import Any
 
 from django.core.management.base import BaseCommand, CommandError, CommandParser
 
-from orchestrator.planner import ask
-from orchestrator.planner.calibrate import fit
-from orchestrator.planner.files import Unusable, lines_of, write
-from orchestrator.planner.measurements import usable
+from orchestrator.planner import api
+from orchestrator.planner.calibration.fit import fit
+from orchestrator.planner.calibration.measurements import usable
+from orchestrator.planner.request_files import Unusable, lines_of, write
 from orchestrator.planner.requests import Choices
 
 
@@ -32,7 +32,7 @@ class Command(BaseCommand):
             raise CommandError(str(error), returncode=2) from None
 
     def _fit(self, measurements: str, out: str) -> None:
-        read = [ask.read_one(line, Choices(files=True)) for line in lines_of(measurements)]
+        read = [api.read_one(line, Choices(files=True)) for line in lines_of(measurements)]
         rows = [
             (each.request, each.measured)
             for each in read

@@ -9,12 +9,12 @@ from typing import Any
 
 from django.core.management.base import BaseCommand, CommandError, CommandParser
 
-from orchestrator.planner import ask
-from orchestrator.planner.calibration import Calibration
-from orchestrator.planner.files import Unusable, calibration_of, lines_of
+from orchestrator.planner import api
+from orchestrator.planner.calibration.result import Calibration
+from orchestrator.planner.cli_output import told_search, told_serving, told_trees
 from orchestrator.planner.interchange import KINDS
+from orchestrator.planner.request_files import Unusable, calibration_of, lines_of
 from orchestrator.planner.requests import BadRequest, Choices
-from orchestrator.planner.tell import told_search, told_serving, told_trees
 
 # what a request's fields are called on the command line
 _FLAGS = {
@@ -148,7 +148,7 @@ class Command(BaseCommand):
         lines, explain = lines_of(options["requests"]), _trees(options)
         each = 1 if explain else max(1, len(lines))  # trees are large: one line's at a time
         for start in range(0, len(lines), each):
-            told = ask.estimate(
+            told = api.estimate(
                 lines[start : start + each],
                 calibration=calibration,
                 explain=explain,
@@ -167,7 +167,7 @@ class Command(BaseCommand):
             return
         explain = _trees(options)
         top = (3 if explain else 10) if options["top"] is None else options["top"]
-        answer = ask.search(
+        answer = api.search(
             {**request, "top": top},
             calibration=calibration,
             choices=Choices(files=True),
@@ -190,7 +190,7 @@ class Command(BaseCommand):
         error.
         """
         choices, first = Choices(files=True), None
-        answer = ask.search(
+        answer = api.search(
             {**request, "top": _RANKED}, calibration=calibration, choices=choices, front=True
         )
         for place, best in enumerate(answer["plans"], 1):
@@ -200,7 +200,7 @@ class Command(BaseCommand):
                 **({"cluster": best["cluster"]} if "cluster" in best else {}),
             }
             try:
-                made = ask.export(line, engine, choices=choices)
+                made = api.export(line, engine, choices=choices)
             except BadRequest as error:
                 first = first or error
                 if engine not in KINDS:
@@ -227,7 +227,7 @@ class Command(BaseCommand):
         request = {
             key: value for key, value in _scene(options).items() if key in ("model", "cluster")
         } | given
-        answer = ask.serving(request, explain=bool(options["explain"]), choices=Choices(files=True))
+        answer = api.serving(request, explain=bool(options["explain"]), choices=Choices(files=True))
         if options["json"]:
             self._write(json.dumps(answer) + "\n")
         else:
@@ -237,14 +237,14 @@ class Command(BaseCommand):
         self.stdout.write(text, ending="")
 
 
-def _trees(options: dict[str, Any]) -> ask.Trees | None:
+def _trees(options: dict[str, Any]) -> api.Trees | None:
     named = options["explain"]
     names = (
         [each.strip() for each in named.split(",") if each.strip()]
         if isinstance(named, str)
         else named
     )
-    return ask.trees(names, options["explain_depth"])
+    return api.trees(names, options["explain_depth"])
 
 
 def _nothing(answer: Any) -> CommandError:

@@ -10,7 +10,7 @@ from typing import Any
 from django.core.management.base import BaseCommand, CommandError, CommandParser
 
 from orchestrator.planner.accuracy.report import report
-from orchestrator.planner.files import Unusable, write
+from orchestrator.planner.request_files import Unusable, write
 
 BEGIN, END = "<!-- measured: begin -->", "<!-- measured: end -->"
 

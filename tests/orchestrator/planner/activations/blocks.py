@@ -15,9 +15,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from workers.contracts.model import ModelSpec, Rope
-from workers.models.mlp import ACTIVATIONS
-from workers.models.rope import apply_rope, rope_tables
+from workers.contracts.specs.model import ModelSpec, Rope
+from workers.models.layers.mlp import ACTIVATIONS
+from workers.models.layers.rope import apply_rope, rope_tables
 
 Rotary = tuple[Tensor, Tensor] | None
 

@@ -12,17 +12,17 @@ import torch
 from torch import nn
 
 from orchestrator.planner import activations  # noqa: F401  registers the terms
-from orchestrator.planner.frameworks import framework
-from orchestrator.planner.inputs import Request, table_of
+from orchestrator.planner.model.frameworks import framework
+from orchestrator.planner.model.inputs import Request, table_of
 from tests.orchestrator.planner.activations import measure
 from tests.orchestrator.planner.activations.blocks import Attention, Block, Mlp, Style, rotary
 from tests.orchestrator.planner.activations.experts import Experts
 from tests.orchestrator.planner.activations.latent import Mfa, Mla
 from tests.orchestrator.planner.activations.ranks import RankBlock
-from workers.contracts.cluster import ClusterSpec
-from workers.contracts.model import ModelSpec
-from workers.contracts.plan import ParallelPlan
-from workers.contracts.presets import preset
+from workers.contracts.catalog.presets import preset
+from workers.contracts.specs.cluster import ClusterSpec
+from workers.contracts.specs.model import ModelSpec
+from workers.contracts.specs.plan import ParallelPlan
 from workers.models.decoder import Block as EngineBlock
 
 PLAIN = Style()

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from tests.orchestrator.planner.activations.blocks import Mlp, Style
-from workers.contracts.model import ModelSpec
+from workers.contracts.specs.model import ModelSpec
 
 
 class Experts(nn.Module):

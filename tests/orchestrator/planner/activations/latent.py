@@ -10,8 +10,8 @@ import torch
 from torch import Tensor, nn
 
 from tests.orchestrator.planner.activations.blocks import Core, RmsNorm, Rotary, Style
-from workers.contracts.model import ModelSpec
-from workers.models.rope import apply_rope
+from workers.contracts.specs.model import ModelSpec
+from workers.models.layers.rope import apply_rope
 
 
 class Mla(nn.Module):

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from tests.orchestrator.planner.activations.blocks import Attention, Block, Mlp, Rotary, Style, drop
-from workers.contracts.model import ModelSpec
+from workers.contracts.specs.model import ModelSpec
 
 
 class GatheredLinear(torch.autograd.Function):

@@ -11,8 +11,8 @@ from torch.autograd.graph import saved_tensors_hooks
 
 from orchestrator.planner import activations  # noqa: F401  registers the terms
 from tests.orchestrator.planner.predicted import predicted
-from workers.contracts.model import ModelSpec
-from workers.contracts.presets import preset
+from workers.contracts.catalog.presets import preset
+from workers.contracts.specs.model import ModelSpec
 
 # Korthikanti et al. 2022 (arXiv 2205.05198), table 2, in units of s b h, a 5as/h term apart: bytes,
 # of which / t

@@ -13,13 +13,13 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.autograd.graph import saved_tensors_hooks
 from torch.distributed._tools.mem_tracker import MemTracker
 
-from orchestrator.planner import activations, memory  # noqa: F401  their terms are registered
-from orchestrator.planner.terms import explain
+from orchestrator.planner.model.memory import peak as memory  # noqa: F401  their terms are registered
+from orchestrator.planner.model.terms import explain
 from tests.orchestrator.planner.predicted import predicted
-from workers.contracts.model import ModelSpec
-from workers.contracts.presets import preset
+from workers.contracts.catalog.presets import preset
+from workers.contracts.specs.model import ModelSpec
 from workers.models.decoder import Decoder
-from workers.training.objectives import token_loss
+from workers.training.loop.objective import token_loss
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 

@@ -19,15 +19,15 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.profiler import ProfilerActivity, profile
 
 from workers.contracts import ModelSpec, ParallelPlan
-from workers.contracts.bodies import OptimizerSpec
+from workers.contracts.specs.run_bodies import OptimizerSpec
 
 Step = Callable[[], None]
 
 
 def data_parallel(model: ModelSpec, plan: ParallelPlan, seq_len: int) -> Step:
-    from workers.training.mesh import World, lay_out
     from workers.training.optim import build_optimizer
-    from workers.training.parallelize import parallelize
+    from workers.training.parallel.mesh import World, lay_out
+    from workers.training.parallel.parallelize import parallelize
 
     world = lay_out(plan, World(dist.get_rank(), dist.get_world_size(), torch.device("cpu")))
     parallel = parallelize(model, plan, world, seed=1)

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from orchestrator.planner import ask
+from orchestrator.planner import api
 from tests.workers.training.pool import Pool
 
 pytestmark = pytest.mark.flow
@@ -84,7 +84,7 @@ def predicted(model: dict[str, Any], plan: dict[str, Any], devices: int) -> dict
         "cluster": {"devices_per_node": devices},
         "workload": {"seq_len": 16},
     }
-    [answer] = ask.estimate([line])
+    [answer] = api.estimate([line])
     return {name.removesuffix("_bytes"): value for name, value in answer["collectives"].items()}
 
 
@@ -107,7 +107,7 @@ def test_what_is_not_counted_is_said_to_be_unknown(
         "workload": {"seq_len": 16},
         "framework": framework,
     }
-    [answer] = ask.estimate([line])
+    [answer] = api.estimate([line])
     assert answer["ok"] and answer["collectives"] is None, answer
 
 

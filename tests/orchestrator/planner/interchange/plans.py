@@ -8,7 +8,7 @@ from typing import Any
 
 from orchestrator.planner.interchange import Exported, export
 from workers.contracts import ClusterSpec, ModelSpec, ParallelPlan, plan_problems
-from workers.contracts.presets import PRESETS
+from workers.contracts.catalog.presets import PRESETS
 
 Case = tuple[ModelSpec, ParallelPlan, ClusterSpec, int]
 

@@ -14,7 +14,7 @@ from accelerate.parallelism_config import ParallelismConfig
 from orchestrator.planner.interchange import Exported, Inexpressible, export
 from tests.orchestrator.planner.interchange.plans import legal_cases, write
 from workers.contracts import ClusterSpec, ParallelPlan
-from workers.contracts.presets import PRESETS
+from workers.contracts.catalog.presets import PRESETS
 
 
 @pytest.fixture

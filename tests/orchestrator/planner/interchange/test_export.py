@@ -15,7 +15,7 @@ import yaml
 from orchestrator.planner.interchange import KINDS, Inexpressible, export
 from tests.orchestrator.planner.interchange.plans import legal_cases, write
 from workers.contracts import ClusterSpec, ModelSpec, ParallelPlan
-from workers.contracts.presets import PRESETS
+from workers.contracts.catalog.presets import PRESETS
 
 _READERS: dict[str, Callable[[str], Any]] = {
     "torchtitan": tomllib.loads,

@@ -12,8 +12,8 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 from orchestrator.planner.interchange import read_model
 from tests.orchestrator.planner.interchange.shapes import CONFIGS
-from workers.contracts.counts import parameter_count
-from workers.contracts.presets import PRESETS
+from workers.contracts.catalog.counts import parameter_count
+from workers.contracts.catalog.presets import PRESETS
 
 # what a preset does not share with the published file of the same model, and why
 _DIFFERS = {

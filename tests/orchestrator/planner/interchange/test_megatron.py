@@ -10,7 +10,7 @@ import pytest
 from orchestrator.planner.interchange import Inexpressible, export, read_model
 from tests.orchestrator.planner.interchange.plans import legal_cases, write
 from tests.orchestrator.planner.interchange.shapes import CONFIGS
-from workers.contracts.presets import PRESETS
+from workers.contracts.catalog.presets import PRESETS
 
 # accepted arguments and how many values each takes
 _FLAGS = {

@@ -16,7 +16,7 @@ from orchestrator.telemetry.packing.chunks import (
     unpack_block,
     unpack_curve,
 )
-from workers.contracts.points import PointBatch
+from workers.contracts.wire.points import PointBatch
 
 value = st.floats(allow_nan=True, allow_infinity=True)
 big = st.integers(0, 2**62)

@@ -17,14 +17,14 @@ import torch
 from torch.nn import functional
 
 from tests.workers.inference.untrained import BYTES, untrained_folder
-from workers.contracts.model import ModelSpec
-from workers.contracts.points import RunEvent
-from workers.contracts.serving import Evaluated
+from workers.contracts.specs.model import ModelSpec
+from workers.contracts.wire.points import RunEvent
+from workers.contracts.wire.serving_reports import Evaluated
 from workers.inference.evaluate.likelihood import losses, windows_of
 from workers.inference.main import main
 from workers.models.decoder import Decoder
-from workers.models.source import open_weights
-from workers.models.weights import fill_model
+from workers.models.weights.open import open_weights
+from workers.models.weights.reader import fill_model
 
 TEXT = (
     "To be, or not to be: that is the question. Whether 'tis nobler in the mind to suffer, Zoë. "

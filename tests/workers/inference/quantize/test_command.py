@@ -13,18 +13,18 @@ import torch
 from torch.nn import functional
 
 from tests.workers.inference.quantize.test_layers import InMemory
-from workers.contracts.model import ModelSource, ModelSpec
-from workers.contracts.serving import Quantized
+from workers.contracts.specs.model import ModelSource, ModelSpec
+from workers.contracts.wire.serving_reports import Quantized
 from workers.inference.load import load
 from workers.inference.quantize.calibrate import Walk
 from workers.inference.quantize.command import main
 from workers.inference.quantize.gptq import gptq
 from workers.inference.quantize.methods import scale_block, smaller
-from workers.inference.quantize.swap import quantise
-from workers.models.aware import fake_quantise
+from workers.inference.quantize.replace_linears import quantise
 from workers.models.decoder import Decoder
 from workers.models.hf.saving import save_hugging_face
-from workers.models.source import open_weights
+from workers.models.qat import fake_quantise
+from workers.models.weights.open import open_weights
 
 SPEC = {
     "name": "bytes",

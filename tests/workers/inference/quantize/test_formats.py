@@ -14,14 +14,14 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from tests.workers.inference.quantize.test_layers import InMemory, decoder_of
-from workers.contracts.exits import UserError
-from workers.contracts.model import ModelSource
+from workers.contracts.specs.model import ModelSource
+from workers.contracts.wire.exits import UserError
 from workers.inference.load import load
 from workers.inference.quantize.linears import Int4Linear
 from workers.models.errors import WeightsError
 from workers.models.hf.packed import parts_of, read_quantization, unpack
 from workers.models.hf.saving import save_hugging_face
-from workers.models.source import open_weights
+from workers.models.weights.open import open_weights
 
 GROUP = 32
 

@@ -10,15 +10,15 @@ from typing import Any
 import pytest
 import torch
 
-from workers.contracts.exits import UserError
-from workers.contracts.model import ModelSource, ModelSpec
+from workers.contracts.specs.model import ModelSource, ModelSpec
+from workers.contracts.wire.exits import UserError
 from workers.inference.load import load
 from workers.inference.quantize.linears import Int4Linear, round_groups, rounded
-from workers.inference.quantize.swap import quantise, weight_bytes
-from workers.models.aware import rounded_like
+from workers.inference.quantize.replace_linears import quantise, weight_bytes
 from workers.models.decoder import Decoder
 from workers.models.hf.saving import save_hugging_face
-from workers.models.shapes import weights_of
+from workers.models.qat import rounded_like
+from workers.models.weights.parameter_shapes import weights_of
 
 SHAPES: dict[str, dict[str, Any]] = {
     "gqa-bias": {"kv_heads": 2, "bias": "qkv"},

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from workers.inference.quantize.linears import QuantisedLinear, layer_of, packed_as
-from workers.inference.quantize.share import inputs, outputs
+from workers.inference.quantize.tensor_parallel import inputs, outputs
 from workers.models.hf.packed import Packed
 
 CPU = torch.device("cpu")

@@ -19,13 +19,13 @@ import pytest
 import tokenizers
 
 from tests.workers.inference.untrained import untrained_folder
-from workers.contracts.exits import Outcome
-from workers.contracts.serving import KEY_HEADER, EngineState, serve_key
-from workers.inference.accept import load_run
+from workers.contracts.wire.exits import Outcome
+from workers.contracts.wire.serving_reports import KEY_HEADER, EngineState, serve_key
 from workers.inference.engine import Engine
+from workers.inference.env import Surroundings
 from workers.inference.request import Request
 from workers.inference.serve import run_serve
-from workers.inference.surroundings import Surroundings
+from workers.inference.spec_loading import load_run
 
 SHAPE = {
     "name": "words",

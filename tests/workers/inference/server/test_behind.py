@@ -15,12 +15,12 @@ import openai
 import pytest
 
 from tests.workers.inference.server.conftest import asked
-from workers.contracts.serving import RequestTold, Summary
+from workers.contracts.wire.serving_reports import RequestTold, Summary
+from workers.inference.env import Surroundings
 from workers.inference.server.ended import Ended
 from workers.inference.server.errors import ApiError
 from workers.inference.server.fleet import Fleet, Replica
 from workers.inference.server.others import Others
-from workers.inference.surroundings import Surroundings
 
 VLLM = """
     import json, sys

@@ -10,9 +10,9 @@ import httpx
 import openai
 import pytest
 
-from workers.contracts.points import Point, RunEvent
-from workers.contracts.secret import hidden
-from workers.contracts.serving import STOOD, RequestTold, Stood, Summary
+from workers.contracts.specs.api_key_hash import hidden
+from workers.contracts.wire.points import Point, RunEvent
+from workers.contracts.wire.serving_reports import STOOD, RequestTold, Stood, Summary
 
 LONG: dict[str, Any] = {"model": "wordy", "prompt": [1, 2, 3], "extra_body": {"ignore_eos": True}}
 

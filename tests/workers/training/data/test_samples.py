@@ -13,12 +13,12 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from workers.contracts.exits import UserError
-from workers.training.batches import IGNORED, Block, blocks_of, tensors_of
+from workers.contracts.wire.exits import UserError
 from workers.training.data.mixture import Mixture
 from workers.training.data.samples import Samples
 from workers.training.data.sources import Source
 from workers.training.data.stream import Stream
+from workers.training.parallel.batch_sharding import IGNORED, Block, blocks_of, tensors_of
 
 
 def samples(

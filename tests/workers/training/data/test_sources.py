@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from workers.contracts.data import DataSpec
-from workers.contracts.exits import UserError
+from workers.contracts.specs.data import DataSpec
+from workers.contracts.wire.exits import UserError
 from workers.training import data as data_package
 from workers.training.data.sources import open_sources, open_tokenizer
 from workers.training.data.stream import Stream

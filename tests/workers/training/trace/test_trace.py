@@ -9,7 +9,7 @@ import json
 
 import pytest
 
-from orchestrator.planner import ask
+from orchestrator.planner import api
 from tests.workers.training.conftest import TINY, make_spec
 
 PARTS = [
@@ -26,7 +26,7 @@ def predicted(model, plan):
         "cluster": {"devices_per_node": 2},
         "workload": {"seq_len": 16},
     }
-    [answer] = ask.estimate([line])
+    [answer] = api.estimate([line])
     return answer["collectives"]
 
 

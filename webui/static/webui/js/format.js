@@ -1,4 +1,4 @@
-/* Numbers as people read them, the same words as webui/words.py. Knows nothing of pages. */
+/* Numbers as people read them, the same words as webui/presentation/formatting.py. Knows nothing of pages. */
 
 export const DASH = "–";
 export const real = (value) => (typeof value === "number" && Number.isFinite(value) ? value : null);

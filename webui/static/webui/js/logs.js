@@ -1,4 +1,4 @@
-/* Live log lines: folded over ranks as webui/fold.py does it, followed while one is at the end. */
+/* Live log lines: folded over ranks as webui/presentation/log_grouping.py does it, followed while one is at the end. */
 
 const MOST = 1000; // lines kept on the page
 const WINDOW = 200;

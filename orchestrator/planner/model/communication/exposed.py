@@ -1,0 +1,174 @@
+"""Communication of one micro-batch and of one step, in seconds, and what of it compute cannot hide.
+
+Knows volumes, links and the time there is to hide under; composes no step.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from orchestrator.planner.model.communication.links import latency, seconds_per_byte
+from orchestrator.planner.model.terms import Column, term
+
+
+@term(
+    "s",
+    "2 x state_bytes / rate + 2 x latency",
+    "all-reduce (reduce-scatter and all-gather) of a hidden state, ring",
+)
+def tp_reduce_s(
+    tp: Column,
+    tp_local: Column,
+    state_bytes: Column,
+    intra_rate: Column,
+    inter_rate: Column,
+    intra_latency_s: Column,
+    inter_latency_s: Column,
+) -> Column:
+    once = state_bytes * seconds_per_byte(tp, tp_local, intra_rate, inter_rate)
+    return np.asarray(2 * (once + latency(tp, tp_local, intra_latency_s, inter_latency_s)))
+
+
+@term(
+    "s",
+    "two all-to-alls of routed_bytes: every rank keeps 1/ep, what leaves the node passes the "
+    "network",
+    "off-node share (n - 1)/n over inter_rate, the rest inside",
+)
+def ep_forward_s(
+    ep: Column,
+    tp: Column,
+    devices_per_node: Column,
+    routed_bytes: Column,
+    intra_rate: Column,
+    inter_rate: Column,
+    intra_latency_s: Column,
+    inter_latency_s: Column,
+) -> Column:
+    local = np.clip(devices_per_node / tp, 1, ep)
+    off = 1 - local / ep
+    inside = (local - 1) / ep
+    each = routed_bytes * (inside / intra_rate + off / inter_rate)
+    return np.asarray(2 * (each + latency(ep, local, intra_latency_s, inter_latency_s)))
+
+
+@term(
+    "s",
+    "cp steps of the ring, each the longer of its attention and of a transfer, less the attention "
+    "alone",
+    "ring attention, arXiv 2310.01889; its forward",
+)
+def cp_forward_s(
+    cp: Column,
+    cp_local: Column,
+    kv_bytes: Column,
+    attention_core_s: Column,
+    intra_rate: Column,
+    inter_rate: Column,
+    intra_latency_s: Column,
+) -> Column:
+    rate = np.where(cp_local < cp, inter_rate, intra_rate)
+    wait = kv_bytes / rate + intra_latency_s - attention_core_s / cp
+    return np.asarray((cp - 1) * np.maximum(wait, intra_latency_s))
+
+
+@term(
+    "s",
+    "the same with twice the attention and, beside keys and values, the sums of their gradients",
+    "ring attention, arXiv 2310.01889; its backward",
+)
+def cp_backward_s(
+    cp: Column,
+    cp_local: Column,
+    kv_bytes: Column,
+    attention_core_s: Column,
+    intra_rate: Column,
+    inter_rate: Column,
+    intra_latency_s: Column,
+    ring_grad_bytes: Column,
+    compute_bytes: Column,
+) -> Column:
+    rate = np.where(cp_local < cp, inter_rate, intra_rate)
+    carried = kv_bytes * (1 + ring_grad_bytes / compute_bytes)
+    wait = carried / rate + 2 * intra_latency_s - 2 * attention_core_s / cp
+    return np.asarray((cp - 1) * np.maximum(wait, 2 * intra_latency_s))
+
+
+@term("s", "boundary_bytes / rate + latency; over the network where the pipeline spans nodes")
+def hop_s(
+    pp: Column,
+    devices: Column,
+    devices_per_node: Column,
+    boundary_bytes: Column,
+    intra_rate: Column,
+    inter_rate: Column,
+    intra_latency_s: Column,
+    inter_latency_s: Column,
+) -> Column:
+    far = devices > devices_per_node
+    each = (
+        boundary_bytes / np.where(far, inter_rate, intra_rate)
+        + intra_latency_s
+        + inter_latency_s * far
+    )
+    return np.asarray(each * (pp > 1))
+
+
+@term(
+    "s",
+    "stage_dp_sent_bytes x seconds per byte + latency of each pass and layer",
+    "rings by hierarchy",
+)
+def stage_dp_s(
+    stage_dp_sent_bytes: Column,
+    dp: Column,
+    cp: Column,
+    dp_local: Column,
+    intra_rate: Column,
+    inter_rate: Column,
+    intra_latency_s: Column,
+    inter_latency_s: Column,
+    stage_layers: Column,
+    gather_passes: Column,
+    reduce_passes: Column,
+    zero: Column,
+) -> Column:
+    group = dp * cp
+    calls = np.where(zero >= 2, (gather_passes + reduce_passes) * stage_layers, 2)
+    wait = latency(group, dp_local, intra_latency_s, inter_latency_s)
+    return np.asarray(
+        stage_dp_sent_bytes * seconds_per_byte(group, dp_local, intra_rate, inter_rate)
+        + calls * wait
+    )
+
+
+@term(
+    "s",
+    "dp_overlap x compute it runs beside: the last backward, all micro-batches where sharded "
+    "(ZeRO 2 and 3)",
+    "gradient buckets over the backward (arXiv 2006.15704); prefetched layers over the layer "
+    "before (2304.11277)",
+)
+def stage_hiding_s(
+    stage_compute_s: Column,
+    accumulation: Column,
+    zero: Column,
+    dp_overlap: Column,
+    overlap_grad_reduce: Column,
+    prefetch_layers: Column,
+    recomputed_share: Column,
+) -> Column:
+    backward = 0.667 + recomputed_share * 0.083
+    every = accumulation * np.where(prefetch_layers > 0, 1.0, backward)
+    beside = np.where(zero >= 2, every, overlap_grad_reduce * backward)
+    return np.asarray(stage_compute_s * dp_overlap * beside)
+
+
+@term(
+    "s", "stage_dp_s - hidden + overlap_slowdown x hidden; a layer's share at least stays exposed"
+)
+def stage_dp_exposed_s(
+    stage_dp_s: Column, stage_hiding_s: Column, stage_layers: Column, overlap_slowdown: Column
+) -> Column:
+    hidden = np.minimum(stage_hiding_s, stage_dp_s * (1 - 1 / np.maximum(stage_layers, 1)))
+    return np.asarray(stage_dp_s - hidden * (1 - overlap_slowdown))

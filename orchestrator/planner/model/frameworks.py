@@ -1,0 +1,268 @@
+"""What training frameworks differ in: which kernels fuse, which dtypes states are kept in, how much
+is padded.
+
+A framework is a set of switches; the formulas are the same for all. Knows no speed.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Mapping
+from dataclasses import dataclass, fields, replace
+from typing import Any
+
+from workers.contracts.base import Refused
+from workers.contracts.specs.model import ModelSpec
+from workers.contracts.specs.plan import ParallelPlan
+
+_BYTES = {"fp32": 4.0, "bf16": 2.0, "fp16": 2.0, "fp8": 1.0}
+
+
+@dataclass(frozen=True)
+class Framework:
+    """Switches of one framework; a request may set each of them under `framework`.
+
+    `params_dtype`: of the stored weights (None: the compute dtype); where it is wider than the
+    compute dtype, a
+    gathered or cast copy is what computes. `grad_dtype` None: the stored weights' dtype.
+    `master_weights`: an fp32
+    copy beside 16-bit weights.
+    `fully_shard`: ZeRO 2 and 3 keep shards of the stored weights and gather whole copies to compute
+    with, shards being
+    "rows" of each tensor (FSDP2) or of all numbers in a row ("flat", FSDP1). `greedy_optimizer`:
+    ZeRO 1 gives whole
+    tensors to ranks (torch's ZeroRedundancyOptimizer). `bucket_elements`: of a separate reduction
+    and gathering bucket
+    (DeepSpeed). `fused_wgrad`: weight gradients accumulate inside the matrix product, which leaves
+    a dummy gradient of
+    each shape. `offload_grads`: gradients follow optimizer states off the device.
+    `fused_norm_on_cpu`, `mask_bytes_on_cpu` (0: of the compute dtype): what torch does on a CPU,
+    unless a request says
+    fused_norm and mask_bytes itself. `norm_weight_in_fp32`: a decomposed RMSNorm multiplies by its
+    weight before it
+    casts back (torch), or after (Hugging Face). `repeats_kv`: keys and values are copied per query
+    head.
+    `whole_kv`: where tp exceeds the key-value heads, every rank keeps the weights of all (Megatron:
+    of its own).
+    `windows_as_masks`: a window is a mask tensor. `regathers_inputs`: sequence parallel inputs of
+    products are kept in
+    parts and gathered again. `selective` recomputes the attention "core", or all but the outputs of
+    "products".
+    `cross_entropy_in_place`: the softmax overwrites fp32 logits and their gradient the softmax;
+    `in_place_whole_only`:
+    over a vocabulary that tp shards it is a second tensor. `loss_piece_bytes` (0: none): rows of
+    fp32 logits that such
+    a loss copies at a time, and `loss_piece_bytes_on_cpu`. `loss_chunks`: pieces of a micro-batch
+    whose logits exist
+    one after the other. `without_logits`: on a GPU, without pp, losses and gradients are made from
+    hidden states
+    with the logits of a chunk of tokens, `loss_chunk_bytes`, in memory. `fused_swiglu_on_cpu` None:
+    as `fused_swiglu`;
+    `fused_activations`: those that a fused gate knows.
+    `ring_grad_dtype`: in which the sums of key and value gradients go round a context-parallel ring
+    (None: compute).
+    `scatter_gather`: each tensor rank sends its part of a hidden state to the next stage (arXiv
+    2104.04473, 4.1).
+    `vocab_multiple`: the vocabulary is padded to this times tp. `attention_flops` is a convention
+    for MFU.
+    """
+
+    name: str
+    flash_attention: bool = True
+    fused_norm: bool = True
+    fused_swiglu: bool = True
+    fused_cross_entropy: bool = False
+    fused_softmax: bool = True
+    params_dtype: str | None = None
+    grad_dtype: str | None = None
+    ring_grad_dtype: str | None = None
+    master_weights: bool = True
+    optimizer: str = "adamw"
+    fully_shard: str | None = None
+    greedy_optimizer: bool = False
+    bucket_elements: float = 0.0
+    fused_wgrad: bool = False
+    offload_grads: bool = False
+    flat_step: bool = False
+    keeps_outputs: bool = True
+    fused_norm_on_cpu: bool = False
+    mask_bytes_on_cpu: float = 0.0
+    norm_weight_in_fp32: bool = True
+    repeats_kv: bool = False
+    whole_kv: bool = False
+    windows_as_masks: bool = False
+    regathers_inputs: bool = True
+    selective: str = "core"
+    cross_entropy_in_place: bool = False
+    in_place_whole_only: bool = False
+    loss_piece_bytes: float = 0.0
+    loss_piece_bytes_on_cpu: float = 0.0
+    loss_chunks: int = 1
+    without_logits: bool = False
+    loss_chunk_bytes: float = 0.0
+    fused_swiglu_on_cpu: bool | None = None
+    fused_activations: tuple[str, ...] = ("silu", "gelu", "gelu_tanh", "relu")
+    vocab_multiple: int = 1
+    mask_bytes: float = 1.0
+    overlap_grad_reduce: bool = True
+    scatter_gather: bool = False
+    attention_flops: str = "full"
+
+    def columns(self, plan: ParallelPlan, model: ModelSpec) -> dict[str, float]:
+        """Its numbers for one plan: switches as 0 or 1, dtypes as bytes per element."""
+        compute = _BYTES["bf16" if plan.precision == "fp8" else plan.precision]
+        stored_dtype = plan.params_dtype or self.params_dtype
+        stored = _BYTES[stored_dtype] if stored_dtype else compute
+        grad_dtype = plan.grad_dtype or self.grad_dtype
+        mixed = stored < 4
+        one_gate = self.fused_swiglu and model.activation in self.fused_activations
+        on_cpu = one_gate if self.fused_swiglu_on_cpu is None else self.fused_swiglu_on_cpu
+        return {
+            "flash": float(self.flash_attention),
+            "fused_norm": float(self.fused_norm),
+            "fused_swiglu": float(one_gate),
+            "fused_swiglu_on_cpu": float(on_cpu),
+            "fused_cross_entropy": float(self.fused_cross_entropy),
+            "fused_softmax": float(self.fused_softmax),
+            "compute_bytes": compute,
+            "param_bytes": stored,
+            "grad_bytes": _BYTES[grad_dtype] if grad_dtype else stored,
+            "ring_grad_bytes": _BYTES[self.ring_grad_dtype] if self.ring_grad_dtype else compute,
+            "master_bytes": 4.0 if mixed and self.master_weights else 0.0,
+            "moment_bytes": _moment_bytes(
+                self.optimizer, 4.0 if self.master_weights or not mixed else stored
+            ),
+            "reduce_bytes": _BYTES[plan.reduce_dtype] if plan.reduce_dtype else compute,
+            # fully_shard reduces in fp32 unless told otherwise
+            "sharded_reduce_bytes": _BYTES[plan.reduce_dtype] if plan.reduce_dtype else 4.0,
+            "fully_sharded": float(self.fully_shard is not None),
+            "row_sharded": float(self.fully_shard == "rows"),
+            "greedy_optimizer": float(self.greedy_optimizer),
+            "bucket_elements": self.bucket_elements,
+            "fused_wgrad": float(self.fused_wgrad),
+            "offload_grads": float(self.offload_grads),
+            "factored": float(self.optimizer == "adafactor"),
+            "muon": float(self.optimizer == "muon"),
+            "flat_step": float(self.flat_step),
+            "keeps_outputs": float(self.keeps_outputs),
+            "fused_norm_on_cpu": float(self.fused_norm_on_cpu),
+            "mask_bytes_on_cpu": self.mask_bytes_on_cpu or compute,
+            "norm_weight_in_fp32": float(self.norm_weight_in_fp32),
+            "windows_as_masks": float(self.windows_as_masks),
+            "repeats_kv": float(self.repeats_kv),
+            "whole_kv": float(self.whole_kv),
+            "regathers_inputs": float(self.regathers_inputs),
+            "selective_products": float(self.selective == "products"),
+            "loss_chunks": float(self.loss_chunks),
+            "cross_entropy_in_place": float(self.cross_entropy_in_place),
+            "in_place_whole_only": float(self.in_place_whole_only),
+            "loss_piece_bytes": self.loss_piece_bytes,
+            "loss_piece_bytes_on_cpu": self.loss_piece_bytes_on_cpu,
+            "without_logits": float(self.without_logits),
+            "loss_chunk_bytes": self.loss_chunk_bytes,
+            "vocab_multiple": float(self.vocab_multiple),
+            "mask_bytes": self.mask_bytes,
+            "overlap_grad_reduce": float(self.overlap_grad_reduce),
+            "scatter_gather": float(self.scatter_gather),
+            "causal_flops": float(self.attention_flops == "causal"),
+        }
+
+
+# optimizer state per parameter beside master weights: moments kept, and the bytes of each where
+# they are fixed
+_MOMENTS: dict[str, tuple[float, float | None]] = {
+    "adamw": (2, None),
+    "adam": (2, None),
+    "adam8bit": (2, 1.0),
+    "adamw8bit": (2, 1.0),
+    "adafactor": (0, None),  # rows and columns only
+    "muon": (1, None),
+    "lion": (1, None),
+    "sgd": (0, None),
+}
+
+
+def _moment_bytes(optimizer: str, each: float) -> float:
+    number, fixed = _MOMENTS[optimizer]
+    return number * (fixed or each)
+
+
+FRAMEWORKS = {
+    each.name: each
+    for each in (
+        Framework(
+            "orrery",
+            params_dtype="fp32",
+            ring_grad_dtype="fp32",
+            fully_shard="rows",
+            greedy_optimizer=True,
+            fused_swiglu_on_cpu=False,
+            fused_activations=("silu",),
+            whole_kv=True,
+            selective="products",
+            cross_entropy_in_place=True,
+            in_place_whole_only=True,
+            loss_piece_bytes=2.0**28,
+            loss_piece_bytes_on_cpu=2.0**21,
+            without_logits=True,
+            loss_chunk_bytes=2.0**29,
+        ),
+        Framework(
+            "fsdp2",
+            params_dtype="fp32",
+            ring_grad_dtype="fp32",
+            fully_shard="rows",
+            fused_swiglu=False,
+            regathers_inputs=False,
+            selective="products",
+        ),
+        Framework(
+            "megatron",
+            grad_dtype="fp32",
+            vocab_multiple=128,
+            fused_wgrad=True,
+            keeps_outputs=False,
+            scatter_gather=True,
+            cross_entropy_in_place=True,
+        ),
+        Framework(
+            "megatron-deepspeed",
+            vocab_multiple=128,
+            flash_attention=False,
+            bucket_elements=5e8,
+            flat_step=True,
+            overlap_grad_reduce=False,
+            cross_entropy_in_place=True,
+            scatter_gather=True,
+        ),
+        Framework("llm-foundry", params_dtype="fp32", fully_shard="flat", fused_cross_entropy=True),
+        Framework(
+            "deepspeed",
+            bucket_elements=5e8,
+            offload_grads=True,
+            flat_step=True,
+            scatter_gather=True,
+        ),
+    )
+}
+
+
+def framework(given: Mapping[str, Any] | str | None) -> Framework:
+    """The named framework with the given switches; unknown keys are ignored.
+
+    Raises Refused for an unknown name.
+    """
+    given = {"name": given} if isinstance(given, str) else dict(given or {})
+    name = str(given.pop("name", "orrery"))
+    if name not in FRAMEWORKS:
+        near = difflib.get_close_matches(name, FRAMEWORKS, n=2, cutoff=0.3) or sorted(FRAMEWORKS)
+        raise Refused(
+            f"{name!r} is not a framework the planner knows",
+            ", ".join(near),
+            field="framework.name",
+        )
+    for switch in ("fused_norm", "fused_swiglu", "mask_bytes"):
+        if switch in given:
+            given.setdefault(f"{switch}_on_cpu", given[switch])
+    known = {each.name for each in fields(Framework)} - {"name"}
+    return replace(FRAMEWORKS[name], **{key: value for key, value in given.items() if key in known})

@@ -1,0 +1,445 @@
+"""From a model, a plan, a cluster and a framework to the input columns that all terms rest on.
+
+The one list of column names. Numbers only: nothing here is predicted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from orchestrator.planner.model.frameworks import Framework
+from orchestrator.planner.model.terms import Column, Table, given
+from workers.contracts.catalog.counts import attention_width, parameter_count
+from workers.contracts.catalog.devices import GIB, Device
+from workers.contracts.specs.cluster import ClusterSpec
+from workers.contracts.specs.model import ModelSpec
+from workers.contracts.specs.plan import ParallelPlan
+
+RECOMPUTE = {"none": 0, "selective": 1, "full": 2, "auto": 3}
+SCHEDULE = {
+    name: code
+    for code, name in enumerate(
+        ("naive", "gpipe", "1f1b", "interleaved_1f1b", "zb1p", "zbv", "dualpipev", "pipedream")
+    )
+}
+PRECISION = {"fp32": 0, "bf16": 1, "fp16": 2, "fp8": 3}
+OFFLOAD = {"none": 0, "optimizer": 1, "all": 2, "nvme": 3}
+DTYPE_BYTES = {"fp32": 4, "bf16": 2, "fp16": 2, "fp8": 1}
+
+given(
+    "",
+    "model",
+    "layers",
+    "hidden",
+    "heads",
+    "kv_heads",
+    "head_dim",
+    "ffn",
+    "vocab",
+    "max_seq_len",
+    "gated",
+    "norm_biased",
+    "layernorm",
+    "learned_positions",
+    "tied",
+    "qk_norm",
+    "window",
+    "dropout",
+    "is_mla",
+    "is_mfa",
+    "q_lora",
+    "kv_lora",
+    "qk_nope",
+    "qk_rope",
+    "v_head_dim",
+    "mfa_rank",
+    "experts",
+    "top_k",
+    "expert_ffn",
+    "shared_ffn",
+    "moe_layers",
+    "dense_layers",
+    "capacity",
+    "attention_width",
+    "first_dense",
+    "moe_every",
+    "rope",
+    "biased",
+    "qkv_biased",
+    "relu",
+    "softcapped",
+)
+given(
+    "parameters",
+    "model",
+    "params_embedding",
+    "params_head",
+    "params_positions",
+    "params_final_norm",
+    "params_norms",
+    "params_attention_split",
+    "params_attention_kv",
+    "params_attention_whole",
+    "params_dense_split",
+    "params_dense_whole",
+    "params_router",
+    "params_expert_split",
+    "params_expert_whole",
+    "params_shared_split",
+    "params_shared_whole",
+    "params_total",
+    "params_active",
+)
+given(
+    "",
+    "plan",
+    "dp",
+    "tp",
+    "pp",
+    "cp",
+    "ep",
+    "zero",
+    "sequence_parallel",
+    "offload",
+    "recompute",
+    "precision",
+    "schedule",
+    "virtual_stages",
+    "micro_batch",
+    "global_batch",
+    "accumulation",
+    "dp_replicate",
+    "dp_shard",
+    "prefetch_layers",
+    "max_live_params",
+    "recompute_budget_bytes",
+    "weight_stashing",
+    "vertical_sync",
+    "seq_len",
+    "tokens",
+)
+given(
+    "",
+    "plan",
+    "stage",
+    "stage_layers",
+    "stage_moe_layers",
+    "stage_dense_layers",
+    "stage_first",
+    "stage_last",
+)
+given(
+    "",
+    "framework",
+    "flash",
+    "fused_norm",
+    "fused_swiglu",
+    "fused_cross_entropy",
+    "fused_softmax",
+    "fully_sharded",
+    "row_sharded",
+    "greedy_optimizer",
+    "bucket_elements",
+    "fused_wgrad",
+    "offload_grads",
+    "flat_step",
+    "keeps_outputs",
+    "factored",
+    "muon",
+    "vocab_multiple",
+    "overlap_grad_reduce",
+    "scatter_gather",
+    "causal_flops",
+    "repeats_kv",
+    "whole_kv",
+    "regathers_inputs",
+    "selective_products",
+    "fused_norm_on_cpu",
+    "norm_weight_in_fp32",
+    "windows_as_masks",
+    "cross_entropy_in_place",
+    "in_place_whole_only",
+    "loss_chunks",
+    "without_logits",
+    "fused_swiglu_on_cpu",
+)
+given(
+    "B",
+    "framework",
+    "compute_bytes",
+    "param_bytes",
+    "grad_bytes",
+    "master_bytes",
+    "moment_bytes",
+    "reduce_bytes",
+    "sharded_reduce_bytes",
+    "ring_grad_bytes",
+    "mask_bytes",
+    "mask_bytes_on_cpu",
+    "loss_piece_bytes",
+    "loss_piece_bytes_on_cpu",
+    "loss_chunk_bytes",
+)
+given("FLOP/s", "device catalogue", "peak_flops", "wide_peak_flops")
+given(
+    "B/s", "device catalogue or cluster", "memory_bandwidth", "intra_bandwidth", "inter_bandwidth"
+)
+given("B", "device catalogue", "capacity_bytes")
+given("B", "cluster: host_gib_per_device", "host_capacity_bytes")
+given("", "cluster", "nodes", "devices_per_node", "usd_per_hour", "power_w", "is_cpu")
+
+
+@dataclass(frozen=True)
+class Request:
+    """One estimate to make: a legal plan of a model on a cluster.
+
+    `tokens` are to be trained in all, for days.
+    """
+
+    model: ModelSpec
+    plan: ParallelPlan
+    cluster: ClusterSpec
+    seq_len: int
+    framework: Framework
+    tokens: float | None = None
+    id: str = ""
+    device: Device | None = None  # a catalogue entry of a person's own; default: the cluster's
+
+    @property
+    def entry(self) -> Device:
+        return self.device or self.cluster.entry
+
+
+def model_columns(model: ModelSpec) -> dict[str, float]:
+    """Sizes and parameter counts. Counts are per layer and unsharded, parted by what tensor
+    parallelism splits:
+
+    `_split` divides by tp, `_kv` by `kv_split` (key and value heads are copied beyond kv_heads),
+    `_whole` not.
+    """
+    count, mla, mfa, moe = parameter_count(model), model.mla, model.mfa, model.moe
+    hidden, biased, qkv_biased = model.hidden, model.bias == "all", model.bias != "none"
+    out_bias = hidden if biased else 0
+    if mla:
+        down = hidden * (mla.kv_lora_rank + mla.qk_rope_head_dim) + mla.kv_lora_rank
+        down += (hidden + 1) * mla.q_lora_rank if mla.q_lora_rank else 0
+        down += (
+            (mla.kv_lora_rank + mla.qk_rope_head_dim + (mla.q_lora_rank or 0)) if qkv_biased else 0
+        )
+        kv, whole = 0, down + out_bias
+    elif mfa:
+        whole = hidden * mfa.qk_rank + mfa.qk_rank + (mfa.qk_rank if qkv_biased else 0) + out_bias
+        whole += 2 * mfa.head_dim if model.qk_norm else 0
+        # one key and value head, on every rank
+        whole += 2 * (hidden + (1 if qkv_biased else 0)) * mfa.head_dim
+        kv = 0
+    else:
+        kv = 2 * model.kv_heads * model.head_dim * (hidden + (1 if qkv_biased else 0))
+        whole = out_bias + (2 * model.head_dim if model.qk_norm else 0)
+
+    def mlp(total: int) -> tuple[int, int]:
+        whole = hidden if biased and total else 0
+        return total - whole, whole
+
+    dense_split, dense_whole = mlp(count.dense_mlp)
+    expert_split, expert_whole = mlp(count.expert)
+    shared_split, shared_whole = mlp(count.shared)
+    return {
+        "layers": model.layers,
+        "hidden": hidden,
+        "heads": mfa.heads if mfa else model.heads,
+        "kv_heads": 1 if mfa else model.kv_heads,
+        "head_dim": mfa.head_dim if mfa else model.head_dim,
+        "ffn": model.ffn,
+        "vocab": model.vocab,
+        "max_seq_len": model.max_seq_len,
+        "gated": float(model.gated_mlp),
+        "norm_biased": float(model.norm == "layernorm" and biased),
+        "layernorm": float(model.norm == "layernorm"),
+        "learned_positions": float(model.position == "learned"),
+        "rope": float(model.position == "rope"),
+        "tied": float(model.tie_embeddings),
+        "qk_norm": float(model.qk_norm),
+        "window": model.window or 0,
+        "relu": float(model.activation == "relu"),
+        "softcapped": float(model.logit_softcap is not None),
+        "dropout": model.dropout,
+        "biased": float(biased),
+        "qkv_biased": float(qkv_biased),
+        "is_mla": float(mla is not None),
+        "is_mfa": float(mfa is not None),
+        "q_lora": (mla.q_lora_rank or 0) if mla else 0,
+        "kv_lora": mla.kv_lora_rank if mla else 0,
+        "qk_nope": mla.qk_nope_head_dim if mla else 0,
+        "qk_rope": mla.qk_rope_head_dim if mla else 0,
+        "v_head_dim": mla.v_head_dim if mla else 0,
+        "mfa_rank": mfa.qk_rank if mfa else 0,
+        "experts": moe.experts if moe else 0,
+        "top_k": moe.top_k if moe else 0,
+        "expert_ffn": moe.expert_ffn if moe else 0,
+        "shared_ffn": moe.shared_width if moe else 0,
+        "moe_layers": count.moe_layers,
+        "dense_layers": count.dense_layers,
+        "capacity": (moe.capacity or 1.0) if moe else 0,
+        "attention_width": attention_width(model),
+        "first_dense": moe.first_dense_layers if moe else model.layers,
+        "moe_every": moe.every if moe else 1,
+        "params_embedding": count.embedding,
+        "params_head": count.head,
+        "params_positions": count.positions,
+        "params_final_norm": count.final_norm,
+        "params_norms": count.norms,
+        "params_attention_split": count.attention - kv - whole,
+        "params_attention_kv": kv,
+        "params_attention_whole": whole,
+        "params_dense_split": dense_split,
+        "params_dense_whole": dense_whole,
+        "params_router": count.router,
+        "params_expert_split": expert_split,
+        "params_expert_whole": expert_whole,
+        "params_shared_split": shared_split,
+        "params_shared_whole": shared_whole,
+        "params_total": count.total,
+        "params_active": count.active,
+    }
+
+
+def plan_columns(plan: ParallelPlan, seq_len: int) -> dict[str, float]:
+    """Degrees, codes (RECOMPUTE, SCHEDULE, PRECISION, OFFLOAD) and the batch.
+
+    `prefetch_layers` default 1.
+    """
+    return {
+        "dp": plan.dp,
+        "tp": plan.tp,
+        "pp": plan.pp,
+        "cp": plan.cp,
+        "ep": plan.ep,
+        "zero": plan.zero,
+        "sequence_parallel": float(plan.sequence_parallel and plan.tp > 1),
+        "offload": OFFLOAD[plan.offload],
+        "recompute": RECOMPUTE[plan.recompute],
+        "precision": PRECISION[plan.precision],
+        "schedule": SCHEDULE[plan.schedule],
+        "virtual_stages": plan.virtual_stages,
+        "micro_batch": plan.micro_batch_size,
+        "global_batch": plan.global_batch_size,
+        "accumulation": max(1, plan.accumulation),
+        "dp_replicate": plan.dp_replicate or 1,
+        "dp_shard": plan.dp_shard,
+        "seq_len": seq_len,
+        "prefetch_layers": 1 if plan.prefetch_layers is None else plan.prefetch_layers,
+        "recompute_budget_bytes": plan.recompute_budget_bytes or 0,
+        "max_live_params": plan.max_live_params or 0,
+        "weight_stashing": float(
+            plan.schedule == "pipedream" and plan.weight_stashing is not False
+        ),
+        "vertical_sync": float(bool(plan.vertical_sync)),
+    }
+
+
+def device_columns(entry: Device, cluster: ClusterSpec, precision: str) -> dict[str, float]:
+    return {
+        "peak_flops": entry.peak(precision) * 1e12,
+        "wide_peak_flops": entry.peak(entry.half if precision == "fp8" else precision) * 1e12,
+        "memory_bandwidth": entry.memory_gb_per_s * 1e9,
+        "intra_bandwidth": (cluster.intra_node_gb_per_s or entry.intra_node_gb_per_s) * 1e9,
+        "inter_bandwidth": (cluster.inter_node_gb_per_s or entry.inter_node_gb_per_s) * 1e9,
+        "capacity_bytes": entry.memory_bytes,
+        "nodes": cluster.nodes,
+        "devices_per_node": cluster.devices_per_node,
+        "usd_per_hour": entry.usd_per_hour
+        if cluster.usd_per_device_hour is None
+        else cluster.usd_per_device_hour,
+        "host_capacity_bytes": np.inf
+        if cluster.host_gib_per_device is None
+        else cluster.host_gib_per_device * GIB,
+        "power_w": entry.power_w,
+        "is_cpu": float(entry.kind == "cpu"),
+    }
+
+
+def stage_columns(
+    columns: Mapping[str, Column],
+    n: int,
+    *,
+    given_layers: Sequence[Sequence[int] | None] | None = None,
+) -> dict[str, Column]:
+    """`(S, n)` columns of pipeline ranks: which rank, its layers, and whether it holds the first
+    and the last stage.
+
+    A pipeline rank holds `virtual_stages` stages: chunk k of rank r is stage k·pp + r, and in
+    V-shaped schedules
+    (zbv, dualpipev) chunk 1 is stage 2·pp - 1 - r. Rows beyond pp repeat the last rank.
+    `given_layers` are the
+    plans' own `stage_layers`.
+    """
+    pp, virtual = np.broadcast_to(columns["pp"], n), np.broadcast_to(columns["virtual_stages"], n)
+    schedule, layers = (
+        np.broadcast_to(columns["schedule"], n),
+        np.broadcast_to(columns["layers"], n),
+    )
+    most = int(pp.max()) if n else 1
+    rank = np.minimum(np.arange(most)[:, None], pp - 1)
+    folded = (schedule == SCHEDULE["zbv"]) | (schedule == SCHEDULE["dualpipev"])
+    stages = pp * virtual
+    each, more = layers // stages, layers % stages
+    held, routed = np.zeros(rank.shape), np.zeros(rank.shape)
+    first_dense, every = (
+        np.broadcast_to(columns["first_dense"], n),
+        np.broadcast_to(columns["moe_every"], n),
+    )
+    for chunk in range(int(virtual.max()) if n else 0):
+        stage = np.where(folded & (chunk == 1), stages - 1 - rank, chunk * pp + rank)
+        size, start = each + (stage < more), stage * each + np.minimum(stage, more)
+        for column, own in enumerate(given_layers or ()):
+            if own is not None and chunk < virtual[column]:
+                sums = np.concatenate([[0], np.cumsum(own)])
+                index = stage[:, column].astype(int)
+                size[:, column], start[:, column] = sums[index + 1] - sums[index], sums[index]
+        exists = chunk < virtual
+        held += size * exists
+        routed += (
+            _routed(start + size, first_dense, every) - _routed(start, first_dense, every)
+        ) * exists
+    last = np.where(folded, rank == 0, rank == pp - 1)
+    return {
+        "stage": rank,
+        "stage_layers": held,
+        "stage_moe_layers": routed,
+        "stage_dense_layers": held - routed,
+        "stage_first": (rank == 0).astype(float),
+        "stage_last": last.astype(float),
+    }
+
+
+def table_of(requests: Sequence[Request], parameters: Mapping[str, Any]) -> Table:
+    """One row a request, models and clusters mixed.
+
+    `parameters` are the calibratable ones, scalars or `(n,)`.
+    """
+    rows = [
+        {
+            **model_columns(each.model),
+            **plan_columns(each.plan, each.seq_len),
+            **device_columns(each.entry, each.cluster, each.plan.precision),
+            **each.framework.columns(each.plan, each.model),
+            "tokens": each.tokens or 0.0,
+        }
+        for each in requests
+    ]
+    n = len(rows)
+    columns: dict[str, Column] = {
+        name: np.array([row[name] for row in rows], float) for name in rows[0]
+    }
+    columns |= stage_columns(columns, n, given_layers=[each.plan.stage_layers for each in requests])
+    return Table({**columns, **parameters}, n)
+
+
+def _routed(layer: Column, first_dense: Column, every: Column) -> Column:
+    """How many of the layers before `layer` route tokens to experts."""
+    return np.asarray(np.maximum(0, np.ceil((layer - first_dense) / every)))

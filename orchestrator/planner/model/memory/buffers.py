@@ -1,0 +1,441 @@
+"""What a device holds beside states and activations: gathered or cast weights, buckets,
+communication, workspace.
+
+Knows when whole copies of weights exist; nothing of activations.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from orchestrator.planner.model.inputs import OFFLOAD, RECOMPUTE
+from orchestrator.planner.model.terms import Column, term
+
+DEEPSPEED_LIVE_PARAMS = 1e9  # stage3_max_live_parameters
+
+
+@term("parameters", "the largest layer on one device, its experts included")
+def layer_params(
+    dense_layers: Column,
+    moe_layers: Column,
+    dense_layer_params: Column,
+    routing_layer_params: Column,
+    layer_expert_params: Column,
+) -> Column:
+    dense = np.where(dense_layers > 0, dense_layer_params, 0.0)
+    return np.asarray(
+        np.maximum(dense, np.where(moe_layers > 0, routing_layer_params + layer_expert_params, 0.0))
+    )
+
+
+@term("parameters", "embedding on the rank of the first stage, else 0")
+def lookup_params(stage_first: Column, embedding_params: Column) -> Column:
+    """(S, n)."""
+    return stage_first * embedding_params
+
+
+@term("parameters", "lookup + head: what stands around the layers")
+def edge_params(lookup_params: Column, head_params: Column) -> Column:
+    """(S, n)."""
+    return lookup_params + head_params
+
+
+@term(
+    "parameters",
+    "FSDP: head, or the table it is tied to; DeepSpeed: stage3_max_live_parameters",
+    "what is used soon",
+)
+def resident_params(
+    edge_params: Column,
+    head_params: Column,
+    tied: Column,
+    stage_params: Column,
+    fully_sharded: Column,
+    max_live_params: Column,
+) -> Column:
+    """(S, n). Whole from the forward to the backward pass where everything is sharded."""
+    live = np.where(max_live_params > 0, max_live_params, DEEPSPEED_LIVE_PARAMS)
+    whole = np.where(fully_sharded == 1, np.where(tied == 1, edge_params, head_params), live)
+    return np.asarray(np.minimum(whole, stage_params))
+
+
+@term(
+    "B",
+    "whole copies of sharded weights, casts of wider ones: those held from forward to backward x "
+    "compute_bytes",
+)
+def gathered_bytes(
+    stage_params: Column,
+    resident_params: Column,
+    edge_params: Column,
+    lookup_params: Column,
+    tied: Column,
+    params_sharded: Column,
+    zero: Column,
+    shard: Column,
+    param_bytes: Column,
+    compute_bytes: Column,
+    recompute: Column,
+    offload: Column,
+) -> Column:
+    """(S, n).
+
+    ZeRO 2 keeps every copy, and so do casts unless the layer is recomputed; a lookup keeps no
+    table.
+    """
+    sharded, away = (params_sharded == 1) & (shard > 1), offload >= OFFLOAD["all"]
+    used = np.where(recompute == RECOMPUTE["full"], edge_params, stage_params) - np.where(
+        tied == 1, 0, lookup_params
+    )
+    casts = used * (param_bytes > compute_bytes)
+    copies = np.where(
+        sharded,
+        np.where(zero == 3, resident_params, stage_params),
+        np.where(away, edge_params, casts),
+    )
+    return np.asarray(copies * compute_bytes)
+
+
+@term("B", "layers gathered or cast for a moment: (1 + prefetch_layers) x layer x compute_bytes")
+def gathered_layers_bytes(
+    layer_params: Column,
+    prefetch_layers: Column,
+    params_sharded: Column,
+    zero: Column,
+    shard: Column,
+    param_bytes: Column,
+    compute_bytes: Column,
+    recompute: Column,
+    offload: Column,
+    fully_sharded: Column,
+    resident_params: Column,
+) -> Column:
+    """(S, n)."""
+    sharded, away = (params_sharded == 1) & (shard > 1), offload >= OFFLOAD["all"]
+    ahead = (1 + prefetch_layers) * layer_params
+    beyond = np.where(fully_sharded == 1, ahead, np.maximum(ahead - resident_params, 0.0))
+    cast = (param_bytes > compute_bytes) & (recompute == RECOMPUTE["full"])
+    layers = np.where(sharded, beyond * (zero == 3), np.where(away, ahead, layer_params * cast))
+    return np.asarray(layers * compute_bytes)
+
+
+@term(
+    "B",
+    "one layer's whole gradient, and its copy in the reduction's dtype, where sharded",
+    "torch fully_shard",
+)
+def reduction_bytes(
+    layer_params: Column,
+    compute_bytes: Column,
+    sharded_reduce_bytes: Column,
+    params_sharded: Column,
+    shard: Column,
+) -> Column:
+    whole = layer_params * (compute_bytes + sharded_reduce_bytes)
+    return np.where((params_sharded == 1) & (shard > 1), whole, 0.0)
+
+
+@term(
+    "B", "reduction and gathering bucket: min(bucket_elements, stage) x (grad_bytes + param_bytes)"
+)
+def bucket_bytes(
+    bucket_elements: Column,
+    stage_params: Column,
+    grad_bytes: Column,
+    param_bytes: Column,
+    zero: Column,
+    shard: Column,
+) -> Column:
+    """(S, n).
+
+    DeepSpeed's `reduce_bucket_size` and `allgather_bucket_size`, 5e8 elements by default.
+    """
+    held = np.minimum(bucket_elements, stage_params) * (grad_bytes + param_bytes)
+    return np.where((zero >= 1) & (shard > 1), held, 0.0)
+
+
+@term(
+    "B",
+    "flat copies of own gradients for the update: updated_params x (grad_bytes + 4) below fp32",
+    "DeepSpeed",
+)
+def flat_gradient_bytes(
+    flat_step: Column,
+    updated_params: Column,
+    stage_params: Column,
+    grad_bytes: Column,
+    param_bytes: Column,
+    zero: Column,
+    offload: Column,
+) -> Column:
+    """(S, n). ZeRO 1 and 2 flatten their partition's gradients and copy them to fp32. With fp32
+    gradients beside 16-bit
+    weights (`BF16_Optimizer`) all of autograd's own gradients exist until they are added, after the
+    backward pass.
+    """
+    flat = np.where(grad_bytes < 4, updated_params * (grad_bytes + 4), 0.0)
+    own = np.where(grad_bytes > param_bytes, stage_params * param_bytes, 0.0)
+    return np.asarray(
+        flat_step * np.where((zero >= 1) & (offload == OFFLOAD["none"]), flat + own, 0.0)
+    )
+
+
+@term(
+    "B",
+    "dummy gradients: (layer + head) x compute_bytes",
+    "Transformer Engine, fuse_wgrad_accumulation",
+)
+def dummy_gradient_bytes(
+    fused_wgrad: Column, layer_params: Column, head_params: Column, compute_bytes: Column
+) -> Column:
+    """(S, n). Autograd wants a gradient tensor; one empty one per weight shape is kept."""
+    return np.asarray(fused_wgrad * (layer_params + head_params) * compute_bytes)
+
+
+@term(
+    "B",
+    "keys and values x (min(2, cp - 1) x compute_bytes + min(4, cp + 1) x ring_grad_bytes) + "
+    "queries x "
+    "ring_grad_bytes + (queries, keys and values) x compute_bytes",
+    "ring attention, arXiv 2310.01889, backward: a set at work and one arriving; sums of "
+    "gradients made here, kept "
+    "here, leaving and arriving; the queries' sum; a block's own gradients",
+)
+def ring_bytes(
+    cp: Column,
+    kv_rows: Column,
+    query_head_dim: Column,
+    value_head_dim: Column,
+    split_tokens: Column,
+    heads: Column,
+    compute_bytes: Column,
+    ring_grad_bytes: Column,
+) -> Column:
+    """(n,). Beside what the layer keeps, while its backward pass runs. The engine's on gloo holds 7
+    to 26% more: a
+    block's gradients live until the next block's are there, and the CPU's kernel repeats shared
+    heads.
+    """
+    pairs, queries = (
+        kv_rows * (query_head_dim + value_head_dim),
+        split_tokens * heads * query_head_dim,
+    )
+    at_work, sums = np.minimum(2, cp - 1), np.minimum(4, cp + 1)
+    held = pairs * (at_work * compute_bytes + sums * ring_grad_bytes) + queries * ring_grad_bytes
+    return np.asarray((cp > 1) * (held + (queries + pairs) * compute_bytes))
+
+
+@term(
+    "B",
+    "tokens x hidden x compute_bytes x (2 gathered + 2 and kept ones in a pipeline) + ring_bytes",
+)
+def communication_bytes(
+    local_tokens: Column,
+    residual_tokens: Column,
+    in_flight_micro_batches: Column,
+    pp: Column,
+    hidden: Column,
+    compute_bytes: Column,
+    sequence_parallel: Column,
+    keeps_outputs: Column,
+    ring_bytes: Column,
+) -> Column:
+    """(S, n). Gathered sequence and its gradient; received activation and gradient; outputs of
+    micro-batches in flight
+    where they are kept (Megatron's `deallocate_output_tensor` frees them)."""
+    gathered = np.where(sequence_parallel == 1, 2 * local_tokens * hidden, 0.0)
+    pipe = np.where(
+        pp > 1, (2 + keeps_outputs * in_flight_micro_batches) * residual_tokens * hidden, 0.0
+    )
+    return np.asarray((gathered + pipe) * compute_bytes + ring_bytes)
+
+
+@term(
+    "B",
+    "working_tensors x residual_tokens x hidden x compute_bytes",
+    "gradients and products of one layer at a time",
+)
+def working_bytes(
+    working_tensors: Column, residual_tokens: Column, hidden: Column, compute_bytes: Column
+) -> Column:
+    """What a layer's forward or backward pass holds for a moment, its kept tensors aside."""
+    return working_tensors * residual_tokens * hidden * compute_bytes
+
+
+@term(
+    "B",
+    "last stage: local_vocab x hidden x compute_bytes, unless fused_wgrad adds it up where it is "
+    "kept",
+)
+def head_gradient_bytes(
+    stage_last: Column,
+    local_vocab: Column,
+    hidden: Column,
+    compute_bytes: Column,
+    fused_wgrad: Column,
+) -> Column:
+    """(S, n). The head's weight gradient of one micro-batch, whole."""
+    return np.asarray(stage_last * (local_vocab * hidden * compute_bytes * (1 - fused_wgrad)))
+
+
+@term(
+    "B",
+    "head_gradient, the hidden states' gradient, and the larger of the logits' gradient and, "
+    "where sharded, "
+    "head_gradient in the reduction's dtype; ZeRO 3, tied: the last layer, gathered ahead; at "
+    "least a softcap's "
+    "three tensors; beyond logits",
+    "the head's backward pass: both products' results beside what they are made of",
+)
+def head_moment_bytes(
+    stage_last: Column,
+    live_logits: Column,
+    compute_bytes: Column,
+    head_gradient_bytes: Column,
+    local_tokens: Column,
+    hidden: Column,
+    loss_chunks: Column,
+    sharded_reduce_bytes: Column,
+    params_sharded: Column,
+    shard: Column,
+    tied: Column,
+    logits_bytes: Column,
+    logits_kept_bytes: Column,
+    last_in_flight: Column,
+    softcap_bytes_per_logit: Column,
+    layer_params: Column,
+    fully_sharded: Column,
+    zero: Column,
+) -> Column:
+    """(S, n). The loss's own memory is gone but for the gradient; other micro-batches keep theirs.
+    A softcap's backward
+    pass holds its tanh and the gradients before and after it."""
+    sharded = (params_sharded == 1) & (shard > 1)
+    reduced = sharded & (tied == 0)
+    ahead = stage_last * (
+        layer_params * compute_bytes * (sharded & (tied == 1) & (zero == 3) & (fully_sharded == 1))
+    )
+    first = stage_last * (live_logits * compute_bytes)
+    copy = head_gradient_bytes * np.where(reduced, sharded_reduce_bytes / compute_bytes, 0.0)
+    hidden_gradient = stage_last * (local_tokens / loss_chunks * hidden * compute_bytes)
+    others = logits_kept_bytes * (last_in_flight - 1)
+    products = np.maximum(first, copy) + head_gradient_bytes + hidden_gradient + ahead
+    held = np.maximum(products, stage_last * (3 * live_logits * softcap_bytes_per_logit)) + others
+    return np.asarray(np.maximum(held - logits_bytes, 0.0))
+
+
+@term(
+    "B",
+    "head_gradient where it waits for the end of the backward pass: of a tied table, or a cast "
+    "weight",
+)
+def waiting_gradient_bytes(
+    head_gradient_bytes: Column,
+    param_bytes: Column,
+    compute_bytes: Column,
+    params_sharded: Column,
+    shard: Column,
+    tied: Column,
+    stage_first: Column,
+) -> Column:
+    """(S, n).
+
+    A tied table's is added to its lookup's; a cast's returns through the cast, made before all
+    layers.
+    """
+    cast = (param_bytes > compute_bytes) & ~((params_sharded == 1) & (shard > 1))
+    return np.asarray(head_gradient_bytes * (((tied == 1) & (stage_first == 1)) | cast))
+
+
+@term(
+    "B",
+    "layer_working + gathered_layers + reduction + working + waiting_gradient - logits - "
+    "head_moment, at least 0",
+)
+def layer_moment_bytes(
+    layer_working_bytes: Column,
+    gathered_layers_bytes: Column,
+    reduction_bytes: Column,
+    working_bytes: Column,
+    waiting_gradient_bytes: Column,
+    logits_bytes: Column,
+    head_moment_bytes: Column,
+) -> Column:
+    """(S, n).
+
+    The logits are gone when the first layer's backward pass runs, so that the larger of the two
+    counts.
+    """
+    # sums of few axes first: the whole grid of a search is walked twice
+    head = logits_bytes + head_moment_bytes - waiting_gradient_bytes
+    beyond = (layer_working_bytes + working_bytes - head) + (
+        gathered_layers_bytes + reduction_bytes
+    )
+    return np.asarray(np.maximum(beyond, 0.0))
+
+
+@term(
+    "B",
+    "first stage: what the token table's whole gradient and its wider copy take beyond "
+    "activations and logits",
+)
+def lookup_moment_bytes(
+    lookup_params: Column,
+    compute_bytes: Column,
+    param_bytes: Column,
+    params_sharded: Column,
+    shard: Column,
+    sharded_reduce_bytes: Column,
+    activations_bytes: Column,
+    in_flight_micro_batches: Column,
+    logits_bytes: Column,
+    layer_moment_bytes: Column,
+    head_moment_bytes: Column,
+    waiting_gradient_bytes: Column,
+    tied: Column,
+) -> Column:
+    """(S, n).
+
+    The backward pass ends here: its micro-batch's activations are gone. Counts where tokens are
+    few.
+    """
+    wide = np.where(
+        (params_sharded == 1) & (shard > 1),
+        sharded_reduce_bytes,
+        param_bytes * (param_bytes > compute_bytes),
+    )
+    gone = activations_bytes / np.maximum(1.0, in_flight_micro_batches) + (
+        logits_bytes + head_moment_bytes
+    )
+    # a tied table's two gradients and their sum; an untied one's, while a cast head's waits as well
+    two = (tied == 1) & (waiting_gradient_bytes > 0)
+    held = lookup_params * np.where(
+        two, np.maximum(3 * compute_bytes, compute_bytes + wide), compute_bytes + wide
+    )
+    held = held + np.where(two, 0.0, waiting_gradient_bytes)
+    return np.asarray(np.maximum(held - gone - layer_moment_bytes, 0.0))
+
+
+@term(
+    "B",
+    "gathered + buckets + flat and dummy gradients + communication + head, layer and lookup "
+    "moments + workspace",
+)
+def buffers_bytes(
+    gathered_bytes: Column,
+    bucket_bytes: Column,
+    flat_gradient_bytes: Column,
+    dummy_gradient_bytes: Column,
+    communication_bytes: Column,
+    head_moment_bytes: Column,
+    layer_moment_bytes: Column,
+    lookup_moment_bytes: Column,
+    workspace_bytes: Column,
+    is_cpu: Column,
+) -> Column:
+    """(S, n). The workspace is a GPU's."""
+    of_states = gathered_bytes + bucket_bytes + (flat_gradient_bytes + dummy_gradient_bytes)
+    of_batches = communication_bytes + np.where(is_cpu == 1, 0.0, workspace_bytes)
+    return np.asarray(
+        of_states + of_batches + (head_moment_bytes + layer_moment_bytes + lookup_moment_bytes)
+    )

@@ -1,0 +1,253 @@
+"""Model states of each pipeline rank: parameters, gradients and optimizer states, sharded and
+offloaded.
+
+Knows sizes and who holds what; nothing of activations, buffers or time.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from orchestrator.planner.model.inputs import OFFLOAD
+from orchestrator.planner.model.terms import Column, term
+
+_ZERO = "ZeRO, arXiv 1910.02054, section 5"
+
+
+@term("", "devices that share one copy of what ZeRO shards: dp / dp_replicate x cp", _ZERO)
+def shard(dp_shard: Column, cp: Column) -> Column:
+    return dp_shard * cp
+
+
+@term(
+    "",
+    "shard / ep: devices that share one copy of an expert's states",
+    "expert data parallel, DeepSpeed-MoE",
+)
+def expert_shard(shard: Column, ep: Column) -> Column:
+    return np.maximum(1.0, shard / ep)
+
+
+@term(
+    "",
+    "min(tp, kv_heads); 1 beyond kv_heads where every rank keeps all of them (orrery)",
+    "arXiv 1909.08053",
+)
+def kv_split(tp: Column, kv_heads: Column, whole_kv: Column) -> Column:
+    """(n,). Parts into which tensor parallelism cuts the weights of keys and values."""
+    return np.where((whole_kv == 1) & (tp > kv_heads), 1.0, np.minimum(tp, kv_heads))
+
+
+@term("parameters", "norms + split / tp + key and value / kv_split + whole", "arXiv 1909.08053")
+def attention_params(
+    params_norms: Column,
+    params_attention_split: Column,
+    params_attention_kv: Column,
+    params_attention_whole: Column,
+    tp: Column,
+    kv_split: Column,
+) -> Column:
+    """Attention and both norms of one layer on one tensor-parallel rank; key heads are copied
+    beyond kv_heads.
+    """
+    kv = params_attention_kv / kv_split
+    return np.asarray(params_norms + params_attention_split / tp + kv + params_attention_whole)
+
+
+@term("parameters", "attention + dense MLP / tp", "arXiv 1909.08053")
+def dense_layer_params(
+    attention_params: Column, params_dense_split: Column, params_dense_whole: Column, tp: Column
+) -> Column:
+    return attention_params + params_dense_split / tp + params_dense_whole
+
+
+@term(
+    "parameters",
+    "attention + router + shared experts / tp",
+    "a routing layer without its routed experts",
+)
+def routing_layer_params(
+    attention_params: Column,
+    params_router: Column,
+    params_shared_split: Column,
+    params_shared_whole: Column,
+    tp: Column,
+) -> Column:
+    return attention_params + params_router + params_shared_split / tp + params_shared_whole
+
+
+@term("parameters", "experts / ep x expert / tp", "routed experts of one layer on one device")
+def layer_expert_params(
+    experts: Column,
+    params_expert_split: Column,
+    params_expert_whole: Column,
+    tp: Column,
+    ep: Column,
+) -> Column:
+    return experts / ep * (params_expert_split / tp + params_expert_whole)
+
+
+@term("parameters", "local_vocab x hidden + learned positions", "token table on the first stage")
+def embedding_params(local_vocab: Column, hidden: Column, params_positions: Column) -> Column:
+    return local_vocab * hidden + params_positions
+
+
+@term(
+    "parameters",
+    "last stage: final norm + local_vocab x hidden where untied or copied from another stage",
+)
+def head_params(
+    local_vocab: Column,
+    hidden: Column,
+    tied: Column,
+    params_final_norm: Column,
+    stage_first: Column,
+    stage_last: Column,
+) -> Column:
+    """(S, n).
+
+    A tied head on a stage without the token table is a copy, kept equal by an all-reduce of its
+    gradient.
+    """
+    own = np.where((tied == 1) & (stage_first == 1), 0.0, local_vocab * hidden)
+    return np.asarray(stage_last * (params_final_norm + own))
+
+
+@term(
+    "parameters",
+    "layers of the stage + embedding on the first + head on the last, routed experts aside",
+)
+def dense_stage_params(
+    stage_dense_layers: Column,
+    dense_layer_params: Column,
+    stage_moe_layers: Column,
+    routing_layer_params: Column,
+    stage_first: Column,
+    embedding_params: Column,
+    head_params: Column,
+) -> Column:
+    layers = stage_dense_layers * dense_layer_params + stage_moe_layers * routing_layer_params
+    return np.asarray(layers + stage_first * embedding_params + head_params)
+
+
+@term("parameters", "routing layers of the stage x their experts on this device")
+def expert_stage_params(stage_moe_layers: Column, layer_expert_params: Column) -> Column:
+    return stage_moe_layers * layer_expert_params
+
+
+@term("parameters", "dense + routed experts, on one device before ZeRO")
+def stage_params(dense_stage_params: Column, expert_stage_params: Column) -> Column:
+    return dense_stage_params + expert_stage_params
+
+
+@term("parameters", "dense / shard + experts / expert_shard + rows rounded up", _ZERO)
+def sharded_params(
+    dense_stage_params: Column,
+    expert_stage_params: Column,
+    shard: Column,
+    expert_shard: Column,
+    stage_dense_layers: Column,
+    layer_row_excess: Column,
+    edge_row_excess: Column,
+) -> Column:
+    """(S, n). What one device keeps of its stage where everything is sharded."""
+    rounded = stage_dense_layers * layer_row_excess + edge_row_excess
+    return np.asarray(dense_stage_params / shard + expert_stage_params / expert_shard + rounded)
+
+
+@term(
+    "",
+    "versions of the weights that PipeDream keeps: pp - stage, or pp with vertical sync",
+    "arXiv 1806.03377, 3.3",
+)
+def weight_versions(
+    weight_stashing: Column, vertical_sync: Column, pp: Column, stage: Column
+) -> Column:
+    """(S, n)."""
+    versions = np.where(vertical_sync == 1, pp, pp - stage)
+    return np.where(weight_stashing == 1, np.maximum(1.0, versions), 1.0)
+
+
+@term("", "1 where each device keeps only a shard of the stored weights: zero 3, or 2 in FSDP")
+def params_sharded(zero: Column, fully_sharded: Column) -> Column:
+    return np.asarray(zero >= np.where(fully_sharded == 1, 2, 3), float)
+
+
+@term(
+    "B",
+    "stored weights x param_bytes x versions, sharded where params_sharded, wherever they lie",
+    _ZERO,
+)
+def all_params_bytes(
+    stage_params: Column,
+    sharded_params: Column,
+    params_sharded: Column,
+    weight_versions: Column,
+    param_bytes: Column,
+) -> Column:
+    """(S, n)."""
+    return np.asarray(
+        np.where(params_sharded == 1, sharded_params, stage_params) * param_bytes * weight_versions
+    )
+
+
+@term("B", "all_params_bytes, 0 where offloaded", _ZERO)
+def params_bytes(all_params_bytes: Column, offload: Column) -> Column:
+    """(S, n)."""
+    return np.where(offload >= OFFLOAD["all"], 0.0, all_params_bytes)
+
+
+@term("B", "gradients x grad_bytes, sharded from zero 2, wherever they lie", _ZERO)
+def all_grads_bytes(
+    stage_params: Column, sharded_params: Column, zero: Column, grad_bytes: Column
+) -> Column:
+    """(S, n)."""
+    return np.asarray(np.where(zero >= 2, sharded_params, stage_params) * grad_bytes)
+
+
+@term("B", "all_grads_bytes, 0 where offloaded", _ZERO)
+def grads_bytes(all_grads_bytes: Column, offload: Column, offload_grads: Column) -> Column:
+    """(S, n).
+
+    ZeRO-Offload (arXiv 2101.06840) moves each gradient to the host as soon as it is reduced.
+    """
+    away = (offload >= OFFLOAD["all"]) | ((offload == OFFLOAD["optimizer"]) & (offload_grads == 1))
+    return np.where(away, 0.0, all_grads_bytes)
+
+
+@term(
+    "parameters", "parameters whose optimizer state this device keeps: sharded from zero 1", _ZERO
+)
+def updated_params(
+    stage_params: Column,
+    sharded_params: Column,
+    expert_stage_params: Column,
+    dense_stage_params: Column,
+    expert_shard: Column,
+    greedy_share: Column,
+    zero: Column,
+) -> Column:
+    """(S, n)."""
+    split = dense_stage_params * greedy_share + expert_stage_params / expert_shard
+    return np.where(zero >= 2, sharded_params, np.where(zero == 1, split, stage_params))
+
+
+@term(
+    "B",
+    "updated_params x (master weights + moments) + what Adafactor and Muon keep, wherever they lie",
+    _ZERO,
+)
+def all_optimizer_bytes(
+    updated_params: Column,
+    master_bytes: Column,
+    moment_bytes: Column,
+    special_moments_bytes: Column,
+) -> Column:
+    """(S, n). K = 12 of the ZeRO paper is an fp32 master copy and Adam's two fp32 moments."""
+    return np.asarray(updated_params * (master_bytes + moment_bytes) + special_moments_bytes)
+
+
+@term("B", "all_optimizer_bytes, 0 where offloaded", _ZERO)
+def optimizer_bytes(all_optimizer_bytes: Column, offload: Column) -> Column:
+    """(S, n)."""
+    return np.where(offload == OFFLOAD["none"], all_optimizer_bytes, 0.0)

@@ -1,0 +1,53 @@
+"""The memory coefficients that measured runs may refine: each bounded, with a default that needs no
+calibration.
+
+Knows no formula; `memory` and `buffers` use them by name.
+"""
+
+from __future__ import annotations
+
+from orchestrator.planner.model.parameters import Parameter, declare
+
+MEMORY_PARAMETERS = (
+    Parameter(
+        "workspace_bytes",
+        0.2e9,
+        0.05e9,
+        2e9,
+        0.5,
+        "B",
+        "matrix-product workspaces of a GPU process",
+    ),
+    Parameter(
+        "working_tensors", 1.0, 0.3, 40.0, 0.7, "", "hidden states that a layer holds for a moment"
+    ),
+    Parameter(
+        "unattributed_fraction",
+        0.005,
+        0.001,
+        0.2,
+        1.0,
+        "",
+        "bytes that no line explains, by those explained",
+    ),
+    Parameter(
+        "context_bytes",
+        1.5e9,
+        0.5e9,
+        4e9,
+        0.3,
+        "B",
+        "device context and communicators beside the allocator",
+    ),
+    Parameter(
+        "fragmentation",
+        0.03,
+        0.005,
+        0.15,
+        0.5,
+        "",
+        "share of capacity that the allocator cannot use",
+    ),
+)
+
+declare(*MEMORY_PARAMETERS)

@@ -1,0 +1,299 @@
+"""The physical numbers that measurements can correct: bounded, each with a default for a device and
+a framework.
+
+Holds values and spreads them to columns; fits nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from orchestrator.planner.calibration.kriging import LENGTHS, columns
+from orchestrator.planner.model.profiles import profile
+from orchestrator.planner.model.terms import Column, Table, given
+from workers.contracts.catalog.devices import Device
+
+if TYPE_CHECKING:
+    from orchestrator.planner.calibration.result import Calibration
+    from orchestrator.planner.model.inputs import Request
+
+
+@dataclass(frozen=True, slots=True)
+class Parameter:
+    """`sigma` is the prior's spread in log space: how far from its default a device may plausibly
+    be.
+    """
+
+    name: str
+    default: float
+    low: float
+    high: float
+    sigma: float
+    unit: str
+    description: str
+
+
+PARAMETERS: dict[str, Parameter] = {}
+
+
+def declare(*parameters: Parameter) -> None:
+    """Makes parameters known to the fit and to the explain tree.
+
+    Raises ValueError for a name taken or bad bounds.
+    """
+    for each in parameters:
+        if each.name in PARAMETERS:
+            raise ValueError(f"parameter {each.name} is declared twice")
+        if not 0 < each.low <= each.default <= each.high:
+            raise ValueError(
+                f"parameter {each.name}: bounds {each.low}..{each.high} do not hold {each.default}"
+            )
+        PARAMETERS[each.name] = each
+        given(each.unit, f"calibration or default profile: {each.description}", each.name)
+
+
+declare(
+    Parameter(
+        "gemm_efficiency",
+        0.70,
+        0.2,
+        1.0,
+        0.15,
+        "",
+        "share of peak that large matrix products reach",
+    ),
+    Parameter(
+        "fp8_efficiency", 0.7, 0.2, 1.0, 0.2, "", "how much nearer to its peak bf16 comes than fp8"
+    ),
+    Parameter(
+        "gemm_half_tokens",
+        300,
+        20,
+        4000,
+        0.6,
+        "tokens",
+        "tokens at which a product loses half its speed",
+    ),
+    Parameter(
+        "gemm_half_width",
+        300,
+        20,
+        8000,
+        0.6,
+        "",
+        "sharded width at which a product loses half its speed",
+    ),
+    Parameter(
+        "attention_efficiency", 0.45, 0.05, 0.9, 0.3, "", "share of peak of the attention kernel"
+    ),
+    Parameter(
+        "memory_efficiency",
+        0.75,
+        0.2,
+        1.0,
+        0.2,
+        "",
+        "share of memory bandwidth of element-wise kernels",
+    ),
+    Parameter(
+        "traffic_factor",
+        1.0,
+        0.3,
+        3.0,
+        0.3,
+        "",
+        "element-wise traffic against the count of fused kernels",
+    ),
+    Parameter("launch_s", 8e-4, 1e-5, 1e-2, 0.5, "s", "host time to launch one layer, forward"),
+    Parameter(
+        "launch_overlap",
+        0.3,
+        0.02,
+        0.9,
+        0.5,
+        "",
+        "share of the shorter of host and device time that stays",
+    ),
+    Parameter(
+        "head_efficiency", 0.6, 0.1, 1.0, 0.3, "", "share of peak of the output head's products"
+    ),
+    Parameter(
+        "unaligned_head",
+        1.8,
+        1.0,
+        4.0,
+        0.3,
+        "",
+        "slowdown of the head's products by an odd vocabulary",
+    ),
+    Parameter(
+        "head_traffic",
+        1.0,
+        0.2,
+        4.0,
+        0.4,
+        "",
+        "passes over the logits against the count of the loss",
+    ),
+    Parameter(
+        "intra_efficiency",
+        0.75,
+        0.2,
+        1.0,
+        0.2,
+        "",
+        "share of the link inside a node that collectives reach",
+    ),
+    Parameter(
+        "inter_efficiency", 0.70, 0.1, 1.0, 0.3, "", "share of the network that collectives reach"
+    ),
+    Parameter(
+        "intra_latency_s", 1.4e-5, 1e-6, 2e-4, 0.5, "s", "latency of a collective inside a node"
+    ),
+    Parameter(
+        "inter_latency_s",
+        3e-5,
+        2e-6,
+        1e-3,
+        0.5,
+        "s",
+        "latency a doubling of nodes adds to a collective",
+    ),
+    Parameter(
+        "tp_exposed",
+        0.7,
+        0.05,
+        1.0,
+        0.4,
+        "",
+        "share of the backward's tensor-parallel traffic that is waited for",
+    ),
+    Parameter(
+        "p2p_exposed", 0.8, 0.05, 2.0, 0.5, "", "share of pipeline transfers that compute waits for"
+    ),
+    Parameter(
+        "ep_exposed", 0.9, 0.05, 1.5, 0.3, "", "share of experts' all-to-alls that is waited for"
+    ),
+    Parameter(
+        "jitter",
+        0.006,
+        0.0002,
+        0.1,
+        0.6,
+        "",
+        "share of compute that a doubling of nodes adds in waiting",
+    ),
+    Parameter(
+        "dp_overlap",
+        0.8,
+        0.05,
+        1.0,
+        0.2,
+        "",
+        "share of compute that hides gradient and parameter traffic",
+    ),
+    Parameter(
+        "overlap_slowdown",
+        0.1,
+        0.005,
+        0.6,
+        0.5,
+        "",
+        "share of hidden traffic that slows compute down",
+    ),
+    Parameter(
+        "optimizer_efficiency",
+        0.7,
+        0.1,
+        1.0,
+        0.3,
+        "",
+        "share of memory bandwidth of the optimizer step",
+    ),
+    Parameter(
+        "host_link_bytes_per_s", 2e10, 1e9, 5e11, 0.4, "B/s", "device to host copies, one direction"
+    ),
+    Parameter(
+        "host_update_bytes_per_s",
+        4e10,
+        1e9,
+        5e11,
+        0.5,
+        "B/s",
+        "optimizer traffic on the host, a device's share",
+    ),
+    Parameter("nvme_bytes_per_s", 2.5e9, 1e8, 5e10, 0.5, "B/s", "storage, a device's share"),
+    Parameter(
+        "microbatch_s",
+        1e-3,
+        1e-5,
+        5e-2,
+        0.7,
+        "s",
+        "host time beside the layers for each micro-batch",
+    ),
+    Parameter(
+        "step_overhead_s", 5e-3, 1e-5, 2.0, 0.8, "s", "host time of a step: data, logging, scalars"
+    ),
+)
+
+
+def defaults(framework: str, device: Device) -> dict[str, float]:
+    """Every parameter's value with no calibration, for a framework on a device's generation."""
+    return {name: each.default for name, each in PARAMETERS.items()} | profile(framework, device)
+
+
+def columns_for(
+    requests: Sequence[Request], calibration: Calibration | None = None
+) -> dict[str, Column]:
+    """Parameters as columns, `()` where all requests agree, with the calibration's correction near
+    its runs.
+
+    A calibration counts for the pairs of device and framework it was fitted to. What belongs to the
+    device counts for
+    another framework on it too; all else is the default profile.
+    """
+    pairs: list[tuple[str, str]] = []
+    values: list[Mapping[str, float]] = []
+    points: list[tuple[Any, Any]] = []
+    keys: list[int] = []
+    for request in requests:
+        pair = (request.entry.name, request.framework.name)
+        if pair not in pairs:
+            pairs.append(pair)
+            own = calibration.values_for(*pair) if calibration else {}
+            values.append({**defaults(pair[1], request.entry), **own})
+            group = calibration.group(*pair) if calibration else None
+            found = (group.points, group.weights) if group else ([], [])
+            points.append(
+                (np.array(found[0], float).reshape(-1, len(LENGTHS)), np.array(found[1], float))
+            )
+        keys.append(pairs.index(pair))
+    corrections = columns(points, keys)
+    if len(pairs) <= 1:
+        return {
+            name: np.asarray(value) for each in values for name, value in each.items()
+        } | corrections
+    return {
+        name: np.array([values[key][name] for key in keys]) for name in PARAMETERS
+    } | corrections
+
+
+def fixed_columns(table: Table, term: str, moved: Collection[str]) -> dict[str, Any]:
+    """The table's columns and every term under `term` that no parameter of `moved` moves, computed
+    once.
+    """
+    known: dict[str, bool] = {}
+
+    def moves(name: str) -> bool:
+        if name not in known:
+            inputs = () if table.is_given(name) else table.registry.terms[name].inputs
+            known[name] = name in moved or any([moves(each) for each in inputs])
+        return known[name]
+
+    moves(term)
+    return {name: table[name] for name, moving in known.items() if not moving}

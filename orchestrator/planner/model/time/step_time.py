@@ -1,0 +1,122 @@
+"""The time of a step: layers, stages and pipeline put together, with what communication stays
+exposed.
+
+Knows the parts' times from `pipelining` and `exposed`; counts no FLOPs and no memory.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from orchestrator.planner.model.inputs import OFFLOAD
+from orchestrator.planner.model.terms import Column, term
+
+
+@term("s", "correction x micro-batches x compute of the slowest stage")
+def compute_s(
+    stage_compute_s: Column, stage_time_s: Column, accumulation: Column, correction: Column
+) -> Column:
+    worst = stage_time_s.argmax(axis=0)[None]
+    shape = np.broadcast_shapes(stage_compute_s.shape, stage_time_s.shape)
+    return np.asarray(
+        np.take_along_axis(np.broadcast_to(stage_compute_s, shape), worst, 0)[0]
+        * accumulation
+        * correction
+    )
+
+
+@term(
+    "s",
+    "jitter x compute_s x log2(nodes of the plan)",
+    "the slowest of many nodes is waited for, once all reduce",
+)
+def waiting_s(
+    compute_s: Column, jitter: Column, devices: Column, devices_per_node: Column
+) -> Column:
+    return np.asarray(jitter * compute_s * np.log2(np.maximum(devices / devices_per_node, 1)))
+
+
+@term(
+    "s",
+    "correction x (micro-batches x slowest_stage_s + exposed gradient and parameter traffic) - "
+    "compute_s + waiting_s "
+    "+ streaming_exposed_s",
+)
+def exposed_comm_s(
+    slowest_stage_s: Column,
+    accumulation: Column,
+    compute_s: Column,
+    stage_dp_exposed_s: Column,
+    waiting_s: Column,
+    streaming_exposed_s: Column,
+    correction: Column,
+) -> Column:
+    stage = slowest_stage_s * accumulation + stage_dp_exposed_s.max(axis=0)
+    return np.asarray(correction * stage - compute_s + waiting_s + streaming_exposed_s)
+
+
+@term(
+    "B",
+    "bytes the optimizer moves per parameter: gradient read three times, states read and written",
+    "unscaling and norm read gradients once more each; Adam reads and writes master weights and "
+    "moments",
+)
+def update_bytes(
+    grad_bytes: Column, master_bytes: Column, moment_bytes: Column, param_bytes: Column
+) -> Column:
+    return np.asarray(3 * grad_bytes + 2 * master_bytes + 2 * moment_bytes + 2 * param_bytes)
+
+
+@term(
+    "s",
+    "correction x updated_params x update_bytes / (memory_bandwidth x optimizer_efficiency); "
+    "offloaded: by the host",
+    "offloaded states: gradients and parameters cross the host link, Adam runs at a CPU's memory "
+    "bandwidth",
+)
+def optimizer_s(
+    updated_params: Column,
+    update_bytes: Column,
+    memory_bandwidth: Column,
+    optimizer_efficiency: Column,
+    offload: Column,
+    grad_bytes: Column,
+    param_bytes: Column,
+    host_link_bytes_per_s: Column,
+    host_update_bytes_per_s: Column,
+    nvme_bytes_per_s: Column,
+    correction: Column,
+) -> Column:
+    here = update_bytes / (memory_bandwidth * optimizer_efficiency)
+    away = (
+        grad_bytes + param_bytes
+    ) / host_link_bytes_per_s + update_bytes / host_update_bytes_per_s
+    away = away + (offload == OFFLOAD["nvme"]) * update_bytes / nvme_bytes_per_s
+    return np.asarray(correction * updated_params.max(axis=0) * np.where(offload > 0, away, here))
+
+
+@term("s", "correction x step_overhead_s")
+def other_s(step_overhead_s: Column, correction: Column) -> Column:
+    return np.asarray(correction * step_overhead_s)
+
+
+@term("s", "compute_s + exposed_comm_s + bubble_s + optimizer_s + other_s")
+def step_time_s(
+    compute_s: Column,
+    exposed_comm_s: Column,
+    bubble_s: Column,
+    optimizer_s: Column,
+    other_s: Column,
+) -> Column:
+    return np.asarray(compute_s + exposed_comm_s + bubble_s + optimizer_s + other_s)
+
+
+@term(
+    "",
+    "bubble_s / (correction x micro-batches of the slowest stage + bubble_s)",
+    "of the pipeline's own time; even stages: (p - 1)/(m + p - 1) for 1F1B (arXiv 2104.04473)",
+)
+def bubble_fraction(
+    bubble_s: Column, slowest_stage_s: Column, accumulation: Column, correction: Column
+) -> Column:
+    return np.asarray(bubble_s / (correction * slowest_stage_s * accumulation + bubble_s))

@@ -1,0 +1,94 @@
+"""The devices that a run would get: its pool's, as the fleet knows them and as earlier runs
+measured them.
+
+Reads; decides nothing. Where the pool has no device that is known, the catalogue's nominal one
+stands in.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from orchestrator.fleet import selectors as fleet
+from orchestrator.planner.calibration.result import Calibration
+from orchestrator.planner.store import selectors as planner
+from orchestrator.runs.models import Run, RunEvent
+from workers.contracts import ClusterSpec, RunSpec
+from workers.contracts.catalog.devices import DEVICES, Device
+
+_LATELY = 20  # runs of the pool that are asked for a measured peak
+
+
+@dataclass(frozen=True)
+class Venue:
+    """`entry` is the catalogue's device with the memory and peaks that are known of the real ones.
+
+    `known` is false where nothing stands in the pool: then nothing is said about what fits.
+    """
+
+    entry: Device
+    per_node: int
+    known: bool
+    cores: int | None = None  # of a node of CPU slots
+    calibration: Calibration | None = None
+    calibration_name: str | None = None
+
+    def device(self, devices: int) -> Device:
+        """One of so many that a run gets: ranks of a node beyond its cores take turns on them."""
+        ranks = self.cluster(devices).devices_per_node
+        if self.cores is None or ranks <= self.cores:
+            return self.entry
+        slower = {name: peak * self.cores / ranks for name, peak in self.entry.peak_tflops.items()}
+        return self.entry.model_copy(update={"peak_tflops": slower})
+
+    def cluster(self, devices: int) -> ClusterSpec:
+        """`devices` of them on as few nodes as whole shares allow."""
+        most = min(devices, self.per_node, 2**16)
+        each = next(number for number in range(most, 0, -1) if devices % number == 0)
+        nodes = min(devices // each, 2**16)
+        return ClusterSpec(device=self.entry.name, nodes=nodes, devices_per_node=each)
+
+
+def venue_of(spec: RunSpec) -> Venue:
+    pool = spec.resources.pool or "default"
+    offer = fleet.offer(pool=pool, catalogue=spec.resources.device)
+    name = (
+        offer.catalogue if offer and offer.catalogue in DEVICES else spec.resources.device or "cpu"
+    )
+    entry, per_node = DEVICES[name], 8
+    if offer is not None and offer.catalogue == name:
+        per_node = offer.per_node
+        changes: dict[str, object] = {"memory_bytes": offer.memory_bytes or entry.memory_bytes}
+        if entry.kind == "cpu":
+            changes["peak_tflops"] = entry.peak_tflops | _measured_peaks(pool)
+        entry = entry.model_copy(update=changes)
+    row = planner.calibration_default(device=name)
+    return Venue(
+        entry,
+        per_node,
+        offer is not None,
+        offer.cores if offer and entry.kind == "cpu" else None,
+        Calibration.from_dict(row.document) if row else None,
+        row.name if row else None,
+    )
+
+
+def _measured_peaks(pool: str) -> dict[str, float]:
+    """TFLOP/s by precision that the pool's ranks measured at their start, the most of each: others
+    had neighbours.
+    """
+    lately = Run.objects.filter(pool_name=pool, kind__in=("train", "benchmark")).order_by("-id")
+    runs = list(lately.values_list("id", flat=True)[:_LATELY])
+    rows = (
+        RunEvent.objects.filter(run_id__in=runs, type="peak_measured")
+        .order_by("-id")
+        .values_list("data", flat=True)
+    )
+    found: dict[str, float] = {}
+    for data in rows[: 4 * _LATELY]:
+        precision, peak = data.get("precision"), data.get("tflops")
+        if precision in ("fp32", "bf16", "fp16") and isinstance(peak, int | float) and peak > 0:
+            # a CPU multiplies fp16 in fp32: one peak, whichever was measured
+            for name in ("fp32", "fp16") if precision != "bf16" else ("bf16",):
+                found[name] = max(float(peak), found.get(name, 0.0))
+    return found

@@ -1,0 +1,132 @@
+"""A pipeline's step as rows of blocks, one row a device: forward, backward, weight gradient and the
+idle between. Pure.
+
+Blocks of one kind and device are one path, so that thousands of them stay light.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+from webui.planner.charts.axes import Axis, Tick, ticks
+from webui.presentation import formatting
+
+KINDS: Final = (
+    ("F", "forward", "pipe-forward"),
+    ("B", "backward", "pipe-backward"),
+    ("W", "weight gradient", "pipe-weight"),
+    ("F&B", "forward beside backward", "pipe-both"),
+    ("C", "communication", "pipe-comm"),
+)
+_HUES: Final = {kind: hue for kind, _, hue in KINDS}
+# idle beyond the ramps that is worth a word; what is drawn has fewer micro-batches
+_UNEVEN: Final = 0.05
+_NAMED: Final = 8  # devices up to which a row is high enough for text
+NUMBERED: Final = 72  # blocks of a row up to which they carry their micro-batch
+_GAP: Final = 1.2  # between neighbours at most, in a row 1000 wide
+_COMM_TOP: Final = 6
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """`paths` are `(colour, d)` in a box of 1000 x 10; `labels` `(left, width, colour, text)` in
+    per cent.
+    """
+
+    device: int
+    paths: list[tuple[str, str]]
+    labels: list[tuple[float, float, str, str]]
+    idle: str
+
+
+@dataclass(frozen=True, slots=True)
+class Pipeline:
+    rows: list[Row]
+    legend: list[tuple[str, str]]
+    ticks: list[Tick]
+    summary: str
+    note: str
+
+
+def pipeline(drawn: Mapping[str, Any], *, end_s: float | None = None) -> Pipeline:
+    """From `orchestrator.planner.schedules.timeline`, with `of` micro-batches a step where fewer
+    are drawn.
+
+    `end_s` ends the axis where two timelines are drawn to one scale.
+    """
+    rows, legend, over = rows_of(drawn, end_s=end_s)
+    shown, whole = int(drawn["drawn"]), int(drawn.get("of", drawn["micro_batches"]))
+    bubble = float(drawn.get("predicted_bubble", drawn["bubble_fraction"]))
+    uneven = float(drawn["bubble_fraction"]) - bubble > _UNEVEN
+    summary = (
+        f"{drawn['schedule']} over {formatting.count(int(drawn['devices']), 'device')} with "
+        f"{formatting.count(whole, 'micro-batch', 'micro-batches')} a step: its ramps are "
+        f"{formatting.percent(bubble)} of it."
+    )
+    if uneven:
+        summary += (
+            f" Uneven stages leave devices idle {formatting.percent(drawn['bubble_fraction'])} "
+            "of what is drawn."
+        )
+    note = (
+        f"{shown} micro-batches are drawn; the middle of a step repeats." if shown < whole else ""
+    )
+    return Pipeline(rows, legend, over, summary, note)
+
+
+def rows_of(
+    drawn: Mapping[str, Any], *, end_s: float | None
+) -> tuple[list[Row], list[tuple[str, str]], list[Tick]]:
+    """Blocks, legend and ticks: the parts that a predicted and a measured timeline share."""
+    drawn_s = float(drawn["drawn_s"]) or 1.0
+    end = max(end_s or 0.0, drawn_s)
+    by_device: dict[int, list[Mapping[str, Any]]] = {
+        device: [] for device in range(int(drawn["devices"]))
+    }
+    for row in drawn["rows"]:
+        by_device[int(row["device"])].append(row)
+    used = {str(row["kind"]) for row in drawn["rows"]}
+    rows = [
+        _row(device, blocks, end, drawn_s, len(by_device) <= _NAMED)
+        for device, blocks in by_device.items()
+    ]
+    legend = [(word, hue) for kind, word, hue in KINDS if kind in used]
+    return rows, legend, ticks(Axis(0.0, end), "s", 5)
+
+
+def _row(
+    device: int, blocks: list[Mapping[str, Any]], end: float, drawn_s: float, numbered: bool
+) -> Row:
+    paths = []
+    for kind, _, hue in KINDS:
+        some = [block for block in blocks if block["kind"] == kind]
+        if some:
+            paths.append((hue, "".join(_block(block, end) for block in some)))
+    labels = []
+    if numbered and sum(block["kind"] != "C" for block in blocks) <= NUMBERED:
+        for block in blocks:
+            left, width = (
+                100 * block["start_s"] / end,
+                100 * (block["end_s"] - block["start_s"]) / end,
+            )
+            if width >= 1.2 and block["kind"] != "C":
+                labels.append(
+                    (
+                        round(left, 2),
+                        round(width, 2),
+                        _HUES[block["kind"]],
+                        str(block["micro_batch"] + 1),
+                    )
+                )
+    busy = sum(block["end_s"] - block["start_s"] for block in blocks if block["kind"] != "C")
+    return Row(device, paths, labels, formatting.percent(max(0.0, 1 - busy / drawn_s)))
+
+
+def _block(block: Mapping[str, Any], end: float) -> str:
+    left, right = 1000 * block["start_s"] / end, 1000 * block["end_s"] / end
+    width = max(right - left - min(_GAP, 0.12 * (right - left)), 0.3)
+    # waits lie under what they wait for
+    top, high = (_COMM_TOP, 10 - _COMM_TOP) if block["kind"] == "C" else (0, 10)
+    return f"M{left:.2f} {top}h{width:.2f}v{high}h-{width:.2f}z"

@@ -1,0 +1,423 @@
+"""The planner's smaller pages: serving, scaling laws, textbook examples.
+
+Each one question, answered by the planner.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Mapping
+from typing import Any, Final
+
+from django.http import HttpResponse
+from django.shortcuts import render
+from django.views.decorators.http import require_GET
+
+from orchestrator.planner import user_api
+from orchestrator.planner.examples import EXAMPLES, Example
+from orchestrator.planner.requests import BadRequest
+from orchestrator.planner.scaling import scaling as scaled
+from orchestrator.planner.store import selectors
+from webui.planner import phrases
+from webui.planner.charts.curve import curve
+from webui.planner.form import read
+from webui.planner.form_fields import FIELDS, PlannerField
+from webui.presentation import formatting
+from webui.views.access import PageRequest, page
+from workers.contracts.catalog.devices import DEVICES, Device
+
+F = PlannerField
+_DEVICE: Final = F(
+    "device",
+    "Device",
+    "choice",
+    "h100-80g",
+    choices=tuple((name, name) for name in DEVICES),
+    wide=True,
+)
+SCALING: Final = (
+    F("parameters", "Parameters", "amount", "7G", "Empty where a budget is given.", most=1e18),
+    F("tokens", "Tokens", "amount", "", "Empty: 20 a parameter.", most=1e18),
+    _DEVICE,
+    F("devices", "Devices", "int", "64", most=2**31),
+    F("mfu", "MFU reached", "float", "0.4", "Of the datasheet's peak, 0 to 1.", least=1e-6, most=1),
+    F("tokens_per_parameter", "Tokens a parameter", "float", "20", least=1e-3, most=1e6),
+    F(
+        "budget_days",
+        "Or: days to spend",
+        "float",
+        "",
+        "What can be trained in them.",
+        least=1e-6,
+        most=1e6,
+    ),
+    F(
+        "recompute",
+        "Recompute",
+        "choice",
+        "0",
+        choices=(("0", "nothing: 6 N D"), ("1", "all: 8 N D")),
+    ),
+)
+SERVING: Final = (
+    FIELDS["model"],
+    _DEVICE,
+    F("tp", "Tensor parallel", "int", "1", most=4096),
+    F("pp", "Pipeline parallel", "int", "1", most=4096),
+    F("replicas", "Replicas", "int", "1", most=2**20),
+    F("prompt_len", "Prompt", "int", "1024", "Tokens.", most=2**24),
+    F("output_len", "Output", "int", "256", "Tokens.", most=2**24),
+    F("batch", "Sequences in flight", "int", "", "Empty: as many as fit.", most=2**24),
+    F(
+        "quantize",
+        "Weights",
+        "choice",
+        "none",
+        choices=(
+            ("none", "bf16"),
+            ("fp32", "fp32"),
+            ("fp8", "fp8"),
+            ("int8", "int8"),
+            ("int4", "int4"),
+        ),
+    ),
+    F(
+        "kv_dtype",
+        "KV cache",
+        "choice",
+        "bf16",
+        choices=tuple((name, name) for name in ("fp32", "bf16", "fp16", "fp8", "int8")),
+    ),
+    F("acceptance", "Draft acceptance", "float", "", "0 to 1; empty: no drafts.", least=0, most=1),
+    F("draft_cost", "Draft cost", "float", "0.05", "Of a step of the model.", least=1e-6, most=1),
+)
+_SERVED: Final = (
+    ("ttft_s", "Time to first token", "time"),
+    ("tpot_s", "Time per token", "time-2"),
+    ("tokens_per_s", "Tokens/s, all", "throughput"),
+    ("max_concurrency", "Most at once", "mfu"),
+    ("usd_per_million_tokens", "Per million tokens", "event"),
+)
+_SCALED: Final = (
+    ("total_flops", "Work", "mfu"),
+    ("days", "Time", "time"),
+    ("usd", "Cost", "event"),
+    ("energy_kwh", "Energy", "event"),
+    ("optimal_tokens", "Tokens for this size", "throughput"),
+    ("expected_loss", "Expected loss", "loss"),
+    ("budget_parameters", "Parameters it buys", "mem-params"),
+    ("budget_tokens", "Tokens for them", "throughput"),
+    ("budget_flops", "Work it buys", "mfu"),
+)
+_HELD: Final = (
+    ("weights_bytes_per_device", "weights", "mem-params"),
+    ("kv", "KV cache", "mem-kv_cache"),
+    ("activations_bytes", "activations", "mem-activations"),
+    ("reserved_bytes", "reserved", "mem-other"),
+)
+
+
+@page
+@require_GET
+def serving(request: PageRequest) -> HttpResponse:
+    values, given, problems = _asked(request, SERVING)
+    answer: dict[str, Any] = {}
+    if not problems:
+        devices = given["tp"] * given["pp"] * given["replicas"]
+        per_node = min(8, devices)
+        cluster = {
+            "device": given["device"],
+            "nodes": -(-devices // per_node),
+            "devices_per_node": per_node,
+        }
+        asked = {
+            name: value for name, value in given.items() if name != "device" and value is not None
+        }
+        try:
+            answer = user_api.serving(
+                user=request.user, request={**asked, "cluster": cluster, "explain": True}
+            )
+        except BadRequest as refused:
+            problems = [
+                {"field": item.field.rpartition(".")[2], "says": item.says, "try": item.try_}
+                for item in refused.problems
+            ]
+    context = {
+        **_context("planner-serving", SERVING, values, problems, request.user),
+        **(_served(answer) if answer else {}),
+        "headline": values["model"] if answer else "",
+        "rest": _serving_says(answer, given) if answer else _first(problems),
+    }
+    return render(request, "webui/planner/serving.html", context)
+
+
+@page
+@require_GET
+def scaling(request: PageRequest) -> HttpResponse:
+    values, given, problems = _asked(request, SCALING)
+    answer: dict[str, Any] = {}
+    if not problems:
+        entry = selectors.own_devices(user=request.user).get(given["device"]) or DEVICES.get(
+            given["device"]
+        )
+        answer = (
+            _scaled(given, entry)
+            if entry
+            else {"ok": False, "problems": [_unknown_device(given["device"])]}
+        )
+        if not answer["ok"]:
+            problems, answer = answer["problems"], {}
+    context = {
+        **_context("planner-scaling", SCALING, values, problems, request.user),
+        "headline": "",
+        "tiles": _tiles(_SCALED, answer),
+        "rest": _scaling_says(answer, given) if answer else _first(problems),
+        "answered": bool(answer),
+    }
+    return render(request, "webui/planner/scaling.html", context)
+
+
+@page
+@require_GET
+def examples(request: PageRequest) -> HttpResponse:
+    shown = [_example(each) for each in EXAMPLES]
+    context = {
+        "tab": "planner-examples",
+        "examples": shown,
+        "headline": "",
+        "rest": "What textbooks work out by hand, with what their simple formulas leave out.",
+    }
+    return render(request, "webui/planner/examples.html", context)
+
+
+def _example(example: Example) -> dict[str, Any]:
+    worked = example.work()
+    address = {"planner": "planner", "scaling": "planner-scaling", "serving": "planner-serving"}[
+        example.page
+    ]
+    rows = [
+        [{"says": _cell(cell), "number": isinstance(cell, int | float)} for cell in row]
+        for row in worked.rows
+    ]
+    heads = [
+        {"says": head, "number": bool(rows) and rows[0][at]["number"]}
+        for at, head in enumerate(worked.columns)
+    ]
+    return {"example": example, "worked": worked, "heads": heads, "rows": rows, "page": address}
+
+
+def _cell(value: str | float) -> str:
+    if isinstance(value, str):
+        return value
+    if abs(value) >= 1e6:
+        return phrases.prefixed(value, "").strip()
+    return f"{value:,.0f}" if value == int(value) or abs(value) >= 1000 else f"{value:.4g}"
+
+
+def _asked(
+    request: PageRequest, fields: tuple[PlannerField, ...]
+) -> tuple[dict[str, str], dict[str, Any], list[dict[str, str]]]:
+    """`(texts, values, problems)` of a small form."""
+    values, given, problems = {}, {}, []
+    sent = any(field.name in request.GET for field in fields)
+    for field in fields:
+        # a form that was sent with an empty field means it; a bare address means the defaults
+        text = request.GET.get(
+            field.name, "" if sent and field.kind == "amount" else field.default
+        ).strip()
+        values[field.name] = text
+        empty = not text and (field.kind in ("amount",) or not field.default)
+        value = None if empty else read(field, text)
+        if isinstance(value, dict):
+            problems.append(value)
+        given[field.name] = value
+    return values, given, problems
+
+
+def _context(
+    tab: str,
+    fields: tuple[PlannerField, ...],
+    values: dict[str, str],
+    problems: list[dict[str, str]],
+    user: Any,
+) -> dict[str, Any]:
+    items, own = [], [(name, f"{name} · mine") for name in selectors.own_devices(user=user)]
+    for field in fields:
+        choices = list(field.choices)
+        value = values[field.name]
+        if field.name == "device":
+            choices = [*own, *choices]
+        if field.kind == "choice" and value not in dict(choices):
+            choices.append((value, value))
+        if field.name == "model":
+            choices = [each for each in choices if each[0] != "own"]
+        errors = [item for item in problems if item["field"] == field.name]
+        items.append({"field": field, "value": value, "choices": choices, "errors": errors})
+    return {"tab": tab, "fields": items, "problems": problems}
+
+
+def _served(answer: Mapping[str, Any]) -> dict[str, Any]:
+    memory, batch = answer["memory"], int(answer["batch"])
+    value = {name: tree["value"] for name, tree in memory.items()}
+    capacity = value["capacity_bytes"]
+    known = {
+        **value,
+        "kv": max(
+            0.0,
+            value["total_bytes"]
+            - sum(
+                value[name]
+                for name in ("weights_bytes_per_device", "activations_bytes", "reserved_bytes")
+            ),
+        ),
+    }
+    bar = [
+        {
+            "word": word,
+            "hue": hue,
+            "says": formatting.memory(known[name]),
+            "share": round(100 * known[name] / capacity, 2),
+        }
+        for name, word, hue in _HELD
+    ]
+    points = [
+        (
+            1e3 * each["tpot_s"],
+            each["tokens_per_s"],
+            f"{each['batch']} at once: {formatting.seconds(each['tpot_s'])} a token, "
+            f"{formatting.quantity(each['tokens_per_s'])} tokens/s",
+            each["batch"] == batch,
+        )
+        for each in answer["curve"]
+    ]
+    speculative = answer.get("speculative")
+    return {
+        "answered": True,
+        "tiles": _tiles(_SERVED, answer),
+        "bar": bar,
+        "fits": answer["fits"],
+        "room": phrases.room(value),
+        "tries": answer.get("try", []),
+        "notes": answer["notes"],
+        "curve": answer["curve"],
+        "drawn": curve(points, x_unit="", y_unit=""),
+        "memory_tiles": _tiles(
+            (
+                ("kv_bytes_per_token", "KV cache a token", "mem-kv_cache"),
+                ("kv_bytes_per_sequence", "KV cache a sequence", "mem-kv_cache"),
+                ("crossover_batch", "Compute-bound from", "mfu"),
+            ),
+            answer,
+        ),
+        "speculative": speculative
+        and {
+            "drafts": speculative["draft_tokens"],
+            "pays": speculative["pays"],
+            "speedup": f"{speculative['speculative_speedup']['value']:.2f}",
+        },
+    }
+
+
+def _serving_says(answer: Mapping[str, Any], given: Mapping[str, Any]) -> str:
+    devices = formatting.count(int(answer["devices"]), str(given["device"]), str(given["device"]))
+    if not answer["fits"]:
+        room = phrases.room({name: tree["value"] for name, tree in answer["memory"].items()})
+        return f" does not fit {devices}: {room}."
+    return (
+        f" on {devices} serves {int(answer['batch']):,} at once: the first token after "
+        f"{formatting.seconds(answer['ttft_s']['value'])}, then one every "
+        f"{formatting.seconds(answer['tpot_s']['value'])}, "
+        f"{formatting.quantity(answer['tokens_per_s']['value'])} tokens/s in all; it waits for "
+        f"{answer['bound']}."
+    )
+
+
+def _scaling_says(answer: Mapping[str, Any], given: Mapping[str, Any]) -> str:
+    said = []
+    if "days" in answer:
+        tokens = formatting.quantity(answer["tokens"])
+        said.append(
+            f"{formatting.quantity(given['parameters'])} parameters learn {tokens} tokens in "
+            f"{phrases.days(answer['days']['value'])} on {given['devices']:,} "
+            f"{given['device']} for "
+            f"{phrases.money(answer['usd']['value'])}."
+        )
+    if "budget_parameters" in answer:
+        said.append(
+            f"{given['budget_days']:g} days of {given['devices']:,} {given['device']} train "
+            f"{formatting.quantity(answer['budget_parameters']['value'])} parameters on "
+            f"{formatting.quantity(answer['budget_tokens']['value'])} tokens."
+        )
+    return " ".join(said)
+
+
+def _tiles(
+    names: tuple[tuple[str, str, str], ...], answer: Mapping[str, Any]
+) -> list[dict[str, Any]]:
+    """One tile a number that the answer has: its value in words and one level of its formula."""
+    tiles = []
+    for name, title, hue in names:
+        tree = answer.get(name)
+        if not isinstance(tree, dict):
+            continue
+        inputs = [
+            {"name": each["name"], "says": phrases.in_unit(each["value"], each["unit"])}
+            for each in tree["inputs"]
+        ]
+        tiles.append(
+            {
+                "title": title,
+                "hue": hue,
+                "value": _tile_value(name, tree),
+                "formula": tree["formula"],
+                "source": tree["source"],
+                "name": name,
+                "inputs": inputs,
+            }
+        )
+    return tiles
+
+
+def _tile_value(name: str, tree: Mapping[str, Any]) -> str:
+    value = tree["value"]
+    if name == "days":
+        return phrases.days(value)
+    if name == "usd_per_million_tokens":
+        return phrases.money(value)
+    if name in ("max_concurrency", "crossover_batch"):
+        return f"{value:,.0f}"
+    if name == "energy_kwh":
+        return f"{formatting.quantity(value)} kWh"
+    if name in ("tokens_per_s", "optimal_tokens", "budget_tokens", "budget_parameters"):
+        return formatting.quantity(value)
+    if name == "expected_loss":
+        return f"{value:.3f}"
+    return phrases.in_unit(value, tree["unit"])
+
+
+def _scaled(given: Mapping[str, Any], entry: Device) -> dict[str, Any]:
+    return scaled(
+        parameters=given["parameters"],
+        tokens=given["tokens"],
+        devices=given["devices"],
+        flops_per_device=given["mfu"] * entry.peak(entry.half) * 1e12,
+        budget_days=given["budget_days"],
+        tokens_per_parameter=given["tokens_per_parameter"],
+        recompute=given["recompute"] == "1",
+        usd_per_hour=entry.usd_per_hour,
+        power_w=entry.power_w,
+        explained=True,
+    )
+
+
+def _unknown_device(name: str) -> dict[str, str]:
+    near = difflib.get_close_matches(name, DEVICES, n=3, cutoff=0.3) or list(DEVICES)
+    says = f"{name[:60]!r} is neither in the device catalogue nor one of your own"
+    return {"field": "device", "says": says, "try": ", ".join(near)}
+
+
+def _first(problems: list[dict[str, str]]) -> str:
+    if not problems:
+        return ""
+    says = problems[0]["says"]
+    return f"{says[:1].upper()}{says[1:].rstrip('.')}."

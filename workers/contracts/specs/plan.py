@@ -1,0 +1,128 @@
+"""ParallelPlan: how a model is laid over devices, in numbers that stand for themselves.
+
+Knows arithmetic of its own fields only; `legality` checks a plan against a model, a sequence length
+and devices.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import Field, model_validator
+
+from workers.contracts.base import Contract, derived, whole
+from workers.contracts.catalog.devices import Precision
+from workers.contracts.specs.model import Count, Degree, Positive
+
+Offload = Literal["none", "optimizer", "all", "nvme"]
+Recompute = Literal["none", "selective", "full", "auto"]
+Schedule = Literal[
+    "naive", "gpipe", "1f1b", "interleaved_1f1b", "zb1p", "zbv", "dualpipev", "pipedream"
+]
+Dtype = Literal["fp32", "bf16", "fp16"]
+
+# schedules that split the backward pass into input and weight gradients
+SPLIT_BACKWARD = frozenset({"zb1p", "zbv", "dualpipev"})
+V_SHAPED = frozenset({"zbv", "dualpipev"})
+INTERLEAVED = frozenset({"interleaved_1f1b", "zb1p"})
+
+
+class LossScale(Contract):
+    """Dynamic loss scaling for fp16 (arXiv 1710.03740): grow after a quiet interval, back off on an
+    overflow.
+    """
+
+    initial: Annotated[float, Field(gt=0)] = 65536.0
+    growth_interval: Positive = 2000
+    growth: Annotated[float, Field(gt=1)] = 2.0
+    backoff: Annotated[float, Field(gt=0, lt=1)] = 0.5
+
+
+class ParallelPlan(Contract):
+    """Degrees of parallelism, sharding, memory savings, precision, pipeline schedule and batch.
+
+    `global_batch_size` counts sequences (default: one micro-batch per data-parallel rank).
+    `virtual_stages` defaults to
+    1, and to 2 for schedules that want several stages a device. `dp_replicate` copies lie within
+    `dp`.
+    """
+
+    dp: Degree = 1
+    tp: Degree = 1
+    pp: Degree = 1
+    cp: Degree = 1
+    ep: Degree = 1
+    zero: Annotated[int, Field(ge=0, le=3)] = 0
+    sequence_parallel: bool = False
+    offload: Offload = "none"
+    recompute: Recompute = "none"
+    precision: Precision = "fp32"
+    schedule: Schedule = "1f1b"
+    virtual_stages: int = derived(le=2**16)
+    micro_batch_size: Positive = 1
+    global_batch_size: int = derived()
+    dp_replicate: Degree | None = None
+    recompute_budget_bytes: Count | None = None
+    stage_layers: list[Count] | None = None
+    weight_stashing: bool | None = None
+    vertical_sync: bool | None = None
+    prefetch_layers: Count | None = None
+    max_live_params: Count | None = None
+    reduce_dtype: Dtype | None = None
+    grad_dtype: Dtype | None = None
+    params_dtype: Dtype | None = None
+    loss_scale: LossScale | None = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _derived(cls, data: Any) -> Any:
+        if not isinstance(data, dict):
+            return data
+        data = dict(data)
+        if data.get("virtual_stages") is None:
+            data["virtual_stages"] = 2 if str(data.get("schedule")) in V_SHAPED | INTERLEAVED else 1
+        if data.get("global_batch_size") is None:
+            # read as the fields will be, so that {"dp": "8"} is not a batch of 1; a part that
+            # cannot be read is refused
+            micro, dp = whole(data.get("micro_batch_size", 1)), whole(data.get("dp", 1))
+            data["global_batch_size"] = (
+                max(1, micro * dp) if micro is not None and dp is not None else 1
+            )
+        return data
+
+    @property
+    def world_size(self) -> int:
+        return self.dp * self.tp * self.pp * self.cp
+
+    @property
+    def accumulation(self) -> int:
+        """Micro-batches per data-parallel rank and step, rounded down where the batch does not
+        divide.
+        """
+        return self.global_batch_size // (self.micro_batch_size * self.dp)
+
+    @property
+    def offloads_weights(self) -> bool:
+        """Whether weights live on the host and come to the device block by block; with nvme where
+        they are sharded.
+        """
+        return self.offload == "all" or (self.offload == "nvme" and self.zero == 3)
+
+    @property
+    def stages(self) -> int:
+        """Pipeline stages over all devices."""
+        return self.pp * self.virtual_stages
+
+    @property
+    def dp_shard(self) -> int:
+        """Data-parallel ranks that share one copy of what ZeRO shards."""
+        return self.dp // (self.dp_replicate or 1)
+
+    def layers_of_stages(self, layers: int) -> list[int]:
+        """Layers of each of the `stages` stages: as given, else even with the remainder on the
+        first ones.
+        """
+        if self.stage_layers is not None:
+            return list(self.stage_layers)
+        each, more = divmod(layers, self.stages)
+        return [each + (stage < more) for stage in range(self.stages)]

@@ -1,0 +1,183 @@
+"""Point, PointBatch and RunEvent: what a running program tells, one line a step or an event.
+
+Numbers that are not finite travel as the strings "NaN", "Infinity" and "-Infinity" (JSON has no
+others); the bare
+words that Python's json writes are read as well. Does not know storage or the wire's envelopes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Annotated, Any, ClassVar, Self
+
+from pydantic import ConfigDict, Field, WithJsonSchema, model_validator
+
+from workers.contracts.base import Contract, Refused
+from workers.contracts.specs.model import Count
+
+# Unix seconds
+Time = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+RunId = Annotated[str, Field(min_length=1, max_length=64, coerce_numbers_to_str=True)]
+Number = Annotated[
+    float,
+    WithJsonSchema({"anyOf": [{"type": "number"}, {"enum": ["NaN", "Infinity", "-Infinity"]}]}),
+]
+MetricName = Annotated[str, Field(min_length=1, max_length=120)]
+
+_LOOSE = ConfigDict(allow_inf_nan=True, ser_json_inf_nan="strings")
+
+
+class Point(Contract):
+    """All metrics of one logged step of one rank.
+
+    `seq` counts per attempt and rank from 1; `tokens` is cumulative.
+    """
+
+    model_config: ClassVar[ConfigDict] = _LOOSE
+
+    run: RunId
+    attempt: Count
+    rank: Count
+    seq: Count
+    step: Count
+    tokens: Count
+    time: Time
+    values: dict[MetricName, Number]
+
+    def to_dict(self) -> dict[str, Any]:
+        return {
+            **vars(self),
+            "values": {name: encode_number(value) for name, value in self.values.items()},
+        }
+
+
+class RunEvent(Contract):
+    """Something that happened to a run; `rank` is null where no single rank is meant.
+
+    `data` is free plain JSON.
+    """
+
+    model_config: ClassVar[ConfigDict] = _LOOSE
+
+    run: RunId
+    attempt: Count
+    rank: int | None = None
+    seq: Count
+    time: Time
+    type: Annotated[str, Field(min_length=1, max_length=60)]
+    data: dict[str, Any] = {}
+
+    def to_dict(self) -> dict[str, Any]:
+        return {**vars(self), "data": plain(self.data)}
+
+
+class PointBatch(Contract):
+    """Points of one rank in columns: `values[name][i]` belongs to `seq[i]`, null where that step
+    lacks the metric.
+
+    Columns are validated as whole lists in native code; no Point is built on the way in or out.
+    """
+
+    model_config: ClassVar[ConfigDict] = _LOOSE
+
+    v: int = 1
+    run: RunId
+    attempt: Count
+    rank: Count
+    seq: list[Count]
+    step: list[Count]
+    tokens: list[Count]
+    time: list[Time]
+    values: dict[MetricName, list[Number | None]]
+
+    @model_validator(mode="after")
+    def _rectangular(self) -> PointBatch:
+        rows = len(self.seq)
+        columns: Mapping[str, Sequence[object]] = {
+            "step": self.step,
+            "tokens": self.tokens,
+            "time": self.time,
+        }
+        for name, column in (*columns.items(), *self.values.items()):
+            if len(column) != rows:
+                raise Refused(
+                    f"column {name} has {len(column)} entries, seq has {rows}",
+                    field=f"values.{name}",
+                )
+        return self
+
+    def __len__(self) -> int:
+        return len(self.seq)
+
+    @classmethod
+    def from_points(cls, points: Iterable[Point | Mapping[str, Any]]) -> Self:
+        """From points of one run, attempt and rank (as Points or their JSON); ValueError on a
+        mixture or on none.
+        """
+        rows = [vars(point) if isinstance(point, Point) else point for point in points]
+        if not rows:
+            raise ValueError("a batch needs at least one point")
+        head = (rows[0]["run"], rows[0]["attempt"], rows[0]["rank"])
+        values: dict[str, list[Any]] = {}
+        for i, row in enumerate(rows):
+            if (row["run"], row["attempt"], row["rank"]) != head:
+                raise ValueError(
+                    "a batch holds one rank's points, this one starts with run, attempt, rank = "
+                    f"{head}"
+                )
+            for name, value in row["values"].items():
+                column = values.get(name)
+                if column is None:
+                    column = values[name] = [None] * len(rows)
+                column[i] = value
+        columns = {key: [row[key] for row in rows] for key in ("seq", "step", "tokens", "time")}
+        return cls(run=head[0], attempt=head[1], rank=head[2], values=values, **columns)
+
+    def to_points(self) -> Iterator[Point]:
+        for i in range(len(self.seq)):
+            yield Point.model_construct(
+                run=self.run,
+                attempt=self.attempt,
+                rank=self.rank,
+                seq=self.seq[i],
+                step=self.step[i],
+                tokens=self.tokens[i],
+                time=self.time[i],
+                values={
+                    name: value
+                    for name, column in self.values.items()
+                    if (value := column[i]) is not None
+                },
+            )
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain JSON data; columns without NaN or infinity are passed on as they are."""
+        return {
+            **vars(self),
+            "values": {name: encode_column(column) for name, column in self.values.items()},
+        }
+
+
+def encode_number(value: float) -> float | str:
+    """The number itself, or its name where it is not finite."""
+    if value - value == 0:
+        return value
+    return "NaN" if value != value else "Infinity" if value > 0 else "-Infinity"
+
+
+def encode_column(column: Sequence[float | None]) -> Sequence[float | str | None]:
+    """`encode_number` over a column; the same object where nothing has to change."""
+    # a sum is finite only if all its terms are; overflow of finite terms merely takes the slow path
+    total = sum(value for value in column if value is not None)
+    if total - total == 0:
+        return column
+    return [None if value is None else encode_number(value) for value in column]
+
+
+def plain(data: Any) -> Any:
+    """Nested plain data with numbers that are not finite replaced by their names."""
+    if isinstance(data, float):
+        return encode_number(data)
+    if isinstance(data, dict):
+        return {key: plain(value) for key, value in data.items()}
+    return [plain(value) for value in data] if isinstance(data, (list, tuple)) else data

@@ -1,0 +1,197 @@
+"""A supervisor's line to Redis: sealed reports and telemetry out, acknowledged numbers and the
+rendezvous in.
+
+Never raises for a broken line: it answers False or None, waits longer each time, and counts
+connections, so that the
+outbox can rewind after a new one. Knows no file of a run.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+import redis
+
+from workers.contracts.wire import envelope, names
+from workers.contracts.wire.node_messages import LaunchOrder
+from workers.launcher.rundir import read_json
+
+Answer = TypeVar("Answer")
+_LONGEST_WAIT_S = 5.0
+
+
+@dataclass(frozen=True)
+class NodeFile:
+    """What a node knows of itself, kept with mode 600 under its home: the secret never travels."""
+
+    node: str
+    secret: bytes
+    redis_url: str
+    address: str
+
+    @classmethod
+    def read(cls, path: Path) -> NodeFile:
+        found = read_json(path)
+        if not found:
+            raise OSError(f"{path} cannot be read; join the node again with a new token")
+        return cls(found["node"], bytes.fromhex(found["secret"]), found["redis"], found["address"])
+
+
+class Link:
+    """`generation` rises with every new connection; 0 before the first."""
+
+    def __init__(self, node_file: Path, order: LaunchOrder) -> None:
+        self._path = node_file
+        self.node = NodeFile.read(node_file)
+        self._stamp = _stamp(node_file)
+        self.order = order
+        self.generation = 0
+        self._client: redis.Redis | None = None
+        self._wait_s = 0.0
+        self._next_try = 0.0
+        self._reports: deque[dict[str, Any]] = deque()
+        self._seq = 0
+
+    def report(self, kind: str, data: dict[str, Any], *, now: float | None = None) -> None:
+        """Queue one AttemptReport; `flush` sends it, in order, however long Redis is away."""
+        self._seq += 1
+        body = {
+            "attempt_id": self.order.attempt_id,
+            "fence": self.order.fence,
+            "node": self.node.node,
+            "seq": self._seq,
+            "time": now or time.time(),
+            "type": kind,
+            "data": data,
+        }
+        self._reports.append(body)
+
+    def flush(self) -> bool:
+        """True once no report is left here."""
+        while self._reports:
+            self._follow_node()
+            text = self._sealed(names.KIND_REPORT, self._reports[0])
+            if not self._add(names.REPORTS, {names.FIELD_MESSAGE: text}):
+                return False
+            self._reports.popleft()
+        return True
+
+    def telemetry(self, batches: list[dict[str, Any]]) -> bool:
+        """Send one envelope of batches; True when Redis has it."""
+        self._follow_node()
+        head = {
+            "run": self.order.run,
+            "attempt": self.order.attempt,
+            "attempt_id": self.order.attempt_id,
+        }
+        text = self._sealed(
+            names.KIND_TELEMETRY, {**head, "fence": self.order.fence, "batches": batches}
+        )
+        fields = {names.FIELD_NODE: self.node.node, names.FIELD_MESSAGE: text}
+        return self._add(names.TELEMETRY, fields)
+
+    def _add(self, stream: str, fields: dict[Any, Any]) -> bool:
+        return self._call(lambda client: client.xadd(stream, fields)) is not None
+
+    def acked(self) -> dict[str, int] | None:
+        """`points/0` → the last number that ingest has committed; None while Redis is away."""
+        found = self._call(lambda client: client.hgetall(names.acked_key(self.order.attempt_id)))
+        return None if found is None else {str(key): int(value) for key, value in found.items()}
+
+    def publish_rendezvous(self, host: str, port: int) -> bool:
+        key = names.rendezvous_key(self.order.fence)
+        # the nodes share no secret, so this only guards against accidents: the host comes from each
+        # one's own order
+        text = envelope.seal(
+            self._meeting(),
+            names.KIND_RENDEZVOUS,
+            {"host": host, "port": port},
+            ttl_s=names.RENDEZVOUS_TTL_S,
+            now=time.time(),
+            node=self.node.node,
+        )
+        return bool(self._call(lambda client: client.set(key, text, ex=names.RENDEZVOUS_TTL_S)))
+
+    def rendezvous(self) -> tuple[str, int] | None:
+        """Where the first node's supervisor waits, once it has said so."""
+        text = self._call(lambda client: client.get(names.rendezvous_key(self.order.fence)))
+        if not text:
+            return None
+        try:
+            body = envelope.open_envelope(
+                self._meeting(), text, kind=names.KIND_RENDEZVOUS, now=time.time()
+            )
+        except envelope.EnvelopeError:
+            return None
+        return str(body["host"]), int(body["port"])
+
+    def _meeting(self) -> bytes:
+        return f"rendezvous {self.order.fence}".encode()
+
+    def _sealed(self, kind: str, body: dict[str, Any]) -> str:
+        node = self.node
+        return envelope.seal(
+            node.secret, kind, body, ttl_s=names.REPORT_TTL_S, now=time.time(), node=node.node
+        )
+
+    def _follow_node(self) -> None:
+        """A node that joined anew has another secret: what the old one sealed meanwhile was
+        refused, so the connection
+        is made anew, and with it the outbox goes back to what was acknowledged."""
+        stamp = _stamp(self._path)
+        if stamp == self._stamp:
+            return
+        with contextlib.suppress(OSError):
+            before, self.node = self.node, NodeFile.read(self._path)
+            self._stamp = stamp
+            if self.node != before and self._client is not None:
+                self._client.close()
+                self._client = None
+
+    def _call(self, do: Callable[[redis.Redis], Answer]) -> Answer | None:
+        if time.monotonic() < self._next_try:
+            return None
+        try:
+            if self._client is None:
+                self._client = self._connect()
+            answer = do(self._client)
+            self._wait_s = 0.0
+            return answer
+        except (redis.RedisError, OSError):
+            if self._client is not None:
+                self._client.close()
+                self._client = None
+            self._wait_s = min(_LONGEST_WAIT_S, max(0.1, self._wait_s * 2))
+            self._next_try = time.monotonic() + self._wait_s
+            return None
+
+    def _connect(self) -> redis.Redis:
+        with contextlib.suppress(OSError):
+            self.node = NodeFile.read(self._path)  # a restarted agent may know a new address
+        return redis.Redis.from_url(
+            self.node.redis_url,
+            decode_responses=True,
+            socket_timeout=5,
+            socket_connect_timeout=5,
+            retry=None,
+            redis_connect_func=self._connected,
+            client_name="orrery-supervisor",
+        )
+
+    def _connected(self, connection: Any) -> None:
+        connection.on_connect()
+        self.generation += 1
+
+
+def _stamp(path: Path) -> tuple[int, int]:
+    try:
+        status = path.stat()
+    except OSError:
+        return (0, 0)
+    return (status.st_mtime_ns, status.st_ino)

@@ -1,0 +1,77 @@
+"""Softmax attention with a key-value head for each query head, for groups of them, or for all (MHA,
+GQA, MQA).
+
+Does not know caches or parallelism. Shapes: B batch, S sequence, H heads, D head_dim.
+"""
+
+from __future__ import annotations
+
+from typing import cast
+
+from torch import Tensor, nn
+
+from workers.contracts.specs.model import ModelSpec
+from workers.models.layers.attention_math import attend
+from workers.models.layers.documents import Documents
+from workers.models.layers.norms import RmsNorm
+from workers.models.layers.operations import Chosen
+
+
+class Attending(nn.Module):
+    """What comes after the projections to heads: QK norm, rotation, softmax attention, the way back
+    to hidden.
+    """
+
+    o: nn.Linear
+    q_norm: RmsNorm | None
+    k_norm: RmsNorm | None
+    window: int | None
+    dropout: float
+    interleaved: bool
+    attend = staticmethod(attend)  # settable: another way to the same attention
+    operations: type[Chosen] = Chosen
+
+    def attended(
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        rope: tuple[Tensor, Tensor] | None,
+        documents: Documents | None,
+    ) -> Tensor:
+        """`[B, S, H, D]` queries, keys and values with as many heads or fewer → `[B, S, hidden]`."""
+        if self.q_norm is not None and self.k_norm is not None:
+            q, k = self.q_norm(q), self.k_norm(k)
+        if rope is not None:
+            q, k = self.operations.rotate(q, k, rope, self.interleaved)
+        dropout = self.dropout if self.training else 0.0
+        out = self.attend(q, k, v, window=self.window, dropout=dropout, documents=documents)
+        return cast(Tensor, self.o(out))
+
+
+class Attention(Attending):
+    """`[B, S, hidden]` → `[B, S, hidden]`; optional QK norm (Qwen3), biases, sliding window."""
+
+    def __init__(self, spec: ModelSpec) -> None:
+        super().__init__()
+        self.head_dim = spec.head_dim
+        self.window, self.dropout, self.interleaved = (
+            spec.window,
+            spec.dropout,
+            spec.rope.interleaved,
+        )
+        qkv_bias = spec.bias != "none"
+        self.q = nn.Linear(spec.hidden, spec.heads * spec.head_dim, bias=qkv_bias)
+        self.k = nn.Linear(spec.hidden, spec.kv_heads * spec.head_dim, bias=qkv_bias)
+        self.v = nn.Linear(spec.hidden, spec.kv_heads * spec.head_dim, bias=qkv_bias)
+        self.o = nn.Linear(spec.heads * spec.head_dim, spec.hidden, bias=spec.bias == "all")
+        self.q_norm = RmsNorm(spec.head_dim, eps=spec.norm_eps) if spec.qk_norm else None
+        self.k_norm = RmsNorm(spec.head_dim, eps=spec.norm_eps) if spec.qk_norm else None
+
+    def forward(
+        self, x: Tensor, rope: tuple[Tensor, Tensor] | None, documents: Documents | None = None
+    ) -> Tensor:
+        q = self.q(x).unflatten(-1, (-1, self.head_dim))
+        k = self.k(x).unflatten(-1, (-1, self.head_dim))
+        v = self.v(x).unflatten(-1, (-1, self.head_dim))
+        return self.attended(q, k, v, rope, documents)

@@ -1,0 +1,62 @@
+"""What is minimised: the token loss of a micro-batch.
+
+Does not know where micro-batches come from, or what multiplies the loss. Shapes: B batch, S
+sequence, V vocabulary.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from kernels import runtime
+from kernels.dispatch import Candidate, choose
+from workers.contracts.specs.plan import ParallelPlan
+from workers.training.numerics.cross_entropy import cross_entropy
+from workers.training.parallel.batch_sharding import IGNORED
+
+
+def token_losses(logits_BSV: Tensor, targets_BS: Tensor, *, fused: bool = True) -> Tensor:
+    """Cross-entropy summed over each row's tokens, `[B]` in fp32; targets IGNORED count nothing.
+
+    Not `fused`: by torch's own function, which keeps more tensors of the logits' size.
+    """
+    return _each(logits_BSV, targets_BS, fused).view_as(targets_BS).sum(dim=1)
+
+
+def token_loss(logits_BSV: Tensor, targets_BS: Tensor, *, fused: bool = True) -> Tensor:
+    """The sum over all tokens, in fp32."""
+    return _each(logits_BSV, targets_BS, fused).sum()
+
+
+def without_logits(plan: ParallelPlan, device: torch.device) -> bool:
+    """Whether the loss is made from hidden states, the head's product a chunk of tokens at a time;
+    told as every choice
+    of kernels is."""
+    why = None
+    if plan.pp > 1:
+        why = "a pipeline's schedule takes logits from its last stage"
+    elif runtime.mode(device) == "reference":
+        why = f"whole logits, used up in place, are faster on a {device.type.upper()}"
+    facts: dict[str, object] = {"device": device.type, "sharded": plan.tp > 1}
+    chosen = choose("cross_entropy", facts, [Candidate("own", why), Candidate("torch")])
+    return chosen.backend == "own"
+
+
+def _each(logits_BSV: Tensor, targets_BS: Tensor, fused: bool) -> Tensor:
+    """Cross-entropy of each token, `[B · S]`, over logits that may be sharded over the vocabulary,
+    and are used up.
+    """
+    if _is_sharded(logits_BSV):
+        from workers.training.parallel.tensor import vocabulary
+
+        return vocabulary.cross_entropy(logits_BSV, targets_BS.flatten(), ignored=IGNORED)
+    logits_NV, targets_N = logits_BSV.float().flatten(0, 1), targets_BS.flatten()
+    if fused:
+        return cross_entropy(logits_NV, targets_N, ignored=IGNORED)
+    return functional.cross_entropy(logits_NV, targets_N, ignore_index=IGNORED, reduction="none")
+
+
+def _is_sharded(logits: Tensor) -> bool:
+    return hasattr(logits, "to_local")

@@ -1,0 +1,83 @@
+"""bf16 and fp16 computation over fp32 weights, for the stages that keep whole parameters.
+
+The same arithmetic as `fully_shard` with that param_dtype: weights are cast before use, gradients
+return through the
+cast in fp32. Does not know sharding or loss scales.
+"""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call
+
+from workers.training.numerics.fp16_products import HalfProducts
+
+
+def products(precision: str, device: torch.device) -> AbstractContextManager[Any]:
+    """Around forward and backward passes: how matrices are multiplied where the device does it
+    badly by itself.
+    """
+    if precision == "fp16" and device.type == "cpu":
+        return HalfProducts()  # type: ignore[no-untyped-call]
+    return nullcontext()
+
+
+class CastUnits:
+    """Makes each block, and what is left of the model, compute with `dtype` copies of its fp32
+    parameters.
+
+    Copies live from a unit's forward to its backward pass. `copies` lists their storages while
+    `watch` is set.
+    """
+
+    def __init__(self, decoder: nn.Module, blocks: nn.ModuleDict, dtype: torch.dtype) -> None:
+        self.dtype, self.watch = dtype, False
+        self.copies: list[Tensor] = []
+        in_blocks = {id(parameter) for parameter in blocks.parameters()}
+        for block in blocks.values():
+            self._cast(block, [name for name, _ in block.named_parameters()])
+        rest = [
+            name for name, parameter in decoder.named_parameters() if id(parameter) not in in_blocks
+        ]
+        self._cast(decoder, rest)
+
+    def _cast(self, module: nn.Module, names: list[str]) -> None:
+        unit = _Unit(module)
+        # where each one is looked up when it is wanted: another version may stand in for it then
+        places = {
+            name: (module.get_submodule(path), leaf)
+            for name in names
+            for path, _, leaf in [name.rpartition(".")]
+        }
+
+        def forward(*args: Any) -> Any:
+            return functional_call(unit, self._copied(places), args)
+
+        module.forward = forward
+
+    def _copied(self, places: dict[str, tuple[nn.Module, str]]) -> dict[str, Tensor]:
+        copies = {
+            f"module.{name}": getattr(owner, leaf).to(self.dtype)
+            for name, (owner, leaf) in places.items()
+        }
+        if self.watch:
+            self.copies.extend(copy.detach() for copy in copies.values())
+        return copies
+
+
+class _Unit(nn.Module):
+    """A module under the name by which `functional_call` swaps its parameters, with the forward it
+    had before.
+    """
+
+    def __init__(self, module: nn.Module) -> None:
+        super().__init__()
+        self.module = module
+        self.plain = module.forward
+
+    def forward(self, *args: Any) -> Any:
+        return self.plain(*args)

@@ -1,0 +1,155 @@
+"""A look at a plan on many ranks from one process: torch's fake process group, meta tensors, real
+sharding.
+
+Does not train.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from workers.contracts.catalog.counts import parameter_count
+from workers.contracts.wire.exits import UserError
+from workers.models.decoder import Decoder
+from workers.training.parallel.mesh import World, coordinate, lay_out
+from workers.training.parallel.parallelize import lay
+from workers.training.parallel.pipeline.stage_layers import part_of_stage, parts_of, stages_of
+from workers.training.setup.spec_loading import TrainingRun, mesh_axes
+
+
+def describe_fake_ranks(run: TrainingRun, ranks: int) -> dict[str, Any]:
+    """Mesh, stages and local parameters of every rank; raises UserError when the plan's world size
+    is not `ranks`.
+    """
+    plan = run.plan
+    if plan.world_size != ranks:
+        raise UserError(
+            f"plan: its world size is {plan.world_size}, --fake-ranks says {ranks}; try dp {ranks}"
+        )
+    if ranks < 1:
+        raise UserError(f"--fake-ranks {ranks} is no number of ranks; try 2 or more")
+    # ranks of one stage hold the same tensors: one process group a stage, in which each rank's
+    # place gives its shards
+    by_stage = {}
+    for stage in range(plan.pp):
+        with _pretending(stage * (ranks // plan.pp), ranks) as world:
+            lay_out(plan, world)
+            with torch.device("meta"):
+                parts = parts_of(run.model, plan, world.axis("pp"))
+            lay(parts, plan, world)
+            by_stage[stage] = [
+                _held(parts, coordinate(plan, rank)) for rank in _ranks_of(stage, ranks, plan.pp)
+            ]
+            if stage == 0:
+                place = coordinate(plan, 0)
+                shards = {
+                    n: list(_local_shape(p, place))
+                    for part in parts
+                    for n, p in part.named_parameters()
+                }
+    return {
+        "mesh": mesh_axes(plan),
+        **(
+            {"expert_mesh": {"expert_data": plan.dp * plan.cp // plan.ep, "ep": plan.ep}}
+            if plan.ep > 1
+            else {}
+        ),
+        "parameters": parameter_count(run.model).total,
+        "ranks": [
+            {
+                "rank": rank,
+                "coordinate": _shown(run, coordinate(plan, rank)),
+                "stages": stages_of(plan, coordinate(plan, rank)["pp"]),
+                "parameter_bytes": by_stage[coordinate(plan, rank)["pp"]][
+                    rank % (ranks // plan.pp)
+                ],
+            }
+            for rank in range(ranks)
+        ],
+        "rank_0_shards": shards,
+        **_schedule(run),
+    }
+
+
+@contextmanager
+def _pretending(rank: int, ranks: int) -> Iterator[World]:
+    from torch.testing._internal.distributed.fake_pg import FakeStore
+
+    dist.init_process_group("fake", rank=rank, world_size=ranks, store=FakeStore())
+    try:
+        yield World(rank, ranks, torch.device("cpu"))
+    finally:
+        dist.destroy_process_group()
+
+
+def _ranks_of(stage: int, ranks: int, pp: int) -> range:
+    each = ranks // pp
+    return range(stage * each, (stage + 1) * each)
+
+
+def _held(parts: list[Decoder], place: dict[str, int]) -> int:
+    """Bytes of parameters of the rank at `place`."""
+    return sum(_local_bytes(p, place) for part in parts for p in part.parameters())
+
+
+def _place_on(mesh: Any, place: dict[str, int]) -> list[int]:
+    """A rank's place on the axes of a parameter's mesh; `fsdp`, `efsdp` and `dp_replicate` are
+    views of dp and cp.
+    """
+    names = mesh.mesh_dim_names
+    shards = mesh["fsdp"].size() if "fsdp" in names else 1
+    named = {**place, "fsdp": place["data"] % shards, "dp_replicate": place["data"] // shards}
+    if "efsdp" in names:
+        copy, named["efsdp"] = divmod(place["expert_data"], mesh["efsdp"].size())
+        named["dp_replicate"] = copy
+    return [named[name] for name in mesh.mesh_dim_names]
+
+
+def _local_shape(parameter: Tensor, place: dict[str, int]) -> tuple[int, ...]:
+    if not hasattr(parameter, "to_local"):
+        return tuple(parameter.shape)
+    from torch.distributed.tensor._utils import _compute_local_shape_and_global_offset
+
+    sharded: Any = parameter
+    mesh = sharded.device_mesh
+    shape, _ = _compute_local_shape_and_global_offset(
+        sharded.shape, mesh.shape, _place_on(mesh, place), sharded.placements
+    )
+    return tuple(shape)
+
+
+def _local_bytes(parameter: Tensor, place: dict[str, int]) -> int:
+    return math.prod(_local_shape(parameter, place)) * parameter.element_size()
+
+
+def _shown(run: TrainingRun, place: dict[str, int]) -> list[int]:
+    """The place along the axes that `mesh` lists."""
+    plan = run.plan
+    named = {
+        **place,
+        "dp_replicate": place["dp"] // plan.dp_shard,
+        "dp_shard": place["dp"] % plan.dp_shard,
+    }
+    return [named[name] for name in mesh_axes(plan)]
+
+
+def _schedule(run: TrainingRun) -> dict[str, Any]:
+    """Layers of each stage, and what each pipeline rank does in turn, as torch's own schedule has
+    it.
+    """
+    plan = run.plan
+    if plan.pp == 1:
+        return {}
+    from workers.training.parallel.pipeline.schedule_order import order_of
+
+    with _pretending(0, plan.pp):
+        order = order_of(plan)
+    layers = [list(part_of_stage(run.model, plan, stage).layers) for stage in range(plan.stages)]
+    return {"stage_layers": layers, "schedule": order}

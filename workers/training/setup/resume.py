@@ -1,0 +1,117 @@
+"""Which checkpoint a run continues from, agreed by all ranks, and what must match for it to be a
+continuation.
+
+Does not read tensors.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from workers.contracts.wire.exits import UserError
+from workers.models.errors import WeightsError
+from workers.models.weights.checkpoint_table import read_table
+from workers.models.weights.manifest import (
+    NAME,
+    DamagedError,
+    complete_checkpoints,
+    damage,
+    read_manifest,
+)
+from workers.training.setup.spec_loading import TrainingRun
+
+
+@dataclass(frozen=True, slots=True)
+class Start:
+    """Where training begins: after `step` finished steps, `tokens` and `samples` consumed."""
+
+    step: int = 0
+    tokens: int = 0
+    samples: int = 0
+    folder: Path | None = None
+    loss_scale: dict[str, Any] | None = None
+    rejected: tuple[str, ...] = ()
+
+
+def choose_start(run: TrainingRun, *, checkpoints: Path, resume: Path | None) -> Start:
+    """The named checkpoint, else the newest whole one under `checkpoints`, else the beginning.
+
+    Raises UserError when the named one is damaged, or the chosen one belongs to another model, seed
+    or sequence length.
+    """
+    rejected: list[str] = []
+    for folder in [resume] if resume is not None else complete_checkpoints(checkpoints):
+        try:
+            manifest = read_manifest(folder)
+            broken = damage(folder, manifest)
+            if broken is None:
+                read_table(folder)
+        except WeightsError as error:
+            if resume is not None or not isinstance(error, DamagedError):
+                raise UserError(f"resume: {error}") from None
+            rejected.append(str(error))
+            continue
+        if broken is None:
+            _check_same(run, folder, manifest)
+            done = manifest["step"], manifest["tokens"], manifest["samples"]
+            return Start(*done, folder, manifest.get("loss_scale"), tuple(rejected))
+        if resume is not None:
+            raise UserError(f"resume: {folder}: {broken}; try an older checkpoint")
+        rejected.append(f"{folder}: {broken}")
+    return Start(rejected=tuple(rejected))
+
+
+def manifest_of(
+    run: TrainingRun,
+    *,
+    step: int,
+    tokens: int,
+    samples: int,
+    world_size: int,
+    loss_scale: dict[str, Any] | None = None,
+) -> dict[str, Any]:
+    """What the manifest says besides files. Random numbers need no state: seeds follow from seed
+    and sample index.
+
+    Nor does the learning rate, a function of the step.
+    """
+    return {
+        "step": step,
+        "tokens": tokens,
+        "samples": samples,
+        "rng": {
+            "seed": run.train.seed,
+            "rule": "weights by parameter name, order by epoch, dropout by sample index",
+        },
+        "world_size": world_size,
+        "model": run.model.to_dict(),
+        "seq_len": run.train.seq_len,
+        "optimizer": run.train.optimizer.name,
+        "spec": run.spec.to_dict(),
+        **({"loss_scale": loss_scale} if loss_scale else {}),
+    }
+
+
+def _check_same(run: TrainingRun, folder: Path, manifest: dict[str, Any]) -> None:
+    ours = manifest_of(run, step=0, tokens=0, samples=0, world_size=1)
+    if "weights_of" in manifest:
+        says = f"holds weights alone, converted from {manifest['weights_of']}"
+        raise UserError(f"resume: {folder} {says}; try train.init_from with its path")
+    missing = [name for name in ours if name not in manifest and name != "spec"]
+    if missing:
+        raise UserError(
+            f"resume: {folder / NAME} says no {missing[0]}; try a folder checkpoints/step-N of "
+            "this engine"
+        )
+    for name in ("model", "seq_len", "optimizer", "rng"):
+        if manifest[name] != ours[name]:
+            told, want = manifest[name], ours[name]
+            if isinstance(told, dict) and isinstance(want, dict):
+                parts = [key for key in {**told, **want} if told.get(key) != want.get(key)]
+                name, told, want = f"{name}.{parts[0]}", told.get(parts[0]), want.get(parts[0])
+            raise UserError(
+                f"resume: {folder} was written with {name} {told}, the spec says {want}; "
+                f"try the same {name}, or another run directory"
+            )

@@ -1,0 +1,81 @@
+"""From a spec file to a run this engine can do: read, checked, and refused by sentences where it
+cannot.
+
+Pydantic and the standard library only, so that a wrong spec fails in a fraction of a second.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from workers.contracts.catalog.counts import flops_per_token, parameter_count
+from workers.contracts.specs.model import ModelSpec
+from workers.contracts.specs.plan import ParallelPlan
+from workers.contracts.specs.run import RunSpec, spec_problems
+from workers.contracts.specs.run_bodies import TrainBody
+from workers.contracts.specs.spec_file import read_document, read_spec, refused
+from workers.contracts.specs.training_support import engine_problems
+
+
+@dataclass(frozen=True, slots=True)
+class TrainingRun:
+    """A spec whose parts are all known: nothing is left to be chosen."""
+
+    spec: RunSpec
+    model: ModelSpec
+    plan: ParallelPlan
+    train: TrainBody
+
+    @property
+    def tokens_per_step(self) -> int:
+        return self.plan.global_batch_size * self.train.seq_len
+
+    def describe(self) -> dict[str, Any]:
+        """What `--print` shows: the spec with every default filled in, and what follows from it."""
+        return {
+            "spec": self.spec.to_dict(),
+            "model": self.model.to_dict(),
+            "plan": self.plan.to_dict(),
+            "world_size": self.plan.world_size,
+            "mesh": mesh_axes(self.plan),
+            "accumulation": self.plan.accumulation,
+            "tokens_per_step": self.tokens_per_step,
+            "parameters": parameter_count(self.model).total,
+            "flops_per_token": flops_per_token(self.model, self.train.seq_len),
+        }
+
+
+def mesh_axes(plan: ParallelPlan) -> dict[str, int]:
+    """Axis names and sizes of the device mesh, outer to inner; data parallel ones always, others
+    where above 1.
+    """
+    data = {"dp": plan.dp}
+    if plan.zero >= 2:
+        data = {"dp_replicate": plan.dp_replicate or 1, "dp_shard": plan.dp_shard}
+    outer = {"pp": plan.pp} if plan.pp > 1 else {}
+    return (
+        outer | data | {name: size for name, size in (("cp", plan.cp), ("tp", plan.tp)) if size > 1}
+    )
+
+
+def load_run(path: Path) -> TrainingRun:
+    """Read and check a spec file. Raises UserError with one line a problem."""
+    return accept(read_document(path, "train"))
+
+
+def accept(document: Mapping[str, Any]) -> TrainingRun:
+    """Check a spec's document. Raises UserError with one line a problem."""
+    spec = read_spec(document)
+    refuse_problems(spec)
+    model, plan, train = spec.shape, spec.plan, spec.train
+    assert model is not None and isinstance(plan, ParallelPlan) and train is not None
+    return TrainingRun(spec, model, plan, train)
+
+
+def refuse_problems(spec: RunSpec) -> None:
+    """Raises UserError with one line for each thing that this engine, or any, cannot do."""
+    if found := engine_problems(spec) or spec_problems(spec):
+        raise refused(found)

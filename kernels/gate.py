@@ -93,8 +93,8 @@ def compiled(one: Shipped, arch: str) -> Told:
             options={"num_warps": one.num_warps, "num_stages": one.num_stages},
         )
     except Exception as error:
-        says = str(error).strip().splitlines()
-        text = f"does not compile: {type(error).__name__}: {' '.join(says[-3:])[:400]}"
+        message = str(error).strip().splitlines()
+        text = f"does not compile: {type(error).__name__}: {' '.join(message[-3:])[:400]}"
         return Told(one.op, one.name, arch, 0, 0, 0, {}, time.perf_counter() - started, [text])
     registers, stack = _resources(kernel.asm["cubin"])
     ptx: str = kernel.asm["ptx"]
@@ -116,22 +116,22 @@ def compiled(one: Shipped, arch: str) -> Told:
 
 
 def _breaches(one: Shipped, arch: str, stack: int, shared: int, ptx: str) -> list[str]:
-    says = []
+    message = []
     if stack and one.spills_ok is None:
-        says.append(
+        message.append(
             f"spills {stack} bytes of registers a thread; smaller blocks or more warps, or give "
             "spills_ok."
         )
     if not stack and one.spills_ok is not None:
-        says.append("spills nothing any more; remove spills_ok.")
+        message.append("spills nothing any more; remove spills_ok.")
     limit = runtime.shared_memory_limit(arch)
     if shared > limit:
-        says.append(
+        message.append(
             f"wants {shared:,} bytes of shared memory; {arch} has {limit:,}. Fewer stages or "
             "smaller blocks."
         )
-    says += [f"has no {word} in its PTX." for word in one.expects if word not in ptx]
-    return says
+    message += [f"has no {word} in its PTX." for word in one.expects if word not in ptx]
+    return message
 
 
 def _resources(cubin: bytes) -> tuple[int, int]:
@@ -197,7 +197,7 @@ def main(arguments: list[str] | None = None) -> int:
     told = judge(asked.arch, asked.only)
     if asked.only and not told:
         parser.error(f"no operation {asked.only!r} ships configurations.")
-    breaches = [(t, says) for t in told for says in t.breaches]
+    breaches = [(t, message) for t in told for message in t.breaches]
     if asked.json:
         print(
             json.dumps(
@@ -217,8 +217,8 @@ def main(arguments: list[str] | None = None) -> int:
                 f"{t.shared_bytes:8,d} B shared  {tensor_core:6} {t.seconds:5.1f} s"
             )
         print(f"{len(told)} configurations for {asked.arch}, {len(breaches)} breaches.")
-    for t, says in breaches:
-        print(f"{t.op}/{t.name} on {t.arch}: {says}", file=sys.stderr)
+    for t, message in breaches:
+        print(f"{t.op}/{t.name} on {t.arch}: {message}", file=sys.stderr)
     return 1 if breaches else 0
 
 

@@ -25,7 +25,7 @@ class Goal:
     key: str
     operation: str
     peer: str
-    says: str
+    message: str
     metric: Metric
     target: float
     dispatched: bool = False

@@ -113,13 +113,13 @@ class _Run:
                 continue
             rows = dict(answer.rows)
             if "check" not in rows:
-                says = [f"{job.name}: {answer.lost or '; '.join(answer.skipped)}"]
+                message = [f"{job.name}: {answer.lost or '; '.join(answer.skipped)}"]
                 rows["check"] = {
                     "op": job.op,
                     "case": job.case,
                     "ok": False,
                     "compared": [],
-                    "failed": says,
+                    "failed": message,
                 }
             row = rows["check"]
             self._rows.write("check", **row)

@@ -76,7 +76,7 @@ def _machine(run: list[Row]) -> str:
 
 
 def _line(goal: Goal, rows: list[Row]) -> list[str]:
-    first = [goal.operation, goal.peer, goal.says]
+    first = [goal.operation, goal.peer, goal.message]
     cases: dict[str, list[Row]] = {}
     for row in rows:
         if goal.metric != "ratio" or row["ratio"] is not None:

@@ -23,7 +23,7 @@ class BenchmarkRow(Schema):
     technique: str
     name: str
     state: Literal["waiting", "measured", "failed"]
-    says: str | None = Field(None, description="why it failed")
+    message: str | None = Field(None, description="why it failed")
     plan: dict[str, Any] | None = None
     step_time_s: float | None = Field(None, description="median over all timed steps of all turns")
     low_s: float | None = Field(None, description="first quartile")

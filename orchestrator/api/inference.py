@@ -38,7 +38,7 @@ class AnswerOut(Schema):
 
 class RequestsOut(Schema):
     phase: Literal["waiting", "loading", "serving", "draining", "ended"]
-    says: str
+    message: str
     base_url: str | None = Field(
         description="of an OpenAI client, below this server's own address; null once ended"
     )
@@ -107,7 +107,7 @@ def requests(request: HttpRequest, id: int) -> Any:
     found, state = endpoint.standing(run=run), endpoint.engine_state(run=run)
     return {
         "phase": found.phase,
-        "says": found.says,
+        "message": found.message,
         "base_url": None if found.phase == "ended" else f"/serve/{run.pk}/v1",
         "state": state,
         "summary": endpoint.summary_of(run=run),

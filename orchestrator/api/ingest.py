@@ -256,10 +256,10 @@ def _sorted_out(
             good.append((index, read(item)))
         except pydantic.ValidationError as error:
             rejected.append(
-                {"index": index, "says": "; ".join(str(found) for found in problems_of(error))}
+                {"index": index, "message": "; ".join(str(found) for found in problems_of(error))}
             )
         except ValueError as error:
-            rejected.append({"index": index, "says": str(error)})
+            rejected.append({"index": index, "message": str(error)})
     return good, rejected
 
 

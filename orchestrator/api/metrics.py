@@ -27,7 +27,7 @@ class Gauge(NamedTuple):
     """
 
     name: str
-    says: str
+    message: str
     label: str
     values: Mapping[str, float | None]
 
@@ -71,7 +71,7 @@ def _text(gauges: Iterator[Gauge]) -> Iterator[str]:
         yield f"# TYPE {gauge.name} gauge\n"
         if gauge.name.endswith("_seconds"):
             yield f"# UNIT {gauge.name} seconds\n"
-        yield f"# HELP {gauge.name} {gauge.says}\n"
+        yield f"# HELP {gauge.name} {gauge.message}\n"
         for value, number in gauge.values.items():
             if number is not None:
                 label = f'{{{gauge.label}="{value}"}}' if gauge.label else ""

@@ -276,7 +276,7 @@ class SeriesOut(Schema):
 
 class Rejected(Schema):
     index: int = Field(description="position in the call")
-    says: str
+    message: str
 
 
 class IngestOut(Schema):

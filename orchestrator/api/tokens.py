@@ -63,8 +63,8 @@ def token_create(request: HttpRequest, body: NewToken) -> dict[str, Any]:
                 [
                     {
                         "field": f"scopes.{index}",
-                        "says": f"{scope} is more than you have",
-                        "try": "leave it out",
+                        "message": f"{scope} is more than you have",
+                        "hint": "leave it out",
                     }
                 ],
             )

@@ -15,8 +15,8 @@ PROBLEMS_URL = "https://orrery.dev/problems/"
 class Refusal(Exception):
     """A request that is not carried out.
 
-    `type` is a stable slug (`spec-invalid`); `detail` a sentence; `errors` a list of `{field, says,
-    try}` (Problems of
+    `type` is a stable slug (`spec-invalid`); `detail` a sentence; `errors` a list of `{field, message,
+    hint}` (Problems of
     the contracts are accepted); `retry` tells that the same request may succeed later, after
     `retry_after_s` if given.
     """
@@ -77,14 +77,14 @@ def conflict(
     return Refusal(type, title, 409, detail, retry=retry, retry_after_s=1 if retry else None)
 
 
-def invalid(field: str, says: str, try_: str = "", *, type: str = "invalid") -> Refusal:
+def invalid(field: str, message: str, hint: str = "", *, type: str = "invalid") -> Refusal:
     """422 about one field."""
     return Refusal(
         type,
         "The request is not valid",
         422,
-        f"{field}: {says}",
-        [{"field": field, "says": says, "try": try_}],
+        f"{field}: {message}",
+        [{"field": field, "message": message, "hint": hint}],
     )
 
 
@@ -92,7 +92,7 @@ def _plain(item: Any) -> dict[str, str]:
     if isinstance(item, Mapping):
         return {
             "field": str(item.get("field", "")),
-            "says": str(item.get("says", "")),
-            "try": str(item.get("try", "")),
+            "message": str(item.get("message", item.get("says", ""))),
+            "hint": str(item.get("hint", item.get("try", ""))),
         }
-    return {"field": item.field, "says": item.says, "try": item.try_}
+    return {"field": item.field, "message": item.message, "hint": item.hint}

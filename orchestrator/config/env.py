@@ -37,8 +37,8 @@ def _path(text: str) -> Path:
     return Path(text).expanduser().resolve()
 
 
-def _setting(default: Any, read: Callable[[str], Any], says: str) -> Any:
-    return field(default=default, metadata={"read": read, "says": says})
+def _setting(default: Any, read: Callable[[str], Any], message: str) -> Any:
+    return field(default=default, metadata={"read": read, "message": message})
 
 
 @dataclass(frozen=True)

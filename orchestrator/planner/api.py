@@ -86,8 +86,8 @@ def trees(explain: Any, depth: Any = None) -> Trees | None:
         return Trees((), depth) if explain else None
     names = [explain] if isinstance(explain, str) else explain
     if not isinstance(names, Sequence) or not 1 <= len(names) <= _MOST_NAMES:
-        says = f"explain is true, the name of a number, or 1 to {_MOST_NAMES} names"
-        raise BadRequest([problem("explain", says, '"step_time_s"')])
+        message = f"explain is true, the name of a number, or 1 to {_MOST_NAMES} names"
+        raise BadRequest([problem("explain", message, '"step_time_s"')])
     for name in names:
         if not isinstance(name, str) or not is_term(name):
             near = difflib.get_close_matches(str(name), TERMS.terms, n=3, cutoff=0.5) or [
@@ -234,7 +234,9 @@ def search(
             top=asked.top,
         )
     except Refused as error:
-        raise BadRequest([Problem(field=error.field, says=error.says, try_=error.try_)]) from None
+        raise BadRequest(
+            [Problem(field=error.field, message=error.message, hint=error.hint)]
+        ) from None
     most = asked.top if explain or (not front and request.get("top") is not None) else None
     answer: dict[str, Any] = {
         "enumerated": found.enumerated,
@@ -352,11 +354,13 @@ def export(
             steps=steps,
         )
     except Inexpressible as error:
-        says, _, next_ = str(error).rpartition("; ")
+        message, _, next_ = str(error).rpartition("; ")
         raise BadRequest(
             [
                 problem(
-                    "engine" if kind not in KINDS else "plan", says or next_, next_ if says else ""
+                    "engine" if kind not in KINDS else "plan",
+                    message or next_,
+                    next_ if message else "",
                 )
             ]
         ) from None
@@ -407,7 +411,7 @@ def _spread(given: Mapping[str, Any], cluster: ClusterSpec) -> dict[str, int]:
 
 
 def _problem(told: Mapping[str, str]) -> Problem:
-    return Problem(field=told["field"], says=told["says"], try_=told.get("try", ""))
+    return Problem(field=told["field"], message=told["message"], hint=told.get("hint", ""))
 
 
 def _batches(legal: Mapping[int, Request]) -> Iterable[list[int]]:

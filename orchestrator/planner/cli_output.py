@@ -110,7 +110,7 @@ def told_serving(request: Mapping[str, Any], answer: Mapping[str, Any]) -> str:
     ]
     width = max(len(name) for name, _ in rows)
     lines = [f"{where} {verdict}.", "", *(f"{name:<{width}}  {value}" for name, value in rows)]
-    lines += [f"Would fit: {each}" for each in answer.get("try", ())]
+    lines += [f"Would fit: {each}" for each in answer.get("suggestions", ())]
     return "\n".join(lines) + "\n"
 
 

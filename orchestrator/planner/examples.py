@@ -23,7 +23,7 @@ class Worked:
 
     columns: list[str]
     rows: list[list[str | float]]
-    says: str
+    message: str
     leaves_out: str
     source: str
 
@@ -170,7 +170,7 @@ def _larger_batch() -> Worked:
         batch = max(0, int((0.9 * capacity - states) // per_sequence))
         rows.append([f"ZeRO {stage}", round(states / 1e9, 1), batch])
     without, sharded = float(rows[0][2]), float(rows[3][2])
-    says = (
+    message = (
         f"Sharding over 64 devices frees room for {int(sharded)} sequences a device instead of "
         f"{int(without)}; "
         f"the simple formula then promises {sharded / without:.1f} times the speed."
@@ -178,7 +178,7 @@ def _larger_batch() -> Worked:
     return Worked(
         ["stage", "states, GB per device", "sequences that fit"],
         rows,
-        says,
+        message,
         "Time per sequence does not fall with the batch once the matrix products are large: FLOPs "
         "per token stay the "
         "same. What a larger batch really saves is launches, small-matrix inefficiency and one "

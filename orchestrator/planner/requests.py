@@ -128,7 +128,7 @@ def read(
     choices: Choices | None = None,
     choose: Callable[[Scene], ParallelPlan | list[Problem]] | None = None,
 ) -> Asked:
-    """One line. Never raises for bad input: every wrong field is a problem `{field, says, try}`.
+    """One line. Never raises for bad input: every wrong field is a problem `{field, message, try}`.
 
     `choose` finds the plan where it is "auto" or left out.
     """
@@ -234,10 +234,10 @@ def read_shape(given: Any, *, files: bool = False) -> tuple[ModelSpec | None, li
         if isinstance(given, Mapping) and "model_type" in given:
             return read_model(given), []
     except Unreadable as error:
-        says, _, next_ = str(error).rpartition("; ")
-        return None, [problem("model", says or next_, next_ if says else "")]
+        message, _, next_ = str(error).rpartition("; ")
+        return None, [problem("model", message or next_, next_ if message else "")]
     except Refused as error:
-        return None, [problem("model", error.says, error.try_)]
+        return None, [problem("model", error.message, error.hint)]
     return _contract(ModelSpec, given, "model")
 
 
@@ -291,14 +291,14 @@ def read_cluster(
                 *devices,
                 *DEVICES,
             ]
-            says = f"{named!r} is neither in the device catalogue nor one of your own"
-            return None, None, [problem("cluster.device", says, ", ".join(near))]
+            message = f"{named!r} is neither in the device catalogue nor one of your own"
+            return None, None, [problem("cluster.device", message, ", ".join(near))]
         if device is not None and not set(device.peak_tflops) & {"fp32", "bf16", "fp16", "fp8"}:
-            says = "peak_tflops names no precision that is known"
+            message = "peak_tflops names no precision that is known"
             return (
                 None,
                 None,
-                [problem("cluster.device.peak_tflops", says, '{"fp32": 19.5, "bf16": 312}')],
+                [problem("cluster.device.peak_tflops", message, '{"fp32": 19.5, "bf16": 312}')],
             )
         if device is not None:
             # a name that the contract knows; `device` is what counts
@@ -324,7 +324,7 @@ def _framework(given: Any) -> tuple[Framework | None, list[Problem]]:
     try:
         return framework(given), []
     except Refused as error:
-        return None, [problem(error.field or "framework.name", error.says, error.try_)]
+        return None, [problem(error.field or "framework.name", error.message, error.hint)]
 
 
 _WORDS: dict[str, tuple[str, ...]] = {
@@ -346,20 +346,20 @@ def _switch_problems(given: Mapping[str, Any]) -> list[Problem]:
     found = []
     for key, value in given.items():
         usual = getattr(FRAMEWORKS["orrery"], key, None)
-        try_ = ""
+        hint = ""
         if key == "name":
-            try_ = "" if isinstance(value, str) else ", ".join(sorted(FRAMEWORKS))
+            hint = "" if isinstance(value, str) else ", ".join(sorted(FRAMEWORKS))
         elif key in _WORDS:
-            try_ = "" if value in _WORDS[key] else ", ".join(_WORDS[key])
+            hint = "" if value in _WORDS[key] else ", ".join(_WORDS[key])
         elif isinstance(usual, bool):
-            try_ = "" if isinstance(value, bool) else "true or false"
+            hint = "" if isinstance(value, bool) else "true or false"
         elif isinstance(usual, int):
-            try_ = "" if type(value) is int and 1 <= value <= 2**20 else "a whole number from 1"
+            hint = "" if type(value) is int and 1 <= value <= 2**20 else "a whole number from 1"
         elif isinstance(usual, float):
-            try_ = "" if type(value) in (int, float) and 0 <= value <= 2**40 else "a number from 0"
-        if try_:
+            hint = "" if type(value) in (int, float) and 0 <= value <= 2**40 else "a number from 0"
+        if hint:
             found.append(
-                problem(f"framework.{key}", f"{_shown(value)} is not what {key} can be", try_)
+                problem(f"framework.{key}", f"{_shown(value)} is not what {key} can be", hint)
             )
     return found
 

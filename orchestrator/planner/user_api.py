@@ -39,10 +39,10 @@ def estimate(
     """
     wanted = api.trees(explain, explain_depth)
     if wanted and len(lines) > api.MOST_EXPLAINED:
-        says = (
+        message = (
             f"{len(lines)} lines are too many to explain at once, at most {api.MOST_EXPLAINED} are"
         )
-        raise BadRequest([problem("explain", says, "fewer lines, or no explain")])
+        raise BadRequest([problem("explain", message, "fewer lines, or no explain")])
     choices = choices_of(user)
     found: list[dict[str, Any]] = [{}] * len(lines)
     groups: dict[str, list[int]] = {}

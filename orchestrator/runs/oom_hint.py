@@ -34,9 +34,9 @@ def _predicted(run: Run) -> str:
     needs, has = memory.get("total_bytes"), memory.get("capacity_bytes")
     if not needs or not has:
         return ""
-    says = f"{needs / GIB:.1f} of {has / GIB:.1f} GiB a device were predicted"
+    message = f"{needs / GIB:.1f} of {has / GIB:.1f} GiB a device were predicted"
     learns = run.kind in ("train", "benchmark")
     return (
-        f"{says}: try "
+        f"{message}: try "
         f"{'more recomputation or a higher ZeRO stage' if learns else 'fewer sequences or blocks'}."
     )

@@ -57,8 +57,8 @@ def reap(*, now: datetime | None = None, known: Presence | None = None) -> int:
             )
     multi_node_hangs.tell_due()
     for run in runs.external_silent(now=now):
-        says = f"Nothing was heard of it for {settings.ENV.external_silent_s:.0f} s."
-        run_services.external_finish(run=run, status="failed", reason=says)
+        message = f"Nothing was heard of it for {settings.ENV.external_silent_s:.0f} s."
+        run_services.external_finish(run=run, status="failed", reason=message)
     Allocation.objects.filter(released=None, attempt__state=AttemptState.EXITED).update(
         released=now
     )

@@ -130,8 +130,8 @@ def _resume(
         if len(holders) > 1
         else f"lies on {where}, which this attempt does not run on"
     )
-    says = (
+    message = (
         f"The checkpoint of step {point['step']} {why}; it starts from the beginning. "
         f"Share run directories (ORRERY_SHARED_RUNS) to resume anywhere."
     )
-    return None, {"step": point["step"], "nodes": sorted(holders), "says": says}
+    return None, {"step": point["step"], "nodes": sorted(holders), "message": message}

@@ -29,7 +29,7 @@ class Cause(NamedTuple):
 
     cause: str
     excess_s: float
-    says: str
+    message: str
 
 
 def slow_tell(*, run: Run, attempt: int) -> bool | None:
@@ -65,12 +65,12 @@ def _likeliest(run: Run, attempt: int) -> list[Cause]:
         step_s - float(document.get("step_time_s") or step_s) - sum(each.excess_s for each in found)
     )
     if rest > _WORTH * step_s:
-        says = (
+        message = (
             "Computation itself takes longer than predicted: a shared or throttled device, or "
             "one not calibrated."
         )
         place = sum(each.excess_s > rest for each in found)
-        found.insert(place, Cause("compute", rest, says))
+        found.insert(place, Cause("compute", rest, message))
     return found
 
 
@@ -103,11 +103,11 @@ def _causes(run: Run, attempt: int, step_s: float) -> Iterator[Cause]:
     yield Cause(
         "straggler", late_s, f"The others wait for {who} {share(late_s)}; look at its node."
     )
-    says = (
+    message = (
         f"Waits for communication that nothing hides take {share(max(exposed_s, 0.0))} more "
         "than predicted."
     )
-    yield Cause("exposed communication", exposed_s, says)
+    yield Cause("exposed communication", exposed_s, message)
     update_s = _median(run, attempt, "time/optimizer_s") - float(told.get("optimizer_s") or 0.0)
     yield Cause(
         "optimizer", update_s, f"The update takes {share(max(update_s, 0.0))} more than predicted."
@@ -119,11 +119,11 @@ def _causes(run: Run, attempt: int, step_s: float) -> Iterator[Cause]:
             _median(run, attempt, "time/backward_s"),
         )
         again_s = backward_s - 3.0 * forward_s
-        says = (
+        message = (
             f"Recomputation makes the backward pass {backward_s / max(forward_s, 1e-9):.1f} "
             "times the forward pass."
         )
-        yield Cause("recompute", again_s, says)
+        yield Cause("recompute", again_s, message)
 
 
 def _median(run: Run, attempt: int, name: str) -> float:

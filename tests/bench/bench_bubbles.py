@@ -70,7 +70,7 @@ def compare(pool: Pool, folder: Path, schedule: str, chunks: int) -> None:
     )
     assert {outcome["class"] for outcome in outcomes} == {"ok"}, outcomes
     found = Result(outcomes, folder)
-    says = simulate(
+    message = simulate(
         schedule,
         RANKS,
         MICRO_BATCHES,
@@ -86,11 +86,11 @@ def compare(pool: Pool, folder: Path, schedule: str, chunks: int) -> None:
             f"bubble of {schedule}, {RANKS} ranks, {MICRO_BATCHES} micro-batches: measured less "
             "predicted"
         ),
-        value=abs(measured - says.bubble_fraction),
+        value=abs(measured - message.bubble_fraction),
         unit="of the step",
         figure="<= 0.03",
         measured=round(measured, 4),
-        predicted=round(says.bubble_fraction, 4),
+        predicted=round(message.bubble_fraction, 4),
         late=round(late(found, seconds), 4),
     )
 

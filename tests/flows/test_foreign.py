@@ -231,9 +231,11 @@ def test_a_program_of_ones_own_runs_on_the_cluster(orrery: Orrery) -> None:
         assert told["x"] == list(range(1, 31))
         assert told["y"] == pytest.approx([3 / step for step in range(1, 31)])
         assert set(orrery.get(f"runs/{run}/series", name="mine", rank=rank)["y"]) == {rank}
-        says = f"rank {rank} of 2 is done"
+        message = f"rank {rank} of 2 is done"
         orrery.until(
-            lambda rank=rank, says=says: says in log_lines(orrery, run, rank=rank), 60, says
+            lambda rank=rank, message=message: message in log_lines(orrery, run, rank=rank),
+            60,
+            message,
         )
     events = orrery.get(f"runs/{run}/events", type="milestone")["items"]
     assert [(event["rank"], event["data"]) for event in events] == [

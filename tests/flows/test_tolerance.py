@@ -153,8 +153,8 @@ def test_a_fork_goes_on_after_its_parent_let_go_and_a_rewound_run_repeats_itself
     orrery.until(lambda: max(losses(orrery, parent)) == STEPS, 60, "all of it is told")
     assert losses(orrery, parent) == before
     refused = orrery.client.post(f"runs/{parent}/fork", json={"step": 7})
-    says = f"no checkpoint of step 7 is kept; kept are {kept[0]}, {kept[1]}"
-    assert refused.status_code == 422 and says in refused.json()["detail"]
+    message = f"no checkpoint of step 7 is kept; kept are {kept[0]}, {kept[1]}"
+    assert refused.status_code == 422 and message in refused.json()["detail"]
 
 
 def test_a_pipeline_shows_what_it_does_on_demand_and_sends_what_was_predicted(

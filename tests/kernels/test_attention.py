@@ -282,7 +282,7 @@ def _bad(**changes: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
 
 
 @pytest.mark.parametrize(
-    ("changes", "error", "says"),
+    ("changes", "error", "message"),
     [
         ({"q": torch.zeros(4, 4, 16)}, ValueError, "q has 3 dimensions"),
         ({"q": [1.0]}, TypeError, "q must be a torch.Tensor"),
@@ -307,15 +307,15 @@ def _bad(**changes: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
     ],
 )
 def test_bad_input_is_refused_in_words(
-    changes: dict[str, Any], error: type[Exception], says: str
+    changes: dict[str, Any], error: type[Exception], message: str
 ) -> None:
     tensors, options = _bad(**changes)
-    with pytest.raises(error, match=says):
+    with pytest.raises(error, match=message):
         attention(*tensors, **options)
 
 
 @pytest.mark.parametrize(
-    ("cu_q", "cu_k", "longest", "error", "says"),
+    ("cu_q", "cu_k", "longest", "error", "message"),
     [
         ([0, 4, 8], [0, 9], (8, 9), ValueError, "2 sequences and cu_k of 1"),
         ([1, 4, 8], [0, 4, 9], (8, 9), ValueError, "cu_q must start at 0"),
@@ -327,10 +327,10 @@ def test_bad_input_is_refused_in_words(
     ],
 )
 def test_bad_bounds_are_refused(
-    cu_q: list[Any], cu_k: list[Any], longest: tuple[Any, Any], error: type[Exception], says: str
+    cu_q: list[Any], cu_k: list[Any], longest: tuple[Any, Any], error: type[Exception], message: str
 ) -> None:
     q, k = torch.zeros(8, 2, 16), torch.zeros(9, 2, 16)
-    with pytest.raises(error, match=says):
+    with pytest.raises(error, match=message):
         attention_varlen(q, k, k, torch.tensor(cu_q), torch.tensor(cu_k), *longest)
 
 

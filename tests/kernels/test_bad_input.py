@@ -224,7 +224,7 @@ WIDE = R(1, 1, 1, 16).expand(6, 4, 2, 16)
 
 
 @pytest.mark.parametrize(
-    ("call", "says"),
+    ("call", "message"),
     [
         (
             partial(kernels.write_kv, R(2, 2, 16), R(2, 2, 16), CACHE.clone(), WIDE, T([0, 1])),
@@ -264,9 +264,9 @@ WIDE = R(1, 1, 1, 16).expand(6, 4, 2, 16)
     ],
 )
 def test_what_would_write_or_read_wrong_memory_is_refused(
-    call: Callable[[], Any], says: str
+    call: Callable[[], Any], message: str
 ) -> None:
-    with pytest.raises(ValueError, match=says):
+    with pytest.raises(ValueError, match=message):
         call()
 
 

@@ -58,7 +58,7 @@ def test_what_cublas_is_given_is_padded_and_means_the_same() -> None:
 
 
 @pytest.mark.parametrize(
-    ("changes", "error", "says"),
+    ("changes", "error", "message"),
     [
         ({"a": torch.randn(2, 130)}, TypeError, "a is float32"),
         ({"sa": torch.ones(2, 1)}, ValueError, "sa has shape"),
@@ -70,12 +70,12 @@ def test_what_cublas_is_given_is_padded_and_means_the_same() -> None:
     ],
 )
 def test_bad_arguments_are_refused_in_words(
-    changes: dict[str, Any], error: type[Exception], says: str
+    changes: dict[str, Any], error: type[Exception], message: str
 ) -> None:
     (a, sa), (b, sb) = quantize_1x128(torch.randn(2, 130)), quantize_128x128(torch.randn(5, 130))
     good: dict[str, Any] = {"a": a, "sa": sa, "b": b, "sb": sb}
     assert fp8_matmul(**good).shape == (2, 5)
-    with pytest.raises(error, match=says):
+    with pytest.raises(error, match=message):
         fp8_matmul(**{**good, **changes})
 
 

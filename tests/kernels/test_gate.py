@@ -37,13 +37,13 @@ def test_everything_shipped_passes(arch: str) -> None:
 
 def test_each_breach_is_a_sentence() -> None:
     one = Shipped("op", "name", None, {}, {}, expects=("wgmma",))
-    says = gate._breaches(one, "sm_90", 16, 300_000, "mma.sync")
-    assert len(says) == 3
+    message = gate._breaches(one, "sm_90", 16, 300_000, "mma.sync")
+    assert len(message) == 3
     assert (
-        "spills 16 bytes" in says[0]
-        and "300,000" in says[1]
-        and "232,448" in says[1]
-        and "no wgmma" in says[2]
+        "spills 16 bytes" in message[0]
+        and "300,000" in message[1]
+        and "232,448" in message[1]
+        and "no wgmma" in message[2]
     )
     excused = Shipped("op", "name", None, {}, {}, spills_ok="measured faster so")
     assert gate._breaches(excused, "sm_90", 16, 0, "") == []
@@ -51,10 +51,13 @@ def test_each_breach_is_a_sentence() -> None:
 
 
 def test_a_wrong_architecture_or_operation_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
-    for arguments, says in ((["--arch", "h100"], "sm_90"), (["--only", "nothing"], "no operation")):
+    for arguments, message in (
+        (["--arch", "h100"], "sm_90"),
+        (["--only", "nothing"], "no operation"),
+    ):
         with pytest.raises(SystemExit):
             gate.main(arguments)
-        assert says in capsys.readouterr().err
+        assert message in capsys.readouterr().err
 
 
 def test_benchmarks_decide_goals_that_exist() -> None:

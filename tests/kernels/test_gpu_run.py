@@ -46,7 +46,7 @@ def test_each_case_is_a_row_and_those_that_fail_are_sentences_whatever_they_do_t
     assert sorted(failed) == sorted(
         sentence for row in checks.values() for sentence in row["failed"]
     )
-    says = " ".join(failed)
+    message = " ".join(failed)
     for words in (
         "op/wrong: y: error 0.5",
         "RuntimeError at gpu_cases.py:",
@@ -54,7 +54,7 @@ def test_each_case_is_a_row_and_those_that_fail_are_sentences_whatever_they_do_t
         "op/nothing: compared nothing",
         "op/ends: its process ended, exit code 3",
     ):
-        assert words in says
+        assert words in message
     end = rows[-1]
     assert end["kind"] == "end" and end["failed"] == failed
     assert any(s.startswith("bench op/unmade") and "too little memory" in s for s in end["skipped"])

@@ -77,7 +77,7 @@ W = torch.randn(8, 256)
 
 
 @pytest.mark.parametrize(
-    ("changes", "error", "says"),
+    ("changes", "error", "message"),
     [
         ({"x": torch.randn(2, 100)}, ValueError, "qweight has shape"),
         ({"x": torch.arange(256).view(1, 256)}, TypeError, "x is int64"),
@@ -88,7 +88,7 @@ W = torch.randn(8, 256)
     ],
 )
 def test_bad_arguments_are_refused_in_words(
-    changes: dict[str, Any], error: type[Exception], says: str
+    changes: dict[str, Any], error: type[Exception], message: str
 ) -> None:
     qweight, scales, zeros = pack_awq(W, 128)
     good: dict[str, Any] = {
@@ -99,7 +99,7 @@ def test_bad_arguments_are_refused_in_words(
         "group": 128,
     }
     assert int4_matmul(**good).shape == (2, 8)
-    with pytest.raises(error, match=says):
+    with pytest.raises(error, match=message):
         int4_matmul(**{**good, **changes})
 
 

@@ -42,7 +42,7 @@ def test_products_are_those_of_the_decoded_weight(dtype: torch.dtype, k: int) ->
 
 
 @pytest.mark.parametrize(
-    ("changes", "error", "says"),
+    ("changes", "error", "message"),
     [
         ({"x": torch.randn(2, 60)}, ValueError, "qweight has shape"),
         ({"qweight": torch.randn(9, 70)}, TypeError, "qweight is float32"),
@@ -51,12 +51,12 @@ def test_products_are_those_of_the_decoded_weight(dtype: torch.dtype, k: int) ->
     ],
 )
 def test_bad_arguments_are_refused_in_words(
-    changes: dict[str, Any], error: type[Exception], says: str
+    changes: dict[str, Any], error: type[Exception], message: str
 ) -> None:
     q, scales = quantize_int8(torch.randn(9, 70))
     good: dict[str, Any] = {"x": torch.randn(2, 70), "qweight": q, "scales": scales}
     assert int8_matmul(**good).shape == (2, 9)
-    with pytest.raises(error, match=says):
+    with pytest.raises(error, match=message):
         int8_matmul(**{**good, **changes})
     with pytest.raises(ValueError, match="NaN or infinity"):
         quantize_int8(torch.full((2, 2), float("inf")))

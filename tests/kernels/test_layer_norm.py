@@ -31,7 +31,7 @@ def test_a_cpu_gets_torchs_own_where_dtypes_are_equal() -> None:
 
 
 @pytest.mark.parametrize(
-    ("change", "error", "says"),
+    ("change", "error", "message"),
     [
         ({"x": None}, TypeError, "x must be a torch.Tensor"),
         ({"w": torch.ones(9)}, ValueError, "w has shape"),
@@ -41,9 +41,9 @@ def test_a_cpu_gets_torchs_own_where_dtypes_are_equal() -> None:
     ],
 )
 def test_bad_input_is_refused_in_words(
-    change: dict[str, Any], error: type[Exception], says: str
+    change: dict[str, Any], error: type[Exception], message: str
 ) -> None:
     good: dict[str, Any] = {"x": torch.ones(2, 8), "w": torch.ones(8), "b": torch.ones(8)}
     layer_norm(**good)
-    with pytest.raises(error, match=says):
+    with pytest.raises(error, match=message):
         layer_norm(**{**good, **change})

@@ -138,7 +138,7 @@ def test_a_vocabulary_in_shards_gives_the_whole_ones_loss_and_gradients() -> Non
 
 
 @pytest.mark.parametrize(
-    ("changes", "error", "says"),
+    ("changes", "error", "message"),
     [
         ({"targets": torch.tensor([0, 5])}, ValueError, "targets hold 5; they must lie in 0 to 4"),
         ({"targets": torch.tensor([0, -1])}, ValueError, "targets hold -1"),
@@ -152,7 +152,7 @@ def test_a_vocabulary_in_shards_gives_the_whole_ones_loss_and_gradients() -> Non
     ],
 )
 def test_bad_arguments_are_refused_in_words(
-    changes: dict[str, Any], error: type[Exception], says: str
+    changes: dict[str, Any], error: type[Exception], message: str
 ) -> None:
     good: dict[str, Any] = {
         "h": torch.randn(2, 8),
@@ -160,5 +160,5 @@ def test_bad_arguments_are_refused_in_words(
         "targets": torch.tensor([0, 4]),
     }
     assert linear_cross_entropy(**good).isfinite()
-    with pytest.raises(error, match=says):
+    with pytest.raises(error, match=message):
         linear_cross_entropy(**{**good, **changes})

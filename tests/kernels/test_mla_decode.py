@@ -37,7 +37,7 @@ def test_absorbed_projections_give_what_risen_keys_and_values_give(backend: str)
 
 
 @pytest.mark.parametrize(
-    ("changes", "error", "says"),
+    ("changes", "error", "message"),
     [
         ({"q_rope": torch.randn(2, 1, 3, 8)}, ValueError, "latent_cache has shape"),
         ({"q_nope": torch.randn(2, 1, 3, 32).half()}, TypeError, "must be equal"),
@@ -53,9 +53,9 @@ def test_absorbed_projections_give_what_risen_keys_and_values_give(backend: str)
     ],
 )
 def test_bad_arguments_are_refused_in_words(
-    changes: dict[str, Any], error: type[Exception], says: str
+    changes: dict[str, Any], error: type[Exception], message: str
 ) -> None:
     good: dict[str, Any] = latents((3, 7), heads=3) | {"scale": 0.2}
     assert not mla_decode(**good).isnan().any()  # type: ignore[union-attr]
-    with pytest.raises(error, match=says):
+    with pytest.raises(error, match=message):
         mla_decode(**{**good, **changes})

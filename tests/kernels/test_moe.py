@@ -66,7 +66,7 @@ def test_a_cpu_is_told_why_the_reference_runs() -> None:
 
 
 @pytest.mark.parametrize(
-    ("call", "error", "says"),
+    ("call", "error", "message"),
     [
         (lambda: moe_gate(torch.randn(2, 4), 5), ValueError, "top_k is 5"),
         (lambda: moe_gate(torch.randn(2, 4), 1, groups=3), ValueError, "groups is 3"),
@@ -116,8 +116,10 @@ def test_a_cpu_is_told_why_the_reference_runs() -> None:
         ),
     ],
 )
-def test_bad_arguments_are_refused_in_words(call: Any, error: type[Exception], says: str) -> None:
-    with pytest.raises(error, match=says):
+def test_bad_arguments_are_refused_in_words(
+    call: Any, error: type[Exception], message: str
+) -> None:
+    with pytest.raises(error, match=message):
         call()
     _, permutation = moe_permute(torch.randn(2, 4), torch.tensor([[0], [1]]), 2)
     with pytest.raises(ValueError, match="weights has shape"):

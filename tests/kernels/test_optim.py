@@ -142,12 +142,12 @@ def test_bad_input_is_refused_in_words() -> None:
         unscale_([torch.ones(2)], torch.ones(2), found)
     with pytest.raises(TypeError, match="found_inf is bool"):
         unscale_([torch.ones(2)], scale, torch.zeros(1, dtype=torch.bool))
-    for change, says in (
+    for change, message in (
         ({"lr": -1.0}, "lr is"),
         ({"betas": (0.9, 1.0)}, r"betas\[1\]"),
         ({"clip_norm": 0}, "clip_norm"),
     ):
-        with pytest.raises(ValueError, match=says):
+        with pytest.raises(ValueError, match=message):
             FusedAdamW([p], **change)  # type: ignore[arg-type]
     with pytest.raises(TypeError, match="parameter 1 is float64"):
         FusedAdamW([p, torch.ones(2, dtype=torch.float64, requires_grad=True)])

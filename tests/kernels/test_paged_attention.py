@@ -111,7 +111,7 @@ Q, CACHE, TABLE, LENS = (
 
 
 @pytest.mark.parametrize(
-    ("changes", "error", "says"),
+    ("changes", "error", "message"),
     [
         (
             {"block_table": torch.tensor([[0, 6], [2, 5]])},
@@ -143,7 +143,7 @@ Q, CACHE, TABLE, LENS = (
     ],
 )
 def test_bad_arguments_are_refused_in_words(
-    changes: dict[str, Any], error: type[Exception], says: str
+    changes: dict[str, Any], error: type[Exception], message: str
 ) -> None:
     good: dict[str, Any] = {
         "q": Q,
@@ -153,7 +153,7 @@ def test_bad_arguments_are_refused_in_words(
         "seq_lens": LENS,
     }
     assert paged_attention(**good).shape == Q.shape
-    with pytest.raises(error, match=says):
+    with pytest.raises(error, match=message):
         paged_attention(**{**good, **changes})
 
 

@@ -70,7 +70,7 @@ def test_a_forced_backend_runs_or_is_refused_in_words(monkeypatch: pytest.Monkey
 
 
 @pytest.mark.parametrize(
-    ("change", "error", "says"),
+    ("change", "error", "message"),
     [
         ({"x": [1.0]}, TypeError, "x must be a torch.Tensor"),
         ({"x": torch.ones(2, 8, dtype=torch.int32)}, TypeError, "x is int32"),
@@ -86,9 +86,9 @@ def test_a_forced_backend_runs_or_is_refused_in_words(monkeypatch: pytest.Monkey
     ],
 )
 def test_bad_input_is_refused_in_words(
-    change: dict[str, Any], error: type[Exception], says: str
+    change: dict[str, Any], error: type[Exception], message: str
 ) -> None:
     good: dict[str, Any] = {"x": torch.ones(2, 8), "w": torch.ones(8)}
     rms_norm(**good)
-    with pytest.raises(error, match=says):
+    with pytest.raises(error, match=message):
         rms_norm(**{**good, **change})

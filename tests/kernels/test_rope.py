@@ -46,7 +46,7 @@ def test_with_a_cache_it_is_turn_and_write() -> None:
 
 
 @pytest.mark.parametrize(
-    ("change", "error", "says"),
+    ("change", "error", "message"),
     [
         ({"q": torch.ones(2, 8)}, ValueError, "q has 2 dimensions"),
         ({"k": torch.ones(3, 1, 9)}, ValueError, "k has shape"),
@@ -70,10 +70,10 @@ def test_with_a_cache_it_is_turn_and_write() -> None:
     ],
 )
 def test_bad_input_is_refused_in_words(
-    change: dict[str, Any], error: type[Exception], says: str
+    change: dict[str, Any], error: type[Exception], message: str
 ) -> None:
     good: dict[str, Any] = {"q": torch.ones(3, 2, 8), "k": torch.ones(3, 1, 8)}
     good |= {"cos": torch.ones(4, 4), "sin": torch.ones(4, 4)}
     apply_rope(**good)
-    with pytest.raises(error, match=says):
+    with pytest.raises(error, match=message):
         apply_rope(**{**good, **change})

@@ -29,7 +29,7 @@ def test_one_tensor_or_two_on_a_cpu() -> None:
 
 
 @pytest.mark.parametrize(
-    ("change", "error", "says"),
+    ("change", "error", "message"),
     [
         ({"gate_up": torch.ones(2, 7)}, ValueError, "odd number"),
         ({"gate_up": torch.ones(2, 8).long()}, TypeError, "gate_up is int64"),
@@ -40,9 +40,9 @@ def test_one_tensor_or_two_on_a_cpu() -> None:
     ],
 )
 def test_bad_input_is_refused_in_words(
-    change: dict[str, Any], error: type[Exception], says: str
+    change: dict[str, Any], error: type[Exception], message: str
 ) -> None:
     good: dict[str, Any] = {"gate_up": torch.ones(2, 8)}
     swiglu(**good)
-    with pytest.raises(error, match=says):
+    with pytest.raises(error, match=message):
         swiglu(**{**good, **change})

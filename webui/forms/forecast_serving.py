@@ -65,7 +65,7 @@ def told(spec: Mapping[str, Any], forecast: Mapping[str, Any]) -> dict[str, Any]
         ]
         + [{"share": round(100 * _cache_bytes(predicted) / capacity, 2), "hue": "mem-kv_cache"}],
         "facts": facts,
-        "changes": list(predicted.get("try") or []),
+        "changes": list(predicted.get("suggestions") or predicted.get("try") or []),
         "blocks": bool(forecast.get("misfits")),
         "link": "",
         "serving_link": _link(spec, predicted),

@@ -82,7 +82,7 @@ class Question:
             ):
                 continue
             value = read(about, self.values[name])
-            if isinstance(value, dict) and set(value) == {"field", "says", "try"}:
+            if isinstance(value, dict) and set(value) == {"field", "message", "hint"}:
                 problems.append(value)
             else:
                 values[name] = value
@@ -275,15 +275,15 @@ def placed(problems: list[dict[str, Any]]) -> list[Problem]:
         found.append(
             said(
                 place or "model",
-                str(item.get("says", "")),
-                str(item.get("try") or item.get("try_") or ""),
+                str(item.get("message", "")),
+                str(item.get("hint") or ""),
             )
         )
     return found
 
 
 def said(name: str, says: str, try_: str = "") -> Problem:
-    return {"field": name, "says": says, "try": try_}
+    return {"field": name, "message": says, "hint": try_}
 
 
 def _shape(about: PlannerField, text: str) -> Any:

@@ -139,7 +139,7 @@ def serving(request: PageRequest) -> HttpResponse:
             )
         except BadRequest as refused:
             problems = [
-                {"field": item.field.rpartition(".")[2], "says": item.says, "try": item.try_}
+                {"field": item.field.rpartition(".")[2], "message": item.message, "hint": item.hint}
                 for item in refused.problems
             ]
     context = {
@@ -297,7 +297,7 @@ def _served(answer: Mapping[str, Any]) -> dict[str, Any]:
         "bar": bar,
         "fits": answer["fits"],
         "room": phrases.room(value),
-        "tries": answer.get("try", []),
+        "tries": answer.get("suggestions", []),
         "notes": answer["notes"],
         "curve": answer["curve"],
         "drawn": curve(points, x_unit="", y_unit=""),
@@ -413,11 +413,11 @@ def _scaled(given: Mapping[str, Any], entry: Device) -> dict[str, Any]:
 def _unknown_device(name: str) -> dict[str, str]:
     near = difflib.get_close_matches(name, DEVICES, n=3, cutoff=0.3) or list(DEVICES)
     says = f"{name[:60]!r} is neither in the device catalogue nor one of your own"
-    return {"field": "device", "says": says, "try": ", ".join(near)}
+    return {"field": "device", "message": says, "hint": ", ".join(near)}
 
 
 def _first(problems: list[dict[str, str]]) -> str:
     if not problems:
         return ""
-    says = problems[0]["says"]
+    says = problems[0]["message"]
     return f"{says[:1].upper()}{says[1:].rstrip('.')}."

@@ -264,4 +264,4 @@ def prefixed(real: float, unit: str) -> str:
 def listed_problems(problems: Sequence[Mapping[str, str]]) -> str:
     first = problems[0]
     more = f", and {len(problems) - 1} more" if len(problems) > 1 else ""
-    return f"{first['says']}{'; try ' + first['try'] if first.get('try') else ''}{more}."
+    return f"{first['message']}{'; try ' + first['hint'] if first.get('hint') else ''}{more}."

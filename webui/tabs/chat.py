@@ -42,7 +42,7 @@ def phase(facts: Facts) -> dict[str, Any]:
     """For a page that waits for the server."""
     standing = facts.standing
     return (
-        {"phase": standing.phase, "says": standing.says}
+        {"phase": standing.phase, "says": standing.message}
         if standing is not None
         else {"phase": "ended", "says": ""}
     )

@@ -183,7 +183,7 @@ def installation(request: PageRequest) -> HttpResponse:
                 "name": name,
                 "value": shown,
                 "given": given,
-                "says": item.metadata["says"].replace("`", ""),
+                "says": item.metadata["message"].replace("`", ""),
             }
         )
     return render(

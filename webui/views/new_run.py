@@ -184,7 +184,7 @@ def _not_json(says: str) -> Refusal:
         "The spec cannot be read",
         422,
         f"spec: {says}",
-        [{"field": "spec", "says": says, "try": 'an object such as {"kind": "train", ...}'}],
+        [{"field": "spec", "message": says, "hint": 'an object such as {"kind": "train", ...}'}],
     )
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, ClassVar, Self
 
-from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
+from pydantic import AliasChoices, BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 from pydantic.json_schema import JsonSchemaMode
 from pydantic_core import ErrorDetails
 
@@ -21,9 +21,9 @@ _SCHEMA_DIALECT = "https://json-schema.org/draft/2020-12/schema"
 class Contract(BaseModel):
     """Frozen data that travels between the control plane, the nodes and people's programs.
 
-    Unknown fields are refused by name. `try` and `async` are Python keywords, so such fields carry
+    Rejects unknown fields by name. `async` is a Python keyword, so such a field carries
     a trailing
-    underscore in Python and their plain name in JSON.
+    underscore in Python and its plain name in JSON.
     """
 
     model_config: ClassVar[ConfigDict] = ConfigDict(
@@ -59,20 +59,21 @@ class Problem(Contract):
     """What is wrong with one field, and the nearest thing to try."""
 
     field: str
-    says: str
-    try_: str = Field(default="", validation_alias="try", serialization_alias="try")
+    # records of version 0.1 have the keys `says` and `try`
+    message: str = Field(validation_alias=AliasChoices("message", "says"))
+    hint: str = Field(default="", validation_alias=AliasChoices("hint", "try"))
 
     def __str__(self) -> str:
         where = f"{self.field}: " if self.field else ""
-        return f"{where}{self.says}" + (f"; try {self.try_}" if self.try_ else "")
+        return f"{where}{self.message}" + (f"; try {self.hint}" if self.hint else "")
 
 
 class Refused(ValueError):
     """Raised inside validators: which field (below the one validated), what is wrong, what to try."""
 
-    def __init__(self, says: str, try_: str = "", *, field: str = "") -> None:
-        super().__init__(says + (f"; try {try_}" if try_ else ""))
-        self.field, self.says, self.try_ = field, says, try_
+    def __init__(self, message: str, hint: str = "", *, field: str = "") -> None:
+        super().__init__(message + (f"; try {hint}" if hint else ""))
+        self.field, self.message, self.hint = field, message, hint
 
 
 def derived(*, le: int = 2**31 - 1) -> Any:
@@ -103,9 +104,9 @@ def not_truth(given: object) -> object:
     return given
 
 
-def problem(field: str, says: str, try_: str = "") -> Problem:
+def problem(field: str, message: str, hint: str = "") -> Problem:
     """Shorthand used wherever legality is checked."""
-    return Problem(field=field, says=says, try_=try_)
+    return Problem(field=field, message=message, hint=hint)
 
 
 def problems_of(error: ValidationError, *, prefix: str = "") -> list[Problem]:
@@ -121,18 +122,18 @@ def _problem(item: ErrorDetails, prefix: str) -> Problem:
     path = [prefix, *(str(part) for part in item["loc"] if not str(part).startswith("@"))]
     cause = context.get("error")
     if isinstance(cause, Refused):
-        says, try_ = cause.says, cause.try_
+        message, hint = cause.message, cause.hint
         path.append(cause.field)
     else:
         name = str(item["loc"][-1]) if item["loc"] else "the document"
-        says, try_ = _sentence(item["type"], item["msg"], context, item["input"], name)
-    return Problem(field=".".join(part for part in path if part), says=says, try_=try_)
+        message, hint = _sentence(item["type"], item["msg"], context, item["input"], name)
+    return Problem(field=".".join(part for part in path if part), message=message, hint=hint)
 
 
 def _sentence(
     kind: str, message: str, context: Mapping[str, Any], given: object, name: str
 ) -> tuple[str, str]:
-    """`(says, try)` for one of pydantic's own errors on the field `name`."""
+    """`(message, try)` for one of pydantic's own errors on the field `name`."""
     shown = _shown(given)
     if kind == "missing":
         return f"{name} is missing and has no default", f"add {name}"

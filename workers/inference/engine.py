@@ -278,8 +278,8 @@ def check_prompt(prompt: Sequence[int], *, context: int, vocab: int) -> None:
     if not prompt:
         raise ValueError("the prompt is empty; give at least one token")
     if len(prompt) >= context:
-        says = f"the prompt has {len(prompt)} tokens, the model's context {context}"
-        raise ValueError(f"{says}; it must leave room for one more, try at most {context - 1}")
+        message = f"the prompt has {len(prompt)} tokens, the model's context {context}"
+        raise ValueError(f"{message}; it must leave room for one more, try at most {context - 1}")
     wrong = next((each for each in prompt if not 0 <= each < vocab), None)
     if wrong is not None:
         raise ValueError(f"the prompt holds the token id {wrong}; the model knows 0 to {vocab - 1}")

@@ -49,11 +49,11 @@ class Runner:
             and spec.position == "rope"
             and spec.rope.scaling.name == "dynamic"
         ):
-            says = (
+            message = (
                 f"{spec.name} has dynamic rotary scaling, by which every cached key would turn "
                 "as its sequence grows"
             )
-            raise ValueError(f"{says}; try linear or yarn scaling")
+            raise ValueError(f"{message}; try linear or yarn scaling")
         lay_out(decoder)
         self.decoder, self.cache, self.vocab = decoder.eval(), cache, spec.vocab
         self.device, self.dtype = cache.keys[0].device, next(decoder.parameters()).dtype

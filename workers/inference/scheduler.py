@@ -99,12 +99,12 @@ class Scheduler:
         """Raises ValueError for a request that could not run alone."""
         needed = self.pool.blocks_for(len(request.prompt) + request.sampling.max_new_tokens)
         if needed > self.pool.blocks:
-            says = (
+            message = (
                 f"a prompt of {len(request.prompt)} and {request.sampling.max_new_tokens} new "
                 "tokens"
             )
             raise ValueError(
-                f"{says} want {needed} blocks, the cache has {self.pool.blocks}; ask for fewer"
+                f"{message} want {needed} blocks, the cache has {self.pool.blocks}; ask for fewer"
             )
         asked, most = request.sampling, self.limits.sequences
         if asked.sequences > most:
@@ -114,11 +114,11 @@ class Scheduler:
             asked.beams > 1
             and asked.beams * needed > (1 - self.limits.watermark) * self.pool.blocks
         ):
-            says = (
+            message = (
                 f"{asked.beams} beams want {asked.beams * needed} blocks at a time, the cache "
                 f"has {self.pool.blocks}"
             )
-            raise ValueError(f"{says}; ask for fewer beams or tokens")
+            raise ValueError(f"{message}; ask for fewer beams or tokens")
         request.arrival = self.turns.came(
             request.client,
             priority=request.priority,

@@ -136,11 +136,11 @@ def engine_of(
         fits, body.max_seqs * blocks_wanted(loaded, loaded.spec.max_seq_len)
     )
     if not 0 < blocks <= fits:
-        says = (
+        message = (
             f"{max(1, blocks)} blocks of {each_bytes:,} bytes do not fit beside the weights, "
             f"{max(0, fits)} would"
         )
-        raise UserError(f"serve.kv_blocks: {says}; try fewer, or a smaller model")
+        raise UserError(f"serve.kv_blocks: {message}; try fewer, or a smaller model")
     limits = Limits(step_tokens=body.max_batch_tokens, sequences=body.max_seqs)
     return build(loaded, blocks=blocks, limits=limits, drafting=drafting)
 

@@ -82,12 +82,12 @@ def _verdict(run_dir: RunDir, order: LaunchOrder, shipping: Shipping, left: list
     if asked in _WORDS:
         return Verdict(*_WORDS[asked], time=time.time())
     if not run_dir.supervisor.exists():
-        says = "The attempt's supervisor did not start; see supervisor.log in its run directory."
+        message = "The attempt's supervisor did not start; see supervisor.log in its run directory."
     else:
-        says = (
+        message = (
             "The attempt's supervisor was gone (killed, or the machine restarted); its ranks "
             "were ended."
         )
     if left:
-        says += f" Processes {left} do not end."
-    return Verdict("infrastructure", says, time=time.time())
+        message += f" Processes {left} do not end."
+    return Verdict("infrastructure", message, time=time.time())

@@ -104,12 +104,12 @@ class Supervisor:
             return
         home = command.home_of(self.run_dir, self.order)
         if not keep(home, origin.source, origin.path):
-            says = (
+            message = (
                 f"The checkpoint of step {origin.step} that this run goes on from is not on "
                 "this node any more"
             )
             raise command.Unlaunchable(
-                f"{says} ({home / origin.source}); fork from one that is kept."
+                f"{message} ({home / origin.source}); fork from one that is kept."
             )
 
     def _not_asked_to_end(self) -> bool:
@@ -158,16 +158,16 @@ class Supervisor:
         limit = self.order.max_seconds
         if limit is not None and now - since > limit and self.stopping.action is None:
             if self.order.kind == "serve":  # serves as long as it was told to, and ends well
-                says = f"Served for its {limit:g} s (resources.max_seconds)."
+                message = f"Served for its {limit:g} s (resources.max_seconds)."
                 self.stopping.take(
-                    {"action": "cancel", "grace_s": self.order.grace_s, "reason": says}
+                    {"action": "cancel", "grace_s": self.order.grace_s, "reason": message}
                 )
                 return
-            says = (
+            message = (
                 f"Reached its limit of {limit:g} s (resources.max_seconds); allow more time, "
                 "or ask for fewer steps."
             )
-            self._decided = Verdict("user_error", says, time=time.time())
+            self._decided = Verdict("user_error", message, time=time.time())
             self.stopping.take({"action": "cancel", "grace_s": self.order.grace_s})
             return
         if self.order.kind not in command.OWN_PROGRAMS:
@@ -274,8 +274,8 @@ class Supervisor:
     def _finish(self, verdict: Verdict) -> None:
         """Ship the rest, then `exited`, then mark it as reported."""
         told = verdict.to_dict()
-        for says in self.shipping.skipped():
-            print(says, flush=True)
+        for message in self.shipping.skipped():
+            print(message, flush=True)
         started = time.monotonic()
         settle_s = self.stopping.settle_s if self.stopping.settle_s is not None else SETTLE_S
         settled_by = started + settle_s
@@ -342,11 +342,11 @@ def unwritable(run_dir: RunDir, error: OSError, node: str) -> Verdict:
     if isinstance(error, rendezvous.NoRendezvous):
         return Verdict("infrastructure", str(error), time=time.time())
     what = error.strerror or error
-    says = (
+    message = (
         f"Run directory {run_dir} on node {node} cannot be used: {what}. Free space or "
         "permissions there."
     )
-    return Verdict("infrastructure", says, time=time.time())
+    return Verdict("infrastructure", message, time=time.time())
 
 
 def _resolved_spec(order: LaunchOrder) -> dict[str, Any]:

@@ -104,8 +104,8 @@ class Recorder:
 
     def _raise_error(self) -> None:
         if self._error is not None:
-            says = f"the run's points cannot be written: {self._error.strerror or self._error}"
-            raise RecorderError(self._error.errno, says)
+            message = f"the run's points cannot be written: {self._error.strerror or self._error}"
+            raise RecorderError(self._error.errno, message)
 
     def _write_until_closed(self) -> None:
         while True:

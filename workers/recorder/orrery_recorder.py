@@ -384,8 +384,8 @@ class _Outbox:
 class _Later(Exception):
     """Not now: the server is away or busy. `wait_s` is its own wish, None where it has none."""
 
-    def __init__(self, says: str, wait_s: float | None = None) -> None:
-        super().__init__(says)
+    def __init__(self, message: str, wait_s: float | None = None) -> None:
+        super().__init__(message)
         self.wait_s = wait_s
 
 
@@ -620,10 +620,10 @@ class _Spool:
             raise _Later(f"{self.url} does not answer like Orrery; check the address") from None
         return found if isinstance(found, dict) else {}
 
-    def _tell(self, about: str, says: str) -> None:
+    def _tell(self, about: str, message: str) -> None:
         if about not in self._told:
             self._told.add(about)
-            _say.warning("orrery: %s", says)
+            _say.warning("orrery: %s", message)
 
 
 def _judged(error: urllib.error.HTTPError, path: str) -> Exception:
@@ -632,14 +632,14 @@ def _judged(error: urllib.error.HTTPError, path: str) -> Exception:
         detail = str(json.loads(error.read(65536)).get("detail", ""))
     except Exception:
         detail = ""
-    says = f"{error.code} {detail or error.reason} ({path})"
+    message = f"{error.code} {detail or error.reason} ({path})"
     wait = _retry_after(error.headers.get("Retry-After"))
     if error.code in (401, 403):
-        return _Later(f"the token is not accepted: {says}", LONGEST_WAIT_S)
+        return _Later(f"the token is not accepted: {message}", LONGEST_WAIT_S)
     busy = error.code == 409 and wait is not None  # the same request is being answered already
     if busy or error.code in (408, 425, 429) or error.code >= 500:
-        return _Later(says, wait)
-    return _Gone(says) if error.code in (404, 409, 410) else _Refused(says)
+        return _Later(message, wait)
+    return _Gone(message) if error.code in (404, 409, 410) else _Refused(message)
 
 
 def _retry_after(text: str | None) -> float | None:

@@ -64,13 +64,13 @@ def _name_headers(path: str, method: str, operation: dict[str, Any]) -> None:
         operation["responses"]["200"]["headers"] = {"ETag": {"schema": {"type": "string"}}}
 
 
-def _header(name: str, says: str) -> dict[str, Any]:
+def _header(name: str, message: str) -> dict[str, Any]:
     return {
         "in": "header",
         "name": name,
         "required": False,
         "schema": {"type": "string"},
-        "description": says,
+        "description": message,
     }
 
 

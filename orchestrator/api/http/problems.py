@@ -54,9 +54,9 @@ def refuse(
     return Refusal(slug, title, status, detail, errors=errors)
 
 
-def invalid(field: str, says: str, try_: str = "") -> Invalid:
+def invalid(field: str, message: str, hint: str = "") -> Invalid:
     """One wrong parameter or field."""
-    return Invalid([Problem(field=field, says=says, try_=try_)])
+    return Invalid([Problem(field=field, message=message, hint=hint)])
 
 
 def not_found(what: str, which: object, where: str) -> Refusal:

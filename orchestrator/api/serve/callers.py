@@ -44,17 +44,17 @@ def admitted(scope: Scope, run_id: int) -> tuple[Standing, str]:
     }
     run, caller = _seen(scope, headers, run_id)
     if run.kind != "serve":
-        says = (
+        message = (
             f"Run {run.pk} is of kind {run.kind}; only runs of kind serve answer here. Submit "
             "one of that kind."
         )
-        raise Refused(404, "run_not_serving", says)
+        raise Refused(404, "run_not_serving", message)
     where = endpoint.standing(run=run)
     if where.phase == "ended":
-        raise Refused(409, "run_ended", where.says)
+        raise Refused(409, "run_ended", where.message)
     if where.phase != "serving":
         code = "run_draining" if where.phase == "draining" else "run_not_ready"
-        raise Refused(503, code, where.says, retry_after_s=5 if where.phase == "waiting" else 2)
+        raise Refused(503, code, where.message, retry_after_s=5 if where.phase == "waiting" else 2)
     return where, caller
 
 
@@ -66,17 +66,17 @@ def _seen(scope: Scope, headers: Mapping[str, str], run_id: int) -> tuple[Any, s
     user = _logged_in(request)
     if user is None:
         _count(f"ip:{_digest(_address(scope, headers))}")
-        says = (
+        message = (
             f"No key was sent. Send Authorization: Bearer KEY: a token of Orrery's ({_PLACES}) "
             "or the run's api_key."
         )
-        raise Refused(401, "missing_api_key", says)
+        raise Refused(401, "missing_api_key", message)
     if scope["method"] not in _SAFE and _csrf_failed(request):
-        says = (
+        message = (
             "A page's request needs the header X-CSRFToken with the cookie's value; programs "
             "send a bearer token."
         )
-        raise Refused(403, "csrf_failed", says)
+        raise Refused(403, "csrf_failed", message)
     _count(f"serve:user:{user.pk}")
     return _visible(user, run_id), f"user:{user.pk}"
 
@@ -89,11 +89,11 @@ def _by_bearer(scope: Scope, headers: Mapping[str, str], text: str, run_id: int)
             _count(f"serve:key:{found.pk}")
             return found, "key"
         _count(f"ip:{_digest(_address(scope, headers))}")
-        says = (
+        message = (
             f"{refusal.detail} Here a token of Orrery's is meant ({_PLACES}), or the run's own "
             "api_key."
         )
-        raise Refused(401, "invalid_api_key", says) from None
+        raise Refused(401, "invalid_api_key", message) from None
     _count(f"serve:token:{token.digest[:16]}")
     if "read" not in token.scopes:
         raise Refused(
@@ -108,11 +108,11 @@ def _visible(user: Any, run_id: int) -> Any:
     try:
         return runs.run_get(user=user, id=run_id)
     except Refusal:
-        says = (
+        message = (
             f"There is no run {run_id}, or you may not see it. GET /api/v1/runs?kind=serve "
             "lists those you may."
         )
-        raise Refused(404, "run_not_found", says) from None
+        raise Refused(404, "run_not_found", message) from None
 
 
 def _logged_in(request: ASGIRequest) -> AbstractBaseUser | None:
@@ -137,11 +137,11 @@ def _count(ident: str) -> None:
         throttle.check(ident, limit=limit)
     except Refusal as refusal:
         wait_s = refusal.retry_after_s or 1
-        says = (
+        message = (
             f"More than {limit} calls within a minute. Wait {wait_s} s; "
             "ORRERY_SERVE_PER_MINUTE sets the limit."
         )
-        raise Refused(429, "rate_limit_exceeded", says, retry_after_s=wait_s) from None
+        raise Refused(429, "rate_limit_exceeded", message, retry_after_s=wait_s) from None
 
 
 def _address(scope: Scope, headers: Mapping[str, str]) -> str:

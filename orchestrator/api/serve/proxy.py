@@ -71,11 +71,11 @@ async def application(scope: Scope, receive: Receive, send: Send) -> None:
 def _address(scope: Scope) -> tuple[int, str]:
     found = _ADDRESS.fullmatch(scope["path"])
     if found is None or ".." in scope["path"].split("/"):
-        says = (
+        message = (
             f"Nothing answers at {scope['path']}. Give a client the base URL /serve/RUN/v1, "
             "RUN being a number."
         )
-        raise Refused(404, "unknown_url", says)
+        raise Refused(404, "unknown_url", message)
     if scope["method"] not in _METHODS:
         raise Refused(
             405,
@@ -106,11 +106,11 @@ def _counted() -> Iterator[None]:
     global _on_their_way
     most = int(settings.ENV.serve_streams)
     if most and _on_their_way >= most:
-        says = (
+        message = (
             f"{most} answers are on their way through this web process already. Try again in a "
             "moment."
         )
-        raise Refused(503, "too_many_streams", says, retry_after_s=2)
+        raise Refused(503, "too_many_streams", message, retry_after_s=2)
     _on_their_way += 1
     try:
         yield
@@ -153,11 +153,11 @@ async def _forward(request: httpx.Request, send: Send) -> None:
     try:
         answer = await _client().send(request, stream=True)
     except httpx.TransportError as error:
-        says = (
+        message = (
             "The run's server does not answer; it may be starting or ending. Its page tells; "
             "try again in a moment."
         )
-        raise Refused(503, "run_not_answering", says, retry_after_s=2) from error
+        raise Refused(503, "run_not_answering", message, retry_after_s=2) from error
     try:
         headers: list[Header] = [
             (n.lower(), v) for n, v in answer.headers.raw if n.lower() not in _NOT_RETURNED
@@ -231,11 +231,11 @@ class _Body:
             pass
 
     def _too_large(self) -> Refused:
-        says = (
+        message = (
             f"The body is larger than {self._most / 1e6:g} MB. Send less; ORRERY_MAX_BODY_MB "
             "sets the limit."
         )
-        return Refused(413, "body_too_large", says)
+        return Refused(413, "body_too_large", message)
 
 
 def _client() -> httpx.AsyncClient:

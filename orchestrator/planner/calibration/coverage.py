@@ -90,7 +90,7 @@ class Basis:
         new = [UNSEEN_KIND**2 * unseen for unseen in self.unseen(table).values()]
         return np.asarray(sum([*far, *new], np.zeros(table.n)), np.float64)
 
-    def says(self, table: Table, row: int) -> list[str]:
+    def message(self, table: Table, row: int) -> list[str]:
         """Sentences on what of one plan no run covers."""
         found = [
             f"{RANGES[name][0]} {table.column(name)[row]:g} lies outside the measured {self.ranges[name][0]:g} to "

@@ -49,7 +49,7 @@ def read_lines(lines: Iterable[Any], choices: Choices | None = None) -> Read:
         if not reason and not (usable(measured) or measured.get("out_of_memory") is True):
             reason = f"nothing is measured: wanted is one of {', '.join(_KEYS)}, out_of_memory"
         if reason or request is None:
-            found.left_out.append({"line": place + 1, "id": id_, "says": reason})
+            found.left_out.append({"line": place + 1, "id": id_, "message": reason})
         else:
             found.pairs.append((request, measured))
     return found

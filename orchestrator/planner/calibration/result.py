@@ -101,7 +101,7 @@ class Calibration:
             return [
                 f"no run of {framework} on {device} is in the calibration: default values are used"
             ]
-        return own.basis.says(table, row)
+        return own.basis.message(table, row)
 
     def to_dict(self) -> dict[str, Any]:
         return asdict(self)

@@ -88,8 +88,8 @@ class Job:
         return ["# " + " ".join(_printable(line).split()) for line in lines]
 
 
-def refuse(engine: str, says: str, try_: str) -> Inexpressible:
-    return Inexpressible(f"{engine} {says}; {try_}")
+def refuse(engine: str, message: str, hint: str) -> Inexpressible:
+    return Inexpressible(f"{engine} {message}; {hint}")
 
 
 def note_cpu(job: Job, engine: str) -> None:

@@ -136,9 +136,9 @@ def _deepseek(config: Fields, *, grouped: bool, renormalise: bool, routed_scale:
     first = int(config.number("first_k_dense_replace", default=0))
     every = config.whole("moe_layer_freq", default=1)
     if first % every:
-        says = f"is {every} and first_k_dense_replace {first}"
+        message = f"is {every} and first_k_dense_replace {first}"
         raise config.refuse(
-            "moe_layer_freq", says, "a first_k_dense_replace that it divides can be read"
+            "moe_layer_freq", message, "a first_k_dense_replace that it divides can be read"
         )
     moe: Shape = {
         "experts": config.whole("n_routed_experts"),

@@ -25,8 +25,8 @@ class Fields:
     def __init__(self, values: Mapping[str, Any], what: str) -> None:
         self.values, self.what = values, what
 
-    def refuse(self, key: str, says: str, next_: str) -> Unreadable:
-        return Unreadable(f"{self.what}: {key} {says}; {next_}")
+    def refuse(self, key: str, message: str, next_: str) -> Unreadable:
+        return Unreadable(f"{self.what}: {key} {message}; {next_}")
 
     def has(self, key: str) -> bool:
         """Whether the key is there and not null."""

@@ -87,8 +87,8 @@ def _model(config: Mapping[str, Any], what: str, name: str) -> ModelSpec:
     if kind is None and {"layers", "hidden"} <= set(config):
         return _checked(dict(config), what)
     if not isinstance(kind, str):
-        says = "model_type is missing" if kind is None else f"model_type is {kind!r}"
-        raise Unreadable(f'{what}: {says}; add it, e.g. "model_type": "llama"')
+        message = "model_type is missing" if kind is None else f"model_type is {kind!r}"
+        raise Unreadable(f'{what}: {message}; add it, e.g. "model_type": "llama"')
     if kind not in FAMILIES:
         raise Unreadable(f"{what}: {_unknown(kind, config)}")
     fields = Fields(config, f"{what} ({kind})")

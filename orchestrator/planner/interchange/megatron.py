@@ -103,13 +103,13 @@ def _pipeline(job: Job) -> Args:
     stages, virtual = plan.stages, plan.virtual_stages
     interleaved = plan.schedule in ("interleaved_1f1b", "zb1p")
     if interleaved and plan.accumulation % plan.pp:
-        says = (
+        message = (
             f"interleaves micro-batches in whole rounds of pp {plan.pp}, {plan.accumulation} "
             "do not divide"
         )
         raise refuse(
             ENGINE,
-            says,
+            message,
             f"a global batch of {plan.pp * plan.micro_batch_size * plan.dp} or its multiples",
         )
     if plan.schedule == "zb1p":

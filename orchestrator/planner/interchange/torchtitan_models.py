@@ -84,7 +84,7 @@ def _nearest(model: ModelSpec, *, cp: int) -> Titan:
 
 
 def _check_block(model: ModelSpec) -> None:
-    for wrong, says in (
+    for wrong, message in (
         (model.attention == "mfa", "has no multi-matrix factorisation attention"),
         (
             model.norm != "rmsnorm" or not model.gated_mlp or model.activation != "silu",
@@ -99,7 +99,7 @@ def _check_block(model: ModelSpec) -> None:
         (model.logit_softcap is not None, "has no logit softcap"),
     ):
         if wrong:
-            raise refuse("torchtitan", says, _elsewhere())
+            raise refuse("torchtitan", message, _elsewhere())
 
 
 def _llama3(model: ModelSpec) -> Titan:

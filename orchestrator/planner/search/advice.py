@@ -49,7 +49,7 @@ class Change:
     """
 
     changes: dict[str, Any]
-    says: str
+    message: str
     request: Request
     total_bytes: float
     step_time_s: float
@@ -60,7 +60,7 @@ class Change:
 
     def to_dict(self) -> dict[str, Any]:
         return {
-            "says": self.says,
+            "message": self.message,
             "changes": self.changes,
             "plan": self.plan.to_dict(),
             "cluster": self.request.cluster.to_dict(),
@@ -74,7 +74,7 @@ class Change:
 class _Try:
     kind: str
     changes: dict[str, Any]
-    says: str
+    message: str
     request: Request
 
 
@@ -115,7 +115,7 @@ def advise_search(
     """
     found: list[tuple[float, Change]] = []
     for tries in _scene_tries(scene, fix or {}):
-        for changes, says, other, its_fix in tries:
+        for changes, message, other, its_fix in tries:
             try:
                 result = search(
                     other,
@@ -126,19 +126,21 @@ def advise_search(
             except Refused:
                 continue
             if result.fit:
-                found.append(_from_search(changes, says, result))
+                found.append(_from_search(changes, message, result))
                 break
     found.sort(key=lambda each: (_is_hardware(each[1]), each[0]))
     return [change for _, change in found[:most]]
 
 
-def _from_search(changes: dict[str, Any], says: str, result: SearchResult) -> tuple[float, Change]:
+def _from_search(
+    changes: dict[str, Any], message: str, result: SearchResult
+) -> tuple[float, Change]:
     request, table = result.requests[0], result.table
     assert table is not None
     needs, takes = float(table.column("total_bytes")[0]), float(table.column("step_time_s")[0])
     beside = _host_words(table, 0)
     told = (
-        f"{says}: then {in_words(request.plan)} needs {needs / GIB:.1f} GiB{beside}, a step "
+        f"{message}: then {in_words(request.plan)} needs {needs / GIB:.1f} GiB{beside}, a step "
         f"takes {duration(takes)}."
     )
     tokens = request.plan.global_batch_size * request.seq_len
@@ -160,7 +162,7 @@ def _fitting(tried: list[_Try], before_s: float, calibration: Calibration | None
                 f"{max(0.1, total[at] / GIB):.1f} of {usable[at] / GIB:.1f} "
                 f"GiB{_host_words(table, at)}"
             )
-            told = f"{each.says}: {needs}, {_slower(float(time_s[at]), before_s)}."
+            told = f"{each.message}: {needs}, {_slower(float(time_s[at]), before_s)}."
             best[each.kind] = Change(
                 each.changes, told, each.request, float(total[at]), float(time_s[at])
             )
@@ -198,15 +200,19 @@ def _several(request: Request, before_s: float, calibration: Calibration | None)
         if getattr(found.plan, name) is not None
     )
     beside, slower = _host_words(table, 0), _slower(takes, before_s)
-    says = f"No single change is enough; together {words}: {needs / GIB:.1f} GiB{beside}, {slower}."
-    return [Change({name: getattr(found.plan, name) for name in names}, says, found, needs, takes)]
+    message = (
+        f"No single change is enough; together {words}: {needs / GIB:.1f} GiB{beside}, {slower}."
+    )
+    return [
+        Change({name: getattr(found.plan, name) for name in names}, message, found, needs, takes)
+    ]
 
 
 def _tries(request: Request) -> Iterator[_Try]:
     plan, cluster = request.plan, request.cluster
 
-    def changed(kind: str, says: str, **changes: Any) -> _Try:
-        return _Try(kind, changes, says, replace(request, plan=_with(plan, **changes)))
+    def changed(kind: str, message: str, **changes: Any) -> _Try:
+        return _Try(kind, changes, message, replace(request, plan=_with(plan, **changes)))
 
     recompute = plan.recompute if plan.recompute in _RECOMPUTE else "none"
     for level in _RECOMPUTE[_RECOMPUTE.index(recompute) + 1 :]:
@@ -223,8 +229,8 @@ def _tries(request: Request) -> Iterator[_Try]:
             dp_replicate=None,
         )
     for size in divisors(plan.micro_batch_size)[:-1]:
-        says = f"Micro-batches of {size} instead of {plan.micro_batch_size}"
-        yield changed("micro_batch_size", says, micro_batch_size=size)
+        message = f"Micro-batches of {size} instead of {plan.micro_batch_size}"
+        yield changed("micro_batch_size", message, micro_batch_size=size)
     if plan.tp > 1 and not plan.sequence_parallel:
         yield changed("sequence_parallel", "Sequence parallelism on", sequence_parallel=True)
     if (
@@ -241,13 +247,15 @@ def _tries(request: Request) -> Iterator[_Try]:
         for times in (2, 4, 8):
             if plan.dp % times == 0:
                 degree = getattr(plan, axis) * times
-                says = (
+                message = (
                     f"{axis} {degree} and dp {plan.dp // times} instead of {degree // times} "
                     f"and {plan.dp}"
                 )
                 if axis != "tp" or degree <= cluster.devices_per_node:
                     yield changed(
-                        axis, says, **{axis: degree, "dp": plan.dp // times, **_copies(plan, times)}
+                        axis,
+                        message,
+                        **{axis: degree, "dp": plan.dp // times, **_copies(plan, times)},
                     )
     for offload, what in (
         ("optimizer", "optimizer states"),
@@ -275,13 +283,13 @@ def _more_devices(request: Request) -> Iterator[_Try]:
         batch = plan.global_batch_size if plan.global_batch_size % share == 0 else share
         more = _with(plan, dp=plan.dp * times, global_batch_size=batch)
         wider = ClusterSpec.from_dict({**cluster.to_dict(), "nodes": nodes})
-        says = f"{nodes} nodes instead of {cluster.nodes} (dp {more.dp})"
+        message = f"{nodes} nodes instead of {cluster.nodes} (dp {more.dp})"
         if batch != plan.global_batch_size:
-            says += f", and {batch} sequences a step"
+            message += f", and {batch} sequences a step"
         yield _Try(
             "devices",
             {"nodes": nodes, "dp": more.dp, "global_batch_size": batch},
-            says,
+            message,
             replace(request, plan=more, cluster=wider),
         )
 
@@ -295,9 +303,11 @@ def _bigger_devices(request: Request) -> Iterator[_Try]:
             and entry.kind == request.entry.kind == "gpu"
         ):
             cluster = ClusterSpec.from_dict({**request.cluster.to_dict(), "device": name})
-            says = f"{name} with {entry.memory_bytes / GIB:.0f} GiB instead of {request.entry.name}"
+            message = (
+                f"{name} with {entry.memory_bytes / GIB:.0f} GiB instead of {request.entry.name}"
+            )
             yield _Try(
-                "device", {"device": name}, says, replace(request, cluster=cluster, device=None)
+                "device", {"device": name}, message, replace(request, cluster=cluster, device=None)
             )
 
 
@@ -326,8 +336,13 @@ def _scene_tries(scene: Scene, fix: Mapping[str, Any]) -> Iterator[Iterator[_Sce
         ):
             if other.memory_bytes > entry.memory_bytes and other.kind == "gpu":
                 bigger = ClusterSpec.from_dict({**cluster.to_dict(), "device": name})
-                says = f"{name} with {other.memory_bytes / GIB:.0f} GiB instead of {entry.name}"
-                yield {"device": name}, says, replace(scene, cluster=bigger, device=None), dict(fix)
+                message = f"{name} with {other.memory_bytes / GIB:.0f} GiB instead of {entry.name}"
+                yield (
+                    {"device": name},
+                    message,
+                    replace(scene, cluster=bigger, device=None),
+                    dict(fix),
+                )
 
     def sequences() -> Iterator[_SceneTry]:
         for length in (work.seq_len >> each for each in range(1, _DOUBLINGS + 1)):

@@ -81,7 +81,7 @@ def choose(scene: Scene, calibration: Calibration | None = None) -> ParallelPlan
     try:
         choice = resolve_auto(scene, calibration=calibration)
     except Refused as error:
-        return [Problem(field=error.field or "plan", says=error.says, try_=error.try_)]
+        return [Problem(field=error.field or "plan", message=error.message, hint=error.hint)]
     return choice.plan if choice.plan is not None else choice.problems
 
 
@@ -168,11 +168,13 @@ def _choice(scene: Scene, found: SearchResult, place: int | None, *, given_batch
     where = f"{devices} x {(scene.device or scene.cluster.entry).name}"
     if found.fit and found.table is not None:
         if place is None:
-            says = (
+            message = (
                 f"none of the {len(found.requests)} fastest plans for {where} is one that the "
                 "engine runs"
             )
-            return Choice(None, says, False, None, [problem("plan", says, "numbers in its place")])
+            return Choice(
+                None, message, False, None, [problem("plan", message, "numbers in its place")]
+            )
         request, table = found.requests[place], found.table
         needs, takes = (
             float(table.column("total_bytes")[place]),
@@ -196,4 +198,4 @@ def _choice(scene: Scene, found: SearchResult, place: int | None, *, given_batch
     problems = found.problems or [
         problem("plan", f"no legal plan for {where}", "another number of devices")
     ]
-    return Choice(None, problems[0].says, False, None, problems)
+    return Choice(None, problems[0].message, False, None, problems)

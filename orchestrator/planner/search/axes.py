@@ -149,10 +149,10 @@ class Axes:
             ("cp", "context parallelism over 16 ranks", {"most_cp": 16}),
         ]
         found, now = [], self
-        for name, says, changes in steps:
+        for name, message, changes in steps:
             if name not in self.given:
                 now = replace(now, **changes)
-                found.append((name, says, now))
+                found.append((name, message, now))
         return found
 
 
@@ -240,7 +240,7 @@ def _checked(name: str, value: Any) -> Any:
     except ValidationError as error:
         found = problems_of(error, prefix="fix")[0]
         raise Refused(
-            found.says, found.try_ or f"a value like {_usual(name)}", field=f"fix.{name}"
+            found.message, found.hint or f"a value like {_usual(name)}", field=f"fix.{name}"
         ) from None
 
 

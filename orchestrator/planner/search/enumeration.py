@@ -54,7 +54,7 @@ def enumerate_plans(
     notes: list[str] = []
     if whole > REFUSED_ABOVE:
         raise _too_many(whole, axes)
-    for name, says, coarser in axes.coarser():
+    for name, message, coarser in axes.coarser():
         if number <= most:
             break
         axes = coarser
@@ -64,8 +64,8 @@ def enumerate_plans(
             }
         fewer = _count(model, global_batch, axes, degrees)
         if fewer < number:
-            rejected[f"{name}: left out for size, {says}"] += number - fewer
-            notes.append(says)
+            rejected[f"{name}: left out for size, {message}"] += number - fewer
+            notes.append(message)
         number = fewer
     if number > most:
         raise _too_many(whole, axes)
@@ -424,5 +424,7 @@ def _useless(c: dict[str, Any], axes: Axes) -> dict[str, Any]:
         ),
     }
     return {
-        f"{name}: {says}": mask for name, (says, mask) in found.items() if name not in axes.given
+        f"{name}: {message}": mask
+        for name, (message, mask) in found.items()
+        if name not in axes.given
     }

@@ -70,10 +70,12 @@ def _precision(request: Request) -> str:
     used = entry.runs_at(asked)
     if used == asked:
         return ""
-    says = (
+    message = (
         f"{entry.name} does not multiply in {asked}: time and MFU are counted at its {used} peak, "
     )
-    return f"{says}{entry.peak(used):g} TFLOP/s, which is the most that this plan can reach there."
+    return (
+        f"{message}{entry.peak(used):g} TFLOP/s, which is the most that this plan can reach there."
+    )
 
 
 def _host(request: Request, held: float) -> str:

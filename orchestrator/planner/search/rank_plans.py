@@ -297,8 +297,8 @@ def _not_the_devices(singles: Mapping[str, Any], devices: int) -> Problem | None
     words = " x ".join(f"{each} {number}" for each, number in degrees.items())
     words += f" = {product}" if len(degrees) > 1 else ""
     rest = devices // math.gcd(devices, product // value)
-    says = f"{words} does not go into {devices} devices"
-    return problem(f"fix.{name}", says, f"{name} {nearest_divisor(rest, value)}")
+    message = f"{words} does not go into {devices} devices"
+    return problem(f"fix.{name}", message, f"{name} {nearest_divisor(rest, value)}")
 
 
 def _why_none(scene: Scene, chosen: Axes, batch: int, rejected: Counter[str]) -> list[Problem]:
@@ -327,10 +327,12 @@ def _why_none(scene: Scene, chosen: Axes, batch: int, rejected: Counter[str]) ->
     if DEVICES not in chosen.given and (apart := _not_the_devices(singles, devices)):
         return [apart]
     reasons = [reason for reason, _ in rejected.most_common(3)]
-    says = f"no legal plan lays {batch} sequences of {scene.model.name} over {devices} devices"
+    message = f"no legal plan lays {batch} sequences of {scene.model.name} over {devices} devices"
     if reasons:
-        says += f" ({'; '.join(reasons)})"
+        message += f" ({'; '.join(reasons)})"
     many = f"{devices} sequences, " if devices < 2**31 else ""
     return [
-        problem("workload.global_batch_size", says, f"{many}fewer devices, or fewer fixed fields")
+        problem(
+            "workload.global_batch_size", message, f"{many}fewer devices, or fewer fixed fields"
+        )
     ]

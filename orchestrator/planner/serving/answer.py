@@ -76,7 +76,7 @@ def serving(given: Mapping[str, Any], *, explained: bool = False) -> dict[str, A
         "curve": _curve(columns, request, concurrency),
     }
     if not answer["fits"]:
-        answer["try"] = _advice(request, table)
+        answer["suggestions"] = _advice(request, table)
     if request.acceptance is not None:
         answer["speculative"] = _speculative(table, request, explained)
     return answer

@@ -89,13 +89,13 @@ class ServingRequest(Contract):
         """What makes the question unanswerable; empty when it is fine."""
         found, model = [], self.model
         if self.devices > self.cluster.devices:
-            says = (
+            message = (
                 f"tp {self.tp} x pp {self.pp} x replicas {self.replicas} is {self.devices} devices"
             )
             found.append(
                 problem(
                     "tp",
-                    f"{says}, the cluster has {self.cluster.devices}",
+                    f"{message}, the cluster has {self.cluster.devices}",
                     "fewer replicas, more nodes",
                 )
             )
@@ -107,18 +107,18 @@ class ServingRequest(Contract):
             )
         elif model.attention == "softmax" and model.kv_heads % self.tp and self.tp % model.kv_heads:
             near = nearest_divisor(model.kv_heads, self.tp)
-            says = f"{model.kv_heads} key-value heads neither divide by tp {self.tp} nor into it"
-            found.append(problem("tp", says, f"tp {near}"))
+            message = f"{model.kv_heads} key-value heads neither divide by tp {self.tp} nor into it"
+            found.append(problem("tp", message, f"tp {near}"))
         if self.pp > model.layers:
-            says = f"{model.layers} layers are too few for pp {self.pp}"
-            found.append(problem("pp", says, f"pp {model.layers}"))
+            message = f"{model.layers} layers are too few for pp {self.pp}"
+            found.append(problem("pp", message, f"pp {model.layers}"))
         if self.prompt_len + self.output_len > model.max_seq_len:
-            says = (
+            message = (
                 f"{self.prompt_len} + {self.output_len} tokens exceed max_seq_len "
                 f"{model.max_seq_len} of {model.name}"
             )
             found.append(
-                problem("prompt_len", says, f"{max(1, model.max_seq_len - self.output_len)}")
+                problem("prompt_len", message, f"{max(1, model.max_seq_len - self.output_len)}")
             )
         return found
 
@@ -132,10 +132,12 @@ class ServingRequest(Contract):
         used = self.entry.runs_at(self.precision)
         if used == self.precision:
             return []
-        says = (
+        message = (
             f"{self.entry.name} does not multiply in {self.precision}: weights are kept in it and"
         )
-        return [f"{says} products counted at its {used} peak, {self.entry.peak(used):g} TFLOP/s."]
+        return [
+            f"{message} products counted at its {used} peak, {self.entry.peak(used):g} TFLOP/s."
+        ]
 
     def columns(self) -> dict[str, Any]:
         """Input columns of SERVING but for `batch`."""

@@ -144,8 +144,8 @@ def device_type_create(*, by: User, entry: Mapping[str, Any]) -> DeviceType:
         not set(device.peak_tflops) & {"fp32", "bf16", "fp16"}
         or min(device.peak_tflops.values()) <= 0
     ):
-        says = "a device has a peak above 0 for fp32, bf16 or fp16 at least"
-        raise invalid("peak_tflops", says, '{"fp32": 19.5, "bf16": 312}')
+        message = "a device has a peak above 0 for fp32, bf16 or fp16 at least"
+        raise invalid("peak_tflops", message, '{"fp32": 19.5, "bf16": 312}')
     row = DeviceType(owner=by, name=name, entry=device.to_dict(), created=clock.now())
     try:
         with transaction.atomic():
@@ -208,10 +208,12 @@ def _usable(lines: Sequence[Mapping[str, Any]], choices: Choices) -> list[Asked]
             for item in asked.problems
         ]
         if not asked.problems and not asked.measured:
-            says = "the line has nothing measured"
+            message = "the line has nothing measured"
             problems.append(
                 Problem(
-                    field=f"measurements.{place}.measured", says=says, try_='{"step_time_s": 1.2}'
+                    field=f"measurements.{place}.measured",
+                    message=message,
+                    hint='{"step_time_s": 1.2}',
                 )
             )
         found.append(asked)

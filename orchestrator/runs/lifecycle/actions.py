@@ -277,13 +277,13 @@ def _wish(run: Run, by: User, what: str, *, does: str, audited: str) -> Run:
         if not conditional.move(asked, requested=what):
             before = Attempt.objects.filter(run=run, number=run.attempt_number)
             pending = before.values_list("requested", flat=True).first()
-            says = (
+            message = (
                 f"it was asked for a {pending} that its nodes have not taken up yet"
                 if pending
                 else "it is stopping"
             )
             raise conflict(
-                f"Run {run.pk} does one thing at a time and {says}. Ask again in a second.",
+                f"Run {run.pk} does one thing at a time and {message}. Ask again in a second.",
                 retry=True,
             )
         accounts.audit(actor=by, action=audited, target=f"run:{run.pk}")

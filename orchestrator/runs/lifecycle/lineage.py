@@ -95,11 +95,11 @@ def run_rewind(*, run: Run, by: User, step: int) -> Run:
 
 
 def fork_problems(*, run: Run, step: int, changes: dict[str, Any]) -> list[dict[str, str]]:
-    """What of `changes` this checkpoint cannot follow, `[{field, says, try}]`, for a form that is
+    """What of `changes` this checkpoint cannot follow, `[{field, message, try}]`, for a form that is
     still edited.
     """
     found = _problems(run, merged(run.spec, changes), step)
-    return [{"field": item.field, "says": item.says, "try": item.try_} for item in found]
+    return [{"field": item.field, "message": item.message, "hint": item.hint} for item in found]
 
 
 def _kept(run: Run, step: int) -> Checkpoint:
@@ -109,29 +109,31 @@ def _kept(run: Run, step: int) -> Checkpoint:
         return found
     steps = sorted(set(kept.values_list("step", flat=True)))
     near = sorted(sorted(steps, key=lambda known: abs(known - step))[:5])
-    says = f"no checkpoint of step {step} is kept" + (
+    message = f"no checkpoint of step {step} is kept" + (
         f"; kept are {', '.join(map(str, near))}" if near else ""
     )
-    raise _unkept(says, str(min(near, key=lambda known: abs(known - step))) if near else "")
+    raise _unkept(message, str(min(near, key=lambda known: abs(known - step))) if near else "")
 
 
-def _unkept(says: str, nearest: str) -> Refusal:
-    return invalid("step", says, nearest or "a clone: this run keeps no checkpoint")
+def _unkept(message: str, nearest: str) -> Refusal:
+    return invalid("step", message, nearest or "a clone: this run keeps no checkpoint")
 
 
 def _problems(run: Run, spec: dict[str, Any], step: int) -> list[Problem]:
     found = []
     for field in ("model", "kind"):
         if spec.get(field) != run.spec.get(field):
-            says = (
+            message = (
                 f"a fork goes on with the {'weights' if field == 'model' else 'kind of run'} it has"
             )
-            found.append(Problem(field=field, says=says, try_=f"a clone with another {field}"))
+            found.append(
+                Problem(field=field, message=message, hint=f"a clone with another {field}")
+            )
     for path, default in _FIXED.items():
         was, wanted = _at(run.spec, path, default), _at(spec, path, default)
         if was != wanted:
-            says = f"the checkpoint was written with {was}, and goes on with no other"
-            found.append(Problem(field=path, says=says, try_=f"{was}, or a clone"))
+            message = f"the checkpoint was written with {was}, and goes on with no other"
+            found.append(Problem(field=path, message=message, hint=f"{was}, or a clone"))
     problem = _no_steps_left(spec, step)
     return [*found, problem] if problem else found
 
@@ -141,8 +143,8 @@ def _no_steps_left(spec: dict[str, Any], step: int) -> Problem | None:
     if isinstance(steps, int) and steps <= step:
         return Problem(
             field="train.steps",
-            says=f"all {steps} steps are done by step {step}",
-            try_=str(2 * step),
+            message=f"all {steps} steps are done by step {step}",
+            hint=str(2 * step),
         )
     return None
 

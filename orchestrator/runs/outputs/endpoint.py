@@ -49,12 +49,12 @@ _MOST_BYTES: Final = 32 << 20  # of a state that is read
 
 @dataclass(frozen=True, slots=True)
 class Standing:
-    """`url` and `key` reach the server, "" where there is none; `says` is what a caller is told in
+    """`url` and `key` reach the server, "" where there is none; `message` is what a caller is told in
     each phase.
     """
 
     phase: Phase
-    says: str
+    message: str
     serving: Serving | None = None
     url: str = ""
     key: str = ""
@@ -97,11 +97,11 @@ def standing(*, run: Run) -> Standing:
     url = f"http://{_bracketed(_host(found, attempt))}:{found.port}"
     key = serve_key(str(attempt.fence))
     if run.state == RunState.STOPPING or told[-1].type == DRAINING:
-        says = (
+        message = (
             f"Run {run.pk} is stopping: it ends what it has begun and takes no new requests. "
             "Send them to another."
         )
-        return Standing("draining", says, found, url, key)
+        return Standing("draining", message, found, url, key)
     return Standing("serving", f"Run {run.pk} serves {found.model}.", found, url, key)
 
 

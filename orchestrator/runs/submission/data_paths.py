@@ -44,8 +44,8 @@ def path_problems(
         resolved, problems = _there("script.workdir", spec.script.workdir, data_roots)
         found += problems
         if resolved is not None and not resolved.is_dir():
-            says = f"{spec.script.workdir} is not a folder"
-            found.append(_problem("script.workdir", says, "the folder of the program"))
+            message = f"{spec.script.workdir} is not a folder"
+            found.append(_problem("script.workdir", message, "the folder of the program"))
     return found
 
 
@@ -204,11 +204,11 @@ def _file(field: str, path: str, format: str, roots: Sequence[Path]) -> list[Pro
             each for each in resolved.iterdir() if each.suffix in names and each.is_file()
         )
         if not files:
-            says = (
+            message = (
                 f"{path} is not a file, and a folder without "
                 f"{' or '.join(f'*{name}' for name in names)}"
             )
-            return [_problem(field, says, f"a {format} file, or a folder of such")]
+            return [_problem(field, message, f"a {format} file, or a folder of such")]
         return [
             item for each in files[:_LOOK_FILES] for item in _file(field, str(each), format, roots)
         ][:1]
@@ -264,9 +264,9 @@ def _tokenizer(field: str, path: str, vocab: int | None, roots: Sequence[Path]) 
     except (ValueError, TypeError, KeyError, AttributeError) as error:
         return [_problem(field, f"{path} is not a tokenizer.json: {error}", "a Hugging Face one")]
     if vocab is not None and largest >= vocab:
-        says = f"{path} has token ids up to {largest}, the model's vocabulary has {vocab}"
+        message = f"{path} has token ids up to {largest}, the model's vocabulary has {vocab}"
         return [
-            _problem(field, says, f"the tokenizer of this model, or vocab {largest + 1} or more")
+            _problem(field, message, f"the tokenizer of this model, or vocab {largest + 1} or more")
         ]
     return []
 
@@ -322,5 +322,5 @@ def _not_jsonl(field: str, path: str, first: bytes) -> list[Problem]:
     return []
 
 
-def _problem(field: str, says: str, try_: str) -> Problem:
-    return Problem(field=field, says=says, try_=try_)
+def _problem(field: str, message: str, hint: str) -> Problem:
+    return Problem(field=field, message=message, hint=hint)

@@ -72,7 +72,7 @@ def predict_serving(spec: RunSpec, plan: ParallelPlan, venue: Venue) -> Predicti
         "memory": memory,
         "host": {"host_bytes": 0},
         "device": venue.entry.name,
-        "try": alone.get("try", []),
+        "suggestions": alone.get("suggestions", []),
         "assumed": not venue.known,
     }
     return Prediction(document, document["fits"])

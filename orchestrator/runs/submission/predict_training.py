@@ -67,13 +67,15 @@ class Prediction:
         needs, has = memory["total_bytes"] / GIB, memory["capacity_bytes"] / GIB
         if venue.entry.kind == "cpu":  # what is offloaded stays in the same memory
             needs += self.document["host"]["host_bytes"] / GIB
-        says = f"the plan needs {needs:.1f} GiB a device, {venue.entry.name} has {has:.1f} GiB"
-        if tries := self.document.get("try"):
-            return [Problem(field="model", says=says, try_=str(tries[0]))]
+        message = f"the plan needs {needs:.1f} GiB a device, {venue.entry.name} has {has:.1f} GiB"
+        if tries := self.document.get("suggestions"):
+            return [Problem(field="model", message=message, hint=str(tries[0]))]
         if not self.advice:
-            return [Problem(field="plan", says=says, try_="a smaller model, or larger devices")]
+            return [
+                Problem(field="plan", message=message, hint="a smaller model, or larger devices")
+            ]
         return [
-            Problem(field=_field(each), says=says, try_=each.says.rstrip("."))
+            Problem(field=_field(each), message=message, hint=each.message.rstrip("."))
             for each in self.advice
         ]
 

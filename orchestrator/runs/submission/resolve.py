@@ -44,13 +44,13 @@ def resolve_plan(spec: RunSpec, choose: Callable[[RunSpec, int], Choice] | None 
         return Resolved(spec.plan, devices, False, "As given.")
     devices = spec.resources.devices or 1
     if devices > MOST_DEVICES:
-        says = f"{devices} devices are more than a plan can spread data over"
+        message = f"{devices} devices are more than a plan can spread data over"
         return Resolved(
             ParallelPlan(),
             1,
             True,
-            says,
-            [problem("resources.devices", says, f"at most {MOST_DEVICES}")],
+            message,
+            [problem("resources.devices", message, f"at most {MOST_DEVICES}")],
         )
     asked = 'The plan is "auto"' if spec.plan_given else "No plan was given"
     if (
@@ -73,7 +73,7 @@ def _chosen(
             spec,
             devices,
             asked,
-            [Problem(field=error.field or "plan", says=error.says, try_=error.try_)],
+            [Problem(field=error.field or "plan", message=error.message, hint=error.hint)],
         )
     if found.plan is None:
         return _none(spec, devices, asked, found.problems)

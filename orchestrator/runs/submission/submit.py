@@ -154,8 +154,10 @@ def check(spec: Any) -> Checked:
     own day.
     """
     if not isinstance(spec, dict):
-        says = "the spec is not an object"
-        return Checked(problems=[Problem(field="spec", says=says, try_='{"kind": "train", ...}')])
+        message = "the spec is not an object"
+        return Checked(
+            problems=[Problem(field="spec", message=message, hint='{"kind": "train", ...}')]
+        )
     roots = settings.DATA_ROOTS
     try:
         checked = RunSpec.from_dict(
@@ -190,9 +192,10 @@ def check(spec: Any) -> Checked:
 
 
 def spec_problem_list(spec: Any) -> list[dict[str, str]]:
-    """`[{field, says, try}]` for a spec that a form still edits; empty when it may be submitted."""
+    """`[{field, message, try}]` for a spec that a form still edits; empty when it may be submitted."""
     return [
-        {"field": item.field, "says": item.says, "try": item.try_} for item in check(spec).problems
+        {"field": item.field, "message": item.message, "hint": item.hint}
+        for item in check(spec).problems
     ]
 
 
@@ -215,7 +218,7 @@ def spec_forecast(spec: Any) -> dict[str, Any]:
         "prediction": found.prediction.document if found.prediction is not None else None,
         "fits": found.prediction.fits if found.prediction is not None else None,
         "misfits": [item.model_dump(by_alias=True) for item in found.misfits],
-        "advice": [each.says for each in found.prediction.advice]
+        "advice": [each.message for each in found.prediction.advice]
         if found.prediction is not None
         else [],
     }
@@ -272,8 +275,8 @@ def _name_problems(name: Any) -> list[Problem]:
         or not 1 <= len(name.strip()) <= NAME_LENGTH
         or not name.strip().isprintable()
     ):
-        says = f"a run's name has 1 to {NAME_LENGTH} printable characters"
-        return [Problem(field="name", says=says, try_="first try")]
+        message = f"a run's name has 1 to {NAME_LENGTH} printable characters"
+        return [Problem(field="name", message=message, hint="first try")]
     return []
 
 
@@ -282,17 +285,17 @@ def _experiment(given: Experiment | str | None, owner: User) -> Experiment | Non
         return given
     name = str(given).strip()
     if not 1 <= len(name) <= 120:
-        says = "an experiment's name has 1 to 120 characters"
+        message = "an experiment's name has 1 to 120 characters"
         raise spec_invalid(
-            [Problem(field="experiment", says=says, try_="its question in a few words")]
+            [Problem(field="experiment", message=message, hint="its question in a few words")]
         )
     found, _ = Experiment.objects.get_or_create(
         name=name, defaults={"owner": owner, "created": clock.now()}
     )
     visible = people.visible_owners(owner)
     if visible is not None and found.owner_id not in visible:
-        says = f"the name {name!r} is taken by people you share no team with"
-        raise spec_invalid([Problem(field="experiment", says=says, try_="another name")])
+        message = f"the name {name!r} is taken by people you share no team with"
+        raise spec_invalid([Problem(field="experiment", message=message, hint="another name")])
     return found
 
 

@@ -62,9 +62,9 @@ def report(text: str | bytes) -> bool:
     return True
 
 
-def _drop(code: str, says: str) -> bool:
+def _drop(code: str, message: str) -> bool:
     dropped[code] += 1
-    log.warning("A report was dropped (%s): %s", code, says)
+    log.warning("A report was dropped (%s): %s", code, message)
     return False
 
 

@@ -87,7 +87,7 @@ def judged(gathering: Gathering) -> dict[str, Any]:
     data: dict[str, Any] = {"quiet_s": quiet_s, "step": gathering.step}
     if silent:
         waiting = sorted(each.rank for each in standings)
-        says = (
+        message = (
             f"nothing is told by node {', '.join(silent)}; {len(waiting)} ranks of the others wait"
         )
         return {
@@ -96,7 +96,7 @@ def judged(gathering: Gathering) -> dict[str, Any]:
             "nodes": silent,
             "ranks": [],
             "waiting": waiting,
-            "says": says,
+            "message": message,
         }
     found = judge(standings)
     data |= {
@@ -111,4 +111,4 @@ def judged(gathering: Gathering) -> dict[str, Any]:
             "where": first.where,
             "nodes": sorted({each.node for each in found.behind}),
         }
-    return {**data, "says": culprits_sentence(found)}
+    return {**data, "message": culprits_sentence(found)}

@@ -67,8 +67,8 @@ _BODY: TypeAdapter[Telemetry] = TypeAdapter(Telemetry)
 class Dropped(ValueError):
     """An entry that will never be readable; `code` is what it is counted under."""
 
-    def __init__(self, code: str, says: str) -> None:
-        super().__init__(says)
+    def __init__(self, code: str, message: str) -> None:
+        super().__init__(message)
         self.code = code
 
 

@@ -37,7 +37,11 @@ def test_own_kernels_run_in_a_decoder(name: str) -> None:
     ours, theirs = gradients(chosen, documents, TOKENS), gradients(plain, documents, TOKENS)
     for each, found in ours.items():
         torch.testing.assert_close(
-            found, theirs[each], rtol=1e-4, atol=1e-5, msg=lambda says, at=each: f"{at}: {says}"
+            found,
+            theirs[each],
+            rtol=1e-4,
+            atol=1e-5,
+            msg=lambda message, at=each: f"{at}: {message}",
         )
     ran = {str(row["op"]): row["backend"] for row in explain()}
     attention = "attention_varlen" if documents else "attention"
@@ -72,7 +76,11 @@ def test_experts_go_through_own_kernels_which_recomputation_sees(
     ours, theirs = gradients(decoder, None, tokens), gradients(plain, None, tokens)
     for name, found in ours.items():
         torch.testing.assert_close(
-            found, theirs[name], rtol=1e-4, atol=1e-5, msg=lambda says, at=name: f"{at}: {says}"
+            found,
+            theirs[name],
+            rtol=1e-4,
+            atol=1e-5,
+            msg=lambda message, at=name: f"{at}: {message}",
         )
     ran = {str(row["op"]): row["backend"] for row in explain()}
     assert {"moe_gate", "moe_permute", "grouped_matmul", "moe_unpermute"} <= ran.keys() and set(

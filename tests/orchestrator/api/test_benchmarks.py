@@ -92,7 +92,7 @@ def told(run: Run) -> None:
             "loss": 5.25,
             "deviation": 0.0 if not place else 3e-7,
         }
-        failed = {"state": "failed", "says": "out of memory: it is full (rank 1)"}
+        failed = {"state": "failed", "message": "out of memory: it is full (rank 1)"}
         events.append(
             (
                 "benchmark_result",
@@ -148,7 +148,7 @@ def test_wrong_techniques_are_told_before_anything_runs(owner: User) -> None:
         "benchmark.techniques.0",
         "benchmark.techniques.1",
     ]
-    assert [each["try"] for each in refused["errors"]] == ["zero", "fused_kernels"]
+    assert [each["hint"] for each in refused["errors"]] == ["zero", "fused_kernels"]
     assert not Run.objects.exists()
     auto = post(
         client, RUNS, {"spec": {**SPEC, "plan": "auto", "resources": {"devices": 2}}}

@@ -32,7 +32,7 @@ def problem(response: Any, status: int, slug: str) -> dict[str, Any]:
     assert set(body) - {"retry"} == {"type", "title", "status", "detail", "instance", "errors"}
     assert (body["type"], body["status"]) == (f"https://orrery.dev/problems/{slug}", status), body
     assert len(body["detail"].split()) >= 4, "a sentence says what, which, what next"
-    assert all(set(item) == {"field", "says", "try"} for item in body["errors"]), body["errors"]
+    assert all(set(item) == {"field", "message", "hint"} for item in body["errors"]), body["errors"]
     return body
 
 

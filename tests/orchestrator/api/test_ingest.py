@@ -73,7 +73,7 @@ def test_a_bad_point_is_told_and_the_others_stay(owner: User, run: Run) -> None:
     answer = send(client, f"{path}/points", {"points": items}).json()
     assert answer["accepted"] == 3, answer
     assert {item["index"] for item in answer["rejected"]} == set(bad)
-    assert all(len(item["says"].split()) >= 3 for item in answer["rejected"])
+    assert all(len(item["message"].split()) >= 3 for item in answer["rejected"])
     assert client.get(f"{path}/series?name=loss").json()["y"] == [5, "NaN"]
     told = problem(send(client, f"{path}/points", {"points": [point(1)] * 10_001}), 422, "invalid")
     assert told["errors"][0]["field"] == "points"

@@ -35,7 +35,7 @@ def test_whoever_may_look_may_plan(stranger: User) -> None:
     assert (
         illegal.status_code == 200
         and illegal.json()["ok"] is False
-        and illegal.json()["problems"][0]["try"]
+        and illegal.json()["problems"][0]["hint"]
     )
     many = post(
         client, f"{PLANS}/estimate", {"requests": [LINE, {"id": 2, "model": "x"}, 3]}

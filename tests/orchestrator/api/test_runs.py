@@ -139,7 +139,7 @@ def test_a_wrong_spec_is_told_by_field_and_makes_nothing(
         post(client, RUNS, {"name": "it", "spec": _GOOD | changes}), 422, "spec-invalid"
     )
     [told] = [item for item in refused["errors"] if item["field"] == field]
-    assert told["says"]
+    assert told["message"]
     assert (Run.objects.count(), RunEvent.objects.count(), AuditEntry.objects.count()) == (
         0,
         0,
@@ -400,6 +400,6 @@ def test_a_plan_that_cannot_fit_wants_force(owner: User) -> None:
     client = factories.api(owner)
     body = {"spec": {"kind": "train", "model": "llama3-8b", "train": {"steps": 1, "seq_len": 128}}}
     told = problem(post(client, RUNS, body), 422, "plan-does-not-fit")
-    assert "GiB" in told["detail"] and "force" in told["detail"] and told["errors"][0]["try"]
+    assert "GiB" in told["detail"] and "force" in told["detail"] and told["errors"][0]["hint"]
     forced = post(client, RUNS, {**body, "force": True})
     assert forced.status_code == 201 and forced.json()["prediction"]["fits"] is False

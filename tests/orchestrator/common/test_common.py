@@ -16,13 +16,13 @@ from workers.contracts.wire import names
 
 
 def test_a_refusal_is_a_problem_document() -> None:
-    wrong = Problem(field="plan.tp", says="6 heads do not divide by tp 4", try_="tp 3")
+    wrong = Problem(field="plan.tp", message="6 heads do not divide by tp 4", hint="tp 3")
     refusal = Refusal(
         "spec-invalid",
         "Not as it is",
         422,
         "Two things.",
-        [wrong, {"field": "name", "says": "empty"}],
+        [wrong, {"field": "name", "message": "empty"}],
     )
     assert refusal.problem("/api/v1/runs") == {
         "type": "https://orrery.dev/problems/spec-invalid",
@@ -31,8 +31,8 @@ def test_a_refusal_is_a_problem_document() -> None:
         "detail": "Two things.",
         "instance": "/api/v1/runs",
         "errors": [
-            {"field": "plan.tp", "says": "6 heads do not divide by tp 4", "try": "tp 3"},
-            {"field": "name", "says": "empty", "try": ""},
+            {"field": "plan.tp", "message": "6 heads do not divide by tp 4", "hint": "tp 3"},
+            {"field": "name", "message": "empty", "hint": ""},
         ],
     }
     assert not refusal.retry

@@ -62,13 +62,13 @@ def test_wrong_requests_are_refused_and_create_nothing(clock: Any) -> None:
     good = envelope.join_request(text, name="n1")
     inventory = factories.inventory("n1")
     unknown = envelope.join_request(envelope.join_token_new()[1], name="n1")
-    for request, given, says in (
+    for request, given, message in (
         ({**good, "mac": "0" * 64}, inventory, "not made with this token"),
         (unknown, inventory, "not made with this token"),
         (good, factories.inventory("n2"), "from 'n1'"),
         ({"id": good["id"]}, inventory, "has id, name"),
     ):
-        with pytest.raises(Refusal, match=says):
+        with pytest.raises(Refusal, match=message):
             services.node_joined(request=request, inventory=given)
     clock.advance(24 * 3600)
     with pytest.raises(Refusal, match="expired"):

@@ -44,7 +44,7 @@ def test_single_changes_that_make_a_plan_fit() -> None:
         assert table.column("fits")[0]
         assert table.column("step_time_s")[0] == pytest.approx(change.step_time_s)
         assert table.column("total_bytes")[0] == pytest.approx(change.total_bytes)
-        assert change.says.endswith(".") and "GiB" in change.says
+        assert change.message.endswith(".") and "GiB" in change.message
         plan, before = now.plan.to_dict(), request.plan.to_dict()
         differ = {
             name for name in plan.keys() | before.keys() if plan.get(name) != before.get(name)
@@ -65,7 +65,7 @@ def test_more_than_one_change_where_a_single_one_is_not_enough() -> None:
     )
     [change, *_] = advise(request)
     assert len(change.changes) > 1
-    assert "together" in change.says
+    assert "together" in change.message
     assert predicted(change.request).column("fits")[0]
 
 
@@ -90,7 +90,7 @@ def test_a_search_that_nothing_fits_is_told_what_would() -> None:
     assert device.request.cluster.device == device.changes["device"] != "rtx4090-24g"
     for change in changes:
         assert predicted(change.request).column("fits")[0]
-        assert ": then " in change.says and ", a step takes " in change.says
-        assert ("GiB of the host's memory a device" in change.says) == (
+        assert ": then " in change.message and ", a step takes " in change.message
+        assert ("GiB of the host's memory a device" in change.message) == (
             change.plan.offload != "none"
         )

@@ -122,7 +122,7 @@ def test_lines_are_answered_in_order_each_as_if_alone() -> None:
     assert [each["id"] for each in answers] == [7, None, "q1", None, "b", None]
     assert [each["ok"] for each in answers] == [True, False, True, False, True, False]
     assert set(answers[1]) == {"id", "ok", "fits", "problems"}
-    assert answers[3]["problems"][0].keys() == {"field", "says", "try"}
+    assert answers[3]["problems"][0].keys() == {"field", "message", "hint"}
     for at in (0, 2):
         alone = api.estimate([lines[at]])[0]
         assert alone["memory"] == answers[at]["memory"]
@@ -281,7 +281,7 @@ def test_where_nothing_fits_the_answer_says_what_would() -> None:
         {**SEARCH, "model": "llama3-70b", "fix": {"zero": 0, "offload": "none", "tp": 1, "pp": 1}}
     )
     assert answer["fit"] == 0 and answer["plans"] == [] and answer["closest"]["fits"] is False
-    assert answer["advice"] and all(each["says"] for each in answer["advice"])
+    assert answer["advice"] and all(each["message"] for each in answer["advice"])
 
 
 @pytest.mark.parametrize(
@@ -319,7 +319,7 @@ def test_an_open_plan_is_chosen() -> None:
     assert chosen["ok"] and chosen["step_time_s"] == pytest.approx(best["step_time_s"])
     impossible = {**line, "cluster": {"device": "h100-80g", "devices_per_node": 101}}
     [refused] = api.estimate([impossible])
-    assert refused["ok"] is False and refused["problems"][0]["says"]
+    assert refused["ok"] is False and refused["problems"][0]["message"]
 
 
 def test_serving_and_export_answer_and_refuse() -> None:

@@ -111,7 +111,7 @@ def test_nothing_fits_and_nothing_legal() -> None:
     assert isinstance(found, ParallelPlan)
     assert not plan_problems(found, model=preset("llama3-8b"), seq_len=8192, devices=8)
     odd = choose(scene_of("gpt2-124m", "h100-80g", 1, 7, 1023, 5))
-    assert isinstance(odd, ParallelPlan) or odd[0].says
+    assert isinstance(odd, ParallelPlan) or odd[0].message
 
 
 def test_the_fastest_that_runs_is_taken() -> None:
@@ -121,4 +121,4 @@ def test_the_fastest_that_runs_is_taken() -> None:
     second = resolve_auto(scene, runs=lambda plan: plan != best)
     assert second.plan not in (None, best) and second.fits
     none = resolve_auto(scene, runs=lambda plan: False)
-    assert none.plan is None and "engine runs" in none.problems[0].says
+    assert none.plan is None and "engine runs" in none.problems[0].message

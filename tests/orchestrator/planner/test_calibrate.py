@@ -141,7 +141,7 @@ def test_lines_that_cannot_be_used_are_told(runs):
     ]
     found = read_lines(lines)
     assert [each["line"] for each in found.left_out] == [2, 3, 4, 5, 6, 7, 8]
-    assert all(each["says"] for each in found.left_out)
+    assert all(each["message"] for each in found.left_out)
     calibration = fit(lines)
     assert calibration.left_out == found.left_out
     assert calibration.groups[0].rows == 2 and calibration.groups[0].timed == 1

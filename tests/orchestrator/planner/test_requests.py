@@ -49,7 +49,7 @@ LLAMA_CONFIG = {
 
 def fields(line: Any, **more: Any) -> list[str]:
     found = read(line, **more)
-    assert found.request is None and all(item.says for item in found.problems), found
+    assert found.request is None and all(item.message for item in found.problems), found
     return [item.field for item in found.problems]
 
 
@@ -170,7 +170,7 @@ def test_devices_of_ones_own_are_named_or_written_out() -> None:
 def test_lines_that_are_no_json_are_problems() -> None:
     for text in ("{", "nul", "[" * 100_000, "\ud800", '{"id": 1e999}x', "1" * 5000):
         answer = api.estimate([parse(text)])[0]
-        assert answer["ok"] is False and answer["problems"][0]["says"], text[:20]
+        assert answer["ok"] is False and answer["problems"][0]["message"], text[:20]
     deep: Any = {}
     for _ in range(3000):
         deep = {"a": deep}
@@ -187,5 +187,5 @@ KEYS = st.sampled_from(
 def test_whatever_comes_is_answered(change: dict[str, Any]) -> None:
     [answer] = api.estimate([{**LINE, **change}])
     if not answer["ok"]:
-        assert answer["problems"] and all(item["says"] for item in answer["problems"])
+        assert answer["problems"] and all(item["message"] for item in answer["problems"])
     json.dumps(answer["problems"])

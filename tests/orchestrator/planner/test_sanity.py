@@ -343,7 +343,8 @@ def test_lines_that_cannot_be_answered_say_why_and_keep_their_place():
         assert answer["ok"] is False and not answer.keys() - {"id", "ok", "fits", "problems"}
         assert field in {each["field"] for each in answer["problems"]}, answer["problems"]
         assert all(
-            each.keys() == {"field", "says", "try"} and each["says"] for each in answer["problems"]
+            each.keys() == {"field", "message", "hint"} and each["message"]
+            for each in answer["problems"]
         )
 
 

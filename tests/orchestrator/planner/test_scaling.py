@@ -53,7 +53,7 @@ def test_costs_and_trees() -> None:
 )
 def test_bad_numbers_are_told(wrong: dict[str, float]) -> None:
     found = scaling(**{"flops_per_device": 1e14, **wrong})
-    assert found["ok"] is False and found["problems"][0]["says"]
+    assert found["ok"] is False and found["problems"][0]["message"]
 
 
 @pytest.mark.parametrize(
@@ -76,8 +76,8 @@ def test_zero_states_are_those_of_the_paper(devices: int, stage: int, paper_gb: 
 def test_every_example_works_its_table() -> None:
     for each in EXAMPLES:
         worked = each.work()
-        assert worked.says and worked.leaves_out and worked.source
+        assert worked.message and worked.leaves_out and worked.source
         assert all(len(row) == len(worked.columns) for row in worked.rows) and worked.rows
     stages = [row[2] for row in example("zero-stages").work().rows]
     assert stages == [120.0, 31.4, 16.6, 1.9]
-    assert any("13.4 days" in each.work().says for each in EXAMPLES)
+    assert any("13.4 days" in each.work().message for each in EXAMPLES)

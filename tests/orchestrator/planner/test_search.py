@@ -256,7 +256,7 @@ def test_nothing_legal_is_told_with_a_reason(
     found = search(scene, fix=fix, parameters=parameters_of(scene))
     assert found.enumerated == 0 and found.plans == []
     assert field in [each.field for each in found.problems]
-    assert all(each.says and each.try_ for each in found.problems)
+    assert all(each.message and each.hint for each in found.problems)
 
 
 def test_a_suggested_degree_goes_into_the_devices_beside_the_others() -> None:
@@ -267,7 +267,7 @@ def test_a_suggested_degree_goes_into_the_devices_beside_the_others() -> None:
         ({"tp": 3, "pp": 8}, "tp 1"),
     ):
         [first, *_] = search(scene, fix=fix, parameters=parameters_of(scene)).problems
-        assert first.try_ == tries
+        assert first.hint == tries
         name, degree = tries.split()
         assert (
             search(

@@ -34,7 +34,7 @@ def refused(action: Any, **asked: Any) -> dict[str, str]:
     with pytest.raises(Refusal) as caught:
         action(**asked)
     assert Run.objects.count() == before
-    return caught.value.errors[0] if caught.value.errors else {"says": caught.value.detail}
+    return caught.value.errors[0] if caught.value.errors else {"message": caught.value.detail}
 
 
 def test_a_fork_has_a_checkpoint_of_its_own(run: Run, owner: User) -> None:
@@ -63,7 +63,7 @@ def test_a_fork_has_a_checkpoint_of_its_own(run: Run, owner: User) -> None:
 
 
 @pytest.mark.parametrize(
-    ("step", "changes", "field", "says"),
+    ("step", "changes", "field", "message"),
     [
         (140, {}, "step", "no checkpoint of step 140 is kept; kept are 100, 150"),
         (100, {"model": "llama-15m"}, "model", "goes on with the weights"),
@@ -81,10 +81,10 @@ def test_a_fork_has_a_checkpoint_of_its_own(run: Run, owner: User) -> None:
     ids=str,
 )
 def test_what_a_fork_cannot_be_is_told(
-    run: Run, owner: User, step: int, changes: dict[str, Any], field: str, says: str
+    run: Run, owner: User, step: int, changes: dict[str, Any], field: str, message: str
 ) -> None:
     told = refused(services.run_fork, run=run, by=owner, step=step, changes=changes)
-    assert told["field"] == field and says in told["says"]
+    assert told["field"] == field and message in told["message"]
 
 
 def test_a_rewound_run_goes_on_from_the_step_and_gives_up_what_came_after(
@@ -92,13 +92,15 @@ def test_a_rewound_run_goes_on_from_the_step_and_gives_up_what_came_after(
 ) -> None:
     assert (
         "pause or cancel it first"
-        in refused(services.run_rewind, run=run, by=owner, step=100)["says"]
+        in refused(services.run_rewind, run=run, by=owner, step=100)["message"]
     )
     attempt = Attempt.objects.get(run=run)
     services.attempt_exited(attempt=attempt, exit_class="ok", exit={"reason": "all steps done"})
     run.refresh_from_db()
     assert run.state == "finished"
-    assert "kept are 100, 150" in refused(services.run_rewind, run=run, by=owner, step=120)["says"]
+    assert (
+        "kept are 100, 150" in refused(services.run_rewind, run=run, by=owner, step=120)["message"]
+    )
     refused(services.run_rewind, run=run, by=stranger, step=100)
     services.run_rewind(run=run, by=owner, step=100)
     assert (run.state, run.ended, run.exit, run.rewinds) == ("queued", None, None, [[1, 100]])

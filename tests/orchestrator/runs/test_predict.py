@@ -58,7 +58,7 @@ def test_a_plan_that_cannot_fit_is_refused_with_what_would(owner: User) -> None:
     assert refusal.errors and all(
         error["field"].startswith(("plan", "train")) for error in refusal.errors
     )
-    assert any("ZeRO" in error["try"] for error in refusal.errors)
+    assert any("ZeRO" in error["hint"] for error in refusal.errors)
     forecast = services.spec_forecast(LARGE)
     assert (
         forecast["problems"] == []

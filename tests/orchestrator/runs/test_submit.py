@@ -28,7 +28,7 @@ def refused(owner: User, spec: Any, **more: Any) -> Refusal:
 
 
 def fields(refusal: Refusal) -> set[str]:
-    assert all(error["says"] for error in refusal.errors)
+    assert all(error["message"] for error in refusal.errors)
     return {error["field"] for error in refusal.errors}
 
 
@@ -214,10 +214,10 @@ class TestPaths:
     def spec(self, path: Path | str, **more: Any) -> dict[str, Any]:
         return {**MINIMAL, "data": {"path": str(path), **more}}
 
-    def says(self, owner: User, spec: dict[str, Any]) -> str:
+    def message(self, owner: User, spec: dict[str, Any]) -> str:
         (error,) = refused(owner, spec).errors
-        assert error["try"]
-        return error["says"]
+        assert error["hint"]
+        return error["message"]
 
     def test_text_under_a_root_is_taken_also_by_relative_path(
         self, owner: User, data_root: Path
@@ -232,7 +232,7 @@ class TestPaths:
     @pytest.mark.parametrize("path", ["../a.txt", "/etc/passwd", "/nowhere/at/all", "link"])
     def test_outside_is_outside(self, owner: User, data_root: Path, path: str) -> None:
         (data_root / "link").symlink_to("/etc/passwd")
-        assert "allowed folders" in self.says(owner, self.spec(path))
+        assert "allowed folders" in self.message(owner, self.spec(path))
 
     def test_what_is_wrong_with_a_file_is_told(self, owner: User, data_root: Path) -> None:
         (data_root / "latin").write_bytes("Grüße".encode("latin-1"))
@@ -241,14 +241,14 @@ class TestPaths:
         (data_root / "cut").write_bytes("世界".encode()[:-1])
         (data_root / "empty").touch()
         (data_root / "folder").mkdir()
-        assert "byte 0xfc at offset 2" in self.says(owner, self.spec("latin"))
-        assert "last megabyte" in self.says(owner, self.spec("late"))
-        assert "NUL byte at offset 3" in self.says(owner, self.spec("nul"))
-        assert "not UTF-8" in self.says(owner, self.spec("cut"))
-        assert "empty" in self.says(owner, self.spec("empty"))
-        assert "not a file" in self.says(owner, self.spec("folder"))
-        assert "does not exist" in self.says(owner, self.spec("missing"))
-        assert "NUL character" in self.says(owner, self.spec("a\0b"))
+        assert "byte 0xfc at offset 2" in self.message(owner, self.spec("latin"))
+        assert "last megabyte" in self.message(owner, self.spec("late"))
+        assert "NUL byte at offset 3" in self.message(owner, self.spec("nul"))
+        assert "not UTF-8" in self.message(owner, self.spec("cut"))
+        assert "empty" in self.message(owner, self.spec("empty"))
+        assert "not a file" in self.message(owner, self.spec("folder"))
+        assert "does not exist" in self.message(owner, self.spec("missing"))
+        assert "NUL character" in self.message(owner, self.spec("a\0b"))
 
     def test_tokens_are_not_text_and_jsonl_is_json(self, owner: User, data_root: Path) -> None:
         (data_root / "tokens.bin").write_bytes(b"\0\1\xff\xff")
@@ -256,7 +256,7 @@ class TestPaths:
         Run.objects.all().delete()
         RunEvent.objects.all().delete()
         (data_root / "bad.jsonl").write_text("not json\n")
-        assert "first line" in self.says(owner, self.spec("bad.jsonl", format="jsonl"))
+        assert "first line" in self.message(owner, self.spec("bad.jsonl", format="jsonl"))
 
     def test_sources_tokenizers_and_folders_are_looked_at_too(
         self, owner: User, data_root: Path
@@ -282,15 +282,17 @@ class TestPaths:
         told = fields(refused(owner, {**MINIMAL, "data": wrong}))
         assert told == {"data.sources.0.path", "data.sources.1.path", "data.tokenizer"}
         (data_root / "shards" / "b.bin").touch()
-        assert "b.bin is empty" in self.says(owner, self.spec("shards", format="tokens"))
+        assert "b.bin is empty" in self.message(owner, self.spec("shards", format="tokens"))
         assert fields(
             refused(owner, {**MINIMAL, "data": {"sources": [{"path": "a.txt", "weight": 0}]}})
         ) == {"data.sources.0.weight"}
-        assert "is not a tokenizer.json" in self.says(owner, self.spec("a.txt", tokenizer="a.txt"))
+        assert "is not a tokenizer.json" in self.message(
+            owner, self.spec("a.txt", tokenizer="a.txt")
+        )
         vocab["added_tokens"] = [{"id": 256}]
         (data_root / "tokenizer.json").write_text(json.dumps(vocab))
-        says = self.says(owner, self.spec("a.txt", tokenizer="."))
-        assert "has token ids up to 256, the model's vocabulary has 256" in says
+        message = self.message(owner, self.spec("a.txt", tokenizer="."))
+        assert "has token ids up to 256, the model's vocabulary has 256" in message
 
     def test_other_kinds_name_paths_too(self, owner: User, data_root: Path) -> None:
         (data_root / "prompts.jsonl").write_text('{"id": 1, "prompt": "To be"}\n')

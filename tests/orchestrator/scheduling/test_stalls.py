@@ -64,7 +64,7 @@ def test_the_node_whose_rank_has_not_come_is_named_once(
         [3],
         [0, 1, 2],
     )
-    assert "rank 3 on node n2 (stage 1) has not come to the collective" in data["says"]
+    assert "rank 3 on node n2 (stage 1) has not come to the collective" in data["message"]
     for speaker, ranks in ((first, (0, 1)), (second, (2, 3))):  # said again while it lasts
         told(speaker, attempt, *(standing(each, 29 if each == 3 else 30) for each in ranks))
     assert len(hangs()) == 1
@@ -82,7 +82,7 @@ def test_a_node_that_says_nothing_is_the_suspect(nodes: tuple[Attempt, Speaker, 
         None,
         ["n2"],
         [0, 1],
-    ) and "nothing is told by node n2" in data["says"]
+    ) and "nothing is told by node n2" in data["message"]
 
 
 def test_of_two_hangs_the_one_that_names_a_rank_is_the_cause() -> None:

@@ -178,7 +178,7 @@ def test_it_starts_anew_elsewhere_when_that_node_is_lost_and_says_so(
     [(_, order)] = broker.orders(other)
     assert "resume_from" not in order or order["resume_from"] is None
     event = RunEvent.objects.get(run=run, type="checkpoint_left_behind")
-    assert event.data["nodes"] == ["n1"] and "starts from the beginning" in event.data["says"]
+    assert event.data["nodes"] == ["n1"] and "starts from the beginning" in event.data["message"]
 
 
 def test_parts_on_two_nodes_that_share_nothing_are_no_checkpoint(
@@ -202,7 +202,7 @@ def test_parts_on_two_nodes_that_share_nothing_are_no_checkpoint(
     ]
     assert (
         "lies in parts on n1, n2"
-        in RunEvent.objects.get(run=run, type="checkpoint_left_behind").data["says"]
+        in RunEvent.objects.get(run=run, type="checkpoint_left_behind").data["message"]
     )
 
 

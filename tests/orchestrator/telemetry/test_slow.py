@@ -55,7 +55,7 @@ def test_the_likeliest_cause_comes_first_and_once(run: Run) -> None:
     assert causes["data"] == pytest.approx(0.4 * step_s) and causes["straggler"] == pytest.approx(
         0.1 * step_s
     )
-    assert all(each["says"].endswith(".") for each in event.data["causes"])
+    assert all(each["message"].endswith(".") for each in event.data["causes"])
 
 
 def test_without_any_other_cause_it_is_computation(run: Run) -> None:

@@ -52,7 +52,7 @@ def test_what_is_beyond_is_told_by_field_and_in_words() -> None:
     far = spec(plan={"params_dtype": "bf16", "max_live_params": 9})
     problems = engine_problems(far)
     assert {item.field for item in problems} == {"plan.params_dtype", "plan.max_live_params"}
-    assert all(item.try_ for item in problems)
+    assert all(item.hint for item in problems)
     assert set(beyond_engine(far)) == {"params_dtype bf16", "max_live_params 9"}
 
 
@@ -79,6 +79,6 @@ def test_what_cannot_be_compiled_is_refused_with_what_to_try(
     plan: dict[str, Any], tries: str | None
 ) -> None:
     found = engine_problems(spec(plan=plan, train={**TRAIN, "compile": True}))
-    assert [item.try_ for item in found if item.field == "train.compile"] == (
+    assert [item.hint for item in found if item.field == "train.compile"] == (
         [] if tries is None else [tries]
     )

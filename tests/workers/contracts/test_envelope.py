@@ -32,12 +32,12 @@ def code(call: object, *args: object, **kwargs: object) -> str:
 
 
 def test_what_is_sealed_opens_once_and_only_as_sealed() -> None:
-    text = seal(SECRET, "launch", {"run": "1", "says": "größer"}, ttl_s=60, now=100.0, node="n1")
+    text = seal(SECRET, "launch", {"run": "1", "message": "größer"}, ttl_s=60, now=100.0, node="n1")
     seen = NonceCache()
     assert peek(text) == ("launch", "n1")
     assert open_envelope(SECRET, text.encode(), kind="launch", now=159.0, seen=seen) == {
         "run": "1",
-        "says": "größer",
+        "message": "größer",
     }
     assert code(open_envelope, SECRET, text, kind="launch", now=159.0, seen=seen) == "replayed"
     assert code(open_envelope, SECRET, text, kind="launch", now=160.0) == "expired"

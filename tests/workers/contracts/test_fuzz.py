@@ -55,9 +55,9 @@ def test_any_json_is_answered_with_a_spec_or_with_sentences(given_: dict[str, An
         spec = RunSpec.from_dict({"kind": "train", "train": {"steps": 1, "seq_len": 8}, **given_})
     except ValidationError as error:
         found = problems_of(error)
-        assert found and all(item.says for item in found)
+        assert found and all(item.message for item in found)
     else:
-        assert all(item.field and item.says for item in spec_problems(spec))
+        assert all(item.field and item.message for item in spec_problems(spec))
         assert RunSpec.from_dict(json.loads(json.dumps(spec.to_dict()))) == spec
 
 

@@ -25,7 +25,7 @@ def refused(
     """The fields refused, each with its sentence."""
     plan = ParallelPlan.from_dict(fields)
     return [
-        f"{item.field}: {item.says} -> {item.try_}"
+        f"{item.field}: {item.message} -> {item.hint}"
         for item in plan_problems(plan, model=model, seq_len=seq_len, devices=devices)
     ]
 

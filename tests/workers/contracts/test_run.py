@@ -13,12 +13,12 @@ TRAIN: dict[str, Any] = {"kind": "train", "train": {"steps": 200, "seq_len": 128
 
 
 def refusals(document: dict[str, Any]) -> list[str]:
-    """`field: says -> try` of every problem, of the parts or between them."""
+    """`field: message -> try` of every problem, of the parts or between them."""
     try:
         found = spec_problems(RunSpec.from_dict(document))
     except ValidationError as error:
         found = problems_of(error)
-    return [f"{item.field}: {item.says} -> {item.try_}" for item in found]
+    return [f"{item.field}: {item.message} -> {item.hint}" for item in found]
 
 
 @pytest.mark.parametrize(

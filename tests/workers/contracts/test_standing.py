@@ -28,7 +28,7 @@ def ranks(*differ: dict[str, Any]) -> list[Standing]:
 
 
 @pytest.mark.parametrize(
-    ("differ", "behind", "says"),
+    ("differ", "behind", "message"),
     [
         (
             [{"rank": 2, "stopped": True, "phase": "forward"}],
@@ -52,12 +52,12 @@ def ranks(*differ: dict[str, Any]) -> list[Standing]:
     ids=lambda value: value if isinstance(value, str) else "",
 )
 def test_the_rank_that_the_others_wait_for(
-    differ: list[dict[str, Any]], behind: list[int], says: str
+    differ: list[dict[str, Any]], behind: list[int], message: str
 ) -> None:
     found = judge(ranks(*differ))
     assert [each.rank for each in found.behind] == behind
     assert len(found.waiting) == 4 - len(behind)
-    assert says in culprits_sentence(found)
+    assert message in culprits_sentence(found)
     again = [Standing.from_dict(each.to_dict()) for each in ranks(*differ)]
     assert [each.rank for each in judge(again).behind] == behind, "the same from what travels"
 

@@ -85,7 +85,7 @@ def test_a_models_own_tokenizer_joins_bytes_to_tokens():
 
 
 @pytest.mark.parametrize(
-    ("form", "says"),
+    ("form", "message"),
     [
         (
             {"json_schema": {"type": "integer", "minimum": 5, "maximum": 3}},
@@ -101,9 +101,9 @@ def test_a_models_own_tokenizer_joins_bytes_to_tokens():
         ({"grammar": "start: /a/", "regex": "a"}, "regex and grammar are given"),
     ],
 )
-def test_forms_that_cannot_be_met_are_told(form, says):
+def test_forms_that_cannot_be_met_are_told(form, message):
     engine = guided(plain(model_of(**BYTES)))
-    with pytest.raises(ValueError, match=says):
+    with pytest.raises(ValueError, match=message):
         engine.add([1], Sampling(**form))
     assert not engine.busy
     engine.guides = None

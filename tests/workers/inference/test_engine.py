@@ -246,7 +246,7 @@ def test_ends_stop_strings_context_and_abort():
 
 
 @pytest.mark.parametrize(
-    ("prompt", "asked", "says"),
+    ("prompt", "asked", "message"),
     [
         ([], {}, "the prompt is empty"),
         ([1] * 128, {}, "has 128 tokens, the model's context 128"),
@@ -257,8 +257,8 @@ def test_ends_stop_strings_context_and_abort():
         ([1], {"stop": ("",)}, "not empty"),
     ],
 )
-def test_bad_requests_are_told(prompt, asked, says):
-    with pytest.raises(ValueError, match=says):
+def test_bad_requests_are_told(prompt, asked, message):
+    with pytest.raises(ValueError, match=message):
         engine_of(model_of()).add(prompt, Sampling(**asked))
 
 

@@ -283,7 +283,7 @@ def test_messages_go_through_the_models_own_template_and_tokenizer(room, tmp_pat
 
 
 @pytest.mark.parametrize(
-    ("lines", "says"),
+    ("lines", "message"),
     [
         (['{"id": 1, "prompt": "a"}', '{"id": 1,'], "line 2: it is not JSON"),
         (["[1]"], "line 1: it is no JSON object"),
@@ -307,15 +307,15 @@ def test_messages_go_through_the_models_own_template_and_tokenizer(room, tmp_pat
         ([{"id": 1, "prompt": "a", "beams": 2, "n": 3}], "n is 3, beams 2"),
     ],
 )
-def test_wrong_lines_are_told_and_nothing_is_written(lines, says, room, capsys):
+def test_wrong_lines_are_told_and_nothing_is_written(lines, message, room, capsys):
     room.write(lines)
     assert main(room.arguments) == 64
-    assert says in capsys.readouterr().err
+    assert message in capsys.readouterr().err
     assert not room.output.exists()
 
 
 @pytest.mark.parametrize(
-    ("fields", "says"),
+    ("fields", "message"),
     [
         ({"kind": "script", "generate": None}, "this is script; try kind generate"),
         ({"plan": {"cp": 2}}, "no cp in runs of kind generate, the plan has 2"),
@@ -327,13 +327,13 @@ def test_wrong_lines_are_told_and_nothing_is_written(lines, says, room, capsys):
         ({"generate": {"speculate": {}}}, "nothing to draft by"),
     ],
 )
-def test_wrong_specs_are_told(fields, says, room, capsys):
+def test_wrong_specs_are_told(fields, message, room, capsys):
     if fields.get("generate"):
         places = {"input": str(room.folder / "prompts.jsonl"), "output": str(room.output)}
         fields = {"generate": {**fields["generate"], **places}}
     room.spec(**fields)
     assert main(room.arguments) == 64
-    assert says in capsys.readouterr().err
+    assert message in capsys.readouterr().err
     assert json.loads((room.folder / "run/rank-0/exit.json").read_text())["class"] == "user_error"
 
 

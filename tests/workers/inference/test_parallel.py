@@ -398,7 +398,7 @@ def test_what_is_judged_is_judged_alike(plan, two, tmp_path, weights):
 
 
 @pytest.mark.parametrize(
-    ("fields", "says"),
+    ("fields", "message"),
     [
         (
             {"plan": TP, "model": {**ODD, "heads": 6, "kv_heads": 3, "hidden": 36}},
@@ -419,10 +419,10 @@ def test_what_is_judged_is_judged_alike(plan, two, tmp_path, weights):
         ({"plan": PP}, "the plan has 2 ranks (dp 1 x tp 1 x pp 2), but 1 started"),
     ],
 )
-def test_what_ranks_cannot_share_is_refused(fields, says, tmp_path, capsys):
+def test_what_ranks_cannot_share_is_refused(fields, message, tmp_path, capsys):
     (tmp_path / "lines.jsonl").write_text('{"id": 1, "token_ids": [1]}')
     given = {"input": str(tmp_path / "lines.jsonl"), "output": str(tmp_path / "answers.jsonl")}
     given |= fields.get("generate", {})
     spec = Room(tmp_path, fields.get("model", ODD)).spec("generate", fields["plan"], given, "run")
     assert command(*spec) == 64
-    assert says in capsys.readouterr().err
+    assert message in capsys.readouterr().err

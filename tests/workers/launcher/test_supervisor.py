@@ -208,18 +208,20 @@ def test_a_hang_is_ended_with_the_stacks_of_its_ranks(
 
 
 @pytest.mark.parametrize(
-    ("command", "says"),
+    ("command", "message"),
     [
         (["nowhere.py"], "there is no file"),
         (["no-such-program"], "neither a program"),
         ([], "script.command is empty"),
     ],
 )
-def test_what_cannot_be_launched_is_a_user_error(node: Node, command: list[str], says: str) -> None:
+def test_what_cannot_be_launched_is_a_user_error(
+    node: Node, command: list[str], message: str
+) -> None:
     order = node.order(command)
     node.launch(order)
     found = node.exited(order)
-    assert found["class"] == "user_error" and says in found["reason"]
+    assert found["class"] == "user_error" and message in found["reason"]
 
 
 def test_a_kind_that_nodes_cannot_start_is_refused_in_words(node: Node) -> None:

@@ -34,7 +34,11 @@ def test_computes_and_learns_as_the_rounded_model(name: str, kind: str) -> None:
     assert torch.equal(ours["loss"], theirs["loss"])
     for each, found in ours.items():
         torch.testing.assert_close(
-            found, theirs[each], rtol=1e-5, atol=1e-6, msg=lambda says, at=each: f"{at}: {says}"
+            found,
+            theirs[each],
+            rtol=1e-5,
+            atol=1e-6,
+            msg=lambda message, at=each: f"{at}: {message}",
         )
     assert dict(aware.named_parameters()).keys() == dict(kept.named_parameters()).keys()
 

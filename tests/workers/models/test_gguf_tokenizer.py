@@ -236,7 +236,7 @@ def test_sentence_pieces(text: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("change", "says"),
+    ("change", "message"),
     [
         (
             {"pre": "default"},
@@ -261,8 +261,8 @@ def test_sentence_pieces(text: str) -> None:
     ],
     ids=str,
 )
-def test_what_cannot_be_read_is_refused(change: dict[str, Any], says: str) -> None:
-    with pytest.raises(WeightsError, match=says):
+def test_what_cannot_be_read_is_refused(change: dict[str, Any], message: str) -> None:
+    with pytest.raises(WeightsError, match=message):
         tokenizer_files(in_memory({**values_of(trained("gpt-2"), "gpt-2"), **change}))
 
 

@@ -266,7 +266,7 @@ def index_of_absent(folder):
 
 
 @pytest.mark.parametrize(
-    ("harm", "says"),
+    ("harm", "message"),
     [
         (cut, "no whole safetensors file"),
         (
@@ -304,10 +304,10 @@ def index_of_absent(folder):
         (index_of_absent, "a.safetensors is missing, and the index names it"),
     ],
 )
-def test_what_is_not_whole_is_told_and_leaves_nothing(harm, says, folder, tmp_path, capsys):
+def test_what_is_not_whole_is_told_and_leaves_nothing(harm, message, folder, tmp_path, capsys):
     harm(folder)
     assert main([str(folder), str(tmp_path / "out")]) == 64
-    assert says in capsys.readouterr().err
+    assert message in capsys.readouterr().err
     assert sorted(path.name for path in tmp_path.iterdir()) == ["llama"], (
         "nothing half-written stays"
     )

@@ -38,7 +38,11 @@ def test_step_by_step_is_the_same_to_rounding(name: str, packed: bool) -> None:
     assert ours.keys() == theirs.keys() == {"loss", *dict(chosen.named_parameters())}
     for each, found in ours.items():
         torch.testing.assert_close(
-            found, theirs[each], rtol=2e-5, atol=2e-6, msg=lambda says, at=each: f"{at}: {says}"
+            found,
+            theirs[each],
+            rtol=2e-5,
+            atol=2e-6,
+            msg=lambda message, at=each: f"{at}: {message}",
         )
 
 

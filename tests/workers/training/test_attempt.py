@@ -208,7 +208,7 @@ def test_memory_that_really_ends_is_told_with_its_numbers(train, tmp_path):
     assert "(in forward of step 1; weights 32.0 MiB" in outcome["reason"]
     [told] = [event["data"] for event in result.events() if event["type"] == "out_of_memory"]
     assert (
-        told["says"] == outcome["reason"]
+        told["message"] == outcome["reason"]
         and told["memory/params_bytes"] > 2**25
         and told["phase"] == "forward"
     )

@@ -105,7 +105,7 @@ def test_experts_and_16_bits(precision, train, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("plan", "more", "says"),
+    ("plan", "more", "message"),
     [
         ({"tp": 2}, {"kind": "int8"}, "tp 2 gives each rank a part.*try int4, or tp 1"),
         ({"tp": 4}, {}, "tp 4 cuts 64 inputs within a group.*try tp 2"),
@@ -115,7 +115,7 @@ def test_experts_and_16_bits(precision, train, tmp_path):
     ],
     ids=str,
 )
-def test_refused_where_weights_are_not_rounded_as_they_are_kept(plan, more, says):
+def test_refused_where_weights_are_not_rounded_as_they_are_kept(plan, more, message):
     problems = engine_problems(RunSpec.from_dict(spec(plan, **more)))
     [found] = [each for each in problems if each.field == "train.quantize_aware"]
-    assert re.search(says, f"{found.says}; try {found.try_}"), found
+    assert re.search(message, f"{found.message}; try {found.hint}"), found

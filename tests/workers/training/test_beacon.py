@@ -86,7 +86,7 @@ def late_on(directory: str, rank: int) -> dict[str, Any]:
         "rank": rank,
         "stage": 0,
         "late_s": 0.1,
-        "says": "it comes late",
+        "message": "it comes late",
     }
     places = {
         "RANK": here,

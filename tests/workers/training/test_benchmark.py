@@ -62,7 +62,8 @@ def test_variants_train_alike_and_a_failing_one_is_a_row(
     rows = {row["id"]: row for row in told["rows"]}
     failed = rows.pop("recompute: recompute full")
     assert (
-        failed["state"] == "failed" and failed["says"] == "out of memory: no room for it (rank 0)"
+        failed["state"] == "failed"
+        and failed["message"] == "out of memory: no room for it (rank 0)"
     )
     asked = {BASE, "accumulation", "recompute", "fused_kernels", "zero", "axes"}
     assert {row["technique"] for row in rows.values()} == asked

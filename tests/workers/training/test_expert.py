@@ -152,7 +152,7 @@ def test_bytes_that_travel_are_those_of_the_planner(recompute, pools):
     found = pools(2).call(
         f"{RANKS}:all_to_all_bytes", model=model, plan={**plan, "micro_batch_size": 2}
     )
-    says = all_to_all_bytes(
+    message = all_to_all_bytes(
         ep=2,
         accumulation=1,
         moe_layers=2,
@@ -166,7 +166,7 @@ def test_bytes_that_travel_are_those_of_the_planner(recompute, pools):
         experts=12,
         recompute=RECOMPUTE[recompute],
     )
-    assert sum(found) / len(found) == says
+    assert sum(found) / len(found) == message
 
 
 @pytest.mark.parametrize("backend", ["", "reference"], ids=["pieces", "all rows at once"])

@@ -134,7 +134,7 @@ def test_a_tokenizer_that_is_not_the_weights_is_refused(room, tmp_path):
         )
     )
     strange = write_model(tmp_path / "strange.gguf", "default")
-    for tokenizer, source, says in (
+    for tokenizer, source, message in (
         (
             "bytes",
             "model.gguf",
@@ -154,7 +154,7 @@ def test_a_tokenizer_that_is_not_the_weights_is_refused(room, tmp_path):
     ):
         document = spec(room, room / source)
         document["data"] |= {"tokenizer": tokenizer} if tokenizer else {}
-        with pytest.raises(UserError, match=says):
+        with pytest.raises(UserError, match=message):
             opened(document, tmp_path / "run")
     helped = spec(room, strange)
     helped["data"] |= {"tokenizer": str(tmp_path / "same.json")}

@@ -111,7 +111,7 @@ def test_what_differs_on_purpose_is_told(folders, train, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("change", "says"),
+    ("change", "message"),
     [
         ({"ffn": 64}, "has ffn 48, the model 64; try model with ffn 48"),
         ({"norm_eps": 1e-6}, "has norm_eps 1e-05, the model 1e-06"),
@@ -121,12 +121,12 @@ def test_what_differs_on_purpose_is_told(folders, train, tmp_path):
     ],
     ids=str,
 )
-def test_weights_of_another_model_are_refused(change, says, folders, train, tmp_path):
+def test_weights_of_another_model_are_refused(change, message, folders, train, tmp_path):
     other = spec("Llama", folders["Llama"])
     other["model"] |= change
     outcome = train(other, tmp_path).outcomes[0]
     assert outcome["class"] == "user_error"
-    assert says in outcome["reason"]
+    assert message in outcome["reason"]
 
 
 def test_broken_weights_end_all_ranks_with_one_sentence(folders, train, tmp_path):

@@ -30,7 +30,7 @@ def written(tmp_path, spec):
 
 
 @pytest.mark.parametrize(
-    ("change", "says"),
+    ("change", "message"),
     [
         ({"plan": "auto"}, "the engine alone does not choose a plan"),
         ({"plan": {"dp": 2}}, "2 devices, but 1 process started"),
@@ -54,19 +54,21 @@ def written(tmp_path, spec):
     ],
     ids=str,
 )
-def test_refused_by_a_sentence(change, says, tmp_path, capsys):
+def test_refused_by_a_sentence(change, message, tmp_path, capsys):
     spec = {**make_spec(), **change}
     code = main(written(tmp_path, {key: value for key, value in spec.items() if value is not None}))
     assert code == 64
-    assert says in capsys.readouterr().err
+    assert message in capsys.readouterr().err
     told = json.loads((tmp_path / "out" / "rank-0" / "exit.json").read_text())
     assert (told["class"], told["step"]) == ("user_error", 0)
 
 
-@pytest.mark.parametrize(("text", "says"), [("{", "is not JSON"), ("[]", "is not a JSON object")])
-def test_files_that_are_no_spec(text, says, tmp_path, capsys):
+@pytest.mark.parametrize(
+    ("text", "message"), [("{", "is not JSON"), ("[]", "is not a JSON object")]
+)
+def test_files_that_are_no_spec(text, message, tmp_path, capsys):
     assert main(written(tmp_path, text)) == 64
-    assert says in capsys.readouterr().err
+    assert message in capsys.readouterr().err
 
 
 def test_print_shows_the_resolved_plan_without_torch(tmp_path):

@@ -310,9 +310,9 @@ def test_a_full_disk_is_told_with_what_to_try(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("call", "says"), [("preadv", "cannot be read"), ("pwritev", "cannot be written")]
+    ("call", "message"), [("preadv", "cannot be read"), ("pwritev", "cannot be written")]
 )
-def test_a_failing_disk_is_told(call, says, tmp_path, monkeypatch):
+def test_a_failing_disk_is_told(call, message, tmp_path, monkeypatch):
     def broken(*_):
         raise OSError(errno.EIO, "Input/output error")
 
@@ -326,7 +326,9 @@ def test_a_failing_disk_is_told(call, says, tmp_path, monkeypatch):
     )
     stepped(optimizer, given, steps=1)
     monkeypatch.setattr(os, call, broken)
-    with pytest.raises(OSError, match=f"bytes at .*{says}.*Input/output error.*offload optimizer"):
+    with pytest.raises(
+        OSError, match=f"bytes at .*{message}.*Input/output error.*offload optimizer"
+    ):
         stepped(optimizer, given, steps=1)
     monkeypatch.undo()
     release(optimizer)
@@ -362,7 +364,7 @@ def test_scratch_goes_where_it_is_told(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("plan", "says"),
+    ("plan", "message"),
     [
         ({"dp": 2, "zero": 1, "offload": "all"}, "zero 1 keeps them whole"),
         (
@@ -371,7 +373,7 @@ def test_scratch_goes_where_it_is_told(tmp_path):
         ),
     ],
 )
-def test_what_does_not_go_together_is_refused(plan, says):
+def test_what_does_not_go_together_is_refused(plan, message):
     problems = engine_problems(RunSpec.from_dict(spec(plan)))
     [found] = [each for each in problems if each.field == "plan.offload"]
-    assert says in found.says and found.try_
+    assert message in found.message and found.hint

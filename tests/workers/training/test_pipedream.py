@@ -191,7 +191,7 @@ def test_goes_on_from_a_flush_as_if_undisturbed(train, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("changed", "says"),
+    ("changed", "message"),
     [
         ({"plan": {"tp": 2}}, "plan.tp"),
         ({"plan": {"precision": "fp16"}}, "plan.precision"),
@@ -202,9 +202,9 @@ def test_goes_on_from_a_flush_as_if_undisturbed(train, tmp_path):
     ],
     ids=str,
 )
-def test_refuses_what_would_make_stages_wait(changed, says):
+def test_refuses_what_would_make_stages_wait(changed, message):
     document = spec({"pp": 2, "schedule": "pipedream"})
     for part, values in changed.items():
         document[part] = {**document[part], **values}
-    with pytest.raises(Exception, match=says):
+    with pytest.raises(Exception, match=message):
         accept(document)

@@ -96,8 +96,8 @@ def test_bytes_of_the_planner_and_gradients_to_the_bit(name, precision):
         plan = ParallelPlan(precision=precision, micro_batch_size=2, recompute=kind)
         cluster = ClusterSpec(device="cpu", nodes=1, devices_per_node=1)
         table = table_of([Request(model, plan, cluster, 64, framework("orrery"))], {})
-        says = float(table[f"layer_activation_{'moe' if model.moe else 'dense'}_bytes"][0])
-        assert taller - lower == pytest.approx(says, rel=0.005), kind
+        message = float(table[f"layer_activation_{'moe' if model.moe else 'dense'}_bytes"][0])
+        assert taller - lower == pytest.approx(message, rel=0.005), kind
         gradients = {name: each.grad for name, each in decoder.named_parameters()}
         assert all(each is not None for each in gradients.values())
         told = [module.told for module in decoder.modules() if hasattr(module, "told")]
@@ -212,8 +212,10 @@ def test_micro_batches_in_flight_are_those_of_the_planner(schedule):
             pp=4, schedule=schedule, virtual_stages=wants, global_batch_size=micro_batches
         )
         for rank in range(4):
-            says = in_flight(SCHEDULES.index(schedule), 4, plan.virtual_stages, micro_batches, rank)
-            assert memory_budget.in_flight(plan, rank) == pytest.approx(float(says))
+            message = in_flight(
+                SCHEDULES.index(schedule), 4, plan.virtual_stages, micro_batches, rank
+            )
+            assert memory_budget.in_flight(plan, rank) == pytest.approx(float(message))
 
 
 @pytest.mark.parametrize("name", ["llama3-8b", "gpt2-124m", "deepseek-v2", "qwen3-30b-a3b"])
@@ -223,6 +225,6 @@ def test_executed_flops_are_those_of_the_planner(name):
         plan = ParallelPlan(recompute=kind)
         cluster = ClusterSpec(device="h100-80g", nodes=1, devices_per_node=1)
         table = table_of([Request(model, plan, cluster, 1024, framework("orrery"))], {})
-        says = float(table["executed_flops"][0] / table["model_flops"][0])
-        assert hardware_factor(model, plan, 1024) == pytest.approx(says, rel=1e-6)
+        message = float(table["executed_flops"][0] / table["model_flops"][0])
+        assert hardware_factor(model, plan, 1024) == pytest.approx(message, rel=1e-6)
     assert hardware_factor(model, ParallelPlan(recompute="auto"), 1024, again=0.0) == 1.0

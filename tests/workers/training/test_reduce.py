@@ -43,10 +43,10 @@ def test_means_of_all_ranks(sharded, bucket_bytes, micro_batches, late, pools):
 
 
 def test_a_parameter_without_gradient_is_named(pools):
-    for says in pools(2).call(f"{HERE}:reduced_without", name="router.bias"):
-        assert "no gradient for router.bias" in says and "every rank" in says
+    for message in pools(2).call(f"{HERE}:reduced_without", name="router.bias"):
+        assert "no gradient for router.bias" in message and "every rank" in message
 
 
 def test_a_gradient_that_comes_twice_is_told(pools):
-    for says in pools(2).call(f"{HERE}:reduced_twice"):
-        assert "gradient of a changed" in says and "last micro-batch" in says
+    for message in pools(2).call(f"{HERE}:reduced_twice"):
+        assert "gradient of a changed" in message and "last micro-batch" in message

@@ -79,7 +79,7 @@ def test_newest_whole_checkpoint_is_taken_and_old_ones_go(train, tmp_path):
     (tmp_path / "checkpoints" / ".step-00000009.attempt-1").mkdir()
     result = train(spec({}, 9), tmp_path)
     events = {event["type"]: event["data"] for event in result.events() if event["attempt"] == 2}
-    assert "checksum" in events["checkpoint_rejected"]["says"]
+    assert "checksum" in events["checkpoint_rejected"]["message"]
     assert events["checkpoint_restored"]["step"] == 6
 
 
@@ -90,8 +90,14 @@ def test_where_nothing_whole_is_left_a_run_says_so_and_begins_anew(train, straig
     (newer / "manifest.json").write_text('{"version": 1, "fi')
     result = train(spec({}, 5), tmp_path)
     events = [event for event in result.events() if event["attempt"] == 2]
-    says = [event["data"]["says"] for event in events if event["type"] == "checkpoint_rejected"]
-    assert len(says) == 2 and "manifest.json cannot be read" in says[0] and "is missing" in says[1]
+    message = [
+        event["data"]["message"] for event in events if event["type"] == "checkpoint_rejected"
+    ]
+    assert (
+        len(message) == 2
+        and "manifest.json cannot be read" in message[0]
+        and "is missing" in message[1]
+    )
     assert [point["step"] for point in result.points() if point["attempt"] == 2] == [1, 2, 3, 4, 5]
 
 
@@ -108,20 +114,20 @@ def test_named_checkpoint_of_another_place(train, straight, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("change", "says"),
+    ("change", "message"),
     [
         (lambda s: s["train"].update(seed=4), "rng.seed 3, the spec says 4"),
         (lambda s: s["model"].update(hidden=64), "model.hidden 32, the spec says 64"),
         (lambda s: s["train"].update(seq_len=8), "seq_len 16, the spec says 8"),
     ],
 )
-def test_checkpoint_of_another_run_is_refused(change, says, train, tmp_path):
+def test_checkpoint_of_another_run_is_refused(change, message, train, tmp_path):
     train(spec({}, 1, checkpoint={"every_steps": 1}), tmp_path)
     other = json.loads(json.dumps(spec({}, 2)))
     change(other)
     outcome = train(other, tmp_path).outcomes[0]
     assert outcome["class"] == "user_error"
-    assert says in outcome["reason"]
+    assert message in outcome["reason"]
 
 
 def test_resume_from_nowhere_is_refused(train, tmp_path):
@@ -158,7 +164,7 @@ def bytes_for_a_tensor(folder, manifest):
 
 
 @pytest.mark.parametrize(
-    ("harm", "says"),
+    ("harm", "message"),
     [
         (weights_alone, "holds weights alone, converted from .*try train.init_from"),
         (
@@ -174,7 +180,7 @@ def bytes_for_a_tensor(folder, manifest):
     ],
 )
 def test_a_foreign_checkpoint_is_refused_on_every_rank_and_runs_nothing(
-    harm, says, train, tmp_path
+    harm, message, train, tmp_path
 ):
     train(spec({}, 1, checkpoint={"every_steps": 1}), tmp_path)
     folder = tmp_path / "checkpoints" / "step-00000001"
@@ -183,5 +189,5 @@ def test_a_foreign_checkpoint_is_refused_on_every_rank_and_runs_nothing(
     plan = {"dp": 2, "zero": 1}
     outcomes = train(spec(plan, 2), tmp_path / "other", ORRERY_RESUME=str(folder)).outcomes
     assert [outcome["class"] for outcome in outcomes] == ["user_error"] * 2
-    assert all(re.search(says, outcome["reason"]) for outcome in outcomes), outcomes
+    assert all(re.search(message, outcome["reason"]) for outcome in outcomes), outcomes
     assert not (folder / "ran").exists()

@@ -144,7 +144,7 @@ def test_messages_of_a_layer_are_those_of_the_planner(name, sequence_parallel, p
         )
         for layers in (1, 3)
     )
-    says = tp_call_bytes(
+    message = tp_call_bytes(
         tp=2,
         accumulation=1,
         layers=2,
@@ -159,7 +159,9 @@ def test_messages_of_a_layer_are_those_of_the_planner(name, sequence_parallel, p
     calls = {"all_gather": "all_gather_into_tensor", "reduce_scatter": "reduce_scatter_tensor"}
     for few, many in zip(one, three, strict=True):
         bytes_ = {kind: many["bytes"][kind] - few["bytes"][kind] for kind in few["bytes"]}
-        assert {kind: size for kind, size in bytes_.items() if size} == dict.fromkeys(kinds, says)
+        assert {kind: size for kind, size in bytes_.items() if size} == dict.fromkeys(
+            kinds, message
+        )
         more = {kind: count - few["calls"].get(kind, 0) for kind, count in many["calls"].items()}
         assert {kind: count for kind, count in more.items() if count} == {
             calls.get(kind, kind): 8 for kind in kinds

@@ -40,8 +40,8 @@ def technique_problems(body: BenchmarkBody) -> list[Problem]:
         field = f"benchmark.techniques.{place}"
         if name not in TECHNIQUES:
             near = difflib.get_close_matches(name, TECHNIQUES, n=1)
-            says = f"{name!r} is no technique to compare"
-            found.append(problem(field, says, near[0] if near else ", ".join(TECHNIQUES)))
+            message = f"{name!r} is no technique to compare"
+            found.append(problem(field, message, near[0] if near else ", ".join(TECHNIQUES)))
     return found
 
 

@@ -114,7 +114,7 @@ def _changed(base: ParallelPlan, changes: dict[str, Any]) -> ParallelPlan | str:
 def _forbidden(spec: RunSpec, plan: ParallelPlan, *, compiled: bool, fused: bool) -> str | None:
     training = as_training(spec, plan, compiled=compiled, fused=fused)
     found = spec_problems(training) or engine_problems(training)
-    return found[0].says if found else None
+    return found[0].message if found else None
 
 
 Changes = Iterator[tuple[str, dict[str, Any]]]
@@ -129,8 +129,8 @@ def _accumulation(base: ParallelPlan, model: ModelSpec | None) -> Changes:
     ):
         yield f"micro-batch {size} × {share // size}", {"micro_batch_size": size}
     if len(sizes) == 1:
-        says = "a rank has one sequence a step, there is nothing to accumulate"
-        yield "micro-batches", {"": f"{says}; try a larger global_batch_size"}
+        message = "a rank has one sequence a step, there is nothing to accumulate"
+        yield "micro-batches", {"": f"{message}; try a larger global_batch_size"}
 
 
 def _recompute(base: ParallelPlan, model: ModelSpec | None) -> Changes:

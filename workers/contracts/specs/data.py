@@ -61,12 +61,12 @@ class SourceSpec(Contract):
     @model_validator(mode="after")
     def _one(self) -> SourceSpec:
         if (self.preset is None) == (self.path is None):
-            says = (
+            message = (
                 "has neither a preset nor a path"
                 if self.path is None
                 else "has both a preset and a path"
             )
-            raise Refused(f"a source {says}", "one of them")
+            raise Refused(f"a source {message}", "one of them")
         return self
 
     @property
@@ -166,25 +166,25 @@ def data_problems(
     found = []
     if isinstance(data.tokenizer, BpeSpec):
         if data.tokenizer.vocab > vocab:
-            says = (
+            message = (
                 f"a tokenizer of {data.tokenizer.vocab} tokens is asked for, the model's "
                 f"vocabulary has {vocab}"
             )
-            found.append(problem(f"{field}.tokenizer.vocab", says, f"at most {vocab}"))
+            found.append(problem(f"{field}.tokenizer.vocab", message, f"at most {vocab}"))
     elif data.tokenizer in (None, "bytes") and vocab < BYTES and (data.tokenizer or beside is None):
         for place, source in data.parts(field):
             if source.is_text:
-                says = f"the text is bytes 0 to 255, the vocabulary has {vocab}"
-                found.append(problem(place, says, f"vocab {BYTES}"))
+                message = f"the text is bytes 0 to 255, the vocabulary has {vocab}"
+                found.append(problem(place, message, f"vocab {BYTES}"))
     if beside is not None and data.tokenizer not in (None, beside.tokenizer):
         trained = isinstance(data.tokenizer, BpeSpec)
         if trained or any(source.is_text for _, source in beside.parts()):
-            says = "validation text is read by another tokenizer than the training text"
+            message = "validation text is read by another tokenizer than the training text"
             found.append(
-                problem(f"{field}.tokenizer", says, "leave it out: the run's own is taken")
+                problem(f"{field}.tokenizer", message, "leave it out: the run's own is taken")
             )
     for place, source in data.parts(field):
         if source.document_end is not None and source.document_end >= vocab:
-            says = f"token {source.document_end} is outside the model's vocabulary of {vocab}"
-            found.append(problem(f"{place}.document_end", says, f"at most {vocab - 1}"))
+            message = f"token {source.document_end} is outside the model's vocabulary of {vocab}"
+            found.append(problem(f"{place}.document_end", message, f"at most {vocab - 1}"))
     return found

@@ -51,8 +51,8 @@ def inference_problems(spec: RunSpec) -> list[Problem]:
 
 def _spec(spec: RunSpec) -> Iterator[Problem]:
     if spec.kind not in INFERENCE_KINDS:
-        says = f"the inference engine runs {', '.join(INFERENCE_KINDS)}, this is {spec.kind}"
-        yield problem("kind", says, "kind generate")
+        message = f"the inference engine runs {', '.join(INFERENCE_KINDS)}, this is {spec.kind}"
+        yield problem("kind", message, "kind generate")
         return
     if isinstance(spec.plan, ParallelPlan):
         yield from _plan(spec.kind, spec.plan)
@@ -69,28 +69,28 @@ def _spec(spec: RunSpec) -> Iterator[Problem]:
     if isinstance(spec.body, EvaluateBody):
         for name in spec.body.metrics:
             if name not in JUDGED:
-                says = f"{name!r} is no metric of this engine version"
-                yield problem("evaluate.metrics", says, ", ".join(JUDGED))
+                message = f"{name!r} is no metric of this engine version"
+                yield problem("evaluate.metrics", message, ", ".join(JUDGED))
 
 
 def _plan(kind: str, plan: ParallelPlan) -> Iterator[Problem]:
     for axis, kinds in AXES.items():
         if getattr(plan, axis) > 1 and kind not in kinds:
             free = " and ".join(each for each in AXES if kind in AXES[each])
-            says = (
+            message = (
                 f"this engine version has no {axis} in runs of kind {kind}, the plan has "
                 f"{getattr(plan, axis)}"
             )
-            yield problem(f"plan.{axis}", says, f"{axis} 1; several devices by {free}")
+            yield problem(f"plan.{axis}", message, f"{axis} 1; several devices by {free}")
     if plan.pp > 1 and plan.virtual_stages > 1:
-        says = (
+        message = (
             f"a rank holds one stage of consecutive layers, the plan has {plan.virtual_stages} "
             "stages a rank"
         )
-        yield problem("plan.virtual_stages", says, "virtual_stages 1")
+        yield problem("plan.virtual_stages", message, "virtual_stages 1")
     if plan.precision not in PRECISIONS:
-        says = f"this engine version does not infer in {plan.precision}"
-        yield problem("plan.precision", says, " or ".join(PRECISIONS))
+        message = f"this engine version does not infer in {plan.precision}"
+        yield problem("plan.precision", message, " or ".join(PRECISIONS))
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,21 +140,21 @@ def replica_ranks(plan: ParallelPlan) -> list[int]:
 
 def _weights(kind: str, body: GenerateBody | ServeBody | EvaluateBody) -> Iterator[Problem]:
     if body.quantize is not None and body.quantize not in QUANTIZED:
-        says = f"this engine version does not make weights {body.quantize}"
-        yield problem(f"{kind}.quantize", says, " or ".join((*QUANTIZED, "leaving it out")))
+        message = f"this engine version does not make weights {body.quantize}"
+        yield problem(f"{kind}.quantize", message, " or ".join((*QUANTIZED, "leaving it out")))
     if not isinstance(body, EvaluateBody) and body.draft is not None and not DRAFTS:
         yield problem(
             f"{kind}.draft", "this engine version decodes without a draft model", "leaving it out"
         )
     if not isinstance(body, EvaluateBody) and body.speculate is not None:
         if body.speculate.ngram is None and body.draft is None:
-            says = "there is nothing to draft by"
+            message = "there is nothing to draft by"
             yield problem(
-                f"{kind}.speculate", says, f"{kind}.draft, a smaller model, or speculate.ngram 3"
+                f"{kind}.speculate", message, f"{kind}.draft, a smaller model, or speculate.ngram 3"
             )
         if body.speculate.ngram is not None and body.draft is not None:
-            says = "drafts come from a model or from looking up, not from both"
-            yield problem(f"{kind}.speculate.ngram", says, f"leaving it or {kind}.draft out")
+            message = "drafts come from a model or from looking up, not from both"
+            yield problem(f"{kind}.speculate.ngram", message, f"leaving it or {kind}.draft out")
 
 
 def _shares(field: str, quantize: str, plan: ParallelPlan, shape: ModelSpec) -> Iterator[Problem]:
@@ -168,11 +168,11 @@ def _shares(field: str, quantize: str, plan: ParallelPlan, shape: ModelSpec) -> 
         else []
     )
     if wrong:
-        says = (
+        message = (
             f"{quantize} rounds {together} inputs of a weight together, and {wrong[0]} do not "
             "come apart so among"
         )
-        yield problem(field, f"{says} tp {plan.tp}", "int8, or pp in place of tp")
+        yield problem(field, f"{message} tp {plan.tp}", "int8, or pp in place of tp")
 
 
 def package_of(spec: RunSpec) -> str | None:

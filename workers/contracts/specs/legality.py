@@ -46,8 +46,10 @@ def plan_problems(
         and model.position == "learned"
         and seq_len > model.max_seq_len
     ):
-        says = f"{seq_len} tokens exceed the {model.max_seq_len} learned positions of {model.name}"
-        found.append(problem("seq_len", says, str(model.max_seq_len)))
+        message = (
+            f"{seq_len} tokens exceed the {model.max_seq_len} learned positions of {model.name}"
+        )
+        found.append(problem("seq_len", message, str(model.max_seq_len)))
     return found
 
 
@@ -66,11 +68,11 @@ def rotary_problems(model: ModelSpec, seq_len: int) -> list[Problem]:
         or (scaling is not None and scaling.name == "dynamic")
     ):
         return []
-    says = f"{seq_len} tokens exceed the {reach} rotary positions of {model.name}"
+    message = f"{seq_len} tokens exceed the {reach} rotary positions of {model.name}"
     return [
         problem(
             "seq_len",
-            says,
+            message,
             f"{reach}, model.max_seq_len {seq_len} or a model.rope.scaling that reaches it",
         )
     ]

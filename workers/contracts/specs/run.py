@@ -226,9 +226,9 @@ def _train_problems(spec: RunSpec, train: TrainBody) -> list[Problem]:
         and not spec.data.reads_text
         and train.init_from is None
     ):
-        says = "token files come without a tokenizer, so nothing can read a prompt"
+        message = "token files come without a tokenizer, so nothing can read a prompt"
         found.append(
-            problem("train.samples.prompts", says, "data.tokenizer, or leaving the prompts out")
+            problem("train.samples.prompts", message, "data.tokenizer, or leaving the prompts out")
         )
     if spec.shape is not None:
         found += data_problems(spec.data, vocab=spec.shape.vocab)

@@ -77,14 +77,14 @@ def _spec(spec: RunSpec) -> Found:
         )
         return
     if isinstance(spec.plan, str):
-        says = "the engine alone does not choose a plan"
-        yield "", problem("plan", says, "numbers, or submit to the planner")
+        message = "the engine alone does not choose a plan"
+        yield "", problem("plan", message, "numbers, or submit to the planner")
     else:
         yield from _values(spec.plan)
     yield from _combined(spec)
     if spec.shape is None:
-        says = "the engine trains a shape; existing weights come in by train.init_from"
-        yield "existing weights", problem("model", says, "a preset's name")
+        message = "the engine trains a shape; existing weights come in by train.init_from"
+        yield "existing weights", problem("model", message, "a preset's name")
     yield from _training(spec.train)
 
 
@@ -107,8 +107,8 @@ def _combined(spec: RunSpec) -> Found:
 
 def _model(model: ModelSpec) -> Found:
     if model.attention == "mla" and model.qk_norm:
-        says = f"latent attention norms its latents, {model.name} asks for qk_norm too"
-        yield "qk_norm with mla", problem("model.qk_norm", says, "qk_norm false")
+        message = f"latent attention norms its latents, {model.name} asks for qk_norm too"
+        yield "qk_norm with mla", problem("model.qk_norm", message, "qk_norm false")
 
 
 def _plan(plan: ParallelPlan) -> Found:
@@ -143,16 +143,16 @@ def _rules(plan: ParallelPlan) -> Found:
     yield from _offload(plan)
     yield from _experts(plan)
     if plan.loss_scale is not None and plan.precision != "fp16":
-        says = f"loss scaling is for fp16 gradients, precision is {plan.precision}"
+        message = f"loss scaling is for fp16 gradients, precision is {plan.precision}"
         yield (
             f"loss scaling of {plan.precision}",
-            problem("plan.loss_scale", says, "leave it out, or precision fp16"),
+            problem("plan.loss_scale", message, "leave it out, or precision fp16"),
         )
     if plan.dp_replicate not in (None, 1) and plan.zero < 2:
-        says = f"zero {plan.zero} copies everything already"
+        message = f"zero {plan.zero} copies everything already"
         yield (
             f"dp_replicate with zero {plan.zero}",
-            problem("plan.dp_replicate", says, "zero 2 or 3, or dp_replicate 1"),
+            problem("plan.dp_replicate", message, "zero 2 or 3, or dp_replicate 1"),
         )
 
 
@@ -162,81 +162,81 @@ def _pipedream(plan: ParallelPlan, model: ModelSpec | None) -> Found:
     """
     for field in ("tp", "cp", "ep"):
         if getattr(plan, field) > 1:
-            says = f"pipedream runs with dp alone beside it, {field} is {getattr(plan, field)}"
+            message = f"pipedream runs with dp alone beside it, {field} is {getattr(plan, field)}"
             yield (
                 f"pipedream with {field}",
-                problem(f"plan.{field}", says, f"{field} 1, or schedule 1f1b"),
+                problem(f"plan.{field}", message, f"{field} 1, or schedule 1f1b"),
             )
     if plan.precision not in ("fp32", "bf16"):
         scaled = {
             "fp16": "a loss scale is one for all stages, which pipedream's updates do not wait for"
         }
-        says = scaled.get(
+        message = scaled.get(
             plan.precision,
             f"{plan.precision} weights are quantised at each use, versions are not told",
         )
         yield (
             f"pipedream in {plan.precision}",
-            problem("plan.precision", says, "fp32 or bf16, or schedule 1f1b"),
+            problem("plan.precision", message, "fp32 or bf16, or schedule 1f1b"),
         )
     if plan.precision == "bf16" and plan.weight_stashing is False:
-        says = (
+        message = (
             "without stashing a backward pass meets the newest weights, in bf16 it has the "
             "cast of older ones"
         )
         yield (
             "pipedream in bf16 without stashing",
-            problem("plan.weight_stashing", says, "true, or precision fp32"),
+            problem("plan.weight_stashing", message, "true, or precision fp32"),
         )
     if plan.recompute != "none" and plan.weight_stashing is False:
-        says = (
+        message = (
             f"without stashing recompute {plan.recompute} would run a forward pass again with "
             "newer weights"
         )
         tries = "none, or weight_stashing true"
         yield (
             f"pipedream with recompute {plan.recompute} without stashing",
-            problem("plan.recompute", says, tries),
+            problem("plan.recompute", message, tries),
         )
     if model is not None and model.moe:
-        says = "balancing experts wants a step's loads from all ranks before the next step"
+        message = "balancing experts wants a step's loads from all ranks before the next step"
         yield (
             "pipedream with experts",
-            problem("model.moe", says, "a dense model, or schedule 1f1b"),
+            problem("model.moe", message, "a dense model, or schedule 1f1b"),
         )
 
 
 def _experts(plan: ParallelPlan) -> Found:
     shards = plan.dp_shard * plan.cp
     if plan.ep > 1 and plan.zero >= 2 and shards % plan.ep:
-        says = (
+        message = (
             f"a copy of the model lies on dp_shard x cp = {shards} ranks, ep {plan.ep} does "
             "not divide them"
         )
         yield (
             f"ep {plan.ep} over copies",
-            problem("plan.ep", says, f"dp_replicate 1 or ep {math.gcd(plan.ep, shards)}"),
+            problem("plan.ep", message, f"dp_replicate 1 or ep {math.gcd(plan.ep, shards)}"),
         )
 
 
 def _offload(plan: ParallelPlan) -> Found:
     if plan.offload == "all" and plan.zero < 3 and plan.dp * plan.cp > 1:
-        says = (
+        message = (
             f"weights come from the host in shards, zero {plan.zero} keeps them whole on "
             f"{plan.dp * plan.cp} ranks"
         )
         yield (
             f"offload all with zero {plan.zero}",
-            problem("plan.offload", says, "zero 3, or offload optimizer"),
+            problem("plan.offload", message, "zero 3, or offload optimizer"),
         )
     if plan.offload != "none" and plan.pp > 1 and plan.schedule == "pipedream":
-        says = (
+        message = (
             "pipedream updates after every micro-batch, and keeps versions of weights beside "
             "each other"
         )
         yield (
             f"offload {plan.offload} with pipedream",
-            problem("plan.offload", says, "none, or schedule 1f1b"),
+            problem("plan.offload", message, "none, or schedule 1f1b"),
         )
 
 
@@ -244,31 +244,33 @@ def _compiled(plan: ParallelPlan, model: ModelSpec | None) -> Found:
     """What wants to look into a block while it runs does not go with `train.compile`."""
     piped = plan.pp > 1
     if piped and plan.schedule in SPLIT_BACKWARD:
-        says = (
+        message = (
             f"{plan.schedule} wants a block's backward pass in two halves, a compiled block "
             "has it in one piece"
         )
         yield (
             f"{plan.schedule} compiled",
-            problem("train.compile", says, "compile false, or schedule interleaved_1f1b"),
+            problem("train.compile", message, "compile false, or schedule interleaved_1f1b"),
         )
     if piped and plan.schedule == "pipedream":
-        says = "pipedream's backward passes meet other weights than a compiled block expects"
+        message = "pipedream's backward passes meet other weights than a compiled block expects"
         yield (
             "pipedream compiled",
-            problem("train.compile", says, "compile false, or schedule 1f1b"),
+            problem("train.compile", message, "compile false, or schedule 1f1b"),
         )
     if plan.precision == "fp8":
-        says = "fp8 products share what they have quantised, which a compiled block cannot follow"
-        yield "fp8 compiled", problem("train.compile", says, "compile false, or precision bf16")
+        message = (
+            "fp8 products share what they have quantised, which a compiled block cannot follow"
+        )
+        yield "fp8 compiled", problem("train.compile", message, "compile false, or precision bf16")
     if plan.recompute == "auto":
-        says = (
+        message = (
             "recompute auto measures a block's operators one by one, a compiled block has "
             "fused them"
         )
         yield (
             "recompute auto compiled",
-            problem("train.compile", says, "compile false, or recompute full or selective"),
+            problem("train.compile", message, "compile false, or recompute full or selective"),
         )
     cut = {
         "tp": plan.tp > 1,
@@ -277,13 +279,13 @@ def _compiled(plan: ParallelPlan, model: ModelSpec | None) -> Found:
     }
     if plan.recompute == "selective" and any(cut.values()):
         by = " and ".join(name for name, cuts in cut.items() if cuts)
-        says = (
+        message = (
             f"a compiled block keeps products where it is one piece, {by} "
             f"cut{'s' * (sum(cut.values()) == 1)} it"
         )
         yield (
             "recompute selective compiled",
-            problem("train.compile", says, "compile false, or recompute full"),
+            problem("train.compile", message, "compile false, or recompute full"),
         )
 
 
@@ -293,32 +295,34 @@ def _aware(train: TrainBody, plan: ParallelPlan, model: ModelSpec | None) -> Fou
     """
     kind, field = train.quantize_aware, "train.quantize_aware"
     if plan.precision == "fp8":
-        says = "fp8 products round weights to tiles of their own"
-        yield f"fp8 aware of {kind}", problem(field, says, "leave it out, or precision bf16")
+        message = "fp8 products round weights to tiles of their own"
+        yield f"fp8 aware of {kind}", problem(field, message, "leave it out, or precision bf16")
     if train.compile:
-        says = "a compiled block cannot follow weights that are rounded anew for its backward pass"
-        yield f"{kind} aware compiled", problem(field, says, "compile false, or leave it out")
+        message = (
+            "a compiled block cannot follow weights that are rounded anew for its backward pass"
+        )
+        yield f"{kind} aware compiled", problem(field, message, "compile false, or leave it out")
     if plan.pp > 1 and plan.schedule == "pipedream":
-        says = "pipedream computes with versions of weights, which are not rounded"
-        yield f"{kind} aware pipedream", problem(field, says, "leave it out, or schedule 1f1b")
+        message = "pipedream computes with versions of weights, which are not rounded"
+        yield f"{kind} aware pipedream", problem(field, message, "leave it out, or schedule 1f1b")
     if plan.tp == 1 or model is None:
         return
     if kind == "int8":
-        says = (
+        message = (
             f"int8 has a scale an output, over inputs of which tp {plan.tp} gives each rank a part"
         )
-        yield "int8 aware with tp", problem(field, says, "int4, or tp 1")
+        yield "int8 aware with tp", problem(field, message, "int4, or tp 1")
         return
     group = group_for(linear_widths(model))
     cut = [width for width in dealt_widths(model) if width % (plan.tp * group)]
     if cut:
-        says = (
+        message = (
             f"groups of {group} inputs have a scale each, and tp {plan.tp} cuts {cut[0]} "
             "inputs within a group"
         )
         yield (
             "int4 aware with tp",
-            problem(field, says, f"tp {_whole_groups(model, plan.tp, group)}, or leave it out"),
+            problem(field, message, f"tp {_whole_groups(model, plan.tp, group)}, or leave it out"),
         )
 
 
@@ -333,8 +337,8 @@ def _whole_groups(model: ModelSpec, tp: int, group: int) -> int:
 
 def _training(train: TrainBody) -> Found:
     if train.objective != "pretrain":
-        says = f"this engine version does not train by {train.objective}"
-        yield train.objective, problem("train.objective", says, "pretrain")
+        message = f"this engine version does not train by {train.objective}"
+        yield train.objective, problem("train.objective", message, "pretrain")
     if train.adapter is not None:
-        says = "this engine version trains all weights, without adapter"
-        yield "adapters", problem("train.adapter", says, "leave it out")
+        message = "this engine version trains all weights, without adapter"
+        yield "adapters", problem("train.adapter", message, "leave it out")

@@ -22,8 +22,8 @@ VERSION = 1
 class EnvelopeError(ValueError):
     """The envelope is not to be acted upon; `code` is malformed, forged, expired, replayed or kind."""
 
-    def __init__(self, code: str, says: str) -> None:
-        super().__init__(says)
+    def __init__(self, code: str, message: str) -> None:
+        super().__init__(message)
         self.code = code
 
 

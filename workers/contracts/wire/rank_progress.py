@@ -47,14 +47,14 @@ class Standing:
 
 @dataclass(frozen=True, slots=True)
 class Judgement:
-    """`behind` keep the others, `waiting`, from going on; `says` is by what one can tell.
+    """`behind` keep the others, `waiting`, from going on; `message` is by what one can tell.
 
     None may be singled out.
     """
 
     behind: tuple[Standing, ...]
     waiting: tuple[Standing, ...]
-    says: str
+    message: str
 
 
 def judge(standings: Sequence[Standing]) -> Judgement:
@@ -80,7 +80,7 @@ def culprits_sentence(found: Judgement) -> str:
     """
     waiting = len(found.waiting)
     if not found.behind:
-        return f"{found.says}, in {_place(found.waiting[0])}" if found.waiting else found.says
+        return f"{found.message}, in {_place(found.waiting[0])}" if found.waiting else found.message
     first = found.behind[0]
     where = f" on node {first.node}" if first.node else ""
     ranks = ", ".join(str(each.rank) for each in found.behind[:8]) + (
@@ -88,7 +88,7 @@ def culprits_sentence(found: Judgement) -> str:
     )
     who = f"rank {ranks}" if len(found.behind) == 1 else f"ranks {ranks}"
     awaited = f"; {waiting} rank{'s wait' if waiting > 1 else ' waits'} for it" if waiting else ""
-    return f"{who}{where} (stage {first.stage}) {found.says}, in {_place(first)}{awaited}"
+    return f"{who}{where} (stage {first.stage}) {found.message}, in {_place(first)}{awaited}"
 
 
 def _place(standing: Standing) -> str:
@@ -96,10 +96,10 @@ def _place(standing: Standing) -> str:
     return f"{standing.phase} of step {standing.step + 1}{line}"
 
 
-def _told(all_: Sequence[Standing], behind: Iterable[Standing], says: str) -> Judgement:
+def _told(all_: Sequence[Standing], behind: Iterable[Standing], message: str) -> Judgement:
     found = tuple(sorted(behind, key=lambda each: each.rank))
     ranks = {each.rank for each in found}
-    return Judgement(found, tuple(each for each in all_ if each.rank not in ranks), says)
+    return Judgement(found, tuple(each for each in all_ if each.rank not in ranks), message)
 
 
 def _behind_in_collectives(standings: Sequence[Standing]) -> list[Standing]:

@@ -172,10 +172,10 @@ def _app(gate: Gate, relay: Relay) -> Starlette:
 
 def _still_there(child: asyncio.subprocess.Process) -> None:
     if child.returncode is not None:
-        says = (
+        message = (
             f"vllm ended by itself with code {child.returncode}; its words are in the rank's logs"
         )
-        raise ChildProcessError(None, says)
+        raise ChildProcessError(None, message)
 
 
 async def _ended(child: asyncio.subprocess.Process) -> None:

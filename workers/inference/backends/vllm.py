@@ -45,9 +45,9 @@ def check(run: InferenceRun) -> Path:
     Raises UserError for what vLLM cannot be asked for, or where it is not installed.
     """
     if importlib.util.find_spec("vllm") is None:
-        says = "vllm is not installed on this node"
+        message = "vllm is not installed on this node"
         raise UserError(
-            f"serve.backend: {says}; install it in the environment of the workers, or try backend "
+            f"serve.backend: {message}; install it in the environment of the workers, or try backend "
             "orrery"
         )
     for name in ("quantize", "draft"):

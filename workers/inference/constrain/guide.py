@@ -82,9 +82,9 @@ class Guides:
                     self.words.as_json(), n_vocab=max(self.vocab, *ends) + 1, eos_token=ends
                 )
             except Exception as error:  # the package raises bare Exception
-                says = str(error).splitlines()[0][:120]
+                message = str(error).splitlines()[0][:120]
                 raise ValueError(
-                    f"answers cannot be constrained with this tokenizer: {says}; leave it out"
+                    f"answers cannot be constrained with this tokenizer: {message}; leave it out"
                 ) from None
         if isinstance(self.words, ByteWords):
             return LLTokenizer(TokenizerWrapper(_Bytes(self.ends[0] if self.ends else 256)))

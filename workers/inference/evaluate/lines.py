@@ -71,15 +71,15 @@ def _check(items: Sequence[Item], metrics: Sequence[str], where: str) -> None:
     wants_answers = next((name for name in metrics if name in ANSWERS), None)
     for number, item in enumerate(items, 1):
         if wants_choices and (not item.choices or item.right is None):
-            says = f"item {number} (id {item.id!r}) has no prompt with choices and an answer"
+            message = f"item {number} (id {item.id!r}) has no prompt with choices and an answer"
             tries = 'write {"id": 1, "prompt": "…", "choices": ["…", "…"], "answer": 0}'
             raise UserError(
-                f"evaluate.metrics: {wants_choices} asks for choices, {where}: {says}; {tries}"
+                f"evaluate.metrics: {wants_choices} asks for choices, {where}: {message}; {tries}"
             )
         if wants_answers and not item.references:
-            says = f"item {number} (id {item.id!r}) has no reference"
+            message = f"item {number} (id {item.id!r}) has no reference"
             raise UserError(
-                f"evaluate.metrics: {wants_answers} compares, {where}: {says}; give "
+                f"evaluate.metrics: {wants_answers} compares, {where}: {message}; give "
                 "evaluate.references"
             )
 
@@ -94,8 +94,8 @@ def _item(number: int, row: str, where: str) -> Item:
             f"{where}: {unknown[0]!r} is no field; there may be {', '.join((*_FORMS, *_MORE))}"
         )
     if text is None and len(forms) != 1:
-        says = f"it has {' and '.join(forms)}" if forms else "there is nothing to judge"
-        raise UserError(f"{where}: {says}; a line wants text, or one of {', '.join(_FORMS)}")
+        message = f"it has {' and '.join(forms)}" if forms else "there is nothing to judge"
+        raise UserError(f"{where}: {message}; a line wants text, or one of {', '.join(_FORMS)}")
     if text is not None and not isinstance(text, str):
         raise UserError(f"{where}: text must be a text")
     asks = None
@@ -172,8 +172,10 @@ def _with_references(items: list[Item], path: Path) -> list[Item]:
             found[key] = told
     keys = [json.dumps(item.id, sort_keys=True) for item in items]
     if missing := [item.id for item, key in zip(items, keys, strict=True) if key not in found]:
-        says = f"has none for {len(missing)} of {len(items)} lines, the first is id {missing[0]!r}"
-        raise UserError(f"{where} {says}; give one for each")
+        message = (
+            f"has none for {len(missing)} of {len(items)} lines, the first is id {missing[0]!r}"
+        )
+        raise UserError(f"{where} {message}; give one for each")
     if len(found) != len(set(keys)):
         extra = next(key for key in found if key not in set(keys))
         raise UserError(

@@ -42,9 +42,9 @@ def predict(
     wants = sorted(blocks_wanted(loaded, len(ids) + sampling.max_new_tokens) for _, ids in todo)
     fits, each_bytes = blocks_that_fit(loaded)
     if wants[-1] > fits:
-        says = f"its cache of {wants[-1] * each_bytes:,} bytes does not fit beside the weights"
+        message = f"its cache of {wants[-1] * each_bytes:,} bytes does not fit beside the weights"
         raise UserError(
-            f"evaluate: the longest prompt wants {wants[-1]} blocks, {says}; try fewer "
+            f"evaluate: the longest prompt wants {wants[-1]} blocks, {message}; try fewer "
             "max_new_tokens"
         )
     blocks = min(fits, int(sum(wants[-limits.sequences :]) * (1 + 2 * limits.watermark)) + 2)

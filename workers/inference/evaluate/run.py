@@ -97,8 +97,8 @@ class Evaluation:
             return Outcome("preempted", f"asked to leave after {self._found} lines", self._found)
         metrics = self._all(rows)
         self._tell(metrics, rows)
-        says = ", ".join(f"{name} {value:.6g}" for name, value in metrics.items())
-        return Outcome("ok", f"{says} over {len(rows)} lines", len(rows))
+        message = ", ".join(f"{name} {value:.6g}" for name, value in metrics.items())
+        return Outcome("ok", f"{message} over {len(rows)} lines", len(rows))
 
     def _answered(self, loaded: Loaded) -> list[dict[str, Any]] | None:
         """A row for each item: its answer, scored. None when asked to leave."""

@@ -47,8 +47,8 @@ class Answers:
             self._file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o644)
             os.ftruncate(self._file, whole_bytes)
         except OSError as error:
-            says = f"{path} cannot be written: {error.strerror}"
-            raise UserError(f"{self.field}: {says}; give a place where you may write") from None
+            message = f"{path} cannot be written: {error.strerror}"
+            raise UserError(f"{self.field}: {message}; give a place where you may write") from None
         self.done = len(kept)
 
     def give(self, place: int, answer: dict[str, Any]) -> None:
@@ -67,8 +67,8 @@ class Answers:
 
     def _check(self, kept: Sequence[bytes]) -> None:
         if len(kept) > len(self.ids):
-            says = f"holds {len(kept)} answers, the input {len(self.ids)} lines"
-            raise UserError(f"{self.field}: {self.path} {says}; {_MOVE}")
+            message = f"holds {len(kept)} answers, the input {len(self.ids)} lines"
+            raise UserError(f"{self.field}: {self.path} {message}; {_MOVE}")
         for number, (text, wanted) in enumerate(zip(kept, self.ids, strict=False), 1):
             try:
                 found = json.loads(text)["id"]
@@ -77,8 +77,8 @@ class Answers:
                     f"{self.field}: {self.path} line {number} is no answer; {_MOVE}"
                 ) from None
             if found != wanted:
-                says = f"line {number} answers id {found!r}, the input has {wanted!r} there"
-                raise UserError(f"{self.field}: {self.path} {says}; {_MOVE}")
+                message = f"line {number} answers id {found!r}, the input has {wanted!r} there"
+                raise UserError(f"{self.field}: {self.path} {message}; {_MOVE}")
 
 
 _MOVE = "move it away, or give another output"

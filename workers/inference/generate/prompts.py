@@ -85,12 +85,12 @@ def _line(number: int, text: str) -> Line:
         raise ValueError('it is no JSON object; write {"id": 1, "prompt": "…"}')
     forms = [form for form in _FORMS if given.get(form) is not None]
     if "id" not in given or len(forms) != 1:
-        says = (
+        message = (
             "it has no id"
             if "id" not in given
             else f"it has {' and '.join(forms) or 'nothing to answer'}"
         )
-        raise ValueError(f"{says}; a line wants an id and one of prompt, messages and token_ids")
+        raise ValueError(f"{message}; a line wants an id and one of prompt, messages and token_ids")
     form = forms[0]
     if unknown := sorted(given.keys() - _OWN - {"id", *_FORMS}):
         raise ValueError(

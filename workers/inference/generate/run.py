@@ -182,9 +182,11 @@ class Generation:
         )
         fits, each_bytes = blocks_that_fit(loaded, drafting)
         if wants[-1] > fits:
-            says = f"its cache of {wants[-1] * each_bytes:,} bytes does not fit beside the weights"
+            message = (
+                f"its cache of {wants[-1] * each_bytes:,} bytes does not fit beside the weights"
+            )
             raise UserError(
-                f"generate: the longest request wants {wants[-1]} blocks, {says}; try fewer "
+                f"generate: the longest request wants {wants[-1]} blocks, {message}; try fewer "
                 "max_new_tokens"
             )
         # a few more, so that the watermark does not keep the last of them waiting

@@ -191,9 +191,11 @@ def led(team: Team | None) -> AbstractContextManager[None]:
 def check_world(plan: ParallelPlan, around: Surroundings) -> None:
     """Raises UserError where plan and torchrun disagree on the number of ranks."""
     if plan.world_size != around.world_size:
-        says = f"the plan has {plan.world_size} ranks (dp {plan.dp} x tp {plan.tp} x pp {plan.pp})"
-        says += f", but {around.world_size} started (WORLD_SIZE)"
-        raise UserError(f"plan: {says}; try torchrun --nproc-per-node {plan.world_size}")
+        message = (
+            f"the plan has {plan.world_size} ranks (dp {plan.dp} x tp {plan.tp} x pp {plan.pp})"
+        )
+        message += f", but {around.world_size} started (WORLD_SIZE)"
+        raise UserError(f"plan: {message}; try torchrun --nproc-per-node {plan.world_size}")
 
 
 @contextmanager

@@ -124,9 +124,9 @@ class Parts:
         try:
             return take(whole, *cut.span(shape[cut.axis]))
         except ValueError as error:
-            says = f"{name} in few bits is not shared by {cut.parts} ranks: {error}"
+            message = f"{name} in few bits is not shared by {cut.parts} ranks: {error}"
             raise UserError(
-                f"plan.tp: {says}; try pp in place of tp, or weights that are whole"
+                f"plan.tp: {message}; try pp in place of tp, or weights that are whole"
             ) from None
 
 
@@ -227,5 +227,5 @@ def _check(spec: ModelSpec, shares: int) -> None:
     if wrong is None and not one_for_all and spec.kv_heads % shares and shares % spec.kv_heads:
         wrong = "kv_heads", spec.kv_heads
     if wrong is not None:
-        says = f"{spec.name} has {wrong[1]} {wrong[0]}, which {shares} ranks cannot share evenly"
-        raise UserError(f"plan.tp: {says}; try a tp that divides them")
+        message = f"{spec.name} has {wrong[1]} {wrong[0]}, which {shares} ranks cannot share evenly"
+        raise UserError(f"plan.tp: {message}; try a tp that divides them")

@@ -105,11 +105,11 @@ def check_family(spec: ModelSpec, method: str) -> None:
     """Raises WeightsError where no published form keeps such a model so."""
     family = family_of(spec)
     if family == "gpt2" and method != "prune":
-        says = (
+        message = (
             "GPT-2 keeps queries, keys and values in one turned matrix, for which no published "
             "form of few bits is read"
         )
-        raise WeightsError(f"{spec.name}: {says}; quantise it as it is loaded, by quantize")
+        raise WeightsError(f"{spec.name}: {message}; quantise it as it is loaded, by quantize")
 
 
 def write_folder(

@@ -104,9 +104,9 @@ def taken_out(decoder: Decoder, weights: Weights | None, kind: str | None) -> Li
     """
     held: Any = getattr(weights, "quantization", None)
     if held is not None and kind is not None:
-        says = f"its weights are kept as {held.form} already"
+        message = f"its weights are kept as {held.form} already"
         raise WeightsError(
-            f"{getattr(weights, 'where', '')}: {says}; leave quantize out, or give those before"
+            f"{getattr(weights, 'where', '')}: {message}; leave quantize out, or give those before"
         )
     group = group_for(linear_widths(decoder.spec))
     out = list(linears_of(decoder)) if kind is not None or held is not None else []

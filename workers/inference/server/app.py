@@ -214,11 +214,11 @@ def _no_constant(name: str) -> None:
 
 
 def _of_engine(error: Exception) -> ApiError:
-    says = (
+    message = (
         f"the engine could not go on: {type(error).__name__}: {str(error)[:300]}; the run's "
         "log tells more"
     )
-    return ApiError(says, status=500, code="engine_error")
+    return ApiError(message, status=500, code="engine_error")
 
 
 def error_handlers() -> dict[Any, Any]:
@@ -238,11 +238,11 @@ async def _refused(request: Request, error: Exception) -> Response:
 
 async def _no_route(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
-    says = (
+    message = (
         f"{request.method} {request.url.path}: {error.detail}; this server has /v1/models, "
         "/v1/completions and "
     )
-    told = ApiError(f"{says}/v1/chat/completions", status=error.status_code, code="unknown_url")
+    told = ApiError(f"{message}/v1/chat/completions", status=error.status_code, code="unknown_url")
     return JSONResponse(told.body, status_code=told.status)
 
 

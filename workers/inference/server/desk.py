@@ -118,8 +118,8 @@ class Desk:
 
     def check_model(self, given: Any) -> None:
         if given not in self.names:
-            says = f"The model `{given}` does not exist; this server has {self.names[0]}"
-            raise ApiError(says, status=404, param="model", code="model_not_found")
+            message = f"The model `{given}` does not exist; this server has {self.names[0]}"
+            raise ApiError(message, status=404, param="model", code="model_not_found")
 
     async def _prompts(self, asked: Asked) -> tuple[list[tuple[int, ...]], list[str]]:
         """Ids, and the texts that answers begin with."""
@@ -157,8 +157,8 @@ class Desk:
             text = words.chat(messages)
         except WeightsError as error:
             where = str(getattr(words, "where", self.names[0]))  # which is no client's business
-            says = str(error).replace(where, self.names[0])
-            raise ApiError(says, param="messages", code="chat_template") from None
+            message = str(error).replace(where, self.names[0])
+            raise ApiError(message, param="messages", code="chat_template") from None
         return await self._encoded(text, special=False)
 
     async def _form(self, asked: Asked) -> None:
@@ -173,8 +173,8 @@ class Desk:
     async def _encoded(self, text: str, *, special: bool = True) -> list[int]:
         words = self.loaded.words
         if words is None:
-            says = "prompt is text, and this model came without a tokenizer; give token ids"
-            raise ApiError(says, param="prompt")
+            message = "prompt is text, and this model came without a tokenizer; give token ids"
+            raise ApiError(message, param="prompt")
         if len(text) < _LONG:
             return words.encode(text, special=special)
         return await asyncio.to_thread(words.encode, text, special=special)
@@ -190,15 +190,15 @@ class Desk:
     def _sampling(self, asked: Asked, prompt: Sequence[int]) -> Sampling:
         sampling, left = asked.sampling, self._room - len(prompt)
         if asked.limited and len(prompt) + sampling.max_new_tokens > self.context:
-            says = (
+            message = (
                 f"This model's maximum context length is {self.context} tokens; {len(prompt)} "
                 "of the prompt and "
             )
-            says += (
+            message += (
                 f"{sampling.max_new_tokens} new ones are more. Ask for at most "
                 f"{self.context - len(prompt)}"
             )
-            raise ApiError(says, param="max_tokens", code="context_length_exceeded")
+            raise ApiError(message, param="max_tokens", code="context_length_exceeded")
         if sampling.stop and self.loaded.words is None:
             raise ApiError(
                 "stop is text, and this model came without a tokenizer; leave it out", param="stop"

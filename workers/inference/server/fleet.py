@@ -51,12 +51,12 @@ class Fleet:
         """Its answers count as on their way from now on. Raises ApiError 429 where all are full."""
         idlest = min(self.replicas, key=lambda each: (each.inside, each.taken, each.rank))
         if idlest.inside and idlest.inside + answers > self._capacity:
-            says = (
+            message = (
                 f"{sum(each.inside for each in self.replicas)} answers are on their way and "
                 "all replicas are full"
             )
             raise ApiError(
-                f"{says}; ask again later", status=429, code="queue_full", retry_after_s=1.0
+                f"{message}; ask again later", status=429, code="queue_full", retry_after_s=1.0
             )
         keys = self._keys(prompt)
         known = next((self._sent[key] for key in reversed(keys) if key in self._sent), None)

@@ -48,9 +48,9 @@ class Gate:
                 return
             if self._is_key is not None and bearer and self._is_key(bearer):
                 return
-        says = "Incorrect API key provided" if bearer else "You didn't provide an API key"
+        message = "Incorrect API key provided" if bearer else "You didn't provide an API key"
         raise ApiError(
-            f"{says}; send it as Authorization: Bearer KEY", status=401, code="invalid_api_key"
+            f"{message}; send it as Authorization: Bearer KEY", status=401, code="invalid_api_key"
         )
 
     def client(self, headers: Mapping[str, str], address: str) -> str:
@@ -68,9 +68,11 @@ class Gate:
         if self.draining:
             raise self.refusal()
         if self.inside and self.inside + answers > self.capacity:
-            says = f"{self.inside} answers are on their way and there is room for {self.capacity}"
+            message = (
+                f"{self.inside} answers are on their way and there is room for {self.capacity}"
+            )
             raise ApiError(
-                f"{says}; ask again later",
+                f"{message}; ask again later",
                 status=429,
                 code="queue_full",
                 retry_after_s=self._wait_s(answers),

@@ -64,8 +64,10 @@ def bind(host: str, port: int) -> socket.socket:
         found.bind((host, port))
     except OSError as error:
         found.close()
-        says = f"nobody can listen on {host} port {port}: {error.strerror or error}"
-        raise UserError(f"serve: {says}; give an address of this machine and a free port") from None
+        message = f"nobody can listen on {host} port {port}: {error.strerror or error}"
+        raise UserError(
+            f"serve: {message}; give an address of this machine and a free port"
+        ) from None
     return found
 
 

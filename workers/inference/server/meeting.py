@@ -65,8 +65,8 @@ def relay_to(address: tuple[str, int], around: Surroundings, *, api_key: str | N
     """To another replica. Raises UserError where nobody could ask it."""
     headers = {} if around.fence is None else {KEY_HEADER: serve_key(around.fence)}
     if not headers and api_key is not None and is_hidden(api_key):
-        says = "replicas ask each other with the key, and this one is hidden"
-        raise UserError(f"serve.api_key: {says}; give it as it is, or leave it out")
+        message = "replicas ask each other with the key, and this one is hidden"
+        raise UserError(f"serve.api_key: {message}; give it as it is, or leave it out")
     if api_key is not None and not is_hidden(api_key):
         headers["authorization"] = f"Bearer {api_key}"
     host, port = address

@@ -159,8 +159,8 @@ def _schema(given: Any) -> Any:
         return {"type": "object"}
     told = given.get("json_schema") if kind == "json_schema" else None
     if not isinstance(told, dict) or told.get("schema") is None:
-        says = "it must be text, json_object, or json_schema with {name, schema}"
-        raise ApiError(f"response_format is {str(given)[:80]}; {says}", param="response_format")
+        message = "it must be text, json_object, or json_schema with {name, schema}"
+        raise ApiError(f"response_format is {str(given)[:80]}; {message}", param="response_format")
     return told["schema"]
 
 
@@ -198,8 +198,10 @@ def prompts_of(given: Mapping[str, Any]) -> list[str | list[int]]:
         and all(isinstance(each, str) or _is_ids(each) for each in prompt)
     ):
         if len(prompt) > MOST_PROMPTS:
-            says = f"prompt has {len(prompt):,} texts; at most {MOST_PROMPTS:,} go in one request"
-            raise ApiError(f"{says}, send the others in further ones", param="prompt")
+            message = (
+                f"prompt has {len(prompt):,} texts; at most {MOST_PROMPTS:,} go in one request"
+            )
+            raise ApiError(f"{message}, send the others in further ones", param="prompt")
         return prompt
     raise ApiError(
         "prompt must be a text, a list of token ids, or a list of either", param="prompt"

@@ -72,17 +72,19 @@ def drafting_of(
     field = f"{kind}.draft"
     model = load(body.draft, precision=precision, device=device, seed=seed, field=field)
     if model.spec.vocab != loaded.spec.vocab:
-        says = (
+        message = (
             f"{model.spec.name} knows {model.spec.vocab} tokens, {loaded.spec.name} "
             f"{loaded.spec.vocab}"
         )
         raise UserError(
-            f"{field}: {says}; try a draft of the same family, which shares its vocabulary"
+            f"{field}: {message}; try a draft of the same family, which shares its vocabulary"
         )
     if not _same(model, loaded):
-        says = f"the tokenizer of {model.spec.name} gives other ids than that of {loaded.spec.name}"
+        message = (
+            f"the tokenizer of {model.spec.name} gives other ids than that of {loaded.spec.name}"
+        )
         raise UserError(
-            f"{field}: {says}; try a draft of the same family, which shares its tokenizer"
+            f"{field}: {message}; try a draft of the same family, which shares its tokenizer"
         )
     return Drafting(asked, model)
 

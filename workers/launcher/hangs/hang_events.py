@@ -25,12 +25,12 @@ def event(
         return found
     if isinstance(news, Late):
         share = f"{news.share:.0%} of the time the others wait for it"
-        says = f"{share}; it comes {1000 * news.mean_s:.0f} ms after them"
+        message = f"{share}; it comes {1000 * news.mean_s:.0f} ms after them"
         data = {
             **named(news.standing),
             "share": round(news.share, 3),
             "late_s": round(news.mean_s, 4),
-            "says": says,
+            "message": message,
         }
         return {"type": "straggler", "rank": news.standing.rank, "data": data}
     if isinstance(news, Over):
@@ -43,7 +43,7 @@ def event(
         data = {
             **(named(first) if first else {}),
             "held_s": round(news.quiet_s, 1),
-            "says": f"{held}; it goes on",
+            "message": f"{held}; it goes on",
         }
         return {"type": "straggler", "rank": first.rank if first else None, "data": data}
     return None
@@ -62,7 +62,7 @@ def hang(
         "quiet_s": round(quiet_s, 1),
         "ranks": [each.rank for each in found.behind],
         "waiting": [each.rank for each in found.waiting],
-        "says": culprits_sentence(found),
+        "message": culprits_sentence(found),
         **(
             named(first)
             if first
@@ -84,7 +84,7 @@ def verdict(standings: Sequence[Standing], quiet_s: float) -> Verdict:
             "hang", f"No rank wrote a point for {quiet_s:.0f} s; {stacks}.", time=time.time()
         )
     found = judge(standings)
-    says = f"No rank moved for {quiet_s:.0f} s: {culprits_sentence(found)}; {stacks}."
+    message = f"No rank moved for {quiet_s:.0f} s: {culprits_sentence(found)}; {stacks}."
     first = found.behind[0] if found.behind else None
     step = min(each.step for each in standings)
-    return Verdict("hang", says, rank=first.rank if first else None, step=step, time=time.time())
+    return Verdict("hang", message, rank=first.rank if first else None, step=step, time=time.time())

@@ -85,11 +85,11 @@ class GgufFile:
         try:
             values = self._gguf.dequantize(np.ascontiguousarray(raw), kind)
         except NotImplementedError:
-            says = (
+            message = (
                 f"{stored.name} is quantised as {kind.name}, which the package gguf does not undo"
             )
             raise WeightsError(
-                f"{self.where}: {says}; give the file in another quantisation"
+                f"{self.where}: {message}; give the file in another quantisation"
             ) from None
         return torch.from_numpy(np.array(values, dtype=np.float32).reshape(stored.shape))
 
@@ -98,8 +98,10 @@ class GgufFile:
         try:
             block, size = self._gguf.GGML_QUANT_SIZES[self._gguf.GGMLQuantizationType(stored.kind)]
         except (ValueError, KeyError):
-            says = f"{stored.name} is of kind {stored.kind}, which the package gguf does not know"
-            raise WeightsError(f"{self.where}: {says}; try a newer package gguf") from None
+            message = (
+                f"{stored.name} is of kind {stored.kind}, which the package gguf does not know"
+            )
+            raise WeightsError(f"{self.where}: {message}; try a newer package gguf") from None
         if not stored.shape or stored.shape[-1] % block:
             raise WeightsError(
                 f"{self.where}: {stored.name} has shape {list(stored.shape)}; fetch the file again"
@@ -107,8 +109,8 @@ class GgufFile:
         row_bytes = stored.shape[-1] // block * size
         end = stored.start + row_bytes * math.prod(stored.shape[:-1])
         if end > len(self._bytes):
-            says = f"{stored.name} ends at byte {end:,}, the file at {len(self._bytes):,}"
-            raise WeightsError(f"{self.where} is no whole GGUF file ({says}); fetch it again")
+            message = f"{stored.name} ends at byte {end:,}, the file at {len(self._bytes):,}"
+            raise WeightsError(f"{self.where} is no whole GGUF file ({message}); fetch it again")
         return row_bytes, end
 
     def _spec(self, stem: str) -> ModelSpec:

@@ -61,8 +61,8 @@ class _Vocabulary:
         architecture = self._values.get("general.architecture")
         self.positions = self._values.get(f"{architecture}.context_length")
 
-    def refuse(self, says: str, next_: str) -> WeightsError:
-        return WeightsError(f"{self.where}: its tokenizer {says}; {next_}")
+    def refuse(self, message: str, next_: str) -> WeightsError:
+        return WeightsError(f"{self.where}: its tokenizer {message}; {next_}")
 
     def document(self) -> dict[str, Any]:
         """The tokenizer.json."""
@@ -71,11 +71,11 @@ class _Vocabulary:
         elif self.kind == "llama":
             made = self._sentence_pieces()
         else:
-            says = (
+            message = (
                 f"is of the kind {self.kind!r}; gpt2 (byte-level BPE) and llama "
                 "(SentencePiece's BPE) can be read"
             )
-            raise self.refuse(says, "give the model's tokenizer.json beside it")
+            raise self.refuse(message, "give the model's tokenizer.json beside it")
         model = {
             "type": "BPE",
             "dropout": None,
@@ -126,12 +126,12 @@ class _Vocabulary:
         name = self._values.get("tokenizer.ggml.pre", "default")
         words = WORDS.get(str(name))
         if words is None:
-            says = (
+            message = (
                 f"cuts text into words in a way called {name!r}; known ways are "
                 f"{', '.join(sorted(WORDS))}"
             )
             raise self.refuse(
-                says, "give the model's tokenizer.json beside it, or a newer conversion"
+                message, "give the model's tokenizer.json beside it, or a newer conversion"
             )
         merges = [merge.split(" ", 1) for merge in self._list("merges", str)]
         if any(len(merge) != 2 for merge in merges):

@@ -23,8 +23,8 @@ class Fields:
         self.values = {key: value for key, value in values.items() if value is not None}
         self.given, self.what = frozenset(values), what
 
-    def refuse(self, key: str, says: str, next_: str) -> WeightsError:
-        return WeightsError(f"{self.what}: {key} {says}; {next_}")
+    def refuse(self, key: str, message: str, next_: str) -> WeightsError:
+        return WeightsError(f"{self.what}: {key} {message}; {next_}")
 
     def whole(self, *keys: str, default: int | None = None) -> int:
         """A whole number of at least 1 under the first of `keys` that is there, else `default`."""

@@ -78,8 +78,8 @@ class HuggingFaceFolder:
             return self._unpacked(stored).weight()
         tensor = self._tensor(stored)
         if tensor.dtype == torch.float8_e4m3fn:
-            says = f"{stored} is fp8 without its scales {stored}_scale_inv"
-            raise WeightsError(f"{self.where}: {says}; fetch the folder again")
+            message = f"{stored} is fp8 without its scales {stored}_scale_inv"
+            raise WeightsError(f"{self.where}: {message}; fetch the folder again")
         return tensor
 
     def _quantised(self, stored: str) -> bool:
@@ -110,20 +110,20 @@ class HuggingFaceFolder:
             wanted |= {stored} if how is None else set(how.parts(stored.removesuffix(".weight")))
         missing = sorted(wanted - self._files.keys())
         if missing:
-            says = f"{len(missing)} tensors are missing, the first is {missing[0]}"
+            message = f"{len(missing)} tensors are missing, the first is {missing[0]}"
             raise WeightsError(
-                f"{self.where}: {says}; fetch the folder again, or mend its config.json"
+                f"{self.where}: {message}; fetch the folder again, or mend its config.json"
             )
         foreign = sorted(
             name for name in self._files.keys() - wanted if not self._known_beyond(name)
         )
         if foreign:
-            says = (
+            message = (
                 f"{len(foreign)} tensors belong to no {self.family} of this configuration, the "
                 f"first is {foreign[0]}"
             )
             raise WeightsError(
-                f"{self.where}: {says}; give the configuration that these weights were saved with"
+                f"{self.where}: {message}; give the configuration that these weights were saved with"
             )
 
     def _known_beyond(self, name: str) -> bool:
@@ -142,9 +142,9 @@ def refuse_pickles(paths: list[Path], where: str) -> None:
     """Raises WeightsError when there are pickle files among the paths."""
     pickles = sorted(path.name for path in paths if path.suffix in PICKLES)
     if pickles:
-        says = f"{pickles[0]} is a pickle file, and reading one runs what is in it"
+        message = f"{pickles[0]} is a pickle file, and reading one runs what is in it"
         raise WeightsError(
-            f"{where}: {says}; convert it to safetensors where you trust it, and give that"
+            f"{where}: {message}; convert it to safetensors where you trust it, and give that"
         )
 
 

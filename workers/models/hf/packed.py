@@ -106,9 +106,9 @@ def read_quantization(config: Mapping[str, Any], where: str) -> Quantization | N
         return _four_bits(str(method), told, where)
     if method == "compressed-tensors":
         return _compressed(told, where)
-    says = f"its weights are quantised by {method!r}"
+    message = f"its weights are quantised by {method!r}"
     raise WeightsError(
-        f"{where}: {says}; give the weights before, or awq, gptq, compressed-tensors or fp8 by "
+        f"{where}: {message}; give the weights before, or awq, gptq, compressed-tensors or fp8 by "
         "128 x 128"
     )
 
@@ -150,9 +150,9 @@ def _compressed(told: Mapping[str, Any], where: str) -> Quantization:
         <= weights.items()
     )
     if form not in ("pack-quantized", "int-quantized") or not plain:
-        says = f"its compressed-tensors format is {form!r}"
+        message = f"its compressed-tensors format is {form!r}"
         raise WeightsError(
-            f"{where}: {says}; only symmetric int8 with a scale an output can be read"
+            f"{where}: {message}; only symmetric int8 with a scale an output can be read"
         )
     return Quantization(str(form), "w8a8" if schemes[0].get("input_activations") else "int8")
 

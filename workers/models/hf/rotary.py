@@ -79,11 +79,11 @@ def write_rope(spec: ModelSpec) -> dict[str, Any]:
         return {"rope_theta": spec.rope.theta, "rope_scaling": None}
     original = scaling.original_max_seq_len
     if scaling.name == "dynamic" and original not in (None, spec.max_seq_len):
-        says = (
+        message = (
             f"rope.scaling extends {original} positions, transformers always max_seq_len "
             f"{spec.max_seq_len}"
         )
-        raise WeightsError(f"{spec.name}: {says}; set them equal")
+        raise WeightsError(f"{spec.name}: {message}; set them equal")
     fallback = 8192 if scaling.name == "llama3" else spec.max_seq_len
     told = {"rope_type": scaling.name, "type": scaling.name, "factor": scaling.factor}
     for theirs, ours in _KINDS[scaling.name]:

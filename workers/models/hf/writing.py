@@ -133,21 +133,21 @@ def _deepseek(spec: ModelSpec) -> str:
         or moe.every != 1
         or moe.shared_width % moe.expert_ffn
     ):
-        says = (
+        message = (
             "latent attention with biases, a window, every above 1 or shared experts of "
             "another width"
         )
-        raise _none(spec, says, "keep these weights in our own form")
+        raise _none(spec, message, "keep these weights in our own form")
     if moe.scoring == "sigmoid":
         if not moe.bias_update:
             raise _none(spec, "sigmoid scores without a balancing bias", "bias_update above 0")
         return "deepseek_v3"
     if moe.renormalise or moe.bias_update or not spec.rope.interleaved:
-        says = (
+        message = (
             "softmax scores with latent attention that are renormalised or biased, or rotation "
             "by halves"
         )
-        raise _none(spec, says, "scoring sigmoid")
+        raise _none(spec, message, "scoring sigmoid")
     return "deepseek_v2"
 
 
@@ -161,11 +161,11 @@ def _routed(spec: ModelSpec) -> str:
         and moe.routed_scale == 1.0
     )
     if not plain or moe.bias_update or spec.bias != "none":
-        says = (
+        message = (
             "shared experts, groups, sigmoid scores, a routed scale or biases without latent "
             "attention"
         )
-        raise _none(spec, says, "keep these weights in our own form")
+        raise _none(spec, message, "keep these weights in our own form")
     if not spec.qk_norm and moe.first_dense_layers == 0 and moe.every == 1 and moe.renormalise:
         return "mixtral"
     if spec.qk_norm and (moe.every == 1 or moe.first_dense_layers == moe.every - 1):

@@ -58,5 +58,5 @@ def _compiled(template: str) -> jinja2.Template:
     return room.from_string(template)
 
 
-def _refuse(says: str) -> None:
-    raise jinja2.TemplateError(says)
+def _refuse(message: str) -> None:
+    raise jinja2.TemplateError(message)

@@ -42,8 +42,10 @@ def read_table(folder: Path) -> Any:
             f"{path} is refused: {str(error)[:200]}; give a checkpoint that this engine wrote"
         ) from None
     if other:
-        says = f"{other[0]} is no tensor in it, but bytes that would be unpickled"
-        raise WeightsError(f"{path} is refused: {says}; give a checkpoint that this engine wrote")
+        message = f"{other[0]} is no tensor in it, but bytes that would be unpickled"
+        raise WeightsError(
+            f"{path} is refused: {message}; give a checkpoint that this engine wrote"
+        )
     return table
 
 

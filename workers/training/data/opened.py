@@ -75,12 +75,12 @@ def _refuse_dynamic(model: ModelSpec, length: int) -> None:
         return
     original = scaling.original_max_seq_len or model.max_seq_len
     if length > original:
-        says = (
+        message = (
             f"dynamic scaling turns by a sequence's length beyond {original} tokens, packed "
             "documents have their own"
         )
         raise UserError(
-            f"model.rope.scaling: {says}; try name yarn or linear, seq_len {original} or "
+            f"model.rope.scaling: {message}; try name yarn or linear, seq_len {original} or "
             "document_masks false"
         )
 
@@ -92,11 +92,11 @@ def _masked(data: DataSpec, sources: list[Source], *, field: str = "data") -> bo
     """
     known = [source.stream.knows_documents for source in sources]
     if data.document_masks and not any(known):
-        says = (
+        message = (
             f"nothing tells where documents begin in {', '.join(source.name for source in sources)}"
         )
         tries = "document_end, the token after each document, or false"
-        raise UserError(f"{field}.document_masks: {says}; try {tries}")
+        raise UserError(f"{field}.document_masks: {message}; try {tries}")
     if data.document_masks is not None:
         return data.document_masks
     parts = [part for _, part in data.parts()]

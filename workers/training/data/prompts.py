@@ -73,19 +73,19 @@ def open_prompts(run: TrainingRun, spec: SamplesSpec, *, cache: Path, kept: Path
 
 def _encoded(prompts: Sequence[str], tokenizer: Tokenizer | None, seq_len: int) -> list[list[int]]:
     if tokenizer is None:
-        says = (
+        message = (
             "token files, and the weights to begin with, come without a tokenizer to read a "
             "prompt with"
         )
         raise UserError(
-            f"train.samples.prompts: {says}; try data.tokenizer, or leave the prompts out"
+            f"train.samples.prompts: {message}; try data.tokenizer, or leave the prompts out"
         )
     found = tokenizer.encode(prompts)
     for number, ids in enumerate(found):
         if not 0 < len(ids) < seq_len:
-            says = f"{len(ids)} tokens, of which a sequence has {seq_len}, and one is to follow"
+            message = f"{len(ids)} tokens, of which a sequence has {seq_len}, and one is to follow"
             raise UserError(
-                f"train.samples.prompts.{number}: {says}; try one of 1 to {seq_len - 1} tokens"
+                f"train.samples.prompts.{number}: {message}; try one of 1 to {seq_len - 1} tokens"
             )
     return found
 

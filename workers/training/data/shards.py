@@ -55,21 +55,21 @@ def open_shard(path: Path, *, vocab: int) -> Shard:
     """
     told = _description(path)
     if told.get("vocab", 0) > vocab:
-        says = f"its tokenizer has {told['vocab']} tokens, the model's vocabulary {vocab}"
+        message = f"its tokenizer has {told['vocab']} tokens, the model's vocabulary {vocab}"
         raise UserError(
-            f"data.path: {path}: {says}; try a model with vocab {told['vocab']} or more"
+            f"data.path: {path}: {message}; try a model with vocab {told['vocab']} or more"
         )
     tokens = _array(path) if path.suffix == ".npy" else _raw(path, told.get("dtype"), vocab)
     if "tokens" in told and len(tokens) != told["tokens"]:
-        says = f"holds {len(tokens)} tokens, {beside(path).name} says {told['tokens']}"
-        raise UserError(f"data.path: {path} {says}; try copying the file again")
+        message = f"holds {len(tokens)} tokens, {beside(path).name} says {told['tokens']}"
+        raise UserError(f"data.path: {path} {message}; try copying the file again")
     try:
         starts = (
             np.load(path.with_name(told["starts"]), mmap_mode="r") if "starts" in told else None
         )
     except (OSError, ValueError, TypeError) as error:
-        says = f"says where documents start in {told['starts']}, which cannot be read: {error}"
-        raise UserError(f"data.path: {beside(path)} {says}; try copying it too") from None
+        message = f"says where documents start in {told['starts']}, which cannot be read: {error}"
+        raise UserError(f"data.path: {beside(path)} {message}; try copying it too") from None
     return Shard(tokens, starts, told.get("document_end"), told.get("tokenizer"))
 
 
@@ -198,14 +198,14 @@ def _raw(path: Path, named: str | None, vocab: int) -> Tokens:
         dtype = np.dtype(_DTYPES[_LLMC[int(head[0])]])
         if size != _LLMC_HEADER_BYTES + int(head[2]) * dtype.itemsize:
             held = (size - _LLMC_HEADER_BYTES) / dtype.itemsize
-            says = f"holds {held:g} tokens, its header says {int(head[2])}"
-            raise UserError(f"data.path: {path} {says}; try copying the file again")
+            message = f"holds {held:g} tokens, its header says {int(head[2])}"
+            raise UserError(f"data.path: {path} {message}; try copying the file again")
         return np.memmap(path, dtype=dtype, mode="r", offset=_LLMC_HEADER_BYTES)
     dtype = np.dtype(_DTYPES[named] if named else "<u2" if vocab <= 1 << 16 else "<u4")
     if size % dtype.itemsize:
         why = "" if named else f" for a vocabulary of {vocab}"
-        says = f"{size} bytes are no whole number of {dtype.name}{why}"
+        message = f"{size} bytes are no whole number of {dtype.name}{why}"
         raise UserError(
-            f"data.path: {path}: {says}; try copying it again, or .npy, which names its type"
+            f"data.path: {path}: {message}; try copying it again, or .npy, which names its type"
         )
     return np.memmap(path, dtype=dtype, mode="r")

@@ -110,11 +110,11 @@ def _token_files(
     shards = [open_shard(file, vocab=vocab) for file in files]
     for file, shard in zip(files, shards, strict=True):
         if given and shard.tokenizer not in (None, tokenizer.digest):
-            says = (
+            message = (
                 f"{beside(file)} names another tokenizer ({shard.tokenizer[:12]}, this is "
                 f"{tokenizer.digest[:12]})"
             )
-            raise UserError(f"data.tokenizer: {says}; try the one it was made with")
+            raise UserError(f"data.tokenizer: {message}; try the one it was made with")
     arrays = [shard.tokens for shard in shards]
     starts = [shard.starts for shard in shards]
     if part.document_end is None and all(each is not None for each in starts):

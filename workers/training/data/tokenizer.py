@@ -76,9 +76,9 @@ def load_tokenizer(path: Path, *, vocab: int) -> Tokenizer:
     ids = loaded.get_vocab(with_added_tokens=True)
     largest = max(ids.values(), default=-1)
     if largest >= vocab:
-        says = f"{file} has token ids up to {largest}, the model's vocabulary has {vocab}"
+        message = f"{file} has token ids up to {largest}, the model's vocabulary has {vocab}"
         raise UserError(
-            f"data.tokenizer: {says}; try the tokenizer of this model, or vocab {largest + 1} or "
+            f"data.tokenizer: {message}; try the tokenizer of this model, or vocab {largest + 1} or "
             "more"
         )
     ends = [ids[word] for word in _ENDS if word in ids]
@@ -141,12 +141,12 @@ def check_same(ours: Path, weights: Path) -> None:
     other = sorted(word for word, number in told.items() if want.get(word) != number)
     if other:
         word = other[0]
-        says = (
+        message = (
             f"{len(other)} of {len(told)} tokens have other ids than in the {NAME} of "
             f"{weights}, as {word!r}"
         )
         raise UserError(
-            f"data.tokenizer: {mine}: {says}: {told[word]}, there {want.get(word)}; try no "
+            f"data.tokenizer: {mine}: {message}: {told[word]}, there {want.get(word)}; try no "
             "tokenizer: "
             "then the weights' own is taken"
         )

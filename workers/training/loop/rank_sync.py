@@ -57,6 +57,6 @@ def _try(act: Callable[[], T]) -> tuple[T | None, tuple[bool, str] | None]:
 def _value_or_raise(found: Any) -> Any:
     value, error = found
     if error is not None:
-        users, says = error
-        raise UserError(says) if users else OSError(says)
+        users, message = error
+        raise UserError(message) if users else OSError(message)
     return value

@@ -90,7 +90,7 @@ class Arrivals:
                     return None
                 self._told = rank
                 mean_s = sum(own) / len(own)
-                says = (
+                message = (
                     f"it comes {1000 * mean_s:.0f} ms after the first to its gradients, step "
                     "after step"
                 )
@@ -98,7 +98,7 @@ class Arrivals:
                     "rank": rank,
                     "stage": rank // self._peers,
                     "late_s": round(mean_s, 4),
-                    "says": says,
+                    "message": message,
                 }
         if len(late) < 0.4 * len(window):
             self._told = None

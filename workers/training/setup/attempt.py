@@ -112,8 +112,8 @@ class Attempt:
         train, held_out = self._samples(world)
         self.loop = loop = self._loop(world, train, held_out, number, self._prompts())
         self._tell_plan(world)
-        for says in start.rejected if world.rank == 0 else ():
-            self.recorder.event("checkpoint_rejected", says=says)
+        for message in start.rejected if world.rank == 0 else ():
+            self.recorder.event("checkpoint_rejected", message=message)
         if start.folder is not None:
             self._restore(world, loop, start)
         elif run.train.init_from is not None:
@@ -147,7 +147,7 @@ class Attempt:
         try:
             if outcome.exit_class == "out_of_memory" and self.recorder is not None:
                 self.recorder.event(
-                    "out_of_memory", step=step, phase=phase, says=outcome.reason, **memory
+                    "out_of_memory", step=step, phase=phase, message=outcome.reason, **memory
                 )
         except OSError as broken:
             print(f"error: {broken}", file=sys.stderr)

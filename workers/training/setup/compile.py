@@ -133,11 +133,11 @@ def _selective(plain: Callable[..., Tensor]) -> Callable[..., Tensor]:
 def refuse_uncompilable(device: torch.device, precision: str) -> None:
     """Raises UserError where this machine cannot compile, or not what this precision needs."""
     if device.type == "cpu" and precision == "fp16":
-        says = (
+        message = (
             "a CPU computes products of fp16 in fp32 operator by operator, which compiled "
             "blocks would not show"
         )
-        raise UserError(f"train.compile: {says}; try precision bf16, or compile false")
+        raise UserError(f"train.compile: {message}; try precision bf16, or compile false")
     with warnings.catch_warnings():  # of torch's own old parts, while its code generator loads
         warnings.filterwarnings("ignore", category=DeprecationWarning)
         importlib.import_module("torch._inductor.compile_fx")
@@ -159,11 +159,11 @@ def _lacks_on_cpu() -> str | None:
         )
     header = Path(sysconfig.get_paths()["include"]) / "Python.h"
     if not header.exists():
-        says = (
+        message = (
             "torch.compile builds modules for this Python on a CPU, and its headers are not "
             f"at {header}"
         )
-        return f"{says}; try installing python{sysconfig.get_python_version()}-dev"
+        return f"{message}; try installing python{sysconfig.get_python_version()}-dev"
     return None
 
 

@@ -38,9 +38,9 @@ def open_initial(source: ModelSource, model: ModelSpec) -> Weights:
         raise UserError(f"train.init_from: {error}") from None
     for field, (theirs, ours) in _differences(weights.spec, model).items():
         if field not in _FREE or _must_agree(field, theirs, model):
-            says = f"{weights.where} has {field} {theirs}, the model {ours}"
+            message = f"{weights.where} has {field} {theirs}, the model {ours}"
             raise UserError(
-                f"train.init_from: {says}; try model with {field} {theirs}, or other weights"
+                f"train.init_from: {message}; try model with {field} {theirs}, or other weights"
             )
     return weights
 

@@ -97,8 +97,8 @@ def manifest_of(
 def _check_same(run: TrainingRun, folder: Path, manifest: dict[str, Any]) -> None:
     ours = manifest_of(run, step=0, tokens=0, samples=0, world_size=1)
     if "weights_of" in manifest:
-        says = f"holds weights alone, converted from {manifest['weights_of']}"
-        raise UserError(f"resume: {folder} {says}; try train.init_from with its path")
+        message = f"holds weights alone, converted from {manifest['weights_of']}"
+        raise UserError(f"resume: {folder} {message}; try train.init_from with its path")
     missing = [name for name in ours if name not in manifest and name != "spec"]
     if missing:
         raise UserError(

@@ -136,8 +136,8 @@ class Command(BaseCommand):
                 self._search(options, calibration)
         except BadRequest as error:
             found = [
-                f"{_FLAGS.get(each.field, each.field)}: {each.says}"
-                + (f"; try {each.try_}" if each.try_ else "")
+                f"{_FLAGS.get(each.field, each.field)}: {each.message}"
+                + (f"; try {each.hint}" if each.hint else "")
                 for each in error.problems
             ]
             raise CommandError("\n".join(found), returncode=2) from None
@@ -248,10 +248,10 @@ def _trees(options: dict[str, Any]) -> api.Trees | None:
 
 
 def _nothing(answer: Any) -> CommandError:
-    says = [f"{each['says']}; try {each['try']}" for each in answer["problems"]] or [
+    message = [f"{each['message']}; try {each['hint']}" for each in answer["problems"]] or [
         "No plan fits; leave out --export"
     ]
-    return CommandError("\n".join(says), returncode=2)
+    return CommandError("\n".join(message), returncode=2)
 
 
 def _scene(options: dict[str, Any]) -> dict[str, Any]:

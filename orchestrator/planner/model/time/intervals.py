@@ -67,12 +67,12 @@ def extrapolations(
         pair = (request.entry.name, request.framework.name)
         known = published(pair[1], request.entry)
         if calibration and calibration.values_for(*pair):
-            says = calibration.extrapolates(*pair, table, row)
+            message = calibration.extrapolates(*pair, table, row)
         else:
-            says = known.basis.says(table, row) if known else []
+            message = known.basis.message(table, row) if known else []
         found.append(
-            f"Its time is extrapolated, so that it is less certain: {'; '.join(says)}."
-            if says
+            f"Its time is extrapolated, so that it is less certain: {'; '.join(message)}."
+            if message
             else ""
         )
     return found

@@ -132,7 +132,7 @@ def measured(tmp_path_factory: pytest.TempPathFactory) -> list[list[dict[str, fl
 def test_bytes_of_a_step_are_exact(number: int, measured: list[list[dict[str, float]]]) -> None:
     axis, model, plan = CASES[number]
     degrees = [plan.get(name, 1) for name in ("dp", "tp", "pp", "cp")]
-    says, found = predicted(model, plan, math.prod(degrees)), measured[number]
+    message, found = predicted(model, plan, math.prod(degrees)), measured[number]
     data = ("all_reduce", "all_gather", "reduce_scatter", "broadcast")
     axes = {
         "dp": data,
@@ -142,6 +142,6 @@ def test_bytes_of_a_step_are_exact(number: int, measured: list[list[dict[str, fl
         "tp": ("all_reduce", "all_gather", "reduce_scatter"),
     }[axis]
     for kind in axes:
-        assert max(rank[kind] for rank in found) == says[kind], (kind, says, found)
+        assert max(rank[kind] for rank in found) == message[kind], (kind, message, found)
     if axis == "dp":
         assert all(rank == found[0] for rank in found)

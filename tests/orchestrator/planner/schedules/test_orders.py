@@ -109,7 +109,7 @@ def test_stages_lie_round_after_round_or_folded():
 
 
 @pytest.mark.parametrize(
-    ("arguments", "says"),
+    ("arguments", "message"),
     [
         (("1f1b", 0, 1, 4), "pp is 0"),
         (("1f1b", 4, 1, 0), "micro-batches is 0"),
@@ -122,6 +122,6 @@ def test_stages_lie_round_after_round_or_folded():
         (("spiral", 4, 1, 8), "unknown schedule"),
     ],
 )
-def test_what_cannot_run_is_refused_in_words(arguments, says):
-    with pytest.raises(ValueError, match=says):
+def test_what_cannot_run_is_refused_in_words(arguments, message):
+    with pytest.raises(ValueError, match=message):
         device_orders(*arguments)

@@ -195,7 +195,7 @@ def test_timeline_draws_the_first_micro_batches_in_plain_numbers():
 
 
 @pytest.mark.parametrize(
-    ("changes", "says"),
+    ("changes", "message"),
     [
         ({"micro_batches": 0}, "micro-batches is 0"),
         ({"pp": 0}, "pp is 0"),
@@ -207,7 +207,7 @@ def test_timeline_draws_the_first_micro_batches_in_plain_numbers():
         ({"schedule": "gpipe", "micro_batches": 10**7}, "too long to be simulated"),
     ],
 )
-def test_wrong_input_is_refused_in_words(changes, says):
+def test_wrong_input_is_refused_in_words(changes, message):
     given = {
         "schedule": "1f1b",
         "pp": 4,
@@ -216,5 +216,5 @@ def test_wrong_input_is_refused_in_words(changes, says):
         "backward_s": 1.0,
         "weight_s": 1.0,
     }
-    with pytest.raises(ValueError, match=says):
+    with pytest.raises(ValueError, match=message):
         simulate(**{**given, **changes})

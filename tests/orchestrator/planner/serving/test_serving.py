@@ -110,8 +110,8 @@ def test_speculative_gain_follows_leviathan() -> None:
 
 def test_what_does_not_fit_says_what_would() -> None:
     answer = ask("llama3-70b", {"device": "h100-80g", "devices_per_node": 8})
-    assert answer["fits"] is False and answer["try"][0].startswith("quantize")
-    for change in answer["try"]:
+    assert answer["fits"] is False and answer["suggestions"][0].startswith("quantize")
+    for change in answer["suggestions"]:
         field, value = change.split()
         fixed = {field: int(value) if value.isdigit() else value}
         assert ask("llama3-70b", {"device": "h100-80g", "devices_per_node": 8}, batch=1, **fixed)[
@@ -136,9 +136,9 @@ def test_what_does_not_fit_says_what_would() -> None:
 def test_bad_questions_are_told(change: dict[str, Any], field: str) -> None:
     answer = serving({"model": "llama3-8b", "cluster": H200, **change})
     assert answer["ok"] is False
-    assert any(each["field"].startswith(field) and each["says"] for each in answer["problems"]), (
-        answer["problems"]
-    )
+    assert any(
+        each["field"].startswith(field) and each["message"] for each in answer["problems"]
+    ), answer["problems"]
 
 
 def test_every_number_opens_its_formula() -> None:

@@ -233,7 +233,7 @@ def test_the_runs_own_data_and_ids(room):
 
 
 @pytest.mark.parametrize(
-    ("metrics", "rows", "references", "says"),
+    ("metrics", "rows", "references", "message"),
     [
         (["wer"], [{"id": 1, "text": "a"}], None, "'wer' is no"),
         ([], [{"id": 1, "text": "a"}], None, "it names none"),
@@ -267,9 +267,9 @@ def test_the_runs_own_data_and_ids(room):
         (["loss"], "[1]", None, "it is no JSON object"),
     ],
 )
-def test_what_cannot_be_judged_is_told(metrics, rows, references, says, room, capsys):
+def test_what_cannot_be_judged_is_told(metrics, rows, references, message, room, capsys):
     if references is not None:
         references = room.file("r.txt" if isinstance(references, str) else "r.jsonl", references)
     assert room.go(metrics, room.file("in.jsonl", rows), references=references) == 64
-    assert says in capsys.readouterr().err
+    assert message in capsys.readouterr().err
     assert not (room.folder / "run/results.json").exists()

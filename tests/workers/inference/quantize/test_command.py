@@ -213,14 +213,14 @@ def test_training_that_knows_of_rounding_loses_less_by_it():
 
 
 @pytest.mark.parametrize(
-    ("more", "says"),
+    ("more", "message"),
     [
         (["--model", "nowhere/here"], "does not exist"),
         (["--method", "prune", "--neurons", "1.5"], "prune nothing or everything"),
         (["--evaluate", "none.txt"], "none.txt cannot be read"),
     ],
 )
-def test_what_cannot_be_done_is_told_and_leaves_nothing(more, says, taught, tmp_path, capsys):
+def test_what_cannot_be_done_is_told_and_leaves_nothing(more, message, taught, tmp_path, capsys):
     assert go(taught, tmp_path / "small", "awq", *more) == 64
-    assert says in capsys.readouterr().err
+    assert message in capsys.readouterr().err
     assert not list(tmp_path.iterdir())

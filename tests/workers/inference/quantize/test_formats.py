@@ -180,7 +180,7 @@ def test_what_is_written_is_what_is_read(form):
 
 
 @pytest.mark.parametrize(
-    ("spoil", "says"),
+    ("spoil", "message"),
     [
         (
             lambda t: {**t, "a.qzeros": t["a.qzeros"][:, :1]},
@@ -194,7 +194,7 @@ def test_what_is_written_is_what_is_read(form):
         (lambda t: {**t, "a.scales": t["a.scales"] * float("nan")}, "must be finite"),
     ],
 )
-def test_corrupt_tensors_are_refused(spoil, says):
+def test_corrupt_tensors_are_refused(spoil, message):
     codes, zeros, scales = numbers(64, 16, least_zero=1)
     good = {
         "a.qweight": gptq_by_hand(codes, 0),
@@ -205,12 +205,12 @@ def test_corrupt_tensors_are_refused(spoil, says):
     how = read_quantization({"quantization_config": GPTQ}, "here")
     assert how is not None
     unpack(how, "a", good.__getitem__, "here")
-    with pytest.raises(WeightsError, match=says):
+    with pytest.raises(WeightsError, match=message):
         unpack(how, "a", spoil(good).__getitem__, "here")
 
 
 @pytest.mark.parametrize(
-    ("config", "says"),
+    ("config", "message"),
     [
         ({**GPTQ, "bits": 3}, "have 3 bits; only 4"),
         ({**AWQ, "version": "gemv"}, "version is 'gemv'"),
@@ -220,8 +220,8 @@ def test_corrupt_tensors_are_refused(spoil, says):
         ([], "is no object"),
     ],
 )
-def test_configurations_that_cannot_be_read_are_told(config, says):
-    with pytest.raises(WeightsError, match=says):
+def test_configurations_that_cannot_be_read_are_told(config, message):
+    with pytest.raises(WeightsError, match=message):
         read_quantization({"quantization_config": config}, "here")
 
 

@@ -73,7 +73,7 @@ def test_one_tile_may_be_shared_by_outputs():
 
 
 @pytest.mark.parametrize(
-    ("packed", "take", "span", "says"),
+    ("packed", "take", "span", "message"),
     [
         (whole("int4", 8, 64), inputs, (0, 24), "inputs 0 to 24 would divide groups of 32"),
         (whole("w8a8", 8, 64), inputs, (0, 32), "rounded by the largest of all inputs"),
@@ -81,8 +81,8 @@ def test_one_tile_may_be_shared_by_outputs():
         (whole("fp8", 300, 8), outputs, (100, 200), "from 100 to 200 would divide tiles"),
     ],
 )
-def test_what_does_not_come_apart_is_told(packed: Packed, take: Any, span: Any, says: str):
-    with pytest.raises(ValueError, match=says):
+def test_what_does_not_come_apart_is_told(packed: Packed, take: Any, span: Any, message: str):
+    with pytest.raises(ValueError, match=message):
         take(packed, *span)
 
 

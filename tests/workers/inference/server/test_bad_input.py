@@ -199,7 +199,7 @@ class Evil:
 
 
 @pytest.mark.parametrize(
-    ("name", "says"),
+    ("name", "message"),
     [
         ("model.safetensors", "no whole safetensors file"),
         ("config.json", "config.json is not JSON"),
@@ -209,7 +209,9 @@ class Evil:
         ("pytorch_model.bin", "is a pickle file"),
     ],
 )
-def test_a_pickle_in_the_place_of_weights_ends_the_run_and_is_not_run(name, says, tmp_path, capsys):
+def test_a_pickle_in_the_place_of_weights_ends_the_run_and_is_not_run(
+    name, message, tmp_path, capsys
+):
     weights = tmp_path / "weights"
     weights.mkdir()
     untrained_folder(weights)
@@ -221,7 +223,7 @@ def test_a_pickle_in_the_place_of_weights_ends_the_run_and_is_not_run(name, says
         json.dumps({"kind": "serve", "model": {"path": str(path)}, "serve": {}})
     )
     assert main(["--spec", str(tmp_path / "run.json"), "--dir", str(tmp_path / "run")]) == 64
-    assert says in capsys.readouterr().err and not (tmp_path / "ran").exists()
+    assert message in capsys.readouterr().err and not (tmp_path / "ran").exists()
     assert json.loads((tmp_path / "run/rank-0/exit.json").read_text())["class"] == "user_error"
     events = tmp_path / "run/rank-0/events.jsonl"
     assert not events.exists() or "serving" not in events.read_text()

@@ -27,7 +27,7 @@ def test_tokens_made_ahead_are_those_that_a_run_makes(
 
 
 @pytest.mark.parametrize(
-    ("arguments", "says"),
+    ("arguments", "message"),
     [
         (
             ["tokenizer", "a.txt", "--vocab", "5", "--out", "x"],
@@ -40,7 +40,7 @@ def test_tokens_made_ahead_are_those_that_a_run_makes(
 )
 def test_what_cannot_be_done_is_told(
     arguments: list[str],
-    says: str,
+    message: str,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
@@ -50,4 +50,4 @@ def test_what_cannot_be_done_is_told(
     (tmp_path / "a.txt").write_text("a")
     (tmp_path / "empty.txt").touch()
     assert main(arguments) == 64
-    assert says in capsys.readouterr().err
+    assert message in capsys.readouterr().err

@@ -115,7 +115,7 @@ def test_sources_keep_their_weights_names_and_order(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "content", "format_", "says"),
+    ("name", "content", "format_", "message"),
     [
         ("missing.txt", None, "text", "does not exist"),
         (
@@ -152,16 +152,16 @@ def test_sources_keep_their_weights_names_and_order(tmp_path: Path) -> None:
     ],
 )
 def test_wrong_files_are_told(
-    name: str, content: bytes | None, format_: str, says: str, tmp_path: Path
+    name: str, content: bytes | None, format_: str, message: str, tmp_path: Path
 ) -> None:
     if content is not None:
         (tmp_path / name).write_bytes(content)
-    with pytest.raises(UserError, match=says):
+    with pytest.raises(UserError, match=message):
         opened(tmp_path, path=str(tmp_path / name), format=format_)
 
 
 @pytest.mark.parametrize(
-    ("told", "says"),
+    ("told", "message"),
     [
         ({"tokens": 9}, "holds 4 tokens, a.bin.json says 9"),
         ({"dtype": "uint32", "tokens": 3}, "holds 2 tokens, a.bin.json says 3"),
@@ -174,11 +174,11 @@ def test_wrong_files_are_told(
     ],
 )
 def test_a_description_that_does_not_fit_its_file(
-    told: dict[str, Any], says: str, tmp_path: Path
+    told: dict[str, Any], message: str, tmp_path: Path
 ) -> None:
     np.array([1, 2, 3, 4], "<u2").tofile(tmp_path / "a.bin")
     (tmp_path / "a.bin.json").write_text(json.dumps(told))
-    with pytest.raises(UserError, match=says):
+    with pytest.raises(UserError, match=message):
         opened(tmp_path, path=str(tmp_path / "a.bin"), format="tokens")
 
 

@@ -78,8 +78,8 @@ def test_one_that_does_not_fit_is_refused(tmp_path: Path) -> None:
         load_tokenizer(path, vocab=9)
     assert load_tokenizer(path, vocab=10).vocab == 10
     (tmp_path / "bad.json").write_text("{}")
-    for file, says in (("bad.json", "is not a tokenizer.json"), ("none.json", "does not exist")):
-        with pytest.raises(UserError, match=says):
+    for file, message in (("bad.json", "is not a tokenizer.json"), ("none.json", "does not exist")):
+        with pytest.raises(UserError, match=message):
             load_tokenizer(tmp_path / file, vocab=10)
 
 

@@ -71,14 +71,14 @@ DATA = [
 def test_bytes_are_the_planners(plan, train, tmp_path):
     found = train(make_spec(MODEL, plan, steps=4), tmp_path)
     assert_parts_add_up(found.points(0), found.points(1))
-    says = predicted(MODEL, plan)
+    message = predicted(MODEL, plan)
     for rank in range(2):
         values = found.points(rank)[-1]["values"]
         assert "comm/bytes" not in found.points(rank)[1]["values"]
-        counted = {kind: values.get(f"comm/{kind}", 0) for kind in says}
-        numbers = counted["all_reduce_bytes"] - says["all_reduce_bytes"]
+        counted = {kind: values.get(f"comm/{kind}", 0) for kind in message}
+        numbers = counted["all_reduce_bytes"] - message["all_reduce_bytes"]
         assert 0 < numbers < 200, "the step's sums, which the planner leaves out"
-        assert counted == {**says, "all_reduce_bytes": says["all_reduce_bytes"] + numbers}
+        assert counted == {**message, "all_reduce_bytes": message["all_reduce_bytes"] + numbers}
         assert values["comm/bytes"] == sum(counted.values())
         assert max(told(found.points(rank), "comm/exposed_s")) > 0
 
@@ -95,7 +95,7 @@ def test_bytes_of_a_tensor_parallel_block_are_the_planners(plan, train, tmp_path
             (found.points()[-1]["values"], predicted({**MODEL, "layers": layers}, plan))
         )
     for kind in ("all_reduce_bytes", "all_gather_bytes", "reduce_scatter_bytes"):
-        counted, says = (
+        counted, message = (
             [which[at].get(f"comm/{kind}" if at == 0 else kind, 0) for which in by_depth]
             for at in (0, 1)
         )
@@ -103,7 +103,7 @@ def test_bytes_of_a_tensor_parallel_block_are_the_planners(plan, train, tmp_path
         # numbers
         more = 2 * 4 * 2 * 32 if "sequence_parallel" in plan else 0
         more = more + 2 * 8 if kind == "all_reduce_bytes" else 0
-        assert counted[1] - counted[0] == says[1] - says[0] + more, kind
+        assert counted[1] - counted[0] == message[1] - message[0] + more, kind
 
 
 PIPES = [

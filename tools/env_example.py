@@ -1,9 +1,8 @@
-"""Writes deploy/env.example from the settings' own table, so that the two cannot part."""
+"""Writes deploy/env.example from the fields of `Env`."""
 
 from __future__ import annotations
 
 import sys
-from dataclasses import fields
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -13,7 +12,7 @@ from orchestrator.config.env import Env, variable  # noqa: E402
 
 HEAD = """\
 # Every setting of Orrery, with its default. Uncomment what you change.
-# Made by `python tools/env_example.py`; a test compares the two.
+# Written by `python tools/env_example.py`; a test compares the two.
 """
 COMPOSE = """
 # Used by deploy/compose.yaml only
@@ -24,13 +23,14 @@ COMPOSE = """
 # Read by agents and supervisors on the nodes
 # ORRERY_JOIN=
 # ORRERY_PG_TIMEOUT_S=600
-# Where optimizer states go that a plan offloads to disk (offload nvme): a fast local one; the attempt's folder else
+# Fast local folder for optimizer states offloaded to disk (offload nvme);
+# default: the attempt's folder
 # ORRERY_SCRATCH=
 
-# Read by `make install` and `make up`: torch for cpu or cuda; what the machine has else
+# Read by `make install` and `make up`: torch for cpu or cuda; default: what the machine has
 # ORRERY_TORCH=
 
-# Read by the recorder in people's own programs, where init is not told: the server, a token, where it keeps what waits
+# Read by the recorder if init gets no arguments: the server, a token, and the spool folder
 # ORRERY_URL=
 # ORRERY_TOKEN=
 # ORRERY_SPOOL=~/.cache/orrery/spool
@@ -38,12 +38,11 @@ COMPOSE = """
 
 
 def text() -> str:
+    """The content of deploy/env.example."""
     lines = [HEAD]
-    for item in fields(Env):
-        lines.append(
-            f"# {item.metadata['says']}\n# "
-            f"{variable(item.name)}={_shown(item.name, item.default)}\n"
-        )
+    for name, field in Env.model_fields.items():
+        shown = _shown(name, field.default)
+        lines.append(f"# {field.description}\n# {variable(name)}={shown}\n")
     return "\n".join(lines) + COMPOSE
 
 

@@ -1,153 +1,173 @@
-"""Every setting, read once from the environment, typed. A wrong value stops the start with a hint.
+"""Every setting, read once from the environment and typed. A wrong value stops the start.
 
-Knows names, types and defaults; `settings` turns them into Django's. `deploy/env.example` lists
-them all.
+Holds names, types, defaults and descriptions; `settings` turns them into Django's settings, and
+`tools/env_example.py` writes `deploy/env.example` from them.
 """
 
 from __future__ import annotations
 
 import os
 import secrets
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 from urllib.parse import unquote, urlsplit
 
 from django.core.exceptions import ImproperlyConfigured
+from pydantic import AfterValidator, BeforeValidator, Field, ValidationError
+from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
 
-def _flag(text: str) -> bool:
-    if text.lower() in ("1", "true", "yes", "on"):
-        return True
-    if text.lower() in ("0", "false", "no", "off", ""):
-        return False
-    raise ValueError("say 1 or 0")
+def _split_names(value: Any) -> Any:
+    return value.replace(",", " ").split() if isinstance(value, str) else value
 
 
-def _words(text: str) -> tuple[str, ...]:
-    return tuple(word for word in text.replace(",", " ").split() if word)
+def _split_paths(value: Any) -> Any:
+    if not isinstance(value, str):
+        return value
+    return [part for part in value.split(os.pathsep) if part]
 
 
-def _paths(text: str) -> tuple[Path, ...]:
-    return tuple(Path(part).expanduser().resolve() for part in text.split(os.pathsep) if part)
+def _absolute(path: Path) -> Path:
+    return path.expanduser().resolve()
 
 
-def _path(text: str) -> Path:
-    return Path(text).expanduser().resolve()
+_Path = Annotated[Path, AfterValidator(_absolute)]
+_Names = Annotated[tuple[str, ...], NoDecode, BeforeValidator(_split_names)]
+_Paths = Annotated[tuple[_Path, ...], NoDecode, BeforeValidator(_split_paths)]
 
 
-def _setting(default: Any, read: Callable[[str], Any], message: str) -> Any:
-    return field(default=default, metadata={"read": read, "message": message})
+class Env(BaseSettings):
+    """One field per variable `ORRERY_<NAME>`; `DATABASE_URL` and `REDIS_URL` have no prefix."""
 
+    model_config = SettingsConfigDict(
+        env_prefix="ORRERY_",
+        env_ignore_empty=True,
+        populate_by_name=True,
+        extra="ignore",
+        frozen=True,
+    )
 
-@dataclass(frozen=True)
-class Env:
-    """One field per variable `ORRERY_<NAME>`; `database_url` and `redis_url` carry no prefix."""
-
-    home: Path = _setting(Path("var").resolve(), _path, "the data directory")
-    host: str = _setting("127.0.0.1", str, "address that `up` listens on")
-    port: int = _setting(8000, int, "port that `up` listens on")
-    demo: bool = _setting(True, _flag, "submit the demo run at the first start")
-    debug: bool = _setting(False, _flag, "Django's debug pages; never on a shared server")
-    secret_key: str = _setting(
-        "", str, "signs sessions and node keys; kept in the data directory when not given"
+    home: _Path = Field(Path("var").resolve(), description="the data directory")
+    host: str = Field("127.0.0.1", description="address that `up` listens on")
+    port: int = Field(8000, description="port that `up` listens on")
+    demo: bool = Field(True, description="submit the demo run at the first start")
+    debug: bool = Field(False, description="Django's debug pages; never on a shared server")
+    secret_key: str = Field(
+        "",
+        repr=False,
+        description="signs sessions and node keys; stored in the data directory if not set",
     )
-    allowed_hosts: tuple[str, ...] = _setting(
-        (), _words, "host names the pages answer to, besides this machine's own"
+    allowed_hosts: _Names = Field(
+        (), description="host names of this server, in addition to this machine's own"
     )
-    trusted_origins: tuple[str, ...] = _setting(
-        (), _words, "https origins allowed to post forms, behind a proxy"
+    trusted_origins: _Names = Field(
+        (), description="https origins that may post forms, behind a proxy"
     )
-    behind_https: bool = _setting(
-        False, _flag, "a proxy in front speaks TLS and sets X-Forwarded-Proto"
+    behind_https: bool = Field(
+        False, description="a proxy terminates TLS and sets X-Forwarded-Proto"
     )
-    data_roots: tuple[Path, ...] = _setting(
-        (), _paths, "folders that data paths may lie under, ':' between them"
+    data_roots: _Paths = Field((), description="folders for data paths, separated by ':'")
+    shared_runs: bool = Field(
+        False, description="all nodes share one run directory, so any node can resume a checkpoint"
     )
-    shared_runs: bool = _setting(
-        False, _flag, "all nodes see one run directory, so checkpoints resume on any node"
+    heartbeat_s: float = Field(2.0, description="interval between a node's heartbeats")
+    node_silent_s: float = Field(
+        15.0, description="a node without heartbeat for this long is silent; nothing fails yet"
     )
-    heartbeat_s: float = _setting(2.0, float, "how often a node reports")
-    node_silent_s: float = _setting(
-        15.0, float, "no heartbeat for so long: the node is silent, nothing fails yet"
+    node_lost_s: float = Field(
+        90.0, description="a node without heartbeat for this long is lost, and so are its attempts"
     )
-    node_lost_s: float = _setting(
-        90.0, float, "no heartbeat for so long: the node is lost, its attempts end as lost"
+    launch_timeout_s: float = Field(
+        120.0, description="an assigned attempt that is not launched for this long is lost"
     )
-    launch_timeout_s: float = _setting(
-        120.0, float, "an assigned attempt that nobody launched for so long is lost"
+    hang_s: float = Field(
+        300.0, description="a training run without progress for this long ends as hang; retried"
     )
-    hang_s: float = _setting(
-        300.0, float, "a training without progress for so long ends as hang, and is tried again"
+    external_silent_s: float = Field(
+        1800.0, description="an external run that sends nothing for this long has ended"
     )
-    external_silent_s: float = _setting(
-        1800.0, float, "an external run without a word for so long has ended"
+    tick_s: float = Field(2.0, description="the scheduler's interval; events start a tick earlier")
+    cancel_grace_s: float = Field(
+        10.0, description="time between the termination signal and the kill of a cancelled attempt"
     )
-    tick_s: float = _setting(2.0, float, "the scheduler's timer; events wake it sooner")
-    cancel_grace_s: float = _setting(
-        10.0, float, "between the asking and the killing of a cancelled attempt"
+    retain_frames_s: float = Field(3600.0, description="how long live frames can be replayed")
+    retain_series_days: float = Field(
+        0.0, description="raw points older than this are reduced to summaries; 0 keeps all"
     )
-    retain_frames_s: float = _setting(3600.0, float, "how long live frames are kept for catch-up")
-    retain_series_days: float = _setting(
-        0.0, float, "raw points older than this are thinned to summaries; 0 keeps all"
+    retain_logs_days: float = Field(
+        90.0, description="log lines of ended runs older than this are deleted; 0 keeps all"
     )
-    retain_logs_days: float = _setting(
-        90.0, float, "log lines of ended runs older than this are deleted; 0 keeps all"
+    max_body_mb: float = Field(10.0, description="largest request body")
+    rate_per_minute: int = Field(
+        1200, description="API requests per minute of a token, user or address; 0: no limit"
     )
-    max_body_mb: float = _setting(10.0, float, "largest request body")
-    rate_per_minute: int = _setting(
-        1200, int, "API requests a token or address may make each minute; 0: no limit"
+    serve_per_minute: int = Field(
+        12000, description="calls of served models per minute of a token, user or address"
     )
-    serve_per_minute: int = _setting(
-        12000, int, "calls of served models a token or address may make each minute"
+    serve_streams: int = Field(
+        1000, description="concurrent responses of served models per web process"
     )
-    serve_streams: int = _setting(
-        1000, int, "answers of served models on their way through one web process at a time"
+    database_url: str = Field(
+        "",
+        validation_alias="DATABASE_URL",
+        repr=False,
+        description="postgresql://user:password@host:port/name; default: SQLite in the data "
+        "directory",
     )
-    database_url: str = _setting(
-        "", str, "postgresql://user:password@host:port/name; SQLite in the data directory else"
-    )
-    redis_url: str = _setting(
-        "", str, "redis://… or rediss://…; `up` starts a server of its own else"
+    redis_url: str = Field(
+        "",
+        validation_alias="REDIS_URL",
+        repr=False,
+        description="redis://… or rediss://…; default: `up` starts its own server",
     )
 
     @property
     def media_runs(self) -> Path:
+        """The folder that holds one directory per run."""
         return self.home / "runs"
 
 
 def variable(name: str) -> str:
-    return name.upper() if name in ("database_url", "redis_url") else f"ORRERY_{name.upper()}"
+    """The environment variable of a field of `Env`."""
+    alias = Env.model_fields[name].validation_alias
+    return alias if isinstance(alias, str) else f"ORRERY_{name.upper()}"
 
 
-def read(environ: Mapping[str, str]) -> Env:
-    """Reads all settings.
+def read() -> Env:
+    """Read all settings.
 
-    Raises ImproperlyConfigured naming the variable, its value and what it should be.
+    Raises ImproperlyConfigured, which names the variable and its value, and says what to set.
     """
-    values: dict[str, Any] = {}
-    for item in fields(Env):
-        text = environ.get(variable(item.name))
-        if text is None or (text == "" and item.name not in ("secret_key",)):
-            continue
-        try:
-            values[item.name] = item.metadata["read"](text)
-        except ValueError as error:
-            raise ImproperlyConfigured(
-                f"{variable(item.name)}={text!r} cannot be read ({error}): it is "
-                f"{item.metadata['says']}."
-            ) from error
-    known = {variable(item.name) for item in fields(Env)} | OTHER_VARIABLES
-    for name in environ:
+    known = {variable(name) for name in Env.model_fields} | OTHER_VARIABLES
+    for name in os.environ:
         if name.startswith("ORRERY_") and name not in known:
             raise ImproperlyConfigured(
                 f"{name} is not a setting of Orrery; deploy/env.example lists them all."
             )
-    return Env(**values)
+    try:
+        return Env()
+    except ValidationError as error:
+        raise ImproperlyConfigured(
+            " ".join(
+                _describe(item["loc"][0], item["input"], item["msg"]) for item in error.errors()
+            )
+        ) from error
 
 
-# Read elsewhere: by agents, supervisors, ranks and the recorder, or set by one part for another.
+_EXPECTED = {bool: "1 or 0", int: "an integer", float: "a number"}
+
+
+def _describe(location: int | str, value: object, message: str) -> str:
+    name = next(name for name in Env.model_fields if location in (name, variable(name)))
+    field = Env.model_fields[name]
+    expected = _EXPECTED.get(field.annotation or str)
+    return (
+        f"{variable(name)}={value!r} is not valid: {message}. "
+        f"Set it to {expected + ': ' if expected else ''}{field.description}."
+    )
+
+
+# Read by agents, supervisors, ranks and the recorder, or set by one process for another.
 OTHER_VARIABLES = {
     "ORRERY_TORCH",
     "ORRERY_JOIN",
@@ -171,7 +191,7 @@ OTHER_VARIABLES = {
 
 
 def secret_key(env: Env) -> str:
-    """The given key, or one made once and kept at `home/secret_key` with mode 600."""
+    """The configured key, or one generated once and stored in `home/secret_key` (mode 600)."""
     if env.secret_key:
         return env.secret_key
     path = env.home / "secret_key"
@@ -182,20 +202,20 @@ def secret_key(env: Env) -> str:
     try:
         with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
             file.write(key)
-    except FileExistsError:  # another process of ours was first
+    except FileExistsError:  # another process created it first
         return path.read_text().strip()
     return key
 
 
 def database(env: Env) -> dict[str, Any]:
-    """Django's DATABASES entry: SQLite in WAL mode by default, PostgreSQL by DATABASE_URL."""
+    """Django's DATABASES entry: SQLite in WAL mode by default, PostgreSQL with DATABASE_URL."""
     if not env.database_url:
         return {
             "ENGINE": "django.db.backends.sqlite3",
             "NAME": env.home / "orrery.sqlite3",
             "OPTIONS": {
                 "timeout": 30,
-                "transaction_mode": "IMMEDIATE",  # a reader that turns writer never deadlocks
+                "transaction_mode": "IMMEDIATE",  # a reader that starts to write cannot deadlock
                 "init_command": "PRAGMA journal_mode=WAL; PRAGMA synchronous=NORMAL; PRAGMA "
                 "cache_size=-65536;"
                 " PRAGMA mmap_size=268435456; PRAGMA temp_store=MEMORY;",
@@ -203,9 +223,7 @@ def database(env: Env) -> dict[str, Any]:
         }
     url = urlsplit(env.database_url)
     if url.scheme not in ("postgres", "postgresql"):
-        raise ImproperlyConfigured(
-            f"DATABASE_URL has scheme {url.scheme!r}; Orrery speaks postgresql://."
-        )
+        raise ImproperlyConfigured(f"DATABASE_URL has scheme {url.scheme!r}; use postgresql://.")
     return {
         "ENGINE": "django.db.backends.postgresql",
         "NAME": url.path.lstrip("/"),

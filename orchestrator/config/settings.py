@@ -1,8 +1,7 @@
-"""Django's settings, made from `env`. Reads no variable itself."""
+"""Django's settings, made from `env`. Reads no environment variable itself."""
 
 from __future__ import annotations
 
-import os
 import sys
 from importlib.util import find_spec
 from pathlib import Path
@@ -10,7 +9,7 @@ from pathlib import Path
 from orchestrator.config import env as environment
 
 BASE_DIR = Path(__file__).resolve().parent.parent.parent
-ENV = environment.read(os.environ)
+ENV = environment.read()
 
 SECRET_KEY = environment.secret_key(ENV)
 DEBUG = ENV.debug
@@ -27,7 +26,7 @@ INSTALLED_APPS = [
     "orchestrator.telemetry",
     "orchestrator.scheduling",
     "webui",
-    "ninja",  # serves the API's own documentation page from our static files
+    "ninja",  # serves the API documentation page from our static files
     "django_htmx",
     "django.contrib.admin",
     "django.contrib.auth",
@@ -91,8 +90,7 @@ TIME_ZONE = "UTC"
 LANGUAGE_CODE = "en-us"
 
 STATIC_URL = "/static/"
-# `manage.py collectstatic` (the images run it) compresses once; a checkout serves its files without
-# that step
+# The images run `manage.py collectstatic`, which compresses once; a checkout skips that step.
 COLLECTED = BASE_DIR / "staticfiles"
 WHITENOISE_USE_FINDERS = not COLLECTED.is_dir()
 STATIC_ROOT = (
@@ -106,9 +104,7 @@ WHITENOISE_MAX_AGE = 3600
 
 
 def _plotly_folder() -> Path:
-    """Where the chart bundle lies: the lean npm one where it is installed, else the Python
-    package's full one.
-    """
+    """The folder of the chart bundle: the small npm one if installed, else the Python package's."""
     lean = BASE_DIR / "node_modules" / "plotly.js-cartesian-dist-min"
     if lean.is_dir():
         return lean

@@ -58,7 +58,7 @@ def test_make_lists_itself() -> None:
 def test_every_setting_that_code_reads_is_known() -> None:
     from orchestrator.config.env import OTHER_VARIABLES, Env, variable
 
-    known = {variable(name) for name in Env.__dataclass_fields__} | OTHER_VARIABLES
+    known = {variable(name) for name in Env.model_fields} | OTHER_VARIABLES
     for path in [
         *ROOT.glob("orchestrator/**/*.py"),
         *ROOT.glob("workers/**/*.py"),

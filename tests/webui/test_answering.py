@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -80,7 +79,7 @@ def served(people: factories.People) -> Iterator[tuple[Run, ModelServer]]:
 @pytest.fixture
 def home(tmp_path: Path, settings: Any) -> Path:
     """A data directory of its own: run numbers repeat from test to test."""
-    settings.ENV = replace(settings.ENV, home=tmp_path)
+    settings.ENV = settings.ENV.model_copy(update={"home": tmp_path})
     return tmp_path
 
 

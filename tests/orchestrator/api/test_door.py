@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-from dataclasses import replace
 from datetime import timedelta
 from typing import Any
 
@@ -144,7 +143,7 @@ def test_too_many_requests_wait_for_the_next_minute(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(throttle, "_redis_away_until", 0.0)
-    settings.ENV = replace(settings.ENV, rate_per_minute=3)
+    settings.ENV = settings.ENV.model_copy(update={"rate_per_minute": 3})
     client, other = factories.api(owner), factories.api(teammate)
     assert [client.get(RUNS).status_code for _ in range(4)] == [200, 200, 200, 429]
     answer = client.get(RUNS)
@@ -164,7 +163,7 @@ def test_too_many_requests_wait_for_the_next_minute(
 def test_requests_are_counted_while_redis_is_away(
     owner: User, settings: Any, clock: FakeClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    settings.ENV = replace(settings.ENV, rate_per_minute=2)
+    settings.ENV = settings.ENV.model_copy(update={"rate_per_minute": 2})
     settings.REDIS_URL = "unix:///nowhere/valkey.sock"
     redis.reset()
     monkeypatch.setattr(throttle, "_redis_away_until", 0.0)

@@ -196,7 +196,7 @@ def test_what_is_told_before_and_after_it_serves(stage: Stage) -> None:
 
 def test_more_calls_than_allowed(clock: FakeClock, stage: Stage, settings: Any) -> None:
     """All within one minute, as the clock stands."""
-    settings.ENV = replace(settings.ENV, serve_per_minute=3)
+    settings.ENV = settings.ENV.model_copy(update={"serve_per_minute": 3})
     answers = [
         stage.call(
             f"/serve/{stage.run.pk}/v1/models", headers={"Authorization": f"Bearer {stage.token}"}

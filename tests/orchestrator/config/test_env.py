@@ -1,7 +1,9 @@
-"""Settings are read once, typed, and a wrong one stops the start with a hint."""
+"""Settings are read once and typed; a wrong value stops the start and names the variable."""
 
 from __future__ import annotations
 
+import os
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -9,15 +11,33 @@ from django.core.exceptions import ImproperlyConfigured
 
 from orchestrator.config import env
 
-
-def test_defaults_need_no_variable() -> None:
-    read = env.read({})
-    assert (read.host, read.port, read.demo, read.database_url) == ("127.0.0.1", 8000, True, "")
-    assert read.home == Path("var").resolve()
+Read = Callable[[dict[str, str]], env.Env]
 
 
-def test_values_are_typed(tmp_path: Path) -> None:
-    read = env.read(
+@pytest.fixture
+def read(monkeypatch: pytest.MonkeyPatch) -> Read:
+    """Reads the settings from an environment with these variables only."""
+
+    def read(variables: dict[str, str]) -> env.Env:
+        for name in os.environ:
+            if name.startswith("ORRERY_") or name in ("DATABASE_URL", "REDIS_URL"):
+                monkeypatch.delenv(name)
+        for name, value in variables.items():
+            monkeypatch.setenv(name, value)
+        return env.read()
+
+    return read
+
+
+def test_defaults_need_no_variable(read: Read) -> None:
+    settings = read({})
+    assert (settings.host, settings.port, settings.demo) == ("127.0.0.1", 8000, True)
+    assert settings.database_url == ""
+    assert settings.home == Path("var").resolve()
+
+
+def test_values_are_typed(read: Read, tmp_path: Path) -> None:
+    settings = read(
         {
             "ORRERY_PORT": "9000",
             "ORRERY_DEMO": "no",
@@ -25,34 +45,41 @@ def test_values_are_typed(tmp_path: Path) -> None:
             "ORRERY_ALLOWED_HOSTS": "a.example, b.example",
         }
     )
-    assert (read.port, read.demo, read.allowed_hosts) == (9000, False, ("a.example", "b.example"))
-    assert read.data_roots == (tmp_path.resolve(), Path("/srv/data"))
+    assert (settings.port, settings.demo) == (9000, False)
+    assert settings.allowed_hosts == ("a.example", "b.example")
+    assert settings.data_roots == (tmp_path.resolve(), Path("/srv/data"))
+
+
+def test_empty_variables_keep_the_defaults(read: Read) -> None:
+    settings = read({"ORRERY_PORT": "", "ORRERY_SECRET_KEY": "", "REDIS_URL": ""})
+    assert (settings.port, settings.secret_key, settings.redis_url) == (8000, "", "")
 
 
 @pytest.mark.parametrize(
     ("name", "value", "hint"),
     [
         ("ORRERY_PORT", "eighty", "port that"),
-        ("ORRERY_DEMO", "perhaps", "say 1 or 0"),
+        ("ORRERY_DEMO", "perhaps", "1 or 0"),
+        ("ORRERY_TICK_S", "often", "a number: the scheduler"),
         ("ORRERY_PROT", "8000", "not a setting"),
     ],
 )
-def test_a_wrong_setting_names_itself(name: str, value: str, hint: str) -> None:
+def test_a_wrong_setting_names_its_variable(read: Read, name: str, value: str, hint: str) -> None:
     with pytest.raises(ImproperlyConfigured, match=hint) as raised:
-        env.read({name: value})
+        read({name: value})
     assert name in str(raised.value)
 
 
-def test_the_secret_key_is_made_once_and_private(tmp_path: Path) -> None:
-    settings = env.read({"ORRERY_HOME": str(tmp_path / "home")})
+def test_the_secret_key_is_generated_once_and_private(read: Read, tmp_path: Path) -> None:
+    settings = read({"ORRERY_HOME": str(tmp_path / "home")})
     key = env.secret_key(settings)
     assert len(key) > 40
     assert env.secret_key(settings) == key
     assert (tmp_path / "home" / "secret_key").stat().st_mode & 0o077 == 0
 
 
-def test_database_url() -> None:
-    made = env.database(env.read({"DATABASE_URL": "postgresql://ada:p%40ss@db:5433/orrery"}))
+def test_database_url(read: Read) -> None:
+    made = env.database(read({"DATABASE_URL": "postgresql://ada:p%40ss@db:5433/orrery"}))
     assert (made["USER"], made["PASSWORD"], made["HOST"], made["PORT"], made["NAME"]) == (
         "ada",
         "p@ss",
@@ -61,4 +88,4 @@ def test_database_url() -> None:
         "orrery",
     )
     with pytest.raises(ImproperlyConfigured, match="mysql"):
-        env.database(env.read({"DATABASE_URL": "mysql://x/y"}))
+        env.database(read({"DATABASE_URL": "mysql://x/y"}))

@@ -1,0 +1,83 @@
+"""Structure of the packages: no import cycles, few files per package, documented functions."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import grimp
+import networkx
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+PACKAGES = ("orchestrator", "webui", "workers", "kernels")
+MOST_FILES = 14
+# packages of one kind of thing: one REST resource, page, tab, chart or GPU case per file
+ONE_PER_FILE = {"orchestrator/api", "webui/views", "webui/tabs", "webui/charts", "kernels/gpu"}
+
+
+@pytest.fixture(scope="module")
+def graph() -> grimp.ImportGraph:
+    sys.path.insert(0, str(ROOT))
+    try:
+        return grimp.build_graph(*PACKAGES, exclude_type_checking_imports=True, cache_dir=None)
+    finally:
+        sys.path.remove(str(ROOT))
+
+
+def test_no_import_cycles(graph: grimp.ImportGraph) -> None:
+    """Also inside packages, and through imports inside functions."""
+    edges = networkx.DiGraph()
+    for module in graph.modules:
+        for imported in graph.find_modules_directly_imported_by(module):
+            edges.add_edge(module, imported)
+    cycles = [
+        sorted(each) for each in networkx.strongly_connected_components(edges) if len(each) > 1
+    ]
+    assert not cycles, "\n".join(", ".join(cycle) for cycle in cycles)
+
+
+def test_packages_hold_few_files() -> None:
+    crowded = []
+    for folder in sorted(
+        {path.parent for name in PACKAGES for path in (ROOT / name).rglob("*.py")}
+    ):
+        name = str(folder.relative_to(ROOT))
+        files = [path for path in folder.glob("*.py") if path.name != "__init__.py"]
+        if len(files) > MOST_FILES and name not in ONE_PER_FILE and "migrations" not in name:
+            crowded.append(f"{name}: {len(files)} files, at most {MOST_FILES}")
+    assert not crowded, "\n".join(crowded)
+
+
+def test_every_package_says_what_it_holds() -> None:
+    """A README or, for a package of one idea, a docstring in `__init__.py`."""
+    silent = []
+    for name in PACKAGES:
+        for init in (ROOT / name).rglob("__init__.py"):
+            folder = init.parent
+            if {"migrations", "management", "commands"} & set(folder.parts):
+                continue
+            if not init.read_text().strip() and not (folder / "README.md").exists():
+                silent.append(str(folder.relative_to(ROOT)))
+    assert not silent, silent
+
+
+def test_public_functions_have_docstrings() -> None:
+    ruff = Path(sys.executable).with_name("ruff")
+    command = [str(ruff), "check", "--no-cache", "--select", "D101,D102,D103", *PACKAGES]
+    done = subprocess.run(
+        [*command, "--output-format", "concise"], cwd=ROOT, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-1000:]
+
+
+def test_formatting_is_left_to_the_formatter() -> None:
+    """`fmt: skip` is for a data table alone; there is one."""
+    skipping = [
+        str(path.relative_to(ROOT))
+        for name in (*PACKAGES, "tests", "tools")
+        for path in (ROOT / name).rglob("*.py")
+        if path != Path(__file__) and "fmt: skip" in path.read_text()
+    ]
+    assert len(skipping) <= 1, skipping

@@ -1,0 +1,123 @@
+"""Identifiers, pages, errors, comments and documents use standard terms, not the listed words."""
+
+from __future__ import annotations
+
+import ast
+import io
+import re
+import subprocess
+import tokenize
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.house.vocabulary import IDENTIFIER_WORDS, PHRASES
+
+ROOT = Path(__file__).resolve().parents[2]
+PACKAGES = ("orchestrator", "webui", "workers", "kernels", "tests", "tools", "manage.py")
+_PART = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+|\d+")
+_PHRASES = re.compile("|".join(PHRASES), re.IGNORECASE | re.MULTILINE)
+# these files quote the words: the list itself, its test, and the map of renamed things
+_QUOTING = {"tests/house/vocabulary.py", "tests/house/test_vocabulary.py", "CHANGELOG.md"}
+
+
+def tracked(*endings: str) -> list[Path]:
+    """Files that git tracks, or would track, with one of the endings."""
+    listed = subprocess.run(
+        ["git", "ls-files", "--cached", "--others", "--exclude-standard"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=True,
+    ).stdout.split("\n")
+    return [
+        ROOT / name
+        for name in listed
+        if name.endswith(endings) and name not in _QUOTING and (ROOT / name).is_file()
+    ]
+
+
+def python_files() -> list[Path]:
+    return [
+        path
+        for path in tracked(".py")
+        if path.relative_to(ROOT).parts[0] in PACKAGES and "migrations" not in path.parts
+    ]
+
+
+def words_of(identifier: str) -> set[str]:
+    """`lastStood_at` → {"last", "stood", "at"}."""
+    return {part.lower() for part in _PART.findall(identifier)}
+
+
+def definitions(tree: ast.AST) -> Iterator[tuple[int, str]]:
+    """Line and name of everything that a file defines: functions, classes, arguments, variables."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+            yield node.lineno, node.name
+        elif isinstance(node, ast.arg):
+            yield node.lineno, node.arg
+        elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+            yield node.lineno, node.id
+        elif isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store):
+            yield node.lineno, node.attr
+        elif isinstance(node, ast.keyword) and node.arg:
+            yield node.value.lineno, node.arg
+        elif isinstance(node, ast.alias) and node.asname:
+            yield node.lineno, node.asname
+
+
+def banned_identifiers() -> list[str]:
+    problems = []
+    for path in python_files():
+        name = path.relative_to(ROOT)
+        names = [(0, path.stem), *definitions(ast.parse(path.read_text(encoding="utf-8")))]
+        for line, identifier in names:
+            for word in words_of(identifier) & IDENTIFIER_WORDS.keys():
+                problems.append(f"{name}:{line}: {identifier}: use {IDENTIFIER_WORDS[word]}")
+    return sorted(set(problems))
+
+
+def texts(path: Path) -> Iterator[tuple[int, str]]:
+    """Line and text of each comment and string of a Python file, or of each line of another."""
+    source = path.read_text(encoding="utf-8")
+    if path.suffix != ".py":
+        yield from enumerate(source.split("\n"), 1)
+        return
+    for token in tokenize.generate_tokens(io.StringIO(source).readline):
+        if token.type in (tokenize.COMMENT, tokenize.STRING):
+            yield token.start[0], token.string
+
+
+def banned_phrases(paths: list[Path]) -> list[str]:
+    problems = []
+    for path in paths:
+        for line, text in texts(path):
+            for match in _PHRASES.finditer(text):
+                at = line + text.count("\n", 0, match.start())
+                problems.append(f"{path.relative_to(ROOT)}:{at}: {match.group().strip()!r}")
+    return problems
+
+
+def test_identifiers_use_standard_terms() -> None:
+    problems = banned_identifiers()
+    assert not problems, f"{len(problems)} identifiers:\n" + "\n".join(problems[:60])
+
+
+@pytest.mark.parametrize(
+    "endings",
+    [(".py",), (".html", ".js", ".css"), (".md", ".toml", ".yml", ".yaml", ".example", "Makefile")],
+    ids=["python", "pages", "documents"],
+)
+def test_text_uses_standard_terms(endings: tuple[str, ...]) -> None:
+    paths = python_files() if endings == (".py",) else tracked(*endings)
+    problems = banned_phrases(paths)
+    assert not problems, f"{len(problems)} phrases:\n" + "\n".join(problems[:60])
+
+
+def test_the_check_sees_a_banned_word(tmp_path: Path) -> None:
+    assert words_of("lastStood_at") == {"last", "stood", "at"}
+    page = tmp_path / "page.html"
+    page.write_text("<p>Ready.</p>\n<p>The node was told.</p>")
+    assert [match for _, text in texts(page) for match in _PHRASES.findall(text)] == ["told"]

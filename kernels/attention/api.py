@@ -16,10 +16,11 @@ import torch
 from torch import Tensor
 
 from kernels import checks, tuning
-from kernels.attention import flash_cpu, own, torch_cuda
-from kernels.attention.blocks import blocks
-from kernels.attention.form import Bounds, Form, check_dense, check_varlen, form_of, head_dim
 from kernels.attention.reference import reference
+from kernels.attention.spec import Bounds, Form, check_dense, check_varlen, form_of, head_dim
+from kernels.attention.torch_backends import cuda, flash_cpu
+from kernels.attention.torch_backends.blockwise import blocks
+from kernels.attention.triton_kernels import autograd
 from kernels.dispatch import Candidate, choose, repeated, settle
 
 Result = Tensor | tuple[Tensor, Tensor]
@@ -79,7 +80,7 @@ def attention(
             settle(flash_cpu.plain_kind(q, k, v, causal, scale), flash_cpu.how(q, k, form))
         return flash_cpu.front_door(q, k, v, form)
     if chosen in ("cudnn", "efficient"):
-        return torch_cuda.door(chosen, q, k, v, form)
+        return cuda.door(chosen, q, k, v, form)
     out, lse = _run(chosen, q, k, v, None, form)
     return (out, lse) if return_lse else out
 
@@ -179,15 +180,15 @@ def _candidates(
     slower: windows, packed
     sequences, forward alone; FlashAttention-2's backward leads in training.
     """
-    own_ = Candidate("own", own.why_not(q, v))
+    own_ = Candidate("own", autograd.why_not(q, v))
     last = Candidate("reference")  # holds every score at once; math, before it, takes everything
     if q.device.type != "cuda":
         return [own_, Candidate("flash", _flash_off_cuda_why_not(q, form)), Candidate("math"), last]
     doors = {
-        b: Candidate(b, torch_cuda.door_why_not(b, q, k, v, bounds, form, wants_lse))
+        b: Candidate(b, cuda.door_why_not(b, q, k, v, bounds, form, wants_lse))
         for b in ("cudnn", "efficient")
     }
-    flash = Candidate("flash", torch_cuda.flash_why_not(q, k, v, form, wants_lse and grad))
+    flash = Candidate("flash", cuda.flash_why_not(q, k, v, form, wants_lse and grad))
     if bounds is not None or form.window or not grad:
         middle = [own_, flash]
     else:
@@ -210,9 +211,9 @@ def _run(
     backend: str, q: Tensor, k: Tensor, v: Tensor, bounds: Bounds | None, form: Form
 ) -> tuple[Tensor, Tensor]:
     if backend == "own":
-        return own.own(q, k, v, bounds, form)
+        return autograd.own(q, k, v, bounds, form)
     if backend == "flash" and q.device.type == "cuda":
-        return torch_cuda.flash(q, k, v, bounds, form)
+        return cuda.flash(q, k, v, bounds, form)
     one = {"flash": flash_cpu.in_parts, "math": blocks, "reference": reference}[backend]
     return one(q, k, v, form) if bounds is None else _each(one, q, k, v, bounds, form)
 

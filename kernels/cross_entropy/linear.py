@@ -18,7 +18,7 @@ from torch.autograd.function import once_differentiable
 
 from kernels import checks, runtime
 from kernels.cross_entropy.reference import linear_cross_entropy as reference
-from kernels.cross_entropy.rows import Vocabulary, stats_and_grads
+from kernels.cross_entropy.row_kernel import Vocabulary, stats_and_grads
 from kernels.dispatch import Candidate, choose
 
 REDUCTIONS = ("mean", "sum", "none")

@@ -5,8 +5,8 @@ that cache.
 `gathered.py` elsewhere.
 """
 
+from kernels.decode.cache_write import write_kv
+from kernels.decode.page_plan import Plan, plan_pages
 from kernels.decode.paged import paged_attention
-from kernels.decode.plan import Plan, plan_pages
-from kernels.decode.write import write_kv
 
 __all__ = ["Plan", "paged_attention", "plan_pages", "write_kv"]

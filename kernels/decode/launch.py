@@ -14,7 +14,7 @@ from torch import Tensor
 
 from kernels import runtime, tuning
 from kernels.decode.kernel import combine, paged
-from kernels.decode.plan import Plan
+from kernels.decode.page_plan import Plan
 from kernels.jit import UPCAST, cdiv, next_power_of_2
 from kernels.shipped import Shipped
 

@@ -12,10 +12,10 @@ import torch
 from torch import Tensor
 
 from kernels import checks, runtime
-from kernels.decode.gathered import gathered
 from kernels.decode.launch import launch
-from kernels.decode.plan import Plan, plan_pages
+from kernels.decode.page_plan import Plan, plan_pages
 from kernels.decode.reference import paged_attention as reference
+from kernels.decode.torch_gather import gathered
 from kernels.dispatch import Candidate, choose
 
 QUANTISED = (torch.int8, torch.float8_e4m3fn)

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from kernels import checks, runtime, tuning
 from kernels.dispatch import Candidate, choose
-from kernels.fp8 import reference, scaled
+from kernels.fp8 import reference, torch_scaled_mm
 from kernels.fp8.quantize import NO_E4M3, why_not_own
 from kernels.fp8.reference import E4M3, SIDE
 from kernels.jit import UPCAST, cdiv, dot, grouped_order, jit, tl
@@ -53,13 +53,13 @@ def fp8_matmul(
     }
     empty = None if a_MK.numel() and b.numel() else "an empty operand"
     own = Candidate("own", why_not_own(a) or empty)
-    torchs = Candidate("torch", scaled.why_not(a.device) or empty)
+    torchs = Candidate("torch", torch_scaled_mm.why_not(a.device) or empty)
     order = (own, torchs) if a_MK.shape[0] < MOST_OWN_ROWS else (torchs, own)
     chosen = choose("fp8_matmul", facts, (*order, Candidate("reference")), backend).backend
     if chosen == "own":
         out = _launched(a_MK, sa_M, b, sb, out_dtype, num_splits)
     elif chosen == "torch":
-        out = scaled.fp8_matmul(a_MK, sa_M, b, sb, out_dtype)
+        out = torch_scaled_mm.fp8_matmul(a_MK, sa_M, b, sb, out_dtype)
     else:
         kind = torch.float64 if out_dtype == torch.float64 else torch.float32
         out = reference.fp8_matmul(a_MK, sa_M, b, sb, kind).to(out_dtype)

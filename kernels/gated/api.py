@@ -14,7 +14,7 @@ from kernels.dispatch import Candidate, choose, cpu_kind, repeated, settle
 from kernels.gated import reference
 from kernels.gated.triton_swiglu import backward, forward
 from kernels.norm.reference import to_fp8
-from kernels.rows import as_rows
+from kernels.row_view import as_rows
 
 
 def swiglu(

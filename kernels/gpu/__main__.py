@@ -36,8 +36,8 @@ def main() -> int:
             "torch sees no NVIDIA GPU here; run this where nvidia-smi lists one, with a CUDA "
             "build of torch."
         )
-    from kernels.gpu.run import run
-    from kernels.gpu.workers import NoWorker
+    from kernels.gpu.session import run
+    from kernels.gpu.worker_pool import NoWorker
 
     try:
         path, failed = run(asked.out, asked.budget_s, asked.only, most=asked.processes)

@@ -10,7 +10,7 @@ from collections.abc import Callable
 import torch
 
 from kernels.gpu.cases import Bench, Cases, Check, Compared, Work, compare
-from kernels.gpu.checked import FLOORS
+from kernels.gpu.comparison import FLOORS
 from kernels.optim import FusedAdamW, unscale_
 
 SHAPES = [(1000, 512), (512,), (33000,), (1,), (7, 11), (2, 16384), (0,)]

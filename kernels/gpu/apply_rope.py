@@ -11,7 +11,7 @@ import torch
 
 from kernels.decode import write_kv
 from kernels.gpu.cases import Bench, Cases, Check, Compared, Work, compare
-from kernels.gpu.checked import amid_nan, values_and_gradients
+from kernels.gpu.comparison import amid_nan, values_and_gradients
 from kernels.rotary import apply_rope, reference
 
 

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from kernels import runtime, tuning
 from kernels.attention.api import attention, attention_varlen
-from kernels.attention.launch_tma import tma_why_not
+from kernels.attention.triton_kernels.launch_tma import tma_why_not
 from kernels.gpu.attention_checks import BF16, FP16, FP32, Shape, bounds_of, check, check_packed
 from kernels.gpu.cases import Bench, Cases, Check, Work
 

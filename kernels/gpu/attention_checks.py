@@ -15,9 +15,9 @@ from torch import Tensor
 
 from kernels import tuning
 from kernels.attention.api import attention, attention_varlen
-from kernels.attention.form import Form, form_of
-from kernels.attention.launch_tma import tma_why_not
 from kernels.attention.reference import reference, visible_QK
+from kernels.attention.spec import Form, form_of
+from kernels.attention.triton_kernels.launch_tma import tma_why_not
 from kernels.dispatch import BackendUnavailable
 from kernels.gpu.cases import Compared, compare
 

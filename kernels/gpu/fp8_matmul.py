@@ -15,7 +15,7 @@ from kernels.fp8 import (
     quantize_128x1,
     quantize_128x128,
     reference,
-    scaled,
+    torch_scaled_mm,
 )
 from kernels.gpu.cases import Bench, Cases, Check, Compared, Work, compare
 
@@ -80,11 +80,11 @@ def _bench(m: int, n: int, k: int, ours: str | None) -> Callable[[torch.device],
         a, sa, b, sb = quantised(m, n, k, device)
 
         def cublas() -> Callable[[], object]:
-            reason = scaled.why_not(device)
+            reason = torch_scaled_mm.why_not(device)
             if reason is not None:
                 raise RuntimeError(reason)
             kinds = torch.nn.functional.ScalingType
-            x, x_scales, y, y_scales = scaled.operands(a, sa, b, sb)
+            x, x_scales, y, y_scales = torch_scaled_mm.operands(a, sa, b, sb)
             return lambda: torch.nn.functional.scaled_mm(
                 x,
                 y,

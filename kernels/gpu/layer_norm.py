@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from kernels.gpu.cases import Bench, Cases, Check, Compared, Work
-from kernels.gpu.checked import amid_nan, values_and_gradients
+from kernels.gpu.comparison import amid_nan, values_and_gradients
 from kernels.norm import layer_norm, reference
 
 EPS = 1e-5

@@ -10,7 +10,7 @@ from typing import Any, cast
 import torch
 
 from kernels.gpu.cases import Bench, Cases, Check, Compared, Work, compare
-from kernels.gpu.checked import amid_nan, values_and_gradients
+from kernels.gpu.comparison import amid_nan, values_and_gradients
 from kernels.norm import reference, rms_norm
 
 EPS = 1e-6

@@ -11,7 +11,7 @@ import torch
 
 from kernels.gated import reference, swiglu
 from kernels.gpu.cases import Bench, Cases, Check, Compared, Work, compare
-from kernels.gpu.checked import amid_nan, values_and_gradients
+from kernels.gpu.comparison import amid_nan, values_and_gradients
 from kernels.norm.reference import to_fp8
 
 

@@ -13,11 +13,11 @@ import torch
 from torch import Tensor
 
 from kernels import checks, runtime, tuning
-from kernels.decode.gathered import gathered
 from kernels.decode.kernel import combine
 from kernels.decode.launch import combined, splits_for
-from kernels.decode.plan import Plan, plan_pages
+from kernels.decode.page_plan import Plan, plan_pages
 from kernels.decode.reference import paged_attention
+from kernels.decode.torch_gather import gathered
 from kernels.dispatch import Candidate, choose
 from kernels.jit import UPCAST, cdiv, next_power_of_2
 from kernels.mla.kernel import latent

@@ -16,7 +16,7 @@ from torch.autograd.function import once_differentiable
 from kernels import checks, runtime
 from kernels.dispatch import Candidate, choose
 from kernels.moe import reference
-from kernels.moe.products import of_rows, of_weights
+from kernels.moe.grouped_kernels import of_rows, of_weights
 from kernels.operators import visible
 
 MANY_ROWS = 256

@@ -15,7 +15,7 @@ from kernels.dispatch import Candidate, choose, cpu_kind, repeated, settle
 from kernels.norm import reference
 from kernels.norm.layer_backward import backward
 from kernels.norm.layer_forward import forward
-from kernels.rows import as_rows
+from kernels.row_view import as_rows
 
 
 def layer_norm(

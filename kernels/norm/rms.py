@@ -15,7 +15,7 @@ from kernels.dispatch import Candidate, choose, cpu_kind, repeated, settle
 from kernels.norm import reference
 from kernels.norm.rms_backward import backward
 from kernels.norm.rms_forward import QUANTS, forward
-from kernels.rows import as_rows
+from kernels.row_view import as_rows
 
 Result = torch.Tensor | tuple[torch.Tensor, ...]
 

@@ -15,8 +15,8 @@ import torch
 
 from kernels import checks, runtime
 from kernels.dispatch import Candidate, choose
-from kernels.optim import launch, ways
-from kernels.optim.item import Asked, Item
+from kernels.optim import launch, torch_step
+from kernels.optim.step_options import Asked, Item
 
 
 class FusedAdamW(torch.optim.Optimizer):
@@ -133,7 +133,7 @@ class FusedAdamW(torch.optim.Optimizer):
             },
             [
                 Candidate("own", runtime.cannot(*tensors) or gaps),
-                Candidate("torch", ways.not_torch(work, asked)),
+                Candidate("torch", torch_step.not_torch(work, asked)),
                 Candidate("reference"),
             ],
             self._backend,
@@ -142,7 +142,7 @@ class FusedAdamW(torch.optim.Optimizer):
             self._ticket = launch.ticket(work[0].param.device, self._ticket)
             self.grad_norm, self.skipped = launch.step(work, asked, self._ticket)
         else:
-            way = ways.by_torch if chosen.backend == "torch" else ways.by_reference
+            way = torch_step.by_torch if chosen.backend == "torch" else torch_step.by_reference
             self.grad_norm, self.skipped = way(work, asked)
         return loss
 

@@ -12,8 +12,8 @@ import torch
 
 from kernels import runtime
 from kernels.jit import next_power_of_2
-from kernels.optim.item import Asked, Item
-from kernels.optim.table import Table, on_device, tables
+from kernels.optim.step_options import Asked, Item
+from kernels.optim.tensor_table import Table, on_device, tables
 from kernels.optim.triton_optim import WARPS, adamw, measure
 from kernels.optim.unscale import KINDS, sizes
 

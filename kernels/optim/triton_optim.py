@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 from kernels.jit import jit, tl
-from kernels.optim.table import CHUNK
+from kernels.optim.tensor_table import CHUNK
 from kernels.shipped import Shipped
 
 BLOCK, WARPS = 2048, 8

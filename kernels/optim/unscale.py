@@ -14,7 +14,7 @@ from kernels import checks, runtime, tuning
 from kernels.dispatch import Candidate, choose
 from kernels.jit import tl
 from kernels.optim import reference
-from kernels.optim.table import CHUNK, tables
+from kernels.optim.tensor_table import CHUNK, tables
 from kernels.optim.triton_optim import BLOCK, WARPS, unscale
 
 KINDS = {torch.float32: tl.float32, torch.float16: tl.float16, torch.bfloat16: tl.bfloat16}

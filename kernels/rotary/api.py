@@ -12,7 +12,7 @@ from typing import Any, cast
 import torch
 
 from kernels import checks, runtime, tuning
-from kernels.decode.write import write_kv
+from kernels.decode.cache_write import write_kv
 from kernels.dispatch import Candidate, choose
 from kernels.operators import visible
 from kernels.rotary import reference

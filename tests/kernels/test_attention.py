@@ -13,8 +13,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import kernels
 from kernels import attention, attention_varlen
-from kernels.attention.form import form_of
 from kernels.attention.reference import reference
+from kernels.attention.spec import form_of
 from kernels.dispatch import forget
 
 SHAPES = {  # batch, queries, keys, heads, key-value heads, D, D_v

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from kernels import dispatch, explain, fp8_matmul, quantize_1x128, quantize_128x128
-from kernels.fp8 import reference, scaled
+from kernels.fp8 import reference, torch_scaled_mm
 from kernels.gpu.fp8_matmul import quantised
 
 
@@ -50,7 +50,7 @@ def test_products_are_those_of_the_decoded_numbers() -> None:
 
 def test_what_cublas_is_given_is_padded_and_means_the_same() -> None:
     a, sa, b, sb = quantised(5, 150, 300)
-    x, x_scales, y, y_scales = scaled.operands(a, sa, b, sb)
+    x, x_scales, y, y_scales = torch_scaled_mm.operands(a, sa, b, sb)
     assert x.shape == (16, 384) and y.shape == (384, 160) and y.stride() == (1, 384)
     assert x_scales.stride() == (1, 16) and y_scales.shape == (4, 2) and y_scales.stride() == (1, 4)
     same = reference.fp8_matmul(x, x_scales, y.t(), y_scales.t()[:, :3])[:5, :150]

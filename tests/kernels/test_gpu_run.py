@@ -16,11 +16,11 @@ import torch
 
 from kernels import runtime, tuning
 from kernels.gpu.cases import compare
-from kernels.gpu.run import Clock, run
+from kernels.gpu.session import Clock, run
 from kernels.gpu.timing import Timed
 from kernels.gpu.tune import ship, tune
-from kernels.gpu.worker import Job
-from kernels.gpu.workers import NOT_REACHED, NoWorker, Workers
+from kernels.gpu.worker_pool import NOT_REACHED, NoWorker, Workers
+from kernels.gpu.worker_process import Job
 
 ROOT = Path(__file__).resolve().parents[2]
 # forked, as loading torch for each process takes seconds; none of the cases computes

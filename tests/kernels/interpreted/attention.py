@@ -11,10 +11,10 @@ import torch
 
 import kernels
 from kernels import attention, attention_varlen, tuning
-from kernels.attention import launch
-from kernels.attention.form import Bounds, form_of
-from kernels.attention.launch_tma import tma_why_not
 from kernels.attention.reference import reference
+from kernels.attention.spec import Bounds, form_of
+from kernels.attention.triton_kernels import launch
+from kernels.attention.triton_kernels.launch_tma import tma_why_not
 from tests.kernels.compare import amid_nan, assert_close
 
 NAMES = ("out", "lse", "dq", "dk", "dv")

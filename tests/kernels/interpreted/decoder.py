@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from kernels import dispatch, explain
-from kernels.attention import launch
+from kernels.attention.triton_kernels import launch
 from tests.workers.models.block_shapes import built, gradients
 from workers.contracts.specs.plan import ParallelPlan
 from workers.models.layers.documents import Documents

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from kernels.cross_entropy.rows import Vocabulary, stats_and_grads
+from kernels.cross_entropy.row_kernel import Vocabulary, stats_and_grads
 from kernels.gpu.linear_cross_entropy import results
 from tests.kernels.compare import amid_nan, assert_close
 

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from kernels.attention.form import Form
+from kernels.attention.spec import Form
 
 _QUERIES = 256
 _KEYS = 512  # with 256 queries: 0.5 MiB of scores a head

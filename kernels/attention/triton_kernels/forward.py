@@ -7,7 +7,7 @@ Knows tiles, not tensors: sizes, strides and block shapes come from the launcher
 
 from __future__ import annotations
 
-from kernels.attention.tiles import (
+from kernels.attention.triton_kernels.tiles import (
     keys_seen,
     load_tile,
     scheduled,

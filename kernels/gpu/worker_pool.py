@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Sequence
 from multiprocessing.connection import Connection, wait
 from typing import Any
 
-from kernels.gpu.worker import Answer, Job, serve
+from kernels.gpu.worker_process import Answer, Job, serve
 
 START_S = 120.0
 NOT_REACHED = "not reached in time"

@@ -8,7 +8,7 @@ from __future__ import annotations
 import torch
 
 from kernels.optim import reference
-from kernels.optim.item import Asked, Item
+from kernels.optim.step_options import Asked, Item
 
 Result = tuple[torch.Tensor | None, torch.Tensor]
 

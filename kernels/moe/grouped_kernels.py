@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from kernels import runtime, tuning
-from kernels.attention.tiles import sequence_of
+from kernels.attention.triton_kernels.tiles import sequence_of
 from kernels.jit import UPCAST, cdiv, dot, jit, tl
 from kernels.shipped import Shipped
 

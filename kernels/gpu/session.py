@@ -17,9 +17,9 @@ from pathlib import Path
 from typing import Any
 
 from kernels.gpu.cases import Bench, Check, cases
-from kernels.gpu.rows import Rows
-from kernels.gpu.worker import Answer, Job
-from kernels.gpu.workers import NOT_REACHED, Workers
+from kernels.gpu.result_rows import Rows
+from kernels.gpu.worker_pool import NOT_REACHED, Workers
+from kernels.gpu.worker_process import Answer, Job
 
 CHECKS_UNTIL = 0.5  # of the budget; checks that were not reached by then are skipped
 WARM_UNTIL = 0.65  # of the budget: what is not compiled by then is compiled when it is timed

@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 
 from kernels import runtime, tuning
-from kernels.attention.configs import parts
-from kernels.attention.form import Bounds, Form, head_dim
+from kernels.attention.spec import Bounds, Form, head_dim
+from kernels.attention.triton_kernels.configs import parts
 from kernels.jit import UPCAST, cdiv
 
 LOG2_E = 1.4426950408889634

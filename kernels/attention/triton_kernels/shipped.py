@@ -9,12 +9,15 @@ from __future__ import annotations
 from typing import Any
 
 from kernels import tuning
-from kernels.attention import configs
-from kernels.attention.backward import keys_values_kernel, row_sums_kernel
-from kernels.attention.backward_queries import queries_kernel
-from kernels.attention.configs import parts
-from kernels.attention.forward import forward_kernel
-from kernels.attention.forward_tma import forward_tma_kernel
+from kernels.attention.triton_kernels import configs
+from kernels.attention.triton_kernels.backward_keys_values import (
+    keys_values_kernel,
+    row_sums_kernel,
+)
+from kernels.attention.triton_kernels.backward_queries import queries_kernel
+from kernels.attention.triton_kernels.configs import parts
+from kernels.attention.triton_kernels.forward import forward_kernel
+from kernels.attention.triton_kernels.forward_tma import forward_tma_kernel
 from kernels.shipped import Shipped
 
 _STRIDES = ("q_", "k_", "v_", "o_", "do_", "dq_", "dk_", "dv_")

@@ -13,7 +13,7 @@ import torch
 
 from kernels.dispatch import explain, forget
 from kernels.gpu.cases import Bench
-from kernels.gpu.limits import Limits
+from kernels.gpu.machine_limits import Limits
 from kernels.gpu.timing import Timer
 
 Row = dict[str, Any]

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
-from kernels.decode.plan import Group, Plan, seen_keys
+from kernels.decode.page_plan import Group, Plan, seen_keys
 
 MASK_ELEMENTS = 1 << 22
 """Queries of a long prefill are taken so many at a time that their mask stays below this: memory linear in length."""

@@ -9,8 +9,8 @@ turns it off).
 
 from __future__ import annotations
 
-from kernels.attention.forward import softmax_step_scaled
-from kernels.attention.tiles import scheduled, store_tile
+from kernels.attention.triton_kernels.forward import softmax_step_scaled
+from kernels.attention.triton_kernels.tiles import scheduled, store_tile
 from kernels.jit import dot, jit, tl
 
 

@@ -7,7 +7,7 @@ tensors.
 
 from __future__ import annotations
 
-from kernels.attention.tiles import (
+from kernels.attention.triton_kernels.tiles import (
     keys_seen,
     load_tile,
     scheduled,

@@ -19,10 +19,10 @@ from typing import Any, Literal
 
 import torch
 
-from kernels.gpu import measured
+from kernels.gpu import benchmark
 from kernels.gpu.cases import Bench, Check, cases
-from kernels.gpu.limits import Limits, measure
-from kernels.gpu.rows import machine
+from kernels.gpu.machine_limits import Limits, measure
+from kernels.gpu.result_rows import machine
 from kernels.gpu.timing import Timer
 from kernels.gpu.tune import tune
 
@@ -159,7 +159,7 @@ class _Worker:
     def bench(self, job: Job) -> Answer:
         bench: Bench = self.benches[job.op, job.case]
         limits = Limits(**job.given["limits"]) if job.given["limits"] else None
-        rows, skipped = measured.bench(
+        rows, skipped = benchmark.bench(
             bench, self.device, self.timer, limits, peers=job.given["peers"]
         )
         return Answer([("bench", row) for row in rows], skipped)

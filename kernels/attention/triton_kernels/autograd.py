@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from kernels import runtime
-from kernels.attention.form import Bounds, Form
+from kernels.attention.spec import Bounds, Form
 from kernels.operators import visible
 
 WIDEST = 256
@@ -44,7 +44,7 @@ class _Own(torch.autograd.Function):
     def forward(
         ctx: Any, q: Tensor, k: Tensor, v: Tensor, bounds: Bounds | None, form: Form
     ) -> tuple[Tensor, Tensor]:
-        from kernels.attention import launch
+        from kernels.attention.triton_kernels import launch
 
         ends = (bounds.cu_q, bounds.cu_k) if bounds else ()
         # all of them, as of torch's kernels
@@ -65,7 +65,7 @@ class _Own(torch.autograd.Function):
     ) -> tuple[Tensor | None, ...]:
         if grad is None and grad_lse is None:
             return None, None, None, None, None
-        from kernels.attention import launch
+        from kernels.attention.triton_kernels import launch
 
         q, k, v, out, lse, *ends = ctx.saved_tensors
         bounds = Bounds(ends[0], ends[1], *ctx.longest) if ends else None

@@ -20,7 +20,7 @@ from torch.compiler import is_compiling
 from torch.nn import functional
 from torch.nn.functional import scaled_dot_product_attention
 
-from kernels.attention.form import Form
+from kernels.attention.spec import Form
 from kernels.dispatch import forced_by_environment, repeated
 
 _aten = torch.ops.aten

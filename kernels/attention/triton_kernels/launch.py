@@ -10,11 +10,14 @@ import torch
 from torch import Tensor
 
 from kernels import runtime, tuning
-from kernels.attention.backward import keys_values_kernel, row_sums_kernel
-from kernels.attention.backward_queries import queries_kernel
-from kernels.attention.form import Bounds, Form
-from kernels.attention.forward import forward_kernel
-from kernels.attention.grids import (
+from kernels.attention.spec import Bounds, Form
+from kernels.attention.triton_kernels.backward_keys_values import (
+    keys_values_kernel,
+    row_sums_kernel,
+)
+from kernels.attention.triton_kernels.backward_queries import queries_kernel
+from kernels.attention.triton_kernels.forward import forward_kernel
+from kernels.attention.triton_kernels.launch_args import (
     addressable_of,
     config_of,
     constants_of,
@@ -24,7 +27,7 @@ from kernels.attention.grids import (
     strides_of,
     tiles_of,
 )
-from kernels.attention.launch_tma import forward_tma, tma_why_not
+from kernels.attention.triton_kernels.launch_tma import forward_tma, tma_why_not
 from kernels.jit import cdiv, next_power_of_2
 
 

@@ -16,7 +16,7 @@ from torch.autograd.function import once_differentiable
 from torch.nn import functional
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from kernels.attention.form import Bounds, Form
+from kernels.attention.spec import Bounds, Form
 
 _aten = torch.ops.aten
 _HALVES = (torch.float16, torch.bfloat16)

@@ -12,10 +12,10 @@ import torch
 from torch import Tensor
 
 from kernels import runtime
-from kernels.attention.configs import parts
-from kernels.attention.form import Form
-from kernels.attention.forward_tma import forward_tma_kernel
-from kernels.attention.grids import LOG2_E, config_of, section_of, strides_of
+from kernels.attention.spec import Form
+from kernels.attention.triton_kernels.configs import parts
+from kernels.attention.triton_kernels.forward_tma import forward_tma_kernel
+from kernels.attention.triton_kernels.launch_args import LOG2_E, config_of, section_of, strides_of
 from kernels.jit import UPCAST, cdiv
 
 

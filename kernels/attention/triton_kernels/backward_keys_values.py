@@ -8,7 +8,7 @@ repeat bit by bit. Know tiles, not tensors.
 
 from __future__ import annotations
 
-from kernels.attention.tiles import (
+from kernels.attention.triton_kernels.tiles import (
     load_tile,
     queries_seeing,
     scheduled,

@@ -16,13 +16,12 @@ from typing import Annotated, Any
 
 from pydantic import Field, ValidationError
 
-from orchestrator.planner.interchange.fields import Unreadable
-from orchestrator.planner.interchange.huggingface import read_model
 from orchestrator.planner.model.frameworks import FRAMEWORKS, Framework, framework
 from orchestrator.planner.model.inputs import Request
 from workers.contracts.base import Contract, Problem, Refused, problem, problems_of
 from workers.contracts.catalog.devices import DEVICES, Device
 from workers.contracts.catalog.presets import PRESETS, preset
+from workers.contracts.huggingface import UnreadableConfig, read_model
 from workers.contracts.specs.cluster import ClusterSpec
 from workers.contracts.specs.legality import plan_problems
 from workers.contracts.specs.model import ModelSpec, Positive
@@ -233,7 +232,7 @@ def read_shape(given: Any, *, files: bool = False) -> tuple[ModelSpec | None, li
             return preset(given), []
         if isinstance(given, Mapping) and "model_type" in given:
             return read_model(given), []
-    except Unreadable as error:
+    except UnreadableConfig as error:
         message, _, next_ = str(error).rpartition("; ")
         return None, [problem("model", message or next_, next_ if message else "")]
     except Refused as error:

@@ -1,7 +1,6 @@
-"""Models in and plans out: a Hugging Face `config.json` as ModelSpec, a plan as another engine's
-own configuration.
+"""A plan as another engine's own configuration.
 
-Knows the engines' option names and nothing of what a plan costs.
+Does not depend on what a plan costs.
 """
 
 from __future__ import annotations
@@ -10,8 +9,6 @@ from collections.abc import Callable
 
 from orchestrator.planner.interchange import accelerate, deepspeed, megatron, torchtitan
 from orchestrator.planner.interchange.common import Exported, Inexpressible, Job
-from orchestrator.planner.interchange.fields import Unreadable
-from orchestrator.planner.interchange.huggingface import read_model
 from workers.contracts import ClusterSpec, ModelSpec, ParallelPlan
 
 _WRITERS: dict[str, Callable[[Job], Exported]] = {
@@ -48,4 +45,4 @@ def export(
     return _WRITERS[kind](job)
 
 
-__all__ = ["KINDS", "Exported", "Inexpressible", "Unreadable", "export", "read_model"]
+__all__ = ["KINDS", "Exported", "Inexpressible", "export"]

@@ -13,10 +13,10 @@ from typing import Any
 
 from django.conf import settings
 
-from orchestrator.planner.interchange.huggingface import read_model
 from orchestrator.runs.models import Run
 from workers.contracts import ModelSource, ModelSpec, RunSpec
 from workers.contracts.catalog.presets import preset, resolve_model
+from workers.contracts.huggingface import read_model
 from workers.contracts.specs.inference_support import PACKAGES
 
 FETCH = "python -m workers.models.fetch"  # brings the published model into the data directory

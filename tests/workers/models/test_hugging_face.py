@@ -22,7 +22,7 @@ from workers.contracts.specs.model import ModelSpec
 from workers.models.convert import convert, main
 from workers.models.decoder import Decoder
 from workers.models.errors import WeightsError
-from workers.models.hf.reading import read_shape
+from workers.models.hf.config import read_shape
 from workers.models.hf.saving import save_hugging_face
 from workers.models.hf.writing import write_config
 from workers.models.weights.manifest import seal
@@ -278,10 +278,10 @@ def index_of_absent(folder):
         (lambda f: (f / "model.safetensors").unlink(), "holds no model.safetensors"),
         (lambda f: (f / "config.json").unlink(), "holds neither a config.json"),
         (lambda f: (f / "config.json").write_text("{"), "is not JSON"),
-        (lambda f: (f / "config.json").write_text("[1]"), "no JSON object"),
+        (lambda f: (f / "config.json").write_text("[1]"), "not an object"),
         (
             harm_config(model_type="bert"),
-            "model_type is 'bert'; the families that can be read are gpt2, llama",
+            "model_type 'bert' is not known; known are deepseek_v2, deepseek_v3, gpt2, llama",
         ),
         (harm_config(hidden_size=64), "has shape"),
         (harm_config(num_hidden_layers=3), "tensors are missing, the first is model.layers.2"),
@@ -409,14 +409,14 @@ def test_a_full_disk_is_told_and_leaves_nothing(form, saved, tmp_path, capsys):
 def test_a_preset_survives_its_configuration(name, family):
     spec = PRESETS[name]
     config = write_config(spec, dtype="bfloat16")
-    again = read_shape(config, what="config", name="")
+    again = read_shape(config, label="config", name="")
     assert again == (family, spec)
     room = transformers()
     newer = room.AutoConfig.for_model(
         **{key: config[key] for key in config if key != "architectures"}
     )
     assert (
-        read_shape(json.loads(newer.to_json_string(use_diff=False)), what="config", name="")[1].moe
+        read_shape(json.loads(newer.to_json_string(use_diff=False)), label="config", name="")[1].moe
         == spec.moe
     )
 

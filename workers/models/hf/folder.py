@@ -17,10 +17,9 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from workers.models.errors import WeightsError
-from workers.models.hf.fields import read_json
+from workers.models.hf.config import read_json, read_shape
 from workers.models.hf.names import Entry, entries_of
 from workers.models.hf.packed import Packed, read_quantization, unpack
-from workers.models.hf.reading import read_shape
 from workers.models.weights.parameter_shapes import weight_shapes
 from workers.models.weights.reader import checked
 
@@ -40,7 +39,7 @@ class HuggingFaceFolder:
         self.where = str(folder)
         config = read_json(folder / "config.json")
         self.family, self.spec = read_shape(
-            config, what=str(folder / "config.json"), name=folder.name
+            config, label=str(folder / "config.json"), name=folder.name
         )
         self.quantization = read_quantization(config, self.where)
         self._files = _files(folder)

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from typing import Any
 
+from workers.contracts.huggingface.rotary import SCALING_FIELDS
 from workers.contracts.specs.model import ModelSpec
 from workers.models.errors import WeightsError
-from workers.models.hf.rotary import write_rope
 
 _ACTIVATIONS = {"silu": "silu", "gelu": "gelu", "gelu_tanh": "gelu_pytorch_tanh", "relu": "relu"}
 _CLASSES = {
@@ -87,7 +87,7 @@ def write_config(spec: ModelSpec, *, dtype: str) -> dict[str, Any]:
         "rms_norm_eps": spec.norm_eps,
         "hidden_act": _ACTIVATIONS[spec.activation],
         "attention_dropout": 0.0,
-        **write_rope(spec),
+        **_rope_config(spec),
     }
     if family not in ("deepseek_v2", "deepseek_v3"):
         config["head_dim"] = spec.head_dim
@@ -237,3 +237,28 @@ def _none(spec: ModelSpec, what: str, next_: str) -> WeightsError:
     return WeightsError(
         f"no Hugging Face family that can be written has {what} ({spec.name}); try {next_}"
     )
+
+
+def _rope_config(spec: ModelSpec) -> dict[str, Any]:
+    """`rope_theta` and `rope_scaling`.
+
+    Raises WeightsError if transformers would extend another context length.
+    """
+    scaling = spec.rope.scaling
+    if scaling is None:
+        return {"rope_theta": spec.rope.theta, "rope_scaling": None}
+    original = scaling.original_max_seq_len
+    if scaling.name == "dynamic" and original not in (None, spec.max_seq_len):
+        message = (
+            f"rope.scaling extends {original} positions, transformers always max_seq_len "
+            f"{spec.max_seq_len}"
+        )
+        raise WeightsError(f"{spec.name}: {message}; set them equal")
+    config = {"rope_type": scaling.name, "type": scaling.name, "factor": scaling.factor}
+    for key, field in SCALING_FIELDS[scaling.name].items():
+        value = getattr(scaling, field)
+        if value is None and field == "original_max_seq_len":
+            value = 8192 if scaling.name == "llama3" else spec.max_seq_len
+        if value is not None:
+            config[key] = value
+    return {"rope_theta": spec.rope.theta, "rope_scaling": config}

@@ -7,10 +7,11 @@ from typing import Any
 
 import pytest
 
-from orchestrator.planner.interchange import Inexpressible, export, read_model
+from orchestrator.planner.interchange import Inexpressible, export
 from tests.orchestrator.planner.interchange.plans import legal_cases, write
 from tests.orchestrator.planner.interchange.shapes import CONFIGS
 from workers.contracts.catalog.presets import PRESETS
+from workers.contracts.huggingface import read_model
 
 # accepted arguments and how many values each takes
 _FLAGS = {

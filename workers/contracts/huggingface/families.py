@@ -1,20 +1,18 @@
-"""The Hugging Face families that can be read, and what stands in the way of other well-known ones.
+"""The Hugging Face families that can be read, and why other well-known ones cannot.
 
-A family can be read only if ModelSpec expresses it exactly. Knows nothing of files and weights.
+A family can be read only if ModelSpec expresses it exactly.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 
-from orchestrator.planner.interchange import families_gpt as gpt
-from orchestrator.planner.interchange import families_llama as llama
-from orchestrator.planner.interchange.fields import Fields
-from orchestrator.planner.interchange.parts import Shape
+from workers.contracts.huggingface import families_gpt as gpt
+from workers.contracts.huggingface import families_llama as llama
+from workers.contracts.huggingface.blocks import Shape
+from workers.contracts.huggingface.fields import ConfigFields
 
-Family = Callable[[Fields], Shape]
-
-FAMILIES: dict[str, Family] = {
+FAMILIES: dict[str, Callable[[ConfigFields], Shape]] = {
     "llama": llama.llama,
     "mistral": llama.mistral,
     "mixtral": llama.mixtral,
@@ -32,8 +30,23 @@ FAMILIES: dict[str, Family] = {
     "opt": gpt.opt,
 }
 
-# what stands in the way of well-known families
-BEYOND: dict[str, str] = {
+# families whose tensors `workers.models.hf` can load and save
+WEIGHT_FAMILIES = frozenset(
+    {
+        "gpt2",
+        "llama",
+        "mistral",
+        "mixtral",
+        "qwen2",
+        "qwen3",
+        "qwen3_moe",
+        "deepseek_v2",
+        "deepseek_v3",
+    }
+)
+
+# what ModelSpec cannot express in other well-known families
+UNSUPPORTED: dict[str, str] = {
     "bloom": "ALiBi positions and a norm over the embeddings",
     "falcon": "attention and MLP in parallel",
     "gptj": "attention and MLP in parallel",
@@ -46,7 +59,7 @@ BEYOND: dict[str, str] = {
     "olmo": "norms without weights",
     "olmo2": "norms after attention and MLP",
     "olmoe": "a query-key norm over all heads at once",
-    "stablelm": "norms with a bias beside linears without",
+    "stablelm": "norms with a bias next to linear layers without",
     "granite": "multipliers on embeddings, residuals and logits",
     "qwen2_moe": "a gate on the shared expert (shared_expert_gate)",
     "qwen3_next": "linear attention in most layers",

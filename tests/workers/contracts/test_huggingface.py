@@ -10,10 +10,10 @@ import pytest
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from orchestrator.planner.interchange import read_model
 from tests.orchestrator.planner.interchange.shapes import CONFIGS
 from workers.contracts.catalog.counts import parameter_count
 from workers.contracts.catalog.presets import PRESETS
+from workers.contracts.huggingface import read_model
 
 # what a preset does not share with the published file of the same model, and why
 _DIFFERS = {
@@ -97,8 +97,8 @@ _V3 = CONFIGS["deepseek-v3"]
             ["hidden_size", "missing", "add"],
         ),
         ({**_LLAMA, "num_hidden_layers": 0}, ["num_hidden_layers", "0", "at least 1"]),
-        ({**_LLAMA, "num_hidden_layers": True}, ["num_hidden_layers", "true", "whole number"]),
-        ({**_LLAMA, "vocab_size": "32000"}, ["vocab_size", "'32000'", "whole number"]),
+        ({**_LLAMA, "num_hidden_layers": True}, ["num_hidden_layers", "true", "an integer"]),
+        ({**_LLAMA, "vocab_size": "32000"}, ["vocab_size", "'32000'", "an integer"]),
         ({**_LLAMA, "hidden_size": 4097}, ["hidden", "does not divide by heads"]),
         ({**_LLAMA, "num_key_value_heads": 5}, ["kv_heads", "do not divide"]),
         ({**_LLAMA, "attention_bias": True}, ["attention_bias", "set it to false"]),
@@ -156,8 +156,8 @@ def test_what_cannot_be_read_is_refused_by_field(config: dict[str, Any], words: 
         (b"[1, 2]", ["list", "not an object"]),
         (b"\xff\xfe\x00", ["UTF-8"]),
         (b"", ["not JSON"]),
-        (b"[" * 100_000, ["beyond reason"]),
-        (b'{"layers": ' + b"9" * 5000 + b"}", ["beyond reason"]),
+        (b"[" * 100_000, ["too large"]),
+        (b'{"layers": ' + b"9" * 5000 + b"}", ["too large"]),
         (b" " * (5 * 2**20), ["too many"]),
     ],
 )

@@ -1,0 +1,142 @@
+"""A Hugging Face `config.json`, of transformers 4 or 5, as a ModelSpec.
+
+Does not depend on weights, tokenizers or precision; `families` maps each family's fields.
+"""
+
+from __future__ import annotations
+
+import difflib
+import json
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from pydantic import ValidationError
+
+from workers.contracts.base import problems_of
+from workers.contracts.huggingface.families import FAMILIES, UNSUPPORTED, WEIGHT_FAMILIES
+from workers.contracts.huggingface.fields import ConfigFields, UnreadableConfig
+from workers.contracts.specs.model import ModelSpec
+
+# the longest published config.json is below 100 kB
+MAX_CONFIG_BYTES = 4 * 2**20
+
+
+def read_model(source: str | os.PathLike[str] | Mapping[str, Any]) -> ModelSpec:
+    """The ModelSpec of a `config.json`, of the folder that contains one, or of its content.
+
+    A file with ModelSpec's own fields (`layers`, `hidden`, ...) is read too. Raises
+    UnreadableConfig for unknown families, shapes that ModelSpec cannot express exactly, missing or
+    wrong fields, and for what is not a file or not JSON.
+    """
+    if isinstance(source, Mapping):
+        return _read(source, "config", "")
+    path = Path(source)
+    if path.is_dir():
+        path = path / "config.json"
+    return _read(read_json_object(path), str(path), path.stem if path.stem != "config" else "")
+
+
+def read_config(
+    config: Mapping[str, Any], *, label: str, name: str, for_weights: bool = False
+) -> tuple[str, ModelSpec]:
+    """The family (`model_type`) and the shape of a configuration's content.
+
+    `name` is the model's name if the configuration has none. With `for_weights` only families
+    whose weights can be loaded are accepted, and fields that would change a logit are checked too.
+    Raises UnreadableConfig.
+    """
+    family = config.get("model_type")
+    if not isinstance(family, str):
+        message = "model_type is missing" if family is None else f"model_type is {family!r}"
+        raise UnreadableConfig(f'{label}: {message}; add it, e.g. "model_type": "llama"')
+    known = sorted(WEIGHT_FAMILIES if for_weights else FAMILIES)
+    if family not in known:
+        raise UnreadableConfig(f"{label}: {_unknown_family(family, config, known)}")
+    fields = ConfigFields(config, f"{label} ({family})", for_weights=for_weights)
+    if fields.flag("is_encoder_decoder", False):
+        raise fields.error("is_encoder_decoder", "is true", "only decoders can be read")
+    path = fields.text("_name_or_path", "name_or_path", default="")
+    own_name = path.rstrip("/").rsplit("/", 1)[-1]
+    shape = {"name": (own_name or name or family)[:120], **FAMILIES[family](fields)}
+    return family, _validated(shape, label)
+
+
+def read_json_object(path: Path, *, max_bytes: int | None = MAX_CONFIG_BYTES) -> dict[str, Any]:
+    """The JSON object in a file of at most `max_bytes`. Raises UnreadableConfig."""
+    try:
+        if not path.exists():
+            raise UnreadableConfig(
+                f"{path} does not exist; give a folder as transformers saves it, or its config.json"
+            )
+        if not path.is_file():
+            raise UnreadableConfig(f"{path} is not a file; give the path of a config.json")
+        size = path.stat().st_size
+        if max_bytes is not None and size > max_bytes:
+            raise UnreadableConfig(
+                f"{path} has {size:,} bytes, too many for a configuration; give a config.json"
+            )
+        text = path.read_bytes().decode("utf-8")
+    except (OSError, ValueError) as error:
+        if isinstance(error, UnreadableConfig):
+            raise
+        why = (
+            "is not UTF-8 text"
+            if isinstance(error, UnicodeDecodeError)
+            else f"cannot be read ({error})"
+        )
+        raise UnreadableConfig(f"{path} {why}; give a file as transformers saves it") from None
+    try:
+        value = json.loads(text)
+    except json.JSONDecodeError as error:
+        where = f"line {error.lineno}, column {error.colno}"
+        raise UnreadableConfig(
+            f"{path} is not JSON ({error.msg} at {where}); save it again or correct that place"
+        ) from None
+    except (RecursionError, ValueError):
+        raise UnreadableConfig(
+            f"{path} is not a configuration: its nesting or a number is too large; give another"
+        ) from None
+    if not isinstance(value, dict):
+        raise UnreadableConfig(
+            f"{path} contains a JSON {type(value).__name__}, not an object; give a file as "
+            "transformers saves it"
+        )
+    return value
+
+
+def _read(config: Mapping[str, Any], label: str, name: str) -> ModelSpec:
+    if config.get("model_type") is None and {"layers", "hidden"} <= set(config):
+        return _validated(config, label)
+    return read_config(config, label=label, name=name)[1]
+
+
+def _validated(shape: Mapping[str, Any], label: str) -> ModelSpec:
+    try:
+        return ModelSpec.from_dict(shape)
+    except ValidationError as error:
+        problems = "; ".join(str(problem) for problem in problems_of(error))
+        raise UnreadableConfig(f"{label}: {problems}") from None
+
+
+def _unknown_family(family: str, config: Mapping[str, Any], known: list[str]) -> str:
+    listed = ", ".join(known)
+    if family in UNSUPPORTED:
+        return (
+            f"model_type {family!r} has {UNSUPPORTED[family]}, which ModelSpec does not express; "
+            f"known are {listed}"
+        )
+    if family in FAMILIES:
+        return f"weights of model_type {family!r} cannot be loaded; known are {listed}"
+    if isinstance(config.get("text_config"), Mapping):
+        return (
+            f"model_type {family!r} joins several models; save its text_config as a config.json "
+            "of its own and give that"
+        )
+    near = difflib.get_close_matches(family, known, n=1, cutoff=0.6)
+    guess = f"did you mean {near[0]!r}? " if near else ""
+    return (
+        f"model_type {family!r} is not known; {guess}known are {listed}. Or write the sizes as a "
+        "ModelSpec"
+    )

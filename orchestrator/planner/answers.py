@@ -11,8 +11,9 @@ from typing import Any
 
 import numpy as np
 
+from orchestrator.planner.model.all_terms import TERMS
 from orchestrator.planner.model.communication.engine_traffic import KINDS
-from orchestrator.planner.model.terms import TERMS, Column, Table, explain
+from orchestrator.planner.model.terms import Column, Table, explain
 
 MEMORY = (
     "params_bytes",

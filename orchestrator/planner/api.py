@@ -34,7 +34,6 @@ from orchestrator.planner.requests import (
     without_comments,
 )
 
-# imported for their terms as well
 from orchestrator.planner.search.advice import advise_search
 from orchestrator.planner.search.auto_plan import choose
 from orchestrator.planner.search.axes import divisors

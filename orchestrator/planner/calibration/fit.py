@@ -11,10 +11,7 @@ from typing import Any
 
 import numpy as np
 
-import orchestrator.planner.model.flops
-import orchestrator.planner.model.memory.peak
-import orchestrator.planner.model.time.cost
-import orchestrator.planner.model.time.step_time  # noqa: F401  their terms are used by name
+import orchestrator.planner.model.all_terms  # noqa: F401  registers the terms
 from orchestrator.planner.calibration.coverage import basis_of
 from orchestrator.planner.calibration.kriging import LENGTHS, NONE, Kriging, coordinates, krige
 from orchestrator.planner.calibration.least_squares import Floats, Solution, solve

@@ -16,6 +16,7 @@ from typing import Any, Literal
 
 import numpy as np
 
+import orchestrator.planner.model.all_terms  # noqa: F401  registers the terms
 from orchestrator.planner.model.grid import Block, constant_plan, plan_of
 from orchestrator.planner.model.inputs import (
     Request,
@@ -28,7 +29,6 @@ from orchestrator.planner.model.memory.representative_ranks import probe_columns
 from orchestrator.planner.model.terms import Table
 from orchestrator.planner.requests import Scene
 
-# imported for their terms as well
 from orchestrator.planner.search.axes import DEVICES, Axes, axes
 from orchestrator.planner.search.enumeration import MOST_CANDIDATES, enumerate_plans
 from orchestrator.planner.search.pareto import Best, Front, thinned, undominated

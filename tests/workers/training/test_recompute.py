@@ -11,9 +11,9 @@ import pytest
 import torch
 from torch.nn import functional
 
+import orchestrator.planner.model.all_terms  # noqa: F401  registers the terms
 from orchestrator.planner.model.frameworks import framework
 from orchestrator.planner.model.inputs import Request, table_of
-from orchestrator.planner.model.time import step_time  # noqa: F401  registers the terms
 from orchestrator.planner.schedules.inflight import in_flight
 from orchestrator.planner.schedules.orders import SCHEDULES
 from tests.workers.training.conftest import TINY, make_spec

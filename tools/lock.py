@@ -27,16 +27,17 @@ COMMON = [
 def main() -> None:
     compile_lock("requirements/run.lock")
     compile_lock("requirements/test.lock", "--group=test", "--constraint=requirements/run.lock")
+    compile_lock("requirements/mutation.lock", "--group=mutation", source=None)
 
 
-def compile_lock(output: str, *more: str) -> None:
+def compile_lock(output: str, *more: str, source: str | None = "pyproject.toml") -> None:
     command = [
         sys.executable,
         "-m",
         "uv",
         "pip",
         "compile",
-        "pyproject.toml",
+        *([source] if source else []),
         *COMMON,
         *more,
         "-o",

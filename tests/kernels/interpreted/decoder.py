@@ -11,6 +11,7 @@ import torch
 
 from kernels import dispatch, explain
 from kernels.attention.triton_kernels import launch
+from tests.matrix import select
 from tests.workers.models.block_shapes import built, gradients
 from workers.contracts.specs.plan import ParallelPlan
 from workers.models.layers.documents import Documents
@@ -29,7 +30,7 @@ SMALL = {"layers": 1, "hidden": 16, "heads": 2, "kv_heads": 1, "ffn": 24, "vocab
 TOKENS = torch.arange(14)[None] % 19
 
 
-@pytest.mark.parametrize("name", ["llama", "latent"])
+@pytest.mark.parametrize("name", select(["llama", "latent"]))
 def test_own_kernels_run_in_a_decoder(name: str) -> None:
     chosen, plain = built(name, **SMALL), built(name, **SMALL)
     make_plain(plain)

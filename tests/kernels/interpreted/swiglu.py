@@ -9,6 +9,7 @@ import torch
 
 from kernels import swiglu
 from tests.kernels.compare import amid_nan, assert_close
+from tests.matrix import select
 
 
 def results(
@@ -21,8 +22,17 @@ def results(
     return [y, *(leaf.grad for leaf in leaves if leaf.grad is not None)]
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
-@pytest.mark.parametrize(("rows", "width", "two"), [(3, 200, True), (2, 129, False), (5, 1, False)])
+@pytest.mark.parametrize(
+    ("rows", "width", "two", "dtype"),
+    select(
+        [
+            (rows, width, two, dtype)
+            for rows, width, two in ((3, 200, True), (2, 129, False), (5, 1, False))
+            for dtype in (torch.float32, torch.float16, torch.bfloat16)
+        ],
+        [0, 5],
+    ),
+)
 def test_values_and_gradients(rows: int, width: int, two: bool, dtype: torch.dtype) -> None:
     inputs = [amid_nan(rows, width, dtype=dtype), amid_nan(rows, width, dtype=dtype, gap=2)]
     if not two:
@@ -35,7 +45,7 @@ def test_values_and_gradients(rows: int, width: int, two: bool, dtype: torch.dty
     )
 
 
-@pytest.mark.parametrize("quant", ["row", "1x128"])
+@pytest.mark.parametrize("quant", select(["row", "1x128"], [1]))
 def test_fp8_output_is_what_the_reference_rounds_to(quant: str) -> None:
     x = amid_nan(2, 2, 600)
     ours: Any = swiglu(x, quant, backend="own")

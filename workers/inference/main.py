@@ -1,52 +1,48 @@
-"""The inference command, `python -m workers.inference.main --spec run.json [--dir DIR]`: generate,
-serve, evaluate.
+"""The inference command: `python -m workers.inference.main --spec run.json [--dir DIR]`.
 
-Reads and refuses before it loads torch; how a run goes is `generate`'s, `serve`'s and `evaluate`'s.
+Runs kinds generate, serve and evaluate. Validates the spec before it loads torch.
 """
 
 from __future__ import annotations
 
 import argparse
-import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from workers.contracts.wire.exits import Outcome, UserError, write_exit
-from workers.inference.env import read_surroundings
 from workers.inference.evaluate.lines import read_items
 from workers.inference.evaluate.metrics import read_metrics
-from workers.inference.exits import classify
 from workers.inference.generate.prompts import read_lines
 from workers.inference.spec_loading import InferenceRun, load_run
+from workers.runtime.environment import read_environment
+from workers.runtime.exits import Outcome, UserError, classify
+from workers.runtime.program import record_exit, refuse, use_huge_pages
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Returns the exit code: 0, 64 user error, 65 numerics, 66 out of memory, 67 asked to leave, 69
+    """The exit code: 0, 64 user error, 65 numerics, 66 out of memory, 67 stopped, 69
     infrastructure.
     """
     options = _parser().parse_args(argv)
     directory = options.dir or Path("runs") / options.spec.stem
     try:
         run = load_run(options.spec)
-        _look(run)
-        # huge pages for tensors of 2 MiB and more: what is gathered from the cache in each step
-        os.environ.setdefault("THP_MEM_ALLOC_ENABLE", "1")
-        outcome = _go(run, directory, options)
+        _check_input(run)
+        use_huge_pages()
+        outcome = _execute(run, directory, options)
     except UserError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return _left(classify(error), directory)
+        return refuse(error, directory)
     except Exception as error:
         import traceback
 
         traceback.print_exc()
-        return _left(classify(error), directory)
+        return record_exit(classify(error), directory)
     print(outcome.reason, flush=True)
-    return _left(outcome, directory)
+    return record_exit(outcome, directory)
 
 
-def _look(run: InferenceRun) -> None:
-    """A wrong line is told before anything heavy is loaded."""
+def _check_input(run: InferenceRun) -> None:
+    """Report a wrong input line before torch loads."""
     if run.spec.evaluate is not None:
         body = run.spec.evaluate
         read_items(body.input, body.references, run.spec.data, read_metrics(body.metrics))
@@ -54,32 +50,24 @@ def _look(run: InferenceRun) -> None:
         read_lines(Path(run.generate.input))
 
 
-def _go(run: InferenceRun, directory: Path, options: argparse.Namespace) -> Outcome:
+def _execute(run: InferenceRun, directory: Path, options: argparse.Namespace) -> Outcome:
+    environment = read_environment(directory)
     if run.spec.kind == "serve":
         from workers.inference.serve import run_serve
 
-        return run_serve(run, read_surroundings(directory), host=options.host, port=options.port)
+        return run_serve(run, environment, host=options.host, port=options.port)
     if run.spec.kind == "evaluate":
         from workers.inference.evaluate.run import run_evaluate
 
-        return run_evaluate(run, read_surroundings(directory))
+        return run_evaluate(run, environment)
     from workers.inference.generate.run import run_generate
 
-    return run_generate(run, read_surroundings(directory))
-
-
-def _left(outcome: Outcome, directory: Path) -> int:
-    try:
-        write_exit(directory, int(os.environ.get("RANK") or 0), outcome)
-    except OSError as error:
-        print(f"error: {directory} cannot be written: {error}", file=sys.stderr)
-        return outcome.code or classify(error).code
-    return outcome.code
+    return run_generate(run, environment)
 
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
-        prog="workers.inference.main", description="Answer prompts as a run spec says."
+        prog="workers.inference.main", description="Generate, serve or evaluate by a run spec."
     )
     parser.add_argument("--spec", type=Path, required=True, help="RunSpec as JSON")
     parser.add_argument(
@@ -87,10 +75,10 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument(
         "--host",
-        help="of kind serve: the address to listen on (default: ORRERY_ADDRESS, 127.0.0.1)",
+        help="kind serve: the address to listen on (default: ORRERY_ADDRESS, 127.0.0.1)",
     )
     parser.add_argument(
-        "--port", type=int, default=0, help="of kind serve: the port (default: a free one)"
+        "--port", type=int, default=0, help="kind serve: the port (default: a free one)"
     )
     return parser
 

@@ -12,9 +12,9 @@ import json
 from collections.abc import Sequence
 from pathlib import Path
 
-from workers.contracts.wire.exits import UserError
-from workers.training.setup.environment import check_world, read_environment
-from workers.training.setup.program import leave, refuse, set_torch_defaults
+from workers.runtime.environment import check_world, read_environment
+from workers.runtime.exits import UserError
+from workers.runtime.program import leave, refuse, set_torch_defaults
 from workers.training.setup.spec_loading import load_run
 
 

@@ -135,8 +135,8 @@ def read_lines(path: Path) -> list[dict[str, Any]]:
 
 
 def _run(spec: dict[str, Any], directory: Path, more: dict[str, str]) -> dict[str, Any]:
+    from workers.runtime.environment import check_world, read_environment
     from workers.training.setup.attempt import run_attempt
-    from workers.training.setup.environment import check_world, read_environment
     from workers.training.setup.spec_loading import accept
 
     names = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")

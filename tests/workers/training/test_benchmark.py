@@ -32,9 +32,9 @@ def ranks(spec: dict[str, Any], directory: str, breaks: str = "") -> dict[str, A
     """In a rank of the pool: runs the benchmark; the variant `breaks` fails for want of memory."""
     import os
 
+    from workers.runtime.environment import read_environment
     from workers.training.benchmark import turn, turns
     from workers.training.benchmark.accept import accept_benchmark
-    from workers.training.setup.environment import read_environment
 
     class Broken(turn.Turn):
         def train(self, world: Any, samples: Any) -> Any:

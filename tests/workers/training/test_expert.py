@@ -14,7 +14,7 @@ from orchestrator.planner.model.communication.engine_traffic import all_to_all_b
 from orchestrator.planner.model.inputs import RECOMPUTE
 from tests.workers.training.conftest import final_weights, make_spec, relative
 from tests.workers.training.pool import ROOT
-from workers.contracts.wire.exits import UserError
+from workers.runtime.exits import UserError
 from workers.training.setup.spec_loading import accept
 
 RANKS = "tests.workers.training.expert_ranks"

@@ -17,8 +17,8 @@ from tests.workers.models.test_gguf import gguf, write
 from tests.workers.models.test_gguf_tokenizer import trained, values_of
 from tests.workers.models.test_hugging_face import decoder_of, their_model
 from tests.workers.training.conftest import make_spec
-from workers.contracts.wire.exits import UserError
 from workers.models.convert import main
+from workers.runtime.exits import UserError
 from workers.training.data.opened import open_samples
 from workers.training.setup.spec_loading import accept
 

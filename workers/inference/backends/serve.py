@@ -17,7 +17,6 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
-from workers.contracts.wire.exits import Outcome
 from workers.contracts.wire.serving_reports import (
     DRAINING,
     SERVED,
@@ -27,16 +26,17 @@ from workers.contracts.wire.serving_reports import (
     serve_key,
 )
 from workers.inference.backends import vllm
-from workers.inference.control import Orders
-from workers.inference.env import Surroundings
+from workers.inference.control import StopControl
 from workers.inference.liveness import COMPUTES, IDLES
-from workers.inference.server.app import error_handlers, read_body
-from workers.inference.server.gate import Gate
-from workers.inference.server.listen import Listener, bind, is_loopback
-from workers.inference.server.relay import Relay
+from workers.inference.server.http.admission import Gate
+from workers.inference.server.http.listener import Listener, bind, is_loopback
+from workers.inference.server.http.routes import error_handlers, read_body
+from workers.inference.server.replicas.forwarding import Relay
 from workers.inference.spec_loading import InferenceRun
 from workers.metrics.beacon import Beacon
 from workers.metrics.recorder import Recorder
+from workers.runtime.environment import Environment
+from workers.runtime.exits import Outcome
 
 _LOOK_S, _POINT_S, _END_S = 0.1, 1.0, 10.0
 
@@ -48,13 +48,13 @@ class Backend:
     """
 
     def __init__(
-        self, run: InferenceRun, around: Surroundings, recorder: Recorder, beacon: Beacon
+        self, run: InferenceRun, around: Environment, recorder: Recorder, beacon: Beacon
     ) -> None:
         self.run, self.around, self.recorder, self.beacon = run, around, recorder, beacon
         self.weights = vllm.check(run)
         self.name = self.weights.name
 
-    async def go(self, orders: Orders, *, host: str, port: int) -> Outcome:
+    async def go(self, control: StopControl, *, host: str, port: int) -> Outcome:
         bound, inner = bind(host, port), _free_port()
         body, fence = self.run.serve, self.around.fence
         gate = Gate(
@@ -69,18 +69,18 @@ class Backend:
         listener = Listener(_app(gate, relay), bound)
         began, served = time.monotonic(), _Counts()
         try:
-            if not await self._is_up(relay, child, orders):
+            if not await self._is_up(relay, child, control):
                 return Outcome("preempted", "asked to leave before the server was up")
             await listener.begin()
             at: tuple[str, int] = bound.getsockname()[:2]
             await self._tell_serving(relay, at)
-            while orders.wish is None:
+            while control.action is None:
                 _still_there(child)
                 await self._point(relay, served)
                 await asyncio.sleep(_LOOK_S)
             gate.draining = True
             self.recorder.event(DRAINING, running=gate.inside)
-            while gate.inside and time.monotonic() < orders.deadline - 0.5:
+            while gate.inside and time.monotonic() < control.deadline - 0.5:
                 await asyncio.sleep(_LOOK_S)
             await self._point(relay, served, last=True)
             summary = Summary(
@@ -91,16 +91,16 @@ class Backend:
             )
             self.recorder.event(SERVED, **summary.to_dict())
             return Outcome(
-                "ok" if orders.wish == "stop" else "preempted", "stopped on request", served.points
+                "ok" if control.action == "stop" else "preempted", "stopped on request", served.points
             )
         finally:
             await listener.end()
             await relay.close()
             await _ended(child)
 
-    async def _is_up(self, relay: Relay, child: asyncio.subprocess.Process, orders: Orders) -> bool:
+    async def _is_up(self, relay: Relay, child: asyncio.subprocess.Process, control: StopControl) -> bool:
         """Loading takes as long as it takes; the launcher's patience is with a start."""
-        while orders.wish is None:
+        while control.action is None:
             _still_there(child)
             with contextlib.suppress(httpx.HTTPError):
                 await relay.text("/health")

@@ -15,10 +15,10 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from workers.contracts.specs.model import ModelSource
-from workers.contracts.wire.exits import UserError
 from workers.inference.spec_loading import InferenceRun
 from workers.models.errors import WeightsError
 from workers.models.weights.locations import place_of
+from workers.runtime.exits import UserError
 
 MODULE = "vllm.entrypoints.openai.api_server"
 _DTYPES = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}

@@ -14,9 +14,9 @@ from pathlib import Path
 from typing import Any
 
 from workers.contracts.specs.data import SUFFIXES, DataSpec
-from workers.contracts.wire.exits import UserError
 from workers.inference.evaluate.metrics import ANSWERS, CHOICES
 from workers.inference.generate.prompts import GOOD, Line
+from workers.runtime.exits import UserError
 
 # a file of the training engine's, not a module: neither engine knows the other
 _PRESETS = {

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from workers.contracts.specs.inference_support import ANSWERS, CHOICES, JUDGED, LIKELIHOOD, ROUGE
-from workers.contracts.wire.exits import UserError
+from workers.runtime.exits import UserError
 
 __all__ = ["ANSWERS", "CHOICES", "LIKELIHOOD", "ROUGE", "read_metrics"]
 

@@ -11,22 +11,26 @@ from copy import deepcopy
 from dataclasses import replace
 from typing import Any
 
-from workers.contracts.wire.exits import UserError
-from workers.inference.build import blocks_that_fit, blocks_wanted, build
+from workers.inference.engine_builder import (
+    blocks_per_request,
+    build_engine,
+    count_available_blocks,
+)
 from workers.inference.generate.answer_file import Answers
-from workers.inference.load import Loaded
+from workers.inference.model_loading import LoadedModel
 from workers.inference.request import Request
-from workers.inference.sampling import Sampling
-from workers.inference.scheduler import Limits
-from workers.inference.stop_strings import until_stop
+from workers.inference.sampling.parameters import SamplingParams
+from workers.inference.scheduling.policy import Limits
+from workers.inference.text.stop_strings import truncate_at_stop
+from workers.runtime.exits import UserError
 
 
 def predict(
-    loaded: Loaded,
+    loaded: LoadedModel,
     prompts: Sequence[tuple[Any, list[int]]],
     answers: Answers,
     *,
-    sampling: Sampling,
+    sampling: SamplingParams,
     goes_on: Callable[[int, int], bool],
 ) -> bool:
     """Answers `{id, text}` to prompts `(id, ids)` from `answers.done` on; whether all are there.
@@ -37,10 +41,10 @@ def predict(
     todo = prompts[answers.done :]
     if not todo:
         return True
-    assert loaded.words is not None
+    assert loaded.tokenizer is not None
     limits = Limits()
-    wants = sorted(blocks_wanted(loaded, len(ids) + sampling.max_new_tokens) for _, ids in todo)
-    fits, each_bytes = blocks_that_fit(loaded)
+    wants = sorted(blocks_per_request(loaded, len(ids) + sampling.max_new_tokens) for _, ids in todo)
+    fits, each_bytes = count_available_blocks(loaded)
     if wants[-1] > fits:
         message = f"its cache of {wants[-1] * each_bytes:,} bytes does not fit beside the weights"
         raise UserError(
@@ -52,7 +56,7 @@ def predict(
     # read by the plain one
     tensors = [*loaded.decoder.parameters(), *loaded.decoder.buffers()]
     decoder = deepcopy(loaded.decoder, {id(each): each for each in tensors})
-    engine = build(replace(loaded, decoder=decoder), blocks=blocks, limits=limits)
+    engine = build_engine(replace(loaded, decoder=decoder), blocks=blocks, limits=limits)
     place, places = answers.done, dict[Request, int]()
     while place < len(prompts) or engine.busy:
         while place < len(prompts) and len(engine.scheduler.waiting) < limits.sequences:
@@ -61,10 +65,10 @@ def predict(
         for request in engine.step():
             if request.finish is not None:
                 at = places.pop(request)
-                text = until_stop(loaded.words.decode(list(request.new_tokens)), sampling.stop)
+                text = truncate_at_stop(loaded.tokenizer.decode(list(request.output_tokens)), sampling.stop)
                 answers.give(
                     at, {"id": prompts[at][0], "text": text, "finish_reason": request.finish}
                 )
-        if not goes_on(answers.done, engine.counts.prompt_tokens + engine.counts.new_tokens):
+        if not goes_on(answers.done, engine.counts.prompt_tokens + engine.counts.output_tokens):
             break
     return answers.done == len(prompts)

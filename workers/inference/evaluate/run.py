@@ -18,11 +18,9 @@ from typing import Any
 
 from workers.contracts.specs.model import ModelSource, ModelSpec
 from workers.contracts.specs.run_bodies import EvaluateBody
-from workers.contracts.wire.exits import Outcome, UserError, write_atomically
 from workers.contracts.wire.serving_reports import EVALUATED, Evaluated, FileTold
-from workers.inference.control import Orders
+from workers.inference.control import StopControl
 from workers.inference.engine import check_prompt
-from workers.inference.env import Surroundings
 from workers.inference.evaluate.likelihood import BATCH_TOKENS, losses
 from workers.inference.evaluate.lines import Item, read_items
 from workers.inference.evaluate.metrics import ANSWERS, CHOICES, LIKELIHOOD, read_metrics
@@ -31,14 +29,16 @@ from workers.inference.evaluate.scores import score_answers, score_line
 from workers.inference.evaluate.units import units_of
 from workers.inference.generate.answer_file import Answers, fingerprint
 from workers.inference.liveness import mark_layers
-from workers.inference.load import Loaded, device_of, load
+from workers.inference.model_loading import LoadedModel, load_model, rank_device
 from workers.inference.parallel.driver import reading
 from workers.inference.parallel.groups import join, led
 from workers.inference.parallel.worker import Follower
-from workers.inference.sampling import Sampling
+from workers.inference.sampling.parameters import SamplingParams
 from workers.inference.spec_loading import InferenceRun
 from workers.metrics.beacon import Beacon
 from workers.metrics.recorder import Recorder, last_attempt
+from workers.runtime.environment import Environment
+from workers.runtime.exits import NumericsError, Outcome, UserError, write_atomically
 
 RESULTS, LINES, PREDICTIONS = "results.json", "results.jsonl", "predictions.jsonl"
 WINDOW = 1024  # tokens, at most the model's context
@@ -49,18 +49,18 @@ class Evaluation:
     """`go` judges what is not judged yet; asked to leave, it finishes the present batch, and what
     is judged stays.
 
-    Raises UserError, ArithmeticError, OSError.
+    Raises UserError, NumericsError, OSError.
     """
 
     def __init__(
-        self, run: InferenceRun, folder: Path, recorder: Recorder, beacon: Beacon, orders: Orders
+        self, run: InferenceRun, folder: Path, recorder: Recorder, beacon: Beacon, control: StopControl
     ) -> None:
-        self.run, self.folder, self.recorder, self.beacon, self.orders = (
+        self.run, self.folder, self.recorder, self.beacon, self.control = (
             run,
             folder,
             recorder,
             beacon,
-            orders,
+            control,
         )
         self.body = body_of(run)
         self.metrics = read_metrics(self.body.metrics)
@@ -68,7 +68,7 @@ class Evaluation:
         self._began = self._told = time.perf_counter()
         self._found = 0
 
-    def go(self, loaded: Loaded) -> Outcome:
+    def go(self, loaded: LoadedModel) -> Outcome:
         body, spec = self.body, self.run.spec
         # signs of life: a window can take a slow device minutes
         mark_layers(loaded.decoder, self.beacon)
@@ -100,16 +100,16 @@ class Evaluation:
         message = ", ".join(f"{name} {value:.6g}" for name, value in metrics.items())
         return Outcome("ok", f"{message} over {len(rows)} lines", len(rows))
 
-    def _answered(self, loaded: Loaded) -> list[dict[str, Any]] | None:
+    def _answered(self, loaded: LoadedModel) -> list[dict[str, Any]] | None:
         """A row for each item: its answer, scored. None when asked to leave."""
         asked = [item for item in self.items if item.text is None]
         given: dict[int, str] = {}
         if asked:
-            sampling = Sampling(
+            sampling = SamplingParams(
                 max_new_tokens=self.body.max_new_tokens,
                 temperature=0,
                 stop=tuple(self.body.stop),
-                ends=loaded.ends,
+                stop_token_ids=loaded.stop_token_ids,
             )
             prompts = [(item.id, self._prompt(loaded, item)) for item in asked]
             answers = self._ledger(PREDICTIONS, [item.id for item in asked])
@@ -138,7 +138,7 @@ class Evaluation:
         return rows
 
     def _judged(
-        self, loaded: Loaded, rows: Sequence[dict[str, Any]]
+        self, loaded: LoadedModel, rows: Sequence[dict[str, Any]]
     ) -> list[dict[str, Any]] | None:
         """The rows with likelihoods, written to results.jsonl in turn. None when asked to leave."""
         units = units_of(
@@ -153,7 +153,7 @@ class Evaluation:
         through = None if loaded.team is None else reading(loaded.decoder, loaded.team)
         try:
             place, tokens, counted, lost_nats = ledger.done, 0, 0, 0.0
-            while place < len(units) and self.orders.wish is None:
+            while place < len(units) and self.control.action is None:
                 some = units[place : place + 1]
                 while (
                     place + len(some) < len(units)
@@ -178,14 +178,14 @@ class Evaluation:
             return None
         return [json.loads(row) for row in (self.folder / LINES).read_text("utf-8").splitlines()]
 
-    def _prompt(self, loaded: Loaded, item: Item) -> list[int]:
+    def _prompt(self, loaded: LoadedModel, item: Item) -> list[int]:
         assert item.asks is not None
         try:
-            if loaded.words is None:
+            if loaded.tokenizer is None:
                 raise ValueError(
                     "answers are compared as text, and the model came without a tokenizer"
                 )
-            ids = item.asks.tokens(loaded.words)
+            ids = item.asks.tokens(loaded.tokenizer)
             check_prompt(ids, context=loaded.spec.max_seq_len, vocab=loaded.spec.vocab)
         except ValueError as error:
             raise UserError(
@@ -196,7 +196,7 @@ class Evaluation:
     def _all(self, rows: Sequence[dict[str, Any]]) -> dict[str, float]:
         """The metrics in the order asked for.
 
-        Raises ArithmeticError for a loss that is not finite.
+        Raises NumericsError for a loss that is not finite.
         """
         found: dict[str, float] = {}
         if set(self.metrics) & set(ANSWERS):
@@ -210,7 +210,7 @@ class Evaluation:
                 )
             loss = math.fsum(row["nll"] for row in rows) / tokens
             if not math.isfinite(loss):
-                raise ArithmeticError(
+                raise NumericsError(
                     f"the loss of {self.body.input or 'the data'} is {loss}; try precision fp32"
                 )
             found |= {"loss": loss, "perplexity": math.exp(min(loss, 700.0))}
@@ -248,7 +248,7 @@ class Evaluation:
 
     def _goes_on(self, done: int, tokens: int) -> bool:
         self._point(done, tokens)
-        return self.orders.wish is None
+        return self.control.action is None
 
     def _point(self, done: int, tokens: int, *, last: bool = False, **more: float) -> None:
         now = time.perf_counter()
@@ -278,19 +278,19 @@ def name_of(model: str | ModelSpec | ModelSource) -> str:
     return model if isinstance(model, str) else model.name
 
 
-def run_evaluate(run: InferenceRun, around: Surroundings) -> Outcome:
+def run_evaluate(run: InferenceRun, around: Environment) -> Outcome:
     """Points and events go to the rank's folder, results to the run's. Raises what `Evaluation`
     raises, and
     ConnectionError where another rank of it is gone."""
-    attempt = around.attempt or 1 + last_attempt(around.folder / "events.jsonl")
-    recorder = Recorder(around.folder, run=around.run, attempt=attempt, rank=around.rank)
-    beacon = Beacon(around.folder)
-    device = device_of(around)
+    attempt = around.attempt or 1 + last_attempt(around.rank_directory / "events.jsonl")
+    recorder = Recorder(around.rank_directory, run=around.run, attempt=attempt, rank=around.rank)
+    beacon = Beacon(around.rank_directory)
+    device = rank_device(around)
     team = None
     try:
-        with Orders(around.directory, around.folder) as orders:
+        with StopControl(around.directory, around.rank_directory) as control:
             team = join(run.plan, around, device)
-            loaded = load(
+            loaded = load_model(
                 run.spec.model,
                 precision=run.plan.precision,
                 device=device,
@@ -302,7 +302,7 @@ def run_evaluate(run: InferenceRun, around: Surroundings) -> Outcome:
                 return Follower(loaded, recorder, beacon).go()
             with led(team):
                 return Evaluation(
-                    run, results_folder(around.directory), recorder, beacon, orders
+                    run, results_folder(around.directory), recorder, beacon, control
                 ).go(loaded)
     finally:
         if team is not None:

@@ -11,10 +11,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from workers.contracts.wire.exits import UserError
 from workers.inference.evaluate.likelihood import Window, windows_of
 from workers.inference.evaluate.lines import Item
-from workers.inference.load import Loaded
+from workers.inference.model_loading import LoadedModel
+from workers.runtime.exits import UserError
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +56,7 @@ class Unit:
 
 
 def units_of(
-    loaded: Loaded,
+    loaded: LoadedModel,
     items: Sequence[Item],
     rows: Sequence[Mapping[str, Any]],
     *,
@@ -93,37 +93,37 @@ def units_of(
     return found
 
 
-def _bytes(loaded: Loaded, windows: Sequence[Window]) -> int:
+def _bytes(loaded: LoadedModel, windows: Sequence[Window]) -> int:
     """Of the text that counts, 0 where ids alone are known."""
-    if loaded.words is None:
+    if loaded.tokenizer is None:
         return 0
     return sum(
-        len(loaded.words.decode(each.ids[-each.scored :]).encode())
+        len(loaded.tokenizer.decode(each.ids[-each.scored :]).encode())
         for each in windows
         if each.scored
     )
 
 
-def _texts(loaded: Loaded, item: Item) -> list[tuple[list[int], int]]:
+def _texts(loaded: LoadedModel, item: Item) -> list[tuple[list[int], int]]:
     """Ids and where what counts begins: of a text all of it, of a question each choice or the
     reference after it.
     """
     asks, after = item.asks, item.choices or item.references[:1]
     if item.text is None and asks is not None and asks.form == "token_ids" and not after:
         return [(list(asks.given), 0)]
-    if loaded.words is None:
+    if loaded.tokenizer is None:
         raise UserError(
             "evaluate.input: it is text, and the model came without a tokenizer; give token_ids"
         )
     if asks is None:
-        return [(loaded.words.encode(item.text or ""), 0)]
+        return [(loaded.tokenizer.encode(item.text or ""), 0)]
     try:
-        before = asks.tokens(loaded.words)
+        before = asks.tokens(loaded.tokenizer)
     except ValueError as error:
         raise UserError(f"evaluate.input line {asks.number}: {error}") from None
     if not after:
         return [(before, 0)]
-    return [([*before, *loaded.words.encode(each, special=False)], len(before)) for each in after]
+    return [([*before, *loaded.tokenizer.encode(each, special=False)], len(before)) for each in after]
 
 
 def _check(ids: Sequence[int], item: Item, *, vocab: int) -> None:

@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from workers.contracts.wire.exits import UserError
+from workers.runtime.exits import UserError
 
 
 class Answers:

@@ -1,6 +1,6 @@
 """The lines that a generate run answers: read from JSONL, each checked, and turned into token ids.
 
-Knows the format `{id, prompt | messages | token_ids}`; a line may besides name any parameter of `Sampling` that it
+Knows the format `{id, prompt | messages | token_ids}`; a line may besides name any parameter of `SamplingParams` that it
 wants otherwise than the run. Loads no torch.
 """
 
@@ -12,13 +12,13 @@ from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
-from workers.contracts.wire.exits import UserError
-from workers.inference.sampling import Sampling
-from workers.inference.tokenizer import Words
+from workers.inference.sampling.parameters import SamplingParams
+from workers.inference.text.tokenizer import Tokenizer
 from workers.models.errors import WeightsError
+from workers.runtime.exits import UserError
 
 _FORMS = ("prompt", "messages", "token_ids")
-_OWN = {each.name for each in fields(Sampling)} - {"ends"}
+_OWN = {each.name for each in fields(SamplingParams)} - {"stop_token_ids"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +31,7 @@ class Line:
     given: Any
     own: Mapping[str, Any]
 
-    def tokens(self, words: Words | None) -> list[int]:
+    def tokens(self, words: Tokenizer | None) -> list[int]:
         """Raises ValueError where it cannot be read as text."""
         if self.form == "token_ids":
             return list(self.given)
@@ -46,7 +46,7 @@ class Line:
         except WeightsError as error:
             raise ValueError(str(error)) from None
 
-    def sampling(self, defaults: Sampling) -> Sampling:
+    def sampling(self, defaults: SamplingParams) -> SamplingParams:
         """The run's parameters with the line's own. Raises ValueError."""
         own = dict(self.own)
         if isinstance(own.get("stop"), list | str):
@@ -101,7 +101,7 @@ def _line(number: int, text: str) -> Line:
         raise ValueError(f"{form} must be {_WANTS[form]}")
     own = {name: value for name, value in given.items() if name in _OWN and value is not None}
     line = Line(number, given["id"], form, given[form], own)
-    line.sampling(Sampling())  # so that a wrong parameter is told before anything is generated
+    line.sampling(SamplingParams())  # so that a wrong parameter is told before anything is generated
     return line
 
 

@@ -11,50 +11,59 @@ from pathlib import Path
 from typing import Any
 
 from workers.contracts.specs.model import ModelSpec
-from workers.contracts.wire.exits import Outcome, UserError
-from workers.inference.build import blocks_that_fit, blocks_wanted, build
 from workers.inference.constrain.guide import Guides
-from workers.inference.control import Orders
+from workers.inference.control import StopControl
 from workers.inference.engine import Engine, check_prompt
-from workers.inference.env import Surroundings
+from workers.inference.engine_builder import (
+    blocks_per_request,
+    build_engine,
+    count_available_blocks,
+)
 from workers.inference.generate.answer_file import Answers, fingerprint
 from workers.inference.generate.prompts import Line, read_lines
-from workers.inference.liveness import COMPUTES, show_layers
-from workers.inference.load import Loaded, device_of, load, read_as_bytes
-from workers.inference.metrics import Measure
+from workers.inference.liveness import COMPUTES, mark_engine_layers
+from workers.inference.metrics import EngineMetrics
+from workers.inference.model_loading import (
+    LoadedModel,
+    load_model,
+    rank_device,
+    with_byte_tokenizer,
+)
 from workers.inference.parallel.groups import join, led
 from workers.inference.parallel.worker import Follower
 from workers.inference.request import Request
-from workers.inference.sampling import Sampling
-from workers.inference.scheduler import Limits
+from workers.inference.sampling.parameters import SamplingParams
+from workers.inference.scheduling.policy import Limits
 from workers.inference.spec_loading import InferenceRun
 from workers.inference.speculate.setup import drafting_of
-from workers.inference.stop_strings import until_stop
-from workers.inference.tokenizer import Words
+from workers.inference.text.stop_strings import truncate_at_stop
+from workers.inference.text.tokenizer import Tokenizer
 from workers.metrics.beacon import Beacon
 from workers.metrics.recorder import Recorder, last_attempt
 from workers.models.initialise import derived_seed
+from workers.runtime.environment import Environment
+from workers.runtime.exits import Outcome, UserError
 
 
 class Generation:
     """`go` answers what is not answered yet; asked to leave, it finishes the present step, and what
     is answered stays.
 
-    Raises UserError, ArithmeticError, OSError.
+    Raises UserError, NumericsError, OSError.
     """
 
     def __init__(
-        self, run: InferenceRun, recorder: Recorder, beacon: Beacon, orders: Orders
+        self, run: InferenceRun, recorder: Recorder, beacon: Beacon, control: StopControl
     ) -> None:
-        self.run, self.recorder, self.beacon, self.orders = run, recorder, beacon, orders
+        self.run, self.recorder, self.beacon, self.control = run, recorder, beacon, control
         self.body = run.generate
         self.lines = read_lines(Path(self.body.input))
         self.answered = 0
 
-    def go(self, loaded: Loaded) -> Outcome:
+    def go(self, loaded: LoadedModel) -> Outcome:
         if any(line.form != "token_ids" for line in self.lines):
-            loaded = read_as_bytes(loaded, self.run.spec.model)
-        prompts = self._prompts(loaded.words, loaded.ends, loaded.spec)
+            loaded = with_byte_tokenizer(loaded, self.run.spec.model)
+        prompts = self._prompts(loaded.tokenizer, loaded.stop_token_ids, loaded.spec)
         body = self.body
         told = self.run.spec.to_dict()
         decisive = {
@@ -63,7 +72,7 @@ class Generation:
             if name not in ("input", "output")
         }
         given = [
-            [line.id, tokens, asdict(asked)]
+            [line.id, tokens, asked.fingerprint()]
             for line, (tokens, asked) in zip(self.lines, prompts, strict=True)
         ]
         made_by = fingerprint(decisive, told["model"], self.run.plan.precision, given)
@@ -83,17 +92,17 @@ class Generation:
         )
 
     def _prompts(
-        self, words: Words | None, ends: tuple[int, ...], spec: ModelSpec
-    ) -> list[tuple[list[int], Sampling]]:
+        self, words: Tokenizer | None, ends: tuple[int, ...], spec: ModelSpec
+    ) -> list[tuple[list[int], SamplingParams]]:
         body = self.body
         try:
-            defaults = Sampling(
+            defaults = SamplingParams(
                 max_new_tokens=body.max_new_tokens,
                 temperature=body.temperature,
                 top_k=body.top_k,
                 top_p=body.top_p,
                 stop=tuple(body.stop),
-                ends=ends,
+                stop_token_ids=ends,
                 ignore_eos=body.ignore_eos,
             )
         except ValueError as error:
@@ -104,9 +113,9 @@ class Generation:
             try:
                 tokens, asked = line.tokens(words), line.sampling(defaults)
                 check_prompt(tokens, context=spec.max_seq_len, vocab=spec.vocab)
-                if asked.sequences > Limits().sequences:
+                if asked.num_sequences > Limits().sequences:
                     raise ValueError(
-                        f"{asked.sequences} answers or beams; at most {Limits().sequences} run at "
+                        f"{asked.num_sequences} answers or beams; at most {Limits().sequences} run at "
                         "a time"
                     )
                 if asked.constrained:
@@ -124,23 +133,23 @@ class Generation:
             seed = (
                 asked.seed if "seed" in line.own else derived_seed(body.seed, "line", line.number)
             )
-            found.append((tokens, Sampling(**{**asdict(asked), "seed": seed})))
+            found.append((tokens, SamplingParams(**{**asdict(asked), "seed": seed})))
         return found
 
     def _answer(
-        self, loaded: Loaded, prompts: list[tuple[list[int], Sampling]], answers: Answers
+        self, loaded: LoadedModel, prompts: list[tuple[list[int], SamplingParams]], answers: Answers
     ) -> None:
         limits = Limits()
         engine = self._engine(loaded, prompts[answers.done :], limits)
-        measure = Measure(
+        measure = EngineMetrics(
             engine, self.recorder, more=lambda: {"inference/answered": float(answers.done)}
         )
-        show_layers(engine, self.beacon)
+        mark_engine_layers(engine, self.beacon)
         todo = iter(range(answers.done, len(prompts)))
         places: dict[int, int] = {}  # of a request's number in the input
         ended: dict[int, list[Request]] = {}
         more = True
-        while (more or engine.busy) and self.orders.wish is None:
+        while (more or engine.busy) and self.control.action is None:
             while more and len(engine.scheduler.waiting) < limits.sequences:
                 place = next(todo, None)
                 more = place is not None
@@ -157,18 +166,18 @@ class Generation:
                         among.sort(key=lambda each: each.answer)
                         answers.give(
                             place,
-                            answer_of(self.lines[place], ended.pop(request.parent), loaded.words),
+                            answer_of(self.lines[place], ended.pop(request.parent), loaded.tokenizer),
                         )
             self.answered = answers.done
             measure.stepped()
         measure.close()
 
     def _engine(
-        self, loaded: Loaded, prompts: list[tuple[list[int], Sampling]], limits: Limits
+        self, loaded: LoadedModel, prompts: list[tuple[list[int], SamplingParams]], limits: Limits
     ) -> Engine:
         """With as many blocks as the largest requests that may run together want, or as memory has."""
         wants = sorted(
-            asked.sequences * blocks_wanted(loaded, len(tokens) + asked.max_new_tokens)
+            asked.num_sequences * blocks_per_request(loaded, len(tokens) + asked.max_new_tokens)
             for tokens, asked in prompts
         )
         weight = next(loaded.decoder.parameters())
@@ -180,7 +189,7 @@ class Generation:
             device=weight.device,
             seed=self.body.seed,
         )
-        fits, each_bytes = blocks_that_fit(loaded, drafting)
+        fits, each_bytes = count_available_blocks(loaded, drafting)
         if wants[-1] > fits:
             message = (
                 f"its cache of {wants[-1] * each_bytes:,} bytes does not fit beside the weights"
@@ -191,10 +200,10 @@ class Generation:
             )
         # a few more, so that the watermark does not keep the last of them waiting
         blocks = min(fits, int(sum(wants[-limits.sequences :]) * (1 + 2 * limits.watermark)) + 2)
-        return build(loaded, blocks=blocks, limits=limits, drafting=drafting)
+        return build_engine(loaded, blocks=blocks, limits=limits, drafting=drafting)
 
 
-def answer_of(line: Line, requests: Sequence[Request], words: Words | None) -> dict[str, Any]:
+def answer_of(line: Line, requests: Sequence[Request], words: Tokenizer | None) -> dict[str, Any]:
     """`{id, text, token_ids, finish_reason, logprobs?, top_logprobs?, answers?}`: text before a
     stop string, ids with
     it or the end token. Of `n` answers the first stands there, and all of them, likewise, in
@@ -204,32 +213,32 @@ def answer_of(line: Line, requests: Sequence[Request], words: Words | None) -> d
     return {"id": line.id, **told[0], **({"answers": told} if len(told) > 1 else {})}
 
 
-def _told(request: Request, words: Words | None) -> dict[str, Any]:
-    ids = list(request.new_tokens)
-    text = None if words is None else until_stop(words.decode(ids), request.sampling.stop)
+def _told(request: Request, words: Tokenizer | None) -> dict[str, Any]:
+    ids = list(request.output_tokens)
+    text = None if words is None else truncate_at_stop(words.decode(ids), request.sampling.stop)
     told: dict[str, Any] = {"text": text, "token_ids": ids, "finish_reason": request.finish}
-    if request.sampling.tells:
+    if request.sampling.wants_logprobs:
         told["logprobs"] = request.logprobs
     if request.sampling.top_logprobs:
         told["top_logprobs"] = request.top_logprobs
     return told
 
 
-def run_generate(run: InferenceRun, around: Surroundings) -> Outcome:
+def run_generate(run: InferenceRun, around: Environment) -> Outcome:
     """Points and events go to the rank's folder. Raises what `Generation` raises, and
     ConnectionError where another
     rank of it is gone."""
-    attempt = around.attempt or 1 + last_attempt(around.folder / "events.jsonl")
-    recorder = Recorder(around.folder, run=around.run, attempt=attempt, rank=around.rank)
-    beacon = Beacon(around.folder)
-    device = device_of(around)
+    attempt = around.attempt or 1 + last_attempt(around.rank_directory / "events.jsonl")
+    recorder = Recorder(around.rank_directory, run=around.run, attempt=attempt, rank=around.rank)
+    beacon = Beacon(around.rank_directory)
+    device = rank_device(around)
     team = None
     try:
         # rank 0's to answer: the others end when it does
-        with Orders(around.directory, around.folder) as orders:
+        with StopControl(around.directory, around.rank_directory) as control:
             team = join(run.plan, around, device)
             body = run.generate
-            loaded = load(
+            loaded = load_model(
                 run.spec.model,
                 precision=run.plan.precision,
                 device=device,
@@ -237,11 +246,11 @@ def run_generate(run: InferenceRun, around: Surroundings) -> Outcome:
                 quantize=body.quantize,
                 team=team,
                 plan=run.plan,
-            ).kept_in(body.kv_cache_dtype)
+            ).with_cache_dtype(body.kv_cache_dtype)
             if team is not None and not team.leads:
                 return Follower(loaded, recorder, beacon).go()
             with led(team):
-                return Generation(run, recorder, beacon, orders).go(loaded)
+                return Generation(run, recorder, beacon, control).go(loaded)
     finally:
         if team is not None:
             team.leave()

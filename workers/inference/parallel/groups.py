@@ -19,9 +19,9 @@ from torch import Tensor
 
 from workers.contracts.specs.inference_support import place_of
 from workers.contracts.specs.plan import ParallelPlan
-from workers.contracts.wire.exits import UserError, is_out_of_memory, reason_of
-from workers.inference.env import Surroundings
 from workers.metrics.beacon import INFERENCE_GROUP
+from workers.runtime.environment import Environment, check_world
+from workers.runtime.exits import UserError, first_line, is_out_of_memory
 
 # one rank may load much longer than another; who ends is noticed at once
 _PATIENCE = timedelta(minutes=60)
@@ -38,7 +38,7 @@ class Team:
     that wait for it.
     """
 
-    def __init__(self, plan: ParallelPlan, around: Surroundings, device: torch.device) -> None:
+    def __init__(self, plan: ParallelPlan, around: Environment, device: torch.device) -> None:
         self.place = place_of(plan, around.rank)
         self.device, self.local_world_size = device, around.local_world_size
         self._joined = not dist.is_initialized()  # one that exists already is used, and stays
@@ -175,7 +175,7 @@ class Team:
                 dist.destroy_process_group()
 
 
-def join(plan: ParallelPlan, around: Surroundings, device: torch.device) -> Team | None:
+def join(plan: ParallelPlan, around: Environment, device: torch.device) -> Team | None:
     """None where this rank computes its model alone. Raises UserError where plan and torchrun
     disagree, ConnectionError
     where the others do not come."""
@@ -188,16 +188,6 @@ def led(team: Team | None) -> AbstractContextManager[None]:
     return nullcontext() if team is None else team.led()
 
 
-def check_world(plan: ParallelPlan, around: Surroundings) -> None:
-    """Raises UserError where plan and torchrun disagree on the number of ranks."""
-    if plan.world_size != around.world_size:
-        message = (
-            f"the plan has {plan.world_size} ranks (dp {plan.dp} x tp {plan.tp} x pp {plan.pp})"
-        )
-        message += f", but {around.world_size} started (WORLD_SIZE)"
-        raise UserError(f"plan: {message}; try torchrun --nproc-per-node {plan.world_size}")
-
-
 @contextmanager
 def reached() -> Iterator[None]:
     """Torch's words for a rank that is gone or a network that is, as ConnectionError."""
@@ -207,7 +197,7 @@ def reached() -> Iterator[None]:
         if is_out_of_memory(error):
             raise
         raise ConnectionError(
-            f"a rank that computes this model too is gone: {reason_of(error)}"
+            f"a rank that computes this model too is gone: {first_line(error)}"
         ) from error
 
 

@@ -19,7 +19,6 @@ from torch import Tensor, nn
 from workers.contracts.specs.inference_support import Place
 from workers.contracts.specs.model import ModelSpec
 from workers.contracts.specs.plan import ParallelPlan
-from workers.contracts.wire.exits import UserError
 from workers.inference.parallel.groups import Team, reached
 from workers.inference.quantize.tensor_parallel import check_shape, inputs, outputs
 from workers.models.decoder import Decoder, Part
@@ -30,6 +29,7 @@ from workers.models.layers.mla import LatentAttention
 from workers.models.moe.layer import RoutedMlp
 from workers.models.weights.parameter_shapes import weight_shapes
 from workers.models.weights.reader import Weights
+from workers.runtime.exits import UserError
 
 
 @dataclass(frozen=True, slots=True)

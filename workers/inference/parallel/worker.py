@@ -12,18 +12,18 @@ from copy import deepcopy
 import torch
 from torch import Tensor
 
-from workers.contracts.wire.exits import Outcome
-from workers.inference.build import blocks_here, cache_of
 from workers.inference.cpu.matmul import lay_out
+from workers.inference.engine_builder import count_local_blocks, create_cache
 from workers.inference.liveness import COMPUTES, IDLES, mark_layers
-from workers.inference.load import Loaded
-from workers.inference.metrics import memory_of
+from workers.inference.metrics import memory_reader
+from workers.inference.model_loading import LoadedModel
 from workers.inference.parallel.groups import END
 from workers.inference.parallel.messages import CACHE, IDLE, READ, ROOM, WORK, work_from
 from workers.inference.runner import Runner
-from workers.inference.work import Work
+from workers.inference.scheduling.step_inputs import StepInputs
 from workers.metrics.beacon import Beacon
 from workers.metrics.recorder import Recorder
+from workers.runtime.exits import Outcome
 
 _POINT_S = 2.0
 
@@ -31,7 +31,7 @@ _POINT_S = 2.0
 class Follower:
     """`go` until the leader ends. Raises ConnectionError where it is gone without a word."""
 
-    def __init__(self, loaded: Loaded, recorder: Recorder, beacon: Beacon) -> None:
+    def __init__(self, loaded: LoadedModel, recorder: Recorder, beacon: Beacon) -> None:
         assert loaded.team is not None
         self.loaded, self.team, self.recorder, self.beacon = loaded, loaded.team, recorder, beacon
         self.runner: Runner | None = None
@@ -52,7 +52,7 @@ class Follower:
             if kind == IDLE:
                 self.beacon.mark(IDLES, step=self.steps)
             elif kind == ROOM:
-                self.team.least(blocks_here(self.loaded)[0])
+                self.team.least(count_local_blocks(self.loaded)[0])
             elif kind == CACHE:
                 self._make(*numbers)
             elif kind == READ:
@@ -68,11 +68,11 @@ class Follower:
         tensors = [*self.loaded.decoder.parameters(), *self.loaded.decoder.buffers()]
         decoder = deepcopy(self.loaded.decoder, {id(each): each for each in tensors})
         self.runner = Runner(
-            decoder, cache_of(self.loaded, blocks=blocks, block_size=block_size, swap=swap)
+            decoder, create_cache(self.loaded, blocks=blocks, block_size=block_size, swap=swap)
         )
-        self._memory = memory_of(self.runner.decoder, self.runner.cache)
+        self._memory = memory_reader(self.runner.decoder, self.runner.cache)
 
-    def _compute(self, work: Work) -> None:
+    def _compute(self, work: StepInputs) -> None:
         assert self.runner is not None
         self.beacon.mark(COMPUTES, step=self.steps)
         self._give(self.runner.through(work, self._given((1, len(work.tokens)))))

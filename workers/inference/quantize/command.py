@@ -22,11 +22,10 @@ import torch
 
 from workers.contracts.specs.data import DataSpec
 from workers.contracts.specs.model import ModelSource
-from workers.contracts.wire.exits import UserError
 from workers.contracts.wire.serving_reports import QUANTIZED, FileTold, Quantized
 from workers.inference.evaluate.likelihood import losses, windows_of
 from workers.inference.evaluate.lines import read_items, read_texts
-from workers.inference.load import DTYPES, Loaded, device_here, load
+from workers.inference.model_loading import DTYPES, LoadedModel, default_device, load_model
 from workers.inference.quantize.folder import REPORT, check_family, write_folder
 from workers.inference.quantize.methods import BITS, METHODS, smaller
 from workers.inference.quantize.prune import narrower
@@ -34,6 +33,7 @@ from workers.inference.quantize.replace_linears import group_for, weight_bytes, 
 from workers.metrics.recorder import Recorder, last_attempt
 from workers.models.text.assets import belongings
 from workers.models.weights.locations import place_of
+from workers.runtime.exits import UserError
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -58,8 +58,8 @@ def quantize_model(options: argparse.Namespace) -> Quantized:
     if to.exists() and (not to.is_dir() or any(to.iterdir())):
         raise UserError(f"--to: {to} is there already and not empty; give another folder")
     source = _source(options.model)
-    loaded = load(source, precision=options.precision, device=device_here(), field="--model")
-    if loaded.words is None:
+    loaded = load_model(source, precision=options.precision, device=default_device(), field="--model")
+    if loaded.tokenizer is None:
         raise UserError(
             "--model: it came without a tokenizer, so no text can be read; put its tokenizer.json "
             "beside it"
@@ -92,10 +92,10 @@ def quantize_model(options: argparse.Namespace) -> Quantized:
             group=group,
             belongings=belongings(place_of(source)),
         )
-        again = load(
+        again = load_model(
             ModelSource(path=str(beside.absolute())),
             precision=options.precision,
-            device=device_here(),
+            device=default_device(),
         )
         told = Quantized(
             method=options.method,
@@ -127,7 +127,7 @@ def quantize_model(options: argparse.Namespace) -> Quantized:
     return told
 
 
-def perplexity(loaded: Loaded, texts: Sequence[Sequence[int]]) -> float:
+def perplexity(loaded: LoadedModel, texts: Sequence[Sequence[int]]) -> float:
     """Of windows that are texts by themselves."""
     window = max(map(len, texts))
     windows = list(windows_of([(each, 0) for each in texts], window=window, stride=window - 1))
@@ -139,10 +139,10 @@ def perplexity(loaded: Loaded, texts: Sequence[Sequence[int]]) -> float:
 
 
 def _windows(
-    options: argparse.Namespace, loaded: Loaded
+    options: argparse.Namespace, loaded: LoadedModel
 ) -> tuple[list[torch.Tensor], list[list[int]]]:
     """Calibration windows `[1, S]`, spread over their text, and the first held-out ones."""
-    assert loaded.words is not None
+    assert loaded.tokenizer is not None
     length = min(options.window, loaded.spec.max_seq_len)
     data = DataSpec(preset="shakespeare")
     learned = (
@@ -150,13 +150,13 @@ def _windows(
         if options.calibrate
         else read_texts(data, held_out=False)
     )
-    ids = [each for item in learned for each in loaded.words.encode(item.text or "")]
+    ids = [each for item in learned for each in loaded.tokenizer.encode(item.text or "")]
     count = max(1, min(options.samples, len(ids) // length))
     starts = [number * max(0, len(ids) - length) // max(1, count - 1) for number in range(count)]
     device = next(loaded.decoder.parameters()).device
     calibration = [torch.tensor([ids[start : start + length]], device=device) for start in starts]
     items = read_items(options.evaluate, None, data, ())
-    rest = [each for item in items for each in loaded.words.encode(item.text or "")][
+    rest = [each for item in items for each in loaded.tokenizer.encode(item.text or "")][
         : options.tokens
     ]
     held_out = [rest[start : start + length] for start in range(0, len(rest) - 1, length)]

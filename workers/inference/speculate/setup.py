@@ -10,15 +10,15 @@ from dataclasses import dataclass
 import torch
 
 from workers.contracts.specs.run_bodies import GenerateBody, ServeBody, SpeculateSpec
-from workers.contracts.wire.exits import UserError
-from workers.inference.blocks import BlockPool
-from workers.inference.cache import PagedCache
-from workers.inference.load import Loaded, load
+from workers.inference.kv_cache.block_pool import BlockPool
+from workers.inference.kv_cache.paged_cache import PagedCache
+from workers.inference.model_loading import LoadedModel, load_model
 from workers.inference.runner import Runner
 from workers.inference.speculate.draft import ModelDraft
 from workers.inference.speculate.ngram import NgramDraft
 from workers.inference.speculate.speculator import Speculator
 from workers.models.text.tokenizer import TextTokenizer
+from workers.runtime.exits import UserError
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,7 +26,7 @@ class Drafting:
     """What is asked for, and the draft model where one drafts."""
 
     asked: SpeculateSpec
-    model: Loaded | None
+    model: LoadedModel | None
 
     def speculator(self, pool: BlockPool) -> Speculator:
         """For an engine over this pool.
@@ -55,7 +55,7 @@ class Drafting:
 
 def drafting_of(
     body: GenerateBody | ServeBody,
-    loaded: Loaded,
+    loaded: LoadedModel,
     *,
     kind: str,
     precision: str,
@@ -70,7 +70,7 @@ def drafting_of(
     if body.draft is None:
         return Drafting(asked, None) if asked.ngram is not None else None
     field = f"{kind}.draft"
-    model = load(body.draft, precision=precision, device=device, seed=seed, field=field)
+    model = load_model(body.draft, precision=precision, device=device, seed=seed, field=field)
     if model.spec.vocab != loaded.spec.vocab:
         message = (
             f"{model.spec.name} knows {model.spec.vocab} tokens, {loaded.spec.name} "
@@ -89,9 +89,9 @@ def drafting_of(
     return Drafting(asked, model)
 
 
-def _same(draft: Loaded, target: Loaded) -> bool:
+def _same(draft: LoadedModel, target: LoadedModel) -> bool:
     """Ids alone go with anything."""
-    one, other = draft.words, target.words
+    one, other = draft.tokenizer, target.tokenizer
     if isinstance(one, TextTokenizer) and isinstance(other, TextTokenizer):
         return one.ids() == other.ids()
     return one is None or other is None or type(one) is type(other)

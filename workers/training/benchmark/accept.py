@@ -16,8 +16,8 @@ from workers.contracts.specs.benchmark_variants import Expansion, Variant, expan
 from workers.contracts.specs.plan import ParallelPlan
 from workers.contracts.specs.run import RunSpec
 from workers.contracts.specs.run_bodies import BenchmarkBody
-from workers.contracts.specs.spec_file import read_document, read_spec
-from workers.contracts.wire.exits import UserError
+from workers.runtime.exits import UserError
+from workers.runtime.spec_loading import parse_spec, read_document
 from workers.training.setup.spec_loading import TrainingRun, refuse_problems
 
 
@@ -57,7 +57,7 @@ def load_benchmark(path: Path) -> BenchmarkRun:
 
 def accept_benchmark(document: Mapping[str, Any]) -> BenchmarkRun:
     """Check a spec's document. Raises UserError with one line a problem."""
-    spec = read_spec(document)
+    spec = parse_spec(document)
     if spec.benchmark is None:
         raise UserError(
             f"kind: this program runs kind benchmark, this is {spec.kind}; try "

@@ -12,10 +12,10 @@ import json
 from collections.abc import Sequence
 from pathlib import Path
 
-from workers.contracts.wire.exits import UserError
+from workers.runtime.environment import check_world, read_environment
+from workers.runtime.exits import UserError
+from workers.runtime.program import leave, refuse, set_torch_defaults
 from workers.training.benchmark.accept import load_benchmark
-from workers.training.setup.environment import check_world, read_environment
-from workers.training.setup.program import leave, refuse, set_torch_defaults
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -14,7 +14,7 @@ from statistics import median, quantiles
 from typing import Any
 
 from workers.contracts.specs.benchmark_variants import BASE, Variant
-from workers.contracts.wire.exits import write_atomically
+from workers.runtime.exits import write_atomically
 
 
 @dataclass(slots=True)

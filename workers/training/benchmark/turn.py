@@ -14,15 +14,15 @@ from typing import Any
 
 import torch
 
-from workers.contracts.wire.exits import Outcome
 from workers.metrics.beacon import Beacon
 from workers.metrics.recorder import Recorder
+from workers.runtime.environment import Environment
+from workers.runtime.exits import Outcome
 from workers.training.data.samples import Samples
 from workers.training.optim import release
 from workers.training.parallel.mesh import World
 from workers.training.setup.attempt import Attempt
 from workers.training.setup.control import ACTIONS, Control
-from workers.training.setup.environment import Environment
 from workers.training.setup.resume import Start
 from workers.training.setup.spec_loading import TrainingRun
 

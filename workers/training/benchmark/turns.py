@@ -21,10 +21,11 @@ import torch.distributed as dist
 
 from workers.contracts.specs.benchmark import turn_steps, turns
 from workers.contracts.specs.benchmark_variants import Variant
-from workers.contracts.wire.exits import Outcome, write_atomically
 from workers.metrics.beacon import Beacon
 from workers.metrics.peak import device_peak
 from workers.metrics.recorder import Recorder
+from workers.runtime.environment import Environment
+from workers.runtime.exits import Outcome, classify, write_atomically
 from workers.training.benchmark.accept import BenchmarkRun
 from workers.training.benchmark.collectives import measure_collectives
 from workers.training.benchmark.products import measure_products
@@ -36,8 +37,6 @@ from workers.training.data.samples import Samples
 from workers.training.loop.rank_sync import agreed, together
 from workers.training.parallel.mesh import World, start_world
 from workers.training.setup.attempt import Attempt, carry_out
-from workers.training.setup.environment import Environment
-from workers.training.setup.exits import classify
 
 # for the other ranks at the end of a turn; longer, and one of them hangs in a collective
 _PATIENCE_S = 120.0

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from workers.contracts.specs.data import SUFFIXES
-from workers.contracts.wire.exits import UserError
+from workers.runtime.exits import UserError
 
 _CHUNK = 1 << 16  # small, so that a tokenizer's threads share a text
 _LONGEST = 1 << 23  # characters without a place to cut before one is made

@@ -9,11 +9,11 @@ from __future__ import annotations
 from pathlib import Path
 
 from workers.contracts.specs.data import BpeSpec, DataSpec
-from workers.contracts.wire.exits import UserError
 from workers.models.errors import WeightsError
 from workers.models.text.assets import belongings, keep, reads_bytes
 from workers.models.weights.locations import place_of
 from workers.models.weights.manifest import complete_checkpoints
+from workers.runtime.exits import UserError
 from workers.training.data.tokenizer import NAME, check_same
 from workers.training.setup.spec_loading import TrainingRun
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from workers.contracts.specs.data import DataSpec
 from workers.contracts.specs.model import ModelSpec
-from workers.contracts.wire.exits import UserError
+from workers.runtime.exits import UserError
 from workers.training.data.inherited import check_inherited, data_of, inherit
 from workers.training.data.samples import Samples
 from workers.training.data.sources import Source, open_sources, open_tokenizer

@@ -14,7 +14,7 @@ from pydantic import ValidationError
 
 from workers.contracts.base import problems_of
 from workers.contracts.specs.data import BYTES, BpeSpec, DataSpec
-from workers.contracts.wire.exits import CODES, UserError
+from workers.runtime.exits import CODES, UserError
 from workers.training.data.files import files_of
 from workers.training.data.shards import beside
 from workers.training.data.sources import documents, open_tokenizer, write_tokens

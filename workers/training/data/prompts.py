@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from workers.contracts.specs.run_bodies import SamplesSpec
-from workers.contracts.wire.exits import UserError
+from workers.runtime.exits import UserError
 from workers.training.data.inherited import data_of
 from workers.training.data.sources import open_sources, open_tokenizer
 from workers.training.data.stream import Stream

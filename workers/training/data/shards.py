@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from workers.contracts.wire.exits import UserError
+from workers.runtime.exits import UserError
 from workers.training.data.stream import Tokens
 
 _DTYPES = {"uint8": "u1", "uint16": "<u2", "uint32": "<u4"}

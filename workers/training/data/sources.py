@@ -15,7 +15,7 @@ from pathlib import Path
 import numpy as np
 
 from workers.contracts.specs.data import BpeSpec, DataSpec, SourceSpec
-from workers.contracts.wire.exits import UserError
+from workers.runtime.exits import UserError
 from workers.training.data.files import check_text, files_of, json_documents, text_pieces
 from workers.training.data.shards import Shard, beside, open_shard, write_shard
 from workers.training.data.stream import Stream

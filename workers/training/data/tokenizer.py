@@ -13,9 +13,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from workers.contracts.wire.exits import UserError
 from workers.models.errors import WeightsError
 from workers.models.text.assets import TOKENIZER, belongings
+from workers.runtime.exits import UserError
 
 NAME = TOKENIZER
 END_OF_TEXT = "<|endoftext|>"

@@ -11,7 +11,7 @@ from typing import Any, TypeVar, cast
 
 import torch.distributed as dist
 
-from workers.contracts.wire.exits import UserError
+from workers.runtime.exits import UserError
 from workers.training.parallel.mesh import World
 
 T = TypeVar("T")

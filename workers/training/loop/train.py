@@ -15,13 +15,13 @@ from typing import NoReturn
 import torch
 from torch import Tensor
 
-from workers.contracts.wire.exits import Outcome
 from workers.metrics.beacon import Beacon
 from workers.metrics.kernel_choices import EVENT as KERNELS
 from workers.metrics.kernel_choices import kernels_chosen
 from workers.metrics.recorder import Recorder
 from workers.metrics.throughput import Throughput
 from workers.models.moe.balance_control import Balancer, routing_layers
+from workers.runtime.exits import Outcome
 from workers.training.checkpoint import Checkpointer, training_tensors
 from workers.training.data.losses import SourceLosses
 from workers.training.data.prompts import Prompts
@@ -166,7 +166,7 @@ class Loop:
             if asked in WATCHED:
                 self.trace.want(asked)
             if asked is not None:
-                self.control.acted()
+                self.control.mark_done()
             if leaving and self.step < steps:
                 self._finish_saving()
                 self.recorder.event(

@@ -17,10 +17,10 @@ from torch import Tensor
 from workers.contracts.specs.plan import LossScale
 from workers.metrics.memory import local_tensor
 from workers.metrics.recorder import Recorder
+from workers.runtime.exits import NumericsError
 from workers.training.numerics.loss_scale import Change, LossScaler
 from workers.training.numerics.nan_locator import locate
 from workers.training.parallel.parallelize import Parallel
-from workers.training.setup.exits import NumericsError
 from workers.training.setup.spec_loading import TrainingRun
 
 

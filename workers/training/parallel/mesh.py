@@ -15,9 +15,9 @@ import torch
 import torch.distributed as dist
 
 from workers.contracts.specs.plan import ParallelPlan
-from workers.contracts.wire.exits import UserError
+from workers.runtime.environment import Environment
+from workers.runtime.exits import UserError
 from workers.training.parallel.group_cache import once
-from workers.training.setup.environment import Environment
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh

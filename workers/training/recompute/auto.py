@@ -16,10 +16,10 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from workers.contracts.wire.exits import UserError
 from workers.metrics.memory import SavedForBackward, storage_keys
 from workers.models.decoder import Decoder
 from workers.models.layers.documents import Documents
+from workers.runtime.exits import UserError
 from workers.training.loop.rank_sync import agreed
 from workers.training.numerics.precision import products
 from workers.training.parallel.parallelize import DTYPES, Parallel

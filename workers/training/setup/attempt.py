@@ -21,12 +21,13 @@ import torch.distributed as dist
 from workers.contracts.catalog.counts import flops_per_token, parameter_count
 from workers.contracts.specs.model import ModelSource
 from workers.contracts.specs.weight_rounding import group_for, linear_widths
-from workers.contracts.wire.exits import Outcome, UserError, write_exit
 from workers.metrics.beacon import Beacon
 from workers.metrics.kernel_choices import forget
 from workers.metrics.peak import Peak, device_peak
 from workers.metrics.recorder import Recorder, RecorderError, last_attempt
 from workers.metrics.throughput import Throughput
+from workers.runtime.environment import Environment
+from workers.runtime.exits import Outcome, UserError, classify, write_exit
 from workers.training.checkpoint import Checkpointer, Saved, load_training
 from workers.training.data.inherited import reader_of
 from workers.training.data.opened import open_samples
@@ -41,8 +42,6 @@ from workers.training.parallel.parallelize import Parallel, parallelize
 from workers.training.recompute import hardware_factor
 from workers.training.recompute.auto import choose_recompute
 from workers.training.setup.control import Control
-from workers.training.setup.environment import Environment
-from workers.training.setup.exits import classify
 from workers.training.setup.initial_weights import fill_from, open_initial
 from workers.training.setup.resume import Start, choose_start
 from workers.training.setup.spec_loading import TrainingRun, mesh_axes

@@ -23,12 +23,12 @@ from torch import Tensor
 from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_contexts
 
 from workers.contracts.specs.plan import ParallelPlan
-from workers.contracts.wire.exits import UserError
 from workers.models.decoder import Decoder
 from workers.models.layers.attention import Attending
 from workers.models.layers.documents import Documents
 from workers.models.layers.mla import LatentAttention
 from workers.models.moe.layer import RoutedMlp
+from workers.runtime.exits import UserError
 from workers.training.numerics.cpu_products import KERNELS
 from workers.training.recompute.selective import PRODUCTS
 

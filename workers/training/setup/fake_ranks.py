@@ -16,8 +16,8 @@ import torch.distributed as dist
 from torch import Tensor
 
 from workers.contracts.catalog.counts import parameter_count
-from workers.contracts.wire.exits import UserError
 from workers.models.decoder import Decoder
+from workers.runtime.exits import UserError
 from workers.training.parallel.mesh import World, coordinate, lay_out
 from workers.training.parallel.parallelize import lay
 from workers.training.parallel.pipeline.stage_layers import part_of_stage, parts_of, stages_of

@@ -9,11 +9,11 @@ from __future__ import annotations
 from typing import Any
 
 from workers.contracts.specs.model import ModelSource, ModelSpec
-from workers.contracts.wire.exits import UserError
 from workers.models.decoder import Decoder
 from workers.models.errors import WeightsError
 from workers.models.weights.open import open_source
 from workers.models.weights.reader import Weights, fill_model
+from workers.runtime.exits import UserError
 
 # what may differ, because people mean it when they go on from weights: names, rates, a longer or
 # shorter view

@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from workers.contracts.wire.exits import UserError
 from workers.models.errors import WeightsError
 from workers.models.weights.checkpoint_table import read_table
 from workers.models.weights.manifest import (
@@ -20,6 +19,7 @@ from workers.models.weights.manifest import (
     damage,
     read_manifest,
 )
+from workers.runtime.exits import UserError
 from workers.training.setup.spec_loading import TrainingRun
 
 

@@ -16,8 +16,8 @@ from workers.contracts.specs.model import ModelSpec
 from workers.contracts.specs.plan import ParallelPlan
 from workers.contracts.specs.run import RunSpec, spec_problems
 from workers.contracts.specs.run_bodies import TrainBody
-from workers.contracts.specs.spec_file import read_document, read_spec, refused
 from workers.contracts.specs.training_support import engine_problems
+from workers.runtime.spec_loading import parse_spec, raise_problems, read_document
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +68,7 @@ def load_run(path: Path) -> TrainingRun:
 
 def accept(document: Mapping[str, Any]) -> TrainingRun:
     """Check a spec's document. Raises UserError with one line a problem."""
-    spec = read_spec(document)
+    spec = parse_spec(document)
     refuse_problems(spec)
     model, plan, train = spec.shape, spec.plan, spec.train
     assert model is not None and isinstance(plan, ParallelPlan) and train is not None
@@ -77,5 +77,4 @@ def accept(document: Mapping[str, Any]) -> TrainingRun:
 
 def refuse_problems(spec: RunSpec) -> None:
     """Raises UserError with one line for each thing that this engine, or any, cannot do."""
-    if found := engine_problems(spec) or spec_problems(spec):
-        raise refused(found)
+    raise_problems(engine_problems(spec) or spec_problems(spec))

@@ -15,13 +15,13 @@ from torch import Tensor
 
 from tests.workers.inference.quantize.test_layers import InMemory, decoder_of
 from workers.contracts.specs.model import ModelSource
-from workers.contracts.wire.exits import UserError
-from workers.inference.load import load
+from workers.inference.model_loading import load_model
 from workers.inference.quantize.linears import Int4Linear
 from workers.models.errors import WeightsError
 from workers.models.hf.packed import parts_of, read_quantization, unpack
 from workers.models.hf.saving import save_hugging_face
 from workers.models.weights.open import open_weights
+from workers.runtime.exits import UserError
 
 GROUP = 32
 
@@ -113,7 +113,7 @@ def test_published_folders_are_read_exactly_and_kept_in_four_bits(form, config, 
         "down_proj": "mlp.down",
         "gate_proj": "mlp.gate",
     }
-    decoder = load(
+    decoder = load_model(
         ModelSource(path=str(folder)), precision="fp32", device=torch.device("cpu")
     ).decoder
     for theirs, ours in names.items():
@@ -128,7 +128,7 @@ def test_published_folders_are_read_exactly_and_kept_in_four_bits(form, config, 
             < 1e-4
         )
     with pytest.raises(UserError, match=r"kept as .* already"):
-        load(
+        load_model(
             ModelSource(path=str(folder)),
             precision="fp32",
             device=torch.device("cpu"),
@@ -243,4 +243,4 @@ def test_missing_parts_and_wrong_sizes_are_told(tmp_path):
     }
     save_file(tensors, folder / "model.safetensors")
     with pytest.raises(UserError, match=r"has shape \[8, 64\], the configuration wants"):
-        load(ModelSource(path=str(folder)), precision="fp32", device=torch.device("cpu"))
+        load_model(ModelSource(path=str(folder)), precision="fp32", device=torch.device("cpu"))

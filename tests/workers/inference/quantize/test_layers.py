@@ -11,14 +11,14 @@ import pytest
 import torch
 
 from workers.contracts.specs.model import ModelSource, ModelSpec
-from workers.contracts.wire.exits import UserError
-from workers.inference.load import load
+from workers.inference.model_loading import load_model
 from workers.inference.quantize.linears import Int4Linear, round_groups, rounded
 from workers.inference.quantize.replace_linears import quantise, weight_bytes
 from workers.models.decoder import Decoder
 from workers.models.hf.saving import save_hugging_face
 from workers.models.qat import rounded_like
 from workers.models.weights.parameter_shapes import weights_of
+from workers.runtime.exits import UserError
 
 SHAPES: dict[str, dict[str, Any]] = {
     "gqa-bias": {"kv_heads": 2, "bias": "qkv"},
@@ -133,14 +133,14 @@ def test_loading_in_few_bits_is_loading_and_rounding(kind, tmp_path: Path):
     decoder = decoder_of("gqa-bias")
     save_hugging_face(InMemory(decoder), tmp_path)
     device = torch.device("cpu")
-    loaded = load(
+    loaded = load_model(
         ModelSource(path=str(tmp_path)), precision="fp32", device=device, quantize=kind
     ).decoder
     quantise(decoder, kind)
     ids = torch.arange(30).view(1, -1)
     with torch.inference_mode():
         torch.testing.assert_close(loaded(ids), decoder(ids))
-    again = load(spec_of(), precision="bf16", device=device, quantize=kind).decoder
+    again = load_model(spec_of(), precision="bf16", device=device, quantize=kind).decoder
     assert again(ids).isfinite().all() and not any(
         each.is_meta for each in again.state_dict().values()
     )
@@ -152,7 +152,7 @@ def test_a_weight_that_is_not_finite_is_named(tmp_path: Path):
         decoder.get_parameter("blocks.1.mlp.up.weight")[3, 4] = float("nan")
     save_hugging_face(InMemory(decoder), tmp_path)
     with pytest.raises(UserError, match=r"blocks\.1\.mlp\.up\.weight: .*NaN"):
-        load(
+        load_model(
             ModelSource(path=str(tmp_path)),
             precision="fp32",
             device=torch.device("cpu"),

@@ -19,13 +19,13 @@ import pytest
 import tokenizers
 
 from tests.workers.inference.untrained import untrained_folder
-from workers.contracts.wire.exits import Outcome
 from workers.contracts.wire.serving_reports import KEY_HEADER, EngineState, serve_key
 from workers.inference.engine import Engine
-from workers.inference.env import Surroundings
 from workers.inference.request import Request
 from workers.inference.serve import run_serve
 from workers.inference.spec_loading import load_run
+from workers.runtime.environment import read_environment
+from workers.runtime.exits import Outcome
 
 SHAPE = {
     "name": "words",
@@ -86,9 +86,15 @@ class Serving:
         self.http = httpx.Client(base_url=self.url, timeout=90, trust_env=False)
 
     def _run(self, rank: int, ranks: int) -> None:
-        around = Surroundings(
-            rank, ranks, rank, ranks, "9", 1, FENCE, "127.0.0.1", self._folders[rank]
-        )
+        env = {
+            "RANK": str(rank),
+            "WORLD_SIZE": str(ranks),
+            "LOCAL_RANK": str(rank),
+            "ORRERY_RUN": "9",
+            "ORRERY_ATTEMPT": "1",
+            "ORRERY_FENCE": FENCE,
+        }
+        around = read_environment(self._folders[rank], env=env)
         try:
             outcome: Outcome | BaseException = run_serve(
                 load_run(self.folder / "spec.json"), around

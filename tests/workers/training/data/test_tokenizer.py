@@ -11,7 +11,7 @@ import pytest
 import tokenizers
 
 from tests.workers.training.data.test_sources import documents, ids, opened
-from workers.contracts.wire.exits import UserError
+from workers.runtime.exits import UserError
 from workers.training.data.shards import beside
 from workers.training.data.tokenizer import check_same, load_tokenizer
 

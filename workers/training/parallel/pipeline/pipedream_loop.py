@@ -12,7 +12,7 @@ import math
 from collections import deque
 from typing import NoReturn, cast
 
-from workers.contracts.wire.exits import Outcome
+from workers.runtime.exits import NumericsError, Outcome
 from workers.training.loop.step_report import Told
 from workers.training.loop.train import Loop
 from workers.training.optim import scale_, set_lr
@@ -20,7 +20,6 @@ from workers.training.optim.norm import norm_of
 from workers.training.parallel.pipeline.pipedream import PipeDream, unchanged
 from workers.training.parallel.pipeline.tied_embedding import NAME
 from workers.training.setup.control import strongest
-from workers.training.setup.exits import NumericsError
 from workers.training.setup.resume import Start
 
 

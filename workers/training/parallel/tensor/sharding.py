@@ -7,6 +7,7 @@ Knows the model's names; what travels, and how a module runs on its parts, is `r
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any, cast
 
 from torch import Tensor, nn
@@ -18,6 +19,7 @@ from workers.contracts.specs.model import ModelSpec
 from workers.contracts.specs.plan import ParallelPlan
 from workers.models.decoder import Block, Decoder
 from workers.models.moe.layer import RoutedMlp
+from workers.models.tensor_parallel_plan import VOCABULARY_DIM, block_plan
 from workers.training.parallel.tensor.dropout import draw_apart
 from workers.training.parallel.tensor.region import (
     ALIKE,
@@ -33,8 +35,6 @@ from workers.training.parallel.tensor.region import (
     whole_dtensor,
 )
 from workers.training.parallel.tensor.vocabulary import VocabularyRows
-
-COLUMNS, ROWS = sharded(0), sharded(1)
 
 
 def apply_tensor(decoder: Decoder, plan: ParallelPlan, mesh: DeviceMesh) -> None:
@@ -55,6 +55,7 @@ def apply_tensor(decoder: Decoder, plan: ParallelPlan, mesh: DeviceMesh) -> None
     outside: Placement = Shard(1) if plan.sequence_parallel else Replicate()
     beside = SUMMED if plan.sequence_parallel else ALIKE
     norm, enter, leave = Region({}, other=beside), gathered(outside), reduced(outside)
+    held = partial(held_parameters, spec, tp=plan.tp, rank=rank)
     if decoder.part.first:
         _lay(decoder.embed, VocabularyRows(outside), mesh)
     elif decoder.embed is not None:  # a tied head's weight
@@ -67,14 +68,12 @@ def apply_tensor(decoder: Decoder, plan: ParallelPlan, mesh: DeviceMesh) -> None
         )
     for block in decoder.blocks.values():
         assert isinstance(block, Block)
-        mlp = dense(rank)
         if isinstance(block.mlp, RoutedMlp):
-            # a region of their own: where they are sharded by themselves, their weights are
-            # gathered at their own call
-            _lay(block.mlp.experts, Region(routed(rank)), mesh)
-            mlp = dense(rank, "shared.")
-        _lay(block.attn, Region(attention(spec, plan.tp, rank), enter=enter, leave=leave), mesh)
-        _lay(block.mlp, Region(mlp, enter=enter, leave=leave), mesh)
+            # their own region: if they are sharded by themselves, their weights are gathered at
+            # their own call
+            _lay(block.mlp.experts, Region(held("mlp.experts.")), mesh)
+        _lay(block.attn, Region(held("attn."), enter=enter, leave=leave), mesh)
+        _lay(block.mlp, Region(held("mlp."), enter=enter, leave=leave), mesh)
         _lay(block.attn_norm, norm, mesh)
         _lay(block.mlp_norm, norm, mesh)
         if spec.dropout and not plan.sequence_parallel:
@@ -82,52 +81,31 @@ def apply_tensor(decoder: Decoder, plan: ParallelPlan, mesh: DeviceMesh) -> None
     if decoder.norm is not None:
         _lay(decoder.norm, Region({}, leave=whole_dtensor(outside), other=beside), mesh)
     if decoder.head is not None:
-        distribute(decoder.head, "weight", decoder.head.weight, Shard(0), mesh)
+        distribute(decoder.head, "weight", decoder.head.weight, Shard(VOCABULARY_DIM), mesh)
     if plan.sequence_parallel:
         _rope_of_whole_sequences(decoder, plan.tp)
 
 
-def attention(spec: ModelSpec, tp: int, rank: int) -> dict[str, Held]:
-    """By heads. Latents, MFA's one key-value head and QK norms are on every rank, each for its own
-    heads.
+def held_parameters(spec: ModelSpec, prefix: str, *, tp: int, rank: int) -> dict[str, Held]:
+    """Parameters of the block's module `prefix`, by name within it.
 
-    Of fewer key-value heads than ranks each rank computes the one that its query heads share; their
-    weights are whole
-    on every rank.
+    With fewer key-value heads than ranks, their weights are replicated and each rank uses the head
+    of its query heads.
     """
-    held = {
-        f"{name}.{kind}": COLUMNS for name in ("q", "q_up", "kv_up") for kind in ("weight", "bias")
-    }
-    held |= {"o.weight": ROWS, "o.bias": _once(rank)}
-    if spec.attention == "softmax":
-        key = COLUMNS
-        if spec.kv_heads % tp:
+    held = {}
+    for name, shard in block_plan(spec).items():
+        if not name.startswith(prefix):
+            continue
+        if shard.dim is None:
+            how = Held(Replicate(), Partial(), once(rank))
+        elif shard.style == "kv_heads" and spec.kv_heads % tp:
             head = rank * spec.kv_heads // tp
             own = rows(head * spec.head_dim, (head + 1) * spec.head_dim)
-            key = Held(Replicate(), Partial(), own)
-        held |= {f"{name}.{kind}": key for name in ("k", "v") for kind in ("weight", "bias")}
+            how = Held(Replicate(), Partial(), own)
+        else:
+            how = sharded(shard.dim)
+        held[name.removeprefix(prefix)] = how
     return held
-
-
-def dense(rank: int, under: str = "") -> dict[str, Held]:
-    """A gated or plain MLP by its width."""
-    held = {
-        f"{under}{name}.{kind}": COLUMNS for name in ("gate", "up") for kind in ("weight", "bias")
-    }
-    return held | {f"{under}down.weight": ROWS, f"{under}down.bias": _once(rank)}
-
-
-def routed(rank: int) -> dict[str, Held]:
-    """Every expert by its width, `[E, out, in]`.
-
-    Shared ones lie as a dense MLP does; the router is on every rank.
-    """
-    held = {f"{name}.{kind}": sharded(1) for name in ("gate", "up") for kind in ("weight", "bias")}
-    return held | {"down.weight": sharded(2), "down.bias": _once(rank)}
-
-
-def _once(rank: int) -> Held:
-    return Held(Replicate(), Partial(), once(rank))
 
 
 def _lay(module: nn.Module | None, style: ParallelStyle, mesh: DeviceMesh) -> None:

@@ -1,0 +1,1 @@
+"""Process protocol of both engines: environment, spec file, control requests and exits."""

@@ -399,9 +399,8 @@ def _constants(axes: Axes) -> dict[str, Any]:
     fixed = axes.constants
     layers = fixed.get("stage_layers")
     return {
-        "pipedream_only": np.int64(
-            bool(fixed.get("weight_stashing") or fixed.get("vertical_sync"))
-        ),
+        "weight_stashing": np.int64(bool(fixed.get("weight_stashing"))),
+        "vertical_sync": np.int64(bool(fixed.get("vertical_sync"))),
         "budget_without_auto": np.int64(
             fixed.get("recompute_budget_bytes") is not None and "auto" not in axes.recompute
         ),

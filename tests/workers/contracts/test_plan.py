@@ -77,29 +77,29 @@ def test_numbers_as_text_are_counted_as_numbers() -> None:
         ),
         ({"dp": 4, "dp_replicate": 3}, "plan.dp_replicate: 3 copies do not divide dp 4 -> 2"),
         ({"tp": 3}, "plan.tp: 32 heads do not divide by tp 3 -> tp 2"),
-        ({"ep": 2, "dp": 2}, "plan.ep: llama3-8b has no experts to spread over ep 2 -> ep 1"),
+        ({"ep": 2, "dp": 2}, "plan.ep: llama3-8b has no experts to distribute over ep 2 -> ep 1"),
         (
             {"pp": 2, "schedule": "zbv", "virtual_stages": 1},
-            "plan.virtual_stages: zbv folds the pipeline in two, virtual_stages is 1 -> 2",
+            "plan.virtual_stages: zbv requires 2 stages per device, virtual_stages is 1 -> 2",
         ),
         (
             {"pp": 2, "schedule": "zb1p", "virtual_stages": 1},
-            "plan.virtual_stages: zb1p wants at least 2 stages a device, virtual_stages is 1 -> 2",
+            "plan.virtual_stages: zb1p requires at least 2 stages per device, virtual_stages is 1 -> 2",
         ),
         (
             {"pp": 2, "virtual_stages": 2},
-            "plan.virtual_stages: 1f1b has one stage a device, virtual_stages is 2 -> 1, or "
+            "plan.virtual_stages: 1f1b has one stage per device, virtual_stages is 2 -> 1, or "
             "interleaved_1f1b",
         ),
         (
             {"pp": 4, "schedule": "dualpipev", "global_batch_size": 7},
-            "plan.global_batch_size: dualpipev wants at least 2 x pp = 8 micro-batches, there are "
+            "plan.global_batch_size: dualpipev requires at least 2 x pp = 8 micro-batches, there are "
             "7 -> 8, or schedule zbv",
         ),
         (
             {"pp": 2, "schedule": "zb1p", "global_batch_size": 5},
             "plan.global_batch_size: zb1p runs micro-batches in equal rounds of about pp 2, 5 do "
-            "not divide so -> 4 or 6",
+            "not divide evenly -> 4 or 6",
         ),
         (
             {"pp": 2, "schedule": "zbv", "zero": 3, "dp": 2},
@@ -108,8 +108,7 @@ def test_numbers_as_text_are_counted_as_numbers() -> None:
         ),
         (
             {"pp": 2, "schedule": "pipedream", "zero": 1, "dp": 2},
-            "plan.zero: pipedream keeps several versions of whole weights, sharding splits them "
-            "-> 0",
+            "plan.zero: pipedream stores several versions of all weights, ZeRO shards them -> 0",
         ),
         (
             {"weight_stashing": True},
@@ -127,7 +126,7 @@ def test_numbers_as_text_are_counted_as_numbers() -> None:
         ),
         (
             {"recompute": "full", "recompute_budget_bytes": 1},
-            "plan.recompute_budget_bytes: a budget steers recompute auto, recompute is full -> "
+            "plan.recompute_budget_bytes: a budget applies to recompute auto only, recompute is full -> "
             "recompute auto, or no budget",
         ),
     ],

@@ -1,17 +1,51 @@
-"""Which plans are legal for a model, a sequence length and a number of devices, and what to try
-instead.
+"""Which plans are legal for a model, a sequence length and a number of devices: one table of rules.
 
-Legal is not the same as fitting: memory and speed are the planner's.
+Each rule is an expression over columns of plans, evaluated on the integers of one plan here and on
+NumPy columns by the planner's search. Does not depend on memory or speed.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass
+from typing import Any
 
 from workers.contracts.base import Problem, problem
 from workers.contracts.specs.model import ModelSpec
-from workers.contracts.specs.plan import INTERLEAVED, SPLIT_BACKWARD, V_SHAPED, ParallelPlan
+from workers.contracts.specs.plan import (
+    INTERLEAVED,
+    SCHEDULE_CODES,
+    SPLIT_BACKWARD,
+    V_SHAPED,
+    ParallelPlan,
+)
+
+# integers or integer arrays by name; see `plan_columns`
+Columns = Mapping[str, Any]
+# message and hint for one illegal plan
+Explain = Callable[[ParallelPlan], tuple[str, str]]
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """One reason why a plan is illegal.
+
+    `broken` uses only operators that integers and NumPy arrays share (comparisons, `&`, `|` and
+    arithmetic; not `~`, which is no negation of a Python bool). A rule with an `optional` column is
+    skipped if the columns do not contain it.
+    """
+
+    field: str
+    reason: str
+    broken: Callable[[Columns], Any]
+    explain: Explain
+    optional: str = ""
+
+    @property
+    def name(self) -> str:
+        """`field: reason`, the key of the planner's counts of rejected plans."""
+        return f"{self.field}: {self.reason}"
 
 
 def plan_problems(
@@ -25,39 +59,70 @@ def plan_problems(
 ) -> list[Problem]:
     """Everything that makes the plan illegal; an empty list means legal.
 
-    `within`: a number of devices that suggested degrees go into although the plan need not fill it;
-    default `devices`.
-    Fields are named `{field}.tp` and so on; a sequence too long for the model is a problem of
-    `seq_len`.
+    `within`: a number of devices that suggested degrees must divide although the plan need not use
+    all of them; default `devices`. Fields are named `{field}.tp` and so on; a sequence too long for
+    the model is a problem of `seq_len`.
     """
-    found = [*_batch(plan), *_degrees(plan, devices), *_schedule(plan), *_sharding(plan)]
+    columns = plan_columns(plan)
+    problems = []
+    for rule in legality_rules(model=model, seq_len=seq_len, devices=devices, within=within):
+        if rule.broken(columns):
+            path = f"{field}.{rule.field}" if field and rule.field != "seq_len" else rule.field
+            problems.append(problem(path, *rule.explain(plan)))
+    return problems
+
+
+def legality_rules(
+    *,
+    model: ModelSpec | None,
+    seq_len: int | None = None,
+    devices: Any = None,
+    within: int | None = None,
+) -> list[Rule]:
+    """The rules that apply, in order of precedence; explaining one needs an integer `devices`."""
+    rules = [*_degree_rules(devices), *_schedule_rules(), *_sharding_rules()]
     if model is not None:
-        room = devices or within
-        found += [*_tensor(plan, model, room), *_experts(plan, model), *_stages(plan, model, room)]
+        available = within if devices is None else devices
+        rules += _tensor_rules(model, available) + _layer_rules(model, available)
     if seq_len is not None:
-        found += _sequence(plan, seq_len)
-    found = [
-        item.model_copy(update={"field": f"{field}.{item.field}" if field else item.field})
-        for item in found
-    ]
-    if (
-        seq_len is not None
-        and model is not None
-        and model.position == "learned"
-        and seq_len > model.max_seq_len
-    ):
-        message = (
-            f"{seq_len} tokens exceed the {model.max_seq_len} learned positions of {model.name}"
-        )
-        found.append(problem("seq_len", message, str(model.max_seq_len)))
-    return found
+        rules += _sequence_rules(seq_len, model)
+    return rules
+
+
+def plan_columns(plan: ParallelPlan) -> dict[str, int]:
+    """The columns that rules read, for one plan.
+
+    `schedule` is a code of SCHEDULE_CODES, `dp_replicate` 0 if not set; `stage_entries` and
+    `stage_sum` are length and sum of `stage_layers`, -1 if not set.
+    """
+    layers = plan.stage_layers
+    return {
+        "dp": plan.dp,
+        "tp": plan.tp,
+        "pp": plan.pp,
+        "cp": plan.cp,
+        "ep": plan.ep,
+        "zero": plan.zero,
+        "sequence_parallel": int(plan.sequence_parallel),
+        "schedule": SCHEDULE_CODES[plan.schedule],
+        "virtual_stages": plan.virtual_stages,
+        "micro_batch": plan.micro_batch_size,
+        "global_batch": plan.global_batch_size,
+        "dp_replicate": plan.dp_replicate or 0,
+        "weight_stashing": int(bool(plan.weight_stashing)),
+        "vertical_sync": int(bool(plan.vertical_sync)),
+        "budget_without_auto": int(
+            plan.recompute_budget_bytes is not None and plan.recompute != "auto"
+        ),
+        "stage_entries": -1 if layers is None else len(layers),
+        "stage_sum": -1 if layers is None else sum(layers),
+    }
 
 
 def rotary_problems(model: ModelSpec, seq_len: int) -> list[Problem]:
-    """A sequence of training that is longer than rotary positions reach. (The planner may count
-    with such a one.)
+    """Training sequences that are longer than rotary positions reach; the planner accepts them.
 
-    Scaled ones reach `factor` times the original context, dynamic ones any length.
+    Scaled positions reach `factor` times the original context, dynamic ones any length.
     """
     scaling, reach = model.rope.scaling, model.max_seq_len
     if scaling is not None:
@@ -69,13 +134,8 @@ def rotary_problems(model: ModelSpec, seq_len: int) -> list[Problem]:
     ):
         return []
     message = f"{seq_len} tokens exceed the {reach} rotary positions of {model.name}"
-    return [
-        problem(
-            "seq_len",
-            message,
-            f"{reach}, model.max_seq_len {seq_len} or a model.rope.scaling that reaches it",
-        )
-    ]
+    hint = f"{reach}, model.max_seq_len {seq_len} or a model.rope.scaling that reaches it"
+    return [problem("seq_len", message, hint)]
 
 
 def nearest_divisor(number: int, near: int) -> int:
@@ -86,205 +146,347 @@ def nearest_divisor(number: int, near: int) -> int:
     return min(divisors, key=lambda d: (abs(d - near), d))
 
 
-def _beside(degree: int, plan: ParallelPlan, room: int | None) -> int:
-    """The devices that the plan's other degrees leave to this one; 0 where nothing is known or they
-    do not divide.
-    """
-    others = plan.world_size // degree
-    return room // others if room and room % others == 0 else room or 0
-
-
 def nearest_multiples(of: int, near: int) -> str:
     """`"8 or 16"`: the multiples of `of` around `near`."""
     below = near // of * of
     return f"{below} or {below + of}" if below else f"{of}"
 
 
-def _batch(plan: ParallelPlan) -> Iterator[Problem]:
-    share = plan.micro_batch_size * plan.dp
-    if plan.global_batch_size % share:
-        yield problem(
-            "global_batch_size",
+def _available_to(degree: int, plan: ParallelPlan, available: int | None) -> int:
+    """Devices that the plan's other degrees leave to this one.
+
+    0 if the number of devices is not known; all of them if the other degrees do not divide it.
+    """
+    others = plan.world_size // degree
+    return available // others if available and available % others == 0 else available or 0
+
+
+def _is_one_of(schedule: Any, names: Collection[str]) -> Any:
+    mask = schedule == -1
+    for name in names:
+        mask = mask | (schedule == SCHEDULE_CODES[name])
+    return mask
+
+
+def _micro_batches(c: Columns) -> Any:
+    return c["global_batch"] // (c["micro_batch"] * c["dp"])
+
+
+def _degree_rules(devices: Any) -> list[Rule]:
+    def explain_batch(plan: ParallelPlan) -> tuple[str, str]:
+        share = plan.micro_batch_size * plan.dp
+        return (
             f"{plan.global_batch_size} sequences do not divide by micro_batch_size "
-            f"{plan.micro_batch_size} x "
-            f"dp {plan.dp} = {share}",
+            f"{plan.micro_batch_size} x dp {plan.dp} = {share}",
             nearest_multiples(share, plan.global_batch_size),
         )
 
-
-def _degrees(plan: ParallelPlan, devices: int | None) -> Iterator[Problem]:
-    if devices is not None and plan.world_size != devices:
-        rest = plan.tp * plan.pp * plan.cp
-        yield problem(
-            "dp",
+    def explain_devices(plan: ParallelPlan) -> tuple[str, str]:
+        others = plan.tp * plan.pp * plan.cp
+        return (
             f"dp {plan.dp} x tp {plan.tp} x pp {plan.pp} x cp {plan.cp} is {plan.world_size} "
             f"devices, not {devices}",
-            f"dp {devices // rest}" if devices % rest == 0 else f"{plan.world_size} devices",
+            f"dp {devices // others}" if devices % others == 0 else f"{plan.world_size} devices",
         )
-    if plan.dp_replicate and plan.dp % plan.dp_replicate:
-        yield problem(
-            "dp_replicate",
-            f"{plan.dp_replicate} copies do not divide dp {plan.dp}",
-            str(nearest_divisor(plan.dp, plan.dp_replicate)),
-        )
-    if (plan.dp * plan.cp) % plan.ep:
-        yield problem(
+
+    rules = [
+        Rule(
+            "global_batch_size",
+            "does not divide by micro_batch_size x dp",
+            lambda c: c["global_batch"] % (c["micro_batch"] * c["dp"]) != 0,
+            explain_batch,
+        ),
+        Rule(
             "ep",
-            f"ep {plan.ep} does not divide dp x cp = {plan.dp * plan.cp}",
-            f"ep {nearest_divisor(plan.dp * plan.cp, plan.ep)}",
+            "does not divide dp x cp",
+            lambda c: (c["dp"] * c["cp"]) % c["ep"] != 0,
+            lambda plan: (
+                f"ep {plan.ep} does not divide dp x cp = {plan.dp * plan.cp}",
+                f"ep {nearest_divisor(plan.dp * plan.cp, plan.ep)}",
+            ),
+        ),
+        Rule(
+            "dp_replicate",
+            "does not divide dp",
+            # 0 stands for no value and is divided by 1
+            lambda c: c["dp"] % (c["dp_replicate"] + (c["dp_replicate"] == 0)) != 0,
+            lambda plan: (
+                f"{plan.dp_replicate} copies do not divide dp {plan.dp}",
+                str(nearest_divisor(plan.dp, plan.dp_replicate or 1)),
+            ),
+            optional="dp_replicate",
+        ),
+    ]
+    if devices is not None:
+        device_rule = Rule(
+            "dp",
+            "dp x tp x pp x cp is not the number of devices",
+            lambda c: c["dp"] * c["tp"] * c["pp"] * c["cp"] != devices,
+            explain_devices,
         )
+        rules.insert(1, device_rule)
+    return rules
 
 
-def _schedule(plan: ParallelPlan) -> Iterator[Problem]:
-    name, virtual, micro_batches = plan.schedule, plan.virtual_stages, plan.accumulation
-    if name in V_SHAPED and virtual != 2:
-        yield problem(
-            "virtual_stages", f"{name} folds the pipeline in two, virtual_stages is {virtual}", "2"
+def _schedule_rules() -> list[Rule]:
+    def wrong_stages(c: Columns) -> Any:
+        code, virtual = c["schedule"], c["virtual_stages"]
+        several = V_SHAPED | INTERLEAVED
+        return (
+            (_is_one_of(code, V_SHAPED) & (virtual != 2))
+            | (_is_one_of(code, INTERLEAVED) & (virtual < 2))
+            | (_is_one_of(code, SCHEDULE_CODES.keys() - several) & (virtual != 1))
         )
-    elif name in INTERLEAVED and virtual < 2:
-        yield problem(
-            "virtual_stages",
-            f"{name} wants at least 2 stages a device, virtual_stages is {virtual}",
-            "2",
-        )
-    elif name not in V_SHAPED | INTERLEAVED and virtual != 1:
-        yield problem(
-            "virtual_stages",
-            f"{name} has one stage a device, virtual_stages is {virtual}",
-            "1, or interleaved_1f1b",
-        )
-    if name in INTERLEAVED and micro_batches % max(1, micro_batches // plan.pp):
+
+    def explain_stages(plan: ParallelPlan) -> tuple[str, str]:
+        name, actual = plan.schedule, f"virtual_stages is {plan.virtual_stages}"
+        if name in V_SHAPED:
+            return f"{name} requires 2 stages per device, {actual}", "2"
+        if name in INTERLEAVED:
+            return f"{name} requires at least 2 stages per device, {actual}", "2"
+        return f"{name} has one stage per device, {actual}", "1, or interleaved_1f1b"
+
+    def unequal_rounds(c: Columns) -> Any:
         # torch.distributed.pipelining runs them in micro_batches // pp rounds of equal length
-        share = plan.micro_batch_size * plan.dp
-        yield problem(
-            "global_batch_size",
-            f"{name} runs micro-batches in equal rounds of about pp {plan.pp}, {micro_batches} do "
-            "not divide so",
-            f"{micro_batches // plan.pp * plan.pp * share} or "
-            f"{(micro_batches // plan.pp + 1) * plan.pp * share}",
+        micro_batches = _micro_batches(c)
+        rounds = micro_batches // c["pp"]
+        return _is_one_of(c["schedule"], INTERLEAVED) & (
+            micro_batches % (rounds + (rounds == 0)) != 0
         )
-    if name == "dualpipev" and micro_batches < 2 * plan.pp:
-        batch = 2 * plan.pp * plan.micro_batch_size * plan.dp
-        yield problem(
-            "global_batch_size",
-            f"dualpipev wants at least 2 x pp = {2 * plan.pp} micro-batches, there are "
-            f"{micro_batches}",
-            f"{batch}, or schedule zbv",
+
+    def explain_rounds(plan: ParallelPlan) -> tuple[str, str]:
+        step = plan.pp * plan.micro_batch_size * plan.dp
+        rounds = plan.accumulation // plan.pp
+        return (
+            f"{plan.schedule} runs micro-batches in equal rounds of about pp {plan.pp}, "
+            f"{plan.accumulation} do not divide evenly",
+            f"{rounds * step} or {(rounds + 1) * step}",
         )
-    if name == "pipedream":
-        if plan.zero:
-            yield problem(
-                "zero",
-                "pipedream keeps several versions of whole weights, sharding splits them",
-                "0",
-            )
-    else:
-        for field in ("weight_stashing", "vertical_sync"):
-            if getattr(plan, field):
-                yield problem(
-                    field,
-                    f"{field} belongs to schedule pipedream, schedule is {name}",
-                    "schedule pipedream",
-                )
 
+    def explain_dualpipev(plan: ParallelPlan) -> tuple[str, str]:
+        return (
+            f"dualpipev requires at least 2 x pp = {2 * plan.pp} micro-batches, there are "
+            f"{plan.accumulation}",
+            f"{2 * plan.pp * plan.micro_batch_size * plan.dp}, or schedule zbv",
+        )
 
-def _sharding(plan: ParallelPlan) -> Iterator[Problem]:
-    if plan.zero == 3 and plan.schedule in SPLIT_BACKWARD and plan.pp > 1:
-        yield problem(
+    def pipedream_field(name: str) -> Rule:
+        return Rule(
+            name,
+            "belongs to schedule pipedream",
+            lambda c: (c["schedule"] != pipedream) & (c[name] > 0),
+            lambda plan: (
+                f"{name} belongs to schedule pipedream, schedule is {plan.schedule}",
+                "schedule pipedream",
+            ),
+            optional=name,
+        )
+
+    pipedream, dualpipev = SCHEDULE_CODES["pipedream"], SCHEDULE_CODES["dualpipev"]
+    return [
+        Rule("virtual_stages", "not what the schedule requires", wrong_stages, explain_stages),
+        Rule(
+            "global_batch_size",
+            "micro-batches do not divide into equal rounds",
+            unequal_rounds,
+            explain_rounds,
+        ),
+        Rule(
+            "global_batch_size",
+            "too few micro-batches for dualpipev",
+            lambda c: (c["schedule"] == dualpipev) & (_micro_batches(c) < 2 * c["pp"]),
+            explain_dualpipev,
+        ),
+        Rule(
             "zero",
-            f"{plan.schedule} splits the backward pass, and resharding between its halves loses "
-            "weight gradients",
-            "2, or schedule interleaved_1f1b",
-        )
-    if plan.recompute_budget_bytes is not None and plan.recompute != "auto":
-        yield problem(
+            "pipedream stores versions of all weights",
+            lambda c: (c["schedule"] == pipedream) & (c["zero"] > 0),
+            lambda plan: (
+                "pipedream stores several versions of all weights, ZeRO shards them",
+                "0",
+            ),
+        ),
+        pipedream_field("weight_stashing"),
+        pipedream_field("vertical_sync"),
+    ]
+
+
+def _sharding_rules() -> list[Rule]:
+    return [
+        Rule(
+            "zero",
+            "3 with a schedule that splits the backward pass",
+            lambda c: _is_one_of(c["schedule"], SPLIT_BACKWARD) & (c["pp"] > 1) & (c["zero"] == 3),
+            lambda plan: (
+                f"{plan.schedule} splits the backward pass, and resharding between its halves "
+                "loses weight gradients",
+                "2, or schedule interleaved_1f1b",
+            ),
+        ),
+        Rule(
             "recompute_budget_bytes",
-            f"a budget steers recompute auto, recompute is {plan.recompute}",
-            "recompute auto, or no budget",
-        )
+            "applies to recompute auto only",
+            lambda c: c["budget_without_auto"] > 0,
+            lambda plan: (
+                f"a budget applies to recompute auto only, recompute is {plan.recompute}",
+                "recompute auto, or no budget",
+            ),
+            optional="budget_without_auto",
+        ),
+    ]
 
 
-def _tensor(plan: ParallelPlan, model: ModelSpec, room: int | None) -> Iterator[Problem]:
-    tp = plan.tp
-    if tp == 1:
-        return
-    left = _beside(tp, plan, room)
-    heads = model.mfa.heads if model.mfa else model.heads
-    if heads % tp:
-        yield problem(
+def _tensor_rules(model: ModelSpec, available: int | None) -> list[Rule]:
+    heads, kv_heads = model.mfa.heads if model.mfa else model.heads, model.kv_heads
+
+    def hint(plan: ParallelPlan, *numbers: int) -> str:
+        left = _available_to(plan.tp, plan, available)
+        return f"tp {nearest_divisor(math.gcd(*numbers, left), plan.tp)}"
+
+    def width_rule(name: str, width: int) -> Rule:
+        return Rule(
             "tp",
-            f"{heads} heads do not divide by tp {tp}",
-            f"tp {nearest_divisor(math.gcd(heads, left), tp)}",
+            f"does not divide {name}",
+            lambda c: width % c["tp"] != 0,
+            lambda plan: (
+                f"{name} {width} does not divide by tp {plan.tp}",
+                hint(plan, width, heads),
+            ),
         )
-    elif model.attention == "softmax" and model.kv_heads % tp and tp % model.kv_heads:
-        yield problem(
+
+    rules = [
+        Rule(
             "tp",
-            f"{model.kv_heads} key-value heads neither divide by tp {tp} nor into it",
-            f"tp {nearest_divisor(math.gcd(model.kv_heads, left), tp)}",
+            "does not divide the heads",
+            lambda c: heads % c["tp"] != 0,
+            lambda plan: (f"{heads} heads do not divide by tp {plan.tp}", hint(plan, heads)),
         )
+    ]
+    if model.attention == "softmax":
+        kv_rule = Rule(
+            "tp",
+            "neither divides the key-value heads nor is divided by them",
+            lambda c: (
+                (kv_heads % c["tp"] != 0) & (c["tp"] % kv_heads != 0) & (heads % c["tp"] == 0)
+            ),
+            lambda plan: (
+                f"{kv_heads} key-value heads neither divide by tp {plan.tp} nor into it",
+                hint(plan, kv_heads),
+            ),
+        )
+        rules.append(kv_rule)
     widths = {"ffn": model.ffn} if model.moe_layers < model.layers else {}
     if model.moe:
         widths["expert_ffn"] = model.moe.expert_ffn
         if model.moe.shared_experts:
             widths["shared_ffn"] = model.moe.shared_width
-    for name, width in widths.items():
-        if width % tp:
-            near = nearest_divisor(math.gcd(width, heads, left), tp)
-            yield problem("tp", f"{name} {width} does not divide by tp {tp}", f"tp {near}")
+    return rules + [width_rule(name, width) for name, width in widths.items()]
 
 
-def _experts(plan: ParallelPlan, model: ModelSpec) -> Iterator[Problem]:
-    if plan.ep == 1:
-        return
-    if model.moe is None:
-        yield problem("ep", f"{model.name} has no experts to spread over ep {plan.ep}", "ep 1")
-    elif model.moe.experts % plan.ep:
-        near = nearest_divisor(model.moe.experts, plan.ep)
-        yield problem(
-            "ep", f"{model.moe.experts} experts do not divide by ep {plan.ep}", f"ep {near}"
-        )
+def _layer_rules(model: ModelSpec, available: int | None) -> list[Rule]:
+    layers = model.layers
 
-
-def _stages(plan: ParallelPlan, model: ModelSpec, room: int | None) -> Iterator[Problem]:
-    if model.layers < plan.stages:
-        most, left = max(1, model.layers // plan.virtual_stages), _beside(plan.pp, plan, room)
-        # 0 devices told: any number goes
-        near = next(each for each in range(most, 0, -1) if left % each == 0)
-        yield problem(
-            "pp",
-            f"{model.layers} layers are too few for pp {plan.pp} x virtual_stages "
-            f"{plan.virtual_stages} stages",
+    def explain_stages(plan: ParallelPlan) -> tuple[str, str]:
+        most = max(1, layers // plan.virtual_stages)
+        left = _available_to(plan.pp, plan, available)
+        # every pp divides 0, the unknown number of devices
+        near = next(pp for pp in range(most, 0, -1) if left % pp == 0)
+        return (
+            f"{layers} layers are too few for pp {plan.pp} x virtual_stages {plan.virtual_stages} "
+            "stages",
             f"pp {near}",
         )
-    elif plan.stage_layers is None:
-        return
-    elif len(plan.stage_layers) != plan.stages:
-        yield problem(
+
+    def wrong_stage_layers(c: Columns) -> Any:
+        stages, entries = c["pp"] * c["virtual_stages"], c["stage_entries"]
+        wrong = (entries != stages) | (c["stage_sum"] != layers)
+        return (entries >= 0) & wrong & (layers >= stages)
+
+    def explain_stage_layers(plan: ParallelPlan) -> tuple[str, str]:
+        given = plan.stage_layers or []
+        even = plan.model_copy(update={"stage_layers": None}).layers_of_stages(layers)
+        if len(given) != plan.stages:
+            message = (
+                f"{len(given)} entries for {plan.stages} stages (pp {plan.pp} x virtual_stages "
+                f"{plan.virtual_stages})"
+            )
+        else:
+            message = f"the entries add up to {sum(given)} layers, {model.name} has {layers}"
+        return message, str(even)
+
+    return [
+        Rule(
+            "pp",
+            "more stages than layers",
+            lambda c: layers < c["pp"] * c["virtual_stages"],
+            explain_stages,
+        ),
+        _expert_rule(model),
+        Rule(
             "stage_layers",
-            f"{len(plan.stage_layers)} entries for {plan.stages} stages (pp {plan.pp} x "
-            "virtual_stages "
-            f"{plan.virtual_stages})",
-            str(plan.model_copy(update={"stage_layers": None}).layers_of_stages(model.layers)),
-        )
-    elif sum(plan.stage_layers) != model.layers:
-        yield problem(
-            "stage_layers",
-            f"the entries add up to {sum(plan.stage_layers)} layers, {model.name} has "
-            f"{model.layers}",
-            str(plan.model_copy(update={"stage_layers": None}).layers_of_stages(model.layers)),
-        )
+            "not the stages or not the layers of the model",
+            wrong_stage_layers,
+            explain_stage_layers,
+            optional="stage_entries",
+        ),
+    ]
 
 
-def _sequence(plan: ParallelPlan, seq_len: int) -> Iterator[Problem]:
-    if seq_len % plan.cp:
-        yield problem(
+def _expert_rule(model: ModelSpec) -> Rule:
+    if model.moe is None:
+        return Rule(
+            "ep",
+            "the model has no experts",
+            lambda c: c["ep"] > 1,
+            lambda plan: (f"{model.name} has no experts to distribute over ep {plan.ep}", "ep 1"),
+        )
+    experts = model.moe.experts
+    return Rule(
+        "ep",
+        "does not divide the experts",
+        lambda c: experts % c["ep"] != 0,
+        lambda plan: (
+            f"{experts} experts do not divide by ep {plan.ep}",
+            f"ep {nearest_divisor(experts, plan.ep)}",
+        ),
+    )
+
+
+def _sequence_rules(seq_len: int, model: ModelSpec | None) -> list[Rule]:
+    rules = [
+        Rule(
             "cp",
-            f"a sequence of {seq_len} tokens does not divide by cp {plan.cp}",
-            f"cp {nearest_divisor(seq_len, plan.cp)}",
-        )
-    elif plan.sequence_parallel and (seq_len // plan.cp) % plan.tp:
-        yield problem(
+            "does not divide the sequence",
+            lambda c: seq_len % c["cp"] != 0,
+            lambda plan: (
+                f"a sequence of {seq_len} tokens does not divide by cp {plan.cp}",
+                f"cp {nearest_divisor(seq_len, plan.cp)}",
+            ),
+        ),
+        Rule(
             "sequence_parallel",
-            f"{seq_len // plan.cp} tokens a rank do not divide by tp {plan.tp}",
-            f"a sequence length of {nearest_multiples(plan.cp * plan.tp, seq_len)}",
+            "tokens of a rank do not divide by tp",
+            lambda c: (
+                (c["sequence_parallel"] > 0)
+                & (seq_len % c["cp"] == 0)
+                & ((seq_len // c["cp"]) % c["tp"] != 0)
+            ),
+            lambda plan: (
+                f"{seq_len // plan.cp} tokens per rank do not divide by tp {plan.tp}",
+                f"a sequence length of {nearest_multiples(plan.cp * plan.tp, seq_len)}",
+            ),
+        ),
+    ]
+    if model is not None and model.position == "learned" and seq_len > model.max_seq_len:
+        most, name = model.max_seq_len, model.name
+        positions = Rule(
+            "seq_len",
+            "more tokens than learned positions",
+            lambda c: c["cp"] > 0,
+            lambda plan: (
+                f"{seq_len} tokens exceed the {most} learned positions of {name}",
+                f"{most}",
+            ),
         )
+        rules.append(positions)
+    return rules

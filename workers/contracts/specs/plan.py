@@ -6,7 +6,7 @@ and devices.
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, get_args
 
 from pydantic import Field, model_validator
 
@@ -21,6 +21,7 @@ Schedule = Literal[
 ]
 Dtype = Literal["fp32", "bf16", "fp16"]
 
+SCHEDULE_CODES: dict[str, int] = {name: code for code, name in enumerate(get_args(Schedule))}
 # schedules that split the backward pass into input and weight gradients
 SPLIT_BACKWARD = frozenset({"zb1p", "zbv", "dualpipev"})
 V_SHAPED = frozenset({"zbv", "dualpipev"})

@@ -39,6 +39,7 @@ __all__ = [
     "grouped_order",
     "jit",
     "next_power_of_2",
+    "ragged_tile",
     "softmax_step",
     "tl",
     "to_fp8",
@@ -122,15 +123,35 @@ def grouped_order(pid, num_m, num_n, GROUP_M: tl.constexpr):
 
 
 @jit
-def softmax_step(m, l, s):
+def softmax_step(m, l, s, scale):
     """One block of online softmax in base 2 (Milakov & Gimelshein 2018, alg. 3).
 
-    m, l [M]: running maximum and sum; s [M, N]: scores already times log2(e). Gives the new m and
-    l, the factor
-    alpha [M] for what was accumulated, and p [M, N]. Rows masked whole (all -inf) stay free of NaN.
+    m, l [M]: running maximum and sum; s · scale [M, N]: scores times log2(e), scale above 0 (the
+    product and the subtraction of the maximum become one multiply-add). Returns the new m and l,
+    the factor alpha [M] for the accumulated sums, and p [M, N]. Fully masked rows (all -inf)
+    contain no NaN.
     """
-    m_new = tl.maximum(m, tl.max(s, 1))
+    m_new = tl.maximum(m, tl.max(s, 1) * scale)
     base = tl.where(m_new == float("-inf"), 0.0, m_new)
     alpha = tl.exp2(m - base)
-    p = tl.exp2(s - base[:, None])
+    p = tl.exp2(s * scale - base[:, None])
     return m_new, l * alpha + tl.sum(p, 1), alpha, p
+
+
+@jit
+def ragged_tile(CU, slot, sequences, BLOCK: tl.constexpr):
+    """(sequence, tile within it) of a slot, when sequence s starts at slot cu[s] // BLOCK + s.
+
+    These starts leave each sequence at least its own number of tiles, so total // BLOCK +
+    sequences slots hold a ragged batch without a list of tiles. At most one slot per sequence is
+    empty.
+    """
+    low = 0
+    high = sequences - 1
+    while low < high:
+        middle = (low + high + 1) // 2
+        if tl.load(CU + middle) // BLOCK + middle <= slot:
+            low = middle
+        else:
+            high = middle - 1
+    return low, tl.maximum(slot - (tl.load(CU + low) // BLOCK + low), 0)

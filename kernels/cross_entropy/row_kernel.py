@@ -87,7 +87,7 @@ def _by_torch(
 
 
 @jit
-def rows(
+def cross_entropy_rows_kernel(
     X,
     TARGETS,
     LSE,
@@ -179,7 +179,7 @@ def _launched(
     )
     cap = vocabulary.softcap
     with runtime.on(logits):
-        rows[(count,)](
+        cross_entropy_rows_kernel[(count,)](
             logits,
             targets,
             found,
@@ -228,7 +228,13 @@ def shipped(arch: str) -> list[Shipped]:
         constants = {"STATS": stats, "GRADS": grads, "CAPPED": capped, "BLOCK": config["BLOCK"]}
         found.append(
             Shipped(
-                "linear_cross_entropy", name, rows, signature, constants, config["num_warps"], 3
+                "linear_cross_entropy",
+                name,
+                cross_entropy_rows_kernel,
+                signature,
+                constants,
+                config["num_warps"],
+                3,
             )
         )
     return found

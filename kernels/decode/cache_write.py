@@ -145,7 +145,7 @@ def _written(
 
 
 @jit
-def write(
+def write_kv_kernel(
     X,
     CACHE,
     SLOTS,
@@ -201,7 +201,7 @@ def _launch(
             heads, width = x.shape[1:]
             block_d = max(16, next_power_of_2(width))
             block_h = max(1, min(next_power_of_2(heads), 2048 // block_d))
-            write[(x.shape[0], -(-heads // block_h))](
+            write_kv_kernel[(x.shape[0], -(-heads // block_h))](
                 x,
                 cache,
                 slots,
@@ -234,5 +234,5 @@ def shipped(arch: str) -> list[Shipped]:
             signature["SCALES"] = "*fp32"
         else:
             constants["SCALES"] = None
-        found.append(Shipped("write_kv", name, write, signature, constants))
+        found.append(Shipped("write_kv", name, write_kv_kernel, signature, constants))
     return found

@@ -5,7 +5,7 @@ Rows are the query heads that share a kv head times the sequence's query tokens,
 once for all of them
 (Flash-Decoding, crfm.stanford.edu/2023/10/12/flashdecoding.html; PagedAttention, arXiv 2309.06180).
 Partial results
-meet in `combine`.
+meet in `paged_attention_combine_kernel`.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from kernels.jit import dot, jit, softmax_step, tl
 
 
 @jit
-def as_queries(x, q, UPCAST: tl.constexpr):
+def cast_to_queries(x, q, UPCAST: tl.constexpr):
     """What a cache holds in the queries' type; in fp32 when interpreting, which makes no bf16 of
     integers.
     """
@@ -26,7 +26,7 @@ def as_queries(x, q, UPCAST: tl.constexpr):
 
 
 @jit
-def paged(
+def paged_attention_kernel(
     Q,
     K,
     V,
@@ -132,7 +132,10 @@ def paged(
             other=0.0,
         )
         s = dot(
-            q, tl.trans(as_queries(k, q, UPCAST)), tl.zeros([BLOCK_M, BLOCK_N], tl.float32), UPCAST
+            q,
+            tl.trans(cast_to_queries(k, q, UPCAST)),
+            tl.zeros([BLOCK_M, BLOCK_N], tl.float32),
+            UPCAST,
         )
         if QUANTISED:
             s = (
@@ -147,7 +150,7 @@ def paged(
         mask = inside[None, :] & (key[None, :] <= place[:, None])
         if WINDOWED:
             mask = mask & (key[None, :] > place[:, None] - window)
-        m, l, alpha, p = softmax_step(m, l, tl.where(mask, s, float("-inf")))
+        m, l, alpha, p = softmax_step(m, l, tl.where(mask, s, float("-inf")), 1.0)
         v = tl.load(
             V + (block * v_b + slot * v_s)[:, None] + (head * v_h + e)[None, :],
             mask=inside[:, None] & (e < DV)[None, :],
@@ -160,7 +163,7 @@ def paged(
                     None, :
                 ]
             )
-        acc = dot(p.to(q.dtype), as_queries(v, q, UPCAST), acc * alpha[:, None], UPCAST)
+        acc = dot(p.to(q.dtype), cast_to_queries(v, q, UPCAST), acc * alpha[:, None], UPCAST)
 
     some = l > 0.0
     acc = acc * (1.0 / tl.where(some, l, 1.0))[:, None]
@@ -174,7 +177,7 @@ def paged(
 
 
 @jit
-def combine(
+def paged_attention_combine_kernel(
     PARTS,
     LSES,
     OUT,

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from kernels import runtime, tuning
-from kernels.decode.kernel import combine, paged
+from kernels.decode.kernel import paged_attention_combine_kernel, paged_attention_kernel
 from kernels.decode.page_plan import Plan
 from kernels.jit import UPCAST, cdiv, next_power_of_2
 from kernels.shipped import Shipped
@@ -99,7 +99,7 @@ def launch(
     score_scale = scale * LOG2_E if not softcap else 2.0 * LOG2_E * scale / softcap
     k_scales, v_scales = scales if scales is not None else (None, None)
     with runtime.on(q_THD):
-        paged[(programs * splits,)](
+        paged_attention_kernel[(programs * splits,)](
             q_THD,
             k_cache,
             v_cache,
@@ -146,7 +146,7 @@ def combined(parts: Tensor, part_lses: Tensor, out: Tensor, lse: Tensor, *, num_
     `out` and `lse`.
     """
     splits, tokens, heads, values = parts.shape
-    combine[(tokens * heads,)](
+    paged_attention_combine_kernel[(tokens * heads,)](
         parts,
         part_lses,
         out,
@@ -217,7 +217,7 @@ def shipped(arch: str) -> list[Shipped]:
             Shipped(
                 "paged_attention",
                 name,
-                paged,
+                paged_attention_kernel,
                 signature,
                 constants,
                 config["num_warps"],
@@ -238,5 +238,15 @@ def shipped(arch: str) -> list[Shipped]:
         "l_t": "i32",
     }
     constants = {"DV": 128, "BLOCK_V": 128, "BLOCK_P": 32}
-    found.append(Shipped("paged_attention", "combine-128", combine, signature, constants, 2, 1))
+    found.append(
+        Shipped(
+            "paged_attention",
+            "combine-128",
+            paged_attention_combine_kernel,
+            signature,
+            constants,
+            2,
+            1,
+        )
+    )
     return found

@@ -19,6 +19,7 @@ from kernels.fp8.quantize import NO_E4M3, why_not_own
 from kernels.fp8.reference import E4M3, SIDE
 from kernels.jit import UPCAST, cdiv, dot, grouped_order, jit, tl
 from kernels.shipped import Shipped
+from kernels.split_k import choose_splits, split_k_sum_kernel, sum_splits
 
 MOST_OWN_ROWS = 256
 """From here on cuBLASLt comes first: Triton's reach 0.65-0.7x of its speed when bound by products."""
@@ -87,7 +88,7 @@ def _checked(
 
 
 @jit
-def product(
+def fp8_matmul_kernel(
     A,
     SA,
     B,
@@ -139,21 +140,6 @@ def product(
     tl.store(at, acc.to(OUT.dtype.element_ty), mask=(r < m)[:, None] & (c < n)[None, :])
 
 
-@jit
-def summed(PARTS, OUT, count, splits, p_p, BLOCK: tl.constexpr):
-    """The sum of the parts, in their order, whatever finished first."""
-    at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
-    acc = tl.zeros([BLOCK], tl.float32)
-    for part in range(splits):
-        acc += tl.load(PARTS + part * p_p + at, mask=at < count, other=0.0)
-    tl.store(OUT + at, acc.to(OUT.dtype.element_ty), mask=at < count)
-
-
-def splits_of_k(programs: int, steps: int, sm_count: int) -> int:
-    """Parts of K: three programs a multiprocessor, each of at least four steps."""
-    return max(1, min(3 * sm_count // max(1, programs), steps // 4))
-
-
 @tuning.rule("fp8_matmul")
 def _rule(arch: str, facts: dict[str, Any]) -> tuning.Config:
     if arch == "interpret":
@@ -176,13 +162,13 @@ def _launched(
     (m, k), n = a.shape, b.shape[0]
     config = tuning.config("fp8_matmul", rows=tuning.round_up(m), n=n, k=k)
     programs = cdiv(m, config["BLOCK_M"]) * cdiv(n, config["BLOCK_N"])
-    splits = num_splits or splits_of_k(programs, cdiv(k, SIDE), runtime.sm_count(a.device))
+    splits = num_splits or choose_splits(programs, cdiv(k, SIDE), runtime.sm_count(a.device))
     out = torch.empty(m, n, dtype=out_dtype, device=a.device)
     parts = out.unsqueeze(0)
     if splits > 1:
         parts = torch.empty(splits, m, n, dtype=torch.float32, device=a.device)
     with runtime.on(a):
-        product[(programs * splits,)](
+        fp8_matmul_kernel[(programs * splits,)](
             a,
             sa,
             b,
@@ -201,7 +187,7 @@ def _launched(
             **config,
         )
         if splits > 1:
-            summed[(cdiv(m * n, 1024),)](parts, out, m * n, splits, parts.stride(0), BLOCK=1024)
+            sum_splits(parts, out)
     return out
 
 
@@ -223,7 +209,14 @@ def shipped(arch: str) -> list[Shipped]:
         warps, stages = config["num_warps"], config["num_stages"]
         found.append(
             Shipped(
-                "fp8_matmul", f"rows-{rows}", product, signature, constants, warps, stages, expects
+                "fp8_matmul",
+                f"rows-{rows}",
+                fp8_matmul_kernel,
+                signature,
+                constants,
+                warps,
+                stages,
+                expects,
             )
         )
     signature = {
@@ -233,5 +226,5 @@ def shipped(arch: str) -> list[Shipped]:
         "splits": "i32",
         "p_p": "i32:16",
     }
-    found.append(Shipped("fp8_matmul", "summed", summed, signature, {"BLOCK": 1024}))
+    found.append(Shipped("fp8_matmul", "summed", split_k_sum_kernel, signature, {"BLOCK": 1024}))
     return found

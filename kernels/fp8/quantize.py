@@ -85,7 +85,7 @@ def _launched(x: Tensor, rows: int, columns: int) -> list[Tensor]:
     if q.numel():
         height, tiles = ROWS_AT_ONCE if rows == 1 else rows, cdiv(k, SIDE)
         with runtime.on(x):
-            quantize[(cdiv(r, height) * tiles,)](
+            fp8_quantize_kernel[(cdiv(r, height) * tiles,)](
                 x,
                 q,
                 scale,
@@ -106,7 +106,9 @@ def _along(rows: int, columns: int) -> int:
 
 
 @jit
-def quantize(X, Q, SCALE, rows, columns, tiles, x_r, q_r, ROWS: tl.constexpr, ALONG: tl.constexpr):
+def fp8_quantize_kernel(
+    X, Q, SCALE, rows, columns, tiles, x_r, q_r, ROWS: tl.constexpr, ALONG: tl.constexpr
+):
     """ROWS x 128 numbers: a scale a row (ALONG 0), one for all of them (1), or one a column (2)."""
     pid = tl.program_id(0)
     tile = pid % tiles
@@ -159,5 +161,7 @@ def shipped(arch: str) -> list[Shipped]:
         signature |= {"tiles": "i32", "x_r": "i32:16", "q_r": "i32:16"}
         constants: dict[str, Any] = {"ROWS": height, "ALONG": along}
         warps = 4 if height != SIDE else 8
-        found.append(Shipped(f"quantize_{name}", "bf16", quantize, signature, constants, warps, 3))
+        found.append(
+            Shipped(f"quantize_{name}", "bf16", fp8_quantize_kernel, signature, constants, warps, 3)
+        )
     return found

@@ -17,7 +17,7 @@ from kernels.shipped import Shipped
 
 
 @jit
-def swiglu_forward(
+def swiglu_forward_kernel(
     GATE,
     UP,
     Y,
@@ -55,7 +55,7 @@ def swiglu_forward(
 
 
 @jit
-def swiglu_forward_by_row(GATE, UP, Q, SCALE, F, g_stride, u_stride, BLOCK: tl.constexpr):
+def swiglu_forward_by_row_kernel(GATE, UP, Q, SCALE, F, g_stride, u_stride, BLOCK: tl.constexpr):
     """One row a program as e4m3 with one scale: the largest first, then the row again from L2."""
     row = tl.program_id(0).to(tl.int64)
     lane = tl.arange(0, BLOCK)
@@ -79,7 +79,7 @@ def swiglu_forward_by_row(GATE, UP, Q, SCALE, F, g_stride, u_stride, BLOCK: tl.c
 
 
 @jit
-def swiglu_backward(
+def swiglu_backward_kernel(
     DY, GATE, UP, DGATE, DUP, F, dy_stride, g_stride, u_stride, d_stride, BLOCK: tl.constexpr
 ):
     """dgate and dup of BLOCK columns of one row; both have d_stride between rows."""
@@ -138,10 +138,10 @@ def _launched(
     how = {"BLOCK": c["block"], "num_warps": c["num_warps"]}
     with runtime.on(gate):
         if quant == "row":
-            swiglu_forward_by_row[(rows,)](gate, up, q, *rest, **how)
+            swiglu_forward_by_row_kernel[(rows,)](gate, up, q, *rest, **how)
         else:
             grid = (cdiv(width, c["block"]) * rows,)
-            swiglu_forward[grid](
+            swiglu_forward_kernel[grid](
                 gate, up, y, q, *rest, QUANT=quant is not None, KEEP_Y=keep_y, **how
             )
     return [each for each in (y, q, scale) if each is not None]
@@ -154,7 +154,7 @@ def backward(
     rows, width = gate.shape
     c = tuning.config("swiglu", n=width, dtype=gate.dtype, quant=None)
     with runtime.on(gate):
-        swiglu_backward[(cdiv(width, c["block"]) * rows,)](
+        swiglu_backward_kernel[(cdiv(width, c["block"]) * rows,)](
             dy,
             gate,
             up,
@@ -182,7 +182,7 @@ def shipped(arch: str) -> list[Shipped]:
         Shipped(
             "swiglu",
             "forward",
-            swiglu_forward,
+            swiglu_forward_kernel,
             signature | {"Y": "*bf16"},
             plain,
             c["num_warps"],
@@ -191,7 +191,7 @@ def shipped(arch: str) -> list[Shipped]:
         Shipped(
             "swiglu",
             "backward",
-            swiglu_backward,
+            swiglu_backward_kernel,
             signature,
             block,
             c["num_warps"],
@@ -203,7 +203,7 @@ def shipped(arch: str) -> list[Shipped]:
             Shipped(
                 "swiglu",
                 "forward 1x128",
-                swiglu_forward,
+                swiglu_forward_kernel,
                 fp8,
                 {"QUANT": True, "KEEP_Y": False, "Y": None} | block,
                 c["num_warps"],
@@ -212,7 +212,7 @@ def shipped(arch: str) -> list[Shipped]:
             Shipped(
                 "swiglu",
                 "forward and 1x128",
-                swiglu_forward,
+                swiglu_forward_kernel,
                 fp8 | {"Y": "*bf16"},
                 {"QUANT": True, "KEEP_Y": True} | block,
                 c["num_warps"],
@@ -221,7 +221,7 @@ def shipped(arch: str) -> list[Shipped]:
             Shipped(
                 "swiglu",
                 "forward row",
-                swiglu_forward_by_row,
+                swiglu_forward_by_row_kernel,
                 fp8,
                 block,
                 c["num_warps"],

@@ -26,7 +26,7 @@ def numbers(q, shift, KIND: tl.constexpr):
 
 
 @jit
-def product(
+def int4_matmul_kernel(
     X,
     Q,
     SCALES,
@@ -93,7 +93,7 @@ def product(
 
 
 @jit
-def decode(
+def int4_dequantize_kernel(
     Q, SCALES, ZEROS, OUT, n, k, q_k, s_g, z_g, o_k, GROUP: tl.constexpr, BLOCK_N: tl.constexpr
 ):
     """A chunk of 128 rows and BLOCK_N columns of the weight [K, N], for a product of many rows by

@@ -13,11 +13,11 @@ from torch import Tensor
 
 from kernels import checks, runtime, tuning
 from kernels.dispatch import Candidate, choose
-from kernels.fp8.matmul import summed
-from kernels.int4.kernel import decode, product
+from kernels.int4.kernel import int4_dequantize_kernel, int4_matmul_kernel
 from kernels.int4.pack import CHUNK, ROWS, check_group, decoded
 from kernels.jit import UPCAST, cdiv, tl
 from kernels.shipped import Shipped
+from kernels.split_k import choose_splits, sum_splits
 
 MOST_OWN_ROWS = 128
 """From here on decoding once and multiplying by cuBLAS comes first."""
@@ -81,7 +81,7 @@ def weight(
 
 def _decode(qweight: Tensor, scales: Tensor, zeros: Tensor, group: int, out: Tensor) -> None:
     k, n = out.shape
-    decode[(cdiv(k, CHUNK) * cdiv(n, 64),)](
+    int4_dequantize_kernel[(cdiv(k, CHUNK) * cdiv(n, 64),)](
         qweight,
         scales,
         zeros,
@@ -139,9 +139,9 @@ def _launched(
     (m, k), n = x.shape, qweight.shape[1]
     config = tuning.config("int4_matmul", dtype=x.dtype, rows=tuning.round_up(m), n=n, k=k)
     programs = cdiv(m, config["BLOCK_M"]) * cdiv(n, config["BLOCK_N"])
-    # four programs a multiprocessor, each of at least four steps of 128
-    wanted = max(1, min(4 * runtime.sm_count(x.device) // programs, cdiv(k, CHUNK) // 4))
-    splits = num_splits or wanted
+    splits = num_splits or choose_splits(
+        programs, cdiv(k, CHUNK), runtime.sm_count(x.device), programs_per_sm=4
+    )
     out = torch.empty(m, n, dtype=x.dtype, device=x.device)
     parts = out.unsqueeze(0)
     if splits > 1:
@@ -150,7 +150,7 @@ def _launched(
         x.dtype
     ]
     with runtime.on(x):
-        product[(programs * splits,)](
+        int4_matmul_kernel[(programs * splits,)](
             x,
             qweight,
             scales,
@@ -172,7 +172,7 @@ def _launched(
             **config,
         )
         if splits > 1:
-            summed[(cdiv(m * n, 1024),)](parts, out, m * n, splits, parts.stride(0), BLOCK=1024)
+            sum_splits(parts, out)
     return out
 
 
@@ -206,9 +206,26 @@ def shipped(arch: str) -> list[Shipped]:
         label = f"rows-{rows}-{name}-{group}"
         expects = ("mma",)
         found.append(
-            Shipped("int4_matmul", label, product, signature, constants, warps, stages, expects)
+            Shipped(
+                "int4_matmul",
+                label,
+                int4_matmul_kernel,
+                signature,
+                constants,
+                warps,
+                stages,
+                expects,
+            )
         )
     signature = {"Q": "*i32", "SCALES": "*bf16", "ZEROS": "*u8", "OUT": "*bf16"}
     signature |= dict.fromkeys(("n", "k", "q_k", "s_g", "z_g", "o_k"), "i32:16")
-    found.append(Shipped("int4_matmul", "decode", decode, signature, {"GROUP": 128, "BLOCK_N": 64}))
+    found.append(
+        Shipped(
+            "int4_matmul",
+            "decode",
+            int4_dequantize_kernel,
+            signature,
+            {"GROUP": 128, "BLOCK_N": 64},
+        )
+    )
     return found

@@ -14,9 +14,9 @@ from torch import Tensor
 
 from kernels import checks, runtime, tuning
 from kernels.dispatch import Candidate, choose
-from kernels.fp8.matmul import summed
 from kernels.jit import UPCAST, cdiv, dot, jit, tl
 from kernels.shipped import Shipped
+from kernels.split_k import choose_splits, sum_splits
 
 MOST_OWN_ROWS = 128
 
@@ -102,7 +102,7 @@ def _by_torch(x: Tensor, qweight: Tensor, scales: Tensor) -> Tensor:
 
 
 @jit
-def product(
+def int8_matmul_kernel(
     X,
     Q,
     SCALES,
@@ -162,16 +162,15 @@ def _launched(x: Tensor, qweight: Tensor, scales: Tensor, num_splits: int | None
     (m, k), n = x.shape, qweight.shape[0]
     config = tuning.config("int8_matmul", dtype=x.dtype, rows=tuning.round_up(m), n=n, k=k)
     programs = cdiv(m, config["BLOCK_M"]) * cdiv(n, config["BLOCK_N"])
-    wanted = max(
-        1, min(3 * runtime.sm_count(x.device) // programs, cdiv(k, config["BLOCK_K"]) // 4)
+    splits = num_splits or choose_splits(
+        programs, cdiv(k, config["BLOCK_K"]), runtime.sm_count(x.device)
     )
-    splits = num_splits or wanted
     out = torch.empty(m, n, dtype=x.dtype, device=x.device)
     parts = out.unsqueeze(0)
     if splits > 1:
         parts = torch.empty(splits, m, n, dtype=torch.float32, device=x.device)
     with runtime.on(x):
-        product[(programs * splits,)](
+        int8_matmul_kernel[(programs * splits,)](
             x,
             qweight,
             scales.contiguous(),
@@ -187,7 +186,7 @@ def _launched(x: Tensor, qweight: Tensor, scales: Tensor, num_splits: int | None
             **config,
         )
         if splits > 1:
-            summed[(cdiv(m * n, 1024),)](parts, out, m * n, splits, parts.stride(0), BLOCK=1024)
+            sum_splits(parts, out)
     return out
 
 
@@ -213,7 +212,7 @@ def shipped(arch: str) -> list[Shipped]:
             Shipped(
                 "int8_matmul",
                 f"rows-{rows}",
-                product,
+                int8_matmul_kernel,
                 signature,
                 constants,
                 warps,

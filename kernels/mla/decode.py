@@ -13,14 +13,14 @@ import torch
 from torch import Tensor
 
 from kernels import checks, runtime, tuning
-from kernels.decode.kernel import combine
+from kernels.decode.kernel import paged_attention_combine_kernel
 from kernels.decode.launch import combined, splits_for
 from kernels.decode.page_plan import Plan, plan_pages
 from kernels.decode.reference import paged_attention
 from kernels.decode.torch_gather import gathered
 from kernels.dispatch import Candidate, choose
 from kernels.jit import UPCAST, cdiv, next_power_of_2
-from kernels.mla.kernel import latent
+from kernels.mla.kernel import mla_decode_kernel
 from kernels.shipped import Shipped
 
 
@@ -177,7 +177,7 @@ def _launch(
         parts = torch.empty(splits, tokens, heads, width, dtype=torch.float32, device=q.device)
         part_lses = torch.empty(splits, tokens, heads, dtype=torch.float32, device=q.device)
     with runtime.on(q):
-        latent[(programs * splits,)](
+        mla_decode_kernel[(programs * splits,)](
             q,
             q_rope,
             cache,
@@ -228,7 +228,7 @@ def shipped(arch: str) -> list[Shipped]:
             Shipped(
                 "mla_decode",
                 f"heads-{heads}",
-                latent,
+                mla_decode_kernel,
                 signature,
                 constants,
                 config["num_warps"],
@@ -250,5 +250,9 @@ def shipped(arch: str) -> list[Shipped]:
         "l_t": "i32",
     }
     constants = {"DV": 512, "BLOCK_V": 512, "BLOCK_P": 16}
-    found.append(Shipped("mla_decode", "combine-512", combine, signature, constants, 4, 1))
+    found.append(
+        Shipped(
+            "mla_decode", "combine-512", paged_attention_combine_kernel, signature, constants, 4, 1
+        )
+    )
     return found

@@ -11,7 +11,7 @@ from kernels.jit import dot, jit, softmax_step, tl
 
 
 @jit
-def latent(
+def mla_decode_kernel(
     Q,
     QR,
     C,
@@ -104,7 +104,7 @@ def latent(
         s = dot(qr, tl.trans(k), tl.zeros([BLOCK_M, BLOCK_N], tl.float32), UPCAST)
         s = dot(q, tl.trans(x), s, UPCAST) * scale
         mask = inside[None, :] & (key[None, :] <= place[:, None])
-        m, l, alpha, p = softmax_step(m, l, tl.where(mask, s, float("-inf")))
+        m, l, alpha, p = softmax_step(m, l, tl.where(mask, s, float("-inf")), 1.0)
         acc = dot(p.to(x.dtype), x, acc * alpha[:, None], UPCAST)
 
     some = l > 0.0

@@ -133,7 +133,7 @@ def _launched(logits: Tensor, bias: Tensor | None, form: Form) -> list[Tensor]:
     best = 2 if form.scoring == "sigmoid" and experts > form.groups else 1
     if tokens:
         with runtime.on(logits):
-            gate[(-(-tokens // block_t),)](
+            moe_gate_kernel[(-(-tokens // block_t),)](
                 logits,
                 None if bias is None else bias.contiguous(),
                 weights,
@@ -157,7 +157,7 @@ def _launched(logits: Tensor, bias: Tensor | None, form: Form) -> list[Tensor]:
 
 
 @jit
-def gate(
+def moe_gate_kernel(
     LOGITS,
     BIAS,
     WEIGHTS,
@@ -255,5 +255,7 @@ def shipped(arch: str) -> list[Shipped]:
             signature["BIAS"] = "*fp32"
         else:
             constants["BIAS"] = None
-        found.append(Shipped("moe_gate", f"{top_k}-of-{experts}", gate, signature, constants))
+        found.append(
+            Shipped("moe_gate", f"{top_k}-of-{experts}", moe_gate_kernel, signature, constants)
+        )
     return found

@@ -13,13 +13,12 @@ import torch
 from torch import Tensor
 
 from kernels import runtime, tuning
-from kernels.attention.triton_kernels.tiles import sequence_of
-from kernels.jit import UPCAST, cdiv, dot, jit, tl
+from kernels.jit import UPCAST, cdiv, dot, jit, ragged_tile, tl
 from kernels.shipped import Shipped
 
 
 @jit
-def rows(
+def moe_grouped_rows_kernel(
     X,
     W,
     ENDS,
@@ -39,7 +38,7 @@ def rows(
 ):
     """OUT [A, N] = X [A, K] times its expert's W [N, K]; zeros for the rows of nobody."""
     num_n = tl.cdiv(n, BLOCK_N)
-    expert, tile = sequence_of(ENDS, tl.program_id(0) // num_n, experts + 1, BLOCK_M)
+    expert, tile = ragged_tile(ENDS, tl.program_id(0) // num_n, experts + 1, BLOCK_M)
     first = tl.load(ENDS + expert)
     stop = tl.load(ENDS + expert + 1)
     a = first + tile * BLOCK_M + tl.arange(0, BLOCK_M)
@@ -61,7 +60,7 @@ def rows(
 
 
 @jit
-def weights(
+def moe_grouped_weights_kernel(
     G,
     X,
     ENDS,
@@ -122,7 +121,7 @@ def of_rows(x: Tensor, w_ENK: Tensor, ends: Tensor) -> Tensor:
     out = torch.empty(count, n, dtype=x.dtype, device=x.device)
     tiles = count // config["BLOCK_M"] + experts + 1
     with runtime.on(x):
-        rows[(tiles * cdiv(n, config["BLOCK_N"]),)](
+        moe_grouped_rows_kernel[(tiles * cdiv(n, config["BLOCK_N"]),)](
             x,
             w_ENK,
             ends,
@@ -146,9 +145,9 @@ def of_weights(gradient: Tensor, x: Tensor, ends: Tensor) -> Tensor:
     config = _config(x, "weights", count, experts)
     out = torch.empty(experts, n, k, dtype=x.dtype, device=x.device)
     with runtime.on(x):
-        weights[(experts * cdiv(n, config["BLOCK_M"]) * cdiv(k, config["BLOCK_N"]),)](
-            gradient, x, ends, out, n, k, gradient.stride(0), x.stride(0), UPCAST=UPCAST, **config
-        )
+        moe_grouped_weights_kernel[
+            (experts * cdiv(n, config["BLOCK_M"]) * cdiv(k, config["BLOCK_N"]),)
+        ](gradient, x, ends, out, n, k, gradient.stride(0), x.stride(0), UPCAST=UPCAST, **config)
     return out
 
 
@@ -183,7 +182,7 @@ def shipped(arch: str) -> list[Shipped]:
         else:
             signature |= {"G": "*bf16", "g_a": "i32:16"}
         expects = ("wgmma",) if arch == "sm_90" and config["BLOCK_M"] >= 64 else ("mma.sync",)
-        kernel = rows if of == "rows" else weights
+        kernel = moe_grouped_rows_kernel if of == "rows" else moe_grouped_weights_kernel
         warps, stages = config["num_warps"], config["num_stages"]
         found.append(
             Shipped("grouped_matmul", name, kernel, signature, constants, warps, stages, expects)

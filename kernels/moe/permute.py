@@ -148,7 +148,7 @@ class _Unpermute(torch.autograd.Function):
         dy = torch.empty_like(y)
         dw = torch.empty(place.shape, dtype=torch.float32, device=y.device)
         with runtime.on(y):
-            scatter[(place.numel(),)](
+            moe_scatter_kernel[(place.numel(),)](
                 gradient,
                 y,
                 None if weights is None else weights.contiguous(),
@@ -176,7 +176,7 @@ def _launched(y: Tensor, place: Tensor, weights: Tensor | None) -> Tensor:
     out = torch.empty(tokens, width, dtype=y.dtype, device=y.device)
     block = _block(width)
     with runtime.on(y):
-        gather[(tokens, -(-width // block))](
+        moe_gather_kernel[(tokens, -(-width // block))](
             y,
             place,
             None if weights is None else weights.contiguous(),
@@ -190,7 +190,7 @@ def _launched(y: Tensor, place: Tensor, weights: Tensor | None) -> Tensor:
 
 
 @jit
-def gather(
+def moe_gather_kernel(
     Y, PLACE, WEIGHTS, OUT, width, K: tl.constexpr, WEIGHTED: tl.constexpr, BLOCK: tl.constexpr
 ):
     """One token, BLOCK columns: its K rows, weighted."""
@@ -207,7 +207,7 @@ def gather(
 
 
 @jit
-def scatter(
+def moe_scatter_kernel(
     DOUT,
     Y,
     WEIGHTS,
@@ -244,11 +244,13 @@ def shipped(arch: str) -> list[Shipped]:
     constants: dict[str, Any] = {"K": 8, "WEIGHTED": True, "BLOCK": 1024}
     signature = {"Y": "*bf16", "PLACE": "*i32", "WEIGHTS": "*fp32", "width": "i32:16"}
     return [
-        Shipped("moe_unpermute", "gather", gather, signature | {"OUT": "*bf16"}, constants),
+        Shipped(
+            "moe_unpermute", "gather", moe_gather_kernel, signature | {"OUT": "*bf16"}, constants
+        ),
         Shipped(
             "moe_unpermute",
             "scatter",
-            scatter,
+            moe_scatter_kernel,
             signature | {"DOUT": "*bf16", "DY": "*bf16", "DW": "*fp32"},
             constants,
         ),

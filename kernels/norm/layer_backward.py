@@ -17,7 +17,7 @@ from kernels.shipped import Shipped
 
 
 @jit
-def layer_norm_backward_rows(
+def layer_norm_backward_rows_kernel(
     DY,
     X,
     W,
@@ -71,7 +71,7 @@ def layer_norm_backward_rows(
 
 
 @jit
-def layer_norm_backward_means(
+def layer_norm_backward_means_kernel(
     DY,
     X,
     W,
@@ -102,7 +102,7 @@ def layer_norm_backward_means(
 
 
 @jit
-def layer_norm_backward_stripes(
+def layer_norm_backward_stripes_kernel(
     DY,
     X,
     W,
@@ -213,7 +213,7 @@ def backward(
             parts = cdiv(rows, per)
             dw, db = parts_of(need_dw, parts), parts_of(b is not None, parts)
             along, level = torch.empty((2, rows), dtype=torch.float32, device=x.device).unbind()
-            layer_norm_backward_means[(rows,)](
+            layer_norm_backward_means_kernel[(rows,)](
                 dy,
                 x,
                 w,
@@ -227,7 +227,7 @@ def backward(
                 BLOCK_N=c["block_n"],
                 num_warps=c["num_warps"],
             )
-            layer_norm_backward_stripes[(columns, parts)](
+            layer_norm_backward_stripes_kernel[(columns, parts)](
                 dy,
                 x,
                 w,
@@ -248,7 +248,7 @@ def backward(
         else:
             parts = min(cdiv(rows, c["block_m"]), most)
             dw, db = parts_of(need_dw, parts), parts_of(b is not None, parts)
-            layer_norm_backward_rows[(parts,)](
+            layer_norm_backward_rows_kernel[(parts,)](
                 dy,
                 x,
                 w,
@@ -288,13 +288,18 @@ def shipped(arch: str) -> list[Shipped]:
             name = "backward wide, means"
             found.append(
                 Shipped(
-                    "layer_norm", name, layer_norm_backward_means, signature, means, c["num_warps"]
+                    "layer_norm",
+                    name,
+                    layer_norm_backward_means_kernel,
+                    signature,
+                    means,
+                    c["num_warps"],
                 )
             )
-            kernel = layer_norm_backward_stripes
+            kernel = layer_norm_backward_stripes_kernel
         else:
             flags["BLOCK_M"] = c["block_m"]
-            kernel = layer_norm_backward_rows
+            kernel = layer_norm_backward_rows_kernel
         ahead = ("cp.async.cg",)
         found.append(
             Shipped(

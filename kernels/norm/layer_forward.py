@@ -18,7 +18,7 @@ from kernels.shipped import Shipped
 
 
 @jit
-def layer_norm_rows(
+def layer_norm_rows_kernel(
     X,
     W,
     B,
@@ -54,7 +54,7 @@ def layer_norm_rows(
 
 
 @jit
-def layer_norm_wide(
+def layer_norm_wide_kernel(
     X,
     W,
     B,
@@ -149,10 +149,10 @@ def _launched(
     }
     with runtime.on(x):
         if c["wide"]:
-            layer_norm_wide[(rows,)](x, w, b, y, mean, rstd, n, x.stride(0), eps, **flags)
+            layer_norm_wide_kernel[(rows,)](x, w, b, y, mean, rstd, n, x.stride(0), eps, **flags)
         else:
             grid = (cdiv(rows, c["block_m"]),)
-            layer_norm_rows[grid](
+            layer_norm_rows_kernel[grid](
                 x, w, b, y, mean, rstd, rows, n, x.stride(0), eps, **flags, BLOCK_M=c["block_m"]
             )
     return [y, *kept]
@@ -168,7 +168,7 @@ def shipped(arch: str) -> list[Shipped]:
         flags = {"HAS_B": True, "KEEP": True, "BLOCK_N": c["block_n"]} | (
             {} if c["wide"] else {"BLOCK_M": c["block_m"]}
         )
-        kernel = layer_norm_wide if c["wide"] else layer_norm_rows
+        kernel = layer_norm_wide_kernel if c["wide"] else layer_norm_rows_kernel
         wide = (".v4.b32",)
         found.append(
             Shipped(

@@ -18,7 +18,7 @@ from kernels.shipped import Shipped
 
 
 @jit
-def rms_norm_backward_rows(
+def rms_norm_backward_rows_kernel(
     DY,
     DS,
     X,
@@ -71,7 +71,7 @@ def rms_norm_backward_rows(
 
 
 @jit
-def rms_norm_backward_means(
+def rms_norm_backward_means_kernel(
     DY,
     X,
     W,
@@ -96,7 +96,7 @@ def rms_norm_backward_means(
 
 
 @jit
-def rms_norm_backward_stripes(
+def rms_norm_backward_stripes_kernel(
     DY,
     DS,
     X,
@@ -140,7 +140,7 @@ def rms_norm_backward_stripes(
 
 
 @jit
-def add_up_columns(
+def norm_sum_columns_kernel(
     PARTIAL,
     OUT,
     parts,
@@ -236,7 +236,7 @@ def backward(
                 (parts if need_dw else 0, n), dtype=torch.float32, device=x.device
             )
             mean = torch.empty(rows, dtype=torch.float32, device=x.device)
-            rms_norm_backward_means[(rows,)](
+            rms_norm_backward_means_kernel[(rows,)](
                 dy,
                 x,
                 w,
@@ -248,7 +248,7 @@ def backward(
                 BLOCK_N=c["block_n"],
                 num_warps=c["num_warps"],
             )
-            rms_norm_backward_stripes[(columns, parts)](
+            rms_norm_backward_stripes_kernel[(columns, parts)](
                 dy,
                 extra,
                 x,
@@ -271,7 +271,7 @@ def backward(
             partial = torch.empty(
                 (parts if need_dw else 0, n), dtype=torch.float32, device=x.device
             )
-            rms_norm_backward_rows[(parts,)](
+            rms_norm_backward_rows_kernel[(parts,)](
                 dy,
                 extra,
                 x,
@@ -297,7 +297,7 @@ def column_sums(partial: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
     out = torch.empty_like(like, memory_format=torch.contiguous_format)
     # narrow blocks, so that a few thousand columns still fill the GPU
     block_n = 32 if n >= 4096 else 16
-    add_up_columns[(cdiv(n, block_n),)](
+    norm_sum_columns_kernel[(cdiv(n, block_n),)](
         partial, out, parts, n, BLOCK_P=64, BLOCK_N=block_n, num_warps=4
     )
     return out
@@ -325,7 +325,7 @@ def shipped(arch: str) -> list[Shipped]:
         return Shipped(
             "rms_norm",
             name,
-            rms_norm_backward_rows,
+            rms_norm_backward_rows_kernel,
             signature,
             flags,
             c["num_warps"],
@@ -343,7 +343,7 @@ def shipped(arch: str) -> list[Shipped]:
         Shipped(
             "rms_norm",
             "backward wide, means",
-            rms_norm_backward_means,
+            rms_norm_backward_means_kernel,
             signature,
             block,
             wide["num_warps"],
@@ -351,12 +351,16 @@ def shipped(arch: str) -> list[Shipped]:
         Shipped(
             "rms_norm",
             "backward wide, stripes",
-            rms_norm_backward_stripes,
+            rms_norm_backward_stripes_kernel,
             signature,
             stripes,
             wide["num_warps"],
         ),
         Shipped(
-            "rms_norm", "backward add up", add_up_columns, add_up, {"BLOCK_P": 64, "BLOCK_N": 32}
+            "rms_norm",
+            "backward add up",
+            norm_sum_columns_kernel,
+            add_up,
+            {"BLOCK_P": 64, "BLOCK_N": 32},
         ),
     ]

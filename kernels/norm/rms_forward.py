@@ -22,7 +22,7 @@ QUANTS = {None: 0, "row": 1, "1x128": 2}
 
 
 @jit
-def rms_norm_rows(
+def rms_norm_rows_kernel(
     X,
     R,
     W,
@@ -83,7 +83,7 @@ def rms_norm_rows(
 
 
 @jit
-def rms_norm_wide(
+def rms_norm_wide_kernel(
     X,
     R,
     W,
@@ -258,11 +258,11 @@ def _launched(
     flags["KEEP_Y"] = keep_y
     with runtime.on(x):
         if c["wide"]:
-            rms_norm_wide[(rows,)](
+            rms_norm_wide_kernel[(rows,)](
                 *arguments, n, *strides, **flags, BLOCK_N=c["block_n"], num_warps=c["num_warps"]
             )
         else:
-            rms_norm_rows[(cdiv(rows, c["block_m"]),)](
+            rms_norm_rows_kernel[(cdiv(rows, c["block_m"]),)](
                 *arguments,
                 rows,
                 n,
@@ -300,7 +300,7 @@ def shipped(arch: str) -> list[Shipped]:
         flags["KEEP_Y"] = keep_y or quant is None
         if not c["wide"]:
             flags["BLOCK_M"] = c["block_m"]
-        kernel = rms_norm_wide if c["wide"] else rms_norm_rows
+        kernel = rms_norm_wide_kernel if c["wide"] else rms_norm_rows_kernel
         return Shipped(
             "rms_norm", name, kernel, signature, flags, c["num_warps"], expects=(".v4.b32",)
         )

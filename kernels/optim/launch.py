@@ -14,11 +14,11 @@ from kernels import runtime
 from kernels.jit import next_power_of_2
 from kernels.optim.step_options import Asked, Item
 from kernels.optim.tensor_table import Table, on_device, tables
-from kernels.optim.triton_optim import WARPS, adamw, measure
+from kernels.optim.triton_optim import WARPS, adamw_kernel, gradient_norm_kernel
 from kernels.optim.unscale import KINDS, sizes
 
 MOST_PARTS = 2048
-"""Partial sums that `measure` leaves at most; each program of `adamw` adds them all up."""
+"""Partial sums that `gradient_norm_kernel` leaves at most; each program of `adamw_kernel` adds them all up."""
 
 
 @dataclass(frozen=True)
@@ -96,7 +96,7 @@ def _measured(grads: list[torch.Tensor], inv_scale: torch.Tensor | None) -> _Tol
     first = 0
     with runtime.on(grads[0]):
         for table, programs in zip(some, parts, strict=True):
-            measure[(programs,)](
+            gradient_norm_kernel[(programs,)](
                 table.addresses,
                 table.sizes,
                 table.chunk_tensor,
@@ -128,7 +128,7 @@ def _step(
     chunk, block = sizes()
     rows = len(table.rows)
     parts = told.squares.numel() if told.squares is not None else 1
-    adamw[(max(1, min(table.chunks, runtime.sm_count(ticket.device) * 4)),)](
+    adamw_kernel[(max(1, min(table.chunks, runtime.sm_count(ticket.device) * 4)),)](
         table.addresses,
         table.sizes,
         table.chunk_tensor,

@@ -1,6 +1,6 @@
 """Unscaling, measuring and AdamW steps over many tensors in Triton, a chunk of a tensor at a time.
 
-`adamw` reads what `measure` left, so clipping and skipping need no look from the host. Knows no
+`adamw_kernel` reads what `gradient_norm_kernel` left, so clipping and skipping need no look from the host. Knows no
 optimizer.
 """
 
@@ -26,7 +26,7 @@ def pointer(TABLE, index, KIND: tl.constexpr, ALIGNED: tl.constexpr):
 
 
 @jit
-def unscale(
+def unscale_kernel(
     GRADS,
     SIZES,
     CHUNK_TENSOR,
@@ -62,7 +62,7 @@ def unscale(
 
 
 @jit
-def measure(
+def gradient_norm_kernel(
     GRADS,
     SIZES,
     CHUNK_TENSOR,
@@ -173,7 +173,7 @@ def adamw_block(
 
 
 @jit
-def adamw(
+def adamw_kernel(
     TABLE,
     SIZES,
     CHUNK_TENSOR,
@@ -209,7 +209,7 @@ def adamw(
     moments, step counts.
 
     HYPER [2, tensors]: learning rates and weight decays. SQUARES and FOUND [parts] are what
-    `measure` left (None:
+    `gradient_norm_kernel` left (None:
     nothing is clipped or skipped by them), FOUND_TOO another flag. The program that finishes last
     counts the steps
     on, when every other has read the counts.
@@ -343,9 +343,9 @@ def shipped(arch: str) -> list[Shipped]:
         return Shipped(op, name, kernel, signature, flags | sizes, WARPS, expects=wide)
 
     return [
-        one("unscale_", "fp32", unscale, {"KIND": tl.float32}),
-        one("unscale_", "bf16", unscale, {"KIND": tl.bfloat16}),
-        one("adamw", "measure", measure, {"KIND": tl.float32}),
-        one("adamw", "step fp32", adamw, fp32 | step),
-        one("adamw", "step bf16 stochastic", adamw, bf16 | step),
+        one("unscale_", "fp32", unscale_kernel, {"KIND": tl.float32}),
+        one("unscale_", "bf16", unscale_kernel, {"KIND": tl.bfloat16}),
+        one("adamw", "measure", gradient_norm_kernel, {"KIND": tl.float32}),
+        one("adamw", "step fp32", adamw_kernel, fp32 | step),
+        one("adamw", "step bf16 stochastic", adamw_kernel, bf16 | step),
     ]

@@ -15,7 +15,7 @@ from kernels.dispatch import Candidate, choose
 from kernels.jit import tl
 from kernels.optim import reference
 from kernels.optim.tensor_table import CHUNK, tables
-from kernels.optim.triton_optim import BLOCK, WARPS, unscale
+from kernels.optim.triton_optim import BLOCK, WARPS, unscale_kernel
 
 KINDS = {torch.float32: tl.float32, torch.float16: tl.float16, torch.bfloat16: tl.bfloat16}
 
@@ -75,7 +75,7 @@ def _launch(grads: list[torch.Tensor], inv_scale: torch.Tensor, found_inf: torch
     chunk, block = sizes()
     with runtime.on(inv_scale):
         for table in tables([(g,) for g in grads if g.numel()], chunk):
-            unscale[(table.chunks,)](
+            unscale_kernel[(table.chunks,)](
                 table.addresses,
                 table.sizes,
                 table.chunk_tensor,

@@ -70,7 +70,7 @@ def turn(
 
 
 @jit
-def rope(
+def rope_kernel(
     Q,
     K,
     V,
@@ -237,7 +237,7 @@ def launch(
         )
     dim_v = v.shape[-1] if v is not None else 0
     with runtime.on(q):
-        rope[(tokens, parts)](
+        rope_kernel[(tokens, parts)](
             q,
             k,
             v,
@@ -310,7 +310,7 @@ def shipped(arch: str) -> list[Shipped]:
         return Shipped(
             "apply_rope",
             name,
-            rope,
+            rope_kernel,
             signature,
             sizes | flags,
             c["num_warps"],

@@ -13,16 +13,15 @@ from kernels.attention.triton_kernels.tiles import (
     queries_seeing,
     scheduled,
     seen,
-    sequence_of,
     span_of,
     store_tile,
     tanh_of_exponent,
 )
-from kernels.jit import dot, jit, tl
+from kernels.jit import dot, jit, ragged_tile, tl
 
 
 @jit
-def row_sums_kernel(
+def attention_row_sums_kernel(
     O,
     DO,
     DLSE,
@@ -73,7 +72,7 @@ def row_sums_kernel(
 
 
 @jit
-def _over_queries(
+def _loop_over_queries(
     dk_a,
     dk_b,
     dv_a,
@@ -159,7 +158,7 @@ def _over_queries(
 
 
 @jit
-def keys_values_kernel(
+def attention_keys_values_backward_kernel(
     Q,
     K,
     V,
@@ -234,7 +233,7 @@ def keys_values_kernel(
     q_start = 0
     k_start = 0
     if RAGGED:
-        which, tile = sequence_of(CU_K, tile, sequences, BN)
+        which, tile = ragged_tile(CU_K, tile, sequences, BN)
         k_start, len_k = span_of(CU_K, which, len_k)
         q_start, len_q = span_of(CU_Q, which, len_q)
     col = tile * BN
@@ -273,7 +272,7 @@ def keys_values_kernel(
         # one loop masks
         # every block: a comparison an element instead of spills.
         if ONE_LOOP:
-            dk_a, dk_b_, dv_a, dv_b_ = _over_queries(
+            dk_a, dk_b_, dv_a, dv_b_ = _loop_over_queries(
                 dk_a,
                 dk_b_,
                 dv_a,
@@ -314,7 +313,7 @@ def keys_values_kernel(
             )
         else:
             if CAUSAL:
-                dk_a, dk_b_, dv_a, dv_b_ = _over_queries(
+                dk_a, dk_b_, dv_a, dv_b_ = _loop_over_queries(
                     dk_a,
                     dk_b_,
                     dv_a,
@@ -353,7 +352,7 @@ def keys_values_kernel(
                     BN,
                     UPCAST,
                 )
-            dk_a, dk_b_, dv_a, dv_b_ = _over_queries(
+            dk_a, dk_b_, dv_a, dv_b_ = _loop_over_queries(
                 dk_a,
                 dk_b_,
                 dv_a,
@@ -393,7 +392,7 @@ def keys_values_kernel(
                 UPCAST,
             )
             if WINDOWED:
-                dk_a, dk_b_, dv_a, dv_b_ = _over_queries(
+                dk_a, dk_b_, dv_a, dv_b_ = _loop_over_queries(
                     dk_a,
                     dk_b_,
                     dv_a,

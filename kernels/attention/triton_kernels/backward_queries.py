@@ -12,16 +12,15 @@ from kernels.attention.triton_kernels.tiles import (
     load_tile,
     scheduled,
     seen,
-    sequence_of,
     span_of,
     store_tile,
     tanh_of_exponent,
 )
-from kernels.jit import dot, jit, tl
+from kernels.jit import dot, jit, ragged_tile, tl
 
 
 @jit
-def _over_keys(
+def _backward_over_keys(
     dq_a,
     dq_b,
     q_a,
@@ -90,7 +89,7 @@ def _over_keys(
 
 
 @jit
-def queries_kernel(
+def attention_queries_backward_kernel(
     Q,
     K,
     V,
@@ -152,7 +151,7 @@ def queries_kernel(
     q_start = 0
     k_start = 0
     if RAGGED:
-        which, tile = sequence_of(CU_Q, tile, sequences, BM)
+        which, tile = ragged_tile(CU_Q, tile, sequences, BM)
         k_start, len_k = span_of(CU_K, which, len_k)
         q_start, len_q = span_of(CU_Q, which, len_q)
     row = tile * BM
@@ -192,8 +191,8 @@ def queries_kernel(
     low, full_low, full_high, high = keys_seen(
         first, first + BM - 1, len_k, window, CAUSAL, WINDOWED, BN
     )
-    if ONE_LOOP:  # as in `keys_values_kernel`
-        dq_a, dq_b_ = _over_keys(
+    if ONE_LOOP:  # as in `attention_keys_values_backward_kernel`
+        dq_a, dq_b_ = _backward_over_keys(
             dq_a,
             dq_b_,
             q_a,
@@ -230,7 +229,7 @@ def queries_kernel(
         )
     else:
         if WINDOWED:
-            dq_a, dq_b_ = _over_keys(
+            dq_a, dq_b_ = _backward_over_keys(
                 dq_a,
                 dq_b_,
                 q_a,
@@ -265,7 +264,7 @@ def queries_kernel(
                 BN,
                 UPCAST,
             )
-        dq_a, dq_b_ = _over_keys(
+        dq_a, dq_b_ = _backward_over_keys(
             dq_a,
             dq_b_,
             q_a,
@@ -300,7 +299,7 @@ def queries_kernel(
             BN,
             UPCAST,
         )
-        dq_a, dq_b_ = _over_keys(
+        dq_a, dq_b_ = _backward_over_keys(
             dq_a,
             dq_b_,
             q_a,

@@ -12,30 +12,15 @@ from kernels.attention.triton_kernels.tiles import (
     load_tile,
     scheduled,
     seen,
-    sequence_of,
     span_of,
     store_tile,
     tanh_of_exponent,
 )
-from kernels.jit import dot, jit, tl
+from kernels.jit import dot, jit, ragged_tile, softmax_step, tl
 
 
 @jit
-def softmax_step_scaled(m, l, raw, scale):
-    """A block of online softmax (Milakov & Gimelshein 2018, alg. 3) over raw · scale in base 2,
-    scale above 0: the
-    product and the subtraction of the maximum are one multiply-add. Gives m, l, the factor of what
-    was summed, p.
-    """
-    m_new = tl.maximum(m, tl.max(raw, 1) * scale)
-    base = tl.where(m_new == float("-inf"), 0.0, m_new)
-    alpha = tl.exp2(m - base)
-    p = tl.exp2(raw * scale - base[:, None])
-    return m_new, l * alpha + tl.sum(p, 1), alpha, p
-
-
-@jit
-def _over_keys(
+def _forward_over_keys(
     acc_a,
     acc_b,
     m,
@@ -84,7 +69,7 @@ def _over_keys(
                 raw,
                 float("-inf"),
             )
-        m, l, alpha, p = softmax_step_scaled(m, l, raw, scale_log2)
+        m, l, alpha, p = softmax_step(m, l, raw, scale_log2)
         v_a = load_tile(V, start, v_s, len_k, BN, 0, VA, DV, MASKED)
         if not UPCAST:
             p = p.to(v_a.dtype)
@@ -96,7 +81,7 @@ def _over_keys(
 
 
 @jit
-def forward_kernel(
+def attention_forward_kernel(
     Q,
     K,
     V,
@@ -155,7 +140,7 @@ def forward_kernel(
     q_start = 0
     k_start = 0
     if RAGGED:
-        which, tile = sequence_of(CU_Q, tile, sequences, BM)
+        which, tile = ragged_tile(CU_Q, tile, sequences, BM)
         k_start, len_k = span_of(CU_K, which, len_k)
         q_start, len_q = span_of(CU_Q, which, len_q)
     row = tile * BM
@@ -191,7 +176,7 @@ def forward_kernel(
         first, first + BM - 1, len_k, window, CAUSAL, WINDOWED, BN
     )
     if WINDOWED:
-        acc_a, acc_b, m, l = _over_keys(
+        acc_a, acc_b, m, l = _forward_over_keys(
             acc_a,
             acc_b,
             m,
@@ -223,7 +208,7 @@ def forward_kernel(
             BN,
             UPCAST,
         )
-    acc_a, acc_b, m, l = _over_keys(
+    acc_a, acc_b, m, l = _forward_over_keys(
         acc_a,
         acc_b,
         m,
@@ -255,7 +240,7 @@ def forward_kernel(
         BN,
         UPCAST,
     )
-    acc_a, acc_b, m, l = _over_keys(
+    acc_a, acc_b, m, l = _forward_over_keys(
         acc_a,
         acc_b,
         m,

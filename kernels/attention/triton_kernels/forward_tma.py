@@ -9,13 +9,12 @@ turns it off).
 
 from __future__ import annotations
 
-from kernels.attention.triton_kernels.forward import softmax_step_scaled
 from kernels.attention.triton_kernels.tiles import scheduled, store_tile
-from kernels.jit import dot, jit, tl
+from kernels.jit import dot, jit, softmax_step, tl
 
 
 @jit
-def forward_tma_kernel(
+def attention_forward_tma_kernel(
     Q_A,
     Q_B,
     K_A,
@@ -93,7 +92,7 @@ def forward_tma_kernel(
         if CAUSAL:
             mask = mask & (keys[None, :] <= places[:, None])
         raw = tl.where(mask, raw, float("-inf"))
-        m, l, alpha, p = softmax_step_scaled(m, l, raw, scale_log2)
+        m, l, alpha, p = softmax_step(m, l, raw, scale_log2)
         v = V.load([v_row + start, kv_head * v_col])
         if not UPCAST:
             p = p.to(v.dtype)

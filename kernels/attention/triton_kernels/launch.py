@@ -12,11 +12,11 @@ from torch import Tensor
 from kernels import runtime, tuning
 from kernels.attention.spec import Bounds, Form
 from kernels.attention.triton_kernels.backward_keys_values import (
-    keys_values_kernel,
-    row_sums_kernel,
+    attention_keys_values_backward_kernel,
+    attention_row_sums_kernel,
 )
-from kernels.attention.triton_kernels.backward_queries import queries_kernel
-from kernels.attention.triton_kernels.forward import forward_kernel
+from kernels.attention.triton_kernels.backward_queries import attention_queries_backward_kernel
+from kernels.attention.triton_kernels.forward import attention_forward_kernel
 from kernels.attention.triton_kernels.launch_args import (
     addressable_of,
     config_of,
@@ -46,7 +46,7 @@ def forward(
         return forward_tma(q, k, v, out, lse, form)
     tiles, lanes = tiles_of(q, bounds.cu_q if bounds else None, chosen["block_m"]), batch * heads
     with runtime.on(q):
-        forward_kernel[(tiles * lanes,)](
+        attention_forward_kernel[(tiles * lanes,)](
             q,
             k,
             v,
@@ -102,7 +102,7 @@ def backward(
     group = heads // kv_heads
     with runtime.on(q):
         block = tuning.config("attention_row_sums")
-        row_sums_kernel[(cdiv(queries, block["block_m"]) * batch * heads,)](
+        attention_row_sums_kernel[(cdiv(queries, block["block_m"]) * batch * heads,)](
             out,
             grad,
             grad_lse if grad_lse is not None else delta,
@@ -132,7 +132,7 @@ def backward(
                     )
                     for x in (k, v)
                 )
-            keys_values_kernel[(tiles * lanes,)](
+            attention_keys_values_backward_kernel[(tiles * lanes,)](
                 q,
                 k,
                 v,
@@ -167,7 +167,7 @@ def backward(
         if wanted[0]:
             chosen = config_of("attention_queries", q, v, form)
             tiles, lanes = tiles_of(q, ends[0], chosen["block_m"]), batch * heads
-            queries_kernel[(tiles * lanes,)](
+            attention_queries_backward_kernel[(tiles * lanes,)](
                 q,
                 k,
                 v,

@@ -78,7 +78,7 @@ def addressable_of(x: Tensor) -> Tensor:
 
 
 def tiles_of(x: Tensor, cu: Tensor | None, block: int) -> int:
-    """Tiles of one lane; for a ragged batch the slots that hold them (`tiles.sequence_of`)."""
+    """Tiles of one lane; for a ragged batch the slots that hold them (`jit.ragged_tile`)."""
     return cdiv(x.shape[1], block) if cu is None else x.shape[1] // block + len(cu) - 1
 
 

@@ -14,7 +14,7 @@ from torch import Tensor
 from kernels import runtime
 from kernels.attention.spec import Form
 from kernels.attention.triton_kernels.configs import parts
-from kernels.attention.triton_kernels.forward_tma import forward_tma_kernel
+from kernels.attention.triton_kernels.forward_tma import attention_forward_tma_kernel
 from kernels.attention.triton_kernels.launch_args import LOG2_E, config_of, section_of, strides_of
 from kernels.jit import UPCAST, cdiv
 
@@ -92,7 +92,7 @@ def forward_tma(
     batch, queries, heads, _ = q.shape
     tiles, lanes = cdiv(queries, m), batch * heads
     with runtime.on(q):
-        forward_tma_kernel[(tiles * lanes,)](
+        attention_forward_tma_kernel[(tiles * lanes,)](
             *descriptors,
             out,
             lse,

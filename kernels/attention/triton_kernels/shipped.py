@@ -11,13 +11,13 @@ from typing import Any
 from kernels import tuning
 from kernels.attention.triton_kernels import configs
 from kernels.attention.triton_kernels.backward_keys_values import (
-    keys_values_kernel,
-    row_sums_kernel,
+    attention_keys_values_backward_kernel,
+    attention_row_sums_kernel,
 )
-from kernels.attention.triton_kernels.backward_queries import queries_kernel
+from kernels.attention.triton_kernels.backward_queries import attention_queries_backward_kernel
 from kernels.attention.triton_kernels.configs import parts
-from kernels.attention.triton_kernels.forward import forward_kernel
-from kernels.attention.triton_kernels.forward_tma import forward_tma_kernel
+from kernels.attention.triton_kernels.forward import attention_forward_kernel
+from kernels.attention.triton_kernels.forward_tma import attention_forward_tma_kernel
 from kernels.shipped import Shipped
 
 _STRIDES = ("q_", "k_", "v_", "o_", "do_", "dq_", "dk_", "dv_")
@@ -30,16 +30,20 @@ def shipped(arch: str) -> list[Shipped]:
     heavy = {"CAUSAL": True, "WINDOWED": True, "SOFTCAP": True, "RAGGED": True}
     rules = {
         "forward": (
-            forward_kernel,
+            attention_forward_kernel,
             configs.forward,
             [(64, 64), (128, 128), (192, 128), (256, 256)],
         ),
         "keys_values": (
-            keys_values_kernel,
+            attention_keys_values_backward_kernel,
             configs.keys_values,
             [(64, 64), (128, 128), (192, 128), (256, 256)],
         ),
-        "queries": (queries_kernel, configs.queries, [(128, 128), (192, 128), (256, 256)]),
+        "queries": (
+            attention_queries_backward_kernel,
+            configs.queries,
+            [(128, 128), (192, 128), (256, 256)],
+        ),
     }
     found = []
     for kernel, (fn, rule, dims) in rules.items():
@@ -60,7 +64,7 @@ def shipped(arch: str) -> list[Shipped]:
             found.append(_tma(f"forward sm_90 variant {d}/{dv}", d, dv, chosen))
         chosen = configs.row_sums(arch, {})
         sums = {"DV": 128, "DP": 128, "HAS_DLSE": True, "BM": chosen["block_m"]}
-        found.append(_one("row sums 128", row_sums_kernel, chosen, sums, (), arch))
+        found.append(_one("row sums 128", attention_row_sums_kernel, chosen, sums, (), arch))
     return found
 
 
@@ -145,14 +149,14 @@ def _tma(name: str, d: int, dv: int, chosen: tuning.Config) -> Shipped:
         argument: f"tensordesc<bf16[{','.join(map(str, tables[argument]))}]>"
         if argument in tables
         else _type(argument)
-        for argument in getattr(forward_tma_kernel, "arg_names", ())
+        for argument in getattr(attention_forward_tma_kernel, "arg_names", ())
         if argument not in constants
     }
     expects = ("wgmma", "setmaxnreg")
     return Shipped(
         "attention",
         name,
-        forward_tma_kernel,
+        attention_forward_tma_kernel,
         signature,
         constants,
         chosen["num_warps"],

@@ -27,25 +27,6 @@ def scheduled(pid, tiles, lanes, section):
 
 
 @jit
-def sequence_of(CU, slot, sequences, BLOCK: tl.constexpr):
-    """(sequence, tile in it) of a slot, when sequence s starts at slot cu[s] // BLOCK + s.
-
-    These starts leave each sequence at least its own number of tiles, so total // BLOCK + sequences
-    slots hold a
-    ragged batch without a list of tiles made beforehand; at most one slot a sequence is empty.
-    """
-    low = 0
-    high = sequences - 1
-    while low < high:
-        middle = (low + high + 1) // 2
-        if tl.load(CU + middle) // BLOCK + middle <= slot:
-            low = middle
-        else:
-            high = middle - 1
-    return low, tl.maximum(slot - (tl.load(CU + low) // BLOCK + low), 0)
-
-
-@jit
 def span_of(CU, sequence, total):
     """(start, length) of a sequence, held inside the tensor whatever stands in `cu`: nothing is
     read out of bounds.

@@ -1,8 +1,4 @@
-"""Points, events, log lines and the end of runs that Orrery did not start. Idempotent by each
-item's `seq`.
-
-Tells per item what was refused; who stores and shows them, telemetry and runs know.
-"""
+"""Ingest for external runs: points, events, log lines, finish. Idempotent by each item's `seq`."""
 
 from __future__ import annotations
 
@@ -15,26 +11,28 @@ from django.http import HttpRequest
 from pydantic import AliasChoices, Field, WithJsonSchema, model_validator
 
 from orchestrator.api.history import router as router  # reading and writing share addresses
-from orchestrator.api.http.auth import needs, user
-from orchestrator.api.http.lookup import LARGEST, run_of
+from orchestrator.api.http.auth import require_scope, user
+from orchestrator.api.http.lookup import MAX_ID, get_run
 from orchestrator.api.http.problems import refuse
 from orchestrator.api.schemas import IngestOut, RunOut
 from orchestrator.common import clock
 from orchestrator.runs import selectors
 from orchestrator.runs import services as runs
 from orchestrator.telemetry import services as telemetry
-from workers.contracts.base import Contract, problems_of
+from workers.contracts.base import Contract, validation_problems
 from workers.contracts.specs.model import Count
 from workers.contracts.wire.points import Point, PointBatch, RunEvent, Time
 
-MOST = 10_000  # items a call
-_OURS = frozenset({"state_changed", "plan_resolved", "prediction_missed", "preempted", "node_lost"})
+MAX_ITEMS = 10_000  # per request
+_RESERVED_TYPES = frozenset(
+    {"state_changed", "plan_resolved", "prediction_missed", "preempted", "node_lost"}
+)
 
 
-def _shown(contract: type[Contract], *required: str) -> WithJsonSchema:
-    """How an item looks in OpenAPI: its contract, of which the address tells a part.
+def _schema(contract: type[Contract], *required: str) -> WithJsonSchema:
+    """The OpenAPI schema of an item; the path gives the other required fields.
 
-    Each is validated on its own.
+    Items are validated one by one.
     """
     return WithJsonSchema({**contract.model_json_schema(), "required": list(required)})
 
@@ -48,13 +46,13 @@ class Line(Contract):
     text: Annotated[str, Field(max_length=1 << 20)]
 
 
-PointItem = Annotated[dict[str, Any], _shown(Point, "seq", "values")]
-EventItem = Annotated[dict[str, Any], _shown(RunEvent, "type")]
-LineItem = Annotated[dict[str, Any], _shown(Line, "seq", "text")]
+PointItem = Annotated[dict[str, Any], _schema(Point, "seq", "values")]
+EventItem = Annotated[dict[str, Any], _schema(RunEvent, "type")]
+LineItem = Annotated[dict[str, Any], _schema(Line, "seq", "text")]
 
 
-class _Listed(Contract):
-    """A body of one list, which may also come without its name."""
+class _ListBody(Contract):
+    """A body with one list; also accepts the bare list."""
 
     @model_validator(mode="before")
     @classmethod
@@ -62,21 +60,29 @@ class _Listed(Contract):
         return {next(iter(cls.model_fields)): data} if isinstance(data, list) else data
 
 
-class Points(_Listed):
-    points: Annotated[list[PointItem], Field(max_length=MOST)]
+class Points(_ListBody):
+    """Points to store."""
+
+    points: Annotated[list[PointItem], Field(max_length=MAX_ITEMS)]
 
 
-class Events(_Listed):
-    events: Annotated[list[EventItem], Field(max_length=MOST)]
+class Events(_ListBody):
+    """Events to store."""
+
+    events: Annotated[list[EventItem], Field(max_length=MAX_ITEMS)]
 
 
-class Lines(_Listed):
+class Lines(_ListBody):
+    """Log lines to store."""
+
     lines: Annotated[
-        list[LineItem], Field(max_length=MOST, validation_alias=AliasChoices("lines", "logs"))
+        list[LineItem], Field(max_length=MAX_ITEMS, validation_alias=AliasChoices("lines", "logs"))
     ]
 
 
 class Finish(Contract):
+    """How the run ended."""
+
     status: Annotated[
         Literal["finished", "failed", "cancelled"],
         Field(validation_alias=AliasChoices("status", "state")),
@@ -87,22 +93,22 @@ class Finish(Contract):
 @router.post(
     "/{int:id}/points",
     response=IngestOut,
-    auth=needs("ingest"),
+    auth=require_scope("ingest"),
     tags=["ingest"],
-    summary="Store metrics of steps",
+    summary="Store points",
 )
 def points(request: HttpRequest, id: int, body: Points) -> dict[str, Any]:
-    """`seq` counts per attempt and rank; what came before is counted as duplicate.
+    """Stores up to 10,000 points, also gzipped.
 
-    Gzip is welcome.
+    `seq` counts from 1 per attempt and rank; points that are already stored count as duplicates.
     """
     run = _external(request, id)
     now = time.time()
     defaults = {"rank": 0, "tokens": 0, "time": now, "values": {}}
-    good, rejected = _sorted_out(
+    good, rejected = _validate_items(
         body.points,
         lambda item: Point.model_validate(
-            {"step": item.get("seq"), **defaults, **_placed(run, item)}
+            {"step": item.get("seq"), **defaults, **_with_run(run, item)}
         ),
     )
     by_writer: dict[tuple[int, int], list[Point]] = {}
@@ -112,8 +118,8 @@ def points(request: HttpRequest, id: int, body: Points) -> dict[str, Any]:
     for attempt in sorted({attempt for attempt, _ in by_writer}):
         batches = [
             PointBatch.from_points(rows)
-            for (of, _), rows in sorted(by_writer.items())
-            if of == attempt
+            for (number, _), rows in sorted(by_writer.items())
+            if number == attempt
         ]
         stored += telemetry.points_store(run=run, attempt=attempt, batches=batches)
     return {
@@ -126,19 +132,19 @@ def points(request: HttpRequest, id: int, body: Points) -> dict[str, Any]:
 @router.post(
     "/{int:id}/events",
     response=IngestOut,
-    auth=needs("ingest"),
+    auth=require_scope("ingest"),
     tags=["ingest"],
-    summary="Store what happened",
+    summary="Store events",
 )
 def events(request: HttpRequest, id: int, body: Events) -> dict[str, Any]:
-    """An event without `seq` is taken as new each time it comes."""
+    """Stores up to 10,000 events. An event without `seq` is stored every time it is sent."""
     run = _external(request, id)
     defaults = {"seq": 0, "time": time.time(), "data": {}}
-    good, rejected = _sorted_out(
+    good, rejected = _validate_items(
         body.events,
-        lambda item: _event(RunEvent.model_validate({**defaults, **_placed(run, item)})),
+        lambda item: _event(RunEvent.model_validate({**defaults, **_with_run(run, item)})),
     )
-    made = runs.events_record(
+    recorded = runs.events_record(
         run=run,
         events=[
             runs.NewEvent(
@@ -152,26 +158,27 @@ def events(request: HttpRequest, id: int, body: Events) -> dict[str, Any]:
             for _, event in good
         ],
     )
-    accepted = len(made)
+    accepted = len(recorded)
     return {"accepted": accepted, "duplicates": len(good) - accepted, "rejected": rejected}
 
 
 @router.post(
     "/{int:id}/logs",
     response=IngestOut,
-    auth=needs("ingest"),
+    auth=require_scope("ingest"),
     tags=["ingest"],
     summary="Store log lines",
 )
 def logs(request: HttpRequest, id: int, body: Lines) -> dict[str, Any]:
+    """Stores up to 10,000 log lines. `seq` counts from 1 per rank."""
     run = _external(request, id)
     now = time.time()
-    good, rejected = _sorted_out(
+    good, rejected = _validate_items(
         body.lines, lambda item: Line.model_validate({"time": now, **item})
     )
     batches = [
-        (rank, telemetry.Lines(piece[0].seq, piece[-1].time, [line.text for line in piece]))
-        for rank, piece in _consecutive(line for _, line in good)
+        (rank, telemetry.Lines(chunk[0].seq, chunk[-1].time, [line.text for line in chunk]))
+        for rank, chunk in _consecutive(line for _, line in good)
     ]
     stored = telemetry.logs_store(run=run, attempt=run.attempt_number, batches=batches)
     accepted = sum(len(item.new) for item in stored)
@@ -181,38 +188,36 @@ def logs(request: HttpRequest, id: int, body: Lines) -> dict[str, Any]:
 @router.post(
     "/{int:id}/finish",
     response=RunOut,
-    auth=needs("ingest"),
+    auth=require_scope("ingest"),
     tags=["ingest"],
-    summary="Tell how the run ended",
+    summary="Finish a run",
 )
 def finish(request: HttpRequest, id: int, body: Finish | None = None) -> Any:
-    run, told = _external(request, id), body or Finish()
-    return selectors.run_answer(
-        runs.external_finish(run=run, status=told.status, reason=told.reason, by=user(request))
+    """Ends the run as finished, failed or cancelled."""
+    run, end = _external(request, id), body or Finish()
+    return selectors.serialize_run(
+        runs.external_finish(run=run, status=end.status, reason=end.reason, by=user(request))
     )
 
 
 def _external(request: HttpRequest, id: int) -> Any:
-    run, who = run_of(request, id), user(request)
-    if not runs.may_manage(run, who):
+    run, by = get_run(request, id), user(request)
+    if not runs.may_manage(run, by):
         raise refuse(
             "not-yours",
-            "The run is somebody else's",
+            "The run belongs to another user",
             403,
-            f"Run {id} is {run.owner.get_username()}'s; its owner and operators may write to it. "
-            "Record into a run of "
-            "your own.",
+            f"Run {id} belongs to {run.owner.get_username()}; its owner and operators may write to "
+            "it. Record into a run that you own.",
         )
     if run.kind != "external":
         raise refuse(
             "not-external",
-            "Orrery feeds this run itself",
+            "Orrery records this run itself",
             409,
-            f"Run {id} is of kind {run.kind}: its node brings its points, events and logs. "
-            "Programs that Orrery did "
-            "not start record into a run of kind external; one that it did finds the recorder's "
-            "directory in its "
-            "environment.",
+            f"Run {id} is of kind {run.kind}: its node sends its points, events and logs. Programs "
+            "that Orrery did not start record into a run of kind external; a program that it "
+            "started has the recorder's directory in its environment.",
         )
     if run.state == "cancelled":
         raise refuse(
@@ -224,39 +229,40 @@ def _external(request: HttpRequest, id: int) -> Any:
     return run
 
 
-def _placed(run: Any, item: dict[str, Any]) -> dict[str, Any]:
-    """The item with run and attempt; raises ValueError where it names others than the address and
-    the run have.
-    """
-    given, attempt = item.get("run", run.pk), item.get("attempt", run.attempt_number)
-    if str(given) != str(run.pk):
-        raise ValueError(f"run is {given!r}, the address says {run.pk}")
+def _with_run(run: Any, item: dict[str, Any]) -> dict[str, Any]:
+    """The item with run and attempt; ValueError if it names another run or a later attempt."""
+    run_id, attempt = item.get("run", run.pk), item.get("attempt", run.attempt_number)
+    if str(run_id) != str(run.pk):
+        raise ValueError(f"run is {run_id!r}, but the path has run {run.pk}")
     if attempt not in range(run.attempt_number + 1):
         raise ValueError(f"attempt is {attempt!r}, the run is at attempt {run.attempt_number}")
     for name in ("seq", "step", "tokens", "rank"):
         number = item.get(name)
-        if isinstance(number, int) and not -1 <= number <= LARGEST >> 1:
+        if isinstance(number, int) and not -1 <= number <= MAX_ID >> 1:
             raise ValueError(f"{name} is out of range")
     return {**item, "run": str(run.pk), "attempt": attempt}
 
 
 def _event(event: RunEvent) -> RunEvent:
-    if event.type in _OURS:
-        raise ValueError(f"events of type {event.type} are Orrery's own; choose another word")
+    if event.type in _RESERVED_TYPES:
+        raise ValueError(f"the event type {event.type} is reserved; choose another")
     return event
 
 
-def _sorted_out(
+def _validate_items(
     items: Iterable[dict[str, Any]], read: Callable[[dict[str, Any]], Any]
 ) -> tuple[list[tuple[int, Any]], list[dict[str, Any]]]:
-    """`(index, item)` of those that can be read, and a sentence for each that cannot."""
+    """`(index, item)` of valid items, and `{index, message}` of the others."""
     good, rejected = [], []
     for index, item in enumerate(items):
         try:
             good.append((index, read(item)))
         except pydantic.ValidationError as error:
             rejected.append(
-                {"index": index, "message": "; ".join(str(found) for found in problems_of(error))}
+                {
+                    "index": index,
+                    "message": "; ".join(str(found) for found in validation_problems(error)),
+                }
             )
         except ValueError as error:
             rejected.append({"index": index, "message": str(error)})
@@ -264,14 +270,14 @@ def _sorted_out(
 
 
 def _consecutive(lines: Iterable[Line]) -> Iterator[tuple[int, list[Line]]]:
-    """Lines by rank, in pieces whose numbers follow each other."""
-    piece: list[Line] = []
+    """Lines by rank, in chunks of consecutive numbers, without duplicates."""
+    chunk: list[Line] = []
     for line in sorted(lines, key=lambda line: (line.rank, line.seq)):
-        if piece and (line.rank, line.seq) == (piece[-1].rank, piece[-1].seq):
+        if chunk and (line.rank, line.seq) == (chunk[-1].rank, chunk[-1].seq):
             continue
-        if piece and (line.rank, line.seq) != (piece[-1].rank, piece[-1].seq + 1):
-            yield piece[0].rank, piece
-            piece = []
-        piece.append(line)
-    if piece:
-        yield piece[0].rank, piece
+        if chunk and (line.rank, line.seq) != (chunk[-1].rank, chunk[-1].seq + 1):
+            yield chunk[0].rank, chunk
+            chunk = []
+        chunk.append(line)
+    if chunk:
+        yield chunk[0].rank, chunk

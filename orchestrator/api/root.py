@@ -1,7 +1,4 @@
-"""The REST API: its routers under /api/v1/, its OpenAPI document, its documentation page.
-
-The composition root of this package; what an address does is in its noun's module.
-"""
+"""The REST API: routers under /api/v1/, the OpenAPI document and its documentation page."""
 
 from __future__ import annotations
 
@@ -32,52 +29,55 @@ from orchestrator.api import (
     tokens,
 )
 from orchestrator.api.http import middleware, openapi, problems
-from orchestrator.api.http.auth import needs
+from orchestrator.api.http.auth import require_scope
 from orchestrator.api.http.body_parser import BodyParser
-from workers.contracts.base import problems_of
+from workers.contracts.base import validation_problems
 
 DESCRIPTION = """
 Orrery plans, launches and watches the training and serving of large language models.
 
-Send `Authorization: Bearer TOKEN`; the page Tokens makes one. Lists take `limit` (at most 200) and `cursor`, and answer
-`{items, next_cursor}`. Errors are problem details (RFC 9457) that say what, which, and what to do next. A creating POST
-with an `Idempotency-Key` happens once, however often it is sent. Times are ISO 8601 in UTC, sizes bytes.
+Send `Authorization: Bearer TOKEN`; the page Tokens creates one. Lists take `limit` (at most 200)
+and `cursor`, and return `{items, next_cursor}`. Errors are problem details (RFC 9457) that say what
+is wrong, with which value, and what to do next. A creating POST with an `Idempotency-Key` takes
+effect once, however often it is sent. Times are ISO 8601 in UTC, sizes are bytes.
 """
 
 
 class Api(NinjaAPI):
+    """ninja's API with our middleware, validation errors and OpenAPI document."""
+
     @property
     def urls(self) -> tuple[list[URLResolver | URLPattern], str, str]:
+        """The URL patterns, each behind the middleware."""
         patterns, app_name, namespace = super().urls
-        return middleware.guarded(patterns), app_name, namespace
+        return middleware.guard_all(patterns), app_name, namespace
 
     def validation_error_from_error_contexts(
         self, error_contexts: Sequence[ValidationErrorContext[Any]]
     ) -> Any:
-        """Every wrong field as a sentence; fields of a spec are named as in the spec itself,
-        `plan.tp`.
-        """
-        found = []
+        """One problem per wrong field; fields of a spec are named as in the spec: `plan.tp`."""
+        wrong_fields = []
         for context in error_contexts:
             named = getattr(context.model, "__read_from_single_attr__", None)
             flat = getattr(context.model, "__ninja_flatten_map__", None) or {}
             groups = {f"{path[0]}." for path in flat.values() if len(path) > 1}
-            for item in problems_of(context.pydantic_validation_error):
+            for item in validation_problems(context.pydantic_validation_error):
                 field = item.field
                 for prefix in (f"{named}.", *groups, "spec."):
                     field = field.removeprefix(prefix)
-                found.append(item.model_copy(update={"field": "body" if field == named else field}))
-        return problems.Invalid(found)
+                wrong_fields.append(
+                    item.model_copy(update={"field": "body" if field == named else field})
+                )
+        return problems.Invalid(wrong_fields)
 
     def get_openapi_operation_id(self, operation: Operation) -> str:
-        """`runs_run_create`: what generated clients call it, steady when code moves between
-        packages.
-        """
+        """`runs_run_create`: the name in generated clients, independent of packages."""
         module = operation.view_func.__module__.rpartition(".")[2]
         return f"{module}_{operation.view_func.__name__}"
 
     def get_openapi_schema(self, **kwargs: Any) -> Any:
-        return openapi.completed(super().get_openapi_schema(**kwargs))
+        """ninja's document with problem responses, headers and contract schemas."""
+        return openapi.complete_schema(super().get_openapi_schema(**kwargs))
 
 
 api = Api(
@@ -88,7 +88,7 @@ api = Api(
     docs_url="/docs",
     docs=Swagger(settings={"persistAuthorization": True, "tryItOutEnabled": False}),
     urls_namespace="api",
-    auth=needs("read"),
+    auth=require_scope("read"),
     parser=BodyParser(),
 )
 problems.install(api)

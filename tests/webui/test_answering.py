@@ -20,7 +20,7 @@ from tests import factories
 from tests.orchestrator.api.standin import ModelServer, Thread, serves, told
 from webui.charts import blocks, waterfall
 from webui.presentation import event_messages, run_headlines
-from workers.contracts.wire.serving_reports import EngineState, Stood
+from workers.contracts.wire.serving_reports import EngineState, EngineSnapshot
 
 MOST_QUERIES = 14
 
@@ -116,7 +116,7 @@ def test_a_serve_run_shows_chat_requests_and_blocks_then_what_remains(
     assert "As it stood" not in page
     folder = home / "runs" / str(run.pk) / "attempt-1" / "rank-0"
     folder.mkdir(parents=True)
-    (folder / "stood.json").write_text(Stood(time=1_760_000_000, state=STATE).to_json())
+    (folder / "stood.json").write_text(EngineSnapshot(time=1_760_000_000, state=STATE).to_json())
     Run.objects.filter(pk=run.pk).update(
         state="failed", exit={"class": "infrastructure", "reason": "killed"}
     )
@@ -310,9 +310,9 @@ def test_the_prediction_is_kept_at_submit_and_a_model_too_large_is_told(
         and found["kv_blocks"] > 100
     )
     assert 0 < found["alone"]["tpot_s"] <= found["full"]["tpot_s"] and found["full"]["batch"] == 16
-    told = runs.spec_forecast({"kind": "serve", "model": "llama2-70b", "serve": {}})
+    told = runs.spec_preview({"kind": "serve", "model": "llama2-70b", "serve": {}})
     assert (
-        told["fits"] is False and told["misfits"] and endpoint.standing(run=run).phase == "waiting"
+        told["fits"] is False and told["misfits"] and endpoint.status(run=run).phase == "waiting"
     )
     page = factories.client_for(people.owner).get("/runs/new/?kind=serve").content.decode()
     assert "python -m workers.models.fetch" in page and "First token" in page

@@ -1,7 +1,4 @@
-"""Requests of an engine as bars over time: queued, prefill, decode.
-
-Pure; knows the contract, no server and no page.
-"""
+"""Inference requests as bars over time: queued, prefill, decode. Pure functions."""
 
 from __future__ import annotations
 
@@ -9,78 +6,83 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
+from django.utils.translation import gettext as _
+
 from webui.presentation import formatting
-from workers.contracts.wire.serving_reports import RequestTold
+from workers.contracts.wire.serving_reports import RequestStats
 
 MOST: Final = 60  # rows
 _TICKS: Final = 5
-_IDLE_S: Final = 2.0  # a pause that is shown as it is
-_LEAST_S: Final = 1.0  # of the axis: a lone request does not look as if it took forever
+_IDLE_S: Final = 2.0  # longer pauses are left out of the axis
+_LEAST_S: Final = 1.0  # minimal axis length, so a single short request does not look slow
 
 
 @dataclass(frozen=True, slots=True)
-class Piece:
-    """`left` and `width` in per cent of the axis; `part` is queued, prefill or decode."""
+class Segment:
+    """`left` and `width` in percent of the axis; `part` is queued, prefill or decode."""
 
     part: str
     left: float
     width: float
-    says: str
+    label: str
 
 
 @dataclass(frozen=True, slots=True)
 class Row:
+    """One request as formatted values and its segments."""
+
     id: str
     state: str
-    pieces: list[Piece]
+    segments: list[Segment]
     prompt: str
-    shared: str
-    new: str
+    cached: str
+    output: str
     first: str
-    pace: str
+    per_token: str
     preemptions: int
     finish: str
-    says: str
+    description: str
 
 
 @dataclass(frozen=True, slots=True)
 class Waterfall:
+    """Rows of a request timeline; `breaks` are places in percent where the axis skips time."""
+
     rows: list[Row]
     ticks: list[dict[str, Any]]
     left_out: int
     breaks: list[float]
 
 
-def waterfall(requests: Sequence[RequestTold], *, now_s: float | None = None) -> Waterfall:
-    """The newest first, those on their way before those that ended. `now_s` is where bars of the
-    living end.
+def waterfall(requests: Sequence[RequestStats], *, now_s: float | None = None) -> Waterfall:
+    """Lay out requests, newest first, running ones before ended ones.
 
-    Times without any request are cut out of the axis; `breaks` are their places.
+    Bars of running requests end at `now_s`. Times without requests are left out of the axis.
     """
-    alive = [each for each in requests if each.state != "ended"]
-    ended = [each for each in requests if each.state == "ended"]
+    alive = [row for row in requests if row.state != "ended"]
+    ended = [row for row in requests if row.state == "ended"]
     order = [
-        *sorted(alive, key=lambda each: -each.added_s),
-        *sorted(ended, key=lambda each: -each.added_s),
+        *sorted(alive, key=lambda row: -row.added_s),
+        *sorted(ended, key=lambda row: -row.added_s),
     ]
     shown = order[:MOST]
     if not shown:
         return Waterfall([], [], 0, [])
-    axis = Axis([(each.added_s, _end(each, now_s)) for each in shown])
+    axis = Axis([(row.added_s, _end(row, now_s)) for row in shown])
     ticks = [
         {
             "at": round(100 * i / (_TICKS - 1), 2),
-            "says": formatting.seconds(axis.total_s * i / (_TICKS - 1), 2),
+            "label": formatting.seconds(axis.total_s * i / (_TICKS - 1), 2),
         }
         for i in range(_TICKS)
     ]
     return Waterfall(
-        [_row(each, axis, now_s) for each in shown], ticks, len(order) - len(shown), axis.breaks
+        [_row(row, axis, now_s) for row in shown], ticks, len(order) - len(shown), axis.breaks
     )
 
 
 class Axis:
-    """Times of work laid end to end, in per cent of all of them."""
+    """Busy times joined end to end, in percent of their sum."""
 
     def __init__(self, spans: Sequence[tuple[float, float]]) -> None:
         self._busy: list[list[float]] = []
@@ -93,41 +95,44 @@ class Axis:
 
     @property
     def breaks(self) -> list[float]:
+        """Places in percent where a pause is left out."""
         return [round(self.at(begin), 3) for begin, _ in self._busy[1:]]
 
     def at(self, time_s: float) -> float:
+        """Return the place of a time in percent."""
         done = sum(min(max(time_s - begin, 0.0), end - begin) for begin, end in self._busy)
         return 100 * done / self.total_s
 
 
-def first_token_s(each: RequestTold) -> float | None:
-    return each.first_token_s - each.added_s if each.first_token_s is not None else None
+def first_token_s(row: RequestStats) -> float | None:
+    """Return the time to first token in seconds; None before it."""
+    return row.first_token_s - row.added_s if row.first_token_s is not None else None
 
 
-def pace_s(each: RequestTold, now_s: float | None) -> float | None:
-    """Mean time between two tokens of the answer."""
-    if each.first_token_s is None or each.new_tokens < 2:
+def per_token_s(row: RequestStats, now_s: float | None) -> float | None:
+    """Return the mean time between output tokens in seconds; None with fewer than two."""
+    if row.first_token_s is None or row.new_tokens < 2:
         return None
-    return max(0.0, _end(each, now_s) - each.first_token_s) / (each.new_tokens - 1)
+    return max(0.0, _end(row, now_s) - row.first_token_s) / (row.new_tokens - 1)
 
 
-def _end(each: RequestTold, now_s: float | None) -> float:
-    if each.ended_s is not None:
-        return each.ended_s
-    return now_s if now_s is not None else max(each.added_s, each.first_token_s or 0.0)
+def _end(row: RequestStats, now_s: float | None) -> float:
+    if row.ended_s is not None:
+        return row.ended_s
+    return now_s if now_s is not None else max(row.added_s, row.first_token_s or 0.0)
 
 
-def _row(each: RequestTold, axis: Axis, now_s: float | None) -> Row:
-    end = _end(each, now_s)
-    admitted = each.admitted_s if each.admitted_s is not None else end
-    first = each.first_token_s if each.first_token_s is not None else end
+def _row(row: RequestStats, axis: Axis, now_s: float | None) -> Row:
+    end = _end(row, now_s)
+    admitted = row.admitted_s if row.admitted_s is not None else end
+    first = row.first_token_s if row.first_token_s is not None else end
     spans = [
-        ("queued", each.added_s, admitted),
+        ("queued", row.added_s, admitted),
         ("prefill", admitted, first),
         ("decode", first, end),
     ]
-    pieces = [
-        Piece(
+    segments = [
+        Segment(
             part,
             round(axis.at(a), 3),
             round(axis.at(b) - axis.at(a), 3),
@@ -136,18 +141,24 @@ def _row(each: RequestTold, axis: Axis, now_s: float | None) -> Row:
         for part, a, b in spans
         if b > a
     ]
-    told = ", ".join(piece.says for piece in pieces)
-    drafted = f", {each.accepted} of {each.drafted} draft tokens accepted" if each.drafted else ""
+    durations = ", ".join(segment.label for segment in segments)
+    drafts = ""
+    if row.drafted:
+        drafts = _(", %(accepted)s of %(drafted)s draft tokens accepted") % {
+            "accepted": row.accepted,
+            "drafted": row.drafted,
+        }
     return Row(
-        id=each.id[-10:],
-        state=each.state,
-        pieces=pieces,
-        prompt=f"{each.prompt_tokens:,}",
-        shared=f"{each.shared_tokens:,}" if each.shared_tokens else "",
-        new=f"{each.new_tokens:,} of {each.max_new_tokens:,}",
-        first=formatting.seconds(first_token_s(each)),
-        pace=formatting.seconds(pace_s(each, now_s)),
-        preemptions=each.preemptions,
-        finish=each.finish or "",
-        says=f"{each.id}: {told}{drafted}",
+        id=row.id[-10:],
+        state=row.state,
+        segments=segments,
+        prompt=f"{row.prompt_tokens:,}",
+        cached=f"{row.shared_tokens:,}" if row.shared_tokens else "",
+        output=_("%(count)s of %(limit)s")
+        % {"count": f"{row.new_tokens:,}", "limit": f"{row.max_new_tokens:,}"},
+        first=formatting.seconds(first_token_s(row)),
+        per_token=formatting.seconds(per_token_s(row, now_s)),
+        preemptions=row.preemptions,
+        finish=row.finish or "",
+        description=f"{row.id}: {durations}{drafts}",
     )

@@ -4,7 +4,7 @@ events, node messages.
 Pydantic and the standard library only. `CONTRACT_VERSION` names the wire format.
 """
 
-from workers.contracts.base import CONTRACT_VERSION, Contract, Problem, problems_of
+from workers.contracts.base import CONTRACT_VERSION, Contract, Problem, validation_problems
 from workers.contracts.specs.cluster import ClusterSpec
 from workers.contracts.specs.legality import plan_problems
 from workers.contracts.specs.model import ModelSource, ModelSpec

@@ -45,7 +45,7 @@ class Contract(BaseModel):
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Self:
-        """Raises `pydantic.ValidationError`; `problems_of` turns that into sentences."""
+        """Raises `pydantic.ValidationError`; `validation_problems` turns that into sentences."""
         return cls.model_validate(dict(data))
 
     @classmethod
@@ -85,7 +85,7 @@ def derived(*, le: int = 2**31 - 1) -> Any:
     return Field(default=0, ge=1, le=le, json_schema_extra=without_default)
 
 
-def whole(given: object) -> int | None:
+def parse_integer(given: object) -> int | None:
     """What a whole-number field would read: 8, 8.0 and "8" are 8; None for what such a field
     refuses.
     """
@@ -97,7 +97,7 @@ def whole(given: object) -> int | None:
         return None
 
 
-def not_truth(given: object) -> object:
+def reject_bool(given: object) -> object:
     """Refuses true and false where a number is meant, which pydantic would read as 1 and 0."""
     if isinstance(given, bool):
         raise Refused(f"{str(given).lower()} is not a number", "a whole number")
@@ -109,7 +109,7 @@ def problem(field: str, message: str, hint: str = "") -> Problem:
     return Problem(field=field, message=message, hint=hint)
 
 
-def problems_of(error: ValidationError, *, prefix: str = "") -> list[Problem]:
+def validation_problems(error: ValidationError, *, prefix: str = "") -> list[Problem]:
     """Each refusal of pydantic as a sentence, its field as `train.seq_len`; `prefix` is put before
     the field.
     """

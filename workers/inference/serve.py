@@ -17,40 +17,50 @@ import httpx
 from workers.contracts.specs.inference_support import replica_ranks
 from workers.contracts.specs.model import ModelSource
 from workers.contracts.specs.run_bodies import ServeBody
-from workers.contracts.wire.exits import Outcome, UserError
 from workers.contracts.wire.serving_reports import (
     DRAINING,
+    REPLICA_STATS_PATH,
     SERVED,
     SERVING,
-    TALLY_PATH,
-    FileTold,
+    ArtifactRef,
     Serving,
     serve_key,
 )
 from workers.inference.backends.serve import Backend
-from workers.inference.build import BLOCK_SIZE, blocks_that_fit, blocks_wanted, build
-from workers.inference.control import Orders
+from workers.inference.control import StopControl
 from workers.inference.cpu.threads import apart
 from workers.inference.engine import Engine
-from workers.inference.env import Surroundings
-from workers.inference.load import Loaded, device_of, load, read_as_bytes
-from workers.inference.parallel.groups import check_world, join, led
-from workers.inference.parallel.worker import Follower
-from workers.inference.scheduler import Limits
-from workers.inference.server.app import make_app
-from workers.inference.server.desk import Desk
-from workers.inference.server.gate import Gate
-from workers.inference.server.keeper import Keeper
-from workers.inference.server.listen import Listener, bind, is_loopback
-from workers.inference.server.meeting import fleet_of, meet, relay_to
-from workers.inference.server.others import Others
-from workers.inference.server.pump import Pump
-from workers.inference.server.relay import Relay
-from workers.inference.server.witness import REQUESTS, Witness
+from workers.inference.engine_builder import (
+    BLOCK_SIZE,
+    blocks_per_request,
+    build_engine,
+    count_available_blocks,
+)
+from workers.inference.model_loading import (
+    LoadedModel,
+    load_model,
+    rank_device,
+    with_byte_tokenizer,
+)
+from workers.inference.parallel.groups import driving, join
+from workers.inference.parallel.worker import Worker
+from workers.inference.scheduling.policy import Limits
+from workers.inference.server.async_engine import Pump
+from workers.inference.server.http.admission import Gate
+from workers.inference.server.http.listener import Listener, bind, is_loopback
+from workers.inference.server.http.request_handler import Desk
+from workers.inference.server.http.routes import make_app
+from workers.inference.server.observe.observer import REQUESTS, Witness
+from workers.inference.server.observe.snapshot_writer import Keeper
+from workers.inference.server.replicas.discovery import fleet_of, meet, relay_to
+from workers.inference.server.replicas.forwarding import Relay
+from workers.inference.server.replicas.stats import Others
 from workers.inference.spec_loading import InferenceRun
 from workers.inference.speculate.setup import Drafting, drafting_of
 from workers.metrics.beacon import Beacon
 from workers.metrics.recorder import Recorder, last_attempt
+from workers.runtime.environment import Environment, check_world
+from workers.runtime.exits import Outcome, UserError
 
 _LOOK_S = 0.1  # between looks at what is asked
 _LEAST_S = 0.5  # of the grace, kept for what comes after the last token
@@ -59,43 +69,43 @@ _MAP_TOLD = 16_384  # blocks of a map that goes into an event; a longer one is i
 
 
 def run_serve(
-    run: InferenceRun, around: Surroundings, *, host: str | None = None, port: int = 0
+    run: InferenceRun, around: Environment, *, host: str | None = None, port: int = 0
 ) -> Outcome:
     """Until a stop (ok), a preemption, or an error of the engine, which is raised. Raises
     UserError, OSError too.
     A rank that leads no replica computes for the one that leads its."""
     check_world(run.plan, around)
-    attempt = around.attempt or 1 + last_attempt(around.folder / "events.jsonl")
-    recorder = Recorder(around.folder, run=around.run, attempt=attempt, rank=around.rank)
-    beacon = Beacon(around.folder)
-    team = None
+    attempt = around.attempt or 1 + last_attempt(around.rank_directory / "events.jsonl")
+    recorder = Recorder(around.rank_directory, run=around.run, attempt=attempt, rank=around.rank)
+    beacon = Beacon(around.rank_directory)
+    rank_group = None
     try:
-        with Orders(around.directory, around.folder) as orders:
+        with StopControl(around.directory, around.rank_directory) as control:
             body = run.serve
             if body.backend == "vllm":
                 return asyncio.run(
                     Backend(run, around, recorder, beacon).go(
-                        orders, host=host or around.address, port=port
+                        control, host=host or around.address, port=port
                     )
                 )
-            device = device_of(around)
-            team = join(run.plan, around, device)
+            device = rank_device(around)
+            rank_group = join(run.plan, around, device)
             loaded = apart(
-                lambda: read_as_bytes(
-                    load(
+                lambda: with_byte_tokenizer(
+                    load_model(
                         run.spec.model,
                         precision=run.plan.precision,
                         device=device,
                         quantize=body.quantize,
-                        team=team,
+                        rank_group=rank_group,
                         plan=run.plan,
                     ),
                     run.spec.model,
-                ).kept_in(body.kv_cache_dtype)
+                ).with_cache_dtype(body.kv_cache_dtype)
             )
-            if team is not None and not team.leads:
-                return Follower(loaded, recorder, beacon).go()
-            with led(team):
+            if rank_group is not None and not rank_group.is_driver:
+                return Worker(loaded, recorder, beacon).run()
+            with driving(rank_group):
                 drafting = apart(
                     lambda: drafting_of(
                         body, loaded, kind="serve", precision=run.plan.precision, device=device
@@ -106,34 +116,38 @@ def run_serve(
                     lambda: engine_of(loaded, body, local_world_size=beside, drafting=drafting)
                 )
                 witness = Witness(
-                    engine, recorder, beacon, around.folder, since_s=time.perf_counter()
+                    engine, recorder, beacon, around.rank_directory, since_s=time.perf_counter()
                 )
                 try:
                     bound = bind(host or around.address, port)
                     server = Server(
                         run, around, loaded, engine, witness, recorder, at=bound.getsockname()[:2]
                     )
-                    return asyncio.run(server.go(orders, Listener(server.app, bound)))
+                    return asyncio.run(server.go(control, Listener(server.app, bound)))
                 finally:
                     witness.close()
     finally:
-        if team is not None:
-            team.leave()
+        if rank_group is not None:
+            rank_group.close()
         beacon.close()
         recorder.close()
 
 
 def engine_of(
-    loaded: Loaded, body: ServeBody, *, local_world_size: int = 1, drafting: Drafting | None = None
+    loaded: LoadedModel,
+    body: ServeBody,
+    *,
+    local_world_size: int = 1,
+    drafting: Drafting | None = None,
 ) -> Engine:
     """With the blocks that are asked for, or as many as all sequences may fill and memory has room
     for.
     """
-    fits, each_bytes = blocks_that_fit(loaded, drafting)
-    if loaded.team is None and next(loaded.decoder.parameters()).device.type == "cpu":
+    fits, each_bytes = count_available_blocks(loaded, drafting)
+    if loaded.rank_group is None and next(loaded.decoder.parameters()).device.type == "cpu":
         fits //= local_world_size
     blocks = body.kv_blocks or min(
-        fits, body.max_seqs * blocks_wanted(loaded, loaded.spec.max_seq_len)
+        fits, body.max_seqs * blocks_per_request(loaded, loaded.spec.max_seq_len)
     )
     if not 0 < blocks <= fits:
         message = (
@@ -142,7 +156,7 @@ def engine_of(
         )
         raise UserError(f"serve.kv_blocks: {message}; try fewer, or a smaller model")
     limits = Limits(step_tokens=body.max_batch_tokens, sequences=body.max_seqs)
-    return build(loaded, blocks=blocks, limits=limits, drafting=drafting)
+    return build_engine(loaded, blocks=blocks, limits=limits, drafting=drafting)
 
 
 class Server:
@@ -151,8 +165,8 @@ class Server:
     def __init__(
         self,
         run: InferenceRun,
-        around: Surroundings,
-        loaded: Loaded,
+        around: Environment,
+        loaded: LoadedModel,
         engine: Engine,
         witness: Witness,
         recorder: Recorder,
@@ -164,7 +178,7 @@ class Server:
         body, fence = run.serve, around.fence
         self.replicas, self._leaders = (
             run.plan.dp,
-            () if loaded.team is None else (loaded.team.leaders,),
+            () if loaded.rank_group is None else (loaded.rank_group.driver_group,),
         )
         self.gate = Gate(
             api_key=body.api_key,
@@ -175,12 +189,12 @@ class Server:
         self.pump = Pump(engine, witness, since_s=witness.since_s)
         self.desk = Desk(loaded, self.pump, self.gate, names=names_of(run, loaded))
         self.app = make_app(self.desk)
-        self.keeper = Keeper(self.desk, around.folder)
+        self.keeper = Keeper(self.desk, around.rank_directory)
         if self.replicas > 1 and around.rank == 0:
             self.desk.others = Others(around.directory, replica_ranks(run.plan)[1:])
         self._first: Relay | None = None  # where another replica tells of itself
 
-    async def go(self, orders: Orders, listener: Listener) -> Outcome:
+    async def go(self, control: StopControl, listener: Listener) -> Outcome:
         self.pump.start()
         await listener.begin()
         leads = self.around.rank == 0
@@ -190,9 +204,9 @@ class Server:
             self._tell_serving()
         keeping = asyncio.create_task(self.keeper.watch()) if leads else None
         try:
-            while orders.wish is None and not self.pump.broke.done():
+            while control.action is None and not self.pump.broke.done():
                 await asyncio.sleep(_LOOK_S)
-            return await self._drain(orders)
+            return await self._drain(control)
         finally:
             if keeping is not None:
                 keeping.cancel()
@@ -241,7 +255,7 @@ class Server:
             rank=self.around.rank, seconds=time.perf_counter() - self.witness.since_s
         )
         with contextlib.suppress(httpx.HTTPError):  # it may be gone
-            await first.tell(TALLY_PATH, tally.to_dict())
+            await first.tell(REPLICA_STATS_PATH, tally.to_dict())
         await first.close()
 
     def _tell_served(self) -> None:
@@ -250,18 +264,18 @@ class Server:
         summary = ended.summary(seconds=time.perf_counter() - since_s).model_copy(
             update={"silent": silent}
         )
-        stood, told = self.keeper.last, [self.keeper.path, self.around.folder / REQUESTS]
+        stood, told = self.keeper.last, [self.keeper.path, self.around.rank_directory / REQUESTS]
         if stood is not None and len(stood.state.map) <= _MAP_TOLD:
             bare = stood.state.model_copy(update={"requests": []})
-            summary = summary.model_copy(update={"stood": stood.model_copy(update={"state": bare})})
+            summary = summary.model_copy(update={"snapshot": stood.model_copy(update={"state": bare})})
         files = [
-            FileTold(name=path.name, path=str(path), bytes=path.stat().st_size)
+            ArtifactRef(name=path.name, path=str(path), bytes=path.stat().st_size)
             for path in told
             if path.is_file()
         ]
         self.recorder.event(SERVED, **summary.model_copy(update={"files": files}).to_dict())
 
-    async def _drain(self, orders: Orders) -> Outcome:
+    async def _drain(self, control: StopControl) -> Outcome:
         """What is on its way may end within the grace; nothing new comes in."""
         self.gate.draining = True
         if self.pump.broke.done():
@@ -270,7 +284,7 @@ class Server:
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self.keeper.keep(), 1.0)
             self.recorder.event(DRAINING, running=len(self.pump.tickets) + self._away)
-        while (self.pump.tickets or self._away) and time.monotonic() < orders.deadline - _LEAST_S:
+        while (self.pump.tickets or self._away) and time.monotonic() < control.deadline - _LEAST_S:
             await asyncio.sleep(_LOOK_S / 2)
         left = list(self.pump.tickets)
         for ticket in left:
@@ -281,11 +295,11 @@ class Server:
         if (others := self.desk.others) is not None:
             now, half_s = time.monotonic(), _LEAST_S / 2
             await others.heard(
-                until=min(max(orders.deadline - half_s, now + half_s), now + _HEAR_S)
+                until=min(max(control.deadline - half_s, now + half_s), now + _HEAR_S)
             )
             served += others.count
         cut = f", {len(left)} cut short" if left else ""
-        if orders.wish == "stop":
+        if control.action == "stop":
             return Outcome(
                 "ok", f"stopped on request after {served} requests{cut}", self.engine.counts.steps
             )
@@ -298,7 +312,7 @@ class Server:
         return 0 if self.desk.fleet is None else self.desk.fleet.away
 
 
-def names_of(run: InferenceRun, loaded: Loaded) -> tuple[str, ...]:
+def names_of(run: InferenceRun, loaded: LoadedModel) -> tuple[str, ...]:
     """What a client may call the model, the first being what it is told: its short name, and as the
     spec has it.
     """

@@ -13,7 +13,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from workers.contracts.base import Problem, problems_of
+from workers.contracts.base import Problem, validation_problems
 from workers.contracts.specs.run import RunSpec
 from workers.runtime.exits import UserError
 
@@ -38,7 +38,7 @@ def parse_spec(document: Mapping[str, Any]) -> RunSpec:
     try:
         return RunSpec.from_dict(document)
     except ValidationError as error:
-        raise _spec_error(problems_of(error)) from None
+        raise _spec_error(validation_problems(error)) from None
 
 
 def raise_problems(problems: Sequence[Problem]) -> None:

@@ -1,8 +1,4 @@
-"""Errors as RFC 9457 problem details: what, which, what next, with stable types under
-https://orrery.dev/problems/.
-
-Knows the shapes that errors arrive in; does not know what any call was for.
-"""
+"""Errors as RFC 9457 problem details with stable types under https://orrery.dev/problems/."""
 
 from __future__ import annotations
 
@@ -20,15 +16,15 @@ from ninja.errors import HttpError
 
 from orchestrator.common import live
 from orchestrator.common.errors import Refusal
-from workers.contracts.base import Contract, Problem, problems_of
+from workers.contracts.base import Contract, Problem, validation_problems
 
 log = logging.getLogger(__name__)
 
 MEDIA_TYPE = "application/problem+json"
 
 
-class ProblemAnswer(Contract):
-    """The body of every answer with a status of 400 and above."""
+class ProblemDetails(Contract):
+    """The body of every response with a status of 400 or above."""
 
     type: str
     title: str
@@ -40,7 +36,7 @@ class ProblemAnswer(Contract):
 
 
 class Invalid(Exception):
-    """Input that does not fit its contract; carries one sentence a field."""
+    """Input that does not match its contract; has one problem per field."""
 
     def __init__(self, problems: list[Problem]) -> None:
         self.problems = problems
@@ -59,20 +55,17 @@ def invalid(field: str, message: str, hint: str = "") -> Invalid:
     return Invalid([Problem(field=field, message=message, hint=hint)])
 
 
-def not_found(what: str, which: object, where: str) -> Refusal:
-    """Also for things the caller may not see: whether they exist is not told.
-
-    `where` lists those there are.
-    """
+def missing_object(what: str, which: object, where: str) -> Refusal:
+    """404, also for objects that the caller may not see. GET `where` lists the visible ones."""
     return refuse(
         "not-found",
         f"No such {what}",
         404,
-        f"There is no {what} {which}, or you may not see it. GET {where} lists those you may see.",
+        f"There is no {what} {which}, or you may not see it. GET {where} lists what you may see.",
     )
 
 
-def answer(
+def problem_response(
     request: HttpRequest,
     slug: str,
     title: str,
@@ -81,7 +74,7 @@ def answer(
     errors: Iterable[Mapping[str, Any]] = (),
     headers: Mapping[str, str] | None = None,
 ) -> HttpResponse:
-    """The problem document as a response."""
+    """Problem details as a response."""
     return _response(request, Refusal(slug, title, status, detail, errors), headers)
 
 
@@ -95,58 +88,62 @@ def _response(
 
 
 def install(api: NinjaAPI) -> None:
-    """Gives the API a handler for every way a call can fail."""
+    """Register a handler for every exception type."""
     handlers: dict[type[Exception], Any] = {
         Refusal: _refusal,
         Invalid: _invalid,
         pydantic.ValidationError: lambda request, error: _invalid(
-            request, Invalid(problems_of(error))
+            request, Invalid(validation_problems(error))
         ),
         HttpError: _http,
-        Http404: lambda request, error: unknown_address(request),
+        Http404: lambda request, error: unknown_path(request),
         PermissionDenied: _denied,
         RequestDataTooBig: lambda request, error: too_large(request),
-        Exception: crashed,
+        Exception: internal_error,
     }
     for kind, handler in handlers.items():
         api.add_exception_handler(kind, handler)
 
 
-def unknown_address(request: HttpRequest) -> HttpResponse:
-    return answer(
+def unknown_path(request: HttpRequest) -> HttpResponse:
+    """404 for a path that no operation has."""
+    return problem_response(
         request,
         "not-found",
-        "Nothing answers here",
+        "No such path",
         404,
-        f"Nothing answers at {request.path}. /api/v1/openapi.json lists every address; "
-        "identifiers are whole numbers.",
+        f"No operation has the path {request.path}. /api/v1/openapi.json lists all paths; "
+        "ids are integers.",
     )
 
 
-def malformed_address(request: HttpRequest) -> HttpResponse:
-    return answer(
+def malformed_path(request: HttpRequest) -> HttpResponse:
+    """400 for a path or query with U+0000."""
+    return problem_response(
         request,
         "malformed-address",
-        "The address is not text",
+        "The path is not text",
         400,
-        "The address holds the character U+0000 (%00), which no text has. Leave it out.",
+        "The path or query contains the character U+0000 (%00). Remove it.",
     )
 
 
 def method_not_allowed(request: HttpRequest, allowed: str) -> HttpResponse:
-    return answer(
+    """405 with the allowed methods."""
+    return problem_response(
         request,
         "method-not-allowed",
-        "This address does not take that method",
+        "Method not allowed",
         405,
-        f"{request.path} does not take {request.method}; it takes {allowed}.",
+        f"{request.path} does not accept {request.method}; it accepts {allowed}.",
         headers={"Allow": allowed},
     )
 
 
 def too_large(request: HttpRequest, limit: int | None = None) -> HttpResponse:
+    """413 for a body above the limit, in bytes."""
     limit = int(settings.DATA_UPLOAD_MAX_MEMORY_SIZE) if limit is None else limit
-    return answer(
+    return problem_response(
         request,
         "body-too-large",
         "The body is too large",
@@ -156,17 +153,16 @@ def too_large(request: HttpRequest, limit: int | None = None) -> HttpResponse:
     )
 
 
-def crashed(request: HttpRequest, error: Exception) -> HttpResponse:
-    """A fault of ours: told with a number that stands in the log, and nothing of its inside."""
-    number = secrets.token_hex(6)
-    log.error("%s %s failed, id %s", request.method, request.path, number, exc_info=error)
-    return answer(
+def internal_error(request: HttpRequest, error: Exception) -> HttpResponse:
+    """500 with an id that the log also has, without internal details."""
+    error_id = secrets.token_hex(6)
+    log.error("%s %s failed, id %s", request.method, request.path, error_id, exc_info=error)
+    return problem_response(
         request,
         "internal-error",
-        "Orrery failed to answer",
+        "Internal error",
         500,
-        f"A fault of the server, id {number}. Try again; if it stays, tell an administrator the "
-        "id.",
+        f"Internal error, id {error_id}. Try again; if it persists, give an administrator the id.",
     )
 
 
@@ -180,7 +176,7 @@ def _refusal(request: HttpRequest, error: Refusal) -> HttpResponse:
 
 
 def _invalid(request: HttpRequest, error: Invalid) -> HttpResponse:
-    return answer(
+    return problem_response(
         request,
         "invalid",
         "The request is not valid",
@@ -193,7 +189,7 @@ def _invalid(request: HttpRequest, error: Invalid) -> HttpResponse:
 
 
 def _denied(request: HttpRequest, error: PermissionDenied) -> HttpResponse:
-    return answer(
+    return problem_response(
         request,
         "forbidden",
         "You may not do this",
@@ -203,37 +199,36 @@ def _denied(request: HttpRequest, error: PermissionDenied) -> HttpResponse:
 
 
 def _http(request: HttpRequest, error: HttpError) -> HttpResponse:
-    """ninja's own: a body that is no JSON (400), a missing login (401), a failed CSRF check (403)."""
-    if isinstance(error.__cause__, Refusal):  # ninja makes 400 of whatever reading a body raises
+    """ninja's own errors: body is not JSON (400), no authentication (401), failed CSRF check (403)."""
+    if isinstance(error.__cause__, Refusal):  # ninja maps every error in reading a body to 400
         return _refusal(request, error.__cause__)
     if error.status_code == 401:
-        return answer(
+        return problem_response(
             request,
             "not-authenticated",
-            "Who are you?",
+            "Not authenticated",
             401,
-            "This call needs a token or a login. Send `Authorization: Bearer TOKEN`; the page "
-            "Tokens and "
-            "`manage.py token USERNAME` make one.",
+            "This call requires a token or a login. Send `Authorization: Bearer TOKEN`; the page "
+            "Tokens and `manage.py token USERNAME` create one.",
             headers={"WWW-Authenticate": 'Bearer realm="orrery"'},
         )
     if error.status_code == 403:
-        return answer(
+        return problem_response(
             request,
             "csrf-failed",
-            "The request did not come from our own page",
+            "CSRF check failed",
             403,
-            "A session's request needs the header X-CSRFToken with the value of the cookie "
-            "csrftoken. "
-            "Programs send a bearer token in place of a session.",
+            "A request with a session needs the header X-CSRFToken with the value of the cookie "
+            "csrftoken. Programs use a bearer token instead.",
         )
     if error.status_code == 400:
-        return answer(
+        return problem_response(
             request,
             "malformed-body",
             "The body is not JSON",
             400,
-            "The body cannot be read as a JSON document in UTF-8. Check its quotes, commas and "
-            "encoding.",
+            "The body is not a JSON document in UTF-8. Check its quotes, commas and encoding.",
         )
-    return answer(request, "refused", "The request is refused", error.status_code, str(error))
+    return problem_response(
+        request, "refused", "The request is refused", error.status_code, str(error)
+    )

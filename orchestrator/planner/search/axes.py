@@ -15,7 +15,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from orchestrator.planner.model.inputs import SCHEDULE
-from workers.contracts.base import Refused, problems_of
+from workers.contracts.base import Refused, validation_problems
 from workers.contracts.catalog.devices import Device
 from workers.contracts.specs.cluster import ClusterSpec
 from workers.contracts.specs.plan import INTERLEAVED, V_SHAPED, ParallelPlan
@@ -238,7 +238,7 @@ def _checked(name: str, value: Any) -> Any:
     try:
         return getattr(ParallelPlan.from_dict({name: value}), name)
     except ValidationError as error:
-        found = problems_of(error, prefix="fix")[0]
+        found = validation_problems(error, prefix="fix")[0]
         raise Refused(
             found.message, found.hint or f"a value like {_usual(name)}", field=f"fix.{name}"
         ) from None

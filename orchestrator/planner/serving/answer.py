@@ -16,7 +16,7 @@ from pydantic import ValidationError
 from orchestrator.planner.model.terms import Table, explain
 from orchestrator.planner.serving.request import ServingRequest
 from orchestrator.planner.serving.terms import SERVING
-from workers.contracts.base import problems_of
+from workers.contracts.base import validation_problems
 
 MOST_BATCH = 256  # of a default batch; a person may ask for more
 NUMBERS = (
@@ -51,7 +51,7 @@ def serving(given: Mapping[str, Any], *, explained: bool = False) -> dict[str, A
     try:
         request = ServingRequest.model_validate(dict(given))
     except ValidationError as error:
-        return {"ok": False, "problems": [each.to_dict() for each in problems_of(error)]}
+        return {"ok": False, "problems": [each.to_dict() for each in validation_problems(error)]}
     if problems := request.problems():
         return {"ok": False, "problems": [each.to_dict() for each in problems]}
     columns = request.columns()

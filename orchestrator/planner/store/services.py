@@ -19,8 +19,9 @@ from orchestrator.common import clock, conditional
 from orchestrator.common.errors import Refusal, conflict, forbidden, invalid
 from orchestrator.planner.calibration.fit import fit
 from orchestrator.planner.models import Calibration, DeviceType, SavedPlan
-from orchestrator.planner.requests import Asked, Choices, read
-from workers.contracts.base import Problem, problems_of
+from orchestrator.planner.plan_request import ParsedLine, ParseOptions
+from orchestrator.planner.request_parsing import read
+from workers.contracts.base import Problem, validation_problems
 from workers.contracts.catalog.devices import DEVICES, Device
 
 MOST_MEASUREMENTS = 2000
@@ -57,7 +58,7 @@ def calibration_add(
             lines[known[each["id"]]] = dict(each)
         else:
             lines.append(dict(each))
-    asked = _usable(lines, Choices(devices))
+    asked = _usable(lines, ParseOptions(devices))
     document = fit(
         [(each.request, each.measured) for each in asked if each.request is not None]
     ).to_dict()
@@ -77,7 +78,7 @@ def calibration_add(
             row = _created(Calibration(name=name, created_by=by, created=clock.now(), **values))
         else:
             mine = Calibration.objects.filter(pk=onto.pk, version=onto.version)
-            if not conditional.move(mine, version=onto.version + 1, **values):
+            if not conditional.update(mine, version=onto.version + 1, **values):
                 raise conflict(
                     f"The calibration {name} was changed meanwhile. Send it again.", retry=True
                 )
@@ -136,7 +137,7 @@ def device_type_create(*, by: User, entry: Mapping[str, Any]) -> DeviceType:
     try:
         device = Device.from_dict({"source": f"described by {by.username}", **entry})
     except ValidationError as error:
-        raise _invalid(problems_of(error)) from None
+        raise _invalid(validation_problems(error)) from None
     name = _named(device.name)
     if name in DEVICES:
         raise invalid("name", f"{name!r} is in the catalogue already", f"{name}-own")
@@ -175,7 +176,7 @@ def plan_save(
     Raises 422 as an estimate would tell problems.
     """
     accounts.require_role(by, Role.SUBMITTER, "save plans")
-    asked = read(line, Choices(devices))
+    asked = read(line, ParseOptions(devices))
     if asked.problems:
         raise _invalid(asked.problems)
     return SavedPlan.objects.create(
@@ -188,7 +189,7 @@ def plan_delete(*, plan: SavedPlan, by: User) -> None:
     plan.delete()
 
 
-def _usable(lines: Sequence[Mapping[str, Any]], choices: Choices) -> list[Asked]:
+def _usable(lines: Sequence[Mapping[str, Any]], options: ParseOptions) -> list[ParsedLine]:
     """Every line read; raises 422 naming those that cannot be."""
     if not lines:
         raise invalid(
@@ -202,7 +203,7 @@ def _usable(lines: Sequence[Mapping[str, Any]], choices: Choices) -> list[Asked]
         )
     found, problems = [], []
     for place, line in enumerate(lines):
-        asked = read(line, choices)
+        asked = read(line, options)
         problems += [
             item.model_copy(update={"field": f"measurements.{place}.{item.field}".rstrip(".")})
             for item in asked.problems

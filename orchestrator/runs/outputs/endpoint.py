@@ -16,7 +16,7 @@ from typing import Any, Final, Literal
 
 import httpx
 from django.conf import settings
-from pydantic import ValidationError
+from pydantic import AliasChoices, ValidationError
 
 from orchestrator.common.units import is_id
 from orchestrator.runs.models import Attempt, Run, RunEvent
@@ -26,14 +26,15 @@ from workers.contracts.specs.api_key_hash import checker
 from workers.contracts.wire.node_messages import RunState
 from workers.contracts.wire.serving_reports import (
     DRAINING,
+    ENGINE_SNAPSHOT,
     KEY_HEADER,
+    OLD_ENGINE_SNAPSHOT,
     SERVED,
     SERVING,
     STATE_PATH,
-    STOOD,
+    EngineSnapshot,
     EngineState,
     Serving,
-    Stood,
     Summary,
     serve_key,
 )
@@ -48,7 +49,7 @@ _MOST_BYTES: Final = 32 << 20  # of a state that is read
 
 
 @dataclass(frozen=True, slots=True)
-class Standing:
+class EndpointStatus:
     """`url` and `key` reach the server, "" where there is none; `message` is what a caller is told in
     each phase.
     """
@@ -64,7 +65,7 @@ class Standing:
         return {KEY_HEADER: self.key}
 
 
-def standing(*, run: Run) -> Standing:
+def status(*, run: Run) -> EndpointStatus:
     """Whether and where the run serves now. At most two queries."""
     if run.state in ENDED:
         what = (
@@ -72,14 +73,14 @@ def standing(*, run: Run) -> Standing:
             if run.state == RunState.FAILED
             else "Clone it to serve again."
         )
-        return Standing("ended", f"Run {run.pk} is {run.state} and serves no more. {what}")
+        return EndpointStatus("ended", f"Run {run.pk} is {run.state} and serves no more. {what}")
     if run.state in (RunState.QUEUED, RunState.PAUSED, RunState.STARTING):
         why = (
             f": {run.wait_reason.rstrip('.')}"
             if run.wait_reason and run.state == RunState.QUEUED
             else ""
         )
-        return Standing(
+        return EndpointStatus(
             "waiting",
             f"Run {run.pk} is {run.state}{why}. Ask again once its page says that it serves.",
         )
@@ -91,7 +92,7 @@ def standing(*, run: Run) -> Standing:
     )
     found = next((each for each in map(_read, reversed(told)) if each is not None), None)
     if attempt is None or found is None:
-        return Standing(
+        return EndpointStatus(
             "loading", f"Run {run.pk} is loading its model. Ask again in a few seconds."
         )
     url = f"http://{_bracketed(_host(found, attempt))}:{found.port}"
@@ -101,8 +102,8 @@ def standing(*, run: Run) -> Standing:
             f"Run {run.pk} is stopping: it ends what it has begun and takes no new requests. "
             "Send them to another."
         )
-        return Standing("draining", message, found, url, key)
-    return Standing("serving", f"Run {run.pk} serves {found.model}.", found, url, key)
+        return EndpointStatus("draining", message, found, url, key)
+    return EndpointStatus("serving", f"Run {run.pk} serves {found.model}.", found, url, key)
 
 
 def run_by_key(*, id: int, key: str) -> Run | None:
@@ -122,7 +123,7 @@ def engine_state(*, run: Run) -> EngineState | None:
     """Of the engine just now; None where there is no server, or it does not answer within two
     seconds.
     """
-    found = standing(run=run)
+    found = status(run=run)
     if not found.url:
         return None
     with _lock:
@@ -146,29 +147,39 @@ def summary_of(*, run: Run) -> Summary | None:
     return None
 
 
-def last_stood(*, run: Run) -> Stood | None:
+def last_snapshot(*, run: Run) -> EngineSnapshot | None:
     """How the engine stood at last, in the newest attempt that was asked for something, else in the
     newest: as its
     server wrote it down, where that file is on this machine, else as it told at its end. None where
     neither is known.
     """
     folder = Path(settings.ENV.media_runs) / str(run.pk)
-    found: list[Stood] = []
+    found: list[EngineSnapshot] = []
     for number in range(run.attempt_number, max(0, run.attempt_number - _ATTEMPTS), -1):
         try:
-            text = (folder / f"attempt-{number}" / "rank-0" / STOOD).read_bytes()
-            found.append(Stood.model_validate_json(text[:_MOST_BYTES]))
+            text = _snapshot_text(folder / f"attempt-{number}" / "rank-0")
+            found.append(EngineSnapshot.model_validate_json(text[:_MOST_BYTES]))
         except (OSError, ValidationError):
             continue
         if found[-1].state.requests:
             return found[-1]
     summary = summary_of(run=run)
-    return found[0] if found else summary.stood if summary is not None else None
+    return found[0] if found else summary.snapshot if summary is not None else None
 
 
 def known(data: Mapping[str, Any], contract: type[Contract]) -> dict[str, Any]:
-    """What the contract has fields for: an event may tell more."""
-    return {name: value for name, value in data.items() if name in contract.model_fields}
+    """The entries that the contract has fields for; an event may have more."""
+    names = set(contract.model_fields)
+    for field in contract.model_fields.values():
+        if isinstance(field.validation_alias, AliasChoices):
+            names |= {str(choice) for choice in field.validation_alias.choices}
+    return {name: value for name, value in data.items() if name in names}
+
+
+def _snapshot_text(folder: Path) -> bytes:
+    path = folder / ENGINE_SNAPSHOT
+    # version 0.1 wrote `stood.json`
+    return (path if path.exists() else folder / OLD_ENGINE_SNAPSHOT).read_bytes()
 
 
 class _Cell:
@@ -183,7 +194,7 @@ _cells: OrderedDict[str, _Cell] = OrderedDict()
 _checkers: OrderedDict[str, Callable[[str], bool]] = OrderedDict()
 
 
-def _ask(found: Standing) -> EngineState | None:
+def _ask(found: EndpointStatus) -> EngineState | None:
     try:
         answer = httpx.get(
             found.url + STATE_PATH, headers=found.headers, timeout=_PATIENCE, trust_env=False

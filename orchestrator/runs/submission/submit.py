@@ -27,9 +27,9 @@ from orchestrator.runs.submission.data_paths import path_problems, with_absolute
 from orchestrator.runs.submission.predict_serving import predict_serving
 from orchestrator.runs.submission.predict_training import Prediction, choose, predict
 from orchestrator.runs.submission.resolve import Resolved, model_label, resolve_plan
-from orchestrator.runs.submission.target_hardware import Venue, venue_of
+from orchestrator.runs.submission.target_hardware import TargetHardware, target_hardware_for
 from orchestrator.runs.submission.weights import models_root
-from workers.contracts import Problem, RunSpec, problems_of, spec_problems
+from workers.contracts import Problem, RunSpec, validation_problems, spec_problems
 from workers.contracts.specs.api_key_hash import hidden
 from workers.contracts.specs.benchmark import as_training, technique_problems
 from workers.contracts.specs.benchmark_variants import total_steps
@@ -127,7 +127,7 @@ def run_submit(
                 launched=now,
                 started=now,
             )
-        states.run_born(
+        states.run_created(
             run, by=owner.username, extra=_first_events(found, forked_from, resume_from)
         )
         if resume_from is not None:
@@ -164,11 +164,11 @@ def check(spec: Any) -> Checked:
             with_absolute_paths(spec, data_roots=roots, models_root=models_root())
         )
     except ValidationError as error:
-        return Checked(problems=problems_of(error))
+        return Checked(problems=validation_problems(error))
     training = as_training(checked)  # of a benchmark: its base
-    venue = venue_of(training) if training.kind in ("train", *INFERENCE_KINDS) else None
+    hardware = target_hardware_for(training) if training.kind in ("train", *INFERENCE_KINDS) else None
     resolved = resolve_plan(
-        training, (lambda spec, devices: choose(spec, venue, devices)) if venue else None
+        training, (lambda spec, devices: choose(spec, hardware, devices)) if hardware else None
     )
     stored = checked.model_dump(mode="json", exclude_unset=True)
     complete = checked.model_copy(update={"plan": resolved.plan}) if resolved.plan else checked
@@ -183,11 +183,11 @@ def check(spec: Any) -> Checked:
             checked, data_roots=roots, run_root=settings.ENV.media_runs, models_root=models_root()
         )
     prediction = (
-        _predicted(as_training(complete), resolved, venue)
-        if venue is not None and not problems
+        _predicted(as_training(complete), resolved, hardware)
+        if hardware is not None and not problems
         else None
     )
-    misfits = prediction.problems(venue) if prediction is not None and venue is not None else []
+    misfits = prediction.problems(hardware) if prediction is not None and hardware is not None else []
     return Checked(checked, resolved, stored, problems, prediction, misfits)
 
 
@@ -199,7 +199,7 @@ def spec_problem_list(spec: Any) -> list[dict[str, str]]:
     ]
 
 
-def spec_forecast(spec: Any) -> dict[str, Any]:
+def spec_preview(spec: Any) -> dict[str, Any]:
     """What a form may say beside a spec, writing nothing.
 
     `{problems, plan, automatic, how, prediction, fits, misfits, advice}`: `plan` is the resolved
@@ -224,13 +224,13 @@ def spec_forecast(spec: Any) -> dict[str, Any]:
     }
 
 
-def _predicted(spec: RunSpec, resolved: Resolved, venue: Venue) -> Prediction | None:
+def _predicted(spec: RunSpec, resolved: Resolved, hardware: TargetHardware) -> Prediction | None:
     """None also where the planner fails: a run must not wait for a forecast."""
     if resolved.plan is None:
         return None
     try:
         return (predict_serving if spec.kind in INFERENCE_KINDS else predict)(
-            spec, resolved.plan, venue
+            spec, resolved.plan, hardware
         )
     except Exception:
         log.exception("the planner failed on a spec, which is accepted without a prediction")
@@ -301,8 +301,8 @@ def _experiment(given: Experiment | str | None, owner: User) -> Experiment | Non
 
 def _first_events(
     checked: Checked, forked_from: Run | None, resume_from: Checkpoint | None
-) -> list[events.New]:
-    resolved, found = checked.resolved, list[events.New]()
+) -> list[events.NewEvent]:
+    resolved, found = checked.resolved, list[events.NewEvent]()
     assert resolved is not None
     if resolved.plan is not None:
         data = {
@@ -313,8 +313,8 @@ def _first_events(
         }
         if checked.misfits:
             data |= {"forced": True, "misfits": [str(item) for item in checked.misfits]}
-        found.append(events.New("plan_resolved", data))
+        found.append(events.NewEvent("plan_resolved", data))
     if forked_from is not None:
         step = resume_from.step if resume_from else None
-        found.append(events.New("forked", {"from": str(forked_from.pk), "step": step}))
+        found.append(events.NewEvent("forked", {"from": str(forked_from.pk), "step": step}))
     return found

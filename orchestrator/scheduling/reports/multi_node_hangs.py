@@ -16,7 +16,7 @@ from typing import Any
 
 from orchestrator.runs import services as runs
 from orchestrator.runs.models import Attempt
-from workers.contracts.wire.rank_progress import Standing, culprits_sentence, judge
+from workers.contracts.wire.rank_progress import RankProgress, describe_culprits, diagnose_stall
 
 GATHER_S = 4.0  # nodes notice within a second of each other
 
@@ -28,7 +28,7 @@ class Gathering:
     attempt: Attempt
     since: float
     step: int
-    told: dict[str, tuple[list[Standing], float]] = field(default_factory=dict)
+    told: dict[str, tuple[list[RankProgress], float]] = field(default_factory=dict)
 
 
 _open: dict[str, Gathering] = {}  # by fence
@@ -42,7 +42,7 @@ def takes(attempt: Attempt, *, node: str, data: Mapping[str, Any]) -> bool:
     if len(attempt.placement) < 2 or not isinstance(given, list):
         return False
     try:
-        standings = [Standing.from_dict({**each, "node": node}) for each in given]
+        standings = [RankProgress.from_dict({**each, "node": node}) for each in given]
     except (TypeError, ValueError, KeyError):
         return False
     if not standings:
@@ -98,7 +98,7 @@ def judged(gathering: Gathering) -> dict[str, Any]:
             "waiting": waiting,
             "message": message,
         }
-    found = judge(standings)
+    found = diagnose_stall(standings)
     data |= {
         "ranks": [each.rank for each in found.behind],
         "waiting": [each.rank for each in found.waiting],
@@ -111,4 +111,4 @@ def judged(gathering: Gathering) -> dict[str, Any]:
             "where": first.where,
             "nodes": sorted({each.node for each in found.behind}),
         }
-    return {**data, "message": culprits_sentence(found)}
+    return {**data, "message": describe_culprits(found)}

@@ -24,7 +24,7 @@ from orchestrator.runs.models import Attempt, Run
 from workers.contracts.wire.serving_reports import (
     KEY_HEADER,
     EngineState,
-    RequestTold,
+    RequestStats,
     Serving,
     serve_key,
 )
@@ -141,7 +141,7 @@ def serves(run: Run, attempt: Attempt, port: int, **more: Any) -> None:
     runs.event_record(run=run, type="serving", data=told.to_dict(), attempt=attempt.number, rank=0)
 
 
-def told(id: str, state: str = "decode", **more: Any) -> RequestTold:
+def told(id: str, state: str = "decode", **more: Any) -> RequestStats:
     values = {
         "added_s": 1.0,
         "prompt_tokens": 12,
@@ -149,4 +149,4 @@ def told(id: str, state: str = "decode", **more: Any) -> RequestTold:
         "new_tokens": 5,
         "blocks": 2,
     }
-    return RequestTold.from_dict({"id": id, "state": state, **values, **more})
+    return RequestStats.from_dict({"id": id, "state": state, **values, **more})

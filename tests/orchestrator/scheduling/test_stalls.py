@@ -15,7 +15,7 @@ from orchestrator.scheduling.reports import multi_node_hangs
 from orchestrator.scheduling.reports.exit_merge import first_cause
 from tests import factories
 from tests.orchestrator.scheduling.conftest import Broker, Speaker
-from workers.contracts.wire.rank_progress import Standing
+from workers.contracts.wire.rank_progress import RankProgress
 
 pytestmark = pytest.mark.django_db
 
@@ -28,13 +28,13 @@ def nodes(broker: Broker, owner: User) -> tuple[Attempt, Speaker, Speaker]:
     return Attempt.objects.select_related("run").get(run=run), Speaker(made[0]), Speaker(made[1])
 
 
-def told(speaker: Speaker, attempt: Attempt, *standings: Standing) -> None:
+def told(speaker: Speaker, attempt: Attempt, *standings: RankProgress) -> None:
     data: dict[str, Any] = {"quiet_s": 9.0, "standings": [each.to_dict() for each in standings]}
     assert speaker.tells(attempt, "event", type="hang", data=data)
 
 
-def standing(rank: int, calls: int) -> Standing:
-    return Standing(
+def standing(rank: int, calls: int) -> RankProgress:
+    return RankProgress(
         rank=rank,
         step=9,
         phase="backward",
@@ -64,7 +64,7 @@ def test_the_node_whose_rank_has_not_come_is_named_once(
         [3],
         [0, 1, 2],
     )
-    assert "rank 3 on node n2 (stage 1) has not come to the collective" in data["message"]
+    assert "rank 3 on node n2 (stage 1) has not entered the collective" in data["message"]
     for speaker, ranks in ((first, (0, 1)), (second, (2, 3))):  # said again while it lasts
         told(speaker, attempt, *(standing(each, 29 if each == 3 else 30) for each in ranks))
     assert len(hangs()) == 1

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from workers.contracts import ModelSpec, ParallelPlan, RunSpec, problems_of, spec_problems
+from workers.contracts import ModelSpec, ParallelPlan, RunSpec, spec_problems, validation_problems
 from workers.contracts.catalog.counts import flops_per_token, parameter_count
 from workers.contracts.specs.plan import SPLIT_BACKWARD, V_SHAPED
 
@@ -54,7 +54,7 @@ def test_any_json_is_answered_with_a_spec_or_with_sentences(given_: dict[str, An
     try:
         spec = RunSpec.from_dict({"kind": "train", "train": {"steps": 1, "seq_len": 8}, **given_})
     except ValidationError as error:
-        found = problems_of(error)
+        found = validation_problems(error)
         assert found and all(item.message for item in found)
     else:
         assert all(item.field and item.message for item in spec_problems(spec))
@@ -67,7 +67,7 @@ def test_any_plan_is_answered(given_: dict[str, Any]) -> None:
     try:
         plan = ParallelPlan.from_dict(given_)
     except ValidationError as error:
-        assert problems_of(error)
+        assert validation_problems(error)
     else:
         assert ParallelPlan.model_validate_json(plan.to_json()) == plan
         if plan.schedule in V_SHAPED and "virtual_stages" not in given_:

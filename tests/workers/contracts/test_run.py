@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from workers.contracts import ParallelPlan, RunSpec, problems_of, spec_problems
+from workers.contracts import ParallelPlan, RunSpec, spec_problems, validation_problems
 
 TRAIN: dict[str, Any] = {"kind": "train", "train": {"steps": 200, "seq_len": 128}}
 
@@ -17,7 +17,7 @@ def refusals(document: dict[str, Any]) -> list[str]:
     try:
         found = spec_problems(RunSpec.from_dict(document))
     except ValidationError as error:
-        found = problems_of(error)
+        found = validation_problems(error)
     return [f"{item.field}: {item.message} -> {item.hint}" for item in found]
 
 

@@ -14,7 +14,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from workers.contracts.base import problems_of
+from workers.contracts.base import validation_problems
 from workers.contracts.huggingface.families import FAMILIES, UNSUPPORTED, WEIGHT_FAMILIES
 from workers.contracts.huggingface.fields import ConfigFields, UnreadableConfig
 from workers.contracts.specs.model import ModelSpec
@@ -116,7 +116,7 @@ def _validated(shape: Mapping[str, Any], label: str) -> ModelSpec:
     try:
         return ModelSpec.from_dict(shape)
     except ValidationError as error:
-        problems = "; ".join(str(problem) for problem in problems_of(error))
+        problems = "; ".join(str(problem) for problem in validation_problems(error))
         raise UnreadableConfig(f"{label}: {problems}") from None
 
 

@@ -13,7 +13,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from workers.contracts.base import problems_of
+from workers.contracts.base import validation_problems
 from workers.contracts.specs.benchmark import (
     OF_DEVICES,
     as_training,
@@ -108,7 +108,7 @@ def _changed(base: ParallelPlan, changes: dict[str, Any]) -> ParallelPlan | str:
     try:
         return ParallelPlan.from_dict({**base.to_dict(), **changes})
     except ValidationError as error:
-        return str(problems_of(error)[0])
+        return str(validation_problems(error)[0])
 
 
 def _forbidden(spec: RunSpec, plan: ParallelPlan, *, compiled: bool, fused: bool) -> str | None:

@@ -9,12 +9,12 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, model_validator
 
-from workers.contracts.base import Contract, Refused, derived, not_truth, whole
+from workers.contracts.base import Contract, Refused, derived, parse_integer, reject_bool
 
 # bounded, so that no document can make a check count for hours or overflow a database's 64 bits
-Positive = Annotated[int, Field(ge=1, le=2**31 - 1), BeforeValidator(not_truth)]
-Degree = Annotated[int, Field(ge=1, le=2**16), BeforeValidator(not_truth)]
-Count = Annotated[int, Field(ge=0, le=2**63 - 1), BeforeValidator(not_truth)]
+Positive = Annotated[int, Field(ge=1, le=2**31 - 1), BeforeValidator(reject_bool)]
+Degree = Annotated[int, Field(ge=1, le=2**16), BeforeValidator(reject_bool)]
+Count = Annotated[int, Field(ge=0, le=2**63 - 1), BeforeValidator(reject_bool)]
 
 Activation = Literal["silu", "gelu", "gelu_tanh", "relu"]
 Norm = Literal["rmsnorm", "layernorm"]
@@ -202,7 +202,7 @@ class ModelSpec(Contract):
         if not isinstance(data, dict):
             return data
         data = dict(data)
-        heads, hidden = whole(data.get("heads")), whole(data.get("hidden"))
+        heads, hidden = parse_integer(data.get("heads")), parse_integer(data.get("hidden"))
         if data.get("kv_heads") is None and data.get("heads") is not None:
             data["kv_heads"] = data["heads"]
         if data.get("head_dim") is None and heads is not None and hidden is not None and heads > 0:

@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal, get_args
 
 from pydantic import Field, model_validator
 
-from workers.contracts.base import Contract, derived, whole
+from workers.contracts.base import Contract, derived, parse_integer
 from workers.contracts.catalog.devices import Precision
 from workers.contracts.specs.model import Count, Degree, Positive
 
@@ -85,7 +85,10 @@ class ParallelPlan(Contract):
         if data.get("global_batch_size") is None:
             # read as the fields will be, so that {"dp": "8"} is not a batch of 1; a part that
             # cannot be read is refused
-            micro, dp = whole(data.get("micro_batch_size", 1)), whole(data.get("dp", 1))
+            micro, dp = (
+                parse_integer(data.get("micro_batch_size", 1)),
+                parse_integer(data.get("dp", 1)),
+            )
             data["global_batch_size"] = (
                 max(1, micro * dp) if micro is not None and dp is not None else 1
             )

@@ -1,10 +1,8 @@
-"""What a rank shows of its progress to whoever stands beside it, and how it is read: a beacon, and
-a pulse.
+"""The progress files that each rank writes for its supervisor, and their readers: beacon and pulse.
 
-The beacon is a mapped file of a few words that the training thread overwrites at every mark, and
-that can be read while
-that thread hangs; the pulse is a JSON file from a thread of its own. Knows neither torch nor what a
-phase means.
+The beacon is a small memory-mapped file that the training thread overwrites at every mark, so it
+can be read while that thread hangs; the pulse is a JSON file written by a separate thread. Does not
+depend on torch or on what a phase means.
 """
 
 from __future__ import annotations
@@ -18,23 +16,19 @@ from typing import Any
 
 BEACON, PULSE = "beacon", "pulse.json"
 VERSION = 1
-# version, finished steps, micro-batch, marks since the start, nanoseconds of the monotonic clock,
-# phase
+# version, finished steps, micro-batch, marks since the start, monotonic nanoseconds, phase
 LAYOUT = struct.Struct("=qqqqq16s")
-# when the pulse last beat, monotonic nanoseconds: written by another thread, so a word of its own
+# monotonic nanoseconds of the last beat; a separate word because another thread writes it
 BEAT = struct.Struct("=q")
 SIZE = LAYOUT.size + BEAT.size
-# between beats; a process that misses several is stopped, swapped out, or holds its interpreter
+# interval of beats; a process that misses several is stopped, swapped out or holds the GIL
 BEAT_S = 0.5
 NO_BEAT_S = 4.0
 
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """One reading.
-
-    `idle_s`: since the last mark, `beat_s`: since the last beat, both by this machine's clock.
-    """
+    """One reading of a beacon; `idle_s` and `beat_s` are seconds since the last mark and beat."""
 
     step: int
     micro_batch: int
@@ -46,10 +40,10 @@ class Progress:
 
 @dataclass(frozen=True, slots=True)
 class Pulse:
-    """`calls`: collectives entered so far, by process group. `arrivals`: `(group, number, Unix ns)`
-    of the newest ones.
+    """One reading of a pulse.
 
-    `where` says which line of ours the training thread stands in.
+    `calls`: collectives entered so far, by process group. `arrivals`: `(group, number, Unix ns)` of
+    the newest ones. `where`: the source line that the training thread executes.
     """
 
     where: str = ""
@@ -59,10 +53,7 @@ class Pulse:
 
 
 def read_progress(folder: Path, *, now_ns: int) -> Progress | None:
-    """From `rank-N/`; None where no rank has begun to show itself.
-
-    `now_ns` is `time.monotonic_ns()`.
-    """
+    """The beacon in `rank-N/`, None before the first mark; `now_ns` is `time.monotonic_ns()`."""
     try:
         data = (folder / BEACON).read_bytes()
         version, step, micro_batch, marks, marked_ns, phase = LAYOUT.unpack_from(data)
@@ -77,12 +68,12 @@ def read_progress(folder: Path, *, now_ns: int) -> Progress | None:
 
 
 def read_pulse(folder: Path) -> Pulse:
-    """From `rank-N/`; an empty one where there is none yet."""
+    """The pulse in `rank-N/`, an empty one if there is none yet."""
     try:
-        told: dict[str, Any] = json.loads((folder / PULSE).read_bytes())
+        data: dict[str, Any] = json.loads((folder / PULSE).read_bytes())
         arrivals = tuple(
-            (str(group), int(number), int(ns)) for group, number, ns in told["arrivals"]
+            (str(group), int(number), int(ns)) for group, number, ns in data["arrivals"]
         )
-        return Pulse(str(told["where"]), dict(told["calls"]), arrivals, float(told["time"]))
+        return Pulse(str(data["where"]), dict(data["calls"]), arrivals, float(data["time"]))
     except (OSError, ValueError, KeyError, TypeError):
         return Pulse()

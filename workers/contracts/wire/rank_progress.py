@@ -1,7 +1,7 @@
-"""Where ranks stand when nothing moves, and from that, who keeps the others waiting. Pure; both
-sides judge by it.
+"""Progress of each rank of a stalled run, and from it which ranks keep the others waiting.
 
-A supervisor sees the ranks of its node; the control plane puts several nodes' standings together.
+Pure functions, used by both sides: a supervisor sees the ranks of its node, the control plane
+combines several nodes.
 """
 
 from __future__ import annotations
@@ -14,11 +14,10 @@ from workers.contracts.wire.progress import NO_BEAT_S
 
 
 @dataclass(frozen=True, slots=True)
-class Standing:
-    """One rank.
+class RankProgress:
+    """Progress of one rank.
 
-    `marks` counts its steps forward within an attempt; `calls` the collectives it entered, by
-    group.
+    `marks` counts its marks within an attempt; `calls` the collectives it entered, by group.
     """
 
     rank: int
@@ -35,101 +34,107 @@ class Standing:
     calls: Mapping[str, int] = field(default_factory=dict)
 
     def to_dict(self) -> dict[str, Any]:
-        found = asdict(self)
-        return {**found, "idle_s": round(self.idle_s, 1), "beat_s": round(self.beat_s, 1)}
+        """Plain JSON data, seconds rounded."""
+        return {**asdict(self), "idle_s": round(self.idle_s, 1), "beat_s": round(self.beat_s, 1)}
 
     @classmethod
-    def from_dict(cls, told: Mapping[str, Any]) -> Standing:
-        """Raises TypeError or ValueError for what is no standing."""
-        known = {name: told[name] for name in cls.__slots__ if name in told}
-        return cls(**{**known, "rank": int(told["rank"]), "calls": dict(told.get("calls") or {})})
+    def from_dict(cls, data: Mapping[str, Any]) -> RankProgress:
+        """From `to_dict`. Raises TypeError or ValueError for anything else."""
+        known = {name: data[name] for name in cls.__slots__ if name in data}
+        return cls(**{**known, "rank": int(data["rank"]), "calls": dict(data.get("calls") or {})})
 
 
 @dataclass(frozen=True, slots=True)
-class Judgement:
-    """`behind` keep the others, `waiting`, from going on; `message` is by what one can tell.
+class StallDiagnosis:
+    """Ranks `behind` keep the ranks `waiting` from continuing; `message` gives the evidence.
 
-    None may be singled out.
+    `behind` is empty if no rank can be identified.
     """
 
-    behind: tuple[Standing, ...]
-    waiting: tuple[Standing, ...]
+    behind: tuple[RankProgress, ...]
+    waiting: tuple[RankProgress, ...]
     message: str
 
 
-def judge(standings: Sequence[Standing]) -> Judgement:
-    """By the surest sign there is: no life, then collectives entered, then marks made by ranks of
-    one stage.
-    """
-    lifeless = [each for each in standings if each.stopped or each.beat_s > NO_BEAT_S]
+def diagnose_stall(ranks: Sequence[RankProgress]) -> StallDiagnosis:
+    """By the strongest evidence: missing beats, then collectives entered, then marks in a stage."""
+    lifeless = [rank for rank in ranks if rank.stopped or rank.beat_s > NO_BEAT_S]
     if lifeless:
-        how = "is stopped" if all(each.stopped for each in lifeless) else "shows no sign of life"
-        return _told(standings, lifeless, how)
-    late = _behind_in_collectives(standings)
+        stopped = all(rank.stopped for rank in lifeless)
+        return _diagnosis(ranks, lifeless, "is stopped" if stopped else "shows no sign of life")
+    late = _behind_in_collectives(ranks)
     if late:
-        return _told(standings, late, "has not come to the collective that the others are in")
-    late = _behind_in_marks(standings)
+        return _diagnosis(ranks, late, "has not entered the collective that the others are in")
+    late = _behind_in_marks(ranks)
     if late:
-        return _told(standings, late, "has not come as far as the others")
-    return Judgement((), tuple(standings), "all ranks seen stand at the same place")
+        return _diagnosis(ranks, late, "has made less progress than the others")
+    return StallDiagnosis((), tuple(ranks), "all observed ranks have made the same progress")
 
 
-def culprits_sentence(found: Judgement) -> str:
-    """`rank 1 on node a (stage 0) is stopped, in forward of step 12 at decoder.py:80 forward; 3
+def describe_culprits(diagnosis: StallDiagnosis) -> str:
+    """The diagnosis as one message.
+
+    E.g. `rank 1 on node a (stage 0) is stopped, in forward of step 12 at decoder.py:80 forward; 3
     ranks wait for it`.
     """
-    waiting = len(found.waiting)
-    if not found.behind:
-        return f"{found.message}, in {_place(found.waiting[0])}" if found.waiting else found.message
-    first = found.behind[0]
-    where = f" on node {first.node}" if first.node else ""
-    ranks = ", ".join(str(each.rank) for each in found.behind[:8]) + (
-        "…" if len(found.behind) > 8 else ""
-    )
-    who = f"rank {ranks}" if len(found.behind) == 1 else f"ranks {ranks}"
-    awaited = f"; {waiting} rank{'s wait' if waiting > 1 else ' waits'} for it" if waiting else ""
-    return f"{who}{where} (stage {first.stage}) {found.message}, in {_place(first)}{awaited}"
+    behind, waiting = diagnosis.behind, diagnosis.waiting
+    if not behind:
+        place = f", in {_place(waiting[0])}" if waiting else ""
+        return diagnosis.message + place
+    first = behind[0]
+    node = f" on node {first.node}" if first.node else ""
+    numbers = ", ".join(str(rank.rank) for rank in behind[:8]) + ("…" if len(behind) > 8 else "")
+    label = f"rank {numbers}" if len(behind) == 1 else f"ranks {numbers}"
+    count = f"; {len(waiting)} rank{'s wait' if len(waiting) > 1 else ' waits'} for it"
+    message = f"{label}{node} (stage {first.stage}) {diagnosis.message}, in {_place(first)}"
+    return message + (count if waiting else "")
 
 
-def _place(standing: Standing) -> str:
-    line = f" at {standing.where}" if standing.where else ""
-    return f"{standing.phase} of step {standing.step + 1}{line}"
+def _place(rank: RankProgress) -> str:
+    line = f" at {rank.where}" if rank.where else ""
+    return f"{rank.phase} of step {rank.step + 1}{line}"
 
 
-def _told(all_: Sequence[Standing], behind: Iterable[Standing], message: str) -> Judgement:
-    found = tuple(sorted(behind, key=lambda each: each.rank))
-    ranks = {each.rank for each in found}
-    return Judgement(found, tuple(each for each in all_ if each.rank not in ranks), message)
+def _diagnosis(
+    ranks: Sequence[RankProgress], behind: Iterable[RankProgress], message: str
+) -> StallDiagnosis:
+    ordered = tuple(sorted(behind, key=lambda rank: rank.rank))
+    numbers = {rank.rank for rank in ordered}
+    waiting = tuple(rank for rank in ranks if rank.rank not in numbers)
+    return StallDiagnosis(ordered, waiting, message)
 
 
-def _behind_in_collectives(standings: Sequence[Standing]) -> list[Standing]:
-    """Those whom somebody waits for and who wait for nobody themselves."""
+def _behind_in_collectives(ranks: Sequence[RankProgress]) -> list[RankProgress]:
+    """Ranks that others wait for and that do not wait themselves."""
     top: dict[str, int] = {}
-    for each in standings:
-        for group, number in each.calls.items():
+    for rank in ranks:
+        for group, number in rank.calls.items():
             top[group] = max(top.get(group, 0), number)
     behind = {
-        each.rank
-        for each in standings
-        if any(number < top[group] for group, number in each.calls.items())
+        rank.rank
+        for rank in ranks
+        if any(number < top[group] for group, number in rank.calls.items())
     }
     awaited = {
-        group for each in standings for group, number in each.calls.items() if number < top[group]
+        group for rank in ranks for group, number in rank.calls.items() if number < top[group]
     }
     waits = {
-        each.rank
-        for each in standings
-        if any(group in awaited and number == top[group] for group, number in each.calls.items())
+        rank.rank
+        for rank in ranks
+        if any(group in awaited and number == top[group] for group, number in rank.calls.items())
     }
     first = behind - waits or behind
-    return [each for each in standings if each.rank in first]
+    return [rank for rank in ranks if rank.rank in first]
 
 
-def _behind_in_marks(standings: Sequence[Standing]) -> list[Standing]:
-    """Ranks of one stage make the same marks; other stages take micro-batches in another order."""
-    found = []
-    for stage in {each.stage for each in standings}:
-        peers = [each for each in standings if each.stage == stage]
-        furthest = max((each.step, each.marks) for each in peers)
-        found += [each for each in peers if (each.step, each.marks) < furthest]
-    return found
+def _behind_in_marks(ranks: Sequence[RankProgress]) -> list[RankProgress]:
+    """Ranks with fewer marks than others of their stage.
+
+    Stages process micro-batches in different orders, so their marks are not compared.
+    """
+    late = []
+    for stage in {rank.stage for rank in ranks}:
+        peers = [rank for rank in ranks if rank.stage == stage]
+        furthest = max((rank.step, rank.marks) for rank in peers)
+        late += [rank for rank in peers if (rank.step, rank.marks) < furthest]
+    return late

@@ -1,6 +1,6 @@
-"""What a run tells of the texts that its model wrote: the data of a `samples_written` event.
+"""The data of a `samples_written` event: texts that a training run's model generated.
 
-Knows neither who writes texts nor who shows them.
+Does not depend on who writes or shows them.
 """
 
 from __future__ import annotations
@@ -16,10 +16,9 @@ SAMPLES_WRITTEN = "samples_written"
 
 
 class WrittenText(Contract):
-    """`text` goes on from `prompt`; both are null where no tokenizer is known. `token_ids` are the
-    new ones only.
+    """A generated continuation `text` of `prompt`; both are null if there is no tokenizer.
 
-    `ended`: by the token that ends a document.
+    `token_ids` are the new tokens only; `ended`: the last one ends a document.
     """
 
     prompt: str | None = None
@@ -30,10 +29,7 @@ class WrittenText(Contract):
 
 
 class SamplesWritten(Contract):
-    """All texts of a step.
-
-    `cut_short`: the time for writing was over before they had their length.
-    """
+    """All texts of one step; `cut_short`: the time limit stopped generation early."""
 
     step: Count
     samples: Annotated[list[WrittenText], Field(min_length=1, max_length=64)]

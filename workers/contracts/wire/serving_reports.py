@@ -1,7 +1,6 @@
-"""What an inference run tells of itself: where it serves, the state of its engine, what became of
-each request.
+"""Reports of inference runs: the server's address, the engine's state, and finished requests.
 
-Read by the control plane's proxy and pages. Knows neither the server nor who shows it.
+The control plane's proxy and pages read them. Does not depend on the server.
 """
 
 from __future__ import annotations
@@ -9,7 +8,7 @@ from __future__ import annotations
 import hashlib
 from typing import Annotated, Literal
 
-from pydantic import Field
+from pydantic import AliasChoices, Field
 
 from workers.contracts.base import Contract
 from workers.contracts.specs.model import Count, Positive
@@ -17,15 +16,16 @@ from workers.contracts.specs.model import Count, Positive
 SERVING = "serving"  # event: the server listens
 DRAINING = "draining"  # event: it takes no new requests
 SERVED = "served"  # event: the end of a serve run, with its Summary
-GENERATED = "generated"  # event: the lines of a generate run are answered
+GENERATED = "generated"  # event: a generate run has answered its lines
 EVALUATED = "evaluated"  # event: an evaluate run's results
-QUANTIZED = "quantized"  # event: weights were made smaller, and by how much worse they are
+QUANTIZED = "quantized"  # event: weights were quantised, with the change in perplexity
 STATE_PATH = "/internal/state"  # of the server: EngineState as JSON
-# of the first of several replicas: the others' Tally as JSON, when they end
-TALLY_PATH = "/internal/tally"
-STOOD = "stood.json"  # of a serve run, beside requests.jsonl
+# of the first of several replicas: the others post their ReplicaStats when they end
+REPLICA_STATS_PATH = "/internal/replica-stats"
+ENGINE_SNAPSHOT = "engine_snapshot.json"  # of a serve run, next to requests.jsonl
+OLD_ENGINE_SNAPSHOT = "stood.json"  # version 0.1 wrote this file name
 KEY_HEADER = "x-orrery-key"  # carries `serve_key` between the control plane and a server
-# beside it: who asked, each of whom gets an equal share of a queue
+# identifies the client; each client gets an equal share of the queue
 CLIENT_HEADER = "x-orrery-client"
 
 Seconds = Annotated[float, Field(ge=0)]
@@ -33,13 +33,14 @@ FinishReason = Literal["stop", "length", "aborted", "error"]
 
 
 def serve_key(fence: str) -> str:
-    """Of the attempt with this fence: known to its server and the control plane alone."""
+    """The key of the attempt with this fence; only its server and the control plane have it."""
     return hashlib.sha256(f"serve {fence}".encode()).hexdigest()
 
 
 class Serving(Contract):
-    """The data of a `serving` event: requests with `serve_key(fence)` in KEY_HEADER go to
-    `http://{host}:{port}`.
+    """The data of a `serving` event.
+
+    Requests with `serve_key(fence)` in KEY_HEADER go to `http://{host}:{port}`.
     """
 
     host: str
@@ -52,10 +53,10 @@ class Serving(Contract):
     backend: str = "orrery"
 
 
-class RequestTold(Contract):
-    """One answer on its way or ended.
+class RequestStats(Contract):
+    """One request, active or finished.
 
-    Times are seconds since the server's start; null where not come to yet.
+    Times are seconds since the server's start, null until they occur.
     """
 
     id: str
@@ -77,8 +78,10 @@ class RequestTold(Contract):
 
 
 class EngineState(Contract):
-    """`map` has a letter a block: `.` free, `k` free and kept by its hash, `1` held once, `s` held
-    by several.
+    """The engine's current state.
+
+    `map` has one letter per block: `.` free, `k` free but cached by its hash, `1` used once, `s`
+    shared.
     """
 
     now_s: Seconds
@@ -88,32 +91,31 @@ class EngineState(Contract):
     block_size: Positive
     used: Count
     map: str
-    requests: list[RequestTold] = []
+    requests: list[RequestStats] = []
     ended: Count = 0
     draining: bool = False
 
 
-class Stood(Contract):
-    """How the engine stood at a time (Unix seconds): what a server wrote last into `STOOD`, in its
-    rank's folder.
-    """
+class EngineSnapshot(Contract):
+    """The engine's state at a time (Unix seconds), as a server last wrote it to ENGINE_SNAPSHOT."""
 
     time: float
     state: EngineState
 
 
-class FileTold(Contract):
-    """A file that a run leaves behind; it becomes an artifact of the run."""
+class ArtifactRef(Contract):
+    """A file that a run produced; it becomes an artifact of the run."""
 
     name: str
     path: str
     bytes: Count = 0
 
 
-class Tally(Contract):
-    """What the replica that `rank` leads tells of its requests when it ends, `seconds` after it
-    began: the newest
-    latencies, and the last requests with times from its own start."""
+class ReplicaStats(Contract):
+    """Requests of the replica that `rank` leads, sent when it ends, `seconds` after its start.
+
+    The newest latencies, and the last requests with times since its own start.
+    """
 
     rank: Count
     seconds: Seconds = 0.0
@@ -123,16 +125,15 @@ class Tally(Contract):
     shared_tokens: Count = 0
     ttft_s: list[float] = []
     tpot_s: list[float] = []
-    last: list[RequestTold] = []
+    last: list[RequestStats] = []
 
 
 class Summary(Contract):
-    """Percentiles over all requests that ended, for the end of a run; null where there were none.
+    """Totals and percentiles of all finished requests at the end of a run; null without requests.
 
-    Those of all replicas, but for as many as are `silent`: gone, and their folders on other nodes.
-    `stood` is the
-    engine's state when it was asked to end, without requests (`last` has them); left out where it
-    is long.
+    They cover all replicas except the `silent` ones, which disconnected and whose folders are on
+    other nodes. `snapshot` is the engine's state when it was asked to end, without requests (`last`
+    has them); absent if it is long.
     """
 
     requests: Count
@@ -143,17 +144,20 @@ class Summary(Contract):
     ttft_s: dict[str, float] | None = None  # p50, p90, p99
     tpot_s: dict[str, float] | None = None
     finishes: dict[str, int] = {}
-    last: list[RequestTold] = []
+    last: list[RequestStats] = []
     silent: Count = 0
-    stood: Stood | None = None
-    files: list[FileTold] = []
+    # version 0.1 wrote `stood`
+    snapshot: EngineSnapshot | None = Field(
+        default=None, validation_alias=AliasChoices("snapshot", "stood")
+    )
+    files: list[ArtifactRef] = []
 
 
 class Evaluated(Contract):
-    """The data of an `evaluated` event, and results.json. Losses are means over tokens, in nats;
-    shares are 0 to 1.
+    """The data of an `evaluated` event, and results.json.
 
-    `lines` are documents, windows of a text, or questions, one a line of results.jsonl.
+    Losses are means over tokens, in nats; shares are 0 to 1. `lines` are documents, windows of a
+    text, or questions, one per line of results.jsonl.
     """
 
     metrics: dict[str, float]
@@ -165,13 +169,13 @@ class Evaluated(Contract):
     input: str | None = None
     window: Count = 0
     stride: Count = 0
-    files: list[FileTold] = []
+    files: list[ArtifactRef] = []
 
 
 class Quantized(Contract):
     """The data of a `quantized` event, and the head of report.json.
 
-    Perplexities are of the same held-out text.
+    Both perplexities are of the same held-out text.
     """
 
     method: str
@@ -186,4 +190,4 @@ class Quantized(Contract):
     tokens: Count = 0
     calibration_tokens: Count = 0
     seconds: Seconds = 0.0
-    files: list[FileTold] = []
+    files: list[ArtifactRef] = []

@@ -18,7 +18,7 @@ from typing import Any
 
 from workers.contracts.specs.model import ModelSource, ModelSpec
 from workers.contracts.specs.run_bodies import EvaluateBody
-from workers.contracts.wire.serving_reports import EVALUATED, Evaluated, FileTold
+from workers.contracts.wire.serving_reports import EVALUATED, ArtifactRef, Evaluated
 from workers.inference.control import StopControl
 from workers.inference.engine import check_prompt
 from workers.inference.evaluate.likelihood import BATCH_TOKENS, losses
@@ -30,9 +30,9 @@ from workers.inference.evaluate.units import units_of
 from workers.inference.generate.answer_file import Answers, fingerprint
 from workers.inference.liveness import mark_layers
 from workers.inference.model_loading import LoadedModel, load_model, rank_device
-from workers.inference.parallel.driver import reading
-from workers.inference.parallel.groups import join, led
-from workers.inference.parallel.worker import Follower
+from workers.inference.parallel.driver import distributed_forward
+from workers.inference.parallel.groups import driving, join
+from workers.inference.parallel.worker import Worker
 from workers.inference.sampling.parameters import SamplingParams
 from workers.inference.spec_loading import InferenceRun
 from workers.metrics.beacon import Beacon
@@ -150,7 +150,7 @@ class Evaluation:
             most=self.body.max_tokens,
         )
         ledger = self._ledger(LINES, [each.row["id"] for each in units])
-        through = None if loaded.team is None else reading(loaded.decoder, loaded.team)
+        through = None if loaded.rank_group is None else distributed_forward(loaded.decoder, loaded.rank_group)
         try:
             place, tokens, counted, lost_nats = ledger.done, 0, 0, 0.0
             while place < len(units) and self.control.action is None:
@@ -239,7 +239,7 @@ class Evaluation:
         write_atomically(results, json.dumps(told.to_dict(), indent=2) + "\n")
         made = [path for path in (results, lines, self.folder / PREDICTIONS) if path.is_file()]
         files = [
-            FileTold(name=path.name, path=str(path), bytes=path.stat().st_size) for path in made
+            ArtifactRef(name=path.name, path=str(path), bytes=path.stat().st_size) for path in made
         ]
         self.recorder.event(EVALUATED, **told.model_copy(update={"files": files}).to_dict())
 
@@ -286,26 +286,26 @@ def run_evaluate(run: InferenceRun, around: Environment) -> Outcome:
     recorder = Recorder(around.rank_directory, run=around.run, attempt=attempt, rank=around.rank)
     beacon = Beacon(around.rank_directory)
     device = rank_device(around)
-    team = None
+    rank_group = None
     try:
         with StopControl(around.directory, around.rank_directory) as control:
-            team = join(run.plan, around, device)
+            rank_group = join(run.plan, around, device)
             loaded = load_model(
                 run.spec.model,
                 precision=run.plan.precision,
                 device=device,
                 quantize=body_of(run).quantize,
-                team=team,
+                rank_group=rank_group,
                 plan=run.plan,
             )
-            if team is not None and not team.leads:
-                return Follower(loaded, recorder, beacon).go()
-            with led(team):
+            if rank_group is not None and not rank_group.is_driver:
+                return Worker(loaded, recorder, beacon).run()
+            with driving(rank_group):
                 return Evaluation(
                     run, results_folder(around.directory), recorder, beacon, control
                 ).go(loaded)
     finally:
-        if team is not None:
-            team.leave()
+        if rank_group is not None:
+            rank_group.close()
         beacon.close()
         recorder.close()

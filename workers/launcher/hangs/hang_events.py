@@ -8,7 +8,12 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
-from workers.contracts.wire.rank_progress import Judgement, Standing, culprits_sentence, judge
+from workers.contracts.wire.rank_progress import (
+    RankProgress,
+    StallDiagnosis,
+    describe_culprits,
+    diagnose_stall,
+)
 from workers.launcher.exit_verdict import Verdict
 from workers.launcher.hangs.rank_watch import Late, Over, Stall, named
 
@@ -50,19 +55,19 @@ def event(
 
 
 def hang(
-    standings: Sequence[Standing], quiet_s: float, *, nodes: int, judgement: Judgement | None = None
+    standings: Sequence[RankProgress], quiet_s: float, *, nodes: int, judgement: StallDiagnosis | None = None
 ) -> dict[str, Any]:
     """The event of ranks that stand.
 
     From several nodes it carries all that the control plane judges by.
     """
-    found = judgement or judge(standings)
+    found = judgement or diagnose_stall(standings)
     first = found.behind[0] if found.behind else None
     data: dict[str, Any] = {
         "quiet_s": round(quiet_s, 1),
         "ranks": [each.rank for each in found.behind],
         "waiting": [each.rank for each in found.waiting],
-        "message": culprits_sentence(found),
+        "message": describe_culprits(found),
         **(
             named(first)
             if first
@@ -74,7 +79,7 @@ def hang(
     return {"type": "hang", "rank": first.rank if first else None, "data": data}
 
 
-def verdict(standings: Sequence[Standing], quiet_s: float) -> Verdict:
+def verdict(standings: Sequence[RankProgress], quiet_s: float) -> Verdict:
     """The attempt's end after patience ran out; without standings, for a program that shows no
     progress.
     """
@@ -83,8 +88,8 @@ def verdict(standings: Sequence[Standing], quiet_s: float) -> Verdict:
         return Verdict(
             "hang", f"No rank wrote a point for {quiet_s:.0f} s; {stacks}.", time=time.time()
         )
-    found = judge(standings)
-    message = f"No rank moved for {quiet_s:.0f} s: {culprits_sentence(found)}; {stacks}."
+    found = diagnose_stall(standings)
+    message = f"No rank moved for {quiet_s:.0f} s: {describe_culprits(found)}; {stacks}."
     first = found.behind[0] if found.behind else None
     step = min(each.step for each in standings)
     return Verdict("hang", message, rank=first.rank if first else None, step=step, time=time.time())

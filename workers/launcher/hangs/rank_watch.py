@@ -16,7 +16,7 @@ from statistics import median
 from typing import Any
 
 from workers.contracts.wire.progress import Progress, Pulse, read_progress, read_pulse
-from workers.contracts.wire.rank_progress import Judgement, Standing, judge
+from workers.contracts.wire.rank_progress import RankProgress, StallDiagnosis, diagnose_stall
 from workers.launcher.hangs.stragglers import Lateness
 from workers.launcher.rundir import read_json
 
@@ -38,8 +38,8 @@ class Stall:
 
     quiet_s: float
     limit_s: float
-    standings: tuple[Standing, ...]
-    judgement: Judgement
+    standings: tuple[RankProgress, ...]
+    judgement: StallDiagnosis
     again: bool
 
 
@@ -49,7 +49,7 @@ class Late:
 
     share: float
     mean_s: float
-    standing: Standing
+    standing: RankProgress
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +57,7 @@ class Over:
     """A stall that ended by itself after `quiet_s`."""
 
     quiet_s: float
-    judgement: Judgement
+    judgement: StallDiagnosis
 
 
 class Watch:
@@ -145,7 +145,7 @@ class Watch:
         usual_s = max([self.step_s, *(self._longest.get(phase, 0.0) for phase in phases)])
         return max(LEAST_S, USUAL_TIMES * usual_s)
 
-    def standings(self) -> tuple[Standing, ...]:
+    def standings(self) -> tuple[RankProgress, ...]:
         """Every rank of this node as it stands now."""
         return tuple(self._standing(rank, each) for rank, each in sorted(self._seen.items()))
 
@@ -155,15 +155,15 @@ class Watch:
         standings = self.standings()
         again = self.stall is not None
         stand = tuple(each for each in standings if each.idle_s > limit_s)
-        found = judge(standings) if self._together else Judgement(stand, (), "stands")
+        found = diagnose_stall(standings) if self._together else StallDiagnosis(stand, (), "stands")
         self.stall = Stall(self.quiet_s or 0.0, limit_s, standings, found, again)
         self._spoke = now
         return self.stall
 
-    def _standing(self, rank: int, progress: Progress) -> Standing:
+    def _standing(self, rank: int, progress: Progress) -> RankProgress:
         pulse: Pulse = read_pulse(self._folder(rank))
         pid = read_json(self._folder(rank) / "process.json").get("pid")
-        return Standing(
+        return RankProgress(
             rank=rank,
             node=self._node,
             stage=self._stage_of(rank),
@@ -216,7 +216,7 @@ class Watch:
         )
 
 
-def named(standing: Standing) -> dict[str, Any]:
+def named(standing: RankProgress) -> dict[str, Any]:
     """A standing in an event: without the counters that only a judge reads."""
     data = standing.to_dict()
     return {

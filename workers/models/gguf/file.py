@@ -17,7 +17,7 @@ import torch
 from pydantic import ValidationError
 from torch import Tensor
 
-from workers.contracts.base import problems_of
+from workers.contracts.base import validation_problems
 from workers.contracts.specs.model import ModelSpec, Rope, RopeScaling
 from workers.models.errors import WeightsError
 from workers.models.gguf.header import StoredTensor, read_gguf_header
@@ -152,7 +152,7 @@ class GgufFile:
             return ModelSpec.from_dict(shape)
         except ValidationError as error:
             raise WeightsError(
-                f"{self.where}: " + "; ".join(str(item) for item in problems_of(error))
+                f"{self.where}: " + "; ".join(str(item) for item in validation_problems(error))
             ) from None
 
     def _rope(self, head_dim: int) -> dict[str, Any]:

@@ -16,7 +16,7 @@ import torch
 from pydantic import ValidationError
 from torch import Tensor
 
-from workers.contracts.base import problems_of
+from workers.contracts.base import validation_problems
 from workers.contracts.specs.model import ModelSpec
 from workers.models.errors import WeightsError
 from workers.models.weights.checkpoint_table import read_table, table_reader
@@ -42,7 +42,7 @@ class CheckpointFolder:
             self.spec = ModelSpec.from_dict(manifest["model"])
         except (KeyError, TypeError, ValidationError) as error:
             message = (
-                str(problems_of(error)[0])
+                str(validation_problems(error)[0])
                 if isinstance(error, ValidationError)
                 else "it names no model"
             )

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from pydantic import ValidationError
 
-from workers.contracts.base import problems_of
+from workers.contracts.base import validation_problems
 from workers.contracts.specs.data import BYTES, BpeSpec, DataSpec
 from workers.runtime.exits import CODES, UserError
 from workers.training.data.files import files_of
@@ -43,7 +43,7 @@ def main(arguments: list[str]) -> int:
     try:
         print(_tokenizer(given) if given.command == "tokenizer" else _tokens(given))
     except ValidationError as error:
-        print(*problems_of(error), sep="\n", file=sys.stderr)
+        print(*validation_problems(error), sep="\n", file=sys.stderr)
     except (UserError, OSError) as error:
         print(error, file=sys.stderr)
     else:

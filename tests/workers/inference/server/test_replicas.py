@@ -15,7 +15,7 @@ import openai
 import pytest
 
 from tests.workers.inference.server.conftest import asked
-from workers.contracts.wire.serving_reports import RequestTold, Summary
+from workers.contracts.wire.serving_reports import RequestStats, Summary
 from workers.inference.server.http.errors import ApiError
 from workers.inference.server.observe.finished_requests import Ended
 from workers.inference.server.replicas.router import Fleet, Replica
@@ -129,7 +129,7 @@ def test_of_a_replica_that_was_killed_the_lines_on_this_node_count(tmp_path):
     with open(path, "a") as file:
         file.write(json.dumps(line) + "\n" + '{"id": "y", "sta')
     theirs = Ended()
-    theirs.add(RequestTold.model_validate(line))
+    theirs.add(RequestStats.model_validate(line))
     others.hear(theirs.tally(rank=4, seconds=9.0))
     with pytest.raises(ValueError, match="rank 5 leads no other replica"):
         others.hear(theirs.tally(rank=5, seconds=9.0))

@@ -29,7 +29,7 @@ from tests.workers.training.pool import Pool
 from workers.contracts.wire.progress import read_progress
 from workers.contracts.wire.serving_reports import Summary
 from workers.inference.runner import Runner
-from workers.inference.sampling import Sampling
+from workers.inference.sampling.parameters import SamplingParams
 
 COMMAND = "tests.workers.inference.ranks:command"
 ODD = {**TINY, "name": "odd", "layers": 3, "ffn": 50}
@@ -173,30 +173,30 @@ def test_several_steps_under_way_change_no_token(blocks, monkeypatch):
     monkeypatch.setattr("tests.workers.inference.test_engine.Runner", Deep)
     engine = engine_of(model_of(), blocks=blocks, sequences=8, watermark=0, step_tokens=16)
     most = _watched(engine)
-    gone = [engine.add(prompt, Sampling(max_new_tokens=30, n=2)) for prompt in prompts(3)]
+    gone = [engine.add(prompt, SamplingParams(max_new_tokens=30, n=2)) for prompt in prompts(3)]
     for steps, each in enumerate(gone):
         for _ in range(1 + steps):
             engine.step()
         engine.abort(each)
     together = finished(engine, given)
-    assert [each.new_tokens for each in together] == [each.new_tokens for each in alone]
-    assert max(most) == 3 and (blocks == 100 or engine.scheduler.preemptions)
-    assert {each.finish for each in gone} == {"aborted"} and not engine.scheduler.flying
+    assert [each.output_tokens for each in together] == [each.output_tokens for each in alone]
+    assert max(most) == 3 and (blocks == 100 or engine.scheduler.preemption.count)
+    assert {each.finish for each in gone} == {"aborted"} and not engine.scheduler.in_flight_requests
 
 
 def _watched(engine: Engine) -> list[int]:
     """How many groups of requests were under way whenever a step began."""
     found: list[int] = []
-    real = engine.scheduler.plan
+    real = engine.scheduler.schedule
 
     def plan() -> Any:
-        before = set(engine.scheduler.flying)
+        before = set(engine.scheduler.in_flight_requests)
         made = real()
-        assert not before & {each.request for each in made.slices}
-        found.append(len(engine._flights) + bool(made.slices))
+        assert not before & {each.request for each in made.scheduled}
+        found.append(len(engine._in_flight) + bool(made.scheduled))
         return made
 
-    engine.scheduler.plan = plan  # type: ignore[method-assign]
+    engine.scheduler.schedule = plan  # type: ignore[method-assign]
     return found
 
 
@@ -331,7 +331,7 @@ def test_a_server_whose_other_rank_is_gone_ends_as_broken(ranks, tmp_path, weigh
     left = json.loads((tmp_path / "run/rank-0/exit.json").read_text())
     assert (
         left["class"] == "infrastructure"
-        and "a rank that computes this model too is gone" in left["reason"]
+        and "a rank of this model disconnected" in left["reason"]
     )
 
 
@@ -416,7 +416,7 @@ def test_what_is_judged_is_judged_alike(plan, two, tmp_path, weights):
             "pp",
         ),
         ({"plan": {"pp": 2, "schedule": "zbv"}}, "a rank holds one stage"),
-        ({"plan": PP}, "the plan has 2 ranks (dp 1 x tp 1 x pp 2), but 1 started"),
+        ({"plan": PP}, "dp 1 x tp 1 x pp 2 x cp 1 = 2 devices, but 1 process started"),
     ],
 )
 def test_what_ranks_cannot_share_is_refused(fields, message, tmp_path, capsys):

@@ -1,0 +1,1 @@
+"""Speed on CPUs: prepacked matrix products and threads."""

@@ -1,10 +1,7 @@
-"""A decoder's fp32 products on AMD's CPUs by oneDNN, from weights laid out for it once; those of
-one input as one.
+"""fp32 matrix products of a decoder on AMD CPUs by oneDNN, with prepacked and fused weights.
 
-MKL leaves the AVX-512 units of AMD's CPUs aside. Zen 5, one core, 16 tokens, 576 x 3072: 1.47 ms by
-MKL, 0.76 by
-oneDNN, 0.54 from a weight in oneDNN's own layout. Same weights and module tree, fp32 throughout;
-knows no caches.
+MKL does not use the AVX-512 units of AMD CPUs. Zen 5, one core, 16 tokens, 576 x 3072: 1.47 ms by
+MKL, 0.76 by oneDNN, 0.54 from a prepacked weight. Weights and module tree stay the same.
 """
 
 from __future__ import annotations
@@ -23,48 +20,45 @@ from workers.models.layers.documents import Documents
 from workers.models.layers.mlp import Mlp
 from workers.models.onednn import onednn_pays
 
-_ROWS = 128  # the layout for so many tokens was the fastest, or level, from 1 to 48
-_SHARE = 0.25  # of the free memory that the second copy of the weights may take
+_ROWS = 128  # the layout for this many tokens was the fastest, or equal, from 1 to 48 tokens
+_SHARE = 0.25  # of the free memory, for the second copy of the weights
 
 
-class Product(nn.Module):
-    """`x @ weight.T + bias` from a copy of the weight in oneDNN's layout; several layers of one
-    input become one.
+class PackedLinear(nn.Module):
+    """`x @ weight.T + bias` from a copy in oneDNN's layout; fuses layers of one input.
 
-    The copy is no parameter: names, values and number of a model's parameters stay what they were.
-    It is never written
-    to, so copies of a model share it.
+    The copy is not a parameter, so the model's parameters stay the same. It is never written to,
+    so copies of a model share it.
     """
 
     def __init__(
         self, weights: Sequence[Tensor], biases: Sequence[Tensor | None] = (None,)
     ) -> None:
         super().__init__()
-        whole = (
-            torch.cat([each.detach() for each in weights])
-            if len(weights) > 1
-            else weights[0].detach()
-        )
-        with_bias = [each.detach() for each in biases if each is not None]
-        self._weight = torch.ops.mkldnn._reorder_linear_weight(whole.contiguous(), _ROWS)
+        plain = [weight.detach() for weight in weights]
+        fused = torch.cat(plain) if len(plain) > 1 else plain[0]
+        with_bias = [bias.detach() for bias in biases if bias is not None]
+        self._weight = torch.ops.mkldnn._reorder_linear_weight(fused.contiguous(), _ROWS)
         self._bias = torch.cat(with_bias) if with_bias else None
-        self.widths = [each.shape[0] for each in weights]
-        self.of: tuple[nn.Module, ...] = ()
+        self.widths = [weight.shape[0] for weight in weights]
+        self.layers: tuple[nn.Module, ...] = ()
 
-    def __deepcopy__(self, memo: dict[int, Any]) -> Product:
+    def __deepcopy__(self, memo: dict[int, Any]) -> PackedLinear:
         return self
 
     def forward(self, x: Tensor) -> Tensor:
-        found: Tensor = torch.ops.mkldnn._linear_pointwise(
+        """`[..., sum of widths]`."""
+        out: Tensor = torch.ops.mkldnn._linear_pointwise(
             x, self._weight, self._bias, "none", [], ""
         )
-        return found
+        return out
 
 
-def lay_out(decoder: Decoder) -> None:
-    """Where it pays, and where memory holds the weights twice. A model whose weights change
-    afterwards has to be made
-    anew; one whose layers are not plain (quantised, sharded) keeps these as they are."""
+def use_onednn_layout(decoder: Decoder) -> None:
+    """Use oneDNN's layout if it is faster and memory suffices for a second copy of the weights.
+
+    The weights must not change afterwards. Layers that are not plain (quantized, sharded) stay.
+    """
     weight = next(decoder.parameters())
     if getattr(decoder, "_laid_out", False) or not (
         _plain(weight) and onednn_pays("_reorder_linear_weight")
@@ -73,62 +67,62 @@ def lay_out(decoder: Decoder) -> None:
     free_bytes = (
         capacity_bytes(weight.device, local_world_size=1) - process_memory(weight.device)[0]
     )
-    if sum(each.nbytes for each in decoder.parameters()) > _SHARE * free_bytes:
+    if sum(parameter.nbytes for parameter in decoder.parameters()) > _SHARE * free_bytes:
         return
     decoder._laid_out = True  # type: ignore[assignment]
     for module in [*decoder.modules()]:
         _replace(module)
     if decoder.part.last and decoder.head is None:
         assert decoder.embed is not None
-        decoder.head = Product([decoder.embed.weight])  # type: ignore[assignment]
+        decoder.head = PackedLinear([decoder.embed.weight])  # type: ignore[assignment]
 
 
 def _replace(module: Any) -> None:
     kind = type(module)
     if kind is Attention and _all_plain(module.q, module.k, module.v):
-        module.forward = partial(_attended, module, _joined(module.q, module.k, module.v))
+        module.forward = partial(_attend, module, _fuse(module.q, module.k, module.v))
     elif kind is Mlp and module.gate is not None and _all_plain(module.gate, module.up):
-        module.forward = partial(_gated, module, _joined(module.gate, module.up))
-    elif _all_plain(module) and not getattr(module, "_joined", False):
-        module.forward = _joined(module).forward
+        module.forward = partial(_gated_mlp, module, _fuse(module.gate, module.up))
+    elif _all_plain(module) and not getattr(module, "_fused", False):
+        module.forward = _fuse(module).forward
 
 
-def _joined(*layers: nn.Linear) -> Product:
-    for each in layers:
-        each._joined = True  # type: ignore[assignment]
-    product = Product([each.weight for each in layers], [each.bias for each in layers])
-    product.of = layers
+def _fuse(*layers: nn.Linear) -> PackedLinear:
+    for layer in layers:
+        layer._fused = True  # type: ignore[assignment]
+    product = PackedLinear([layer.weight for layer in layers], [layer.bias for layer in layers])
+    product.layers = layers
     return product
 
 
-def _attended(
+def _attend(
     attention: Attention,
-    product: Product,
+    product: PackedLinear,
     x: Tensor,
     rope: tuple[Tensor, Tensor] | None,
     documents: Documents | None = None,
 ) -> Tensor:
-    """`Attention.forward` with one product, unless other layers have been put in."""
-    if attention.q is not product.of[0]:
+    """`Attention.forward` with one product, unless its layers were replaced."""
+    if attention.q is not product.layers[0]:
         return Attention.forward(attention, x, rope, documents)
     q, k, v = (
-        each.unflatten(-1, (-1, attention.head_dim))
-        for each in product(x).split(product.widths, dim=-1)
+        part.unflatten(-1, (-1, attention.head_dim))
+        for part in product(x).split(product.widths, dim=-1)
     )
     return attention.attended(q, k, v, rope, documents)
 
 
-def _gated(mlp: Mlp, product: Product, x: Tensor) -> Tensor:
-    if mlp.gate is not product.of[0]:
+def _gated_mlp(mlp: Mlp, product: PackedLinear, x: Tensor) -> Tensor:
+    if mlp.gate is not product.layers[0]:
         return Mlp.forward(mlp, x)
     gate, up = product(x).split(product.widths, dim=-1)
-    found: Tensor = mlp.down(mlp.operations.gated(gate, up, mlp.activation))
-    return found
+    out: Tensor = mlp.down(mlp.operations.gated(gate, up, mlp.activation))
+    return out
 
 
 def _all_plain(*layers: Any) -> bool:
-    return all(type(each) is nn.Linear and _plain(each.weight) for each in layers) and (
-        len({each.bias is None for each in layers}) == 1
+    return all(type(layer) is nn.Linear and _plain(layer.weight) for layer in layers) and (
+        len({layer.bias is None for layer in layers}) == 1
     )
 
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from workers.contracts.specs.inference_support import ANSWERS, CHOICES, JUDGED, LIKELIHOOD, ROUGE
+from workers.contracts.specs.inference_support import ANSWERS, CHOICES, EVALUATION_METRICS, LIKELIHOOD, ROUGE
 from workers.runtime.exits import UserError
 
 __all__ = ["ANSWERS", "CHOICES", "LIKELIHOOD", "ROUGE", "read_metrics"]
@@ -19,12 +19,12 @@ def read_metrics(given: Sequence[str]) -> tuple[str, ...]:
     Raises UserError for one that is unknown, or none.
     """
     if not given:
-        raise UserError(f"evaluate.metrics: it names none; try some of {', '.join(JUDGED)}")
+        raise UserError(f"evaluate.metrics: it names none; try some of {', '.join(EVALUATION_METRICS)}")
     found: dict[str, None] = {}
     for name in given:
-        if name not in JUDGED:
+        if name not in EVALUATION_METRICS:
             raise UserError(
-                f"evaluate.metrics: {name!r} is no metric; there are {', '.join(JUDGED)}"
+                f"evaluate.metrics: {name!r} is no metric; there are {', '.join(EVALUATION_METRICS)}"
             )
         found |= dict.fromkeys(ROUGE if name == "rouge" else (name,))
     return tuple(found)

@@ -29,8 +29,8 @@ from workers.inference.model_loading import (
     rank_device,
     with_byte_tokenizer,
 )
-from workers.inference.parallel.groups import join, led
-from workers.inference.parallel.worker import Follower
+from workers.inference.parallel.groups import driving, join
+from workers.inference.parallel.worker import Worker
 from workers.inference.request import Request
 from workers.inference.sampling.parameters import SamplingParams
 from workers.inference.scheduling.policy import Limits
@@ -158,7 +158,7 @@ class Generation:
             self.beacon.mark(COMPUTES, step=engine.counts.steps)
             for request in engine.step():
                 if request.finish is not None:
-                    measure.ended(request)
+                    measure.request_finished(request)
                     among = ended.setdefault(request.parent, [])
                     among.append(request)
                     if len(among) == request.sampling.n:
@@ -169,7 +169,7 @@ class Generation:
                             answer_of(self.lines[place], ended.pop(request.parent), loaded.tokenizer),
                         )
             self.answered = answers.done
-            measure.stepped()
+            measure.step_finished()
         measure.close()
 
     def _engine(
@@ -232,11 +232,11 @@ def run_generate(run: InferenceRun, around: Environment) -> Outcome:
     recorder = Recorder(around.rank_directory, run=around.run, attempt=attempt, rank=around.rank)
     beacon = Beacon(around.rank_directory)
     device = rank_device(around)
-    team = None
+    rank_group = None
     try:
         # rank 0's to answer: the others end when it does
         with StopControl(around.directory, around.rank_directory) as control:
-            team = join(run.plan, around, device)
+            rank_group = join(run.plan, around, device)
             body = run.generate
             loaded = load_model(
                 run.spec.model,
@@ -244,15 +244,15 @@ def run_generate(run: InferenceRun, around: Environment) -> Outcome:
                 device=device,
                 seed=body.seed,
                 quantize=body.quantize,
-                team=team,
+                rank_group=rank_group,
                 plan=run.plan,
             ).with_cache_dtype(body.kv_cache_dtype)
-            if team is not None and not team.leads:
-                return Follower(loaded, recorder, beacon).go()
-            with led(team):
+            if rank_group is not None and not rank_group.is_driver:
+                return Worker(loaded, recorder, beacon).run()
+            with driving(rank_group):
                 return Generation(run, recorder, beacon, control).go(loaded)
     finally:
-        if team is not None:
-            team.leave()
+        if rank_group is not None:
+            rank_group.close()
         beacon.close()
         recorder.close()

@@ -1,3 +1,1 @@
-"""One model computed by several ranks: shares of each layer, stages of consecutive layers, replicas
-of the whole.
-"""
+"""One model on several ranks: tensor-parallel shards, pipeline stages and replicas."""

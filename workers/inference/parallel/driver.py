@@ -1,7 +1,6 @@
-"""The leader's part of a team: each step is told before it is computed, and its logits come of what
-the others give.
+"""The driver rank: sends each step to the workers, then computes logits from their hidden states.
 
-Knows works and hidden states; what is in a step, and what becomes of it, is the engine's.
+Does not depend on requests: the engine decides what is in a step.
 """
 
 from __future__ import annotations
@@ -12,56 +11,61 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from workers.inference.cache import PagedCache
-from workers.inference.parallel.groups import Team
-from workers.inference.parallel.messages import CACHE, IDLE, READ, WORK, numbers_of
+from workers.inference.kv_cache.paged_cache import PagedCache
+from workers.inference.parallel.groups import RankGroup
+from workers.inference.parallel.messages import CACHE, IDLE, READ, STEP, encode_step_inputs
 from workers.inference.runner import Runner
-from workers.inference.step import StepPlan
-from workers.inference.work import Work, work_of
+from workers.inference.scheduling.step_inputs import StepInputs, build_step_inputs
+from workers.inference.scheduling.step_plan import StepPlan
 from workers.models.decoder import Decoder
 
 
-class LeadingRunner(Runner):
-    """Of the last stage, with its share of each layer. As many steps as there are stages may be
-    under way, so that each
-    stage computes another one."""
+class DriverRunner(Runner):
+    """Runs the last stage, with its shard of each layer.
 
-    def __init__(self, decoder: Decoder, cache: PagedCache, team: Team) -> None:
+    As many steps may be in flight as there are stages, so that each stage computes another one.
+    """
+
+    def __init__(self, decoder: Decoder, cache: PagedCache, rank_group: RankGroup) -> None:
         super().__init__(decoder, cache)
-        self.team, self.depth = team, team.place.stages
-        team.tell(CACHE, [cache.blocks, cache.block_size, cache.swap])
+        self.rank_group, self.depth = rank_group, rank_group.place.stages
+        rank_group.broadcast(CACHE, [cache.blocks, cache.block_size, cache.swap])
 
     def run(self, plan: StepPlan) -> Tensor:
+        """Logits of one step."""
         return self.start(plan)()
 
     def start(self, plan: StepPlan) -> Callable[[], Tensor]:
-        work = work_of(plan, self.cache.block_size)
-        self.team.tell(WORK, numbers_of(work))
-        if self.team.place.stages == 1:
-            return partial(self.compute, work)
-        shape = (1, len(work.tokens), self.decoder.spec.hidden)
-        return partial(self._finish, work, self.team.given(shape, self.dtype))
+        """Start a step; the result waits for its logits."""
+        inputs = build_step_inputs(plan, self.cache.block_size)
+        self.rank_group.broadcast(STEP, encode_step_inputs(inputs))
+        if self.rank_group.place.stages == 1:
+            return partial(self.compute, inputs)
+        shape = (1, len(inputs.tokens), self.decoder.spec.hidden)
+        return partial(self._finish, inputs, self.rank_group.receive_hidden(shape, self.dtype))
 
-    def _finish(self, work: Work, given: Callable[[], Tensor]) -> Tensor:
-        return self.compute(work, given())
+    def _finish(self, inputs: StepInputs, receive: Callable[[], Tensor]) -> Tensor:
+        return self.compute(inputs, receive())
 
     def idle(self) -> None:
-        """Tells the others that there is nothing to do, and finds out whether they are there. To be
-        called more often
-        than anyone's patience ends."""
-        self.team.tell(IDLE)
-        self.team.settle()
+        """Send a heartbeat to the workers; raises ConnectionError if one disconnected.
+
+        Call it more often than the groups' timeout.
+        """
+        self.rank_group.broadcast(IDLE)
+        self.rank_group.flush()
 
 
-def reading(decoder: Decoder, team: Team) -> Callable[[Tensor], Tensor]:
-    """As `decoder.through`, of ids `[B, S]`, by all ranks of the team."""
+def distributed_forward(decoder: Decoder, rank_group: RankGroup) -> Callable[[Tensor], Tensor]:
+    """`decoder.through` of ids `[B, S]`, computed by all ranks of the group."""
 
     @torch.inference_mode()
     def through(ids_BS: Tensor) -> Tensor:
-        team.tell(READ, [*ids_BS.shape, *ids_BS.flatten().tolist()])
-        if team.place.stages == 1:
+        rank_group.broadcast(READ, [*ids_BS.shape, *ids_BS.flatten().tolist()])
+        if rank_group.place.stages == 1:
             return decoder.through(ids_BS)
         dtype = next(decoder.parameters()).dtype
-        return decoder.through(team.given((*ids_BS.shape, decoder.spec.hidden), dtype)())
+        shape = (*ids_BS.shape, decoder.spec.hidden)
+        return decoder.through(rank_group.receive_hidden(shape, dtype)())
 
     return through

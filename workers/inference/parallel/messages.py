@@ -1,7 +1,6 @@
-"""What a leader tells the others, as whole numbers: a step's work, a cache to make, ids to read. No
-pickles.
+"""Encoding of the driver's messages as integers: step inputs, a cache to create, ids to read.
 
-Knows numbers; sending them is `team`'s.
+No pickles. Does not depend on how messages are sent.
 """
 
 from __future__ import annotations
@@ -9,50 +8,54 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from itertools import chain
 
-from workers.inference.work import Pairs, Work
+from workers.inference.scheduling.step_inputs import Pairs, StepInputs
 
-IDLE, ROOM, CACHE, WORK, READ = 1, 2, 3, 4, 5  # kinds of messages, beside the end
+# kinds of messages; END is the last one
+END, IDLE, COUNT_BLOCKS, CACHE, STEP, READ = range(6)
 
 
-def numbers_of(work: Work) -> list[int]:
-    """Seven lengths, then what they are of."""
-    width = len(work.table[0])
-    pairs = (work.outs, work.ins, work.copies)
-    lengths = [len(work.tokens), len(work.wanted), len(work.lens), width, *map(len, pairs)]
+def encode_step_inputs(inputs: StepInputs) -> list[int]:
+    """Seven lengths, then the lists they belong to."""
+    width = len(inputs.table[0])
+    pairs = (inputs.swap_outs, inputs.swap_ins, inputs.copies)
     return [
-        *lengths,
-        *work.tokens,
-        *work.places,
-        *work.slots,
-        *work.wanted,
-        *chain.from_iterable(work.table),
-        *work.lens,
-        *work.ends,
+        len(inputs.tokens),
+        len(inputs.logit_indices),
+        len(inputs.context_lens),
+        width,
+        *map(len, pairs),
+        *inputs.tokens,
+        *inputs.positions,
+        *inputs.slots,
+        *inputs.logit_indices,
+        *chain.from_iterable(inputs.table),
+        *inputs.context_lens,
+        *inputs.query_ends,
         *chain.from_iterable(chain.from_iterable(pairs)),
     ]
 
 
-def work_from(numbers: Sequence[int]) -> Work:
-    """Back from `numbers_of`."""
-    tokens, wanted, slices, width, outs, ins, copies = numbers[:7]
+def decode_step_inputs(numbers: Sequence[int]) -> StepInputs:
+    """The inverse of `encode_step_inputs`."""
+    tokens, logits, slices, width, swap_outs, swap_ins, copies = numbers[:7]
     rest = iter(numbers[7:])
-    return Work(
-        tokens=_some(rest, tokens),
-        places=_some(rest, tokens),
-        slots=_some(rest, tokens),
-        wanted=_some(rest, wanted),
-        table=[_some(rest, width) for _ in range(slices)],
-        lens=_some(rest, slices),
-        ends=_some(rest, slices),
-        outs=_pairs(rest, outs),
-        ins=_pairs(rest, ins),
-        copies=_pairs(rest, copies),
+    return StepInputs(
+        tokens=_take(rest, tokens),
+        positions=_take(rest, tokens),
+        slots=_take(rest, tokens),
+        logit_indices=_take(rest, logits),
+        table=[_take(rest, width) for _ in range(slices)],
+        context_lens=_take(rest, slices),
+        query_ends=_take(rest, slices),
+        swap_outs=_take_pairs(rest, swap_outs),
+        swap_ins=_take_pairs(rest, swap_ins),
+        copies=_take_pairs(rest, copies),
     )
 
 
-def _some(numbers: Iterator[int], count: int) -> list[int]:
+def _take(numbers: Iterator[int], count: int) -> list[int]:
     return [next(numbers) for _ in range(count)]
 
 
-def _pairs(numbers: Iterator[int], count: int) -> Pairs:
+def _take_pairs(numbers: Iterator[int], count: int) -> Pairs:
     return [(next(numbers), next(numbers)) for _ in range(count)]

@@ -1,14 +1,12 @@
-"""The part of a model that one rank of a team keeps: its stage's layers, and its share of each
-(arXiv 1909.08053).
+"""The part of a model that one rank holds: its stage's layers, and its shard of each.
 
-Cut before weights are read, so that no rank holds more. Every rank of a stage has its norms, and
-the first and the last
-stage their tables, whole. Knows modules and tensors; knows no process groups but the one that sums.
+Shards follow `models.tensor_parallel_plan` and are taken before weights are read, so that no rank
+holds more. Every rank of a stage has its norms; the first and last stage have their full tables.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,125 +14,126 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from workers.contracts.specs.inference_support import Place
+from workers.contracts.specs.inference_support import RankPlacement
 from workers.contracts.specs.model import ModelSpec
 from workers.contracts.specs.plan import ParallelPlan
-from workers.inference.parallel.groups import Team, reached
+from workers.inference.parallel.groups import RankGroup, connection_errors
 from workers.inference.quantize.tensor_parallel import check_shape, inputs, outputs
 from workers.models.decoder import Decoder, Part
 from workers.models.hf.packed import Packed
 from workers.models.initialise import fill_parameter
-from workers.models.layers.attention import Attention
-from workers.models.layers.mla import LatentAttention
-from workers.models.moe.layer import RoutedMlp
+from workers.models.tensor_parallel_plan import ParameterShard, block_plan
 from workers.models.weights.parameter_shapes import weight_shapes
 from workers.models.weights.reader import Weights
 from workers.runtime.exits import UserError
 
 
 @dataclass(frozen=True, slots=True)
-class Cut:
-    """The `index`-th of `parts` along `axis`; None of a bias that is added once, which others than
-    the first lack.
+class Shard:
+    """The `index`-th of `parts` along `dim`.
+
+    `dim` None: a bias that is added once, replicated on the first rank and 0 on the others.
     """
 
-    axis: int | None
+    dim: int | None
     parts: int = 1
     index: int = 0
 
-    def of(self, whole: Tensor) -> Tensor:
-        if self.axis is None:
-            return whole if self.index == 0 else torch.zeros_like(whole)
-        start, stop = self.span(whole.shape[self.axis])
-        return whole.narrow(self.axis, start, stop - start).contiguous()
+    def take(self, tensor: Tensor) -> Tensor:
+        """This shard of a full tensor."""
+        if self.dim is None:
+            return tensor if self.index == 0 else torch.zeros_like(tensor)
+        start, stop = self.span(tensor.shape[self.dim])
+        return tensor.narrow(self.dim, start, stop - start).contiguous()
 
     def span(self, size: int) -> tuple[int, int]:
-        """Which of `size` places along the axis."""
-        each, more = divmod(size, self.parts)
-        start = self.index * each + min(self.index, more)
-        return start, start + each + (self.index < more)
+        """Start and stop along a dim of `size`; the first shards get one more if it is uneven."""
+        length, more = divmod(size, self.parts)
+        start = self.index * length + min(self.index, more)
+        return start, start + length + (self.index < more)
 
 
-class Summed:
-    """A hook: what a module gives is this rank's share of a sum.
+class AllReduceOutput:
+    """A forward hook that sums a module's partial outputs over the ranks of `group`.
 
-    Copies of the module sum in the same group.
+    Copies of the module share the group.
     """
 
     def __init__(self, group: Any) -> None:
         self.group = group
 
-    def __call__(self, module: nn.Module, given: Any, out: Tensor) -> Tensor:
-        with reached():
+    def __call__(self, module: nn.Module, args: Any, out: Tensor) -> Tensor:
+        """The hook."""
+        with connection_errors():
             dist.all_reduce(out, group=self.group)
         return out
 
-    def __deepcopy__(self, memo: dict[int, Any]) -> Summed:
+    def __deepcopy__(self, memo: dict[int, Any]) -> AllReduceOutput:
         return self
 
 
-class Parts:
-    """Of `weights` what this rank keeps; of a shape without weights those that `seed` gives, as in
-    one process.
+class ShardedWeights:
+    """This rank's shards of `weights`; without weights, of the random ones that `seed` gives.
+
+    Random weights are the same as in one process.
     """
 
     def __init__(
-        self, spec: ModelSpec, weights: Weights | None, cuts: dict[str, Cut], seed: int
+        self, spec: ModelSpec, weights: Weights | None, shards: dict[str, Shard], seed: int
     ) -> None:
         self.spec, self.where = spec, "random weights" if weights is None else weights.where
-        self._weights, self._cuts, self._seed = weights, cuts, seed
+        self._weights, self._shards, self._seed = weights, shards, seed
         self._shapes = weight_shapes(spec)
-        self._drawn = _parameters(spec) if weights is None else {}
+        self._random = _parameter_shapes(spec) if weights is None else {}
 
     @property
     def quantization(self) -> Any:
+        """The weights' quantization, or None."""
         return getattr(self._weights, "quantization", None)
 
     def packed(self, name: str) -> list[Packed] | None:
-        """This rank's share of a weight that lies in few bits, of experts one each; None for one
-        that is whole.
-        """
+        """This rank's shard of a quantized weight, one per expert; None for an unquantized one."""
         weights: Any = self._weights
-        found: list[Packed] | None = weights.packed(name)
-        return None if found is None else [self._share(name, each) for each in found]
+        packed: list[Packed] | None = weights.packed(name)
+        return None if packed is None else [self._shard_packed(name, item) for item in packed]
 
-    def rounded(self, name: str, made: Callable[[Tensor], list[Packed]]) -> list[Packed]:
-        """This rank's share of what is `made` of the whole weight: rounded as in one process."""
-        return [self._share(name, each) for each in made(self._whole(name))]
+    def quantize_shards(
+        self, name: str, quantize: Callable[[Tensor], list[Packed]]
+    ) -> list[Packed]:
+        """This rank's shard of the quantized full weight: rounded as in one process."""
+        return [self._shard_packed(name, item) for item in quantize(self._read_full(name))]
 
     def read(self, name: str) -> Tensor:
-        whole, cut = self._whole(name), self._cuts.get(name)
-        return whole if cut is None else cut.of(whole)
+        """This rank's shard of a weight."""
+        full, shard = self._read_full(name), self._shards.get(name)
+        return full if shard is None else shard.take(full)
 
-    def _whole(self, name: str) -> Tensor:
+    def _read_full(self, name: str) -> Tensor:
         if self._weights is not None:
             return self._weights.read(name)
-        if name not in self._drawn:
+        if name not in self._random:
             return torch.zeros(self._shapes[name])  # a router's balancing bias
-        whole = torch.empty(self._drawn[name])
-        fill_parameter(name, whole, layers=self.spec.layers, seed=self._seed)
-        return whole
+        full = torch.empty(self._random[name])
+        fill_parameter(name, full, layers=self.spec.layers, seed=self._seed)
+        return full
 
-    def _share(self, name: str, whole: Packed) -> Packed:
-        cut, shape = self._cuts.get(name), self._shapes[name]
-        check_shape(whole, name, shape, self.where)
-        if cut is None or cut.axis is None:
-            return whole
-        take = outputs if cut.axis == len(shape) - 2 else inputs
+    def _shard_packed(self, name: str, full: Packed) -> Packed:
+        shard, shape = self._shards.get(name), self._shapes[name]
+        check_shape(full, name, shape, self.where)
+        if shard is None or shard.dim is None:
+            return full
+        take = outputs if shard.dim == len(shape) - 2 else inputs
         try:
-            return take(whole, *cut.span(shape[cut.axis]))
+            return take(full, *shard.span(shape[shard.dim]))
         except ValueError as error:
-            message = f"{name} in few bits is not shared by {cut.parts} ranks: {error}"
             raise UserError(
-                f"plan.tp: {message}; try pp in place of tp, or weights that are whole"
+                f"plan.tp: quantized {name} cannot be sharded over {shard.parts} ranks: {error}; "
+                "try pp instead of tp, or unquantized weights"
             ) from None
 
 
-def part_of(plan: ParallelPlan, place: Place, layers: int) -> Part:
-    """The layers of this rank's stage.
-
-    Raises UserError where there are fewer layers than stages.
-    """
+def stage_part(plan: ParallelPlan, place: RankPlacement, layers: int) -> Part:
+    """The layers of this rank's stage. Raises UserError if there are fewer layers than stages."""
     if layers < place.stages:
         raise UserError(
             f"plan.pp: {layers} layers are too few for {place.stages} stages; try pp {layers}"
@@ -149,83 +148,60 @@ def part_of(plan: ParallelPlan, place: Place, layers: int) -> Part:
     return Part(range(first, first + counts[place.stage]), place.stage == 0, place.last)
 
 
-def cut(decoder: Decoder, team: Team) -> dict[str, Cut]:
-    """Make every layer of a decoder without values as small as this rank's share, and have what it
-    gives summed; how
-    weights come to be as small, by name. Raises UserError for a model that does not divide so."""
-    place = team.place
+def shard_decoder(decoder: Decoder, rank_group: RankGroup) -> dict[str, Shard]:
+    """Shrink a decoder without values to this rank's shards, and sum its outputs over the ranks.
+
+    Returns the shards by parameter name. Raises UserError for a model that does not divide.
+    """
+    place = rank_group.place
     if place.shares == 1:
         return {}
-    _check(decoder.spec, place.shares)
-    cuts: dict[str, Cut] = {}
+    _check_heads(decoder.spec, place.shares)
+    block_shards = {
+        name: _rank_shard(shard, decoder.spec, place)
+        for name, shard in block_plan(decoder.spec).items()
+    }
+    shards: dict[str, Shard] = {}
     for layer, block in decoder.blocks.items():
-        for name, module, how in _cuts_of(block, decoder.spec, place):
-            for kind, each in (("weight", how), ("bias", _of_bias(module, how, place))):
-                held = getattr(module, kind)
-                if held is not None:
-                    setattr(module, kind, nn.Parameter(each.of(held.detach()), requires_grad=False))
-                    cuts[f"blocks.{layer}.{name}.{kind}"] = each
-            if isinstance(module, nn.Linear):
-                module.out_features, module.in_features = module.weight.shape
+        for name, parameter in list(block.named_parameters()):
+            if (shard := block_shards.get(name)) is None:
+                continue
+            path, _, kind = name.rpartition(".")
+            module = block.get_submodule(path)
+            local = nn.Parameter(shard.take(parameter.detach()), requires_grad=False)
+            setattr(module, kind, local)
+            shards[f"blocks.{layer}.{name}"] = shard
+            if isinstance(module, nn.Linear) and kind == "weight":
+                module.out_features, module.in_features = local.shape
         parts: Any = block
         for part in (parts.attn, parts.mlp):
-            part.register_forward_hook(Summed(team.sharers))
-    return cuts
+            part.register_forward_hook(AllReduceOutput(rank_group.tensor_group))
+    return shards
 
 
-def _cuts_of(block: Any, spec: ModelSpec, place: Place) -> Iterator[tuple[str, Any, Cut]]:
-    """Modules of a block by name: rows of what spreads out, columns of what comes together."""
-    shares, share = place.shares, place.share
-    attention, mlp = block.attn, block.mlp
-    rows, columns = Cut(0, shares, share), Cut(1, shares, share)
-    if isinstance(attention, Attention):
-        yield "attn.q", attention.q, rows
-        # fewer key-value heads than shares: several hold the same one
-        heads = min(shares, spec.kv_heads)
-        for name in ("k", "v"):
-            yield f"attn.{name}", getattr(attention, name), Cut(0, heads, share * heads // shares)
-    elif isinstance(attention, LatentAttention):
-        name = "q_up" if attention.mla.q_lora_rank else "q"
-        yield f"attn.{name}", getattr(attention, name), rows
-        yield "attn.kv_up", attention.kv_up, rows
-    else:
-        yield "attn.q_up", attention.q_up, rows
-    yield "attn.o", attention.o, columns
-    if not isinstance(mlp, RoutedMlp):
-        yield from _cuts_of_mlp("mlp", mlp, rows, columns)
-        return
-    yield from _cuts_of_mlp(
-        "mlp.experts", mlp.experts, Cut(1, shares, share), Cut(2, shares, share)
-    )
-    if mlp.shared is not None:
-        yield from _cuts_of_mlp("mlp.shared", mlp.shared, rows, columns)
+def _rank_shard(shard: ParameterShard, spec: ModelSpec, place: RankPlacement) -> Shard:
+    if shard.style == "kv_heads":
+        heads = min(place.shares, spec.kv_heads)  # with fewer heads than ranks, several share one
+        return Shard(shard.dim, heads, place.share * heads // place.shares)
+    return Shard(shard.dim, place.shares, place.share)
 
 
-def _cuts_of_mlp(name: str, mlp: Any, rows: Cut, columns: Cut) -> Iterator[tuple[str, Any, Cut]]:
-    if mlp.gate is not None:
-        yield f"{name}.gate", mlp.gate, rows
-    yield f"{name}.up", mlp.up, rows
-    yield f"{name}.down", mlp.down, columns
-
-
-def _of_bias(module: Any, how: Cut, place: Place) -> Cut:
-    """Rows have theirs with them; one that comes after a sum is added once."""
-    rows = module.weight.dim() - 2
-    return how if how.axis == rows else Cut(None, place.shares, place.share)
-
-
-def _parameters(spec: ModelSpec) -> dict[str, tuple[int, ...]]:
+def _parameter_shapes(spec: ModelSpec) -> dict[str, tuple[int, ...]]:
     with torch.device("meta"):
-        return {name: tuple(each.shape) for name, each in Decoder(spec).named_parameters()}
+        return {
+            name: tuple(parameter.shape) for name, parameter in Decoder(spec).named_parameters()
+        }
 
 
-def _check(spec: ModelSpec, shares: int) -> None:
+def _check_heads(spec: ModelSpec, shares: int) -> None:
     heads = spec.mfa.heads if spec.mfa is not None else spec.heads
-    wrong = ("heads", heads) if heads % shares else None
-    # one latent, or one key, for all heads
-    one_for_all = spec.mla is not None or spec.mfa is not None
-    if wrong is None and not one_for_all and spec.kv_heads % shares and shares % spec.kv_heads:
-        wrong = "kv_heads", spec.kv_heads
-    if wrong is not None:
-        message = f"{spec.name} has {wrong[1]} {wrong[0]}, which {shares} ranks cannot share evenly"
-        raise UserError(f"plan.tp: {message}; try a tp that divides them")
+    uneven = ("heads", heads) if heads % shares else None
+    # MLA has one latent, MFA one key, for all heads
+    one_kv_head = spec.mla is not None or spec.mfa is not None
+    if uneven is None and not one_kv_head and spec.kv_heads % shares and shares % spec.kv_heads:
+        uneven = "kv_heads", spec.kv_heads
+    if uneven is not None:
+        raise UserError(
+            f"plan.tp: {spec.name} has {uneven[1]} {uneven[0]}, which {shares} ranks cannot divide "
+            "evenly; try a tp that divides them"
+        )

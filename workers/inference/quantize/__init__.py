@@ -1,3 +1,1 @@
-"""Weights made smaller: quantised linears, the search for what to round by, pruning and
-factorisation, and reports.
-"""
+"""Model compression: quantized linears, calibration, pruning, low rank, and reports."""

@@ -1,4 +1,4 @@
-"""The quantisation command; see `command`."""
+"""Entry point of `python -m workers.inference.quantize`; see `command`."""
 
 import sys
 

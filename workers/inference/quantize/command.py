@@ -30,7 +30,7 @@ from workers.inference.quantize.prune import pruned_spec
 from workers.inference.quantize.replace_linears import group_for, linear_input_widths, weight_bytes
 from workers.metrics.recorder import Recorder, last_attempt
 from workers.models.text.assets import belongings
-from workers.models.weights.locations import place_of
+from workers.models.weights.locations import placement_of
 from workers.runtime.exits import UserError
 
 
@@ -60,7 +60,9 @@ def quantize_model(options: argparse.Namespace) -> Quantized:
     if to.exists() and (not to.is_dir() or any(to.iterdir())):
         raise UserError(f"--to: {to} already exists and is not empty; give another folder")
     source = _source(options.model)
-    loaded = load_model(source, precision=options.precision, device=default_device(), field="--model")
+    loaded = load_model(
+        source, precision=options.precision, device=default_device(), field="--model"
+    )
     if loaded.tokenizer is None:
         raise UserError(
             "--model: it has no tokenizer, so no text can be read; put its tokenizer.json next to "
@@ -92,7 +94,7 @@ def quantize_model(options: argparse.Namespace) -> Quantized:
             temporary,
             method=options.method,
             group=group,
-            belongings=belongings(place_of(source)),
+            belongings=belongings(placement_of(source)),
         )
         reloaded = load_model(
             ModelSource(path=str(temporary.absolute())),
@@ -207,12 +209,23 @@ def parser() -> argparse.ArgumentParser:
     arguments.add_argument(
         "--calibrate", help="text or JSON lines (default: Shakespeare's plays but the last tenth)"
     )
-    arguments.add_argument("--evaluate", help="held-out text or JSON lines (default: the last tenth)")
-    arguments.add_argument("--samples", type=int, default=16, help="calibration windows (default: 16)")
-    arguments.add_argument("--window", type=int, default=512, help="tokens of a window (default: 512)")
-    arguments.add_argument("--tokens", type=int, default=4096, help="held-out tokens (default: 4,096)")
     arguments.add_argument(
-        "--precision", choices=sorted(DTYPES), default="fp32", help="of what is not quantized (default: fp32)"
+        "--evaluate", help="held-out text or JSON lines (default: the last tenth)"
+    )
+    arguments.add_argument(
+        "--samples", type=int, default=16, help="calibration windows (default: 16)"
+    )
+    arguments.add_argument(
+        "--window", type=int, default=512, help="tokens of a window (default: 512)"
+    )
+    arguments.add_argument(
+        "--tokens", type=int, default=4096, help="held-out tokens (default: 4,096)"
+    )
+    arguments.add_argument(
+        "--precision",
+        choices=sorted(DTYPES),
+        default="fp32",
+        help="of what is not quantized (default: fp32)",
     )
     arguments.add_argument(
         "--dir", type=Path, help="run directory for the event (default: none is written)"

@@ -1,7 +1,6 @@
-"""A smaller model as a folder: tensors and configuration in the form that transformers and others
-know, its tokenizer.
+"""Writes a compressed model as a folder that transformers reads: tensors, config, tokenizer.
 
-Knows layouts of files; does not know how weights were made smaller.
+Does not depend on how weights were compressed.
 """
 
 from __future__ import annotations
@@ -13,7 +12,7 @@ from typing import Any
 from torch import Tensor
 
 from workers.contracts.specs.model import ModelSpec
-from workers.inference.quantize.methods import Made
+from workers.inference.quantize.methods import CompressedModel
 from workers.models.decoder import Decoder
 from workers.models.errors import WeightsError
 from workers.models.hf.names import entries_of
@@ -35,22 +34,22 @@ class InMemory:
         self._tensors = weights_of(decoder)
 
     def read(self, name: str) -> Tensor:
+        """The tensor of that name."""
         return self._tensors[name].detach()
 
 
-def config_of(method: str, group: int) -> dict[str, Any] | None:
-    """`quantization_config` of the folder; None where weights are plain."""
-    not_these = ["lm_head"]
+def quantization_config(method: str, group: int) -> dict[str, Any] | None:
+    """`quantization_config` of the folder; None for unquantized weights."""
+    excluded = ["lm_head"]
     if method in ("awq", "int4"):
-        told: dict[str, Any] = {
+        return {
             "quant_method": "awq",
             "bits": 4,
             "group_size": group,
             "zero_point": True,
             "version": "gemm",
-            "modules_to_not_convert": not_these,
+            "modules_to_not_convert": excluded,
         }
-        return told
     if method == "gptq":
         return {
             "quant_method": "gptq",
@@ -87,7 +86,7 @@ def config_of(method: str, group: int) -> dict[str, Any] | None:
             "quant_method": "compressed-tensors",
             "quantization_status": "compressed",
             "format": "int-quantized" if inputs else "pack-quantized",
-            "ignore": not_these,
+            "ignore": excluded,
             "config_groups": {"group_0": scheme},
         }
     if method == "fp8":
@@ -96,51 +95,51 @@ def config_of(method: str, group: int) -> dict[str, Any] | None:
             "fmt": "e4m3",
             "activation_scheme": "dynamic",
             "weight_block_size": [128, 128],
-            "modules_to_not_convert": not_these,
+            "modules_to_not_convert": excluded,
         }
     return {"quant_method": "low-rank"} if method == "lowrank" else None
 
 
 def check_family(spec: ModelSpec, method: str) -> None:
-    """Raises WeightsError where no published form keeps such a model so."""
+    """Raises WeightsError if no published format stores such a model by this method."""
     family = family_of(spec)
     if family == "gpt2" and method != "prune":
-        message = (
-            "GPT-2 keeps queries, keys and values in one turned matrix, for which no published "
-            "form of few bits is read"
+        raise WeightsError(
+            f"{spec.name}: GPT-2 stores queries, keys and values in one transposed matrix, for "
+            "which no quantized format is supported; quantize it on load, by `quantize`"
         )
-        raise WeightsError(f"{spec.name}: {message}; quantise it as it is loaded, by quantize")
 
 
 def write_folder(
     decoder: Decoder,
-    made: Made,
+    compressed: CompressedModel,
     folder: Path,
     *,
     method: str,
     group: int,
     belongings: Mapping[str, bytes],
 ) -> None:
-    """Into an existing, empty folder. Raises WeightsError, OSError."""
-    config = config_of(method, group)
-    how = read_quantization({"quantization_config": config}, str(folder))
+    """Write into an existing, empty folder. Raises WeightsError, OSError."""
+    config = quantization_config(method, group)
+    scheme = read_quantization({"quantization_config": config}, str(folder))
     packed: dict[str, dict[str, Tensor]] = {}
-    if how is not None:
+    if scheme is not None:
         for entry in entries_of(decoder.spec, family_of(decoder.spec)):
-            if entry.ours[0] in made.packed:
-                for theirs, each in zip(entry.theirs, made.packed[entry.ours[0]], strict=True):
-                    packed[theirs] = _parts(how, theirs, each)
+            if entry.ours[0] in compressed.packed:
+                weights = compressed.packed[entry.ours[0]]
+                for theirs, weight in zip(entry.theirs, weights, strict=True):
+                    packed[theirs] = _parts(scheme, theirs, weight)
     more = {} if config is None else {"quantization_config": config}
     save_hugging_face(InMemory(decoder), folder, packed=packed, more=more)
     keep(belongings, folder)
 
 
-def _parts(how: Quantization, theirs: str, each: Any) -> dict[str, Tensor]:
+def _parts(scheme: Quantization, theirs: str, weight: Any) -> dict[str, Tensor]:
     prefix = theirs.removesuffix(".weight")
     try:
         return {
             name: part.contiguous()
-            for name, part in zip(how.parts(prefix), parts_of(how, each), strict=True)
+            for name, part in zip(scheme.parts(prefix), parts_of(scheme, weight), strict=True)
         }
     except ValueError as error:
         raise WeightsError(f"{theirs}: {error}") from None

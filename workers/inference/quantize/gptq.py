@@ -1,8 +1,6 @@
-"""GPTQ: columns of a weight rounded one by one, what each loses made up for by those that are still
-to come.
+"""GPTQ: rounds a weight column by column and compensates each error in the remaining columns.
 
-Frantar et al., arXiv 2210.17323, algorithm 1; columns in the order of their weight in the loss
-(act-order) on demand.
+Frantar et al., arXiv 2210.17323, algorithm 1; optionally with act-order.
 Shapes: N outputs, K inputs, G groups along K.
 """
 
@@ -26,10 +24,9 @@ def gptq(
     act_order: bool = True,
     dtype: torch.dtype = torch.float16,
 ) -> Packed:
-    """The weight in four bits, with the least error of its outputs that rounding in turn finds.
-    Scales of `dtype`.
+    """Quantize a weight to four bits with scales of `dtype`.
 
-    Zeros are 1 to 15, as the published format v1 holds them. Raises ValueError for a weight that is
+    Zeros are 1 to 15, as the published format v1 requires. Raises ValueError for a weight that is
     not finite.
     """
     weight, hessian = weight_NK.float().clone(), damped(gram_KK)

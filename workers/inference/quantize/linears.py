@@ -1,9 +1,7 @@
-"""Linear layers whose weights are kept in few bits: int8, int4 in groups, FP8 in tiles, and int8
-with int8 activations.
+"""Quantized linear layers: int8, W8A8, int4 in groups, FP8 in tiles, and low rank.
 
-Each is made of a weight `[N, K]` or of its parts, and stands where an `nn.Linear` stood. Knows one
-layer, no model.
-Shapes: N outputs, K inputs, G groups along K.
+Each replaces an `nn.Linear`, built from a weight `[N, K]` or its packed parts. Does not depend on
+a model. Shapes: N outputs, K inputs, G groups along K.
 """
 
 from __future__ import annotations
@@ -13,22 +11,19 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from kernels import fp8_matmul, int4_matmul, quantize_1x128, quantize_128x128
-from kernels.int4.pack import check_group, packed, unpack
+from kernels.int4.pack import check_group, pack_codes, unpack
 from kernels.int8 import int8_matmul, quantize_int8
 from workers.contracts.specs.weight_rounding import GROUPS
 from workers.models.hf.packed import Packed
 
 GROUP = 128
-# rows from which a CPU decodes the weight and multiplies in bf16: 64 of 1536 x 576 take 0.43 ms so,
-# 0.82 ms by codes
+# from this many rows on a CPU decodes the weight and multiplies in bf16: 64 rows of 1536 x 576 take
+# 0.43 ms, 0.82 ms by codes
 FEW_ROWS = 24
 
 
-class QuantisedLinear(nn.Module):
-    """`x [..., K]` → `[..., N]` in x's dtype.
-
-    `weight` is decoded anew each time that it is asked for.
-    """
+class QuantizedLinear(nn.Module):
+    """`x [..., K]` → `[..., N]` in x's dtype."""
 
     bias: Tensor | None
 
@@ -38,23 +33,27 @@ class QuantisedLinear(nn.Module):
         self.register_buffer("bias", None if bias is None else bias.detach().to(dtype))
 
     def forward(self, x: Tensor) -> Tensor:
+        """x · weightᵀ + bias."""
         out = self.product(x)
         return out if self.bias is None else out + self.bias
 
     def product(self, x: Tensor) -> Tensor:
+        """x · weightᵀ, without the bias."""
         raise NotImplementedError
 
     @property
     def weight(self) -> Tensor:
+        """The decoded weight `[N, K]`, computed at each access."""
         raise NotImplementedError
 
     @property
     def weight_bytes(self) -> int:
-        return sum(each.nbytes for each in self.buffers())
+        """Bytes of all buffers."""
+        return sum(buffer.nbytes for buffer in self.buffers())
 
 
-class EightBits(QuantisedLinear):
-    """int8 codes `[N, K]` and a scale an output, however they multiply."""
+class EightBitLinear(QuantizedLinear):
+    """int8 codes `[N, K]` and one scale per output; subclasses define the product."""
 
     codes: Tensor
     scales: Tensor
@@ -66,12 +65,13 @@ class EightBits(QuantisedLinear):
 
     @property
     def weight(self) -> Tensor:
+        """The decoded weight `[N, K]`."""
         return (self.codes.float() * self.scales.float().unsqueeze(1)).to(self.dtype)
 
 
-class Int8Linear(EightBits):
-    """Eight bits and a scale an output; activations as they are (LLM.int8(), arXiv 2208.07339,
-    section 2.1).
+class Int8Linear(EightBitLinear):
+    """Eight bits, one scale per output; activations are not quantized (LLM.int8(), arXiv
+    2208.07339, section 2.1).
     """
 
     def __init__(self, codes_NK: Tensor, scales_N: Tensor, bias: Tensor | None = None) -> None:
@@ -79,10 +79,10 @@ class Int8Linear(EightBits):
         self._half = scales_N.to(torch.bfloat16) if codes_NK.device.type == "cpu" else None
 
     def product(self, x: Tensor) -> Tensor:
+        """x · weightᵀ."""
         if self._half is None:
             return int8_matmul(x, self.codes, self.scales)
-        # bf16 whatever the run's precision: torch's product for int8 weights is 7 times as slow in
-        # fp32
+        # bf16 at any run precision: torch's int8 product is 7 times slower in fp32
         rows = x.reshape(-1, self.in_features).to(torch.bfloat16)
         if len(rows) < FEW_ROWS and self.in_features % 16 == 0:
             out = torch._weight_int8pack_mm(rows, self.codes, self._half)
@@ -91,12 +91,13 @@ class Int8Linear(EightBits):
         return out.to(x.dtype).view(*x.shape[:-1], self.out_features)
 
 
-class Int8ActivationsLinear(EightBits):
-    """W8A8: a scale an output and a scale a token, found when it comes; sums are exact in int32
-    (arXiv 2211.10438).
+class Int8ActivationsLinear(EightBitLinear):
+    """W8A8: one scale per output and one dynamic scale per token; sums are exact in int32 (arXiv
+    2211.10438).
     """
 
     def product(self, x: Tensor) -> Tensor:
+        """x · weightᵀ."""
         rows = x.reshape(-1, self.in_features).float()
         scale = (rows.abs().amax(1, keepdim=True) / 127).clamp_min(torch.finfo(torch.float32).tiny)
         codes = (rows / scale).round().to(torch.int8)
@@ -115,14 +116,13 @@ class Int8ActivationsLinear(EightBits):
         return torch._int_mm(wide, weight.T)[:rows, : self.out_features]
 
 
-class Int4Linear(QuantisedLinear):
-    """Four bits, a scale and a zero a group of inputs: w = (code - zero) · scale (AWQ, arXiv
+class Int4Linear(QuantizedLinear):
+    """Four bits, one scale and zero per group of inputs: w = (code - zero) · scale (AWQ, arXiv
     2306.00978).
 
-    `order [K]` says which input stands at each place where groups were made of inputs by importance
-    (GPTQ's act-order).
-    On a CPU the codes lie as torch's own int4 product wants them, where it takes the shape; else as
-    `int4_matmul` does.
+    `order [K]` maps positions to inputs if groups were made by importance (GPTQ's act-order). On a
+    CPU the codes use the layout of torch's int4 product if it supports the shape, else the layout
+    of `int4_matmul`.
     """
 
     qweight: Tensor
@@ -154,12 +154,13 @@ class Int4Linear(QuantisedLinear):
             shifts = (8.0 - zeros_GN.float()) * scales_GN.float()
             scales = torch.stack((scales_GN.float(), shifts), -1).to(torch.bfloat16)
         else:
-            qweight, scales = packed(codes_KN), scales_GN.contiguous()
+            qweight, scales = pack_codes(codes_KN), scales_GN.contiguous()
         self.register_buffer("qweight", qweight)
         self.register_buffer("scales", scales)
         self.register_buffer("zeros", zeros_GN.to(torch.uint8).contiguous())
 
     def product(self, x: Tensor) -> Tensor:
+        """x · weightᵀ."""
         x = x if self.order is None else x[..., self.order]
         if not self._by_torch:
             return int4_matmul(x, self.qweight, self.scales, self.zeros, self.group)
@@ -168,11 +169,10 @@ class Int4Linear(QuantisedLinear):
         return out.to(x.dtype).view(*x.shape[:-1], self.out_features)
 
     def codes(self) -> Tensor:
-        """`[K, N]` uint8, in the order of places."""
+        """`[K, N]` uint8, by position."""
         if not self._by_torch:
             return unpack(self.qweight, self.in_features)
-        # torch's packing is its own affair: a product with ones at one input, no scales, reads it
-        # back exactly
+        # torch's packing is private: a product with the identity and unit scales reads it exactly
         scales = torch.zeros(self.in_features // self.group, self.out_features, 2)
         scales[..., 0] = 1.0
         eye = torch.eye(self.in_features)
@@ -184,20 +184,20 @@ class Int4Linear(QuantisedLinear):
 
     @property
     def weight(self) -> Tensor:
+        """The decoded weight `[N, K]`."""
         scale = (self.scales[..., 0] if self._by_torch else self.scales).float()
-        spread = (
+        scale, zero = (
             x.repeat_interleave(self.group, 0)[: self.in_features]
             for x in (scale, self.zeros.float())
         )
-        scale, zero = spread
-        whole = ((self.codes().float() - zero) * scale).T
+        full = ((self.codes().float() - zero) * scale).T
         if self.order is not None:
-            whole = whole[:, self.order.argsort()]
-        return whole.to(self.dtype)
+            full = full[:, self.order.argsort()]
+        return full.to(self.dtype)
 
 
-class Fp8Linear(QuantisedLinear):
-    """e4m3 with a scale a tile of 128 x 128, activations likewise a row of 128 (DeepSeek-V3,
+class Fp8Linear(QuantizedLinear):
+    """e4m3, one scale per weight tile of 128 x 128 and per activation row of 128 (DeepSeek-V3,
     section 3.3).
     """
 
@@ -212,56 +212,56 @@ class Fp8Linear(QuantisedLinear):
         self.register_buffer("scales", scales.contiguous())
 
     def product(self, x: Tensor) -> Tensor:
+        """x · weightᵀ."""
         return fp8_matmul(*quantize_1x128(x), self.codes, self.scales, out_dtype=x.dtype)
 
     @property
     def weight(self) -> Tensor:
-        whole = self.scales.repeat_interleave(128, 0).repeat_interleave(128, 1)
-        return (self.codes.float() * whole[: self.out_features, : self.in_features]).to(self.dtype)
+        """The decoded weight `[N, K]`."""
+        scales = self.scales.repeat_interleave(128, 0).repeat_interleave(128, 1)
+        return (self.codes.float() * scales[: self.out_features, : self.in_features]).to(self.dtype)
 
 
 def fits_torch(device: torch.device, inputs: int, outputs: int, group: int) -> bool:
-    """Whether torch's int4 product for CPUs takes the shape (torch 2.13: groups of 32 to 256,
-    outputs by 16).
+    """Whether torch's int4 product for CPUs supports the shape (torch 2.13: groups of 32 to 256,
+    outputs divisible by 16).
     """
-    whole = inputs % group == 0 and outputs % 16 == 0 and group in (32, 64, 128, 256)
-    return device.type == "cpu" and whole
+    divides = inputs % group == 0 and outputs % 16 == 0 and group in (32, 64, 128, 256)
+    return device.type == "cpu" and divides
 
 
-def packed_as(kind: str, weight: Tensor, group: int = GROUP) -> Packed:
-    """The parts of `rounded`, before a layer is made of them. Raises ValueError."""
+def pack_weight(kind: str, weight: Tensor, group: int = GROUP) -> Packed:
+    """Round `weight [N, K]` to the nearest codes: kind is int8, w8a8, int4 or fp8.
+
+    Raises ValueError.
+    """
     if kind in ("int8", "w8a8"):
         return Packed(kind, *quantize_int8(weight))
     if kind == "fp8":
         return Packed(kind, *quantize_128x128(weight))
     if kind == "int4":
         return Packed(kind, *round_groups(weight, group), group)
-    raise ValueError(f"{kind!r} is no way to keep a weight; there are int8, w8a8, int4 and fp8")
+    raise ValueError(f"unknown quantization {kind!r}; choose int8, w8a8, int4 or fp8")
 
 
-def rounded(
+def quantize_linear(
     weight: Tensor, kind: str, *, bias: Tensor | None = None, group: int = GROUP
-) -> QuantisedLinear:
-    """The layer of `weight [N, K]` by rounding to the nearest: kind is int8, w8a8, int4 or fp8.
-
-    Raises ValueError.
-    """
-    return layer_of(packed_as(kind, weight, group), bias, weight.dtype, weight.device)
+) -> QuantizedLinear:
+    """The layer of `pack_weight`. Raises ValueError."""
+    return build_layer(pack_weight(kind, weight, group), bias, weight.dtype, weight.device)
 
 
-def layer_of(
+def build_layer(
     packed: Packed, bias: Tensor | None, dtype: torch.dtype, device: torch.device
-) -> QuantisedLinear:
-    """A layer that computes with a weight in few bits as it is; scales are rounded to the run's
-    precision.
-    """
+) -> QuantizedLinear:
+    """The layer that computes with a packed weight; scales are rounded to the run's precision."""
     codes, scales = packed.codes.to(device), packed.scales.to(device)
     if packed.kind == "int4":
         assert packed.zeros is not None
         order = None if packed.order is None else packed.order.to(device)
-        # one group of all inputs may be of any size: it is a group of whole chunks that is not full
-        whole = packed.group >= len(codes) and packed.group not in GROUPS
-        group = -(-packed.group // 128) * 128 if whole else packed.group
+        # one group of all inputs may have any size: round it up to a supported one
+        single = packed.group >= len(codes) and packed.group not in GROUPS
+        group = -(-packed.group // 128) * 128 if single else packed.group
         return Int4Linear(
             codes, scales.to(dtype), packed.zeros.to(device), group, bias, order=order
         )
@@ -274,8 +274,8 @@ def layer_of(
     )
 
 
-class LowRankLinear(QuantisedLinear):
-    """w = left · right, `[N, R]` and `[R, K]`: R · (N + K) numbers in place of N · K."""
+class LowRankLinear(QuantizedLinear):
+    """w = left · right, `[N, R]` and `[R, K]`: R · (N + K) numbers instead of N · K."""
 
     left: Tensor
     right: Tensor
@@ -286,26 +286,27 @@ class LowRankLinear(QuantisedLinear):
         self.register_buffer("right", right_RK.contiguous())
 
     def product(self, x: Tensor) -> Tensor:
+        """x · weightᵀ."""
         return functional.linear(functional.linear(x, self.right), self.left)
 
     @property
     def weight(self) -> Tensor:
+        """The full weight `[N, K]`."""
         return self.left @ self.right
 
 
 def round_groups(
     weight: Tensor, group: int, *, levels: int = 16, dtype: torch.dtype | None = None
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """codes `[K, N]` uint8, scales and zeros `[G, N]`: each group's own range, 0 included, spread
-    over the levels.
+    """codes `[K, N]` uint8, scales and zeros `[G, N]`: each group's range, 0 included, is divided
+    into the levels.
 
-    Scales are of `dtype`, by default the weight's, and codes made with them as they are then.
-    Raises ValueError for a
-    weight that is not finite.
+    Scales are rounded to `dtype`, by default the weight's, before codes are computed. Raises
+    ValueError for a weight that is not finite.
     """
     n, k = weight.shape
     if not bool(weight.isfinite().all()):
-        raise ValueError("the weight holds NaN or infinity, which no four bits mean")
+        raise ValueError("the weight holds NaN or infinity, which four bits cannot represent")
     wide = functional.pad(weight.float(), (0, -k % group)).view(n, -1, group)
     low, high = wide.amin(2).clamp_max(0), wide.amax(2).clamp_min(0)
     dtype = dtype or weight.dtype

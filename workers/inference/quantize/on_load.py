@@ -1,8 +1,6 @@
-"""Linears that are quantised as they are read, one at a time, so that there is never more than one
-of them in full.
+"""Quantizes linears one at a time as weights are read, so at most one exists in full precision.
 
-Taken out of a decoder before the rest of it is made, and put back from its weights. Knows weights
-and layers.
+They are removed from a decoder before the rest is allocated, and restored from the weights.
 """
 
 from __future__ import annotations
@@ -15,8 +13,13 @@ import torch
 from torch import Tensor, nn
 
 from workers.contracts.specs.weight_rounding import group_for, linear_widths
-from workers.inference.parallel.sharding import Parts
-from workers.inference.quantize.replace_linears import linears_of, packs_of, put, put_packed
+from workers.inference.parallel.sharding import ShardedWeights
+from workers.inference.quantize.replace_linears import (
+    named_linears,
+    quantize_weight,
+    replace_module,
+    replace_with_packed,
+)
 from workers.inference.quantize.tensor_parallel import check_shape
 from workers.models.decoder import Decoder
 from workers.models.errors import WeightsError
@@ -27,19 +30,19 @@ from workers.models.weights.reader import Weights, checked
 
 
 @dataclass(slots=True)
-class Linears:
-    """Those that are out of `decoder`, none where its weights stay whole."""
+class RemovedLinears:
+    """Linears removed from `decoder`; none if its weights are not quantized."""
 
     decoder: Decoder
     weights: Weights | None
     kind: str | None
     group: int
-    out: list[tuple[str, nn.Linear | StackedLinear]]
+    modules: list[tuple[str, nn.Linear | StackedLinear]]
 
     @torch.no_grad()
-    def put_back(self, dtype: torch.dtype, device: torch.device, seed: int) -> None:
-        """On `device`. Raises ValueError."""
-        for name, module in self.out:
+    def restore(self, dtype: torch.dtype, device: torch.device, seed: int) -> None:
+        """Put the linears back, on `device`. Raises ValueError."""
+        for name, module in self.modules:
             bias = (
                 None
                 if module.bias is None
@@ -48,24 +51,22 @@ class Linears:
             packed = self._packed(f"{name}.weight")
             if packed is None and self.kind is None:
                 weight = self._read(f"{name}.weight", module.weight, seed).to(device, dtype)
-                put(self.decoder, name, self._whole(module, weight, bias))
+                replace_module(self.decoder, name, self._unquantized(module, weight, bias))
                 continue
             if packed is None:
-                packed = self._rounded(name, module, dtype, device, seed)
-            for each in packed:
-                check_shape(
-                    each,
-                    f"{name}.weight",
-                    module.weight.shape,
-                    self.weights.where if self.weights else "",
-                )
-            put_packed(self.decoder, name, module, packed, bias, dtype, device)
+                packed = self._quantize(name, module, dtype, device, seed)
+            where = self.weights.where if self.weights else ""
+            for item in packed:
+                check_shape(item, f"{name}.weight", module.weight.shape, where)
+            replace_with_packed(self.decoder, name, module, packed, bias, dtype, device)
 
     def _packed(self, name: str) -> list[Packed] | None:
-        found: list[Packed] | None = None if self.kind is not None else self.weights.packed(name)  # type: ignore[union-attr]
-        return found
+        if self.kind is not None:
+            return None
+        packed: list[Packed] | None = self.weights.packed(name)  # type: ignore[union-attr]
+        return packed
 
-    def _rounded(
+    def _quantize(
         self,
         name: str,
         module: nn.Linear | StackedLinear,
@@ -73,23 +74,24 @@ class Linears:
         device: torch.device,
         seed: int,
     ) -> list[Packed]:
-        """From the whole weight, of which a rank of several keeps its share afterwards."""
+        """Quantize the full weight; a tensor-parallel rank keeps its shard afterwards."""
         assert self.kind is not None
-        made = partial(
-            packs_of, kind=self.kind, group=self.group, name=name, dtype=dtype, device=device
+        quantize = partial(
+            quantize_weight, kind=self.kind, group=self.group, name=name, dtype=dtype, device=device
         )
-        if isinstance(self.weights, Parts):
-            return self.weights.rounded(f"{name}.weight", made)
-        return made(self._read(f"{name}.weight", module.weight, seed))
+        if isinstance(self.weights, ShardedWeights):
+            return self.weights.quantize_shards(f"{name}.weight", quantize)
+        return quantize(self._read(f"{name}.weight", module.weight, seed))
 
-    def _read(self, name: str, wanted: Tensor, seed: int) -> Tensor:
+    def _read(self, name: str, parameter: Tensor, seed: int) -> Tensor:
+        shape = tuple(parameter.shape)
         if self.weights is not None:
-            return checked(self.weights.read(name), name, tuple(wanted.shape), self.weights.where)
-        made = torch.empty(wanted.shape)
-        fill_parameter(name, made, layers=self.decoder.spec.layers, seed=seed)
-        return made
+            return checked(self.weights.read(name), name, shape, self.weights.where)
+        values = torch.empty(shape)
+        fill_parameter(name, values, layers=self.decoder.spec.layers, seed=seed)
+        return values
 
-    def _whole(
+    def _unquantized(
         self, module: nn.Linear | StackedLinear, weight: Tensor, bias: Tensor | None
     ) -> nn.Module:
         module.weight = nn.Parameter(weight, requires_grad=False)
@@ -97,19 +99,19 @@ class Linears:
         return module
 
 
-def taken_out(decoder: Decoder, weights: Weights | None, kind: str | None) -> Linears:
-    """Of a decoder on `meta`.
+def remove_linears(decoder: Decoder, weights: Weights | None, kind: str | None) -> RemovedLinears:
+    """Remove the linears of a decoder on `meta` that will be quantized.
 
-    Raises WeightsError where weights that are quantised already are to be quantised.
+    Raises WeightsError if `kind` is set and the weights are quantized already.
     """
-    held: Any = getattr(weights, "quantization", None)
-    if held is not None and kind is not None:
-        message = f"its weights are kept as {held.form} already"
+    stored: Any = getattr(weights, "quantization", None)
+    if stored is not None and kind is not None:
         raise WeightsError(
-            f"{getattr(weights, 'where', '')}: {message}; leave quantize out, or give those before"
+            f"{getattr(weights, 'where', '')}: its weights are already stored as {stored.form}; "
+            "leave quantize out, or give the original weights"
         )
     group = group_for(linear_widths(decoder.spec))
-    out = list(linears_of(decoder)) if kind is not None or held is not None else []
-    for name, _ in out:
-        put(decoder, name, nn.Identity())
-    return Linears(decoder, weights, kind, group, out)
+    removed = list(named_linears(decoder)) if kind is not None or stored is not None else []
+    for name, _ in removed:
+        replace_module(decoder, name, nn.Identity())
+    return RemovedLinears(decoder, weights, kind, group, removed)

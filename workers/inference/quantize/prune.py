@@ -1,9 +1,7 @@
-"""Neurons and heads taken out whole, those that matter least to what follows, and the rest fitted
-to make up for it.
+"""Structured pruning: removes the least important neurons and heads and refits the rest.
 
-The same number in every layer, so that what comes out is a plain decoder of a narrower shape. Knows
-dense blocks with
-softmax attention. Shapes: K inputs of a layer, S of them kept.
+Removes the same number in every layer, so the result is a plain decoder of a narrower shape.
+Supports dense blocks with softmax attention. Shapes: K inputs of a layer, S of them kept.
 """
 
 from __future__ import annotations
@@ -12,18 +10,17 @@ import torch
 from torch import Tensor, nn
 
 from workers.contracts.specs.model import ModelSpec
-from workers.inference.quantize.calibrate import Inputs, damped
+from workers.inference.quantize.calibrate import InputStats, damped
 from workers.models.decoder import Block
 from workers.models.layers.attention import Attention
 from workers.models.layers.mlp import Mlp
 
 
-def narrower(spec: ModelSpec, *, neurons: float, heads: float) -> ModelSpec:
-    """The shape without the share `neurons` of each layer's and `heads` of its key-value heads with
-    their queries'.
+def pruned_spec(spec: ModelSpec, *, neurons: float, heads: float) -> ModelSpec:
+    """The shape after removing the share `neurons` of each layer's neurons and `heads` of its
+    key-value heads with their query heads.
 
-    Raises ValueError for shares that leave nothing, and shapes other than dense ones with softmax
-    attention.
+    Raises ValueError for shares that leave nothing and for shapes that cannot be pruned.
     """
     if spec.moe is not None or spec.attention != "softmax":
         raise ValueError(
@@ -35,73 +32,73 @@ def narrower(spec: ModelSpec, *, neurons: float, heads: float) -> ModelSpec:
             f"shares of {neurons} neurons and {heads} heads prune nothing or everything; try 0.2 "
             "and 0"
         )
-    # multiples of 16, as products want them
+    # multiples of 16, for fast products
     ffn = max(16, round(spec.ffn * (1 - neurons) / 16) * 16) if neurons else spec.ffn
     kept = max(1, round(spec.kv_heads * (1 - heads)))
-    told = {
+    changes = {
         "ffn": min(ffn, spec.ffn),
         "kv_heads": kept,
         "heads": spec.heads // spec.kv_heads * kept,
         "head_dim": spec.head_dim,
         "name": f"{spec.name}-pruned",
     }
-    return ModelSpec.from_dict({**spec.to_dict(), **told})
+    return ModelSpec.from_dict({**spec.to_dict(), **changes})
 
 
 @torch.no_grad()
 def prune_block(
-    block: Block, inputs: dict[str, Inputs], to: ModelSpec
+    block: Block, inputs: dict[str, InputStats], to: ModelSpec
 ) -> dict[str, dict[str, float]]:
-    """In place, to the widths of `to`.
+    """Prune in place to the widths of `to`.
 
-    What each of `attn.o` and `mlp.down` lost: `{kept, error, unfitted_error}`.
+    Returns `{kept, error, unfitted_error}` of `attn.o` and `mlp.down`.
     """
     attn, mlp = block.attn, block.mlp
     assert isinstance(attn, Attention) and isinstance(mlp, Mlp)
-    told = {}
+    reports = {}
     if to.ffn < mlp.down.in_features:
-        matters = _matters(mlp.down, inputs["mlp.down"])
-        kept = matters.topk(to.ffn).indices.sort().values
-        told["mlp.down"] = _columns(mlp, "down", kept, inputs["mlp.down"])
+        importance = _importance(mlp.down, inputs["mlp.down"])
+        kept = importance.topk(to.ffn).indices.sort().values
+        reports["mlp.down"] = _columns(mlp, "down", kept, inputs["mlp.down"])
         for name in ("gate", "up"):
             if getattr(mlp, name) is not None:
                 _rows(mlp, name, kept)
     width = attn.head_dim * to.heads
     if width < attn.o.in_features:
         groups = attn.k.out_features // attn.head_dim
-        by_group = _matters(attn.o, inputs["attn.o"]).view(groups, -1)
+        by_group = _importance(attn.o, inputs["attn.o"]).view(groups, -1)
         best = by_group.sum(1).topk(to.kv_heads).indices.sort().values
         columns = (
             torch.arange(attn.o.in_features, device=best.device).view(groups, -1)[best].flatten()
         )
-        told["attn.o"] = _columns(attn, "o", columns, inputs["attn.o"])
+        reports["attn.o"] = _columns(attn, "o", columns, inputs["attn.o"])
         _rows(attn, "q", columns)
         rows = (
             torch.arange(attn.k.out_features, device=best.device).view(groups, -1)[best].flatten()
         )
         for name in ("k", "v"):
             _rows(attn, name, rows)
-    return told
+    return reports
 
 
-def _matters(layer: nn.Linear, inputs: Inputs) -> Tensor:
-    """`[K]`: the energy that each input brings into the outputs, |w|² · mean x² (Wanda's score, arXiv 2306.11695)."""
+def _importance(layer: nn.Linear, inputs: InputStats) -> Tensor:
+    """`[K]`: each input's share of the output energy, |w|² · mean x² (Wanda, arXiv 2306.11695)."""
     return layer.weight.float().square().sum(0) * inputs.gram.diagonal()
 
 
-def _columns(parent: nn.Module, name: str, kept: Tensor, inputs: Inputs) -> dict[str, float]:
-    """Inputs taken out, the rest fitted by least squares on what occurred: W · G[:, S] · G[S, S]⁻¹."""
+def _columns(parent: nn.Module, name: str, kept: Tensor, inputs: InputStats) -> dict[str, float]:
+    """Remove inputs and fit the rest by least squares: W · G[:, S] · G[S, S]⁻¹."""
     layer: nn.Linear = getattr(parent, name)
     weight = layer.weight.float()
     gram = damped(inputs.gram)
     fitted = torch.linalg.solve(gram[kept][:, kept], (weight @ gram)[:, kept].T).T
-    whole, plain = torch.zeros_like(weight), torch.zeros_like(weight)
-    whole[:, kept], plain[:, kept] = fitted, weight[:, kept]
+    refitted, plain = torch.zeros_like(weight), torch.zeros_like(weight)
+    refitted[:, kept], plain[:, kept] = fitted, weight[:, kept]
     energy = inputs.error(weight) or 1.0
     _put(parent, name, fitted.to(layer.weight.dtype), layer.bias)
     return {
         "kept": float(len(kept)),
-        "error": inputs.error(whole - weight) / energy,
+        "error": inputs.error(refitted - weight) / energy,
         "unfitted_error": inputs.error(plain - weight) / energy,
     }
 
@@ -112,8 +109,8 @@ def _rows(parent: nn.Module, name: str, kept: Tensor) -> None:
 
 
 def _put(parent: nn.Module, name: str, weight: Tensor, bias: Tensor | None) -> None:
-    made = nn.Linear(weight.shape[1], weight.shape[0], bias=bias is not None, device="meta")
-    made.weight = nn.Parameter(weight.contiguous(), requires_grad=False)
+    linear = nn.Linear(weight.shape[1], weight.shape[0], bias=bias is not None, device="meta")
+    linear.weight = nn.Parameter(weight.contiguous(), requires_grad=False)
     if bias is not None:
-        made.bias = nn.Parameter(bias.contiguous(), requires_grad=False)
-    setattr(parent, name, made)
+        linear.bias = nn.Parameter(bias.contiguous(), requires_grad=False)
+    setattr(parent, name, linear)

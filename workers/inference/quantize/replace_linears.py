@@ -1,8 +1,6 @@
-"""Every linear of a decoder but its head, and quantised ones in their place, at once or as the
-weights are read.
+"""Replaces the linears of a decoder's blocks by quantized ones.
 
-Embeddings, norms, routers and the head keep the run's precision. Knows names; how a weight is
-rounded is `linears`'.
+Embeddings, norms, routers and the head keep the run's precision.
 """
 
 from __future__ import annotations
@@ -13,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from workers.contracts.specs.weight_rounding import group_for as group_for
-from workers.inference.quantize.linears import QuantisedLinear, layer_of, packed_as
+from workers.inference.quantize.linears import QuantizedLinear, build_layer, pack_weight
 from workers.models.decoder import Decoder
 from workers.models.hf.packed import Packed
 from workers.models.moe.experts import StackedLinear
@@ -21,47 +19,52 @@ from workers.models.moe.experts import StackedLinear
 KINDS = ("int8", "int4", "fp8")
 
 
-class QuantisedExperts(nn.Module):
-    """In place of a `StackedLinear`: a quantised linear an expert."""
+class QuantizedExperts(nn.Module):
+    """Replaces a `StackedLinear`: one quantized linear per expert."""
 
-    def __init__(self, layers: list[QuantisedLinear]) -> None:
+    def __init__(self, layers: list[QuantizedLinear]) -> None:
         super().__init__()
         self.layers = nn.ModuleList(layers)
 
-    def forward(self, pieces: list[Tensor]) -> list[Tensor]:
-        return [layer(piece) for layer, piece in zip(self.layers, pieces, strict=True)]
+    def forward(self, chunks: list[Tensor]) -> list[Tensor]:
+        """One chunk of tokens per expert."""
+        return [layer(chunk) for layer, chunk in zip(self.layers, chunks, strict=True)]
 
 
-def linears_of(decoder: Decoder) -> Iterator[tuple[str, nn.Linear | StackedLinear]]:
-    """Those of the blocks, by name: the head is most of what a small model says, and is kept."""
+def named_linears(decoder: Decoder) -> Iterator[tuple[str, nn.Linear | StackedLinear]]:
+    """Linears of the blocks by name; the head is not included, since a small model needs it."""
     for name, module in decoder.named_modules():
         if name.startswith("blocks.") and isinstance(module, nn.Linear | StackedLinear):
             yield name, module
 
 
-def widths_of(decoder: Decoder) -> list[int]:
-    return [int(module.weight.shape[-1]) for _, module in linears_of(decoder)]
+def linear_input_widths(decoder: Decoder) -> list[int]:
+    """Number of inputs of each linear."""
+    return [int(module.weight.shape[-1]) for _, module in named_linears(decoder)]
 
 
-def put(decoder: Decoder, name: str, module: nn.Module) -> None:
+def replace_module(decoder: Decoder, name: str, module: nn.Module) -> None:
+    """Set the submodule of that dotted name."""
     parent, _, last = name.rpartition(".")
     setattr(decoder.get_submodule(parent), last, module)
 
 
-def quantise(decoder: Decoder, kind: str) -> None:
-    """Every linear of the blocks, by rounding to the nearest, in place.
+def quantize_decoder(decoder: Decoder, kind: str) -> None:
+    """Round every linear of the blocks to the nearest, in place.
 
-    Raises ValueError naming one that cannot be.
+    Raises ValueError naming a linear that cannot be quantized.
     """
-    group = group_for(widths_of(decoder))
-    for name, module in list(linears_of(decoder)):
+    group = group_for(linear_input_widths(decoder))
+    for name, module in list(named_linears(decoder)):
         weight = module.weight.detach()
         dtype, device = weight.dtype, weight.device
-        packs = packs_of(weight, kind=kind, group=group, name=name, dtype=dtype, device=device)
-        put_packed(decoder, name, module, packs, module.bias, dtype, device)
+        packs = quantize_weight(
+            weight, kind=kind, group=group, name=name, dtype=dtype, device=device
+        )
+        replace_with_packed(decoder, name, module, packs, module.bias, dtype, device)
 
 
-def put_packed(
+def replace_with_packed(
     decoder: Decoder,
     name: str,
     module: nn.Linear | StackedLinear,
@@ -70,32 +73,35 @@ def put_packed(
     dtype: torch.dtype,
     device: torch.device,
 ) -> None:
-    """What computes with `packs` in the place of `module`, of stacked experts one each."""
+    """Replace `module` by a layer of `packs`, one per stacked expert."""
     if not isinstance(module, StackedLinear):
-        put(decoder, name, layer_of(packs[0], bias, dtype, device))
+        replace_module(decoder, name, build_layer(packs[0], bias, dtype, device))
         return
     biases = [None] * len(packs) if bias is None else list(bias.unbind())
-    layers = [layer_of(each, own, dtype, device) for each, own in zip(packs, biases, strict=True)]
-    put(decoder, name, QuantisedExperts(layers))
+    layers = [
+        build_layer(packed, own, dtype, device) for packed, own in zip(packs, biases, strict=True)
+    ]
+    replace_module(decoder, name, QuantizedExperts(layers))
 
 
-def packs_of(
+def quantize_weight(
     weight: Tensor, *, kind: str, group: int, name: str, dtype: torch.dtype, device: torch.device
 ) -> list[Packed]:
-    """A linear's `weight [N, K]`, or that of stacked experts `[E, N, K]`, rounded as it is in
-    `dtype`: one each. Raises
-    ValueError."""
+    """Round a linear's `weight [N, K]`, or stacked experts `[E, N, K]`, after a cast to `dtype`.
+
+    Returns one per expert. Raises ValueError.
+    """
     weight = weight.to(device, dtype)
     try:
         return [
-            packed_as(kind, each, group)
-            for each in (weight.unbind() if weight.dim() == 3 else (weight,))
+            pack_weight(kind, matrix, group)
+            for matrix in (weight.unbind() if weight.dim() == 3 else (weight,))
         ]
     except ValueError as error:
         raise ValueError(f"{name}.weight: {error}") from None
 
 
 def weight_bytes(decoder: Decoder) -> int:
-    """Of all parameters and buffers, each once."""
-    tensors = {id(each): each.nbytes for each in (*decoder.parameters(), *decoder.buffers())}
+    """Bytes of all parameters and buffers, each counted once."""
+    tensors = {id(x): x.nbytes for x in (*decoder.parameters(), *decoder.buffers())}
     return sum(tensors.values())

@@ -1,9 +1,7 @@
-"""Scales of inputs that a layer's norm, or the layer before it, takes over: AWQ's and
-SmoothQuant's.
+"""Input scales of AWQ and SmoothQuant, folded into the preceding norm or linear.
 
-What multiplies a column of a weight divides the input that it meets, so the model computes the
-same, and rounds better.
-Knows a block's parts; does not know how weights are packed. Shapes: K inputs, N outputs.
+A scale multiplies a weight's column and divides its input, so the model computes the same and
+rounds better. Does not depend on how weights are packed. Shapes: K inputs, N outputs.
 """
 
 from __future__ import annotations
@@ -14,7 +12,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from workers.inference.quantize.calibrate import Inputs, Rounding
+from workers.inference.quantize.calibrate import InputStats, Rounding
 from workers.models.decoder import Block
 from workers.models.layers.attention import Attention
 from workers.models.layers.mlp import Mlp
@@ -24,40 +22,41 @@ GRID = 20
 
 @dataclass(frozen=True, slots=True)
 class Fold:
-    """`by`, a norm or the outputs of a linear, is divided by the scales; columns of `onto`, by
-    name, multiplied.
+    """`by`, a norm or a linear's outputs, is divided by the scales; the columns of the linears
+    named `onto` are multiplied.
     """
 
     by: nn.Module
     onto: tuple[str, ...]
 
 
-def folds_of(block: Block) -> list[Fold]:
-    """Where scales can go in a dense block; of values to the attention's output only where each
-    head has its own.
+def find_folds(block: Block) -> list[Fold]:
+    """Where scales fit in a dense block; from values to the attention output only if each query
+    head has its own values.
     """
-    found = []
+    folds = []
     attn, mlp = block.attn, block.mlp
     if isinstance(attn, Attention):
-        found.append(Fold(block.attn_norm, ("attn.q", "attn.k", "attn.v")))
+        folds.append(Fold(block.attn_norm, ("attn.q", "attn.k", "attn.v")))
         if attn.v.out_features == attn.o.in_features:
-            found.append(Fold(attn.v, ("attn.o",)))
+            folds.append(Fold(attn.v, ("attn.o",)))
     if isinstance(mlp, Mlp):
         gated = ("mlp.gate", "mlp.up") if mlp.gate is not None else ("mlp.up",)
-        found.append(Fold(block.mlp_norm, gated))
-        # the product is linear in `up` alone; a plain MLP's activation is not
+        folds.append(Fold(block.mlp_norm, gated))
+        # a gated product is linear in `up`; a plain MLP's activation is not
         if mlp.gate is not None:
-            found.append(Fold(mlp.up, ("mlp.down",)))
-    return found
+            folds.append(Fold(mlp.up, ("mlp.down",)))
+    return folds
 
 
 def awq_scales(
-    weights: Sequence[Tensor], inputs: Inputs, rounding: Rounding, *, grid: int = GRID
+    weights: Sequence[Tensor], inputs: InputStats, rounding: Rounding, *, grid: int = GRID
 ) -> tuple[Tensor, float, float, float]:
-    """Scales `[K]`, their power, and the error with them and without (arXiv 2306.00978, equations 4
+    """Scales `[K]`, their power, and the error with and without them (arXiv 2306.00978, equations 4
     and 5).
 
-    scales = mean|x| ^ power, brought around 1, of the power among `grid` from 0 to 1 with the least error of outputs.
+    scales = mean|x| ^ power, normalised around 1; of `grid` powers from 0 to 1, the one with the
+    least output error.
     """
     mean = inputs.mean.clamp_min(1e-8)
     best: tuple[Tensor, float, float] | None = None
@@ -67,7 +66,7 @@ def awq_scales(
         scales = mean**power
         scales = (scales / (scales.max() * scales.min()).sqrt()).clamp(1e-4, 1e4)
         error = sum(
-            inputs.error(rounding(each * scales) / scales - each.float()) for each in weights
+            inputs.error(rounding(weight * scales) / scales - weight.float()) for weight in weights
         )
         plain = error if step == 0 else plain
         if best is None or error < best[2]:
@@ -76,25 +75,25 @@ def awq_scales(
     return (*best, plain)
 
 
-def smooth_scales(weights: Sequence[Tensor], inputs: Inputs, *, power: float = 0.5) -> Tensor:
+def smooth_scales(weights: Sequence[Tensor], inputs: InputStats, *, power: float = 0.5) -> Tensor:
     """`[K]`: max|x| ^ power / max|w| ^ (1 - power) (arXiv 2211.10438, equation 4)."""
-    widest = torch.stack([each.float().abs().amax(0) for each in weights]).amax(0).clamp_min(1e-5)
-    scales = inputs.most.clamp_min(1e-5) ** power / widest ** (1 - power)
+    widest = torch.stack([w.float().abs().amax(0) for w in weights]).amax(0).clamp_min(1e-5)
+    scales = inputs.abs_max.clamp_min(1e-5) ** power / widest ** (1 - power)
     return (scales / scales.log().mean().exp()).clamp(1e-3, 1e3)
 
 
 @torch.no_grad()
-def fold(block: Block, where: Fold, scales: Tensor, inputs: dict[str, Inputs]) -> None:
-    """In place; the inputs are then those that the layers will see."""
-    for name in where.onto:
+def fold(block: Block, target: Fold, scales: Tensor, inputs: dict[str, InputStats]) -> None:
+    """Apply scales in place, to the weights and to the statistics of the scaled inputs."""
+    for name in target.onto:
         layer = block.get_submodule(name)
         assert isinstance(layer, nn.Linear)
         layer.weight.copy_((layer.weight.float() * scales).to(layer.weight.dtype))
-    for seen in {id(inputs[name]): inputs[name] for name in where.onto}.values():
-        seen.gram /= scales.unsqueeze(0) * scales.unsqueeze(1)
-        seen.size /= scales
-        seen.most = seen.most / scales
-    by = where.by
+    for stats in {id(inputs[name]): inputs[name] for name in target.onto}.values():
+        stats.gram /= scales.unsqueeze(0) * scales.unsqueeze(1)
+        stats.abs_sum /= scales
+        stats.abs_max = stats.abs_max / scales
+    by = target.by
     weight, bias = by.weight, getattr(by, "bias", None)
     assert isinstance(weight, Tensor)
     weight.copy_(

@@ -15,12 +15,12 @@ from torch.nn import functional
 from tests.workers.inference.quantize.test_layers import InMemory
 from workers.contracts.specs.model import ModelSource, ModelSpec
 from workers.contracts.wire.serving_reports import Quantized
-from workers.inference.load import load
+from workers.inference.model_loading import load_model
 from workers.inference.quantize.calibrate import Walk
 from workers.inference.quantize.command import main
 from workers.inference.quantize.gptq import gptq
-from workers.inference.quantize.methods import scale_block, smaller
-from workers.inference.quantize.replace_linears import quantise
+from workers.inference.quantize.methods import scale_block, compress
+from workers.inference.quantize.replace_linears import quantize_decoder
 from workers.models.decoder import Decoder
 from workers.models.hf.saving import save_hugging_face
 from workers.models.qat import fake_quantise
@@ -160,7 +160,7 @@ def test_scales_change_no_output_and_gptq_loses_less_than_rounding(taught):
     ids = [batch(step, rows=1) for step in range(6)]
 
     def fresh() -> Decoder:
-        return load(source, precision="fp32", device=torch.device("cpu")).decoder
+        return load_model(source, precision="fp32", device=torch.device("cpu")).decoder
 
     plain, folded = fresh(), fresh()
     with torch.inference_mode():
@@ -173,7 +173,7 @@ def test_scales_change_no_output_and_gptq_loses_less_than_rounding(taught):
     errors: dict[str, float] = {}
     for method in ("int4", "gptq", "awq"):
         errors[method] = sum(
-            each["error"] for each in smaller(fresh(), method, ids, group=32).layers
+            each["error"] for each in compress(fresh(), method, ids, group=32).layers
         )
     assert errors["gptq"] < 0.8 * errors["int4"] and errors["awq"] < errors["int4"]
     weight, gram = torch.randn(8, 64), torch.eye(64)
@@ -204,7 +204,7 @@ def test_training_that_knows_of_rounding_loses_less_by_it():
         )
         for module in decoder.modules():
             module.__dict__.pop("forward", None)
-        quantise(decoder, "int4")
+        quantize_decoder(decoder, "int4")
         with torch.inference_mode():
             losses[aware] = float(
                 sum(loss_of(decoder, batch(step)) for step in range(1000, 1004)) / 4

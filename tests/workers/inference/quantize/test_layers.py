@@ -12,8 +12,8 @@ import torch
 
 from workers.contracts.specs.model import ModelSource, ModelSpec
 from workers.inference.model_loading import load_model
-from workers.inference.quantize.linears import Int4Linear, round_groups, rounded
-from workers.inference.quantize.replace_linears import quantise, weight_bytes
+from workers.inference.quantize.linears import Int4Linear, round_groups, quantize_linear
+from workers.inference.quantize.replace_linears import quantize_decoder, weight_bytes
 from workers.models.decoder import Decoder
 from workers.models.hf.saving import save_hugging_face
 from workers.models.qat import rounded_like
@@ -66,7 +66,7 @@ def test_a_layer_is_its_weight(kind, inputs, outputs, rows):
         torch.randn(shape, generator=generator) for shape in ((outputs, inputs), (outputs,))
     )
     x = torch.randn(2, rows, inputs, generator=generator)
-    layer = rounded(weight, kind, bias=bias, group=32)
+    layer = quantize_linear(weight, kind, bias=bias, group=32)
     wanted = x @ weight.T + bias
     got = layer(x)
     assert got.shape == wanted.shape and got.dtype == x.dtype
@@ -93,7 +93,7 @@ def test_four_bits_are_read_back_exactly_and_as_training_rounds_them(outputs):
     x = torch.randn(5, 64)
     torch.testing.assert_close(turned(x), layer(x[:, order]))
     torch.testing.assert_close(turned.weight[:, order], layer.weight)
-    torch.testing.assert_close(rounded_like(weight, "int8", 32), rounded(weight, "int8").weight)
+    torch.testing.assert_close(rounded_like(weight, "int8", 32), quantize_linear(weight, "int8").weight)
 
 
 class InMemory:
@@ -120,7 +120,7 @@ def test_a_decoder_of_few_bits_computes_nearly_the_same_in_less_memory(shape, ki
     ids = torch.arange(40).view(1, -1)
     with torch.inference_mode():
         wanted, before = decoder(ids), weight_bytes(decoder)
-        quantise(decoder, kind)
+        quantize_decoder(decoder, kind)
         got = decoder(ids)
     assert float((got - wanted).square().sum() / wanted.square().sum()) < (
         0.35 if kind == "int4" else 0.15 if kind == "fp8" else 0.01
@@ -136,7 +136,7 @@ def test_loading_in_few_bits_is_loading_and_rounding(kind, tmp_path: Path):
     loaded = load_model(
         ModelSource(path=str(tmp_path)), precision="fp32", device=device, quantize=kind
     ).decoder
-    quantise(decoder, kind)
+    quantize_decoder(decoder, kind)
     ids = torch.arange(30).view(1, -1)
     with torch.inference_mode():
         torch.testing.assert_close(loaded(ids), decoder(ids))

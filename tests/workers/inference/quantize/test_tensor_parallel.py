@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from workers.inference.quantize.linears import QuantisedLinear, layer_of, packed_as
+from workers.inference.quantize.linears import QuantizedLinear, build_layer, pack_weight
 from workers.inference.quantize.tensor_parallel import inputs, outputs
 from workers.models.hf.packed import Packed
 
@@ -21,11 +21,11 @@ def whole(kind: str, out: int, into: int, group: int = 32) -> Packed:
     weight = torch.randn(out, into, generator=torch.Generator().manual_seed(out + into))
     if kind == "low-rank":
         return Packed(kind, weight[:, :7].contiguous(), torch.randn(7, into))
-    return packed_as(kind, weight, group)
+    return pack_weight(kind, weight, group)
 
 
-def layer(packed: Packed) -> QuantisedLinear:
-    return layer_of(packed, None, torch.float32, CPU)
+def layer(packed: Packed) -> QuantizedLinear:
+    return build_layer(packed, None, torch.float32, CPU)
 
 
 @pytest.mark.parametrize(
@@ -76,7 +76,7 @@ def test_one_tile_may_be_shared_by_outputs():
     ("packed", "take", "span", "message"),
     [
         (whole("int4", 8, 64), inputs, (0, 24), "inputs 0 to 24 would divide groups of 32"),
-        (whole("w8a8", 8, 64), inputs, (0, 32), "rounded by the largest of all inputs"),
+        (whole("w8a8", 8, 64), inputs, (0, 32), "rounded by the maximum of all inputs"),
         (whole("fp8", 8, 300), inputs, (150, 300), "begin at input 150, inside a tile of 128"),
         (whole("fp8", 300, 8), outputs, (100, 200), "from 100 to 200 would divide tiles"),
     ],

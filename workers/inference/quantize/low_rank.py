@@ -1,9 +1,7 @@
-"""Linears as products of two thin ones, by the singular values of what they do to the inputs that
-occur.
+"""Low-rank factors of a linear, by a singular value decomposition weighted by its inputs.
 
-Truncation of W · L, with L · Lᵀ the inputs' Gram matrix, has the least error of outputs of all
-matrices of its rank
-(SVD-LLM, arXiv 2403.07378, section 3.1). Shapes: N outputs, K inputs, R rank.
+Truncating W · L, with L · Lᵀ the inputs' Gram matrix, minimises the output error among all matrices
+of that rank (SVD-LLM, arXiv 2403.07378, section 3.1). Shapes: N outputs, K inputs, R rank.
 """
 
 from __future__ import annotations
@@ -20,13 +18,13 @@ def low_rank(weight_NK: Tensor, gram_KK: Tensor, *, rank: int) -> Packed:
     lower = torch.linalg.cholesky(damped(gram_KK, 1e-3))
     left, values, right = torch.linalg.svd(weight_NK.float() @ lower, full_matrices=False)
     root = values[:rank].sqrt()
-    # right · L⁻¹, by solving from the other side
+    # right · L⁻¹
     back = torch.linalg.solve_triangular(lower, right[:rank], upper=False, left=False)
     factors = (left[:, :rank] * root, root.unsqueeze(1) * back)
-    return Packed("low-rank", *(each.to(weight_NK.dtype).contiguous() for each in factors))
+    return Packed("low-rank", *(x.to(weight_NK.dtype).contiguous() for x in factors))
 
 
 def rank_for(weight_NK: Tensor, keep: float) -> int:
-    """Such that the factors have the share `keep` of the weight's numbers."""
+    """The rank at which the factors have the share `keep` of the weight's numbers."""
     outputs, inputs = weight_NK.shape
     return max(1, int(keep * outputs * inputs / (outputs + inputs)))

@@ -73,9 +73,9 @@ __all__ = [
 def __getattr__(name: str) -> Any:
     if name not in _WHERE:
         raise AttributeError(f"module 'kernels' has no attribute {name!r}")
-    found = getattr(importlib.import_module(f"kernels.{_WHERE[name]}"), name)
-    globals()[name] = found
-    return found
+    value = getattr(importlib.import_module(f"kernels.{_WHERE[name]}"), name)
+    globals()[name] = value
+    return value
 
 
 def __dir__() -> list[str]:

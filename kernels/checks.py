@@ -26,27 +26,27 @@ def tensor(name: str, x: object) -> None:
         )
 
 
-def dtype_among(name: str, x: torch.Tensor, allowed: Iterable[torch.dtype] = FLOATS) -> None:
+def dtype_in(name: str, x: torch.Tensor, allowed: Iterable[torch.dtype] = FLOATS) -> None:
     """x's dtype must be one of those allowed; also refuses what is no tensor."""
     tensor(name, x)
     allowed = tuple(allowed)
     if x.dtype not in allowed:
-        words = ", ".join(str(d).removeprefix("torch.") for d in allowed)
+        text = ", ".join(str(d).removeprefix("torch.") for d in allowed)
         raise TypeError(
-            f"{name} is {str(x.dtype).removeprefix('torch.')}; it must be one of: {words}. Cast "
+            f"{name} is {str(x.dtype).removeprefix('torch.')}; it must be one of: {text}. Cast "
             "it first."
         )
 
 
 def same_dtype(**tensors: torch.Tensor) -> None:
     """All the tensors must have the dtype of the first."""
-    (first, lead), *rest = tensors.items()
-    tensor(first, lead)
+    (first, first_tensor), *rest = tensors.items()
+    tensor(first, first_tensor)
     for name, x in rest:
         tensor(name, x)
-        if x.dtype != lead.dtype:
+        if x.dtype != first_tensor.dtype:
             raise TypeError(
-                f"{name} is {x.dtype} and {first} is {lead.dtype}; they must be equal. Cast one "
+                f"{name} is {x.dtype} and {first} is {first_tensor.dtype}; they must be equal. Cast one "
                 "of them."
             )
 
@@ -54,13 +54,13 @@ def same_dtype(**tensors: torch.Tensor) -> None:
 def same_device(**tensors: torch.Tensor | None) -> None:
     """All the tensors must lie on the device of the first; None is passed over."""
     present = [(name, x) for name, x in tensors.items() if x is not None]
-    first, lead = present[0]
-    tensor(first, lead)
+    first, first_tensor = present[0]
+    tensor(first, first_tensor)
     for name, x in present[1:]:
         tensor(name, x)
-        if x.device != lead.device:
+        if x.device != first_tensor.device:
             raise ValueError(
-                f"{name} lies on {x.device} and {first} on {lead.device}; move them to one device."
+                f"{name} lies on {x.device} and {first} on {first_tensor.device}; move them to one device."
             )
 
 
@@ -68,9 +68,9 @@ def dims(name: str, x: torch.Tensor, *counts: int) -> None:
     """x must have one of these numbers of dimensions."""
     tensor(name, x)
     if x.dim() not in counts:
-        words = " or ".join(str(n) for n in counts)
+        text = " or ".join(str(n) for n in counts)
         raise ValueError(
-            f"{name} has {x.dim()} dimensions, shape {tuple(x.shape)}; it must have {words}."
+            f"{name} has {x.dim()} dimensions, shape {tuple(x.shape)}; it must have {text}."
         )
 
 
@@ -80,17 +80,17 @@ def shape(name: str, x: torch.Tensor, expected: tuple[int | None, ...], meaning:
     `meaning` names the dimensions.
     """
     tensor(name, x)
-    fits = x.dim() == len(expected) and all(
+    matches = x.dim() == len(expected) and all(
         e is None or e == s for s, e in zip(x.shape, expected, strict=True)
     )
-    if not fits:
-        words = ", ".join("any" if e is None else str(e) for e in expected)
+    if not matches:
+        text = ", ".join("any" if e is None else str(e) for e in expected)
         raise ValueError(
-            f"{name} has shape {tuple(x.shape)}; it must be ({words}){meaning and ' = ' + meaning}."
+            f"{name} has shape {tuple(x.shape)}; it must be ({text}){meaning and ' = ' + meaning}."
         )
 
 
-def at_least_one(name: str, x: torch.Tensor, dim: int) -> None:
+def non_empty(name: str, x: torch.Tensor, dim: int) -> None:
     """The dimension must not be empty."""
     if x.shape[dim] < 1:
         raise ValueError(f"{name} has shape {tuple(x.shape)}; dimension {dim} must not be empty.")
@@ -113,7 +113,7 @@ def contiguous(name: str, x: torch.Tensor) -> None:
         )
 
 
-def written(name: str, x: torch.Tensor) -> None:
+def not_expanded(name: str, x: torch.Tensor) -> None:
     """x, which is written in place, must not hold one number in two places, as an expanded tensor
     does.
     """
@@ -130,30 +130,32 @@ def pair(name: str, value: object) -> None:
         raise TypeError(f"{name} must be a pair of tensors, not {type(value).__name__}.")
 
 
-def integers(name: str, x: torch.Tensor) -> None:
+def integer_dtype(name: str, x: torch.Tensor) -> None:
     """x must hold int32 or int64."""
-    dtype_among(name, x, (torch.int32, torch.int64))
+    dtype_in(name, x, (torch.int32, torch.int64))
 
 
-def whole(name: str, value: int | None, least: int | None = 1, most: int | None = None) -> None:
+def integer(
+    name: str, value: int | None, minimum: int | None = 1, maximum: int | None = None
+) -> None:
     """The value must be a whole number within these bounds."""
     if isinstance(value, bool) or not isinstance(value, int):
         raise TypeError(f"{name} must be a whole number, not {value!r}.")
-    if (least is not None and value < least) or (most is not None and value > most):
-        bounds = f"at least {least}" if most is None else f"in {least} to {most}"
+    if (minimum is not None and value < minimum) or (maximum is not None and value > maximum):
+        bounds = f"at least {minimum}" if maximum is None else f"in {minimum} to {maximum}"
         raise ValueError(f"{name} is {value}; it must be {bounds}.")
 
 
-def flag(name: str, value: object) -> None:
+def boolean(name: str, value: object) -> None:
     """The value must be True or False."""
     if not isinstance(value, bool):
         raise TypeError(f"{name} must be True or False, not {value!r}.")
 
 
-def splits(value: int | None, most: int = 256) -> None:
+def splits(value: int | None, maximum: int = 256) -> None:
     """Parts of a sum that programs share, or None to have them chosen."""
     if value is not None:
-        whole("num_splits", value, 1, most)
+        integer("num_splits", value, 1, maximum)
 
 
 def positive(name: str, value: float, *, finite: bool = True) -> None:
@@ -185,7 +187,7 @@ def window(value: int | None) -> None:
         )
 
 
-def among(name: str, value: object, allowed: Iterable[object]) -> None:
+def one_of(name: str, value: object, allowed: Iterable[object]) -> None:
     """The value must be one of those allowed."""
     allowed = tuple(allowed)
     if value not in allowed:

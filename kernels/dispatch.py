@@ -17,13 +17,13 @@ import torch
 
 from kernels import tuning
 
-KNOWN = ("own", "torch", "reference", "cudnn", "flash", "efficient", "math", "compiled")
+KNOWN_BACKENDS = ("own", "torch", "reference", "cudnn", "flash", "efficient", "math", "compiled")
 """Every backend an operation may offer; a forced name that none has is refused as a slip of the pen."""
 
-MOST_RECORDS = 1024
+MAX_RECORDS = 1024
 """Distinct (operation, facts, backend) kept; later ones are counted together under facts {}."""
 
-MOST_SETTLED = 4096
+MAX_CACHED = 4096
 """Exact kinds of calls whose choice is remembered; others are looked at anew each time."""
 
 
@@ -52,7 +52,7 @@ class _Record:
 
 
 _records: dict[tuple[object, ...], _Record] = {}
-_settled: dict[tuple[object, ...], tuple[Any, _Record]] = {}
+_cached: dict[tuple[object, ...], tuple[Any, _Record]] = {}
 _variables: dict[bytes, bytes] = getattr(os.environ, "_data", {})
 forced_by_environment = (  # 0.05 us, where os.environ itself takes 0.5
     _variables.get if b"PATH" in _variables else lambda name: os.environ.get(name.decode())
@@ -74,7 +74,7 @@ def choose(
     """
     forced, by = (backend, "backend=") if backend is not None else _forced(op)
     if forced is not None:
-        chosen, reason = _take(op, forced, by, candidates)
+        chosen, reason = _select_forced(op, forced, by, candidates)
         if chosen is not None:
             _record(op, facts, chosen.backend, reason)
             return chosen
@@ -82,7 +82,7 @@ def choose(
     ranked = sorted(
         candidates, key=lambda c: order.index(c.backend) if c.backend in order else len(order)
     )
-    passed: list[str] = []
+    skipped: list[str] = []
     for candidate in ranked:
         if candidate.why_not is None:
             first = (
@@ -90,11 +90,11 @@ def choose(
                 if candidate.backend in order
                 else "first in the default order"
             )
-            reason = "; ".join(passed) if passed else first
+            reason = "; ".join(skipped) if skipped else first
             _record(op, facts, candidate.backend, reason)
             return candidate
-        passed.append(f"not {candidate.backend}: {candidate.why_not}")
-    raise BackendUnavailable(f"{op}: nothing here can run this call: {'; '.join(passed)}.")
+        skipped.append(f"not {candidate.backend}: {candidate.why_not}")
+    raise BackendUnavailable(f"{op}: nothing here can run this call: {'; '.join(skipped)}.")
 
 
 def explain() -> list[dict[str, object]]:
@@ -116,35 +116,35 @@ def explain() -> list[dict[str, object]]:
         ]
 
 
-def forget() -> None:
+def clear_records() -> None:
     """Empties what `explain` tells; for the start of a run."""
     with _lock:
         _records.clear()
-        _settled.clear()
+        _cached.clear()
 
 
-def repeated(kind: tuple[object, ...] | None) -> Any:
+def cached_choice(key: tuple[object, ...] | None) -> Any:
     """What was settled for calls of this kind, the call counted like those before it; None where
     nothing was.
     """
-    found = _settled.get(kind) if kind is not None else None
-    if found is None:
+    hit = _cached.get(key) if key is not None else None
+    if hit is None:
         return None
-    found[1].calls += 1
-    return found[0]
+    hit[1].calls += 1
+    return hit[0]
 
 
-def settle(kind: tuple[object, ...] | None, value: Any) -> None:
+def cache_choice(key: tuple[object, ...] | None, value: Any) -> None:
     """Remember `value` for all calls of a kind, right after a `choose` whose outcome it rests on.
 
-    `kind` holds whatever checks and choice look at, so that looking once is enough; None settles
+    `key` holds whatever checks and choice look at, so that looking once is enough; None settles
     nothing.
     """
-    if kind is not None and len(_settled) < MOST_SETTLED:
-        _settled[kind] = value, _latest.record
+    if key is not None and len(_cached) < MAX_CACHED:
+        _cached[key] = value, _latest.record
 
 
-def cpu_kind(
+def cpu_call_key(
     op: str, tensors: Sequence[torch.Tensor | None], *options: object
 ) -> tuple[object, ...] | None:
     """What checks and choice rest on for a call on a CPU whose strides do not matter; None for any
@@ -154,22 +154,22 @@ def cpu_kind(
     """
     if torch.compiler.is_compiling():
         return None
-    told: list[object] = [op, forced_by_environment(b"KERNELS_BACKEND"), torch.is_grad_enabled()]
+    key: list[object] = [op, forced_by_environment(b"KERNELS_BACKEND"), torch.is_grad_enabled()]
     for x in tensors:
         if x is None:
-            told.append(None)
+            key.append(None)
         elif isinstance(x, torch.Tensor) and x.is_cpu:
-            told += (x.shape, x.dtype, x.layout, x.requires_grad)
+            key += (x.shape, x.dtype, x.layout, x.requires_grad)
         else:
             return None
-    for each in options:
-        if each is not None and not isinstance(each, (int, float, str)):
+    for option in options:
+        if option is not None and not isinstance(option, (int, float, str)):
             return None
-        told += (each, type(each))
-    return tuple(told)
+        key += (option, type(option))
+    return tuple(key)
 
 
-def note(op: str, facts: dict[str, object], backend: str, reason: str) -> None:
+def record_choice(op: str, facts: dict[str, object], backend: str, reason: str) -> None:
     """A call that somebody else than `choose` decided about, for `explain`."""
     _record(op, facts, backend, reason)
 
@@ -182,8 +182,10 @@ def _forced(op: str) -> tuple[str | None, str]:
     everywhere: str | None = None
     for part in text.split(","):
         name, _, value = part.strip().rpartition("=")
-        if value not in KNOWN:
-            raise ValueError(f"KERNELS_BACKEND names {value!r}; known are: {', '.join(KNOWN)}.")
+        if value not in KNOWN_BACKENDS:
+            raise ValueError(
+                f"KERNELS_BACKEND names {value!r}; known are: {', '.join(KNOWN_BACKENDS)}."
+            )
         if name == op:
             return value, f"KERNELS_BACKEND={op}="
         if not name:
@@ -191,7 +193,7 @@ def _forced(op: str) -> tuple[str | None, str]:
     return everywhere, "KERNELS_BACKEND="
 
 
-def _take(
+def _select_forced(
     op: str, forced: str, by: str, candidates: Sequence[Candidate]
 ) -> tuple[Candidate | None, str]:
     for candidate in candidates:
@@ -240,7 +242,7 @@ def _count(key: tuple[object, ...], facts: dict[str, object], reason: str) -> No
     record = _records.get(key)
     if record is None:
         with _lock:
-            if len(_records) >= MOST_RECORDS and key not in _records:
+            if len(_records) >= MAX_RECORDS and key not in _records:
                 key, facts, reason = (key[0], key[1]), {}, "more kinds of calls than are told apart"
             record = _records.setdefault(key, _Record(dict(facts), reason))
     record.calls += 1

@@ -5,7 +5,7 @@ Breaches: spilled registers without a reason, shared memory above the architectu
 instruction that
 was expected and is missing, a configuration that does not compile. Finds configurations in each
 module of this
-package that has `shipped(arch) -> list[Shipped]`; knows no operation.
+package that has `shipped(arch) -> list[ShippedKernel]`; knows no operation.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ from typing import Any
 
 import kernels
 from kernels import runtime, tuning
-from kernels.shipped import Shipped
+from kernels.shipped import ShippedKernel
 
 PROCESSES = 2
 
 
 @dataclass(frozen=True)
-class Told:
+class CompileResult:
     """What the compiler made of one configuration."""
 
     op: str
@@ -46,23 +46,23 @@ class Told:
     breaches: list[str]
 
 
-def modules(only: str | None = None) -> list[str]:
+def shipping_modules(only: str | None = None) -> list[str]:
     """Names of all modules that ship configurations; of those alone that name an operation, where
     one is given.
     """
     root = Path(kernels.__file__).parent
-    found = []
+    matches = []
     for path in sorted(root.rglob("*.py")):
         inside = path.relative_to(root)
         text = path.read_text()
         if "\ndef shipped(" in text and (only is None or f'"{only}"' in text):
-            found.append(
+            matches.append(
                 ".".join(("kernels", *inside.with_suffix("").parts)).removesuffix(".__init__")
             )
-    return found
+    return matches
 
 
-def compiled(one: Shipped, arch: str) -> Told:
+def compile_kernel(shipped_kernel: ShippedKernel, arch: str) -> CompileResult:
     """Compiles one configuration for `arch` and judges it."""
     import triton
     from triton.backends.compiler import GPUTarget
@@ -71,37 +71,50 @@ def compiled(one: Shipped, arch: str) -> Told:
     started = time.perf_counter()
     signature: dict[str, str] = {}
     attributes: dict[tuple[int, ...], list[list[Any]]] = {}
-    for index, name in enumerate(one.fn.arg_names):
-        if name in one.constexprs:
+    for index, name in enumerate(shipped_kernel.fn.arg_names):
+        if name in shipped_kernel.constexprs:
             signature[name] = "constexpr"
             continue
-        if name not in one.signature:
+        if name not in shipped_kernel.signature:
             raise KeyError(
-                f"{one.op}/{one.name}: argument {name!r} stands neither in signature nor in "
+                f"{shipped_kernel.op}/{shipped_kernel.name}: argument {name!r} stands neither in signature nor in "
                 "constexprs."
             )
-        kind, _, multiple = one.signature[name].partition(":")
+        kind, _, multiple = shipped_kernel.signature[name].partition(":")
         signature[name] = kind
         if kind.startswith("*") or multiple:
             attributes[(index,)] = [["tt.divisibility", int(multiple or 16)]]
-    source = ASTSource(one.fn, signature, dict(one.constexprs), attributes)
+    source = ASTSource(shipped_kernel.fn, signature, dict(shipped_kernel.constexprs), attributes)
     target = GPUTarget("cuda", int(arch.removeprefix("sm_")), 32)
     try:
         kernel: Any = triton.compile(
             source,
             target=target,
-            options={"num_warps": one.num_warps, "num_stages": one.num_stages},
+            options={
+                "num_warps": shipped_kernel.num_warps,
+                "num_stages": shipped_kernel.num_stages,
+            },
         )
     except Exception as error:
         message = str(error).strip().splitlines()
         text = f"does not compile: {type(error).__name__}: {' '.join(message[-3:])[:400]}"
-        return Told(one.op, one.name, arch, 0, 0, 0, {}, time.perf_counter() - started, [text])
+        return CompileResult(
+            shipped_kernel.op,
+            shipped_kernel.name,
+            arch,
+            0,
+            0,
+            0,
+            {},
+            time.perf_counter() - started,
+            [text],
+        )
     registers, stack = _resources(kernel.asm["cubin"])
     ptx: str = kernel.asm["ptx"]
     shared = int(kernel.metadata.shared)
-    return Told(
-        one.op,
-        one.name,
+    return CompileResult(
+        shipped_kernel.op,
+        shipped_kernel.name,
         arch,
         registers,
         stack,
@@ -111,18 +124,20 @@ def compiled(one: Shipped, arch: str) -> Told:
             for w in ("wgmma.mma_async", "mma.sync", "cp.async", "setmaxnreg")
         },
         round(time.perf_counter() - started, 2),
-        _breaches(one, arch, stack, shared, ptx),
+        _breaches(shipped_kernel, arch, stack, shared, ptx),
     )
 
 
-def _breaches(one: Shipped, arch: str, stack: int, shared: int, ptx: str) -> list[str]:
+def _breaches(
+    shipped_kernel: ShippedKernel, arch: str, stack: int, shared: int, ptx: str
+) -> list[str]:
     message = []
-    if stack and one.spills_ok is None:
+    if stack and shipped_kernel.spills_ok is None:
         message.append(
             f"spills {stack} bytes of registers a thread; smaller blocks or more warps, or give "
             "spills_ok."
         )
-    if not stack and one.spills_ok is not None:
+    if not stack and shipped_kernel.spills_ok is not None:
         message.append("spills nothing any more; remove spills_ok.")
     limit = runtime.shared_memory_limit(arch)
     if shared > limit:
@@ -130,7 +145,11 @@ def _breaches(one: Shipped, arch: str, stack: int, shared: int, ptx: str) -> lis
             f"wants {shared:,} bytes of shared memory; {arch} has {limit:,}. Fewer stages or "
             "smaller blocks."
         )
-    message += [f"has no {word} in its PTX." for word in one.expects if word not in ptx]
+    message += [
+        f"has no {instruction} in its PTX."
+        for instruction in shipped_kernel.expects
+        if instruction not in ptx
+    ]
     return message
 
 
@@ -144,7 +163,7 @@ def _resources(cubin: bytes) -> tuple[int, int]:
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_bytes(cubin)
     try:
-        told = subprocess.run(
+        results = subprocess.run(
             [knobs.nvidia.cuobjdump.path, "--dump-resource-usage", str(path)],
             capture_output=True,
             text=True,
@@ -152,30 +171,32 @@ def _resources(cubin: bytes) -> tuple[int, int]:
         ).stdout
     finally:
         path.unlink()
-    found = re.search(r"REG:(\d+).*?STACK:(\d+)", told)
-    if found is None:
-        raise RuntimeError(f"cuobjdump told no resource usage:\n{told[:500]}")
-    return int(found[1]), int(found[2])
+    matches = re.search(r"REG:(\d+).*?STACK:(\d+)", results)
+    if matches is None:
+        raise RuntimeError(f"cuobjdump told no resource usage:\n{results[:500]}")
+    return int(matches[1]), int(matches[2])
 
 
-def _one(job: tuple[str, int, str]) -> Told:
+def _compile_job(job: tuple[str, int, str]) -> CompileResult:
     module, index, arch = job
-    return compiled(importlib.import_module(module).shipped(arch)[index], arch)
+    return compile_kernel(importlib.import_module(module).shipped(arch)[index], arch)
 
 
-def judge(arch: str, only: str | None = None, processes: int = PROCESSES) -> list[Told]:
+def compile_all(
+    arch: str, only: str | None = None, processes: int = PROCESSES
+) -> list[CompileResult]:
     """Compiles everything shipped for `arch` (or one operation's); results come cached by triton."""
     os.environ.setdefault("TRITON_CACHE_DIR", str(tuning.cache_home() / "triton"))
     jobs = [
         (module, index, arch)
-        for module in modules(only)
-        for index, one in enumerate(importlib.import_module(module).shipped(arch))
-        if only is None or one.op == only
+        for module in shipping_modules(only)
+        for index, shipped_kernel in enumerate(importlib.import_module(module).shipped(arch))
+        if only is None or shipped_kernel.op == only
     ]
     if processes == 1 or len(jobs) < 3:
-        return [_one(job) for job in jobs]
+        return [_compile_job(job) for job in jobs]
     with ProcessPoolExecutor(processes, multiprocessing.get_context("spawn")) as pool:
-        return list(pool.map(_one, jobs))
+        return list(pool.map(_compile_job, jobs))
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -185,28 +206,28 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--arch", default="sm_90", help="sm_80, sm_90, …")
     parser.add_argument("--only", metavar="OP", help="one operation")
     parser.add_argument("--json", action="store_true", help="one JSON document and nothing else")
-    asked = parser.parse_args(arguments)
-    if not re.fullmatch(r"sm_\d+", asked.arch):
-        parser.error(f"--arch is {asked.arch!r}; it must look like sm_90.")
+    args = parser.parse_args(arguments)
+    if not re.fullmatch(r"sm_\d+", args.arch):
+        parser.error(f"--arch is {args.arch!r}; it must look like sm_90.")
     if not runtime.HAS_TRITON:
         parser.error(
             "triton is not installed, so nothing can be compiled: pip install triton==3.6.0"
         )
     if runtime.INTERPRET:
         parser.error("TRITON_INTERPRET is set, so nothing can be compiled: unset it.")
-    told = judge(asked.arch, asked.only)
-    if asked.only and not told:
-        parser.error(f"no operation {asked.only!r} ships configurations.")
-    breaches = [(t, message) for t in told for message in t.breaches]
-    if asked.json:
+    results = compile_all(args.arch, args.only)
+    if args.only and not results:
+        parser.error(f"no operation {args.only!r} ships configurations.")
+    breaches = [(t, message) for t in results for message in t.breaches]
+    if args.json:
         print(
             json.dumps(
-                {"arch": asked.arch, "ok": not breaches, "kernels": [asdict(t) for t in told]},
+                {"arch": args.arch, "ok": not breaches, "kernels": [asdict(t) for t in results]},
                 indent=1,
             )
         )
     else:
-        for t in told:
+        for t in results:
             tensor_core = (
                 "wgmma"
                 if t.instructions.get("wgmma.mma_async")
@@ -216,7 +237,7 @@ def main(arguments: list[str] | None = None) -> int:
                 f"{t.op:24} {t.name:36} {t.registers:4d} registers {t.spilled_bytes:5d} B spilled "
                 f"{t.shared_bytes:8,d} B shared  {tensor_core:6} {t.seconds:5.1f} s"
             )
-        print(f"{len(told)} configurations for {asked.arch}, {len(breaches)} breaches.")
+        print(f"{len(results)} configurations for {args.arch}, {len(breaches)} breaches.")
     for t, message in breaches:
         print(f"{t.op}/{t.name} on {t.arch}: {message}", file=sys.stderr)
     return 1 if breaches else 0

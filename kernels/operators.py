@@ -21,11 +21,11 @@ Run = Callable[[], Sequence[Tensor]]
 # defined by hand, since torch.library.custom_op loads torch's compiler at the first call: seconds a
 # process
 _LIBRARY: Any = torch.library.Library("kernels", "FRAGMENT")  # type: ignore[no-untyped-call]
-_waiting: dict[int, Run] = {}
-_numbers = itertools.count()
+_pending_calls: dict[int, Run] = {}
+_call_ids = itertools.count()
 
 
-def visible(
+def call_as_operator(
     name: str, inputs: Sequence[Tensor | None], run: Run, *, flops: int = 0
 ) -> list[Tensor]:
     """What `run()` makes of `inputs`, as one call of `torch.ops.kernels.<name>` where a dispatch
@@ -38,20 +38,18 @@ def visible(
     """
     if torch.compiler.is_compiling() or not torch._C._len_torch_dispatch_stack():
         return list(run())
-    number = next(_numbers)
-    _waiting[number] = run
+    call_id = next(_call_ids)
+    _pending_calls[call_id] = run
     try:
-        made: list[Tensor] = operator(name)(
-            [each for each in inputs if each is not None], number, flops
-        )
-        return made
+        outputs: list[Tensor] = operator(name)([x for x in inputs if x is not None], call_id, flops)
+        return outputs
     finally:
-        del _waiting[number]
+        del _pending_calls[call_id]
 
 
 @functools.cache
 def operator(name: str) -> Any:
-    """The overload that `visible` calls by this name: `(Tensor[] inputs, int call, int flops) ->
+    """The overload that `call_as_operator` calls by this name: `(Tensor[] inputs, int call, int flops) ->
     Tensor[]`.
     """
     _LIBRARY.define(f"{name}(Tensor[] inputs, int call, int flops) -> Tensor[]")
@@ -64,7 +62,7 @@ def operator(name: str) -> Any:
 
 
 def _run(inputs: list[Tensor], call: int, flops: int) -> list[Tensor]:
-    return list(_waiting[call]())
+    return list(_pending_calls[call]())
 
 
 def _flops(inputs: list[Tensor], call: int, flops: int, *_: Any, **__: Any) -> int:

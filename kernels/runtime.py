@@ -34,9 +34,9 @@ _SHARED_MEMORY_BYTES = {
 }
 
 
-def mode(where: torch.Tensor | torch.device) -> Mode:
+def mode(location: torch.Tensor | torch.device) -> Mode:
     """How an own kernel would run on this tensor's device; "reference" when it cannot."""
-    device = where.device if isinstance(where, torch.Tensor) else where
+    device = location.device if isinstance(location, torch.Tensor) else location
     if not HAS_TRITON:
         return "reference"
     if device.type == "cpu":
@@ -44,18 +44,20 @@ def mode(where: torch.Tensor | torch.device) -> Mode:
     return "gpu" if device.type == "cuda" and _has_gpu() and not INTERPRET else "reference"
 
 
-def cannot(where: torch.Tensor | torch.device, *others: torch.Tensor | None) -> str | None:
+def why_not(
+    location: torch.Tensor | torch.device, *other_tensors: torch.Tensor | None
+) -> str | None:
     """Why an own kernel cannot run there, in words; None when it can.
 
-    `others`: further tensors of the call.
+    `other_tensors`: further tensors of the call.
     """
-    for x in (where, *others):
+    for x in (location, *other_tensors):
         if isinstance(x, torch.Tensor) and type(x) not in (torch.Tensor, torch.nn.Parameter):
             # DTensor, FakeTensor, …
             return f"a {type(x).__name__}, whose numbers a kernel does not see"
-    if mode(where) != "reference":
+    if mode(location) != "reference":
         return None
-    device = where.device if isinstance(where, torch.Tensor) else where
+    device = location.device if isinstance(location, torch.Tensor) else location
     if not HAS_TRITON:
         return "triton is not installed"
     if device.type == "cpu":
@@ -76,7 +78,7 @@ def _has_gpu() -> bool:
 
 
 @functools.cache
-def _arch_of(index: int) -> str:
+def _device_arch(index: int) -> str:
     major, minor = torch.cuda.get_device_capability(index)
     return f"sm_{major}{minor}"
 
@@ -87,7 +89,7 @@ def arch(device: torch.device | None = None) -> str:
         return "interpret"
     if not _has_gpu() or (device is not None and device.type != "cuda"):
         return "cpu"
-    return _arch_of(device_key(device) if device is not None else torch.cuda.current_device())
+    return _device_arch(device_key(device) if device is not None else torch.cuda.current_device())
 
 
 def has_fp8(arch: str) -> bool:
@@ -96,7 +98,7 @@ def has_fp8(arch: str) -> bool:
 
 
 @functools.cache
-def _sm_count_of(index: int) -> int:
+def _device_sm_count(index: int) -> int:
     return torch.cuda.get_device_properties(index).multi_processor_count
 
 
@@ -106,7 +108,9 @@ def sm_count(device: torch.device | None = None) -> int:
     """
     if INTERPRET or not _has_gpu() or (device is not None and device.type != "cuda"):
         return 4
-    return _sm_count_of(device_key(device) if device is not None else torch.cuda.current_device())
+    return _device_sm_count(
+        device_key(device) if device is not None else torch.cuda.current_device()
+    )
 
 
 def shared_memory_limit(arch: str) -> int:
@@ -114,7 +118,7 @@ def shared_memory_limit(arch: str) -> int:
     return _SHARED_MEMORY_BYTES.get(arch, min(_SHARED_MEMORY_BYTES.values()))
 
 
-def on(tensor: torch.Tensor) -> AbstractContextManager[object]:
+def device_guard(tensor: torch.Tensor) -> AbstractContextManager[object]:
     """Makes the tensor's device the current one for a launch; Triton launches on the current device
     only.
     """

@@ -11,7 +11,7 @@ from typing import Any
 
 
 @dataclass(frozen=True)
-class Shipped:
+class ShippedKernel:
     """One kernel with its types and constants.
 
     `signature`: argument -> triton type ("*bf16", "fp32", "i32"), constexprs left out. Pointers

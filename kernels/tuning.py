@@ -24,15 +24,15 @@ Config = dict[str, Any]
 Rule = Callable[[str, dict[str, Any]], Config]
 
 _HERE = Path(__file__).parent
-Tries = Callable[[str, dict[str, Any]], list[Config]]
+CandidateFunction = Callable[[str, dict[str, Any]], list[Config]]
 
 _rules: dict[str, Rule] = {}
-_tries: dict[str, Tries] = {}
-_watching: list[list[tuple[str, dict[str, Any]]]] = []
+_candidates: dict[str, CandidateFunction] = {}
+_recorders: list[list[tuple[str, dict[str, Any]]]] = []
 _overrides: dict[str, Config] = {}
-_chosen: dict[tuple[object, ...], Config] = {}
+_cached: dict[tuple[object, ...], Config] = {}
 
-MOST_REMEMBERED = 4096
+MAX_CACHED_CONFIGS = 4096
 """Configurations kept ready by their exact facts; further ones are looked up anew each time."""
 
 
@@ -51,48 +51,48 @@ def rule(op: str) -> Callable[[Rule], Rule]:
     return register
 
 
-def tries(op: str) -> Callable[[Tries], Tries]:
+def candidates(op: str) -> Callable[[CandidateFunction], CandidateFunction]:
     """Registers a function (arch, facts) -> changes to the rule's configuration that `make gpu` may
     measure.
     """
 
-    def register(function: Tries) -> Tries:
-        _tries[op] = function
+    def register(function: CandidateFunction) -> CandidateFunction:
+        _candidates[op] = function
         return function
 
     return register
 
 
-def to_try(op: str, facts: dict[str, Any]) -> list[Config]:
+def candidates_for(op: str, facts: dict[str, Any]) -> list[Config]:
     """The changes worth measuring for these facts; none where the operation registered none."""
-    return _tries[op](runtime.arch(), facts) if op in _tries else []
+    return _candidates[op](runtime.arch(), facts) if op in _candidates else []
 
 
 @contextlib.contextmanager
-def watch() -> Iterator[list[tuple[str, dict[str, Any]]]]:
+def record_lookups() -> Iterator[list[tuple[str, dict[str, Any]]]]:
     """Within the block the list fills with (op, facts) of each configuration that is asked for."""
-    asked: list[tuple[str, dict[str, Any]]] = []
-    _watching.append(asked)
+    lookups: list[tuple[str, dict[str, Any]]] = []
+    _recorders.append(lookups)
     try:
-        yield asked
+        yield lookups
     finally:
-        _watching.remove(asked)
+        _recorders.remove(lookups)
 
 
 def config(op: str, **facts: Any) -> Config:
     """The configuration (block sizes, num_warps, num_stages, …) to launch `op` with for these
     facts.
     """
-    for asked in _watching:
-        asked.append((op, facts))
+    for lookups in _recorders:
+        lookups.append((op, facts))
     key = (op, *facts.items())
-    chosen = _chosen.get(key)
+    chosen = _cached.get(key)
     if chosen is None:
         arch = runtime.arch()
         chosen = dict(_rules[op](arch, facts)) if op in _rules else {}
-        chosen.update(_row(arch, op, bucket(facts)))
-        if len(_chosen) < MOST_REMEMBERED:
-            _chosen[key] = chosen
+        chosen.update(_table_row(arch, op, bucket(facts)))
+        if len(_cached) < MAX_CACHED_CONFIGS:
+            _cached[key] = chosen
     return {**chosen, **_overrides.get(op, {})}
 
 
@@ -101,9 +101,9 @@ def order(op: str, facts: dict[str, Any]) -> list[str]:
     arch = runtime.arch()
     for table in _tables(arch):
         rows = table.get("order", {}).get(op, {})
-        found = rows.get(bucket(facts), rows.get("*"))
-        if found:
-            return list(found)
+        backends = rows.get(bucket(facts), rows.get("*"))
+        if backends:
+            return list(backends)
     return []
 
 
@@ -130,7 +130,7 @@ def round_up(n: int) -> int:
 
 def bucket(facts: dict[str, Any]) -> str:
     """The key of a table's row: names in order, integers as their bucket."""
-    return " ".join(f"{k}={_word(v)}" for k, v in sorted(facts.items()))
+    return " ".join(f"{k}={_bucket_value(v)}" for k, v in sorted(facts.items()))
 
 
 def save(op: str, facts: dict[str, Any], values: Config) -> Path:
@@ -143,7 +143,7 @@ def save(op: str, facts: dict[str, Any], values: Config) -> Path:
     partial.write_text(json.dumps(table, indent=1, sort_keys=True))
     partial.replace(path)
     _tables.cache_clear()
-    _chosen.clear()
+    _cached.clear()
     return path
 
 
@@ -171,13 +171,13 @@ def source_hash() -> str:
     return digest.hexdigest()[:16]
 
 
-def _word(value: Any) -> str:
+def _bucket_value(value: Any) -> str:
     if isinstance(value, bool):
         return str(int(value))
     return str(round_up(value)) if isinstance(value, int) else str(value).removeprefix("torch.")
 
 
-def _row(arch: str, op: str, key: str) -> Config:
+def _table_row(arch: str, op: str, key: str) -> Config:
     for table in _tables(arch):
         rows = table.get("configs", {}).get(op, {})
         if key in rows:

@@ -3,6 +3,6 @@ them.
 """
 
 from kernels.attention.api import attention, attention_varlen
-from kernels.attention.spec import bounds_hold
+from kernels.attention.spec import mark_bounds_checked
 
-__all__ = ["attention", "attention_varlen", "bounds_hold"]
+__all__ = ["attention", "attention_varlen", "mark_bounds_checked"]

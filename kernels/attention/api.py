@@ -17,11 +17,18 @@ from torch import Tensor
 
 from kernels import checks, tuning
 from kernels.attention.reference import reference
-from kernels.attention.spec import Bounds, Form, check_dense, check_varlen, form_of, head_dim
+from kernels.attention.spec import (
+    AttentionSpec,
+    Bounds,
+    check_dense,
+    check_varlen,
+    head_dim,
+    make_spec,
+)
 from kernels.attention.torch_backends import cuda, flash_cpu
-from kernels.attention.torch_backends.blockwise import blocks
+from kernels.attention.torch_backends.blockwise import blockwise
 from kernels.attention.triton_kernels import autograd
-from kernels.dispatch import Candidate, choose, repeated, settle
+from kernels.dispatch import Candidate, cache_choice, cached_choice, choose
 
 Result = Tensor | tuple[Tensor, Tensor]
 UNCAPPED = 0.0  # the very object: a call that leaves `softcap` alone is recognised by it
@@ -57,31 +64,31 @@ def attention(
     Raises TypeError or ValueError before any launch, BackendUnavailable for a backend that cannot.
     """
     if window is None and softcap is UNCAPPED and return_lse is False and backend is None:
-        out = flash_cpu.recognised(q, k, v, causal, scale)
+        out = flash_cpu.run_cached(q, k, v, causal, scale)
         if out is not None:
             return out
     options = (causal, window, scale, softcap, return_lse, backend)
-    kind = None if torch.compiler.is_compiling() else _kind((q, k, v), options)
-    known = repeated(kind)
-    if known is None:
-        checks.flag("return_lse", return_lse)
+    key = None if torch.compiler.is_compiling() else _call_key((q, k, v), options)
+    cached = cached_choice(key)
+    if cached is None:
+        checks.boolean("return_lse", return_lse)
         check_dense(q, k, v)
-        form = form_of(q.shape[-1], causal, window, scale, softcap)
-        chosen = _choose("attention", q, k, v, None, form, return_lse, backend, kind)
+        spec = make_spec(q.shape[-1], causal, window, scale, softcap)
+        chosen = _choose("attention", q, k, v, None, spec, return_lse, backend, key)
     else:
-        chosen, form = known
+        chosen, spec = cached
     if (
         chosen == "flash"
         and not return_lse
         and q.device.type == "cpu"
-        and flash_cpu.plain(q, k, v, form)
+        and flash_cpu.is_plain(q, k, v, spec)
     ):
-        if known is None and backend is None:
-            settle(flash_cpu.plain_kind(q, k, v, causal, scale), flash_cpu.how(q, k, form))
-        return flash_cpu.front_door(q, k, v, form)
+        if cached is None and backend is None:
+            cache_choice(flash_cpu.plain_call_key(q, k, v, causal, scale), flash_cpu.sdpa_options(q, k, spec))
+        return flash_cpu.sdpa(q, k, v, spec)
     if chosen in ("cudnn", "efficient"):
-        return cuda.door(chosen, q, k, v, form)
-    out, lse = _run(chosen, q, k, v, None, form)
+        return cuda.sdpa(chosen, q, k, v, spec)
+    out, lse = _run(chosen, q, k, v, None, spec)
     return (out, lse) if return_lse else out
 
 
@@ -110,13 +117,13 @@ def attention_varlen(
     the bounds are read
     back once for each tensor of them, except while a CUDA graph is captured.
     """
-    checks.flag("return_lse", return_lse)
+    checks.boolean("return_lse", return_lse)
     cu_q, cu_k = check_varlen(q, k, v, cu_q, cu_k, max_q, max_k)
-    form = form_of(q.shape[-1], causal, window, scale, softcap)
+    spec = make_spec(q.shape[-1], causal, window, scale, softcap)
     bounds = Bounds(cu_q, cu_k, max_q, max_k)
     one = q.unsqueeze(0), k.unsqueeze(0), v.unsqueeze(0)
-    chosen = _choose("attention_varlen", *one, bounds, form, return_lse, backend)
-    out, lse = _run(chosen, *one, bounds, form)
+    chosen = _choose("attention_varlen", *one, bounds, spec, return_lse, backend)
+    out, lse = _run(chosen, *one, bounds, spec)
     return (out.squeeze(0), lse.squeeze(0)) if return_lse else out.squeeze(0)
 
 
@@ -126,10 +133,10 @@ def _choose(
     k: Tensor,
     v: Tensor,
     bounds: Bounds | None,
-    form: Form,
+    spec: AttentionSpec,
     wants_lse: bool,
     backend: str | None,
-    kind: tuple[object, ...] | None = None,
+    key: tuple[object, ...] | None = None,
 ) -> str:
     grad = torch.is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad)
     facts: dict[str, object] = {
@@ -138,27 +145,27 @@ def _choose(
         "head_dim": head_dim(q, v),
         "queries": tuning.round_up(bounds.max_q if bounds else q.shape[1]),
         "keys": tuning.round_up(bounds.max_k if bounds else k.shape[1]),
-        "causal": form.causal,
-        "window": form.window > 0,
-        "softcap": form.softcap > 0,
+        "causal": spec.causal,
+        "window": spec.window > 0,
+        "softcap": spec.softcap > 0,
         "lse": wants_lse,
         "grad": grad,
     }
-    chosen = choose(op, facts, _candidates(q, k, v, bounds, form, wants_lse, grad), backend).backend
-    settle(kind, (chosen, form))
+    chosen = choose(op, facts, _candidates(q, k, v, bounds, spec, wants_lse, grad), backend).backend
+    cache_choice(key, (chosen, spec))
     return chosen
 
 
-def _kind(
+def _call_key(
     tensors: tuple[Tensor, Tensor, Tensor], options: tuple[object, ...]
 ) -> tuple[object, ...] | None:
     """All that checks and choice rest on; None for what is wrong. Looking at a call anew takes 40
     us on a CPU,
     recognising it 14."""
-    if not all(each is None or isinstance(each, (int, float, str)) for each in options):
+    if not all(option is None or isinstance(option, (int, float, str)) for option in options):
         return None
     grad = torch.is_grad_enabled()
-    told: list[object] = [
+    key: list[object] = [
         "attention",
         os.environ.get("KERNELS_BACKEND"),
         *options,
@@ -167,12 +174,18 @@ def _kind(
     for x in tensors:
         if not isinstance(x, Tensor):
             return None
-        told += (x.shape, x.stride(), x.dtype, x.device, grad and x.requires_grad, type(x))
-    return tuple(told)
+        key += (x.shape, x.stride(), x.dtype, x.device, grad and x.requires_grad, type(x))
+    return tuple(key)
 
 
 def _candidates(
-    q: Tensor, k: Tensor, v: Tensor, bounds: Bounds | None, form: Form, wants_lse: bool, grad: bool
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    bounds: Bounds | None,
+    spec: AttentionSpec,
+    wants_lse: bool,
+    grad: bool,
 ) -> list[Candidate]:
     """In the order that stands where nothing was measured (README: published figures of H100).
 
@@ -180,55 +193,62 @@ def _candidates(
     slower: windows, packed
     sequences, forward alone; FlashAttention-2's backward leads in training.
     """
-    own_ = Candidate("own", autograd.why_not(q, v))
-    last = Candidate("reference")  # holds every score at once; math, before it, takes everything
+    own_candidate = Candidate("own", autograd.why_not(q, v))
+    reference_candidate = Candidate(
+        "reference"
+    )  # holds every score at once; math, before it, takes everything
     if q.device.type != "cuda":
-        return [own_, Candidate("flash", _flash_off_cuda_why_not(q, form)), Candidate("math"), last]
-    doors = {
-        b: Candidate(b, cuda.door_why_not(b, q, k, v, bounds, form, wants_lse))
+        return [
+            own_candidate,
+            Candidate("flash", _flash_off_cuda_why_not(q, spec)),
+            Candidate("math"),
+            reference_candidate,
+        ]
+    sdpa = {
+        b: Candidate(b, cuda.sdpa_why_not(b, q, k, v, bounds, spec, wants_lse))
         for b in ("cudnn", "efficient")
     }
-    flash = Candidate("flash", cuda.flash_why_not(q, k, v, form, wants_lse and grad))
-    if bounds is not None or form.window or not grad:
-        middle = [own_, flash]
+    flash = Candidate("flash", cuda.flash_why_not(q, k, v, spec, wants_lse and grad))
+    if bounds is not None or spec.window or not grad:
+        preferred = [own_candidate, flash]
     else:
-        middle = [flash, own_]
+        preferred = [flash, own_candidate]
     # exact fp32 products run outside the tensor cores: torch's kernel is tuned for them
     if q.dtype is torch.float32:
-        middle = [doors["efficient"], *middle]
-    return [doors["cudnn"], *middle, doors["efficient"], Candidate("math"), last]
+        preferred = [sdpa["efficient"], *preferred]
+    return [sdpa["cudnn"], *preferred, sdpa["efficient"], Candidate("math"), reference_candidate]
 
 
-def _flash_off_cuda_why_not(q: Tensor, form: Form) -> str | None:
+def _flash_off_cuda_why_not(q: Tensor, spec: AttentionSpec) -> str | None:
     return (
-        flash_cpu.why_not(form)
+        flash_cpu.why_not(spec)
         if q.device.type == "cpu"
         else f"no kernel of torch's for {q.device.type} tensors"
     )
 
 
 def _run(
-    backend: str, q: Tensor, k: Tensor, v: Tensor, bounds: Bounds | None, form: Form
+    backend: str, q: Tensor, k: Tensor, v: Tensor, bounds: Bounds | None, spec: AttentionSpec
 ) -> tuple[Tensor, Tensor]:
     if backend == "own":
-        return autograd.own(q, k, v, bounds, form)
+        return autograd.triton_attention(q, k, v, bounds, spec)
     if backend == "flash" and q.device.type == "cuda":
-        return cuda.flash(q, k, v, bounds, form)
-    one = {"flash": flash_cpu.in_parts, "math": blocks, "reference": reference}[backend]
-    return one(q, k, v, form) if bounds is None else _each(one, q, k, v, bounds, form)
+        return cuda.flash(q, k, v, bounds, spec)
+    one = {"flash": flash_cpu.chunked, "math": blockwise, "reference": reference}[backend]
+    return one(q, k, v, spec) if bounds is None else _per_sequence(one, q, k, v, bounds, spec)
 
 
-def _each(
-    one: Any, q: Tensor, k: Tensor, v: Tensor, bounds: Bounds, form: Form
+def _per_sequence(
+    one: Any, q: Tensor, k: Tensor, v: Tensor, bounds: Bounds, spec: AttentionSpec
 ) -> tuple[Tensor, Tensor]:
     """Sequence after sequence, joined again."""
-    found = [
-        one(q[:, a:b], k[:, c:d], v[:, c:d], form)
+    results = [
+        one(q[:, a:b], k[:, c:d], v[:, c:d], spec)
         for (a, b), (c, d) in zip(_spans(bounds.cu_q), _spans(bounds.cu_k), strict=True)
     ]
-    if not found:
+    if not results:
         return q.new_zeros(*q.shape[:3], v.shape[-1]), q.new_zeros(1, q.shape[2], 0)
-    return torch.cat([out for out, _ in found], 1), torch.cat([lse for _, lse in found], 2)
+    return torch.cat([out for out, _ in results], 1), torch.cat([lse for _, lse in results], 2)
 
 
 def _spans(cu: Tensor) -> Iterator[tuple[int, int]]:

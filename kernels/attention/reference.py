@@ -10,10 +10,10 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from kernels.attention.spec import Form
+from kernels.attention.spec import AttentionSpec
 
 
-def reference(q: Tensor, k: Tensor, v: Tensor, form: Form) -> tuple[Tensor, Tensor]:
+def reference(q: Tensor, k: Tensor, v: Tensor, spec: AttentionSpec) -> tuple[Tensor, Tensor]:
     """(out [B, Q, H, D_v] in q's dtype, log-sum-exp [B, H, Q]); zeros and -inf where a query sees
     no key.
     """
@@ -21,24 +21,24 @@ def reference(q: Tensor, k: Tensor, v: Tensor, form: Form) -> tuple[Tensor, Tens
     group = q.shape[2] // k.shape[2]
     keys = k.to(wide).repeat_interleave(group, dim=2)
     values = v.to(wide).repeat_interleave(group, dim=2)
-    scores = torch.einsum("bqhd,bkhd->bhqk", q.to(wide), keys) * form.scale
-    if form.softcap:
-        scores = form.softcap * torch.tanh(scores / form.softcap)
-    visible = visible_QK(q.shape[1], k.shape[1], form, q.device)
+    scores = torch.einsum("bqhd,bkhd->bhqk", q.to(wide), keys) * spec.scale
+    if spec.softcap:
+        scores = spec.softcap * torch.tanh(scores / spec.softcap)
+    visible = visible_QK(q.shape[1], k.shape[1], spec, q.device)
     scores = scores.masked_fill(~visible, -torch.inf)
     lse = torch.logsumexp(scores, dim=-1)
-    blind = ~visible.any(-1)
-    shares = (scores - lse.masked_fill(blind, 0.0).unsqueeze(-1)).exp()
-    return torch.einsum("bhqk,bkhd->bqhd", shares, values).to(q.dtype), lse
+    unseeing = ~visible.any(-1)
+    probabilities = (scores - lse.masked_fill(unseeing, 0.0).unsqueeze(-1)).exp()
+    return torch.einsum("bhqk,bkhd->bqhd", probabilities, values).to(q.dtype), lse
 
 
-def visible_QK(queries: int, keys: int, form: Form, device: torch.device) -> Tensor:
+def visible_QK(queries: int, keys: int, spec: AttentionSpec, device: torch.device) -> Tensor:
     """True where a query sees a key; the last query stands beside the last key."""
-    place = torch.arange(queries, device=device)[:, None] + (keys - queries)
+    position = torch.arange(queries, device=device)[:, None] + (keys - queries)
     key = torch.arange(keys, device=device)[None, :]
     visible = torch.ones(queries, keys, dtype=torch.bool, device=device)
-    if form.causal:
-        visible &= key <= place
-    if form.window:
-        visible &= key > place - form.window
+    if spec.causal:
+        visible &= key <= position
+    if spec.window:
+        visible &= key > position - spec.window
     return visible

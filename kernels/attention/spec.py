@@ -20,7 +20,7 @@ _CHECKED = "_orrery_spans"  # attribute of a tensor of bounds: (version, what wa
 
 
 @dataclass(frozen=True, slots=True)
-class Form:
+class AttentionSpec:
     """The sum that is asked for: softmax(cap(q · k * scale) where seen) · v.
 
     `window` 0: none. A window is causal. `softcap` 0: none. `shift` of a pair of sequences is keys
@@ -50,12 +50,14 @@ def head_dim(q: Tensor, v: Tensor) -> str:
     return str(d) if d == dv else f"{d}/{dv}"
 
 
-def form_of(head_dim: int, causal: object, window: object, scale: object, softcap: object) -> Form:
+def make_spec(
+    head_dim: int, causal: object, window: object, scale: object, softcap: object
+) -> AttentionSpec:
     """Checks the options; `scale` defaults to 1 / sqrt(head_dim).
 
     Raises TypeError or ValueError.
     """
-    checks.flag("causal", causal)
+    checks.boolean("causal", causal)
     checks.window(window)  # type: ignore[arg-type]
     width = NO_WINDOW if window is None else min(int(window), 1 << 30)  # type: ignore[call-overload]
     if scale is None:
@@ -63,7 +65,7 @@ def form_of(head_dim: int, causal: object, window: object, scale: object, softca
     checks.positive("scale", scale)  # type: ignore[arg-type]
     cap = 0.0 if softcap is None else softcap
     checks.softcap(cap)  # type: ignore[arg-type]
-    return Form(causal or width > 0, width, float(scale), float(cap))  # type: ignore[arg-type]
+    return AttentionSpec(causal or width > 0, width, float(scale), float(cap))  # type: ignore[arg-type]
 
 
 def check_dense(q: Tensor, k: Tensor, v: Tensor) -> None:
@@ -99,7 +101,7 @@ def check_varlen(
         ("q", cu_q, q.shape[0], max_q),
         ("k", cu_k, k.shape[0], max_k),
     ):
-        checks.integers(f"cu_{name}", cu)
+        checks.integer_dtype(f"cu_{name}", cu)
         checks.dims(f"cu_{name}", cu, 1)
         if isinstance(longest, bool) or not isinstance(longest, int):
             raise TypeError(f"max_{name} must be a whole number, not {longest!r}.")
@@ -121,7 +123,7 @@ def check_varlen(
     return bounds[0], bounds[1]
 
 
-def bounds_hold(cu: Tensor, ends: Sequence[int]) -> None:
+def mark_bounds_checked(cu: Tensor, ends: Sequence[int]) -> None:
     """What a tensor of bounds holds, from who made it: it need not be read back then, which waits
     for a GPU.
     """
@@ -135,7 +137,7 @@ def bounds_hold(cu: Tensor, ends: Sequence[int]) -> None:
 
 
 def _check_heads(q: Tensor, k: Tensor, v: Tensor) -> None:
-    checks.dtype_among("q", q, DTYPES)
+    checks.dtype_in("q", q, DTYPES)
     if k.dtype != q.dtype or v.dtype != q.dtype:
         checks.same_dtype(q=q, k=k, v=v)
     if k.device != q.device or v.device != q.device:
@@ -158,22 +160,22 @@ def _check_heads(q: Tensor, k: Tensor, v: Tensor) -> None:
 def _check_bounds(name: str, cu: Tensor, total: int, longest: int) -> None:
     if cu.device.type == "cuda" and torch.cuda.is_current_stream_capturing():
         return
-    found = getattr(cu, _CHECKED, None)
+    summary = getattr(cu, _CHECKED, None)
     version = 0 if cu.is_inference() else cu._version
-    if found is None or found[0] != version or cu.is_inference():
+    if summary is None or summary[0] != version or cu.is_inference():
         values = cu.detach().to("cpu", torch.int64)
         spans = values.diff()
-        rises = bool((spans >= 0).all())
-        found = (
+        non_decreasing = bool((spans >= 0).all())
+        summary = (
             version,
             int(values[0]),
-            rises,
+            non_decreasing,
             int(values[-1]),
             int(spans.max()) if len(spans) else 0,
         )
-        setattr(cu, _CHECKED, found)
-    _, first, rises, last, widest = found
-    if first != 0 or not rises:
+        setattr(cu, _CHECKED, summary)
+    _, first, non_decreasing, last, widest = summary
+    if first != 0 or not non_decreasing:
         raise ValueError(
             f"cu_{name} must start at 0 and never fall; it holds the bounds of packed sequences."
         )

@@ -18,7 +18,7 @@ from torch.autograd.function import once_differentiable
 
 from kernels import checks, runtime
 from kernels.cross_entropy.reference import linear_cross_entropy as reference
-from kernels.cross_entropy.row_kernel import Vocabulary, stats_and_grads
+from kernels.cross_entropy.row_kernel import VocabularyShard, stats_and_grads
 from kernels.dispatch import Candidate, choose
 
 REDUCTIONS = ("mean", "sum", "none")
@@ -29,7 +29,7 @@ four times in 8,192; on a CPU: what stays near its caches."""
 
 @dataclass(frozen=True)
 class _Call:
-    vocabulary: Vocabulary
+    vocabulary: VocabularyShard
     reduction: str
     chunk: int
     group: dist.ProcessGroup | None
@@ -70,12 +70,14 @@ def linear_cross_entropy(
     round) and when run a second time, backward computes the logits again. Raises ValueError or
     TypeError.
     """
-    _checked(h, w, targets, reduction, softcap, chunk, ignore_index)
+    _check(h, w, targets, reduction, softcap, chunk, ignore_index)
     size = 1 if group is None else group.size()
     first, total = (
-        (0, w.shape[0]) if size == 1 else _rows_of(w, cast(dist.ProcessGroup, group), start)
+        (0, w.shape[0])
+        if size == 1
+        else _vocabulary_range(w, cast(dist.ProcessGroup, group), start)
     )
-    _targets_checked(targets, total, ignore_index, check)
+    _check_targets(targets, total, ignore_index, check)
     facts: dict[str, object] = {
         "dtype": h.dtype,
         "device": h.device.type,
@@ -86,21 +88,21 @@ def linear_cross_entropy(
     whole = "the reference holds the whole vocabulary" if size > 1 else None
     double = "fp64" if h.dtype == torch.float64 else None
     candidates = (
-        Candidate("own", runtime.cannot(h) or double),
+        Candidate("own", runtime.why_not(h) or double),
         Candidate("torch"),
         Candidate("reference", whole),
     )
     chosen = choose("linear_cross_entropy", facts, candidates, backend).backend
     h_NH, targets_N = h.reshape(-1, h.shape[-1]), targets.reshape(-1)
     if chosen == "reference":
-        found = reference(
+        loss = reference(
             h_NH, w, targets_N, ignore_index=ignore_index, reduction=reduction, softcap=softcap
         )
-        return found.view(targets.shape) if reduction == "none" else found
+        return loss.view(targets.shape) if reduction == "none" else loss
     grad = torch.is_grad_enabled()
     needs = (grad and h.requires_grad, grad and w.requires_grad)
     call = _Call(
-        Vocabulary(first, ignore_index, float(softcap)),
+        VocabularyShard(first, ignore_index, float(softcap)),
         reduction,
         chunk or _chunk(w),
         group if size > 1 else None,
@@ -108,11 +110,11 @@ def linear_cross_entropy(
         any(needs) and reduction != "none" and h.dtype != torch.float16,
         needs,
     )
-    found = cast(Tensor, _LinearCrossEntropy.apply(h_NH, w, targets_N, call))  # type: ignore[no-untyped-call]
-    return found.view(targets.shape) if reduction == "none" else found
+    loss = cast(Tensor, _LinearCrossEntropy.apply(h_NH, w, targets_N, call))  # type: ignore[no-untyped-call]
+    return loss.view(targets.shape) if reduction == "none" else loss
 
 
-def _checked(
+def _check(
     h: Tensor,
     w: Tensor,
     targets: Tensor,
@@ -121,22 +123,22 @@ def _checked(
     chunk: int | None,
     ignore_index: int,
 ) -> None:
-    checks.dtype_among("h", h, (*checks.FLOATS, torch.float64))
+    checks.dtype_in("h", h, (*checks.FLOATS, torch.float64))
     checks.same_dtype(h=h, w=w)
     if h.dim() < 1:
         raise ValueError("h has no dimensions; it must be [..., hidden].")
     checks.shape("w", w, (None, h.shape[-1]), "vocabulary, hidden of h")
-    checks.integers("targets", targets)
+    checks.integer_dtype("targets", targets)
     checks.shape("targets", targets, tuple(h.shape[:-1]), "h without its last dimension")
     checks.same_device(h=h, w=w, targets=targets)
-    checks.among("reduction", reduction, REDUCTIONS)
+    checks.one_of("reduction", reduction, REDUCTIONS)
     checks.softcap(softcap)
-    checks.whole("ignore_index", ignore_index, None)
+    checks.integer("ignore_index", ignore_index, None)
     if chunk is not None:
-        checks.whole("chunk", chunk)
+        checks.integer("chunk", chunk)
 
 
-def _targets_checked(targets: Tensor, total: int, ignore_index: int, check: bool) -> None:
+def _check_targets(targets: Tensor, total: int, ignore_index: int, check: bool) -> None:
     if not targets.numel():
         return
     bad = (targets != ignore_index) & ((targets < 0) | (targets >= total))
@@ -149,7 +151,7 @@ def _targets_checked(targets: Tensor, total: int, ignore_index: int, check: bool
         )
 
 
-def _rows_of(w: Tensor, group: dist.ProcessGroup, start: int | None) -> tuple[int, int]:
+def _vocabulary_range(w: Tensor, group: dist.ProcessGroup, start: int | None) -> tuple[int, int]:
     """The first row held here, and the rows of all ranks (only known when they told each other;
     else no bound).
     """
@@ -177,7 +179,7 @@ class _LinearCrossEntropy(torch.autograd.Function):
         )
         if call.reduction == "mean":
             scale = 1.0 / counting.sum(dtype=scale.dtype).view(1)
-        losses, lse, dh, dw = _passed(h, w, targets, call, scale if call.early else None)
+        losses, lse, dh, dw = _run_chunks(h, w, targets, call, scale if call.early else None)
         ctx.gradients = (dh, dw) if call.early else None
         ctx.save_for_backward(h, w, targets, lse, scale)
         if call.reduction == "none":
@@ -195,18 +197,16 @@ class _LinearCrossEntropy(torch.autograd.Function):
             weights = (gradient.to(lse.dtype) * scale).reshape(-1)
             if call.reduction != "none":
                 weights = weights.expand(len(targets))
-            _, _, dh, dw = _passed(h, w, targets, call, weights.contiguous(), lse)
+            _, _, dh, dw = _run_chunks(h, w, targets, call, weights.contiguous(), lse)
             return dh, dw, None, None
-        made, ctx.gradients = ctx.gradients, None
+        saved, ctx.gradients = ctx.gradients, None
         if gradient.is_cuda or float(gradient) != 1.0:  # a look at it would wait for a GPU
             # in place: another gradient of the weight would be another 1 GiB at 131,072 x 4,096
-            made = tuple(
-                None if each is None else each.mul_(gradient.to(each.dtype)) for each in made
-            )
-        return *made, None, None
+            saved = tuple(None if x is None else x.mul_(gradient.to(x.dtype)) for x in saved)
+        return *saved, None, None
 
 
-def _passed(
+def _run_chunks(
     h: Tensor,
     w: Tensor,
     targets: Tensor,
@@ -266,8 +266,10 @@ def _losses(
         lse, at = stats_and_grads(chunk, targets, vocabulary, own=call.own)
         most = lse.clone()
         dist.all_reduce(most, dist.ReduceOp.MAX, group=call.group)
-        place = targets - vocabulary.start
-        here = ((place >= 0) & (place < chunk.shape[1])) | (targets == vocabulary.ignore_index)
+        position = targets - vocabulary.start
+        here = ((position >= 0) & (position < chunk.shape[1])) | (
+            targets == vocabulary.ignore_index
+        )
         sums = torch.stack([(lse - most).exp_(), at, here.to(at.dtype)])
         dist.all_reduce(sums, group=call.group)
         # a target nobody has

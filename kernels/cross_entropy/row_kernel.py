@@ -17,14 +17,14 @@ from torch import Tensor
 
 from kernels import runtime, tuning
 from kernels.jit import jit, next_power_of_2, tl
-from kernels.shipped import Shipped
+from kernels.shipped import ShippedKernel
 
 TWO_LOG2_E = 2.0 * math.log2(math.e)
-LEAST_LOG = -87.0  # of a probability that is a normal number in fp32
+MIN_LOG = -87.0  # of a probability that is a normal number in fp32
 
 
 @dataclass(frozen=True)
-class Vocabulary:
+class VocabularyShard:
     """Which column is which token, what counts, and the cap on logits (0: none)."""
 
     start: int
@@ -35,7 +35,7 @@ class Vocabulary:
 def stats_and_grads(
     logits: Tensor,
     targets: Tensor,
-    vocabulary: Vocabulary,
+    vocabulary: VocabularyShard,
     *,
     own: bool,
     lse: Tensor | None = None,
@@ -49,41 +49,44 @@ def stats_and_grads(
     weights · (softmax - target), 0 in ignored rows.
     """
     if own:
-        return _launched(logits, targets, vocabulary, lse, weights)
-    return _by_torch(logits, targets, vocabulary, lse, weights)
+        return _launch(logits, targets, vocabulary, lse, weights)
+    return _compute_by_torch(logits, targets, vocabulary, lse, weights)
 
 
-def _by_torch(
+def _compute_by_torch(
     logits: Tensor,
     targets: Tensor,
-    vocabulary: Vocabulary,
+    vocabulary: VocabularyShard,
     lse: Tensor | None,
     weights: Tensor | None,
 ) -> tuple[Tensor, Tensor]:
     columns, cap = logits.shape[1], vocabulary.softcap
-    kind = torch.float64 if logits.dtype == torch.float64 else torch.float32
-    wide = logits.to(kind) if not cap else cap * torch.tanh(logits.to(kind) / cap)
+    dtype = torch.float64 if logits.dtype == torch.float64 else torch.float32
+    wide = logits.to(dtype) if not cap else cap * torch.tanh(logits.to(dtype) / cap)
     ignored = targets == vocabulary.ignore_index
-    place = targets.long() - vocabulary.start
-    here = (place >= 0) & (place < columns) & ~ignored
-    place = place.masked_fill(~here, 0).unsqueeze(1)
+    position = targets.long() - vocabulary.start
+    in_shard = (position >= 0) & (position < columns) & ~ignored
+    position = position.masked_fill(~in_shard, 0).unsqueeze(1)
     if columns:
-        at = wide.gather(1, place).squeeze(1)
-        target = at.masked_fill(~here, 0.0)
+        at = wide.gather(1, position).squeeze(1)
+        target = at.masked_fill(~in_shard, 0.0)
         # not logsumexp: its exp takes 17 ns a number on a CPU, twenty times as long, where
         # probabilities underflow
-        found = at - wide.log_softmax(1).gather(1, place).squeeze(1) if lse is None else lse
+        row_lse = at - wide.log_softmax(1).gather(1, position).squeeze(1) if lse is None else lse
     else:
-        target, found = wide.new_zeros(len(targets)), wide.new_full((len(targets),), float("-inf"))
-        found = found if lse is None else lse
+        target, row_lse = (
+            wide.new_zeros(len(targets)),
+            wide.new_full((len(targets),), float("-inf")),
+        )
+        row_lse = row_lse if lse is None else lse
     if weights is not None and columns:
-        grad = wide.sub(found.unsqueeze(1)).clamp_min_(LEAST_LOG).exp_()
-        grad.scatter_add_(1, place, -here.to(kind).unsqueeze(1))
+        grad = wide.sub(row_lse.unsqueeze(1)).clamp_min_(MIN_LOG).exp_()
+        grad.scatter_add_(1, position, -in_shard.to(dtype).unsqueeze(1))
         if cap:
             grad.mul_(1 - (wide / cap).square_())
-        grad.mul_(weights.to(kind).unsqueeze(1)).masked_fill_(ignored.unsqueeze(1), 0.0)
+        grad.mul_(weights.to(dtype).unsqueeze(1)).masked_fill_(ignored.unsqueeze(1), 0.0)
         logits.copy_(grad)
-    return found, target
+    return row_lse, target
 
 
 @jit
@@ -111,14 +114,16 @@ def cross_entropy_rows_kernel(
     row = tl.program_id(0).to(tl.int64)
     target = tl.load(TARGETS + row).to(tl.int64)
     counts = target != ignored
-    place = target - start
+    position = target - start
     x_row = X + row * stride
     v = tl.arange(0, BLOCK)
     if STATS:
-        here = counts & (place >= 0) & (place < columns)
-        at = tl.load(x_row + tl.where(here, place, 0), mask=here, other=0.0).to(tl.float32)
+        in_shard = counts & (position >= 0) & (position < columns)
+        at = tl.load(x_row + tl.where(in_shard, position, 0), mask=in_shard, other=0.0).to(
+            tl.float32
+        )
         if CAPPED:
-            at = tl.where(here, cap * (1.0 - 2.0 / (1.0 + tl.exp2(at * to_exponent))), 0.0)
+            at = tl.where(in_shard, cap * (1.0 - 2.0 / (1.0 + tl.exp2(at * to_exponent))), 0.0)
         tl.store(AT + row, at)
         m = tl.full([1], float("-inf"), tl.float32)
         l = tl.zeros([1], tl.float32)
@@ -150,7 +155,7 @@ def cross_entropy_rows_kernel(
                 x = cap * tanh
                 slope = weight * (1.0 - tanh * tanh)
             p = tl.exp2((x - lse) * 1.4426950408889634)
-            grad = tl.where(counts, (p - tl.where(first + v == place, 1.0, 0.0)) * slope, 0.0)
+            grad = tl.where(counts, (p - tl.where(first + v == position, 1.0, 0.0)) * slope, 0.0)
             tl.store(x_row + first + v, grad.to(X.dtype.element_ty), mask=inside)
 
 
@@ -162,27 +167,27 @@ def _rule(arch: str, facts: dict[str, Any]) -> tuning.Config:
     return {"BLOCK": block, "num_warps": 16 if block > 4096 else 8 if block > 1024 else 4}
 
 
-def _launched(
+def _launch(
     logits: Tensor,
     targets: Tensor,
-    vocabulary: Vocabulary,
+    vocabulary: VocabularyShard,
     lse: Tensor | None,
     weights: Tensor | None,
 ) -> tuple[Tensor, Tensor]:
     count, columns = logits.shape
-    found = torch.empty(count, dtype=torch.float32, device=logits.device) if lse is None else lse
-    at = torch.empty(count, dtype=torch.float32, device=logits.device) if lse is None else found
+    row_lse = torch.empty(count, dtype=torch.float32, device=logits.device) if lse is None else lse
+    at = torch.empty(count, dtype=torch.float32, device=logits.device) if lse is None else row_lse
     if not count:
-        return found, at
+        return row_lse, at
     config = tuning.config(
         "linear_cross_entropy", dtype=logits.dtype, columns=tuning.round_up(max(16, columns))
     )
     cap = vocabulary.softcap
-    with runtime.on(logits):
+    with runtime.device_guard(logits):
         cross_entropy_rows_kernel[(count,)](
             logits,
             targets,
-            found,
+            row_lse,
             at,
             weights,
             logits.stride(0),
@@ -197,12 +202,12 @@ def _launched(
             CAPPED=bool(cap),
             **config,
         )
-    return found, at
+    return row_lse, at
 
 
-def shipped(arch: str) -> list[Shipped]:
+def shipped(arch: str) -> list[ShippedKernel]:
     """Both passes at once; and for a sharded vocabulary each alone, one of them with a cap."""
-    found = []
+    kernels = []
     for name, stats, grads, capped, columns in (
         ("both-131072", True, True, False, 131072),
         ("both-4096-capped", True, True, True, next_power_of_2(4096)),
@@ -226,8 +231,8 @@ def shipped(arch: str) -> list[Shipped]:
         }
         signature |= {"to_exponent": "fp32", "cap": "fp32"}
         constants = {"STATS": stats, "GRADS": grads, "CAPPED": capped, "BLOCK": config["BLOCK"]}
-        found.append(
-            Shipped(
+        kernels.append(
+            ShippedKernel(
                 "linear_cross_entropy",
                 name,
                 cross_entropy_rows_kernel,
@@ -237,4 +242,4 @@ def shipped(arch: str) -> list[Shipped]:
                 3,
             )
         )
-    return found
+    return kernels

@@ -6,7 +6,7 @@ that cache.
 """
 
 from kernels.decode.cache_write import write_kv
-from kernels.decode.page_plan import Plan, plan_pages
+from kernels.decode.page_plan import PagePlan, plan_pages
 from kernels.decode.paged import paged_attention
 
-__all__ = ["Plan", "paged_attention", "plan_pages", "write_kv"]
+__all__ = ["PagePlan", "paged_attention", "plan_pages", "write_kv"]

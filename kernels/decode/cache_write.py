@@ -13,12 +13,12 @@ import torch
 from torch import Tensor
 
 from kernels import checks, runtime
-from kernels.decode.paged import QUANTISED
+from kernels.decode.paged import QUANTIZED_DTYPES
 from kernels.dispatch import Candidate, choose
 from kernels.jit import jit, next_power_of_2, tl
-from kernels.shipped import Shipped
+from kernels.shipped import ShippedKernel
 
-MOST = {torch.int8: 127.0, torch.float8_e4m3fn: 448.0}
+MAX_VALUE = {torch.int8: 127.0, torch.float8_e4m3fn: 448.0}
 
 
 def write_kv(
@@ -42,7 +42,7 @@ def write_kv(
     beyond the cache then
     writes wrong memory. Raises ValueError or TypeError.
     """
-    _checked(k, v, k_cache, v_cache, slots, scales)
+    _check(k, v, k_cache, v_cache, slots, scales)
     if check and slots.numel() and not (slots.is_cuda and torch.cuda.is_current_stream_capturing()):
         capacity, most = k_cache.shape[0] * k_cache.shape[1], int(slots.max())
         if most >= capacity:
@@ -50,7 +50,7 @@ def write_kv(
                 f"slots hold {most}; the cache has {capacity} slots, 0 to {capacity - 1}."
             )
     facts: dict[str, object] = {"dtype": k.dtype, "cache": k_cache.dtype, "device": k.device.type}
-    own = runtime.cannot(k)
+    own = runtime.why_not(k)
     if (
         own is None
         and k_cache.dtype == torch.float8_e4m3fn
@@ -61,20 +61,20 @@ def write_kv(
     chosen = choose("write_kv", facts, candidates, backend).backend
     k_TGD, v_TGD, slots_T = k.flatten(0, -3), v.flatten(0, -3), slots.flatten()
     if chosen == "torch":
-        _written(k_TGD, v_TGD, k_cache, v_cache, slots_T, scales)
+        _write_by_torch(k_TGD, v_TGD, k_cache, v_cache, slots_T, scales)
     elif slots_T.numel():
         _launch(k_TGD, v_TGD, k_cache, v_cache, slots_T, scales)
 
 
-def quantised(x: Tensor, kind: torch.dtype) -> tuple[Tensor, Tensor]:
+def quantize_rows(x: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
     """x `[…, D]` as int8 or e4m3, and the scale of each row `[…]` fp32: x ~ q · scale."""
     wide = x.float()
-    scale = wide.abs().amax(-1).clamp_min(1e-12) / MOST[kind]
-    scaled = (wide / scale.unsqueeze(-1)).clamp(-MOST[kind], MOST[kind])
-    return (scaled.round() if kind == torch.int8 else scaled).to(kind), scale
+    scale = wide.abs().amax(-1).clamp_min(1e-12) / MAX_VALUE[dtype]
+    scaled = (wide / scale.unsqueeze(-1)).clamp(-MAX_VALUE[dtype], MAX_VALUE[dtype])
+    return (scaled.round() if dtype == torch.int8 else scaled).to(dtype), scale
 
 
-def _checked(
+def _check(
     k: Tensor,
     v: Tensor,
     k_cache: Tensor,
@@ -82,12 +82,12 @@ def _checked(
     slots: Tensor,
     scales: tuple[Tensor, Tensor] | None,
 ) -> None:
-    checks.dtype_among("k", k, (*checks.FLOATS, torch.float64))
+    checks.dtype_in("k", k, (*checks.FLOATS, torch.float64))
     checks.same_dtype(k=k, v=v)
     checks.dims("k", k, 3, 4)
     checks.dims("k_cache", k_cache, 4)
     checks.shape("v", v, (*k.shape[:-1], None), "as k, any")
-    checks.integers("slots", slots)
+    checks.integer_dtype("slots", slots)
     checks.shape("slots", slots, tuple(k.shape[:-2]), "tokens as in k")
     checks.shape(
         "k_cache", k_cache, (None, None, *k.shape[-2:]), "blocks, block_size, kv_heads, head_dim"
@@ -101,22 +101,22 @@ def _checked(
     checks.same_device(k=k, v=v, k_cache=k_cache, v_cache=v_cache, slots=slots)
     for name, x in (("k", k), ("v", v), ("k_cache", k_cache), ("v_cache", v_cache)):
         checks.contiguous_last(name, x)
-    checks.written("k_cache", k_cache)
-    checks.written("v_cache", v_cache)
+    checks.not_expanded("k_cache", k_cache)
+    checks.not_expanded("v_cache", v_cache)
     if scales is None:
         checks.same_dtype(k=k, k_cache=k_cache, v_cache=v_cache)
         return
-    checks.dtype_among("k_cache", k_cache, QUANTISED)
+    checks.dtype_in("k_cache", k_cache, QUANTIZED_DTYPES)
     checks.same_dtype(k_cache=k_cache, v_cache=v_cache)
     checks.pair("scales", scales)
     for name, x in zip(("scales[0]", "scales[1]"), scales, strict=True):
-        checks.dtype_among(name, x, (torch.float32,))
+        checks.dtype_in(name, x, (torch.float32,))
         checks.shape(name, x, tuple(k_cache.shape[:3]), "blocks, block_size, kv_heads")
         checks.same_device(k=k, **{name: x})
         checks.contiguous(name, x)
 
 
-def _written(
+def _write_by_torch(
     k: Tensor,
     v: Tensor,
     k_cache: Tensor,
@@ -126,11 +126,11 @@ def _written(
 ) -> None:
     slots = slots.long()
     if slots.numel() and int(slots.min()) < 0:
-        kept = (slots >= 0).nonzero().squeeze(1)
-        slots, k, v = slots[kept], k[kept], v[kept]
+        stored = (slots >= 0).nonzero().squeeze(1)
+        slots, k, v = slots[stored], k[stored], v[stored]
     if scales is not None:
-        k, k_scales = quantised(k, k_cache.dtype)
-        v, v_scales = quantised(v, v_cache.dtype)
+        k, k_scales = quantize_rows(k, k_cache.dtype)
+        v, v_scales = quantize_rows(v, v_cache.dtype)
         scales[0].view(-1, k.shape[1]).index_copy_(0, slots, k_scales)
         scales[1].view(-1, v.shape[1]).index_copy_(0, slots, v_scales)
     for x, cache in ((k, k_cache), (v, v_cache)):
@@ -160,7 +160,7 @@ def write_kv_kernel(
     PAGE: tl.constexpr,
     BLOCK_H: tl.constexpr,
     BLOCK_D: tl.constexpr,
-    MOST: tl.constexpr,
+    MAX_VALUE: tl.constexpr,
 ):
     """One token, BLOCK_H of its heads.
 
@@ -175,13 +175,13 @@ def write_kv_kernel(
     inside = (h < heads)[:, None] & (d < D)[None, :]
     x = tl.load(X + token * x_t + h[:, None] * x_h + d[None, :], mask=inside, other=0.0)
     at = CACHE + (slot // PAGE) * c_b + (slot % PAGE) * c_s + h[:, None] * c_h + d[None, :]
-    if MOST == 0:
+    if MAX_VALUE == 0:
         tl.store(at, x, mask=inside)
     else:
         wide = x.to(tl.float32)
-        scale = tl.maximum(tl.max(tl.abs(wide), 1), 1e-12) / MOST
-        q = tl.clamp(wide / scale[:, None], -MOST, MOST)
-        if MOST == 127:
+        scale = tl.maximum(tl.max(tl.abs(wide), 1), 1e-12) / MAX_VALUE
+        q = tl.clamp(wide / scale[:, None], -MAX_VALUE, MAX_VALUE)
+        if MAX_VALUE == 127:
             q = tl.floor(tl.abs(q) + 0.5) * tl.where(q < 0, -1.0, 1.0)  # halves away from zero
         tl.store(at, q.to(CACHE.dtype.element_ty), mask=inside)
         tl.store(SCALES + slot * heads + h, scale, mask=h < heads)
@@ -196,7 +196,7 @@ def _launch(
     scales: tuple[Tensor, Tensor] | None,
 ) -> None:
     pair = scales if scales is not None else (None, None)
-    with runtime.on(k):
+    with runtime.device_guard(k):
         for x, cache, scale in ((k, k_cache, pair[0]), (v, v_cache, pair[1])):
             heads, width = x.shape[1:]
             block_d = max(16, next_power_of_2(width))
@@ -213,15 +213,15 @@ def _launch(
                 PAGE=cache.shape[1],
                 BLOCK_H=block_h,
                 BLOCK_D=block_d,
-                MOST=0 if scale is None else int(MOST[cache.dtype]),
+                MAX_VALUE=0 if scale is None else int(MAX_VALUE[cache.dtype]),
             )
 
 
-def shipped(arch: str) -> list[Shipped]:
+def shipped(arch: str) -> list[ShippedKernel]:
     """Eight heads of 128 into a bf16 and into an int8 cache."""
-    found = []
-    for name, kind, most in (("bf16", "*bf16", 0), ("int8", "*i8", 127)):
-        signature = {"X": "*bf16", "CACHE": kind, "SLOTS": "*i64", "heads": "i32"}
+    kernels = []
+    for name, dtype, most in (("bf16", "*bf16", 0), ("int8", "*i8", 127)):
+        signature = {"X": "*bf16", "CACHE": dtype, "SLOTS": "*i64", "heads": "i32"}
         signature |= dict.fromkeys(("x_t", "x_h", "c_b", "c_s", "c_h"), "i32:16")
         constants: dict[str, Any] = {
             "D": 128,
@@ -234,5 +234,5 @@ def shipped(arch: str) -> list[Shipped]:
             signature["SCALES"] = "*fp32"
         else:
             constants["SCALES"] = None
-        found.append(Shipped("write_kv", name, write_kv_kernel, signature, constants))
-    return found
+        kernels.append(ShippedKernel("write_kv", name, write_kv_kernel, signature, constants))
+    return kernels

@@ -70,7 +70,7 @@ def paged_attention_kernel(
     RAGGED: tl.constexpr,
     WINDOWED: tl.constexpr,
     CAPPED: tl.constexpr,
-    QUANTISED: tl.constexpr,
+    QUANTIZED_DTYPES: tl.constexpr,
     UPCAST: tl.constexpr,
 ):
     """OUT [parts, T, H, Dv] and LSE [parts, T, H] (natural; -inf for a part without keys). scale
@@ -107,16 +107,16 @@ def paged_attention_kernel(
         mask=valid[:, None] & (d < D)[None, :],
         other=0.0,
     )
-    place = length - count + query  # of the query among the keys
+    position = length - count + query  # of the query among the keys
     newest = tl.minimum((tile * BLOCK_M + BLOCK_M - 1) // GROUP, count - 1)
     high = tl.maximum(length - count + newest + 1, 0)
     low = 0
     if WINDOWED:
         oldest = tile * BLOCK_M // GROUP
         low = tl.maximum(length - count + oldest - window + 1, 0) // BLOCK_N * BLOCK_N
-    each = tl.cdiv(tl.cdiv(high - low, BLOCK_N), splits) * BLOCK_N
-    start = low + part * each
-    stop = tl.minimum(start + each, high)
+    keys_per_part = tl.cdiv(tl.cdiv(high - low, BLOCK_N), splits) * BLOCK_N
+    start = low + part * keys_per_part
+    stop = tl.minimum(start + keys_per_part, high)
 
     m = tl.full([BLOCK_M], float("-inf"), tl.float32)
     l = tl.zeros([BLOCK_M], tl.float32)
@@ -137,7 +137,7 @@ def paged_attention_kernel(
             tl.zeros([BLOCK_M, BLOCK_N], tl.float32),
             UPCAST,
         )
-        if QUANTISED:
+        if QUANTIZED_DTYPES:
             s = (
                 s
                 * tl.load(K_SCALES + block * s_b + slot * s_s + head, mask=inside, other=0.0)[
@@ -147,16 +147,16 @@ def paged_attention_kernel(
         s = s * scale
         if CAPPED:
             s = softcap * (1.0 - 2.0 / (1.0 + tl.exp2(s)))
-        mask = inside[None, :] & (key[None, :] <= place[:, None])
+        mask = inside[None, :] & (key[None, :] <= position[:, None])
         if WINDOWED:
-            mask = mask & (key[None, :] > place[:, None] - window)
+            mask = mask & (key[None, :] > position[:, None] - window)
         m, l, alpha, p = softmax_step(m, l, tl.where(mask, s, float("-inf")), 1.0)
         v = tl.load(
             V + (block * v_b + slot * v_s)[:, None] + (head * v_h + e)[None, :],
             mask=inside[:, None] & (e < DV)[None, :],
             other=0.0,
         )
-        if QUANTISED:
+        if QUANTIZED_DTYPES:
             p = (
                 p
                 * tl.load(V_SCALES + block * s_b + slot * s_s + head, mask=inside, other=0.0)[
@@ -165,9 +165,11 @@ def paged_attention_kernel(
             )
         acc = dot(p.to(q.dtype), cast_to_queries(v, q, UPCAST), acc * alpha[:, None], UPCAST)
 
-    some = l > 0.0
-    acc = acc * (1.0 / tl.where(some, l, 1.0))[:, None]
-    lse = tl.where(some, (m + tl.log2(tl.where(some, l, 1.0))) * 0.6931471805599453, float("-inf"))
+    non_empty = l > 0.0
+    acc = acc * (1.0 / tl.where(non_empty, l, 1.0))[:, None]
+    lse = tl.where(
+        non_empty, (m + tl.log2(tl.where(non_empty, l, 1.0))) * 0.6931471805599453, float("-inf")
+    )
     tl.store(
         OUT + part.to(tl.int64) * o_p + token[:, None] * o_t + q_head[:, None] * o_h + e[None, :],
         acc.to(OUT.dtype.element_ty),
@@ -206,15 +208,17 @@ def paged_attention_combine_kernel(
     base = tl.where(most == float("-inf"), 0.0, most)
     weight = tl.exp2((lse - base) * 1.4426950408889634)
     total = tl.sum(weight, 0)
-    some = total > 0.0
+    non_empty = total > 0.0
     o = tl.load(
         PARTS + part[:, None] * p_p + token * p_t + head * p_h + e[None, :],
         mask=(lse > float("-inf"))[:, None] & (e < DV)[None, :],
         other=0.0,
     )
-    o = tl.sum(o * weight[:, None], 0) / tl.where(some, total, 1.0)
+    o = tl.sum(o * weight[:, None], 0) / tl.where(non_empty, total, 1.0)
     tl.store(OUT + token * o_t + head * o_h + e, o.to(OUT.dtype.element_ty), mask=e < DV)
     tl.store(
         LSE + token * l_t + head,
-        tl.where(some, base + tl.log2(tl.where(some, total, 1.0)) * 0.6931471805599453, most),
+        tl.where(
+            non_empty, base + tl.log2(tl.where(non_empty, total, 1.0)) * 0.6931471805599453, most
+        ),
     )

@@ -14,12 +14,12 @@ from torch import Tensor
 
 from kernels import runtime, tuning
 from kernels.decode.kernel import paged_attention_combine_kernel, paged_attention_kernel
-from kernels.decode.page_plan import Plan
+from kernels.decode.page_plan import PagePlan
 from kernels.jit import UPCAST, cdiv, next_power_of_2
-from kernels.shipped import Shipped
+from kernels.shipped import ShippedKernel
 
-MOST_SPLITS = 64
-KEYS_A_SPLIT = 256
+MAX_SPLITS = 64
+KEYS_PER_SPLIT = 256
 """A part below this many keys costs more in combining than it wins."""
 
 LOG2_E = math.log2(math.e)
@@ -51,17 +51,17 @@ def _rule(arch: str, facts: dict[str, Any]) -> tuning.Config:
     return {"BLOCK_M": 16, "BLOCK_N": 32 if wide else 64, "num_warps": warps, "num_stages": 5}
 
 
-def splits_for(programs: int, longest: int, sm_count: int) -> int:
+def choose_splits(programs: int, longest: int, sm_count: int) -> int:
     """Parts of each sequence: two programs a multiprocessor, none below KEYS_A_SPLIT keys."""
-    wanted = cdiv(2 * sm_count, max(1, programs))
-    return max(1, min(wanted, cdiv(longest, KEYS_A_SPLIT), MOST_SPLITS))
+    target = cdiv(2 * sm_count, max(1, programs))
+    return max(1, min(target, cdiv(longest, KEYS_PER_SPLIT), MAX_SPLITS))
 
 
 def launch(
     q_THD: Tensor,
     k_cache: Tensor,
     v_cache: Tensor,
-    plan: Plan,
+    plan: PagePlan,
     *,
     scale: float,
     window: int | None,
@@ -87,7 +87,7 @@ def launch(
         return out, lse
     programs = cdiv(group * plan.queries, config["BLOCK_M"]) * kv_heads * sequences
     keys = plan.longest if window is None else min(plan.longest, window + plan.queries)
-    splits = num_splits or splits_for(programs, keys, runtime.sm_count(q_THD.device))
+    splits = num_splits or choose_splits(programs, keys, runtime.sm_count(q_THD.device))
     parts, part_lses = out.unsqueeze(0), lse.unsqueeze(0)
     if splits > 1:
         parts = torch.empty(splits, tokens, heads, values, dtype=torch.float32, device=q_THD.device)
@@ -98,7 +98,7 @@ def launch(
     # product each
     score_scale = scale * LOG2_E if not softcap else 2.0 * LOG2_E * scale / softcap
     k_scales, v_scales = scales if scales is not None else (None, None)
-    with runtime.on(q_THD):
+    with runtime.device_guard(q_THD):
         paged_attention_kernel[(programs * splits,)](
             q_THD,
             k_cache,
@@ -137,11 +137,13 @@ def launch(
             **config,
         )
         if splits > 1:
-            combined(parts, part_lses, out, lse, num_warps=2)
+            combine_parts(parts, part_lses, out, lse, num_warps=2)
     return out, lse
 
 
-def combined(parts: Tensor, part_lses: Tensor, out: Tensor, lse: Tensor, *, num_warps: int) -> None:
+def combine_parts(
+    parts: Tensor, part_lses: Tensor, out: Tensor, lse: Tensor, *, num_warps: int
+) -> None:
     """Attention of parts [splits, tokens, heads, D_v] and their log-sum-exp, put together into
     `out` and `lse`.
     """
@@ -163,9 +165,9 @@ def combined(parts: Tensor, part_lses: Tensor, out: Tensor, lse: Tensor, *, num_
     )
 
 
-def shipped(arch: str) -> list[Shipped]:
+def shipped(arch: str) -> list[ShippedKernel]:
     """Decode and prefill of bf16 at 128 and 64, a quantised cache, a wide head; and the combining."""
-    found = []
+    kernels = []
     for name, width, group, queries, kind in (
         ("decode-128", 128, 4, 1, "*bf16"),
         ("decode-64", 64, 8, 1, "*bf16"),
@@ -203,7 +205,7 @@ def shipped(arch: str) -> list[Shipped]:
             "RAGGED": queries > 1,
             "WINDOWED": False,
             "CAPPED": False,
-            "QUANTISED": quantised,
+            "QUANTIZED_DTYPES": quantised,
             "UPCAST": False,
             "BLOCK_M": config["BLOCK_M"],
             "BLOCK_N": config["BLOCK_N"],
@@ -213,8 +215,8 @@ def shipped(arch: str) -> list[Shipped]:
         else:
             constants |= {"K_SCALES": None, "V_SCALES": None}
         expects = ("wgmma",) if arch == "sm_90" and config["BLOCK_M"] >= 64 else ("mma.sync",)
-        found.append(
-            Shipped(
+        kernels.append(
+            ShippedKernel(
                 "paged_attention",
                 name,
                 paged_attention_kernel,
@@ -238,8 +240,8 @@ def shipped(arch: str) -> list[Shipped]:
         "l_t": "i32",
     }
     constants = {"DV": 128, "BLOCK_V": 128, "BLOCK_P": 32}
-    found.append(
-        Shipped(
+    kernels.append(
+        ShippedKernel(
             "paged_attention",
             "combine-128",
             paged_attention_combine_kernel,
@@ -249,4 +251,4 @@ def shipped(arch: str) -> list[Shipped]:
             1,
         )
     )
-    return found
+    return kernels

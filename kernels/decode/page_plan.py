@@ -14,11 +14,11 @@ from torch import Tensor
 
 from kernels import checks
 
-MOST_FOLDED = 16
+MAX_GROUPED_QUERIES = 16
 """Up to so many query tokens a sequence, several sequences are computed together outside a GPU (decode, verification);
 longer ones (prefill) one by one."""
 
-WASTE_KEYS = 256
+MAX_PADDING_KEYS = 256
 """Keys of padding that a group of sequences may hold: one more group costs what about so many keys cost (measured on
 one core with 3 kv heads of 64, fp32: 50 us a group, 0.19 us a key)."""
 
@@ -30,7 +30,7 @@ class Group:
 
     `tokens` [n · queries] index the query tokens, None when these are all, in order; `pages` [n ·
     p] the cache.
-    `skip` keys of the first page are not seen by any. `seen` [n, queries, length] is False where a
+    `skip` keys of the first page are not seen by any. `visible` [n, queries, length] is False where a
     key is hidden from a
     query; None when none is, when `causal` says it, or, for more than MOST_FOLDED queries, made as
     needed.
@@ -44,13 +44,13 @@ class Group:
     tokens: Tensor | None
     pages: Tensor
     consecutive: int | None
-    seen: Tensor | None
+    visible: Tensor | None
     padding: Tensor | None
     causal: bool
 
 
 @dataclass(frozen=True)
-class Plan:
+class PagePlan:
     """What `plan_pages` found; give it to every layer's `paged_attention` of the step.
 
     On a GPU it holds addresses of `table`, `lens` and `cu`, not their values: a captured graph may
@@ -73,7 +73,7 @@ class Plan:
         default_factory=dict, repr=False, compare=False
     )
 
-    def fits(self, blocks: int, block_size: int) -> None:
+    def check_cache(self, blocks: int, block_size: int) -> None:
         """Refuses a cache that it was not made for: its table may name blocks that this one lacks."""
         if self.page != block_size:
             raise ValueError(
@@ -84,7 +84,7 @@ class Plan:
                 f"plan was made for a cache of {self.blocks} blocks; this one has {blocks}."
             )
 
-    def starts(self) -> Tensor:
+    def query_starts(self) -> Tensor:
         """`[B + 1]`: the first query token of each sequence, and the total."""
         if self.cu is not None:
             return self.cu
@@ -108,7 +108,7 @@ class Plan:
         Waits for a GPU.
         """
         if window not in self._groups:
-            self._groups[window] = tuple(_grouped(self, window))
+            self._groups[window] = tuple(_make_groups(self, window))
         return self._groups[window]
 
 
@@ -122,7 +122,7 @@ def plan_pages(
     cu_q: Tensor | None = None,
     max_q: int | None = None,
     check: bool = True,
-) -> Plan:
+) -> PagePlan:
     """Checks a step's addresses.
 
     `block_table` [B, pages] int: cache blocks of each sequence in order; entries past its length
@@ -135,25 +135,25 @@ def plan_pages(
     graph's capture cannot):
     a wrong table then reads wrong memory. Raises ValueError or TypeError.
     """
-    checks.integers("block_table", block_table)
+    checks.integer_dtype("block_table", block_table)
     checks.dims("block_table", block_table, 2)
-    checks.integers("seq_lens", seq_lens)
+    checks.integer_dtype("seq_lens", seq_lens)
     checks.shape("seq_lens", seq_lens, (block_table.shape[0],), "sequences of block_table")
     checks.same_device(block_table=block_table, seq_lens=seq_lens, cu_q=cu_q)
     checks.contiguous_last("block_table", block_table)
     checks.contiguous_last("seq_lens", seq_lens)
-    for name, value, least in (
+    for name, value, minimum in (
         ("blocks", blocks, 0),
         ("block_size", block_size, 1),
         ("queries", queries, 1),
     ):
-        checks.whole(name, value, least)
+        checks.integer(name, value, minimum)
     if max_q is not None:
-        checks.whole("max_q", max_q, 0)
+        checks.integer("max_q", max_q, 0)
     sequences, width = block_table.shape
     longest, tokens = width * block_size, sequences * queries
     if cu_q is not None:
-        checks.integers("cu_q", cu_q)
+        checks.integer_dtype("cu_q", cu_q)
         checks.shape("cu_q", cu_q, (sequences + 1,), "sequences + 1")
         checks.contiguous_last("cu_q", cu_q)
         if max_q is None and not check:
@@ -163,17 +163,17 @@ def plan_pages(
             )
         queries, tokens = max_q or 0, -1
     if check and not _capturing(block_table):
-        longest = _values_checked(block_table, seq_lens, blocks, block_size)
+        longest = _check_values(block_table, seq_lens, blocks, block_size)
         if cu_q is not None:
-            queries, tokens = _starts_checked(cu_q, max_q)
-    return Plan(block_table, seq_lens, cu_q, tokens, queries, block_size, longest, blocks)
+            queries, tokens = _check_starts(cu_q, max_q)
+    return PagePlan(block_table, seq_lens, cu_q, tokens, queries, block_size, longest, blocks)
 
 
 def _capturing(x: Tensor) -> bool:
     return x.is_cuda and torch.cuda.is_current_stream_capturing()
 
 
-def _values_checked(table: Tensor, lens: Tensor, blocks: int, page: int) -> int:
+def _check_values(table: Tensor, lens: Tensor, blocks: int, page: int) -> int:
     """The greatest length; refuses lengths beyond the table and, among the entries in use, blocks
     beyond the cache.
     """
@@ -193,127 +193,142 @@ def _values_checked(table: Tensor, lens: Tensor, blocks: int, page: int) -> int:
             f"what {width} blocks of {page} hold. Give the sequence more blocks."
         )
     if bad_any:
-        row, place = (int(x) for x in bad.nonzero()[0])
+        row, position = (int(x) for x in bad.nonzero()[0])
         raise ValueError(
-            f"block_table[{row}, {place}] is {int(table[row, place])}; the cache has blocks 0 to "
+            f"block_table[{row}, {position}] is {int(table[row, position])}; the cache has blocks 0 to "
             f"{blocks - 1}, "
             f"and a length of {int(lens[row])} uses this entry."
         )
     return longest
 
 
-def _starts_checked(cu: Tensor, most: int | None) -> tuple[int, int]:
-    starts: list[int] = cu.tolist()
-    counts = [b - a for a, b in pairwise(starts)]
-    if starts[0] != 0 or min(counts, default=0) < 0:
+def _check_starts(cu: Tensor, max_queries: int | None) -> tuple[int, int]:
+    query_starts: list[int] = cu.tolist()
+    counts = [b - a for a, b in pairwise(query_starts)]
+    if query_starts[0] != 0 or min(counts, default=0) < 0:
         raise ValueError(
-            f"cu_q starts at {starts[0]}, its smallest step is {min(counts, default=0)}; it must "
+            f"cu_q starts at {query_starts[0]}, its smallest step is {min(counts, default=0)}; it must "
             "rise from 0."
         )
-    widest = max(counts, default=0)
-    if most is not None and widest > most:
-        raise ValueError(f"cu_q has a sequence of {widest} query tokens and max_q is {most}.")
-    return most if most is not None else widest, starts[-1]
+    longest_query = max(counts, default=0)
+    if max_queries is not None and longest_query > max_queries:
+        raise ValueError(
+            f"cu_q has a sequence of {longest_query} query tokens and max_q is {max_queries}."
+        )
+    return max_queries if max_queries is not None else longest_query, query_starts[-1]
 
 
-def _grouped(plan: Plan, window: int | None) -> list[Group]:
+def _make_groups(plan: PagePlan, window: int | None) -> list[Group]:
     lens: list[int] = plan.lens.tolist()
-    starts: list[int] = plan.starts().tolist()
+    query_starts: list[int] = plan.query_starts().tolist()
     # queries, keys, first key, sequence, first token
-    waiting: list[tuple[int, int, int, int, int]] = []
+    pending: list[tuple[int, int, int, int, int]] = []
     for sequence, length in enumerate(lens):
-        count = starts[sequence + 1] - starts[sequence]
-        seen = min(count, length)  # earlier queries see no key
-        if seen:
-            low = 0 if window is None else max(0, length - seen + 1 - window)
-            waiting.append(
+        count = query_starts[sequence + 1] - query_starts[sequence]
+        visible = min(count, length)  # earlier queries see no key
+        if visible:
+            low = 0 if window is None else max(0, length - visible + 1 - window)
+            pending.append(
                 (
-                    seen,
+                    visible,
                     length - low // plan.page * plan.page,
                     low,
                     sequence,
-                    starts[sequence + 1] - seen,
+                    query_starts[sequence + 1] - visible,
                 )
             )
-    waiting.sort(key=lambda w: (w[0], -w[1]))
+    pending.sort(key=lambda w: (w[0], -w[1]))
     groups: list[Group] = []
     members: list[tuple[int, int, int, int, int]] = []
-    waste = 0
-    for each in waiting:
-        waste += members[0][1] - each[1] if members else 0
-        if members and (each[0] != members[0][0] or each[0] > MOST_FOLDED or waste > WASTE_KEYS):
-            groups.append(_group(plan, members, lens, window))
-            members, waste = [], 0
-        members.append(each)
+    padding_keys = 0
+    for item in pending:
+        padding_keys += members[0][1] - item[1] if members else 0
+        if members and (
+            item[0] != members[0][0]
+            or item[0] > MAX_GROUPED_QUERIES
+            or padding_keys > MAX_PADDING_KEYS
+        ):
+            groups.append(_make_group(plan, members, lens, window))
+            members, padding_keys = [], 0
+        members.append(item)
     if members:
-        groups.append(_group(plan, members, lens, window))
+        groups.append(_make_group(plan, members, lens, window))
     return groups
 
 
-def _group(
-    plan: Plan, members: list[tuple[int, int, int, int, int]], lens: list[int], window: int | None
+def _make_group(
+    plan: PagePlan,
+    members: list[tuple[int, int, int, int, int]],
+    lens: list[int],
+    window: int | None,
 ) -> Group:
     device, page = plan.table.device, plan.page
     queries, length = members[0][0], members[0][1]
     rows = torch.tensor([m[3] for m in members], device=device)
     firsts = torch.tensor([m[4] for m in members], device=device)
     tokens = (firsts.unsqueeze(1) + torch.arange(queries, device=device)).flatten()
-    whole = len(tokens) == plan.tokens and bool(
+    is_complete = len(tokens) == plan.tokens and bool(
         (tokens == torch.arange(plan.tokens, device=device)).all()
     )
     low_pages = torch.tensor([m[2] // page for m in members], device=device)
     # keys of each from its first page on
-    kept = torch.tensor([m[1] for m in members], device=device)
+    key_counts = torch.tensor([m[1] for m in members], device=device)
     column = torch.arange(-(-length // page), device=device)
-    used = column < ((kept + page - 1) // page).unsqueeze(1)
-    place = (low_pages.unsqueeze(1) + column).clamp_(max=plan.table.shape[1] - 1)
+    used = column < ((key_counts + page - 1) // page).unsqueeze(1)
+    position = (low_pages.unsqueeze(1) + column).clamp_(max=plan.table.shape[1] - 1)
     # a shorter sequence's places past its end read its own first page, whose keys are hidden below
-    ids = plan.table[rows].long().gather(1, place)
+    ids = plan.table[rows].long().gather(1, position)
     ids = torch.where(used, ids, ids[:, :1])
     first = members[0]
-    alone = len(members) == 1
-    skip = first[2] % page if alone and queries == 1 else 0
+    is_single = len(members) == 1
+    skip = first[2] % page if is_single and queries == 1 else 0
     length -= skip
-    seen: Tensor | None = None
+    visible: Tensor | None = None
     causal = (
-        alone
+        is_single
         and queries > 1
         and queries == lens[first[3]]
         and (window is None or window >= queries)
     )
-    alike = queries == 1 and all(m[1] == first[1] and m[2] % page == skip for m in members)
-    if not causal and not alike and queries <= MOST_FOLDED:
-        seen = seen_keys(
-            kept.unsqueeze(1) - queries + torch.arange(queries, device=device), length, skip, window
+    same_length = queries == 1 and all(m[1] == first[1] and m[2] % page == skip for m in members)
+    if not causal and not same_length and queries <= MAX_GROUPED_QUERIES:
+        visible = visible_keys(
+            key_counts.unsqueeze(1) - queries + torch.arange(queries, device=device),
+            length,
+            skip,
+            window,
         )
-    numbers: list[int] = ids[0].tolist() if alone else []
-    run = bool(numbers) and all(b - a == 1 for a, b in pairwise(numbers))
+    page_ids: list[int] = ids[0].tolist() if is_single else []
+    is_consecutive = bool(page_ids) and all(b - a == 1 for a, b in pairwise(page_ids))
     padding: Tensor | None = None
-    if not alone:
+    if not is_single:
         row = torch.arange(ids.shape[1] * page, device=device)
         # places past a sequence's pages read its first page again: sound where that one is full
-        end = torch.where(kept >= page, (kept + page - 1) // page * page, len(row))
+        end = torch.where(key_counts >= page, (key_counts + page - 1) // page * page, len(row))
         padding = (
-            ((row >= kept.unsqueeze(1)) & (row < end.unsqueeze(1))).flatten().nonzero().squeeze(1)
+            ((row >= key_counts.unsqueeze(1)) & (row < end.unsqueeze(1)))
+            .flatten()
+            .nonzero()
+            .squeeze(1)
         )
     return Group(
         len(members),
         queries,
         length,
         skip,
-        None if whole else tokens,
+        None if is_complete else tokens,
         ids.flatten(),
-        numbers[0] if run else None,
-        seen,
+        page_ids[0] if is_consecutive else None,
+        visible,
         padding,
         causal,
     )
 
 
-def seen_keys(place: Tensor, length: int, skip: int, window: int | None) -> Tensor:
+def visible_keys(position: Tensor, length: int, skip: int, window: int | None) -> Tensor:
     """`[…, length]`: which of the keys from `skip` on a query sees whose own key has the number
-    `place` `[…]`.
+    `position` `[…]`.
     """
-    keys = torch.arange(length, device=place.device) + skip
-    place = place.unsqueeze(-1)
-    return keys <= place if window is None else (keys <= place) & (keys > place - window)
+    keys = torch.arange(length, device=position.device) + skip
+    position = position.unsqueeze(-1)
+    return keys <= position if window is None else (keys <= position) & (keys > position - window)

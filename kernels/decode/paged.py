@@ -13,12 +13,12 @@ from torch import Tensor
 
 from kernels import checks, runtime
 from kernels.decode.launch import launch
-from kernels.decode.page_plan import Plan, plan_pages
+from kernels.decode.page_plan import PagePlan, plan_pages
 from kernels.decode.reference import paged_attention as reference
-from kernels.decode.torch_gather import gathered
+from kernels.decode.torch_gather import gather_attention
 from kernels.dispatch import Candidate, choose
 
-QUANTISED = (torch.int8, torch.float8_e4m3fn)
+QUANTIZED_DTYPES = (torch.int8, torch.float8_e4m3fn)
 
 
 def paged_attention(
@@ -36,7 +36,7 @@ def paged_attention(
     max_q: int | None = None,
     scales: tuple[Tensor, Tensor] | None = None,
     return_lse: bool = False,
-    plan: Plan | None = None,
+    plan: PagePlan | None = None,
     backend: str | None = None,
 ) -> Tensor | tuple[Tensor, Tensor]:
     """softmax(scale · q·Kᵀ)·V over each sequence's cached tokens, in q's dtype and shape (last dim:
@@ -59,10 +59,10 @@ def paged_attention(
     without one the addresses are checked in every call, which waits for a GPU. Raises ValueError or
     TypeError.
     """
-    q_THD, plan, scale = _checked(
+    q_THD, plan, scale = _check_tensors(
         q, k_cache, v_cache, block_table, seq_lens, scale, cu_q, max_q, plan
     )
-    _options_checked(q, k_cache, v_cache, num_splits, window, softcap, scales)
+    _check_options(q, k_cache, v_cache, num_splits, window, softcap, scales)
     facts: dict[str, object] = {
         "dtype": q.dtype,
         "cache": k_cache.dtype,
@@ -72,7 +72,7 @@ def paged_attention(
         "device": q.device.type,
     }
     lse_only = "log-sum-exp asked for" if return_lse else None
-    own = runtime.cannot(q) or _cannot(q, k_cache)
+    own = runtime.why_not(q) or _kernel_why_not(q, k_cache)
     candidates = (Candidate("own", own), Candidate("torch", lse_only), Candidate("reference"))
     chosen = choose("paged_attention", facts, candidates, backend).backend
     if chosen == "own":
@@ -88,7 +88,7 @@ def paged_attention(
             num_splits=num_splits,
         )
     elif chosen == "torch":
-        out = gathered(
+        out = gather_attention(
             q_THD,
             k_cache,
             v_cache,
@@ -107,7 +107,7 @@ def paged_attention(
             v_cache,
             plan.table,
             plan.lens,
-            plan.starts(),
+            plan.query_starts(),
             scale=scale,
             window=window,
             softcap=softcap,
@@ -118,7 +118,7 @@ def paged_attention(
     return (out, lse.view(q.shape[:-1])) if return_lse else out
 
 
-def _cannot(q: Tensor, k_cache: Tensor) -> str | None:
+def _kernel_why_not(q: Tensor, k_cache: Tensor) -> str | None:
     if max(q.shape[-1], k_cache.shape[-1]) > 256:
         return "a head dim above 256"
     if k_cache.dtype == torch.float8_e4m3fn and runtime.arch(q.device) in (
@@ -130,7 +130,7 @@ def _cannot(q: Tensor, k_cache: Tensor) -> str | None:
     return None
 
 
-def _checked(
+def _check_tensors(
     q: Tensor,
     k_cache: Tensor,
     v_cache: Tensor,
@@ -139,9 +139,9 @@ def _checked(
     scale: float | None,
     cu_q: Tensor | None,
     max_q: int | None,
-    plan: Plan | None,
-) -> tuple[Tensor, Plan, float]:
-    checks.dtype_among("q", q, (*checks.FLOATS, torch.float64))
+    plan: PagePlan | None,
+) -> tuple[Tensor, PagePlan, float]:
+    checks.dtype_in("q", q, (*checks.FLOATS, torch.float64))
     checks.dims("q", q, 3, 4)
     checks.dims("k_cache", k_cache, 4)
     checks.dims("v_cache", v_cache, 4)
@@ -157,7 +157,7 @@ def _checked(
     checks.contiguous_last("q", q)
     checks.contiguous_last("k_cache", k_cache)
     checks.contiguous_last("v_cache", v_cache)
-    checks.at_least_one("v_cache", v_cache, 3)
+    checks.non_empty("v_cache", v_cache, 3)
     heads, width = q.shape[-2:]
     if k_cache.shape[3] != width:
         raise ValueError(
@@ -192,7 +192,7 @@ def _checked(
             "this step."
         )
     else:
-        plan.fits(k_cache.shape[0], k_cache.shape[1])
+        plan.check_cache(k_cache.shape[0], k_cache.shape[1])
     tokens = q.shape[0] if q.dim() == 3 else q.shape[0] * q.shape[1]
     if plan.cu is None and (
         q.shape[0] != block_table.shape[0] or (plan.queries != queries and tokens)
@@ -210,7 +210,7 @@ def _checked(
     return q.reshape(tokens, heads, width), plan, float(scale)
 
 
-def _options_checked(
+def _check_options(
     q: Tensor,
     k_cache: Tensor,
     v_cache: Tensor,
@@ -225,11 +225,11 @@ def _options_checked(
     if scales is None:
         checks.same_dtype(q=q, k_cache=k_cache, v_cache=v_cache)
         return
-    checks.dtype_among("k_cache", k_cache, QUANTISED)
+    checks.dtype_in("k_cache", k_cache, QUANTIZED_DTYPES)
     checks.same_dtype(k_cache=k_cache, v_cache=v_cache)
     checks.pair("scales", scales)
     for name, x in zip(("scales[0]", "scales[1]"), scales, strict=True):
-        checks.dtype_among(name, x, (torch.float32,))
+        checks.dtype_in(name, x, (torch.float32,))
         checks.shape(name, x, tuple(k_cache.shape[:3]), "blocks, block_size, kv_heads")
         checks.contiguous_last(name, x)
         checks.same_device(q=q, **{name: x})

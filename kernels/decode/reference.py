@@ -26,24 +26,24 @@ def paged_attention(
     """Output `[T, H, Dv]` and the log-sum-exp of each query's scores `[T, H]` (natural; -inf where
     it sees no key).
     """
-    kind = torch.float64 if q_THD.dtype == torch.float64 else torch.float32
+    dtype = torch.float64 if q_THD.dtype == torch.float64 else torch.float32
     heads, kv_heads, page = q_THD.shape[1], k_cache.shape[2], k_cache.shape[1]
-    out = torch.zeros(q_THD.shape[0], heads, v_cache.shape[3], dtype=kind, device=q_THD.device)
-    lse = torch.full((q_THD.shape[0], heads), float("-inf"), dtype=kind, device=q_THD.device)
+    out = torch.zeros(q_THD.shape[0], heads, v_cache.shape[3], dtype=dtype, device=q_THD.device)
+    lse = torch.full((q_THD.shape[0], heads), float("-inf"), dtype=dtype, device=q_THD.device)
     for sequence, length in enumerate(lens.tolist()):
         first, last = int(cu[sequence]), int(cu[sequence + 1])
         pages = table[sequence, : -(-length // page)].long()
-        keys = _read(k_cache, pages, length, kind, scales and scales[0])
-        values = _read(v_cache, pages, length, kind, scales and scales[1])
+        keys = _read_rows(k_cache, pages, length, dtype, scales and scales[0])
+        values = _read_rows(v_cache, pages, length, dtype, scales and scales[1])
         for token in range(first, last):
-            place = length - (last - token)
-            start = 0 if window is None else max(0, place - window + 1)
-            if place < start:
+            position = length - (last - token)
+            start = 0 if window is None else max(0, position - window + 1)
+            if position < start:
                 continue
-            seen = slice(start, place + 1)
-            k = keys[seen].repeat_interleave(heads // kv_heads, dim=1)
-            v = values[seen].repeat_interleave(heads // kv_heads, dim=1)
-            scores = torch.einsum("hd,nhd->hn", q_THD[token].to(kind), k) * scale
+            visible = slice(start, position + 1)
+            k = keys[visible].repeat_interleave(heads // kv_heads, dim=1)
+            v = values[visible].repeat_interleave(heads // kv_heads, dim=1)
+            scores = torch.einsum("hd,nhd->hn", q_THD[token].to(dtype), k) * scale
             if softcap:
                 scores = softcap * torch.tanh(scores / softcap)
             lse[token] = scores.logsumexp(-1)
@@ -51,14 +51,16 @@ def paged_attention(
     return out, lse
 
 
-def _read(
-    cache: Tensor, pages: Tensor, length: int, kind: torch.dtype, scales: Tensor | None
+def _read_rows(
+    cache: Tensor, pages: Tensor, length: int, dtype: torch.dtype, scales: Tensor | None
 ) -> Tensor:
     """A sequence's rows `[length, G, D]`, times their scales where the cache is quantised."""
-    held = cache.view(torch.uint8)[pages].view(cache.dtype) if cache.itemsize == 1 else cache[pages]
-    rows = held.flatten(0, 1)[:length].to(kind)
+    blocks = (
+        cache.view(torch.uint8)[pages].view(cache.dtype) if cache.itemsize == 1 else cache[pages]
+    )
+    rows = blocks.flatten(0, 1)[:length].to(dtype)
     return (
         rows
         if scales is None
-        else rows * scales[pages].flatten(0, 1)[:length].to(kind).unsqueeze(-1)
+        else rows * scales[pages].flatten(0, 1)[:length].to(dtype).unsqueeze(-1)
     )

@@ -12,17 +12,17 @@ import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
-from kernels.decode.page_plan import Group, Plan, seen_keys
+from kernels.decode.page_plan import Group, PagePlan, visible_keys
 
-MASK_ELEMENTS = 1 << 22
+MAX_MASK_ELEMENTS = 1 << 22
 """Queries of a long prefill are taken so many at a time that their mask stays below this: memory linear in length."""
 
 
-def gathered(
+def gather_attention(
     q_THD: Tensor,
     k_cache: Tensor,
     v_cache: Tensor | None,
-    plan: Plan,
+    plan: PagePlan,
     *,
     values: int,
     scale: float,
@@ -35,44 +35,51 @@ def gathered(
     columns of the keys (latent attention)."""
     out: Tensor | None = None
     # 500x slower on CPU
-    kind = torch.float32 if q_THD.dtype == torch.float16 and not q_THD.is_cuda else q_THD.dtype
+    dtype = torch.float32 if q_THD.dtype == torch.float16 and not q_THD.is_cuda else q_THD.dtype
     for group in plan.groups(window):
         q = q_THD if group.tokens is None else q_THD.index_select(0, group.tokens)
-        k = _pages("k", k_cache, plan, group, kind, scales and scales[0])
+        k = _read_pages("k", k_cache, plan, group, dtype, scales and scales[0])
         v = (
             k[..., :values]
             if v_cache is None
-            else _pages("v", v_cache, plan, group, kind, scales and scales[1])
+            else _read_pages("v", v_cache, plan, group, dtype, scales and scales[1])
         )
-        if group.queries == 1 or group.seen is not None:
-            done = _folded(q.to(kind), k, v, group, scale, softcap)
+        if group.queries == 1 or group.visible is not None:
+            result = _attend_grouped(q.to(dtype), k, v, group, scale, softcap)
         else:
-            done = _alone(q.to(kind), k, v, group, scale, softcap, window)
+            result = _attend_single(q.to(dtype), k, v, group, scale, softcap, window)
         if group.tokens is None:
-            return done.to(q_THD.dtype)
+            return result.to(q_THD.dtype)
         if out is None:
             out = q_THD.new_zeros(*q_THD.shape[:2], values)
-        out.index_copy_(0, group.tokens, done.to(q_THD.dtype))
+        out.index_copy_(0, group.tokens, result.to(q_THD.dtype))
     return out if out is not None else q_THD.new_zeros(*q_THD.shape[:2], values)
 
 
-def _pages(
-    role: str, cache: Tensor, plan: Plan, group: Group, kind: torch.dtype, scales: Tensor | None
+def _read_pages(
+    role: str,
+    cache: Tensor,
+    plan: PagePlan,
+    group: Group,
+    dtype: torch.dtype,
+    scales: Tensor | None,
 ) -> Tensor:
     """`[n, L, G, D]`: a view where one sequence's blocks follow each other, else a copy."""
-    rows = _taken(role, cache, plan, group)
+    rows = _gather_pages(role, cache, plan, group)
     if scales is not None:
-        rows = rows.to(kind) * _taken(role + " scales", scales, plan, group).to(kind).unsqueeze(-1)
-    elif rows.dtype != kind:
-        rows = rows.to(kind)
+        rows = rows.to(dtype) * _gather_pages(role + " scales", scales, plan, group).to(
+            dtype
+        ).unsqueeze(-1)
+    elif rows.dtype != dtype:
+        rows = rows.to(dtype)
     if group.padding is not None:  # what a cache never held may be NaN, which no mask hides
         rows.flatten(0, 1).index_fill_(0, group.padding, 0.0)
     return rows[:, group.skip : group.skip + group.length]
 
 
-def _taken(role: str, cache: Tensor, plan: Plan, group: Group) -> Tensor:
+def _gather_pages(role: str, cache: Tensor, plan: PagePlan, group: Group) -> Tensor:
     if cache.dtype == torch.float8_e4m3fn:  # bytes: not every device of torch's indexes e4m3
-        return _taken(role, cache.view(torch.uint8), plan, group).view(cache.dtype)
+        return _gather_pages(role, cache.view(torch.uint8), plan, group).view(cache.dtype)
     blocks, page = cache.shape[:2]
     count = len(group.pages)
     if group.consecutive is not None and cache.is_contiguous():
@@ -82,34 +89,36 @@ def _taken(role: str, cache: Tensor, plan: Plan, group: Group) -> Tensor:
     if cache.is_contiguous():  # rows of one block are one copy: 3x faster than indexing
         flat = cache.view(blocks, -1)
         if torch.is_grad_enabled() and cache.requires_grad:
-            taken = flat.index_select(0, group.pages)
+            rows_taken = flat.index_select(0, group.pages)
         else:
-            taken = torch.index_select(
+            rows_taken = torch.index_select(
                 flat, 0, group.pages, out=plan.scratch(role, cache, count, flat.shape[1])
             )
     else:
-        taken = cache[group.pages]
-    return taken.view(group.sequences, count // group.sequences * page, *cache.shape[2:])
+        rows_taken = cache[group.pages]
+    return rows_taken.view(group.sequences, count // group.sequences * page, *cache.shape[2:])
 
 
-def _folded(q: Tensor, k: Tensor, v: Tensor, group: Group, scale: float, softcap: float) -> Tensor:
+def _attend_grouped(
+    q: Tensor, k: Tensor, v: Tensor, group: Group, scale: float, softcap: float
+) -> Tensor:
     """The query heads of a kv head and the queries of a sequence become rows of one product, so
     that keys are read
     once: `[n · S, H, D]` over `[n, L, G, D]`."""
     n, s, kv = group.sequences, group.queries, k.shape[2]
     heads, width = q.shape[1], q.shape[2]
     rows = heads // kv
-    folded = q.view(n, s, kv, rows, width).permute(0, 2, 3, 1, 4).reshape(n, kv, rows * s, width)
+    grouped = q.view(n, s, kv, rows, width).permute(0, 2, 3, 1, 4).reshape(n, kv, rows * s, width)
     mask = None
-    if group.seen is not None:
-        mask = group.seen.unsqueeze(1)
+    if group.visible is not None:
+        mask = group.visible.unsqueeze(1)
         if s > 1:
             mask = mask.repeat(1, 1, rows, 1)
-    done = _attend(folded, k.transpose(1, 2), v.transpose(1, 2), mask, scale, softcap)
-    return done.view(n, kv, rows, s, -1).permute(0, 3, 1, 2, 4).reshape(n * s, heads, -1)
+    result = _attend(grouped, k.transpose(1, 2), v.transpose(1, 2), mask, scale, softcap)
+    return result.view(n, kv, rows, s, -1).permute(0, 3, 1, 2, 4).reshape(n * s, heads, -1)
 
 
-def _alone(
+def _attend_single(
     q: Tensor, k: Tensor, v: Tensor, group: Group, scale: float, softcap: float, window: int | None
 ) -> Tensor:
     """One sequence's many queries: `[S, H, D]` over `[1, L, G, D]`; kv heads are the batch, so none
@@ -122,19 +131,19 @@ def _alone(
     k_GRLD = k[0].transpose(0, 1).unsqueeze(1).expand(kv, rows, length, width)
     v_GRLD = v[0].transpose(0, 1).unsqueeze(1).expand(kv, rows, length, v.shape[3])
     if group.causal and not softcap:
-        done = scaled_dot_product_attention(q_GRSD, k_GRLD, v_GRLD, is_causal=True, scale=scale)
-        return done.permute(2, 0, 1, 3).reshape(s, heads, -1)
+        result = scaled_dot_product_attention(q_GRSD, k_GRLD, v_GRLD, is_causal=True, scale=scale)
+        return result.permute(2, 0, 1, 3).reshape(s, heads, -1)
     out = q.new_empty(s, heads, v.shape[3])
-    step = max(64, MASK_ELEMENTS // length)
+    step = max(64, MAX_MASK_ELEMENTS // length)
     for first in range(0, s, step):
         last = min(s, first + step)
-        place = torch.arange(first, last, device=q.device) + (group.skip + length - s)
+        position = torch.arange(first, last, device=q.device) + (group.skip + length - s)
         stop = length - s + last  # later keys are hidden from all of these queries
-        mask = seen_keys(place, stop, group.skip, window)
-        done = _attend(
+        mask = visible_keys(position, stop, group.skip, window)
+        result = _attend(
             q_GRSD[:, :, first:last], k_GRLD[:, :, :stop], v_GRLD[:, :, :stop], mask, scale, softcap
         )
-        out[first:last] = done.permute(2, 0, 1, 3).reshape(last - first, heads, -1)
+        out[first:last] = result.permute(2, 0, 1, 3).reshape(last - first, heads, -1)
     return out
 
 

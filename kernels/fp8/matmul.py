@@ -15,13 +15,13 @@ from torch import Tensor
 from kernels import checks, runtime, tuning
 from kernels.dispatch import Candidate, choose
 from kernels.fp8 import reference, torch_scaled_mm
-from kernels.fp8.quantize import NO_E4M3, why_not_own
+from kernels.fp8.quantize import NO_E4M3, own_why_not
 from kernels.fp8.reference import E4M3, SIDE
 from kernels.jit import UPCAST, cdiv, dot, grouped_order, jit, tl
-from kernels.shipped import Shipped
+from kernels.shipped import ShippedKernel
 from kernels.split_k import choose_splits, split_k_sum_kernel, sum_splits
 
-MOST_OWN_ROWS = 256
+MAX_OWN_ROWS = 256
 """From here on cuBLASLt comes first: Triton's reach 0.65-0.7x of its speed when bound by products."""
 
 
@@ -43,7 +43,7 @@ def fp8_matmul(
     else chosen.
     Raises ValueError or TypeError.
     """
-    _checked(a, sa, b, sb, out_dtype, num_splits)
+    _check(a, sa, b, sb, out_dtype, num_splits)
     a_MK, sa_M = a.reshape(-1, a.shape[-1]), sa.reshape(-1, sa.shape[-1])
     facts: dict[str, object] = {
         "rows": tuning.round_up(a_MK.shape[0]),
@@ -53,12 +53,16 @@ def fp8_matmul(
         "device": a.device.type,
     }
     empty = None if a_MK.numel() and b.numel() else "an empty operand"
-    own = Candidate("own", why_not_own(a) or empty)
-    torchs = Candidate("torch", torch_scaled_mm.why_not(a.device) or empty)
-    order = (own, torchs) if a_MK.shape[0] < MOST_OWN_ROWS else (torchs, own)
+    own_candidate = Candidate("own", own_why_not(a) or empty)
+    torch_candidate = Candidate("torch", torch_scaled_mm.why_not(a.device) or empty)
+    order = (
+        (own_candidate, torch_candidate)
+        if a_MK.shape[0] < MAX_OWN_ROWS
+        else (torch_candidate, own_candidate)
+    )
     chosen = choose("fp8_matmul", facts, (*order, Candidate("reference")), backend).backend
     if chosen == "own":
-        out = _launched(a_MK, sa_M, b, sb, out_dtype, num_splits)
+        out = _launch(a_MK, sa_M, b, sb, out_dtype, num_splits)
     elif chosen == "torch":
         out = torch_scaled_mm.fp8_matmul(a_MK, sa_M, b, sb, out_dtype)
     else:
@@ -67,13 +71,13 @@ def fp8_matmul(
     return out.view(*a.shape[:-1], b.shape[0])
 
 
-def _checked(
+def _check(
     a: Tensor, sa: Tensor, b: Tensor, sb: Tensor, out_dtype: torch.dtype, num_splits: int | None
 ) -> None:
     for name, x in (("a", a), ("b", b)):
-        checks.dtype_among(name, x, (E4M3,))
+        checks.dtype_in(name, x, (E4M3,))
     for name, x in (("sa", sa), ("sb", sb)):
-        checks.dtype_among(name, x, (torch.float32,))
+        checks.dtype_in(name, x, (torch.float32,))
     if a.dim() < 1:
         raise ValueError("a has no dimensions; it must be [..., K].")
     checks.shape("b", b, (None, a.shape[-1]), "N, K of a")
@@ -83,7 +87,7 @@ def _checked(
     checks.same_device(a=a, sa=sa, b=b, sb=sb)
     checks.contiguous_last("a", a)
     checks.contiguous_last("b", b)
-    checks.among("out_dtype", out_dtype, (*checks.FLOATS, torch.float64))
+    checks.one_of("out_dtype", out_dtype, (*checks.FLOATS, torch.float64))
     checks.splits(num_splits)
 
 
@@ -124,18 +128,20 @@ def fp8_matmul_kernel(
     c = column * BLOCK_N + tl.arange(0, BLOCK_N)
     x = tl.arange(0, 128)
     steps = tl.cdiv(k, 128)
-    each = tl.cdiv(steps, splits)
+    steps_per_part = tl.cdiv(steps, splits)
     a_at = A + r.to(tl.int64)[:, None] * a_m + x[None, :]
     b_at = B + c.to(tl.int64)[:, None] * b_n + x[None, :]
     acc = tl.zeros([BLOCK_M, BLOCK_N], tl.float32)
-    for step in range(part * each, tl.minimum(part * each + each, steps)):
-        here = step * 128 + x < k
-        a = tl.load(a_at + step * 128, mask=(r < m)[:, None] & here[None, :], other=0.0)
-        b = tl.load(b_at + step * 128, mask=(c < n)[:, None] & here[None, :], other=0.0)
+    for step in range(
+        part * steps_per_part, tl.minimum(part * steps_per_part + steps_per_part, steps)
+    ):
+        inside = step * 128 + x < k
+        a = tl.load(a_at + step * 128, mask=(r < m)[:, None] & inside[None, :], other=0.0)
+        b = tl.load(b_at + step * 128, mask=(c < n)[:, None] & inside[None, :], other=0.0)
         sa = tl.load(SA + r * sa_m + step * sa_k, mask=r < m, other=0.0)
         sb = tl.load(SB + column * BLOCK_N // 128 * sb_n + step * sb_k)
-        found = dot(a, tl.trans(b), tl.zeros([BLOCK_M, BLOCK_N], tl.float32), UPCAST)
-        acc += found * (sa * sb)[:, None]
+        product = dot(a, tl.trans(b), tl.zeros([BLOCK_M, BLOCK_N], tl.float32), UPCAST)
+        acc += product * (sa * sb)[:, None]
     at = OUT + part.to(tl.int64) * o_p + r.to(tl.int64)[:, None] * o_m + c[None, :]
     tl.store(at, acc.to(OUT.dtype.element_ty), mask=(r < m)[:, None] & (c < n)[None, :])
 
@@ -156,7 +162,7 @@ def _rule(arch: str, facts: dict[str, Any]) -> tuning.Config:
     return {"BLOCK_M": 128, "BLOCK_N": 128, "GROUP_M": 8, "num_warps": 8, "num_stages": 4}
 
 
-def _launched(
+def _launch(
     a: Tensor, sa: Tensor, b: Tensor, sb: Tensor, out_dtype: torch.dtype, num_splits: int | None
 ) -> Tensor:
     (m, k), n = a.shape, b.shape[0]
@@ -167,7 +173,7 @@ def _launched(
     parts = out.unsqueeze(0)
     if splits > 1:
         parts = torch.empty(splits, m, n, dtype=torch.float32, device=a.device)
-    with runtime.on(a):
+    with runtime.device_guard(a):
         fp8_matmul_kernel[(programs * splits,)](
             a,
             sa,
@@ -191,11 +197,11 @@ def _launched(
     return out
 
 
-def shipped(arch: str) -> list[Shipped]:
+def shipped(arch: str) -> list[ShippedKernel]:
     """One, 64 and many rows, and the sum of parts; none before e4m3 existed."""
     if arch in NO_E4M3:
         return []
-    found = []
+    kernels = []
     for rows in (16, 64, 1024):
         config = _rule(arch, {"rows": rows})
         signature = {"A": "*fp8e4nv", "SA": "*fp32", "B": "*fp8e4nv", "SB": "*fp32"}
@@ -207,8 +213,8 @@ def shipped(arch: str) -> list[Shipped]:
         }
         expects = ("wgmma",) if config["BLOCK_M"] >= 64 else ("mma.sync",)
         warps, stages = config["num_warps"], config["num_stages"]
-        found.append(
-            Shipped(
+        kernels.append(
+            ShippedKernel(
                 "fp8_matmul",
                 f"rows-{rows}",
                 fp8_matmul_kernel,
@@ -226,5 +232,7 @@ def shipped(arch: str) -> list[Shipped]:
         "splits": "i32",
         "p_p": "i32:16",
     }
-    found.append(Shipped("fp8_matmul", "summed", split_k_sum_kernel, signature, {"BLOCK": 1024}))
-    return found
+    kernels.append(
+        ShippedKernel("fp8_matmul", "summed", split_k_sum_kernel, signature, {"BLOCK": 1024})
+    )
+    return kernels

@@ -17,8 +17,8 @@ from kernels.dispatch import Candidate, choose
 from kernels.fp8 import reference
 from kernels.fp8.reference import E4M3, SIDE
 from kernels.jit import cdiv, fp8_scale, jit, tl, to_fp8
-from kernels.operators import visible
-from kernels.shipped import Shipped
+from kernels.operators import call_as_operator
+from kernels.shipped import ShippedKernel
 
 ROWS_AT_ONCE = 16
 NO_E4M3 = ("sm_75", "sm_80", "sm_86")
@@ -30,11 +30,11 @@ def quantize_1x128(x: Tensor, *, backend: str | None = None) -> tuple[Tensor, Te
 
     Raises ValueError or TypeError.
     """
-    checks.dtype_among("x", x)
+    checks.dtype_in("x", x)
     if x.dim() < 1:
         raise ValueError("x has no dimensions; it must be [..., K].")
-    checks.at_least_one("x", x, -1)
-    q, scale = _quantized("quantize_1x128", x.reshape(-1, x.shape[-1]), 1, SIDE, backend)
+    checks.non_empty("x", x, -1)
+    q, scale = _quantize("quantize_1x128", x.reshape(-1, x.shape[-1]), 1, SIDE, backend)
     return q.view(x.shape), scale.view(*x.shape[:-1], scale.shape[1])
 
 
@@ -43,48 +43,48 @@ def quantize_128x128(w: Tensor, *, backend: str | None = None) -> tuple[Tensor, 
 
     Raises ValueError or TypeError.
     """
-    checks.dtype_among("w", w)
+    checks.dtype_in("w", w)
     checks.dims("w", w, 2)
-    checks.at_least_one("w", w, 1)
-    return _quantized("quantize_128x128", w, SIDE, SIDE, backend)
+    checks.non_empty("w", w, 1)
+    return _quantize("quantize_128x128", w, SIDE, SIDE, backend)
 
 
 def quantize_128x1(x: Tensor, *, backend: str | None = None) -> tuple[Tensor, Tensor]:
     """x `[R, K]` as e4m3 and fp32 scales `[ceil(R / 128), K]`, each of 128 numbers below each
     other: for a product that
     sums over rows, as a weight's gradient does over tokens. Raises ValueError or TypeError."""
-    checks.dtype_among("x", x)
+    checks.dtype_in("x", x)
     checks.dims("x", x, 2)
-    checks.at_least_one("x", x, 1)
-    return _quantized("quantize_128x1", x, SIDE, 1, backend)
+    checks.non_empty("x", x, 1)
+    return _quantize("quantize_128x1", x, SIDE, 1, backend)
 
 
-def why_not_own(x: Tensor) -> str | None:
+def own_why_not(x: Tensor) -> str | None:
     """Why no kernel of e4m3 runs on this tensor's device; None: it does."""
     arch = runtime.arch(x.device)
-    return runtime.cannot(x) or (f"no e4m3 on {arch}" if arch in NO_E4M3 else None)
+    return runtime.why_not(x) or (f"no e4m3 on {arch}" if arch in NO_E4M3 else None)
 
 
-def _quantized(
+def _quantize(
     op: str, x: Tensor, rows: int, columns: int, backend: str | None
 ) -> tuple[Tensor, Tensor]:
     if x.shape[1] > 1 and x.stride(1) != 1:
         x = x.contiguous()
-    candidates = (Candidate("own", why_not_own(x)), Candidate("reference"))
+    candidates = (Candidate("own", own_why_not(x)), Candidate("reference"))
     facts: dict[str, object] = {"dtype": x.dtype, "device": x.device.type}
     if choose(op, facts, candidates, backend).backend == "reference":
         return reference.quantize(x, rows, columns)
-    q, scale = visible(op, (x,), lambda: _launched(x, rows, columns))
+    q, scale = call_as_operator(op, (x,), lambda: _launch(x, rows, columns))
     return q, scale
 
 
-def _launched(x: Tensor, rows: int, columns: int) -> list[Tensor]:
+def _launch(x: Tensor, rows: int, columns: int) -> list[Tensor]:
     r, k = x.shape
     q = torch.empty(r, k, dtype=E4M3, device=x.device)
     scale = torch.empty(cdiv(r, rows), cdiv(k, columns), dtype=torch.float32, device=x.device)
     if q.numel():
         height, tiles = ROWS_AT_ONCE if rows == 1 else rows, cdiv(k, SIDE)
-        with runtime.on(x):
+        with runtime.device_guard(x):
             fp8_quantize_kernel[(cdiv(r, height) * tiles,)](
                 x,
                 q,
@@ -141,11 +141,11 @@ def fp8_quantize_kernel(
     tl.store(Q + at * q_r + c[None, :], q, mask=inside)
 
 
-def shipped(arch: str) -> list[Shipped]:
+def shipped(arch: str) -> list[ShippedKernel]:
     """bf16 rows, blocks and columns; none before e4m3 existed."""
     if arch in NO_E4M3:
         return []
-    found = []
+    kernels = []
     for name, height, along in (
         ("1x128", ROWS_AT_ONCE, 0),
         ("128x128", SIDE, 1),
@@ -161,7 +161,9 @@ def shipped(arch: str) -> list[Shipped]:
         signature |= {"tiles": "i32", "x_r": "i32:16", "q_r": "i32:16"}
         constants: dict[str, Any] = {"ROWS": height, "ALONG": along}
         warps = 4 if height != SIDE else 8
-        found.append(
-            Shipped(f"quantize_{name}", "bf16", fp8_quantize_kernel, signature, constants, warps, 3)
+        kernels.append(
+            ShippedKernel(
+                f"quantize_{name}", "bf16", fp8_quantize_kernel, signature, constants, warps, 3
+            )
         )
-    return found
+    return kernels

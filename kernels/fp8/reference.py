@@ -11,8 +11,8 @@ from torch import Tensor
 from torch.nn import functional
 
 SIDE = 128
-LARGEST = 448.0
-LEAST = LARGEST * torch.finfo(torch.float32).tiny
+MAX_E4M3 = 448.0
+MIN_AMAX = MAX_E4M3 * torch.finfo(torch.float32).tiny
 E4M3 = torch.float8_e4m3fn
 
 
@@ -25,12 +25,12 @@ def quantize(x_RK: Tensor, rows: int, columns: int = SIDE) -> tuple[Tensor, Tens
     r, k = x_RK.shape
     tiled = functional.pad(x_RK.float(), (0, -k % columns, 0, -r % rows))
     tiled = tiled.view(-1, rows, tiled.shape[1] // columns, columns)
-    scale = tiled.abs().amax((1, 3)).clamp_min(LEAST) / LARGEST
-    q = (tiled / scale[:, None, :, None]).clamp(-LARGEST, LARGEST).to(E4M3)
+    scale = tiled.abs().amax((1, 3)).clamp_min(MIN_AMAX) / MAX_E4M3
+    q = (tiled / scale[:, None, :, None]).clamp(-MAX_E4M3, MAX_E4M3).to(E4M3)
     return q.view(-1, tiled.shape[2] * columns)[:r, :k].contiguous(), scale
 
 
-def decoded(
+def dequantize(
     q_RK: Tensor, scale: Tensor, rows: int, kind: torch.dtype = torch.float32, columns: int = SIDE
 ) -> Tensor:
     """`[R, K]`: numbers times the scales of their tiles."""
@@ -44,4 +44,4 @@ def fp8_matmul(
     a_MK: Tensor, sa: Tensor, b_NK: Tensor, sb: Tensor, kind: torch.dtype = torch.float32
 ) -> Tensor:
     """a·bᵀ `[M, N]` in `kind`."""
-    return decoded(a_MK, sa, 1, kind) @ decoded(b_NK, sb, SIDE, kind).T
+    return dequantize(a_MK, sa, 1, kind) @ dequantize(b_NK, sb, SIDE, kind).T

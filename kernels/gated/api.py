@@ -10,7 +10,7 @@ from typing import Any, cast
 import torch
 
 from kernels import checks, runtime, tuning
-from kernels.dispatch import Candidate, choose, cpu_kind, repeated, settle
+from kernels.dispatch import Candidate, cache_choice, cached_choice, choose, cpu_call_key
 from kernels.gated import reference
 from kernels.gated.triton_swiglu import backward, forward
 from kernels.norm.reference import to_fp8
@@ -38,13 +38,13 @@ def swiglu(
     Shazeer 2020, eq. 6.
     """
     plain = quant is None and keep is False and backend is None
-    kind = cpu_kind("swiglu", (gate_up, up)) if plain else None
-    if repeated(kind):
+    kind = cpu_call_key("swiglu", (gate_up, up)) if plain else None
+    if cached_choice(kind):
         gate, other = gate_up.chunk(2, -1) if up is None else (gate_up, up)
         return torch.nn.functional.silu(gate) * other
-    needs_grad = _checked(gate_up, up, quant, keep)
+    needs_grad = _check(gate_up, up, quant, keep)
     width = gate_up.shape[-1] if up is not None else gate_up.shape[-1] // 2
-    own = runtime.cannot(gate_up, up)
+    own = runtime.why_not(gate_up, up)
     if own is None and gate_up.dtype == torch.float64:
         own = "fp64 has no kernel"
     if own is None and quant and not runtime.has_fp8(runtime.arch(gate_up.device)):
@@ -67,18 +67,18 @@ def swiglu(
             with torch.no_grad():
                 return to_fp8(reference.swiglu(gate, other), quant)
         if chosen.backend == "torch":
-            settle(kind, True)
+            cache_choice(kind, True)
             return torch.nn.functional.silu(gate) * other
         y = reference.swiglu(gate, other).to(gate.dtype)
         return (y, *to_fp8(y.detach(), "1x128")) if keep else y
     shape = (*gate_up.shape[:-1], width)
     rows, other_rows = as_rows(gate_up), None if up is None else as_rows(up)
     if needs_grad:
-        made = cast(list[torch.Tensor], _SwiGlu.apply(rows, other_rows, quant))
+        results = cast(list[torch.Tensor], _SwiGlu.apply(rows, other_rows, quant))
     else:
-        made = forward(*_halves(rows, other_rows), quant, keep or not quant)
-    found = tuple(each.view(*shape[:-1], each.shape[-1]) for each in made)
-    return found if quant else found[0]
+        results = forward(*_halves(rows, other_rows), quant, keep or not quant)
+    outputs = tuple(x.view(*shape[:-1], x.shape[-1]) for x in results)
+    return outputs if quant else outputs[0]
 
 
 class _SwiGlu(torch.autograd.Function):
@@ -89,10 +89,10 @@ class _SwiGlu(torch.autograd.Function):
         ctx: Any, gate_up: torch.Tensor, up: torch.Tensor | None, quant: str | None
     ) -> tuple[torch.Tensor, ...]:
         ctx.save_for_backward(gate_up, up)
-        made = forward(*_halves(gate_up, up), quant, True)
-        ctx.mark_non_differentiable(*made[1:])
+        results = forward(*_halves(gate_up, up), quant, True)
+        ctx.mark_non_differentiable(*results[1:])
         ctx.set_materialize_grads(False)
-        return tuple(made)
+        return tuple(results)
 
     @staticmethod
     def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
@@ -110,12 +110,12 @@ def _halves(gate_up: torch.Tensor, up: torch.Tensor | None) -> tuple[torch.Tenso
     return gate_up[:, :width], gate_up[:, width:]
 
 
-def _checked(gate_up: torch.Tensor, up: torch.Tensor | None, quant: str | None, keep: bool) -> bool:
+def _check(gate_up: torch.Tensor, up: torch.Tensor | None, quant: str | None, keep: bool) -> bool:
     """Refuses what cannot be computed; tells if a gradient will be wanted."""
-    checks.dtype_among("gate_up", gate_up, (*checks.FLOATS, torch.float64))
+    checks.dtype_in("gate_up", gate_up, (*checks.FLOATS, torch.float64))
     if gate_up.dim() < 1:
         raise ValueError("gate_up is a scalar; it must have a last dimension.")
-    checks.at_least_one("gate_up", gate_up, -1)
+    checks.non_empty("gate_up", gate_up, -1)
     if up is None:
         if gate_up.shape[-1] % 2:
             raise ValueError(
@@ -127,7 +127,7 @@ def _checked(gate_up: torch.Tensor, up: torch.Tensor | None, quant: str | None, 
         checks.shape("up", up, tuple(gate_up.shape), "(shape of gate_up, the gate)")
         checks.same_dtype(gate_up=gate_up, up=up)
         checks.same_device(gate_up=gate_up, up=up)
-    checks.among("quant", quant, (None, "row", "1x128"))
+    checks.one_of("quant", quant, (None, "row", "1x128"))
     needs_grad = torch.is_grad_enabled() and (
         gate_up.requires_grad or (up is not None and up.requires_grad)
     )

@@ -12,8 +12,8 @@ import torch
 
 from kernels import runtime, tuning
 from kernels.jit import cdiv, fp8_scale, jit, tl, to_fp8
-from kernels.operators import visible
-from kernels.shipped import Shipped
+from kernels.operators import call_as_operator
+from kernels.shipped import ShippedKernel
 
 
 @jit
@@ -41,9 +41,9 @@ def swiglu_forward_kernel(
     up = tl.load(UP + row * u_stride + col, mask=col < F, other=0.0).to(tl.float32)
     y = gate * tl.sigmoid(gate) * up
     if KEEP_Y:
-        kept = y.to(Y.dtype.element_ty)
-        tl.store(Y + row * F + col, kept, mask=col < F)
-        y = kept.to(tl.float32)
+        stored = y.to(Y.dtype.element_ty)
+        tl.store(Y + row * F + col, stored, mask=col < F)
+        y = stored.to(tl.float32)
     if QUANT:
         groups = tl.reshape(y, (BLOCK // 128, 128))
         scale = fp8_scale(tl.max(tl.abs(groups), 1))
@@ -105,7 +105,7 @@ def _config(arch: str, facts: dict[str, Any]) -> tuning.Config:
     )
 
 
-@tuning.tries("swiglu")
+@tuning.candidates("swiglu")
 def _other_configs(arch: str, facts: dict[str, Any]) -> list[tuning.Config]:
     return [
         {"block": block, "num_warps": block // per}
@@ -122,10 +122,10 @@ def forward(
 
     Both at once for "1x128" alone.
     """
-    return visible("swiglu", (gate, up), partial(_launched, gate, up, quant, keep_y))
+    return call_as_operator("swiglu", (gate, up), partial(_launch, gate, up, quant, keep_y))
 
 
-def _launched(
+def _launch(
     gate: torch.Tensor, up: torch.Tensor, quant: str | None, keep_y: bool
 ) -> list[torch.Tensor]:
     rows, width = gate.shape
@@ -136,7 +136,7 @@ def _launched(
     scale = torch.empty((rows, groups), dtype=torch.float32, device=gate.device) if quant else None
     rest = (scale, width, gate.stride(0), up.stride(0))
     how = {"BLOCK": c["block"], "num_warps": c["num_warps"]}
-    with runtime.on(gate):
+    with runtime.device_guard(gate):
         if quant == "row":
             swiglu_forward_by_row_kernel[(rows,)](gate, up, q, *rest, **how)
         else:
@@ -144,7 +144,7 @@ def _launched(
             swiglu_forward_kernel[grid](
                 gate, up, y, q, *rest, QUANT=quant is not None, KEEP_Y=keep_y, **how
             )
-    return [each for each in (y, q, scale) if each is not None]
+    return [x for x in (y, q, scale) if x is not None]
 
 
 def backward(
@@ -153,7 +153,7 @@ def backward(
     """Writes dgate and dup [rows, F], which have the same strides."""
     rows, width = gate.shape
     c = tuning.config("swiglu", n=width, dtype=gate.dtype, quant=None)
-    with runtime.on(gate):
+    with runtime.device_guard(gate):
         swiglu_backward_kernel[(cdiv(width, c["block"]) * rows,)](
             dy,
             gate,
@@ -170,7 +170,7 @@ def backward(
         )
 
 
-def shipped(arch: str) -> list[Shipped]:
+def shipped(arch: str) -> list[ShippedKernel]:
     """Forward plain and in both FP8 forms, and backward."""
     c = _config(arch, {})
     signature = dict.fromkeys(("GATE", "UP", "DY", "DGATE", "DUP"), "*bf16") | {"SCALE": "*fp32"}
@@ -178,8 +178,8 @@ def shipped(arch: str) -> list[Shipped]:
     fp8 = signature | {"Q": "*fp8e4nv"}
     block = {"BLOCK": c["block"]}
     plain = {"QUANT": False, "KEEP_Y": True, "SCALE": None, "Q": None} | block
-    found = [
-        Shipped(
+    kernels = [
+        ShippedKernel(
             "swiglu",
             "forward",
             swiglu_forward_kernel,
@@ -188,7 +188,7 @@ def shipped(arch: str) -> list[Shipped]:
             c["num_warps"],
             expects=(".v4.b32",),
         ),
-        Shipped(
+        ShippedKernel(
             "swiglu",
             "backward",
             swiglu_backward_kernel,
@@ -199,8 +199,8 @@ def shipped(arch: str) -> list[Shipped]:
         ),
     ]
     if runtime.has_fp8(arch):
-        found += [
-            Shipped(
+        kernels += [
+            ShippedKernel(
                 "swiglu",
                 "forward 1x128",
                 swiglu_forward_kernel,
@@ -209,7 +209,7 @@ def shipped(arch: str) -> list[Shipped]:
                 c["num_warps"],
                 expects=(".v4.b32",),
             ),
-            Shipped(
+            ShippedKernel(
                 "swiglu",
                 "forward and 1x128",
                 swiglu_forward_kernel,
@@ -218,7 +218,7 @@ def shipped(arch: str) -> list[Shipped]:
                 c["num_warps"],
                 expects=(".v4.b32",),
             ),
-            Shipped(
+            ShippedKernel(
                 "swiglu",
                 "forward row",
                 swiglu_forward_by_row_kernel,
@@ -228,4 +228,4 @@ def shipped(arch: str) -> list[Shipped]:
                 expects=(".v4.b32",),
             ),
         ]
-    return found
+    return kernels

@@ -16,7 +16,7 @@ from torch import Tensor
 from kernels import tuning
 from kernels.attention.api import attention, attention_varlen
 from kernels.attention.reference import reference, visible_QK
-from kernels.attention.spec import Form, form_of
+from kernels.attention.spec import AttentionSpec, make_spec
 from kernels.attention.triton_kernels.launch_tma import tma_why_not
 from kernels.dispatch import BackendUnavailable
 from kernels.gpu.cases import Compared, compare
@@ -46,8 +46,8 @@ class Shape:
         return {"causal": self.causal, "window": self.window or None, "softcap": self.softcap}
 
     @property
-    def form(self) -> Form:
-        return form_of(self.d, self.causal, self.window or None, None, self.softcap)
+    def form(self) -> AttentionSpec:
+        return make_spec(self.d, self.causal, self.window or None, None, self.softcap)
 
     @property
     def pairs(self) -> int:
@@ -144,7 +144,7 @@ def check(
     return run
 
 
-def _plain_torch(q: Tensor, k: Tensor, v: Tensor, form: Form, with_lse: bool) -> Any:
+def _plain_torch(q: Tensor, k: Tensor, v: Tensor, form: AttentionSpec, with_lse: bool) -> Any:
     group = q.shape[2] // k.shape[2]
     first, keys, values = (
         x.transpose(1, 2) for x in (q, k.repeat_interleave(group, 2), v.repeat_interleave(group, 2))

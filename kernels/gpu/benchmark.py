@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from kernels.dispatch import explain, forget
+from kernels.dispatch import clear_records, explain
 from kernels.gpu.cases import Bench
 from kernels.gpu.machine_limits import Limits
 from kernels.gpu.timing import Timer
@@ -27,7 +27,7 @@ def bench(
     `ran`: what dispatch chose for our call.
     """
     name = f"{case.op}/{case.case}"
-    forget()
+    clear_records()
     work = case.make(device)
     torch.cuda.reset_peak_memory_stats(device)
     before = torch.cuda.memory_allocated(device)

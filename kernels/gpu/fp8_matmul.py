@@ -68,7 +68,7 @@ def _check_quantise(rows: int, k: int) -> Callable[[torch.device], list[Compared
             )
             found.append(compare(f"{name} scale", scale, scale_plain.double(), scale_plain))
             pairs = ((q, scale), (q_plain, scale_plain))
-            back, plain = (reference.decoded(*pair, height, columns=width) for pair in pairs)
+            back, plain = (reference.dequantize(*pair, height, columns=width) for pair in pairs)
             found.append(compare(f"{name} q · scale", back, x.double(), plain, factor=1.01))
         return found
 

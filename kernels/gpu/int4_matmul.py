@@ -10,7 +10,7 @@ import torch
 
 from kernels.gpu.cases import Bench, Cases, Check, Compared, Work, compare
 from kernels.int4 import int4_matmul, pack_awq
-from kernels.int4.pack import decoded
+from kernels.int4.pack import dequantize
 
 
 def _check(
@@ -20,8 +20,8 @@ def _check(
         torch.manual_seed(0)
         x = torch.randn(m, k, device=device).to(dtype)
         packed = pack_awq((torch.randn(n, k, device=device) * k**-0.5).to(dtype), group)
-        exact = x.double() @ decoded(*packed, group, k, torch.float64)
-        plain = x @ decoded(*packed, group, k, torch.float32).to(dtype)
+        exact = x.double() @ dequantize(*packed, group, k, torch.float64)
+        plain = x @ dequantize(*packed, group, k, torch.float32).to(dtype)
         found = [
             compare(
                 f"own, splits {s}",

@@ -130,7 +130,7 @@ def _unpermute(tokens: int, top_k: int, width: int) -> Callable[[torch.device], 
         experts = torch.rand(tokens, 64, device=device).topk(top_k).indices
         gates = torch.rand(tokens, top_k, device=device)
         rows, permutation = moe_permute(x, experts, 64)
-        place = permutation.place.long()
+        place = permutation.position.long()
 
         def plain() -> Callable[[], object]:
             return lambda: (rows[place] * gates.unsqueeze(-1).to(rows.dtype)).sum(1)

@@ -34,12 +34,12 @@ def tune(
     better. What is
     kept lies in the user's cache from then on. Stops when less than 5 s are left.
     """
-    with tuning.watch() as asked:
+    with tuning.record_lookups() as asked:
         call()
     told = []
     for op, facts in {(op, tuning.bucket(facts)): (op, facts) for op, facts in asked}.values():
         best: tuning.Config = {}
-        choices = tuning.to_try(op, facts)
+        choices = tuning.candidates_for(op, facts)
         if not choices:
             continue
         default = lowest = timer.together({"": call})[""].ms

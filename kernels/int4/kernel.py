@@ -12,7 +12,7 @@ from kernels.jit import dot, jit, tl
 
 
 @jit
-def numbers(q, shift, KIND: tl.constexpr):
+def unpack_codes(q, shift, KIND: tl.constexpr):
     """Nibble `shift` / 4 of each int32 plus an offset that KIND implies: 128 (bf16), 1024 (fp16), 0
     (fp32).
     """
@@ -61,32 +61,34 @@ def int4_matmul_kernel(
     j = tl.arange(0, 16)
     steps = tl.cdiv(k, 128)
     # parts start where a group starts
-    whole: tl.constexpr = GROUP // 128 if GROUP > 128 else 1
-    each = tl.cdiv(tl.cdiv(steps, splits), whole) * whole
+    steps_per_group: tl.constexpr = GROUP // 128 if GROUP > 128 else 1
+    steps_per_part = tl.cdiv(tl.cdiv(steps, splits), steps_per_group) * steps_per_group
     x_at = X + r.to(tl.int64)[:, None] * x_m + j[None, :]
     acc = tl.zeros([BLOCK_M, BLOCK_N], tl.float32)
-    for step in range(part * each, tl.minimum(part * each + each, steps)):
+    for step in range(
+        part * steps_per_part, tl.minimum(part * steps_per_part + steps_per_part, steps)
+    ):
         at = Q + (step * 16 + j).to(tl.int64)[:, None] * q_k + c[None, :]
         q = tl.load(at, mask=(c < n)[None, :], other=0)
-        found = tl.zeros([BLOCK_M, BLOCK_N], tl.float32)
+        product = tl.zeros([BLOCK_M, BLOCK_N], tl.float32)
         sums = tl.zeros([BLOCK_M], tl.float32)
         for i in tl.static_range(8):
             first = step * 128 + i * 16
             x = tl.load(x_at + first, mask=(r < m)[:, None] & (first + j < k)[None, :], other=0.0)
-            found = dot(x, numbers(q, 4 * i, KIND), found, UPCAST)
+            product = dot(x, unpack_codes(q, 4 * i, KIND), product, UPCAST)
             sums += tl.sum(x.to(tl.float32), 1)
             if (i * 16 + 16) % (GROUP if GROUP < 128 else 128) == 0:
-                here = c < n
+                inside = c < n
                 if GROUP < 128:  # the chunk's last groups may lie beyond K
-                    here = here & (first // GROUP * GROUP < k)
-                scale = tl.load(SCALES + (first // GROUP) * s_g + c, mask=here, other=0.0).to(
+                    inside = inside & (first // GROUP * GROUP < k)
+                scale = tl.load(SCALES + (first // GROUP) * s_g + c, mask=inside, other=0.0).to(
                     tl.float32
                 )
-                zero = tl.load(ZEROS + (first // GROUP) * z_g + c, mask=here, other=0).to(
+                zero = tl.load(ZEROS + (first // GROUP) * z_g + c, mask=inside, other=0).to(
                     tl.float32
                 )
-                acc += (found - sums[:, None] * (zero + OFFSET)[None, :]) * scale[None, :]
-                found = tl.zeros([BLOCK_M, BLOCK_N], tl.float32)
+                acc += (product - sums[:, None] * (zero + OFFSET)[None, :]) * scale[None, :]
+                product = tl.zeros([BLOCK_M, BLOCK_N], tl.float32)
                 sums = tl.zeros([BLOCK_M], tl.float32)
     at = OUT + part.to(tl.int64) * o_p + r.to(tl.int64)[:, None] * o_m + c[None, :]
     tl.store(at, acc.to(OUT.dtype.element_ty), mask=(r < m)[:, None] & (c < n)[None, :])
@@ -110,9 +112,9 @@ def int4_dequantize_kernel(
     )
     for i in tl.static_range(8):
         first = chunk * 128 + i * 16
-        here = (c < n) & (first < k)
-        scale = tl.load(SCALES + (first // GROUP) * s_g + c, mask=here, other=0.0).to(tl.float32)
-        zero = tl.load(ZEROS + (first // GROUP) * z_g + c, mask=here, other=0).to(tl.float32)
+        inside = (c < n) & (first < k)
+        scale = tl.load(SCALES + (first // GROUP) * s_g + c, mask=inside, other=0.0).to(tl.float32)
+        zero = tl.load(ZEROS + (first // GROUP) * z_g + c, mask=inside, other=0).to(tl.float32)
         w = (((q >> (4 * i)) & 15).to(tl.float32) - zero[None, :]) * scale[None, :]
         row = first + j
         at = OUT + row.to(tl.int64)[:, None] * o_k + c[None, :]

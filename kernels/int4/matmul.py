@@ -14,12 +14,12 @@ from torch import Tensor
 from kernels import checks, runtime, tuning
 from kernels.dispatch import Candidate, choose
 from kernels.int4.kernel import int4_dequantize_kernel, int4_matmul_kernel
-from kernels.int4.pack import CHUNK, ROWS, check_group, decoded
+from kernels.int4.pack import CHUNK, ROWS, check_group, dequantize
 from kernels.jit import UPCAST, cdiv, tl
-from kernels.shipped import Shipped
+from kernels.shipped import ShippedKernel
 from kernels.split_k import choose_splits, sum_splits
 
-MOST_OWN_ROWS = 128
+MAX_OWN_ROWS = 128
 """From here on decoding once and multiplying by cuBLAS comes first."""
 
 OFFSETS = {torch.bfloat16: 128.0, torch.float16: 1024.0, torch.float32: 0.0}
@@ -41,7 +41,7 @@ def int4_matmul(
     alike uint8.
     num_splits: parts of K on a GPU, else chosen. Raises ValueError or TypeError.
     """
-    _checked(x, qweight, scales, zeros, group, num_splits)
+    _check(x, qweight, scales, zeros, group, num_splits)
     x_MK, n = x.reshape(-1, x.shape[-1]), qweight.shape[1]
     m, k = x_MK.shape
     facts: dict[str, object] = {
@@ -52,34 +52,44 @@ def int4_matmul(
         "dtype": x.dtype,
         "device": x.device.type,
     }
-    own = Candidate("own", runtime.cannot(x) or (None if m and n else "an empty operand"))
-    torchs = Candidate("torch")
-    order = (own, torchs) if m < MOST_OWN_ROWS else (torchs, own)
+    own_candidate = Candidate(
+        "own", runtime.why_not(x) or (None if m and n else "an empty operand")
+    )
+    torch_candidate = Candidate("torch")
+    order = (
+        (own_candidate, torch_candidate) if m < MAX_OWN_ROWS else (torch_candidate, own_candidate)
+    )
     chosen = choose("int4_matmul", facts, (*order, Candidate("reference")), backend).backend
     if chosen == "own":
-        out = _launched(x_MK, qweight, scales, zeros, group, num_splits)
+        out = _launch(x_MK, qweight, scales, zeros, group, num_splits)
     elif chosen == "torch":
         # 500x slower on a CPU
         kind = torch.float32 if x.dtype == torch.float16 and not x.is_cuda else x.dtype
-        out = (x_MK.to(kind) @ weight(qweight, scales, zeros, group, k, kind)).to(x.dtype)
+        out = (x_MK.to(kind) @ dequantize_weight(qweight, scales, zeros, group, k, kind)).to(
+            x.dtype
+        )
     else:
-        out = (x_MK.float() @ decoded(qweight, scales, zeros, group, k, torch.float32)).to(x.dtype)
+        out = (x_MK.float() @ dequantize(qweight, scales, zeros, group, k, torch.float32)).to(
+            x.dtype
+        )
     return out.view(*x.shape[:-1], n)
 
 
-def weight(
+def dequantize_weight(
     qweight: Tensor, scales: Tensor, zeros: Tensor, group: int, k: int, kind: torch.dtype
 ) -> Tensor:
     """The decoded weight `[K, N]`, rounded to `kind` once."""
     if runtime.mode(qweight) != "gpu" or not qweight.numel():
-        return decoded(qweight, scales, zeros, group, k, torch.float32).to(kind)
+        return dequantize(qweight, scales, zeros, group, k, torch.float32).to(kind)
     out = torch.empty(k, qweight.shape[1], dtype=kind, device=qweight.device)
-    with runtime.on(qweight):
-        _decode(qweight, scales, zeros, group, out)
+    with runtime.device_guard(qweight):
+        _launch_dequantize(qweight, scales, zeros, group, out)
     return out
 
 
-def _decode(qweight: Tensor, scales: Tensor, zeros: Tensor, group: int, out: Tensor) -> None:
+def _launch_dequantize(
+    qweight: Tensor, scales: Tensor, zeros: Tensor, group: int, out: Tensor
+) -> None:
     k, n = out.shape
     int4_dequantize_kernel[(cdiv(k, CHUNK) * cdiv(n, 64),)](
         qweight,
@@ -97,14 +107,14 @@ def _decode(qweight: Tensor, scales: Tensor, zeros: Tensor, group: int, out: Ten
     )
 
 
-def _checked(
+def _check(
     x: Tensor, qweight: Tensor, scales: Tensor, zeros: Tensor, group: int, num_splits: int | None
 ) -> None:
-    checks.dtype_among("x", x)
+    checks.dtype_in("x", x)
     check_group(group)
-    checks.dtype_among("qweight", qweight, (torch.int32,))
-    checks.dtype_among("scales", scales)
-    checks.dtype_among("zeros", zeros, (torch.uint8,))
+    checks.dtype_in("qweight", qweight, (torch.int32,))
+    checks.dtype_in("scales", scales)
+    checks.dtype_in("zeros", zeros, (torch.uint8,))
     if x.dim() < 1:
         raise ValueError("x has no dimensions; it must be [..., K].")
     k = x.shape[-1]
@@ -133,7 +143,7 @@ def _rule(arch: str, facts: dict[str, Any]) -> tuning.Config:
     }
 
 
-def _launched(
+def _launch(
     x: Tensor, qweight: Tensor, scales: Tensor, zeros: Tensor, group: int, num_splits: int | None
 ) -> Tensor:
     (m, k), n = x.shape, qweight.shape[1]
@@ -149,7 +159,7 @@ def _launched(
     kind = {torch.bfloat16: tl.bfloat16, torch.float16: tl.float16, torch.float32: tl.float32}[
         x.dtype
     ]
-    with runtime.on(x):
+    with runtime.device_guard(x):
         int4_matmul_kernel[(programs * splits,)](
             x,
             qweight,
@@ -176,9 +186,9 @@ def _launched(
     return out
 
 
-def shipped(arch: str) -> list[Shipped]:
+def shipped(arch: str) -> list[ShippedKernel]:
     """One row and 64 of bf16, groups of 128; one row of fp16, groups of 32; the decoding."""
-    found = []
+    kernels = []
     for rows, name, kind, group in (
         (1, "bf16", tl.bfloat16, 128),
         (64, "bf16", tl.bfloat16, 128),
@@ -205,8 +215,8 @@ def shipped(arch: str) -> list[Shipped]:
         warps, stages = config["num_warps"], config["num_stages"]
         label = f"rows-{rows}-{name}-{group}"
         expects = ("mma",)
-        found.append(
-            Shipped(
+        kernels.append(
+            ShippedKernel(
                 "int4_matmul",
                 label,
                 int4_matmul_kernel,
@@ -219,8 +229,8 @@ def shipped(arch: str) -> list[Shipped]:
         )
     signature = {"Q": "*i32", "SCALES": "*bf16", "ZEROS": "*u8", "OUT": "*bf16"}
     signature |= dict.fromkeys(("n", "k", "q_k", "s_g", "z_g", "o_k"), "i32:16")
-    found.append(
-        Shipped(
+    kernels.append(
+        ShippedKernel(
             "int4_matmul",
             "decode",
             int4_dequantize_kernel,
@@ -228,4 +238,4 @@ def shipped(arch: str) -> list[Shipped]:
             {"GROUP": 128, "BLOCK_N": 64},
         )
     )
-    return found
+    return kernels

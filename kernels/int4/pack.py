@@ -35,7 +35,7 @@ def pack_awq(
     instead.
     Raises ValueError or TypeError.
     """
-    checks.dtype_among("w", w)
+    checks.dtype_in("w", w)
     checks.dims("w", w, 2)
     check_group(group)
     (n, k), count = w.shape, -(-w.shape[1] // group)
@@ -46,14 +46,14 @@ def pack_awq(
     wide = functional.pad(w.float(), (0, count * group - k)).view(n, count, group)
     if scales is None or zeros is None:
         low, high = wide.amin(2).clamp_max(0), wide.amax(2).clamp_min(0)
-        least = torch.finfo(w.dtype).tiny  # a group of zeros has a scale too
-        scales = ((high - low) / 15).clamp_min(least).to(w.dtype).T.contiguous()
+        minimum = torch.finfo(w.dtype).tiny  # a group of zeros has a scale too
+        scales = ((high - low) / 15).clamp_min(minimum).to(w.dtype).T.contiguous()
         zeros = (-low / scales.T.float()).round().clamp(0, 15).T.to(torch.uint8).contiguous()
     else:
-        checks.dtype_among("scales", scales)
+        checks.dtype_in("scales", scales)
         checks.shape("scales", scales, (count, n), "groups, outputs")
         checks.shape("zeros", zeros, (count, n), "groups, outputs")
-        checks.dtype_among("zeros", zeros, (torch.uint8,))
+        checks.dtype_in("zeros", zeros, (torch.uint8,))
         checks.same_device(w=w, scales=scales, zeros=zeros)
         if not bool(((scales != 0) & scales.isfinite()).all()):
             raise ValueError(
@@ -67,10 +67,10 @@ def pack_awq(
         raise ValueError("w holds NaN or infinity, which no four bits mean.")
     codes = (wide / scales.T.float().unsqueeze(2)).round() + zeros.T.unsqueeze(2)
     codes = codes.clamp(0, 15).to(torch.uint8).view(n, -1)[:, :k]
-    return packed(codes.T), scales, zeros
+    return pack_codes(codes.T), scales, zeros
 
 
-def packed(codes_KN: Tensor) -> Tensor:
+def pack_codes(codes_KN: Tensor) -> Tensor:
     """Codes 0 to 15 `[K, N]` as `[ceil(K / 128) · 16, N]` int32; K is filled up with zeros."""
     padded = functional.pad(codes_KN, (0, 0, 0, -codes_KN.shape[0] % CHUNK)).to(torch.int32)
     nibbles = padded.view(-1, 8, ROWS, codes_KN.shape[1])
@@ -86,7 +86,7 @@ def unpack(qweight: Tensor, k: int) -> Tensor:
     return nibbles.to(torch.uint8).reshape(-1, qweight.shape[1])[:k]
 
 
-def decoded(
+def dequantize(
     qweight: Tensor, scales: Tensor, zeros: Tensor, group: int, k: int, kind: torch.dtype
 ) -> Tensor:
     """The weight `[K, N]`: (code - zero) · scale in `kind`."""
@@ -100,19 +100,19 @@ def from_awq(qweight: Tensor, qzeros: Tensor, scales: Tensor) -> tuple[Tensor, T
     N]`, as ours.
     """
     for name, x in (("qweight", qweight), ("qzeros", qzeros)):
-        checks.dtype_among(name, x, (torch.int32,))
+        checks.dtype_in(name, x, (torch.int32,))
         checks.shape(name, x, (None, scales.shape[1] // 8), "rows, outputs / 8")
     order = torch.tensor(_AWQ_ORDER, device=qweight.device)
     places = order.argsort()
     codes, zeros = (_nibbles(x)[..., places].flatten(1) for x in (qweight, qzeros))
-    return packed(codes), scales.contiguous(), zeros.contiguous()
+    return pack_codes(codes), scales.contiguous(), zeros.contiguous()
 
 
 def from_gptq(qweight: Tensor, qzeros: Tensor, scales: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """GPTQ's tensors of a file (format v1, no act-order), qweight `[K / 8, N]`, qzeros `[G, N / 8]`
     holding zero - 1,
     scales `[G, N]`, as ours. Raises ValueError for a zero of 16, which four bits do not hold."""
-    checks.dtype_among("qweight", qweight, (torch.int32,))
+    checks.dtype_in("qweight", qweight, (torch.int32,))
     checks.shape("qweight", qweight, (None, scales.shape[1]), "inputs / 8, outputs")
     checks.shape("qzeros", qzeros, (scales.shape[0], scales.shape[1] // 8), "groups, outputs / 8")
     codes = _nibbles(qweight).transpose(1, 2).flatten(0, 1)
@@ -121,12 +121,12 @@ def from_gptq(qweight: Tensor, qzeros: Tensor, scales: Tensor) -> tuple[Tensor, 
         raise ValueError(
             "qzeros hold a zero of 16, which four bits do not hold; quantise the weight anew."
         )
-    return packed(codes), scales.contiguous(), zeros.contiguous()
+    return pack_codes(codes), scales.contiguous(), zeros.contiguous()
 
 
 def check_group(group: int) -> None:
     """Refuses a group that does not fit whole tiles of 16 in a chunk, or whole chunks."""
-    checks.whole("group", group)
+    checks.integer("group", group)
     if group not in (16, 32, 64) and (group < CHUNK or group % CHUNK):
         raise ValueError(f"group is {group}; it must be 16, 32, 64 or a multiple of 128.")
 

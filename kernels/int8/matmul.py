@@ -15,10 +15,10 @@ from torch import Tensor
 from kernels import checks, runtime, tuning
 from kernels.dispatch import Candidate, choose
 from kernels.jit import UPCAST, cdiv, dot, jit, tl
-from kernels.shipped import Shipped
+from kernels.shipped import ShippedKernel
 from kernels.split_k import choose_splits, sum_splits
 
-MOST_OWN_ROWS = 128
+MAX_OWN_ROWS = 128
 
 
 def quantize_int8(w: Tensor) -> tuple[Tensor, Tensor]:
@@ -27,7 +27,7 @@ def quantize_int8(w: Tensor) -> tuple[Tensor, Tensor]:
 
     Raises ValueError or TypeError.
     """
-    checks.dtype_among("w", w)
+    checks.dtype_in("w", w)
     checks.dims("w", w, 2)
     wide = w.float()
     if not bool(wide.isfinite().all()):
@@ -53,7 +53,7 @@ def int8_matmul(
     parts of K on a GPU,
     else chosen. Raises ValueError or TypeError.
     """
-    _checked(x, qweight, scales, num_splits)
+    _check(x, qweight, scales, num_splits)
     x_MK = x.reshape(-1, x.shape[-1])
     (m, k), n = x_MK.shape, qweight.shape[0]
     facts: dict[str, object] = {
@@ -63,23 +63,27 @@ def int8_matmul(
         "dtype": x.dtype,
         "device": x.device.type,
     }
-    own = Candidate("own", runtime.cannot(x) or (None if m and n and k else "an empty operand"))
-    torchs = Candidate("torch")
-    order = (own, torchs) if m < MOST_OWN_ROWS else (torchs, own)
+    own_candidate = Candidate(
+        "own", runtime.why_not(x) or (None if m and n and k else "an empty operand")
+    )
+    torch_candidate = Candidate("torch")
+    order = (
+        (own_candidate, torch_candidate) if m < MAX_OWN_ROWS else (torch_candidate, own_candidate)
+    )
     chosen = choose("int8_matmul", facts, (*order, Candidate("reference")), backend).backend
     if chosen == "own":
-        out = _launched(x_MK, qweight, scales, num_splits)
+        out = _launch(x_MK, qweight, scales, num_splits)
     elif chosen == "torch":
-        out = _by_torch(x_MK, qweight, scales)
+        out = _matmul_by_torch(x_MK, qweight, scales)
     else:
         out = (x_MK.float() @ qweight.float().T * scales.float()).to(x.dtype)
     return out.view(*x.shape[:-1], n)
 
 
-def _checked(x: Tensor, qweight: Tensor, scales: Tensor, num_splits: int | None) -> None:
-    checks.dtype_among("x", x)
-    checks.dtype_among("qweight", qweight, (torch.int8,))
-    checks.dtype_among("scales", scales)
+def _check(x: Tensor, qweight: Tensor, scales: Tensor, num_splits: int | None) -> None:
+    checks.dtype_in("x", x)
+    checks.dtype_in("qweight", qweight, (torch.int8,))
+    checks.dtype_in("scales", scales)
     if x.dim() < 1:
         raise ValueError("x has no dimensions; it must be [..., K].")
     checks.shape("qweight", qweight, (None, x.shape[-1]), "outputs, K of x")
@@ -90,15 +94,15 @@ def _checked(x: Tensor, qweight: Tensor, scales: Tensor, num_splits: int | None)
     checks.splits(num_splits)
 
 
-def _by_torch(x: Tensor, qweight: Tensor, scales: Tensor) -> Tensor:
+def _matmul_by_torch(x: Tensor, qweight: Tensor, scales: Tensor) -> Tensor:
     fits = x.shape[1] % 16 == 0 and x.numel() and qweight.numel() and qweight.is_contiguous()
     # reads 16 at once, and past a row's end (torch 2.13, bf16)
     if fits and not x.is_cuda and x.dtype != torch.float16:
         return torch._weight_int8pack_mm(x.contiguous(), qweight, scales.to(x.dtype))
     # 500x slower on a CPU
-    kind = torch.float32 if x.dtype == torch.float16 and not x.is_cuda else x.dtype
+    dtype = torch.float32 if x.dtype == torch.float16 and not x.is_cuda else x.dtype
     # int8 is exact in every half type: the scale is applied once, after the sum
-    return ((x.to(kind) @ qweight.to(kind).T) * scales.to(kind)).to(x.dtype)
+    return ((x.to(dtype) @ qweight.to(dtype).T) * scales.to(dtype)).to(x.dtype)
 
 
 @jit
@@ -129,14 +133,16 @@ def int8_matmul_kernel(
     part = pid // (num_n * num_m)
     e = tl.arange(0, BLOCK_K)
     steps = tl.cdiv(k, BLOCK_K)
-    each = tl.cdiv(steps, splits)
+    steps_per_part = tl.cdiv(steps, splits)
     x_at = X + r.to(tl.int64)[:, None] * x_m + e[None, :]
     q_at = Q + c.to(tl.int64)[:, None] * q_n + e[None, :]
     acc = tl.zeros([BLOCK_M, BLOCK_N], tl.float32)
-    for step in range(part * each, tl.minimum(part * each + each, steps)):
-        here = step * BLOCK_K + e < k
-        x = tl.load(x_at + step * BLOCK_K, mask=(r < m)[:, None] & here[None, :], other=0.0)
-        q = tl.load(q_at + step * BLOCK_K, mask=(c < n)[:, None] & here[None, :], other=0)
+    for step in range(
+        part * steps_per_part, tl.minimum(part * steps_per_part + steps_per_part, steps)
+    ):
+        inside = step * BLOCK_K + e < k
+        x = tl.load(x_at + step * BLOCK_K, mask=(r < m)[:, None] & inside[None, :], other=0.0)
+        q = tl.load(q_at + step * BLOCK_K, mask=(c < n)[:, None] & inside[None, :], other=0)
         if UPCAST:  # the interpreter makes no bf16 of integers
             w = q.to(tl.float32)
         else:
@@ -158,7 +164,7 @@ def _rule(arch: str, facts: dict[str, Any]) -> tuning.Config:
     return {"BLOCK_M": rows, "BLOCK_N": 64, "BLOCK_K": 128, "num_warps": 4, "num_stages": 4}
 
 
-def _launched(x: Tensor, qweight: Tensor, scales: Tensor, num_splits: int | None) -> Tensor:
+def _launch(x: Tensor, qweight: Tensor, scales: Tensor, num_splits: int | None) -> Tensor:
     (m, k), n = x.shape, qweight.shape[0]
     config = tuning.config("int8_matmul", dtype=x.dtype, rows=tuning.round_up(m), n=n, k=k)
     programs = cdiv(m, config["BLOCK_M"]) * cdiv(n, config["BLOCK_N"])
@@ -169,7 +175,7 @@ def _launched(x: Tensor, qweight: Tensor, scales: Tensor, num_splits: int | None
     parts = out.unsqueeze(0)
     if splits > 1:
         parts = torch.empty(splits, m, n, dtype=torch.float32, device=x.device)
-    with runtime.on(x):
+    with runtime.device_guard(x):
         int8_matmul_kernel[(programs * splits,)](
             x,
             qweight,
@@ -190,9 +196,9 @@ def _launched(x: Tensor, qweight: Tensor, scales: Tensor, num_splits: int | None
     return out
 
 
-def shipped(arch: str) -> list[Shipped]:
+def shipped(arch: str) -> list[ShippedKernel]:
     """One row and 64 of bf16."""
-    found = []
+    kernels = []
     for rows in (1, 64):
         config = _rule(arch, {"dtype": None, "rows": rows})
         signature = {
@@ -208,8 +214,8 @@ def shipped(arch: str) -> list[Shipped]:
             "UPCAST": False
         }
         warps, stages = config["num_warps"], config["num_stages"]
-        found.append(
-            Shipped(
+        kernels.append(
+            ShippedKernel(
                 "int8_matmul",
                 f"rows-{rows}",
                 int8_matmul_kernel,
@@ -220,4 +226,4 @@ def shipped(arch: str) -> list[Shipped]:
                 ("mma",),
             )
         )
-    return found
+    return kernels

@@ -14,14 +14,14 @@ from torch import Tensor
 
 from kernels import checks, runtime, tuning
 from kernels.decode.kernel import paged_attention_combine_kernel
-from kernels.decode.launch import combined, splits_for
-from kernels.decode.page_plan import Plan, plan_pages
+from kernels.decode.launch import choose_splits, combine_parts
+from kernels.decode.page_plan import PagePlan, plan_pages
 from kernels.decode.reference import paged_attention
-from kernels.decode.torch_gather import gathered
+from kernels.decode.torch_gather import gather_attention
 from kernels.dispatch import Candidate, choose
 from kernels.jit import UPCAST, cdiv, next_power_of_2
 from kernels.mla.kernel import mla_decode_kernel
-from kernels.shipped import Shipped
+from kernels.shipped import ShippedKernel
 
 
 def mla_decode(
@@ -34,7 +34,7 @@ def mla_decode(
     scale: float,
     num_splits: int | None = None,
     return_lse: bool = False,
-    plan: Plan | None = None,
+    plan: PagePlan | None = None,
     backend: str | None = None,
 ) -> Tensor | tuple[Tensor, Tensor]:
     """softmax(scale · (q_nope·c + q_rope·k))·c over each sequence's cached latents c and rotary
@@ -52,7 +52,7 @@ def mla_decode(
     `[..., R:]` likewise.
     Raises ValueError or TypeError.
     """
-    plan = _checked(q_nope, q_rope, latent_cache, block_table, seq_lens, scale, num_splits, plan)
+    plan = _check(q_nope, q_rope, latent_cache, block_table, seq_lens, scale, num_splits, plan)
     width, rotary = q_nope.shape[-1], q_rope.shape[-1]
     facts: dict[str, object] = {
         "dtype": q_nope.dtype,
@@ -62,7 +62,7 @@ def mla_decode(
         "device": q_nope.device.type,
     }
     wide = f"a latent of {width} and a rotary part of {rotary}; the kernel holds 512 and 128"
-    own = runtime.cannot(q_nope) or (wide if width > 512 or rotary > 128 else None)
+    own = runtime.why_not(q_nope) or (wide if width > 512 or rotary > 128 else None)
     lse_only = "log-sum-exp asked for" if return_lse else None
     candidates = (Candidate("own", own), Candidate("torch", lse_only), Candidate("reference"))
     chosen = choose("mla_decode", facts, candidates, backend).backend
@@ -72,7 +72,7 @@ def mla_decode(
     else:
         q, keys = torch.cat((q_THR, q_THP), dim=-1), latent_cache.unsqueeze(2)
         if chosen == "torch":
-            out = gathered(
+            out = gather_attention(
                 q,
                 keys,
                 None,
@@ -85,14 +85,14 @@ def mla_decode(
             )
             return out.view(q_nope.shape)
         exact, lse = paged_attention(
-            q, keys, keys[..., :width], plan.table, plan.lens, plan.starts(), scale=scale
+            q, keys, keys[..., :width], plan.table, plan.lens, plan.query_starts(), scale=scale
         )
         out, lse = exact.to(q.dtype), lse.float()
     out = out.view(q_nope.shape)
     return (out, lse.view(q_nope.shape[:-1])) if return_lse else out
 
 
-def _checked(
+def _check(
     q_nope: Tensor,
     q_rope: Tensor,
     latent_cache: Tensor,
@@ -100,9 +100,9 @@ def _checked(
     seq_lens: Tensor,
     scale: float,
     num_splits: int | None,
-    plan: Plan | None,
-) -> Plan:
-    checks.dtype_among("q_nope", q_nope, (*checks.FLOATS, torch.float64))
+    plan: PagePlan | None,
+) -> PagePlan:
+    checks.dtype_in("q_nope", q_nope, (*checks.FLOATS, torch.float64))
     checks.dims("q_nope", q_nope, 3, 4)
     checks.shape("q_rope", q_rope, (*q_nope.shape[:-1], None), "as q_nope, rotary width")
     width = q_nope.shape[-1] + q_rope.shape[-1]
@@ -135,7 +135,7 @@ def _checked(
             "plan was made from another block_table or seq_lens, or for cu_q; call plan_pages anew."
         )
     else:
-        plan.fits(blocks, page)
+        plan.check_cache(blocks, page)
     if q_nope.shape[0] != block_table.shape[0] or plan.queries != queries:
         raise ValueError(
             f"q_nope has shape {tuple(q_nope.shape)}; {block_table.shape[0]} sequences of "
@@ -159,7 +159,7 @@ def _rule(arch: str, facts: dict[str, Any]) -> tuning.Config:
 
 
 def _launch(
-    q: Tensor, q_rope: Tensor, cache: Tensor, plan: Plan, scale: float, num_splits: int | None
+    q: Tensor, q_rope: Tensor, cache: Tensor, plan: PagePlan, scale: float, num_splits: int | None
 ) -> tuple[Tensor, Tensor]:
     tokens, heads, width = q.shape
     rotary, sequences = q_rope.shape[2], plan.table.shape[0]
@@ -171,12 +171,12 @@ def _launch(
     config = tuning.config("mla_decode", dtype=q.dtype, latent=width, rows=tuning.round_up(rows))
     programs = cdiv(rows, config["BLOCK_M"]) * sequences
     # a program fills a multiprocessor's shared memory: one each
-    splits = num_splits or splits_for(2 * programs, plan.longest, runtime.sm_count(q.device))
+    splits = num_splits or choose_splits(2 * programs, plan.longest, runtime.sm_count(q.device))
     parts, part_lses = out.unsqueeze(0), lse.unsqueeze(0)
     if splits > 1:
         parts = torch.empty(splits, tokens, heads, width, dtype=torch.float32, device=q.device)
         part_lses = torch.empty(splits, tokens, heads, dtype=torch.float32, device=q.device)
-    with runtime.on(q):
+    with runtime.device_guard(q):
         mla_decode_kernel[(programs * splits,)](
             q,
             q_rope,
@@ -204,15 +204,15 @@ def _launch(
             **config,
         )
         if splits > 1:
-            combined(parts, part_lses, out, lse, num_warps=4)
+            combine_parts(parts, part_lses, out, lse, num_warps=4)
     return out, lse
 
 
-def shipped(arch: str) -> list[Shipped]:
+def shipped(arch: str) -> list[ShippedKernel]:
     """DeepSeek's latent of 512 and rotary part of 64: with 16 heads (a shard), with 128, and the
     combining.
     """
-    found = []
+    kernels = []
     for heads in (16, 128):
         config = _rule(arch, {"dtype": None, "rows": heads})
         signature = dict.fromkeys(("Q", "QR", "C"), "*bf16") | {"OUT": "*fp32", "LSE": "*fp32"}
@@ -224,8 +224,8 @@ def shipped(arch: str) -> list[Shipped]:
         constants = {"R": 512, "P": 64, "PAGE": 64, "BLOCK_R": 512, "BLOCK_P": 64, "UPCAST": False}
         constants |= {"BLOCK_M": config["BLOCK_M"], "BLOCK_N": config["BLOCK_N"]}
         wide = config["BLOCK_M"] >= 64
-        found.append(
-            Shipped(
+        kernels.append(
+            ShippedKernel(
                 "mla_decode",
                 f"heads-{heads}",
                 mla_decode_kernel,
@@ -250,9 +250,9 @@ def shipped(arch: str) -> list[Shipped]:
         "l_t": "i32",
     }
     constants = {"DV": 512, "BLOCK_V": 512, "BLOCK_P": 16}
-    found.append(
-        Shipped(
+    kernels.append(
+        ShippedKernel(
             "mla_decode", "combine-512", paged_attention_combine_kernel, signature, constants, 4, 1
         )
     )
-    return found
+    return kernels

@@ -73,12 +73,12 @@ def mla_decode_kernel(
         mask=valid[:, None] & (r < P)[None, :],
         other=0.0,
     )
-    place = length - queries + query
+    position = length - queries + query
     newest = tl.minimum((tile * BLOCK_M + BLOCK_M - 1) // heads, queries - 1)
     high = tl.maximum(length - queries + newest + 1, 0)
-    each = tl.cdiv(tl.cdiv(high, BLOCK_N), splits) * BLOCK_N
-    start = part * each
-    stop = tl.minimum(start + each, high)
+    keys_per_part = tl.cdiv(tl.cdiv(high, BLOCK_N), splits) * BLOCK_N
+    start = part * keys_per_part
+    stop = tl.minimum(start + keys_per_part, high)
 
     m = tl.full([BLOCK_M], float("-inf"), tl.float32)
     l = tl.zeros([BLOCK_M], tl.float32)
@@ -103,13 +103,15 @@ def mla_decode_kernel(
         )
         s = dot(qr, tl.trans(k), tl.zeros([BLOCK_M, BLOCK_N], tl.float32), UPCAST)
         s = dot(q, tl.trans(x), s, UPCAST) * scale
-        mask = inside[None, :] & (key[None, :] <= place[:, None])
+        mask = inside[None, :] & (key[None, :] <= position[:, None])
         m, l, alpha, p = softmax_step(m, l, tl.where(mask, s, float("-inf")), 1.0)
         acc = dot(p.to(x.dtype), x, acc * alpha[:, None], UPCAST)
 
-    some = l > 0.0
-    acc = acc * (1.0 / tl.where(some, l, 1.0))[:, None]
-    lse = tl.where(some, (m + tl.log2(tl.where(some, l, 1.0))) * 0.6931471805599453, float("-inf"))
+    non_empty = l > 0.0
+    acc = acc * (1.0 / tl.where(non_empty, l, 1.0))[:, None]
+    lse = tl.where(
+        non_empty, (m + tl.log2(tl.where(non_empty, l, 1.0))) * 0.6931471805599453, float("-inf")
+    )
     tl.store(
         OUT + part.to(tl.int64) * o_p + token[:, None] * o_t + head[:, None] * o_h + c[None, :],
         acc.to(OUT.dtype.element_ty),

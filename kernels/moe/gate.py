@@ -17,12 +17,12 @@ from kernels import checks, runtime
 from kernels.dispatch import Candidate, choose
 from kernels.jit import jit, next_power_of_2, tl
 from kernels.moe import reference
-from kernels.moe.reference import Form
-from kernels.operators import visible
-from kernels.shipped import Shipped
+from kernels.moe.reference import GateOptions
+from kernels.operators import call_as_operator
+from kernels.shipped import ShippedKernel
 
 SCORINGS = ("softmax", "sigmoid")
-MOST_EXPERTS = 1024
+MAX_EXPERTS = 1024
 
 
 def moe_gate(
@@ -49,20 +49,20 @@ def moe_gate(
     `scale`. Of equal
     scores it is not told which expert is chosen. Raises ValueError or TypeError.
     """
-    checks.dtype_among("logits", logits, (*checks.FLOATS, torch.float64))
+    checks.dtype_in("logits", logits, (*checks.FLOATS, torch.float64))
     checks.dims("logits", logits, 2)
     experts = logits.shape[1]
-    checks.among("scoring", scoring, SCORINGS)
-    checks.whole("top_k", top_k, 1, experts)
-    checks.whole("groups", groups)
+    checks.one_of("scoring", scoring, SCORINGS)
+    checks.integer("top_k", top_k, 1, experts)
+    checks.integer("groups", groups)
     if groups_kept is not None:
-        checks.whole("groups_kept", groups_kept, 1, groups)
+        checks.integer("groups_kept", groups_kept, 1, groups)
     if bias is not None:
-        checks.dtype_among("bias", bias)
+        checks.dtype_in("bias", bias)
         checks.shape("bias", bias, (experts,), "experts")
         checks.same_device(logits=logits, bias=bias)
     checks.positive("scale", scale)
-    form = Form(
+    options = GateOptions(
         top_k,
         scoring,
         groups,
@@ -70,7 +70,7 @@ def moe_gate(
         renormalise,
         float(scale),
     )
-    _groups_checked(form, experts)
+    _check_groups(options, experts)
     facts: dict[str, object] = {
         "experts": experts,
         "top_k": top_k,
@@ -79,37 +79,43 @@ def moe_gate(
     }
     if groups > 1:
         facts["groups"] = groups
-    many = f"{experts} experts; the kernel holds {MOST_EXPERTS}" if experts > MOST_EXPERTS else None
+    too_many = (
+        f"{experts} experts; the kernel holds {MAX_EXPERTS}" if experts > MAX_EXPERTS else None
+    )
     double = "fp64" if logits.dtype == torch.float64 else None
     candidates = (
-        Candidate("own", runtime.cannot(logits) or many or double),
+        Candidate("own", runtime.why_not(logits) or too_many or double),
         Candidate("reference"),
     )
     if choose("moe_gate", facts, candidates, backend).backend == "reference":
-        return reference.gate(logits, form, bias)
-    found: tuple[Tensor, Tensor] = _Gate.apply(logits, bias, form)  # type: ignore[no-untyped-call]
-    return found
+        return reference.gate(logits, options, bias)
+    result: tuple[Tensor, Tensor] = _Gate.apply(logits, bias, options)  # type: ignore[no-untyped-call]
+    return result
 
 
-def _groups_checked(form: Form, experts: int) -> None:
-    if experts % form.groups:
+def _check_groups(options: GateOptions, experts: int) -> None:
+    if experts % options.groups:
         raise ValueError(
-            f"groups is {form.groups}; {experts} experts are not so many equal groups."
+            f"groups is {options.groups}; {experts} experts are not so many equal groups."
         )
-    held = form.groups_kept * experts // form.groups
-    if form.top_k > held:
+    available = options.groups_kept * experts // options.groups
+    if options.top_k > available:
         raise ValueError(
-            f"top_k is {form.top_k}; {form.groups_kept} of {form.groups} groups hold {held} "
+            f"top_k is {options.top_k}; {options.groups_kept} of {options.groups} groups hold {available} "
             "experts."
         )
 
 
 class _Gate(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, logits: Tensor, bias: Tensor | None, form: Form) -> tuple[Tensor, Tensor]:
-        weights, chosen = visible("moe_gate", (logits, bias), lambda: _launched(logits, bias, form))
+    def forward(
+        ctx: Any, logits: Tensor, bias: Tensor | None, options: GateOptions
+    ) -> tuple[Tensor, Tensor]:
+        weights, chosen = call_as_operator(
+            "moe_gate", (logits, bias), lambda: _launch(logits, bias, options)
+        )
         ctx.save_for_backward(logits, chosen)
-        ctx.form = form
+        ctx.options = options
         ctx.mark_non_differentiable(chosen)
         return weights, chosen
 
@@ -118,21 +124,21 @@ class _Gate(torch.autograd.Function):
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
         logits, chosen = ctx.saved_tensors
         with torch.enable_grad():  # a few numbers a token: torch's own formula is enough
-            again = logits.detach().requires_grad_()
-            weights = reference.weights_of(
-                reference.scores_of(again, ctx.form.scoring), chosen, ctx.form
+            leaf = logits.detach().requires_grad_()
+            weights = reference.compute_weights(
+                reference.compute_scores(leaf, ctx.options.scoring), chosen, ctx.options
             )
-        return torch.autograd.grad(weights, again, gradients[0])[0], None, None
+        return torch.autograd.grad(weights, leaf, gradients[0])[0], None, None
 
 
-def _launched(logits: Tensor, bias: Tensor | None, form: Form) -> list[Tensor]:
+def _launch(logits: Tensor, bias: Tensor | None, options: GateOptions) -> list[Tensor]:
     tokens, experts = logits.shape
-    weights = torch.empty(tokens, form.top_k, dtype=torch.float32, device=logits.device)
-    chosen = torch.empty(tokens, form.top_k, dtype=torch.int64, device=logits.device)
+    weights = torch.empty(tokens, options.top_k, dtype=torch.float32, device=logits.device)
+    chosen = torch.empty(tokens, options.top_k, dtype=torch.int64, device=logits.device)
     block_t = 4 if runtime.INTERPRET else max(1, 512 // next_power_of_2(experts))
-    best = 2 if form.scoring == "sigmoid" and experts > form.groups else 1
+    best = 2 if options.scoring == "sigmoid" and experts > options.groups else 1
     if tokens:
-        with runtime.on(logits):
+        with runtime.device_guard(logits):
             moe_gate_kernel[(-(-tokens // block_t),)](
                 logits,
                 None if bias is None else bias.contiguous(),
@@ -140,18 +146,18 @@ def _launched(logits: Tensor, bias: Tensor | None, form: Form) -> list[Tensor]:
                 chosen,
                 tokens,
                 experts,
-                form.scale,
+                options.scale,
                 *logits.stride(),
-                K=form.top_k,
+                K=options.top_k,
                 BLOCK_T=block_t,
                 BLOCK_E=next_power_of_2(experts),
-                SIGMOID=form.scoring == "sigmoid",
+                SIGMOID=options.scoring == "sigmoid",
                 BIASED=bias is not None,
-                RENORMALISE=form.renormalise,
-                GROUPS=form.groups,
-                KEPT=form.groups_kept,
+                RENORMALISE=options.renormalise,
+                GROUPS=options.groups,
+                KEPT=options.groups_kept,
                 BEST=best,
-                BLOCK_G=next_power_of_2(form.groups),
+                BLOCK_G=next_power_of_2(options.groups),
             )
     return [weights, chosen]
 
@@ -192,37 +198,37 @@ def moe_gate_kernel(
     else:
         p = tl.exp2((x - tl.max(x, 1)[:, None]) * 1.4426950408889634)
         scores = p / tl.sum(p, 1)[:, None]
-    wanted = scores
+    ranking = scores
     if BIASED:
-        wanted = scores + tl.load(BIAS + e, mask=e < experts, other=0.0).to(tl.float32)[None, :]
-    wanted = tl.where((e < experts)[None, :], wanted, float("-inf"))
+        ranking = scores + tl.load(BIAS + e, mask=e < experts, other=0.0).to(tl.float32)[None, :]
+    ranking = tl.where((e < experts)[None, :], ranking, float("-inf"))
     if KEPT < GROUPS:
         group = e // (experts // GROUPS)
         g = tl.arange(0, BLOCK_G)
-        of_groups = tl.full([BLOCK_T, BLOCK_G], float("-inf"), tl.float32)
+        group_scores = tl.full([BLOCK_T, BLOCK_G], float("-inf"), tl.float32)
         for i in tl.static_range(GROUPS):
-            within = tl.where((group == i)[None, :], wanted, float("-inf"))
+            within = tl.where((group == i)[None, :], ranking, float("-inf"))
             value = tl.max(within, 1)
             if BEST == 2:
                 first = e[None, :] == tl.argmax(within, 1)[:, None]
                 value += tl.max(tl.where(first, float("-inf"), within), 1)
-            of_groups = tl.where((g == i)[None, :], value[:, None], of_groups)
-        kept = tl.zeros([BLOCK_T, BLOCK_E], tl.int32)
+            group_scores = tl.where((g == i)[None, :], value[:, None], group_scores)
+        chosen_groups = tl.zeros([BLOCK_T, BLOCK_E], tl.int32)
         for _ in tl.static_range(KEPT):
-            best = tl.argmax(of_groups, 1)
-            kept = tl.where(group[None, :] == best[:, None], 1, kept)
-            of_groups = tl.where(g[None, :] == best[:, None], float("-inf"), of_groups)
-        wanted = tl.where(kept > 0, wanted, float("-inf"))
+            best = tl.argmax(group_scores, 1)
+            chosen_groups = tl.where(group[None, :] == best[:, None], 1, chosen_groups)
+            group_scores = tl.where(g[None, :] == best[:, None], float("-inf"), group_scores)
+        ranking = tl.where(chosen_groups > 0, ranking, float("-inf"))
     total = tl.zeros([BLOCK_T], tl.float32)
     for k in tl.static_range(K):
         # of NaN scores it may lie behind the last
-        best = tl.minimum(tl.argmax(wanted, 1), experts - 1)
-        mine = e[None, :] == best[:, None]
-        weight = tl.sum(tl.where(mine, scores, 0.0), 1)
+        best = tl.minimum(tl.argmax(ranking, 1), experts - 1)
+        is_best = e[None, :] == best[:, None]
+        weight = tl.sum(tl.where(is_best, scores, 0.0), 1)
         total += weight
         tl.store(WEIGHTS + t.to(tl.int64) * K + k, weight * scale, mask=t < tokens)
         tl.store(CHOSEN + t.to(tl.int64) * K + k, best.to(tl.int64), mask=t < tokens)
-        wanted = tl.where(mine, float("-inf"), wanted)
+        ranking = tl.where(is_best, float("-inf"), ranking)
     if RENORMALISE:
         tl.debug_barrier()
         for k in tl.static_range(K):
@@ -230,9 +236,9 @@ def moe_gate_kernel(
             tl.store(WEIGHTS + t.to(tl.int64) * K + k, weight / (total + 1e-20), mask=t < tokens)
 
 
-def shipped(arch: str) -> list[Shipped]:
+def shipped(arch: str) -> list[ShippedKernel]:
     """8 of 256 by sigmoid with a bias, from 4 of 8 groups; 2 of 8 by softmax."""
-    found = []
+    kernels = []
     for top_k, experts, sigmoid in ((8, 256, True), (2, 8, False)):
         groups = 8 if sigmoid else 1
         signature = {
@@ -255,7 +261,9 @@ def shipped(arch: str) -> list[Shipped]:
             signature["BIAS"] = "*fp32"
         else:
             constants["BIAS"] = None
-        found.append(
-            Shipped("moe_gate", f"{top_k}-of-{experts}", moe_gate_kernel, signature, constants)
+        kernels.append(
+            ShippedKernel(
+                "moe_gate", f"{top_k}-of-{experts}", moe_gate_kernel, signature, constants
+            )
         )
-    return found
+    return kernels

@@ -16,10 +16,10 @@ from torch.autograd.function import once_differentiable
 from kernels import checks, runtime
 from kernels.dispatch import Candidate, choose
 from kernels.moe import reference
-from kernels.moe.grouped_kernels import of_rows, of_weights
-from kernels.operators import visible
+from kernels.moe.grouped_kernels import launch_rows, launch_weights
+from kernels.operators import call_as_operator
 
-MANY_ROWS = 256
+MIN_TORCH_ROWS = 256
 """Rows an expert from which torch's grouped product comes first."""
 
 
@@ -33,20 +33,20 @@ def grouped_matmul(
     counts that exceed x,
     which waits for a GPU. Raises ValueError or TypeError.
     """
-    checks.dtype_among("x", x, (*checks.FLOATS, torch.float64))
+    checks.dtype_in("x", x, (*checks.FLOATS, torch.float64))
     checks.dims("x", x, 2)
     checks.same_dtype(x=x, w=w)
     checks.shape("w", w, (None, None, x.shape[1]), "experts, outputs, inputs of x")
-    checks.integers("counts", counts)
+    checks.integer_dtype("counts", counts)
     checks.shape("counts", counts, (w.shape[0],), "experts of w")
     checks.same_device(x=x, w=w, counts=counts)
     if check and counts.numel():
-        least, most, total = (
+        minimum, most, total = (
             int(v) for v in torch.stack([*torch.aminmax(counts), counts.sum()]).tolist()
         )
-        if least < 0 or max(most, total) > x.shape[0]:  # a sum of great ones may wrap round
+        if minimum < 0 or max(most, total) > x.shape[0]:  # a sum of great ones may wrap round
             raise ValueError(
-                f"counts hold {least} to {most} and sum to {total}; x has {x.shape[0]} rows."
+                f"counts hold {minimum} to {most} and sum to {total}; x has {x.shape[0]} rows."
             )
     facts: dict[str, object] = {
         "experts": w.shape[0],
@@ -57,16 +57,20 @@ def grouped_matmul(
     }
     empty = None if x.numel() and w.numel() else "an empty operand"
     double = "fp64" if x.dtype == torch.float64 else None
-    own = Candidate("own", runtime.cannot(x) or empty or double)
-    torchs = Candidate("torch", _why_not_torch(x, w) or empty)
-    order = (torchs, own) if x.shape[0] >= MANY_ROWS * w.shape[0] else (own, torchs)
+    own = Candidate("own", runtime.why_not(x) or empty or double)
+    torch_candidate = Candidate("torch", _torch_why_not(x, w) or empty)
+    order = (
+        (torch_candidate, own)
+        if x.shape[0] >= MIN_TORCH_ROWS * w.shape[0]
+        else (own, torch_candidate)
+    )
     chosen = choose("grouped_matmul", facts, (*order, Candidate("reference")), backend).backend
     if chosen == "reference":
         return reference.grouped_matmul(x, w, counts)
     return cast(Tensor, _Grouped.apply(x, w, counts, chosen == "own"))  # type: ignore[no-untyped-call]
 
 
-def _why_not_torch(x: Tensor, w: Tensor) -> str | None:
+def _torch_why_not(x: Tensor, w: Tensor) -> str | None:
     if not x.is_cuda or not hasattr(torch, "_grouped_mm"):
         return "torch's grouped product is for GPUs"
     if x.dtype != torch.bfloat16 or torch.cuda.get_device_capability(x.device) != (9, 0):
@@ -96,7 +100,7 @@ class _Grouped(torch.autograd.Function):
         dw = None
         if ctx.needs_input_grad[1]:
             if ctx.own:
-                dw = of_weights(gradient, x, ends)
+                dw = launch_weights(gradient, x, ends)
             else:
                 dw = torch._grouped_mm(gradient.t(), x.contiguous(), offs=ends[1:-1])
         return dx, dw, None, None
@@ -105,10 +109,10 @@ class _Grouped(torch.autograd.Function):
 def _rows(x: Tensor, w_ENK: Tensor, ends: Tensor, own: bool) -> Tensor:
     if own:
         flops = 2 * x.shape[0] * w_ENK.shape[1] * w_ENK.shape[2]
-        return visible(
-            "grouped_matmul", (x, w_ENK, ends), lambda: [of_rows(x, w_ENK, ends)], flops=flops
+        return call_as_operator(
+            "grouped_matmul", (x, w_ENK, ends), lambda: [launch_rows(x, w_ENK, ends)], flops=flops
         )[0]
     out = torch._grouped_mm(x.contiguous(), w_ENK.transpose(1, 2), offs=ends[1:-1])
     # rows of nobody were not written
-    behind = torch.arange(x.shape[0], device=x.device) >= ends[-2]
-    return out.masked_fill_(behind.unsqueeze(1), 0.0)
+    unowned = torch.arange(x.shape[0], device=x.device) >= ends[-2]
+    return out.masked_fill_(unowned.unsqueeze(1), 0.0)

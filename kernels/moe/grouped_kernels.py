@@ -14,7 +14,7 @@ from torch import Tensor
 
 from kernels import runtime, tuning
 from kernels.jit import UPCAST, cdiv, dot, jit, ragged_tile, tl
-from kernels.shipped import Shipped
+from kernels.shipped import ShippedKernel
 
 
 @jit
@@ -113,14 +113,14 @@ def _rule(arch: str, facts: dict[str, Any]) -> tuning.Config:
     return {"BLOCK_M": 128, "BLOCK_N": 128, "BLOCK_K": 64, "num_warps": 8, "num_stages": 3}
 
 
-def of_rows(x: Tensor, w_ENK: Tensor, ends: Tensor) -> Tensor:
+def launch_rows(x: Tensor, w_ENK: Tensor, ends: Tensor) -> Tensor:
     """`[A, N]`; `ends` `[E + 2]` int32: 0, the ends of the experts' rows, A."""
     x = x if x.stride(1) == 1 else x.contiguous()
     (count, k), (experts, n, _) = x.shape, w_ENK.shape
     config = _config(x, "rows", count, experts)
     out = torch.empty(count, n, dtype=x.dtype, device=x.device)
     tiles = count // config["BLOCK_M"] + experts + 1
-    with runtime.on(x):
+    with runtime.device_guard(x):
         moe_grouped_rows_kernel[(tiles * cdiv(n, config["BLOCK_N"]),)](
             x,
             w_ENK,
@@ -138,13 +138,13 @@ def of_rows(x: Tensor, w_ENK: Tensor, ends: Tensor) -> Tensor:
     return out
 
 
-def of_weights(gradient: Tensor, x: Tensor, ends: Tensor) -> Tensor:
+def launch_weights(gradient: Tensor, x: Tensor, ends: Tensor) -> Tensor:
     """`[E, N, K]` of gradient `[A, N]` and x `[A, K]`; zeros for experts without rows."""
     x = x if x.stride(1) == 1 else x.contiguous()
     (count, n), k, experts = gradient.shape, x.shape[1], len(ends) - 2
     config = _config(x, "weights", count, experts)
     out = torch.empty(experts, n, k, dtype=x.dtype, device=x.device)
-    with runtime.on(x):
+    with runtime.device_guard(x):
         moe_grouped_weights_kernel[
             (experts * cdiv(n, config["BLOCK_M"]) * cdiv(k, config["BLOCK_N"]),)
         ](gradient, x, ends, out, n, k, gradient.stride(0), x.stride(0), UPCAST=UPCAST, **config)
@@ -157,9 +157,9 @@ def _config(x: Tensor, of: str, count: int, experts: int) -> tuning.Config:
     )
 
 
-def shipped(arch: str) -> list[Shipped]:
+def shipped(arch: str) -> list[ShippedKernel]:
     """bf16: few rows an expert, many, the gradient of the inputs, and that of the weights."""
-    found = []
+    kernels = []
     for name, of, count, swapped in (
         ("few-rows", "rows", 16, False),
         ("rows", "rows", 512, False),
@@ -184,7 +184,9 @@ def shipped(arch: str) -> list[Shipped]:
         expects = ("wgmma",) if arch == "sm_90" and config["BLOCK_M"] >= 64 else ("mma.sync",)
         kernel = moe_grouped_rows_kernel if of == "rows" else moe_grouped_weights_kernel
         warps, stages = config["num_warps"], config["num_stages"]
-        found.append(
-            Shipped("grouped_matmul", name, kernel, signature, constants, warps, stages, expects)
+        kernels.append(
+            ShippedKernel(
+                "grouped_matmul", name, kernel, signature, constants, warps, stages, expects
+            )
         )
-    return found
+    return kernels

@@ -19,18 +19,18 @@ from kernels import checks, runtime
 from kernels.dispatch import Candidate, choose
 from kernels.jit import jit, next_power_of_2, tl
 from kernels.moe import reference
-from kernels.operators import visible
-from kernels.shipped import Shipped
+from kernels.operators import call_as_operator
+from kernels.shipped import ShippedKernel
 
 
 @dataclass(frozen=True)
 class Permutation:
-    """Where assignments went: `token` [A] int32 of each sorted row, `place` [T, K] int32 of each
+    """Where assignments went: `token` [A] int32 of each sorted row, `position` [T, K] int32 of each
     assignment, `counts`
     [E] int64 rows of each expert; rows behind these are assignments that were dropped."""
 
     token: Tensor
-    place: Tensor
+    position: Tensor
     counts: Tensor
 
 
@@ -44,13 +44,13 @@ def moe_permute(
     which waits for a
     GPU. Raises ValueError or TypeError.
     """
-    checks.dtype_among("x", x, (*checks.FLOATS, torch.float64))
+    checks.dtype_in("x", x, (*checks.FLOATS, torch.float64))
     checks.dims("x", x, 2)
-    checks.integers("experts", experts)
+    checks.integer_dtype("experts", experts)
     checks.shape("experts", experts, (x.shape[0], None), "tokens of x, chosen")
-    checks.at_least_one("experts", experts, 1)
+    checks.non_empty("experts", experts, 1)
     checks.same_device(x=x, experts=experts)
-    checks.whole("num_experts", num_experts, 1, 1 << 20)
+    checks.integer("num_experts", num_experts, 1, 1 << 20)
     flat, top_k = experts.flatten(), experts.shape[1]
     if check and flat.numel():
         low, high = (int(v) for v in torch.stack(torch.aminmax(flat)).tolist())
@@ -60,14 +60,14 @@ def moe_permute(
                 "(dropped)."
             )
     order = flat.argsort(stable=True)
-    place = torch.empty_like(order, dtype=torch.int32)
-    place[order] = torch.arange(len(flat), dtype=torch.int32, device=x.device)
+    position = torch.empty_like(order, dtype=torch.int32)
+    position[order] = torch.arange(len(flat), dtype=torch.int32, device=x.device)
     # not bincount, which waits for a GPU to learn its size
     counts = torch.zeros(num_experts + 1, dtype=torch.int64, device=x.device)
     counts.scatter_add_(0, flat.long(), torch.ones_like(flat, dtype=torch.int64))
     token = (order // max(1, top_k)).int()
-    permutation = Permutation(token, place.view(-1, top_k), counts[:num_experts])
-    own = _chosen("moe_permute", x, top_k, backend)
+    permutation = Permutation(token, position.view(-1, top_k), counts[:num_experts])
+    own = _use_own("moe_permute", x, top_k, backend)
     return cast(Tensor, _Permute.apply(x, permutation, own)), permutation  # type: ignore[no-untyped-call]
 
 
@@ -87,19 +87,19 @@ def moe_unpermute(
         raise TypeError(
             f"permutation must be what moe_permute gives, not {type(permutation).__name__}."
         )
-    checks.dtype_among("y", y, (*checks.FLOATS, torch.float64))
+    checks.dtype_in("y", y, (*checks.FLOATS, torch.float64))
     checks.shape("y", y, (len(permutation.token), None), "sorted rows, width")
     if weights is not None:
-        checks.dtype_among("weights", weights, (*checks.FLOATS, torch.float64))
-        checks.shape("weights", weights, tuple(permutation.place.shape), "tokens, chosen")
-    checks.same_device(y=y, place=permutation.place, weights=weights)
-    own = _chosen("moe_unpermute", y, permutation.place.shape[1], backend)
+        checks.dtype_in("weights", weights, (*checks.FLOATS, torch.float64))
+        checks.shape("weights", weights, tuple(permutation.position.shape), "tokens, chosen")
+    checks.same_device(y=y, position=permutation.position, weights=weights)
+    own = _use_own("moe_unpermute", y, permutation.position.shape[1], backend)
     if not own:
-        return reference.unpermute(y, permutation.place, weights).to(y.dtype)
+        return reference.unpermute(y, permutation.position, weights).to(y.dtype)
     return cast(Tensor, _Unpermute.apply(y, weights, permutation))  # type: ignore[no-untyped-call]
 
 
-def _chosen(op: str, x: Tensor, top_k: int, backend: str | None) -> bool:
+def _use_own(op: str, x: Tensor, top_k: int, backend: str | None) -> bool:
     facts: dict[str, object] = {
         "dtype": x.dtype,
         "width": x.shape[1],
@@ -107,7 +107,7 @@ def _chosen(op: str, x: Tensor, top_k: int, backend: str | None) -> bool:
         "device": x.device.type,
     }
     double = "fp64" if x.dtype == torch.float64 else None
-    own = runtime.cannot(x) or double or (None if x.numel() else "nothing to move")
+    own = runtime.why_not(x) or double or (None if x.numel() else "nothing to move")
     return (
         choose(op, facts, (Candidate("own", own), Candidate("reference")), backend).backend == "own"
     )
@@ -124,9 +124,9 @@ class _Permute(torch.autograd.Function):
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
         (gradient,) = gradients
         if ctx.own:
-            return _gathered(gradient.contiguous(), ctx.permutation.place, None), None, None
+            return _gather(gradient.contiguous(), ctx.permutation.position, None), None, None
         return (
-            reference.unpermute(gradient, ctx.permutation.place, None).to(gradient.dtype),
+            reference.unpermute(gradient, ctx.permutation.position, None).to(gradient.dtype),
             None,
             None,
         )
@@ -138,25 +138,25 @@ class _Unpermute(torch.autograd.Function):
         y = y.contiguous()
         ctx.permutation = permutation
         ctx.save_for_backward(y, weights)
-        return _gathered(y, permutation.place, weights)
+        return _gather(y, permutation.position, weights)
 
     @staticmethod
     @once_differentiable  # type: ignore[untyped-decorator]
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
         y, weights = ctx.saved_tensors
-        gradient, place = gradients[0].contiguous(), ctx.permutation.place
+        gradient, position = gradients[0].contiguous(), ctx.permutation.position
         dy = torch.empty_like(y)
-        dw = torch.empty(place.shape, dtype=torch.float32, device=y.device)
-        with runtime.on(y):
-            moe_scatter_kernel[(place.numel(),)](
+        dw = torch.empty(position.shape, dtype=torch.float32, device=y.device)
+        with runtime.device_guard(y):
+            moe_scatter_kernel[(position.numel(),)](
                 gradient,
                 y,
                 None if weights is None else weights.contiguous(),
-                place,
+                position,
                 dy,
                 dw,
                 y.shape[1],
-                K=place.shape[1],
+                K=position.shape[1],
                 WEIGHTED=weights is not None,
                 BLOCK=_block(y.shape[1]),
             )
@@ -167,18 +167,20 @@ def _block(width: int) -> int:
     return min(32 if runtime.INTERPRET else 1024, next_power_of_2(width))
 
 
-def _gathered(y: Tensor, place: Tensor, weights: Tensor | None) -> Tensor:
-    return visible("moe_unpermute", (y, place, weights), lambda: [_launched(y, place, weights)])[0]
+def _gather(y: Tensor, position: Tensor, weights: Tensor | None) -> Tensor:
+    return call_as_operator(
+        "moe_unpermute", (y, position, weights), lambda: [_launch_gather(y, position, weights)]
+    )[0]
 
 
-def _launched(y: Tensor, place: Tensor, weights: Tensor | None) -> Tensor:
-    (tokens, top_k), width = place.shape, y.shape[1]
+def _launch_gather(y: Tensor, position: Tensor, weights: Tensor | None) -> Tensor:
+    (tokens, top_k), width = position.shape, y.shape[1]
     out = torch.empty(tokens, width, dtype=y.dtype, device=y.device)
     block = _block(width)
-    with runtime.on(y):
+    with runtime.device_guard(y):
         moe_gather_kernel[(tokens, -(-width // block))](
             y,
-            place,
+            position,
             None if weights is None else weights.contiguous(),
             out,
             width,
@@ -239,15 +241,15 @@ def moe_scatter_kernel(
         tl.store(DW + assignment, tl.sum(total, 0))
 
 
-def shipped(arch: str) -> list[Shipped]:
+def shipped(arch: str) -> list[ShippedKernel]:
     """Eight experts a token of 4096, forward and backward."""
     constants: dict[str, Any] = {"K": 8, "WEIGHTED": True, "BLOCK": 1024}
     signature = {"Y": "*bf16", "PLACE": "*i32", "WEIGHTS": "*fp32", "width": "i32:16"}
     return [
-        Shipped(
+        ShippedKernel(
             "moe_unpermute", "gather", moe_gather_kernel, signature | {"OUT": "*bf16"}, constants
         ),
-        Shipped(
+        ShippedKernel(
             "moe_unpermute",
             "scatter",
             moe_scatter_kernel,

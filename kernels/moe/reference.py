@@ -12,7 +12,7 @@ from torch import Tensor
 
 
 @dataclass(frozen=True, slots=True)
-class Form:
+class GateOptions:
     """What a gate is asked for, as `moe_gate` names it."""
 
     top_k: int
@@ -23,44 +23,46 @@ class Form:
     scale: float
 
 
-def gate(logits_TE: Tensor, form: Form, bias_E: Tensor | None) -> tuple[Tensor, Tensor]:
+def gate(logits_TE: Tensor, options: GateOptions, bias_E: Tensor | None) -> tuple[Tensor, Tensor]:
     """Weights `[T, K]` fp32 (fp64 stays) and experts `[T, K]` int64, best first."""
-    scores = scores_of(logits_TE, form.scoring)
-    wanted = scores.detach() if bias_E is None else scores.detach() + bias_E
-    if form.groups_kept < form.groups:
-        wanted = within_groups(wanted, form)
-    chosen = wanted.topk(form.top_k, dim=-1).indices
-    return weights_of(scores, chosen, form), chosen
+    scores = compute_scores(logits_TE, options.scoring)
+    ranking = scores.detach() if bias_E is None else scores.detach() + bias_E
+    if options.groups_kept < options.groups:
+        ranking = mask_groups(ranking, options)
+    chosen = ranking.topk(options.top_k, dim=-1).indices
+    return compute_weights(scores, chosen, options), chosen
 
 
-def within_groups(wanted_TE: Tensor, form: Form) -> Tensor:
+def mask_groups(ranking_TE: Tensor, options: GateOptions) -> Tensor:
     """-inf for experts outside the best groups."""
-    grouped = wanted_TE.unflatten(-1, (form.groups, -1))
-    best = min(2 if form.scoring == "sigmoid" else 1, grouped.shape[-1])
-    kept = grouped.topk(best, dim=-1).values.sum(-1).topk(form.groups_kept, dim=-1).indices
-    outside = torch.ones(grouped.shape[:-1], dtype=torch.bool, device=wanted_TE.device).scatter(
-        -1, kept, False
+    grouped = ranking_TE.unflatten(-1, (options.groups, -1))
+    best = min(2 if options.scoring == "sigmoid" else 1, grouped.shape[-1])
+    chosen_groups = (
+        grouped.topk(best, dim=-1).values.sum(-1).topk(options.groups_kept, dim=-1).indices
     )
-    found: Tensor = grouped.masked_fill(outside.unsqueeze(-1), -torch.inf).flatten(-2)
-    return found
+    outside = torch.ones(grouped.shape[:-1], dtype=torch.bool, device=ranking_TE.device).scatter(
+        -1, chosen_groups, False
+    )
+    masked: Tensor = grouped.masked_fill(outside.unsqueeze(-1), -torch.inf).flatten(-2)
+    return masked
 
 
-def scores_of(logits_TE: Tensor, scoring: str) -> Tensor:
+def compute_scores(logits_TE: Tensor, scoring: str) -> Tensor:
     wide = logits_TE if logits_TE.dtype == torch.float64 else logits_TE.float()
     return wide.softmax(-1) if scoring == "softmax" else wide.sigmoid()
 
 
-def weights_of(scores_TE: Tensor, chosen_TK: Tensor, form: Form) -> Tensor:
+def compute_weights(scores_TE: Tensor, chosen_TK: Tensor, options: GateOptions) -> Tensor:
     weights = scores_TE.gather(-1, chosen_TK)
-    if form.renormalise:
+    if options.renormalise:
         weights = weights / (weights.sum(-1, keepdim=True) + 1e-20)
-    return weights * form.scale
+    return weights * options.scale
 
 
-def unpermute(y_AH: Tensor, place_TK: Tensor, weights_TK: Tensor | None) -> Tensor:
+def unpermute(y_AH: Tensor, position_TK: Tensor, weights_TK: Tensor | None) -> Tensor:
     """`[T, H]`: the sum over k of weights · y[place], in fp32 at least."""
     wide = y_AH if y_AH.dtype == torch.float64 else y_AH.float()
-    rows = wide[place_TK.long()]
+    rows = wide[position_TK.long()]
     return (rows if weights_TK is None else rows * weights_TK.to(wide.dtype).unsqueeze(-1)).sum(1)
 
 
@@ -68,6 +70,6 @@ def grouped_matmul(x_AK: Tensor, w_ENK: Tensor, counts_E: Tensor) -> Tensor:
     """`[A, N]`: each expert's rows times its weight; rows behind the last expert's are zeros."""
     counts: list[int] = counts_E.tolist()
     pieces = x_AK[: sum(counts)].split(counts)
-    done = [piece @ weight.T for piece, weight in zip(pieces, w_ENK.unbind(), strict=True)]
+    done = [part @ weight.T for part, weight in zip(pieces, w_ENK.unbind(), strict=True)]
     rest = x_AK.new_zeros(x_AK.shape[0] - sum(counts), w_ENK.shape[1])
     return torch.cat([*done, rest])

@@ -11,7 +11,7 @@ from typing import Any, cast
 import torch
 
 from kernels import checks, runtime, tuning
-from kernels.dispatch import Candidate, choose, cpu_kind, repeated, settle
+from kernels.dispatch import Candidate, cache_choice, cached_choice, choose, cpu_call_key
 from kernels.norm import reference
 from kernels.norm.layer_backward import backward
 from kernels.norm.layer_forward import forward
@@ -32,22 +32,22 @@ def layer_norm(
     TypeError or ValueError
     before any launch. Source: Ba et al. 2016, eq. 4.
     """
-    kind = cpu_kind("layer_norm", (x, w, b), eps) if backend is None else None
-    if repeated(kind):
+    kind = cpu_call_key("layer_norm", (x, w, b), eps) if backend is None else None
+    if cached_choice(kind):
         return torch.nn.functional.layer_norm(x, w.shape, w, b, eps)
     floats = (*checks.FLOATS, torch.float64)
-    checks.dtype_among("x", x, floats)
+    checks.dtype_in("x", x, floats)
     if x.dim() < 1:
         raise ValueError("x is a scalar; it must have a last dimension to normalise over.")
-    checks.at_least_one("x", x, -1)
-    given = {"w": w} if b is None else {"w": w, "b": b}
-    for name, t in given.items():
-        checks.dtype_among(name, t, floats)
+    checks.non_empty("x", x, -1)
+    params = {"w": w} if b is None else {"w": w, "b": b}
+    for name, t in params.items():
+        checks.dtype_in(name, t, floats)
         checks.shape(name, t, (x.shape[-1],), "(last dimension of x)")
     checks.positive("eps", eps)
-    checks.same_device(x=x, **given)
-    needs_grad = torch.is_grad_enabled() and any(t.requires_grad for t in (x, *given.values()))
-    mixed = any(t.dtype != x.dtype for t in given.values())
+    checks.same_device(x=x, **params)
+    needs_grad = torch.is_grad_enabled() and any(t.requires_grad for t in (x, *params.values()))
+    mixed = any(t.dtype != x.dtype for t in params.values())
     chosen = choose(
         "layer_norm",
         {
@@ -57,14 +57,14 @@ def layer_norm(
             "grad": needs_grad,
         },
         [
-            Candidate("own", runtime.cannot(x, w, b) or _not_own(x, given)),
+            Candidate("own", runtime.why_not(x, w, b) or _own_why_not(x, params)),
             Candidate("torch", "torch's wants x, w and b of one dtype" if mixed else None),
             Candidate("reference"),
         ],
         backend,
     )
     if chosen.backend == "torch":
-        settle(kind, True)
+        cache_choice(kind, True)
         return torch.nn.functional.layer_norm(x, (x.shape[-1],), w, b, eps)
     if chosen.backend == "reference":
         return reference.layer_norm(x, w, b, eps).to(x.dtype)
@@ -96,9 +96,9 @@ class _LayerNorm(torch.autograd.Function):
         return dx, dw, db, None
 
 
-def _not_own(x: torch.Tensor, given: dict[str, torch.Tensor]) -> str | None:
-    if torch.float64 in (x.dtype, *(t.dtype for t in given.values())):
+def _own_why_not(x: torch.Tensor, params: dict[str, torch.Tensor]) -> str | None:
+    if torch.float64 in (x.dtype, *(t.dtype for t in params.values())):
         return "fp64 has no kernel"
     if x.numel() == 0:
         return "nothing to launch for an empty tensor"
-    return next((f"{name} has gaps" for name, t in given.items() if not t.is_contiguous()), None)
+    return next((f"{name} has gaps" for name, t in params.items() if not t.is_contiguous()), None)

@@ -13,7 +13,7 @@ import torch
 from kernels import runtime, tuning
 from kernels.jit import cdiv, jit, next_power_of_2, tl
 from kernels.norm.rms_backward import column_sums
-from kernels.shipped import Shipped
+from kernels.shipped import ShippedKernel
 
 
 @jit
@@ -172,7 +172,7 @@ def _config(arch: str, facts: dict[str, Any]) -> tuning.Config:
     return whole | {"num_warps": num_warps, "stages": 2, "per_sm": 2}
 
 
-@tuning.tries("layer_norm.backward")
+@tuning.candidates("layer_norm.backward")
 def _other_configs(arch: str, facts: dict[str, Any]) -> list[tuning.Config]:
     return [
         {"num_warps": w, "stages": s, "per_sm": p}
@@ -203,15 +203,15 @@ def backward(
     }
     flags["num_warps"] = c["num_warps"]
 
-    def parts_of(wanted: bool, parts: int) -> torch.Tensor | None:
-        return torch.empty((parts, n), dtype=torch.float32, device=x.device) if wanted else None
+    def make_partial(needed: bool, parts: int) -> torch.Tensor | None:
+        return torch.empty((parts, n), dtype=torch.float32, device=x.device) if needed else None
 
-    with runtime.on(x):
+    with runtime.device_guard(x):
         if c["wide"]:
             columns = cdiv(n, c["block_n"])
             per = cdiv(rows, max(1, min(rows, most // columns)))
             parts = cdiv(rows, per)
-            dw, db = parts_of(need_dw, parts), parts_of(b is not None, parts)
+            dw, db = make_partial(need_dw, parts), make_partial(b is not None, parts)
             along, level = torch.empty((2, rows), dtype=torch.float32, device=x.device).unbind()
             layer_norm_backward_means_kernel[(rows,)](
                 dy,
@@ -247,7 +247,7 @@ def backward(
             )
         else:
             parts = min(cdiv(rows, c["block_m"]), most)
-            dw, db = parts_of(need_dw, parts), parts_of(b is not None, parts)
+            dw, db = make_partial(need_dw, parts), make_partial(b is not None, parts)
             layer_norm_backward_rows_kernel[(parts,)](
                 dy,
                 x,
@@ -271,7 +271,7 @@ def backward(
         )
 
 
-def shipped(arch: str) -> list[Shipped]:
+def shipped(arch: str) -> list[ShippedKernel]:
     """Rows of GPT-2 and of 8192, and the two passes of wide ones."""
     floats = dict.fromkeys(("MEAN", "RSTD", "ALONG", "LEVEL", "DW_PARTS", "DB_PARTS"), "*fp32")
     signature = dict.fromkeys(("X", "W", "DY", "DX"), "*bf16") | floats
@@ -279,15 +279,15 @@ def shipped(arch: str) -> list[Shipped]:
         "rows": "i32",
         "rows_per_program": "i32",
     }
-    found = []
+    kernels = []
     for n in (1600, 8192, 65536):
         c = _config(arch, {"n": n})
         flags = {"NEED_DW": True, "NEED_DB": True, "BLOCK_N": c["block_n"], "STAGES": c["stages"]}
         if c["wide"]:
             means = {"BLOCK_N": c["block_n"]}
             name = "backward wide, means"
-            found.append(
-                Shipped(
+            kernels.append(
+                ShippedKernel(
                     "layer_norm",
                     name,
                     layer_norm_backward_means_kernel,
@@ -301,8 +301,8 @@ def shipped(arch: str) -> list[Shipped]:
             flags["BLOCK_M"] = c["block_m"]
             kernel = layer_norm_backward_rows_kernel
         ahead = ("cp.async.cg",)
-        found.append(
-            Shipped(
+        kernels.append(
+            ShippedKernel(
                 "layer_norm",
                 f"backward {n}",
                 kernel,
@@ -312,4 +312,4 @@ def shipped(arch: str) -> list[Shipped]:
                 expects=ahead,
             )
         )
-    return found
+    return kernels

@@ -13,8 +13,8 @@ import torch
 
 from kernels import runtime, tuning
 from kernels.jit import cdiv, jit, next_power_of_2, tl
-from kernels.operators import visible
-from kernels.shipped import Shipped
+from kernels.operators import call_as_operator
+from kernels.shipped import ShippedKernel
 
 
 @jit
@@ -118,7 +118,7 @@ def _config(arch: str, facts: dict[str, Any]) -> tuning.Config:
     }
 
 
-@tuning.tries("layer_norm.forward")
+@tuning.candidates("layer_norm.forward")
 def _other_configs(arch: str, facts: dict[str, Any]) -> list[tuning.Config]:
     return [{"num_warps": warps} for warps in (4, 8, 16)]
 
@@ -127,19 +127,19 @@ def forward(
     x: torch.Tensor, w: torch.Tensor, b: torch.Tensor | None, eps: float, keep: bool
 ) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor | None]:
     """(y, mean [rows], rstd [rows]) for x [rows, N] with neighbours adjacent; rows > 0."""
-    y, *kept = visible("layer_norm", (x, w, b), partial(_launched, x, w, b, eps, keep))
-    mean, rstd = kept[0].unbind() if keep else (None, None)
+    y, *summed = call_as_operator("layer_norm", (x, w, b), partial(_launch, x, w, b, eps, keep))
+    mean, rstd = summed[0].unbind() if keep else (None, None)
     return y, mean, rstd
 
 
-def _launched(
+def _launch(
     x: torch.Tensor, w: torch.Tensor, b: torch.Tensor | None, eps: float, keep: bool
 ) -> list[torch.Tensor]:
     """y, and with `keep` the rows' means and rstds `[2, rows]`."""
     rows, n = x.shape
     y = torch.empty((rows, n), dtype=x.dtype, device=x.device)
-    kept = [torch.empty((2, rows), dtype=torch.float32, device=x.device)] if keep else []
-    mean, rstd = kept[0].unbind() if keep else (None, None)
+    summed = [torch.empty((2, rows), dtype=torch.float32, device=x.device)] if keep else []
+    mean, rstd = summed[0].unbind() if keep else (None, None)
     c = tuning.config("layer_norm.forward", n=n, dtype=x.dtype)
     flags = {
         "HAS_B": b is not None,
@@ -147,7 +147,7 @@ def _launched(
         "BLOCK_N": c["block_n"],
         "num_warps": c["num_warps"],
     }
-    with runtime.on(x):
+    with runtime.device_guard(x):
         if c["wide"]:
             layer_norm_wide_kernel[(rows,)](x, w, b, y, mean, rstd, n, x.stride(0), eps, **flags)
         else:
@@ -155,14 +155,14 @@ def _launched(
             layer_norm_rows_kernel[grid](
                 x, w, b, y, mean, rstd, rows, n, x.stride(0), eps, **flags, BLOCK_M=c["block_m"]
             )
-    return [y, *kept]
+    return [y, *summed]
 
 
-def shipped(arch: str) -> list[Shipped]:
+def shipped(arch: str) -> list[ShippedKernel]:
     """Rows of GPT-2, of 8192, and wide ones."""
     signature = dict.fromkeys(("X", "W", "B", "Y"), "*bf16") | {"MEAN": "*fp32", "RSTD": "*fp32"}
     signature |= {"N": "i32:16", "x_stride": "i32:16", "rows": "i32", "eps": "fp32"}
-    found = []
+    kernels = []
     for n in (1600, 8192, 65536):
         c = _config(arch, {"n": n})
         flags = {"HAS_B": True, "KEEP": True, "BLOCK_N": c["block_n"]} | (
@@ -170,9 +170,9 @@ def shipped(arch: str) -> list[Shipped]:
         )
         kernel = layer_norm_wide_kernel if c["wide"] else layer_norm_rows_kernel
         wide = (".v4.b32",)
-        found.append(
-            Shipped(
+        kernels.append(
+            ShippedKernel(
                 "layer_norm", f"forward {n}", kernel, signature, flags, c["num_warps"], expects=wide
             )
         )
-    return found
+    return kernels

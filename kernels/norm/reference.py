@@ -9,7 +9,7 @@ import torch
 
 FP8_MAX = 448.0
 # scales stay normal fp32 numbers: gradients that are divided by a million tokens lie below 1e-12
-LEAST = FP8_MAX * torch.finfo(torch.float32).tiny
+MIN_AMAX = FP8_MAX * torch.finfo(torch.float32).tiny
 GROUP = 128
 
 
@@ -44,9 +44,9 @@ def to_fp8(y: torch.Tensor, quant: str) -> tuple[torch.Tensor, torch.Tensor]:
     n = y.shape[-1]
     y = y.float()
     if quant == "row":
-        scale = y.abs().amax(-1, keepdim=True).clamp_min(LEAST) / FP8_MAX
+        scale = y.abs().amax(-1, keepdim=True).clamp_min(MIN_AMAX) / FP8_MAX
         return (y / scale).clamp(-FP8_MAX, FP8_MAX).to(torch.float8_e4m3fn), scale
     padded = torch.nn.functional.pad(y, (0, -n % GROUP)).unflatten(-1, (-1, GROUP))
-    scale = padded.abs().amax(-1, keepdim=True).clamp_min(LEAST) / FP8_MAX
+    scale = padded.abs().amax(-1, keepdim=True).clamp_min(MIN_AMAX) / FP8_MAX
     q = (padded / scale).clamp(-FP8_MAX, FP8_MAX).to(torch.float8_e4m3fn)
     return q.flatten(-2)[..., :n].contiguous(), scale.squeeze(-1)

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from kernels import checks, runtime, tuning
-from kernels.dispatch import Candidate, choose, cpu_kind, repeated, settle
+from kernels.dispatch import Candidate, cache_choice, cached_choice, choose, cpu_call_key
 from kernels.norm import reference
 from kernels.norm.rms_backward import backward
 from kernels.norm.rms_forward import QUANTS, forward
@@ -41,10 +41,10 @@ def rms_norm(
     Raises TypeError or ValueError before any launch. Source: Zhang & Sennrich 2019, eq. 4.
     """
     plain = residual is None and quant is None and keep is False and backend is None
-    kind = cpu_kind("rms_norm", (x, w), eps) if plain else None
-    if repeated(kind):
+    kind = cpu_call_key("rms_norm", (x, w), eps) if plain else None
+    if cached_choice(kind):
         return torch.nn.functional.rms_norm(x, w.shape, w, eps)
-    needs_grad = _checked(x, w, eps, residual, quant, keep)
+    needs_grad = _check(x, w, eps, residual, quant, keep)
     n = x.shape[-1]
     chosen = choose(
         "rms_norm",
@@ -56,8 +56,8 @@ def rms_norm(
             "grad": needs_grad,
         },
         [
-            Candidate("own", runtime.cannot(x, w, residual) or _not_own(x, w, quant)),
-            Candidate("torch", "torch's has no FP8 output" if quant else _not_torch(x, w)),
+            Candidate("own", runtime.why_not(x, w, residual) or _own_why_not(x, w, quant)),
+            Candidate("torch", "torch's has no FP8 output" if quant else _torch_why_not(x, w)),
             Candidate("reference"),
         ],
         backend,
@@ -69,7 +69,7 @@ def rms_norm(
                 q, scale = reference.to_fp8(reference.rms_norm(h, w, eps), quant)
             return (q, scale) if residual is None else (q, scale, h)
         if chosen.backend == "torch":
-            settle(kind, True)
+            cache_choice(kind, True)
             y = torch.nn.functional.rms_norm(h, (n,), w, eps)
         else:
             y = reference.rms_norm(h, w, eps).to(x.dtype)
@@ -80,12 +80,12 @@ def rms_norm(
     rows = as_rows(x)
     other = None if residual is None else as_rows(residual)
     if needs_grad:
-        made = _RmsNorm.apply(rows, other, w, eps, quant)
+        results = _RmsNorm.apply(rows, other, w, eps, quant)
     else:
-        told = forward(rows, w, eps, other, quant, False, keep or not quant)
-        made = (told.y, told.q, told.scale, None if residual is None else told.kept)
-    found = tuple(each.view(*x.shape[:-1], each.shape[-1]) for each in made if each is not None)
-    return found[0] if len(found) == 1 else found
+        result = forward(rows, w, eps, other, quant, False, keep or not quant)
+        results = (result.y, result.q, result.scale, None if residual is None else result.summed)
+    outputs = tuple(y.view(*x.shape[:-1], y.shape[-1]) for y in results if y is not None)
+    return outputs[0] if len(outputs) == 1 else outputs
 
 
 class _RmsNorm(torch.autograd.Function):
@@ -100,26 +100,36 @@ class _RmsNorm(torch.autograd.Function):
         eps: float,
         quant: str | None,
     ) -> tuple[torch.Tensor | None, ...]:
-        made = forward(x, w, eps, residual, quant, True, True)
-        ctx.save_for_backward(made.kept, w, made.rstd)
+        results = forward(x, w, eps, residual, quant, True, True)
+        ctx.save_for_backward(results.summed, w, results.rstd)
         ctx.has_residual = residual is not None
         ctx.set_materialize_grads(False)
-        ctx.mark_non_differentiable(*(each for each in (made.q, made.scale) if each is not None))
-        return made.y, made.q, made.scale, (made.kept if residual is not None else None)
+        ctx.mark_non_differentiable(*(x for x in (results.q, results.scale) if x is not None))
+        return (
+            results.y,
+            results.q,
+            results.scale,
+            (results.summed if residual is not None else None),
+        )
 
     @staticmethod
     def backward(ctx: Any, *grads: torch.Tensor | None) -> tuple[torch.Tensor | None, ...]:
         dy, _, _, ds = grads
-        kept, w, rstd = ctx.saved_tensors
+        summed, w, rstd = ctx.saved_tensors
         if dy is None:  # only the sum was used
             return ds, (ds if ctx.has_residual else None), None, None, None
         dx, dw = backward(
-            as_rows(dy), None if ds is None else as_rows(ds), kept, w, rstd, ctx.needs_input_grad[2]
+            as_rows(dy),
+            None if ds is None else as_rows(ds),
+            summed,
+            w,
+            rstd,
+            ctx.needs_input_grad[2],
         )
         return dx, (dx if ctx.has_residual else None), dw, None, None
 
 
-def _checked(
+def _check(
     x: torch.Tensor,
     w: torch.Tensor,
     eps: float,
@@ -129,18 +139,18 @@ def _checked(
 ) -> bool:
     """Refuses what cannot be computed; tells if a gradient will be wanted."""
     floats = (*checks.FLOATS, torch.float64)
-    checks.dtype_among("x", x, floats)
-    checks.dtype_among("w", w, floats)
+    checks.dtype_in("x", x, floats)
+    checks.dtype_in("w", w, floats)
     if x.dim() < 1:
         raise ValueError("x is a scalar; it must have a last dimension to normalise over.")
-    checks.at_least_one("x", x, -1)
+    checks.non_empty("x", x, -1)
     checks.shape("w", w, (x.shape[-1],), "(last dimension of x)")
     checks.positive("eps", eps)
     if residual is not None:
         checks.shape("residual", residual, tuple(x.shape), "(shape of x)")
         checks.same_dtype(x=x, residual=residual)
     checks.same_device(x=x, w=w, residual=residual)
-    checks.among("quant", quant, QUANTS)
+    checks.one_of("quant", quant, QUANTS)
     inputs = [t for t in (x, w, residual) if t is not None]
     needs_grad = torch.is_grad_enabled() and any(t.requires_grad for t in inputs)
     if keep and not quant:
@@ -153,7 +163,7 @@ def _checked(
     return needs_grad
 
 
-def _not_own(x: torch.Tensor, w: torch.Tensor, quant: str | None) -> str | None:
+def _own_why_not(x: torch.Tensor, w: torch.Tensor, quant: str | None) -> str | None:
     if quant and not runtime.has_fp8(runtime.arch(x.device)):
         return "Triton has e4m3 from sm_89 on"
     if torch.float64 in (x.dtype, w.dtype):
@@ -165,5 +175,5 @@ def _not_own(x: torch.Tensor, w: torch.Tensor, quant: str | None) -> str | None:
     return None
 
 
-def _not_torch(x: torch.Tensor, w: torch.Tensor) -> str | None:
+def _torch_why_not(x: torch.Tensor, w: torch.Tensor) -> str | None:
     return None if x.dtype == w.dtype else "torch's wants x and w of one dtype"

@@ -14,7 +14,7 @@ import torch
 
 from kernels import runtime, tuning
 from kernels.jit import cdiv, jit, next_power_of_2, tl
-from kernels.shipped import Shipped
+from kernels.shipped import ShippedKernel
 
 
 @jit
@@ -194,7 +194,7 @@ def _config(arch: str, facts: dict[str, Any]) -> tuning.Config:
     }
 
 
-@tuning.tries("rms_norm.backward")
+@tuning.candidates("rms_norm.backward")
 def _other_configs(arch: str, facts: dict[str, Any]) -> list[tuning.Config]:
     """More or fewer programs a multiprocessor, as registers allow, and deeper or no prefetch."""
     return [
@@ -226,7 +226,7 @@ def backward(
         "BLOCK_N": c["block_n"],
         "STAGES": c["stages"],
     }
-    with runtime.on(x):
+    with runtime.device_guard(x):
         if c["wide"]:
             columns = cdiv(n, c["block_n"])
             stripes = max(1, min(rows, most // columns))
@@ -303,7 +303,7 @@ def column_sums(partial: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
     return out
 
 
-def shipped(arch: str) -> list[Shipped]:
+def shipped(arch: str) -> list[ShippedKernel]:
     """Head-dim rows, hidden rows with the residual's gradient, the widest whole rows, and the two
     wide passes.
     """
@@ -313,7 +313,7 @@ def shipped(arch: str) -> list[Shipped]:
     )
     signature = data | ints | {"rows": "i32", "rows_per_program": "i32"}
 
-    def rows(name: str, n: int, has_ds: bool) -> Shipped:
+    def rows(name: str, n: int, has_ds: bool) -> ShippedKernel:
         c = _config(arch, {"n": n})
         flags = {
             "HAS_DS": has_ds,
@@ -322,7 +322,7 @@ def shipped(arch: str) -> list[Shipped]:
             "BLOCK_N": c["block_n"],
         }
         flags["STAGES"] = c["stages"]
-        return Shipped(
+        return ShippedKernel(
             "rms_norm",
             name,
             rms_norm_backward_rows_kernel,
@@ -340,7 +340,7 @@ def shipped(arch: str) -> list[Shipped]:
         rows("backward 128", 128, False),
         rows("backward 4096 residual", 4096, True),
         rows("backward 8192 residual", 8192, True),
-        Shipped(
+        ShippedKernel(
             "rms_norm",
             "backward wide, means",
             rms_norm_backward_means_kernel,
@@ -348,7 +348,7 @@ def shipped(arch: str) -> list[Shipped]:
             block,
             wide["num_warps"],
         ),
-        Shipped(
+        ShippedKernel(
             "rms_norm",
             "backward wide, stripes",
             rms_norm_backward_stripes_kernel,
@@ -356,7 +356,7 @@ def shipped(arch: str) -> list[Shipped]:
             stripes,
             wide["num_warps"],
         ),
-        Shipped(
+        ShippedKernel(
             "rms_norm",
             "backward add up",
             norm_sum_columns_kernel,

@@ -15,8 +15,8 @@ import torch
 
 from kernels import runtime, tuning
 from kernels.jit import cdiv, fp8_scale, jit, next_power_of_2, tl, to_fp8
-from kernels.operators import visible
-from kernels.shipped import Shipped
+from kernels.operators import call_as_operator
+from kernels.shipped import ShippedKernel
 
 QUANTS = {None: 0, "row": 1, "1x128": 2}
 
@@ -65,9 +65,9 @@ def rms_norm_rows_kernel(
     w = tl.load(W + col, mask=col < N, other=0.0).to(tl.float32)
     y = x * rstd[:, None] * w[None, :]
     if KEEP_Y:
-        kept = y.to(Y.dtype.element_ty)
-        tl.store(Y + at, kept, mask=inside)
-        y = kept.to(tl.float32)
+        summed = y.to(Y.dtype.element_ty)
+        tl.store(Y + at, summed, mask=inside)
+        y = summed.to(tl.float32)
     if QUANT == 1:
         scale = fp8_scale(tl.max(tl.abs(y), 1))
         tl.store(SCALE + row * scale_stride, scale, mask=row < rows)
@@ -151,9 +151,9 @@ def rms_norm_wide_kernel(
         w = tl.load(W + col, mask=col < N, other=0.0).to(tl.float32)
         y = x * rstd * w
         if KEEP_Y:
-            kept = y.to(Y.dtype.element_ty)
-            tl.store(Y + row * N + col, kept, mask=col < N)
-            y = kept.to(tl.float32)
+            summed = y.to(Y.dtype.element_ty)
+            tl.store(Y + row * N + col, summed, mask=col < N)
+            y = summed.to(tl.float32)
         if QUANT == 1:
             tl.store(Q + row * N + col, to_fp8(y, row_scale), mask=col < N)
         elif QUANT == 2:
@@ -182,13 +182,13 @@ def _config(arch: str, facts: dict[str, Any]) -> tuning.Config:
     }
 
 
-@tuning.tries("rms_norm.forward")
+@tuning.candidates("rms_norm.forward")
 def _other_configs(arch: str, facts: dict[str, Any]) -> list[tuning.Config]:
     return [{"num_warps": warps} for warps in (2, 4, 8, 16)]
 
 
 @dataclass(frozen=True, slots=True)
-class Made:
+class ForwardResult:
     """What a forward pass gives: y [rows, N], its codes and scales, the sum that was normalised,
     rstd [rows].
     """
@@ -196,7 +196,7 @@ class Made:
     y: torch.Tensor | None
     q: torch.Tensor | None
     scale: torch.Tensor | None
-    kept: torch.Tensor
+    summed: torch.Tensor
     rstd: torch.Tensor | None
 
 
@@ -208,29 +208,29 @@ def forward(
     quant: str | None,
     keep_rstd: bool,
     keep_y: bool,
-) -> Made:
+) -> ForwardResult:
     """For x [rows, N] with neighbours adjacent; rows > 0.
 
     `keep_y`: y itself, beside what `quant` asks for.
     """
-    made = iter(
-        visible(
+    buffers = iter(
+        call_as_operator(
             "rms_norm",
             (x, w, residual),
-            partial(_launched, x, w, eps, residual, quant, keep_rstd, keep_y),
+            partial(_launch, x, w, eps, residual, quant, keep_rstd, keep_y),
         )
     )
     y, q, scale = (
-        next(made) if keep_y else None,
-        next(made) if quant else None,
-        next(made) if quant else None,
+        next(buffers) if keep_y else None,
+        next(buffers) if quant else None,
+        next(buffers) if quant else None,
     )
-    return Made(
-        y, q, scale, x if residual is None else next(made), next(made) if keep_rstd else None
+    return ForwardResult(
+        y, q, scale, x if residual is None else next(buffers), next(buffers) if keep_rstd else None
     )
 
 
-def _launched(
+def _launch(
     x: torch.Tensor,
     w: torch.Tensor,
     eps: float,
@@ -252,11 +252,11 @@ def _launched(
     )
     r = residual if residual is not None else x
     unused = w
-    arguments = (x, r, w, *(unused if each is None else each for each in (y, q, s, rstd, scale)))
+    arguments = (x, r, w, *(unused if x is None else x for x in (y, q, s, rstd, scale)))
     strides = (x.stride(0), r.stride(0), groups, eps)
     flags = {"HAS_RESIDUAL": residual is not None, "KEEP_RSTD": keep_rstd, "QUANT": QUANTS[quant]}
     flags["KEEP_Y"] = keep_y
-    with runtime.on(x):
+    with runtime.device_guard(x):
         if c["wide"]:
             rms_norm_wide_kernel[(rows,)](
                 *arguments, n, *strides, **flags, BLOCK_N=c["block_n"], num_warps=c["num_warps"]
@@ -272,17 +272,15 @@ def _launched(
                 BLOCK_N=c["block_n"],
                 num_warps=c["num_warps"],
             )
-    return [
-        each for each in (y, q, scale, None if residual is None else s, rstd) if each is not None
-    ]
+    return [x for x in (y, q, scale, None if residual is None else s, rstd) if x is not None]
 
 
-def shipped(arch: str) -> list[Shipped]:
+def shipped(arch: str) -> list[ShippedKernel]:
     """Head-dim rows, hidden rows with residual, both quantised forms, and rows above 16384."""
 
-    def one(
+    def configuration(
         name: str, n: int, quant: str | None, residual: bool, keep: bool, keep_y: bool = False
-    ) -> Shipped:
+    ) -> ShippedKernel:
         c = _config(arch, {"n": n, "quant": quant})
         signature = dict.fromkeys(("X", "R", "W", "Y", "S"), "*bf16") | {
             "RSTD": "*fp32",
@@ -301,21 +299,21 @@ def shipped(arch: str) -> list[Shipped]:
         if not c["wide"]:
             flags["BLOCK_M"] = c["block_m"]
         kernel = rms_norm_wide_kernel if c["wide"] else rms_norm_rows_kernel
-        return Shipped(
+        return ShippedKernel(
             "rms_norm", name, kernel, signature, flags, c["num_warps"], expects=(".v4.b32",)
         )
 
     plain = [
-        one("forward 128", 128, None, False, True),
-        one("forward 4096 residual", 4096, None, True, True),
-        one("forward wide", 65536, None, True, True),
+        configuration("forward 128", 128, None, False, True),
+        configuration("forward 4096 residual", 4096, None, True, True),
+        configuration("forward wide", 65536, None, True, True),
     ]
     if not runtime.has_fp8(arch):
         return plain
     return [
         *plain,
-        one("forward 4096 residual 1x128", 4096, "1x128", True, False),
-        one("forward 4096 and 1x128", 4096, "1x128", False, True, True),
-        one("forward 16384 row", 16384, "row", False, False),
-        one("forward wide 1x128", 65536, "1x128", False, False),
+        configuration("forward 4096 residual 1x128", 4096, "1x128", True, False),
+        configuration("forward 4096 and 1x128", 4096, "1x128", False, True, True),
+        configuration("forward 16384 row", 16384, "row", False, False),
+        configuration("forward wide 1x128", 65536, "1x128", False, False),
     ]

@@ -16,7 +16,7 @@ import torch
 from kernels import checks, runtime
 from kernels.dispatch import Candidate, choose
 from kernels.optim import launch, torch_step
-from kernels.optim.step_options import Asked, Item
+from kernels.optim.step_options import ParameterUpdate, StepOptions
 
 
 class FusedAdamW(torch.optim.Optimizer):
@@ -53,7 +53,7 @@ class FusedAdamW(torch.optim.Optimizer):
                 raise TypeError(f"{name} must be a number, not {value!r}.")
             if not 0 <= value < float("inf"):
                 raise ValueError(f"{name} is {value}; it must be at least zero, and finite.")
-        checks.whole("seed", seed, None)
+        checks.integer("seed", seed, None)
         for index, beta in enumerate(betas):
             if not 0 <= beta < 1:
                 raise ValueError(f"betas[{index}] is {beta}; it must be at least 0 and below 1.")
@@ -67,10 +67,10 @@ class FusedAdamW(torch.optim.Optimizer):
         super().__init__(
             params, {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay}
         )
-        every = [p for group in self.param_groups for p in group["params"]]
-        for index, param in enumerate(every):
-            checks.dtype_among(f"parameter {index}", param)
-            checks.same_device(first=every[0], **{f"parameter {index}": param})
+        params_all = [p for group in self.param_groups for p in group["params"]]
+        for index, param in enumerate(params_all):
+            checks.dtype_in(f"parameter {index}", param)
+            checks.same_device(first=params_all[0], **{f"parameter {index}": param})
 
     @torch.no_grad()
     def step(  # type: ignore[override]
@@ -99,11 +99,11 @@ class FusedAdamW(torch.optim.Optimizer):
         if not params:
             return loss
         measured = grad_norm is None and (self.clip_norm is not None or inv_scale is not None)
-        self._checked(params, inv_scale, grad_norm, found_inf, measured)
+        self._check(params, inv_scale, grad_norm, found_inf, measured)
         work = [self._item(group, p) for group, p in params]
         if grad_norm is not None and inv_scale is not None and found_inf is None:
             found_inf = (~grad_norm.isfinite()).float()
-        asked = Asked(
+        options = StepOptions(
             inv_scale,
             grad_norm,
             found_inf,
@@ -132,18 +132,22 @@ class FusedAdamW(torch.optim.Optimizer):
                 "stochastic": self.stochastic_rounding,
             },
             [
-                Candidate("own", runtime.cannot(*tensors) or gaps),
-                Candidate("torch", torch_step.not_torch(work, asked)),
+                Candidate("own", runtime.why_not(*tensors) or gaps),
+                Candidate("torch", torch_step.torch_why_not(work, options)),
                 Candidate("reference"),
             ],
             self._backend,
         )
         if chosen.backend == "own":
-            self._ticket = launch.ticket(work[0].param.device, self._ticket)
-            self.grad_norm, self.skipped = launch.step(work, asked, self._ticket)
+            self._ticket = launch.get_ticket(work[0].param.device, self._ticket)
+            self.grad_norm, self.skipped = launch.step(work, options, self._ticket)
         else:
-            way = torch_step.by_torch if chosen.backend == "torch" else torch_step.by_reference
-            self.grad_norm, self.skipped = way(work, asked)
+            step_function = (
+                torch_step.step_by_torch
+                if chosen.backend == "torch"
+                else torch_step.step_by_reference
+            )
+            self.grad_norm, self.skipped = step_function(work, options)
         return loss
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
@@ -158,7 +162,7 @@ class FusedAdamW(torch.optim.Optimizer):
             for key, value in saved.get(name, {}).items():
                 self.state[p][key] = value.to(device=p.device, dtype=torch.float32, copy=True)
 
-    def _item(self, group: dict[str, Any], p: torch.Tensor) -> Item:
+    def _item(self, group: dict[str, Any], p: torch.Tensor) -> ParameterUpdate:
         """What a launch needs of a parameter; of a sharded one, this rank's part."""
         state = self.state[p]
         if not state:
@@ -166,7 +170,7 @@ class FusedAdamW(torch.optim.Optimizer):
             state["exp_avg"] = torch.zeros_like(p, dtype=torch.float32)
             state["exp_avg_sq"] = torch.zeros_like(p, dtype=torch.float32)
         row = (p.detach(), p.grad, state["exp_avg"], state["exp_avg_sq"], state["step"])
-        return Item(
+        return ParameterUpdate(
             tuple(_local(t) for t in row),
             group["lr"],
             group["betas"],
@@ -174,7 +178,7 @@ class FusedAdamW(torch.optim.Optimizer):
             group["weight_decay"],
         )
 
-    def _checked(
+    def _check(
         self,
         params: list[tuple[dict[str, Any], torch.Tensor]],
         inv_scale: torch.Tensor | None,
@@ -188,7 +192,7 @@ class FusedAdamW(torch.optim.Optimizer):
             ("found_inf", found_inf),
         ):
             if x is not None:
-                checks.dtype_among(name, x, (torch.float32,))
+                checks.dtype_in(name, x, (torch.float32,))
                 checks.same_device(parameters=params[0][1], **{name: x})
                 if x.numel() != 1:
                     raise ValueError(
@@ -205,7 +209,7 @@ class FusedAdamW(torch.optim.Optimizer):
                     "a gradient is sparse; FusedAdamW wants dense ones: sparse=False in the "
                     "embedding."
                 )
-            checks.dtype_among("a gradient", p.grad)
+            checks.dtype_in("a gradient", p.grad)
             if measured and hasattr(p, "to_local"):
                 raise ValueError(
                     "parameters are sharded, so their norm here is not the norm: give "
@@ -217,5 +221,5 @@ def _local(t: Any) -> torch.Tensor:
     """This rank's part of a DTensor; any other tensor as it is."""
     part: Any = t.to_local() if hasattr(t, "to_local") else t
     # its collective may still be under way
-    whole: torch.Tensor = part.wait() if hasattr(part, "wait") else part
-    return whole
+    local: torch.Tensor = part.wait() if hasattr(part, "wait") else part
+    return local

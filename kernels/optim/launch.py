@@ -12,12 +12,12 @@ import torch
 
 from kernels import runtime
 from kernels.jit import next_power_of_2
-from kernels.optim.step_options import Asked, Item
-from kernels.optim.tensor_table import Table, on_device, tables
+from kernels.optim.step_options import ParameterUpdate, StepOptions
+from kernels.optim.tensor_table import Table, tables, to_device
 from kernels.optim.triton_optim import WARPS, adamw_kernel, gradient_norm_kernel
-from kernels.optim.unscale import KINDS, sizes
+from kernels.optim.unscale import KINDS, block_sizes
 
-MOST_PARTS = 2048
+MAX_PARTS = 2048
 """Partial sums that `gradient_norm_kernel` leaves at most; each program of `adamw_kernel` adds them all up."""
 
 
@@ -34,68 +34,70 @@ class _Rule:
 
 
 @dataclass(frozen=True)
-class _Told:
+class _Measurement:
     """What was measured: sums of squares and flags [parts] fp32, in parts; None where nothing was."""
 
     squares: torch.Tensor | None
-    found: torch.Tensor | None
+    overflow: torch.Tensor | None
 
 
-def ticket(device: torch.device, kept: torch.Tensor | None) -> torch.Tensor:
+def get_ticket(device: torch.device, current: torch.Tensor | None) -> torch.Tensor:
     """The counter by which a launch's last program knows itself; zero before and after.
 
     The caller keeps it.
     """
     return (
-        kept
-        if kept is not None and kept.device == device
+        current
+        if current is not None and current.device == device
         else torch.zeros(1, dtype=torch.int32, device=device)
     )
 
 
 def step(
-    work: list[Item], asked: Asked, ticket: torch.Tensor
+    work: list[ParameterUpdate], options: StepOptions, ticket: torch.Tensor
 ) -> tuple[torch.Tensor | None, torch.Tensor]:
     """Steps all parameters; (norm, skipped) fp32 [1].
 
     The norm is None where nothing was measured.
     """
-    if asked.grad_norm is not None:
-        told = _Told(asked.grad_norm.square().view(1), None)
-    elif asked.measured:
-        told = _measured([item.grad for item in work], asked.inv_scale)
+    if options.grad_norm is not None:
+        measurement = _Measurement(options.grad_norm.square().view(1), None)
+    elif options.measured:
+        measurement = _measure([item.grad for item in work], options.inv_scale)
     else:
-        told = _Told(None, None)
-    by_rule: dict[_Rule, list[Item]] = {}
+        measurement = _Measurement(None, None)
+    by_rule: dict[_Rule, list[ParameterUpdate]] = {}
     for item in work:
-        rule = _Rule(*item.betas, item.eps, asked.clip_norm or 0.0, asked.stochastic, asked.seed)
+        rule = _Rule(
+            *item.betas, item.eps, options.clip_norm or 0.0, options.stochastic, options.seed
+        )
         by_rule.setdefault(rule, []).append(item)
-    chunk, _ = sizes()
+    chunk, _ = block_sizes()
     norm, skipped = torch.zeros((2, 1), dtype=torch.float32, device=ticket.device).unbind()
-    with runtime.on(ticket):
+    with runtime.device_guard(ticket):
         for rule, items in by_rule.items():
             hyper = {id(item.param): (item.lr, item.weight_decay) for item in items}
             for table in tables([item.row for item in items], chunk):
                 pairs = [hyper[id(row[0])] for row in table.rows]
                 values = (*(lr for lr, _ in pairs), *(decay for _, decay in pairs))
-                _step(rule, table, values, told, asked, norm, skipped, ticket)
-    return (None if told.squares is None else norm), skipped
+                _step(rule, table, values, measurement, options, norm, skipped, ticket)
+    return (None if measurement.squares is None else norm), skipped
 
 
-def _measured(grads: list[torch.Tensor], inv_scale: torch.Tensor | None) -> _Told:
+def _measure(grads: list[torch.Tensor], inv_scale: torch.Tensor | None) -> _Measurement:
     """The unscaled gradients' sums of squares, and 1 where one is not finite, a part for each
     program.
     """
-    chunk, block = sizes()
+    chunk, block = block_sizes()
     device = grads[0].device
-    some = tables([(g,) for g in grads], chunk)
-    most = max(1, min(MOST_PARTS, runtime.sm_count(device) * 8) // max(1, len(some)))
-    parts = [max(1, min(table.chunks, most)) for table in some]
+    groups = tables([(g,) for g in grads], chunk)
+    most = max(1, min(MAX_PARTS, runtime.sm_count(device) * 8) // max(1, len(groups)))
+    parts = [max(1, min(table.chunks, most)) for table in groups]
     squares = torch.empty(sum(parts), dtype=torch.float32, device=device)
-    found = torch.empty_like(squares)
+    overflow = torch.empty_like(squares)
     first = 0
-    with runtime.on(grads[0]):
-        for table, programs in zip(some, parts, strict=True):
+    with runtime.device_guard(grads[0]):
+        for table, programs in zip(groups, parts, strict=True):
             gradient_norm_kernel[(programs,)](
                 table.addresses,
                 table.sizes,
@@ -104,7 +106,7 @@ def _measured(grads: list[torch.Tensor], inv_scale: torch.Tensor | None) -> _Tol
                 table.chunks,
                 inv_scale,
                 squares[first:],
-                found[first:],
+                overflow[first:],
                 KIND=KINDS[table.dtypes[0]],
                 ALIGNED=table.aligned,
                 CHUNK=chunk,
@@ -112,22 +114,22 @@ def _measured(grads: list[torch.Tensor], inv_scale: torch.Tensor | None) -> _Tol
                 num_warps=WARPS,
             )
             first += programs
-    return _Told(squares, found)
+    return _Measurement(squares, overflow)
 
 
 def _step(
     rule: _Rule,
     table: Table,
     hyper: tuple[float, ...],
-    told: _Told,
-    asked: Asked,
+    measurement: _Measurement,
+    options: StepOptions,
     norm: torch.Tensor,
     skipped: torch.Tensor,
     ticket: torch.Tensor,
 ) -> None:
-    chunk, block = sizes()
+    chunk, block = block_sizes()
     rows = len(table.rows)
-    parts = told.squares.numel() if told.squares is not None else 1
+    parts = measurement.squares.numel() if measurement.squares is not None else 1
     adamw_kernel[(max(1, min(table.chunks, runtime.sm_count(ticket.device) * 4)),)](
         table.addresses,
         table.sizes,
@@ -135,15 +137,15 @@ def _step(
         table.chunk_place,
         table.chunks,
         rows,
-        asked.inv_scale,
-        told.squares,
-        told.found,
+        options.inv_scale,
+        measurement.squares,
+        measurement.overflow,
         parts,
-        asked.found_inf,
+        options.found_inf,
         norm,
         skipped,
         ticket,
-        on_device(hyper, (2, rows), torch.float32, ticket.device),
+        to_device(hyper, (2, rows), torch.float32, ticket.device),
         1 - rule.beta1,
         rule.beta2,
         1 - rule.beta2,

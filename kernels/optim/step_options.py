@@ -12,7 +12,7 @@ import torch
 
 
 @dataclass(frozen=True)
-class Item:
+class ParameterUpdate:
     """row: (parameter, gradient, exp_avg, exp_avg_sq, step), plain tensors; and the parameter's
     options.
     """
@@ -33,7 +33,7 @@ class Item:
 
 
 @dataclass(frozen=True)
-class Asked:
+class StepOptions:
     """inv_scale, grad_norm, found_inf as `FusedAdamW.step` takes them; measured: the norm must be
     found here.
     """

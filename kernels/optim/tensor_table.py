@@ -50,36 +50,38 @@ def tables(rows: Sequence[Row], chunk: int = CHUNK) -> list[Table]:
     for row in rows:
         aligned = all(t.data_ptr() % 16 == 0 for t in row if t.dim())
         groups.setdefault((tuple(t.dtype for t in row), aligned), []).append(row)
-    return [_table(dtypes, aligned, some, chunk) for (dtypes, aligned), some in groups.items()]
+    return [
+        _table(dtypes, aligned, members, chunk) for (dtypes, aligned), members in groups.items()
+    ]
 
 
-def on_device(
+def to_device(
     values: tuple[int | float, ...],
     shape: tuple[int, ...],
     dtype: torch.dtype,
     device: torch.device,
 ) -> torch.Tensor:
     """The numbers as a tensor on the device, sent once while they stay the same; never waits."""
-    return _kept(_on_device(values, shape, dtype, device))
+    return _keep_if_captured(_to_device(values, shape, dtype, device))
 
 
 def _table(dtypes: tuple[torch.dtype, ...], aligned: bool, rows: list[Row], chunk: int) -> Table:
     device = rows[0][0].device
     addresses = tuple(row[kind].data_ptr() for kind in range(len(dtypes)) for row in rows)
     chunks = _chunks(tuple(row[0].numel() for row in rows), chunk, device)
-    table = on_device(addresses, (len(dtypes), len(rows)), torch.int64, device)
-    numbers, owners, places = (_kept(t) for t in chunks)
-    return Table(dtypes, aligned, rows, table, numbers, owners, places)
+    table = to_device(addresses, (len(dtypes), len(rows)), torch.int64, device)
+    numbers, owners, chunk_numbers = (_keep_if_captured(t) for t in chunks)
+    return Table(dtypes, aligned, rows, table, numbers, owners, chunk_numbers)
 
 
 @functools.lru_cache(maxsize=64)
-def _on_device(
+def _to_device(
     values: tuple[int | float, ...],
     shape: tuple[int, ...],
     dtype: torch.dtype,
     device: torch.device,
 ) -> torch.Tensor:
-    return _sent(torch.tensor(values, dtype=dtype).view(shape), device)
+    return _send(torch.tensor(values, dtype=dtype).view(shape), device)
 
 
 @functools.lru_cache(maxsize=16)
@@ -89,19 +91,19 @@ def _chunks(
     """(sizes, row of each chunk, number of each chunk within its row)."""
     counts = torch.tensor([-(-n // chunk) for n in sizes])
     owners = torch.repeat_interleave(counts)
-    places = torch.arange(len(owners)) - (counts.cumsum(0) - counts)[owners]
+    chunk_numbers = torch.arange(len(owners)) - (counts.cumsum(0) - counts)[owners]
     return (
-        _sent(torch.tensor(sizes), device),
-        _sent(owners.int(), device),
-        _sent(places.int(), device),
+        _send(torch.tensor(sizes), device),
+        _send(owners.int(), device),
+        _send(chunk_numbers.int(), device),
     )
 
 
-def _sent(x: torch.Tensor, device: torch.device) -> torch.Tensor:
+def _send(x: torch.Tensor, device: torch.device) -> torch.Tensor:
     return x.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else x.to(device)
 
 
-def _kept(x: torch.Tensor) -> torch.Tensor:
+def _keep_if_captured(x: torch.Tensor) -> torch.Tensor:
     if x.is_cuda and torch.cuda.is_current_stream_capturing():
         _captured.append(x)
     return x

@@ -8,15 +8,15 @@ from __future__ import annotations
 import torch
 
 from kernels.optim import reference
-from kernels.optim.step_options import Asked, Item
+from kernels.optim.step_options import ParameterUpdate, StepOptions
 
 Result = tuple[torch.Tensor | None, torch.Tensor]
 
 
-def not_torch(work: list[Item], asked: Asked) -> str | None:
+def torch_why_not(work: list[ParameterUpdate], options: StepOptions) -> str | None:
     """Why torch's fused step cannot do this; None when it can."""
-    if asked.clip_norm is not None or any(
-        t is not None for t in (asked.inv_scale, asked.grad_norm, asked.found_inf)
+    if options.clip_norm is not None or any(
+        t is not None for t in (options.inv_scale, options.grad_norm, options.found_inf)
     ):
         return "torch's writes scaled gradients back"
     if any(item.param.dtype != torch.float32 or item.grad.dtype != torch.float32 for item in work):
@@ -24,9 +24,9 @@ def not_torch(work: list[Item], asked: Asked) -> str | None:
     return None
 
 
-def by_torch(work: list[Item], asked: Asked) -> Result:
+def step_by_torch(work: list[ParameterUpdate], options: StepOptions) -> Result:
     """torch's fused AdamW, one call for each set of options."""
-    by_options: dict[tuple[object, ...], list[Item]] = {}
+    by_options: dict[tuple[object, ...], list[ParameterUpdate]] = {}
     for item in work:
         by_options.setdefault((item.lr, item.betas, item.eps, item.weight_decay), []).append(item)
     for items in by_options.values():
@@ -52,31 +52,31 @@ def by_torch(work: list[Item], asked: Asked) -> Result:
     return None, torch.zeros(1, device=work[0].param.device)
 
 
-def by_reference(work: list[Item], asked: Asked) -> Result:
+def step_by_reference(work: list[ParameterUpdate], options: StepOptions) -> Result:
     """The reference, parameter by parameter; waits for the device to see if it must skip."""
     device = work[0].param.device
-    found = (
+    found_inf = (
         torch.zeros(1, device=device)
-        if asked.found_inf is None
-        else asked.found_inf.clone().view(1)
+        if options.found_inf is None
+        else options.found_inf.clone().view(1)
     )
-    norm = None if asked.grad_norm is None else asked.grad_norm.detach().view(1)
-    if asked.measured:
-        squares, overflow = reference.measure([item.grad for item in work], asked.inv_scale)
-        norm, found = squares.sqrt(), found + overflow
-    skipped = (found > 0).float()
+    norm = None if options.grad_norm is None else options.grad_norm.detach().view(1)
+    if options.measured:
+        squares, overflow = reference.measure([item.grad for item in work], options.inv_scale)
+        norm, found_inf = squares.sqrt(), found_inf + overflow
+    skipped = (found_inf > 0).float()
     if bool(skipped):
         return norm, skipped
-    scale = torch.ones(1, device=device) if asked.inv_scale is None else asked.inv_scale.view(1)
-    if asked.clip_norm is not None and norm is not None:
-        scale = scale * (asked.clip_norm / (norm + 1e-6)).clamp(max=1.0)
+    scale = torch.ones(1, device=device) if options.inv_scale is None else options.inv_scale.view(1)
+    if options.clip_norm is not None and norm is not None:
+        scale = scale * (options.clip_norm / (norm + 1e-6)).clamp(max=1.0)
     for item in work:
         param, grad, mean, square, step = item.row
         step += 1
-        options = {"lr": item.lr, "eps": item.eps, "weight_decay": item.weight_decay}
+        rates = {"lr": item.lr, "eps": item.eps, "weight_decay": item.weight_decay}
         new = reference.step(
-            param, grad.float() * scale, mean, square, int(step), betas=item.betas, **options
+            param, grad.float() * scale, mean, square, int(step), betas=item.betas, **rates
         )
-        by_chance = asked.stochastic and param.dtype == torch.bfloat16
-        param.copy_(reference.round_stochastically(new) if by_chance else new)
+        stochastic = options.stochastic and param.dtype == torch.bfloat16
+        param.copy_(reference.round_stochastically(new) if stochastic else new)
     return norm, skipped

@@ -10,13 +10,13 @@ from typing import Any
 
 from kernels.jit import jit, tl
 from kernels.optim.tensor_table import CHUNK
-from kernels.shipped import Shipped
+from kernels.shipped import ShippedKernel
 
 BLOCK, WARPS = 2048, 8
 
 
 @jit
-def pointer(TABLE, index, KIND: tl.constexpr, ALIGNED: tl.constexpr):
+def load_pointer(TABLE, index, KIND: tl.constexpr, ALIGNED: tl.constexpr):
     """The address in the table, typed; known to be a multiple of 16 bytes where all are."""
     at = tl.load(TABLE + index).to(tl.pointer_type(KIND))
     if ALIGNED:
@@ -41,7 +41,7 @@ def unscale_kernel(
     """One chunk a program, in place; FOUND becomes 1 where a value is not finite."""
     tensor = tl.load(CHUNK_TENSOR + tl.program_id(0))
     first = tl.load(CHUNK_PLACE + tl.program_id(0)).to(tl.int64) * CHUNK
-    grad = pointer(GRADS, tensor, KIND, ALIGNED) + first
+    grad = load_pointer(GRADS, tensor, KIND, ALIGNED) + first
     left = tl.load(SIZES + tensor) - first
     inv_scale = tl.load(INV_SCALE)
     bad = tl.zeros((BLOCK,), tl.int32)
@@ -87,7 +87,7 @@ def gradient_norm_kernel(
     for chunk in range(tl.program_id(0), chunks, tl.num_programs(0)):
         tensor = tl.load(CHUNK_TENSOR + chunk)
         first = tl.load(CHUNK_PLACE + chunk).to(tl.int64) * CHUNK
-        grad = pointer(GRADS, tensor, KIND, ALIGNED) + first
+        grad = load_pointer(GRADS, tensor, KIND, ALIGNED) + first
         left = tl.load(SIZES + tensor) - first
         if left >= CHUNK:
             for start in range(0, CHUNK, BLOCK):
@@ -107,7 +107,7 @@ def gradient_norm_kernel(
 
 
 @jit
-def one_less_power(log_beta, steps):
+def one_minus_power(log_beta, steps):
     """1 - beta^steps in fp32 to the last digits: by its series where the difference would cancel."""
     y = steps * log_beta
     series = -y * (
@@ -117,7 +117,7 @@ def one_less_power(log_beta, steps):
 
 
 @jit
-def mixed(x):
+def hash_bits(x):
     """A 32-bit hash of a 32-bit number (lowbias32 by C.
 
     Wellons): enough randomness for rounding, in six operations.
@@ -134,7 +134,7 @@ def to_bf16_stochastically(x, key, offset):
     """x fp32 as bf16, up or down by chance so that its expectation stays; offset names the element,
     key the step.
     """
-    noise = mixed(offset.to(tl.uint32) ^ key) >> 16
+    noise = hash_bits(offset.to(tl.uint32) ^ key) >> 16
     bits = (x.to(tl.uint32, bitcast=True) + noise) & 0xFFFF0000
     rounded = bits.to(tl.float32, bitcast=True)
     return tl.where(tl.abs(x) < float("inf"), rounded, x).to(tl.bfloat16)
@@ -147,12 +147,12 @@ def adamw_block(
     m,
     v,
     scale,
-    keep,
+    decay_factor,
     rate,
     correction,
-    rest1,
+    one_minus_beta1,
     beta2,
-    rest2,
+    one_minus_beta2,
     eps,
     key,
     offset,
@@ -163,9 +163,9 @@ def adamw_block(
     beta, not taken in
     fp32, where 1 - 0.999 is off by 1e-5."""
     g = g.to(tl.float32) * scale
-    m = m + (g - m) * rest1
-    v = v * beta2 + g * g * rest2
-    new = p.to(tl.float32) * keep - rate * (m / (tl.sqrt(v) / correction + eps))
+    m = m + (g - m) * one_minus_beta1
+    v = v * beta2 + g * g * one_minus_beta2
+    new = p.to(tl.float32) * decay_factor - rate * (m / (tl.sqrt(v) / correction + eps))
     if STOCHASTIC:
         return to_bf16_stochastically(new, key, offset), m, v
     else:
@@ -184,14 +184,14 @@ def adamw_kernel(
     SQUARES,
     FOUND,
     parts,
-    FOUND_TOO,
+    FOUND_INF,
     NORM,
     SKIPPED,
     TICKET,
     HYPER,
-    rest1,
+    one_minus_beta1,
     beta2,
-    rest2,
+    one_minus_beta2,
     log_beta1,
     log_beta2,
     eps,
@@ -218,8 +218,8 @@ def adamw_kernel(
     if INV_SCALE is not None:
         scale = tl.load(INV_SCALE)
     found = 0.0
-    if FOUND_TOO is not None:
-        found = tl.load(FOUND_TOO)
+    if FOUND_INF is not None:
+        found = tl.load(FOUND_INF)
     part = tl.arange(0, BLOCK_PARTS)
     if FOUND is not None:
         found += tl.sum(tl.load(FOUND + part, mask=part < parts, other=0.0), 0)
@@ -235,17 +235,17 @@ def adamw_kernel(
         for chunk in range(tl.program_id(0), chunks, tl.num_programs(0)):
             tensor = tl.load(CHUNK_TENSOR + chunk)
             first = tl.load(CHUNK_PLACE + chunk).to(tl.int64) * CHUNK
-            param = pointer(TABLE, tensor, PARAM, ALIGNED) + first
-            grad = pointer(TABLE + tensors, tensor, GRAD, ALIGNED) + first
-            mean = pointer(TABLE + 2 * tensors, tensor, tl.float32, ALIGNED) + first
-            square = pointer(TABLE + 3 * tensors, tensor, tl.float32, ALIGNED) + first
-            steps = tl.load(pointer(TABLE + 4 * tensors, tensor, tl.float32, False)) + 1.0
+            param = load_pointer(TABLE, tensor, PARAM, ALIGNED) + first
+            grad = load_pointer(TABLE + tensors, tensor, GRAD, ALIGNED) + first
+            mean = load_pointer(TABLE + 2 * tensors, tensor, tl.float32, ALIGNED) + first
+            square = load_pointer(TABLE + 3 * tensors, tensor, tl.float32, ALIGNED) + first
+            steps = tl.load(load_pointer(TABLE + 4 * tensors, tensor, tl.float32, False)) + 1.0
             lr = tl.load(HYPER + tensor)
-            keep = 1.0 - lr * tl.load(HYPER + tensors + tensor)
-            rate = lr / one_less_power(log_beta1, steps)
-            correction = tl.sqrt(one_less_power(log_beta2, steps))
-            key = mixed(
-                steps.to(tl.uint32) ^ mixed(tensor.to(tl.uint32) ^ tl.cast(seed, tl.uint32))
+            decay_factor = 1.0 - lr * tl.load(HYPER + tensors + tensor)
+            rate = lr / one_minus_power(log_beta1, steps)
+            correction = tl.sqrt(one_minus_power(log_beta2, steps))
+            key = hash_bits(
+                steps.to(tl.uint32) ^ hash_bits(tensor.to(tl.uint32) ^ tl.cast(seed, tl.uint32))
             )
             left = tl.load(SIZES + tensor) - first
             if left >= CHUNK:
@@ -257,12 +257,12 @@ def adamw_kernel(
                         tl.load(mean + at),
                         tl.load(square + at),
                         scale,
-                        keep,
+                        decay_factor,
                         rate,
                         correction,
-                        rest1,
+                        one_minus_beta1,
                         beta2,
-                        rest2,
+                        one_minus_beta2,
                         eps,
                         key,
                         first + at,
@@ -282,12 +282,12 @@ def adamw_kernel(
                         tl.load(mean + at, mask=inside, other=0.0),
                         tl.load(square + at, mask=inside, other=0.0),
                         scale,
-                        keep,
+                        decay_factor,
                         rate,
                         correction,
-                        rest1,
+                        one_minus_beta1,
                         beta2,
-                        rest2,
+                        one_minus_beta2,
                         eps,
                         key,
                         first + at,
@@ -313,7 +313,7 @@ def adamw_kernel(
                 )
 
 
-def shipped(arch: str) -> list[Shipped]:
+def shipped(arch: str) -> list[ShippedKernel]:
     """Unscaling bf16 and fp32, measuring, and steps of fp32 and of stochastically rounded bf16
     parameters.
     """
@@ -339,13 +339,13 @@ def shipped(arch: str) -> list[Shipped]:
     bf16 = {"PARAM": tl.bfloat16, "GRAD": tl.bfloat16, "STOCHASTIC": True}
     wide = ("ld.global.v4",)  # addresses from a table are known to be aligned
 
-    def one(op: str, name: str, kernel: Any, flags: dict[str, Any]) -> Shipped:
-        return Shipped(op, name, kernel, signature, flags | sizes, WARPS, expects=wide)
+    def configuration(op: str, name: str, kernel: Any, flags: dict[str, Any]) -> ShippedKernel:
+        return ShippedKernel(op, name, kernel, signature, flags | sizes, WARPS, expects=wide)
 
     return [
-        one("unscale_", "fp32", unscale_kernel, {"KIND": tl.float32}),
-        one("unscale_", "bf16", unscale_kernel, {"KIND": tl.bfloat16}),
-        one("adamw", "measure", gradient_norm_kernel, {"KIND": tl.float32}),
-        one("adamw", "step fp32", adamw_kernel, fp32 | step),
-        one("adamw", "step bf16 stochastic", adamw_kernel, bf16 | step),
+        configuration("unscale_", "fp32", unscale_kernel, {"KIND": tl.float32}),
+        configuration("unscale_", "bf16", unscale_kernel, {"KIND": tl.bfloat16}),
+        configuration("adamw", "measure", gradient_norm_kernel, {"KIND": tl.float32}),
+        configuration("adamw", "step fp32", adamw_kernel, fp32 | step),
+        configuration("adamw", "step bf16 stochastic", adamw_kernel, bf16 | step),
     ]

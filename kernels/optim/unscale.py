@@ -37,12 +37,12 @@ def unscale_(
     """
     grads = list(grads)
     for name, x in (("inv_scale", inv_scale), ("found_inf", found_inf)):
-        checks.dtype_among(name, x, (torch.float32,))
+        checks.dtype_in(name, x, (torch.float32,))
         if x.numel() != 1:
             raise ValueError(f"{name} has shape {tuple(x.shape)}; it must have one element.")
     for index, grad in enumerate(grads):
-        checks.dtype_among(f"grads[{index}]", grad)
-        checks.written(f"grads[{index}]", grad)
+        checks.dtype_in(f"grads[{index}]", grad)
+        checks.not_expanded(f"grads[{index}]", grad)
         checks.same_device(inv_scale=inv_scale, found_inf=found_inf, **{f"grads[{index}]": grad})
     if not grads:
         return
@@ -56,7 +56,7 @@ def unscale_(
             "tensors": tuning.round_up(len(grads)),
         },
         [
-            Candidate("own", runtime.cannot(inv_scale, *grads) or gaps),
+            Candidate("own", runtime.why_not(inv_scale, *grads) or gaps),
             Candidate("torch"),
             Candidate("reference"),
         ],
@@ -72,8 +72,8 @@ def unscale_(
 
 
 def _launch(grads: list[torch.Tensor], inv_scale: torch.Tensor, found_inf: torch.Tensor) -> None:
-    chunk, block = sizes()
-    with runtime.on(inv_scale):
+    chunk, block = block_sizes()
+    with runtime.device_guard(inv_scale):
         for table in tables([(g,) for g in grads if g.numel()], chunk):
             unscale_kernel[(table.chunks,)](
                 table.addresses,
@@ -90,7 +90,7 @@ def _launch(grads: list[torch.Tensor], inv_scale: torch.Tensor, found_inf: torch
             )
 
 
-def sizes() -> tuple[int, int]:
+def block_sizes() -> tuple[int, int]:
     """(elements of a chunk, elements at a time): small in the interpreter, so that tests cross
     their edges.
     """

@@ -14,7 +14,7 @@ import torch
 from kernels import checks, runtime, tuning
 from kernels.decode.cache_write import write_kv
 from kernels.dispatch import Candidate, choose
-from kernels.operators import visible
+from kernels.operators import call_as_operator
 from kernels.rotary import reference
 from kernels.rotary.triton_rope import Cache, launch
 
@@ -45,9 +45,9 @@ def apply_rope(
     Raises TypeError or
     ValueError before any launch. Source: RoFormer, arXiv 2104.09864, eq. 34.
     """
-    needs_grad = _checked(q, k, cos, sin, positions, cache, check)
+    needs_grad = _check(q, k, cos, sin, positions, cache, check)
     length = q.shape[-3]
-    own = runtime.cannot(q, k, cos, sin, positions, *(cache or ()))
+    own = runtime.why_not(q, k, cos, sin, positions, *(cache or ()))
     if own is None and torch.float64 in (q.dtype, cos.dtype):
         own = "fp64 has no kernel"
     if own is None and q.numel() == 0:
@@ -65,22 +65,24 @@ def apply_rope(
         backend,
     )
     q_THD, k_TGD = _tokens(q), _tokens(k)
-    places = None if positions is None else positions.expand(q.shape[:-2]).reshape(-1)
+    positions_T = None if positions is None else positions.expand(q.shape[:-2]).reshape(-1)
     if chosen.backend == "own":
-        given = (cos.contiguous(), sin.contiguous(), places, length, interleaved)
+        rotation_args = (cos.contiguous(), sin.contiguous(), positions_T, length, interleaved)
         if cache is not None:
             v, k_cache, v_cache, slots = cache
             flat = (_tokens(v), k_cache, v_cache, slots.reshape(-1))
-            return launch(q_THD, k_TGD, *given, cache=flat)[0].view(q.shape)
-        turned = (
-            _Rope.apply(q_THD, k_TGD, *given) if needs_grad else _launched(q_THD, k_TGD, *given)
+            return launch(q_THD, k_TGD, *rotation_args, cache=flat)[0].view(q.shape)
+        rotated = (
+            _Rope.apply(q_THD, k_TGD, *rotation_args)
+            if needs_grad
+            else _launch_rotation(q_THD, k_TGD, *rotation_args)
         )
-        return cast(torch.Tensor, turned[0]).view(q.shape), cast(torch.Tensor, turned[1]).view(
+        return cast(torch.Tensor, rotated[0]).view(q.shape), cast(torch.Tensor, rotated[1]).view(
             k.shape
         )
-    if places is None:
-        places = torch.arange(length, device=q.device).repeat(q_THD.shape[0] // max(length, 1))
-    angles = cos[places.long()], sin[places.long()]
+    if positions_T is None:
+        positions_T = torch.arange(length, device=q.device).repeat(q_THD.shape[0] // max(length, 1))
+    angles = cos[positions_T.long()], sin[positions_T.long()]
     q_out = reference.rotate(q_THD, *angles, interleaved).to(q.dtype).view(q.shape)
     k_out = reference.rotate(k_TGD, *angles, interleaved).to(k.dtype).view(k.shape)
     if cache is None:
@@ -106,22 +108,22 @@ class _Rope(torch.autograd.Function):
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
         ctx.save_for_backward(cos, sin, positions)
         ctx.length, ctx.interleaved = length, interleaved
-        q_out, k_out = _launched(q, k, cos, sin, positions, length, interleaved)
+        q_out, k_out = _launch_rotation(q, k, cos, sin, positions, length, interleaved)
         return q_out, k_out
 
     @staticmethod
     def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         dq, dk = (_last_adjacent(g) for g in grads)
         cos, sin, positions = ctx.saved_tensors
-        turned = launch(dq, dk, cos, sin, positions, ctx.length, ctx.interleaved, inverse=True)
-        return (*turned, None, None, None, None, None)
+        rotated = launch(dq, dk, cos, sin, positions, ctx.length, ctx.interleaved, inverse=True)
+        return (*rotated, None, None, None, None, None)
 
 
-def _launched(q: torch.Tensor, k: torch.Tensor, *how: Any) -> list[torch.Tensor]:
-    """Queries and keys turned; `how` as `launch` takes it."""
-    run = cast(Any, partial(launch, q, k, *how))
-    return visible(
-        "apply_rope", (q, k, *(each for each in how if isinstance(each, torch.Tensor))), run
+def _launch_rotation(q: torch.Tensor, k: torch.Tensor, *args: Any) -> list[torch.Tensor]:
+    """Queries and keys turned; `args` as `launch` takes it."""
+    run = cast(Any, partial(launch, q, k, *args))
+    return call_as_operator(
+        "apply_rope", (q, k, *(x for x in args if isinstance(x, torch.Tensor))), run
     )
 
 
@@ -134,7 +136,7 @@ def _last_adjacent(x: torch.Tensor) -> torch.Tensor:
     return x if x.stride(-1) == 1 else x.contiguous()
 
 
-def _checked(
+def _check(
     q: torch.Tensor,
     k: torch.Tensor,
     cos: torch.Tensor,
@@ -145,17 +147,17 @@ def _checked(
 ) -> bool:
     """Refuses what cannot be computed; tells if a gradient will be wanted."""
     floats = (*checks.FLOATS, torch.float64)
-    checks.dtype_among("q", q, floats)
+    checks.dtype_in("q", q, floats)
     checks.dims("q", q, 3, 4)
     checks.shape(
         "k", k, (*q.shape[:-2], None, q.shape[-1]), "tokens as in q, any number of heads, head_dim"
     )
-    checks.at_least_one("q", q, -2)
-    checks.at_least_one("k", k, -2)
+    checks.non_empty("q", q, -2)
+    checks.non_empty("k", k, -2)
     checks.same_dtype(q=q, k=k)
-    checks.dtype_among("cos", cos, floats)
+    checks.dtype_in("cos", cos, floats)
     checks.dims("cos", cos, 2)
-    checks.at_least_one("cos", cos, 1)
+    checks.non_empty("cos", cos, 1)
     checks.shape("sin", sin, tuple(cos.shape), "(shape of cos)")
     checks.same_dtype(cos=cos, sin=sin)
     checks.same_device(q=q, k=k, cos=cos, sin=sin, positions=positions)
@@ -172,21 +174,21 @@ def _checked(
                 f"q has {q.shape[-3]} positions and cos {cos.shape[0]}; make a longer table."
             )
     else:
-        checks.integers("positions", positions)
+        checks.integer_dtype("positions", positions)
         if tuple(positions.shape) not in (tuple(q.shape[:-2]), (q.shape[-3],)):
             raise ValueError(
                 f"positions has shape {tuple(positions.shape)}; it must be {tuple(q.shape[:-2])}, "
                 "as q's."
             )
         if check and positions.numel() and not _capturing(q):
-            least, most = (int(x) for x in torch.aminmax(positions))
-            if least < 0 or most >= cos.shape[0]:
+            minimum, most = (int(x) for x in torch.aminmax(positions))
+            if minimum < 0 or most >= cos.shape[0]:
                 raise ValueError(
-                    f"positions go from {least} to {most}; cos has 0 to {cos.shape[0] - 1}."
+                    f"positions go from {minimum} to {most}; cos has 0 to {cos.shape[0] - 1}."
                 )
     needs_grad = torch.is_grad_enabled() and (q.requires_grad or k.requires_grad)
     if cache is not None:
-        _cache_checked(k, cache, check)
+        _check_cache(k, cache, check)
         if needs_grad or (torch.is_grad_enabled() and cache[0].requires_grad):
             raise ValueError(
                 "cache was given and an input requires a gradient; a cache has none: use no_grad()."
@@ -194,7 +196,7 @@ def _checked(
     return needs_grad
 
 
-def _cache_checked(k: torch.Tensor, cache: Cache, check: bool) -> None:
+def _check_cache(k: torch.Tensor, cache: Cache, check: bool) -> None:
     if not isinstance(cache, (tuple, list)) or len(cache) != 4:
         raise TypeError(
             f"cache is a {type(cache).__name__}; it must be the four (v, k_cache, v_cache, slots)."
@@ -210,13 +212,13 @@ def _cache_checked(k: torch.Tensor, cache: Cache, check: bool) -> None:
         (*k_cache.shape[:2], *v.shape[-2:]),
         "blocks, block_size, kv_heads, head_dim",
     )
-    checks.integers("slots", slots)
+    checks.integer_dtype("slots", slots)
     checks.shape("slots", slots, tuple(k.shape[:-2]), "tokens as in k")
     checks.same_dtype(k=k, v=v, k_cache=k_cache, v_cache=v_cache)
     checks.same_device(k=k, v=v, k_cache=k_cache, v_cache=v_cache, slots=slots)
     for name, x in (("k_cache", k_cache), ("v_cache", v_cache)):
         checks.contiguous_last(name, x)
-        checks.written(name, x)
+        checks.not_expanded(name, x)
     capacity = k_cache.shape[0] * k_cache.shape[1]
     if check and slots.numel() and not _capturing(k) and int(slots.max()) >= capacity:
         raise ValueError(

@@ -22,17 +22,17 @@ def rotate(
     or x's fp64.
     """
     wide = torch.promote_types(x_THD.dtype, torch.float32)
-    turned, rest = x_THD.to(wide).split(
+    rotated, rest = x_THD.to(wide).split(
         (2 * cos_TR.shape[1], x_THD.shape[2] - 2 * cos_TR.shape[1]), -1
     )
     cos, sin = cos_TR.to(wide)[:, None, :], sin_TR.to(wide)[:, None, :]
     sin = -sin if inverse else sin
     if interleaved:
-        first, second = turned[..., 0::2], turned[..., 1::2]
-        turned = torch.stack((first * cos - second * sin, second * cos + first * sin), -1).flatten(
+        first, second = rotated[..., 0::2], rotated[..., 1::2]
+        rotated = torch.stack((first * cos - second * sin, second * cos + first * sin), -1).flatten(
             -2
         )
     else:
-        first, second = turned.chunk(2, -1)
-        turned = torch.cat((first * cos - second * sin, second * cos + first * sin), -1)
-    return torch.cat((turned, rest), -1)
+        first, second = rotated.chunk(2, -1)
+        rotated = torch.cat((first * cos - second * sin, second * cos + first * sin), -1)
+    return torch.cat((rotated, rest), -1)

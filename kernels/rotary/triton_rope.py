@@ -14,13 +14,13 @@ import torch
 
 from kernels import runtime, tuning
 from kernels.jit import cdiv, jit, next_power_of_2, tl
-from kernels.shipped import Shipped
+from kernels.shipped import ShippedKernel
 
 Cache = tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]
 
 
 @jit
-def turn(
+def rotate_pairs(
     X,
     OUT,
     cos,
@@ -132,7 +132,7 @@ def rope_kernel(
         sin = -sin
     if part < q_parts:
         h = part * BLOCK_H + tl.arange(0, BLOCK_H)
-        turn(
+        rotate_pairs(
             Q + token * q_t,
             Q_OUT + token * qo_t,
             cos,
@@ -160,7 +160,7 @@ def rope_kernel(
             heads = G
         if part < q_parts + kv_parts:
             h = (part - q_parts) * BLOCK_H + tl.arange(0, BLOCK_H)
-            turn(
+            rotate_pairs(
                 K + token * k_t,
                 K_OUT + k_at,
                 cos,
@@ -196,7 +196,7 @@ def _config(arch: str, facts: dict[str, Any]) -> tuning.Config:
     return {"block_h": block_h, "num_warps": 4}
 
 
-@tuning.tries("apply_rope")
+@tuning.candidates("apply_rope")
 def _other_configs(arch: str, facts: dict[str, Any]) -> list[tuning.Config]:
     most = next_power_of_2(facts["heads"])
     return [
@@ -236,7 +236,7 @@ def launch(
             *v_out.stride()[:3],
         )
     dim_v = v.shape[-1] if v is not None else 0
-    with runtime.on(q):
+    with runtime.device_guard(q):
         rope_kernel[(tokens, parts)](
             q,
             k,
@@ -270,7 +270,7 @@ def launch(
     return q_out, None if cache else k_out
 
 
-def shipped(arch: str) -> list[Shipped]:
+def shipped(arch: str) -> list[ShippedKernel]:
     """32 query and 8 key heads of 128: forward, backward of interleaved pairs, and on into a cache."""
     c = _config(arch, {"pairs": 64, "heads": 32})
     signature = dict.fromkeys(("Q", "K", "V", "Q_OUT", "K_OUT", "V_OUT"), "*bf16")
@@ -306,8 +306,8 @@ def shipped(arch: str) -> list[Shipped]:
     sizes["BLOCK_V"] = 128
     none = dict.fromkeys(("V", "V_OUT", "SLOTS"))
 
-    def one(name: str, **flags: Any) -> Shipped:
-        return Shipped(
+    def configuration(name: str, **flags: Any) -> ShippedKernel:
+        return ShippedKernel(
             "apply_rope",
             name,
             rope_kernel,
@@ -318,7 +318,9 @@ def shipped(arch: str) -> list[Shipped]:
         )
 
     return [
-        one("forward", INTERLEAVED=False, INVERSE=False, CACHED=False, POSITIONS=None, **none),
-        one("backward interleaved", INTERLEAVED=True, INVERSE=True, CACHED=False, **none),
-        one("forward into a cache", INTERLEAVED=False, INVERSE=False, CACHED=True),
+        configuration(
+            "forward", INTERLEAVED=False, INVERSE=False, CACHED=False, POSITIONS=None, **none
+        ),
+        configuration("backward interleaved", INTERLEAVED=True, INVERSE=True, CACHED=False, **none),
+        configuration("forward into a cache", INTERLEAVED=False, INVERSE=False, CACHED=True),
     ]

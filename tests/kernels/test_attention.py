@@ -14,8 +14,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 import kernels
 from kernels import attention, attention_varlen
 from kernels.attention.reference import reference
-from kernels.attention.spec import form_of
-from kernels.dispatch import forget
+from kernels.attention.spec import make_spec
+from kernels.dispatch import clear_records
 
 SHAPES = {  # batch, queries, keys, heads, key-value heads, D, D_v
     "square": (2, 37, 37, 4, 4, 16, 16),
@@ -40,9 +40,9 @@ FORMS: dict[str, dict[str, Any]] = {
 
 @pytest.fixture(autouse=True)
 def _nothing_said() -> Iterator[None]:
-    forget()
+    clear_records()
     yield
-    forget()
+    clear_records()
 
 
 def _tensors(
@@ -63,7 +63,7 @@ def _truth(
     """Output and log-sum-exp, and the gradients, of the dense formula in float64 under autograd."""
     wide = [x.detach().double().requires_grad_() for x in tensors]
     given = {"causal": False, "window": None, "scale": None, "softcap": 0.0} | options
-    out, lse = reference(*wide, form_of(tensors[0].shape[-1], *given.values()))
+    out, lse = reference(*wide, make_spec(tensors[0].shape[-1], *given.values()))
     return [out, lse], _gradients(out, lse, wide)
 
 
@@ -122,7 +122,7 @@ def test_short_types_lose_no_more_than_torch_does(
     # torch: dense, rounded to the dtype between steps
     plain = [x.detach().float().requires_grad_() for x in tensors]
     given = {"causal": False, "window": None, "scale": None, "softcap": 0.0} | options
-    form = form_of(32, *given.values())
+    form = make_spec(32, *given.values())
     theirs = reference(*plain, form)[0].to(dtype)
     found = [ours, *_gradients(ours, None, tensors)]
     wide = [x.detach().double().requires_grad_() for x in tensors]
@@ -266,7 +266,7 @@ def test_a_call_that_is_recognised_is_held_to_what_the_first_was(
     torch.testing.assert_close(attention(*apart, causal=True, scale=1.0), first)
     assert attention(q, k, v, scale=1.0, return_lse=True)[1].shape == (1, 2, 8)
     monkeypatch.setenv("KERNELS_BACKEND", "attention=reference")
-    forget()
+    clear_records()
     attention(q, k, v, causal=True, scale=1.0)
     assert _said()["backend"] == "reference"
 

@@ -204,7 +204,7 @@ def _spoilt(name: str, good: Any, alone: bool) -> dict[str, Any]:
 def test_each_argument_is_looked_at_before_anything_is_chosen(name: str) -> None:
     call, good = CALLS[name]
     call(**good)
-    dispatch.forget()
+    dispatch.clear_records()
     alone = sum(isinstance(x, torch.Tensor) for x in good.values()) == 1
     for argument, value in good.items():
         for fault, bad in _spoilt(argument, value, alone).items():

@@ -23,12 +23,12 @@ def _fresh(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.delenv("KERNELS_BACKEND", raising=False)
     tuning._tables.cache_clear()
-    tuning._chosen.clear()
-    dispatch.forget()
+    tuning._cached.clear()
+    dispatch.clear_records()
     yield
     tuning._tables.cache_clear()
-    tuning._chosen.clear()
-    dispatch.forget()
+    tuning._cached.clear()
+    dispatch.clear_records()
 
 
 def test_the_first_that_can_runs_and_the_reason_says_why() -> None:
@@ -49,9 +49,9 @@ def test_the_first_that_can_runs_and_the_reason_says_why() -> None:
 
 
 def test_records_are_bounded() -> None:
-    for n in range(dispatch.MOST_RECORDS + 50):
+    for n in range(dispatch.MAX_RECORDS + 50):
         choose("op", {"n": n}, CANDIDATES)
-    assert len(explain()) == dispatch.MOST_RECORDS + 1
+    assert len(explain()) == dispatch.MAX_RECORDS + 1
     assert explain()[-1]["facts"] == {} and explain()[-1]["calls"] == 50
 
 
@@ -77,7 +77,7 @@ def test_a_measured_order_and_configuration_of_the_user_come_first(
     tuning._tables.cache_clear()
     assert choose("op", {}, CANDIDATES).backend == "flash"
     assert explain()[-1]["reason"] == "first in the tuned order"
-    with tuning.watch() as asked:
+    with tuning.record_lookups() as asked:
         tuning.config("op.test", n=3)
     assert asked == [("op.test", {"n": 3})]
     del tuning._rules["op.test"]
@@ -86,8 +86,8 @@ def test_a_measured_order_and_configuration_of_the_user_come_first(
 def test_only_plain_tensors_go_to_own_kernels() -> None:
     with FakeTensorMode():
         x = torch.ones(2, 8, device="cuda")
-    assert "FakeTensor" in str(runtime.cannot(x)) and "FakeTensor" in str(
-        runtime.cannot(torch.ones(1), x)
+    assert "FakeTensor" in str(runtime.why_not(x)) and "FakeTensor" in str(
+        runtime.why_not(torch.ones(1), x)
     )
 
 

@@ -14,7 +14,7 @@ import pytest
 from kernels import gate
 from kernels.gpu.cases import Bench, cases
 from kernels.gpu.goals import GOALS
-from kernels.shipped import Shipped
+from kernels.shipped import ShippedKernel
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -36,7 +36,7 @@ def test_everything_shipped_passes(arch: str) -> None:
 
 
 def test_each_breach_is_a_sentence() -> None:
-    one = Shipped("op", "name", None, {}, {}, expects=("wgmma",))
+    one = ShippedKernel("op", "name", None, {}, {}, expects=("wgmma",))
     message = gate._breaches(one, "sm_90", 16, 300_000, "mma.sync")
     assert len(message) == 3
     assert (
@@ -45,7 +45,7 @@ def test_each_breach_is_a_sentence() -> None:
         and "232,448" in message[1]
         and "no wgmma" in message[2]
     )
-    excused = Shipped("op", "name", None, {}, {}, spills_ok="measured faster so")
+    excused = ShippedKernel("op", "name", None, {}, {}, spills_ok="measured faster so")
     assert gate._breaches(excused, "sm_90", 16, 0, "") == []
     assert "remove spills_ok" in gate._breaches(excused, "sm_90", 0, 0, "")[0]
 

@@ -113,7 +113,7 @@ def test_tuning_keeps_the_fastest_choice(monkeypatch: pytest.MonkeyPatch, tmp_pa
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.setattr(runtime, "arch", lambda device=None: "sm_90")
     tuning.rule("op.tuned")(lambda arch, facts: {"block": 1})
-    tuning.tries("op.tuned")(lambda arch, facts: [{"block": n} for n in (8, 4, 2)])
+    tuning.candidates("op.tuned")(lambda arch, facts: [{"block": n} for n in (8, 4, 2)])
     used: list[int] = []
 
     class Slower:
@@ -137,9 +137,9 @@ def test_tuning_keeps_the_fastest_choice(monkeypatch: pytest.MonkeyPatch, tmp_pa
     assert tuning.config("op.tuned", n=4)["block"] == 4
     (
         tuning._rules.pop("op.tuned"),
-        tuning._tries.pop("op.tuned"),
+        tuning._candidates.pop("op.tuned"),
         tuning._tables.cache_clear(),
-        tuning._chosen.clear(),
+        tuning._cached.clear(),
     )
 
 

@@ -11,7 +11,7 @@ import torch
 
 from kernels import dispatch, explain, int4_matmul, pack_awq
 from kernels.int4 import from_awq, from_gptq, unpack
-from kernels.int4.pack import decoded, packed
+from kernels.int4.pack import dequantize, pack_codes
 
 
 @pytest.mark.parametrize(("k", "group"), [(300, 128), (576, 64), (208, 16), (600, 256)])
@@ -24,7 +24,7 @@ def test_packed_numbers_lie_within_half_a_step(k: int, group: int) -> None:
         -(-k // group),
         24,
     )
-    back = decoded(qweight, scales, zeros, group, k, torch.float32).T
+    back = dequantize(qweight, scales, zeros, group, k, torch.float32).T
     # the zero is rounded too: up to a step at the range's ends
     assert ((back - w).abs() <= scales.T.repeat_interleave(group, 1)[:, :k] * 1.01).all()
     assert (back - w).abs().mean() < 0.3 * scales.mean() and not back[3].any()
@@ -32,7 +32,7 @@ def test_packed_numbers_lie_within_half_a_step(k: int, group: int) -> None:
 
 def test_codes_unpack_to_themselves() -> None:
     codes = torch.randint(0, 16, (200, 9), dtype=torch.uint8)
-    assert torch.equal(unpack(packed(codes), 200), codes)
+    assert torch.equal(unpack(pack_codes(codes), 200), codes)
 
 
 def test_files_of_awq_and_gptq_mean_the_same_here() -> None:
@@ -50,7 +50,7 @@ def test_files_of_awq_and_gptq_mean_the_same_here() -> None:
     )
     wanted = (codes - zeros.repeat_interleave(128, 0)) * scales.repeat_interleave(128, 0)
     for found in (awq, gptq):
-        torch.testing.assert_close(decoded(*found, 128, 256, torch.float32), wanted)
+        torch.testing.assert_close(dequantize(*found, 128, 256, torch.float32), wanted)
     with pytest.raises(ValueError, match="a zero of 16"):
         from_gptq(torch.zeros(32, 16).int(), torch.full((2, 2), -1).int(), scales)
 
@@ -61,10 +61,10 @@ def test_products_are_those_of_the_decoded_weight(dtype: torch.dtype) -> None:
     w[5] = 0.0
     given = pack_awq(w, 64)
     assert given[1].dtype == dtype and (given[1] > 0).all()
-    assert not decoded(*given, 64, 300, torch.float32)[:, 5].any()
-    dispatch.forget()
+    assert not dequantize(*given, 64, 300, torch.float32)[:, 5].any()
+    dispatch.clear_records()
     got = int4_matmul(x, *given, 64)
-    wanted = x.double() @ decoded(*given, 64, 300, torch.float64)
+    wanted = x.double() @ dequantize(*given, 64, 300, torch.float64)
     torch.testing.assert_close(
         got.double(), wanted, rtol=2e-2, atol={torch.float32: 1e-4}.get(dtype, 0.3)
     )

@@ -30,7 +30,7 @@ def test_products_are_those_of_the_decoded_weight(dtype: torch.dtype, k: int) ->
     q, scales = quantize_int8(w)
     assert (scales > 0).all() and not q[3].any()
     wanted = x.double() @ (q.double() * scales.double().unsqueeze(1)).T
-    dispatch.forget()
+    dispatch.clear_records()
     got = int8_matmul(x, q, scales)
     torch.testing.assert_close(
         got.double(), wanted, rtol=2e-2, atol={torch.float32: 1e-4}.get(dtype, 0.1)

@@ -22,7 +22,7 @@ def test_the_reference_is_torchs_formula_and_has_its_gradient() -> None:
 
 
 def test_a_cpu_gets_torchs_own_where_dtypes_are_equal() -> None:
-    dispatch.forget()
+    dispatch.clear_records()
     x, w = torch.randn(2, 8), torch.randn(8)
     torch.testing.assert_close(layer_norm(x, w), torch.nn.functional.layer_norm(x, (8,), w))
     mixed = layer_norm(x.bfloat16(), w)

@@ -98,7 +98,7 @@ def test_a_second_backward_gives_the_same_gradients() -> None:
 
 
 def test_a_cpu_is_told_why_torch_runs() -> None:
-    dispatch.forget()
+    dispatch.clear_records()
     linear_cross_entropy(*inputs())
     (told,) = explain()
     assert told["backend"] == "torch" and "CPU" in str(told["reason"])

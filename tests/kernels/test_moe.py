@@ -55,7 +55,7 @@ def test_sorted_rows_keep_the_tokens_order_and_dropped_ones_come_last() -> None:
 
 
 def test_a_cpu_is_told_why_the_reference_runs() -> None:
-    dispatch.forget()
+    dispatch.clear_records()
     grouped_matmul(torch.randn(3, 4), torch.randn(2, 5, 4), torch.tensor([1, 2]))
     (told,) = explain()
     assert told["backend"] == "reference" and "CPU" in str(told["reason"])

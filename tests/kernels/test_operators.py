@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import FlopCounterMode
 
-from kernels.operators import operator, visible
+from kernels.operators import call_as_operator, operator
 
 
 class _Seen(TorchDispatchMode):  # type: ignore[no-untyped-call]
@@ -33,7 +33,7 @@ class _Seen(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 
 def _tripled(x: Tensor) -> list[Tensor]:
-    return visible("tripled", (x, None), lambda: [x * 3, x + 1], flops=7)
+    return call_as_operator("tripled", (x, None), lambda: [x * 3, x + 1], flops=7)
 
 
 def test_a_watched_launch_is_one_operator_whose_results_may_be_given() -> None:
@@ -55,5 +55,5 @@ def test_a_watched_launch_is_one_operator_whose_results_may_be_given() -> None:
 
 
 def test_an_unwatched_launch_is_called_as_it_is() -> None:
-    visible("unseen", (), lambda: [torch.ones(1)])
+    call_as_operator("unseen", (), lambda: [torch.ones(1)])
     assert not hasattr(torch.ops.kernels, "unseen")

@@ -40,7 +40,7 @@ def test_unscale_says_what_torchs_says() -> None:
 
 @pytest.mark.parametrize("clip", [None, 0.1])
 def test_it_trains_as_torchs_adamw_and_each_loads_the_others_state(clip: float | None) -> None:
-    dispatch.forget()
+    dispatch.clear_records()
     ours, theirs = model(), model()
     mine: Any = FusedAdamW(ours.parameters(), lr=0.01, clip_norm=clip)
     other: Any = torch.optim.AdamW(theirs.parameters(), lr=0.01)

@@ -95,7 +95,7 @@ def test_written_tokens_lie_in_their_slots() -> None:
 
 
 def test_a_cpu_is_told_why_torch_runs() -> None:
-    dispatch.forget()
+    dispatch.clear_records()
     made = paged((4,))
     made.run(None)
     told = [t for t in explain() if t["op"] == "paged_attention"]

@@ -37,7 +37,7 @@ def test_quantised_output_spreads_back_to_the_norm() -> None:
 
 
 def test_a_cpu_gets_torchs_own_and_is_told_so() -> None:
-    dispatch.forget()
+    dispatch.clear_records()
     x, w = torch.randn(2, 8), torch.randn(8)
     torch.testing.assert_close(rms_norm(x, w), torch.nn.functional.rms_norm(x, (8,), w, 1e-6))
     (told,) = explain()
@@ -56,7 +56,7 @@ def test_a_forced_backend_runs_or_is_refused_in_words(monkeypatch: pytest.Monkey
     with pytest.raises(BackendUnavailable, match=r"own was asked for.*CPU"):
         rms_norm(x, w, backend="own")
     monkeypatch.setenv("KERNELS_BACKEND", "rms_norm=reference")
-    dispatch.forget()
+    dispatch.clear_records()
     rms_norm(x, w)
     assert explain()[0]["backend"] == "reference"
     monkeypatch.setenv("KERNELS_BACKEND", "flash")  # for those that have it

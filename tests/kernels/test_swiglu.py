@@ -18,7 +18,7 @@ def test_the_reference_has_the_formulas_gradient() -> None:
 
 
 def test_one_tensor_or_two_on_a_cpu() -> None:
-    dispatch.forget()
+    dispatch.clear_records()
     gate, up = torch.randn(2, 3, 10)
     one: Any = swiglu(torch.cat((gate, up), -1))
     two: Any = swiglu(gate, up=up)

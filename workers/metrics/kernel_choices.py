@@ -11,17 +11,17 @@ from typing import Any
 import torch
 
 from kernels import runtime
-from kernels.dispatch import explain, forget
+from kernels.dispatch import clear_records, explain
 
 EVENT = "kernels_chosen"
 MOST_ROWS = 64
 
-__all__ = ["EVENT", "forget", "kernels_chosen"]
+__all__ = ["EVENT", "clear_records", "kernels_chosen"]
 
 
 def kernels_chosen(device: torch.device, *, fused: bool = True) -> dict[str, Any]:
     """`{fused, runtime, arch, torch, triton, operations: [{op, call, backend, reason}], left_out}`
-    since `forget`.
+    since `clear_records`.
 
     `runtime` is how own kernels run on `device`: gpu, interpret, or reference (not at all). `call`
     tells a kind of call

@@ -16,24 +16,26 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from kernels.attention.spec import Form
+from kernels.attention.spec import AttentionSpec
 
 _QUERIES = 256
 _KEYS = 512  # with 256 queries: 0.5 MiB of scores a head
 
 
-def blocks(q: Tensor, k: Tensor, v: Tensor, form: Form) -> tuple[Tensor, Tensor]:
+def blockwise(q: Tensor, k: Tensor, v: Tensor, spec: AttentionSpec) -> tuple[Tensor, Tensor]:
     """(out [B, Q, H, D_v], log-sum-exp [B, H, Q]) of [B, S, H, D] tensors; both have gradients."""
-    out, lse = _Blocks.apply(q, k, v, form)
+    out, lse = _Blockwise.apply(q, k, v, spec)
     return out, lse
 
 
-class _Blocks(torch.autograd.Function):
+class _Blockwise(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, form: Form) -> tuple[Tensor, Tensor]:
-        out, lse = _forward(q, k, v, form)
+    def forward(
+        ctx: Any, q: Tensor, k: Tensor, v: Tensor, spec: AttentionSpec
+    ) -> tuple[Tensor, Tensor]:
+        out, lse = _forward(q, k, v, spec)
         ctx.save_for_backward(q, k, v, out, lse)
-        ctx.form = form
+        ctx.spec = spec
         ctx.set_materialize_grads(False)
         return out, lse
 
@@ -45,10 +47,10 @@ class _Blocks(torch.autograd.Function):
         if grad is None and grad_lse is None:
             return None, None, None, None
         q, k, v, out, lse = ctx.saved_tensors
-        return *_backward(q, k, v, out, lse, grad, grad_lse, ctx.form), None
+        return *_backward(q, k, v, out, lse, grad, grad_lse, ctx.spec), None
 
 
-def _forward(q: Tensor, k: Tensor, v: Tensor, form: Form) -> tuple[Tensor, Tensor]:
+def _forward(q: Tensor, k: Tensor, v: Tensor, spec: AttentionSpec) -> tuple[Tensor, Tensor]:
     wide = _wide(q)
     batch, queries, heads, _ = q.shape
     out = q.new_zeros(batch, queries, heads, v.shape[-1])
@@ -58,14 +60,14 @@ def _forward(q: Tensor, k: Tensor, v: Tensor, form: Form) -> tuple[Tensor, Tenso
         top = rows.new_full((*rows.shape[:3], 1), -torch.inf)
         total = torch.zeros_like(top)
         acc = rows.new_zeros(*rows.shape[:3], v.shape[-1])
-        for lo, hi in _ranges(*_seen(a, b, queries, k.shape[1], form), _KEYS):
-            scores, _ = _scores(rows, k, a, b, queries, lo, hi, form)
+        for lo, hi in _ranges(*_visible_range(a, b, queries, k.shape[1], spec), _KEYS):
+            scores, _ = _scores(rows, k, a, b, queries, lo, hi, spec)
             higher = torch.maximum(top, scores.amax(-1, keepdim=True))
             base = higher.masked_fill(higher == -torch.inf, 0.0)
-            shares = scores.sub_(base).exp_()
+            probabilities = scores.sub_(base).exp_()
             fade = (top - base).exp_()
-            total = total * fade + shares.sum(-1, keepdim=True)
-            acc = acc.mul_(fade).add_(shares @ _columns(v, lo, hi, wide))
+            total = total * fade + probabilities.sum(-1, keepdim=True)
+            acc = acc.mul_(fade).add_(probabilities @ _columns(v, lo, hi, wide))
             top = higher
         out[:, a:b] = _unrows(acc / total.masked_fill(total == 0, 1.0), heads).to(q.dtype)
         lse[:, :, a:b] = (top + total.log()).unflatten(2, (-1, b - a)).flatten(1, 2).squeeze(-1)
@@ -80,7 +82,7 @@ def _backward(
     lse: Tensor,
     grad: Tensor | None,
     grad_lse: Tensor | None,
-    form: Form,
+    spec: AttentionSpec,
 ) -> tuple[Tensor, Tensor, Tensor]:
     wide = _wide(q)
     queries, kv_heads = q.shape[1], k.shape[2]
@@ -97,14 +99,14 @@ def _backward(
         base = _per_row(lse[:, :, a:b], kv_heads)
         base = base.masked_fill(base == -torch.inf, torch.inf)
         d_rows = torch.zeros_like(rows)
-        for lo, hi in _ranges(*_seen(a, b, queries, k.shape[1], form), _KEYS):
-            scores, bent = _scores(rows, k, a, b, queries, lo, hi, form, keep_bent=True)
-            shares = scores.sub_(base).exp_()
-            dv[:, :, lo:hi] += shares.mT @ d_out
-            slope = shares.mul_(d_out @ _columns(v, lo, hi, wide).mT - loss)
-            if bent is not None:
-                slope *= 1 - bent * bent
-            slope *= form.scale
+        for lo, hi in _ranges(*_visible_range(a, b, queries, k.shape[1], spec), _KEYS):
+            scores, capped = _scores(rows, k, a, b, queries, lo, hi, spec, keep_bent=True)
+            probabilities = scores.sub_(base).exp_()
+            dv[:, :, lo:hi] += probabilities.mT @ d_out
+            slope = probabilities.mul_(d_out @ _columns(v, lo, hi, wide).mT - loss)
+            if capped is not None:
+                slope *= 1 - capped * capped
+            slope *= spec.scale
             d_rows += slope @ _columns(k, lo, hi, wide)
             dk[:, :, lo:hi] += slope.mT @ rows
         dq[:, a:b] = _unrows(d_rows, q.shape[2]).to(q.dtype)
@@ -119,36 +121,36 @@ def _scores(
     queries: int,
     lo: int,
     hi: int,
-    form: Form,
+    spec: AttentionSpec,
     keep_bent: bool = False,
 ) -> tuple[Tensor, Tensor | None]:
     """Scores [B, Hk, R, N] of queries a..b and keys lo..hi, -inf where not seen; and tanh(score /
     cap) if capped, which
     is overwritten unless `keep_bent`."""
     scores = rows @ _columns(k, lo, hi, rows.dtype).mT
-    bent = None
-    if form.softcap:
-        bent = scores.mul_(form.scale / form.softcap).tanh_()
-        scores = bent * form.softcap if keep_bent else bent.mul_(form.softcap)
+    capped = None
+    if spec.softcap:
+        capped = scores.mul_(spec.scale / spec.softcap).tanh_()
+        scores = capped * spec.softcap if keep_bent else capped.mul_(spec.softcap)
     else:
-        scores *= form.scale
+        scores *= spec.scale
     shift = k.shape[1] - queries
-    if form.causal and (hi - 1 > a + shift or (form.window and lo <= b - 1 + shift - form.window)):
-        place = torch.arange(a + shift, b + shift, device=rows.device)[:, None]
+    if spec.causal and (hi - 1 > a + shift or (spec.window and lo <= b - 1 + shift - spec.window)):
+        position = torch.arange(a + shift, b + shift, device=rows.device)[:, None]
         key = torch.arange(lo, hi, device=rows.device)[None, :]
-        hidden = key > place
-        if form.window:
-            hidden |= key <= place - form.window
+        hidden = key > position
+        if spec.window:
+            hidden |= key <= position - spec.window
         scores.unflatten(2, (-1, b - a)).masked_fill_(hidden, -torch.inf)
-    return scores, bent
+    return scores, capped
 
 
-def _seen(a: int, b: int, queries: int, keys: int, form: Form) -> tuple[int, int]:
+def _visible_range(a: int, b: int, queries: int, keys: int, spec: AttentionSpec) -> tuple[int, int]:
     """Keys that any of the queries a..b sees."""
-    if not form.causal:
+    if not spec.causal:
         return 0, keys
     shift = keys - queries
-    low = max(0, a + shift - form.window + 1) if form.window else 0
+    low = max(0, a + shift - spec.window + 1) if spec.window else 0
     return low, max(low, min(keys, b + shift))
 
 

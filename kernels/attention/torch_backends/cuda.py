@@ -16,26 +16,26 @@ from torch.autograd.function import once_differentiable
 from torch.nn import functional
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from kernels.attention.spec import Bounds, Form
+from kernels.attention.spec import AttentionSpec, Bounds
 
 _aten = torch.ops.aten
 _HALVES = (torch.float16, torch.bfloat16)
 _refusals: dict[tuple[object, ...], str | None] = {}
-_MOST_REFUSALS = 4096
+_MAX_REFUSALS = 4096
 
-_DOORS: dict[str, tuple[SDPBackend, Callable[..., bool]]] = {
+_SDPA_BACKENDS: dict[str, tuple[SDPBackend, Callable[..., bool]]] = {
     "cudnn": (SDPBackend.CUDNN_ATTENTION, torch.backends.cuda.can_use_cudnn_attention),
     "efficient": (SDPBackend.EFFICIENT_ATTENTION, torch.backends.cuda.can_use_efficient_attention),
 }
 
 
-def door_why_not(
+def sdpa_why_not(
     backend: str,
     q: Tensor,
     k: Tensor,
     v: Tensor,
     bounds: Bounds | None,
-    form: Form,
+    spec: AttentionSpec,
     wants_lse: bool,
 ) -> str | None:
     """Why SDPA's "cudnn" or "efficient" cannot take this call; None when it can."""
@@ -43,13 +43,13 @@ def door_why_not(
         return "not a CUDA tensor"
     if bounds is not None:
         return "knows no packed sequences"
-    if form.window:
+    if spec.window:
         return "knows no window"
-    if form.softcap:
+    if spec.softcap:
         return "knows no softcap"
     if wants_lse:
         return "gives no log-sum-exp"
-    if form.causal and q.shape[1] != k.shape[1]:
+    if spec.causal and q.shape[1] != k.shape[1]:
         return "aligns causal masks at the start"
     if q.numel() == 0 or k.numel() == 0:
         return "a dimension is empty"
@@ -61,27 +61,30 @@ def door_why_not(
         q.shape,
         k.shape,
         v.shape[-1],
-        form.causal,
+        spec.causal,
         grad,
         q.device.index,
         strides,
     )
     if key not in _refusals:
-        if len(_refusals) >= _MOST_REFUSALS:
+        if len(_refusals) >= _MAX_REFUSALS:
             _refusals.clear()
-        _refusals[key] = _torch_says(
-            _DOORS[backend][1], _first(backend, q, k, v), q.shape[2] != k.shape[2], form.causal
+        _refusals[key] = _torch_refusal(
+            _SDPA_BACKENDS[backend][1],
+            _first(backend, q, k, v),
+            q.shape[2] != k.shape[2],
+            spec.causal,
         )
     return _refusals[key]
 
 
-def door(backend: str, q: Tensor, k: Tensor, v: Tensor, form: Form) -> Tensor:
+def sdpa(backend: str, q: Tensor, k: Tensor, v: Tensor, spec: AttentionSpec) -> Tensor:
     """[B, Q, H, D_v] by SDPA, held to one backend."""
-    with sdpa_kernel(_DOORS[backend][0]):
+    with sdpa_kernel(_SDPA_BACKENDS[backend][0]):
         heads_first = _first(backend, q, k, v)
         gqa = heads_first[0].shape[1] != heads_first[1].shape[1]
         return functional.scaled_dot_product_attention(
-            *heads_first, is_causal=form.causal, scale=form.scale, enable_gqa=gqa
+            *heads_first, is_causal=spec.causal, scale=spec.scale, enable_gqa=gqa
         ).transpose(1, 2)
 
 
@@ -95,21 +98,25 @@ def _first(backend: str, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tenso
     return q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)
 
 
-def _torch_says(
+def _torch_refusal(
     can: Callable[..., bool], tensors: tuple[Tensor, Tensor, Tensor], gqa: bool, causal: bool
 ) -> str | None:
     gqa = gqa and tensors[0].shape[1] != tensors[1].shape[1]
-    asked = torch.backends.cuda.SDPAParams(*tensors, None, 0.0, causal, gqa)
-    if can(asked, False):
+    params = torch.backends.cuda.SDPAParams(*tensors, None, 0.0, causal, gqa)
+    if can(params, False):
         return None
-    with warnings.catch_warnings(record=True) as told:
+    with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        can(asked, True)
-    words = str(told[0].message).partition(" (Triggered")[0].strip() if told else "these tensors"
-    return f"torch refuses: {words}"
+        can(params, True)
+    reason = (
+        str(caught[0].message).partition(" (Triggered")[0].strip() if caught else "these tensors"
+    )
+    return f"torch refuses: {reason}"
 
 
-def flash_why_not(q: Tensor, k: Tensor, v: Tensor, form: Form, lse_grad: bool) -> str | None:
+def flash_why_not(
+    q: Tensor, k: Tensor, v: Tensor, spec: AttentionSpec, lse_grad: bool
+) -> str | None:
     """Why FlashAttention-2 cannot take this call; None when it can. It knows windows, groups,
     ragged batches and masks
     aligned at the end."""
@@ -119,7 +126,7 @@ def flash_why_not(q: Tensor, k: Tensor, v: Tensor, form: Form, lse_grad: bool) -
         return "torch was built without it"
     if q.dtype not in _HALVES:
         return "takes fp16 and bf16"
-    if form.softcap:
+    if spec.softcap:
         return "torch's build knows no softcap"
     if max(q.shape[-1], v.shape[-1]) > 256:
         return "head dims above 256"
@@ -133,12 +140,12 @@ def flash_why_not(q: Tensor, k: Tensor, v: Tensor, form: Form, lse_grad: bool) -
 
 
 def flash(
-    q: Tensor, k: Tensor, v: Tensor, bounds: Bounds | None, form: Form
+    q: Tensor, k: Tensor, v: Tensor, bounds: Bounds | None, spec: AttentionSpec
 ) -> tuple[Tensor, Tensor]:
     """(out [B, Q, H, D_v], log-sum-exp [B, H, Q]); out has gradients."""
-    out, lse = _Flash.apply(q, k, v, bounds, form)
+    out, lse = _Flash.apply(q, k, v, bounds, spec)
     # it says +inf of a query that sees no key
-    if bounds is not None or (form.causal and q.shape[1] > k.shape[1]):
+    if bounds is not None or (spec.causal and q.shape[1] > k.shape[1]):
         lse = lse.masked_fill(lse == torch.inf, -torch.inf)
     return out, lse
 
@@ -146,19 +153,19 @@ def flash(
 class _Flash(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any, q: Tensor, k: Tensor, v: Tensor, bounds: Bounds | None, form: Form
+        ctx: Any, q: Tensor, k: Tensor, v: Tensor, bounds: Bounds | None, spec: AttentionSpec
     ) -> tuple[Tensor, Tensor]:
         width = max(q.shape[-1], v.shape[-1])
         width += -width % 8
         wide = [_packed(x, width, bounds is not None) for x in (q, k, v)]
         ends, longest = _spans(q, k, bounds)
         out, lse, rng, unused, _ = _aten._flash_attention_forward(
-            *wide, *ends, *longest, 0.0, form.causal, False, scale=form.scale, **_window(form)
+            *wide, *ends, *longest, 0.0, spec.causal, False, scale=spec.scale, **_window(spec)
         )
         ctx.save_for_backward(
             *wide, out, lse, rng, unused, *((bounds.cu_q, bounds.cu_k) if bounds else ())
         )
-        ctx.longest, ctx.form, ctx.widths = longest, form, (q.shape[-1], k.shape[-1], v.shape[-1])
+        ctx.longest, ctx.spec, ctx.widths = longest, spec, (q.shape[-1], k.shape[-1], v.shape[-1])
         ctx.ragged = bounds is not None
         out = out[..., : v.shape[-1]]
         if bounds is not None:
@@ -171,7 +178,7 @@ class _Flash(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor, _: Tensor | None) -> tuple[Tensor | None, ...]:
         q, k, v, out, lse, rng, unused, *ends = ctx.saved_tensors
         grad = _packed(grad, out.shape[-1], ctx.ragged)
-        found = _aten._flash_attention_backward(
+        gradients = _aten._flash_attention_backward(
             grad,
             q,
             k,
@@ -181,13 +188,13 @@ class _Flash(torch.autograd.Function):
             *(ends or (None, None)),
             *ctx.longest,
             0.0,
-            ctx.form.causal,
+            ctx.spec.causal,
             rng,
             unused,
-            scale=ctx.form.scale,
-            **_window(ctx.form),
+            scale=ctx.spec.scale,
+            **_window(ctx.spec),
         )
-        shaped = (g[..., :width] for g, width in zip(found, ctx.widths, strict=True))
+        shaped = (g[..., :width] for g, width in zip(gradients, ctx.widths, strict=True))
         return *(g.unsqueeze(0) if ctx.ragged else g for g in shaped), None, None
 
 
@@ -208,6 +215,6 @@ def _packed(x: Tensor, width: int, ragged: bool) -> Tensor:
     return x.squeeze(0) if ragged else x
 
 
-def _window(form: Form) -> dict[str, int]:
+def _window(spec: AttentionSpec) -> dict[str, int]:
     """FlashAttention counts the keys left of a query's own."""
-    return {"window_size_left": form.window - 1, "window_size_right": 0} if form.window else {}
+    return {"window_size_left": spec.window - 1, "window_size_right": 0} if spec.window else {}

@@ -20,18 +20,20 @@ from torch.compiler import is_compiling
 from torch.nn import functional
 from torch.nn.functional import scaled_dot_product_attention
 
-from kernels.attention.spec import Form
-from kernels.dispatch import forced_by_environment, repeated
+from kernels.attention.spec import AttentionSpec
+from kernels.dispatch import cached_choice, forced_by_environment
 
 _aten = torch.ops.aten
 # scores a head; torch's dense path is as fast up to there for head dims that differ
 _SMALL_SQUARE = 1 << 16
-_FEW = 64  # queries whose mask is so small that one masked part is cheaper than two merged ones
+_FEW_QUERIES = (
+    64  # queries whose mask is so small that one masked part is cheaper than two merged ones
+)
 _BLOCK = (128, 512)  # queries of a window's part, least and most
 
 
 @dataclass(frozen=True, slots=True)
-class _Part:
+class _Chunk:
     """Queries a..b over keys lo..hi: all of them seen, or causally (a square), or as `hidden`
     tells.
     """
@@ -44,22 +46,22 @@ class _Part:
     hidden: Tensor | None = None
 
 
-def plain(q: Tensor, k: Tensor, v: Tensor, form: Form) -> bool:
+def is_plain(q: Tensor, k: Tensor, v: Tensor, spec: AttentionSpec) -> bool:
     """Whether torch's front door is best: it takes its flash kernel, or a square of scores that is
     small.
     """
     return (
-        form.window == 0
-        and form.softcap == 0
+        spec.window == 0
+        and spec.softcap == 0
         and (q.shape[-1] == v.shape[-1] or q.shape[1] * k.shape[1] <= _SMALL_SQUARE)
-        and (not form.causal or q.shape[1] == k.shape[1])
+        and (not spec.causal or q.shape[1] == k.shape[1])
         and q.dtype is not torch.float16
         and q.stride(-1) == k.stride(-1) == v.stride(-1) == 1
     )
 
 
-def recognised(q: Tensor, k: Tensor, v: Tensor, causal: object, scale: object) -> Tensor | None:
-    """torch's own call, for a kind of call that was checked and found `plain` before; None for any
+def run_cached(q: Tensor, k: Tensor, v: Tensor, causal: object, scale: object) -> Tensor | None:
+    """torch's own call, for a kind of call that was checked and found `is_plain` before; None for any
     other.
 
     Costs 2 us more than torch's call by itself, which takes 8 at its smallest; checking and
@@ -68,26 +70,26 @@ def recognised(q: Tensor, k: Tensor, v: Tensor, causal: object, scale: object) -
     if is_compiling():
         return None
     try:
-        kind = plain_kind(q, k, v, causal, scale)
-        how: dict[str, Any] | None = repeated(kind)
+        key = plain_call_key(q, k, v, causal, scale)
+        sdpa_options: dict[str, Any] | None = cached_choice(key)
     except (
         AttributeError,
         RuntimeError,
         TypeError,
     ):  # no dense tensors: refused in words behind this
         return None
-    if how is None:
+    if sdpa_options is None:
         return None
     heads_first = q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)
-    return scaled_dot_product_attention(*heads_first, is_causal=causal is True, **how).transpose(
-        1, 2
-    )
+    return scaled_dot_product_attention(
+        *heads_first, is_causal=causal is True, **sdpa_options
+    ).transpose(1, 2)
 
 
-def plain_kind(
+def plain_call_key(
     q: Tensor, k: Tensor, v: Tensor, causal: object, scale: object
 ) -> tuple[object, ...] | None:
-    """All that checks, choice and `plain` rest on where neither window, cap nor log-sum-exp is
+    """All that checks, choice and `is_plain` rest on where neither window, cap nor log-sum-exp is
     asked for; None for what
     none of them would take as it is."""
     if not (q.is_cpu and k.is_cpu and v.is_cpu) or (causal is not True and causal is not False):
@@ -112,44 +114,46 @@ def plain_kind(
     )
 
 
-def how(q: Tensor, k: Tensor, form: Form) -> dict[str, Any]:
+def sdpa_options(q: Tensor, k: Tensor, spec: AttentionSpec) -> dict[str, Any]:
     """What torch's call is given beside the tensors and `is_causal`."""
-    given: dict[str, Any] = {} if form.scale == q.shape[-1] ** -0.5 else {"scale": form.scale}
-    return given if q.shape[2] == k.shape[2] else given | {"enable_gqa": True}
+    options: dict[str, Any] = {} if spec.scale == q.shape[-1] ** -0.5 else {"scale": spec.scale}
+    return options if q.shape[2] == k.shape[2] else options | {"enable_gqa": True}
 
 
-def why_not(form: Form) -> str | None:
+def why_not(spec: AttentionSpec) -> str | None:
     """Why torch's CPU kernel cannot do it in parts; None when it can."""
-    return "torch's CPU kernel knows no softcap" if form.softcap else None
+    return "torch's CPU kernel knows no softcap" if spec.softcap else None
 
 
-def front_door(q: Tensor, k: Tensor, v: Tensor, form: Form) -> Tensor:
-    """torch's own call, for what is `plain`: [B, Q, H, D_v]."""
+def sdpa(q: Tensor, k: Tensor, v: Tensor, spec: AttentionSpec) -> Tensor:
+    """torch's own call, for what is `is_plain`: [B, Q, H, D_v]."""
     return functional.scaled_dot_product_attention(
         q.transpose(1, 2),
         k.transpose(1, 2),
         v.transpose(1, 2),
-        is_causal=form.causal,
-        scale=form.scale,
+        is_causal=spec.causal,
+        scale=spec.scale,
         enable_gqa=q.shape[2] != k.shape[2],
     ).transpose(1, 2)
 
 
-def in_parts(q: Tensor, k: Tensor, v: Tensor, form: Form) -> tuple[Tensor, Tensor]:
+def chunked(q: Tensor, k: Tensor, v: Tensor, spec: AttentionSpec) -> tuple[Tensor, Tensor]:
     """(out [B, Q, H, D_v], log-sum-exp [B, H, Q]); both have gradients. fp16 is multiplied in fp32,
     which a CPU does
     13 to 500 times faster."""
-    out, lse = _Parts.apply(q, k, v, form)
+    out, lse = _Chunked.apply(q, k, v, spec)
     return out, lse
 
 
-class _Parts(torch.autograd.Function):
+class _Chunked(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, form: Form) -> tuple[Tensor, Tensor]:
-        out, lse = _forward(*_heads_first(q, k, v), form)
+    def forward(
+        ctx: Any, q: Tensor, k: Tensor, v: Tensor, spec: AttentionSpec
+    ) -> tuple[Tensor, Tensor]:
+        out, lse = _forward(*_heads_first(q, k, v), spec)
         out = out[..., : v.shape[-1]].transpose(1, 2).to(q.dtype)
         ctx.save_for_backward(q, k, v, out, lse)
-        ctx.form = form
+        ctx.spec = spec
         ctx.set_materialize_grads(False)
         return out, lse
 
@@ -164,23 +168,23 @@ class _Parts(torch.autograd.Function):
         dq, dk, dv = (torch.zeros_like(x, memory_format=torch.contiguous_format) for x in wide)
         if grad is not None:
             outs = _head_first(out, width), _head_first(grad, width)
-            _add_gradients(dq, dk, dv, *wide, *outs, lse, ctx.form)
+            _add_gradients(dq, dk, dv, *wide, *outs, lse, ctx.spec)
         if grad_lse is not None:
-            _add_gradients_of_lse(dq, dk, *wide[:2], lse, grad_lse, ctx.form)
+            _add_gradients_of_lse(dq, dk, *wide[:2], lse, grad_lse, ctx.spec)
         pairs = ((dq, q), (dk, k), (dv, v))
         return *(g[..., : x.shape[-1]].transpose(1, 2).to(x.dtype) for g, x in pairs), None
 
 
-def _forward(q: Tensor, k: Tensor, v: Tensor, form: Form) -> tuple[Tensor, Tensor]:
+def _forward(q: Tensor, k: Tensor, v: Tensor, spec: AttentionSpec) -> tuple[Tensor, Tensor]:
     """Tensors [B, H, S, D] of one width; queries that see nothing keep zeros and -inf."""
     batch, heads, queries, width = q.shape
     out = q.new_zeros(batch, queries, heads, width).transpose(1, 2)
-    kind = torch.float64 if q.dtype is torch.float64 else torch.float32
-    lse = torch.full((batch, heads, queries), -torch.inf, dtype=kind, device=q.device)
-    for part in _parts(queries, k.shape[2], form):
-        part_out, part_lse = _kernel(q, k, v, part, form)
-        a, b = part.a, part.b
-        if part.lo == 0 or form.window:  # the first part of these queries
+    key = torch.float64 if q.dtype is torch.float64 else torch.float32
+    lse = torch.full((batch, heads, queries), -torch.inf, dtype=key, device=q.device)
+    for chunk in _chunks(queries, k.shape[2], spec):
+        part_out, part_lse = _kernel(q, k, v, chunk, spec)
+        a, b = chunk.a, chunk.b
+        if chunk.lo == 0 or spec.window:  # the first part of these queries
             out[:, :, a:b], lse[:, :, a:b] = part_out, part_lse
             continue
         both = torch.logaddexp(lse[:, :, a:b], part_lse)
@@ -202,71 +206,80 @@ def _add_gradients(
     out: Tensor,
     grad: Tensor,
     lse: Tensor,
-    form: Form,
+    spec: AttentionSpec,
 ) -> None:
     """The kernel makes a part's probabilities again from the log-sum-exp of all parts, so that its
     gradients just add
     (FlashAttention-2, arXiv 2307.08691, alg. 2)."""
-    for part in _parts(q.shape[2], k.shape[2], form):
-        rows, cols = slice(part.a, part.b), slice(part.lo, part.hi)
-        found = _backward_kernel(
+    for chunk in _chunks(q.shape[2], k.shape[2], spec):
+        rows, cols = slice(chunk.a, chunk.b), slice(chunk.lo, chunk.hi)
+        gradients = _backward_kernel(
             grad[:, :, rows],
             q[:, :, rows],
             k[:, :, cols],
             v[:, :, cols],
             out[:, :, rows],
             lse[:, :, rows],
-            part,
-            form,
+            chunk,
+            spec,
         )
-        dq[:, :, rows] += found[0]
-        dk[:, :, cols] += found[1]
-        dv[:, :, cols] += found[2]
+        dq[:, :, rows] += gradients[0]
+        dk[:, :, cols] += gradients[1]
+        dv[:, :, cols] += gradients[2]
 
 
 def _add_gradients_of_lse(
-    dq: Tensor, dk: Tensor, q: Tensor, k: Tensor, lse: Tensor, grad_lse: Tensor, form: Form
+    dq: Tensor, dk: Tensor, q: Tensor, k: Tensor, lse: Tensor, grad_lse: Tensor, spec: AttentionSpec
 ) -> None:
     """d lse / d score is the probability p: dq += scale · g · (p k) and dk += scale · pᵀ (g q).
     Both are what the
     kernel does for values: p k is its result with keys for values, pᵀ (g q) the gradient of values
     under g q.
     """
-    weight = (grad_lse * form.scale).unsqueeze(-1).to(q.dtype)
-    for part in _parts(q.shape[2], k.shape[2], form):
-        rows, cols = slice(part.a, part.b), slice(part.lo, part.hi)
-        mean_k, part_lse = _kernel(q, k, k, part, form)
+    weight = (grad_lse * spec.scale).unsqueeze(-1).to(q.dtype)
+    for chunk in _chunks(q.shape[2], k.shape[2], spec):
+        rows, cols = slice(chunk.a, chunk.b), slice(chunk.lo, chunk.hi)
+        mean_k, part_lse = _kernel(q, k, k, chunk, spec)
         share = (part_lse - lse[:, :, rows]).exp().unsqueeze(-1).to(q.dtype)
         dq[:, :, rows] += weight[:, :, rows] * share * mean_k
-        found = _backward_kernel(
+        gradients = _backward_kernel(
             weight[:, :, rows] * q[:, :, rows],
             q[:, :, rows],
             k[:, :, cols],
             k[:, :, cols],
             mean_k,
             lse[:, :, rows],
-            part,
-            form,
+            chunk,
+            spec,
         )
-        dk[:, :, cols] += found[2]
+        dk[:, :, cols] += gradients[2]
 
 
-def _kernel(q: Tensor, k: Tensor, v: Tensor, part: _Part, form: Form) -> tuple[Tensor, Tensor]:
-    rows, cols = slice(part.a, part.b), slice(part.lo, part.hi)
+def _kernel(
+    q: Tensor, k: Tensor, v: Tensor, chunk: _Chunk, spec: AttentionSpec
+) -> tuple[Tensor, Tensor]:
+    rows, cols = slice(chunk.a, chunk.b), slice(chunk.lo, chunk.hi)
     out, lse = _aten._scaled_dot_product_flash_attention_for_cpu(
         q[:, :, rows],
         k[:, :, cols],
         v[:, :, cols],
         0.0,
-        part.causal,
-        attn_mask=_bias(q, part),
-        scale=form.scale,
+        chunk.causal,
+        attn_mask=_bias(q, chunk),
+        scale=spec.scale,
     )
     return out, lse
 
 
 def _backward_kernel(
-    grad: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, part: _Part, form: Form
+    grad: Tensor,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    out: Tensor,
+    lse: Tensor,
+    chunk: _Chunk,
+    spec: AttentionSpec,
 ) -> tuple[Tensor, Tensor, Tensor]:
     dq, dk, dv = _aten._scaled_dot_product_flash_attention_for_cpu_backward(
         grad,
@@ -276,43 +289,46 @@ def _backward_kernel(
         out,
         lse.contiguous(),
         0.0,
-        part.causal,
-        attn_mask=_bias(q, part),
-        scale=form.scale,
+        chunk.causal,
+        attn_mask=_bias(q, chunk),
+        scale=spec.scale,
     )
     return dq, dk, dv
 
 
-def _parts(queries: int, keys: int, form: Form) -> Iterator[_Part]:
+def _chunks(queries: int, keys: int, spec: AttentionSpec) -> Iterator[_Chunk]:
     """Every query of a part sees a key of it.
 
     Those of a window come in blocks, each over its own stretch of keys.
     """
     shift = keys - queries
     start = max(0, -shift)  # queries before it see nothing
-    if queries == 0 or keys == 0 or (form.causal and start >= queries):
+    if queries == 0 or keys == 0 or (spec.causal and start >= queries):
         return
-    if not form.causal:
-        yield _Part(0, queries, 0, keys)
-    elif form.window == 0 and shift <= 0:
-        yield _Part(start, queries, 0, keys, causal=True)
-    elif form.window == 0 and queries > _FEW:
-        yield _Part(0, queries, 0, shift)
-        yield _Part(0, queries, shift, keys, causal=True)
+    if not spec.causal:
+        yield _Chunk(0, queries, 0, keys)
+    elif spec.window == 0 and shift <= 0:
+        yield _Chunk(start, queries, 0, keys, causal=True)
+    elif spec.window == 0 and queries > _FEW_QUERIES:
+        yield _Chunk(0, queries, 0, shift)
+        yield _Chunk(0, queries, shift, keys, causal=True)
     else:
-        window = form.window or keys
-        block = queries if queries <= _FEW else min(max(_BLOCK[0], window // 2), _BLOCK[1])
+        window = spec.window or keys
+        block = queries if queries <= _FEW_QUERIES else min(max(_BLOCK[0], window // 2), _BLOCK[1])
         for a in range(start, queries, block):
             b = min(a + block, queries)
             lo, hi = max(0, a + shift - window + 1), b + shift
-            place, key = torch.arange(a + shift, b + shift)[:, None], torch.arange(lo, hi)[None, :]
-            yield _Part(a, b, lo, hi, hidden=(key > place) | (key <= place - window))
+            position, key = (
+                torch.arange(a + shift, b + shift)[:, None],
+                torch.arange(lo, hi)[None, :],
+            )
+            yield _Chunk(a, b, lo, hi, hidden=(key > position) | (key <= position - window))
 
 
-def _bias(q: Tensor, part: _Part) -> Tensor | None:
-    if part.hidden is None:
+def _bias(q: Tensor, chunk: _Chunk) -> Tensor | None:
+    if chunk.hidden is None:
         return None
-    return torch.zeros(part.hidden.shape, dtype=q.dtype).masked_fill_(part.hidden, -torch.inf)
+    return torch.zeros(chunk.hidden.shape, dtype=q.dtype).masked_fill_(chunk.hidden, -torch.inf)
 
 
 def _heads_first(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:

@@ -13,36 +13,36 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from kernels import runtime
-from kernels.attention.spec import Bounds, Form
-from kernels.operators import visible
+from kernels.attention.spec import AttentionSpec, Bounds
+from kernels.operators import call_as_operator
 
-WIDEST = 256
+MAX_HEAD_DIM = 256
 
 
 def why_not(q: Tensor, v: Tensor) -> str | None:
     """Why the own kernels cannot run this call; None when they can."""
-    reason = runtime.cannot(q)
+    reason = runtime.why_not(q)
     if reason is not None:
         return reason
     if q.dtype is torch.float64:
         return "float64 has no tensor cores here"
-    if max(q.shape[-1], v.shape[-1]) > WIDEST:
-        return f"head dims above {WIDEST}"
+    if max(q.shape[-1], v.shape[-1]) > MAX_HEAD_DIM:
+        return f"head dims above {MAX_HEAD_DIM}"
     return None
 
 
-def own(
-    q: Tensor, k: Tensor, v: Tensor, bounds: Bounds | None, form: Form
+def triton_attention(
+    q: Tensor, k: Tensor, v: Tensor, bounds: Bounds | None, spec: AttentionSpec
 ) -> tuple[Tensor, Tensor]:
     """(out [B, Q, H, D_v], log-sum-exp [B, H, Q]); both have gradients."""
-    out, lse = _Own.apply(q, k, v, bounds, form)
+    out, lse = _TritonAttention.apply(q, k, v, bounds, spec)
     return out, lse
 
 
-class _Own(torch.autograd.Function):
+class _TritonAttention(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any, q: Tensor, k: Tensor, v: Tensor, bounds: Bounds | None, form: Form
+        ctx: Any, q: Tensor, k: Tensor, v: Tensor, bounds: Bounds | None, spec: AttentionSpec
     ) -> tuple[Tensor, Tensor]:
         from kernels.attention.triton_kernels import launch
 
@@ -50,11 +50,11 @@ class _Own(torch.autograd.Function):
         # all of them, as of torch's kernels
         pairs = q[..., 0].numel() * (bounds.max_k if bounds else k.shape[1])
         flops = 2 * pairs * (q.shape[-1] + v.shape[-1])
-        run = partial(launch.forward, q, k, v, bounds, form)
-        out, lse = visible("attention", (q, k, v, *ends), run, flops=flops)
+        run = partial(launch.forward, q, k, v, bounds, spec)
+        out, lse = call_as_operator("attention", (q, k, v, *ends), run, flops=flops)
         ctx.save_for_backward(q, k, v, out, lse, *ends)
         ctx.longest = (bounds.max_q, bounds.max_k) if bounds else None
-        ctx.form = form
+        ctx.spec = spec
         ctx.set_materialize_grads(False)
         return out, lse
 
@@ -69,9 +69,9 @@ class _Own(torch.autograd.Function):
 
         q, k, v, out, lse, *ends = ctx.saved_tensors
         bounds = Bounds(ends[0], ends[1], *ctx.longest) if ends else None
-        wanted = ctx.needs_input_grad[:3]
+        needs_grad = ctx.needs_input_grad[:3]
         return (
-            *launch.backward(q, k, v, out, lse, grad, grad_lse, bounds, ctx.form, wanted),
+            *launch.backward(q, k, v, out, lse, grad, grad_lse, bounds, ctx.spec, needs_grad),
             None,
             None,
         )

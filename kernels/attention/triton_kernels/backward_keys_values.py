@@ -10,12 +10,12 @@ from __future__ import annotations
 
 from kernels.attention.triton_kernels.tiles import (
     load_tile,
-    queries_seeing,
-    scheduled,
-    seen,
-    span_of,
+    schedule,
+    sequence_span,
     store_tile,
-    tanh_of_exponent,
+    tanh_from_exponent,
+    visible,
+    visible_query_range,
 )
 from kernels.jit import dot, jit, ragged_tile, tl
 
@@ -127,13 +127,15 @@ def _loop_over_queries(
         lse = tl.load(LSE + rows, mask=rows < len_q, other=float("inf"))
         lse = tl.where(lse == float("-inf"), float("inf"), lse) * 1.4426950408889634
         if SOFTCAP:
-            bent = tanh_of_exponent(raw * cap_in)
-            p = tl.exp2(bent * cap_out - lse[None, :])
+            capped = tanh_from_exponent(raw * cap_in)
+            p = tl.exp2(capped * cap_out - lse[None, :])
         else:
             p = tl.exp2(raw * scale_log2 - lse[None, :])
         if MASKED:
             p = tl.where(
-                seen(rows[None, :] + shift, keys[:, None], len_k, window, CAUSAL, WINDOWED), p, 0.0
+                visible(rows[None, :] + shift, keys[:, None], len_k, window, CAUSAL, WINDOWED),
+                p,
+                0.0,
             )
         do_a = load_tile(DO, start, do_s, len_q, BM, 0, VA, DV, True)
         p_ = p
@@ -148,7 +150,7 @@ def _loop_over_queries(
         delta = tl.load(DELTA + rows, mask=rows < len_q, other=0.0)
         ds = p * (dp - delta[None, :])
         if SOFTCAP:
-            ds = ds * (1.0 - bent * bent)
+            ds = ds * (1.0 - capped * capped)
         if not UPCAST:
             ds = ds.to(q_a.dtype)
         dk_a = dot(ds, q_a, dk_a, UPCAST)
@@ -191,7 +193,7 @@ def attention_keys_values_backward_kernel(
     lse_h,
     len_q,
     len_k,
-    shares,
+    kv_sums,
     splits,
     members,
     sequences,
@@ -224,18 +226,18 @@ def attention_keys_values_backward_kernel(
     D], shares =
     key-value heads · splits), for the launcher to add: one split where there are programs enough.
     """
-    tile, lane = scheduled(tl.program_id(0), tiles, lanes, section)
+    tile, lane = schedule(tl.program_id(0), tiles, lanes, section)
     if not RAGGED:  # the first keys are seen by the most queries: they start first
         tile = tiles - 1 - tile
-    batch = lane // shares
-    share = lane % shares
+    batch = lane // kv_sums
+    share = lane % kv_sums
     kv_head = share // splits
     q_start = 0
     k_start = 0
     if RAGGED:
         which, tile = ragged_tile(CU_K, tile, sequences, BN)
-        k_start, len_k = span_of(CU_K, which, len_k)
-        q_start, len_q = span_of(CU_Q, which, len_q)
+        k_start, len_k = sequence_span(CU_K, which, len_k)
+        q_start, len_q = sequence_span(CU_Q, which, len_q)
     col = tile * BN
     if col >= len_k:
         return
@@ -259,7 +261,7 @@ def attention_keys_values_backward_kernel(
     dv_b_ = tl.zeros([BN, VB if VB > 0 else 16], tl.float32)
     keys = col + tl.arange(0, BN)
     shift = len_k - len_q
-    low, full_low, full_high, high = queries_seeing(
+    low, full_low, full_high, high = visible_query_range(
         col, col + BN - 1, len_q, shift, window, CAUSAL, WINDOWED, BM
     )
     for member in range(members):

@@ -8,13 +8,13 @@ tensors.
 from __future__ import annotations
 
 from kernels.attention.triton_kernels.tiles import (
-    keys_seen,
     load_tile,
-    scheduled,
-    seen,
-    span_of,
+    schedule,
+    sequence_span,
     store_tile,
-    tanh_of_exponent,
+    tanh_from_exponent,
+    visible,
+    visible_key_range,
 )
 from kernels.jit import dot, jit, ragged_tile, tl
 
@@ -35,7 +35,7 @@ def _backward_over_keys(
     v_s,
     low,
     high,
-    places,
+    positions,
     len_k,
     window,
     scale_log2,
@@ -63,14 +63,14 @@ def _backward_over_keys(
             k_b = load_tile(K, start, k_s, len_k, BN, DA, DB, D, MASKED)
             raw = dot(q_b, tl.trans(k_b), raw, UPCAST)
         if SOFTCAP:
-            bent = tanh_of_exponent(raw * cap_in)
-            p = tl.exp2(bent * cap_out - lse[:, None])
+            capped = tanh_from_exponent(raw * cap_in)
+            p = tl.exp2(capped * cap_out - lse[:, None])
         else:
             p = tl.exp2(raw * scale_log2 - lse[:, None])
         if MASKED:
             keys = start + tl.arange(0, BN)
             p = tl.where(
-                seen(places[:, None], keys[None, :], len_k, window, CAUSAL, WINDOWED), p, 0.0
+                visible(positions[:, None], keys[None, :], len_k, window, CAUSAL, WINDOWED), p, 0.0
             )
         v_a = load_tile(V, start, v_s, len_k, BN, 0, VA, DV, MASKED)
         dp = dot(do_a, tl.trans(v_a), tl.zeros([BM, BN], tl.float32), UPCAST)
@@ -79,7 +79,7 @@ def _backward_over_keys(
             dp = dot(do_b, tl.trans(v_b), dp, UPCAST)
         ds = p * (dp - delta[:, None])
         if SOFTCAP:
-            ds = ds * (1.0 - bent * bent)
+            ds = ds * (1.0 - capped * capped)
         if not UPCAST:
             ds = ds.to(k_a.dtype)
         dq_a = dot(ds, k_a, dq_a, UPCAST)
@@ -145,15 +145,15 @@ def attention_queries_backward_kernel(
     UPCAST: tl.constexpr,
 ):
     """Gradient of one tile of BM queries of one head; arguments as of the forward kernel."""
-    tile, lane = scheduled(tl.program_id(0), tiles, lanes, section)
+    tile, lane = schedule(tl.program_id(0), tiles, lanes, section)
     batch = lane // heads
     head = lane % heads
     q_start = 0
     k_start = 0
     if RAGGED:
         which, tile = ragged_tile(CU_Q, tile, sequences, BM)
-        k_start, len_k = span_of(CU_K, which, len_k)
-        q_start, len_q = span_of(CU_Q, which, len_q)
+        k_start, len_k = sequence_span(CU_K, which, len_k)
+        q_start, len_q = sequence_span(CU_Q, which, len_q)
     row = tile * BM
     if row >= len_q:
         return
@@ -187,8 +187,8 @@ def attention_queries_backward_kernel(
     dq_a = tl.zeros([BM, DA], tl.float32)
     dq_b_ = tl.zeros([BM, DB if DB > 0 else 16], tl.float32)
     first = row + len_k - len_q
-    places = first + tl.arange(0, BM)
-    low, full_low, full_high, high = keys_seen(
+    positions = first + tl.arange(0, BM)
+    low, full_low, full_high, high = visible_key_range(
         first, first + BM - 1, len_k, window, CAUSAL, WINDOWED, BN
     )
     if ONE_LOOP:  # as in `attention_keys_values_backward_kernel`
@@ -207,7 +207,7 @@ def attention_queries_backward_kernel(
             v_s,
             low,
             high,
-            places,
+            positions,
             len_k,
             window,
             scale_log2,
@@ -244,7 +244,7 @@ def attention_queries_backward_kernel(
                 v_s,
                 low,
                 tl.minimum(full_low, high),
-                places,
+                positions,
                 len_k,
                 window,
                 scale_log2,
@@ -279,7 +279,7 @@ def attention_queries_backward_kernel(
             v_s,
             full_low,
             full_high,
-            places,
+            positions,
             len_k,
             window,
             scale_log2,
@@ -314,7 +314,7 @@ def attention_queries_backward_kernel(
             v_s,
             full_high,
             high,
-            places,
+            positions,
             len_k,
             window,
             scale_log2,

@@ -16,7 +16,7 @@ from kernels.jit import next_power_of_2
 SMALLEST = 16  # of a product's sides on tensor cores
 
 
-def parts(head_dim: int) -> tuple[int, int]:
+def split_head_dim(head_dim: int) -> tuple[int, int]:
     """A head dim as two powers of two that hold it, the second 0 where one does: 192 = 128 + 64, 96
     = 64 + 32.
     """
@@ -42,7 +42,7 @@ def _hopper(arch: str) -> bool:
     return arch in ("sm_90", "sm_100")
 
 
-def _place(widest: int) -> int:
+def _width_class(widest: int) -> int:
     """0 to 3: head dims up to 64, 128, 192, 256."""
     return min((widest - 1) // 64, 3)
 
@@ -60,20 +60,20 @@ def forward(arch: str, facts: dict[str, Any]) -> tuning.Config:
         chosen = _config(32, 32, 8, 1) if widest > 128 else _config(64, 32, 4, 1)
     elif _hopper(arch):
         # warps; with 4 the mask's registers spill
-        few = 8 if facts["window"] or facts["softcap"] else 4
+        warps = 8 if facts["window"] or facts["softcap"] else 4
         chosen = [
-            _config(128, 64, few, 3),
+            _config(128, 64, warps, 3),
             _config(128, 64, 8, 3),
             _config(128, 64, 8, 2),
             _config(128, 64, 8, 2),
-        ][_place(widest)]
+        ][_width_class(widest)]
     else:
         chosen = [
             _config(128, 64, 4, 3),
             _config(128, 32, 8, 2),
             _config(128, 32, 8, 2),
             _config(64, 32, 8, 2),
-        ][_place(widest)]
+        ][_width_class(widest)]
     return {**chosen, "tma": False}
 
 
@@ -82,7 +82,7 @@ def forward_tma(arch: str, facts: dict[str, Any]) -> tuning.Config:
     """facts as of the forward kernel; four warps, or the compiler does not specialise."""
     if arch == "interpret":
         return _config(16, 16, 4, 1, warp_specialize=False)
-    place = _place(max(facts["d"], facts["dv"]))
+    place = _width_class(max(facts["d"], facts["dv"]))
     chosen = [
         _config(128, 128, 4, 3),
         _config(128, 128, 4, 2),
@@ -98,15 +98,15 @@ def keys_values(arch: str, facts: dict[str, Any]) -> tuning.Config:
     of spills here.
     """
     widest = max(facts["d"], facts["dv"])
-    heavy = facts["window"] or facts["softcap"]
+    masked_scores = facts["window"] or facts["softcap"]
     if arch == "interpret":
         return _config(16, 16, 4, 1, one_loop=False)
     if facts["wide"]:
         chosen = _config(16, 32, 8, 1) if widest > 128 else _config(32, 32, 8, 1)
     elif _hopper(arch):
-        narrow = _config(32, 128, 8, 2) if heavy else _config(64, 128, 8, 2)
+        narrow = _config(32, 128, 8, 2) if masked_scores else _config(64, 128, 8, 2)
         chosen = [narrow, _config(32, 128, 8, 2), _config(32, 64, 8, 2), _config(32, 64, 8, 1)][
-            _place(widest)
+            _width_class(widest)
         ]
     else:
         chosen = [
@@ -114,7 +114,7 @@ def keys_values(arch: str, facts: dict[str, Any]) -> tuning.Config:
             _config(32, 64, 8, 2),
             _config(16, 64, 8, 1),
             _config(16, 64, 8, 1),
-        ][_place(widest)]
+        ][_width_class(widest)]
     return {**chosen, "one_loop": True}
 
 
@@ -131,14 +131,14 @@ def queries(arch: str, facts: dict[str, Any]) -> tuning.Config:
             _config(128, 64, 8, 2),
             _config(128, 64, 8, 2),
             _config(128, 32, 8, 1),
-        ][_place(widest)]
+        ][_width_class(widest)]
     else:
         chosen = [
             _config(64, 64, 8, 2),
             _config(64, 64, 8, 2),
             _config(64, 32, 8, 2),
             _config(64, 32, 8, 1),
-        ][_place(widest)]
+        ][_width_class(widest)]
     return {**chosen, "one_loop": widest > 128}
 
 

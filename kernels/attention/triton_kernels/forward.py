@@ -8,13 +8,13 @@ Knows tiles, not tensors: sizes, strides and block shapes come from the launcher
 from __future__ import annotations
 
 from kernels.attention.triton_kernels.tiles import (
-    keys_seen,
     load_tile,
-    scheduled,
-    seen,
-    span_of,
+    schedule,
+    sequence_span,
     store_tile,
-    tanh_of_exponent,
+    tanh_from_exponent,
+    visible,
+    visible_key_range,
 )
 from kernels.jit import dot, jit, ragged_tile, softmax_step, tl
 
@@ -33,7 +33,7 @@ def _forward_over_keys(
     v_s,
     low,
     high,
-    places,
+    positions,
     len_k,
     window,
     scale_log2,
@@ -61,11 +61,11 @@ def _forward_over_keys(
             k_b = load_tile(K, start, k_s, len_k, BN, DA, DB, D, MASKED)
             raw = dot(q_b, tl.trans(k_b), raw, UPCAST)
         if SOFTCAP:
-            raw = cap_out * tanh_of_exponent(raw * cap_in)
+            raw = cap_out * tanh_from_exponent(raw * cap_in)
         if MASKED:
             keys = start + tl.arange(0, BN)
             raw = tl.where(
-                seen(places[:, None], keys[None, :], len_k, window, CAUSAL, WINDOWED),
+                visible(positions[:, None], keys[None, :], len_k, window, CAUSAL, WINDOWED),
                 raw,
                 float("-inf"),
             )
@@ -134,15 +134,15 @@ def attention_forward_kernel(
     LSE fp32, natural. RAGGED: B = 1, S = all sequences, bounds in CU_Q and CU_K, len_q and len_k
     their totals.
     Queries that see no key get zeros and -inf."""
-    tile, lane = scheduled(tl.program_id(0), tiles, lanes, section)
+    tile, lane = schedule(tl.program_id(0), tiles, lanes, section)
     batch = lane // heads
     head = lane % heads
     q_start = 0
     k_start = 0
     if RAGGED:
         which, tile = ragged_tile(CU_Q, tile, sequences, BM)
-        k_start, len_k = span_of(CU_K, which, len_k)
-        q_start, len_q = span_of(CU_Q, which, len_q)
+        k_start, len_k = sequence_span(CU_K, which, len_k)
+        q_start, len_q = sequence_span(CU_Q, which, len_q)
     row = tile * BM
     if row >= len_q:
         return
@@ -171,8 +171,8 @@ def attention_forward_kernel(
     l = tl.zeros([BM], tl.float32)
     # place of the tile's first query among the keys: aligned at the end
     first = row + len_k - len_q
-    places = first + tl.arange(0, BM)
-    low, full_low, full_high, high = keys_seen(
+    positions = first + tl.arange(0, BM)
+    low, full_low, full_high, high = visible_key_range(
         first, first + BM - 1, len_k, window, CAUSAL, WINDOWED, BN
     )
     if WINDOWED:
@@ -189,7 +189,7 @@ def attention_forward_kernel(
             v_s,
             low,
             tl.minimum(full_low, high),
-            places,
+            positions,
             len_k,
             window,
             scale_log2,
@@ -221,7 +221,7 @@ def attention_forward_kernel(
         v_s,
         full_low,
         full_high,
-        places,
+        positions,
         len_k,
         window,
         scale_log2,
@@ -253,7 +253,7 @@ def attention_forward_kernel(
         v_s,
         full_high,
         high,
-        places,
+        positions,
         len_k,
         window,
         scale_log2,
@@ -272,10 +272,10 @@ def attention_forward_kernel(
         BN,
         UPCAST,
     )
-    shares = 1.0 / tl.where(l == 0.0, 1.0, l)
-    store_tile(O + at_o, acc_a * shares[:, None], row, o_s, len_q, BM, 0, VA, DV)
+    inverse_sum = 1.0 / tl.where(l == 0.0, 1.0, l)
+    store_tile(O + at_o, acc_a * inverse_sum[:, None], row, o_s, len_q, BM, 0, VA, DV)
     if VB > 0:
-        store_tile(O + at_o, acc_b * shares[:, None], row, o_s, len_q, BM, VA, VB, DV)
+        store_tile(O + at_o, acc_b * inverse_sum[:, None], row, o_s, len_q, BM, VA, VB, DV)
     rows = row + tl.arange(0, BM)
     lse = m * 0.6931471805599453 + tl.log(tl.where(l == 0.0, 1.0, l))
     tl.store(LSE + at_lse + rows, lse, mask=rows < len_q)

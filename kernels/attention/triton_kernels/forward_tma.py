@@ -9,7 +9,7 @@ turns it off).
 
 from __future__ import annotations
 
-from kernels.attention.triton_kernels.tiles import scheduled, store_tile
+from kernels.attention.triton_kernels.tiles import schedule, store_tile
 from kernels.jit import dot, jit, softmax_step, tl
 
 
@@ -60,7 +60,7 @@ def attention_forward_tma_kernel(
     head · x_col. Rows past a sequence may be another's: the launcher sees to it that they are
     numbers. O by strides.
     """
-    tile, lane = scheduled(tl.program_id(0), tiles, lanes, section)
+    tile, lane = schedule(tl.program_id(0), tiles, lanes, section)
     batch = lane // heads
     head = lane % heads
     kv_head = head // group
@@ -74,7 +74,7 @@ def attention_forward_tma_kernel(
     acc = tl.zeros([BM, DV], tl.float32)
     m = tl.full([BM], float("-inf"), tl.float32)
     l = tl.zeros([BM], tl.float32)
-    places = row + len_k - len_q + tl.arange(0, BM)
+    positions = row + len_k - len_q + tl.arange(0, BM)
     high = len_k
     if CAUSAL:
         high = tl.minimum(high, tl.maximum(row + len_k - len_q + BM, 0))
@@ -90,7 +90,7 @@ def attention_forward_tma_kernel(
         keys = start + tl.arange(0, BN)
         mask = (keys < len_k)[None, :]
         if CAUSAL:
-            mask = mask & (keys[None, :] <= places[:, None])
+            mask = mask & (keys[None, :] <= positions[:, None])
         raw = tl.where(mask, raw, float("-inf"))
         m, l, alpha, p = softmax_step(m, l, raw, scale_log2)
         v = V.load([v_row + start, kv_head * v_col])

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from kernels import runtime, tuning
-from kernels.attention.spec import Bounds, Form
+from kernels.attention.spec import AttentionSpec, Bounds
 from kernels.attention.triton_kernels.backward_keys_values import (
     attention_keys_values_backward_kernel,
     attention_row_sums_kernel,
@@ -18,21 +18,21 @@ from kernels.attention.triton_kernels.backward_keys_values import (
 from kernels.attention.triton_kernels.backward_queries import attention_queries_backward_kernel
 from kernels.attention.triton_kernels.forward import attention_forward_kernel
 from kernels.attention.triton_kernels.launch_args import (
-    addressable_of,
-    config_of,
-    constants_of,
-    numbers_of,
-    section_of,
-    splits_of,
-    strides_of,
-    tiles_of,
+    choose_section,
+    choose_splits,
+    count_tiles,
+    get_config,
+    get_constants,
+    get_scalars,
+    get_strides,
+    make_addressable,
 )
 from kernels.attention.triton_kernels.launch_tma import forward_tma, tma_why_not
 from kernels.jit import cdiv, next_power_of_2
 
 
 def forward(
-    q: Tensor, k: Tensor, v: Tensor, bounds: Bounds | None, form: Form
+    q: Tensor, k: Tensor, v: Tensor, bounds: Bounds | None, spec: AttentionSpec
 ) -> tuple[Tensor, Tensor]:
     """(out [B, Q, H, D_v], log-sum-exp [B, H, Q] fp32)."""
     batch, queries, heads, _ = q.shape
@@ -40,12 +40,12 @@ def forward(
     lse = torch.empty(batch, heads, queries, dtype=torch.float32, device=q.device)
     if out.numel() == 0:
         return out, lse
-    q, k, v = addressable_of(q), addressable_of(k), addressable_of(v)
-    chosen = config_of("attention_forward", q, v, form)
-    if chosen["tma"] and bounds is None and tma_why_not(q, k, v, form) is None:
-        return forward_tma(q, k, v, out, lse, form)
-    tiles, lanes = tiles_of(q, bounds.cu_q if bounds else None, chosen["block_m"]), batch * heads
-    with runtime.on(q):
+    q, k, v = make_addressable(q), make_addressable(k), make_addressable(v)
+    chosen = get_config("attention_forward", q, v, spec)
+    if chosen["tma"] and bounds is None and tma_why_not(q, k, v, spec) is None:
+        return forward_tma(q, k, v, out, lse, spec)
+    tiles, lanes = count_tiles(q, bounds.cu_q if bounds else None, chosen["block_m"]), batch * heads
+    with runtime.device_guard(q):
         attention_forward_kernel[(tiles * lanes,)](
             q,
             k,
@@ -53,10 +53,10 @@ def forward(
             out,
             lse,
             *((bounds.cu_q, bounds.cu_k) if bounds else (None, None)),
-            *strides_of(q),
-            *strides_of(k),
-            *strides_of(v),
-            *strides_of(out),
+            *get_strides(q),
+            *get_strides(k),
+            *get_strides(v),
+            *get_strides(out),
             *lse.stride()[:2],
             queries,
             k.shape[1],
@@ -65,10 +65,10 @@ def forward(
             len(bounds.cu_q) - 1 if bounds else 0,
             tiles,
             lanes,
-            section_of(k, v, lanes, heads, bounds),
-            form.window,
-            *numbers_of(form)[2:],
-            **constants_of(q, v, form, bounds, chosen),
+            choose_section(k, v, lanes, heads, bounds),
+            spec.window,
+            *get_scalars(spec)[2:],
+            **get_constants(q, v, spec, bounds, chosen),
         )
     return out, lse
 
@@ -82,8 +82,8 @@ def backward(
     grad: Tensor | None,
     grad_lse: Tensor | None,
     bounds: Bounds | None,
-    form: Form,
-    wanted: tuple[bool, bool, bool],
+    spec: AttentionSpec,
+    needs_grad: tuple[bool, bool, bool],
 ) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
     """Gradients of q, k and v, where wanted; a gradient of the log-sum-exp is taken off the row
     sums.
@@ -93,22 +93,22 @@ def backward(
     dq, dk, dv = (torch.empty(x.shape, dtype=x.dtype, device=x.device) for x in (q, k, v))
     if queries == 0 or keys == 0 or batch == 0:
         return dq.zero_(), dk.zero_(), dv.zero_()
-    grad = addressable_of(torch.zeros_like(out) if grad is None else grad)
-    q, k, v = addressable_of(q), addressable_of(k), addressable_of(v)
+    grad = make_addressable(torch.zeros_like(out) if grad is None else grad)
+    q, k, v = make_addressable(q), make_addressable(k), make_addressable(v)
     delta = torch.empty_like(lse)
     grad_lse = None if grad_lse is None else grad_lse.float().contiguous()
     ends = (bounds.cu_q, bounds.cu_k) if bounds else (None, None)
     sequences = len(bounds.cu_q) - 1 if bounds else 0
     group = heads // kv_heads
-    with runtime.on(q):
+    with runtime.device_guard(q):
         block = tuning.config("attention_row_sums")
         attention_row_sums_kernel[(cdiv(queries, block["block_m"]) * batch * heads,)](
             out,
             grad,
             grad_lse if grad_lse is not None else delta,
             delta,
-            *strides_of(out),
-            *strides_of(grad),
+            *get_strides(out),
+            *get_strides(grad),
             *lse.stride()[:2],
             queries,
             heads,
@@ -119,16 +119,16 @@ def backward(
             BM=block["block_m"],
             num_warps=block["num_warps"],
         )
-        if wanted[1] or wanted[2]:
-            chosen = config_of("attention_keys_values", q, v, form)
-            tiles = tiles_of(k, ends[1], chosen["block_n"])
-            splits = splits_of(tiles * batch * kv_heads, group, q.device)
-            shares, lanes = kv_heads * splits, batch * kv_heads * splits
+        if needs_grad[1] or needs_grad[2]:
+            chosen = get_config("attention_keys_values", q, v, spec)
+            tiles = count_tiles(k, ends[1], chosen["block_n"])
+            splits = choose_splits(tiles * batch * kv_heads, group, q.device)
+            kv_sums, lanes = kv_heads * splits, batch * kv_heads * splits
             sum_k, sum_v = dk, dv
             if splits > 1:
                 sum_k, sum_v = (
                     torch.empty(
-                        batch, keys, shares, x.shape[-1], dtype=torch.float32, device=x.device
+                        batch, keys, kv_sums, x.shape[-1], dtype=torch.float32, device=x.device
                     )
                     for x in (k, v)
                 )
@@ -142,31 +142,31 @@ def backward(
                 sum_k,
                 sum_v,
                 *ends,
-                *strides_of(q),
-                *strides_of(k),
-                *strides_of(v),
-                *strides_of(grad),
-                *strides_of(sum_k),
-                *strides_of(sum_v),
+                *get_strides(q),
+                *get_strides(k),
+                *get_strides(v),
+                *get_strides(grad),
+                *get_strides(sum_k),
+                *get_strides(sum_v),
                 *lse.stride()[:2],
                 queries,
                 keys,
-                shares,
+                kv_sums,
                 splits,
                 group // splits,
                 sequences,
                 tiles,
                 lanes,
-                section_of(q, grad, lanes, kv_heads, bounds),
-                *numbers_of(form),
-                **constants_of(q, v, form, bounds, chosen),
+                choose_section(q, grad, lanes, kv_heads, bounds),
+                *get_scalars(spec),
+                **get_constants(q, v, spec, bounds, chosen),
             )
             if splits > 1:
                 dk = sum_k.unflatten(2, (kv_heads, splits)).sum(3).to(k.dtype)
                 dv = sum_v.unflatten(2, (kv_heads, splits)).sum(3).to(v.dtype)
-        if wanted[0]:
-            chosen = config_of("attention_queries", q, v, form)
-            tiles, lanes = tiles_of(q, ends[0], chosen["block_m"]), batch * heads
+        if needs_grad[0]:
+            chosen = get_config("attention_queries", q, v, spec)
+            tiles, lanes = count_tiles(q, ends[0], chosen["block_m"]), batch * heads
             attention_queries_backward_kernel[(tiles * lanes,)](
                 q,
                 k,
@@ -176,11 +176,11 @@ def backward(
                 delta,
                 dq,
                 *ends,
-                *strides_of(q),
-                *strides_of(k),
-                *strides_of(v),
-                *strides_of(grad),
-                *strides_of(dq),
+                *get_strides(q),
+                *get_strides(k),
+                *get_strides(v),
+                *get_strides(grad),
+                *get_strides(dq),
                 *lse.stride()[:2],
                 queries,
                 keys,
@@ -189,8 +189,12 @@ def backward(
                 sequences,
                 tiles,
                 lanes,
-                section_of(k, v, lanes, heads, bounds),
-                *numbers_of(form),
-                **constants_of(q, v, form, bounds, chosen),
+                choose_section(k, v, lanes, heads, bounds),
+                *get_scalars(spec),
+                **get_constants(q, v, spec, bounds, chosen),
             )
-    return dq if wanted[0] else None, dk if wanted[1] else None, dv if wanted[2] else None
+    return (
+        dq if needs_grad[0] else None,
+        dk if needs_grad[1] else None,
+        dv if needs_grad[2] else None,
+    )

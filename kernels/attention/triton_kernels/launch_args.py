@@ -13,35 +13,35 @@ import torch
 from torch import Tensor
 
 from kernels import runtime, tuning
-from kernels.attention.spec import Bounds, Form, head_dim
-from kernels.attention.triton_kernels.configs import parts
+from kernels.attention.spec import AttentionSpec, Bounds, head_dim
+from kernels.attention.triton_kernels.configs import split_head_dim
 from kernels.jit import UPCAST, cdiv
 
 LOG2_E = 1.4426950408889634
 
 
-def config_of(op: str, q: Tensor, v: Tensor, form: Form) -> dict[str, Any]:
+def get_config(op: str, q: Tensor, v: Tensor, spec: AttentionSpec) -> dict[str, Any]:
     return tuning.config(
         op,
         d=q.shape[-1],
         dv=v.shape[-1],
         head_dim=head_dim(q, v),  # as words: tables round numbers up to powers of two
         wide=q.dtype is torch.float32,
-        causal=form.causal,
-        window=form.window > 0,
-        softcap=form.softcap > 0,
+        causal=spec.causal,
+        window=spec.window > 0,
+        softcap=spec.softcap > 0,
     )
 
 
-def constants_of(
-    q: Tensor, v: Tensor, form: Form, bounds: Bounds | None, chosen: dict[str, Any]
+def get_constants(
+    q: Tensor, v: Tensor, spec: AttentionSpec, bounds: Bounds | None, chosen: dict[str, Any]
 ) -> dict[str, Any]:
-    (d_a, d_b), (v_a, v_b) = parts(q.shape[-1]), parts(v.shape[-1])
+    (d_a, d_b), (v_a, v_b) = split_head_dim(q.shape[-1]), split_head_dim(v.shape[-1])
     return {
         "RAGGED": bounds is not None,
-        "CAUSAL": form.causal,
-        "WINDOWED": form.window > 0,
-        "SOFTCAP": form.softcap > 0,
+        "CAUSAL": spec.causal,
+        "WINDOWED": spec.window > 0,
+        "SOFTCAP": spec.softcap > 0,
         "D": q.shape[-1],
         "DV": v.shape[-1],
         "DA": d_a,
@@ -57,19 +57,19 @@ def constants_of(
     }
 
 
-def numbers_of(form: Form) -> tuple[int, float, float, float, float]:
+def get_scalars(spec: AttentionSpec) -> tuple[int, float, float, float, float]:
     """window, scale, and in base 2: scale (1 of what is capped already), the cap's way in and out."""
-    cap = form.softcap
+    cap = spec.softcap
     if cap:
-        return form.window, form.scale, 1.0, 2 * LOG2_E * form.scale / cap, cap * LOG2_E
-    return form.window, form.scale, form.scale * LOG2_E, 0.0, 0.0
+        return spec.window, spec.scale, 1.0, 2 * LOG2_E * spec.scale / cap, cap * LOG2_E
+    return spec.window, spec.scale, spec.scale * LOG2_E, 0.0, 0.0
 
 
-def strides_of(x: Tensor) -> tuple[int, int, int]:
+def get_strides(x: Tensor) -> tuple[int, int, int]:
     return x.stride(0), x.stride(1), x.stride(2)
 
 
-def addressable_of(x: Tensor) -> Tensor:
+def make_addressable(x: Tensor) -> Tensor:
     """The tensor, or a copy where its columns are apart or a tile of its rows is beyond 32-bit
     offsets.
     """
@@ -77,20 +77,22 @@ def addressable_of(x: Tensor) -> Tensor:
     return x.contiguous() if apart or abs(x.stride(1)) >= 1 << 23 else x
 
 
-def tiles_of(x: Tensor, cu: Tensor | None, block: int) -> int:
+def count_tiles(x: Tensor, cu: Tensor | None, block: int) -> int:
     """Tiles of one lane; for a ragged batch the slots that hold them (`jit.ragged_tile`)."""
     return cdiv(x.shape[1], block) if cu is None else x.shape[1] // block + len(cu) - 1
 
 
-def splits_of(programs: int, group: int, device: torch.device) -> int:
+def choose_splits(programs: int, group: int, device: torch.device) -> int:
     """Into how many sums, a divisor of the group, the query heads of a key-value head go: enough
     programs for two a
     multiprocessor, where one key-value head serves many (MQA) and the batch is small."""
-    wanted = 2 * runtime.sm_count(device)
-    return next((n for n in range(1, group) if group % n == 0 and programs * n >= wanted), group)
+    needs_grad = 2 * runtime.sm_count(device)
+    return next(
+        (n for n in range(1, group) if group % n == 0 and programs * n >= needs_grad), group
+    )
 
 
-def section_of(a: Tensor, b: Tensor, lanes: int, heads: int, bounds: Bounds | None) -> int:
+def choose_section(a: Tensor, b: Tensor, lanes: int, heads: int, bounds: Bounds | None) -> int:
     """Lanes whose streamed tensors fit half of the L2 cache together, a multiple of those that
     share a head.
     """
@@ -102,9 +104,9 @@ def section_of(a: Tensor, b: Tensor, lanes: int, heads: int, bounds: Bounds | No
 
 
 def _l2_bytes(device: torch.device) -> int:
-    return _l2_bytes_of(runtime.device_key(device)) if device.type == "cuda" else 1 << 25
+    return _device_l2_bytes(runtime.device_key(device)) if device.type == "cuda" else 1 << 25
 
 
 @functools.cache
-def _l2_bytes_of(index: int) -> int:
+def _device_l2_bytes(index: int) -> int:
     return int(getattr(torch.cuda.get_device_properties(index), "L2_cache_size", 1 << 25))

@@ -12,30 +12,40 @@ import torch
 from torch import Tensor
 
 from kernels import runtime
-from kernels.attention.spec import Form
-from kernels.attention.triton_kernels.configs import parts
+from kernels.attention.spec import AttentionSpec
+from kernels.attention.triton_kernels.configs import split_head_dim
 from kernels.attention.triton_kernels.forward_tma import attention_forward_tma_kernel
-from kernels.attention.triton_kernels.launch_args import LOG2_E, config_of, section_of, strides_of
+from kernels.attention.triton_kernels.launch_args import (
+    LOG2_E,
+    choose_section,
+    get_config,
+    get_strides,
+)
 from kernels.jit import UPCAST, cdiv
 
 
-def tma_why_not(q: Tensor, k: Tensor, v: Tensor, form: Form) -> str | None:
+def tma_why_not(q: Tensor, k: Tensor, v: Tensor, spec: AttentionSpec) -> str | None:
     """Why the sm_90 forward kernel cannot take these tensors; None when it can."""
     if runtime.arch(q.device) not in ("sm_90", "interpret"):
         return "no tensor memory accelerator with warp groups"
-    if form.window or form.softcap:
+    if spec.window or spec.softcap:
         return "a window or a softcap"
     if q.dtype not in (torch.float16, torch.bfloat16) and not runtime.INTERPRET:
         return "operands are not 16 bits wide"
-    if sum(parts(q.shape[-1])) != q.shape[-1] or parts(v.shape[-1]) != (v.shape[-1], 0):
+    if sum(split_head_dim(q.shape[-1])) != q.shape[-1] or split_head_dim(v.shape[-1]) != (
+        v.shape[-1],
+        0,
+    ):
         return "head dims that powers of two do not fill"
     views = [_rows(x) for x in (q, k, v)]
     if any(view is None for view in views):
         return "strides that a table of rows cannot have, or that 16 bytes do not divide"
-    block = config_of("attention_forward_tma", q, v, form)["block_n"]
-    whole = k.shape[1] % block == 0
-    alone = q.shape[0] == 1 and all(view is not None and view.head_rows == 0 for view in views)
-    return None if whole or alone else "rows past a sequence's end are another's"
+    block = get_config("attention_forward_tma", q, v, spec)["block_n"]
+    full_blocks = k.shape[1] % block == 0
+    single_sequence = q.shape[0] == 1 and all(
+        view is not None and view.head_rows == 0 for view in views
+    )
+    return None if full_blocks or single_sequence else "rows past a sequence's end are another's"
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,22 +70,26 @@ def _rows(x: Tensor) -> _Rows | None:
     if b % s or (h >= s and h % s) or h < 0 or b < 0:
         return None
     # heads lie in a row, as in [B, S, H, D]; else below each other, as in [B, H, S, D]
-    beside = h < s
-    columns = (x.shape[2] - 1) * h + x.shape[3] if beside else x.shape[3]
+    heads_in_row = h < s
+    columns = (x.shape[2] - 1) * h + x.shape[3] if heads_in_row else x.shape[3]
     if columns > s:
         return None
-    rows = (x.shape[0] - 1) * (b // s) + x.shape[1] + (0 if beside else (x.shape[2] - 1) * (h // s))
-    return _Rows(rows, columns, s, b // s, 0 if beside else h // s, h if beside else 0)
+    rows = (
+        (x.shape[0] - 1) * (b // s)
+        + x.shape[1]
+        + (0 if heads_in_row else (x.shape[2] - 1) * (h // s))
+    )
+    return _Rows(rows, columns, s, b // s, 0 if heads_in_row else h // s, h if heads_in_row else 0)
 
 
 def forward_tma(
-    q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, form: Form
+    q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, spec: AttentionSpec
 ) -> tuple[Tensor, Tensor]:
     from triton.tools.tensor_descriptor import TensorDescriptor
 
-    chosen = config_of("attention_forward_tma", q, v, form)
-    m, n, (first, second) = chosen["block_m"], chosen["block_n"], parts(q.shape[-1])
-    places: list[int] = []
+    chosen = get_config("attention_forward_tma", q, v, spec)
+    m, n, (first, second) = chosen["block_m"], chosen["block_n"], split_head_dim(q.shape[-1])
+    positions: list[int] = []
     descriptors = []
     for x, block, widths in (
         (q, m, (first, second or first)),
@@ -84,20 +98,20 @@ def forward_tma(
     ):
         view = _rows(x)
         assert view is not None  # tma_why_not looked
-        places += [view.batch_rows, view.head_rows, view.head_columns]
+        positions += [view.batch_rows, view.head_rows, view.head_columns]
         descriptors += [
             TensorDescriptor(x, [view.rows, view.columns], [view.stride, 1], [block, w])
             for w in widths
         ]
     batch, queries, heads, _ = q.shape
     tiles, lanes = cdiv(queries, m), batch * heads
-    with runtime.on(q):
+    with runtime.device_guard(q):
         attention_forward_tma_kernel[(tiles * lanes,)](
             *descriptors,
             out,
             lse,
-            *places,
-            *strides_of(out),
+            *positions,
+            *get_strides(out),
             *lse.stride()[:2],
             queries,
             k.shape[1],
@@ -105,9 +119,9 @@ def forward_tma(
             heads // k.shape[2],
             tiles,
             lanes,
-            section_of(k, v, lanes, heads, None),
-            form.scale * LOG2_E,
-            CAUSAL=form.causal,
+            choose_section(k, v, lanes, heads, None),
+            spec.scale * LOG2_E,
+            CAUSAL=spec.causal,
             DA=first,
             DB=second,
             DV=v.shape[-1],

@@ -15,19 +15,19 @@ from kernels.attention.triton_kernels.backward_keys_values import (
     attention_row_sums_kernel,
 )
 from kernels.attention.triton_kernels.backward_queries import attention_queries_backward_kernel
-from kernels.attention.triton_kernels.configs import parts
+from kernels.attention.triton_kernels.configs import split_head_dim
 from kernels.attention.triton_kernels.forward import attention_forward_kernel
 from kernels.attention.triton_kernels.forward_tma import attention_forward_tma_kernel
-from kernels.shipped import Shipped
+from kernels.shipped import ShippedKernel
 
 _STRIDES = ("q_", "k_", "v_", "o_", "do_", "dq_", "dk_", "dv_")
 
 
-def shipped(arch: str) -> list[Shipped]:
+def shipped(arch: str) -> list[ShippedKernel]:
     """bf16, causal unless the name says otherwise."""
     hopper = arch == "sm_90"
     product = ("wgmma",) if hopper else ("mma.sync",)
-    heavy = {"CAUSAL": True, "WINDOWED": True, "SOFTCAP": True, "RAGGED": True}
+    masked_scores = {"CAUSAL": True, "WINDOWED": True, "SOFTCAP": True, "RAGGED": True}
     rules = {
         "forward": (
             attention_forward_kernel,
@@ -45,27 +45,33 @@ def shipped(arch: str) -> list[Shipped]:
             [(128, 128), (192, 128), (256, 256)],
         ),
     }
-    found = []
+    kernels = []
     for kernel, (fn, rule, dims) in rules.items():
         for d, dv in dims:
             chosen = rule(arch, _facts(d, dv))
-            found.append(
-                _one(f"{kernel} {d}/{dv}", fn, chosen, _constants(d, dv, chosen), product, arch)
+            kernels.append(
+                _configuration(
+                    f"{kernel} {d}/{dv}", fn, chosen, _constants(d, dv, chosen), product, arch
+                )
             )
     for kernel, (fn, rule, _) in rules.items():
         chosen = rule(arch, {**_facts(128, 128), "window": True, "softcap": True})
-        constants = _constants(128, 128, chosen) | heavy
-        found.append(
-            _one(f"{kernel} 128 packed, window, softcap", fn, chosen, constants, product, arch)
+        constants = _constants(128, 128, chosen) | masked_scores
+        kernels.append(
+            _configuration(
+                f"{kernel} 128 packed, window, softcap", fn, chosen, constants, product, arch
+            )
         )
     if hopper:
         for d, dv in ((64, 64), (128, 128), (192, 128)):
             chosen = configs.forward_tma(arch, _facts(d, dv))
-            found.append(_tma(f"forward sm_90 variant {d}/{dv}", d, dv, chosen))
+            kernels.append(_tma(f"forward sm_90 variant {d}/{dv}", d, dv, chosen))
         chosen = configs.row_sums(arch, {})
         sums = {"DV": 128, "DP": 128, "HAS_DLSE": True, "BM": chosen["block_m"]}
-        found.append(_one("row sums 128", attention_row_sums_kernel, chosen, sums, (), arch))
-    return found
+        kernels.append(
+            _configuration("row sums 128", attention_row_sums_kernel, chosen, sums, (), arch)
+        )
+    return kernels
 
 
 def _facts(d: int, dv: int) -> dict[str, Any]:
@@ -73,7 +79,7 @@ def _facts(d: int, dv: int) -> dict[str, Any]:
 
 
 def _constants(d: int, dv: int, chosen: tuning.Config) -> dict[str, Any]:
-    (d_a, d_b), (v_a, v_b) = parts(d), parts(dv)
+    (d_a, d_b), (v_a, v_b) = split_head_dim(d), split_head_dim(dv)
     return {
         "RAGGED": False,
         "CAUSAL": True,
@@ -92,14 +98,14 @@ def _constants(d: int, dv: int, chosen: tuning.Config) -> dict[str, Any]:
     }
 
 
-def _one(
+def _configuration(
     name: str,
     fn: Any,
     chosen: tuning.Config,
     constants: dict[str, Any],
     expects: tuple[str, ...],
     arch: str,
-) -> Shipped:
+) -> ShippedKernel:
     constants = dict(constants)
     signature = {}
     for argument in getattr(fn, "arg_names", ()):
@@ -113,7 +119,7 @@ def _one(
         else:
             signature[argument] = _type(argument)
     reason = configs.SPILLS_OK.get((arch, name))
-    return Shipped(
+    return ShippedKernel(
         "attention",
         name,
         fn,
@@ -126,8 +132,8 @@ def _one(
     )
 
 
-def _tma(name: str, d: int, dv: int, chosen: tuning.Config) -> Shipped:
-    m, n, (d_a, d_b) = chosen["block_m"], chosen["block_n"], parts(d)
+def _tma(name: str, d: int, dv: int, chosen: tuning.Config) -> ShippedKernel:
+    m, n, (d_a, d_b) = chosen["block_m"], chosen["block_n"], split_head_dim(d)
     tables = {
         "Q_A": (m, d_a),
         "Q_B": (m, d_b or d_a),
@@ -153,7 +159,7 @@ def _tma(name: str, d: int, dv: int, chosen: tuning.Config) -> Shipped:
         if argument not in constants
     }
     expects = ("wgmma", "setmaxnreg")
-    return Shipped(
+    return ShippedKernel(
         "attention",
         name,
         attention_forward_tma_kernel,

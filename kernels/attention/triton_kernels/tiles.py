@@ -11,7 +11,7 @@ from kernels.jit import jit, tl
 
 
 @jit
-def scheduled(pid, tiles, lanes, section):
+def schedule(pid, tiles, lanes, section):
     """(tile, lane) of a program, the last tiles of a section's lanes first.
 
     A lane is one head of one sequence (ragged batches: one head). A section is as many lanes as
@@ -27,7 +27,7 @@ def scheduled(pid, tiles, lanes, section):
 
 
 @jit
-def span_of(CU, sequence, total):
+def sequence_span(CU, sequence, total):
     """(start, length) of a sequence, held inside the tensor whatever stands in `cu`: nothing is
     read out of bounds.
     """
@@ -37,7 +37,7 @@ def span_of(CU, sequence, total):
 
 
 @jit
-def keys_seen(
+def visible_key_range(
     first, last, len_k, window, CAUSAL: tl.constexpr, WINDOWED: tl.constexpr, BLOCK: tl.constexpr
 ):
     """Keys that queries at places first..last see: partly [low, full_low), wholly [full_low,
@@ -59,7 +59,7 @@ def keys_seen(
 
 
 @jit
-def queries_seeing(
+def visible_query_range(
     first,
     last,
     len_q,
@@ -89,13 +89,13 @@ def queries_seeing(
 
 
 @jit
-def seen(places, keys, len_k, window, CAUSAL: tl.constexpr, WINDOWED: tl.constexpr):
-    """Mask of keys below len_k that queries at `places` see; the two broadcast against each other."""
+def visible(positions, keys, len_k, window, CAUSAL: tl.constexpr, WINDOWED: tl.constexpr):
+    """Mask of keys below len_k that queries at `positions` see; the two broadcast against each other."""
     mask = keys < len_k
     if CAUSAL:
-        mask = mask & (keys <= places)
+        mask = mask & (keys <= positions)
     if WINDOWED:
-        mask = mask & (keys > places - window)
+        mask = mask & (keys > positions - window)
     return mask
 
 
@@ -149,7 +149,7 @@ def store_tile(
 
 
 @jit
-def tanh_of_exponent(x):
+def tanh_from_exponent(x):
     """tanh(y) of x = 2 · log2(e) · y: what the hardware's exp2 gives without libdevice; saturates,
     never overflows.
     """

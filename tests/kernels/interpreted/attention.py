@@ -12,7 +12,7 @@ import torch
 import kernels
 from kernels import attention, attention_varlen, tuning
 from kernels.attention.reference import reference
-from kernels.attention.spec import Bounds, form_of
+from kernels.attention.spec import Bounds, make_spec
 from kernels.attention.triton_kernels import launch
 from kernels.attention.triton_kernels.launch_tma import tma_why_not
 from tests.kernels.compare import amid_nan, assert_close
@@ -66,7 +66,7 @@ def _plain(
     wide = torch.float64 if dtype is torch.float64 else torch.float32
     given = {"causal": False, "window": None, "scale": None, "softcap": 0.0} | options
     made = [x.detach().to(wide).requires_grad_() for x in tensors]
-    out, lse = reference(*made, form_of(made[0].shape[-1], *given.values()))
+    out, lse = reference(*made, make_spec(made[0].shape[-1], *given.values()))
     rounded = out + (out.to(dtype).to(wide) - out).detach()
     return [
         out.detach().to(dtype),
@@ -127,7 +127,7 @@ def test_bounds_outside_the_tensors_are_held_inside() -> None:
     q = amid_nan(12, 1, 16, gap=4)
     wild = torch.tensor([0, 7, 90], dtype=torch.int32)
     out, _ = launch.forward(
-        q[None], q[None], q[None], Bounds(wild, wild, 12, 12), form_of(16, True, None, None, 0.0)
+        q[None], q[None], q[None], Bounds(wild, wild, 12, 12), make_spec(16, True, None, None, 0.0)
     )
     held = torch.tensor([0, 7, 12])
     torch.testing.assert_close(out[0], attention_varlen(q, q, q, held, held, 7, 7, causal=True))
@@ -150,7 +150,7 @@ def test_the_variant_for_sm_90(
     tensors = [torch.randn(size) for size in ((b, q, h, d), (b, k, h_kv, d), (b, k, h_kv, dv))]
     if heads_first:
         tensors = [x.transpose(1, 2).contiguous().transpose(1, 2) for x in tensors]
-    form = form_of(d, *({"causal": False} | options).values(), None, None, 0.0)
+    form = make_spec(d, *({"causal": False} | options).values(), None, None, 0.0)
     assert tma_why_not(*tensors, form) is None
     with tuning.override("attention_forward", tma=True):
         out, lse = launch.forward(*tensors, None, form)
@@ -158,10 +158,10 @@ def test_the_variant_for_sm_90(
 
 
 def test_the_variant_refuses_rows_that_are_anothers() -> None:
-    form = form_of(16, True, None, None, 0.0)
+    form = make_spec(16, True, None, None, 0.0)
     q = torch.zeros(2, 20, 1, 16)
     assert "another's" in str(tma_why_not(q, q, q, form))
-    assert "window" in str(tma_why_not(q, q, q, form_of(16, True, 4, None, 0.0)))
+    assert "window" in str(tma_why_not(q, q, q, make_spec(16, True, 4, None, 0.0)))
     assert "strides" in str(tma_why_not(*[torch.zeros(1, 20, 1, 18)[..., :16]] * 3, form))
 
 

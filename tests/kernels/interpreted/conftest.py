@@ -27,7 +27,7 @@ def _poisoned_outputs(monkeypatch: pytest.MonkeyPatch) -> None:
     # use_deterministic_algorithms fills memory too, and takes 20 s to import torch's compiler first
     assert runtime.INTERPRET, "run with TRITON_INTERPRET=1; test_interpreted.py does"
     torch.manual_seed(0)
-    dispatch.forget()
+    dispatch.clear_records()
     for name in ("empty", "empty_like", "empty_strided"):
         monkeypatch.setattr(torch, name, _poisoned(getattr(torch, name)))
     monkeypatch.setattr(torch.Tensor, "new_empty", _poisoned(torch.Tensor.new_empty))

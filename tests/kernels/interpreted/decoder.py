@@ -120,7 +120,7 @@ def test_experts_go_through_own_kernels_which_recomputation_sees(
 def test_norms_and_gates_round_to_fp8_where_they_are_made() -> None:
     found, separate = [], []
     for handed_on in (True, False):
-        dispatch.forget()
+        dispatch.clear_records()
         decoder = built("llama", **SMALL)
         apply_fp8(decoder, handed_on=handed_on)
         found.append(gradients(decoder, None, TOKENS))

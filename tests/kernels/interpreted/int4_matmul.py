@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from kernels import int4_matmul, pack_awq
-from kernels.int4.matmul import _decode
-from kernels.int4.pack import decoded
+from kernels.int4.matmul import _launch_dequantize
+from kernels.int4.pack import dequantize
 from tests.kernels.compare import amid_nan, assert_close
 from tests.matrix import select
 
@@ -29,13 +29,13 @@ def test_products_in_any_number_of_parts(
 ) -> None:
     x = amid_nan(m, k, dtype=dtype)
     packed = pack_awq(torch.randn(n, k).to(dtype), group)
-    exact = x.double() @ decoded(*packed, group, k, torch.float64)
-    plain = (x.float() @ decoded(*packed, group, k, torch.float32)).to(dtype)
+    exact = x.double() @ dequantize(*packed, group, k, torch.float64)
+    plain = (x.float() @ dequantize(*packed, group, k, torch.float32)).to(dtype)
     for splits in (1, 2):
         ours = int4_matmul(x, *packed, group, num_splits=splits, backend="own")
         assert_close(
             ["out"], [ours], [exact], [plain], floor=5e-6 if dtype == torch.float32 else None
         )
     out = torch.empty(k, n)
-    _decode(*packed, group, out)
-    torch.testing.assert_close(out, decoded(*packed, group, k, torch.float32))
+    _launch_dequantize(*packed, group, out)
+    torch.testing.assert_close(out, dequantize(*packed, group, k, torch.float32))

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from kernels.cross_entropy.row_kernel import Vocabulary, stats_and_grads
+from kernels.cross_entropy.row_kernel import VocabularyShard, stats_and_grads
 from kernels.gpu.linear_cross_entropy import results
 from tests.kernels.compare import amid_nan, assert_close
 from tests.matrix import select
@@ -46,7 +46,7 @@ def test_loss_and_gradients(options: dict[str, Any], dtype: torch.dtype) -> None
 @pytest.mark.parametrize("softcap", select([0.0, 2.0], [1]))
 def test_a_shards_rows_are_what_torch_gives(softcap: float) -> None:
     logits, targets = torch.randn(5, 90), torch.tensor([40, 129, 130, -100, 39])
-    vocabulary, weights, lse = Vocabulary(40, -100, softcap), torch.rand(5), torch.full((5,), 5.0)
+    vocabulary, weights, lse = VocabularyShard(40, -100, softcap), torch.rand(5), torch.full((5,), 5.0)
     for given, weight in ((None, None), (lse, weights)):
         mine, theirs = logits.clone(), logits.clone()
         got = stats_and_grads(mine, targets, vocabulary, own=True, lse=given, weights=weight)

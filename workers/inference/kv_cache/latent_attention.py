@@ -1,9 +1,8 @@
-"""Latent attention over a paged cache of its latents, in the absorbed form (DeepSeek-V2, arXiv
-2405.04434, 2.1.2).
+"""Latent attention over a paged cache of latents, in absorbed form.
 
-In place of a `LatentAttention`'s own forward. Knows no requests. Shapes: T query tokens of all
-sequences, H heads, R
-the latent's width, P the rotary key's.
+DeepSeek-V2, arXiv 2405.04434, section 2.1.2. Replaces the forward of a `LatentAttention`; does not
+depend on requests. Shapes: T query tokens of all sequences, H heads, N width of a key without
+rotary part, R width of the latent, P width of the rotary key, V width of a value.
 """
 
 from __future__ import annotations
@@ -14,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from kernels import mla_decode
-from kernels.decode.torch_gather import gathered
+from kernels.decode.torch_gather import gather_attention
 from workers.models.layers.documents import Documents
 from workers.models.layers.mla import LatentAttention
 
@@ -23,29 +22,30 @@ if TYPE_CHECKING:
 
 
 class PagedLatentAttention:
-    """A token leaves its latent and rotary key in the cache, `R + P` numbers for all heads. The
-    keys' up-projection is
-    multiplied into the query, the values' into what attention gives: nothing rises from the latents
-    of the past.
+    """A token stores its latent and rotary key, `R + P` numbers for all heads.
+
+    The up-projection of keys is applied to the query, that of values to the attention output, so
+    past latents are never projected up.
     """
 
     def __init__(self, attention: LatentAttention, cache: PagedCache, layer: int) -> None:
         self.attention, self.cache, self.layer = attention, cache, layer
-        mla, rise = attention.mla, attention.kv_up
+        mla, up = attention.mla, attention.kv_up
         weight = (
-            rise.weight
-            if type(rise) is nn.Linear
-            else _weight_of(rise, mla.kv_lora_rank, cache.keys[0])
+            up.weight
+            if type(up) is nn.Linear
+            else _extract_weight(up, mla.kv_lora_rank, cache.keys[0])
         )
-        of_heads = weight.detach().view(-1, mla.qk_nope_head_dim + mla.v_head_dim, mla.kv_lora_rank)
-        self._keys_HNR = of_heads[:, : mla.qk_nope_head_dim]
-        self._values_HRV = of_heads[:, mla.qk_nope_head_dim :].transpose(1, 2)
+        by_head = weight.detach().view(-1, mla.qk_nope_head_dim + mla.v_head_dim, mla.kv_lora_rank)
+        self._keys_HNR = by_head[:, : mla.qk_nope_head_dim]
+        self._values_HRV = by_head[:, mla.qk_nope_head_dim :].transpose(1, 2)
 
     def __call__(
         self, x: Tensor, rope: tuple[Tensor, Tensor] | None, documents: Documents | None = None
     ) -> Tensor:
-        attention, mla, step = self.attention, self.attention.mla, self.cache.step
-        assert step is not None and documents is None
+        attention, mla = self.attention, self.attention.mla
+        metadata = self.cache.metadata
+        assert metadata is not None and documents is None
         q = (
             attention.q_up(attention.q_latent_norm(attention.q_down(x)))
             if mla.q_lora_rank
@@ -57,45 +57,49 @@ class PagedLatentAttention:
             (mla.kv_lora_rank, mla.qk_rope_head_dim), dim=-1
         )
         if rope is not None:
-            rotary, turned = attention.operations.rotate(
+            rotary, rotated = attention.operations.rotate(
                 rotary, rotary_key.unsqueeze(-2), rope, attention.interleaved
             )
-            rotary_key = turned.squeeze(-2)
+            rotary_key = rotated.squeeze(-2)
         entry = torch.cat((attention.kv_latent_norm(latent), rotary_key), dim=-1)[0]
-        held = self.cache.keys[self.layer]
-        held.view(-1, held.shape[-1]).index_copy_(0, step.slots_T, entry)
+        cached = self.cache.keys[self.layer]
+        cached.view(-1, cached.shape[-1]).index_copy_(0, metadata.slots_T, entry)
         absorbed_THR = torch.einsum("thn,hnr->thr", plain[0], self._keys_HNR)
-        out_THR = self._attended(absorbed_THR, rotary[0], held)
+        out_THR = self._attend(absorbed_THR, rotary[0], cached)
         out = torch.einsum("thr,hrv->thv", out_THR, self._values_HRV).flatten(1).unsqueeze(0)
         return cast(Tensor, attention.o(out))
 
-    def _attended(self, q_THR: Tensor, q_THP: Tensor, held: Tensor) -> Tensor:
-        """The kernel where each sequence has one token and sees all before it; else latents are
-        gathered.
-        """
-        step, scale, window = self.cache.step, self.attention.scale, self.attention.window
-        assert step is not None
-        if step.cu is None and window is None:
-            found = mla_decode(
-                q_THR, q_THP, held.squeeze(2), step.table, step.lens, scale=scale, plan=step.plan
+    def _attend(self, q_THR: Tensor, q_THP: Tensor, cached: Tensor) -> Tensor:
+        """Decode kernel for one query token per sequence and no window; else gather latents."""
+        metadata, attention = self.cache.metadata, self.attention
+        assert metadata is not None
+        if metadata.cu is None and attention.window is None:
+            out_THR = mla_decode(
+                q_THR,
+                q_THP,
+                cached.squeeze(2),
+                metadata.table,
+                metadata.lens,
+                scale=attention.scale,
+                plan=metadata.plan,
             )
-            assert isinstance(found, Tensor)
-            return found
+            assert isinstance(out_THR, Tensor)
+            return out_THR
         q = torch.cat((q_THR, q_THP), dim=-1)
-        return gathered(
+        return gather_attention(
             q,
-            held,
+            cached,
             None,
-            step.plan,
+            metadata.plan,
             values=q_THR.shape[-1],
-            scale=scale,
-            window=window,
+            scale=attention.scale,
+            window=attention.window,
             softcap=0.0,
             scales=None,
         )
 
 
-def _weight_of(rise: nn.Module, width: int, like: Tensor) -> Tensor:
-    """The matrix that a layer without bias multiplies by, however it keeps it (quantised)."""
-    found = rise(torch.eye(width, dtype=like.dtype, device=like.device))
-    return cast(Tensor, found).t().contiguous()
+def _extract_weight(linear: nn.Module, width: int, like: Tensor) -> Tensor:
+    """The weight of a linear layer without bias in any format (quantized ones too)."""
+    product = linear(torch.eye(width, dtype=like.dtype, device=like.device))
+    return cast(Tensor, product).t().contiguous()

@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from kernels import attention
-from kernels.dispatch import Candidate, choose, note
+from kernels.dispatch import Candidate, choose, record_choice
 from workers.models.layers.document_attention import document_attention
 from workers.models.layers.documents import Documents
 
@@ -99,7 +99,7 @@ def _by_torch(
         "window": window is not None,
     }
     if torch.compiler.is_compiling():
-        note("attention", facts, "torch", "torch.compile sees torch's operators")
+        record_choice("attention", facts, "torch", "torch.compile sees torch's operators")
     else:
         choose("attention", facts, [Candidate("own", "no kernel drops"), Candidate("torch")])
     heads = q_BSHD.transpose(1, 2), k_BSHD.transpose(1, 2), v_BSHD.transpose(1, 2)

@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.utils.flop_counter import register_flop_formula
 
 from kernels import attention_varlen, runtime
-from kernels.attention import bounds_hold
+from kernels.attention import mark_bounds_checked
 from kernels.dispatch import Candidate, choose
 from workers.models.layers.block_attention import block_backward, block_forward
 from workers.models.layers.documents import Documents
@@ -43,7 +43,7 @@ def document_attention(
     if why_not is None:
         q, k, v = (x.flatten(0, 1) for x in (q_BSHD, k_BSHD, v_BSHD))
         ends, longest = documents.offsets, documents.longest
-        bounds_hold(ends, documents.places)
+        mark_bounds_checked(ends, documents.places)
         found = attention_varlen(
             q, k, v, ends, ends, longest, longest, causal=True, window=window, scale=scale
         )
@@ -182,7 +182,7 @@ def _not_at_once(q: Tensor) -> str | None:
     return (
         "no kernel takes documents of fp64 at once"
         if q.dtype is torch.float64
-        else runtime.cannot(q)
+        else runtime.why_not(q)
     )
 
 

@@ -18,7 +18,7 @@ from torch.nn import functional
 
 import kernels
 from kernels import runtime
-from kernels.dispatch import Candidate, choose, note, repeated, settle
+from kernels.dispatch import Candidate, cache_choice, cached_choice, choose, record_choice
 from workers.contracts.specs.model import Moe
 from workers.models.layers.attention_math import attend, plain_attend
 from workers.models.layers.rope import apply_rope
@@ -190,13 +190,13 @@ def _is_torchs(op: str, x: Tensor, *others: Tensor | None) -> bool:
     tenth of its time here.
     """
     if torch.compiler.is_compiling():
-        note(op, {"dtype": x.dtype}, "torch", _COMPILED)
+        record_choice(op, {"dtype": x.dtype}, "torch", _COMPILED)
         return True
     grad = torch.is_grad_enabled()
     kind = (op, x.dtype, x.device, x.shape[-1], type(x), grad)
-    if repeated(kind):
+    if cached_choice(kind):
         return True
-    why = runtime.cannot(x, *others)
+    why = runtime.why_not(x, *others)
     if why is None or os.environ.get("KERNELS_BACKEND"):
         return False
     choose(
@@ -204,5 +204,5 @@ def _is_torchs(op: str, x: Tensor, *others: Tensor | None) -> bool:
         {"dtype": x.dtype, "n": x.shape[-1], "grad": grad},
         [Candidate("own", why), Candidate("torch")],
     )
-    settle(kind, True)
+    cache_choice(kind, True)
     return True

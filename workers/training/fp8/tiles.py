@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from kernels import runtime
-from kernels.dispatch import Candidate, choose, repeated, settle
+from kernels.dispatch import Candidate, cache_choice, cached_choice, choose
 
 SIDE = 128
 ROW, COLUMN, BLOCK = (1, SIDE), (SIDE, 1), (SIDE, SIDE)
@@ -74,7 +74,7 @@ def without_kernels(x: Tensor) -> str | None:
     if torch.compiler.is_compiling():
         return "torch.compile makes kernels of its own of it"
     arch = runtime.arch(x.device)
-    return runtime.cannot(x) or (None if runtime.has_fp8(arch) else f"no e4m3 on {arch}")
+    return runtime.why_not(x) or (None if runtime.has_fp8(arch) else f"no e4m3 on {arch}")
 
 
 def _is_torchs(matrix: Tensor, tile: tuple[int, int]) -> bool:
@@ -82,13 +82,13 @@ def _is_torchs(matrix: Tensor, tile: tuple[int, int]) -> bool:
     of matrix.
     """
     kind = ("fp8 tiles", tile, matrix.dtype, matrix.device)
-    if repeated(kind):
+    if cached_choice(kind):
         return True
     why = without_kernels(matrix)
     if why is None or os.environ.get("KERNELS_BACKEND"):
         return False
     choose(_OPS[tile], {"dtype": matrix.dtype}, [Candidate("own", why), Candidate("torch")])
-    settle(kind, True)
+    cache_choice(kind, True)
     return True
 
 

@@ -21,7 +21,7 @@ from workers.training.optim.norm import factor_of, scale_
 def fused_adamw(parameters: Iterable[Tensor]) -> type[Optimizer] | None:
     """AdamW of `kernels` where it can run on these parameters, else None, told as every choice is."""
     local = next((local_tensor(each.detach()) for each in parameters), None)
-    why = "this rank updates nothing" if local is None else runtime.cannot(local)
+    why = "this rank updates nothing" if local is None else runtime.why_not(local)
     if why is None:
         from workers.training.optim.scaled_adamw import ScaledAdamW  # loads triton
 

@@ -22,7 +22,7 @@ from workers.contracts.catalog.counts import flops_per_token, parameter_count
 from workers.contracts.specs.model import ModelSource
 from workers.contracts.specs.weight_rounding import group_for, linear_widths
 from workers.metrics.beacon import Beacon
-from workers.metrics.kernel_choices import forget
+from workers.metrics.kernel_choices import clear_records
 from workers.metrics.peak import Peak, device_peak
 from workers.metrics.recorder import Recorder, RecorderError, last_attempt
 from workers.metrics.throughput import Throughput
@@ -33,8 +33,8 @@ from workers.training.data.inherited import reader_of
 from workers.training.data.opened import open_samples
 from workers.training.data.prompts import Prompts, open_prompts
 from workers.training.data.samples import Samples
-from workers.training.loop.memory_metrics import MemoryBook, holding
-from workers.training.loop.rank_sync import agreed, together
+from workers.training.loop.memory_metrics import MemoryMetrics, holding
+from workers.training.loop.rank_sync import broadcast_decision, run_on_leaders
 from workers.training.loop.train import Loop
 from workers.training.optim import release
 from workers.training.parallel.mesh import World, start_world
@@ -50,10 +50,10 @@ from workers.training.trace.step_trace import Trace
 
 def run_attempt(run: TrainingRun, environment: Environment) -> Outcome:
     """Train; write `rank-N/exit.json`; never raises but for interrupts."""
-    return carry_out(Attempt(run, environment))
+    return finish_attempt(Attempt(run, environment))
 
 
-def carry_out(attempt: Attempt) -> Outcome:
+def finish_attempt(attempt: Attempt) -> Outcome:
     """Whatever an attempt is about, from its first step to its exit file; never raises but for
     interrupts.
     """
@@ -104,7 +104,7 @@ class Attempt:
         world = start_world(environment, run.plan)
         # until here a signal may simply end the process
         self.control.listen(too_late=self._leave_at_once)
-        number, start = agreed(world, self._first_words, leads=world.rank == 0)
+        number, start = broadcast_decision(world, self._first_words, leads=world.rank == 0)
         self.recorder = Recorder(
             environment.rank_directory, run=environment.run, attempt=number, rank=world.rank
         )
@@ -190,7 +190,7 @@ class Attempt:
         def opened() -> tuple[Samples, Samples | None]:
             return open_samples(self.run, cache=environment.cache, kept=environment.checkpoints)
 
-        together(world, opened, leads=environment.leads_node)
+        run_on_leaders(world, opened, leads=environment.leads_node)
         return opened()
 
     def _prompts(self) -> Prompts | None:
@@ -212,7 +212,7 @@ class Attempt:
         assert recorder is not None and self.beacon is not None
         if run.train.compile:
             self._can_compile(world)
-        forget()  # an earlier model's choices of kernels
+        clear_records()  # an earlier model's choices of kernels
         parallel = parallelize(
             run.model,
             run.plan,
@@ -248,9 +248,9 @@ class Attempt:
         )
         kind = Loop
         if run.plan.pp > 1 and run.plan.schedule == "pipedream":
-            from workers.training.parallel.pipeline.pipedream_loop import AsynchronousLoop
+            from workers.training.parallel.pipeline.pipedream_loop import PipeDreamLoop
 
-            kind = AsynchronousLoop
+            kind = PipeDreamLoop
         return kind(
             run,
             world,
@@ -272,7 +272,7 @@ class Attempt:
                 devices=world.size,
                 hardware_factor=factor,
             ),
-            memory=MemoryBook(
+            memory=MemoryMetrics(
                 parallel, world.device, local_world_size=environment.local_world_size
             ),
             scratch=environment.scratch,
@@ -287,7 +287,7 @@ class Attempt:
         from workers.training.setup.compile import refuse_uncompilable
 
         precision = self.run.plan.precision
-        together(
+        run_on_leaders(
             world,
             lambda: refuse_uncompilable(world.device, precision),
             leads=self.environment.leads_node,
@@ -348,7 +348,7 @@ class Attempt:
         """Existing weights in place of drawn ones; every rank reads, all agree on whether they can."""
         assert self.recorder is not None
         began = time.perf_counter()
-        together(world, lambda: open_initial(source, self.run.model), leads=True)
+        run_on_leaders(world, lambda: open_initial(source, self.run.model), leads=True)
         told = fill_from(loop.parallel.parts, open_initial(source, self.run.model))
         if world.rank == 0:
             reader = reader_of(self.run, kept=self.environment.checkpoints)

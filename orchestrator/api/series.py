@@ -1,7 +1,4 @@
-"""A run's numbers: the names there are, one metric for a chart, every point of it, as JSON or CSV.
-
-Knows parameters and formats; which points stand for which, telemetry knows.
-"""
+"""GET runs/{id}/series: metric names, one metric downsampled or raw, as JSON or CSV."""
 
 from __future__ import annotations
 
@@ -15,52 +12,56 @@ from django.http import HttpRequest, HttpResponse, HttpResponseBase
 from ninja import Query, Router
 from pydantic import Field
 
-from orchestrator.api.http.auth import needs
-from orchestrator.api.http.lookup import LARGEST, run_of
-from orchestrator.api.http.responses import JSON, json_answer, streamed, wants_csv
+from orchestrator.api.http.auth import require_scope
+from orchestrator.api.http.lookup import MAX_ID, get_run
+from orchestrator.api.http.responses import JSON, json_response, stream_response, wants_csv
 from orchestrator.api.schemas import SeriesNames, SeriesOut
 from orchestrator.telemetry import selectors
 from workers.contracts.base import Contract
-from workers.contracts.catalog.metrics import unit_of
+from workers.contracts.catalog.metrics import metric_unit
 from workers.contracts.wire.points import encode_number
 
 router = Router(tags=["telemetry"])
 CSV = "text/csv; charset=utf-8"
-_ROWS = 4096  # points a piece of a stream
+_ROWS = 4096  # points per chunk of a stream
 
 
-class Wanted(Contract):
-    """`from` and `to` are on the axis `x`: steps, Unix seconds, tokens or FLOPs."""
+class SeriesQuery(Contract):
+    """The requested metric. `from` and `to` are in units of the axis `x`."""
 
     name: Annotated[
-        str | None, Field(max_length=120, description="a metric; without it: the names there are")
+        str | None, Field(max_length=120, description="a metric; default: list the metrics")
     ] = None
     rank: Annotated[
-        int | None, Field(ge=0, le=LARGEST, description="without it one point per step")
+        int | None,
+        Field(ge=0, le=MAX_ID, description="default: one point per step, of the lowest rank"),
     ] = None
     attempt: Annotated[
-        int | None, Field(ge=0, le=LARGEST, description="without it the newest wins")
+        int | None, Field(ge=0, le=MAX_ID, description="default: the newest attempt per step")
     ] = None
     x: Literal["step", "time", "tokens", "flops"] = "step"
-    points: Annotated[int, Field(ge=1, le=5000, description="at most so many, spikes kept")] = 1500
+    points: Annotated[int, Field(ge=1, le=5000, description="maximum; spikes are retained")] = 1500
     from_: Annotated[float | None, Field(alias="from")] = None
     to: float | None = None
     after_seq: Annotated[
-        int | None, Field(ge=0, le=LARGEST, description="only points after this seq")
+        int | None, Field(ge=0, le=MAX_ID, description="only points after this seq")
     ] = None
-    raw: Annotated[bool, Field(description="every point, none left out")] = False
+    raw: Annotated[bool, Field(description="every point, without downsampling")] = False
 
 
 @router.get(
     "/{int:id}/series",
     response=SeriesOut | SeriesNames,
-    auth=needs("read"),
-    summary="A metric over steps, time, tokens or FLOPs",
+    auth=require_scope("read"),
+    summary="Get a metric",
     openapi_extra={"responses": {200: {"content": {"text/csv": {"schema": {"type": "string"}}}}}},
 )
-def series(request: HttpRequest, id: int, wanted: Query[Wanted]) -> HttpResponseBase:
-    """CSV with `Accept: text/csv`. A metric without points yet answers with empty lists."""
-    run, csv = run_of(request, id), wants_csv(request)
+def series(request: HttpRequest, id: int, wanted: Query[SeriesQuery]) -> HttpResponseBase:
+    """A metric over steps, time, tokens or FLOPs; minimum and maximum survive downsampling.
+
+    CSV with `Accept: text/csv`. A metric without points returns empty lists.
+    """
+    run, csv = get_run(request, id), wants_csv(request)
     if wanted.name is None:
         return _names(run, csv)
     chosen = {
@@ -76,12 +77,12 @@ def series(request: HttpRequest, id: int, wanted: Query[Wanted]) -> HttpResponse
     if wanted.raw:
         rows = selectors.series_raw(**chosen)
         return (
-            streamed(request, _raw_csv(rows), CSV)
+            stream_response(request, _raw_csv(rows), CSV)
             if csv
-            else streamed(request, _raw_json(rows, chosen), JSON)
+            else stream_response(request, _raw_json(rows, chosen), JSON)
         )
     answer = selectors.series(**chosen, points=wanted.points)
-    return _csv(answer) if csv else json_answer(answer.to_dict())
+    return _csv(answer) if csv else json_response(answer.to_dict())
 
 
 def _names(run: Any, csv: bool) -> HttpResponse:
@@ -92,7 +93,7 @@ def _names(run: Any, csv: bool) -> HttpResponse:
             *(f"{_cell(item['name'])},{item['unit']},{item['points']}" for item in items),
         ]
         return HttpResponse("\n".join(lines) + "\n", content_type=CSV)
-    return json_answer({"items": items, "next_cursor": None})
+    return json_response({"items": items, "next_cursor": None})
 
 
 def _csv(answer: Any) -> HttpResponse:
@@ -106,27 +107,25 @@ def _csv(answer: Any) -> HttpResponse:
 
 def _raw_csv(rows: Iterator[tuple[Any, ...]]) -> Iterator[bytes]:
     head = "attempt,rank,seq,step,tokens,time,value\n"
-    for batch in _batches(rows):  # the first is read before anything is sent: it may be refused
+    for batch in _batches(rows):  # the first batch is read before anything is sent, so it can fail
         yield (head + "".join(f"{','.join(map(repr, row))}\n" for row in batch)).encode()
         head = ""
     yield head.encode()
 
 
 def _raw_json(rows: Iterator[tuple[Any, ...]], chosen: dict[str, Any]) -> Iterator[bytes]:
-    """The shape of `series` with every point: x goes out as it is read, y is held back packed, 8
-    bytes a point.
-    """
+    """The response of `series` with every point: streams x, buffers y (8 bytes per point)."""
     head = {name: chosen[name] for name in ("name", "rank", "attempt")}
-    head |= {"unit": unit_of(chosen["name"]), "axis": chosen["x"]}
-    place = {"step": 3, "tokens": 4, "flops": 4, "time": 5}[chosen["x"]]
+    head |= {"unit": metric_unit(chosen["name"]), "axis": chosen["x"]}
+    column = {"step": 3, "tokens": 4, "flops": 4, "time": 5}[chosen["x"]]
     per_token = selectors.run_flops_per_token(chosen["run"]) if chosen["x"] == "flops" else 1
     values, last_seq, comma = array("d"), 0, ""
     yield f'{json.dumps(head)[:-1]}, "x": ['.encode()
     for batch in _batches(rows):
-        places = [row[place] * per_token for row in batch]
+        positions = [row[column] * per_token for row in batch]
         values.extend(row[6] for row in batch)
         last_seq = batch[-1][2]
-        yield f"{comma}{json.dumps(places)[1:-1]}".encode()
+        yield f"{comma}{json.dumps(positions)[1:-1]}".encode()
         comma = ", "
     yield b'], "y": ['
     comma = ""
@@ -143,5 +142,5 @@ def _batches(rows: Iterator[tuple[Any, ...]]) -> Iterator[list[tuple[Any, ...]]]
 
 
 def _cell(text: str) -> str:
-    """Quoted where CSV needs it (RFC 4180)."""
+    """Quoted if CSV requires it (RFC 4180)."""
     return '"' + text.replace('"', '""') + '"' if any(mark in text for mark in ',"\r\n') else text

@@ -36,7 +36,7 @@ def send(*, task: str, node: str, envelope: str) -> None:
 
     Raises `kombu.exceptions.OperationalError` while Redis is away.
     """
-    queue = names.queue_of(node)
+    queue = names.node_queue(node)
     _app(settings.REDIS_URL).send_task(
         task,
         args=[envelope],

@@ -18,7 +18,7 @@ from orchestrator.runs.outputs.benchmark_table import benchmark_lines
 from orchestrator.telemetry.models import Cursor
 from orchestrator.telemetry.selectors import series
 from workers.contracts import RunSpec
-from workers.contracts.catalog.metrics import unit_of
+from workers.contracts.catalog.metrics import metric_unit
 
 MISS: Final = 0.10  # of the prediction
 WARM_UP: Final = 5  # first steps of an attempt, which allocate, compile and load
@@ -62,7 +62,7 @@ class Comparison:
     def to_dict(self) -> dict[str, Any]:
         return {
             "metric": self.metric,
-            "unit": unit_of(self.metric),
+            "unit": metric_unit(self.metric),
             "predicted": self.predicted,
             "measured": self.measured,
             "ratio": self.ratio,

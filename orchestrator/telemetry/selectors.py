@@ -34,7 +34,7 @@ from orchestrator.telemetry.reading.newest import (
 )
 from orchestrator.telemetry.reading.sparklines import sparkline
 from workers.contracts.catalog.counts import flops_per_token
-from workers.contracts.catalog.metrics import unit_of
+from workers.contracts.catalog.metrics import metric_unit
 from workers.contracts.specs.run import RunSpec
 
 __all__ = [
@@ -131,7 +131,7 @@ def series(
     whole = x in ("step", "tokens")
     return SeriesAnswer(
         name=name,
-        unit=unit_of(name),
+        unit=metric_unit(name),
         rank=rank if rank is not None else merged.rank,
         attempt=merged.attempt,
         axis=x,

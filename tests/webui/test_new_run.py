@@ -233,7 +233,7 @@ def test_the_form_as_it_stands_can_be_submitted(owner: User) -> None:
         (
             {"train.lr_schedule.warmup_steps": "900"},
             "train.lr_schedule.warmup_steps",
-            "outlasts the 200 steps",
+            "is longer than the 200 steps",
         ),
     ],
 )

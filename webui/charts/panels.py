@@ -1,4 +1,7 @@
-"""Which charts a run's page shows, by the names of its metrics. Pure; knows no data and no page."""
+"""Selects the charts of a run page by its metric names. Pure functions.
+
+Titles and labels are marked here and translated by `Panel.to_dict`.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +9,10 @@ from collections.abc import Collection, Iterable
 from dataclasses import asdict, dataclass, replace
 from typing import Any, Final
 
-from workers.contracts.catalog.metrics import unit_of
+from django.utils.translation import gettext
+from django.utils.translation import gettext_noop as _
+
+from workers.contracts.catalog.metrics import metric_unit
 
 MEMORY_PARTS: Final = (
     "params",
@@ -17,7 +23,16 @@ MEMORY_PARTS: Final = (
     "buffers",
     "other",
 )
-MOST_PANELS: Final = 18  # charts of metrics that Orrery does not know, on one page
+_MEMORY_TITLES: Final = {
+    "params": _("parameters"),
+    "grads": _("gradients"),
+    "optimizer": _("optimizer states"),
+    "activations": _("activations"),
+    "kv_cache": _("KV cache"),
+    "buffers": _("buffers"),
+    "other": _("other"),
+}
+MOST_PANELS: Final = 18  # charts of custom metrics per page
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +47,7 @@ class Line:
 
 @dataclass(frozen=True, slots=True)
 class Level:
-    """What was predicted: a dashed line across the chart."""
+    """A predicted value: a dashed line across the chart."""
 
     label: str
     hue: str
@@ -41,9 +56,10 @@ class Level:
 
 @dataclass(frozen=True, slots=True)
 class Panel:
-    """A chart: `kind` lines or stack; `zero`: the y axis starts there; `log`: it begins
-    logarithmic; `empty`: what to
-    say without data."""
+    """A chart: `kind` is lines or stack; `zero`: the y axis includes 0; `log`: it starts logarithmic.
+
+    `empty` is the text shown without data.
+    """
 
     id: str
     title: str
@@ -54,49 +70,62 @@ class Panel:
     log: bool = False
     wide: bool = False
     rank: int | None = None
-    empty: str = "No points yet: they appear here as the run logs them."
+    empty: str = _("No data yet: points appear here as the run logs them.")
     levels: tuple[Level, ...] = ()
 
     def to_dict(self) -> dict[str, Any]:
-        return asdict(self)
+        """Return the chart as the page's script reads it, translated."""
+        panel = replace(
+            self,
+            title=gettext(self.title),
+            empty=gettext(self.empty),
+            series=tuple(replace(line, label=gettext(line.label)) for line in self.series),
+        )
+        return asdict(panel)
 
 
 LOSS = Panel(
     "loss",
-    "Loss",
+    _("Loss"),
     "nats/token",
-    (Line("loss", "training", "loss"), Line("val_loss", "validation", "loss-2", "dash")),
+    (Line("loss", _("training"), "loss"), Line("val_loss", _("validation"), "loss-2", "dash")),
     wide=True,
 )
 THROUGHPUT = Panel(
     "throughput",
-    "Throughput",
+    _("Throughput"),
     "tokens/s",
-    (Line("tokens_per_s", "tokens/s", "throughput"),),
+    (Line("tokens_per_s", _("tokens/s"), "throughput"),),
     zero=True,
 )
 MFU = Panel(
     "mfu",
-    "Model FLOPs utilisation",
+    _("Model FLOPs utilization"),
     "fraction",
-    (Line("mfu", "MFU", "mfu"), Line("hfu", "HFU", "hfu", "dot")),
+    (Line("mfu", _("MFU"), "mfu"), Line("hfu", _("HFU"), "hfu", "dot")),
     zero=True,
 )
 GRAD_NORM = Panel(
-    "grad_norm", "Gradient norm", "", (Line("grad_norm", "before clipping", "grad"),), zero=True
+    "grad_norm",
+    _("Gradient norm"),
+    "",
+    (Line("grad_norm", _("before clipping"), "grad"),),
+    zero=True,
 )
-LEARNING_RATE = Panel("lr", "Learning rate", "", (Line("lr", "learning rate", "lr"),), zero=True)
+LEARNING_RATE = Panel(
+    "lr", _("Learning rate"), "", (Line("lr", _("learning rate"), "lr"),), zero=True
+)
 STEP_SPLIT = Panel(
     "step_split",
-    "Where a step's time goes",
+    _("Step time breakdown"),
     "s",
     (
-        Line("time/data_s", "data", "split-data"),
-        Line("time/forward_s", "forward", "split-forward"),
-        Line("time/backward_s", "backward", "split-backward"),
-        Line("comm/exposed_s", "exposed communication", "split-exposed"),
-        Line("time/optimizer_s", "optimizer", "split-optimizer"),
-        Line("time/other_s", "other", "split-other"),
+        Line("time/data_s", _("data"), "split-data"),
+        Line("time/forward_s", _("forward"), "split-forward"),
+        Line("time/backward_s", _("backward"), "split-backward"),
+        Line("comm/exposed_s", _("exposed communication"), "split-exposed"),
+        Line("time/optimizer_s", _("optimizer"), "split-optimizer"),
+        Line("time/other_s", _("other"), "split-other"),
     ),
     kind="stack",
     zero=True,
@@ -104,188 +133,198 @@ STEP_SPLIT = Panel(
 )
 SENT = Panel(
     "sent",
-    "Bytes handed to collectives",
+    _("Communication volume"),
     "bytes",
     (
-        Line("comm/bytes", "all", "other-series", "dot"),
-        Line("comm/all_reduce_bytes", "all-reduce", "loss"),
-        Line("comm/all_gather_bytes", "all-gather", "throughput"),
-        Line("comm/reduce_scatter_bytes", "reduce-scatter", "grad"),
-        Line("comm/all_to_all_bytes", "all-to-all", "loss-2"),
-        Line("comm/broadcast_bytes", "broadcast", "mfu"),
-        Line("comm/send_bytes", "send", "time-2"),
+        Line("comm/bytes", _("total"), "other-series", "dot"),
+        Line("comm/all_reduce_bytes", _("all-reduce"), "loss"),
+        Line("comm/all_gather_bytes", _("all-gather"), "throughput"),
+        Line("comm/reduce_scatter_bytes", _("reduce-scatter"), "grad"),
+        Line("comm/all_to_all_bytes", _("all-to-all"), "loss-2"),
+        Line("comm/broadcast_bytes", _("broadcast"), "mfu"),
+        Line("comm/send_bytes", _("send"), "time-2"),
     ),
     zero=True,
 )
 STEP_TIME = Panel(
     "step_time",
-    "Step time",
+    _("Step time"),
     "s",
     (
-        Line("step_time_s", "whole step", "time"),
-        Line("data_time_s", "waiting for data", "time-2"),
-        Line("comm/exposed_s", "exposed communication", "fail"),
+        Line("step_time_s", _("full step"), "time"),
+        Line("data_time_s", _("data loading"), "time-2"),
+        Line("comm/exposed_s", _("exposed communication"), "fail"),
     ),
     zero=True,
 )
 MEMORY = Panel(
     "memory",
-    "Memory held",
+    _("Memory by category"),
     "bytes",
     tuple(
-        Line(f"memory/{part}_bytes", part.replace("kv_cache", "KV cache"), f"mem-{part}")
-        for part in MEMORY_PARTS
+        Line(f"memory/{part}_bytes", _MEMORY_TITLES[part], f"mem-{part}") for part in MEMORY_PARTS
     ),
     kind="stack",
     zero=True,
 )
 ALLOCATOR = Panel(
     "allocator",
-    "Allocated and reserved",
+    _("Allocator"),
     "bytes",
     (
-        Line("memory/allocated_bytes", "allocated", "mem-params"),
-        Line("memory/reserved_bytes", "reserved", "mem-grads"),
+        Line("memory/allocated_bytes", _("allocated"), "mem-params"),
+        Line("memory/reserved_bytes", _("reserved"), "mem-grads"),
     ),
     zero=True,
 )
 OFFLOADED = Panel(
     "offloaded",
-    "Offloaded, outside the device",
+    _("Offloaded memory"),
     "bytes",
-    (Line("memory/offloaded_bytes", "offloaded", "mem-offloaded"),),
+    (Line("memory/offloaded_bytes", _("offloaded"), "mem-offloaded"),),
     zero=True,
 )
 TFLOPS = Panel(
     "tflops",
-    "Model TFLOP/s per device",
+    _("Model TFLOP/s per device"),
     "TFLOP/s",
-    (Line("tflops_per_device", "per device", "mfu"),),
+    (Line("tflops_per_device", _("per device"), "mfu"),),
     zero=True,
 )
 BUBBLE = Panel(
     "bubble",
-    "Pipeline bubble",
+    _("Pipeline bubble"),
     "fraction",
-    (Line("pipeline/bubble_fraction", "bubble", "time-2"),),
+    (Line("pipeline/bubble_fraction", _("bubble"), "time-2"),),
     zero=True,
 )
 LOSS_SCALE = Panel(
-    "loss_scale", "Loss scale", "", (Line("loss_scale", "loss scale", "event"),), log=True
+    "loss_scale", _("Loss scale"), "", (Line("loss_scale", _("loss scale"), "event"),), log=True
 )
 VIOLATION = Panel(
     "max_violation",
-    "Largest expert load above even",
+    _("Expert load imbalance"),
     "",
-    (Line("moe/max_violation", "largest load over the mean, minus 1", "event"),),
+    (Line("moe/max_violation", _("max load / mean load - 1"), "event"),),
     zero=True,
 )
 AUXILIARY = Panel(
     "aux_loss",
-    "Auxiliary loss",
+    _("Auxiliary loss"),
     "",
-    (Line("moe/aux_loss", "summed over layers", "loss-2"),),
+    (Line("moe/aux_loss", _("sum over layers"), "loss-2"),),
     zero=True,
 )
 PERPLEXITY = Panel(
-    "val_perplexity", "Validation perplexity", "", (Line("val_perplexity", "validation", "loss-2"),)
+    "val_perplexity",
+    _("Validation perplexity"),
+    "",
+    (Line("val_perplexity", _("validation"), "loss-2"),),
 )
-UTILISATION = Panel(
-    "utilisation",
-    "Device utilisation",
+UTILIZATION = Panel(
+    "utilization",
+    _("Device utilization"),
     "fraction",
-    (Line("device/utilization", "busy", "throughput"),),
+    (Line("device/utilization", _("utilization"), "throughput"),),
     zero=True,
 )
-POWER = Panel("power", "Power", "W", (Line("device/power_w", "power", "event"),), zero=True)
+POWER = Panel("power", _("Power"), "W", (Line("device/power_w", _("power"), "event"),), zero=True)
 TEMPERATURE = Panel(
-    "temperature", "Temperature", "°C", (Line("device/temperature_c", "temperature", "fail"),)
+    "temperature", _("Temperature"), "°C", (Line("device/temperature_c", _("temperature"), "fail"),)
 )
 FIRST_TOKEN = Panel(
     "ttft",
-    "Time to first token",
+    _("Time to first token"),
     "s",
-    (Line("inference/ttft_s", "first token", "time"),),
+    (Line("inference/ttft_s", _("time to first token"), "time"),),
     zero=True,
 )
-PACE = Panel(
-    "tpot", "Time per token", "s", (Line("inference/tpot_s", "per token", "time-2"),), zero=True
+TIME_PER_TOKEN = Panel(
+    "tpot",
+    _("Time per output token"),
+    "s",
+    (Line("inference/tpot_s", _("per token"), "time-2"),),
+    zero=True,
 )
 SERVED = Panel(
     "served",
-    "Tokens generated",
+    _("Generated tokens"),
     "tokens/s",
-    (Line("inference/tokens_per_s", "tokens/s", "throughput"),),
+    (Line("inference/tokens_per_s", _("tokens/s"), "throughput"),),
     zero=True,
 )
 REQUESTS = Panel(
     "requests",
-    "Requests",
+    _("Requests"),
     "requests",
     (
-        Line("inference/running", "running", "throughput"),
-        Line("inference/waiting", "waiting", "event"),
+        Line("inference/running", _("running"), "throughput"),
+        Line("inference/waiting", _("waiting"), "event"),
     ),
     zero=True,
 )
 BLOCKS = Panel(
     "blocks",
-    "KV blocks used",
+    _("KV cache blocks used"),
     "blocks",
-    (Line("inference/kv_blocks_used", "blocks", "mem-kv_cache"),),
+    (Line("inference/kv_blocks_used", _("blocks"), "mem-kv_cache"),),
     zero=True,
 )
 
 SHARES = Panel(
     "shares",
-    "Prompts found in the cache, and the work that was prompts",
+    _("Prefix cache hits and prefill share"),
     "fraction",
     (
-        Line("inference/prefix_hit_rate", "prompt tokens found", "mfu"),
-        Line("inference/prefill_share", "prefill of all tokens", "split-forward", "dash"),
+        Line("inference/prefix_hit_rate", _("prefix cache hit rate"), "mfu"),
+        Line("inference/prefill_share", _("prefill share of tokens"), "split-forward", "dash"),
     ),
     zero=True,
 )
-READ = Panel(
-    "read",
-    "Tokens read and written",
+TOKENS = Panel(
+    "tokens",
+    _("Prompt and output tokens"),
     "tokens",
     (
-        Line("inference/prompt_tokens", "prompt", "split-forward"),
-        Line("inference/shared_tokens", "of it shared", "mfu", "dash"),
-        Line("inference/new_tokens", "new", "throughput"),
+        Line("inference/prompt_tokens", _("prompt"), "split-forward"),
+        Line("inference/shared_tokens", _("cached prompt"), "mfu", "dash"),
+        Line("inference/new_tokens", _("output"), "throughput"),
     ),
     zero=True,
 )
-PUT_BACK = Panel(
-    "put_back",
-    "Put back to make room",
+PREEMPTED = Panel(
+    "preempted",
+    _("Preempted requests"),
     "requests",
-    (Line("inference/preemptions", "requests", "event"),),
+    (Line("inference/preemptions", _("requests"), "event"),),
     zero=True,
 )
 SWAPPED = Panel(
-    "swapped", "Blocks swapped", "blocks", (Line("inference/swaps", "blocks", "time-2"),), zero=True
+    "swapped",
+    _("Swapped KV cache blocks"),
+    "blocks",
+    (Line("inference/swaps", _("blocks"), "time-2"),),
+    zero=True,
 )
 SPECULATION = Panel(
     "speculation",
-    "Tokens a step by speculation",
+    _("Tokens per step with speculation"),
     "tokens",
-    (Line("inference/accepted_per_step", "tokens a step", "throughput"),),
+    (Line("inference/accepted_per_step", _("tokens per step"), "throughput"),),
     zero=True,
 )
 ACCEPTANCE = Panel(
     "acceptance",
-    "Draft tokens accepted",
+    _("Draft tokens accepted"),
     "fraction",
-    (Line("inference/acceptance", "accepted", "mfu"),),
+    (Line("inference/acceptance", _("accepted"), "mfu"),),
     zero=True,
 )
-JUDGED = Panel(
+COMPLETED = Panel(
     "answered",
-    "Lines done",
-    "answers",
-    (Line("inference/answered", "lines", "throughput"),),
+    _("Completed examples"),
+    "examples",
+    (Line("inference/answered", _("examples"), "throughput"),),
     zero=True,
 )
 
@@ -301,34 +340,34 @@ SUMMARY: Final = (
     PERPLEXITY,
     SERVED,
     FIRST_TOKEN,
-    PACE,
+    TIME_PER_TOKEN,
     REQUESTS,
     BLOCKS,
     SHARES,
-    READ,
+    TOKENS,
     SPECULATION,
     ACCEPTANCE,
-    PUT_BACK,
+    PREEMPTED,
     SWAPPED,
-    JUDGED,
+    COMPLETED,
 )
 # before the first point, by kind
 ANSWERING: Final = {
-    "serve": (SERVED, FIRST_TOKEN, PACE, REQUESTS, BLOCKS),
+    "serve": (SERVED, FIRST_TOKEN, TIME_PER_TOKEN, REQUESTS, BLOCKS),
     "generate": (SERVED, REQUESTS, BLOCKS),
-    "evaluate": (SERVED, JUDGED),
+    "evaluate": (SERVED, COMPLETED),
 }
 # before the first point
 TRAINING: Final = (LOSS, THROUGHPUT, MFU, GRAD_NORM, LEARNING_RATE, STEP_TIME, MEMORY)
 PERFORMANCE: Final = (STEP_SPLIT, STEP_TIME, THROUGHPUT, MFU, TFLOPS, SENT, BUBBLE)
 NUMERICS: Final = (LOSS_SCALE, GRAD_NORM, VIOLATION, AUXILIARY)
-SYSTEM: Final = (UTILISATION, POWER, TEMPERATURE)
+SYSTEM: Final = (UTILIZATION, POWER, TEMPERATURE)
 KNOWN: Final = frozenset(
     line.name
     for panel in (*SUMMARY, *PERFORMANCE, *NUMERICS, *SYSTEM, ALLOCATOR, OFFLOADED)
     for line in panel.series
 ) | {"comm/arrival_skew_s", "memory/capacity_bytes"}
-# of many curves, drawn together: charts of many lines, stacks and heat maps
+# metric families drawn together: multi-line charts, stacks and heat maps
 FAMILIES: Final = (
     "loss/",
     "memory/",
@@ -339,61 +378,60 @@ FAMILIES: Final = (
     "grad_underflow/",
     "moe/load/",
 )
-QUIET: Final = FAMILIES[1:]  # those of them that other tabs draw
-# of the known ones, those that other tabs draw
+QUIET: Final = FAMILIES[1:]  # families that other tabs draw
+# known metrics that other tabs draw
 ELSEWHERE: Final = KNOWN - {line.name for panel in SUMMARY for line in panel.series}
 
 
 def summary(names: Collection[str], kind: str) -> list[Panel]:
-    """The summary's charts: known metrics in a steady order, then by source, then those of the
-    program's own.
-    """
+    """Return the summary's charts: known metrics in fixed order, then custom metrics."""
     if not names:
         return list(ANSWERING.get(kind, TRAINING))
-    # an engine's memory is counted once, and a stack of constants would lead the page
+    # memory of an inference engine is constant; its stack would only fill the page
     chosen = [
         panel for panel in _having(SUMMARY, names) if kind not in ANSWERING or panel.id != "memory"
     ]
     if sources := _family(names, "loss/"):
-        chosen.insert(1, Panel("loss_sources", "Loss by source", "nats/token", sources))
-    return chosen + own(names)
+        chosen.insert(1, Panel("loss_sources", _("Loss by source"), "nats/token", sources))
+    return chosen + custom(names)
 
 
 def _family(names: Iterable[str], prefix: str) -> tuple[Line, ...]:
     """A line for each name with this prefix, for at most 16 of them, spread over all."""
-    found = sorted(name for name in names if name.startswith(prefix))
-    found = found[:: -(-len(found) // 16)] if found else found
+    members = sorted(name for name in names if name.startswith(prefix))
+    members = members[:: -(-len(members) // 16)] if members else members
     hues = ("loss", "loss-2", "throughput", "time-2", "mfu", "grad", "event", "other-series")
     return tuple(
-        Line(name, name.removeprefix(prefix), hues[i % len(hues)]) for i, name in enumerate(found)
+        Line(name, name.removeprefix(prefix), hues[i % len(hues)]) for i, name in enumerate(members)
     )
 
 
-def own(names: Iterable[str]) -> list[Panel]:
-    """One chart for each metric that only the program knows, at most `MOST_PANELS`."""
+def custom(names: Iterable[str]) -> list[Panel]:
+    """Return one chart per custom metric, at most `MOST_PANELS`."""
     unknown = sorted(name for name in names if name not in KNOWN and not name.startswith(FAMILIES))
     return [
         Panel(
-            f"own-{i}", name, unit_of(name), (Line(name, name.rsplit("/", 1)[-1], "other-series"),)
+            f"custom-{i}",
+            name,
+            metric_unit(name),
+            (Line(name, name.rsplit("/", 1)[-1], "other-series"),),
         )
         for i, name in enumerate(unknown[:MOST_PANELS])
     ]
 
 
 def performance(names: Collection[str]) -> list[Panel]:
-    """The split leads once it is told, else the step's time does."""
+    """Return performance charts; the step time breakdown comes first if it is reported."""
     if "time/forward_s" in names:
-        return _having(PERFORMANCE, set(names) - {"data_time_s"})  # the split has it
-    found = [panel for panel in _having(PERFORMANCE, names) if panel.id != "step_split"]
-    return [_wide(panel) for panel in found] or [_wide(STEP_TIME), THROUGHPUT]
+        return _having(PERFORMANCE, set(names) - {"data_time_s"})  # part of the breakdown
+    shown = [panel for panel in _having(PERFORMANCE, names) if panel.id != "step_split"]
+    return [_wide(panel) for panel in shown] or [_wide(STEP_TIME), THROUGHPUT]
 
 
 def numerics(names: Collection[str]) -> list[Panel]:
-    """Loss scale, gradients and the experts' balance; one that stands alone or before three takes
-    the width.
-    """
-    found = _having(NUMERICS, names)
-    return [replace(panel, wide=len(found) in (1, 4) and panel is found[0]) for panel in found]
+    """Return charts of loss scale, gradients and expert balance; the first of 1 or 4 is wide."""
+    shown = _having(NUMERICS, names)
+    return [replace(panel, wide=len(shown) in (1, 4) and panel is shown[0]) for panel in shown]
 
 
 def _wide(panel: Panel) -> Panel:
@@ -401,18 +439,24 @@ def _wide(panel: Panel) -> Panel:
 
 
 def memory(names: Collection[str], rank: int | None) -> list[Panel]:
-    """Stack and allocator of one rank; None is the lowest that tells."""
-    wanted = (replace(MEMORY, wide=True), replace(ALLOCATOR, wide=True), OFFLOADED)
-    found = _having(wanted, names) or [replace(MEMORY, wide=True)]
-    return [replace(panel, rank=rank) for panel in found]
+    """Return memory charts of one rank; None selects the lowest reporting rank."""
+    charts = (replace(MEMORY, wide=True), replace(ALLOCATOR, wide=True), OFFLOADED)
+    shown = _having(charts, names) or [replace(MEMORY, wide=True)]
+    return [replace(panel, rank=rank) for panel in shown]
+
+
+def memory_title(part: str) -> str:
+    """Return the readable name of a memory category."""
+    return gettext(_MEMORY_TITLES[part])
 
 
 def system(names: Collection[str]) -> list[Panel]:
+    """Return charts of device metrics."""
     return _having(SYSTEM, names)
 
 
 def unshown(names: Iterable[str]) -> int:
-    """How many of the program's own metrics have no chart."""
+    """Return how many custom metrics have no chart."""
     return max(
         0,
         len([name for name in names if name not in KNOWN and not name.startswith(FAMILIES)])
@@ -421,10 +465,11 @@ def unshown(names: Iterable[str]) -> int:
 
 
 def _having(panels: Iterable[Panel], names: Collection[str]) -> list[Panel]:
-    """Those with at least one series among the names, and of each the series that are; validation
-    may still come.
+    """Panels with at least one of the metrics, without their other series.
+
+    The loss chart always keeps validation, which may start later.
     """
-    found = []
+    shown = []
     for panel in panels:
         lines = tuple(
             line
@@ -432,5 +477,5 @@ def _having(panels: Iterable[Panel], names: Collection[str]) -> list[Panel]:
             if line.name in names or (panel.id == "loss" and line.name == "val_loss")
         )
         if any(line.name in names for line in lines):
-            found.append(replace(panel, series=lines))
-    return found
+            shown.append(replace(panel, series=lines))
+    return shown

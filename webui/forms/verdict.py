@@ -1,7 +1,6 @@
-"""What the form says beside a spec: its problems by field, what the run amounts to, the same by
-curl and recorder.
+"""Describes a spec next to the form: problems by field, size, notes, curl and recorder code.
 
-Pure; the problems themselves come from the service that would refuse the run.
+Pure functions; the problems come from the service that validates the run.
 """
 
 from __future__ import annotations
@@ -11,51 +10,50 @@ import shlex
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from django.utils.translation import gettext as _
+from django.utils.translation import ngettext
 from pydantic import ValidationError
 
 from webui.forms.spec_fields import ANSWERS, FIELDS, KIND
 from webui.presentation import formatting
 from workers.contracts import ParallelPlan, RunSpec
 from workers.contracts.catalog.counts import flops_per_token, parameter_count
-from workers.contracts.specs.benchmark import turns
+from workers.contracts.specs.benchmark import repeat_count
 from workers.contracts.specs.benchmark_variants import expand, total_steps
-from workers.contracts.specs.training_support import ENGINE_RUNS, beyond_engine
+from workers.contracts.specs.training_support import ENGINE_RUNS, unsupported_features
 
 _KNOWN = {field.path for field in FIELDS} | {"name", "experiment", "spec", KIND.path}
 
 
 def field_of(path: str) -> str:
-    """The form's field that a problem's path belongs to: itself, or the nearest above it; empty
-    where there is none.
-    """
+    """Return the form field of a problem's path: itself or its nearest parent, else empty."""
     path = path.removeprefix("spec.")
     while path and path not in _KNOWN:
         path = path.rpartition(".")[0]
     return path
 
 
-def placed(problems: Iterable[Mapping[str, str]]) -> list[dict[str, str]]:
-    """The problems, each with the form's field it belongs to as `id`."""
-    found = []
+def with_field_ids(problems: Iterable[Mapping[str, str]]) -> list[dict[str, str]]:
+    """Return the problems, each with the id of its form field."""
+    result = []
     for item in problems:
         path = item["field"].removeprefix("spec.")
-        found.append({**item, "field": path, "id": field_of(path).replace(".", "-") or "kind"})
-    return found
+        result.append({**item, "field": path, "id": field_of(path).replace(".", "-") or "kind"})
+    return result
 
 
 def by_field(problems: Iterable[Mapping[str, str]]) -> dict[str, list[dict[str, str]]]:
-    found: dict[str, list[dict[str, str]]] = {}
+    """Group problems by form field."""
+    groups: dict[str, list[dict[str, str]]] = {}
     for item in problems:
-        found.setdefault(field_of(item["field"]), []).append(dict(item))
-    return found
+        groups.setdefault(field_of(item["field"]), []).append(dict(item))
+    return groups
 
 
-def amounts(
+def summarize_spec(
     spec: Mapping[str, Any], problems: list[dict[str, str]], *, fleet_devices: int
 ) -> dict[str, Any]:
-    """`headline`, `facts` (pairs) and `notes`: what the run would be, where the spec can be read at
-    all.
-    """
+    """Return `headline`, `facts` (pairs) and `notes` of the run; empty for an invalid spec."""
     try:
         run = RunSpec.from_dict(spec)
     except ValidationError:
@@ -63,37 +61,54 @@ def amounts(
     facts: list[tuple[str, str]] = []
     notes: list[str] = []
     if run.kind == "external":
-        facts.append(("Devices", "none of this fleet"))
-        return {"headline": "It will be watched, not launched", "facts": facts, "notes": notes}
-    plan = run.plan if isinstance(run.plan, ParallelPlan) and run.plan_given else None
+        facts.append((_("Devices"), _("none of this fleet")))
+        return {
+            "headline": _("Orrery records this run but does not launch it"),
+            "facts": facts,
+            "notes": notes,
+        }
+    plan = run.plan if isinstance(run.plan, ParallelPlan) and run.has_explicit_plan else None
     devices = run.resources.devices or (plan.world_size if plan else 1)
     if run.kind == "train" and run.train is not None:
         facts += _training(run, plan, devices)
     if run.benchmark is not None:
         facts += _benchmark(run)
     facts.append(
-        ("Devices", f"{devices} of the fleet's {fleet_devices}" if fleet_devices else f"{devices}")
+        (
+            _("Devices"),
+            _("%(count)s of %(total)s in the fleet") % {"count": devices, "total": fleet_devices}
+            if fleet_devices
+            else f"{devices}",
+        )
     )
-    if not problems and run.kind in ("train", "benchmark") and (beyond := beyond_engine(run)):
+    if (
+        not problems
+        and run.kind in ("train", "benchmark")
+        and (beyond := unsupported_features(run))
+    ):
         notes.append(
-            f"Orrery's engine does not run {formatting.listed(beyond)} yet: the run would end at its "
-            "start and say so. "
-            f"It runs {ENGINE_RUNS}."
+            _(
+                "Orrery's engine does not support %(features)s yet; the run would fail at start. "
+                "Supported: %(supported)s."
+            )
+            % {"features": formatting.listed(beyond), "supported": ENGINE_RUNS}
         )
     if not problems and devices > fleet_devices:
-        have = formatting.count(fleet_devices, "device") if fleet_devices else "no device"
+        fleet = ngettext(
+            "The fleet has %(count)s device", "The fleet has %(count)s devices", fleet_devices
+        ) % {"count": fleet_devices or _("no")}
         notes.append(
-            f"The fleet has {have} now, so the run will wait in the queue until {devices} are "
-            "there."
+            _("%(fleet)s now; the run will wait in the queue until %(count)s are available.")
+            % {"fleet": fleet, "count": devices}
         )
-    return {"headline": "Ready to submit", "facts": facts, "notes": notes}
+    return {"headline": _("Ready to submit"), "facts": facts, "notes": notes}
 
 
 def package(spec: Mapping[str, Any]) -> str:
-    """The package that the weights are asked of, "" where they are not."""
+    """Return the package of weights that the spec names, else ""."""
     model = spec.get("model")
-    found = model.get("package") if isinstance(model, Mapping) else None
-    return found if isinstance(found, str) and spec.get("kind") in ANSWERS else ""
+    name = model.get("package") if isinstance(model, Mapping) else None
+    return name if isinstance(name, str) and spec.get("kind") in ANSWERS else ""
 
 
 def _training(run: RunSpec, plan: ParallelPlan | None, devices: int) -> list[tuple[str, str]]:
@@ -104,52 +119,78 @@ def _training(run: RunSpec, plan: ParallelPlan | None, devices: int) -> list[tup
     facts = []
     if shape is not None:
         count = parameter_count(shape)
-        facts.append(("Model", f"{formatting.quantity(count.total)} parameters"))
+        facts.append(
+            (
+                _("Model"),
+                _("%(count)s parameters") % {"count": formatting.quantity(count.total)},
+            )
+        )
     if plan is None:
-        ranks = "one device" if devices == 1 else f"data parallel over {devices} devices"
-        facts.append(("Plan", f"{ranks}, fp32, micro-batch 1"))
+        ranks = _("1 device")
+        if devices > 1:
+            ranks = _("data parallel over %(count)s devices") % {"count": devices}
+        facts.append((_("Plan"), _("%(ranks)s, fp32, micro-batch 1") % {"ranks": ranks}))
     elif plan.global_batch_size % (plan.micro_batch_size * plan.dp) == 0:
-        rounds = formatting.count(plan.accumulation, "micro-batch", "micro-batches")
-        facts.append(("Plan", f"{formatting.plan_sentence(plan.to_dict())}; {rounds} a rank"))
-    facts.append(("A step", f"{batch:,} sequences × {train.seq_len:,} = {tokens:,} tokens"))
+        rounds = ngettext(
+            "%(count)s micro-batch per rank",
+            "%(count)s micro-batches per rank",
+            plan.accumulation,
+        ) % {"count": f"{plan.accumulation:,}"}
+        facts.append((_("Plan"), f"{formatting.describe_plan(plan.to_dict())}; {rounds}"))
     facts.append(
-        ("In all", f"{train.steps:,} steps, {formatting.quantity(tokens * train.steps)} tokens")
+        (
+            _("Step"),
+            _("%(batch)s sequences × %(length)s = %(tokens)s tokens")
+            % {"batch": f"{batch:,}", "length": f"{train.seq_len:,}", "tokens": f"{tokens:,}"},
+        )
+    )
+    facts.append(
+        (
+            _("Total"),
+            _("%(steps)s steps, %(tokens)s tokens")
+            % {"steps": f"{train.steps:,}", "tokens": formatting.quantity(tokens * train.steps)},
+        )
     )
     if shape is not None:
         total = flops_per_token(shape, train.seq_len) * tokens * train.steps
-        facts.append(("Work", flops(total)))
+        facts.append((_("Compute"), flops(total)))
     return facts
 
 
 def _benchmark(run: RunSpec) -> list[tuple[str, str]]:
-    """What would be measured; without a plan in numbers the planner chooses the base first."""
+    """Describe the variants; without an explicit plan the planner chooses the baseline."""
     assert run.benchmark is not None
     if not isinstance(run.plan, ParallelPlan):
-        return [("Variants", "of the plan that the planner chooses")]
-    found = expand(run)
-    names = dict.fromkeys(each.technique.replace("_", " ") for each in found.variants[1:])
-    more = ", ".join([*names, *found.devices])
+        return [(_("Variants"), _("of the plan that the planner selects"))]
+    expanded = expand(run)
+    names = dict.fromkeys(variant.technique.replace("_", " ") for variant in expanded.variants[1:])
+    more = ", ".join([*names, *expanded.devices])
     facts = [
-        ("Variants", f"the base and {len(found.variants) - 1} more" + (f": {more}" if more else ""))
+        (
+            _("Variants"),
+            _("baseline and %(count)s more") % {"count": len(expanded.variants) - 1}
+            + (f": {more}" if more else ""),
+        )
     ]
-    if found.left_out:
+    if expanded.left_out:
         facts.append(
             (
-                "Left out",
-                "; ".join(f"{each['name']}: {each['reason']}" for each in found.left_out[:4]),
+                _("Skipped"),
+                "; ".join(f"{item['name']}: {item['reason']}" for item in expanded.left_out[:4]),
             )
         )
     facts.append(
         (
-            "In all",
-            f"{total_steps(run):,} steps in {formatting.count(turns(run.benchmark), 'turn')}",
+            _("Total"),
+            _("%(steps)s steps in %(count)s rounds")
+            % {"steps": f"{total_steps(run):,}", "count": repeat_count(run.benchmark)},
         )
     )
     return facts
 
 
 def flops(total: float) -> str:
-    """`1.36 TFLOP`: floating-point operations with a metric prefix."""
+    """Format floating-point operations with a metric prefix: `1.36 TFLOP`."""
     for size, prefix in (
         (1e24, "Y"),
         (1e21, "Z"),
@@ -163,8 +204,8 @@ def flops(total: float) -> str:
     return f"{total:.3g} FLOP"
 
 
-def named(name: str, spec: Mapping[str, Any]) -> str:
-    """The name as typed; kind and model where it was left empty."""
+def run_name(name: str, spec: Mapping[str, Any]) -> str:
+    """Return the name as typed, else kind and model."""
     if name.strip():
         return name
     kind, model = str(spec.get("kind", "run")), spec.get("model")
@@ -172,14 +213,14 @@ def named(name: str, spec: Mapping[str, Any]) -> str:
         where = str(model.get("path") or model.get("package") or "")
         return f"{kind} {where.rstrip('/').rsplit('/', 1)[-1]}".strip()[:160]
     if kind == "train" and model is not None:
-        return f"{kind} {model if isinstance(model, str) else 'own shape'}"[:160]
+        return f"{kind} {model if isinstance(model, str) else 'custom'}"[:160]
     return kind
 
 
 def curl(url: str, name: str, experiment: str, spec: Mapping[str, Any]) -> str:
-    """The command that submits the very same run; the token stays a variable."""
+    """Return the curl command that submits the same run; the token is a shell variable."""
     body = {
-        "name": named(name, spec),
+        "name": run_name(name, spec),
         **({"experiment": experiment} if experiment.strip() else {}),
         "spec": spec,
     }
@@ -192,7 +233,7 @@ def curl(url: str, name: str, experiment: str, spec: Mapping[str, Any]) -> str:
 
 
 def recorder_lines(url: str, name: str, experiment: str) -> str:
-    """What a foreign program adds to be recorded."""
+    """Return the code that records an external program."""
     more = f", experiment={json.dumps(experiment)}" if experiment.strip() else ""
     return (
         "import orrery_recorder\n\n"

@@ -1,8 +1,6 @@
-"""The node's Celery worker: one queue of its own, JSON only, four short tasks that open sealed
-orders.
+"""The node's Celery worker: its own queue, JSON only, four short tasks that open sealed orders.
 
-An order that is forged, expired, replayed or for somebody else is logged and dropped. Does not know
-how attempts run.
+An order that is forged, expired, replayed or addressed to another node is logged and dropped.
 """
 
 from __future__ import annotations
@@ -18,13 +16,13 @@ from kombu.entity import Queue
 
 from workers.contracts.wire import envelope, names
 from workers.contracts.wire.node_messages import ControlOrder, KeepOrder, LaunchOrder, ProbeOrder
-from workers.launcher.checkpoint_pin import keep
+from workers.launcher.checkpoint_pin import pin_checkpoint
 
 log = logging.getLogger(__name__)
 
 
-class Orders:
-    """`start` begins to consume in a thread; `stop` ends within a second or two."""
+class OrderConsumer:
+    """Consumes orders in a thread; `stop` takes a second or two."""
 
     def __init__(self, *, node: str, secret: bytes, redis_url: str, agent: Any) -> None:
         self._node, self._secret, self._agent = node, secret, agent
@@ -41,12 +39,13 @@ class Orders:
         self.last_order = time.monotonic()
 
     def start(self) -> None:
+        """Start the consumer thread."""
         state.should_stop = state.should_terminate = None
         self._thread = threading.Thread(target=self._consume, name="orders", daemon=True)
         self._thread.start()
 
     def stop(self, patience_s: float = 2.0) -> bool:
-        """Stops consuming; False if the loop did not end in time."""
+        """Stop consuming; False if the loop did not end in time."""
         state.should_stop = 0
         if self._thread is not None:
             self._thread.join(patience_s)
@@ -54,6 +53,7 @@ class Orders:
 
     @property
     def alive(self) -> bool:
+        """Whether the consumer thread runs."""
         return self._thread is not None and self._thread.is_alive()
 
     def _consume(self) -> None:
@@ -65,7 +65,7 @@ class Orders:
             without_heartbeat=True,
             without_gossip=True,
             without_mingle=True,
-            queues=[names.queue_of(self._node)],
+            queues=[names.node_queue(self._node)],
         )
         worker.start()
 
@@ -99,11 +99,11 @@ class Orders:
     def _keep(self, text: str) -> None:
         if body := self._open(names.KIND_KEEP, text):
             order = KeepOrder.from_dict(body)
-            done = keep(self._agent.attempts.home, order.source, order.target)
+            done = pin_checkpoint(self._agent.attempts.home, order.source, order.target)
             log.info(
                 "%s %s as %s",
                 order.source,
-                "is kept" if done else "is not here to be kept",
+                "is pinned" if done else "is not on this node and cannot be pinned",
                 order.target,
             )
 
@@ -113,21 +113,21 @@ def _task(act: Any) -> Any:
         try:
             act(envelope_text)
         except Exception:
-            log.exception("An order could not be carried out")
+            log.exception("An order failed")
 
     return run
 
 
 def _celery(node: str, redis_url: str) -> Celery:
     app = Celery("orrery-agent", broker=names.broker_url(redis_url), set_as_current=False)
-    queue = Queue(names.queue_of(node), routing_key=names.queue_of(node))  # type: ignore[no-untyped-call]
+    queue = Queue(names.node_queue(node), routing_key=names.node_queue(node))  # type: ignore[no-untyped-call]
     app.conf.update(
         task_serializer="json",
         accept_content=["json"],
         task_ignore_result=True,
         result_backend=None,
         task_queues=[queue],
-        task_default_queue=names.queue_of(node),
+        task_default_queue=names.node_queue(node),
         worker_prefetch_multiplier=1,
         worker_hijack_root_logger=False,
         worker_redirect_stdouts=False,

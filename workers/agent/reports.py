@@ -1,8 +1,6 @@
-"""The agent's own words to the control plane: heartbeats, answers to probes, attempts that it does
-not know.
+"""Messages of the agent to the control plane: heartbeats and reports of unknown attempts.
 
-Says nothing while Redis is away: a heartbeat is worth nothing later. Does not know how attempts
-run.
+Nothing is queued while Redis is unreachable: a late heartbeat is worthless.
 """
 
 from __future__ import annotations
@@ -23,17 +21,19 @@ from workers.contracts.wire.node_messages import (
 )
 
 log = logging.getLogger(__name__)
-HEARTBEAT_TTL_S = 60.0  # an older one says nothing about now
-FULLEST = 20_000  # entries nobody read: more heartbeats would only fill Redis
+HEARTBEAT_TTL_S = 60.0
+MAX_UNREAD = 20_000  # entries in the stream; more heartbeats would only fill Redis
 
 
-class Reports:
+class Reporter:
+    """Sends sealed messages of one node to Redis."""
+
     def __init__(self, *, node: str, secret: bytes, redis_url: str) -> None:
         self._node, self._secret = node, secret
         self._redis = redis.Redis.from_url(
             redis_url, socket_timeout=5, socket_connect_timeout=5, retry=None
         )
-        self._away = False
+        self._disconnected = False
 
     def heartbeat(
         self,
@@ -41,6 +41,7 @@ class Reports:
         attempts: list[AttemptSeen],
         inventory: NodeInventory | None = None,
     ) -> bool:
+        """Send a heartbeat; whether Redis has it."""
         beat = Heartbeat(
             node=self._node,
             time=time.time(),
@@ -51,7 +52,7 @@ class Reports:
         return self._send(names.KIND_HEARTBEAT, beat.to_dict(), HEARTBEAT_TTL_S)
 
     def unknown(self, attempt_id: str, fence: str) -> bool:
-        """This node was asked to end an attempt that it does not have."""
+        """Report that this node does not have the attempt of a control order."""
         data = {"class": "lost", "reason": f"Node {self._node} does not have this attempt."}
         report = AttemptReport(
             attempt_id=attempt_id,
@@ -65,9 +66,9 @@ class Reports:
         return self._send(names.KIND_REPORT, report.to_dict(), names.REPORT_TTL_S)
 
     def orders_waiting(self) -> int:
-        """Messages in this node's queue that nobody has taken; 0 while Redis is away."""
+        """Unconsumed messages in this node's queue; 0 while Redis is unreachable."""
         try:
-            return int(self._redis.llen(names.queue_of(self._node)))
+            return int(self._redis.llen(names.node_queue(self._node)))
         except (redis.RedisError, OSError):
             return 0
 
@@ -76,15 +77,15 @@ class Reports:
             self._secret, kind, body, ttl_s=ttl_s, now=time.time(), node=self._node
         )
         try:
-            if kind == names.KIND_HEARTBEAT and int(self._redis.xlen(names.REPORTS)) > FULLEST:
+            if kind == names.KIND_HEARTBEAT and int(self._redis.xlen(names.REPORTS)) > MAX_UNREAD:
                 return False
             self._redis.xadd(names.REPORTS, {names.FIELD_MESSAGE: text})
         except (redis.RedisError, OSError) as error:
-            if not self._away:
-                log.warning("Redis is away, heartbeats wait: %s", error)
-            self._away = True
+            if not self._disconnected:
+                log.warning("Redis is unreachable, no heartbeats are sent: %s", error)
+            self._disconnected = True
             return False
-        if self._away:
-            log.info("Redis is back")
-        self._away = False
+        if self._disconnected:
+            log.info("Redis is reachable again")
+        self._disconnected = False
         return True

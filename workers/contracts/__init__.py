@@ -24,6 +24,6 @@ __all__ = [
     "RunEvent",
     "RunSpec",
     "plan_problems",
-    "problems_of",
+    "validation_problems",
     "spec_problems",
 ]

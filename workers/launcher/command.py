@@ -1,6 +1,6 @@
-"""From a launch order to torchrun's command line and environment, by kind of program.
+"""torchrun's command line and environment of a launch order, by kind of program.
 
-Pure but for looking whether a script exists. Does not start anything.
+Pure except for checks whether a script exists. Starts nothing.
 """
 
 from __future__ import annotations
@@ -12,13 +12,13 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import workers
-from workers.contracts.specs.inference_support import INFERENCE_KINDS, place_of
+from workers.contracts.specs.inference_support import INFERENCE_KINDS, placement_of
 from workers.contracts.specs.plan import ParallelPlan
 from workers.contracts.wire.node_messages import LaunchOrder
 from workers.launcher.rundir import RunDir
 
 ROOT = Path(workers.__file__).resolve().parent.parent
-KEEPER = Path(__file__).resolve().parent / "rank_wrapper.py"
+RANK_WRAPPER = Path(__file__).resolve().parent / "rank_wrapper.py"
 OWN_PROGRAMS = {
     "train": "workers.training.main",
     "benchmark": "workers.training.benchmark.main",
@@ -28,11 +28,11 @@ LOOPBACK = ("127.", "localhost", "::1")
 
 
 class Unlaunchable(ValueError):
-    """What was asked for cannot be started on any node: a user error, told in a sentence."""
+    """The run cannot be started on any node: a user error; the message says why."""
 
 
-def home_of(run_dir: RunDir, order: LaunchOrder) -> Path:
-    """The node's home, which the order's relative paths start from."""
+def node_home(run_dir: RunDir, order: LaunchOrder) -> Path:
+    """The node's home, the base of the order's relative paths."""
     return run_dir.path.parents[len(Path(order.run_dir).parts) - 1]
 
 
@@ -65,7 +65,7 @@ def _script(order: LaunchOrder, run_dir: RunDir) -> tuple[list[str], Path]:
         raise Unlaunchable(
             'script.command is empty; give a program, as ["train.py", "--lr", "0.1"].'
         )
-    folder = home_of(run_dir, order) / body["workdir"] if body.get("workdir") else run_dir.path
+    folder = node_home(run_dir, order) / body["workdir"] if body.get("workdir") else run_dir.path
     if not folder.is_dir():
         raise Unlaunchable(
             f"script.workdir {folder} is not a folder on this node; create it there, or give "
@@ -94,9 +94,7 @@ def _script(order: LaunchOrder, run_dir: RunDir) -> tuple[list[str], Path]:
 def torchrun(
     order: LaunchOrder, run_dir: RunDir, *, host: str, port: int, local_address: str
 ) -> list[str]:
-    """`torch.distributed.run` with a static rendezvous; each rank runs under its keeper
-    (`rank.py`).
-    """
+    """`torch.distributed.run` with a static rendezvous; each rank runs under `rank_wrapper.py`."""
     ranks, _ = program(order, run_dir)
     return [
         sys.executable,
@@ -124,7 +122,7 @@ def torchrun(
         sys.executable,
         "-S",
         "-E",
-        str(KEEPER),
+        str(RANK_WRAPPER),
         str(run_dir.path),
         "--",
         *ranks,
@@ -132,12 +130,12 @@ def torchrun(
 
 
 def checkpoints(order: LaunchOrder, run_dir: RunDir) -> Path:
-    """Shared by a run's attempts, but for nodes that share no directory: there each holds a part
-    that is no whole.
+    """The checkpoint folder: shared by a run's attempts, except on nodes without a shared directory,
+    where each holds a part of a checkpoint.
     """
     if order.nodes > 1 and order.shared_dir is None:
         return run_dir.path / "checkpoints"
-    return home_of(run_dir, order) / (order.shared_dir or f"runs/{order.run}") / "checkpoints"
+    return node_home(run_dir, order) / (order.shared_dir or f"runs/{order.run}") / "checkpoints"
 
 
 def environment(
@@ -148,14 +146,14 @@ def environment(
     address: str = "127.0.0.1",
     base: Mapping[str, str] = os.environ,
 ) -> dict[str, str]:
-    """What torchrun and all ranks see. What the order gives wins over our defaults, not over our
-    names.
+    """Environment of torchrun and all ranks.
 
-    `host` is where ranks meet, `address` where others reach this node.
+    The order overrides defaults but not Orrery's own variables. `host` is the rendezvous,
+    `address` is where other nodes reach this one.
     """
-    home = home_of(run_dir, order)
+    home = node_home(run_dir, order)
     script = (order.spec.get("script") or {}).get("env") or {}
-    given = {**order.env, **script}
+    requested = {**order.env, **script}
     gpu = order.device_kind == "gpu"
     defaults = {
         "PYTHONFAULTHANDLER": "1",
@@ -167,14 +165,14 @@ def environment(
         defaults["OMP_NUM_THREADS"] = "1"
     if host.startswith(LOOPBACK):
         defaults["GLOO_SOCKET_IFNAME"] = "lo" if sys.platform.startswith("linux") else "lo0"
-    # the recorder's folder lets a script say `import orrery_recorder`
+    # the recorder's folder lets a script `import orrery_recorder`
     path = [str(ROOT)] if order.kind in OWN_PROGRAMS else [str(ROOT / "workers" / "recorder")]
-    path += [part for part in (given.get("PYTHONPATH", base.get("PYTHONPATH", "")),) if part]
-    kept = {name: value for name, value in base.items() if _may_pass(name)}
-    found = {
-        **kept,
+    path += [part for part in (requested.get("PYTHONPATH", base.get("PYTHONPATH", "")),) if part]
+    inherited = {name: value for name, value in base.items() if _may_inherit(name)}
+    variables = {
+        **inherited,
         **defaults,
-        **given,
+        **requested,
         "PYTHONPATH": os.pathsep.join(path),
         "CUDA_VISIBLE_DEVICES": ",".join(str(index) for index in order.local_devices)
         if gpu
@@ -187,24 +185,24 @@ def environment(
         "ORRERY_ADDRESS": address,
         "ORRERY_RUN_DIR": str(run_dir.path),
         "ORRERY_CHECKPOINTS": str(checkpoints(order, run_dir)),
-        # the supervisor, which can tell who hangs, is to speak before a collective gives up
-        "ORRERY_PG_TIMEOUT_S": kept.get("ORRERY_PG_TIMEOUT_S", str(round(order.hang_s) + 60)),
+        # the supervisor identifies the hanging rank, so it must report before a collective times out
+        "ORRERY_PG_TIMEOUT_S": inherited.get("ORRERY_PG_TIMEOUT_S", str(round(order.hang_s) + 60)),
     }
     if order.resume_from is not None:
-        found["ORRERY_RESUME"] = str(home / order.resume_from.path)
-    return found
+        variables["ORRERY_RESUME"] = str(home / order.resume_from.path)
+    return variables
 
 
-def stage_of(order: LaunchOrder, rank: int) -> int:
-    """The pipeline stage that a rank belongs to: a training's stages are the mesh's outermost axis."""
+def pipeline_stage(order: LaunchOrder, rank: int) -> int:
+    """The pipeline stage of a rank; in training, stages are the outermost axis of the mesh."""
     if order.kind in INFERENCE_KINDS:
-        return place_of(ParallelPlan.from_dict(order.plan or {}), rank).stage
+        return placement_of(ParallelPlan.from_dict(order.plan or {}), rank).stage
     stages = (order.plan or {}).get("pp") or 1
     return rank * int(stages) // order.world_size
 
 
-def _may_pass(name: str) -> bool:
-    """A node's own settings and its broker's password are no business of the programs it runs."""
+def _may_inherit(name: str) -> bool:
+    """Whether a program may see this variable: not the node's own settings or secrets."""
     if name in ("ORRERY_PG_TIMEOUT_S", "ORRERY_SCRATCH"):
         return True
     return not name.startswith(("ORRERY_", "TORCHELASTIC_")) and name not in (

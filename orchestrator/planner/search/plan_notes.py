@@ -1,7 +1,6 @@
-"""What a person should know before taking a plan: another algorithm, a wider precision, memory that
-nobody told.
+"""Notes on plans: stale gradients, a lower precision peak, unknown host memory and disk.
 
-Reads plans and what was predicted of them; knows no formula and ranks nothing.
+Reads plans and their predictions; does not rank plans.
 """
 
 from __future__ import annotations
@@ -13,109 +12,100 @@ from orchestrator.planner.model.terms import Table
 from workers.contracts.catalog.devices import GIB
 
 
-def of_plans(requests: Sequence[Request], table: Table) -> list[list[str]]:
-    """Sentences on each plan, as they stand in its answer."""
-    holds = table.column("host_bytes")
+def notes_by_plan(requests: Sequence[Request], table: Table) -> list[list[str]]:
+    """The notes of each plan's answer."""
     return [
         [
-            each
-            for each in (
+            note
+            for note in (
                 _precision(request),
-                _host(request, float(held)),
+                _host(request, float(host_bytes)),
                 _stale(request),
                 _disk(request),
             )
-            if each
+            if note
         ]
-        for request, held in zip(requests, holds, strict=True)
+        for request, host_bytes in zip(requests, table.column("host_bytes"), strict=True)
     ]
 
 
-def warnings(ranked: Sequence[Request], table: Table | None) -> list[str]:
-    """Sentences on ranked plans, best first, which they name by their rank; `table` holds them and
-    perhaps more.
-    """
+def notes_on_ranking(ranked: Sequence[Request], table: Table | None) -> list[str]:
+    """Notes on ranked plans, which are named by rank; `table` may hold more rows."""
     if table is None or not ranked:
         return []
     notes = []
-    stale = [
-        str(place) for place, each in enumerate(ranked, 1) if each.plan.schedule == "pipedream"
-    ]
+    stale = [str(rank) for rank, item in enumerate(ranked, 1) if item.plan.schedule == "pipedream"]
     if stale:
         which = ", ".join(stale[:6]) + (" and others" if len(stale) > 6 else "")
         notes.append(
-            f"Number {which}: pipedream updates weights with stale gradients, which trains "
-            "differently from all other "
-            "schedules; fix schedule to leave it out."
+            f"Number {which}: pipedream updates weights with stale gradients, so training differs "
+            "from all other schedules. Fix the schedule to exclude it."
         )
     holds = table.column("host_bytes")
-    for place, (request, held) in enumerate(zip(ranked, holds, strict=False), 1):
-        if request.cluster.host_gib_per_device is None and held * _on_node(request) >= GIB:
+    for rank, (request, host_bytes) in enumerate(zip(ranked, holds, strict=False), 1):
+        if (
+            request.cluster.host_gib_per_device is None
+            and host_bytes * _devices_per_node(request) >= GIB
+        ):
             notes.append(
-                f"Number {place} keeps {_of_node(request, float(held))} GiB of states in the "
-                "memory of each host, "
-                "which the catalogue does not know: that a plan fits is said of the devices "
-                f"alone. {_SAY_HOST}"
+                f"Number {rank} stores {_gib_per_node(request, float(host_bytes))} GiB of states in "
+                "the memory of each host, whose size is unknown: only device memory was checked. "
+                f"{_HOST_HINT}"
             )
             break
     return [*dict.fromkeys(filter(None, map(_precision, ranked))), *notes]
 
 
-_SAY_HOST = "Say host_gib_per_device of the cluster to have it checked."
+_HOST_HINT = "Set the cluster's host_gib_per_device to check it."
 
 
 def _precision(request: Request) -> str:
-    """Empty where the device multiplies in the plan's precision."""
-    asked, entry = request.plan.precision, request.entry
-    used = entry.runs_at(asked)
-    if used == asked:
+    """Empty if the device multiplies in the plan's precision."""
+    precision, entry = request.plan.precision, request.entry
+    used = entry.compute_precision(precision)
+    if used == precision:
         return ""
-    message = (
-        f"{entry.name} does not multiply in {asked}: time and MFU are counted at its {used} peak, "
-    )
     return (
-        f"{message}{entry.peak(used):g} TFLOP/s, which is the most that this plan can reach there."
+        f"{entry.name} does not multiply in {precision}: time and MFU refer to its {used} peak, "
+        f"{entry.peak(used):g} TFLOP/s, the maximum for this plan on it."
     )
 
 
-def _host(request: Request, held: float) -> str:
-    if held * _on_node(request) < GIB:  # no host lacks that
+def _host(request: Request, host_bytes: float) -> str:
+    if host_bytes * _devices_per_node(request) < GIB:  # every host has that
         return ""
     if request.entry.kind == "cpu":
-        return "On a CPU the device is the host: what is offloaded stays in the same memory."
-    all_, has = _of_node(request, held), request.cluster.host_gib_per_device
-    if has is None:
+        return "On a CPU the device is the host: offloaded states stay in the same memory."
+    needed, limit_gib = _gib_per_node(request, host_bytes), request.cluster.host_gib_per_device
+    if limit_gib is None:
         return (
-            f"It keeps {all_} GiB of states in the memory of each host, which nobody told: that "
-            "it fits is said of the "
-            f"devices alone. {_SAY_HOST}"
+            f"It stores {needed} GiB of states in the memory of each host, whose size is unknown: "
+            f"only device memory was checked. {_HOST_HINT}"
         )
-    if held > has * GIB:
-        room = has * _on_node(request)
-        return (
-            f"Each host would have to hold {all_} GiB of states and has {room:,.0f} GiB for them."
-        )
+    if host_bytes > limit_gib * GIB:
+        limit = limit_gib * _devices_per_node(request)
+        return f"Each host needs {needed} GiB for states and has {limit:,.0f} GiB."
     return ""
 
 
 def _disk(request: Request) -> str:
     if request.plan.offload != "nvme":
         return ""
-    return "All its states lie on each node's disks, whose size nobody told."
+    return "All its states are on each node's disks, whose size is unknown."
 
 
 def _stale(request: Request) -> str:
     if request.plan.schedule != "pipedream" or request.plan.pp == 1:
         return ""
     return (
-        "pipedream updates weights with stale gradients, which trains differently from all "
-        "other schedules."
+        "pipedream updates weights with stale gradients, so training differs from all other "
+        "schedules."
     )
 
 
-def _of_node(request: Request, held: float) -> str:
-    return f"{held * _on_node(request) / GIB:,.0f}"
+def _gib_per_node(request: Request, host_bytes: float) -> str:
+    return f"{host_bytes * _devices_per_node(request) / GIB:,.0f}"
 
 
-def _on_node(request: Request) -> int:
+def _devices_per_node(request: Request) -> int:
     return min(request.plan.world_size, request.cluster.devices_per_node)

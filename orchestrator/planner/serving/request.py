@@ -129,7 +129,7 @@ class ServingRequest(Contract):
 
     def notes(self) -> list[str]:
         """What to know of the prediction."""
-        used = self.entry.runs_at(self.precision)
+        used = self.entry.compute_precision(self.precision)
         if used == self.precision:
             return []
         message = (

@@ -6,7 +6,7 @@ from django.apps.registry import Apps
 from django.db import migrations
 from django.db.backends.base.schema import BaseDatabaseSchemaEditor
 
-from workers.contracts.specs.api_key_hash import hidden
+from workers.contracts.specs.api_key_hash import hash_key
 
 
 def hide(apps: Apps, editor: BaseDatabaseSchemaEditor) -> None:
@@ -14,7 +14,7 @@ def hide(apps: Apps, editor: BaseDatabaseSchemaEditor) -> None:
     for run in runs.filter(kind="serve").only("pk", "spec").iterator():
         key = ((run.spec or {}).get("serve") or {}).get("api_key")
         if isinstance(key, str) and key:
-            spec = {**run.spec, "serve": {**run.spec["serve"], "api_key": hidden(key)}}
+            spec = {**run.spec, "serve": {**run.spec["serve"], "api_key": hash_key(key)}}
             runs.filter(pk=run.pk).update(spec=spec)
 
 

@@ -1,7 +1,6 @@
-"""Where a serve run answers, how its engine stands, and what became of its requests.
+"""A serve run's endpoint, engine state and request summary.
 
-Reads events and asks the run's own server; forwards nothing (that is the proxy's) and knows no
-markup.
+Reads events and queries the run's own server. The proxy in `api.serve` forwards requests.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ from orchestrator.common.units import is_id
 from orchestrator.runs.models import Attempt, Run, RunEvent
 from orchestrator.runs.states import ENDED
 from workers.contracts.base import Contract
-from workers.contracts.specs.api_key_hash import checker
+from workers.contracts.specs.api_key_hash import key_checker
 from workers.contracts.wire.node_messages import RunState
 from workers.contracts.wire.serving_reports import (
     DRAINING,
@@ -41,17 +40,18 @@ from workers.contracts.wire.serving_reports import (
 
 Phase = Literal["waiting", "loading", "serving", "draining", "ended"]
 _ANYWHERE: Final = ("0.0.0.0", "::", "")
-_PATIENCE: Final = httpx.Timeout(2.0, connect=1.0)
-_FRESH_S: Final = 0.3  # several pages that look at one engine ask it once
-_REMEMBERED: Final = 200  # runs
-_ATTEMPTS: Final = 5  # the newest, looked through for one that served
-_MOST_BYTES: Final = 32 << 20  # of a state that is read
+_TIMEOUT: Final = httpx.Timeout(2.0, connect=1.0)
+_FRESH_S: Final = 0.3  # several pages share one query
+_CACHED_RUNS: Final = 200  # runs
+_ATTEMPTS: Final = 5  # the newest, searched for one that served
+_MOST_BYTES: Final = 32 << 20  # of a state file
 
 
 @dataclass(frozen=True, slots=True)
 class EndpointStatus:
-    """`url` and `key` reach the server, "" where there is none; `message` is what a caller is told in
-    each phase.
+    """Whether and where a run serves.
+
+    `url` and `key` reach the server, "" without one; `message` explains the phase to a caller.
     """
 
     phase: Phase
@@ -62,18 +62,19 @@ class EndpointStatus:
 
     @property
     def headers(self) -> dict[str, str]:
+        """The headers that authorize a call of the server."""
         return {KEY_HEADER: self.key}
 
 
 def status(*, run: Run) -> EndpointStatus:
-    """Whether and where the run serves now. At most two queries."""
+    """Whether and where the run serves now, with at most two queries."""
     if run.state in ENDED:
-        what = (
-            "Put right what its page tells, then clone it."
+        hint = (
+            "Fix the error on its page, then clone it."
             if run.state == RunState.FAILED
             else "Clone it to serve again."
         )
-        return EndpointStatus("ended", f"Run {run.pk} is {run.state} and serves no more. {what}")
+        return EndpointStatus("ended", f"Run {run.pk} is {run.state} and no longer serves. {hint}")
     if run.state in (RunState.QUEUED, RunState.PAUSED, RunState.STARTING):
         why = (
             f": {run.wait_reason.rstrip('.')}"
@@ -82,63 +83,61 @@ def status(*, run: Run) -> EndpointStatus:
         )
         return EndpointStatus(
             "waiting",
-            f"Run {run.pk} is {run.state}{why}. Ask again once its page says that it serves.",
+            f"Run {run.pk} is {run.state}{why}. Try again when its page shows that it serves.",
         )
     attempt = Attempt.objects.filter(run=run, number=run.attempt_number).first()
-    told = list(
+    events = list(
         RunEvent.objects.filter(
             run=run, attempt=run.attempt_number, type__in=(SERVING, DRAINING)
         ).order_by("seq")
     )
-    found = next((each for each in map(_read, reversed(told)) if each is not None), None)
-    if attempt is None or found is None:
+    serving = next((item for item in map(_read, reversed(events)) if item is not None), None)
+    if attempt is None or serving is None:
         return EndpointStatus(
-            "loading", f"Run {run.pk} is loading its model. Ask again in a few seconds."
+            "loading", f"Run {run.pk} is loading its model. Try again in a few seconds."
         )
-    url = f"http://{_bracketed(_host(found, attempt))}:{found.port}"
+    url = f"http://{_bracketed(_host(serving, attempt))}:{serving.port}"
     key = serve_key(str(attempt.fence))
-    if run.state == RunState.STOPPING or told[-1].type == DRAINING:
+    if run.state == RunState.STOPPING or events[-1].type == DRAINING:
         message = (
-            f"Run {run.pk} is stopping: it ends what it has begun and takes no new requests. "
-            "Send them to another."
+            f"Run {run.pk} is stopping: it finishes running requests and accepts no new ones. "
+            "Use another run."
         )
-        return EndpointStatus("draining", message, found, url, key)
-    return EndpointStatus("serving", f"Run {run.pk} serves {found.model}.", found, url, key)
+        return EndpointStatus("draining", message, serving, url, key)
+    return EndpointStatus("serving", f"Run {run.pk} serves {serving.model}.", serving, url, key)
 
 
 def run_by_key(*, id: int, key: str) -> Run | None:
-    """The serve run with this number whose own `api_key` this is: whoever has that may call it."""
+    """The serve run with this id if the key is its own `api_key`, which allows calling it."""
     run = Run.objects.filter(pk=id, kind="serve").first() if is_id(id) else None
     own = ((run.spec or {}).get("serve") or {}).get("api_key") if run is not None else None
     if run is None or not isinstance(own, str) or not own:
         return None
     with _lock:
-        check = _checkers.setdefault(own, checker(own))
-        while len(_checkers) > _REMEMBERED:
+        check = _checkers.setdefault(own, key_checker(own))
+        while len(_checkers) > _CACHED_RUNS:
             _checkers.popitem(last=False)
     return run if check(key) else None
 
 
 def engine_state(*, run: Run) -> EngineState | None:
-    """Of the engine just now; None where there is no server, or it does not answer within two
-    seconds.
-    """
-    found = status(run=run)
-    if not found.url:
+    """The engine's current state; None without a server, or if it does not answer within 2 s."""
+    endpoint = status(run=run)
+    if not endpoint.url:
         return None
     with _lock:
-        cell = _cells.setdefault(found.url + found.key, _Cell())
-        _cells.move_to_end(found.url + found.key)
-        while len(_cells) > _REMEMBERED:
+        cell = _cells.setdefault(endpoint.url + endpoint.key, _Cell())
+        _cells.move_to_end(endpoint.url + endpoint.key)
+        while len(_cells) > _CACHED_RUNS:
             _cells.popitem(last=False)
     with cell.lock:
         if time.monotonic() - cell.at > _FRESH_S:
-            cell.state, cell.at = _ask(found), time.monotonic()
+            cell.state, cell.at = _fetch_state(endpoint), time.monotonic()
         return cell.state
 
 
 def summary_of(*, run: Run) -> Summary | None:
-    """What the run told at its end, the newest attempt's; None before."""
+    """The request summary of the newest attempt that ended; None before."""
     for event in RunEvent.objects.filter(run=run, type=SERVED).order_by("-seq")[:4]:
         try:
             return Summary.from_dict(known(event.data, Summary))
@@ -148,23 +147,23 @@ def summary_of(*, run: Run) -> Summary | None:
 
 
 def last_snapshot(*, run: Run) -> EngineSnapshot | None:
-    """How the engine stood at last, in the newest attempt that was asked for something, else in the
-    newest: as its
-    server wrote it down, where that file is on this machine, else as it told at its end. None where
-    neither is known.
+    """The engine's last snapshot in the newest attempt with requests, else in the newest.
+
+    From the file that its server wrote, if it is on this machine, else from its final event; None
+    if there is neither.
     """
     folder = Path(settings.ENV.media_runs) / str(run.pk)
-    found: list[EngineSnapshot] = []
+    snapshots: list[EngineSnapshot] = []
     for number in range(run.attempt_number, max(0, run.attempt_number - _ATTEMPTS), -1):
         try:
             text = _snapshot_text(folder / f"attempt-{number}" / "rank-0")
-            found.append(EngineSnapshot.model_validate_json(text[:_MOST_BYTES]))
+            snapshots.append(EngineSnapshot.model_validate_json(text[:_MOST_BYTES]))
         except (OSError, ValidationError):
             continue
-        if found[-1].state.requests:
-            return found[-1]
+        if snapshots[-1].state.requests:
+            return snapshots[-1]
     summary = summary_of(run=run)
-    return found[0] if found else summary.snapshot if summary is not None else None
+    return snapshots[0] if snapshots else summary.snapshot if summary is not None else None
 
 
 def known(data: Mapping[str, Any], contract: type[Contract]) -> dict[str, Any]:
@@ -194,10 +193,10 @@ _cells: OrderedDict[str, _Cell] = OrderedDict()
 _checkers: OrderedDict[str, Callable[[str], bool]] = OrderedDict()
 
 
-def _ask(found: EndpointStatus) -> EngineState | None:
+def _fetch_state(endpoint: EndpointStatus) -> EngineState | None:
     try:
         answer = httpx.get(
-            found.url + STATE_PATH, headers=found.headers, timeout=_PATIENCE, trust_env=False
+            endpoint.url + STATE_PATH, headers=endpoint.headers, timeout=_TIMEOUT, trust_env=False
         )
         return (
             EngineState.model_validate_json(answer.content) if answer.status_code == 200 else None
@@ -215,10 +214,10 @@ def _read(event: RunEvent) -> Serving | None:
         return None
 
 
-def _host(found: Serving, attempt: Attempt) -> str:
-    """As told; the address of the node of the first rank where the server listens on all of them."""
-    if found.host not in _ANYWHERE:
-        return found.host
+def _host(serving: Serving, attempt: Attempt) -> str:
+    """The reported host; the first node's address if the server listens on all interfaces."""
+    if serving.host not in _ANYWHERE:
+        return serving.host
     shares = sorted(attempt.placement, key=lambda share: share.get("node_rank", 0))
     return str(shares[0].get("address") or "127.0.0.1") if shares else "127.0.0.1"
 

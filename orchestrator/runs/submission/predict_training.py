@@ -1,8 +1,4 @@
-"""What the planner says of a run before it starts: its plan where that was left open, its
-prediction, whether it fits.
-
-Pure: knows specs, a venue and the planner; reads no database.
-"""
+"""The planner's plan and prediction for a training run at its submission. Reads no database."""
 
 from __future__ import annotations
 
@@ -10,26 +6,26 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
-from orchestrator.planner import api
+from orchestrator.planner import answers
 from orchestrator.planner.model.frameworks import Framework, framework
 from orchestrator.planner.model.inputs import Request
-from orchestrator.planner.requests import Scene, Workload
+from orchestrator.planner.plan_request import Scenario, Workload
 from orchestrator.planner.search.advice import Change, advise
 from orchestrator.planner.search.auto_plan import SYNCHRONOUS, Choice, resolve_auto
 from orchestrator.planner.search.axes import AXES
-from orchestrator.runs.submission.target_hardware import Venue
+from orchestrator.runs.submission.target_hardware import TargetHardware
 from workers.contracts import ModelSpec, ParallelPlan, Problem, RunSpec
 from workers.contracts.catalog.devices import DEVICES, GIB, Device
 from workers.contracts.specs.plan import SPLIT_BACKWARD
 from workers.contracts.specs.training_support import (
     ENGINE_VALUES,
     combination_problems,
-    plan_beyond_engine,
+    plan_engine_problems,
 )
 
-_STATES = {"adamw8bit": "adam8bit"}  # the planner's word for the same optimizer states
-# formulas step by step, as `train.fused_kernels: false` computes them
-_PLAIN: dict[str, Any] = {
+_STATES = {"adamw8bit": "adam8bit"}  # the planner's name for the same optimizer states
+# `train.fused_kernels: false`
+_UNFUSED: dict[str, Any] = {
     "flash_attention": False,
     "fused_softmax": False,
     "fused_norm": False,
@@ -37,10 +33,9 @@ _PLAIN: dict[str, Any] = {
     "without_logits": False,
     "cross_entropy_in_place": False,
 }
-_MOST_ADVICE = 3
-# terms that foretell what metrics of a rank count; of each the largest of all ranks. Activations
-# are all
-# that autograd keeps, the loss's included
+_MAX_ADVICE = 3
+# predicted terms of a rank's memory metrics, each the maximum over ranks; activations are all
+# tensors that autograd saves, including the loss's
 _LARGEST = {
     "params": "params_bytes",
     "grads": "grads_bytes",
@@ -51,96 +46,107 @@ _LARGEST = {
 
 @dataclass(frozen=True)
 class Prediction:
-    """`document` is what the run keeps; `advice` the nearest changes where it does not fit."""
+    """`document` is stored with the run; `advice`: the nearest changes if it does not fit."""
 
     document: dict[str, Any]
     fits: bool
     advice: list[Change] = field(default_factory=list)
 
-    def problems(self, venue: Venue) -> list[Problem]:
-        """What to say where it does not fit; empty where it does, or where nobody knows the
-        devices.
-        """
-        if self.fits or not venue.known:
+    def problems(self, hardware: TargetHardware) -> list[Problem]:
+        """The problems of a plan that does not fit; empty if it fits or the devices are unknown."""
+        if self.fits or not hardware.known:
             return []
         memory = self.document["memory"]
         needs, has = memory["total_bytes"] / GIB, memory["capacity_bytes"] / GIB
-        if venue.entry.kind == "cpu":  # what is offloaded stays in the same memory
+        if hardware.entry.kind == "cpu":  # offloaded tensors stay in the same memory
             needs += self.document["host"]["host_bytes"] / GIB
-        message = f"the plan needs {needs:.1f} GiB a device, {venue.entry.name} has {has:.1f} GiB"
-        if tries := self.document.get("suggestions"):
-            return [Problem(field="model", message=message, hint=str(tries[0]))]
+        message = (
+            f"the plan needs {needs:.1f} GiB per device, {hardware.entry.name} has {has:.1f} GiB"
+        )
+        if suggestions := self.document.get("suggestions"):
+            return [Problem(field="model", message=message, hint=str(suggestions[0]))]
         if not self.advice:
             return [
                 Problem(field="plan", message=message, hint="a smaller model, or larger devices")
             ]
         return [
-            Problem(field=_field(each), message=message, hint=each.message.rstrip("."))
-            for each in self.advice
+            Problem(field=_field(change), message=message, hint=change.message.rstrip("."))
+            for change in self.advice
         ]
 
 
-def choose(spec: RunSpec, venue: Venue, devices: int) -> Choice:
-    """The plan for a training run that leaves it open, among those that the engine runs, on all its
-    devices.
+def choose_plan(spec: RunSpec, hardware: TargetHardware, devices: int) -> Choice:
+    """The fastest plan that the engine supports and that fits, on all devices of the run.
 
-    The batch is not the planner's to choose, because what is learned depends on it: a sequence a
-    rank, or
-    `train.accumulate` of them. Raises Refused where no legal plan exists.
+    The batch is fixed, because training results depend on it: one sequence per rank, or
+    `train.accumulate`. Raises Refused if no plan is legal.
     """
     assert spec.train is not None and spec.shape is not None
     allowed: dict[str, Any] = {
         name: values for name, values in ENGINE_VALUES.items() if name in AXES
     }
-    # nothing to offload to where the device is the host; weights that stream cost more than they
-    # save unless asked for
-    allowed["offload"] = ("none", "optimizer") if venue.entry.kind == "gpu" else ("none",)
+    # no offloading if the device is the host; streamed weights cost more than they save
+    allowed["offload"] = ("none", "optimizer") if hardware.entry.kind == "gpu" else ("none",)
     allowed |= {"dp_replicate": None, "prefetch_layers": None, "micro_batch_size": 1}
-    gpu, runs = venue.entry.kind == "gpu", ENGINE_VALUES["precision"]
-    halves = (
-        each for each in ("bf16", "fp16") if gpu and venue.entry.supports(each) and each in runs
+    half_precisions = (
+        precision
+        for precision in ("bf16", "fp16")
+        if hardware.entry.kind == "gpu"
+        and hardware.entry.supports(precision)
+        and precision in ENGINE_VALUES["precision"]
     )
-    allowed["precision"] = next(halves, "fp32")
+    allowed["precision"] = next(half_precisions, "fp32")
     batch = devices * (spec.train.accumulate or 1)
-    if spec.train.compile:  # what a compiled block cannot do at all; the rest is `_runs`
-        allowed["recompute"] = tuple(each for each in allowed["recompute"] if each != "auto")
-        allowed["schedule"] = tuple(each for each in SYNCHRONOUS if each not in SPLIT_BACKWARD)
-    scene = _scene(spec, spec.shape, venue, devices, batch)
+    if (
+        spec.train.compile
+    ):  # values that never work with compiled blocks; `_is_supported` checks the rest
+        allowed["recompute"] = tuple(mode for mode in allowed["recompute"] if mode != "auto")
+        allowed["schedule"] = tuple(name for name in SYNCHRONOUS if name not in SPLIT_BACKWARD)
+    scenario = _scenario(spec, spec.shape, hardware, devices, batch)
     return resolve_auto(
-        scene, allowed=allowed, calibration=venue.calibration, runs=partial(_runs, spec)
+        scenario,
+        allowed=allowed,
+        calibration=hardware.calibration,
+        runs=partial(_is_supported, spec),
     )
 
 
-def predict(spec: RunSpec, plan: ParallelPlan, venue: Venue) -> Prediction | None:
-    """None for what the planner knows nothing of: other kinds than train, weights whose shape is
-    not known.
-    """
+def predict_training(
+    spec: RunSpec, plan: ParallelPlan, hardware: TargetHardware
+) -> Prediction | None:
+    """The prediction of a training run; None for other kinds and unknown model shapes."""
     if spec.kind != "train" or spec.train is None or spec.shape is None:
         return None
-    request = _scene(spec, spec.shape, venue, plan.world_size, plan.global_batch_size).request(plan)
-    table = api.table_with([request], venue.calibration)
-    [answer] = api.of_table(table, [request], venue.calibration)
+    request = _scenario(
+        spec, spec.shape, hardware, plan.world_size, plan.global_batch_size
+    ).request(plan)
+    table = answers.build_table([request], hardware.calibration)
+    [answer] = answers.answer_table(table, [request], hardware.calibration)
     document = {key: value for key, value in answer.items() if key not in ("id", "ok", "problems")}
     document |= {
         "tokens_per_s": answer["tokens_per_s_per_device"] * plan.world_size,
         "largest_bytes": {
             part: round(float(table.column(name).max())) for part, name in _LARGEST.items()
         },
-        "device": venue.entry.name,
+        "device": hardware.entry.name,
         "cluster": {**request.cluster.to_dict(), "device": _device(request.entry)},
         "framework": {"name": request.framework.name, "optimizer": request.framework.optimizer},
-        "calibration": venue.calibration_name,
-        "assumed": not venue.known,
+        "calibration": hardware.calibration_name,
+        "assumed": not hardware.known,
     }
     fits = bool(answer["fits"])
-    return Prediction(document, fits, [] if fits else _advice(spec, request, venue))
+    return Prediction(document, fits, [] if fits else _advice(spec, request, hardware))
 
 
-def _scene(spec: RunSpec, shape: ModelSpec, venue: Venue, devices: int, batch: int) -> Scene:
+def _scenario(
+    spec: RunSpec, shape: ModelSpec, hardware: TargetHardware, devices: int, batch: int
+) -> Scenario:
     assert spec.train is not None
     tokens = float(spec.train.steps * batch * spec.train.seq_len)
     work = Workload(seq_len=spec.train.seq_len, global_batch_size=batch, tokens=tokens)
-    return Scene(shape, venue.cluster(devices), work, _framework(spec), venue.device(devices))
+    return Scenario(
+        shape, hardware.cluster(devices), work, _framework(spec), hardware.device(devices)
+    )
 
 
 def _framework(spec: RunSpec) -> Framework:
@@ -148,28 +154,26 @@ def _framework(spec: RunSpec) -> Framework:
     optimizer = spec.train.optimizer
     states = _STATES.get(optimizer.name, optimizer.name)
     if optimizer.name == "sgd" and optimizer.momentum:
-        states = "lion"  # one moment a parameter, as momentum is
+        states = "lion"  # one moment per parameter, as with momentum
     return replace(
-        framework("orrery"), optimizer=states, **({} if spec.train.fused_kernels else _PLAIN)
+        framework("orrery"), optimizer=states, **({} if spec.train.fused_kernels else _UNFUSED)
     )
 
 
 def _device(entry: Device) -> str | dict[str, Any]:
-    """Its name where it is as the catalogue has it, else the whole entry: a measurement of it must
-    say what it was.
-    """
+    """The device's name if it equals its catalogue entry, else the full entry."""
     return entry.name if entry == DEVICES[entry.name] else entry.to_dict()
 
 
-def _advice(spec: RunSpec, request: Request, venue: Venue) -> list[Change]:
-    """Changes that the engine can run, on devices that the pool has first."""
-    found = [each for each in advise(request, venue.calibration) if _runs(spec, each.plan)]
-    return found[:_MOST_ADVICE]
+def _advice(spec: RunSpec, request: Request, hardware: TargetHardware) -> list[Change]:
+    """The nearest changes that fit and that the engine supports."""
+    changes = advise(request, hardware.calibration)
+    return [change for change in changes if _is_supported(spec, change.plan)][:_MAX_ADVICE]
 
 
-def _runs(spec: RunSpec, plan: ParallelPlan) -> bool:
-    """Whether the engine runs such a plan with what else the spec asks for."""
-    return not plan_beyond_engine(plan) and not combination_problems(
+def _is_supported(spec: RunSpec, plan: ParallelPlan) -> bool:
+    """Whether the engine supports the plan in combination with the rest of the spec."""
+    return not plan_engine_problems(plan) and not combination_problems(
         spec.model_copy(update={"plan": plan})
     )
 

@@ -1,7 +1,4 @@
-"""From what a person asks to a queued run, or to sentences that say why not.
-
-Nothing is written before all is right.
-"""
+"""Checks a submitted spec and queues the run, or reports every problem and writes nothing."""
 
 from __future__ import annotations
 
@@ -25,12 +22,12 @@ from orchestrator.runs import events, states
 from orchestrator.runs.models import Attempt, Checkpoint, Experiment, Run, RunTag
 from orchestrator.runs.submission.data_paths import path_problems, with_absolute_paths
 from orchestrator.runs.submission.predict_serving import predict_serving
-from orchestrator.runs.submission.predict_training import Prediction, choose, predict
-from orchestrator.runs.submission.resolve import Resolved, model_label, resolve_plan
+from orchestrator.runs.submission.predict_training import Prediction, predict_training
+from orchestrator.runs.submission.resolve import ResolvedPlan, model_label, resolve_plan
 from orchestrator.runs.submission.target_hardware import TargetHardware, target_hardware_for
 from orchestrator.runs.submission.weights import models_root
-from workers.contracts import Problem, RunSpec, validation_problems, spec_problems
-from workers.contracts.specs.api_key_hash import hidden
+from workers.contracts import Problem, RunSpec, spec_problems, validation_problems
+from workers.contracts.specs.api_key_hash import hash_key
 from workers.contracts.specs.benchmark import as_training, technique_problems
 from workers.contracts.specs.benchmark_variants import total_steps
 from workers.contracts.specs.inference_support import INFERENCE_KINDS, inference_problems
@@ -43,22 +40,20 @@ NAME_LENGTH = 160
 
 
 def run_folder(run: Run) -> str:
-    """Where a run's files lie on its nodes, relative to each one's home."""
+    """The run's folder on its nodes, relative to each node's home."""
     return f"runs/{run.pk}"
 
 
 @dataclass(frozen=True)
 class Checked:
-    """A spec with its plan resolved, as it is stored, what is wrong with it, and what the planner
-    says of it.
+    """A checked spec: parsed, its plan resolved, as stored, its problems and prediction.
 
-    `misfits` say that the plan is predicted not to fit the pool's devices, and what would; empty
-    where it fits, where
-    the pool has no device that is known, and for runs that the planner knows nothing of.
+    `misfits`: the plan is predicted not to fit the pool's devices, with changes that would fit.
+    Empty if it fits, if the pool's devices are unknown, and for runs without prediction.
     """
 
     spec: RunSpec | None = None
-    resolved: Resolved | None = None
+    resolved: ResolvedPlan | None = None
     stored: dict[str, Any] = field(default_factory=dict)
     problems: list[Problem] = field(default_factory=list)
     prediction: Prediction | None = None
@@ -75,23 +70,21 @@ def run_submit(
     forked_from: Run | None = None,
     resume_from: Checkpoint | None = None,
 ) -> Run:
-    """Queues the run and wakes the scheduler. An external run is born running, with attempt 1.
+    """Queue the run and wake the scheduler. An external run starts as running, with attempt 1.
 
-    `experiment` is one, or a name: an unknown name makes a new one. `resume_from` is a checkpoint
-    of `forked_from` that
-    the run goes on from. `force` submits what the planner thinks does not fit.
-    Raises 422 `spec-invalid` with a sentence for each wrong field, 422 `plan-does-not-fit` with the
-    nearest changes
-    that would, 403 for people who may only look.
+    `experiment` is an object or a name; an unknown name creates one. The run continues from
+    `resume_from`, a checkpoint of `forked_from`. `force` submits a plan that is predicted not to
+    fit. Raises 422 `spec-invalid` with one problem per wrong field, 422 `plan-does-not-fit` with
+    the nearest changes that would fit, and 403 for viewers.
     """
     accounts.require_role(owner, Role.SUBMITTER, "submit runs")
-    found = check(spec)
-    checked, resolved = found.spec, found.resolved
-    problems = [*_name_problems(name), *found.problems]
+    result = check(spec)
+    checked, resolved = result.spec, result.resolved
+    problems = [*_name_problems(name), *result.problems]
     if problems or checked is None or resolved is None:
         raise spec_invalid(problems)
-    if found.misfits and not force:
-        raise _does_not_fit(found.misfits)
+    if result.misfits and not force:
+        raise _does_not_fit(result.misfits)
     now = clock.now()
     external = checked.kind == "external"
     with transaction.atomic():
@@ -99,8 +92,8 @@ def run_submit(
             name=name.strip(),
             kind=checked.kind,
             state=RunState.RUNNING if external else RunState.QUEUED,
-            spec=_secret(found.stored),
-            prediction=found.prediction.document if found.prediction else None,
+            spec=_without_secrets(result.stored),
+            prediction=result.prediction.document if result.prediction else None,
             plan=resolved.plan.to_dict() if resolved.plan else None,
             model_name=model_label(checked),
             devices=resolved.devices,
@@ -128,7 +121,7 @@ def run_submit(
                 started=now,
             )
         states.run_created(
-            run, by=owner.username, extra=_first_events(found, forked_from, resume_from)
+            run, by=owner.username, extra=_first_events(result, forked_from, resume_from)
         )
         if resume_from is not None:
             Checkpoint.objects.create(
@@ -148,51 +141,56 @@ def run_submit(
 
 
 def check(spec: Any) -> Checked:
-    """All that is wrong with a spec, and what it would be as a run, writing nothing.
+    """Check a spec in this order: parse, resolve the plan, validate, predict. Writes nothing.
 
-    A spec is stored as given, defaults left out, so that a copy of it rests on the defaults of its
-    own day.
+    A spec is stored without defaults, so a clone uses the defaults of its own time.
     """
     if not isinstance(spec, dict):
-        message = "the spec is not an object"
+        hint = '{"kind": "train", ...}'
         return Checked(
-            problems=[Problem(field="spec", message=message, hint='{"kind": "train", ...}')]
+            problems=[Problem(field="spec", message="the spec is not an object", hint=hint)]
         )
-    roots = settings.DATA_ROOTS
     try:
-        checked = RunSpec.from_dict(
-            with_absolute_paths(spec, data_roots=roots, models_root=models_root())
-        )
+        parsed = _parse(spec)
     except ValidationError as error:
         return Checked(problems=validation_problems(error))
-    training = as_training(checked)  # of a benchmark: its base
-    hardware = target_hardware_for(training) if training.kind in ("train", *INFERENCE_KINDS) else None
-    resolved = resolve_plan(
-        training, (lambda spec, devices: choose(spec, hardware, devices)) if hardware else None
+    training = as_training(parsed)  # of a benchmark: its base
+    planned = training.kind in ("train", *INFERENCE_KINDS)
+    hardware = target_hardware_for(training) if planned else None
+    resolved = resolve_plan(training, hardware)
+    complete = parsed.model_copy(update={"plan": resolved.plan}) if resolved.plan else parsed
+    problems = [
+        *(resolved.problems or spec_problems(complete) or combination_problems(complete)),
+        *(technique_problems(complete.benchmark) if complete.benchmark is not None else []),
+        *(inference_problems(complete) if complete.kind in INFERENCE_KINDS else []),
+        *_path_problems(complete),
+    ]
+    stored = parsed.model_dump(mode="json", exclude_unset=True)
+    if problems or hardware is None:
+        return Checked(parsed, resolved, stored, problems)
+    prediction = _predict(as_training(complete), resolved, hardware)
+    misfits = prediction.problems(hardware) if prediction is not None else []
+    return Checked(parsed, resolved, stored, [], prediction, misfits)
+
+
+def _parse(spec: dict[str, Any]) -> RunSpec:
+    roots, models = settings.DATA_ROOTS, models_root()
+    return RunSpec.from_dict(with_absolute_paths(spec, data_roots=roots, models_root=models))
+
+
+def _path_problems(spec: RunSpec) -> list[Problem]:
+    if spec.kind == "external":
+        return []
+    return path_problems(
+        spec,
+        data_roots=settings.DATA_ROOTS,
+        run_root=settings.ENV.media_runs,
+        models_root=models_root(),
     )
-    stored = checked.model_dump(mode="json", exclude_unset=True)
-    complete = checked.model_copy(update={"plan": resolved.plan}) if resolved.plan else checked
-    problems = [*resolved.problems, *([] if resolved.problems else spec_problems(complete))]
-    problems = problems or combination_problems(complete)
-    if checked.benchmark is not None:
-        problems += technique_problems(checked.benchmark)
-    if checked.kind in INFERENCE_KINDS:
-        problems += inference_problems(complete)
-    if checked.kind != "external":
-        problems += path_problems(
-            checked, data_roots=roots, run_root=settings.ENV.media_runs, models_root=models_root()
-        )
-    prediction = (
-        _predicted(as_training(complete), resolved, hardware)
-        if hardware is not None and not problems
-        else None
-    )
-    misfits = prediction.problems(hardware) if prediction is not None and hardware is not None else []
-    return Checked(checked, resolved, stored, problems, prediction, misfits)
 
 
 def spec_problem_list(spec: Any) -> list[dict[str, str]]:
-    """`[{field, message, try}]` for a spec that a form still edits; empty when it may be submitted."""
+    """`[{field, message, hint}]` for a spec in a form; empty if it can be submitted."""
     return [
         {"field": item.field, "message": item.message, "hint": item.hint}
         for item in check(spec).problems
@@ -200,51 +198,46 @@ def spec_problem_list(spec: Any) -> list[dict[str, str]]:
 
 
 def spec_preview(spec: Any) -> dict[str, Any]:
-    """What a form may say beside a spec, writing nothing.
+    """The preview of a spec in a form; writes nothing.
 
-    `{problems, plan, automatic, how, prediction, fits, misfits, advice}`: `plan` is the resolved
-    one, `how` where it is
-    from; `misfits` are problems that only `force` overrides, `advice` says what single changes
-    would make it fit. Parts
-    that cannot be told are None.
+    `{problems, plan, automatic, how, prediction, fits, misfits, advice}`: `plan` is resolved, `how`
+    explains it; `force` overrides `misfits`; `advice` lists single changes that would fit. Unknown
+    parts are None.
     """
-    found = check(spec)
-    plan = found.resolved.plan if found.resolved is not None else None
+    result = check(spec)
+    plan = result.resolved.plan if result.resolved is not None else None
     return {
-        "problems": [item.model_dump(by_alias=True) for item in found.problems],
+        "problems": [item.model_dump(by_alias=True) for item in result.problems],
         "plan": plan.to_dict() if plan is not None else None,
-        "automatic": found.resolved.automatic if found.resolved is not None else None,
-        "how": found.resolved.how if found.resolved is not None else None,
-        "prediction": found.prediction.document if found.prediction is not None else None,
-        "fits": found.prediction.fits if found.prediction is not None else None,
-        "misfits": [item.model_dump(by_alias=True) for item in found.misfits],
-        "advice": [each.message for each in found.prediction.advice]
-        if found.prediction is not None
+        "automatic": result.resolved.automatic if result.resolved is not None else None,
+        "how": result.resolved.how if result.resolved is not None else None,
+        "prediction": result.prediction.document if result.prediction is not None else None,
+        "fits": result.prediction.fits if result.prediction is not None else None,
+        "misfits": [item.model_dump(by_alias=True) for item in result.misfits],
+        "advice": [change.message for change in result.prediction.advice]
+        if result.prediction is not None
         else [],
     }
 
 
-def _predicted(spec: RunSpec, resolved: Resolved, hardware: TargetHardware) -> Prediction | None:
-    """None also where the planner fails: a run must not wait for a forecast."""
+def _predict(spec: RunSpec, resolved: ResolvedPlan, hardware: TargetHardware) -> Prediction | None:
+    """None also if the planner fails: a submission does not depend on its prediction."""
     if resolved.plan is None:
         return None
+    predict = predict_serving if spec.kind in INFERENCE_KINDS else predict_training
     try:
-        return (predict_serving if spec.kind in INFERENCE_KINDS else predict)(
-            spec, resolved.plan, hardware
-        )
+        return predict(spec, resolved.plan, hardware)
     except Exception:
-        log.exception("the planner failed on a spec, which is accepted without a prediction")
+        log.exception("the planner failed on a spec; it is accepted without a prediction")
         return None
 
 
-def _secret(stored: dict[str, Any]) -> dict[str, Any]:
-    """Without keys that could be read: rows, answers, copies of the run and its nodes get what they
-    are checked by.
-    """
+def _without_secrets(stored: dict[str, Any]) -> dict[str, Any]:
+    """The spec with the API key replaced by its hash, for the database, API, clones and nodes."""
     serve = stored.get("serve")
     if not isinstance(serve, dict) or not serve.get("api_key"):
         return stored
-    return {**stored, "serve": {**serve, "api_key": hidden(serve["api_key"])}}
+    return {**stored, "serve": {**serve, "api_key": hash_key(serve["api_key"])}}
 
 
 def _does_not_fit(misfits: list[Problem]) -> Refusal:
@@ -253,17 +246,18 @@ def _does_not_fit(misfits: list[Problem]) -> Refusal:
         "plan-does-not-fit",
         "The plan is predicted not to fit its devices",
         422,
-        f"{detail}. Send it with force to run it all the same.",
+        f"{detail}. Submit it with force to run it anyway.",
         misfits,
     )
 
 
 def spec_invalid(problems: list[Problem]) -> Refusal:
+    """The 422 for a spec with problems."""
     first = "; ".join(str(item) for item in problems[:3])
     return Refusal("spec-invalid", "The run cannot be submitted as it is", 422, first, problems)
 
 
-def _first_summary(spec: RunSpec, resolved: Resolved) -> dict[str, Any]:
+def _first_summary(spec: RunSpec, resolved: ResolvedPlan) -> dict[str, Any]:
     if spec.benchmark is not None and resolved.plan is not None:
         return {"step": 0, "steps": total_steps(spec.model_copy(update={"plan": resolved.plan}))}
     return {"step": 0, "steps": spec.train.steps} if spec.train else {}
@@ -276,33 +270,33 @@ def _name_problems(name: Any) -> list[Problem]:
         or not name.strip().isprintable()
     ):
         message = f"a run's name has 1 to {NAME_LENGTH} printable characters"
-        return [Problem(field="name", message=message, hint="first try")]
+        return [Problem(field="name", message=message, hint="use a short name")]
     return []
 
 
-def _experiment(given: Experiment | str | None, owner: User) -> Experiment | None:
-    if given is None or isinstance(given, Experiment):
-        return given
-    name = str(given).strip()
+def _experiment(value: Experiment | str | None, owner: User) -> Experiment | None:
+    if value is None or isinstance(value, Experiment):
+        return value
+    name = str(value).strip()
     if not 1 <= len(name) <= 120:
         message = "an experiment's name has 1 to 120 characters"
         raise spec_invalid(
             [Problem(field="experiment", message=message, hint="its question in a few words")]
         )
-    found, _ = Experiment.objects.get_or_create(
+    experiment, _ = Experiment.objects.get_or_create(
         name=name, defaults={"owner": owner, "created": clock.now()}
     )
     visible = people.visible_owners(owner)
-    if visible is not None and found.owner_id not in visible:
-        message = f"the name {name!r} is taken by people you share no team with"
+    if visible is not None and experiment.owner_id not in visible:
+        message = f"the name {name!r} is used by users outside your teams"
         raise spec_invalid([Problem(field="experiment", message=message, hint="another name")])
-    return found
+    return experiment
 
 
 def _first_events(
     checked: Checked, forked_from: Run | None, resume_from: Checkpoint | None
 ) -> list[events.NewEvent]:
-    resolved, found = checked.resolved, list[events.NewEvent]()
+    resolved, new = checked.resolved, list[events.NewEvent]()
     assert resolved is not None
     if resolved.plan is not None:
         data = {
@@ -313,8 +307,8 @@ def _first_events(
         }
         if checked.misfits:
             data |= {"forced": True, "misfits": [str(item) for item in checked.misfits]}
-        found.append(events.NewEvent("plan_resolved", data))
+        new.append(events.NewEvent("plan_resolved", data))
     if forked_from is not None:
         step = resume_from.step if resume_from else None
-        found.append(events.NewEvent("forked", {"from": str(forked_from.pk), "step": step}))
-    return found
+        new.append(events.NewEvent("forked", {"from": str(forked_from.pk), "step": step}))
+    return new

@@ -23,7 +23,7 @@ from orchestrator.runs.models import Attempt, Run
 from tests import factories
 from tests.conftest import FakeClock
 from tests.orchestrator.api.standin import ModelServer, Thread, serves
-from workers.contracts.specs.api_key_hash import is_key
+from workers.contracts.specs.api_key_hash import key_matches
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -86,7 +86,7 @@ def test_the_openai_client_lists_asks_and_streams_word_by_word(stage: Stage) -> 
         .get(f"/api/v1/runs/{stage.run.pk}")
         .json()["spec"]["serve"]["api_key"]
     )
-    assert is_key("the run's own", told) and "the run" not in told
+    assert key_matches("the run's own", told) and "the run" not in told
     with pytest.raises(openai.AuthenticationError):
         stage.openai(told).models.list()
     assert runs.run_clone(run=stage.run, by=stage.people.owner).spec["serve"]["api_key"] == told, (

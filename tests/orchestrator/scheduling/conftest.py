@@ -29,7 +29,7 @@ class Broker:
     def orders(self, node: Node) -> list[tuple[str, dict[str, Any]]]:
         """Takes what waits in a node's queue: `(kind, body)`, opened with the node's secret."""
         found = []
-        while message := self.client.rpop(names.queue_of(node.name)):
+        while message := self.client.rpop(names.node_queue(node.name)):
             args = json.loads(base64.b64decode(json.loads(message)["body"]))[0]
             kind = envelope.peek(args[0])[0]
             found.append(

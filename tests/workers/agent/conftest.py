@@ -84,7 +84,7 @@ class Agent:
         )
 
     def send(self, task: str, text: str) -> None:
-        self._app.send_task(task, args=[text], queue=names.queue_of("n1"))
+        self._app.send_task(task, args=[text], queue=names.node_queue("n1"))
 
     def launch(self, order: dict[str, Any]) -> Path:
         self.send(names.TASK_LAUNCH, self.sealed(names.KIND_LAUNCH, order))

@@ -44,7 +44,7 @@ def test_every_entry_has_figures_for_every_precision() -> None:
     assert device("a100-80g").peak("fp8") == 312.0 and not device("a100-80g").supports("fp8")
     # only fp32 has bf16's range; fp8 fits into fp16
     volta = device("v100-16g")
-    assert (volta.peak("bf16"), volta.runs_at("bf16")) == (15.7, "fp32") and volta.peak(
+    assert (volta.peak("bf16"), volta.compute_precision("bf16")) == (15.7, "fp32") and volta.peak(
         "fp8"
     ) == 125.0
     assert (volta.half, device("a100-40g").half) == ("fp16", "bf16")

@@ -11,9 +11,9 @@ import pytest
 from workers.contracts import ParallelPlan, RunSpec
 from workers.contracts.specs.training_support import (
     ENGINE_VALUES,
-    beyond_engine,
     engine_problems,
-    plan_beyond_engine,
+    plan_engine_problems,
+    unsupported_features,
 )
 
 TRAIN = {"steps": 1, "seq_len": 8}
@@ -24,7 +24,7 @@ def spec(**changes: Any) -> RunSpec:
 
 
 def test_what_it_runs_has_no_problems() -> None:
-    assert not engine_problems(spec()) and not beyond_engine(spec())
+    assert not engine_problems(spec()) and not unsupported_features(spec())
     plan = {"dp": 4, "zero": 3, "precision": "bf16", "recompute": "full", "reduce_dtype": "fp32"}
     assert not engine_problems(spec(plan=plan))
 
@@ -33,12 +33,12 @@ def test_what_it_runs_has_no_problems() -> None:
 def test_every_listed_value_runs_by_itself(field: str) -> None:
     for value in ENGINE_VALUES[field]:
         plan = ParallelPlan.from_dict({} if value is None else {field: value})
-        assert field not in str(plan_beyond_engine(plan))
+        assert field not in str(plan_engine_problems(plan))
 
 
 def test_an_open_plan_is_for_the_planner_not_for_the_engine() -> None:
     [found] = engine_problems(spec(plan="auto"))
-    assert found.field == "plan" and beyond_engine(spec(plan="auto")) == []
+    assert found.field == "plan" and unsupported_features(spec(plan="auto")) == []
 
 
 @pytest.mark.parametrize(
@@ -53,7 +53,7 @@ def test_what_is_beyond_is_told_by_field_and_in_words() -> None:
     problems = engine_problems(far)
     assert {item.field for item in problems} == {"plan.params_dtype", "plan.max_live_params"}
     assert all(item.hint for item in problems)
-    assert set(beyond_engine(far)) == {"params_dtype bf16", "max_live_params 9"}
+    assert set(unsupported_features(far)) == {"params_dtype bf16", "max_live_params 9"}
 
 
 @pytest.mark.parametrize(

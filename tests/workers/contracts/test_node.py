@@ -7,7 +7,7 @@ import json
 import pytest
 from pydantic import ValidationError
 
-from workers.contracts.wire.names import acked_field, acked_key, queue_of
+from workers.contracts.wire.names import acked_field, acked_key, node_queue
 from workers.contracts.wire.node_messages import (
     AttemptReport,
     ControlOrder,
@@ -81,7 +81,7 @@ def test_a_wrong_order_is_refused(change: dict[str, object]) -> None:
 
 
 def test_names_on_the_wire() -> None:
-    assert (queue_of("n1"), acked_key(4), acked_field("points", 0)) == (
+    assert (node_queue("n1"), acked_key(4), acked_field("points", 0)) == (
         "node.n1",
         "orrery:acked:4",
         "points/0",

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from workers.contracts import Point, RunEvent
-from workers.contracts.catalog.metrics import EVENT_TYPES, METRICS, unit_of
+from workers.contracts.catalog.metrics import EVENT_TYPES, METRICS, metric_unit
 from workers.contracts.wire.points import PointBatch
 
 HEAD: dict[str, Any] = {"run": "r1", "attempt": 1, "rank": 0}
@@ -93,7 +93,7 @@ def test_a_batch_is_of_one_rank_and_rectangular() -> None:
 
 
 def test_units() -> None:
-    assert unit_of("loss") == unit_of("loss/web") == "nats/token"
-    assert unit_of("memory/params_bytes") == "bytes" and unit_of("my_tool/time_s") == "s"
-    assert unit_of("something") == ""
+    assert metric_unit("loss") == metric_unit("loss/web") == "nats/token"
+    assert metric_unit("memory/params_bytes") == "bytes" and metric_unit("my_tool/time_s") == "s"
+    assert metric_unit("something") == ""
     assert len([name for name in METRICS if name.startswith("memory/")]) == 10

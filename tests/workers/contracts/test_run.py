@@ -80,7 +80,7 @@ def refusals(document: dict[str, Any]) -> list[str]:
         # between fields
         (
             {"plan": {"dp": 2}, "resources": {"devices": 3}},
-            "resources.devices: 3 devices are asked for, the plan's world size is 2",
+            "resources.devices: 3 devices are requested, the plan's world size is 2",
         ),
         (
             {"plan": {"dp": 2, "global_batch_size": 3}},
@@ -92,7 +92,7 @@ def refusals(document: dict[str, Any]) -> list[str]:
         ),
         (
             {"train": {"steps": 8, "seq_len": 8, "lr_schedule": {"warmup_steps": 9}}},
-            "train.lr_schedule.warmup_steps: warmup of 9 steps outlasts",
+            "train.lr_schedule.warmup_steps: a warmup of 9 steps is longer",
         ),
         (
             {"model": "llama-tiny", "train": {"steps": 8, "seq_len": 1024}},
@@ -133,7 +133,12 @@ def test_defaults_follow_names() -> None:
         {**TRAIN, "plan": {"pp": 2, "dp": 3, "schedule": "zbv", "micro_batch_size": 2}}
     )
     assert isinstance(zbv.plan, ParallelPlan)
-    assert (zbv.plan.virtual_stages, zbv.plan.global_batch_size, zbv.devices, zbv.plan_given) == (
+    assert (
+        zbv.plan.virtual_stages,
+        zbv.plan.global_batch_size,
+        zbv.devices,
+        zbv.has_explicit_plan,
+    ) == (
         2,
         6,
         6,

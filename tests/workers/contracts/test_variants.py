@@ -11,8 +11,8 @@ import pytest
 from workers.contracts.specs.benchmark import (
     TECHNIQUES,
     as_training,
+    steps_per_repeat,
     technique_problems,
-    turn_steps,
 )
 from workers.contracts.specs.benchmark_variants import Expansion, expand, total_steps
 from workers.contracts.specs.run import RunSpec
@@ -73,7 +73,7 @@ def test_techniques_say_what_changes_and_what_cannot() -> None:
     ]
     assert expand(spec_of(two, "collectives")).devices == ["collectives"]
     [alone] = expand(spec_of({}, "collectives")).left_out
-    assert alone["reason"] == "one rank has nobody to talk to"
+    assert alone["reason"] == "one rank has no peers to communicate with"
     [flat] = expand(spec_of(two, "schedule")).left_out
     assert "one pipeline stage" in flat["reason"]
     piped = expand(spec_of({"pp": 2, "tp": 2, "global_batch_size": 8}, "schedule"))
@@ -89,7 +89,7 @@ def test_techniques_say_what_changes_and_what_cannot() -> None:
     [stashed] = piped.left_out
     assert (stashed["name"], stashed["reason"]) == (
         "pipedream",
-        "pipedream runs with dp alone beside it, tp is 2",
+        "pipedream can be combined with dp only, tp is 2",
     )
     assert [(each.name, each.compiled) for each in expand(spec_of(two, "compile")).variants] == [
         ("base", False),
@@ -97,16 +97,16 @@ def test_techniques_say_what_changes_and_what_cannot() -> None:
     ]
     assert [(each.name, each.fused) for each in expand(spec_of(two, "fused_kernels")).variants] == [
         ("base", True),
-        ("formulas step by step", False),
+        ("plain torch operations", False),
     ]
     spec = spec_of(two, "zero", steps=7, warmup_steps=1, repeats=3)
-    assert turn_steps(spec.benchmark) == 4 and total_steps(spec) == 4 * 3 * 4  # type: ignore[arg-type]
+    assert steps_per_repeat(spec.benchmark) == 4 and total_steps(spec) == 4 * 3 * 4  # type: ignore[arg-type]
 
 
 def test_unknown_names_are_told_with_the_nearest() -> None:
     found = technique_problems(spec_of({}, "recompte", "fused_kernel", "zero").benchmark)  # type: ignore[arg-type]
     assert [str(each) for each in found] == [
-        "benchmark.techniques.0: 'recompte' is no technique to compare; try recompute",
-        "benchmark.techniques.1: 'fused_kernel' is no technique to compare; try fused_kernels",
+        "benchmark.techniques.0: 'recompte' is not a technique; try recompute",
+        "benchmark.techniques.1: 'fused_kernel' is not a technique; try fused_kernels",
     ]
     assert engine_problems(spec_of({}, "recompte"))

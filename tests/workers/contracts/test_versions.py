@@ -100,7 +100,7 @@ def test_what_a_v1_document_leaves_out_has_its_documented_default() -> None:
         False,
         1,
     )
-    assert spec.devices == 1 and not spec.plan_given
+    assert spec.devices == 1 and not spec.has_explicit_plan
 
 
 def test_every_schema_is_written_with_its_version(tmp_path: Path) -> None:

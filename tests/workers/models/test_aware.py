@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from tests.workers.models.block_shapes import SHAPES, built, gradients
-from workers.contracts.specs.weight_rounding import dealt_widths, group_for, linear_widths
-from workers.inference.quantize.replace_linears import widths_of
+from workers.contracts.specs.weight_rounding import sharded_widths, group_for, linear_widths
+from workers.inference.quantize.replace_linears import linear_input_widths
 from workers.models.moe.experts import StackedLinear
 from workers.models.qat import fake_quantise, rounded_like
 
@@ -19,8 +19,8 @@ from workers.models.qat import fake_quantise, rounded_like
 def test_computes_and_learns_as_the_rounded_model(name: str, kind: str) -> None:
     aware, kept = built(name), built(name)
     group = group_for(linear_widths(aware.spec))
-    assert set(linear_widths(aware.spec)) == set(widths_of(kept))
-    assert set(dealt_widths(aware.spec)) <= set(linear_widths(aware.spec))
+    assert set(linear_widths(aware.spec)) == set(linear_input_widths(kept))
+    assert set(sharded_widths(aware.spec)) <= set(linear_widths(aware.spec))
     fake_quantise(aware, kind, group=group)
     changed = 0
     for path, module in kept.named_modules():
@@ -29,7 +29,7 @@ def test_computes_and_learns_as_the_rounded_model(name: str, kind: str) -> None:
             with torch.no_grad():
                 module.weight.copy_(rounded_like(full, kind, group))
             changed += int((module.weight != full).any())
-    assert changed == len(widths_of(kept)), "every linear of blocks is rounded"
+    assert changed == len(linear_input_widths(kept)), "every linear of blocks is rounded"
     ours, theirs = gradients(aware, None), gradients(kept, None)
     assert torch.equal(ours["loss"], theirs["loss"])
     for each, found in ours.items():

@@ -32,14 +32,14 @@ def written(tmp_path, spec):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"plan": "auto"}, "the engine alone does not choose a plan"),
+        ({"plan": "auto"}, "the engine does not choose a plan itself"),
         ({"plan": {"dp": 2}}, "2 devices, but 1 process started"),
         ({"plan": {"global_batch_size": 3, "micro_batch_size": 2}}, "3 sequences do not divide"),
         ({"plan": {"params_dtype": "bf16"}}, "does not run params_dtype bf16; try fp32"),
         ({"plan": {"dp": 2, "offload": "all"}}, "keeps them whole on 2 ranks; try zero 3"),
         (
             {"plan": {"pp": 2, "tp": 2, "schedule": "pipedream"}},
-            "pipedream runs with dp alone beside it, tp is 2",
+            "pipedream can be combined with dp only, tp is 2",
         ),
         (
             {"plan": {"loss_scale": {"initial": 64}}},

@@ -56,9 +56,9 @@ class Device(Contract):
         """Dense TFLOP/s; a precision that the device lacks runs at the next one that holds its
         numbers.
         """
-        return self.peak_tflops[self.runs_at(precision)]
+        return self.peak_tflops[self.compute_precision(precision)]
 
-    def runs_at(self, precision: str) -> str:
+    def compute_precision(self, precision: str) -> str:
         """The precision that products really run at: its own, else the nearest one that holds all
         of its numbers.
 

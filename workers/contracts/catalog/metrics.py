@@ -97,7 +97,7 @@ EVENT_TYPES = frozenset(
 )
 
 
-def unit_of(name: str) -> str:
+def metric_unit(name: str) -> str:
     """Unit of a metric, "" where it has none or is unknown; `loss/{source}` counts like `loss`.
 
     `grad_underflow/{layer}` is the share of a layer's gradient that fp16 rounded to zero;

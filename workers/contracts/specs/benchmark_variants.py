@@ -1,8 +1,6 @@
-"""From a benchmark's base plan and techniques to the variants that are trained, and those that
-cannot be, with reasons.
+"""The variants of a benchmark's base plan, and those that cannot be trained, with reasons.
 
-Every variant has the base's ranks and global batch. Pure: whether a variant fits memory shows when
-it runs.
+Every variant has the base's ranks and global batch. Does not check memory.
 """
 
 from __future__ import annotations
@@ -15,11 +13,11 @@ from pydantic import ValidationError
 
 from workers.contracts.base import validation_problems
 from workers.contracts.specs.benchmark import (
-    OF_DEVICES,
+    DEVICE_TECHNIQUES,
     as_training,
-    techniques_of,
-    turn_steps,
-    turns,
+    repeat_count,
+    selected_techniques,
+    steps_per_repeat,
 )
 from workers.contracts.specs.model import ModelSpec
 from workers.contracts.specs.plan import INTERLEAVED, SPLIT_BACKWARD, V_SHAPED, ParallelPlan
@@ -27,16 +25,14 @@ from workers.contracts.specs.run import RunSpec, spec_problems
 from workers.contracts.specs.training_support import engine_problems
 
 BASE = "base"
-# among a variant's changes: not the plan's, but the training's
+# changes of the training instead of the plan
 _COMPILED, _FUSED = "compiled", "fused"
 _SCHEDULES = ("naive", "gpipe", "1f1b", "interleaved_1f1b", "zb1p", "zbv", "dualpipev", "pipedream")
 
 
 @dataclass(frozen=True, slots=True)
 class Variant:
-    """One row of the table: `name` says the difference to the base, `technique` what it is an
-    example of.
-    """
+    """One row of the table; `name` describes the difference from the base."""
 
     technique: str
     name: str
@@ -46,60 +42,66 @@ class Variant:
 
     @property
     def id(self) -> str:
+        """`technique: name`, unique within a benchmark."""
         return BASE if self.technique == BASE else f"{self.technique}: {self.name}"
 
 
 @dataclass(slots=True)
 class Expansion:
-    """The base comes first.
+    """All variants, the base first.
 
-    `left_out`: `{technique, name, reason}` of what plan, model or engine forbid.
+    `left_out`: `{technique, name, reason}` of variants that plan, model or engine do not allow;
+    `devices`: measurements of the devices, `collectives` or `products`.
     """
 
     variants: list[Variant] = field(default_factory=list)
     left_out: list[dict[str, str]] = field(default_factory=list)
-    # measurements of the devices: collectives, products
     devices: list[str] = field(default_factory=list)
 
 
 def expand(spec: RunSpec) -> Expansion:
-    """Of a benchmark whose plan is given in numbers."""
+    """The variants of a benchmark whose plan is not "auto"."""
     base, body = spec.plan, spec.benchmark
     assert isinstance(base, ParallelPlan) and body is not None
-    techniques = techniques_of(body)
-    found = Expansion(
-        [Variant(BASE, BASE, base)], devices=[name for name in techniques if name in OF_DEVICES]
+    techniques = selected_techniques(body)
+    expansion = Expansion(
+        [Variant(BASE, BASE, base)],
+        devices=[name for name in techniques if name in DEVICE_TECHNIQUES],
     )
-    if "collectives" in found.devices and base.world_size == 1:
-        found.devices.remove("collectives")
-        _leave_out(found, "collectives", "all sizes", "one rank has nobody to talk to")
+    if "collectives" in expansion.devices and base.world_size == 1:
+        expansion.devices.remove("collectives")
+        _leave_out(
+            expansion, "collectives", "all sizes", "one rank has no peers to communicate with"
+        )
     seen = {base.to_json()}
     for technique in techniques:
-        if technique in OF_DEVICES:
+        if technique in DEVICE_TECHNIQUES:
             continue
         for name, changes in _CHANGES[technique](base, spec.shape):
             compiled, fused = bool(changes.pop(_COMPILED, False)), bool(changes.pop(_FUSED, True))
             plan = _changed(base, changes)
             if isinstance(plan, str):
-                _leave_out(found, technique, name, plan)
+                _leave_out(expansion, technique, name, plan)
             elif (key := plan.to_json() + _COMPILED * compiled + _FUSED * (not fused)) not in seen:
                 seen.add(key)
                 reason = _forbidden(spec, plan, compiled=compiled, fused=fused)
                 if reason is None:
-                    found.variants.append(Variant(technique, name, plan, compiled, fused))
+                    expansion.variants.append(Variant(technique, name, plan, compiled, fused))
                 else:
-                    _leave_out(found, technique, name, reason)
-    return found
+                    _leave_out(expansion, technique, name, reason)
+    return expansion
 
 
 def total_steps(spec: RunSpec) -> int:
-    """Steps of all variants together: what progress is a part of."""
+    """Steps of all variants together, the total of the progress display."""
     assert spec.benchmark is not None
-    return len(expand(spec).variants) * turns(spec.benchmark) * turn_steps(spec.benchmark)
+    return (
+        len(expand(spec).variants) * repeat_count(spec.benchmark) * steps_per_repeat(spec.benchmark)
+    )
 
 
-def _leave_out(found: Expansion, technique: str, name: str, reason: str) -> None:
-    found.left_out.append({"technique": technique, "name": name, "reason": reason})
+def _leave_out(expansion: Expansion, technique: str, name: str, reason: str) -> None:
+    expansion.left_out.append({"technique": technique, "name": name, "reason": reason})
 
 
 def _changed(base: ParallelPlan, changes: dict[str, Any]) -> ParallelPlan | str:
@@ -113,8 +115,8 @@ def _changed(base: ParallelPlan, changes: dict[str, Any]) -> ParallelPlan | str:
 
 def _forbidden(spec: RunSpec, plan: ParallelPlan, *, compiled: bool, fused: bool) -> str | None:
     training = as_training(spec, plan, compiled=compiled, fused=fused)
-    found = spec_problems(training) or engine_problems(training)
-    return found[0].message if found else None
+    problems = spec_problems(training) or engine_problems(training)
+    return problems[0].message if problems else None
 
 
 Changes = Iterator[tuple[str, dict[str, Any]]]
@@ -123,13 +125,13 @@ Changes = Iterator[tuple[str, dict[str, Any]]]
 def _accumulation(base: ParallelPlan, model: ModelSpec | None) -> Changes:
     share = max(1, base.global_batch_size // base.dp)
     sizes = [size for size in range(share, 0, -1) if share % size == 0]
-    # the ends and what lies between by halves: a batch of 64 would be seven rows otherwise
+    # at most four sizes: a batch of 64 would otherwise need seven rows
     for size in (
         sizes if len(sizes) <= 4 else [sizes[0], sizes[1], sizes[len(sizes) // 2], sizes[-1]]
     ):
         yield f"micro-batch {size} × {share // size}", {"micro_batch_size": size}
     if len(sizes) == 1:
-        message = "a rank has one sequence a step, there is nothing to accumulate"
+        message = "a rank has one sequence per step, there is nothing to accumulate"
         yield "micro-batches", {"": f"{message}; try a larger global_batch_size"}
 
 
@@ -141,12 +143,12 @@ def _recompute(base: ParallelPlan, model: ModelSpec | None) -> Changes:
 
 def _compile(base: ParallelPlan, model: ModelSpec | None) -> Changes:
     for on in (False, True):
-        yield "compiled blocks" if on else "blocks as they are", {_COMPILED: on}
+        yield "compiled blocks" if on else "eager blocks", {_COMPILED: on}
 
 
 def _fused_kernels(base: ParallelPlan, model: ModelSpec | None) -> Changes:
     for on in (True, False):
-        yield "kernels as chosen" if on else "formulas step by step", {_FUSED: on}
+        yield "fused kernels" if on else "plain torch operations", {_FUSED: on}
 
 
 def _precision(base: ParallelPlan, model: ModelSpec | None) -> Changes:
@@ -157,7 +159,7 @@ def _precision(base: ParallelPlan, model: ModelSpec | None) -> Changes:
 
 def _zero(base: ParallelPlan, model: ModelSpec | None) -> Changes:
     if base.dp * base.cp == 1:
-        yield "ZeRO 1 to 3", {"": "one data-parallel rank has nobody to share states with"}
+        yield "ZeRO 1 to 3", {"": "one data-parallel rank has no peers to shard states with"}
         return
     for stage in range(4):
         keep = (
@@ -207,7 +209,7 @@ def _sequence_parallel(base: ParallelPlan, model: ModelSpec | None) -> Changes:
     if base.tp == 1:
         yield (
             "sequence parallel",
-            {"": "it goes beside tensor parallel, and tp is 1; try tp 2 or more"},
+            {"": "it needs tensor parallelism, and tp is 1; try tp 2 or more"},
         )
         return
     for on in (False, True):
@@ -217,7 +219,7 @@ def _sequence_parallel(base: ParallelPlan, model: ModelSpec | None) -> Changes:
 def _axes(base: ParallelPlan, model: ModelSpec | None) -> Changes:
     ranks = base.world_size
     if ranks == 1:
-        yield "other axes", {"": "one rank has no axes to lie along"}
+        yield "other axes", {"": "one rank has no parallel axes"}
         return
     alone = {
         "dp": 1,
@@ -237,10 +239,10 @@ def _axes(base: ParallelPlan, model: ModelSpec | None) -> Changes:
     for axis in ("dp", "tp", "pp", "cp"):
         share = max(1, base.global_batch_size // (ranks if axis == "dp" else 1))
         size = next(
-            each for each in range(min(base.micro_batch_size, share), 0, -1) if share % each == 0
+            size for size in range(min(base.micro_batch_size, share), 0, -1) if share % size == 0
         )
         changes: dict[str, Any] = {**alone, axis: ranks, "micro_batch_size": size}
-        if axis in ("tp", "pp"):  # nobody is left to share states with
+        if axis in ("tp", "pp"):  # there are no data-parallel peers to shard with
             changes |= {"zero": 0, "reduce_dtype": None}
         yield f"{axis} {ranks}", changes
 

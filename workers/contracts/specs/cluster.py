@@ -1,6 +1,6 @@
-"""ClusterSpec: how many devices of which kind, and how they are joined.
+"""ClusterSpec: the number and kind of devices of a cluster, and their links.
 
-Does not know the real fleet; a planner's cluster may be one that nobody owns.
+Does not depend on the real fleet; the planner's cluster may be hypothetical.
 """
 
 from __future__ import annotations
@@ -17,11 +17,10 @@ Rate = Annotated[float, Field(gt=0)]
 
 
 class ClusterSpec(Contract):
-    """`nodes` x `devices_per_node` devices of one kind. Bandwidths: per device, one direction, GB/s
-    (10^9).
+    """`nodes` x `devices_per_node` devices of one kind.
 
-    `host_gib_per_device` is a node's own memory (2^30) over its devices, which offloading fills;
-    left out: unknown.
+    Bandwidths are per device and direction, in GB/s (10^9). `host_gib_per_device` is a node's host
+    memory per device in GiB, which offloading uses; None: unknown.
     """
 
     device: Annotated[str, AfterValidator(check_device)] = "cpu"
@@ -34,25 +33,27 @@ class ClusterSpec(Contract):
 
     @property
     def devices(self) -> int:
+        """Number of devices of all nodes."""
         return self.nodes * self.devices_per_node
 
     @property
     def entry(self) -> Device:
-        """The catalogue entry of its device."""
+        """The catalogue entry of the device."""
         return device(self.device)
 
     @property
     def intra_gb_per_s(self) -> float:
-        """As given, else the catalogue's."""
+        """Bandwidth within a node, by default the catalogue's."""
         return self.intra_node_gb_per_s or self.entry.intra_node_gb_per_s
 
     @property
     def inter_gb_per_s(self) -> float:
+        """Bandwidth between nodes, by default the catalogue's."""
         return self.inter_node_gb_per_s or self.entry.inter_node_gb_per_s
 
     @property
     def usd_per_hour(self) -> float:
-        """Price of one device-hour, as given, else the catalogue's typical one."""
+        """Price of one device-hour, by default the catalogue's typical price."""
         return (
             self.entry.usd_per_hour
             if self.usd_per_device_hour is None

@@ -1,8 +1,6 @@
-"""What a run learns from: text, JSON lines or token files, one or several mixed by weight, and the
-tokenizer between.
+"""DataSpec: training data (text, JSON lines or token files, mixed by weight) and its tokenizer.
 
-Knows names and numbers; whether files are there and hold what they should is for those who can see
-the disk.
+Does not read files.
 """
 
 from __future__ import annotations
@@ -17,7 +15,7 @@ from pydantic import Discriminator, Field, Tag, model_validator
 from workers.contracts.base import Contract, Problem, Refused, problem
 
 Format = Literal["text", "jsonl", "tokens"]
-# what a folder's files are called, by format
+# suffixes of a folder's files, by format
 SUFFIXES: dict[str, tuple[str, ...]] = {
     "text": (".txt",),
     "jsonl": (".jsonl",),
@@ -28,10 +26,10 @@ _NAME = r"^[A-Za-z0-9_.-]{1,60}$"
 
 
 class BpeSpec(Contract):
-    """A byte-level BPE of at most `vocab` tokens (arXiv 1508.07909 on GPT-2's bytes), trained on
-    the run's own text.
+    """A byte-level BPE of at most `vocab` tokens (arXiv 1508.07909), trained on the run's own text.
 
-    It has one special token, `<|endoftext|>`, and is kept beside the run's checkpoints as tokenizer.json.
+    It has one special token, `<|endoftext|>`, and is saved with the run's checkpoints as
+    tokenizer.json.
     """
 
     vocab: Annotated[int, Field(ge=BYTES + 1)]
@@ -39,16 +37,14 @@ class BpeSpec(Contract):
 
 TokenizerRef = Annotated[
     Annotated[str, Tag("@path")] | Annotated[BpeSpec, Tag("@bpe")],
-    Discriminator(lambda given: "@path" if isinstance(given, str) else "@bpe"),
+    Discriminator(lambda value: "@path" if isinstance(value, str) else "@bpe"),
 ]
 
 
 class SourceSpec(Contract):
-    """One of several sources: a preset or a path, and its share of all samples, `weight` over the
-    sum of weights.
+    """One of several sources, a preset or a path, with its `weight` in the mix of samples.
 
-    Its loss is the metric `loss/{name}`; without a name, the preset's or the file's without its
-    suffix.
+    Its loss is the metric `loss/{name}`; the default name is the preset's or the file's stem.
     """
 
     preset: Literal["shakespeare"] | None = None
@@ -71,7 +67,7 @@ class SourceSpec(Contract):
 
     @property
     def is_text(self) -> bool:
-        """Whether a tokenizer reads it."""
+        """Whether a tokenizer reads the source."""
         return self.preset is not None or self.format != "tokens"
 
     @property
@@ -87,19 +83,14 @@ class SourceSpec(Contract):
 
 
 class DataSpec(Contract):
-    """What to learn from: a preset that ships with the project, files under the allowed data roots,
-    or several sources.
+    """The data: a preset that ships with the project, files under allowed data roots, or sources.
 
-    `path` is a file, or a folder whose files (`SUFFIXES`) are read by name. `tokenizer` is a
-    tokenizer.json, a folder
-    with one, or a BPE to be trained; without one text is read by that of the weights training
-    begins from
-    (`train.init_from`), or else as raw bytes, token ids 0 to 255. `document_end` is the token that
-    ends a document in
-    token files that do not say it themselves. With `document_masks` attention keeps to a document
-    where several are
-    packed into a sequence; without a word on it, where JSON lines or token files tell where
-    documents begin.
+    `path` is a file, or a folder whose files (`SUFFIXES`) are read in the order of their names.
+    `tokenizer` is a tokenizer.json, a folder with one, or a BPE to be trained; the default is the
+    tokenizer of the initial weights (`train.init_from`), or else raw bytes, token ids 0 to 255.
+    `document_end` is the token that ends a document in token files that do not specify it. With
+    `document_masks` attention stays within a document if several are packed into a sequence;
+    default: if JSON lines or token files mark document boundaries.
     """
 
     preset: Literal["shakespeare"] | None = None
@@ -126,22 +117,24 @@ class DataSpec(Contract):
         if self.sources is not None:
             if self.preset is not None or self.path is not None:
                 raise Refused(
-                    "data has sources beside a preset or path",
+                    "data has sources and also a preset or path",
                     "the preset or path as one of the sources",
                 )
             names = [source.label for source in self.sources]
             twice = next((name for name in names if names.count(name) > 1), None)
             if twice is not None:
-                raise Refused(f"two sources are called {twice}", "a name for each", field="sources")
+                raise Refused(
+                    f"two sources are named {twice}", "a different name for each", field="sources"
+                )
         return self
 
     @property
     def reads_text(self) -> bool:
-        """Whether a tokenizer is known, bytes being one: named, or that of the text itself."""
+        """Whether there is a tokenizer: a named one, or the bytes of a text source."""
         return self.tokenizer is not None or any(source.is_text for _, source in self.parts())
 
     def parts(self, field: str = "data") -> Iterator[tuple[str, SourceSpec]]:
-        """Every source with the field that names it; data without `sources` is one."""
+        """Every source with its field name; data without `sources` is one source."""
         if self.sources is None:
             yield (
                 field,
@@ -158,33 +151,33 @@ class DataSpec(Contract):
 
 
 def data_problems(
-    data: DataSpec, *, vocab: int, field: str = "data", beside: DataSpec | None = None
+    data: DataSpec, *, vocab: int, field: str = "data", training: DataSpec | None = None
 ) -> list[Problem]:
-    """What of `data` does not suit a model's vocabulary, or the training data `beside`, as far as
-    the spec tells.
-    """
-    found = []
+    """What in `data` does not match a model's vocabulary or, for validation, `training` data."""
+    problems = []
     if isinstance(data.tokenizer, BpeSpec):
         if data.tokenizer.vocab > vocab:
             message = (
-                f"a tokenizer of {data.tokenizer.vocab} tokens is asked for, the model's "
+                f"a tokenizer of {data.tokenizer.vocab} tokens is requested, the model's "
                 f"vocabulary has {vocab}"
             )
-            found.append(problem(f"{field}.tokenizer.vocab", message, f"at most {vocab}"))
-    elif data.tokenizer in (None, "bytes") and vocab < BYTES and (data.tokenizer or beside is None):
+            problems.append(problem(f"{field}.tokenizer.vocab", message, f"at most {vocab}"))
+    elif (
+        data.tokenizer in (None, "bytes") and vocab < BYTES and (data.tokenizer or training is None)
+    ):
         for place, source in data.parts(field):
             if source.is_text:
                 message = f"the text is bytes 0 to 255, the vocabulary has {vocab}"
-                found.append(problem(place, message, f"vocab {BYTES}"))
-    if beside is not None and data.tokenizer not in (None, beside.tokenizer):
+                problems.append(problem(place, message, f"vocab {BYTES}"))
+    if training is not None and data.tokenizer not in (None, training.tokenizer):
         trained = isinstance(data.tokenizer, BpeSpec)
-        if trained or any(source.is_text for _, source in beside.parts()):
+        if trained or any(source.is_text for _, source in training.parts()):
             message = "validation text is read by another tokenizer than the training text"
-            found.append(
-                problem(f"{field}.tokenizer", message, "leave it out: the run's own is taken")
+            problems.append(
+                problem(f"{field}.tokenizer", message, "leave it out, to use the run's own")
             )
     for place, source in data.parts(field):
         if source.document_end is not None and source.document_end >= vocab:
             message = f"token {source.document_end} is outside the model's vocabulary of {vocab}"
-            found.append(problem(f"{place}.document_end", message, f"at most {vocab - 1}"))
-    return found
+            problems.append(problem(f"{place}.document_end", message, f"at most {vocab - 1}"))
+    return problems

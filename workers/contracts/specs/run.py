@@ -1,6 +1,6 @@
-"""RunSpec: everything a person asks for, one body per kind, and whether its parts agree.
+"""RunSpec: a complete run request with one body per kind, and checks between its fields.
 
-Does not know whether a plan fits memory, nor which data paths this installation allows.
+Does not check memory or which data paths an installation allows.
 """
 
 from __future__ import annotations
@@ -44,24 +44,23 @@ _NEEDS_BODY = {
 
 Plan = Annotated[
     Annotated[Literal["auto"], Tag("@auto")] | Annotated[ParallelPlan, Tag("@plan")],
-    Discriminator(lambda given: "@auto" if isinstance(given, str) else "@plan"),
+    Discriminator(lambda value: "@auto" if isinstance(value, str) else "@plan"),
 ]
 
 
 class Resources(Contract):
-    """What the run occupies; `devices` is the plan's world size unless given."""
+    """Resources of the run; `devices` defaults to the plan's world size."""
 
     devices: Positive | None = None
     pool: str | None = None
     device: Annotated[str, AfterValidator(check_device)] | None = None
     max_seconds: Annotated[float, Field(gt=0)] | None = None
-    # a training that makes no progress for so long ends as hang; the installation's ORRERY_HANG_S
-    # unless given
+    # a training run without progress for so long ends as hang; default: ORRERY_HANG_S
     hang_s: Annotated[float, Field(ge=10)] | None = None
 
 
 class Retries(Contract):
-    """How many new attempts each exit class may cost; preemption never counts."""
+    """How many new attempts each exit class allows; preemption is not limited."""
 
     user_error: Count = 0
     out_of_memory: Count = 0
@@ -71,13 +70,13 @@ class Retries(Contract):
     lost: Count = 10
 
     def budget(self, exit_class: str) -> int | None:
-        """New attempts allowed after this exit class; None means without limit, 0 for classes never
-        retried.
-        """
+        """New attempts allowed after this exit class; None: unlimited, 0: never retried."""
         return None if exit_class == "preempted" else int(getattr(self, exit_class, 0))
 
 
 class RunSpec(Contract):
+    """A run: its kind with the body of that kind, model, plan, data and resources."""
+
     kind: Kind
     model: ModelRef = "llama-tiny"
     plan: Plan = ParallelPlan()
@@ -100,9 +99,7 @@ class RunSpec(Contract):
     @model_validator(mode="before")
     @classmethod
     def _body(cls, data: Any) -> Any:
-        """Exactly the body that the kind names; bodies whose fields all have defaults may be left
-        out.
-        """
+        """Require exactly the kind's body; a body whose fields all have defaults may be absent."""
         if not isinstance(data, dict) or data.get("kind") not in KINDS:
             return data
         kind = data["kind"]
@@ -120,82 +117,78 @@ class RunSpec(Contract):
         return data
 
     @property
-    def plan_given(self) -> bool:
-        """False where the plan rests on its default: a control plane may then ask the planner."""
+    def has_explicit_plan(self) -> bool:
+        """False if the plan is the default: a control plane may then ask the planner."""
         return "plan" in self.model_fields_set
 
     @property
     def devices(self) -> int:
-        """Devices the run occupies; 1 while an automatic plan is not resolved and nothing is asked
-        for.
-        """
+        """Devices of the run; 1 if an automatic plan is not resolved and none are requested."""
         if self.resources.devices is not None:
             return self.resources.devices
         return self.plan.world_size if isinstance(self.plan, ParallelPlan) else 1
 
     @property
     def shape(self) -> ModelSpec | None:
-        """The model's shape; None where it lies with weights elsewhere."""
+        """The model's shape; None if it is stored with weights elsewhere."""
         return resolve_model(self.model)
 
     @property
     def body(self) -> Contract:
         """The body of this kind."""
-        found = getattr(self, self.kind)
-        assert isinstance(found, Contract)
-        return found
+        body = getattr(self, self.kind)
+        assert isinstance(body, Contract)
+        return body
 
 
 def spec_problems(spec: RunSpec) -> list[Problem]:
-    """What is wrong between fields that are each right; an empty list means the run may be
-    submitted.
-    """
-    found: list[Problem] = []
+    """Contradictions between valid fields; an empty list means the run may be submitted."""
+    problems: list[Problem] = []
     plan, shape = spec.plan, spec.shape
     trains = spec.train or spec.benchmark
     seq_len = trains.seq_len if trains else None
     if spec.kind == "external":
-        return found
+        return problems
     if shape is not None and seq_len is not None:
-        found += [
+        problems += [
             item.model_copy(update={"field": f"{spec.kind}.{item.field}"})
             for item in rotary_problems(shape, seq_len)
         ]
     if isinstance(plan, ParallelPlan):
         for item in plan_problems(plan, model=shape, seq_len=seq_len):
             field = f"{spec.kind}.seq_len" if item.field == "seq_len" else item.field
-            found.append(item.model_copy(update={"field": field}))
+            problems.append(item.model_copy(update={"field": field}))
         if (
             spec.resources.devices is not None
             and spec.resources.devices != plan.world_size
             and spec.kind != "script"
         ):
-            found.append(
+            problems.append(
                 problem(
                     "resources.devices",
-                    f"{spec.resources.devices} devices are asked for, the plan's world size is "
+                    f"{spec.resources.devices} devices are requested, the plan's world size is "
                     f"{plan.world_size} "
                     f"(dp {plan.dp} x tp {plan.tp} x pp {plan.pp} x cp {plan.cp})",
                     f"devices {plan.world_size}",
                 )
             )
     if spec.train:
-        found += _train_problems(spec, spec.train)
+        problems += _train_problems(spec, spec.train)
     if spec.benchmark and spec.shape is not None:
-        found += data_problems(spec.data, vocab=spec.shape.vocab)
+        problems += data_problems(spec.data, vocab=spec.shape.vocab)
     if spec.script and not spec.script.command:
-        found.append(problem("script.command", "there is no program to run", '["train.py"]'))
-    return found
+        problems.append(problem("script.command", "there is no program to run", '["train.py"]'))
+    return problems
 
 
 def _train_problems(spec: RunSpec, train: TrainBody) -> list[Problem]:
-    found = []
+    problems = []
     if isinstance(spec.plan, ParallelPlan) and train.accumulate not in (
         None,
         spec.plan.accumulation,
     ):
         batch = spec.plan.micro_batch_size * spec.plan.dp * (train.accumulate or 1)
-        found.append(
+        problems.append(
             problem(
                 "train.accumulate",
                 f"{train.accumulate} contradicts the plan, which accumulates "
@@ -204,16 +197,16 @@ def _train_problems(spec: RunSpec, train: TrainBody) -> list[Problem]:
             )
         )
     if train.lr_schedule.warmup_steps > train.steps:
-        found.append(
+        problems.append(
             problem(
                 "train.lr_schedule.warmup_steps",
-                f"warmup of {train.lr_schedule.warmup_steps} steps outlasts the {train.steps} "
-                "steps of the run",
+                f"a warmup of {train.lr_schedule.warmup_steps} steps is longer than the "
+                f"{train.steps} steps of the run",
                 str(max(1, train.steps // 10)),
             )
         )
     if train.lr_schedule.min_lr > train.optimizer.lr:
-        found.append(
+        problems.append(
             problem(
                 "train.lr_schedule.min_lr",
                 f"{train.lr_schedule.min_lr} is above the learning rate {train.optimizer.lr}",
@@ -226,15 +219,15 @@ def _train_problems(spec: RunSpec, train: TrainBody) -> list[Problem]:
         and not spec.data.reads_text
         and train.init_from is None
     ):
-        message = "token files come without a tokenizer, so nothing can read a prompt"
-        found.append(
+        message = "token files have no tokenizer, so prompts cannot be encoded"
+        problems.append(
             problem("train.samples.prompts", message, "data.tokenizer, or leaving the prompts out")
         )
     if spec.shape is not None:
-        found += data_problems(spec.data, vocab=spec.shape.vocab)
+        problems += data_problems(spec.data, vocab=spec.shape.vocab)
         if train.eval and train.eval.data:
             held_out = train.eval.data
-            found += data_problems(
-                held_out, vocab=spec.shape.vocab, field="train.eval.data", beside=spec.data
+            problems += data_problems(
+                held_out, vocab=spec.shape.vocab, field="train.eval.data", training=spec.data
             )
-    return found
+    return problems

@@ -1,6 +1,6 @@
-"""What each kind of run is told: train, generate, serve, evaluate, script, benchmark, external.
+"""The body of each kind of run: train, generate, serve, evaluate, script, benchmark, external.
 
-Knows fields and defaults; how bodies, model, plan and resources fit together is `run`'s.
+Fields and defaults only; `run` checks how bodies, model, plan and resources fit together.
 """
 
 from __future__ import annotations
@@ -16,25 +16,25 @@ from workers.contracts.specs.model import Count, ModelSource, ModelSpec, Positiv
 
 Rate = Annotated[float, Field(ge=0)]
 Quantize = Literal["int8", "int4", "fp8"]
-RoundedTo = Literal["int8", "int4"]  # what training may reckon with: weights as they will be kept
-CacheDtype = Literal["int8"]  # of keys and values, by default the weights
+RoundingFormat = Literal["int8", "int4"]  # of quantisation-aware training
+CacheDtype = Literal["int8"]  # of keys and values; default: the weights' dtype
 Objective = Literal["pretrain", "sft", "dpo", "reward", "grpo", "ppo", "distill"]
 OptimizerName = Literal["adamw", "adafactor", "lion", "muon", "sgd", "adamw8bit"]
 
 
-def _listed(given: object) -> object:
-    return [given] if isinstance(given, str) else given
+def _as_list(value: object) -> object:
+    return [value] if isinstance(value, str) else value
 
 
-# one string is a list of one, as for OpenAI's `stop`
-Stops = Annotated[list[str], BeforeValidator(_listed, json_schema_input_type=list[str] | str)]
+# a string or a list of strings, as OpenAI's `stop`
+Stops = Annotated[list[str], BeforeValidator(_as_list, json_schema_input_type=list[str] | str)]
 
 
-def _model_tag(given: Any) -> str:
-    if isinstance(given, str):
+def _model_tag(value: Any) -> str:
+    if isinstance(value, str):
         return "@preset"
-    if isinstance(given, ModelSource) or (
-        isinstance(given, dict) and ("path" in given or "package" in given)
+    if isinstance(value, ModelSource) or (
+        isinstance(value, dict) and ("path" in value or "package" in value)
     ):
         return "@source"
     return "@spec"
@@ -47,8 +47,7 @@ ModelRef = Annotated[
     Discriminator(_model_tag),
 ]
 
-# learning rate, betas, weight decay, momentum where none are given: torch.optim's own, Lion's from
-# arXiv 2302.06675
+# defaults by optimizer: torch.optim's own, Lion's from arXiv 2302.06675
 _OPTIMIZER_DEFAULTS: dict[str, dict[str, Any]] = {
     "adamw": {"lr": 1e-3, "betas": (0.9, 0.999), "weight_decay": 0.01},
     "adamw8bit": {"lr": 1e-3, "betas": (0.9, 0.999), "weight_decay": 0.01},
@@ -66,7 +65,7 @@ _OPTIMIZER_DEFAULTS: dict[str, dict[str, Any]] = {
 
 
 class EvalSpec(Contract):
-    """Validation on a held-out split, or on `data`, every so many steps."""
+    """Validation on a held-out split, or on `data`, every `every_steps` steps."""
 
     every_steps: Positive = 100
     batches: Positive = 8
@@ -74,11 +73,10 @@ class EvalSpec(Contract):
 
 
 class OptimizerSpec(Contract):
-    """An update rule; what is not given follows from its name (torch.optim's defaults).
+    """An update rule; defaults depend on its name (torch.optim's defaults).
 
     `momentum`, `nesterov`, `ns_steps` are for sgd and muon. `scalar_lr` is the AdamW learning rate
-    that muon uses for
-    parameters that are not matrices (default: lr).
+    that muon uses for parameters that are not matrices (default: lr).
     """
 
     name: OptimizerName = "adamw"
@@ -103,10 +101,9 @@ class OptimizerSpec(Contract):
 
 
 class LrSchedule(Contract):
-    """Learning rate over steps: linear warmup, then the named shape down to `min_lr` at the last
-    step.
+    """Learning rate over steps: linear warmup, then the named shape to `min_lr` at the last step.
 
-    `wsd` (warmup, stable, decay; arXiv 2404.06395) falls linearly over the last `decay_steps`
+    `wsd` (warmup, stable, decay; arXiv 2404.06395) decays linearly over the last `decay_steps`
     (default: a tenth).
     """
 
@@ -117,8 +114,9 @@ class LrSchedule(Contract):
 
 
 class CheckpointSpec(Contract):
-    """A checkpoint every so many steps, the newest `keep` of them kept; `async` writes beside
-    training.
+    """A checkpoint every `every_steps` steps, of which the newest `keep` are retained.
+
+    With `async` they are written in the background.
     """
 
     every_steps: Positive = 200
@@ -127,12 +125,11 @@ class CheckpointSpec(Contract):
 
 
 class SamplesSpec(Contract):
-    """Texts that the model writes while it is trained, at every checkpoint and at the end, to be
-    compared.
+    """Texts that the model generates at every checkpoint and at the end of its training.
 
-    They go on from `prompts`, or from `count` stretches of the held-out text, by at most
-    `max_tokens`; 0 writes none.
-    Temperature 0 is greedy. The same seed draws alike at every step and under every plan.
+    They continue `prompts`, or `count` excerpts of the held-out text (0: none), by at most
+    `max_tokens`. Temperature 0 is greedy. The same seed gives the same random numbers at every step
+    and under every plan.
     """
 
     count: Annotated[int, Field(ge=0, le=8)] = 3
@@ -144,9 +141,7 @@ class SamplesSpec(Contract):
 
 
 class AdapterSpec(Contract):
-    """Low-rank adapters (arXiv 2106.09685) on the named projections, the rest frozen; qlora keeps
-    it in 4 bits.
-    """
+    """Low-rank adapters (arXiv 2106.09685) on projections, all else frozen, for qlora in 4 bits."""
 
     name: Literal["lora", "qlora"] = "lora"
     rank: Positive = 16
@@ -156,6 +151,8 @@ class AdapterSpec(Contract):
 
 
 class TrainBody(Contract):
+    """Training: objective, steps, optimizer, evaluation, checkpoints and initial weights."""
+
     objective: Objective = "pretrain"
     steps: Positive
     seq_len: Positive
@@ -171,31 +168,29 @@ class TrainBody(Contract):
     adapter: AdapterSpec | None = None
     compile: bool = False
     fused_kernels: bool = True
-    quantize_aware: RoundedTo | None = None
+    quantize_aware: RoundingFormat | None = None
     log_every: Positive = 1
 
     @property
     def writes(self) -> SamplesSpec | None:
-        """The texts to be written, None for none.
-
-        A run that keeps checkpoints writes some without being told.
-        """
+        """The samples to generate, None for none; the default with checkpoints is SamplesSpec()."""
         spec = self.samples or (SamplesSpec() if self.checkpoint else None)
         return spec if spec and spec.count else None
 
     def validates(self, step: int) -> bool:
+        """Whether validation runs after the step."""
         return self.eval is not None and step % self.eval.every_steps == 0
 
     def logs(self, step: int) -> bool:
-        """Whether the step gets a point."""
+        """Whether a point is recorded for the step."""
         return self.validates(step) or step % self.log_every == 0 or step == self.steps
 
 
 class SpeculateSpec(Contract):
-    """At most `tokens` are drafted for each answer and step: by the run's draft model, or, with
-    `ngram`, by looking up
-    what followed the last so many tokens before. `adaptive` drafts as many as pay by measured
-    times, none at times.
+    """Speculative decoding: at most `tokens` are drafted per answer and step.
+
+    Drafts come from the run's draft model or, with `ngram`, from what followed the last `ngram`
+    tokens earlier in the text. `adaptive` chooses the number by measured times, possibly 0.
     """
 
     ngram: Annotated[int, Field(ge=1, le=8)] | None = None
@@ -206,7 +201,7 @@ class SpeculateSpec(Contract):
 class GenerateBody(Contract):
     """Answers to a JSONL of prompts.
 
-    Temperature 0 is greedy; top_k 0 and top_p 1 cut nothing off.
+    Temperature 0 is greedy; top_k 0 and top_p 1 disable these filters.
     """
 
     input: str
@@ -225,13 +220,11 @@ class GenerateBody(Contract):
 
 
 class ServeBody(Contract):
-    """A server of OpenAI's API. Beyond `max_seqs` answers at a time `max_waiting` may wait; further
-    ones get 429.
+    """A server of OpenAI's API with `max_seqs` concurrent requests.
 
-    Without `api_key` only the control plane and, on a loopback address, this machine may ask. The
-    control plane keeps
-    and shows no key, only what it is checked by (`secret.hidden`), which stands in its place from
-    the submit on.
+    `max_waiting` more may wait; further ones get 429. Without `api_key` only the control plane and,
+    on a loopback address, this machine have access. From the submit on `api_key` is the hash of the
+    key (`api_key_hash.hash_key`), never the key itself.
     """
 
     max_batch_tokens: Positive = 2048
@@ -247,13 +240,12 @@ class ServeBody(Contract):
 
 
 class EvaluateBody(Contract):
-    """Metrics over `input` (default: the last tenth of the run's data), against `references` where
-    one wants them.
+    """Metrics over `input` (default: the last tenth of the run's data).
 
-    Likelihoods are read in windows of `window` tokens (default: the model's context, at most 1,024)
-    that move on by
-    `stride` (default: half of it), of at most the first `max_tokens`. Answers are greedy, of
-    `max_new_tokens` at most.
+    `references` are the expected answers of metrics that compare answers. Likelihoods are computed
+    in windows of `window` tokens (default: the model's context, at most 1,024) with stride `stride`
+    (default: half a window), over at most the first `max_tokens`. Answers are greedy, of at most
+    `max_new_tokens`.
     """
 
     input: str | None = None
@@ -268,7 +260,7 @@ class EvaluateBody(Contract):
 
 
 class ScriptBody(Contract):
-    """A user's own torchrun program: `command` is what follows torchrun's own arguments."""
+    """A user's torchrun program: `command` follows torchrun's own arguments."""
 
     command: list[str] = []
     workdir: str | None = None
@@ -276,12 +268,11 @@ class ScriptBody(Contract):
 
 
 class BenchmarkBody(Contract):
-    """Variants of the run's plan, one technique changed in each, on the same samples; see
-    `benchmark`.
+    """Variants of the run's plan on the same samples, each with one technique changed.
 
-    `techniques` empty: all of them. A variant trains `steps` steps in all, in `repeats` turns that
-    alternate with the
-    other variants', each turn beginning anew with `warmup_steps` that are not timed.
+    Empty `techniques` means all of `benchmark.TECHNIQUES`. A variant trains `steps` steps in
+    `repeats` repeats that alternate with other variants; each starts from the initial weights with
+    `warmup_steps` that are not timed.
     """
 
     techniques: list[str] = []
@@ -295,4 +286,4 @@ class BenchmarkBody(Contract):
 
 
 class ExternalBody(Contract):
-    """Nothing to tell: the program runs elsewhere and reports by the recorder."""
+    """No options: the program runs elsewhere and reports by the recorder."""

@@ -1,8 +1,6 @@
-"""Which weights are rounded to few bits, and how many inputs share a scale: what training, the
-engine that answers and
-the list of what the engine runs must agree on.
+"""Which weights are quantised to few bits, and how many inputs share a scale.
 
-Knows shapes; does not round.
+Training, inference and the lists of supported features use it. Does not quantise.
 """
 
 from __future__ import annotations
@@ -14,40 +12,38 @@ from workers.contracts.specs.model import ModelSpec
 GROUPS = (128, 64, 32, 16)
 
 
-def group_for(widths: Iterable[int], wanted: int = GROUPS[0]) -> int:
-    """The largest size of a group, at most `wanted`, that divides every width; 16 where none does."""
-    found = list(widths)
+def group_for(widths: Iterable[int], most: int = GROUPS[0]) -> int:
+    """The largest group size, at most `most`, that divides every width; 16 if none does."""
+    numbers = list(widths)
     return next(
-        (each for each in GROUPS if each <= wanted and all(width % each == 0 for width in found)),
+        (size for size in GROUPS if size <= most and all(n % size == 0 for n in numbers)),
         GROUPS[-1],
     )
 
 
 def linear_widths(model: ModelSpec) -> list[int]:
-    """Inputs of the linear layers inside blocks, each number once."""
+    """The distinct input widths of linear layers inside blocks, ascending."""
     latents = []
     if model.mla is not None:
         latents = [model.mla.q_lora_rank or model.hidden, model.mla.kv_lora_rank]
     if model.mfa is not None:
         latents = [model.mfa.qk_rank]
-    return sorted({model.hidden, *latents, *dealt_widths(model)})
+    return sorted({model.hidden, *latents, *sharded_widths(model)})
 
 
-def dealt_widths(model: ModelSpec) -> list[int]:
-    """Those of them whose inputs tensor parallelism deals out: attention's heads, what MLPs and
-    experts widen to.
-    """
+def sharded_widths(model: ModelSpec) -> list[int]:
+    """The input widths that tensor parallelism shards: of attention outputs, MLPs and experts."""
     if model.mla is not None:
         heads = model.heads * model.mla.v_head_dim
     elif model.mfa is not None:
         heads = model.mfa.heads * model.mfa.head_dim
     else:
         heads = model.heads * model.head_dim
-    found = {heads}
+    widths = {heads}
     if model.moe_layers < model.layers:
-        found.add(model.ffn)
+        widths.add(model.ffn)
     if model.moe is not None and model.moe_layers:
-        found.add(model.moe.expert_ffn)
+        widths.add(model.moe.expert_ffn)
         if model.moe.shared_experts:
-            found.add(model.moe.shared_width)
-    return sorted(found)
+            widths.add(model.moe.shared_width)
+    return sorted(widths)

@@ -47,7 +47,7 @@ RENDEZVOUS_TTL_S: Final = 600
 HEARTBEAT_S: Final = 2.0
 
 
-def queue_of(node: str) -> str:
+def node_queue(node: str) -> str:
     """The Celery queue that only this node's agent reads."""
     return f"node.{node}"
 

@@ -17,7 +17,7 @@ from pathlib import Path
 from workers.contracts.specs.model import ModelSource
 from workers.inference.spec_loading import InferenceRun
 from workers.models.errors import WeightsError
-from workers.models.weights.locations import place_of
+from workers.models.weights.locations import placement_of
 from workers.runtime.exits import UserError
 
 MODULE = "vllm.entrypoints.openai.api_server"
@@ -63,7 +63,7 @@ def check(run: InferenceRun) -> Path:
     if not isinstance(run.spec.model, ModelSource):
         raise UserError('model: vllm serves weights that exist; try {"path": "DIR"}')
     try:
-        return place_of(run.spec.model)
+        return placement_of(run.spec.model)
     except WeightsError as error:
         raise UserError(f"model: {error}") from None
 

@@ -24,7 +24,7 @@ def models_home() -> Path:
     return Path(os.environ.get("ORRERY_HOME") or "var") / "models"
 
 
-def place_of(source: ModelSource) -> Path:
+def placement_of(source: ModelSource) -> Path:
     """The file or folder of weights; a relative path that is not there may be a fetched model.
 
     Raises WeightsError.

@@ -12,7 +12,7 @@ from workers.contracts.specs.model import ModelSource
 from workers.models.errors import WeightsError
 from workers.models.gguf.file import GgufFile
 from workers.models.hf.folder import HuggingFaceFolder, refuse_pickles
-from workers.models.weights.locations import no_weights, place, place_of
+from workers.models.weights.locations import no_weights, place, placement_of
 from workers.models.weights.manifest import NAME
 from workers.models.weights.orrery_checkpoint import CheckpointFolder
 from workers.models.weights.reader import Weights
@@ -20,7 +20,7 @@ from workers.models.weights.reader import Weights
 
 def open_source(source: ModelSource) -> Weights:
     """Raises WeightsError when there are no weights at the path or in the package."""
-    return open_weights(place_of(source))
+    return open_weights(placement_of(source))
 
 
 def open_weights(path: Path) -> Weights:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from workers.contracts.specs.benchmark import as_training, turn_steps, turns
+from workers.contracts.specs.benchmark import as_training, repeat_count, steps_per_repeat
 from workers.contracts.specs.benchmark_variants import Expansion, Variant, expand
 from workers.contracts.specs.plan import ParallelPlan
 from workers.contracts.specs.run import RunSpec
@@ -44,8 +44,8 @@ class BenchmarkRun:
             ],
             "left_out": self.expansion.left_out,
             "devices": self.expansion.devices,
-            "turns": turns(self.body),
-            "turn_steps": turn_steps(self.body),
+            "turns": repeat_count(self.body),
+            "turn_steps": steps_per_repeat(self.body),
             "warmup_steps": self.body.warmup_steps,
         }
 

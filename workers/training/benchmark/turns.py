@@ -19,7 +19,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from workers.contracts.specs.benchmark import turn_steps, turns
+from workers.contracts.specs.benchmark import repeat_count, steps_per_repeat
 from workers.contracts.specs.benchmark_variants import Variant
 from workers.metrics.beacon import Beacon
 from workers.metrics.peak import device_peak
@@ -34,9 +34,9 @@ from workers.training.benchmark.results import together as of_ranks
 from workers.training.benchmark.turn import Requests, Turn, free_memory
 from workers.training.data.opened import open_samples
 from workers.training.data.samples import Samples
-from workers.training.loop.rank_sync import agreed, together
+from workers.training.loop.rank_sync import broadcast_decision, run_on_leaders
 from workers.training.parallel.mesh import World, start_world
-from workers.training.setup.attempt import Attempt, carry_out
+from workers.training.setup.attempt import Attempt, finish_attempt
 
 # for the other ranks at the end of a turn; longer, and one of them hangs in a collective
 _PATIENCE_S = 120.0
@@ -47,7 +47,7 @@ def run_benchmark(run: BenchmarkRun, environment: Environment) -> Outcome:
     """Measure everything; `DIR/benchmark.json` and events `benchmark_result` say what; never
     raises.
     """
-    return carry_out(Benchmark(run, environment))
+    return finish_attempt(Benchmark(run, environment))
 
 
 class Benchmark(Attempt):
@@ -77,17 +77,17 @@ class Benchmark(Attempt):
             self.voices = dist.new_group(backend="gloo", timeout=patience, group_desc="benchmark")
         kept = environment.cache / FILE
         spec = self.benchmark.spec.to_dict()
-        (number, _), self.results = agreed(
+        (number, _), self.results = broadcast_decision(
             world, lambda: (self._first_words(), earlier(kept, spec)), leads=world.rank == 0
         )
         self.recorder = Recorder(
             environment.rank_directory, run=environment.run, attempt=number, rank=world.rank
         )
-        together(world, self._open, leads=environment.leads_node)
+        run_on_leaders(world, self._open, leads=environment.leads_node)
         samples = self._open()
         self._tell_peak(world)
         self._tell(world, "benchmark_began", **self.benchmark.describe())
-        self.steps = sum(len(done) for done in self.results.turns.values()) * turn_steps(body)
+        self.steps = sum(len(done) for done in self.results.turns.values()) * steps_per_repeat(body)
         self._measure_devices(world, kept, spec)
         for number, last, variant in self._order():
             if (
@@ -97,7 +97,7 @@ class Benchmark(Attempt):
                 continue
             self.results.under_way = variant.id
             self._save(world, kept, spec)
-            asked = self._turn(variant, samples, f"turn {number + 1} of {turns(body)}")
+            asked = self._turn(variant, samples, f"turn {number + 1} of {repeat_count(body)}")
             self.results.under_way = None
             self._save(world, kept, spec)
             if asked is not None:
@@ -115,7 +115,7 @@ class Benchmark(Attempt):
 
         The base begins in any case: losses are compared with it.
         """
-        variants, count = self.benchmark.expansion.variants, turns(self.benchmark.body)
+        variants, count = self.benchmark.expansion.variants, repeat_count(self.benchmark.body)
         for number in range(count):
             for variant in variants if number % 2 == 0 else reversed(variants):
                 yield number, number == count - 1, variant

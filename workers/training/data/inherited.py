@@ -11,7 +11,7 @@ from pathlib import Path
 from workers.contracts.specs.data import BpeSpec, DataSpec
 from workers.models.errors import WeightsError
 from workers.models.text.assets import belongings, keep, reads_bytes
-from workers.models.weights.locations import place_of
+from workers.models.weights.locations import placement_of
 from workers.models.weights.manifest import complete_checkpoints
 from workers.runtime.exits import UserError
 from workers.training.data.tokenizer import NAME, check_same
@@ -30,7 +30,7 @@ def inherit(run: TrainingRun, *, kept: Path) -> None:
     files = _named(Path(told)) if isinstance(told, str) and told != "bytes" else {}
     if source is not None:
         try:
-            where = place_of(source)
+            where = placement_of(source)
             theirs = belongings(where)
         except WeightsError as error:
             if _asks(run) and not complete_checkpoints(kept):
@@ -72,7 +72,7 @@ def check_inherited(run: TrainingRun, *, kept: Path) -> None:
     if source is None or told in (None, "bytes"):
         return
     try:
-        where = place_of(source)
+        where = placement_of(source)
     except WeightsError:
         return  # `inherit` has told, or the run is past its beginning
     check_same(Path(told) if isinstance(told, str) else kept / NAME, where)

@@ -10,7 +10,7 @@ import httpx
 import openai
 import pytest
 
-from workers.contracts.specs.api_key_hash import hidden
+from workers.contracts.specs.api_key_hash import hash_key
 from workers.contracts.wire.points import Point, RunEvent
 from workers.contracts.wire.serving_reports import ENGINE_SNAPSHOT, RequestStats, EngineSnapshot, Summary
 
@@ -19,8 +19,8 @@ LONG: dict[str, Any] = {"model": "wordy", "prompt": [1, 2, 3], "extra_body": {"i
 
 def test_keys_a_full_queue_and_an_end_that_waits_for_what_is_on_its_way(made, steps):
     # as the control plane keeps it
-    serving = made(api_key=hidden("sk-right"), max_seqs=2, max_waiting=1)
-    for key in ("sk-wrong", "SK-right", hidden("sk-right")):
+    serving = made(api_key=hash_key("sk-right"), max_seqs=2, max_waiting=1)
+    for key in ("sk-wrong", "SK-right", hash_key("sk-right")):
         with pytest.raises(openai.AuthenticationError):
             serving.client(key).models.list()
     assert serving.http.get("/v1/models").status_code == 401

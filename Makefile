@@ -1,29 +1,37 @@
-# Orrery's commands. `make help` lists them; `make up` and `make test` work from a bare checkout.
+# Commands of the project. `make help` lists them; `make up` and `make test` work from a bare checkout.
 
 PYTHON ?= python3
 BIN := .venv/bin
+PYTEST = $(BIN)/python -m pytest -n auto --maxprocesses 4 --dist loadfile
 
-.PHONY: help install up test check lint format bench gpu lock clean
+.PHONY: help install install-test up test test-quick test-all check lint format bench gpu lock clean
 
 help: ## list these commands
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/  make \1|\2/' | column -t -s '|'
 
 $(BIN)/python:
-	@$(PYTHON) -c 'import sys; sys.exit(0 if sys.version_info >= (3, 11) else "Orrery needs Python 3.11 or later; this is " + sys.version.split()[0] + ". Say which: make up PYTHON=python3.12")'
-	@$(PYTHON) -m venv .venv || { echo "Python could not make a virtual environment; on Debian: apt install python3-venv" >&2; rm -rf .venv; exit 1; }
+	@$(PYTHON) -c 'import sys; sys.exit(0 if sys.version_info >= (3, 11) else "Orrery needs Python 3.11 or later; this is " + sys.version.split()[0] + ". Name one: make up PYTHON=python3.12")'
+	@$(PYTHON) -m venv .venv || { echo "Python could not create a virtual environment. On Debian: apt install python3-venv" >&2; rm -rf .venv; exit 1; }
 
-install: $(BIN)/python ## create .venv with everything to run, and to compile kernels without a GPU
+install: $(BIN)/python ## create .venv with everything needed to run, and to compile kernels without a GPU
 	@$(BIN)/python tools/install.py
 
 install-test: $(BIN)/python
 	@$(BIN)/python tools/install.py --test
 
-up: install ## start everything on this machine, until Ctrl-C
+up: install ## start everything on this machine; Ctrl-C stops it
 	@exec $(BIN)/python manage.py up
 
-test: install-test ## install what tests need and run them all
+test: install-test ## install the test dependencies and run every test
 	@$(BIN)/python tools/system.py
-	@exec $(BIN)/python -m pytest -n auto --maxprocesses 4 --dist loadfile $(ARGS)
+	@exec $(PYTEST) $(ARGS)
+
+test-quick: install-test ## the tests without ranks, browser, flows and Triton interpreter
+	@exec $(PYTEST) -m "not ranks and not browser and not flow and not interpreter" $(ARGS)
+
+test-all: install-test ## every test with full matrices; takes long
+	@$(BIN)/python tools/system.py
+	@exec env ORRERY_TEST_MATRIX=full $(PYTEST) $(ARGS)
 
 check: install-test ## ruff, mypy, import-linter, Django checks, missing migrations
 	@$(BIN)/ruff check .
@@ -33,18 +41,18 @@ check: install-test ## ruff, mypy, import-linter, Django checks, missing migrati
 	@$(BIN)/python -W error manage.py check --fail-level WARNING
 	@$(BIN)/python manage.py makemigrations --check --dry-run
 
-format: install-test ## let ruff put the code in order
+format: install-test ## format and fix the code with ruff
 	@$(BIN)/ruff check --fix .
 	@$(BIN)/ruff format .
 
-bench: install-test ## measure what this machine can; rows are appended to docs/results/
+bench: install-test ## run the benchmarks that this machine supports; appends rows to docs/results/
 	@exec $(BIN)/python -m tests.bench $(ARGS)
 
-gpu: ## check and measure kernels on this machine's GPU with its own torch (PYTHON=…), stopping after 480 s
+gpu: ## check and measure kernels on this machine's GPU with its own torch (PYTHON=…); stops after 480 s
 	@$(PYTHON) -c 'import torch' || { echo "This Python has no torch. Name one that has: make gpu PYTHON=.venv/bin/python" >&2; exit 1; }
 	@exec $(PYTHON) -m kernels.gpu --budget-s 480 --out docs/results $(ARGS)
 
-lock: install-test ## resolve the dependencies anew into requirements/
+lock: install-test ## resolve the dependencies into requirements/
 	@$(BIN)/python tools/lock.py
 
 clean: ## remove the virtual environment and caches; keeps the data directory

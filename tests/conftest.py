@@ -17,7 +17,7 @@ import pytest
 from hypothesis import settings
 
 from orchestrator.accounts.models import User
-from tests import factories, order
+from tests import factories, order, tiers
 from tests.redis_server import redis_server, redis_url  # noqa: F401  (fixtures)
 
 # no test measures time, on a busy machine an example takes as long as it takes
@@ -28,6 +28,10 @@ settings.load_profile("untimed")
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> order.Scheduling | None:
     return order.Scheduling(config, log) if config.option.dist == "loadfile" else None
+
+
+def pytest_itemcollected(item: pytest.Item) -> None:
+    tiers.mark(item)
 
 
 @pytest.hookimpl(trylast=True)

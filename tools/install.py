@@ -1,7 +1,7 @@
-"""Fills the virtual environment it runs in: torch for this machine first, then the locked rest, by
-hash.
+"""Installs the dependencies into the running virtual environment, torch for this machine first.
 
-Knows pip and two lock files; knows nothing of the code. `--test` adds what the tests need.
+`--test` adds the test dependencies. Versions and hashes come from requirements/*.lock. Does not
+import the project.
 """
 
 from __future__ import annotations
@@ -18,30 +18,32 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 TORCH = "2.13.0"
-TRITON = "3.6.0"  # known good with NumPy below 2.4; a CUDA wheel of torch brings its own
+TRITON = "3.6.0"  # works with NumPy below 2.4; CUDA wheels of torch include triton
 PYTORCH_CPU_INDEX = "https://download.pytorch.org/whl/cpu"
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--test", action="store_true", help="add what the tests and checks need")
+    parser.add_argument(
+        "--test", action="store_true", help="add the dependencies of tests and checks"
+    )
     args = parser.parse_args()
     lock = ROOT / "requirements" / ("test.lock" if args.test else "run.lock")
     if is_done(lock):
         return 0
     say(
-        f"installing from {lock.relative_to(ROOT)} into {sys.prefix} (a few minutes, the first "
-        "time only)"
+        f"installing from {lock.relative_to(ROOT)} into {sys.prefix} (takes a few minutes, the "
+        "first time only)"
     )
-    # without its dependencies torch shares no file with the rest
-    with ThreadPoolExecutor(max_workers=1) as beside:
-        alone = beside.submit(install_torch_alone)
+    # torch without its dependencies shares no files with the other packages
+    with ThreadPoolExecutor(max_workers=1) as executor:
+        torch_installed = executor.submit(install_torch_alone)
         pip("install", "--no-deps", "--require-hashes", "-r", str(lock))
-    if not alone.result():
+    if not torch_installed.result():
         install_torch_with_dependencies()
     if args.test or not (stamp("test.lock")).exists():
         stamp(lock.name).write_text(digest(lock))
-    if args.test:  # the test lock contains the run lock
+    if args.test:  # test.lock contains run.lock
         run_lock = ROOT / "requirements" / "run.lock"
         stamp(run_lock.name).write_text(digest(run_lock))
     install_page_assets()
@@ -54,9 +56,7 @@ def is_done(lock: Path) -> bool:
 
 
 def install_torch_alone() -> bool:
-    """Installs torch without downloading CUDA where this machine has no NVIDIA GPU and a CPU wheel
-    can be had.
-    """
+    """Installs torch without CUDA packages if this machine has no NVIDIA GPU; true on success."""
     if installed("torch"):
         return True
     if has_nvidia_gpu():
@@ -67,8 +67,8 @@ def install_torch_alone() -> bool:
     else:
         say(f"no NVIDIA GPU: the CPU wheel of torch {TORCH}")
         wheel = f"torch=={TORCH}+cpu"
-        tries = [
-            ["install", "--no-deps", wheel],  # from what pip is configured with
+        candidates = [
+            ["install", "--no-deps", wheel],  # from the configured index
             [
                 "install",
                 "--no-deps",
@@ -81,7 +81,7 @@ def install_torch_alone() -> bool:
                 wheel,
             ],
         ]
-        done = any(pip(*arguments, check=False) for arguments in tries)
+        done = any(pip(*arguments, check=False) for arguments in candidates)
     if done:
         install_triton()
     return done
@@ -92,10 +92,7 @@ def install_torch_with_dependencies() -> None:
         say(f"NVIDIA GPU found: torch {TORCH} with CUDA")
         pip("install", f"torch=={TORCH}")
         return
-    say(
-        "no CPU wheel of torch within reach: taking the registry's own build, CUDA packages "
-        "included"
-    )
+    say("found no CPU wheel of torch; installing the default build with its CUDA packages")
     pip("install", f"torch=={TORCH}")
     install_triton()
 
@@ -106,9 +103,7 @@ def install_triton() -> None:
 
 
 def install_page_assets() -> None:
-    """Fetches the lean Plotly bundle where npm is present; the Python package's full bundle serves
-    otherwise.
-    """
+    """Installs the small Plotly bundle if npm is available; else pages use the full one."""
     npm = shutil.which("npm")
     if npm is None or (ROOT / "node_modules" / "plotly.js-cartesian-dist-min").exists():
         return
@@ -119,7 +114,7 @@ def install_page_assets() -> None:
     )
     if done.returncode != 0:
         say(
-            "npm could not fetch the lean chart bundle; pages use the full one from the plotly "
+            "npm could not install the small chart bundle; pages use the full one of the plotly "
             "Python package"
         )
 
@@ -140,7 +135,7 @@ def pip(*arguments: str, check: bool = True) -> bool:
     done = subprocess.run(command, stdin=subprocess.DEVNULL)
     if check and done.returncode != 0:
         raise SystemExit(
-            f"install: `{' '.join(command)}` failed; see its words above, then run make again"
+            f"install: `{' '.join(command)}` failed; read its output above, then run make again"
         )
     return done.returncode == 0
 

@@ -1,8 +1,7 @@
-"""Brings in what the tests need from the operating system: a browser, a PostgreSQL server, nginx,
-systemd's checker.
+"""Installs the system packages that the tests use: Chromium, PostgreSQL, nginx, systemd-analyze.
 
-As root on Debian or Ubuntu it installs them; elsewhere it says in a sentence what the tests will
-leave out.
+Requires root on Debian or Ubuntu. Elsewhere it prints one sentence that lists what the tests leave
+out.
 """
 
 from __future__ import annotations
@@ -16,17 +15,17 @@ from pathlib import Path
 NEEDS = {
     "chromium": (
         "the browser tests",
-        lambda: _found("chromium", "chromium-browser", "google-chrome"),
+        lambda: _available("chromium", "chromium-browser", "google-chrome"),
     ),
     "postgresql": (
-        "the second database",
-        lambda: any(Path("/usr/lib/postgresql").glob("*/bin/initdb")) or _found("initdb"),
+        "the tests on PostgreSQL",
+        lambda: any(Path("/usr/lib/postgresql").glob("*/bin/initdb")) or _available("initdb"),
     ),
     "nginx-light": (
         "the check of deploy/nginx",
-        lambda: _found("nginx") or Path("/usr/sbin/nginx").exists(),
+        lambda: _available("nginx") or Path("/usr/sbin/nginx").exists(),
     ),
-    "systemd": ("the check of deploy/systemd", lambda: _found("systemd-analyze")),
+    "systemd": ("the check of deploy/systemd", lambda: _available("systemd-analyze")),
 }
 
 
@@ -59,7 +58,7 @@ def main() -> int:
     return 0
 
 
-def _found(*names: str) -> bool:
+def _available(*names: str) -> bool:
     return any(shutil.which(name) for name in names)
 
 

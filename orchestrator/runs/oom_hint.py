@@ -1,25 +1,22 @@
-"""What a person was told of a run's memory at its submit, repeated when it runs out: the numbers,
-and what would fit.
+"""Adds the memory prediction of a run's submission to the reason of its out-of-memory exit.
 
-Knows the run's first events and its prediction; asks the planner nothing anew.
+Reads the run's first events and its prediction; does not call the planner.
 """
 
 from __future__ import annotations
 
 from orchestrator.runs.models import Run, RunEvent
-from workers.contracts.catalog.devices import GIB
+from workers.contracts.catalog.units import GIB, format_gib
 
 
-def with_warning(run: Run, reason: str) -> str:
-    """The reason of an end for want of memory, and what was predicted; as it is where nobody
-    predicted anything.
-    """
-    told = _misfit(run) or _predicted(run)
-    return f"{reason.rstrip('. ')}. {told}" if told else reason
+def with_memory_hint(run: Run, reason: str) -> str:
+    """The reason of an out-of-memory exit, extended by the prediction if there is one."""
+    hint = _misfit(run) or _predicted(run)
+    return f"{reason.rstrip('. ')}. {hint}" if hint else reason
 
 
 def _misfit(run: Run) -> str:
-    """Of a run that was submitted all the same."""
+    """The hint for a run that was submitted with `force`."""
     resolved = RunEvent.objects.filter(run=run, type="plan_resolved").order_by("seq").first()
     misfits = (resolved.data.get("misfits") or []) if resolved is not None else []
     return (
@@ -34,7 +31,7 @@ def _predicted(run: Run) -> str:
     needs, has = memory.get("total_bytes"), memory.get("capacity_bytes")
     if not needs or not has:
         return ""
-    message = f"{needs / GIB:.1f} of {has / GIB:.1f} GiB a device were predicted"
+    message = f"{needs / GIB:.1f} of {format_gib(has)} per device were predicted"
     learns = run.kind in ("train", "benchmark")
     return (
         f"{message}: try "

@@ -17,7 +17,7 @@ from urllib.parse import urlencode
 
 from webui.planner import plan_link
 from webui.planner.form_fields import ANY, AXES, FIELDS, OWN, OWN_DEVICE, PlannerField
-from workers.contracts.catalog.devices import GIB
+from workers.contracts.catalog.units import GIB
 
 SHOWN: Final = 12  # plans in the table before more are asked for
 MOST: Final = 100

@@ -14,8 +14,8 @@ from webui.planner.charts import memory as plan_memory
 from webui.planner.charts.pipeline import pipeline
 from webui.planner.form import question
 from webui.planner.plan_link import key_of
+from workers.contracts.catalog.units import GIB
 
-GIB: Final = 2**30
 _AXES: Final = (
     # dp, tp, pp, zero, micro-batch, recompute, schedule, step time, memory in GiB, bubble
     (8, 1, 1, 3, 2, "selective", "1f1b", 2.31, 61.2, 0.0),
@@ -149,7 +149,7 @@ def gallery_context() -> dict[str, Any]:
     measured = [
         {**each, "measured": each["predicted"] * factor}
         for each, factor in zip(
-            predicted_vs_measured.foreseen(wanted),
+            predicted_vs_measured.predicted_metrics(wanted),
             (1.06, 1.02, 0.97, 1.31, 1.0, 0.99, 1.2),
             strict=False,
         )

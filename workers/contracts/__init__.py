@@ -1,5 +1,4 @@
-"""What both sides agree on: specs, plans and their legality, presets, devices, counts, points,
-events, node messages.
+"""Contracts of control plane, nodes and users: specs, plans, presets, devices, points, messages.
 
 Pydantic and the standard library only. `CONTRACT_VERSION` names the wire format.
 """
@@ -24,6 +23,6 @@ __all__ = [
     "RunEvent",
     "RunSpec",
     "plan_problems",
-    "validation_problems",
     "spec_problems",
+    "validation_problems",
 ]

@@ -1,6 +1,6 @@
-"""The base of every contract, and how a refusal becomes sentences.
+"""The base class of every contract, and validation errors as problems with a field and a hint.
 
-Knows pydantic; does not know any particular contract.
+Does not depend on any particular contract.
 """
 
 from __future__ import annotations
@@ -14,16 +14,15 @@ from pydantic_core import ErrorDetails
 
 CONTRACT_VERSION = 1
 
-_WHOLE = TypeAdapter(int)
+_INTEGER = TypeAdapter(int)
 _SCHEMA_DIALECT = "https://json-schema.org/draft/2020-12/schema"
 
 
 class Contract(BaseModel):
-    """Frozen data that travels between the control plane, the nodes and people's programs.
+    """Frozen data exchanged between the control plane, the nodes and users' programs.
 
-    Rejects unknown fields by name. `async` is a Python keyword, so such a field carries
-    a trailing
-    underscore in Python and its plain name in JSON.
+    Unknown fields are rejected. A field whose name is a Python keyword (`async`) has a trailing
+    underscore in Python only.
     """
 
     model_config: ClassVar[ConfigDict] = ConfigDict(
@@ -37,26 +36,27 @@ class Contract(BaseModel):
     )
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain JSON data, optional fields that are not set left out."""
+        """Plain JSON data without unset optional fields."""
         return self.model_dump(mode="json", exclude_none=True)
 
     def to_json(self) -> str:
+        """JSON text without unset optional fields."""
         return self.model_dump_json(exclude_none=True)
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Self:
-        """Raises `pydantic.ValidationError`; `validation_problems` turns that into sentences."""
+        """Raises `pydantic.ValidationError`; `validation_problems` converts it to problems."""
         return cls.model_validate(dict(data))
 
     @classmethod
     def json_schema(cls, mode: JsonSchemaMode = "validation") -> dict[str, Any]:
-        """JSON Schema (2020-12) of this contract with its version under `x-version`."""
+        """JSON Schema (2020-12) of this contract, with its version under `x-version`."""
         schema = cls.model_json_schema(mode=mode)
         return {"$schema": _SCHEMA_DIALECT, "x-version": CONTRACT_VERSION, **schema}
 
 
 class Problem(Contract):
-    """What is wrong with one field, and the nearest thing to try."""
+    """What is wrong with one field, and a hint what to do."""
 
     field: str
     # records of version 0.1 have the keys `says` and `try`
@@ -69,7 +69,7 @@ class Problem(Contract):
 
 
 class Refused(ValueError):
-    """Raised inside validators: which field (below the one validated), what is wrong, what to try."""
+    """Raised in validators: the field below the validated one, what is wrong, and a hint."""
 
     def __init__(self, message: str, hint: str = "", *, field: str = "") -> None:
         super().__init__(message + (f"; try {hint}" if hint else ""))
@@ -77,7 +77,7 @@ class Refused(ValueError):
 
 
 def derived(*, le: int = 2**31 - 1) -> Any:
-    """A whole-number field whose default follows from other fields, filled in before validation."""
+    """An integer field whose default is derived from other fields before validation."""
 
     def without_default(schema: dict[str, Any]) -> None:
         schema.pop("default", None)
@@ -85,40 +85,36 @@ def derived(*, le: int = 2**31 - 1) -> Any:
     return Field(default=0, ge=1, le=le, json_schema_extra=without_default)
 
 
-def parse_integer(given: object) -> int | None:
-    """What a whole-number field would read: 8, 8.0 and "8" are 8; None for what such a field
-    refuses.
-    """
-    if isinstance(given, bool):
+def parse_integer(value: object) -> int | None:
+    """The value that an integer field would accept: 8, 8.0 and "8" are 8; None if it refuses."""
+    if isinstance(value, bool):
         return None
     try:
-        return _WHOLE.validate_python(given)
+        return _INTEGER.validate_python(value)
     except ValidationError:
         return None
 
 
-def reject_bool(given: object) -> object:
-    """Refuses true and false where a number is meant, which pydantic would read as 1 and 0."""
-    if isinstance(given, bool):
-        raise Refused(f"{str(given).lower()} is not a number", "a whole number")
-    return given
+def reject_bool(value: object) -> object:
+    """Refuses true and false for a number; pydantic would read them as 1 and 0."""
+    if isinstance(value, bool):
+        raise Refused(f"{str(value).lower()} is not a number", "an integer")
+    return value
 
 
 def problem(field: str, message: str, hint: str = "") -> Problem:
-    """Shorthand used wherever legality is checked."""
+    """Shorthand for a Problem."""
     return Problem(field=field, message=message, hint=hint)
 
 
 def validation_problems(error: ValidationError, *, prefix: str = "") -> list[Problem]:
-    """Each refusal of pydantic as a sentence, its field as `train.seq_len`; `prefix` is put before
-    the field.
-    """
+    """Each pydantic error as a Problem; fields are paths such as `train.seq_len` after `prefix`."""
     return [_problem(item, prefix) for item in error.errors(include_url=False)]
 
 
 def _problem(item: ErrorDetails, prefix: str) -> Problem:
     context = item.get("ctx") or {}
-    # parts with @ only tell which member of a union was meant
+    # parts with @ name the member of a union
     path = [prefix, *(str(part) for part in item["loc"] if not str(part).startswith("@"))]
     cause = context.get("error")
     if isinstance(cause, Refused):
@@ -126,15 +122,15 @@ def _problem(item: ErrorDetails, prefix: str) -> Problem:
         path.append(cause.field)
     else:
         name = str(item["loc"][-1]) if item["loc"] else "the document"
-        message, hint = _sentence(item["type"], item["msg"], context, item["input"], name)
+        message, hint = _message_and_hint(item["type"], item["msg"], context, item["input"], name)
     return Problem(field=".".join(part for part in path if part), message=message, hint=hint)
 
 
-def _sentence(
-    kind: str, message: str, context: Mapping[str, Any], given: object, name: str
+def _message_and_hint(
+    kind: str, message: str, context: Mapping[str, Any], value: object, name: str
 ) -> tuple[str, str]:
-    """`(message, try)` for one of pydantic's own errors on the field `name`."""
-    shown = _shown(given)
+    """`(message, hint)` for one of pydantic's own errors on the field `name`."""
+    shown = _shown(value)
     if kind == "missing":
         return f"{name} is missing and has no default", f"add {name}"
     if kind == "extra_forbidden":
@@ -149,14 +145,12 @@ def _sentence(
         "less_than": ("lt", "less than"),
     }
     if kind in bounds:
-        key, words = bounds[kind]
-        return (
-            f"{shown} is out of range, it must be {words} {context.get(key)}",
-            f"{words} {context.get(key)}",
-        )
+        key, relation = bounds[kind]
+        bound = f"{relation} {context.get(key)}"
+        return f"{shown} is out of range, it must be {bound}", bound
     return f"{shown} is refused: {message[:1].lower()}{message[1:]}", ""
 
 
-def _shown(given: object) -> str:
-    text = repr(given)
+def _shown(value: object) -> str:
+    text = repr(value)
     return text if len(text) <= 60 else text[:57] + "..."

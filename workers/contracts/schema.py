@@ -1,6 +1,6 @@
 """Writes every contract's JSON Schema: `python -m workers.contracts.schema DIR`.
 
-Knows which contracts stand on their own; their parts come along as `$defs`.
+Nested contracts are included as `$defs`.
 """
 
 from __future__ import annotations
@@ -44,14 +44,14 @@ CONTRACTS: dict[str, type[Contract]] = {
 
 
 def schema(name: str) -> dict[str, Any]:
-    """JSON Schema (2020-12) of one contract by its name; raises ValueError naming those there are."""
+    """JSON Schema (2020-12) of a contract by name. Raises ValueError listing the known names."""
     if name not in CONTRACTS:
         raise ValueError(f"{name!r} is not a contract; try one of {', '.join(CONTRACTS)}")
     return CONTRACTS[name].json_schema()
 
 
 def write(directory: Path) -> list[Path]:
-    """One `Name.json` a contract; returns the files."""
+    """Write one `Name.json` per contract; returns the files."""
     directory.mkdir(parents=True, exist_ok=True)
     files = []
     for name in CONTRACTS:
@@ -62,6 +62,7 @@ def write(directory: Path) -> list[Path]:
 
 
 def main(arguments: list[str]) -> int:
+    """Run the command; returns its exit code."""
     if len(arguments) != 1:
         print("usage: python -m workers.contracts.schema DIR", file=sys.stderr)
         return 2

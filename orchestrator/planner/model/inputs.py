@@ -14,7 +14,8 @@ import numpy as np
 from orchestrator.planner.model.frameworks import Framework
 from orchestrator.planner.model.terms import Column, Table, given
 from workers.contracts.catalog.counts import attention_width, parameter_count
-from workers.contracts.catalog.devices import GIB, Device
+from workers.contracts.catalog.devices import Device
+from workers.contracts.catalog.units import GIB
 from workers.contracts.specs.cluster import ClusterSpec
 from workers.contracts.specs.model import ModelSpec
 from workers.contracts.specs.plan import ParallelPlan

@@ -1,7 +1,6 @@
-"""What single change would make a plan fit, nearest first; and what change of cluster or workload a
-search would need.
+"""Single changes that make a plan, or some plan of a search, fit in memory.
 
-Tries changes and reads their predictions; knows no formula.
+Predicts candidate changes; has no formula of its own.
 """
 
 from __future__ import annotations
@@ -13,39 +12,37 @@ from typing import Any
 import numpy as np
 
 from orchestrator.planner.calibration.result import Calibration
-from orchestrator.planner.cli_output import duration
 from orchestrator.planner.model.inputs import Request, table_of
 from orchestrator.planner.model.parameters import columns_for
 from orchestrator.planner.model.terms import Table
-from orchestrator.planner.requests import Scene, Workload
+from orchestrator.planner.plan_request import Scenario, Workload
 from orchestrator.planner.search.axes import divisors
-from orchestrator.planner.search.rank_plans import SearchResult, search
+from orchestrator.planner.search.rank_plans import SearchResult, rank_plans
 from workers.contracts.base import Refused
-from workers.contracts.catalog.devices import DEVICES, GIB
+from workers.contracts.catalog.devices import DEVICES
+from workers.contracts.catalog.units import GIB, format_time
 from workers.contracts.specs.cluster import ClusterSpec
 from workers.contracts.specs.legality import plan_problems
 from workers.contracts.specs.plan import ParallelPlan
 
 _RECOMPUTE = ("none", "selective", "full")
 _DOUBLINGS = 6
-# what a search looks at when it asks whether anything fits, wherever the asker left the field free
-_FEW: dict[str, Any] = {
+# values of free fields in a quick search for any plan that fits
+_QUICK_FIX: dict[str, Any] = {
     "schedule": "1f1b",
     "micro_batch_size": [1, 2, 4],
     "prefetch_layers": None,
     "dp_replicate": None,
 }
-_QUICK = 500_000
+_QUICK_LIMIT = 500_000
 
 
 @dataclass(frozen=True)
 class Change:
-    """One change that makes a plan fit, in words and as values by field, and what the plan then
-    needs and takes.
+    """One change that makes a plan fit, as text and as values by field, with the prediction.
 
-    Fields are a plan's, or `nodes`, `device`, `seq_len`; None: left free. `request` holds the
-    changed plan and, where
-    that is what changed, the cluster, device or sequence length.
+    Fields are those of a plan, or `nodes`, `device`, `seq_len`; None: not fixed. `request` holds
+    the changed plan, cluster, device or sequence length.
     """
 
     changes: dict[str, Any]
@@ -56,9 +53,11 @@ class Change:
 
     @property
     def plan(self) -> ParallelPlan:
+        """The changed plan."""
         return self.request.plan
 
     def to_dict(self) -> dict[str, Any]:
+        """As plain JSON values."""
         return {
             "message": self.message,
             "changes": self.changes,
@@ -71,7 +70,7 @@ class Change:
 
 
 @dataclass(frozen=True)
-class _Try:
+class _Candidate:
     kind: str
     changes: dict[str, Any]
     message: str
@@ -81,138 +80,133 @@ class _Try:
 def advise(
     request: Request, calibration: Calibration | None = None, *, most: int = 6
 ) -> list[Change]:
-    """Single changes of a plan that does not fit after which it does: those of the plan first, then
-    those of devices,
-    in either group the one that costs least time first.
+    """Single changes that make the plan fit: changes of the plan, then of devices, fastest first.
 
     Of each kind of change (more recomputation, smaller micro-batches, more devices, ...) the
-    smallest that is enough.
-    Where no single one is, the fastest plan that fits on the same devices. Empty where the plan
-    fits, or nothing helps.
+    smallest sufficient one. If no single change is sufficient: the fastest plan that fits on the
+    same devices. Empty if the plan fits or nothing helps.
     """
     now = table_of([request], columns_for([request], calibration))
     if bool(now.column("fits")[0]):
         return []
-    tried = [each for each in _tries(request) if _is_legal(each.request)]
-    before = float(now.column("step_time_s")[0])
-    changes = _fitting(tried, before, calibration)[:most]
-    return changes or _several(request, before, calibration)
+    candidates = [item for item in _candidates(request) if _is_legal(item.request)]
+    before_s = float(now.column("step_time_s")[0])
+    changes = _fitting(candidates, before_s, calibration)[:most]
+    return changes or _combined_change(request, before_s, calibration)
 
 
 def advise_search(
-    scene: Scene,
+    scenario: Scenario,
     fix: Mapping[str, Any] | None = None,
     calibration: Calibration | None = None,
     *,
     most: int = 4,
 ) -> list[Change]:
-    """Where no plan fits: single changes of cluster, device, sequence, batch or fixed fields after
-    which one does.
+    """Single changes of cluster, device, sequence, batch or fixed fields that make some plan fit.
 
-    Each is told with a plan that then fits, the fastest of a few. Of each kind the smallest change
-    that is enough;
-    those that need no other devices first, then by what a token costs in device time.
+    Each comes with the fastest of a few plans that then fit. Of each kind the smallest sufficient
+    change; changes on the same devices first, then by device time per token.
     """
-    found: list[tuple[float, Change]] = []
-    for tries in _scene_tries(scene, fix or {}):
-        for changes, message, other, its_fix in tries:
+    changes: list[tuple[float, Change]] = []
+    for candidates in _scenario_candidates(scenario, fix or {}):
+        for values, message, changed, changed_fix in candidates:
             try:
-                result = search(
-                    other,
-                    fix={**_FEW, **its_fix},
-                    parameters=_parameters(other, calibration),
+                result = rank_plans(
+                    changed,
+                    fix={**_QUICK_FIX, **changed_fix},
+                    parameters=_parameters(changed, calibration),
                     top=1,
                 )
             except Refused:
                 continue
             if result.fit:
-                found.append(_from_search(changes, message, result))
+                changes.append(_change_of_search(values, message, result))
                 break
-    found.sort(key=lambda each: (_is_hardware(each[1]), each[0]))
-    return [change for _, change in found[:most]]
+    changes.sort(key=lambda item: (_is_hardware(item[1]), item[0]))
+    return [change for _, change in changes[:most]]
 
 
-def _from_search(
+def _change_of_search(
     changes: dict[str, Any], message: str, result: SearchResult
 ) -> tuple[float, Change]:
+    """`(device seconds per token, change)`."""
     request, table = result.requests[0], result.table
     assert table is not None
-    needs, takes = float(table.column("total_bytes")[0]), float(table.column("step_time_s")[0])
-    beside = _host_words(table, 0)
-    told = (
-        f"{message}: then {in_words(request.plan)} needs {needs / GIB:.1f} GiB{beside}, a step "
-        f"takes {duration(takes)}."
+    total, time_s = float(table.column("total_bytes")[0]), float(table.column("step_time_s")[0])
+    text = (
+        f"{message}: then {describe_plan(request.plan)} needs {total / GIB:.1f} "
+        f"GiB{_host_text(table, 0)}, a step takes {format_time(time_s)}."
     )
     tokens = request.plan.global_batch_size * request.seq_len
-    return takes * request.plan.world_size / tokens, Change(changes, told, request, needs, takes)
+    cost = time_s * request.plan.world_size / tokens
+    return cost, Change(changes, text, request, total, time_s)
 
 
-def _fitting(tried: list[_Try], before_s: float, calibration: Calibration | None) -> list[Change]:
-    """The nearest of each kind among those that fit."""
-    if not tried:
+def _fitting(
+    candidates: list[_Candidate], before_s: float, calibration: Calibration | None
+) -> list[Change]:
+    """The smallest sufficient change of each kind."""
+    if not candidates:
         return []
-    requests = [each.request for each in tried]
+    requests = [candidate.request for candidate in candidates]
     table = table_of(requests, columns_for(requests, calibration))
     total, time_s, fits = (table.column(name) for name in ("total_bytes", "step_time_s", "fits"))
     usable = table.column("usable_bytes")
     best: dict[str, Change] = {}
-    for at, each in enumerate(tried):
-        if fits[at] and each.kind not in best:
-            needs = (
-                f"{max(0.1, total[at] / GIB):.1f} of {usable[at] / GIB:.1f} "
-                f"GiB{_host_words(table, at)}"
+    for row, item in enumerate(candidates):
+        if fits[row] and item.kind not in best:
+            text = (
+                f"{item.message}: {max(0.1, total[row] / GIB):.1f} of {usable[row] / GIB:.1f} "
+                f"GiB{_host_text(table, row)}, {_time_change(float(time_s[row]), before_s)}."
             )
-            told = f"{each.message}: {needs}, {_slower(float(time_s[at]), before_s)}."
-            best[each.kind] = Change(
-                each.changes, told, each.request, float(total[at]), float(time_s[at])
+            best[item.kind] = Change(
+                item.changes, text, item.request, float(total[row]), float(time_s[row])
             )
     return sorted(best.values(), key=lambda change: (_is_hardware(change), change.step_time_s))
 
 
-def _several(request: Request, before_s: float, calibration: Calibration | None) -> list[Change]:
-    """No single change is enough: the fastest plan that fits in the same precision on the same
-    devices.
-    """
+def _combined_change(
+    request: Request, before_s: float, calibration: Calibration | None
+) -> list[Change]:
+    """The fastest plan that fits on the same devices in the same precision."""
     plan = request.plan
     work = Workload(
         seq_len=request.seq_len, global_batch_size=plan.global_batch_size, tokens=request.tokens
     )
-    scene = Scene(request.model, request.cluster, work, request.framework, request.device)
+    scenario = Scenario(request.model, request.cluster, work, request.framework, request.device)
     try:
-        parameters = _parameters(scene, calibration)
-        result = search(
-            scene, fix={"precision": plan.precision}, parameters=parameters, top=1, most=_QUICK
+        parameters = _parameters(scenario, calibration)
+        result = rank_plans(
+            scenario,
+            fix={"precision": plan.precision},
+            parameters=parameters,
+            top=1,
+            most=_QUICK_LIMIT,
         )
     except Refused:
         return []
     if not result.fit or result.table is None:
         return []
-    found, table = result.requests[0], result.table
-    names = [
-        name
+    fitting, table = result.requests[0], result.table
+    changes = {
+        name: getattr(fitting.plan, name)
         for name in ParallelPlan.model_fields
-        if getattr(found.plan, name) != getattr(plan, name)
-    ]
-    needs, takes = float(table.column("total_bytes")[0]), float(table.column("step_time_s")[0])
-    words = ", ".join(
-        f"{name} {getattr(found.plan, name)}"
-        for name in names
-        if getattr(found.plan, name) is not None
-    )
-    beside, slower = _host_words(table, 0), _slower(takes, before_s)
+        if getattr(fitting.plan, name) != getattr(plan, name)
+    }
+    total, time_s = float(table.column("total_bytes")[0]), float(table.column("step_time_s")[0])
+    text = ", ".join(f"{name} {value}" for name, value in changes.items() if value is not None)
     message = (
-        f"No single change is enough; together {words}: {needs / GIB:.1f} GiB{beside}, {slower}."
+        f"No single change is sufficient; together {text}: {total / GIB:.1f} "
+        f"GiB{_host_text(table, 0)}, {_time_change(time_s, before_s)}."
     )
-    return [
-        Change({name: getattr(found.plan, name) for name in names}, message, found, needs, takes)
-    ]
+    return [Change(changes, message, fitting, total, time_s)]
 
 
-def _tries(request: Request) -> Iterator[_Try]:
+def _candidates(request: Request) -> Iterator[_Candidate]:
     plan, cluster = request.plan, request.cluster
 
-    def changed(kind: str, message: str, **changes: Any) -> _Try:
-        return _Try(kind, changes, message, replace(request, plan=_with(plan, **changes)))
+    def changed(kind: str, message: str, **changes: Any) -> _Candidate:
+        return _Candidate(kind, changes, message, replace(request, plan=_with(plan, **changes)))
 
     recompute = plan.recompute if plan.recompute in _RECOMPUTE else "none"
     for level in _RECOMPUTE[_RECOMPUTE.index(recompute) + 1 :]:
@@ -225,7 +219,7 @@ def _tries(request: Request) -> Iterator[_Try]:
     if plan.dp_replicate and plan.dp_replicate > 1:
         yield changed(
             "dp_replicate",
-            "Shard over all data-parallel ranks instead of copies",
+            "Shard over all data-parallel ranks instead of replicating",
             dp_replicate=None,
         )
     for size in divisors(plan.micro_batch_size)[:-1]:
@@ -272,10 +266,10 @@ def _tries(request: Request) -> Iterator[_Try]:
     yield from _bigger_devices(request)
 
 
-def _more_devices(request: Request) -> Iterator[_Try]:
-    """More data-parallel ranks on more nodes, the batch as it is where it divides."""
+def _more_devices(request: Request) -> Iterator[_Candidate]:
+    """More data-parallel ranks on more nodes; the batch stays if it divides."""
     plan, cluster = request.plan, request.cluster
-    for times in (2**each for each in range(1, _DOUBLINGS + 1)):
+    for times in (2**power for power in range(1, _DOUBLINGS + 1)):
         nodes = cluster.nodes * times
         if nodes > 2**16 or plan.dp * times > 2**16:
             return
@@ -285,8 +279,8 @@ def _more_devices(request: Request) -> Iterator[_Try]:
         wider = ClusterSpec.from_dict({**cluster.to_dict(), "nodes": nodes})
         message = f"{nodes} nodes instead of {cluster.nodes} (dp {more.dp})"
         if batch != plan.global_batch_size:
-            message += f", and {batch} sequences a step"
-        yield _Try(
+            message += f", and {batch} sequences per step"
+        yield _Candidate(
             "devices",
             {"nodes": nodes, "dp": more.dp, "global_batch_size": batch},
             message,
@@ -294,9 +288,9 @@ def _more_devices(request: Request) -> Iterator[_Try]:
         )
 
 
-def _bigger_devices(request: Request) -> Iterator[_Try]:
+def _bigger_devices(request: Request) -> Iterator[_Candidate]:
     for name, entry in sorted(
-        DEVICES.items(), key=lambda each: (each[1].memory_bytes, each[1].usd_per_hour)
+        DEVICES.items(), key=lambda item: (item[1].memory_bytes, item[1].usd_per_hour)
     ):
         if (
             entry.memory_bytes > request.entry.memory_bytes
@@ -306,33 +300,39 @@ def _bigger_devices(request: Request) -> Iterator[_Try]:
             message = (
                 f"{name} with {entry.memory_bytes / GIB:.0f} GiB instead of {request.entry.name}"
             )
-            yield _Try(
+            yield _Candidate(
                 "device", {"device": name}, message, replace(request, cluster=cluster, device=None)
             )
 
 
-_SceneTry = tuple[dict[str, Any], str, Scene, dict[str, Any]]
+_ScenarioCandidate = tuple[dict[str, Any], str, Scenario, dict[str, Any]]
 
 
-def _scene_tries(scene: Scene, fix: Mapping[str, Any]) -> Iterator[Iterator[_SceneTry]]:
-    """Kinds of change, each from near to far."""
-    cluster, work, entry = scene.cluster, scene.workload, scene.device or scene.cluster.entry
+def _scenario_candidates(
+    scenario: Scenario, fix: Mapping[str, Any]
+) -> Iterator[Iterator[_ScenarioCandidate]]:
+    """One iterator per kind of change, from the smallest change to the largest."""
+    cluster, work, entry = (
+        scenario.cluster,
+        scenario.workload,
+        scenario.device or scenario.cluster.entry,
+    )
 
-    def nodes() -> Iterator[_SceneTry]:
-        for number in (cluster.nodes * 2**each for each in range(1, _DOUBLINGS + 1)):
+    def nodes() -> Iterator[_ScenarioCandidate]:
+        for number in (cluster.nodes * 2**power for power in range(1, _DOUBLINGS + 1)):
             if number <= 2**16:
                 wider = ClusterSpec.from_dict({**cluster.to_dict(), "nodes": number})
                 free = {name: value for name, value in fix.items() if name != "dp"}
                 yield (
                     {"nodes": number},
                     f"{number} nodes instead of {cluster.nodes}",
-                    replace(scene, cluster=wider),
+                    replace(scenario, cluster=wider),
                     free,
                 )
 
-    def devices() -> Iterator[_SceneTry]:
+    def devices() -> Iterator[_ScenarioCandidate]:
         for name, other in sorted(
-            DEVICES.items(), key=lambda each: (each[1].memory_bytes, each[1].usd_per_hour)
+            DEVICES.items(), key=lambda item: (item[1].memory_bytes, item[1].usd_per_hour)
         ):
             if other.memory_bytes > entry.memory_bytes and other.kind == "gpu":
                 bigger = ClusterSpec.from_dict({**cluster.to_dict(), "device": name})
@@ -340,14 +340,14 @@ def _scene_tries(scene: Scene, fix: Mapping[str, Any]) -> Iterator[Iterator[_Sce
                 yield (
                     {"device": name},
                     message,
-                    replace(scene, cluster=bigger, device=None),
+                    replace(scenario, cluster=bigger, device=None),
                     dict(fix),
                 )
 
-    def sequences() -> Iterator[_SceneTry]:
-        for length in (work.seq_len >> each for each in range(1, _DOUBLINGS + 1)):
+    def sequences() -> Iterator[_ScenarioCandidate]:
+        for length in (work.seq_len >> power for power in range(1, _DOUBLINGS + 1)):
             if length >= 128:
-                shorter = replace(scene, workload=work.model_copy(update={"seq_len": length}))
+                shorter = replace(scenario, workload=work.model_copy(update={"seq_len": length}))
                 yield (
                     {"seq_len": length},
                     f"Sequences of {length} tokens instead of {work.seq_len}",
@@ -355,24 +355,24 @@ def _scene_tries(scene: Scene, fix: Mapping[str, Any]) -> Iterator[Iterator[_Sce
                     dict(fix),
                 )
 
-    def batches() -> Iterator[_SceneTry]:
+    def batches() -> Iterator[_ScenarioCandidate]:
         batch = work.global_batch_size or 1
-        for number in (cluster.devices * each for each in (1, 2, 4)):
+        for number in (cluster.devices * factor for factor in (1, 2, 4)):
             if number != batch:
                 other = replace(
-                    scene, workload=work.model_copy(update={"global_batch_size": number})
+                    scenario, workload=work.model_copy(update={"global_batch_size": number})
                 )
                 yield (
                     {"global_batch_size": number},
-                    f"{number} sequences a step instead of {batch}",
+                    f"{number} sequences per step instead of {batch}",
                     other,
                     dict(fix),
                 )
 
-    def fixed() -> Iterator[_SceneTry]:
+    def fixed() -> Iterator[_ScenarioCandidate]:
         for name in fix:
-            free = {each: value for each, value in fix.items() if each != name}
-            yield {name: None}, f"{name} left free instead of fixed", scene, free
+            free = {key: value for key, value in fix.items() if key != name}
+            yield {name: None}, f"{name} not fixed", scenario, free
 
     yield from (fixed(), devices(), nodes(), sequences(), batches())
 
@@ -382,7 +382,7 @@ def _with(plan: ParallelPlan, **changes: Any) -> ParallelPlan:
 
 
 def _copies(plan: ParallelPlan, times: int) -> dict[str, Any]:
-    """Copies of hybrid sharding must go on dividing dp."""
+    """Drops `dp_replicate` if it does not divide the smaller dp."""
     copies = plan.dp_replicate or 1
     return {} if (plan.dp // times) % copies == 0 else {"dp_replicate": None}
 
@@ -398,24 +398,25 @@ def _is_hardware(change: Change) -> bool:
     return bool({"nodes", "device"} & change.changes.keys())
 
 
-def _parameters(scene: Scene, calibration: Calibration | None) -> dict[str, Any]:
-    return columns_for([scene.request(ParallelPlan())], calibration)
+def _parameters(scenario: Scenario, calibration: Calibration | None) -> dict[str, Any]:
+    return columns_for([scenario.request(ParallelPlan())], calibration)
 
 
-def _host_words(table: Table, at: int) -> str:
-    """What offloading asks of the host for one device: what fits there may not fit here."""
-    held = float(np.broadcast_to(table.column("host_bytes"), table.n)[at])
-    return f" and {held / GIB:.1f} GiB of the host's memory a device" if held else ""
+def _host_text(table: Table, row: int) -> str:
+    """The host memory that offloading needs per device."""
+    host_bytes = float(np.broadcast_to(table.column("host_bytes"), table.n)[row])
+    return f" and {host_bytes / GIB:.1f} GiB of host memory per device" if host_bytes else ""
 
 
-def _slower(after_s: float, before_s: float) -> str:
+def _time_change(after_s: float, before_s: float) -> str:
     change = after_s / before_s - 1
     if abs(change) < 0.005:
         return "a step takes as long"
     return f"a step takes {abs(change):.0%} {'longer' if change > 0 else 'less'}"
 
 
-def in_words(plan: ParallelPlan) -> str:
+def describe_plan(plan: ParallelPlan) -> str:
+    """The plan in one line: degrees above 1, ZeRO, recompute, offload, precision, micro-batch."""
     degrees = [
         f"{name} {getattr(plan, name)}"
         for name in ("dp", "tp", "pp", "cp", "ep")

@@ -1,39 +1,37 @@
-"""What an "auto" plan stands for: the fastest plan that fits, among those that are allowed.
+"""Resolves an "auto" plan: the fastest allowed plan that fits, with a reason.
 
-Asks the search and says in a sentence why; knows no formula.
+Uses the search; has no formula of its own.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from orchestrator.planner.calibration.result import Calibration
-from orchestrator.planner.cli_output import duration
 from orchestrator.planner.model.inputs import SCHEDULE, Request
 from orchestrator.planner.model.parameters import columns_for
-from orchestrator.planner.requests import Scene
-from orchestrator.planner.search.advice import in_words
+from orchestrator.planner.plan_request import Scenario
+from orchestrator.planner.search.advice import describe_plan
 from orchestrator.planner.search.axes import divisors
-from orchestrator.planner.search.rank_plans import SearchResult, search
+from orchestrator.planner.search.rank_plans import SearchResult, rank_plans
 from workers.contracts.base import Problem, Refused, problem
-from workers.contracts.catalog.devices import GIB
+from workers.contracts.catalog.units import GIB, format_time
 from workers.contracts.specs.plan import ParallelPlan
 
-_MOST = 1_000_000  # plans looked at: an answer while one waits
-_RANKED = 200  # of the fastest, among which one has to run
-# pipedream updates with stale gradients, which changes what is learned: only for those who ask for
-# it by name
+_MAX_PLANS = 1_000_000  # plans evaluated, so that the answer is interactive
+_RANKED = 200  # fastest plans among which the engine must support one
+# pipedream updates with stale gradients, which changes training: only if it is requested by name
 SYNCHRONOUS = tuple(name for name in SCHEDULE if name != "pipedream")
-_MICRO_BATCHES = (1, 2, 4, 8, 16, 32, 64)  # tried where no batch is given
+_MICRO_BATCHES = (1, 2, 4, 8, 16, 32, 64)  # sizes to try if no batch is given
 
 
 @dataclass(frozen=True)
 class Choice:
-    """The plan, how it was chosen in a sentence, and whether it fits.
+    """The chosen plan, the reason in `how`, and whether it fits.
 
-    `request` is None where nothing is legal.
+    `request` is None if no plan is legal.
     """
 
     plan: ParallelPlan | None
@@ -46,156 +44,150 @@ class Choice:
 
 
 def resolve_auto(
-    scene: Scene,
+    scenario: Scenario,
     *,
     fix: Mapping[str, Any] | None = None,
     allowed: Mapping[str, Any] | None = None,
     calibration: Calibration | None = None,
     runs: Callable[[ParallelPlan], bool] | None = None,
 ) -> Choice:
-    """The fastest plan that fits; where none fits, the one that needs least memory, and `fits` is
-    false.
+    """The fastest plan that fits; if none fits, the one with the least memory and `fits` false.
 
-    `fix` are a person's own fields, `allowed` what the engine can run: values by field as in a
-    search's `fix`; a fixed
-    value that is not allowed is refused. `runs` says whether a plan's values go together in the
-    engine. Without a
-    global batch, the number of sequences a step is chosen as well: that which trains most tokens a
-    second, fewest
-    sequences among those within 2% of it. Deterministic. Raises Refused.
+    `fix` holds the user's fields, `allowed` the values that the engine supports, both as in a
+    search's `fix`; a fixed value that is not allowed is refused. `runs` tells whether the engine
+    supports a combination. Without a global batch, the batch with the most tokens/s is chosen, the
+    smallest one within 2% of it. Deterministic. Raises Refused.
     """
-    both = _within(dict(fix or {}), dict(allowed or {}))
-    if not {"schedule", "weight_stashing", "vertical_sync"} & both.keys():
-        both["schedule"] = SYNCHRONOUS
-    parameters = columns_for([scene.request(ParallelPlan())], calibration)
-    batch, top = scene.workload.global_batch_size, _RANKED if runs else 1
+    values = _intersect(dict(fix or {}), dict(allowed or {}))
+    if not {"schedule", "weight_stashing", "vertical_sync"} & values.keys():
+        values["schedule"] = SYNCHRONOUS
+    parameters = columns_for([scenario.request(ParallelPlan())], calibration)
+    batch, top = scenario.workload.global_batch_size, _RANKED if runs else 1
     if batch is not None:
-        found = search(scene, fix=both, parameters=parameters, top=top, most=_MOST)
+        result = rank_plans(scenario, fix=values, parameters=parameters, top=top, most=_MAX_PLANS)
     else:
-        found = _best_batch(scene, both, parameters, top=top)
-    return _choice(scene, found, _first(found, runs), given_batch=batch is not None)
+        result = _search_batches(scenario, values, parameters, top=top)
+    return _choice(scenario, result, _first_supported(result, runs), batch_given=batch is not None)
 
 
-def choose(scene: Scene, calibration: Calibration | None = None) -> ParallelPlan | list[Problem]:
-    """The plan of a request line that leaves it to the planner, or why there is none."""
+def choose_plan(
+    scenario: Scenario, calibration: Calibration | None = None
+) -> ParallelPlan | list[Problem]:
+    """The plan of a request line with an "auto" plan, or why there is none."""
     try:
-        choice = resolve_auto(scene, calibration=calibration)
+        choice = resolve_auto(scenario, calibration=calibration)
     except Refused as error:
         return [Problem(field=error.field or "plan", message=error.message, hint=error.hint)]
     return choice.plan if choice.plan is not None else choice.problems
 
 
-def _within(fix: dict[str, Any], allowed: dict[str, Any]) -> dict[str, Any]:
-    """Both at once: fixed values where a field is fixed, else the allowed ones."""
+def _intersect(fix: dict[str, Any], allowed: dict[str, Any]) -> dict[str, Any]:
+    """Fixed values that are allowed; the allowed values for fields that are not fixed."""
     for name, values in allowed.items():
-        wanted = fix.get(name)
-        if wanted is None or wanted == "auto":
+        fixed = fix.get(name)
+        if fixed is None or fixed == "auto":
             fix[name] = values
             continue
-        may = values if isinstance(values, (list, tuple)) else (values,)
-        asked = wanted if isinstance(wanted, (list, tuple)) else (wanted,)
-        common = [each for each in asked if each in may]
+        supported = values if isinstance(values, (list, tuple)) else (values,)
+        requested = fixed if isinstance(fixed, (list, tuple)) else (fixed,)
+        common = [value for value in requested if value in supported]
         if not common:
             raise Refused(
-                f"{name} {', '.join(map(str, asked))} is not what the engine runs",
-                " or ".join(str(each) for each in may),
+                f"the engine does not support {name} {', '.join(map(str, requested))}",
+                " or ".join(str(value) for value in supported),
                 field=f"plan.{name}",
             )
         fix[name] = common
     return fix
 
 
-def _first(found: SearchResult, runs: Callable[[ParallelPlan], bool] | None) -> int | None:
-    """The rank of the fastest that runs; None where none of those ranked does."""
+def _first_supported(
+    result: SearchResult, runs: Callable[[ParallelPlan], bool] | None
+) -> int | None:
+    """The index of the fastest plan that the engine supports; None if there is none."""
     if runs is None:
-        return 0 if found.requests else None
-    return next((place for place, each in enumerate(found.requests) if runs(each.plan)), None)
+        return 0 if result.requests else None
+    return next((index for index, item in enumerate(result.requests) if runs(item.plan)), None)
 
 
-def _best_batch(
-    scene: Scene, fix: dict[str, Any], parameters: Mapping[str, Any], *, top: int
+def _search_batches(
+    scenario: Scenario, fix: dict[str, Any], parameters: Mapping[str, Any], *, top: int
 ) -> SearchResult:
-    """Searches over steps of one micro-batch a rank, and takes the batch that trains most tokens a
-    second.
+    """Searches several batch sizes and returns the result with the most tokens/s.
 
-    The largest data parallelism that is legal decides the multiples; each size is a search of its
-    own.
+    Batches are multiples of the largest legal data-parallel degree; each size is one search.
     """
-    devices = _devices(scene, fix)
-    tried: list[tuple[float, int, SearchResult]] = []
+    ranks = _max_dp(scenario, fix)
+    results: list[tuple[float, SearchResult]] = []
     last: SearchResult | None = None
     for times in _MICRO_BATCHES:
-        number = devices * times
-        work = scene.workload.model_copy(update={"global_batch_size": number})
-        other = Scene(scene.model, scene.cluster, work, scene.framework, scene.device)
-        result = search(
-            other, fix=fix, parameters=parameters, top=top, most=_MOST // len(_MICRO_BATCHES)
+        number = ranks * times
+        work = scenario.workload.model_copy(update={"global_batch_size": number})
+        changed = replace(scenario, workload=work)
+        result = rank_plans(
+            changed, fix=fix, parameters=parameters, top=top, most=_MAX_PLANS // len(_MICRO_BATCHES)
         )
         last = last or result
         if not result.fit or result.table is None:
-            if tried:
+            if results:
                 break
             continue
-        tried.append((number / float(result.table.column("step_time_s")[0]), number, result))
-        if len(tried) > 1 and tried[-1][0] < tried[-2][0] * 1.02:
+        results.append((number / float(result.table.column("step_time_s")[0]), result))
+        if len(results) > 1 and results[-1][0] < results[-2][0] * 1.02:
             break  # larger steps no longer help
-    if not tried:
+    if not results:
         assert last is not None
         return last
-    best = max(rate for rate, _, _ in tried)
-    return next(result for rate, _, result in tried if rate >= 0.98 * best)
+    best = max(rate for rate, _ in results)
+    return next(result for rate, result in results if rate >= 0.98 * best)
 
 
-def _devices(scene: Scene, fix: Mapping[str, Any]) -> int:
-    """Data-parallel ranks at most: the devices over what the fixed degrees take."""
+def _max_dp(scenario: Scenario, fix: Mapping[str, Any]) -> int:
+    """The largest data-parallel degree: devices divided by the fixed degrees."""
     taken = 1
     for name in ("tp", "pp", "cp"):
         value = fix.get(name)
         taken *= value if isinstance(value, int) else 1
     number = (
-        scene.cluster.devices // taken
-        if scene.cluster.devices % taken == 0
-        else scene.cluster.devices
+        scenario.cluster.devices // taken
+        if scenario.cluster.devices % taken == 0
+        else scenario.cluster.devices
     )
-    most = fix.get("dp")
-    return (
-        most if isinstance(most, int) else max(each for each in divisors(number) if each <= 2**16)
-    )
+    dp = fix.get("dp")
+    return dp if isinstance(dp, int) else max(item for item in divisors(number) if item <= 2**16)
 
 
-def _choice(scene: Scene, found: SearchResult, place: int | None, *, given_batch: bool) -> Choice:
-    devices = scene.cluster.devices
-    where = f"{devices} x {(scene.device or scene.cluster.entry).name}"
-    if found.fit and found.table is not None:
-        if place is None:
+def _choice(
+    scenario: Scenario, result: SearchResult, index: int | None, *, batch_given: bool
+) -> Choice:
+    devices = scenario.cluster.devices
+    where = f"{devices} x {(scenario.device or scenario.cluster.entry).name}"
+    if result.fit and result.table is not None:
+        if index is None:
             message = (
-                f"none of the {len(found.requests)} fastest plans for {where} is one that the "
-                "engine runs"
+                f"the engine supports none of the {len(result.requests)} fastest plans for {where}"
             )
             return Choice(
-                None, message, False, None, [problem("plan", message, "numbers in its place")]
+                None, message, False, None, [problem("plan", message, "an explicit plan")]
             )
-        request, table = found.requests[place], found.table
-        needs, takes = (
-            float(table.column("total_bytes")[place]),
-            float(table.column("step_time_s")[place]),
-        )
-        batch = "" if given_batch else f", {request.plan.global_batch_size} sequences a step"
+        request, table = result.requests[index], result.table
+        total = float(table.column("total_bytes")[index])
+        time_s = float(table.column("step_time_s")[index])
+        batch = "" if batch_given else f", {request.plan.global_batch_size} sequences per step"
         how = (
-            f"The fastest of {found.fit:,} plans that fit {where}, of {found.enumerated:,} legal "
-            "ones: "
-            f"{in_words(request.plan)}{batch}; {needs / GIB:.2f} GiB and {duration(takes)} a step "
-            "are predicted."
+            f"The fastest of {result.fit:,} plans that fit {where}, of {result.enumerated:,} legal "
+            f"plans: {describe_plan(request.plan)}{batch}; predicted: {total / GIB:.2f} GiB and "
+            f"{format_time(time_s)} per step."
         )
-        return Choice(request.plan, how, True, request, [], takes, needs)
-    if found.closest is not None:
-        plan = found.closest.plan
+        return Choice(request.plan, how, True, request, [], time_s, total)
+    if result.closest is not None:
+        plan = result.closest.plan
         how = (
-            f"None of {found.enumerated:,} legal plans fits {where}; the smallest is "
-            f"{in_words(plan)}."
+            f"None of {result.enumerated:,} legal plans fits {where}; the smallest is "
+            f"{describe_plan(plan)}."
         )
-        return Choice(plan, how, False, found.closest, [])
-    problems = found.problems or [
+        return Choice(plan, how, False, result.closest, [])
+    problems = result.problems or [
         problem("plan", f"no legal plan for {where}", "another number of devices")
     ]
     return Choice(None, problems[0].message, False, None, problems)

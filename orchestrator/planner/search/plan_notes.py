@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 from orchestrator.planner.model.inputs import Request
 from orchestrator.planner.model.terms import Table
-from workers.contracts.catalog.devices import GIB
+from workers.contracts.catalog.units import GIB
 
 
 def notes_by_plan(requests: Sequence[Request], table: Table) -> list[list[str]]:

@@ -17,6 +17,7 @@ from orchestrator.planner.model.terms import Table, explain
 from orchestrator.planner.serving.request import ServingRequest
 from orchestrator.planner.serving.terms import SERVING
 from workers.contracts.base import validation_problems
+from workers.contracts.catalog.units import GIB
 
 MOST_BATCH = 256  # of a default batch; a person may ask for more
 NUMBERS = (
@@ -148,7 +149,7 @@ def _advice(request: ServingRequest, table: Table) -> list[str]:
         if not wider.problems() and _holds(wider):
             found.append(f"tp {wider.tp}")
             break
-    gib = math.ceil(weights * request.tp * request.pp / 2**30)
+    gib = math.ceil(weights * request.tp * request.pp / GIB)
     return found or [f"more or larger devices: the weights alone take {gib} GiB"]
 
 

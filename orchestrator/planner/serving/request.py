@@ -14,6 +14,7 @@ from orchestrator.planner.model.inputs import model_columns
 from workers.contracts.base import Contract, Problem, problem
 from workers.contracts.catalog.devices import Device
 from workers.contracts.catalog.presets import preset
+from workers.contracts.catalog.units import GIB
 from workers.contracts.specs.cluster import ClusterSpec
 from workers.contracts.specs.legality import nearest_divisor
 from workers.contracts.specs.model import ModelSpec, Positive
@@ -32,7 +33,7 @@ GPU_PROFILE = {
     "launch_s_per_layer": 4e-6,
     "collective_latency_s": 9e-6,
     "memory_utilization": 0.9,
-    "reserved_bytes": 1.5 * 2**30,
+    "reserved_bytes": 1.5 * GIB,
 }
 CPU_PROFILE = {
     "gemm_efficiency": 0.7,
@@ -40,7 +41,7 @@ CPU_PROFILE = {
     "launch_s_per_layer": 2e-4,
     "collective_latency_s": 5e-5,
     "memory_utilization": 0.9,
-    "reserved_bytes": 0.3 * 2**30,
+    "reserved_bytes": 0.3 * GIB,
 }
 
 

@@ -15,7 +15,8 @@ from orchestrator.planner.search.auto_plan import SYNCHRONOUS, Choice, resolve_a
 from orchestrator.planner.search.axes import AXES
 from orchestrator.runs.submission.target_hardware import TargetHardware
 from workers.contracts import ModelSpec, ParallelPlan, Problem, RunSpec
-from workers.contracts.catalog.devices import DEVICES, GIB, Device
+from workers.contracts.catalog.devices import DEVICES, Device
+from workers.contracts.catalog.units import GIB
 from workers.contracts.specs.plan import SPLIT_BACKWARD
 from workers.contracts.specs.training_support import (
     ENGINE_VALUES,

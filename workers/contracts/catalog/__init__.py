@@ -1,0 +1,1 @@
+"""Catalogues: devices, presets, parameter counts, metric names and units."""

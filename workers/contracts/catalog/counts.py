@@ -1,6 +1,6 @@
 """Exact parameter counts and model FLOPs of a ModelSpec.
 
-Knows shapes only: nothing of precision, sharding or time.
+Does not depend on precision, sharding or time.
 """
 
 from __future__ import annotations
@@ -13,15 +13,12 @@ from workers.contracts.specs.model import ModelSpec
 
 @dataclass(frozen=True, slots=True)
 class ParameterCount:
-    """Parameters of a model, by where they sit.
+    """Parameters of a model by module.
 
     `total` = embedding + positions + head + final_norm + sum over layers. `active` is what one
-    token uses (top_k
-    experts instead of all). `embedding` is the token table, `head` the output projection (0 where
-    tied). Per layer:
-    `attention` (with its norms inside), `dense_mlp`, and of a routing layer `router`, `expert` (one
-    of them), `shared`
-    (all shared experts), `norms` (the two before attention and MLP).
+    token uses (top_k experts instead of all). `embedding` is the token table, `head` the output
+    projection (0 if tied). Per layer: `attention` (with inner norms), `dense_mlp`, and of a
+    routing layer `router`, `expert` (one of them), `shared` (all shared experts), `norms` (both).
     """
 
     total: int
@@ -40,15 +37,13 @@ class ParameterCount:
     dense_layers: int
 
     def layer(self, *, moe: bool, experts: int = 0) -> int:
-        """Parameters of one layer; `experts` of them present when it routes."""
+        """Parameters of one layer, with `experts` experts if it routes."""
         mlp = self.router + self.shared + experts * self.expert if moe else self.dense_mlp
         return self.attention + self.norms + mlp
 
 
 def parameter_count(model: ModelSpec) -> ParameterCount:
-    """Exact count, vocabulary not padded; the load-balancing bias of routers is state, not a
-    parameter.
-    """
+    """Exact count, vocabulary not padded, without the routers' load-balancing bias (a buffer)."""
     norm = model.hidden * (2 if model.norm == "layernorm" and model.bias == "all" else 1)
     embedding = model.vocab * model.hidden
     head = 0 if model.tie_embeddings else embedding
@@ -91,15 +86,12 @@ def flops_per_token(
 ) -> float:
     """Model FLOPs of one training token, forward and backward, nothing recomputed: 6N + 12·L·h·s.
 
-    N is every parameter a token uses: all of them in a dense model, `active` ones in a mixture of
-    experts; token
-    table and output head each count where they exist (a tied table once); only a learned position
-    table is left out
-    (nanoGPT's convention; PaLM, arXiv 2204.02311, appendix B). h is the width attention works at:
-    heads x head_dim,
-    which is `hidden` in most models (MLA: the mean of key and value widths). "full" counts the
-    whole s x s square,
-    "causal" half of it. A window is not credited.
+    N is every parameter that a token uses: all of them in a dense model, `active` ones in a mixture
+    of experts; token table and output head each count if they exist (a tied table once); only a
+    learned position table is excluded (nanoGPT's convention; PaLM, arXiv 2204.02311, appendix B). h
+    is the attention width: heads x head_dim, which is `hidden` in most models (MLA: the mean of key
+    and value widths). "full" counts the full s x s square, "causal" half of it. A window does not
+    reduce the count.
     """
     count = parameter_count(model)
     square = 12 * model.layers * attention_width(model) * seq_len
@@ -109,9 +101,7 @@ def flops_per_token(
 
 
 def attention_width(model: ModelSpec) -> float:
-    """heads x head_dim over which scores and values are computed, the mean of both where they
-    differ.
-    """
+    """heads x head_dim of scores and values, their mean if they differ."""
     if model.mla:
         key = model.mla.qk_nope_head_dim + model.mla.qk_rope_head_dim
         return model.heads * (key + model.mla.v_head_dim) / 2
@@ -121,9 +111,7 @@ def attention_width(model: ModelSpec) -> float:
 
 
 def kv_elements_per_token(model: ModelSpec) -> int:
-    """Numbers one token leaves in the KV cache over all layers; MLA keeps its latent and the shared
-    rotary key.
-    """
+    """Numbers per token in the KV cache over all layers; MLA caches its latent and rotary key."""
     if model.mla:
         return model.layers * (model.mla.kv_lora_rank + model.mla.qk_rope_head_dim)
     per_layer = 2 * (model.mfa.head_dim if model.mfa else model.kv_heads * model.head_dim)

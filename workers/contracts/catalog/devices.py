@@ -1,6 +1,6 @@
 """The device catalogue: peaks, memory, links, power and typical price of each known accelerator.
 
-Datasheet figures, dense (without sparsity); knows nothing of what a program reaches on them.
+Datasheet figures, dense (without sparsity). Does not depend on measured efficiencies.
 """
 
 from __future__ import annotations
@@ -11,10 +11,11 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from workers.contracts.base import Contract, Refused
+from workers.contracts.catalog.units import GIB
 
 Precision = Literal["fp32", "bf16", "fp16", "fp8"]
-GIB = 2**30
-_HOLDS = {
+# precisions that represent all numbers of a precision, nearest first
+_REPRESENTED_BY = {
     "fp8": ("fp8", "bf16", "fp16", "fp32"),
     "bf16": ("bf16", "fp32"),
     "fp16": ("fp16", "fp32"),
@@ -23,12 +24,10 @@ _HOLDS = {
 
 
 class Device(Contract):
-    """One device. Peaks in dense TFLOP/s by precision, bandwidths in GB/s (10^9) per device and
-    direction.
+    """One device: dense peaks in TFLOP/s, bandwidths in GB/s (10^9) per device and direction.
 
-    `fp32` is the plain fp32 peak, `tf32` that of tensor cores on fp32 operands. `usd_per_hour` is a
-    typical on-demand
-    price in 2025, to compare plans with and nothing more.
+    `fp32` is the peak without tensor cores, `tf32` that of tensor cores on fp32 operands.
+    `usd_per_hour` is a typical on-demand price in 2025, only for comparing plans.
     """
 
     name: str
@@ -44,37 +43,34 @@ class Device(Contract):
     match: tuple[str, ...] = ()
 
     def supports(self, precision: str) -> bool:
-        """Whether the device multiplies in this precision natively."""
+        """Whether the device multiplies natively in this precision."""
         return precision in self.peak_tflops
 
     @property
     def half(self) -> str:
-        """The 16-bit precision that it multiplies in, bf16 before fp16; fp32 where it has neither."""
+        """The native 16-bit precision, bf16 before fp16; fp32 if it has neither."""
         return next((name for name in ("bf16", "fp16") if self.supports(name)), "fp32")
 
     def peak(self, precision: str) -> float:
-        """Dense TFLOP/s; a precision that the device lacks runs at the next one that holds its
-        numbers.
-        """
+        """Dense TFLOP/s in `compute_precision(precision)`."""
         return self.peak_tflops[self.compute_precision(precision)]
 
     def compute_precision(self, precision: str) -> str:
-        """The precision that products really run at: its own, else the nearest one that holds all
-        of its numbers.
+        """The precision that products are computed in: native, or the nearest wider one.
 
-        bf16 has the exponents of fp32, so that fp16 is no stand-in for it; fp8 fits all of them. A
-        device described
-        without fp32 runs at the widest it has.
+        bf16 has the exponents of fp32, so fp16 cannot replace it; all represent fp8. A device
+        described without fp32 computes in its widest precision.
         """
-        if precision not in _HOLDS:
+        if precision not in _REPRESENTED_BY:
             raise Refused(
-                f"{precision!r} is not a precision", f"one of {', '.join(reversed(_HOLDS))}"
+                f"{precision!r} is not a precision",
+                f"one of {', '.join(reversed(_REPRESENTED_BY))}",
             )
-        known = [name for name in _HOLDS[precision] if name in self.peak_tflops]
+        known = [name for name in _REPRESENTED_BY[precision] if name in self.peak_tflops]
         return (
             known[0]
             if known
-            else next(name for name in reversed(_HOLDS) if name in self.peak_tflops)
+            else next(name for name in reversed(_REPRESENTED_BY) if name in self.peak_tflops)
         )
 
 
@@ -334,7 +330,7 @@ DEVICES: dict[str, Device] = {device.name: device for device in _ALL}
 
 
 def device(name: str) -> Device:
-    """Raises ValueError naming the nearest entries."""
+    """The entry of that name. Raises Refused naming the nearest entries."""
     try:
         return DEVICES[name]
     except KeyError:
@@ -343,14 +339,12 @@ def device(name: str) -> Device:
 
 
 def check_device(name: str) -> str:
-    """The name itself, once it is known to be one."""
+    """The name itself. Raises Refused if it is not in the catalogue."""
     return device(name).name
 
 
 def identify(product: str, memory_bytes: int) -> str | None:
-    """Catalogue name for a product name as the driver tells it (`NVIDIA H100 80GB HBM3`) and its
-    memory, or None.
-    """
+    """Catalogue name for a driver's product name (`NVIDIA H100 80GB HBM3`) and memory, or None."""
     plain = product.upper().replace(" ", "").replace("-", "")
     best: tuple[float, str] | None = None
     for entry in _ALL:

@@ -1,6 +1,6 @@
 """The known metric names with their units, and the known event types.
 
-A program may send other names; they get pages too, only without a unit.
+Programs may send other names, which have no unit.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ METRICS: dict[str, str] = {
     "inference/answered": "answers",
 }
 
-# of names not in the table: the unit their ending tells
+# units by suffix, for names that are not in the table
 _ENDINGS = {
     "_tokens_per_s": "tokens/s",
     "_per_s": "1/s",
@@ -98,12 +98,11 @@ EVENT_TYPES = frozenset(
 
 
 def metric_unit(name: str) -> str:
-    """Unit of a metric, "" where it has none or is unknown; `loss/{source}` counts like `loss`.
+    """Unit of a metric, "" if it has none or is unknown; `loss/{source}` has the unit of `loss`.
 
-    `grad_underflow/{layer}` is the share of a layer's gradient that fp16 rounded to zero;
-    `grad_norm/{layer}` and
-    `weight_norm/{layer}` are what the squares of `embedding`, `layer_00` to the last and `head` add
-    up from.
+    `grad_underflow/{layer}` is the share of a layer's gradient that fp16 rounded to zero.
+    `grad_norm/{layer}` and `weight_norm/{layer}` are norms of `embedding`, `layer_00` to the last
+    and `head`; their squares add up to the square of the global norm.
     """
     if name in METRICS:
         return METRICS[name]

@@ -1,6 +1,6 @@
-"""The named models: published sizes of well-known decoders, and two small ones to try things with.
+"""The named models: published sizes of well-known decoders, and two small ones for tests.
 
-Knows shapes only; weights come from a ModelSource. Sources: the models' own config.json or paper.
+Shapes only; weights come from a ModelSource. Sources: the models' config.json or paper.
 """
 
 from __future__ import annotations
@@ -211,7 +211,7 @@ PRESETS: dict[str, ModelSpec] = {spec.name: spec for spec in _ALL}
 
 
 def preset(name: str) -> ModelSpec:
-    """Raises ValueError naming the nearest presets."""
+    """The preset of that name. Raises Refused naming the nearest presets."""
     try:
         return PRESETS[name]
     except KeyError:
@@ -220,14 +220,12 @@ def preset(name: str) -> ModelSpec:
 
 
 def check_preset(name: str) -> str:
-    """The name itself, once it is known to be one."""
+    """The name itself. Raises Refused if it is not a preset."""
     return preset(name).name
 
 
 def resolve_model(model: str | ModelSpec | ModelSource) -> ModelSpec | None:
-    """The shape a spec's `model` stands for; None for a ModelSource, whose shape lies with its
-    weights.
-    """
+    """The shape of a spec's `model`; None for a ModelSource, whose shape is stored with weights."""
     if isinstance(model, ModelSource):
         return None
     return preset(model) if isinstance(model, str) else model

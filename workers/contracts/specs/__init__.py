@@ -1,0 +1,1 @@
+"""Run specs, their parts, and what makes them illegal or unsupported."""

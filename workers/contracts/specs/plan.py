@@ -1,7 +1,6 @@
-"""ParallelPlan: how a model is laid over devices, in numbers that stand for themselves.
+"""ParallelPlan: how a model and its batch are distributed over devices.
 
-Knows arithmetic of its own fields only; `legality` checks a plan against a model, a sequence length
-and devices.
+`legality` checks a plan for a model, a sequence length and a number of devices.
 """
 
 from __future__ import annotations
@@ -29,8 +28,9 @@ INTERLEAVED = frozenset({"interleaved_1f1b", "zb1p"})
 
 
 class LossScale(Contract):
-    """Dynamic loss scaling for fp16 (arXiv 1710.03740): grow after a quiet interval, back off on an
-    overflow.
+    """Dynamic loss scaling for fp16 (arXiv 1710.03740).
+
+    The scale grows after an interval without overflow and backs off on an overflow.
     """
 
     initial: Annotated[float, Field(gt=0)] = 65536.0
@@ -43,9 +43,8 @@ class ParallelPlan(Contract):
     """Degrees of parallelism, sharding, memory savings, precision, pipeline schedule and batch.
 
     `global_batch_size` counts sequences (default: one micro-batch per data-parallel rank).
-    `virtual_stages` defaults to
-    1, and to 2 for schedules that want several stages a device. `dp_replicate` copies lie within
-    `dp`.
+    `virtual_stages` defaults to 1, and to 2 for schedules that need several stages per device.
+    `dp_replicate` is the number of replicas within `dp`.
     """
 
     dp: Degree = 1
@@ -83,8 +82,8 @@ class ParallelPlan(Contract):
         if data.get("virtual_stages") is None:
             data["virtual_stages"] = 2 if str(data.get("schedule")) in V_SHAPED | INTERLEAVED else 1
         if data.get("global_batch_size") is None:
-            # read as the fields will be, so that {"dp": "8"} is not a batch of 1; a part that
-            # cannot be read is refused
+            # parse as the fields do, so that {"dp": "8"} is not a batch of 1; invalid values are
+            # refused later
             micro, dp = (
                 parse_integer(data.get("micro_batch_size", 1)),
                 parse_integer(data.get("dp", 1)),
@@ -96,20 +95,17 @@ class ParallelPlan(Contract):
 
     @property
     def world_size(self) -> int:
+        """Number of ranks."""
         return self.dp * self.tp * self.pp * self.cp
 
     @property
     def accumulation(self) -> int:
-        """Micro-batches per data-parallel rank and step, rounded down where the batch does not
-        divide.
-        """
+        """Micro-batches per data-parallel rank and step, rounded down."""
         return self.global_batch_size // (self.micro_batch_size * self.dp)
 
     @property
     def offloads_weights(self) -> bool:
-        """Whether weights live on the host and come to the device block by block; with nvme where
-        they are sharded.
-        """
+        """Whether weights are stored on the host (nvme: if sharded) and loaded block by block."""
         return self.offload == "all" or (self.offload == "nvme" and self.zero == 3)
 
     @property
@@ -119,14 +115,12 @@ class ParallelPlan(Contract):
 
     @property
     def dp_shard(self) -> int:
-        """Data-parallel ranks that share one copy of what ZeRO shards."""
+        """Data-parallel ranks that share one replica of what ZeRO shards."""
         return self.dp // (self.dp_replicate or 1)
 
     def layers_of_stages(self, layers: int) -> list[int]:
-        """Layers of each of the `stages` stages: as given, else even with the remainder on the
-        first ones.
-        """
+        """Layers of each stage: `stage_layers`, or even with the remainder on the first stages."""
         if self.stage_layers is not None:
             return list(self.stage_layers)
-        each, more = divmod(layers, self.stages)
-        return [each + (stage < more) for stage in range(self.stages)]
+        quotient, remainder = divmod(layers, self.stages)
+        return [quotient + (stage < remainder) for stage in range(self.stages)]

@@ -1,0 +1,1 @@
+"""Messages, points, events and reports, and the names of their keys and queues."""

@@ -1,8 +1,7 @@
-"""Signed, expiring, single-use JSON envelopes, and the agreement on a node's secret from a join
-token.
+"""Signed, expiring, single-use JSON envelopes, and the derivation of a node's secret from a token.
 
-HMAC-SHA256 over the exact text that travels; nothing is encrypted. Knows no message bodies.
-Standard library only.
+HMAC-SHA256 over the exact text that is sent; nothing is encrypted. Does not depend on message
+bodies. Standard library only.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ VERSION = 1
 
 
 class EnvelopeError(ValueError):
-    """The envelope is not to be acted upon; `code` is malformed, forged, expired, replayed or kind."""
+    """An invalid envelope; `code` is malformed, forged, expired, replayed or kind."""
 
     def __init__(self, code: str, message: str) -> None:
         super().__init__(message)
@@ -28,10 +27,7 @@ class EnvelopeError(ValueError):
 
 
 class NonceCache:
-    """Nonces seen until they expire; a full cache drops those that expire first.
-
-    Safe between threads.
-    """
+    """Nonces seen, until they expire; a full cache drops the oldest. Thread-safe."""
 
     def __init__(self, limit: int = 100_000) -> None:
         self._seen: OrderedDict[str, float] = OrderedDict()
@@ -39,7 +35,7 @@ class NonceCache:
         self._lock = threading.Lock()
 
     def first_time(self, nonce: str, expires: float, now: float) -> bool:
-        """True and remembered, or False for a nonce that was here before."""
+        """Store the nonce; False if it was seen before."""
         with self._lock:
             while self._seen and (
                 next(iter(self._seen.values())) <= now or len(self._seen) >= self._limit
@@ -78,7 +74,7 @@ def seal(
 def open_envelope(
     secret: bytes, text: str | bytes, *, kind: str, now: float, seen: NonceCache | None = None
 ) -> dict[str, Any]:
-    """The body. Raises EnvelopeError; with `seen` an envelope opens once."""
+    """The body of a valid envelope, once with `seen`. Raises EnvelopeError."""
     mac, payload = _split(text)
     if not hmac.compare_digest(mac.encode(), _mac(secret, "envelope", payload).encode()):
         raise EnvelopeError(
@@ -88,17 +84,17 @@ def open_envelope(
     content = _parse(payload)
     if content["kind"] != kind:
         raise EnvelopeError(
-            "kind", f"This envelope is a {content['kind']!r}, here only {kind!r} is read."
+            "kind", f"This envelope is a {content['kind']!r}, only {kind!r} is accepted here."
         )
     if content["exp"] <= now:
         raise EnvelopeError(
             "expired",
-            f"The envelope expired {now - content['exp']:.0f} s ago. Send it anew, or set the "
+            f"The envelope expired {now - content['exp']:.0f} s ago. Send it again, or set the "
             "clock.",
         )
     if seen is not None and not seen.first_time(content["nonce"], content["exp"], now):
         raise EnvelopeError(
-            "replayed", "This envelope was opened before; it is not acted upon twice."
+            "replayed", "This envelope was opened before and is not accepted twice."
         )
     body = content["body"]
     assert isinstance(body, dict)
@@ -106,15 +102,13 @@ def open_envelope(
 
 
 def peek(text: str | bytes) -> tuple[str, str]:
-    """`(kind, node)` as the envelope claims them, to choose the secret with; not to be trusted
-    before it opens.
-    """
+    """`(kind, node)` of an unverified envelope, only for choosing the secret."""
     content = _parse(_split(text)[1])
     return str(content["kind"]), str(content["node"])
 
 
 def join_token_new() -> tuple[str, str]:
-    """`(id, token)` of a new join token; the token is `id.key` and shown once."""
+    """`(id, token)` of a new join token; the token is `id.key` and is shown once."""
     token_id = secrets.token_hex(6)
     return token_id, f"{token_id}.{secrets.token_urlsafe(32)}"
 
@@ -124,13 +118,13 @@ def join_token_parts(token: str) -> tuple[str, bytes]:
     token_id, dot, key = token.strip().partition(".")
     if not (token_id and dot and key):
         raise EnvelopeError(
-            "malformed", "This is not a join token (ID.KEY). Make one on the page of nodes."
+            "malformed", "This is not a join token (ID.KEY). Create one on the Nodes page."
         )
     return token_id, key.encode()
 
 
 def join_request(token: str, *, name: str, nonce_a: str | None = None) -> dict[str, str]:
-    """What a node sends: `{id, name, nonce_a, mac}`. The key itself stays here."""
+    """The request that a node sends: `{id, name, nonce_a, mac}`, without the key itself."""
     token_id, key = join_token_parts(token)
     nonce = nonce_a or secrets.token_urlsafe(24)
     return {
@@ -144,17 +138,17 @@ def join_request(token: str, *, name: str, nonce_a: str | None = None) -> dict[s
 def join_reply(
     key: bytes, request: dict[str, Any], *, node: str, nonce_b: str | None = None
 ) -> tuple[dict[str, str], bytes]:
-    """`(reply {nonce_b, node, mac}, the node's secret)` for a request made with this key.
+    """`(reply {nonce_b, node, mac}, the node's secret)` for a valid request.
 
     Raises EnvelopeError.
     """
     if not all(isinstance(request.get(part), str) for part in ("id", "name", "nonce_a", "mac")):
         raise EnvelopeError("malformed", "A join request has id, name, nonce_a and mac.")
-    wanted = _mac(key, "join request", request["id"], request["name"], request["nonce_a"])
-    if not hmac.compare_digest(request["mac"].encode(), wanted.encode()):
+    expected = _mac(key, "join request", request["id"], request["name"], request["nonce_a"])
+    if not hmac.compare_digest(request["mac"].encode(), expected.encode()):
         raise EnvelopeError(
             "forged",
-            "The join request was not made with this token. Check the token, or make a new one.",
+            "The join request was not made with this token. Check the token, or create a new one.",
         )
     nonce = nonce_b or secrets.token_urlsafe(24)
     mac = _mac(key, "join reply", request["nonce_a"], nonce, node)
@@ -162,24 +156,24 @@ def join_reply(
 
 
 def join_accept(token: str, request: dict[str, str], reply: dict[str, Any]) -> tuple[str, bytes]:
-    """`(node name, the node's secret)` once the reply proves that its sender knows the key.
+    """`(node name, the node's secret)` if the reply proves that its sender has the key.
 
     Raises EnvelopeError.
     """
     key = join_token_parts(token)[1]
     if not all(isinstance(reply.get(part), str) for part in ("nonce_b", "node", "mac")):
         raise EnvelopeError("malformed", "A join reply has nonce_b, node and mac.")
-    wanted = _mac(key, "join reply", request["nonce_a"], reply["nonce_b"], reply["node"])
-    if not hmac.compare_digest(reply["mac"].encode(), wanted.encode()):
+    expected = _mac(key, "join reply", request["nonce_a"], reply["nonce_b"], reply["node"])
+    if not hmac.compare_digest(reply["mac"].encode(), expected.encode()):
         raise EnvelopeError(
             "forged",
-            "The join reply was not made with this token. Something else answers on this Redis.",
+            "The join reply was not made with this token. Another program answers on this Redis.",
         )
     return reply["node"], node_secret(key, request["nonce_a"], reply["nonce_b"])
 
 
 def node_secret(key: bytes, nonce_a: str, nonce_b: str) -> bytes:
-    """32 bytes both sides derive; it never travels."""
+    """32 bytes that both sides derive; the secret is never sent."""
     return hmac.new(key, _joined("node secret", nonce_a, nonce_b), hashlib.sha256).digest()
 
 
@@ -188,7 +182,7 @@ def _mac(key: bytes, purpose: str, *parts: str) -> str:
 
 
 def _joined(purpose: str, *parts: str) -> bytes:
-    """Parts with their lengths before them, so that no two lists of parts read the same."""
+    """Length-prefixed parts, so that different lists of parts never have the same bytes."""
     return b"".join(
         len(raw).to_bytes(8, "big") + raw for raw in (part.encode() for part in (purpose, *parts))
     )
@@ -208,13 +202,15 @@ def _parse(payload: str) -> dict[str, Any]:
     try:
         content = json.loads(payload)
     except ValueError:
-        raise EnvelopeError("malformed", "The envelope does not hold JSON.") from None
+        raise EnvelopeError("malformed", "The envelope does not contain JSON.") from None
     if (
         not isinstance(content, dict)
         or set(content) != _FIELDS
         or not isinstance(content["body"], dict)
     ):
-        raise EnvelopeError("malformed", f"An envelope holds {', '.join(sorted(_FIELDS))}.")
+        raise EnvelopeError(
+            "malformed", f"An envelope has the fields {', '.join(sorted(_FIELDS))}."
+        )
     if content["v"] != VERSION:
         raise EnvelopeError(
             "malformed", f"The envelope has version {content['v']}, this side reads {VERSION}."

@@ -1,7 +1,6 @@
-"""Names that both sides of the wire use: Redis keys and streams, Celery queues and tasks, envelope
-kinds, time limits.
+"""Names that control plane and nodes share: Redis keys, Celery queues, envelope kinds, time limits.
 
-Names only; `docs/house.md` tells who writes and who reads.
+`docs/architecture.md` describes who writes and who reads each.
 """
 
 from __future__ import annotations
@@ -36,7 +35,7 @@ KIND_RENDEZVOUS: Final = "rendezvous"
 STREAM_POINTS: Final = "points"
 STREAM_EVENTS: Final = "events"
 STREAM_LOGS: Final = "logs"
-# rank of a supervisor's own lines
+# rank of log lines of the supervisor itself
 SUPERVISOR_RANK: Final = -1
 
 JOIN_REPLY_TTL_S: Final = 60
@@ -48,25 +47,27 @@ HEARTBEAT_S: Final = 2.0
 
 
 def node_queue(node: str) -> str:
-    """The Celery queue that only this node's agent reads."""
+    """The Celery queue of one node's agent."""
     return f"node.{node}"
 
 
 def join_reply_key(request: str) -> str:
-    """List on which the reply to one join request is pushed."""
+    """Redis list for the reply to one join request."""
     return f"orrery:join:{request}"
 
 
 def acked_key(attempt_id: str | int) -> str:
-    """Hash `points/0` → the last sequence number committed of that stream and rank."""
+    """Redis hash `points/0` → last committed sequence number of that stream and rank."""
     return f"orrery:acked:{attempt_id}"
 
 
 def acked_field(stream: str, rank: int) -> str:
+    """Field of `acked_key` for a stream and rank."""
     return f"{stream}/{rank}"
 
 
 def rendezvous_key(fence: str) -> str:
+    """Redis key of the host and port where the ranks of an attempt meet."""
     return f"orrery:rdzv:{fence}"
 
 
@@ -76,7 +77,7 @@ def live_channel(topic: str) -> str:
 
 
 def broker_url(redis_url: str) -> str:
-    """Celery's spelling of a Redis URL: unix sockets are `redis+socket://` there."""
+    """A Redis URL as Celery expects it: unix sockets are `redis+socket://`."""
     if not redis_url.startswith("unix:"):
         return redis_url
     parts = urlsplit(redis_url)

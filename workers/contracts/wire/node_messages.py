@@ -1,7 +1,6 @@
-"""What the control plane and a node say to each other: inventory, heartbeat, orders, reports, and
-the words for states.
+"""Messages between the control plane and a node: inventory, heartbeat, orders, reports, states.
 
-Bodies only; `envelope` signs them and `wire` names the ways they take.
+Bodies only; `envelope` signs them and `names` has their queues and keys.
 """
 
 from __future__ import annotations
@@ -20,6 +19,8 @@ NodeName = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,62}$")]
 
 
 class RunState(StrEnum):
+    """States of a run."""
+
     QUEUED = "queued"
     STARTING = "starting"
     RUNNING = "running"
@@ -31,6 +32,8 @@ class RunState(StrEnum):
 
 
 class AttemptState(StrEnum):
+    """States of an attempt."""
+
     ASSIGNED = "assigned"
     LAUNCHING = "launching"
     RUNNING = "running"
@@ -38,6 +41,8 @@ class AttemptState(StrEnum):
 
 
 class ExitClass(StrEnum):
+    """Why an attempt ended."""
+
     OK = "ok"
     USER_ERROR = "user_error"
     OUT_OF_MEMORY = "out_of_memory"
@@ -50,7 +55,7 @@ class ExitClass(StrEnum):
 
 
 class DeviceInfo(Contract):
-    """One device of a node; `catalogue` is its name in the device catalogue, where it is known."""
+    """One device of a node; `catalogue` is its name in the device catalogue, if known."""
 
     index: Count
     kind: Literal["gpu", "cpu"]
@@ -58,12 +63,12 @@ class DeviceInfo(Contract):
     memory_bytes: Count
     uuid: str | None = None
     catalogue: str | None = None
-    # of a CPU slot: its cores; of a GPU: the node's cores nearest to it, where known
+    # of a CPU slot: its cores; of a GPU: the nearest cores of the node, if known
     cores: list[Count] | None = None
 
 
 class DeviceSample(Contract):
-    """A reading of one device; `utilization` is a fraction, what the device does not tell is null."""
+    """A reading of one device; `utilization` is a fraction; null: the device does not report it."""
 
     index: Count
     utilization: float | None = None
@@ -74,9 +79,9 @@ class DeviceSample(Contract):
 
 
 class NodeInventory(Contract):
-    """What a node is made of.
+    """Hardware and software of a node.
 
-    `address` is where its peers reach it; `versions` holds python, orrery, torch, driver.
+    Peers reach it at `address`; `versions` has python, orrery, torch, driver.
     """
 
     name: NodeName
@@ -89,23 +94,25 @@ class NodeInventory(Contract):
 
 
 class AttemptSeen(Contract):
-    """An attempt whose supervisor the node sees alive."""
+    """An attempt whose supervisor is alive on the node."""
 
     fence: Fence
     state: AttemptState
 
 
 class Heartbeat(Contract):
+    """Periodic sign of life of a node, with samples of its devices and its attempts."""
+
     node: NodeName
     time: Time
     samples: list[DeviceSample] = []
     attempts: list[AttemptSeen] = []
-    # told at an agent's start and when asked for by a probe
+    # sent at an agent's start and on request of a probe
     inventory: NodeInventory | None = None
 
 
 class RankSlot(Contract):
-    """Where one rank runs."""
+    """The node and device of one rank."""
 
     rank: Count
     local_rank: Count
@@ -114,7 +121,7 @@ class RankSlot(Contract):
 
 
 class ResumeFrom(Contract):
-    """`source` is the checkpoint that `path` is kept from, for the first attempt of a fork."""
+    """A checkpoint; `source` is the one that `path` is pinned from, for a fork's first attempt."""
 
     path: str
     step: Count
@@ -122,19 +129,17 @@ class ResumeFrom(Contract):
 
 
 class Rendezvous(Contract):
-    """Where torchrun's ranks meet; without a port the first node's supervisor chooses one and
-    publishes it.
-    """
+    """Rendezvous of torchrun's ranks; without a port the first node's supervisor publishes one."""
 
     host: str | None = None
     port: Annotated[int, Field(ge=1, le=65535)] | None = None
 
 
 class LaunchOrder(Contract):
-    """Start one attempt's share on one node. `run_dir` and `resume_from.path` are relative to the
-    node's home.
+    """Start one attempt's ranks on one node.
 
-    `rank_offset` is the node's first global rank; ranks count over nodes in `node_rank` order.
+    `run_dir` and `resume_from.path` are relative to the node's home. `rank_offset` is the node's
+    first global rank; ranks are numbered over nodes in `node_rank` order.
     """
 
     run: RunId
@@ -158,15 +163,13 @@ class LaunchOrder(Contract):
     env: dict[str, str] = {}
     max_seconds: Annotated[float, Field(gt=0)] | None = None
     grace_s: Annotated[float, Field(ge=0)] = 30.0
-    # a training run without progress of any rank for so long hangs
+    # a training run without progress of any rank for this time hangs
     hang_s: Annotated[float, Field(gt=0)] = 300.0
     rendezvous: Rendezvous = Rendezvous()
 
 
 class ControlOrder(Contract):
-    """Ask a running attempt for something; the ranks have `grace_s` seconds before the supervisor
-    ends them.
-    """
+    """Request an action of a running attempt; its ranks are killed after `grace_s` seconds."""
 
     attempt_id: Annotated[str, Field(coerce_numbers_to_str=True)]
     fence: Fence
@@ -175,8 +178,9 @@ class ControlOrder(Contract):
 
 
 class ProbeOrder(Contract):
-    """Ask a node for its inventory, or whether it still has these attempts; answered by a heartbeat
-    and reports.
+    """Request a node's inventory, or whether it still has these attempts.
+
+    The node answers with a heartbeat and reports.
     """
 
     request: str
@@ -185,21 +189,18 @@ class ProbeOrder(Contract):
 
 
 class KeepOrder(Contract):
-    """Keep the checkpoint `source` also as `target`, so that whoever wrote it may delete it; both
-    under `runs/`.
-    """
+    """Pin the checkpoint `source` as `target`, so that its owner may delete it; both in `runs/`."""
 
     source: str
     target: str
 
 
 class AttemptReport(Contract):
-    """One numbered piece of news of an attempt from one node.
+    """One numbered report of an attempt from one node.
 
     `data` of `exited`: `{class, reason, code?, rank?, step?, signal?}`; of `checkpoint`: `{step,
-    tokens, path, bytes}`;
-    of `artifact`: `{name, path, bytes}`; of `running`: `{ranks}`; of `event`: `{type, data,
-    rank?}`.
+    tokens, path, bytes}`; of `artifact`: `{name, path, bytes}`; of `running`: `{ranks}`; of
+    `event`: `{type, data, rank?}`.
     """
 
     attempt_id: Annotated[str, Field(coerce_numbers_to_str=True)]

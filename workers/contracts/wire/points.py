@@ -1,8 +1,7 @@
-"""Point, PointBatch and RunEvent: what a running program tells, one line a step or an event.
+"""Point, PointBatch and RunEvent: metrics and events that a running program reports.
 
-Numbers that are not finite travel as the strings "NaN", "Infinity" and "-Infinity" (JSON has no
-others); the bare
-words that Python's json writes are read as well. Does not know storage or the wire's envelopes.
+Numbers that are not finite are the strings "NaN", "Infinity" and "-Infinity"; the bare words that
+Python's json writes are accepted as well. Does not depend on storage or envelopes.
 """
 
 from __future__ import annotations
@@ -45,6 +44,7 @@ class Point(Contract):
     values: dict[MetricName, Number]
 
     def to_dict(self) -> dict[str, Any]:
+        """Plain JSON data."""
         return {
             **vars(self),
             "values": {name: encode_number(value) for name, value in self.values.items()},
@@ -52,10 +52,7 @@ class Point(Contract):
 
 
 class RunEvent(Contract):
-    """Something that happened to a run; `rank` is null where no single rank is meant.
-
-    `data` is free plain JSON.
-    """
+    """An event of a run, of one `rank` or of all (null); `data` is any plain JSON."""
 
     model_config: ClassVar[ConfigDict] = _LOOSE
 
@@ -68,14 +65,14 @@ class RunEvent(Contract):
     data: dict[str, Any] = {}
 
     def to_dict(self) -> dict[str, Any]:
+        """Plain JSON data."""
         return {**vars(self), "data": plain(self.data)}
 
 
 class PointBatch(Contract):
-    """Points of one rank in columns: `values[name][i]` belongs to `seq[i]`, null where that step
-    lacks the metric.
+    """Points of one rank in columns: `values[name][i]` belongs to `seq[i]`, null if it is missing.
 
-    Columns are validated as whole lists in native code; no Point is built on the way in or out.
+    Columns are validated as lists in native code, without building Points.
     """
 
     model_config: ClassVar[ConfigDict] = _LOOSE
@@ -111,8 +108,9 @@ class PointBatch(Contract):
 
     @classmethod
     def from_points(cls, points: Iterable[Point | Mapping[str, Any]]) -> Self:
-        """From points of one run, attempt and rank (as Points or their JSON); ValueError on a
-        mixture or on none.
+        """From Points, or their JSON, of one run, attempt and rank.
+
+        Raises ValueError for points of several ranks, or none.
         """
         rows = [vars(point) if isinstance(point, Point) else point for point in points]
         if not rows:
@@ -122,7 +120,7 @@ class PointBatch(Contract):
         for i, row in enumerate(rows):
             if (row["run"], row["attempt"], row["rank"]) != head:
                 raise ValueError(
-                    "a batch holds one rank's points, this one starts with run, attempt, rank = "
+                    "a batch has one rank's points, this one starts with run, attempt, rank = "
                     f"{head}"
                 )
             for name, value in row["values"].items():
@@ -134,6 +132,7 @@ class PointBatch(Contract):
         return cls(run=head[0], attempt=head[1], rank=head[2], values=values, **columns)
 
     def to_points(self) -> Iterator[Point]:
+        """The points, row by row."""
         for i in range(len(self.seq)):
             yield Point.model_construct(
                 run=self.run,
@@ -151,7 +150,7 @@ class PointBatch(Contract):
             )
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain JSON data; columns without NaN or infinity are passed on as they are."""
+        """Plain JSON data; columns without NaN or infinity are not copied."""
         return {
             **vars(self),
             "values": {name: encode_column(column) for name, column in self.values.items()},
@@ -159,15 +158,15 @@ class PointBatch(Contract):
 
 
 def encode_number(value: float) -> float | str:
-    """The number itself, or its name where it is not finite."""
+    """The number itself, or its name if it is not finite."""
     if value - value == 0:
         return value
     return "NaN" if value != value else "Infinity" if value > 0 else "-Infinity"
 
 
 def encode_column(column: Sequence[float | None]) -> Sequence[float | str | None]:
-    """`encode_number` over a column; the same object where nothing has to change."""
-    # a sum is finite only if all its terms are; overflow of finite terms merely takes the slow path
+    """`encode_number` over a column; the same object if all numbers are finite."""
+    # a finite sum implies finite terms; an overflow of finite terms only takes the slow path
     total = sum(value for value in column if value is not None)
     if total - total == 0:
         return column
@@ -175,7 +174,7 @@ def encode_column(column: Sequence[float | None]) -> Sequence[float | str | None
 
 
 def plain(data: Any) -> Any:
-    """Nested plain data with numbers that are not finite replaced by their names."""
+    """Nested plain data with `encode_number` applied to its numbers."""
     if isinstance(data, float):
         return encode_number(data)
     if isinstance(data, dict):

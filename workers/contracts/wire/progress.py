@@ -68,7 +68,7 @@ def read_progress(folder: Path, *, now_ns: int) -> Progress | None:
 
 
 def read_pulse(folder: Path) -> Pulse:
-    """The pulse in `rank-N/`, an empty one if there is none yet."""
+    """The pulse in `rank-N/`, an empty one before the first."""
     try:
         data: dict[str, Any] = json.loads((folder / PULSE).read_bytes())
         arrivals = tuple(

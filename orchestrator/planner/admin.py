@@ -1,7 +1,4 @@
-"""Calibrations, own devices and saved plans in Django's admin.
-
-What is fitted or described is not edited there.
-"""
+"""Django admin of calibrations, own devices and saved plans: view and delete only."""
 
 # Django's admin classes cannot be subscripted at run time
 # mypy: disable-error-code="type-arg"
@@ -14,18 +11,22 @@ from django.http import HttpRequest
 from orchestrator.planner.models import Calibration, DeviceType, SavedPlan
 
 
-class KeptByServices(admin.ModelAdmin):
-    """Made and changed through pages and API, which check and fit; here one looks and deletes."""
+class ReadOnlyAdmin(admin.ModelAdmin):
+    """Rows that only services create and change, because these validate and fit."""
 
     def has_add_permission(self, request: HttpRequest) -> bool:
+        """Always false."""
         return False
 
     def has_change_permission(self, request: HttpRequest, obj: object = None) -> bool:
+        """Always false."""
         return False
 
 
 @admin.register(Calibration)
-class CalibrationAdmin(KeptByServices):
+class CalibrationAdmin(ReadOnlyAdmin):
+    """Calibrations."""
+
     list_display = ("name", "device", "framework", "rows", "default", "created_by", "fitted")
     list_select_related = ("created_by",)
     list_filter = ("device", "framework", "default")
@@ -34,14 +35,18 @@ class CalibrationAdmin(KeptByServices):
 
 
 @admin.register(DeviceType)
-class DeviceTypeAdmin(KeptByServices):
+class DeviceTypeAdmin(ReadOnlyAdmin):
+    """Own devices."""
+
     list_display = ("name", "owner", "created")
     list_select_related = ("owner",)
     search_fields = ("name",)
 
 
 @admin.register(SavedPlan)
-class SavedPlanAdmin(KeptByServices):
+class SavedPlanAdmin(ReadOnlyAdmin):
+    """Saved plans."""
+
     list_display = ("name", "owner", "created")
     list_select_related = ("owner",)
     search_fields = ("name",)

@@ -1,45 +1,30 @@
-"""The planner's doors: request lines in, answer lines out; a search in, ranked plans out.
+"""Public functions of the planner: `estimate`, `search`, `serving`, `export` and `parse_line`.
 
-Joins what the other files compute. Knows no formula, no Django, no files but those that a line may
-name.
+Does not depend on Django, formulas or storage, and reads only files that a request names.
 """
 
 from __future__ import annotations
 
-import difflib
 import math
 import time
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, cast
+from collections.abc import Iterable, Mapping
+from functools import partial
+from typing import TYPE_CHECKING, Any
 
-from orchestrator.planner.answers import answers, chosen_trees, explained, is_term, refused
+from orchestrator.planner import request_parsing
+from orchestrator.planner.answers import answer_requests, answer_table, refusal
+from orchestrator.planner.explain import ExplainOptions
 from orchestrator.planner.interchange import KINDS, Exported, Inexpressible
-from orchestrator.planner.interchange import export as write_export
-from orchestrator.planner.model.inputs import Request, table_of
+from orchestrator.planner.interchange import export as export_plan
 from orchestrator.planner.model.parameters import columns_for
-from orchestrator.planner.model.terms import TERMS, Table
-from orchestrator.planner.model.time.intervals import bounds, extrapolations
-from orchestrator.planner.requests import (
-    SCENE_KEYS,
-    Asked,
-    BadRequest,
-    Choices,
-    Scene,
-    read,
-    read_cluster,
-    read_scene,
-    read_shape,
-    unknown_keys,
-    without_comments,
-)
-
+from orchestrator.planner.model.time.intervals import extrapolations
+from orchestrator.planner.plan_request import BadRequest, ParsedLine, ParseOptions, Scenario
 from orchestrator.planner.search.advice import advise_search
-from orchestrator.planner.search.auto_plan import choose
+from orchestrator.planner.search.auto_plan import choose_plan
 from orchestrator.planner.search.axes import divisors
-from orchestrator.planner.search.plan_notes import of_plans, warnings
-from orchestrator.planner.search.rank_plans import Objective, SearchResult
-from orchestrator.planner.search.rank_plans import search as run_search
+from orchestrator.planner.search.plan_notes import notes_on_ranking
+from orchestrator.planner.search.rank_plans import SearchResult, rank_plans
+from orchestrator.planner.search.search_request import parse_search_request
 from orchestrator.planner.serving.answer import serving as answer_serving
 from workers.contracts.base import Problem, Refused, problem
 from workers.contracts.specs.cluster import ClusterSpec
@@ -48,378 +33,196 @@ from workers.contracts.specs.plan import ParallelPlan
 if TYPE_CHECKING:
     from orchestrator.planner.calibration.result import Calibration
 
-_CELLS = 2**21  # (S, n) cells a table at most: 16 MiB a column
-_MOST_TP = 64
-_SEARCH_KEYS = (*SCENE_KEYS, "fix", "objective", "top")
-_TOP, MOST_TOP = 20, 200
-_TOP_EXPLAINED, MOST_EXPLAINED = 3, 10  # all trees of one plan are 2 MB
-_MOST_NAMES = 24
+_MAX_SERVING_TP = 64
 
 
-@dataclass(frozen=True)
-class Trees:
-    """Which numbers to explain and how deep: all in place (no `names`), or some beside the answer,
-    `explained`.
-    """
-
-    names: tuple[str, ...] = ()
-    depth: int | None = None
-
-
-def trees(explain: Any, depth: Any = None) -> Trees | None:
-    """What `explain` (true, a number's name, or several) and `explain_depth` ask for.
-
-    Raises BadRequest.
-    """
-    if depth is not None and (type(depth) is not int or not 0 <= depth <= 100):
-        raise BadRequest(
-            [
-                problem(
-                    "explain_depth",
-                    f"{str(depth)[:40]} is not a number of levels from 0 to 100",
-                    "1",
-                )
-            ]
-        )
-    if explain is None or isinstance(explain, bool):
-        return Trees((), depth) if explain else None
-    names = [explain] if isinstance(explain, str) else explain
-    if not isinstance(names, Sequence) or not 1 <= len(names) <= _MOST_NAMES:
-        message = f"explain is true, the name of a number, or 1 to {_MOST_NAMES} names"
-        raise BadRequest([problem("explain", message, '"step_time_s"')])
-    for name in names:
-        if not isinstance(name, str) or not is_term(name):
-            near = difflib.get_close_matches(str(name), TERMS.terms, n=3, cutoff=0.5) or [
-                "step_time_s",
-                "total_bytes",
-            ]
-            raise BadRequest(
-                [
-                    problem(
-                        "explain",
-                        f"{str(name)[:60]!r} is no number of the planner",
-                        ", ".join(near),
-                    )
-                ]
-            )
-    return Trees(tuple(dict.fromkeys(names)), depth)
+def parse_line(
+    line: Any, options: ParseOptions | None = None, calibration: Calibration | None = None
+) -> ParsedLine:
+    """Parses one request line and resolves an "auto" plan. Does not raise for bad input."""
+    try:
+        choose = partial(choose_plan, calibration=calibration)
+        return request_parsing.parse_line(line, options, choose)
+    except RecursionError:
+        return ParsedLine(problems=[request_parsing.nesting_problem()])
 
 
 def estimate(
     lines: Iterable[Any],
     *,
     calibration: Calibration | None = None,
-    explain: Trees | None = None,
-    choices: Choices | None = None,
+    explain: ExplainOptions | None = None,
+    options: ParseOptions | None = None,
 ) -> list[dict[str, Any]]:
-    """An answer line for each request line, in their order (INTERFACES section 4). Never raises for
-    bad input.
+    """One answer line per request line, in their order. Does not raise for bad input.
 
-    A line is an object, or a Problem where it could not even be parsed. With `explain` numbers are
-    trees, or some have
-    theirs under `explained`.
+    A line is a JSON object, the Problem of a line that could not be read, or a ParsedLine.
     """
-    return of_asked(
-        [read_one(line, choices, calibration) for line in lines],
-        calibration=calibration,
-        explain=explain,
-    )
-
-
-def of_asked(
-    asked: Sequence[Asked], *, calibration: Calibration | None = None, explain: Trees | None = None
-) -> list[dict[str, Any]]:
-    """The same for lines that were read before."""
-    found: list[dict[str, Any]] = [refused(each.id, each.problems) for each in asked]
-    legal = {place: each.request for place, each in enumerate(asked) if each.request is not None}
-    for some in _batches(legal):
-        told = of_requests(
-            [legal[place] for place in some], calibration=calibration, explain=explain
-        )
-        for place, answer in zip(some, told, strict=True):
-            found[place] = {**answer, "id": asked[place].id}
-    return found
-
-
-def of_requests(
-    requests: Sequence[Request],
-    *,
-    calibration: Calibration | None = None,
-    explain: Trees | None = None,
-) -> list[dict[str, Any]]:
-    """The same for requests that are known to be legal; their ids are text."""
-    return (
-        of_table(table_with(requests, calibration), requests, calibration, explain=explain)
-        if requests
-        else []
-    )
-
-
-def of_table(
-    table: Table,
-    requests: Sequence[Request],
-    calibration: Calibration | None = None,
-    *,
-    explain: Trees | None = None,
-) -> list[dict[str, Any]]:
-    """The same from the plans' own table, which must hold every pipeline stage."""
-    low, high = bounds(table, requests, calibration)
-    told = answers(table, [each.id for each in requests], low, high)
-    far = extrapolations(table, requests, calibration)
-    notes = [
-        [*said, *filter(None, [more])]
-        for said, more in zip(of_plans(requests, table), far, strict=True)
+    parsed = [
+        line if isinstance(line, ParsedLine) else parse_line(line, options, calibration)
+        for line in lines
     ]
-    told = [{**answer, "notes": said} for answer, said in zip(told, notes, strict=True)]
-    if explain is None:
-        return told
-    if explain.names:
-        return [
-            {**answer, "explained": chosen_trees(table, row, answer, explain.names, explain.depth)}
-            for row, answer in enumerate(told)
-        ]
-    return [explained(table, row, answer, explain.depth) for row, answer in enumerate(told)]
-
-
-def table_with(requests: Sequence[Request], calibration: Calibration | None = None) -> Table:
-    """All terms of these plans, every pipeline stage shown."""
-    return table_of(requests, columns_for(requests, calibration))
-
-
-def read_one(
-    line: Any, choices: Choices | None = None, calibration: Calibration | None = None
-) -> Asked:
-    """One line; where its plan is "auto", the one that the planner chooses.
-
-    Never raises for bad input.
-    """
-    try:
-        return read(line, choices, lambda scene: choose(scene, calibration))
-    except RecursionError:
-        return Asked(
-            problems=[
-                problem("", "the line is nested beyond reason", "an object as in the documentation")
-            ]
-        )
+    legal = [line.request for line in parsed if line.request is not None]
+    answers = iter(answer_requests(legal, calibration, explain))
+    return [
+        refusal(line.id, line.problems)
+        if line.request is None
+        else {**next(answers), "id": line.id}
+        for line in parsed
+    ]
 
 
 def search(
     request: Any,
     *,
     calibration: Calibration | None = None,
-    explain: Trees | None = None,
-    choices: Choices | None = None,
+    explain: ExplainOptions | None = None,
+    options: ParseOptions | None = None,
     front: bool = False,
 ) -> dict[str, Any]:
-    """The search answer (INTERFACES section 4), its plans ranked, with `notes`, and `advice` where
-    nothing fits.
+    """Ranks all legal plans; adds `closest` and `advice` if no plan fits.
 
     `request` is `{model, cluster, workload {seq_len, global_batch_size, tokens?}, framework?, fix?,
-    objective?, top?}`.
-    `top` bounds the answer's plans; without it the Pareto front follows the ranked ones, as with
-    `front`.
-    Raises BadRequest with a sentence for each wrong field.
+    objective?, top?}`. `top` limits the plans of the answer; without it, or with `front`, the
+    Pareto front follows the ranked plans. Raises BadRequest with a problem for each wrong field.
     """
     started = time.perf_counter()
-    asked = _question(request, choices or Choices(), explain is not None)
-    scene = asked.scene
-    parameters = columns_for([scene.request(ParallelPlan())], calibration)
+    query = parse_search_request(request, options or ParseOptions(), explained=explain is not None)
+    scenario = query.scenario
     try:
-        found = run_search(
-            scene,
-            fix=asked.fix,
-            parameters=parameters,
-            objective=cast(Objective, asked.objective),
-            top=asked.top,
+        result = rank_plans(
+            scenario,
+            fix=query.fix,
+            parameters=columns_for([scenario.request(ParallelPlan())], calibration),
+            objective=query.objective,
+            top=query.top,
         )
     except Refused as error:
-        raise BadRequest(
-            [Problem(field=error.field, message=error.message, hint=error.hint)]
-        ) from None
-    most = asked.top if explain or (not front and request.get("top") is not None) else None
+        problems = [Problem(field=error.field, message=error.message, hint=error.hint)]
+        raise BadRequest(problems) from None
+    limit = query.top if explain or (query.top_given and not front) else None
     answer: dict[str, Any] = {
-        "enumerated": found.enumerated,
-        "legal": found.legal,
-        "fit": found.fit,
+        "enumerated": result.enumerated,
+        "legal": result.legal,
+        "fit": result.fit,
         "seconds": 0.0,
-        "plans": _ranked(scene, found, calibration, most=most, explain=explain),
-        "pareto": [place for place in found.pareto if most is None or place < most],
-        "rejected": found.rejected,
+        "plans": _ranked_answers(scenario, result, limit, calibration, explain),
+        "pareto": [index for index in result.pareto if limit is None or index < limit],
+        "rejected": result.rejected,
         "notes": [
-            *found.notes,
-            *warnings(found.requests[: asked.top], found.table),
-            *_of_best(found, calibration),
+            *result.notes,
+            *notes_on_ranking(result.requests[: query.top], result.table),
+            *_extrapolation_note(result, calibration),
         ],
-        "problems": [item.model_dump(by_alias=True) for item in found.problems],
+        "problems": [item.model_dump(by_alias=True) for item in result.problems],
     }
-    if found.closest is not None:
-        [nearest] = of_requests([found.closest], calibration=calibration)
-        answer["closest"] = {"plan": found.closest.plan.to_dict(), **nearest}
-        answer["advice"] = [each.to_dict() for each in advise_search(scene, asked.fix, calibration)]
+    if result.closest is not None:
+        [closest] = answer_requests([result.closest], calibration)
+        answer["closest"] = {"plan": result.closest.plan.to_dict(), **closest}
+        advice = advise_search(scenario, query.fix, calibration)
+        answer["advice"] = [change.to_dict() for change in advice]
     answer["seconds"] = round(time.perf_counter() - started, 6)
     return answer
 
 
-def _of_best(found: SearchResult, calibration: Calibration | None) -> list[str]:
-    """That the time of the best plan is extrapolated, where it is."""
-    if found.table is None or not found.requests:
-        return []
-    said = extrapolations(found.table.take(slice(0, 1)), found.requests[:1], calibration)
-    return [f"Number 1: {each[0].lower()}{each[1:]}" for each in said if each]
-
-
-@dataclass(frozen=True)
-class _Question:
-    scene: Scene
-    fix: dict[str, Any]
-    objective: str
-    top: int
-
-
-def _question(request: Any, choices: Choices, explain: bool) -> _Question:
+def serving(
+    request: Any, *, explain: bool = False, options: ParseOptions | None = None
+) -> dict[str, Any]:
+    """Memory, TTFT, TPOT, tokens/s and concurrency of serving a model. Raises BadRequest."""
+    options = options or ParseOptions()
     if not isinstance(request, Mapping):
-        raise BadRequest([problem("", "a search is a JSON object", '{"model": "llama3-8b", ...}')])
-    request = without_comments(request)
-    problems = unknown_keys(request, _SEARCH_KEYS)
-    scene, more = read_scene(request, choices)
+        message = "a serving request is a JSON object"
+        raise BadRequest([problem("", message, '{"model": "llama3-8b", ...}')])
+    request = request_parsing.strip_comments(request)
+    model, problems = request_parsing.parse_model(request.get("model"), files=options.files)
+    cluster, device, more = request_parsing.parse_cluster(request.get("cluster"), options.devices)
     problems += more
-    fix, objective = request.get("fix") or {}, request.get("objective") or "time"
-    usual, most = (_TOP_EXPLAINED, MOST_EXPLAINED) if explain else (_TOP, MOST_TOP)
-    top = usual if request.get("top") is None else request["top"]
-    if not isinstance(fix, Mapping):
-        problems.append(problem("fix", "fix is an object of a plan's fields", '{"tp": 8}'))
-    if type(top) is not int or not 1 <= top <= most:
-        which = "explained plans" if explain else "plans"
-        problems.append(
-            problem(
-                "top", f"{str(top)[:40]} is not a number of {which} from 1 to {most}", str(usual)
-            )
-        )
-    if not isinstance(objective, str):
-        problems.append(problem("objective", "an objective is a word", "time"))
-    if scene is None or problems:
+    if "device" in request:
+        problems += request_parsing.unknown_key_problems({"device": 0}, ("cluster.device",))
+    if model is None or cluster is None or problems:
         raise BadRequest(problems)
-    return _Question(scene, dict(fix), objective, top)
-
-
-def _ranked(
-    scene: Scene,
-    found: SearchResult,
-    calibration: Calibration | None,
-    *,
-    most: int | None,
-    explain: Trees | None,
-) -> list[dict[str, Any]]:
-    """The plans' answers, best first, at most so many."""
-    if found.table is None:
-        return []
-    requests = found.requests[:most]
-    table = found.table.take(slice(0, len(requests)))
-    told = of_table(table, requests, calibration, explain=explain)
-    plans = [
-        {"plan": used.plan.to_dict(), **answer} for used, answer in zip(requests, told, strict=True)
-    ]
-    for rank, (answer, used) in enumerate(zip(plans, requests, strict=True), 1):
-        answer["id"] = str(rank)
-        if used.cluster.devices != scene.cluster.devices:
-            answer["cluster"] = {**used.cluster.to_dict(), "device": used.entry.name}
-    return plans
+    values = {key: value for key, value in request.items() if key not in ("id", "source")}
+    values |= {"model": model, "cluster": cluster, "device": device}
+    if not {"tp", "pp", "replicas"} & values.keys():
+        values |= _smallest_serving_layout(values, cluster)
+    answer = answer_serving(values, explained=explain)
+    if not answer["ok"]:
+        raise BadRequest([Problem.model_validate(item) for item in answer["problems"]])
+    return {"id": request.get("id"), **answer}
 
 
 def export(
-    line: Any, kind: str, *, calibration: Calibration | None = None, choices: Choices | None = None
+    line: Any,
+    kind: str,
+    *,
+    calibration: Calibration | None = None,
+    options: ParseOptions | None = None,
 ) -> Exported:
-    """The plan of a request line as configuration of `kind` (torchtitan, megatron, deepspeed,
-    accelerate).
+    """The plan of a request line as a configuration of the engine `kind` (one of KINDS).
 
-    Raises BadRequest for a line that has problems and for what that engine cannot run.
+    Raises BadRequest for an invalid line and for a plan that the engine cannot run.
     """
-    asked = read_one(line, choices, calibration)
-    if asked.request is None:
-        raise BadRequest(asked.problems)
-    request, steps = asked.request, None
+    parsed = parse_line(line, options, calibration)
+    request = parsed.request
+    if request is None:
+        raise BadRequest(parsed.problems)
+    steps = None
     if request.tokens:
-        steps = max(
-            1, math.ceil(request.tokens / (request.plan.global_batch_size * request.seq_len))
-        )
-    cluster = request.cluster.model_copy(update={"device": request.entry.name})
+        step_tokens = request.plan.global_batch_size * request.seq_len
+        steps = max(1, math.ceil(request.tokens / step_tokens))
     try:
-        return write_export(
+        return export_plan(
             kind,
             model=request.model,
             plan=request.plan,
-            cluster=cluster,
+            cluster=request.cluster.model_copy(update={"device": request.entry.name}),
             seq_len=request.seq_len,
             steps=steps,
         )
     except Inexpressible as error:
-        message, _, next_ = str(error).rpartition("; ")
-        raise BadRequest(
-            [
-                problem(
-                    "engine" if kind not in KINDS else "plan",
-                    message or next_,
-                    next_ if message else "",
-                )
-            ]
-        ) from None
+        message, hint = request_parsing.split_hint(error)
+        field = "plan" if kind in KINDS else "engine"
+        raise BadRequest([problem(field, message, hint)]) from None
 
 
-def serving(
-    request: Any, *, explain: bool = False, choices: Choices | None = None
-) -> dict[str, Any]:
-    """What serving a model would reach: memory, TTFT, TPOT, tokens/s, concurrency.
-
-    Raises BadRequest.
-    """
-    if not isinstance(request, Mapping):
-        raise BadRequest(
-            [problem("", "a serving question is a JSON object", '{"model": "llama3-8b", ...}')]
-        )
-    request = without_comments(request)
-    model, problems = read_shape(request.get("model"), files=bool(choices and choices.files))
-    cluster, device, more = read_cluster(request.get("cluster"), choices.devices if choices else {})
-    problems += more + (
-        unknown_keys({"device": 0}, ("cluster.device",)) if "device" in request else []
-    )
-    if model is None or cluster is None or problems:
-        raise BadRequest(problems)
-    given = {key: value for key, value in request.items() if key not in ("id", "source")}
-    given |= {"model": model, "cluster": cluster, "device": device}
-    told = answer_serving({**given, **_spread(given, cluster)}, explained=explain)
-    if not told["ok"]:
-        raise BadRequest([_problem(each) for each in told["problems"]])
-    return {"id": request.get("id"), **told}
+def _ranked_answers(
+    scenario: Scenario,
+    result: SearchResult,
+    limit: int | None,
+    calibration: Calibration | None,
+    explain: ExplainOptions | None,
+) -> list[dict[str, Any]]:
+    """The answers of the first `limit` plans, best first; the id of each is its rank."""
+    if result.table is None:
+        return []
+    requests = result.requests[:limit]
+    table = result.table.take(slice(0, len(requests)))
+    answers = answer_table(table, requests, calibration, explain)
+    plans = []
+    for rank, (request, answer) in enumerate(zip(requests, answers, strict=True), 1):
+        plan = {"plan": request.plan.to_dict(), **answer, "id": str(rank)}
+        if request.cluster.devices != scenario.cluster.devices:
+            plan["cluster"] = {**request.cluster.to_dict(), "device": request.entry.name}
+        plans.append(plan)
+    return plans
 
 
-def _spread(given: Mapping[str, Any], cluster: ClusterSpec) -> dict[str, int]:
-    """Where nobody says how to lay the model out: the fewest devices of a node that hold it, copied
-    over the rest.
-    """
-    if any(name in given for name in ("tp", "pp", "replicas")):
-        return {}
+def _extrapolation_note(result: SearchResult, calibration: Calibration | None) -> list[str]:
+    """A note if the time of the best plan is extrapolated."""
+    if result.table is None or not result.requests:
+        return []
+    notes = extrapolations(result.table.take(slice(0, 1)), result.requests[:1], calibration)
+    return [f"Number 1: {note[0].lower()}{note[1:]}" for note in notes if note]
+
+
+def _smallest_serving_layout(values: Mapping[str, Any], cluster: ClusterSpec) -> dict[str, int]:
+    """The fewest devices of a node that hold the model, with replicas on the other devices."""
     best = {}
-    for tp in (each for each in divisors(cluster.devices_per_node) if each <= _MOST_TP):
+    for tp in (tp for tp in divisors(cluster.devices_per_node) if tp <= _MAX_SERVING_TP):
         layout = {"tp": tp, "replicas": cluster.devices // tp}
-        told = answer_serving({**given, **layout})
-        if told["ok"]:
+        answer = answer_serving({**values, **layout})
+        if answer["ok"]:
             best = layout
-            if told["fits"]:
+            if answer["fits"]:
                 break
     return best
-
-
-def _problem(told: Mapping[str, str]) -> Problem:
-    return Problem(field=told["field"], message=told["message"], hint=told.get("hint", ""))
-
-
-def _batches(legal: Mapping[int, Request]) -> Iterable[list[int]]:
-    """Places in groups of like pipeline depth, so that a deep pipeline does not widen everybody's
-    table.
-    """
-    groups: dict[int, list[int]] = {}
-    for place, request in legal.items():
-        groups.setdefault((request.plan.pp - 1).bit_length(), []).append(place)
-    for deep, some in groups.items():
-        most = max(1, _CELLS >> deep)
-        yield from (some[start : start + most] for start in range(0, len(some), most))

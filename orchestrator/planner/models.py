@@ -1,6 +1,6 @@
-"""What the planner remembers: calibrations, people's own devices, saved plans.
+"""Tables of the planner: calibrations, own devices, saved plans.
 
-Knows no formula and no run.
+Does not depend on formulas or runs.
 """
 
 from __future__ import annotations
@@ -11,20 +11,17 @@ from django.utils import timezone
 
 
 class Calibration(models.Model):
-    """Parameters fitted to measured runs.
-
-    The default one of a device kind is what predictions of runs rest on.
-    """
+    """Parameters fitted to measured runs; runs are predicted with their device's default one."""
 
     name = models.CharField(max_length=120, unique=True)
     device = models.CharField(max_length=120)  # catalogue name of most of its measurements
     framework = models.CharField(max_length=40)  # likewise
     document = models.JSONField()  # as `manage.py calibrate` writes it
-    # the lines it was fitted to, to fit anew with more
+    # the lines it was fitted to, for a new fit with more lines
     measurements = models.JSONField(default=list)
     rows = models.PositiveIntegerField()
     default = models.BooleanField(default=False)
-    version = models.PositiveIntegerField(default=1)  # the ETag; every fit and edit raises it
+    version = models.PositiveIntegerField(default=1)  # the ETag; every fit and edit increments it
     created_by = models.ForeignKey(
         settings.AUTH_USER_MODEL, on_delete=models.PROTECT, related_name="calibrations"
     )
@@ -32,6 +29,8 @@ class Calibration(models.Model):
     fitted = models.DateTimeField(default=timezone.now)
 
     class Meta:
+        """Constraints."""
+
         constraints = [
             models.UniqueConstraint(
                 fields=["device"], condition=models.Q(default=True), name="calibration_default_once"
@@ -43,7 +42,7 @@ class Calibration(models.Model):
 
 
 class DeviceType(models.Model):
-    """A device that the catalogue lacks, as its owner describes it; team mates may plan with it."""
+    """A device that is not in the catalogue; the owner's team may plan with it."""
 
     owner = models.ForeignKey(
         settings.AUTH_USER_MODEL, on_delete=models.CASCADE, related_name="device_types"
@@ -53,6 +52,8 @@ class DeviceType(models.Model):
     created = models.DateTimeField(default=timezone.now)
 
     class Meta:
+        """Constraints."""
+
         constraints = [models.UniqueConstraint(fields=["owner", "name"], name="device_type_name")]
 
     def __str__(self) -> str:
@@ -60,7 +61,7 @@ class DeviceType(models.Model):
 
 
 class SavedPlan(models.Model):
-    """A planner line that somebody wants to find again."""
+    """A saved request line."""
 
     owner = models.ForeignKey(
         settings.AUTH_USER_MODEL, on_delete=models.CASCADE, related_name="saved_plans"

@@ -1,6 +1,6 @@
 """Files that the planner's commands read and write: request lines, measurements, calibrations.
 
-Knows no formula.
+Does not depend on Django or formulas.
 """
 
 from __future__ import annotations
@@ -11,60 +11,55 @@ from pathlib import Path
 from typing import Any
 
 from orchestrator.planner.calibration.result import Calibration
-from orchestrator.planner.requests import parse
+from orchestrator.planner.request_parsing import parse_json_line
 from workers.contracts.base import problem
 
 
-class Unusable(ValueError):
-    """A file or an argument that a command cannot work with: which, why, what to do next."""
+class UnusableInput(ValueError):
+    """A file or an argument that a command cannot use; says which, why, and what to do."""
 
 
-def lines_of(path: str) -> list[Any]:
-    """Each line's JSON, or a Problem where it is none; empty lines are left out.
+def read_json_lines(path: str) -> list[Any]:
+    """The JSON value of each line, or a Problem for an invalid line; skips empty lines.
 
-    `-` is standard input.
+    `-` is standard input. Raises UnusableInput.
     """
     try:
         data = sys.stdin.buffer.read() if path == "-" else Path(path).read_bytes()
     except OSError as error:
-        raise Unusable(
+        raise UnusableInput(
             f"{path} cannot be read ({error.strerror}); give the path of a file of JSON lines"
         ) from None
-    found = []
+    values = []
     for line in data.removeprefix(b"\xef\xbb\xbf").split(b"\n"):
         if not line.strip():
             continue
         try:
-            found.append(parse(line.decode("utf-8")))
+            values.append(parse_json_line(line.decode("utf-8")))
         except UnicodeDecodeError as error:
-            found.append(
-                problem("", f"the line is not UTF-8 text ({error.reason})", "JSON in UTF-8")
-            )
-    return found
+            message = f"the line is not UTF-8 text ({error.reason})"
+            values.append(problem("", message, "JSON in UTF-8"))
+    return values
 
 
-def calibration_of(path: str) -> Calibration:
-    """A calibration as `manage.py calibrate` wrote it."""
+def read_calibration(path: str) -> Calibration:
+    """A calibration as written by `manage.py calibrate`. Raises UnusableInput."""
     try:
-        document = json.loads(Path(path).read_bytes())
+        return Calibration.from_dict(json.loads(Path(path).read_bytes()))
     except OSError as error:
-        raise Unusable(
-            f"{path} cannot be read ({error.strerror}); `manage.py calibrate` writes one"
-        ) from None
-    except (ValueError, RecursionError):
-        raise Unusable(f"{path} is not JSON; `manage.py calibrate` writes a calibration") from None
-    try:
-        return Calibration.from_dict(document)
+        reason = f"cannot be read ({error.strerror})"
+    except (json.JSONDecodeError, UnicodeDecodeError, RecursionError):
+        reason = "is not JSON"
     except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise Unusable(
-            f"{path} is not a calibration ({error}); `manage.py calibrate` writes one"
-        ) from None
+        reason = f"is not a calibration ({error})"
+    raise UnusableInput(f"{path} {reason}; `manage.py calibrate` writes one")
 
 
-def write(path: str, text: str) -> None:
+def write_text(path: str, text: str) -> None:
+    """Writes a text file. Raises UnusableInput."""
     try:
         Path(path).write_text(text, encoding="utf-8")
     except OSError as error:
-        raise Unusable(
-            f"{path} cannot be written ({error.strerror}); name a file in a folder that exists"
+        raise UnusableInput(
+            f"{path} cannot be written ({error.strerror}); name a file in an existing folder"
         ) from None

@@ -105,7 +105,9 @@ def parse_line(
         problems += plan_problems(plan, model=None)
     if problems or plan is None or scenario is None:
         return ParsedLine(id_, None, problems, measured, illegal=readable)
-    return ParsedLine(id_, scenario.request(plan, str(id_ if id_ is not None else "")), [], measured)
+    return ParsedLine(
+        id_, scenario.request(plan, str(id_ if id_ is not None else "")), [], measured
+    )
 
 
 def nest_flat_fields(request: Mapping[str, Any]) -> dict[str, Any]:
@@ -209,7 +211,8 @@ def parse_cluster(
 
     A device is a catalogue name, a name in `devices`, or an entry written out as an object.
     """
-    device, problems = None, []
+    device: Device | None = None
+    problems: list[Problem] = []
     if isinstance(value, Mapping):
         device, problems = _parse_own_device(value.get("device"), devices)
         if problems:

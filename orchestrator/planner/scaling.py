@@ -1,7 +1,6 @@
-"""Scaling laws: how many FLOPs, days, dollars and kilowatt-hours a training takes, and what a
-budget can train.
+"""Scaling laws: FLOPs, days, cost and energy of a training run, and what a budget can train.
 
-A registry of its own. Rules of thumb, stated as such; the plan of a real cluster is the search's.
+Has its own term registry. These are rules of thumb; use the search for a real cluster.
 """
 
 from __future__ import annotations
@@ -31,7 +30,7 @@ given("W", "device catalogue", "power_w")
 given("days", "request", "budget_days")
 
 
-@term("FLOP", "k · N · D, k = 6, or 8 where all is recomputed", KAPLAN)
+@term("FLOP", "k · N · D, k = 6, or 8 with full recomputation", KAPLAN)
 def total_flops(flops_per_parameter_token: Any, parameters: Any, tokens: Any) -> Any:
     return flops_per_parameter_token * parameters * tokens
 
@@ -105,13 +104,11 @@ def scaling(
     power_w: float = 0.0,
     explained: bool = False,
 ) -> dict[str, Any]:
-    """Forward from `parameters` (tokens default to the optimal number), or back from `budget_days`.
+    """From `parameters` (tokens default to the optimum) to cost, or from `budget_days` to a model.
 
-    Returns `{ok, problems, …}`: forward `total_flops, days, device_hours, usd, energy_kwh,
-    petaflop_days,
-    optimal_tokens, expected_loss`; back `budget_flops, budget_parameters, budget_tokens`. With
-    `explained` each
-    number is a tree.
+    Returns `{ok, problems, …}` with `total_flops, days, device_hours, usd, energy_kwh,
+    petaflop_days, optimal_tokens, expected_loss` for parameters, and `budget_flops,
+    budget_parameters, budget_tokens` for a budget. With `explained` each number is a tree.
     """
     columns: dict[str, Any] = {
         "devices": devices,
@@ -140,26 +137,26 @@ def scaling(
     problems = _problems(columns)
     if not names:
         problems.append(
-            problem("parameters", "neither parameters nor budget_days is given", "parameters 7e9")
+            problem("parameters", "parameters and budget_days are both missing", "parameters 7e9")
         )
     if problems:
-        return {"ok": False, "problems": [each.to_dict() for each in problems]}
+        return {"ok": False, "problems": [item.to_dict() for item in problems]}
     table = Table({name: float(value) for name, value in columns.items()}, 1, SCALING)
-    found: dict[str, Any] = {name: float(table[name]) for name in names}
+    numbers: dict[str, Any] = {name: float(table[name]) for name in names}
     if explained:
-        found = {name: explain(table, name).to_dict() for name in names}
-    given_now = (
+        numbers = {name: explain(table, name).to_dict() for name in names}
+    inputs = (
         {"parameters": parameters, "tokens": columns.get("tokens")}
         if parameters is not None
         else {}
     )
-    return {"ok": True, "problems": [], **given_now, **found}
+    return {"ok": True, "problems": [], **inputs, **numbers}
 
 
 def _problems(columns: Mapping[str, Any]) -> list[Problem]:
-    free = ("usd_per_hour", "power_w")
+    may_be_zero = ("usd_per_hour", "power_w")
     return [
         problem(name, f"{name} is {value:g}, it must be a number above 0", "1")
         for name, value in columns.items()
-        if not math.isfinite(value) or (value < 0 if name in free else value <= 0)
+        if not math.isfinite(value) or (value < 0 if name in may_be_zero else value <= 0)
     ]

@@ -1,7 +1,6 @@
-"""The planner's doors for people who are logged in: their own devices and the stored calibrations
-come along.
+"""The planner's functions for a logged-in user, with their own devices and stored calibrations.
 
-Reads the database, writes nothing; what is computed, `ask` computes.
+Reads the database and writes nothing; `api` does the computation.
 """
 
 from __future__ import annotations
@@ -12,11 +11,13 @@ from typing import Any
 from orchestrator.accounts.models import User
 from orchestrator.planner import api
 from orchestrator.planner.calibration.result import Calibration
-from orchestrator.planner.requests import Asked, BadRequest, Choices
+from orchestrator.planner.explain import parse_explain_options
+from orchestrator.planner.plan_request import BadRequest, ParsedLine, ParseOptions
+from orchestrator.planner.search.search_request import MAX_EXPLAINED
 from orchestrator.planner.store import selectors
 from workers.contracts.base import problem
 
-NONE = "none"
+_NO_CALIBRATION = "none"
 
 
 def estimate(
@@ -28,35 +29,32 @@ def estimate(
     explain_depth: int | None = None,
     strict: bool = False,
 ) -> list[dict[str, Any]]:
-    """Answer lines in the order of the lines, each with the name of the `calibration` it rests on,
-    or None.
+    """One answer per line, in their order, each with the name of its `calibration` or None.
 
-    `calibration` is a stored one's number or name, "none", or None: each device kind's default one.
-    With `strict` a
-    line that cannot even be read raises BadRequest; illegal plans are answered in any case. So do
-    too many lines at
-    once to `explain`, which is true, or names numbers.
+    `calibration` is a stored one's number or name, "none", or None for each device's default.
+    `explain` is true or names numbers. Raises BadRequest if there are too many lines to explain,
+    and with `strict` for a line that cannot be read; illegal plans are answered in any case.
     """
-    wanted = api.trees(explain, explain_depth)
-    if wanted and len(lines) > api.MOST_EXPLAINED:
+    explain_options = parse_explain_options(explain, explain_depth)
+    if explain_options and len(lines) > MAX_EXPLAINED:
         message = (
-            f"{len(lines)} lines are too many to explain at once, at most {api.MOST_EXPLAINED} are"
+            f"{len(lines)} lines are too many to explain at once, the limit is {MAX_EXPLAINED}"
         )
         raise BadRequest([problem("explain", message, "fewer lines, or no explain")])
-    choices = choices_of(user)
-    found: list[dict[str, Any]] = [{}] * len(lines)
+    options = parse_options_for(user)
+    answers: list[dict[str, Any]] = [{}] * len(lines)
     groups: dict[str, list[int]] = {}
-    for place, line in enumerate(lines):
-        groups.setdefault(_device(line), []).append(place)
-    for device, places in groups.items():
-        name, used = calibration_for(user=user, device=device, named=calibration)
-        asked = [api.read_one(lines[place], choices, used) for place in places]
+    for index, line in enumerate(lines):
+        groups.setdefault(_device_name(line), []).append(index)
+    for device, indices in groups.items():
+        name, fitted = calibration_for(user=user, device=device, named=calibration)
+        parsed = [api.parse_line(lines[index], options, fitted) for index in indices]
         if strict:
-            _readable(asked)
-        told = api.of_asked(asked, calibration=used, explain=wanted)
-        for place, answer in zip(places, told, strict=True):
-            found[place] = {**answer, "calibration": name}
-    return found
+            _require_readable(parsed)
+        group_answers = api.estimate(parsed, calibration=fitted, explain=explain_options)
+        for index, answer in zip(indices, group_answers, strict=True):
+            answers[index] = {**answer, "calibration": name}
+    return answers
 
 
 def search(
@@ -67,11 +65,15 @@ def search(
     explain: Any = False,
     explain_depth: int | None = None,
 ) -> dict[str, Any]:
-    """The search answer with the name of the `calibration` it rests on. Raises BadRequest."""
-    name, used = calibration_for(user=user, device=_device(request), named=calibration)
-    wanted = api.trees(explain, explain_depth)
-    told = api.search(request, calibration=used, explain=wanted, choices=choices_of(user))
-    return {**told, "calibration": name}
+    """The search answer with the name of its `calibration`. Raises BadRequest."""
+    name, fitted = calibration_for(user=user, device=_device_name(request), named=calibration)
+    answer = api.search(
+        request,
+        calibration=fitted,
+        explain=parse_explain_options(explain, explain_depth),
+        options=parse_options_for(user),
+    )
+    return {**answer, "calibration": name}
 
 
 def export(*, user: User, line: Mapping[str, Any], engine: str) -> dict[str, Any]:
@@ -79,34 +81,35 @@ def export(*, user: User, line: Mapping[str, Any], engine: str) -> dict[str, Any
 
     Raises BadRequest.
     """
-    made = api.export(line, engine, choices=choices_of(user))
+    exported = api.export(line, engine, options=parse_options_for(user))
     return {
         "engine": engine,
-        "filename": made.filename,
-        "text": made.text,
-        "notes": list(made.notes),
+        "filename": exported.filename,
+        "text": exported.text,
+        "notes": list(exported.notes),
     }
 
 
 def serving(*, user: User, request: Mapping[str, Any]) -> dict[str, Any]:
-    """What serving a model would reach. Raises BadRequest."""
+    """Predicted memory, latency and throughput of serving a model. Raises BadRequest."""
     explain = bool(request.get("explain"))
-    given = {key: value for key, value in request.items() if key != "explain"}
-    return api.serving(given, explain=explain, choices=choices_of(user))
+    values = {key: value for key, value in request.items() if key != "explain"}
+    return api.serving(values, explain=explain, options=parse_options_for(user))
 
 
-def choices_of(user: User) -> Choices:
-    return Choices(selectors.own_devices(user=user))
+def parse_options_for(user: User) -> ParseOptions:
+    """Options that let request lines name the user's own devices."""
+    return ParseOptions(selectors.own_devices(user=user))
 
 
 def calibration_for(
     *, user: User, device: str, named: int | str | None = None
 ) -> tuple[str | None, Calibration | None]:
-    """`(its name, the calibration)` for a kind of device; the default one unless one is named.
+    """`(name, calibration)` for a device: the named one, else the device's default.
 
-    Raises 404.
+    Raises 404 for an unknown name.
     """
-    if named == NONE:
+    if named == _NO_CALIBRATION:
         return None, None
     if named is None or named == "":
         row = selectors.calibration_default(device=device)
@@ -115,7 +118,7 @@ def calibration_for(
     return (row.name, Calibration.from_dict(row.document)) if row is not None else (None, None)
 
 
-def _device(line: Any) -> str:
+def _device_name(line: Any) -> str:
     cluster = line.get("cluster") if isinstance(line, Mapping) else None
     device = cluster.get("device") if isinstance(cluster, Mapping) else None
     if isinstance(device, Mapping):
@@ -123,9 +126,9 @@ def _device(line: Any) -> str:
     return device if isinstance(device, str) else "cpu"
 
 
-def _readable(asked: Sequence[Asked]) -> None:
-    for each in asked:
-        if each.request is None and not each.illegal:
+def _require_readable(lines: Sequence[ParsedLine]) -> None:
+    for line in lines:
+        if line.request is None and not line.illegal:
             raise BadRequest(
-                each.problems or [problem("", "there is nothing to estimate", "a request line")]
+                line.problems or [problem("", "the request is empty", "a request line")]
             )

@@ -46,16 +46,17 @@ def main() -> None:
 def measure(told: str, request: dict[str, Any], *, figure: bool) -> None:
     from orchestrator.planner import api
     from orchestrator.planner.model.parameters import columns_for
-    from orchestrator.planner.requests import Choices, read_scene
-    from orchestrator.planner.search.rank_plans import search
+    from orchestrator.planner.plan_request import ParseOptions
+    from orchestrator.planner.request_parsing import parse_scenario
+    from orchestrator.planner.search.rank_plans import rank_plans
     from workers.contracts.specs.plan import ParallelPlan
 
-    scene, problems = read_scene(request, Choices())
-    assert scene is not None and not problems
-    parameters = columns_for([scene.request(ParallelPlan())])
+    scenario, problems = parse_scenario(request, ParseOptions())
+    assert scenario is not None and not problems
+    parameters = columns_for([scenario.request(ParallelPlan())])
     rates, answers, size = [], [], 0
     for _ in range(ROUNDS):
-        found = search(scene, parameters=parameters)
+        found = rank_plans(scenario, parameters=parameters)
         rates.append(found.enumerated / found.seconds)
         started = time.perf_counter()
         text = json.dumps(api.search(request))

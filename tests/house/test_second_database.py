@@ -15,11 +15,11 @@ from tests.bench.stack import postgresql, postgresql_programs
 ROOT = Path(__file__).resolve().parents[2]
 # what touches the database; browsers and engines are the same on both
 TESTS = ["tests/orchestrator", "tests/webui"]
-# the planner computes without a database but for its storage, which has test_services.py
+# the planner needs a database only for its store
 LEFT_OUT = [
     f"--ignore=tests/orchestrator/planner/{path.name}"
     for path in sorted((Path(__file__).resolve().parents[1] / "orchestrator" / "planner").iterdir())
-    if path.name not in ("__init__.py", "test_services.py")
+    if path.name not in ("__init__.py", "conftest.py", "store")
 ]
 # pages of the planner, forms and charts compute; a long run's page asks what the lists and REST ask
 PURE = [

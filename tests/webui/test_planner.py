@@ -350,7 +350,7 @@ def test_what_is_known_of_a_plan_stands_beside_it(client: Client) -> None:
     them.
     """
     page = get(client, offload="optimizer", zero="2", dp="8")
-    assert "if the host holds" in sentence(page) and "nobody told" in text_of(page)
+    assert "if the host holds" in sentence(page) and "size is unknown" in text_of(page)
     page = get(client, offload="optimizer", zero="2", dp="8", host="1")
     assert "does not fit: it offloads" in sentence(
         page

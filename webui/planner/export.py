@@ -11,7 +11,7 @@ from django.views.decorators.http import require_GET
 
 from orchestrator.common.errors import Refusal
 from orchestrator.planner import user_api
-from orchestrator.planner.requests import BadRequest
+from orchestrator.planner.plan_request import BadRequest
 from webui.planner import phrases
 from webui.planner.form import placed, question
 from webui.views.access import PageRequest, page

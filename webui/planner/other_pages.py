@@ -14,10 +14,10 @@ from django.shortcuts import render
 from django.views.decorators.http import require_GET
 
 from orchestrator.planner import user_api
-from orchestrator.planner.examples import EXAMPLES, Example
-from orchestrator.planner.requests import BadRequest
+from orchestrator.planner.plan_request import BadRequest
 from orchestrator.planner.scaling import scaling as scaled
 from orchestrator.planner.store import selectors
+from orchestrator.planner.textbook_examples import EXAMPLES, Example
 from webui.planner import phrases
 from webui.planner.charts.curve import curve
 from webui.planner.form import read
@@ -191,7 +191,7 @@ def examples(request: PageRequest) -> HttpResponse:
 
 
 def _example(example: Example) -> dict[str, Any]:
-    worked = example.work()
+    worked = example.compute()
     address = {"planner": "planner", "scaling": "planner-scaling", "serving": "planner-serving"}[
         example.page
     ]

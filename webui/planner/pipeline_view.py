@@ -12,6 +12,7 @@ from typing import Any, Final
 import numpy as np
 
 from orchestrator.planner import api
+from orchestrator.planner.answers import build_table
 from orchestrator.planner.model.terms import Table
 from orchestrator.planner.schedules.orders import device_of_stage
 from orchestrator.planner.schedules.simulate import simulate
@@ -61,11 +62,11 @@ def timeline_of_run(run: Any, *, whole: bool) -> dict[str, Any] | None:
         "workload": {"seq_len": spec.train.seq_len},
         "framework": predicted["framework"],
     }
-    asked = api.read_one(line)
+    asked = api.parse_line(line)
     if asked.request is None:
         return None
     return timeline_of(
-        api.table_with([asked.request]), plan, most=_MOST_WHOLE if whole else _MOST_BLOCKS
+        build_table([asked.request]), plan, most=_MOST_WHOLE if whole else _MOST_BLOCKS
     )
 
 

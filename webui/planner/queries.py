@@ -13,8 +13,9 @@ from functools import lru_cache
 from typing import Any, Final
 
 from orchestrator.planner import api, user_api
+from orchestrator.planner.answers import build_table
 from orchestrator.planner.calibration.result import Calibration
-from orchestrator.planner.requests import BadRequest, Choices
+from orchestrator.planner.plan_request import BadRequest, ParseOptions
 from webui.planner.form import Question
 from workers.contracts.catalog.devices import DEVICES, Device
 
@@ -76,17 +77,19 @@ class Asker:
 
     def table(self, plan: Mapping[str, Any]) -> Any:
         """All terms of one plan, for the trees under its numbers; None where it is not legal."""
-        asked = api.read_one(self.question.line(plan), Choices(_devices(self.devices)), None)
+        asked = api.parse_line(self.question.line(plan), ParseOptions(_devices(self.devices)), None)
         return (
             None
             if asked.request is None
-            else api.table_with([asked.request], _calibration(self.calibration))
+            else build_table([asked.request], _calibration(self.calibration))
         )
 
 
 def asker(question: Question, user: Any, *, quick: bool = False) -> Asker:
     name, calibration = user_api.calibration_for(user=user, device=question.values["device"])
-    own = {key: device.to_dict() for key, device in user_api.choices_of(user).devices.items()}
+    own = {
+        key: device.to_dict() for key, device in user_api.parse_options_for(user).devices.items()
+    }
     document = json.dumps(calibration.to_dict(), sort_keys=True) if calibration else ""
     return Asker(question, json.dumps(own, sort_keys=True), document, name or "", quick)
 
@@ -97,7 +100,7 @@ def _searched(text: str, devices: str, calibration: str) -> dict[str, Any]:
         return api.search(
             json.loads(text),
             calibration=_calibration(calibration),
-            choices=Choices(_devices(devices)),
+            options=ParseOptions(_devices(devices)),
             front=True,
         )
     except BadRequest as refused:
@@ -109,7 +112,7 @@ def _estimated(text: str, devices: str, calibration: str) -> dict[str, Any]:
     return api.estimate(
         [json.loads(text)],
         calibration=_calibration(calibration),
-        choices=Choices(_devices(devices)),
+        options=ParseOptions(_devices(devices)),
     )[0]
 
 

@@ -17,7 +17,7 @@ from orchestrator.planner.accuracy import measures
 from orchestrator.planner.accuracy.predictions import memory, predict_held_out, predict_times, timed
 from orchestrator.planner.accuracy.splits import Split, leave_one_out, random_splits
 from orchestrator.planner.calibration.fit import fit
-from orchestrator.planner.calibration.measurements import Pair, read_lines
+from orchestrator.planner.calibration.measurements import Pair, read_measurements
 
 SEEDS = tuple(range(8))
 FILES = ("vtrain", "mosaic", "b200", "bloom", "korthikanti", "megatron2021")
@@ -56,7 +56,7 @@ class Row:
 def read_file(path: Path) -> list[Pair]:
     """The usable runs of one measurement file."""
     with path.open(encoding="utf-8") as lines:
-        return read_lines(json.loads(line) for line in lines if line.strip()).pairs
+        return read_measurements(json.loads(line) for line in lines if line.strip()).pairs
 
 
 def rows(directory: Path, seeds: Sequence[int] = SEEDS) -> Iterator[Row]:
@@ -227,7 +227,7 @@ def _memory(runs: dict[str, list[Pair]], seeds: Sequence[int]) -> Iterator[Row]:
         yield Row(
             'false "fits"',
             "b200, bloom, no calibration",
-            found.ran_out,
+            found.out_of_memory,
             found.false_fits,
             0,
             "runs",

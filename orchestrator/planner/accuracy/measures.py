@@ -57,17 +57,17 @@ class Verdicts:
     """
 
     ran: int
-    ran_out: int
+    out_of_memory: int
     false_fits: int
     false_refusals: int
 
 
-def verdicts(fits: NDArray[np.bool_], ran_out: NDArray[np.bool_]) -> Verdicts:
+def verdicts(fits: NDArray[np.bool_], out_of_memory: NDArray[np.bool_]) -> Verdicts:
     return Verdicts(
-        int((~ran_out).sum()),
-        int(ran_out.sum()),
-        int((fits & ran_out).sum()),
-        int((~fits & ~ran_out).sum()),
+        int((~out_of_memory).sum()),
+        int(out_of_memory.sum()),
+        int((fits & out_of_memory).sum()),
+        int((~fits & ~out_of_memory).sum()),
     )
 
 

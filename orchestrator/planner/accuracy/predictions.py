@@ -12,7 +12,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from orchestrator.planner.calibration.fit import fit
-from orchestrator.planner.calibration.measurements import Pair, peaks, ran_out, step_times, usable
+from orchestrator.planner.calibration.measurements import (
+    Pair,
+    measured_numbers,
+    out_of_memory,
+    peaks,
+    step_times,
+)
 from orchestrator.planner.calibration.result import Calibration
 from orchestrator.planner.model.inputs import table_of
 from orchestrator.planner.model.parameters import columns_for
@@ -44,7 +50,7 @@ def timed(pairs: Sequence[Pair]) -> list[Pair]:
             },
         )
         for request, measured in pairs
-        if usable(measured).keys() - {"peak_bytes"}
+        if measured_numbers(measured).keys() - {"peak_bytes"}
     ]
 
 
@@ -75,4 +81,8 @@ def memory(
     memory.
     """
     requests = [request for request, _ in pairs]
-    return table_of(requests, columns_for(requests, calibration)), peaks(pairs), ran_out(pairs)
+    return (
+        table_of(requests, columns_for(requests, calibration)),
+        peaks(pairs),
+        out_of_memory(pairs),
+    )

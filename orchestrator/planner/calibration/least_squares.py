@@ -1,7 +1,6 @@
-"""Bounded, robust least squares with a prior: Levenberg-Marquardt on a few parameters, their
-covariance with them.
+"""Bounded, robust least squares with a prior: Levenberg-Marquardt on a few parameters.
 
-Knows arrays only, nothing of models or devices.
+Does not depend on models or devices.
 """
 
 from __future__ import annotations
@@ -14,15 +13,17 @@ from numpy.typing import NDArray
 
 Floats = NDArray[np.float64]
 
-# of the t distribution that residuals are taken for: an outlier of 10 spreads weighs 1/20
+# degrees of freedom of the t distribution of residuals: an outlier of 10 spreads weighs 1/20
 FREEDOM = 4.0
 
 
 @dataclass(frozen=True)
 class Solution:
-    """Parameters `x` (k,), residuals (n,) and their robust `spread`, the covariance (k, k), each
-    row's `variance` from
-    it, and its `leverage`: how much of its own residual the fit has taken away, 0 to 1."""
+    """Parameters `x` (k,), residuals (n,), their robust `spread`, the covariance (k, k).
+
+    Per row (n,): the `variance` from the covariance, and the `leverage`, the share of its own
+    residual that the fit removed, 0 to 1.
+    """
 
     x: Floats
     residuals: Floats
@@ -49,11 +50,9 @@ def solve(
     """Minimises sum rho(r(x) / s) + sum ((x - start) / sigma)^2 within bounds.
 
     rho is Student's t with 4 degrees of freedom, as iterated weights 5 / (4 + (r/s)^2): an outlier
-    of 10 s weighs 1/20.
-    s is estimated as it goes, from `spread` down or up, never below `floor`. `usual` counts as the
-    spread that
-    `usual_rows` rows had before: one run, however exactly it can be met, does not tell what all
-    others do.
+    of 10 s weighs 1/20. s is estimated during the iteration, starting at `spread`, never below
+    `floor`. `usual` is a prior for s with the weight of `usual_rows` rows, because one run, however
+    well fitted, does not determine the spread.
     """
 
     def spread_of(r: Floats) -> float:
@@ -65,7 +64,7 @@ def solve(
     x, damping = start.copy(), 1e-2
     r = residuals(x)
     jacobian = _jacobian(residuals, x, r, step, low, high)
-    for turn in range(rounds):
+    for iteration in range(rounds):
         weights = (FREEDOM + 1) / (FREEDOM + (r / spread) ** 2) / spread**2
         gradient = jacobian.T @ (weights * r) + (x - start) / sigma**2
         normal = (jacobian.T * weights) @ jacobian + np.diag(1 / sigma**2)
@@ -74,21 +73,21 @@ def solve(
         for _ in range(8):
             free = ~(((x <= low) & (gradient > 0)) | ((x >= high) & (gradient < 0)))
             move = np.zeros_like(x)
-            kept = np.ix_(free, free)
+            block = np.ix_(free, free)
             move[free] = -np.linalg.solve(
-                normal[kept] + damping * np.diag(np.diag(normal)[free]), gradient[free]
+                normal[block] + damping * np.diag(np.diag(normal)[free]), gradient[free]
             )
-            tried = np.clip(x + np.clip(move, -1.0, 1.0), low, high)
-            found = residuals(tried)
-            if np.all(np.isfinite(found)) and _cost(found, tried, start, sigma, spread) < cost:
+            candidate = np.clip(x + np.clip(move, -1.0, 1.0), low, high)
+            new_r = residuals(candidate)
+            if np.all(np.isfinite(new_r)) and _cost(new_r, candidate, start, sigma, spread) < cost:
                 better = True
                 break
             damping *= 4
         if not better:
             break
-        shift = float(np.abs(tried - x).max())
-        x, r, damping = tried, found, max(damping / 5, 1e-9)
-        if turn % 2:
+        shift = float(np.abs(candidate - x).max())
+        x, r, damping = candidate, new_r, max(damping / 5, 1e-9)
+        if iteration % 2:
             spread = spread_of(r)
         jacobian = _jacobian(residuals, x, r, step, low, high)
         if shift < 1e-4:
@@ -110,9 +109,7 @@ def _cost(r: Floats, x: Floats, start: Floats, sigma: Floats, spread: float) -> 
 
 
 def _spread(r: Floats, parameters: int) -> float:
-    """Robust: median of absolute residuals over what a normal distribution has, more where few rows
-    carry many.
-    """
+    """Robust spread: scaled median absolute residual, corrected for parameters per row."""
     n = r.size
     return (
         float(1.4826 * np.median(np.abs(r)) * np.sqrt(n / max(n - 0.5 * min(parameters, n), 1)))
@@ -130,9 +127,9 @@ def _jacobian(
     high: Floats,
 ) -> Floats:
     columns = []
-    for place in range(x.size):
+    for index in range(x.size):
         moved = x.copy()
-        by = step if x[place] + step <= high[place] else -step
-        moved[place] += by
-        columns.append((residuals(moved) - r) / by)
+        delta = step if x[index] + step <= high[index] else -step
+        moved[index] += delta
+        columns.append((residuals(moved) - r) / delta)
     return np.stack(columns, 1) if columns else np.zeros((r.size, 0))

@@ -1,7 +1,6 @@
-"""Measured runs as numbers to compare with: what of a line's `measured` says how long a step took
-and what it held.
+"""Reads measured runs: step times and peak memory from the `measured` field of request lines.
 
-Reads leniently and says why a line is left out. Fits nothing.
+Skips unusable lines with a reason. Does not fit anything.
 """
 
 from __future__ import annotations
@@ -15,81 +14,83 @@ import numpy as np
 
 from orchestrator.planner.model.inputs import Request
 from orchestrator.planner.model.terms import Column, Table
-from orchestrator.planner.requests import Choices, read
+from orchestrator.planner.plan_request import ParseOptions
+from orchestrator.planner.request_parsing import parse_line
 
 Pair: TypeAlias = tuple[Request, Mapping[str, Any]]
 
-# their logs counted recomputed operations too (arXiv 2104.04473, eq. 3; Megatron-LM until 2023)
-_COUNT_RECOMPUTATION = frozenset({"megatron", "megatron-deepspeed"})
+# their logs also count recomputed operations (arXiv 2104.04473, eq. 3; Megatron-LM until 2023)
+_COUNTS_RECOMPUTATION = frozenset({"megatron", "megatron-deepspeed"})
 _KEYS = ("step_time_s", "tokens_per_s_per_device", "tflops_per_device", "peak_bytes")
 
 
 @dataclass(frozen=True)
-class Read:
-    """Usable measurements in their order, and for each line left out its place, id and reason."""
+class Measurements:
+    """Usable measurements in their order, and line, id and reason of each skipped line."""
 
     pairs: list[Pair] = field(default_factory=list)
     left_out: list[dict[str, Any]] = field(default_factory=list)
 
 
-def read_lines(lines: Iterable[Any], choices: Choices | None = None) -> Read:
-    """Lines as in INTERFACES section 4 (or pairs read before).
-
-    A line without a usable number is left out, and told.
-    """
-    found = Read()
-    for place, line in enumerate(lines):
+def read_measurements(lines: Iterable[Any], options: ParseOptions | None = None) -> Measurements:
+    """From measurement lines or `(request, measured)` pairs."""
+    result = Measurements()
+    for number, line in enumerate(lines, 1):
         if isinstance(line, tuple):
             request, measured = line
             id_, reason = request.id, ""
         else:
-            asked = read(line, choices)
-            request, measured, id_ = asked.request, asked.measured, asked.id
-            reason = "; ".join(str(each) for each in asked.problems)
-        if not reason and not (usable(measured) or measured.get("out_of_memory") is True):
-            reason = f"nothing is measured: wanted is one of {', '.join(_KEYS)}, out_of_memory"
+            parsed = parse_line(line, options)
+            request, measured, id_ = parsed.request, parsed.measured, parsed.id
+            reason = "; ".join(str(item) for item in parsed.problems)
+        if not reason and not is_usable(measured):
+            reason = f"no measured value: one of {', '.join(_KEYS)}, out_of_memory is required"
         if reason or request is None:
-            found.left_out.append({"line": place + 1, "id": id_, "message": reason})
+            result.left_out.append({"line": number, "id": id_, "message": reason})
         else:
-            found.pairs.append((request, measured))
-    return found
+            result.pairs.append((request, measured))
+    return result
 
 
-def usable(measured: Mapping[str, Any]) -> dict[str, float]:
-    """The positive finite numbers among what is measured."""
+def is_usable(measured: Mapping[str, Any]) -> bool:
+    """Whether a measurement has a usable number or reports an out-of-memory error."""
+    return bool(measured_numbers(measured)) or measured.get("out_of_memory") is True
+
+
+def measured_numbers(measured: Mapping[str, Any]) -> dict[str, float]:
+    """The positive finite numbers of a measurement."""
     return {key: float(measured[key]) for key in _KEYS if _positive(measured.get(key))}
 
 
 def step_times(pairs: Sequence[Pair], table: Table) -> Column:
-    """Measured seconds per step `(n,)`, from whichever number is there; nan where none says it.
+    """Measured seconds per step `(n,)`, from whichever number is present; nan without one.
 
-    `tflops_per_device` are model FLOPs; Megatron's logs counted recomputation, which
-    `measured.flops` ("model" or
-    "hardware") may say otherwise.
+    `tflops_per_device` counts model FLOPs, except in Megatron's logs, which count recomputation;
+    `measured.flops` ("model" or "hardware") overrides this.
     """
     tokens, devices = table.column("step_tokens"), table.column("devices")
     model, hardware = table.column("model_flops"), table.column("hardware_flops")
-    found = np.full(len(pairs), np.nan)
+    seconds = np.full(len(pairs), np.nan)
     for row, (request, measured) in enumerate(pairs):
-        numbers = usable(measured)
+        numbers = measured_numbers(measured)
         if "step_time_s" in numbers:
-            found[row] = numbers["step_time_s"]
+            seconds[row] = numbers["step_time_s"]
         elif "tokens_per_s_per_device" in numbers:
-            found[row] = tokens[row] / devices[row] / numbers["tokens_per_s_per_device"]
+            seconds[row] = tokens[row] / devices[row] / numbers["tokens_per_s_per_device"]
         elif "tflops_per_device" in numbers:
-            own = "hardware" if request.framework.name in _COUNT_RECOMPUTATION else "model"
-            flops = hardware if measured.get("flops", own) == "hardware" else model
-            found[row] = flops[row] / devices[row] / (numbers["tflops_per_device"] * 1e12)
-    return found
+            default = "hardware" if request.framework.name in _COUNTS_RECOMPUTATION else "model"
+            flops = hardware if measured.get("flops", default) == "hardware" else model
+            seconds[row] = flops[row] / devices[row] / (numbers["tflops_per_device"] * 1e12)
+    return seconds
 
 
 def peaks(pairs: Sequence[Pair]) -> Column:
-    """Measured peak bytes `(n,)`; nan where not measured."""
-    return np.array([usable(measured).get("peak_bytes", np.nan) for _, measured in pairs])
+    """Measured peak bytes `(n,)`; nan without a measurement."""
+    return np.array([measured_numbers(measured).get("peak_bytes", np.nan) for _, measured in pairs])
 
 
-def ran_out(pairs: Sequence[Pair]) -> Column:
-    """Where a run ended for want of memory, `(n,)`."""
+def out_of_memory(pairs: Sequence[Pair]) -> Column:
+    """Whether each run ended with an out-of-memory error, `(n,)`."""
     return np.array([measured.get("out_of_memory") is True for _, measured in pairs], bool)
 
 

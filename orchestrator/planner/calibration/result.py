@@ -1,7 +1,6 @@
-"""What a fit to measured runs leaves behind: values, where they were measured, how far they may be
-off. JSON.
+"""The result of a calibration as JSON: parameter values, their uncertainty, the covered runs.
 
-Knows no formula; `calibrate` makes it, `parameters` and `intervals` use it.
+Made by `fit`; used by `parameters` and `intervals`. Does not depend on formulas.
 """
 
 from __future__ import annotations
@@ -10,12 +9,12 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from orchestrator.planner.calibration.coverage import Basis
+from orchestrator.planner.calibration.coverage import Coverage
 from orchestrator.planner.model.terms import Table
 
 VERSION = 1
-# what belongs to a device more than to the framework that drives it
-OF_DEVICE = (
+# parameters of the device rather than of the framework
+DEVICE_PARAMETERS = (
     "gemm_efficiency",
     "memory_efficiency",
     "intra_efficiency",
@@ -27,13 +26,11 @@ OF_DEVICE = (
 
 @dataclass(frozen=True)
 class Group:
-    """What was fitted for one device and framework.
+    """The fit for one device and framework.
 
-    `values` of all parameters; `covariance` of the log of those `names` that step times rest on;
-    `points`, `noise` and
-    `weights` of the correction, its `scale` in log, how much `widening` intervals need near the
-    runs, and the error
-    `far` from them in log; `ranges` and `kinds` of what was measured (`basis`).
+    `values` of all parameters; `covariance` of the logs of `names`, on which step times depend;
+    `points`, `noise` and `weights` of the correction and its `scale` in log; `widening` of the
+    intervals near the runs, the log error `far` from them; `ranges` and `kinds` (`coverage`).
     """
 
     device: str
@@ -55,73 +52,70 @@ class Group:
     memory_spread: float = 0.0
 
     @property
-    def basis(self) -> Basis:
-        return Basis(self.ranges, self.kinds)
+    def coverage(self) -> Coverage:
+        """What the measured runs cover."""
+        return Coverage(self.ranges, self.kinds)
 
 
 @dataclass(frozen=True)
 class Calibration:
-    """Fitted groups, and the lines that could not be used.
-
-    JSON through `to_dict` and `from_dict`.
-    """
+    """Fitted groups, and the skipped lines. JSON through `to_dict` and `from_dict`."""
 
     groups: list[Group]
     left_out: list[dict[str, Any]] = field(default_factory=list)
     version: int = VERSION
 
     def group(self, device: str, framework: str) -> Group | None:
+        """The fit for this pair, or None."""
         return next(
-            (each for each in self.groups if (each.device, each.framework) == (device, framework)),
+            (item for item in self.groups if (item.device, item.framework) == (device, framework)),
             None,
         )
 
     def values_for(self, device: str, framework: str) -> dict[str, float]:
-        """All values of the pair; what belongs to the device from another framework's runs on it;
-        else nothing.
-        """
+        """All values of the pair; else the device's values from another framework; else none."""
         own = self.group(device, framework)
         if own is not None:
             return dict(own.values)
         other = max(
-            (each for each in self.groups if each.device == device),
-            key=lambda each: each.timed,
+            (item for item in self.groups if item.device == device),
+            key=lambda item: item.timed,
             default=None,
         )
         return (
-            {name: other.values[name] for name in OF_DEVICE if name in other.values}
+            {name: other.values[name] for name in DEVICE_PARAMETERS if name in other.values}
             if other
             else {}
         )
 
     def extrapolates(self, device: str, framework: str, table: Table, row: int = 0) -> list[str]:
-        """Sentences on what of the plan no measured run covers; empty where it is among them."""
+        """Messages on what of the plan no run covers; empty if it is covered."""
         own = self.group(device, framework)
         if own is None:
             return [
-                f"no run of {framework} on {device} is in the calibration: default values are used"
+                f"the calibration has no {framework} run on {device}: default values are used"
             ]
-        return own.basis.message(table, row)
+        return own.coverage.describe_outside(table, row)
 
     def to_dict(self) -> dict[str, Any]:
+        """The JSON document."""
         return asdict(self)
 
     @classmethod
     def from_dict(cls, document: Any) -> Calibration:
-        """Raises ValueError for a document that is none, saying what to do."""
+        """From a JSON document. Raises ValueError for an invalid one."""
         version = document.get("version") if isinstance(document, Mapping) else None
         if version != VERSION or not isinstance(document.get("groups"), list):
             raise ValueError(
-                f"not a calibration of version {VERSION} (found {version!r}); make it again from "
-                "its runs"
+                f"not a calibration of version {VERSION} but {version!r}; fit it again from its runs"
             )
         try:
             groups = [
-                Group(**{key: each[key] for key in Group.__dataclass_fields__ if key in each})
-                for each in document["groups"]
+                Group(**{key: item[key] for key in Group.__dataclass_fields__ if key in item})
+                for item in document["groups"]
             ]
         except (TypeError, KeyError) as error:
             raise ValueError(
-                f"a group of the calibration is incomplete ({error}); make it again from its runs"
+                f"a group of the calibration is incomplete ({error}); fit it again from its runs"
             ) from None
         return cls(groups, list(document.get("left_out", [])))

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from orchestrator.planner.interchange import accelerate, deepspeed, megatron, torchtitan
-from orchestrator.planner.interchange.common import Exported, Inexpressible, Job
+from orchestrator.planner.interchange.export_job import Exported, Inexpressible, Job
 from workers.contracts import ClusterSpec, ModelSpec, ParallelPlan
 
 _WRITERS: dict[str, Callable[[Job], Exported]] = {

@@ -10,7 +10,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from orchestrator.planner.interchange.common import (
+from orchestrator.planner.interchange.deepspeed import NVME_PATH
+from orchestrator.planner.interchange.export_job import (
     Exported,
     Job,
     commented,
@@ -19,7 +20,6 @@ from orchestrator.planner.interchange.common import (
     torchrun,
     yaml,
 )
-from orchestrator.planner.interchange.deepspeed import NVME_PATH
 
 ENGINE = "accelerate"
 VERSION = "1.15.0"

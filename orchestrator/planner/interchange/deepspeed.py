@@ -12,7 +12,7 @@ import json
 import math
 from typing import Any
 
-from orchestrator.planner.interchange.common import Exported, Job, refuse
+from orchestrator.planner.interchange.export_job import Exported, Job, refuse
 from workers.contracts.catalog.counts import parameter_count
 
 ENGINE = "DeepSpeed"

@@ -7,7 +7,7 @@ transformer_config.py`). The model's own arguments are `megatron_model`'s. Does 
 
 from __future__ import annotations
 
-from orchestrator.planner.interchange.common import (
+from orchestrator.planner.interchange.export_job import (
     Exported,
     Job,
     commented,

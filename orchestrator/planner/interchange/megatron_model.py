@@ -5,7 +5,7 @@ Names as in Megatron-LM at core 0.20.0. Knows shapes only; refuses what those ar
 
 from __future__ import annotations
 
-from orchestrator.planner.interchange.common import Job, refuse
+from orchestrator.planner.interchange.export_job import Job, refuse
 from workers.contracts import ModelSpec
 
 Args = list[tuple[str, ...]]

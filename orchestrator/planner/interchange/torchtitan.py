@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from orchestrator.planner.interchange.common import (
+from orchestrator.planner.interchange.export_job import (
     Exported,
     Job,
     commented,

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from orchestrator.planner.interchange.common import Job, refuse
+from orchestrator.planner.interchange.export_job import Job, refuse
 from workers.contracts import ModelSpec
 from workers.contracts.specs.model import Rope
 

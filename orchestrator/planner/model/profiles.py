@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from orchestrator.planner.calibration.coverage import RANGES, Basis
+from orchestrator.planner.calibration.coverage import RANGES, Coverage
 from orchestrator.planner.model.inputs import PRECISION, RECOMPUTE, SCHEDULE
 from orchestrator.planner.model.memory.profiles import MEMORY_PROFILES
 from workers.contracts.catalog.devices import Device
@@ -178,7 +178,7 @@ class Published:
     """
 
     spread: float
-    basis: Basis
+    coverage: Coverage
 
 
 _BF16, _FP8 = PRECISION["bf16"], PRECISION["fp8"]
@@ -205,7 +205,7 @@ def _published(
         "schedule": [*schedule],
         "precision": [*precision],
     }
-    return Published(spread, Basis(named, kinds))
+    return Published(spread, Coverage(named, kinds))
 
 
 _BASES: dict[tuple[str, str], Published] = {

@@ -1,8 +1,7 @@
-"""All legal plans of a model on a cluster, as blocks of columns; what is left out is counted with
-its reason.
+"""Enumerates all legal plans as blocks of columns and counts each rejected plan by its reason.
 
-Rows hold degrees, schedule, micro-batch and copies, which depend on each other. Knows no bytes and
-no seconds.
+Rows hold degrees, schedule, micro-batch and copies, which depend on each other. Does not depend on
+memory or time.
 """
 
 from __future__ import annotations
@@ -24,12 +23,12 @@ from workers.contracts.specs.cluster import ClusterSpec
 from workers.contracts.specs.model import ModelSpec
 
 MOST_CANDIDATES = 5_000_000
-MOST_RANKS = 2**16  # of one axis, as the contract bounds them
+MAX_RANKS = 2**16  # of one axis, the contract's limit
 REFUSED_ABOVE = 1_000_000_000
-# plans of a group of rows below which a table of their own costs more than illegal neighbours
+# groups with fewer plans share a table: its overhead exceeds that of their illegal plans
 _SMALL = 2**15
 _MOST_DEGREES = 2_000_000
-_NODES = "tp: spans nodes, ask for it to see it"
+_SPANS_NODES = "tp: spans nodes; fix tp to include it"
 
 
 def enumerate_plans(
@@ -41,42 +40,36 @@ def enumerate_plans(
     *,
     most: int = MOST_CANDIDATES,
 ) -> Space:
-    """Every legal plan of `global_batch` sequences on the whole cluster (or on `axes.any_devices`
-    of it).
+    """Every legal plan of `global_batch` sequences on the full cluster (or any number of devices).
 
-    A search of more than `most` plans leaves out, in the order of `Axes.coarser`, what is least
-    likely to win, and says
-    so. Raises Refused where even that would be too many, naming the axis to fix.
+    A search of more than `most` plans excludes the least promising ones in the order of
+    `Axes.coarser`, with a note. Raises Refused with the axis to fix if there are still too many.
     """
     rejected: Counter[str] = Counter()
     degrees = _degrees(model, cluster, seq_len, global_batch, axes, rejected)
-    number = whole = _count(model, global_batch, axes, degrees)
+    number = total = _count(model, global_batch, axes, degrees)
     notes: list[str] = []
-    if whole > REFUSED_ABOVE:
-        raise _too_many(whole, axes)
+    if total > REFUSED_ABOVE:
+        raise _too_many(total, axes)
     for name, message, coarser in axes.coarser():
         if number <= most:
             break
         axes = coarser
         if axes.most_cp is not None:
             degrees = {
-                each: column[degrees["cp"] <= axes.most_cp] for each, column in degrees.items()
+                key: column[degrees["cp"] <= axes.most_cp] for key, column in degrees.items()
             }
         fewer = _count(model, global_batch, axes, degrees)
         if fewer < number:
-            rejected[f"{name}: left out for size, {message}"] += number - fewer
+            rejected[f"{name}: excluded to limit the search, {message}"] += number - fewer
             notes.append(message)
         number = fewer
     if number > most:
-        raise _too_many(whole, axes)
+        raise _too_many(total, axes)
     if notes:
-        left_out = ", ".join(notes)
         notes = [
-            (
-                f"The search would look at {whole:,} plans, so it leaves out {left_out}; fix an "
-                "axis "
-                "to see all of it."
-            )
+            f"The search has {total:,} plans, so it excludes {', '.join(notes)}. Fix an axis to "
+            "include all of its values."
         ]
     rows = _expand(model, global_batch, axes, degrees)
     return Space(
@@ -88,51 +81,47 @@ def _too_many(number: int, axes: Axes, *, at_least: bool = False) -> Refused:
     free = [
         name
         for name in ("micro_batch_size", "pp", "cp", "tp", "schedule", "recompute")
-        if name not in axes.given
+        if name not in axes.fixed
     ]
     more = "more than " if at_least else ""
     return Refused(
-        f"the search would enumerate {more}{number:,} plans, at most {MOST_CANDIDATES:,} are "
-        "looked at in one search",
+        f"the search has {more}{number:,} plans, the limit is {MOST_CANDIDATES:,}",
         f"fix {' and '.join(free[:2])}" if free else "a smaller cluster or batch",
         field=f"fix.{free[0]}" if free else "cluster",
     )
 
 
 def _device_numbers(cluster: ClusterSpec, axes: Axes) -> list[tuple[int, int]]:
-    """`(nodes, devices a node)`: the whole cluster; where any number will do, halves of it down to
-    one device.
-    """
-    whole = (cluster.nodes, cluster.devices_per_node)
-    wanted = axes.given.get(DEVICES)
-    if wanted is None:
-        return [whole]
-    found = [(nodes, whole[1]) for nodes in _halves(whole[0])] + [
-        (1, each) for each in _halves(whole[1])[1:]
-    ]
+    """`(nodes, devices per node)`: the full cluster; for any number, halves down to one device."""
+    nodes, per_node = cluster.nodes, cluster.devices_per_node
+    numbers = axes.fixed.get(DEVICES)
+    if numbers is None:
+        return [(nodes, per_node)]
     if axes.any_devices:
-        return found
+        return [(half, per_node) for half in _halves(nodes)] + [
+            (1, half) for half in _halves(per_node)[1:]
+        ]
     sizes = []
-    for number in wanted:
-        if number % whole[1] == 0 and number // whole[1] <= whole[0]:
-            sizes.append((number // whole[1], whole[1]))
-        elif number <= whole[1]:
+    for number in numbers:
+        if number % per_node == 0 and number // per_node <= nodes:
+            sizes.append((number // per_node, per_node))
+        elif number <= per_node:
             sizes.append((1, number))
         else:
             raise Refused(
-                f"{number} devices are not whole nodes of {whole[1]}, or more than the cluster's "
+                f"{number} devices are not full nodes of {per_node}, or more than the cluster's "
                 f"{cluster.devices}",
-                f"{max(1, min(number // whole[1], whole[0])) * whole[1]}",
+                f"{max(1, min(number // per_node, nodes)) * per_node}",
                 field="fix.devices",
             )
     return sizes
 
 
 def _halves(number: int) -> list[int]:
-    found = [number]
-    while found[-1] % 2 == 0:
-        found.append(found[-1] // 2)
-    return found
+    halves = [number]
+    while halves[-1] % 2 == 0:
+        halves.append(halves[-1] // 2)
+    return halves
 
 
 def _degrees(
@@ -143,32 +132,33 @@ def _degrees(
     axes: Axes,
     rejected: Counter[str],
 ) -> Rows:
-    """Every way to write the devices as dp x tp x pp x cp that is legal by itself; each other one
-    is counted once.
+    """All factorizations of the devices into dp x tp x pp x cp whose degrees are legal.
+
+    Counts each other factorization once in `rejected`.
     """
     found: list[tuple[int, ...]] = []
     for nodes, per_node in _device_numbers(cluster, axes):
         devices = nodes * per_node
-        for tp in (each for each in divisors(devices) if axes.allows("tp", each)):
-            if per_node % tp and "tp" not in axes.given:
-                rejected[_NODES] += _ways(devices // tp, 3)
+        for tp in (degree for degree in divisors(devices) if axes.allows("tp", degree)):
+            if per_node % tp and "tp" not in axes.fixed:
+                rejected[_SPANS_NODES] += _count_factorizations(devices // tp, 3)
                 continue
-            one = illegal(_single(tp=tp), model=model)
-            if one:
-                rejected[next(iter(one))] += _ways(devices // tp, 3)
+            reasons = illegal(_single_plan(tp=tp), model=model)
+            if reasons:
+                rejected[next(iter(reasons))] += _count_factorizations(devices // tp, 3)
                 continue
-            for pp in (each for each in divisors(devices // tp) if axes.allows("pp", each)):
+            for pp in (degree for degree in divisors(devices // tp) if axes.allows("pp", degree)):
                 rest = devices // tp // pp
                 if pp > model.layers:
-                    rejected["pp: more stages than layers"] += _ways(rest, 2)
+                    rejected["pp: more stages than layers"] += _count_factorizations(rest, 2)
                     continue
-                for cp in (each for each in divisors(rest) if axes.allows("cp", each)):
+                for cp in (degree for degree in divisors(rest) if axes.allows("cp", degree)):
                     dp = rest // cp
                     if not axes.allows("dp", dp):
                         continue
-                    if max(dp, cp) > MOST_RANKS:
+                    if max(dp, cp) > MAX_RANKS:
                         rejected[
-                            f"dp: more than the {MOST_RANKS:,} ranks that an axis may have"
+                            f"dp: more than the {MAX_RANKS:,} ranks that an axis may have"
                         ] += 1
                     elif seq_len % cp:
                         rejected["cp: does not divide the sequence"] += 1
@@ -177,13 +167,13 @@ def _degrees(
                     else:
                         found.append((nodes, per_node, dp, tp, pp, cp))
                 if len(found) > _MOST_DEGREES:
-                    raise _too_many(len(found) * _beside(axes), axes, at_least=True)
+                    raise _too_many(len(found) * _plans_per_row(axes), axes, at_least=True)
     names = ("nodes", "devices_per_node", "dp", "tp", "pp", "cp")
     columns = np.array(found, np.int64).reshape(-1, len(names))
-    return {name: columns[:, at] for at, name in enumerate(names)}
+    return {name: columns[:, index] for index, name in enumerate(names)}
 
 
-def _single(**changes: int) -> dict[str, int]:
+def _single_plan(**changes: int) -> dict[str, int]:
     plan = {
         "dp": 1,
         "tp": 1,
@@ -200,11 +190,12 @@ def _single(**changes: int) -> dict[str, int]:
     return {**plan, **changes}
 
 
-def _ways(number: int, parts: int) -> int:
-    """In how many ways `number` is a product of `parts` ordered factors: C(e + parts - 1, parts -
-    1) a prime.
+def _count_factorizations(number: int, parts: int) -> int:
+    """The number of ordered factorizations into `parts` factors.
+
+    C(e + parts - 1, parts - 1) per prime with exponent e.
     """
-    ways, prime = 1, 2
+    count, prime = 1, 2
     while number > 1:
         if prime * prime > number:
             prime = number
@@ -212,24 +203,24 @@ def _ways(number: int, parts: int) -> int:
         while number % prime == 0:
             number, exponent = number // prime, exponent + 1
         for more in range(1, parts):
-            ways = ways * (exponent + more) // more if more == 1 or exponent else ways
+            count = count * (exponent + more) // more if more == 1 or exponent else count
         prime += 1
-    return ways
+    return count
 
 
-# an axis that depends on others: its name(s), what its values follow from, and the values as tuples
-_Ragged = tuple[tuple[str, ...], tuple[str, ...], Callable[..., Sequence[tuple[int, ...]]]]
+# an axis that depends on others: its names, the columns it depends on, and its values as tuples
+_DependentAxis = tuple[tuple[str, ...], tuple[str, ...], Callable[..., Sequence[tuple[int, ...]]]]
 
 
-def _ragged(model: ModelSpec, global_batch: int, axes: Axes) -> list[_Ragged]:
+def _dependent_axes(model: ModelSpec, global_batch: int, axes: Axes) -> list[_DependentAxis]:
     def experts(dp: int, cp: int) -> list[tuple[int]]:
-        if "ep" in axes.given:
-            return [(each,) for each in axes.given["ep"]]
-        most = min(model.moe.experts, MOST_RANKS) if model.moe else 1
+        if "ep" in axes.fixed:
+            return [(degree,) for degree in axes.fixed["ep"]]
+        most = min(model.moe.experts, MAX_RANKS) if model.moe else 1
         return [
-            (each,)
-            for each in divisors(dp * cp)
-            if each <= most and (model.moe is None or model.moe.experts % each == 0)
+            (degree,)
+            for degree in divisors(dp * cp)
+            if degree <= most and (model.moe is None or model.moe.experts % degree == 0)
         ]
 
     def schedules(pp: int) -> list[tuple[int, int]]:
@@ -241,10 +232,10 @@ def _ragged(model: ModelSpec, global_batch: int, axes: Axes) -> list[_Ragged]:
         ]
 
     def micro_batches(dp: int) -> list[tuple[int]]:
-        return [(each,) for each in axes.micro_batches(global_batch // dp)]
+        return [(size,) for size in axes.micro_batches(global_batch // dp)]
 
     def copies(dp: int, tp: int, cp: int, devices_per_node: int) -> list[tuple[int]]:
-        return [(each,) for each in axes.copies(dp, tp * cp, devices_per_node)]
+        return [(count,) for count in axes.copies(dp, tp * cp, devices_per_node)]
 
     return [
         (("ep",), ("dp", "cp"), experts),
@@ -255,12 +246,13 @@ def _ragged(model: ModelSpec, global_batch: int, axes: Axes) -> list[_Ragged]:
 
 
 def _options(
-    degrees: Rows, ragged: _Ragged
+    degrees: Rows, axis: _DependentAxis
 ) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
-    """Values of one such axis for all degrees end to end `(total, names)`; for each of them its
-    start and number.
+    """Values of a dependent axis for all degrees, concatenated `(total, names)`.
+
+    Also the start and the number of values of each row of degrees.
     """
-    names, keys, values = ragged
+    names, keys, values = axis
     table: list[tuple[int, ...]] = []
     places: dict[tuple[int, ...], tuple[int, int]] = {}
     index = []
@@ -275,18 +267,15 @@ def _options(
 
 
 def _count(model: ModelSpec, global_batch: int, axes: Axes, degrees: Rows) -> int:
-    """An upper bound of the candidates, from numbers of values alone; in Python's numbers, which do
-    not overflow.
-    """
+    """An upper bound of the number of candidates, as a Python integer, which does not overflow."""
     numbers: list[list[int]] = [
-        _options(degrees, each)[2].tolist() for each in _ragged(model, global_batch, axes)
+        _options(degrees, axis)[2].tolist() for axis in _dependent_axes(model, global_batch, axes)
     ]
-    rows: int = sum(math.prod(each) for each in zip(*numbers, strict=True))
-    return rows * _beside(axes)
+    rows: int = sum(math.prod(row) for row in zip(*numbers, strict=True))
+    return rows * _plans_per_row(axes)
 
 
-def _beside(axes: Axes) -> int:
-    """Plans of one row."""
+def _plans_per_row(axes: Axes) -> int:
     lists: tuple[Sized, ...] = (
         axes.sharding,
         axes.recompute,
@@ -294,25 +283,24 @@ def _beside(axes: Axes) -> int:
         axes.precision,
         axes.sequence_parallel,
     )
-    return math.prod([len(each) for each in lists])
+    return math.prod([len(values) for values in lists])
 
 
 def _expand(model: ModelSpec, global_batch: int, axes: Axes, degrees: Rows) -> Rows:
-    """Degrees times the axes that depend on them; illegal combinations are still among them."""
-    ragged = _ragged(model, global_batch, axes)
-    options = [_options(degrees, each) for each in ragged]
+    """Degrees times their dependent axes, including illegal combinations."""
+    dependent = _dependent_axes(model, global_batch, axes)
+    options = [_options(degrees, axis) for axis in dependent]
     numbers = np.ones(len(degrees["dp"]), np.int64)
     for _, _, number in options:
         numbers = numbers * number
     source = np.repeat(np.arange(len(numbers)), numbers)
     within = np.arange(int(numbers.sum())) - np.repeat(np.cumsum(numbers) - numbers, numbers)
     rows = {name: column[source] for name, column in degrees.items()}
-    for (names, _, _), (table, start, number) in zip(ragged, options, strict=True):
-        within, at = np.divmod(within, number[source])
-        chosen = table[start[source] + at]
-        rows |= {name: chosen[:, place] for place, name in enumerate(names)}
-    # pipelines with as many kinds of ranks lie side by side: a table is as tall as the most varied
-    # of its plans
+    for (names, _, _), (table, start, number) in zip(dependent, options, strict=True):
+        within, offset = np.divmod(within, number[source])
+        chosen = table[start[source] + offset]
+        rows |= {name: chosen[:, index] for index, name in enumerate(names)}
+    # sort by number of distinct ranks: the most varied plan determines the height of a table
     kinds = np.minimum(rows["pp"], 3) + (model.layers % (rows["pp"] * rows["virtual_stages"]) > 0)
     order = np.argsort(kinds, kind="stable")
     return {name: column[order] for name, column in rows.items()}
@@ -326,9 +314,9 @@ def _blocks(
     axes: Axes,
     rejected: Counter[str],
 ) -> Iterator[Block]:
-    """Rows with the same legal choices of sharding and sequence parallelism side by side."""
+    """Blocks of rows that share their legal choices of sharding and sequence parallelism."""
     sharding, sequence = axes.sharding, axes.sequence_parallel
-    beside = len(axes.recompute) * len(axes.offload) * len(axes.precision)
+    plans_per_cell = len(axes.recompute) * len(axes.offload) * len(axes.precision)
     if not len(rows["dp"]) or not sharding:
         return
     grid = {name: column[None, None, :] for name, column in rows.items()} | _constants(axes)
@@ -336,43 +324,42 @@ def _blocks(
     grid["zero"] = np.array([zero for zero, _ in sharding])[:, None, None]
     grid["sequence_parallel"] = np.array(sequence, np.int64)[None, :, None]
     shape = (len(sharding), len(sequence), len(rows["dp"]))
-    left = np.zeros(shape, bool)
+    excluded = np.zeros(shape, bool)
     reasons = illegal(grid, model=model, seq_len=seq_len)
-    for reason, mask in {**reasons, **_useless(grid, axes)}.items():
-        mask = np.broadcast_to(mask, shape) & ~left
+    for reason, mask in {**reasons, **_redundant(grid, axes)}.items():
+        mask = np.broadcast_to(mask, shape) & ~excluded
         if mask.any():
-            rejected[reason] += int(mask.sum()) * beside
-            left |= mask
-    yield from _grouped(rows, ~left, axes, beside)
+            rejected[reason] += int(mask.sum()) * plans_per_cell
+            excluded |= mask
+    yield from _group_rows(rows, ~excluded, axes, plans_per_cell)
 
 
-def _grouped(rows: Rows, legal: NDArray[np.bool_], axes: Axes, beside: int) -> Iterator[Block]:
-    """Blocks in which all is legal for the large groups of rows with the same choices, one with a
-    mask for the rest.
-    """
+def _group_rows(
+    rows: Rows, legal: NDArray[np.bool_], axes: Axes, plans_per_cell: int
+) -> Iterator[Block]:
+    """Fully legal blocks for large groups with equal choices, one masked block for the rest."""
     choices = legal.shape[0] * legal.shape[1]
     weight = 1 << np.arange(min(choices, 62), dtype=np.int64)
     code = weight @ legal.reshape(choices, -1)[:62]
     rest: NDArray[np.bool_] = np.zeros(code.shape, bool)
-    for each, number in zip(*np.unique(code[code > 0], return_counts=True), strict=True):
-        same = code == each
+    for value, number in zip(*np.unique(code[code > 0], return_counts=True), strict=True):
+        same = code == value
         chosen = legal[:, :, int(same.argmax())]
-        if number * choices * beside < _SMALL or choices > 62:
+        if number * choices * plans_per_cell < _SMALL or choices > 62:
             rest |= same
             continue
-        kept = {name: column[same] for name, column in rows.items()}
-        # what is legal is, for each choice of sequence parallelism, a set of shardings; equal sets
-        # go together
+        selected = {name: column[same] for name, column in rows.items()}
+        # each choice of sequence parallelism has a set of legal shardings; group equal sets
         for allowed in dict.fromkeys(map(tuple, chosen.T.tolist())):
             if any(allowed):
                 sequences = [
-                    each
-                    for each, its in zip(axes.sequence_parallel, chosen.T, strict=True)
-                    if tuple(its) == allowed
+                    value
+                    for value, mask in zip(axes.sequence_parallel, chosen.T, strict=True)
+                    if tuple(mask) == allowed
                 ]
-                shardings = [each for each, its in zip(axes.sharding, allowed, strict=True) if its]
+                shardings = [value for value, ok in zip(axes.sharding, allowed, strict=True) if ok]
                 yield Block(
-                    kept,
+                    selected,
                     axes.offload,
                     axes.precision,
                     tuple(shardings),
@@ -382,10 +369,10 @@ def _grouped(rows: Rows, legal: NDArray[np.bool_], axes: Axes, beside: int) -> I
     if choices > 62:
         rest = np.asarray(legal.any(axis=(0, 1)))
     if rest.any():
-        kept = {name: column[rest] for name, column in rows.items()}
+        selected = {name: column[rest] for name, column in rows.items()}
         mask = legal[None, None, :, None, :, :][..., rest]
         yield Block(
-            kept,
+            selected,
             axes.offload,
             axes.precision,
             axes.sharding,
@@ -409,21 +396,21 @@ def _constants(axes: Axes) -> dict[str, Any]:
     }
 
 
-def _useless(c: dict[str, Any], axes: Axes) -> dict[str, Any]:
-    """Legal plans that do the same as another one, left out unless the field was asked for."""
-    found = {
+def _redundant(c: dict[str, Any], axes: Axes) -> dict[str, Any]:
+    """Legal plans that equal another one, excluded unless the field is fixed."""
+    masks = {
         "sequence_parallel": (
-            "nothing to part at tp 1",
+            "no effect at tp 1",
             (c["sequence_parallel"] > 0) & (c["tp"] == 1),
         ),
-        "zero": ("nothing to shard over at dp x cp 1", (c["zero"] > 0) & (c["dp"] * c["cp"] == 1)),
+        "zero": ("no effect at dp x cp 1", (c["zero"] > 0) & (c["dp"] * c["cp"] == 1)),
         "dp_replicate": (
-            "nothing is sharded at zero 0",
+            "no effect at zero 0",
             (c["dp_replicate"] > 0) & (c["zero"] == 0),
         ),
     }
     return {
         f"{name}: {message}": mask
-        for name, (message, mask) in found.items()
-        if name not in axes.given
+        for name, (message, mask) in masks.items()
+        if name not in axes.fixed
     }

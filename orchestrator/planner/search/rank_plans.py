@@ -1,7 +1,6 @@
-"""Ranks every legal plan: memory of all, time of those that fit, the best by an objective and the
-Pareto front.
+"""Ranks every legal plan: computes memory and time, the best by an objective, the Pareto front.
 
-Joins enumeration and terms; knows no formula of its own.
+Combines enumeration and terms; has no formula of its own.
 """
 
 from __future__ import annotations
@@ -27,9 +26,8 @@ from orchestrator.planner.model.inputs import (
 )
 from orchestrator.planner.model.memory.representative_ranks import probe_columns
 from orchestrator.planner.model.terms import Table
-from orchestrator.planner.requests import Scene
-
-from orchestrator.planner.search.axes import DEVICES, Axes, axes
+from orchestrator.planner.plan_request import Scenario
+from orchestrator.planner.search.axes import DEVICES, Axes, build_axes
 from orchestrator.planner.search.enumeration import MOST_CANDIDATES, enumerate_plans
 from orchestrator.planner.search.pareto import Best, Front, thinned, undominated
 from workers.contracts.base import Problem, Refused, problem
@@ -38,40 +36,34 @@ from workers.contracts.specs.legality import nearest_divisor, plan_problems
 from workers.contracts.specs.plan import ParallelPlan
 
 Objective = Literal["time", "cost", "memory"]
-# what is compared first; the rest decide between equals
+# the first term ranks; the others break ties
 _ORDER: dict[str, tuple[str, ...]] = {
     "time": ("step_time_s", "total_bytes"),
     "cost": ("usd_per_billion_tokens", "step_time_s", "total_bytes"),
     "memory": ("total_bytes", "step_time_s"),
 }
-# plans computed at once: fewer, and calls cost more than numbers; more, and columns leave the cache
+# plans per table: with fewer, calls cost more than arithmetic; with more, columns leave the cache
 _CELLS = 2**17
 MOST_ON_FRONT = 48
-# plans that differ in these alone are shown once, with their best values, as long as others are
-# left to show
+# plans that differ only in these are shown once, with their best values, while others remain
 _VARIANTS = frozenset({"virtual_stages", "prefetch_layers", "dp_replicate"})
-_KEPT_VARIANTS = 12
+_CANDIDATES_PER_PLAN = 12
 
 
 @dataclass(frozen=True)
 class SearchResult:
-    """What a search found. `enumerated` counts legal candidates, all of which were looked at; `fit`
-    those that fit.
+    """The result of a search. `enumerated` counts legal plans, all evaluated; `fit` those that fit.
 
-    `plans` are ranked best first, variants that differ in virtual stages, prefetch or copies alone
-    shown once; those of
-    the Pareto front follow, and `pareto` are its indices into `plans`. `requests` are the same with
-    all they rest on,
-    `table` their terms with every pipeline stage. `closest` is the plan that needs the least memory
-    where nothing fits.
-    `problems` say why nothing is legal.
+    `requests` are ranked best first; variants that differ only in virtual stages, prefetch or
+    copies appear once. The Pareto front follows; `pareto` holds its indices. `table` holds their
+    terms with every pipeline stage. `closest` is the plan with the least memory if none fits.
+    `problems` say why no plan is legal.
     """
 
     enumerated: int
     legal: int
     fit: int
     seconds: float
-    plans: list[ParallelPlan]
     requests: list[Request]
     table: Table | None
     pareto: list[int]
@@ -80,9 +72,14 @@ class SearchResult:
     problems: list[Problem] = field(default_factory=list)
     closest: Request | None = None
 
+    @property
+    def plans(self) -> list[ParallelPlan]:
+        """The plans of `requests`."""
+        return [request.plan for request in self.requests]
 
-def search(
-    scene: Scene,
+
+def rank_plans(
+    scenario: Scenario,
     *,
     fix: Mapping[str, Any] | None = None,
     parameters: Mapping[str, Any],
@@ -90,46 +87,44 @@ def search(
     top: int = 20,
     most: int = MOST_CANDIDATES,
 ) -> SearchResult:
-    """The best plans of the scene's global batch. `fix` holds fields of a plan, each a value or a
-    list of values, and
-    `devices`: a number of them, or "any" to use fewer than all.
+    """The best plans for the scenario's global batch.
 
-    `parameters` are the calibratable ones as scalars. Raises Refused where `fix` is wrong or the
-    search too large.
+    `fix` maps a plan field to a value or a list of values, and `devices` to a number or "any".
+    `parameters` holds the calibratable parameters as scalars. Raises Refused if `fix` is invalid or
+    the search is too large.
     """
     started = time.perf_counter()
     if objective not in _ORDER:
         raise Refused(f"{objective!r} is not an objective", ", ".join(_ORDER), field="objective")
-    batch = scene.workload.global_batch_size
+    batch = scenario.workload.global_batch_size
     if batch is None:
         raise Refused(
-            "a search needs the sequences of a step",
+            "a search needs the number of sequences per step",
             "workload.global_batch_size 512",
             field="workload",
         )
-    entry = scene.device or scene.cluster.entry
-    chosen = axes(fix, scene.cluster, entry)
+    entry = scenario.device or scenario.cluster.entry
+    chosen = build_axes(fix, scenario.cluster, entry)
     space = enumerate_plans(
-        scene.model, scene.cluster, scene.workload.seq_len, batch, chosen, most=most
+        scenario.model, scenario.cluster, scenario.workload.seq_len, batch, chosen, most=most
     )
     rejected = Counter(space.rejected)
-    found = _Found(objective, top)
-    for part, table in _tables(scene, chosen, list(space.parts(_CELLS)), parameters, batch):
-        found.add(part, table)
-    if space.size > found.fit:
-        rejected["memory: does not fit"] = space.size - found.fit
-    ids, front = found.chosen()
-    requests = [_request(scene, chosen, found.cell(each), batch) for each in ids]
-    problems = [] if space.size else _why_none(scene, chosen, batch, rejected)
+    ranking = _Ranking(objective, top)
+    for block, table in _tables(scenario, chosen, list(space.parts(_CELLS)), parameters, batch):
+        ranking.add(block, table)
+    if space.size > ranking.fit:
+        rejected["memory: does not fit"] = space.size - ranking.fit
+    ids, front = ranking.select()
+    requests = [_request(scenario, chosen, ranking.fields(id_), batch) for id_ in ids]
+    problems = [] if space.size else _no_legal_plan(scenario, chosen, batch, rejected)
     closest = None
-    if space.size and not found.fit:
-        closest = _request(scene, chosen, found.cell(int(found.smallest.ids[0])), batch)
+    if space.size and not ranking.fit:
+        closest = _request(scenario, chosen, ranking.fields(int(ranking.smallest.ids[0])), batch)
     return SearchResult(
         enumerated=space.size,
         legal=space.size,
-        fit=found.fit,
+        fit=ranking.fit,
         seconds=time.perf_counter() - started,
-        plans=[each.plan for each in requests],
         requests=requests,
         table=table_of(requests, parameters) if requests else None,
         pareto=front,
@@ -140,34 +135,33 @@ def search(
     )
 
 
-class _Found:
-    """What has been seen so far: counts, the best, the front for each number of devices, the
-    smallest.
-    """
+class _Ranking:
+    """The plans added so far: counts, the best, one front per number of devices, the smallest."""
 
     def __init__(self, objective: Objective, top: int) -> None:
         self.order = _ORDER[objective]
         self.top = max(1, top)
-        self.best, self.smallest = Best(self.top * _KEPT_VARIANTS if top > 1 else 1), Best(1)
+        self.best, self.smallest = Best(self.top * _CANDIDATES_PER_PLAN if top > 1 else 1), Best(1)
         self.fronts: dict[int, Front] = {}
-        self.parts: list[Block] = []
+        self.blocks: list[Block] = []
         self.starts: list[int] = []
         self.seen = self.fit = 0
 
-    def add(self, part: Block, table: Table) -> None:
-        shape, start = part.shape, self.seen
-        self.parts.append(part)
+    def add(self, block: Block, table: Table) -> None:
+        """Adds a block of plans and the table of their terms."""
+        shape, start = block.shape, self.seen
+        self.blocks.append(block)
         self.starts.append(start)
-        self.seen += part.cells
+        self.seen += block.cells
         fits = np.broadcast_to(table["fits"], shape)
-        if part.legal is not None:
-            fits = fits & part.legal
+        if block.legal is not None:
+            fits = fits & block.legal
         number = int(fits.sum())
         self.fit += number
         if not number:
             if not self.fit:
                 total = np.broadcast_to(table["total_bytes"], shape)
-                total = total if part.legal is None else np.where(part.legal, total, np.inf)
+                total = total if block.legal is None else np.where(block.legal, total, np.inf)
                 at = int(total.argmin())
                 self.smallest.add([total.reshape(-1)[at : at + 1]], np.array([start + at]))
             return
@@ -178,27 +172,25 @@ class _Found:
         ids = cells + start
         self.best.add([columns[name] for name in self.order], ids)
         time_s, bytes_ = columns["step_time_s"], columns["total_bytes"]
-        devices = part.rows["nodes"] * part.rows["devices_per_node"]
+        devices = block.rows["nodes"] * block.rows["devices_per_node"]
         if (devices == devices[0]).all():
             self._front(int(devices[0])).add(time_s, bytes_, ids)
             return
-        of_cell = devices[cells % len(devices)]
-        for each in np.unique(of_cell).tolist():
-            here = of_cell == each
-            self._front(each).add(time_s[here], bytes_[here], ids[here])
+        cell_devices = devices[cells % len(devices)]
+        for number in np.unique(cell_devices).tolist():
+            mask = cell_devices == number
+            self._front(number).add(time_s[mask], bytes_[mask], ids[mask])
 
     def _front(self, devices: int) -> Front:
         return self.fronts.setdefault(devices, Front())
 
-    def chosen(self) -> tuple[list[int], list[int]]:
-        """Ids of the plans to show, the ranked ones first, and which of them (by index) lie on the
-        front.
+    def select(self) -> tuple[list[int], list[int]]:
+        """Ids of the plans to show, ranked ones first, and the indices of those on the front.
 
-        At one price a device-hour, cost follows from time and number of devices, and headroom from
-        memory: the front
-        over time, cost, headroom and devices is that over time, memory and devices.
+        With one price per device-hour, cost follows from time and devices, and headroom from
+        memory: the front over time, cost, headroom and devices is that over time, memory, devices.
         """
-        ranked = self._different(self.best.ids.tolist())
+        ranked = self._without_variants(self.best.ids.tolist())
         fronts = [
             (devices, front) for devices, front in sorted(self.fronts.items()) if front.ids.size
         ]
@@ -209,64 +201,60 @@ class _Found:
         number = np.concatenate([np.full(front.ids.size, devices) for devices, front in fronts])
         ids = np.concatenate([front.ids for _, front in fronts])
         if len(fronts) > 1:
-            kept = undominated([time_s, bytes_, number])
-            time_s, ids = time_s[kept], ids[kept]
+            rows = undominated([time_s, bytes_, number])
+            time_s, ids = time_s[rows], ids[rows]
         order = np.argsort(time_s, kind="stable")
         on_front = set(ids.tolist())
         shown = ids[order][thinned(time_s[order], MOST_ON_FRONT)].tolist()
-        all_ids = ranked + [each for each in shown if each not in set(ranked)]
-        return all_ids, [at for at, each in enumerate(all_ids) if each in on_front]
+        all_ids = ranked + [id_ for id_ in shown if id_ not in set(ranked)]
+        return all_ids, [index for index, id_ in enumerate(all_ids) if id_ in on_front]
 
-    def _different(self, ids: list[int]) -> list[int]:
-        """The first `top` of ranked ids, variants of a plan that stands before them only where
-        there are no others.
-        """
+    def _without_variants(self, ids: list[int]) -> list[int]:
+        """The first `top` ranked ids; variants of a better plan only if there are no others."""
         first: dict[tuple[Any, ...], int] = {}
-        for each in ids:
-            fields = self.cell(each)
-            first.setdefault(
-                tuple(value for name, value in fields.items() if name not in _VARIANTS), each
-            )
+        for id_ in ids:
+            fields = self.fields(id_)
+            key = tuple(value for name, value in fields.items() if name not in _VARIANTS)
+            first.setdefault(key, id_)
             if len(first) == self.top:
                 break
         chosen = set(first.values())
-        spare = [each for each in ids if each not in chosen][: self.top - len(chosen)]
+        spare = [id_ for id_ in ids if id_ not in chosen][: self.top - len(chosen)]
         return sorted(chosen.union(spare), key=ids.index)
 
-    def cell(self, id_: int) -> dict[str, Any]:
-        at = bisect_right(self.starts, id_) - 1
-        return self.parts[at].fields(id_ - self.starts[at])
+    def fields(self, id_: int) -> dict[str, Any]:
+        """The plan fields of an id."""
+        block = bisect_right(self.starts, id_) - 1
+        return self.blocks[block].fields(id_ - self.starts[block])
 
 
 def _tables(
-    scene: Scene, chosen: Axes, parts: list[Block], parameters: Mapping[str, Any], batch: int
+    scenario: Scenario, chosen: Axes, blocks: list[Block], parameters: Mapping[str, Any], batch: int
 ) -> Iterator[tuple[Block, Table]]:
-    """A table for each part, its columns on as few axes as they lie on; terms follow NumPy's
-    broadcasting.
-    """
-    if not parts:
+    """One table per block; each column spans only the axes it depends on and broadcasts."""
+    if not blocks:
         return
     fixed, constants = chosen.constants, constant_plan(batch, chosen)
-    entry, seq_len = scene.device or scene.cluster.entry, scene.workload.seq_len
+    entry, seq_len = scenario.device or scenario.cluster.entry, scenario.workload.seq_len
     common: dict[str, Any] = {
-        name: np.float64(value) for name, value in model_columns(scene.model).items()
+        name: np.float64(value) for name, value in model_columns(scenario.model).items()
     }
     by_precision = []
-    for precision in parts[0].precision:
+    for precision in blocks[0].precision:
         plan = constants.model_copy(update={"precision": precision})
         by_precision.append(
             {
-                **device_columns(entry, scene.cluster, precision),
-                **scene.framework.columns(plan, scene.model),
+                **device_columns(entry, scenario.cluster, precision),
+                **scenario.framework.columns(plan, scenario.model),
             }
         )
     for name in by_precision[0]:
-        values = np.array([each[name] for each in by_precision], float)
+        values = np.array([item[name] for item in by_precision], float)
         common[name] = values[0] if (values == values[0]).all() else values.reshape(-1, 1, 1, 1, 1)
-    common |= {"tokens": scene.workload.tokens or 0.0, **parameters}
+    common |= {"tokens": scenario.workload.tokens or 0.0, **parameters}
     layers = fixed.get("stage_layers")
-    for part in parts:
-        columns, n = {**common, **part.columns(constants, seq_len)}, len(part.rows["dp"])
+    for block in blocks:
+        columns, n = {**common, **block.columns(constants, seq_len)}, len(block.rows["dp"])
         stages = (
             stage_columns(columns, n, given_layers=[layers] * n)
             if layers
@@ -276,58 +264,61 @@ def _tables(
             name: value.reshape(-1, 1, 1, 1, 1, 1, n) if value.ndim > 1 else value
             for name, value in stages.items()
         }
-        yield part, Table(columns, n)
+        yield block, Table(columns, n)
 
 
-def _request(scene: Scene, chosen: Axes, fields: dict[str, Any], batch: int) -> Request:
-    cluster = scene.cluster
+def _request(scenario: Scenario, chosen: Axes, fields: dict[str, Any], batch: int) -> Request:
+    cluster = scenario.cluster
     if (fields["nodes"], fields["devices_per_node"]) != (cluster.nodes, cluster.devices_per_node):
         changes = {"nodes": fields["nodes"], "devices_per_node": fields["devices_per_node"]}
         cluster = ClusterSpec.from_dict({**cluster.to_dict(), **changes})
-    return replace(scene, cluster=cluster).request(plan_of(fields, batch, chosen))
+    return replace(scenario, cluster=cluster).request(plan_of(fields, batch, chosen))
 
 
-def _not_the_devices(singles: Mapping[str, Any], devices: int) -> Problem | None:
-    """Fixed degrees that no choice of the others makes up to the number of devices."""
+def _degrees_problem(singles: Mapping[str, Any], devices: int) -> Problem | None:
+    """Fixed degrees whose product cannot be completed to the number of devices."""
     degrees = {name: singles[name] for name in ("dp", "tp", "pp", "cp") if name in singles}
     product = math.prod(degrees.values())
     if devices % product == 0 and (len(degrees) < 4 or product == devices):
         return None
-    name, value = max(degrees.items(), key=lambda each: (devices % each[1] != 0, each[1]))
-    words = " x ".join(f"{each} {number}" for each, number in degrees.items())
-    words += f" = {product}" if len(degrees) > 1 else ""
+    name, value = max(degrees.items(), key=lambda item: (devices % item[1] != 0, item[1]))
+    text = " x ".join(f"{key} {number}" for key, number in degrees.items())
+    text += f" = {product}" if len(degrees) > 1 else ""
     rest = devices // math.gcd(devices, product // value)
-    message = f"{words} does not go into {devices} devices"
+    message = f"{text} does not divide {devices} devices"
     return problem(f"fix.{name}", message, f"{name} {nearest_divisor(rest, value)}")
 
 
-def _why_none(scene: Scene, chosen: Axes, batch: int, rejected: Counter[str]) -> list[Problem]:
-    """Why no plan is legal: the fixed fields' own problems, else what ruled most candidates out."""
-    devices = scene.cluster.devices
-    if scene.model.position == "learned" and scene.workload.seq_len > scene.model.max_seq_len:
+def _no_legal_plan(
+    scenario: Scenario, chosen: Axes, batch: int, rejected: Counter[str]
+) -> list[Problem]:
+    """Why no plan is legal: problems of the fixed fields, else the most frequent reasons."""
+    devices = scenario.cluster.devices
+    if (
+        scenario.model.position == "learned"
+        and scenario.workload.seq_len > scenario.model.max_seq_len
+    ):
         plan = ParallelPlan(dp=1)
-        return [*plan_problems(plan, model=scene.model, seq_len=scene.workload.seq_len)]
+        return [*plan_problems(plan, model=scenario.model, seq_len=scenario.workload.seq_len)]
     singles = {
         name: values[0]
-        for name, values in chosen.given.items()
+        for name, values in chosen.fixed.items()
         if len(values) == 1 and name != DEVICES
     }
     plan = ParallelPlan.from_dict({**chosen.constants, **singles, "global_batch_size": batch})
     found = [
-        each.model_copy(
-            update={"field": f"fix.{each.field}" if each.field in singles else each.field}
+        item.model_copy(update={"field": f"fix.{item.field}"})
+        for item in plan_problems(
+            plan, model=scenario.model, seq_len=scenario.workload.seq_len, within=devices, field=""
         )
-        for each in plan_problems(
-            plan, model=scene.model, seq_len=scene.workload.seq_len, within=devices, field=""
-        )
-        if each.field in singles
+        if item.field in singles
     ]
     if found:
         return found
-    if DEVICES not in chosen.given and (apart := _not_the_devices(singles, devices)):
-        return [apart]
+    if DEVICES not in chosen.fixed and (degrees := _degrees_problem(singles, devices)):
+        return [degrees]
     reasons = [reason for reason, _ in rejected.most_common(3)]
-    message = f"no legal plan lays {batch} sequences of {scene.model.name} over {devices} devices"
+    message = f"no legal plan runs {batch} sequences of {scenario.model.name} on {devices} devices"
     if reasons:
         message += f" ({'; '.join(reasons)})"
     many = f"{devices} sequences, " if devices < 2**31 else ""

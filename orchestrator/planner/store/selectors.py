@@ -1,6 +1,6 @@
 """Reads calibrations, own devices and saved plans.
 
-Who logs in sees every calibration; the rest is a team's own.
+Every active user sees all calibrations; devices and plans are visible to the owner's team.
 """
 
 from __future__ import annotations
@@ -11,14 +11,14 @@ from django.db.models import QuerySet
 
 from orchestrator.accounts import selectors as people
 from orchestrator.accounts.models import User
-from orchestrator.common.errors import not_found
+from orchestrator.common.errors import missing_object
 from orchestrator.common.units import is_id, iso
 from orchestrator.planner.models import Calibration, DeviceType, SavedPlan
 from workers.contracts.catalog.devices import Device
 
 
 def calibrations_visible_to(*, user: User) -> QuerySet[Calibration]:
-    """Newest first, without their documents and measurements."""
+    """All calibrations, newest first, without documents and measurements."""
     found = (
         Calibration.objects.select_related("created_by")
         .defer("document", "measurements")
@@ -28,72 +28,68 @@ def calibrations_visible_to(*, user: User) -> QuerySet[Calibration]:
 
 
 def calibration_by_number(*, user: User, id: int | str) -> Calibration:
-    """Raises 404."""
+    """By id. Raises 404."""
     rows = Calibration.objects.select_related("created_by")
     found = rows.filter(pk=int(id)).first() if is_id(id) and user.is_active else None
     if found is None:
-        raise not_found("calibration", id)
+        raise missing_object("calibration", id)
     return found
 
 
 def calibration_get(*, user: User, id: int | str) -> Calibration:
-    """By number or by name. Raises 404."""
+    """By id or name. Raises 404."""
     rows = Calibration.objects.select_related("created_by").order_by("id")
     found = rows.filter(name=str(id)).first() or (
         rows.filter(pk=int(id)).first() if is_id(id) else None
     )
     if found is None or not user.is_active:
-        raise not_found("calibration", id)
+        raise missing_object("calibration", id)
     return found
 
 
 def calibration_default(*, device: str) -> Calibration | None:
-    """What predictions for this kind of device rest on; None: the catalogue and the planner's own
-    defaults.
-    """
+    """The default calibration for predictions on this device, or None."""
     return Calibration.objects.filter(device=device, default=True).first()
 
 
 def device_types_visible_to(*, user: User) -> QuerySet[DeviceType]:
-    """By name: one's own and team mates'."""
+    """Devices of the user and their teams, by name."""
     found = DeviceType.objects.select_related("owner").order_by("name", "id")
     owners = people.visible_owners(user)
     return found if owners is None else found.filter(owner_id__in=owners)
 
 
 def device_type_get(*, user: User, id: int | str) -> DeviceType:
-    """By number. Raises 404."""
+    """By id. Raises 404."""
     found = device_types_visible_to(user=user).filter(pk=int(id)).first() if is_id(id) else None
     if found is None:
-        raise not_found("device type", id)
+        raise missing_object("device type", id)
     return found
 
 
 def own_devices(*, user: User) -> dict[str, Device]:
-    """Catalogue entries that requests of this person may name, by name; one's own before a team
-    mate's.
-    """
+    """Devices that the user's requests may name; the user's own take precedence."""
     rows = sorted(device_types_visible_to(user=user), key=lambda row: row.owner_id == user.pk)
     return {row.name: Device.from_dict(row.entry) for row in rows}
 
 
 def saved_plans_visible_to(*, user: User) -> QuerySet[SavedPlan]:
-    """Newest first: one's own and team mates'."""
+    """Saved plans of the user and their teams, newest first."""
     found = SavedPlan.objects.select_related("owner").order_by("-id")
     owners = people.visible_owners(user)
     return found if owners is None else found.filter(owner_id__in=owners)
 
 
 def saved_plan_get(*, user: User, id: int | str) -> SavedPlan:
-    """By number. Raises 404."""
+    """By id. Raises 404."""
     found = saved_plans_visible_to(user=user).filter(pk=int(id)).first() if is_id(id) else None
     if found is None:
-        raise not_found("saved plan", id)
+        raise missing_object("saved plan", id)
     return found
 
 
-def calibration_answer(row: Calibration, *, whole: bool = False) -> dict[str, Any]:
-    """The REST shape; `whole` with the fitted document."""
+def serialize_calibration(row: Calibration, *, with_document: bool = False) -> dict[str, Any]:
+    """The REST representation, optionally with the fitted document."""
     found: dict[str, Any] = {
         "id": str(row.pk),
         "name": row.name,
@@ -106,10 +102,11 @@ def calibration_answer(row: Calibration, *, whole: bool = False) -> dict[str, An
         "fitted": iso(row.fitted),
         "version": row.version,
     }
-    return found | {"document": row.document} if whole else found
+    return found | {"document": row.document} if with_document else found
 
 
-def device_type_answer(row: DeviceType) -> dict[str, Any]:
+def serialize_device_type(row: DeviceType) -> dict[str, Any]:
+    """The REST representation."""
     return {
         "id": str(row.pk),
         "name": row.name,
@@ -119,7 +116,8 @@ def device_type_answer(row: DeviceType) -> dict[str, Any]:
     }
 
 
-def saved_plan_answer(row: SavedPlan) -> dict[str, Any]:
+def serialize_saved_plan(row: SavedPlan) -> dict[str, Any]:
+    """The REST representation."""
     return {
         "id": str(row.pk),
         "name": row.name,

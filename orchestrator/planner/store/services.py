@@ -1,6 +1,6 @@
-"""Writes calibrations, own devices and saved plans. Fits nothing itself; knows no run.
+"""Writes calibrations, own devices and saved plans.
 
-Who may submit runs may add; who made a thing, or an operator, may change and delete it.
+Submitters may add; the owner or an operator may change and delete. Does not depend on runs.
 """
 
 from __future__ import annotations
@@ -18,13 +18,14 @@ from orchestrator.accounts.roles import Role, at_least
 from orchestrator.common import clock, conditional
 from orchestrator.common.errors import Refusal, conflict, forbidden, invalid
 from orchestrator.planner.calibration.fit import fit
+from orchestrator.planner.model.inputs import Request
 from orchestrator.planner.models import Calibration, DeviceType, SavedPlan
-from orchestrator.planner.plan_request import ParsedLine, ParseOptions
-from orchestrator.planner.request_parsing import read
-from workers.contracts.base import Problem, validation_problems
+from orchestrator.planner.plan_request import ParseOptions
+from orchestrator.planner.request_parsing import parse_line
+from workers.contracts.base import Problem, problem, validation_problems
 from workers.contracts.catalog.devices import DEVICES, Device
 
-MOST_MEASUREMENTS = 2000
+MAX_MEASUREMENTS = 2000
 NAME_LENGTH = 120
 
 
@@ -37,50 +38,47 @@ def calibration_add(
     onto: Calibration | None = None,
     default: bool = False,
 ) -> Calibration:
-    """Fits parameters to measurement lines and keeps both; `onto` fits an existing calibration anew
-    with more lines.
+    """Fits parameters to measurement lines and stores both.
 
-    A line with the `id` of one that is there replaces it. `default` makes predictions of runs on
-    its device rest on it.
-    Without a name it is called after its device and the day.
-    Raises 422 with a sentence for each line that cannot be used, 403, 409 for a name that is taken.
+    `onto` adds the lines to an existing calibration and fits it again; a line replaces the one with
+    the same `id`. `default` uses it for predictions of runs on its device. The default name is the
+    device and the date. Raises 403, 409 for a name that is taken, and 422 with a problem for each
+    unusable line.
     """
     accounts.require_role(by, Role.SUBMITTER, "calibrate the planner")
     if onto is not None:
         _require_owner(by, onto.created_by_id, "calibration", onto.name)
-    name = _named(name or "unnamed") if onto is None else onto.name
-    lines = [dict(each) for each in (onto.measurements if onto is not None else [])]
+    name = _validated_name(name or "unnamed") if onto is None else onto.name
+    lines = [dict(line) for line in (onto.measurements if onto is not None else [])]
     known = {
-        each.get("id"): place for place, each in enumerate(lines) if each.get("id") is not None
+        line.get("id"): index for index, line in enumerate(lines) if line.get("id") is not None
     }
-    for each in measurements:
-        if each.get("id") in known:
-            lines[known[each["id"]]] = dict(each)
+    for line in measurements:
+        if line.get("id") in known:
+            lines[known[line["id"]]] = dict(line)
         else:
-            lines.append(dict(each))
-    asked = _usable(lines, ParseOptions(devices))
-    document = fit(
-        [(each.request, each.measured) for each in asked if each.request is not None]
-    ).to_dict()
-    requests = [each.request for each in asked if each.request is not None]
+            lines.append(dict(line))
+    pairs = _parse_measurements(lines, ParseOptions(devices or {}))
+    requests = [request for request, _ in pairs]
     values: dict[str, Any] = {
-        "document": document,
+        "document": fit(pairs).to_dict(),
         "measurements": lines,
         "rows": len(lines),
         "fitted": clock.now(),
-        "device": _most([each.entry.name for each in requests]),
-        "framework": _most([each.framework.name for each in requests]),
+        "device": _most_frequent([request.entry.name for request in requests]),
+        "framework": _most_frequent([request.framework.name for request in requests]),
     }
     if onto is None and name == "unnamed":
         name = _free_name(values["device"])
     with transaction.atomic():
         if onto is None:
-            row = _created(Calibration(name=name, created_by=by, created=clock.now(), **values))
+            row = _create(Calibration(name=name, created_by=by, created=clock.now(), **values))
         else:
-            mine = Calibration.objects.filter(pk=onto.pk, version=onto.version)
-            if not conditional.update(mine, version=onto.version + 1, **values):
+            unchanged = Calibration.objects.filter(pk=onto.pk, version=onto.version)
+            if not conditional.update(unchanged, version=onto.version + 1, **values):
                 raise conflict(
-                    f"The calibration {name} was changed meanwhile. Send it again.", retry=True
+                    f"The calibration {name} was changed in the meantime. Send it again.",
+                    retry=True,
                 )
             row = Calibration.objects.get(pk=onto.pk)
         if default:
@@ -97,7 +95,7 @@ def calibration_add(
 def calibration_set_default(
     *, calibration: Calibration, by: User, default: bool = True
 ) -> Calibration:
-    """Predictions of runs on its device rest on it, or on no calibration any more."""
+    """Makes it the default for predictions on its device, or removes the default."""
     _require_owner(by, calibration.created_by_id, "calibration", calibration.name)
     with transaction.atomic():
         if default:
@@ -117,6 +115,7 @@ def calibration_set_default(
 
 
 def calibration_delete(*, calibration: Calibration, by: User) -> None:
+    """Deletes a calibration. Raises 403."""
     _require_owner(by, calibration.created_by_id, "calibration", calibration.name)
     with transaction.atomic():
         accounts.audit(
@@ -129,23 +128,20 @@ def calibration_delete(*, calibration: Calibration, by: User) -> None:
 
 
 def device_type_create(*, by: User, entry: Mapping[str, Any]) -> DeviceType:
-    """A device of one's own, a `Device` of the contracts.
-
-    Raises 422, 409 for a name that is taken.
-    """
-    accounts.require_role(by, Role.SUBMITTER, "describe devices")
+    """Adds an own device, a `Device` of the contracts. Raises 422, 409 for a name that is taken."""
+    accounts.require_role(by, Role.SUBMITTER, "add devices")
     try:
         device = Device.from_dict({"source": f"described by {by.username}", **entry})
     except ValidationError as error:
         raise _invalid(validation_problems(error)) from None
-    name = _named(device.name)
+    name = _validated_name(device.name)
     if name in DEVICES:
-        raise invalid("name", f"{name!r} is in the catalogue already", f"{name}-own")
+        raise invalid("name", f"{name!r} is already in the catalogue", f"{name}-own")
     if (
         not set(device.peak_tflops) & {"fp32", "bf16", "fp16"}
         or min(device.peak_tflops.values()) <= 0
     ):
-        message = "a device has a peak above 0 for fp32, bf16 or fp16 at least"
+        message = "a device needs a peak above 0 for fp32, bf16 or fp16"
         raise invalid("peak_tflops", message, '{"fp32": 19.5, "bf16": 312}')
     row = DeviceType(owner=by, name=name, entry=device.to_dict(), created=clock.now())
     try:
@@ -153,12 +149,13 @@ def device_type_create(*, by: User, entry: Mapping[str, Any]) -> DeviceType:
             row.save()
     except IntegrityError:
         raise conflict(
-            f"You have a device {name!r} already. Delete it first.", type="name-taken"
+            f"You already have a device {name!r}. Delete it first.", type="name-taken"
         ) from None
     return row
 
 
 def device_type_delete(*, device_type: DeviceType, by: User) -> None:
+    """Deletes an own device. Raises 403."""
     _require_owner(by, device_type.owner_id, "device", device_type.name)
     device_type.delete()
 
@@ -171,56 +168,53 @@ def plan_save(
     link: str = "",
     devices: Mapping[str, Device] | None = None,
 ) -> SavedPlan:
-    """Keeps a request line that can be estimated, under a name.
-
-    Raises 422 as an estimate would tell problems.
-    """
+    """Saves a valid request line under a name. Raises 422 with the problems of an estimate."""
     accounts.require_role(by, Role.SUBMITTER, "save plans")
-    asked = read(line, ParseOptions(devices))
-    if asked.problems:
-        raise _invalid(asked.problems)
+    parsed = parse_line(line, ParseOptions(devices or {}))
+    if parsed.problems:
+        raise _invalid(parsed.problems)
     return SavedPlan.objects.create(
-        owner=by, name=_named(name, 160), line=dict(line), link=link[:2000]
+        owner=by, name=_validated_name(name, 160), line=dict(line), link=link[:2000]
     )
 
 
 def plan_delete(*, plan: SavedPlan, by: User) -> None:
+    """Deletes a saved plan. Raises 403."""
     _require_owner(by, plan.owner_id, "saved plan", plan.name)
     plan.delete()
 
 
-def _usable(lines: Sequence[Mapping[str, Any]], options: ParseOptions) -> list[ParsedLine]:
-    """Every line read; raises 422 naming those that cannot be."""
+def _parse_measurements(
+    lines: Sequence[Mapping[str, Any]], options: ParseOptions
+) -> list[tuple[Request, dict[str, Any]]]:
+    """`(request, measured)` of every line. Raises 422 with the problems of unusable lines."""
     if not lines:
         raise invalid(
-            "measurements", "there is nothing to fit to", "lines with measured {step_time_s}"
+            "measurements", "there are no lines to fit", "lines with measured {step_time_s}"
         )
-    if len(lines) > MOST_MEASUREMENTS:
+    if len(lines) > MAX_MEASUREMENTS:
         raise invalid(
             "measurements",
-            f"{len(lines)} lines are more than {MOST_MEASUREMENTS}",
-            "fewer, or the command",
+            f"there are {len(lines)} lines, the limit is {MAX_MEASUREMENTS}",
+            "fewer lines, or manage.py calibrate",
         )
-    found, problems = [], []
-    for place, line in enumerate(lines):
-        asked = read(line, options)
+    pairs, problems = [], []
+    for index, line in enumerate(lines):
+        parsed = parse_line(line, options)
         problems += [
-            item.model_copy(update={"field": f"measurements.{place}.{item.field}".rstrip(".")})
-            for item in asked.problems
+            item.model_copy(update={"field": f"measurements.{index}.{item.field}".rstrip(".")})
+            for item in parsed.problems
         ]
-        if not asked.problems and not asked.measured:
-            message = "the line has nothing measured"
+        if not parsed.problems and not parsed.measured:
+            field = f"measurements.{index}.measured"
             problems.append(
-                Problem(
-                    field=f"measurements.{place}.measured",
-                    message=message,
-                    hint='{"step_time_s": 1.2}',
-                )
+                problem(field, "the line has no measured value", '{"step_time_s": 1.2}')
             )
-        found.append(asked)
+        if parsed.request is not None:
+            pairs.append((parsed.request, parsed.measured))
     if problems:
         raise _invalid(problems[:50])
-    return found
+    return pairs
 
 
 def _invalid(problems: Sequence[Problem]) -> Refusal:
@@ -228,20 +222,18 @@ def _invalid(problems: Sequence[Problem]) -> Refusal:
     return Refusal("invalid", "The request is not valid", 422, first, problems)
 
 
-def _created(row: Calibration) -> Calibration:
+def _create(row: Calibration) -> Calibration:
     try:
         with transaction.atomic():
             row.save()
     except IntegrityError:
-        detail = (
-            f"There is a calibration {row.name!r} already. Choose another name, or add to that one."
-        )
+        detail = f"The calibration {row.name!r} already exists. Choose another name, or add to it."
         raise conflict(detail, type="name-taken") from None
     return row
 
 
 def _free_name(device: str) -> str:
-    """`h100-80g, 1 March 2026`, with a number behind it where there are such."""
+    """`h100-80g, 1 March 2026`, followed by a number if that name is taken."""
     today = clock.now()
     name = f"{device}, {today.day} {today:%B %Y}"
     taken = set(Calibration.objects.filter(name__startswith=name).values_list("name", flat=True))
@@ -257,19 +249,17 @@ def _make_default(row: Calibration) -> None:
     row.refresh_from_db()
 
 
-def _named(name: Any, length: int = NAME_LENGTH) -> str:
+def _validated_name(name: Any, length: int = NAME_LENGTH) -> str:
     text = str(name).strip()
     if not 1 <= len(text) <= length or not text.isprintable():
         raise invalid("name", f"a name has 1 to {length} printable characters", "cluster in March")
     return text
 
 
-def _most(names: Sequence[str]) -> str:
+def _most_frequent(names: Sequence[str]) -> str:
     return max(dict.fromkeys(names), key=list(names).count)
 
 
 def _require_owner(by: User, owner_id: int, what: str, name: str) -> None:
     if by.pk != owner_id and not at_least(by.role, Role.OPERATOR):
-        raise forbidden(
-            f"The {what} {name!r} is somebody else's; its owner or an operator may change it."
-        )
+        raise forbidden(f"Only its owner or an operator may change the {what} {name!r}.")

@@ -20,8 +20,8 @@ from workers.contracts.specs.model import ModelSpec
 from workers.contracts.specs.plan import ParallelPlan
 from workers.models.decoder import Decoder
 from workers.training.loop.objective import token_loss
-from workers.training.numerics.precision import CastUnits
-from workers.training.parallel.parallelize import DTYPES, shard
+from workers.training.numerics.precision import DTYPES, CastCopies
+from workers.training.parallel.zero import shard_decoder
 
 
 class LiveBytes(TorchDispatchMode):
@@ -58,7 +58,7 @@ def peak_of_a_step(model: ModelSpec, plan: ParallelPlan, seq_len: int) -> int:
     with FakeTensorMode(), LiveBytes() as live:
         decoder = Decoder(model)
         if plan.precision != "fp32":
-            CastUnits(decoder, decoder.blocks, DTYPES[plan.precision])
+            CastCopies(decoder, decoder.blocks, DTYPES[plan.precision])
         optimizer = torch.optim.AdamW(decoder.parameters(), foreach=False)
         for _ in range(2):
             for _ in range(plan.accumulation):
@@ -78,7 +78,7 @@ def peak_of_a_sharded_step(model: ModelSpec, plan: ParallelPlan, seq_len: int) -
         mesh = init_device_mesh("cpu", (plan.dp,), mesh_dim_names=("dp_shard",))
         with FakeTensorMode():
             decoder = Decoder(model)
-            shard(decoder, plan, mesh)
+            shard_decoder(decoder, plan, mesh)
             optimizer = torch.optim.AdamW(decoder.parameters(), foreach=False)
             for parameter in decoder.parameters():  # states are there from the second step on
                 parameter.grad = torch.zeros_like(parameter)

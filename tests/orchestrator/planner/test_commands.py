@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 from django.core.management import CommandError, call_command
 
-from tests.orchestrator.planner.test_requests import LINE, LLAMA_CONFIG
+from tests.orchestrator.planner.test_request_parsing import LINE, LLAMA_CONFIG
 
 ROOT = Path(__file__).resolve().parents[3]
 SMALL = [
@@ -116,7 +116,7 @@ def test_a_config_file_is_a_model_and_a_plan_another_engines(tmp_path: Path) -> 
 
 
 def test_serving_is_told() -> None:
-    assert "each further token" in plan("--inference", *SMALL)
+    assert "each next token" in plan("--inference", *SMALL)
     answer = json.loads(
         plan(
             "--inference", *SMALL[:-4], "--prompt-len", "512", "--batch", "4", "--tp", "2", "--json"

@@ -61,7 +61,7 @@ def test_they_widen_away_from_the_runs_and_say_so():
     table = table_of([near, far], columns_for([near, far], calibration))
     assert calibration.extrapolates("a100-80g", "megatron", table, 0) == []
     told = calibration.extrapolates("a100-80g", "megatron", table, 1)
-    assert "hidden size 16384 lies outside the measured 1024 to 1024" in told
+    assert "hidden size 16384 is outside the measured 1024 to 1024" in told
     assert (
         "default values are used" in calibration.extrapolates("h100-80g", "megatron", table, 1)[0]
     )
@@ -122,7 +122,7 @@ def test_a_default_profile_widens_away_from_the_runs_it_was_set_with_and_says_so
     assert (
         "fused attention (they have unfused attention)" in said[1] and "recompute none" in said[1]
     )
-    assert "schedule zbv" in said[2] and "zero 1 lies outside" in said[2]
+    assert "schedule zbv" in said[2] and "zero 1 is outside" in said[2]
 
 
 def test_one_run_that_agrees_narrows_and_never_widens():

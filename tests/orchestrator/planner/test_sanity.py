@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from orchestrator.planner import api
+from orchestrator.planner.explain import ExplainOptions
 from orchestrator.planner.model.frameworks import FRAMEWORKS
 from workers.contracts.catalog.counts import flops_per_token, parameter_count
 from workers.contracts.catalog.devices import DEVICES
@@ -264,7 +265,7 @@ def test_what_should_cost_or_save_does(using):
 def test_trees_reach_down_to_what_is_given_and_their_sums_hold():
     plan = {"dp": 4, "pp": 2, "ep": 4, "zero": 1, "global_batch_size": 16}
     [plain] = told([line("deepseek-v2", plan)])
-    [answer] = api.estimate([line("deepseek-v2", plan)], explain=api.Trees())
+    [answer] = api.estimate([line("deepseek-v2", plan)], explain=ExplainOptions())
     trees = [*answer["memory"].values(), *answer["time"].values(), *answer["comm"].values()]
     trees += [answer[name] for name in NUMBERS]
     named: dict[str, Any] = {}
@@ -350,23 +351,25 @@ def test_lines_that_cannot_be_answered_say_why_and_keep_their_place():
 
 def test_auto_never_trains_on_stale_weights_and_a_search_says_where_it_would():
     """A small model in a pipeline is fastest with PipeDream, which is another algorithm."""
-    scene = {
+    scenario = {
         key: value for key, value in line("llama-15m", using="orrery").items() if key != "plan"
     }
-    scene["workload"] = {"seq_len": 256, "global_batch_size": 64}
-    fastest = api.search({**scene, "fix": {"pp": 4, "schedule": ["1f1b", "pipedream"]}, "top": 1})
+    scenario["workload"] = {"seq_len": 256, "global_batch_size": 64}
+    fastest = api.search(
+        {**scenario, "fix": {"pp": 4, "schedule": ["1f1b", "pipedream"]}, "top": 1}
+    )
     assert fastest["plans"][0]["plan"]["schedule"] == "pipedream"
     assert any("stale" in note for note in fastest["notes"])
-    assert api.read_one({**scene, "plan": "auto"}).request.plan.schedule != "pipedream"
+    assert api.parse_line({**scenario, "plan": "auto"}).request.plan.schedule != "pipedream"
 
 
 def test_a_search_says_what_offloading_asks_of_hosts():
     """671 billion parameters fit eight devices only where 10 TiB fit their host, which no catalogue
     says.
     """
-    scene = {key: value for key, value in line("deepseek-v3").items() if key != "plan"}
-    scene["workload"] = {"seq_len": 4096, "global_batch_size": 64}
-    best = api.search({**scene, "fix": {"offload": "all", "zero": 3}, "top": 1})
+    scenario = {key: value for key, value in line("deepseek-v3").items() if key != "plan"}
+    scenario["workload"] = {"seq_len": 4096, "global_batch_size": 64}
+    best = api.search({**scenario, "fix": {"offload": "all", "zero": 3}, "top": 1})
     assert best["fit"] and best["plans"][0]["memory"]["optimizer_bytes"] == 0
     [note] = [each for each in best["notes"] if "host" in each]
     said = float(note.split(" keeps ")[1].split(" GiB")[0].replace(",", ""))

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from orchestrator.accounts.models import User
-from orchestrator.planner.requests import read
+from orchestrator.planner.request_parsing import parse_line
 from orchestrator.runs import selectors, services
 from orchestrator.runs.models import Run
 from orchestrator.scheduling.reports import attempt_end
@@ -110,7 +110,7 @@ def test_an_ended_run_is_a_measurement(run: Run) -> None:
     assert isinstance(line, dict) and line["measured"]["step_time_s"] == pytest.approx(
         1.5 * run.prediction["step_time_s"]
     )
-    asked = read(line)
+    asked = parse_line(line)
     assert (
         asked.request is not None
         and asked.request.plan.dp == 2

@@ -1,4 +1,4 @@
-"""`manage.py plan`: search, estimate lines, serving, export. Needs neither a database nor Redis."""
+"""`manage.py plan`: search, estimates, serving and export. Does not need a database or Redis."""
 
 from __future__ import annotations
 
@@ -11,12 +11,13 @@ from django.core.management.base import BaseCommand, CommandError, CommandParser
 
 from orchestrator.planner import api
 from orchestrator.planner.calibration.result import Calibration
-from orchestrator.planner.cli_output import told_search, told_serving, told_trees
+from orchestrator.planner.cli_output import format_search, format_serving, format_trees
+from orchestrator.planner.explain import ExplainOptions, parse_explain_options
 from orchestrator.planner.interchange import KINDS
-from orchestrator.planner.request_files import Unusable, calibration_of, lines_of
-from orchestrator.planner.requests import BadRequest, Choices
+from orchestrator.planner.plan_request import BadRequest, ParseOptions
+from orchestrator.planner.request_files import UnusableInput, read_calibration, read_json_lines
 
-# what a request's fields are called on the command line
+# command-line options of request fields
 _FLAGS = {
     "model": "--model",
     "cluster.device": "--device",
@@ -46,16 +47,19 @@ _SERVING = (
     "draft_tokens",
     "draft_cost",
 )
-_RANKED = 100  # plans tried for another engine
-_SERVING_KINDS: dict[str, type] = {
+_RANKED = 100  # ranked plans tried for an export
+_SERVING_TYPES: dict[str, type] = {
     "quantize": str,
     "kv_dtype": str,
     "acceptance": float,
     "draft_cost": float,
 }
+_PARSE_OPTIONS = ParseOptions(files=True)
 
 
 class Command(BaseCommand):
+    """The planner on the command line."""
+
     help = (
         "Predicts memory, time and cost of training a model on a cluster, and ranks every "
         "legal plan."
@@ -63,11 +67,12 @@ class Command(BaseCommand):
     requires_system_checks: list[str] = []
 
     def add_arguments(self, parser: CommandParser) -> None:
+        """Declares the options of estimates, search, export and serving."""
         many = parser.add_argument_group("many estimates")
         many.add_argument(
             "--requests",
             metavar="FILE.jsonl",
-            help="a request a line in, an answer a line out; - reads standard input",
+            help="one request per input line, one answer per output line; - reads standard input",
         )
         one = parser.add_argument_group("a search")
         one.add_argument(
@@ -79,21 +84,20 @@ class Command(BaseCommand):
         one.add_argument(
             "--host-gib-per-device",
             type=float,
-            help="memory of a host over its devices, for offloading",
+            help="host memory per device, for offloading",
         )
-        one.add_argument("--seq-len", type=int, help="tokens a sequence")
-        one.add_argument("--global-batch", type=int, help="sequences a step")
-        one.add_argument("--tokens", type=float, help="to be trained in all, for days")
+        one.add_argument("--seq-len", type=int, help="tokens per sequence")
+        one.add_argument("--global-batch", type=int, help="sequences per step")
+        one.add_argument(
+            "--tokens", type=float, help="tokens to train in total, for the duration in days"
+        )
         one.add_argument("--framework", default="orrery")
-        fixing = (
-            "fields of a plan that are not to be chosen; several values with | between: "
-            "tp=8,zero=1|3"
-        )
+        fixing = "plan fields with fixed values; | separates several values: tp=8,zero=1|3"
         one.add_argument("--fix", default="", metavar="k=v,…", help=fixing)
         one.add_argument("--objective", default="time", help="time, cost or memory")
         one.add_argument("--top", type=int, help="plans to show; 10, with --explain 3")
         one.add_argument(
-            "--calibration", metavar="FILE", help="parameters as `manage.py calibrate` wrote them"
+            "--calibration", metavar="FILE", help="a file written by `manage.py calibrate`"
         )
         one.add_argument(
             "--explain",
@@ -101,76 +105,80 @@ class Command(BaseCommand):
             const=True,
             default=False,
             metavar="NAME,…",
-            help="the formula and inputs of each number, or of these alone",
+            help="the formula and inputs of each number, or of the named numbers",
         )
         one.add_argument(
             "--explain-depth",
             type=int,
             metavar="N",
-            help="levels of them; else down to the catalogue",
+            help="levels of the trees; default: down to the catalogue",
         )
-        one.add_argument("--json", action="store_true", help="one JSON document and nothing else")
+        one.add_argument("--json", action="store_true", help="print exactly one JSON document")
         one.add_argument(
             "--export", metavar="ENGINE", help=f"print the best plan for {', '.join(KINDS)}"
         )
         serve = parser.add_argument_group("serving")
         serve.add_argument(
-            "--inference", action="store_true", help="what serving the model would reach"
+            "--inference", action="store_true", help="predict serving instead of training"
         )
         for name in _SERVING:
-            kind = _SERVING_KINDS.get(name, int)
+            kind = _SERVING_TYPES.get(name, int)
             serve.add_argument(f"--{name.replace('_', '-')}", type=kind, default=SUPPRESS)
 
     def handle(self, *args: Any, **options: Any) -> None:
+        """Runs the requested mode; exit code 2 for bad requests and unusable input."""
         try:
-            calibration = calibration_of(options["calibration"]) if options["calibration"] else None
+            path = options["calibration"]
+            calibration = read_calibration(path) if path else None
             if options["requests"]:
-                self._lines(options, calibration)
+                self._estimate(options, calibration)
             elif options["model"] is None:
-                raise Unusable(
-                    "Say what to plan for: --model PRESET|FILE, or --requests FILE.jsonl"
-                )
+                raise UnusableInput("Give --model PRESET|FILE or --requests FILE.jsonl")
             elif options["inference"]:
                 self._serving(options)
             else:
                 self._search(options, calibration)
         except BadRequest as error:
-            found = [
-                f"{_FLAGS.get(each.field, each.field)}: {each.message}"
-                + (f"; try {each.hint}" if each.hint else "")
-                for each in error.problems
+            messages = [
+                f"{_FLAGS.get(item.field, item.field)}: {item.message}"
+                + (f"; try {item.hint}" if item.hint else "")
+                for item in error.problems
             ]
-            raise CommandError("\n".join(found), returncode=2) from None
-        except Unusable as error:
+            raise CommandError("\n".join(messages), returncode=2) from None
+        except UnusableInput as error:
             raise CommandError(str(error), returncode=2) from None
 
-    def _lines(self, options: dict[str, Any], calibration: Calibration | None) -> None:
-        lines, explain = lines_of(options["requests"]), _trees(options)
-        each = 1 if explain else max(1, len(lines))  # trees are large: one line's at a time
-        for start in range(0, len(lines), each):
-            told = api.estimate(
-                lines[start : start + each],
+    def _estimate(self, options: dict[str, Any], calibration: Calibration | None) -> None:
+        lines, explain = read_json_lines(options["requests"]), _explain_options(options)
+        size = 1 if explain else max(1, len(lines))  # trees are large: one line at a time
+        for start in range(0, len(lines), size):
+            answers = api.estimate(
+                lines[start : start + size],
                 calibration=calibration,
                 explain=explain,
-                choices=Choices(files=True),
+                options=_PARSE_OPTIONS,
             )
-            self._write("".join(json.dumps(answer) + "\n" for answer in told))
+            self._write("".join(json.dumps(answer) + "\n" for answer in answers))
 
     def _search(self, options: dict[str, Any], calibration: Calibration | None) -> None:
         for name in ("seq_len", "global_batch"):
             if options[name] is None:
-                raise Unusable(f"A search needs --{name.replace('_', '-')}")
-        scene = _scene(options)
-        request = {**scene, "fix": dict(_fixed(options["fix"])), "objective": options["objective"]}
+                raise UnusableInput(f"A search needs --{name.replace('_', '-')}")
+        scenario = _scenario(options)
+        request = {
+            **scenario,
+            "fix": dict(_parse_fix(options["fix"])),
+            "objective": options["objective"],
+        }
         if options["export"]:
-            self._export(scene, request, options["export"], calibration)
+            self._export(scenario, request, options["export"], calibration)
             return
-        explain = _trees(options)
+        explain = _explain_options(options)
         top = (3 if explain else 10) if options["top"] is None else options["top"]
         answer = api.search(
             {**request, "top": top},
             calibration=calibration,
-            choices=Choices(files=True),
+            options=_PARSE_OPTIONS,
             explain=explain,
             front=options["top"] is None,
         )
@@ -178,83 +186,76 @@ class Command(BaseCommand):
             self._write(json.dumps(answer) + "\n")
         else:
             self._write(
-                told_search(scene, answer, top=top) + (told_trees(answer) if explain else "")
+                format_search(scenario, answer, top=top) + (format_trees(answer) if explain else "")
             )
         if not answer["legal"]:
-            raise _nothing(answer)
+            raise _no_plan_error(answer)
 
     def _export(
-        self, scene: dict[str, Any], request: Any, engine: str, calibration: Calibration | None
+        self, scenario: dict[str, Any], request: Any, engine: str, calibration: Calibration | None
     ) -> None:
-        """The best of the ranked plans that the engine can run; its notes go beside it, to standard
-        error.
-        """
-        choices, first = Choices(files=True), None
+        """Prints the best ranked plan that the engine can run, and its notes to standard error."""
+        first = None
         answer = api.search(
-            {**request, "top": _RANKED}, calibration=calibration, choices=choices, front=True
+            {**request, "top": _RANKED}, calibration=calibration, options=_PARSE_OPTIONS, front=True
         )
-        for place, best in enumerate(answer["plans"], 1):
+        for rank, best in enumerate(answer["plans"], 1):
             line = {
-                **scene,
+                **scenario,
                 "plan": best["plan"],
                 **({"cluster": best["cluster"]} if "cluster" in best else {}),
             }
             try:
-                made = api.export(line, engine, choices=choices)
+                exported = api.export(line, engine, options=_PARSE_OPTIONS)
             except BadRequest as error:
                 first = first or error
                 if engine not in KINDS:
                     break
                 continue
-            self._write(made.text if made.text.endswith("\n") else made.text + "\n")
+            self._write(exported.text if exported.text.endswith("\n") else exported.text + "\n")
             if first is not None:
                 self.stderr.write(
-                    f"This is number {place} of the ranked plans: {engine} cannot run those "
-                    f"before it. {first}"
+                    f"This is number {rank} of the ranked plans: {engine} cannot run the better "
+                    f"ones. {first}"
                 )
-            for note in made.notes:
+            for note in exported.notes:
                 self.stderr.write(note)
             return
-        raise first or _nothing(answer)
+        raise first or _no_plan_error(answer)
 
     def _serving(self, options: dict[str, Any]) -> None:
-        given = {name: options[name] for name in _SERVING if name in options}
-        if options["seq_len"] and "prompt_len" not in given:
-            given.setdefault("output_len", max(1, min(256, options["seq_len"] // 4)))
-            given["prompt_len"] = max(1, options["seq_len"] - given["output_len"])
+        values = {name: options[name] for name in _SERVING if name in options}
+        if options["seq_len"] and "prompt_len" not in values:
+            values.setdefault("output_len", max(1, min(256, options["seq_len"] // 4)))
+            values["prompt_len"] = max(1, options["seq_len"] - values["output_len"])
         if options["global_batch"]:
-            given.setdefault("batch", options["global_batch"])
+            values.setdefault("batch", options["global_batch"])
         request = {
-            key: value for key, value in _scene(options).items() if key in ("model", "cluster")
-        } | given
-        answer = api.serving(request, explain=bool(options["explain"]), choices=Choices(files=True))
+            key: value for key, value in _scenario(options).items() if key in ("model", "cluster")
+        } | values
+        answer = api.serving(request, explain=bool(options["explain"]), options=_PARSE_OPTIONS)
         if options["json"]:
             self._write(json.dumps(answer) + "\n")
         else:
-            self._write(told_serving(request, answer))
+            self._write(format_serving(request, answer))
 
     def _write(self, text: str) -> None:
         self.stdout.write(text, ending="")
 
 
-def _trees(options: dict[str, Any]) -> api.Trees | None:
-    named = options["explain"]
-    names = (
-        [each.strip() for each in named.split(",") if each.strip()]
-        if isinstance(named, str)
-        else named
-    )
-    return api.trees(names, options["explain_depth"])
+def _explain_options(options: dict[str, Any]) -> ExplainOptions | None:
+    explain = options["explain"]
+    if isinstance(explain, str):
+        explain = [name.strip() for name in explain.split(",") if name.strip()]
+    return parse_explain_options(explain, options["explain_depth"])
 
 
-def _nothing(answer: Any) -> CommandError:
-    message = [f"{each['message']}; try {each['hint']}" for each in answer["problems"]] or [
-        "No plan fits; leave out --export"
-    ]
-    return CommandError("\n".join(message), returncode=2)
+def _no_plan_error(answer: Any) -> CommandError:
+    messages = [f"{item['message']}; try {item['hint']}" for item in answer["problems"]]
+    return CommandError("\n".join(messages or ["No plan fits; omit --export"]), returncode=2)
 
 
-def _scene(options: dict[str, Any]) -> dict[str, Any]:
+def _scenario(options: dict[str, Any]) -> dict[str, Any]:
     cluster = {
         "device": options["device"],
         "nodes": options["nodes"],
@@ -273,22 +274,22 @@ def _scene(options: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def _fixed(text: str) -> Iterator[tuple[str, Any]]:
-    """`tp=8,zero=1|3` as a field and its value, or the list of its values."""
-    for part in (each.strip() for each in text.split(",")):
+def _parse_fix(text: str) -> Iterator[tuple[str, Any]]:
+    """`tp=8,zero=1|3` as pairs of a field and its value or list of values."""
+    for part in (item.strip() for item in text.split(",")):
         if not part:
             continue
         name, equals, values = part.partition("=")
         if not equals or not values.strip():
-            raise Unusable(f"--fix: {part!r} is not name=value; try --fix tp=8,zero=1")
-        found = [_value(each.strip()) for each in values.split("|")]
-        yield name.strip(), found[0] if len(found) == 1 else found
+            raise UnusableInput(f"--fix: {part!r} is not name=value; try --fix tp=8,zero=1")
+        parsed = [_parse_value(item.strip()) for item in values.split("|")]
+        yield name.strip(), parsed[0] if len(parsed) == 1 else parsed
 
 
-def _value(text: str) -> Any:
-    words: dict[str, Any] = {"true": True, "false": False, "none": "none", "null": None}
-    if text.lower() in words:
-        return words[text.lower()]
+def _parse_value(text: str) -> Any:
+    constants: dict[str, Any] = {"true": True, "false": False, "none": "none", "null": None}
+    if text.lower() in constants:
+        return constants[text.lower()]
     try:
         return int(text)
     except ValueError:

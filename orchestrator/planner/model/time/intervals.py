@@ -69,7 +69,7 @@ def extrapolations(
         if calibration and calibration.values_for(*pair):
             message = calibration.extrapolates(*pair, table, row)
         else:
-            message = known.basis.message(table, row) if known else []
+            message = known.coverage.describe_outside(table, row) if known else []
         found.append(
             f"Its time is extrapolated, so that it is less certain: {'; '.join(message)}."
             if message
@@ -84,7 +84,7 @@ def _uncalibrated(table: Table, known: Published | None) -> Floats:
     """
     if known is None:
         return np.full(table.n, UNKNOWN**2)
-    return np.asarray(np.minimum(known.spread**2 + known.basis.variance(table), UNKNOWN**2))
+    return np.asarray(np.minimum(known.spread**2 + known.coverage.variance(table), UNKNOWN**2))
 
 
 def _calibrated(table: Table, group: Group, before: Floats) -> Floats:
@@ -100,7 +100,7 @@ def _calibrated(table: Table, group: Group, before: Floats) -> Floats:
     # few runs leave directions open that the priors alone bound: no less is known than without any
     # run
     most = np.maximum(before - FAR**2, 0.0)
-    left = np.minimum(_of_parameters(table, group) + group.basis.variance(table), most)
+    left = np.minimum(_of_parameters(table, group) + group.coverage.variance(table), most)
     return np.asarray(np.sqrt(spread + left))
 
 

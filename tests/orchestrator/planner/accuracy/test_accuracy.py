@@ -12,8 +12,8 @@ import pytest
 from orchestrator.planner.accuracy import measures
 from orchestrator.planner.accuracy.report import report
 from orchestrator.planner.accuracy.splits import leave_one_out, random_splits
+from tests.orchestrator.planner.calibration.test_fit import line
 from tests.orchestrator.planner.measured import measured, requests
-from tests.orchestrator.planner.test_calibrate import line
 
 
 def test_measures():
@@ -36,7 +36,7 @@ def test_measures():
     found = measures.verdicts(
         np.array([True, True, False, False]), np.array([False, True, False, True])
     )
-    assert (found.ran, found.ran_out, found.false_fits, found.false_refusals) == (2, 2, 1, 1)
+    assert (found.ran, found.out_of_memory, found.false_fits, found.false_refusals) == (2, 2, 1, 1)
 
 
 def test_splits_never_show_what_they_hold_out():

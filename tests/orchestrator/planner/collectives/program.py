@@ -26,10 +26,10 @@ Step = Callable[[], None]
 
 def data_parallel(model: ModelSpec, plan: ParallelPlan, seq_len: int) -> Step:
     from workers.training.optim import build_optimizer
-    from workers.training.parallel.mesh import World, lay_out
+    from workers.training.parallel.mesh import World, build_axes
     from workers.training.parallel.parallelize import parallelize
 
-    world = lay_out(plan, World(dist.get_rank(), dist.get_world_size(), torch.device("cpu")))
+    world = build_axes(plan, World(dist.get_rank(), dist.get_world_size(), torch.device("cpu")))
     parallel = parallelize(model, plan, world, seed=1)
     optimizer = build_optimizer(parallel.parameters(), OptimizerSpec(), split_state=plan.zero == 1)
 
@@ -37,7 +37,7 @@ def data_parallel(model: ModelSpec, plan: ParallelPlan, seq_len: int) -> Step:
         for index in range(plan.accumulation):
             last = index + 1 == plan.accumulation
             tokens = torch.randint(0, model.vocab, (plan.micro_batch_size, seq_len // plan.cp))
-            with parallel.backward_of(last=last):
+            with parallel.gradient_sync(last=last):
                 parallel.modules[0](tokens).float().sum().backward()
         parallel.finish_gradients()
         optimizer.step()

@@ -12,7 +12,7 @@ import pytest
 
 from orchestrator.planner.model.grid import constant_plan, plan_of
 from orchestrator.planner.model.inputs import SCHEDULE, plan_columns
-from orchestrator.planner.search.axes import axes
+from orchestrator.planner.search.axes import build_axes
 from orchestrator.planner.search.enumeration import enumerate_plans
 from orchestrator.planner.search.legality import illegal
 from workers.contracts.base import Refused
@@ -59,7 +59,7 @@ def random_plan(draw: random.Random) -> ParallelPlan:
         "dp_replicate": draw.choice([None, None, 1, 2, 3]),
     }
     if draw.random() < 0.1:
-        fields["weight_stashing"] = draw.random() < 0.7
+        fields[draw.choice(["weight_stashing", "vertical_sync"])] = draw.random() < 0.7
     if draw.random() < 0.1:
         fields["recompute_budget_bytes"] = 2**30
     if draw.random() < 0.2:
@@ -80,9 +80,8 @@ def columns_of(plans: list[ParallelPlan]) -> dict[str, np.ndarray]:
     return columns | {
         "schedule": np.array([SCHEDULE[plan.schedule] for plan in plans]),
         "dp_replicate": np.array([plan.dp_replicate or 0 for plan in plans]),
-        "pipedream_only": np.array(
-            [int(bool(plan.weight_stashing or plan.vertical_sync)) for plan in plans]
-        ),
+        "weight_stashing": np.array([int(bool(plan.weight_stashing)) for plan in plans]),
+        "vertical_sync": np.array([int(bool(plan.vertical_sync)) for plan in plans]),
         "budget_without_auto": np.array(
             [
                 int(plan.recompute_budget_bytes is not None and plan.recompute != "auto")
@@ -138,7 +137,7 @@ def cells(space, chosen, batch):
 
 def test_a_small_space_is_every_legal_plan_once() -> None:
     model, seq_len, batch = preset("mixtral-8x7b"), 32, 8
-    chosen = axes(
+    chosen = build_axes(
         {"offload": ["none", "all"], "prefetch_layers": [None, 2], "recompute": ["none", "full"]},
         SMALL,
         SMALL.entry,
@@ -193,7 +192,7 @@ def test_a_small_space_is_every_legal_plan_once() -> None:
 def test_columns_of_a_block_are_those_of_its_plans() -> None:
     model, seq_len, batch = preset("deepseek-v2"), 4096, 96
     cluster = ClusterSpec(device="h100-80g", nodes=4, devices_per_node=8)
-    chosen = axes({"precision": ["bf16", "fp8"], "devices": "any"}, cluster, cluster.entry)
+    chosen = build_axes({"precision": ["bf16", "fp8"], "devices": "any"}, cluster, cluster.entry)
     space = enumerate_plans(model, cluster, seq_len, batch, chosen)
     draw = random.Random(1)
     for block in space.blocks:
@@ -209,7 +208,7 @@ def test_columns_of_a_block_are_those_of_its_plans() -> None:
 
 def test_fixed_fields_hold_and_the_rest_stays_free() -> None:
     fix = {"tp": 4, "zero": [1, 2], "schedule": "zbv", "pp": 2, "reduce_dtype": "fp32"}
-    chosen = axes(fix, SMALL, SMALL.entry)
+    chosen = build_axes(fix, SMALL, SMALL.entry)
     space = enumerate_plans(preset("llama3-8b"), SMALL, 4096, 16, chosen)
     plans = [plan for _, _, plan in cells(space, chosen, 16)]
     # on one data-parallel rank nothing is sharded, but zero was asked for
@@ -228,7 +227,7 @@ def test_many_choices_beside_the_rows() -> None:
         "recompute": "none",
         "zero": [0, 3],
     }
-    chosen = axes(fix, SMALL, SMALL.entry)
+    chosen = build_axes(fix, SMALL, SMALL.entry)
     space = enumerate_plans(preset("llama3-8b"), SMALL, 4096, 2, chosen)
     plans = [plan for _, _, plan in cells(space, chosen, 2)]
     assert space.size == len(plans) == len({plan.to_json() for plan in plans})
@@ -240,11 +239,11 @@ def test_many_choices_beside_the_rows() -> None:
 
 def test_tensor_parallelism_stays_inside_a_node_unless_asked_for() -> None:
     model = preset("llama3-70b")
-    free = axes({}, SMALL, SMALL.entry)
+    free = build_axes({}, SMALL, SMALL.entry)
     space = enumerate_plans(model, SMALL, 4096, 16, free)
     assert max(int(block.rows["tp"].max()) for block in space.blocks) == 4
-    assert space.rejected["tp: spans nodes, ask for it to see it"] > 0
-    asked = axes({"tp": 8}, SMALL, SMALL.entry)
+    assert space.rejected["tp: spans nodes; fix tp to include it"] > 0
+    asked = build_axes({"tp": 8}, SMALL, SMALL.entry)
     assert enumerate_plans(model, SMALL, 4096, 16, asked).size > 0
 
 
@@ -265,7 +264,7 @@ def test_tensor_parallelism_stays_inside_a_node_unless_asked_for() -> None:
 )
 def test_a_wrong_fix_is_refused_by_name(fix: dict[str, object], field: str) -> None:
     with pytest.raises(Refused) as refused:
-        enumerate_plans(preset("llama3-8b"), SMALL, 4096, 16, axes(fix, SMALL, SMALL.entry))
+        enumerate_plans(preset("llama3-8b"), SMALL, 4096, 16, build_axes(fix, SMALL, SMALL.entry))
     assert refused.value.field == field
     assert refused.value.message and refused.value.hint
 
@@ -273,7 +272,7 @@ def test_a_wrong_fix_is_refused_by_name(fix: dict[str, object], field: str) -> N
 def test_a_cluster_of_a_million_devices_is_answered() -> None:
     cluster = ClusterSpec(device="h100-80g", nodes=65536, devices_per_node=16)
     space = enumerate_plans(
-        preset("gpt3-175b"), cluster, 2048, 1536, axes({}, cluster, cluster.entry)
+        preset("gpt3-175b"), cluster, 2048, 1536, build_axes({}, cluster, cluster.entry)
     )
     assert 0 < space.size <= 5_000_000
     assert space.rejected["global_batch_size: does not divide by micro_batch_size x dp"] > 0
@@ -281,21 +280,21 @@ def test_a_cluster_of_a_million_devices_is_answered() -> None:
 
 def test_a_search_that_grows_too_large_says_what_it_leaves_out_or_which_axis_to_fix() -> None:
     cluster = ClusterSpec(device="h800-80g", nodes=256, devices_per_node=8)
-    free = axes({}, cluster, cluster.entry)
+    free = build_axes({}, cluster, cluster.entry)
     space = enumerate_plans(preset("deepseek-v3"), cluster, 4096, 15360, free)
     assert 10**6 <= space.size <= 5 * 10**6
-    assert "hybrid sharding" in space.notes[0] and "fix an axis" in space.notes[0]
-    assert any("left out for size" in reason for reason in space.rejected)
+    assert "hybrid sharding" in space.notes[0] and "Fix an axis" in space.notes[0]
+    assert any("excluded to limit the search" in reason for reason in space.rejected)
     giant = ClusterSpec(device="h800-80g", nodes=55440, devices_per_node=720)
     with pytest.raises(Refused) as refused:
         enumerate_plans(preset("deepseek-v3"), giant, 55440, 698_377_680, free)
     assert refused.value.field.startswith("fix.")
-    assert "would enumerate" in refused.value.message and refused.value.hint.startswith("fix ")
+    assert "the limit is" in refused.value.message and refused.value.hint.startswith("fix ")
 
 
 def test_a_million_legal_plans_of_gpt3_on_512_devices() -> None:
     cluster = ClusterSpec(device="h100-80g", nodes=64, devices_per_node=8)
     space = enumerate_plans(
-        preset("gpt3-175b"), cluster, 2048, 1536, axes({}, cluster, cluster.entry)
+        preset("gpt3-175b"), cluster, 2048, 1536, build_axes({}, cluster, cluster.entry)
     )
     assert space.size >= 10**6

@@ -15,13 +15,13 @@ from orchestrator.planner.model.frameworks import framework
 from orchestrator.planner.model.inputs import table_of
 from orchestrator.planner.model.parameters import columns_for
 from orchestrator.planner.model.terms import explain
-from orchestrator.planner.requests import Scene, Workload
+from orchestrator.planner.plan_request import Scenario, Workload
 from orchestrator.planner.search import rank_plans as searching
-from orchestrator.planner.search.axes import axes
+from orchestrator.planner.search.axes import build_axes
 from orchestrator.planner.search.enumeration import enumerate_plans
 from orchestrator.planner.search.pareto import undominated
-from orchestrator.planner.search.rank_plans import search
-from tests.orchestrator.planner.test_enumerate import legal_cells
+from orchestrator.planner.search.rank_plans import rank_plans
+from tests.orchestrator.planner.search.test_enumeration import legal_cells
 from workers.contracts.base import Refused
 from workers.contracts.catalog.presets import preset
 from workers.contracts.specs.cluster import ClusterSpec
@@ -58,10 +58,10 @@ def scene_of(
     seq_len: int = 2048,
     batch: int = 96,
     name: str = "orrery",
-) -> Scene:
+) -> Scenario:
     cluster = ClusterSpec(device=device, nodes=nodes, devices_per_node=per_node)
     work = Workload(seq_len=seq_len, global_batch_size=batch, tokens=1e9)
-    return Scene(
+    return Scenario(
         model if isinstance(model, ModelSpec) else preset(model), cluster, work, framework(name)
     )
 
@@ -80,11 +80,11 @@ MIXED = ModelSpec.from_dict(
 )
 
 
-def parameters_of(scene: Scene, calibration: Calibration | None = None):
-    return columns_for([scene.request(ParallelPlan())], calibration)
+def parameters_of(scenario: Scenario, calibration: Calibration | None = None):
+    return columns_for([scenario.request(ParallelPlan())], calibration)
 
 
-def calibration_of(scene: Scene) -> Calibration:
+def calibration_of(scenario: Scenario) -> Calibration:
     """As if every plan took a third longer than predicted, and tensor parallel ones longer still."""
     lines = []
     for tp, micro in ((1, 1), (1, 2), (2, 1), (2, 4), (4, 2), (8, 1), (8, 4)):
@@ -96,15 +96,15 @@ def calibration_of(scene: Scene) -> Calibration:
             micro_batch_size=micro,
             global_batch_size=128,
         )
-        request = scene.request(plan)
+        request = scenario.request(plan)
         predicted = float(table_of([request], columns_for([request])).column("step_time_s")[0])
         lines.append(
             {
-                "model": scene.model.to_dict(),
+                "model": scenario.model.to_dict(),
                 "plan": plan.to_dict(),
-                "cluster": scene.cluster.to_dict(),
-                "workload": {"seq_len": scene.workload.seq_len},
-                "framework": scene.framework.name,
+                "cluster": scenario.cluster.to_dict(),
+                "workload": {"seq_len": scenario.workload.seq_len},
+                "framework": scenario.framework.name,
                 "measured": {"step_time_s": predicted * 1.3 * (1.2 if tp > 1 else 1)},
             }
         )
@@ -143,20 +143,24 @@ SCENES = {
 
 @pytest.mark.parametrize("name", SCENES)
 def test_the_grid_agrees_with_single_plans(name: str) -> None:
-    scene, fix = SCENES[name]
-    calibration = calibration_of(scene) if name == CALIBRATED else None
-    parameters, batch = parameters_of(scene, calibration), scene.workload.global_batch_size
+    scenario, fix = SCENES[name]
+    calibration = calibration_of(scenario) if name == CALIBRATED else None
+    parameters, batch = parameters_of(scenario, calibration), scenario.workload.global_batch_size
     assert (float(parameters["correction_runs"]) > 0) == (name == CALIBRATED)
-    chosen = axes(fix, scene.cluster, scene.cluster.entry)
-    space = enumerate_plans(scene.model, scene.cluster, scene.workload.seq_len, batch, chosen)
+    chosen = build_axes(fix, scenario.cluster, scenario.cluster.entry)
+    space = enumerate_plans(
+        scenario.model, scenario.cluster, scenario.workload.seq_len, batch, chosen
+    )
     parts = list(space.parts(4096))
     draw = random.Random(name)
     requests, told = [], {term: [] for term in TERMS}
     for part, table in searching._tables(
-        scene, chosen, draw.sample(parts, min(len(parts), 25)), parameters, batch
+        scenario, chosen, draw.sample(parts, min(len(parts), 25)), parameters, batch
     ):
         some = draw.sample(legal_cells(part), min(part.size, 40))
-        requests += [searching._request(scene, chosen, part.fields(index), batch) for index in some]
+        requests += [
+            searching._request(scenario, chosen, part.fields(index), batch) for index in some
+        ]
         for term in TERMS:
             told[term] += np.broadcast_to(table[term], part.shape).reshape(-1)[some].tolist()
     singles = table_of(requests, parameters)
@@ -170,26 +174,30 @@ def test_the_grid_agrees_with_single_plans(name: str) -> None:
             assert explain(alone, term, depth=0).value == pytest.approx(told[term][row], rel=1e-9)
 
 
-def every(scene: Scene, fix: dict[str, object]):
-    chosen = axes(fix, scene.cluster, scene.cluster.entry)
-    batch = scene.workload.global_batch_size
-    space = enumerate_plans(scene.model, scene.cluster, scene.workload.seq_len, batch, chosen)
+def every(scenario: Scenario, fix: dict[str, object]):
+    chosen = build_axes(fix, scenario.cluster, scenario.cluster.entry)
+    batch = scenario.workload.global_batch_size
+    space = enumerate_plans(
+        scenario.model, scenario.cluster, scenario.workload.seq_len, batch, chosen
+    )
     requests = [
-        searching._request(scene, chosen, block.fields(index), batch)
+        searching._request(scenario, chosen, block.fields(index), batch)
         for block in space.blocks
         for index in legal_cells(block)
     ]
-    return requests, table_of(requests, parameters_of(scene))
+    return requests, table_of(requests, parameters_of(scenario))
 
 
 @pytest.mark.parametrize("objective", ["time", "cost", "memory"])
 def test_ranking_and_front_are_those_of_all_plans(objective: str) -> None:
-    scene, fix = (
+    scenario, fix = (
         scene_of("llama3-8b", nodes=1, seq_len=8192, batch=16),
         {"offload": ["none", "optimizer"], "devices": [4, 8], "zero": 2, "cp": 1},
     )
-    found = search(scene, fix=fix, parameters=parameters_of(scene), objective=objective, top=15)
-    requests, table = every(scene, fix)
+    found = rank_plans(
+        scenario, fix=fix, parameters=parameters_of(scenario), objective=objective, top=15
+    )
+    requests, table = every(scenario, fix)
     fits = table.column("fits").astype(bool)
     assert (found.enumerated, found.legal, found.fit) == (
         len(requests),
@@ -223,22 +231,22 @@ def test_ranking_and_front_are_those_of_all_plans(objective: str) -> None:
     for request in found.requests:
         scene_devices = request.cluster.devices
         assert not plan_problems(
-            request.plan, model=scene.model, seq_len=8192, devices=scene_devices
+            request.plan, model=scenario.model, seq_len=8192, devices=scene_devices
         )
 
 
 def test_nothing_fits_and_the_smallest_plan_is_told() -> None:
-    scene = scene_of("gpt3-175b", "rtx4090-24g", nodes=1)
+    scenario = scene_of("gpt3-175b", "rtx4090-24g", nodes=1)
     fix = {"offload": "none", "recompute": "full"}
-    found = search(scene, fix=fix, parameters=parameters_of(scene))
-    requests, table = every(scene, fix)
+    found = rank_plans(scenario, fix=fix, parameters=parameters_of(scenario))
+    requests, table = every(scenario, fix)
     assert found.fit == 0 and found.plans == [] and found.enumerated == len(requests) > 1000
-    smallest = table_of([found.closest], parameters_of(scene)).column("total_bytes")[0]
+    smallest = table_of([found.closest], parameters_of(scenario)).column("total_bytes")[0]
     assert smallest == pytest.approx(table.column("total_bytes").min(), rel=1e-9)
 
 
 @pytest.mark.parametrize(
-    ("scene", "fix", "field"),
+    ("scenario", "fix", "field"),
     [
         (scene_of("llama3-8b"), {"tp": 3}, "fix.tp"),
         (scene_of("llama3-8b"), {"ep": 2}, "fix.ep"),
@@ -251,36 +259,36 @@ def test_nothing_fits_and_the_smallest_plan_is_told() -> None:
     ],
 )
 def test_nothing_legal_is_told_with_a_reason(
-    scene: Scene, fix: dict[str, object], field: str
+    scenario: Scenario, fix: dict[str, object], field: str
 ) -> None:
-    found = search(scene, fix=fix, parameters=parameters_of(scene))
+    found = rank_plans(scenario, fix=fix, parameters=parameters_of(scenario))
     assert found.enumerated == 0 and found.plans == []
     assert field in [each.field for each in found.problems]
     assert all(each.message and each.hint for each in found.problems)
 
 
 def test_a_suggested_degree_goes_into_the_devices_beside_the_others() -> None:
-    scene = scene_of("llama3-8b", nodes=1)
+    scenario = scene_of("llama3-8b", nodes=1)
     for fix, tries in (
         ({"pp": 64}, "pp 8"),
         ({"pp": 64, "tp": 2}, "pp 4"),
         ({"tp": 3, "pp": 8}, "tp 1"),
     ):
-        [first, *_] = search(scene, fix=fix, parameters=parameters_of(scene)).problems
+        [first, *_] = rank_plans(scenario, fix=fix, parameters=parameters_of(scenario)).problems
         assert first.hint == tries
         name, degree = tries.split()
         assert (
-            search(
-                scene, fix={**fix, name: int(degree)}, parameters=parameters_of(scene)
+            rank_plans(
+                scenario, fix={**fix, name: int(degree)}, parameters=parameters_of(scenario)
             ).enumerated
             > 0
         )
 
 
 def test_a_search_needs_a_batch_and_a_known_objective() -> None:
-    scene = scene_of("llama3-8b")
+    scenario = scene_of("llama3-8b")
     with pytest.raises(Refused, match="not an objective"):
-        search(scene, parameters=parameters_of(scene), objective="speed")
-    unbound = Scene(scene.model, scene.cluster, Workload(seq_len=128), scene.framework)
-    with pytest.raises(Refused, match="sequences of a step"):
-        search(unbound, parameters=parameters_of(scene))
+        rank_plans(scenario, parameters=parameters_of(scenario), objective="speed")
+    unbound = Scenario(scenario.model, scenario.cluster, Workload(seq_len=128), scenario.framework)
+    with pytest.raises(Refused, match="number of sequences per step"):
+        rank_plans(unbound, parameters=parameters_of(scenario))

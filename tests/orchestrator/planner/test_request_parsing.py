@@ -11,7 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from orchestrator.planner import api
-from orchestrator.planner.requests import Choices, folded, parse, read
+from orchestrator.planner.plan_request import ParseOptions
+from orchestrator.planner.request_parsing import nest_flat_fields, parse_json_line, parse_line
 from tests.workers.contracts.test_fuzz import anything
 from workers.contracts.catalog.devices import DEVICES
 from workers.contracts.catalog.presets import PRESETS
@@ -48,13 +49,13 @@ LLAMA_CONFIG = {
 
 
 def fields(line: Any, **more: Any) -> list[str]:
-    found = read(line, **more)
+    found = parse_line(line, **more)
     assert found.request is None and all(item.message for item in found.problems), found
     return [item.field for item in found.problems]
 
 
 def test_what_lines_carry_besides_is_ignored() -> None:
-    plain = read(LINE).request
+    plain = parse_line(LINE).request
     assert plain is not None and (plain.tokens, plain.id, plain.framework.name) == (
         1e12,
         "q1",
@@ -68,7 +69,7 @@ def test_what_lines_carry_besides_is_ignored() -> None:
         "plan": {**LINE["plan"], "_why": "tried"},
         "framework": {"name": "fsdp2", "compiler": "x", "grad_dtype": None},
     }
-    found = read(more)
+    found = parse_line(more)
     assert found.request == plain and found.measured["weather"] == "fine"
 
 
@@ -108,15 +109,15 @@ def test_what_is_wrong_is_named(change: dict[str, Any], field: str) -> None:
 
 
 def test_an_illegal_plan_is_told_from_an_unreadable_line() -> None:
-    assert read({**LINE, "plan": {"dp": 4}}).illegal
-    assert not read({**LINE, "plan": {"dp": 4}, "model": "x"}).illegal
+    assert parse_line({**LINE, "plan": {"dp": 4}}).illegal
+    assert not parse_line({**LINE, "plan": {"dp": 4}, "model": "x"}).illegal
     too_long = {**LINE, "model": "gpt2-124m"}
     assert fields(too_long) == ["workload.seq_len"]
 
 
 def test_a_model_may_be_a_config_or_its_file(tmp_path: Path) -> None:
     shape = PRESETS["llama3-8b"]
-    found = read({**LINE, "model": LLAMA_CONFIG}).request
+    found = parse_line({**LINE, "model": LLAMA_CONFIG}).request
     assert found is not None and (found.model.hidden, found.model.kv_heads, found.model.ffn) == (
         4096,
         8,
@@ -126,11 +127,11 @@ def test_a_model_may_be_a_config_or_its_file(tmp_path: Path) -> None:
     file.write_text(json.dumps(LLAMA_CONFIG))
     line = {**LINE, "model": str(file)}
     assert fields(line) == ["model"], "files are for those who sit at the machine"
-    by_file = read(line, Choices(files=True)).request
+    by_file = parse_line(line, ParseOptions(files=True)).request
     assert by_file is not None and by_file.model.layers == 32
-    assert fields({**LINE, "model": str(tmp_path / "none.json")}, choices=Choices(files=True)) == [
-        "model"
-    ]
+    assert fields(
+        {**LINE, "model": str(tmp_path / "none.json")}, options=ParseOptions(files=True)
+    ) == ["model"]
 
 
 def test_a_search_in_the_commands_words_is_one_in_a_lines() -> None:
@@ -142,13 +143,15 @@ def test_a_search_in_the_commands_words_is_one_in_a_lines() -> None:
         "global_batch": 16,
         "top": 3,
     }
-    assert folded(flat) == {
+    assert nest_flat_fields(flat) == {
         "model": "llama3-8b",
         "top": 3,
         "cluster": {"device": "h100-80g", "nodes": 2},
         "workload": {"seq_len": 4096, "global_batch_size": 16},
     }
-    assert folded({"seq_len": 8, "workload": {"seq_len": 4}, "nodes": 2, "cluster": 3}) == {
+    assert nest_flat_fields(
+        {"seq_len": 8, "workload": {"seq_len": 4}, "nodes": 2, "cluster": 3}
+    ) == {
         "workload": {"seq_len": 4},
         "cluster": 3,
     }
@@ -158,18 +161,22 @@ def test_devices_of_ones_own_are_named_or_written_out() -> None:
     own = DEVICES["h100-80g"].model_copy(update={"name": "lab-gpu", "memory_bytes": 40 * 2**30})
     line = {**LINE, "cluster": {"device": "lab-gpu", "devices_per_node": 8}}
     assert fields(line) == ["cluster.device"]
-    found = read(line, Choices({"lab-gpu": own})).request
+    found = parse_line(line, ParseOptions({"lab-gpu": own})).request
     assert found is not None and found.entry is own
-    written = read({**LINE, "cluster": {"device": own.to_dict(), "devices_per_node": 8}}).request
+    written = parse_line(
+        {**LINE, "cluster": {"device": own.to_dict(), "devices_per_node": 8}}
+    ).request
     assert written is not None and written.entry == own
     assert "lab-gpu" in str(
-        read({**LINE, "cluster": {"device": "lab-gpv"}}, Choices({"lab-gpu": own})).problems[0]
+        parse_line(
+            {**LINE, "cluster": {"device": "lab-gpv"}}, ParseOptions({"lab-gpu": own})
+        ).problems[0]
     )
 
 
 def test_lines_that_are_no_json_are_problems() -> None:
     for text in ("{", "nul", "[" * 100_000, "\ud800", '{"id": 1e999}x', "1" * 5000):
-        answer = api.estimate([parse(text)])[0]
+        answer = api.estimate([parse_json_line(text)])[0]
         assert answer["ok"] is False and answer["problems"][0]["message"], text[:20]
     deep: Any = {}
     for _ in range(3000):

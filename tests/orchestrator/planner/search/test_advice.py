@@ -9,7 +9,7 @@ import pytest
 from orchestrator.planner.model.frameworks import framework
 from orchestrator.planner.model.inputs import Request, table_of
 from orchestrator.planner.model.parameters import columns_for
-from orchestrator.planner.requests import Scene, Workload
+from orchestrator.planner.plan_request import Scenario, Workload
 from orchestrator.planner.search.advice import advise, advise_search
 from workers.contracts.catalog.presets import preset
 from workers.contracts.specs.cluster import ClusterSpec
@@ -75,14 +75,14 @@ def test_a_plan_that_fits_needs_no_advice() -> None:
 
 def test_a_search_that_nothing_fits_is_told_what_would() -> None:
     cluster = ClusterSpec(device="rtx4090-24g", nodes=1, devices_per_node=8)
-    scene = Scene(
+    scenario = Scenario(
         preset("llama3-70b"),
         cluster,
         Workload(seq_len=8192, global_batch_size=16),
         framework("orrery"),
     )
     fix = {"offload": "none"}
-    changes = advise_search(scene, fix)
+    changes = advise_search(scenario, fix)
     assert list(changes[0].changes) == ["offload"]
     nodes = next(each for each in changes if "nodes" in each.changes)
     assert nodes.changes["nodes"] > 1 and nodes.request.cluster.nodes == nodes.changes["nodes"]
@@ -91,6 +91,6 @@ def test_a_search_that_nothing_fits_is_told_what_would() -> None:
     for change in changes:
         assert predicted(change.request).column("fits")[0]
         assert ": then " in change.message and ", a step takes " in change.message
-        assert ("GiB of the host's memory a device" in change.message) == (
+        assert ("GiB of host memory per device" in change.message) == (
             change.plan.offload != "none"
         )

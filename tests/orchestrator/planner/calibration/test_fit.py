@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 from orchestrator.planner.calibration.fit import fit
-from orchestrator.planner.calibration.measurements import read_lines
-from orchestrator.planner.calibration.result import OF_DEVICE, Calibration
+from orchestrator.planner.calibration.measurements import read_measurements
+from orchestrator.planner.calibration.result import DEVICE_PARAMETERS, Calibration
 from orchestrator.planner.model.inputs import table_of
 from orchestrator.planner.model.parameters import PARAMETERS, columns_for, defaults
 from tests.orchestrator.planner.measured import errors, measured, requests, shuffled
@@ -139,7 +139,7 @@ def test_lines_that_cannot_be_used_are_told(runs):
         line(runs[4], {"step_time_s": float("nan")}),
         line(runs[5], {"out_of_memory": True}),
     ]
-    found = read_lines(lines)
+    found = read_measurements(lines)
     assert [each["line"] for each in found.left_out] == [2, 3, 4, 5, 6, 7, 8]
     assert all(each["message"] for each in found.left_out)
     calibration = fit(lines)
@@ -163,7 +163,7 @@ def test_it_survives_json(runs):
     [{}, [], None, {"version": 99, "groups": []}, {"version": 1, "groups": [{"rows": 1}]}],
 )
 def test_what_is_no_calibration_says_what_to_do(document):
-    with pytest.raises(ValueError, match="make it again"):
+    with pytest.raises(ValueError, match="fit it again"):
         Calibration.from_dict(document)
 
 
@@ -172,7 +172,7 @@ def test_what_belongs_to_the_device_counts_for_other_frameworks(runs):
     fitted, entry = calibration.groups[0].values, device("a100-80g")
     there = columns_for([request("llama3-8b", device="a100-80g", using="fsdp2")], calibration)
     for name in PARAMETERS:
-        expected = fitted[name] if name in OF_DEVICE else defaults("fsdp2", entry)[name]
+        expected = fitted[name] if name in DEVICE_PARAMETERS else defaults("fsdp2", entry)[name]
         assert there[name] == pytest.approx(expected), name
     elsewhere = columns_for(
         [request("llama3-8b", device="h100-80g", using="megatron")], calibration

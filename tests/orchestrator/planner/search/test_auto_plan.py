@@ -9,8 +9,8 @@ import pytest
 from orchestrator.planner.model.frameworks import framework
 from orchestrator.planner.model.inputs import table_of
 from orchestrator.planner.model.parameters import columns_for
-from orchestrator.planner.requests import Scene, Workload
-from orchestrator.planner.search.auto_plan import choose, resolve_auto
+from orchestrator.planner.plan_request import Scenario, Workload
+from orchestrator.planner.search.auto_plan import choose_plan, resolve_auto
 from workers.contracts.base import Refused
 from workers.contracts.catalog.presets import preset
 from workers.contracts.specs.cluster import ClusterSpec
@@ -33,9 +33,9 @@ DATA_PARALLEL = {
 
 def scene_of(
     model: str, device: str, nodes: int, per_node: int, seq_len: int, batch: int | None
-) -> Scene:
+) -> Scenario:
     cluster = ClusterSpec(device=device, nodes=nodes, devices_per_node=per_node)
-    return Scene(
+    return Scenario(
         preset(model),
         cluster,
         Workload(seq_len=seq_len, global_batch_size=batch),
@@ -44,8 +44,8 @@ def scene_of(
 
 
 def test_the_fastest_data_parallel_plan_is_chosen() -> None:
-    scene = scene_of("llama-15m", "h100-80g", 1, 4, 512, 64)
-    choice = resolve_auto(scene, allowed=DATA_PARALLEL)
+    scenario = scene_of("llama-15m", "h100-80g", 1, 4, 512, 64)
+    choice = resolve_auto(scenario, allowed=DATA_PARALLEL)
     plan = choice.plan
     assert choice.fits and plan is not None
     assert (plan.dp, plan.tp, plan.pp, plan.cp, plan.ep, plan.offload, plan.precision) == (
@@ -59,7 +59,7 @@ def test_the_fastest_data_parallel_plan_is_chosen() -> None:
     )
     assert choice.how.startswith("The fastest of") and choice.how.endswith(".")
     requests = [
-        scene.request(
+        scenario.request(
             ParallelPlan(
                 dp=4,
                 zero=zero,
@@ -76,7 +76,7 @@ def test_the_fastest_data_parallel_plan_is_chosen() -> None:
     table = table_of(requests, columns_for(requests))
     fastest = table.column("step_time_s")[table.column("fits").astype(bool)].min()
     assert choice.step_time_s == pytest.approx(fastest)
-    assert resolve_auto(scene, allowed=DATA_PARALLEL) == choice
+    assert resolve_auto(scenario, allowed=DATA_PARALLEL) == choice
 
 
 def test_a_model_that_is_too_large_for_copies_is_sharded() -> None:
@@ -86,19 +86,19 @@ def test_a_model_that_is_too_large_for_copies_is_sharded() -> None:
 
 
 def test_without_a_batch_one_is_chosen() -> None:
-    scene = scene_of("llama-tiny", "cpu", 1, 2, 64, None)
-    choice = resolve_auto(scene, allowed={**DATA_PARALLEL, "dp": 2})
+    scenario = scene_of("llama-tiny", "cpu", 1, 2, 64, None)
+    choice = resolve_auto(scenario, allowed={**DATA_PARALLEL, "dp": 2})
     assert choice.fits and choice.plan is not None
     assert choice.plan.dp == 2 and choice.plan.global_batch_size % 2 == 0
-    assert "sequences a step" in choice.how
+    assert "sequences per step" in choice.how
 
 
 def test_what_is_fixed_is_kept_and_what_the_engine_lacks_is_refused() -> None:
-    scene = scene_of("llama-15m", "h100-80g", 1, 4, 512, 64)
-    choice = resolve_auto(scene, fix={"zero": 2, "micro_batch_size": 4}, allowed=DATA_PARALLEL)
+    scenario = scene_of("llama-15m", "h100-80g", 1, 4, 512, 64)
+    choice = resolve_auto(scenario, fix={"zero": 2, "micro_batch_size": 4}, allowed=DATA_PARALLEL)
     assert choice.plan is not None and (choice.plan.zero, choice.plan.micro_batch_size) == (2, 4)
     with pytest.raises(Refused) as refused:
-        resolve_auto(scene, fix={"tp": 2}, allowed=DATA_PARALLEL)
+        resolve_auto(scenario, fix={"tp": 2}, allowed=DATA_PARALLEL)
     assert refused.value.field == "plan.tp"
 
 
@@ -107,18 +107,18 @@ def test_nothing_fits_and_nothing_legal() -> None:
         scene_of("llama3-70b", "rtx4090-24g", 1, 2, 4096, 2), allowed=DATA_PARALLEL
     )
     assert not choice.fits and choice.plan is not None and "None of" in choice.how
-    found = choose(scene_of("llama3-8b", "h100-80g", 1, 8, 8192, 3))
+    found = choose_plan(scene_of("llama3-8b", "h100-80g", 1, 8, 8192, 3))
     assert isinstance(found, ParallelPlan)
     assert not plan_problems(found, model=preset("llama3-8b"), seq_len=8192, devices=8)
-    odd = choose(scene_of("gpt2-124m", "h100-80g", 1, 7, 1023, 5))
+    odd = choose_plan(scene_of("gpt2-124m", "h100-80g", 1, 7, 1023, 5))
     assert isinstance(odd, ParallelPlan) or odd[0].message
 
 
 def test_the_fastest_that_runs_is_taken() -> None:
-    scene = scene_of("llama3-8b", "h100-80g", 1, 8, 4096, 64)
-    best = resolve_auto(scene).plan
+    scenario = scene_of("llama3-8b", "h100-80g", 1, 8, 4096, 64)
+    best = resolve_auto(scenario).plan
     assert best is not None
-    second = resolve_auto(scene, runs=lambda plan: plan != best)
+    second = resolve_auto(scenario, runs=lambda plan: plan != best)
     assert second.plan not in (None, best) and second.fits
-    none = resolve_auto(scene, runs=lambda plan: False)
-    assert none.plan is None and "engine runs" in none.problems[0].message
+    none = resolve_auto(scenario, runs=lambda plan: False)
+    assert none.plan is None and "engine supports none" in none.problems[0].message

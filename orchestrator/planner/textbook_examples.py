@@ -1,8 +1,6 @@
-"""Textbook examples, worked: each a question, a table of numbers, what the simple formula leaves
-out, and a link.
+"""Textbook examples: a question, a table of numbers, the formula's limits, and a link to a page.
 
-The numbers are computed when asked for; the parameters of each example can be changed on the page
-the link opens.
+The numbers are computed on request; the linked page lets users change the parameters.
 """
 
 from __future__ import annotations
@@ -18,36 +16,35 @@ _ZERO_PAPER = "Rajbhandari et al. 2019, arXiv 1910.02054, table 1"
 
 
 @dataclass(frozen=True)
-class Worked:
-    """`rows` are shown under `columns`; `leaves_out` says in sentences what the formula gets wrong."""
+class ExampleResult:
+    """A table, a conclusion, what the formula omits, and the source."""
 
     columns: list[str]
     rows: list[list[str | float]]
     message: str
-    leaves_out: str
+    limits: str
     source: str
 
 
 @dataclass(frozen=True)
 class Example:
-    """`page` is planner, scaling or serving, `query` its state; `work` makes the table."""
+    """`page` is planner, scaling or serving, `query` its state; `compute` makes the table."""
 
     id: str
     title: str
     question: str
-    work: Callable[[], Worked]
+    compute: Callable[[], ExampleResult]
     page: str = "scaling"
     query: dict[str, Any] = field(default_factory=dict)
 
 
 def zero_state_bytes(parameters: float, devices: int, stage: int) -> float:
-    """Model states per device under mixed-precision Adam: 16 Ψ; 4 Ψ + 12 Ψ/n; 2 Ψ + 14 Ψ/n; 16 Ψ/n
-    for ZeRO 0–3.
+    """Model state bytes per device under mixed-precision Adam.
 
-    2 bytes of weights, 2 of gradients and 12 of optimizer states a parameter (arXiv 1910.02054,
-    section 3.1).
+    16 Ψ; 4 Ψ + 12 Ψ/n; 2 Ψ + 14 Ψ/n; 16 Ψ/n for ZeRO 0–3: 2 bytes of weights, 2 of gradients and 12
+    of optimizer states per parameter (arXiv 1910.02054, section 3.1).
     """
-    weights, grads, states = (each * parameters for each in (2.0, 2.0, 12.0))
+    weights, grads, states = (size * parameters for size in (2.0, 2.0, 12.0))
     return (
         weights / (devices if stage >= 3 else 1)
         + grads / (devices if stage >= 2 else 1)
@@ -55,7 +52,7 @@ def zero_state_bytes(parameters: float, devices: int, stage: int) -> float:
     )
 
 
-def _zero_stages() -> Worked:
+def _zero_stages() -> ExampleResult:
     volumes = ("2 Ψ", "2 Ψ", "2 Ψ", "3 Ψ")
     sharded = ("nothing", "optimizer states", "and gradients", "and parameters")
     rows: list[list[str | float]] = [
@@ -67,25 +64,25 @@ def _zero_stages() -> Worked:
         ]
         for stage in range(4)
     ]
-    return Worked(
+    return ExampleResult(
         ["stage", "sharded", "GB per device", "communication"],
         rows,
-        "120 GB of states fit no device; sharded over 64 they shrink to 1.9 GB.",
-        "Activations, buffers and the layers ZeRO 3 gathers are not in it: open the example in "
-        "the planner for those.",
+        "120 GB of states do not fit on a device; sharded over 64 they take 1.9 GB.",
+        "It omits activations, buffers and the layers that ZeRO 3 gathers: open the example in the "
+        "planner for those.",
         _ZERO_PAPER,
     )
 
 
-def _hyperclova() -> Worked:
+def _hyperclova() -> ExampleResult:
     measured_days, rows = 13.4, []
     for label, utilization, recompute in (
-        ("at the peak, nothing recomputed", 1.0, False),
-        ("at half the peak, all recomputed", 0.5, True),
-        ("at 30 % of the peak, all recomputed", 0.3, True),
+        ("at peak, no recomputation", 1.0, False),
+        ("at 50 % of peak, full recomputation", 0.5, True),
+        ("at 30 % of peak, full recomputation", 0.3, True),
     ):
         peak = device("a100-80g").peak("bf16") * 1e12
-        found = scaling(
+        result = scaling(
             parameters=82e9,
             tokens=150e9,
             devices=1024,
@@ -93,21 +90,20 @@ def _hyperclova() -> Worked:
             recompute=recompute,
             usd_per_hour=device("a100-80g").usd_per_hour,
         )
-        rows.append([label, round(found["days"], 1), round(found["usd"])])
+        rows.append([label, round(result["days"], 1), round(result["usd"])])
     reached = 8 * 82e9 * 150e9 / (1024 * measured_days * 86400) / 1e12
-    return Worked(
+    return ExampleResult(
         ["assumed", "days", "USD"],
         [[*row] for row in rows],
-        f"The paper reports {measured_days} days, which is {reached:.0f} TFLOP/s a device if all "
-        "was recomputed.",
-        "The formula knows one rate for everything: no pipeline bubble, no exposed communication, "
-        "no restarts.",
+        f"The paper reports {measured_days} days, which is {reached:.0f} TFLOP/s per device with "
+        "full recomputation.",
+        "The formula has a single rate: no pipeline bubble, exposed communication or restarts.",
         "Kim et al. 2021, arXiv 2109.04650, section 3.2; Narayanan et al. 2021, arXiv 2104.04473, "
         "eq. 4",
     )
 
 
-# parameters, tokens seen, where the tokens are from
+# name, parameters, training tokens, source of the token count
 _CLASSICS: tuple[tuple[str, float, float, str], ...] = (
     (
         "GPT",
@@ -120,49 +116,46 @@ _CLASSICS: tuple[tuple[str, float, float, str], ...] = (
         "GPT-2",
         1.5e9,
         200e9,
-        "an assumption: 40 GB of text, about 10 B tokens, 20 epochs; never published",
+        "assumed, not published: 40 GB of text, about 10 B tokens, 20 epochs",
     ),
     ("GPT-3", 175e9, 300e9, "arXiv 2005.14165, table D.1"),
 )
 
 
-def _v100_days() -> Worked:
+def _v100_days() -> ExampleResult:
     rows: list[list[str | float]] = []
     for name, parameters, tokens, source in _CLASSICS:
-        found = scaling(parameters=parameters, tokens=tokens, devices=1, flops_per_device=28e12)
+        result = scaling(parameters=parameters, tokens=tokens, devices=1, flops_per_device=28e12)
         rows.append(
             [
                 name,
                 parameters,
                 tokens,
-                round(found["petaflop_days"], 2),
-                round(found["days"], 1),
+                round(result["petaflop_days"], 2),
+                round(result["days"], 1),
                 source,
             ]
         )
-    return Worked(
+    return ExampleResult(
         [
             "model",
             "parameters",
             "tokens",
             "PFLOP/s-days",
             "days of one V100 at 28 TFLOP/s",
-            "tokens from",
+            "source of tokens",
         ],
         rows,
-        "One V100 would learn GPT in a month and GPT-3 in three and a half centuries.",
-        "None of the larger ones fits the memory of one V100; 28 TFLOP/s is 22 % of its fp16 peak.",
+        "One V100 would train GPT in a month and GPT-3 in three and a half centuries.",
+        "The larger models do not fit on one V100; 28 TFLOP/s is 22 % of its fp16 peak.",
         "6 N D, Kaplan et al. 2020, arXiv 2001.08361; Brown et al. 2020, appendix D",
     )
 
 
-def _larger_batch() -> Worked:
-    """1.5 B parameters on 32 GB V100s: what a device can hold beside the states, and what that
-    changes.
-    """
+def _larger_batch() -> ExampleResult:
+    """1.5 B parameters on 32 GB V100s: the sequences that fit next to the states."""
     capacity, parameters, layers, hidden, seq_len = 32 * 2**30, 1.5e9, 48, 1600, 1024
-    # Korthikanti et al. 2022, table 2, the attention core recomputed: 34 bytes per token, layer and
-    # hidden
+    # Korthikanti et al. 2022, table 2, selective recomputation: 34 bytes per token, layer, hidden
     per_sequence = seq_len * hidden * layers * 34
     rows: list[list[str | float]] = []
     for stage in range(4):
@@ -171,19 +164,16 @@ def _larger_batch() -> Worked:
         rows.append([f"ZeRO {stage}", round(states / 1e9, 1), batch])
     without, sharded = float(rows[0][2]), float(rows[3][2])
     message = (
-        f"Sharding over 64 devices frees room for {int(sharded)} sequences a device instead of "
-        f"{int(without)}; "
-        f"the simple formula then promises {sharded / without:.1f} times the speed."
+        f"Sharding over 64 devices makes room for {int(sharded)} sequences per device instead of "
+        f"{int(without)}; the simple formula then predicts {sharded / without:.1f} times the speed."
     )
-    return Worked(
+    return ExampleResult(
         ["stage", "states, GB per device", "sequences that fit"],
         rows,
         message,
-        "Time per sequence does not fall with the batch once the matrix products are large: FLOPs "
-        "per token stay the "
-        "same. What a larger batch really saves is launches, small-matrix inefficiency and one "
-        "gradient exchange over "
-        "more tokens; the planner's step time at each micro-batch says how much.",
+        "Time per sequence does not fall with the batch once matrix products are large: FLOPs per "
+        "token stay the same. A larger batch saves launches, small-matrix inefficiency and gradient "
+        "exchanges per token; compare the planner's step times of each micro-batch.",
         f"{_ZERO_PAPER}; activations: Korthikanti et al. 2022, arXiv 2205.05198, table 2, "
         "selective recomputation",
     )
@@ -231,7 +221,7 @@ EXAMPLES: tuple[Example, ...] = (
     ),
     Example(
         "larger-batch",
-        "Time saved when ZeRO allows a larger batch",
+        "Time saved by the larger batch that ZeRO allows",
         "ZeRO frees memory: does the larger batch make training faster?",
         _larger_batch,
         "planner",
@@ -246,8 +236,3 @@ EXAMPLES: tuple[Example, ...] = (
         },
     ),
 )
-
-
-def example(name: str) -> Example:
-    """By id; raises KeyError."""
-    return next(each for each in EXAMPLES if each.id == name)

@@ -9,8 +9,10 @@ from typing import Any
 import pytest
 
 from orchestrator.planner import api
-from orchestrator.planner.requests import BadRequest, parse
-from tests.orchestrator.planner.test_requests import LINE
+from orchestrator.planner.explain import ExplainOptions, parse_explain_options
+from orchestrator.planner.plan_request import BadRequest
+from orchestrator.planner.request_parsing import parse_json_line
+from tests.orchestrator.planner.test_request_parsing import LINE
 
 MEMORY = [
     "params_bytes",
@@ -112,7 +114,7 @@ def test_what_does_not_fit_is_told_all_the_same() -> None:
 def test_lines_are_answered_in_order_each_as_if_alone() -> None:
     lines = [
         PIPELINE,
-        parse("{"),
+        parse_json_line("{"),
         LINE,
         {**LINE, "id": None, "plan": {"dp": 3}},
         {**PIPELINE, "id": "b"},
@@ -132,7 +134,7 @@ def test_lines_are_answered_in_order_each_as_if_alone() -> None:
 def test_some_numbers_are_explained_beside_the_answer_and_not_deeper_than_asked() -> None:
     [plain] = api.estimate([PIPELINE])
     [answer] = api.estimate(
-        [PIPELINE], explain=api.trees(["mfu", "send_bytes", "step_time_low_s"], 1)
+        [PIPELINE], explain=parse_explain_options(["mfu", "send_bytes", "step_time_low_s"], 1)
     )
     found = answer.pop("explained")
     assert answer == plain and list(found) == ["mfu", "send_bytes", "step_time_low_s"]
@@ -140,9 +142,9 @@ def test_some_numbers_are_explained_beside_the_answer_and_not_deeper_than_asked(
     assert found["mfu"]["inputs"] and not any(each["inputs"] for each in found["mfu"]["inputs"])
     assert len(json.dumps(found)) < 20_000
     assert (
-        api.trees(False) is None
-        and api.trees(None) is None
-        and api.trees("mfu") == api.Trees(("mfu",))
+        parse_explain_options(False) is None
+        and parse_explain_options(None) is None
+        and parse_explain_options("mfu") == ExplainOptions(("mfu",))
     )
     for explain, depth in (
         ("beauty", None),
@@ -153,7 +155,7 @@ def test_some_numbers_are_explained_beside_the_answer_and_not_deeper_than_asked(
         (True, "1"),
     ):
         with pytest.raises(BadRequest) as caught:
-            api.trees(explain, depth)
+            parse_explain_options(explain, depth)
         assert caught.value.problems[0].field.startswith("explain")
 
 
@@ -196,7 +198,7 @@ def test_what_a_host_cannot_hold_does_not_fit() -> None:
     assert unknown["host"]["host_bytes"] == pytest.approx(8.03e9 * 12 / 8, rel=1e-3)
     assert [each["fits"] for each in (unknown, small, large)] == [True, False, True]
     assert (
-        "nobody told" in unknown["notes"][0]
+        "size is unknown" in unknown["notes"][0]
         and "has 40 GiB" in small["notes"][0]
         and not large["notes"]
     )
@@ -215,7 +217,7 @@ def test_what_a_host_cannot_hold_does_not_fit() -> None:
 
 
 def test_trees_say_the_same_as_numbers_and_end_at_what_is_given() -> None:
-    [plain], [tree] = api.estimate([PIPELINE]), api.estimate([PIPELINE], explain=api.Trees())
+    [plain], [tree] = api.estimate([PIPELINE]), api.estimate([PIPELINE], explain=ExplainOptions())
     pairs = [
         (plain[name], tree[name])
         for name in ("step_time_s", "step_time_low_s", "mfu", "bubble_fraction")
@@ -272,7 +274,7 @@ def test_a_search_ranks_what_fits() -> None:
     assert cheap["plans"][0]["memory"]["total_bytes"] <= min(
         each["memory"]["total_bytes"] for each in plans
     )
-    explained = api.search({**SEARCH, "top": 1}, explain=api.Trees())
+    explained = api.search({**SEARCH, "top": 1}, explain=ExplainOptions())
     assert len(explained["plans"]) == 1 and explained["plans"][0]["mfu"]["name"] == "mfu"
 
 

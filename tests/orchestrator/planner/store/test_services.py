@@ -11,7 +11,7 @@ from orchestrator.common.errors import Refusal
 from orchestrator.planner import user_api
 from orchestrator.planner.models import Calibration
 from orchestrator.planner.store import selectors, services
-from tests.orchestrator.planner.test_requests import H100, LINE
+from tests.orchestrator.planner.test_request_parsing import H100, LINE
 
 MEASURED = [
     {
